@@ -1,0 +1,22 @@
+# What we build on: LibTorch from the wheel, Boost.JSON, and MPI if it is there.
+# Output: SMP_HAVE_MPI, by which runtime/CMakeLists.txt chooses the transport's source file.
+find_package(TorchWheel 2.11 REQUIRED)
+find_package(Boost 1.81 REQUIRED COMPONENTS json)
+
+set(SMP_HAVE_MPI FALSE)
+if(SMP_WITH_MPI STREQUAL "ON")
+  find_package(MPI REQUIRED COMPONENTS CXX)
+elseif(SMP_WITH_MPI STREQUAL "AUTO")
+  find_package(MPI QUIET COMPONENTS CXX)
+elseif(NOT SMP_WITH_MPI STREQUAL "OFF")
+  message(FATAL_ERROR "SMP_WITH_MPI: expected AUTO, ON or OFF, got ${SMP_WITH_MPI}")
+endif()
+if(MPI_CXX_FOUND AND NOT SMP_WITH_MPI STREQUAL "OFF")
+  set(SMP_HAVE_MPI TRUE)
+  message(STATUS "smp: MPI ${MPI_CXX_VERSION}, started by ${MPIEXEC_EXECUTABLE}")
+elseif(SMP_CI)
+  message(FATAL_ERROR "SMP_CI: expected MPI, found none. Install libopenmpi-dev and openmpi-bin, or drop -DSMP_CI=ON.")
+else()
+  message(STATUS "smp: no MPI; loopback and the single process only")
+endif()
+message(STATUS "smp: torch ${TorchWheel_VERSION} in ${TorchWheel_DIR}")

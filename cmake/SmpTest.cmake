@@ -1,0 +1,43 @@
+# smp_add_test: one GoogleTest program in bin/, one CTest entry per program and number of ranks.
+find_package(GTest REQUIRED)
+
+set(SMP_MPI_TEST_FLAGS --oversubscribe --bind-to none --mca pml ob1 --mca btl self,vader,tcp
+    --mca btl_vader_single_copy_mechanism none --mca btl_vader_eager_limit 16384)
+set(SMP_MPI_TEST_ENVIRONMENT OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
+
+# smp_add_test(name SOURCES a_test.cpp ... [LIBS target ...] [LABELS unit|mpi|slow ...] [RANKS n ...] [TIMEOUT s])
+#   LABELS   default: unit, or mpi when RANKS is given. A test with label mpi exists only where MPI was found.
+#   RANKS    runs the program once per number, as <name>_np<n>, under mpirun on n processes of this machine.
+#   TIMEOUT  seconds until CTest kills the test; default 300.
+# GoogleTest's main is linked unless a source brings its own.
+function(smp_add_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LIBS;LABELS;RANKS")
+  if(NOT arg_SOURCES OR arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "smp_add_test(${name}): expected SOURCES and known keywords, got '${ARGN}'")
+  endif()
+  if(NOT arg_LABELS)
+    set(arg_LABELS unit)
+    if(arg_RANKS)
+      set(arg_LABELS mpi)
+    endif()
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  if("mpi" IN_LIST arg_LABELS AND NOT SMP_HAVE_MPI)
+    return()
+  endif()
+
+  smp_add_program(${name} SOURCES ${arg_SOURCES} LIBS ${arg_LIBS} GTest::gtest GTest::gtest_main)
+  if(NOT arg_RANKS)
+    add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
+    set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
+      ENVIRONMENT OMP_NUM_THREADS=1)
+  endif()
+  foreach(ranks IN LISTS arg_RANKS)
+    add_test(NAME ${name}_np${ranks}
+      COMMAND "${MPIEXEC_EXECUTABLE}" -np ${ranks} ${SMP_MPI_TEST_FLAGS} $<TARGET_FILE:${name}> --gtest_brief=1)
+    set_tests_properties(${name}_np${ranks} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
+      PROCESSORS ${ranks} ENVIRONMENT "${SMP_MPI_TEST_ENVIRONMENT}")
+  endforeach()
+endfunction()
