@@ -4,39 +4,49 @@
 # loads all of CUDA (340 MB per process instead of 110). Hence our own targets: torch_wheel::cpu links
 # libtorch_cpu and libc10 and nothing else.
 #
-# Input:  SMP_PYTHON, the interpreter whose torch is used (default: .venv in the source tree, then python3).
-# Output: torch_wheel::cpu, TorchWheel_VERSION, TorchWheel_DIR.
+# Input:  SMP_PYTHON        interpreter whose torch is used; the user's choice, kept in the cache.
+#         SMP_PYTHON_HINTS  tried, if they exist, before the python3 in PATH (our .venv; in an installed
+#                           smp, the interpreter that it was built with).
+# Output: torch_wheel::cpu, torch_wheel::c10, TorchWheel_VERSION, TorchWheel_DIR.
 if(NOT SMP_PYTHON)
-  if(EXISTS "${CMAKE_CURRENT_LIST_DIR}/../.venv/bin/python")
-    get_filename_component(_smp_python "${CMAKE_CURRENT_LIST_DIR}/../.venv/bin/python" ABSOLUTE)
-  else()
-    find_program(_smp_python NAMES python3 python)
-  endif()
-  set(SMP_PYTHON "${_smp_python}" CACHE FILEPATH "Python interpreter whose torch wheel is used" FORCE)
+  foreach(_smp_hint IN LISTS SMP_PYTHON_HINTS)
+    if(EXISTS "${_smp_hint}" AND NOT SMP_PYTHON)
+      set(SMP_PYTHON "${_smp_hint}" CACHE FILEPATH "Python interpreter whose torch wheel is used" FORCE)
+    endif()
+  endforeach()
+  find_program(SMP_PYTHON NAMES python3 python DOC "Python interpreter whose torch wheel is used")
 endif()
 
 execute_process(
   COMMAND "${SMP_PYTHON}" -c
-          "import importlib.util as u, importlib.metadata as m; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '', m.version('torch') if s else '', sep=';')"
+          "import importlib.util as u, importlib.metadata as m; s = u.find_spec('torch'); print(s.submodule_search_locations[0], m.version('torch'), sep=';')"
+  WORKING_DIRECTORY "${CMAKE_CURRENT_LIST_DIR}"  # never a folder that has a torch/ in it
   OUTPUT_VARIABLE _torch_wheel
   OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 list(LENGTH _torch_wheel _torch_wheel_length)
+set(TorchWheel_LIBRARY "TorchWheel_LIBRARY-NOTFOUND")
 if(_torch_wheel_length EQUAL 2)
   list(GET _torch_wheel 0 TorchWheel_DIR)
   list(GET _torch_wheel 1 TorchWheel_VERSION)
+  string(REGEX REPLACE "\\+.*" "" TorchWheel_VERSION "${TorchWheel_VERSION}")  # 2.11.0+cpu -> 2.11.0
+  if(EXISTS "${TorchWheel_DIR}/lib/libtorch_cpu.so" AND EXISTS "${TorchWheel_DIR}/include/ATen/core/Tensor.h")
+    set(TorchWheel_LIBRARY "${TorchWheel_DIR}/lib/libtorch_cpu.so")
+  endif()
 endif()
 
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(TorchWheel REQUIRED_VARS TorchWheel_DIR VERSION_VAR TorchWheel_VERSION
-  REASON_FAILURE_MESSAGE "no torch in ${SMP_PYTHON}: pass -DSMP_PYTHON=/path/to/python with torch installed, or run 'make build'")
+find_package_handle_standard_args(TorchWheel REQUIRED_VARS TorchWheel_LIBRARY VERSION_VAR TorchWheel_VERSION
+  HANDLE_VERSION_RANGE
+  REASON_FAILURE_MESSAGE "expected a torch with libraries and headers in '${SMP_PYTHON}': run `make build`, or pass -DSMP_PYTHON=/path/to/python of an environment that has it")
 
 if(TorchWheel_FOUND AND NOT TARGET torch_wheel::cpu)
   add_library(torch_wheel::c10 SHARED IMPORTED)
   set_target_properties(torch_wheel::c10 PROPERTIES
     IMPORTED_LOCATION "${TorchWheel_DIR}/lib/libc10.so"
+    INTERFACE_COMPILE_FEATURES cxx_std_17
     INTERFACE_INCLUDE_DIRECTORIES "${TorchWheel_DIR}/include;${TorchWheel_DIR}/include/torch/csrc/api/include")
   add_library(torch_wheel::cpu SHARED IMPORTED)
   set_target_properties(torch_wheel::cpu PROPERTIES
-    IMPORTED_LOCATION "${TorchWheel_DIR}/lib/libtorch_cpu.so"
+    IMPORTED_LOCATION "${TorchWheel_LIBRARY}"
     INTERFACE_LINK_LIBRARIES torch_wheel::c10)
 endif()

@@ -1,5 +1,6 @@
 # What we build on: LibTorch from the wheel, Boost.JSON, and MPI if it is there.
 # Output: SMP_HAVE_MPI, by which runtime/CMakeLists.txt chooses the transport's source file.
+list(APPEND SMP_PYTHON_HINTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
 find_package(TorchWheel 2.11 REQUIRED)
 find_package(Boost 1.81 REQUIRED COMPONENTS json)
 
@@ -19,4 +20,12 @@ elseif(SMP_CI)
 else()
   message(STATUS "smp: no MPI; loopback and the single process only")
 endif()
-message(STATUS "smp: torch ${TorchWheel_VERSION} in ${TorchWheel_DIR}")
+set(torch_taken "smp: torch ${TorchWheel_VERSION} in ${TorchWheel_DIR}")
+message(STATUS "${torch_taken}")
+file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/torch_taken.txt" CONTENT "@torch_taken@\n" @ONLY)
+set(transports loopback)
+if(SMP_HAVE_MPI)
+  list(APPEND transports MPI)
+endif()
+list(JOIN transports "\n" transports)
+file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/transports.txt" CONTENT "@transports@\n" @ONLY)

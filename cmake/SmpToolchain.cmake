@@ -1,16 +1,20 @@
 # ccache and mold when this machine has them; only for our own builds, never imposed on a parent project.
+# Output: SMP_CCACHE_FLAGS for our compilations, SMP_CCACHE_ENVIRONMENT for the consumers' in the tests.
 if(NOT PROJECT_IS_TOP_LEVEL)
   return()
 endif()
 
 set(SMP_CCACHE_FLAGS "")
+set(SMP_CCACHE_ENVIRONMENT "")
 find_program(SMP_CCACHE ccache)
 if(SMP_CCACHE AND (NOT CMAKE_CXX_COMPILER_LAUNCHER OR CMAKE_CXX_COMPILER_LAUNCHER STREQUAL "ccache"))
   # Without this sloppiness ccache refuses every file that uses a precompiled header; the base
   # directory lets two build folders, and two clones, share their objects.
-  set(CMAKE_CXX_COMPILER_LAUNCHER
-      "${CMAKE_COMMAND};-E;env;CCACHE_BASEDIR=${PROJECT_SOURCE_DIR};CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime;${SMP_CCACHE}")
-  set(SMP_CCACHE_FLAGS "-fpch-preprocess")
+  set(ccache_settings "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}"
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime)
+  set(SMP_CCACHE_ENVIRONMENT ${ccache_settings} "CMAKE_CXX_COMPILER_LAUNCHER=${SMP_CCACHE}")
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env ${ccache_settings} "${SMP_CCACHE}")
+  set(SMP_CCACHE_FLAGS -fpch-preprocess)
 endif()
 
 find_program(SMP_MOLD mold)

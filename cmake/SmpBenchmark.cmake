@@ -1,0 +1,29 @@
+# smp_add_benchmark: a program of measurements, and the list by which `make bench [ONLY=name]` runs them.
+set_property(GLOBAL PROPERTY SMP_BENCHMARKS "")
+
+# smp_add_benchmark(program SOURCES a.cpp ... MEASURES name ... [LIBS target ...] [RANKS n])
+# `program name` prints "name value unit" for each of MEASURES. With RANKS it runs on n processes, and
+# exists only where MPI was found.
+function(smp_add_benchmark program)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "RANKS" "SOURCES;LIBS;MEASURES")
+  if(NOT arg_SOURCES OR NOT arg_MEASURES OR arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "smp_add_benchmark(${program}): expected SOURCES, MEASURES and known keywords, got '${ARGN}'")
+  endif()
+  if(arg_RANKS AND NOT SMP_HAVE_MPI)
+    return()
+  endif()
+  smp_add_program(${program} SOURCES ${arg_SOURCES} LIBS ${arg_LIBS})
+  foreach(measure IN LISTS arg_MEASURES)
+    set(command "$<TARGET_FILE:${program}> ${measure}")
+    if(arg_RANKS)
+      set(command "$<TARGET_FILE:smp_program> run -np ${arg_RANKS} ${command}")
+    endif()
+    set_property(GLOBAL APPEND_STRING PROPERTY SMP_BENCHMARKS "${measure} ${command}\n")
+  endforeach()
+endfunction()
+
+# Writes build/<preset>/benchmarks.txt; called once, after the last benchmark.
+function(smp_write_benchmark_list)
+  get_property(benchmarks GLOBAL PROPERTY SMP_BENCHMARKS)
+  file(GENERATE OUTPUT "${PROJECT_BINARY_DIR}/benchmarks.txt" CONTENT "${benchmarks}")
+endfunction()

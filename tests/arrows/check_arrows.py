@@ -1,0 +1,135 @@
+"""Checks the arrows between the floors, and other rules of the house that grep can see.
+
+Prints `file:line: floor may not include X` (or the rule that is broken) for each violation, and exits
+with 1 if there is one. It reads text only: what the compiler sees through macros, it does not see.
+"""
+
+import pathlib
+import re
+import sys
+
+# Which folders of ours each floor may include; a longer prefix wins over a shorter one. Floor 2 sees
+# the types of floor 1, never its algorithms: it gets tables, callbacks and programs from above.
+BELOW_CONDUCTOR = ("partitioner/", "runtime/", "smp/")
+MAY_INCLUDE = {
+    "partitioner": ("partitioner/",),
+    "runtime": (
+        "runtime/",
+        "partitioner/graph/graph.h",
+        "partitioner/plan/plan.h",
+        "partitioner/schedule/action.h",
+        "partitioner/schedule/schedule.h",
+    ),
+    "public header": ("smp/",),
+    "smp": BELOW_CONDUCTOR,
+    "tools": BELOW_CONDUCTOR + ("tools/",),
+    "python_bindings": ("smp/", "python_bindings/"),
+    "examples": ("smp/", "examples/"),
+    "benchmarks": BELOW_CONDUCTOR + ("tools/", "tests/support/", "benchmarks/"),
+    "tests": BELOW_CONDUCTOR + ("tools/", "tests/", "examples/"),
+}
+ONLY_PUBLIC_SMP = ("public header", "python_bindings", "examples")
+LIBRARY = ("partitioner", "runtime", "public header", "smp")
+PARTITIONER_THIRD_PARTY = ("c10/core/ScalarType.h", "c10/util/Exception.h")
+ONE_FILE_EACH = {"<mpi.h>": r"^mpi\.h$", "<nccl.h>": r"^nccl\.h$", "CUDA": r"^(cuda|c10/cuda|ATen/cuda)\b"}
+READS_ENVIRONMENT = re.compile(r"\b(?:secure_)?getenv\s*\(|\benviron\b")
+ENVIRONMENT_FILES = re.compile(r"^(smp/config|smp/detail/config|runtime/launch)")
+MAY_READ_ENVIRONMENT = ("tests", "benchmarks")
+MAX_LINES = 400
+CODE = (".h", ".cpp")
+COUNTED = CODE + (".py", ".cmake", ".txt")
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
+COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+
+
+def floor_of(path):
+    """The floor that owns `path`; public headers are smp/**.h outside smp/detail."""
+    top = path.split("/")[0]
+    if top == "smp" and path.endswith(".h") and not path.startswith("smp/detail/"):
+        return "public header"
+    return top
+
+
+def may_include_ours(floor, included):
+    if not included.startswith(MAY_INCLUDE[floor]):
+        return False
+    return not (floor in ONLY_PUBLIC_SMP and included.startswith("smp/detail/"))
+
+
+def may_include_foreign(floor, path, included):
+    if included == "torch/torch.h":
+        return floor not in LIBRARY
+    if floor != "partitioner" or "/" not in included and not included.endswith(".h"):
+        return True  # every standard header is a bare word
+    if included.startswith("boost/json"):
+        return pathlib.PurePath(path).stem.endswith("_io")
+    return included in PARTITIONER_THIRD_PARTY
+
+
+def blank(match):
+    """Comments and strings become blanks of as many lines; include paths are read before."""
+    return re.sub(r"[^\n]", " ", match.group())
+
+
+class Checker:
+    def __init__(self, root):
+        self.root = pathlib.Path(root)
+        self.violations = []
+        self.includers = {what: [] for what in ONE_FILE_EACH}
+
+    def report(self, path, line, text):
+        self.violations.append(f"{path}:{line}: {text}")
+
+    def check_include(self, path, line, quote, included):
+        floor = floor_of(path)
+        ours = quote == '"' or included.split("/")[0] in MAY_INCLUDE
+        allowed = (may_include_ours(floor, included) if ours
+                   else may_include_foreign(floor, path, included))
+        if not allowed:
+            self.report(path, line, f"{floor} may not include {included}")
+        for what, pattern in ONE_FILE_EACH.items():
+            if re.match(pattern, included):
+                self.includers[what].append((path, line))
+
+    def check_code(self, path, text):
+        for number, line in enumerate(text.splitlines(), 1):
+            if include := INCLUDE.match(line):
+                self.check_include(path, number, *include.groups())
+        if floor_of(path) in MAY_READ_ENVIRONMENT or ENVIRONMENT_FILES.match(path):
+            return
+        for number, line in enumerate(COMMENT_OR_STRING.sub(blank, text).splitlines(), 1):
+            if READS_ENVIRONMENT.search(line):
+                self.report(path, number, "only smp/config* and runtime/launch may read the environment")
+
+    def check_file(self, path, text):
+        num_lines = len(text.splitlines())
+        if num_lines > MAX_LINES:
+            self.report(path, MAX_LINES + 1, f"a file may not exceed {MAX_LINES} lines, this has {num_lines}")
+        if path.endswith(CODE):
+            self.check_code(path, text)
+
+    def run(self):
+        num_files = 0
+        for top in [*MAY_INCLUDE, "cmake"]:
+            for file in sorted((self.root / top).rglob("*")):
+                if file.suffix in COUNTED and file.is_file():
+                    num_files += 1
+                    self.check_file(file.relative_to(self.root).as_posix(), file.read_text())
+        for what, places in self.includers.items():
+            for path, line in places if len({path for path, _ in places}) > 1 else []:
+                self.report(path, line, f"{what} may be included in one file only")
+        return num_files
+
+
+def main():
+    checker = Checker(sys.argv[1])
+    num_files = checker.run()
+    print(*checker.violations, sep="\n")
+    print(f"{len(checker.violations)} violations in {num_files} files")
+    if num_files == 0:
+        sys.exit(f"expected a tree with {', '.join(MAY_INCLUDE)}; found no file under {sys.argv[1]}")
+    sys.exit(1 if checker.violations else 0)
+
+
+if __name__ == "__main__":
+    main()

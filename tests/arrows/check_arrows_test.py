@@ -1,0 +1,92 @@
+"""Plants one violation of each rule in a small tree and sees check_arrows find exactly that one."""
+
+import pathlib
+import tempfile
+import unittest
+
+from check_arrows import MAX_LINES, Checker
+
+# A tree that keeps every rule, with the cases that come closest to breaking one.
+CLEAN = {
+    "partitioner/graph/graph.h": "#include <c10/core/ScalarType.h>\n#include <vector>\n",
+    "partitioner/graph/graph_io.cpp": "#include <boost/json.hpp>\n",
+    "partitioner/plan/partition.h": '#include "partitioner/plan/plan.h"\n',
+    "runtime/stage/stage.h": '#include <ATen/core/Tensor.h>\n#include "partitioner/plan/plan.h"\n',
+    "runtime/transport/mpi.cpp": "#include <mpi.h>\n",
+    "runtime/launch/launch.cpp": 'auto rank = std::getenv("RANK");\n',
+    "smp/config.cpp": 'auto text = std::getenv("SMP_CONFIG");\n',
+    "smp/step.h": '#include <ATen/core/Tensor.h>\n#include "smp/config.h"\n// getenv("X") is text here\n',
+    "smp/detail/conductor.h": '#include "partitioner/plan/partition.h"\n#include "runtime/stage/stage.h"\n',
+    "smp/step.cpp": '#include "smp/detail/conductor.h"\n',
+    "examples/lm.cpp": '#include <torch/torch.h>\n#include "smp/smp.h"\n',
+    "tests/unit/x_test.cpp": '#include "runtime/stage/stage.h"\nauto x = getenv("X");\n',
+    "tools/long.cpp": "\n" * MAX_LINES,
+}
+
+# (file, text to append, line that must be reported)
+PLANTED = [
+    ("partitioner/plan/partition.h", '#include "runtime/stage/stage.h"\n',
+     "partitioner/plan/partition.h:2: partitioner may not include runtime/stage/stage.h"),
+    ("partitioner/plan/partition.h", '#include "smp/config.h"\n',
+     "partitioner/plan/partition.h:2: partitioner may not include smp/config.h"),
+    ("partitioner/plan/partition.h", "#include <ATen/core/Tensor.h>\n",
+     "partitioner/plan/partition.h:2: partitioner may not include ATen/core/Tensor.h"),
+    ("partitioner/plan/partition.h", "#include <boost/json.hpp>\n",
+     "partitioner/plan/partition.h:2: partitioner may not include boost/json.hpp"),
+    ("partitioner/plan/partition.h", "#include <unistd.h>\n",
+     "partitioner/plan/partition.h:2: partitioner may not include unistd.h"),
+    ("partitioner/plan/partition.h", '#include "plan.h"\n',
+     "partitioner/plan/partition.h:2: partitioner may not include plan.h"),
+    ("runtime/stage/stage.h", '#include "partitioner/plan/partition.h"\n',
+     "runtime/stage/stage.h:3: runtime may not include partitioner/plan/partition.h"),
+    ("runtime/stage/stage.h", '#include "smp/config.h"\n',
+     "runtime/stage/stage.h:3: runtime may not include smp/config.h"),
+    ("runtime/stage/stage.h", "#include <torch/torch.h>\n",
+     "runtime/stage/stage.h:3: runtime may not include torch/torch.h"),
+    ("smp/step.h", '#include "smp/detail/conductor.h"\n',
+     "smp/step.h:4: public header may not include smp/detail/conductor.h"),
+    ("smp/step.h", '#include "runtime/stage/stage.h"\n',
+     "smp/step.h:4: public header may not include runtime/stage/stage.h"),
+    ("smp/step.h", "#include <partitioner/plan/plan.h>\n",
+     "smp/step.h:4: public header may not include partitioner/plan/plan.h"),
+    ("smp/step.cpp", '#include "tests/support/oracle.h"\n',
+     "smp/step.cpp:2: smp may not include tests/support/oracle.h"),
+    ("smp/step.cpp", "#include <torch/torch.h>\n", "smp/step.cpp:2: smp may not include torch/torch.h"),
+    ("examples/lm.cpp", '#include "smp/detail/conductor.h"\n',
+     "examples/lm.cpp:3: examples may not include smp/detail/conductor.h"),
+    ("examples/lm.cpp", '#include "runtime/stage/stage.h"\n',
+     "examples/lm.cpp:3: examples may not include runtime/stage/stage.h"),
+    ("tests/unit/x_test.cpp", "#include <mpi.h>\n",
+     "tests/unit/x_test.cpp:3: <mpi.h> may be included in one file only"),
+    ("smp/step.cpp", '/* two\nlines */ auto x = std::getenv("X");\n',
+     "smp/step.cpp:3: only smp/config* and runtime/launch may read the environment"),
+    ("tools/long.cpp", "\n",
+     f"tools/long.cpp:{MAX_LINES + 1}: a file may not exceed {MAX_LINES} lines, this has {MAX_LINES + 1}"),
+]
+
+
+class CheckArrows(unittest.TestCase):
+    def violations_in(self, files):
+        with tempfile.TemporaryDirectory() as root:
+            for name, text in files.items():
+                path = pathlib.Path(root, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            checker = Checker(root)
+            checker.run()
+            return checker.violations
+
+    def test_clean_tree_has_no_violation(self):
+        self.assertEqual(self.violations_in(CLEAN), [])
+
+    def test_each_planted_violation_is_found(self):
+        for file, text, expected in PLANTED:
+            with self.subTest(expected):
+                found = self.violations_in({**CLEAN, file: CLEAN[file] + text})
+                self.assertIn(expected, found)
+                if "one file only" not in expected:  # that rule reports every includer
+                    self.assertEqual(found, [expected])
+
+
+if __name__ == "__main__":
+    unittest.main()

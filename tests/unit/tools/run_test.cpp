@@ -1,0 +1,81 @@
+// The mpirun line that `smp run` builds, and what a shell makes of the line that it prints.
+#include "tools/run.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace smp::tools {
+namespace {
+
+constexpr Machine kTwoCores = {.is_root = false, .num_cores = 2};
+
+bool has(const Launch& launch, const std::vector<std::string>& words) {
+  return std::search(launch.arguments.begin(), launch.arguments.end(), words.begin(),
+                     words.end()) != launch.arguments.end();
+}
+
+std::string output_of(const std::string& shell_line) {
+  FILE* pipe = popen(shell_line.c_str(), "r");
+  std::array<char, 256> buffer;
+  std::string output;
+  while (size_t num_bytes = fread(buffer.data(), 1, buffer.size(), pipe)) {
+    output.append(buffer.data(), num_bytes);
+  }
+  pclose(pipe);
+  return output;
+}
+
+TEST(PlanLaunch, IsTheWholeLine) {
+  const auto launch =
+      plan_launch({.num_processes = 2, .program = {"./train", "--lr", "0.1"}}, kTwoCores);
+  EXPECT_EQ(launch.shell_line(),
+            "OMP_NUM_THREADS=${OMP_NUM_THREADS-1} mpirun -np 2 --bind-to none --mca pml ob1 "
+            "--mca btl self,vader,tcp --mca btl_vader_eager_limit 16384 "
+            "--mca btl_vader_single_copy_mechanism none ./train --lr 0.1");
+}
+
+TEST(PlanLaunch, OversubscribesOnlyBeyondTheCores) {
+  EXPECT_FALSE(
+      has(plan_launch({.num_processes = 2, .program = {"a"}}, kTwoCores), {"--oversubscribe"}));
+  EXPECT_TRUE(
+      has(plan_launch({.num_processes = 3, .program = {"a"}}, kTwoCores), {"--oversubscribe"}));
+}
+
+TEST(PlanLaunch, TimeoutIsPassedOnOnlyWhenGiven) {
+  EXPECT_FALSE(has(plan_launch({.program = {"a"}}, kTwoCores), {"--timeout"}));
+  EXPECT_TRUE(
+      has(plan_launch({.timeout_s = 30, .program = {"a"}}, kTwoCores), {"--timeout", "30"}));
+}
+
+TEST(PlanLaunch, RootVariablesAreSetForRootOnly) {
+  const auto user = plan_launch({.program = {"a"}}, {.is_root = false, .num_cores = 1});
+  const auto root = plan_launch({.program = {"a"}}, {.is_root = true, .num_cores = 1});
+  EXPECT_EQ(user.shell_line().find("ALLOW_RUN_AS_ROOT"), std::string::npos);
+  EXPECT_NE(root.shell_line().find("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"),
+            std::string::npos);
+}
+
+TEST(ShellLine, SurvivesAShellWithEveryAwkwardArgument) {
+  const Launch launch = {.environment = {},
+                         .arguments = {"printf", "[%s]", "a b", "it's", "$HOME;`id`", "", "\"x\"",
+                                       "*", "~", "two\nlines", "#"}};
+  EXPECT_EQ(output_of(launch.shell_line()),
+            "[a b][it's][$HOME;`id`][][\"x\"][*][~][two\nlines][#]");
+}
+
+TEST(ShellLine, LeavesAVariableThatTheUserHasSet) {
+  const Launch launch = {.environment = {{"SMP_TEST_A", "1", /*if_unset=*/true}},
+                         .arguments = {"printenv", "SMP_TEST_A"}};
+  EXPECT_EQ(output_of(launch.shell_line()), "1\n");
+  EXPECT_EQ(output_of("export SMP_TEST_A=5; " + launch.shell_line()), "5\n");
+}
+
+TEST(ThisMachine, HasAtLeastOneCore) { EXPECT_GE(this_machine().num_cores, 1); }
+
+}  // namespace
+}  // namespace smp::tools
