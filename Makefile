@@ -56,6 +56,7 @@ python-given: packages
 # Configured again only when a choice has changed; a changed CMakeLists.txt is the build's business.
 configure: $(environment)
 	@if [ ! -f $(build)/build.ninja ] || [ "$$(cat $(build)/options.txt 2>/dev/null)" != "$(options)" ]; then \
+	  rm -f $(build)/options.txt; \
 	  cmake --preset $(PRESET) $(options); \
 	  echo "$(options)" > $(build)/options.txt; \
 	fi
