@@ -1,0 +1,68 @@
+// How long the exact contiguous split takes: 1,000 operators on 64 stages, with traffic and memory
+// limits.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "partitioner/plan/contiguous.h"
+
+namespace {
+
+using smp::partitioner::Chain;
+
+Chain transformer_like_chain(int num_operators, int num_stages, unsigned seed) {
+  std::mt19937 random(seed);
+  std::lognormal_distribution<double> us(3.0, 1.0);
+  std::uniform_real_distribution<double> traffic_us(0.0, 40.0);
+  Chain chain;
+  int64_t total_bytes = 0;
+  for (int i = 0; i <= num_operators; ++i) {
+    chain.send_us.push_back(traffic_us(random));
+    chain.receive_us.push_back(chain.send_us.back());
+    chain.cut_allowed.push_back(random() % 8 != 0);
+    if (i == num_operators) break;
+    chain.time_us.push_back(us(random));
+    chain.fixed_bytes.push_back(static_cast<int64_t>(random() % 4'000'000));
+    chain.activation_bytes.push_back(static_cast<int64_t>(random() % 100'000));
+    total_bytes += chain.fixed_bytes.back() + num_stages * chain.activation_bytes.back();
+  }
+  for (int s = 0; s < num_stages; ++s) {
+    chain.stages.push_back({num_stages - s, 2 * total_bytes / num_stages});
+  }
+  return chain;
+}
+
+double median_ms(int num_operators, int num_stages, int repetitions) {
+  std::vector<double> ms;
+  for (int i = 0; i < repetitions; ++i) {
+    const Chain chain = transformer_like_chain(num_operators, num_stages, static_cast<unsigned>(i));
+    const auto start = std::chrono::steady_clock::now();
+    const auto split = smp::partitioner::split_chain(chain);
+    const std::chrono::duration<double, std::milli> elapsed =
+        std::chrono::steady_clock::now() - start;
+    if (split.num_used_stages != num_stages || split.slowest_stage_us < split.lower_bound_us) {
+      std::fprintf(stderr, "bench_partition: expected %d stages, got %d\n", num_stages,
+                   split.num_used_stages);
+      std::exit(1);
+    }
+    ms.push_back(elapsed.count());
+  }
+  std::nth_element(ms.begin(), ms.begin() + repetitions / 2, ms.end());
+  return ms[ms.size() / 2];
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string only = argc > 1 ? argv[1] : "";
+  if (only.empty() || only == "partition_1000x64_ms") {
+    std::printf("partition_1000x64_ms %.3f ms\n", median_ms(1000, 64, 101));
+  }
+  if (only.empty() || only == "partition_100000x64_ms") {
+    std::printf("partition_100000x64_ms %.1f ms\n", median_ms(100000, 64, 5));
+  }
+}

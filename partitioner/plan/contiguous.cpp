@@ -1,0 +1,188 @@
+// Exact contiguous split: merge what may not be cut, parametric search over the slowest stage,
+// error texts.
+#include "partitioner/plan/contiguous.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "partitioner/plan/chain_probe.h"
+
+namespace smp::partitioner {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+void check_lengths(const Chain& chain) {
+  const size_t n = chain.time_us.size();
+  TORCH_CHECK_VALUE(n >= 1 && !chain.stages.empty(),
+                    "split_chain: expected at least one operator and one stage, got ", n,
+                    " operators and ", chain.stages.size(), " stages.");
+  const bool per_operator_fit = chain.fixed_bytes.size() == n &&
+                                chain.activation_bytes.size() == n &&
+                                (chain.first_stage.empty() || chain.first_stage.size() == n) &&
+                                chain.first_stage.size() == chain.last_stage.size();
+  const bool per_cut_fit = chain.send_us.size() == n + 1 && chain.receive_us.size() == n + 1 &&
+                           chain.cut_allowed.size() == n + 1;
+  TORCH_CHECK_VALUE(per_operator_fit && per_cut_fit, "split_chain: expected ", n,
+                    " entries per operator and ", n + 1, " per cut, got fixed_bytes ",
+                    chain.fixed_bytes.size(), ", activation_bytes ", chain.activation_bytes.size(),
+                    ", first_stage ", chain.first_stage.size(), ", last_stage ",
+                    chain.last_stage.size(), ", send_us ", chain.send_us.size(), ", receive_us ",
+                    chain.receive_us.size(), ", cut_allowed ", chain.cut_allowed.size(), ".");
+}
+
+/// Positions 0 and n and every allowed cut between them: the borders of the blocks.
+std::vector<int> allowed_positions(const Chain& chain) {
+  std::vector<int> positions{0};
+  for (int p = 1; p < chain.num_operators(); ++p) {
+    if (chain.cut_allowed[p]) positions.push_back(p);
+  }
+  positions.push_back(chain.num_operators());
+  return positions;
+}
+
+void merge_pins(const Chain& chain, const std::vector<int>& positions, BlockChain& blocks) {
+  for (size_t block = 0; block + 1 < positions.size(); ++block) {
+    int first = 0, last = chain.num_stages() - 1;
+    for (int i = positions[block]; i < positions[block + 1]; ++i) {
+      first = std::max(first, chain.first_stage[i]);
+      last = std::min(last, chain.last_stage[i]);
+    }
+    TORCH_CHECK_VALUE(first <= last, "split_chain: expected one stage for the operators ",
+                      positions[block], " to ", positions[block + 1] - 1,
+                      ", which no cut may separate, got pins to stage ", first, " and to stage ",
+                      last, ". Pin the parameters of all of them to one rank.");
+    blocks.first_stage.push_back(first);
+    blocks.last_stage.push_back(last);
+  }
+}
+
+BlockChain merge_blocks(const Chain& chain, const std::vector<int>& positions) {
+  BlockChain blocks;
+  blocks.stages = chain.stages;
+  double prefix_us = 0;
+  int64_t fixed_bytes = 0, activation_bytes = 0;
+  int done = 0;
+  for (int p : positions) {
+    for (; done < p; ++done) {
+      prefix_us += chain.time_us[done];
+      fixed_bytes += chain.fixed_bytes[done];
+      activation_bytes += chain.activation_bytes[done];
+    }
+    const bool is_end = p == 0 || p == chain.num_operators();
+    const double send_us = is_end ? 0 : chain.send_us[p];
+    const double receive_us = is_end ? 0 : chain.receive_us[p];
+    blocks.prefix_us.push_back(prefix_us);
+    blocks.end_us.push_back(prefix_us + send_us);
+    blocks.begin_us.push_back(receive_us - prefix_us);
+    blocks.traffic_us.push_back(send_us + receive_us);
+    blocks.prefix_fixed_bytes.push_back(fixed_bytes);
+    blocks.prefix_activation_bytes.push_back(activation_bytes);
+  }
+  if (!chain.first_stage.empty()) merge_pins(chain, positions, blocks);
+  return blocks;
+}
+
+/// The least number of bytes by which every limited stage must grow until some split fits.
+int64_t smallest_sufficient_growth(BlockChain blocks) {
+  const auto limits = blocks.stages;
+  auto feasible = [&](int64_t growth) {
+    for (size_t s = 0; s < limits.size(); ++s) {
+      if (limits[s].memory_bytes >= 0)
+        blocks.stages[s].memory_bytes = limits[s].memory_bytes + growth;
+    }
+    return largest_feasible_stage_count(blocks) > 0;
+  };
+  int64_t too_small = 0, enough = 1;
+  for (; !feasible(enough); enough *= 2) too_small = enough;
+  while (too_small + 1 < enough) {
+    const int64_t middle = too_small + (enough - too_small) / 2;
+    (feasible(middle) ? enough : too_small) = middle;
+  }
+  return enough;
+}
+
+void refuse(const BlockChain& blocks) {
+  BlockChain unlimited = blocks;
+  for (auto& limits : unlimited.stages) limits.memory_bytes = -1;
+  TORCH_CHECK_VALUE(
+      largest_feasible_stage_count(unlimited) > 0,
+      "split_chain: expected pins that grow along the program and leave an operator for every "
+      "stage before the last pinned one, got pins that no split into ",
+      blocks.stages.size(), " stages meets. Remove a pin or use fewer stages.");
+  int64_t largest_limit = 0;
+  for (const auto& limits : blocks.stages)
+    largest_limit = std::max(largest_limit, limits.memory_bytes);
+  const int64_t needed = largest_limit + smallest_sufficient_growth(blocks);
+  TORCH_CHECK_VALUE(
+      false, "split_chain: expected a memory limit of at least ", needed, " bytes per rank, got ",
+      largest_limit, " with ", blocks.stages.size(), " stages. Raise the limit to ", needed,
+      " bytes, use more ranks, more (smaller) microbatches, fewer active microbatches, or an "
+      "optimizer with less state.");
+}
+
+/// Shrinks [lower, upper] until they meet. Upper is always the cost of a split, lower always a
+/// value below which probes fail, and a failed probe names the next value that can matter: so it
+/// ends, and ends exactly.
+double find_optimum(ChainProbe& probe, double lower_us) {
+  TORCH_INTERNAL_ASSERT(probe.reaches(kInfinity));
+  double upper_us = probe.slowest_us();
+  double step_us =
+      lower_us / 64;  // good splits are close to the lower bound: approach it from below
+  bool found = false;
+  double limit_us = lower_us;  // always in [lower_us, upper_us)
+  while (lower_us < upper_us) {
+    if (probe.reaches(limit_us)) {
+      upper_us = probe.slowest_us();  // <= limit_us < the upper bound before
+      found = true;
+    } else {
+      lower_us = std::max(lower_us, probe.next_candidate_us());
+    }
+    if (found || step_us <= 0 || lower_us + step_us >= upper_us) {
+      limit_us = std::max(lower_us, lower_us + (upper_us - lower_us) / 2);
+    } else {
+      limit_us = lower_us + step_us;
+      step_us *= 2;
+    }
+    if (limit_us >= upper_us) limit_us = lower_us;
+  }
+  return upper_us;
+}
+
+double heaviest(const std::vector<double>& prefix_us) {
+  double us = 0;
+  for (size_t p = 1; p < prefix_us.size(); ++p) us = std::max(us, prefix_us[p] - prefix_us[p - 1]);
+  return us;
+}
+
+}  // namespace
+
+ChainSplit split_chain(const Chain& chain) {
+  check_lengths(chain);
+  const std::vector<int> positions = allowed_positions(chain);
+  const BlockChain blocks = merge_blocks(chain, positions);
+  const int num_stages = largest_feasible_stage_count(blocks);
+  if (num_stages == 0) refuse(blocks);
+
+  ChainProbe probe(blocks, num_stages);
+  const double total_us = blocks.prefix_us.back();
+  // Not above the optimum even by rounding: the search may end at its lower bound only through a
+  // probe.
+  const double search_from_us =
+      std::max(total_us / num_stages, heaviest(blocks.prefix_us)) * (1 - 1e-12);
+  ChainSplit split;
+  split.slowest_stage_us = find_optimum(probe, search_from_us);
+  for (int border : probe.least_traffic(split.slowest_stage_us)) {
+    split.cuts.push_back(positions[border]);
+  }
+  split.num_used_stages = num_stages;
+  split.cuts.resize(chain.num_stages() + 1, chain.num_operators());
+  const double heaviest_operator_us = *std::max_element(chain.time_us.begin(), chain.time_us.end());
+  split.lower_bound_us = std::max(total_us / chain.num_stages(), heaviest_operator_us);
+  return split;
+}
+
+}  // namespace smp::partitioner

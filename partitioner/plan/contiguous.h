@@ -1,0 +1,52 @@
+// The exact split of a chain of operators into consecutive stages. Knows numbers only, no graph.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace smp::partitioner {
+
+/// A chain of n operators to be split into K consecutive stages. Position p lies before operator p.
+///
+/// A stage [a, b) costs receive_us[a] + sum of time_us + send_us[b] and holds
+/// sum of fixed_bytes + in_flight * sum of activation_bytes.
+struct Chain {
+  struct StageLimits {
+    int64_t in_flight = 1;      // microbatches whose activations are alive at once, >= 0
+    int64_t memory_bytes = -1;  // -1: no limit
+  };
+
+  std::vector<double> time_us;            // n, forward and backward of one microbatch, >= 0
+  std::vector<int64_t> fixed_bytes;       // n, parameters, gradients, optimizer state
+  std::vector<int64_t> activation_bytes;  // n, saved for backward, per microbatch in flight
+  std::vector<double> send_us;  // n + 1, added to the stage that ends at p; 0 at p = 0 and p = n
+  std::vector<double>
+      receive_us;  // n + 1, added to the stage that begins at p; 0 at p = 0 and p = n
+  std::vector<char> cut_allowed;    // n + 1; entries 0 and n are not read
+  std::vector<StageLimits> stages;  // K >= 1
+  std::vector<int> first_stage;     // n or empty: the operator lies on this stage or later
+  std::vector<int> last_stage;      // n or empty: the operator lies on this stage or earlier
+
+  int num_operators() const { return static_cast<int>(time_us.size()); }
+  int num_stages() const { return static_cast<int>(stages.size()); }
+};
+
+struct ChainSplit {
+  std::vector<int> cuts;    // K + 1 positions; stage s is [cuts[s], cuts[s + 1])
+  int num_used_stages = 0;  // stages from here on are empty: too few operators or allowed cuts
+  double slowest_stage_us = 0;
+  double lower_bound_us = 0;  // max(total / K, heaviest operator)
+};
+
+/// Splits `chain` so that the slowest stage is as fast as possible.
+///
+/// Every stage is non-empty as long as operators, allowed cuts and pins permit; otherwise as many
+/// as possible are used and the trailing ones stay empty. Among the optimal splits the one with the
+/// least sum of traffic is taken, then the one with the earliest cuts, last cut first: the result
+/// is a function of the input. Exact; about 20 probes of O(n) each per stage, see chain_probe.h.
+///
+/// Throws c10::ValueError when vectors disagree in length, when pins leave no split, and when no
+/// split fits in memory; the last names the smallest limit that works.
+ChainSplit split_chain(const Chain& chain);
+
+}  // namespace smp::partitioner

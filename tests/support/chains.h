@@ -1,0 +1,46 @@
+// Random chains for split_chain, and the slow answers that it is compared with.
+#pragma once
+
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "partitioner/plan/contiguous.h"
+
+namespace smp::testing {
+
+/// What a random chain may contain besides times.
+struct ChainTraits {
+  int max_operators = 10;
+  int max_stages = 5;
+  bool has_traffic = true;
+  bool has_forbidden_cuts = true;
+  bool has_pins = true;
+  bool has_memory_limits = true;
+};
+
+/// Whole numbers, so that every order of summation gives the same double.
+partitioner::Chain random_chain(std::mt19937& random, const ChainTraits& traits);
+
+/// A chain without traffic, pins and limits.
+partitioner::Chain plain_chain(const std::vector<double>& time_us, int num_stages);
+
+struct ReferenceSplit {
+  int num_used_stages = 0;
+  double slowest_stage_us = 0;
+  double traffic_us = 0;
+  std::vector<int> cuts;  // num_used_stages + 1
+};
+
+/// By trying every set of cuts: most stages, then fastest, then least traffic, then earliest cuts
+/// from the back. None if nothing is feasible.
+std::optional<ReferenceSplit> split_exhaustively(const partitioner::Chain& chain);
+
+/// By the quadratic table over (stage, position); stages and slowest stage only. None if nothing is
+/// feasible.
+std::optional<ReferenceSplit> split_by_table(const partitioner::Chain& chain);
+
+/// Cost of the stage [begin, end), or infinity where cuts, pins or memory forbid it.
+double reference_stage_us(const partitioner::Chain& chain, int stage, int begin, int end);
+
+}  // namespace smp::testing

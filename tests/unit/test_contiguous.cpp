@@ -1,0 +1,212 @@
+// split_chain against exhaustive search and the quadratic table, its properties and its error
+// texts.
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "partitioner/plan/contiguous.h"
+#include "tests/support/chains.h"
+
+namespace smp::partitioner {
+namespace {
+
+using smp::testing::ChainTraits;
+using smp::testing::plain_chain;
+using smp::testing::random_chain;
+using smp::testing::reference_stage_us;
+using smp::testing::split_by_table;
+using smp::testing::split_exhaustively;
+
+double slowest_of(const Chain& chain, const ChainSplit& split) {
+  double us = 0;
+  for (int s = 0; s < split.num_used_stages; ++s) {
+    us = std::max(us, reference_stage_us(chain, s, split.cuts[s], split.cuts[s + 1]));
+  }
+  return us;
+}
+
+std::string refusal_of(const Chain& chain) {
+  try {
+    split_chain(chain);
+  } catch (const c10::ValueError& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+TEST(Contiguous, EqualsExhaustiveSearchOn2000RandomChains) {
+  std::mt19937 random(1);
+  int num_infeasible = 0, num_shorter = 0;
+  for (int trial = 0; trial < 2000; ++trial) {
+    const Chain chain = random_chain(random, {});
+    const auto expected = split_exhaustively(chain);
+    if (!expected) {
+      ++num_infeasible;
+      EXPECT_NE(refusal_of(chain), "") << "trial " << trial;
+      continue;
+    }
+    const ChainSplit split = split_chain(chain);
+    const std::vector<int> cuts(split.cuts.begin(), split.cuts.begin() + split.num_used_stages + 1);
+    ASSERT_EQ(split.num_used_stages, expected->num_used_stages) << "trial " << trial;
+    ASSERT_EQ(split.slowest_stage_us, expected->slowest_stage_us) << "trial " << trial;
+    ASSERT_EQ(cuts, expected->cuts) << "trial " << trial;
+    num_shorter += split.num_used_stages < chain.num_stages();
+  }
+  EXPECT_GT(num_infeasible, 100);  // the trials must contain what they are about
+  EXPECT_LT(num_infeasible, 1000);
+  EXPECT_GT(num_shorter, 100);
+}
+
+TEST(Contiguous, EqualsTheQuadraticTableOn2000LongerChains) {
+  std::mt19937 random(2);
+  int num_solved = 0;
+  for (int trial = 0; trial < 2000; ++trial) {
+    const Chain chain = random_chain(random, {.max_operators = 40, .max_stages = 12});
+    const auto expected = split_by_table(chain);
+    if (!expected) {
+      EXPECT_NE(refusal_of(chain), "") << "trial " << trial;
+      continue;
+    }
+    ++num_solved;
+    const ChainSplit split = split_chain(chain);
+    ASSERT_EQ(split.num_used_stages, expected->num_used_stages) << "trial " << trial;
+    ASSERT_EQ(split.slowest_stage_us, expected->slowest_stage_us) << "trial " << trial;
+    ASSERT_EQ(slowest_of(chain, split), split.slowest_stage_us) << "trial " << trial;
+  }
+  EXPECT_GT(num_solved, 800);
+}
+
+TEST(Contiguous, FractionalTimesAgreeWithTheTableToRounding) {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> us(0, 10);
+  for (int trial = 0; trial < 300; ++trial) {
+    Chain chain = random_chain(random, {.max_operators = 40, .max_stages = 8});
+    for (double& time_us : chain.time_us) time_us = us(random);
+    for (int p = 1; p < chain.num_operators(); ++p) chain.send_us[p] = us(random);
+    const auto expected = split_by_table(chain);
+    if (!expected) continue;
+    EXPECT_NEAR(split_chain(chain).slowest_stage_us, expected->slowest_stage_us, 1e-9);
+  }
+}
+
+TEST(Contiguous, NoTrafficNoLimitsFillsEveryStage) {
+  std::mt19937 random(4);
+  for (int trial = 0; trial < 300; ++trial) {
+    const Chain chain = random_chain(random, {.max_operators = 60,
+                                              .max_stages = 60,
+                                              .has_traffic = false,
+                                              .has_forbidden_cuts = false,
+                                              .has_pins = false,
+                                              .has_memory_limits = false});
+    const ChainSplit split = split_chain(chain);
+    EXPECT_EQ(split.num_used_stages, std::min(chain.num_operators(), chain.num_stages()));
+    ASSERT_EQ(split.cuts.size(), chain.stages.size() + 1);
+    EXPECT_EQ(split.cuts.front(), 0);
+    EXPECT_EQ(split.cuts.back(), chain.num_operators());
+    for (int s = 0; s < split.num_used_stages; ++s) EXPECT_LT(split.cuts[s], split.cuts[s + 1]);
+    for (int s = split.num_used_stages; s < chain.num_stages(); ++s) {
+      EXPECT_EQ(split.cuts[s], chain.num_operators());
+    }
+    EXPECT_GE(split.slowest_stage_us, split.lower_bound_us - 1e-9);
+  }
+}
+
+TEST(Contiguous, MoreTrafficNeverMakesTheSlowestStageFaster) {
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 300; ++trial) {
+    Chain chain =
+        random_chain(random, {.max_operators = 30, .has_pins = false, .has_memory_limits = false});
+    const double before_us = split_chain(chain).slowest_stage_us;
+    for (int p = 1; p < chain.num_operators(); ++p) chain.send_us[p] += p % 3;
+    EXPECT_GE(split_chain(chain).slowest_stage_us, before_us);
+  }
+}
+
+TEST(Contiguous, EqualTimesSplitEvenly) {
+  const ChainSplit split = split_chain(plain_chain(std::vector<double>(12, 1.5), 4));
+  EXPECT_EQ(split.cuts, (std::vector<int>{0, 3, 6, 9, 12}));
+  EXPECT_EQ(split.slowest_stage_us, 4.5);
+  EXPECT_EQ(split.lower_bound_us, 4.5);
+}
+
+TEST(Contiguous, HeavyOperatorBoundsTheStage) {
+  const ChainSplit split = split_chain(plain_chain({1, 1, 50, 1, 1, 1}, 3));
+  EXPECT_EQ(split.slowest_stage_us, 50);
+  EXPECT_EQ(split.lower_bound_us, 50);
+}
+
+TEST(Contiguous, AllZeroTimesStillFillEveryStage) {
+  const ChainSplit split = split_chain(plain_chain(std::vector<double>(7, 0), 3));
+  EXPECT_EQ(split.num_used_stages, 3);
+  EXPECT_EQ(split.slowest_stage_us, 0);
+}
+
+TEST(Contiguous, EquallyFastCutsTakeTheLeastTraffic) {
+  Chain chain = plain_chain({9, 1, 1, 1, 9}, 2);
+  chain.send_us = chain.receive_us = {0, 3, 1, 1, 3, 0};
+  EXPECT_EQ(split_chain(chain).cuts, (std::vector<int>{0, 2, 5}));
+}
+
+TEST(Contiguous, MemoryMovesTheCut) {
+  Chain chain = plain_chain({1, 1, 1, 1}, 2);
+  chain.fixed_bytes = {10, 10, 10, 10};
+  chain.activation_bytes = {5, 5, 5, 5};
+  chain.stages = {{2, 25}, {1, 100}};
+  EXPECT_EQ(split_chain(chain).cuts, (std::vector<int>{0, 1, 4}));
+}
+
+TEST(Contiguous, TooLittleMemoryNamesTheSmallestLimitThatWorks) {
+  std::mt19937 random(6);
+  int num_refused = 0;
+  for (int trial = 0; trial < 300; ++trial) {
+    Chain chain =
+        random_chain(random, {.max_operators = 20, .has_pins = false, .has_memory_limits = false});
+    for (auto& bytes : chain.fixed_bytes) bytes = 1 + static_cast<int64_t>(random() % 50);
+    for (auto& bytes : chain.activation_bytes) bytes = 1 + static_cast<int64_t>(random() % 9);
+    for (auto& limits : chain.stages) limits = {2, 20};
+    const std::string text = refusal_of(chain);
+    if (text.empty()) continue;
+    ++num_refused;
+    const std::string before_number = "at least ";
+    const int64_t needed = std::stoll(text.substr(text.find(before_number) + before_number.size()));
+    for (auto& limits : chain.stages) limits.memory_bytes = needed;
+    EXPECT_EQ(refusal_of(chain), "") << "trial " << trial;
+    for (auto& limits : chain.stages) limits.memory_bytes = needed - 1;
+    EXPECT_NE(refusal_of(chain), "") << "trial " << trial;
+  }
+  EXPECT_GT(num_refused, 100);
+}
+
+TEST(Contiguous, PinsAgainstTheOrderAreRefused) {
+  Chain chain = plain_chain({1, 1, 1}, 2);
+  chain.first_stage = {1, 0, 0};
+  chain.last_stage = {1, 1, 0};
+  EXPECT_NE(refusal_of(chain).find("pins"), std::string::npos);
+}
+
+TEST(Contiguous, PinsInsideOneBlockThatDisagreeNameTheOperators) {
+  Chain chain = plain_chain({1, 1, 1}, 2);
+  chain.cut_allowed = {1, 1, 0, 1};
+  chain.first_stage = {0, 0, 1};
+  chain.last_stage = {1, 0, 1};
+  EXPECT_NE(refusal_of(chain).find("operators 1 to 2"), std::string::npos);
+}
+
+TEST(Contiguous, VectorsOfDifferentLengthAreRefused) {
+  Chain chain = plain_chain({1, 1, 1}, 2);
+  chain.send_us.pop_back();
+  EXPECT_NE(refusal_of(chain).find("send_us 3"), std::string::npos);
+}
+
+TEST(Contiguous, SameInputGivesTheSameCuts) {
+  std::mt19937 random(7);
+  const Chain chain = random_chain(
+      random,
+      {.max_operators = 200, .max_stages = 30, .has_pins = false, .has_memory_limits = false});
+  EXPECT_EQ(split_chain(chain).cuts, split_chain(chain).cuts);
+}
+
+}  // namespace
+}  // namespace smp::partitioner
