@@ -1,4 +1,5 @@
-// Owns the errors of the world outside: a peer, the network or time failed. Mistakes of a caller are c10::Error.
+// Owns the errors of the world outside: a peer, the network or time failed. Mistakes of a caller
+// are c10::Error.
 #pragma once
 
 #include <stdexcept>
@@ -6,8 +7,8 @@
 
 namespace smp {
 
-/// Communication failed or took too long. what() says which operation, with which peer, in which action,
-/// after how many seconds, and why. Ranks are world ranks, also inside a group.
+/// Communication failed or took too long. what() says which operation, with which peer, in which
+/// action, after how many seconds, and why. Ranks are world ranks, also inside a group.
 class CommError : public std::runtime_error {
  public:
   /// What was going on.

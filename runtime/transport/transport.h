@@ -19,7 +19,8 @@ namespace smp::runtime {
 /// Only Request calls this. A slot is given back by a test or wait that succeeds, or by drop.
 class RequestPool {
  public:
-  /// True when the message of `slot` is complete; then *num_bytes is its length and the slot is free.
+  /// True when the message of `slot` is complete; then *num_bytes is its length and the slot is
+  /// free.
   virtual bool test(uint32_t slot, int64_t* num_bytes) = 0;
   /// Waits until it is complete, frees the slot and returns the length of the message.
   virtual int64_t wait(uint32_t slot, std::string_view action,
@@ -34,8 +35,8 @@ class RequestPool {
 /// One message under way, sent or received. Moves, does not copy; an empty one is complete.
 ///
 /// The buffer given to isend or irecv must stay alive until test() has said true or wait() has
-/// returned. A Request that is dropped earlier lets its message go on: keep that buffer until shutdown.
-/// The Transport must outlive its Requests.
+/// returned. A Request that is dropped earlier lets its message go on: keep that buffer until
+/// shutdown. The Transport must outlive its Requests.
 class [[nodiscard]] Request {
  public:
   Request() = default;
@@ -58,8 +59,9 @@ class [[nodiscard]] Request {
   }
 
   /// Waits for the message and returns its length in bytes; again at once when asked again.
-  /// action: what this rank is doing, for the error text ("2F0"). timeout: instead of the transport's.
-  /// Throws CommError after the time-out, for a truncated message, or when a peer has failed.
+  /// action: what this rank is doing, for the error text ("2F0"). timeout: instead of the
+  /// transport's. Throws CommError after the time-out, for a truncated message, or when a peer has
+  /// failed.
   int64_t wait(std::string_view action = {},
                std::optional<std::chrono::milliseconds> timeout = std::nullopt) {
     if (pool_ == nullptr) return num_bytes_;
@@ -85,16 +87,16 @@ class [[nodiscard]] Request {
 /// The rule: one thread at a time, the rank's own. Nothing moves behind its back, so a rank that
 /// computes for long calls progress() between operators.
 ///
-///   Request sent = transport.isend(1, 7, x.data(), num_bytes);   // x stays alive until sent.wait()
-///   transport.irecv(1, 7, y.data(), num_bytes).wait("2F0");
-///   sent.wait("2F0");
+///   Request sent = transport.isend(1, 7, x.data(), num_bytes);   // x stays alive until
+///   sent.wait() transport.irecv(1, 7, y.data(), num_bytes).wait("2F0"); sent.wait("2F0");
 ///
-/// Messages between two ranks with the same tag arrive in the order in which they were sent. An isend
-/// may return before the data has left, and may complete only when the receiver asks for the message:
-/// two ranks that both wait for their isend before they call irecv may wait for each other for ever.
-/// Collectives are called by all members of the group in the same order. Every wait ends after
-/// `timeout()` at the latest, with CommError; every call throws AbortedError or PeerLostError when a
-/// peer has ended the job or has died. Ranks in calls are ranks of this group, in errors of the world.
+/// Messages between two ranks with the same tag arrive in the order in which they were sent. An
+/// isend may return before the data has left, and may complete only when the receiver asks for the
+/// message: two ranks that both wait for their isend before they call irecv may wait for each other
+/// for ever. Collectives are called by all members of the group in the same order. Every wait ends
+/// after `timeout()` at the latest, with CommError; every call throws AbortedError or PeerLostError
+/// when a peer has ended the job or has died. Ranks in calls are ranks of this group, in errors of
+/// the world.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -108,7 +110,8 @@ class Transport {
   /// Sends num_bytes (0 allowed) from `data` to `dest` (itself allowed).
   /// Throws c10::ValueError when dest, tag (0 ... 2^30) or num_bytes is out of range.
   virtual Request isend(int dest, int tag, const void* data, int64_t num_bytes) = 0;
-  /// Receives at most max_bytes into `data`; a longer message makes test() and wait() throw CommError.
+  /// Receives at most max_bytes into `data`; a longer message makes test() and wait() throw
+  /// CommError.
   virtual Request irecv(int source, int tag, void* data, int64_t max_bytes) = 0;
   /// Moves everything that is under way a little on. Throws when a peer has failed; never blocks.
   virtual void progress() = 0;
@@ -117,8 +120,8 @@ class Transport {
   /// Collective over the members only. Its messages never mix with those of another group.
   virtual std::shared_ptr<Transport> group(const std::vector<int>& ranks) = 0;
 
-  /// Replaces data by the sum over all ranks, the same bits on each. Float, Double, Long; BFloat16 and
-  /// Half are summed in float32 and rounded once. Throws c10::TypeError for other types.
+  /// Replaces data by the sum over all ranks, the same bits on each. Float, Double, Long; BFloat16
+  /// and Half are summed in float32 and rounded once. Throws c10::TypeError for other types.
   virtual void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) = 0;
   /// Copies num_bytes from rank `root` to all others.
   virtual void broadcast(void* data, int64_t num_bytes, int root) = 0;
@@ -128,14 +131,16 @@ class Transport {
   virtual void barrier() = 0;
 
   /// Ends the job: the next or present call of every other rank of the world throws
-  /// AbortedError(rank, message). Returns after at most a second, whether they have heard it or not.
+  /// AbortedError(rank, message). Returns after at most a second, whether they have heard it or
+  /// not.
   virtual void abort(std::string_view message) noexcept = 0;
 
   /// How long a wait may take; one value for this rank, whatever the group.
   virtual std::chrono::milliseconds timeout() const = 0;
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
-  /// A string of a length that the receiver does not know: length first, then the bytes. Both block.
+  /// A string of a length that the receiver does not know: length first, then the bytes. Both
+  /// block.
   void send_bytes(int dest, int tag, std::string_view bytes);
   std::string receive_bytes(int source, int tag);
 

@@ -1,0 +1,52 @@
+// Owns the wording of refused messages and groups.
+#include "runtime/transport/checks.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string>
+
+#include "runtime/transport/transport.h"
+
+namespace smp::runtime {
+namespace {
+
+std::string text_of(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return "[" + text + "]";
+}
+
+}  // namespace
+
+void check_message(const char* operation, int peer, int size, int tag, int64_t num_bytes) {
+  if (peer >= 0 && peer < size && tag >= 0 && tag <= kMaxTag && num_bytes >= 0) [[likely]]
+    return;
+  TORCH_CHECK_VALUE(peer >= 0 && peer < size, operation, ": expected a peer of 0 ... ", size - 1,
+                    ", got rank ", peer, ".");
+  TORCH_CHECK_VALUE(tag >= 0 && tag <= kMaxTag, operation, ": expected a tag of 0 ... ", kMaxTag,
+                    ", got ", tag, ".");
+  TORCH_CHECK_VALUE(false, operation, ": expected at least 0 bytes, got ", num_bytes, ".");
+}
+
+void check_broadcast(int64_t num_bytes, int root, int size) {
+  TORCH_CHECK_VALUE(root >= 0 && root < size, "broadcast: expected a root of 0 ... ", size - 1,
+                    ", got rank ", root, ".");
+  TORCH_CHECK_VALUE(num_bytes >= 0, "broadcast: expected at least 0 bytes, got ", num_bytes, ".");
+}
+
+int check_group(const std::vector<int>& ranks, int my_rank, int size) {
+  for (const int rank : ranks) {
+    TORCH_CHECK_VALUE(rank >= 0 && rank < size, "group: expected ranks of 0 ... ", size - 1,
+                      ", got rank ", rank, " in ", text_of(ranks), ".");
+    TORCH_CHECK_VALUE(std::count(ranks.begin(), ranks.end(), rank) == 1,
+                      "group: expected distinct ranks, got rank ", rank, " twice in ",
+                      text_of(ranks), ".");
+  }
+  const auto mine = std::find(ranks.begin(), ranks.end(), my_rank);
+  TORCH_CHECK_VALUE(mine != ranks.end(), "group: expected the calling rank ", my_rank,
+                    " among the members, got ", text_of(ranks), ". Call it on the members only.");
+  return static_cast<int>(mine - ranks.begin());
+}
+
+}  // namespace smp::runtime

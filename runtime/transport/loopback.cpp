@@ -1,0 +1,150 @@
+// Owns the Transport of one loopback rank: the contract in terms of LoopbackHub.
+#include "runtime/transport/loopback.h"
+
+#include <c10/util/Exception.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "runtime/transport/checks.h"
+#include "runtime/transport/loopback_hub.h"
+#include "runtime/transport/sum.h"
+
+namespace smp::runtime {
+namespace {
+
+// What all groups of one rank share.
+class RankEnd final : public RequestPool {
+ public:
+  RankEnd(std::shared_ptr<LoopbackHub> the_hub, int the_rank, std::chrono::milliseconds the_timeout)
+      : hub(std::move(the_hub)), world_rank(the_rank), timeout(the_timeout) {}
+
+  bool test(uint32_t slot, int64_t* num_bytes) override {
+    return hub->test(world_rank, slot, num_bytes);
+  }
+  int64_t wait(uint32_t slot, std::string_view action,
+               std::optional<std::chrono::milliseconds> own_timeout) override {
+    return hub->wait(world_rank, slot, action, own_timeout.value_or(timeout));
+  }
+  void drop(uint32_t slot) noexcept override { hub->drop(world_rank, slot); }
+
+  const std::shared_ptr<LoopbackHub> hub;
+  const int world_rank;
+  std::chrono::milliseconds timeout;
+};
+
+class LoopbackTransport final : public Transport {
+ public:
+  // members: world ranks by rank of the group.
+  LoopbackTransport(std::shared_ptr<RankEnd> end, uint32_t group_id, std::vector<int> members,
+                    int rank)
+      : end_(std::move(end)), group_id_(group_id), members_(std::move(members)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(members_.size()); }
+
+  Request isend(int dest, int tag, const void* data, int64_t num_bytes) override {
+    check_message("isend", dest, size(), tag, num_bytes);
+    // A receive writes to its own buffer, never to a sender's.
+    return post(LoopbackMessage::Kind::kSend, dest, tag, const_cast<void*>(data), num_bytes);
+  }
+  Request irecv(int source, int tag, void* data, int64_t max_bytes) override {
+    check_message("irecv", source, size(), tag, max_bytes);
+    return post(LoopbackMessage::Kind::kReceive, source, tag, data, max_bytes);
+  }
+  void progress() override { hub().throw_if_failed(); }
+
+  std::shared_ptr<Transport> group(const std::vector<int>& ranks) override {
+    const int new_rank = check_group(ranks, rank_, size());
+    std::vector<int> members;
+    for (const int rank : ranks) members.push_back(world_rank(rank));
+    const uint32_t id = hub().group_id(end_->world_rank, group_id_, members);
+    auto made = std::make_shared<LoopbackTransport>(end_, id, std::move(members), new_rank);
+    made->meet("group", nullptr, [](const auto&) {});
+    return made;
+  }
+
+  void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) override {
+    check_sum(num_elements, type);
+    meet("all_reduce_sum of " + std::to_string(num_elements) + " " + c10::toString(type), data,
+         [&](const std::vector<void*>& buffers) { sum_into_all(buffers, num_elements, type); });
+  }
+
+  void broadcast(void* data, int64_t num_bytes, int root) override {
+    check_broadcast(num_bytes, root, size());
+    const std::string name = "broadcast of " + std::to_string(num_bytes) + " bytes from rank " +
+                             std::to_string(world_rank(root));
+    meet(name, data, [&](const std::vector<void*>& buffers) {
+      const void* source = buffers[static_cast<size_t>(root)];
+      for (void* buffer : buffers)
+        if (buffer != source && num_bytes > 0)
+          std::memcpy(buffer, source, static_cast<size_t>(num_bytes));
+    });
+  }
+
+  std::vector<std::string> all_gather(std::string_view bytes) override {
+    struct Contribution {
+      std::string_view bytes;
+      std::vector<std::string> gathered;
+    } mine{bytes, {}};
+    meet("all_gather", &mine, [](const std::vector<void*>& contributions) {
+      for (void* to : contributions)
+        for (const void* from : contributions)
+          static_cast<Contribution*>(to)->gathered.emplace_back(
+              static_cast<const Contribution*>(from)->bytes);
+    });
+    return std::move(mine.gathered);
+  }
+
+  void barrier() override {
+    meet("barrier", nullptr, [](const auto&) {});
+  }
+
+  void abort(std::string_view message) noexcept override { hub().abort(end_->world_rank, message); }
+  std::chrono::milliseconds timeout() const override { return end_->timeout; }
+  void set_timeout(std::chrono::milliseconds timeout) override { end_->timeout = timeout; }
+
+ private:
+  LoopbackHub& hub() const { return *end_->hub; }
+  int world_rank(int rank) const { return members_[static_cast<size_t>(rank)]; }
+
+  Request post(LoopbackMessage::Kind kind, int peer, int tag, void* data, int64_t num_bytes) {
+    return {*end_, hub().post(end_->world_rank,
+                              {kind, world_rank(peer), tag, group_id_, data, num_bytes})};
+  }
+  void meet(std::string name, void* contribution, const LoopbackHub::Combine& combine) {
+    Request(*end_, hub().meet(end_->world_rank, group_id_, members_, std::move(name), contribution,
+                              combine))
+        .wait();
+  }
+
+  std::shared_ptr<RankEnd> end_;
+  uint32_t group_id_;
+  std::vector<int> members_;
+  int rank_;
+};
+
+}  // namespace
+
+LoopbackWorld::LoopbackWorld(int size, std::chrono::milliseconds timeout)
+    : size_(size), timeout_(timeout) {
+  TORCH_CHECK_VALUE(size >= 1, "LoopbackWorld: expected at least 1 rank, got ", size, ".");
+  hub_ = std::make_shared<LoopbackHub>(size);
+}
+
+LoopbackWorld::~LoopbackWorld() = default;
+
+std::shared_ptr<Transport> LoopbackWorld::transport(int rank) const {
+  TORCH_CHECK_INDEX(rank >= 0 && rank < size_, "LoopbackWorld: expected a rank of 0 ... ",
+                    size_ - 1, ", got ", rank, ".");
+  std::vector<int> members(static_cast<size_t>(size_));
+  std::iota(members.begin(), members.end(), 0);
+  return std::make_shared<LoopbackTransport>(std::make_shared<RankEnd>(hub_, rank, timeout_), 0,
+                                             std::move(members), rank);
+}
+
+void LoopbackWorld::leave(int rank) { hub_->leave(rank); }
+
+void LoopbackWorld::close() { hub_->close(); }
+
+}  // namespace smp::runtime

@@ -1,0 +1,28 @@
+// Owns the door to the MPI transport. CMake chooses what is behind it: mpi_transport.cpp, or
+// mpi_transport_absent.cpp where no MPI was found.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "runtime/transport/transport.h"
+
+namespace smp::runtime::mpi {
+
+struct Options {
+  std::chrono::milliseconds timeout = kDefaultTimeout;
+};
+
+/// Was this build made with MPI?
+bool is_available();
+
+/// The world of this process's launcher. Collective over all its processes. Initialises MPI when nobody
+/// has; then, and only then, shutdown() finalises it. Several transports may be made, one after the other.
+/// Throws CommError when MPI fails, c10::NotImplementedError where is_available() is false.
+std::shared_ptr<Transport> create(const Options& options = {});
+
+/// Finalises MPI if create() initialised it. Collective; after a failure it does nothing, because the
+/// others will not come. Afterwards no transport can be made and none may be used.
+void shutdown();
+
+}  // namespace smp::runtime::mpi

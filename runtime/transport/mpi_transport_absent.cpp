@@ -1,0 +1,19 @@
+// Owns the MPI transport of a build without MPI: it cannot be constructed.
+#include <c10/util/Exception.h>
+
+#include "runtime/transport/mpi_transport.h"
+
+namespace smp::runtime::mpi {
+
+bool is_available() { return false; }
+
+std::shared_ptr<Transport> create(const Options&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "mpi transport: expected a build with MPI, this one has none. Install libopenmpi-dev and ",
+      "openmpi-bin and build again, or start a single process.");
+}
+
+void shutdown() {}
+
+}  // namespace smp::runtime::mpi

@@ -1,0 +1,24 @@
+// Owns how a test runs N ranks: as N threads over a strict loopback.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <functional>
+
+#include "runtime/transport/loopback.h"
+
+namespace smp::tests {
+
+/// Runs fn(transport) on `num_ranks` threads, one rank each, and returns when all have finished.
+///
+/// The first exception ends the other ranks and is rethrown here; without one, messages that nobody
+/// received are an error.
+///
+///   run_ranks(3, [](runtime::Transport& transport) { transport.barrier(); });
+void run_ranks(int num_ranks, const std::function<void(runtime::Transport&)>& fn,
+               std::chrono::milliseconds timeout = runtime::kDefaultTimeout);
+
+/// what() without the C++ backtrace that c10::Error adds.
+std::string message_of(const std::exception_ptr& exception);
+
+}  // namespace smp::tests
