@@ -1,0 +1,146 @@
+// Owns the environment variables of the launchers.
+#include "runtime/launch/launch.h"
+
+#include <c10/util/Exception.h>
+#include <stdlib.h>
+
+#include <charconv>
+
+namespace smp::runtime {
+namespace {
+
+// The variables of one launcher, and what they said.
+struct VariableSet {
+  const char* launcher;
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+  const char* local_size;
+};
+
+constexpr VariableSet kExplicit{"SMP_*", "SMP_RANK", "SMP_WORLD_SIZE", "SMP_LOCAL_RANK",
+                                "SMP_LOCAL_SIZE"};
+constexpr VariableSet kOpenMpi{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                               "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+// Without LOCAL_RANK, RANK and WORLD_SIZE may be those of a host (Volcano), so it must be there.
+constexpr VariableSet kTorchrun{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+
+constexpr const char* kWhatWorks =
+    "Today several processes are started by Open MPI's mpirun: `smp run -np N program`, or `mpirun "
+    "-np N "
+    "program`. Started without a launcher, a program is a world of one.";
+
+std::optional<int> number(const EnvironmentLookup& lookup, const char* name) {
+  const std::optional<std::string> text = lookup(name);
+  if (!text) return std::nullopt;
+  int value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  TORCH_CHECK_VALUE(error == std::errc() && end == text->data() + text->size(), "launch: expected ",
+                    name, " to be a whole number, got '", *text, "'. Unset it or correct it.");
+  return value;
+}
+
+void check_range(const VariableSet& set, const Launch& launch) {
+  TORCH_CHECK_VALUE(launch.size >= 1 && launch.rank >= 0 && launch.rank < launch.size,
+                    "launch: expected 0 <= ", set.rank, " < ", set.size, ", got ", set.rank, "=",
+                    launch.rank, " and ", set.size, "=", launch.size, ".");
+  TORCH_CHECK_VALUE(launch.local_rank >= 0 && launch.local_rank < launch.local_size,
+                    "launch: expected 0 <= ", set.local_rank, " < ", set.local_size, ", got ",
+                    set.local_rank, "=", launch.local_rank, " and ", set.local_size, "=",
+                    launch.local_size, ".");
+}
+
+// What `set` says, or nothing when neither its rank nor its size is there.
+std::optional<Launch> read(const EnvironmentLookup& lookup, const VariableSet& set,
+                           Launch::Kind kind) {
+  const std::optional<int> rank = number(lookup, set.rank);
+  const std::optional<int> size = number(lookup, set.size);
+  if (!rank && !size) return std::nullopt;
+  TORCH_CHECK_VALUE(rank && size, "launch: expected both ", set.rank, " and ", set.size,
+                    ", got only ", rank ? set.rank : set.size, ". Set both or neither.");
+  Launch launch{kind, *rank, *size, *rank, *size};
+  if (const auto local_rank = number(lookup, set.local_rank)) launch.local_rank = *local_rank;
+  if (const auto local_size = number(lookup, set.local_size)) launch.local_size = *local_size;
+  check_range(set, launch);
+  return launch;
+}
+
+std::string text_of(const VariableSet& set, const Launch& launch) {
+  return std::string(set.rank) + "=" + std::to_string(launch.rank) + ", " + set.size + "=" +
+         std::to_string(launch.size);
+}
+
+void check_agree(const VariableSet& a_set, const Launch& a, const VariableSet& b_set,
+                 const Launch& b) {
+  TORCH_CHECK_VALUE(a.rank == b.rank && a.size == b.size,
+                    "launch: expected one launcher, got two that ", "disagree: ", text_of(a_set, a),
+                    " (", a_set.launcher, ") and ", text_of(b_set, b), " (", b_set.launcher,
+                    "). Unset the variables of the one that did not start this ", "process.");
+}
+
+void refuse_torchrun(const Launch& launch) {
+  TORCH_CHECK_VALUE(launch.size == 1, "launch: expected a launcher that smp knows, got torchrun (",
+                    text_of(kTorchrun, launch), "). ", kWhatWorks);
+}
+
+// Launchers whose processes would each believe to be alone. A batch script and an interactive shell
+// have SLURM_NTASKS too; only a step of srun has SLURM_STEP_NUM_TASKS.
+void refuse_unknown(const EnvironmentLookup& lookup) {
+  const struct {
+    const char* launcher;
+    const char* rank;
+    const char* size;
+  } unknown[] = {{"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},
+                 {"MPICH", "PMI_RANK", "PMI_SIZE"}};
+  for (const auto& set : unknown) {
+    const std::optional<int> size = number(lookup, set.size);
+    TORCH_CHECK_VALUE(size.value_or(1) == 1, "launch: expected a launcher that smp knows, got ",
+                      set.launcher, " (", set.rank, "=", lookup(set.rank).value_or("unset"), ", ",
+                      set.size, "=", *size, "). ", kWhatWorks,
+                      " Inside a Slurm allocation mpirun needs no host list.");
+  }
+  const auto pmix_rank = lookup("PMIX_RANK");
+  TORCH_CHECK_VALUE(
+      !pmix_rank, "launch: expected a launcher that smp knows, got one that speaks PMIx ",
+      "(PMIX_RANK=", pmix_rank.value_or(""), ") but is not Open MPI's mpirun. ", kWhatWorks);
+}
+
+}  // namespace
+
+std::optional<std::string> process_environment(const char* name) {
+  const char* value = getenv(name);
+  if (value == nullptr) return std::nullopt;
+  return value;
+}
+
+Launch detect_launch(const EnvironmentLookup& lookup) {
+  const auto explicit_launch = read(lookup, kExplicit, Launch::Kind::kExplicit);
+  const auto mpirun = read(lookup, kOpenMpi, Launch::Kind::kMpirun);
+  std::optional<Launch> torchrun;
+  if (lookup(kTorchrun.local_rank))
+    torchrun = read(lookup, kTorchrun, Launch::Kind::kSingleProcess);
+
+  if (explicit_launch && mpirun) check_agree(kExplicit, *explicit_launch, kOpenMpi, *mpirun);
+  if (mpirun) {
+    // Scripts set torchrun's variables from mpirun's for torch.distributed; then they are equal.
+    if (torchrun) check_agree(kOpenMpi, *mpirun, kTorchrun, *torchrun);
+    return *mpirun;
+  }
+  if (explicit_launch) {
+    if (torchrun) check_agree(kExplicit, *explicit_launch, kTorchrun, *torchrun);
+    return *explicit_launch;
+  }
+  if (torchrun) refuse_torchrun(*torchrun);
+  refuse_unknown(lookup);
+  return {};
+}
+
+void set_mpi_defaults() {
+  constexpr int kKeepTheUsers = 0;
+  setenv("OMPI_MCA_pml", "ob1", kKeepTheUsers);
+  setenv("OMPI_MCA_btl", "self,vader,tcp", kKeepTheUsers);
+  setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", kKeepTheUsers);
+  setenv("OMPI_MCA_btl_vader_eager_limit", "16384", kKeepTheUsers);
+}
+
+}  // namespace smp::runtime
