@@ -1,0 +1,223 @@
+// Proves a schedule sound before anything runs: contents first, then orders, then an abstract run.
+#include "partitioner/schedule/check.h"
+
+#include <c10/util/Exception.h>
+
+#include <map>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "partitioner/schedule/microbatch_graphs.h"
+#include "partitioner/schedule/walk.h"
+
+namespace smp::partitioner {
+namespace {
+
+using Channel = std::tuple<int, int, bool>;  // source stage, target stage, activations
+
+class Checker {
+ public:
+  Checker(const Schedule& schedule, const MicrobatchGraphs& graphs)
+      : schedule_(schedule), graphs_(graphs), in_flight_(graphs.num_stages(), 0) {}
+
+  void run() {
+    check_sizes();
+    check_contents();
+    check_microbatch_order();
+    check_channel_order();
+    check_run();
+  }
+
+ private:
+  const Action& action_at(Position at) const { return schedule_.columns[at.rank][at.index]; }
+
+  std::string describe(Position at) const {
+    return "rank " + std::to_string(at.rank) + ", position " + std::to_string(at.index) + " (" +
+           to_string(action_at(at)) + ")";
+  }
+
+  template <typename Visitor>
+  void for_each_position(const Visitor& visit) const {
+    for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
+      for (int index = 0; index < static_cast<int>(schedule_.columns[rank].size()); ++index) {
+        visit(Position{rank, index});
+      }
+    }
+  }
+
+  void check_sizes() const {
+    TORCH_CHECK_VALUE(schedule_.num_ranks == graphs_.num_ranks() &&
+                          static_cast<int>(schedule_.columns.size()) == graphs_.num_ranks(),
+                      "schedule check: expected one column for each of ", graphs_.num_ranks(),
+                      " ranks, got num_ranks=", schedule_.num_ranks, " and ",
+                      schedule_.columns.size(), " columns.");
+    TORCH_CHECK_VALUE(schedule_.num_microbatches == graphs_.num_microbatches(),
+                      "schedule check: expected ", graphs_.num_microbatches(),
+                      " microbatches, got ", schedule_.num_microbatches, ".");
+    TORCH_CHECK_VALUE(static_cast<int>(schedule_.in_flight_limits.size()) == graphs_.num_stages(),
+                      "schedule check: expected an in-flight limit for each of ",
+                      graphs_.num_stages(), " stages, got ", schedule_.in_flight_limits.size(),
+                      ".");
+  }
+
+  /// Everything that the stage graphs demand and nothing else, in microbatch and program order.
+  std::vector<Action> demanded_actions() const {
+    std::vector<Action> demanded;
+    const auto demand = [&](ActionKind compute, ActionKind receive, int stage, int m,
+                            const std::vector<int>& sources) {
+      demanded.push_back({compute, stage, m});
+      for (int source : sources) {
+        if (graphs_.is_local(stage, source)) continue;
+        demanded.push_back({receive, stage, m, source});
+        demanded.push_back(counterpart(demanded.back()));
+      }
+    };
+    for (int m = 0; m < graphs_.num_microbatches(); ++m) {
+      const Neighbours& neighbours = graphs_.neighbours(m);
+      for (int stage = 0; stage < graphs_.num_stages(); ++stage) {
+        demand(ActionKind::kForward, ActionKind::kReceiveActivation, stage, m,
+               neighbours.activation_sources[stage]);
+        if (!graphs_.has_backward(stage, m)) continue;
+        demand(ActionKind::kBackward, ActionKind::kReceiveGradient, stage, m,
+               neighbours.gradient_sources[stage]);
+      }
+    }
+    return demanded;
+  }
+
+  void check_contents() {
+    const std::vector<Action> listed = demanded_actions();
+    const std::unordered_set<Action, ActionHash> demanded(listed.begin(), listed.end());
+    for_each_position([&](Position at) {
+      const Action& action = action_at(at);
+      TORCH_CHECK_VALUE(demanded.contains(action), "schedule check: ", describe(at),
+                        ": expected only what the stage graphs demand, got an action that no "
+                        "stage, edge or microbatch of theirs demands. Remove it.");
+      const int rank = graphs_.rank_of(action.stage);
+      TORCH_CHECK_VALUE(at.rank == rank, "schedule check: ", describe(at), ": expected on rank ",
+                        rank, ", which holds the stage, got rank ", at.rank, ". Move it.");
+      const auto [first, is_new] = position_of_.emplace(action, at);
+      TORCH_CHECK_VALUE(is_new, "schedule check: ", describe(at), ": expected once, got it at ",
+                        "position ", first->second.index, " already. Remove one.");
+    });
+    if (position_of_.size() != demanded.size()) report_missing(listed);
+  }
+
+  /// Names the first gap; of a transfer with one end, the other end too.
+  void report_missing(const std::vector<Action>& demanded) const {
+    for (const Action& action : demanded) {
+      if (position_of_.contains(action)) continue;
+      const auto other =
+          action.is_compute() ? position_of_.end() : position_of_.find(counterpart(action));
+      TORCH_CHECK_VALUE(false, "schedule check: rank ", graphs_.rank_of(action.stage),
+                        ": expected ", to_string(action),
+                        other == position_of_.end()
+                            ? std::string()
+                            : " as the other end of " + describe(other->second),
+                        ", got none. Add it.");
+    }
+  }
+
+  void check_microbatch_order() const {
+    std::map<std::pair<ActionKind, int>, Position> last;  // by (kind, stage)
+    for_each_position([&](Position at) {
+      const Action& action = action_at(at);
+      if (!action.is_compute()) return;
+      const auto [before, is_first] = last.try_emplace({action.kind, action.stage}, at);
+      TORCH_CHECK_VALUE(is_first || action_at(before->second).microbatch < action.microbatch,
+                        "schedule check: ", describe(at), ": expected microbatches in ascending ",
+                        "order, got it after ", describe(before->second), ". Exchange them.");
+      before->second = at;
+    });
+  }
+
+  void check_channel_order() const {
+    std::map<Channel, std::vector<Position>> sends, receives;
+    for_each_position([&](Position at) {
+      const Action& action = action_at(at);
+      if (action.is_send()) {
+        sends[{action.stage, action.peer, action.is_activation()}].push_back(at);
+      } else if (action.is_receive()) {
+        receives[{action.peer, action.stage, action.is_activation()}].push_back(at);
+      }
+    });
+    for (const auto& [channel, sent] : sends) {
+      const auto& received = receives.at(channel);
+      for (size_t i = 0; i < sent.size(); ++i) {
+        TORCH_CHECK_VALUE(action_at(received[i]) == counterpart(action_at(sent[i])),
+                          "schedule check: ", describe(received[i]), ": expected message ", i,
+                          " of its channel to be ", describe(sent[i]),
+                          ", got another. Receive in the order of the sends.");
+      }
+    }
+  }
+
+  /// What must stand before `action` in its own column.
+  std::vector<Action> needs(const Action& action) const {
+    if (action.is_receive() || action.stage == kInputStage) return {};
+    const int m = action.microbatch;
+    const bool is_forward = action.kind == ActionKind::kForward || action.is_activation();
+    const auto compute = is_forward ? ActionKind::kForward : ActionKind::kBackward;
+    if (action.is_send()) return {{compute, action.stage, m}};
+    std::vector<Action> needed;
+    if (!is_forward) needed.push_back({ActionKind::kForward, action.stage, m});
+    const Neighbours& neighbours = graphs_.neighbours(m);
+    const auto& sources = is_forward ? neighbours.activation_sources : neighbours.gradient_sources;
+    const auto receive = is_forward ? ActionKind::kReceiveActivation : ActionKind::kReceiveGradient;
+    for (int source : sources[action.stage]) {
+      if (!graphs_.is_local(action.stage, source)) {
+        needed.push_back({receive, action.stage, m, source});
+      } else if (source != kInputStage) {
+        needed.push_back({compute, source, m});
+      }
+    }
+    return needed;
+  }
+
+  void perform(Position at) {
+    const Action& action = action_at(at);
+    for (const Action& needed : needs(action)) {
+      const Position before = position_of_.at(needed);
+      TORCH_CHECK_VALUE(before.index < at.index, "schedule check: ", describe(at),
+                        ": expected after ", describe(before), ", got before it. Exchange them.");
+    }
+    if (!action.is_compute() || !graphs_.has_backward(action.stage, action.microbatch)) return;
+    int& held = in_flight_[action.stage];
+    held += action.kind == ActionKind::kForward ? 1 : -1;
+    const int limit = schedule_.in_flight_limits[action.stage];
+    TORCH_CHECK_VALUE(held <= limit, "schedule check: ", describe(at), ": expected at most ", limit,
+                      " microbatches in flight on stage ", action.stage, ", got ", held,
+                      ". Run a backward before, or raise active_microbatches.");
+  }
+
+  void check_run() {
+    const std::vector<Position> stuck =
+        walk(schedule_, [this](Position at, Position) { perform(at); });
+    std::string report;
+    for (const Position& at : stuck) {
+      report += (report.empty() ? "" : "; ") + describe(at) + " waits for " +
+                describe(position_of_.at(counterpart(action_at(at))));
+    }
+    TORCH_CHECK_VALUE(stuck.empty(), "schedule check: expected every receive to get its message, ",
+                      "got a deadlock: ", report, ". Send before the receives that wait for it.");
+  }
+
+  const Schedule& schedule_;
+  const MicrobatchGraphs& graphs_;
+  std::vector<int> in_flight_;  // by stage
+  std::unordered_map<Action, Position, ActionHash> position_of_;
+};
+
+}  // namespace
+
+void check(const Schedule& schedule, std::span<const StageGraph* const> graph_of_microbatch) {
+  const MicrobatchGraphs graphs(graph_of_microbatch);
+  Checker(schedule, graphs).run();
+}
+
+void check(const Schedule& schedule, const StageGraph& graph) {
+  check(schedule, std::vector<const StageGraph*>(std::max(0, schedule.num_microbatches), &graph));
+}
+
+}  // namespace smp::partitioner

@@ -1,0 +1,37 @@
+// The table that all ranks compute from the same inputs and that the executor performs as it
+// stands.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "partitioner/schedule/action.h"
+
+namespace smp::partitioner {
+
+enum class ScheduleKind {
+  kSimple,  // fill-drain: a rank's backwards start when its forwards are done (GPipe, NeurIPS 2019)
+  kInterleaved,  // SageMaker's word for backward first; 1F1B (PipeDream, SOSP 2019) on a chain
+};
+
+enum class TableContent { kCompute, kComputeAndTransfers };
+
+/// One column of actions per pipeline rank, performed from first to last.
+///
+///   stage 0 | F0 F1 F2 B0 F3 B1 B2 B3
+///   stage 1 | F0 F1 B0 F2 B1 F3 B2 B3
+///   stage 2 | F0 B0 F1 B1 F2 B2 F3 B3
+struct Schedule {
+  int num_ranks = 0;
+  int num_microbatches = 0;
+  std::vector<std::vector<Action>> columns;  // by pipeline rank
+  std::vector<int>
+      in_flight_limits;  // by stage: microbatches between their forward and their backward
+
+  /// One line per rank, "stage s | F0 B0"; where a rank has several stages or none, "rank r | 0F0
+  /// 2F0".
+  std::string to_table(TableContent content = TableContent::kCompute) const;
+  bool operator==(const Schedule&) const = default;
+};
+
+}  // namespace smp::partitioner

@@ -1,0 +1,61 @@
+// Predicts how a schedule runs: times, bubble and peak memory, by performing exactly its table.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "partitioner/schedule/generate.h"
+#include "partitioner/schedule/schedule.h"
+#include "partitioner/schedule/stage_graph.h"
+
+namespace smp::partitioner {
+
+/// Time to move one microbatch over one edge; its direction tells activations (source < target)
+/// from gradients.
+struct EdgeTime {
+  Edge edge;
+  double us = 0;
+};
+
+struct StageMemory {
+  int64_t fixed_bytes = 0;       // parameters, gradients, optimizer state
+  int64_t activation_bytes = 0;  // kept per microbatch in flight
+};
+
+struct SimulationInput {
+  std::vector<StageTime> times;     // by stage
+  std::vector<EdgeTime> transfers;  // an edge that is not listed takes no time
+  std::vector<StageMemory> memory;  // by stage; empty: peak bytes are not predicted (all zero)
+  /// false: transfers run beside computation. true: a send keeps its rank busy, as CPU ranks that
+  /// drive MPI inline.
+  bool sends_occupy_rank = false;
+};
+
+struct ActionTime {
+  double start_us =
+      0;  // a receive starts when its rank reaches it and ends when its message is there
+  double end_us = 0;
+  bool operator==(const ActionTime&) const = default;
+};
+
+struct Simulation {
+  std::vector<std::vector<ActionTime>> times;  // as Schedule::columns
+  double makespan_us = 0;
+  std::vector<double>
+      bubble_of_rank;               // fraction of the makespan in which the rank does not compute
+  double bubble = 0;                // mean over ranks
+  std::vector<int> peak_in_flight;  // by stage
+  std::vector<int64_t>
+      peak_bytes;  // by rank: fixed bytes + activation bytes x microbatches in flight
+};
+
+/// Performs `schedule` rank by rank in column order. Messages of one edge follow one another; sends
+/// are buffered.
+///
+/// A forward keeps its activations until its stage's backward of that microbatch; where the table
+/// has no such backward (evaluation), it keeps nothing.
+///
+/// Throws c10::ValueError where the input has the wrong sizes, or where the schedule deadlocks.
+Simulation simulate(const Schedule& schedule, const SimulationInput& input);
+
+}  // namespace smp::partitioner

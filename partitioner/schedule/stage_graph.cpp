@@ -1,0 +1,138 @@
+// Condenses a plan to stages and edges, and finds the stages that have a backward.
+#include "partitioner/schedule/stage_graph.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace smp::partitioner {
+namespace {
+
+std::vector<Edge> unique_edges(const std::vector<Transfer>& transfers) {
+  std::vector<Edge> edges;
+  edges.reserve(transfers.size());
+  for (const Transfer& transfer : transfers) edges.push_back({transfer.source, transfer.target});
+  std::sort(edges.begin(), edges.end());
+  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+  return edges;
+}
+
+/// Walks the program backwards from the loss; `feeds_loss` is indexed by value and by alias set,
+/// because an in-place write reaches the loss through every other view of its storage.
+class BackwardReach {
+ public:
+  explicit BackwardReach(const Graph& graph) : graph_(graph), value_(graph.values.size(), false) {
+    int32_t num_storages = 0;
+    for (const Value& value : graph.values)
+      num_storages = std::max(num_storages, value.storage + 1);
+    storage_.assign(num_storages, false);
+    mark(graph.backward_root);
+  }
+
+  /// Whether backward passes through `node`. Call once per node, last node first.
+  bool visit(const Node& node) {
+    const bool reached = node.grad_enabled && std::any_of(node.outputs.begin(), node.outputs.end(),
+                                                          [this](ValueId id) { return feeds(id); });
+    if (reached) {
+      for (ValueId id : node_inputs(node)) {
+        if (graph_.values[id].spec.requires_grad) mark(id);
+      }
+    }
+    return reached;
+  }
+
+ private:
+  void mark(ValueId id) {
+    value_[id] = true;
+    if (graph_.values[id].storage >= 0) storage_[graph_.values[id].storage] = true;
+  }
+  bool feeds(ValueId id) const {
+    if (id == kNoValue || !graph_.values[id].spec.requires_grad) return false;
+    const int32_t storage = graph_.values[id].storage;
+    return value_[id] || (storage >= 0 && storage_[storage]);
+  }
+
+  const Graph& graph_;
+  std::vector<bool> value_;
+  std::vector<bool> storage_;
+};
+
+std::vector<bool> stages_with_backward(const Plan& plan, const Graph& graph) {
+  std::vector<bool> has_backward(plan.stages.size(), false);
+  if (!graph.has_backward()) return has_backward;
+  BackwardReach reach(graph);
+  for (size_t node = graph.nodes.size(); node-- > 0;) {
+    if (reach.visit(graph.nodes[node])) has_backward[plan.stage_of_node[node]] = true;
+  }
+  for (const Transfer& relay : plan.gradients) {
+    has_backward[relay.source] = true;
+    has_backward[relay.target] = true;
+  }
+  return has_backward;
+}
+
+void validate_edges(const StageGraph& graph, const std::vector<Edge>& edges, bool is_activation) {
+  const char* name = is_activation ? "activations" : "gradients";
+  const Edge* previous = nullptr;
+  for (const Edge& edge : edges) {
+    const bool in_range = edge.source < graph.num_stages() && edge.target < graph.num_stages() &&
+                          edge.source >= (is_activation ? kInputStage : 0) && edge.target >= 0;
+    const bool is_downhill = is_activation ? edge.source < edge.target : edge.source > edge.target;
+    TORCH_CHECK_VALUE(in_range && is_downhill, "stage graph: expected every edge of `", name,
+                      "` to lead to a ", is_activation ? "later" : "earlier", " one of ",
+                      graph.num_stages(), " stages, got ", edge.source, " -> ", edge.target,
+                      ". Number the stages in program order.");
+    TORCH_CHECK_VALUE(previous == nullptr || *previous < edge, "stage graph: expected `", name,
+                      "` sorted and unique, got ", edge.source, " -> ", edge.target, " after ",
+                      previous == nullptr ? 0 : previous->source, " -> ",
+                      previous == nullptr ? 0 : previous->target, ". Sort them.");
+    TORCH_CHECK_VALUE(is_activation || (graph.stage_has_backward[edge.source] &&
+                                        graph.stage_has_backward[edge.target]),
+                      "stage graph: expected both ends of the gradient edge ", edge.source, " -> ",
+                      edge.target, " to have a backward. Mark them in `stage_has_backward`.");
+    previous = &edge;
+  }
+}
+
+}  // namespace
+
+StageGraph stage_graph(const Plan& plan, const Graph& graph) {
+  const int num_stages = static_cast<int>(plan.stages.size());
+  TORCH_CHECK_VALUE(plan.stage_of_node.size() == graph.nodes.size(),
+                    "stage graph: expected a plan of this graph's ", graph.nodes.size(),
+                    " nodes, got one of ", plan.stage_of_node.size(), ". Plan this graph first.");
+  for (int stage : plan.stage_of_node) {
+    TORCH_CHECK_VALUE(stage >= 0 && stage < num_stages, "stage graph: expected stages 0 to ",
+                      num_stages - 1, " in stage_of_node, got ", stage,
+                      ". Assign every node to one of the plan's stages.");
+  }
+  StageGraph result;
+  result.num_ranks = plan.num_ranks;
+  for (const StagePlan& stage : plan.stages) result.rank_of_stage.push_back(stage.rank);
+  result.activations = unique_edges(plan.activations);
+  if (graph.has_backward()) result.gradients = unique_edges(plan.gradients);
+  // Edges first without marks: the marks index stages by edge.
+  result.stage_has_backward.assign(num_stages, true);
+  validate(result);
+  result.stage_has_backward = stages_with_backward(plan, graph);
+  result.has_backward = graph.has_backward();
+  return result;
+}
+
+void validate(const StageGraph& graph) {
+  TORCH_CHECK_VALUE(graph.num_ranks >= 1, "stage graph: expected at least one rank, got ",
+                    graph.num_ranks, ". Set num_ranks.");
+  for (int stage = 0; stage < graph.num_stages(); ++stage) {
+    const int rank = graph.rank_of_stage[stage];
+    TORCH_CHECK_VALUE(rank >= 0 && rank < graph.num_ranks, "stage graph: expected stage ", stage,
+                      " on a rank from 0 to ", graph.num_ranks - 1, ", got ", rank,
+                      ". Place it on one of the pipeline's ranks.");
+  }
+  TORCH_CHECK_VALUE(graph.stage_has_backward.size() == graph.rank_of_stage.size(),
+                    "stage graph: expected one entry of stage_has_backward for each of ",
+                    graph.num_stages(), " stages, got ", graph.stage_has_backward.size(), ".");
+  validate_edges(graph, graph.activations, true);
+  validate_edges(graph, graph.gradients, false);
+}
+
+}  // namespace smp::partitioner

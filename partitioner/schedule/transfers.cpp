@@ -1,0 +1,81 @@
+// Puts sends and receives around computations.
+#include "partitioner/schedule/transfers.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace smp::partitioner {
+namespace {
+
+constexpr int kLeaderRank = 0;  // holds the step inputs
+
+/// A send of step inputs, due before the leader's first computation whose position is not below
+/// `due`.
+struct InputSend {
+  int due = 0;  // position in the order of all computations
+  Action action;
+};
+
+std::vector<InputSend> input_sends(std::span<const Action> computations,
+                                   const MicrobatchGraphs& graphs) {
+  std::vector<int> leader_forward(graphs.num_microbatches(), std::numeric_limits<int>::max());
+  for (int i = 0; i < static_cast<int>(computations.size()); ++i) {
+    const Action& action = computations[i];
+    if (action.kind != ActionKind::kForward || graphs.rank_of(action.stage) != kLeaderRank)
+      continue;
+    leader_forward[action.microbatch] = std::min(leader_forward[action.microbatch], i);
+  }
+  std::vector<InputSend> sends;
+  for (int i = 0; i < static_cast<int>(computations.size()); ++i) {
+    const auto& [kind, stage, microbatch, peer] = computations[i];
+    if (kind != ActionKind::kForward || graphs.rank_of(stage) == kLeaderRank) continue;
+    const auto& sources = graphs.neighbours(microbatch).activation_sources[stage];
+    if (sources.empty() || sources.front() != kInputStage) continue;
+    sends.push_back({std::min(leader_forward[microbatch], i),
+                     {ActionKind::kSendActivation, kInputStage, microbatch, stage}});
+  }
+  std::stable_sort(sends.begin(), sends.end(),
+                   [](const InputSend& a, const InputSend& b) { return a.due < b.due; });
+  return sends;
+}
+
+void append_with_transfers(const Action& action, const MicrobatchGraphs& graphs,
+                           std::vector<Action>& column) {
+  const Neighbours& neighbours = graphs.neighbours(action.microbatch);
+  const bool is_forward = action.kind == ActionKind::kForward;
+  const auto& sources = is_forward ? neighbours.activation_sources : neighbours.gradient_sources;
+  const auto& targets = is_forward ? neighbours.activation_targets : neighbours.gradient_targets;
+  const auto receive = is_forward ? ActionKind::kReceiveActivation : ActionKind::kReceiveGradient;
+  const auto send = is_forward ? ActionKind::kSendActivation : ActionKind::kSendGradient;
+  for (int source : sources[action.stage]) {
+    if (graphs.is_local(action.stage, source)) continue;
+    column.push_back({receive, action.stage, action.microbatch, source});
+  }
+  column.push_back(action);
+  for (int target : targets[action.stage]) {
+    if (graphs.is_local(action.stage, target)) continue;
+    column.push_back({send, action.stage, action.microbatch, target});
+  }
+}
+
+}  // namespace
+
+std::vector<std::vector<Action>> insert_transfers(std::span<const Action> computations,
+                                                  const MicrobatchGraphs& graphs) {
+  std::vector<std::vector<Action>> columns(graphs.num_ranks());
+  const std::vector<InputSend> sends = input_sends(computations, graphs);
+  auto next_send = sends.begin();
+  for (int i = 0; i < static_cast<int>(computations.size()); ++i) {
+    const int rank = graphs.rank_of(computations[i].stage);
+    if (rank == kLeaderRank) {
+      for (; next_send != sends.end() && next_send->due <= i; ++next_send) {
+        columns[kLeaderRank].push_back(next_send->action);
+      }
+    }
+    append_with_transfers(computations[i], graphs, columns[rank]);
+  }
+  for (; next_send != sends.end(); ++next_send) columns[kLeaderRank].push_back(next_send->action);
+  return columns;
+}
+
+}  // namespace smp::partitioner
