@@ -1,0 +1,165 @@
+// Owns Config: every knob of a job, where its value comes from, how it is checked and printed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace smp {
+
+/// The order in which a pipeline runs forwards and backwards.
+enum class Pipeline {
+  kInterleaved,  ///< "interleaved": a backward runs as soon as it can (1F1B)
+  kSimple,       ///< "simple": all forwards, then all backwards (GPipe)
+};
+
+/// What SageMaker's tensor-parallel layers favour; without effect on pipelines.
+enum class Optimize { kMemory, kSpeed };
+
+/// Which log lines reach stderr.
+enum class LogLevel { kInfo, kWarning, kOff };
+
+/// Answers "what is this environment variable?"; nullopt when it is not set.
+using EnvironmentLookup = std::function<std::optional<std::string>(std::string_view name)>;
+
+/// Looks variables up in the environment of this process.
+EnvironmentLookup environment_lookup();
+
+/// Every knob: type, default, unit and constraint.  docs/configuration.md lists every key.
+///
+/// A value comes from the first of these that names its key: SM_HP_MP_PARAMETERS (JSON), SMP_CONFIG
+/// (JSON, or the path of a JSON file), the argument of smp::init, the default below.  So the
+/// environment overrides the program, key by key, as in SageMaker.  A key that is null in JSON
+/// counts as not named.
+///
+///   smp::init({.microbatches = 4, .pipeline = smp::Pipeline::kSimple});
+///   // SMP_CONFIG='{"microbatches": 8}' mpirun -np 2 ./train      8 microbatches, still "simple"
+///
+/// SageMaker keys without a field here belong to features that do not exist yet: JSON may give them
+/// their default value, any other value is refused by name.
+struct Config {
+  /// Stages of one pipeline, at least 1; the world must be a multiple of it.  0 = the whole world
+  /// is one pipeline.  Alias: partitions.
+  int64_t pipeline_parallel_degree = 0;
+
+  /// Parts that a batch is split into, per pipeline; at least 1.  The batch must divide by it.
+  int64_t microbatches = 1;
+
+  /// Most microbatches that the first stage holds at once under kInterleaved; at least 1.
+  /// 0 = pipeline_parallel_degree, which is 1F1B.  SageMaker's default is pipeline_parallel_degree
+  /// + 2: a deeper warm-up that costs the activations of two more microbatches.
+  int64_t active_microbatches = 0;
+
+  /// Schedule of the pipeline.
+  Pipeline pipeline = Pipeline::kInterleaved;
+
+  /// true: the planner places all modules that are not pinned.  false: they go to
+  /// default_partition.
+  bool auto_partition = true;
+
+  /// Stage of the modules that are not placed by hand when auto_partition is false; at least 0 and
+  /// below pipeline_parallel_degree.
+  int64_t default_partition = 0;
+
+  /// Rank layout: "cluster" (= "DPT"), "spread" (= "TPD") or a permutation of the letters D, P and
+  /// T.  The right-most letter varies fastest with the world rank: "cluster" gives a pipeline
+  /// neighbouring ranks.
+  std::string placement_strategy = "cluster";
+
+  /// true: replicas start every step with the buffers of dp_rank 0; false: only the first step.
+  bool broadcast_buffers = true;
+
+  /// Size at which a gradient bucket is averaged over the replicas, in MiB; at least 1.
+  int64_t bucket_cap_mb = 25;
+
+  /// Memory that the planner may use on one rank, in MiB; 0 = no limit.
+  int64_t memory_limit_mb = 0;
+
+  /// Base seed of all random operators; at least 0.
+  int64_t seed = 0;
+
+  /// Intra-operator threads of one rank; at least 1.  Another number changes the last bits of
+  /// results.
+  int64_t threads = 1;
+
+  /// Seconds after which any wait for another rank fails; above 0.
+  double timeout_s = 600;
+
+  /// Log lines that reach stderr.
+  LogLevel log_level = LogLevel::kInfo;
+
+  // Accepted so that SageMaker configurations run unchanged; checked and printed, without effect.
+
+  /// Replicas are formed whenever the world is larger than one pipeline, with or without it.
+  bool ddp = false;
+
+  /// Layout of SageMaker's tensor-parallel layers.
+  Optimize optimize = Optimize::kMemory;
+
+  /// SageMaker's weight of memory against compute, 0 to 1 (its default is 0.8, or 0.2 when optimize
+  /// is "speed").  Our planner minimises step time under memory_limit_mb instead: weight 0.
+  double memory_weight = 0;
+
+  /// With one tensor-parallel rank a batch is its own scaled batch.
+  bool prescaled_batch = false;
+
+  /// Every order of execution is deterministic here.
+  bool deterministic_server = false;
+
+  /// The capture takes milliseconds and is never skipped.
+  bool skip_tracing = false;
+
+  /// When gradients are averaged does not change the result.
+  bool overlapping_allreduce = true;
+
+  /// Seed of tensor-parallel initialisation; at least 0.
+  int64_t tensor_parallel_seed = 0;
+
+  /// Pipeline tasks ahead of which offloaded activations are loaded back; at least 1.
+  int64_t activation_loading_horizon = 4;
+
+  /// Port of torch.distributed, 0 to 65535; 0 = none.
+  int64_t ddp_port = 0;
+
+  /// Backend of torch.distributed: "auto" or "nccl".
+  std::string ddp_dist_backend = "auto";
+
+  /// TensorFlow only.
+  bool contiguous = true;
+
+  bool operator==(const Config&) const = default;
+
+  /// Reads one JSON object, checks it and fills the rest with defaults.  Reads no environment.
+  /// Throws c10::ValueError that lists every error in the text: unknown keys with the nearest known
+  /// one, ill-typed values, violated constraints, aliases that disagree, features that do not exist
+  /// yet.
+  static Config from_json(std::string_view text);
+
+  /// Lays SMP_CONFIG and SM_HP_MP_PARAMETERS, as `lookup` gives them, over `argument` and checks
+  /// the result. Throws c10::ValueError that lists every error of all sources, each with its
+  /// source.
+  static Config resolve(const Config& argument,
+                        const EnvironmentLookup& lookup = environment_lookup());
+
+  /// As resolve, for an argument in JSON: its errors are listed together with those of the
+  /// environment.
+  static Config resolve_json(std::string_view argument,
+                             const EnvironmentLookup& lookup = environment_lookup());
+
+  /// "Configuration parameters:" and one indented "key: value" line per key, in SageMaker's order.
+  std::string to_text() const;
+
+  /// One line of JSON with every field, in a fixed order; from_json of it gives the same Config.
+  std::string to_json() const;
+
+  /// One entry "key: a's value against b's value" for every field that differs.
+  static std::vector<std::string> differences(const Config& a, const Config& b);
+
+  /// The table of all keys in Markdown, as printed in docs/configuration.md.
+  static std::string reference_table();
+};
+
+}  // namespace smp

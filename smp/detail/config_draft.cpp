@@ -1,0 +1,203 @@
+#include "smp/detail/config_draft.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <boost/json/serialize.hpp>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <optional>
+#include <sstream>
+
+#include "smp/detail/config_table.h"
+#include "smp/detail/json_object.h"
+
+namespace smp::detail {
+namespace {
+
+std::string in_quotes(std::string_view word) {
+  return std::string(1, '"').append(word).append(1, '"');
+}
+
+const Key* find_key(std::string_view word) {
+  const auto& keys = config_keys();
+  const auto key = std::ranges::find_if(
+      keys, [&](const Key& k) { return k.name == word || (!k.alias.empty() && k.alias == word); });
+  return key == keys.end() ? nullptr : &*key;
+}
+
+std::string unknown_key(std::string_view word) {
+  std::vector<std::string_view> known;
+  for (const Key& key : config_keys()) {
+    known.push_back(key.name);
+    if (!key.alias.empty()) known.push_back(key.alias);
+  }
+  const std::string_view suggestion = nearest(word, known);
+  const std::string text = "unknown key " + in_quotes(word);
+  return suggestion.empty() ? text : text + "; did you mean " + in_quotes(suggestion) + "?";
+}
+
+// A long value is cut, at the start of a UTF-8 character.
+std::string short_text(const boost::json::value& json) {
+  constexpr size_t kLongest = 60;
+  if (json.is_double()) return value_text(json.get_double());
+  std::string text = boost::json::serialize(json);
+  if (text.size() <= kLongest) return text;
+  size_t end = kLongest;
+  while ((text[end] & 0xC0) == 0x80) --end;
+  return text.substr(0, end) + "...";
+}
+
+// Programs write whole numbers as 5e8 or 4.0 too.
+std::optional<int64_t> to_integer(const boost::json::value& json) {
+  constexpr double kLargestExact = 9007199254740992.0;
+  if (json.is_int64()) return json.get_int64();
+  if (!json.is_double()) return std::nullopt;
+  const double number = json.get_double();
+  if (std::trunc(number) != number || std::abs(number) > kLargestExact) return std::nullopt;
+  return static_cast<int64_t>(number);
+}
+
+// nullopt when the JSON value is of another type than `like`.
+std::optional<Value> to_value(const boost::json::value& json, const Value& like) {
+  if (std::holds_alternative<bool>(like) && json.is_bool()) return json.get_bool();
+  if (std::holds_alternative<int64_t>(like)) {
+    if (const auto integer = to_integer(json)) return *integer;
+  }
+  if (std::holds_alternative<double>(like) && json.is_number()) return json.to_number<double>();
+  if (std::holds_alternative<std::string>(like) && json.is_string()) {
+    return std::string(json.get_string());
+  }
+  return std::nullopt;
+}
+
+// Edits that turn `a` into `b`: insert, delete, replace a letter, or swap two neighbours.
+// Optimal string alignment distance: Wagner and Fischer's table with Damerau's swap.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> before_last(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
+  std::iota(last.begin(), last.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, replaced});
+      const bool is_swap = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (is_swap) row[j] = std::min(row[j], before_last[j - 2] + 1);
+    }
+    before_last = last;
+    last = row;
+  }
+  return last[b.size()];
+}
+
+}  // namespace
+
+std::string_view nearest(std::string_view word, const std::vector<std::string_view>& known) {
+  constexpr size_t kLongestWord = 64;  // nobody misspells that much; keeps the table small
+  if (word.size() > kLongestWord) return {};
+  std::string_view best;
+  size_t best_distance = std::max<size_t>(1, word.size() / 3) + 1;
+  for (const std::string_view candidate : known) {
+    const size_t distance = edit_distance(word, candidate);
+    if (distance < best_distance) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+void ConfigDraft::complain(const std::string& source, const std::string& problem) {
+  problems_.push_back(source + ": " + problem);
+}
+
+void ConfigDraft::lay(const std::string& source, const Config& config) {
+  for (const Key& key : config_keys()) {
+    const Value value = get(key, config);
+    if (value == default_value(key)) continue;
+    if (const auto problem = check(key, value)) {
+      complain(source, std::string(key.name) + ": " + *problem);
+      continue;
+    }
+    set(key, value, config_);
+    sources_[key.name] = source;
+  }
+}
+
+void ConfigDraft::lay_json(const std::string& source, std::string_view text) {
+  const JsonObject object = parse_json_object(text);
+  if (object.problem) return complain(source, *object.problem);
+  for (const auto& key : object.repeated_keys) {
+    complain(source, in_quotes(key) + ": expected once, got several times. Keep one");
+  }
+  std::map<std::string_view, std::string> spellings;
+  for (const auto& [word, json] : object.members) {
+    const Key* key = find_key(word);
+    if (key == nullptr) {
+      complain(source, unknown_key(word));
+      continue;
+    }
+    if (json.is_null()) continue;
+    const auto value = to_value(json, default_value(*key));
+    const auto problem =
+        value ? check(*key, *value) : "expected " + expectation(*key) + ", got " + short_text(json);
+    if (problem) {
+      complain(source, std::string(word) + ": " + *problem);
+      continue;
+    }
+    const auto [earlier, is_first] = spellings.emplace(key->name, word);
+    if (!is_first && get(*key, config_) != *value) {
+      complain(source, in_quotes(earlier->second) + " and " + in_quotes(word) +
+                           " name the same key: expected one value, got " +
+                           value_text(get(*key, config_)) + " and " + value_text(*value) +
+                           ". Remove one");
+      continue;
+    }
+    set(*key, *value, config_);
+    sources_[key->name] = source;
+  }
+}
+
+void ConfigDraft::lay_json_or_file(const std::string& source, const std::string& text_or_path) {
+  const size_t first = text_or_path.find_first_not_of(" \t\r\n");
+  if (first != std::string::npos && text_or_path[first] == '{') {
+    return lay_json(source, text_or_path);
+  }
+  std::error_code ignored;
+  std::ifstream file(text_or_path);
+  std::ostringstream text;
+  if (!std::filesystem::is_regular_file(text_or_path, ignored) || !(text << file.rdbuf())) {
+    return complain(source, "expected a JSON object or the path of a JSON file, got " +
+                                in_quotes(text_or_path) + ", which is no readable file");
+  }
+  lay_json(source + " (" + text_or_path + ")", text.str());
+}
+
+std::string ConfigDraft::source_of(std::string_view key) const {
+  const auto source = sources_.find(key);
+  return source == sources_.end() ? "default" : source->second;
+}
+
+void ConfigDraft::check_together() {
+  const int64_t degree = config_.pipeline_parallel_degree;
+  if (degree > 0 && config_.default_partition >= degree) {
+    complain(source_of("default_partition"),
+             "default_partition: expected less than pipeline_parallel_degree=" +
+                 std::to_string(degree) + " (" + source_of("pipeline_parallel_degree") + "), got " +
+                 std::to_string(config_.default_partition));
+  }
+}
+
+Config ConfigDraft::finish() {
+  check_together();
+  std::string list;
+  for (const auto& problem : problems_) list.append("\n  ").append(problem);
+  TORCH_CHECK_VALUE(problems_.empty(), "configuration: ", problems_.size(),
+                    problems_.size() == 1 ? " error" : " errors", list,
+                    "\nCorrect the sources named above; docs/configuration.md lists every key.");
+  return config_;
+}
+
+}  // namespace smp::detail

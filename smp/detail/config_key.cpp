@@ -1,0 +1,138 @@
+// Owns what is done with one row of the configuration table: reading, storing, checking, wording.
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <boost/json/serialize.hpp>
+#include <boost/json/string.hpp>
+#include <charconv>
+#include <type_traits>
+
+#include "smp/detail/config_table.h"
+
+namespace smp::detail {
+namespace {
+
+std::string number_text(double number) {
+  char digits[32];
+  const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
+  return {digits, end};
+}
+
+// Only bounds that mean something are worded; the others keep arithmetic from overflowing.
+constexpr double kLargestWordedBound = 65535;
+
+std::string range_text(const Range& range) {
+  if (range.least == Range{}.least) return "";
+  const std::string least = number_text(range.least);
+  if (range.most <= kLargestWordedBound) return ", " + least + " to " + number_text(range.most);
+  return range.excludes_least ? ", above " + least : ", " + least + " or more";
+}
+
+bool is_number(const Value& value) {
+  return std::holds_alternative<int64_t>(value) || std::holds_alternative<double>(value);
+}
+
+double to_double(const Value& value) {
+  const auto* integer = std::get_if<int64_t>(&value);
+  return integer != nullptr ? static_cast<double>(*integer) : std::get<double>(value);
+}
+
+template <typename Member>
+using MemberType =
+    std::remove_reference_t<decltype(std::declval<Config&>().*std::declval<Member>())>;
+
+}  // namespace
+
+Value get(const Key& key, const Config& config) {
+  return std::visit(
+      [&](auto member) -> Value {
+        using Member = decltype(member);
+        if constexpr (std::is_same_v<Member, std::monostate>) {
+          return key.value_without_field;
+        } else if constexpr (std::is_enum_v<MemberType<Member>>) {
+          const auto position = static_cast<size_t>(config.*member);
+          // A cast outside the enumerators has no word; check() then refuses the empty one.
+          return position < key.choices.size() ? std::string(key.choices[position]) : "";
+        } else {
+          return config.*member;
+        }
+      },
+      key.field);
+}
+
+void set(const Key& key, const Value& value, Config& config) {
+  std::visit(
+      [&](auto member) {
+        using Member = decltype(member);
+        if constexpr (!std::is_same_v<Member, std::monostate>) {
+          using Type = MemberType<Member>;
+          if constexpr (std::is_enum_v<Type>) {
+            const auto word = std::ranges::find(key.choices, std::get<std::string>(value));
+            TORCH_INTERNAL_ASSERT(word != key.choices.end(), key.name);
+            config.*member = static_cast<Type>(word - key.choices.begin());
+          } else {
+            config.*member = std::get<Type>(value);
+          }
+        }
+      },
+      key.field);
+}
+
+Value default_value(const Key& key) { return get(key, Config{}); }
+
+std::string expectation(const Key& key) {
+  if (!key.choices.empty()) {
+    std::string words;
+    for (const auto& choice : key.choices) {
+      words.append(words.empty() ? "\"" : ", \"").append(choice).append(1, '"');
+    }
+    return "one of " + words;
+  }
+  switch (default_value(key).index()) {
+    case 0:
+      return "true or false";
+    case 1:
+      return "an integer" + range_text(key.range);
+    case 2:
+      return "a number" + range_text(key.range);
+    default:
+      return "a string";
+  }
+}
+
+std::optional<std::string> check(const Key& key, const Value& value) {
+  const Value fallback = default_value(key);
+  bool is_accepted = value.index() == fallback.index();
+  if (is_accepted && !key.choices.empty()) {
+    is_accepted = std::ranges::find(key.choices, std::get<std::string>(value)) != key.choices.end();
+  } else if (is_accepted && is_number(value)) {
+    const double number = to_double(value);
+    if (number > key.range.most && key.range.most > kLargestWordedBound) {
+      return "expected at most " + number_text(key.range.most) + ", got " + value_text(value);
+    }
+    // Written so that a NaN is refused.
+    is_accepted = key.range.excludes_least ? number > key.range.least : number >= key.range.least;
+    is_accepted = is_accepted && number <= key.range.most;
+  }
+  if (!is_accepted) return "expected " + expectation(key) + ", got " + value_text(value);
+  if (key.support == Support::kNotYet && value != fallback && value != key.also_accepted) {
+    return value_text(value) + " is not available yet. Remove the key or set it to " +
+           value_text(fallback);
+  }
+  return std::nullopt;
+}
+
+std::string value_text(const Value& value) {
+  switch (value.index()) {
+    case 0:
+      return std::get<bool>(value) ? "true" : "false";
+    case 1:
+      return std::to_string(std::get<int64_t>(value));
+    case 2:
+      return number_text(std::get<double>(value));
+    default:
+      return boost::json::serialize(boost::json::string(std::get<std::string>(value)));
+  }
+}
+
+}  // namespace smp::detail
