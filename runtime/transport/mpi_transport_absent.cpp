@@ -14,6 +14,6 @@ std::shared_ptr<Transport> create(const Options&) {
       "openmpi-bin and build again, or start a single process.");
 }
 
-void shutdown() {}
+void shutdown(Transport&) { TORCH_INTERNAL_ASSERT(false, "no MPI transport can exist"); }
 
 }  // namespace smp::runtime::mpi

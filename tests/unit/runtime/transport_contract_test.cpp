@@ -22,10 +22,21 @@ using Body = std::function<void(Transport&)>;
 constexpr int kUnderMpirun = 0;
 constexpr auto kTestTimeout = std::chrono::seconds(60);
 
+bool is_under_mpirun() { return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr; }
+
 std::vector<int> worlds() {
-  if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) return {kUnderMpirun};
+  if (is_under_mpirun()) return {kUnderMpirun};
   return {1, 2, 3, 4, 5};
 }
+
+// mpirun calls a program that ends without finalising MPI a failure.
+class MpiEnd : public testing::Environment {
+ public:
+  void TearDown() override { mpi::shutdown(*mpi::create()); }
+};
+
+[[maybe_unused]] const auto* const mpi_end =
+    is_under_mpirun() ? testing::AddGlobalTestEnvironment(new MpiEnd) : nullptr;
 
 class TransportContract : public testing::TestWithParam<int> {
  protected:

@@ -1,0 +1,51 @@
+// Owns the pace of a waiting rank: spin, then yield, then sleep.
+#pragma once
+
+#include <sched.h>
+#include <time.h>
+
+#include <chrono>
+
+namespace smp::runtime {
+
+/// One wait. Call pause() after every look that found nothing.
+///
+/// A message between stages of a running pipeline comes within microseconds, so the first looks
+/// follow each other at once. Ranks without a core of their own must yield instead: with 8 ranks on
+/// 2 cores a bare loop takes 20 times as long. After kSleepAfter the core goes to whoever can use
+/// it; the price is an answer that is about 0.1 ms late, 2 % of such a wait.
+class Backoff {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Backoff(bool has_own_core) : num_spins_left_(has_own_core ? kNumSpins : 0) {}
+
+  void pause() {
+    if (num_spins_left_ > 0) {
+      --num_spins_left_;
+      return;
+    }
+    if (start_ == Clock::time_point()) start_ = Clock::now();
+    if (elapsed() < kSleepAfter) {
+      sched_yield();
+      return;
+    }
+    const timespec sleep{0, kSleepNanoseconds};
+    nanosleep(&sleep, nullptr);
+  }
+
+  /// Time since the spinning ended; zero before.
+  Clock::duration elapsed() const {
+    return start_ == Clock::time_point() ? Clock::duration::zero() : Clock::now() - start_;
+  }
+
+ private:
+  static constexpr int kNumSpins = 200;  // about 20 us of MPI_Test
+  static constexpr std::chrono::milliseconds kSleepAfter{5};
+  static constexpr long kSleepNanoseconds = 50000;
+
+  int num_spins_left_;
+  Clock::time_point start_;
+};
+
+}  // namespace smp::runtime

@@ -1,0 +1,224 @@
+// Owns the inline progress of MPI: messages, waiting loops, notices of failure.
+#include "runtime/transport/mpi_engine.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+
+namespace smp::runtime::mpi {
+namespace {
+
+// A look at the failures of others costs as much as one at a message, so not every one is worth it.
+constexpr uint32_t kLooksPerLookAround = 32;
+
+// Threads of other ranks on the same core need it while this one waits.
+bool has_own_core(MPI_Comm world) {
+  MPI_Comm host = MPI_COMM_NULL;
+  mpi_check(MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
+            "split by host");
+  int num_local_ranks = 1;
+  mpi_check(MPI_Comm_size(host, &num_local_ranks), "size of host");
+  mpi_check(MPI_Comm_free(&host), "free of host group");
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  return sched_getaffinity(0, sizeof(cores), &cores) == 0 && num_local_ranks <= CPU_COUNT(&cores);
+}
+
+MPI_Comm duplicate(MPI_Comm comm) {
+  MPI_Comm copy = MPI_COMM_NULL;
+  mpi_check(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup");
+  mpi_check(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return copy;
+}
+
+std::vector<std::string> gather_identities(MPI_Comm comm, int size) {
+  constexpr int kMaxChars = 512;
+  std::string mine = this_process().serialised();
+  mine.resize(kMaxChars);
+  std::string all(static_cast<size_t>(kMaxChars) * static_cast<size_t>(size), '\0');
+  mpi_check(MPI_Allgather(mine.data(), kMaxChars, MPI_CHAR, all.data(), kMaxChars, MPI_CHAR, comm),
+            "exchange of process identities");
+  std::vector<std::string> identities;
+  for (size_t start = 0; start < all.size(); start += kMaxChars)
+    identities.emplace_back(all.c_str() + start);
+  return identities;
+}
+
+}  // namespace
+
+void throw_mpi_error(int code, CommError::Where where) {
+  char text[MPI_MAX_ERROR_STRING] = "unknown error";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw CommError(std::move(where), std::string("MPI failed: ") + text);
+}
+
+int to_mpi_count(int64_t count, const char* operation) {
+  TORCH_CHECK_VALUE(count <= INT_MAX, operation, ": expected at most ", INT_MAX,
+                    " bytes in one message of MPI, got ", count, ". Send it in parts.");
+  return static_cast<int>(count);
+}
+
+Engine::Engine(Milliseconds the_timeout) : timeout(the_timeout) {
+  world_ = duplicate(MPI_COMM_WORLD);
+  control_ = duplicate(world_);
+  notices_ = duplicate(world_);
+  mpi_check(MPI_Comm_rank(world_, &rank_), "MPI_Comm_rank");
+  mpi_check(MPI_Comm_size(world_, &size_), "MPI_Comm_size");
+  has_own_core_ = has_own_core(world_);
+  peers_.emplace(rank_, gather_identities(world_, size_));
+  if (size_ == 1) return;
+  termination_watch_.emplace();
+  mpi_check(MPI_Irecv(&incoming_notice_, sizeof(Notice), MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag,
+                      notices_, &notice_request_),
+            "MPI_Irecv of notices");
+}
+
+Engine::~Engine() {
+  close();
+  // Communicators are left to MPI_Finalize: freeing them is collective, and a destructor is not.
+}
+
+void Engine::close() noexcept {
+  if (has_failed()) acknowledge_termination();
+  termination_watch_.reset();
+  int is_finalized = 0;
+  MPI_Finalized(&is_finalized);
+  if (is_finalized != 0 || notice_request_ == MPI_REQUEST_NULL) return;
+  MPI_Cancel(&notice_request_);
+  MPI_Request_free(&notice_request_);
+}
+
+uint32_t Engine::take_slot() {
+  throw_if_failed();
+  if (free_slots_.empty()) {
+    free_slots_.push_back(static_cast<uint32_t>(slots_.size()));
+    slots_.emplace_back();
+  }
+  const uint32_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  return slot;
+}
+
+Request Engine::isend(MPI_Comm comm, int peer, int world_peer, int tag, const void* data,
+                      int64_t num_bytes) {
+  const int count = to_mpi_count(num_bytes, "isend");
+  const uint32_t slot = take_slot();
+  at(slot) = {MPI_REQUEST_NULL, false, world_peer, tag, num_bytes};
+  mpi_check(MPI_Isend(data, count, MPI_BYTE, peer, tag, comm, &at(slot).request), "isend");
+  return {*this, slot};
+}
+
+Request Engine::irecv(MPI_Comm comm, int peer, int world_peer, int tag, void* data,
+                      int64_t max_bytes) {
+  const int count = to_mpi_count(max_bytes, "irecv");
+  const uint32_t slot = take_slot();
+  at(slot) = {MPI_REQUEST_NULL, true, world_peer, tag, max_bytes};
+  mpi_check(MPI_Irecv(data, count, MPI_BYTE, peer, tag, comm, &at(slot).request), "irecv");
+  return {*this, slot};
+}
+
+bool Engine::test(uint32_t slot, int64_t* num_bytes) { return look(slot, num_bytes, {}); }
+
+bool Engine::look(uint32_t slot, int64_t* num_bytes, std::string_view action) {
+  throw_if_failed();
+  Slot& message = at(slot);
+  int is_done = 0;
+  MPI_Status status;
+  const int code = MPI_Test(&message.request, &is_done, &status);
+  if (code != MPI_SUCCESS) [[unlikely]]
+    throw_message_error(message, code, status, action);
+  if (is_done == 0) {
+    if (++num_looks_ % kLooksPerLookAround == 0) look_around();
+    return false;
+  }
+  *num_bytes = message.num_bytes;
+  if (message.is_receive) {
+    int count = 0;
+    mpi_check(MPI_Get_count(&status, MPI_BYTE, &count), "length of a message");
+    *num_bytes = count;
+  }
+  free_slots_.push_back(slot);
+  return true;
+}
+
+void Engine::throw_message_error(const Slot& message, int code, const MPI_Status& status,
+                                 std::string_view action) const {
+  int error_class = MPI_SUCCESS;
+  MPI_Error_class(code, &error_class);
+  if (error_class != MPI_ERR_TRUNCATE) throw_mpi_error(code, where_of(message, action, 0));
+  int count = 0;
+  MPI_Get_count(&status, MPI_BYTE, &count);
+  throw CommError(where_of(message, action, 0), "truncated: expected at most " +
+                                                    std::to_string(message.num_bytes) +
+                                                    " bytes, got " + std::to_string(count));
+}
+
+CommError::Where Engine::where_of(const Slot& message, std::string_view action,
+                                  double seconds) const {
+  const std::string operation = (message.is_receive ? "receive of at most " : "send of ") +
+                                std::to_string(message.num_bytes) + " bytes with tag " +
+                                std::to_string(message.tag);
+  return {operation, message.peer, std::string(action), seconds};
+}
+
+template <class IsDone, class WhereOf>
+void Engine::wait_until(const IsDone& is_done, const WhereOf& where, Milliseconds limit) {
+  Backoff backoff(has_own_core_);
+  while (!is_done()) {
+    backoff.pause();
+    if (backoff.elapsed() < limit) continue;
+    const std::chrono::duration<double> waited = backoff.elapsed();
+    fail(std::make_exception_ptr(CommError(where(waited.count()), "timed out")));
+  }
+}
+
+int64_t Engine::wait(uint32_t slot, std::string_view action, std::optional<Milliseconds> limit) {
+  int64_t num_bytes = 0;
+  wait_until([&] { return look(slot, &num_bytes, action); },
+             [&](double seconds) { return where_of(at(slot), action, seconds); },
+             limit.value_or(timeout));
+  return num_bytes;
+}
+
+void Engine::wait(MPI_Request request, const std::string& operation) {
+  const auto is_done = [&] {
+    throw_if_failed();
+    int done = 0;
+    const int code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS) throw_mpi_error(code, {.operation = operation});
+    if (done == 0 && ++num_looks_ % kLooksPerLookAround == 0) look_around();
+    return done != 0;
+  };
+  const auto where = [&](double seconds) {
+    return CommError::Where{.operation = operation, .seconds = seconds};
+  };
+  wait_until(is_done, where, timeout);
+}
+
+void Engine::drop(uint32_t slot) noexcept {
+  Slot& message = at(slot);
+  if (message.request == MPI_REQUEST_NULL) {  // it has failed
+    free_slots_.push_back(slot);
+    return;
+  }
+  dropped_slots_.push_back(slot);
+}
+
+void Engine::finish_dropped() {
+  std::erase_if(dropped_slots_, [&](uint32_t slot) {
+    int is_done = 0;
+    mpi_check(MPI_Test(&at(slot).request, &is_done, MPI_STATUS_IGNORE), "end of a dropped message");
+    if (is_done != 0) free_slots_.push_back(slot);
+    return is_done != 0;
+  });
+}
+
+void Engine::progress() {
+  throw_if_failed();
+  look_around();
+}
+
+}  // namespace smp::runtime::mpi

@@ -1,0 +1,226 @@
+// Owns the Transport of one MPI rank: the contract in terms of the engine and MPI's non-blocking
+// calls.
+#include "runtime/transport/mpi_transport.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "runtime/launch/launch.h"
+#include "runtime/transport/checks.h"
+#include "runtime/transport/mpi_engine.h"
+#include "runtime/transport/sum.h"
+
+namespace smp::runtime::mpi {
+namespace {
+
+// One call of a collective; larger ones are done in parts.
+constexpr int64_t kMaxPart = int64_t{1} << 30;
+
+std::atomic<bool> owns_mpi = false;  // MPI is the process's, and so is who initialised it
+
+MPI_Datatype type_of(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Float:
+      return MPI_FLOAT;
+    case c10::ScalarType::Double:
+      return MPI_DOUBLE;
+    case c10::ScalarType::Long:
+      return MPI_INT64_T;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "check_sum let pass ", type);
+  }
+}
+
+// Calls fn(offset, count) for parts of at most kMaxPart.
+template <class Fn>
+void for_each_part(int64_t total, const Fn& fn) {
+  for (int64_t offset = 0; offset < total; offset += kMaxPart)
+    fn(offset, static_cast<int>(std::min(kMaxPart, total - offset)));
+}
+
+class MpiTransport final : public Transport {
+ public:
+  // members: world ranks by rank of the group.
+  MpiTransport(std::shared_ptr<Engine> engine, MPI_Comm comm, std::vector<int> members, int rank)
+      : engine_(std::move(engine)), comm_(comm), members_(std::move(members)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(members_.size()); }
+  Engine& engine() { return *engine_; }
+
+  Request isend(int dest, int tag, const void* data, int64_t num_bytes) override {
+    check_message("isend", dest, size(), tag, num_bytes);
+    return engine_->isend(comm_, dest, world_rank(dest), tag, data, num_bytes);
+  }
+  Request irecv(int source, int tag, void* data, int64_t max_bytes) override {
+    check_message("irecv", source, size(), tag, max_bytes);
+    return engine_->irecv(comm_, source, world_rank(source), tag, data, max_bytes);
+  }
+  void progress() override { engine_->progress(); }
+
+  std::shared_ptr<Transport> group(const std::vector<int>& ranks) override;
+  void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) override;
+  void broadcast(void* data, int64_t num_bytes, int root) override;
+  std::vector<std::string> all_gather(std::string_view bytes) override;
+  void barrier() override {
+    start("barrier", [&](MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
+  }
+
+  void abort(std::string_view message) noexcept override { engine_->abort(message); }
+  std::chrono::milliseconds timeout() const override { return engine_->timeout; }
+  void set_timeout(std::chrono::milliseconds timeout) override { engine_->timeout = timeout; }
+
+ private:
+  int world_rank(int rank) const { return members_[static_cast<size_t>(rank)]; }
+
+  // Starts a collective and waits for it.
+  template <class Start>
+  void start(const std::string& operation, const Start& call) {
+    engine_->throw_if_failed();
+    MPI_Request request = MPI_REQUEST_NULL;
+    mpi_check(call(&request), operation.c_str());
+    engine_->wait(request, operation);
+  }
+
+  // MPI_Comm_create_group blocks without end, so nobody enters it before all members are there.
+  void meet_members(const std::vector<int>& members, int my_index);
+
+  std::shared_ptr<Engine> engine_;
+  MPI_Comm comm_;
+  std::vector<int> members_;
+  int rank_;
+};
+
+void MpiTransport::meet_members(const std::vector<int>& members, int my_index) {
+  uint32_t hash = 0;  // members that were called with different lists never meet
+  for (const int member : members) hash = hash * 31 + static_cast<uint32_t>(member) + 1;
+  const int tag = static_cast<int>(hash % static_cast<uint32_t>(kMaxTag));
+  const std::string action = "group of " + std::to_string(members.size()) + " ranks";
+  const auto send = [&](int peer) {
+    return engine_->isend(engine_->control(), peer, peer, tag, nullptr, 0);
+  };
+  const auto receive = [&](int peer) {
+    engine_->irecv(engine_->control(), peer, peer, tag, nullptr, 0).wait(action);
+  };
+  if (my_index > 0) {
+    send(members.front()).wait(action);
+    receive(members.front());
+    return;
+  }
+  for (size_t i = 1; i < members.size(); ++i) receive(members[i]);
+  for (size_t i = 1; i < members.size(); ++i) send(members[i]).wait(action);
+}
+
+std::shared_ptr<Transport> MpiTransport::group(const std::vector<int>& ranks) {
+  const int my_index = check_group(ranks, rank_, size());
+  std::vector<int> members;
+  for (const int rank : ranks) members.push_back(world_rank(rank));
+  meet_members(members, my_index);
+
+  MPI_Group world = MPI_GROUP_NULL;
+  MPI_Group group = MPI_GROUP_NULL;
+  MPI_Comm comm = MPI_COMM_NULL;
+  mpi_check(MPI_Comm_group(engine_->world(), &world), "MPI_Comm_group");
+  mpi_check(MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group),
+            "MPI_Group_incl");
+  mpi_check(MPI_Comm_create_group(engine_->world(), group, 0, &comm), "MPI_Comm_create_group");
+  mpi_check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  mpi_check(MPI_Group_free(&group), "MPI_Group_free");
+  mpi_check(MPI_Group_free(&world), "MPI_Group_free");
+  return std::make_shared<MpiTransport>(engine_, comm, std::move(members), my_index);
+}
+
+void MpiTransport::all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) {
+  check_sum(num_elements, type);
+  if (size() == 1) return engine_->throw_if_failed();
+  if (type == c10::ScalarType::BFloat16 || type == c10::ScalarType::Half) {
+    std::vector<float> values = widen(data, num_elements, type);
+    all_reduce_sum(values.data(), num_elements, c10::ScalarType::Float);
+    return narrow(values, data, type);
+  }
+  const std::string operation =
+      "all_reduce_sum of " + std::to_string(num_elements) + " " + c10::toString(type);
+  const int64_t element_bytes = c10::elementSize(type);
+  for_each_part(num_elements, [&](int64_t offset, int count) {
+    start(operation, [&](MPI_Request* request) {
+      return MPI_Iallreduce(MPI_IN_PLACE, static_cast<char*>(data) + offset * element_bytes, count,
+                            type_of(type), MPI_SUM, comm_, request);
+    });
+  });
+}
+
+void MpiTransport::broadcast(void* data, int64_t num_bytes, int root) {
+  check_broadcast(num_bytes, root, size());
+  const std::string operation = "broadcast of " + std::to_string(num_bytes) + " bytes from rank " +
+                                std::to_string(world_rank(root));
+  for_each_part(num_bytes, [&](int64_t offset, int count) {
+    start(operation, [&](MPI_Request* request) {
+      return MPI_Ibcast(static_cast<char*>(data) + offset, count, MPI_BYTE, root, comm_, request);
+    });
+  });
+}
+
+std::vector<std::string> MpiTransport::all_gather(std::string_view bytes) {
+  const auto num_ranks = static_cast<size_t>(size());
+  int64_t my_length = static_cast<int64_t>(bytes.size());
+  std::vector<int64_t> lengths(num_ranks);
+  start("all_gather of lengths", [&](MPI_Request* request) {
+    return MPI_Iallgather(&my_length, 1, MPI_INT64_T, lengths.data(), 1, MPI_INT64_T, comm_,
+                          request);
+  });
+  to_mpi_count(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}), "all_gather");
+  const std::vector<int> counts(lengths.begin(), lengths.end());
+  std::vector<int> starts(num_ranks);
+  std::exclusive_scan(counts.begin(), counts.end(), starts.begin(), 0);
+  std::string all(static_cast<size_t>(starts.back() + counts.back()), '\0');
+  start("all_gather", [&](MPI_Request* request) {
+    return MPI_Iallgatherv(bytes.data(), counts[static_cast<size_t>(rank_)], MPI_BYTE, all.data(),
+                           counts.data(), starts.data(), MPI_BYTE, comm_, request);
+  });
+  std::vector<std::string> gathered;
+  for (size_t rank = 0; rank < num_ranks; ++rank)
+    gathered.push_back(
+        all.substr(static_cast<size_t>(starts[rank]), static_cast<size_t>(counts[rank])));
+  return gathered;
+}
+
+void initialise_mpi() {
+  int is_finalized = 0;
+  mpi_check(MPI_Finalized(&is_finalized), "MPI_Finalized");
+  if (is_finalized != 0)
+    throw CommError("mpi transport: expected MPI that runs, but this process has finalised it");
+  int is_initialized = 0;
+  mpi_check(MPI_Initialized(&is_initialized), "MPI_Initialized");
+  if (is_initialized != 0) return;
+  set_mpi_defaults();
+  int provided = MPI_THREAD_SINGLE;
+  mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+  owns_mpi = true;
+  if (provided < MPI_THREAD_FUNNELED)
+    throw CommError("mpi transport: expected an MPI that allows threads, this one does not");
+}
+
+}  // namespace
+
+bool is_available() { return true; }
+
+std::shared_ptr<Transport> create(const Options& options) {
+  initialise_mpi();
+  auto engine = std::make_shared<Engine>(options.timeout);
+  std::vector<int> members(static_cast<size_t>(engine->world_size()));
+  std::iota(members.begin(), members.end(), 0);
+  return std::make_shared<MpiTransport>(engine, engine->world(), std::move(members),
+                                        engine->world_rank());
+}
+
+void shutdown(Transport& world) {
+  auto& mine = dynamic_cast<MpiTransport&>(world);
+  if (mine.engine().has_failed()) return;
+  mine.barrier();
+  mine.engine().close();
+  if (owns_mpi.exchange(false)) mpi_check(MPI_Finalize(), "MPI_Finalize");
+}
+
+}  // namespace smp::runtime::mpi

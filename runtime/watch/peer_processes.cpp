@@ -1,0 +1,106 @@
+// Owns the reading of /proc.
+#include "runtime/watch/peer_processes.h"
+
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <sstream>
+
+namespace smp::runtime {
+namespace {
+
+struct ProcessState {
+  char letter = 0;
+  int64_t start_ticks = 0;
+};
+
+// Field 3 and field 22 of /proc/<pid>/stat; field 2, the name, may hold blanks and parentheses.
+std::optional<ProcessState> state_of(const std::string& pid) {
+  std::ifstream file("/proc/" + pid + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const size_t end_of_name = text.rfind(')');
+  if (end_of_name == std::string::npos) return std::nullopt;
+  std::istringstream fields(text.substr(end_of_name + 1));
+  ProcessState state;
+  fields >> state.letter;
+  std::string skipped;
+  for (int field = 4; field < 22; ++field) fields >> skipped;
+  if (!(fields >> state.start_ticks)) return std::nullopt;
+  return state;
+}
+
+bool is_same_host(const ProcessIdentity& a, const ProcessIdentity& b) {
+  return a.host == b.host && a.pid_namespace == b.pid_namespace;
+}
+
+}  // namespace
+
+std::string ProcessIdentity::serialised() const {
+  return host + "\n" + pid_namespace + "\n" + std::to_string(pid) + "\n" +
+         std::to_string(start_ticks);
+}
+
+ProcessIdentity ProcessIdentity::parse(const std::string& text) {
+  ProcessIdentity process;
+  std::istringstream lines(text);
+  std::getline(lines, process.host);
+  std::getline(lines, process.pid_namespace);
+  lines >> process.pid >> process.start_ticks;
+  TORCH_CHECK_VALUE(lines && lines.eof(),
+                    "process identity: expected host, pid namespace, pid and ",
+                    "start time on four lines, got '", text, "'.");
+  return process;
+}
+
+ProcessIdentity this_process() {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  std::array<char, 64> name_space{};
+  // Where it cannot be read it stays empty for all, and the host's name alone decides.
+  [[maybe_unused]] const ssize_t length =
+      readlink("/proc/self/ns/pid", name_space.data(), name_space.size() - 1);
+  const auto state = state_of("self");
+  return {host.data(), name_space.data(), getpid(), state ? state->start_ticks : 0};
+}
+
+bool is_running(const ProcessIdentity& process) {
+  static const ProcessIdentity me = this_process();
+  const bool can_tell = me.start_ticks != 0 && is_same_host(process, me);
+  if (!can_tell) return true;
+  const auto state = state_of(std::to_string(process.pid));
+  return state && state->letter != 'Z' && state->letter != 'X' &&
+         state->start_ticks == process.start_ticks;
+}
+
+PeerProcesses::PeerProcesses(int my_rank, const std::vector<std::string>& identities) {
+  for (const std::string& identity : identities)
+    processes_.push_back(ProcessIdentity::parse(identity));
+  const ProcessIdentity& me = processes_[static_cast<size_t>(my_rank)];
+  for (size_t rank = 0; rank < processes_.size(); ++rank)
+    if (static_cast<int>(rank) != my_rank && is_same_host(processes_[rank], me))
+      local_peers_.push_back(static_cast<int>(rank));
+}
+
+std::optional<int> PeerProcesses::first_lost() const {
+  const auto lost = std::find_if(local_peers_.begin(), local_peers_.end(), [&](int rank) {
+    return !is_running(processes_[static_cast<size_t>(rank)]);
+  });
+  if (lost == local_peers_.end()) return std::nullopt;
+  return *lost;
+}
+
+bool PeerProcesses::are_all_local_gone() const {
+  return std::none_of(local_peers_.begin(), local_peers_.end(),
+                      [&](int rank) { return is_running(processes_[static_cast<size_t>(rank)]); });
+}
+
+std::string PeerProcesses::name_of(int rank) const {
+  const ProcessIdentity& process = processes_[static_cast<size_t>(rank)];
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(process.pid) + " on host " +
+         process.host + ")";
+}
+
+}  // namespace smp::runtime

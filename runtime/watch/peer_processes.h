@@ -1,0 +1,47 @@
+// Owns whether the processes of the other ranks of this host are alive. Looks, never signals.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp::runtime {
+
+/// What tells a process from all others, also after its pid has been used again.
+struct ProcessIdentity {
+  std::string host;
+  std::string pid_namespace;  ///< pids of another one mean nothing here
+  int64_t pid = 0;
+  int64_t start_ticks = 0;  ///< since the host started
+
+  std::string serialised() const;
+  /// Throws c10::ValueError when `text` is not what serialised() gives.
+  static ProcessIdentity parse(const std::string& text);
+};
+
+ProcessIdentity this_process();
+
+/// Is it running? Unknown, and true, for a process of another host or pid namespace. A process that
+/// has ended and waits for its parent (a zombie) is not running.
+bool is_running(const ProcessIdentity& process);
+
+/// The processes of a world.
+class PeerProcesses {
+ public:
+  /// identities: serialised, by world rank.
+  PeerProcesses(int my_rank, const std::vector<std::string>& identities);
+
+  /// The lowest rank whose process is gone.
+  std::optional<int> first_lost() const;
+  /// Is every other process of this host gone?
+  bool are_all_local_gone() const;
+  /// "rank 2 (pid 123 on host x)"
+  std::string name_of(int rank) const;
+
+ private:
+  std::vector<ProcessIdentity> processes_;
+  std::vector<int> local_peers_;
+};
+
+}  // namespace smp::runtime
