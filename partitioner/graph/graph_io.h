@@ -1,0 +1,36 @@
+// Graphs as text: exact JSON to send and save, lines to read, a hash and an equality by bits.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "partitioner/graph/graph.h"
+
+namespace smp::partitioner {
+
+/// Exact and canonical: equal graphs give equal text, on every rank. Doubles travel as 16 hex
+/// digits of their bits, so that every NaN, infinity and signed zero survives.
+std::string serialise(const Graph& graph);
+
+/// The inverse of `serialise`. The text may come from anywhere: unknown or missing fields, wrong
+/// types, nesting that is too deep, ids out of range, results used before they are made and sizes
+/// that overflow throw c10::ValueError with the place in the text ("nodes[3].outputs[0]").
+Graph deserialise_graph(std::string_view text);
+
+/// For people: first inputs, parameters, buffers and constants, then one line per node.
+///
+///   %12: float32[32,35,200] = aten::addmm(%4 encoder.bias, %3, %11, 1, 1)   # encoder.layers.0
+///
+/// Strides follow in braces where a tensor is not contiguous; remarks such as no_grad stand behind
+/// the module.
+std::string to_text(const Graph& graph);
+
+/// FNV-1a (64 bits) over `serialise(graph)`: the same in every process and on every machine.
+uint64_t hash(const Graph& graph);
+
+/// Like ==, but doubles are compared by their bits: a NaN equals itself and 0.0 differs from -0.0.
+bool same_graph(const Graph& a, const Graph& b);
+bool same_argument(const Argument& a, const Argument& b);
+
+}  // namespace smp::partitioner
