@@ -1,0 +1,225 @@
+// Trains a transformer language model over all processes that the launcher has started.
+//
+//   transformer_lm                           one process
+//   smp run -np 4 transformer_lm --steps 50  four, each with a part of the model
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <optional>
+
+#include "examples/common/flags.h"
+#include "examples/common/step_log.h"
+#include "examples/transformer_lm/corpus.h"
+#include "examples/transformer_lm/evaluation.h"
+#include "examples/transformer_lm/memory.h"
+#include "examples/transformer_lm/model.h"
+#include "examples/transformer_lm/placement.h"
+#include "examples/transformer_lm/report.h"
+#include "smp/smp.h"
+
+namespace transformer_lm {
+namespace {
+
+struct Settings {
+  examples::Flags common{.epochs = 10, .batch_size = 16, .microbatches = 8, .lr = 5.0};
+  ModelOptions model{.width = 200, .heads = 4, .hidden = 800, .layers = 4};
+  int64_t bptt = 32;
+  int64_t print_every = 20;
+  std::string save;
+};
+
+// Columns of this replica, [rows, batch_size / replicas] each.
+struct Data {
+  at::Tensor train, valid, test;
+  int64_t vocab = 0;
+};
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::optional<int> parse(int argc, char** argv, Settings& settings) {
+  examples::FlagParser parser("Trains a transformer language model.", settings.common);
+  parser.add("--bptt", settings.bptt, "Tokens per row of a batch");
+  parser.add("--width", settings.model.width, "Width of the model");
+  parser.add("--heads", settings.model.heads, "Heads of each attention");
+  parser.add("--hidden", settings.model.hidden, "Width of each feed-forward block");
+  parser.add("--layers", settings.model.layers, "Encoder layers");
+  parser.add("--dropout", settings.model.dropout, "Probability of dropout");
+  parser.add("--print-every", settings.print_every, "Steps between lines of progress; 0: none");
+  parser.add("--save", settings.save, "Write the best weights to this file, for torch::load");
+  return parser.parse(argc, argv);
+}
+
+Data load(const Settings& settings) {
+  const int64_t batch_size = settings.common.batch_size;
+  TORCH_CHECK_VALUE(batch_size % smp::dp_size() == 0, "--batch-size: expected a multiple of the ",
+                    smp::dp_size(), " replicas, got ", batch_size,
+                    ". It counts the samples of all replicas together.");
+  const int64_t rows = batch_size / smp::dp_size();
+  const Text text = read_text(settings.common.data);
+  const Vocabulary vocabulary(text.train);
+  const auto columns = [&](const std::string& split) {
+    return batchify(vocabulary.encode(split), batch_size).narrow(1, smp::dp_rank() * rows, rows);
+  };
+  return {columns(text.train), columns(text.valid), columns(text.test), vocabulary.size()};
+}
+
+class Training {
+ public:
+  Training(const Settings& settings, const Data& data, std::shared_ptr<TransformerLm> net)
+      : settings_(settings),
+        data_(data),
+        model_(std::move(net)),
+        log_(settings.common.log, smp::rank() == 0) {}
+
+  /// From the first step to the test perplexity. `idle_bytes`: memory of the process before it had
+  /// a model.
+  template <class Optimizer>
+  void run(Optimizer plain, int64_t idle_bytes) {
+    smp::DistributedOptimizer optimizer(std::move(plain), model_);
+    torch::optim::StepLR scheduler(optimizer, /*step_size=*/1, /*gamma=*/0.95);
+    LossStep train_step = smp::step([&](at::Tensor input, at::Tensor target) {
+      auto loss = token_loss(model_(input), target);
+      model_.backward(loss);
+      return loss;
+    });
+    LossStep loss_step = smp::step(
+        [&](at::Tensor input, at::Tensor target) { return token_loss(model_(input), target); });
+    for (epoch_ = 1; epoch_ <= settings_.common.epochs && !is_over(); ++epoch_) {
+      const int64_t batches = num_batches(data_.train, settings_.bptt);
+      for (batch_ = 1; batch_ <= batches && !is_over(); ++batch_) {
+        const Batch batch = get_batch(data_.train, batch_ - 1, settings_.bptt);
+        const double start = seconds_now();
+        optimizer.zero_grad();
+        const smp::StepOutput losses = train_step(batch.data, batch.target);
+        measured_.push_back(seconds_now() - start);
+        smp::clip_grad_norm_(model_, 0.5);
+        optimizer.step();
+        note_step(losses, batch.data.size(1), seconds_now() - start,
+                  optimizer.get().param_groups()[0].options().get_lr());
+      }
+      if (epoch_ == 1) peak_bytes_ = peak_resident_bytes() - idle_bytes;
+      scheduler.step();
+      keep_best(evaluate(model_, loss_step, data_.valid, settings_.bptt));
+    }
+    finish(evaluate_best(loss_step));
+  }
+
+ private:
+  bool is_over() const { return settings_.common.steps > 0 && step_ >= settings_.common.steps; }
+
+  void note_step(const smp::StepOutput& losses, int64_t length, double step_s, double lr) {
+    const double loss =
+        smp::all_reduce_mean(losses.reduce_mean(), smp::Group::data_parallel).item<double>();
+    const auto tokens = static_cast<double>(settings_.common.batch_size * length);
+    if (++step_ == 1) {
+      forget_peak();  // the first step begins with the whole model on every rank
+      log_.start(smp::config().to_json(), model_.plan_json());
+    }
+    log_.step({.step = step_, .loss = loss, .step_s = step_s, .tokens_per_s = tokens / step_s});
+    since_line_.push_back({loss, step_s, tokens});
+    if (settings_.print_every > 0 && step_ % settings_.print_every == 0) print_line(lr);
+  }
+
+  void print_line(double lr) {
+    double loss = 0, time_s = 0, tokens = 0;
+    for (const auto& step : since_line_)
+      loss += step.loss, time_s += step.step_s, tokens += step.tokens;
+    const auto steps = static_cast<double>(since_line_.size());
+    since_line_.clear();
+    if (smp::rank() != 0) return;
+    print_progress({.epoch = epoch_,
+                    .batch = batch_,
+                    .batches = num_batches(data_.train, settings_.bptt),
+                    .lr = lr,
+                    .mean_loss = loss / steps,
+                    .step_s = time_s / steps,
+                    .tokens_per_s = tokens / time_s});
+  }
+
+  void keep_best(double valid_loss) {
+    if (smp::rank() == 0) {
+      std::printf("epoch %3ld | valid loss %.3f | valid perplexity %.1f\n", epoch_, valid_loss,
+                  std::exp(valid_loss));
+    }
+    if (valid_loss >= best_loss_) return;
+    best_loss_ = valid_loss;
+    best_ = model_.state_dict();
+  }
+
+  double evaluate_best(LossStep& loss_step) {
+    restore(model_, best_);
+    if (!settings_.save.empty() && smp::rank() == 0) torch::save(best_, settings_.save);
+    return evaluate(model_, loss_step, data_.test, settings_.bptt);
+  }
+
+  void finish(double test_loss) {
+    if (measured_.size() > 1)
+      measured_.erase(measured_.begin());  // the first step captures and plans
+    const Outcome outcome{.predicted_step_s = model_.predicted_step_s(),
+                          .measured_step_s = median(measured_),
+                          .predicted_peak_bytes = model_.predicted_peak_bytes(),
+                          .measured_peak_bytes = gather(static_cast<double>(peak_bytes_)),
+                          .pipeline_ranks = gather(smp::pp_rank())};
+    if (smp::rank() != 0) return;
+    std::printf("best weights | test loss %.3f | test perplexity %.1f\n", test_loss,
+                std::exp(test_loss));
+    print_outcome(outcome);
+    auto summary = summary_of(outcome);
+    summary.insert(summary.begin(), {{"valid_loss", best_loss_},
+                                     {"test_loss", test_loss},
+                                     {"test_perplexity", std::exp(test_loss)}});
+    log_.finish(summary);
+  }
+
+  struct Step {
+    double loss, step_s, tokens;
+  };
+
+  Settings settings_;
+  Data data_;
+  Model model_;
+  examples::StepLog log_;
+  int64_t epoch_ = 0, batch_ = 0, step_ = 0;
+  std::vector<Step> since_line_;
+  std::vector<double> measured_;  // seconds of each training step, without clipping and optimizer
+  int64_t peak_bytes_ = 0;
+  double best_loss_ = std::numeric_limits<double>::infinity();
+  smp::StateDict best_;
+};
+
+void train(Settings settings) {
+  const Data data = load(settings);
+  const int64_t idle_bytes = resident_bytes();
+  settings.model.vocab = data.vocab;
+  settings.model.max_tokens = settings.bptt;
+  torch::manual_seed(settings.common.seed);
+  auto net = std::make_shared<TransformerLm>(settings.model);
+  if (settings.common.partition == examples::Partition::kManual)
+    place_by_hand(*net, smp::pp_size());
+  Training training(settings, data, net);
+  const double lr = settings.common.lr;
+  switch (settings.common.optimizer) {
+    case examples::Optimizer::kSgd:
+      return training.run(torch::optim::SGD(net->parameters(), lr), idle_bytes);
+    case examples::Optimizer::kAdam:
+      return training.run(torch::optim::Adam(net->parameters(), lr), idle_bytes);
+    case examples::Optimizer::kAdamW:
+      return training.run(torch::optim::AdamW(net->parameters(), lr), idle_bytes);
+  }
+}
+
+}  // namespace
+}  // namespace transformer_lm
+
+int main(int argc, char** argv) {
+  transformer_lm::Settings settings;
+  if (const auto exit_code = transformer_lm::parse(argc, argv, settings)) return *exit_code;
+  smp::init(settings.common.config());
+  transformer_lm::train(settings);
+  smp::shutdown();
+}
