@@ -1,0 +1,112 @@
+// The shared flags, read by CLI11.
+#include "examples/common/flags.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <limits>
+#include <map>
+
+namespace examples {
+namespace {
+
+constexpr int kUsageError = 2;
+
+const CLI::Range kZeroOrMore(int64_t{0}, std::numeric_limits<int64_t>::max(), "INT >= 0");
+const CLI::Range kOneOrMore(int64_t{1}, std::numeric_limits<int64_t>::max(), "INT >= 1");
+
+// A flag whose value is one of the words; its help shows them and the word of the default.
+template <typename Enum>
+void add_choice(CLI::App& app, const std::string& flag, Enum& value,
+                const std::map<std::string, Enum>& words, const std::string& help) {
+  std::string list, fallback;
+  for (const auto& [word, enumerator] : words) {
+    list.append(list.empty() ? "" : "|").append(word);
+    if (enumerator == value) fallback = word;
+  }
+  app.add_option_function<std::string>(
+         flag, [&value, words](const std::string& word) { value = words.at(word); }, help)
+      ->check(CLI::Validator(
+          [words, list](const std::string& word) {
+            return words.contains(word) ? "" : "expected " + list + ", got " + word;
+          },
+          list))
+      ->type_name("")
+      ->default_str(fallback);
+}
+
+}  // namespace
+
+struct FlagParser::Impl {
+  CLI::App app;
+};
+
+smp::Config Flags::config() const {
+  return {.pipeline_parallel_degree = pipeline_degree,
+          .microbatches = microbatches,
+          .pipeline = schedule,
+          .auto_partition = partition == Partition::kAuto,
+          .seed = seed,
+          .threads = threads};
+}
+
+FlagParser::FlagParser(const std::string& description, Flags& flags)
+    : impl_(std::make_unique<Impl>()) {
+  CLI::App& app = impl_->app;
+  app.description(description);
+  app.option_defaults()->always_capture_default();
+  const auto count = [&app](const char* flag, int64_t& value, const CLI::Range& range,
+                            const char* help) {
+    app.add_option(flag, value, help)->check(range)->type_name("");
+  };
+  count("--steps", flags.steps, kZeroOrMore, "Training ends after so many; 0: after --epochs");
+  count("--epochs", flags.epochs, kOneOrMore, "Passes over the data");
+  count("--batch-size", flags.batch_size, kOneOrMore, "Samples of all replicas together");
+  count("--microbatches", flags.microbatches, kOneOrMore, "Parts of a batch, per pipeline");
+  count("--pipeline-degree", flags.pipeline_degree, kZeroOrMore,
+        "Stages of a pipeline; 0: all processes form one");
+  using smp::Pipeline;
+  add_choice<Pipeline>(app, "--schedule", flags.schedule,
+                       {{"interleaved", Pipeline::kInterleaved}, {"simple", Pipeline::kSimple}},
+                       "Order of forwards and backwards");
+  add_choice<Partition>(app, "--partition", flags.partition,
+                        {{"auto", Partition::kAuto}, {"manual", Partition::kManual}},
+                        "Who places the modules: the planner or the program");
+  add_choice<Optimizer>(
+      app, "--optimizer", flags.optimizer,
+      {{"sgd", Optimizer::kSgd}, {"adam", Optimizer::kAdam}, {"adamw", Optimizer::kAdamW}},
+      "Optimizer");
+  app.add_option("--lr", flags.lr, "Learning rate")->check(CLI::PositiveNumber)->type_name("");
+  count("--seed", flags.seed, kZeroOrMore, "Seed of weights, order and dropout");
+  count("--threads", flags.threads, kOneOrMore, "Threads per process");
+  app.add_option("--data", flags.data, "File or folder with the data")->type_name("PATH");
+  app.add_option("--log", flags.log, "Write JSON lines to this file")->type_name("FILE");
+}
+
+FlagParser::~FlagParser() = default;
+
+void FlagParser::add(const std::string& flag, int64_t& value, const std::string& help) {
+  impl_->app.add_option(flag, value, help)->check(kZeroOrMore)->type_name("");
+}
+
+void FlagParser::add(const std::string& flag, double& value, const std::string& help) {
+  impl_->app.add_option(flag, value, help)->type_name("");
+}
+
+void FlagParser::add(const std::string& flag, bool& value, const std::string& help) {
+  impl_->app.add_flag(flag, value, help);
+}
+
+void FlagParser::add(const std::string& flag, std::string& value, const std::string& help) {
+  impl_->app.add_option(flag, value, help)->type_name("");
+}
+
+std::optional<int> FlagParser::parse(int argc, const char* const* argv) {
+  try {
+    impl_->app.parse(argc, argv);
+  } catch (const CLI::ParseError& end) {
+    return impl_->app.exit(end, std::cout, std::cerr) == 0 ? 0 : kUsageError;
+  }
+  return std::nullopt;
+}
+
+}  // namespace examples
