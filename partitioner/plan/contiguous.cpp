@@ -51,10 +51,6 @@ void merge_pins(const Chain& chain, const std::vector<int>& positions, BlockChai
       first = std::max(first, chain.first_stage[i]);
       last = std::min(last, chain.last_stage[i]);
     }
-    TORCH_CHECK_VALUE(first <= last, "split_chain: expected one stage for the operators ",
-                      positions[block], " to ", positions[block + 1] - 1,
-                      ", which no cut may separate, got pins to stage ", first, " and to stage ",
-                      last, ". Pin the parameters of all of them to one rank.");
     blocks.first_stage.push_back(first);
     blocks.last_stage.push_back(last);
   }
@@ -105,14 +101,24 @@ int64_t smallest_sufficient_growth(BlockChain blocks) {
   return enough;
 }
 
-void refuse(const BlockChain& blocks) {
-  BlockChain unlimited = blocks;
-  for (auto& limits : unlimited.stages) limits.memory_bytes = -1;
-  TORCH_CHECK_VALUE(
-      largest_feasible_stage_count(unlimited) > 0,
-      "split_chain: expected pins that grow along the program and leave an operator for every "
-      "stage before the last pinned one, got pins that no split into ",
-      blocks.stages.size(), " stages meets. Remove a pin or use fewer stages.");
+BlockChain without_memory_limits(BlockChain blocks) {
+  for (auto& limits : blocks.stages) limits.memory_bytes = -1;
+  return blocks;
+}
+
+void refuse(const BlockChain& blocks, const std::vector<int>& positions) {
+  for (size_t block = 0; block < blocks.first_stage.size(); ++block) {
+    TORCH_CHECK_VALUE(blocks.first_stage[block] <= blocks.last_stage[block],
+                      "split_chain: expected one stage for the operators ", positions[block],
+                      " to ", positions[block + 1] - 1,
+                      ", which no cut may separate, got pins to stage ", blocks.first_stage[block],
+                      " and to stage ", blocks.last_stage[block],
+                      ". Pin the parameters of all of them to one rank.");
+  }
+  TORCH_CHECK_VALUE(largest_feasible_stage_count(without_memory_limits(blocks)) > 0,
+                    "split_chain: expected pins that grow along the program and leave an operator "
+                    "for every stage before the last pinned one, got pins that no split into ",
+                    blocks.stages.size(), " stages meets. Remove a pin or use fewer stages.");
   int64_t largest_limit = 0;
   for (const auto& limits : blocks.stages)
     largest_limit = std::max(largest_limit, limits.memory_bytes);
@@ -160,12 +166,24 @@ double heaviest(const std::vector<double>& prefix_us) {
 
 }  // namespace
 
+bool pins_leave_a_split(const Chain& chain) {
+  check_lengths(chain);
+  const BlockChain blocks = merge_blocks(chain, allowed_positions(chain));
+  return largest_feasible_stage_count(without_memory_limits(blocks)) > 0;
+}
+
+int64_t smallest_memory_growth(const Chain& chain) {
+  check_lengths(chain);
+  const BlockChain blocks = merge_blocks(chain, allowed_positions(chain));
+  return largest_feasible_stage_count(blocks) > 0 ? 0 : smallest_sufficient_growth(blocks);
+}
+
 ChainSplit split_chain(const Chain& chain) {
   check_lengths(chain);
   const std::vector<int> positions = allowed_positions(chain);
   const BlockChain blocks = merge_blocks(chain, positions);
   const int num_stages = largest_feasible_stage_count(blocks);
-  if (num_stages == 0) refuse(blocks);
+  if (num_stages == 0) refuse(blocks, positions);
 
   ChainProbe probe(blocks, num_stages);
   const double total_us = blocks.prefix_us.back();

@@ -49,4 +49,11 @@ struct ChainSplit {
 /// split fits in memory; the last names the smallest limit that works.
 ChainSplit split_chain(const Chain& chain);
 
+/// Whether some split meets the pins and allowed cuts, memory aside.
+bool pins_leave_a_split(const Chain& chain);
+
+/// The least number of bytes by which every limited stage must grow until a split fits; 0 if one
+/// does. The pins must leave a split.
+int64_t smallest_memory_growth(const Chain& chain);
+
 }  // namespace smp::partitioner

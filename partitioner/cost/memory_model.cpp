@@ -1,0 +1,97 @@
+// What autograd keeps, by the operator table.
+#include "partitioner/cost/memory_model.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "partitioner/cost/operator_cost.h"
+#include "partitioner/cost/operator_table.h"
+#include "partitioner/graph/cuts.h"
+
+namespace smp::partitioner {
+namespace {
+
+bool is_per_microbatch(const Value& value) {
+  return value.kind == ValueKind::kInput || value.kind == ValueKind::kResult;
+}
+
+/// Tensor arguments in order, repeated ones included: x * x has two.
+std::vector<ValueId> tensor_arguments(const Node& node) {
+  std::vector<ValueId> ids;
+  for (const Argument& argument : node.arguments) {
+    if (const auto* value = std::get_if<ValueRef>(&argument)) ids.push_back(value->id);
+    if (const auto* list = std::get_if<ValueRefList>(&argument)) {
+      ids.insert(ids.end(), list->ids.begin(), list->ids.end());
+    }
+  }
+  std::erase(ids, kNoValue);
+  return ids;
+}
+
+bool is_saved(const Graph& graph, const OperatorRow& row, const std::vector<ValueId>& arguments,
+              size_t position) {
+  const TensorSpec& spec = graph.values[arguments[position]].spec;
+  if (row.saves & kSavesInputs) return true;
+  if ((row.saves & kSavesIndices) && c10::isIntegralType(spec.dtype, /*includeBool=*/true)) {
+    return true;
+  }
+  if (!(row.saves & kSavesOperands)) return false;
+  for (size_t other = 0; other < arguments.size(); ++other) {
+    if (other != position && graph.values[arguments[other]].spec.requires_grad) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+ParameterBytes parameter_bytes(const Value& value, double optimizer_state_factor) {
+  const int64_t bytes = extent_bytes(value.spec);
+  if (value.kind != ValueKind::kParameter || !value.spec.requires_grad) return {bytes, 0, 0};
+  return {bytes, bytes,
+          static_cast<int64_t>(std::llround(optimizer_state_factor * static_cast<double>(bytes)))};
+}
+
+std::vector<int32_t> saved_storages(const Graph& graph, const Node& node) {
+  std::vector<int32_t> storages;
+  if (!has_backward(graph, node)) return storages;
+  const OperatorRow& row = operator_row(node);
+  const auto add = [&](ValueId id) {
+    const Value& value = graph.values[id];
+    const bool is_new =
+        std::find(storages.begin(), storages.end(), value.storage) == storages.end();
+    if (value.storage >= 0 && is_per_microbatch(value) && is_new) storages.push_back(value.storage);
+  };
+  const std::vector<ValueId> arguments = tensor_arguments(node);
+  for (size_t position = 0; position < arguments.size(); ++position) {
+    if (is_saved(graph, row, arguments, position)) add(arguments[position]);
+  }
+  for (ValueId id : node.outputs) {
+    if (id != kNoValue && (row.saves & kSavesOutputs)) add(id);
+  }
+  return storages;
+}
+
+int64_t extra_saved_bytes(const Graph& graph, const Node& node) {
+  const OperatorRow& row = operator_row(node);
+  return row.extra_saved_bytes && has_backward(graph, node) ? row.extra_saved_bytes(graph, node)
+                                                            : 0;
+}
+
+std::vector<int64_t> activation_bytes(const Graph& graph) {
+  std::vector<int64_t> bytes(graph.nodes.size(), 0);
+  if (!graph.has_backward()) return bytes;
+  const std::vector<int64_t> bytes_of_storage = storage_bytes(graph);
+  std::vector<char> is_counted(bytes_of_storage.size(), 0);
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    bytes[n] = extra_saved_bytes(graph, graph.nodes[n]);
+    for (int32_t storage : saved_storages(graph, graph.nodes[n])) {
+      if (!is_counted[storage]) bytes[n] += bytes_of_storage[storage];
+      is_counted[storage] = 1;
+    }
+  }
+  return bytes;
+}
+
+}  // namespace smp::partitioner

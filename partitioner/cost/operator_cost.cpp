@@ -1,0 +1,82 @@
+// Operator costs from the table and the sizes of what goes in and out.
+#include "partitioner/cost/operator_cost.h"
+
+#include "partitioner/cost/operator_table.h"
+
+namespace smp::partitioner {
+namespace {
+
+/// Bytes that one repetition of an expanded tensor occupies: what a kernel really reads.
+double bytes_read(const TensorSpec& spec) {
+  double bytes = static_cast<double>(c10::elementSize(spec.dtype));
+  for (size_t d = 0; d < spec.sizes.size(); ++d) {
+    if (spec.strides.size() != spec.sizes.size() || spec.strides[d] != 0) {
+      bytes *= static_cast<double>(spec.sizes[d]);
+    }
+  }
+  return bytes;
+}
+
+struct Operands {
+  double input_bytes = 0;
+  double looked_up_bytes = 0;  // size of argument 0 of a look-up
+  double output_bytes = 0;
+  double output_elements = 0;
+  double accumulated_bytes = 0;  // parameters with a gradient
+  int num_inputs_with_gradient = 0;
+};
+
+Operands measure(const Graph& graph, const Node& node, const OperatorRow& row) {
+  Operands operands;
+  bool is_first = true;
+  for (ValueId id : node_inputs(node)) {
+    const Value& value = graph.values[id];
+    const double bytes = bytes_read(value.spec);
+    (row.is_lookup && is_first ? operands.looked_up_bytes : operands.input_bytes) += bytes;
+    is_first = false;
+    if (!value.spec.requires_grad) continue;
+    ++operands.num_inputs_with_gradient;
+    if (value.kind == ValueKind::kParameter) operands.accumulated_bytes += bytes;
+  }
+  for (ValueId id : node.outputs) {
+    if (id == kNoValue) continue;
+    operands.output_bytes += static_cast<double>(graph.values[id].spec.num_bytes());
+    operands.output_elements += static_cast<double>(graph.values[id].spec.num_elements());
+  }
+  return operands;
+}
+
+}  // namespace
+
+bool has_backward(const Graph& graph, const Node& node) {
+  if (!node.grad_enabled) return false;
+  for (ValueId id : node.outputs) {
+    if (id != kNoValue && graph.values[id].spec.requires_grad) return true;
+  }
+  return false;
+}
+
+OperatorCost operator_cost(const Graph& graph, const Node& node, bool trains) {
+  const OperatorRow& row = operator_row(node);
+  const Operands operands = measure(graph, node, row);
+  OperatorCost cost;
+  Work& forward = cost.forward;
+  forward.kernels = row.kernels ? row.kernels(graph, node) : 1;
+  if (!row.is_view) {
+    forward.flops = row.flops ? row.flops(graph, node) : 0;
+    forward.bytes = operands.input_bytes + operands.output_bytes * (row.is_lookup ? 2 : 1);
+    forward.transcendentals = row.transcendentals_per_element * operands.output_elements;
+    forward.randoms = row.randoms_per_element * operands.output_elements;
+  }
+  if (!trains || !has_backward(graph, node)) return cost;
+  const double factor = row.is_product ? operands.num_inputs_with_gradient : row.backward_factor;
+  cost.backward.flops = factor * forward.flops;
+  // Reading the sum so far and writing the new one; a look-up also fills its dense gradient with
+  // zeros.
+  cost.backward.bytes =
+      factor * forward.bytes + 2 * operands.accumulated_bytes + operands.looked_up_bytes;
+  cost.backward.kernels = forward.kernels;
+  return cost;
+}
+
+}  // namespace smp::partitioner

@@ -1,0 +1,65 @@
+// Reading stages of every value, forward and backward.
+#include "partitioner/plan/crossings.h"
+
+#include <algorithm>
+
+namespace smp::partitioner {
+namespace {
+
+/// By ValueId: the stages whose nodes read it, ascending; only nodes that backward passes through,
+/// if asked.
+std::vector<std::vector<int>> reading_stages(const Graph& graph,
+                                             const std::vector<int>& stage_of_node,
+                                             const GradientFlow* only_with_gradient) {
+  std::vector<std::vector<int>> stages(graph.values.size());
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (only_with_gradient && !only_with_gradient->passes_gradient(static_cast<NodeId>(n)))
+      continue;
+    for (ValueId id : node_inputs(graph.nodes[n])) {
+      auto& of_value = stages[id];
+      if (of_value.empty() || of_value.back() != stage_of_node[n]) {
+        of_value.push_back(stage_of_node[n]);
+      }
+    }
+  }
+  return stages;
+}
+
+}  // namespace
+
+std::vector<Transfer> activation_transfers(const Graph& graph,
+                                           const std::vector<int>& stage_of_node) {
+  std::vector<Transfer> transfers;
+  const auto readers = reading_stages(graph, stage_of_node, nullptr);
+  for (size_t v = 0; v < graph.values.size(); ++v) {
+    const Value& value = graph.values[v];
+    const bool is_input = value.kind == ValueKind::kInput;
+    if (!is_input && value.kind != ValueKind::kResult) continue;
+    const int source = is_input ? kInputStage : stage_of_node[value.producer];
+    for (int target : readers[v]) {
+      if (target != source) transfers.push_back({static_cast<ValueId>(v), source, target});
+    }
+  }
+  return transfers;
+}
+
+std::vector<Transfer> gradient_relays(const Graph& graph, const std::vector<int>& stage_of_node) {
+  std::vector<Transfer> relays;
+  const GradientFlow gradients(graph);
+  const auto readers = reading_stages(graph, stage_of_node, &gradients);
+  for (size_t v = 0; v < graph.values.size(); ++v) {
+    const auto id = static_cast<ValueId>(v);
+    const Value& value = graph.values[v];
+    if (value.kind != ValueKind::kResult || !gradients.receives_gradient(id)) continue;
+    int source = -1;
+    for (auto stage = readers[v].rbegin(); stage != readers[v].rend(); ++stage) {
+      if (source >= 0) relays.push_back({id, source, *stage});
+      source = *stage;
+    }
+    const int producer = stage_of_node[value.producer];
+    if (source > producer) relays.push_back({id, source, producer});
+  }
+  return relays;
+}
+
+}  // namespace smp::partitioner

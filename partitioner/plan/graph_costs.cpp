@@ -1,0 +1,66 @@
+// Per node from the cost models; per cut from the lifetimes of values.
+#include "partitioner/plan/graph_costs.h"
+
+#include <algorithm>
+
+#include "partitioner/cost/memory_model.h"
+#include "partitioner/cost/operator_cost.h"
+#include "partitioner/graph/cuts.h"
+#include "partitioner/graph/gradient_flow.h"
+
+namespace smp::partitioner {
+
+GraphCosts graph_costs(const Graph& graph, const DeviceModel& device) {
+  GraphCosts costs;
+  costs.activation_bytes = activation_bytes(graph);
+  for (const Node& node : graph.nodes) {
+    const OperatorCost cost = operator_cost(graph, node, graph.has_backward());
+    costs.forward_us.push_back(device.forward_us(cost.forward));
+    costs.backward_us.push_back(device.backward_us(cost.backward));
+    const double node_us = costs.forward_us.back() + costs.backward_us.back();
+    costs.total_us += node_us;
+    costs.heaviest_us = std::max(costs.heaviest_us, node_us);
+  }
+  return costs;
+}
+
+int64_t message_bytes(const Value& value) { return extent_bytes(value.spec); }
+
+std::vector<NodeId> last_readers(const Graph& graph) {
+  std::vector<NodeId> last(graph.values.size(), kNoNode);
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    for (ValueId id : node_inputs(graph.nodes[n])) last[id] = static_cast<NodeId>(n);
+  }
+  return last;
+}
+
+std::vector<double> cut_traffic_us(const Graph& graph, const DeviceModel& device) {
+  // A value crosses the positions (producer, last reader]: added at the first, taken away behind
+  // the last.
+  std::vector<double> change_us(graph.nodes.size() + 2, 0);
+  std::vector<int> crossing(graph.nodes.size() + 2, 0);
+  const GradientFlow gradients(graph);
+  const std::vector<NodeId> last = last_readers(graph);
+  for (size_t v = 0; v < graph.values.size(); ++v) {
+    const Value& value = graph.values[v];
+    if (value.kind != ValueKind::kResult || last[v] <= value.producer) continue;
+    const bool returns = gradients.receives_gradient(static_cast<ValueId>(v));
+    const double us = device.message_us(message_bytes(value)) * (returns ? 2 : 1);
+    change_us[value.producer + 1] += us;
+    change_us[last[v] + 1] -= us;
+    ++crossing[value.producer + 1];
+    --crossing[last[v] + 1];
+  }
+  std::vector<double> traffic_us(graph.nodes.size() + 1, 0);
+  double us = 0;
+  int num_crossing = 0;
+  for (size_t p = 0; p < traffic_us.size(); ++p) {
+    us += change_us[p];
+    num_crossing += crossing[p];
+    if (num_crossing == 0) us = 0;  // no rounding error may look like traffic
+    traffic_us[p] = us;
+  }
+  return traffic_us;
+}
+
+}  // namespace smp::partitioner

@@ -1,0 +1,34 @@
+// The costs of a whole graph in the form that partitioning needs: per node, and per position of a
+// cut.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "partitioner/cost/device_model.h"
+#include "partitioner/graph/graph.h"
+
+namespace smp::partitioner {
+
+/// One microbatch, by NodeId.
+struct GraphCosts {
+  std::vector<double> forward_us;
+  std::vector<double> backward_us;
+  std::vector<int64_t> activation_bytes;  // memory_model.h
+  double total_us = 0;
+  double heaviest_us = 0;  // node
+};
+
+GraphCosts graph_costs(const Graph& graph, const DeviceModel& device);
+
+/// Bytes of the message that carries `value`: an expanded dimension is sent once.
+int64_t message_bytes(const Value& value);
+
+/// By position, num_nodes + 1 entries: microseconds that either side of a cut there spends on the
+/// values that cross it and on their gradients.
+std::vector<double> cut_traffic_us(const Graph& graph, const DeviceModel& device);
+
+/// By ValueId: the last node that reads it, kNoNode if none does.
+std::vector<NodeId> last_readers(const Graph& graph);
+
+}  // namespace smp::partitioner

@@ -1,0 +1,232 @@
+// Chooses between the exact chain split and placement by parameters, and enforces the memory limit.
+#include "partitioner/plan/partition.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "partitioner/cost/memory_model.h"
+#include "partitioner/graph/cuts.h"
+#include "partitioner/plan/build_plan.h"
+#include "partitioner/plan/contiguous.h"
+#include "partitioner/plan/graph_costs.h"
+#include "partitioner/plan/pins.h"
+#include "partitioner/plan/visits.h"
+#include "partitioner/schedule/generate.h"
+
+namespace smp::partitioner {
+namespace {
+
+void check_options(const Graph& graph, const PartitionOptions& options) {
+  TORCH_CHECK_VALUE(
+      !graph.nodes.empty(),
+      "partition: expected a graph with operators, got none. Call the model in the step "
+      "body.");
+  TORCH_CHECK_VALUE(options.num_ranks >= 1 && options.num_microbatches >= 1,
+                    "partition: expected num_ranks >= 1 and num_microbatches >= 1, got ",
+                    options.num_ranks, " and ", options.num_microbatches, ".");
+  TORCH_CHECK_VALUE(options.memory_weight >= 0 && options.memory_weight <= 1,
+                    "partition: expected memory_weight from 0 (time) to 1 (memory), got ",
+                    options.memory_weight, ".");
+  TORCH_CHECK_VALUE(
+      options.optimizer_state_factor >= 0,
+      "partition: expected optimizer_state_factor >= 0 (0 SGD, 1 momentum, 2 Adam), got ",
+      options.optimizer_state_factor, ".");
+  TORCH_CHECK_VALUE(options.active_microbatches >= 0,
+                    "partition: expected active_microbatches >= 0 (0: number of ranks), got ",
+                    options.active_microbatches, ".");
+  check_pins(graph, options);
+}
+
+/// By NodeId: bytes of the parameters that are read there first. One that is read again far away (a
+/// tied weight) counts there again: its readers will hardly share a stage. The finished plan is
+/// checked exactly.
+std::vector<int64_t> parameter_bytes_by_node(const Graph& graph, const PartitionOptions& options) {
+  std::vector<int64_t> bytes(graph.nodes.size(), 0);
+  std::vector<NodeId> last_reader(graph.values.size(), kNoNode);
+  const auto far = static_cast<NodeId>(graph.nodes.size() / static_cast<size_t>(options.num_ranks));
+  for (NodeId n = 0; n < static_cast<NodeId>(graph.nodes.size()); ++n) {
+    for (ValueId id : node_inputs(graph.nodes[n])) {
+      const Value& value = graph.values[id];
+      if (value.kind != ValueKind::kParameter && value.kind != ValueKind::kBuffer) continue;
+      const bool is_counted = last_reader[id] != kNoNode && n - last_reader[id] <= far;
+      last_reader[id] = n;
+      if (!is_counted) bytes[n] += parameter_bytes(value, options.optimizer_state_factor).total();
+    }
+  }
+  return bytes;
+}
+
+/// memory_weight: the share of the objective that balances bytes; they are scaled to the model's
+/// total time.
+void blend_memory(double memory_weight, double total_us, Chain& chain) {
+  if (memory_weight == 0) return;
+  double total_bytes = 0;
+  std::vector<double> bytes(chain.time_us.size());
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<double>(chain.fixed_bytes[i] +
+                                   chain.stages[0].in_flight * chain.activation_bytes[i]);
+    total_bytes += bytes[i];
+  }
+  const double us_per_byte = total_bytes > 0 ? total_us / total_bytes : 0;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    chain.time_us[i] =
+        (1 - memory_weight) * chain.time_us[i] + memory_weight * bytes[i] * us_per_byte;
+  }
+  for (auto* cut_us : {&chain.send_us, &chain.receive_us}) {
+    for (double& us : *cut_us) us *= 1 - memory_weight;
+  }
+}
+
+Chain make_chain(const Graph& graph, const GraphCosts& costs, const std::vector<double>& traffic_us,
+                 const std::vector<char>& cut_allowed, const PartitionOptions& options) {
+  Chain chain;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    chain.time_us.push_back(costs.forward_us[n] + costs.backward_us[n]);
+  }
+  chain.fixed_bytes = parameter_bytes_by_node(graph, options);
+  chain.activation_bytes = costs.activation_bytes;
+  chain.send_us = chain.receive_us = traffic_us;
+  chain.cut_allowed = cut_allowed;
+  for (int in_flight : in_flight_limits(options.schedule, options.num_ranks, options.num_ranks,
+                                        options.num_microbatches, options.active_microbatches)) {
+    chain.stages.push_back({in_flight, options.memory_limit_bytes});
+  }
+  blend_memory(options.memory_weight, costs.total_us, chain);
+  return chain;
+}
+
+/// The blocks between allowed cuts: first node of each.
+std::vector<int> block_starts(const std::vector<char>& cut_allowed) {
+  std::vector<int> starts;
+  for (size_t p = 0; p + 1 < cut_allowed.size(); ++p) {
+    if (p == 0 || cut_allowed[p]) starts.push_back(static_cast<int>(p));
+  }
+  return starts;
+}
+
+void add_pins(const std::vector<int>& starts, const std::vector<RankSet>& allowed, Chain& chain) {
+  const bool has_pins =
+      std::any_of(allowed.begin(), allowed.end(), [](const RankSet& set) { return !set.empty(); });
+  if (!has_pins) return;
+  chain.first_stage.assign(chain.time_us.size(), 0);
+  chain.last_stage.assign(chain.time_us.size(), chain.num_stages() - 1);
+  for (size_t b = 0; b < starts.size(); ++b) {
+    if (allowed[b].empty()) continue;
+    chain.first_stage[starts[b]] = allowed[b].front();
+    chain.last_stage[starts[b]] = allowed[b].back();
+  }
+}
+
+StageAssignment assign(const ChainSplit& split) {
+  StageAssignment assignment;
+  for (int s = 0; s < split.num_used_stages; ++s) {
+    assignment.rank_of_stage.push_back(s);
+    assignment.stage_of_node.resize(split.cuts[s + 1], s);
+  }
+  return assignment;
+}
+
+StageAssignment assign(const std::vector<int>& starts, const std::vector<int>& rank_of_block,
+                       size_t num_nodes) {
+  StageAssignment assignment;
+  for (size_t b = 0; b < starts.size(); ++b) {
+    if (b == 0 || rank_of_block[b] != rank_of_block[b - 1]) {
+      assignment.rank_of_stage.push_back(rank_of_block[b]);
+    }
+    const size_t end = b + 1 < starts.size() ? static_cast<size_t>(starts[b + 1]) : num_nodes;
+    assignment.stage_of_node.resize(end, static_cast<int>(assignment.rank_of_stage.size()) - 1);
+  }
+  return assignment;
+}
+
+int64_t largest_excess(const Plan& plan, int64_t limit) {
+  const int64_t peak =
+      *std::max_element(plan.predicted_peak_bytes.begin(), plan.predicted_peak_bytes.end());
+  return limit < 0 ? 0 : std::max<int64_t>(0, peak - limit);
+}
+
+void refuse_memory(int64_t needed, const PartitionOptions& options) {
+  TORCH_CHECK_VALUE(false, "partition: expected a memory limit of at least ", needed,
+                    " bytes per rank, got ", options.memory_limit_bytes, " with ",
+                    options.num_ranks, " ranks and ", options.num_microbatches,
+                    " microbatches. Raise the limit to ", needed,
+                    " bytes, use more ranks, more (smaller) microbatches, fewer "
+                    "active_microbatches, or an optimizer with less state.");
+}
+
+/// A plan within the limit, or by how many bytes the limit was missed (more may be missing).
+struct Attempt {
+  std::optional<Plan> plan;
+  int64_t missing_bytes = 0;
+};
+
+/// The chain counts a storage that several stages keep (a received activation, a tied weight) only
+/// where it is first seen. Where the finished plan is over the limit for that reason, that stage's
+/// limit shrinks by the excess and the split is made again.
+Attempt split_within(int64_t limit_bytes, const Graph& graph, const GraphCosts& costs, Chain chain,
+                     const PartitionOptions& options) {
+  constexpr int kMaxSplits = 8;
+  for (auto& limits : chain.stages) limits.memory_bytes = limit_bytes;
+  Attempt attempt;
+  for (int i = 0; i < kMaxSplits; ++i) {
+    if (const int64_t growth = smallest_memory_growth(chain); growth > 0) {
+      if (i == 0) attempt.missing_bytes = growth;
+      return attempt;
+    }
+    Plan plan = build_plan(graph, costs, assign(split_chain(chain)), options);
+    const int64_t excess = largest_excess(plan, limit_bytes);
+    if (excess == 0) return {std::move(plan), 0};
+    attempt.missing_bytes = i == 0 ? excess : std::min(attempt.missing_bytes, excess);
+    for (size_t rank = 0; rank < chain.stages.size(); ++rank) {
+      const int64_t over = plan.predicted_peak_bytes[rank] - limit_bytes;
+      auto& limit = chain.stages[rank].memory_bytes;
+      limit = std::max<int64_t>(0, limit - std::max<int64_t>(0, over));
+    }
+  }
+  return attempt;
+}
+
+Plan split_within_memory(const Graph& graph, const GraphCosts& costs, const Chain& chain,
+                         const PartitionOptions& options) {
+  Attempt attempt = split_within(options.memory_limit_bytes, graph, costs, chain, options);
+  if (attempt.plan) return std::move(*attempt.plan);
+  // The limit that the message names has been tried. The least step grows, so that this ends soon.
+  int64_t needed = options.memory_limit_bytes;
+  for (int64_t least_step = 1; !attempt.plan; least_step *= 2) {
+    needed += std::max(attempt.missing_bytes, least_step);
+    attempt = split_within(needed, graph, costs, chain, options);
+  }
+  refuse_memory(needed, options);
+  return {};
+}
+
+}  // namespace
+
+Plan partition(const Graph& graph, const PartitionOptions& options) {
+  check_options(graph, options);
+  const GraphCosts costs = graph_costs(graph, options.device);
+  const std::vector<double> traffic_us = cut_traffic_us(graph, options.device);
+  const std::vector<char> cut_allowed = allowed_cuts(graph);
+  const std::vector<int> starts = block_starts(cut_allowed);
+  const std::vector<RankSet> allowed = allowed_ranks(graph, starts, options);
+  if (options.auto_partition && options.owners.empty()) {
+    Chain chain = make_chain(graph, costs, traffic_us, cut_allowed, options);
+    add_pins(starts, allowed, chain);
+    if (pins_leave_a_split(chain)) {
+      return split_within_memory(graph, costs, chain, options);
+    }
+  }
+  std::vector<double> switch_us;
+  for (int start : starts) switch_us.push_back(options.device.link_latency_us + traffic_us[start]);
+  const std::vector<int> rank_of_block =
+      cheapest_ranks(allowed, switch_us, options.device.link_latency_us, options.num_ranks);
+  Plan plan = build_plan(graph, costs, assign(starts, rank_of_block, graph.nodes.size()), options);
+  const int64_t excess = largest_excess(plan, options.memory_limit_bytes);
+  if (excess > 0) refuse_memory(options.memory_limit_bytes + excess, options);
+  return plan;
+}
+
+}  // namespace smp::partitioner

@@ -1,0 +1,52 @@
+// The entry to planning: which rank runs which operators of a captured step. Pure: no ranks, no
+// communication.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "partitioner/cost/device_model.h"
+#include "partitioner/graph/graph.h"
+#include "partitioner/plan/plan.h"
+#include "partitioner/schedule/schedule.h"
+
+namespace smp::partitioner {
+
+struct PartitionOptions {
+  int num_ranks = 1;
+  int num_microbatches = 1;
+  ScheduleKind schedule = ScheduleKind::kInterleaved;
+  int active_microbatches = 0;      // interleaved: held by the first stage; 0: num_ranks
+  int64_t memory_limit_bytes = -1;  // per rank; -1: none
+  double memory_weight = 0;         // 0: balance time only, 1: balance memory only
+  DeviceModel device;
+  double optimizer_state_factor = 0;  // state in units of the parameters: 0 SGD, 1 momentum, 2 Adam
+
+  /// Module path or parameter name ("encoder.layers.3") -> rank; the longest matching prefix wins,
+  /// "" matches all.
+  std::map<std::string, int> pins;
+  bool auto_partition = true;
+  int default_partition = 0;  // of parameters without a pin, when auto_partition is false
+
+  /// Placement that exists already: parameter or buffer name -> ranks that hold it. If not empty,
+  /// operators follow their parameters and nothing is balanced; names that are missing are placed
+  /// by `pins`.
+  std::map<std::string, std::vector<int>> owners;
+  /// Every module path of the model, beyond those that the graph shows; a pin to one of them is no
+  /// mistake.
+  std::vector<std::string> known_modules;
+};
+
+/// Assigns every node of `graph` to a stage and every stage to a rank.
+///
+/// Automatic partitioning gives stage s to rank s and minimises the slowest stage (contiguous.h).
+/// Pins that no such split meets, auto_partition = false, and existing owners give visits: program
+/// order is cut where the rank changes, at the places with the least traffic.
+///
+/// Throws c10::ValueError for options out of range, a pin to an unknown module or rank, operators
+/// that must share a stage but are pinned to several ranks, and a memory limit that nothing meets.
+Plan partition(const Graph& graph, const PartitionOptions& options);
+
+}  // namespace smp::partitioner

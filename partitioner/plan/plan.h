@@ -1,0 +1,61 @@
+// What planning decides: which rank runs which operators, and what crosses between them. Plain data.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "partitioner/graph/graph.h"
+
+namespace smp::partitioner {
+
+/// Predicted cost of one stage for one microbatch, and of what it keeps in memory.
+struct StageCost {
+  double forward_us = 0;
+  double backward_us = 0;
+  double send_us = 0;                 // its part of the traffic on its cuts, both directions
+  int64_t parameter_bytes = 0;
+  int64_t gradient_bytes = 0;
+  int64_t optimizer_bytes = 0;
+  int64_t activation_bytes = 0;       // saved for backward, per microbatch in flight
+  bool operator==(const StageCost&) const = default;
+};
+
+/// One visit of a rank: a run of operators executed together. Automatic partitioning gives one per rank.
+struct StagePlan {
+  int rank = 0;                         // pipeline rank that executes it
+  std::vector<NodeId> nodes;            // program order
+  std::vector<ValueId> parameters;      // parameters and buffers read here
+  std::vector<std::string> modules;     // for reports
+  StageCost cost;
+  bool operator==(const StagePlan&) const = default;
+};
+
+/// A value that crosses between stages: forward from its producer to one consumer.
+/// source == kInputStage: a step input, which the leader (pipeline rank 0) holds.
+struct Transfer {
+  ValueId value = kNoValue;
+  int source = 0;  // stage index
+  int target = 0;  // stage index
+  bool operator==(const Transfer&) const = default;
+};
+inline constexpr int kInputStage = -1;
+
+/// Everything a rank needs to execute a graph.
+///
+/// `gradients` are the relays (design.md §7, exact sums): the last consumer of a value sends its gradient to the
+/// consumer before it, and so on down to the producer, so that the additions associate as on one rank.
+struct Plan {
+  int num_ranks = 1;
+  std::vector<StagePlan> stages;       // program order
+  std::vector<int> stage_of_node;      // by NodeId
+  std::vector<Transfer> activations;   // forward, ordered by (value, target)
+  std::vector<Transfer> gradients;     // backward, ordered by (value descending source)
+  double predicted_step_us = 0;
+  double lower_bound_us = 0;           // slowest possible stage: max(total / ranks, heaviest operator), per microbatch
+  double slowest_stage_us = 0;         // of this plan, per microbatch
+  std::vector<int64_t> predicted_peak_bytes;  // by pipeline rank
+  bool operator==(const Plan&) const = default;
+};
+
+}  // namespace smp::partitioner

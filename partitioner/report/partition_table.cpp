@@ -1,0 +1,98 @@
+// Text form of a plan.
+#include "partitioner/report/partition_table.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+#include <vector>
+
+namespace smp::partitioner {
+namespace {
+
+using Row = std::vector<std::string>;
+
+std::string with_unit(double number, const char* unit) {
+  char text[48];
+  std::snprintf(text, sizeof text, number < 10 ? "%.2f%s" : "%.1f%s", number, unit);
+  return text;
+}
+
+std::string count_text(int64_t count) {
+  if (count < 1000) return std::to_string(count);
+  const auto number = static_cast<double>(count);
+  if (number < 1e6) return with_unit(number / 1e3, " K");
+  return number < 1e9 ? with_unit(number / 1e6, " M") : with_unit(number / 1e9, " G");
+}
+
+std::string time_text(double us) {
+  if (us < 1e3) return with_unit(us, " us");
+  return us < 1e6 ? with_unit(us / 1e3, " ms") : with_unit(us / 1e6, " s");
+}
+
+std::string bytes_text(int64_t bytes) {
+  if (bytes < 1024) return std::to_string(bytes) + " B";
+  const double kibibytes = static_cast<double>(bytes) / 1024;
+  if (kibibytes < 1024) return with_unit(kibibytes, " KiB");
+  const double mebibytes = kibibytes / 1024;
+  return mebibytes < 1024 ? with_unit(mebibytes, " MiB") : with_unit(mebibytes / 1024, " GiB");
+}
+
+std::string aligned(const std::vector<Row>& rows, size_t left_aligned_column) {
+  std::vector<size_t> width(rows.front().size(), 0);
+  for (const Row& row : rows) {
+    for (size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], row[c].size());
+  }
+  std::string text;
+  for (const Row& row : rows) {
+    for (size_t c = 0; c < row.size(); ++c) {
+      const std::string padding(width[c] - row[c].size(), ' ');
+      if (c > 0) text += " | ";
+      text += c == left_aligned_column ? row[c] + padding : padding + row[c];
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace
+
+double gap_percent(const Plan& plan) {
+  return plan.lower_bound_us > 0 ? 100 * (plan.slowest_stage_us / plan.lower_bound_us - 1) : 0;
+}
+
+std::string compact_modules(const StagePlan& stage) {
+  if (stage.modules.empty()) return "-";
+  if (stage.modules.size() == 1) return stage.modules.front();
+  return stage.modules.front() + " .. " + stage.modules.back();
+}
+
+int64_t num_parameters(const Graph& graph, const StagePlan& stage) {
+  int64_t elements = 0;
+  for (ValueId id : stage.parameters) {
+    const Value& value = graph.values[id];
+    if (value.kind == ValueKind::kParameter) elements += value.spec.num_elements();
+  }
+  return elements;
+}
+
+std::string partition_table(const Graph& graph, const Plan& plan) {
+  constexpr size_t kModulesColumn = 2;
+  std::vector<Row> rows{
+      {"stage", "rank", "modules", "parameters", "forward + backward", "sends", "memory"}};
+  for (size_t s = 0; s < plan.stages.size(); ++s) {
+    const StagePlan& stage = plan.stages[s];
+    rows.push_back({std::to_string(s), std::to_string(stage.rank), compact_modules(stage),
+                    count_text(num_parameters(graph, stage)),
+                    time_text(stage.cost.forward_us + stage.cost.backward_us),
+                    time_text(stage.cost.send_us),
+                    bytes_text(plan.predicted_peak_bytes[stage.rank])});
+  }
+  char summary[200];
+  std::snprintf(summary, sizeof summary,
+                "slowest stage %s, lower bound %s, gap %.1f %%; predicted step %s\n",
+                time_text(plan.slowest_stage_us).c_str(), time_text(plan.lower_bound_us).c_str(),
+                gap_percent(plan), time_text(plan.predicted_step_us).c_str());
+  return aligned(rows, kModulesColumn) + summary;
+}
+
+}  // namespace smp::partitioner

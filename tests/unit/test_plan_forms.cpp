@@ -1,0 +1,130 @@
+// What consumers of a plan rely on: consistency, its text, its table.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <string>
+
+#include "partitioner/plan/check_plan.h"
+#include "partitioner/plan/partition.h"
+#include "partitioner/plan/plan_io.h"
+#include "partitioner/report/partition_table.h"
+#include "partitioner/report/partition_table_io.h"
+#include "tests/support/graph_builder.h"
+#include "tests/support/plan_cases.h"
+
+namespace smp::partitioner {
+namespace {
+
+using smp::testing::contiguous_spec;
+using smp::testing::GraphBuilder;
+using smp::testing::mlp;
+using smp::testing::on_ranks;
+using smp::testing::refusal_of;
+using smp::testing::Skip;
+
+TEST(CheckPlan, RefusesEveryKindOfContradiction) {
+  const Graph graph = mlp(4);
+  const Plan good = partition(graph, on_ranks(3));
+  const auto refused = [&](const std::function<void(Plan&)>& damage) {
+    Plan plan = good;
+    damage(plan);
+    return !refusal_of([&] { check(graph, plan); }).empty();
+  };
+  EXPECT_FALSE(refused([](Plan&) {}));
+  EXPECT_TRUE(refused([](Plan& p) { p.stages[0].nodes.pop_back(); }));
+  EXPECT_TRUE(refused([](Plan& p) { std::swap(p.stages[0].nodes[0], p.stages[0].nodes[1]); }));
+  EXPECT_TRUE(refused([](Plan& p) { p.stages[1].rank = 3; }));
+  EXPECT_TRUE(refused([](Plan& p) { p.stage_of_node.pop_back(); }));
+  EXPECT_TRUE(refused([](Plan& p) { p.activations.pop_back(); }));
+  EXPECT_TRUE(refused([](Plan& p) { p.gradients.pop_back(); }));
+  EXPECT_TRUE(refused([](Plan& p) { p.gradients.push_back(p.gradients[0]); }));
+  EXPECT_TRUE(refused([](Plan& p) { p.stages[2].parameters.clear(); }));
+}
+
+TEST(CheckPlan, RefusesAStorageThatIsWrittenOnTwoStages) {
+  GraphBuilder g;
+  const ValueId x = g.linear(g.input({8, 8}), "a", 8);
+  g.in_place("aten::relu_", x);
+  const Graph graph = g.build();
+  Plan plan = partition(graph, on_ranks(1));
+  plan.num_ranks = 2;
+  plan.stages.push_back({.rank = 1, .nodes = {1}, .parameters = {}, .modules = {}, .cost = {}});
+  plan.stages[0].nodes = {0};
+  plan.stage_of_node = {0, 1};
+  EXPECT_NE(refusal_of([&] { check(graph, plan); }).find("aten::relu_"), std::string::npos);
+}
+
+TEST(PlanIo, RoundTripIsExact) {
+  const Skip skip;
+  PartitionOptions options = on_ranks(3);
+  options.device.peak_gflops = 97.3;
+  const Plan plan = partition(skip.graph, options);
+  EXPECT_EQ(deserialise_plan(serialise(plan)), plan);
+}
+
+TEST(PlanIo, DamagedTextNamesThePlace) {
+  std::string text = serialise(partition(mlp(2), on_ranks(2)));
+  text.replace(text.find("\"rank\":1"), 8, "\"rank\":7");
+  EXPECT_NE(refusal_of([&] { deserialise_plan(text); }).find("stages[1].rank"), std::string::npos);
+  EXPECT_NE(refusal_of([] { deserialise_plan("{"); }), "");
+}
+
+TEST(PartitionTable, ShowsStagesAndGap) {
+  const Graph graph = mlp(4);
+  const Plan plan = partition(graph, on_ranks(2));
+  const std::string table = partition_table(graph, plan);
+  EXPECT_NE(table.find("layers.0 .. layers.1"), std::string::npos) << table;
+  EXPECT_NE(table.find("8.32 K"), std::string::npos) << table;
+  EXPECT_NE(table.find("gap "), std::string::npos) << table;
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 4);
+  const std::string json = partition_table_json(graph, plan);
+  EXPECT_NE(json.find("\"modules\":[\"layers.0\",\"layers.1\"]"), std::string::npos) << json;
+}
+
+/// Random programs with writes, slices, skips and ties: the plan is always consistent.
+TEST(Partition, RandomGraphsGiveConsistentPlans) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937 random(seed);
+    GraphBuilder g;
+    std::vector<ValueId> values{g.linear(g.input({8, 16}), "first", 16)};
+    const ValueId tied = g.parameter("tied", {16, 16});
+    for (int i = 0; i < 20; ++i) {
+      const ValueId x = values[values.size() - 1 - random() % std::min<size_t>(4, values.size())];
+      switch (random() % 6) {
+        case 0:
+          values.push_back(g.linear(x, std::string("m").append(std::to_string(i)), 16));
+          break;
+        case 1:
+          values.push_back(g.linear_with(x, tied));
+          break;
+        case 2:
+          values.push_back(g.in_place("aten::mul_", x));
+          break;
+        case 3:
+          values.push_back(g.op("aten::add", {x, values[random() % values.size()]}, {8, 16}));
+          break;
+        case 4: {
+          TensorSpec half = contiguous_spec({4, 16});
+          half.storage_offset = 64;
+          const ValueId slice = g.view("aten::slice", x, half);
+          g.spec(slice).requires_grad = g.spec(x).requires_grad;
+          values.push_back(g.op("aten::repeat", {slice}, {8, 16}));
+          break;
+        }
+        default:
+          values.push_back(g.relu(x));
+      }
+    }
+    const Graph graph = g.build(g.sum(values.back()));
+    for (int num_ranks : {1, 2, 3, 4}) {
+      const Plan plan = partition(graph, on_ranks(num_ranks));
+      ASSERT_NO_THROW(check(graph, plan)) << "seed " << seed << ", ranks " << num_ranks;
+      EXPECT_EQ(deserialise_plan(serialise(plan)), plan);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace smp::partitioner
