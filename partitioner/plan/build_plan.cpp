@@ -96,8 +96,7 @@ void add_message_costs(const Graph& graph, const DeviceModel& device, Plan& plan
 std::vector<int64_t> peak_bytes(const Graph& graph, const PartitionOptions& options,
                                 const Plan& plan) {
   const std::vector<int> in_flight =
-      in_flight_limits(options.schedule, options.num_ranks, static_cast<int>(plan.stages.size()),
-                       options.num_microbatches, options.active_microbatches);
+      in_flight_by_stage(options, static_cast<int>(plan.stages.size()));
   std::vector<int64_t> peak(options.num_ranks, 0);
   std::vector<std::set<ValueId>> held(options.num_ranks);  // two visits hold a parameter once
   for (size_t s = 0; s < plan.stages.size(); ++s) {
@@ -122,6 +121,13 @@ double slowest_rank_us(const Plan& plan) {
 }
 
 }  // namespace
+
+std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_stages) {
+  std::vector<int> limits = in_flight_limits(options.schedule, options.num_ranks, num_stages,
+                                             options.num_microbatches, options.active_microbatches);
+  for (int& limit : limits) limit = std::min(limit, options.num_microbatches);
+  return limits;
+}
 
 Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignment& assignment,
                 const PartitionOptions& options) {

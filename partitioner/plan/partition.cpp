@@ -14,7 +14,6 @@
 #include "partitioner/plan/graph_costs.h"
 #include "partitioner/plan/pins.h"
 #include "partitioner/plan/visits.h"
-#include "partitioner/schedule/generate.h"
 
 namespace smp::partitioner {
 namespace {
@@ -90,8 +89,7 @@ Chain make_chain(const Graph& graph, const GraphCosts& costs, const std::vector<
   chain.activation_bytes = costs.activation_bytes;
   chain.send_us = chain.receive_us = traffic_us;
   chain.cut_allowed = cut_allowed;
-  for (int in_flight : in_flight_limits(options.schedule, options.num_ranks, options.num_ranks,
-                                        options.num_microbatches, options.active_microbatches)) {
+  for (int in_flight : in_flight_by_stage(options, options.num_ranks)) {
     chain.stages.push_back({in_flight, options.memory_limit_bytes});
   }
   blend_memory(options.memory_weight, costs.total_us, chain);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "partitioner/plan/check_plan.h"
+#include "partitioner/plan/graph_costs.h"
 #include "partitioner/plan/partition.h"
 #include "partitioner/plan/visits.h"
 #include "tests/support/graph_builder.h"
@@ -178,6 +179,17 @@ TEST(Partition, ParameterFreeOperatorGoesWhereLessIsSent) {
   EXPECT_EQ(ranks_of_nodes(partition(graph, options)), (std::vector<int>{0, 0, 1, 1, 1}));
 }
 
+TEST(CutTraffic, CountsGradientsOnTheirWayBack) {
+  GraphBuilder g;
+  const ValueId frozen = g.relu(g.input({100}));
+  const ValueId trained = g.op("aten::mul", {frozen, g.parameter("w", {50})}, {50});
+  const Graph graph = g.build(g.sum(trained));
+  const DeviceModel device;
+  const std::vector<double> traffic_us = cut_traffic_us(graph, device);
+  EXPECT_EQ(traffic_us,
+            (std::vector<double>{0, device.message_us(400), 2 * device.message_us(200), 0}));
+}
+
 TEST(Partition, SecondGraphFollowsThePlacementOfTheFirst) {
   const Graph graph = mlp(6);
   const Plan first = partition(graph, on_ranks(3));
@@ -296,6 +308,33 @@ TEST(Partition, PeakCountsParametersAndMicrobatchesInFlight) {
   options.schedule = ScheduleKind::kInterleaved;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
             parameters + plan.stages[0].cost.activation_bytes);
+}
+
+TEST(Partition, TwoVisitsOfARankHoldASharedWeightOnceAndSendNothingToEachOther) {
+  const Skip skip;
+  PartitionOptions options = on_ranks(2);
+  options.pins = {{"shared", 0}, {"b", 1}};
+  const Plan plan = partition(skip.graph, options);
+  ASSERT_EQ(plan.stages.size(), 3u);
+  const int64_t shared_bytes = 2 * 4 * 16 * 16;  // weight and gradient
+  const int64_t activation_bytes = plan.stages[0].cost.activation_bytes * 2 +  // A = 2 in flight
+                                   plan.stages[2].cost.activation_bytes;
+  EXPECT_EQ(plan.predicted_peak_bytes[0], shared_bytes + activation_bytes);
+  // Between ranks: a and b, forward and backward; a also goes from visit 0 to visit 2 within rank
+  // 0.
+  const double message_us = options.device.message_us(4 * 8 * 16);
+  EXPECT_DOUBLE_EQ(plan.stages[1].cost.send_us, 5 * message_us);
+  EXPECT_DOUBLE_EQ(plan.stages[0].cost.send_us, 2 * message_us);
+}
+
+TEST(Partition, FewMicrobatchesAreAllThatCanBeInFlight) {
+  const Graph graph = mlp(8);
+  PartitionOptions options = on_ranks(4);
+  options.num_microbatches = 1;
+  const Plan plan = partition(graph, options);
+  const StageCost& cost = plan.stages[0].cost;
+  EXPECT_EQ(plan.predicted_peak_bytes[0],
+            cost.parameter_bytes + cost.gradient_bytes + cost.activation_bytes);
 }
 
 TEST(Partition, MemoryWeightBalancesBytesInsteadOfTime) {
