@@ -126,6 +126,9 @@ void Engine::abort_from_own_thread(std::string_view message) noexcept {
   auto terminated = Clock::time_point::max();
   while (!peers_->are_all_local_gone()) {
     drive_notices();
+    int has_failed_too = 0;
+    MPI_Test(&notice_request_, &has_failed_too, MPI_STATUS_IGNORE);
+    if (has_failed_too != 0) return;  // it will not go before this rank does
     const auto now = Clock::now();
     if (is_termination_requested() && terminated == Clock::time_point::max()) terminated = now;
     if (now - start > kAbortLimit) return;

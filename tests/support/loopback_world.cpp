@@ -1,25 +1,14 @@
 // Owns the threads behind run_ranks.
 #include "tests/support/loopback_world.h"
 
-#include <c10/util/Exception.h>
-
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-namespace smp::tests {
+#include "runtime/watch/root_cause.h"
 
-std::string message_of(const std::exception_ptr& exception) {
-  try {
-    std::rethrow_exception(exception);
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is no std::exception";
-  }
-}
+namespace smp::tests {
 
 void run_ranks(int num_ranks, const std::function<void(runtime::Transport&)>& fn,
                std::chrono::milliseconds timeout) {
@@ -33,7 +22,7 @@ void run_ranks(int num_ranks, const std::function<void(runtime::Transport&)>& fn
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (!first) first = std::current_exception();
-      transport->abort(message_of(std::current_exception()));
+      transport->abort(runtime::describe_exception(std::current_exception()));
     }
     world.leave(rank);
   };

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <exception>
 #include <functional>
 
 #include "runtime/transport/loopback.h"
@@ -17,8 +16,5 @@ namespace smp::tests {
 ///   run_ranks(3, [](runtime::Transport& transport) { transport.barrier(); });
 void run_ranks(int num_ranks, const std::function<void(runtime::Transport&)>& fn,
                std::chrono::milliseconds timeout = runtime::kDefaultTimeout);
-
-/// what() without the C++ backtrace that c10::Error adds.
-std::string message_of(const std::exception_ptr& exception);
 
 }  // namespace smp::tests

@@ -1,0 +1,32 @@
+// Owns how a rank ends that nobody catches: the others are told, and one line says why.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "runtime/transport/transport.h"
+
+namespace smp::runtime {
+
+/// what() of any exception, without the C++ backtrace that c10::Error adds.
+std::string describe_exception(const std::exception_ptr& exception);
+
+/// Exit codes of a process that the terminate handler ends.
+constexpr int kExitFailed = 1;
+constexpr int kExitPeerFailed = 3;
+
+/// From now on an exception that nobody catches, on any thread of this process, ends the whole
+/// world:
+///
+/// - a failure of this rank's own is sent to the others; when they have gone, this rank prints one
+/// line,
+///   "[rank 2] <message>", and ends with kExitFailed;
+/// - a failure that another rank has sent (AbortedError) is that rank's to print: silently
+/// kExitPeerFailed;
+/// - a peer that was killed cannot print, so every survivor does (PeerLostError): kExitPeerFailed.
+///
+/// The process has one terminate handler, so the last call counts. `world` is not kept alive.
+void install_terminate_handler(const std::shared_ptr<Transport>& world);
+
+}  // namespace smp::runtime

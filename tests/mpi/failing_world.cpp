@@ -1,0 +1,136 @@
+// Owns the worlds that fail: each mode is one way. Driven by failure_test.py; run under mpirun.
+#include <c10/util/Exception.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "runtime/transport/mpi_transport.h"
+#include "runtime/watch/root_cause.h"
+
+namespace {
+
+using smp::runtime::Request;
+using smp::runtime::Transport;
+using std::chrono::milliseconds;
+
+constexpr int kNumRounds = 20;
+
+void say(const Transport& world, const std::string& text) {
+  std::printf("say: rank %d %s\n", world.rank(), text.c_str());
+}
+
+// A ring in which every rank needs the one before it; `fault` happens in the middle.
+void exchange(Transport& world, const std::function<void()>& fault) {
+  const int next = (world.rank() + 1) % world.size();
+  const int previous = (world.rank() + world.size() - 1) % world.size();
+  for (int round = 0; round < kNumRounds; ++round) {
+    say(world, "round " + std::to_string(round));
+    if (round == kNumRounds / 2) fault();
+    int value = round;
+    Request sent = world.isend(next, 0, &value, sizeof(value));
+    int got = 0;
+    world.irecv(previous, 0, &got, sizeof(got)).wait("0F" + std::to_string(round));
+    sent.wait();
+  }
+}
+
+[[noreturn]] void compute_for_ever(Transport& world) {
+  for (;;) world.progress();
+}
+
+void throw_in_exchange(Transport& world) {
+  exchange(world, [&] {
+    if (world.rank() == 1) throw std::runtime_error("out of luck");
+  });
+}
+
+void throw_while_others_compute(Transport& world) {
+  world.barrier();
+  if (world.rank() == 1) TORCH_CHECK_VALUE(false, "expected luck, got none.\nBring some.");
+  compute_for_ever(world);
+}
+
+void throw_on_another_thread(Transport& world) {
+  world.barrier();
+  std::thread loader([&] {
+    if (world.rank() == 1) throw std::runtime_error("the loader found no file");
+  });
+  loader.detach();
+  compute_for_ever(world);
+}
+
+void throw_everywhere(Transport& world) {
+  world.barrier();
+  throw std::runtime_error("a setting is wrong");
+}
+
+void killed_while_others_wait(Transport& world) {
+  exchange(world, [&] {
+    if (world.rank() == 2) raise(SIGKILL);
+  });
+}
+
+void killed_while_others_compute(Transport& world) {
+  world.barrier();
+  if (world.rank() == 2) raise(SIGKILL);
+  compute_for_ever(world);
+}
+
+void killed_in_a_collective(Transport& world) {
+  world.barrier();
+  if (world.rank() == 2) raise(SIGKILL);
+  world.barrier();
+}
+
+void left_early(Transport& world) {
+  world.barrier();
+  if (world.rank() == 2) _exit(0);
+  world.barrier();
+}
+
+void timed_out(Transport& world) {
+  world.barrier();
+  int value = 0;
+  if (world.rank() == 0) world.irecv(1, 5, &value, sizeof(value)).wait("2F0", milliseconds(300));
+  compute_for_ever(world);
+}
+
+void interrupted(Transport& world) {
+  say(world, "ready");
+  std::fflush(stdout);
+  compute_for_ever(world);
+}
+
+void finish(Transport& world) {
+  exchange(world, [] {});
+  smp::runtime::mpi::shutdown(world);
+}
+
+const std::map<std::string, void (*)(Transport&)> kModes{
+    {"throw_in_exchange", throw_in_exchange},
+    {"throw_while_others_compute", throw_while_others_compute},
+    {"throw_on_another_thread", throw_on_another_thread},
+    {"throw_everywhere", throw_everywhere},
+    {"killed_while_others_wait", killed_while_others_wait},
+    {"killed_while_others_compute", killed_while_others_compute},
+    {"killed_in_a_collective", killed_in_a_collective},
+    {"left_early", left_early},
+    {"timed_out", timed_out},
+    {"interrupted", interrupted},
+    {"finish", finish},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  TORCH_CHECK_VALUE(argc == 3 && kModes.count(argv[1]) == 1, "usage: failing_world MODE TOKEN");
+  const auto world = smp::runtime::mpi::create();
+  smp::runtime::install_terminate_handler(world);
+  kModes.at(argv[1])(*world);
+}
