@@ -13,16 +13,6 @@ function(smp_add_program name)
   target_link_libraries(${name} PRIVATE ${arg_LIBS})
 endfunction()
 
-# Lets a library of which no source file exists yet configure and link.
-function(smp_until_first_source target)
-  get_target_property(sources ${target} SOURCES)
-  if(NOT sources)
-    set(empty "${CMAKE_CURRENT_BINARY_DIR}/${target}_empty.cpp")
-    file(CONFIGURE OUTPUT "${empty}" CONTENT "namespace {}\n")
-    target_sources(${target} PRIVATE "${empty}")
-  endif()
-endfunction()
-
 # One precompiled <torch/torch.h> for all tests and examples that include it: 34 s and 720 MB once, then
 # 8 s instead of 19 s for each file (g++ 12, -O2, torch 2.11). Files of a target that do without that
 # header get no faster, so keep them in a target of their own.
