@@ -4,7 +4,9 @@ import pathlib
 import tempfile
 import unittest
 
-from check_arrows import MAX_LINES, Checker
+from check_arrows import Checker
+
+MAX_LINES = 400  # said again here: a changed limit must be meant
 
 # A tree that keeps every rule, with the cases that come closest to breaking one.
 CLEAN = {
