@@ -22,6 +22,7 @@ CLEAN = {
     "smp/step.cpp": '#include "smp/detail/conductor.h"\n',
     "examples/lm.cpp": '#include <torch/torch.h>\n#include "smp/smp.h"\n',
     "tests/unit/x_test.cpp": '#include "runtime/stage/stage.h"\nauto x = getenv("X");\n',
+    "tests/docs/page.cpp": '#include "page_blocks.inc"\n',
     "tools/long.cpp": "\n" * MAX_LINES,
 }
 
@@ -53,6 +54,7 @@ PLANTED = [
      "smp/step.h:4: public header may not include partitioner/plan/plan.h"),
     ("smp/step.cpp", '#include "tests/support/oracle.h"\n',
      "smp/step.cpp:2: smp may not include tests/support/oracle.h"),
+    ("smp/step.cpp", '#include "table.inc"\n', "smp/step.cpp:2: smp may not include table.inc"),
     ("smp/step.cpp", "#include <torch/torch.h>\n", "smp/step.cpp:2: smp may not include torch/torch.h"),
     ("examples/lm.cpp", '#include "smp/detail/conductor.h"\n',
      "examples/lm.cpp:3: examples may not include smp/detail/conductor.h"),
