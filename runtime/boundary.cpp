@@ -1,0 +1,147 @@
+// Packing and unpacking of tensors that cross a cut.
+#include "runtime/boundary.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <new>
+
+
+
+namespace smp::runtime {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+constexpr int64_t kMaxDims = 12;
+constexpr uint32_t kMagic = 0x736d7031;  // "smp1"
+
+struct Header {
+  uint32_t magic = kMagic;
+  uint8_t defined = 0;
+  int8_t dtype = 0;
+  uint8_t dims = 0;
+  uint8_t misalignment = 0;  // of the data pointer, modulo 64
+  int64_t data_bytes = 0;
+  int64_t sizes[kMaxDims] = {};
+  int64_t strides[kMaxDims] = {};
+};
+constexpr int64_t kHeaderBytes = (static_cast<int64_t>(sizeof(Header)) + kAlignment - 1) / kAlignment * kAlignment;
+
+// Bytes from the first to one past the last element in memory.
+int64_t extent_bytes(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t element_bytes) {
+  int64_t last = 0;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 0) return 0;
+    last += (sizes[d] - 1) * strides[d];
+  }
+  return (last + 1) * element_bytes;
+}
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw std::runtime_error("boundary: expected a packed tensor, got " + what +
+                           ". Ranks run different programs or versions of smp.");
+}
+
+Header read_header(const MessageBuffer& buffer, int64_t num_bytes) {
+  Header header;
+  if (num_bytes < kHeaderBytes) refuse(std::to_string(num_bytes) + " bytes");
+  std::memcpy(&header, buffer.data(), sizeof header);
+  if (header.magic != kMagic || header.dims > kMaxDims) refuse("bytes that are none");
+  return header;
+}
+
+}  // namespace
+
+MessageBuffer::MessageBuffer(int64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {
+  data_ = static_cast<char*>(::operator new(static_cast<size_t>(capacity_bytes), std::align_val_t(kAlignment)));
+}
+
+MessageBuffer::~MessageBuffer() { ::operator delete(data_, std::align_val_t(kAlignment)); }
+
+// Buffers come back from tensors, which may die on any thread.
+struct BufferPool::Shelf {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<MessageBuffer>> free;
+};
+
+std::shared_ptr<BufferPool::Shelf> BufferPool::make_shelf() { return std::make_shared<Shelf>(); }
+
+std::shared_ptr<MessageBuffer> BufferPool::take(int64_t num_bytes) {
+  std::unique_ptr<MessageBuffer> buffer;
+  {
+    std::lock_guard<std::mutex> lock(shelf_->mutex);
+    for (auto& candidate : shelf_->free) {
+      // A buffer much too large is left for the message it was made for.
+      if (candidate->capacity_bytes() < num_bytes || candidate->capacity_bytes() > 2 * num_bytes + 4096) continue;
+      buffer = std::move(candidate);
+      candidate = std::move(shelf_->free.back());
+      shelf_->free.pop_back();
+      break;
+    }
+  }
+  if (!buffer) buffer = std::make_unique<MessageBuffer>(num_bytes);
+  return {buffer.release(), [shelf = shelf_](MessageBuffer* returned) {
+            constexpr size_t kMaxFree = 64;
+            std::unique_ptr<MessageBuffer> owner(returned);
+            std::lock_guard<std::mutex> lock(shelf->mutex);
+            if (shelf->free.size() < kMaxFree) shelf->free.push_back(std::move(owner));
+          }};
+}
+
+int64_t max_message_bytes(const partitioner::TensorSpec& spec) {
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(spec.dtype));
+  const int64_t extent = extent_bytes(spec.sizes, spec.strides, element_bytes);
+  return kHeaderBytes + kAlignment + std::max(extent, spec.num_elements() * element_bytes);
+}
+
+PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool) {
+  Header header;
+  if (!tensor.defined()) {
+    PackedTensor packed{pool.take(kHeaderBytes), kHeaderBytes, 0};
+    std::memcpy(packed.buffer->data(), &header, sizeof header);
+    return packed;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.dim() <= kMaxDims, "boundary: expected a tensor of at most ", kMaxDims,
+                              " dimensions between stages, got ", tensor.dim());
+  const void* data = tensor.const_data_ptr();
+  header.defined = 1;
+  header.dtype = static_cast<int8_t>(tensor.scalar_type());
+  header.dims = static_cast<uint8_t>(tensor.dim());
+  header.misalignment = static_cast<uint8_t>(reinterpret_cast<uintptr_t>(data) % kAlignment);
+  header.data_bytes = extent_bytes(tensor.sizes(), tensor.strides(), static_cast<int64_t>(tensor.element_size()));
+  std::copy(tensor.sizes().begin(), tensor.sizes().end(), header.sizes);
+  std::copy(tensor.strides().begin(), tensor.strides().end(), header.strides);
+  const int64_t num_bytes = kHeaderBytes + header.misalignment + header.data_bytes;
+  PackedTensor packed{pool.take(num_bytes), num_bytes, 0};
+  if (num_bytes > max_bytes) packed = {std::move(packed.buffer), kHeaderBytes, num_bytes - kHeaderBytes};
+  std::memcpy(packed.buffer->data(), &header, sizeof header);
+  if (header.data_bytes > 0) {
+    std::memcpy(packed.buffer->data() + kHeaderBytes + header.misalignment, data,
+                static_cast<size_t>(header.data_bytes));
+  }
+  return packed;
+}
+
+int64_t announced_bytes(const MessageBuffer& buffer, int64_t num_bytes) {
+  const Header header = read_header(buffer, num_bytes);
+  return num_bytes == kHeaderBytes && header.data_bytes > 0 ? header.misalignment + header.data_bytes : 0;
+}
+
+at::Tensor unpack(const std::shared_ptr<MessageBuffer>& buffer, int64_t num_bytes, const partitioner::TensorSpec& spec,
+                  const std::shared_ptr<MessageBuffer>& following) {
+  const Header header = read_header(*buffer, num_bytes);
+  if (!header.defined) return {};
+  const at::IntArrayRef sizes(header.sizes, header.dims), strides(header.strides, header.dims);
+  if (!following && num_bytes != kHeaderBytes + header.misalignment + header.data_bytes) refuse("a truncated one");
+  if (!sizes.equals(spec.sizes) || header.dtype != static_cast<int8_t>(spec.dtype)) {
+    refuse("one of sizes " + c10::str(sizes) + " instead of " + c10::str(at::IntArrayRef(spec.sizes)));
+  }
+  const auto& holder = following ? following : buffer;
+  char* data = holder->data() + (following ? 0 : kHeaderBytes) + header.misalignment;
+  return at::from_blob(data, sizes, strides, [holder](void*) {}, at::TensorOptions().dtype(spec.dtype));
+}
+
+}  // namespace smp::runtime

@@ -1,0 +1,64 @@
+// What crosses a cut: one tensor per message, geometry and alignment kept. Owns message buffers, no transport.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "partitioner/graph/graph.h"
+
+namespace smp::runtime {
+
+/// Memory of one message, 64-byte aligned. Goes back to its pool when the last holder lets go.
+class MessageBuffer {
+ public:
+  explicit MessageBuffer(int64_t capacity_bytes);
+  ~MessageBuffer();
+  MessageBuffer(const MessageBuffer&) = delete;
+  MessageBuffer& operator=(const MessageBuffer&) = delete;
+  char* data() const { return data_; }
+  int64_t capacity_bytes() const { return capacity_bytes_; }
+
+ private:
+  char* data_;
+  int64_t capacity_bytes_;
+};
+
+/// Reuses message buffers, so that the steady state allocates nothing per message.
+class BufferPool {
+ public:
+  std::shared_ptr<MessageBuffer> take(int64_t num_bytes);
+
+ private:
+  struct Shelf;
+  std::shared_ptr<Shelf> shelf_ = make_shelf();
+  static std::shared_ptr<Shelf> make_shelf();
+};
+
+/// A packed tensor, ready to be sent. When it is longer than the receiver expects (a gradient that is a slice of a
+/// larger tensor), the message is the header alone and the data follow in a second message.
+struct PackedTensor {
+  std::shared_ptr<MessageBuffer> buffer;
+  int64_t num_bytes = 0;         // of the first message
+  int64_t following_bytes = 0;   // of the second, which lies behind the first; 0: there is none
+};
+
+/// Largest message that a value of this spec makes in the forward direction.
+int64_t max_message_bytes(const partitioner::TensorSpec& spec);
+
+/// Packs header (dtype, sizes, strides, alignment, definedness) and data. Strided tensors travel with their strides
+/// and gaps, expanded ones as their base: a copy in another layout would change the bits of the operators after it,
+/// and so would another alignment of the data (libtorch-facts C).
+PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool);
+
+/// Bytes of the second message that the header in a received first one announces; 0: there is none.
+int64_t announced_bytes(const MessageBuffer& buffer, int64_t num_bytes);
+
+/// The tensor in a received message, on the buffer's own memory. Throws std::runtime_error when the bytes are no such message
+/// or the tensor is not of the sizes and dtype of `spec`.
+/// `following`: the second message, where one was announced.
+at::Tensor unpack(const std::shared_ptr<MessageBuffer>& buffer, int64_t num_bytes, const partitioner::TensorSpec& spec,
+                  const std::shared_ptr<MessageBuffer>& following = nullptr);
+
+}  // namespace smp::runtime

@@ -1,0 +1,25 @@
+// Operator arguments between the dispatcher's boxed form and the graph's data form. Owns no tensors.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <functional>
+#include <string>
+
+#include "partitioner/graph/graph.h"
+
+namespace smp::runtime {
+
+/// Turns a tensor argument into a value; may replace the tensor by the one the operator should run on.
+using TensorToValue = std::function<partitioner::ValueId(at::Tensor&)>;
+/// The tensor of a value while a graph runs.
+using ValueToTensor = std::function<at::Tensor(partitioner::ValueId)>;
+
+/// Data form of a boxed argument. Tensors inside go through `resolve`, and `boxed` is rewritten with what it left.
+/// Throws NotImplementedError naming `op` for argument types a graph cannot hold.
+partitioner::Argument to_argument(c10::IValue& boxed, const TensorToValue& resolve, const std::string& op);
+
+/// Boxed form. Lists are new objects each time, because operators may change them.
+c10::IValue to_ivalue(const partitioner::Argument& argument, const ValueToTensor& tensor_of, c10::Device stage_device);
+
+}  // namespace smp::runtime

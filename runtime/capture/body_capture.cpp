@@ -1,0 +1,311 @@
+// Matched second runs (libtorch-facts A11) and the way back to recording.
+#include "runtime/capture/body_capture.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "partitioner/graph/graph_io.h"
+#include "runtime/capture/arguments.h"
+#include "runtime/capture/ghosts.h"
+#include "runtime/capture/places.h"
+
+namespace smp::runtime {
+
+using namespace partitioner;
+
+namespace {
+
+std::string full_key(const std::vector<at::Tensor>& inputs, const std::string& key) {
+  std::string text = key;
+  auto put = [&text](int64_t number) { text.append(reinterpret_cast<const char*>(&number), sizeof number); };
+  for (const at::Tensor& input : inputs) {
+    put(static_cast<int64_t>(input.scalar_type()));
+    put(input.dim());
+    for (int64_t size : input.sizes()) put(size);
+    for (int64_t stride : input.strides()) put(stride);
+  }
+  put(at::GradMode::is_enabled());
+  const Autocast autocast = current_autocast();
+  put(autocast.enabled ? static_cast<int64_t>(autocast.dtype) : -1);
+  put(static_cast<int64_t>(at::get_default_dtype_as_scalartype()));
+  return text;
+}
+
+bool same_content(const at::Tensor& a, const at::Tensor& b) {
+  constexpr int64_t kCompareUpToBytes = 1 << 16;
+  if (!a.is_cpu() || !b.is_cpu() || !a.is_contiguous() || !b.is_contiguous()) return false;
+  const int64_t bytes = a.numel() * static_cast<int64_t>(a.element_size());
+  return bytes <= kCompareUpToBytes && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), static_cast<size_t>(bytes)) == 0;
+}
+
+int64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
+}  // namespace
+
+std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs, const std::string& key) {
+  abandon();
+  key_ = full_key(inputs, key);
+  const auto bucket = recordings_.find(key_);
+  if (bucket == recordings_.end()) {
+    recorder_ = std::make_unique<Recorder>(bindings_);
+    return recorder_->start(inputs);
+  }
+  matching_ = bucket->second.front();
+  run_.recording = matching_;
+  for (ValueId id : matching_->reshaped) {
+    const TensorSpec& spec = matching_->graph.values[id].spec;
+    matching_->tensors[id].unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
+  }
+  std::vector<at::Tensor> ghosts;
+  for (ValueId id : matching_->graph.inputs) ghosts.push_back(matching_->tensors[id]);
+  skip_synthesised();
+  return ghosts;
+}
+
+void BodyCapture::abandon() noexcept {
+  matching_.reset();
+  recorder_.reset();
+  run_ = {};
+  position_ = 0;
+  loss_.reset();
+}
+
+void BodyCapture::mark_backward(const at::Tensor& loss) {
+  TORCH_CHECK_VALUE(!loss_.defined(),
+                    "backward: expected one backward() per step body, got a second one. Add the losses and call "
+                    "backward() once on the sum.");
+  TORCH_CHECK_VALUE(loss.defined() && loss.numel() == 1, "backward: expected a loss with one element, got ",
+                    loss.defined() ? "sizes " + std::to_string(loss.numel()) + " elements" : "an undefined tensor",
+                    ". Reduce it with mean() or sum().");
+  TORCH_CHECK_VALUE(loss.requires_grad(),
+                    "backward: expected a loss that depends on trainable parameters, got one that requires no "
+                    "gradient. Is grad mode off, or was the model's output detached?");
+  loss_ = loss;
+}
+
+void BodyCapture::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  if (!recorder_) {
+    if (matches_call(op, stack)) return answer(stack);
+    const OperatorInfo& info = operator_info(op);
+    if (info.kind == OperatorClass::kAnsweredByIdentity) {
+      const bool same = is_same_tensor(stack.end()[-2].toTensor(), stack.end()[-1].toTensor());
+      torch::jit::drop(stack, 2);
+      return torch::jit::push(stack, same);
+    }
+    if (info.kind == OperatorClass::kGeometryQuery) return op.callBoxed(stack);
+    go_back_to_recording();
+  }
+  recorder_->operator_called(op, stack);
+}
+
+bool BodyCapture::matches_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto n = static_cast<size_t>(position_);
+  if (n >= matching_->calls.size() || !(matching_->calls[n].op == op)) return false;
+  const Node& node = matching_->graph.nodes[n];
+  if (node.grad_enabled != at::GradMode::is_enabled() || !(node.autocast == current_autocast())) return false;
+  const size_t num_scalars = run_.scalars.size(), num_constants = run_.constants.size();
+  const size_t first = stack.size() - node.arguments.size();
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (matches_argument(stack[first + i], node.arguments[i], static_cast<int32_t>(i))) continue;
+    run_.scalars.resize(num_scalars);
+    run_.constants.resize(num_constants);
+    return false;
+  }
+  return true;
+}
+
+bool BodyCapture::matches_argument(const c10::IValue& actual, const Argument& recorded, int32_t position) {
+  if (const auto* ref = std::get_if<ValueRef>(&recorded)) {
+    return actual.isTensor() && matches_tensor(actual.toTensor(), ref->id);
+  }
+  if (const auto* number = std::get_if<int64_t>(&recorded)) {
+    if (actual.isInt() && actual.toInt() == *number) return true;
+  } else if (std::holds_alternative<std::monostate>(recorded)) {
+    return actual.isNone();
+  } else if (const auto* flag = std::get_if<bool>(&recorded)) {
+    if (actual.isBool() && actual.toBool() == *flag) return true;
+  } else if (const auto* refs = std::get_if<ValueRefList>(&recorded)) {
+    if (refs->optional_elements ? !actual.isOptionalTensorList() : !actual.isTensorList()) return false;
+    const auto elements = actual.toListRef();
+    if (elements.size() != refs->ids.size()) return false;
+    for (size_t i = 0; i < elements.size(); ++i) {
+      const bool present = elements[i].isTensor() && elements[i].toTensor().defined();
+      if (present != (refs->ids[i] != kNoValue)) return false;
+      if (present && !matches_tensor(elements[i].toTensor(), refs->ids[i])) return false;
+    }
+    return true;
+  }
+  if (actual.isTensor() || actual.isTensorList() || actual.isOptionalTensorList()) {
+    return std::holds_alternative<UndefinedTensor>(recorded) && actual.isTensor() && !actual.toTensor().defined();
+  }
+  const RecordedCall& call = matching_->calls[static_cast<size_t>(position_)];
+  c10::IValue copy = actual;
+  Argument value = to_argument(copy, nullptr, call.info->name);
+  if (same_argument(value, recorded)) return true;
+  // Another number of the same type leaves the geometry alone: the graph stays, the number travels.
+  const bool may_change = call.info->argument_is_scalar[static_cast<size_t>(position)] &&
+                          !call.info->scalars_set_geometry && value.index() == recorded.index() && !actual.isNone();
+  if (may_change) run_.scalars.push_back({position_, position, std::move(value)});
+  return may_change;
+}
+
+bool BodyCapture::matches_tensor(const at::Tensor& actual, ValueId recorded) {
+  const at::Tensor& expected = matching_->tensors[recorded];
+  const Value& value = matching_->graph.values[recorded];
+  if (value.kind == ValueKind::kConstant) return matches_constant(actual, recorded);
+  if (actual.is_same(expected)) return true;
+  if (!actual.defined() || value.kind != ValueKind::kResult) return false;
+  // A copy made behind the dispatcher lives on the same storage.
+  if (!same_geometry(actual, value.spec)) return false;
+  if (actual.storage().is_alias_of(expected.storage())) return true;
+  const NamedTensor* base = bindings_.find_storage(actual);
+  if (base == nullptr || bindings_.find(actual) != nullptr) return false;
+  const auto& values = matching_->graph.values;
+  return std::any_of(values.begin(), values.end(), [&](const Value& other) {
+    return other.storage == value.storage && other.kind == base->kind && other.name == base->name;
+  });
+}
+
+bool BodyCapture::matches_constant(const at::Tensor& actual, ValueId recorded) {
+  const auto constant = std::find_if(matching_->constants.begin(), matching_->constants.end(),
+                                     [&](const ConstantTensor& c) { return c.value == recorded; });
+  if (actual.is_same(constant->tensor) && version_of(actual) == constant->version) return true;
+  const Value& value = matching_->graph.values[recorded];
+  if (!actual.defined() || actual.is_meta() || actual.requires_grad() || bindings_.find_storage(actual) != nullptr ||
+      actual.unsafeGetTensorImpl()->is_wrapped_number() != value.is_wrapped_number || !same_geometry(actual, value.spec)) {
+    return false;
+  }
+  for (const ConstantOverride& changed : run_.constants) {
+    if (changed.value == recorded) return changed.tensor.is_same(actual);
+  }
+  // Another tensor with the same content needs no message; one changed in place does, its old content is gone.
+  if (!actual.is_same(constant->tensor) && version_of(constant->tensor) == constant->version &&
+      same_content(actual, constant->tensor)) {
+    return true;
+  }
+  run_.constants.push_back({recorded, actual});
+  return true;
+}
+
+void BodyCapture::skip_synthesised() {
+  while (static_cast<size_t>(position_) < matching_->calls.size() &&
+         matching_->calls[static_cast<size_t>(position_)].synthesised) {
+    ++position_;
+  }
+}
+
+void BodyCapture::answer(torch::jit::Stack& stack) {
+  const auto n = static_cast<size_t>(position_);
+  const RecordedCall& call = matching_->calls[n];
+  const Node& node = matching_->graph.nodes[n];
+  const size_t first = stack.size() - node.arguments.size();
+  const auto& returned_argument = call.info->returned_argument;
+  if (call.info->changes_geometry_in_place) {
+    const TensorSpec& spec = matching_->graph.values[node.outputs[0]].spec;
+    matching_->tensors[node.outputs[0]].unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides,
+                                                                                     spec.storage_offset);
+  }
+  auto tensor = [&](size_t k) {
+    return node.outputs[k] == kNoValue ? at::Tensor() : matching_->tensors[node.outputs[k]];
+  };
+  if (returned_argument.size() == 1) {
+    c10::IValue result;
+    if (returned_argument[0] >= 0) {
+      result = stack[first + static_cast<size_t>(returned_argument[0])];
+    } else if (call.returns_list) {
+      c10::List<at::Tensor> list;
+      for (size_t k = 0; k < node.outputs.size(); ++k) list.push_back(tensor(k));
+      result = std::move(list);
+    } else {
+      result = tensor(0);
+    }
+    torch::jit::drop(stack, node.arguments.size());
+    stack.push_back(std::move(result));
+  } else {
+    std::vector<c10::IValue> results;
+    for (size_t k = 0; k < returned_argument.size(); ++k) {
+      results.push_back(returned_argument[k] >= 0 ? stack[first + static_cast<size_t>(returned_argument[k])]
+                                                  : c10::IValue(tensor(k)));
+    }
+    torch::jit::drop(stack, node.arguments.size());
+    for (auto& result : results) stack.push_back(std::move(result));
+  }
+  ++num_matched_;
+  ++position_;
+  skip_synthesised();
+}
+
+void BodyCapture::go_back_to_recording() {
+  recorder_ = std::make_unique<Recorder>(bindings_);
+  recorder_->continue_from(run_, position_);
+}
+
+CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& returned) {
+  if (!recorder_ && !finish_matched(returned)) go_back_to_recording();
+  if (recorder_) return finish_recorded(returned);
+  loss_.reset();
+  CapturedBody run = std::move(run_);
+  run_ = {};
+  return run;
+}
+
+bool BodyCapture::finish_matched(const std::vector<at::Tensor>& returned) {
+  const Graph& graph = matching_->graph;
+  if (static_cast<size_t>(position_) != graph.nodes.size()) return false;
+  if (loss_.defined() != graph.has_backward() || returned.size() != graph.returned.size()) return false;
+  if (loss_.defined() && !matches_tensor(loss_, graph.backward_root)) return false;
+  for (size_t i = 0; i < returned.size(); ++i) {
+    if (!returned[i].defined() || !matches_tensor(returned[i], graph.returned[i])) return false;
+  }
+  return true;
+}
+
+CapturedBody BodyCapture::finish_recorded(const std::vector<at::Tensor>& returned) {
+  std::vector<ValueId> ids;
+  for (const at::Tensor& tensor : returned) ids.push_back(recorder_->value_of(tensor, "a tensor returned from the body"));
+  if (loss_.defined()) recorder_->set_backward_root(loss_);
+  std::shared_ptr<Recording> recording = recorder_->finish(std::move(ids), key_);
+  ++num_recordings_;
+  Bucket& bucket = recordings_[key_];
+  const auto known = std::find_if(bucket.begin(), bucket.end(), [&](const auto& r) { return r->hash == recording->hash && same_graph(r->graph, recording->graph); });
+  if (known != bucket.end()) {
+    std::rotate(bucket.begin(), known, known + 1);
+  } else {
+    bucket.insert(bucket.begin(), recording);
+  }
+  std::vector<ConstantOverride> constants;
+  if (bucket.front() != recording) {
+    for (const ConstantTensor& constant : recording->constants) constants.push_back({constant.value, constant.tensor});
+  }
+  CapturedBody run{.recording = bucket.front(), .scalars = {}, .constants = std::move(constants)};
+  abandon();
+  return run;
+}
+
+void BodyCapture::release_run() {
+  if (!matching_) return;
+  renew_kept_ghosts();
+  matching_.reset();
+}
+
+// A ghost that someone still holds after its run would be taken for the next run's value: hand out a new one there.
+void BodyCapture::renew_kept_ghosts() {
+  const auto& values = matching_->graph.values;
+  std::vector<size_t> holders(values.size(), 0);
+  for (ValueId first : matching_->same_impl) ++holders[static_cast<size_t>(first)];
+  std::vector<bool> renew(values.size(), false);
+  bool any = false;
+  for (size_t v = 0; v < values.size(); ++v) {
+    const ValueKind kind = values[v].kind;
+    if (holders[v] == 0 || (kind != ValueKind::kResult && kind != ValueKind::kInput)) continue;
+    if (matching_->tensors[v].use_count() <= holders[v]) continue;
+    renew[static_cast<size_t>(values[v].storage)] = true;
+    any = true;
+  }
+  if (any) make_ghosts(*matching_, &renew);
+}
+
+}  // namespace smp::runtime

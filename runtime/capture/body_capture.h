@@ -1,0 +1,74 @@
+// Captures a step body once per microbatch: recorded the first time, matched afterwards. Owns the recordings.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/capture/bindings.h"
+#include "runtime/capture/interceptor.h"
+#include "runtime/capture/recorder.h"
+#include "runtime/capture/recording.h"
+
+namespace smp::runtime {
+
+/// The capture of one step function.
+///
+///   BodyCapture capture(bindings);
+///   auto ghosts = capture.begin(microbatch_arguments, key);
+///   { InterceptScope scope(capture);  returned = body(ghosts); }   // the body calls mark_backward(loss)
+///   CapturedBody run = capture.finish(returned);
+///   returned.clear(); ghosts.clear(); capture.release_run();
+///
+/// A run whose operators equal those of an earlier run with the same key is answered from it, without running
+/// anything (0.1-0.2 us per operator); the first difference goes back to recording. Scalars and constants that differ
+/// are part of the CapturedBody, not of the graph.
+class BodyCapture : public Interceptor {
+ public:
+  explicit BodyCapture(const Bindings& bindings) : bindings_(bindings) {}
+
+  /// `key` tells signatures apart that the geometry of `inputs` does not (training flag, grad mode, …).
+  std::vector<at::Tensor> begin(const std::vector<at::Tensor>& inputs, const std::string& key);
+  /// Throws c10::Error for a second backward, a loss that is no scalar or that requires no gradient.
+  void mark_backward(const at::Tensor& loss);
+  bool has_backward() const { return loss_.defined(); }
+  CapturedBody finish(const std::vector<at::Tensor>& returned);
+  /// To be called when the caller has dropped the tensors that the body returned: ghosts that somebody still holds
+  /// are then known to be stale and refused in later runs.
+  void release_run();
+  /// Drops the run after an exception in the body.
+  void abandon() noexcept;
+
+  void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
+
+  /// Operators answered by matching since construction, for tests and benchmarks.
+  int64_t num_matched() const { return num_matched_; }
+  int64_t num_recordings() const { return num_recordings_; }
+
+ private:
+  using Bucket = std::vector<std::shared_ptr<Recording>>;  // most recently used first
+
+  bool matches_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+  bool matches_argument(const c10::IValue& actual, const partitioner::Argument& recorded, int32_t position);
+  bool matches_tensor(const at::Tensor& actual, partitioner::ValueId recorded);
+  bool matches_constant(const at::Tensor& actual, partitioner::ValueId recorded);
+  void answer(torch::jit::Stack& stack);
+  void skip_synthesised();
+  bool finish_matched(const std::vector<at::Tensor>& returned);
+  void go_back_to_recording();
+  CapturedBody finish_recorded(const std::vector<at::Tensor>& returned);
+  void renew_kept_ghosts();
+
+  const Bindings& bindings_;
+  std::unordered_map<std::string, Bucket> recordings_;
+  std::string key_;
+  std::shared_ptr<Recording> matching_;  // null while recording
+  CapturedBody run_;                     // what differs from matching_ so far
+  partitioner::NodeId position_ = 0;
+  std::unique_ptr<Recorder> recorder_;
+  at::Tensor loss_;
+  int64_t num_matched_ = 0, num_recordings_ = 0;
+};
+
+}  // namespace smp::runtime

@@ -1,0 +1,62 @@
+// Replaces the ghosts a body saw by fresh ones, so that a ghost kept beyond its run is recognised.
+#include "runtime/capture/ghosts.h"
+#include "runtime/capture/recorder.h"
+
+#include <algorithm>
+
+namespace smp::runtime {
+
+using namespace partitioner;
+
+namespace {
+
+int64_t extent_bytes(const TensorSpec& spec) {
+  int64_t last = spec.storage_offset;
+  for (size_t d = 0; d < spec.sizes.size(); ++d) {
+    if (spec.sizes[d] == 0) return 0;
+    last += (spec.sizes[d] - 1) * spec.strides[d];
+  }
+  return (last + 1) * static_cast<int64_t>(c10::elementSize(spec.dtype));
+}
+
+bool is_ghost(const Recording& recording, ValueId first) {
+  const ValueKind kind = recording.graph.values[first].kind;
+  return kind == ValueKind::kResult || kind == ValueKind::kInput;
+}
+
+}  // namespace
+
+void make_ghosts(Recording& recording, const std::vector<bool>* only_storages) {
+  const auto& values = recording.graph.values;
+  int32_t num_storages = 0;
+  for (const Value& value : values) num_storages = std::max(num_storages, value.storage + 1);
+  std::vector<int64_t> bytes(static_cast<size_t>(num_storages), 0);
+  std::vector<bool> any_gradient(values.size(), false);
+  for (size_t v = 0; v < values.size(); ++v) {
+    auto& slot = bytes[static_cast<size_t>(values[v].storage)];
+    slot = std::max(slot, extent_bytes(values[v].spec));
+    const auto first = static_cast<size_t>(recording.same_impl[v]);
+    any_gradient[first] = any_gradient[first] || values[v].spec.requires_grad;
+  }
+  std::vector<c10::Storage> storages(bytes.size());
+  const auto grad_fn = make_refuse_backward();
+  for (size_t v = 0; v < values.size(); ++v) {
+    const auto first = static_cast<size_t>(recording.same_impl[v]);
+    if (!is_ghost(recording, recording.same_impl[v])) {
+      recording.tensors[v] = recording.tensors[first];
+      continue;
+    }
+    const auto storage = static_cast<size_t>(values[v].storage);
+    if (only_storages != nullptr && !(*only_storages)[storage]) continue;
+    if (first != v) {
+      recording.tensors[v] = recording.tensors[first];
+      continue;
+    }
+    if (!storages[storage]) storages[storage] = make_ghost_storage(bytes[storage]);
+    TensorSpec spec = values[v].spec;
+    spec.requires_grad = any_gradient[v];
+    recording.tensors[v] = make_ghost(spec, storages[storage], grad_fn);
+  }
+}
+
+}  // namespace smp::runtime

@@ -1,0 +1,92 @@
+// Construction of ghosts and twins.
+#include "runtime/capture/ghosts.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <algorithm>
+
+#include "runtime/capture/interceptor.h"
+
+namespace smp::runtime {
+namespace {
+
+using partitioner::TensorSpec;
+
+// TensorImpl offers no setter for a single functionality key; a pointer to the protected member does.
+struct KeySetAccess : c10::TensorImpl {
+  static c10::DispatchKeySet& of(c10::TensorImpl& impl) { return impl.*(&KeySetAccess::key_set_); }
+};
+
+constexpr const char* kNoData =
+    "the data of a ghost was accessed (data_ptr, accessor, or printing). Inside a step body tensors have shapes but "
+    "no data: use operators, or compute the values outside and pass them as arguments of the step.";
+
+struct RefuseBackward : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { refuse_backward(); }
+  std::string name() const override { return "smp::RefuseBackward"; }
+};
+
+}  // namespace
+
+void refuse_backward() {
+  TORCH_CHECK(false,
+              "loss.backward() inside a step body: expected model.backward(loss), because the loss there is a ghost "
+              "without data and its own backward would train nothing. Call backward on the DistributedModel.");
+}
+
+TensorSpec spec_of(const at::Tensor& tensor) {
+  return {.sizes = tensor.sizes().vec(),
+          .strides = tensor.strides().vec(),
+          .storage_offset = tensor.storage_offset(),
+          .dtype = tensor.scalar_type(),
+          .requires_grad = tensor.requires_grad()};
+}
+
+bool same_geometry(const at::Tensor& tensor, const TensorSpec& spec) {
+  return tensor.sizes().equals(spec.sizes) && tensor.strides().equals(spec.strides) &&
+         tensor.storage_offset() == spec.storage_offset && tensor.scalar_type() == spec.dtype;
+}
+
+void mark_as_ghost(const at::Tensor& tensor) {
+  c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  auto& keys = KeySetAccess::of(impl);
+  keys = keys.add(kCaptureKey);
+  impl.unsafe_storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoData);
+}
+
+c10::Storage make_ghost_storage(int64_t num_bytes) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(num_bytes),
+      c10::DataPtr(nullptr, c10::Device(c10::kMeta)), c10::GetAllocator(c10::kMeta), /*resizable=*/true);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoData);
+  return c10::Storage(std::move(storage));
+}
+
+at::Tensor make_ghost(const TensorSpec& spec, const c10::Storage& storage,
+                      const std::shared_ptr<torch::autograd::Node>& grad_fn) {
+  auto ghost = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet({c10::DispatchKey::Meta, kCaptureKey}),
+      c10::scalarTypeToTypeMeta(spec.dtype));
+  c10::TensorImpl& impl = *ghost.unsafeGetTensorImpl();
+  impl.set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
+  if (spec.requires_grad && grad_fn) torch::autograd::set_history(ghost, grad_fn);
+  return ghost;
+}
+
+std::shared_ptr<torch::autograd::Node> make_refuse_backward() {
+  return std::make_shared<RefuseBackward>();
+}
+
+at::Tensor make_twin(const at::Tensor& real) {
+  if (real.is_meta()) return real;
+  auto twin = at::empty_strided(real.sizes(), real.strides(), real.options().device(c10::kMeta));
+  if (real.storage_offset() != 0) {
+    twin.unsafeGetTensorImpl()->set_sizes_and_strides(real.sizes(), real.strides(), real.storage_offset());
+  }
+  if (real.is_leaf() && real.requires_grad()) twin.set_requires_grad(true);
+  return twin;
+}
+
+}  // namespace smp::runtime

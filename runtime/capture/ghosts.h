@@ -1,0 +1,40 @@
+// Ghosts: tensors with geometry but no data that stand for values while a step body is recorded or matched.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <vector>
+
+#include "partitioner/graph/graph.h"
+
+namespace smp::runtime {
+
+/// Geometry of a real or meta tensor.
+partitioner::TensorSpec spec_of(const at::Tensor& tensor);
+
+/// Same sizes, strides, offset and dtype.
+bool same_geometry(const at::Tensor& tensor, const partitioner::TensorSpec& spec);
+
+/// Marks a tensor as a ghost: every operator on it reaches the capture handler, on any thread, at any time, and
+/// every access to its data throws.
+void mark_as_ghost(const at::Tensor& tensor);
+
+/// A meta storage for ghosts whose data may not be touched; accesses throw a text that says what to do.
+c10::Storage make_ghost_storage(int64_t num_bytes);
+
+/// A ghost of this geometry on `storage`. `grad_fn` (may be null) is attached when the spec requires a gradient.
+at::Tensor make_ghost(const partitioner::TensorSpec& spec, const c10::Storage& storage,
+                      const std::shared_ptr<torch::autograd::Node>& grad_fn);
+
+/// The autograd node behind every ghost of a matched body: running it means loss.backward() was called on a ghost.
+std::shared_ptr<torch::autograd::Node> make_refuse_backward();
+
+/// The text for loss.backward() inside a step body.
+[[noreturn]] void refuse_backward();
+
+/// A meta tensor that stands for a real one while operators run on ghosts; parameters keep requires_grad.
+at::Tensor make_twin(const at::Tensor& real);
+
+}  // namespace smp::runtime

@@ -1,0 +1,39 @@
+// The dispatcher key that lets smp see every operator a thread calls. Owns the registration, not what is done with it.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace smp::runtime {
+
+/// Above autograd and autocast and free in every LibTorch release seen so far (docs/capture.md says why this key).
+inline constexpr c10::DispatchKey kCaptureKey = c10::DispatchKey::DeferredInit;
+
+/// Receives every operator call of the thread inside an InterceptScope, composites undecomposed, before autocast
+/// and autograd see it. Operators called while `operator_called` runs go straight to LibTorch.
+class Interceptor {
+ public:
+  virtual ~Interceptor() = default;
+  /// The call's arguments lie on top of `stack`; replace them by the results, e.g. with op.callBoxed(stack).
+  virtual void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) = 0;
+};
+
+/// Turns interception on for this thread. Scopes nest strictly; the innermost receives the calls.
+class InterceptScope {
+ public:
+  explicit InterceptScope(Interceptor& interceptor);
+  ~InterceptScope();
+  InterceptScope(const InterceptScope&) = delete;
+  InterceptScope& operator=(const InterceptScope&) = delete;
+
+ private:
+  Interceptor* previous_;
+  c10::impl::IncludeDispatchKeyGuard include_;
+};
+
+/// Registers the fallback once per process (2 ms); InterceptScope calls it. Thread-safe.
+/// Throws c10::Error if another library has taken the key.
+void install_interceptor();
+
+}  // namespace smp::runtime

@@ -1,0 +1,42 @@
+// What capture needs to know about an operator, read from its schema and tags once. Owns the tables by name.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+#include <vector>
+
+namespace smp::runtime {
+
+/// How capture treats a call.
+enum class OperatorClass : uint8_t {
+  kRecorded,
+  kAnsweredByIdentity,  // aten::equal
+  kGeometryQuery,       // runs on the ghosts, is not recorded: result_type, size, …
+  kReadsValue,          // item, is_nonzero, allclose, …: needs data
+  kDataDependentShape,  // nonzero, masked_select, …
+  kReplacesData,        // set_data, Storage arguments
+  kRunsBackward,        // autograd from within the body
+};
+
+struct OperatorInfo {
+  explicit OperatorInfo(const c10::OperatorHandle& op);
+
+  std::string name, overload;
+  OperatorClass kind = OperatorClass::kRecorded;
+  bool is_random = false;
+  bool makes_uninitialised = false;    // empty and its kin: data must be written before it is read
+  bool reads_only_geometry = false;    // views, *_like, new_*: may touch uninitialised memory
+  bool scalars_set_geometry = false;   // arange, range: a Scalar argument decides the size
+  bool changes_geometry_in_place = false;  // t_, squeeze_, resize_, …
+  int num_arguments = 0;
+  std::vector<bool> argument_written;        // by position: schema write alias, or hidden mutation by table
+  std::vector<bool> argument_is_scalar;      // Scalar or float: may change from step to step without a new graph
+  std::vector<bool> argument_is_device;
+  std::vector<int> returned_argument;  // by return: position of the argument it is ((a!)), or -1
+};
+
+/// Cached per operator, thread-safe; the reference stays valid.
+const OperatorInfo& operator_info(const c10::OperatorHandle& op);
+
+}  // namespace smp::runtime

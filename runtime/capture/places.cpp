@@ -1,0 +1,82 @@
+// Refusal texts and ambient modes.
+#include "runtime/capture/places.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+namespace smp::runtime {
+
+std::string describe_place(const std::string& op, const std::string& module) {
+  return op + (module.empty() ? std::string(", before any parameter was used")
+                              : ", in or after module '" + module + "'");
+}
+
+void refuse_value_read(const std::string& op, const std::string& module) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, describe_place(op, module),
+      ": the value of a tensor was read while the step body is captured. Expected operators only: the body runs on "
+      "ghosts, which have no data. Return the tensor from the body and read it from the StepOutput, pass the value as "
+      "an argument of the step, or replace the branch by torch::where.");
+}
+
+void refuse_data_dependent_shape(const std::string& op, const std::string& module) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, describe_place(op, module),
+                              ": the shape of its result depends on data, which a captured graph cannot hold. Compute "
+                              "it outside of the step and pass it as an argument, or use torch::where with a mask.");
+}
+
+void refuse_replaced_data(const std::string& op, const std::string& module) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, describe_place(op, module),
+                              ": expected operators that compute tensors, got one that replaces the data of an "
+                              "existing tensor (set_data, set_). Write into it with copy_ instead.");
+}
+
+void refuse_stale_ghost(const std::string& place, const std::string& module) {
+  TORCH_CHECK(false, describe_place(place, module),
+              ": got a ghost of an earlier run of the body, kept in a variable or module member. Expected tensors of "
+              "this run, parameters, buffers or arguments. To carry state from step to step return it from the body "
+              "and pass StepOutput::concat() to the next step, or copy_ it into a registered buffer.");
+}
+
+bool is_same_tensor(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_same(b)) return true;
+  return a.has_storage() && b.has_storage() && a.storage().is_alias_of(b.storage()) && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && a.storage_offset() == b.storage_offset();
+}
+
+partitioner::Autocast current_autocast() {
+  if (!at::autocast::is_autocast_enabled(at::kCPU)) return {};
+  return {.enabled = true, .dtype = at::autocast::get_autocast_dtype(at::kCPU)};
+}
+
+std::vector<at::Tensor> flatten_outputs(const torch::jit::Stack& stack) {
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& result : stack) {
+    if (result.isTensor()) {
+      tensors.push_back(result.toTensor());
+    } else if (result.isTensorList()) {
+      for (const at::Tensor& tensor : result.toTensorVector()) tensors.push_back(tensor);
+    }
+  }
+  return tensors;
+}
+
+void set_modes(bool grad_enabled, const partitioner::Autocast& autocast) {
+  if (at::GradMode::is_enabled() != grad_enabled) at::GradMode::set_enabled(grad_enabled);
+  if (at::autocast::is_autocast_enabled(at::kCPU) != autocast.enabled) {
+    at::autocast::set_autocast_enabled(at::kCPU, autocast.enabled);
+  }
+  if (autocast.enabled && at::autocast::get_autocast_dtype(at::kCPU) != autocast.dtype) {
+    at::autocast::set_autocast_dtype(at::kCPU, autocast.dtype);
+  }
+}
+
+AmbientModes::AmbientModes(const partitioner::Node& node)
+    : grad_enabled_(at::GradMode::is_enabled()), autocast_(current_autocast()) {
+  set_modes(node.grad_enabled, node.autocast);
+}
+
+AmbientModes::~AmbientModes() { set_modes(grad_enabled_, autocast_); }
+
+}  // namespace smp::runtime

@@ -1,0 +1,47 @@
+// Refusals of capture, in one voice, and the thread's modes that an operator call depends on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include <string>
+#include <vector>
+
+#include "partitioner/graph/graph.h"
+
+namespace smp::runtime {
+
+/// "aten::item, in or after module 'encoder.0'".
+std::string describe_place(const std::string& op, const std::string& module);
+
+[[noreturn]] void refuse_value_read(const std::string& op, const std::string& module);
+[[noreturn]] void refuse_data_dependent_shape(const std::string& op, const std::string& module);
+[[noreturn]] void refuse_replaced_data(const std::string& op, const std::string& module);
+[[noreturn]] void refuse_stale_ghost(const std::string& place, const std::string& module);
+
+/// Same TensorImpl, or same storage and geometry: how torch::equal is answered on ghosts.
+bool is_same_tensor(const at::Tensor& a, const at::Tensor& b);
+
+/// Autocast of the thread, for the CPU.
+partitioner::Autocast current_autocast();
+
+/// Every tensor on the stack in order, lists flattened; undefined ones kept.
+std::vector<at::Tensor> flatten_outputs(const torch::jit::Stack& stack);
+
+/// Sets grad mode and autocast as they were when `node` was recorded; restores them at the end.
+class AmbientModes {
+ public:
+  explicit AmbientModes(const partitioner::Node& node);
+  ~AmbientModes();
+  AmbientModes(const AmbientModes&) = delete;
+  AmbientModes& operator=(const AmbientModes&) = delete;
+
+ private:
+  bool grad_enabled_;
+  partitioner::Autocast autocast_;
+};
+
+/// Sets grad mode; and autocast, where it differs from the thread's.
+void set_modes(bool grad_enabled, const partitioner::Autocast& autocast);
+
+}  // namespace smp::runtime

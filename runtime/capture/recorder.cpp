@@ -1,0 +1,345 @@
+// The recording algorithm: one operator call at a time.
+#include "runtime/capture/recorder.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/as_strided.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "partitioner/graph/graph_io.h"
+#include "runtime/capture/arguments.h"
+#include "runtime/capture/ghosts.h"
+#include "runtime/capture/meta_kernels.h"
+#include "runtime/capture/places.h"
+
+namespace smp::runtime {
+
+using namespace partitioner;
+
+namespace {
+
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(const at::Tensor& tensor) {
+  return c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr());
+}
+
+}  // namespace
+
+Recorder::Recorder(const Bindings& bindings)
+    : bindings_(bindings), recording_(std::make_shared<Recording>()) {
+  register_meta_kernels();
+}
+
+std::vector<at::Tensor> Recorder::start(const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> ghosts;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Value value{.kind = ValueKind::kInput, .name = "input." + std::to_string(i), .spec = spec_of(inputs[i])};
+    value.spec.requires_grad = false;
+    at::Tensor ghost = make_ghost(value.spec, make_ghost_storage(value.spec.num_bytes()), nullptr);
+    recording_->graph.inputs.push_back(new_value(std::move(value), ghost, {}));
+    held_.push_back(ghost);
+    ghosts.push_back(ghost);
+  }
+  return ghosts;
+}
+
+int32_t Recorder::storage_id(const at::Tensor& tensor, ValueId value, bool hold) {
+  auto& slot = storages_.try_emplace(storage_of(tensor), StorageInfo{tensor.storage().getWeakStorageImpl(), -1, value, {}})
+                   .first->second;
+  if (slot.id < 0 || slot.storage.expired()) {
+    slot = {tensor.storage().getWeakStorageImpl(), num_storages_++, value, {}};
+  }
+  if (hold && !slot.first_tensor.defined()) slot.first_tensor = tensor;
+  return slot.id;
+}
+
+ValueId Recorder::new_value(Value value, const at::Tensor& seen, const at::Tensor& stand_in) {
+  const auto id = static_cast<ValueId>(recording_->graph.values.size());
+  if (value.storage < 0) value.storage = storage_id(stand_in.defined() ? stand_in : seen, id, false);
+  auto known = identities_.find(seen.unsafeGetTensorImpl());
+  const bool same = known != identities_.end() && !known->second.impl.expired();
+  recording_->same_impl.push_back(same ? recording_->same_impl[known->second.value] : id);
+  recording_->graph.values.push_back(std::move(value));
+  identities_.insert_or_assign(seen.unsafeGetTensorImpl(), Identity{weak(seen), id, stand_in});
+  return id;
+}
+
+ValueId Recorder::bind_real(const at::Tensor& tensor, Value value, at::Tensor& stand_in) {
+  stand_in = make_twin(tensor);
+  held_.push_back(tensor);
+  held_.push_back(stand_in);
+  const auto id = static_cast<ValueId>(recording_->graph.values.size());
+  // The twin's storage is another name of the real one.
+  value.storage = storage_id(tensor, id, false);
+  StorageInfo& real = storages_.at(storage_of(tensor));
+  if (!real.first_tensor.defined()) real.first_tensor = stand_in;
+  storages_.insert_or_assign(storage_of(stand_in), StorageInfo{stand_in.storage().getWeakStorageImpl(), real.id,
+                                                               real.first_value, real.first_tensor});
+  return new_value(std::move(value), tensor, stand_in);
+}
+
+ValueId Recorder::bind_constant(const at::Tensor& tensor, at::Tensor& stand_in) {
+  TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
+              ": expected operators of the step body only, got a tensor computed with gradients outside of it or on "
+              "another thread. Its gradient would be lost: compute it inside the body, on the body's thread, or "
+              "detach() it.");
+  TORCH_CHECK(!tensor.requires_grad(), where(),
+              ": expected trainable tensors to be parameters of the model, got a tensor of sizes ", tensor.sizes(),
+              " that requires a gradient and is not registered. Register it with register_parameter, or detach() it.");
+  Value value{.kind = ValueKind::kConstant,
+              .name = "constant." + std::to_string(recording_->constants.size()),
+              .spec = spec_of(tensor),
+              .is_wrapped_number = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
+  ValueId id;
+  if (value.is_wrapped_number) {  // stays a CPU scalar: moving it to meta would change type promotion
+    held_.push_back(tensor);
+    id = new_value(std::move(value), tensor, {});
+    stand_in = tensor;
+  } else {
+    id = bind_real(tensor, std::move(value), stand_in);
+  }
+  recording_->constants.push_back({id, tensor, tensor.is_inference() ? 0 : tensor._version()});
+  return id;
+}
+
+ValueId Recorder::resolve(at::Tensor& tensor) {
+  auto known = identities_.find(tensor.unsafeGetTensorImpl());
+  if (known != identities_.end() && !known->second.impl.expired()) {
+    check_no_hidden_gradient(tensor, recording_->graph.values[known->second.value]);
+    if (known->second.stand_in.defined()) tensor = known->second.stand_in;
+    return known->second.value;
+  }
+  at::Tensor stand_in;
+  ValueId id = kNoValue;
+  if (const NamedTensor* named = bindings_.find(tensor)) {
+    id = bind_real(tensor, {.kind = named->kind, .name = named->name, .spec = spec_of(tensor)}, stand_in);
+  } else {
+    TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage(), where(), ": expected dense tensors, got a sparse or opaque one.");
+    if (const NamedTensor* base = bindings_.find_storage(tensor)) {
+      at::Tensor of_base = base->tensor;
+      resolve(of_base);
+    }
+    auto storage = storages_.find(storage_of(tensor));
+    if (storage != storages_.end() && !storage->second.storage.expired()) {
+      id = alias_of(StorageInfo(storage->second), tensor, stand_in);
+    } else {
+      if (tensor.is_meta()) refuse_stale_ghost(where(), last_module_);
+      id = bind_constant(tensor, stand_in);
+    }
+  }
+  if (stand_in.defined()) tensor = stand_in;
+  return id;
+}
+
+// A copy made behind the dispatcher (tensor.data(), make_variable): a new TensorImpl on a known storage.
+ValueId Recorder::alias_of(const StorageInfo& storage, const at::Tensor& tensor, at::Tensor& stand_in) {
+  TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
+              ": expected operators only, got a tensor with a gradient function that no operator made (a custom "
+              "autograd function returns such tensors). Its backward would be lost.");
+  const Value base = recording_->graph.values[storage.first_value];
+  auto synthesise = [&](const char* name, std::vector<Argument> arguments, TensorSpec spec) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    Node node{.op = name, .overload = "", .arguments = std::move(arguments), .module = last_module_};
+    node.grad_enabled = at::GradMode::is_enabled();
+    const auto node_id = static_cast<NodeId>(recording_->graph.nodes.size());
+    const auto id = static_cast<ValueId>(recording_->graph.values.size());
+    node.outputs = {id};
+    spec.requires_grad = false;
+    recording_->graph.values.push_back(
+        {.kind = ValueKind::kResult, .spec = std::move(spec), .producer = node_id, .storage = storage.id});
+    recording_->same_impl.push_back(id);
+    recording_->graph.nodes.push_back(std::move(node));
+    recording_->calls.push_back({.op = op, .info = &operator_info(op), .synthesised = true});
+    return id;
+  };
+  const TensorSpec spec = spec_of(tensor);
+  const ValueId detached = synthesise("aten::detach", {ValueRef{storage.first_value}}, base.spec);
+  const ValueId id = synthesise("aten::as_strided",
+                                {ValueRef{detached}, spec.sizes, spec.strides, Argument(spec.storage_offset)}, spec);
+  if (storage.first_tensor.defined()) {
+    stand_in = at::as_strided(storage.first_tensor.detach(), spec.sizes, spec.strides, spec.storage_offset);
+    held_.push_back(tensor);
+  }
+  identities_.insert_or_assign(tensor.unsafeGetTensorImpl(), Identity{weak(tensor), id, stand_in});
+  return id;
+}
+
+void Recorder::check_no_hidden_gradient(const at::Tensor& tensor, const Value& value) const {
+  if (value.spec.requires_grad || !tensor.requires_grad() || written_.contains(value.storage)) return;
+  TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
+              ": a tensor that was computed without gradients now has gradient function '", tensor.grad_fn()->name(),
+              "': a custom autograd function (torch::autograd::Function) made it, and its backward cannot be captured. "
+              "Write the function with differentiable operators.");
+}
+
+void Recorder::refuse_unsupported(const OperatorInfo& info) const {
+  if (torch::autograd::get_current_graph_task_id() != -1) refuse_backward();
+  switch (info.kind) {
+    case OperatorClass::kReadsValue:
+      refuse_value_read(info.name, last_module_);
+    case OperatorClass::kDataDependentShape:
+      refuse_data_dependent_shape(info.name, last_module_);
+    case OperatorClass::kReplacesData:
+      refuse_replaced_data(info.name, last_module_);
+    case OperatorClass::kRunsBackward:
+      refuse_backward();
+    default:
+      break;
+  }
+}
+
+bool Recorder::answer_directly(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack) {
+  if (info.kind == OperatorClass::kAnsweredByIdentity) {
+    const bool same = is_same_tensor(stack.end()[-2].toTensor(), stack.end()[-1].toTensor());
+    torch::jit::drop(stack, 2);
+    torch::jit::push(stack, same);
+    return true;
+  }
+  if (info.kind != OperatorClass::kGeometryQuery) return false;
+  op.callBoxed(stack);
+  return true;
+}
+
+void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const OperatorInfo& info = operator_info(op);
+  refuse_unsupported(info);
+  if (answer_directly(op, info, stack)) return;
+  const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
+  const std::vector<c10::IValue> originals(stack.begin() + static_cast<ptrdiff_t>(first), stack.end());
+  Node node{.op = info.name, .overload = info.overload, .grad_enabled = at::GradMode::is_enabled()};
+  node.autocast = current_autocast();
+  const TensorToValue to_value = [this](at::Tensor& tensor) { return resolve(tensor); };
+  for (size_t i = first; i < stack.size(); ++i) {
+    node.arguments.push_back(to_argument(stack[i], to_value, info.name));
+  }
+  note_module(node);
+  check_initialised(info, node);
+  const bool has_tensors = !node_inputs(node).empty();
+  for (size_t i = 0; i < info.argument_is_device.size(); ++i) {
+    c10::IValue& argument = stack[first + i];
+    if (info.argument_is_device[i] && (argument.isDevice() || !has_tensors)) argument = c10::Device(c10::kMeta);
+  }
+  if (info.is_random) node.random_ordinal = num_random_++;
+  try {
+    op.callBoxed(stack);
+  } catch (c10::Error& error) {
+    error.add_context("while capturing " + describe_place(info.name, last_module_));
+    throw;
+  }
+  const bool returns_list = info.returned_argument.size() == 1 && stack.back().isTensorList();
+  bind_outputs(info, node, originals, stack);
+  recording_->graph.nodes.push_back(std::move(node));
+  recording_->calls.push_back({.op = op, .info = &info, .returns_list = returns_list});
+}
+
+void Recorder::note_module(Node& node) {
+  for (ValueId id : node_inputs(node)) {
+    const Value& value = recording_->graph.values[id];
+    if (value.kind != ValueKind::kParameter && value.kind != ValueKind::kBuffer) continue;
+    const size_t dot = value.name.rfind('.');
+    last_module_ = dot == std::string::npos ? "" : value.name.substr(0, dot);
+  }
+  node.module = last_module_;
+}
+
+void Recorder::check_initialised(const OperatorInfo& info, const Node& node) const {
+  if (uninitialised_.empty() || info.reads_only_geometry) return;
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (info.argument_written[i]) continue;
+    const auto* ref = std::get_if<ValueRef>(&node.arguments[i]);
+    if (ref == nullptr) continue;
+    TORCH_CHECK(!uninitialised_.contains(recording_->graph.values[ref->id].storage), where(), ": ", info.name,
+                " reads the result of empty() before any operator has written it, so it was written through a raw "
+                "pointer, which cannot be captured. Fill it with operators, or build it outside of the step.");
+  }
+}
+
+void Recorder::note_writes(const OperatorInfo& info, const Node& node, Node& out) {
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (!info.argument_written[i]) continue;
+    const auto* ref = std::get_if<ValueRef>(&node.arguments[i]);
+    if (ref == nullptr) continue;
+    const Value& value = recording_->graph.values[ref->id];
+    TORCH_CHECK(value.kind != ValueKind::kConstant, where(), ": ", info.name,
+                " writes to a tensor of sizes ", c10::IntArrayRef(value.spec.sizes),
+                " that is neither parameter, buffer nor argument of the step. The write would be lost on other ranks: "
+                "register it with register_buffer.");
+    out.written_storages.push_back(value.storage);
+    written_.insert(value.storage);
+    if (!info.makes_uninitialised) uninitialised_.erase(value.storage);
+  }
+}
+
+void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const std::vector<c10::IValue>& originals,
+                            torch::jit::Stack& stack) {
+  note_writes(info, node, node);
+  const auto node_id = static_cast<NodeId>(recording_->graph.nodes.size());
+  const size_t num_returns = info.returned_argument.size();
+  const size_t first = stack.size() - num_returns;
+  int32_t index = 0;
+  for (size_t i = 0; i < num_returns; ++i) {
+    c10::IValue& result = stack[first + i];
+    if (result.isTensor()) {
+      const at::Tensor live = result.toTensor();
+      const int argument = info.returned_argument[i];
+      if (argument >= 0) result = originals[static_cast<size_t>(argument)];
+      node.outputs.push_back(live.defined() ? bind_output(node_id, index, live, result.toTensor()) : kNoValue);
+      ++index;
+    } else if (result.isTensorList()) {
+      for (const at::Tensor& live : result.toTensorVector()) {
+        node.outputs.push_back(live.defined() ? bind_output(node_id, index, live, live) : kNoValue);
+        ++index;
+      }
+    }
+  }
+  if (!info.makes_uninitialised) return;
+  for (ValueId id : node.outputs) {
+    if (id != kNoValue) uninitialised_.insert(recording_->graph.values[id].storage);
+  }
+}
+
+ValueId Recorder::bind_output(NodeId node, int32_t index, const at::Tensor& live, const at::Tensor& seen) {
+  Value value{.kind = ValueKind::kResult, .spec = spec_of(live), .producer = node, .output_index = index};
+  const bool is_seen = live.is_same(seen);
+  if (is_seen) mark_as_ghost(live);
+  value.storage = storage_id(live, static_cast<ValueId>(recording_->graph.values.size()), false);
+  return new_value(std::move(value), seen, is_seen ? at::Tensor() : live);
+}
+
+void Recorder::set_backward_root(const at::Tensor& loss) {
+  recording_->graph.backward_root = value_of(loss, "the loss given to backward()");
+}
+
+ValueId Recorder::value_of(const at::Tensor& tensor, const char* role) {
+  TORCH_CHECK_VALUE(tensor.defined(), role, ": expected a defined tensor, got an undefined one.");
+  at::Tensor copy = tensor;
+  return resolve(copy);
+}
+
+std::string Recorder::where() const { return describe_place("capture", last_module_); }
+
+std::shared_ptr<Recording> Recorder::finish(std::vector<ValueId> returned, std::string key) {
+  Recording& recording = *recording_;
+  recording.graph.returned = std::move(returned);
+  recording.graph.key = std::move(key);
+  recording.hash = partitioner::hash(recording.graph);
+  for (size_t n = 0; n < recording.calls.size(); ++n) {
+    if (!recording.calls[n].info->changes_geometry_in_place) continue;
+    recording.reshaped.push_back(recording.same_impl[recording.graph.nodes[n].outputs.at(0)]);
+  }
+  recording.tensors.resize(recording.graph.values.size());
+  for (auto& [impl, identity] : identities_) {
+    const ValueId first = recording.same_impl[identity.value];
+    const ValueKind kind = recording.graph.values[first].kind;
+    if (kind == ValueKind::kResult || kind == ValueKind::kInput) continue;
+    if (auto alive = identity.impl.lock()) recording.tensors[first] = at::Tensor(std::move(alive));
+  }
+  make_ghosts(recording);
+  return std::move(recording_);
+}
+
+}  // namespace smp::runtime

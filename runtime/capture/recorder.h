@@ -1,0 +1,86 @@
+// Records the operators of one step body on ghosts. Owns the identity of every tensor the body touches.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "runtime/capture/bindings.h"
+#include "runtime/capture/interceptor.h"
+#include "runtime/capture/recording.h"
+
+namespace smp::runtime {
+
+/// Recording algorithm: docs/capture.md. Identity is by weak TensorImpl, then by storage; every rule against silent
+/// wrong numbers of that page throws here, naming operator and module.
+class Recorder : public Interceptor {
+ public:
+  explicit Recorder(const Bindings& bindings);
+
+  /// Makes one ghost per step argument.
+  std::vector<at::Tensor> start(const std::vector<at::Tensor>& inputs);
+  /// Continues where a matched run left its recording: the first `num_nodes` operators are taken over and run again on
+  /// ghosts, and the ghosts that the body holds already stand for their values.
+  void continue_from(const CapturedBody& matched, partitioner::NodeId num_nodes);
+
+  void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
+  /// The value of a tensor that leaves the body. Throws when it is not one of the body's.
+  partitioner::ValueId value_of(const at::Tensor& tensor, const char* role);
+  void set_backward_root(const at::Tensor& loss);
+  /// Closes the recording: fresh ghosts replace those the body saw, so that one kept by the user is recognised.
+  std::shared_ptr<Recording> finish(std::vector<partitioner::ValueId> returned, std::string key);
+
+ private:
+  struct Identity {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl;
+    partitioner::ValueId value;
+    at::Tensor stand_in;  // the tensor operators run on, when it is not the tensor itself
+  };
+  struct StorageInfo {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    int32_t id;
+    partitioner::ValueId first_value;
+    at::Tensor first_tensor;  // stand-ins of real tensors only: ghosts must be able to die
+  };
+
+  partitioner::ValueId resolve(at::Tensor& tensor);
+  partitioner::ValueId bind_real(const at::Tensor& tensor, partitioner::Value value, at::Tensor& stand_in);
+  partitioner::ValueId bind_constant(const at::Tensor& tensor, at::Tensor& stand_in);
+  partitioner::ValueId alias_of(const StorageInfo& storage, const at::Tensor& tensor, at::Tensor& stand_in);
+  partitioner::ValueId new_value(partitioner::Value value, const at::Tensor& seen, const at::Tensor& stand_in);
+  int32_t storage_id(const at::Tensor& tensor, partitioner::ValueId value, bool hold);
+
+  void run_again(partitioner::NodeId n, const std::vector<at::Tensor>& seen, std::vector<at::Tensor>& live);
+  void adopt(partitioner::ValueId id, const at::Tensor& seen, const at::Tensor& stand_in, std::vector<at::Tensor>& live);
+
+  void refuse_unsupported(const OperatorInfo& info) const;
+  bool answer_directly(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack);
+  void check_no_hidden_gradient(const at::Tensor& tensor, const partitioner::Value& value) const;
+  void note_writes(const OperatorInfo& info, const partitioner::Node& node, partitioner::Node& out);
+  void check_initialised(const OperatorInfo& info, const partitioner::Node& node) const;
+  void note_module(partitioner::Node& node);
+  void bind_outputs(const OperatorInfo& info, partitioner::Node& node, const std::vector<c10::IValue>& arguments,
+                    torch::jit::Stack& stack);
+  partitioner::ValueId bind_output(partitioner::NodeId node, int32_t index, const at::Tensor& live,
+                                   const at::Tensor& seen);
+  std::string where() const;
+
+  const Bindings& bindings_;
+  std::shared_ptr<Recording> recording_;
+  std::unordered_map<const c10::TensorImpl*, Identity> identities_;
+  std::unordered_map<const c10::StorageImpl*, StorageInfo> storages_;
+  std::vector<at::Tensor> held_;  // real tensors and stand-ins, so that their addresses stay theirs
+  std::unordered_set<int32_t> written_, uninitialised_;
+  int32_t num_storages_ = 0;
+  int32_t num_random_ = 0;
+  std::string last_module_;
+};
+
+/// Ghosts of a finished recording: one tensor per TensorImpl of the body, values of one storage sharing a storage.
+/// `only_storages` (by storage id) limits the work to those.
+void make_ghosts(Recording& recording, const std::vector<bool>* only_storages = nullptr);
+
+
+}  // namespace smp::runtime

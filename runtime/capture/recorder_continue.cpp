@@ -1,0 +1,106 @@
+// Recorder::continue_from: takes over the matched part of an earlier recording when a run starts to differ from it.
+#include <algorithm>
+
+#include "runtime/capture/arguments.h"
+#include "runtime/capture/ghosts.h"
+#include "runtime/capture/places.h"
+#include "runtime/capture/recorder.h"
+
+namespace smp::runtime {
+
+using namespace partitioner;
+
+namespace {
+
+// Values are numbered in order of appearance, so a prefix of nodes goes with a prefix of values; values first used by
+// the next operator are bound again when it is recorded.
+ValueId values_of_prefix(const Graph& graph, NodeId num_nodes) {
+  auto count = static_cast<ValueId>(graph.inputs.size());
+  for (NodeId n = 0; n < num_nodes; ++n) {
+    for (ValueId id : graph.nodes[n].outputs) count = std::max(count, id + 1);
+    for (ValueId id : node_inputs(graph.nodes[n])) count = std::max(count, id + 1);
+  }
+  return count;
+}
+
+}  // namespace
+
+void Recorder::continue_from(const CapturedBody& matched, NodeId num_nodes) {
+  const Recording& old = *matched.recording;
+  Recording& recording = *recording_;
+  const ValueId num_values = values_of_prefix(old.graph, num_nodes);
+  recording.graph.inputs = old.graph.inputs;
+  recording.graph.values.assign(old.graph.values.begin(), old.graph.values.begin() + num_values);
+  recording.same_impl.assign(old.same_impl.begin(), old.same_impl.begin() + num_values);
+  std::vector<at::Tensor> seen = old.tensors;  // what the body holds
+  for (const ConstantOverride& changed : matched.constants) seen[changed.value] = changed.tensor;
+  for (const ConstantTensor& constant : old.constants) {
+    if (constant.value >= num_values) continue;
+    const at::Tensor& tensor = seen[constant.value];
+    recording.constants.push_back({constant.value, tensor, tensor.is_inference() ? 0 : tensor._version()});
+  }
+  std::vector<at::Tensor> live(static_cast<size_t>(num_values));
+  for (ValueId id = 0; id < num_values; ++id) {
+    const Value& value = old.graph.values[id];
+    num_storages_ = std::max(num_storages_, value.storage + 1);
+    if (value.kind == ValueKind::kResult) continue;
+    const bool stands_for_itself = value.is_wrapped_number || value.kind == ValueKind::kInput;
+    adopt(id, seen[id], stands_for_itself ? seen[id] : make_twin(seen[id]), live);
+  }
+  for (NodeId n = 0; n < num_nodes; ++n) {
+    recording.graph.nodes.push_back(old.graph.nodes[n]);
+    recording.calls.push_back(old.calls[n]);
+    for (const ScalarOverride& changed : matched.scalars) {
+      if (changed.node == n) recording.graph.nodes.back().arguments[changed.argument] = changed.value;
+    }
+    run_again(n, seen, live);
+  }
+}
+
+void Recorder::run_again(NodeId n, const std::vector<at::Tensor>& seen, std::vector<at::Tensor>& live) {
+  const Node& node = recording_->graph.nodes[n];
+  const RecordedCall& call = recording_->calls[n];
+  const bool has_tensors = !node_inputs(node).empty();
+  torch::jit::Stack stack;
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    c10::IValue boxed =
+        to_ivalue(node.arguments[i], [&](ValueId id) { return live[id]; }, c10::Device(c10::kMeta));
+    const bool rewrite = call.info->argument_is_device[i] && (boxed.isDevice() || !has_tensors);
+    stack.push_back(rewrite ? c10::IValue(c10::Device(c10::kMeta)) : std::move(boxed));
+  }
+  {
+    const AmbientModes modes(node);
+    call.op.callBoxed(stack);
+  }
+  const auto outputs = flatten_outputs(stack);
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    if (node.outputs[k] != kNoValue) adopt(node.outputs[k], seen[node.outputs[k]], outputs[k], live);
+  }
+  written_.insert(node.written_storages.begin(), node.written_storages.end());
+  if (call.info->makes_uninitialised) {
+    for (ValueId id : node.outputs) uninitialised_.insert(recording_->graph.values[id].storage);
+  } else {
+    for (int32_t storage : node.written_storages) uninitialised_.erase(storage);
+  }
+  if (call.info->is_random) ++num_random_;
+  last_module_ = node.module;
+}
+
+void Recorder::adopt(ValueId id, const at::Tensor& seen, const at::Tensor& stand_in, std::vector<at::Tensor>& live) {
+  live[id] = stand_in;
+  held_.push_back(stand_in);
+  held_.push_back(seen);
+  const Value& value = recording_->graph.values[id];
+  if (!value.is_wrapped_number) {
+    for (const at::Tensor& tensor : {seen, stand_in}) {
+      const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+      storages_.try_emplace(storage,
+                            StorageInfo{tensor.storage().getWeakStorageImpl(), value.storage, id, stand_in});
+    }
+  }
+  Identity identity{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(seen.getIntrusivePtr()), id,
+                    stand_in.is_same(seen) ? at::Tensor() : stand_in};
+  identities_.insert_or_assign(seen.unsafeGetTensorImpl(), std::move(identity));
+}
+
+}  // namespace smp::runtime

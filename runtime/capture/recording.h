@@ -1,0 +1,63 @@
+// A recorded step body and what is needed to recognise a second run of it. Plain data.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <memory>
+#include <vector>
+
+#include "partitioner/graph/graph.h"
+#include "runtime/capture/operator_info.h"
+
+namespace smp::runtime {
+
+/// A real tensor the body used that is neither parameter, buffer nor argument. Its content travels.
+struct ConstantTensor {
+  partitioner::ValueId value = partitioner::kNoValue;
+  at::Tensor tensor;
+  int64_t version = 0;  // content is taken to be unchanged while impl and version are
+};
+
+/// One operator of a recording, ready to be compared with a call.
+struct RecordedCall {
+  c10::OperatorHandle op;
+  const OperatorInfo* info;
+  bool returns_list = false;   // its single result is a Tensor[]
+  bool synthesised = false;  // an alias made behind the dispatcher; nobody will call it again
+};
+
+/// The graph with the handles, ghosts and constants that go with it on the rank that recorded it.
+struct Recording {
+  partitioner::Graph graph;
+  std::vector<RecordedCall> calls;  // by NodeId
+  /// By ValueId. Results and inputs: the ghost that a matched run hands out. Others: the real tensor.
+  std::vector<at::Tensor> tensors;
+  /// By ValueId: the first value with the same TensorImpl (in-place results share it).
+  std::vector<partitioner::ValueId> same_impl;
+  std::vector<ConstantTensor> constants;
+  std::vector<partitioner::ValueId> reshaped;  // ghosts whose geometry an in-place operator changes (t_, squeeze_)
+  uint64_t hash = 0;  // of the graph
+};
+
+/// A Scalar argument whose value differs from the recorded one in this run; the graph stays the same.
+struct ScalarOverride {
+  partitioner::NodeId node = partitioner::kNoNode;
+  int32_t argument = 0;
+  partitioner::Argument value;
+};
+
+/// A constant whose content differs from the recorded one in this run.
+struct ConstantOverride {
+  partitioner::ValueId value = partitioner::kNoValue;
+  at::Tensor tensor;
+};
+
+/// One run of a step body, as data: which recording, and what differs from it.
+struct CapturedBody {
+  std::shared_ptr<const Recording> recording;
+  std::vector<ScalarOverride> scalars;
+  std::vector<ConstantOverride> constants;
+};
+
+}  // namespace smp::runtime

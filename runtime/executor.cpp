@@ -1,0 +1,209 @@
+// Performs a schedule's column.
+#include "runtime/executor.h"
+
+#include <ATen/ops/ones.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace smp::runtime {
+
+using namespace partitioner;
+
+namespace {
+
+constexpr size_t kReceivesAhead = 8;
+constexpr int kFirstTag = 64;      // below: the step protocol's
+constexpr int kFollowingData = 1;  // added to a channel's tag: second messages overtake posted receives of first ones
+
+// Channels are (source stage, target stage, direction): messages of one channel keep their order.
+int channel_tag(const Plan& plan, int source, int target, bool activation) {
+  const int stages = static_cast<int>(plan.stages.size()) + 1;
+  return ((source + 1) * stages + target + 1) * 4 + (activation ? 0 : 2) + kFirstTag;
+}
+
+int rank_of_stage(const Plan& plan, int stage) { return stage == kInputStage ? 0 : plan.stages[stage].rank; }
+
+}  // namespace
+
+std::vector<ValueId> values_on_edge(const Plan& plan, int source, int target, bool activations) {
+  std::vector<ValueId> values;
+  for (const Transfer& transfer : activations ? plan.activations : plan.gradients) {
+    if (transfer.source == source && transfer.target == target) values.push_back(transfer.value);
+  }
+  std::sort(values.begin(), values.end());
+  return values;
+}
+
+RankResults Executor::run(const Schedule& schedule, std::vector<MicrobatchRun>& microbatches) {
+  const auto& column = schedule.columns[static_cast<size_t>(pipeline_.rank())];
+  results_.assign(microbatches.size(), {});
+  next_expected_ = 0;
+  try {
+    for (const Action& action : column) {
+      expect_ahead(column, microbatches);
+      perform(action, microbatches);
+      reap_sent();
+    }
+    for (Sent& sent : sent_) sent.request.wait("end of step");
+    sent_.clear();
+  } catch (...) {
+    for (MicrobatchRun& run : microbatches) {
+      for (auto& [index, stage] : run.program->stages) stage->reset();
+    }
+    activations_.clear();
+    gradients_.clear();
+    throw;
+  }
+  TORCH_INTERNAL_ASSERT(activations_.empty() && gradients_.empty(), "values were received and never used");
+  return std::move(results_);
+}
+
+void Executor::perform(const Action& action, std::vector<MicrobatchRun>& microbatches) {
+  MicrobatchRun& run = microbatches[static_cast<size_t>(action.microbatch)];
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return forward(action, run);
+    case ActionKind::kBackward:
+      return backward(action, run, static_cast<int>(microbatches.size()));
+    case ActionKind::kSendActivation:
+    case ActionKind::kSendGradient:
+      return send(action, run);
+    case ActionKind::kReceiveActivation:
+    case ActionKind::kReceiveGradient:
+      return receive(action, microbatches);
+  }
+}
+
+at::Tensor Executor::take_activation(int microbatch, ValueId value, int stage, const MicrobatchRun& run) {
+  if (auto node = activations_.extract({{microbatch, value}, stage})) return std::move(node.mapped());
+  // A step input on the leader.
+  const auto& inputs = run.program->graph->inputs;
+  const auto at = std::find(inputs.begin(), inputs.end(), value);
+  TORCH_INTERNAL_ASSERT(at != inputs.end() && !run.inputs.empty(), "stage ", stage, " misses value ", value);
+  return run.inputs[static_cast<size_t>(at - inputs.begin())];
+}
+
+void Executor::forward(const Action& action, MicrobatchRun& run) {
+  Stage& stage = *run.program->stages.at(action.stage);
+  const Plan& plan = *run.program->plan;
+  std::vector<at::Tensor> inputs;
+  for (ValueId id : stage.values().inputs) inputs.push_back(take_activation(action.microbatch, id, action.stage, run));
+  const auto outputs = stage.forward(run.context, std::move(inputs), run.tensors);
+  const auto& ids = stage.values().outputs;
+  const auto& returned = run.program->graph->returned;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    for (const Transfer& transfer : plan.activations) {
+      if (transfer.value != ids[i] || transfer.source != action.stage) continue;
+      // Remote targets: kept under the source stage until the send action of the table.
+      const bool local = rank_of_stage(plan, transfer.target) == pipeline_.rank();
+      activations_[{{action.microbatch, ids[i]}, local ? transfer.target : -2 - transfer.target}] = outputs[i];
+    }
+    if (std::find(returned.begin(), returned.end(), ids[i]) != returned.end()) {
+      results_[static_cast<size_t>(action.microbatch)][ids[i]] = outputs[i].detach();
+    }
+  }
+}
+
+void Executor::backward(const Action& action, MicrobatchRun& run, int num_microbatches) {
+  Stage& stage = *run.program->stages.at(action.stage);
+  const Plan& plan = *run.program->plan;
+  const StageValues& values = stage.values();
+  std::vector<at::Tensor> gradients;
+  for (size_t i = 0; i < values.gradient_roots.size(); ++i) {
+    if (i == 0 && values.has_loss) {
+      const TensorSpec& spec = run.program->graph->values[values.gradient_roots[0]].spec;
+      // The gradient of loss in (loss / M).backward().
+      gradients.push_back(at::ones(spec.sizes, at::TensorOptions().dtype(spec.dtype)).div(num_microbatches));
+      continue;
+    }
+    auto node = gradients_.extract({{action.microbatch, values.gradient_roots[i]}, action.stage});
+    TORCH_INTERNAL_ASSERT(node, "stage ", action.stage, " misses the gradient of value ", values.gradient_roots[i]);
+    gradients.push_back(std::move(node.mapped()));
+  }
+  const auto results = stage.backward(action.microbatch, std::move(gradients));
+  for (size_t i = 0; i < values.gradient_results.size(); ++i) {
+    for (const Transfer& transfer : plan.gradients) {
+      if (transfer.value != values.gradient_results[i] || transfer.source != action.stage) continue;
+      const bool local = rank_of_stage(plan, transfer.target) == pipeline_.rank();
+      gradients_[{{action.microbatch, transfer.value}, local ? transfer.target : -2 - transfer.target}] = results[i];
+    }
+  }
+}
+
+void Executor::send(const Action& action, const MicrobatchRun& run) {
+  const Plan& plan = *run.program->plan;
+  const bool activation = action.kind == ActionKind::kSendActivation;
+  const int tag = channel_tag(plan, action.stage, action.peer, activation);
+  for (ValueId id : values_on_edge(plan, action.stage, action.peer, activation)) {
+    at::Tensor tensor;
+    if (action.stage == kInputStage) {
+      tensor = take_activation(action.microbatch, id, kInputStage, run);
+    } else {
+      auto& waiting = activation ? activations_ : gradients_;
+      auto node = waiting.extract({{action.microbatch, id}, -2 - action.peer});
+      TORCH_INTERNAL_ASSERT(node, to_string(action), " misses value ", id);
+      tensor = std::move(node.mapped());
+    }
+    const int64_t max_bytes = max_message_bytes(run.program->graph->values[id].spec);
+    PackedTensor packed = pack(tensor.defined() ? tensor.detach() : tensor, max_bytes, buffers_);
+    const int dest = rank_of_stage(plan, action.peer);
+    sent_.push_back({pipeline_.isend(dest, tag, packed.buffer->data(), packed.num_bytes), packed.buffer});
+    if (packed.following_bytes > 0) {
+      sent_.push_back({pipeline_.isend(dest, tag + kFollowingData, packed.buffer->data() + packed.num_bytes,
+                                       packed.following_bytes),
+                       packed.buffer});
+    }
+  }
+}
+
+Executor::Expected Executor::post(const Action& action, const MicrobatchRun& run) {
+  const Plan& plan = *run.program->plan;
+  const bool activation = action.kind == ActionKind::kReceiveActivation;
+  Expected expected;
+  expected.action = action;
+  expected.values = values_on_edge(plan, action.peer, action.stage, activation);
+  const int source = rank_of_stage(plan, action.peer);
+  const int tag = channel_tag(plan, action.peer, action.stage, activation);
+  for (ValueId id : expected.values) {
+    const int64_t bytes = max_message_bytes(run.program->graph->values[id].spec);
+    auto buffer = buffers_.take(bytes);
+    expected.requests.push_back(pipeline_.irecv(source, tag, buffer->data(), bytes));
+    expected.buffers.push_back(std::move(buffer));
+  }
+  return expected;
+}
+
+void Executor::expect_ahead(const std::vector<Action>& column, std::vector<MicrobatchRun>& microbatches) {
+  while (expected_.size() < kReceivesAhead && next_expected_ < column.size()) {
+    const Action& action = column[next_expected_++];
+    if (action.is_receive()) expected_.push_back(post(action, microbatches[static_cast<size_t>(action.microbatch)]));
+  }
+}
+
+void Executor::receive(const Action& action, std::vector<MicrobatchRun>& microbatches) {
+  TORCH_INTERNAL_ASSERT(!expected_.empty() && expected_.front().action == action, "receives out of order");
+  Expected expected = std::move(expected_.front());
+  expected_.pop_front();
+  const Graph& graph = *microbatches[static_cast<size_t>(action.microbatch)].program->graph;
+  const bool activation = action.kind == ActionKind::kReceiveActivation;
+  for (size_t i = 0; i < expected.values.size(); ++i) {
+    const int64_t num_bytes = expected.requests[i].wait(to_string(action));
+    const ValueId id = expected.values[i];
+    std::shared_ptr<MessageBuffer> following;
+    if (const int64_t bytes = announced_bytes(*expected.buffers[i], num_bytes); bytes > 0) {
+      following = buffers_.take(bytes);
+      const Plan& plan = *microbatches[static_cast<size_t>(action.microbatch)].program->plan;
+      const int tag = channel_tag(plan, action.peer, action.stage, activation) + kFollowingData;
+      pipeline_.irecv(rank_of_stage(plan, action.peer), tag, following->data(), bytes).wait(to_string(action));
+    }
+    at::Tensor tensor = unpack(expected.buffers[i], num_bytes, graph.values[id].spec, following);
+    (activation ? activations_ : gradients_)[{{action.microbatch, id}, action.stage}] = std::move(tensor);
+  }
+}
+
+void Executor::reap_sent() {
+  while (!sent_.empty() && sent_.front().request.test()) sent_.pop_front();
+}
+
+}  // namespace smp::runtime

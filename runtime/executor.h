@@ -1,0 +1,81 @@
+// Walks this rank's column of a schedule: receive, compute, send. The one place where stages, boundary and transport meet.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "partitioner/plan/plan.h"
+#include "partitioner/schedule/schedule.h"
+#include "runtime/boundary.h"
+#include "runtime/stage/stage.h"
+#include "runtime/transport/transport.h"
+
+namespace smp::runtime {
+
+/// Stages of one program on this rank, ready to run.
+struct RankProgram {
+  const partitioner::Graph* graph = nullptr;
+  const partitioner::Plan* plan = nullptr;
+  std::map<int, std::unique_ptr<Stage>> stages;  // by stage index, this rank's only
+};
+
+/// One microbatch of a step as the executor sees it.
+struct MicrobatchRun {
+  RankProgram* program = nullptr;
+  MicrobatchContext context;
+  std::vector<at::Tensor> inputs;  // the leader's step arguments by graph input; empty elsewhere
+  TensorLookup tensors;            // parameters, buffers, constants
+};
+
+/// Returned values that were made on this rank, by value, one entry per microbatch.
+using RankResults = std::vector<std::map<partitioner::ValueId, at::Tensor>>;
+
+class Executor {
+ public:
+  /// `pipeline`: the ranks of one replica, by pipeline rank.
+  Executor(Transport& pipeline, BufferPool& buffers) : pipeline_(pipeline), buffers_(buffers) {}
+
+  /// Performs the column of this rank, action by action. After an exception the microbatches in flight are dropped.
+  /// Throws CommError and its kin with the action's text; whatever an operator throws.
+  RankResults run(const partitioner::Schedule& schedule, std::vector<MicrobatchRun>& microbatches);
+
+ private:
+  struct Sent {
+    Request request;
+    std::shared_ptr<MessageBuffer> buffer;
+  };
+  struct Expected {
+    partitioner::Action action;
+    std::vector<partitioner::ValueId> values;
+    std::vector<std::shared_ptr<MessageBuffer>> buffers;
+    std::vector<Request> requests;
+  };
+  using Key = std::pair<int, partitioner::ValueId>;  // microbatch, value
+
+  void perform(const partitioner::Action& action, std::vector<MicrobatchRun>& microbatches);
+  void forward(const partitioner::Action& action, MicrobatchRun& run);
+  void backward(const partitioner::Action& action, MicrobatchRun& run, int num_microbatches);
+  void send(const partitioner::Action& action, const MicrobatchRun& run);
+  void receive(const partitioner::Action& action, std::vector<MicrobatchRun>& microbatches);
+  void expect_ahead(const std::vector<partitioner::Action>& column, std::vector<MicrobatchRun>& microbatches);
+  Expected post(const partitioner::Action& action, const MicrobatchRun& run);
+  at::Tensor take_activation(int microbatch, partitioner::ValueId value, int stage, const MicrobatchRun& run);
+  void reap_sent();
+
+  Transport& pipeline_;
+  BufferPool& buffers_;
+  std::deque<Sent> sent_;
+  std::deque<Expected> expected_;
+  size_t next_expected_ = 0;  // position in the column up to which receives are posted
+  std::map<std::pair<Key, int>, at::Tensor> activations_;  // received or local, waiting for stage (second)
+  std::map<std::pair<Key, int>, at::Tensor> gradients_;
+  RankResults results_;
+};
+
+/// The values that move along an edge of stages in one direction, ascending.
+std::vector<partitioner::ValueId> values_on_edge(const partitioner::Plan& plan, int source, int target, bool activations);
+
+}  // namespace smp::runtime

@@ -1,0 +1,111 @@
+// Gradient sums over stages and replicas.
+#include "runtime/reducer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <span>
+
+#include "runtime/wire.h"
+
+namespace smp::runtime {
+namespace {
+
+constexpr int kTiedGradientTag = 9;
+
+std::string encode_gradient(const at::Tensor& gradient) {
+  WireWriter out;
+  out.put<uint8_t>(gradient.defined());
+  if (gradient.defined()) out.put(gradient);
+  return out.take();
+}
+
+at::Tensor decode_gradient(const std::string& bytes) {
+  WireReader in(bytes);
+  return in.get<uint8_t>() != 0 ? in.get_tensor() : at::Tensor();
+}
+
+at::Tensor sum(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() ? a : b;
+  return a.add(b);
+}
+
+void average_bucket(std::span<at::Tensor> parameters, Transport& replicas) {
+  int64_t num_elements = 0;
+  for (const at::Tensor& parameter : parameters) num_elements += parameter.numel();
+  at::Tensor flat = at::empty({num_elements}, parameters.front().options().requires_grad(false));
+  int64_t offset = 0;
+  for (at::Tensor& parameter : parameters) {
+    if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
+    flat.narrow(0, offset, parameter.numel()).copy_(parameter.grad().reshape({-1}));
+    offset += parameter.numel();
+  }
+  replicas.all_reduce_sum(flat.mutable_data_ptr(), num_elements, flat.scalar_type());
+  flat.div_(replicas.size());
+  offset = 0;
+  for (at::Tensor& parameter : parameters) {
+    parameter.mutable_grad().copy_(flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
+    offset += parameter.numel();
+  }
+}
+
+}  // namespace
+
+TiedGradients::TiedGradients(const Owners& owners, const Bindings& bindings, Transport& pipeline)
+    : pipeline_(pipeline) {
+  for (const NamedTensor& named : bindings.tensors()) {
+    const auto& ranks = owners.at(named.name);
+    const bool mine = std::find(ranks.begin(), ranks.end(), pipeline.rank()) != ranks.end();
+    if (named.kind != partitioner::ValueKind::kParameter || ranks.size() < 2 || !mine) continue;
+    Tied tied{.parameter = named.tensor, .ranks = ranks, .earlier = named.tensor.grad()};
+    tied.parameter.mutable_grad().reset();
+    tied_.push_back(std::move(tied));
+  }
+}
+
+void TiedGradients::finish() {
+  const at::NoGradGuard no_grad;
+  for (Tied& tied : tied_) {
+    at::Tensor total;
+    if (pipeline_.rank() == tied.ranks.front()) {
+      total = tied.parameter.grad();
+      for (size_t i = 1; i < tied.ranks.size(); ++i) {
+        total = sum(total, decode_gradient(pipeline_.receive_bytes(tied.ranks[i], kTiedGradientTag)));
+      }
+      const std::string bytes = encode_gradient(total);
+      for (size_t i = 1; i < tied.ranks.size(); ++i) pipeline_.send_bytes(tied.ranks[i], kTiedGradientTag, bytes);
+    } else {
+      pipeline_.send_bytes(tied.ranks.front(), kTiedGradientTag, encode_gradient(tied.parameter.grad()));
+      total = decode_gradient(pipeline_.receive_bytes(tied.ranks.front(), kTiedGradientTag));
+    }
+    tied.parameter.mutable_grad() = sum(tied.earlier, total);
+  }
+}
+
+void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes) {
+  if (replicas.size() == 1 || parameters.empty()) return;
+  const at::NoGradGuard no_grad;
+  std::vector<int64_t> have;
+  for (const at::Tensor& parameter : parameters) have.push_back(parameter.grad().defined());
+  replicas.all_reduce_sum(have.data(), static_cast<int64_t>(have.size()), c10::ScalarType::Long);
+  std::map<c10::ScalarType, std::vector<at::Tensor>> by_dtype;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (have[i] > 0) by_dtype[parameters[i].scalar_type()].push_back(parameters[i]);
+  }
+  for (auto& [dtype, list] : by_dtype) {
+    size_t first = 0;
+    while (first < list.size()) {
+      size_t end = first;
+      int64_t bytes = 0;
+      while (end < list.size() && (end == first || bytes + static_cast<int64_t>(list[end].nbytes()) <= bucket_bytes)) {
+        bytes += static_cast<int64_t>(list[end++].nbytes());
+      }
+      average_bucket(std::span(list).subspan(first, end - first), replicas);
+      first = end;
+    }
+  }
+}
+
+}  // namespace smp::runtime

@@ -1,0 +1,160 @@
+// Prepares and runs flat lists of operators.
+#include "runtime/stage/replay.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "runtime/capture/arguments.h"
+#include "runtime/capture/places.h"
+
+namespace smp::runtime {
+
+using namespace partitioner;
+
+Replay::Replay(const Graph& graph, const std::vector<NodeId>& nodes, const std::vector<ValueId>& kept)
+    : slot_of_value_(graph.values.size(), -1) {
+  std::vector<bool> made(graph.values.size(), false);
+  for (NodeId n : nodes) {
+    for (ValueId id : node_inputs(graph.nodes[n])) {
+      if (!made[id] && slot_of_value_[id] < 0) external_.push_back(id);
+      assign_slot(id);
+    }
+    for (ValueId id : graph.nodes[n].outputs) {
+      if (id == kNoValue) continue;
+      assign_slot(id);
+      made[id] = true;
+    }
+    prepare(graph, n);
+  }
+  for (ValueId id : kept) {
+    if (slot_of_value_[id] >= 0) continue;
+    assign_slot(id);
+    external_.push_back(id);  // passes through
+  }
+  std::sort(external_.begin(), external_.end());
+  plan_frees(graph, nodes, kept);
+}
+
+int Replay::assign_slot(ValueId value) {
+  auto& slot = slot_of_value_[value];
+  if (slot < 0) slot = static_cast<int32_t>(num_slots_++);
+  return slot;
+}
+
+void Replay::prepare(const Graph& graph, NodeId n) {
+  const Node& node = graph.nodes[n];
+  Call call{.op = c10::Dispatcher::singleton().findSchemaOrThrow(node.op.c_str(), node.overload.c_str())};
+  call.grad_enabled = node.grad_enabled;
+  call.autocast = node.autocast;
+  call.random_ordinal = node.random_ordinal;
+  call.node = n;
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    const Argument& argument = node.arguments[i];
+    const auto position = static_cast<uint32_t>(i);
+    if (const auto* ref = std::get_if<ValueRef>(&argument)) {
+      call.tensors.push_back({position, slot_of_value_[ref->id]});
+      call.arguments.emplace_back();
+    } else if (const auto* refs = std::get_if<ValueRefList>(&argument)) {
+      ValueRefList slots = *refs;
+      for (ValueId& id : slots.ids) id = id == kNoValue ? kNoValue : slot_of_value_[id];
+      call.tensors.push_back({position, -1, static_cast<int32_t>(lists_.size())});
+      lists_.push_back(std::move(slots));
+      call.arguments.emplace_back();
+    } else {
+      call.arguments.push_back(to_ivalue(argument, nullptr, c10::Device(c10::kCPU)));
+      call.copies_lists = call.copies_lists || call.arguments.back().isList();
+    }
+  }
+  for (ValueId id : node.outputs) call.outputs.push_back(id == kNoValue ? -1 : slot_of_value_[id]);
+  calls_.push_back(std::move(call));
+}
+
+void Replay::plan_frees(const Graph& graph, const std::vector<NodeId>& nodes, const std::vector<ValueId>& kept) {
+  std::vector<int> last_use(num_slots_, -1);
+  for (size_t k = 0; k < nodes.size(); ++k) {
+    for (ValueId id : node_inputs(graph.nodes[nodes[k]])) last_use[slot_of_value_[id]] = static_cast<int>(k);
+    for (ValueId id : graph.nodes[nodes[k]].outputs) {
+      if (id != kNoValue) last_use[slot_of_value_[id]] = static_cast<int>(k);
+    }
+  }
+  for (ValueId id : kept) last_use[slot_of_value_[id]] = -1;
+  for (size_t slot = 0; slot < last_use.size(); ++slot) {
+    if (last_use[slot] >= 0) calls_[last_use[slot]].freed.push_back(static_cast<int32_t>(slot));
+  }
+}
+
+void Replay::push_arguments(const Call& call, const Slots& slots, const MicrobatchContext& context,
+                            size_t& next_override) {
+  for (const c10::IValue& argument : call.arguments) {
+    stack_.push_back(call.copies_lists && argument.isList() ? argument.deepcopy() : argument);
+  }
+  const size_t first = stack_.size() - call.arguments.size();
+  for (const TensorArgument& tensor : call.tensors) {
+    if (tensor.slot >= 0) {
+      stack_[first + tensor.position] = slots[tensor.slot];
+    } else {
+      stack_[first + tensor.position] = to_ivalue(
+          lists_[tensor.list], [&](ValueId slot) { return slots[slot]; }, c10::Device(c10::kCPU));
+    }
+  }
+  for (; next_override < context.scalars.size() && context.scalars[next_override].node <= call.node; ++next_override) {
+    const ArgumentOverride& changed = context.scalars[next_override];
+    if (changed.node != call.node) continue;
+    stack_[first + static_cast<size_t>(changed.argument)] =
+        to_ivalue(changed.value, nullptr, c10::Device(c10::kCPU));
+  }
+}
+
+void Replay::store_outputs(const Call& call, Slots& slots) {
+  size_t k = 0;
+  auto store = [&](at::Tensor&& tensor) {
+    TORCH_INTERNAL_ASSERT_DEBUG_ONLY(k < call.outputs.size());
+    if (call.outputs[k] >= 0) slots[call.outputs[k]] = std::move(tensor);
+    ++k;
+  };
+  for (c10::IValue& result : stack_) {
+    if (result.isTensor()) {
+      store(std::move(result).toTensor());
+    } else {
+      for (at::Tensor tensor : result.toTensorVector()) store(std::move(tensor));
+    }
+  }
+  stack_.clear();
+  for (int32_t slot : call.freed) slots[slot].reset();
+}
+
+void Replay::run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress) {
+  constexpr size_t kProgressEvery = 16;
+  stack_.clear();
+  size_t next_override = 0;
+  const bool grad_enabled = at::GradMode::is_enabled();
+  const Autocast autocast = current_autocast();
+  Autocast current = autocast;
+  try {
+    for (size_t n = 0; n < calls_.size(); ++n) {
+      const Call& call = calls_[n];
+      if (call.grad_enabled != at::GradMode::is_enabled()) at::GradMode::set_enabled(call.grad_enabled);
+      if (!(call.autocast == current)) {
+        set_modes(call.grad_enabled, call.autocast);
+        current = call.autocast;
+      }
+      push_arguments(call, slots, context, next_override);
+      if (call.random_ordinal >= 0) {
+        const OperatorSeedGuard seed(operator_seed(context.random, static_cast<uint64_t>(call.random_ordinal)));
+        call.op.callBoxed(stack_);
+      } else {
+        call.op.callBoxed(stack_);
+      }
+      store_outputs(call, slots);
+      if (progress && n % kProgressEvery == kProgressEvery - 1) progress();
+    }
+  } catch (...) {
+    set_modes(grad_enabled, autocast);
+    throw;
+  }
+  set_modes(grad_enabled, autocast);
+}
+
+}  // namespace smp::runtime

@@ -1,0 +1,66 @@
+// The flat replay of a stage's operators: argument templates prepared once, tensors freed at last use.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <vector>
+
+#include "partitioner/plan/plan.h"
+#include "runtime/stage/stage.h"
+
+namespace smp::runtime {
+
+/// Tensors of one forward by slot.
+using Slots = std::vector<at::Tensor>;
+
+class Replay {
+ public:
+  Replay(const partitioner::Graph& graph, const std::vector<partitioner::NodeId>& nodes,
+         const std::vector<partitioner::ValueId>& kept);
+
+  /// Slot of a value that the nodes read or make, or that is kept; -1 when the value is none of these.
+  int slot_of(partitioner::ValueId value) const { return slot_of_value_[static_cast<size_t>(value)]; }
+  size_t num_slots() const { return num_slots_; }
+  /// Values read that no node of the stage makes, ascending.
+  const std::vector<partitioner::ValueId>& external() const { return external_; }
+
+  /// Runs every operator in order. Slots of external values are filled by the caller; slots of kept values are filled
+  /// at the end, the others are empty again.
+  void run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress);
+
+ private:
+  struct TensorArgument {
+    uint32_t position;  // in the operator's arguments
+    int32_t slot;       // >= 0: this slot; -1: a list, see `lists`
+    int32_t list = -1;
+  };
+  struct Call {
+    c10::OperatorHandle op;
+    std::vector<c10::IValue> arguments{};  // tensors missing
+    std::vector<TensorArgument> tensors{};
+    std::vector<int32_t> outputs{};      // slots, -1: not needed or undefined
+    std::vector<int32_t> freed{};        // slots whose last use this is
+    bool copies_lists = false;           // holds list arguments, which operators may change
+    bool grad_enabled = true;
+    partitioner::Autocast autocast{};
+    int32_t random_ordinal = -1;
+    partitioner::NodeId node = partitioner::kNoNode;
+  };
+
+  int assign_slot(partitioner::ValueId value);
+  void prepare(const partitioner::Graph& graph, partitioner::NodeId n);
+  void plan_frees(const partitioner::Graph& graph, const std::vector<partitioner::NodeId>& nodes,
+                  const std::vector<partitioner::ValueId>& kept);
+  void push_arguments(const Call& call, const Slots& slots, const MicrobatchContext& context, size_t& next_override);
+  void store_outputs(const Call& call, Slots& slots);
+
+  std::vector<Call> calls_;
+  std::vector<partitioner::ValueRefList> lists_;  // ids are slots
+  std::vector<int32_t> slot_of_value_;
+  std::vector<partitioner::ValueId> external_;
+  size_t num_slots_ = 0;
+  torch::jit::Stack stack_;
+};
+
+}  // namespace smp::runtime

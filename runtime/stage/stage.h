@@ -1,0 +1,56 @@
+// One stage of a plan on its rank: forward and backward of a microbatch. Knows neither ranks nor transports.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "partitioner/plan/plan.h"
+#include "runtime/random.h"
+#include "runtime/stage/stage_values.h"
+
+namespace smp::runtime {
+
+/// A number that differs from the recorded one for one microbatch; sorted by node.
+struct ArgumentOverride {
+  partitioner::NodeId node = partitioner::kNoNode;
+  int32_t argument = 0;
+  partitioner::Argument value;
+};
+
+/// What one forward needs besides its inputs.
+struct MicrobatchContext {
+  int microbatch = 0;
+  RandomState random;
+  std::vector<ArgumentOverride> scalars;
+};
+
+/// Parameters, buffers and constants by value; called once per value and microbatch.
+using TensorLookup = std::function<at::Tensor(partitioner::ValueId)>;
+
+class Stage {
+ public:
+  virtual ~Stage() = default;
+  virtual const StageValues& values() const = 0;
+  /// Runs the operators. `inputs` by position in values().inputs; returns tensors by values().outputs.
+  virtual std::vector<at::Tensor> forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs,
+                                          const TensorLookup& tensors) = 0;
+  /// Runs the backward of `microbatch` and drops its state. `gradients` by position in values().gradient_roots
+  /// (undefined: none came); returns gradients by values().gradient_results (undefined: none).
+  virtual std::vector<at::Tensor> backward(int microbatch, std::vector<at::Tensor> gradients) = 0;
+  /// Forgets all microbatches in flight, after an error.
+  virtual void reset() = 0;
+};
+
+struct StageOptions {
+  /// Called between operators, so that messages move while this rank computes. May be empty.
+  std::function<void()> progress;
+};
+
+/// Runs the stage's operators under autograd: the reference implementation.
+std::unique_ptr<Stage> make_autograd_stage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage,
+                                           StageOptions options);
+
+}  // namespace smp::runtime

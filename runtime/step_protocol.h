@@ -1,0 +1,54 @@
+// What the leader of a pipeline tells its followers at the start of a step. Data and its encoding; sends nothing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "partitioner/graph/graph.h"
+
+namespace smp::runtime {
+
+/// A program that the followers see for the first time: graph and plan as text, constants beside them.
+struct NewProgram {
+  uint64_t hash = 0;
+  std::string graph;
+  std::string plan;
+  struct Constant {
+    partitioner::ValueId value = partitioner::kNoValue;
+    at::Tensor tensor;
+  };
+  std::vector<Constant> constants;
+};
+
+/// What one microbatch runs: a program by hash, and what differs from it.
+struct MicrobatchProgram {
+  uint64_t hash = 0;
+  struct Scalar {
+    partitioner::NodeId node = partitioner::kNoNode;
+    int32_t argument = 0;
+    partitioner::Argument value;  // bool, int64, double or complex
+  };
+  std::vector<Scalar> scalars{};
+  std::vector<NewProgram::Constant> constants{};
+};
+
+/// One step. `error` non-empty: the leader refused the step, and everybody throws that text.
+struct StepMessage {
+  int32_t step_function = 0;  // number of the step object; the same on all ranks unless they diverge
+  uint64_t step = 0;          // training steps finished before this one
+  std::string error{};
+  bool is_value_error = false;
+  std::vector<NewProgram> new_programs{};
+  std::vector<MicrobatchProgram> microbatches{};
+};
+
+/// A step like the one before it takes some 30 bytes: microbatches that are alike are stored once.
+std::string encode(const StepMessage& message);
+/// Throws std::runtime_error for bytes that are no step message.
+StepMessage decode_step_message(std::string_view bytes);
+
+}  // namespace smp::runtime

@@ -1,0 +1,59 @@
+// The global gradient norm, the same expression on every rank.
+#include "smp/clip.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/stack.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <c10/util/Exception.h>
+
+#include <cstring>
+
+#include "runtime/wire.h"
+#include "smp/detail/conductor.h"
+
+namespace smp {
+namespace {
+
+// Norms of the gradients this rank owns: (position in the model, norm), a tied weight by its first owner only.
+std::string own_norms(const detail::Conductor& own, double norm_type) {
+  runtime::WireWriter out;
+  const auto& tensors = own.bindings().tensors();
+  const int me = own.context().pipeline->rank();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& named = tensors[i];
+    const bool mine = named.kind == partitioner::ValueKind::kParameter &&
+                      (own.owners() ? own.owners()->at(named.name).front() == me : me == 0);
+    if (!mine || !named.tensor.grad().defined()) continue;
+    out.put<uint64_t>(i);
+    out.put(at::linalg_vector_norm(named.tensor.grad(), norm_type));
+  }
+  return out.take();
+}
+
+}  // namespace
+
+double clip_grad_norm_(DistributedModelBase& model, double max_norm, double norm_type) {
+  TORCH_CHECK_VALUE(max_norm > 0, "clip_grad_norm_: expected max_norm > 0, got ", max_norm, ".");
+  const at::NoGradGuard no_grad;
+  const auto& own = detail::conductor("clip_grad_norm_");
+  std::map<uint64_t, at::Tensor> by_position;
+  for (const std::string& bytes : own.context().pipeline->all_gather(own_norms(own, norm_type))) {
+    runtime::WireReader in(bytes);
+    while (!in.at_end()) {
+      const auto position = in.get<uint64_t>();
+      by_position[position] = in.get_tensor();
+    }
+  }
+  if (by_position.empty()) return 0.0;
+  std::vector<at::Tensor> norms;
+  for (auto& [position, norm] : by_position) norms.push_back(norm.to(by_position.begin()->second.scalar_type()));
+  const at::Tensor total = norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms), norm_type);
+  const at::Tensor coefficient = (max_norm / (total + 1e-6)).clamp_max(1.0);
+  for (at::Tensor& parameter : model.local_parameters()) {
+    if (parameter.grad().defined()) parameter.mutable_grad().mul_(coefficient.to(parameter.grad().scalar_type()));
+  }
+  return total.item<double>();
+}
+
+}  // namespace smp

@@ -1,0 +1,261 @@
+// One step's way: capture on the leader, message to the followers, execution, results.
+#include "smp/detail/conductor.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+
+#include "partitioner/graph/graph_io.h"
+#include "partitioner/plan/plan_io.h"
+#include "partitioner/report/partition_table.h"
+#include "runtime/reducer.h"
+#include "runtime/watch/root_cause.h"
+#include "smp/detail/results.h"
+#include "smp/detail/split.h"
+
+namespace smp::detail {
+
+using namespace partitioner;
+using runtime::StepMessage;
+
+namespace {
+
+constexpr int kStepTag = 1;
+
+runtime::Bindings bindings_of(const torch::nn::Module& module) {
+  std::vector<runtime::NamedTensor> tensors;
+  for (const auto& item : module.named_parameters()) {
+    tensors.push_back({ValueKind::kParameter, item.key(), item.value()});
+  }
+  for (const auto& item : module.named_buffers()) tensors.push_back({ValueKind::kBuffer, item.key(), item.value()});
+  return runtime::Bindings(std::move(tensors));
+}
+
+[[noreturn]] void throw_refusal(const StepMessage& message) {
+  if (message.is_value_error) TORCH_CHECK_VALUE(false, message.error);
+  TORCH_CHECK(false, message.error);
+}
+
+}  // namespace
+
+Conductor& conductor(const char* caller) {
+  Context& own = context(caller);
+  TORCH_CHECK(own.conductor != nullptr, caller, ": expected a DistributedModel, got none. Wrap the module first: ",
+              "smp::DistributedModel model(net);");
+  return *own.conductor;
+}
+
+Conductor::Conductor(Context& context, std::shared_ptr<torch::nn::Module> module)
+    : context_(context),
+      module_(std::move(module)),
+      bindings_(bindings_of(*module_)),
+      programs_(context, bindings_),
+      executor_(*context.pipeline, context.buffers) {}
+
+std::vector<StepOutput> Conductor::run_step(int step_number, const std::vector<at::Tensor>& arguments,
+                                            const step_internal::Body& body) {
+  TORCH_CHECK(body_in_progress_ == nullptr, "step: expected a call outside of step bodies, got one from within a body.");
+  const bool leads = context_.pipeline->rank() == 0;
+  Captured captured;
+  const StepMessage message = leads ? lead(step_number, arguments, body, captured) : follow(step_number);
+  std::vector<runtime::MicrobatchRun> runs = prepare(message, leads ? &captured : nullptr);
+  if (!owners_) place(*first_program_);
+  std::vector<const Program*> programs;
+  for (const auto& microbatch : message.microbatches) programs.push_back(programs_.find(microbatch.hash));
+  const Schedule& schedule = programs_.schedule(programs);
+  const bool trains = std::any_of(programs.begin(), programs.end(), [](auto* p) { return p->graph.has_backward(); });
+  if (trains) broadcast_buffers();
+  std::optional<runtime::TiedGradients> tied;
+  if (trains) tied.emplace(*owners_, bindings_, *context_.pipeline);
+  runtime::RankResults results = executor_.run(schedule, runs);
+  std::vector<StepOutput> returned = outputs(runs, std::move(results));
+  if (trains) {
+    tied->finish();
+    reduce_gradients();
+    ++training_steps_;
+  }
+  return returned;
+}
+
+StepMessage Conductor::lead(int step_number, const std::vector<at::Tensor>& arguments,
+                            const step_internal::Body& body, Captured& captured) {
+  StepMessage message{.step_function = step_number, .step = training_steps_};
+  std::exception_ptr own_error;
+  try {
+    captured = capture(step_number, arguments, body);
+    add_programs(captured, message);
+  } catch (const std::exception& error) {
+    own_error = std::current_exception();
+    message.error = runtime::describe_exception(own_error);
+    message.is_value_error = dynamic_cast<const c10::ValueError*>(&error) != nullptr;
+  }
+  agree_with_replicas(message.error, message.is_value_error);
+  if (!message.error.empty()) {
+    // Followers never hear of these programs, so the leader forgets them too.
+    for (const runtime::NewProgram& fresh : message.new_programs) programs_.erase(fresh.hash);
+    if (!owners_) first_program_ = nullptr;
+    message.new_programs.clear();
+    message.microbatches.clear();
+  }
+  if (context_.pipeline->size() > 1) {
+    const std::string bytes = runtime::encode(message);
+    for (int r = 1; r < context_.pipeline->size(); ++r) context_.pipeline->send_bytes(r, kStepTag, bytes);
+  }
+  if (own_error) std::rethrow_exception(own_error);
+  if (!message.error.empty()) throw_refusal(message);
+  return message;
+}
+
+// The leaders of the replicas see each other's refusals, and at the first step whether they planned the same.
+void Conductor::agree_with_replicas(std::string& error, bool& is_value_error) {
+  if (context_.replicas->size() == 1) return;
+  std::string mine = error.empty() ? "" : (is_value_error ? "V" : "E") + error;
+  const std::vector<std::string> all = context_.replicas->all_gather(mine);
+  for (size_t r = 0; r < all.size() && error.empty(); ++r) {
+    if (all[r].empty()) continue;
+    error = "replica " + std::to_string(r) + " refused the step: " + all[r].substr(1);
+    is_value_error = all[r][0] == 'V';
+  }
+  if (!error.empty() || owners_) return;
+  const std::string plan = first_program_ == nullptr ? "" : serialise(first_program_->plan);
+  const std::vector<std::string> plans = context_.replicas->all_gather(plan);
+  for (size_t r = 1; r < plans.size(); ++r) {
+    if (plans[r] == plans[0]) continue;
+    is_value_error = true;
+    error = "step: expected the first step of all replicas to run the same operators on the same shapes, got a "
+            "difference between replicas 0 and " + std::to_string(r) + ". Give all replicas batches of one size.";
+  }
+}
+
+StepMessage Conductor::follow(int step_number) {
+  StepMessage message = runtime::decode_step_message(context_.pipeline->receive_bytes(0, kStepTag));
+  if (!message.error.empty()) throw_refusal(message);
+  TORCH_CHECK(message.step_function == step_number, "step: expected all ranks of a pipeline to call the same step "
+              "function, got number ", message.step_function, " on pipeline rank 0 and number ", step_number,
+              " on pipeline rank ", context_.pipeline->rank(), ". Make and call step functions in the same order.");
+  for (runtime::NewProgram& fresh : message.new_programs) {
+    Program& program = programs_.add(deserialise_graph(fresh.graph), deserialise_plan(fresh.plan), fresh.hash);
+    for (auto& constant : fresh.constants) program.constants[constant.value] = std::move(constant.tensor);
+    if (first_program_ == nullptr) first_program_ = &program;
+  }
+  training_steps_ = message.step;
+  return message;
+}
+
+Conductor::Captured Conductor::capture(int step_number, const std::vector<at::Tensor>& arguments,
+                                       const step_internal::Body& body) {
+  Captured captured;
+  captured.inputs = split_arguments(arguments, context_.config.microbatches);
+  auto& capture = captures_[step_number];
+  if (!capture) capture = std::make_unique<runtime::BodyCapture>(bindings_);
+  const std::string key = module_->is_training() ? "train" : "eval";
+  for (const auto& microbatch : captured.inputs) {
+    std::vector<at::Tensor> ghosts = capture->begin(microbatch, key);
+    body_in_progress_ = capture.get();
+    try {
+      std::vector<at::Tensor> returned;
+      {
+        const runtime::InterceptScope scope(*capture);
+        returned = body(ghosts);
+      }
+      captured.bodies.push_back(capture->finish(returned));
+    } catch (...) {
+      body_in_progress_ = nullptr;
+      capture->abandon();
+      throw;
+    }
+    body_in_progress_ = nullptr;
+    ghosts.clear();
+    capture->release_run();
+  }
+  return captured;
+}
+
+void Conductor::add_programs(const Captured& captured, StepMessage& message) {
+  for (const runtime::CapturedBody& body : captured.bodies) {
+    const runtime::Recording& recording = *body.recording;
+    if (programs_.find(recording.hash) == nullptr) {
+      Plan plan = programs_.make_plan(recording.graph, owners_ ? &*owners_ : nullptr);
+      runtime::NewProgram fresh{.hash = recording.hash, .graph = serialise(recording.graph), .plan = serialise(plan),
+                                .constants = {}};
+      Program& program = programs_.add(recording.graph, std::move(plan), recording.hash);
+      for (const runtime::ConstantTensor& constant : recording.constants) {
+        program.constants[constant.value] = constant.tensor;
+        fresh.constants.push_back({constant.value, constant.tensor});
+      }
+      message.new_programs.push_back(std::move(fresh));
+      if (first_program_ == nullptr) first_program_ = &program;
+    }
+    runtime::MicrobatchProgram microbatch{.hash = recording.hash};
+    for (const auto& scalar : body.scalars) microbatch.scalars.push_back({scalar.node, scalar.argument, scalar.value});
+    for (const auto& constant : body.constants) microbatch.constants.push_back({constant.value, constant.tensor});
+    message.microbatches.push_back(std::move(microbatch));
+  }
+}
+
+void Conductor::place(const Program& program) {
+  owners_ = runtime::owners_of(program.graph, program.plan, bindings_);
+  runtime::synchronise(*owners_, bindings_, *context_.pipeline, *context_.replicas);
+  runtime::release_others(*owners_, bindings_, context_.pipeline->rank());
+  predicted_step_us_ = programs_.predict_step_us(program);
+  if (context_.world->rank() == 0) {
+    context_.logger.info("Partition assignments:\n" + partition_table(program.graph, program.plan));
+  }
+}
+
+std::vector<runtime::MicrobatchRun> Conductor::prepare(const StepMessage& message, const Captured* captured) {
+  std::vector<runtime::MicrobatchRun> runs;
+  const auto first = static_cast<uint64_t>(context_.replicas->rank()) * message.microbatches.size();
+  for (size_t m = 0; m < message.microbatches.size(); ++m) {
+    const auto& microbatch = message.microbatches[m];
+    Program* program = programs_.find(microbatch.hash);
+    TORCH_INTERNAL_ASSERT(program != nullptr, "the leader names a program that it never sent");
+    runtime::MicrobatchRun run;
+    run.program = &program->rank_program;
+    run.context.microbatch = static_cast<int>(m);
+    run.context.random = {static_cast<uint64_t>(context_.config.seed), message.step, first + m};
+    for (const auto& scalar : microbatch.scalars) {
+      run.context.scalars.push_back({scalar.node, scalar.argument, scalar.value});
+    }
+    if (captured != nullptr) run.inputs = captured->inputs[m];
+    run.tensors = [program, changed = microbatch.constants](ValueId id) {
+      for (const auto& constant : changed) {
+        if (constant.value == id) return constant.tensor;
+      }
+      const auto constant = program->constants.find(id);
+      return constant != program->constants.end() ? constant->second : program->named_tensors[id];
+    };
+    runs.push_back(std::move(run));
+  }
+  return runs;
+}
+
+void Conductor::broadcast_buffers() {
+  if (context_.replicas->size() == 1 || !context_.config.broadcast_buffers) return;
+  const at::NoGradGuard no_grad;
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    if (named.kind != ValueKind::kBuffer || !runtime::holds(*owners_, named.name, context_.pipeline->rank())) continue;
+    at::Tensor data = named.tensor.contiguous();
+    context_.replicas->broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.nbytes()), 0);
+    at::Tensor tensor = named.tensor;
+    if (!data.is_alias_of(tensor)) tensor.copy_(data);
+  }
+}
+
+void Conductor::reduce_gradients() {
+  std::vector<at::Tensor> parameters;
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    const bool local = runtime::holds(*owners_, named.name, context_.pipeline->rank());
+    if (named.kind == ValueKind::kParameter && local) parameters.push_back(named.tensor);
+  }
+  runtime::average_gradients(parameters, *context_.replicas, context_.config.bucket_cap_mb * (int64_t{1} << 20));
+}
+
+std::vector<StepOutput> Conductor::outputs(const std::vector<runtime::MicrobatchRun>& runs,
+                                           runtime::RankResults results) {
+  return exchange_results(runs, std::move(results), *context_.pipeline);
+}
+
+}  // namespace smp::detail

@@ -1,0 +1,76 @@
+// Drives a step: record the body, plan, table, execute. The one place that knows both floors below.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/capture/body_capture.h"
+#include "runtime/executor.h"
+#include "runtime/placement.h"
+#include "runtime/step_protocol.h"
+#include "smp/detail/context.h"
+#include "smp/detail/programs.h"
+#include "smp/step.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace smp::detail {
+
+/// The conductor of one model on one rank.
+class Conductor {
+ public:
+  Conductor(Context& context, std::shared_ptr<torch::nn::Module> module);
+
+  std::vector<StepOutput> run_step(int step_number, const std::vector<at::Tensor>& arguments,
+                                   const step_internal::Body& body);
+
+  /// The capture of the body that runs right now, or null.
+  runtime::BodyCapture* body_in_progress() const { return body_in_progress_; }
+  bool is_partitioned() const { return owners_.has_value(); }
+  const std::optional<runtime::Owners>& owners() const { return owners_; }
+  const runtime::Bindings& bindings() const { return bindings_; }
+  Context& context() const { return context_; }
+  /// The program of the first step, once there is one.
+  const Program* first_program() const { return first_program_; }
+  double predicted_step_us() const { return predicted_step_us_; }
+
+ private:
+  struct Captured {
+    std::vector<std::vector<at::Tensor>> inputs;  // by microbatch
+    std::vector<runtime::CapturedBody> bodies;
+  };
+
+  runtime::StepMessage lead(int step_number, const std::vector<at::Tensor>& arguments,
+                            const step_internal::Body& body, Captured& captured);
+  Captured capture(int step_number, const std::vector<at::Tensor>& arguments, const step_internal::Body& body);
+  void add_programs(const Captured& captured, runtime::StepMessage& message);
+  void agree_with_replicas(std::string& error, bool& is_value_error);
+  runtime::StepMessage follow(int step_number);
+  void place(const Program& program);
+  std::vector<runtime::MicrobatchRun> prepare(const runtime::StepMessage& message, const Captured* captured);
+  void reduce_gradients();
+  std::vector<StepOutput> outputs(const std::vector<runtime::MicrobatchRun>& runs, runtime::RankResults results);
+  void broadcast_buffers();
+
+  Context& context_;
+  std::shared_ptr<torch::nn::Module> module_;
+  runtime::Bindings bindings_;
+  Programs programs_;
+  runtime::Executor executor_;
+  std::map<int, std::unique_ptr<runtime::BodyCapture>> captures_;  // by step number
+  runtime::BodyCapture* body_in_progress_ = nullptr;
+  std::optional<runtime::Owners> owners_;
+  const Program* first_program_ = nullptr;
+  double predicted_step_us_ = 0;
+  uint64_t training_steps_ = 0;
+};
+
+/// The conductor of this rank's model. Throws c10::Error naming `caller` when there is no model.
+Conductor& conductor(const char* caller);
+
+}  // namespace smp::detail

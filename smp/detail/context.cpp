@@ -1,0 +1,99 @@
+// Context: construction, checks between ranks, and how a thread finds it.
+#include "smp/detail/context.h"
+
+#include <c10/util/Exception.h>
+
+#include "smp/detail/conductor.h"
+
+namespace smp::detail {
+namespace {
+
+std::shared_ptr<Context> process_context;      // set by init, cleared by shutdown
+thread_local Context* thread_context = nullptr;
+
+Config with_degree(Config config, int world_size) {
+  if (config.pipeline_parallel_degree == 0) config.pipeline_parallel_degree = world_size;
+  return config;
+}
+
+runtime::Topology make_topology(const Config& config, int world_size) {
+  return runtime::Topology(world_size, {.pipeline_degree = static_cast<int>(config.pipeline_parallel_degree)},
+                           config.placement_strategy);
+}
+
+}  // namespace
+
+void ManualPlacement::place(const at::Tensor& tensor, int stage, bool overrides) {
+  if (!tensor.defined() || !tensor.has_storage()) return;
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+  auto found = stages_.find(storage);
+  const bool known = found != stages_.end() && !found->second.storage.expired();
+  if (known && !overrides) return;
+  stages_.insert_or_assign(storage, Placed{tensor.storage().getWeakStorageImpl(), stage});
+}
+
+int ManualPlacement::stage_of(const at::Tensor& tensor) const {
+  auto found = stages_.find(tensor.storage().unsafeGetStorageImpl());
+  return found == stages_.end() || found->second.storage.expired() ? -1 : found->second.stage;
+}
+
+Context::Context(Config resolved, const runtime::Launch& launched, std::shared_ptr<runtime::Transport> transport)
+    : config(with_degree(std::move(resolved), transport->size())),
+      launch(launched),
+      topology(make_topology(config, transport->size())),
+      coordinates(topology.coordinates(transport->rank())),
+      world(std::move(transport)),
+      logger(config.log_level) {
+  pipeline = world->group(topology.group(runtime::GroupKind::kPipeline, world->rank()));
+  replicas = world->group(topology.group(runtime::GroupKind::kDataParallel, world->rank()));
+}
+
+Context::~Context() = default;
+
+runtime::Transport& Context::group(Group which) const {
+  switch (which) {
+    case Group::world:
+      return *world;
+    case Group::data_parallel:
+      return *replicas;
+    case Group::pipeline:
+    case Group::model_parallel:
+      return *pipeline;
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown group");
+}
+
+Context* try_context() { return thread_context != nullptr ? thread_context : process_context.get(); }
+
+Context& context(const char* caller) {
+  Context* found = try_context();
+  TORCH_CHECK(found != nullptr, caller, ": expected smp::init() to have been called, got no context. Call smp::init() ",
+              "first in main(), on every rank.");
+  return *found;
+}
+
+void set_process_context(std::shared_ptr<Context> context) { process_context = std::move(context); }
+
+ThreadContext::ThreadContext(Context* context) : previous_(thread_context) { thread_context = context; }
+ThreadContext::~ThreadContext() { thread_context = previous_; }
+
+std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Launch& launch,
+                                      std::shared_ptr<runtime::Transport> world) {
+  // One collective, and everybody sees the same texts, so everybody throws or nobody does.
+  const std::vector<std::string> configs = world->all_gather(resolved.to_json());
+  for (size_t r = 1; r < configs.size(); ++r) {
+    if (configs[r] == configs[0]) continue;
+    std::string text;
+    for (const std::string& line : Config::differences(Config::from_json(configs[0]), Config::from_json(configs[r]))) {
+      text += (text.empty() ? "" : "; ") + line;
+    }
+    TORCH_CHECK_VALUE(false, "smp::init: expected the same configuration on all ranks, got a difference between rank 0 ",
+                      "and rank ", r, ": ", text, ". Give all ranks the same argument and environment.");
+  }
+  const auto stages = resolved.pipeline_parallel_degree == 0 ? world->size() : resolved.pipeline_parallel_degree;
+  TORCH_CHECK_VALUE(resolved.default_partition < stages, "smp::init: expected default_partition below ",
+                    "pipeline_parallel_degree=", stages, ", got ", resolved.default_partition, ".");
+  return std::make_shared<Context>(resolved, launch, std::move(world));
+}
+
+}  // namespace smp::detail

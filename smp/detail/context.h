@@ -1,0 +1,82 @@
+// The one global of the library: the context of this rank, a thread-local pointer with a process default.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <unordered_map>
+
+#include "runtime/boundary.h"
+#include "runtime/launch/launch.h"
+#include "runtime/topology.h"
+#include "runtime/transport/transport.h"
+#include "smp/config.h"
+#include "smp/detail/log.h"
+#include "smp/init.h"
+
+namespace smp::detail {
+
+class Conductor;
+
+/// Stages chosen by hand, by the storage of the tensors: a parameter keeps its storage when modules wrap it.
+class ManualPlacement {
+ public:
+  void place(const at::Tensor& tensor, int stage, bool overrides);
+  /// Stage of a tensor, or -1.
+  int stage_of(const at::Tensor& tensor) const;
+  bool empty() const { return stages_.empty(); }
+
+ private:
+  struct Placed {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being used again
+    int stage;
+  };
+  std::unordered_map<const c10::StorageImpl*, Placed> stages_;
+};
+
+/// Everything one rank owns besides the user's objects.
+struct Context {
+  Context(Config resolved, const runtime::Launch& launch, std::shared_ptr<runtime::Transport> world);
+  ~Context();
+
+  Config config;  // resolved; pipeline_parallel_degree is never 0 here
+  runtime::Launch launch;
+  runtime::Topology topology;
+  runtime::Topology::Coordinates coordinates;
+  std::shared_ptr<runtime::Transport> world, pipeline, replicas;
+  runtime::BufferPool buffers;
+  Logger logger;
+  ManualPlacement manual_placement;
+  std::shared_ptr<Conductor> conductor;  // of the model, once there is one
+  int num_steps = 0;                     // step objects made
+  bool uses_mpi = false;
+
+  runtime::Transport& group(Group which) const;
+};
+
+/// This rank's context. Throws c10::Error naming `caller` before smp::init.
+Context& context(const char* caller);
+/// Null before smp::init.
+Context* try_context();
+
+/// Makes `context` the default of the process (null: none).
+void set_process_context(std::shared_ptr<Context> context);
+/// While it lives, this thread is the rank of `context`: helper threads, and tests with ranks as threads.
+class ThreadContext {
+ public:
+  explicit ThreadContext(Context* context);
+  ~ThreadContext();
+  ThreadContext(const ThreadContext&) = delete;
+  ThreadContext& operator=(const ThreadContext&) = delete;
+
+ private:
+  Context* previous_;
+};
+
+/// Checks the configuration against the world and between the ranks, then forms the groups. Collective. Throws
+/// c10::ValueError on every rank.
+std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Launch& launch,
+                                      std::shared_ptr<runtime::Transport> world);
+
+}  // namespace smp::detail

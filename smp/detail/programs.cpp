@@ -1,0 +1,96 @@
+// Planning and preparing of programs.
+#include "smp/detail/programs.h"
+
+#include <algorithm>
+
+#include "partitioner/plan/check_plan.h"
+#include "partitioner/plan/partition.h"
+#include "partitioner/schedule/check.h"
+#include "partitioner/schedule/simulate.h"
+
+namespace smp::detail {
+
+using namespace partitioner;
+
+Program* Programs::find(uint64_t hash) {
+  auto found = programs_.find(hash);
+  return found == programs_.end() ? nullptr : found->second.get();
+}
+
+ScheduleKind Programs::kind() const {
+  return context_.config.pipeline == Pipeline::kSimple ? ScheduleKind::kSimple : ScheduleKind::kInterleaved;
+}
+
+Plan Programs::make_plan(const Graph& graph, const runtime::Owners* owners) const {
+  const Config& config = context_.config;
+  PartitionOptions options;
+  options.num_ranks = context_.pipeline->size();
+  options.num_microbatches = static_cast<int>(config.microbatches);
+  options.schedule = kind();
+  options.active_microbatches = static_cast<int>(config.active_microbatches);
+  options.memory_limit_bytes = config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : -1;
+  options.auto_partition = config.auto_partition;
+  options.default_partition = static_cast<int>(config.default_partition);
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    const int stage = context_.manual_placement.stage_of(named.tensor);
+    if (stage >= 0) options.pins[named.name] = stage;
+    options.known_modules.push_back(named.name);
+  }
+  if (owners != nullptr) options.owners = *owners;
+  Plan plan = partition(graph, options);
+  check(graph, plan);
+  return plan;
+}
+
+Program& Programs::add(Graph graph, Plan plan, uint64_t hash) {
+  auto program = std::make_unique<Program>();
+  program->hash = hash;
+  program->graph = std::move(graph);
+  program->plan = std::move(plan);
+  program->stage_graph = partitioner::stage_graph(program->plan, program->graph);
+  std::unordered_map<std::string, at::Tensor> by_name;
+  for (const runtime::NamedTensor& named : bindings_.tensors()) by_name.emplace(named.name, named.tensor);
+  for (const Value& value : program->graph.values) {
+    const bool is_named = value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer;
+    const auto known = is_named ? by_name.find(value.name) : by_name.end();
+    TORCH_CHECK_VALUE(!is_named || known != by_name.end(), "step: expected the same model on all ranks, got the tensor '",
+                      value.name, "' from the leader, which this rank's model does not have.");
+    program->named_tensors.push_back(is_named ? known->second : at::Tensor());
+  }
+  runtime::RankProgram& mine = program->rank_program;
+  mine.graph = &program->graph;
+  mine.plan = &program->plan;
+  runtime::StageOptions options;
+  if (context_.world->size() > 1) options.progress = [transport = context_.world.get()] { transport->progress(); };
+  for (int s = 0; s < static_cast<int>(program->plan.stages.size()); ++s) {
+    if (program->plan.stages[s].rank != context_.pipeline->rank()) continue;
+    mine.stages.emplace(s, runtime::make_autograd_stage(program->graph, program->plan, s, options));
+  }
+  return *programs_.insert_or_assign(hash, std::move(program)).first->second;
+}
+
+const Schedule& Programs::schedule(const std::vector<const Program*>& microbatches) {
+  std::vector<uint64_t> key;
+  for (const Program* program : microbatches) key.push_back(program->hash);
+  const auto known = schedules_.find(key);
+  if (known != schedules_.end()) return known->second;
+  std::vector<const StageGraph*> graphs;
+  for (const Program* program : microbatches) graphs.push_back(&program->stage_graph);
+  const ScheduleOptions options{.active_microbatches = static_cast<int>(context_.config.active_microbatches),
+                                .times = {}};
+  Schedule made = generate(kind(), graphs, options);
+  check(made, graphs);
+  return schedules_.emplace(std::move(key), std::move(made)).first->second;
+}
+
+double Programs::predict_step_us(const Program& program) {
+  SimulationInput input;
+  input.sends_occupy_rank = true;
+  for (const StagePlan& stage : program.plan.stages) {
+    input.times.push_back({stage.cost.forward_us, stage.cost.backward_us});
+  }
+  const std::vector<const Program*> all(static_cast<size_t>(context_.config.microbatches), &program);
+  return simulate(schedule(all), input).makespan_us;
+}
+
+}  // namespace smp::detail

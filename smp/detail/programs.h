@@ -1,0 +1,52 @@
+// The programs of a job on one rank: graph, plan, stages and schedules, by the hash of the graph.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "partitioner/plan/plan.h"
+#include "partitioner/schedule/generate.h"
+#include "partitioner/schedule/stage_graph.h"
+#include "runtime/executor.h"
+#include "runtime/placement.h"
+#include "smp/detail/context.h"
+
+namespace smp::detail {
+
+struct Program {
+  uint64_t hash = 0;
+  partitioner::Graph graph;
+  partitioner::Plan plan;
+  partitioner::StageGraph stage_graph;
+  runtime::RankProgram rank_program;
+  std::unordered_map<partitioner::ValueId, at::Tensor> constants;
+  std::vector<at::Tensor> named_tensors;  // by value: parameters and buffers, undefined elsewhere
+};
+
+class Programs {
+ public:
+  Programs(Context& context, const runtime::Bindings& bindings) : context_(context), bindings_(bindings) {}
+
+  Program* find(uint64_t hash);
+  void erase(uint64_t hash) { programs_.erase(hash); }
+  /// Plans a graph on the leader: freely the first time, on the placement that exists afterwards.
+  partitioner::Plan make_plan(const partitioner::Graph& graph, const runtime::Owners* owners) const;
+  /// Takes a program in and prepares this rank's stages.
+  Program& add(partitioner::Graph graph, partitioner::Plan plan, uint64_t hash);
+  /// The checked table for these programs, one per microbatch.
+  const partitioner::Schedule& schedule(const std::vector<const Program*>& microbatches);
+  /// Prediction of a step of `program` by simulation, in microseconds.
+  double predict_step_us(const Program& program);
+
+ private:
+  partitioner::ScheduleKind kind() const;
+
+  Context& context_;
+  const runtime::Bindings& bindings_;
+  std::unordered_map<uint64_t, std::unique_ptr<Program>> programs_;
+  std::map<std::vector<uint64_t>, partitioner::Schedule> schedules_;  // by the microbatches' hashes
+};
+
+}  // namespace smp::detail

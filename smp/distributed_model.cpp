@@ -1,0 +1,125 @@
+// DistributedModel apart from the module's type.
+#include "smp/distributed_model.h"
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include "partitioner/report/partition_table.h"
+#include "partitioner/report/partition_table_io.h"
+#include "runtime/wire.h"
+#include "smp/detail/conductor.h"
+
+namespace smp {
+
+using detail::conductor;
+using partitioner::ValueKind;
+
+namespace {
+constexpr int kStateTag = 3;
+}
+
+DistributedModelBase::DistributedModelBase(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
+  auto& own = detail::context("DistributedModel");
+  TORCH_CHECK_VALUE(module_ != nullptr, "DistributedModel: expected a module, got a null pointer.");
+  TORCH_CHECK(own.conductor == nullptr,
+              "DistributedModel: expected one model per process in this version, got a second one. Put both modules "
+              "into one parent module.");
+  own.conductor = std::make_shared<detail::Conductor>(own, module_);
+}
+
+DistributedModelBase::~DistributedModelBase() {
+  auto* own = detail::try_context();
+  if (own != nullptr) own->conductor.reset();
+}
+
+void DistributedModelBase::check_in_body() const {
+  const auto* body = conductor("DistributedModel").body_in_progress();
+  TORCH_CHECK(body != nullptr,
+              "DistributedModel: expected a call inside a step body, got one outside. Wrap the code that calls the "
+              "model: auto train_step = smp::step([&](at::Tensor data) { ... });");
+  TORCH_CHECK(!body->has_backward(),
+              "DistributedModel: expected all model calls of a body before its backward(), got one after it. Move the "
+              "call before backward(), or into a step function of its own.");
+}
+
+void DistributedModelBase::backward(const at::Tensor& loss) {
+  auto* body = conductor("backward").body_in_progress();
+  TORCH_CHECK(body != nullptr, "backward: expected a call inside a step body, got one outside.");
+  body->mark_backward(loss);
+}
+
+bool DistributedModelBase::partitioned() const { return conductor("partitioned").is_partitioned(); }
+
+std::vector<std::pair<std::string, at::Tensor>> DistributedModelBase::local_named_parameters() const {
+  const auto& own = conductor("local_named_parameters");
+  std::vector<std::pair<std::string, at::Tensor>> local;
+  for (const auto& named : own.bindings().tensors()) {
+    if (named.kind != ValueKind::kParameter) continue;
+    const bool here = !own.owners() || runtime::holds(*own.owners(), named.name, own.context().pipeline->rank());
+    if (here) local.emplace_back(named.name, named.tensor);
+  }
+  return local;
+}
+
+std::vector<at::Tensor> DistributedModelBase::local_parameters() const {
+  std::vector<at::Tensor> tensors;
+  for (auto& [name, tensor] : local_named_parameters()) tensors.push_back(std::move(tensor));
+  return tensors;
+}
+
+StateDict DistributedModelBase::state_dict() const {
+  const auto& own = conductor("state_dict");
+  auto& pipeline = *own.context().pipeline;
+  StateDict state;
+  for (const auto& named : own.bindings().tensors()) {
+    const int owner = own.owners() ? own.owners()->at(named.name).front() : pipeline.rank();
+    at::Tensor tensor;
+    if (owner == pipeline.rank()) {
+      tensor = named.tensor.detach().clone();
+      if (own.owners()) {
+        runtime::WireWriter out;
+        out.put(tensor);
+        const std::string bytes = out.take();
+        for (int r = 0; r < pipeline.size(); ++r) {
+          if (r != owner) pipeline.send_bytes(r, kStateTag, bytes);
+        }
+      }
+    } else {
+      const std::string bytes = pipeline.receive_bytes(owner, kStateTag);
+      tensor = runtime::WireReader(bytes).get_tensor();
+    }
+    state.entries.push_back({named.name, std::move(tensor), named.kind == ValueKind::kBuffer});
+  }
+  for (const auto& item : module_->named_modules()) {
+    if (!item.key().empty()) state.modules.push_back(item.key());
+  }
+  return state;
+}
+
+void DistributedModelBase::train(bool on) { module_->train(on); }
+
+void DistributedModelBase::zero_grad() {
+  for (const at::Tensor& parameter : module_->parameters()) {
+    at::Tensor handle = parameter;
+    handle.mutable_grad().reset();
+  }
+}
+
+std::string DistributedModelBase::plan_text() const {
+  const auto* program = conductor("plan_text").first_program();
+  return program == nullptr ? "" : partitioner::partition_table(program->graph, program->plan);
+}
+
+std::string DistributedModelBase::plan_json() const {
+  const auto* program = conductor("plan_json").first_program();
+  return program == nullptr ? "" : partitioner::partition_table_json(program->graph, program->plan);
+}
+
+double DistributedModelBase::predicted_step_s() const { return conductor("predicted_step_s").predicted_step_us() * 1e-6; }
+
+std::vector<int64_t> DistributedModelBase::predicted_peak_bytes() const {
+  const auto* program = conductor("predicted_peak_bytes").first_program();
+  return program == nullptr ? std::vector<int64_t>{} : program->plan.predicted_peak_bytes;
+}
+
+}  // namespace smp

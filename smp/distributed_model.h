@@ -1,0 +1,100 @@
+// A module whose operators are spread over the ranks of a pipeline.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "smp/state_dict.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace smp {
+
+/// What a DistributedModel does that does not depend on the module's type.
+class DistributedModelBase {
+ public:
+  ~DistributedModelBase();
+  DistributedModelBase(const DistributedModelBase&) = delete;
+  DistributedModelBase& operator=(const DistributedModelBase&) = delete;
+
+  /// Marks `loss` (a scalar made in this body from the model's output) as what is differentiated. Only inside a step
+  /// body, once; the gradient of its mean over microbatches is what (loss / microbatches).backward() gives.
+  void backward(const at::Tensor& loss);
+
+  /// False until the first step, which plans and places the parameters.
+  bool partitioned() const;
+  /// Parameters that live on this rank (all before the first step), in the module's order; may be empty.
+  std::vector<at::Tensor> local_parameters() const;
+  std::vector<std::pair<std::string, at::Tensor>> local_named_parameters() const;
+  /// Everything, gathered to every rank of the pipeline; collective over it.
+  StateDict state_dict() const;
+
+  void train(bool on = true);
+  void eval() { train(false); }
+  /// Sets every gradient to undefined.
+  void zero_grad();
+
+  /// The partition as text (the table printed at the first step) and JSON; empty before the first step.
+  std::string plan_text() const;
+  std::string plan_json() const;
+  /// Predicted seconds of one step of the first program, and predicted peak bytes by pipeline rank.
+  double predicted_step_s() const;
+  std::vector<int64_t> predicted_peak_bytes() const;
+
+ protected:
+  explicit DistributedModelBase(std::shared_ptr<torch::nn::Module> module);
+  /// Throws c10::Error outside of a step body, and after backward() in the same body.
+  void check_in_body() const;
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+};
+
+/// Wraps an unmodified module; one per process in this version.
+///
+///   auto net = Net();                        // any torch::nn::Module, in a holder or shared_ptr
+///   smp::DistributedModel model(net);
+///   auto train_step = smp::step([&](at::Tensor data, at::Tensor target) {
+///     auto loss = torch::nll_loss(model(data), target);
+///     model.backward(loss);
+///     return loss;
+///   });
+///
+/// The rule: call it inside step bodies only. The module keeps all its parameter objects on every rank; after the first
+/// step the data of those that live on other ranks are released, and accessing them throws an error that names the
+/// owner. An optimizer built from net->parameters() before or after wrapping keeps working.
+template <class Module>
+class DistributedModel : public DistributedModelBase {
+ public:
+  explicit DistributedModel(std::shared_ptr<Module> module) : DistributedModelBase(module), typed_(std::move(module)) {}
+  template <class Holder>
+    requires requires(Holder holder) { typename Holder::ContainedType; holder.ptr(); }
+  explicit DistributedModel(const Holder& holder) : DistributedModel(holder.ptr()) {}
+
+  /// Runs forward on this body's tensors: records it, or recognises it.
+  template <class... Args>
+  decltype(auto) operator()(Args&&... args) {
+    check_in_body();
+    return typed_->forward(std::forward<Args>(args)...);
+  }
+
+  const std::shared_ptr<Module>& module() const { return typed_; }
+
+ private:
+  std::shared_ptr<Module> typed_;
+};
+
+template <class Module>
+DistributedModel(std::shared_ptr<Module>) -> DistributedModel<Module>;
+template <class Holder>
+  requires requires { typename Holder::ContainedType; }
+DistributedModel(const Holder&) -> DistributedModel<typename Holder::ContainedType>;
+
+}  // namespace smp

@@ -1,0 +1,49 @@
+// An optimizer of LibTorch that updates the parameters living on this rank.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "smp/distributed_model.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace smp {
+
+namespace optimizer_internal {
+/// Throws c10::ValueError for optimizers that are not elementwise (LBFGS).
+void check_elementwise(const torch::optim::Optimizer& optimizer);
+}  // namespace optimizer_internal
+
+/// Owns any elementwise torch::optim optimizer built from the module's parameters.
+///
+///   smp::DistributedOptimizer optimizer(torch::optim::AdamW(net->parameters(), 1e-3), model);
+///   torch::optim::StepLR scheduler(optimizer, /*step_size=*/1, /*gamma=*/0.95);
+///
+/// Parameters of other ranks have no gradient here, so the optimizer passes over them; learning rates and schedulers
+/// work on every rank. Throws c10::ValueError for LBFGS, whose steps mix all parameters.
+template <class Optimizer>
+class DistributedOptimizer {
+ public:
+  DistributedOptimizer(Optimizer optimizer, DistributedModelBase& model)
+      : optimizer_(std::make_unique<Optimizer>(std::move(optimizer))), model_(&model) {
+    optimizer_internal::check_elementwise(*optimizer_);
+  }
+
+  /// Updates the local parameters with the gradients accumulated since zero_grad().
+  void step() { optimizer_->step(); }
+  /// Sets the gradients of all parameters to undefined.
+  void zero_grad() { model_->zero_grad(); }
+  /// The wrapped optimizer, for schedulers, param_groups and options.
+  Optimizer& get() { return *optimizer_; }
+  operator torch::optim::Optimizer&() { return *optimizer_; }  // NOLINT: schedulers take it by reference
+
+ private:
+  std::unique_ptr<Optimizer> optimizer_;
+  DistributedModelBase* model_;
+};
+
+}  // namespace smp

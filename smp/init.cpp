@@ -1,0 +1,87 @@
+// Start and end of a job.
+#include "smp/init.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include "runtime/capture/interceptor.h"
+#include "runtime/transport/loopback.h"
+#include "runtime/transport/mpi_transport.h"
+#include "runtime/watch/root_cause.h"
+#include "smp/detail/context.h"
+
+namespace smp {
+namespace {
+
+using detail::context;
+using runtime::GroupKind;
+
+std::chrono::milliseconds timeout_of(const Config& config) {
+  return std::chrono::milliseconds(static_cast<int64_t>(config.timeout_s * 1000));
+}
+
+std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, const Config& config, bool& uses_mpi) {
+  uses_mpi = launch.kind != runtime::Launch::Kind::kSingleProcess;
+  if (!uses_mpi) return runtime::LoopbackWorld(1, timeout_of(config)).transport(0);
+  runtime::set_mpi_defaults();
+  return runtime::mpi::create({.timeout = timeout_of(config)});
+}
+
+}  // namespace
+
+void init(const Config& argument) {
+  TORCH_CHECK(detail::try_context() == nullptr, "smp::init: expected one call per process, got a second one.");
+  // A configuration with errors is the same on all ranks in nearly every job, so each says so by itself, before MPI.
+  const Config resolved = Config::resolve(argument);
+  const runtime::Launch launch = runtime::detect_launch();
+  bool uses_mpi = false;
+  std::shared_ptr<runtime::Transport> world = join_world(launch, resolved, uses_mpi);
+  if (uses_mpi) runtime::install_terminate_handler(world);
+  at::set_num_threads(static_cast<int>(resolved.threads));
+  runtime::install_interceptor();
+  auto made = detail::make_context(resolved, launch, std::move(world));
+  made->uses_mpi = uses_mpi;
+  if (made->world->rank() == 0) made->logger.info(made->config.to_text());
+  detail::set_process_context(std::move(made));
+}
+
+void shutdown() {
+  auto& own = context("smp::shutdown");
+  own.world->barrier();
+  const auto world = own.world;
+  const bool uses_mpi = own.uses_mpi;
+  detail::set_process_context(nullptr);
+  if (uses_mpi) runtime::mpi::shutdown(*world);
+}
+
+bool is_initialized() { return detail::try_context() != nullptr; }
+
+const Config& config() { return context("smp::config").config; }
+
+int rank() { return context("smp::rank").world->rank(); }
+int size() { return context("smp::size").world->size(); }
+int local_rank() { return context("smp::local_rank").launch.local_rank; }
+int local_size() { return context("smp::local_size").launch.local_size; }
+int pp_rank() { return context("smp::pp_rank").coordinates.pp_rank; }
+int pp_size() { return context("smp::pp_size").pipeline->size(); }
+int dp_rank() { return context("smp::dp_rank").replicas->rank(); }
+int dp_size() { return context("smp::dp_size").replicas->size(); }
+int mp_rank() {
+  const auto& own = context("smp::mp_rank");
+  return own.topology.group_rank(GroupKind::kModelParallel, own.world->rank());
+}
+int mp_size() { return context("smp::mp_size").topology.group_size(GroupKind::kModelParallel); }
+
+void barrier(Group group) { context("smp::barrier").group(group).barrier(); }
+
+at::Tensor all_reduce_mean(const at::Tensor& tensor, Group group) {
+  auto& transport = context("smp::all_reduce_mean").group(group);
+  TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && tensor.is_cpu(),
+                    "all_reduce_mean: expected a floating-point CPU tensor, got ",
+                    tensor.defined() ? tensor.toString() : "an undefined one", ".");
+  at::Tensor mean = tensor.detach().clone(at::MemoryFormat::Contiguous);
+  transport.all_reduce_sum(mean.mutable_data_ptr(), mean.numel(), mean.scalar_type());
+  return mean.div_(transport.size());
+}
+
+}  // namespace smp

@@ -1,0 +1,57 @@
+// Start and end of a job, and who this process is in it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "smp/config.h"
+
+namespace smp {
+
+/// Sets of ranks that act together.
+enum class Group {
+  world,           ///< all ranks
+  pipeline,        ///< the stages of my replica
+  data_parallel,   ///< the ranks that hold my stage, one per replica
+  model_parallel,  ///< one full replica of the model; today the same as pipeline
+};
+
+/// Joins the job that the launcher started (mpirun, or none: a world of one) and fixes the configuration. First call of
+/// every program, on every rank; collective. Rank 0 prints the configuration.
+///
+///   smp::init({.microbatches = 4});
+///
+/// `argument` is overridden key by key by SMP_CONFIG and SM_HP_MP_PARAMETERS (docs/configuration.md).
+/// Throws c10::ValueError, on every rank and before anything else happens, for a configuration with errors (all of
+/// them at once), one that differs between ranks (with the keys), or a world it does not fit; c10::Error when called
+/// twice.
+void init(const Config& argument = {});
+/// Leaves the job; collective. Objects made with smp must not be used afterwards.
+void shutdown();
+bool is_initialized();
+
+/// The configuration in force. This and everything below throws c10::Error before init.
+const Config& config();
+
+/// This process in the world and on its host.
+int rank();
+int size();
+int local_rank();
+int local_size();
+/// Stage of my pipeline, 0 = first; pp_rank() 0 runs the step body.
+int pp_rank();
+int pp_size();
+/// Replica. Replicas get different data: use dp_rank() of dp_size() for the sampler.
+int dp_rank();
+int dp_size();
+/// Rank within one full replica of the model.
+int mp_rank();
+int mp_size();
+
+/// Returns when every rank of the group has called it.
+void barrier(Group group = Group::world);
+
+/// Mean of `tensor` over the ranks of the group, the same bits on each; a new tensor of the same shape. float32,
+/// float64, bfloat16, half. Collective over the group.
+at::Tensor all_reduce_mean(const at::Tensor& tensor, Group group = Group::data_parallel);
+
+}  // namespace smp

@@ -1,0 +1,57 @@
+// Recognising the tensors of modules that are placed by hand.
+#include "smp/partition.h"
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include "runtime/capture/interceptor.h"
+#include "smp/detail/conductor.h"
+
+namespace smp {
+namespace {
+
+int checked_stage(const char* caller, int stage) {
+  const int stages = detail::context(caller).pipeline->size();
+  TORCH_CHECK_VALUE(stage >= 0 && stage < stages, caller, ": expected a stage in [0, ", stages,
+                    ") (pipeline_parallel_degree), got ", stage, ".");
+  return stage;
+}
+
+// Notes the memory of every tensor that is made while the guard lives; parameters keep that memory.
+struct Creations : runtime::Interceptor {
+  Creations(detail::ManualPlacement& manual_placement, int guarded_stage)
+      : placement(manual_placement), stage(guarded_stage) {}
+  void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override {
+    const size_t below = stack.size() - op.schema().arguments().size();
+    op.callBoxed(stack);
+    for (size_t i = below; i < stack.size(); ++i) {
+      if (stack[i].isTensor()) placement.place(stack[i].toTensor(), stage, /*overrides=*/false);
+    }
+  }
+  detail::ManualPlacement& placement;
+  int stage;
+};
+
+}  // namespace
+
+struct PartitionGuard::State {
+  State(detail::ManualPlacement& placement, int stage) : creations(placement, stage), scope(creations) {}
+  Creations creations;
+  runtime::InterceptScope scope;
+};
+
+PartitionGuard::PartitionGuard(int stage)
+    : state_(new State(detail::context("PartitionGuard").manual_placement, checked_stage("PartitionGuard", stage))) {}
+
+PartitionGuard::~PartitionGuard() { delete state_; }
+
+void set_partition(const torch::nn::Module& module, int stage) {
+  checked_stage("set_partition", stage);
+  auto& own = detail::context("set_partition");
+  TORCH_CHECK(own.conductor == nullptr || !own.conductor->is_partitioned(),
+              "set_partition: expected a call before the first step, got one after the model was partitioned.");
+  for (const at::Tensor& tensor : module.parameters()) own.manual_placement.place(tensor, stage, /*overrides=*/true);
+  for (const at::Tensor& tensor : module.buffers()) own.manual_placement.place(tensor, stage, /*overrides=*/true);
+}
+
+}  // namespace smp

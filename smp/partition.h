@@ -1,0 +1,39 @@
+// Placement by hand.
+#pragma once
+
+namespace torch::nn {
+class Module;
+}
+
+namespace smp {
+
+/// Modules created while a guard lives go to that stage; the innermost guard wins. Modules are recognised by their
+/// parameters and buffers, so those without any follow their neighbours.
+///
+///   struct NetImpl : torch::nn::Module {
+///     NetImpl() {
+///       { smp::PartitionGuard on_stage(0); first = register_module("first", torch::nn::Linear(8, 8)); }
+///       { smp::PartitionGuard on_stage(1); second = register_module("second", torch::nn::Linear(8, 8)); }
+///     }
+///   };
+///
+/// With Config::auto_partition = true the rest is placed by the planner, with false it goes to
+/// Config::default_partition.
+class PartitionGuard {
+ public:
+  /// Throws c10::ValueError unless 0 <= stage < pp_size(), and c10::Error before init.
+  explicit PartitionGuard(int stage);
+  ~PartitionGuard();
+  PartitionGuard(const PartitionGuard&) = delete;
+  PartitionGuard& operator=(const PartitionGuard&) = delete;
+
+ private:
+  struct State;
+  State* state_;
+};
+
+/// Places an existing module with everything below it; overrides guards. Before the first step.
+/// Throws c10::ValueError unless 0 <= stage < pp_size(); c10::Error when the model is already partitioned.
+void set_partition(const torch::nn::Module& module, int stage);
+
+}  // namespace smp

@@ -1,0 +1,22 @@
+// Contexts over loopback transports.
+#include "tests/support/smp_ranks.h"
+
+#include "smp/detail/conductor.h"
+#include "smp/detail/context.h"
+#include "tests/support/loopback_world.h"
+
+namespace smp::tests {
+
+void run_smp_ranks(int num_ranks, const Config& config, const std::function<void()>& fn) {
+  Config quiet = config;
+  quiet.log_level = LogLevel::kOff;
+  run_ranks(num_ranks, [&](runtime::Transport& transport) {
+    const std::shared_ptr<runtime::Transport> borrowed(std::shared_ptr<void>(), &transport);
+    runtime::Launch launch{.rank = transport.rank(), .size = transport.size()};
+    const auto context = detail::make_context(quiet, launch, borrowed);
+    const detail::ThreadContext thread(context.get());
+    fn();
+  });
+}
+
+}  // namespace smp::tests
