@@ -1,0 +1,81 @@
+"""Runs the shell blocks of the pages, and holds their other blocks against what they show.
+
+  pages_test.py SOURCE_DIR BIN_DIR HAVE_MPI PAGE
+
+Every block of PAGE must be of a kind that some test covers: cpp blocks are compiled by other tests of this
+folder, all others here. make commands are checked against `make help`, all other commands run.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+from extract_blocks import blocks_of
+
+SCHEDULE_ROW = re.compile(r"^stage \d+ \|( [FB]\d+)+$")
+PATH = re.compile(r"\b(?:[\w.]+/)+(?:[\w.*]+)?")
+
+
+def check_make(source, line):
+    listed = subprocess.run(["make", "-C", source, "help"], check=True, capture_output=True, text=True).stdout
+    target = line.split()[1]
+    assert target == "help" or f"make {target} " in listed, f"`{line}`: make help does not list {target}"
+
+
+def run_line(line, binaries, have_mpi, folder):
+    if re.search(r"\bsmp run\b", line) and not have_mpi:
+        return
+    command = line.replace("build/release/bin", str(binaries))
+    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, f"`{line}` ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+
+
+def check_shell(code, source, binaries, have_mpi):
+    with tempfile.TemporaryDirectory() as folder:
+        for line in code.splitlines():
+            line = line.split(" #")[0].strip()
+            if line.startswith("make "):
+                check_make(source, line)
+            elif line:
+                run_line(line, binaries, have_mpi, folder)
+
+
+def check_tree(code, source):
+    for path in PATH.findall(code):
+        assert (pathlib.Path(source) / path).exists(), f"the picture names {path}, which does not exist"
+
+
+def check_block(language, code, page, source, binaries, have_mpi):
+    if language == "sh":
+        check_shell(code, source, binaries, have_mpi)
+    elif language == "cmake":
+        consumer = pathlib.Path(source) / "tests/consumers/find_package/CMakeLists.txt"
+        assert code == consumer.read_text(), f"expected the project of {consumer}"
+    elif language == "text" and all(SCHEDULE_ROW.match(row) for row in code.splitlines()):
+        pass  # compared with the generator by schedule_pages_test
+    elif language == "text" and page.name == "architecture.md":
+        check_tree(code, source)
+    else:
+        covered = language == "cpp" or (language == "text" and page.name == "capture.md")
+        assert covered, f"no test covers this {language or 'plain'} block of {page.name}:\n{code}"
+
+
+def main():
+    source, binaries, have_mpi, page = sys.argv[1:]
+    page = pathlib.Path(source) / page
+    os.environ["PATH"] = f"{binaries}:{os.environ['PATH']}"
+    blocks = blocks_of(page.read_text())
+    assert blocks, f"expected code blocks in {page}"
+    for language, code, _ in blocks:
+        check_block(language, code, page, source, binaries, have_mpi in ("1", "ON", "TRUE"))
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text())
+    for link in links:
+        assert (page.parent / link).exists(), f"{page.name} links to {link}, which does not exist"
+    print(f"{page.name}: {len(blocks)} blocks, {len(links)} links")
+
+
+if __name__ == "__main__":
+    main()
