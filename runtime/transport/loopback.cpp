@@ -33,6 +33,12 @@ class RankEnd final : public RequestPool {
   std::chrono::milliseconds timeout;
 };
 
+void copy_to_all(const void* source, int64_t num_bytes, const std::vector<void*>& buffers) {
+  if (num_bytes == 0) return;
+  for (void* buffer : buffers)
+    if (buffer != source) std::memcpy(buffer, source, static_cast<size_t>(num_bytes));
+}
+
 class LoopbackTransport final : public Transport {
  public:
   // members: world ranks by rank of the group.
@@ -67,7 +73,11 @@ class LoopbackTransport final : public Transport {
   void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) override {
     check_sum(num_elements, type);
     meet("all_reduce_sum of " + std::to_string(num_elements) + " " + c10::toString(type), data,
-         [&](const std::vector<void*>& buffers) { sum_into_all(buffers, num_elements, type); });
+         [&](const std::vector<void*>& buffers) {
+           void* sum = buffers.front();
+           sum_in_order({buffers.begin(), buffers.end()}, sum, num_elements, type);
+           copy_to_all(sum, num_elements * static_cast<int64_t>(c10::elementSize(type)), buffers);
+         });
   }
 
   void broadcast(void* data, int64_t num_bytes, int root) override {
@@ -75,10 +85,7 @@ class LoopbackTransport final : public Transport {
     const std::string name = "broadcast of " + std::to_string(num_bytes) + " bytes from rank " +
                              std::to_string(world_rank(root));
     meet(name, data, [&](const std::vector<void*>& buffers) {
-      const void* source = buffers[static_cast<size_t>(root)];
-      for (void* buffer : buffers)
-        if (buffer != source && num_bytes > 0)
-          std::memcpy(buffer, source, static_cast<size_t>(num_bytes));
+      copy_to_all(buffers[static_cast<size_t>(root)], num_bytes, buffers);
     });
   }
 

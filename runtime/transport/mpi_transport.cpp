@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "runtime/launch/launch.h"
+#include "runtime/transport/all_reduce.h"
 #include "runtime/transport/checks.h"
 #include "runtime/transport/mpi_engine.h"
 #include "runtime/transport/sum.h"
@@ -18,20 +19,9 @@ namespace {
 // One call of a collective; larger ones are done in parts.
 constexpr int64_t kMaxPart = int64_t{1} << 30;
 
-std::atomic<bool> owns_mpi = false;  // MPI is the process's, and so is who initialised it
+constexpr int kSumTag = kMaxTag + 1;  // out of the callers' reach
 
-MPI_Datatype type_of(c10::ScalarType type) {
-  switch (type) {
-    case c10::ScalarType::Float:
-      return MPI_FLOAT;
-    case c10::ScalarType::Double:
-      return MPI_DOUBLE;
-    case c10::ScalarType::Long:
-      return MPI_INT64_T;
-    default:
-      TORCH_INTERNAL_ASSERT(false, "check_sum let pass ", type);
-  }
-}
+std::atomic<bool> owns_mpi = false;  // MPI is the process's, and so is who initialised it
 
 // Calls fn(offset, count) for parts of at most kMaxPart.
 template <class Fn>
@@ -134,21 +124,17 @@ std::shared_ptr<Transport> MpiTransport::group(const std::vector<int>& ranks) {
 
 void MpiTransport::all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) {
   check_sum(num_elements, type);
-  if (size() == 1) return engine_->throw_if_failed();
-  if (type == c10::ScalarType::BFloat16 || type == c10::ScalarType::Half) {
-    std::vector<float> values = widen(data, num_elements, type);
-    all_reduce_sum(values.data(), num_elements, c10::ScalarType::Float);
-    return narrow(values, data, type);
-  }
-  const std::string operation =
+  engine_->throw_if_failed();
+  if (size() == 1) return;
+  const auto isend = [&](int dest, const void* from, int64_t num_bytes) {
+    return engine_->isend(comm_, dest, world_rank(dest), kSumTag, from, num_bytes);
+  };
+  const auto irecv = [&](int source, void* to, int64_t max_bytes) {
+    return engine_->irecv(comm_, source, world_rank(source), kSumTag, to, max_bytes);
+  };
+  const std::string action =
       "all_reduce_sum of " + std::to_string(num_elements) + " " + c10::toString(type);
-  const int64_t element_bytes = c10::elementSize(type);
-  for_each_part(num_elements, [&](int64_t offset, int count) {
-    start(operation, [&](MPI_Request* request) {
-      return MPI_Iallreduce(MPI_IN_PLACE, static_cast<char*>(data) + offset * element_bytes, count,
-                            type_of(type), MPI_SUM, comm_, request);
-    });
-  });
+  all_reduce_in_rank_order({rank(), size(), isend, irecv}, data, num_elements, type, action);
 }
 
 void MpiTransport::broadcast(void* data, int64_t num_bytes, int root) {

@@ -6,30 +6,28 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
+#include <array>
 
 namespace smp::runtime {
 namespace {
 
+constexpr int64_t kBlock = 1024;  // sums under way; they stay in the first-level cache
+
 template <class Element, class Sum>
-void sum_elements(const std::vector<void*>& buffers, int64_t num_elements) {
-  for (int64_t i = 0; i < num_elements; ++i) {
-    auto sum = static_cast<Sum>(static_cast<const Element*>(buffers[0])[i]);
-    for (size_t b = 1; b < buffers.size(); ++b)
-      sum += static_cast<Sum>(static_cast<const Element*>(buffers[b])[i]);
-    for (void* buffer : buffers) static_cast<Element*>(buffer)[i] = static_cast<Element>(sum);
+void sum_elements(const std::vector<const void*>& terms, void* result, int64_t num_elements) {
+  std::array<Sum, kBlock> sums;
+  for (int64_t first = 0; first < num_elements; first += kBlock) {
+    const int64_t count = std::min(kBlock, num_elements - first);
+    const auto* begin = static_cast<const Element*>(terms.front()) + first;
+    std::transform(begin, begin + count, sums.begin(),
+                   [](Element x) { return static_cast<Sum>(x); });
+    for (size_t t = 1; t < terms.size(); ++t) {
+      const auto* term = static_cast<const Element*>(terms[t]) + first;
+      for (int64_t i = 0; i < count; ++i) sums[static_cast<size_t>(i)] += static_cast<Sum>(term[i]);
+    }
+    std::transform(sums.begin(), sums.begin() + count, static_cast<Element*>(result) + first,
+                   [](Sum x) { return static_cast<Element>(x); });
   }
-}
-
-template <class Element>
-std::vector<float> widen_elements(const void* data, int64_t num_elements) {
-  const auto* first = static_cast<const Element*>(data);
-  return {first, first + num_elements};
-}
-
-template <class Element>
-void narrow_elements(const std::vector<float>& values, void* data) {
-  std::transform(values.begin(), values.end(), static_cast<Element*>(data),
-                 [](float value) { return static_cast<Element>(value); });
 }
 
 }  // namespace
@@ -45,31 +43,22 @@ void check_sum(int64_t num_elements, c10::ScalarType type) {
                     num_elements, ".");
 }
 
-void sum_into_all(const std::vector<void*>& buffers, int64_t num_elements, c10::ScalarType type) {
+void sum_in_order(const std::vector<const void*>& terms, void* sum, int64_t num_elements,
+                  c10::ScalarType type) {
   switch (type) {
     case c10::ScalarType::Float:
-      return sum_elements<float, float>(buffers, num_elements);
+      return sum_elements<float, float>(terms, sum, num_elements);
     case c10::ScalarType::Double:
-      return sum_elements<double, double>(buffers, num_elements);
+      return sum_elements<double, double>(terms, sum, num_elements);
     case c10::ScalarType::Long:
-      return sum_elements<int64_t, int64_t>(buffers, num_elements);
+      return sum_elements<int64_t, int64_t>(terms, sum, num_elements);
     case c10::ScalarType::BFloat16:
-      return sum_elements<c10::BFloat16, float>(buffers, num_elements);
+      return sum_elements<c10::BFloat16, float>(terms, sum, num_elements);
     case c10::ScalarType::Half:
-      return sum_elements<c10::Half, float>(buffers, num_elements);
+      return sum_elements<c10::Half, float>(terms, sum, num_elements);
     default:
       TORCH_INTERNAL_ASSERT(false, "check_sum let pass ", type);
   }
-}
-
-std::vector<float> widen(const void* data, int64_t num_elements, c10::ScalarType type) {
-  return type == c10::ScalarType::Half ? widen_elements<c10::Half>(data, num_elements)
-                                       : widen_elements<c10::BFloat16>(data, num_elements);
-}
-
-void narrow(const std::vector<float>& values, void* data, c10::ScalarType type) {
-  return type == c10::ScalarType::Half ? narrow_elements<c10::Half>(values, data)
-                                       : narrow_elements<c10::BFloat16>(values, data);
 }
 
 }  // namespace smp::runtime

@@ -120,8 +120,9 @@ class Transport {
   /// Collective over the members only. Its messages never mix with those of another group.
   virtual std::shared_ptr<Transport> group(const std::vector<int>& ranks) = 0;
 
-  /// Replaces data by the sum over all ranks, the same bits on each. Float, Double, Long; BFloat16
-  /// and Half are summed in float32 and rounded once. Throws c10::TypeError for other types.
+  /// Replaces data by the sum over all ranks, added in the order of the ranks: the same bits on
+  /// every rank, in every run and over every transport. Float, Double, Long; BFloat16 and Half are
+  /// summed in float32 and rounded once. Throws c10::TypeError for other types.
   virtual void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) = 0;
   /// Copies num_bytes from rank `root` to all others.
   virtual void broadcast(void* data, int64_t num_bytes, int root) = 0;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdio>
 #include <iostream>
+#include <sstream>
 
 #include "runtime/transport/error.h"
 
@@ -31,16 +32,15 @@ void let_mpirun_print() {
   nanosleep(&moment, nullptr);
 }
 
+// Line breaks, and blanks around them, become one blank.
 std::string one_line(const std::string& message) {
-  std::string line;
-  for (const char c : message) {
-    if (c != '\n')
-      line += c;
-    else if (!line.empty() && line.back() != ' ')
-      line += ' ';
+  std::istringstream lines(message);
+  std::string result;
+  for (std::string line; std::getline(lines >> std::ws, line);) {
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    result += (result.empty() ? "" : " ") + line;
   }
-  while (!line.empty() && line.back() == ' ') line.pop_back();
-  return line;
+  return result;
 }
 
 void print_line(const std::string& message) {

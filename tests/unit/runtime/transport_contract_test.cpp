@@ -5,6 +5,7 @@
 #include <c10/util/Half.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <numeric>
@@ -270,6 +271,30 @@ TEST_P(TransportContract, SumsToTheClosedForm) {
   });
 }
 
+// Values of which every order of addition gives other bits.
+float contribution(int rank, size_t i) {
+  return std::ldexp(
+      1.0F + static_cast<float>((i * 37 + static_cast<size_t>(rank) * 101) % 997) / 997.0F,
+      static_cast<int>(i + static_cast<size_t>(rank)) % 23);
+}
+
+TEST_P(TransportContract, AddsInTheOrderOfTheRanks) {
+  run([](Transport& transport) {
+    for (const size_t num_elements : {1UL, 3UL, 1000UL, 1025UL, 100000UL, 700001UL}) {
+      std::vector<float> data(num_elements);
+      std::vector<float> expected(num_elements);
+      for (size_t i = 0; i < num_elements; ++i) {
+        data[i] = contribution(transport.rank(), i);
+        expected[i] = contribution(0, i);
+        for (int rank = 1; rank < transport.size(); ++rank) expected[i] += contribution(rank, i);
+      }
+      transport.all_reduce_sum(data.data(), static_cast<int64_t>(num_elements),
+                               c10::ScalarType::Float);
+      EXPECT_EQ(data == expected, true) << num_elements;
+    }
+  });
+}
+
 TEST_P(TransportContract, RoundsSixteenBitSumsOnce) {
   run([](Transport& transport) {
     // 256 + 1 + 1 + ... in bfloat16 would stay 256: one has no place behind 256.
@@ -438,9 +463,8 @@ TEST_P(TransportContract, TellsAllRanksThatOneHasAborted) {
       return;
     }
     int value = 0;
-    Request received = transport.irecv(transport.size() - 1, 0, &value, sizeof(value));
     try {
-      received.wait();
+      transport.irecv(transport.size() - 1, 0, &value, sizeof(value)).wait();
       ADD_FAILURE() << "expected AbortedError";
     } catch (const AbortedError& error) {
       EXPECT_EQ(error.failed_rank(), transport.size() - 1);

@@ -1,0 +1,164 @@
+// Owns the proof of runtime/watch within one process; failure_test.py has the rest, with real
+// worlds.
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <stdexcept>
+
+#include "runtime/transport/error.h"
+#include "runtime/transport/loopback.h"
+#include "runtime/watch/peer_processes.h"
+#include "runtime/watch/root_cause.h"
+#include "runtime/watch/termination.h"
+
+namespace smp::runtime {
+namespace {
+
+TEST(PeerProcesses, KnowsThatThisProcessRuns) { EXPECT_TRUE(is_running(this_process())); }
+
+TEST(PeerProcesses, SurvivesSerialising) {
+  const ProcessIdentity me = this_process();
+  const ProcessIdentity copy = ProcessIdentity::parse(me.serialised());
+  EXPECT_EQ(copy.host, me.host);
+  EXPECT_EQ(copy.pid_namespace, me.pid_namespace);
+  EXPECT_EQ(copy.pid, getpid());
+  EXPECT_EQ(copy.start_ticks, me.start_ticks);
+  EXPECT_THROW(ProcessIdentity::parse("host\nnamespace\n12"), c10::ValueError);
+}
+
+TEST(PeerProcesses, TakesAReusedPidForAnotherProcess) {
+  ProcessIdentity earlier = this_process();
+  earlier.start_ticks -= 1;
+  EXPECT_FALSE(is_running(earlier));
+}
+
+TEST(PeerProcesses, CannotTellAcrossHostsAndPidNamespaces) {
+  ProcessIdentity other = this_process();
+  other.pid = 1 << 30;
+  EXPECT_FALSE(is_running(other));
+  other.host += "-other";
+  EXPECT_TRUE(is_running(other));
+  other = this_process();
+  other.pid = 1 << 30;
+  other.pid_namespace = "pid:[1]";
+  EXPECT_TRUE(is_running(other));
+}
+
+// A child that runs until `end` is closed. Its identity, before and after it has become a zombie.
+TEST(PeerProcesses, NamesAZombieAndAnEndedProcess) {
+  int end[2];
+  ASSERT_EQ(pipe(end), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    close(end[1]);
+    char byte = 0;
+    _exit(static_cast<int>(read(end[0], &byte, 1)));
+  }
+  ProcessIdentity process = this_process();
+  process.pid = child;
+  // Started within the same tick, or later: try until the kernel's answer matches.
+  while (!is_running(process)) ++process.start_ticks;
+  const PeerProcesses peers(0, {this_process().serialised(), process.serialised()});
+  EXPECT_EQ(peers.first_lost(), std::nullopt);
+  EXPECT_FALSE(peers.are_all_local_gone());
+
+  close(end[1]);
+  siginfo_t info;
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
+  EXPECT_EQ(peers.first_lost(), 1) << "a zombie";
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(peers.first_lost(), 1);
+  EXPECT_TRUE(peers.are_all_local_gone());
+  EXPECT_EQ(peers.name_of(1),
+            "rank 1 (pid " + std::to_string(child) + " on host " + process.host + ")");
+  close(end[0]);
+}
+
+int num_earlier_calls = 0;
+
+TEST(TerminationWatch, NotesTheSignalAndHandsItToTheEarlierHandler) {
+  const auto before = signal(SIGTERM, [](int) { ++num_earlier_calls; });
+  {
+    const TerminationWatch outer;
+    const TerminationWatch inner;
+    EXPECT_FALSE(is_termination_requested());
+    raise(SIGTERM);
+    EXPECT_TRUE(is_termination_requested());
+    EXPECT_EQ(num_earlier_calls, 1);
+    acknowledge_termination();
+    EXPECT_FALSE(is_termination_requested());
+  }
+  raise(SIGTERM);
+  EXPECT_EQ(num_earlier_calls, 2);
+  EXPECT_FALSE(is_termination_requested());
+  signal(SIGTERM, before);
+}
+
+TEST(TerminationWatchDeathTest, RaisesASignalThatNobodyAskedFor) {
+  EXPECT_EXIT(
+      {
+        {
+          const TerminationWatch watch;
+          raise(SIGTERM);
+        }
+        _exit(0);
+      },
+      testing::KilledBySignal(SIGTERM), "");
+}
+
+TEST(TerminationWatchDeathTest, ForgetsAnAcknowledgedSignal) {
+  EXPECT_EXIT(
+      {
+        {
+          const TerminationWatch watch;
+          raise(SIGTERM);
+          acknowledge_termination();
+        }
+        _exit(0);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+template <class Exception>
+void throw_uncaught(const Exception& exception) {
+  const LoopbackWorld world(2);
+  const auto transport = world.transport(1);
+  install_terminate_handler(transport);
+  const auto fail = [&] { throw exception; };
+  [&]() noexcept { fail(); }();
+}
+
+TEST(RootCauseDeathTest, PrintsOneLineForAFailureOfItsOwn) {
+  EXPECT_EXIT(throw_uncaught(std::runtime_error("first\n  second\n")),
+              testing::ExitedWithCode(kExitFailed), "^\\[rank 1\\] first second\n$");
+}
+
+TEST(RootCauseDeathTest, IsSilentAboutAFailureThatAnotherRankPrints) {
+  EXPECT_EXIT(throw_uncaught(AbortedError(0, "first")), testing::ExitedWithCode(kExitPeerFailed),
+              "^$");
+}
+
+TEST(RootCauseDeathTest, NamesAPeerThatCannotPrint) {
+  EXPECT_EXIT(throw_uncaught(PeerLostError(0, "rank 0 was killed")),
+              testing::ExitedWithCode(kExitPeerFailed), "^\\[rank 1\\] rank 0 was killed\n$");
+}
+
+TEST(RootCause, DescribesExceptionsWithoutBacktrace) {
+  const auto text_of = [](const auto& fn) {
+    try {
+      fn();
+    } catch (...) {
+      return describe_exception(std::current_exception());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(text_of([] { throw std::runtime_error("plain"); }), "plain");
+  EXPECT_EQ(text_of([] { TORCH_CHECK_VALUE(false, "checked"); }), "checked");
+  EXPECT_EQ(text_of([] { throw 3; }), "an exception that is no std::exception");
+}
+
+}  // namespace
+}  // namespace smp::runtime
