@@ -16,6 +16,7 @@ MAY_INCLUDE = {
     "runtime": (
         "runtime/",
         "partitioner/graph/graph.h",
+        "partitioner/graph/graph_io.h",  # equality and hash of graphs
         "partitioner/plan/plan.h",
         "partitioner/schedule/action.h",
         "partitioner/schedule/schedule.h",

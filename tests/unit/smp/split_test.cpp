@@ -1,6 +1,6 @@
 // Every model of the zoo, split: bit-equal to the unsplit model.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <mutex>
 
@@ -62,11 +62,13 @@ TEST_P(Split, EqualsTheUnsplitModelBitForBit) {
   }
 }
 
+std::string name_of(const testing::TestParamInfo<Split::ParamType>& test) {
+  return std::get<0>(test.param).name + "_on_" + std::to_string(std::get<1>(test.param));
+}
+
 INSTANTIATE_TEST_SUITE_P(Zoo, Split,
                          testing::Combine(testing::ValuesIn(support::model_zoo()), testing::Values(1, 2, 3, 4)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param).name + "_on_" + std::to_string(std::get<1>(info.param));
-                         });
+                         name_of);
 
 }  // namespace
 }  // namespace smp
