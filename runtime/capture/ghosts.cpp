@@ -19,10 +19,6 @@ struct KeySetAccess : c10::TensorImpl {
   static c10::DispatchKeySet& of(c10::TensorImpl& impl) { return impl.*(&KeySetAccess::key_set_); }
 };
 
-constexpr const char* kNoData =
-    "the data of a ghost was accessed (data_ptr, accessor, or printing). Inside a step body tensors have shapes but "
-    "no data: use operators, or compute the values outside and pass them as arguments of the step.";
-
 struct RefuseBackward : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { refuse_backward(); }
   std::string name() const override { return "smp::RefuseBackward"; }
@@ -53,14 +49,15 @@ void mark_as_ghost(const at::Tensor& tensor) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   auto& keys = KeySetAccess::of(impl);
   keys = keys.add(kCaptureKey);
-  impl.unsafe_storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoData);
+  // LibTorch's own overlap checks read the (null) address of in-place arguments, so only writing access throws.
+  impl.unsafe_storage().unsafeGetStorageImpl()->set_throw_on_mutable_data_ptr();
 }
 
 c10::Storage make_ghost_storage(int64_t num_bytes) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(num_bytes),
       c10::DataPtr(nullptr, c10::Device(c10::kMeta)), c10::GetAllocator(c10::kMeta), /*resizable=*/true);
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoData);
+  storage->set_throw_on_mutable_data_ptr();
   return c10::Storage(std::move(storage));
 }
 

@@ -18,10 +18,10 @@ partitioner::TensorSpec spec_of(const at::Tensor& tensor);
 bool same_geometry(const at::Tensor& tensor, const partitioner::TensorSpec& spec);
 
 /// Marks a tensor as a ghost: every operator on it reaches the capture handler, on any thread, at any time, and
-/// every access to its data throws.
+/// a raw pointer to its data (data_ptr, accessor) throws instead of crashing.
 void mark_as_ghost(const at::Tensor& tensor);
 
-/// A meta storage for ghosts whose data may not be touched; accesses throw a text that says what to do.
+/// A meta storage for ghosts; a raw pointer to its data throws.
 c10::Storage make_ghost_storage(int64_t num_bytes);
 
 /// A ghost of this geometry on `storage`. `grad_fn` (may be null) is attached when the spec requires a gradient.
