@@ -32,7 +32,12 @@ class AutogradStage : public Stage {
       : values_(stage_values(graph, plan, stage)),
         options_(std::move(options)),
         replay_(graph, plan.stages[stage].nodes, kept(values_)) {
-    for (ValueId id : values_.inputs) input_needs_gradient_.push_back(graph.values[id].spec.requires_grad);
+    for (ValueId id : values_.inputs) {
+      // A tensor recorded without gradient may get one by a write in place; then the plan relays it.
+      const auto& results = values_.gradient_results;
+      input_needs_gradient_.push_back(graph.values[id].spec.requires_grad ||
+                                      std::binary_search(results.begin(), results.end(), id));
+    }
     for (ValueId id : replay_.external()) {
       if (!std::binary_search(values_.inputs.begin(), values_.inputs.end(), id)) own_tensors_.push_back(id);
     }

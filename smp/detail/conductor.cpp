@@ -33,6 +33,14 @@ runtime::Bindings bindings_of(const torch::nn::Module& module) {
   return runtime::Bindings(std::move(tensors));
 }
 
+std::vector<std::string> module_paths(const torch::nn::Module& module) {
+  std::vector<std::string> paths;
+  for (const auto& item : module.named_modules()) paths.push_back(item.key());
+  for (const auto& item : module.named_parameters()) paths.push_back(item.key());
+  for (const auto& item : module.named_buffers()) paths.push_back(item.key());
+  return paths;
+}
+
 [[noreturn]] void throw_refusal(const StepMessage& message) {
   if (message.is_value_error) TORCH_CHECK_VALUE(false, message.error);
   TORCH_CHECK(false, message.error);
@@ -51,7 +59,7 @@ Conductor::Conductor(Context& context, std::shared_ptr<torch::nn::Module> module
     : context_(context),
       module_(std::move(module)),
       bindings_(bindings_of(*module_)),
-      programs_(context, bindings_),
+      programs_(context, bindings_, module_paths(*module_)),
       executor_(*context.pipeline, context.buffers) {}
 
 std::vector<StepOutput> Conductor::run_step(int step_number, const std::vector<at::Tensor>& arguments,

@@ -1,6 +1,7 @@
 // Context: construction, checks between ranks, and how a thread finds it.
 #include "smp/detail/context.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include "smp/detail/conductor.h"
@@ -74,7 +75,11 @@ Context& context(const char* caller) {
 
 void set_process_context(std::shared_ptr<Context> context) { process_context = std::move(context); }
 
-ThreadContext::ThreadContext(Context* context) : previous_(thread_context) { thread_context = context; }
+ThreadContext::ThreadContext(Context* context) : previous_(thread_context) {
+  thread_context = context;
+  // OpenMP and MKL keep the number of threads per thread, and it changes bits.
+  at::set_num_threads(static_cast<int>(context->config.threads));
+}
 ThreadContext::~ThreadContext() { thread_context = previous_; }
 
 std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Launch& launch,

@@ -34,8 +34,8 @@ Plan Programs::make_plan(const Graph& graph, const runtime::Owners* owners) cons
   for (const runtime::NamedTensor& named : bindings_.tensors()) {
     const int stage = context_.manual_placement.stage_of(named.tensor);
     if (stage >= 0) options.pins[named.name] = stage;
-    options.known_modules.push_back(named.name);
   }
+  options.known_modules = module_paths_;
   if (owners != nullptr) options.owners = *owners;
   Plan plan = partition(graph, options);
   check(graph, plan);

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -27,7 +28,8 @@ struct Program {
 
 class Programs {
  public:
-  Programs(Context& context, const runtime::Bindings& bindings) : context_(context), bindings_(bindings) {}
+  Programs(Context& context, const runtime::Bindings& bindings, std::vector<std::string> module_paths)
+      : context_(context), bindings_(bindings), module_paths_(std::move(module_paths)) {}
 
   Program* find(uint64_t hash);
   void erase(uint64_t hash) { programs_.erase(hash); }
@@ -45,6 +47,7 @@ class Programs {
 
   Context& context_;
   const runtime::Bindings& bindings_;
+  std::vector<std::string> module_paths_;
   std::unordered_map<uint64_t, std::unique_ptr<Program>> programs_;
   std::map<std::vector<uint64_t>, partitioner::Schedule> schedules_;  // by the microbatches' hashes
 };
