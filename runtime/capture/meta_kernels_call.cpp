@@ -1,0 +1,139 @@
+// The composites that LibTorch takes apart otherwise on meta than on the CPU: here they go the
+// CPU's way.
+#include <ATen/EmptyTensor.h>
+#include <ATen/OpMathType.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/native_group_norm.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <limits>
+#include <tuple>
+
+#include "runtime/capture/meta_kernels.h"
+#include "runtime/capture/meta_kernels_table.h"
+
+namespace smp::runtime {
+namespace {
+
+using at::Tensor;
+
+/// The `index`-th of the call's arguments, which lie on top of the stack.
+const c10::IValue& argument(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
+                            size_t index) {
+  return torch::jit::peek(stack, index, op.schema().arguments().size());
+}
+
+void finish_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, Tensor result) {
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.emplace_back(std::move(result));
+}
+
+/// The arguments of aten::scaled_dot_product_attention.
+struct AttentionCall {
+  Tensor query, key, value;  // [..., heads, tokens, width]
+  std::optional<Tensor> mask;
+  double dropout_p;
+  bool is_causal;
+  std::optional<double> scale;
+  bool enable_gqa;
+};
+
+AttentionCall read_attention_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  return {.query = argument(op, stack, 0).toTensor(),
+          .key = argument(op, stack, 1).toTensor(),
+          .value = argument(op, stack, 2).toTensor(),
+          .mask = argument(op, stack, 3).toOptional<Tensor>(),
+          .dropout_p = argument(op, stack, 4).toDouble(),
+          .is_causal = argument(op, stack, 5).toBool(),
+          .scale = argument(op, stack, 6).toOptional<double>(),
+          .enable_gqa = argument(op, stack, 7).toBool()};
+}
+
+/// LibTorch turns a mask of booleans into one that is added to the scores.
+std::optional<Tensor> additive_mask(const std::optional<Tensor>& mask, at::ScalarType dtype) {
+  if (!mask.has_value() || mask->scalar_type() != at::kBool) return mask;
+  const Tensor zeros = at::zeros_like(*mask, dtype);
+  return at::where(*mask, zeros, at::full_like(zeros, -std::numeric_limits<double>::infinity()));
+}
+
+bool runs_fused_on_cpu(const AttentionCall& call) {
+  const auto choice =
+      at::native::_fused_sdp_choice_cpp(call.query, call.key, call.value, call.mask, call.dropout_p,
+                                        call.is_causal, call.scale, call.enable_gqa);
+  return static_cast<sdp::SDPBackend>(choice) == sdp::SDPBackend::flash_attention;
+}
+
+/// Returns false, and leaves the stack alone, if the CPU too takes attention apart into matrix
+/// products.
+bool attend_fused(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const auto call = read_attention_call(op, stack);
+  if (!call.query.is_meta() || !runs_fused_on_cpu(call)) return false;
+  finish_call(op, stack,
+              std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
+                  call.query, call.key, call.value, call.dropout_p, call.is_causal,
+                  additive_mask(call.mask, call.query.scalar_type()), call.scale)));
+  return true;
+}
+
+/// aten::group_norm makes its input contiguous first, on the CPU in the input's memory format.
+/// Returns false where that format is the usual one.
+bool normalize_groups_in_format(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const Tensor input = argument(op, stack, 0).toTensor();
+  const auto format = input.suggest_memory_format();
+  if (!input.is_meta() || format == at::MemoryFormat::Contiguous) return false;
+  const int64_t num_groups = argument(op, stack, 1).toInt(), batch_size = input.size(0),
+                num_channels = input.size(1);
+  TORCH_CHECK(num_groups > 0 && num_channels % num_groups == 0,
+              "group_norm(): expected channels divisible by the ", num_groups, " groups, got ",
+              input.sizes());
+  finish_call(op, stack,
+              std::get<0>(at::native_group_norm(
+                  input.contiguous(format), argument(op, stack, 2).toOptional<Tensor>(),
+                  argument(op, stack, 3).toOptional<Tensor>(), batch_size, num_channels,
+                  input.numel() / std::max<int64_t>(batch_size * num_channels, 1), num_groups,
+                  argument(op, stack, 4).toDouble())));
+  return true;
+}
+
+}  // namespace
+
+void call_on_meta(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  static const auto attention =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "");
+  static const auto group_norm =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::group_norm", "");
+  if (op == attention && attend_fused(op, stack)) return;
+  if (op == group_norm && normalize_groups_in_format(op, stack)) return;
+  op.callBoxed(stack);
+}
+
+namespace meta {
+namespace {
+
+/// query: [batch, heads, tokens, width]. Results: the query's geometry, and log-sum-exp [batch,
+/// heads, tokens], which the CPU lays out tokens before heads.
+std::tuple<Tensor, Tensor> flash_attention(const Tensor& query, const Tensor& /*key*/,
+                                           const Tensor& /*value*/, double /*dropout_p*/,
+                                           bool /*is_causal*/,
+                                           const std::optional<Tensor>& /*mask*/,
+                                           std::optional<double> /*scale*/) {
+  const int64_t batch_size = query.size(0), num_heads = query.size(1), num_tokens = query.size(2);
+  const Tensor logsumexp(at::detail::empty_strided_meta({batch_size, num_heads, num_tokens},
+                                                        {num_tokens * num_heads, 1, num_heads},
+                                                        at::toOpMathType(query.scalar_type())));
+  return {make_like(query), logsumexp};
+}
+
+}  // namespace
+
+void add_attention(Table& table) {
+  table.add("_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
+}
+
+}  // namespace meta
+}  // namespace smp::runtime
