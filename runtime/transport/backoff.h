@@ -40,7 +40,7 @@ class Backoff {
   }
 
  private:
-  static constexpr int kNumSpins = 200;  // about 20 us of MPI_Test
+  static constexpr int kNumSpins = 1000;  // about 60 us of MPI_Test, longer than 256 KB take
   static constexpr std::chrono::milliseconds kSleepAfter{5};
   static constexpr long kSleepNanoseconds = 50000;
 

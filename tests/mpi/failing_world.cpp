@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -53,6 +54,16 @@ void throw_in_exchange(Transport& world) {
 void throw_while_others_compute(Transport& world) {
   world.barrier();
   if (world.rank() == 1) TORCH_CHECK_VALUE(false, "expected luck, got none.\nBring some.");
+  compute_for_ever(world);
+}
+
+// The others hear of it late, and print before they do.
+void throw_while_others_are_busy(Transport& world) {
+  world.barrier();
+  if (world.rank() == 1) throw std::runtime_error("out of luck");
+  const auto end = std::chrono::steady_clock::now() + milliseconds(400);
+  while (std::chrono::steady_clock::now() < end) continue;
+  say(world, "was busy");
   compute_for_ever(world);
 }
 
@@ -115,6 +126,7 @@ void finish(Transport& world) {
 const std::map<std::string, void (*)(Transport&)> kModes{
     {"throw_in_exchange", throw_in_exchange},
     {"throw_while_others_compute", throw_while_others_compute},
+    {"throw_while_others_are_busy", throw_while_others_are_busy},
     {"throw_on_another_thread", throw_on_another_thread},
     {"throw_everywhere", throw_everywhere},
     {"killed_while_others_wait", killed_while_others_wait},

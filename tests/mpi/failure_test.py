@@ -65,11 +65,16 @@ class Failure(unittest.TestCase):
         self.assertEqual(self.reports(lines), [])
 
     def test_throw_is_the_last_line_and_the_only_report(self):
-        for _ in range(5):
+        for _ in range(10):
             lines = self.run_failing("throw_in_exchange")
             self.assertEqual(lines[-1], "[rank 1] out of luck", self.output)
             self.assertEqual(len(self.reports(lines)), 1, self.output)
             self.assertIn("say: rank 0 round 9", lines)
+
+    def test_throw_comes_last_though_others_hear_of_it_late(self):
+        lines = self.run_failing("throw_while_others_are_busy")
+        self.assertEqual(sorted(lines[:-1]), ["say: rank 0 was busy", "say: rank 2 was busy"], self.output)
+        self.assertEqual(lines[-1], "[rank 1] out of luck", self.output)
 
     def test_throw_reaches_ranks_that_compute(self):
         lines = self.run_failing("throw_while_others_compute")
