@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-from extract_blocks import blocks_of
+from extract_blocks import BLOCK, blocks_of
 
 SCHEDULE_ROW = re.compile(r"^stage \d+ \|( [FB]\d+)+$")
 PATH = re.compile(r"\b(?:[\w.]+/)+(?:[\w.*]+)?")
@@ -71,7 +71,7 @@ def main():
     assert blocks, f"expected code blocks in {page}"
     for language, code, _ in blocks:
         check_block(language, code, page, source, binaries, have_mpi in ("1", "ON", "TRUE"))
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text())
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", BLOCK.sub("", page.read_text()))
     for link in links:
         assert (page.parent / link).exists(), f"{page.name} links to {link}, which does not exist"
     print(f"{page.name}: {len(blocks)} blocks, {len(links)} links")
