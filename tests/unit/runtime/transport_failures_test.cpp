@@ -80,7 +80,7 @@ TEST_P(TransportFailures, NamesWhatTimedOut) {
       Request received = mine.irecv(1, 6, &value, sizeof(value));
       const std::string text = error_of([&] { received.wait("2F0", milliseconds(150)); });
       expect_contains(text,
-                      "receive of at most 8 bytes with tag 6, peer rank 1, action 2F0, after 0.");
+                      "receive of at most 8 bytes with tag 6, peer rank 1, action 2F0, after ");
       expect_contains(text, "timed out");
       EXPECT_THROW(mine.progress(), CommError);
       mine.abort("timed out");
@@ -96,7 +96,8 @@ TEST_P(TransportFailures, TimesOutInACollective) {
       mine.set_timeout(milliseconds(150));
       EXPECT_EQ(mine.timeout(), milliseconds(150));
       const std::string text = error_of([&] { mine.barrier(); });
-      expect_contains(text, "barrier, after 0.");
+      expect_contains(text, "barrier, after ");
+      expect_contains(text, "timed out");
       mine.abort("timed out");
     });
   });
