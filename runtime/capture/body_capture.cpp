@@ -34,16 +34,27 @@ std::string full_key(const std::vector<at::Tensor>& inputs, const std::string& k
   return text;
 }
 
-bool same_content(const at::Tensor& a, const at::Tensor& b) {
-  constexpr int64_t kCompareUpToBytes = 1 << 16;
-  if (!a.is_cpu() || !b.is_cpu() || !a.is_contiguous() || !b.is_contiguous()) return false;
-  const int64_t bytes = a.numel() * static_cast<int64_t>(a.element_size());
-  return bytes <= kCompareUpToBytes && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), static_cast<size_t>(bytes)) == 0;
+bool has_small_content(const at::Tensor& tensor) {
+  constexpr size_t kCompareUpToBytes = 1 << 16;
+  return tensor.is_cpu() && tensor.is_contiguous() && tensor.nbytes() <= kCompareUpToBytes;
 }
 
 int64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 
 }  // namespace
+
+bool same_content(const at::Tensor& a, const at::Tensor& b) {
+  return has_small_content(a) && has_small_content(b) &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+ConstantTensor make_constant(ValueId value, const at::Tensor& tensor) {
+  ConstantTensor constant{.value = value, .tensor = tensor, .version = version_of(tensor), .content = {}};
+  if (!has_small_content(tensor)) return constant;
+  // A copy would be no wrapped number any more, and nobody can write to one.
+  constant.content = tensor.unsafeGetTensorImpl()->is_wrapped_number() ? tensor : tensor.clone();
+  return constant;
+}
 
 std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs, const std::string& key) {
   abandon();
@@ -66,11 +77,11 @@ std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs
 }
 
 void BodyCapture::abandon() noexcept {
-  matching_.reset();
   recorder_.reset();
   run_ = {};
   position_ = 0;
   loss_.reset();
+  release_run();
 }
 
 void BodyCapture::mark_backward(const at::Tensor& loss) {
@@ -172,7 +183,8 @@ bool BodyCapture::matches_tensor(const at::Tensor& actual, ValueId recorded) {
 bool BodyCapture::matches_constant(const at::Tensor& actual, ValueId recorded) {
   const auto constant = std::find_if(matching_->constants.begin(), matching_->constants.end(),
                                      [&](const ConstantTensor& c) { return c.value == recorded; });
-  if (actual.is_same(constant->tensor) && version_of(actual) == constant->version) return true;
+  const bool has_copy = constant->content.defined();
+  if (!has_copy && actual.is_same(constant->tensor) && version_of(actual) == constant->version) return true;
   const Value& value = matching_->graph.values[recorded];
   if (!actual.defined() || actual.is_meta() || actual.requires_grad() || bindings_.find_storage(actual) != nullptr ||
       actual.unsafeGetTensorImpl()->is_wrapped_number() != value.is_wrapped_number || !same_geometry(actual, value.spec)) {
@@ -181,11 +193,7 @@ bool BodyCapture::matches_constant(const at::Tensor& actual, ValueId recorded) {
   for (const ConstantOverride& changed : run_.constants) {
     if (changed.value == recorded) return changed.tensor.is_same(actual);
   }
-  // Another tensor with the same content needs no message; one changed in place does, its old content is gone.
-  if (!actual.is_same(constant->tensor) && version_of(constant->tensor) == constant->version &&
-      same_content(actual, constant->tensor)) {
-    return true;
-  }
+  if (has_copy && same_content(actual, constant->content)) return true;
   run_.constants.push_back({recorded, actual});
   return true;
 }
@@ -278,7 +286,7 @@ CapturedBody BodyCapture::finish_recorded(const std::vector<at::Tensor>& returne
   }
   std::vector<ConstantOverride> constants;
   if (bucket.front() != recording) {
-    for (const ConstantTensor& constant : recording->constants) constants.push_back({constant.value, constant.tensor});
+    for (const ConstantTensor& constant : recording->constants) constants.push_back({constant.value, constant.recorded()});
   }
   CapturedBody run{.recording = bucket.front(), .scalars = {}, .constants = std::move(constants)};
   abandon();

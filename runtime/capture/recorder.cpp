@@ -102,7 +102,7 @@ ValueId Recorder::bind_constant(const at::Tensor& tensor, at::Tensor& stand_in) 
   } else {
     id = bind_real(tensor, std::move(value), stand_in);
   }
-  recording_->constants.push_back({id, tensor, tensor.is_inference() ? 0 : tensor._version()});
+  recording_->constants.push_back(make_constant(id, tensor));
   return id;
 }
 
@@ -127,7 +127,7 @@ ValueId Recorder::resolve(at::Tensor& tensor) {
     if (storage != storages_.end() && !storage->second.storage.expired()) {
       id = alias_of(StorageInfo(storage->second), tensor, stand_in);
     } else {
-      if (tensor.is_meta()) refuse_stale_ghost(where(), last_module_);
+      if (tensor.is_meta()) refuse_stale_ghost("capture", last_module_);
       id = bind_constant(tensor, stand_in);
     }
   }
@@ -225,7 +225,7 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
   }
   if (info.is_random) node.random_ordinal = num_random_++;
   try {
-    op.callBoxed(stack);
+    call_on_meta(op, stack);
   } catch (c10::Error& error) {
     error.add_context("while capturing " + describe_place(info.name, last_module_));
     throw;

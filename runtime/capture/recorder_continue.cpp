@@ -3,6 +3,7 @@
 
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/ghosts.h"
+#include "runtime/capture/meta_kernels.h"
 #include "runtime/capture/places.h"
 #include "runtime/capture/recorder.h"
 
@@ -36,8 +37,7 @@ void Recorder::continue_from(const CapturedBody& matched, NodeId num_nodes) {
   for (const ConstantOverride& changed : matched.constants) seen[changed.value] = changed.tensor;
   for (const ConstantTensor& constant : old.constants) {
     if (constant.value >= num_values) continue;
-    const at::Tensor& tensor = seen[constant.value];
-    recording.constants.push_back({constant.value, tensor, tensor.is_inference() ? 0 : tensor._version()});
+    recording.constants.push_back(make_constant(constant.value, seen[constant.value]));
   }
   std::vector<at::Tensor> live(static_cast<size_t>(num_values));
   for (ValueId id = 0; id < num_values; ++id) {
@@ -70,7 +70,7 @@ void Recorder::run_again(NodeId n, const std::vector<at::Tensor>& seen, std::vec
   }
   {
     const AmbientModes modes(node);
-    call.op.callBoxed(stack);
+    call_on_meta(call.op, stack);
   }
   const auto outputs = flatten_outputs(stack);
   for (size_t k = 0; k < outputs.size(); ++k) {

@@ -41,6 +41,20 @@ std::vector<std::string> module_paths(const torch::nn::Module& module) {
   return paths;
 }
 
+// Step functions with one graph share its program; where this one has other constants, they travel.
+void add_own_constants(const runtime::Recording& recording, const Program& program,
+                       runtime::MicrobatchProgram& microbatch) {
+  for (const runtime::ConstantTensor& constant : recording.constants) {
+    const auto& sent = microbatch.constants;
+    const bool overridden =
+        std::any_of(sent.begin(), sent.end(), [&](const auto& other) { return other.value == constant.value; });
+    const at::Tensor& known = program.constants.at(constant.value);
+    const at::Tensor& own = constant.recorded();
+    if (overridden || own.is_same(known) || runtime::same_content(own, known)) continue;
+    microbatch.constants.push_back({constant.value, own});
+  }
+}
+
 [[noreturn]] void throw_refusal(const StepMessage& message) {
   if (message.is_value_error) TORCH_CHECK_VALUE(false, message.error);
   TORCH_CHECK(false, message.error);
@@ -190,8 +204,8 @@ void Conductor::add_programs(const Captured& captured, StepMessage& message) {
                                 .constants = {}};
       Program& program = programs_.add(recording.graph, std::move(plan), recording.hash);
       for (const runtime::ConstantTensor& constant : recording.constants) {
-        program.constants[constant.value] = constant.tensor;
-        fresh.constants.push_back({constant.value, constant.tensor});
+        program.constants[constant.value] = constant.recorded();
+        fresh.constants.push_back({constant.value, constant.recorded()});
       }
       message.new_programs.push_back(std::move(fresh));
       if (first_program_ == nullptr) first_program_ = &program;
@@ -199,6 +213,7 @@ void Conductor::add_programs(const Captured& captured, StepMessage& message) {
     runtime::MicrobatchProgram microbatch{.hash = recording.hash};
     for (const auto& scalar : body.scalars) microbatch.scalars.push_back({scalar.node, scalar.argument, scalar.value});
     for (const auto& constant : body.constants) microbatch.constants.push_back({constant.value, constant.tensor});
+    add_own_constants(recording, *programs_.find(recording.hash), microbatch);
     message.microbatches.push_back(std::move(microbatch));
   }
 }

@@ -1,0 +1,302 @@
+// What a step refuses: on every rank, with one text, and nothing of the model changed.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/small_net.h"
+
+namespace smp {
+namespace {
+
+using tests::make_net;
+using tests::rows;
+using tests::SmallNet;
+using Model = DistributedModel<SmallNet>;
+
+struct Refusal {
+  std::string name;
+  std::function<at::Tensor(Model&, at::Tensor data, at::Tensor target)> body;
+  std::vector<std::string> texts;  // all in the message
+};
+
+void PrintTo(const Refusal& refusal, std::ostream* out) { *out << refusal.name; }
+
+struct Doubled : torch::autograd::Function<Doubled> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x * 2; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    return {gradients[0] * 2};
+  }
+};
+
+at::Tensor in_another_thread(const std::function<at::Tensor()>& make) {
+  at::Tensor made;
+  std::thread([&] { made = make(); }).join();
+  return made;
+}
+
+const std::string kFourth = "in or after module 'fourth'";
+
+std::vector<Refusal> value_refusals() {
+  return {
+      {"ItemOfAnActivation",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor output = model(data);
+         return output * output.sum().item<float>();
+       },
+       {"aten::item", kFourth, "StepOutput"}},
+      {"Nonzero",
+       [](Model& model, at::Tensor data, at::Tensor) { return model(data).nonzero().sum(); },
+       {"aten::nonzero", kFourth, "depends on data"}},
+      {"BooleanIndex",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor output = model(data);
+         return output.index({output > 0}).sum();
+       },
+       {"aten::", kFourth, "depends on data"}},
+      {"SetData",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         at::Tensor output = model(data);
+         output.set_data(torch::zeros_like(output));
+         return output;
+       },
+       {kFourth, "replaces the data"}},
+      {"RawWriteToEmpty",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor mask = torch::empty({8});
+         std::fill_n(mask.data_ptr<float>(), 8, 1.0F);
+         return model(data * mask);
+       },
+       {"data is not allocated"}},
+      {"EmptyReadUnwritten",
+       [](Model& model, at::Tensor data, at::Tensor) { return model(data * torch::empty({8})); },
+       {"reads the result of empty()", "raw pointer"}},
+      {"WriteToAConstant",
+       [calls = torch::zeros({1})](Model& model, at::Tensor data, at::Tensor) {
+         at::Tensor counter = calls;
+         counter.add_(1);
+         return model(data);
+       },
+       {"aten::add_ writes to a tensor of sizes [1]", "register_buffer"}},
+      {"OwnException",
+       [](Model& model, at::Tensor data, at::Tensor) -> at::Tensor {
+         model(data);
+         throw std::runtime_error("the loader is broken");
+       },
+       {"the loader is broken"}},
+  };
+}
+
+std::vector<Refusal> gradient_refusals() {
+  return {
+      {"CustomAutogradFunction",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor loss = Doubled::apply(model(data)).sum();
+         model.backward(loss);
+         return loss;
+       },
+       {kFourth, "custom autograd function"}},
+      {"LossBackward",
+       [](Model& model, at::Tensor data, at::Tensor target) {
+         const at::Tensor loss = torch::mse_loss(model(data), target);
+         loss.backward();
+         return loss;
+       },
+       {"loss.backward() inside a step body", "model.backward(loss)"}},
+      {"AutogradGrad",
+       [](Model& model, at::Tensor data, at::Tensor target) {
+         const at::Tensor output = model(data);
+         return torch::autograd::grad({torch::mse_loss(output, target)}, {output})[0];
+       },
+       {"loss.backward() inside a step body"}},
+      {"TwoBackwards",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor output = model(data);
+         model.backward(output.sum());
+         model.backward(output.mean());
+         return output;
+       },
+       {"expected one backward() per step body"}},
+      {"ModelCallAfterBackward",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         model.backward(model(data).sum());
+         return model(data);
+       },
+       {"before its backward()"}},
+      {"ExternalTrainableTensor",
+       [scale = torch::ones({8}, torch::requires_grad())](Model& model, at::Tensor data, at::Tensor) {
+         return model(data * scale);
+       },
+       {"sizes [8]", "register_parameter"}},
+      {"GradientFunctionFromAnotherThread",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor scale = in_another_thread([] { return torch::ones({8}, torch::requires_grad()).exp(); });
+         return model(data * scale);
+       },
+       {"on another thread"}},
+      {"ParameterUsedOnAnotherThread",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor scale = in_another_thread([&] { return model.module()->first->bias * 2; });
+         return model(data * scale);
+       },
+       {"on another thread"}},
+  };
+}
+
+std::vector<Refusal> refusals() {
+  std::vector<Refusal> all = value_refusals();
+  for (Refusal& refusal : gradient_refusals()) all.push_back(std::move(refusal));
+  return all;
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+class Refused : public testing::TestWithParam<std::tuple<Refusal, int>> {};
+
+TEST_P(Refused, OnEveryRankWithOneTextBeforeAnythingChanges) {
+  const auto& [refusal, ranks] = GetParam();
+  std::mutex mutex;
+  std::set<std::string> messages;
+  tests::run_smp_ranks(ranks, {.microbatches = 2}, [&, &refused = refusal] {
+    const auto net = make_net(), twin = make_net();
+    Model model(net);
+    auto bad = smp::step([&](at::Tensor data, at::Tensor target) { return refused.body(model, data, target); });
+    auto good = tests::training_step(model);
+    const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
+    for (int round = 0; round < 3; ++round) {
+      const std::string message = message_of([&] { bad(data, target); });
+      tests::expect_twins(model, *twin, "after the refusal");
+      EXPECT_EQ(model.partitioned(), round > 0);
+      support::expect_bit_equal(good(data, target).outputs(), tests::eager_step(*twin, data, target, 2), "loss");
+      tests::expect_twins(model, *twin, "after the step");
+      const std::lock_guard<std::mutex> lock(mutex);
+      messages.insert(message);
+    }
+  });
+  EXPECT_EQ(messages.size(), 1U) << testing::PrintToString(messages);
+  for (const std::string& text : refusal.texts) {
+    EXPECT_NE(messages.begin()->find(text), std::string::npos) << text << " is not in: " << *messages.begin();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Bodies, Refused, testing::Combine(testing::ValuesIn(refusals()), testing::Values(1, 2)),
+                         [](const auto& test) {
+                           return std::get<0>(test.param).name + "_on_" + std::to_string(std::get<1>(test.param));
+                         });
+
+class Kept : public testing::TestWithParam<int> {};
+
+TEST_P(Kept, GhostUsedInTheNextStepIsRefusedOnEveryRank) {
+  tests::run_smp_ranks(GetParam(), {}, [] {
+    const auto net = make_net(), twin = make_net();
+    Model model(net);
+    at::Tensor kept;
+    auto step = smp::step([&](at::Tensor data) {
+      at::Tensor output = model(data);
+      if (kept.defined()) output = output + kept;
+      kept = output;
+      return output;
+    });
+    const at::Tensor data = rows(4, 8, 1);
+    support::expect_bit_equal(step(data)[0], twin->forward(data).detach(), "the first output");
+    for (int again = 0; again < 2; ++again) {
+      const std::string message = message_of([&] { step(data); });
+      EXPECT_NE(message.find("ghost of an earlier run"), std::string::npos) << message;
+    }
+    kept = at::Tensor();
+    support::expect_bit_equal(step(data)[0], twin->forward(data).detach(), "a later output");
+  });
+}
+
+TEST_P(Kept, GhostOfARunThatThrewIsRefused) {
+  tests::run_smp_ranks(GetParam(), {}, [] {
+    const auto net = make_net();
+    Model model(net);
+    at::Tensor kept;
+    bool throws = false;
+    auto step = smp::step([&](at::Tensor data) {
+      at::Tensor hidden = net->first(data);
+      if (!kept.defined()) kept = hidden;
+      if (throws) throw std::runtime_error("stop");
+      return hidden + kept;
+    });
+    const at::Tensor data = rows(4, 8, 1);
+    step(data);
+    kept = at::Tensor();
+    throws = true;
+    EXPECT_EQ(message_of([&] { step(data); }), "stop");
+    throws = false;
+    const std::string message = message_of([&] { step(data); });
+    EXPECT_NE(message.find("ghost of an earlier run"), std::string::npos) << message;
+  });
+}
+
+TEST_P(Kept, GhostOfARunThatLeftItsRecordingIsRefused) {
+  tests::run_smp_ranks(GetParam(), {}, [] {
+    const auto net = make_net();
+    Model model(net);
+    at::Tensor kept;
+    bool squashes = false;
+    auto step = smp::step([&](at::Tensor data) {
+      at::Tensor hidden = net->first(data);
+      if (!kept.defined()) kept = hidden;
+      hidden = hidden + kept;
+      return squashes ? torch::tanh(hidden) : torch::relu(hidden);
+    });
+    const at::Tensor data = rows(4, 8, 1);
+    for (const bool squash : {false, true}) {
+      kept = at::Tensor();
+      squashes = squash;
+      step(data);
+    }
+    squashes = false;
+    const std::string message = message_of([&] { step(data); });
+    EXPECT_NE(message.find("ghost of an earlier run"), std::string::npos) << message;
+  });
+}
+
+TEST_P(Kept, GhostUsedAfterTheStepThrows) {
+  tests::run_smp_ranks(GetParam(), {}, [] {
+    const auto net = make_net();
+    Model model(net);
+    at::Tensor kept;
+    auto step = smp::step([&](at::Tensor data) { return kept = model(data); });
+    step(rows(4, 8, 1));
+    if (pp_rank() != 0) return;
+    const std::string message = message_of([&] { kept.add(1); });
+    EXPECT_NE(message.find("got a ghost of a step body that has ended"), std::string::npos) << message;
+  });
+}
+
+TEST_P(Kept, ModelCalledOutsideOfAStepThrows) {
+  tests::run_smp_ranks(GetParam(), {}, [] {
+    const auto net = make_net(), twin = make_net();
+    Model model(net);
+    const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
+    const std::string call = message_of([&] { model(data); });
+    EXPECT_NE(call.find("expected a call inside a step body"), std::string::npos) << call;
+    const std::string backward = message_of([&] { model.backward(data.sum()); });
+    EXPECT_NE(backward.find("expected a call inside a step body"), std::string::npos) << backward;
+    auto good = tests::training_step(model);
+    support::expect_bit_equal(good(data, target).outputs(), tests::eager_step(*twin, data, target, 1), "loss");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Kept, testing::Values(1, 2));
+
+}  // namespace
+}  // namespace smp

@@ -1,0 +1,278 @@
+// What a training loop does between and around steps, against the same loop without smp.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <mutex>
+#include <set>
+
+#include "smp/detail/context.h"
+#include "tests/support/loopback_world.h"
+#include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/small_net.h"
+
+namespace smp {
+namespace {
+
+using support::expect_bit_equal;
+using tests::eager_step;
+using tests::expect_twins;
+using tests::make_net;
+using tests::rows;
+using tests::run_smp_ranks;
+using tests::SmallNet;
+using Model = DistributedModel<SmallNet>;
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// Six steps; `turn` moves a knob of the module before each.
+void expect_steps_follow(int ranks, const std::function<void(SmallNet&, int step)>& turn) {
+  run_smp_ranks(ranks, {.microbatches = 2}, [&] {
+    const auto net = make_net(), twin = make_net();
+    Model model(net);
+    auto step = tests::training_step(model);
+    for (int s = 0; s < 6; ++s) {
+      turn(*net, s);
+      turn(*twin, s);
+      model.zero_grad();
+      twin->zero_grad();
+      const at::Tensor data = rows(4, 8, 10 + s), target = rows(4, 4, 20 + s);
+      const std::string what = "step " + std::to_string(s);
+      expect_bit_equal(step(data, target).outputs(), eager_step(*twin, data, target, 2), what);
+      expect_twins(model, *twin, what);
+    }
+  });
+}
+
+class Steps : public testing::TestWithParam<int> {};
+
+TEST_P(Steps, FollowATemperatureLoweredAndRaised) {
+  expect_steps_follow(GetParam(), [](SmallNet& net, int step) { net.temperature = 2.0 - 0.25 * (step % 4); });
+}
+
+TEST_P(Steps, FollowAFlagFlippedThereAndBack) {
+  expect_steps_follow(GetParam(), [](SmallNet& net, int step) { net.squashes = step % 2 == 1; });
+}
+
+TEST_P(Steps, FollowBothAtOnce) {
+  expect_steps_follow(GetParam(), [](SmallNet& net, int step) {
+    net.squashes = step == 2 || step == 5;
+    net.temperature = 1.0 + 0.5 * (step % 3);
+  });
+}
+
+// The mask stands at the first stage or at the last, so that each rank of two needs its new value once.
+void expect_mask_followed(int ranks, bool at_the_end, const std::function<void(at::Tensor&, int step)>& change) {
+  run_smp_ranks(ranks, {.microbatches = 2}, [&] {
+    const auto net = make_net(), twin = make_net();
+    Model model(net);
+    at::Tensor mask = torch::ones({at_the_end ? 4 : 8});
+    const auto loss_of = [&](auto& forward, const at::Tensor& data) {
+      return (at_the_end ? forward(data) * mask : forward(data * mask)).square().mean();
+    };
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = loss_of(model, data);
+      model.backward(loss);
+      return loss;
+    });
+    for (int s = 0; s < 5; ++s) {
+      change(mask, s);
+      const at::Tensor data = rows(4, 8, 10 + s);
+      std::vector<at::Tensor> want;
+      auto forward = [&](const at::Tensor& x) { return twin->forward(x); };
+      for (const auto& part : support::split_batch({data}, 2)) {
+        want.push_back(loss_of(forward, part[0]));
+        want.back().div(2).backward();
+        want.back() = want.back().detach();
+      }
+      expect_bit_equal(step(data).outputs(), want, "step " + std::to_string(s));
+      expect_twins(model, *twin, "step " + std::to_string(s));
+    }
+  });
+}
+
+TEST_P(Steps, FollowAConstantChangedInPlace) {
+  const auto change = [](at::Tensor& mask, int step) { mask.fill_(step % 3 == 2 ? 1.0 : 0.5 + step); };
+  expect_mask_followed(GetParam(), false, change);
+  expect_mask_followed(GetParam(), true, change);
+}
+
+TEST_P(Steps, FollowAConstantReplacedByAnother) {
+  const auto change = [](at::Tensor& mask, int step) { mask = torch::full_like(mask, 1.0 + step % 2); };
+  expect_mask_followed(GetParam(), false, change);
+  expect_mask_followed(GetParam(), true, change);
+}
+
+TEST_P(Steps, FollowAConstantWrittenThroughItsPointer) {
+  const auto change = [](at::Tensor& mask, int step) { mask.data_ptr<float>()[0] = 1.0F + static_cast<float>(step % 2); };
+  expect_mask_followed(GetParam(), false, change);
+  expect_mask_followed(GetParam(), true, change);
+}
+
+TEST_P(Steps, TwoStepFunctionsKeepTheirOwnConstants) {
+  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+    const auto net = make_net(), twin = make_net();
+    Model model(net);
+    const at::Tensor data = rows(4, 8, 1);
+    const auto step_with = [&](const at::Tensor& weights) {
+      return smp::step([&model, weights](at::Tensor x) { return model(x) * weights; });
+    };
+    const at::Tensor one = torch::full({4}, 1.0), two = torch::full({4}, 2.0);
+    auto first = step_with(one), second = step_with(two);
+    for (int round = 0; round < 2; ++round) {
+      std::vector<at::Tensor> want;
+      for (const auto& part : support::split_batch({data}, 2)) want.push_back(twin->forward(part[0]).detach());
+      expect_bit_equal(first(data).outputs(), want, "weights of one");
+      expect_bit_equal(second(data).outputs(), {want[0] * 2, want[1] * 2}, "weights of two");
+    }
+  });
+}
+
+TEST_P(Steps, TrainEvaluateAndTakeAShorterBatch) {
+  run_smp_ranks(GetParam(), {.microbatches = 2, .seed = 5}, [] {
+    const auto net = make_net(), twin = make_net();
+    net->dropout->options.p(0.5);
+    twin->dropout->options.p(0.5);
+    Model model(net);
+    auto train = smp::step([&](at::Tensor data) { model.backward(model(data).square().mean()); });
+    auto evaluate = smp::step([&](at::Tensor data) { return model(data); });
+    DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
+    train(rows(8, 8, 1));
+    optimizer.step();
+    const StateDict state = model.state_dict();
+    {
+      const at::NoGradGuard no_grad;
+      for (auto& item : twin->named_parameters()) item.value().copy_(state.at(item.key()));
+      model.eval();
+      twin->eval();
+      for (const int64_t size : {8, 2, 6, 8}) {
+        const at::Tensor data = rows(size, 8, 2);
+        std::vector<at::Tensor> want;
+        for (const auto& part : support::split_batch({data}, 2)) want.push_back(twin->forward(part[0]));
+        expect_bit_equal(evaluate(data).outputs(), want, "evaluation of " + std::to_string(size));
+      }
+    }
+    model.train();
+    model.zero_grad();
+    for (const auto& [name, tensor] : model.local_named_parameters()) EXPECT_FALSE(tensor.grad().defined()) << name;
+    train(rows(4, 8, 3));
+    for (const auto& [name, tensor] : model.local_named_parameters()) EXPECT_TRUE(tensor.grad().defined()) << name;
+  });
+}
+
+TEST_P(Steps, TrainOnAShorterLastBatchAndAccumulateGradients) {
+  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+    const auto net = make_net(), twin = make_net();
+    Model model(net);
+    auto step = tests::training_step(model);
+    for (const int64_t size : {8, 8, 2}) {
+      const at::Tensor data = rows(size, 8, size), target = rows(size, 4, 2);
+      expect_bit_equal(step(data, target).outputs(), eager_step(*twin, data, target, 2), "loss");
+      expect_twins(model, *twin, "accumulated");
+    }
+  });
+}
+
+TEST_P(Steps, IndivisibleBatchIsRefusedOnEveryRank) {
+  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+    const auto net = make_net(), twin = make_net();
+    Model model(net);
+    auto step = tests::training_step(model);
+    for (int round = 0; round < 2; ++round) {
+      EXPECT_THROW(step(rows(7, 8, 1), rows(7, 4, 2)), c10::ValueError);
+      const std::string message = message_of([&] { step(rows(8, 8, 1), rows(7, 4, 2)); });
+      EXPECT_TRUE(contains(message, "step argument 1") && contains(message, "microbatches=2, got 7")) << message;
+      expect_twins(model, *twin, "after the refusal");
+      expect_bit_equal(step(rows(4, 8, 1), rows(4, 4, 2)).outputs(), eager_step(*twin, rows(4, 8, 1), rows(4, 4, 2), 2),
+                       "loss");
+      expect_twins(model, *twin, "after the step");
+    }
+  });
+}
+
+TEST_P(Steps, PartitionIndexOutOfRangeIsRefused) {
+  run_smp_ranks(GetParam(), {}, [] {
+    const auto net = make_net();
+    EXPECT_THROW(PartitionGuard(7), c10::ValueError);
+    EXPECT_THROW(PartitionGuard(-1), c10::ValueError);
+    EXPECT_THROW(PartitionGuard{pp_size()}, c10::ValueError);
+    EXPECT_THROW(set_partition(*net->first, 7), c10::ValueError);
+    EXPECT_NO_THROW(PartitionGuard(pp_size() - 1));
+  });
+}
+
+TEST_P(Steps, LbfgsIsRefused) {
+  run_smp_ranks(GetParam(), {}, [] {
+    const auto net = make_net();
+    Model model(net);
+    EXPECT_THROW(DistributedOptimizer(torch::optim::LBFGS(net->parameters()), model), c10::ValueError);
+    EXPECT_NO_THROW(DistributedOptimizer(torch::optim::Adam(net->parameters()), model));
+  });
+}
+
+TEST_P(Steps, ReleasedParametersNameTheirOwner) {
+  run_smp_ranks(GetParam(), {}, [] {
+    const auto net = make_net();
+    Model model(net);
+    auto step = tests::training_step(model);
+    step(rows(4, 8, 1), rows(4, 4, 2));
+    std::set<std::string> local;
+    for (const auto& [name, tensor] : model.local_named_parameters()) local.insert(name);
+    EXPECT_EQ(local.size() == 8, pp_size() == 1);
+    for (const auto& item : net->named_parameters()) {
+      const std::string message = message_of([&] { item.value().sum(); });
+      if (local.contains(item.key())) {
+        EXPECT_EQ(message, "") << item.key();
+      } else {
+        EXPECT_TRUE(contains(message, "'" + item.key() + "'") && contains(message, "live on pipeline rank")) << message;
+      }
+    }
+    EXPECT_THROW(set_partition(*net->first, 0), c10::Error);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Steps, testing::Values(1, 2, 3));
+
+TEST(Init, ComesBeforeEverything) {
+  auto net = make_net();
+  auto early = smp::step([](at::Tensor data) { return data; });
+  for (const std::string& message :
+       {message_of([&] { early(rows(4, 8, 1)); }), message_of([&] { Model model(net); }),
+        message_of([] { PartitionGuard guard(0); }), message_of([] { rank(); })}) {
+    EXPECT_TRUE(contains(message, "expected smp::init() to have been called")) << message;
+  }
+}
+
+TEST(Init, StepWithoutAModelIsRefused) {
+  run_smp_ranks(2, {}, [] {
+    auto step = smp::step([](at::Tensor data) { return data; });
+    const std::string message = message_of([&] { step(rows(4, 8, 1)); });
+    EXPECT_TRUE(contains(message, "expected a DistributedModel")) << message;
+  });
+}
+
+TEST(Init, DifferentConfigurationsAreRefusedOnEveryRank) {
+  std::mutex mutex;
+  std::multiset<std::string> messages;
+  tests::run_ranks(2, [&](runtime::Transport& transport) {
+    const std::shared_ptr<runtime::Transport> borrowed(std::shared_ptr<void>(), &transport);
+    const Config config{.microbatches = 2 + transport.rank(), .log_level = LogLevel::kOff};
+    const runtime::Launch launch{.rank = transport.rank(), .size = transport.size()};
+    const std::string message = message_of([&] { detail::make_context(config, launch, borrowed); });
+    const std::lock_guard<std::mutex> lock(mutex);
+    messages.insert(message);
+  });
+  EXPECT_EQ(messages.count(*messages.begin()), 2U);
+  EXPECT_TRUE(contains(*messages.begin(), "rank 0 and rank 1: microbatches")) << *messages.begin();
+}
+
+}  // namespace
+}  // namespace smp
