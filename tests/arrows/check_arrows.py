@@ -26,7 +26,7 @@ MAY_INCLUDE = {
     "tools": BELOW_CONDUCTOR + ("tools/",),
     "python_bindings": ("smp/", "python_bindings/"),
     "examples": ("smp/", "examples/"),
-    "benchmarks": BELOW_CONDUCTOR + ("tools/", "tests/support/", "benchmarks/"),
+    "benchmarks": BELOW_CONDUCTOR + ("tools/", "tests/support/", "benchmarks/", "examples/"),
     "tests": BELOW_CONDUCTOR + ("tools/", "tests/", "examples/"),
 }
 ONLY_PUBLIC_SMP = ("public header", "python_bindings", "examples")
