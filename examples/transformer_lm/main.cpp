@@ -24,7 +24,7 @@ namespace transformer_lm {
 namespace {
 
 struct Settings {
-  examples::Flags common{.epochs = 16, .batch_size = 16, .microbatches = 8, .lr = 1.0};
+  examples::Flags common{.epochs = 18, .batch_size = 16, .microbatches = 8, .lr = 1.0};
   ModelOptions model{.width = 200, .heads = 4, .hidden = 800, .layers = 4};
   int64_t bptt = 32;
   int64_t print_every = 20;
