@@ -40,12 +40,12 @@ class PlainStage {
  public:
   PlainStage() : layer_(make_layers().at(static_cast<size_t>(smp::rank()))) {}
 
-  void run(const at::Tensor& x, const at::Tensor& target, double scale) {
+  void run(const at::Tensor& x, const at::Tensor& target) {
     const bool is_first = smp::rank() == 0, is_last = smp::rank() + 1 == smp::size();
     const at::Tensor input = is_first ? x : x.detach().requires_grad_();
     const at::Tensor output = layer_(input);
     if (is_last) {
-      (torch::mse_loss(output, target) * scale).backward();
+      torch::mse_loss(output, target).backward();
     } else {
       output.backward(gradient_);
     }
@@ -79,8 +79,8 @@ void measure(const char* name, int64_t microbatches) {
   const auto x = torch::randn({microbatches * kRows, kWidth});
   const auto target = torch::randn({microbatches * kRows, kWidth});
   smp::DistributedModel model(std::make_shared<Net>());
-  auto step = smp::step([&](at::Tensor rows, at::Tensor wanted) {
-    auto loss = torch::mse_loss(model(rows), wanted);
+  auto step = smp::step([&](at::Tensor input, at::Tensor output) {
+    auto loss = torch::mse_loss(model(input), output);
     model.backward(loss);
     return loss;
   });
@@ -88,11 +88,9 @@ void measure(const char* name, int64_t microbatches) {
   if (smp::rank() == 0) check(losses, x, target);
 
   PlainStage stage;
+  const auto rows = x.chunk(microbatches), wanted = target.chunk(microbatches);
   const auto plain = [&] {
-    for (int64_t m = 0; m < microbatches; ++m) {
-      stage.run(x.slice(0, m * kRows, (m + 1) * kRows), target.slice(0, m * kRows, (m + 1) * kRows),
-                1.0 / static_cast<double>(microbatches));
-    }
+    for (size_t m = 0; m < rows.size(); ++m) stage.run(rows[m], wanted[m]);
   };
   std::vector<double> extras, wholes, owns;
   const auto slots = static_cast<double>(microbatches + smp::size() - 1);
