@@ -112,9 +112,7 @@ void Executor::backward(const Action& action, MicrobatchRun& run, int num_microb
   std::vector<at::Tensor> gradients;
   for (size_t i = 0; i < values.gradient_roots.size(); ++i) {
     if (i == 0 && values.has_loss) {
-      const TensorSpec& spec = run.program->graph->values[values.gradient_roots[0]].spec;
-      // The gradient of loss in (loss / M).backward().
-      gradients.push_back(at::ones(spec.sizes, at::TensorOptions().dtype(spec.dtype)).div(num_microbatches));
+      gradients.push_back(loss_gradient(run.program->graph->values[values.gradient_roots[0]].spec, num_microbatches));
       continue;
     }
     auto node = gradients_.extract({{action.microbatch, values.gradient_roots[i]}, action.stage});
@@ -129,6 +127,17 @@ void Executor::backward(const Action& action, MicrobatchRun& run, int num_microb
       gradients_[{{action.microbatch, transfer.value}, local ? transfer.target : -2 - transfer.target}] = results[i];
     }
   }
+}
+
+// The gradient of loss in (loss / M).backward(). A copy each time: views of it can end as a parameter's .grad, which
+// later microbatches add to in place.
+at::Tensor Executor::loss_gradient(const TensorSpec& spec, int num_microbatches) {
+  if (num_microbatches != loss_gradient_microbatches_ || !(spec == loss_gradient_spec_)) {
+    loss_gradient_ = at::ones(spec.sizes, at::TensorOptions().dtype(spec.dtype)).div(num_microbatches);
+    loss_gradient_microbatches_ = num_microbatches;
+    loss_gradient_spec_ = spec;
+  }
+  return loss_gradient_.clone();
 }
 
 void Executor::send(const Action& action, const MicrobatchRun& run) {

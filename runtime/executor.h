@@ -63,6 +63,7 @@ class Executor {
   void expect_ahead(const std::vector<partitioner::Action>& column, std::vector<MicrobatchRun>& microbatches);
   Expected post(const partitioner::Action& action, const MicrobatchRun& run);
   at::Tensor take_activation(int microbatch, partitioner::ValueId value, int stage, const MicrobatchRun& run);
+  at::Tensor loss_gradient(const partitioner::TensorSpec& spec, int num_microbatches);
   void reap_sent();
 
   Transport& pipeline_;
@@ -73,6 +74,9 @@ class Executor {
   std::map<std::pair<Key, int>, at::Tensor> activations_;  // received or local, waiting for stage (second)
   std::map<std::pair<Key, int>, at::Tensor> gradients_;
   RankResults results_;
+  at::Tensor loss_gradient_;
+  partitioner::TensorSpec loss_gradient_spec_;
+  int loss_gradient_microbatches_ = 0;
 };
 
 /// The values that move along an edge of stages in one direction, ascending.

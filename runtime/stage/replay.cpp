@@ -50,6 +50,7 @@ void Replay::prepare(const Graph& graph, NodeId n) {
   call.autocast = node.autocast;
   call.random_ordinal = node.random_ordinal;
   call.node = n;
+  has_random_ = has_random_ || node.random_ordinal >= 0;
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     const Argument& argument = node.arguments[i];
     const auto position = static_cast<uint32_t>(i);

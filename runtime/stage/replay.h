@@ -24,6 +24,7 @@ class Replay {
   size_t num_slots() const { return num_slots_; }
   /// Values read that no node of the stage makes, ascending.
   const std::vector<partitioner::ValueId>& external() const { return external_; }
+  bool has_random() const { return has_random_; }
 
   /// Runs every operator in order. Slots of external values are filled by the caller; slots of kept values are filled
   /// at the end, the others are empty again.
@@ -60,6 +61,7 @@ class Replay {
   std::vector<int32_t> slot_of_value_;
   std::vector<partitioner::ValueId> external_;
   size_t num_slots_ = 0;
+  bool has_random_ = false;
   torch::jit::Stack stack_;
 };
 

@@ -70,8 +70,10 @@ std::vector<StepOutput> exchange_results(const std::vector<runtime::MicrobatchRu
   for (const Slot& slot : slots) {
     if (slot.owner != me) continue;
     at::Tensor tensor = own_copy(runs[slot.microbatch], results[slot.microbatch], slot.value);
-    const at::Tensor dense = tensor.contiguous();
-    messages[me].append(static_cast<const char*>(dense.const_data_ptr()), dense.nbytes());
+    if (pipeline.size() > 1) {
+      const at::Tensor dense = tensor.contiguous();
+      messages[me].append(static_cast<const char*>(dense.const_data_ptr()), dense.nbytes());
+    }
     returned[slot.position][slot.microbatch] = std::move(tensor);
   }
   for (int r = 0; r < pipeline.size() && bytes[me] > 0; ++r) {
