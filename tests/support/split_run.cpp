@@ -8,11 +8,14 @@
 namespace smp::support {
 namespace {
 
+constexpr int64_t kBatch = 40;
+constexpr uint64_t kModelSeed = 7, kDataSeed = 11;
+
 std::vector<StepOutput> call(const ZooModel& model, DistributedModel<torch::nn::Module>& distributed,
                              torch::nn::Module& module, const std::vector<at::Tensor>& batch) {
   auto body = [&](const std::vector<at::Tensor>& microbatch) {
     const BodyResult result = model.body(module, microbatch);
-    if (module.is_training()) distributed.backward(result.loss);
+    distributed.backward(result.loss);
     std::vector<at::Tensor> returned{result.loss};
     returned.insert(returned.end(), result.outputs.begin(), result.outputs.end());
     return returned;
@@ -22,19 +25,15 @@ std::vector<StepOutput> call(const ZooModel& model, DistributedModel<torch::nn::
 
 }  // namespace
 
-OracleResult run_split(const ZooModel& model, const std::shared_ptr<torch::nn::Module>& module,
-                       const std::vector<at::Tensor>& full_batch, int num_steps) {
+OracleResult run_split(const ZooModel& model) {
+  const auto module = model.make(kModelSeed);
   DistributedModel<torch::nn::Module> distributed(module);
+  const std::vector<StepOutput> outputs = call(model, distributed, *module, model.make_inputs(kBatch, kDataSeed));
   OracleResult result;
-  for (int s = 0; s < num_steps; ++s) {
-    const std::vector<StepOutput> outputs = call(model, distributed, *module, full_batch);
-    result.losses.clear();
-    result.outputs.clear();
-    for (int64_t m = 0; m < outputs.at(0).size(); ++m) {
-      result.losses.push_back(outputs[0][m]);
-      auto& rest = result.outputs.emplace_back();
-      for (size_t i = 1; i < outputs.size(); ++i) rest.push_back(outputs[i][m]);
-    }
+  for (int64_t m = 0; m < outputs.at(0).size(); ++m) {
+    result.losses.push_back(outputs[0][m]);
+    auto& rest = result.outputs.emplace_back();
+    for (size_t i = 1; i < outputs.size(); ++i) rest.push_back(outputs[i][m]);
   }
   for (const auto& [name, tensor] : distributed.local_named_parameters()) {
     result.gradients[name] = tensor.grad().defined() ? tensor.grad().clone() : at::Tensor();
@@ -44,6 +43,16 @@ OracleResult run_split(const ZooModel& model, const std::shared_ptr<torch::nn::M
     if (entry.is_buffer) result.buffers[entry.name] = entry.tensor;
   }
   return result;
+}
+
+OracleResult run_unsplit(const ZooModel& model, int microbatches) {
+  const auto module = model.make(kModelSeed);
+  return run_oracle(model, *module, model.make_inputs(kBatch, kDataSeed), microbatches, {.base_seed = kSplitBaseSeed},
+                    /*training=*/true);
+}
+
+double gradient_tolerance(const ZooModel& model, int stages) {
+  return model.has_tied_weights && stages > 1 ? 1e-6 : 0.0;
 }
 
 }  // namespace smp::support

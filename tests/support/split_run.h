@@ -1,15 +1,21 @@
 // A model of the zoo run through the public API, with the same result type as the oracle.
 #pragma once
 
-#include <memory>
-
 #include "tests/support/oracle.h"
 
 namespace smp::support {
 
-/// One training (or evaluation) step of `model` on the calling rank: public API only. Gradients and buffers are those
-/// that live on this rank.
-OracleResult run_split(const ZooModel& model, const std::shared_ptr<torch::nn::Module>& module,
-                       const std::vector<at::Tensor>& full_batch, int num_steps = 1);
+/// Config::seed of a job whose run_split() is compared with run_unsplit().
+constexpr uint64_t kSplitBaseSeed = 5;
+
+/// One training step of a new module of `model` on the calling rank: public API only. The batch is one that 1, 2, 5 and 8
+/// microbatches divide. Gradients are those that live on this rank; buffers are gathered.
+OracleResult run_split(const ZooModel& model);
+
+/// The same step by the oracle.
+OracleResult run_unsplit(const ZooModel& model, int microbatches);
+
+/// What expect_same_step allows between the two: replicated tied weights add their gradients in another order.
+double gradient_tolerance(const ZooModel& model, int stages);
 
 }  // namespace smp::support

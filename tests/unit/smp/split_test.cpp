@@ -17,15 +17,6 @@ namespace {
 using support::OracleResult;
 using support::ZooModel;
 
-constexpr int64_t kBatch = 40;
-constexpr uint64_t kModelSeed = 7, kDataSeed = 11, kBaseSeed = 5;
-
-OracleResult unsplit(const ZooModel& model, int microbatches) {
-  const auto module = model.make(kModelSeed);
-  return support::run_oracle(model, *module, model.make_inputs(kBatch, kDataSeed), microbatches,
-                             {.base_seed = kBaseSeed}, /*training=*/true);
-}
-
 // What the ranks of one pipeline hold, put together; losses and outputs must agree between ranks.
 OracleResult split(const ZooModel& model, int stages, int microbatches, Pipeline schedule) {
   std::mutex mutex;
@@ -33,10 +24,9 @@ OracleResult split(const ZooModel& model, int stages, int microbatches, Pipeline
   Config config;
   config.microbatches = microbatches;
   config.pipeline = schedule;
-  config.seed = kBaseSeed;
+  config.seed = support::kSplitBaseSeed;
   tests::run_smp_ranks(stages, config, [&] {
-    const auto module = model.make(kModelSeed);
-    const OracleResult mine = support::run_split(model, module, model.make_inputs(kBatch, kDataSeed));
+    const OracleResult mine = support::run_split(model);
     const std::lock_guard<std::mutex> lock(mutex);
     if (!all.losses.empty()) support::expect_bit_equal(mine.losses, all.losses, "losses on two ranks");
     all.losses = mine.losses;
@@ -53,11 +43,11 @@ TEST_P(Split, EqualsTheUnsplitModelBitForBit) {
   const auto& [model, stages] = GetParam();
   at::set_num_threads(1);
   for (const int microbatches : {1, 2, 5, 8}) {
-    const OracleResult want = unsplit(model, microbatches);
+    const OracleResult want = support::run_unsplit(model, microbatches);
     for (const Pipeline schedule : {Pipeline::kInterleaved, Pipeline::kSimple}) {
       const OracleResult got = split(model, stages, microbatches, schedule);
       support::expect_same_step(got, want, "microbatches " + std::to_string(microbatches),
-                                model.has_tied_weights && stages > 1 ? 1e-6 : 0.0);
+                                support::gradient_tolerance(model, stages));
     }
   }
 }

@@ -1,0 +1,79 @@
+// Models of the zoo, split over the processes of mpirun: bit-equal to the unsplit model. Driven by
+// split_processes_test.py, which chooses microbatches and schedule through SMP_CONFIG.
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "smp/smp.h"
+#include "tests/support/bits.h"
+#include "tests/support/model_zoo.h"
+#include "tests/support/oracle.h"
+#include "tests/support/split_run.h"
+
+namespace smp {
+namespace {
+
+using support::OracleResult;
+using support::ZooModel;
+
+// Half of the zoo: every kind of cut, sharing and hidden state that it has.
+constexpr const char* kModels[] = {"transformer", "gpt",          "unet",
+                                   "lstm",        "convnet",      "two_towers",
+                                   "resnet",      "tuple_output", "several_inputs"};
+
+// Set by --one-ulp-off: the proof that one bit in one gradient of one rank is noticed.
+bool is_one_ulp_off = false;
+
+std::string name_of_setting(const ZooModel& model) {
+  const char* schedule = config().pipeline == Pipeline::kSimple ? "simple" : "interleaved";
+  return model.name + ", rank " + std::to_string(rank()) + " of " + std::to_string(size()) +
+         " stages, " + std::to_string(config().microbatches) + " microbatches, " + schedule + ":";
+}
+
+void change_one_bit(OracleResult& result) {
+  auto* first = result.gradients.begin()->second.mutable_data_ptr<float>();
+  *first = std::nextafter(*first, std::numeric_limits<float>::infinity());
+}
+
+// Every rank compares the gradients it holds; together they must hold all.
+void expect_all_held(const OracleResult& mine, const OracleResult& whole) {
+  for (const auto& [name, gradient] : whole.gradients) {
+    const at::Tensor holds_it =
+        at::tensor(mine.gradients.count(name) == 1 ? 1.0 : 0.0, at::kDouble);
+    EXPECT_GT(all_reduce_mean(holds_it, Group::pipeline).item<double>(), 0)
+        << name << " lives nowhere";
+  }
+}
+
+class SplitProcesses : public testing::TestWithParam<const char*> {};
+
+TEST_P(SplitProcesses, EqualTheUnsplitModelBitForBit) {
+  const ZooModel& model = support::zoo_model(GetParam());
+  OracleResult want = support::run_unsplit(model, static_cast<int>(config().microbatches));
+  OracleResult got = support::run_split(model);
+  expect_all_held(got, want);
+  std::erase_if(want.gradients,
+                [&](const auto& item) { return got.gradients.count(item.first) == 0; });
+  if (is_one_ulp_off && rank() == size() - 1) change_one_bit(got);
+  support::expect_same_step(got, want, name_of_setting(model),
+                            support::gradient_tolerance(model, size()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Zoo, SplitProcesses, testing::ValuesIn(kModels),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace smp
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  // An exception ends the job instead of one rank's test.
+  GTEST_FLAG_SET(catch_exceptions, false);
+  smp::is_one_ulp_off = argc > 1 && std::string(argv[1]) == "--one-ulp-off";
+  smp::init();
+  const int failed = RUN_ALL_TESTS();
+  smp::shutdown();
+  return failed;
+}

@@ -1,0 +1,40 @@
+"""Trains models of the zoo in worlds of NUM_RANKS processes, and compares with the unsplit models.
+
+Usage: split_processes_test.py NUM_RANKS SPLIT_PROCESSES MPIRUN [mpirun flag ...]. MPI starts once per
+process, and so does a configuration: one world for each.
+"""
+
+import json
+import sys
+
+import worlds
+
+TIMEOUT_S = 120
+SEED = 5  # kSplitBaseSeed in tests/support/split_run.h
+
+
+class SplitProcesses(worlds.WorldTestCase):
+    def run_world(self, microbatches, pipeline, *arguments):
+        config = {"microbatches": microbatches, "pipeline": pipeline, "seed": SEED, "log_level": "warning"}
+        job = self.start(NUM_RANKS, "--gtest_brief=1", "--gtest_color=no", *arguments, environment={"SMP_CONFIG": json.dumps(config)})
+        self.finish(job, TIMEOUT_S)
+        return job.returncode
+
+    def test_each_configuration_equals_the_unsplit_model(self):
+        for microbatches in (1, 2, 5, 8):
+            for pipeline in ("interleaved", "simple"):
+                with self.subTest(microbatches=microbatches, pipeline=pipeline):
+                    code = self.run_world(microbatches, pipeline)
+                    self.assertEqual(code, 0, self.output)
+                    self.assertEqual(self.output.count("[  PASSED  ] 9 tests."), NUM_RANKS, self.output)
+
+    def test_one_bit_of_one_gradient_fails_the_world_and_is_named(self):
+        code = self.run_world(2, "interleaved", "--gtest_filter=*resnet", "--one-ulp-off")
+        self.assertNotEqual(code, 0, self.output)
+        self.assertRegex(self.output, rf"resnet, rank {NUM_RANKS - 1} of {NUM_RANKS} stages, 2 microbatches, "
+                                      r"interleaved: gradient \S+: 1 of \d+ elements .* differ")
+
+
+if __name__ == "__main__":
+    NUM_RANKS = int(sys.argv[1])
+    worlds.main(sys.argv[2:])

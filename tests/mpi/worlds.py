@@ -1,0 +1,66 @@
+"""Worlds of real processes for tests: started by mpirun, ended by themselves, nothing left."""
+
+import os
+import pathlib
+import subprocess
+import unittest
+import uuid
+
+# Until a world counts as hanging; nothing here takes longer than a few seconds.
+TIMEOUT_S = 30
+ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def processes_with(token):
+    """Process ids whose command line contains `token`."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if token.encode() in pathlib.Path("/proc", pid, "cmdline").read_bytes():
+                found.append(pid)
+        except OSError:  # it has gone meanwhile
+            pass
+    return found
+
+
+class WorldTestCase(unittest.TestCase):
+    """One world at a time. `self.output` is all that it has printed, for messages."""
+
+    mpirun = ()  # program and flags
+    program = ""
+
+    def start(self, num_ranks, *arguments, environment=None):
+        """mpirun with one argument more, which tells its processes from all others."""
+        self.token = f"token-{uuid.uuid4().hex}"
+        return subprocess.Popen(
+            [self.mpirun[0], "-np", str(num_ranks), *self.mpirun[1:], self.program, *arguments, self.token],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**ENVIRONMENT, **(environment or {})})
+
+    def finish(self, job, timeout_s=TIMEOUT_S):
+        """All lines of the world, which has ended by itself and left no process."""
+        try:
+            self.output, _ = job.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            left = processes_with(self.token)
+            job.kill()
+            for pid in left:
+                os.kill(int(pid), 9)
+            self.fail(f"still running after {timeout_s} s: {left}\n{job.communicate()[0]}")
+        self.assertEqual(processes_with(self.token), [], self.output)
+        return self.output.splitlines()
+
+
+def reports(lines):
+    """The lines in which ranks say why they end."""
+    return [line for line in lines if line.startswith("[rank")]
+
+
+def rank_lines(lines):
+    """The lines that ranks have printed, without mpirun's own."""
+    return [line for line in lines if line.startswith(("say:", "[rank"))]
+
+
+def main(arguments):
+    """Runs the tests of the calling script. arguments: PROGRAM MPIRUN [mpirun flag ...]"""
+    WorldTestCase.program, *WorldTestCase.mpirun = arguments
+    unittest.main(argv=["test"], verbosity=2)
