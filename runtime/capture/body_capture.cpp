@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "partitioner/graph/graph_io.h"
 #include "runtime/capture/arguments.h"
@@ -18,8 +17,9 @@ using namespace partitioner;
 
 namespace {
 
-std::string full_key(const std::vector<at::Tensor>& inputs, const std::string& key) {
-  std::string text = key;
+// Into `text`, whose memory is used again.
+void put_full_key(const std::vector<at::Tensor>& inputs, const std::string& key, std::string& text) {
+  text.assign(key);
   auto put = [&text](int64_t number) { text.append(reinterpret_cast<const char*>(&number), sizeof number); };
   for (const at::Tensor& input : inputs) {
     put(static_cast<int64_t>(input.scalar_type()));
@@ -31,34 +31,13 @@ std::string full_key(const std::vector<at::Tensor>& inputs, const std::string& k
   const Autocast autocast = current_autocast();
   put(autocast.enabled ? static_cast<int64_t>(autocast.dtype) : -1);
   put(static_cast<int64_t>(at::get_default_dtype_as_scalartype()));
-  return text;
 }
-
-bool has_small_content(const at::Tensor& tensor) {
-  constexpr size_t kCompareUpToBytes = 1 << 16;
-  return tensor.is_cpu() && tensor.is_contiguous() && tensor.nbytes() <= kCompareUpToBytes;
-}
-
-int64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 
 }  // namespace
 
-bool same_content(const at::Tensor& a, const at::Tensor& b) {
-  return has_small_content(a) && has_small_content(b) &&
-         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
-}
-
-ConstantTensor make_constant(ValueId value, const at::Tensor& tensor) {
-  ConstantTensor constant{.value = value, .tensor = tensor, .version = version_of(tensor), .content = {}};
-  if (!has_small_content(tensor)) return constant;
-  // A copy would be no wrapped number any more, and nobody can write to one.
-  constant.content = tensor.unsafeGetTensorImpl()->is_wrapped_number() ? tensor : tensor.clone();
-  return constant;
-}
-
 std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs, const std::string& key) {
   abandon();
-  key_ = full_key(inputs, key);
+  put_full_key(inputs, key, key_);
   const auto bucket = recordings_.find(key_);
   if (bucket == recordings_.end()) {
     recorder_ = std::make_unique<Recorder>(bindings_);
@@ -71,6 +50,7 @@ std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs
     matching_->tensors[id].unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
   }
   std::vector<at::Tensor> ghosts;
+  ghosts.reserve(inputs.size());
   for (ValueId id : matching_->graph.inputs) ghosts.push_back(matching_->tensors[id]);
   skip_synthesised();
   return ghosts;
@@ -79,6 +59,8 @@ std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs
 void BodyCapture::abandon() noexcept {
   recorder_.reset();
   run_ = {};
+  used_.clear();
+  equal_.reset();
   position_ = 0;
   loss_.reset();
   release_run();
@@ -89,7 +71,7 @@ void BodyCapture::mark_backward(const at::Tensor& loss) {
                     "backward: expected one backward() per step body, got a second one. Add the losses and call "
                     "backward() once on the sum.");
   TORCH_CHECK_VALUE(loss.defined() && loss.numel() == 1, "backward: expected a loss with one element, got ",
-                    loss.defined() ? "sizes " + std::to_string(loss.numel()) + " elements" : "an undefined tensor",
+                    loss.defined() ? c10::str("sizes ", loss.sizes()) : "an undefined tensor",
                     ". Reduce it with mean() or sum().");
   TORCH_CHECK_VALUE(loss.requires_grad(),
                     "backward: expected a loss that depends on trainable parameters, got one that requires no "
@@ -97,18 +79,22 @@ void BodyCapture::mark_backward(const at::Tensor& loss) {
   loss_ = loss;
 }
 
+const std::string& BodyCapture::current_module() const {
+  static const std::string none;
+  if (recorder_) return recorder_->last_module();
+  return position_ == 0 ? none : matching_->graph.nodes[static_cast<size_t>(position_ - 1)].module;
+}
+
 void BodyCapture::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  if (!recorder_) {
-    if (matches_call(op, stack)) return answer(stack);
-    const OperatorInfo& info = operator_info(op);
-    if (info.kind == OperatorClass::kAnsweredByIdentity) {
-      const bool same = is_same_tensor(stack.end()[-2].toTensor(), stack.end()[-1].toTensor());
-      torch::jit::drop(stack, 2);
-      return torch::jit::push(stack, same);
-    }
-    if (info.kind == OperatorClass::kGeometryQuery) return op.callBoxed(stack);
-    go_back_to_recording();
+  if (!recorder_ && matches_call(op, stack)) {
+    equal_.operator_follows(op, stack);
+    return answer(stack);
   }
+  const OperatorInfo& info = operator_info(op);
+  if (info.kind == OperatorClass::kAnsweredByIdentity) return equal_.answer(op, stack, current_module());
+  equal_.operator_follows(op, stack);
+  if (info.kind == OperatorClass::kGeometryQuery) return op.callBoxed(stack);
+  if (!recorder_) go_back_to_recording();
   recorder_->operator_called(op, stack);
 }
 
@@ -117,12 +103,13 @@ bool BodyCapture::matches_call(const c10::OperatorHandle& op, const torch::jit::
   if (n >= matching_->calls.size() || !(matching_->calls[n].op == op)) return false;
   const Node& node = matching_->graph.nodes[n];
   if (node.grad_enabled != at::GradMode::is_enabled() || !(node.autocast == current_autocast())) return false;
-  const size_t num_scalars = run_.scalars.size(), num_constants = run_.constants.size();
+  const size_t num_scalars = run_.scalars.size(), num_constants = run_.constants.size(), num_used = used_.size();
   const size_t first = stack.size() - node.arguments.size();
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     if (matches_argument(stack[first + i], node.arguments[i], static_cast<int32_t>(i))) continue;
     run_.scalars.resize(num_scalars);
     run_.constants.resize(num_constants);
+    used_.resize(num_used);
     return false;
   }
   return true;
@@ -171,7 +158,7 @@ bool BodyCapture::matches_tensor(const at::Tensor& actual, ValueId recorded) {
   if (!actual.defined() || value.kind != ValueKind::kResult) return false;
   // A copy made behind the dispatcher lives on the same storage.
   if (!same_geometry(actual, value.spec)) return false;
-  if (actual.storage().is_alias_of(expected.storage())) return true;
+  if (actual.storage().unsafeGetStorageImpl() == expected.storage().unsafeGetStorageImpl()) return true;
   const NamedTensor* base = bindings_.find_storage(actual);
   if (base == nullptr || bindings_.find(actual) != nullptr) return false;
   const auto& values = matching_->graph.values;
@@ -181,20 +168,24 @@ bool BodyCapture::matches_tensor(const at::Tensor& actual, ValueId recorded) {
 }
 
 bool BodyCapture::matches_constant(const at::Tensor& actual, ValueId recorded) {
-  const auto constant = std::find_if(matching_->constants.begin(), matching_->constants.end(),
-                                     [&](const ConstantTensor& c) { return c.value == recorded; });
-  const bool has_copy = constant->content.defined();
-  if (!has_copy && actual.is_same(constant->tensor) && version_of(actual) == constant->version) return true;
+  const auto with_value = [recorded](const ConstantTensor& constant) { return constant.value == recorded; };
+  const auto used = std::find_if(used_.begin(), used_.end(), with_value);
+  if (used != used_.end()) return actual.is_same(used->tensor) || same_content(actual, used->content);
   const Value& value = matching_->graph.values[recorded];
   if (!actual.defined() || actual.is_meta() || actual.requires_grad() || bindings_.find_storage(actual) != nullptr ||
-      actual.unsafeGetTensorImpl()->is_wrapped_number() != value.is_wrapped_number || !same_geometry(actual, value.spec)) {
+      actual.unsafeGetTensorImpl()->is_wrapped_number() != value.is_wrapped_number) {
     return false;
   }
-  for (const ConstantOverride& changed : run_.constants) {
-    if (changed.value == recorded) return changed.tensor.is_same(actual);
+  const auto constant = std::find_if(matching_->constants.begin(), matching_->constants.end(), with_value);
+  if (same_content(actual, constant->content)) {
+    used_.push_back({recorded, actual, constant->content});
+    return true;
   }
-  if (has_copy && same_content(actual, constant->content)) return true;
-  run_.constants.push_back({recorded, actual});
+  if (actual.scalar_type() != value.spec.dtype || !actual.sizes().equals(value.spec.sizes)) return false;
+  at::Tensor content = snapshot_of(actual);
+  if (!same_geometry(content, value.spec)) return false;
+  run_.constants.push_back({recorded, content});
+  used_.push_back({recorded, actual, std::move(content)});
   return true;
 }
 
@@ -247,13 +238,17 @@ void BodyCapture::answer(torch::jit::Stack& stack) {
 }
 
 void BodyCapture::go_back_to_recording() {
+  const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);  // a body that ends too early comes here from no operator
   recorder_ = std::make_unique<Recorder>(bindings_);
-  recorder_->continue_from(run_, position_);
+  recorder_->continue_from(run_, used_, position_);
 }
 
 CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& returned) {
+  equal_.body_ends();
   if (!recorder_ && !finish_matched(returned)) go_back_to_recording();
   if (recorder_) return finish_recorded(returned);
+  for (const ConstantTensor& constant : used_) check_unchanged(constant, describe_place("capture", current_module()));
+  used_.clear();
   loss_.reset();
   CapturedBody run = std::move(run_);
   run_ = {};
@@ -286,7 +281,7 @@ CapturedBody BodyCapture::finish_recorded(const std::vector<at::Tensor>& returne
   }
   std::vector<ConstantOverride> constants;
   if (bucket.front() != recording) {
-    for (const ConstantTensor& constant : recording->constants) constants.push_back({constant.value, constant.recorded()});
+    for (const ConstantTensor& constant : recording->constants) constants.push_back({constant.value, constant.content});
   }
   CapturedBody run{.recording = bucket.front(), .scalars = {}, .constants = std::move(constants)};
   abandon();

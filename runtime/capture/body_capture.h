@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/capture/bindings.h"
+#include "runtime/capture/equality.h"
 #include "runtime/capture/interceptor.h"
 #include "runtime/capture/recorder.h"
 #include "runtime/capture/recording.h"
@@ -26,7 +27,7 @@ namespace smp::runtime {
 /// are part of the CapturedBody, not of the graph.
 class BodyCapture : public Interceptor {
  public:
-  explicit BodyCapture(const Bindings& bindings) : bindings_(bindings) {}
+  explicit BodyCapture(const Bindings& bindings) : bindings_(bindings), equal_(bindings) {}
 
   /// `key` tells signatures apart that the geometry of `inputs` does not (training flag, grad mode, …).
   std::vector<at::Tensor> begin(const std::vector<at::Tensor>& inputs, const std::string& key);
@@ -55,6 +56,7 @@ class BodyCapture : public Interceptor {
   bool matches_constant(const at::Tensor& actual, partitioner::ValueId recorded);
   void answer(torch::jit::Stack& stack);
   void skip_synthesised();
+  const std::string& current_module() const;
   bool finish_matched(const std::vector<at::Tensor>& returned);
   void go_back_to_recording();
   CapturedBody finish_recorded(const std::vector<at::Tensor>& returned);
@@ -65,8 +67,10 @@ class BodyCapture : public Interceptor {
   std::string key_;
   std::shared_ptr<Recording> matching_;  // null while recording
   CapturedBody run_;                     // what differs from matching_ so far
+  std::vector<ConstantTensor> used_;     // constants of this run, as they were at their first use
   partitioner::NodeId position_ = 0;
   std::unique_ptr<Recorder> recorder_;
+  EqualAnswers equal_;
   at::Tensor loss_;
   int64_t num_matched_ = 0, num_recordings_ = 0;
 };

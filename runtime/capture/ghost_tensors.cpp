@@ -1,5 +1,6 @@
 // Replaces the ghosts a body saw by fresh ones, so that a ghost kept beyond its run is recognised.
 #include "runtime/capture/ghosts.h"
+#include "runtime/capture/places.h"
 #include "runtime/capture/recorder.h"
 
 #include <algorithm>
@@ -22,6 +23,16 @@ int64_t extent_bytes(const TensorSpec& spec) {
 bool is_ghost(const Recording& recording, ValueId first) {
   const ValueKind kind = recording.graph.values[first].kind;
   return kind == ValueKind::kResult || kind == ValueKind::kInput;
+}
+
+std::string maker_of(const Graph& graph, ValueId id) {
+  const Value& value = graph.values[id];
+  if (value.producer == kNoNode) {
+    const auto position = std::find(graph.inputs.begin(), graph.inputs.end(), id) - graph.inputs.begin();
+    return "step argument " + std::to_string(position);
+  }
+  const Node& node = graph.nodes[value.producer];
+  return describe_place("the result of " + node.op, node.module);
 }
 
 }  // namespace
@@ -52,7 +63,9 @@ void make_ghosts(Recording& recording, const std::vector<bool>* only_storages) {
       recording.tensors[v] = recording.tensors[first];
       continue;
     }
-    if (!storages[storage]) storages[storage] = make_ghost_storage(bytes[storage]);
+    if (!storages[storage]) {
+      storages[storage] = make_ghost_storage(bytes[storage], maker_of(recording.graph, static_cast<ValueId>(v)));
+    }
     TensorSpec spec = values[v].spec;
     spec.requires_grad = any_gradient[v];
     recording.tensors[v] = make_ghost(spec, storages[storage], grad_fn);

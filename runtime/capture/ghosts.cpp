@@ -19,6 +19,23 @@ struct KeySetAccess : c10::TensorImpl {
   static c10::DispatchKeySet& of(c10::TensorImpl& impl) { return impl.*(&KeySetAccess::key_set_); }
 };
 
+// StorageImpl can only switch the refusal of reads on. An explicit instantiation may name a private member, and so hands
+// out the pointer that switches it off and on again.
+template <bool c10::StorageImpl::*kMember>
+struct StorageAccess {
+  friend bool c10::StorageImpl::* throws_on_read() { return kMember; }
+};
+bool c10::StorageImpl::* throws_on_read();
+template struct StorageAccess<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+void refuse_raw_pointers(c10::StorageImpl& storage, const std::string& maker) {
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+      "raw pointer to " + maker +
+      ": expected operators only, got an access to the data of a tensor (data_ptr, accessor, storage). The tensors of a "
+      "step body are ghosts: they have shapes but no data. Compute with operators, fill tensors by hand outside of the "
+      "step, and read values from the StepOutput.");
+}
+
 struct RefuseBackward : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { refuse_backward(); }
   std::string name() const override { return "smp::RefuseBackward"; }
@@ -45,19 +62,31 @@ bool same_geometry(const at::Tensor& tensor, const TensorSpec& spec) {
          tensor.storage_offset() == spec.storage_offset && tensor.scalar_type() == spec.dtype;
 }
 
-void mark_as_ghost(const at::Tensor& tensor) {
+void mark_as_ghost(const at::Tensor& tensor, const std::string& maker) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   auto& keys = KeySetAccess::of(impl);
   keys = keys.add(kCaptureKey);
-  // LibTorch's own overlap checks read the (null) address of in-place arguments, so only writing access throws.
-  impl.unsafe_storage().unsafeGetStorageImpl()->set_throw_on_mutable_data_ptr();
+  c10::StorageImpl& storage = *impl.unsafe_storage().unsafeGetStorageImpl();
+  if (!storage.get_extra_meta().custom_data_ptr_error_msg_) refuse_raw_pointers(storage, maker);
 }
 
-c10::Storage make_ghost_storage(int64_t num_bytes) {
+GhostAccess::~GhostAccess() {
+  for (const c10::Storage& storage : storages_) storage.unsafeGetStorageImpl()->*throws_on_read() = true;
+}
+
+void GhostAccess::allow(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  bool& throws = storage.unsafeGetStorageImpl()->*throws_on_read();
+  if (!throws) return;
+  throws = false;
+  storages_.push_back(storage);
+}
+
+c10::Storage make_ghost_storage(int64_t num_bytes, const std::string& maker) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(num_bytes),
       c10::DataPtr(nullptr, c10::Device(c10::kMeta)), c10::GetAllocator(c10::kMeta), /*resizable=*/true);
-  storage->set_throw_on_mutable_data_ptr();
+  refuse_raw_pointers(*storage, maker);
   return c10::Storage(std::move(storage));
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "partitioner/graph/graph.h"
@@ -18,11 +19,24 @@ partitioner::TensorSpec spec_of(const at::Tensor& tensor);
 bool same_geometry(const at::Tensor& tensor, const partitioner::TensorSpec& spec);
 
 /// Marks a tensor as a ghost: every operator on it reaches the capture handler, on any thread, at any time, and
-/// a raw pointer to its data (data_ptr, accessor) throws instead of crashing.
-void mark_as_ghost(const at::Tensor& tensor);
+/// a raw pointer to its data (data_ptr, accessor, storage) throws a text that names `maker`.
+void mark_as_ghost(const at::Tensor& tensor, const std::string& maker);
 
-/// A meta storage for ghosts; a raw pointer to its data throws.
-c10::Storage make_ghost_storage(int64_t num_bytes);
+/// A meta storage for ghosts; a raw pointer to its data throws a text that names `maker`.
+c10::Storage make_ghost_storage(int64_t num_bytes, const std::string& maker);
+
+/// While an operator runs on ghosts LibTorch may take their addresses (null), to see whether arguments overlap.
+class GhostAccess {
+ public:
+  GhostAccess() = default;
+  ~GhostAccess();
+  GhostAccess(const GhostAccess&) = delete;
+  GhostAccess& operator=(const GhostAccess&) = delete;
+  void allow(const at::Tensor& tensor);
+
+ private:
+  std::vector<c10::Storage> storages_;
+};
 
 /// A ghost of this geometry on `storage`. `grad_fn` (may be null) is attached when the spec requires a gradient.
 at::Tensor make_ghost(const partitioner::TensorSpec& spec, const c10::Storage& storage,

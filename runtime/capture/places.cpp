@@ -39,12 +39,6 @@ void refuse_stale_ghost(const std::string& place, const std::string& module) {
               "and pass StepOutput::concat() to the next step, or copy_ it into a registered buffer.");
 }
 
-bool is_same_tensor(const at::Tensor& a, const at::Tensor& b) {
-  if (a.is_same(b)) return true;
-  return a.has_storage() && b.has_storage() && a.storage().is_alias_of(b.storage()) && a.sizes() == b.sizes() &&
-         a.strides() == b.strides() && a.storage_offset() == b.storage_offset();
-}
-
 partitioner::Autocast current_autocast() {
   if (!at::autocast::is_autocast_enabled(at::kCPU)) return {};
   return {.enabled = true, .dtype = at::autocast::get_autocast_dtype(at::kCPU)};

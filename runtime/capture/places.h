@@ -19,9 +19,6 @@ std::string describe_place(const std::string& op, const std::string& module);
 [[noreturn]] void refuse_replaced_data(const std::string& op, const std::string& module);
 [[noreturn]] void refuse_stale_ghost(const std::string& place, const std::string& module);
 
-/// Same TensorImpl, or same storage and geometry: how torch::equal is answered on ghosts.
-bool is_same_tensor(const at::Tensor& a, const at::Tensor& b);
-
 /// Autocast of the thread, for the CPU.
 partitioner::Autocast current_autocast();
 

@@ -39,7 +39,7 @@ std::vector<at::Tensor> Recorder::start(const std::vector<at::Tensor>& inputs) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     Value value{.kind = ValueKind::kInput, .name = "input." + std::to_string(i), .spec = spec_of(inputs[i])};
     value.spec.requires_grad = false;
-    at::Tensor ghost = make_ghost(value.spec, make_ghost_storage(value.spec.num_bytes()), nullptr);
+    at::Tensor ghost = make_ghost(value.spec, make_ghost_storage(value.spec.num_bytes(), "step argument " + std::to_string(i)), nullptr);
     recording_->graph.inputs.push_back(new_value(std::move(value), ghost, {}));
     held_.push_back(ghost);
     ghosts.push_back(ghost);
@@ -68,8 +68,8 @@ ValueId Recorder::new_value(Value value, const at::Tensor& seen, const at::Tenso
   return id;
 }
 
-ValueId Recorder::bind_real(const at::Tensor& tensor, Value value, at::Tensor& stand_in) {
-  stand_in = make_twin(tensor);
+ValueId Recorder::bind_real(const at::Tensor& tensor, const at::Tensor& geometry, Value value, at::Tensor& stand_in) {
+  stand_in = make_twin(geometry);
   held_.push_back(tensor);
   held_.push_back(stand_in);
   const auto id = static_cast<ValueId>(recording_->graph.values.size());
@@ -77,8 +77,11 @@ ValueId Recorder::bind_real(const at::Tensor& tensor, Value value, at::Tensor& s
   value.storage = storage_id(tensor, id, false);
   StorageInfo& real = storages_.at(storage_of(tensor));
   if (!real.first_tensor.defined()) real.first_tensor = stand_in;
+  // Constants of one storage are copied one by one, so a view is one of its own constant.
+  const bool is_base = value.kind == ValueKind::kConstant;
   storages_.insert_or_assign(storage_of(stand_in), StorageInfo{stand_in.storage().getWeakStorageImpl(), real.id,
-                                                               real.first_value, real.first_tensor});
+                                                               is_base ? id : real.first_value,
+                                                               is_base ? stand_in : real.first_tensor});
   return new_value(std::move(value), tensor, stand_in);
 }
 
@@ -86,13 +89,15 @@ ValueId Recorder::bind_constant(const at::Tensor& tensor, at::Tensor& stand_in) 
   TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
               ": expected operators of the step body only, got a tensor computed with gradients outside of it or on "
               "another thread. Its gradient would be lost: compute it inside the body, on the body's thread, or "
-              "detach() it.");
+              "detach() it outside of the step.");
   TORCH_CHECK(!tensor.requires_grad(), where(),
               ": expected trainable tensors to be parameters of the model, got a tensor of sizes ", tensor.sizes(),
-              " that requires a gradient and is not registered. Register it with register_parameter, or detach() it.");
+              " that requires a gradient and is not registered. Register it with register_parameter, or "
+              "detach() it outside of the step.");
+  at::Tensor content = snapshot_of(tensor);
   Value value{.kind = ValueKind::kConstant,
               .name = "constant." + std::to_string(recording_->constants.size()),
-              .spec = spec_of(tensor),
+              .spec = spec_of(content),
               .is_wrapped_number = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
   ValueId id;
   if (value.is_wrapped_number) {  // stays a CPU scalar: moving it to meta would change type promotion
@@ -100,9 +105,9 @@ ValueId Recorder::bind_constant(const at::Tensor& tensor, at::Tensor& stand_in) 
     id = new_value(std::move(value), tensor, {});
     stand_in = tensor;
   } else {
-    id = bind_real(tensor, std::move(value), stand_in);
+    id = bind_real(tensor, content, std::move(value), stand_in);
   }
-  recording_->constants.push_back(make_constant(id, tensor));
+  recording_->constants.push_back({id, tensor, std::move(content)});
   return id;
 }
 
@@ -116,7 +121,7 @@ ValueId Recorder::resolve(at::Tensor& tensor) {
   at::Tensor stand_in;
   ValueId id = kNoValue;
   if (const NamedTensor* named = bindings_.find(tensor)) {
-    id = bind_real(tensor, {.kind = named->kind, .name = named->name, .spec = spec_of(tensor)}, stand_in);
+    id = bind_real(tensor, tensor, {.kind = named->kind, .name = named->name, .spec = spec_of(tensor)}, stand_in);
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage(), where(), ": expected dense tensors, got a sparse or opaque one.");
     if (const NamedTensor* base = bindings_.find_storage(tensor)) {
@@ -124,7 +129,11 @@ ValueId Recorder::resolve(at::Tensor& tensor) {
       resolve(of_base);
     }
     auto storage = storages_.find(storage_of(tensor));
-    if (storage != storages_.end() && !storage->second.storage.expired()) {
+    const bool is_known = storage != storages_.end() && !storage->second.storage.expired();
+    const bool is_constant =
+        is_known && !tensor.is_meta() &&
+        recording_->graph.values[storage->second.first_value].kind == ValueKind::kConstant;
+    if (is_known && !is_constant) {
       id = alias_of(StorageInfo(storage->second), tensor, stand_in);
     } else {
       if (tensor.is_meta()) refuse_stale_ghost("capture", last_module_);
@@ -192,27 +201,19 @@ void Recorder::refuse_unsupported(const OperatorInfo& info) const {
   }
 }
 
-bool Recorder::answer_directly(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack) {
-  if (info.kind == OperatorClass::kAnsweredByIdentity) {
-    const bool same = is_same_tensor(stack.end()[-2].toTensor(), stack.end()[-1].toTensor());
-    torch::jit::drop(stack, 2);
-    torch::jit::push(stack, same);
-    return true;
-  }
-  if (info.kind != OperatorClass::kGeometryQuery) return false;
-  op.callBoxed(stack);
-  return true;
-}
-
 void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const OperatorInfo& info = operator_info(op);
   refuse_unsupported(info);
-  if (answer_directly(op, info, stack)) return;
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
   const std::vector<c10::IValue> originals(stack.begin() + static_cast<ptrdiff_t>(first), stack.end());
   Node node{.op = info.name, .overload = info.overload, .grad_enabled = at::GradMode::is_enabled()};
   node.autocast = current_autocast();
-  const TensorToValue to_value = [this](at::Tensor& tensor) { return resolve(tensor); };
+  GhostAccess access;  // LibTorch's overlap checks read addresses
+  const TensorToValue to_value = [&](at::Tensor& tensor) {
+    const ValueId id = resolve(tensor);
+    access.allow(tensor);
+    return id;
+  };
   for (size_t i = first; i < stack.size(); ++i) {
     node.arguments.push_back(to_argument(stack[i], to_value, info.name));
   }
@@ -277,7 +278,6 @@ void Recorder::note_writes(const OperatorInfo& info, const Node& node, Node& out
 void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const std::vector<c10::IValue>& originals,
                             torch::jit::Stack& stack) {
   note_writes(info, node, node);
-  const auto node_id = static_cast<NodeId>(recording_->graph.nodes.size());
   const size_t num_returns = info.returned_argument.size();
   const size_t first = stack.size() - num_returns;
   int32_t index = 0;
@@ -287,11 +287,11 @@ void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const std::vec
       const at::Tensor live = result.toTensor();
       const int argument = info.returned_argument[i];
       if (argument >= 0) result = originals[static_cast<size_t>(argument)];
-      node.outputs.push_back(live.defined() ? bind_output(node_id, index, live, result.toTensor()) : kNoValue);
+      node.outputs.push_back(live.defined() ? bind_output(node, index, live, result.toTensor()) : kNoValue);
       ++index;
     } else if (result.isTensorList()) {
       for (const at::Tensor& live : result.toTensorVector()) {
-        node.outputs.push_back(live.defined() ? bind_output(node_id, index, live, live) : kNoValue);
+        node.outputs.push_back(live.defined() ? bind_output(node, index, live, live) : kNoValue);
         ++index;
       }
     }
@@ -302,10 +302,11 @@ void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const std::vec
   }
 }
 
-ValueId Recorder::bind_output(NodeId node, int32_t index, const at::Tensor& live, const at::Tensor& seen) {
-  Value value{.kind = ValueKind::kResult, .spec = spec_of(live), .producer = node, .output_index = index};
+ValueId Recorder::bind_output(const Node& node, int32_t index, const at::Tensor& live, const at::Tensor& seen) {
+  const auto node_id = static_cast<NodeId>(recording_->graph.nodes.size());
+  Value value{.kind = ValueKind::kResult, .spec = spec_of(live), .producer = node_id, .output_index = index};
   const bool is_seen = live.is_same(seen);
-  if (is_seen) mark_as_ghost(live);
+  if (is_seen) mark_as_ghost(live, describe_place("the result of " + node.op, node.module));
   value.storage = storage_id(live, static_cast<ValueId>(recording_->graph.values.size()), false);
   return new_value(std::move(value), seen, is_seen ? at::Tensor() : live);
 }
@@ -324,6 +325,7 @@ std::string Recorder::where() const { return describe_place("capture", last_modu
 
 std::shared_ptr<Recording> Recorder::finish(std::vector<ValueId> returned, std::string key) {
   Recording& recording = *recording_;
+  for (const ConstantTensor& constant : recording.constants) check_unchanged(constant, where());
   recording.graph.returned = std::move(returned);
   recording.graph.key = std::move(key);
   recording.hash = partitioner::hash(recording.graph);

@@ -22,12 +22,15 @@ class Recorder : public Interceptor {
   /// Makes one ghost per step argument.
   std::vector<at::Tensor> start(const std::vector<at::Tensor>& inputs);
   /// Continues where a matched run left its recording: the first `num_nodes` operators are taken over and run again on
-  /// ghosts, and the ghosts that the body holds already stand for their values.
-  void continue_from(const CapturedBody& matched, partitioner::NodeId num_nodes);
+  /// ghosts, and the ghosts that the body holds already stand for their values. `used`: the constants so far.
+  void continue_from(const CapturedBody& matched, const std::vector<ConstantTensor>& used,
+                     partitioner::NodeId num_nodes);
 
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   /// The value of a tensor that leaves the body. Throws when it is not one of the body's.
   partitioner::ValueId value_of(const at::Tensor& tensor, const char* role);
+  /// Of the parameter or buffer used last; "" before any was.
+  const std::string& last_module() const { return last_module_; }
   void set_backward_root(const at::Tensor& loss);
   /// Closes the recording: fresh ghosts replace those the body saw, so that one kept by the user is recognised.
   std::shared_ptr<Recording> finish(std::vector<partitioner::ValueId> returned, std::string key);
@@ -46,7 +49,8 @@ class Recorder : public Interceptor {
   };
 
   partitioner::ValueId resolve(at::Tensor& tensor);
-  partitioner::ValueId bind_real(const at::Tensor& tensor, partitioner::Value value, at::Tensor& stand_in);
+  partitioner::ValueId bind_real(const at::Tensor& tensor, const at::Tensor& geometry, partitioner::Value value,
+                                 at::Tensor& stand_in);
   partitioner::ValueId bind_constant(const at::Tensor& tensor, at::Tensor& stand_in);
   partitioner::ValueId alias_of(const StorageInfo& storage, const at::Tensor& tensor, at::Tensor& stand_in);
   partitioner::ValueId new_value(partitioner::Value value, const at::Tensor& seen, const at::Tensor& stand_in);
@@ -56,14 +60,13 @@ class Recorder : public Interceptor {
   void adopt(partitioner::ValueId id, const at::Tensor& seen, const at::Tensor& stand_in, std::vector<at::Tensor>& live);
 
   void refuse_unsupported(const OperatorInfo& info) const;
-  bool answer_directly(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack);
   void check_no_hidden_gradient(const at::Tensor& tensor, const partitioner::Value& value) const;
   void note_writes(const OperatorInfo& info, const partitioner::Node& node, partitioner::Node& out);
   void check_initialised(const OperatorInfo& info, const partitioner::Node& node) const;
   void note_module(partitioner::Node& node);
   void bind_outputs(const OperatorInfo& info, partitioner::Node& node, const std::vector<c10::IValue>& arguments,
                     torch::jit::Stack& stack);
-  partitioner::ValueId bind_output(partitioner::NodeId node, int32_t index, const at::Tensor& live,
+  partitioner::ValueId bind_output(const partitioner::Node& node, int32_t index, const at::Tensor& live,
                                    const at::Tensor& seen);
   std::string where() const;
 

@@ -26,7 +26,7 @@ ValueId values_of_prefix(const Graph& graph, NodeId num_nodes) {
 
 }  // namespace
 
-void Recorder::continue_from(const CapturedBody& matched, NodeId num_nodes) {
+void Recorder::continue_from(const CapturedBody& matched, const std::vector<ConstantTensor>& used, NodeId num_nodes) {
   const Recording& old = *matched.recording;
   Recording& recording = *recording_;
   const ValueId num_values = values_of_prefix(old.graph, num_nodes);
@@ -34,10 +34,12 @@ void Recorder::continue_from(const CapturedBody& matched, NodeId num_nodes) {
   recording.graph.values.assign(old.graph.values.begin(), old.graph.values.begin() + num_values);
   recording.same_impl.assign(old.same_impl.begin(), old.same_impl.begin() + num_values);
   std::vector<at::Tensor> seen = old.tensors;  // what the body holds
-  for (const ConstantOverride& changed : matched.constants) seen[changed.value] = changed.tensor;
-  for (const ConstantTensor& constant : old.constants) {
+  std::vector<at::Tensor> geometry = old.tensors;
+  for (const ConstantTensor& constant : used) {
     if (constant.value >= num_values) continue;
-    recording.constants.push_back(make_constant(constant.value, seen[constant.value]));
+    seen[constant.value] = constant.tensor;
+    geometry[constant.value] = constant.content;
+    recording.constants.push_back(constant);
   }
   std::vector<at::Tensor> live(static_cast<size_t>(num_values));
   for (ValueId id = 0; id < num_values; ++id) {
@@ -45,7 +47,7 @@ void Recorder::continue_from(const CapturedBody& matched, NodeId num_nodes) {
     num_storages_ = std::max(num_storages_, value.storage + 1);
     if (value.kind == ValueKind::kResult) continue;
     const bool stands_for_itself = value.is_wrapped_number || value.kind == ValueKind::kInput;
-    adopt(id, seen[id], stands_for_itself ? seen[id] : make_twin(seen[id]), live);
+    adopt(id, seen[id], stands_for_itself ? seen[id] : make_twin(geometry[id]), live);
   }
   for (NodeId n = 0; n < num_nodes; ++n) {
     recording.graph.nodes.push_back(old.graph.nodes[n]);
@@ -62,9 +64,13 @@ void Recorder::run_again(NodeId n, const std::vector<at::Tensor>& seen, std::vec
   const RecordedCall& call = recording_->calls[n];
   const bool has_tensors = !node_inputs(node).empty();
   torch::jit::Stack stack;
+  GhostAccess access;
+  const ValueToTensor tensor_of = [&](ValueId id) {
+    access.allow(live[id]);
+    return live[id];
+  };
   for (size_t i = 0; i < node.arguments.size(); ++i) {
-    c10::IValue boxed =
-        to_ivalue(node.arguments[i], [&](ValueId id) { return live[id]; }, c10::Device(c10::kMeta));
+    c10::IValue boxed = to_ivalue(node.arguments[i], tensor_of, c10::Device(c10::kMeta));
     const bool rewrite = call.info->argument_is_device[i] && (boxed.isDevice() || !has_tensors);
     stack.push_back(rewrite ? c10::IValue(c10::Device(c10::kMeta)) : std::move(boxed));
   }

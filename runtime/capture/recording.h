@@ -8,25 +8,10 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
+#include "runtime/capture/constants.h"
 #include "runtime/capture/operator_info.h"
 
 namespace smp::runtime {
-
-/// A real tensor the body used that is neither parameter, buffer nor argument. Its content travels.
-struct ConstantTensor {
-  partitioner::ValueId value = partitioner::kNoValue;
-  at::Tensor tensor;
-  int64_t version = 0;  // content is taken to be unchanged while impl and version are
-  at::Tensor content;   // a copy of a small one: writes through raw pointers leave the version alone
-
-  /// What the recording was made with.
-  const at::Tensor& recorded() const { return content.defined() ? content : tensor; }
-};
-
-/// `tensor` as it is now. Copies up to 64 KiB.
-ConstantTensor make_constant(partitioner::ValueId value, const at::Tensor& tensor);
-/// Equal bytes of two contiguous CPU tensors of one geometry, up to 64 KiB; false for larger ones.
-bool same_content(const at::Tensor& a, const at::Tensor& b);
 
 /// One operator of a recording, ready to be compared with a call.
 struct RecordedCall {
@@ -56,7 +41,7 @@ struct ScalarOverride {
   partitioner::Argument value;
 };
 
-/// A constant whose content differs from the recorded one in this run.
+/// A constant whose content differs from the recorded one in this run: a copy, as it was when the body used it.
 struct ConstantOverride {
   partitioner::ValueId value = partitioner::kNoValue;
   at::Tensor tensor;

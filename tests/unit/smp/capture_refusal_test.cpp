@@ -66,13 +66,25 @@ std::vector<Refusal> value_refusals() {
          return output;
        },
        {kFourth, "replaces the data"}},
-      {"RawWriteToEmpty",
+      {"EqualOfAnActivation",
        [](Model& model, at::Tensor data, at::Tensor) {
-         const at::Tensor mask = torch::empty({8});
-         std::fill_n(mask.data_ptr<float>(), 8, 1.0F);
-         return model(data * mask);
+         const at::Tensor output = model(data);
+         return torch::equal(output, output.clone()) ? output : output * 2;
        },
-       {"data is not allocated"}},
+       {"aten::equal", kFourth, "torch::where"}},
+      {"EqualOfAnActivationAtTheEnd",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor output = model(data), twice = output * 2;
+         return torch::equal(output, twice) ? output : twice;
+       },
+       {"aten::equal", kFourth, "torch::where"}},
+      {"EqualOfParameters",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const auto& net = *model.module();
+         const at::Tensor output = model(data);
+         return torch::equal(net.first->weight, net.second->weight) ? output : output.slice(0, 0, 1);
+       },
+       {"aten::equal", kFourth, "torch::where"}},
       {"EmptyReadUnwritten",
        [](Model& model, at::Tensor data, at::Tensor) { return model(data * torch::empty({8})); },
        {"reads the result of empty()", "raw pointer"}},
@@ -89,6 +101,66 @@ std::vector<Refusal> value_refusals() {
          throw std::runtime_error("the loader is broken");
        },
        {"the loader is broken"}},
+  };
+}
+
+std::vector<Refusal> pointer_refusals() {
+  return {
+      {"RawWriteToEmpty",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor mask = torch::empty({8});
+         std::fill_n(mask.data_ptr<float>(), 8, 1.0F);
+         return model(data * mask);
+       },
+       {"raw pointer to the result of aten::empty", "outside of the step"}},
+      {"PointerOfAnActivation",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor output = model(data);
+         return output * output.data_ptr<float>()[0];
+       },
+       {"raw pointer to the result of aten::", kFourth, "StepOutput"}},
+      {"ConstPointerOfAnActivation",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor output = model(data);
+         return output * output.const_data_ptr<float>()[0];
+       },
+       {"raw pointer to the result of aten::", kFourth}},
+      {"UntypedConstPointerOfAView",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor row = model(data).select(0, 1);
+         return row * *static_cast<const float*>(row.const_data_ptr());
+       },
+       {"raw pointer to the result of aten::", kFourth}},
+      {"UntypedMutablePointerAfterAWriteInPlace",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor output = model(data).mul_(2);
+         return output * *static_cast<float*>(output.mutable_data_ptr());
+       },
+       {"raw pointer to the result of aten::", kFourth}},
+      {"AccessorOfAnActivation",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor output = model(data);
+         return output * output.accessor<float, 2>()[0][0];
+       },
+       {"raw pointer to the result of aten::", kFourth}},
+      {"StorageOfAnArgument",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         return model(data) * static_cast<const float*>(data.storage().data())[0];
+       },
+       {"raw pointer to step argument 0"}},
+      {"PointerOfAnOutGivenToAnOperator",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor output = model(data), sum = torch::zeros_like(output);
+         at::Tensor halves = sum.slice(0, 0, 1);
+         torch::add_out(halves, output.detach().slice(0, 0, 1), sum.slice(0, 1, 2));
+         return output * halves.data_ptr<float>()[0];
+       },
+       {"raw pointer to the result of aten::zeros_like", kFourth}},
+      {"TensorOfAVector",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         return model(data * torch::tensor(std::vector<float>(8, 0.5F)));
+       },
+       {"raw pointer to the result of aten::empty", "outside of the step"}},
   };
 }
 
@@ -150,6 +222,7 @@ std::vector<Refusal> gradient_refusals() {
 
 std::vector<Refusal> refusals() {
   std::vector<Refusal> all = value_refusals();
+  for (Refusal& refusal : pointer_refusals()) all.push_back(std::move(refusal));
   for (Refusal& refusal : gradient_refusals()) all.push_back(std::move(refusal));
   return all;
 }

@@ -1,0 +1,39 @@
+// Copies and comparisons of constants.
+#include "runtime/capture/constants.h"
+
+#include <ATen/ops/clone.h>
+#include <c10/util/Exception.h>
+
+#include <cstring>
+
+namespace smp::runtime {
+
+at::Tensor snapshot_of(const at::Tensor& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg(),
+                              "expected tensors made outside of the step to be on the CPU and to hold their values, got ",
+                              tensor.toString(), tensor.is_conj() || tensor.is_neg() ? " with a lazy sign" : "",
+                              ". Give the step tensor.cpu(), dequantize(), resolve_conj() or resolve_neg() of it.");
+  // A copy would be no wrapped number any more, and nobody can write to one.
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
+  return tensor.detach().clone();
+}
+
+bool same_content(const at::Tensor& tensor, const at::Tensor& snapshot) {
+  if (tensor.is_same(snapshot)) return true;
+  if (!tensor.is_cpu() || tensor.scalar_type() != snapshot.scalar_type() || tensor.sizes() != snapshot.sizes()) {
+    return false;
+  }
+  if (!tensor.is_non_overlapping_and_dense()) return same_content(snapshot_of(tensor), snapshot);
+  return tensor.strides() == snapshot.strides() &&
+         std::memcmp(tensor.const_data_ptr(), snapshot.const_data_ptr(), tensor.nbytes()) == 0;
+}
+
+void check_unchanged(const ConstantTensor& constant, const std::string& place) {
+  TORCH_CHECK(same_content(constant.tensor, constant.content), place, ": expected tensors made outside of the step to ",
+              "keep their content while the body runs, got one of sizes ", constant.tensor.sizes(),
+              " that was rewritten after its first use, through a raw pointer or by another thread. Operators of the "
+              "body run later and would read other values: make a new tensor for each content, or pass it as an "
+              "argument of the step.");
+}
+
+}  // namespace smp::runtime

@@ -1,0 +1,125 @@
+// What a body may learn of its tensors: no values, through no door, and what torch::equal answers.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/small_net.h"
+
+namespace smp {
+namespace {
+
+using tests::make_net;
+using tests::rows;
+using tests::SmallNet;
+using Model = DistributedModel<SmallNet>;
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+// The other tests of refusals meet the first microbatch, which is recorded; the second is matched.
+TEST(RawPointer, IsRefusedInAMatchedRun) {
+  tests::run_smp_ranks(1, {.microbatches = 2}, [] {
+    const auto net = make_net();
+    Model model(net);
+    int microbatch = 0;
+    auto step = smp::step([&](at::Tensor data) {
+      at::Tensor output = model(data);
+      if (++microbatch == 2) output = output * output.const_data_ptr<float>()[0];
+      return output;
+    });
+    const std::string message = message_of([&] { step(rows(4, 8, 1)); });
+    EXPECT_NE(message.find("raw pointer to the result of aten::add"), std::string::npos) << message;
+    EXPECT_NE(message.find("in or after module 'fourth'"), std::string::npos) << message;
+  });
+}
+
+TEST(RawPointer, OfAGhostKeptBeyondItsBodyIsRefused) {
+  tests::run_smp_ranks(1, {}, [] {
+    const auto net = make_net();
+    Model model(net);
+    at::Tensor kept;
+    auto step = smp::step([&](at::Tensor data) { return kept = model(data); });
+    for (int s = 0; s < 2; ++s) {
+      step(rows(4, 8, 1));
+      const std::string message = message_of([&] { kept.data_ptr<float>(); });
+      EXPECT_NE(message.find("raw pointer to"), std::string::npos) << message;
+      kept = at::Tensor();
+    }
+  });
+}
+
+TEST(Equal, OfTensorsMadeOutsideReadsTheirValuesInEveryRun) {
+  tests::run_smp_ranks(1, {.microbatches = 2}, [] {
+    const auto net = make_net(), twin = make_net();
+    Model model(net);
+    const at::NoGradGuard no_grad;
+    const at::Tensor first = torch::ones({3}), second = torch::ones({3});
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor output = model(data);
+      return torch::equal(first, second) ? output : output * 2;
+    });
+    const at::Tensor data = rows(4, 8, 1);
+    for (int s = 0; s < 4; ++s) {
+      second[1] = s % 2 == 0 ? 1 : 5;
+      support::expect_bit_equal(step(data).concat(), twin->forward(data) * (s % 2 == 0 ? 1 : 2), "outputs");
+    }
+  });
+}
+
+TEST(Equal, OfDifferentSizesIsNo) {
+  tests::run_smp_ranks(1, {}, [] {
+    const auto net = make_net();
+    Model model(net);
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor output = model(data);
+      return torch::equal(output, data) ? output * 2 : output;
+    });
+    const at::Tensor data = rows(4, 8, 1);
+    for (int s = 0; s < 2; ++s) support::expect_bit_equal(step(data)[0], net->forward(data).detach(), "output");
+  });
+}
+
+struct Attention : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor key = copies ? x.clone() : x, value = copies_value ? x.clone() : key;
+    return std::get<0>(heads(x, key, value));
+  }
+  torch::nn::MultiheadAttention heads =
+      register_module("heads", torch::nn::MultiheadAttention(torch::nn::MultiheadAttentionOptions(8, 2).bias(true)));
+  bool copies = false, copies_value = false;
+};
+
+// LibTorch asks torch::equal whether one projection of the stacked weights will do. For copies it finds "yes" by their
+// values and capture answers "no": the same products, added up elsewhere.
+TEST(Equal, ChoosesTheProjectionsOfMultiheadAttention) {
+  for (const bool copies : {false, true}) {
+    for (const bool copies_value : {false, true}) {
+      tests::run_smp_ranks(1, {.microbatches = 2}, [&] {
+        const auto net = std::make_shared<Attention>(), twin = std::make_shared<Attention>();
+        tests::fill(*net), tests::fill(*twin);
+        net->copies = twin->copies = copies;
+        net->copies_value = twin->copies_value = copies_value;
+        DistributedModel<Attention> model(net);
+        auto step = tests::training_step(model);
+        const at::Tensor data = rows(4 * 3, 8, 1).view({4, 3, 8}), target = rows(4 * 3, 8, 2).view({4, 3, 8});
+        for (int s = 0; s < 3; ++s) {
+          const auto losses = step(data, target).outputs(), want = tests::eager_step(*twin, data, target, 2);
+          for (size_t m = 0; m < want.size(); ++m) support::expect_close(losses[m], want[m], 1e-6, "loss");
+        }
+        for (const auto& [name, tensor] : model.local_named_parameters()) {
+          support::expect_close(tensor.grad(), twin->named_parameters()[name].grad(), 1e-5, name);
+        }
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace smp
