@@ -1,20 +1,21 @@
 // Packing and unpacking of tensors that cross a cut.
 #include "runtime/boundary.h"
 
-#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/alignment.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <new>
 
-
+#include "runtime/memory_tensor.h"
 
 namespace smp::runtime {
 namespace {
 
 constexpr int64_t kAlignment = 64;
+static_assert(c10::gAlignment >= kAlignment, "message buffers come from LibTorch's allocator");
 constexpr int64_t kMaxDims = 12;
 constexpr uint32_t kMagic = 0x736d7031;  // "smp1"
 
@@ -29,16 +30,6 @@ struct Header {
   int64_t strides[kMaxDims] = {};
 };
 constexpr int64_t kHeaderBytes = (static_cast<int64_t>(sizeof(Header)) + kAlignment - 1) / kAlignment * kAlignment;
-
-// Bytes from the first to one past the last element in memory.
-int64_t extent_bytes(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t element_bytes) {
-  int64_t last = 0;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] == 0) return 0;
-    last += (sizes[d] - 1) * strides[d];
-  }
-  return (last + 1) * element_bytes;
-}
 
 [[noreturn]] void refuse(const std::string& what) {
   throw std::runtime_error("boundary: expected a packed tensor, got " + what +
@@ -55,11 +46,8 @@ Header read_header(const MessageBuffer& buffer, int64_t num_bytes) {
 
 }  // namespace
 
-MessageBuffer::MessageBuffer(int64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {
-  data_ = static_cast<char*>(::operator new(static_cast<size_t>(capacity_bytes), std::align_val_t(kAlignment)));
-}
-
-MessageBuffer::~MessageBuffer() { ::operator delete(data_, std::align_val_t(kAlignment)); }
+MessageBuffer::MessageBuffer(int64_t capacity_bytes)
+    : data_(c10::GetCPUAllocator()->allocate(static_cast<size_t>(capacity_bytes))), capacity_bytes_(capacity_bytes) {}
 
 // Buffers come back from tensors, which may die on any thread.
 struct BufferPool::Shelf {
@@ -70,12 +58,13 @@ struct BufferPool::Shelf {
 std::shared_ptr<BufferPool::Shelf> BufferPool::make_shelf() { return std::make_shared<Shelf>(); }
 
 std::shared_ptr<MessageBuffer> BufferPool::take(int64_t num_bytes) {
+  constexpr int64_t kReusableSlack = 2 * kAlignment;  // sent and received buffers of one value differ by one alignment
   std::unique_ptr<MessageBuffer> buffer;
   {
     std::lock_guard<std::mutex> lock(shelf_->mutex);
     for (auto& candidate : shelf_->free) {
-      // A buffer much too large is left for the message it was made for.
-      if (candidate->capacity_bytes() < num_bytes || candidate->capacity_bytes() > 2 * num_bytes + 4096) continue;
+      // A larger buffer is left for the messages it was made for: they would need a new one.
+      if (candidate->capacity_bytes() < num_bytes || candidate->capacity_bytes() > num_bytes + kReusableSlack) continue;
       buffer = std::move(candidate);
       candidate = std::move(shelf_->free.back());
       shelf_->free.pop_back();
@@ -141,7 +130,7 @@ at::Tensor unpack(const std::shared_ptr<MessageBuffer>& buffer, int64_t num_byte
   }
   const auto& holder = following ? following : buffer;
   char* data = holder->data() + (following ? 0 : kHeaderBytes) + header.misalignment;
-  return at::from_blob(data, sizes, strides, [holder](void*) {}, at::TensorOptions().dtype(spec.dtype));
+  return tensor_on(data, sizes, strides, spec.dtype, holder);
 }
 
 }  // namespace smp::runtime

@@ -10,18 +10,18 @@
 
 namespace smp::runtime {
 
-/// Memory of one message, 64-byte aligned. Goes back to its pool when the last holder lets go.
+/// Memory of one message, 64-byte aligned. Goes back to its pool when the last holder lets go. From LibTorch's CPU
+/// allocator, so that its memory profilers see what a rank holds in messages: received activations stay there.
 class MessageBuffer {
  public:
   explicit MessageBuffer(int64_t capacity_bytes);
-  ~MessageBuffer();
   MessageBuffer(const MessageBuffer&) = delete;
   MessageBuffer& operator=(const MessageBuffer&) = delete;
-  char* data() const { return data_; }
+  char* data() const { return static_cast<char*>(data_.get()); }
   int64_t capacity_bytes() const { return capacity_bytes_; }
 
  private:
-  char* data_;
+  c10::DataPtr data_;
   int64_t capacity_bytes_;
 };
 

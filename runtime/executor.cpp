@@ -100,7 +100,7 @@ void Executor::forward(const Action& action, MicrobatchRun& run) {
       activations_[{{action.microbatch, ids[i]}, local ? transfer.target : -2 - transfer.target}] = outputs[i];
     }
     if (std::find(returned.begin(), returned.end(), ids[i]) != returned.end()) {
-      results_[static_cast<size_t>(action.microbatch)][ids[i]] = outputs[i].detach();
+      results_[static_cast<size_t>(action.microbatch)][ids[i]] = outputs[i].variable_data();
     }
   }
 }
@@ -129,15 +129,20 @@ void Executor::backward(const Action& action, MicrobatchRun& run, int num_microb
   }
 }
 
-// The gradient of loss in (loss / M).backward(). A copy each time: views of it can end as a parameter's .grad, which
-// later microbatches add to in place.
+// The gradient of loss in (loss / M).backward(). A new one whenever the last may have changed: views of it can end as a
+// parameter's .grad, which later microbatches add to in place.
 at::Tensor Executor::loss_gradient(const TensorSpec& spec, int num_microbatches) {
-  if (num_microbatches != loss_gradient_microbatches_ || !(spec == loss_gradient_spec_)) {
+  const auto is_untouched = [&] {
+    return loss_gradient_.use_count() == 1 && loss_gradient_.storage().use_count() == 1 &&
+           loss_gradient_._version() == loss_gradient_version_;
+  };
+  if (num_microbatches != loss_gradient_microbatches_ || !(spec == loss_gradient_spec_) || !is_untouched()) {
     loss_gradient_ = at::ones(spec.sizes, at::TensorOptions().dtype(spec.dtype)).div(num_microbatches);
+    loss_gradient_version_ = loss_gradient_._version();
     loss_gradient_microbatches_ = num_microbatches;
     loss_gradient_spec_ = spec;
   }
-  return loss_gradient_.clone();
+  return loss_gradient_;
 }
 
 void Executor::send(const Action& action, const MicrobatchRun& run) {
@@ -155,7 +160,7 @@ void Executor::send(const Action& action, const MicrobatchRun& run) {
       tensor = std::move(node.mapped());
     }
     const int64_t max_bytes = max_message_bytes(run.program->graph->values[id].spec);
-    PackedTensor packed = pack(tensor.defined() ? tensor.detach() : tensor, max_bytes, buffers_);
+    PackedTensor packed = pack(tensor, max_bytes, buffers_);
     const int dest = rank_of_stage(plan, action.peer);
     sent_.push_back({pipeline_.isend(dest, tag, packed.buffer->data(), packed.num_bytes), packed.buffer});
     if (packed.following_bytes > 0) {

@@ -77,6 +77,7 @@ class Executor {
   at::Tensor loss_gradient_;
   partitioner::TensorSpec loss_gradient_spec_;
   int loss_gradient_microbatches_ = 0;
+  int64_t loss_gradient_version_ = 0;
 };
 
 /// The values that move along an edge of stages in one direction, ascending.

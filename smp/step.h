@@ -121,9 +121,10 @@ class Step {
 ///   });
 ///   smp::StepOutput loss = train_step(data, target);
 ///
-/// Every tensor argument is cut along dimension 0 into Config::microbatches equal parts (copies); other arguments reach
-/// the body as they are. The body runs on pp_rank() 0 only, once per microbatch, on tensors that have shapes but no data;
-/// what it calls is recorded and run on the stages. The results are on every rank.
+/// Every tensor argument is cut along dimension 0 into Config::microbatches equal parts, which the body may change
+/// without changing the argument; other arguments reach the body as they are. The body runs on pp_rank() 0 only, once per
+/// microbatch, on tensors that have shapes but no data; what it calls is recorded and run on the stages. The results are
+/// on every rank.
 ///
 /// Collective over the pipeline (and its replicas): call it on every rank. Arguments of other ranks than pp_rank() 0
 /// are ignored. A step that is refused (a batch that microbatches do not divide, an operator that cannot be captured)

@@ -123,7 +123,8 @@ class AutogradStage : public Stage {
     if (!flight.gradients) {
       flight.gradients = std::shared_ptr<InputGradients>(new InputGradients, torch::autograd::deleteNode);
     }
-    input = input.detach();  // shares the data; a value of another stage of this rank keeps its own graph
+    // Shares the data, so that a value of another stage of this rank keeps its own graph. One that was received has none.
+    if (input.use_count() > 1 || !input.is_leaf()) input = input.detach();
     torch::autograd::set_history(input, flight.gradients);
     flight.input_edges[position] = input.output_nr();
   }

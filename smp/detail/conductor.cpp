@@ -228,7 +228,7 @@ void Conductor::place(const Program& program) {
   }
 }
 
-std::vector<runtime::MicrobatchRun> Conductor::prepare(const StepMessage& message, const Captured* captured) {
+std::vector<runtime::MicrobatchRun> Conductor::prepare(const StepMessage& message, Captured* captured) {
   std::vector<runtime::MicrobatchRun> runs;
   const auto first = static_cast<uint64_t>(context_.replicas->rank()) * message.microbatches.size();
   for (size_t m = 0; m < message.microbatches.size(); ++m) {
@@ -242,7 +242,10 @@ std::vector<runtime::MicrobatchRun> Conductor::prepare(const StepMessage& messag
     for (const auto& scalar : microbatch.scalars) {
       run.context.scalars.push_back({scalar.node, scalar.argument, scalar.value});
     }
-    if (captured != nullptr) run.inputs = captured->inputs[m];
+    if (captured != nullptr) {
+      run.inputs = std::move(captured->inputs[m]);
+      for (size_t input : program->written_inputs) run.inputs[input] = run.inputs[input].clone();
+    }
     run.tensors = [program, changed = microbatch.constants](ValueId id) {
       for (const auto& constant : changed) {
         if (constant.value == id) return constant.tensor;

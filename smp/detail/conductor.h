@@ -52,7 +52,7 @@ class Conductor {
   void agree_with_replicas(std::string& error, bool& is_value_error);
   runtime::StepMessage follow(int step_number);
   void place(const Program& program);
-  std::vector<runtime::MicrobatchRun> prepare(const runtime::StepMessage& message, const Captured* captured);
+  std::vector<runtime::MicrobatchRun> prepare(const runtime::StepMessage& message, Captured* captured);
   void reduce_gradients();
   std::vector<StepOutput> outputs(const std::vector<runtime::MicrobatchRun>& runs, runtime::RankResults results);
   void broadcast_buffers();

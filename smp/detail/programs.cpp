@@ -2,6 +2,7 @@
 #include "smp/detail/programs.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/partition.h"
@@ -11,6 +12,20 @@
 namespace smp::detail {
 
 using namespace partitioner;
+namespace {
+
+std::vector<size_t> written_inputs(const Graph& graph) {
+  std::unordered_set<int32_t> written;
+  for (const Node& node : graph.nodes) written.insert(node.written_storages.begin(), node.written_storages.end());
+  std::vector<size_t> positions;
+  for (size_t i = 0; i < graph.inputs.size(); ++i) {
+    if (written.contains(graph.values[graph.inputs[i]].storage)) positions.push_back(i);
+  }
+  return positions;
+}
+
+}  // namespace
+
 
 Program* Programs::find(uint64_t hash) {
   auto found = programs_.find(hash);
@@ -50,6 +65,7 @@ Program& Programs::add(Graph graph, Plan plan, uint64_t hash) {
   program->stage_graph = partitioner::stage_graph(program->plan, program->graph);
   std::unordered_map<std::string, at::Tensor> by_name;
   for (const runtime::NamedTensor& named : bindings_.tensors()) by_name.emplace(named.name, named.tensor);
+  program->written_inputs = written_inputs(program->graph);
   for (const Value& value : program->graph.values) {
     const bool is_named = value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer;
     const auto known = is_named ? by_name.find(value.name) : by_name.end();

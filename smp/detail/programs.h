@@ -23,6 +23,7 @@ struct Program {
   partitioner::StageGraph stage_graph;
   runtime::RankProgram rank_program;
   std::unordered_map<partitioner::ValueId, at::Tensor> constants;
+  std::vector<size_t> written_inputs;     // positions of step inputs that an operator writes to
   std::vector<at::Tensor> named_tensors;  // by value: parameters and buffers, undefined elsewhere
 };
 

@@ -1,6 +1,7 @@
 // Exchange of returned values.
 #include "smp/detail/results.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
@@ -40,10 +41,23 @@ std::vector<Slot> result_slots(const std::vector<runtime::MicrobatchRun>& runs) 
   return slots;
 }
 
+// A result that nothing else refers to any more, and that keeps no larger tensor's memory alive.
+bool is_sole_owner(const at::Tensor& tensor) {
+  return tensor.use_count() == 1 && tensor.storage().use_count() == 1 && tensor.storage().nbytes() == tensor.nbytes();
+}
+
+// A clone past the dispatcher, which would cost more than all else that is done for a loss.
+at::Tensor copy(const at::Tensor& tensor) {
+  if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) return tensor.clone();
+  at::Tensor own = at::detail::empty_cpu(tensor.sizes(), tensor.scalar_type());
+  if (tensor.nbytes() > 0) std::memcpy(own.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
+  return own;
+}
+
 // The user owns what a step returns: nothing of the model may share its memory.
-at::Tensor own_copy(const runtime::MicrobatchRun& run, const std::map<ValueId, at::Tensor>& made, ValueId id) {
+at::Tensor own_copy(const runtime::MicrobatchRun& run, std::map<ValueId, at::Tensor>& made, ValueId id) {
   const auto found = made.find(id);
-  if (found != made.end()) return found->second.clone();
+  if (found != made.end()) return is_sole_owner(found->second) ? found->second : copy(found->second);
   const auto& inputs = run.program->graph->inputs;
   const auto input = std::find(inputs.begin(), inputs.end(), id);
   if (input != inputs.end()) return run.inputs[static_cast<size_t>(input - inputs.begin())].clone();

@@ -1,0 +1,104 @@
+// How step arguments become microbatches: their values, alignment and memory, and what a writing body may not change.
+#include <gtest/gtest.h>
+
+#include "smp/detail/split.h"
+#include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/small_net.h"
+
+namespace smp {
+namespace {
+
+using detail::split_arguments;
+using support::expect_bit_equal;
+using tests::eager_step;
+using tests::expect_twins;
+using tests::make_net;
+using tests::rows;
+using tests::run_smp_ranks;
+
+bool is_aligned(const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 64 == 0; }
+
+/// Checks the parts of `batch` and tells whether the first of them lies in the memory of `batch`.
+bool shares_memory(const at::Tensor& batch, int64_t microbatches) {
+  const auto parts = split_arguments({batch}, microbatches);
+  EXPECT_EQ(parts.size(), static_cast<size_t>(microbatches));
+  for (int64_t m = 0; m < microbatches; ++m) {
+    const at::Tensor& part = parts[static_cast<size_t>(m)].at(0);
+    const int64_t number = batch.size(0) / microbatches;
+    expect_bit_equal(part, batch.narrow(0, m * number, number).clone(), "microbatch " + std::to_string(m));
+    EXPECT_TRUE(is_aligned(part)) << "microbatch " << m;
+    EXPECT_EQ(part.storage_offset(), 0);
+  }
+  return parts[0][0].const_data_ptr() == batch.const_data_ptr();
+}
+
+TEST(SplitArguments, AlignedPartsStayInTheArgumentsMemory) { EXPECT_TRUE(shares_memory(rows(8, 16, 1), 4)); }
+TEST(SplitArguments, PartsThatWouldBeMisalignedAreCopied) { EXPECT_FALSE(shares_memory(rows(8, 3, 1), 4)); }
+TEST(SplitArguments, PartsOfAMisalignedArgumentAreCopied) {
+  EXPECT_FALSE(shares_memory(rows(9, 17, 1).flatten().narrow(0, 1, 128).view({8, 16}), 4));
+}
+TEST(SplitArguments, TransposedArgumentsAreCopied) { EXPECT_FALSE(shares_memory(rows(16, 8, 1).t(), 4)); }
+TEST(SplitArguments, ChannelsLastStaysChannelsLast) {
+  const at::Tensor images = rows(4, 3 * 5 * 5, 1).view({4, 3, 5, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+  EXPECT_FALSE(shares_memory(images, 2));
+  EXPECT_TRUE(split_arguments({images}, 2)[0][0].is_contiguous(at::MemoryFormat::ChannelsLast));
+}
+TEST(SplitArguments, RowsWithoutElementsSplit) { EXPECT_EQ(split_arguments({rows(4, 0, 1)}, 2)[1][0].size(0), 2); }
+TEST(SplitArguments, PartsOutliveTheArgument) {
+  std::vector<std::vector<at::Tensor>> parts;
+  {
+    const at::Tensor batch = rows(8, 16, 1);
+    parts = split_arguments({batch}, 2);
+  }
+  expect_bit_equal(parts[1][0], rows(8, 16, 1).narrow(0, 4, 4).clone(), "after the argument has gone");
+}
+
+// A row of 8 floats: two microbatches of 2 rows are aligned, four of 1 row are not.
+class WritingBody : public testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(WritingBody, LeavesTheArgumentAlone) {
+  const auto [ranks, microbatches] = GetParam();
+  run_smp_ranks(ranks, {.microbatches = microbatches}, [microbatches = microbatches] {
+    const auto net = make_net(), twin = make_net();
+    DistributedModel<tests::SmallNet> model(net);
+    auto step = smp::step([&](at::Tensor data, at::Tensor target) {
+      data.mul_(2);
+      const at::Tensor loss = torch::mse_loss(model(data), target);
+      model.backward(loss);
+      return loss;
+    });
+    for (int s = 0; s < 3; ++s) {
+      model.zero_grad();
+      twin->zero_grad();
+      const at::Tensor data = rows(4, 8, 10 + s), target = rows(4, 4, 20 + s);
+      const auto losses = step(data, target).outputs();
+      expect_bit_equal(data, rows(4, 8, 10 + s), "the argument");
+      expect_bit_equal(losses, eager_step(*twin, data * 2, target, microbatches), "step " + std::to_string(s));
+      expect_twins(model, *twin, "step " + std::to_string(s));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, WritingBody, testing::Combine(testing::Values(1, 2), testing::Values(1, 2, 4)));
+
+TEST(StepResults, AreTheUsersOwn) {
+  run_smp_ranks(1, {.microbatches = 2}, [] {
+    const auto net = make_net();
+    DistributedModel<tests::SmallNet> model(net);
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor output = model(data);
+      return std::make_tuple(output, output.view({-1}), output, data);
+    });
+    const at::Tensor batch = rows(4, 8, 1);
+    auto [output, flat, again, data] = step(batch);
+    const at::Tensor before = output[0].clone();
+    flat[0].zero_();
+    again[0].zero_();
+    data[0].zero_();
+    expect_bit_equal(output[0], before, "a result after writing to the others");
+    expect_bit_equal(batch, rows(4, 8, 1), "the argument");
+  });
+}
+
+}  // namespace
+}  // namespace smp
