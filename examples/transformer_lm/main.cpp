@@ -70,16 +70,18 @@ Data load(const Settings& settings) {
 
 class Training {
  public:
-  Training(const Settings& settings, const Data& data, std::shared_ptr<TransformerLm> net)
+  /// `memory`: made before `net`.
+  Training(const Settings& settings, const Data& data, StepMemory& memory,
+           std::shared_ptr<TransformerLm> net)
       : settings_(settings),
         data_(data),
+        memory_(memory),
         model_(std::move(net)),
         log_(settings.common.log, smp::rank() == 0) {}
 
-  /// From the first step to the test perplexity. `idle_bytes`: memory of the process before it had
-  /// a model.
+  /// From the first step to the test perplexity.
   template <class Optimizer>
-  void run(Optimizer plain, int64_t idle_bytes) {
+  void run(Optimizer plain) {
     smp::DistributedOptimizer optimizer(std::move(plain), model_);
     torch::optim::StepLR scheduler(optimizer, /*step_size=*/1, /*gamma=*/0.95);
     LossStep train_step = smp::step([&](at::Tensor input, at::Tensor target) {
@@ -102,7 +104,7 @@ class Training {
         note_step(losses, batch.data.size(1), seconds_now() - start,
                   optimizer.get().param_groups()[0].options().get_lr());
       }
-      if (epoch_ == 1) peak_bytes_ = peak_resident_bytes() - idle_bytes;
+      if (epoch_ == 1) memory_.finish();
       scheduler.step();
       keep_best(evaluate(model_, loss_step, data_.valid, settings_.bptt));
     }
@@ -116,10 +118,8 @@ class Training {
     const double loss =
         smp::all_reduce_mean(losses.reduce_mean(), smp::Group::data_parallel).item<double>();
     const auto tokens = static_cast<double>(settings_.common.batch_size * length);
-    if (++step_ == 1) {
-      forget_peak();  // the first step begins with the whole model on every rank
-      log_.start(smp::config().to_json(), model_.plan_json());
-    }
+    if (++step_ == 1) log_.start(smp::config().to_json(), model_.plan_json());
+    memory_.after_step(step_);
     log_.step({.step = step_, .loss = loss, .step_s = step_s, .tokens_per_s = tokens / step_s});
     since_line_.push_back({loss, step_s, tokens});
     if (settings_.print_every > 0 && step_ % settings_.print_every == 0) print_line(lr);
@@ -160,11 +160,13 @@ class Training {
   void finish(double test_loss) {
     if (measured_.size() > 1)
       measured_.erase(measured_.begin());  // the first step captures and plans
-    const Outcome outcome{.predicted_step_s = model_.predicted_step_s(),
-                          .measured_step_s = median(measured_),
-                          .predicted_peak_bytes = model_.predicted_peak_bytes(),
-                          .measured_peak_bytes = gather(static_cast<double>(peak_bytes_)),
-                          .pipeline_ranks = gather(smp::pp_rank())};
+    const Outcome outcome{
+        .predicted_step_s = model_.predicted_step_s(),
+        .measured_step_s = median(measured_),
+        .predicted_peak_bytes = model_.predicted_peak_bytes(),
+        .tensor_peak_bytes = gather(static_cast<double>(memory_.tensor_bytes())),
+        .resident_peak_bytes = gather(static_cast<double>(memory_.resident_bytes())),
+        .pipeline_ranks = gather(smp::pp_rank())};
     if (smp::rank() != 0) return;
     std::printf("best weights | test loss %.3f | test perplexity %.1f\n", test_loss,
                 std::exp(test_loss));
@@ -182,34 +184,34 @@ class Training {
 
   Settings settings_;
   Data data_;
+  StepMemory& memory_;
   Model model_;
   examples::StepLog log_;
   int64_t epoch_ = 0, batch_ = 0, step_ = 0;
   std::vector<Step> since_line_;
   std::vector<double> measured_;  // seconds of each training step, without clipping and optimizer
-  int64_t peak_bytes_ = 0;
   double best_loss_ = std::numeric_limits<double>::infinity();
   smp::StateDict best_;
 };
 
 void train(Settings settings) {
   const Data data = load(settings);
-  const int64_t idle_bytes = resident_bytes();
+  StepMemory memory;
   settings.model.vocab = data.vocab;
   settings.model.max_tokens = settings.bptt;
   torch::manual_seed(settings.common.seed);
   auto net = std::make_shared<TransformerLm>(settings.model);
   if (settings.common.partition == examples::Partition::kManual)
     place_by_hand(*net, smp::pp_size());
-  Training training(settings, data, net);
+  Training training(settings, data, memory, net);
   const double lr = settings.common.lr;
   switch (settings.common.optimizer) {
     case examples::Optimizer::kSgd:
-      return training.run(torch::optim::SGD(net->parameters(), lr), idle_bytes);
+      return training.run(torch::optim::SGD(net->parameters(), lr));
     case examples::Optimizer::kAdam:
-      return training.run(torch::optim::Adam(net->parameters(), lr), idle_bytes);
+      return training.run(torch::optim::Adam(net->parameters(), lr));
     case examples::Optimizer::kAdamW:
-      return training.run(torch::optim::AdamW(net->parameters(), lr), idle_bytes);
+      return training.run(torch::optim::AdamW(net->parameters(), lr));
   }
 }
 

@@ -1,4 +1,4 @@
-// Reads /proc/self, described in proc(5).
+// Reads /proc/self, described in proc(5), and counts tensors.
 #include "examples/transformer_lm/memory.h"
 
 #include <fstream>
@@ -18,14 +18,30 @@ int64_t status_bytes(const std::string& name) {
   return 0;
 }
 
+// The peak starts again from what is resident now. Without effect where the kernel forbids it.
+void forget_resident_peak() {
+  std::ofstream("/proc/self/clear_refs") << "5\n";  // 5: reset the peak
+}
+
 }  // namespace
 
-int64_t resident_bytes() { return status_bytes("VmRSS:"); }
+StepMemory::StepMemory()
+    : tensors_(std::make_unique<examples::TensorMemory>()),
+      idle_resident_bytes_(status_bytes("VmRSS:")) {}
 
-int64_t peak_resident_bytes() { return status_bytes("VmHWM:"); }
+void StepMemory::after_step(int64_t step) {
+  constexpr int64_t kLastCounted = 5;
+  if (step == 1) {
+    tensors_->forget_peak();
+    forget_resident_peak();
+  }
+  if (tensors_) tensor_bytes_ = tensors_->peak_bytes();
+  if (step >= kLastCounted) tensors_.reset();
+}
 
-void forget_peak() {
-  std::ofstream("/proc/self/clear_refs") << "5\n";  // 5: reset the peak
+void StepMemory::finish() {
+  tensors_.reset();
+  resident_bytes_ = status_bytes("VmHWM:") - idle_resident_bytes_;
 }
 
 }  // namespace transformer_lm

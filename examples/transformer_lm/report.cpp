@@ -48,20 +48,22 @@ void print_progress(const Progress& progress) {
 void print_outcome(const Outcome& outcome) {
   std::printf("step time: predicted %.1f ms, measured %.1f ms (median)\n",
               1e3 * outcome.predicted_step_s, 1e3 * outcome.measured_step_s);
-  for (size_t rank = 0; rank < outcome.measured_peak_bytes.size(); ++rank) {
+  for (size_t rank = 0; rank < outcome.tensor_peak_bytes.size(); ++rank) {
     std::printf(
-        "peak memory, rank %zu: predicted %.1f MiB, measured %.1f MiB above the bare process\n",
-        rank, predicted_mib(outcome, rank), outcome.measured_peak_bytes[rank] / kMib);
+        "peak memory, rank %zu: predicted %.1f MiB, measured %.1f MiB (the process grew by %.1f)\n",
+        rank, predicted_mib(outcome, rank), outcome.tensor_peak_bytes[rank] / kMib,
+        outcome.resident_peak_bytes[rank] / kMib);
   }
 }
 
 std::vector<std::pair<std::string, double>> summary_of(const Outcome& outcome) {
   std::vector<std::pair<std::string, double>> figures = {
       {"predicted_step_s", outcome.predicted_step_s}, {"measured_step_s", outcome.measured_step_s}};
-  for (size_t rank = 0; rank < outcome.measured_peak_bytes.size(); ++rank) {
+  for (size_t rank = 0; rank < outcome.tensor_peak_bytes.size(); ++rank) {
     const std::string suffix = "_peak_mib_rank_" + std::to_string(rank);
     figures.emplace_back("predicted" + suffix, predicted_mib(outcome, rank));
-    figures.emplace_back("measured" + suffix, outcome.measured_peak_bytes[rank] / kMib);
+    figures.emplace_back("measured" + suffix, outcome.tensor_peak_bytes[rank] / kMib);
+    figures.emplace_back("resident" + suffix, outcome.resident_peak_bytes[rank] / kMib);
   }
   return figures;
 }

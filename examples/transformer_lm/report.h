@@ -32,7 +32,8 @@ struct Outcome {
   double predicted_step_s = 0;
   double measured_step_s = 0;                 // median over all full steps but the first
   std::vector<int64_t> predicted_peak_bytes;  // by pipeline rank
-  std::vector<double> measured_peak_bytes;    // by world rank: growth since before the model
+  std::vector<double> tensor_peak_bytes;      // by world rank: what predicted_peak_bytes predicts
+  std::vector<double> resident_peak_bytes;    // by world rank: growth since before the model
   std::vector<double> pipeline_ranks;         // by world rank
 };
 
