@@ -13,10 +13,6 @@
 namespace smp::partitioner {
 namespace {
 
-bool is_per_microbatch(const Value& value) {
-  return value.kind == ValueKind::kInput || value.kind == ValueKind::kResult;
-}
-
 /// Tensor arguments in order, repeated ones included: x * x has two.
 std::vector<ValueId> tensor_arguments(const Node& node) {
   std::vector<ValueId> ids;
@@ -53,15 +49,27 @@ ParameterBytes parameter_bytes(const Value& value, double optimizer_state_factor
           static_cast<int64_t>(std::llround(optimizer_state_factor * static_cast<double>(bytes)))};
 }
 
-std::vector<int32_t> saved_storages(const Graph& graph, const Node& node) {
+std::vector<char> permanent_storages(const Graph& graph) {
+  std::vector<char> is_permanent(storage_bytes(graph).size(), 0);
+  for (const Value& value : graph.values) {
+    const bool is_per_microbatch =
+        value.kind == ValueKind::kInput || value.kind == ValueKind::kResult;
+    if (!is_per_microbatch && value.storage >= 0) is_permanent[value.storage] = 1;
+  }
+  return is_permanent;
+}
+
+std::vector<int32_t> saved_storages(const Graph& graph, const Node& node,
+                                    const std::vector<char>& is_permanent) {
   std::vector<int32_t> storages;
   if (!has_backward(graph, node)) return storages;
   const OperatorRow& row = operator_row(node);
   const auto add = [&](ValueId id) {
-    const Value& value = graph.values[id];
-    const bool is_new =
-        std::find(storages.begin(), storages.end(), value.storage) == storages.end();
-    if (value.storage >= 0 && is_per_microbatch(value) && is_new) storages.push_back(value.storage);
+    const int32_t storage = graph.values[id].storage;
+    if (storage < 0 || is_permanent[storage]) return;
+    if (std::find(storages.begin(), storages.end(), storage) == storages.end()) {
+      storages.push_back(storage);
+    }
   };
   const std::vector<ValueId> arguments = tensor_arguments(node);
   for (size_t position = 0; position < arguments.size(); ++position) {
@@ -83,10 +91,11 @@ std::vector<int64_t> activation_bytes(const Graph& graph) {
   std::vector<int64_t> bytes(graph.nodes.size(), 0);
   if (!graph.has_backward()) return bytes;
   const std::vector<int64_t> bytes_of_storage = storage_bytes(graph);
+  const std::vector<char> is_permanent = permanent_storages(graph);
   std::vector<char> is_counted(bytes_of_storage.size(), 0);
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     bytes[n] = extra_saved_bytes(graph, graph.nodes[n]);
-    for (int32_t storage : saved_storages(graph, graph.nodes[n])) {
+    for (int32_t storage : saved_storages(graph, graph.nodes[n], is_permanent)) {
       if (!is_counted[storage]) bytes[n] += bytes_of_storage[storage];
       is_counted[storage] = 1;
     }

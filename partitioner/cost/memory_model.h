@@ -20,9 +20,13 @@ struct ParameterBytes {
 /// `optimizer_state_factor`: state in units of the parameter: 0 SGD, 1 momentum, 2 Adam.
 ParameterBytes parameter_bytes(const Value& value, double optimizer_state_factor);
 
-/// Storages that `node` keeps until its backward (not parameters, buffers and constants, which stay
-/// anyway), without duplicates. Empty when it has no backward.
-std::vector<int32_t> saved_storages(const Graph& graph, const Node& node);
+/// By storage number: whether a parameter, buffer or constant lies on it, which stays anyway.
+std::vector<char> permanent_storages(const Graph& graph);
+
+/// Storages that `node` keeps until its backward, those of `is_permanent` left out, without
+/// duplicates. Empty when it has no backward.
+std::vector<int32_t> saved_storages(const Graph& graph, const Node& node,
+                                    const std::vector<char>& is_permanent);
 
 /// Bytes kept beside recorded tensors, e.g. the noise of a dropout.
 int64_t extra_saved_bytes(const Graph& graph, const Node& node);

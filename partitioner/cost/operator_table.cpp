@@ -134,9 +134,48 @@ int64_t pooling_indices_bytes(const Graph& graph, const Node& node) {
   return has_output ? 8 * graph.values[node.outputs[0]].spec.num_elements() : 0;
 }
 
-/// cross_entropy_loss keeps the log-softmax that it makes inside.
 int64_t bytes_of_first_input(const Graph& graph, const Node& node) {
   return spec_of_argument(graph, node, 0).num_bytes();
+}
+
+/// cross_entropy_loss keeps the log-softmax that it makes inside; with probabilities as targets
+/// also the factors of the products.
+int64_t cross_entropy_saved_bytes(const Graph& graph, const Node& node) {
+  const bool has_indices = c10::isIntegralType(spec_of_argument(graph, node, 1).dtype, false);
+  return bytes_of_first_input(graph, node) * (has_indices ? 1 : 3);
+}
+
+/// dropout is input * noise, and the input itself where nothing is dropped.
+int64_t dropout_saved_bytes(const Graph& graph, const Node& node) {
+  const auto is = [&](size_t position, const auto& wanted) {
+    const auto* argument =
+        position < node.arguments.size()
+            ? std::get_if<std::decay_t<decltype(wanted)>>(&node.arguments[position])
+            : nullptr;
+    return argument != nullptr && *argument == wanted;
+  };
+  return is(1, 0.0) || is(2, false) ? 0 : bytes_of_first_output(graph, node);
+}
+
+/// Mean and deviation of every normalised row. Arguments of aten::layer_norm: input, normalised
+/// sizes.
+int64_t row_statistics_bytes(const Graph& graph, const Node& node) {
+  const TensorSpec& input = spec_of_argument(graph, node, 0);
+  int64_t row = last_size(input);
+  if (const auto* sizes = node.arguments.size() > 1
+                              ? std::get_if<std::vector<int64_t>>(&node.arguments[1])
+                              : nullptr) {
+    row = 1;
+    for (int64_t size : *sizes) row *= size;
+  }
+  return row == 0 ? 0 : 2 * input.num_bytes() / row;
+}
+
+/// Mean and deviation of every channel.
+int64_t channel_statistics_bytes(const Graph& graph, const Node& node) {
+  const TensorSpec& input = spec_of_argument(graph, node, 0);
+  const auto element = static_cast<int64_t>(c10::elementSize(input.dtype));
+  return input.sizes.size() < 2 ? 0 : 2 * element * input.sizes[1];
 }
 
 // Rows are written as they are read: name, then only what differs from "moves its bytes once".
@@ -180,18 +219,20 @@ const OperatorRow kRows[] = {
     {.op = "aten::index_select", .saves = kSavesIndices, .is_lookup = true},
     {.op = "aten::gather", .saves = kSavesIndices, .is_lookup = true},
     // Normalisation.
-    {.op = "aten::batch_norm", .backward_factor = 1.5, .saves = kSavesInputs},
+    {.op = "aten::batch_norm", .backward_factor = 1.5, .saves = kSavesInputs,
+     .extra_saved_bytes = channel_statistics_bytes},
     {.op = "aten::native_batch_norm", .backward_factor = 1.5, .saves = kSavesInputs},
-    {.op = "aten::layer_norm", .backward_factor = 1.5, .transcendentals_per_element = 1, .saves = kSavesInputs},
+    {.op = "aten::layer_norm", .backward_factor = 1.5, .transcendentals_per_element = 1, .saves = kSavesInputs,
+     .extra_saved_bytes = row_statistics_bytes},
     {.op = "aten::native_layer_norm", .backward_factor = 1.5, .transcendentals_per_element = 1,
      .saves = kSavesInputs},
     {.op = "aten::group_norm", .backward_factor = 1.5, .transcendentals_per_element = 1, .saves = kSavesInputs},
     {.op = "aten::instance_norm", .backward_factor = 1.5, .saves = kSavesInputs},
     {.op = "aten::rms_norm", .backward_factor = 1.5, .transcendentals_per_element = 1, .saves = kSavesInputs},
-    // Random numbers. dropout is input * noise: the noise is as large as the output.
-    {.op = "aten::dropout", .randoms_per_element = 1, .extra_saved_bytes = bytes_of_first_output},
+    // Random numbers.
+    {.op = "aten::dropout", .randoms_per_element = 1, .extra_saved_bytes = dropout_saved_bytes},
     {.op = "aten::native_dropout", .randoms_per_element = 1, .saves = kSavesOutputs},
-    {.op = "aten::alpha_dropout", .randoms_per_element = 1, .extra_saved_bytes = bytes_of_first_output},
+    {.op = "aten::alpha_dropout", .randoms_per_element = 1, .extra_saved_bytes = dropout_saved_bytes},
     {.op = "aten::bernoulli", .randoms_per_element = 1},
     {.op = "aten::rand", .randoms_per_element = 1},
     {.op = "aten::randn", .randoms_per_element = 2},
@@ -219,14 +260,18 @@ const OperatorRow kRows[] = {
     {.op = "aten::softplus", .transcendentals_per_element = 1, .saves = kSavesInputs},
     // Element by element.
     {.op = "aten::relu", .saves = kSavesOutputs},
-    {.op = "aten::add"}, {.op = "aten::sub"}, {.op = "aten::rsub"}, {.op = "aten::neg"},
+    {.op = "aten::add", .gradient = GradientForm::kSame},
+    {.op = "aten::sub"}, {.op = "aten::rsub"}, {.op = "aten::neg"},
     {.op = "aten::mul", .saves = kSavesOperands},
     {.op = "aten::div", .transcendentals_per_element = 0.5, .saves = kSavesOperands},
-    {.op = "aten::masked_fill", .saves = kSavesInputs},
-    {.op = "aten::where", .saves = kSavesInputs},
+    {.op = "aten::masked_fill", .saves = kSavesIndices},
+    {.op = "aten::where", .saves = kSavesIndices},
     // Data movement, reductions.
-    {.op = "aten::clone"}, {.op = "aten::contiguous"}, {.op = "aten::to"}, {.op = "aten::copy"},
-    {.op = "aten::cat"}, {.op = "aten::stack"}, {.op = "aten::sum"}, {.op = "aten::mean"},
+    {.op = "aten::clone", .gradient = GradientForm::kSame},
+    {.op = "aten::contiguous", .gradient = GradientForm::kSame},
+    {.op = "aten::to", .gradient = GradientForm::kSame},
+    {.op = "aten::sum", .gradient = GradientForm::kExpanded},
+    {.op = "aten::copy"}, {.op = "aten::cat"}, {.op = "aten::stack"}, {.op = "aten::mean"},
     {.op = "aten::fill"}, {.op = "aten::zero"}, {.op = "aten::pad"}, {.op = "aten::constant_pad_nd"},
     {.op = "aten::zeros"}, {.op = "aten::ones"}, {.op = "aten::full"}, {.op = "aten::arange"},
     {.op = "aten::zeros_like"}, {.op = "aten::ones_like"}, {.op = "aten::full_like"},
@@ -238,8 +283,8 @@ const OperatorRow kRows[] = {
     // Losses.
     {.op = "aten::nll_loss", .saves = kSavesInputs},
     {.op = "aten::nll_loss_nd", .saves = kSavesInputs},
-    {.op = "aten::cross_entropy_loss", .transcendentals_per_element = 2, .saves = kSavesInputs,
-     .extra_saved_bytes = bytes_of_first_input},
+    {.op = "aten::cross_entropy_loss", .transcendentals_per_element = 2, .saves = kSavesIndices,
+     .extra_saved_bytes = cross_entropy_saved_bytes, .backward_workspace_bytes = bytes_of_first_input},
     // Views move nothing.
     {.op = "aten::view", .is_view = true}, {.op = "aten::_unsafe_view", .is_view = true},
     {.op = "aten::reshape", .is_view = true}, {.op = "aten::flatten", .is_view = true},

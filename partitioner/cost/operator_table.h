@@ -19,6 +19,13 @@ enum SavedFlag : uint8_t {
   kSavesIndices = 8,  // tensor arguments of an integral type
 };
 
+/// The gradient of an input, in memory.
+enum class GradientForm : uint8_t {
+  kOwn,       // a new tensor
+  kSame,      // the output's gradient itself, where their sizes agree: additions and copies
+  kExpanded,  // the output's gradient repeated by strides: sums
+};
+
 struct OperatorRow {
   std::string_view op;  // schema name without overload; "name_" (in place) uses the row of "name"
   /// Floating-point operations of one forward call, a multiply-add counted as two. Null: bytes
@@ -33,6 +40,9 @@ struct OperatorRow {
   /// Bytes that autograd keeps beside recorded tensors: masks, indices, workspaces of composites.
   /// May be null.
   int64_t (*extra_saved_bytes)(const Graph&, const Node&) = nullptr;
+  /// Bytes that the backward holds for its own use, beyond gradients of inputs. May be null.
+  int64_t (*backward_workspace_bytes)(const Graph&, const Node&) = nullptr;
+  GradientForm gradient = GradientForm::kOwn;
   bool is_product = false;  // matrix product or convolution
   bool is_view = false;     // moves no bytes
   bool is_lookup = false;   // forward touches as much of argument 0 as it returns

@@ -6,9 +6,8 @@
 #include <string>
 
 #include "partitioner/cost/memory_model.h"
-#include "partitioner/graph/cuts.h"
 #include "partitioner/plan/crossings.h"
-#include "partitioner/schedule/generate.h"
+#include "partitioner/plan/peak_memory.h"
 
 namespace smp::partitioner {
 namespace {
@@ -45,25 +44,8 @@ void add_nodes(const Graph& graph, const std::vector<int>& stage_of_node, Plan& 
   }
 }
 
-/// Bytes that one microbatch in flight keeps on `stage`; a storage counts once, also one that was
-/// received.
-int64_t stage_activation_bytes(const Graph& graph, const StagePlan& stage,
-                               const std::vector<int64_t>& storage_extents) {
-  if (!graph.has_backward()) return 0;
-  std::set<int32_t> counted;
-  int64_t bytes = 0;
-  for (NodeId n : stage.nodes) {
-    bytes += extra_saved_bytes(graph, graph.nodes[n]);
-    for (int32_t storage : saved_storages(graph, graph.nodes[n])) {
-      if (counted.insert(storage).second) bytes += storage_extents[storage];
-    }
-  }
-  return bytes;
-}
-
 void add_stage_costs(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options,
                      Plan& plan) {
-  const std::vector<int64_t> extents = storage_bytes(graph);
   for (StagePlan& stage : plan.stages) {
     for (NodeId n : stage.nodes) {
       stage.cost.forward_us += costs.forward_us[n];
@@ -76,7 +58,6 @@ void add_stage_costs(const Graph& graph, const GraphCosts& costs, const Partitio
       stage.cost.gradient_bytes += bytes.gradient;
       stage.cost.optimizer_bytes += bytes.optimizer;
     }
-    stage.cost.activation_bytes = stage_activation_bytes(graph, stage, extents);
   }
 }
 
@@ -93,25 +74,6 @@ void add_message_costs(const Graph& graph, const DeviceModel& device, Plan& plan
   for (const Transfer& relay : plan.gradients) pay(relay);
 }
 
-std::vector<int64_t> peak_bytes(const Graph& graph, const PartitionOptions& options,
-                                const Plan& plan) {
-  const std::vector<int> in_flight =
-      in_flight_by_stage(options, static_cast<int>(plan.stages.size()));
-  std::vector<int64_t> peak(options.num_ranks, 0);
-  std::vector<std::set<ValueId>> held(options.num_ranks);  // two visits hold a parameter once
-  for (size_t s = 0; s < plan.stages.size(); ++s) {
-    const StagePlan& stage = plan.stages[s];
-    peak[stage.rank] += in_flight[s] * stage.cost.activation_bytes;
-    for (ValueId id : stage.parameters) {
-      if (held[stage.rank].insert(id).second) {
-        peak[stage.rank] +=
-            parameter_bytes(graph.values[id], options.optimizer_state_factor).total();
-      }
-    }
-  }
-  return peak;
-}
-
 double slowest_rank_us(const Plan& plan) {
   std::vector<double> rank_us(plan.num_ranks, 0);
   for (const StagePlan& stage : plan.stages) {
@@ -121,13 +83,6 @@ double slowest_rank_us(const Plan& plan) {
 }
 
 }  // namespace
-
-std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_stages) {
-  std::vector<int> limits = in_flight_limits(options.schedule, options.num_ranks, num_stages,
-                                             options.num_microbatches, options.active_microbatches);
-  for (int& limit : limits) limit = std::min(limit, options.num_microbatches);
-  return limits;
-}
 
 Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignment& assignment,
                 const PartitionOptions& options) {
@@ -143,11 +98,7 @@ Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignme
   add_message_costs(graph, options.device, plan);
   plan.lower_bound_us = std::max(costs.total_us / options.num_ranks, costs.heaviest_us);
   plan.slowest_stage_us = slowest_rank_us(plan);
-  // Fill and drain of a chain; the simulator knows the schedule better.
-  const auto rounds =
-      static_cast<double>(options.num_microbatches + static_cast<int>(plan.stages.size()) - 1);
-  plan.predicted_step_us = rounds * plan.slowest_stage_us;
-  plan.predicted_peak_bytes = peak_bytes(graph, options, plan);
+  add_memory(graph, options, plan);
   return plan;
 }
 

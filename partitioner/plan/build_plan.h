@@ -15,10 +15,7 @@ struct StageAssignment {
   std::vector<int> rank_of_stage;
 };
 
-/// Microbatches whose activations a stage holds at once: the schedule's limit, and never more than
-/// there are.
-std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_stages);
-
+/// All of a plan but predicted_step_us, which takes a schedule (predict_step.h).
 Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignment& assignment,
                 const PartitionOptions& options);
 

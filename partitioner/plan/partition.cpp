@@ -12,7 +12,9 @@
 #include "partitioner/plan/build_plan.h"
 #include "partitioner/plan/contiguous.h"
 #include "partitioner/plan/graph_costs.h"
+#include "partitioner/plan/peak_memory.h"
 #include "partitioner/plan/pins.h"
+#include "partitioner/plan/predict_step.h"
 #include "partitioner/plan/visits.h"
 
 namespace smp::partitioner {
@@ -33,6 +35,10 @@ void check_options(const Graph& graph, const PartitionOptions& options) {
       options.optimizer_state_factor >= 0,
       "partition: expected optimizer_state_factor >= 0 (0 SGD, 1 momentum, 2 Adam), got ",
       options.optimizer_state_factor, ".");
+  TORCH_CHECK_VALUE(
+      options.optimizer_workspace_factor >= 0 && options.gradient_bucket_bytes >= 0,
+      "partition: expected optimizer_workspace_factor >= 0 and gradient_bucket_bytes >= 0, got ",
+      options.optimizer_workspace_factor, " and ", options.gradient_bucket_bytes, ".");
   TORCH_CHECK_VALUE(options.active_microbatches >= 0,
                     "partition: expected active_microbatches >= 0 (0: number of ranks), got ",
                     options.active_microbatches, ".");
@@ -201,10 +207,7 @@ Plan split_within_memory(const Graph& graph, const GraphCosts& costs, const Chai
   return {};
 }
 
-}  // namespace
-
-Plan partition(const Graph& graph, const PartitionOptions& options) {
-  check_options(graph, options);
+Plan place(const Graph& graph, const PartitionOptions& options) {
   const GraphCosts costs = graph_costs(graph, options.device);
   const std::vector<double> traffic_us = cut_traffic_us(graph, options.device);
   const std::vector<char> cut_allowed = allowed_cuts(graph);
@@ -224,6 +227,15 @@ Plan partition(const Graph& graph, const PartitionOptions& options) {
   Plan plan = build_plan(graph, costs, assign(starts, rank_of_block, graph.nodes.size()), options);
   const int64_t excess = largest_excess(plan, options.memory_limit_bytes);
   if (excess > 0) refuse_memory(options.memory_limit_bytes + excess, options);
+  return plan;
+}
+
+}  // namespace
+
+Plan partition(const Graph& graph, const PartitionOptions& options) {
+  check_options(graph, options);
+  Plan plan = place(graph, options);
+  plan.predicted_step_us = predict_step_us(graph, plan, options);
   return plan;
 }
 

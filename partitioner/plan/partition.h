@@ -23,6 +23,8 @@ struct PartitionOptions {
   double memory_weight = 0;         // 0: balance time only, 1: balance memory only
   DeviceModel device;
   double optimizer_state_factor = 0;  // state in units of the parameters: 0 SGD, 1 momentum, 2 Adam
+  double optimizer_workspace_factor = 0;  // of its step, in units of the parameter being updated
+  int64_t gradient_bucket_bytes = 0;  // averaged over replicas at once; 0: there are no replicas
 
   /// Module path or parameter name ("encoder.layers.3") -> rank; the longest matching prefix wins,
   /// "" matches all.

@@ -18,6 +18,8 @@ struct StageCost {
   int64_t gradient_bytes = 0;
   int64_t optimizer_bytes = 0;
   int64_t activation_bytes = 0;       // saved for backward, per microbatch in flight
+  int64_t workspace_bytes = 0;        // at most beyond these while its operators run forward or backward
+  int64_t message_bytes = 0;          // buffers of messages on their way
   bool operator==(const StageCost&) const = default;
 };
 
@@ -51,7 +53,7 @@ struct Plan {
   std::vector<int> stage_of_node;      // by NodeId
   std::vector<Transfer> activations;   // forward, ordered by (value, target)
   std::vector<Transfer> gradients;     // backward, ordered by (value descending source)
-  double predicted_step_us = 0;
+  double predicted_step_us = 0;        // by simulation of the schedule
   double lower_bound_us = 0;           // slowest possible stage: max(total / ranks, heaviest operator), per microbatch
   double slowest_stage_us = 0;         // of this plan, per microbatch
   std::vector<int64_t> predicted_peak_bytes;  // by pipeline rank

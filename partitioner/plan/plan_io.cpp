@@ -24,7 +24,9 @@ json::value write_cost(const StageCost& cost) {
   return {{"forward_us", bits_of(cost.forward_us)},   {"backward_us", bits_of(cost.backward_us)},
           {"send_us", bits_of(cost.send_us)},         {"parameter_bytes", cost.parameter_bytes},
           {"gradient_bytes", cost.gradient_bytes},    {"optimizer_bytes", cost.optimizer_bytes},
-          {"activation_bytes", cost.activation_bytes}};
+          {"activation_bytes", cost.activation_bytes},
+          {"workspace_bytes", cost.workspace_bytes},
+          {"message_bytes", cost.message_bytes}};
 }
 
 StageCost read_cost(const json::value& value, const Where& where) {
@@ -43,6 +45,8 @@ StageCost read_cost(const json::value& value, const Where& where) {
   cost.gradient_bytes = bytes("gradient_bytes");
   cost.optimizer_bytes = bytes("optimizer_bytes");
   cost.activation_bytes = bytes("activation_bytes");
+  cost.workspace_bytes = bytes("workspace_bytes");
+  cost.message_bytes = bytes("message_bytes");
   fields.expect_no_more();
   return cost;
 }

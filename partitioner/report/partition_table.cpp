@@ -1,6 +1,8 @@
 // Text form of a plan.
 #include "partitioner/report/partition_table.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
@@ -57,7 +59,12 @@ std::string aligned(const std::vector<Row>& rows, size_t left_aligned_column) {
 }  // namespace
 
 double gap_percent(const Plan& plan) {
-  return plan.lower_bound_us > 0 ? 100 * (plan.slowest_stage_us / plan.lower_bound_us - 1) : 0;
+  constexpr double kRounding = 0.05;  // less is printed as 0.0
+  if (plan.lower_bound_us <= 0) return 0;
+  const double gap = 100 * (plan.slowest_stage_us / plan.lower_bound_us - 1);
+  TORCH_INTERNAL_ASSERT(gap > -kRounding, "the slowest stage takes ", plan.slowest_stage_us,
+                        " us, less than its lower bound of ", plan.lower_bound_us, " us");
+  return std::max(0.0, gap);  // sums in another order differ in their last bits
 }
 
 std::string compact_modules(const StagePlan& stage) {

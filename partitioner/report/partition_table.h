@@ -17,7 +17,7 @@ namespace smp::partitioner {
 ///   slowest stage 822.4 us, lower bound 790.0 us, gap 4.1 %; predicted step 7.4 ms
 std::string partition_table(const Graph& graph, const Plan& plan);
 
-/// (slowest / lower bound - 1) in percent; 0 when there is no work.
+/// (slowest / lower bound - 1) in percent, never below 0; 0 when there is no work.
 double gap_percent(const Plan& plan);
 
 /// "first .. last" module of a stage, "-" for none.

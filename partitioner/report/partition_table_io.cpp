@@ -22,7 +22,9 @@ std::string partition_table_json(const Graph& graph, const Plan& plan) {
                       {"parameter_bytes", cost.parameter_bytes},
                       {"gradient_bytes", cost.gradient_bytes},
                       {"optimizer_bytes", cost.optimizer_bytes},
-                      {"activation_bytes", cost.activation_bytes}});
+                      {"activation_bytes", cost.activation_bytes},
+                      {"workspace_bytes", cost.workspace_bytes},
+                      {"message_bytes", cost.message_bytes}});
   }
   const auto& peak = plan.predicted_peak_bytes;
   return json::serialize(

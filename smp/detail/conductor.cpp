@@ -222,7 +222,6 @@ void Conductor::place(const Program& program) {
   owners_ = runtime::owners_of(program.graph, program.plan, bindings_);
   runtime::synchronise(*owners_, bindings_, *context_.pipeline, *context_.replicas);
   runtime::release_others(*owners_, bindings_, context_.pipeline->rank());
-  predicted_step_us_ = programs_.predict_step_us(program);
   if (context_.world->rank() == 0) {
     context_.logger.info("Partition assignments:\n" + partition_table(program.graph, program.plan));
   }

@@ -37,7 +37,8 @@ class Conductor {
   Context& context() const { return context_; }
   /// The program of the first step, once there is one.
   const Program* first_program() const { return first_program_; }
-  double predicted_step_us() const { return predicted_step_us_; }
+  double predicted_step_us() const { return first_program_ == nullptr ? 0 : first_program_->plan.predicted_step_us; }
+  void add_optimizer(const OptimizerMemory& memory) { programs_.add_optimizer(memory); }
 
  private:
   struct Captured {
@@ -66,7 +67,6 @@ class Conductor {
   runtime::BodyCapture* body_in_progress_ = nullptr;
   std::optional<runtime::Owners> owners_;
   const Program* first_program_ = nullptr;
-  double predicted_step_us_ = 0;
   uint64_t training_steps_ = 0;
 };
 

@@ -12,6 +12,7 @@
 namespace smp::detail {
 
 using namespace partitioner;
+
 namespace {
 
 std::vector<size_t> written_inputs(const Graph& graph) {
@@ -25,7 +26,6 @@ std::vector<size_t> written_inputs(const Graph& graph) {
 }
 
 }  // namespace
-
 
 Program* Programs::find(uint64_t hash) {
   auto found = programs_.find(hash);

@@ -27,6 +27,12 @@ struct Program {
   std::vector<at::Tensor> named_tensors;  // by value: parameters and buffers, undefined elsewhere
 };
 
+/// What an optimizer holds beside parameters and gradients.
+struct OptimizerMemory {
+  double state = 0;      // for good, in units of the parameters
+  double workspace = 0;  // while it updates a parameter, in units of that parameter
+};
+
 class Programs {
  public:
   Programs(Context& context, const runtime::Bindings& bindings, std::vector<std::string> module_paths)
@@ -40,8 +46,8 @@ class Programs {
   Program& add(partitioner::Graph graph, partitioner::Plan plan, uint64_t hash);
   /// The checked table for these programs, one per microbatch.
   const partitioner::Schedule& schedule(const std::vector<const Program*>& microbatches);
-  /// Prediction of a step of `program` by simulation, in microseconds.
-  double predict_step_us(const Program& program);
+  /// What the optimizer adds to the memory of later plans; of several the largest counts.
+  void add_optimizer(const OptimizerMemory& memory);
 
  private:
   partitioner::ScheduleKind kind() const;
@@ -49,6 +55,7 @@ class Programs {
   Context& context_;
   const runtime::Bindings& bindings_;
   std::vector<std::string> module_paths_;
+  OptimizerMemory optimizer_;
   std::unordered_map<uint64_t, std::unique_ptr<Program>> programs_;
   std::map<std::vector<uint64_t>, partitioner::Schedule> schedules_;  // by the microbatches' hashes
 };

@@ -182,6 +182,53 @@ TEST(MemoryModel, DropoutKeepsItsNoise) {
   EXPECT_EQ(saved_by_last(g, y), 200);
 }
 
+TEST(MemoryModel, DropoutOfNothingKeepsNothing) {
+  GraphBuilder g;
+  const ValueId y = g.op("aten::dropout", {g.parameter("p", {50})}, {50});
+  g.last_node().arguments.push_back(0.0);
+  EXPECT_EQ(saved_by_last(g, y), 0);
+}
+
+TEST(MemoryModel, ViewOfAParameterIsKeptAnyway) {
+  GraphBuilder g;
+  const ValueId x = g.op("aten::add", {g.parameter("p", {8, 16})}, {8, 16});
+  TensorSpec turned = contiguous_spec({16, 32});
+  turned.requires_grad = true;
+  const ValueId weight = g.view("aten::t", g.parameter("w", {32, 16}), turned);
+  const ValueId y = g.op("aten::matmul", {x, weight}, {8, 32});
+  EXPECT_EQ(saved_by_last(g, y), 4 * 8 * 16);
+}
+
+TEST(MemoryModel, LayerNormKeepsItsInputAndTwoNumbersPerRow) {
+  GraphBuilder g;
+  const ValueId x = g.op("aten::add", {g.parameter("p", {8, 2, 16})}, {8, 2, 16});
+  const ValueId y = g.op("aten::layer_norm", {x}, {8, 2, 16});
+  g.last_node().arguments.push_back(std::vector<int64_t>{2, 16});
+  EXPECT_EQ(saved_by_last(g, y), 4 * (8 * 2 * 16) + 4 * 2 * 8);
+}
+
+TEST(MemoryModel, BatchNormKeepsItsInputAndTwoNumbersPerChannel) {
+  GraphBuilder g;
+  const ValueId x = g.op("aten::add", {g.parameter("p", {8, 3, 5})}, {8, 3, 5});
+  const ValueId y = g.op("aten::batch_norm", {x}, {8, 3, 5});
+  EXPECT_EQ(saved_by_last(g, y), 4 * (8 * 3 * 5) + 4 * 2 * 3);
+}
+
+TEST(MemoryModel, MaskedFillKeepsItsMaskOnly) {
+  GraphBuilder g;
+  const ValueId x = g.op("aten::add", {g.parameter("p", {50})}, {50});
+  const ValueId y = g.op("aten::masked_fill", {x, g.input({50}, c10::ScalarType::Bool)}, {50});
+  EXPECT_EQ(saved_by_last(g, y), 50);
+}
+
+TEST(MemoryModel, CrossEntropyKeepsTargetsAndLogSoftmax) {
+  GraphBuilder g;
+  const ValueId logits = g.op("aten::add", {g.parameter("p", {8, 100})}, {8, 100});
+  const ValueId y =
+      g.op("aten::cross_entropy_loss", {logits, g.input({8}, c10::ScalarType::Long)}, {});
+  EXPECT_EQ(saved_by_last(g, y), 4 * 8 * 100 + 8 * 8);
+}
+
 TEST(MemoryModel, EmbeddingKeepsItsIndices) {
   GraphBuilder g;
   const ValueId indices = g.input({6}, c10::ScalarType::Long);

@@ -1,4 +1,5 @@
 // What consumers of a plan rely on: consistency, its text, its table.
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -81,6 +82,39 @@ TEST(PartitionTable, ShowsStagesAndGap) {
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 4);
   const std::string json = partition_table_json(graph, plan);
   EXPECT_NE(json.find("\"modules\":[\"layers.0\",\"layers.1\"]"), std::string::npos) << json;
+}
+
+TEST(PartitionTable, PrintsTheSimulatedTimeOfTheStep) {
+  const Graph graph = mlp(4);
+  PartitionOptions options = on_ranks(2);
+  options.device = {.link_gigabytes_per_s = 1e6, .link_latency_us = 0};
+  const Plan plan = partition(graph, options);
+  ASSERT_EQ(plan.stages.size(), 2U);
+  // One forward one backward over four microbatches: the slower stage works without a pause, beside
+  // one forward and backward of the faster.
+  double slowest_us = 0, sum_us = 0;
+  for (const StagePlan& stage : plan.stages) {
+    const double us = stage.cost.forward_us + stage.cost.backward_us;
+    slowest_us = std::max(slowest_us, us);
+    sum_us += us;
+  }
+  EXPECT_GE(plan.predicted_step_us, 3 * slowest_us + sum_us - 1);
+  EXPECT_LE(plan.predicted_step_us, 5 * slowest_us);
+  options.device.link_latency_us = 1000;  // four messages there and four back on the way
+  EXPECT_GE(partition(graph, options).predicted_step_us, plan.predicted_step_us + 2000);
+}
+
+TEST(PartitionTable, GapIsNeverNegativeZeroAndNeverNegative) {
+  const Graph graph = mlp(4);
+  Plan plan = partition(graph, on_ranks(2));
+  plan.slowest_stage_us = 100;
+  plan.lower_bound_us = 100 * (1 + 1e-15);  // another order of additions
+  EXPECT_NE(partition_table(graph, plan).find("gap 0.0 %"), std::string::npos)
+      << partition_table(graph, plan);
+  plan.lower_bound_us = 101;
+  EXPECT_THROW(partition_table(graph, plan), c10::Error);
+  plan.lower_bound_us = 0;
+  EXPECT_EQ(gap_percent(plan), 0);
 }
 
 /// Random programs with writes, slices, skips and ties: the plan is always consistent.

@@ -1,0 +1,31 @@
+// The most memory that each rank holds at once in a training step, by the terms of which it is
+// made.
+#pragma once
+
+#include <vector>
+
+#include "partitioner/plan/partition.h"
+#include "partitioner/plan/plan.h"
+
+namespace smp::partitioner {
+
+/// Microbatches whose activations a stage holds at once: the schedule's limit, and never more than
+/// there are.
+std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_stages);
+
+/// Fills in activation_bytes, workspace_bytes and message_bytes of every stage, and
+/// predicted_peak_bytes. Nodes, parameters, transfers and the other bytes of `plan` must be there.
+///
+/// The peak of a rank is the largest of these moments, each with its parameters, buffers, constants
+/// and optimizer state, with message buffers, and with the step's arguments and results:
+///
+/// - a forward, with all other microbatches in flight,
+/// - the first backward, in which the gradients of parameters appear,
+/// - a later backward, beside all gradients,
+/// - the end, when gradients are averaged over replicas and the optimizer runs.
+///
+/// Expects that gradients are undefined when a step begins, as after zero_grad(). What the caller
+/// holds beside the step's arguments is not counted, nor is what libraries take for themselves.
+void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan);
+
+}  // namespace smp::partitioner

@@ -1,0 +1,34 @@
+// Plan to schedule to simulation.
+#include "partitioner/plan/predict_step.h"
+
+#include <map>
+
+#include "partitioner/plan/graph_costs.h"
+#include "partitioner/schedule/generate.h"
+#include "partitioner/schedule/simulate.h"
+#include "partitioner/schedule/stage_graph.h"
+
+namespace smp::partitioner {
+
+double predict_step_us(const Graph& graph, const Plan& plan, const PartitionOptions& options) {
+  const StageGraph stages = stage_graph(plan, graph);
+  const Schedule schedule =
+      generate(options.schedule, stages, options.num_microbatches,
+               {.active_microbatches = options.active_microbatches, .times = {}});
+  SimulationInput input;
+  input.sends_occupy_rank = true;
+  for (const StagePlan& stage : plan.stages) {
+    input.times.push_back({stage.cost.forward_us, stage.cost.backward_us});
+  }
+  std::map<Edge, double> edge_us;
+  for (const auto* transfers : {&plan.activations, &plan.gradients}) {
+    for (const Transfer& transfer : *transfers) {
+      edge_us[{transfer.source, transfer.target}] +=
+          options.device.message_us(message_bytes(graph.values[transfer.value]));
+    }
+  }
+  for (const auto& [edge, us] : edge_us) input.transfers.push_back({edge, us});
+  return simulate(schedule, input).makespan_us;
+}
+
+}  // namespace smp::partitioner

@@ -1,0 +1,255 @@
+// A forward and a backward, performed on sizes only.
+#include "partitioner/plan/stage_memory.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "partitioner/cost/memory_model.h"
+#include "partitioner/cost/operator_cost.h"
+#include "partitioner/cost/operator_table.h"
+#include "partitioner/graph/cuts.h"
+
+namespace smp::partitioner {
+namespace {
+
+/// Bytes that are held now, and the most that ever were.
+class Meter {
+ public:
+  explicit Meter(int64_t bytes) : now_(bytes), peak_(bytes) {}
+  void hold(int64_t bytes) { peak_ = std::max(peak_, now_ += bytes); }
+  void drop(int64_t bytes) { now_ -= bytes; }
+  void touch(int64_t bytes) { peak_ = std::max(peak_, now_ + bytes); }
+  int64_t now() const { return now_; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t now_, peak_;
+};
+
+/// Values of one stage by role.
+struct Roles {
+  std::set<ValueId> received;  // from other stages; step inputs that rank 0 holds anyway are not
+  std::set<ValueId> kept;      // until the forward has ended: read elsewhere, or returned
+  std::set<ValueId> roots;     // kept until the backward, which starts there
+};
+
+Roles roles_of(const Graph& graph, const Plan& plan, int stage) {
+  Roles roles;
+  const auto is_here = [&](ValueId id) {
+    const NodeId producer = graph.values[id].producer;
+    return producer != kNoNode && plan.stage_of_node[producer] == stage;
+  };
+  for (const Transfer& transfer : plan.activations) {
+    const bool is_held = transfer.source == kInputStage && plan.stages[stage].rank == 0;
+    if (transfer.target == stage && !is_held) roles.received.insert(transfer.value);
+    if (transfer.source == stage) roles.kept.insert(transfer.value);
+  }
+  for (const Transfer& relay : plan.gradients) {
+    if (relay.target == stage) roles.roots.insert(relay.value);
+  }
+  for (ValueId id : graph.returned) {
+    if (is_here(id)) roles.kept.insert(id);
+  }
+  if (graph.has_backward() && is_here(graph.backward_root)) roles.roots.insert(graph.backward_root);
+  return roles;
+}
+
+class StageWalk {
+ public:
+  StageWalk(const Graph& graph, const Plan& plan, int stage)
+      : graph_(graph),
+        nodes_(plan.stages[stage].nodes),
+        roles_(roles_of(graph, plan, stage)),
+        extents_(storage_bytes(graph)),
+        is_permanent_(permanent_storages(graph)) {
+    for (size_t k = 0; k < nodes_.size(); ++k) {
+      const Node& node = graph.nodes[nodes_[k]];
+      for (ValueId id : node_inputs(node)) note_use(id, k);
+      for (ValueId id : node.outputs) note_use(id, k);
+    }
+  }
+
+  StageMemory run() {
+    StageMemory memory;
+    memory.forward = forward();
+    memory.saved = saved_bytes_;
+    if (!graph_.has_backward()) return memory;
+    memory.first_backward = backward(/*is_first=*/true);
+    memory.later_backward = backward(/*is_first=*/false);
+    return memory;
+  }
+
+ private:
+  struct Block {
+    size_t last_use = 0;
+    bool is_kept = false;  // until the end of the forward
+    bool is_root = false;  // until the backward begins
+    int num_savers = 0;    // operators whose backward is still to come
+    bool is_held = false;
+  };
+  struct Gradient {
+    int64_t bytes = 0;
+    int num_holders = 0;
+  };
+
+  void note_use(ValueId id, size_t position) {
+    if (id == kNoValue || graph_.values[id].storage < 0) return;
+    first_use_.emplace(id, position);
+    Block& block = blocks_[graph_.values[id].storage];
+    block.last_use = position;
+    block.is_kept = block.is_kept || roles_.kept.contains(id) || roles_.received.contains(id);
+    block.is_root = block.is_root || roles_.roots.contains(id);
+    if (graph_.values[id].producer == nodes_[position] || roles_.received.contains(id)) {
+      is_own_.insert(graph_.values[id].storage);
+    }
+    if (roles_.received.contains(id)) received_.insert(graph_.values[id].storage);
+  }
+
+  int64_t bytes_of(int32_t storage) const {
+    if (is_permanent_[storage] || !is_own_.contains(storage)) return 0;
+    return extents_[storage] + (received_.contains(storage) ? kMessageOverheadBytes : 0);
+  }
+
+  /// Leaves in `blocks_` what is saved. Returns the peak.
+  int64_t forward() {
+    Meter meter(0);
+    std::map<size_t, std::vector<int32_t>> dying;
+    for (const auto& [storage, block] : blocks_) dying[block.last_use].push_back(storage);
+    const auto hold = [&](int32_t storage) {
+      if (storage >= 0 && !std::exchange(blocks_[storage].is_held, true)) {
+        meter.hold(bytes_of(storage));
+      }
+    };
+    for (int32_t storage : received_) hold(storage);
+    for (size_t k = 0; k < nodes_.size(); ++k) {
+      const Node& node = graph_.nodes[nodes_[k]];
+      for (ValueId id : node.outputs) {
+        if (id != kNoValue) hold(graph_.values[id].storage);
+      }
+      if (graph_.has_backward()) {
+        meter.hold(extra_saved_bytes(graph_, node));
+        for (int32_t s : saved_storages(graph_, node, is_permanent_)) ++blocks_[s].num_savers;
+      }
+      for (int32_t storage : dying[k]) {
+        Block& block = blocks_[storage];
+        if (block.num_savers > 0 || block.is_kept || block.is_root) continue;
+        if (std::exchange(block.is_held, false)) meter.drop(bytes_of(storage));
+      }
+    }
+    const int64_t peak = meter.peak();
+    for (auto& [storage, block] : blocks_) {
+      const bool stays = block.num_savers > 0 || block.is_root;
+      if (!stays && std::exchange(block.is_held, false)) meter.drop(bytes_of(storage));
+    }
+    saved_bytes_ = meter.now();
+    return peak;
+  }
+
+  int64_t backward(bool is_first) {
+    Meter meter(saved_bytes_);
+    std::map<int32_t, Block> blocks = blocks_;
+    gradients_.clear();
+    gradient_of_.clear();
+    for (ValueId id : roles_.roots) {
+      const bool is_loss = id == graph_.backward_root;
+      const int64_t overhead = is_loss ? 0 : kMessageOverheadBytes;
+      const size_t gradient = make(graph_.values[id].spec.num_bytes() + overhead, meter);
+      ++gradients_[gradient].num_holders;  // the engine's caller keeps what it passes in
+      add(id, gradient, meter);
+    }
+    for (auto& [storage, block] : blocks) {
+      if (block.is_root && block.num_savers == 0) meter.drop(bytes_of(storage));
+    }
+    for (size_t k = nodes_.size(); k-- > 0;) step_back(k, is_first, blocks, meter);
+    return meter.peak();
+  }
+
+  void step_back(size_t k, bool is_first, std::map<int32_t, Block>& blocks, Meter& meter) {
+    const Node& node = graph_.nodes[nodes_[k]];
+    if (!has_backward(graph_, node)) return;
+    const OperatorRow& row = operator_row(node);
+    const ValueId* output = nullptr;  // the first with a gradient
+    for (const ValueId& id : node.outputs) {
+      if (output == nullptr && gradient_of_.contains(id)) output = &id;
+    }
+    if (output == nullptr) return;  // no gradient comes here
+    for (ValueId id : node_inputs(node)) {
+      if (!graph_.values[id].spec.requires_grad) continue;
+      add(id, input_gradient(row, id, *output, meter), meter);
+    }
+    if (row.backward_workspace_bytes != nullptr) {
+      meter.touch(row.backward_workspace_bytes(graph_, node));
+    }
+    for (ValueId id : node.outputs) {
+      if (const auto found = gradient_of_.extract(id)) let_go(found.mapped(), meter);
+    }
+    for (ValueId id : node_inputs(node)) {
+      const bool is_parameter = graph_.values[id].kind == ValueKind::kParameter;
+      if (is_first || !is_parameter || first_use_.at(id) != k) continue;  // made here, or not whole
+      if (const auto found = gradient_of_.extract(id)) let_go(found.mapped(), meter);
+    }
+    meter.drop(extra_saved_bytes(graph_, node));
+    for (int32_t storage : saved_storages(graph_, node, is_permanent_)) {
+      if (--blocks[storage].num_savers == 0) meter.drop(bytes_of(storage));
+    }
+  }
+
+  size_t make(int64_t bytes, Meter& meter) {
+    meter.hold(bytes);
+    gradients_.push_back({bytes, 1});
+    return gradients_.size() - 1;
+  }
+
+  void let_go(size_t gradient, Meter& meter) {
+    if (--gradients_[gradient].num_holders == 0) meter.drop(gradients_[gradient].bytes);
+  }
+
+  /// The gradient of input `id` of an operator, with one holder more than before.
+  size_t input_gradient(const OperatorRow& row, ValueId id, ValueId output, Meter& meter) {
+    const TensorSpec& spec = graph_.values[id].spec;
+    const bool agrees = spec.num_elements() == graph_.values[output].spec.num_elements() &&
+                        spec.dtype == graph_.values[output].spec.dtype;
+    const bool is_same = agrees && (row.is_view || row.gradient == GradientForm::kSame);
+    if (!is_same && row.gradient != GradientForm::kExpanded) return make(spec.num_bytes(), meter);
+    const size_t gradient = gradient_of_.at(output);
+    ++gradients_[gradient].num_holders;
+    return gradient;
+  }
+
+  /// Takes over one hold of `gradient`. A second one is added to the first in place, or into a new
+  /// tensor where the first is shared.
+  void add(ValueId id, size_t gradient, Meter& meter) {
+    const auto [known, is_new] = gradient_of_.emplace(id, gradient);
+    if (is_new) return;
+    if (gradients_[known->second].num_holders > 1) {
+      const size_t sum = make(graph_.values[id].spec.num_bytes(), meter);
+      let_go(known->second, meter);
+      known->second = sum;
+    }
+    let_go(gradient, meter);
+  }
+
+  const Graph& graph_;
+  const std::vector<NodeId>& nodes_;
+  const Roles roles_;
+  const std::vector<int64_t> extents_;  // by storage
+  const std::vector<char> is_permanent_;
+  std::map<int32_t, Block> blocks_;  // by storage
+  std::set<int32_t> is_own_;         // made or received here; inputs of rank 0 are the step's
+  std::set<int32_t> received_;
+  int64_t saved_bytes_ = 0;
+  std::vector<Gradient> gradients_;
+  std::map<ValueId, size_t> gradient_of_;
+  std::map<ValueId, size_t> first_use_;
+};
+
+}  // namespace
+
+StageMemory stage_memory(const Graph& graph, const Plan& plan, int stage) {
+  return StageWalk(graph, plan, stage).run();
+}
+
+}  // namespace smp::partitioner

@@ -1,0 +1,169 @@
+// Predicted memory of small graphs against numbers worked out by hand, term by term.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "partitioner/plan/partition.h"
+#include "partitioner/plan/peak_memory.h"
+#include "partitioner/plan/stage_memory.h"
+#include "tests/support/graph_builder.h"
+#include "tests/support/plan_cases.h"
+
+namespace smp::partitioner {
+namespace {
+
+using smp::testing::contiguous_spec;
+using smp::testing::GraphBuilder;
+using smp::testing::mlp;
+using smp::testing::on_ranks;
+
+constexpr int64_t kActivation = 4 * 128 * 64;   // of mlp()
+constexpr int64_t kLayer = 4 * (64 * 64 + 64);  // weight and bias of one of its layers
+constexpr int64_t kLoss = 4;
+
+StageMemory memory_on_one_rank(const Graph& graph) {
+  return stage_memory(graph, partition(graph, on_ranks(1)), 0);
+}
+
+TEST(StageMemory, MlpHoldsWhatReplayAndAutogradHold) {
+  const StageMemory memory = memory_on_one_rank(mlp(2));
+  EXPECT_EQ(memory.saved, 2 * kActivation + kLoss);  // two relus; the input is the step's
+  EXPECT_EQ(memory.forward, 3 * kActivation);        // relu, linear, relu
+  // Before the first relu's backward: its output, its gradient, the new one. In the first backward
+  // the gradients of the second layer are there as well.
+  EXPECT_EQ(memory.first_backward, 3 * kActivation + kLayer + kLoss);
+  EXPECT_EQ(memory.later_backward, 3 * kActivation + kLayer + kLoss);
+}
+
+TEST(StageMemory, LaterBackwardsDropTheGradientsOfParametersTheyHaveAdded) {
+  GraphBuilder g;
+  ValueId x = g.input({1, 64});
+  for (int i = 0; i < 3; ++i) x = g.linear(x, std::string("layers.").append(std::to_string(i)), 64);
+  const StageMemory memory = memory_on_one_rank(g.build(g.sum(x)));
+  const int64_t row = 4 * 64;
+  // Saved: two rows and the loss. The first layer, whose input is the step's, comes last: one row's
+  // gradient beside those of all parameters. A later backward is at its peak in the third layer.
+  EXPECT_EQ(memory.saved, 2 * row + kLoss);
+  EXPECT_EQ(memory.first_backward, 3 * kLayer + row + kLoss);
+  EXPECT_EQ(memory.later_backward, kLayer + 3 * row + kLoss);
+}
+
+TEST(StageMemory, WeightThatIsReadThroughAViewIsNotSavedPerMicrobatch) {
+  GraphBuilder g;
+  const ValueId weight = g.parameter("w", {32, 16});
+  TensorSpec turned = contiguous_spec({16, 32});
+  turned.requires_grad = true;
+  const ValueId x = g.relu(g.linear(g.input({8, 16}), "fc", 16));
+  const ValueId y = g.op("aten::matmul", {x, g.view("aten::t", weight, turned)}, {8, 32});
+  EXPECT_EQ(memory_on_one_rank(g.build(g.sum(y))).saved, 4 * 8 * 16 + kLoss);
+}
+
+TEST(StageMemory, ResidualGradientIsSharedAndSummedIntoANewTensor) {
+  GraphBuilder g;
+  const ValueId x = g.linear(g.input({128, 16}), "fc", 16);
+  const ValueId y = g.op("aten::add", {x, g.op("aten::tanh", {x}, {128, 16})}, {128, 16});
+  const int64_t size = 4 * 128 * 16;
+  // tanh's output, its gradient from the sum (a repeated scalar: no memory), the new gradient, and
+  // their sum, since the one of the sum is shared.
+  const StageMemory memory = memory_on_one_rank(g.build(g.sum(y)));
+  EXPECT_EQ(memory.saved, size + kLoss);
+  EXPECT_EQ(memory.later_backward, 3 * size + kLoss);
+}
+
+TEST(StageMemory, CrossEntropyHoldsLogitsThreeTimesInItsBackward) {
+  GraphBuilder g;
+  const ValueId targets = g.input({8}, c10::ScalarType::Long);
+  const ValueId logits = g.linear(g.input({8, 4}), "fc", 1000);
+  const ValueId loss = g.op("aten::cross_entropy_loss", {logits, targets}, {});
+  const int64_t size = 4 * 8 * 1000;
+  const StageMemory memory = memory_on_one_rank(g.build(loss));
+  EXPECT_EQ(memory.saved, size + kLoss);  // log-softmax; logits and targets are not kept here
+  EXPECT_EQ(memory.later_backward, 3 * size + kLoss);
+}
+
+TEST(StageMemory, EvaluationSavesNothing) {
+  GraphBuilder g;
+  g.relu(g.linear(g.input({128, 64}), "fc", 64));
+  EXPECT_EQ(memory_on_one_rank(g.build()), (StageMemory{.forward = 2 * kActivation}));
+}
+
+TEST(StageMemory, ReceivedActivationCountsWithItsMessageWhileItIsSaved) {
+  const Graph graph = mlp(2);
+  PartitionOptions options = on_ranks(2);
+  options.pins = {{"layers.0", 0}, {"layers.1", 1}};
+  const Plan plan = partition(graph, options);
+  const StageMemory last = stage_memory(graph, plan, 1);
+  EXPECT_EQ(last.saved, 2 * kActivation + kMessageOverheadBytes + kLoss);
+}
+
+/// On one rank, per microbatch in flight nothing but what is saved.
+TEST(PeakMemory, OneRankAddsParametersStateMicrobatchesAndWorkspace) {
+  const Graph graph = mlp(2);
+  PartitionOptions options = on_ranks(1);
+  options.optimizer_state_factor = 2;
+  const StageMemory memory = memory_on_one_rank(graph);
+  // Parameters with state, the step's arguments twice, its results.
+  const int64_t fixed = 2 * kLayer * (1 + 2) + 4 * (2 * kActivation + kLoss);
+  options.schedule = ScheduleKind::kSimple;
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
+            fixed + 3 * memory.saved + memory.first_backward);
+  options.schedule = ScheduleKind::kInterleaved;
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
+            fixed + 2 * kLayer + memory.later_backward);
+}
+
+TEST(PeakMemory, WithOneMicrobatchGradientsAppearWhileActivationsGo) {
+  const Graph graph = mlp(8);
+  PartitionOptions options = on_ranks(1);
+  options.num_microbatches = 1;
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
+            8 * kLayer + 2 * kActivation + kLoss + memory_on_one_rank(graph).first_backward);
+}
+
+TEST(PeakMemory, MemoryOfTheOptimizersStepCountsWhereItIsTheLargest) {
+  GraphBuilder g;
+  const Graph graph = g.build(g.sum(g.linear(g.input({1, 512}), "fc", 512)));
+  PartitionOptions options = on_ranks(1);
+  const int64_t weight = 4 * 512 * 512, bias = 4 * 512, batch = 4 * (2 * 4 * 512 + kLoss);
+  options.optimizer_workspace_factor = 3;
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
+            2 * (weight + bias) + batch + 3 * weight);
+}
+
+TEST(PeakMemory, ReplicasAddOneBucket) {
+  GraphBuilder g;
+  const ValueId x = g.linear(g.input({1, 512}), "a", 512);
+  const Graph graph = g.build(g.sum(g.linear(x, "b", 512)));
+  PartitionOptions options = on_ranks(1);
+  options.gradient_bucket_bytes = 1 << 30;  // larger than all gradients
+  const int64_t gradients = 2 * 4 * (512 * 512 + 512), batch = 4 * (2 * 4 * 512 + kLoss);
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0], 3 * gradients + batch);
+}
+
+TEST(PeakMemory, MessagesCountOnBothSidesOfACut) {
+  const Graph graph = mlp(2);
+  PartitionOptions options = on_ranks(2);
+  options.num_microbatches = 16;
+  options.pins = {{"layers.0", 0}, {"layers.1", 1}};
+  const int64_t message = kActivation + kMessageOverheadBytes;
+  const Plan plan = partition(graph, options);
+  for (const StagePlan& stage : plan.stages) {
+    EXPECT_EQ(stage.cost.message_bytes, 8 * message + 3 * message);  // received ahead, sent
+  }
+  options.num_microbatches = 1;
+  EXPECT_EQ(partition(graph, options).stages[0].cost.message_bytes, 2 * message);
+}
+
+TEST(PeakMemory, LimitIsMetByWhatIsPredicted) {
+  const Graph graph = mlp(6);
+  PartitionOptions options = on_ranks(3);
+  const auto peaks = partition(graph, options).predicted_peak_bytes;
+  options.memory_limit_bytes = *std::max_element(peaks.begin(), peaks.end());
+  for (int64_t bytes : partition(graph, options).predicted_peak_bytes) {
+    EXPECT_LE(bytes, options.memory_limit_bytes);
+  }
+}
+
+}  // namespace
+}  // namespace smp::partitioner
