@@ -1,15 +1,89 @@
-// Which optimizers may run on a part of the parameters.
+// Which optimizers may run on a part of the parameters, and what they hold.
 #include "smp/distributed_optimizer.h"
 
 #include <c10/util/Exception.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "smp/detail/conductor.h"
 
 namespace smp::optimizer_internal {
+namespace {
 
-void check_elementwise(const torch::optim::Optimizer& optimizer) {
+using detail::OptimizerMemory;
+using torch::optim::Optimizer;
+
+void check_elementwise(const Optimizer& optimizer) {
   TORCH_CHECK_VALUE(dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr,
                     "DistributedOptimizer: expected an optimizer that updates each element by itself (SGD, Adam, AdamW, "
                     "RMSprop, Adagrad), got LBFGS, whose steps mix all parameters and cannot be split over ranks.");
+}
+
+// Read off torch/csrc/api/src/optim: the tensors in a parameter's state, and those that a step makes and drops.
+OptimizerMemory memory_of(const torch::optim::SGDOptions& options) {
+  const double decayed = options.weight_decay() != 0, momentum = options.momentum() != 0;
+  return {.state = momentum, .workspace = decayed + (options.nesterov() ? momentum : 0)};
+}
+
+OptimizerMemory memory_of(const torch::optim::AdamOptions& options) {
+  return {.state = options.amsgrad() ? 3.0 : 2.0, .workspace = options.weight_decay() != 0 ? 3.0 : 2.0};
+}
+
+OptimizerMemory memory_of(const torch::optim::AdamWOptions& options) {
+  return {.state = options.amsgrad() ? 3.0 : 2.0, .workspace = 2};
+}
+
+OptimizerMemory memory_of(const torch::optim::RMSpropOptions& options) {
+  return {.state = 1.0 + (options.momentum() > 0) + options.centered(),
+          .workspace = options.weight_decay() != 0 ? 2.0 : 1.0};
+}
+
+OptimizerMemory memory_of(const torch::optim::AdagradOptions& options) {
+  return {.state = 1, .workspace = options.weight_decay() != 0 ? 2.0 : 1.0};
+}
+
+template <class Options>
+OptimizerMemory largest_of_groups(const Optimizer& optimizer) {
+  OptimizerMemory largest;
+  for (const auto& group : optimizer.param_groups()) {
+    const OptimizerMemory memory = memory_of(static_cast<const Options&>(group.options()));
+    largest = {std::max(largest.state, memory.state), std::max(largest.workspace, memory.workspace)};
+  }
+  return largest;
+}
+
+OptimizerMemory memory_of(const Optimizer& optimizer) {
+  using namespace torch::optim;
+  if (dynamic_cast<const SGD*>(&optimizer)) return largest_of_groups<SGDOptions>(optimizer);
+  if (dynamic_cast<const Adam*>(&optimizer)) return largest_of_groups<AdamOptions>(optimizer);
+  if (dynamic_cast<const AdamW*>(&optimizer)) return largest_of_groups<AdamWOptions>(optimizer);
+  if (dynamic_cast<const RMSprop*>(&optimizer)) return largest_of_groups<RMSpropOptions>(optimizer);
+  if (dynamic_cast<const Adagrad*>(&optimizer)) return largest_of_groups<AdagradOptions>(optimizer);
+  return {.state = 2, .workspace = 3};  // one of the user's own: as much as Adam
+}
+
+}  // namespace
+
+void adopt(const Optimizer& optimizer) {
+  check_elementwise(optimizer);
+  detail::conductor("DistributedOptimizer").add_optimizer(memory_of(optimizer));
+}
+
+void drop_state_of_others(Optimizer& optimizer, const DistributedModelBase& model) {
+  std::unordered_set<const void*> local;
+  for (const at::Tensor& parameter : model.local_parameters()) local.insert(parameter.unsafeGetTensorImpl());
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!local.contains(parameter.unsafeGetTensorImpl())) optimizer.state().erase(parameter.unsafeGetTensorImpl());
+    }
+  }
 }
 
 }  // namespace smp::optimizer_internal

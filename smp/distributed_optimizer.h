@@ -14,8 +14,11 @@ class Optimizer;
 namespace smp {
 
 namespace optimizer_internal {
-/// Throws c10::ValueError for optimizers that are not elementwise (LBFGS).
-void check_elementwise(const torch::optim::Optimizer& optimizer);
+/// Tells the planner how much memory the optimizer takes. Throws c10::ValueError for optimizers that are not
+/// elementwise (LBFGS).
+void adopt(const torch::optim::Optimizer& optimizer);
+/// Frees what an optimizer made in its constructor for parameters of other ranks (Adagrad).
+void drop_state_of_others(torch::optim::Optimizer& optimizer, const DistributedModelBase& model);
 }  // namespace optimizer_internal
 
 /// Owns any elementwise torch::optim optimizer built from the module's parameters.
@@ -24,17 +27,24 @@ void check_elementwise(const torch::optim::Optimizer& optimizer);
 ///   torch::optim::StepLR scheduler(optimizer, /*step_size=*/1, /*gamma=*/0.95);
 ///
 /// Parameters of other ranks have no gradient here, so the optimizer passes over them; learning rates and schedulers
-/// work on every rank. Throws c10::ValueError for LBFGS, whose steps mix all parameters.
+/// work on every rank. Make it before the first step, so that the plan counts its state in the memory of each rank.
+/// Throws c10::ValueError for LBFGS, whose steps mix all parameters.
 template <class Optimizer>
 class DistributedOptimizer {
  public:
   DistributedOptimizer(Optimizer optimizer, DistributedModelBase& model)
       : optimizer_(std::make_unique<Optimizer>(std::move(optimizer))), model_(&model) {
-    optimizer_internal::check_elementwise(*optimizer_);
+    optimizer_internal::adopt(*optimizer_);
   }
 
   /// Updates the local parameters with the gradients accumulated since zero_grad().
-  void step() { optimizer_->step(); }
+  void step() {
+    if (!has_local_state_ && model_->partitioned()) {
+      optimizer_internal::drop_state_of_others(*optimizer_, *model_);
+      has_local_state_ = true;
+    }
+    optimizer_->step();
+  }
   /// Sets the gradients of all parameters to undefined.
   void zero_grad() { model_->zero_grad(); }
   /// The wrapped optimizer, for schedulers, param_groups and options.
@@ -44,6 +54,7 @@ class DistributedOptimizer {
  private:
   std::unique_ptr<Optimizer> optimizer_;
   DistributedModelBase* model_;
+  bool has_local_state_ = false;  // and none of parameters that live elsewhere
 };
 
 }  // namespace smp

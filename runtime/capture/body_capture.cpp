@@ -76,6 +76,9 @@ void BodyCapture::mark_backward(const at::Tensor& loss) {
   TORCH_CHECK_VALUE(loss.requires_grad(),
                     "backward: expected a loss that depends on trainable parameters, got one that requires no "
                     "gradient. Is grad mode off, or was the model's output detached?");
+  TORCH_CHECK_VALUE(!current_autocast().enabled,
+                    "backward: expected a call outside of autocast, whose region ends with the loss, got one inside. "
+                    "End the region before backward(): gradients have the dtypes of their forward anyway.");
   loss_ = loss;
 }
 

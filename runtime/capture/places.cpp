@@ -56,6 +56,12 @@ std::vector<at::Tensor> flatten_outputs(const torch::jit::Stack& stack) {
   return tensors;
 }
 
+UncachedCasts::UncachedCasts() : was_enabled_(at::autocast::is_autocast_cache_enabled()) {
+  at::autocast::set_autocast_cache_enabled(false);
+}
+
+UncachedCasts::~UncachedCasts() { at::autocast::set_autocast_cache_enabled(was_enabled_); }
+
 void set_modes(bool grad_enabled, const partitioner::Autocast& autocast) {
   if (at::GradMode::is_enabled() != grad_enabled) at::GradMode::set_enabled(grad_enabled);
   if (at::autocast::is_autocast_enabled(at::kCPU) != autocast.enabled) {

@@ -38,6 +38,19 @@ class AmbientModes {
   partitioner::Autocast autocast_;
 };
 
+/// Autocast keeps casts of parameters until the end of its outermost region, which a replay never sees: it would go on
+/// with the weights of an earlier step. Every use is cast anew inside.
+class UncachedCasts {
+ public:
+  UncachedCasts();
+  ~UncachedCasts();
+  UncachedCasts(const UncachedCasts&) = delete;
+  UncachedCasts& operator=(const UncachedCasts&) = delete;
+
+ private:
+  bool was_enabled_;
+};
+
 /// Sets grad mode; and autocast, where it differs from the thread's.
 void set_modes(bool grad_enabled, const partitioner::Autocast& autocast);
 

@@ -9,6 +9,7 @@
 
 #include "partitioner/graph/graph_io.h"
 #include "runtime/capture/arguments.h"
+#include "runtime/capture/autocast.h"
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/meta_kernels.h"
 #include "runtime/capture/places.h"
@@ -226,7 +227,7 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
   }
   if (info.is_random) node.random_ordinal = num_random_++;
   try {
-    call_on_meta(op, stack);
+    call_on_ghosts(op, stack);
   } catch (c10::Error& error) {
     error.add_context("while capturing " + describe_place(info.name, last_module_));
     throw;

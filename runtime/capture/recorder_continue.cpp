@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "runtime/capture/arguments.h"
+#include "runtime/capture/autocast.h"
 #include "runtime/capture/ghosts.h"
-#include "runtime/capture/meta_kernels.h"
 #include "runtime/capture/places.h"
 #include "runtime/capture/recorder.h"
 
@@ -76,7 +76,7 @@ void Recorder::run_again(NodeId n, const std::vector<at::Tensor>& seen, std::vec
   }
   {
     const AmbientModes modes(node);
-    call_on_meta(call.op, stack);
+    call_on_ghosts(call.op, stack);
   }
   const auto outputs = flatten_outputs(stack);
   for (size_t k = 0; k < outputs.size(); ++k) {

@@ -130,6 +130,7 @@ void Replay::run(Slots& slots, const MicrobatchContext& context, const std::func
   constexpr size_t kProgressEvery = 16;
   stack_.clear();
   size_t next_override = 0;
+  const UncachedCasts uncached;
   const bool grad_enabled = at::GradMode::is_enabled();
   const Autocast autocast = current_autocast();
   Autocast current = autocast;
