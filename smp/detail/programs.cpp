@@ -7,7 +7,6 @@
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/partition.h"
 #include "partitioner/schedule/check.h"
-#include "partitioner/schedule/simulate.h"
 
 namespace smp::detail {
 
@@ -44,6 +43,9 @@ Plan Programs::make_plan(const Graph& graph, const runtime::Owners* owners) cons
   options.schedule = kind();
   options.active_microbatches = static_cast<int>(config.active_microbatches);
   options.memory_limit_bytes = config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : -1;
+  options.optimizer_state_factor = optimizer_.state;
+  options.optimizer_workspace_factor = optimizer_.workspace;
+  if (context_.replicas->size() > 1) options.gradient_bucket_bytes = config.bucket_cap_mb * (int64_t{1} << 20);
   options.auto_partition = config.auto_partition;
   options.default_partition = static_cast<int>(config.default_partition);
   for (const runtime::NamedTensor& named : bindings_.tensors()) {
@@ -63,9 +65,9 @@ Program& Programs::add(Graph graph, Plan plan, uint64_t hash) {
   program->graph = std::move(graph);
   program->plan = std::move(plan);
   program->stage_graph = partitioner::stage_graph(program->plan, program->graph);
+  program->written_inputs = written_inputs(program->graph);
   std::unordered_map<std::string, at::Tensor> by_name;
   for (const runtime::NamedTensor& named : bindings_.tensors()) by_name.emplace(named.name, named.tensor);
-  program->written_inputs = written_inputs(program->graph);
   for (const Value& value : program->graph.values) {
     const bool is_named = value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer;
     const auto known = is_named ? by_name.find(value.name) : by_name.end();
@@ -99,14 +101,9 @@ const Schedule& Programs::schedule(const std::vector<const Program*>& microbatch
   return schedules_.emplace(std::move(key), std::move(made)).first->second;
 }
 
-double Programs::predict_step_us(const Program& program) {
-  SimulationInput input;
-  input.sends_occupy_rank = true;
-  for (const StagePlan& stage : program.plan.stages) {
-    input.times.push_back({stage.cost.forward_us, stage.cost.backward_us});
-  }
-  const std::vector<const Program*> all(static_cast<size_t>(context_.config.microbatches), &program);
-  return simulate(schedule(all), input).makespan_us;
+void Programs::add_optimizer(const OptimizerMemory& memory) {
+  optimizer_.state = std::max(optimizer_.state, memory.state);
+  optimizer_.workspace = std::max(optimizer_.workspace, memory.workspace);
 }
 
 }  // namespace smp::detail
