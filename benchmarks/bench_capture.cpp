@@ -5,7 +5,7 @@
 #include "benchmarks/captured_step.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/meta_construction.h"
-#include "examples/transformer_lm/memory.h"
+#include "examples/common/resident_memory.h"
 #include "examples/transformer_lm/model.h"
 
 namespace {
@@ -66,13 +66,13 @@ class Transformer {
 
 // The first capture of a process, with all that is set up once.
 void measure_memory(Transformer& transformer) {
-  transformer_lm::forget_peak();
-  const int64_t before = transformer_lm::resident_bytes();
+  examples::forget_resident_peak();
+  const int64_t before = examples::resident_bytes();
   runtime::BodyCapture capture(transformer.bindings());
   const auto captured = transformer.capture(capture);
   const auto mib = [&](int64_t bytes) { return static_cast<double>(bytes - before) / kMib; };
-  report("capture_7b_mib", mib(transformer_lm::peak_resident_bytes()), "MiB",
-         {{"growth at the end", mib(transformer_lm::resident_bytes())},
+  report("capture_7b_mib", mib(examples::peak_resident_bytes()), "MiB",
+         {{"growth at the end", mib(examples::resident_bytes())},
           {"operators", static_cast<double>(captured.recording->graph.nodes.size())}});
 }
 
