@@ -107,7 +107,10 @@ class LoopbackTransport final : public Transport {
     meet("barrier", nullptr, [](const auto&) {});
   }
 
-  void abort(std::string_view message) noexcept override { hub().abort(end_->world_rank, message); }
+  bool abort(std::string_view message) noexcept override {
+    return hub().abort(end_->world_rank, message);
+  }
+  void end_in_order() noexcept override {}  // the ranks are one process
   std::chrono::milliseconds timeout() const override { return end_->timeout; }
   void set_timeout(std::chrono::milliseconds timeout) override { end_->timeout = timeout; }
 

@@ -240,11 +240,12 @@ uint32_t LoopbackHub::group_id(int rank, uint32_t parent, const std::vector<int>
   return group_ids_.try_emplace({parent, members, nth_call}, next_id).first->second;
 }
 
-void LoopbackHub::abort(int rank, std::string_view message) {
+bool LoopbackHub::abort(int rank, std::string_view message) {
   const std::lock_guard lock(mutex_);
-  if (has_failed_) return;
+  if (has_failed_) return aborted_by_ == rank;
   aborted_by_ = rank;
   fail(std::string(message));
+  return true;
 }
 
 void LoopbackHub::fail(std::string text) {

@@ -63,7 +63,8 @@ class LoopbackHub {
 
   /// The same number for the n-th call of each member with the same arguments.
   uint32_t group_id(int rank, uint32_t parent, const std::vector<int>& members);
-  void abort(int rank, std::string_view message);
+  /// False when another rank has aborted, or all have failed, before.
+  bool abort(int rank, std::string_view message);
   void leave(int rank);
   /// Throws CommError with all messages that nobody took, unless the world has failed before.
   void close();

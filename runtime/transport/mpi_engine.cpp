@@ -69,11 +69,10 @@ Engine::Engine(Milliseconds the_timeout) : timeout(the_timeout) {
   mpi_check(MPI_Comm_size(world_, &size_), "MPI_Comm_size");
   has_own_core_ = has_own_core(world_);
   peers_.emplace(rank_, gather_identities(world_, size_));
+  is_quiet_.resize(static_cast<size_t>(size_));
   if (size_ == 1) return;
   termination_watch_.emplace();
-  mpi_check(MPI_Irecv(&incoming_notice_, sizeof(Notice), MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag,
-                      notices_, &notice_request_),
-            "MPI_Irecv of notices");
+  post_notice_receive();
 }
 
 Engine::~Engine() {

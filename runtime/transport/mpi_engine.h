@@ -70,7 +70,8 @@ class Engine final : public RequestPool {
   /// Waits for a request that has no slot, a collective's.
   void wait(MPI_Request request, const std::string& operation);
   void progress();
-  void abort(std::string_view message) noexcept;
+  bool abort(std::string_view message) noexcept;
+  void end_in_order() noexcept;
   /// Throws what has failed before, if anything has.
   void throw_if_failed() const {
     if (failure_) [[unlikely]]
@@ -93,9 +94,9 @@ class Engine final : public RequestPool {
   };
   // What a failing rank tells the others.
   struct Notice {
-    enum class Kind : int32_t { kAborted, kPeerLost };
+    enum class Kind : int32_t { kAborted, kPeerLost, kQuiet };
     Kind kind = Kind::kAborted;
-    int32_t rank = 0;  // that failed or died
+    int32_t rank = 0;  // that failed, died, or has printed all but its last line
     int32_t num_chars = 0;
     char text[4000];
   };
@@ -112,13 +113,18 @@ class Engine final : public RequestPool {
 
   // mpi_failure.cpp
   void look_around();
+  void post_notice_receive();
+  std::optional<Notice> poll_notice();
   void look_for_notice();
   void look_for_lost_peers();
   void answer_termination();
   [[noreturn]] void fail(std::exception_ptr failure);
   Notice make_notice(Notice::Kind kind, int rank, std::string_view text) const;
   void spread(const Notice& notice) noexcept;
-  void drive_notices() noexcept;
+  void send_notice(const Notice& notice, int peer) noexcept;
+  bool drive_notices() noexcept;
+  bool is_my_turn_to_end() const;
+  void wait_for_my_turn();
   void abort_from_own_thread(std::string_view message) noexcept;
   void abort_from_other_thread(std::string_view message) noexcept;
 
@@ -138,9 +144,13 @@ class Engine final : public RequestPool {
 
   std::exception_ptr failure_;
   bool is_failure_of_peer_ = false;
+  int culprit_ = -1;            // the other rank that has failed, unless it is gone
+  std::vector<bool> is_quiet_;  // by rank
   MPI_Request notice_request_ = MPI_REQUEST_NULL;
   Notice incoming_notice_;
   Notice outgoing_notice_;
+  Notice quiet_notice_;
+  bool has_spread_ = false;
   std::vector<MPI_Request> outgoing_;
   std::optional<PeerProcesses> peers_;
   std::optional<TerminationWatch> termination_watch_;

@@ -58,7 +58,8 @@ class MpiTransport final : public Transport {
     start("barrier", [&](MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
   }
 
-  void abort(std::string_view message) noexcept override { engine_->abort(message); }
+  bool abort(std::string_view message) noexcept override { return engine_->abort(message); }
+  void end_in_order() noexcept override { engine_->end_in_order(); }
   std::chrono::milliseconds timeout() const override { return engine_->timeout; }
   void set_timeout(std::chrono::milliseconds timeout) override { engine_->timeout = timeout; }
 

@@ -133,8 +133,14 @@ class Transport {
 
   /// Ends the job: the next or present call of every other rank of the world throws
   /// AbortedError(rank, message). Returns after at most a second, whether they have heard it or
-  /// not.
-  virtual void abort(std::string_view message) noexcept = 0;
+  /// not. False where this rank has heard of another rank's failure before: then that one counts.
+  virtual bool abort(std::string_view message) noexcept = 0;
+
+  /// For a process that a failure ends, once it has printed all but its last line. Who has aborted
+  /// returns when the others have come here too, or are gone: its line is the last. Who has heard
+  /// of another rank's failure returns when that rank is gone, because a launcher kills the others
+  /// as soon as one ends. Takes at most two seconds.
+  virtual void end_in_order() noexcept = 0;
 
   /// How long a wait may take; one value for this rank, whatever the group.
   virtual std::chrono::milliseconds timeout() const = 0;

@@ -92,9 +92,8 @@ std::optional<int> PeerProcesses::first_lost() const {
   return *lost;
 }
 
-bool PeerProcesses::are_all_local_gone() const {
-  return std::none_of(local_peers_.begin(), local_peers_.end(),
-                      [&](int rank) { return is_running(processes_[static_cast<size_t>(rank)]); });
+bool PeerProcesses::is_rank_running(int rank) const {
+  return is_running(processes_[static_cast<size_t>(rank)]);
 }
 
 std::string PeerProcesses::name_of(int rank) const {

@@ -34,8 +34,8 @@ class PeerProcesses {
 
   /// The lowest rank whose process is gone.
   std::optional<int> first_lost() const;
-  /// Is every other process of this host gone?
-  bool are_all_local_gone() const;
+  /// As above, for the process of a rank.
+  bool is_rank_running(int rank) const;
   /// "rank 2 (pid 123 on host x)"
   std::string name_of(int rank) const;
 

@@ -28,8 +28,8 @@ void flush_all() {
 // mpirun reads the terminals and pipes of its ranks in any order, but what it finds in them it
 // prints at once: after this time, what was printed before has appeared.
 void let_mpirun_print() {
-  const timespec moment{0, 100'000'000};
-  nanosleep(&moment, nullptr);
+  timespec moment{0, 100'000'000};
+  while (nanosleep(&moment, &moment) != 0) continue;  // a SIGTERM cuts it short
 }
 
 // Line breaks, and blanks around them, become one blank.
@@ -56,6 +56,27 @@ void print_line(const std::string& message) {
   _exit(exit_code);
 }
 
+// Who failed first has the last word.
+[[noreturn]] void end_with(const std::string& message) {
+  flush_all();
+  const auto world = failing_world.lock();
+  const bool is_first = world == nullptr || world->abort(message);
+  if (!is_first) print_line(message);
+  if (world != nullptr) world->end_in_order();
+  if (is_first) {
+    if (world != nullptr && world->size() > 1) let_mpirun_print();
+    print_line(message);
+    let_mpirun_print();  // it kills those who fail at the same time, once this rank has ended
+  }
+  end_process(kExitFailed);
+}
+
+[[noreturn]] void end_after_peer() {
+  flush_all();
+  if (const auto world = failing_world.lock()) world->end_in_order();
+  end_process(kExitPeerFailed);
+}
+
 [[noreturn]] void end_world() {
   while (is_ending.exchange(true)) pause();  // another thread is at it
   const std::exception_ptr exception = std::current_exception();
@@ -65,20 +86,15 @@ void print_line(const std::string& message) {
   }
   try {
     std::rethrow_exception(exception);
-  } catch (const AbortedError&) {
-    end_process(kExitPeerFailed);
+  } catch (const AbortedError& error) {
+    // Its own, where the program has caught the failure and gone on: then nobody else prints it.
+    if (error.failed_rank() == failing_rank) end_with(error.what());
+    end_after_peer();
   } catch (const PeerLostError& error) {
     print_line(error.what());
-    end_process(kExitPeerFailed);
+    end_after_peer();
   } catch (...) {
-    const std::string message = describe_exception(exception);
-    flush_all();
-    if (const auto world = failing_world.lock()) {
-      world->abort(message);
-      if (world->size() > 1) let_mpirun_print();
-    }
-    print_line(message);
-    end_process(kExitFailed);
+    end_with(describe_exception(exception));
   }
 }
 
@@ -99,6 +115,12 @@ std::string describe_exception(const std::exception_ptr& exception) {
 void install_terminate_handler(const std::shared_ptr<Transport>& world) {
   failing_world = world;
   failing_rank = world->rank();
+  std::set_terminate(end_world);
+}
+
+void install_terminate_handler(int rank) {
+  failing_world.reset();
+  failing_rank = rank;
   std::set_terminate(end_world);
 }
 

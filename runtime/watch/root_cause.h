@@ -19,14 +19,16 @@ constexpr int kExitPeerFailed = 3;
 /// From now on an exception that nobody catches, on any thread of this process, ends the whole
 /// world:
 ///
-/// - a failure of this rank's own is sent to the others; when they have gone, this rank prints one
-/// line,
-///   "[rank 2] <message>", and ends with kExitFailed;
+/// - a failure of this rank's own is sent to the others; when they have nothing more to print, this
+///   rank prints one line, "[rank 2] <message>", and ends with kExitFailed;
 /// - a failure that another rank has sent (AbortedError) is that rank's to print: silently
-/// kExitPeerFailed;
+///   kExitPeerFailed, once that rank is gone;
 /// - a peer that was killed cannot print, so every survivor does (PeerLostError): kExitPeerFailed.
 ///
 /// The process has one terminate handler, so the last call counts. `world` is not kept alive.
 void install_terminate_handler(const std::shared_ptr<Transport>& world);
+
+/// The same for a process that does not know the others yet: only the line and the exit code.
+void install_terminate_handler(int rank);
 
 }  // namespace smp::runtime

@@ -106,7 +106,7 @@ TEST_P(TransportFailures, TimesOutInACollective) {
 TEST_P(TransportFailures, TellsAllRanksThatOneHasAborted) {
   run([](Transport& transport) {
     if (transport.rank() == transport.size() - 1) {
-      transport.abort("the disk is full");
+      EXPECT_TRUE(transport.abort("the disk is full"));
       return;
     }
     int value = 0;
@@ -115,6 +115,7 @@ TEST_P(TransportFailures, TellsAllRanksThatOneHasAborted) {
       ADD_FAILURE() << "expected AbortedError";
     } catch (const AbortedError& error) {
       EXPECT_EQ(error.failed_rank(), transport.size() - 1);
+      EXPECT_FALSE(transport.abort("another rank's failure counts"));
       EXPECT_STREQ(
           error.what(),
           ("rank " + std::to_string(transport.size() - 1) + " failed: the disk is full").c_str());

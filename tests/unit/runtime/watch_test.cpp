@@ -63,7 +63,7 @@ TEST(PeerProcesses, NamesAZombieAndAnEndedProcess) {
   while (!is_running(process)) ++process.start_ticks;
   const PeerProcesses peers(0, {this_process().serialised(), process.serialised()});
   EXPECT_EQ(peers.first_lost(), std::nullopt);
-  EXPECT_FALSE(peers.are_all_local_gone());
+  EXPECT_TRUE(peers.is_rank_running(1));
 
   close(end[1]);
   siginfo_t info;
@@ -71,7 +71,7 @@ TEST(PeerProcesses, NamesAZombieAndAnEndedProcess) {
   EXPECT_EQ(peers.first_lost(), 1) << "a zombie";
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_EQ(peers.first_lost(), 1);
-  EXPECT_TRUE(peers.are_all_local_gone());
+  EXPECT_FALSE(peers.is_rank_running(1));
   EXPECT_EQ(peers.name_of(1),
             "rank 1 (pid " + std::to_string(child) + " on host " + process.host + ")");
   close(end[0]);
@@ -139,6 +139,20 @@ TEST(RootCauseDeathTest, PrintsOneLineForAFailureOfItsOwn) {
 TEST(RootCauseDeathTest, IsSilentAboutAFailureThatAnotherRankPrints) {
   EXPECT_EXIT(throw_uncaught(AbortedError(0, "first")), testing::ExitedWithCode(kExitPeerFailed),
               "^$");
+}
+
+TEST(RootCauseDeathTest, PrintsAFailureOfItsOwnThatWasCaughtAtFirst) {
+  EXPECT_EXIT(throw_uncaught(AbortedError(1, "first")), testing::ExitedWithCode(kExitFailed),
+              "^\\[rank 1\\] rank 1 failed: first\n$");
+}
+
+TEST(RootCauseDeathTest, PrintsOneLineBeforeThereIsAWorld) {
+  const auto throw_error = [] { throw std::runtime_error("a setting\nis wrong"); };
+  const auto fail = [&]() noexcept {
+    install_terminate_handler(2);
+    throw_error();
+  };
+  EXPECT_EXIT(fail(), testing::ExitedWithCode(kExitFailed), "^\\[rank 2\\] a setting is wrong\n$");
 }
 
 TEST(RootCauseDeathTest, NamesAPeerThatCannotPrint) {
