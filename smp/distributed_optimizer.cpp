@@ -23,7 +23,8 @@ using torch::optim::Optimizer;
 void check_elementwise(const Optimizer& optimizer) {
   TORCH_CHECK_VALUE(dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr,
                     "DistributedOptimizer: expected an optimizer that updates each element by itself (SGD, Adam, AdamW, "
-                    "RMSprop, Adagrad), got LBFGS, whose steps mix all parameters and cannot be split over ranks.");
+                    "RMSprop, Adagrad), got LBFGS, whose steps mix all parameters and cannot be split over ranks. "
+                    "Use one of those.");
 }
 
 // Read off torch/csrc/api/src/optim: the tensors in a parameter's state, and those that a step makes and drops.

@@ -31,9 +31,10 @@ std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, co
 
 void init(const Config& argument) {
   TORCH_CHECK(detail::try_context() == nullptr, "smp::init: expected one call per process, got a second one.");
+  const runtime::Launch launch = runtime::detect_launch();
+  if (launch.kind != runtime::Launch::Kind::kSingleProcess) runtime::install_terminate_handler(launch.rank);
   // A configuration with errors is the same on all ranks in nearly every job, so each says so by itself, before MPI.
   const Config resolved = Config::resolve(argument);
-  const runtime::Launch launch = runtime::detect_launch();
   bool uses_mpi = false;
   std::shared_ptr<runtime::Transport> world = join_world(launch, resolved, uses_mpi);
   if (uses_mpi) runtime::install_terminate_handler(world);

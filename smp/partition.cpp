@@ -13,7 +13,7 @@ namespace {
 int checked_stage(const char* caller, int stage) {
   const int stages = detail::context(caller).pipeline->size();
   TORCH_CHECK_VALUE(stage >= 0 && stage < stages, caller, ": expected a stage in [0, ", stages,
-                    ") (pipeline_parallel_degree), got ", stage, ".");
+                    ") (pipeline_parallel_degree), got ", stage, ". Stages count from 0; use smp::pp_size() or raise the degree.");
   return stage;
 }
 

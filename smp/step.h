@@ -129,6 +129,8 @@ class Step {
 /// Collective over the pipeline (and its replicas): call it on every rank. Arguments of other ranks than pp_rank() 0
 /// are ignored. A step that is refused (a batch that microbatches do not divide, an operator that cannot be captured)
 /// throws on every rank of the pipeline, with the text of the rank that refused, before any weight or gradient changes.
+/// What fails later, while the stages run (an index out of range), ends the job: it throws where it happens, and every
+/// other rank's present or next call throws "rank R failed: " and its text, as does every later call of all.
 template <class BodyFunction>
 Step<std::decay_t<BodyFunction>> step(BodyFunction&& body) {
   return Step<std::decay_t<BodyFunction>>(std::forward<BodyFunction>(body));

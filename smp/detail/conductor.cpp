@@ -55,6 +55,17 @@ void add_own_constants(const runtime::Recording& recording, const Program& progr
   }
 }
 
+// A step returns one tensor per microbatch and position.
+void check_same_returns(const std::vector<runtime::CapturedBody>& bodies) {
+  const size_t count = bodies.front().recording->graph.returned.size();
+  for (size_t m = 0; m < bodies.size(); ++m) {
+    const size_t other = bodies[m].recording->graph.returned.size();
+    TORCH_CHECK_VALUE(other == count, "step: expected the body to return the same number of tensors for every "
+                      "microbatch, got ", count, " for microbatch 0 and ", other, " for ", m,
+                      ". Return a tensor of zeros where there is nothing to return.");
+  }
+}
+
 [[noreturn]] void throw_refusal(const StepMessage& message) {
   if (message.is_value_error) TORCH_CHECK_VALUE(false, message.error);
   TORCH_CHECK(false, message.error);
@@ -81,8 +92,19 @@ std::vector<StepOutput> Conductor::run_step(int step_number, const std::vector<a
   TORCH_CHECK(body_in_progress_ == nullptr, "step: expected a call outside of step bodies, got one from within a body.");
   const bool leads = context_.pipeline->rank() == 0;
   Captured captured;
-  const StepMessage message = leads ? lead(step_number, arguments, body, captured) : follow(step_number);
-  std::vector<runtime::MicrobatchRun> runs = prepare(message, leads ? &captured : nullptr);
+  const StepMessage message = leads ? lead(step_number, arguments, body, captured) : receive_message();
+  try {
+    if (!leads) accept(message, step_number);
+    return execute(message, leads ? &captured : nullptr);
+  } catch (...) {
+    // The others are in the middle of this step and would wait for ever, should the caller go on.
+    context_.world->abort(runtime::describe_exception(std::current_exception()));
+    throw;
+  }
+}
+
+std::vector<StepOutput> Conductor::execute(const StepMessage& message, Captured* captured) {
+  std::vector<runtime::MicrobatchRun> runs = prepare(message, captured);
   if (!owners_) place(*first_program_);
   std::vector<const Program*> programs;
   for (const auto& microbatch : message.microbatches) programs.push_back(programs_.find(microbatch.hash));
@@ -107,6 +129,7 @@ StepMessage Conductor::lead(int step_number, const std::vector<at::Tensor>& argu
   std::exception_ptr own_error;
   try {
     captured = capture(step_number, arguments, body);
+    check_same_returns(captured.bodies);
     add_programs(captured, message);
   } catch (const std::exception& error) {
     own_error = std::current_exception();
@@ -151,19 +174,22 @@ void Conductor::agree_with_replicas(std::string& error, bool& is_value_error) {
   }
 }
 
-StepMessage Conductor::follow(int step_number) {
+StepMessage Conductor::receive_message() {
   StepMessage message = runtime::decode_step_message(context_.pipeline->receive_bytes(0, kStepTag));
   if (!message.error.empty()) throw_refusal(message);
+  return message;
+}
+
+void Conductor::accept(const StepMessage& message, int step_number) {
   TORCH_CHECK(message.step_function == step_number, "step: expected all ranks of a pipeline to call the same step "
               "function, got number ", message.step_function, " on pipeline rank 0 and number ", step_number,
               " on pipeline rank ", context_.pipeline->rank(), ". Make and call step functions in the same order.");
-  for (runtime::NewProgram& fresh : message.new_programs) {
+  for (const runtime::NewProgram& fresh : message.new_programs) {
     Program& program = programs_.add(deserialise_graph(fresh.graph), deserialise_plan(fresh.plan), fresh.hash);
-    for (auto& constant : fresh.constants) program.constants[constant.value] = std::move(constant.tensor);
+    for (const auto& constant : fresh.constants) program.constants[constant.value] = constant.tensor;
     if (first_program_ == nullptr) first_program_ = &program;
   }
   training_steps_ = message.step;
-  return message;
 }
 
 Conductor::Captured Conductor::capture(int step_number, const std::vector<at::Tensor>& arguments,

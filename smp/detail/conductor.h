@@ -51,7 +51,9 @@ class Conductor {
   Captured capture(int step_number, const std::vector<at::Tensor>& arguments, const step_internal::Body& body);
   void add_programs(const Captured& captured, runtime::StepMessage& message);
   void agree_with_replicas(std::string& error, bool& is_value_error);
-  runtime::StepMessage follow(int step_number);
+  runtime::StepMessage receive_message();
+  void accept(const runtime::StepMessage& message, int step_number);
+  std::vector<StepOutput> execute(const runtime::StepMessage& message, Captured* captured);
   void place(const Program& program);
   std::vector<runtime::MicrobatchRun> prepare(const runtime::StepMessage& message, Captured* captured);
   void reduce_gradients();

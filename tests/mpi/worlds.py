@@ -23,6 +23,15 @@ def processes_with(token):
     return found
 
 
+def pid_of_rank(token, rank):
+    """The process that mpirun has started as `rank` of the world with `token`."""
+    variable = f"OMPI_COMM_WORLD_RANK={rank}".encode()
+    for pid in processes_with(token):
+        if variable in pathlib.Path("/proc", pid, "environ").read_bytes().split(b"\0"):
+            return int(pid)
+    raise LookupError(f"rank {rank} of {token} is not running")
+
+
 class WorldTestCase(unittest.TestCase):
     """One world at a time. `self.output` is all that it has printed, for messages."""
 
