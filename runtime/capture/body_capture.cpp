@@ -248,6 +248,7 @@ void BodyCapture::go_back_to_recording() {
 
 CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& returned) {
   equal_.body_ends();
+  if (matching_) check_hooks();
   if (!recorder_ && !finish_matched(returned)) go_back_to_recording();
   if (recorder_) return finish_recorded(returned);
   for (const ConstantTensor& constant : used_) check_unchanged(constant, describe_place("capture", current_module()));
@@ -256,6 +257,16 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& returned) {
   CapturedBody run = std::move(run_);
   run_ = {};
   return run;
+}
+
+// All ghosts that a matched run hands out have one gradient function.
+void BodyCapture::check_hooks() {
+  try {
+    refuse_hooks(matching_->grad_fn.get(), describe_place("capture", current_module()));
+  } catch (const c10::Error&) {
+    recordings_.erase(key_);  // its ghosts keep the hook
+    throw;
+  }
 }
 
 bool BodyCapture::finish_matched(const std::vector<at::Tensor>& returned) {

@@ -57,6 +57,7 @@ class BodyCapture : public Interceptor {
   void answer(torch::jit::Stack& stack);
   void skip_synthesised();
   const std::string& current_module() const;
+  void check_hooks();
   bool finish_matched(const std::vector<at::Tensor>& returned);
   void go_back_to_recording();
   CapturedBody finish_recorded(const std::vector<at::Tensor>& returned);

@@ -50,7 +50,7 @@ void make_ghosts(Recording& recording, const std::vector<bool>* only_storages) {
     any_gradient[first] = any_gradient[first] || values[v].spec.requires_grad;
   }
   std::vector<c10::Storage> storages(bytes.size());
-  const auto grad_fn = make_refuse_backward();
+  if (!recording.grad_fn) recording.grad_fn = make_refuse_backward();
   for (size_t v = 0; v < values.size(); ++v) {
     const auto first = static_cast<size_t>(recording.same_impl[v]);
     if (!is_ghost(recording, recording.same_impl[v])) {
@@ -68,7 +68,7 @@ void make_ghosts(Recording& recording, const std::vector<bool>* only_storages) {
     }
     TensorSpec spec = values[v].spec;
     spec.requires_grad = any_gradient[v];
-    recording.tensors[v] = make_ghost(spec, storages[storage], grad_fn);
+    recording.tensors[v] = make_ghost(spec, storages[storage], recording.grad_fn);
   }
 }
 

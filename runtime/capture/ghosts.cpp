@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "runtime/capture/interceptor.h"
 
@@ -47,6 +48,23 @@ void refuse_backward() {
   TORCH_CHECK(false,
               "loss.backward() inside a step body: expected model.backward(loss), because the loss there is a ghost "
               "without data and its own backward would train nothing. Call backward on the DistributedModel.");
+}
+
+void refuse_hooks(torch::autograd::Node* root, const std::string& place) {
+  std::unordered_set<torch::autograd::Node*> seen = {nullptr};
+  std::vector<torch::autograd::Node*> open = {root};
+  while (!open.empty()) {
+    torch::autograd::Node* node = open.back();
+    open.pop_back();
+    if (!seen.insert(node).second) continue;
+    const bool has_hooks = !node->tensor_pre_hooks().empty() || !node->pre_hooks().empty() || !node->post_hooks().empty();
+    TORCH_CHECK_NOT_IMPLEMENTED(!has_hooks, place,
+                                ": expected gradient hooks on parameters only, got one on a tensor that the step body "
+                                "made (register_hook). The body runs on ghosts and the backward on other tensors, so the "
+                                "hook would never run. Hook the parameter, or change the gradient by operators: "
+                                "x * s + (x - x * s).detach() scales it by s.");
+    for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
 }
 
 TensorSpec spec_of(const at::Tensor& tensor) {

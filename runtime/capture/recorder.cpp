@@ -314,6 +314,9 @@ ValueId Recorder::bind_output(const Node& node, int32_t index, const at::Tensor&
 
 void Recorder::set_backward_root(const at::Tensor& loss) {
   recording_->graph.backward_root = value_of(loss, "the loss given to backward()");
+  at::Tensor live = loss;
+  resolve(live);
+  refuse_hooks(live.grad_fn().get(), where());
 }
 
 ValueId Recorder::value_of(const at::Tensor& tensor, const char* role) {

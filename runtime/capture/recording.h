@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 #include <vector>
@@ -31,7 +32,8 @@ struct Recording {
   std::vector<partitioner::ValueId> same_impl;
   std::vector<ConstantTensor> constants;
   std::vector<partitioner::ValueId> reshaped;  // ghosts whose geometry an in-place operator changes (t_, squeeze_)
-  uint64_t hash = 0;  // of the graph
+  std::shared_ptr<torch::autograd::Node> grad_fn;  // of every ghost that requires a gradient
+  uint64_t hash = 0;                               // of the graph
 };
 
 /// A Scalar argument whose value differs from the recorded one in this run; the graph stays the same.

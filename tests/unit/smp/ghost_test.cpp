@@ -55,6 +55,47 @@ TEST(RawPointer, OfAGhostKeptBeyondItsBodyIsRefused) {
   });
 }
 
+// A hook on a ghost would be lost with it, and the gradients be others without a word.
+TEST(Hook, OnAnActivationIsRefusedWhileRecordingMatchingAndGoingBack) {
+  for (const int hooked_step : {0, 1, 2}) {
+    tests::run_smp_ranks(1, {.microbatches = 2}, [&] {
+      const auto net = make_net(), twin = make_net();
+      Model model(net);
+      int calls = 0;
+      bool hooks = true;
+      auto step = smp::step([&](at::Tensor data, at::Tensor target) {
+        const at::Tensor hidden = net->first(data);
+        if (hooks && calls == 2 * hooked_step + 1) hidden.register_hook([](at::Tensor grad) { return grad * 2; });
+        const bool squash = calls++ / 2 == 2;  // the third step leaves the recording after the hook
+        const at::Tensor loss = torch::mse_loss(net->fourth(squash ? hidden.tanh() : hidden.relu()), target);
+        model.backward(loss);
+        return loss;
+      });
+      const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
+      for (int s = 0; s < hooked_step; ++s) step(data, target);
+      const std::string message = message_of([&] { step(data, target); });
+      EXPECT_NE(message.find("gradient hooks on parameters only"), std::string::npos) << message;
+      hooks = false;
+      EXPECT_EQ(message_of([&] { step(data, target); }), "");
+    });
+  }
+}
+
+TEST(Hook, OnAParameterRuns) {
+  tests::run_smp_ranks(2, {.microbatches = 2}, [] {
+    const auto net = make_net(), twin = make_net();
+    Model model(net);
+    for (SmallNet* module : {net.get(), twin.get()}) {
+      for (const auto& parameter : module->parameters()) parameter.register_hook([](at::Tensor grad) { return grad * 2; });
+    }
+    auto step = tests::training_step(model);
+    const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
+    step(data, target);
+    tests::eager_step(*twin, data, target, 2);
+    tests::expect_twins(model, *twin, "with hooks");
+  });
+}
+
 TEST(Equal, OfTensorsMadeOutsideReadsTheirValuesInEveryRun) {
   tests::run_smp_ranks(1, {.microbatches = 2}, [] {
     const auto net = make_net(), twin = make_net();
