@@ -93,6 +93,9 @@ Argument to_argument(c10::IValue& boxed, const TensorToValue& resolve, const std
     return std::vector<bool>(list.begin(), list.end());
   }
   if (boxed.isList()) return scalar_list_argument(boxed, op);
+  TORCH_CHECK_NOT_IMPLEMENTED(!boxed.isGenerator(), op,
+                              ": expected no generator of its own, got one. Leave it out: every random operator of a step "
+                              "draws from a seed made of Config::seed, step, microbatch and its place in the graph.");
   TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": expected tensors, numbers, strings or lists as arguments, got a ",
                               boxed.tagKind(),
                               ". The operator cannot be captured; use another form of it in the model.");

@@ -175,7 +175,7 @@ bool BodyCapture::matches_constant(const at::Tensor& actual, ValueId recorded) {
   const auto used = std::find_if(used_.begin(), used_.end(), with_value);
   if (used != used_.end()) return actual.is_same(used->tensor) || same_content(actual, used->content);
   const Value& value = matching_->graph.values[recorded];
-  if (!actual.defined() || actual.is_meta() || actual.requires_grad() || bindings_.find_storage(actual) != nullptr ||
+  if (!actual.defined() || !can_be_constant(actual) || actual.requires_grad() || bindings_.find_storage(actual) != nullptr ||
       actual.unsafeGetTensorImpl()->is_wrapped_number() != value.is_wrapped_number) {
     return false;
   }

@@ -8,11 +8,12 @@
 
 namespace smp::runtime {
 
+bool can_be_constant(const at::Tensor& tensor) {
+  return tensor.is_cpu() && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 at::Tensor snapshot_of(const at::Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg(),
-                              "expected tensors made outside of the step to be on the CPU and to hold their values, got ",
-                              tensor.toString(), tensor.is_conj() || tensor.is_neg() ? " with a lazy sign" : "",
-                              ". Give the step tensor.cpu(), dequantize(), resolve_conj() or resolve_neg() of it.");
+  TORCH_INTERNAL_ASSERT(can_be_constant(tensor), tensor.toString());
   // A copy would be no wrapped number any more, and nobody can write to one.
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
   return tensor.detach().clone();
@@ -20,7 +21,7 @@ at::Tensor snapshot_of(const at::Tensor& tensor) {
 
 bool same_content(const at::Tensor& tensor, const at::Tensor& snapshot) {
   if (tensor.is_same(snapshot)) return true;
-  if (!tensor.is_cpu() || tensor.scalar_type() != snapshot.scalar_type() || tensor.sizes() != snapshot.sizes()) {
+  if (!can_be_constant(tensor) || tensor.scalar_type() != snapshot.scalar_type() || tensor.sizes() != snapshot.sizes()) {
     return false;
   }
   if (!tensor.is_non_overlapping_and_dense()) return same_content(snapshot_of(tensor), snapshot);

@@ -18,8 +18,10 @@ struct ConstantTensor {
   const at::Tensor& recorded() const { return content; }
 };
 
-/// A dense copy in the same dimension order, as other ranks receive it. Throws NotImplementedError for tensors that are
-/// not on the CPU or whose bytes are not their values (quantized, lazily conjugated or negated).
+/// False for tensors that are not on the CPU or whose bytes are not their values (quantized, lazily conjugated or negated).
+bool can_be_constant(const at::Tensor& tensor);
+
+/// A dense copy in the same dimension order, as other ranks receive it. Needs can_be_constant(tensor).
 at::Tensor snapshot_of(const at::Tensor& tensor);
 
 /// Whether `tensor` has the sizes, dtype and bytes of `snapshot`, and would have its strides.

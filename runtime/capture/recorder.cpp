@@ -95,6 +95,10 @@ ValueId Recorder::bind_constant(const at::Tensor& tensor, at::Tensor& stand_in) 
               ": expected trainable tensors to be parameters of the model, got a tensor of sizes ", tensor.sizes(),
               " that requires a gradient and is not registered. Register it with register_parameter, or "
               "detach() it outside of the step.");
+  TORCH_CHECK_NOT_IMPLEMENTED(can_be_constant(tensor), where(), ": expected tensors made outside of the step to be on the "
+                              "CPU and to hold their values, got ", tensor.toString(),
+                              tensor.is_conj() || tensor.is_neg() ? " with a lazy sign" : "",
+                              ". Give the step cpu(), dequantize(), resolve_conj() or resolve_neg() of it.");
   at::Tensor content = snapshot_of(tensor);
   Value value{.kind = ValueKind::kConstant,
               .name = "constant." + std::to_string(recording_->constants.size()),

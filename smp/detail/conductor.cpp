@@ -89,7 +89,8 @@ Conductor::Conductor(Context& context, std::shared_ptr<torch::nn::Module> module
 
 std::vector<StepOutput> Conductor::run_step(int step_number, const std::vector<at::Tensor>& arguments,
                                             const step_internal::Body& body) {
-  TORCH_CHECK(body_in_progress_ == nullptr, "step: expected a call outside of step bodies, got one from within a body.");
+  TORCH_CHECK(body_in_progress_ == nullptr, "step: expected a call outside of step bodies, got one from within a body. "
+              "Call the step functions one after the other, or share a plain function between their bodies.");
   const bool leads = context_.pipeline->rank() == 0;
   Captured captured;
   const StepMessage message = leads ? lead(step_number, arguments, body, captured) : receive_message();
