@@ -14,6 +14,9 @@ SHELL := /usr/bin/env bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
+# make splits at spaces, so no quoting here would be enough.
+$(foreach name,CURDIR PYTHON,$(if $(word 2,$($(name))),$(error $(name): expected a path without spaces, got '$($(name))')))
+
 build := $(CURDIR)/build/$(PRESET)
 venv  := $(CURDIR)/.venv
 
@@ -25,7 +28,8 @@ ifeq ($(PYTHON),)
   python := $(venv)/bin/python
   environment := venv
 else
-  python := $(shell command -v $(PYTHON))
+  # Absolute, since cmake runs elsewhere; links are kept, since a virtual environment's python is one.
+  python := $(abspath $(shell command -v $(PYTHON)))
   environment := python-given
 endif
 
@@ -53,12 +57,14 @@ venv: packages
 python-given: packages
 	@[ -x "$(python)" ] || { echo "PYTHON: expected an interpreter that has torch, got '$(PYTHON)'" >&2; exit 2; }
 
-# Configured again only when a choice has changed; a changed CMakeLists.txt is the build's business.
+# Configured again only when a choice has changed, or what the build can do without has come or gone; a
+# changed CMakeLists.txt is the build's business.
 configure: $(environment)
-	@if [ ! -f $(build)/build.ninja ] || [ "$$(cat $(build)/options.txt 2>/dev/null)" != "$(options)" ]; then \
+	@now="$(options) with $$({ command -v ccache mold mpicxx || true; } | xargs)"; \
+	if [ ! -f $(build)/build.ninja ] || [ "$$(cat $(build)/options.txt 2>/dev/null)" != "$$now" ]; then \
 	  rm -f $(build)/options.txt; \
 	  cmake --preset $(PRESET) $(options); \
-	  echo "$(options)" > $(build)/options.txt; \
+	  echo "$$now" > $(build)/options.txt; \
 	fi
 
 build: configure  ## Everything, into build/<preset>/bin
@@ -79,7 +85,7 @@ bench: build  ## All measurements, or ONLY=name; "name value unit" each
 	@benchmarks/run $(build)/benchmarks.txt $(ONLY)
 
 install: build  ## Libraries, public headers, package files and bin/smp under PREFIX (default /usr/local)
-	@cmake --install $(build) --prefix $(abspath $(PREFIX))
+	@cmake --install $(build) --prefix "$$(realpath -ms '$(PREFIX)')"
 
 clean:  ## Remove build/ (.venv stays)
 	rm -rf build

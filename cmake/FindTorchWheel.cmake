@@ -8,6 +8,9 @@
 #         SMP_PYTHON_HINTS  tried, if they exist, before the python3 in PATH (our .venv; in an installed
 #                           smp, the interpreter that it was built with).
 # Output: torch_wheel::cpu, torch_wheel::c10, TorchWheel_VERSION, TorchWheel_DIR.
+if(SMP_PYTHON MATCHES "^[^/]+/")  # a relative path is one from where cmake was called
+  set(SMP_PYTHON "${SMP_PYTHON}" CACHE FILEPATH "Python interpreter whose torch wheel is used")
+endif()
 if(NOT SMP_PYTHON)
   foreach(_smp_hint IN LISTS SMP_PYTHON_HINTS)
     if(EXISTS "${_smp_hint}" AND NOT SMP_PYTHON)
