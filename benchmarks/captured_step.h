@@ -1,5 +1,4 @@
 // A captured loss outside of any job, and its replay as one stage, to hold against eager code.
-// with eager code.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -43,7 +43,7 @@ elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; th
   echo "setup: sudo $line"
   sudo DEBIAN_FRONTEND=noninteractive bash -c "$line"
 else
-  echo "setup: packages are missing, and this user is neither root nor in sudo. As root, run:" >&2
+  echo "setup: packages are missing, and neither root nor sudo without a password is at hand. As root, run:" >&2
   echo "$line" >&2
   [ -z "$missing_required" ] || exit 1
   echo "setup: going on without them; they are optional" >&2
