@@ -41,11 +41,14 @@ void cut_into(Text& splits, std::string_view text) {
   splits.test += text.substr(valid);
 }
 
-std::vector<fs::path> regular_files(const fs::path& folder) {
+enum class Links { kFollow, kSkip };
+
+std::vector<fs::path> regular_files(const fs::path& folder, Links links) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const bool is_hidden = entry.path().filename().string().starts_with('.');
-    if (entry.is_regular_file() && !entry.is_symlink() && !is_hidden) files.push_back(entry.path());
+    const bool is_skipped = is_hidden || (links == Links::kSkip && entry.is_symlink());
+    if (entry.is_regular_file() && !is_skipped) files.push_back(entry.path());
   }
   std::ranges::sort(files);
   return files;
@@ -90,7 +93,7 @@ bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 Text read_all_files(const std::string& folder) {
   Text splits;
-  for (const auto& file : regular_files(folder)) cut_into(splits, read_file(file));
+  for (const auto& file : regular_files(folder, Links::kSkip)) cut_into(splits, read_file(file));
   return splits;
 }
 
@@ -101,7 +104,7 @@ Text read_text(const std::string& path) {
                     " files, with --data.");
   if (path.empty()) return read_all_files(kDefaultFolder);
   if (fs::is_directory(source)) {
-    const auto files = regular_files(source);
+    const auto files = regular_files(source, Links::kFollow);
     return {read_file(file_of(files, path, "train")), read_file(file_of(files, path, "valid")),
             read_file(file_of(files, path, "test"))};
   }

@@ -48,6 +48,14 @@ TEST(CorpusText, AFolderHasOneFilePerSplit) {
   EXPECT_EQ(text.test, "d\n");
 }
 
+TEST(CorpusText, TheSplitsOfAFolderMayBeLinks) {
+  const TemporaryFolder folder;
+  folder.write("blob", "a\n");
+  for (const char* name : {"wiki.train", "wiki.valid", "wiki.test"})
+    std::filesystem::create_symlink("blob", folder.path(name));
+  EXPECT_EQ(read_text(folder.path()).train, "a\n");
+}
+
 TEST(CorpusText, AFolderWithoutOneSplitIsRefused) {
   const TemporaryFolder folder;
   folder.write("train.txt", "a");
