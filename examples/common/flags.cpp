@@ -2,8 +2,9 @@
 #include "examples/common/flags.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
 #include <iostream>
-#include <limits>
 #include <map>
 
 namespace examples {
@@ -11,8 +12,30 @@ namespace {
 
 constexpr int kUsageError = 2;
 
-const CLI::Range kZeroOrMore(int64_t{0}, std::numeric_limits<int64_t>::max(), "INT >= 0");
-const CLI::Range kOneOrMore(int64_t{1}, std::numeric_limits<int64_t>::max(), "INT >= 1");
+// Checks the text before CLI11 converts it: one wording for too small, too large and no integer.
+CLI::Validator at_least(int64_t minimum) {
+  const std::string least = std::to_string(minimum);
+  return {[minimum, least](const std::string& text) {
+            int64_t value = 0;
+            const char* end = text.data() + text.size();
+            const auto [stop, error] = std::from_chars(text.data(), end, value);
+            const bool is_right = error == std::errc() && stop == end && value >= minimum;
+            return is_right ? "" : "expected an integer, " + least + " or more, got " + text;
+          },
+          "INT >= " + least};
+}
+
+CLI::Validator above_zero() {
+  return {[](const std::string& text) {
+            double value = 0;
+            const char* end = text.data() + text.size();
+            const auto [stop, error] = std::from_chars(text.data(), end, value);
+            const bool is_right =
+                error == std::errc() && stop == end && std::isfinite(value) && value > 0;
+            return is_right ? "" : "expected a number above 0, got " + text;
+          },
+          "NUMBER > 0"};
+}
 
 // A flag whose value is one of the words; its help shows them and the word of the default.
 template <typename Enum>
@@ -54,16 +77,12 @@ FlagParser::FlagParser(const std::string& description, Flags& flags)
   CLI::App& app = impl_->app;
   app.description(description);
   app.option_defaults()->always_capture_default();
-  const auto count = [&app](const char* flag, int64_t& value, const CLI::Range& range,
-                            const char* help) {
-    app.add_option(flag, value, help)->check(range)->type_name("");
-  };
-  count("--steps", flags.steps, kZeroOrMore, "Training ends after so many; 0: after --epochs");
-  count("--epochs", flags.epochs, kOneOrMore, "Passes over the data");
-  count("--batch-size", flags.batch_size, kOneOrMore, "Samples of all replicas together");
-  count("--microbatches", flags.microbatches, kOneOrMore, "Parts of a batch, per pipeline");
-  count("--pipeline-degree", flags.pipeline_degree, kZeroOrMore,
-        "Stages of a pipeline; 0: all processes form one");
+  add("--steps", flags.steps, "Training ends after so many; 0: after --epochs", 0);
+  add("--epochs", flags.epochs, "Passes over the data");
+  add("--batch-size", flags.batch_size, "Samples of all replicas together");
+  add("--microbatches", flags.microbatches, "Parts of a batch, per pipeline");
+  add("--pipeline-degree", flags.pipeline_degree, "Stages of a pipeline; 0: all processes form one",
+      0);
   using smp::Pipeline;
   add_choice<Pipeline>(app, "--schedule", flags.schedule,
                        {{"interleaved", Pipeline::kInterleaved}, {"simple", Pipeline::kSimple}},
@@ -75,17 +94,18 @@ FlagParser::FlagParser(const std::string& description, Flags& flags)
       app, "--optimizer", flags.optimizer,
       {{"sgd", Optimizer::kSgd}, {"adam", Optimizer::kAdam}, {"adamw", Optimizer::kAdamW}},
       "Optimizer");
-  app.add_option("--lr", flags.lr, "Learning rate")->check(CLI::PositiveNumber)->type_name("");
-  count("--seed", flags.seed, kZeroOrMore, "Seed of weights, order and dropout");
-  count("--threads", flags.threads, kOneOrMore, "Threads per process");
+  app.add_option("--lr", flags.lr, "Learning rate")->check(above_zero())->type_name("");
+  add("--seed", flags.seed, "Seed of weights and dropout", 0);
+  add("--threads", flags.threads, "Threads per process");
   app.add_option("--data", flags.data, "File or folder with the data")->type_name("PATH");
   app.add_option("--log", flags.log, "Write JSON lines to this file")->type_name("FILE");
 }
 
 FlagParser::~FlagParser() = default;
 
-void FlagParser::add(const std::string& flag, int64_t& value, const std::string& help) {
-  impl_->app.add_option(flag, value, help)->check(kZeroOrMore)->type_name("");
+void FlagParser::add(const std::string& flag, int64_t& value, const std::string& help,
+                     int64_t minimum) {
+  impl_->app.add_option(flag, value, help)->check(at_least(minimum))->type_name("");
 }
 
 void FlagParser::add(const std::string& flag, double& value, const std::string& help) {

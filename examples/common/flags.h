@@ -49,9 +49,9 @@ class FlagParser {
   FlagParser(const FlagParser&) = delete;
   FlagParser& operator=(const FlagParser&) = delete;
 
-  /// One more flag, whose default is the variable's value. Integers must be 0 or more. A bool is a
-  /// flag without value.
-  void add(const std::string& flag, int64_t& value, const std::string& help);
+  /// One more flag, whose default is the variable's value. Integers below `minimum` are mistakes. A
+  /// bool is a flag without value.
+  void add(const std::string& flag, int64_t& value, const std::string& help, int64_t minimum = 1);
   void add(const std::string& flag, double& value, const std::string& help);
   void add(const std::string& flag, bool& value, const std::string& help);
   void add(const std::string& flag, std::string& value, const std::string& help);

@@ -49,7 +49,8 @@ std::optional<int> parse(int argc, char** argv, Settings& settings) {
   parser.add("--hidden", settings.model.hidden, "Width of each feed-forward block");
   parser.add("--layers", settings.model.layers, "Encoder layers");
   parser.add("--dropout", settings.model.dropout, "Probability of dropout");
-  parser.add("--print-every", settings.print_every, "Steps between lines of progress; 0: none");
+  parser.add("--print-every", settings.print_every, "Steps between lines of progress; 0: none",
+             /*minimum=*/0);
   parser.add("--save", settings.save, "Write the best weights to this file, for torch::load");
   return parser.parse(argc, argv);
 }

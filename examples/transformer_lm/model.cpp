@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <utility>
 
 namespace transformer_lm {
 namespace {
@@ -13,6 +14,18 @@ namespace nn = torch::nn;
 void check(const ModelOptions& options) {
   TORCH_CHECK_VALUE(options.vocab > 0, "transformer_lm: expected vocab > 0, got ", options.vocab,
                     ". Set ModelOptions::vocab to the number of distinct tokens.");
+  const std::pair<const char*, int64_t> sizes[] = {{"width", options.width},
+                                                   {"heads", options.heads},
+                                                   {"hidden", options.hidden},
+                                                   {"layers", options.layers},
+                                                   {"max_tokens", options.max_tokens}};
+  for (const auto& [name, size] : sizes) {
+    TORCH_CHECK_VALUE(size > 0, "transformer_lm: expected ", name, " > 0, got ", size,
+                      ". Change ModelOptions::", name, ".");
+  }
+  TORCH_CHECK_VALUE(options.dropout >= 0 && options.dropout <= 1,
+                    "transformer_lm: expected a probability of dropout in [0, 1], got ",
+                    options.dropout, ". Change ModelOptions::dropout.");
   TORCH_CHECK_VALUE(options.width % options.heads == 0 && options.width % 2 == 0,
                     "transformer_lm: expected an even width divisible by heads=", options.heads,
                     ", got ", options.width, ". Change ModelOptions::width or heads.");

@@ -86,6 +86,9 @@ TEST(TransformerLm, LearnsARepeatedText) {
 TEST(TransformerLm, SizesThatDoNotFitAreRefused) {
   EXPECT_THROW(TransformerLm({.vocab = 0}), c10::ValueError);
   EXPECT_THROW(TransformerLm({.vocab = 5, .width = 10, .heads = 4}), c10::ValueError);
+  EXPECT_THROW(TransformerLm({.vocab = 5, .heads = 0}), c10::ValueError);
+  EXPECT_THROW(TransformerLm({.vocab = 5, .hidden = 0}), c10::ValueError);
+  EXPECT_THROW(TransformerLm({.vocab = 5, .dropout = 1.5}), c10::ValueError);
   TransformerLm net(small());
   EXPECT_THROW(net.forward(some_tokens(1, 13)), c10::ValueError);
 }

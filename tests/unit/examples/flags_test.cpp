@@ -102,6 +102,38 @@ TEST(Flags, MistakesEndWithTwoAndNameTheFlag) {
   }
 }
 
+std::string answer_to(const std::vector<const char*>& arguments) {
+  Flags flags;
+  FlagParser parser("Trains.", flags);
+  int64_t heads = 4, print_every = 20;
+  parser.add("--heads", heads, "Heads");
+  parser.add("--print-every", print_every, "Steps", 0);
+  testing::internal::CaptureStderr();
+  const auto code = parse(parser, arguments);
+  const std::string text = testing::internal::GetCapturedStderr();
+  return code ? text : "accepted";
+}
+
+TEST(Flags, ACountBelowItsMinimumIsAnsweredWithExpectedAndGot) {
+  for (const char* flag : {"--epochs", "--batch-size", "--microbatches", "--threads", "--heads"}) {
+    for (const char* value : {"0", "-1", "1.5", "many", "99999999999999999999"}) {
+      const std::string expected =
+          std::string(flag) + ": expected an integer, 1 or more, got " + value;
+      const std::string argument = std::string(flag) + "=" + value;
+      EXPECT_NE(answer_to({argument.c_str()}).find(expected), std::string::npos) << expected;
+    }
+  }
+  for (const char* flag : {"--steps", "--pipeline-degree", "--seed", "--print-every"}) {
+    EXPECT_EQ(answer_to({flag, "0"}), "accepted") << flag;
+    const std::string text = answer_to({(std::string(flag) + "=-1").c_str()});
+    EXPECT_NE(text.find(std::string(flag) + ": expected an integer, 0 or more, got -1"),
+              std::string::npos)
+        << text;
+  }
+  EXPECT_NE(answer_to({"--lr=nan"}).find("--lr: expected a number above 0, got nan"),
+            std::string::npos);
+}
+
 TEST(Flags, AWrongWordIsAnsweredWithTheRightOnes) {
   Flags flags;
   FlagParser parser("Trains.", flags);
