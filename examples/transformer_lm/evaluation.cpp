@@ -27,9 +27,4 @@ double evaluate(Model& model, LossStep& loss_of, const at::Tensor& columns, int6
   return smp::all_reduce_mean(sum / num_targets, smp::Group::data_parallel).item<double>();
 }
 
-void restore(Model& model, const smp::StateDict& state) {
-  const torch::NoGradGuard no_grad;
-  for (auto& [name, parameter] : model.local_named_parameters()) parameter.copy_(state.at(name));
-}
-
 }  // namespace transformer_lm

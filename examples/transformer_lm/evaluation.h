@@ -1,4 +1,4 @@
-// Measuring a model on text that it does not learn from, and keeping its best weights.
+// Measuring a model on text that it does not learn from.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,8 +22,5 @@ at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& target);
 /// Mean loss per token of `columns` (see batchify) over all replicas, in evaluation mode and
 /// without gradients; the model is in training mode afterwards. Collective over the world.
 double evaluate(Model& model, LossStep& loss_of, const at::Tensor& columns, int64_t bptt);
-
-/// Puts saved weights back into the parameters that live on this rank.
-void restore(Model& model, const smp::StateDict& state);
 
 }  // namespace transformer_lm

@@ -7,11 +7,11 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <limits>
 #include <optional>
 
 #include "examples/common/flags.h"
 #include "examples/common/step_log.h"
+#include "examples/transformer_lm/best_weights.h"
 #include "examples/transformer_lm/corpus.h"
 #include "examples/transformer_lm/evaluation.h"
 #include "examples/transformer_lm/memory.h"
@@ -147,15 +147,26 @@ class Training {
       std::printf("epoch %3ld | valid loss %.3f | valid perplexity %.1f\n", epoch_, valid_loss,
                   std::exp(valid_loss));
     }
-    if (valid_loss >= best_loss_) return;
-    best_loss_ = valid_loss;
-    best_ = model_.state_dict();
+    best_.offer(valid_loss, model_.local_named_parameters());
   }
 
   double evaluate_best(LossStep& loss_step) {
-    restore(model_, best_);
-    if (!settings_.save.empty() && smp::rank() == 0) torch::save(best_, settings_.save);
+    if (!best_.is_empty()) {
+      best_.restore(model_.local_named_parameters());
+      save();
+    } else if (smp::rank() == 0) {
+      std::printf(
+          "no epoch had a finite validation loss: nothing is saved, and the test is of the "
+          "last weights. Lower --lr.\n");
+    }
     return evaluate(model_, loss_step, data_.test, settings_.bptt);
+  }
+
+  // Gathers the model: for --save only, since a whole model may fit on no single rank.
+  void save() {
+    if (settings_.save.empty()) return;
+    const smp::StateDict state = model_.state_dict();
+    if (smp::rank() == 0) torch::save(state, settings_.save);
   }
 
   void finish(double test_loss) {
@@ -169,11 +180,11 @@ class Training {
         .resident_peak_bytes = gather(static_cast<double>(memory_.resident_bytes())),
         .pipeline_ranks = gather(smp::pp_rank())};
     if (smp::rank() != 0) return;
-    std::printf("best weights | test loss %.3f | test perplexity %.1f\n", test_loss,
-                std::exp(test_loss));
+    std::printf("%s weights | test loss %.3f | test perplexity %.1f\n",
+                best_.is_empty() ? "last" : "best", test_loss, std::exp(test_loss));
     print_outcome(outcome);
     auto summary = summary_of(outcome);
-    summary.insert(summary.begin(), {{"valid_loss", best_loss_},
+    summary.insert(summary.begin(), {{"valid_loss", best_.loss()},
                                      {"test_loss", test_loss},
                                      {"test_perplexity", std::exp(test_loss)}});
     log_.finish(summary);
@@ -191,8 +202,7 @@ class Training {
   int64_t epoch_ = 0, batch_ = 0, step_ = 0;
   std::vector<Step> since_line_;
   std::vector<double> measured_;  // seconds of each training step, without clipping and optimizer
-  double best_loss_ = std::numeric_limits<double>::infinity();
-  smp::StateDict best_;
+  BestWeights best_;
 };
 
 void train(Settings settings) {
