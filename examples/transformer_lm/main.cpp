@@ -4,6 +4,7 @@
 //   smp run -np 4 transformer_lm --steps 50  four, each with a part of the model
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -99,7 +100,7 @@ class Training {
         const double start = seconds_now();
         optimizer.zero_grad();
         const smp::StepOutput losses = train_step(batch.data, batch.target);
-        measured_.push_back(seconds_now() - start);
+        if (batch.data.size(1) == full_length()) measured_.push_back(seconds_now() - start);
         smp::clip_grad_norm_(model_, 0.5);
         optimizer.step();
         note_step(losses, batch.data.size(1), seconds_now() - start,
@@ -114,6 +115,9 @@ class Training {
 
  private:
   bool is_over() const { return settings_.common.steps > 0 && step_ >= settings_.common.steps; }
+
+  // Tokens per row of every batch but the last of an epoch, which may be shorter.
+  int64_t full_length() const { return std::min(settings_.bptt, data_.train.size(0) - 1); }
 
   void note_step(const smp::StepOutput& losses, int64_t length, double step_s, double lr) {
     const double loss =
@@ -201,7 +205,7 @@ class Training {
   examples::StepLog log_;
   int64_t epoch_ = 0, batch_ = 0, step_ = 0;
   std::vector<Step> since_line_;
-  std::vector<double> measured_;  // seconds of each training step, without clipping and optimizer
+  std::vector<double> measured_;  // seconds of each full step, without clipping and optimizer
   BestWeights best_;
 };
 
