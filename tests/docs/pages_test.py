@@ -3,7 +3,7 @@
   pages_test.py SOURCE_DIR BIN_DIR HAVE_MPI PAGE
 
 Every block of PAGE must be of a kind that some test covers: cpp blocks are compiled by other tests of this
-folder, all others here. make commands are checked against `make help`, all other commands run.
+folder, of the pages that extract_blocks.py takes them from; all others here. make commands are checked against `make help`, all other commands run.
 """
 
 import os
@@ -16,6 +16,8 @@ import tempfile
 from extract_blocks import BLOCK, blocks_of
 
 SCHEDULE_ROW = re.compile(r"^stage \d+ \|( [FB]\d+)+$")
+# What extract_blocks.py takes, by page: the cpp blocks that hold this text.
+EXTRACTED = {"README.md": "int main", "quickstart.md": "", "capture.md": ""}
 PATH = re.compile(r"\b(?:[\w.]+/)+(?:[\w.*]+)?")
 
 
@@ -43,6 +45,14 @@ def check_shell(code, source, binaries, have_mpi):
                 run_line(line, binaries, have_mpi, folder)
 
 
+def check_refused(code, expected, binaries):
+    """The commands of a shell block fail, and print the lines of the text block under it."""
+    command = code.replace("build/release/bin", str(binaries))
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0, f"`{code}` ended with 0, expected:\n{expected}"
+    assert expected.strip() in done.stderr, f"expected:\n{expected}\ngot:\n{done.stderr}"
+
+
 def check_tree(code, source):
     for path in PATH.findall(code):
         assert (pathlib.Path(source) / path).exists(), f"the picture names {path}, which does not exist"
@@ -59,7 +69,8 @@ def check_block(language, code, page, source, binaries, have_mpi):
     elif language == "text" and page.name == "architecture.md":
         check_tree(code, source)
     else:
-        covered = language == "cpp" or (language == "text" and page.name == "capture.md")
+        is_extracted = page.name in EXTRACTED and EXTRACTED[page.name] in code
+        covered = (language == "cpp" and is_extracted) or (language == "text" and page.name == "capture.md")
         assert covered, f"no test covers this {language or 'plain'} block of {page.name}:\n{code}"
 
 
@@ -69,8 +80,14 @@ def main():
     os.environ["PATH"] = f"{binaries}:{os.environ['PATH']}"
     blocks = blocks_of(page.read_text())
     assert blocks, f"expected code blocks in {page}"
-    for language, code, _ in blocks:
-        check_block(language, code, page, source, binaries, have_mpi in ("1", "ON", "TRUE"))
+    before = ("", "", "")
+    for block, after in zip(blocks, blocks[1:] + [("", "", "")]):
+        language, code, _ = block
+        if language == "text" and before[0] == "sh":
+            check_refused(before[1], code, binaries)
+        elif (language, after[0]) != ("sh", "text"):
+            check_block(language, code, page, source, binaries, have_mpi in ("1", "ON", "TRUE"))
+        before = block
     links = re.findall(r"\]\((?!http)([^)#]+)\)", BLOCK.sub("", page.read_text()))
     for link in links:
         assert (page.parent / link).exists(), f"{page.name} links to {link}, which does not exist"
