@@ -13,8 +13,8 @@
 
 namespace smp::runtime {
 
-/// Parameter or buffer name -> pipeline ranks that hold it, ascending; the first is its owner. Tied weights that are
-/// read on several ranks have several.
+/// Parameter or buffer name (the first, of several) -> pipeline ranks that hold it, ascending; the
+/// first is its owner. Tied weights that are read on several ranks have several.
 using Owners = std::map<std::string, std::vector<int>>;
 
 /// Owners after the first plan. Tensors that no stage reads stay on rank 0.

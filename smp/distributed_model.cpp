@@ -15,8 +15,25 @@ using detail::conductor;
 using partitioner::ValueKind;
 
 namespace {
+
 constexpr int kStateTag = 3;
+
+// A copy of a parameter or buffer of rank `owner`, on every rank of the pipeline.
+at::Tensor gathered(const at::Tensor& tensor, int owner, runtime::Transport& pipeline) {
+  if (owner != pipeline.rank()) {
+    const std::string bytes = pipeline.receive_bytes(owner, kStateTag);
+    return runtime::WireReader(bytes).get_tensor();
+  }
+  runtime::WireWriter out;
+  out.put(tensor);
+  const std::string bytes = out.take();
+  for (int r = 0; r < pipeline.size(); ++r) {
+    if (r != owner) pipeline.send_bytes(r, kStateTag, bytes);
+  }
+  return tensor.detach().clone();
 }
+
+}  // namespace
 
 DistributedModelBase::DistributedModelBase(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
   auto& own = detail::context("DistributedModel");
@@ -69,26 +86,16 @@ std::vector<at::Tensor> DistributedModelBase::local_parameters() const {
 
 StateDict DistributedModelBase::state_dict() const {
   const auto& own = conductor("state_dict");
-  auto& pipeline = *own.context().pipeline;
-  StateDict state;
+  std::vector<at::Tensor> copies;  // by tensor: several names share one
   for (const auto& named : own.bindings().tensors()) {
-    const int owner = own.owners() ? own.owners()->at(named.name).front() : pipeline.rank();
-    at::Tensor tensor;
-    if (owner == pipeline.rank()) {
-      tensor = named.tensor.detach().clone();
-      if (own.owners()) {
-        runtime::WireWriter out;
-        out.put(tensor);
-        const std::string bytes = out.take();
-        for (int r = 0; r < pipeline.size(); ++r) {
-          if (r != owner) pipeline.send_bytes(r, kStateTag, bytes);
-        }
-      }
-    } else {
-      const std::string bytes = pipeline.receive_bytes(owner, kStateTag);
-      tensor = runtime::WireReader(bytes).get_tensor();
-    }
-    state.entries.push_back({named.name, std::move(tensor), named.kind == ValueKind::kBuffer});
+    const auto& owners = own.owners();
+    copies.push_back(
+        owners ? gathered(named.tensor, owners->at(named.name).front(), *own.context().pipeline)
+               : named.tensor.detach().clone());
+  }
+  StateDict state;
+  for (const auto& name : own.bindings().names()) {
+    state.entries.push_back({name.name, copies[name.tensor], name.kind == ValueKind::kBuffer});
   }
   for (const auto& item : module_->named_modules()) {
     if (!item.key().empty()) state.modules.push_back(item.key());

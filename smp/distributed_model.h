@@ -30,10 +30,12 @@ class DistributedModelBase {
 
   /// False until the first step, which plans and places the parameters.
   bool partitioned() const;
-  /// Parameters that live on this rank (all before the first step), in the module's order; may be empty.
+  /// Parameters that live on this rank (all before the first step), in the module's order; may be
+  /// empty. A parameter with several names comes once.
   std::vector<at::Tensor> local_parameters() const;
   std::vector<std::pair<std::string, at::Tensor>> local_named_parameters() const;
-  /// Everything, gathered to every rank of the pipeline; collective over it.
+  /// Everything, gathered to every rank of the pipeline; collective over it. Names of one tensor
+  /// share one copy.
   StateDict state_dict() const;
 
   void train(bool on = true);

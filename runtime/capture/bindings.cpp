@@ -3,13 +3,16 @@
 
 namespace smp::runtime {
 
-Bindings::Bindings(std::vector<NamedTensor> tensors) : tensors_(std::move(tensors)) {
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const at::Tensor& tensor = tensors_[i].tensor;
-    by_impl_.emplace(tensor.unsafeGetTensorImpl(), i);
-    if (tensor.has_storage()) {
-      by_storage_.emplace(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), i);
+Bindings::Bindings(std::vector<NamedTensor> named) {
+  for (NamedTensor& each : named) {
+    const c10::TensorImpl* impl = each.tensor.unsafeGetTensorImpl();
+    const auto [known, is_new] = by_impl_.emplace(impl, tensors_.size());
+    names_.push_back({each.kind, each.name, known->second});
+    if (!is_new) continue;
+    if (each.tensor.has_storage()) {
+      by_storage_.emplace(impl->unsafe_storage().unsafeGetStorageImpl(), tensors_.size());
     }
+    tensors_.push_back(std::move(each));
   }
 }
 
