@@ -18,6 +18,20 @@ namespace {
 
 constexpr int kStateTag = 3;
 
+// What went wrong with placement by hand before the first step, told while it can still be put
+// right.
+void check_placement(const detail::Conductor& own) {
+  detail::Context& context = own.context();
+  if (own.is_partitioned()) return;
+  const int64_t lost = context.manual_placement.take_lost();
+  if (lost == 0) return;
+  context.logger.warning(
+      "set_partition: expected the placed tensors to live until the first step, got " +
+      std::to_string(lost) +
+      " of them deleted. Their successors are placed by the planner; call "
+      "set_partition again after a module was replaced or cloned.");
+}
+
 // A copy of a parameter or buffer of rank `owner`, on every rank of the pipeline.
 at::Tensor gathered(const at::Tensor& tensor, int owner, runtime::Transport& pipeline) {
   if (owner != pipeline.rank()) {
@@ -54,6 +68,7 @@ void DistributedModelBase::check_in_body() const {
   TORCH_CHECK(body != nullptr,
               "DistributedModel: expected a call inside a step body, got one outside. Wrap the code that calls the "
               "model: auto train_step = smp::step([&](at::Tensor data) { ... });");
+  check_placement(conductor("DistributedModel"));
   TORCH_CHECK(!body->has_backward(),
               "DistributedModel: expected all model calls of a body before its backward(), got one after it. Move the "
               "call before backward(), or into a step function of its own.");

@@ -10,6 +10,8 @@
 namespace smp {
 namespace {
 
+using By = detail::ManualPlacement::By;
+
 int checked_stage(const char* caller, int stage) {
   const int stages = detail::context(caller).pipeline->size();
   TORCH_CHECK_VALUE(stage >= 0 && stage < stages, caller, ": expected a stage in [0, ", stages,
@@ -25,7 +27,7 @@ struct Creations : runtime::Interceptor {
     const size_t below = stack.size() - op.schema().arguments().size();
     op.callBoxed(stack);
     for (size_t i = below; i < stack.size(); ++i) {
-      if (stack[i].isTensor()) placement.place(stack[i].toTensor(), stage, /*overrides=*/false);
+      if (stack[i].isTensor()) placement.place(stack[i].toTensor(), stage, By::kGuard);
     }
   }
   detail::ManualPlacement& placement;
@@ -49,9 +51,13 @@ void set_partition(const torch::nn::Module& module, int stage) {
   checked_stage("set_partition", stage);
   auto& own = detail::context("set_partition");
   TORCH_CHECK(own.conductor == nullptr || !own.conductor->is_partitioned(),
-              "set_partition: expected a call before the first step, got one after the model was partitioned.");
-  for (const at::Tensor& tensor : module.parameters()) own.manual_placement.place(tensor, stage, /*overrides=*/true);
-  for (const at::Tensor& tensor : module.buffers()) own.manual_placement.place(tensor, stage, /*overrides=*/true);
+              "set_partition: expected a call before the first step, got one after the model was "
+              "partitioned. "
+              "Call it between the making of the module and the first step.");
+  for (const at::Tensor& tensor : module.parameters())
+    own.manual_placement.place(tensor, stage, By::kSetPartition);
+  for (const at::Tensor& tensor : module.buffers())
+    own.manual_placement.place(tensor, stage, By::kSetPartition);
 }
 
 }  // namespace smp

@@ -33,6 +33,7 @@ class PartitionGuard {
 };
 
 /// Places an existing module with everything below it; overrides guards. Before the first step.
+/// Converting the module afterwards (to(dtype)) is fine; a copy of it (clone()) is placed by itself.
 /// Throws c10::ValueError unless 0 <= stage < pp_size(); c10::Error when the model is already partitioned.
 void set_partition(const torch::nn::Module& module, int stage);
 

@@ -19,20 +19,33 @@ namespace smp::detail {
 
 class Conductor;
 
-/// Stages chosen by hand, by the storage of the tensors: a parameter keeps its storage when modules wrap it.
+/// Stages chosen by hand, by tensor and by storage: a module that detaches what it was given keeps
+/// the storage, and one that is converted (net->to(at::kDouble)) keeps the tensor objects.
 class ManualPlacement {
  public:
-  void place(const at::Tensor& tensor, int stage, bool overrides);
+  enum class By { kGuard, kSetPartition };
+  /// kSetPartition overrides what was there, kGuard does not (the innermost guard sees a tensor
+  /// first).
+  void place(const at::Tensor& tensor, int stage, By by);
   /// Stage of a tensor, or -1.
   int stage_of(const at::Tensor& tensor) const;
-  bool empty() const { return stages_.empty(); }
+  /// How many tensors placed by set_partition no longer exist; counts each once.
+  int64_t take_lost();
 
  private:
-  struct Placed {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being used again
+  // Weak, so that the address is not used again.
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct PlacedTensor {
+    WeakTensor tensor;
     int stage;
   };
-  std::unordered_map<const c10::StorageImpl*, Placed> stages_;
+    By by;
+  struct PlacedStorage {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    int stage;
+  };
+  std::unordered_map<const c10::TensorImpl*, PlacedTensor> by_tensor_;
+  std::unordered_map<const c10::StorageImpl*, PlacedStorage> by_storage_;
 };
 
 /// Everything one rank owns besides the user's objects.
