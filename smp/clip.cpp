@@ -1,13 +1,13 @@
 // The global gradient norm, the same expression on every rank.
 #include "smp/clip.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/stack.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
-#include <cstring>
+#include <map>
 
 #include "runtime/wire.h"
 #include "smp/detail/conductor.h"
@@ -34,7 +34,9 @@ std::string own_norms(const detail::Conductor& own, double norm_type) {
 }  // namespace
 
 double clip_grad_norm_(DistributedModelBase& model, double max_norm, double norm_type) {
-  TORCH_CHECK_VALUE(max_norm > 0, "clip_grad_norm_: expected max_norm > 0, got ", max_norm, ".");
+  TORCH_CHECK_VALUE(max_norm > 0, "clip_grad_norm_: expected max_norm > 0, got ", max_norm,
+                    ". Pass the largest norm to allow; infinity only measures.");
+  detail::refuse_in_body("clip_grad_norm_");
   const at::NoGradGuard no_grad;
   const auto& own = detail::conductor("clip_grad_norm_");
   std::map<uint64_t, at::Tensor> by_position;

@@ -22,6 +22,10 @@ constexpr int kStateTag = 3;
 // right.
 void check_placement(const detail::Conductor& own) {
   detail::Context& context = own.context();
+  TORCH_CHECK_VALUE(
+      *context.open_guards == 0, "PartitionGuard: expected all guards to end before the step, got ",
+      *context.open_guards,
+      " alive. Put the guard and the making of the modules into braces of their own.");
   if (own.is_partitioned()) return;
   const int64_t lost = context.manual_placement.take_lost();
   if (lost == 0) return;
@@ -76,13 +80,20 @@ void DistributedModelBase::check_in_body() const {
 
 void DistributedModelBase::backward(const at::Tensor& loss) {
   auto* body = conductor("backward").body_in_progress();
-  TORCH_CHECK(body != nullptr, "backward: expected a call inside a step body, got one outside.");
+  TORCH_CHECK(
+      body != nullptr,
+      "backward: expected a call inside a step body, got one outside. Move it into the body, "
+      "after the loss: auto train_step = smp::step([&](at::Tensor data) { ...; "
+      "model.backward(loss); });");
   body->mark_backward(loss);
 }
 
 bool DistributedModelBase::partitioned() const { return conductor("partitioned").is_partitioned(); }
 
 std::vector<std::pair<std::string, at::Tensor>> DistributedModelBase::local_named_parameters() const {
+  detail::refuse_in_body("local_named_parameters",
+                         "The body sees all parameters: use those of the module itself, "
+                         "module()->named_parameters().");
   const auto& own = conductor("local_named_parameters");
   std::vector<std::pair<std::string, at::Tensor>> local;
   for (const auto& named : own.bindings().tensors()) {
@@ -94,12 +105,16 @@ std::vector<std::pair<std::string, at::Tensor>> DistributedModelBase::local_name
 }
 
 std::vector<at::Tensor> DistributedModelBase::local_parameters() const {
+  detail::refuse_in_body(
+      "local_parameters",
+      "The body sees all parameters: use those of the module itself, module()->parameters().");
   std::vector<at::Tensor> tensors;
   for (auto& [name, tensor] : local_named_parameters()) tensors.push_back(std::move(tensor));
   return tensors;
 }
 
 StateDict DistributedModelBase::state_dict() const {
+  detail::refuse_in_body("state_dict");
   const auto& own = conductor("state_dict");
   std::vector<at::Tensor> copies;  // by tensor: several names share one
   for (const auto& named : own.bindings().tensors()) {
@@ -121,6 +136,7 @@ StateDict DistributedModelBase::state_dict() const {
 void DistributedModelBase::train(bool on) { module_->train(on); }
 
 void DistributedModelBase::zero_grad() {
+  detail::refuse_in_body("zero_grad");
   for (const at::Tensor& parameter : module_->parameters()) {
     at::Tensor handle = parameter;
     handle.mutable_grad().reset();

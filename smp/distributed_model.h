@@ -24,23 +24,29 @@ class DistributedModelBase {
   DistributedModelBase(const DistributedModelBase&) = delete;
   DistributedModelBase& operator=(const DistributedModelBase&) = delete;
 
-  /// Marks `loss` (a scalar made in this body from the model's output) as what is differentiated. Only inside a step
-  /// body, once; the gradient of its mean over microbatches is what (loss / microbatches).backward() gives.
+  /// Marks `loss` (a scalar made in this body from the model's output) as what is differentiated.
+  /// Only inside a step body, once; the gradient of its mean over microbatches is what (loss /
+  /// microbatches).backward() gives. Throws c10::Error outside of a body, a second time in one, and
+  /// for a loss that is no scalar of the body.
   void backward(const at::Tensor& loss);
 
   /// False until the first step, which plans and places the parameters.
   bool partitioned() const;
   /// Parameters that live on this rank (all before the first step), in the module's order; may be
-  /// empty. A parameter with several names comes once.
+  /// empty. A parameter with several names comes once. Throws c10::ValueError inside a step body.
   std::vector<at::Tensor> local_parameters() const;
+  /// The same with their qualified names, of several the first.
   std::vector<std::pair<std::string, at::Tensor>> local_named_parameters() const;
   /// Everything, gathered to every rank of the pipeline; collective over it. Names of one tensor
-  /// share one copy.
+  /// share one copy. Throws c10::ValueError inside a step body.
   StateDict state_dict() const;
 
+  /// Puts the module and everything below it into training mode, or evaluation mode; call it on
+  /// every rank. A step runs in the mode that its leader, pp_rank() 0, is in when the body is
+  /// called.
   void train(bool on = true);
   void eval() { train(false); }
-  /// Sets every gradient to undefined.
+  /// Sets every gradient to undefined. Throws c10::ValueError inside a step body.
   void zero_grad();
 
   /// The partition as text (the table printed at the first step) and JSON; empty before the first step.

@@ -70,14 +70,8 @@ OptimizerMemory memory_of(const Optimizer& optimizer) {
   return {.state = 2, .workspace = 3};  // one of the user's own: as much as Adam
 }
 
-}  // namespace
-
-void adopt(const Optimizer& optimizer) {
-  check_elementwise(optimizer);
-  detail::conductor("DistributedOptimizer").add_optimizer(memory_of(optimizer));
-}
-
-void drop_state_of_others(Optimizer& optimizer, const DistributedModelBase& model) {
+void drop_state_of_others(Optimizer& optimizer, const DistributedModelBase& model, bool& dropped) {
+  if (dropped || !model.partitioned()) return;
   std::unordered_set<const void*> local;
   for (const at::Tensor& parameter : model.local_parameters()) local.insert(parameter.unsafeGetTensorImpl());
   for (const auto& group : optimizer.param_groups()) {
@@ -85,6 +79,20 @@ void drop_state_of_others(Optimizer& optimizer, const DistributedModelBase& mode
       if (!local.contains(parameter.unsafeGetTensorImpl())) optimizer.state().erase(parameter.unsafeGetTensorImpl());
     }
   }
+  dropped = true;
+}
+
+}  // namespace
+
+void adopt(const Optimizer& optimizer) {
+  check_elementwise(optimizer);
+  detail::refuse_in_body("DistributedOptimizer");
+  detail::conductor("DistributedOptimizer").add_optimizer(memory_of(optimizer));
+}
+
+void begin_step(Optimizer& optimizer, const DistributedModelBase& model, bool& has_local_state) {
+  detail::refuse_in_body("DistributedOptimizer::step");
+  drop_state_of_others(optimizer, model, has_local_state);
 }
 
 }  // namespace smp::optimizer_internal

@@ -17,8 +17,10 @@ namespace optimizer_internal {
 /// Tells the planner how much memory the optimizer takes. Throws c10::ValueError for optimizers that are not
 /// elementwise (LBFGS).
 void adopt(const torch::optim::Optimizer& optimizer);
-/// Frees what an optimizer made in its constructor for parameters of other ranks (Adagrad).
-void drop_state_of_others(torch::optim::Optimizer& optimizer, const DistributedModelBase& model);
+/// Before each step: throws c10::ValueError inside a step body, and frees, once the model is
+/// partitioned, what the optimizer made in its constructor for parameters of other ranks (Adagrad).
+void begin_step(torch::optim::Optimizer& optimizer, const DistributedModelBase& model,
+                bool& has_local_state);
 }  // namespace optimizer_internal
 
 /// Owns any elementwise torch::optim optimizer built from the module's parameters.
@@ -37,15 +39,14 @@ class DistributedOptimizer {
     optimizer_internal::adopt(*optimizer_);
   }
 
-  /// Updates the local parameters with the gradients accumulated since zero_grad().
+  /// Updates the local parameters with the gradients accumulated since zero_grad(). Call it on
+  /// every rank after the step function; throws c10::ValueError inside a step body, where there are
+  /// no gradients yet.
   void step() {
-    if (!has_local_state_ && model_->partitioned()) {
-      optimizer_internal::drop_state_of_others(*optimizer_, *model_);
-      has_local_state_ = true;
-    }
+    optimizer_internal::begin_step(*optimizer_, *model_, has_local_state_);
     optimizer_->step();
   }
-  /// Sets the gradients of all parameters to undefined.
+  /// Sets the gradients of all parameters to undefined. Throws c10::ValueError inside a step body.
   void zero_grad() { model_->zero_grad(); }
   /// The wrapped optimizer, for schedulers, param_groups and options.
   Optimizer& get() { return *optimizer_; }

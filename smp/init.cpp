@@ -30,7 +30,9 @@ std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, co
 }  // namespace
 
 void init(const Config& argument) {
-  TORCH_CHECK(detail::try_context() == nullptr, "smp::init: expected one call per process, got a second one.");
+  TORCH_CHECK(detail::try_context() == nullptr,
+              "smp::init: expected one call per process, got a second one. Call it once, at the top "
+              "of main(); smp::is_initialized() tells whether that has happened.");
   const runtime::Launch launch = runtime::detect_launch();
   if (launch.kind != runtime::Launch::Kind::kSingleProcess) runtime::install_terminate_handler(launch.rank);
   // A configuration with errors is the same on all ranks in nearly every job, so each says so by itself, before MPI.
@@ -47,6 +49,7 @@ void init(const Config& argument) {
 }
 
 void shutdown() {
+  detail::refuse_in_body("smp::shutdown");
   auto& own = context("smp::shutdown");
   own.world->barrier();
   const auto world = own.world;
@@ -73,13 +76,19 @@ int mp_rank() {
 }
 int mp_size() { return context("smp::mp_size").topology.group_size(GroupKind::kModelParallel); }
 
-void barrier(Group group) { context("smp::barrier").group(group).barrier(); }
+void barrier(Group group) {
+  detail::refuse_in_body("smp::barrier");
+  context("smp::barrier").group(group).barrier();
+}
 
 at::Tensor all_reduce_mean(const at::Tensor& tensor, Group group) {
+  detail::refuse_in_body("smp::all_reduce_mean",
+                         "Return the tensor from the body and reduce what the step returns.");
   auto& transport = context("smp::all_reduce_mean").group(group);
   TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && tensor.is_cpu(),
                     "all_reduce_mean: expected a floating-point CPU tensor, got ",
-                    tensor.defined() ? tensor.toString() : "an undefined one", ".");
+                    tensor.defined() ? tensor.toString() : "an undefined one",
+                    ". Convert it first: tensor.to(at::kFloat).");
   at::Tensor mean = tensor.detach().clone(at::MemoryFormat::Contiguous);
   transport.all_reduce_sum(mean.mutable_data_ptr(), mean.numel(), mean.scalar_type());
   return mean.div_(transport.size());

@@ -25,8 +25,10 @@ enum class Group {
 /// them at once), one that differs between ranks (with the keys), or a world it does not fit; c10::Error when called
 /// twice.
 void init(const Config& argument = {});
-/// Leaves the job; collective. Objects made with smp must not be used afterwards.
+/// Leaves the job; collective. Objects made with smp must not be used afterwards. Throws
+/// c10::ValueError inside a step body, c10::Error before init.
 void shutdown();
+/// True from init to shutdown. Never throws.
 bool is_initialized();
 
 /// The configuration in force. This and everything below throws c10::Error before init.
@@ -47,11 +49,13 @@ int dp_size();
 int mp_rank();
 int mp_size();
 
-/// Returns when every rank of the group has called it.
+/// Returns when every rank of the group has called it. Throws c10::ValueError inside a step body,
+/// which only pp_rank() 0 runs.
 void barrier(Group group = Group::world);
 
-/// Mean of `tensor` over the ranks of the group, the same bits on each; a new tensor of the same shape. float32,
-/// float64, bfloat16, half. Collective over the group.
+/// Mean of `tensor` over the ranks of the group, the same bits on each; a new tensor of the same
+/// shape. float32, float64, bfloat16, half. Collective over the group. Throws c10::ValueError for
+/// other tensors and inside a step body.
 at::Tensor all_reduce_mean(const at::Tensor& tensor, Group group = Group::data_parallel);
 
 }  // namespace smp

@@ -37,27 +37,39 @@ struct Creations : runtime::Interceptor {
 }  // namespace
 
 struct PartitionGuard::State {
-  State(detail::ManualPlacement& placement, int stage) : creations(placement, stage), scope(creations) {}
+  State(std::shared_ptr<int> guards, detail::ManualPlacement& placement, int stage)
+      : open_guards(std::move(guards)), creations(placement, stage), scope(creations) {
+    ++*open_guards;
+  }
+  ~State() { --*open_guards; }
+  std::shared_ptr<int> open_guards;  // may outlive smp
   Creations creations;
   runtime::InterceptScope scope;
 };
 
-PartitionGuard::PartitionGuard(int stage)
-    : state_(new State(detail::context("PartitionGuard").manual_placement, checked_stage("PartitionGuard", stage))) {}
+PartitionGuard::PartitionGuard(int stage) {
+  const int checked = checked_stage("PartitionGuard", stage);
+  // Here it would take the operators away from the recording.
+  detail::refuse_in_body("PartitionGuard",
+                         "Make the guard and the modules in the constructor of the parent module.");
+  auto& own = detail::context("PartitionGuard");
+  state_ = std::make_unique<State>(own.open_guards, own.manual_placement, checked);
+}
 
-PartitionGuard::~PartitionGuard() { delete state_; }
+PartitionGuard::~PartitionGuard() = default;
 
 void set_partition(const torch::nn::Module& module, int stage) {
   checked_stage("set_partition", stage);
+  detail::refuse_in_body("set_partition");
   auto& own = detail::context("set_partition");
   TORCH_CHECK(own.conductor == nullptr || !own.conductor->is_partitioned(),
               "set_partition: expected a call before the first step, got one after the model was "
-              "partitioned. "
-              "Call it between the making of the module and the first step.");
-  for (const at::Tensor& tensor : module.parameters())
-    own.manual_placement.place(tensor, stage, By::kSetPartition);
-  for (const at::Tensor& tensor : module.buffers())
-    own.manual_placement.place(tensor, stage, By::kSetPartition);
+              "partitioned. Call it between the making of the module and the first step.");
+  for (const auto& tensors : {module.parameters(), module.buffers()}) {
+    for (const at::Tensor& tensor : tensors) {
+      own.manual_placement.place(tensor, stage, By::kSetPartition);
+    }
+  }
 }
 
 }  // namespace smp

@@ -1,6 +1,8 @@
 // Placement by hand.
 #pragma once
 
+#include <memory>
+
 namespace torch::nn {
 class Module;
 }
@@ -21,7 +23,8 @@ namespace smp {
 /// Config::default_partition.
 class PartitionGuard {
  public:
-  /// Throws c10::ValueError unless 0 <= stage < pp_size(), and c10::Error before init.
+  /// Throws c10::ValueError unless 0 <= stage < pp_size(), and inside a step body; c10::Error
+  /// before init. A step throws c10::ValueError while a guard lives.
   explicit PartitionGuard(int stage);
   ~PartitionGuard();
   PartitionGuard(const PartitionGuard&) = delete;
@@ -29,12 +32,13 @@ class PartitionGuard {
 
  private:
   struct State;
-  State* state_;
+  std::unique_ptr<State> state_;
 };
 
 /// Places an existing module with everything below it; overrides guards. Before the first step.
-/// Converting the module afterwards (to(dtype)) is fine; a copy of it (clone()) is placed by itself.
-/// Throws c10::ValueError unless 0 <= stage < pp_size(); c10::Error when the model is already partitioned.
+/// Converting the module afterwards (to(dtype)) is fine; a copy of it (clone()) is placed by
+/// itself. Throws c10::ValueError unless 0 <= stage < pp_size(), and inside a step body; c10::Error
+/// when the model is already partitioned.
 void set_partition(const torch::nn::Module& module, int stage);
 
 }  // namespace smp

@@ -88,6 +88,14 @@ Context& context(const char* caller) {
   return *found;
 }
 
+void refuse_in_body(std::string_view caller, std::string_view fix) {
+  const Context* own = try_context();
+  const bool in_body =
+      own != nullptr && own->conductor != nullptr && own->conductor->body_in_progress() != nullptr;
+  TORCH_CHECK_VALUE(!in_body, caller,
+                    ": expected a call outside of step bodies, got one from within a body. ", fix);
+}
+
 void set_process_context(std::shared_ptr<Context> context) { process_context = std::move(context); }
 
 ThreadContext::ThreadContext(Context* context) : previous_(thread_context) {
@@ -111,8 +119,10 @@ std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Lau
                       "and rank ", r, ": ", text, ". Give all ranks the same argument and environment.");
   }
   const auto stages = resolved.pipeline_parallel_degree == 0 ? world->size() : resolved.pipeline_parallel_degree;
-  TORCH_CHECK_VALUE(resolved.default_partition < stages, "smp::init: expected default_partition below ",
-                    "pipeline_parallel_degree=", stages, ", got ", resolved.default_partition, ".");
+  TORCH_CHECK_VALUE(
+      resolved.default_partition < stages, "smp::init: expected default_partition below ",
+      "pipeline_parallel_degree=", stages, ", got ", resolved.default_partition,
+      ". Name a stage from 0 to ", stages - 1, ", or raise pipeline_parallel_degree.");
   return std::make_shared<Context>(resolved, launch, std::move(world));
 }
 

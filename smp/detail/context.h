@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <string_view>
 #include <unordered_map>
 
 #include "runtime/boundary.h"
@@ -38,8 +39,8 @@ class ManualPlacement {
   struct PlacedTensor {
     WeakTensor tensor;
     int stage;
-  };
     By by;
+  };
   struct PlacedStorage {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     int stage;
@@ -61,6 +62,7 @@ struct Context {
   runtime::BufferPool buffers;
   Logger logger;
   ManualPlacement manual_placement;
+  std::shared_ptr<int> open_guards = std::make_shared<int>(0);  // PartitionGuards alive
   std::shared_ptr<Conductor> conductor;  // of the model, once there is one
   int num_steps = 0;                     // step objects made
   bool uses_mpi = false;
@@ -72,6 +74,13 @@ struct Context {
 Context& context(const char* caller);
 /// Null before smp::init.
 Context* try_context();
+
+/// Throws c10::ValueError naming `caller` when a step body runs on this rank: the body runs on one
+/// rank only, on tensors without data, so what concerns all ranks or real values cannot be done
+/// there. The step refuses it on every rank.
+void refuse_in_body(
+    std::string_view caller,
+    std::string_view fix = "Call it on every rank, before or after the step function.");
 
 /// Makes `context` the default of the process (null: none).
 void set_process_context(std::shared_ptr<Context> context);
