@@ -3,7 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <span>
@@ -37,15 +37,16 @@ void average_bucket(std::span<at::Tensor> parameters, Transport& replicas) {
   for (const at::Tensor& parameter : parameters) num_elements += parameter.numel();
   at::Tensor flat = at::empty({num_elements}, parameters.front().options().requires_grad(false));
   int64_t offset = 0;
-  for (at::Tensor& parameter : parameters) {
-    if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
-    flat.narrow(0, offset, parameter.numel()).copy_(parameter.grad().reshape({-1}));
+  for (const at::Tensor& parameter : parameters) {
+    at::Tensor part = flat.narrow(0, offset, parameter.numel());
+    parameter.grad().defined() ? part.copy_(parameter.grad().reshape({-1})) : part.zero_();
     offset += parameter.numel();
   }
   replicas.all_reduce_sum(flat.mutable_data_ptr(), num_elements, flat.scalar_type());
   flat.div_(replicas.size());
   offset = 0;
   for (at::Tensor& parameter : parameters) {
+    if (!parameter.grad().defined()) parameter.mutable_grad() = at::empty_like(parameter);
     parameter.mutable_grad().copy_(flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
     offset += parameter.numel();
   }
@@ -65,23 +66,34 @@ TiedGradients::TiedGradients(const Owners& owners, const Bindings& bindings, Tra
   }
 }
 
+TiedGradients::~TiedGradients() {
+  for (Tied& tied : tied_) tied.parameter.mutable_grad() = std::move(tied.earlier);
+}
+
+at::Tensor TiedGradients::summed(const Tied& tied) {
+  at::Tensor total = tied.parameter.grad();
+  if (pipeline_.rank() != tied.ranks.front()) {
+    pipeline_.send_bytes(tied.ranks.front(), kTiedGradientTag, encode_gradient(total));
+    return decode_gradient(pipeline_.receive_bytes(tied.ranks.front(), kTiedGradientTag));
+  }
+  for (size_t i = 1; i < tied.ranks.size(); ++i) {
+    total = sum(total, decode_gradient(pipeline_.receive_bytes(tied.ranks[i], kTiedGradientTag)));
+  }
+  const std::string bytes = encode_gradient(total);
+  for (size_t i = 1; i < tied.ranks.size(); ++i) {
+    pipeline_.send_bytes(tied.ranks[i], kTiedGradientTag, bytes);
+  }
+  return total;
+}
+
 void TiedGradients::finish() {
   const at::NoGradGuard no_grad;
-  for (Tied& tied : tied_) {
-    at::Tensor total;
-    if (pipeline_.rank() == tied.ranks.front()) {
-      total = tied.parameter.grad();
-      for (size_t i = 1; i < tied.ranks.size(); ++i) {
-        total = sum(total, decode_gradient(pipeline_.receive_bytes(tied.ranks[i], kTiedGradientTag)));
-      }
-      const std::string bytes = encode_gradient(total);
-      for (size_t i = 1; i < tied.ranks.size(); ++i) pipeline_.send_bytes(tied.ranks[i], kTiedGradientTag, bytes);
-    } else {
-      pipeline_.send_bytes(tied.ranks.front(), kTiedGradientTag, encode_gradient(tied.parameter.grad()));
-      total = decode_gradient(pipeline_.receive_bytes(tied.ranks.front(), kTiedGradientTag));
-    }
-    tied.parameter.mutable_grad() = sum(tied.earlier, total);
+  std::vector<at::Tensor> gradients;
+  for (const Tied& tied : tied_) gradients.push_back(sum(tied.earlier, summed(tied)));
+  for (size_t i = 0; i < tied_.size(); ++i) {
+    tied_[i].parameter.mutable_grad() = std::move(gradients[i]);
   }
+  tied_.clear();
 }
 
 void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes) {

@@ -13,12 +13,18 @@
 
 namespace smp::runtime {
 
-/// Sums the gradients of tied weights over the pipeline ranks that hold them, once per step, in rank order. Gradients
-/// of earlier steps are set aside at construction and added by finish(), so that they are not summed twice.
+/// Sums the gradients of tied weights over the pipeline ranks that hold them, once per step, in
+/// rank order. Gradients of earlier steps are set aside at construction and added by finish(), so
+/// that they are not summed twice. Without a finish() that returns (the step failed), the
+/// destructor puts them back in place of what the step has added.
 class TiedGradients {
  public:
   TiedGradients(const Owners& owners, const Bindings& bindings, Transport& pipeline);
-  /// Collective over the ranks that share a tied weight.
+  ~TiedGradients();
+  TiedGradients(const TiedGradients&) = delete;
+  TiedGradients& operator=(const TiedGradients&) = delete;
+  /// Collective over the ranks that share a tied weight. Throws CommError, and changes no gradient
+  /// then.
   void finish();
 
  private:
@@ -27,12 +33,16 @@ class TiedGradients {
     std::vector<int> ranks;
     at::Tensor earlier;
   };
+  at::Tensor summed(const Tied& tied);
+
   Transport& pipeline_;
-  std::vector<Tied> tied_;
+  std::vector<Tied> tied_;  // none after finish()
 };
 
-/// Replaces every gradient by its mean over the replicas, in buckets of up to `bucket_bytes` per dtype. Parameters
-/// without a gradient here but with one elsewhere count as zero; without one anywhere they keep none. Collective.
+/// Replaces every gradient by its mean over the replicas, in buckets of up to `bucket_bytes` per
+/// dtype. Parameters without a gradient here but with one elsewhere count as zero; without one
+/// anywhere they keep none. Collective. When it throws, the gradients of each bucket are either all
+/// averaged or all as they were.
 void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes);
 
 }  // namespace smp::runtime
