@@ -42,12 +42,6 @@ std::string log_line(LogLevel severity, std::chrono::system_clock::time_point ti
   return line.append("] ").append(message).append("\n");
 }
 
-Logger Logger::with_rank(int rank) const {
-  Logger copy = *this;
-  copy.rank_ = rank;
-  return copy;
-}
-
 void Logger::info(std::string_view message, const std::source_location& where) const {
   write(LogLevel::kInfo, message, where);
 }
@@ -59,10 +53,7 @@ void Logger::warning(std::string_view message, const std::source_location& where
 void Logger::write(LogLevel severity, std::string_view message,
                    const std::source_location& where) const {
   if (severity < level_) return;
-  std::string text;
-  if (rank_) text.append("[").append(std::to_string(*rank_)).append("] ");
-  text.append(message);
-  const std::string line = log_line(severity, std::chrono::system_clock::now(), where, text);
+  const std::string line = log_line(severity, std::chrono::system_clock::now(), where, message);
   // A pipe may take a long message in parts.  A reader that is gone is no reason to end training.
   for (size_t written = 0; written < line.size();) {
     const ssize_t count = ::write(file_descriptor_, line.data() + written, line.size() - written);

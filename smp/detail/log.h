@@ -3,7 +3,6 @@
 #pragma once
 
 #include <chrono>
-#include <optional>
 #include <source_location>
 #include <string>
 #include <string_view>
@@ -27,9 +26,6 @@ class Logger {
   explicit Logger(LogLevel level = LogLevel::kInfo, int file_descriptor = kStderr)
       : level_(level), file_descriptor_(file_descriptor) {}
 
-  /// The same logger, whose messages begin with "[rank] ".
-  Logger with_rank(int rank) const;
-
   void info(std::string_view message,
             const std::source_location& where = std::source_location::current()) const;
   void warning(std::string_view message,
@@ -40,7 +36,6 @@ class Logger {
 
   LogLevel level_;
   int file_descriptor_;
-  std::optional<int> rank_;
 };
 
 }  // namespace smp::detail

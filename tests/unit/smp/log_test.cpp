@@ -77,15 +77,6 @@ TEST(Log, LevelsDropWhatIsBelowThem) {
   EXPECT_EQ(text_at(LogLevel::kOff), "");
 }
 
-TEST(Log, TheRankIsPrintedOnlyWhenAsked) {
-  const std::string text = written_by([](int descriptor) {
-    const Logger logger(LogLevel::kInfo, descriptor);
-    logger.with_rank(3).info("mine");
-    logger.info("plain");
-  });
-  EXPECT_EQ(without_time_and_place(text), "I [3] mine\nI plain\n");
-}
-
 TEST(Log, LinesOfThreadsDoNotMix) {
   constexpr int kThreads = 4, kLines = 200;
   const std::string text = written_by([](int descriptor) {
