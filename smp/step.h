@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "smp/step_arguments.h"
 #include "smp/step_output.h"
 
 namespace smp {
@@ -60,16 +61,32 @@ struct Returned<std::tuple<Ts...>> {
   }
 };
 
-/// The argument for the body: the microbatch's tensor, or the caller's own object.
+/// The argument for the body: the microbatch's tensor, a copy of the caller's container with the microbatch's tensors, or
+/// the caller's own object.
 template <class Arg>
 decltype(auto) pick(const Tensors& microbatch, size_t& next, Arg& original) {
   if constexpr (is_tensor<Arg>) {
     (void)original;
     return at::Tensor(microbatch[next++]);
+  } else if constexpr (holds_tensors<Arg>) {
+    std::remove_cv_t<Arg> copy = original;
+    for_each_tensor(copy, [&](at::Tensor& tensor) { tensor = microbatch[next++]; });
+    return copy;
   } else {
     (void)microbatch, (void)next;
     return static_cast<Arg&>(original);
   }
+}
+
+/// As what the body gets it: tensors as temporaries, everything else as an object it may change.
+template <class Arg>
+using Handed = std::conditional_t<
+    is_tensor<Arg>, at::Tensor,
+    std::conditional_t<holds_tensors<Arg>, std::remove_cvref_t<Arg>&, std::remove_reference_t<Arg>&>>;
+inline at::Tensor&& hand_over(at::Tensor& tensor) { return std::move(tensor); }
+template <class T>
+T& hand_over(T& object) {
+  return object;
 }
 
 }  // namespace step_internal
@@ -83,20 +100,20 @@ class Step {
   template <class... Args>
   auto operator()(Args&&... args) {
     using namespace step_internal;
-    using Result = std::invoke_result_t<
-        BodyFunction&, std::conditional_t<is_tensor<Args>, at::Tensor, std::remove_reference_t<Args>&>...>;
+    using Result = std::invoke_result_t<BodyFunction&, Handed<Args>...>;
     if (number_ < 0) number_ = register_step();
     Tensors tensors;
-    ((is_tensor<Args> ? collect(tensors, args) : void()), ...);
+    (collect(tensors, args), ...);
     auto erased = [&](const Tensors& microbatch) -> Tensors {
       size_t next = 0;
       // Braces fix the order of evaluation, and with it which tensor goes to which argument.
       std::tuple<decltype(pick(microbatch, next, args))...> picked{pick(microbatch, next, args)...};
+      auto call = [&](auto&... each) -> Result { return std::invoke(body_, hand_over(each)...); };
       if constexpr (std::is_void_v<Result>) {
-        std::apply(body_, std::move(picked));
+        std::apply(call, picked);
         return {};
       } else {
-        return Returned<std::remove_cvref_t<Result>>::flatten(std::apply(body_, std::move(picked)));
+        return Returned<std::remove_cvref_t<Result>>::flatten(std::apply(call, picked));
       }
     };
     return Returned<std::remove_cvref_t<Result>>::make(run(number_, tensors, erased));
@@ -105,7 +122,11 @@ class Step {
  private:
   template <class Arg>
   static void collect(step_internal::Tensors& tensors, Arg& arg) {
-    if constexpr (step_internal::is_tensor<Arg>) tensors.push_back(arg);
+    if constexpr (step_internal::is_tensor<Arg>) {
+      tensors.push_back(arg);
+    } else {
+      step_internal::for_each_tensor(arg, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+    }
   }
 
   BodyFunction body_;
@@ -122,7 +143,9 @@ class Step {
 ///   smp::StepOutput loss = train_step(data, target);
 ///
 /// Every tensor argument is cut along dimension 0 into Config::microbatches equal parts, which the body may change
-/// without changing the argument; other arguments reach the body as they are. The body runs on pp_rank() 0 only, once per
+/// without changing the argument. So are the tensors in a std::vector, list, deque, array, map, optional, pair, tuple or
+/// torch::data::Example, of which the body gets a copy; other types made of tensors do not compile. Other arguments, and
+/// objects that the body captures, reach it as they are. The body runs on pp_rank() 0 only, once per
 /// microbatch, on tensors that have shapes but no data; what it calls is recorded and run on the stages. The results are
 /// on every rank.
 ///
