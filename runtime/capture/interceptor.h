@@ -7,7 +7,8 @@
 
 namespace smp::runtime {
 
-/// Above autograd and autocast and free in every LibTorch release seen so far (docs/capture.md says why this key).
+/// Above autograd and autocast, so that operators arrive as the body calls them, undecomposed; LibTorch itself registers
+/// nothing on it. A key of its own would need another LibTorch.
 inline constexpr c10::DispatchKey kCaptureKey = c10::DispatchKey::DeferredInit;
 
 /// Receives every operator call of the thread inside an InterceptScope, composites undecomposed, before autocast

@@ -128,7 +128,9 @@ ValueId Recorder::resolve(at::Tensor& tensor) {
   if (const NamedTensor* named = bindings_.find(tensor)) {
     id = bind_real(tensor, tensor, {.kind = named->kind, .name = named->name, .spec = spec_of(tensor)}, stand_in);
   } else {
-    TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage(), where(), ": expected dense tensors, got a sparse or opaque one.");
+    TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage(), where(), ": expected dense tensors, got a sparse or opaque one. ",
+                                "Give the step to_dense() of it, or replace it by an index operator (index_select, ",
+                                "index_add).");
     if (const NamedTensor* base = bindings_.find_storage(tensor)) {
       at::Tensor of_base = base->tensor;
       resolve(of_base);
@@ -153,7 +155,8 @@ ValueId Recorder::resolve(at::Tensor& tensor) {
 ValueId Recorder::alias_of(const StorageInfo& storage, const at::Tensor& tensor, at::Tensor& stand_in) {
   TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
               ": expected operators only, got a tensor with a gradient function that no operator made (a custom "
-              "autograd function returns such tensors). Its backward would be lost.");
+              "autograd function returns such tensors). Its backward would be lost: write the function with "
+              "differentiable operators.");
   const Value base = recording_->graph.values[storage.first_value];
   auto synthesise = [&](const char* name, std::vector<Argument> arguments, TensorSpec spec) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");

@@ -13,8 +13,9 @@
 
 namespace smp::runtime {
 
-/// Recording algorithm: docs/capture.md. Identity is by weak TensorImpl, then by storage; every rule against silent
-/// wrong numbers of that page throws here, naming operator and module.
+/// A tensor is known by its TensorImpl (held weakly), else by its storage, else it is a parameter, buffer or constant
+/// from now on. What could not be run again elsewhere with the same numbers throws, naming operator and module
+/// (docs/capture.md lists it).
 class Recorder : public Interceptor {
  public:
   explicit Recorder(const Bindings& bindings);
