@@ -79,7 +79,22 @@ void BodyCapture::mark_backward(const at::Tensor& loss) {
   TORCH_CHECK_VALUE(!current_autocast().enabled,
                     "backward: expected a call outside of autocast, whose region ends with the loss, got one inside. "
                     "End the region before backward(): gradients have the dtypes of their forward anyway.");
+  const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
+  if (!recorder_ && !matches_root(loss)) go_back_to_recording();
+  if (recorder_) recorder_->set_backward_root(loss);
   loss_ = loss;
+}
+
+// The stages run the backward after every operator of the body, so the recorded root is this loss only if nothing
+// writes to its memory from here on.
+bool BodyCapture::matches_root(const at::Tensor& loss) {
+  const Graph& graph = matching_->graph;
+  if (!graph.has_backward() || !matches_tensor(loss, graph.backward_root)) return false;
+  const int32_t storage = graph.values[graph.backward_root].storage;
+  return std::none_of(graph.nodes.begin() + position_, graph.nodes.end(), [storage](const Node& node) {
+    const auto& written = node.written_storages;
+    return std::find(written.begin(), written.end(), storage) != written.end();
+  });
 }
 
 const std::string& BodyCapture::current_module() const {
@@ -244,6 +259,7 @@ void BodyCapture::go_back_to_recording() {
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);  // a body that ends too early comes here from no operator
   recorder_ = std::make_unique<Recorder>(bindings_);
   recorder_->continue_from(run_, used_, position_);
+  if (loss_.defined()) recorder_->set_backward_root(loss_);
 }
 
 CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& returned) {
@@ -273,7 +289,6 @@ bool BodyCapture::finish_matched(const std::vector<at::Tensor>& returned) {
   const Graph& graph = matching_->graph;
   if (static_cast<size_t>(position_) != graph.nodes.size()) return false;
   if (loss_.defined() != graph.has_backward() || returned.size() != graph.returned.size()) return false;
-  if (loss_.defined() && !matches_tensor(loss_, graph.backward_root)) return false;
   for (size_t i = 0; i < returned.size(); ++i) {
     if (!returned[i].defined() || !matches_tensor(returned[i], graph.returned[i])) return false;
   }
@@ -283,7 +298,6 @@ bool BodyCapture::finish_matched(const std::vector<at::Tensor>& returned) {
 CapturedBody BodyCapture::finish_recorded(const std::vector<at::Tensor>& returned) {
   std::vector<ValueId> ids;
   for (const at::Tensor& tensor : returned) ids.push_back(recorder_->value_of(tensor, "a tensor returned from the body"));
-  if (loss_.defined()) recorder_->set_backward_root(loss_);
   std::shared_ptr<Recording> recording = recorder_->finish(std::move(ids), key_);
   ++num_recordings_;
   Bucket& bucket = recordings_[key_];

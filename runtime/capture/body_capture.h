@@ -31,6 +31,7 @@ class BodyCapture : public Interceptor {
 
   /// `key` tells signatures apart that the geometry of `inputs` does not (training flag, grad mode, …).
   std::vector<at::Tensor> begin(const std::vector<at::Tensor>& inputs, const std::string& key);
+  /// The root of the backward is the value that `loss` has now: in-place operators may give it another one later.
   /// Throws c10::Error for a second backward, a loss that is no scalar or that requires no gradient.
   void mark_backward(const at::Tensor& loss);
   bool has_backward() const { return loss_.defined(); }
@@ -53,6 +54,7 @@ class BodyCapture : public Interceptor {
   bool matches_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
   bool matches_argument(const c10::IValue& actual, const partitioner::Argument& recorded, int32_t position);
   bool matches_tensor(const at::Tensor& actual, partitioner::ValueId recorded);
+  bool matches_root(const at::Tensor& loss);
   bool matches_constant(const at::Tensor& actual, partitioner::ValueId recorded);
   void answer(torch::jit::Stack& stack);
   void skip_synthesised();
@@ -72,7 +74,7 @@ class BodyCapture : public Interceptor {
   partitioner::NodeId position_ = 0;
   std::unique_ptr<Recorder> recorder_;
   EqualAnswers equal_;
-  at::Tensor loss_;
+  at::Tensor loss_;  // given to mark_backward in this run
   int64_t num_matched_ = 0, num_recordings_ = 0;
 };
 

@@ -255,37 +255,9 @@ void Recorder::note_module(Node& node) {
   node.module = last_module_;
 }
 
-void Recorder::check_initialised(const OperatorInfo& info, const Node& node) const {
-  if (uninitialised_.empty() || info.reads_only_geometry) return;
-  for (size_t i = 0; i < node.arguments.size(); ++i) {
-    if (info.argument_written[i]) continue;
-    const auto* ref = std::get_if<ValueRef>(&node.arguments[i]);
-    if (ref == nullptr) continue;
-    TORCH_CHECK(!uninitialised_.contains(recording_->graph.values[ref->id].storage), where(), ": ", info.name,
-                " reads the result of empty() before any operator has written it, so it was written through a raw "
-                "pointer, which cannot be captured. Fill it with operators, or build it outside of the step.");
-  }
-}
-
-void Recorder::note_writes(const OperatorInfo& info, const Node& node, Node& out) {
-  for (size_t i = 0; i < node.arguments.size(); ++i) {
-    if (!info.argument_written[i]) continue;
-    const auto* ref = std::get_if<ValueRef>(&node.arguments[i]);
-    if (ref == nullptr) continue;
-    const Value& value = recording_->graph.values[ref->id];
-    TORCH_CHECK(value.kind != ValueKind::kConstant, where(), ": ", info.name,
-                " writes to a tensor of sizes ", c10::IntArrayRef(value.spec.sizes),
-                " that is neither parameter, buffer nor argument of the step. The write would be lost on other ranks: "
-                "register it with register_buffer.");
-    out.written_storages.push_back(value.storage);
-    written_.insert(value.storage);
-    if (!info.makes_uninitialised) uninitialised_.erase(value.storage);
-  }
-}
-
 void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const std::vector<c10::IValue>& originals,
                             torch::jit::Stack& stack) {
-  note_writes(info, node, node);
+  note_writes(info, node, originals);
   const size_t num_returns = info.returned_argument.size();
   const size_t first = stack.size() - num_returns;
   int32_t index = 0;

@@ -32,6 +32,7 @@ class Recorder : public Interceptor {
   partitioner::ValueId value_of(const at::Tensor& tensor, const char* role);
   /// Of the parameter or buffer used last; "" before any was.
   const std::string& last_module() const { return last_module_; }
+  /// Later operators must not write to the memory of `loss`: the stages run the backward after all of them.
   void set_backward_root(const at::Tensor& loss);
   /// Closes the recording: fresh ghosts replace those the body saw, so that one kept by the user is recognised.
   std::shared_ptr<Recording> finish(std::vector<partitioner::ValueId> returned, std::string key);
@@ -62,7 +63,9 @@ class Recorder : public Interceptor {
 
   void refuse_unsupported(const OperatorInfo& info) const;
   void check_no_hidden_gradient(const at::Tensor& tensor, const partitioner::Value& value) const;
-  void note_writes(const OperatorInfo& info, const partitioner::Node& node, partitioner::Node& out);
+  void note_writes(const OperatorInfo& info, partitioner::Node& node, const std::vector<c10::IValue>& arguments);
+  void check_write(const OperatorInfo& info, partitioner::ValueId id) const;
+  void check_list_write(const OperatorInfo& info, const partitioner::Argument& written, const c10::IValue& seen) const;
   void check_initialised(const OperatorInfo& info, const partitioner::Node& node) const;
   void note_module(partitioner::Node& node);
   void bind_outputs(const OperatorInfo& info, partitioner::Node& node, const std::vector<c10::IValue>& arguments,

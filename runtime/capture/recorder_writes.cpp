@@ -1,0 +1,90 @@
+// What the recorder checks and notes of the memory that an operator reads and writes.
+#include <c10/util/Exception.h>
+
+#include "runtime/capture/recorder.h"
+
+namespace smp::runtime {
+
+using namespace partitioner;
+
+namespace {
+
+// The tensors of one argument; missing elements of a list left out.
+std::vector<ValueId> values_in(const Argument& argument) {
+  if (const auto* ref = std::get_if<ValueRef>(&argument)) return {ref->id};
+  std::vector<ValueId> present;
+  if (const auto* refs = std::get_if<ValueRefList>(&argument)) {
+    for (ValueId id : refs->ids) {
+      if (id != kNoValue) present.push_back(id);
+    }
+  }
+  return present;
+}
+
+}  // namespace
+
+void Recorder::check_initialised(const OperatorInfo& info, const Node& node) const {
+  if (uninitialised_.empty() || info.reads_only_geometry) return;
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (info.argument_written[i]) continue;
+    for (ValueId id : values_in(node.arguments[i])) {
+      TORCH_CHECK(!uninitialised_.contains(recording_->graph.values[id].storage), where(), ": ",
+                  info.name,
+                  " reads the result of empty() before any operator has written it, so it was "
+                  "written through a raw "
+                  "pointer, which cannot be captured. Fill it with operators, or build it outside "
+                  "of the step.");
+    }
+  }
+}
+
+void Recorder::note_writes(const OperatorInfo& info, Node& node,
+                           const std::vector<c10::IValue>& arguments) {
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (!info.argument_written[i]) continue;
+    for (ValueId id : values_in(node.arguments[i])) {
+      const int32_t storage = recording_->graph.values[id].storage;
+      check_write(info, id);
+      node.written_storages.push_back(storage);
+      written_.insert(storage);
+      if (!info.makes_uninitialised) uninitialised_.erase(storage);
+    }
+    if (arguments[i].isTensorList()) check_list_write(info, node.arguments[i], arguments[i]);
+  }
+}
+
+void Recorder::check_write(const OperatorInfo& info, ValueId id) const {
+  const Graph& graph = recording_->graph;
+  const Value& value = graph.values[id];
+  TORCH_CHECK(value.kind != ValueKind::kConstant, where(), ": ", info.name,
+              " writes to a tensor of sizes ", c10::IntArrayRef(value.spec.sizes),
+              " that is neither parameter, buffer nor argument of the step. The write would be "
+              "lost on other ranks: "
+              "register it with register_buffer.");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !graph.has_backward() || graph.values[graph.backward_root].storage != value.storage, where(),
+      ": expected operators after backward() to leave the loss as it is, got ", info.name,
+      ", which writes to it. The stages run the backward after all operators of the body and would "
+      "start from what was "
+      "written. Make a new tensor of it: loss / 4 for loss /= 4, loss.detach() for "
+      "loss.detach_().");
+}
+
+// The elements of a list are written but not returned, so no new value could say that one requires
+// a gradient now.
+void Recorder::check_list_write(const OperatorInfo& info, const Argument& written,
+                                const c10::IValue& seen) const {
+  const auto& ids = std::get<ValueRefList>(written).ids;
+  const auto tensors = seen.toTensorVector();
+  for (size_t k = 0; k < ids.size(); ++k) {
+    if (ids[k] == kNoValue || recording_->graph.values[ids[k]].spec.requires_grad) continue;
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !tensors[k].requires_grad(), where(), ": expected ", info.name,
+        " to write no gradients into tensors that had none, got a tensor of sizes ",
+        tensors[k].sizes(),
+        " that requires a gradient since. Call the operator tensor by "
+        "tensor, or the form that returns new tensors.");
+  }
+}
+
+}  // namespace smp::runtime
