@@ -188,7 +188,9 @@ bool BodyCapture::matches_tensor(const at::Tensor& actual, ValueId recorded) {
 bool BodyCapture::matches_constant(const at::Tensor& actual, ValueId recorded) {
   const auto with_value = [recorded](const ConstantTensor& constant) { return constant.value == recorded; };
   const auto used = std::find_if(used_.begin(), used_.end(), with_value);
-  if (used != used_.end()) return actual.is_same(used->tensor) || same_content(actual, used->content);
+  if (used != used_.end()) {
+    return (actual.is_same(used->tensor) && owns_memory(actual)) || same_content(actual, used->content);
+  }
   const Value& value = matching_->graph.values[recorded];
   if (!actual.defined() || !can_be_constant(actual) || actual.requires_grad() || bindings_.find_storage(actual) != nullptr ||
       actual.unsafeGetTensorImpl()->is_wrapped_number() != value.is_wrapped_number) {
@@ -267,7 +269,9 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& returned) {
   if (matching_) check_hooks();
   if (!recorder_ && !finish_matched(returned)) go_back_to_recording();
   if (recorder_) return finish_recorded(returned);
-  for (const ConstantTensor& constant : used_) check_unchanged(constant, describe_place("capture", current_module()));
+  for (const ConstantTensor& constant : used_) {
+    if (owns_memory(constant.tensor)) check_unchanged(constant, describe_place("capture", current_module()));
+  }
   used_.clear();
   loss_.reset();
   CapturedBody run = std::move(run_);

@@ -29,6 +29,10 @@ bool same_content(const at::Tensor& tensor, const at::Tensor& snapshot) {
          std::memcmp(tensor.const_data_ptr(), snapshot.const_data_ptr(), tensor.nbytes()) == 0;
 }
 
+bool owns_memory(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_context() != nullptr;
+}
+
 void check_unchanged(const ConstantTensor& constant, const std::string& place) {
   TORCH_CHECK(same_content(constant.tensor, constant.content), place, ": expected tensors made outside of the step to ",
               "keep their content while the body runs, got one of sizes ", constant.tensor.sizes(),

@@ -27,6 +27,9 @@ at::Tensor snapshot_of(const at::Tensor& tensor);
 /// Whether `tensor` has the sizes, dtype and bytes of `snapshot`, and would have its strides.
 bool same_content(const at::Tensor& tensor, const at::Tensor& snapshot);
 
+/// False for from_blob without a deleter: the memory may be gone when the body has ended.
+bool owns_memory(const at::Tensor& tensor);
+
 /// Throws when `constant` was rewritten after its first use in the body; `place` begins the text.
 void check_unchanged(const ConstantTensor& constant, const std::string& place);
 

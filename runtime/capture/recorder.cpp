@@ -308,7 +308,9 @@ std::string Recorder::where() const { return describe_place("capture", last_modu
 
 std::shared_ptr<Recording> Recorder::finish(std::vector<ValueId> returned, std::string key) {
   Recording& recording = *recording_;
-  for (const ConstantTensor& constant : recording.constants) check_unchanged(constant, where());
+  for (const ConstantTensor& constant : recording.constants) {
+    if (owns_memory(constant.tensor)) check_unchanged(constant, where());
+  }
   recording.graph.returned = std::move(returned);
   recording.graph.key = std::move(key);
   recording.hash = partitioner::hash(recording.graph);
