@@ -33,6 +33,16 @@ void put_full_key(const std::vector<at::Tensor>& inputs, const std::string& key,
   put(static_cast<int64_t>(at::get_default_dtype_as_scalartype()));
 }
 
+bool is_zero(const Argument& argument) {
+  const auto* number = std::get_if<double>(&argument);
+  return number != nullptr && *number == 0;
+}
+
+// Made outside of the step or behind the dispatcher; not one of the body's own ghosts, which are known by identity.
+bool is_foreign(const at::Tensor& tensor, const std::vector<at::Tensor>& ghosts) {
+  return std::none_of(ghosts.begin(), ghosts.end(), [&](const at::Tensor& ghost) { return ghost.is_same(tensor); });
+}
+
 }  // namespace
 
 std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs, const std::string& key) {
@@ -162,8 +172,9 @@ bool BodyCapture::matches_argument(const c10::IValue& actual, const Argument& re
   Argument value = to_argument(copy, nullptr, call.info->name);
   if (same_argument(value, recorded)) return true;
   // Another number of the same type leaves the geometry alone: the graph stays, the number travels.
-  const bool may_change = call.info->argument_is_scalar[static_cast<size_t>(position)] &&
-                          !call.info->scalars_set_geometry && value.index() == recorded.index() && !actual.isNone();
+  const bool may_change = call.info->argument_is_scalar[static_cast<size_t>(position)] && !call.fixes_scalars &&
+                          !call.info->scalars_set_geometry && value.index() == recorded.index() && !actual.isNone() &&
+                          !(call.info->zero_returns_argument && is_zero(value) != is_zero(recorded));
   if (may_change) run_.scalars.push_back({position_, position, std::move(value)});
   return may_change;
 }
@@ -172,11 +183,17 @@ bool BodyCapture::matches_tensor(const at::Tensor& actual, ValueId recorded) {
   const at::Tensor& expected = matching_->tensors[recorded];
   const Value& value = matching_->graph.values[recorded];
   if (value.kind == ValueKind::kConstant) return matches_constant(actual, recorded);
-  if (actual.is_same(expected)) return true;
+  if (actual.is_same(expected)) {
+    // A parameter may have been frozen, or have got data of another type, since it was recorded.
+    const bool is_named = value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer;
+    return !is_named || (actual.requires_grad() == value.spec.requires_grad && same_geometry(actual, value.spec));
+  }
   if (!actual.defined() || value.kind != ValueKind::kResult) return false;
-  // A copy made behind the dispatcher lives on the same storage.
-  if (!same_geometry(actual, value.spec)) return false;
-  if (actual.storage().unsafeGetStorageImpl() == expected.storage().unsafeGetStorageImpl()) return true;
+  // A copy made behind the dispatcher lives on the same storage and has no gradient.
+  if (actual.requires_grad() || value.spec.requires_grad || !same_geometry(actual, value.spec)) return false;
+  if (actual.storage().unsafeGetStorageImpl() == expected.storage().unsafeGetStorageImpl()) {
+    return is_foreign(actual, matching_->tensors);
+  }
   const NamedTensor* base = bindings_.find_storage(actual);
   if (base == nullptr || bindings_.find(actual) != nullptr) return false;
   const auto& values = matching_->graph.values;

@@ -31,6 +31,8 @@ const Names kDynamicShapes = {"aten::nonzero", "aten::masked_select", "aten::_un
 const Names kEmpties = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty",
                         "aten::new_empty_strided", "aten::resize_", "aten::empty_permuted"};
 const Names kScalarGeometry = {"aten::arange", "aten::range"};
+const Names kDropouts = {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout",
+                         "aten::feature_alpha_dropout"};
 const Names kInPlaceGeometry = {"aten::t_", "aten::transpose_", "aten::swapaxes_", "aten::swapdims_",
                                 "aten::squeeze_", "aten::unsqueeze_", "aten::resize_", "aten::resize_as_",
                                 "aten::as_strided_"};
@@ -110,6 +112,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   reads_only_geometry = only_aliases(schema) || short_name.ends_with("_like") || short_name.starts_with("new_") ||
                         makes_uninitialised;
   scalars_set_geometry = kScalarGeometry.contains(name);
+  zero_returns_argument = kDropouts.contains(name);
   changes_geometry_in_place = kInPlaceGeometry.contains(name);
   num_arguments = static_cast<int>(schema.arguments().size());
   const auto hidden = kHiddenWrites.find(name);

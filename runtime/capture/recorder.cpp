@@ -7,6 +7,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
+
 #include "partitioner/graph/graph_io.h"
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/autocast.h"
@@ -26,6 +28,21 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 
 c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(const at::Tensor& tensor) {
   return c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr());
+}
+
+// An operator that has nothing to do may return its argument, although its schema promises a new tensor: dropout does
+// for p = 0.
+bool returns_argument(const c10::OperatorHandle& op, const Graph& graph) {
+  const Node& node = graph.nodes.back();
+  for (const auto& result : op.schema().returns()) {
+    if (result.alias_info() != nullptr) return false;
+  }
+  const auto read = node_inputs(node);
+  return std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId output) {
+    return output != kNoValue && std::any_of(read.begin(), read.end(), [&](ValueId id) {
+      return graph.values[id].storage == graph.values[output].storage;
+    });
+  });
 }
 
 }  // namespace
@@ -119,7 +136,7 @@ ValueId Recorder::bind_constant(const at::Tensor& tensor, at::Tensor& stand_in) 
 ValueId Recorder::resolve(at::Tensor& tensor) {
   auto known = identities_.find(tensor.unsafeGetTensorImpl());
   if (known != identities_.end() && !known->second.impl.expired()) {
-    check_no_hidden_gradient(tensor, recording_->graph.values[known->second.value]);
+    check_as_before(tensor, known->second.value);
     if (known->second.stand_in.defined()) tensor = known->second.stand_in;
     return known->second.value;
   }
@@ -185,6 +202,25 @@ ValueId Recorder::alias_of(const StorageInfo& storage, const at::Tensor& tensor,
   return id;
 }
 
+void Recorder::check_as_before(const at::Tensor& tensor, ValueId id) const {
+  const Value& value = recording_->graph.values[id];
+  check_no_hidden_gradient(tensor, value);
+  if (value.kind == ValueKind::kParameter) check_not_frozen(tensor, value);
+  if (value.kind != ValueKind::kConstant || owns_memory(tensor)) return;
+  // It may be gone when the body has ended, so it is looked at now.
+  for (const ConstantTensor& constant : recording_->constants) {
+    if (constant.value == id) check_unchanged(constant, where());
+  }
+}
+
+void Recorder::check_not_frozen(const at::Tensor& tensor, const Value& value) const {
+  TORCH_CHECK(tensor.requires_grad() == value.spec.requires_grad, where(), ": expected '", value.name,
+              "' to keep requires_grad=", value.spec.requires_grad ? "true" : "false",
+              " while the body runs, got a change to ", tensor.requires_grad() ? "true" : "false",
+              ". The stages run the operators after the body, and on other ranks. Set it outside of the step, on every "
+              "rank, or use parameter.detach() in the body.");
+}
+
 void Recorder::check_no_hidden_gradient(const at::Tensor& tensor, const Value& value) const {
   if (value.spec.requires_grad || !tensor.requires_grad() || written_.contains(value.storage)) return;
   TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
@@ -242,7 +278,9 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
   const bool returns_list = info.returned_argument.size() == 1 && stack.back().isTensorList();
   bind_outputs(info, node, originals, stack);
   recording_->graph.nodes.push_back(std::move(node));
-  recording_->calls.push_back({.op = op, .info = &info, .returns_list = returns_list});
+  const bool fixes_scalars = returns_argument(op, recording_->graph);
+  recording_->calls.push_back(
+      {.op = op, .info = &info, .returns_list = returns_list, .fixes_scalars = fixes_scalars});
 }
 
 void Recorder::note_module(Node& node) {
@@ -323,7 +361,10 @@ std::shared_ptr<Recording> Recorder::finish(std::vector<ValueId> returned, std::
     const ValueId first = recording.same_impl[identity.value];
     const ValueKind kind = recording.graph.values[first].kind;
     if (kind == ValueKind::kResult || kind == ValueKind::kInput) continue;
-    if (auto alive = identity.impl.lock()) recording.tensors[first] = at::Tensor(std::move(alive));
+    auto alive = identity.impl.lock();
+    if (!alive) continue;
+    recording.tensors[first] = at::Tensor(std::move(alive));
+    if (kind == ValueKind::kParameter) check_not_frozen(recording.tensors[first], recording.graph.values[first]);
   }
   make_ghosts(recording);
   return std::move(recording_);

@@ -62,6 +62,8 @@ class Recorder : public Interceptor {
   void adopt(partitioner::ValueId id, const at::Tensor& seen, const at::Tensor& stand_in, std::vector<at::Tensor>& live);
 
   void refuse_unsupported(const OperatorInfo& info) const;
+  void check_as_before(const at::Tensor& tensor, partitioner::ValueId id) const;
+  void check_not_frozen(const at::Tensor& tensor, const partitioner::Value& value) const;
   void check_no_hidden_gradient(const at::Tensor& tensor, const partitioner::Value& value) const;
   void note_writes(const OperatorInfo& info, partitioner::Node& node, const std::vector<c10::IValue>& arguments);
   void check_write(const OperatorInfo& info, partitioner::ValueId id) const;
