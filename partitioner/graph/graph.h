@@ -1,5 +1,5 @@
-// The captured step as data: operators by schema name, arguments as values, parameters by qualified name.
-// Owns no tensors, knows no ranks and no dispatcher.
+// The captured step as data: operators by schema name, arguments as values, parameters by qualified
+// name. Owns no tensors, knows no ranks and no dispatcher.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -21,7 +21,7 @@ inline constexpr NodeId kNoNode = -1;
 struct TensorSpec {
   std::vector<int64_t> sizes{};
   std::vector<int64_t> strides{};  // in elements
-  int64_t storage_offset = 0;    // in elements
+  int64_t storage_offset = 0;      // in elements
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool requires_grad = false;
 
@@ -35,19 +35,22 @@ enum class ValueKind : uint8_t {
   kParameter,  // named as in module.named_parameters()
   kBuffer,     // named as in module.named_buffers()
   kInput,      // the step's i-th tensor argument, one microbatch of it
-  kConstant,   // a tensor that is none of these and does not change: content travels with the program
+  kConstant,   // a tensor that is none of these and does not change: content travels with the
+               // program
   kResult,     // made by an operator
 };
 
 /// One tensor of the recorded step. An in-place operator makes a new Value on the same storage.
 struct Value {
   ValueKind kind = ValueKind::kResult;
-  std::string name{};         // parameters and buffers: qualified name; inputs, constants: "input.0", "constant.0"
+  std::string
+      name{};  // parameters and buffers: qualified name; inputs, constants: "input.0", "constant.0"
   TensorSpec spec{};
   NodeId producer = kNoNode;  // kResult only
   int32_t output_index = 0;   // position among the producer's flattened outputs
   int32_t storage = -1;       // values with the same number share memory: the alias set
-  bool is_wrapped_number = false;  // constants: a C++/Python scalar in tensor form, which promotes differently
+  bool is_wrapped_number =
+      false;  // constants: a C++/Python scalar in tensor form, which promotes differently
 
   bool operator==(const Value&) const = default;
 };
@@ -81,7 +84,8 @@ struct ScalarList {
   bool operator==(const ScalarList&) const = default;
 };
 
-/// One operator argument; std::monostate is None. Doubles compare bit by bit through `same_argument`.
+/// One operator argument; std::monostate is None. Doubles compare bit by bit through
+/// `same_argument`.
 using Argument =
     std::variant<std::monostate, UndefinedTensor, ValueRef, ValueRefList, bool, int64_t, double,
                  std::complex<double>, std::string, std::vector<int64_t>, std::vector<double>,
@@ -95,15 +99,17 @@ struct Autocast {
 
 /// One recorded operator call, in program order.
 struct Node {
-  std::string op;        // "aten::addmm"
-  std::string overload;  // "" or "out", "Scalar", …
+  std::string op;                     // "aten::addmm"
+  std::string overload;               // "" or "out", "Scalar", …
   std::vector<Argument> arguments{};  // one per schema argument
   std::vector<ValueId> outputs{};     // returned tensors, lists flattened; kNoValue: undefined
-  std::vector<int32_t> written_storages{};  // alias sets this call writes to (schema and table of hidden mutation)
+  std::vector<int32_t>
+      written_storages{};  // alias sets this call writes to (schema and table of hidden mutation)
   bool grad_enabled = true;
   Autocast autocast{};
-  int32_t random_ordinal = -1;  // >= 0: this is the k-th random operator of the step body; fixes its seed
-  std::string module{};         // qualified path of the module, as far as known: "encoder.layers.3"
+  int32_t random_ordinal =
+      -1;                // >= 0: this is the k-th random operator of the step body; fixes its seed
+  std::string module{};  // qualified path of the module, as far as known: "encoder.layers.3"
 
   bool operator==(const Node&) const = default;
 };
@@ -111,11 +117,11 @@ struct Node {
 /// One microbatch of a step body: model calls, losses, returned values, the root of backward.
 struct Graph {
   std::vector<Value> values;
-  std::vector<Node> nodes;            // program order = execution order
-  std::vector<ValueId> inputs;        // step arguments in order
-  std::vector<ValueId> returned;      // what the body returns, flattened
-  ValueId backward_root = kNoValue;   // the loss given to backward(); kNoValue: evaluation
-  std::string key;                    // signature: training flags, dtypes, shapes, grad mode; raw bytes
+  std::vector<Node> nodes;           // program order = execution order
+  std::vector<ValueId> inputs;       // step arguments in order
+  std::vector<ValueId> returned;     // what the body returns, flattened
+  ValueId backward_root = kNoValue;  // the loss given to backward(); kNoValue: evaluation
+  std::string key;  // signature: training flags, dtypes, shapes, grad mode (readable text)
 
   bool has_backward() const { return backward_root != kNoValue; }
   bool operator==(const Graph&) const = default;
