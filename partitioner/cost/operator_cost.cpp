@@ -1,6 +1,8 @@
 // Operator costs from the table and the sizes of what goes in and out.
 #include "partitioner/cost/operator_cost.h"
 
+#include <algorithm>
+
 #include "partitioner/cost/operator_table.h"
 
 namespace smp::partitioner {
@@ -22,9 +24,39 @@ struct Operands {
   double looked_up_bytes = 0;  // size of argument 0 of a look-up
   double output_bytes = 0;
   double output_elements = 0;
-  double accumulated_bytes = 0;  // parameters with a gradient
-  int num_inputs_with_gradient = 0;
+  double accumulated_bytes = 0;       // parameters with a gradient
+  int num_factors_with_gradient = 0;  // products
+  int num_addends_with_gradient = 0;  // products: a bias
 };
+
+/// x * x has two factors.
+int factors_with_gradient(const Graph& graph, const Node& node, const OperatorRow& row) {
+  int num = 0;
+  const auto count = [&](ValueId id) {
+    num += id != kNoValue && graph.values[id].spec.requires_grad;
+  };
+  const size_t end = std::min<size_t>(row.first_factor + row.num_factors, node.arguments.size());
+  for (size_t position = row.first_factor; position < end; ++position) {
+    const Argument& argument = node.arguments[position];
+    if (const auto* value = std::get_if<ValueRef>(&argument)) count(value->id);
+    if (const auto* list = std::get_if<ValueRefList>(&argument)) {
+      for (ValueId id : list->ids) count(id);
+    }
+  }
+  return num;
+}
+
+int addends_with_gradient(const Graph& graph, const Node& node, const OperatorRow& row) {
+  int num = 0;
+  for (size_t position = 0; position < node.arguments.size(); ++position) {
+    const bool is_factor =
+        position >= row.first_factor && position < size_t{row.first_factor} + row.num_factors;
+    const auto* value = std::get_if<ValueRef>(&node.arguments[position]);
+    if (is_factor || value == nullptr || value->id == kNoValue) continue;
+    num += graph.values[value->id].spec.requires_grad;
+  }
+  return num;
+}
 
 Operands measure(const Graph& graph, const Node& node, const OperatorRow& row) {
   Operands operands;
@@ -35,8 +67,11 @@ Operands measure(const Graph& graph, const Node& node, const OperatorRow& row) {
     (row.is_lookup && is_first ? operands.looked_up_bytes : operands.input_bytes) += bytes;
     is_first = false;
     if (!value.spec.requires_grad) continue;
-    ++operands.num_inputs_with_gradient;
     if (value.kind == ValueKind::kParameter) operands.accumulated_bytes += bytes;
+  }
+  if (row.is_product) {
+    operands.num_factors_with_gradient = factors_with_gradient(graph, node, row);
+    operands.num_addends_with_gradient = addends_with_gradient(graph, node, row);
   }
   for (ValueId id : node.outputs) {
     if (id == kNoValue) continue;
@@ -62,19 +97,20 @@ OperatorCost operator_cost(const Graph& graph, const Node& node, bool trains) {
   OperatorCost cost;
   Work& forward = cost.forward;
   forward.kernels = row.kernels ? row.kernels(graph, node) : 1;
-  if (!row.is_view) {
+  if (!moves_nothing(graph, node)) {
     forward.flops = row.flops ? row.flops(graph, node) : 0;
     forward.bytes = operands.input_bytes + operands.output_bytes * (row.is_lookup ? 2 : 1);
     forward.transcendentals = row.transcendentals_per_element * operands.output_elements;
     forward.randoms = row.randoms_per_element * operands.output_elements;
   }
   if (!trains || !has_backward(graph, node)) return cost;
-  const double factor = row.is_product ? operands.num_inputs_with_gradient : row.backward_factor;
+  const double factor = row.is_product ? operands.num_factors_with_gradient : row.backward_factor;
   cost.backward.flops = factor * forward.flops;
   // Reading the sum so far and writing the new one; a look-up also fills its dense gradient with
-  // zeros.
-  cost.backward.bytes =
-      factor * forward.bytes + 2 * operands.accumulated_bytes + operands.looked_up_bytes;
+  // zeros. The gradient of a bias is the sum of the output's.
+  cost.backward.bytes = factor * forward.bytes + 2 * operands.accumulated_bytes +
+                        operands.looked_up_bytes +
+                        operands.num_addends_with_gradient * operands.output_bytes;
   cost.backward.kernels = forward.kernels;
   return cost;
 }

@@ -22,8 +22,8 @@ struct OperatorCost {
 
 /// Cost of `node` for one microbatch. `trains` is false for evaluation: no backward then.
 ///
-/// A product costs its forward work again for each argument that needs a gradient; the gradient of
-/// a parameter is also added to the accumulated one.
+/// A product costs its forward work again for each factor that needs a gradient; a bias only sums
+/// the output's gradient. The gradient of a parameter is also added to the accumulated one.
 OperatorCost operator_cost(const Graph& graph, const Node& node, bool trains);
 
 /// Whether autograd records a backward for `node`.

@@ -1,217 +1,85 @@
 // The table of operators. Composites appear as they are recorded: undecomposed.
 #include "partitioner/cost/operator_table.h"
 
-#include <algorithm>
-#include <cmath>
 #include <map>
-#include <vector>
+
+#include "partitioner/cost/operator_formulas.h"
 
 namespace smp::partitioner {
 namespace {
-
-const TensorSpec& spec_of_argument(const Graph& graph, const Node& node, size_t position) {
-  static const TensorSpec kEmpty{.sizes = {0}, .strides = {1}};
-  if (position >= node.arguments.size()) return kEmpty;
-  const Argument& argument = node.arguments[position];
-  ValueId id = kNoValue;
-  if (const auto* value = std::get_if<ValueRef>(&argument)) id = value->id;
-  if (const auto* list = std::get_if<ValueRefList>(&argument); list && !list->ids.empty()) {
-    id = list->ids[0];
-  }
-  return id == kNoValue ? kEmpty : graph.values[id].spec;
-}
-
-double elements_of_outputs(const Graph& graph, const Node& node) {
-  double elements = 0;
-  for (ValueId id : node.outputs) {
-    if (id != kNoValue) elements += static_cast<double>(graph.values[id].spec.num_elements());
-  }
-  return elements;
-}
-
-int64_t bytes_of_first_output(const Graph& graph, const Node& node) {
-  const bool has_output = !node.outputs.empty() && node.outputs[0] != kNoValue;
-  return has_output ? graph.values[node.outputs[0]].spec.num_bytes() : 0;
-}
-
-int64_t last_size(const TensorSpec& spec) { return spec.sizes.empty() ? 1 : spec.sizes.back(); }
-
-/// output elements x contracted dimension, of the product whose left operand is argument `kLeft`.
-template <size_t kLeft>
-double product_flops(const Graph& graph, const Node& node) {
-  const auto contracted = static_cast<double>(last_size(spec_of_argument(graph, node, kLeft)));
-  return 2 * elements_of_outputs(graph, node) * contracted;
-}
-
-/// sqrt(a b c) is m k n for (m, k) x (k, n); exact without batch dimensions, too large with them.
-double einsum_flops(const Graph& graph, const Node& node) {
-  double product = elements_of_outputs(graph, node);
-  for (ValueId id : node_inputs(node)) {
-    product *= static_cast<double>(graph.values[id].spec.num_elements());
-  }
-  return 2 * std::sqrt(product);
-}
-
-double convolution_flops(const Graph& graph, const Node& node) {
-  const TensorSpec& weight = spec_of_argument(graph, node, 1);
-  const bool is_transposed = node.op.find("transpose") != std::string::npos ||
-                             (node.arguments.size() > 6 && std::get_if<bool>(&node.arguments[6]) &&
-                              std::get<bool>(node.arguments[6]));
-  // Every element of the output (transposed: of the input) meets the weights of one of its
-  // channels.
-  const double elements = is_transposed
-                              ? static_cast<double>(spec_of_argument(graph, node, 0).num_elements())
-                              : elements_of_outputs(graph, node);
-  const double channels = weight.sizes.empty() ? 1 : static_cast<double>(weight.sizes[0]);
-  return 2 * elements * static_cast<double>(weight.num_elements()) / std::max(1.0, channels);
-}
-
-double attention_flops(const Graph& graph, const Node& node) {
-  const TensorSpec& key = spec_of_argument(graph, node, 1);
-  if (key.sizes.size() < 2) return 0;
-  const auto keys = static_cast<double>(key.sizes[key.sizes.size() - 2]);
-  return 4 * static_cast<double>(spec_of_argument(graph, node, 0).num_elements()) * keys;
-}
-
-/// (batch x heads, queries, keys) in elements of the query: the weights that attention with dropout
-/// keeps.
-int64_t attention_saved_bytes(const Graph& graph, const Node& node) {
-  const TensorSpec& query = spec_of_argument(graph, node, 0);
-  const TensorSpec& key = spec_of_argument(graph, node, 1);
-  if (key.sizes.size() < 2 || last_size(query) == 0) return 0;
-  return query.num_bytes() / last_size(query) * key.sizes[key.sizes.size() - 2];
-}
-
-/// steps x batch of a recurrent layer's input (steps, batch, features) or (batch, steps, features).
-int64_t recurrent_positions(const Graph& graph, const Node& node) {
-  const TensorSpec& input = spec_of_argument(graph, node, 0);
-  return last_size(input) == 0 ? 0 : input.num_elements() / last_size(input);
-}
-
-/// Weights of all layers and directions: the two-dimensional members of the parameter list.
-std::vector<const TensorSpec*> recurrent_weights(const Graph& graph, const Node& node) {
-  std::vector<const TensorSpec*> weights;
-  if (node.arguments.size() < 3) return weights;
-  if (const auto* list = std::get_if<ValueRefList>(&node.arguments[2])) {
-    for (ValueId id : list->ids) {
-      if (id != kNoValue && graph.values[id].spec.sizes.size() == 2) {
-        weights.push_back(&graph.values[id].spec);
-      }
-    }
-  }
-  return weights;
-}
-
-double recurrent_flops(const Graph& graph, const Node& node) {
-  double elements = 0;
-  for (const TensorSpec* weight : recurrent_weights(graph, node)) {
-    elements += static_cast<double>(weight->num_elements());
-  }
-  return 2 * elements * static_cast<double>(recurrent_positions(graph, node));
-}
-
-/// Gates before and after their nonlinearity, one row of each weight pair per position.
-int64_t recurrent_saved_bytes(const Graph& graph, const Node& node) {
-  int64_t rows = 0;
-  for (const TensorSpec* weight : recurrent_weights(graph, node)) rows += weight->sizes[0];
-  const auto element =
-      static_cast<int64_t>(c10::elementSize(spec_of_argument(graph, node, 0).dtype));
-  return rows * recurrent_positions(graph, node) * element;
-}
-
-/// About ten leaf kernels per step and pair of weights (input projections of a layer are one
-/// product).
-double recurrent_kernels(const Graph& graph, const Node& node) {
-  const TensorSpec& input = spec_of_argument(graph, node, 0);
-  const size_t pairs = recurrent_weights(graph, node).size() / 2;
-  if (input.sizes.size() < 2) return 10 * static_cast<double>(pairs);
-  return 10 * static_cast<double>(pairs) *
-         static_cast<double>(std::max(input.sizes[0], input.sizes[1]));
-}
-
-int64_t pooling_indices_bytes(const Graph& graph, const Node& node) {
-  const bool has_output = !node.outputs.empty() && node.outputs[0] != kNoValue;
-  return has_output ? 8 * graph.values[node.outputs[0]].spec.num_elements() : 0;
-}
-
-int64_t bytes_of_first_input(const Graph& graph, const Node& node) {
-  return spec_of_argument(graph, node, 0).num_bytes();
-}
-
-/// cross_entropy_loss keeps the log-softmax that it makes inside; with probabilities as targets
-/// also the factors of the products.
-int64_t cross_entropy_saved_bytes(const Graph& graph, const Node& node) {
-  const bool has_indices = c10::isIntegralType(spec_of_argument(graph, node, 1).dtype, false);
-  return bytes_of_first_input(graph, node) * (has_indices ? 1 : 3);
-}
-
-/// dropout is input * noise, and the input itself where nothing is dropped.
-int64_t dropout_saved_bytes(const Graph& graph, const Node& node) {
-  const auto is = [&](size_t position, const auto& wanted) {
-    const auto* argument =
-        position < node.arguments.size()
-            ? std::get_if<std::decay_t<decltype(wanted)>>(&node.arguments[position])
-            : nullptr;
-    return argument != nullptr && *argument == wanted;
-  };
-  return is(1, 0.0) || is(2, false) ? 0 : bytes_of_first_output(graph, node);
-}
-
-/// Mean and deviation of every normalised row. Arguments of aten::layer_norm: input, normalised
-/// sizes.
-int64_t row_statistics_bytes(const Graph& graph, const Node& node) {
-  const TensorSpec& input = spec_of_argument(graph, node, 0);
-  int64_t row = last_size(input);
-  if (const auto* sizes = node.arguments.size() > 1
-                              ? std::get_if<std::vector<int64_t>>(&node.arguments[1])
-                              : nullptr) {
-    row = 1;
-    for (int64_t size : *sizes) row *= size;
-  }
-  return row == 0 ? 0 : 2 * input.num_bytes() / row;
-}
-
-/// Mean and deviation of every channel.
-int64_t channel_statistics_bytes(const Graph& graph, const Node& node) {
-  const TensorSpec& input = spec_of_argument(graph, node, 0);
-  const auto element = static_cast<int64_t>(c10::elementSize(input.dtype));
-  return input.sizes.size() < 2 ? 0 : 2 * element * input.sizes[1];
-}
 
 // Rows are written as they are read: name, then only what differs from "moves its bytes once".
 // clang-format off
 const OperatorRow kRows[] = {
     // Matrix products.
-    {.op = "aten::mm", .flops = product_flops<0>, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::bmm", .flops = product_flops<0>, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::mv", .flops = product_flops<0>, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::dot", .flops = product_flops<0>, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::matmul", .flops = product_flops<0>, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::linear", .flops = product_flops<0>, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::addmm", .flops = product_flops<1>, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::addmv", .flops = product_flops<1>, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::addbmm", .flops = product_flops<1>, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::baddbmm", .flops = product_flops<1>, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::einsum", .flops = einsum_flops, .saves = kSavesOperands, .is_product = true},
+    {.op = "aten::mm", .flops = product_flops, .saves = kSavesOperands, .is_product = true},
+    {.op = "aten::bmm", .flops = product_flops, .saves = kSavesOperands, .is_product = true},
+    {.op = "aten::mv", .flops = product_flops, .saves = kSavesOperands, .is_product = true},
+    {.op = "aten::dot", .flops = product_flops, .saves = kSavesOperands, .is_product = true},
+    {.op = "aten::matmul", .flops = product_flops, .saves = kSavesOperands, .is_product = true},
+    {.op = "aten::linear", .flops = product_flops, .saves = kSavesOperands, .is_product = true},
+    {.op = "aten::addmm", .flops = added_product_flops, .saves = kSavesOperands, .is_product = true,
+     .first_factor = 1},
+    {.op = "aten::addmv", .flops = added_product_flops, .saves = kSavesOperands, .is_product = true,
+     .first_factor = 1},
+    {.op = "aten::addbmm", .flops = summed_batch_flops, .saves = kSavesOperands, .is_product = true,
+     .first_factor = 1},
+    {.op = "aten::baddbmm", .flops = added_product_flops, .saves = kSavesOperands,
+     .is_product = true,
+     .first_factor = 1},
+    {.op = "aten::tensordot", .flops = tensordot_flops, .saves = kSavesOperands,
+     .is_product = true},
+    {.op = "aten::bilinear", .flops = bilinear_flops, .saves = kSavesOperands, .is_product = true,
+     .num_factors = 3},
+    {.op = "aten::chain_matmul", .flops = matrix_chain_flops, .backward_factor = 2,
+     .saves = kSavesInputs},
+    {.op = "aten::linalg_multi_dot", .flops = matrix_chain_flops, .backward_factor = 2,
+     .saves = kSavesInputs},
+    {.op = "aten::cdist", .flops = product_flops, .backward_factor = 2,
+     .saves = kSavesInputs | kSavesOutputs},
+    {.op = "aten::_cdist_forward", .flops = product_flops, .backward_factor = 2,
+     .saves = kSavesInputs | kSavesOutputs},
+    {.op = "aten::einsum", .flops = einsum_flops, .saves = kSavesOperands, .is_product = true,
+     .first_factor = 1, .num_factors = 1},
     // Convolutions.
     {.op = "aten::conv1d", .flops = convolution_flops, .saves = kSavesOperands, .is_product = true},
     {.op = "aten::conv2d", .flops = convolution_flops, .saves = kSavesOperands, .is_product = true},
     {.op = "aten::conv3d", .flops = convolution_flops, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::convolution", .flops = convolution_flops, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::conv_transpose1d", .flops = convolution_flops, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::conv_transpose2d", .flops = convolution_flops, .saves = kSavesOperands, .is_product = true},
-    {.op = "aten::conv_transpose3d", .flops = convolution_flops, .saves = kSavesOperands, .is_product = true},
+    {.op = "aten::convolution", .flops = convolution_flops, .saves = kSavesOperands,
+     .is_product = true},
+    {.op = "aten::conv_transpose1d", .flops = convolution_flops, .saves = kSavesOperands,
+     .is_product = true},
+    {.op = "aten::conv_transpose2d", .flops = convolution_flops, .saves = kSavesOperands,
+     .is_product = true},
+    {.op = "aten::conv_transpose3d", .flops = convolution_flops, .saves = kSavesOperands,
+     .is_product = true},
     // Composites with products inside.
     {.op = "aten::scaled_dot_product_attention", .flops = attention_flops, .backward_factor = 2.5,
      .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = attention_saved_bytes},
-    {.op = "aten::lstm", .flops = recurrent_flops, .backward_factor = 2, .saves = kSavesInputs | kSavesOutputs,
+    {.op = "aten::lstm", .flops = recurrent_flops, .backward_factor = 2,
+     .saves = kSavesInputs | kSavesOutputs,
      .extra_saved_bytes = recurrent_saved_bytes, .kernels = recurrent_kernels},
-    {.op = "aten::gru", .flops = recurrent_flops, .backward_factor = 2, .saves = kSavesInputs | kSavesOutputs,
+    {.op = "aten::gru", .flops = recurrent_flops, .backward_factor = 2,
+     .saves = kSavesInputs | kSavesOutputs,
      .extra_saved_bytes = recurrent_saved_bytes, .kernels = recurrent_kernels},
-    {.op = "aten::rnn_tanh", .flops = recurrent_flops, .backward_factor = 2, .saves = kSavesInputs | kSavesOutputs,
+    {.op = "aten::rnn_tanh", .flops = recurrent_flops, .backward_factor = 2,
+     .saves = kSavesInputs | kSavesOutputs,
      .extra_saved_bytes = recurrent_saved_bytes, .kernels = recurrent_kernels},
-    {.op = "aten::rnn_relu", .flops = recurrent_flops, .backward_factor = 2, .saves = kSavesInputs | kSavesOutputs,
+    {.op = "aten::rnn_relu", .flops = recurrent_flops, .backward_factor = 2,
+     .saves = kSavesInputs | kSavesOutputs,
      .extra_saved_bytes = recurrent_saved_bytes, .kernels = recurrent_kernels},
+    {.op = "aten::lstm_cell", .flops = cell_flops, .backward_factor = 2,
+     .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
+     .kernels = cell_kernels},
+    {.op = "aten::gru_cell", .flops = cell_flops, .backward_factor = 2,
+     .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
+     .kernels = cell_kernels},
+    {.op = "aten::rnn_tanh_cell", .flops = cell_flops, .backward_factor = 2,
+     .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
+     .kernels = cell_kernels},
+    {.op = "aten::rnn_relu_cell", .flops = cell_flops, .backward_factor = 2,
+     .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
+     .kernels = cell_kernels},
     // Look-ups read and write rows of argument 0; their backward fills a gradient as large as all
     // of it.
     {.op = "aten::embedding", .saves = kSavesIndices, .is_lookup = true},
@@ -222,17 +90,21 @@ const OperatorRow kRows[] = {
     {.op = "aten::batch_norm", .backward_factor = 1.5, .saves = kSavesInputs,
      .extra_saved_bytes = channel_statistics_bytes},
     {.op = "aten::native_batch_norm", .backward_factor = 1.5, .saves = kSavesInputs},
-    {.op = "aten::layer_norm", .backward_factor = 1.5, .transcendentals_per_element = 1, .saves = kSavesInputs,
+    {.op = "aten::layer_norm", .backward_factor = 1.5, .transcendentals_per_element = 1,
+     .saves = kSavesInputs,
      .extra_saved_bytes = row_statistics_bytes},
     {.op = "aten::native_layer_norm", .backward_factor = 1.5, .transcendentals_per_element = 1,
      .saves = kSavesInputs},
-    {.op = "aten::group_norm", .backward_factor = 1.5, .transcendentals_per_element = 1, .saves = kSavesInputs},
+    {.op = "aten::group_norm", .backward_factor = 1.5, .transcendentals_per_element = 1,
+     .saves = kSavesInputs},
     {.op = "aten::instance_norm", .backward_factor = 1.5, .saves = kSavesInputs},
-    {.op = "aten::rms_norm", .backward_factor = 1.5, .transcendentals_per_element = 1, .saves = kSavesInputs},
+    {.op = "aten::rms_norm", .backward_factor = 1.5, .transcendentals_per_element = 1,
+     .saves = kSavesInputs},
     // Random numbers.
     {.op = "aten::dropout", .randoms_per_element = 1, .extra_saved_bytes = dropout_saved_bytes},
     {.op = "aten::native_dropout", .randoms_per_element = 1, .saves = kSavesOutputs},
-    {.op = "aten::alpha_dropout", .randoms_per_element = 1, .extra_saved_bytes = dropout_saved_bytes},
+    {.op = "aten::alpha_dropout", .randoms_per_element = 1,
+     .extra_saved_bytes = dropout_saved_bytes},
     {.op = "aten::bernoulli", .randoms_per_element = 1},
     {.op = "aten::rand", .randoms_per_element = 1},
     {.op = "aten::randn", .randoms_per_element = 2},
@@ -268,11 +140,17 @@ const OperatorRow kRows[] = {
     {.op = "aten::where", .saves = kSavesIndices},
     // Data movement, reductions.
     {.op = "aten::clone", .gradient = GradientForm::kSame},
-    {.op = "aten::contiguous", .gradient = GradientForm::kSame},
-    {.op = "aten::to", .gradient = GradientForm::kSame},
+    {.op = "aten::contiguous", .gradient = GradientForm::kSame, .may_be_view = true},
+    {.op = "aten::to", .gradient = GradientForm::kSame, .may_be_view = true},
+    {.op = "aten::type_as", .gradient = GradientForm::kSame, .may_be_view = true},
+    {.op = "aten::reshape", .gradient = GradientForm::kSame, .may_be_view = true},
+    {.op = "aten::reshape_as", .gradient = GradientForm::kSame, .may_be_view = true},
+    {.op = "aten::flatten", .gradient = GradientForm::kSame, .may_be_view = true},
+    {.op = "aten::ravel", .gradient = GradientForm::kSame, .may_be_view = true},
     {.op = "aten::sum", .gradient = GradientForm::kExpanded},
     {.op = "aten::copy"}, {.op = "aten::cat"}, {.op = "aten::stack"}, {.op = "aten::mean"},
-    {.op = "aten::fill"}, {.op = "aten::zero"}, {.op = "aten::pad"}, {.op = "aten::constant_pad_nd"},
+    {.op = "aten::fill"}, {.op = "aten::zero"}, {.op = "aten::pad"},
+    {.op = "aten::constant_pad_nd"},
     {.op = "aten::zeros"}, {.op = "aten::ones"}, {.op = "aten::full"}, {.op = "aten::arange"},
     {.op = "aten::zeros_like"}, {.op = "aten::ones_like"}, {.op = "aten::full_like"},
     {.op = "aten::avg_pool2d", .saves = kSavesInputs},
@@ -284,10 +162,10 @@ const OperatorRow kRows[] = {
     {.op = "aten::nll_loss", .saves = kSavesInputs},
     {.op = "aten::nll_loss_nd", .saves = kSavesInputs},
     {.op = "aten::cross_entropy_loss", .transcendentals_per_element = 2, .saves = kSavesIndices,
-     .extra_saved_bytes = cross_entropy_saved_bytes, .backward_workspace_bytes = bytes_of_first_input},
+     .extra_saved_bytes = cross_entropy_saved_bytes,
+     .backward_workspace_bytes = bytes_of_first_input},
     // Views move nothing.
     {.op = "aten::view", .is_view = true}, {.op = "aten::_unsafe_view", .is_view = true},
-    {.op = "aten::reshape", .is_view = true}, {.op = "aten::flatten", .is_view = true},
     {.op = "aten::unflatten", .is_view = true}, {.op = "aten::t", .is_view = true},
     {.op = "aten::transpose", .is_view = true}, {.op = "aten::permute", .is_view = true},
     {.op = "aten::expand", .is_view = true}, {.op = "aten::expand_as", .is_view = true},
@@ -321,6 +199,17 @@ const OperatorRow& operator_row(const Node& node) {
     row = rows_by_op.find(op);
   }
   return row == rows_by_op.end() ? kOtherwise : *row->second;
+}
+
+bool moves_nothing(const Graph& graph, const Node& node) {
+  const OperatorRow& row = operator_row(node);
+  if (row.is_view || !row.may_be_view) return row.is_view;
+  const auto* base =
+      node.arguments.empty() ? nullptr : std::get_if<ValueRef>(&node.arguments.front());
+  if (base == nullptr || base->id == kNoValue || node.outputs.empty()) return false;
+  const int32_t storage = graph.values[base->id].storage;
+  const ValueId output = node.outputs.front();
+  return storage >= 0 && output != kNoValue && graph.values[output].storage == storage;
 }
 
 }  // namespace smp::partitioner

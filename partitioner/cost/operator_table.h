@@ -44,13 +44,21 @@ struct OperatorRow {
   int64_t (*backward_workspace_bytes)(const Graph&, const Node&) = nullptr;
   GradientForm gradient = GradientForm::kOwn;
   bool is_product = false;  // matrix product or convolution
-  bool is_view = false;     // moves no bytes
-  bool is_lookup = false;   // forward touches as much of argument 0 as it returns
+  /// Products: where their factors stand; tensors elsewhere (a bias) are added. A list of tensors
+  /// counts whole.
+  uint8_t first_factor = 0;
+  uint8_t num_factors = 2;
+  bool is_view = false;      // moves no bytes
+  bool may_be_view = false;  // moves none if its output lies on the memory of argument 0
+  bool is_lookup = false;    // forward touches as much of argument 0 as it returns
   double (*kernels)(const Graph&, const Node&) = nullptr;  // leaf kernels of a composite; null: one
 };
 
 /// The row of a node's operator; for operators without one a row that moves its bytes once and
 /// saves its inputs.
 const OperatorRow& operator_row(const Node& node);
+
+/// Whether `node` only looks at memory that exists: then it moves no bytes.
+bool moves_nothing(const Graph& graph, const Node& node);
 
 }  // namespace smp::partitioner

@@ -178,7 +178,7 @@ class StageWalk {
     if (output == nullptr) return;  // no gradient comes here
     for (ValueId id : node_inputs(node)) {
       if (!graph_.values[id].spec.requires_grad) continue;
-      add(id, input_gradient(row, id, *output, meter), meter);
+      add(id, input_gradient(node, id, *output, meter), meter);
     }
     if (row.backward_workspace_bytes != nullptr) {
       meter.touch(row.backward_workspace_bytes(graph_, node));
@@ -208,11 +208,13 @@ class StageWalk {
   }
 
   /// The gradient of input `id` of an operator, with one holder more than before.
-  size_t input_gradient(const OperatorRow& row, ValueId id, ValueId output, Meter& meter) {
+  size_t input_gradient(const Node& node, ValueId id, ValueId output, Meter& meter) {
+    const OperatorRow& row = operator_row(node);
     const TensorSpec& spec = graph_.values[id].spec;
     const bool agrees = spec.num_elements() == graph_.values[output].spec.num_elements() &&
                         spec.dtype == graph_.values[output].spec.dtype;
-    const bool is_same = agrees && (row.is_view || row.gradient == GradientForm::kSame);
+    const bool is_same =
+        agrees && (moves_nothing(graph_, node) || row.gradient == GradientForm::kSame);
     if (!is_same && row.gradient != GradientForm::kExpanded) return make(spec.num_bytes(), meter);
     const size_t gradient = gradient_of_.at(output);
     ++gradients_[gradient].num_holders;

@@ -30,7 +30,9 @@ TEST(OperatorCost, LinearCountsMultiplyAddsAndBothGradients) {
   const OperatorCost cost = cost_of_last(g);
   EXPECT_EQ(cost.forward.flops, 2 * 8 * 16 * 32);
   EXPECT_EQ(cost.forward.bytes, 4 * (8 * 16 + 32 * 16 + 32 + 8 * 32));
-  EXPECT_EQ(cost.backward.flops, 3 * cost.forward.flops);  // input, weight, bias
+  EXPECT_EQ(cost.backward.flops, 2 * cost.forward.flops);  // input and weight; a bias is summed
+  EXPECT_EQ(cost.backward.bytes,
+            2 * cost.forward.bytes + 2 * 4 * (32 * 16 + 32) + 4 * 8 * 32);  // accumulating, summing
 }
 
 TEST(OperatorCost, ProductWithOneTrainedArgumentCostsOneForwardBackward) {
@@ -47,6 +49,57 @@ TEST(OperatorCost, AddmmContractsItsSecondArgument) {
   const ValueId bias = g.parameter("b", {32});
   g.op("aten::addmm", {bias, g.input({8, 16}), g.parameter("w", {16, 32})}, {8, 32});
   EXPECT_EQ(cost_of_last(g).forward.flops, 2 * 8 * 16 * 32);
+}
+
+TEST(OperatorCost, BiasesAreNoFactorsOfTheirProducts) {
+  GraphBuilder g;
+  g.linear(g.input({8, 16}), "first", 32);
+  EXPECT_EQ(cost_of_last(g).backward.flops, cost_of_last(g).forward.flops);
+  const ValueId bias = g.parameter("b", {32});
+  g.op("aten::addmm", {bias, g.input({8, 16}), g.parameter("w", {16, 32})}, {8, 32});
+  EXPECT_EQ(cost_of_last(g).backward.flops, cost_of_last(g).forward.flops);
+  g.op("aten::conv2d",
+       {g.input({2, 3, 10, 10}), g.parameter("c", {7, 3, 3, 3}), g.parameter("d", {7})},
+       {2, 7, 8, 8});
+  EXPECT_EQ(cost_of_last(g).backward.flops, cost_of_last(g).forward.flops);
+}
+
+TEST(OperatorCost, SquareOfAMatrixHasTwoFactors) {
+  GraphBuilder g;
+  const ValueId x = g.parameter("w", {16, 16});
+  g.op("aten::mm", {x, x}, {16, 16});
+  EXPECT_EQ(cost_of_last(g).backward.flops, 2 * cost_of_last(g).forward.flops);
+}
+
+TEST(OperatorCost, ProductsOfOtherFormsCountWhatTheyContract) {
+  GraphBuilder g;
+  const ValueId a = g.input({4, 5, 6}), b = g.input({4, 6, 7});
+  g.op("aten::addbmm", {g.input({5, 7}), a, b}, {5, 7});
+  EXPECT_EQ(cost_of_last(g).forward.flops, 2 * 4 * 5 * 6 * 7);
+  g.op("aten::bilinear", {g.input({9, 3}), g.input({9, 4}), g.parameter("w", {5, 3, 4})}, {9, 5});
+  EXPECT_EQ(cost_of_last(g).forward.flops, 2 * 9 * 5 * 3 * 4);
+  g.op("aten::tensordot", {a, g.input({6, 5, 8})}, {4, 8});
+  g.last_node().arguments.push_back(std::vector<int64_t>{1, -1});
+  g.last_node().arguments.push_back(std::vector<int64_t>{1, 0});
+  EXPECT_EQ(cost_of_last(g).forward.flops, 2 * 4 * 8 * (5 * 6));
+  g.op("aten::cdist", {g.input({10, 3}), g.input({20, 3})}, {10, 20});
+  EXPECT_EQ(cost_of_last(g).forward.flops, 2 * 10 * 20 * 3);
+  g.op("aten::chain_matmul", {}, {2, 5});
+  g.last_node().arguments.push_back(
+      ValueRefList{{g.input({2, 3}), g.input({3, 4}), g.input({4, 5})}, false});
+  EXPECT_EQ(cost_of_last(g).forward.flops, 2 * (2 * 3 * 4) + 2 * (2 * 4 * 5));
+}
+
+TEST(OperatorCost, RecurrentCellsCountBothWeights) {
+  for (const char* op : {"aten::lstm_cell", "aten::gru_cell"}) {
+    GraphBuilder g;
+    const ValueId state = g.input({2, 4});
+    g.op(op, {g.input({2, 8})}, {2, 4});
+    g.last_node().arguments.push_back(ValueRefList{{state, state}, false});
+    g.last_node().arguments.push_back(ValueRef{g.parameter("ih", {16, 8})});
+    g.last_node().arguments.push_back(ValueRef{g.parameter("hh", {16, 4})});
+    EXPECT_EQ(cost_of_last(g).forward.flops, 2 * (16 * 8 + 16 * 4) * 2) << op;
+  }
 }
 
 TEST(OperatorCost, BatchedMatmulCountsEveryBatch) {
@@ -106,6 +159,17 @@ TEST(OperatorCost, ViewsAreFree) {
   const OperatorCost cost = cost_of_last(g);
   EXPECT_EQ(cost.forward.bytes, 0);
   EXPECT_EQ(cost.backward.bytes, 0);
+}
+
+TEST(OperatorCost, ReshapeMovesItsBytesWhereItCopies) {
+  for (const char* op : {"aten::reshape", "aten::flatten", "aten::contiguous", "aten::to"}) {
+    GraphBuilder g;
+    const ValueId x = g.relu(g.parameter("p", {4, 6}));
+    g.view(op, x, contiguous_spec({24}));
+    EXPECT_EQ(cost_of_last(g).forward.bytes, 0) << op;
+    g.op(op, {x}, {24});
+    EXPECT_EQ(cost_of_last(g).forward.bytes, 2 * 4 * 24) << op;
+  }
 }
 
 TEST(OperatorCost, UnknownOperatorMovesItsBytesOnce) {
@@ -240,6 +304,35 @@ TEST(MemoryModel, EvaluationKeepsNothing) {
   GraphBuilder g;
   g.relu(g.parameter("p", {100}));
   EXPECT_EQ(saved_by_last(g, kNoValue), 0);
+}
+
+/// Saved beyond queries, keys, values and the result.
+int64_t saved_by_attention(double dropout, bool has_heads = true) {
+  using Sizes = std::vector<int64_t>;
+  GraphBuilder g;
+  const auto make = [&](const char* name, int64_t positions) {
+    const Sizes sizes = has_heads ? Sizes{2, 4, positions, 8} : Sizes{2, positions, 8};
+    return g.op("aten::add", {g.parameter(name, sizes)}, sizes);
+  };
+  const ValueId query = make("q", 10), key = make("k", 12), value = make("v", 12);
+  const Sizes sizes = has_heads ? Sizes{2, 4, 10, 8} : Sizes{2, 10, 8};
+  const ValueId y = g.op("aten::scaled_dot_product_attention", {query, key, value}, sizes);
+  g.last_node().arguments.emplace_back();
+  g.last_node().arguments.emplace_back(dropout);
+  const int64_t tensors = 4 * 8 * (10 + 12 + 12 + 10) * (has_heads ? 8 : 2);
+  return saved_by_last(g, y) - tensors;
+}
+
+TEST(MemoryModel, AttentionInOneKernelKeepsANumberPerQuery) {
+  EXPECT_EQ(saved_by_attention(0), 4 * (2 * 4) * 10);
+}
+
+TEST(MemoryModel, AttentionWithDropoutKeepsItsWeightsThreeTimes) {
+  EXPECT_EQ(saved_by_attention(0.1), 4 * (2 * 4) * (3 * 10 * 12 + 8 * (10 + 12)));
+}
+
+TEST(MemoryModel, AttentionWithoutHeadsKeepsItsWeights) {
+  EXPECT_EQ(saved_by_attention(0, /*has_heads=*/false), 4 * 2 * (10 * 12 + 8 * (10 + 12)));
 }
 
 TEST(MemoryModel, ParameterBytesIncludeGradientAndOptimizerState) {
