@@ -61,14 +61,21 @@ void add_stage_costs(const Graph& graph, const GraphCosts& costs, const Partitio
   }
 }
 
-/// Both ends of a message pay for it; within one rank nothing is sent.
+/// Both ends of a message pay for it; within one rank nothing is sent. Step inputs leave from the
+/// first visit of rank 0.
 void add_message_costs(const Graph& graph, const DeviceModel& device, Plan& plan) {
+  const auto leader = std::find_if(plan.stages.begin(), plan.stages.end(),
+                                   [](const auto& s) { return s.rank == 0; });
   const auto pay = [&](const Transfer& transfer) {
     const int source_rank = transfer.source == kInputStage ? 0 : plan.stages[transfer.source].rank;
     if (source_rank == plan.stages[transfer.target].rank) return;
     const double us = device.message_us(message_bytes(graph.values[transfer.value]));
     plan.stages[transfer.target].cost.send_us += us;
-    if (transfer.source != kInputStage) plan.stages[transfer.source].cost.send_us += us;
+    if (transfer.source != kInputStage) {
+      plan.stages[transfer.source].cost.send_us += us;
+    } else if (leader != plan.stages.end()) {
+      leader->cost.send_us += us;
+    }
   };
   for (const Transfer& transfer : plan.activations) pay(transfer);
   for (const Transfer& relay : plan.gradients) pay(relay);

@@ -235,7 +235,9 @@ Plan place(const Graph& graph, const PartitionOptions& options) {
 Plan partition(const Graph& graph, const PartitionOptions& options) {
   check_options(graph, options);
   Plan plan = place(graph, options);
-  plan.predicted_step_us = predict_step_us(graph, plan, options);
+  const StepPrediction step = predict_step(graph, plan, options);
+  plan.predicted_step_us = step.us;
+  plan.predicted_bubble = step.bubble;
   return plan;
 }
 

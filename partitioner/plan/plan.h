@@ -1,4 +1,5 @@
-// What planning decides: which rank runs which operators, and what crosses between them. Plain data.
+// What planning decides: which rank runs which operators, and what crosses between them. Plain
+// data.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +14,23 @@ namespace smp::partitioner {
 struct StageCost {
   double forward_us = 0;
   double backward_us = 0;
-  double send_us = 0;                 // its part of the traffic on its cuts, both directions
+  double send_us = 0;  // its part of the traffic on its cuts, both directions
   int64_t parameter_bytes = 0;
   int64_t gradient_bytes = 0;
   int64_t optimizer_bytes = 0;
-  int64_t activation_bytes = 0;       // saved for backward, per microbatch in flight
-  int64_t workspace_bytes = 0;        // at most beyond these while its operators run forward or backward
-  int64_t message_bytes = 0;          // buffers of messages on their way
+  int64_t activation_bytes = 0;  // saved for backward, per microbatch in flight
+  int64_t workspace_bytes = 0;   // at most beyond these while its operators run forward or backward
+  int64_t message_bytes = 0;     // buffers of messages on their way
   bool operator==(const StageCost&) const = default;
 };
 
-/// One visit of a rank: a run of operators executed together. Automatic partitioning gives one per rank.
+/// One visit of a rank: a run of operators executed together. Automatic partitioning gives one per
+/// rank.
 struct StagePlan {
-  int rank = 0;                         // pipeline rank that executes it
-  std::vector<NodeId> nodes;            // program order
-  std::vector<ValueId> parameters;      // parameters and buffers read here
-  std::vector<std::string> modules;     // for reports
+  int rank = 0;                      // pipeline rank that executes it
+  std::vector<NodeId> nodes;         // program order
+  std::vector<ValueId> parameters;   // parameters and buffers read here
+  std::vector<std::string> modules;  // for reports
   StageCost cost;
   bool operator==(const StagePlan&) const = default;
 };
@@ -45,17 +47,20 @@ inline constexpr int kInputStage = -1;
 
 /// Everything a rank needs to execute a graph.
 ///
-/// `gradients` are the relays (design.md §7, exact sums): the last consumer of a value sends its gradient to the
-/// consumer before it, and so on down to the producer, so that the additions associate as on one rank.
+/// `gradients` are the relays (design.md §7, exact sums): the last consumer of a value sends its
+/// gradient to the consumer before it, and so on down to the producer, so that the additions
+/// associate as on one rank.
 struct Plan {
   int num_ranks = 1;
-  std::vector<StagePlan> stages;       // program order
-  std::vector<int> stage_of_node;      // by NodeId
-  std::vector<Transfer> activations;   // forward, ordered by (value, target)
-  std::vector<Transfer> gradients;     // backward, ordered by (value descending source)
-  double predicted_step_us = 0;        // by simulation of the schedule
-  double lower_bound_us = 0;           // slowest possible stage: max(total / ranks, heaviest operator), per microbatch
-  double slowest_stage_us = 0;         // of this plan, per microbatch
+  std::vector<StagePlan> stages;      // program order
+  std::vector<int> stage_of_node;     // by NodeId
+  std::vector<Transfer> activations;  // forward, ordered by (value, target)
+  std::vector<Transfer> gradients;    // backward, ordered by (value, descending source)
+  double predicted_step_us = 0;       // by simulation of the schedule
+  double predicted_bubble = 0;  // the part of it in which a rank does not compute, mean over ranks
+  double lower_bound_us =
+      0;  // slowest possible stage: max(total / ranks, heaviest operator), per microbatch
+  double slowest_stage_us = 0;                // of this plan, per microbatch
   std::vector<int64_t> predicted_peak_bytes;  // by pipeline rank
   bool operator==(const Plan&) const = default;
 };

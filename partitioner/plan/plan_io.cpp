@@ -110,6 +110,7 @@ std::string serialise(const Plan& plan) {
                   {"activations", write_transfers(plan.activations)},
                   {"gradients", write_transfers(plan.gradients)},
                   {"predicted_step_us", bits_of(plan.predicted_step_us)},
+                  {"predicted_bubble", bits_of(plan.predicted_bubble)},
                   {"lower_bound_us", bits_of(plan.lower_bound_us)},
                   {"slowest_stage_us", bits_of(plan.slowest_stage_us)},
                   {"predicted_peak_bytes", array_of(plan.predicted_peak_bytes)}});
@@ -138,6 +139,7 @@ Plan deserialise_plan(std::string_view text) {
   plan.activations = read_transfers(fields["activations"], where.at("activations"), num_stages);
   plan.gradients = read_transfers(fields["gradients"], where.at("gradients"), num_stages);
   plan.predicted_step_us = read_bits(fields["predicted_step_us"], where.at("predicted_step_us"));
+  plan.predicted_bubble = read_bits(fields["predicted_bubble"], where.at("predicted_bubble"));
   plan.lower_bound_us = read_bits(fields["lower_bound_us"], where.at("lower_bound_us"));
   plan.slowest_stage_us = read_bits(fields["slowest_stage_us"], where.at("slowest_stage_us"));
   plan.predicted_peak_bytes =

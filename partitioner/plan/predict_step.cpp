@@ -10,13 +10,13 @@
 
 namespace smp::partitioner {
 
-double predict_step_us(const Graph& graph, const Plan& plan, const PartitionOptions& options) {
+StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options) {
   const StageGraph stages = stage_graph(plan, graph);
   const Schedule schedule =
       generate(options.schedule, stages, options.num_microbatches,
                {.active_microbatches = options.active_microbatches, .times = {}});
   SimulationInput input;
-  input.sends_occupy_rank = true;
+  input.transfers_occupy_ranks = true;
   for (const StagePlan& stage : plan.stages) {
     input.times.push_back({stage.cost.forward_us, stage.cost.backward_us});
   }
@@ -28,7 +28,8 @@ double predict_step_us(const Graph& graph, const Plan& plan, const PartitionOpti
     }
   }
   for (const auto& [edge, us] : edge_us) input.transfers.push_back({edge, us});
-  return simulate(schedule, input).makespan_us;
+  const Simulation simulation = simulate(schedule, input);
+  return {simulation.makespan_us, simulation.bubble};
 }
 
 }  // namespace smp::partitioner

@@ -6,8 +6,13 @@
 
 namespace smp::partitioner {
 
-/// Microseconds from the first forward to the last backward of `plan`, made for `graph`, under the
-/// schedule and device of `options`; a send keeps its rank busy.
-double predict_step_us(const Graph& graph, const Plan& plan, const PartitionOptions& options);
+struct StepPrediction {
+  double us = 0;      // from the first forward to the last backward
+  double bubble = 0;  // the part of it in which a rank does not compute, mean over ranks
+};
+
+/// The step of `plan`, made for `graph`, under the schedule and device of `options`. A message
+/// keeps both its ranks busy.
+StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options);
 
 }  // namespace smp::partitioner

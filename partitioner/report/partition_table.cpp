@@ -95,10 +95,11 @@ std::string partition_table(const Graph& graph, const Plan& plan) {
                     bytes_text(plan.predicted_peak_bytes[stage.rank])});
   }
   char summary[200];
-  std::snprintf(summary, sizeof summary,
-                "slowest stage %s, lower bound %s, gap %.1f %%; predicted step %s\n",
-                time_text(plan.slowest_stage_us).c_str(), time_text(plan.lower_bound_us).c_str(),
-                gap_percent(plan), time_text(plan.predicted_step_us).c_str());
+  std::snprintf(
+      summary, sizeof summary,
+      "slowest stage %s, lower bound %s, gap %.1f %%; predicted step %s, bubble %.1f %%\n",
+      time_text(plan.slowest_stage_us).c_str(), time_text(plan.lower_bound_us).c_str(),
+      gap_percent(plan), time_text(plan.predicted_step_us).c_str(), 100 * plan.predicted_bubble);
   return aligned(rows, kModulesColumn) + summary;
 }
 

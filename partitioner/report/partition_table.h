@@ -9,12 +9,13 @@
 
 namespace smp::partitioner {
 
-/// One line per stage, then the distance to the lower bound and the predicted step time. Times are
-/// per microbatch, memory is the predicted peak of the rank.
+/// One line per stage, then the distance to the lower bound and the predicted step: its time, and
+/// the part of it in which ranks wait or talk instead of computing. The other times are per
+/// microbatch; memory is the predicted peak of the rank.
 ///
 ///   stage | rank | modules              | parameters | forward + backward |   sends |   memory
 ///       0 |    0 | embed .. layers.1    |     4.10 M |           812.4 us | 10.0 us | 61.2 MiB
-///   slowest stage 822.4 us, lower bound 790.0 us, gap 4.1 %; predicted step 7.4 ms
+///   slowest stage 822.4 us, lower bound 790.0 us, gap 4.1 %; predicted step 7.4 ms, bubble 11.3 %
 std::string partition_table(const Graph& graph, const Plan& plan);
 
 /// (slowest / lower bound - 1) in percent, never below 0; 0 when there is no work.

@@ -34,6 +34,7 @@ std::string partition_table_json(const Graph& graph, const Plan& plan) {
                   {"lower_bound_us", plan.lower_bound_us},
                   {"gap_percent", gap_percent(plan)},
                   {"predicted_step_us", plan.predicted_step_us},
+                  {"predicted_bubble", plan.predicted_bubble},
                   {"predicted_peak_bytes", json::array(peak.begin(), peak.end())}});
 }
 

@@ -19,9 +19,6 @@ class Simulator {
         input_(input),
         clock_us_(schedule.columns.size(), 0),
         busy_us_(schedule.columns.size(), 0),
-        activation_bytes_(schedule.columns.size(), 0),
-        peak_activation_bytes_(schedule.columns.size(), 0),
-        fixed_bytes_(schedule.columns.size(), 0),
         in_flight_(schedule.in_flight_limits.size(), 0) {
     for (const EdgeTime& transfer : input.transfers) transfer_us_[transfer.edge] = transfer.us;
     result_.peak_in_flight.assign(in_flight_.size(), 0);
@@ -34,7 +31,6 @@ class Simulator {
         has_backward_[action.stage][action.microbatch] = true;
       }
     }
-    sum_fixed_bytes();
   }
 
   Simulation run() {
@@ -48,17 +44,6 @@ class Simulator {
   }
 
  private:
-  void sum_fixed_bytes() {
-    std::vector<bool> is_counted(in_flight_.size(), false);
-    for (size_t rank = 0; rank < schedule_.columns.size(); ++rank) {
-      for (const Action& action : schedule_.columns[rank]) {
-        if (!action.is_compute() || input_.memory.empty() || is_counted[action.stage]) continue;
-        is_counted[action.stage] = true;
-        fixed_bytes_[rank] += input_.memory[action.stage].fixed_bytes;
-      }
-    }
-  }
-
   void perform(Position at, Position sender) {
     const Action& action = schedule_.columns[at.rank][at.index];
     double& clock = clock_us_[at.rank];
@@ -69,7 +54,9 @@ class Simulator {
     } else if (action.is_send()) {
       send(at, action);
     } else {
-      clock = std::max(clock, arrival_us_[sender.rank][sender.index]);
+      const double own_us =
+          input_.transfers_occupy_ranks ? transfer_us({action.peer, action.stage}) : 0;
+      clock = std::max(clock + own_us, arrival_us_[sender.rank][sender.index]);
     }
     time.end_us = clock;
   }
@@ -81,29 +68,29 @@ class Simulator {
     clock_us_[rank] += duration;
     busy_us_[rank] += duration;
     if (!is_forward) {
-      hold(rank, action.stage, -1);
+      hold(action.stage, -1);
     } else if (has_backward_[action.stage][action.microbatch]) {
-      hold(rank, action.stage, 1);
+      hold(action.stage, 1);
     }
   }
 
-  void hold(int rank, int stage, int change) {
+  void hold(int stage, int change) {
     in_flight_[stage] += change;
     int& peak = result_.peak_in_flight[stage];
     peak = std::max(peak, in_flight_[stage]);
-    if (input_.memory.empty()) return;
-    activation_bytes_[rank] += change * input_.memory[stage].activation_bytes;
-    peak_activation_bytes_[rank] = std::max(peak_activation_bytes_[rank], activation_bytes_[rank]);
   }
 
   void send(Position at, const Action& action) {
     const Edge edge{action.stage, action.peer};
-    const auto found = transfer_us_.find(edge);
-    const double duration = found == transfer_us_.end() ? 0 : found->second;
     double& channel_free = channel_free_us_[edge];
-    channel_free = std::max(channel_free, clock_us_[at.rank]) + duration;
+    channel_free = std::max(channel_free, clock_us_[at.rank]) + transfer_us(edge);
     arrival_us_[at.rank][at.index] = channel_free;
-    if (input_.sends_occupy_rank) clock_us_[at.rank] = channel_free;
+    if (input_.transfers_occupy_ranks) clock_us_[at.rank] = channel_free;
+  }
+
+  double transfer_us(const Edge& edge) const {
+    const auto found = transfer_us_.find(edge);
+    return found == transfer_us_.end() ? 0 : found->second;
   }
 
   void finish() {
@@ -112,19 +99,15 @@ class Simulator {
       const double busy = result_.makespan_us > 0 ? busy_us_[rank] / result_.makespan_us : 1;
       result_.bubble_of_rank.push_back(1 - busy);
       result_.bubble += (1 - busy) / static_cast<double>(clock_us_.size());
-      result_.peak_bytes.push_back(fixed_bytes_[rank] + peak_activation_bytes_[rank]);
     }
   }
 
   const Schedule& schedule_;
   const SimulationInput& input_;
   Simulation result_;
-  std::vector<double> clock_us_;                // by rank
-  std::vector<double> busy_us_;                 // by rank
-  std::vector<int64_t> activation_bytes_;       // by rank, held now
-  std::vector<int64_t> peak_activation_bytes_;  // by rank
-  std::vector<int64_t> fixed_bytes_;            // by rank
-  std::vector<int> in_flight_;                  // by stage
+  std::vector<double> clock_us_;  // by rank
+  std::vector<double> busy_us_;   // by rank
+  std::vector<int> in_flight_;    // by stage
   std::map<Edge, double> transfer_us_;
   std::map<Edge, double> channel_free_us_;
   std::vector<std::vector<double>> arrival_us_;  // by the position of the send
@@ -135,9 +118,6 @@ void check_input(const Schedule& schedule, const SimulationInput& input) {
   const size_t num_stages = schedule.in_flight_limits.size();
   TORCH_CHECK_VALUE(input.times.size() == num_stages, "schedule simulation: expected times of ",
                     num_stages, " stages, got ", input.times.size(), ".");
-  TORCH_CHECK_VALUE(input.memory.empty() || input.memory.size() == num_stages,
-                    "schedule simulation: expected the memory of ", num_stages, " stages, got ",
-                    input.memory.size(), ". Leave it empty to predict no memory.");
   const auto check_time = [](double us) {
     TORCH_CHECK_VALUE(std::isfinite(us) && us >= 0,
                       "schedule simulation: expected finite times of at least 0, got ", us, " us.");

@@ -1,7 +1,6 @@
-// Predicts how a schedule runs: times, bubble and peak memory, by performing exactly its table.
+// Predicts how a schedule runs: times and bubble, by performing exactly its table.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include "partitioner/schedule/generate.h"
@@ -17,18 +16,12 @@ struct EdgeTime {
   double us = 0;
 };
 
-struct StageMemory {
-  int64_t fixed_bytes = 0;       // parameters, gradients, optimizer state
-  int64_t activation_bytes = 0;  // kept per microbatch in flight
-};
-
 struct SimulationInput {
   std::vector<StageTime> times;     // by stage
   std::vector<EdgeTime> transfers;  // an edge that is not listed takes no time
-  std::vector<StageMemory> memory;  // by stage; empty: peak bytes are not predicted (all zero)
-  /// false: transfers run beside computation. true: a send keeps its rank busy, as CPU ranks that
-  /// drive MPI inline.
-  bool sends_occupy_rank = false;
+  /// false: transfers run beside computation. true: both ranks are busy for as long as the transfer
+  /// takes, as CPU ranks that drive MPI inline; what of it happens at the same time, does.
+  bool transfers_occupy_ranks = false;
 };
 
 struct ActionTime {
@@ -45,8 +38,6 @@ struct Simulation {
       bubble_of_rank;               // fraction of the makespan in which the rank does not compute
   double bubble = 0;                // mean over ranks
   std::vector<int> peak_in_flight;  // by stage
-  std::vector<int64_t>
-      peak_bytes;  // by rank: fixed bytes + activation bytes x microbatches in flight
 };
 
 /// Performs `schedule` rank by rank in column order. Messages of one edge follow one another; sends

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <functional>
 #include <random>
 #include <string>
@@ -79,8 +80,13 @@ TEST(PartitionTable, ShowsStagesAndGap) {
   EXPECT_NE(table.find("layers.0 .. layers.1"), std::string::npos) << table;
   EXPECT_NE(table.find("8.32 K"), std::string::npos) << table;
   EXPECT_NE(table.find("gap "), std::string::npos) << table;
+  char bubble[32];
+  std::snprintf(bubble, sizeof bubble, "bubble %.1f %%", 100 * plan.predicted_bubble);
+  EXPECT_NE(table.find(bubble), std::string::npos) << table;
+  EXPECT_GT(plan.predicted_bubble, 0.1);  // four microbatches on two ranks: at least 1/5
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 4);
   const std::string json = partition_table_json(graph, plan);
+  EXPECT_NE(json.find("\"predicted_bubble\""), std::string::npos) << json;
   EXPECT_NE(json.find("\"modules\":[\"layers.0\",\"layers.1\"]"), std::string::npos) << json;
 }
 
@@ -115,6 +121,46 @@ TEST(PartitionTable, GapIsNeverNegativeZeroAndNeverNegative) {
   EXPECT_THROW(partition_table(graph, plan), c10::Error);
   plan.lower_bound_us = 0;
   EXPECT_EQ(gap_percent(plan), 0);
+}
+
+/// The simulated ranks carry all that the plan charges them: compute, and both ends of messages.
+TEST(PredictedStep, IsNeverShorterThanTheWorkOfTheSlowestRank) {
+  GraphBuilder g;
+  const ValueId wide = g.input({512, 64});
+  ValueId x = g.linear(g.input({4, 64}), "first", 64);
+  for (int i = 0; i < 6; ++i) {
+    const std::string name = std::string("l").append(std::to_string(i));
+    x = g.linear(g.op("aten::add", {x, g.linear(wide, name, 64)}, {512, 64}), name + "o", 64);
+  }
+  const Graph graph = g.build(g.sum(x));
+  for (int num_ranks : {2, 3, 4}) {
+    for (const ScheduleKind kind : {ScheduleKind::kSimple, ScheduleKind::kInterleaved}) {
+      PartitionOptions options = on_ranks(num_ranks);
+      options.num_microbatches = 16;
+      options.schedule = kind;
+      for (const double latency_us : {0.0, 5.0, 500.0}) {
+        options.device.link_latency_us = latency_us;
+        const Plan plan = partition(graph, options);
+        EXPECT_GE(plan.predicted_step_us, 16 * plan.slowest_stage_us * (1 - 1e-12))
+            << num_ranks << " ranks, latency " << latency_us;
+      }
+    }
+  }
+}
+
+TEST(Partition, LeaderPaysForTheStepInputsThatItSends) {
+  GraphBuilder g;
+  const ValueId a = g.linear(g.input({8, 16}), "a", 16);
+  const ValueId side = g.input({8, 16});
+  const ValueId b = g.linear(side, "b", 16);
+  const Graph graph = g.build(g.sum(g.op("aten::add", {a, b}, {8, 16})));
+  PartitionOptions options = on_ranks(2);
+  options.owners = {{"a.weight", {0}}, {"a.bias", {0}}, {"b.weight", {1}}, {"b.bias", {1}}};
+  const Plan plan = partition(graph, options);
+  const double message_us = options.device.message_us(4 * 8 * 16);
+  ASSERT_EQ(plan.stages.size(), 2U);
+  EXPECT_DOUBLE_EQ(plan.stages[0].cost.send_us, plan.stages[1].cost.send_us);
+  EXPECT_DOUBLE_EQ(plan.stages[1].cost.send_us, 3 * message_us);  // side, a, and a's gradient
 }
 
 /// Random programs with writes, slices, skips and ties: the plan is always consistent.
