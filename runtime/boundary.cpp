@@ -9,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "partitioner/plan/message_buffers.h"
 #include "runtime/memory_tensor.h"
 
 namespace smp::runtime {
@@ -30,6 +31,7 @@ struct Header {
   int64_t strides[kMaxDims] = {};
 };
 constexpr int64_t kHeaderBytes = (static_cast<int64_t>(sizeof(Header)) + kAlignment - 1) / kAlignment * kAlignment;
+static_assert(kHeaderBytes + kAlignment <= partitioner::kMessageOverheadBytes, "the planner counts longer messages");
 
 [[noreturn]] void refuse(const std::string& what) {
   throw std::runtime_error("boundary: expected a packed tensor, got " + what +

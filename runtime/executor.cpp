@@ -6,13 +6,14 @@
 
 #include <algorithm>
 
+#include "partitioner/plan/message_buffers.h"
+
 namespace smp::runtime {
 
 using namespace partitioner;
 
 namespace {
 
-constexpr size_t kReceivesAhead = 8;
 constexpr int kFirstTag = 64;      // below: the step protocol's
 constexpr int kFollowingData = 1;  // added to a channel's tag: second messages overtake posted receives of first ones
 

@@ -9,6 +9,7 @@
 #include "partitioner/cost/memory_model.h"
 #include "partitioner/graph/cuts.h"
 #include "partitioner/plan/graph_costs.h"
+#include "partitioner/plan/message_buffers.h"
 #include "partitioner/plan/stage_memory.h"
 #include "partitioner/schedule/generate.h"
 #include "partitioner/schedule/stage_graph.h"
@@ -16,7 +17,6 @@
 namespace smp::partitioner {
 namespace {
 
-constexpr int64_t kReceivesAhead = 8;  // receives that the executor posts before it needs them
 // Messages of one edge that hold a buffer while their receives are posted: one that is being
 // packed, one on its way, one that has left since the sender last looked.
 constexpr int64_t kSendsPending = 3;

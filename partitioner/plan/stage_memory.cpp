@@ -11,6 +11,7 @@
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/cost/operator_table.h"
 #include "partitioner/graph/cuts.h"
+#include "partitioner/plan/message_buffers.h"
 
 namespace smp::partitioner {
 namespace {

@@ -29,7 +29,4 @@ struct StageMemory {
 /// Expects the activations and gradients of `plan` to be filled in.
 StageMemory stage_memory(const Graph& graph, const Plan& plan, int stage);
 
-/// Bytes that a message is longer than the tensor in it, at most: header and alignment.
-inline constexpr int64_t kMessageOverheadBytes = 320;
-
 }  // namespace smp::partitioner

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "partitioner/plan/message_buffers.h"
 #include "partitioner/plan/partition.h"
 #include "partitioner/plan/peak_memory.h"
 #include "partitioner/plan/stage_memory.h"
