@@ -91,7 +91,10 @@ struct Fixed {
   int64_t parameters = 0;  // with buffers, constants and optimizer state
   int64_t gradients = 0;
   int64_t largest_parameter = 0;  // of those with gradient
-  int64_t step = 0;               // arguments, their microbatches, results
+  int64_t step = 0;               // arguments, their microbatches, results of this rank
+  int64_t foreign_results = 0;    // returned tensors that other ranks make
+  int64_t own_results = 0;
+  int64_t tied = 0;  // what adding up the gradients of one shared parameter takes, at most
   int64_t messages = 0;
   int64_t always() const { return parameters + step + messages; }
 };
@@ -127,6 +130,40 @@ int64_t step_bytes(const Graph& graph, const Plan& plan, int64_t num_microbatche
   return num_microbatches * bytes;
 }
 
+/// By parameter with gradient: the ranks that read it.
+std::map<ValueId, std::set<int>> readers_of_parameters(const Graph& graph, const Plan& plan) {
+  std::map<ValueId, std::set<int>> ranks;
+  for (const StagePlan& stage : plan.stages) {
+    for (ValueId id : stage.parameters) {
+      if (parameter_bytes(graph.values[id], 0).gradient > 0) ranks[id].insert(stage.rank);
+    }
+  }
+  return ranks;
+}
+
+/// The first of the ranks that share a parameter adds up: a message, the gradient in it, the sum,
+/// and from the third rank on the sum so far. (runtime/reducer.cpp)
+int64_t tied_bytes(const Graph& graph, const Plan& plan, int rank) {
+  int64_t most = 0;
+  for (const auto& [id, ranks] : readers_of_parameters(graph, plan)) {
+    if (ranks.size() < 2 || !ranks.contains(rank)) continue;
+    const int64_t copies = ranks.size() == 2 ? 3 : 4;
+    most = std::max(most, copies * parameter_bytes(graph.values[id], 0).gradient);
+  }
+  return most;
+}
+
+/// Bytes of the returned tensors of all microbatches that `rank` makes; step inputs are rank 0's.
+int64_t result_bytes(const Graph& graph, const Plan& plan, int64_t num_microbatches, int rank) {
+  int64_t bytes = 0;
+  for (ValueId id : graph.returned) {
+    const NodeId producer = graph.values[id].producer;
+    const int owner = producer == kNoNode ? 0 : plan.stages[plan.stage_of_node[producer]].rank;
+    if (owner == rank) bytes += graph.values[id].spec.num_bytes();
+  }
+  return num_microbatches * bytes;
+}
+
 Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& plan, int rank) {
   Fixed fixed;
   std::set<ValueId> held;  // two visits hold a parameter once
@@ -144,6 +181,11 @@ Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& 
   }
   fixed.parameters += constant_bytes(graph, plan, rank);
   fixed.step = step_bytes(graph, plan, options.num_microbatches, rank);
+  fixed.tied = tied_bytes(graph, plan, rank);
+  for (int owner = 0; owner < options.num_ranks; ++owner) {
+    const int64_t bytes = result_bytes(graph, plan, options.num_microbatches, owner);
+    (owner == rank ? fixed.own_results : fixed.foreign_results) += bytes;
+  }
   return fixed;
 }
 
@@ -153,7 +195,16 @@ int64_t end_bytes(const Fixed& fixed, const PartitionOptions& options) {
   const int64_t bucket = std::min(
       fixed.gradients, std::max(options.gradient_bucket_bytes,
                                 options.gradient_bucket_bytes > 0 ? fixed.largest_parameter : 0));
-  return fixed.always() + fixed.gradients + std::max(optimizer, bucket);
+  return fixed.always() + fixed.gradients + fixed.foreign_results +
+         std::max({optimizer, bucket, fixed.tied});
+}
+
+/// Every rank ends up with all returned tensors: those of others come in a message and leave it,
+/// its own ones are copied for the caller and packed. (smp/detail/results.cpp)
+int64_t results_bytes(const Fixed& fixed, int num_ranks) {
+  const int64_t exchanged =
+      num_ranks > 1 ? 2 * fixed.foreign_results + 2 * fixed.own_results : fixed.own_results;
+  return fixed.always() + fixed.gradients + exchanged;
 }
 
 /// The peak of a rank with one stage.
@@ -206,7 +257,8 @@ void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan)
         visits.size() == 1
             ? step_peak(fixed, memory[visits[0]], in_flight[visits[0]], options.num_microbatches)
             : fixed.always() + fixed.gradients + saved + workspace;
-    plan.predicted_peak_bytes.push_back(std::max(peak, end_bytes(fixed, options)));
+    plan.predicted_peak_bytes.push_back(
+        std::max({peak, results_bytes(fixed, options.num_ranks), end_bytes(fixed, options)}));
   }
 }
 

@@ -22,7 +22,10 @@ std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_sta
 /// - a forward, with all other microbatches in flight,
 /// - the first backward, in which the gradients of parameters appear,
 /// - a later backward, beside all gradients,
-/// - the end, when gradients are averaged over replicas and the optimizer runs.
+/// - the exchange of results, which leaves all of them on every rank,
+/// - the end, when gradients of shared parameters are added up, gradients are averaged over
+/// replicas
+///   and the optimizer runs.
 ///
 /// Expects that gradients are undefined when a step begins, as after zero_grad(). What the caller
 /// holds beside the step's arguments is not counted, nor is what libraries take for themselves.

@@ -142,6 +142,40 @@ TEST(PeakMemory, ReplicasAddOneBucket) {
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0], 3 * gradients + batch);
 }
 
+/// A returned tensor that is larger than all else.
+TEST(PeakMemory, EveryRankHoldsReturnedTensorsTwiceWhileTheyAreExchanged) {
+  GraphBuilder g;
+  const ValueId a = g.linear(g.input({256, 8}), "a", 8);
+  const ValueId wide = g.linear(a, "b", 512);
+  Graph graph = g.build(g.sum(wide));
+  graph.returned = {wide};
+  PartitionOptions options = on_ranks(2);
+  options.pins = {{"a", 0}, {"b", 1}};
+  const Plan plan = partition(graph, options);
+  const int64_t returned = 4 * (4 * 256 * 512), arguments = 4 * (4 * 256 * 8);
+  const int64_t parameters[] = {4 * (8 * 8 + 8), 4 * (512 * 8 + 512)};
+  EXPECT_EQ(plan.predicted_peak_bytes[0],
+            2 * parameters[0] + 2 * arguments + plan.stages[0].cost.message_bytes + 2 * returned);
+  EXPECT_EQ(plan.predicted_peak_bytes[1], 2 * parameters[1] + arguments + returned +
+                                              plan.stages[1].cost.message_bytes + 2 * returned);
+}
+
+TEST(PeakMemory, SharedParametersAddThreeOfTheirGradientsInTheEnd) {
+  GraphBuilder g;
+  const ValueId shared = g.parameter("shared", {512, 512});
+  const ValueId x = g.linear(g.linear_with(g.input({1, 512}), shared), "a", 8);
+  const Graph graph = g.build(g.sum(g.linear_with(g.linear(x, "b", 512), shared)));
+  PartitionOptions options = on_ranks(2);
+  options.owners = {
+      {"shared", {0, 1}}, {"a.weight", {0}}, {"a.bias", {0}}, {"b.weight", {1}}, {"b.bias", {1}}};
+  const Plan plan = partition(graph, options);
+  const int64_t weight = 4 * 512 * 512, other = 4 * (512 * 8 + 8);
+  const int64_t arguments = 4 * (4 * 512), loss = 4 * kLoss;
+  EXPECT_EQ(
+      plan.predicted_peak_bytes[0],
+      2 * (weight + other) + 2 * arguments + plan.stages[0].cost.message_bytes + loss + 3 * weight);
+}
+
 TEST(PeakMemory, MessagesCountOnBothSidesOfACut) {
   const Graph graph = mlp(2);
   PartitionOptions options = on_ranks(2);
