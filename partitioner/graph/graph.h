@@ -130,4 +130,9 @@ struct Graph {
 /// The tensors a node reads, in argument order, without duplicates.
 std::vector<ValueId> node_inputs(const Node& node);
 
+/// Whether the model knows `value` by a name: a parameter or a buffer.
+inline bool is_named(const Value& value) {
+  return value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer;
+}
+
 }  // namespace smp::partitioner

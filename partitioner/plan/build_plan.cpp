@@ -12,10 +12,6 @@
 namespace smp::partitioner {
 namespace {
 
-bool is_named(const Value& value) {
-  return value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer;
-}
-
 void add_once(std::vector<std::string>& names, const std::string& name) {
   if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end()) {
     names.push_back(name);

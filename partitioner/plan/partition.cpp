@@ -55,7 +55,7 @@ std::vector<int64_t> parameter_bytes_by_node(const Graph& graph, const Partition
   for (NodeId n = 0; n < static_cast<NodeId>(graph.nodes.size()); ++n) {
     for (ValueId id : node_inputs(graph.nodes[n])) {
       const Value& value = graph.values[id];
-      if (value.kind != ValueKind::kParameter && value.kind != ValueKind::kBuffer) continue;
+      if (!is_named(value)) continue;
       const bool is_counted = last_reader[id] != kNoNode && n - last_reader[id] <= far;
       last_reader[id] = n;
       if (!is_counted) bytes[n] += parameter_bytes(value, options.optimizer_state_factor).total();

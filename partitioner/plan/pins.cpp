@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 #include <set>
 #include <string>
+
+#include "partitioner/plan/edit_distance.h"
 
 namespace smp::partitioner {
 namespace {
@@ -15,10 +16,6 @@ namespace {
 bool is_path_prefix(const std::string& prefix, const std::string& path) {
   return prefix.empty() || path == prefix ||
          (path.size() > prefix.size() && path.starts_with(prefix) && path[prefix.size()] == '.');
-}
-
-bool is_named(const Value& value) {
-  return value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer;
 }
 
 /// Every path that a pin may name: "a.b.weight" gives a, a.b and a.b.weight.
@@ -36,21 +33,6 @@ std::set<std::string> known_paths(const Graph& graph, const PartitionOptions& op
   for (const Node& node : graph.nodes) add(node.module);
   for (const std::string& module : options.known_modules) add(module);
   return paths;
-}
-
-/// Levenshtein distance, two rows.
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-    }
-  }
-  return row.back();
 }
 
 std::string closest(const std::string& path, const std::set<std::string>& paths) {

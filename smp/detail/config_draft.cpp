@@ -7,10 +7,10 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <numeric>
 #include <optional>
 #include <sstream>
 
+#include "partitioner/plan/edit_distance.h"
 #include "smp/detail/config_table.h"
 #include "smp/detail/json_object.h"
 
@@ -73,25 +73,6 @@ std::optional<Value> to_value(const boost::json::value& json, const Value& like)
   return std::nullopt;
 }
 
-// Edits that turn `a` into `b`: insert, delete, replace a letter, or swap two neighbours.
-// Optimal string alignment distance: Wagner and Fischer's table with Damerau's swap.
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> before_last(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
-  std::iota(last.begin(), last.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, replaced});
-      const bool is_swap = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-      if (is_swap) row[j] = std::min(row[j], before_last[j - 2] + 1);
-    }
-    before_last = last;
-    last = row;
-  }
-  return last[b.size()];
-}
-
 }  // namespace
 
 std::string_view nearest(std::string_view word, const std::vector<std::string_view>& known) {
@@ -100,7 +81,7 @@ std::string_view nearest(std::string_view word, const std::vector<std::string_vi
   std::string_view best;
   size_t best_distance = std::max<size_t>(1, word.size() / 3) + 1;
   for (const std::string_view candidate : known) {
-    const size_t distance = edit_distance(word, candidate);
+    const size_t distance = partitioner::edit_distance(word, candidate);
     if (distance < best_distance) {
       best = candidate;
       best_distance = distance;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "partitioner/plan/check_plan.h"
+#include "partitioner/plan/edit_distance.h"
 #include "partitioner/plan/graph_costs.h"
 #include "partitioner/plan/partition.h"
 #include "partitioner/plan/visits.h"
@@ -224,6 +225,13 @@ TEST(Partition, UnknownModuleInAPinSuggestsTheClosest) {
   EXPECT_NE(text.find("got 'layer.1'. Did you mean 'layers.1'?"), std::string::npos) << text;
   options.known_modules = {"layer.1"};  // exists, but this step does not use it
   EXPECT_EQ(refusal_of([&] { partition(mlp(3), options); }), "");
+}
+
+TEST(EditDistance, CountsASwapOfNeighboursOnce) {
+  EXPECT_EQ(edit_distance("layers", "layers"), 0U);
+  EXPECT_EQ(edit_distance("layesr", "layers"), 1U);
+  EXPECT_EQ(edit_distance("layer", "layers.1"), 3U);
+  EXPECT_EQ(edit_distance("", "ab"), 2U);
 }
 
 TEST(Partition, RankOutOfRangeIsRefused) {
