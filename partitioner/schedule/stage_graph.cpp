@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "partitioner/graph/gradient_flow.h"
+
 namespace smp::partitioner {
 namespace {
 
@@ -17,52 +19,14 @@ std::vector<Edge> unique_edges(const std::vector<Transfer>& transfers) {
   return edges;
 }
 
-/// Walks the program backwards from the loss; `feeds_loss` is indexed by value and by alias set,
-/// because an in-place write reaches the loss through every other view of its storage.
-class BackwardReach {
- public:
-  explicit BackwardReach(const Graph& graph) : graph_(graph), value_(graph.values.size(), false) {
-    int32_t num_storages = 0;
-    for (const Value& value : graph.values)
-      num_storages = std::max(num_storages, value.storage + 1);
-    storage_.assign(num_storages, false);
-    mark(graph.backward_root);
-  }
-
-  /// Whether backward passes through `node`. Call once per node, last node first.
-  bool visit(const Node& node) {
-    const bool reached = node.grad_enabled && std::any_of(node.outputs.begin(), node.outputs.end(),
-                                                          [this](ValueId id) { return feeds(id); });
-    if (reached) {
-      for (ValueId id : node_inputs(node)) {
-        if (graph_.values[id].spec.requires_grad) mark(id);
-      }
-    }
-    return reached;
-  }
-
- private:
-  void mark(ValueId id) {
-    value_[id] = true;
-    if (graph_.values[id].storage >= 0) storage_[graph_.values[id].storage] = true;
-  }
-  bool feeds(ValueId id) const {
-    if (id == kNoValue || !graph_.values[id].spec.requires_grad) return false;
-    const int32_t storage = graph_.values[id].storage;
-    return value_[id] || (storage >= 0 && storage_[storage]);
-  }
-
-  const Graph& graph_;
-  std::vector<bool> value_;
-  std::vector<bool> storage_;
-};
-
 std::vector<bool> stages_with_backward(const Plan& plan, const Graph& graph) {
   std::vector<bool> has_backward(plan.stages.size(), false);
   if (!graph.has_backward()) return has_backward;
-  BackwardReach reach(graph);
-  for (size_t node = graph.nodes.size(); node-- > 0;) {
-    if (reach.visit(graph.nodes[node])) has_backward[plan.stage_of_node[node]] = true;
+  const GradientFlow gradients(graph);
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (gradients.passes_gradient(static_cast<NodeId>(n))) {
+      has_backward[plan.stage_of_node[n]] = true;
+    }
   }
   for (const Transfer& relay : plan.gradients) {
     has_backward[relay.source] = true;

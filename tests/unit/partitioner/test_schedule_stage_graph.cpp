@@ -113,9 +113,21 @@ TEST_F(StageGraphOfPlan, WriteThroughAViewReachesTheLoss) {
   const ValueId base = value(ValueKind::kBuffer, true);
   const ValueId written = node(0, {weight}, true);  // copy_ into a view of `base`
   graph_.values[written].storage = graph_.values[base].storage;
+  graph_.nodes.back().written_storages = {graph_.values[base].storage};
   graph_.backward_root = node(1, {base}, true);
   plan_.activations = {{written, 0, 1}};
   EXPECT_EQ(stage_graph(plan_, graph_).stage_has_backward, (std::vector{true, true}));
+}
+
+TEST_F(StageGraphOfPlan, ViewBesideTheWayToTheLossHasNoBackward) {
+  use_stages({0, 1}, 2);
+  const ValueId weight = value(ValueKind::kParameter, true);
+  const ValueId a = node(0, {weight}, true);
+  graph_.backward_root = a;
+  const ValueId view = node(1, {a}, true);  // read by nothing
+  graph_.values[view].storage = graph_.values[a].storage;
+  plan_.activations = {{a, 0, 1}};
+  EXPECT_EQ(stage_graph(plan_, graph_).stage_has_backward, (std::vector{true, false}));
 }
 
 TEST_F(StageGraphOfPlan, StageOfARelayHasABackward) {
