@@ -28,9 +28,6 @@ void check_options(const Graph& graph, const PartitionOptions& options) {
   TORCH_CHECK_VALUE(options.num_ranks >= 1 && options.num_microbatches >= 1,
                     "partition: expected num_ranks >= 1 and num_microbatches >= 1, got ",
                     options.num_ranks, " and ", options.num_microbatches, ".");
-  TORCH_CHECK_VALUE(options.memory_weight >= 0 && options.memory_weight <= 1,
-                    "partition: expected memory_weight from 0 (time) to 1 (memory), got ",
-                    options.memory_weight, ".");
   TORCH_CHECK_VALUE(
       options.optimizer_state_factor >= 0,
       "partition: expected optimizer_state_factor >= 0 (0 SGD, 1 momentum, 2 Adam), got ",
@@ -64,27 +61,6 @@ std::vector<int64_t> parameter_bytes_by_node(const Graph& graph, const Partition
   return bytes;
 }
 
-/// memory_weight: the share of the objective that balances bytes; they are scaled to the model's
-/// total time.
-void blend_memory(double memory_weight, double total_us, Chain& chain) {
-  if (memory_weight == 0) return;
-  double total_bytes = 0;
-  std::vector<double> bytes(chain.time_us.size());
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = static_cast<double>(chain.fixed_bytes[i] +
-                                   chain.stages[0].in_flight * chain.activation_bytes[i]);
-    total_bytes += bytes[i];
-  }
-  const double us_per_byte = total_bytes > 0 ? total_us / total_bytes : 0;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    chain.time_us[i] =
-        (1 - memory_weight) * chain.time_us[i] + memory_weight * bytes[i] * us_per_byte;
-  }
-  for (auto* cut_us : {&chain.send_us, &chain.receive_us}) {
-    for (double& us : *cut_us) us *= 1 - memory_weight;
-  }
-}
-
 Chain make_chain(const Graph& graph, const GraphCosts& costs, const std::vector<double>& traffic_us,
                  const std::vector<char>& cut_allowed, const PartitionOptions& options) {
   Chain chain;
@@ -98,7 +74,6 @@ Chain make_chain(const Graph& graph, const GraphCosts& costs, const std::vector<
   for (int in_flight : in_flight_by_stage(options, options.num_ranks)) {
     chain.stages.push_back({in_flight, options.memory_limit_bytes});
   }
-  blend_memory(options.memory_weight, costs.total_us, chain);
   return chain;
 }
 

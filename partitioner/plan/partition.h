@@ -20,7 +20,6 @@ struct PartitionOptions {
   ScheduleKind schedule = ScheduleKind::kInterleaved;
   int active_microbatches = 0;      // interleaved: held by the first stage; 0: num_ranks
   int64_t memory_limit_bytes = -1;  // per rank; -1: none
-  double memory_weight = 0;         // 0: balance time only, 1: balance memory only
   DeviceModel device;
   double optimizer_state_factor = 0;  // state in units of the parameters: 0 SGD, 1 momentum, 2 Adam
   double optimizer_workspace_factor = 0;  // of its step, in units of the parameter being updated
