@@ -42,6 +42,26 @@ void check_options(const Graph& graph, const PartitionOptions& options) {
   check_pins(graph, options);
 }
 
+/// By NodeId: bytes of the parameters that are read there first, never more than what a stage with
+/// that node holds at its peak. A shared parameter counts at its first reader only. Where all
+/// microbatches are in flight at once no gradient is there yet when most activations are.
+std::vector<int64_t> least_bytes_by_node(const Graph& graph, const PartitionOptions& options) {
+  const std::vector<int> in_flight = in_flight_by_stage(options, options.num_ranks);
+  const bool meets_gradients =
+      *std::max_element(in_flight.begin(), in_flight.end()) < options.num_microbatches;
+  std::vector<int64_t> bytes(graph.nodes.size(), 0);
+  std::vector<char> is_counted(graph.values.size(), 0);
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    for (ValueId id : node_inputs(graph.nodes[n])) {
+      const Value& value = graph.values[id];
+      if (!is_named(value) || std::exchange(is_counted[id], 1)) continue;
+      const ParameterBytes of_value = parameter_bytes(value, options.optimizer_state_factor);
+      bytes[n] += of_value.total() - (meets_gradients ? 0 : of_value.gradient);
+    }
+  }
+  return bytes;
+}
+
 /// By NodeId: bytes of the parameters that are read there first. One that is read again far away (a
 /// tied weight) counts there again: its readers will hardly share a stage. The finished plan is
 /// checked exactly.
@@ -121,10 +141,12 @@ StageAssignment assign(const std::vector<int>& starts, const std::vector<int>& r
   return assignment;
 }
 
+int64_t largest_peak(const Plan& plan) {
+  return *std::max_element(plan.predicted_peak_bytes.begin(), plan.predicted_peak_bytes.end());
+}
+
 int64_t largest_excess(const Plan& plan, int64_t limit) {
-  const int64_t peak =
-      *std::max_element(plan.predicted_peak_bytes.begin(), plan.predicted_peak_bytes.end());
-  return limit < 0 ? 0 : std::max<int64_t>(0, peak - limit);
+  return limit < 0 ? 0 : std::max<int64_t>(0, largest_peak(plan) - limit);
 }
 
 void refuse_memory(int64_t needed, const PartitionOptions& options) {
@@ -142,9 +164,18 @@ struct Attempt {
   int64_t missing_bytes = 0;
 };
 
-/// The chain counts a storage that several stages keep (a received activation, a tied weight) only
-/// where it is first seen. Where the finished plan is over the limit for that reason, that stage's
-/// limit shrinks by the excess and the split is made again.
+/// What the chain counts for a stage of `split`.
+int64_t counted_bytes(const Chain& chain, const ChainSplit& split, size_t stage) {
+  int64_t bytes = 0;
+  for (int i = split.cuts[stage]; i < split.cuts[stage + 1]; ++i) {
+    bytes += chain.fixed_bytes[i] + chain.stages[stage].in_flight * chain.activation_bytes[i];
+  }
+  return bytes;
+}
+
+/// The chain counts less than a stage holds (workspaces, messages, storages that several stages
+/// keep). Where the finished plan is over the limit for that reason, that stage is allowed as much
+/// less than it has now and the split is made again.
 Attempt split_within(int64_t limit_bytes, const Graph& graph, const GraphCosts& costs, Chain chain,
                      const PartitionOptions& options) {
   constexpr int kMaxSplits = 8;
@@ -155,30 +186,49 @@ Attempt split_within(int64_t limit_bytes, const Graph& graph, const GraphCosts& 
       if (i == 0) attempt.missing_bytes = growth;
       return attempt;
     }
-    Plan plan = build_plan(graph, costs, assign(split_chain(chain)), options);
+    const ChainSplit split = split_chain(chain);
+    Plan plan = build_plan(graph, costs, assign(split), options);
     const int64_t excess = largest_excess(plan, limit_bytes);
     if (excess == 0) return {std::move(plan), 0};
     attempt.missing_bytes = i == 0 ? excess : std::min(attempt.missing_bytes, excess);
     for (size_t rank = 0; rank < chain.stages.size(); ++rank) {
       const int64_t over = plan.predicted_peak_bytes[rank] - limit_bytes;
-      auto& limit = chain.stages[rank].memory_bytes;
-      limit = std::max<int64_t>(0, limit - std::max<int64_t>(0, over));
+      if (over <= 0) continue;
+      chain.stages[rank].memory_bytes =
+          std::max<int64_t>(0, counted_bytes(chain, split, rank) - over);
     }
   }
   return attempt;
 }
 
-Plan split_within_memory(const Graph& graph, const GraphCosts& costs, const Chain& chain,
+/// First with a count that excludes no split which fits, then with one closer to what a stage
+/// holds.
+Attempt split_within(int64_t limit_bytes, const Graph& graph, const GraphCosts& costs,
+                     const Chain& least, const Chain& usual, const PartitionOptions& options) {
+  Attempt attempt = split_within(limit_bytes, graph, costs, least, options);
+  if (attempt.plan) return attempt;
+  Attempt second = split_within(limit_bytes, graph, costs, usual, options);
+  if (!second.plan) second.missing_bytes = std::min(attempt.missing_bytes, second.missing_bytes);
+  return second;
+}
+
+Plan split_within_memory(const Graph& graph, const GraphCosts& costs, const Chain& usual,
                          const PartitionOptions& options) {
-  Attempt attempt = split_within(options.memory_limit_bytes, graph, costs, chain, options);
+  Chain least = usual;
+  least.fixed_bytes = least_bytes_by_node(graph, options);
+  const auto try_limit = [&](int64_t bytes) {
+    return split_within(bytes, graph, costs, least, usual, options);
+  };
+  Attempt attempt = try_limit(options.memory_limit_bytes);
   if (attempt.plan) return std::move(*attempt.plan);
   // The limit that the message names has been tried. The least step grows, so that this ends soon.
   int64_t needed = options.memory_limit_bytes;
   for (int64_t least_step = 1; !attempt.plan; least_step *= 2) {
     needed += std::max(attempt.missing_bytes, least_step);
-    attempt = split_within(needed, graph, costs, chain, options);
+    attempt = try_limit(needed);
   }
-  refuse_memory(needed, options);
+  const int64_t peak = largest_peak(*attempt.plan);
+  refuse_memory(try_limit(peak).plan ? peak : needed, options);
   return {};
 }
 

@@ -190,14 +190,34 @@ TEST(PeakMemory, MessagesCountOnBothSidesOfACut) {
   EXPECT_EQ(partition(graph, options).stages[0].cost.message_bytes, 2 * message);
 }
 
-TEST(PeakMemory, LimitIsMetByWhatIsPredicted) {
-  const Graph graph = mlp(6);
-  PartitionOptions options = on_ranks(3);
-  const auto peaks = partition(graph, options).predicted_peak_bytes;
-  options.memory_limit_bytes = *std::max_element(peaks.begin(), peaks.end());
-  for (int64_t bytes : partition(graph, options).predicted_peak_bytes) {
-    EXPECT_LE(bytes, options.memory_limit_bytes);
+TEST(PeakMemory, PredictedPeakIsEnoughAsALimit) {
+  const Graph graph = mlp(8);
+  for (const ScheduleKind kind : {ScheduleKind::kSimple, ScheduleKind::kInterleaved}) {
+    for (const int num_microbatches : {1, 2, 4}) {
+      for (const int num_ranks : {1, 2, 3}) {
+        PartitionOptions options = on_ranks(num_ranks);
+        options.schedule = kind;
+        options.num_microbatches = num_microbatches;
+        const Plan unlimited = partition(graph, options);
+        const auto& peaks = unlimited.predicted_peak_bytes;
+        options.memory_limit_bytes = *std::max_element(peaks.begin(), peaks.end());
+        EXPECT_EQ(partition(graph, options), unlimited)
+            << num_microbatches << " microbatches, " << num_ranks << " ranks";
+      }
+    }
   }
+}
+
+TEST(PeakMemory, TighterLimitIsMetByASlowerSplit) {
+  const Graph graph = mlp(8);
+  PartitionOptions options = on_ranks(3);
+  options.num_microbatches = 1;
+  const Plan unlimited = partition(graph, options);
+  const auto& peaks = unlimited.predicted_peak_bytes;
+  options.memory_limit_bytes = *std::max_element(peaks.begin(), peaks.end()) - 1;
+  const Plan limited = partition(graph, options);
+  for (int64_t bytes : limited.predicted_peak_bytes) EXPECT_LE(bytes, options.memory_limit_bytes);
+  EXPECT_GE(limited.slowest_stage_us, unlimited.slowest_stage_us);
 }
 
 }  // namespace
