@@ -7,6 +7,8 @@
 #include <algorithm>
 
 #include "partitioner/plan/message_buffers.h"
+#include "runtime/tags.h"
+#include "runtime/transport/abandoned.h"
 
 namespace smp::runtime {
 
@@ -14,13 +16,14 @@ using namespace partitioner;
 
 namespace {
 
-constexpr int kFirstTag = 64;      // below: the step protocol's
 constexpr int kFollowingData = 1;  // added to a channel's tag: second messages overtake posted receives of first ones
 
-// Channels are (source stage, target stage, direction): messages of one channel keep their order.
-int channel_tag(const Plan& plan, int source, int target, bool activation) {
-  const int stages = static_cast<int>(plan.stages.size()) + 1;
-  return ((source + 1) * stages + target + 1) * 4 + (activation ? 0 : 2) + kFirstTag;
+// Channels are (source stage, target stage, direction): messages of one channel keep their order. The same numbers for
+// every plan, because the programs of one step may have different numbers of stages.
+int channel_tag(int source, int target, bool activation) {
+  constexpr int kMaxStages = 1 << 13;
+  TORCH_INTERNAL_ASSERT(source + 1 < kMaxStages && target + 1 < kMaxStages, "a plan of more than 8190 stages");
+  return ((source + 1) * kMaxStages + target + 1) * 4 + (activation ? 0 : 2) + kFirstStageTag;
 }
 
 int rank_of_stage(const Plan& plan, int stage) { return stage == kInputStage ? 0 : plan.stages[stage].rank; }
@@ -49,15 +52,26 @@ RankResults Executor::run(const Schedule& schedule, std::vector<MicrobatchRun>& 
     for (Sent& sent : sent_) sent.request.wait("end of step");
     sent_.clear();
   } catch (...) {
-    for (MicrobatchRun& run : microbatches) {
-      for (auto& [index, stage] : run.program->stages) stage->reset();
-    }
-    activations_.clear();
-    gradients_.clear();
+    drop_everything(microbatches);
     throw;
   }
   TORCH_INTERNAL_ASSERT(activations_.empty() && gradients_.empty(), "values were received and never used");
   return std::move(results_);
+}
+
+void Executor::drop_everything(std::vector<MicrobatchRun>& microbatches) {
+  for (MicrobatchRun& run : microbatches) {
+    for (auto& [index, stage] : run.program->stages) stage->reset();
+  }
+  for (Sent& sent : sent_) abandon(std::move(sent.buffer));
+  for (Expected& expected : expected_) {
+    for (auto& buffer : expected.buffers) abandon(std::move(buffer));
+  }
+  sent_.clear();
+  expected_.clear();
+  activations_.clear();
+  gradients_.clear();
+  results_.clear();
 }
 
 void Executor::perform(const Action& action, std::vector<MicrobatchRun>& microbatches) {
@@ -149,7 +163,7 @@ at::Tensor Executor::loss_gradient(const TensorSpec& spec, int num_microbatches)
 void Executor::send(const Action& action, const MicrobatchRun& run) {
   const Plan& plan = *run.program->plan;
   const bool activation = action.kind == ActionKind::kSendActivation;
-  const int tag = channel_tag(plan, action.stage, action.peer, activation);
+  const int tag = channel_tag(action.stage, action.peer, activation);
   for (ValueId id : values_on_edge(plan, action.stage, action.peer, activation)) {
     at::Tensor tensor;
     if (action.stage == kInputStage) {
@@ -179,7 +193,7 @@ Executor::Expected Executor::post(const Action& action, const MicrobatchRun& run
   expected.action = action;
   expected.values = values_on_edge(plan, action.peer, action.stage, activation);
   const int source = rank_of_stage(plan, action.peer);
-  const int tag = channel_tag(plan, action.peer, action.stage, activation);
+  const int tag = channel_tag(action.peer, action.stage, activation);
   for (ValueId id : expected.values) {
     const int64_t bytes = max_message_bytes(run.program->graph->values[id].spec);
     auto buffer = buffers_.take(bytes);
@@ -198,8 +212,7 @@ void Executor::expect_ahead(const std::vector<Action>& column, std::vector<Micro
 
 void Executor::receive(const Action& action, std::vector<MicrobatchRun>& microbatches) {
   TORCH_INTERNAL_ASSERT(!expected_.empty() && expected_.front().action == action, "receives out of order");
-  Expected expected = std::move(expected_.front());
-  expected_.pop_front();
+  Expected& expected = expected_.front();  // stays there, with its buffers, until all has arrived
   const Graph& graph = *microbatches[static_cast<size_t>(action.microbatch)].program->graph;
   const bool activation = action.kind == ActionKind::kReceiveActivation;
   for (size_t i = 0; i < expected.values.size(); ++i) {
@@ -207,14 +220,15 @@ void Executor::receive(const Action& action, std::vector<MicrobatchRun>& microba
     const ValueId id = expected.values[i];
     std::shared_ptr<MessageBuffer> following;
     if (const int64_t bytes = announced_bytes(*expected.buffers[i], num_bytes); bytes > 0) {
-      following = buffers_.take(bytes);
+      following = expected.buffers.emplace_back(buffers_.take(bytes));
       const Plan& plan = *microbatches[static_cast<size_t>(action.microbatch)].program->plan;
-      const int tag = channel_tag(plan, action.peer, action.stage, activation) + kFollowingData;
+      const int tag = channel_tag(action.peer, action.stage, activation) + kFollowingData;
       pipeline_.irecv(rank_of_stage(plan, action.peer), tag, following->data(), bytes).wait(to_string(action));
     }
     at::Tensor tensor = unpack(expected.buffers[i], num_bytes, graph.values[id].spec, following);
     (activation ? activations_ : gradients_)[{{action.microbatch, id}, action.stage}] = std::move(tensor);
   }
+  expected_.pop_front();
 }
 
 void Executor::reap_sent() {

@@ -55,6 +55,7 @@ class Executor {
   };
   using Key = std::pair<int, partitioner::ValueId>;  // microbatch, value
 
+  void drop_everything(std::vector<MicrobatchRun>& microbatches);
   void perform(const partitioner::Action& action, std::vector<MicrobatchRun>& microbatches);
   void forward(const partitioner::Action& action, MicrobatchRun& run);
   void backward(const partitioner::Action& action, MicrobatchRun& run, int num_microbatches);

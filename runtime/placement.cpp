@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <set>
 
+#include "runtime/tags.h"
 #include "runtime/wire.h"
 
 namespace smp::runtime {
@@ -31,8 +32,6 @@ bool holds(const Owners& owners, const std::string& name, int pipeline_rank) {
 }
 
 namespace {
-
-constexpr int kTiedTag = 8;
 
 void copy_to_tied(const NamedTensor& named, const std::vector<int>& ranks, Transport& pipeline) {
   const int me = pipeline.rank();

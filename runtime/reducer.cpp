@@ -8,12 +8,11 @@
 #include <algorithm>
 #include <span>
 
+#include "runtime/tags.h"
 #include "runtime/wire.h"
 
 namespace smp::runtime {
 namespace {
-
-constexpr int kTiedGradientTag = 9;
 
 std::string encode_gradient(const at::Tensor& gradient) {
   WireWriter out;

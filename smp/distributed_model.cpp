@@ -6,6 +6,7 @@
 
 #include "partitioner/report/partition_table.h"
 #include "partitioner/report/partition_table_io.h"
+#include "runtime/tags.h"
 #include "runtime/wire.h"
 #include "smp/detail/conductor.h"
 
@@ -15,8 +16,6 @@ using detail::conductor;
 using partitioner::ValueKind;
 
 namespace {
-
-constexpr int kStateTag = 3;
 
 // What went wrong with placement by hand before the first step, told while it can still be put
 // right.
@@ -39,14 +38,14 @@ void check_placement(const detail::Conductor& own) {
 // A copy of a parameter or buffer of rank `owner`, on every rank of the pipeline.
 at::Tensor gathered(const at::Tensor& tensor, int owner, runtime::Transport& pipeline) {
   if (owner != pipeline.rank()) {
-    const std::string bytes = pipeline.receive_bytes(owner, kStateTag);
+    const std::string bytes = pipeline.receive_bytes(owner, runtime::kStateTag);
     return runtime::WireReader(bytes).get_tensor();
   }
   runtime::WireWriter out;
   out.put(tensor);
   const std::string bytes = out.take();
   for (int r = 0; r < pipeline.size(); ++r) {
-    if (r != owner) pipeline.send_bytes(r, kStateTag, bytes);
+    if (r != owner) pipeline.send_bytes(r, runtime::kStateTag, bytes);
   }
   return tensor.detach().clone();
 }

@@ -57,11 +57,14 @@ void throw_mpi_error(int code, CommError::Where where) {
 
 int to_mpi_count(int64_t count, const char* operation) {
   TORCH_CHECK_VALUE(count <= INT_MAX, operation, ": expected at most ", INT_MAX,
-                    " bytes in one message of MPI, got ", count, ". Send it in parts.");
+                    " bytes in one message of MPI, got ", count,
+                    ". More microbatches make the tensors between stages smaller.");
   return static_cast<int>(count);
 }
 
 Engine::Engine(Milliseconds the_timeout) : timeout(the_timeout) {
+  // Open MPI reports errors of non-blocking collectives there, and would end the process on the spot.
+  mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   world_ = duplicate(MPI_COMM_WORLD);
   control_ = duplicate(world_);
   notices_ = duplicate(world_);

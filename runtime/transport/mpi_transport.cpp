@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "runtime/launch/launch.h"
+#include "runtime/transport/abandoned.h"
 #include "runtime/transport/all_reduce.h"
 #include "runtime/transport/checks.h"
 #include "runtime/transport/mpi_engine.h"
@@ -66,13 +67,19 @@ class MpiTransport final : public Transport {
  private:
   int world_rank(int rank) const { return members_[static_cast<size_t>(rank)]; }
 
-  // Starts a collective and waits for it.
+  // Starts a collective and waits for it. buffers: what it works on, unless that outlives it.
   template <class Start>
-  void start(const std::string& operation, const Start& call) {
+  void start(const std::string& operation, const Start& call,
+             const std::shared_ptr<const void>& buffers = nullptr) {
     engine_->throw_if_failed();
     MPI_Request request = MPI_REQUEST_NULL;
     mpi_check(call(&request), operation.c_str());
-    engine_->wait(request, operation);
+    try {
+      engine_->wait(request, operation);
+    } catch (...) {  // MPI goes on with it whenever it is called
+      if (buffers) abandon(buffers);
+      throw;
+    }
   }
 
   // MPI_Comm_create_group blocks without end, so nobody enters it before all members are there.
@@ -149,27 +156,41 @@ void MpiTransport::broadcast(void* data, int64_t num_bytes, int root) {
   });
 }
 
+struct GatherBuffers {
+  int64_t my_length;
+  std::string mine;
+  std::vector<int64_t> lengths;  // by rank
+  std::vector<int> counts{}, starts{};
+  std::string all{};
+};
+
 std::vector<std::string> MpiTransport::all_gather(std::string_view bytes) {
   const auto num_ranks = static_cast<size_t>(size());
-  int64_t my_length = static_cast<int64_t>(bytes.size());
-  std::vector<int64_t> lengths(num_ranks);
-  start("all_gather of lengths", [&](MPI_Request* request) {
-    return MPI_Iallgather(&my_length, 1, MPI_INT64_T, lengths.data(), 1, MPI_INT64_T, comm_,
-                          request);
-  });
-  to_mpi_count(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}), "all_gather");
-  const std::vector<int> counts(lengths.begin(), lengths.end());
-  std::vector<int> starts(num_ranks);
-  std::exclusive_scan(counts.begin(), counts.end(), starts.begin(), 0);
-  std::string all(static_cast<size_t>(starts.back() + counts.back()), '\0');
-  start("all_gather", [&](MPI_Request* request) {
-    return MPI_Iallgatherv(bytes.data(), counts[static_cast<size_t>(rank_)], MPI_BYTE, all.data(),
-                           counts.data(), starts.data(), MPI_BYTE, comm_, request);
-  });
+  const auto own = std::make_shared<GatherBuffers>(GatherBuffers{
+      .my_length = static_cast<int64_t>(bytes.size()),
+      .mine = std::string(bytes),
+      .lengths = std::vector<int64_t>(num_ranks)});
+  const auto gather_lengths = [&](MPI_Request* request) {
+    return MPI_Iallgather(&own->my_length, 1, MPI_INT64_T, own->lengths.data(), 1, MPI_INT64_T,
+                          comm_, request);
+  };
+  start("all_gather of lengths", gather_lengths, own);
+  to_mpi_count(std::accumulate(own->lengths.begin(), own->lengths.end(), int64_t{0}), "all_gather");
+  own->counts.assign(own->lengths.begin(), own->lengths.end());
+  own->starts.resize(num_ranks);
+  std::exclusive_scan(own->counts.begin(), own->counts.end(), own->starts.begin(), 0);
+  own->all.resize(static_cast<size_t>(own->starts.back() + own->counts.back()));
+  const auto gather = [&](MPI_Request* request) {
+    return MPI_Iallgatherv(own->mine.data(), own->counts[static_cast<size_t>(rank_)], MPI_BYTE,
+                           own->all.data(), own->counts.data(), own->starts.data(), MPI_BYTE, comm_,
+                           request);
+  };
+  start("all_gather", gather, own);
   std::vector<std::string> gathered;
-  for (size_t rank = 0; rank < num_ranks; ++rank)
-    gathered.push_back(
-        all.substr(static_cast<size_t>(starts[rank]), static_cast<size_t>(counts[rank])));
+  for (size_t rank = 0; rank < num_ranks; ++rank) {
+    gathered.push_back(own->all.substr(static_cast<size_t>(own->starts[rank]),
+                                       static_cast<size_t>(own->counts[rank])));
+  }
   return gathered;
 }
 

@@ -146,10 +146,11 @@ class Transport {
   virtual std::chrono::milliseconds timeout() const = 0;
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
-  /// A string of a length that the receiver does not know: length first, then the bytes. Both
-  /// block.
-  void send_bytes(int dest, int tag, std::string_view bytes);
-  std::string receive_bytes(int source, int tag);
+  /// A string of a length that the receiver does not know: length first, then the bytes, in parts
+  /// of at most `part_bytes`, because one message of MPI carries less than 2 GiB. Both block.
+  void send_bytes(int dest, int tag, std::string_view bytes, int64_t part_bytes = kPartBytes);
+  std::string receive_bytes(int source, int tag, int64_t part_bytes = kPartBytes);
+  static constexpr int64_t kPartBytes = int64_t{1} << 30;
 
  protected:
   Transport() = default;

@@ -166,5 +166,15 @@ TEST_P(TransportMessages, SendsStringsOfUnknownLength) {
   });
 }
 
+TEST_P(TransportMessages, SendsLongStringsInParts) {
+  constexpr int64_t kPartBytes = 7;
+  run([](Transport& transport) {
+    const std::string text = "twenty-two characters!";
+    if (transport.rank() > 0) transport.send_bytes(0, 5, text, kPartBytes);
+    for (int source = 1; transport.rank() == 0 && source < transport.size(); ++source)
+      EXPECT_EQ(transport.receive_bytes(source, 5, kPartBytes), text);
+  });
+}
+
 }  // namespace
 }  // namespace smp::runtime

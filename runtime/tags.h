@@ -1,0 +1,15 @@
+// The tags of messages between ranks of a pipeline, in one place, so that none is used twice.
+#pragma once
+
+namespace smp::runtime {
+
+enum Tag : int {
+  kStepTag = 1,          // the leader's message at the start of a step
+  kResultTag = 2,        // returned tensors at its end
+  kStateTag = 3,         // state_dict
+  kTiedTag = 8,          // copies of parameters that several ranks read
+  kTiedGradientTag = 9,  // and their gradients
+  kFirstStageTag = 64,   // from here: activations and gradients, by pair of stages
+};
+
+}  // namespace smp::runtime
