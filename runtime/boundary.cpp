@@ -26,6 +26,8 @@ struct Header {
   int8_t dtype = 0;
   uint8_t dims = 0;
   uint8_t misalignment = 0;  // of the data pointer, modulo 64
+  bool is_conj = false;      // what the tensor means is not what its memory says: lazy conj() and its kin
+  bool is_neg = false;
   int64_t data_bytes = 0;
   int64_t sizes[kMaxDims] = {};
   int64_t strides[kMaxDims] = {};
@@ -102,6 +104,8 @@ PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool)
   header.dtype = static_cast<int8_t>(tensor.scalar_type());
   header.dims = static_cast<uint8_t>(tensor.dim());
   header.misalignment = static_cast<uint8_t>(reinterpret_cast<uintptr_t>(data) % kAlignment);
+  header.is_conj = tensor.is_conj();
+  header.is_neg = tensor.is_neg();
   header.data_bytes = extent_bytes(tensor.sizes(), tensor.strides(), static_cast<int64_t>(tensor.element_size()));
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), header.sizes);
   std::copy(tensor.strides().begin(), tensor.strides().end(), header.strides);
@@ -132,7 +136,10 @@ at::Tensor unpack(const std::shared_ptr<MessageBuffer>& buffer, int64_t num_byte
   }
   const auto& holder = following ? following : buffer;
   char* data = holder->data() + (following ? 0 : kHeaderBytes) + header.misalignment;
-  return tensor_on(data, sizes, strides, spec.dtype, holder);
+  at::Tensor tensor = tensor_on(data, sizes, strides, spec.dtype, holder);
+  if (header.is_conj) tensor._set_conj(true);
+  if (header.is_neg) tensor._set_neg(true);
+  return tensor;
 }
 
 }  // namespace smp::runtime
