@@ -50,6 +50,7 @@ void Replay::prepare(const Graph& graph, NodeId n) {
   call.autocast = node.autocast;
   call.random_ordinal = node.random_ordinal;
   call.node = n;
+  call.module = node.module;
   has_random_ = has_random_ || node.random_ordinal >= 0;
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     const Argument& argument = node.arguments[i];
@@ -126,6 +127,11 @@ void Replay::store_outputs(const Call& call, Slots& slots) {
   for (int32_t slot : call.freed) slots[slot].reset();
 }
 
+std::string Replay::place_of(const Call& call, const MicrobatchContext& context) {
+  const std::string module = call.module.empty() ? "" : " of module '" + call.module + "'";
+  return "in " + call.op.schema().operator_name().name + module + ", microbatch " + std::to_string(context.microbatch);
+}
+
 void Replay::run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress) {
   constexpr size_t kProgressEvery = 16;
   stack_.clear();
@@ -134,9 +140,11 @@ void Replay::run(Slots& slots, const MicrobatchContext& context, const std::func
   const bool grad_enabled = at::GradMode::is_enabled();
   const Autocast autocast = current_autocast();
   Autocast current = autocast;
+  const Call* running = nullptr;
   try {
     for (size_t n = 0; n < calls_.size(); ++n) {
       const Call& call = calls_[n];
+      running = &call;
       if (call.grad_enabled != at::GradMode::is_enabled()) at::GradMode::set_enabled(call.grad_enabled);
       if (!(call.autocast == current)) {
         set_modes(call.grad_enabled, call.autocast);
@@ -150,8 +158,13 @@ void Replay::run(Slots& slots, const MicrobatchContext& context, const std::func
         call.op.callBoxed(stack_);
       }
       store_outputs(call, slots);
+      running = nullptr;
       if (progress && n % kProgressEvery == kProgressEvery - 1) progress();
     }
+  } catch (c10::Error& error) {
+    set_modes(grad_enabled, autocast);
+    if (running != nullptr) error.add_context(place_of(*running, context));
+    throw;
   } catch (...) {
     set_modes(grad_enabled, autocast);
     throw;

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <string>
 #include <vector>
 
 #include "partitioner/plan/plan.h"
@@ -47,6 +48,7 @@ class Replay {
     partitioner::Autocast autocast{};
     int32_t random_ordinal = -1;
     partitioner::NodeId node = partitioner::kNoNode;
+    std::string module{};  // for error texts
   };
 
   int assign_slot(partitioner::ValueId value);
@@ -55,6 +57,7 @@ class Replay {
                   const std::vector<partitioner::ValueId>& kept);
   void push_arguments(const Call& call, const Slots& slots, const MicrobatchContext& context, size_t& next_override);
   void store_outputs(const Call& call, Slots& slots);
+  static std::string place_of(const Call& call, const MicrobatchContext& context);
 
   std::vector<Call> calls_;
   std::vector<partitioner::ValueRefList> lists_;  // ids are slots
