@@ -11,7 +11,9 @@
 #include "partitioner/plan/plan_io.h"
 #include "partitioner/report/partition_table.h"
 #include "runtime/reducer.h"
+#include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
+#include "smp/detail/replica_step.h"
 #include "smp/detail/results.h"
 #include "smp/detail/split.h"
 
@@ -22,7 +24,7 @@ using runtime::StepMessage;
 
 namespace {
 
-constexpr int kStepTag = 1;
+constexpr uint64_t kEvaluationStream = uint64_t{1} << 63;  // numbers of training steps never come so far
 
 runtime::Bindings bindings_of(const torch::nn::Module& module) {
   std::vector<runtime::NamedTensor> tensors;
@@ -63,6 +65,16 @@ void check_same_returns(const std::vector<runtime::CapturedBody>& bodies) {
     TORCH_CHECK_VALUE(other == count, "step: expected the body to return the same number of tensors for every "
                       "microbatch, got ", count, " for microbatch 0 and ", other, " for ", m,
                       ". Return a tensor of zeros where there is nothing to return.");
+  }
+}
+
+bool is_value_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::ValueError&) {
+    return true;
+  } catch (...) {
+    return false;
   }
 }
 
@@ -110,34 +122,37 @@ std::vector<StepOutput> Conductor::execute(const StepMessage& message, Captured*
   std::vector<const Program*> programs;
   for (const auto& microbatch : message.microbatches) programs.push_back(programs_.find(microbatch.hash));
   const Schedule& schedule = programs_.schedule(programs);
-  const bool trains = std::any_of(programs.begin(), programs.end(), [](auto* p) { return p->graph.has_backward(); });
-  if (trains) broadcast_buffers();
+  const bool is_training = trains(message);
+  broadcast_buffers();
   std::optional<runtime::TiedGradients> tied;
-  if (trains) tied.emplace(*owners_, bindings_, *context_.pipeline);
+  if (is_training) tied.emplace(*owners_, bindings_, *context_.pipeline);
   runtime::RankResults results = executor_.run(schedule, runs);
-  std::vector<StepOutput> returned = outputs(runs, std::move(results));
-  if (trains) {
+  std::vector<StepOutput> returned = exchange_results(runs, std::move(results), *context_.pipeline);
+  if (is_training) {
     tied->finish();
     reduce_gradients();
     ++training_steps_;
+  } else {
+    ++evaluation_steps_;
   }
   return returned;
 }
 
 StepMessage Conductor::lead(int step_number, const std::vector<at::Tensor>& arguments,
                             const step_internal::Body& body, Captured& captured) {
-  StepMessage message{.step_function = step_number, .step = training_steps_};
+  StepMessage message{
+      .step_function = step_number, .step = training_steps_, .evaluation_step = evaluation_steps_};
   std::exception_ptr own_error;
   try {
     captured = capture(step_number, arguments, body);
     check_same_returns(captured.bodies);
     add_programs(captured, message);
-  } catch (const std::exception& error) {
+  } catch (...) {  // of any type: the others wait for this message
     own_error = std::current_exception();
     message.error = runtime::describe_exception(own_error);
-    message.is_value_error = dynamic_cast<const c10::ValueError*>(&error) != nullptr;
+    message.is_value_error = is_value_error(own_error);
   }
-  agree_with_replicas(message.error, message.is_value_error);
+  agree_with_replicas(message);
   if (!message.error.empty()) {
     // Followers never hear of these programs, so the leader forgets them too.
     for (const runtime::NewProgram& fresh : message.new_programs) programs_.erase(fresh.hash);
@@ -147,36 +162,57 @@ StepMessage Conductor::lead(int step_number, const std::vector<at::Tensor>& argu
   }
   if (context_.pipeline->size() > 1) {
     const std::string bytes = runtime::encode(message);
-    for (int r = 1; r < context_.pipeline->size(); ++r) context_.pipeline->send_bytes(r, kStepTag, bytes);
+    for (int r = 1; r < context_.pipeline->size(); ++r) context_.pipeline->send_bytes(r, runtime::kStepTag, bytes);
   }
   if (own_error) std::rethrow_exception(own_error);
   if (!message.error.empty()) throw_refusal(message);
   return message;
 }
 
-// The leaders of the replicas see each other's refusals, and at the first step whether they planned the same.
-void Conductor::agree_with_replicas(std::string& error, bool& is_value_error) {
+// The leaders of the replicas see each other's refusals and whether all run the same step, and at the first step
+// whether they planned the same.
+void Conductor::agree_with_replicas(StepMessage& message) {
   if (context_.replicas->size() == 1) return;
-  std::string mine = error.empty() ? "" : (is_value_error ? "V" : "E") + error;
-  const std::vector<std::string> all = context_.replicas->all_gather(mine);
-  for (size_t r = 0; r < all.size() && error.empty(); ++r) {
-    if (all[r].empty()) continue;
-    error = "replica " + std::to_string(r) + " refused the step: " + all[r].substr(1);
-    is_value_error = all[r][0] == 'V';
+  const auto refuse = [&](std::string text) {
+    message.is_value_error = true;
+    message.error = std::move(text);
+  };
+  const std::vector<ReplicaStep> all = gather(own_replica_step(message), *context_.replicas);
+  for (size_t r = 0; r < all.size() && message.error.empty(); ++r) {
+    if (all[r].error.empty()) continue;
+    message.error = "replica " + std::to_string(r) + " refused the step: " + all[r].error;
+    message.is_value_error = all[r].is_value_error;
   }
-  if (!error.empty() || owners_) return;
-  const std::string plan = first_program_ == nullptr ? "" : serialise(first_program_->plan);
-  const std::vector<std::string> plans = context_.replicas->all_gather(plan);
-  for (size_t r = 1; r < plans.size(); ++r) {
+  for (size_t r = 1; r < all.size() && message.error.empty(); ++r) {
+    if (all[r].same_step(all[0])) continue;
+    refuse("step: expected all replicas to run the same step, got " + all[0].describe() + " on replica 0 and " +
+           all[r].describe() + " on replica " + std::to_string(r) +
+           ". Give every replica the same number of batches and call step functions in the same order.");
+  }
+  if (!message.error.empty() || owners_) return;
+  const std::vector<std::string> plans = context_.replicas->all_gather(serialise(first_program_->plan));
+  for (size_t r = 1; r < plans.size() && message.error.empty(); ++r) {
     if (plans[r] == plans[0]) continue;
-    is_value_error = true;
-    error = "step: expected the first step of all replicas to run the same operators on the same shapes, got a "
-            "difference between replicas 0 and " + std::to_string(r) + ". Give all replicas batches of one size.";
+    refuse("step: expected the first step of all replicas to run the same operators on the same shapes, got a "
+           "difference between replicas 0 and " + std::to_string(r) + ". Give all replicas batches of one size.");
   }
 }
 
+ReplicaStep Conductor::own_replica_step(const StepMessage& message) {
+  ReplicaStep own{.step_function = message.step_function, .training_steps = message.step, .error = message.error};
+  own.is_value_error = message.is_value_error;
+  own.trains = trains(message);
+  return own;
+}
+
+bool Conductor::trains(const StepMessage& message) {
+  return std::any_of(message.microbatches.begin(), message.microbatches.end(), [&](const auto& microbatch) {
+    return programs_.find(microbatch.hash)->graph.has_backward();
+  });
+}
+
 StepMessage Conductor::receive_message() {
-  StepMessage message = runtime::decode_step_message(context_.pipeline->receive_bytes(0, kStepTag));
+  StepMessage message = runtime::decode_step_message(context_.pipeline->receive_bytes(0, runtime::kStepTag));
   if (!message.error.empty()) throw_refusal(message);
   return message;
 }
@@ -191,12 +227,19 @@ void Conductor::accept(const StepMessage& message, int step_number) {
     if (first_program_ == nullptr) first_program_ = &program;
   }
   training_steps_ = message.step;
+  evaluation_steps_ = message.evaluation_step;
 }
 
 Conductor::Captured Conductor::capture(int step_number, const std::vector<at::Tensor>& arguments,
                                        const step_internal::Body& body) {
   Captured captured;
-  captured.inputs = split_arguments(arguments, context_.config.microbatches);
+  std::vector<at::Tensor> own = arguments;
+  for (at::Tensor& argument : own) {
+    // Parts may stay in the argument's memory, and an operator that writes to a buffer would change them there.
+    const bool is_buffers = argument.defined() && argument.has_storage() && bindings_.find_storage(argument) != nullptr;
+    if (is_buffers) argument = argument.detach().clone();
+  }
+  captured.inputs = split_arguments(own, context_.config.microbatches);
   auto& capture = captures_[step_number];
   if (!capture) capture = std::make_unique<runtime::BodyCapture>(bindings_);
   const std::string key = module_->is_training() ? "train" : "eval";
@@ -226,7 +269,7 @@ void Conductor::add_programs(const Captured& captured, StepMessage& message) {
   for (const runtime::CapturedBody& body : captured.bodies) {
     const runtime::Recording& recording = *body.recording;
     if (programs_.find(recording.hash) == nullptr) {
-      Plan plan = programs_.make_plan(recording.graph, owners_ ? &*owners_ : nullptr);
+      Plan plan = make_plan(recording.graph);
       runtime::NewProgram fresh{.hash = recording.hash, .graph = serialise(recording.graph), .plan = serialise(plan),
                                 .constants = {}};
       Program& program = programs_.add(recording.graph, std::move(plan), recording.hash);
@@ -245,6 +288,14 @@ void Conductor::add_programs(const Captured& captured, StepMessage& message) {
   }
 }
 
+// The first program of a job is planned freely, the others on the placement that follows from it.
+Plan Conductor::make_plan(const Graph& graph) const {
+  if (owners_) return programs_.make_plan(graph, &*owners_);
+  if (first_program_ == nullptr) return programs_.make_plan(graph, nullptr);
+  const auto owners = runtime::owners_of(first_program_->graph, first_program_->plan, bindings_);
+  return programs_.make_plan(graph, &owners);
+}
+
 void Conductor::place(const Program& program) {
   owners_ = runtime::owners_of(program.graph, program.plan, bindings_);
   runtime::synchronise(*owners_, bindings_, *context_.pipeline, *context_.replicas);
@@ -257,6 +308,8 @@ void Conductor::place(const Program& program) {
 std::vector<runtime::MicrobatchRun> Conductor::prepare(const StepMessage& message, Captured* captured) {
   std::vector<runtime::MicrobatchRun> runs;
   const auto first = static_cast<uint64_t>(context_.replicas->rank()) * message.microbatches.size();
+  // Evaluations draw from a stream of their own, a new part of it each time, and leave that of training alone.
+  const uint64_t step = trains(message) ? message.step : kEvaluationStream + message.evaluation_step;
   for (size_t m = 0; m < message.microbatches.size(); ++m) {
     const auto& microbatch = message.microbatches[m];
     Program* program = programs_.find(microbatch.hash);
@@ -264,7 +317,7 @@ std::vector<runtime::MicrobatchRun> Conductor::prepare(const StepMessage& messag
     runtime::MicrobatchRun run;
     run.program = &program->rank_program;
     run.context.microbatch = static_cast<int>(m);
-    run.context.random = {static_cast<uint64_t>(context_.config.seed), message.step, first + m};
+    run.context.random = {static_cast<uint64_t>(context_.config.seed), step, first + m};
     for (const auto& scalar : microbatch.scalars) {
       run.context.scalars.push_back({scalar.node, scalar.argument, scalar.value});
     }
@@ -303,11 +356,6 @@ void Conductor::reduce_gradients() {
     if (named.kind == ValueKind::kParameter && local) parameters.push_back(named.tensor);
   }
   runtime::average_gradients(parameters, *context_.replicas, context_.config.bucket_cap_mb * (int64_t{1} << 20));
-}
-
-std::vector<StepOutput> Conductor::outputs(const std::vector<runtime::MicrobatchRun>& runs,
-                                           runtime::RankResults results) {
-  return exchange_results(runs, std::move(results), *context_.pipeline);
 }
 
 }  // namespace smp::detail

@@ -13,6 +13,7 @@
 #include "runtime/step_protocol.h"
 #include "smp/detail/context.h"
 #include "smp/detail/programs.h"
+#include "smp/detail/replica_step.h"
 #include "smp/step.h"
 
 namespace torch::nn {
@@ -50,14 +51,16 @@ class Conductor {
                             const step_internal::Body& body, Captured& captured);
   Captured capture(int step_number, const std::vector<at::Tensor>& arguments, const step_internal::Body& body);
   void add_programs(const Captured& captured, runtime::StepMessage& message);
-  void agree_with_replicas(std::string& error, bool& is_value_error);
+  partitioner::Plan make_plan(const partitioner::Graph& graph) const;
+  void agree_with_replicas(runtime::StepMessage& message);
+  bool trains(const runtime::StepMessage& message);
+  ReplicaStep own_replica_step(const runtime::StepMessage& message);
   runtime::StepMessage receive_message();
   void accept(const runtime::StepMessage& message, int step_number);
   std::vector<StepOutput> execute(const runtime::StepMessage& message, Captured* captured);
   void place(const Program& program);
   std::vector<runtime::MicrobatchRun> prepare(const runtime::StepMessage& message, Captured* captured);
   void reduce_gradients();
-  std::vector<StepOutput> outputs(const std::vector<runtime::MicrobatchRun>& runs, runtime::RankResults results);
   void broadcast_buffers();
 
   Context& context_;
@@ -70,6 +73,7 @@ class Conductor {
   std::optional<runtime::Owners> owners_;
   const Program* first_program_ = nullptr;
   uint64_t training_steps_ = 0;
+  uint64_t evaluation_steps_ = 0;  // steps without a backward
 };
 
 /// The conductor of this rank's model. Throws c10::Error naming `caller` when there is no model.

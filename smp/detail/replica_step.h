@@ -1,0 +1,28 @@
+// What the leaders of the replicas tell each other before a step.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/transport/transport.h"
+
+namespace smp::detail {
+
+/// The step that one replica is about to run, or why it refuses to.
+struct ReplicaStep {
+  int32_t step_function = 0;
+  uint64_t training_steps = 0;  // finished before this one
+  bool trains = false;
+  std::string error{};
+  bool is_value_error = false;
+
+  bool same_step(const ReplicaStep& other) const;
+  /// "step function 1 (evaluation) after 20 training steps".
+  std::string describe() const;
+};
+
+/// Every replica's, by replica. Collective over `replicas`.
+std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& replicas);
+
+}  // namespace smp::detail

@@ -1,0 +1,205 @@
+// What a step takes in, hands on between stages and gives back, where tensors are not plain or ranks do not agree.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <set>
+
+#include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/small_net.h"
+
+namespace smp {
+namespace {
+
+using support::expect_bit_equal;
+using tests::eager_step;
+using tests::expect_twins;
+using tests::generator;
+using tests::make_net;
+using tests::rows;
+using tests::run_smp_ranks;
+using tests::SmallNet;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+struct CountingNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    count.add_(1);
+    return layer(x);
+  }
+  at::Tensor count = register_buffer("count", torch::zeros({4, 16}));
+  torch::nn::Linear layer = register_module("layer", torch::nn::Linear(16, 16));
+};
+
+TEST(StepArguments, ABufferGivenAsArgumentIsTheOneOfTheCall) {
+  run_smp_ranks(1, {.microbatches = 2}, [] {
+    const auto net = std::make_shared<CountingNet>();
+    DistributedModel<CountingNet> model(net);
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = model(data).sum();
+      model.backward(loss);
+      return data;
+    });
+    const auto seen = step(net->count);
+    expect_bit_equal(seen.concat(), torch::zeros({4, 16}), "the argument");
+    expect_bit_equal(net->count, torch::full({4, 16}, 2.0), "the buffer");
+  });
+}
+
+// Two products of complex matrices, with a lazy conjugate between them and behind them.
+struct ComplexNet : torch::nn::Module {
+  explicit ComplexNet(bool splits) {
+    if (splits) smp::set_partition(*first, 0);
+    if (splits) smp::set_partition(*second, 1);
+  }
+  struct Part : torch::nn::Module {
+    at::Tensor weight = register_parameter(
+        "weight", torch::complex(rows(4, 4, 5).contiguous(), rows(4, 4, 6).contiguous()));
+  };
+  at::Tensor forward(const at::Tensor& x) { return x.matmul(first->weight).conj().matmul(second->weight).conj(); }
+  std::shared_ptr<Part> first = register_module("first", std::make_shared<Part>());
+  std::shared_ptr<Part> second = register_module("second", std::make_shared<Part>());
+};
+
+TEST(StepBoundary, LazyConjugatesKeepTheirMeaning) {
+  run_smp_ranks(2, {.microbatches = 1, .auto_partition = false}, [] {
+    ComplexNet twin(false);
+    const auto net = std::make_shared<ComplexNet>(true);
+    DistributedModel<ComplexNet> model(net);
+    auto step = smp::step([&](at::Tensor x) {
+      const at::Tensor y = model(x);
+      const at::Tensor loss = at::real(y * y.conj()).sum();
+      model.backward(loss);
+      return std::make_tuple(loss, y, at::imag(y));
+    });
+    const at::Tensor x = torch::complex(rows(2, 4, 1), rows(2, 4, 2));
+    const auto [losses, outputs, imaginary] = step(x);
+    const at::Tensor y = twin.forward(x), loss = at::real(y * y.conj()).sum();
+    loss.backward();
+    expect_bit_equal(losses[0], loss, "loss");
+    expect_bit_equal(outputs[0], y.detach().resolve_conj(), "output");
+    expect_bit_equal(imaginary[0], at::imag(y).detach().resolve_neg().contiguous(), "imaginary part");
+    expect_twins(model, twin, "complex");
+  });
+}
+
+TEST(StepResults, AreContiguousOnEveryRank) {
+  run_smp_ranks(2, {.microbatches = 1}, [] {
+    DistributedModel<SmallNet> model(make_net());
+    auto step = smp::step([&](at::Tensor x) { return model(x).t(); });
+    const at::Tensor result = step(rows(3, 8, 1))[0];
+    EXPECT_TRUE(result.is_contiguous());
+    EXPECT_EQ(result.sizes(), (std::vector<int64_t>{4, 3}));
+  });
+}
+
+TEST(Evaluation, DrawsNewNumbersEachTimeAndLeavesTrainingAlone) {
+  run_smp_ranks(2, {.microbatches = 2}, [] {
+    const auto train = [](int evaluations) {
+      DistributedModel<SmallNet> model(make_net(at::kFloat, 0.5));
+      auto step = tests::training_step(model);
+      auto evaluate = smp::step([&](at::Tensor x) { return torch::rand_like(model(x)); });
+      step(rows(4, 8, 1), rows(4, 4, 2));
+      std::vector<at::Tensor> draws;
+      for (int e = 0; e < evaluations; ++e) draws.push_back(evaluate(rows(4, 8, 1)).concat());
+      for (size_t e = 1; e < draws.size(); ++e) EXPECT_FALSE(torch::equal(draws[e - 1], draws[e])) << e;
+      return step(rows(4, 8, 1), rows(4, 4, 2)).outputs();
+    };
+    expect_bit_equal(train(3), train(0), "the step after evaluations");
+  });
+}
+
+// Drops its first two layers where it is told to, as LayerDrop does.
+struct DroppingNet : SmallNet {
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor hidden = x;
+    if (!std::exchange(drops, false)) hidden = torch::relu(second(torch::relu(first(hidden))));
+    return fourth(torch::relu(third(hidden)));
+  }
+  bool drops = false;
+};
+
+TEST(Planning, MicrobatchesOfOtherStructureInTheFirstStepFollowThePlacementOfTheFirst) {
+  run_smp_ranks(2, {.microbatches = 2}, [] {
+    const auto net = std::make_shared<DroppingNet>(), twin = std::make_shared<DroppingNet>();
+    tests::fill(*net);
+    tests::fill(*twin);
+    DistributedModel<DroppingNet> model(net);
+    int microbatch = 0;
+    auto step = smp::step([&](at::Tensor data, at::Tensor target) {
+      net->drops = microbatch++ % 2 == 1;
+      const at::Tensor loss = torch::mse_loss(model(data), target);
+      model.backward(loss);
+      return loss;
+    });
+    const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
+    const auto losses = step(data, target).outputs();
+    const auto parts = support::split_batch({data, target}, 2);
+    for (size_t m = 0; m < 2; ++m) {
+      twin->drops = m == 1;
+      const at::Tensor loss = torch::mse_loss(twin->forward(parts[m][0]), parts[m][1]);
+      loss.div(2).backward();
+      expect_bit_equal(losses[m], loss, "microbatch " + std::to_string(m));
+    }
+    expect_twins(model, *twin, "after the step");
+  });
+}
+
+TEST(Refusal, OfABodyThatThrowsAnythingReachesEveryRank) {
+  run_smp_ranks(2, {.microbatches = 1}, [] {
+    DistributedModel<SmallNet> model(make_net());
+    bool throws = true;
+    auto step = smp::step([&](at::Tensor x) {
+      if (throws) throw 7;
+      return model(x);
+    });
+    EXPECT_ANY_THROW(step(rows(2, 8, 1)));
+    throws = false;
+    EXPECT_EQ(step(rows(2, 8, 1)).concat().size(0), 2);
+  });
+}
+
+TEST(Refusal, OfReplicasThatCallDifferentStepsNamesBoth) {
+  run_smp_ranks(2, {.microbatches = 1, .pipeline_parallel_degree = 1}, [] {
+    DistributedModel<SmallNet> model(make_net());
+    auto train = tests::training_step(model);
+    auto evaluate = smp::step([&](at::Tensor x, at::Tensor) { return model(x); });
+    train(rows(2, 8, 1), rows(2, 4, 2));
+    try {
+      if (smp::dp_rank() == 0) {
+        train(rows(2, 8, 1), rows(2, 4, 2));
+      } else {
+        evaluate(rows(2, 8, 1), rows(2, 4, 2));
+      }
+      ADD_FAILURE() << "expected a refusal";
+    } catch (const c10::ValueError& error) {
+      const std::string text = error.what_without_backtrace();
+      EXPECT_TRUE(contains(text, "step function 0 (training) after 1 training steps on replica 0")) << text;
+      EXPECT_TRUE(contains(text, "step function 1 (evaluation) after 1 training steps on replica 1")) << text;
+    }
+    evaluate(rows(2, 8, 1), rows(2, 4, 2));
+  });
+}
+
+struct LookupNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& tokens) { return embedding(tokens); }
+  torch::nn::Embedding embedding = register_module("embedding", torch::nn::Embedding(4, 8));
+};
+
+TEST(StepErrors, NameTheOperatorAndTheMicrobatch) {
+  run_smp_ranks(1, {.microbatches = 2}, [] {
+    DistributedModel<LookupNet> model(std::make_shared<LookupNet>());
+    auto step = smp::step([&](at::Tensor tokens) { return model(tokens); });
+    try {
+      step(torch::tensor({1, 9}).view({2, 1}));
+      ADD_FAILURE() << "expected an error";
+    } catch (const c10::Error& error) {
+      const std::string text = error.what_without_backtrace();
+      EXPECT_TRUE(contains(text, "index out of range")) << text;
+      EXPECT_TRUE(contains(text, "in aten::embedding")) << text;
+      EXPECT_TRUE(contains(text, "microbatch 1")) << text;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace smp
