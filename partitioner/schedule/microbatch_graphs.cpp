@@ -22,7 +22,7 @@ MicrobatchGraphs::MicrobatchGraphs(std::span<const StageGraph* const> graph_of_m
                         " to have the stages and ranks of microbatch 0, got ", graph->num_stages(),
                         " stages on ", graph->num_ranks, " ranks instead of ",
                         graphs_[0]->num_stages(), " on ", graphs_[0]->num_ranks,
-                        " or another placement. Give all graphs of a step one placement.");
+                        " or another placement. Run the same layers in all microbatches of a step.");
       found = owned_.emplace(graph, Neighbours(*graph)).first;
     }
     neighbours_.push_back(&found->second);

@@ -119,9 +119,7 @@ std::vector<StepOutput> Conductor::run_step(int step_number, const std::vector<a
 std::vector<StepOutput> Conductor::execute(const StepMessage& message, Captured* captured) {
   std::vector<runtime::MicrobatchRun> runs = prepare(message, captured);
   if (!owners_) place(*first_program_);
-  std::vector<const Program*> programs;
-  for (const auto& microbatch : message.microbatches) programs.push_back(programs_.find(microbatch.hash));
-  const Schedule& schedule = programs_.schedule(programs);
+  const Schedule& schedule = schedule_of(message);
   const bool is_training = trains(message);
   broadcast_buffers();
   std::optional<runtime::TiedGradients> tied;
@@ -147,6 +145,7 @@ StepMessage Conductor::lead(int step_number, const std::vector<at::Tensor>& argu
     captured = capture(step_number, arguments, body);
     check_same_returns(captured.bodies);
     add_programs(captured, message);
+    schedule_of(message);
   } catch (...) {  // of any type: the others wait for this message
     own_error = std::current_exception();
     message.error = runtime::describe_exception(own_error);
@@ -203,6 +202,12 @@ ReplicaStep Conductor::own_replica_step(const StepMessage& message) {
   own.is_value_error = message.is_value_error;
   own.trains = trains(message);
   return own;
+}
+
+const Schedule& Conductor::schedule_of(const StepMessage& message) {
+  std::vector<const Program*> programs;
+  for (const auto& microbatch : message.microbatches) programs.push_back(programs_.find(microbatch.hash));
+  return programs_.schedule(programs);
 }
 
 bool Conductor::trains(const StepMessage& message) {

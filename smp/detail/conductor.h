@@ -53,6 +53,8 @@ class Conductor {
   void add_programs(const Captured& captured, runtime::StepMessage& message);
   partitioner::Plan make_plan(const partitioner::Graph& graph) const;
   void agree_with_replicas(runtime::StepMessage& message);
+  /// The checked table of the step. Throws c10::ValueError when its microbatches have different stages.
+  const partitioner::Schedule& schedule_of(const runtime::StepMessage& message);
   bool trains(const runtime::StepMessage& message);
   ReplicaStep own_replica_step(const runtime::StepMessage& message);
   runtime::StepMessage receive_message();

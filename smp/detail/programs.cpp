@@ -31,6 +31,13 @@ Program* Programs::find(uint64_t hash) {
   return found == programs_.end() ? nullptr : found->second.get();
 }
 
+void Programs::erase(uint64_t hash) {
+  programs_.erase(hash);
+  std::erase_if(schedules_, [hash](const auto& known) {
+    return std::find(known.first.begin(), known.first.end(), hash) != known.first.end();
+  });
+}
+
 ScheduleKind Programs::kind() const {
   return context_.config.pipeline == Pipeline::kSimple ? ScheduleKind::kSimple : ScheduleKind::kInterleaved;
 }

@@ -39,7 +39,8 @@ class Programs {
       : context_(context), bindings_(bindings), module_paths_(std::move(module_paths)) {}
 
   Program* find(uint64_t hash);
-  void erase(uint64_t hash) { programs_.erase(hash); }
+  /// Forgets a program and the tables it is part of.
+  void erase(uint64_t hash);
   /// Plans a graph on the leader: freely the first time, on the placement that exists afterwards.
   partitioner::Plan make_plan(const partitioner::Graph& graph, const runtime::Owners* owners) const;
   /// Takes a program in and prepares this rank's stages.

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
+#include <set>
+
 #include "runtime/capture/interceptor.h"
 #include "runtime/random.h"
 #include "tests/support/bits.h"
@@ -55,9 +57,12 @@ std::vector<std::vector<at::Tensor>> split_batch(const std::vector<at::Tensor>& 
   return result;
 }
 
+// By the first name of a tensor that has several.
 std::map<std::string, at::Tensor> copy_gradients(const torch::nn::Module& module) {
   std::map<std::string, at::Tensor> gradients;
+  std::set<const c10::TensorImpl*> seen;
   for (const auto& parameter : module.named_parameters()) {
+    if (!seen.insert(parameter.value().unsafeGetTensorImpl()).second) continue;
     const auto& gradient = parameter.value().grad();
     gradients[parameter.key()] = gradient.defined() ? gradient.detach().clone() : at::Tensor();
   }

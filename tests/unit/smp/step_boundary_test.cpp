@@ -108,14 +108,14 @@ TEST(Evaluation, DrawsNewNumbersEachTimeAndLeavesTrainingAlone) {
   });
 }
 
-// Drops its first two layers where it is told to, as LayerDrop does.
+// Drops layers where it is told to, as LayerDrop does.
 struct DroppingNet : SmallNet {
   at::Tensor forward(const at::Tensor& x) {
-    at::Tensor hidden = x;
-    if (!std::exchange(drops, false)) hidden = torch::relu(second(torch::relu(first(hidden))));
+    at::Tensor hidden = drops_first ? x : torch::relu(first(x));
+    if (!drops_second) hidden = torch::relu(second(hidden));
     return fourth(torch::relu(third(hidden)));
   }
-  bool drops = false;
+  bool drops_first = false, drops_second = false;
 };
 
 TEST(Planning, MicrobatchesOfOtherStructureInTheFirstStepFollowThePlacementOfTheFirst) {
@@ -126,7 +126,7 @@ TEST(Planning, MicrobatchesOfOtherStructureInTheFirstStepFollowThePlacementOfThe
     DistributedModel<DroppingNet> model(net);
     int microbatch = 0;
     auto step = smp::step([&](at::Tensor data, at::Tensor target) {
-      net->drops = microbatch++ % 2 == 1;
+      net->drops_second = microbatch++ % 2 == 1;
       const at::Tensor loss = torch::mse_loss(model(data), target);
       model.backward(loss);
       return loss;
@@ -135,12 +135,36 @@ TEST(Planning, MicrobatchesOfOtherStructureInTheFirstStepFollowThePlacementOfThe
     const auto losses = step(data, target).outputs();
     const auto parts = support::split_batch({data, target}, 2);
     for (size_t m = 0; m < 2; ++m) {
-      twin->drops = m == 1;
+      twin->drops_second = m == 1;
       const at::Tensor loss = torch::mse_loss(twin->forward(parts[m][0]), parts[m][1]);
       loss.div(2).backward();
       expect_bit_equal(losses[m], loss, "microbatch " + std::to_string(m));
     }
     expect_twins(model, *twin, "after the step");
+  });
+}
+
+TEST(Refusal, OfAMicrobatchThatLeavesAStageWithoutWorkComesBeforeTheStep) {
+  run_smp_ranks(2, {.microbatches = 2}, [] {
+    const auto net = std::make_shared<DroppingNet>();
+    DistributedModel<DroppingNet> model(net);
+    int microbatch = 0;
+    auto step = smp::step([&](at::Tensor data, at::Tensor target) {
+      net->drops_first = net->drops_second = microbatch++ == 1;
+      const at::Tensor loss = torch::mse_loss(model(data), target);
+      model.backward(loss);
+      return loss;
+    });
+    const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
+    try {
+      step(data, target);
+      ADD_FAILURE() << "expected a refusal";
+    } catch (const c10::ValueError& error) {
+      const std::string text = error.what_without_backtrace();
+      EXPECT_TRUE(contains(text, "Run the same layers in all microbatches of a step")) << text;
+    }
+    for (const auto& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
+    EXPECT_EQ(step(data, target).size(), 2);
   });
 }
 
@@ -159,7 +183,7 @@ TEST(Refusal, OfABodyThatThrowsAnythingReachesEveryRank) {
 }
 
 TEST(Refusal, OfReplicasThatCallDifferentStepsNamesBoth) {
-  run_smp_ranks(2, {.microbatches = 1, .pipeline_parallel_degree = 1}, [] {
+  run_smp_ranks(2, {.pipeline_parallel_degree = 1, .microbatches = 1}, [] {
     DistributedModel<SmallNet> model(make_net());
     auto train = tests::training_step(model);
     auto evaluate = smp::step([&](at::Tensor x, at::Tensor) { return model(x); });
