@@ -12,7 +12,7 @@ using namespace smp::benchmarks;
 namespace nn = torch::nn;
 
 constexpr int64_t kRows = 32, kWidth = 32;
-constexpr int kRounds = 41;
+constexpr int kRounds = 201;
 
 std::vector<nn::Linear> make_layers() {
   torch::manual_seed(3);
@@ -112,7 +112,7 @@ void measure(const char* name, int64_t microbatches) {
 
 // bench_overhead [name [microbatches]]
 int main(int argc, char** argv) {
-  constexpr int64_t kMicrobatches = 256;
+  constexpr int64_t kMicrobatches = 64;  // twice what long pipelines use
   at::set_num_threads(1);
   smp::Config config;
   config.microbatches = argc > 2 ? std::stol(argv[2]) : kMicrobatches;

@@ -296,8 +296,9 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& returned) {
   return run;
 }
 
-// All ghosts that a matched run hands out have one gradient function.
+// All ghosts that a matched run hands out have one gradient function, which leads to no other.
 void BodyCapture::check_hooks() {
+  if (matching_->grad_fn == nullptr || !has_hooks(*matching_->grad_fn)) return;
   try {
     refuse_hooks(matching_->grad_fn.get(), describe_place("capture", current_module()));
   } catch (const c10::Error&) {
@@ -346,18 +347,20 @@ void BodyCapture::release_run() {
 // A ghost that someone still holds after its run would be taken for the next run's value: hand out a new one there.
 void BodyCapture::renew_kept_ghosts() {
   const auto& values = matching_->graph.values;
-  std::vector<size_t> holders(values.size(), 0);
-  for (ValueId first : matching_->same_impl) ++holders[static_cast<size_t>(first)];
-  std::vector<bool> renew(values.size(), false);
-  bool any = false;
+  std::vector<size_t>& holders = matching_->holders;
+  if (holders.empty()) {
+    holders.resize(values.size(), 0);
+    for (ValueId first : matching_->same_impl) ++holders[static_cast<size_t>(first)];
+  }
+  std::vector<bool> renew;
   for (size_t v = 0; v < values.size(); ++v) {
     const ValueKind kind = values[v].kind;
     if (holders[v] == 0 || (kind != ValueKind::kResult && kind != ValueKind::kInput)) continue;
     if (matching_->tensors[v].use_count() <= holders[v]) continue;
+    renew.resize(values.size(), false);
     renew[static_cast<size_t>(values[v].storage)] = true;
-    any = true;
   }
-  if (any) make_ghosts(*matching_, &renew);
+  if (!renew.empty()) make_ghosts(*matching_, &renew);
 }
 
 }  // namespace smp::runtime

@@ -50,6 +50,10 @@ void refuse_backward() {
               "without data and its own backward would train nothing. Call backward on the DistributedModel.");
 }
 
+bool has_hooks(torch::autograd::Node& node) {
+  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() || !node.post_hooks().empty();
+}
+
 void refuse_hooks(torch::autograd::Node* root, const std::string& place) {
   std::unordered_set<torch::autograd::Node*> seen = {nullptr};
   std::vector<torch::autograd::Node*> open = {root};
@@ -57,8 +61,7 @@ void refuse_hooks(torch::autograd::Node* root, const std::string& place) {
     torch::autograd::Node* node = open.back();
     open.pop_back();
     if (!seen.insert(node).second) continue;
-    const bool has_hooks = !node->tensor_pre_hooks().empty() || !node->pre_hooks().empty() || !node->post_hooks().empty();
-    TORCH_CHECK_NOT_IMPLEMENTED(!has_hooks, place,
+    TORCH_CHECK_NOT_IMPLEMENTED(!has_hooks(*node), place,
                                 ": expected gradient hooks on parameters only, got one on a tensor that the step body "
                                 "made (register_hook). The body runs on ghosts and the backward on other tensors, so the "
                                 "hook would never run. Hook the parameter, or change the gradient by operators: "

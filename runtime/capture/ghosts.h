@@ -45,6 +45,7 @@ at::Tensor make_ghost(const partitioner::TensorSpec& spec, const c10::Storage& s
 /// The autograd node behind every ghost of a matched body: running it means loss.backward() was called on a ghost.
 std::shared_ptr<torch::autograd::Node> make_refuse_backward();
 
+bool has_hooks(torch::autograd::Node& node);
 /// Throws when a hook stands on a node that a backward from `root` (may be null) reaches. `place` begins the text.
 void refuse_hooks(torch::autograd::Node* root, const std::string& place);
 

@@ -31,6 +31,8 @@ struct Recording {
   std::vector<at::Tensor> tensors;
   /// By ValueId: the first value with the same TensorImpl (in-place results share it).
   std::vector<partitioner::ValueId> same_impl;
+  /// By ValueId: how often `tensors` holds the impl that this value is the first of. Counted at the first use.
+  std::vector<size_t> holders;
   std::vector<ConstantTensor> constants;
   std::vector<partitioner::ValueId> reshaped;  // ghosts whose geometry an in-place operator changes (t_, squeeze_)
   std::shared_ptr<torch::autograd::Node> grad_fn;  // of every ghost that requires a gradient
