@@ -132,7 +132,8 @@ at::Tensor unpack(const std::shared_ptr<MessageBuffer>& buffer, int64_t num_byte
   const at::IntArrayRef sizes(header.sizes, header.dims), strides(header.strides, header.dims);
   if (!following && num_bytes != kHeaderBytes + header.misalignment + header.data_bytes) refuse("a truncated one");
   if (!sizes.equals(spec.sizes) || header.dtype != static_cast<int8_t>(spec.dtype)) {
-    refuse("one of sizes " + c10::str(sizes) + " instead of " + c10::str(at::IntArrayRef(spec.sizes)));
+    refuse(c10::str("one of sizes ", sizes, " and type ", static_cast<c10::ScalarType>(header.dtype), " instead of ",
+                    at::IntArrayRef(spec.sizes), " and ", spec.dtype));
   }
   const auto& holder = following ? following : buffer;
   char* data = holder->data() + (following ? 0 : kHeaderBytes) + header.misalignment;

@@ -121,7 +121,7 @@ struct Graph {
   std::vector<ValueId> inputs;       // step arguments in order
   std::vector<ValueId> returned;     // what the body returns, flattened
   ValueId backward_root = kNoValue;  // the loss given to backward(); kNoValue: evaluation
-  std::string key;  // signature: training flags, dtypes, shapes, grad mode (readable text)
+  std::string key;  // signature: training flags, dtypes, shapes, grad mode in raw bytes
 
   bool has_backward() const { return backward_root != kNoValue; }
   bool operator==(const Graph&) const = default;
