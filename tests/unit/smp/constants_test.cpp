@@ -3,27 +3,20 @@
 
 #include <functional>
 
+#include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
 namespace {
 
+using support::message_of;
 using support::expect_bit_equal;
 using tests::make_net;
 using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
 using Model = DistributedModel<SmallNet>;
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
 
 /// What a body does with the model's output; called once per microbatch, in order.
 using Tail = std::function<at::Tensor(const at::Tensor& output)>;

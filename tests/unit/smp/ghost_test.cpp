@@ -3,25 +3,18 @@
 
 #include <functional>
 
+#include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
 namespace {
 
+using support::message_of;
 using tests::make_net;
 using tests::rows;
 using tests::SmallNet;
 using Model = DistributedModel<SmallNet>;
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
 
 // The other tests of refusals meet the first microbatch, which is recorded; the second is matched.
 TEST(RawPointer, IsRefusedInAMatchedRun) {

@@ -5,12 +5,15 @@
 #include <functional>
 #include <optional>
 
+#include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
 namespace {
 
+using support::contains;
+using support::message_of;
 using support::expect_bit_equal;
 using tests::make_net;
 using tests::rows;
@@ -18,19 +21,6 @@ using tests::run_smp_ranks;
 using tests::SmallNet;
 using Model = DistributedModel<SmallNet>;
 using Optimizer = DistributedOptimizer<torch::optim::SGD>;
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 struct Call {
   std::string name, refused_as;
@@ -55,7 +45,7 @@ TEST_P(InBody, IsRefusedOnEveryRank) {
     // Before the first step, and between steps.
     for (int round = 0; round < 2; ++round) {
       calls = true;
-      const std::string message = message_of([&] { step(data, target); });
+      const std::string message = message_of<c10::ValueError>([&] { step(data, target); });
       EXPECT_TRUE(
           contains(message, GetParam().refused_as + ": expected a call outside of step bodies"))
           << "rank " << rank() << ": " << message;
@@ -100,7 +90,7 @@ std::string refusal_in_body(const std::function<void(Model&)>& call) {
       call(model);
       return model(data);
     });
-    message = message_of([&] { step(rows(4, 8, 1)); });
+    message = message_of<c10::ValueError>([&] { step(rows(4, 8, 1)); });
   });
   return message;
 }
@@ -124,7 +114,8 @@ TEST(InBody, AGuardOpenAroundAStepIsRefusedOnEveryRank) {
     Model model(net);
     auto step = tests::training_step(model);
     std::optional<PartitionGuard> guard(std::in_place, 0);
-    const std::string message = message_of([&] { step(rows(4, 8, 1), rows(4, 4, 2)); });
+    const std::string message =
+        message_of<c10::ValueError>([&] { step(rows(4, 8, 1), rows(4, 4, 2)); });
     EXPECT_TRUE(contains(message, "PartitionGuard") && contains(message, "before the step"))
         << message;
     guard.reset();

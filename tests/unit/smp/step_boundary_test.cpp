@@ -4,12 +4,14 @@
 #include <atomic>
 #include <set>
 
+#include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
 namespace {
 
+using support::contains;
 using support::expect_bit_equal;
 using tests::eager_step;
 using tests::expect_twins;
@@ -18,8 +20,6 @@ using tests::make_net;
 using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 struct CountingNet : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {

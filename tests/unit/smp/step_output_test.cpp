@@ -3,23 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/messages.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
 namespace {
 
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using support::contains;
+using support::message_of;
 
 TEST(StepOutputs, SumOfBoolsCountsTheTrueOnes) {
   const StepOutput outputs(
@@ -50,7 +41,8 @@ TEST(StepOutputs, SumOfOneMicrobatchIsTheCallersOwn) {
 TEST(StepOutputs, MeanOfIntegersIsRefusedWithTheWayOut) {
   for (const at::ScalarType dtype : {at::kLong, at::kBool}) {
     const StepOutput outputs({torch::ones({}, dtype), torch::ones({}, dtype)});
-    const std::string message = message_of([&] { outputs.reduce_mean(); });
+    const std::string message =
+        message_of<c10::ValueError>([&] { outputs.reduce_mean(); });
     EXPECT_TRUE(contains(message, "reduce_mean") &&
                 contains(message, "reduce_sum().to(at::kDouble)"))
         << message;
@@ -59,10 +51,12 @@ TEST(StepOutputs, MeanOfIntegersIsRefusedWithTheWayOut) {
 
 TEST(StepOutputs, EmptyOnesAreRefusedByName) {
   const StepOutput empty;
-  EXPECT_TRUE(contains(message_of([&] { empty.reduce_mean(); }), "StepOutput::reduce_mean"));
-  EXPECT_TRUE(contains(message_of([&] { empty.reduce_sum(); }), "StepOutput::reduce_sum"));
-  EXPECT_TRUE(contains(message_of([&] { empty.concat(); }), "StepOutput::concat"));
-  EXPECT_TRUE(contains(message_of([&] { empty.stack(); }), "StepOutput::stack"));
+  EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { empty.reduce_mean(); }),
+                       "StepOutput::reduce_mean"));
+  EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { empty.reduce_sum(); }),
+                       "StepOutput::reduce_sum"));
+  EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { empty.concat(); }), "StepOutput::concat"));
+  EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { empty.stack(); }), "StepOutput::stack"));
 }
 
 }  // namespace

@@ -7,12 +7,15 @@
 
 #include "smp/detail/context.h"
 #include "tests/support/loopback_world.h"
+#include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
 namespace {
 
+using support::contains;
+using support::message_of;
 using support::expect_bit_equal;
 using tests::eager_step;
 using tests::expect_twins;
@@ -21,17 +24,6 @@ using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
 using Model = DistributedModel<SmallNet>;
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 /// Six steps; `turn` moves a knob of the module before each.
 void expect_steps_follow(int ranks, const std::function<void(SmallNet&, int step)>& turn) {
