@@ -30,10 +30,10 @@ int rank_of_stage(const Plan& plan, int stage) { return stage == kInputStage ? 0
 
 }  // namespace
 
-std::vector<ValueId> values_on_edge(const Plan& plan, int source, int target, bool activations) {
-  std::vector<ValueId> values;
+std::vector<Carried> values_on_edge(const Plan& plan, int source, int target, bool activations) {
+  std::vector<Carried> values;
   for (const Transfer& transfer : activations ? plan.activations : plan.gradients) {
-    if (transfer.source == source && transfer.target == target) values.push_back(transfer.value);
+    if (transfer.source == source && transfer.target == target) values.push_back({transfer.value, transfer.backward});
   }
   std::sort(values.begin(), values.end());
   return values;
@@ -91,7 +91,7 @@ void Executor::perform(const Action& action, std::vector<MicrobatchRun>& microba
 }
 
 at::Tensor Executor::take_activation(int microbatch, ValueId value, int stage, const MicrobatchRun& run) {
-  if (auto node = activations_.extract({{microbatch, value}, stage})) return std::move(node.mapped());
+  if (auto node = activations_.extract({microbatch, {value}, stage})) return std::move(node.mapped());
   // A step input on the leader.
   const auto& inputs = run.program->graph->inputs;
   const auto at = std::find(inputs.begin(), inputs.end(), value);
@@ -112,7 +112,7 @@ void Executor::forward(const Action& action, MicrobatchRun& run) {
       if (transfer.value != ids[i] || transfer.source != action.stage) continue;
       // Remote targets: kept under the source stage until the send action of the table.
       const bool local = rank_of_stage(plan, transfer.target) == pipeline_.rank();
-      activations_[{{action.microbatch, ids[i]}, local ? transfer.target : -2 - transfer.target}] = outputs[i];
+      activations_[{action.microbatch, {ids[i]}, local ? transfer.target : -2 - transfer.target}] = outputs[i];
     }
     if (std::find(returned.begin(), returned.end(), ids[i]) != returned.end()) {
       results_[static_cast<size_t>(action.microbatch)][ids[i]] = outputs[i].variable_data();
@@ -121,25 +121,32 @@ void Executor::forward(const Action& action, MicrobatchRun& run) {
 }
 
 void Executor::backward(const Action& action, MicrobatchRun& run, int num_microbatches) {
+  const size_t count = run.program->stages.at(action.stage)->values().backwards.size();
+  for (size_t k = 0; k < count; ++k) backward(action, run, num_microbatches, k);
+}
+
+void Executor::backward(const Action& action, MicrobatchRun& run, int num_microbatches, size_t index) {
   Stage& stage = *run.program->stages.at(action.stage);
   const Plan& plan = *run.program->plan;
-  const StageValues& values = stage.values();
+  const BackwardValues& values = stage.values().backwards[index];
+  const auto number = static_cast<int>(index);
   std::vector<at::Tensor> gradients;
-  for (size_t i = 0; i < values.gradient_roots.size(); ++i) {
+  for (size_t i = 0; i < values.roots.size(); ++i) {
     if (i == 0 && values.has_loss) {
-      gradients.push_back(loss_gradient(run.program->graph->values[values.gradient_roots[0]].spec, num_microbatches));
+      gradients.push_back(loss_gradient(run.program->graph->values[values.roots[0]].spec, num_microbatches));
       continue;
     }
-    auto node = gradients_.extract({{action.microbatch, values.gradient_roots[i]}, action.stage});
-    TORCH_INTERNAL_ASSERT(node, "stage ", action.stage, " misses the gradient of value ", values.gradient_roots[i]);
+    auto node = gradients_.extract({action.microbatch, {values.roots[i], number}, action.stage});
+    TORCH_INTERNAL_ASSERT(node, "stage ", action.stage, " misses the gradient of value ", values.roots[i]);
     gradients.push_back(std::move(node.mapped()));
   }
-  const auto results = stage.backward(action.microbatch, std::move(gradients));
-  for (size_t i = 0; i < values.gradient_results.size(); ++i) {
+  const auto results = stage.backward(action.microbatch, index, std::move(gradients));
+  for (size_t i = 0; i < values.results.size(); ++i) {
     for (const Transfer& transfer : plan.gradients) {
-      if (transfer.value != values.gradient_results[i] || transfer.source != action.stage) continue;
+      if (transfer.backward != number || transfer.value != values.results[i] || transfer.source != action.stage) continue;
       const bool local = rank_of_stage(plan, transfer.target) == pipeline_.rank();
-      gradients_[{{action.microbatch, transfer.value}, local ? transfer.target : -2 - transfer.target}] = results[i];
+      const int place = local ? transfer.target : -2 - transfer.target;
+      gradients_[{action.microbatch, {transfer.value, number}, place}] = results[i];
     }
   }
 }
@@ -164,13 +171,14 @@ void Executor::send(const Action& action, const MicrobatchRun& run) {
   const Plan& plan = *run.program->plan;
   const bool activation = action.kind == ActionKind::kSendActivation;
   const int tag = channel_tag(action.stage, action.peer, activation);
-  for (ValueId id : values_on_edge(plan, action.stage, action.peer, activation)) {
+  for (const Carried& carried : values_on_edge(plan, action.stage, action.peer, activation)) {
+    const ValueId id = carried.value;
     at::Tensor tensor;
     if (action.stage == kInputStage) {
       tensor = take_activation(action.microbatch, id, kInputStage, run);
     } else {
       auto& waiting = activation ? activations_ : gradients_;
-      auto node = waiting.extract({{action.microbatch, id}, -2 - action.peer});
+      auto node = waiting.extract({action.microbatch, carried, -2 - action.peer});
       TORCH_INTERNAL_ASSERT(node, to_string(action), " misses value ", id);
       tensor = std::move(node.mapped());
     }
@@ -194,8 +202,8 @@ Executor::Expected Executor::post(const Action& action, const MicrobatchRun& run
   expected.values = values_on_edge(plan, action.peer, action.stage, activation);
   const int source = rank_of_stage(plan, action.peer);
   const int tag = channel_tag(action.peer, action.stage, activation);
-  for (ValueId id : expected.values) {
-    const int64_t bytes = max_message_bytes(run.program->graph->values[id].spec);
+  for (const Carried& carried : expected.values) {
+    const int64_t bytes = max_message_bytes(run.program->graph->values[carried.value].spec);
     auto buffer = buffers_.take(bytes);
     expected.requests.push_back(pipeline_.irecv(source, tag, buffer->data(), bytes));
     expected.buffers.push_back(std::move(buffer));
@@ -217,7 +225,7 @@ void Executor::receive(const Action& action, std::vector<MicrobatchRun>& microba
   const bool activation = action.kind == ActionKind::kReceiveActivation;
   for (size_t i = 0; i < expected.values.size(); ++i) {
     const int64_t num_bytes = expected.requests[i].wait(to_string(action));
-    const ValueId id = expected.values[i];
+    const Carried& carried = expected.values[i];
     std::shared_ptr<MessageBuffer> following;
     if (const int64_t bytes = announced_bytes(*expected.buffers[i], num_bytes); bytes > 0) {
       following = expected.buffers.emplace_back(buffers_.take(bytes));
@@ -225,8 +233,8 @@ void Executor::receive(const Action& action, std::vector<MicrobatchRun>& microba
       const int tag = channel_tag(action.peer, action.stage, activation) + kFollowingData;
       pipeline_.irecv(rank_of_stage(plan, action.peer), tag, following->data(), bytes).wait(to_string(action));
     }
-    at::Tensor tensor = unpack(expected.buffers[i], num_bytes, graph.values[id].spec, following);
-    (activation ? activations_ : gradients_)[{{action.microbatch, id}, action.stage}] = std::move(tensor);
+    at::Tensor tensor = unpack(expected.buffers[i], num_bytes, graph.values[carried.value].spec, following);
+    (activation ? activations_ : gradients_)[{action.microbatch, carried, action.stage}] = std::move(tensor);
   }
   expected_.pop_front();
 }

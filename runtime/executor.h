@@ -30,6 +30,16 @@ struct MicrobatchRun {
   TensorLookup tensors;            // parameters, buffers, constants
 };
 
+/// What a message carries: a value, or its gradient in one of the backwards.
+struct Carried {
+  partitioner::ValueId value = partitioner::kNoValue;
+  int backward = 0;
+  auto operator<=>(const Carried&) const = default;
+};
+
+/// The values that move along an edge of stages in one direction, in the order of their messages.
+std::vector<Carried> values_on_edge(const partitioner::Plan& plan, int source, int target, bool activations);
+
 /// Returned values that were made on this rank, by value, one entry per microbatch.
 using RankResults = std::vector<std::map<partitioner::ValueId, at::Tensor>>;
 
@@ -49,16 +59,22 @@ class Executor {
   };
   struct Expected {
     partitioner::Action action;
-    std::vector<partitioner::ValueId> values;
+    std::vector<Carried> values;
     std::vector<std::shared_ptr<MessageBuffer>> buffers;
     std::vector<Request> requests;
   };
-  using Key = std::pair<int, partitioner::ValueId>;  // microbatch, value
+  struct Key {
+    int microbatch;
+    Carried carried;
+    int place;  // the stage that waits for it, or -2 - target for what waits to be sent there
+    auto operator<=>(const Key&) const = default;
+  };
 
   void drop_everything(std::vector<MicrobatchRun>& microbatches);
   void perform(const partitioner::Action& action, std::vector<MicrobatchRun>& microbatches);
   void forward(const partitioner::Action& action, MicrobatchRun& run);
   void backward(const partitioner::Action& action, MicrobatchRun& run, int num_microbatches);
+  void backward(const partitioner::Action& action, MicrobatchRun& run, int num_microbatches, size_t index);
   void send(const partitioner::Action& action, const MicrobatchRun& run);
   void receive(const partitioner::Action& action, std::vector<MicrobatchRun>& microbatches);
   void expect_ahead(const std::vector<partitioner::Action>& column, std::vector<MicrobatchRun>& microbatches);
@@ -72,8 +88,8 @@ class Executor {
   std::deque<Sent> sent_;
   std::deque<Expected> expected_;
   size_t next_expected_ = 0;  // position in the column up to which receives are posted
-  std::map<std::pair<Key, int>, at::Tensor> activations_;  // received or local, waiting for stage (second)
-  std::map<std::pair<Key, int>, at::Tensor> gradients_;
+  std::map<Key, at::Tensor> activations_;  // received or local
+  std::map<Key, at::Tensor> gradients_;
   RankResults results_;
   at::Tensor loss_gradient_;
   partitioner::TensorSpec loss_gradient_spec_;
@@ -81,7 +97,5 @@ class Executor {
   int64_t loss_gradient_version_ = 0;
 };
 
-/// The values that move along an edge of stages in one direction, ascending.
-std::vector<partitioner::ValueId> values_on_edge(const partitioner::Plan& plan, int source, int target, bool activations);
 
 }  // namespace smp::runtime

@@ -72,9 +72,6 @@ void DistributedModelBase::check_in_body() const {
               "DistributedModel: expected a call inside a step body, got one outside. Wrap the code that calls the "
               "model: auto train_step = smp::step([&](at::Tensor data) { ... });");
   check_placement(conductor("DistributedModel"));
-  TORCH_CHECK(!body->has_backward(),
-              "DistributedModel: expected all model calls of a body before its backward(), got one after it. Move the "
-              "call before backward(), or into a step function of its own.");
 }
 
 void DistributedModelBase::backward(const at::Tensor& loss) {

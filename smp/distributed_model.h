@@ -24,10 +24,12 @@ class DistributedModelBase {
   DistributedModelBase(const DistributedModelBase&) = delete;
   DistributedModelBase& operator=(const DistributedModelBase&) = delete;
 
-  /// Marks `loss` (a scalar made in this body from the model's output) as what is differentiated.
-  /// Only inside a step body, once; the gradient of its mean over microbatches is what (loss /
-  /// microbatches).backward() gives. Throws c10::Error outside of a body, a second time in one, and
-  /// for a loss that is no scalar of the body.
+  /// Marks `loss` (a scalar made in this body from a model's output) as what is differentiated; the
+  /// gradient of its mean over microbatches is what (loss / microbatches).backward() gives. A body
+  /// may call it several times, for different losses: their gradients add up, in this order, as if
+  /// every call but the last kept its graph (retain_graph). As in LibTorch, every parameter that the
+  /// loss depends on gets a gradient, of whichever model. Throws c10::Error outside of a body, for a
+  /// loss that is no scalar of the body, and for the same loss twice.
   void backward(const at::Tensor& loss);
 
   /// False until the first step, which plans and places the parameters.
@@ -58,7 +60,7 @@ class DistributedModelBase {
 
  protected:
   explicit DistributedModelBase(std::shared_ptr<torch::nn::Module> module);
-  /// Throws c10::Error outside of a step body, and after backward() in the same body.
+  /// Throws c10::Error outside of a step body.
   void check_in_body() const;
 
  private:

@@ -5,11 +5,11 @@
 
 namespace smp::partitioner {
 
-GradientFlow::GradientFlow(const Graph& graph)
+GradientFlow::GradientFlow(const Graph& graph, const std::vector<ValueId>& roots)
     : graph_(graph), value_(graph.values.size()), passes_gradient_(graph.nodes.size()) {
-  if (!graph.has_backward()) return;
+  if (roots.empty()) return;
   find_written_storages();
-  mark(graph.backward_root);
+  for (ValueId root : roots) mark(root);
   for (size_t n = graph.nodes.size(); n-- > 0;) {
     const Node& node = graph.nodes[n];
     passes_gradient_[n] = visit(node);

@@ -1,4 +1,4 @@
-// Which values receive a gradient when backward starts at the graph's root.
+// Which values receive a gradient when backward starts at a root of the graph.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,10 @@ namespace smp::partitioner {
 /// gradient.
 class GradientFlow {
  public:
-  explicit GradientFlow(const Graph& graph);
+  /// Of all backwards of the graph.
+  explicit GradientFlow(const Graph& graph) : GradientFlow(graph, graph.backward_roots) {}
+  /// Of the backwards that start at `roots`.
+  GradientFlow(const Graph& graph, const std::vector<ValueId>& roots);
 
   bool receives_gradient(ValueId value) const;
   /// Whether backward passes through `node`, so that its arguments get their gradients there.

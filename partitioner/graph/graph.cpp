@@ -15,6 +15,10 @@ int64_t TensorSpec::num_bytes() const {
   return num_elements() * static_cast<int64_t>(c10::elementSize(dtype));
 }
 
+bool Graph::is_backward_root(ValueId value) const {
+  return std::find(backward_roots.begin(), backward_roots.end(), value) != backward_roots.end();
+}
+
 std::vector<ValueId> node_inputs(const Node& node) {
   std::vector<ValueId> inputs;
   const auto add = [&inputs](ValueId id) {

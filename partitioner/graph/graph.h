@@ -114,16 +114,17 @@ struct Node {
   bool operator==(const Node&) const = default;
 };
 
-/// One microbatch of a step body: model calls, losses, returned values, the root of backward.
+/// One microbatch of a step body: model calls, losses, returned values, the roots of its backwards.
 struct Graph {
   std::vector<Value> values;
   std::vector<Node> nodes;           // program order = execution order
   std::vector<ValueId> inputs;       // step arguments in order
   std::vector<ValueId> returned;     // what the body returns, flattened
-  ValueId backward_root = kNoValue;  // the loss given to backward(); kNoValue: evaluation
+  std::vector<ValueId> backward_roots;  // losses given to backward(), in order; none: evaluation
   std::string key;  // signature: training flags, dtypes, shapes, grad mode in raw bytes
 
-  bool has_backward() const { return backward_root != kNoValue; }
+  bool has_backward() const { return !backward_roots.empty(); }
+  bool is_backward_root(ValueId value) const;
   bool operator==(const Graph&) const = default;
 };
 

@@ -191,7 +191,7 @@ std::string serialise(const Graph& graph) {
                                       {"key", graph.key},
                                       {"inputs", integers(graph.inputs, storage)},
                                       {"returned", integers(graph.returned, storage)},
-                                      {"backward_root", graph.backward_root},
+                                      {"backward_roots", integers(graph.backward_roots, storage)},
                                       {"values", std::move(values)},
                                       {"nodes", std::move(nodes)}},
                                      storage));
@@ -211,8 +211,8 @@ Graph deserialise_graph(std::string_view text) {
   graph.key = read_string(fields["key"], root.at("key"));
   graph.inputs = read_ids(fields["inputs"], root.at("inputs"), 0, num_values - 1);
   graph.returned = read_ids(fields["returned"], root.at("returned"), kNoValue, num_values - 1);
-  graph.backward_root = static_cast<ValueId>(
-      read_integer(fields["backward_root"], root.at("backward_root"), kNoValue, num_values - 1));
+  graph.backward_roots =
+      read_ids(fields["backward_roots"], root.at("backward_roots"), 0, num_values - 1);
   fields.expect_no_more();
   for (const json::value& value : document.at("values").get_array()) {
     graph.values.push_back(read_value(value, values.at(graph.values.size()), num_nodes));

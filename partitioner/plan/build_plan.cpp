@@ -96,7 +96,7 @@ Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignme
   for (size_t s = 0; s < plan.stages.size(); ++s) plan.stages[s].rank = assignment.rank_of_stage[s];
   add_nodes(graph, plan.stage_of_node, plan);
   plan.activations = activation_transfers(graph, plan.stage_of_node);
-  plan.gradients = gradient_relays(graph, plan.stage_of_node);
+  plan.gradients = gradient_relays(graph, plan.stage_of_node, assignment.rank_of_stage);
   add_stage_costs(graph, costs, options, plan);
   add_message_costs(graph, options.device, plan);
   plan.lower_bound_us = std::max(costs.total_us / options.num_ranks, costs.heaviest_us);

@@ -74,7 +74,9 @@ void check_transfers(const Graph& graph, const Plan& plan) {
       "plan: expected one activation transfer per value and reading stage, ordered by (value, "
       "target), got ",
       plan.activations.size(), " that are not these.", kFix);
-  TORCH_CHECK_VALUE(plan.gradients == gradient_relays(graph, plan.stage_of_node),
+  std::vector<int> rank_of_stage;
+  for (const StagePlan& stage : plan.stages) rank_of_stage.push_back(stage.rank);
+  TORCH_CHECK_VALUE(plan.gradients == gradient_relays(graph, plan.stage_of_node, rank_of_stage),
                     "plan: expected the gradient of each value relayed from its last reader to its "
                     "producer, got ",
                     plan.gradients.size(), " relays that are not these.", kFix);

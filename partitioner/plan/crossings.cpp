@@ -43,21 +43,53 @@ std::vector<Transfer> activation_transfers(const Graph& graph,
   return transfers;
 }
 
-std::vector<Transfer> gradient_relays(const Graph& graph, const std::vector<int>& stage_of_node) {
-  std::vector<Transfer> relays;
-  const GradientFlow gradients(graph);
-  const auto readers = reading_stages(graph, stage_of_node, &gradients);
-  for (size_t v = 0; v < graph.values.size(); ++v) {
-    const auto id = static_cast<ValueId>(v);
-    const Value& value = graph.values[v];
-    if (value.kind != ValueKind::kResult || !gradients.receives_gradient(id)) continue;
-    int source = -1;
-    for (auto stage = readers[v].rbegin(); stage != readers[v].rend(); ++stage) {
-      if (source >= 0) relays.push_back({id, source, *stage});
-      source = *stage;
+namespace {
+
+/// From the last reader down to the producer.
+void add_value_relays(ValueId id, const std::vector<int>& readers, int producer, int backward,
+                      std::vector<Transfer>& relays) {
+  int source = -1;
+  for (auto stage = readers.rbegin(); stage != readers.rend(); ++stage) {
+    if (source >= 0) relays.push_back({id, source, *stage, backward});
+    source = *stage;
+  }
+  if (source > producer) relays.push_back({id, source, producer, backward});
+}
+
+/// Between the stages of one rank. Readers in another backward count: they all see one leaf, which
+/// lives on the first of them.
+void add_parameter_relays(ValueId id, const std::vector<int>& readers,
+                          const std::vector<int>& rank_of_stage, int backward,
+                          std::vector<Transfer>& relays) {
+  for (size_t i = readers.size(); i-- > 0;) {
+    const int rank = rank_of_stage[readers[i]];
+    for (size_t before = i; before-- > 0;) {
+      if (rank_of_stage[readers[before]] != rank) continue;
+      relays.push_back({id, readers[i], readers[before], backward});
+      break;
     }
-    const int producer = stage_of_node[value.producer];
-    if (source > producer) relays.push_back({id, source, producer});
+  }
+}
+
+}  // namespace
+
+std::vector<Transfer> gradient_relays(const Graph& graph, const std::vector<int>& stage_of_node,
+                                      const std::vector<int>& rank_of_stage) {
+  std::vector<Transfer> relays;
+  const GradientFlow any(graph);
+  const auto readers_in_any = reading_stages(graph, stage_of_node, &any);
+  for (size_t k = 0; k < graph.backward_roots.size(); ++k) {
+    const GradientFlow gradients(graph, {graph.backward_roots[k]});
+    const auto readers = reading_stages(graph, stage_of_node, &gradients);
+    for (size_t v = 0; v < graph.values.size(); ++v) {
+      const auto id = static_cast<ValueId>(v);
+      const Value& value = graph.values[v];
+      if (value.kind == ValueKind::kParameter && value.spec.requires_grad) {
+        add_parameter_relays(id, readers_in_any[v], rank_of_stage, static_cast<int>(k), relays);
+      }
+      if (value.kind != ValueKind::kResult || !gradients.receives_gradient(id)) continue;
+      add_value_relays(id, readers[v], stage_of_node[value.producer], static_cast<int>(k), relays);
+    }
   }
   return relays;
 }

@@ -15,8 +15,11 @@ std::vector<Transfer> activation_transfers(const Graph& graph,
                                            const std::vector<int>& stage_of_node);
 
 /// The relays: for each value that receives a gradient, from the last stage whose use of it leads
-/// to the root to the one before it, and so on down to the producer. Ordered by (value, descending
-/// source). Step inputs get none: they are copies that the user never sees.
-std::vector<Transfer> gradient_relays(const Graph& graph, const std::vector<int>& stage_of_node);
+/// to the root to the one before it, and so on down to the producer; for each parameter, the same
+/// among the stages of one rank, down to the first that uses it in any backward. Ordered by
+/// (backward, value, descending source). Step inputs get none: they are copies that the user never
+/// sees.
+std::vector<Transfer> gradient_relays(const Graph& graph, const std::vector<int>& stage_of_node,
+                                      const std::vector<int>& rank_of_stage);
 
 }  // namespace smp::partitioner

@@ -35,12 +35,14 @@ struct StagePlan {
   bool operator==(const StagePlan&) const = default;
 };
 
-/// A value that crosses between stages: forward from its producer to one consumer.
-/// source == kInputStage: a step input, which the leader (pipeline rank 0) holds.
+/// A value that crosses between stages: forward from its producer to one consumer, or its gradient
+/// in one of the graph's backwards. source == kInputStage: a step input, which the leader (pipeline
+/// rank 0) holds.
 struct Transfer {
   ValueId value = kNoValue;
   int source = 0;  // stage index
   int target = 0;  // stage index
+  int backward = 0;  // of gradients: which of the graph's backwards; 0 for activations
   bool operator==(const Transfer&) const = default;
 };
 inline constexpr int kInputStage = -1;
@@ -49,13 +51,14 @@ inline constexpr int kInputStage = -1;
 ///
 /// `gradients` are the relays (design.md §7, exact sums): the last consumer of a value sends its
 /// gradient to the consumer before it, and so on down to the producer, so that the additions
-/// associate as on one rank.
+/// associate as on one rank. A parameter that several stages of one rank read is relayed between
+/// these in the same way; the earliest of them adds the sum to its gradient.
 struct Plan {
   int num_ranks = 1;
   std::vector<StagePlan> stages;      // program order
   std::vector<int> stage_of_node;     // by NodeId
   std::vector<Transfer> activations;  // forward, ordered by (value, target)
-  std::vector<Transfer> gradients;    // backward, ordered by (value, descending source)
+  std::vector<Transfer> gradients;    // ordered by (backward, value, descending source)
   double predicted_step_us = 0;       // by simulation of the schedule
   double predicted_bubble = 0;  // the part of it in which a rank does not compute, mean over ranks
   double lower_bound_us =

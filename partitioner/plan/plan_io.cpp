@@ -74,11 +74,14 @@ StagePlan read_stage(const json::value& value, const Where& where, int num_ranks
   return stage;
 }
 
-/// Triples: a plan of a large model has thousands.
+/// Triples, and the backward beside them where it is not the first: a plan of a large model has
+/// thousands.
 json::array write_transfers(const std::vector<Transfer>& transfers) {
   json::array array;
   for (const Transfer& transfer : transfers) {
-    array.push_back(json::array{transfer.value, transfer.source, transfer.target});
+    json::array entry{transfer.value, transfer.source, transfer.target};
+    if (transfer.backward > 0) entry.push_back(transfer.backward);
+    array.push_back(std::move(entry));
   }
   return array;
 }
@@ -88,11 +91,15 @@ std::vector<Transfer> read_transfers(const json::value& value, const Where& wher
   std::vector<Transfer> transfers;
   for (const json::value& element : read_array(value, where)) {
     const Where here = where.at(transfers.size());
-    const std::vector<int32_t> triple = read_ids(element, here, kInputStage, kMaxInt32);
-    const bool is_transfer = triple.size() == 3 && triple[0] >= 0 && triple[1] < num_stages &&
-                             triple[2] >= 0 && triple[2] < num_stages;
-    if (!is_transfer) refuse(here, "[value, source stage, target stage]", describe(element));
-    transfers.push_back({triple[0], triple[1], triple[2]});
+    const std::vector<int32_t> entry = read_ids(element, here, kInputStage, kMaxInt32);
+    const bool is_transfer = (entry.size() == 3 || entry.size() == 4) && entry[0] >= 0 &&
+                             entry[1] < num_stages && entry[2] >= 0 && entry[2] < num_stages &&
+                             entry.back() >= 0;
+    if (!is_transfer) {
+      refuse(here, "[value, source stage, target stage] or the same with a backward after them",
+             describe(element));
+    }
+    transfers.push_back({entry[0], entry[1], entry[2], entry.size() == 4 ? entry[3] : 0});
   }
   return transfers;
 }

@@ -54,7 +54,9 @@ Roles roles_of(const Graph& graph, const Plan& plan, int stage) {
   for (ValueId id : graph.returned) {
     if (is_here(id)) roles.kept.insert(id);
   }
-  if (graph.has_backward() && is_here(graph.backward_root)) roles.roots.insert(graph.backward_root);
+  for (ValueId root : graph.backward_roots) {
+    if (is_here(root)) roles.roots.insert(root);
+  }
   return roles;
 }
 
@@ -155,7 +157,7 @@ class StageWalk {
     gradients_.clear();
     gradient_of_.clear();
     for (ValueId id : roles_.roots) {
-      const bool is_loss = id == graph_.backward_root;
+      const bool is_loss = graph_.is_backward_root(id);
       const int64_t overhead = is_loss ? 0 : kMessageOverheadBytes;
       const size_t gradient = make(graph_.values[id].spec.num_bytes() + overhead, meter);
       ++gradients_[gradient].num_holders;  // the engine's caller keeps what it passes in

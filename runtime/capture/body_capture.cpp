@@ -72,14 +72,11 @@ void BodyCapture::abandon() noexcept {
   used_.clear();
   equal_.reset();
   position_ = 0;
-  loss_.reset();
+  losses_.clear();
   release_run();
 }
 
 void BodyCapture::mark_backward(const at::Tensor& loss) {
-  TORCH_CHECK_VALUE(!loss_.defined(),
-                    "backward: expected one backward() per step body, got a second one. Add the losses and call "
-                    "backward() once on the sum.");
   TORCH_CHECK_VALUE(loss.defined() && loss.numel() == 1, "backward: expected a loss with one element, got ",
                     loss.defined() ? c10::str("sizes ", loss.sizes()) : "an undefined tensor",
                     ". Reduce it with mean() or sum().");
@@ -91,16 +88,19 @@ void BodyCapture::mark_backward(const at::Tensor& loss) {
                     "End the region before backward(): gradients have the dtypes of their forward anyway.");
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
   if (!recorder_ && !matches_root(loss)) go_back_to_recording();
-  if (recorder_) recorder_->set_backward_root(loss);
-  loss_ = loss;
+  if (recorder_) recorder_->add_backward_root(loss);
+  losses_.push_back(loss);
 }
 
-// The stages run the backward after every operator of the body, so the recorded root is this loss only if nothing
+// The stages run the backwards after every operator of the body, so the recorded root is this loss only if nothing
 // writes to its memory from here on.
 bool BodyCapture::matches_root(const at::Tensor& loss) {
   const Graph& graph = matching_->graph;
-  if (!graph.has_backward() || !matches_tensor(loss, graph.backward_root)) return false;
-  const int32_t storage = graph.values[graph.backward_root].storage;
+  const size_t number = losses_.size();
+  if (number >= graph.backward_roots.size()) return false;
+  const ValueId root = graph.backward_roots[number];
+  if (!matches_tensor(loss, root)) return false;
+  const int32_t storage = graph.values[root].storage;
   return std::none_of(graph.nodes.begin() + position_, graph.nodes.end(), [storage](const Node& node) {
     const auto& written = node.written_storages;
     return std::find(written.begin(), written.end(), storage) != written.end();
@@ -278,7 +278,7 @@ void BodyCapture::go_back_to_recording() {
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);  // a body that ends too early comes here from no operator
   recorder_ = std::make_unique<Recorder>(bindings_);
   recorder_->continue_from(run_, used_, position_);
-  if (loss_.defined()) recorder_->set_backward_root(loss_);
+  for (const at::Tensor& loss : losses_) recorder_->add_backward_root(loss);
 }
 
 CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& returned) {
@@ -290,7 +290,7 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& returned) {
     if (owns_memory(constant.tensor)) check_unchanged(constant, describe_place("capture", current_module()));
   }
   used_.clear();
-  loss_.reset();
+  losses_.clear();
   CapturedBody run = std::move(run_);
   run_ = {};
   return run;
@@ -310,7 +310,7 @@ void BodyCapture::check_hooks() {
 bool BodyCapture::finish_matched(const std::vector<at::Tensor>& returned) {
   const Graph& graph = matching_->graph;
   if (static_cast<size_t>(position_) != graph.nodes.size()) return false;
-  if (loss_.defined() != graph.has_backward() || returned.size() != graph.returned.size()) return false;
+  if (losses_.size() != graph.backward_roots.size() || returned.size() != graph.returned.size()) return false;
   for (size_t i = 0; i < returned.size(); ++i) {
     if (!returned[i].defined() || !matches_tensor(returned[i], graph.returned[i])) return false;
   }

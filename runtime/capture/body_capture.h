@@ -31,10 +31,10 @@ class BodyCapture : public Interceptor {
 
   /// `key` tells signatures apart that the geometry of `inputs` does not (training flag, grad mode, …).
   std::vector<at::Tensor> begin(const std::vector<at::Tensor>& inputs, const std::string& key);
-  /// The root of the backward is the value that `loss` has now: in-place operators may give it another one later.
-  /// Throws c10::Error for a second backward, a loss that is no scalar or that requires no gradient.
+  /// A backward of the body starts at `loss`; several run one after the other. The root is the value that `loss` has
+  /// now: in-place operators may give it another one later. Throws c10::Error for the same loss again, one that is no
+  /// scalar or that requires no gradient.
   void mark_backward(const at::Tensor& loss);
-  bool has_backward() const { return loss_.defined(); }
   CapturedBody finish(const std::vector<at::Tensor>& returned);
   /// To be called when the caller has dropped the tensors that the body returned: ghosts that somebody still holds
   /// are then known to be stale and refused in later runs.
@@ -74,7 +74,7 @@ class BodyCapture : public Interceptor {
   partitioner::NodeId position_ = 0;
   std::unique_ptr<Recorder> recorder_;
   EqualAnswers equal_;
-  at::Tensor loss_;  // given to mark_backward in this run
+  std::vector<at::Tensor> losses_;  // given to mark_backward in this run
   int64_t num_matched_ = 0, num_recordings_ = 0;
 };
 

@@ -32,8 +32,9 @@ class Recorder : public Interceptor {
   partitioner::ValueId value_of(const at::Tensor& tensor, const char* role);
   /// Of the parameter or buffer used last; "" before any was.
   const std::string& last_module() const { return last_module_; }
-  /// Later operators must not write to the memory of `loss`: the stages run the backward after all of them.
-  void set_backward_root(const at::Tensor& loss);
+  /// Another backward of the body starts at `loss`. Later operators must not write to its memory: the stages run the
+  /// backwards after all of them.
+  void add_backward_root(const at::Tensor& loss);
   /// Closes the recording: fresh ghosts replace those the body saw, so that one kept by the user is recognised.
   std::shared_ptr<Recording> finish(std::vector<partitioner::ValueId> returned, std::string key);
 

@@ -1,6 +1,8 @@
 // What the recorder checks and notes of the memory that an operator reads and writes.
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "runtime/capture/recorder.h"
 
 namespace smp::runtime {
@@ -62,7 +64,9 @@ void Recorder::check_write(const OperatorInfo& info, ValueId id) const {
               "lost on other ranks: "
               "register it with register_buffer.");
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !graph.has_backward() || graph.values[graph.backward_root].storage != value.storage, where(),
+      std::none_of(graph.backward_roots.begin(), graph.backward_roots.end(),
+                   [&](ValueId root) { return graph.values[root].storage == value.storage; }),
+      where(),
       ": expected operators after backward() to leave the loss as it is, got ", info.name,
       ", which writes to it. The stages run the backward after all operators of the body and would "
       "start from what was "

@@ -35,18 +35,16 @@ class AutogradStage : public Stage {
         replay_(graph, plan.stages[stage].nodes, kept(values_)) {
     for (ValueId id : values_.inputs) {
       // A tensor recorded without gradient may get one by a write in place; then the plan relays it.
-      const auto& results = values_.gradient_results;
-      input_needs_gradient_.push_back(graph.values[id].spec.requires_grad ||
-                                      std::binary_search(results.begin(), results.end(), id));
+      entries_.push_back({id, graph.values[id].spec.requires_grad || leaves(id)});
     }
     for (ValueId id : replay_.external()) {
-      if (!std::binary_search(values_.inputs.begin(), values_.inputs.end(), id)) own_tensors_.push_back(id);
+      if (std::binary_search(values_.inputs.begin(), values_.inputs.end(), id)) continue;
+      own_tensors_.push_back({id, leaves(id)});
     }
-    for (ValueId id : values_.gradient_results) {
-      const auto at = std::lower_bound(values_.inputs.begin(), values_.inputs.end(), id);
-      TORCH_INTERNAL_ASSERT(at != values_.inputs.end() && *at == id, "stage ", stage, " returns the gradient of value ",
-                            id, ", which is none of its inputs");
-      result_inputs_.push_back(static_cast<size_t>(at - values_.inputs.begin()));
+    for (const BackwardValues& backward : values_.backwards) {
+      std::vector<size_t> positions;
+      for (ValueId id : backward.results) positions.push_back(entry_of(id, stage));
+      result_entries_.push_back(std::move(positions));
     }
   }
 
@@ -56,20 +54,27 @@ class AutogradStage : public Stage {
                                   const TensorLookup& tensors) override {
     Slots slots(replay_.num_slots());
     InFlight flight;
-    flight.input_edges.resize(inputs.size(), 0);
+    flight.edges.resize(entries_.size() + own_tensors_.size(), 0);
     for (size_t i = 0; i < inputs.size(); ++i) {
-      if (input_needs_gradient_[i]) attach(inputs[i], i, flight);
+      if (entries_[i].needs_gradient) attach(inputs[i], i, flight);
       const int slot = replay_.slot_of(values_.inputs[i]);
       if (slot >= 0) slots[slot] = inputs[i];
     }
-    for (ValueId id : own_tensors_) slots[replay_.slot_of(id)] = tensors(id);
+    for (size_t i = 0; i < own_tensors_.size(); ++i) {
+      at::Tensor tensor = tensors(own_tensors_[i].value);
+      if (own_tensors_[i].needs_gradient) attach(tensor, entries_.size() + i, flight);
+      slots[replay_.slot_of(own_tensors_[i].value)] = std::move(tensor);
+    }
     {
       std::optional<UserRandomStateScope> user_state;  // saving and restoring costs 3 us
       if (replay_.has_random()) user_state.emplace();
       replay_.run(slots, context, options_.progress);
     }
     if (values_.has_backward) {
-      for (ValueId id : values_.gradient_roots) flight.roots.push_back(slots[replay_.slot_of(id)]);
+      for (const BackwardValues& backward : values_.backwards) {
+        auto& roots = flight.roots.emplace_back();
+        for (ValueId id : backward.roots) roots.push_back(slots[replay_.slot_of(id)]);
+      }
       in_flight_.emplace(context.microbatch, std::move(flight));
     }
     std::vector<at::Tensor> outputs;
@@ -77,30 +82,33 @@ class AutogradStage : public Stage {
     return outputs;
   }
 
-  std::vector<at::Tensor> backward(int microbatch, std::vector<at::Tensor> gradients) override {
+  std::vector<at::Tensor> backward(int microbatch, size_t index, std::vector<at::Tensor> gradients) override {
     if (!values_.has_backward) return {};  // the table may hold a backward that no gradient reaches
     auto flight_at = in_flight_.find(microbatch);
     TORCH_INTERNAL_ASSERT(flight_at != in_flight_.end(), "backward of microbatch ", microbatch, " without its forward");
-    InFlight flight = std::move(flight_at->second);
-    in_flight_.erase(flight_at);
+    const bool is_last = index + 1 == values_.backwards.size();
+    InFlight own;
+    if (is_last) {
+      own = std::move(flight_at->second);
+      in_flight_.erase(flight_at);
+    }
+    InFlight& flight = is_last ? own : flight_at->second;
+    std::vector<at::Tensor> root_tensors = std::move(flight.roots[index]);
+    if (is_last) flight.roots.clear();
     torch::autograd::edge_list roots;
     torch::autograd::variable_list root_gradients;
     for (size_t i = 0; i < gradients.size(); ++i) {
-      if (!gradients[i].defined() || !flight.roots[i].requires_grad()) continue;
-      roots.push_back(torch::autograd::impl::gradient_edge(flight.roots[i]));
+      if (!gradients[i].defined() || !root_tensors[i].requires_grad()) continue;
+      roots.push_back(torch::autograd::impl::gradient_edge(root_tensors[i]));
       root_gradients.push_back(std::move(gradients[i]));
     }
-    flight.roots.clear();
+    root_tensors.clear();
     if (!roots.empty()) {
-      torch::autograd::Engine::get_default_engine().execute(roots, root_gradients, /*keep_graph=*/false,
+      // A later backward of the body may pass through the same operators, which the first would free.
+      torch::autograd::Engine::get_default_engine().execute(roots, root_gradients, /*keep_graph=*/!is_last,
                                                             /*create_graph=*/false, /*accumulate_grad=*/true);
     }
-    std::vector<at::Tensor> results;
-    for (size_t input : result_inputs_) {
-      const bool came = flight.gradients && !flight.gradients->gradients.empty();
-      results.push_back(came ? flight.gradients->gradients[flight.input_edges[input]] : at::Tensor());
-    }
-    return results;
+    return take_results(flight, index);
   }
 
   void reset() override { in_flight_.clear(); }
@@ -108,17 +116,40 @@ class AutogradStage : public Stage {
  private:
   struct InFlight {
     std::shared_ptr<InputGradients> gradients;
-    std::vector<uint32_t> input_edges;  // by input: its number at that node
-    std::vector<at::Tensor> roots;      // by values_.gradient_roots
+    std::vector<uint32_t> edges;                 // by input, then by own tensor: its number at that node
+    std::vector<std::vector<at::Tensor>> roots;  // by backward and its roots
+  };
+  struct Entry {
+    ValueId value;
+    bool needs_gradient;  // that leaves the stage, rather than ending in a parameter here
   };
 
   static std::vector<ValueId> kept(const StageValues& values) {
     std::vector<ValueId> all = values.outputs;
-    all.insert(all.end(), values.gradient_roots.begin(), values.gradient_roots.end());
+    for (const BackwardValues& backward : values.backwards) {
+      all.insert(all.end(), backward.roots.begin(), backward.roots.end());
+    }
     return all;
   }
 
-  void attach(at::Tensor& input, size_t position, InFlight& flight) const {
+  bool leaves(ValueId id) const {
+    return std::any_of(values_.backwards.begin(), values_.backwards.end(), [id](const BackwardValues& backward) {
+      return std::binary_search(backward.results.begin(), backward.results.end(), id);
+    });
+  }
+
+  // Position among the inputs, or behind them among the own tensors.
+  size_t entry_of(ValueId id, int stage) const {
+    const auto is_id = [id](const Entry& entry) { return entry.value == id; };
+    const auto input = std::find_if(entries_.begin(), entries_.end(), is_id);
+    if (input != entries_.end()) return static_cast<size_t>(input - entries_.begin());
+    const auto own = std::find_if(own_tensors_.begin(), own_tensors_.end(), is_id);
+    TORCH_INTERNAL_ASSERT(own != own_tensors_.end(), "stage ", stage, " returns the gradient of value ", id,
+                          ", which it does not read");
+    return entries_.size() + static_cast<size_t>(own - own_tensors_.begin());
+  }
+
+  void attach(at::Tensor& input, size_t entry, InFlight& flight) const {
     // Made before any operator of this forward, so that it runs after all of them in the backward.
     if (!flight.gradients) {
       flight.gradients = std::shared_ptr<InputGradients>(new InputGradients, torch::autograd::deleteNode);
@@ -126,15 +157,26 @@ class AutogradStage : public Stage {
     // Shares the data, so that a value of another stage of this rank keeps its own graph. One that was received has none.
     if (input.use_count() > 1 || !input.is_leaf()) input = input.detach();
     torch::autograd::set_history(input, flight.gradients);
-    flight.input_edges[position] = input.output_nr();
+    flight.edges[entry] = input.output_nr();
+  }
+
+  std::vector<at::Tensor> take_results(InFlight& flight, size_t index) const {
+    std::vector<at::Tensor> came;
+    if (flight.gradients) came = std::move(flight.gradients->gradients);
+    std::vector<at::Tensor> results;
+    for (size_t entry : result_entries_[index]) {
+      results.push_back(came.empty() ? at::Tensor() : came[flight.edges[entry]]);
+    }
+    if (flight.gradients) flight.gradients->gradients.clear();
+    return results;
   }
 
   StageValues values_;
   StageOptions options_;
   Replay replay_;
-  std::vector<bool> input_needs_gradient_;
-  std::vector<ValueId> own_tensors_;   // parameters, buffers, constants
-  std::vector<size_t> result_inputs_;  // by gradient_results: position in inputs
+  std::vector<Entry> entries_;                       // inputs
+  std::vector<Entry> own_tensors_;                   // parameters, buffers, constants
+  std::vector<std::vector<size_t>> result_entries_;  // by backward and its results
   std::map<int, InFlight> in_flight_;
 };
 

@@ -37,9 +37,10 @@ class Stage {
   /// Runs the operators. `inputs` by position in values().inputs; returns tensors by values().outputs.
   virtual std::vector<at::Tensor> forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs,
                                           const TensorLookup& tensors) = 0;
-  /// Runs the backward of `microbatch` and drops its state. `gradients` by position in values().gradient_roots
-  /// (undefined: none came); returns gradients by values().gradient_results (undefined: none).
-  virtual std::vector<at::Tensor> backward(int microbatch, std::vector<at::Tensor> gradients) = 0;
+  /// Runs one backward of `microbatch`, to be called once for each of values().backwards in their order; the last one
+  /// drops its state. `gradients` by position in its roots (undefined: none came); returns gradients by its results
+  /// (undefined: none).
+  virtual std::vector<at::Tensor> backward(int microbatch, size_t index, std::vector<at::Tensor> gradients) = 0;
   /// Forgets all microbatches in flight, after an error.
   virtual void reset() = 0;
 };

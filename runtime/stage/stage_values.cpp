@@ -23,8 +23,26 @@ int rank_of_value(const Graph& graph, const Plan& plan, ValueId value) {
   return 0;
 }
 
+namespace {
+
+BackwardValues backward_values(const Graph& graph, const Plan& plan, int stage, int backward) {
+  std::set<ValueId> roots, results;
+  for (const Transfer& transfer : plan.gradients) {
+    if (transfer.backward != backward) continue;
+    if (transfer.target == stage) roots.insert(transfer.value);
+    if (transfer.source == stage) results.insert(transfer.value);
+  }
+  const ValueId loss = graph.backward_roots[static_cast<size_t>(backward)];
+  BackwardValues values{.roots = {roots.begin(), roots.end()}, .results = {results.begin(), results.end()}};
+  values.has_loss = stage_of_value(graph, plan, loss) == stage;
+  if (values.has_loss) values.roots.insert(values.roots.begin(), loss);
+  return values;
+}
+
+}  // namespace
+
 StageValues stage_values(const Graph& graph, const Plan& plan, int stage) {
-  std::set<ValueId> inputs, outputs, roots, results;
+  std::set<ValueId> inputs, outputs;
   for (const Transfer& transfer : plan.activations) {
     if (transfer.target == stage) inputs.insert(transfer.value);
     if (transfer.source == stage) outputs.insert(transfer.value);
@@ -38,17 +56,11 @@ StageValues stage_values(const Graph& graph, const Plan& plan, int stage) {
   for (ValueId id : graph.returned) {
     if (stage_of_value(graph, plan, id) == stage) outputs.insert(id);
   }
-  for (const Transfer& transfer : plan.gradients) {
-    if (transfer.target == stage) roots.insert(transfer.value);
-    if (transfer.source == stage) results.insert(transfer.value);
+  StageValues values{.inputs = {inputs.begin(), inputs.end()}, .outputs = {outputs.begin(), outputs.end()}, .backwards = {}};
+  for (size_t k = 0; k < graph.backward_roots.size(); ++k) {
+    values.backwards.push_back(backward_values(graph, plan, stage, static_cast<int>(k)));
+    values.has_backward = values.has_backward || !values.backwards.back().roots.empty();
   }
-  StageValues values{.inputs = {inputs.begin(), inputs.end()},
-                     .outputs = {outputs.begin(), outputs.end()},
-                     .gradient_roots = {roots.begin(), roots.end()},
-                     .gradient_results = {results.begin(), results.end()}};
-  values.has_loss = graph.has_backward() && stage_of_value(graph, plan, graph.backward_root) == stage;
-  if (values.has_loss) values.gradient_roots.insert(values.gradient_roots.begin(), graph.backward_root);
-  values.has_backward = !values.gradient_roots.empty();
   return values;
 }
 

@@ -7,14 +7,20 @@
 
 namespace smp::runtime {
 
-/// Values of one stage by role, each list ascending and without duplicates, save that roots start with the loss.
+/// What enters and leaves one stage in one of the graph's backwards. Lists are ascending and without duplicates, save
+/// that roots start with the loss.
+struct BackwardValues {
+  std::vector<partitioner::ValueId> roots;    // gradients that enter from outside
+  std::vector<partitioner::ValueId> results;  // gradients of inputs and of relayed parameters that leave
+  bool has_loss = false;                      // the backward's root is computed here; then it is roots[0]
+};
+
+/// Values of one stage by role, each list ascending and without duplicates.
 struct StageValues {
-  std::vector<partitioner::ValueId> inputs;            // made elsewhere: step inputs and other stages' results
-  std::vector<partitioner::ValueId> outputs;           // made (or received) here and needed elsewhere or returned
-  std::vector<partitioner::ValueId> gradient_roots;    // gradients that enter this stage's backward from outside
-  std::vector<partitioner::ValueId> gradient_results;  // gradients of inputs that leave this stage
-  bool has_loss = false;                               // the backward root is computed here; then it is roots[0]
-  bool has_backward = false;
+  std::vector<partitioner::ValueId> inputs;   // made elsewhere: step inputs and other stages' results
+  std::vector<partitioner::ValueId> outputs;  // made (or received) here and needed elsewhere or returned
+  std::vector<BackwardValues> backwards;      // by the graph's backward_roots
+  bool has_backward = false;                  // one of them has a root
 };
 
 StageValues stage_values(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage);

@@ -138,8 +138,7 @@ partitioner::ValueId GraphBuilder::sum(ValueId input) { return op("aten::sum", {
 
 Graph GraphBuilder::build(ValueId backward_root) const {
   Graph graph = graph_;
-  graph.backward_root = backward_root;
-  if (backward_root != kNoValue) graph.returned = {backward_root};
+  if (backward_root != kNoValue) graph.backward_roots = graph.returned = {backward_root};
   return graph;
 }
 

@@ -199,7 +199,7 @@ TEST(Partition, SecondGraphFollowsThePlacementOfTheFirst) {
     for (ValueId id : stage.parameters) options.owners[graph.values[id].name].push_back(stage.rank);
   }
   Graph evaluation = graph;
-  evaluation.backward_root = kNoValue;
+  evaluation.backward_roots.clear();
   const Plan second = partition(evaluation, options);
   check(evaluation, second);
   for (size_t s = 0; s < first.stages.size(); ++s) {

@@ -60,7 +60,7 @@ Graph small_graph(std::vector<Argument> arguments = {}) {
   graph.nodes = {first, second};
   graph.inputs = {0};
   graph.returned = {5, 4};
-  graph.backward_root = 5;
+  graph.backward_roots = {5};
   return graph;
 }
 
@@ -202,7 +202,7 @@ TEST(GraphIo, EveryFieldChangesEqualityAndHash) {
       [](Graph& g) { g.key += "x"; },
       [](Graph& g) { g.inputs.clear(); },
       [](Graph& g) { g.returned.pop_back(); },
-      [](Graph& g) { g.backward_root = kNoValue; },
+      [](Graph& g) { g.backward_roots.clear(); },
       [](Graph& g) { g.values[1].kind = ValueKind::kBuffer; },
       [](Graph& g) { g.values[1].name += "x"; },
       [](Graph& g) { g.values[1].spec.sizes[0] = 4; },
@@ -240,7 +240,7 @@ TEST(GraphIo, EveryFieldChangesEqualityAndHash) {
 TEST(GraphIo, HashIsTheSameInEveryProcess) {
   // FNV-1a of the text below; a change of the format must change kFormatVersion and this test.
   const std::string text =
-      R"({"format":1,"key":"","inputs":[],"returned":[],"backward_root":-1,"values":[],"nodes":[]})";
+      R"({"format":1,"key":"","inputs":[],"returned":[],"backward_roots":[],"values":[],"nodes":[]})";
   EXPECT_EQ(serialise(Graph{}), text);
   uint64_t expected = 14695981039346656037u;
   for (unsigned char byte : text) expected = (expected ^ byte) * 1099511628211u;
@@ -323,7 +323,7 @@ TEST(GraphIo, IdsOutOfRangeAreNamed) {
   expect_refused_after("\"inputs\":[0]", "\"inputs\":[6]", {"inputs[0]", "from 0 to 5", "got 6"});
   expect_refused_after("\"inputs\":[0]", "\"inputs\":[-1]", {"inputs[0]", "got -1"});
   expect_refused_after("\"returned\":[5,4]", "\"returned\":[5,-2]", {"returned[1]"});
-  expect_refused_after("\"backward_root\":5", "\"backward_root\":6", {"backward_root"});
+  expect_refused_after("\"backward_roots\":[5]", "\"backward_roots\":[6]", {"backward_roots"});
   expect_refused_after("\"outputs\":[4]", "\"outputs\":[6]", {"nodes[0].outputs[0]"});
   expect_refused_after("{\"value\":2}", "{\"value\":6}", {"nodes[0].arguments[0].value", "got 6"});
   expect_refused_after("{\"value\":2}", "{\"values\":[0,-1]}", {"nodes[0].arguments[0].values[1]"});

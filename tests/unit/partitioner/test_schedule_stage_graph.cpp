@@ -49,7 +49,7 @@ TEST_F(StageGraphOfPlan, TransfersBecomeUniqueEdges) {
   const ValueId a = node(0, {input, weight}, true);
   const ValueId b = node(0, {input, weight}, true);
   const ValueId c = node(1, {a, b}, true);
-  graph_.backward_root = node(2, {c, a}, true);
+  graph_.backward_roots = {node(2, {c, a}, true)};
   plan_.activations = {{input, kInputStage, 0}, {a, 0, 1}, {a, 0, 2}, {b, 0, 1}, {c, 1, 2}};
   plan_.gradients = {{a, 2, 1}, {c, 2, 1}, {a, 1, 0}, {b, 1, 0}};
   const StageGraph result = stage_graph(plan_, graph_);
@@ -81,7 +81,7 @@ TEST_F(StageGraphOfPlan, FrozenStageHasNoBackward) {
   const ValueId frozen = value(ValueKind::kParameter, false);
   const ValueId weight = value(ValueKind::kParameter, true);
   const ValueId a = node(0, {frozen}, false);
-  graph_.backward_root = node(1, {a, weight}, true);
+  graph_.backward_roots = {node(1, {a, weight}, true)};
   plan_.activations = {{a, 0, 1}};
   EXPECT_EQ(stage_graph(plan_, graph_).stage_has_backward, (std::vector{false, true}));
 }
@@ -90,7 +90,7 @@ TEST_F(StageGraphOfPlan, BranchThatDoesNotReachTheLossHasNoBackward) {
   use_stages({0, 1, 2}, 3);
   const ValueId weight = value(ValueKind::kParameter, true);
   const ValueId a = node(0, {weight}, true);
-  graph_.backward_root = node(1, {a}, true);
+  graph_.backward_roots = {node(1, {a}, true)};
   graph_.returned = {node(2, {a}, true)};  // a metric
   plan_.activations = {{a, 0, 1}, {a, 0, 2}};
   plan_.gradients = {{a, 1, 0}};
@@ -101,7 +101,7 @@ TEST_F(StageGraphOfPlan, NoGradNodesBreakTheWay) {
   use_stages({0, 1}, 2);
   const ValueId weight = value(ValueKind::kParameter, true);
   const ValueId a = node(0, {weight}, true);
-  graph_.backward_root = node(1, {a}, true);
+  graph_.backward_roots = {node(1, {a}, true)};
   graph_.nodes[1].grad_enabled = false;
   plan_.activations = {{a, 0, 1}};
   EXPECT_EQ(stage_graph(plan_, graph_).stage_has_backward, (std::vector{false, false}));
@@ -114,7 +114,7 @@ TEST_F(StageGraphOfPlan, WriteThroughAViewReachesTheLoss) {
   const ValueId written = node(0, {weight}, true);  // copy_ into a view of `base`
   graph_.values[written].storage = graph_.values[base].storage;
   graph_.nodes.back().written_storages = {graph_.values[base].storage};
-  graph_.backward_root = node(1, {base}, true);
+  graph_.backward_roots = {node(1, {base}, true)};
   plan_.activations = {{written, 0, 1}};
   EXPECT_EQ(stage_graph(plan_, graph_).stage_has_backward, (std::vector{true, true}));
 }
@@ -123,7 +123,7 @@ TEST_F(StageGraphOfPlan, ViewBesideTheWayToTheLossHasNoBackward) {
   use_stages({0, 1}, 2);
   const ValueId weight = value(ValueKind::kParameter, true);
   const ValueId a = node(0, {weight}, true);
-  graph_.backward_root = a;
+  graph_.backward_roots = {a};
   const ValueId view = node(1, {a}, true);  // read by nothing
   graph_.values[view].storage = graph_.values[a].storage;
   plan_.activations = {{a, 0, 1}};
@@ -133,7 +133,7 @@ TEST_F(StageGraphOfPlan, ViewBesideTheWayToTheLossHasNoBackward) {
 TEST_F(StageGraphOfPlan, StageOfARelayHasABackward) {
   use_stages({0, 1}, 2);
   const ValueId a = node(0, {}, false);
-  graph_.backward_root = node(1, {}, true);
+  graph_.backward_roots = {node(1, {}, true)};
   plan_.gradients = {{a, 1, 0}};
   EXPECT_EQ(stage_graph(plan_, graph_).stage_has_backward, (std::vector{true, true}));
 }

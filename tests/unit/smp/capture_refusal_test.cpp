@@ -186,20 +186,6 @@ std::vector<Refusal> gradient_refusals() {
          return torch::autograd::grad({torch::mse_loss(output, target)}, {output})[0];
        },
        {"loss.backward() inside a step body"}},
-      {"TwoBackwards",
-       [](Model& model, at::Tensor data, at::Tensor) {
-         const at::Tensor output = model(data);
-         model.backward(output.sum());
-         model.backward(output.mean());
-         return output;
-       },
-       {"expected one backward() per step body"}},
-      {"ModelCallAfterBackward",
-       [](Model& model, at::Tensor data, at::Tensor) {
-         model.backward(model(data).sum());
-         return model(data);
-       },
-       {"before its backward()"}},
       {"ExternalTrainableTensor",
        [scale = torch::ones({8}, torch::requires_grad())](Model& model, at::Tensor data, at::Tensor) {
          return model(data * scale);
