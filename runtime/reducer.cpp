@@ -56,7 +56,9 @@ void average_bucket(std::span<at::Tensor> parameters, Transport& replicas) {
 TiedGradients::TiedGradients(const Owners& owners, const Bindings& bindings, Transport& pipeline)
     : pipeline_(pipeline) {
   for (const NamedTensor& named : bindings.tensors()) {
-    const auto& ranks = owners.at(named.name);
+    const auto owned = owners.find(named.name);
+    if (owned == owners.end()) continue;  // of a model that no step has used
+    const auto& ranks = owned->second;
     const bool mine = std::find(ranks.begin(), ranks.end(), pipeline.rank()) != ranks.end();
     if (named.kind != partitioner::ValueKind::kParameter || ranks.size() < 2 || !mine) continue;
     Tied tied{.parameter = named.tensor, .ranks = ranks, .earlier = named.tensor.grad()};

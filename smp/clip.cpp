@@ -16,14 +16,13 @@ namespace smp {
 namespace {
 
 // Norms of the gradients this rank owns: (position in the model, norm), a tied weight by its first owner only.
-std::string own_norms(const detail::Conductor& own, double norm_type) {
+std::string own_norms(const detail::Conductor& own, const runtime::Bindings& model, double norm_type) {
   runtime::WireWriter out;
-  const auto& tensors = own.bindings().tensors();
+  const auto& tensors = model.tensors();
   const int me = own.context().pipeline->rank();
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& named = tensors[i];
-    const bool mine = named.kind == partitioner::ValueKind::kParameter &&
-                      (own.owners() ? own.owners()->at(named.name).front() == me : me == 0);
+    const bool mine = named.kind == partitioner::ValueKind::kParameter && own.models().owner(named.tensor) == me;
     if (!mine || !named.tensor.grad().defined()) continue;
     out.put<uint64_t>(i);
     out.put(at::linalg_vector_norm(named.tensor.grad(), norm_type));
@@ -40,7 +39,7 @@ double clip_grad_norm_(DistributedModelBase& model, double max_norm, double norm
   const at::NoGradGuard no_grad;
   const auto& own = detail::conductor("clip_grad_norm_");
   std::map<uint64_t, at::Tensor> by_position;
-  for (const std::string& bytes : own.context().pipeline->all_gather(own_norms(own, norm_type))) {
+  for (const std::string& bytes : own.context().pipeline->all_gather(own_norms(own, model.model_->own, norm_type))) {
     runtime::WireReader in(bytes);
     while (!in.at_end()) {
       const auto position = in.get<uint64_t>();

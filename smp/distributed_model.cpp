@@ -19,13 +19,12 @@ namespace {
 
 // What went wrong with placement by hand before the first step, told while it can still be put
 // right.
-void check_placement(const detail::Conductor& own) {
-  detail::Context& context = own.context();
+void check_placement(detail::Context& context, bool is_placed) {
   TORCH_CHECK_VALUE(
       *context.open_guards == 0, "PartitionGuard: expected all guards to end before the step, got ",
       *context.open_guards,
       " alive. Put the guard and the making of the modules into braces of their own.");
-  if (own.is_partitioned()) return;
+  if (is_placed) return;
   const int64_t lost = context.manual_placement.take_lost();
   if (lost == 0) return;
   context.logger.warning(
@@ -52,18 +51,20 @@ at::Tensor gathered(const at::Tensor& tensor, int owner, runtime::Transport& pip
 
 }  // namespace
 
-DistributedModelBase::DistributedModelBase(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
+DistributedModelBase::DistributedModelBase(std::shared_ptr<torch::nn::Module> module, const ModelOptions& options)
+    : module_(std::move(module)) {
   auto& own = detail::context("DistributedModel");
   TORCH_CHECK_VALUE(module_ != nullptr, "DistributedModel: expected a module, got a null pointer.");
-  TORCH_CHECK(own.conductor == nullptr,
-              "DistributedModel: expected one model per process in this version, got a second one. Put both modules "
-              "into one parent module.");
-  own.conductor = std::make_shared<detail::Conductor>(own, module_);
+  detail::refuse_in_body("DistributedModel");
+  if (own.conductor == nullptr) own.conductor = std::make_shared<detail::Conductor>(own);
+  model_ = own.conductor->add_model(module_, options.name);
 }
 
 DistributedModelBase::~DistributedModelBase() {
   auto* own = detail::try_context();
-  if (own != nullptr) own->conductor.reset();
+  if (own == nullptr || own->conductor == nullptr) return;
+  own->conductor->remove_model(*model_);
+  if (own->conductor->models().all().empty()) own->conductor.reset();
 }
 
 void DistributedModelBase::check_in_body() const {
@@ -71,7 +72,7 @@ void DistributedModelBase::check_in_body() const {
   TORCH_CHECK(body != nullptr,
               "DistributedModel: expected a call inside a step body, got one outside. Wrap the code that calls the "
               "model: auto train_step = smp::step([&](at::Tensor data) { ... });");
-  check_placement(conductor("DistributedModel"));
+  check_placement(conductor("DistributedModel").context(), partitioned());
 }
 
 void DistributedModelBase::backward(const at::Tensor& loss) {
@@ -84,18 +85,16 @@ void DistributedModelBase::backward(const at::Tensor& loss) {
   body->mark_backward(loss);
 }
 
-bool DistributedModelBase::partitioned() const { return conductor("partitioned").is_partitioned(); }
+bool DistributedModelBase::partitioned() const { return model_->first_program != nullptr; }
 
 std::vector<std::pair<std::string, at::Tensor>> DistributedModelBase::local_named_parameters() const {
   detail::refuse_in_body("local_named_parameters",
                          "The body sees all parameters: use those of the module itself, "
                          "module()->named_parameters().");
-  const auto& own = conductor("local_named_parameters");
+  const detail::Models& models = conductor("local_named_parameters").models();
   std::vector<std::pair<std::string, at::Tensor>> local;
-  for (const auto& named : own.bindings().tensors()) {
-    if (named.kind != ValueKind::kParameter) continue;
-    const bool here = !own.owners() || runtime::holds(*own.owners(), named.name, own.context().pipeline->rank());
-    if (here) local.emplace_back(named.name, named.tensor);
+  for (const auto& named : model_->own.tensors()) {
+    if (named.kind == ValueKind::kParameter && models.is_here(named.tensor)) local.emplace_back(named.name, named.tensor);
   }
   return local;
 }
@@ -113,14 +112,13 @@ StateDict DistributedModelBase::state_dict() const {
   detail::refuse_in_body("state_dict");
   const auto& own = conductor("state_dict");
   std::vector<at::Tensor> copies;  // by tensor: several names share one
-  for (const auto& named : own.bindings().tensors()) {
-    const auto& owners = own.owners();
-    copies.push_back(
-        owners ? gathered(named.tensor, owners->at(named.name).front(), *own.context().pipeline)
-               : named.tensor.detach().clone());
+  for (const auto& named : model_->own.tensors()) {
+    const bool is_placed = own.models().is_placed(named.tensor);
+    copies.push_back(is_placed ? gathered(named.tensor, own.models().owner(named.tensor), *own.context().pipeline)
+                               : named.tensor.detach().clone());
   }
   StateDict state;
-  for (const auto& name : own.bindings().names()) {
+  for (const auto& name : model_->own.names()) {
     state.entries.push_back({name.name, copies[name.tensor], name.kind == ValueKind::kBuffer});
   }
   for (const auto& item : module_->named_modules()) {
@@ -140,19 +138,21 @@ void DistributedModelBase::zero_grad() {
 }
 
 std::string DistributedModelBase::plan_text() const {
-  const auto* program = conductor("plan_text").first_program();
+  const auto& program = model_->first_program;
   return program == nullptr ? "" : partitioner::partition_table(program->graph, program->plan);
 }
 
 std::string DistributedModelBase::plan_json() const {
-  const auto* program = conductor("plan_json").first_program();
+  const auto& program = model_->first_program;
   return program == nullptr ? "" : partitioner::partition_table_json(program->graph, program->plan);
 }
 
-double DistributedModelBase::predicted_step_s() const { return conductor("predicted_step_s").predicted_step_us() * 1e-6; }
+double DistributedModelBase::predicted_step_s() const {
+  return model_->first_program == nullptr ? 0 : model_->first_program->plan.predicted_step_us * 1e-6;
+}
 
 std::vector<int64_t> DistributedModelBase::predicted_peak_bytes() const {
-  const auto* program = conductor("predicted_peak_bytes").first_program();
+  const auto& program = model_->first_program;
   return program == nullptr ? std::vector<int64_t>{} : program->plan.predicted_peak_bytes;
 }
 

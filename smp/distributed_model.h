@@ -17,6 +17,20 @@ class Module;
 
 namespace smp {
 
+namespace detail {
+struct Model;
+}
+
+/// What a DistributedModel is told when it is made; the same on every rank.
+struct ModelOptions {
+  /// Stands before the names of its tensors in plans and messages ("generator" makes "generator.fc.weight"). Empty: no
+  /// name for the first model of a program, "model1", "model2", … for the others.
+  std::string name{};
+};
+
+class DistributedModelBase;
+double clip_grad_norm_(DistributedModelBase&, double, double);
+
 /// What a DistributedModel does that does not depend on the module's type.
 class DistributedModelBase {
  public:
@@ -32,7 +46,7 @@ class DistributedModelBase {
   /// loss that is no scalar of the body, and for the same loss twice.
   void backward(const at::Tensor& loss);
 
-  /// False until the first step, which plans and places the parameters.
+  /// False until the first step that uses the model, which plans and places its parameters.
   bool partitioned() const;
   /// Parameters that live on this rank (all before the first step), in the module's order; may be
   /// empty. A parameter with several names comes once. Throws c10::ValueError inside a step body.
@@ -51,23 +65,27 @@ class DistributedModelBase {
   /// Sets every gradient to undefined. Throws c10::ValueError inside a step body.
   void zero_grad();
 
-  /// The partition as text (the table printed at the first step) and JSON; empty before the first step.
+  /// The partition as text (the table printed at the first step that uses the model) and JSON; empty before it.
   std::string plan_text() const;
   std::string plan_json() const;
-  /// Predicted seconds of one step of the first program, and predicted peak bytes by pipeline rank.
+  /// Predicted seconds of that step, and predicted peak bytes by pipeline rank.
   double predicted_step_s() const;
   std::vector<int64_t> predicted_peak_bytes() const;
 
  protected:
-  explicit DistributedModelBase(std::shared_ptr<torch::nn::Module> module);
+  DistributedModelBase(std::shared_ptr<torch::nn::Module> module, const ModelOptions& options);
   /// Throws c10::Error outside of a step body.
   void check_in_body() const;
 
  private:
+  friend double clip_grad_norm_(DistributedModelBase&, double, double);
+
   std::shared_ptr<torch::nn::Module> module_;
+  std::shared_ptr<detail::Model> model_;
 };
 
-/// Wraps an unmodified module; one per process in this version.
+/// Wraps an unmodified module. A program may have several, made in the same order on every rank; one body may call
+/// several of them. Each is placed by the first step that uses it.
 ///
 ///   auto net = Net();                        // any torch::nn::Module, in a holder or shared_ptr
 ///   smp::DistributedModel model(net);
@@ -83,10 +101,12 @@ class DistributedModelBase {
 template <class Module>
 class DistributedModel : public DistributedModelBase {
  public:
-  explicit DistributedModel(std::shared_ptr<Module> module) : DistributedModelBase(module), typed_(std::move(module)) {}
+  explicit DistributedModel(std::shared_ptr<Module> module, const ModelOptions& options = {})
+      : DistributedModelBase(module, options), typed_(std::move(module)) {}
   template <class Holder>
     requires requires(Holder holder) { typename Holder::ContainedType; holder.ptr(); }
-  explicit DistributedModel(const Holder& holder) : DistributedModel(holder.ptr()) {}
+  explicit DistributedModel(const Holder& holder, const ModelOptions& options = {})
+      : DistributedModel(holder.ptr(), options) {}
 
   /// Runs forward on this body's tensors: records it, or recognises it.
   template <class... Args>
@@ -102,9 +122,9 @@ class DistributedModel : public DistributedModelBase {
 };
 
 template <class Module>
-DistributedModel(std::shared_ptr<Module>) -> DistributedModel<Module>;
+DistributedModel(std::shared_ptr<Module>, const ModelOptions& = {}) -> DistributedModel<Module>;
 template <class Holder>
   requires requires { typename Holder::ContainedType; }
-DistributedModel(const Holder&) -> DistributedModel<typename Holder::ContainedType>;
+DistributedModel(const Holder&, const ModelOptions& = {}) -> DistributedModel<typename Holder::ContainedType>;
 
 }  // namespace smp

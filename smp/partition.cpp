@@ -62,9 +62,13 @@ void set_partition(const torch::nn::Module& module, int stage) {
   checked_stage("set_partition", stage);
   detail::refuse_in_body("set_partition");
   auto& own = detail::context("set_partition");
-  TORCH_CHECK(own.conductor == nullptr || !own.conductor->is_partitioned(),
-              "set_partition: expected a call before the first step, got one after the model was "
-              "partitioned. Call it between the making of the module and the first step.");
+  for (const auto& tensors : {module.parameters(), module.buffers()}) {
+    for (const at::Tensor& tensor : tensors) {
+      TORCH_CHECK(own.conductor == nullptr || !own.conductor->models().is_placed(tensor),
+                  "set_partition: expected a call before the first step, got one after the model was "
+                  "partitioned. Call it between the making of the module and the first step.");
+    }
+  }
   for (const auto& tensors : {module.parameters(), module.buffers()}) {
     for (const at::Tensor& tensor : tensors) {
       own.manual_placement.place(tensor, stage, By::kSetPartition);

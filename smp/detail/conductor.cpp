@@ -3,13 +3,11 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 
 #include "partitioner/graph/graph_io.h"
 #include "partitioner/plan/plan_io.h"
-#include "partitioner/report/partition_table.h"
 #include "runtime/reducer.h"
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
@@ -25,23 +23,6 @@ using runtime::StepMessage;
 namespace {
 
 constexpr uint64_t kEvaluationStream = uint64_t{1} << 63;  // numbers of training steps never come so far
-
-runtime::Bindings bindings_of(const torch::nn::Module& module) {
-  std::vector<runtime::NamedTensor> tensors;
-  for (const auto& item : module.named_parameters()) {
-    tensors.push_back({ValueKind::kParameter, item.key(), item.value()});
-  }
-  for (const auto& item : module.named_buffers()) tensors.push_back({ValueKind::kBuffer, item.key(), item.value()});
-  return runtime::Bindings(std::move(tensors));
-}
-
-std::vector<std::string> module_paths(const torch::nn::Module& module) {
-  std::vector<std::string> paths;
-  for (const auto& item : module.named_modules()) paths.push_back(item.key());
-  for (const auto& item : module.named_parameters()) paths.push_back(item.key());
-  for (const auto& item : module.named_buffers()) paths.push_back(item.key());
-  return paths;
-}
 
 // Step functions with one graph share its program; where this one has other constants, they travel.
 void add_own_constants(const runtime::Recording& recording, const Program& program,
@@ -92,12 +73,21 @@ Conductor& conductor(const char* caller) {
   return *own.conductor;
 }
 
-Conductor::Conductor(Context& context, std::shared_ptr<torch::nn::Module> module)
+Conductor::Conductor(Context& context)
     : context_(context),
-      module_(std::move(module)),
-      bindings_(bindings_of(*module_)),
-      programs_(context, bindings_, module_paths(*module_)),
+      models_(context),
+      programs_(context, models_),
       executor_(*context.pipeline, context.buffers) {}
+
+std::shared_ptr<Model> Conductor::add_model(std::shared_ptr<torch::nn::Module> module, const std::string& name) {
+  return models_.add(std::move(module), name);
+}
+
+void Conductor::remove_model(const Model& model) {
+  models_.remove(model);
+  captures_.clear();
+  programs_.clear();
+}
 
 std::vector<StepOutput> Conductor::run_step(int step_number, const std::vector<at::Tensor>& arguments,
                                             const step_internal::Body& body) {
@@ -118,12 +108,15 @@ std::vector<StepOutput> Conductor::run_step(int step_number, const std::vector<a
 
 std::vector<StepOutput> Conductor::execute(const StepMessage& message, Captured* captured) {
   std::vector<runtime::MicrobatchRun> runs = prepare(message, captured);
-  if (!owners_) place(*first_program_);
+  for (const auto& microbatch : message.microbatches) {
+    const auto program = programs_.find(microbatch.hash);
+    if (models_.needs_placement(program->graph, models_.owners())) models_.place(program);
+  }
   const Schedule& schedule = schedule_of(message);
   const bool is_training = trains(message);
   broadcast_buffers();
   std::optional<runtime::TiedGradients> tied;
-  if (is_training) tied.emplace(*owners_, bindings_, *context_.pipeline);
+  if (is_training) tied.emplace(models_.owners(), models_.bindings(), *context_.pipeline);
   runtime::RankResults results = executor_.run(schedule, runs);
   std::vector<StepOutput> returned = exchange_results(runs, std::move(results), *context_.pipeline);
   if (is_training) {
@@ -155,7 +148,6 @@ StepMessage Conductor::lead(int step_number, const std::vector<at::Tensor>& argu
   if (!message.error.empty()) {
     // Followers never hear of these programs, so the leader forgets them too.
     for (const runtime::NewProgram& fresh : message.new_programs) programs_.erase(fresh.hash);
-    if (!owners_) first_program_ = nullptr;
     message.new_programs.clear();
     message.microbatches.clear();
   }
@@ -188,11 +180,13 @@ void Conductor::agree_with_replicas(StepMessage& message) {
            all[r].describe() + " on replica " + std::to_string(r) +
            ". Give every replica the same number of batches and call step functions in the same order.");
   }
-  if (!message.error.empty() || owners_) return;
-  const std::vector<std::string> plans = context_.replicas->all_gather(serialise(first_program_->plan));
+  if (!message.error.empty() || !places(message)) return;
+  std::string own_plans;
+  for (const runtime::NewProgram& fresh : message.new_programs) own_plans += fresh.plan;
+  const std::vector<std::string> plans = context_.replicas->all_gather(own_plans);
   for (size_t r = 1; r < plans.size() && message.error.empty(); ++r) {
     if (plans[r] == plans[0]) continue;
-    refuse("step: expected the first step of all replicas to run the same operators on the same shapes, got a "
+    refuse("step: expected the first step of a model to run, on all replicas, the same operators on the same shapes, got a "
            "difference between replicas 0 and " + std::to_string(r) + ". Give all replicas batches of one size.");
   }
 }
@@ -206,11 +200,11 @@ ReplicaStep Conductor::own_replica_step(const StepMessage& message) {
 
 const Schedule& Conductor::schedule_of(const StepMessage& message) {
   std::vector<const Program*> programs;
-  for (const auto& microbatch : message.microbatches) programs.push_back(programs_.find(microbatch.hash));
+  for (const auto& microbatch : message.microbatches) programs.push_back(programs_.find(microbatch.hash).get());
   return programs_.schedule(programs);
 }
 
-bool Conductor::trains(const StepMessage& message) {
+bool Conductor::trains(const StepMessage& message) const {
   return std::any_of(message.microbatches.begin(), message.microbatches.end(), [&](const auto& microbatch) {
     return programs_.find(microbatch.hash)->graph.has_backward();
   });
@@ -227,9 +221,8 @@ void Conductor::accept(const StepMessage& message, int step_number) {
               "function, got number ", message.step_function, " on pipeline rank 0 and number ", step_number,
               " on pipeline rank ", context_.pipeline->rank(), ". Make and call step functions in the same order.");
   for (const runtime::NewProgram& fresh : message.new_programs) {
-    Program& program = programs_.add(deserialise_graph(fresh.graph), deserialise_plan(fresh.plan), fresh.hash);
-    for (const auto& constant : fresh.constants) program.constants[constant.value] = constant.tensor;
-    if (first_program_ == nullptr) first_program_ = &program;
+    const auto program = programs_.add(deserialise_graph(fresh.graph), deserialise_plan(fresh.plan), fresh.hash);
+    for (const auto& constant : fresh.constants) program->constants[constant.value] = constant.tensor;
   }
   training_steps_ = message.step;
   evaluation_steps_ = message.evaluation_step;
@@ -241,13 +234,13 @@ Conductor::Captured Conductor::capture(int step_number, const std::vector<at::Te
   std::vector<at::Tensor> own = arguments;
   for (at::Tensor& argument : own) {
     // Parts may stay in the argument's memory, and an operator that writes to a buffer would change them there.
-    const bool is_buffers = argument.defined() && argument.has_storage() && bindings_.find_storage(argument) != nullptr;
+    const bool is_buffers = argument.defined() && argument.has_storage() && models_.bindings().find_storage(argument) != nullptr;
     if (is_buffers) argument = argument.detach().clone();
   }
   captured.inputs = split_arguments(own, context_.config.microbatches);
   auto& capture = captures_[step_number];
-  if (!capture) capture = std::make_unique<runtime::BodyCapture>(bindings_);
-  const std::string key = module_->is_training() ? "train" : "eval";
+  if (!capture) capture = std::make_unique<runtime::BodyCapture>(models_.bindings());
+  const std::string key = models_.training_flags();
   for (const auto& microbatch : captured.inputs) {
     std::vector<at::Tensor> ghosts = capture->begin(microbatch, key);
     body_in_progress_ = capture.get();
@@ -271,19 +264,20 @@ Conductor::Captured Conductor::capture(int step_number, const std::vector<at::Te
 }
 
 void Conductor::add_programs(const Captured& captured, StepMessage& message) {
+  runtime::Owners planned = models_.owners();
   for (const runtime::CapturedBody& body : captured.bodies) {
     const runtime::Recording& recording = *body.recording;
     if (programs_.find(recording.hash) == nullptr) {
-      Plan plan = make_plan(recording.graph);
+      Plan plan = programs_.make_plan(recording.graph, planned);
+      planned = models_.owners_after(recording.graph, plan, planned);
       runtime::NewProgram fresh{.hash = recording.hash, .graph = serialise(recording.graph), .plan = serialise(plan),
                                 .constants = {}};
-      Program& program = programs_.add(recording.graph, std::move(plan), recording.hash);
+      const auto program = programs_.add(recording.graph, std::move(plan), recording.hash);
       for (const runtime::ConstantTensor& constant : recording.constants) {
-        program.constants[constant.value] = constant.recorded();
+        program->constants[constant.value] = constant.recorded();
         fresh.constants.push_back({constant.value, constant.recorded()});
       }
       message.new_programs.push_back(std::move(fresh));
-      if (first_program_ == nullptr) first_program_ = &program;
     }
     runtime::MicrobatchProgram microbatch{.hash = recording.hash};
     for (const auto& scalar : body.scalars) microbatch.scalars.push_back({scalar.node, scalar.argument, scalar.value});
@@ -293,21 +287,11 @@ void Conductor::add_programs(const Captured& captured, StepMessage& message) {
   }
 }
 
-// The first program of a job is planned freely, the others on the placement that follows from it.
-Plan Conductor::make_plan(const Graph& graph) const {
-  if (owners_) return programs_.make_plan(graph, &*owners_);
-  if (first_program_ == nullptr) return programs_.make_plan(graph, nullptr);
-  const auto owners = runtime::owners_of(first_program_->graph, first_program_->plan, bindings_);
-  return programs_.make_plan(graph, &owners);
-}
-
-void Conductor::place(const Program& program) {
-  owners_ = runtime::owners_of(program.graph, program.plan, bindings_);
-  runtime::synchronise(*owners_, bindings_, *context_.pipeline, *context_.replicas);
-  runtime::release_others(*owners_, bindings_, context_.pipeline->rank());
-  if (context_.world->rank() == 0) {
-    context_.logger.info("Partition assignments:\n" + partition_table(program.graph, program.plan));
-  }
+// Whether the step uses a model for the first time.
+bool Conductor::places(const StepMessage& message) {
+  return std::any_of(message.microbatches.begin(), message.microbatches.end(), [&](const auto& microbatch) {
+    return models_.needs_placement(programs_.find(microbatch.hash)->graph, models_.owners());
+  });
 }
 
 std::vector<runtime::MicrobatchRun> Conductor::prepare(const StepMessage& message, Captured* captured) {
@@ -317,7 +301,7 @@ std::vector<runtime::MicrobatchRun> Conductor::prepare(const StepMessage& messag
   const uint64_t step = trains(message) ? message.step : kEvaluationStream + message.evaluation_step;
   for (size_t m = 0; m < message.microbatches.size(); ++m) {
     const auto& microbatch = message.microbatches[m];
-    Program* program = programs_.find(microbatch.hash);
+    const auto program = programs_.find(microbatch.hash);
     TORCH_INTERNAL_ASSERT(program != nullptr, "the leader names a program that it never sent");
     runtime::MicrobatchRun run;
     run.program = &program->rank_program;
@@ -345,8 +329,8 @@ std::vector<runtime::MicrobatchRun> Conductor::prepare(const StepMessage& messag
 void Conductor::broadcast_buffers() {
   if (context_.replicas->size() == 1 || !context_.config.broadcast_buffers) return;
   const at::NoGradGuard no_grad;
-  for (const runtime::NamedTensor& named : bindings_.tensors()) {
-    if (named.kind != ValueKind::kBuffer || !runtime::holds(*owners_, named.name, context_.pipeline->rank())) continue;
+  for (const runtime::NamedTensor& named : models_.bindings().tensors()) {
+    if (named.kind != ValueKind::kBuffer || !is_placed_here(named)) continue;
     at::Tensor data = named.tensor.contiguous();
     context_.replicas->broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.nbytes()), 0);
     at::Tensor tensor = named.tensor;
@@ -354,11 +338,14 @@ void Conductor::broadcast_buffers() {
   }
 }
 
+bool Conductor::is_placed_here(const runtime::NamedTensor& named) const {
+  return models_.is_placed(named.tensor) && models_.is_here(named.tensor);
+}
+
 void Conductor::reduce_gradients() {
   std::vector<at::Tensor> parameters;
-  for (const runtime::NamedTensor& named : bindings_.tensors()) {
-    const bool local = runtime::holds(*owners_, named.name, context_.pipeline->rank());
-    if (named.kind == ValueKind::kParameter && local) parameters.push_back(named.tensor);
+  for (const runtime::NamedTensor& named : models_.bindings().tensors()) {
+    if (named.kind == ValueKind::kParameter && is_placed_here(named)) parameters.push_back(named.tensor);
   }
   runtime::average_gradients(parameters, *context_.replicas, context_.config.bucket_cap_mb * (int64_t{1} << 20));
 }

@@ -3,15 +3,14 @@
 
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/capture/body_capture.h"
 #include "runtime/executor.h"
-#include "runtime/placement.h"
 #include "runtime/step_protocol.h"
 #include "smp/detail/context.h"
+#include "smp/detail/models.h"
 #include "smp/detail/programs.h"
 #include "smp/detail/replica_step.h"
 #include "smp/step.h"
@@ -22,23 +21,22 @@ class Module;
 
 namespace smp::detail {
 
-/// The conductor of one model on one rank.
+/// The conductor of one rank: all models and step functions of a program.
 class Conductor {
  public:
-  Conductor(Context& context, std::shared_ptr<torch::nn::Module> module);
+  explicit Conductor(Context& context);
+
+  std::shared_ptr<Model> add_model(std::shared_ptr<torch::nn::Module> module, const std::string& name);
+  /// Forgets the model, and everything recorded so far: recordings may hold its tensors.
+  void remove_model(const Model& model);
 
   std::vector<StepOutput> run_step(int step_number, const std::vector<at::Tensor>& arguments,
                                    const step_internal::Body& body);
 
   /// The capture of the body that runs right now, or null.
   runtime::BodyCapture* body_in_progress() const { return body_in_progress_; }
-  bool is_partitioned() const { return owners_.has_value(); }
-  const std::optional<runtime::Owners>& owners() const { return owners_; }
-  const runtime::Bindings& bindings() const { return bindings_; }
+  const Models& models() const { return models_; }
   Context& context() const { return context_; }
-  /// The program of the first step, once there is one.
-  const Program* first_program() const { return first_program_; }
-  double predicted_step_us() const { return first_program_ == nullptr ? 0 : first_program_->plan.predicted_step_us; }
   void add_optimizer(const OptimizerMemory& memory) { programs_.add_optimizer(memory); }
 
  private:
@@ -51,29 +49,26 @@ class Conductor {
                             const step_internal::Body& body, Captured& captured);
   Captured capture(int step_number, const std::vector<at::Tensor>& arguments, const step_internal::Body& body);
   void add_programs(const Captured& captured, runtime::StepMessage& message);
-  partitioner::Plan make_plan(const partitioner::Graph& graph) const;
   void agree_with_replicas(runtime::StepMessage& message);
   /// The checked table of the step. Throws c10::ValueError when its microbatches have different stages.
   const partitioner::Schedule& schedule_of(const runtime::StepMessage& message);
-  bool trains(const runtime::StepMessage& message);
+  bool trains(const runtime::StepMessage& message) const;
+  bool places(const runtime::StepMessage& message);
+  bool is_placed_here(const runtime::NamedTensor& named) const;
   ReplicaStep own_replica_step(const runtime::StepMessage& message);
   runtime::StepMessage receive_message();
   void accept(const runtime::StepMessage& message, int step_number);
   std::vector<StepOutput> execute(const runtime::StepMessage& message, Captured* captured);
-  void place(const Program& program);
   std::vector<runtime::MicrobatchRun> prepare(const runtime::StepMessage& message, Captured* captured);
   void reduce_gradients();
   void broadcast_buffers();
 
   Context& context_;
-  std::shared_ptr<torch::nn::Module> module_;
-  runtime::Bindings bindings_;
+  Models models_;
   Programs programs_;
   runtime::Executor executor_;
   std::map<int, std::unique_ptr<runtime::BodyCapture>> captures_;  // by step number
   runtime::BodyCapture* body_in_progress_ = nullptr;
-  std::optional<runtime::Owners> owners_;
-  const Program* first_program_ = nullptr;
   uint64_t training_steps_ = 0;
   uint64_t evaluation_steps_ = 0;  // steps without a backward
 };

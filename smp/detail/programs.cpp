@@ -26,9 +26,14 @@ std::vector<size_t> written_inputs(const Graph& graph) {
 
 }  // namespace
 
-Program* Programs::find(uint64_t hash) {
+void Programs::clear() {
+  programs_.clear();
+  schedules_.clear();
+}
+
+std::shared_ptr<Program> Programs::find(uint64_t hash) const {
   auto found = programs_.find(hash);
-  return found == programs_.end() ? nullptr : found->second.get();
+  return found == programs_.end() ? nullptr : found->second;
 }
 
 void Programs::erase(uint64_t hash) {
@@ -42,7 +47,18 @@ ScheduleKind Programs::kind() const {
   return context_.config.pipeline == Pipeline::kSimple ? ScheduleKind::kSimple : ScheduleKind::kInterleaved;
 }
 
-Plan Programs::make_plan(const Graph& graph, const runtime::Owners* owners) const {
+Plan Programs::make_plan(const Graph& graph, const runtime::Owners& placed) const {
+  runtime::Owners used;
+  for (const Value& value : graph.values) {
+    const auto owner = is_named(value) ? placed.find(value.name) : placed.end();
+    if (owner != placed.end()) used.insert(*owner);
+  }
+  if (used.empty() || !models_.needs_placement(graph, placed)) return plan_on(graph, used);
+  // One model is new, another is not: the new one goes where a free plan of both would put it.
+  return plan_on(graph, models_.owners_after(graph, plan_on(graph, {}), placed));
+}
+
+Plan Programs::plan_on(const Graph& graph, const runtime::Owners& owners) const {
   const Config& config = context_.config;
   PartitionOptions options;
   options.num_ranks = context_.pipeline->size();
@@ -55,26 +71,26 @@ Plan Programs::make_plan(const Graph& graph, const runtime::Owners* owners) cons
   if (context_.replicas->size() > 1) options.gradient_bucket_bytes = config.bucket_cap_mb * (int64_t{1} << 20);
   options.auto_partition = config.auto_partition;
   options.default_partition = static_cast<int>(config.default_partition);
-  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+  for (const runtime::NamedTensor& named : models_.bindings().tensors()) {
     const int stage = context_.manual_placement.stage_of(named.tensor);
     if (stage >= 0) options.pins[named.name] = stage;
   }
-  options.known_modules = module_paths_;
-  if (owners != nullptr) options.owners = *owners;
+  options.known_modules = models_.module_paths();
+  options.owners = owners;
   Plan plan = partition(graph, options);
   check(graph, plan);
   return plan;
 }
 
-Program& Programs::add(Graph graph, Plan plan, uint64_t hash) {
-  auto program = std::make_unique<Program>();
+std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
+  auto program = std::make_shared<Program>();
   program->hash = hash;
   program->graph = std::move(graph);
   program->plan = std::move(plan);
   program->stage_graph = partitioner::stage_graph(program->plan, program->graph);
   program->written_inputs = written_inputs(program->graph);
   std::unordered_map<std::string, at::Tensor> by_name;
-  for (const runtime::NamedTensor& named : bindings_.tensors()) by_name.emplace(named.name, named.tensor);
+  for (const runtime::NamedTensor& named : models_.bindings().tensors()) by_name.emplace(named.name, named.tensor);
   for (const Value& value : program->graph.values) {
     const bool is_named = value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer;
     const auto known = is_named ? by_name.find(value.name) : by_name.end();
@@ -91,7 +107,7 @@ Program& Programs::add(Graph graph, Plan plan, uint64_t hash) {
     if (program->plan.stages[s].rank != context_.pipeline->rank()) continue;
     mine.stages.emplace(s, runtime::make_autograd_stage(program->graph, program->plan, s, options));
   }
-  return *programs_.insert_or_assign(hash, std::move(program)).first->second;
+  return programs_.insert_or_assign(hash, std::move(program)).first->second;
 }
 
 const Schedule& Programs::schedule(const std::vector<const Program*>& microbatches) {

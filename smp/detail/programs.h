@@ -13,6 +13,7 @@
 #include "runtime/executor.h"
 #include "runtime/placement.h"
 #include "smp/detail/context.h"
+#include "smp/detail/models.h"
 
 namespace smp::detail {
 
@@ -35,16 +36,16 @@ struct OptimizerMemory {
 
 class Programs {
  public:
-  Programs(Context& context, const runtime::Bindings& bindings, std::vector<std::string> module_paths)
-      : context_(context), bindings_(bindings), module_paths_(std::move(module_paths)) {}
+  Programs(Context& context, const Models& models) : context_(context), models_(models) {}
 
-  Program* find(uint64_t hash);
+  std::shared_ptr<Program> find(uint64_t hash) const;
+  void clear();
   /// Forgets a program and the tables it is part of.
   void erase(uint64_t hash);
-  /// Plans a graph on the leader: freely the first time, on the placement that exists afterwards.
-  partitioner::Plan make_plan(const partitioner::Graph& graph, const runtime::Owners* owners) const;
+  /// Plans a graph on the leader: what is placed stays there, the rest is placed freely.
+  partitioner::Plan make_plan(const partitioner::Graph& graph, const runtime::Owners& placed) const;
   /// Takes a program in and prepares this rank's stages.
-  Program& add(partitioner::Graph graph, partitioner::Plan plan, uint64_t hash);
+  std::shared_ptr<Program> add(partitioner::Graph graph, partitioner::Plan plan, uint64_t hash);
   /// The checked table for these programs, one per microbatch.
   const partitioner::Schedule& schedule(const std::vector<const Program*>& microbatches);
   /// What the optimizer adds to the memory of later plans; of several the largest counts.
@@ -52,12 +53,12 @@ class Programs {
 
  private:
   partitioner::ScheduleKind kind() const;
+  partitioner::Plan plan_on(const partitioner::Graph& graph, const runtime::Owners& owners) const;
 
   Context& context_;
-  const runtime::Bindings& bindings_;
-  std::vector<std::string> module_paths_;
+  const Models& models_;
   OptimizerMemory optimizer_;
-  std::unordered_map<uint64_t, std::unique_ptr<Program>> programs_;
+  std::unordered_map<uint64_t, std::shared_ptr<Program>> programs_;
   std::map<std::vector<uint64_t>, partitioner::Schedule> schedules_;  // by the microbatches' hashes
 };
 

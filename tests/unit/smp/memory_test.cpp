@@ -33,7 +33,7 @@ struct WideNet : torch::nn::Module {
 };
 
 const partitioner::StageCost& own_cost() {
-  const auto& plan = detail::conductor("test").first_program()->plan;
+  const auto& plan = detail::conductor("test").models().all().front()->first_program->plan;
   return plan.stages.at(static_cast<size_t>(pp_rank())).cost;
 }
 

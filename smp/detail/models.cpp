@@ -1,0 +1,166 @@
+// Registration and placement of models.
+#include "smp/detail/models.h"
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+#include <unordered_set>
+
+#include "partitioner/report/partition_table.h"
+#include "smp/detail/programs.h"
+
+namespace smp::detail {
+
+using namespace partitioner;
+
+namespace {
+
+std::vector<runtime::NamedTensor> tensors_of(const torch::nn::Module& module, const std::string& prefix) {
+  std::vector<runtime::NamedTensor> tensors;
+  for (const auto& item : module.named_parameters()) {
+    tensors.push_back({ValueKind::kParameter, prefix + item.key(), item.value()});
+  }
+  for (const auto& item : module.named_buffers()) {
+    tensors.push_back({ValueKind::kBuffer, prefix + item.key(), item.value()});
+  }
+  return tensors;
+}
+
+bool is_identifier(const std::string& name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+}
+
+}  // namespace
+
+std::shared_ptr<Model> Models::add(std::shared_ptr<torch::nn::Module> module, const std::string& name) {
+  TORCH_CHECK_VALUE(name.empty() || is_identifier(name), "DistributedModel: expected a name of letters, digits and "
+                    "underscores, got '", name, "'. It stands before the names of the model's tensors: 'generator' makes "
+                    "'generator.fc.weight'.");
+  std::string prefix = name.empty() ? "" : name + ".";
+  if (name.empty() && num_made_ > 0) prefix = "model" + std::to_string(num_made_) + ".";
+  for (const auto& other : models_) {
+    TORCH_CHECK_VALUE(other->prefix != prefix, "DistributedModel: expected another name than that of a model that "
+                      "exists, got '", name, "' twice. Give each model a name of its own.");
+  }
+  ++num_made_;
+  auto model = std::make_shared<Model>();
+  model->own = runtime::Bindings(tensors_of(*module, ""));
+  model->module = std::move(module);
+  model->prefix = std::move(prefix);
+  models_.push_back(model);
+  bind_all();
+  return model;
+}
+
+void Models::remove(const Model& model) {
+  const runtime::Bindings before = bindings_;
+  const runtime::Owners owners = std::move(owners_);
+  std::erase_if(models_, [&](const auto& known) { return known.get() == &model; });
+  bind_all();
+  owners_.clear();
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {  // one shared with the model may have another name now
+    const auto placed = owners.find(before.find(named.tensor)->name);
+    if (placed != owners.end()) owners_.emplace(named.name, placed->second);
+  }
+}
+
+void Models::bind_all() {
+  std::vector<runtime::NamedTensor> tensors;
+  for (const auto& model : models_) {
+    for (auto& named : tensors_of(*model->module, model->prefix)) tensors.push_back(std::move(named));
+  }
+  bindings_ = runtime::Bindings(std::move(tensors));
+}
+
+std::vector<std::string> Models::module_paths() const {
+  std::vector<std::string> paths;
+  for (const auto& model : models_) {
+    const torch::nn::Module& module = *model->module;
+    if (!model->prefix.empty()) paths.push_back(model->prefix.substr(0, model->prefix.size() - 1));
+    for (const auto& item : module.named_modules()) paths.push_back(model->prefix + item.key());
+    for (const auto& item : module.named_parameters()) paths.push_back(model->prefix + item.key());
+    for (const auto& item : module.named_buffers()) paths.push_back(model->prefix + item.key());
+  }
+  return paths;
+}
+
+std::string Models::training_flags() const {
+  std::string flags;
+  for (const auto& model : models_) flags += model->module->is_training() ? 't' : 'e';
+  return flags;
+}
+
+const std::string* Models::name_of(const at::Tensor& tensor) const {
+  const runtime::NamedTensor* named = bindings_.find(tensor);
+  return named == nullptr ? nullptr : &named->name;
+}
+
+bool Models::is_placed(const at::Tensor& tensor) const {
+  const std::string* name = name_of(tensor);
+  return name != nullptr && owners_.contains(*name);
+}
+
+bool Models::is_placed(const Model& model) const { return model.first_program != nullptr; }
+
+bool Models::is_here(const at::Tensor& tensor) const {
+  return !is_placed(tensor) || runtime::holds(owners_, *name_of(tensor), context_.pipeline->rank());
+}
+
+int Models::owner(const at::Tensor& tensor) const {
+  return is_placed(tensor) ? owners_.at(*name_of(tensor)).front() : 0;
+}
+
+bool Models::uses(const Graph& graph, const Model& model) const {
+  std::unordered_set<std::string_view> names;
+  for (const runtime::NamedTensor& named : model.own.tensors()) {
+    if (const std::string* name = name_of(named.tensor)) names.insert(*name);
+  }
+  return std::any_of(graph.values.begin(), graph.values.end(),
+                     [&](const Value& value) { return is_named(value) && names.contains(value.name); });
+}
+
+bool Models::needs_placement(const Graph& graph, const runtime::Owners& placed) const {
+  return std::any_of(graph.values.begin(), graph.values.end(), [&](const Value& value) {
+    return is_named(value) && !placed.contains(value.name);
+  });
+}
+
+runtime::Owners Models::owners_after(const Graph& graph, const Plan& plan, const runtime::Owners& placed) const {
+  std::vector<const Model*> used;
+  for (const auto& model : models_) {
+    if (uses(graph, *model)) used.push_back(model.get());
+  }
+  std::vector<runtime::NamedTensor> theirs;
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    const bool is_theirs = std::any_of(used.begin(), used.end(), [&](const Model* model) {
+      return model->own.find(named.tensor) != nullptr;
+    });
+    if (is_theirs) theirs.push_back(named);
+  }
+  runtime::Owners owners = placed;
+  owners.merge(runtime::owners_of(graph, plan, runtime::Bindings(std::move(theirs))));
+  return owners;
+}
+
+void Models::place(const std::shared_ptr<const Program>& program) {
+  runtime::Owners owners = owners_after(program->graph, program->plan, owners_);
+  std::vector<runtime::NamedTensor> added;
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    if (owners.contains(named.name) && !owners_.contains(named.name)) added.push_back(named);
+  }
+  const runtime::Bindings fresh(std::move(added));
+  runtime::synchronise(owners, fresh, *context_.pipeline, *context_.replicas);
+  runtime::release_others(owners, fresh, context_.pipeline->rank());
+  owners_ = std::move(owners);
+  for (const auto& model : models_) {
+    if (model->first_program == nullptr && uses(program->graph, *model)) model->first_program = program;
+  }
+  if (context_.world->rank() == 0) {
+    context_.logger.info("Partition assignments:\n" + partition_table(program->graph, program->plan));
+  }
+}
+
+}  // namespace smp::detail

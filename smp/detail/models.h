@@ -1,0 +1,78 @@
+// The models of one rank: their tensors under one set of names, and which ranks hold them.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "partitioner/plan/plan.h"
+#include "runtime/capture/bindings.h"
+#include "runtime/placement.h"
+#include "smp/detail/context.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace smp::detail {
+
+struct Program;
+
+/// One wrapped module.
+struct Model {
+  std::shared_ptr<torch::nn::Module> module;
+  std::string prefix;     // of its tensors in graphs, plans and owners: "generator."; "" for one without a name
+  runtime::Bindings own;  // its tensors under the module's own names
+  std::shared_ptr<const Program> first_program;  // that used it; null before
+};
+
+/// Names are those of the module behind the model's prefix. Each model is placed as a whole by the first program that
+/// uses it.
+class Models {
+ public:
+  explicit Models(Context& context) : context_(context) {}
+
+  /// `name` empty: none for the first model, "model1", "model2", … for the others. Throws c10::ValueError for a name
+  /// that another model has or that is no identifier.
+  std::shared_ptr<Model> add(std::shared_ptr<torch::nn::Module> module, const std::string& name);
+  void remove(const Model& model);
+  /// In the order in which they were made.
+  const std::vector<std::shared_ptr<Model>>& all() const { return models_; }
+
+  const runtime::Bindings& bindings() const { return bindings_; }
+  /// Of tensors that are placed, by name.
+  const runtime::Owners& owners() const { return owners_; }
+  std::vector<std::string> module_paths() const;
+  /// One letter per model: is it in training mode?
+  std::string training_flags() const;
+
+  bool is_placed(const at::Tensor& tensor) const;
+  bool is_placed(const Model& model) const;
+  /// Whether this rank holds the tensor's data; every rank does before it is placed.
+  bool is_here(const at::Tensor& tensor) const;
+  /// The first pipeline rank that holds it; 0 before it is placed.
+  int owner(const at::Tensor& tensor) const;
+
+  /// Whether `graph` uses a model that is not placed.
+  bool needs_placement(const partitioner::Graph& graph, const runtime::Owners& placed) const;
+  /// `placed` and what running `graph` as planned adds.
+  runtime::Owners owners_after(const partitioner::Graph& graph, const partitioner::Plan& plan,
+                               const runtime::Owners& placed) const;
+  /// Places what `program` uses for the first time: tied tensors and replicas get equal values, the other ranks' data
+  /// are released. Collective over the pipeline and the replicas.
+  void place(const std::shared_ptr<const Program>& program);
+
+ private:
+  const std::string* name_of(const at::Tensor& tensor) const;
+  bool uses(const partitioner::Graph& graph, const Model& model) const;
+  void bind_all();
+
+  Context& context_;
+  std::vector<std::shared_ptr<Model>> models_;
+  int num_made_ = 0;
+  runtime::Bindings bindings_;  // of all models
+  runtime::Owners owners_;
+};
+
+}  // namespace smp::detail
