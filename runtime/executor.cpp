@@ -106,7 +106,6 @@ void Executor::forward(const Action& action, MicrobatchRun& run) {
   for (ValueId id : stage.values().inputs) inputs.push_back(take_activation(action.microbatch, id, action.stage, run));
   const auto outputs = stage.forward(run.context, std::move(inputs), run.tensors);
   const auto& ids = stage.values().outputs;
-  const auto& returned = run.program->graph->returned;
   for (size_t i = 0; i < ids.size(); ++i) {
     for (const Transfer& transfer : plan.activations) {
       if (transfer.value != ids[i] || transfer.source != action.stage) continue;
@@ -114,7 +113,10 @@ void Executor::forward(const Action& action, MicrobatchRun& run) {
       const bool local = rank_of_stage(plan, transfer.target) == pipeline_.rank();
       activations_[{action.microbatch, {ids[i]}, local ? transfer.target : -2 - transfer.target}] = outputs[i];
     }
-    if (std::find(returned.begin(), returned.end(), ids[i]) != returned.end()) {
+    const auto is_among = [&](const std::vector<ValueId>& some) {
+      return std::find(some.begin(), some.end(), ids[i]) != some.end();
+    };
+    if (is_among(run.program->graph->returned) || is_among(run.program->graph->read)) {
       results_[static_cast<size_t>(action.microbatch)][ids[i]] = outputs[i].variable_data();
     }
   }
@@ -140,7 +142,7 @@ void Executor::backward(const Action& action, MicrobatchRun& run, int num_microb
     TORCH_INTERNAL_ASSERT(node, "stage ", action.stage, " misses the gradient of value ", values.roots[i]);
     gradients.push_back(std::move(node.mapped()));
   }
-  const auto results = stage.backward(action.microbatch, index, std::move(gradients));
+  const auto results = stage.backward(run.context.microbatch, index, std::move(gradients));
   for (size_t i = 0; i < values.results.size(); ++i) {
     for (const Transfer& transfer : plan.gradients) {
       if (transfer.backward != number || transfer.value != values.results[i] || transfer.source != action.stage) continue;

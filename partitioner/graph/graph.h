@@ -120,6 +120,7 @@ struct Graph {
   std::vector<Node> nodes;           // program order = execution order
   std::vector<ValueId> inputs;       // step arguments in order
   std::vector<ValueId> returned;     // what the body returns, flattened
+  std::vector<ValueId> read;         // whose content the body looks at, on the leader, while it runs
   std::vector<ValueId> backward_roots;  // losses given to backward(), in order; none: evaluation
   std::string key;  // signature: training flags, dtypes, shapes, grad mode in raw bytes
 

@@ -49,7 +49,7 @@ bool same_argument(const Argument& a, const Argument& b) {
 }
 
 bool same_graph(const Graph& a, const Graph& b) {
-  return a.values == b.values && a.inputs == b.inputs && a.returned == b.returned &&
+  return a.values == b.values && a.inputs == b.inputs && a.returned == b.returned && a.read == b.read &&
          a.backward_roots == b.backward_roots && a.key == b.key &&
          std::equal(a.nodes.begin(), a.nodes.end(), b.nodes.begin(), b.nodes.end(), same_node);
 }

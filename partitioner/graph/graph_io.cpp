@@ -191,6 +191,7 @@ std::string serialise(const Graph& graph) {
                                       {"key", graph.key},
                                       {"inputs", integers(graph.inputs, storage)},
                                       {"returned", integers(graph.returned, storage)},
+                                      {"read", integers(graph.read, storage)},
                                       {"backward_roots", integers(graph.backward_roots, storage)},
                                       {"values", std::move(values)},
                                       {"nodes", std::move(nodes)}},
@@ -211,6 +212,7 @@ Graph deserialise_graph(std::string_view text) {
   graph.key = read_string(fields["key"], root.at("key"));
   graph.inputs = read_ids(fields["inputs"], root.at("inputs"), 0, num_values - 1);
   graph.returned = read_ids(fields["returned"], root.at("returned"), kNoValue, num_values - 1);
+  graph.read = read_ids(fields["read"], root.at("read"), 0, num_values - 1);
   graph.backward_roots =
       read_ids(fields["backward_roots"], root.at("backward_roots"), 0, num_values - 1);
   fields.expect_no_more();

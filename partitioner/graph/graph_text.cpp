@@ -82,6 +82,9 @@ class Printer {
     for (size_t id = 0; id < graph_.values.size(); ++id) print_leaf(static_cast<ValueId>(id));
     for (const Node& node : graph_.nodes) print_node(node);
     text_.append("return ").append(join(graph_.returned, ", ", id_text)).append("\n");
+    if (!graph_.read.empty()) {
+      text_.append("read ").append(join(graph_.read, ", ", id_text)).append("\n");
+    }
     for (ValueId root : graph_.backward_roots) {
       text_.append("backward ").append(id_text(root)).append("\n");
     }

@@ -51,8 +51,10 @@ Roles roles_of(const Graph& graph, const Plan& plan, int stage) {
   for (const Transfer& relay : plan.gradients) {
     if (relay.target == stage) roles.roots.insert(relay.value);
   }
-  for (ValueId id : graph.returned) {
-    if (is_here(id)) roles.kept.insert(id);
+  for (const auto* ids : {&graph.returned, &graph.read}) {
+    for (ValueId id : *ids) {
+      if (is_here(id)) roles.kept.insert(id);
+    }
   }
   for (ValueId root : graph.backward_roots) {
     if (is_here(root)) roles.roots.insert(root);

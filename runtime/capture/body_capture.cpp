@@ -33,11 +33,6 @@ void put_full_key(const std::vector<at::Tensor>& inputs, const std::string& key,
   put(static_cast<int64_t>(at::get_default_dtype_as_scalartype()));
 }
 
-bool is_zero(const Argument& argument) {
-  const auto* number = std::get_if<double>(&argument);
-  return number != nullptr && *number == 0;
-}
-
 // Made outside of the step or behind the dispatcher; not one of the body's own ghosts, which are known by identity.
 bool is_foreign(const at::Tensor& tensor, const std::vector<at::Tensor>& ghosts) {
   return std::none_of(ghosts.begin(), ghosts.end(), [&](const at::Tensor& ghost) { return ghost.is_same(tensor); });
@@ -53,17 +48,22 @@ std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs
     recorder_ = std::make_unique<Recorder>(bindings_);
     return recorder_->start(inputs);
   }
-  matching_ = bucket->second.front();
-  run_.recording = matching_;
-  for (ValueId id : matching_->reshaped) {
-    const TensorSpec& spec = matching_->graph.values[id].spec;
-    matching_->tensors[id].unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
-  }
+  begin_with(bucket->second.front());
+  ghosts_ = &matching_->tensors;
   std::vector<at::Tensor> ghosts;
   ghosts.reserve(inputs.size());
-  for (ValueId id : matching_->graph.inputs) ghosts.push_back(matching_->tensors[id]);
+  for (ValueId id : matching_->graph.inputs) ghosts.push_back((*ghosts_)[id]);
   skip_synthesised();
   return ghosts;
+}
+
+void BodyCapture::begin_with(const std::shared_ptr<Recording>& recording) {
+  matching_ = recording;
+  run_.recording = recording;
+  for (ValueId id : recording->reshaped) {
+    const TensorSpec& spec = recording->graph.values[id].spec;
+    recording->tensors[id].unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
+  }
 }
 
 void BodyCapture::abandon() noexcept {
@@ -73,6 +73,7 @@ void BodyCapture::abandon() noexcept {
   equal_.reset();
   position_ = 0;
   losses_.clear();
+  reads_.clear();
   release_run();
 }
 
@@ -87,7 +88,7 @@ void BodyCapture::mark_backward(const at::Tensor& loss) {
                     "backward: expected a call outside of autocast, whose region ends with the loss, got one inside. "
                     "End the region before backward(): gradients have the dtypes of their forward anyway.");
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
-  if (!recorder_ && !matches_root(loss)) go_back_to_recording();
+  if (!recorder_ && !matches_root(loss) && !switch_recording([&] { return matches_root(loss); })) go_back_to_recording();
   if (recorder_) recorder_->add_backward_root(loss);
   losses_.push_back(loss);
 }
@@ -119,10 +120,17 @@ void BodyCapture::operator_called(const c10::OperatorHandle& op, torch::jit::Sta
     return answer(stack);
   }
   const OperatorInfo& info = operator_info(op);
+  if (info.kind == OperatorClass::kReadsValue && reader_) {
+    equal_.operator_follows(op, stack);
+    return answer_read(op, stack);
+  }
   if (info.kind == OperatorClass::kAnsweredByIdentity) return equal_.answer(op, stack, current_module());
   equal_.operator_follows(op, stack);
   if (info.kind == OperatorClass::kGeometryQuery) return op.callBoxed(stack);
-  if (!recorder_) go_back_to_recording();
+  if (!recorder_) {
+    if (switch_recording([&] { return matches_call(op, stack); })) return answer(stack);
+    go_back_to_recording();
+  }
   recorder_->operator_called(op, stack);
 }
 
@@ -172,15 +180,13 @@ bool BodyCapture::matches_argument(const c10::IValue& actual, const Argument& re
   Argument value = to_argument(copy, nullptr, call.info->name);
   if (same_argument(value, recorded)) return true;
   // Another number of the same type leaves the geometry alone: the graph stays, the number travels.
-  const bool may_change = call.info->argument_is_scalar[static_cast<size_t>(position)] && !call.fixes_scalars &&
-                          !call.info->scalars_set_geometry && value.index() == recorded.index() && !actual.isNone() &&
-                          !(call.info->zero_returns_argument && is_zero(value) != is_zero(recorded));
+  const bool may_change = !actual.isNone() && may_travel(call, static_cast<size_t>(position), value, recorded);
   if (may_change) run_.scalars.push_back({position_, position, std::move(value)});
   return may_change;
 }
 
 bool BodyCapture::matches_tensor(const at::Tensor& actual, ValueId recorded) {
-  const at::Tensor& expected = matching_->tensors[recorded];
+  const at::Tensor& expected = (*ghosts_)[recorded];
   const Value& value = matching_->graph.values[recorded];
   if (value.kind == ValueKind::kConstant) return matches_constant(actual, recorded);
   if (actual.is_same(expected)) {
@@ -192,7 +198,7 @@ bool BodyCapture::matches_tensor(const at::Tensor& actual, ValueId recorded) {
   // A copy made behind the dispatcher lives on the same storage and has no gradient.
   if (actual.requires_grad() || value.spec.requires_grad || !same_geometry(actual, value.spec)) return false;
   if (actual.storage().unsafeGetStorageImpl() == expected.storage().unsafeGetStorageImpl()) {
-    return is_foreign(actual, matching_->tensors);
+    return is_foreign(actual, *ghosts_);
   }
   const NamedTensor* base = bindings_.find_storage(actual);
   if (base == nullptr || bindings_.find(actual) != nullptr) return false;
@@ -241,11 +247,11 @@ void BodyCapture::answer(torch::jit::Stack& stack) {
   const auto& returned_argument = call.info->returned_argument;
   if (call.info->changes_geometry_in_place) {
     const TensorSpec& spec = matching_->graph.values[node.outputs[0]].spec;
-    matching_->tensors[node.outputs[0]].unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides,
+    (*ghosts_)[node.outputs[0]].unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides,
                                                                                      spec.storage_offset);
   }
   auto tensor = [&](size_t k) {
-    return node.outputs[k] == kNoValue ? at::Tensor() : matching_->tensors[node.outputs[k]];
+    return node.outputs[k] == kNoValue ? at::Tensor() : (*ghosts_)[node.outputs[k]];
   };
   if (returned_argument.size() == 1) {
     c10::IValue result;
@@ -277,23 +283,44 @@ void BodyCapture::answer(torch::jit::Stack& stack) {
 void BodyCapture::go_back_to_recording() {
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);  // a body that ends too early comes here from no operator
   recorder_ = std::make_unique<Recorder>(bindings_);
-  recorder_->continue_from(run_, used_, position_);
+  recorder_->continue_from(run_, *ghosts_, used_, position_);
+  recorder_->add_reads(reads_);
   for (const at::Tensor& loss : losses_) recorder_->add_backward_root(loss);
 }
 
 CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& returned) {
   equal_.body_ends();
   if (matching_) check_hooks();
-  if (!recorder_ && !finish_matched(returned)) go_back_to_recording();
+  if (!recorder_ && !finish_matched(returned) && !switch_recording([&] { return finish_matched(returned); })) {
+    go_back_to_recording();
+  }
   if (recorder_) return finish_recorded(returned);
   for (const ConstantTensor& constant : used_) {
     if (owns_memory(constant.tensor)) check_unchanged(constant, describe_place("capture", current_module()));
   }
   used_.clear();
   losses_.clear();
+  reads_.clear();
+  matching_->last_use = ++num_runs_;
   CapturedBody run = std::move(run_);
   run_ = {};
   return run;
+}
+
+void BodyCapture::forget_least_used() {
+  size_t count = 0;
+  for (const auto& [key, bucket] : recordings_) count += bucket.size();
+  for (; count > max_recordings_; --count) {
+    auto oldest = recordings_.begin();
+    const auto by_use = [](const auto& a, const auto& b) { return a->last_use < b->last_use; };
+    const auto least = [&](const Bucket& bucket) { return (*std::min_element(bucket.begin(), bucket.end(), by_use))->last_use; };
+    for (auto at = recordings_.begin(); at != recordings_.end(); ++at) {
+      if (least(at->second) < least(oldest->second)) oldest = at;
+    }
+    Bucket& bucket = oldest->second;
+    bucket.erase(std::min_element(bucket.begin(), bucket.end(), by_use));
+    if (bucket.empty()) recordings_.erase(oldest);
+  }
 }
 
 // All ghosts that a matched run hands out have one gradient function, which leads to no other.
@@ -334,33 +361,39 @@ CapturedBody BodyCapture::finish_recorded(const std::vector<at::Tensor>& returne
     for (const ConstantTensor& constant : recording->constants) constants.push_back({constant.value, constant.content});
   }
   CapturedBody run{.recording = bucket.front(), .scalars = {}, .constants = std::move(constants)};
+  bucket.front()->last_use = ++num_runs_;
+  forget_least_used();
   abandon();
   return run;
 }
 
 void BodyCapture::release_run() {
+  mixed_ghosts_.clear();
+  for (const auto& recording : left_) renew_kept_ghosts(*recording);
+  left_.clear();
+  ghosts_ = nullptr;
   if (!matching_) return;
-  renew_kept_ghosts();
+  renew_kept_ghosts(*matching_);
   matching_.reset();
 }
 
 // A ghost that someone still holds after its run would be taken for the next run's value: hand out a new one there.
-void BodyCapture::renew_kept_ghosts() {
-  const auto& values = matching_->graph.values;
-  std::vector<size_t>& holders = matching_->holders;
+void BodyCapture::renew_kept_ghosts(Recording& recording) {
+  const auto& values = recording.graph.values;
+  std::vector<size_t>& holders = recording.holders;
   if (holders.empty()) {
     holders.resize(values.size(), 0);
-    for (ValueId first : matching_->same_impl) ++holders[static_cast<size_t>(first)];
+    for (ValueId first : recording.same_impl) ++holders[static_cast<size_t>(first)];
   }
   std::vector<bool> renew;
   for (size_t v = 0; v < values.size(); ++v) {
     const ValueKind kind = values[v].kind;
     if (holders[v] == 0 || (kind != ValueKind::kResult && kind != ValueKind::kInput)) continue;
-    if (matching_->tensors[v].use_count() <= holders[v]) continue;
+    if (recording.tensors[v].use_count() <= holders[v]) continue;
     renew.resize(values.size(), false);
     renew[static_cast<size_t>(values[v].storage)] = true;
   }
-  if (!renew.empty()) make_ghosts(*matching_, &renew);
+  if (!renew.empty()) make_ghosts(recording, &renew);
 }
 
 }  // namespace smp::runtime

@@ -1,6 +1,7 @@
 // Captures a step body once per microbatch: recorded the first time, matched afterwards. Owns the recordings.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -11,6 +12,7 @@
 #include "runtime/capture/interceptor.h"
 #include "runtime/capture/recorder.h"
 #include "runtime/capture/recording.h"
+#include "runtime/capture/value_read.h"
 
 namespace smp::runtime {
 
@@ -23,11 +25,15 @@ namespace smp::runtime {
 ///   returned.clear(); ghosts.clear(); capture.release_run();
 ///
 /// A run whose operators equal those of an earlier run with the same key is answered from it, without running
-/// anything (0.1-0.2 us per operator); the first difference goes back to recording. Scalars and constants that differ
-/// are part of the CapturedBody, not of the graph.
+/// anything (0.1-0.2 us per operator); at the first difference another recording that began in the same way goes on,
+/// else the run goes back to recording. Scalars and constants that differ are part of the CapturedBody, not of the graph.
+///
+/// A value that the body reads is fetched by the ValueReader; the operators so far are known by then.
 class BodyCapture : public Interceptor {
  public:
-  explicit BodyCapture(const Bindings& bindings) : bindings_(bindings), equal_(bindings) {}
+  /// Keeps the `max_recordings` used last. Without a reader, values cannot be read.
+  explicit BodyCapture(const Bindings& bindings, size_t max_recordings = 64, ValueReader reader = {})
+      : bindings_(bindings), equal_(bindings), max_recordings_(max_recordings), reader_(std::move(reader)) {}
 
   /// `key` tells signatures apart that the geometry of `inputs` does not (training flag, grad mode, …).
   std::vector<at::Tensor> begin(const std::vector<at::Tensor>& inputs, const std::string& key);
@@ -62,20 +68,35 @@ class BodyCapture : public Interceptor {
   void check_hooks();
   bool finish_matched(const std::vector<at::Tensor>& returned);
   void go_back_to_recording();
+  bool switch_recording(const std::function<bool()>& goes_on);
+  bool take_over(const std::shared_ptr<Recording>& candidate, const std::vector<at::Tensor>& ghosts);
+  void begin_with(const std::shared_ptr<Recording>& recording);
+  void answer_read(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+  bool find_values(const std::vector<at::Tensor>& tensors, std::vector<partitioner::ValueId>& values) const;
+  std::vector<at::Tensor> read(const std::vector<at::Tensor>& tensors);
+  ValueRead describe_run() const;
+  void forget_least_used();
   CapturedBody finish_recorded(const std::vector<at::Tensor>& returned);
-  void renew_kept_ghosts();
+  static void renew_kept_ghosts(Recording& recording);
 
   const Bindings& bindings_;
   std::unordered_map<std::string, Bucket> recordings_;
   std::string key_;
   std::shared_ptr<Recording> matching_;  // null while recording
+  const std::vector<at::Tensor>* ghosts_ = nullptr;   // by value: what this run hands out and expects back
+  std::vector<at::Tensor> mixed_ghosts_;              // these, where the run began with another recording
+  std::vector<std::shared_ptr<Recording>> left_;      // the recordings it was matched with before
   CapturedBody run_;                     // what differs from matching_ so far
   std::vector<ConstantTensor> used_;     // constants of this run, as they were at their first use
   partitioner::NodeId position_ = 0;
   std::unique_ptr<Recorder> recorder_;
   EqualAnswers equal_;
+  std::vector<partitioner::ValueId> reads_;  // what this run has read, beyond what the step's inputs decide
   std::vector<at::Tensor> losses_;  // given to mark_backward in this run
   int64_t num_matched_ = 0, num_recordings_ = 0;
+  size_t max_recordings_;
+  ValueReader reader_;
+  uint64_t num_runs_ = 0;
 };
 
 }  // namespace smp::runtime

@@ -340,6 +340,13 @@ void Recorder::add_backward_root(const at::Tensor& loss) {
   refuse_hooks(live.grad_fn().get(), where());
 }
 
+void Recorder::add_reads(const std::vector<ValueId>& values) {
+  auto& read = recording_->graph.read;
+  for (ValueId id : values) {
+    if (std::find(read.begin(), read.end(), id) == read.end()) read.push_back(id);
+  }
+}
+
 ValueId Recorder::value_of(const at::Tensor& tensor, const char* role) {
   TORCH_CHECK_VALUE(tensor.defined(), role, ": expected a defined tensor, got an undefined one.");
   at::Tensor copy = tensor;

@@ -23,8 +23,9 @@ class Recorder : public Interceptor {
   /// Makes one ghost per step argument.
   std::vector<at::Tensor> start(const std::vector<at::Tensor>& inputs);
   /// Continues where a matched run left its recording: the first `num_nodes` operators are taken over and run again on
-  /// ghosts, and the ghosts that the body holds already stand for their values. `used`: the constants so far.
-  void continue_from(const CapturedBody& matched, const std::vector<ConstantTensor>& used,
+  /// ghosts, and `seen`, by value the tensors that the body holds already, stand for their values. `used`: the constants
+  /// so far.
+  void continue_from(const CapturedBody& matched, std::vector<at::Tensor> seen, const std::vector<ConstantTensor>& used,
                      partitioner::NodeId num_nodes);
 
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
@@ -35,6 +36,10 @@ class Recorder : public Interceptor {
   /// Another backward of the body starts at `loss`. Later operators must not write to its memory: the stages run the
   /// backwards after all of them.
   void add_backward_root(const at::Tensor& loss);
+  /// The body looks at the content of these values.
+  void add_reads(const std::vector<partitioner::ValueId>& values);
+  /// What is recorded so far.
+  const Recording& recording() const { return *recording_; }
   /// Closes the recording: fresh ghosts replace those the body saw, so that one kept by the user is recognised.
   std::shared_ptr<Recording> finish(std::vector<partitioner::ValueId> returned, std::string key);
 
@@ -87,6 +92,10 @@ class Recorder : public Interceptor {
   int32_t num_random_ = 0;
   std::string last_module_;
 };
+
+/// How many values the first `num_nodes` operators use or make: the first ones, for values are numbered in order of
+/// appearance. Those first used by the next operator do not count.
+partitioner::ValueId values_of_prefix(const partitioner::Graph& graph, partitioner::NodeId num_nodes);
 
 /// Ghosts of a finished recording: one tensor per TensorImpl of the body, values of one storage sharing a storage.
 /// `only_storages` (by storage id) limits the work to those.

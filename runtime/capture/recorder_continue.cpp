@@ -11,10 +11,6 @@ namespace smp::runtime {
 
 using namespace partitioner;
 
-namespace {
-
-// Values are numbered in order of appearance, so a prefix of nodes goes with a prefix of values; values first used by
-// the next operator are bound again when it is recorded.
 ValueId values_of_prefix(const Graph& graph, NodeId num_nodes) {
   auto count = static_cast<ValueId>(graph.inputs.size());
   for (NodeId n = 0; n < num_nodes; ++n) {
@@ -24,17 +20,15 @@ ValueId values_of_prefix(const Graph& graph, NodeId num_nodes) {
   return count;
 }
 
-}  // namespace
-
-void Recorder::continue_from(const CapturedBody& matched, const std::vector<ConstantTensor>& used, NodeId num_nodes) {
+void Recorder::continue_from(const CapturedBody& matched, std::vector<at::Tensor> seen,
+                             const std::vector<ConstantTensor>& used, NodeId num_nodes) {
   const Recording& old = *matched.recording;
   Recording& recording = *recording_;
   const ValueId num_values = values_of_prefix(old.graph, num_nodes);
   recording.graph.inputs = old.graph.inputs;
   recording.graph.values.assign(old.graph.values.begin(), old.graph.values.begin() + num_values);
   recording.same_impl.assign(old.same_impl.begin(), old.same_impl.begin() + num_values);
-  std::vector<at::Tensor> seen = old.tensors;  // what the body holds
-  std::vector<at::Tensor> geometry = old.tensors;
+  std::vector<at::Tensor> geometry = seen;
   for (const ConstantTensor& constant : used) {
     if (constant.value >= num_values) continue;
     seen[constant.value] = constant.tensor;

@@ -23,6 +23,11 @@ struct RecordedCall {
   bool synthesised = false;  // an alias made behind the dispatcher; nobody will call it again
 };
 
+/// Whether `value` may stand in place of the argument `recorded` without another graph: another number of the same type
+/// that leaves the geometry alone.
+bool may_travel(const RecordedCall& call, size_t position, const partitioner::Argument& value,
+                const partitioner::Argument& recorded);
+
 /// The graph with the handles, ghosts and constants that go with it on the rank that recorded it.
 struct Recording {
   partitioner::Graph graph;
@@ -37,6 +42,7 @@ struct Recording {
   std::vector<partitioner::ValueId> reshaped;  // ghosts whose geometry an in-place operator changes (t_, squeeze_)
   std::shared_ptr<torch::autograd::Node> grad_fn;  // of every ghost that requires a gradient
   uint64_t hash = 0;                               // of the graph
+  uint64_t last_use = 0;                           // counts the runs of its body
 };
 
 /// A Scalar argument whose value differs from the recorded one in this run; the graph stays the same.

@@ -53,8 +53,10 @@ StageValues stage_values(const Graph& graph, const Plan& plan, int stage) {
       if (graph.values[id].kind == ValueKind::kInput) inputs.insert(id);
     }
   }
-  for (ValueId id : graph.returned) {
-    if (stage_of_value(graph, plan, id) == stage) outputs.insert(id);
+  for (const auto* ids : {&graph.returned, &graph.read}) {
+    for (ValueId id : *ids) {
+      if (stage_of_value(graph, plan, id) == stage) outputs.insert(id);
+    }
   }
   StageValues values{.inputs = {inputs.begin(), inputs.end()}, .outputs = {outputs.begin(), outputs.end()}, .backwards = {}};
   for (size_t k = 0; k < graph.backward_roots.size(); ++k) {

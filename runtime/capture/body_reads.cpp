@@ -1,0 +1,82 @@
+// Values that a body reads: found among its ghosts, fetched by the reader, given to the operator that asked.
+#include <algorithm>
+
+#include "runtime/capture/body_capture.h"
+#include "runtime/capture/ghosts.h"
+
+namespace smp::runtime {
+
+using namespace partitioner;
+
+// The values that `tensors` have now: of several with one ghost (written in place) the last one. False when one is none
+// of those of the operators so far.
+bool BodyCapture::find_values(const std::vector<at::Tensor>& tensors, std::vector<ValueId>& values) const {
+  const ValueId num_values = values_of_prefix(matching_->graph, position_);
+  values.clear();
+  for (const at::Tensor& tensor : tensors) {
+    ValueId found = kNoValue;
+    for (ValueId id = 0; id < num_values; ++id) {
+      if ((*ghosts_)[id].is_same(tensor)) found = id;
+    }
+    if (found == kNoValue) return false;
+    values.push_back(found);
+  }
+  return true;
+}
+
+ValueRead BodyCapture::describe_run() const {
+  if (recorder_) {
+    const Recording& recording = recorder_->recording();
+    ValueRead run{.matched = nullptr, .graph = recording.graph};
+    run.num_nodes = static_cast<NodeId>(recording.graph.nodes.size());
+    for (const ConstantTensor& constant : recording.constants) run.constants.push_back({constant.value, constant.content});
+    return run;
+  }
+  ValueRead run{.matched = matching_, .graph = matching_->graph};
+  run.num_nodes = position_;
+  run.scalars = run_.scalars;
+  for (const ConstantTensor& constant : used_) run.constants.push_back({constant.value, constant.content});
+  return run;
+}
+
+std::vector<at::Tensor> BodyCapture::read(const std::vector<at::Tensor>& tensors) {
+  std::vector<ValueId> values;
+  const auto expects_read = [&] {
+    if (!find_values(tensors, values)) return false;
+    if (local_slice(matching_->graph, position_, values)) return true;
+    const auto& read = matching_->graph.read;
+    return std::all_of(values.begin(), values.end(),
+                       [&](ValueId id) { return std::find(read.begin(), read.end(), id) != read.end(); });
+  };
+  if (!recorder_ && !expects_read() && !switch_recording(expects_read)) go_back_to_recording();
+  if (recorder_) {
+    values.clear();
+    for (const at::Tensor& tensor : tensors) values.push_back(recorder_->value_of(tensor, "a value that the body reads"));
+  }
+  ValueRead run = describe_run();
+  run.values = values;
+  run.is_local = local_slice(run.graph, run.num_nodes, values).has_value();
+  if (recorder_ && !run.is_local) recorder_->add_reads(values);
+  if (!run.is_local) reads_.insert(reads_.end(), values.begin(), values.end());
+  return reader_(run);
+}
+
+void BodyCapture::answer_read(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const size_t first = stack.size() - static_cast<size_t>(operator_info(op).num_arguments);
+  std::vector<at::Tensor> tensors;
+  const auto is_wanted = [&](const c10::IValue& argument) {
+    return argument.isTensor() && argument.toTensor().defined() &&
+           (argument.toTensor().is_meta() || bindings_.find_storage(argument.toTensor()) != nullptr);
+  };
+  for (size_t i = first; i < stack.size(); ++i) {
+    if (is_wanted(stack[i])) tensors.push_back(stack[i].toTensor());
+  }
+  std::vector<at::Tensor> real = read(tensors);
+  size_t next = 0;
+  for (size_t i = first; i < stack.size(); ++i) {
+    if (is_wanted(stack[i])) stack[i] = std::move(real[next++]);
+  }
+  op.callBoxed(stack);
+}
+
+}  // namespace smp::runtime
