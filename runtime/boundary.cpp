@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <mutex>
 
 #include "partitioner/plan/message_buffers.h"
@@ -57,30 +58,45 @@ MessageBuffer::MessageBuffer(int64_t capacity_bytes)
 struct BufferPool::Shelf {
   std::mutex mutex;
   std::vector<std::unique_ptr<MessageBuffer>> free;
+  std::map<int64_t, int64_t> reserved;  // by capacity
+  size_t max_free = 64;
 };
 
 std::shared_ptr<BufferPool::Shelf> BufferPool::make_shelf() { return std::make_shared<Shelf>(); }
 
+void BufferPool::reserve(const std::map<int64_t, int64_t>& count_by_capacity) {
+  std::lock_guard<std::mutex> lock(shelf_->mutex);
+  for (const auto& [capacity, count] : count_by_capacity) {
+    int64_t& reserved = shelf_->reserved[capacity];
+    for (; reserved < count; ++reserved, ++shelf_->max_free) {
+      shelf_->free.push_back(std::make_unique<MessageBuffer>(capacity));
+    }
+  }
+}
+
 std::shared_ptr<MessageBuffer> BufferPool::take(int64_t num_bytes) {
-  constexpr int64_t kReusableSlack = 2 * kAlignment;  // sent and received buffers of one value differ by one alignment
+  constexpr int64_t kReusableSlack = 2 * kAlignment;
   std::unique_ptr<MessageBuffer> buffer;
   {
     std::lock_guard<std::mutex> lock(shelf_->mutex);
+    // The closest fit: a larger buffer is left for the messages it was made for, which would need a new one.
+    std::unique_ptr<MessageBuffer>* best = nullptr;
     for (auto& candidate : shelf_->free) {
-      // A larger buffer is left for the messages it was made for: they would need a new one.
       if (candidate->capacity_bytes() < num_bytes || candidate->capacity_bytes() > num_bytes + kReusableSlack) continue;
-      buffer = std::move(candidate);
-      candidate = std::move(shelf_->free.back());
+      if (best == nullptr || candidate->capacity_bytes() < (*best)->capacity_bytes()) best = &candidate;
+      if ((*best)->capacity_bytes() == num_bytes) break;
+    }
+    if (best != nullptr) {
+      buffer = std::move(*best);
+      *best = std::move(shelf_->free.back());
       shelf_->free.pop_back();
-      break;
     }
   }
   if (!buffer) buffer = std::make_unique<MessageBuffer>(num_bytes);
   return {buffer.release(), [shelf = shelf_](MessageBuffer* returned) {
-            constexpr size_t kMaxFree = 64;
             std::unique_ptr<MessageBuffer> owner(returned);
             std::lock_guard<std::mutex> lock(shelf->mutex);
-            if (shelf->free.size() < kMaxFree) shelf->free.push_back(std::move(owner));
+            if (shelf->free.size() < shelf->max_free) shelf->free.push_back(std::move(owner));
           }};
 }
 
@@ -93,7 +109,7 @@ int64_t max_message_bytes(const partitioner::TensorSpec& spec) {
 PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool) {
   Header header;
   if (!tensor.defined()) {
-    PackedTensor packed{pool.take(kHeaderBytes), kHeaderBytes, 0};
+    PackedTensor packed{pool.take(max_bytes), kHeaderBytes, 0};
     std::memcpy(packed.buffer->data(), &header, sizeof header);
     return packed;
   }
@@ -110,7 +126,7 @@ PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool)
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), header.sizes);
   std::copy(tensor.strides().begin(), tensor.strides().end(), header.strides);
   const int64_t num_bytes = kHeaderBytes + header.misalignment + header.data_bytes;
-  PackedTensor packed{pool.take(num_bytes), num_bytes, 0};
+  PackedTensor packed{pool.take(std::max(num_bytes, max_bytes)), num_bytes, 0};
   if (num_bytes > max_bytes) packed = {std::move(packed.buffer), kHeaderBytes, num_bytes - kHeaderBytes};
   std::memcpy(packed.buffer->data(), &header, sizeof header);
   if (header.data_bytes > 0) {

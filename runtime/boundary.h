@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -29,6 +30,10 @@ class MessageBuffer {
 class BufferPool {
  public:
   std::shared_ptr<MessageBuffer> take(int64_t num_bytes);
+
+  /// Makes buffers until there are as many of each capacity as asked for, by this and all earlier calls. Messages that
+  /// fit them allocate nothing from then on.
+  void reserve(const std::map<int64_t, int64_t>& count_by_capacity);
 
  private:
   struct Shelf;

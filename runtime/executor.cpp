@@ -214,9 +214,14 @@ Executor::Expected Executor::post(const Action& action, const MicrobatchRun& run
 }
 
 void Executor::expect_ahead(const std::vector<Action>& column, std::vector<MicrobatchRun>& microbatches) {
-  while (expected_.size() < kReceivesAhead && next_expected_ < column.size()) {
-    const Action& action = column[next_expected_++];
-    if (action.is_receive()) expected_.push_back(post(action, microbatches[static_cast<size_t>(action.microbatch)]));
+  for (; next_expected_ < column.size(); ++next_expected_) {
+    const Action& action = column[next_expected_];
+    if (!action.is_receive()) continue;
+    const auto posted = std::count_if(expected_.begin(), expected_.end(), [&](const Expected& other) {
+      return other.action.kind == action.kind && other.action.stage == action.stage && other.action.peer == action.peer;
+    });
+    if (posted >= kReceivesAhead) return;
+    expected_.push_back(post(action, microbatches[static_cast<size_t>(action.microbatch)]));
   }
 }
 

@@ -6,8 +6,8 @@
 
 namespace smp::partitioner {
 
-/// Receives that a rank posts before it needs their messages.
-inline constexpr int64_t kReceivesAhead = 8;
+/// Receives of one edge and direction that a rank posts before it needs their messages.
+inline constexpr int64_t kReceivesAhead = 2;
 
 /// Bytes that a message is longer than the tensor in it, at most: header and alignment.
 inline constexpr int64_t kMessageOverheadBytes = 320;
