@@ -64,6 +64,7 @@ std::vector<int32_t> saved_storages(const Graph& graph, const Node& node,
   std::vector<int32_t> storages;
   if (!has_backward(graph, node)) return storages;
   const OperatorRow& row = operator_row(node);
+  const int num_copies = row.num_copies == nullptr ? 0 : row.num_copies(graph, node);
   const auto add = [&](ValueId id) {
     const int32_t storage = graph.values[id].storage;
     if (storage < 0 || is_permanent[storage]) return;
@@ -72,11 +73,11 @@ std::vector<int32_t> saved_storages(const Graph& graph, const Node& node,
     }
   };
   const std::vector<ValueId> arguments = tensor_arguments(node);
-  for (size_t position = 0; position < arguments.size(); ++position) {
+  for (auto position = static_cast<size_t>(num_copies); position < arguments.size(); ++position) {
     if (is_saved(graph, row, arguments, position)) add(arguments[position]);
   }
   for (ValueId id : node.outputs) {
-    if (id != kNoValue && (row.saves & kSavesOutputs)) add(id);
+    if (id != kNoValue && num_copies == 0 && (row.saves & kSavesOutputs)) add(id);
   }
   return storages;
 }

@@ -5,20 +5,10 @@
 #include <cmath>
 #include <vector>
 
+#include "partitioner/cost/argument_specs.h"
+
 namespace smp::partitioner {
 namespace {
-
-const TensorSpec& spec_of_argument(const Graph& graph, const Node& node, size_t position) {
-  static const TensorSpec kEmpty{.sizes = {0}, .strides = {1}};
-  if (position >= node.arguments.size()) return kEmpty;
-  const Argument& argument = node.arguments[position];
-  ValueId id = kNoValue;
-  if (const auto* value = std::get_if<ValueRef>(&argument)) id = value->id;
-  if (const auto* list = std::get_if<ValueRefList>(&argument); list && !list->ids.empty()) {
-    id = list->ids[0];
-  }
-  return id == kNoValue ? kEmpty : graph.values[id].spec;
-}
 
 double elements_of_outputs(const Graph& graph, const Node& node) {
   double elements = 0;
@@ -41,12 +31,6 @@ double product_flops_of(const Graph& graph, const Node& node, size_t left) {
   return 2 * elements_of_outputs(graph, node) * contracted;
 }
 
-double number_of_argument(const Node& node, size_t position) {
-  if (position >= node.arguments.size()) return 0;
-  const auto* number = std::get_if<double>(&node.arguments[position]);
-  return number == nullptr ? 0 : *number;
-}
-
 /// Whether attention runs as one kernel on CPU, which asks for (batch, heads, positions, features),
 /// equal heads, no dropout, and a mask without gradient.
 /// (ATen/native/transformers/sdp_utils_cpp.cpp)
@@ -58,7 +42,7 @@ bool is_flash_attention(const Graph& graph, const Node& node) {
     if (other.sizes[0] != query.sizes[0] || other.sizes[1] != query.sizes[1]) return false;
     if (last_size(other) != last_size(query)) return false;
   }
-  return number_of_argument(node, 4) == 0 && !spec_of_argument(graph, node, 3).requires_grad;
+  return argument_or(node, 4, 0.0) == 0 && !spec_of_argument(graph, node, 3).requires_grad;
 }
 
 /// steps x batch of a recurrent layer's input (steps, batch, features) or (batch, steps, features).
@@ -159,9 +143,9 @@ double attention_flops(const Graph& graph, const Node& node) {
   return 4 * static_cast<double>(spec_of_argument(graph, node, 0).num_elements()) * keys;
 }
 
-/// One kernel keeps a float per query: the logarithm of the sum of its weights. Else the weights
-/// stay, (batch x heads, queries, keys), beside scaled queries and keys; with dropout also its
-/// noise and their product.
+/// One kernel keeps a float per query: the logarithm of the sum of its weights. Else copies of
+/// query, key and value stay, and the weights, (batch x heads, queries, keys); with dropout also
+/// its noise and their product.
 int64_t attention_saved_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& query = spec_of_argument(graph, node, 0);
   const TensorSpec& key = spec_of_argument(graph, node, 1);
@@ -170,8 +154,36 @@ int64_t attention_saved_bytes(const Graph& graph, const Node& node) {
   const int64_t num_queries = query.num_elements() / last_size(query);
   if (is_flash_attention(graph, node)) return kFloatBytes * num_queries;
   const int64_t weights = query.num_bytes() / last_size(query) * key.sizes[key.sizes.size() - 2];
-  const bool drops = number_of_argument(node, 4) > 0;
-  return query.num_bytes() + key.num_bytes() + weights * (drops ? 3 : 1);
+  const bool drops = argument_or(node, 4, 0.0) > 0;
+  return query.num_bytes() + key.num_bytes() + spec_of_argument(graph, node, 2).num_bytes() +
+         weights * (drops ? 3 : 1);
+}
+
+int attention_copies(const Graph& graph, const Node& node) {
+  return is_flash_attention(graph, node) ? 0 : 3;
+}
+
+/// Whether the leading dimensions of `spec` are one to a view.
+bool folds_to_rows(const TensorSpec& spec) {
+  for (size_t d = 0; d + 2 < spec.sizes.size(); ++d) {
+    if (spec.sizes[d] != 1 && spec.strides[d] != spec.strides[d + 1] * spec.sizes[d + 1]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// matmul of three and more dimensions with a matrix folds its left side, into a copy where a view
+/// cannot do it.
+int64_t folded_copy_bytes(const Graph& graph, const Node& node) {
+  const TensorSpec& left = spec_of_argument(graph, node, 0);
+  const TensorSpec& right = spec_of_argument(graph, node, 1);
+  const bool is_folded = left.sizes.size() > 2 && right.sizes.size() <= 2 && right.requires_grad;
+  return is_folded && !folds_to_rows(left) ? left.num_bytes() : 0;
+}
+
+int folded_copies(const Graph& graph, const Node& node) {
+  return folded_copy_bytes(graph, node) > 0 ? 1 : 0;
 }
 
 double recurrent_flops(const Graph& graph, const Node& node) {
@@ -227,11 +239,27 @@ int64_t bytes_of_first_input(const Graph& graph, const Node& node) {
   return spec_of_argument(graph, node, 0).num_bytes();
 }
 
+int64_t twice_bytes_of_first_input(const Graph& graph, const Node& node) {
+  return 2 * bytes_of_first_input(graph, node);
+}
+
+/// Interpolation works on contiguous copies of both.
+int64_t input_and_output_bytes(const Graph& graph, const Node& node) {
+  return bytes_of_first_input(graph, node) + bytes_of_first_output(graph, node);
+}
+
+/// Rows that do not lie one after another are copied together first.
+int64_t row_copy_bytes(const Graph& graph, const Node& node) {
+  const TensorSpec& input = spec_of_argument(graph, node, 0);
+  return std::is_sorted(input.strides.rbegin(), input.strides.rend()) ? 0 : input.num_bytes();
+}
+
 /// cross_entropy_loss keeps the log-softmax that it makes inside; with probabilities as targets
 /// also the factors of the products.
 int64_t cross_entropy_saved_bytes(const Graph& graph, const Node& node) {
   const bool has_indices = c10::isIntegralType(spec_of_argument(graph, node, 1).dtype, false);
-  return bytes_of_first_input(graph, node) * (has_indices ? 1 : 3);
+  constexpr int64_t kTotalWeightBytes = 4;
+  return bytes_of_first_input(graph, node) * (has_indices ? 1 : 3) + kTotalWeightBytes;
 }
 
 /// dropout is input * noise, and the input itself where nothing is dropped.
@@ -258,6 +286,13 @@ int64_t row_statistics_bytes(const Graph& graph, const Node& node) {
     for (int64_t size : *sizes) row *= size;
   }
   return row == 0 ? 0 : 2 * input.num_bytes() / row;
+}
+
+/// Mean and deviation of every group of every row. Arguments of aten::group_norm: input, groups.
+int64_t group_statistics_bytes(const Graph& graph, const Node& node) {
+  const TensorSpec& input = spec_of_argument(graph, node, 0);
+  const auto element = static_cast<int64_t>(c10::elementSize(input.dtype));
+  return input.sizes.empty() ? 0 : 2 * element * input.sizes[0] * argument_or<int64_t>(node, 1, 1);
 }
 
 /// Mean and deviation of every channel.

@@ -33,6 +33,15 @@ int64_t bytes_of_first_input(const Graph& graph, const Node& node);
 int64_t cross_entropy_saved_bytes(const Graph& graph, const Node& node);
 int64_t dropout_saved_bytes(const Graph& graph, const Node& node);
 int64_t row_statistics_bytes(const Graph& graph, const Node& node);
+int64_t twice_bytes_of_first_input(const Graph& graph, const Node& node);
+int64_t input_and_output_bytes(const Graph& graph, const Node& node);
+int64_t row_copy_bytes(const Graph& graph, const Node& node);
+int64_t group_statistics_bytes(const Graph& graph, const Node& node);
+int64_t folded_copy_bytes(const Graph& graph, const Node& node);
 int64_t channel_statistics_bytes(const Graph& graph, const Node& node);
+
+/// How many of the first tensor arguments autograd keeps as copies, which the bytes above count.
+int attention_copies(const Graph& graph, const Node& node);
+int folded_copies(const Graph& graph, const Node& node);
 
 }  // namespace smp::partitioner

@@ -40,6 +40,14 @@ struct OperatorRow {
   /// Bytes that autograd keeps beside recorded tensors: masks, indices, workspaces of composites.
   /// May be null.
   int64_t (*extra_saved_bytes)(const Graph&, const Node&) = nullptr;
+  /// How many of the first tensor arguments are kept as copies, which extra_saved_bytes counts; a
+  /// call that makes such copies keeps no outputs. May be null.
+  int (*num_copies)(const Graph&, const Node&) = nullptr;
+  /// Bytes of the memory that the first output lies on, where it is larger than the tensor. May be
+  /// null.
+  int64_t (*output_storage_bytes)(const Graph&, const Node&) = nullptr;
+  /// Bytes that the forward holds for its own use, beyond its outputs. May be null.
+  int64_t (*workspace_bytes)(const Graph&, const Node&) = nullptr;
   /// Bytes that the backward holds for its own use, beyond gradients of inputs. May be null.
   int64_t (*backward_workspace_bytes)(const Graph&, const Node&) = nullptr;
   GradientForm gradient = GradientForm::kOwn;

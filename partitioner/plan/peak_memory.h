@@ -17,15 +17,13 @@ std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_sta
 /// predicted_peak_bytes. Nodes, parameters, transfers and the other bytes of `plan` must be there.
 ///
 /// The peak of a rank is the largest of these moments, each with its parameters, buffers, constants
-/// and optimizer state, with message buffers, and with the step's arguments and results:
+/// and optimizer state, with message buffers, and with the step's arguments:
 ///
-/// - a forward, with all other microbatches in flight,
-/// - the first backward, in which the gradients of parameters appear,
-/// - a later backward, beside all gradients,
+/// - the forwards and backwards in the order of the rank's column (rank_memory.h); the first
+///   backward of a stage makes the gradients of its parameters, and results stay,
 /// - the exchange of results, which leaves all of them on every rank,
 /// - the end, when gradients of shared parameters are added up, gradients are averaged over
-/// replicas
-///   and the optimizer runs.
+///   replicas and the optimizer runs.
 ///
 /// Expects that gradients are undefined when a step begins, as after zero_grad(). What the caller
 /// holds beside the step's arguments is not counted, nor is what libraries take for themselves.

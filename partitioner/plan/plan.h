@@ -20,7 +20,7 @@ struct StageCost {
   int64_t optimizer_bytes = 0;
   int64_t activation_bytes = 0;  // saved for backward, per microbatch in flight
   int64_t workspace_bytes = 0;   // at most beyond these while its operators run forward or backward
-  int64_t message_bytes = 0;     // buffers of messages on their way
+  int64_t message_bytes = 0;     // buffers of messages on their way: all of its rank, on the first
   bool operator==(const StageCost&) const = default;
 };
 

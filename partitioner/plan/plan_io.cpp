@@ -21,11 +21,10 @@ json::array array_of(const Numbers& numbers) {
 }
 
 json::value write_cost(const StageCost& cost) {
-  return {{"forward_us", bits_of(cost.forward_us)},   {"backward_us", bits_of(cost.backward_us)},
-          {"send_us", bits_of(cost.send_us)},         {"parameter_bytes", cost.parameter_bytes},
-          {"gradient_bytes", cost.gradient_bytes},    {"optimizer_bytes", cost.optimizer_bytes},
-          {"activation_bytes", cost.activation_bytes},
-          {"workspace_bytes", cost.workspace_bytes},
+  return {{"forward_us", bits_of(cost.forward_us)},    {"backward_us", bits_of(cost.backward_us)},
+          {"send_us", bits_of(cost.send_us)},          {"parameter_bytes", cost.parameter_bytes},
+          {"gradient_bytes", cost.gradient_bytes},     {"optimizer_bytes", cost.optimizer_bytes},
+          {"activation_bytes", cost.activation_bytes}, {"workspace_bytes", cost.workspace_bytes},
           {"message_bytes", cost.message_bytes}};
 }
 

@@ -11,7 +11,6 @@
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/cost/operator_table.h"
 #include "partitioner/graph/cuts.h"
-#include "partitioner/plan/message_buffers.h"
 
 namespace smp::partitioner {
 namespace {
@@ -30,10 +29,18 @@ class Meter {
   int64_t now_, peak_;
 };
 
+// The copy of the generator's state from which the user's random numbers are restored after a
+// forward that draws some.
+constexpr int64_t kGeneratorStateBytes = 5056;
+
+// Numbers that become tensors on their way into a kernel.
+constexpr int64_t kScalarBytes = 64;
+
 /// Values of one stage by role.
 struct Roles {
   std::set<ValueId> received;  // from other stages; step inputs that rank 0 holds anyway are not
-  std::set<ValueId> kept;      // until the forward has ended: read elsewhere, or returned
+  std::set<ValueId> kept;      // until the forward has ended: read elsewhere
+  std::set<ValueId> results;   // returned: until the step ends
   std::set<ValueId> roots;     // kept until the backward, which starts there
 };
 
@@ -51,10 +58,11 @@ Roles roles_of(const Graph& graph, const Plan& plan, int stage) {
   for (const Transfer& relay : plan.gradients) {
     if (relay.target == stage) roles.roots.insert(relay.value);
   }
-  for (const auto* ids : {&graph.returned, &graph.read}) {
-    for (ValueId id : *ids) {
-      if (is_here(id)) roles.kept.insert(id);
-    }
+  for (ValueId id : graph.returned) {
+    if (is_here(id)) roles.results.insert(id);
+  }
+  for (ValueId id : graph.read) {
+    if (is_here(id)) roles.kept.insert(id);
   }
   for (ValueId root : graph.backward_roots) {
     if (is_here(root)) roles.roots.insert(root);
@@ -74,13 +82,21 @@ class StageWalk {
       const Node& node = graph.nodes[nodes_[k]];
       for (ValueId id : node_inputs(node)) note_use(id, k);
       for (ValueId id : node.outputs) note_use(id, k);
+      for (ValueId id : node.outputs) note_turn(id);
+      note_extent(node);
     }
   }
 
   StageMemory run() {
     StageMemory memory;
-    memory.forward = forward();
+    memory.forward = forward(memory.results);
     memory.saved = saved_bytes_;
+    for (ValueId id : roles_.received) {
+      const auto block = blocks_.find(graph_.values[id].storage);
+      if (block == blocks_.end()) continue;
+      if (block->second.is_result) memory.returned_arrivals.insert(id);
+      if (block->second.is_held) memory.saved_arrivals.insert(id);
+    }
     if (!graph_.has_backward()) return memory;
     memory.first_backward = backward(/*is_first=*/true);
     memory.later_backward = backward(/*is_first=*/false);
@@ -90,15 +106,33 @@ class StageWalk {
  private:
   struct Block {
     size_t last_use = 0;
-    bool is_kept = false;  // until the end of the forward
-    bool is_root = false;  // until the backward begins
-    int num_savers = 0;    // operators whose backward is still to come
+    bool is_kept = false;    // until the end of the forward
+    bool is_root = false;    // until the backward begins
+    bool is_result = false;  // until the step ends
+    int num_savers = 0;      // operators whose backward is still to come
     bool is_held = false;
   };
   struct Gradient {
     int64_t bytes = 0;
     int num_holders = 0;
   };
+
+  void note_extent(const Node& node) {
+    const OperatorRow& row = operator_row(node);
+    const ValueId id = node.outputs.empty() ? kNoValue : node.outputs.front();
+    if (row.output_storage_bytes == nullptr || id == kNoValue || graph_.values[id].storage < 0) {
+      return;
+    }
+    int64_t& extent = extents_[graph_.values[id].storage];
+    extent = std::max(extent, row.output_storage_bytes(graph_, node));
+  }
+
+  void note_turn(ValueId id) {
+    if (id == kNoValue) return;
+    const auto& strides = graph_.values[id].spec.strides;
+    const bool descends = std::is_sorted(strides.rbegin(), strides.rend());
+    if (!descends) turned_.insert(graph_.values[id].storage);
+  }
 
   void note_use(ValueId id, size_t position) {
     if (id == kNoValue || graph_.values[id].storage < 0) return;
@@ -107,19 +141,18 @@ class StageWalk {
     block.last_use = position;
     block.is_kept = block.is_kept || roles_.kept.contains(id) || roles_.received.contains(id);
     block.is_root = block.is_root || roles_.roots.contains(id);
-    if (graph_.values[id].producer == nodes_[position] || roles_.received.contains(id)) {
-      is_own_.insert(graph_.values[id].storage);
-    }
+    block.is_result = block.is_result || roles_.results.contains(id);
     if (roles_.received.contains(id)) received_.insert(graph_.values[id].storage);
+    if (graph_.values[id].producer == nodes_[position]) is_own_.insert(graph_.values[id].storage);
   }
 
   int64_t bytes_of(int32_t storage) const {
-    if (is_permanent_[storage] || !is_own_.contains(storage)) return 0;
-    return extents_[storage] + (received_.contains(storage) ? kMessageOverheadBytes : 0);
+    const bool counts = is_own_.contains(storage) && !received_.contains(storage);
+    return counts && !is_permanent_[storage] ? extents_[storage] : 0;
   }
 
   /// Leaves in `blocks_` what is saved. Returns the peak.
-  int64_t forward() {
+  int64_t forward(int64_t& result_bytes) {
     Meter meter(0);
     std::map<size_t, std::vector<int32_t>> dying;
     for (const auto& [storage, block] : blocks_) dying[block.last_use].push_back(storage);
@@ -134,23 +167,30 @@ class StageWalk {
       for (ValueId id : node.outputs) {
         if (id != kNoValue) hold(graph_.values[id].storage);
       }
+      const OperatorRow& row = operator_row(node);
+      meter.touch(kScalarBytes + (row.workspace_bytes ? row.workspace_bytes(graph_, node) : 0));
       if (graph_.has_backward()) {
         meter.hold(extra_saved_bytes(graph_, node));
         for (int32_t s : saved_storages(graph_, node, is_permanent_)) ++blocks_[s].num_savers;
       }
       for (int32_t storage : dying[k]) {
         Block& block = blocks_[storage];
-        if (block.num_savers > 0 || block.is_kept || block.is_root) continue;
+        if (block.num_savers > 0 || block.is_kept || block.is_root || block.is_result) continue;
         if (std::exchange(block.is_held, false)) meter.drop(bytes_of(storage));
       }
     }
-    const int64_t peak = meter.peak();
+    const bool draws = std::any_of(nodes_.begin(), nodes_.end(),
+                                   [&](NodeId n) { return graph_.nodes[n].random_ordinal >= 0; });
+    if (draws) meter.touch(kGeneratorStateBytes);
     for (auto& [storage, block] : blocks_) {
+      if (!block.is_held) continue;
       const bool stays = block.num_savers > 0 || block.is_root;
-      if (!stays && std::exchange(block.is_held, false)) meter.drop(bytes_of(storage));
+      if (block.is_result) result_bytes += bytes_of(storage);
+      if (!stays) block.is_held = false;
+      if (!stays || block.is_result) meter.drop(bytes_of(storage));
     }
     saved_bytes_ = meter.now();
-    return peak;
+    return meter.peak();
   }
 
   int64_t backward(bool is_first) {
@@ -159,14 +199,12 @@ class StageWalk {
     gradients_.clear();
     gradient_of_.clear();
     for (ValueId id : roles_.roots) {
-      const bool is_loss = graph_.is_backward_root(id);
-      const int64_t overhead = is_loss ? 0 : kMessageOverheadBytes;
-      const size_t gradient = make(graph_.values[id].spec.num_bytes() + overhead, meter);
-      ++gradients_[gradient].num_holders;  // the engine's caller keeps what it passes in
+      const size_t gradient = make(0, meter);  // of another stage, or the executor's
+      ++gradients_[gradient].num_holders;      // the engine's caller keeps what it passes in
       add(id, gradient, meter);
     }
     for (auto& [storage, block] : blocks) {
-      if (block.is_root && block.num_savers == 0) meter.drop(bytes_of(storage));
+      if (block.is_root && block.num_savers == 0) drop(storage, block, meter);
     }
     for (size_t k = nodes_.size(); k-- > 0;) step_back(k, is_first, blocks, meter);
     return meter.peak();
@@ -185,9 +223,7 @@ class StageWalk {
       if (!graph_.values[id].spec.requires_grad) continue;
       add(id, input_gradient(node, id, *output, meter), meter);
     }
-    if (row.backward_workspace_bytes != nullptr) {
-      meter.touch(row.backward_workspace_bytes(graph_, node));
-    }
+    meter.touch(backward_workspace(node, row, *output));
     for (ValueId id : node.outputs) {
       if (const auto found = gradient_of_.extract(id)) let_go(found.mapped(), meter);
     }
@@ -198,8 +234,23 @@ class StageWalk {
     }
     meter.drop(extra_saved_bytes(graph_, node));
     for (int32_t storage : saved_storages(graph_, node, is_permanent_)) {
-      if (--blocks[storage].num_savers == 0) meter.drop(bytes_of(storage));
+      if (--blocks[storage].num_savers == 0) drop(storage, blocks[storage], meter);
     }
+  }
+
+  void drop(int32_t storage, const Block& block, Meter& meter) const {
+    if (!block.is_result) meter.drop(bytes_of(storage));
+  }
+
+  /// A product of more than two dimensions folds its gradient, too, into a copy if that comes
+  /// through a transpose.
+  int64_t backward_workspace(const Node& node, const OperatorRow& row, ValueId output) const {
+    const TensorSpec& spec = graph_.values[output].spec;
+    const bool folds = row.is_product && spec.sizes.size() > 2;
+    const int64_t copy =
+        folds && turned_.contains(graph_.values[output].storage) ? spec.num_bytes() : 0;
+    return kScalarBytes + copy +
+           (row.backward_workspace_bytes ? row.backward_workspace_bytes(graph_, node) : 0);
   }
 
   size_t make(int64_t bytes, Meter& meter) {
@@ -242,11 +293,12 @@ class StageWalk {
   const Graph& graph_;
   const std::vector<NodeId>& nodes_;
   const Roles roles_;
-  const std::vector<int64_t> extents_;  // by storage
+  std::vector<int64_t> extents_;  // by storage
   const std::vector<char> is_permanent_;
   std::map<int32_t, Block> blocks_;  // by storage
   std::set<int32_t> is_own_;         // made or received here; inputs of rank 0 are the step's
   std::set<int32_t> received_;
+  std::set<int32_t> turned_;  // with a view whose dimensions are in another order
   int64_t saved_bytes_ = 0;
   std::vector<Gradient> gradients_;
   std::map<ValueId, size_t> gradient_of_;

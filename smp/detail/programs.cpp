@@ -6,6 +6,7 @@
 
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/partition.h"
+#include "partitioner/plan/rank_memory.h"
 #include "partitioner/schedule/check.h"
 
 namespace smp::detail {
@@ -121,6 +122,11 @@ const Schedule& Programs::schedule(const std::vector<const Program*>& microbatch
                                 .times = {}};
   Schedule made = generate(kind(), graphs, options);
   check(made, graphs);
+  const Program& first = *microbatches.front();
+  const bool is_uniform = std::equal(key.begin() + 1, key.end(), key.begin());
+  if (is_uniform && first.graph.has_backward()) {
+    context_.buffers.reserve(message_buffers(first.graph, first.plan, made, context_.pipeline->rank()));
+  }
   return schedules_.emplace(std::move(key), std::move(made)).first->second;
 }
 

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <string>
 
+#include "runtime/boundary.h"
 #include "runtime/stage/stage_values.h"
 #include "runtime/tags.h"
 #include "runtime/transport/abandoned.h"
@@ -78,6 +78,8 @@ void check_geometry(const at::Tensor& tensor, const TensorSpec& spec) {
               ". An operator's shape was predicted wrongly: please report it with the operators of the body.");
 }
 
+using Messages = std::vector<std::unique_ptr<runtime::MessageBuffer>>;
+
 // One exchange: every rank sends what it made to every other, as one message, in the order of the slots.
 class Exchange {
  public:
@@ -86,7 +88,7 @@ class Exchange {
         pipeline_(pipeline),
         slots_(result_slots(runs)),
         bytes_(static_cast<size_t>(pipeline.size()), 0),
-        messages_(std::make_shared<std::vector<std::string>>(bytes_.size())),
+        messages_(std::make_shared<Messages>(bytes_.size())),
         returned_(runs.front().program->graph->returned.size(), std::vector<at::Tensor>(runs.size())) {
     for (const Slot& slot : slots_) bytes_[slot.owner] += slot.spec->num_bytes();
   }
@@ -109,19 +111,23 @@ class Exchange {
   void post_receives() {
     for (int r = 0; r < pipeline_.size(); ++r) {
       if (r == pipeline_.rank() || bytes_[r] == 0) continue;
-      std::string& message = (*messages_)[r];
-      message.resize(static_cast<size_t>(bytes_[r]));
-      requests_.push_back(pipeline_.irecv(r, runtime::kResultTag, message.data(), bytes_[r]));
+      auto& message = (*messages_)[r] = std::make_unique<runtime::MessageBuffer>(bytes_[r]);
+      requests_.push_back(pipeline_.irecv(r, runtime::kResultTag, message->data(), bytes_[r]));
     }
   }
 
   void take_own(runtime::RankResults& results) {
-    std::string& message = (*messages_)[pipeline_.rank()];
+    auto& message = (*messages_)[pipeline_.rank()];
+    if (pipeline_.size() > 1) message = std::make_unique<runtime::MessageBuffer>(bytes_[pipeline_.rank()]);
+    size_t written = 0;
     for (const Slot& slot : slots_) {
       if (slot.owner != pipeline_.rank()) continue;
       at::Tensor tensor = own_copy(runs_[slot.microbatch], results[slot.microbatch], slot.value);
       check_geometry(tensor, *slot.spec);
-      if (pipeline_.size() > 1) message.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+      if (message && tensor.nbytes() > 0) {
+        std::memcpy(message->data() + written, tensor.const_data_ptr(), tensor.nbytes());
+        written += tensor.nbytes();
+      }
       returned_[slot.position][slot.microbatch] = std::move(tensor);
     }
   }
@@ -130,7 +136,7 @@ class Exchange {
     const int me = pipeline_.rank();
     for (int r = 0; r < pipeline_.size() && bytes_[me] > 0; ++r) {
       if (r == me) continue;
-      requests_.push_back(pipeline_.isend(r, runtime::kResultTag, (*messages_)[me].data(), bytes_[me]));
+      requests_.push_back(pipeline_.isend(r, runtime::kResultTag, (*messages_)[me]->data(), bytes_[me]));
     }
   }
 
@@ -139,7 +145,7 @@ class Exchange {
     for (const Slot& slot : slots_) {
       if (slot.owner == pipeline_.rank()) continue;
       at::Tensor tensor = at::detail::empty_cpu(slot.spec->sizes, slot.spec->dtype);
-      const char* source = (*messages_)[slot.owner].data() + read[slot.owner];
+      const char* source = (*messages_)[slot.owner]->data() + read[slot.owner];
       if (tensor.nbytes() > 0) std::memcpy(tensor.mutable_data_ptr(), source, tensor.nbytes());
       read[slot.owner] += tensor.nbytes();
       returned_[slot.position][slot.microbatch] = std::move(tensor);
@@ -150,7 +156,7 @@ class Exchange {
   runtime::Transport& pipeline_;
   std::vector<Slot> slots_;
   std::vector<int64_t> bytes_;                          // by pipeline rank
-  std::shared_ptr<std::vector<std::string>> messages_;  // by pipeline rank
+  std::shared_ptr<Messages> messages_;  // by pipeline rank
   std::vector<runtime::Request> requests_;
   std::vector<std::vector<at::Tensor>> returned_;  // by position, by microbatch
 };

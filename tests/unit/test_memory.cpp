@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 
 #include "partitioner/plan/message_buffers.h"
@@ -21,7 +22,11 @@ using smp::testing::on_ranks;
 
 constexpr int64_t kActivation = 4 * 128 * 64;   // of mlp()
 constexpr int64_t kLayer = 4 * (64 * 64 + 64);  // weight and bias of one of its layers
-constexpr int64_t kLoss = 4;
+constexpr int64_t kLoss = 4;                    // returned, so in `results`
+constexpr int64_t kScalars = 64;  // numbers that become tensors on their way into a kernel
+
+/// What the prediction adds for what no table tells.
+int64_t with_margin(int64_t bytes) { return bytes + (bytes + 31) / 32; }
 
 StageMemory memory_on_one_rank(const Graph& graph) {
   return stage_memory(graph, partition(graph, on_ranks(1)), 0);
@@ -29,12 +34,13 @@ StageMemory memory_on_one_rank(const Graph& graph) {
 
 TEST(StageMemory, MlpHoldsWhatReplayAndAutogradHold) {
   const StageMemory memory = memory_on_one_rank(mlp(2));
-  EXPECT_EQ(memory.saved, 2 * kActivation + kLoss);  // two relus; the input is the step's
-  EXPECT_EQ(memory.forward, 3 * kActivation);        // relu, linear, relu
+  EXPECT_EQ(memory.saved, 2 * kActivation);  // two relus; the input is the step's
+  EXPECT_EQ(memory.results, kLoss);
+  EXPECT_EQ(memory.forward, 3 * kActivation + kScalars);  // relu, linear, relu
   // Before the first relu's backward: its output, its gradient, the new one. In the first backward
   // the gradients of the second layer are there as well.
-  EXPECT_EQ(memory.first_backward, 3 * kActivation + kLayer + kLoss);
-  EXPECT_EQ(memory.later_backward, 3 * kActivation + kLayer + kLoss);
+  EXPECT_EQ(memory.first_backward, 3 * kActivation + kLayer + kScalars);
+  EXPECT_EQ(memory.later_backward, 3 * kActivation + kLayer + kScalars);
 }
 
 TEST(StageMemory, LaterBackwardsDropTheGradientsOfParametersTheyHaveAdded) {
@@ -43,11 +49,11 @@ TEST(StageMemory, LaterBackwardsDropTheGradientsOfParametersTheyHaveAdded) {
   for (int i = 0; i < 3; ++i) x = g.linear(x, std::string("layers.").append(std::to_string(i)), 64);
   const StageMemory memory = memory_on_one_rank(g.build(g.sum(x)));
   const int64_t row = 4 * 64;
-  // Saved: two rows and the loss. The first layer, whose input is the step's, comes last: one row's
+  // Saved: two rows. The first layer, whose input is the step's, comes last: one row's
   // gradient beside those of all parameters. A later backward is at its peak in the third layer.
-  EXPECT_EQ(memory.saved, 2 * row + kLoss);
-  EXPECT_EQ(memory.first_backward, 3 * kLayer + row + kLoss);
-  EXPECT_EQ(memory.later_backward, kLayer + 3 * row + kLoss);
+  EXPECT_EQ(memory.saved, 2 * row);
+  EXPECT_EQ(memory.first_backward, 3 * kLayer + row + kScalars);
+  EXPECT_EQ(memory.later_backward, kLayer + 3 * row + kScalars);
 }
 
 TEST(StageMemory, WeightThatIsReadThroughAViewIsNotSavedPerMicrobatch) {
@@ -57,7 +63,7 @@ TEST(StageMemory, WeightThatIsReadThroughAViewIsNotSavedPerMicrobatch) {
   turned.requires_grad = true;
   const ValueId x = g.relu(g.linear(g.input({8, 16}), "fc", 16));
   const ValueId y = g.op("aten::matmul", {x, g.view("aten::t", weight, turned)}, {8, 32});
-  EXPECT_EQ(memory_on_one_rank(g.build(g.sum(y))).saved, 4 * 8 * 16 + kLoss);
+  EXPECT_EQ(memory_on_one_rank(g.build(g.sum(y))).saved, 4 * 8 * 16);
 }
 
 TEST(StageMemory, ResidualGradientIsSharedAndSummedIntoANewTensor) {
@@ -68,8 +74,8 @@ TEST(StageMemory, ResidualGradientIsSharedAndSummedIntoANewTensor) {
   // tanh's output, its gradient from the sum (a repeated scalar: no memory), the new gradient, and
   // their sum, since the one of the sum is shared.
   const StageMemory memory = memory_on_one_rank(g.build(g.sum(y)));
-  EXPECT_EQ(memory.saved, size + kLoss);
-  EXPECT_EQ(memory.later_backward, 3 * size + kLoss);
+  EXPECT_EQ(memory.saved, size);
+  EXPECT_EQ(memory.later_backward, 3 * size);
 }
 
 TEST(StageMemory, CrossEntropyHoldsLogitsThreeTimesInItsBackward) {
@@ -79,57 +85,71 @@ TEST(StageMemory, CrossEntropyHoldsLogitsThreeTimesInItsBackward) {
   const ValueId loss = g.op("aten::cross_entropy_loss", {logits, targets}, {});
   const int64_t size = 4 * 8 * 1000;
   const StageMemory memory = memory_on_one_rank(g.build(loss));
-  EXPECT_EQ(memory.saved, size + kLoss);  // log-softmax; logits and targets are not kept here
-  EXPECT_EQ(memory.later_backward, 3 * size + kLoss);
+  EXPECT_EQ(memory.saved,
+            size + 4);  // log-softmax and total weight; logits and targets are not kept
+  EXPECT_EQ(memory.later_backward, 3 * size + 4 + kScalars);
 }
 
 TEST(StageMemory, EvaluationSavesNothing) {
   GraphBuilder g;
   g.relu(g.linear(g.input({128, 64}), "fc", 64));
-  EXPECT_EQ(memory_on_one_rank(g.build()), (StageMemory{.forward = 2 * kActivation}));
+  EXPECT_EQ(memory_on_one_rank(g.build()), (StageMemory{.forward = 2 * kActivation + kScalars}));
 }
 
-TEST(StageMemory, ReceivedActivationCountsWithItsMessageWhileItIsSaved) {
+TEST(StageMemory, ReceivedActivationLiesInItsMessageWhileItIsSaved) {
   const Graph graph = mlp(2);
   PartitionOptions options = on_ranks(2);
   options.pins = {{"layers.0", 0}, {"layers.1", 1}};
   const Plan plan = partition(graph, options);
   const StageMemory last = stage_memory(graph, plan, 1);
-  EXPECT_EQ(last.saved, 2 * kActivation + kMessageOverheadBytes + kLoss);
+  EXPECT_EQ(last.saved, kActivation);
+  EXPECT_EQ(last.saved_arrivals, (std::set<ValueId>{plan.activations.back().value}));
 }
 
-/// On one rank, per microbatch in flight nothing but what is saved.
+/// On one rank, per microbatch in flight nothing but what is saved. A microbatch's arguments are
+/// whole lines of the cache, so that they need no copies.
 TEST(PeakMemory, OneRankAddsParametersStateMicrobatchesAndWorkspace) {
   const Graph graph = mlp(2);
   PartitionOptions options = on_ranks(1);
   options.optimizer_state_factor = 2;
   const StageMemory memory = memory_on_one_rank(graph);
-  // Parameters with state, the step's arguments twice, its results.
-  const int64_t fixed = 2 * kLayer * (1 + 2) + 4 * (2 * kActivation + kLoss);
+  // Parameters with state, the step's arguments, the gradient of the loss.
+  const int64_t fixed = 2 * kLayer * (1 + 2) + 4 * kActivation + 2 * kLoss;
   options.schedule = ScheduleKind::kSimple;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
-            fixed + 3 * memory.saved + memory.first_backward);
+            with_margin(fixed + 3 * memory.saved + 4 * kLoss + memory.first_backward));
   options.schedule = ScheduleKind::kInterleaved;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
-            fixed + 2 * kLayer + memory.later_backward);
+            with_margin(fixed + 2 * kLayer + 4 * kLoss + memory.later_backward));
+}
+
+TEST(PeakMemory, ArgumentsAreCopiedApartWhereAPartWouldNotBeAligned) {
+  GraphBuilder g;
+  const Graph graph = g.build(g.sum(g.linear(g.input({3, 5}), "fc", 1024)));
+  PartitionOptions options = on_ranks(1);
+  const StageMemory memory = memory_on_one_rank(graph);
+  const int64_t weights = 4 * 1024 * (5 + 1), arguments = 4 * (60 + 64);
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
+            with_margin(2 * weights + arguments + 2 * kLoss + 4 * kLoss + memory.later_backward));
 }
 
 TEST(PeakMemory, WithOneMicrobatchGradientsAppearWhileActivationsGo) {
   const Graph graph = mlp(8);
   PartitionOptions options = on_ranks(1);
   options.num_microbatches = 1;
-  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
-            8 * kLayer + 2 * kActivation + kLoss + memory_on_one_rank(graph).first_backward);
+  EXPECT_EQ(
+      partition(graph, options).predicted_peak_bytes[0],
+      with_margin(8 * kLayer + kActivation + 3 * kLoss + memory_on_one_rank(graph).first_backward));
 }
 
 TEST(PeakMemory, MemoryOfTheOptimizersStepCountsWhereItIsTheLargest) {
   GraphBuilder g;
   const Graph graph = g.build(g.sum(g.linear(g.input({1, 512}), "fc", 512)));
   PartitionOptions options = on_ranks(1);
-  const int64_t weight = 4 * 512 * 512, bias = 4 * 512, batch = 4 * (2 * 4 * 512 + kLoss);
+  const int64_t weight = 4 * 512 * 512, bias = 4 * 512, batch = 4 * (4 * 512 + kLoss) + 2 * kLoss;
   options.optimizer_workspace_factor = 3;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
-            2 * (weight + bias) + batch + 3 * weight);
+            with_margin(2 * (weight + bias) + batch + 3 * weight));
 }
 
 TEST(PeakMemory, ReplicasAddOneBucket) {
@@ -138,8 +158,8 @@ TEST(PeakMemory, ReplicasAddOneBucket) {
   const Graph graph = g.build(g.sum(g.linear(x, "b", 512)));
   PartitionOptions options = on_ranks(1);
   options.gradient_bucket_bytes = 1 << 30;  // larger than all gradients
-  const int64_t gradients = 2 * 4 * (512 * 512 + 512), batch = 4 * (2 * 4 * 512 + kLoss);
-  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0], 3 * gradients + batch);
+  const int64_t gradients = 2 * 4 * (512 * 512 + 512), batch = 4 * (4 * 512 + kLoss) + 2 * kLoss;
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0], with_margin(3 * gradients + batch));
 }
 
 /// A returned tensor that is larger than all else.
@@ -155,12 +175,14 @@ TEST(PeakMemory, EveryRankHoldsReturnedTensorsTwiceWhileTheyAreExchanged) {
   const int64_t returned = 4 * (4 * 256 * 512), arguments = 4 * (4 * 256 * 8);
   const int64_t parameters[] = {4 * (8 * 8 + 8), 4 * (512 * 8 + 512)};
   EXPECT_EQ(plan.predicted_peak_bytes[0],
-            2 * parameters[0] + 2 * arguments + plan.stages[0].cost.message_bytes + 2 * returned);
-  EXPECT_EQ(plan.predicted_peak_bytes[1], 2 * parameters[1] + arguments + returned +
-                                              plan.stages[1].cost.message_bytes + 2 * returned);
+            with_margin(2 * parameters[0] + arguments + plan.stages[0].cost.message_bytes +
+                        2 * returned));
+  EXPECT_EQ(plan.predicted_peak_bytes[1],
+            with_margin(2 * parameters[1] + arguments + 2 * kLoss +
+                        plan.stages[1].cost.message_bytes + 2 * returned));
 }
 
-TEST(PeakMemory, SharedParametersAddThreeOfTheirGradientsInTheEnd) {
+TEST(PeakMemory, SharedParametersAddTwoOfTheirGradientsInTheEnd) {
   GraphBuilder g;
   const ValueId shared = g.parameter("shared", {512, 512});
   const ValueId x = g.linear(g.linear_with(g.input({1, 512}), shared), "a", 8);
@@ -171,11 +193,12 @@ TEST(PeakMemory, SharedParametersAddThreeOfTheirGradientsInTheEnd) {
   const Plan plan = partition(graph, options);
   const int64_t weight = 4 * 512 * 512, other = 4 * (512 * 8 + 8);
   const int64_t arguments = 4 * (4 * 512), loss = 4 * kLoss;
-  EXPECT_EQ(
-      plan.predicted_peak_bytes[0],
-      2 * (weight + other) + 2 * arguments + plan.stages[0].cost.message_bytes + loss + 3 * weight);
+  EXPECT_EQ(plan.predicted_peak_bytes[0],
+            with_margin(2 * (weight + other) + arguments + plan.stages[0].cost.message_bytes +
+                        loss + 2 * weight));
 }
 
+/// 1F1B on two ranks: the first has two microbatches in flight, the last one.
 TEST(PeakMemory, MessagesCountOnBothSidesOfACut) {
   const Graph graph = mlp(2);
   PartitionOptions options = on_ranks(2);
@@ -183,9 +206,9 @@ TEST(PeakMemory, MessagesCountOnBothSidesOfACut) {
   options.pins = {{"layers.0", 0}, {"layers.1", 1}};
   const int64_t message = kActivation + kMessageOverheadBytes;
   const Plan plan = partition(graph, options);
-  for (const StagePlan& stage : plan.stages) {
-    EXPECT_EQ(stage.cost.message_bytes, 8 * message + 3 * message);  // received ahead, sent
-  }
+  // Sent: two on their way and one that has left. Received: two posted, and the one in use.
+  EXPECT_EQ(plan.stages[0].cost.message_bytes, (3 + 3) * message);
+  EXPECT_EQ(plan.stages[1].cost.message_bytes, (3 + 3) * message);
   options.num_microbatches = 1;
   EXPECT_EQ(partition(graph, options).stages[0].cost.message_bytes, 2 * message);
 }

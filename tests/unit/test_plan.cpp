@@ -311,14 +311,16 @@ TEST(Partition, TwoVisitsOfARankHoldASharedWeightOnceAndSendNothingToEachOther) 
   const Plan plan = partition(skip.graph, options);
   ASSERT_EQ(plan.stages.size(), 3u);
   const int64_t shared_bytes = 2 * 4 * 16 * 16;  // weight and gradient
-  const int64_t step_bytes =
-      4 * (2 * 4 * 8 * 16 + 4);  // four microbatches, twice, and their losses
   const auto& first = plan.stages[0].cost;
   const auto& last = plan.stages[2].cost;
-  EXPECT_EQ(plan.predicted_peak_bytes[0],
-            shared_bytes + step_bytes + first.message_bytes + last.message_bytes +
-                first.activation_bytes * 2 + last.activation_bytes +  // A = 2 in flight
-                std::max(first.workspace_bytes, last.workspace_bytes));
+  EXPECT_EQ(last.message_bytes, 0);  // those of the rank are on its first stage
+  const int64_t held = shared_bytes + 4 * (4 * 8 * 16) + first.message_bytes;
+  EXPECT_GE(plan.predicted_peak_bytes[0], held);
+  // At most two in flight, each with the value that goes from visit to visit and the shared
+  // weight's gradient on its way, and a margin.
+  const int64_t most = held + shared_bytes + 4 * 8 + 2 * (first.activation_bytes + last.activation_bytes) +
+                       4 * 8 * 16 * 2 + std::max(first.workspace_bytes, last.workspace_bytes);
+  EXPECT_LE(plan.predicted_peak_bytes[0], most + (most + 31) / 32);
   // Between ranks: a and b, forward and backward; a also goes from visit 0 to visit 2 within rank
   // 0.
   const double message_us = options.device.message_us(4 * 8 * 16);

@@ -1,0 +1,131 @@
+// Predicted memory of every model of the zoo, on every number of ranks and under both schedules,
+// against what the CPU allocator hands out.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "examples/common/tensor_memory.h"
+#include "runtime/boundary.h"
+#include "smp/smp.h"
+#include "tests/support/model_zoo.h"
+#include "tests/support/smp_ranks.h"
+
+namespace smp {
+namespace {
+
+using examples::TensorMemory;
+using support::ZooModel;
+
+constexpr int64_t kBatch = 40;
+constexpr double kTolerance = 1.10;
+
+struct Peak {
+  int64_t predicted = 0;
+  int64_t measured = 0;
+};
+
+void train_step(const ZooModel& model, torch::nn::Module& module,
+                DistributedModel<torch::nn::Module>& distributed,
+                const std::vector<at::Tensor>& batch) {
+  const auto body = [&](const std::vector<at::Tensor>& microbatch) {
+    const support::BodyResult result = model.body(module, microbatch);
+    distributed.backward(result.loss);
+    std::vector<at::Tensor> returned{result.loss};
+    returned.insert(returned.end(), result.outputs.begin(), result.outputs.end());
+    return returned;
+  };
+  step_internal::run(0, batch, body);
+}
+
+/// Tensors that a module keeps for itself, such as the layers that others were cloned from.
+int64_t hidden_bytes(const TensorMemory& memory, const torch::nn::Module& module) {
+  std::map<const void*, int64_t> registered;
+  for (const auto& tensors : {module.parameters(), module.buffers()}) {
+    for (const at::Tensor& t : tensors) registered[t.data_ptr()] = static_cast<int64_t>(t.nbytes());
+  }
+  int64_t hidden = memory.current_bytes();
+  for (const auto& [data, bytes] : registered) hidden -= bytes;
+  return hidden;
+}
+
+/// Of the calling rank, from the second step on: the first begins with the whole model.
+Peak peak_of_rank(const ZooModel& model) {
+  TensorMemory memory;
+  const auto module = model.make(/*seed=*/7);
+  const int64_t hidden = hidden_bytes(memory, *module);
+  const std::vector<at::Tensor> batch = model.make_inputs(kBatch, /*seed=*/11);
+  DistributedModel<torch::nn::Module> distributed(module);
+  DistributedOptimizer optimizer(torch::optim::SGD(module->parameters(), 1e-3), distributed);
+  for (int s = 0; s < 3; ++s) {
+    optimizer.zero_grad();
+    train_step(model, *module, distributed, batch);
+    optimizer.step();
+    if (s == 0) memory.forget_peak();
+  }
+  return {distributed.predicted_peak_bytes().at(static_cast<size_t>(pp_rank())),
+          memory.peak_bytes() - hidden};
+}
+
+class ZooPeak : public testing::TestWithParam<ZooModel> {};
+
+TEST_P(ZooPeak, IsPredictedWithinATenthAndNeverBelow) {
+  for (const Pipeline pipeline : {Pipeline::kInterleaved, Pipeline::kSimple}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      std::vector<Peak> peaks(static_cast<size_t>(ranks));
+      tests::run_smp_ranks(ranks, {.microbatches = 4, .pipeline = pipeline},
+                           [&] { peaks[static_cast<size_t>(rank())] = peak_of_rank(GetParam()); });
+      for (size_t r = 0; r < peaks.size(); ++r) {
+        const std::string where =
+            (pipeline == Pipeline::kSimple ? "simple, rank " : "interleaved, rank ") +
+            std::to_string(r) + " of " + std::to_string(ranks);
+        const auto measured = static_cast<double>(peaks[r].measured);
+        EXPECT_GE(peaks[r].predicted, peaks[r].measured) << where;
+        EXPECT_LE(static_cast<double>(peaks[r].predicted), kTolerance * measured) << where;
+      }
+    }
+  }
+}
+
+TEST(MessageBuffers, AreAllMadeBeforeTheFirstMessageOfTrainingSteps) {
+  tests::run_smp_ranks(3, {.microbatches = 8}, [] {
+    const ZooModel& model = support::zoo_model("gpt");
+    TensorMemory memory;
+    const auto module = model.make(/*seed=*/7);
+    DistributedModel<torch::nn::Module> distributed(module);
+    const std::vector<at::Tensor> batch = model.make_inputs(kBatch, /*seed=*/11);
+    std::vector<int64_t> after_step;
+    for (int s = 0; s < 6; ++s) {
+      train_step(model, *module, distributed, batch);
+      distributed.zero_grad();
+      after_step.push_back(memory.current_bytes());
+    }
+    for (int64_t bytes : after_step) EXPECT_EQ(bytes, after_step.front()) << "rank " << rank();
+  });
+}
+
+TEST(MessageBuffers, ReservedOnesAreTakenAndComeBack) {
+  TensorMemory memory;
+  runtime::BufferPool pool;
+  pool.reserve({{1000, 2}, {1064, 1}});
+  const int64_t reserved = memory.current_bytes();
+  EXPECT_EQ(reserved, 2 * 1000 + 1064);
+  pool.reserve({{1000, 2}});  // are there
+  for (int i = 0; i < 3; ++i) {
+    const auto a = pool.take(1000), b = pool.take(960);
+    EXPECT_EQ(pool.take(1001)->capacity_bytes(), 1064);
+    EXPECT_EQ(memory.current_bytes(), reserved);
+  }
+  const auto a = pool.take(1000), b = pool.take(1000), c = pool.take(1000);
+  EXPECT_EQ(memory.current_bytes(), reserved);  // the longer one is near enough
+  const auto d = pool.take(1000);
+  EXPECT_EQ(memory.current_bytes(), reserved + 1000);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ZooPeak, testing::ValuesIn(support::model_zoo()),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace smp
