@@ -72,6 +72,14 @@ bool is_dense(const TensorSpec& spec) {
   return true;
 }
 
+/// A view from before the last write to its memory, read after it.
+bool is_stale_view(const Value& value, NodeId reader, const std::vector<StorageUse>& uses) {
+  if (value.storage < 0) return false;
+  const StorageUse& use = uses[value.storage];
+  const bool is_view = use.nodes.front() < value.producer;
+  return is_view && value.producer < use.last_write && use.last_write < reader;
+}
+
 size_t count_storages(const Graph& graph) {
   int32_t last = -1;
   for (const Value& value : graph.values) last = std::max(last, value.storage);
@@ -118,7 +126,8 @@ bool can_travel(const Graph& graph, ValueId id, const std::vector<int64_t>& stor
 std::vector<NodeId> node_groups(const Graph& graph) {
   UnionFind groups(graph.nodes.size());
   const std::vector<char> is_named = is_named_storage(graph);
-  for (size_t s = 0; const StorageUse& use : uses_by_storage(graph, is_named.size(), is_named)) {
+  const std::vector<StorageUse> uses = uses_by_storage(graph, is_named.size(), is_named);
+  for (size_t s = 0; const StorageUse& use : uses) {
     const bool is_kept = is_named[s++];
     if (use.last_write == kNoNode) continue;
     for (NodeId node : use.nodes) {
@@ -134,6 +143,7 @@ std::vector<NodeId> node_groups(const Graph& graph) {
     for (ValueId id : node_inputs(graph.nodes[n])) {
       const Value& value = graph.values[id];
       if (value.kind != ValueKind::kResult) continue;
+      if (is_stale_view(value, n, uses)) groups.unite(value.producer, n);
       const bool is_weight_view = value.storage >= 0 && is_parameter[value.storage];
       if (is_weight_view || !can_travel(graph, id, extents)) groups.unite(value.producer, n);
     }

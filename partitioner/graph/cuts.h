@@ -15,7 +15,9 @@ namespace smp::partitioner {
 /// its last
 ///   write, shares a stage (a received tensor is a leaf of its own; an in-place write there would
 ///   miss the others). If it belongs to a parameter, buffer, input or constant, later readers share
-///   that stage, too: what is written is the one copy that this rank keeps.
+///   that stage, too: what is written is the one copy that this rank keeps. So do later
+///   readers of a value from before the last write, a view: autograd makes it anew from what was
+///   written.
 /// - A value that cannot travel (`can_travel`), or that is a view of a parameter (weights would be
 /// sent in every
 ///   microbatch): its producer and its readers share a stage. The base of a view may still travel:

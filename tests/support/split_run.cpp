@@ -25,10 +25,11 @@ std::vector<StepOutput> call(const ZooModel& model, DistributedModel<torch::nn::
 
 }  // namespace
 
-OracleResult run_split(const ZooModel& model) {
+OracleResult run_split(const ZooModel& model, const std::function<void()>& look) {
   const auto module = model.make(kModelSeed);
   DistributedModel<torch::nn::Module> distributed(module);
   const std::vector<StepOutput> outputs = call(model, distributed, *module, model.make_inputs(kBatch, kDataSeed));
+  look();
   OracleResult result;
   for (int64_t m = 0; m < outputs.at(0).size(); ++m) {
     result.losses.push_back(outputs[0][m]);

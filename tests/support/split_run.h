@@ -1,6 +1,8 @@
 // A model of the zoo run through the public API, with the same result type as the oracle.
 #pragma once
 
+#include <functional>
+
 #include "tests/support/oracle.h"
 
 namespace smp::support {
@@ -10,7 +12,8 @@ constexpr uint64_t kSplitBaseSeed = 5;
 
 /// One training step of a new module of `model` on the calling rank: public API only. The batch is one that 1, 2, 5 and 8
 /// microbatches divide. Gradients are those that live on this rank; buffers are gathered.
-OracleResult run_split(const ZooModel& model);
+/// `look` is called after the step, while the model lives.
+OracleResult run_split(const ZooModel& model, const std::function<void()>& look = [] {});
 
 /// The same step by the oracle.
 OracleResult run_unsplit(const ZooModel& model, int microbatches);

@@ -54,6 +54,15 @@ TEST(Cuts, WriteThroughAViewCountsForItsBase) {
   EXPECT_EQ(cuts_of(g), "|..||");
 }
 
+TEST(Cuts, ViewFromBeforeAWriteIsReadWhereItWasMade) {
+  GraphBuilder g;
+  const ValueId a = g.relu(g.input({4, 6}));
+  const ValueId v = g.view("aten::view", a, contiguous_spec({24}));
+  g.in_place("aten::mul_", a);
+  g.relu(v);
+  EXPECT_EQ(cuts_of(g), "|...|");
+}
+
 TEST(Cuts, OutputWrittenByItsOwnCreatorIsNoWrite) {
   GraphBuilder g;
   const ValueId a = g.op("aten::zeros", {}, {4});
