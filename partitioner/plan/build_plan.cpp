@@ -43,9 +43,10 @@ void add_nodes(const Graph& graph, const std::vector<int>& stage_of_node, Plan& 
 void add_stage_costs(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options,
                      Plan& plan) {
   for (StagePlan& stage : plan.stages) {
+    const double speed = options.speed_of(stage.rank);
     for (NodeId n : stage.nodes) {
-      stage.cost.forward_us += costs.forward_us[n];
-      stage.cost.backward_us += costs.backward_us[n];
+      stage.cost.forward_us += costs.forward_us[n] / speed;
+      stage.cost.backward_us += costs.backward_us[n] / speed;
     }
     for (ValueId id : stage.parameters) {
       const ParameterBytes bytes =
@@ -99,7 +100,12 @@ Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignme
   plan.gradients = gradient_relays(graph, plan.stage_of_node, assignment.rank_of_stage);
   add_stage_costs(graph, costs, options, plan);
   add_message_costs(graph, options.device, plan);
-  plan.lower_bound_us = std::max(costs.total_us / options.num_ranks, costs.heaviest_us);
+  double speed = 0, fastest = 0;
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    speed += options.speed_of(rank);
+    fastest = std::max(fastest, options.speed_of(rank));
+  }
+  plan.lower_bound_us = std::max(costs.total_us / speed, costs.heaviest_us / fastest);
   plan.slowest_stage_us = slowest_rank_us(plan);
   add_memory(graph, options, plan);
   return plan;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 namespace smp::partitioner {
 namespace {
@@ -48,9 +49,11 @@ struct BeginOrder {
   std::vector<int> rank_of_border;
   std::vector<double> sorted_begin_us;
 
-  explicit BeginOrder(const std::vector<double>& begin_us) : rank_of_border(begin_us.size()) {
-    std::vector<int> order(begin_us.size());
+  BeginOrder(const BlockChain& chain, int stage) : rank_of_border(chain.prefix_us.size()) {
+    std::vector<int> order(rank_of_border.size());
+    std::vector<double> begin_us(rank_of_border.size());
     std::iota(order.begin(), order.end(), 0);
+    for (int border : order) begin_us[border] = chain.begin_us(stage, border);
     std::stable_sort(order.begin(), order.end(),
                      [&](int a, int b) { return begin_us[a] < begin_us[b]; });
     for (size_t rank = 0; rank < order.size(); ++rank) {
@@ -111,11 +114,14 @@ void ChainProbe::find_earliest_borders(double limit_us) {
   earliest_[num_stages_] = border;
   const auto& prefix = chain_.prefix_us;
   for (int stage = num_stages_ - 1; stage >= 0; --stage) {
-    const double end_us = prefix[border];
-    auto too_early = [&](double begin_us) { return end_us - begin_us > limit_us; };
+    const double slowness = chain_.stages[stage].slowness;
+    const double end_us = prefix[border] * slowness;
+    auto too_early = [&](double begin_us) { return end_us - begin_us * slowness > limit_us; };
     const int begin = static_cast<int>(
         std::partition_point(prefix.begin(), prefix.begin() + border, too_early) - prefix.begin());
-    if (begin > 0) next_candidate_us_ = std::min(next_candidate_us_, end_us - prefix[begin - 1]);
+    if (begin > 0) {
+      next_candidate_us_ = std::min(next_candidate_us_, end_us - prefix[begin - 1] * slowness);
+    }
     border = begin;
     earliest_[stage] = std::max(begin, stage);
   }
@@ -133,8 +139,8 @@ bool ChainProbe::sweep(int stage, double limit_us) {
   const int last_end = latest_border(stage + 1);
   for (int end = std::max(earliest_[stage + 1], first_begin + 1); end <= last_end; ++end) {
     for (; next_from < from_end && border_[next_from] < end; ++next_from) {
-      const double begin_us = chain_.begin_us[border_[next_from]];
-      while (window_.size() > head && chain_.begin_us[border_[window_.back()]] >= begin_us) {
+      const double begin_us = chain_.begin_us(stage, border_[next_from]);
+      while (window_.size() > head && chain_.begin_us(stage, border_[window_.back()]) >= begin_us) {
         window_.pop_back();
       }
       window_.push_back(static_cast<int>(next_from));
@@ -145,14 +151,14 @@ bool ChainProbe::sweep(int stage, double limit_us) {
       if (end > last_begin) break;
       continue;
     }
-    const double begin_us = chain_.begin_us[border_[window_[head]]];
-    const double us = chain_.end_us[end] + begin_us;
+    const double begin_us = chain_.begin_us(stage, border_[window_[head]]);
+    const double us = chain_.end_us(stage, end) + begin_us;
     if (us <= limit_us) {
       border_.push_back(end);
       parent_.push_back(window_[head]);
       continue;
     }
-    const double without_send_us = chain_.prefix_us[end] + begin_us;
+    const double without_send_us = chain_.prefix_us[end] * chain_.stages[stage].slowness + begin_us;
     const bool all_later_fail = end > last_begin && without_send_us > limit_us;
     next_candidate_us_ = std::min(next_candidate_us_, all_later_fail ? without_send_us : us);
     if (all_later_fail) break;
@@ -167,7 +173,7 @@ void ChainProbe::backtrack() {
   for (int stage = num_stages_ - 1; stage >= 0; --stage) {
     const size_t from = static_cast<size_t>(parent_[index]);
     cuts_[stage + 1] = border_[index];
-    slowest_us_ = std::max(slowest_us_, chain_.stage_us(border_[from], border_[index]));
+    slowest_us_ = std::max(slowest_us_, chain_.stage_us(stage, border_[from], border_[index]));
     index = from;
   }
 }
@@ -188,13 +194,17 @@ bool ChainProbe::reaches(double limit_us) {
 
 std::vector<int> ChainProbe::least_traffic(double limit_us) {
   TORCH_INTERNAL_ASSERT(reaches(limit_us));
-  const BeginOrder order(chain_.begin_us);
+  std::optional<BeginOrder> order;
   MinTree tree(chain_.num_blocks() + 1);
   std::vector<double> traffic_us(border_.size(), kInfinity);  // of the stages so far
   traffic_us[0] = 0;
   begin_.push_back(border_.size());
   std::vector<int> index_of_border(chain_.num_blocks() + 1, 0);
   for (int stage = 0; stage < num_stages_; ++stage) {
+    const auto& stages = chain_.stages;  // those of one speed share an order
+    if (stage == 0 || stages[stage].slowness != stages[stage - 1].slowness) {
+      order.emplace(chain_, stage);
+    }
     size_t next_from = begin_[stage], oldest = begin_[stage];
     const size_t from_end = begin_[stage + 1];
     BeginWindow window(chain_, stage, border_[next_from]);
@@ -203,17 +213,18 @@ std::vector<int> ChainProbe::least_traffic(double limit_us) {
       for (; next_from < from_end && border_[next_from] < end; ++next_from) {
         const int border = border_[next_from];
         index_of_border[border] = static_cast<int>(next_from);
-        tree.set(order.rank_of_border[border], {traffic_us[next_from], border});
+        tree.set(order->rank_of_border[border], {traffic_us[next_from], border});
       }
       const int earliest_begin = window.earliest_begin(end);
       for (; oldest < next_from && border_[oldest] < earliest_begin; ++oldest) {
-        tree.set(order.rank_of_border[border_[oldest]], {});
+        tree.set(order->rank_of_border[border_[oldest]], {});
       }
-      const auto best = tree.smallest_below(order.count_within(chain_.end_us[end], limit_us));
+      const auto best =
+          tree.smallest_below(order->count_within(chain_.end_us(stage, end), limit_us));
       traffic_us[i] = best.traffic_us + chain_.traffic_us[end];
       parent_[i] = index_of_border[best.border];
     }
-    for (; oldest < next_from; ++oldest) tree.set(order.rank_of_border[border_[oldest]], {});
+    for (; oldest < next_from; ++oldest) tree.set(order->rank_of_border[border_[oldest]], {});
   }
   backtrack();
   return cuts_;

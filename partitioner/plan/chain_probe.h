@@ -14,8 +14,8 @@ namespace smp::partitioner {
 /// Prefix sums over blocks; entry p belongs to the border before block p, 0 <= p <= num_blocks().
 struct BlockChain {
   std::vector<double> prefix_us;   // time of the blocks before p
-  std::vector<double> begin_us;    // receive - prefix: a stage that begins at p
-  std::vector<double> end_us;      // prefix + send: a stage that ends at p
+  std::vector<double> receive_us;  // of a stage that begins at p
+  std::vector<double> send_us;     // of a stage that ends at p
   std::vector<double> traffic_us;  // receive + send
   std::vector<int64_t> prefix_fixed_bytes;
   std::vector<int64_t> prefix_activation_bytes;
@@ -25,7 +25,15 @@ struct BlockChain {
   int num_blocks() const { return static_cast<int>(prefix_us.size()) - 1; }
   /// The one arithmetic in which stages are compared; rounding is monotone, so minima commute with
   /// it.
-  double stage_us(int begin, int end) const { return end_us[end] + begin_us[begin]; }
+  double begin_us(int stage, int border) const {
+    return receive_us[border] - prefix_us[border] * stages[stage].slowness;
+  }
+  double end_us(int stage, int border) const {
+    return prefix_us[border] * stages[stage].slowness + send_us[border];
+  }
+  double stage_us(int stage, int begin, int end) const {
+    return end_us(stage, end) + begin_us(stage, begin);
+  }
 };
 
 /// Borders that a stage may begin at when it ends at a border which only moves right: memory and

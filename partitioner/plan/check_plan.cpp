@@ -7,7 +7,9 @@
 #include <set>
 
 #include "partitioner/graph/cuts.h"
+#include "partitioner/graph/gradient_flow.h"
 #include "partitioner/plan/crossings.h"
+#include "partitioner/plan/linearise.h"
 
 namespace smp::partitioner {
 namespace {
@@ -36,8 +38,31 @@ void check_stages(const Graph& graph, const Plan& plan) {
   }
   TORCH_CHECK_VALUE(std::count(seen.begin(), seen.end(), 1) == static_cast<int64_t>(seen.size()),
                     "plan: expected every node on a stage, got one on none.", kFix);
-  TORCH_CHECK_VALUE(std::is_sorted(plan.stage_of_node.begin(), plan.stage_of_node.end()),
-                    "plan: expected stages that never fall along the program.", kFix);
+}
+
+/// What an operator reads comes from its own stage or an earlier one; the terms of a gradient add
+/// up in program order (linearise.h).
+void check_order(const Graph& graph, const Plan& plan) {
+  const GradientFlow flow(graph);
+  const GradientSums sums(graph);
+  std::vector<int> last_stage(sums.num_terms.size(), -1);
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const int stage = plan.stage_of_node[n];
+    for (ValueId id : node_inputs(graph.nodes[n])) {
+      const NodeId producer = graph.values[id].producer;
+      if (producer == kNoNode) continue;
+      TORCH_CHECK_VALUE(plan.stage_of_node[producer] <= stage, "plan: expected node ", n, " (",
+                        graph.nodes[n].op, ") on stage ", plan.stage_of_node[producer],
+                        ", where what it reads is made, or later, got stage ", stage, ".", kFix);
+      if (!flow.passes_gradient(static_cast<NodeId>(n))) continue;
+      const int32_t sum = sums.sum_of_value[id];
+      TORCH_CHECK_VALUE(sums.num_terms[sum] < 3 || stage >= last_stage[sum],
+                        "plan: expected the stages that read value ", id,
+                        " not to fall along the program, since its gradient has ",
+                        sums.num_terms[sum], " terms, which must add up in one order.", kFix);
+      last_stage[sum] = stage;
+    }
+  }
 }
 
 void check_groups(const Graph& graph, const Plan& plan) {
@@ -86,6 +111,7 @@ void check_transfers(const Graph& graph, const Plan& plan) {
 
 void check(const Graph& graph, const Plan& plan) {
   check_stages(graph, plan);
+  check_order(graph, plan);
   check_groups(graph, plan);
   check_parameters(graph, plan);
   check_transfers(graph, plan);

@@ -24,6 +24,9 @@ void check_lengths(const Chain& chain) {
                                 chain.activation_bytes.size() == n &&
                                 (chain.first_stage.empty() || chain.first_stage.size() == n) &&
                                 chain.first_stage.size() == chain.last_stage.size();
+  const bool speeds_fit = std::all_of(chain.stages.begin(), chain.stages.end(),
+                                      [](const auto& stage) { return stage.slowness > 0; });
+  TORCH_CHECK_VALUE(speeds_fit, "split_chain: expected slowness above 0 for every stage.");
   const bool per_cut_fit = chain.send_us.size() == n + 1 && chain.receive_us.size() == n + 1 &&
                            chain.cut_allowed.size() == n + 1;
   TORCH_CHECK_VALUE(per_operator_fit && per_cut_fit, "split_chain: expected ", n,
@@ -72,8 +75,8 @@ BlockChain merge_blocks(const Chain& chain, const std::vector<int>& positions) {
     const double send_us = is_end ? 0 : chain.send_us[p];
     const double receive_us = is_end ? 0 : chain.receive_us[p];
     blocks.prefix_us.push_back(prefix_us);
-    blocks.end_us.push_back(prefix_us + send_us);
-    blocks.begin_us.push_back(receive_us - prefix_us);
+    blocks.send_us.push_back(send_us);
+    blocks.receive_us.push_back(receive_us);
     blocks.traffic_us.push_back(send_us + receive_us);
     blocks.prefix_fixed_bytes.push_back(fixed_bytes);
     blocks.prefix_activation_bytes.push_back(activation_bytes);
@@ -158,6 +161,17 @@ double find_optimum(ChainProbe& probe, double lower_us) {
   return upper_us;
 }
 
+/// The best that `num_stages` stages can do: all equally busy, or the heaviest operator on the
+/// fastest.
+double least_us(const Chain& chain, double total_us, double heaviest_us, int num_stages) {
+  double speed = 0, slowness = kInfinity;
+  for (int s = 0; s < num_stages; ++s) {
+    speed += 1 / chain.stages[s].slowness;
+    slowness = std::min(slowness, chain.stages[s].slowness);
+  }
+  return std::max(total_us / speed, heaviest_us * slowness);
+}
+
 double heaviest(const std::vector<double>& prefix_us) {
   double us = 0;
   for (size_t p = 1; p < prefix_us.size(); ++p) us = std::max(us, prefix_us[p] - prefix_us[p - 1]);
@@ -190,7 +204,7 @@ ChainSplit split_chain(const Chain& chain) {
   // Not above the optimum even by rounding: the search may end at its lower bound only through a
   // probe.
   const double search_from_us =
-      std::max(total_us / num_stages, heaviest(blocks.prefix_us)) * (1 - 1e-12);
+      least_us(chain, total_us, heaviest(blocks.prefix_us), num_stages) * (1 - 1e-12);
   ChainSplit split;
   split.slowest_stage_us = find_optimum(probe, search_from_us);
   for (int border : probe.least_traffic(split.slowest_stage_us)) {
@@ -199,7 +213,7 @@ ChainSplit split_chain(const Chain& chain) {
   split.num_used_stages = num_stages;
   split.cuts.resize(chain.num_stages() + 1, chain.num_operators());
   const double heaviest_operator_us = *std::max_element(chain.time_us.begin(), chain.time_us.end());
-  split.lower_bound_us = std::max(total_us / chain.num_stages(), heaviest_operator_us);
+  split.lower_bound_us = least_us(chain, total_us, heaviest_operator_us, chain.num_stages());
   return split;
 }
 

@@ -8,12 +8,13 @@ namespace smp::partitioner {
 
 /// A chain of n operators to be split into K consecutive stages. Position p lies before operator p.
 ///
-/// A stage [a, b) costs receive_us[a] + sum of time_us + send_us[b] and holds
+/// A stage [a, b) costs receive_us[a] + sum of time_us * slowness + send_us[b] and holds
 /// sum of fixed_bytes + in_flight * sum of activation_bytes.
 struct Chain {
   struct StageLimits {
     int64_t in_flight = 1;      // microbatches whose activations are alive at once, >= 0
     int64_t memory_bytes = -1;  // -1: no limit
+    double slowness = 1;        // > 0; 2: a rank of half the speed
   };
 
   std::vector<double> time_us;            // n, forward and backward of one microbatch, >= 0
@@ -35,7 +36,7 @@ struct ChainSplit {
   std::vector<int> cuts;    // K + 1 positions; stage s is [cuts[s], cuts[s + 1])
   int num_used_stages = 0;  // stages from here on are empty: too few operators or allowed cuts
   double slowest_stage_us = 0;
-  double lower_bound_us = 0;  // max(total / K, heaviest operator)
+  double lower_bound_us = 0;  // max(total / sum of speeds, heaviest operator on the fastest)
 };
 
 /// Splits `chain` so that the slowest stage is as fast as possible.

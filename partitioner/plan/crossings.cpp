@@ -22,6 +22,10 @@ std::vector<std::vector<int>> reading_stages(const Graph& graph,
       }
     }
   }
+  for (auto& of_value : stages) {
+    std::sort(of_value.begin(), of_value.end());
+    of_value.erase(std::unique(of_value.begin(), of_value.end()), of_value.end());
+  }
   return stages;
 }
 

@@ -26,29 +26,29 @@ GraphCosts graph_costs(const Graph& graph, const DeviceModel& device) {
 
 int64_t message_bytes(const Value& value) { return extent_bytes(value.spec); }
 
-std::vector<NodeId> last_readers(const Graph& graph) {
-  std::vector<NodeId> last(graph.values.size(), kNoNode);
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    for (ValueId id : node_inputs(graph.nodes[n])) last[id] = static_cast<NodeId>(n);
+std::vector<double> cut_traffic_us(const Graph& graph, const DeviceModel& device,
+                                   const std::vector<NodeId>& order) {
+  std::vector<size_t> position(order.size());
+  for (size_t p = 0; p < order.size(); ++p) position[order[p]] = p;
+  std::vector<size_t> last(graph.values.size(), 0);  // position of the last reader
+  for (size_t p = 0; p < order.size(); ++p) {
+    for (ValueId id : node_inputs(graph.nodes[order[p]])) last[id] = p;
   }
-  return last;
-}
-
-std::vector<double> cut_traffic_us(const Graph& graph, const DeviceModel& device) {
   // A value crosses the positions (producer, last reader]: added at the first, taken away behind
   // the last.
   std::vector<double> change_us(graph.nodes.size() + 2, 0);
   std::vector<int> crossing(graph.nodes.size() + 2, 0);
   const GradientFlow gradients(graph);
-  const std::vector<NodeId> last = last_readers(graph);
   for (size_t v = 0; v < graph.values.size(); ++v) {
     const Value& value = graph.values[v];
-    if (value.kind != ValueKind::kResult || last[v] <= value.producer) continue;
+    if (value.kind != ValueKind::kResult) continue;
+    const size_t made = position[value.producer];
+    if (last[v] <= made) continue;
     const bool returns = gradients.receives_gradient(static_cast<ValueId>(v));
     const double us = device.message_us(message_bytes(value)) * (returns ? 2 : 1);
-    change_us[value.producer + 1] += us;
+    change_us[made + 1] += us;
     change_us[last[v] + 1] -= us;
-    ++crossing[value.producer + 1];
+    ++crossing[made + 1];
     --crossing[last[v] + 1];
   }
   std::vector<double> traffic_us(graph.nodes.size() + 1, 0);

@@ -25,10 +25,8 @@ GraphCosts graph_costs(const Graph& graph, const DeviceModel& device);
 int64_t message_bytes(const Value& value);
 
 /// By position, num_nodes + 1 entries: microseconds that either side of a cut there spends on the
-/// values that cross it and on their gradients.
-std::vector<double> cut_traffic_us(const Graph& graph, const DeviceModel& device);
-
-/// By ValueId: the last node that reads it, kNoNode if none does.
-std::vector<NodeId> last_readers(const Graph& graph);
+/// values that cross it and on their gradients, where the nodes stand in `order`.
+std::vector<double> cut_traffic_us(const Graph& graph, const DeviceModel& device,
+                                   const std::vector<NodeId>& order);
 
 }  // namespace smp::partitioner

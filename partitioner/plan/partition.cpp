@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "partitioner/plan/build_plan.h"
 #include "partitioner/plan/contiguous.h"
 #include "partitioner/plan/graph_costs.h"
+#include "partitioner/plan/linearise.h"
 #include "partitioner/plan/peak_memory.h"
 #include "partitioner/plan/pins.h"
 #include "partitioner/plan/predict_step.h"
@@ -39,65 +41,87 @@ void check_options(const Graph& graph, const PartitionOptions& options) {
   TORCH_CHECK_VALUE(options.active_microbatches >= 0,
                     "partition: expected active_microbatches >= 0 (0: number of ranks), got ",
                     options.active_microbatches, ".");
+  const auto ranks = static_cast<size_t>(options.num_ranks);
+  TORCH_CHECK_VALUE(options.rank_speed.empty() || options.rank_speed.size() == ranks,
+                    "partition: expected a speed for each of ", ranks, " ranks, got ",
+                    options.rank_speed.size(), ".");
+  TORCH_CHECK_VALUE(
+      options.rank_memory_limit_bytes.empty() || options.rank_memory_limit_bytes.size() == ranks,
+      "partition: expected a memory limit for each of ", ranks, " ranks, got ",
+      options.rank_memory_limit_bytes.size(), ".");
+  for (double speed : options.rank_speed) {
+    TORCH_CHECK_VALUE(std::isfinite(speed) && speed > 0, "partition: expected speeds above 0, got ",
+                      speed, ".");
+  }
   check_pins(graph, options);
 }
 
-/// By NodeId: bytes of the parameters that are read there first, never more than what a stage with
-/// that node holds at its peak. A shared parameter counts at its first reader only. Where all
+/// What the chain split needs of one order of the operators.
+struct Layout {
+  const Linearisation& order;
+  std::vector<double> traffic_us;  // by position
+};
+
+/// By position: bytes of the parameters that are read there first, never more than what a stage
+/// with that node holds at its peak. A shared parameter counts at its first reader only. Where all
 /// microbatches are in flight at once no gradient is there yet when most activations are.
-std::vector<int64_t> least_bytes_by_node(const Graph& graph, const PartitionOptions& options) {
+std::vector<int64_t> least_bytes(const Graph& graph, const std::vector<NodeId>& order,
+                                 const PartitionOptions& options) {
   const std::vector<int> in_flight = in_flight_by_stage(options, options.num_ranks);
   const bool meets_gradients =
       *std::max_element(in_flight.begin(), in_flight.end()) < options.num_microbatches;
-  std::vector<int64_t> bytes(graph.nodes.size(), 0);
+  std::vector<int64_t> bytes(order.size(), 0);
   std::vector<char> is_counted(graph.values.size(), 0);
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    for (ValueId id : node_inputs(graph.nodes[n])) {
+  for (size_t p = 0; p < order.size(); ++p) {
+    for (ValueId id : node_inputs(graph.nodes[order[p]])) {
       const Value& value = graph.values[id];
       if (!is_named(value) || std::exchange(is_counted[id], 1)) continue;
       const ParameterBytes of_value = parameter_bytes(value, options.optimizer_state_factor);
-      bytes[n] += of_value.total() - (meets_gradients ? 0 : of_value.gradient);
+      bytes[p] += of_value.total() - (meets_gradients ? 0 : of_value.gradient);
     }
   }
   return bytes;
 }
 
-/// By NodeId: bytes of the parameters that are read there first. One that is read again far away (a
-/// tied weight) counts there again: its readers will hardly share a stage. The finished plan is
+/// By position: bytes of the parameters that are read there first. One that is read again far away
+/// (a tied weight) counts there again: its readers will hardly share a stage. The finished plan is
 /// checked exactly.
-std::vector<int64_t> parameter_bytes_by_node(const Graph& graph, const PartitionOptions& options) {
-  std::vector<int64_t> bytes(graph.nodes.size(), 0);
-  std::vector<NodeId> last_reader(graph.values.size(), kNoNode);
-  const auto far = static_cast<NodeId>(graph.nodes.size() / static_cast<size_t>(options.num_ranks));
-  for (NodeId n = 0; n < static_cast<NodeId>(graph.nodes.size()); ++n) {
-    for (ValueId id : node_inputs(graph.nodes[n])) {
+std::vector<int64_t> usual_bytes(const Graph& graph, const std::vector<NodeId>& order,
+                                 const PartitionOptions& options) {
+  std::vector<int64_t> bytes(order.size(), 0);
+  std::vector<int64_t> last_reader(graph.values.size(), -1);
+  const auto far = static_cast<int64_t>(order.size() / static_cast<size_t>(options.num_ranks));
+  for (int64_t p = 0; p < std::ssize(order); ++p) {
+    for (ValueId id : node_inputs(graph.nodes[order[p]])) {
       const Value& value = graph.values[id];
       if (!is_named(value)) continue;
-      const bool is_counted = last_reader[id] != kNoNode && n - last_reader[id] <= far;
-      last_reader[id] = n;
-      if (!is_counted) bytes[n] += parameter_bytes(value, options.optimizer_state_factor).total();
+      const bool is_counted = last_reader[id] >= 0 && p - last_reader[id] <= far;
+      last_reader[id] = p;
+      if (!is_counted) bytes[p] += parameter_bytes(value, options.optimizer_state_factor).total();
     }
   }
   return bytes;
 }
 
-Chain make_chain(const Graph& graph, const GraphCosts& costs, const std::vector<double>& traffic_us,
-                 const std::vector<char>& cut_allowed, const PartitionOptions& options) {
+Chain make_chain(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+                 const PartitionOptions& options) {
   Chain chain;
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+  for (NodeId n : layout.order.nodes) {
     chain.time_us.push_back(costs.forward_us[n] + costs.backward_us[n]);
+    chain.activation_bytes.push_back(costs.activation_bytes[n]);
   }
-  chain.fixed_bytes = parameter_bytes_by_node(graph, options);
-  chain.activation_bytes = costs.activation_bytes;
-  chain.send_us = chain.receive_us = traffic_us;
-  chain.cut_allowed = cut_allowed;
-  for (int in_flight : in_flight_by_stage(options, options.num_ranks)) {
-    chain.stages.push_back({in_flight, options.memory_limit_bytes});
+  chain.fixed_bytes = usual_bytes(graph, layout.order.nodes, options);
+  chain.send_us = chain.receive_us = layout.traffic_us;
+  chain.cut_allowed = layout.order.cut_allowed;
+  const std::vector<int> in_flight = in_flight_by_stage(options, options.num_ranks);
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    chain.stages.push_back(
+        {in_flight[static_cast<size_t>(rank)], options.limit_of(rank), 1 / options.speed_of(rank)});
   }
   return chain;
 }
 
-/// The blocks between allowed cuts: first node of each.
+/// The blocks between allowed cuts: position of the first node of each.
 std::vector<int> block_starts(const std::vector<char>& cut_allowed) {
   std::vector<int> starts;
   for (size_t p = 0; p + 1 < cut_allowed.size(); ++p) {
@@ -107,9 +131,6 @@ std::vector<int> block_starts(const std::vector<char>& cut_allowed) {
 }
 
 void add_pins(const std::vector<int>& starts, const std::vector<RankSet>& allowed, Chain& chain) {
-  const bool has_pins =
-      std::any_of(allowed.begin(), allowed.end(), [](const RankSet& set) { return !set.empty(); });
-  if (!has_pins) return;
   chain.first_stage.assign(chain.time_us.size(), 0);
   chain.last_stage.assign(chain.time_us.size(), chain.num_stages() - 1);
   for (size_t b = 0; b < starts.size(); ++b) {
@@ -119,46 +140,68 @@ void add_pins(const std::vector<int>& starts, const std::vector<RankSet>& allowe
   }
 }
 
-StageAssignment assign(const ChainSplit& split) {
+StageAssignment assign(const ChainSplit& split, const std::vector<NodeId>& order) {
   StageAssignment assignment;
+  assignment.stage_of_node.resize(order.size());
   for (int s = 0; s < split.num_used_stages; ++s) {
     assignment.rank_of_stage.push_back(s);
-    assignment.stage_of_node.resize(split.cuts[s + 1], s);
+    for (int p = split.cuts[s]; p < split.cuts[s + 1]; ++p) assignment.stage_of_node[order[p]] = s;
   }
   return assignment;
 }
 
 StageAssignment assign(const std::vector<int>& starts, const std::vector<int>& rank_of_block,
-                       size_t num_nodes) {
+                       const std::vector<NodeId>& order) {
   StageAssignment assignment;
+  assignment.stage_of_node.resize(order.size());
   for (size_t b = 0; b < starts.size(); ++b) {
     if (b == 0 || rank_of_block[b] != rank_of_block[b - 1]) {
       assignment.rank_of_stage.push_back(rank_of_block[b]);
     }
-    const size_t end = b + 1 < starts.size() ? static_cast<size_t>(starts[b + 1]) : num_nodes;
-    assignment.stage_of_node.resize(end, static_cast<int>(assignment.rank_of_stage.size()) - 1);
+    const size_t end = b + 1 < starts.size() ? static_cast<size_t>(starts[b + 1]) : order.size();
+    for (auto p = static_cast<size_t>(starts[b]); p < end; ++p) {
+      assignment.stage_of_node[order[p]] = static_cast<int>(assignment.rank_of_stage.size()) - 1;
+    }
   }
   return assignment;
 }
 
-int64_t largest_peak(const Plan& plan) {
-  return *std::max_element(plan.predicted_peak_bytes.begin(), plan.predicted_peak_bytes.end());
+/// By how many bytes the rank that is furthest over its limit is.
+int64_t largest_excess(const Plan& plan, const PartitionOptions& options) {
+  int64_t excess = 0;
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    const int64_t limit = options.limit_of(rank);
+    if (limit < 0) continue;
+    excess = std::max(excess, plan.predicted_peak_bytes[static_cast<size_t>(rank)] - limit);
+  }
+  return excess;
 }
 
-int64_t largest_excess(const Plan& plan, int64_t limit) {
-  return limit < 0 ? 0 : std::max<int64_t>(0, largest_peak(plan) - limit);
+/// All limits `bytes` higher.
+PartitionOptions with_more(PartitionOptions options, int64_t bytes) {
+  if (options.memory_limit_bytes >= 0) options.memory_limit_bytes += bytes;
+  for (int64_t& limit : options.rank_memory_limit_bytes) limit += limit >= 0 ? bytes : 0;
+  return options;
 }
 
-void refuse_memory(int64_t needed, const PartitionOptions& options) {
+void refuse_memory(int64_t missing, const PartitionOptions& options) {
+  int64_t limit = options.memory_limit_bytes;
+  for (int64_t other : options.rank_memory_limit_bytes) limit = std::max(limit, other);
+  const int64_t needed = limit + missing;
+  TORCH_CHECK_VALUE(
+      options.rank_memory_limit_bytes.empty(), "partition: expected memory limits that are ",
+      missing, " bytes higher, got at most ", limit, " with ", options.num_ranks, " ranks and ",
+      options.num_microbatches, " microbatches. Raise the limit of each rank by ", missing,
+      " bytes, use more ranks, more (smaller) microbatches, fewer active_microbatches, or an "
+      "optimizer with less state.");
   TORCH_CHECK_VALUE(false, "partition: expected a memory limit of at least ", needed,
-                    " bytes per rank, got ", options.memory_limit_bytes, " with ",
-                    options.num_ranks, " ranks and ", options.num_microbatches,
-                    " microbatches. Raise the limit to ", needed,
+                    " bytes per rank, got ", limit, " with ", options.num_ranks, " ranks and ",
+                    options.num_microbatches, " microbatches. Raise the limit to ", needed,
                     " bytes, use more ranks, more (smaller) microbatches, fewer "
                     "active_microbatches, or an optimizer with less state.");
 }
 
-/// A plan within the limit, or by how many bytes the limit was missed (more may be missing).
+/// A plan within the limits, or by how many bytes they were missed (more may be missing).
 struct Attempt {
   std::optional<Plan> plan;
   int64_t missing_bytes = 0;
@@ -176,10 +219,12 @@ int64_t counted_bytes(const Chain& chain, const ChainSplit& split, size_t stage)
 /// The chain counts less than a stage holds (workspaces, messages, storages that several stages
 /// keep). Where the finished plan is over the limit for that reason, that stage is allowed as much
 /// less than it has now and the split is made again.
-Attempt split_within(int64_t limit_bytes, const Graph& graph, const GraphCosts& costs, Chain chain,
+Attempt split_within(const Graph& graph, const GraphCosts& costs, const Layout& layout, Chain chain,
                      const PartitionOptions& options) {
   constexpr int kMaxSplits = 8;
-  for (auto& limits : chain.stages) limits.memory_bytes = limit_bytes;
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    chain.stages[static_cast<size_t>(rank)].memory_bytes = options.limit_of(rank);
+  }
   Attempt attempt;
   for (int i = 0; i < kMaxSplits; ++i) {
     if (const int64_t growth = smallest_memory_growth(chain); growth > 0) {
@@ -187,13 +232,14 @@ Attempt split_within(int64_t limit_bytes, const Graph& graph, const GraphCosts& 
       return attempt;
     }
     const ChainSplit split = split_chain(chain);
-    Plan plan = build_plan(graph, costs, assign(split), options);
-    const int64_t excess = largest_excess(plan, limit_bytes);
+    Plan plan = build_plan(graph, costs, assign(split, layout.order.nodes), options);
+    const int64_t excess = largest_excess(plan, options);
     if (excess == 0) return {std::move(plan), 0};
     attempt.missing_bytes = i == 0 ? excess : std::min(attempt.missing_bytes, excess);
     for (size_t rank = 0; rank < chain.stages.size(); ++rank) {
-      const int64_t over = plan.predicted_peak_bytes[rank] - limit_bytes;
-      if (over <= 0) continue;
+      const int64_t limit = options.limit_of(static_cast<int>(rank));
+      const int64_t over = plan.predicted_peak_bytes[rank] - limit;
+      if (limit < 0 || over <= 0) continue;
       chain.stages[rank].memory_bytes =
           std::max<int64_t>(0, counted_bytes(chain, split, rank) - over);
     }
@@ -203,55 +249,126 @@ Attempt split_within(int64_t limit_bytes, const Graph& graph, const GraphCosts& 
 
 /// First with a count that excludes no split which fits, then with one closer to what a stage
 /// holds.
-Attempt split_within(int64_t limit_bytes, const Graph& graph, const GraphCosts& costs,
-                     const Chain& least, const Chain& usual, const PartitionOptions& options) {
-  Attempt attempt = split_within(limit_bytes, graph, costs, least, options);
+Attempt split_layout(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+                     const Chain& usual, const PartitionOptions& options) {
+  Chain least = usual;
+  least.fixed_bytes = least_bytes(graph, layout.order.nodes, options);
+  Attempt attempt = split_within(graph, costs, layout, least, options);
   if (attempt.plan) return attempt;
-  Attempt second = split_within(limit_bytes, graph, costs, usual, options);
+  Attempt second = split_within(graph, costs, layout, usual, options);
   if (!second.plan) second.missing_bytes = std::min(attempt.missing_bytes, second.missing_bytes);
   return second;
 }
 
-Plan split_within_memory(const Graph& graph, const GraphCosts& costs, const Chain& usual,
-                         const PartitionOptions& options) {
-  Chain least = usual;
-  least.fixed_bytes = least_bytes_by_node(graph, options);
-  const auto try_limit = [&](int64_t bytes) {
-    return split_within(bytes, graph, costs, least, usual, options);
-  };
-  Attempt attempt = try_limit(options.memory_limit_bytes);
-  if (attempt.plan) return std::move(*attempt.plan);
-  // The limit that the message names has been tried. The least step grows, so that this ends soon.
-  int64_t needed = options.memory_limit_bytes;
+/// The limit that the message names has been tried. The least step grows, so that this ends soon.
+[[noreturn]] void refuse_split(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+                               const Chain& chain, Attempt attempt,
+                               const PartitionOptions& options) {
+  int64_t more = 0;
   for (int64_t least_step = 1; !attempt.plan; least_step *= 2) {
-    needed += std::max(attempt.missing_bytes, least_step);
-    attempt = try_limit(needed);
+    more += std::max(attempt.missing_bytes, least_step);
+    attempt = split_layout(graph, costs, layout, chain, with_more(options, more));
   }
-  const int64_t peak = largest_peak(*attempt.plan);
-  refuse_memory(try_limit(peak).plan ? peak : needed, options);
-  return {};
+  const int64_t excess = largest_excess(*attempt.plan, options);
+  const bool is_enough =
+      split_layout(graph, costs, layout, chain, with_more(options, excess)).plan.has_value();
+  refuse_memory(is_enough ? excess : more, options);
+  TORCH_INTERNAL_ASSERT(false, "refused");
+}
+
+void add_prediction(const Graph& graph, const PartitionOptions& options, Plan& plan) {
+  const StepPrediction step = predict_step(graph, plan, options);
+  plan.predicted_step_us = step.us;
+  plan.predicted_bubble = step.bubble;
+}
+
+/// Of the plans whose slowest rank is within `kNear` of the best one's, the one with the shortest
+/// step; of equal ones the first.
+Plan best_of(const Graph& graph, const PartitionOptions& options, std::vector<Plan> plans) {
+  constexpr double kNear = 1.05, kBetter = 1 - 1e-9;
+  double slowest_us = plans.front().slowest_stage_us;
+  for (const Plan& plan : plans) slowest_us = std::min(slowest_us, plan.slowest_stage_us);
+  std::optional<size_t> best;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    if (plans[i].slowest_stage_us > kNear * slowest_us) continue;
+    add_prediction(graph, options, plans[i]);
+    if (best && plans[i].predicted_step_us >= kBetter * plans[*best].predicted_step_us) continue;
+    best = i;
+  }
+  return std::move(plans[*best]);
+}
+
+/// The pins' chain in program order, if they leave a split.
+std::optional<Chain> pinned_chain(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+                                  const PartitionOptions& options) {
+  Chain chain = make_chain(graph, costs, layout, options);
+  const std::vector<int> starts = block_starts(layout.order.cut_allowed);
+  add_pins(starts, allowed_ranks(graph, layout.order.nodes, starts, options), chain);
+  return pins_leave_a_split(chain) ? std::optional(std::move(chain)) : std::nullopt;
+}
+
+Plan split_pinned(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+                  const Chain& chain, const PartitionOptions& options) {
+  Attempt attempt = split_layout(graph, costs, layout, chain, options);
+  if (!attempt.plan) refuse_split(graph, costs, layout, chain, std::move(attempt), options);
+  return std::move(*attempt.plan);
+}
+
+/// The best split of all orders. Where the graph is large, the chain's own bound decides which
+/// orders are worth a plan.
+Plan split_freely(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options) {
+  std::vector<double> node_us(graph.nodes.size());
+  for (size_t n = 0; n < node_us.size(); ++n)
+    node_us[n] = costs.forward_us[n] + costs.backward_us[n];
+  std::vector<Plan> plans;
+  for (const Linearisation& order : linearisations(graph, node_us)) {
+    const Layout layout{order, cut_traffic_us(graph, options.device, order.nodes)};
+    Attempt attempt =
+        split_layout(graph, costs, layout, make_chain(graph, costs, layout, options), options);
+    if (attempt.plan) plans.push_back(std::move(*attempt.plan));
+  }
+  if (!plans.empty()) return best_of(graph, options, std::move(plans));
+  const Linearisation order = program_order(graph);
+  const Layout layout{order, cut_traffic_us(graph, options.device, order.nodes)};
+  return split_pinned(graph, costs, layout, make_chain(graph, costs, layout, options), options);
+}
+
+/// Operators where their parameters are.
+Plan follow_parameters(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+                       const PartitionOptions& options) {
+  const std::vector<int> starts = block_starts(layout.order.cut_allowed);
+  const std::vector<RankSet> allowed = allowed_ranks(graph, layout.order.nodes, starts, options);
+  std::vector<double> switch_us;
+  for (int start : starts) {
+    switch_us.push_back(options.device.link_latency_us + layout.traffic_us[start]);
+  }
+  const std::vector<int> rank_of_block =
+      cheapest_ranks(allowed, switch_us, options.device.link_latency_us, options.num_ranks);
+  return build_plan(graph, costs, assign(starts, rank_of_block, layout.order.nodes), options);
 }
 
 Plan place(const Graph& graph, const PartitionOptions& options) {
   const GraphCosts costs = graph_costs(graph, options.device);
-  const std::vector<double> traffic_us = cut_traffic_us(graph, options.device);
-  const std::vector<char> cut_allowed = allowed_cuts(graph);
-  const std::vector<int> starts = block_starts(cut_allowed);
-  const std::vector<RankSet> allowed = allowed_ranks(graph, starts, options);
-  if (options.auto_partition && options.owners.empty()) {
-    Chain chain = make_chain(graph, costs, traffic_us, cut_allowed, options);
-    add_pins(starts, allowed, chain);
-    if (pins_leave_a_split(chain)) {
-      return split_within_memory(graph, costs, chain, options);
+  const bool is_free = options.auto_partition && options.owners.empty();
+  if (is_free && options.pins.empty()) return split_freely(graph, costs, options);
+  const Linearisation program = program_order(graph);
+  const Layout layout{program, cut_traffic_us(graph, options.device, program.nodes)};
+  if (is_free) {
+    const auto chain = pinned_chain(graph, costs, layout, options);
+    if (chain) return split_pinned(graph, costs, layout, *chain, options);
+  }
+  Plan plan = follow_parameters(graph, costs, layout, options);
+  if (!options.owners.empty()) {
+    // The placement may come from another order than the program's.
+    for (const Linearisation& order : linearisations(graph, costs.forward_us)) {
+      if (order == program) continue;
+      const Layout other{order, cut_traffic_us(graph, options.device, order.nodes)};
+      Plan candidate = follow_parameters(graph, costs, other, options);
+      if (candidate.stages.size() < plan.stages.size()) plan = std::move(candidate);
     }
   }
-  std::vector<double> switch_us;
-  for (int start : starts) switch_us.push_back(options.device.link_latency_us + traffic_us[start]);
-  const std::vector<int> rank_of_block =
-      cheapest_ranks(allowed, switch_us, options.device.link_latency_us, options.num_ranks);
-  Plan plan = build_plan(graph, costs, assign(starts, rank_of_block, graph.nodes.size()), options);
-  const int64_t excess = largest_excess(plan, options.memory_limit_bytes);
-  if (excess > 0) refuse_memory(options.memory_limit_bytes + excess, options);
+  const int64_t excess = largest_excess(plan, options);
+  if (excess > 0) refuse_memory(excess, options);
   return plan;
 }
 
@@ -260,9 +377,7 @@ Plan place(const Graph& graph, const PartitionOptions& options) {
 Plan partition(const Graph& graph, const PartitionOptions& options) {
   check_options(graph, options);
   Plan plan = place(graph, options);
-  const StepPrediction step = predict_step(graph, plan, options);
-  plan.predicted_step_us = step.us;
-  plan.predicted_bubble = step.bubble;
+  add_prediction(graph, options, plan);
   return plan;
 }
 

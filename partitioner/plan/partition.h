@@ -20,6 +20,10 @@ struct PartitionOptions {
   ScheduleKind schedule = ScheduleKind::kInterleaved;
   int active_microbatches = 0;      // interleaved: held by the first stage; 0: num_ranks
   int64_t memory_limit_bytes = -1;  // per rank; -1: none
+  /// By pipeline rank; empty: the same for all. A rank of speed 0.5 takes twice as long for each
+  /// operator as `device` says; its messages take as long. A limit of -1 is none.
+  std::vector<double> rank_speed;
+  std::vector<int64_t> rank_memory_limit_bytes;  // in place of memory_limit_bytes
   DeviceModel device;
   double optimizer_state_factor = 0;  // state in units of the parameters: 0 SGD, 1 momentum, 2 Adam
   double optimizer_workspace_factor = 0;  // of its step, in units of the parameter being updated
@@ -38,13 +42,24 @@ struct PartitionOptions {
   /// Every module path of the model, beyond those that the graph shows; a pin to one of them is no
   /// mistake.
   std::vector<std::string> known_modules;
+
+  double speed_of(int rank) const {
+    return rank_speed.empty() ? 1 : rank_speed[static_cast<size_t>(rank)];
+  }
+  int64_t limit_of(int rank) const {
+    return rank_memory_limit_bytes.empty() ? memory_limit_bytes
+                                           : rank_memory_limit_bytes[static_cast<size_t>(rank)];
+  }
 };
 
 /// Assigns every node of `graph` to a stage and every stage to a rank.
 ///
-/// Automatic partitioning gives stage s to rank s and minimises the slowest stage (contiguous.h).
-/// Pins that no such split meets, auto_partition = false, and existing owners give visits: program
-/// order is cut where the rank changes, at the places with the least traffic.
+/// Automatic partitioning gives stage s to rank s. It lays the operators out in a few orders
+/// (linearise.h), splits each so that the slowest stage is as fast as possible (contiguous.h), and
+/// of the splits that are nearly as good as the best takes the one whose simulated step is the
+/// shortest. Pins keep program order. Pins that no such split meets, auto_partition = false, and
+/// existing owners give visits: the order is cut where the rank changes, at the places with the
+/// least traffic.
 ///
 /// Throws c10::ValueError for options out of range, a pin to an unknown module or rank, operators
 /// that must share a stage but are pinned to several ranks, and a memory limit that nothing meets.

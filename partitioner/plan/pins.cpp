@@ -133,7 +133,8 @@ void check_pins(const Graph& graph, const PartitionOptions& options) {
   }
 }
 
-std::vector<RankSet> allowed_ranks(const Graph& graph, const std::vector<int>& starts,
+std::vector<RankSet> allowed_ranks(const Graph& graph, const std::vector<NodeId>& order,
+                                   const std::vector<int>& starts,
                                    const PartitionOptions& options) {
   std::vector<RankSet> ranks_of_value(graph.values.size());
   for (size_t v = 0; v < graph.values.size(); ++v) {
@@ -141,10 +142,10 @@ std::vector<RankSet> allowed_ranks(const Graph& graph, const std::vector<int>& s
   }
   std::vector<RankSet> allowed;
   for (size_t b = 0; b < starts.size(); ++b) {
-    const int end = b + 1 < starts.size() ? starts[b + 1] : static_cast<int>(graph.nodes.size());
-    BlockRanks block(graph, starts[b], end);
-    for (int n = starts[b]; n < end; ++n) {
-      for (ValueId id : node_inputs(graph.nodes[n])) {
+    const int end = b + 1 < starts.size() ? starts[b + 1] : static_cast<int>(order.size());
+    BlockRanks block(graph, order[starts[b]], order[end - 1] + 1);
+    for (int p = starts[b]; p < end; ++p) {
+      for (ValueId id : node_inputs(graph.nodes[order[p]])) {
         if (is_named(graph.values[id])) block.require(graph.values[id].name, ranks_of_value[id]);
       }
     }

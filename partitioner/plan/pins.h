@@ -16,10 +16,11 @@ using RankSet = std::vector<int>;  // sorted, unique
 /// you mean?
 void check_pins(const Graph& graph, const PartitionOptions& options);
 
-/// By block of nodes that no cut separates (`starts`: the first node of each block): ranks that
-/// hold all of the parameters and buffers that the block reads. Throws c10::ValueError, naming two
+/// By block of nodes that no cut separates (`starts`: position in `order` of the first node of each
+/// block): ranks that hold all of the parameters and buffers that the block reads. Throws c10::ValueError, naming two
 /// of them, when there is none.
-std::vector<RankSet> allowed_ranks(const Graph& graph, const std::vector<int>& starts,
+std::vector<RankSet> allowed_ranks(const Graph& graph, const std::vector<NodeId>& order,
+                                   const std::vector<int>& starts,
                                    const PartitionOptions& options);
 
 }  // namespace smp::partitioner

@@ -55,7 +55,7 @@ inline constexpr int kInputStage = -1;
 /// these in the same way; the earliest of them adds the sum to its gradient.
 struct Plan {
   int num_ranks = 1;
-  std::vector<StagePlan> stages;      // program order
+  std::vector<StagePlan> stages;      // each reads what earlier ones make
   std::vector<int> stage_of_node;     // by NodeId
   std::vector<Transfer> activations;  // forward, ordered by (value, target)
   std::vector<Transfer> gradients;    // ordered by (backward, value, descending source)

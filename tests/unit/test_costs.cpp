@@ -285,12 +285,12 @@ TEST(MemoryModel, MaskedFillKeepsItsMaskOnly) {
   EXPECT_EQ(saved_by_last(g, y), 50);
 }
 
-TEST(MemoryModel, CrossEntropyKeepsTargetsAndLogSoftmax) {
+TEST(MemoryModel, CrossEntropyKeepsTargetsLogSoftmaxAndTotalWeight) {
   GraphBuilder g;
   const ValueId logits = g.op("aten::add", {g.parameter("p", {8, 100})}, {8, 100});
   const ValueId y =
       g.op("aten::cross_entropy_loss", {logits, g.input({8}, c10::ScalarType::Long)}, {});
-  EXPECT_EQ(saved_by_last(g, y), 4 * 8 * 100 + 8 * 8);
+  EXPECT_EQ(saved_by_last(g, y), 4 * 8 * 100 + 8 * 8 + 4);
 }
 
 TEST(MemoryModel, EmbeddingKeepsItsIndices) {
@@ -327,12 +327,13 @@ TEST(MemoryModel, AttentionInOneKernelKeepsANumberPerQuery) {
   EXPECT_EQ(saved_by_attention(0), 4 * (2 * 4) * 10);
 }
 
+/// Copies of queries, keys and values, and not the result.
 TEST(MemoryModel, AttentionWithDropoutKeepsItsWeightsThreeTimes) {
-  EXPECT_EQ(saved_by_attention(0.1), 4 * (2 * 4) * (3 * 10 * 12 + 8 * (10 + 12)));
+  EXPECT_EQ(saved_by_attention(0.1), 4 * (2 * 4) * (3 * 10 * 12 - 8 * 10));
 }
 
 TEST(MemoryModel, AttentionWithoutHeadsKeepsItsWeights) {
-  EXPECT_EQ(saved_by_attention(0, /*has_heads=*/false), 4 * 2 * (10 * 12 + 8 * (10 + 12)));
+  EXPECT_EQ(saved_by_attention(0, /*has_heads=*/false), 4 * 2 * (10 * 12 - 8 * 10));
 }
 
 TEST(MemoryModel, ParameterBytesIncludeGradientAndOptimizerState) {

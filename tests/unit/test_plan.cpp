@@ -9,6 +9,7 @@
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/edit_distance.h"
 #include "partitioner/plan/graph_costs.h"
+#include "partitioner/plan/linearise.h"
 #include "partitioner/plan/partition.h"
 #include "partitioner/plan/visits.h"
 #include "tests/support/graph_builder.h"
@@ -186,7 +187,7 @@ TEST(CutTraffic, CountsGradientsOnTheirWayBack) {
   const ValueId trained = g.op("aten::mul", {frozen, g.parameter("w", {50})}, {50});
   const Graph graph = g.build(g.sum(trained));
   const DeviceModel device;
-  const std::vector<double> traffic_us = cut_traffic_us(graph, device);
+  const std::vector<double> traffic_us = cut_traffic_us(graph, device, program_order(graph).nodes);
   EXPECT_EQ(traffic_us,
             (std::vector<double>{0, device.message_us(400), 2 * device.message_us(200), 0}));
 }

@@ -11,6 +11,10 @@
 
 #include "partitioner/graph/cuts.h"
 #include "partitioner/plan/build_plan.h"
+#include "partitioner/plan/check_plan.h"
+#include "partitioner/plan/graph_costs.h"
+#include "partitioner/plan/linearise.h"
+#include "partitioner/plan/predict_step.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/plan_cases.h"
 
@@ -64,10 +68,10 @@ double least_slowest_us(const Graph& graph, const PartitionOptions& options) {
   return least_us;
 }
 
-/// 1.07, 1.28 and 1.42 are what the approximation costs on these graphs, which skip far more than
-/// models do; without skips the split is optimal (contiguous_test, profiles_test).
-TEST(SplitQuality, RandomSkipsAreWithinTheStatedDistanceOfTheBestSplit) {
-  const double tolerance[] = {0, 0, 1.07, 1.28, 1.42};
+/// The best split of the program's order against the split of the best of several orders, which
+/// often cuts less. Without skips the split is optimal (contiguous_test, profiles_test).
+TEST(SplitQuality, RandomSkipsAreAsGoodAsTheBestSplitOfTheProgramOnAverage) {
+  const double tolerance[] = {0, 0, 1.07, 1.2, 1.35};
   double sum = 0;
   int num_splits = 0;
   for (unsigned seed = 0; seed < 50; ++seed) {
@@ -76,13 +80,117 @@ TEST(SplitQuality, RandomSkipsAreWithinTheStatedDistanceOfTheBestSplit) {
       const PartitionOptions options = on_ranks(num_ranks);
       const double ratio =
           partition(graph, options).slowest_stage_us / least_slowest_us(graph, options);
-      EXPECT_GE(ratio, 1 - 1e-9);
       EXPECT_LE(ratio, tolerance[num_ranks]) << "seed " << seed << ", ranks " << num_ranks;
       sum += ratio;
       ++num_splits;
     }
   }
-  EXPECT_LE(sum / num_splits, 1.05);
+  EXPECT_LE(sum / num_splits, 1.0);
+}
+
+/// Two towers whose layers the program calls in turn.
+Graph interleaved_towers(int layers) {
+  GraphBuilder g;
+  ValueId a = g.input({128, 64}), b = g.input({128, 64});
+  for (int i = 0; i < layers; ++i) {
+    a = g.relu(g.linear(a, "a" + std::to_string(i), 64));
+    b = g.relu(g.linear(b, "b" + std::to_string(i), 64));
+  }
+  return g.build(g.sum(g.op("aten::add", {a, b}, {128, 64})));
+}
+
+TEST(Linearise, TowersThatTheProgramInterleavesAreCutOnce) {
+  const Graph graph = interleaved_towers(6);
+  const Plan plan = partition(graph, on_ranks(2));
+  check(graph, plan);
+  int num_between = 0;
+  for (const Transfer& transfer : plan.activations) num_between += transfer.source == 0;
+  EXPECT_EQ(num_between, 1);  // program order has two branches everywhere
+  EXPECT_FALSE(std::is_sorted(plan.stage_of_node.begin(), plan.stage_of_node.end()));
+}
+
+TEST(Linearise, EveryOrderHoldsEveryNodeAfterWhatItReadsAndKeepsGroupsTogether) {
+  for (unsigned seed = 0; seed < 50; ++seed) {
+    const Graph graph = random_skips(seed);
+    const std::vector<double> node_us(graph.nodes.size(), 1);
+    for (const Linearisation& order : linearisations(graph, node_us)) {
+      std::vector<int> position(graph.nodes.size(), -1);
+      for (size_t p = 0; p < order.nodes.size(); ++p)
+        position[order.nodes[p]] = static_cast<int>(p);
+      for (size_t n = 0; n < graph.nodes.size(); ++n) {
+        ASSERT_GE(position[n], 0) << "node " << n;
+        for (ValueId id : node_inputs(graph.nodes[n])) {
+          const NodeId producer = graph.values[id].producer;
+          EXPECT_TRUE(producer == kNoNode || position[producer] < position[n]);
+        }
+      }
+    }
+  }
+}
+
+/// x is read three times: its gradient has three terms, and their order is the program's.
+TEST(Linearise, ReadersOfAValueWithThreeGradientTermsStayInProgramOrder) {
+  GraphBuilder g;
+  const ValueId x = g.linear(g.input({8, 16}), "x", 16);
+  const ValueId a = g.linear(x, "a", 16), b = g.linear(x, "b", 16), c = g.linear(x, "c", 16);
+  const ValueId ab = g.op("aten::add", {b, a}, {8, 16});
+  const Graph graph = g.build(g.sum(g.op("aten::add", {ab, c}, {8, 16})));
+  for (const Linearisation& order :
+       linearisations(graph, std::vector<double>(graph.nodes.size(), 1))) {
+    std::vector<NodeId> readers;
+    for (NodeId n : order.nodes) {
+      const auto inputs = node_inputs(graph.nodes[n]);
+      if (std::find(inputs.begin(), inputs.end(), x) != inputs.end()) readers.push_back(n);
+    }
+    EXPECT_TRUE(std::is_sorted(readers.begin(), readers.end()));
+  }
+  // A plan that places them otherwise is refused.
+  PartitionOptions options = on_ranks(2);
+  Plan plan =
+      build_plan(graph, graph_costs(graph, options.device),
+                 {.stage_of_node = {0, 1, 0, 0, 1, 1, 1}, .rank_of_stage = {0, 1}}, options);
+  const std::string text = smp::testing::refusal_of([&] { check(graph, plan); });
+  EXPECT_NE(text.find("must add up in one order"), std::string::npos) << text;
+}
+
+TEST(RankSpeed, SlowRankGetsLessAndTheStepIsShorterForIt) {
+  const Graph graph = smp::testing::mlp(12);
+  PartitionOptions options = on_ranks(2);
+  options.rank_speed = {1, 0.5};
+  const Plan plan = partition(graph, options);
+  EXPECT_GE(plan.stages[0].nodes.size(), 2 * plan.stages[1].nodes.size() - 3);
+  // The stages of equal ranks, on these: half as fast as the slow one.
+  std::vector<int> equal = partition(graph, on_ranks(2)).stage_of_node;
+  const Plan blind = build_plan(graph, graph_costs(graph, options.device),
+                                {.stage_of_node = equal, .rank_of_stage = {0, 1}}, options);
+  EXPECT_LT(plan.slowest_stage_us, 0.8 * blind.slowest_stage_us);
+  EXPECT_LT(plan.predicted_step_us, 0.8 * predict_step(graph, blind, options).us);
+}
+
+TEST(RankSpeed, EachRankKeepsItsOwnMemoryLimit) {
+  const Graph graph = smp::testing::mlp(12);
+  PartitionOptions options = on_ranks(2);
+  const Plan unlimited = partition(graph, options);
+  options.rank_memory_limit_bytes = {-1, unlimited.predicted_peak_bytes[1] / 2};
+  const Plan plan = partition(graph, options);
+  EXPECT_LE(plan.predicted_peak_bytes[1], options.rank_memory_limit_bytes[1]);
+  EXPECT_GT(plan.predicted_peak_bytes[0], unlimited.predicted_peak_bytes[0]);
+  options.rank_memory_limit_bytes = {1000, 1000};
+  const std::string text = smp::testing::refusal_of([&] { partition(graph, options); });
+  EXPECT_NE(text.find("Raise the limit of each rank by"), std::string::npos) << text;
+}
+
+TEST(RankSpeed, WrongNumbersAreRefused) {
+  PartitionOptions options = on_ranks(2);
+  const Graph graph = smp::testing::mlp(2);
+  const auto refusal = [&] { return smp::testing::refusal_of([&] { partition(graph, options); }); };
+  options.rank_speed = {1};
+  EXPECT_NE(refusal().find("expected a speed for each of 2 ranks, got 1"), std::string::npos);
+  options.rank_speed = {1, 0};
+  EXPECT_NE(refusal().find("expected speeds above 0, got 0"), std::string::npos);
+  options.rank_speed = {};
+  options.rank_memory_limit_bytes = {1};
+  EXPECT_NE(refusal().find("a memory limit for each of 2 ranks, got 1"), std::string::npos);
 }
 
 }  // namespace
