@@ -78,6 +78,13 @@ struct Config {
   /// Memory that the planner may use on one rank, in MiB; 0 = no limit.
   int64_t memory_limit_mb = 0;
 
+  /// The same by pipeline rank, in MiB, in place of memory_limit_mb; 0 = no limit.  Empty = equal.
+  std::vector<double> rank_memory_limit_mb = {};
+
+  /// Relative speed of each pipeline rank, above 0: {1, 0.5} gives the second rank half as much to
+  /// do.  Empty = equal.
+  std::vector<double> rank_speed = {};
+
   /// Base seed of all random operators; at least 0.
   int64_t seed = 0;
 

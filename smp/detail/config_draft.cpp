@@ -67,6 +67,14 @@ std::optional<Value> to_value(const boost::json::value& json, const Value& like)
     if (const auto integer = to_integer(json)) return *integer;
   }
   if (std::holds_alternative<double>(like) && json.is_number()) return json.to_number<double>();
+  if (std::holds_alternative<std::vector<double>>(like) && json.is_array()) {
+    std::vector<double> numbers;
+    for (const auto& element : json.get_array()) {
+      if (!element.is_number()) return std::nullopt;
+      numbers.push_back(element.to_number<double>());
+    }
+    return numbers;
+  }
   if (std::holds_alternative<std::string>(like) && json.is_string()) {
     return std::string(json.get_string());
   }

@@ -28,13 +28,12 @@ std::string range_text(const Range& range) {
   return range.excludes_least ? ", above " + least : ", " + least + " or more";
 }
 
-bool is_number(const Value& value) {
-  return std::holds_alternative<int64_t>(value) || std::holds_alternative<double>(value);
-}
-
-double to_double(const Value& value) {
-  const auto* integer = std::get_if<int64_t>(&value);
-  return integer != nullptr ? static_cast<double>(*integer) : std::get<double>(value);
+/// The numbers in a value, by themselves or in a list.
+std::vector<double> numbers_of(const Value& value) {
+  if (const auto* list = std::get_if<std::vector<double>>(&value)) return *list;
+  if (const auto* integer = std::get_if<int64_t>(&value)) return {static_cast<double>(*integer)};
+  if (const auto* number = std::get_if<double>(&value)) return {*number};
+  return {};
 }
 
 template <typename Member>
@@ -95,6 +94,8 @@ std::string expectation(const Key& key) {
       return "an integer" + range_text(key.range);
     case 2:
       return "a number" + range_text(key.range);
+    case 4:
+      return "a list of numbers" + range_text(key.range);
     default:
       return "a string";
   }
@@ -105,14 +106,15 @@ std::optional<std::string> check(const Key& key, const Value& value) {
   bool is_accepted = value.index() == fallback.index();
   if (is_accepted && !key.choices.empty()) {
     is_accepted = std::ranges::find(key.choices, std::get<std::string>(value)) != key.choices.end();
-  } else if (is_accepted && is_number(value)) {
-    const double number = to_double(value);
+  }
+  for (const double number : is_accepted ? numbers_of(value) : std::vector<double>{}) {
     if (number > key.range.most && key.range.most > kLargestWordedBound) {
       return "expected at most " + number_text(key.range.most) + ", got " + value_text(value);
     }
     // Written so that a NaN is refused.
-    is_accepted = key.range.excludes_least ? number > key.range.least : number >= key.range.least;
-    is_accepted = is_accepted && number <= key.range.most;
+    const bool is_enough =
+        key.range.excludes_least ? number > key.range.least : number >= key.range.least;
+    is_accepted = is_accepted && is_enough && number <= key.range.most;
   }
   if (!is_accepted) return "expected " + expectation(key) + ", got " + value_text(value);
   if (key.support == Support::kNotYet && value != fallback && value != key.also_accepted) {
@@ -130,6 +132,13 @@ std::string value_text(const Value& value) {
       return std::to_string(std::get<int64_t>(value));
     case 2:
       return number_text(std::get<double>(value));
+    case 4: {
+      std::string list;
+      for (double number : std::get<std::vector<double>>(value)) {
+        list.append(list.empty() ? "" : ",").append(number_text(number));
+      }
+      return "[" + list + "]";
+    }
     default:
       return boost::json::serialize(boost::json::string(std::get<std::string>(value)));
   }

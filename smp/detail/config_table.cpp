@@ -14,6 +14,7 @@ constexpr Range kMebibytesOrZero{.least = 0, .most = kMaxMiB};
 constexpr Range kNotNegative{.least = 0};
 constexpr Range kFraction{.least = 0, .most = 1};
 constexpr Range kPort{.least = 0, .most = 65535};
+constexpr Range kAboveZero{.least = 0, .most = 1e9, .excludes_least = true};
 constexpr Range kWaitSeconds{.least = 0, .most = kMaxSeconds, .excludes_least = true};
 
 std::vector<Key> make_keys() {
@@ -138,6 +139,15 @@ std::vector<Key> make_keys() {
        .field = &Config::memory_limit_mb,
        .range = kMebibytesOrZero,
        .meaning = "Memory in MiB that the planner may use on one rank; 0 = no limit."},
+      {.name = "rank_memory_limit_mb",
+       .field = &Config::rank_memory_limit_mb,
+       .range = kMebibytesOrZero,
+       .meaning = "The same for each pipeline rank, in place of `memory_limit_mb`: [4000, 2000]."},
+      {.name = "rank_speed",
+       .field = &Config::rank_speed,
+       .range = kAboveZero,
+       .meaning = "Relative speed of each pipeline rank: [1, 0.5] gives the second half as much to "
+                  "do. Empty = equal."},
       {.name = "seed",
        .field = &Config::seed,
        .range = kNotNegative,

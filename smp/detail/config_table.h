@@ -16,12 +16,13 @@
 namespace smp::detail {
 
 /// A value as JSON writes it; an enumerator is its word.
-using Value = std::variant<bool, int64_t, double, std::string>;
+using Value = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
 
 /// Where the value lives; monostate for a key that needs no field.
 using Field =
     std::variant<std::monostate, bool Config::*, int64_t Config::*, double Config::*,
-                 std::string Config::*, Pipeline Config::*, Optimize Config::*, LogLevel Config::*>;
+                 std::string Config::*, std::vector<double> Config::*, Pipeline Config::*,
+                 Optimize Config::*, LogLevel Config::*>;
 
 enum class Support {
   kWorks,     ///< steers smp
@@ -29,7 +30,7 @@ enum class Support {
   kNotYet,    ///< its feature does not exist: only the default is accepted
 };
 
-/// Numbers from `least` to `most`; without `least` itself when `excludes_least`.
+/// Numbers, also those of a list, from `least` to `most`; without `least` itself when `excludes_least`.
 struct Range {
   double least = std::numeric_limits<double>::lowest();
   double most = std::numeric_limits<double>::max();

@@ -123,6 +123,13 @@ std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Lau
       resolved.default_partition < stages, "smp::init: expected default_partition below ",
       "pipeline_parallel_degree=", stages, ", got ", resolved.default_partition,
       ". Name a stage from 0 to ", stages - 1, ", or raise pipeline_parallel_degree.");
+  const auto check_per_rank = [&](const char* key, const std::vector<double>& numbers) {
+    TORCH_CHECK_VALUE(numbers.empty() || static_cast<int64_t>(numbers.size()) == stages,
+                      "smp::init: expected ", key, " to have one number for each of ", stages,
+                      " pipeline ranks, got ", numbers.size(), ". Give ", stages, " numbers or none.");
+  };
+  check_per_rank("rank_speed", resolved.rank_speed);
+  check_per_rank("rank_memory_limit_mb", resolved.rank_memory_limit_mb);
   return std::make_shared<Context>(resolved, launch, std::move(world));
 }
 

@@ -67,6 +67,11 @@ Plan Programs::plan_on(const Graph& graph, const runtime::Owners& owners) const 
   options.schedule = kind();
   options.active_microbatches = static_cast<int>(config.active_microbatches);
   options.memory_limit_bytes = config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : -1;
+  options.rank_speed = config.rank_speed;
+  for (double mebibytes : config.rank_memory_limit_mb) {
+    options.rank_memory_limit_bytes.push_back(
+        mebibytes > 0 ? static_cast<int64_t>(mebibytes * static_cast<double>(int64_t{1} << 20)) : -1);
+  }
   options.optimizer_state_factor = optimizer_.state;
   options.optimizer_workspace_factor = optimizer_.workspace;
   if (context_.replicas->size() > 1) options.gradient_bucket_bytes = config.bucket_cap_mb * (int64_t{1} << 20);

@@ -286,6 +286,7 @@ Config every_field_changed() {
     if (auto* flag = std::get_if<bool>(&value)) *flag = !*flag;
     if (auto* integer = std::get_if<int64_t>(&value)) *integer += 2;
     if (auto* number = std::get_if<double>(&value)) *number = 0.1;
+    if (auto* list = std::get_if<std::vector<double>>(&value)) *list = {1, 0.5};
     if (auto* word = std::get_if<std::string>(&value); word && !key.choices.empty()) {
       *word = key.choices.back();
     }
@@ -340,10 +341,32 @@ TEST(ConfigText, PrintsSageMakersListThenOurs) {
   broadcast_buffers: true
   bucket_cap_mb: 25
   memory_limit_mb: 0
+  rank_memory_limit_mb: []
+  rank_speed: []
   seed: 0
   threads: 1
   timeout_s: 600
   log_level: info)");
+}
+
+TEST(Config, ListsOfNumbersAreReadCheckedAndPrinted) {
+  const Config config = Config::from_json(R"({"rank_speed": [1, 0.5], "rank_memory_limit_mb": [0, 2000]})");
+  EXPECT_EQ(config.rank_speed, (std::vector<double>{1, 0.5}));
+  EXPECT_EQ(Config::from_json(config.to_json()), config);
+  EXPECT_NE(config.to_text().find("rank_speed: [1,0.5]"), std::string::npos);
+  const auto refusal = [](const char* text) -> std::string {
+    try {
+      Config::from_json(text);
+    } catch (const c10::ValueError& error) {
+      return error.what_without_backtrace();
+    }
+    return "";
+  };
+  EXPECT_NE(refusal(R"({"rank_speed": [1, 0]})").find("rank_speed: expected a list of numbers, above 0, got [1,0]"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"rank_speed": 2})").find("expected a list of numbers, above 0, got 2"), std::string::npos);
+  EXPECT_NE(refusal(R"({"rank_speed": [1, "a"]})").find("expected a list of numbers"), std::string::npos);
+  EXPECT_NE(refusal(R"({"rank_memory_limit_mb": [-1]})").find("expected a list of numbers, 0 or more"), std::string::npos);
 }
 
 TEST(ConfigTable, EveryRowAcceptsItsDefaultAndHasAMeaning) {
