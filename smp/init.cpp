@@ -27,6 +27,17 @@ std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, co
   return runtime::mpi::create({.timeout = timeout_of(config)});
 }
 
+// Of this rank.
+int rank_in(GroupKind kind, const char* caller) {
+  const auto& own = context(caller);
+  return own.topology.group_rank(kind, own.world->rank());
+}
+int size_of(GroupKind kind, const char* caller) { return context(caller).topology.group_size(kind); }
+std::vector<int> members_of(GroupKind kind, const char* caller) {
+  const auto& own = context(caller);
+  return own.topology.group(kind, own.world->rank());
+}
+
 }  // namespace
 
 void init(const Config& argument) {
@@ -70,11 +81,19 @@ int pp_rank() { return context("smp::pp_rank").coordinates.pp_rank; }
 int pp_size() { return context("smp::pp_size").pipeline->size(); }
 int dp_rank() { return context("smp::dp_rank").replicas->rank(); }
 int dp_size() { return context("smp::dp_size").replicas->size(); }
-int mp_rank() {
-  const auto& own = context("smp::mp_rank");
-  return own.topology.group_rank(GroupKind::kModelParallel, own.world->rank());
-}
-int mp_size() { return context("smp::mp_size").topology.group_size(GroupKind::kModelParallel); }
+int mp_rank() { return rank_in(GroupKind::kModelParallel, "smp::mp_rank"); }
+int mp_size() { return size_of(GroupKind::kModelParallel, "smp::mp_size"); }
+int tp_rank() { return rank_in(GroupKind::kTensor, "smp::tp_rank"); }
+int tp_size() { return size_of(GroupKind::kTensor, "smp::tp_size"); }
+int rdp_rank() { return rank_in(GroupKind::kReducedData, "smp::rdp_rank"); }
+int rdp_size() { return size_of(GroupKind::kReducedData, "smp::rdp_size"); }
+
+std::vector<int> get_world_group() { return members_of(GroupKind::kWorld, "smp::get_world_group"); }
+std::vector<int> get_mp_group() { return members_of(GroupKind::kModelParallel, "smp::get_mp_group"); }
+std::vector<int> get_dp_group() { return members_of(GroupKind::kDataParallel, "smp::get_dp_group"); }
+std::vector<int> get_pp_group() { return members_of(GroupKind::kPipeline, "smp::get_pp_group"); }
+std::vector<int> get_tp_group() { return members_of(GroupKind::kTensor, "smp::get_tp_group"); }
+std::vector<int> get_rdp_group() { return members_of(GroupKind::kReducedData, "smp::get_rdp_group"); }
 
 void barrier(Group group) {
   detail::refuse_in_body("smp::barrier");

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "smp/config.h"
 
 namespace smp {
@@ -45,9 +47,25 @@ int pp_size();
 /// Replica. Replicas get different data: use dp_rank() of dp_size() for the sampler.
 int dp_rank();
 int dp_size();
-/// Rank within one full replica of the model.
+/// Rank within one full replica of the model; the same as pp_rank() without tensor parallelism.
 int mp_rank();
 int mp_size();
+/// Shard of my stage. Tensor parallelism does not exist yet (a tensor_parallel_degree above 1 is refused by init): rank 0
+/// of 1.
+int tp_rank();
+int tp_size();
+/// Rank among those that hold exactly my parameters; the same as dp_rank() without tensor parallelism.
+int rdp_rank();
+int rdp_size();
+
+/// The ranks of my group as ranks of the world, ascending; a rank's place in the list is its rank in the group. Which
+/// ranks are neighbours: Config::placement_strategy (docs/placement.md).
+std::vector<int> get_world_group();
+std::vector<int> get_mp_group();
+std::vector<int> get_dp_group();
+std::vector<int> get_pp_group();
+std::vector<int> get_tp_group();
+std::vector<int> get_rdp_group();
 
 /// Returns when every rank of the group has called it. Throws c10::ValueError inside a step body,
 /// which only pp_rank() 0 runs.
