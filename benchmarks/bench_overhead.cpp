@@ -60,7 +60,7 @@ class PlainStage {
 double slowest(double value) {
   auto values = torch::zeros({smp::size()}, torch::kDouble);
   values[smp::rank()] = value * smp::size();
-  return smp::all_reduce_mean(values, smp::Group::world).max().item<double>();
+  return smp::all_reduce_mean(values, smp::CommGroup::WORLD).max().item<double>();
 }
 
 // The losses of the plain loop over the whole model.

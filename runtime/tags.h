@@ -7,6 +7,8 @@ enum Tag : int {
   kStepTag = 1,          // the leader's message at the start of a step
   kResultTag = 2,        // returned tensors at its end
   kStateTag = 3,         // state_dict
+  kObjectTag = 4,          // objects that a program sends; over the world
+  kObjectReceivedTag = 5,  // and the answer that they have arrived
   kTiedTag = 8,          // copies of parameters that several ranks read
   kTiedGradientTag = 9,  // and their gradients
   kFirstStageTag = 64,   // from here: activations and gradients, by pair of stages

@@ -95,22 +95,4 @@ std::vector<int> get_pp_group() { return members_of(GroupKind::kPipeline, "smp::
 std::vector<int> get_tp_group() { return members_of(GroupKind::kTensor, "smp::get_tp_group"); }
 std::vector<int> get_rdp_group() { return members_of(GroupKind::kReducedData, "smp::get_rdp_group"); }
 
-void barrier(Group group) {
-  detail::refuse_in_body("smp::barrier");
-  context("smp::barrier").group(group).barrier();
-}
-
-at::Tensor all_reduce_mean(const at::Tensor& tensor, Group group) {
-  detail::refuse_in_body("smp::all_reduce_mean",
-                         "Return the tensor from the body and reduce what the step returns.");
-  auto& transport = context("smp::all_reduce_mean").group(group);
-  TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && tensor.is_cpu(),
-                    "all_reduce_mean: expected a floating-point CPU tensor, got ",
-                    tensor.defined() ? tensor.toString() : "an undefined one",
-                    ". Convert it first: tensor.to(at::kFloat).");
-  at::Tensor mean = tensor.detach().clone(at::MemoryFormat::Contiguous);
-  transport.all_reduce_sum(mean.mutable_data_ptr(), mean.numel(), mean.scalar_type());
-  return mean.div_(transport.size());
-}
-
 }  // namespace smp

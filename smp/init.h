@@ -1,21 +1,11 @@
 // Start and end of a job, and who this process is in it.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <vector>
 
 #include "smp/config.h"
 
 namespace smp {
-
-/// Sets of ranks that act together.
-enum class Group {
-  world,           ///< all ranks
-  pipeline,        ///< the stages of my replica
-  data_parallel,   ///< the ranks that hold my stage, one per replica
-  model_parallel,  ///< one full replica of the model; today the same as pipeline
-};
 
 /// Joins the job that the launcher started (mpirun, or none: a world of one) and fixes the configuration. First call of
 /// every program, on every rank; collective. Rank 0 prints the configuration.
@@ -66,14 +56,5 @@ std::vector<int> get_dp_group();
 std::vector<int> get_pp_group();
 std::vector<int> get_tp_group();
 std::vector<int> get_rdp_group();
-
-/// Returns when every rank of the group has called it. Throws c10::ValueError inside a step body,
-/// which only pp_rank() 0 runs.
-void barrier(Group group = Group::world);
-
-/// Mean of `tensor` over the ranks of the group, the same bits on each; a new tensor of the same
-/// shape. float32, float64, bfloat16, half. Collective over the group. Throws c10::ValueError for
-/// other tensors and inside a step body.
-at::Tensor all_reduce_mean(const at::Tensor& tensor, Group group = Group::data_parallel);
 
 }  // namespace smp

@@ -24,7 +24,7 @@ double evaluate(Model& model, LossStep& loss_of, const at::Tensor& columns, int6
   }
   model.train();
   const auto num_targets = static_cast<double>(columns.size(0) - 1);
-  return smp::all_reduce_mean(sum / num_targets, smp::Group::data_parallel).item<double>();
+  return smp::all_reduce_mean(sum / num_targets, smp::CommGroup::DP_GROUP).item<double>();
 }
 
 }  // namespace transformer_lm

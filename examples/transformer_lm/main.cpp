@@ -123,7 +123,7 @@ class Training {
 
   void note_step(const smp::StepOutput& losses, int64_t length, double step_s, double lr) {
     const double loss =
-        smp::all_reduce_mean(losses.reduce_mean(), smp::Group::data_parallel).item<double>();
+        smp::all_reduce_mean(losses.reduce_mean(), smp::CommGroup::DP_GROUP).item<double>();
     const auto tokens = static_cast<double>(settings_.common.batch_size * length);
     if (++step_ == 1) log_.start(smp::config().to_json(), model_.plan_json());
     memory_.after_step(step_);

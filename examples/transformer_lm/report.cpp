@@ -24,7 +24,7 @@ double predicted_mib(const Outcome& outcome, size_t rank) {
 std::vector<double> gather(double value) {
   auto values = torch::zeros({smp::size()}, torch::kDouble);
   values[smp::rank()] = value * smp::size();  // the mean over the world divides by its size
-  values = smp::all_reduce_mean(values, smp::Group::world);
+  values = smp::all_reduce_mean(values, smp::CommGroup::WORLD);
   const double* first = values.const_data_ptr<double>();
   return {first, first + values.numel()};
 }

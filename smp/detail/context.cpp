@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include "smp/detail/conductor.h"
+#include "smp/detail/made_group.h"
 
 namespace smp::detail {
 namespace {
@@ -62,19 +63,42 @@ Context::Context(Config resolved, const runtime::Launch& launched, std::shared_p
       logger(config.log_level) {
   pipeline = world->group(topology.group(runtime::GroupKind::kPipeline, world->rank()));
   replicas = world->group(topology.group(runtime::GroupKind::kDataParallel, world->rank()));
+  shards = world->group(topology.group(runtime::GroupKind::kTensor, world->rank()));
 }
 
 Context::~Context() = default;
 
-runtime::Transport& Context::group(Group which) const {
+runtime::GroupKind Context::kind(CommGroup which) {
   switch (which) {
-    case Group::world:
+    case CommGroup::WORLD:
+      return runtime::GroupKind::kWorld;
+    case CommGroup::MP_GROUP:
+      return runtime::GroupKind::kModelParallel;
+    case CommGroup::DP_GROUP:
+      return runtime::GroupKind::kDataParallel;
+    case CommGroup::PP_GROUP:
+      return runtime::GroupKind::kPipeline;
+    case CommGroup::TP_GROUP:
+      return runtime::GroupKind::kTensor;
+    case CommGroup::RDP_GROUP:
+      return runtime::GroupKind::kReducedData;
+  }
+  TORCH_CHECK_VALUE(false, "CommGroup: expected one of its enumerators, got ", static_cast<int>(which), ".");
+}
+
+// Without tensor parallelism a replica is one pipeline.
+runtime::Transport& Context::group(CommGroup which) const {
+  switch (kind(which)) {
+    case runtime::GroupKind::kWorld:
       return *world;
-    case Group::data_parallel:
+    case runtime::GroupKind::kDataParallel:
+    case runtime::GroupKind::kReducedData:
       return *replicas;
-    case Group::pipeline:
-    case Group::model_parallel:
+    case runtime::GroupKind::kPipeline:
+    case runtime::GroupKind::kModelParallel:
       return *pipeline;
+    case runtime::GroupKind::kTensor:
+      return *shards;
   }
   TORCH_INTERNAL_ASSERT(false, "unknown group");
 }

@@ -7,14 +7,15 @@
 #include <memory>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "runtime/boundary.h"
 #include "runtime/launch/launch.h"
 #include "runtime/topology.h"
 #include "runtime/transport/transport.h"
+#include "smp/comm.h"
 #include "smp/config.h"
 #include "smp/detail/log.h"
-#include "smp/init.h"
 
 namespace smp::detail {
 
@@ -58,7 +59,8 @@ struct Context {
   runtime::Launch launch;
   runtime::Topology topology;
   runtime::Topology::Coordinates coordinates;
-  std::shared_ptr<runtime::Transport> world, pipeline, replicas;
+  std::shared_ptr<runtime::Transport> world, pipeline, replicas, shards;
+  std::vector<std::shared_ptr<MadeGroup>> made_groups;  // by new_group
   runtime::BufferPool buffers;
   Logger logger;
   ManualPlacement manual_placement;
@@ -67,7 +69,8 @@ struct Context {
   int num_steps = 0;                     // step objects made
   bool uses_mpi = false;
 
-  runtime::Transport& group(Group which) const;
+  static runtime::GroupKind kind(CommGroup which);
+  runtime::Transport& group(CommGroup which) const;
 };
 
 /// This rank's context. Throws c10::Error naming `caller` before smp::init.

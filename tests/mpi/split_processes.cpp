@@ -42,7 +42,7 @@ void expect_all_held(const OracleResult& mine, const OracleResult& whole) {
   for (const auto& [name, gradient] : whole.gradients) {
     const at::Tensor holds_it =
         at::tensor(mine.gradients.count(name) == 1 ? 1.0 : 0.0, at::kDouble);
-    EXPECT_GT(all_reduce_mean(holds_it, Group::pipeline).item<double>(), 0)
+    EXPECT_GT(all_reduce_mean(holds_it, CommGroup::PP_GROUP).item<double>(), 0)
         << name << " lives nowhere";
   }
 }

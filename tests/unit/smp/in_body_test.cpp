@@ -73,6 +73,13 @@ const Call kCalls[] = {
     {"barrier", "smp::barrier", [](Model&, Optimizer&) { barrier(); }},
     {"all_reduce_mean", "smp::all_reduce_mean",
      [](Model&, Optimizer&) { all_reduce_mean(torch::ones({2})); }},
+    {"send", "smp::send",
+     [](Model&, Optimizer&) { rank() == 0 ? send(1, 1, WORLD_RANK) : void(recv_from<int>(0, WORLD_RANK)); }},
+    {"recv_from", "smp::recv_from",
+     [](Model&, Optimizer&) { rank() == 0 ? void(recv_from<int>(1, WORLD_RANK)) : send(1, 0, WORLD_RANK); }},
+    {"broadcast", "smp::broadcast", [](Model&, Optimizer&) { broadcast(1, TP_GROUP); }},
+    {"allgather", "smp::allgather", [](Model&, Optimizer&) { allgather(1, WORLD); }},
+    {"new_group", "smp::new_group", [](Model&, Optimizer&) { new_group({0}); }},
     {"make_optimizer", "DistributedOptimizer",
      [](Model& model, Optimizer&) {
        Optimizer(torch::optim::SGD(model.module()->parameters(), 0.1), model);

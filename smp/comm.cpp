@@ -1,0 +1,185 @@
+// Groups as values, and objects between ranks.
+#include "smp/comm.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "runtime/object_messages.h"
+#include "smp/detail/context.h"
+#include "smp/detail/made_group.h"
+
+namespace smp {
+
+using detail::context;
+using detail::GroupUse;
+
+namespace {
+
+runtime::GroupKind kind_of(RankType rank_type) {
+  switch (rank_type) {
+    case RankType::WORLD_RANK:
+      return runtime::GroupKind::kWorld;
+    case RankType::MP_RANK:
+      return runtime::GroupKind::kModelParallel;
+    case RankType::DP_RANK:
+      return runtime::GroupKind::kDataParallel;
+    case RankType::PP_RANK:
+      return runtime::GroupKind::kPipeline;
+    case RankType::TP_RANK:
+      return runtime::GroupKind::kTensor;
+    case RankType::RDP_RANK:
+      return runtime::GroupKind::kReducedData;
+  }
+  TORCH_CHECK_VALUE(false, "RankType: expected one of its enumerators, got ", static_cast<int>(rank_type), ".");
+}
+
+constexpr const char* kRankTypes[] = {"WORLD_RANK", "MP_RANK", "DP_RANK", "PP_RANK", "TP_RANK", "RDP_RANK"};
+
+// World rank of the partner of this rank. Throws for ranks that do not exist and for this one.
+int partner(const char* caller, int rank, RankType rank_type) {
+  const detail::Context& own = context(caller);
+  const std::vector<int> ranks = own.topology.group(kind_of(rank_type), own.world->rank());
+  const char* name = kRankTypes[static_cast<size_t>(rank_type)];
+  TORCH_CHECK_VALUE(rank >= 0 && rank < static_cast<int>(ranks.size()), caller, ": expected a ", name, " of 0 ... ",
+                    ranks.size() - 1, ", got ", rank, ". It counts the ranks of the world, or those of your own group.");
+  const int found = ranks[static_cast<size_t>(rank)];
+  TORCH_CHECK_VALUE(found != own.world->rank(), caller, ": expected another rank than the calling one, got ", name, " ",
+                    rank, ", which is rank ", found, " itself. It has the object already.");
+  return found;
+}
+
+// A message says what it holds.
+std::string with_type(const std::string& bytes, const std::string& type) {
+  Writer out;
+  out.put(type);
+  out.put_bytes(bytes.data(), bytes.size());
+  return out.take();
+}
+
+std::string without_type(const std::string& message, const std::string& type, const std::string& caller, int source) {
+  Reader in(message);
+  const auto sent = in.get<std::string>();
+  TORCH_CHECK_TYPE(sent == type, caller, ": expected an object of type ", type, " from rank ", source, ", got one of type ",
+                   sent, ". Give and take the same type on both ranks.");
+  return message.substr(sizeof(uint64_t) + sent.size());
+}
+
+std::string text_of(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return "{" + text + "}";
+}
+
+void check_list(const std::vector<int>& ranks, int world_size) {
+  TORCH_CHECK_VALUE(!ranks.empty(), "smp::new_group: expected at least one rank, got none.");
+  for (const int rank : ranks) {
+    TORCH_CHECK_VALUE(rank >= 0 && rank < world_size, "smp::new_group: expected ranks of 0 ... ", world_size - 1,
+                      ", got ", rank, " in ", text_of(ranks), ".");
+    TORCH_CHECK_VALUE(std::count(ranks.begin(), ranks.end(), rank) == 1,
+                      "smp::new_group: expected each rank once, got ", rank, " several times in ", text_of(ranks), ".");
+  }
+}
+
+ProcessGroup group_of_kind(CommGroup kind, const char* caller) {
+  context(caller);
+  return kind;
+}
+
+}  // namespace
+
+std::vector<int> ProcessGroup::ranks() const { return GroupUse("ProcessGroup", *this).ranks(); }
+int ProcessGroup::size() const { return static_cast<int>(ranks().size()); }
+bool ProcessGroup::is_member() const { return GroupUse("ProcessGroup", *this).is_member(); }
+int ProcessGroup::rank() const { return GroupUse("ProcessGroup", *this).transport().rank(); }
+
+ProcessGroup new_group(const std::vector<int>& ranks) {
+  detail::refuse_in_body("smp::new_group");
+  detail::Context& own = context("smp::new_group");
+  check_list(ranks, own.world->size());
+  const std::vector<std::string> lists = own.world->all_gather(text_of(ranks));
+  for (size_t r = 0; r < lists.size(); ++r) {
+    TORCH_CHECK_VALUE(lists[r] == lists[0], "smp::new_group: expected the same list on all ranks, got ", lists[0],
+                      " on rank 0 and ", lists[r], " on rank ", r, ". Call it on every rank, members or not.");
+  }
+  auto made = std::make_shared<detail::MadeGroup>(detail::MadeGroup{ranks, nullptr});
+  const bool is_member = std::count(ranks.begin(), ranks.end(), own.world->rank()) == 1;
+  if (is_member) made->transport = own.world->group(ranks);
+  own.made_groups.push_back(made);
+  return GroupUse::value_of(made);
+}
+
+ProcessGroup get_world_process_group() { return group_of_kind(CommGroup::WORLD, "smp::get_world_process_group"); }
+ProcessGroup get_mp_process_group() { return group_of_kind(CommGroup::MP_GROUP, "smp::get_mp_process_group"); }
+ProcessGroup get_dp_process_group() { return group_of_kind(CommGroup::DP_GROUP, "smp::get_dp_process_group"); }
+ProcessGroup get_pp_process_group() { return group_of_kind(CommGroup::PP_GROUP, "smp::get_pp_process_group"); }
+ProcessGroup get_tp_process_group() { return group_of_kind(CommGroup::TP_GROUP, "smp::get_tp_process_group"); }
+ProcessGroup get_rdp_process_group() { return group_of_kind(CommGroup::RDP_GROUP, "smp::get_rdp_process_group"); }
+
+void barrier(const ProcessGroup& group) {
+  detail::refuse_in_body("smp::barrier");
+  GroupUse("smp::barrier", group).transport().barrier();
+}
+void mp_barrier() { barrier(CommGroup::MP_GROUP); }
+void dp_barrier() { barrier(CommGroup::DP_GROUP); }
+void pp_barrier() { barrier(CommGroup::PP_GROUP); }
+void tp_barrier() { barrier(CommGroup::TP_GROUP); }
+void rdp_barrier() { barrier(CommGroup::RDP_GROUP); }
+
+at::Tensor all_reduce_mean(const at::Tensor& tensor, const ProcessGroup& group) {
+  detail::refuse_in_body("smp::all_reduce_mean",
+                         "Return the tensor from the body and reduce what the step returns.");
+  auto& transport = GroupUse("smp::all_reduce_mean", group).transport();
+  TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && tensor.is_cpu(),
+                    "all_reduce_mean: expected a floating-point CPU tensor, got ",
+                    tensor.defined() ? tensor.toString() : "an undefined one",
+                    ". Convert it first: tensor.to(at::kFloat).");
+  at::Tensor mean = tensor.detach().clone(at::MemoryFormat::Contiguous);
+  transport.all_reduce_sum(mean.mutable_data_ptr(), mean.numel(), mean.scalar_type());
+  return mean.div_(transport.size());
+}
+
+namespace comm_internal {
+
+void check_call(const char* caller) {
+  detail::refuse_in_body(caller);
+  context(caller);
+}
+
+void send_bytes(const std::string& bytes, const std::string& type, int dest, RankType rank_type) {
+  const int rank = partner("smp::send", dest, rank_type);
+  runtime::hand_over(*context("smp::send").world, {rank}, with_type(bytes, type), "smp::send of " + type);
+}
+
+std::string receive_bytes(const std::string& type, int source, RankType rank_type) {
+  const int rank = partner("smp::recv_from", source, rank_type);
+  const std::string action = "smp::recv_from of " + type;
+  return without_type(runtime::take_over(*context("smp::recv_from").world, rank, action), type, "smp::recv_from", rank);
+}
+
+void broadcast_bytes(const std::string& bytes, const std::string& type, const ProcessGroup& group) {
+  const GroupUse use("smp::broadcast", group);
+  use.transport();  // throws on a rank that is no member
+  auto& world = *context("smp::broadcast").world;
+  std::vector<int> others = use.ranks();
+  std::erase(others, world.rank());
+  runtime::hand_over(world, others, with_type(bytes, type), "smp::broadcast of " + type);
+}
+
+std::vector<std::string> all_gather_bytes(const std::string& bytes, const std::string& type, const ProcessGroup& group) {
+  const GroupUse use("smp::allgather", group);
+  const std::vector<int> ranks = use.ranks();
+  std::vector<std::string> gathered = use.transport().all_gather(with_type(bytes, type));
+  for (size_t r = 0; r < gathered.size(); ++r) {
+    gathered[r] = without_type(gathered[r], type, "smp::allgather", ranks[r]);
+  }
+  return gathered;
+}
+
+void check_end(const Reader& in, const std::string& type) {
+  TORCH_CHECK_VALUE(in.at_end(), "message: expected Serialiser::read of ", type,
+                    " to read all that Serialiser::write wrote, got some left.");
+}
+
+}  // namespace comm_internal
+}  // namespace smp

@@ -1,0 +1,219 @@
+// How objects become bytes: what smp::send and its kin transport, and what step bodies return beside tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Type.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "smp/fields.h"
+
+namespace smp {
+
+class Writer;
+class Reader;
+
+/// How a T is written and read. There are ones for at::Tensor, std::string, numbers, bools and enumerations, and for
+/// std::vector, pair, tuple, map and optional of what has one; a struct with Fields needs none. For other types of yours
+/// specialise it, reading in the order of writing:
+///
+///   template <>
+///   struct smp::Serialiser<Vocabulary> {
+///     static void write(smp::Writer& out, const Vocabulary& words) { out.put(words.list()); }
+///     static Vocabulary read(smp::Reader& in) { return Vocabulary(in.get<std::vector<std::string>>()); }
+///   };
+template <class T>
+struct Serialiser;
+
+template <class T>
+concept Serialisable = requires(Writer& out, Reader& in, const T& object) {
+  Serialiser<T>::write(out, object);
+  { Serialiser<T>::read(in) } -> std::convertible_to<T>;
+};
+
+/// T as error texts name it: "std::vector<double>".
+template <class T>
+std::string type_name() {
+  if constexpr (requires { Serialiser<T>::name(); }) {
+    return Serialiser<T>::name();
+  } else {
+    return c10::demangle(typeid(T).name());
+  }
+}
+
+/// Bytes in the making.
+class Writer {
+ public:
+  template <class T>
+  void put(const T& object) {
+    static_assert(Serialisable<T>, "smp: no Serialiser for the type T named here. Specialise smp::Fields<T> (a struct) "
+                                   "or smp::Serialiser<T>.");
+    Serialiser<T>::write(*this, object);
+  }
+  void put_bytes(const void* data, size_t num_bytes) { bytes_.append(static_cast<const char*>(data), num_bytes); }
+  /// Sizes, dtype, strides of a dense tensor, and data; undefined ones too. Throws c10::ValueError for tensors that are
+  /// not dense CPU tensors.
+  void put_tensor(const at::Tensor& tensor);
+  /// What was written; the Writer is empty afterwards.
+  std::string take() { return std::exchange(bytes_, {}); }
+
+  Writer() = default;
+  /// Tensors go to `tensors` in their order, and no bytes of them are written.
+  explicit Writer(std::vector<at::Tensor>& tensors) : tensors_(&tensors) {}
+
+ private:
+  std::string bytes_;
+  std::vector<at::Tensor>* tensors_ = nullptr;
+};
+
+/// Reads what a Writer wrote, in the same order. Everything throws c10::ValueError where the bytes end early.
+class Reader {
+ public:
+  template <class T>
+  T get() {
+    static_assert(Serialisable<T>, "smp: no Serialiser for the type T named here. Specialise smp::Fields<T> (a struct) "
+                                   "or smp::Serialiser<T>.");
+    return Serialiser<T>::read(*this);
+  }
+  /// The next bytes; they live as long as those that the Reader was made from.
+  std::string_view get_bytes(size_t num_bytes);
+  /// Has memory of its own.
+  at::Tensor get_tensor();
+  bool at_end() const { return bytes_.empty() && (tensors_ == nullptr || next_tensor_ == tensors_->size()); }
+
+  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+  /// For bytes of a Writer whose tensors went elsewhere: they come from there.
+  Reader(std::string_view bytes, const std::vector<at::Tensor>& tensors) : bytes_(bytes), tensors_(&tensors) {}
+
+ private:
+  std::string_view bytes_;
+  const std::vector<at::Tensor>* tensors_ = nullptr;
+  size_t next_tensor_ = 0;
+};
+
+template <>
+struct Serialiser<at::Tensor> {
+  static void write(Writer& out, const at::Tensor& tensor) { out.put_tensor(tensor); }
+  static at::Tensor read(Reader& in) { return in.get_tensor(); }
+  static std::string name() { return "at::Tensor"; }
+};
+
+template <class T>
+  requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
+struct Serialiser<T> {
+  static void write(Writer& out, T number) { out.put_bytes(&number, sizeof number); }
+  static T read(Reader& in) {
+    T number{};
+    in.get_bytes(sizeof number).copy(reinterpret_cast<char*>(&number), sizeof number);
+    return number;
+  }
+};
+
+template <>
+struct Serialiser<std::string> {
+  static void write(Writer& out, const std::string& text) {
+    out.put<uint64_t>(text.size());
+    out.put_bytes(text.data(), text.size());
+  }
+  static std::string read(Reader& in) {
+    const auto size = in.get<uint64_t>();
+    return std::string(in.get_bytes(size));
+  }
+  static std::string name() { return "std::string"; }
+};
+
+template <Serialisable T>
+struct Serialiser<std::vector<T>> {
+  static void write(Writer& out, const std::vector<T>& elements) {
+    out.put<uint64_t>(elements.size());
+    for (const T& element : elements) out.put<T>(element);
+  }
+  static std::vector<T> read(Reader& in) {
+    std::vector<T> elements;
+    for (auto left = in.get<uint64_t>(); left > 0; --left) elements.push_back(in.get<T>());
+    return elements;
+  }
+  static std::string name() { return "std::vector<" + type_name<T>() + ">"; }
+};
+
+template <Serialisable T>
+struct Serialiser<std::optional<T>> {
+  static void write(Writer& out, const std::optional<T>& object) {
+    out.put(object.has_value());
+    if (object) out.put(*object);
+  }
+  static std::optional<T> read(Reader& in) {
+    if (!in.get<bool>()) return std::nullopt;
+    return in.get<T>();
+  }
+  static std::string name() { return "std::optional<" + type_name<T>() + ">"; }
+};
+
+template <Serialisable K, Serialisable T>
+struct Serialiser<std::map<K, T>> {
+  static void write(Writer& out, const std::map<K, T>& map) {
+    out.put<uint64_t>(map.size());
+    for (const auto& [key, value] : map) {
+      out.put(key);
+      out.put(value);
+    }
+  }
+  static std::map<K, T> read(Reader& in) {
+    std::map<K, T> map;
+    for (auto left = in.get<uint64_t>(); left > 0; --left) {
+      K key = in.get<K>();
+      map.emplace(std::move(key), in.get<T>());
+    }
+    return map;
+  }
+  static std::string name() { return "std::map<" + type_name<K>() + ", " + type_name<T>() + ">"; }
+};
+
+template <Serialisable... Ts>
+struct Serialiser<std::tuple<Ts...>> {
+  static void write(Writer& out, const std::tuple<Ts...>& tuple) {
+    std::apply([&](const Ts&... element) { (out.put(element), ...); }, tuple);
+  }
+  // Braces fix the order of evaluation.
+  static std::tuple<Ts...> read(Reader& in) { return std::tuple<Ts...>{in.get<Ts>()...}; }
+  static std::string name() {
+    std::string names;
+    ((names += (names.empty() ? "" : ", ") + type_name<Ts>()), ...);
+    return "std::tuple<" + names + ">";
+  }
+};
+
+template <Serialisable A, Serialisable B>
+struct Serialiser<std::pair<A, B>> {
+  static void write(Writer& out, const std::pair<A, B>& pair) {
+    out.put(pair.first);
+    out.put(pair.second);
+  }
+  static std::pair<A, B> read(Reader& in) { return std::pair<A, B>{in.get<A>(), in.get<B>()}; }
+  static std::string name() { return "std::pair<" + type_name<A>() + ", " + type_name<B>() + ">"; }
+};
+
+template <HasFields T>
+struct Serialiser<T> {
+  static void write(Writer& out, const T& object) {
+    std::apply([&](const auto&... field) { (out.put(field), ...); }, Fields<T>::of(object));
+  }
+  static T read(Reader& in) {
+    static_assert(std::is_default_constructible_v<T>, "smp::Fields: expected a T that can be default-constructed.");
+    T object{};
+    std::apply([&](auto&... field) { ((field = in.get<std::remove_cvref_t<decltype(field)>>()), ...); },
+               Fields<T>::of(object));
+    return object;
+  }
+};
+
+}  // namespace smp
