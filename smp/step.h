@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -15,17 +16,39 @@
 
 namespace smp {
 
+/// How a step function treats its arguments, which are counted from 0.
+///
+///   auto train_step = smp::step(body, {.non_split_inputs = {1}, .input_split_axes = {{0, 1}}});
+struct StepOptions {
+  /// Arguments that every microbatch gets whole: a mask for all, a table, a 0-dimensional tensor.
+  std::vector<int64_t> non_split_inputs{};
+  /// Dimension along which an argument is cut, by position of the argument; negative ones count from the last. 0 for
+  /// those that are not named. Holds for every tensor in a container.
+  std::map<int64_t, int64_t> input_split_axes{};
+  /// Results are always detached: they exist on ranks that have no graph of them. false is refused.
+  bool detach_outputs = true;
+};
+
 namespace step_internal {
 
-using Tensors = std::vector<at::Tensor>;
-/// The body, type-erased: tensor arguments of one microbatch in, returned tensors out.
-using Body = std::function<Tensors(const Tensors&)>;
+/// A call of a step function, type-erased.
+struct Call {
+  /// The tensors of the arguments. Called once, on the leader only.
+  std::function<std::vector<StepTensor>(int64_t num_microbatches)> arguments;
+  /// The body: these tensors for one microbatch in, returned tensors out. On the leader only.
+  std::function<Tensors(const Tensors& inputs, int64_t microbatch)> body;
+};
+
+/// Throws c10::ValueError for options that hold for no step.
+void check_options(const StepOptions& options);
+/// How each of `num_arguments` is cut. Throws c10::ValueError for positions of arguments that there are not.
+std::vector<Cut> cuts_of(const StepOptions& options, int64_t num_arguments);
 
 /// Number of the next step object of this rank; the same on all ranks that make the same objects in the same order.
 /// -1 before smp::init.
 int register_step();
 /// One step on this rank: outputs by returned tensor.
-std::vector<StepOutput> run(int step_number, const Tensors& arguments, const Body& body);
+std::vector<StepOutput> run(int step_number, const Call& call);
 
 template <class T>
 inline constexpr bool is_tensor = std::is_base_of_v<at::Tensor, std::remove_cvref_t<T>>;
@@ -61,28 +84,7 @@ struct Returned<std::tuple<Ts...>> {
   }
 };
 
-/// The argument for the body: the microbatch's tensor, a copy of the caller's container with the microbatch's tensors, or
-/// the caller's own object.
-template <class Arg>
-decltype(auto) pick(const Tensors& microbatch, size_t& next, Arg& original) {
-  if constexpr (is_tensor<Arg>) {
-    (void)original;
-    return at::Tensor(microbatch[next++]);
-  } else if constexpr (holds_tensors<Arg>) {
-    std::remove_cv_t<Arg> copy = original;
-    for_each_tensor(copy, [&](at::Tensor& tensor) { tensor = microbatch[next++]; });
-    return copy;
-  } else {
-    (void)microbatch, (void)next;
-    return static_cast<Arg&>(original);
-  }
-}
-
-/// As what the body gets it: tensors as temporaries, everything else as an object it may change.
-template <class Arg>
-using Handed = std::conditional_t<
-    is_tensor<Arg>, at::Tensor,
-    std::conditional_t<holds_tensors<Arg>, std::remove_cvref_t<Arg>&, std::remove_reference_t<Arg>&>>;
+/// Tensors as temporaries, everything else as an object that the body may change.
 inline at::Tensor&& hand_over(at::Tensor& tensor) { return std::move(tensor); }
 template <class T>
 T& hand_over(T& object) {
@@ -95,41 +97,55 @@ T& hand_over(T& object) {
 template <class BodyFunction>
 class Step {
  public:
-  explicit Step(BodyFunction body) : body_(std::move(body)), number_(step_internal::register_step()) {}
+  explicit Step(BodyFunction body, StepOptions options = {})
+      : body_(std::move(body)), options_(std::move(options)), number_(step_internal::register_step()) {
+    step_internal::check_options(options_);
+  }
 
   template <class... Args>
   auto operator()(Args&&... args) {
     using namespace step_internal;
-    using Result = std::invoke_result_t<BodyFunction&, Handed<Args>...>;
+    using Result = std::invoke_result_t<BodyFunction&, typename Argument<std::remove_reference_t<Args>>::Handed...>;
     if (number_ < 0) number_ = register_step();
-    Tensors tensors;
-    (collect(tensors, args), ...);
-    auto erased = [&](const Tensors& microbatch) -> Tensors {
-      size_t next = 0;
-      // Braces fix the order of evaluation, and with it which tensor goes to which argument.
-      std::tuple<decltype(pick(microbatch, next, args))...> picked{pick(microbatch, next, args)...};
-      auto call = [&](auto&... each) -> Result { return std::invoke(body_, hand_over(each)...); };
-      if constexpr (std::is_void_v<Result>) {
-        std::apply(call, picked);
-        return {};
-      } else {
-        return Returned<std::remove_cvref_t<Result>>::flatten(std::apply(call, picked));
-      }
+    const std::vector<Cut> cuts = cuts_of(options_, sizeof...(Args));
+    auto arguments = [&]<size_t... I>(std::index_sequence<I...>) {
+      return std::tuple<Argument<std::remove_reference_t<Args>>...>{
+          Argument<std::remove_reference_t<Args>>(args, cuts[I])...};
+    }(std::index_sequence_for<Args...>());
+    const Call call{
+        .arguments = [&](int64_t num_microbatches) { return collect(arguments, num_microbatches); },
+        .body = [&](const Tensors& inputs, int64_t m) { return run_body<Result>(arguments, inputs, m); },
     };
-    return Returned<std::remove_cvref_t<Result>>::make(run(number_, tensors, erased));
+    return Returned<std::remove_cvref_t<Result>>::make(run(number_, call));
   }
 
  private:
-  template <class Arg>
-  static void collect(step_internal::Tensors& tensors, Arg& arg) {
-    if constexpr (step_internal::is_tensor<Arg>) {
-      tensors.push_back(arg);
+  template <class... As>
+  static std::vector<step_internal::StepTensor> collect(std::tuple<As...>& arguments, int64_t num_microbatches) {
+    std::vector<step_internal::StepTensor> tensors;
+    std::apply([&](As&... argument) { (argument.collect(tensors, num_microbatches), ...); }, arguments);
+    return tensors;
+  }
+
+  template <class Result, class... As>
+  step_internal::Tensors run_body(std::tuple<As...>& arguments, const step_internal::Tensors& inputs, int64_t m) {
+    using namespace step_internal;
+    size_t next = 0;
+    // Braces fix the order of evaluation, and with it which tensor goes to which argument.
+    auto picked = std::apply(
+        [&](As&... argument) { return std::tuple<typename As::Picked...>{argument.pick(inputs, next, m)...}; },
+        arguments);
+    auto call = [&](auto&... each) -> Result { return std::invoke(body_, hand_over(each)...); };
+    if constexpr (std::is_void_v<Result>) {
+      std::apply(call, picked);
+      return {};
     } else {
-      step_internal::for_each_tensor(arg, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+      return Returned<std::remove_cvref_t<Result>>::flatten(std::apply(call, picked));
     }
   }
 
   BodyFunction body_;
+  StepOptions options_;
   int number_;
 };
 
@@ -143,9 +159,11 @@ class Step {
 ///   smp::StepOutput loss = train_step(data, target);
 ///
 /// Every tensor argument is cut along dimension 0 into Config::microbatches equal parts, which the body may change
-/// without changing the argument. So are the tensors in a std::vector, list, deque, array, map, optional, pair, tuple or
-/// torch::data::Example, of which the body gets a copy; other types made of tensors do not compile. Other arguments, and
-/// objects that the body captures, reach it as they are. The body runs on pp_rank() 0 only, once per
+/// without changing the argument; `options` name other dimensions, and arguments that stay whole. So are the tensors in a
+/// std::vector, list, deque, array, map, optional, pair, tuple or torch::data::Example and in structs with smp::Fields, of
+/// which the body gets a copy; other templates of tensors do not compile. In place of an object with a member
+/// smp_slice(num_microbatches, microbatch, axis) the body gets what that returns, called on pp_rank() 0 only. Other
+/// arguments, and objects that the body captures, reach it as they are. The body runs on pp_rank() 0 only, once per
 /// microbatch, on tensors that have shapes but no data; what it calls is recorded and run on the stages. The results are
 /// on every rank.
 ///
@@ -155,8 +173,8 @@ class Step {
 /// What fails later, while the stages run (an index out of range), ends the job: it throws where it happens, and every
 /// other rank's present or next call throws "rank R failed: " and its text, as does every later call of all.
 template <class BodyFunction>
-Step<std::decay_t<BodyFunction>> step(BodyFunction&& body) {
-  return Step<std::decay_t<BodyFunction>>(std::forward<BodyFunction>(body));
+Step<std::decay_t<BodyFunction>> step(BodyFunction&& body, StepOptions options = {}) {
+  return Step<std::decay_t<BodyFunction>>(std::forward<BodyFunction>(body), std::move(options));
 }
 
 }  // namespace smp

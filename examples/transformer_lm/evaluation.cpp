@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include "examples/transformer_lm/corpus.h"
-#include "smp/init.h"
+#include "smp/comm.h"
 
 namespace transformer_lm {
 

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "smp/init.h"
+#include "smp/comm.h"
 
 namespace transformer_lm {
 namespace {

@@ -89,13 +89,12 @@ void Conductor::remove_model(const Model& model) {
   programs_.clear();
 }
 
-std::vector<StepOutput> Conductor::run_step(int step_number, const std::vector<at::Tensor>& arguments,
-                                            const step_internal::Body& body) {
+std::vector<StepOutput> Conductor::run_step(int step_number, const step_internal::Call& call) {
   TORCH_CHECK(body_in_progress_ == nullptr, "step: expected a call outside of step bodies, got one from within a body. "
               "Call the step functions one after the other, or share a plain function between their bodies.");
   const bool leads = context_.pipeline->rank() == 0;
   Captured captured;
-  const StepMessage message = leads ? lead(step_number, arguments, body, captured) : receive_message();
+  const StepMessage message = leads ? lead(step_number, call, captured) : receive_message();
   try {
     if (!leads) accept(message, step_number);
     return execute(message, leads ? &captured : nullptr);
@@ -129,13 +128,12 @@ std::vector<StepOutput> Conductor::execute(const StepMessage& message, Captured*
   return returned;
 }
 
-StepMessage Conductor::lead(int step_number, const std::vector<at::Tensor>& arguments,
-                            const step_internal::Body& body, Captured& captured) {
+StepMessage Conductor::lead(int step_number, const step_internal::Call& call, Captured& captured) {
   StepMessage message{
       .step_function = step_number, .step = training_steps_, .evaluation_step = evaluation_steps_};
   std::exception_ptr own_error;
   try {
-    captured = capture(step_number, arguments, body);
+    captured = capture(step_number, call);
     check_same_returns(captured.bodies);
     add_programs(captured, message);
     schedule_of(message);
@@ -228,27 +226,35 @@ void Conductor::accept(const StepMessage& message, int step_number) {
   evaluation_steps_ = message.evaluation_step;
 }
 
-Conductor::Captured Conductor::capture(int step_number, const std::vector<at::Tensor>& arguments,
-                                       const step_internal::Body& body) {
-  Captured captured;
-  std::vector<at::Tensor> own = arguments;
-  for (at::Tensor& argument : own) {
-    // Parts may stay in the argument's memory, and an operator that writes to a buffer would change them there.
-    const bool is_buffers = argument.defined() && argument.has_storage() && models_.bindings().find_storage(argument) != nullptr;
-    if (is_buffers) argument = argument.detach().clone();
+// The arguments of each microbatch.
+std::vector<std::vector<at::Tensor>> Conductor::split(const step_internal::Call& call) const {
+  std::vector<step_internal::StepTensor> arguments = call.arguments(context_.config.microbatches);
+  // Parts may stay in the argument's memory, and an operator that writes to a buffer would change them there.
+  const auto leave_buffers = [this](at::Tensor& tensor) {
+    const bool is_buffers = tensor.defined() && tensor.has_storage() && models_.bindings().find_storage(tensor) != nullptr;
+    if (is_buffers) tensor = tensor.detach().clone();
+  };
+  for (auto& argument : arguments) {
+    leave_buffers(argument.tensor);
+    for (at::Tensor& piece : argument.pieces) leave_buffers(piece);
   }
-  captured.inputs = split_arguments(own, context_.config.microbatches);
+  return split_arguments(arguments, context_.config.microbatches);
+}
+
+Conductor::Captured Conductor::capture(int step_number, const step_internal::Call& call) {
+  Captured captured;
+  captured.inputs = split(call);
   auto& capture = captures_[step_number];
   if (!capture) capture = std::make_unique<runtime::BodyCapture>(models_.bindings());
   const std::string key = models_.training_flags();
-  for (const auto& microbatch : captured.inputs) {
-    std::vector<at::Tensor> ghosts = capture->begin(microbatch, key);
+  for (size_t m = 0; m < captured.inputs.size(); ++m) {
+    std::vector<at::Tensor> ghosts = capture->begin(captured.inputs[m], key);
     body_in_progress_ = capture.get();
     try {
       std::vector<at::Tensor> returned;
       {
         const runtime::InterceptScope scope(*capture);
-        returned = body(ghosts);
+        returned = call.body(ghosts, static_cast<int64_t>(m));
       }
       captured.bodies.push_back(capture->finish(returned));
     } catch (...) {

@@ -30,8 +30,7 @@ class Conductor {
   /// Forgets the model, and everything recorded so far: recordings may hold its tensors.
   void remove_model(const Model& model);
 
-  std::vector<StepOutput> run_step(int step_number, const std::vector<at::Tensor>& arguments,
-                                   const step_internal::Body& body);
+  std::vector<StepOutput> run_step(int step_number, const step_internal::Call& call);
 
   /// The capture of the body that runs right now, or null.
   runtime::BodyCapture* body_in_progress() const { return body_in_progress_; }
@@ -45,9 +44,9 @@ class Conductor {
     std::vector<runtime::CapturedBody> bodies;
   };
 
-  runtime::StepMessage lead(int step_number, const std::vector<at::Tensor>& arguments,
-                            const step_internal::Body& body, Captured& captured);
-  Captured capture(int step_number, const std::vector<at::Tensor>& arguments, const step_internal::Body& body);
+  runtime::StepMessage lead(int step_number, const step_internal::Call& call, Captured& captured);
+  std::vector<std::vector<at::Tensor>> split(const step_internal::Call& call) const;
+  Captured capture(int step_number, const step_internal::Call& call);
   void add_programs(const Captured& captured, runtime::StepMessage& message);
   void agree_with_replicas(runtime::StepMessage& message);
   /// The checked table of the step. Throws c10::ValueError when its microbatches have different stages.

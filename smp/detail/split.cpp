@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <memory>
+#include <string>
 
 #include "runtime/memory_tensor.h"
 
@@ -15,19 +16,51 @@ namespace {
 
 constexpr size_t kAlignment = 64;  // of the CPU allocator's memory
 
-void check_argument(const at::Tensor& argument, size_t index, int64_t microbatches) {
-  TORCH_CHECK_VALUE(argument.defined() && argument.is_cpu() && argument.layout() == at::kStrided, "step argument ",
-                    index, ": expected a dense CPU tensor, got ",
-                    argument.defined() ? argument.toString() : "an undefined one", ".");
-  TORCH_CHECK_VALUE(argument.dim() > 0, "step argument ", index,
-                    ": expected a tensor with a batch dimension, got a scalar. Pass numbers as numbers, or let the "
-                    "body capture them.");
-  TORCH_CHECK_VALUE(argument.size(0) > 0 && argument.size(0) % microbatches == 0, "microbatch split of step argument ",
-                    index, ": expected a batch size divisible by microbatches=", microbatches, ", got ",
-                    argument.size(0), ". Drop the last batch (DataLoaderOptions::drop_last) or change ",
-                    "Config::microbatches.");
-  TORCH_CHECK_VALUE(!argument.requires_grad(), "step argument ", index,
+using step_internal::StepTensor;
+
+void check_data(const at::Tensor& tensor, int64_t position) {
+  TORCH_CHECK_VALUE(tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided, "step argument ", position,
+                    ": expected a dense CPU tensor, got ", tensor.defined() ? tensor.toString() : "an undefined one", ".");
+  TORCH_CHECK_VALUE(!tensor.requires_grad(), "step argument ", position,
                     ": expected data, got a tensor that requires a gradient, which would be lost. detach() it.");
+}
+
+// The dimension along which it is cut, counted from 0.
+int64_t axis_of(const StepTensor& argument) {
+  const int64_t dim = argument.tensor.dim();
+  return argument.axis < 0 ? argument.axis + dim : argument.axis;
+}
+
+void check_cut(const StepTensor& argument, int64_t microbatches) {
+  const at::Tensor& tensor = argument.tensor;
+  TORCH_CHECK_VALUE(tensor.dim() > 0, "step argument ", argument.position,
+                    ": expected a tensor with a batch dimension, got a scalar. Pass numbers as numbers, let the "
+                    "body capture them, or name the argument in StepOptions::non_split_inputs.");
+  const int64_t axis = axis_of(argument);
+  TORCH_CHECK_VALUE(axis >= 0 && axis < tensor.dim(), "step argument ", argument.position,
+                    ": input_split_axes: expected a dimension of -", tensor.dim(), " ... ", tensor.dim() - 1,
+                    " for sizes ", tensor.sizes(), ", got ", argument.axis, ".");
+  TORCH_CHECK_VALUE(tensor.size(axis) > 0 && tensor.size(axis) % microbatches == 0, "microbatch split of step argument ",
+                    argument.position, axis == 0 ? std::string() : " along dimension " + std::to_string(axis),
+                    ": expected a batch size divisible by microbatches=", microbatches, ", got ", tensor.size(axis),
+                    ". Drop the last batch (DataLoaderOptions::drop_last) or change Config::microbatches.");
+}
+
+void check_argument(const StepTensor& argument, int64_t microbatches) {
+  for (const at::Tensor& piece : argument.pieces) check_data(piece, argument.position);
+  if (!argument.pieces.empty()) return;
+  check_data(argument.tensor, argument.position);
+  if (!argument.is_whole) check_cut(argument, microbatches);
+}
+
+bool is_dense(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// All of a tensor, in its own memory where that is aligned.
+at::Tensor whole(const at::Tensor& tensor) {
+  const bool is_aligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
+  return is_dense(tensor) && is_aligned ? tensor.detach() : tensor.detach().clone();
 }
 
 // Parts of one dense argument. They lie in its own memory where that leaves each of them aligned, else in one new block:
@@ -61,21 +94,30 @@ std::vector<at::Tensor> cut_dense(const at::Tensor& argument, int64_t microbatch
   return parts;
 }
 
-std::vector<at::Tensor> cut_strided(const at::Tensor& argument, int64_t microbatches) {
-  const int64_t rows = argument.size(0) / microbatches;
+std::vector<at::Tensor> cut_strided(const at::Tensor& argument, int64_t axis, int64_t microbatches) {
+  const int64_t rows = argument.size(axis) / microbatches;
   std::vector<at::Tensor> parts;
-  for (int64_t m = 0; m < microbatches; ++m) parts.push_back(argument.narrow(0, m * rows, rows).clone());
+  for (int64_t m = 0; m < microbatches; ++m) parts.push_back(argument.narrow(axis, m * rows, rows).clone());
   return parts;
+}
+
+std::vector<at::Tensor> parts_of(const StepTensor& argument, int64_t microbatches) {
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& piece : argument.pieces) parts.push_back(whole(piece));
+  if (!parts.empty()) return parts;
+  if (argument.is_whole) return std::vector<at::Tensor>(static_cast<size_t>(microbatches), whole(argument.tensor));
+  const int64_t axis = axis_of(argument);
+  return axis == 0 && is_dense(argument.tensor) ? cut_dense(argument.tensor, microbatches)
+                                                : cut_strided(argument.tensor, axis, microbatches);
 }
 
 }  // namespace
 
-std::vector<std::vector<at::Tensor>> split_arguments(const std::vector<at::Tensor>& arguments, int64_t microbatches) {
-  for (size_t i = 0; i < arguments.size(); ++i) check_argument(arguments[i], i, microbatches);
+std::vector<std::vector<at::Tensor>> split_arguments(const std::vector<StepTensor>& arguments, int64_t microbatches) {
+  for (const StepTensor& argument : arguments) check_argument(argument, microbatches);
   std::vector<std::vector<at::Tensor>> split(static_cast<size_t>(microbatches));
-  for (const at::Tensor& argument : arguments) {
-    const bool is_dense = argument.is_contiguous() && !argument.is_conj() && !argument.is_neg();
-    auto parts = is_dense ? cut_dense(argument, microbatches) : cut_strided(argument, microbatches);
+  for (const StepTensor& argument : arguments) {
+    auto parts = parts_of(argument, microbatches);
     for (size_t m = 0; m < split.size(); ++m) split[m].push_back(std::move(parts[m]));
   }
   return split;

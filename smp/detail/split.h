@@ -5,13 +5,16 @@
 
 #include <vector>
 
+#include "smp/step_arguments.h"
+
 namespace smp::detail {
 
-/// result[m][argument]: equal parts along dimension 0, each aligned like a tensor of its own, because misaligned data
-/// change bits (libtorch-facts C): on the argument's memory where that is so anyway, copies elsewhere. Who writes to a
-/// part copies it first. Checks every argument before it copies any.
-/// Throws c10::ValueError for scalars, batches that `microbatches` does not divide, tensors that require a gradient, and
-/// tensors that are not dense CPU tensors.
-std::vector<std::vector<at::Tensor>> split_arguments(const std::vector<at::Tensor>& arguments, int64_t microbatches);
+/// result[m][argument]: equal parts along the argument's axis, its own pieces, or all of it, each aligned like a tensor of
+/// its own, because misaligned data change bits (libtorch-facts C): on the argument's memory where that is so anyway,
+/// copies elsewhere. Who writes to a part copies it first. Checks every argument before it copies any.
+/// Throws c10::ValueError for axes that a tensor does not have, scalars and sizes that `microbatches` does not divide where
+/// they are to be cut, tensors that require a gradient, and tensors that are not dense CPU tensors.
+std::vector<std::vector<at::Tensor>> split_arguments(const std::vector<step_internal::StepTensor>& arguments,
+                                                     int64_t microbatches);
 
 }  // namespace smp::detail

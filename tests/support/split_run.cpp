@@ -13,14 +13,14 @@ constexpr uint64_t kModelSeed = 7, kDataSeed = 11;
 
 std::vector<StepOutput> call(const ZooModel& model, DistributedModel<torch::nn::Module>& distributed,
                              torch::nn::Module& module, const std::vector<at::Tensor>& batch) {
-  auto body = [&](const std::vector<at::Tensor>& microbatch) {
+  auto step = smp::step([&](const std::vector<at::Tensor>& microbatch) {
     const BodyResult result = model.body(module, microbatch);
     distributed.backward(result.loss);
     std::vector<at::Tensor> returned{result.loss};
     returned.insert(returned.end(), result.outputs.begin(), result.outputs.end());
     return returned;
-  };
-  return step_internal::run(0, batch, body);
+  });
+  return step(batch);
 }
 
 }  // namespace
