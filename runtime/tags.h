@@ -9,6 +9,7 @@ enum Tag : int {
   kStateTag = 3,         // state_dict
   kObjectTag = 4,          // objects that a program sends; over the world
   kObjectReceivedTag = 5,  // and the answer that they have arrived
+  kValueTag = 6,           // what step bodies return beside tensors
   kTiedTag = 8,          // copies of parameters that several ranks read
   kTiedGradientTag = 9,  // and their gradients
   kFirstStageTag = 64,   // from here: activations and gradients, by pair of stages

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Type.h>
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -23,7 +24,7 @@ class Writer;
 class Reader;
 
 /// How a T is written and read. There are ones for at::Tensor, std::string, numbers, bools and enumerations, and for
-/// std::vector, pair, tuple, map and optional of what has one; a struct with Fields needs none. For other types of yours
+/// std::vector, array, pair, tuple, map and optional of what has one; a struct with Fields needs none. For other types of yours
 /// specialise it, reading in the order of writing:
 ///
 ///   template <>
@@ -143,6 +144,20 @@ struct Serialiser<std::vector<T>> {
     return elements;
   }
   static std::string name() { return "std::vector<" + type_name<T>() + ">"; }
+};
+
+template <Serialisable T, size_t N>
+struct Serialiser<std::array<T, N>> {
+  static void write(Writer& out, const std::array<T, N>& elements) {
+    for (const T& element : elements) out.put(element);
+  }
+  // Braces fix the order of evaluation.
+  static std::array<T, N> read(Reader& in) {
+    return [&]<size_t... I>(std::index_sequence<I...>) {
+      return std::array<T, N>{(static_cast<void>(I), in.get<T>())...};
+    }(std::make_index_sequence<N>());
+  }
+  static std::string name() { return "std::array<" + type_name<T>() + ", " + std::to_string(N) + ">"; }
 };
 
 template <Serialisable T>

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "runtime/tags.h"
 #include "smp/detail/conductor.h"
 
 namespace smp::step_internal {
@@ -15,11 +16,21 @@ int register_step() {
   return own == nullptr ? -1 : own->num_steps++;
 }
 
-std::vector<StepOutput> run(int step_number, const Call& call) {
-  return detail::conductor("step").run_step(step_number, call);
-}
-
 namespace {
+
+// The leader's, on every rank of the pipeline.
+std::vector<std::string> share_values(const Call& call, runtime::Transport& pipeline) {
+  if (pipeline.rank() != 0) {
+    const std::string bytes = pipeline.receive_bytes(0, runtime::kValueTag);
+    return Reader(bytes).get<std::vector<std::string>>();
+  }
+  std::vector<std::string> values = call.values();
+  Writer out;
+  out.put(values);
+  const std::string bytes = out.take();
+  for (int r = 1; r < pipeline.size(); ++r) pipeline.send_bytes(r, runtime::kValueTag, bytes);
+  return values;
+}
 
 bool stays_whole(const StepOptions& options, int64_t position) {
   const auto& whole = options.non_split_inputs;
@@ -32,6 +43,19 @@ void check_position(const char* option, int64_t position, int64_t num_arguments)
 }
 
 }  // namespace
+
+Results run(int step_number, const Call& call) {
+  detail::Conductor& conductor = detail::conductor("step");
+  Results results{conductor.run_step(step_number, call), {}};
+  if (call.values) results.values = share_values(call, *conductor.context().pipeline);
+  return results;
+}
+
+void refuse_structure(size_t m) {
+  TORCH_CHECK_VALUE(false, "step: expected the body to return the same sizes of containers, keys of maps and filled "
+                    "optionals for every microbatch, got others for microbatch ", m, " than for 0. Return a tensor of zeros "
+                    "where there is nothing to return.");
+}
 
 void check_options(const StepOptions& options) {
   TORCH_CHECK_VALUE(options.detach_outputs, "step: detach_outputs: expected true, got false. Results are on every rank, "

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -13,6 +14,7 @@
 
 #include "smp/step_arguments.h"
 #include "smp/step_output.h"
+#include "smp/step_results.h"
 
 namespace smp {
 
@@ -37,6 +39,8 @@ struct Call {
   std::function<std::vector<StepTensor>(int64_t num_microbatches)> arguments;
   /// The body: these tensors for one microbatch in, returned tensors out. On the leader only.
   std::function<Tensors(const Tensors& inputs, int64_t microbatch)> body;
+  /// What the bodies of this step returned beside tensors, by microbatch. Empty on all ranks where they return none.
+  std::function<std::vector<std::string>()> values{};
 };
 
 /// Throws c10::ValueError for options that hold for no step.
@@ -47,42 +51,8 @@ std::vector<Cut> cuts_of(const StepOptions& options, int64_t num_arguments);
 /// Number of the next step object of this rank; the same on all ranks that make the same objects in the same order.
 /// -1 before smp::init.
 int register_step();
-/// One step on this rank: outputs by returned tensor.
-std::vector<StepOutput> run(int step_number, const Call& call);
-
-template <class T>
-inline constexpr bool is_tensor = std::is_base_of_v<at::Tensor, std::remove_cvref_t<T>>;
-
-template <class Result>
-struct Returned;
-template <>
-struct Returned<void> {
-  static void make(std::vector<StepOutput>&&) {}
-};
-template <>
-struct Returned<at::Tensor> {
-  static Tensors flatten(at::Tensor tensor) { return {std::move(tensor)}; }
-  static StepOutput make(std::vector<StepOutput>&& outputs) { return std::move(outputs.at(0)); }
-};
-template <>
-struct Returned<std::vector<at::Tensor>> {
-  static Tensors flatten(Tensors tensors) { return tensors; }
-  static std::vector<StepOutput> make(std::vector<StepOutput>&& outputs) { return std::move(outputs); }
-};
-template <class... Ts>
-  requires(is_tensor<Ts> && ...)
-struct Returned<std::tuple<Ts...>> {
-  static Tensors flatten(const std::tuple<Ts...>& tensors) {
-    return std::apply([](const auto&... each) { return Tensors{each...}; }, tensors);
-  }
-  static auto make(std::vector<StepOutput>&& outputs) { return unpack(outputs, std::index_sequence_for<Ts...>{}); }
-
- private:
-  template <size_t... I>
-  static auto unpack(std::vector<StepOutput>& outputs, std::index_sequence<I...>) {
-    return std::make_tuple(std::move(outputs.at(I))...);
-  }
-};
+/// One step on this rank.
+Results run(int step_number, const Call& call);
 
 /// Tensors as temporaries, everything else as an object that the body may change.
 inline at::Tensor&& hand_over(at::Tensor& tensor) { return std::move(tensor); }
@@ -112,11 +82,14 @@ class Step {
       return std::tuple<Argument<std::remove_reference_t<Args>>...>{
           Argument<std::remove_reference_t<Args>>(args, cuts[I])...};
     }(std::index_sequence_for<Args...>());
-    const Call call{
+    using Return = Returned<std::remove_cvref_t<Result>>;
+    Return returned;
+    Call call{
         .arguments = [&](int64_t num_microbatches) { return collect(arguments, num_microbatches); },
-        .body = [&](const Tensors& inputs, int64_t m) { return run_body<Result>(arguments, inputs, m); },
+        .body = [&](const Tensors& inputs, int64_t m) { return run_body<Result>(arguments, returned, inputs, m); },
     };
-    return Returned<std::remove_cvref_t<Result>>::make(run(number_, call));
+    if constexpr (Return::kHasValues) call.values = [&] { return returned.take_values(); };
+    return Return::make(run(number_, call));
   }
 
  private:
@@ -127,8 +100,9 @@ class Step {
     return tensors;
   }
 
-  template <class Result, class... As>
-  step_internal::Tensors run_body(std::tuple<As...>& arguments, const step_internal::Tensors& inputs, int64_t m) {
+  template <class Result, class Return, class... As>
+  step_internal::Tensors run_body(std::tuple<As...>& arguments, Return& returned, const step_internal::Tensors& inputs,
+                                  int64_t m) {
     using namespace step_internal;
     size_t next = 0;
     // Braces fix the order of evaluation, and with it which tensor goes to which argument.
@@ -137,10 +111,11 @@ class Step {
         arguments);
     auto call = [&](auto&... each) -> Result { return std::invoke(body_, hand_over(each)...); };
     if constexpr (std::is_void_v<Result>) {
+      (void)returned, (void)m;
       std::apply(call, picked);
       return {};
     } else {
-      return Returned<std::remove_cvref_t<Result>>::flatten(std::apply(call, picked));
+      return returned.take(std::apply(call, picked), m);
     }
   }
 
@@ -154,7 +129,7 @@ class Step {
 ///   auto train_step = smp::step([&](at::Tensor data, at::Tensor target) {
 ///     auto loss = torch::nll_loss(model(data), target);
 ///     model.backward(loss);
-///     return loss;                                      // at::Tensor, std::tuple or std::vector of them, or nothing
+///     return loss;                                      // or std::make_tuple(loss, data.size(0)), or nothing
 ///   });
 ///   smp::StepOutput loss = train_step(data, target);
 ///
@@ -164,8 +139,12 @@ class Step {
 /// which the body gets a copy; other templates of tensors do not compile. In place of an object with a member
 /// smp_slice(num_microbatches, microbatch, axis) the body gets what that returns, called on pp_rank() 0 only. Other
 /// arguments, and objects that the body captures, reach it as they are. The body runs on pp_rank() 0 only, once per
-/// microbatch, on tensors that have shapes but no data; what it calls is recorded and run on the stages. The results are
-/// on every rank.
+/// microbatch, on tensors that have shapes but no data; what it calls is recorded and run on the stages.
+///
+/// The results are on every rank. In place of a tensor that the body returns there is a StepOutput, one tensor per
+/// microbatch; in place of a number, string or other object with a Serialiser a std::vector, one entry per microbatch. A
+/// std::tuple, pair, vector, array, map or optional of tensors keeps its structure, which must be the same for every
+/// microbatch; a struct with smp::Fields comes as a StructOutput.
 ///
 /// Collective over the pipeline (and its replicas): call it on every rank. Arguments of other ranks than pp_rank() 0
 /// are ignored. A step that is refused (a batch that microbatches do not divide, an operator that cannot be captured)

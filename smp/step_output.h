@@ -28,6 +28,9 @@ class StepOutput {
   /// All of them, by microbatch.
   const std::vector<at::Tensor>& outputs() const { return outputs_; }
 
+  /// The same: results of a step are detached. For programs that say so.
+  StepOutput detach() const { return *this; }
+
   /// Mean over microbatches; same shape and dtype as one entry. Throws c10::ValueError for integers
   /// and bools, whose mean is none of them (choose: reduce_sum().to(at::kDouble) / size()), and
   /// when there is no entry.
