@@ -105,11 +105,18 @@ std::vector<StepOutput> Conductor::run_step(int step_number, const step_internal
   }
 }
 
+void Conductor::place(const std::shared_ptr<Program>& program) {
+  const auto placed = models_.to_place(program->graph);
+  for (const auto& model : placed) model->hooks->call(Moment::kBeforePartition);
+  models_.place(program);
+  for (const auto& model : placed) model->hooks->call(Moment::kAfterPartition);
+}
+
 std::vector<StepOutput> Conductor::execute(const StepMessage& message, Captured* captured) {
   std::vector<runtime::MicrobatchRun> runs = prepare(message, captured);
   for (const auto& microbatch : message.microbatches) {
     const auto program = programs_.find(microbatch.hash);
-    if (models_.needs_placement(program->graph, models_.owners())) models_.place(program);
+    if (models_.needs_placement(program->graph, models_.owners())) place(program);
   }
   const Schedule& schedule = schedule_of(message);
   const bool is_training = trains(message);

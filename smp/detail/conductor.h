@@ -53,6 +53,8 @@ class Conductor {
   const partitioner::Schedule& schedule_of(const runtime::StepMessage& message);
   bool trains(const runtime::StepMessage& message) const;
   bool places(const runtime::StepMessage& message);
+  /// With the hooks of the models that it places.
+  void place(const std::shared_ptr<Program>& program);
   bool is_placed_here(const runtime::NamedTensor& named) const;
   ReplicaStep own_replica_step(const runtime::StepMessage& message);
   runtime::StepMessage receive_message();

@@ -145,6 +145,14 @@ runtime::Owners Models::owners_after(const Graph& graph, const Plan& plan, const
   return owners;
 }
 
+std::vector<std::shared_ptr<Model>> Models::to_place(const Graph& graph) const {
+  std::vector<std::shared_ptr<Model>> found;
+  for (const auto& model : models_) {
+    if (model->first_program == nullptr && uses(graph, *model)) found.push_back(model);
+  }
+  return found;
+}
+
 void Models::place(const std::shared_ptr<const Program>& program) {
   runtime::Owners owners = owners_after(program->graph, program->plan, owners_);
   std::vector<runtime::NamedTensor> added;
@@ -155,9 +163,7 @@ void Models::place(const std::shared_ptr<const Program>& program) {
   runtime::synchronise(owners, fresh, *context_.pipeline, *context_.replicas);
   runtime::release_others(owners, fresh, context_.pipeline->rank());
   owners_ = std::move(owners);
-  for (const auto& model : models_) {
-    if (model->first_program == nullptr && uses(program->graph, *model)) model->first_program = program;
-  }
+  for (const auto& model : to_place(program->graph)) model->first_program = program;
   if (context_.world->rank() == 0) {
     context_.logger.info("Partition assignments:\n" + partition_table(program->graph, program->plan));
   }

@@ -10,6 +10,7 @@
 #include "runtime/capture/bindings.h"
 #include "runtime/placement.h"
 #include "smp/detail/context.h"
+#include "smp/detail/hooks.h"
 
 namespace torch::nn {
 class Module;
@@ -25,6 +26,7 @@ struct Model {
   std::string prefix;     // of its tensors in graphs, plans and owners: "generator."; "" for one without a name
   runtime::Bindings own;  // its tensors under the module's own names
   std::shared_ptr<const Program> first_program;  // that used it; null before
+  std::shared_ptr<Hooks> hooks = std::make_shared<Hooks>();
 };
 
 /// Names are those of the module behind the model's prefix. Each model is placed as a whole by the first program that
@@ -56,6 +58,8 @@ class Models {
 
   /// Whether `graph` uses a model that is not placed.
   bool needs_placement(const partitioner::Graph& graph, const runtime::Owners& placed) const;
+  /// The models that place() would place for `graph`.
+  std::vector<std::shared_ptr<Model>> to_place(const partitioner::Graph& graph) const;
   /// `placed` and what running `graph` as planned adds.
   runtime::Owners owners_after(const partitioner::Graph& graph, const partitioner::Plan& plan,
                                const runtime::Owners& placed) const;
