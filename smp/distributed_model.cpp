@@ -137,6 +137,38 @@ void DistributedModelBase::zero_grad() {
   }
 }
 
+namespace {
+
+HookHandle add_hook(const char* caller, const detail::Model& model, detail::Moment moment, Hook hook) {
+  detail::refuse_in_body(caller);
+  TORCH_CHECK_VALUE(hook != nullptr, caller, ": expected a function, got an empty one.");
+  const bool is_about_partition =
+      moment == detail::Moment::kBeforePartition || moment == detail::Moment::kAfterPartition;
+  TORCH_CHECK(!is_about_partition || model.first_program == nullptr, caller, ": expected a call before the first step, ",
+              "which partitions the model, got one after it. The hook would never be called.");
+  TORCH_CHECK(moment != detail::Moment::kAfterFirstStep || !model.hooks->has_stepped(), caller, ": expected a call before ",
+              "the first step has ended, got one after it. register_step_post_hook is called after every step.");
+  return {model.hooks, model.hooks->add(moment, std::move(hook))};
+}
+
+}  // namespace
+
+HookHandle DistributedModelBase::register_pre_partition_hook(Hook hook) {
+  return add_hook("register_pre_partition_hook", *model_, detail::Moment::kBeforePartition, std::move(hook));
+}
+HookHandle DistributedModelBase::register_post_partition_hook(Hook hook) {
+  return add_hook("register_post_partition_hook", *model_, detail::Moment::kAfterPartition, std::move(hook));
+}
+HookHandle DistributedModelBase::register_post_step_hook(Hook hook) {
+  return add_hook("register_post_step_hook", *model_, detail::Moment::kAfterFirstStep, std::move(hook));
+}
+HookHandle DistributedModelBase::register_step_pre_hook(Hook hook) {
+  return add_hook("register_step_pre_hook", *model_, detail::Moment::kBeforeStep, std::move(hook));
+}
+HookHandle DistributedModelBase::register_step_post_hook(Hook hook) {
+  return add_hook("register_step_post_hook", *model_, detail::Moment::kAfterStep, std::move(hook));
+}
+
 std::string DistributedModelBase::plan_text() const {
   const auto& program = model_->first_program;
   return program == nullptr ? "" : partitioner::partition_table(program->graph, program->plan);

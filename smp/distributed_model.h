@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "smp/hooks.h"
 #include "smp/state_dict.h"
 
 namespace torch::nn {
@@ -64,6 +65,21 @@ class DistributedModelBase {
   void eval() { train(false); }
   /// Sets every gradient to undefined. Throws c10::ValueError inside a step body.
   void zero_grad();
+
+  // Hooks are called on every rank; they may communicate, but not call a step. An exception in one ends the job: it is the
+  // text that every other rank's call throws. All of these throw c10::ValueError for an empty function and inside a step
+  // body, and c10::Error where the hook would never be called.
+
+  /// Once, within the first step that uses the model, when the plan exists and before any of its parameters has moved.
+  HookHandle register_pre_partition_hook(Hook hook);
+  /// Once, within that step, when each rank has its own parameters of the model and before any forward.
+  HookHandle register_post_partition_hook(Hook hook);
+  /// Once, at the end of that step (SageMaker's name; not register_step_post_hook).
+  HookHandle register_post_step_hook(Hook hook);
+  /// At the start of every step of the program, whichever models it uses, before its arguments are looked at.
+  HookHandle register_step_pre_hook(Hook hook);
+  /// At the end of every step that is not refused, when its results are there.
+  HookHandle register_step_post_hook(Hook hook);
 
   /// The partition as text (the table printed at the first step that uses the model) and JSON; empty before it.
   std::string plan_text() const;

@@ -8,6 +8,7 @@
 #include "smp/serialiser.h"
 #include "smp/comm.h"
 #include "smp/partition.h"
+#include "smp/hooks.h"
 #include "smp/distributed_model.h"
 #include "smp/distributed_optimizer.h"
 #include "smp/step.h"

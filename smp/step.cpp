@@ -4,8 +4,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 
 #include "runtime/tags.h"
+#include "runtime/watch/root_cause.h"
 #include "smp/detail/conductor.h"
 
 namespace smp::step_internal {
@@ -17,6 +20,26 @@ int register_step() {
 }
 
 namespace {
+
+void check_outside_hooks(const detail::Conductor& conductor) {
+  const auto& models = conductor.models().all();
+  const bool is_outside =
+      std::none_of(models.begin(), models.end(), [](const auto& model) { return model->hooks->is_calling(); });
+  TORCH_CHECK_VALUE(is_outside, "step: expected a call outside of hooks, got one from within a hook. Call it before or ",
+                    "after the step that calls the hook.");
+}
+
+// Those of all models, in the order in which they were made. An exception ends the job: the others are on their way into
+// the step, or out of it.
+void call_hooks(const detail::Conductor& conductor, const std::function<void(const detail::Model&)>& call) {
+  const std::vector<std::shared_ptr<detail::Model>> models = conductor.models().all();
+  try {
+    for (const auto& model : models) call(*model);
+  } catch (...) {
+    conductor.context().world->abort(runtime::describe_exception(std::current_exception()));
+    throw;
+  }
+}
 
 // The leader's, on every rank of the pipeline.
 std::vector<std::string> share_values(const Call& call, runtime::Transport& pipeline) {
@@ -46,8 +69,13 @@ void check_position(const char* option, int64_t position, int64_t num_arguments)
 
 Results run(int step_number, const Call& call) {
   detail::Conductor& conductor = detail::conductor("step");
+  check_outside_hooks(conductor);
+  if (conductor.body_in_progress() == nullptr) {
+    call_hooks(conductor, [](const detail::Model& model) { model.hooks->call(detail::Moment::kBeforeStep); });
+  }
   Results results{conductor.run_step(step_number, call), {}};
   if (call.values) results.values = share_values(call, *conductor.context().pipeline);
+  call_hooks(conductor, [](const detail::Model& model) { model.hooks->step_ends(model.first_program != nullptr); });
   return results;
 }
 
