@@ -6,9 +6,8 @@
 
 #include "partitioner/report/partition_table.h"
 #include "partitioner/report/partition_table_io.h"
-#include "runtime/tags.h"
-#include "runtime/wire.h"
 #include "smp/detail/conductor.h"
+#include "smp/detail/model_state.h"
 
 namespace smp {
 
@@ -32,21 +31,6 @@ void check_placement(detail::Context& context, bool is_placed) {
       std::to_string(lost) +
       " of them deleted. Their successors are placed by the planner; call "
       "set_partition again after a module was replaced or cloned.");
-}
-
-// A copy of a parameter or buffer of rank `owner`, on every rank of the pipeline.
-at::Tensor gathered(const at::Tensor& tensor, int owner, runtime::Transport& pipeline) {
-  if (owner != pipeline.rank()) {
-    const std::string bytes = pipeline.receive_bytes(owner, runtime::kStateTag);
-    return runtime::WireReader(bytes).get_tensor();
-  }
-  runtime::WireWriter out;
-  out.put(tensor);
-  const std::string bytes = out.take();
-  for (int r = 0; r < pipeline.size(); ++r) {
-    if (r != owner) pipeline.send_bytes(r, runtime::kStateTag, bytes);
-  }
-  return tensor.detach().clone();
 }
 
 }  // namespace
@@ -110,21 +94,19 @@ std::vector<at::Tensor> DistributedModelBase::local_parameters() const {
 
 StateDict DistributedModelBase::state_dict() const {
   detail::refuse_in_body("state_dict");
-  const auto& own = conductor("state_dict");
-  std::vector<at::Tensor> copies;  // by tensor: several names share one
-  for (const auto& named : model_->own.tensors()) {
-    const bool is_placed = own.models().is_placed(named.tensor);
-    copies.push_back(is_placed ? gathered(named.tensor, own.models().owner(named.tensor), *own.context().pipeline)
-                               : named.tensor.detach().clone());
-  }
-  StateDict state;
-  for (const auto& name : model_->own.names()) {
-    state.entries.push_back({name.name, copies[name.tensor], name.kind == ValueKind::kBuffer});
-  }
-  for (const auto& item : module_->named_modules()) {
-    if (!item.key().empty()) state.modules.push_back(item.key());
-  }
+  return detail::gathered_state(conductor("state_dict"), *model_);
+}
+
+StateDict DistributedModelBase::local_state_dict() const {
+  detail::refuse_in_body("local_state_dict");
+  StateDict state = detail::local_state(conductor("local_state_dict"), *model_);
+  for (StateDict::Entry& entry : state.entries) entry.tensor = entry.tensor.clone();
   return state;
+}
+
+void DistributedModelBase::load_state_dict(const StateDict& state, bool strict) {
+  detail::refuse_in_body("load_state_dict");
+  detail::ModelLoad(conductor("load_state_dict"), *model_, state, strict, /*own_error=*/"").apply();
 }
 
 void DistributedModelBase::train(bool on) { module_->train(on); }

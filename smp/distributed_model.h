@@ -20,7 +20,8 @@ namespace smp {
 
 namespace detail {
 struct Model;
-}
+struct ModelAccess;
+}  // namespace detail
 
 /// What a DistributedModel is told when it is made; the same on every rank.
 struct ModelOptions {
@@ -57,6 +58,21 @@ class DistributedModelBase {
   /// Everything, gathered to every rank of the pipeline; collective over it. Names of one tensor
   /// share one copy. Throws c10::ValueError inside a step body.
   StateDict state_dict() const;
+  /// Copies of what lives on this rank (before the first step: everything), marked as partial.
+  /// Throws c10::ValueError inside a step body.
+  StateDict local_state_dict() const;
+  /// Takes over parameters, buffers and, where `state` has them, the counts of steps. Collective
+  /// over all ranks, before or after the first step. What the ranks of one pipeline pass is put
+  /// together: each the full dictionary, each a part of any split (local_state_dict() of another
+  /// number of ranks), or some nothing. Values of dp_rank() 0 count, as at the first step.
+  ///
+  ///   model.load_state_dict(state);                      // every name must be there
+  ///   model.load_state_dict(state, /*strict=*/false);    // what is there, of the names the model has
+  ///
+  /// Throws c10::ValueError, on every rank alike and before anything changes, with all missing and
+  /// unexpected names (strict only) and all wrong shapes and types; for ranks that pass different
+  /// tensors under one name; inside a step body.
+  void load_state_dict(const StateDict& state, bool strict = true);
 
   /// Puts the module and everything below it into training mode, or evaluation mode; call it on
   /// every rank. A step runs in the mode that its leader, pp_rank() 0, is in when the body is
@@ -95,6 +111,7 @@ class DistributedModelBase {
 
  private:
   friend double clip_grad_norm_(DistributedModelBase&, double, double);
+  friend struct detail::ModelAccess;
 
   std::shared_ptr<torch::nn::Module> module_;
   std::shared_ptr<detail::Model> model_;

@@ -11,8 +11,10 @@
 
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
-#include "smp/detail/conductor.h"
+#include "smp/detail/model_state.h"
+#include "smp/detail/optimizer_state.h"
 
 namespace smp::optimizer_internal {
 namespace {
@@ -90,9 +92,50 @@ void adopt(const Optimizer& optimizer) {
   detail::conductor("DistributedOptimizer").add_optimizer(memory_of(optimizer));
 }
 
-void begin_step(Optimizer& optimizer, const DistributedModelBase& model, bool& has_local_state) {
+namespace {
+
+// Before the first step every rank holds every parameter.
+void settle(Progress& progress) {
+  if (!progress.pending) return;
+  const auto load = std::static_pointer_cast<detail::OptimizerLoad>(std::exchange(progress.pending, nullptr));
+  load->apply_state();
+}
+
+}  // namespace
+
+void begin_step(Optimizer& optimizer, const DistributedModelBase& model, Progress& progress) {
   detail::refuse_in_body("DistributedOptimizer::step");
-  drop_state_of_others(optimizer, model, has_local_state);
+  drop_state_of_others(optimizer, model, progress.has_local_state);
+  settle(progress);
+}
+
+OptimizerState state_dict(Optimizer& optimizer, const DistributedModelBase& model, Progress& progress) {
+  const char* caller = "DistributedOptimizer::state_dict";
+  detail::refuse_in_body(caller);
+  settle(progress);
+  return detail::gathered_state(detail::conductor(caller), detail::ModelAccess::of(model), optimizer);
+}
+
+OptimizerState local_state_dict(Optimizer& optimizer, const DistributedModelBase& model, Progress& progress) {
+  const char* caller = "DistributedOptimizer::local_state_dict";
+  detail::refuse_in_body(caller);
+  settle(progress);
+  OptimizerState state = detail::local_state(detail::conductor(caller), detail::ModelAccess::of(model), optimizer);
+  for (auto& [parameter, fields] : state.entries) {
+    for (auto& [field, tensor] : fields) tensor = tensor.clone();
+  }
+  return state;
+}
+
+void load_state_dict(Optimizer& optimizer, const DistributedModelBase& model, const OptimizerState& state,
+                     Progress& progress) {
+  const char* caller = "DistributedOptimizer::load_state_dict";
+  detail::refuse_in_body(caller);
+  auto load = std::make_shared<detail::OptimizerLoad>(detail::conductor(caller), detail::ModelAccess::of(model), optimizer, state,
+                                                      /*own_error=*/"");
+  load->apply_options();
+  progress.pending = load;
+  if (model.partitioned()) settle(progress);
 }
 
 }  // namespace smp::optimizer_internal

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "smp/distributed_model.h"
+#include "smp/optimizer_state.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -17,10 +18,23 @@ namespace optimizer_internal {
 /// Tells the planner how much memory the optimizer takes. Throws c10::ValueError for optimizers that are not
 /// elementwise (LBFGS).
 void adopt(const torch::optim::Optimizer& optimizer);
-/// Before each step: throws c10::ValueError inside a step body, and frees, once the model is
-/// partitioned, what the optimizer made in its constructor for parameters of other ranks (Adagrad).
+/// What must be known of an optimizer between its steps.
+struct Progress {
+  bool has_local_state = false;   // and none of parameters that live elsewhere
+  std::shared_ptr<void> pending;  // a state that was loaded before the first step
+};
+/// Before each step: throws c10::ValueError inside a step body; once the model is partitioned, frees
+/// what the optimizer made in its constructor for parameters of other ranks (Adagrad), and takes over
+/// what was loaded before.
 void begin_step(torch::optim::Optimizer& optimizer, const DistributedModelBase& model,
-                bool& has_local_state);
+                Progress& progress);
+/// DistributedOptimizer's functions of these names.
+OptimizerState state_dict(torch::optim::Optimizer& optimizer, const DistributedModelBase& model,
+                          Progress& progress);
+OptimizerState local_state_dict(torch::optim::Optimizer& optimizer,
+                                const DistributedModelBase& model, Progress& progress);
+void load_state_dict(torch::optim::Optimizer& optimizer, const DistributedModelBase& model,
+                     const OptimizerState& state, Progress& progress);
 }  // namespace optimizer_internal
 
 /// Owns any elementwise torch::optim optimizer built from the module's parameters.
@@ -43,11 +57,30 @@ class DistributedOptimizer {
   /// every rank after the step function; throws c10::ValueError inside a step body, where there are
   /// no gradients yet.
   void step() {
-    optimizer_internal::begin_step(*optimizer_, *model_, has_local_state_);
+    optimizer_internal::begin_step(*optimizer_, *model_, progress_);
     optimizer_->step();
   }
   /// Sets the gradients of all parameters to undefined. Throws c10::ValueError inside a step body.
   void zero_grad() { model_->zero_grad(); }
+
+  /// Options and state of all parameters, gathered to every rank of the pipeline; collective over
+  /// it. SGD, Adam, AdamW, RMSprop and Adagrad of LibTorch; throws c10::ValueError for others, for
+  /// parameters that the model does not have, and inside a step body.
+  OptimizerState state_dict() { return optimizer_internal::state_dict(*optimizer_, *model_, progress_); }
+  /// Options of all parameters and copies of the state of those on this rank, marked as partial.
+  OptimizerState local_state_dict() {
+    return optimizer_internal::local_state_dict(*optimizer_, *model_, progress_);
+  }
+  /// Takes over options (learning rates too) and state. Collective over all ranks, before or after
+  /// the first step; what the ranks pass is put together as in DistributedModel::load_state_dict().
+  /// Before the first step the options change at once, and the state waits for the placement: no
+  /// rank ever holds more than it was given. A learning-rate scheduler keeps its own count: step it
+  /// as often as it had been stepped, then load. Throws c10::ValueError, on every rank alike and
+  /// before anything changes, when kind, groups, names, shapes or types are not those of this
+  /// optimizer.
+  void load_state_dict(const OptimizerState& state) {
+    optimizer_internal::load_state_dict(*optimizer_, *model_, state, progress_);
+  }
   /// The wrapped optimizer, for schedulers, param_groups and options.
   Optimizer& get() { return *optimizer_; }
   operator torch::optim::Optimizer&() { return *optimizer_; }  // NOLINT: schedulers take it by reference
@@ -55,7 +88,7 @@ class DistributedOptimizer {
  private:
   std::unique_ptr<Optimizer> optimizer_;
   DistributedModelBase* model_;
-  bool has_local_state_ = false;  // and none of parameters that live elsewhere
+  optimizer_internal::Progress progress_;
 };
 
 }  // namespace smp

@@ -1,8 +1,10 @@
-// All parameters and buffers of a model, gathered from its stages.
+// Parameters and buffers of a model by name: all of them, or those of one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,8 +25,16 @@ struct StateDict {
     at::Tensor tensor;
     bool is_buffer = false;
   };
+  /// Steps that the model has run. The random numbers of dropout depend on them, so a run that goes on needs them too.
+  struct Steps {
+    uint64_t training = 0;
+    uint64_t evaluation = 0;
+    bool operator==(const Steps&) const = default;
+  };
   std::vector<Entry> entries;
   std::vector<std::string> modules;  // qualified names of all submodules, those without tensors too
+  bool is_partial = false;           // of local_state_dict(): what lives on one rank
+  std::optional<Steps> steps;        // without them, load_state_dict() leaves the counts as they are
 
   /// Throws c10::IndexError for an unknown name.
   const at::Tensor& at(const std::string& name) const;

@@ -13,6 +13,7 @@
 #include "smp/detail/models.h"
 #include "smp/detail/programs.h"
 #include "smp/detail/replica_step.h"
+#include "smp/state_dict.h"
 #include "smp/step.h"
 
 namespace torch::nn {
@@ -36,6 +37,9 @@ class Conductor {
   runtime::BodyCapture* body_in_progress() const { return body_in_progress_; }
   const Models& models() const { return models_; }
   Context& context() const { return context_; }
+  StateDict::Steps steps() const { return {training_steps_, evaluation_steps_}; }
+  /// Goes on as after that many steps. On all ranks alike.
+  void set_steps(StateDict::Steps steps) { training_steps_ = steps.training, evaluation_steps_ = steps.evaluation; }
   void add_optimizer(const OptimizerMemory& memory) { programs_.add_optimizer(memory); }
 
  private:

@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <numeric>
 #include <cctype>
 #include <string_view>
 #include <unordered_set>
@@ -111,6 +112,13 @@ bool Models::is_here(const at::Tensor& tensor) const {
 
 int Models::owner(const at::Tensor& tensor) const {
   return is_placed(tensor) ? owners_.at(*name_of(tensor)).front() : 0;
+}
+
+std::vector<int> Models::holders(const at::Tensor& tensor) const {
+  if (is_placed(tensor)) return owners_.at(*name_of(tensor));
+  std::vector<int> all(static_cast<size_t>(context_.pipeline->size()));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 bool Models::uses(const Graph& graph, const Model& model) const {

@@ -55,6 +55,8 @@ class Models {
   bool is_here(const at::Tensor& tensor) const;
   /// The first pipeline rank that holds it; 0 before it is placed.
   int owner(const at::Tensor& tensor) const;
+  /// The pipeline ranks that hold it, ascending; all of them before it is placed.
+  std::vector<int> holders(const at::Tensor& tensor) const;
 
   /// Whether `graph` uses a model that is not placed.
   bool needs_placement(const partitioner::Graph& graph, const runtime::Owners& placed) const;

@@ -1,0 +1,63 @@
+// Brings named tensors that ranks were given, in any split over a pipeline, to the ranks that hold
+// them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "runtime/transport/transport.h"
+
+namespace smp::runtime {
+
+/// The bytes of every pipeline rank of replica 0, by pipeline rank, on every rank of the job. What
+/// the other replicas pass does not count. Collective over both groups.
+std::vector<std::string> gather_from_first_replica(std::string_view bytes, Transport& pipeline,
+                                                   Transport& replicas);
+
+/// What the pipeline ranks of replica 0 offer together: full dictionaries, parts of one, or nothing
+/// on some ranks. Every rank of the job knows of all offers, so that every rank finds the same
+/// errors, before any data move.
+///
+///   StateExchange exchange(own, own_error, pipeline, replicas);   // collective
+///   TORCH_CHECK_VALUE(exchange.error().empty(), exchange.error());
+///   at::Tensor weight = exchange.deliver("weight", {1});          // collective; defined on
+///   pipeline rank 1
+class StateExchange {
+ public:
+  struct Offer {
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+    std::vector<int64_t> sizes{};
+    uint64_t content = 0;      // hash of the bytes
+    std::vector<int> ranks{};  // pipeline ranks that have it, ascending
+  };
+
+  /// own: CPU tensors by name. own_error: why this rank has nothing to offer, for everybody.
+  /// Collective over both groups.
+  StateExchange(std::map<std::string, at::Tensor> own, std::string own_error, Transport& pipeline,
+                Transport& replicas);
+
+  /// What a rank could not offer, or two ranks offer differently; empty when all is well. The same
+  /// on every rank.
+  const std::string& error() const { return error_; }
+  const std::map<std::string, Offer>& offers() const { return offers_; }
+  /// The contiguous tensor of an offer on the pipeline ranks `holders` (ascending) of every
+  /// replica, undefined elsewhere. The holders may share it with the dictionary it came from.
+  /// Collective over both groups.
+  at::Tensor deliver(const std::string& name, const std::vector<int>& holders);
+
+ private:
+  void read_offers(const std::string& bytes, int pipeline_rank);
+  at::Tensor from_pipeline(const std::string& name, const Offer& offer,
+                           const std::vector<int>& holders);
+
+  std::map<std::string, at::Tensor> own_;
+  Transport& pipeline_;
+  Transport& replicas_;
+  std::map<std::string, Offer> offers_;
+  std::string error_;
+};
+
+}  // namespace smp::runtime
