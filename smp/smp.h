@@ -15,3 +15,5 @@
 #include "smp/step_output.h"
 #include "smp/clip.h"
 #include "smp/state_dict.h"
+#include "smp/state_file.h"
+#include "smp/safetensors.h"

@@ -80,7 +80,7 @@ JsonObject parse_json_object(std::string_view text) {
   options.max_depth = kMaxDepth;
   boost::json::stream_parser parser({}, options);
   boost::json::error_code error;
-  const size_t parsed = parser.write_some(text.data(), text.size(), error);
+  const size_t parsed = parser.write(text.data(), text.size(), error);
   if (!error) parser.finish(error);
   if (error) {
     result.problem = syntax_problem(text, parsed, error.message());

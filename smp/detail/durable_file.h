@@ -1,0 +1,34 @@
+// Owns a file while it is written: under a temporary name, so that the real name never holds half
+// of it.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace smp::detail {
+
+/// Without commit() nothing is left of it. Every function throws c10::Error with the system's
+/// reason.
+class DurableFile {
+ public:
+  /// Opens `path` + ".writing"; its folder must exist.
+  explicit DurableFile(std::string path);
+  ~DurableFile();
+  DurableFile(DurableFile&& other) noexcept;
+  DurableFile(const DurableFile&) = delete;
+  DurableFile& operator=(const DurableFile&) = delete;
+
+  void write(const void* data, size_t num_bytes);
+  /// Returns when all that was written is on the disk.
+  void flush();
+  /// Gives it its name, in place of a file that has it.
+  void commit();
+
+ private:
+  void fail(const char* what) const;
+
+  std::string path_, temporary_;
+  int file_ = -1;
+};
+
+}  // namespace smp::detail

@@ -1,0 +1,300 @@
+// The files of a save. Tensors are "model/NAME" and "optimizer/PARAMETER/FIELD", the rest is
+// metadata.
+#include "smp/state_file.h"
+
+#include <c10/util/Exception.h>
+
+#include <boost/crc.hpp>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <random>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "runtime/watch/root_cause.h"
+#include "runtime/wire.h"
+#include "smp/detail/model_state.h"
+#include "smp/detail/optimizer_state.h"
+#include "smp/detail/safetensors_writer.h"
+#include "smp/safetensors.h"
+
+namespace smp::state_file_internal {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFormat = "smp state 1";
+constexpr std::string_view kModel = "model/", kOptimizer = "optimizer/", kUser = "user/";
+
+// CRC-64/XZ: a disk or a copy that fails changes bits in any way.
+using Crc = boost::crc_optimal<64, 0x42F0E1EBA9EA3693, ~uint64_t{0}, ~uint64_t{0}, true, true>;
+
+std::string file_name(int rank, int size) {
+  return "rank_" + std::to_string(rank) + "_of_" + std::to_string(size) + ".safetensors";
+}
+
+std::string hexadecimal(uint64_t number) {
+  std::ostringstream text;
+  text << std::hex << number;
+  return text.str();
+}
+
+// Of everything but itself.
+std::string checksum_of(const Safetensors& file) {
+  Crc sum;
+  const auto add = [&sum](std::string_view text) {
+    const uint64_t length = text.size();
+    sum.process_bytes(&length, sizeof length);
+    sum.process_bytes(text.data(), text.size());
+  };
+  for (const auto& [key, value] : file.metadata) {
+    if (key != "checksum") add(key), add(value);
+  }
+  for (const auto& [name, tensor] : file.tensors) {
+    const at::Tensor data = tensor.contiguous();
+    std::ostringstream geometry;
+    geometry << data.scalar_type() << data.sizes();
+    add(name), add(geometry.str());
+    add({static_cast<const char*>(data.const_data_ptr()), data.nbytes()});
+  }
+  return hexadecimal(sum.checksum());
+}
+
+std::string new_save_id() {
+  std::random_device random;
+  return hexadecimal((uint64_t{random()} << 32) | random());
+}
+
+// The first complaint of a rank of replica 0, on every rank.
+std::string first_complaint(const std::string& own, const detail::Context& context) {
+  for (const std::string& text :
+       runtime::gather_from_first_replica(own, *context.pipeline, *context.replicas)) {
+    if (!text.empty()) return text;
+  }
+  return "";
+}
+
+// What `fn` throws, as text.
+std::string complaint_of(const std::function<void()>& fn) {
+  try {
+    fn();
+    return "";
+  } catch (...) {
+    return runtime::describe_exception(std::current_exception());
+  }
+}
+
+Safetensors to_file(const StateDict& model, const OptimizerState& optimizer,
+                    const UserContent& user) {
+  Safetensors file;
+  for (const StateDict::Entry& entry : model.entries)
+    file.tensors.emplace_back(std::string(kModel) + entry.name, entry.tensor);
+  for (const auto& [parameter, fields] : optimizer.entries) {
+    for (const auto& [field, tensor] : fields) {
+      file.tensors.emplace_back(std::string(kOptimizer) + parameter + "/" + field, tensor);
+    }
+  }
+  for (const auto& [key, value] : user) file.metadata[std::string(kUser) + key] = value;
+  if (!optimizer.kind.empty()) file.metadata["optimizer"] = detail::groups_to_json(optimizer);
+  file.metadata["format"] = kFormat;
+  file.metadata["training_steps"] = std::to_string(model.steps->training);
+  file.metadata["evaluation_steps"] = std::to_string(model.steps->evaluation);
+  return file;
+}
+
+// Files of an earlier save on another number of ranks, which are of no use without those that were
+// replaced.
+void remove_other_sizes(const fs::path& folder, int size) {
+  static const std::regex name("rank_[0-9]+_of_([0-9]+)\\.safetensors");
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    std::smatch match;
+    const std::string text = entry.path().filename();
+    if (std::regex_match(text, match, name) && match[1] != std::to_string(size))
+      fs::remove(entry.path(), error);
+  }
+}
+
+uint64_t number_in(const Safetensors& file, const std::string& path, const std::string& key) {
+  const std::string text = file.metadata.contains(key) ? file.metadata.at(key) : "nothing";
+  uint64_t number = 0;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), number);
+  TORCH_CHECK_VALUE(read.ec == std::errc() && read.ptr == text.data() + text.size(), "'", path,
+                    "': expected a number as ", key, ", got ", text, ".");
+  return number;
+}
+
+/// The files that this rank reads.
+class Share {
+ public:
+  Share(const fs::path& folder, int rank, int size) {
+    saved_size_ = saved_size(folder);
+    for (int file = rank; file < saved_size_; file += size) {
+      const std::string path = folder / file_name(file, saved_size_);
+      take(read_safetensors(path), path, file);
+    }
+  }
+
+  /// What the other ranks must know of it.
+  std::string describe() const {
+    runtime::WireWriter out;
+    for (const std::string& id : save_ids_) out.put(id);
+    return out.take();
+  }
+
+  StateDict model;
+  OptimizerState optimizer;
+  UserContent user;
+
+ private:
+  static int saved_size(const fs::path& folder) {
+    static const std::regex name("rank_[0-9]+_of_([0-9]{1,6})\\.safetensors");
+    std::set<int> sizes;
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
+      std::smatch match;
+      const std::string text = entry.path().filename();
+      if (std::regex_match(text, match, name)) sizes.insert(std::stoi(match[1]));
+    }
+    TORCH_CHECK_VALUE(!sizes.empty(), "expected the folder of a save, got '", folder.string(),
+                      "', which has no file ", "rank_R_of_P.safetensors",
+                      error ? " (" + error.message() + ")" : "", ".");
+    TORCH_CHECK_VALUE(sizes.size() == 1, "expected the files of one save in '", folder.string(),
+                      "', got those of ", *sizes.begin(), " and of ", *sizes.rbegin(),
+                      " ranks. Remove the files of the older save.");
+    return *sizes.begin();
+  }
+
+  void take(const Safetensors& file, const std::string& path, int rank) {
+    const auto text = [&](const std::string& key) {
+      return file.metadata.contains(key) ? file.metadata.at(key) : std::string();
+    };
+    TORCH_CHECK_VALUE(text("format") == kFormat, "'", path,
+                      "': expected a file of save_state, got format '", text("format"), "'.");
+    TORCH_CHECK_VALUE(text("checksum") == checksum_of(file), "'", path, "': expected the checksum ",
+                      text("checksum"), ", got ", checksum_of(file),
+                      ". The file is damaged; take another save.");
+    TORCH_CHECK_VALUE(
+        text("rank") == std::to_string(rank) && text("size") == std::to_string(saved_size_), "'",
+        path, "': expected the file of this name, got that of rank ", text("rank"), " of ",
+        text("size"), ". It was renamed or copied from another save.");
+    save_ids_.insert(text("save"));
+    model.is_partial = optimizer.is_partial = true;
+    model.steps = StateDict::Steps{number_in(file, path, "training_steps"),
+                                   number_in(file, path, "evaluation_steps")};
+    if (file.metadata.contains("optimizer")) detail::groups_from_json(text("optimizer"), optimizer);
+    for (const auto& [key, value] : file.metadata) {
+      if (key.starts_with(kUser)) user[key.substr(kUser.size())] = value;
+    }
+    for (const auto& [name, tensor] : file.tensors) take_tensor(name, tensor);
+  }
+
+  void take_tensor(const std::string& name, const at::Tensor& tensor) {
+    const size_t field = name.rfind('/');
+    if (name.starts_with(kModel)) {
+      // Tied weights are in several files.
+      if (names_.insert(name).second) model.entries.push_back({name.substr(kModel.size()), tensor});
+    } else if (name.starts_with(kOptimizer) && field >= kOptimizer.size()) {
+      optimizer.entries[name.substr(kOptimizer.size(), field - kOptimizer.size())]
+                       [name.substr(field + 1)] = tensor;
+    }
+  }
+
+  int saved_size_ = 0;
+  std::set<std::string> save_ids_, names_;
+};
+
+}  // namespace
+
+void save(const std::string& folder, const StateDict& model, const OptimizerState& optimizer,
+          const UserContent& user) {
+  detail::refuse_in_body("save_state");
+  const detail::Context& context = detail::context("save_state");
+  const int rank = context.pipeline->rank(), size = context.pipeline->size();
+  const std::string id =
+      runtime::gather_from_first_replica(new_save_id(), *context.pipeline, *context.replicas)
+          .front();
+  std::optional<detail::DurableFile> out;
+  const auto write = [&] {
+    if (context.replicas->rank() > 0) return;
+    fs::create_directories(folder);
+    Safetensors file = to_file(model, optimizer, rank == 0 ? user : UserContent());
+    file.metadata["save"] = id;
+    file.metadata["rank"] = std::to_string(rank);
+    file.metadata["size"] = std::to_string(size);
+    file.metadata["checksum"] = checksum_of(file);
+    out.emplace((fs::path(folder) / file_name(rank, size)).string());
+    detail::write_safetensors(*out, file);
+  };
+  std::string complaint = first_complaint(complaint_of(write), context);
+  TORCH_CHECK(complaint.empty(), "save_state: ", complaint);
+  const auto commit = [&] {
+    if (!out) return;
+    out->commit();
+    remove_other_sizes(folder, size);
+  };
+  complaint = first_complaint(complaint_of(commit), context);
+  TORCH_CHECK(complaint.empty(), "save_state: ", complaint);
+}
+
+struct Reader::Contents {
+  std::optional<Share>
+      share;  // none on replicas but the first, and on ranks that nothing could be read on
+  StateDict no_model;
+  OptimizerState no_optimizer;
+  UserContent user;
+  std::optional<detail::ModelLoad> model;
+};
+
+Reader::Reader(const std::string& folder) : contents_(std::make_unique<Contents>()) {
+  detail::refuse_in_body("load_state");
+  const detail::Context& context = detail::context("load_state");
+  const auto read = [&] {
+    if (context.replicas->rank() > 0) return;
+    contents_->share.emplace(folder, context.pipeline->rank(), context.pipeline->size());
+  };
+  const std::string complaint = first_complaint(complaint_of(read), context);
+  TORCH_CHECK_VALUE(complaint.empty(), "load_state: ", complaint);
+  const std::string own = contents_->share ? contents_->share->describe() : "";
+  std::set<std::string> ids;
+  for (const std::string& bytes :
+       runtime::gather_from_first_replica(own, *context.pipeline, *context.replicas)) {
+    runtime::WireReader in(bytes);
+    while (!in.at_end()) ids.insert(in.get_string());
+  }
+  TORCH_CHECK_VALUE(ids.size() == 1, "load_state: expected the files of one save in '", folder,
+                    "', got those of ", ids.size(),
+                    ". A later save was interrupted while it replaced them; take another one.");
+  runtime::WireWriter out;
+  if (contents_->share) {
+    for (const auto& [key, value] : contents_->share->user) out.put(key), out.put(value);
+  }
+  const std::string first =
+      runtime::gather_from_first_replica(out.take(), *context.pipeline, *context.replicas).front();
+  runtime::WireReader in(first);
+  while (!in.at_end()) {
+    const std::string key = in.get_string();
+    contents_->user[key] = in.get_string();
+  }
+}
+
+Reader::~Reader() = default;
+
+void Reader::check_model(const DistributedModelBase& model) {
+  const StateDict& state = contents_->share ? contents_->share->model : contents_->no_model;
+  contents_->model.emplace(detail::conductor("load_state"), detail::ModelAccess::of(model), state,
+                           /*strict=*/true,
+                           /*own_error=*/"");
+}
+
+void Reader::apply_model() { contents_->model->apply(); }
+
+const OptimizerState& Reader::optimizer() const {
+  return contents_->share ? contents_->share->optimizer : contents_->no_optimizer;
+}
+
+const UserContent& Reader::user() const { return contents_->user; }
+
+}  // namespace smp::state_file_internal
