@@ -39,7 +39,10 @@ std::vector<Carried> values_on_edge(const Plan& plan, int source, int target, bo
   return values;
 }
 
-RankResults Executor::run(const Schedule& schedule, std::vector<MicrobatchRun>& microbatches) {
+RankResults Executor::run(const Schedule& schedule, std::vector<MicrobatchRun>& microbatches,
+                          const RunOptions& options) {
+  options_ = options;
+  if (options_.loss_divisor == 0) options_.loss_divisor = static_cast<int>(microbatches.size());
   const auto& column = schedule.columns[static_cast<size_t>(pipeline_.rank())];
   results_.assign(microbatches.size(), {});
   next_expected_ = 0;
@@ -80,7 +83,7 @@ void Executor::perform(const Action& action, std::vector<MicrobatchRun>& microba
     case ActionKind::kForward:
       return forward(action, run);
     case ActionKind::kBackward:
-      return backward(action, run, static_cast<int>(microbatches.size()));
+      return backward(action, run);
     case ActionKind::kSendActivation:
     case ActionKind::kSendGradient:
       return send(action, run);
@@ -122,12 +125,14 @@ void Executor::forward(const Action& action, MicrobatchRun& run) {
   }
 }
 
-void Executor::backward(const Action& action, MicrobatchRun& run, int num_microbatches) {
+void Executor::backward(const Action& action, MicrobatchRun& run) {
+  if (options_.observer != nullptr) options_.observer->before(action);
   const size_t count = run.program->stages.at(action.stage)->values().backwards.size();
-  for (size_t k = 0; k < count; ++k) backward(action, run, num_microbatches, k);
+  for (size_t k = 0; k < count; ++k) backward(action, run, k);
+  if (options_.observer != nullptr) options_.observer->after(action);
 }
 
-void Executor::backward(const Action& action, MicrobatchRun& run, int num_microbatches, size_t index) {
+void Executor::backward(const Action& action, MicrobatchRun& run, size_t index) {
   Stage& stage = *run.program->stages.at(action.stage);
   const Plan& plan = *run.program->plan;
   const BackwardValues& values = stage.values().backwards[index];
@@ -135,7 +140,7 @@ void Executor::backward(const Action& action, MicrobatchRun& run, int num_microb
   std::vector<at::Tensor> gradients;
   for (size_t i = 0; i < values.roots.size(); ++i) {
     if (i == 0 && values.has_loss) {
-      gradients.push_back(loss_gradient(run.program->graph->values[values.roots[0]].spec, num_microbatches));
+      gradients.push_back(loss_gradient(run.program->graph->values[values.roots[0]].spec));
       continue;
     }
     auto node = gradients_.extract({action.microbatch, {values.roots[i], number}, action.stage});
@@ -155,15 +160,15 @@ void Executor::backward(const Action& action, MicrobatchRun& run, int num_microb
 
 // The gradient of loss in (loss / M).backward(). A new one whenever the last may have changed: views of it can end as a
 // parameter's .grad, which later microbatches add to in place.
-at::Tensor Executor::loss_gradient(const TensorSpec& spec, int num_microbatches) {
+at::Tensor Executor::loss_gradient(const TensorSpec& spec) {
   const auto is_untouched = [&] {
     return loss_gradient_.use_count() == 1 && loss_gradient_.storage().use_count() == 1 &&
            loss_gradient_._version() == loss_gradient_version_;
   };
-  if (num_microbatches != loss_gradient_microbatches_ || !(spec == loss_gradient_spec_) || !is_untouched()) {
-    loss_gradient_ = at::ones(spec.sizes, at::TensorOptions().dtype(spec.dtype)).div(num_microbatches);
+  if (options_.loss_divisor != loss_gradient_divisor_ || !(spec == loss_gradient_spec_) || !is_untouched()) {
+    loss_gradient_ = at::ones(spec.sizes, at::TensorOptions().dtype(spec.dtype)).div(options_.loss_divisor);
     loss_gradient_version_ = loss_gradient_._version();
-    loss_gradient_microbatches_ = num_microbatches;
+    loss_gradient_divisor_ = options_.loss_divisor;
     loss_gradient_spec_ = spec;
   }
   return loss_gradient_;

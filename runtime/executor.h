@@ -43,6 +43,19 @@ std::vector<Carried> values_on_edge(const partitioner::Plan& plan, int source, i
 /// Returned values that were made on this rank, by value, one entry per microbatch.
 using RankResults = std::vector<std::map<partitioner::ValueId, at::Tensor>>;
 
+/// Sees each backward action of a column, before its first operator and after its last.
+class BackwardObserver {
+ public:
+  virtual ~BackwardObserver() = default;
+  virtual void before(const partitioner::Action& action) = 0;
+  virtual void after(const partitioner::Action& action) = 0;
+};
+
+struct RunOptions {
+  BackwardObserver* observer = nullptr;
+  int loss_divisor = 0;  // of every loss; 0: the number of microbatches
+};
+
 class Executor {
  public:
   /// `pipeline`: the ranks of one replica, by pipeline rank.
@@ -50,7 +63,8 @@ class Executor {
 
   /// Performs the column of this rank, action by action. After an exception the microbatches in flight are dropped.
   /// Throws CommError and its kin with the action's text; whatever an operator throws.
-  RankResults run(const partitioner::Schedule& schedule, std::vector<MicrobatchRun>& microbatches);
+  RankResults run(const partitioner::Schedule& schedule, std::vector<MicrobatchRun>& microbatches,
+                  const RunOptions& options = {});
 
  private:
   struct Sent {
@@ -73,18 +87,19 @@ class Executor {
   void drop_everything(std::vector<MicrobatchRun>& microbatches);
   void perform(const partitioner::Action& action, std::vector<MicrobatchRun>& microbatches);
   void forward(const partitioner::Action& action, MicrobatchRun& run);
-  void backward(const partitioner::Action& action, MicrobatchRun& run, int num_microbatches);
-  void backward(const partitioner::Action& action, MicrobatchRun& run, int num_microbatches, size_t index);
+  void backward(const partitioner::Action& action, MicrobatchRun& run);
+  void backward(const partitioner::Action& action, MicrobatchRun& run, size_t index);
   void send(const partitioner::Action& action, const MicrobatchRun& run);
   void receive(const partitioner::Action& action, std::vector<MicrobatchRun>& microbatches);
   void expect_ahead(const std::vector<partitioner::Action>& column, std::vector<MicrobatchRun>& microbatches);
   Expected post(const partitioner::Action& action, const MicrobatchRun& run);
   at::Tensor take_activation(int microbatch, partitioner::ValueId value, int stage, const MicrobatchRun& run);
-  at::Tensor loss_gradient(const partitioner::TensorSpec& spec, int num_microbatches);
+  at::Tensor loss_gradient(const partitioner::TensorSpec& spec);
   void reap_sent();
 
   Transport& pipeline_;
   BufferPool& buffers_;
+  RunOptions options_;  // of this step
   std::deque<Sent> sent_;
   std::deque<Expected> expected_;
   size_t next_expected_ = 0;  // position in the column up to which receives are posted
@@ -93,7 +108,7 @@ class Executor {
   RankResults results_;
   at::Tensor loss_gradient_;
   partitioner::TensorSpec loss_gradient_spec_;
-  int loss_gradient_microbatches_ = 0;
+  int loss_gradient_divisor_ = 0;
   int64_t loss_gradient_version_ = 0;
 };
 

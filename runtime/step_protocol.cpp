@@ -101,6 +101,7 @@ std::string encode(const StepMessage& message) {
   out.put(message.step_function);
   out.put(message.step);
   out.put(message.evaluation_step);
+  out.put(std::string_view(message.reduced));
   out.put<uint8_t>(message.is_value_error);
   out.put(std::string_view(message.error));
   out.put<uint32_t>(static_cast<uint32_t>(message.new_programs.size()));
@@ -127,6 +128,7 @@ StepMessage decode_step_message(std::string_view bytes) {
   StepMessage message{.step_function = in.get<int32_t>()};
   message.step = in.get<uint64_t>();
   message.evaluation_step = in.get<uint64_t>();
+  message.reduced = in.get_string();
   message.is_value_error = in.get<uint8_t>() != 0;
   message.error = in.get_string();
   message.new_programs.resize(in.get<uint32_t>());

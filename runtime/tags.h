@@ -1,4 +1,4 @@
-// The tags of messages between ranks of a pipeline, in one place, so that none is used twice.
+// The tags of messages between ranks of a group, in one place, so that none is used twice.
 #pragma once
 
 namespace smp::runtime {
@@ -13,6 +13,7 @@ enum Tag : int {
   kTiedTag = 8,          // copies of parameters that several ranks read
   kTiedGradientTag = 9,  // and their gradients
   kFirstStageTag = 64,   // from here: activations and gradients, by pair of stages
+  kFirstBucketTag = 1 << 29,  // from here, between replicas: gradients and their sums, two for each model
 };
 
 }  // namespace smp::runtime

@@ -33,6 +33,27 @@ void check_placement(detail::Context& context, bool is_placed) {
       "set_partition again after a module was replaced or cloned.");
 }
 
+void check_options(const ModelOptions& options, const detail::Context& context) {
+  TORCH_CHECK_VALUE(options.bucket_cap_mb >= 0, "DistributedModel: expected bucket_cap_mb >= 0, got ",
+                    options.bucket_cap_mb, ". Give the size of a bucket in MiB, or 0 for Config::bucket_cap_mb.");
+  TORCH_CHECK_VALUE(options.backward_passes_per_step >= 1, "DistributedModel: expected backward_passes_per_step >= 1, got ",
+                    options.backward_passes_per_step, ".");
+  if (context.conductor == nullptr) return;
+  for (const auto& other : context.conductor->models().all()) {
+    TORCH_CHECK_VALUE(other->reduction.averages_microbatches == options.average_grads_across_microbatches,
+                      "DistributedModel: expected one average_grads_across_microbatches for all models, got ",
+                      options.average_grads_across_microbatches, " after another one. One loss may reach several models.");
+  }
+}
+
+void set_reduction(detail::Reduction& reduction, const ModelOptions& options, const Config& config) {
+  reduction.overlap = options.overlapping_allreduce && config.overlapping_allreduce;
+  reduction.broadcasts_buffers = options.broadcast_buffers && config.broadcast_buffers;
+  reduction.averages_microbatches = options.average_grads_across_microbatches;
+  reduction.bucket_bytes = (options.bucket_cap_mb > 0 ? options.bucket_cap_mb : config.bucket_cap_mb) * (int64_t{1} << 20);
+  reduction.passes_per_step = options.backward_passes_per_step;
+}
+
 }  // namespace
 
 DistributedModelBase::DistributedModelBase(std::shared_ptr<torch::nn::Module> module, const ModelOptions& options)
@@ -40,8 +61,10 @@ DistributedModelBase::DistributedModelBase(std::shared_ptr<torch::nn::Module> mo
   auto& own = detail::context("DistributedModel");
   TORCH_CHECK_VALUE(module_ != nullptr, "DistributedModel: expected a module, got a null pointer.");
   detail::refuse_in_body("DistributedModel");
+  check_options(options, own);
   if (own.conductor == nullptr) own.conductor = std::make_shared<detail::Conductor>(own);
   model_ = own.conductor->add_model(module_, options.name);
+  set_reduction(model_->reduction, options, own.config);
 }
 
 DistributedModelBase::~DistributedModelBase() {
@@ -107,6 +130,13 @@ StateDict DistributedModelBase::local_state_dict() const {
 void DistributedModelBase::load_state_dict(const StateDict& state, bool strict) {
   detail::refuse_in_body("load_state_dict");
   detail::ModelLoad(conductor("load_state_dict"), *model_, state, strict, /*own_error=*/"").apply();
+}
+
+void DistributedModelBase::register_comm_hook(CommHook hook) {
+  detail::refuse_in_body("register_comm_hook");
+  model_->reduction.hook = std::move(hook);
+  ++model_->reduction.num_hooks;
+  model_->reduction.reducer.reset();
 }
 
 void DistributedModelBase::train(bool on) { module_->train(on); }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "smp/data_parallel.h"
 #include "smp/hooks.h"
 #include "smp/state_dict.h"
 
@@ -28,6 +29,17 @@ struct ModelOptions {
   /// Stands before the names of its tensors in plans and messages ("generator" makes "generator.fc.weight"). Empty: no
   /// name for the first model of a program, "model1", "model2", … for the others.
   std::string name{};
+  /// Full buckets of gradients travel between replicas while the last backward goes on; false: at the end of the step. The
+  /// same bits either way. Config::overlapping_allreduce = false turns it off for all models.
+  bool overlapping_allreduce = true;
+  /// Size of a bucket in MiB; 0: Config::bucket_cap_mb.
+  int64_t bucket_cap_mb = 0;
+  /// Gradients are those of the mean loss over microbatches; false: of their sum. The same for all models of a program.
+  bool average_grads_across_microbatches = true;
+  /// Replicas start every step with the buffers of dp_rank() 0. Config::broadcast_buffers = false turns it off for all.
+  bool broadcast_buffers = true;
+  /// Gradients are averaged over replicas in every n-th training step only; those between add up, without a division.
+  int64_t backward_passes_per_step = 1;
 };
 
 class DistributedModelBase;
@@ -73,6 +85,10 @@ class DistributedModelBase {
   /// unexpected names (strict only) and all wrong shapes and types; for ranks that pass different
   /// tensors under one name; inside a step body.
   void load_state_dict(const StateDict& state, bool strict = true);
+
+  /// Replaces the mean over replicas, from the next step on; on every rank alike, or the step is
+  /// refused. An empty hook: the mean again. Throws c10::ValueError inside a step body.
+  void register_comm_hook(CommHook hook);
 
   /// Puts the module and everything below it into training mode, or evaluation mode; call it on
   /// every rank. A step runs in the mode that its leader, pp_rank() 0, is in when the body is

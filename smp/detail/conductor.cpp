@@ -11,6 +11,7 @@
 #include "runtime/reducer.h"
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
+#include "smp/detail/replica_gradients.h"
 #include "smp/detail/replica_step.h"
 #include "smp/detail/results.h"
 #include "smp/detail/split.h"
@@ -122,12 +123,21 @@ std::vector<StepOutput> Conductor::execute(const StepMessage& message, Captured*
   const bool is_training = trains(message);
   broadcast_buffers();
   std::optional<runtime::TiedGradients> tied;
-  if (is_training) tied.emplace(models_.owners(), models_.bindings(), *context_.pipeline);
-  runtime::RankResults results = executor_.run(schedule, runs);
+  std::optional<ReplicaGradients> gradients;
+  runtime::RunOptions options;
+  if (is_training) {
+    tied.emplace(models_.owners(), models_.bindings(), *context_.pipeline);
+    gradients.emplace(context_, models_, message.reduced);
+    gradients->begin(schedule.columns[static_cast<size_t>(context_.pipeline->rank())], runs);
+    options.observer = &*gradients;
+    if (!models_.all().front()->reduction.averages_microbatches) options.loss_divisor = 1;
+  }
+  runtime::RankResults results = executor_.run(schedule, runs, options);
   std::vector<StepOutput> returned = exchange_results(runs, std::move(results), *context_.pipeline);
   if (is_training) {
     tied->finish();
-    reduce_gradients();
+    gradients->finish();
+    count_pass(models_, message.reduced);
     ++training_steps_;
   } else {
     ++evaluation_steps_;
@@ -137,7 +147,7 @@ std::vector<StepOutput> Conductor::execute(const StepMessage& message, Captured*
 
 StepMessage Conductor::lead(int step_number, const step_internal::Call& call, Captured& captured) {
   StepMessage message{
-      .step_function = step_number, .step = training_steps_, .evaluation_step = evaluation_steps_};
+      .step_function = step_number, .step = training_steps_, .evaluation_step = evaluation_steps_, .reduced = reductions(models_)};
   std::exception_ptr own_error;
   try {
     captured = capture(step_number, call);
@@ -200,6 +210,7 @@ ReplicaStep Conductor::own_replica_step(const StepMessage& message) {
   ReplicaStep own{.step_function = message.step_function, .training_steps = message.step, .error = message.error};
   own.is_value_error = message.is_value_error;
   own.trains = trains(message);
+  if (own.trains) own.reduction = describe_reductions(models_, message.reduced);
   return own;
 }
 
@@ -340,27 +351,22 @@ std::vector<runtime::MicrobatchRun> Conductor::prepare(const StepMessage& messag
 }
 
 void Conductor::broadcast_buffers() {
-  if (context_.replicas->size() == 1 || !context_.config.broadcast_buffers) return;
+  if (context_.replicas->size() == 1) return;
   const at::NoGradGuard no_grad;
-  for (const runtime::NamedTensor& named : models_.bindings().tensors()) {
-    if (named.kind != ValueKind::kBuffer || !is_placed_here(named)) continue;
-    at::Tensor data = named.tensor.contiguous();
-    context_.replicas->broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.nbytes()), 0);
-    at::Tensor tensor = named.tensor;
-    if (!data.is_alias_of(tensor)) tensor.copy_(data);
+  for (const auto& model : models_.all()) {
+    if (!model->reduction.broadcasts_buffers) continue;
+    for (const runtime::NamedTensor& named : model->own.tensors()) {
+      if (named.kind != ValueKind::kBuffer || !is_placed_here(named)) continue;
+      at::Tensor data = named.tensor.contiguous();
+      context_.replicas->broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.nbytes()), 0);
+      at::Tensor tensor = named.tensor;
+      if (!data.is_alias_of(tensor)) tensor.copy_(data);
+    }
   }
 }
 
 bool Conductor::is_placed_here(const runtime::NamedTensor& named) const {
   return models_.is_placed(named.tensor) && models_.is_here(named.tensor);
-}
-
-void Conductor::reduce_gradients() {
-  std::vector<at::Tensor> parameters;
-  for (const runtime::NamedTensor& named : models_.bindings().tensors()) {
-    if (named.kind == ValueKind::kParameter && is_placed_here(named)) parameters.push_back(named.tensor);
-  }
-  runtime::average_gradients(parameters, *context_.replicas, context_.config.bucket_cap_mb * (int64_t{1} << 20));
 }
 
 }  // namespace smp::detail

@@ -65,7 +65,6 @@ class Conductor {
   void accept(const runtime::StepMessage& message, int step_number);
   std::vector<StepOutput> execute(const runtime::StepMessage& message, Captured* captured);
   std::vector<runtime::MicrobatchRun> prepare(const runtime::StepMessage& message, Captured* captured);
-  void reduce_gradients();
   void broadcast_buffers();
 
   Context& context_;

@@ -14,6 +14,7 @@ namespace smp::detail {
 /// The way from the public handle of a model to what is kept of it.
 struct ModelAccess {
   static Model& of(const DistributedModelBase& model) { return *model.model_; }
+  static std::shared_ptr<Model> shared(const DistributedModelBase& model) { return model.model_; }
 };
 
 /// Copies of everything on every rank of the pipeline. Collective over it.

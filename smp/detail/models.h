@@ -8,7 +8,9 @@
 
 #include "partitioner/plan/plan.h"
 #include "runtime/capture/bindings.h"
+#include "runtime/gradient_reducer.h"
 #include "runtime/placement.h"
+#include "smp/data_parallel.h"
 #include "smp/detail/context.h"
 #include "smp/detail/hooks.h"
 
@@ -20,6 +22,23 @@ namespace smp::detail {
 
 struct Program;
 
+/// How a model's gradients are averaged over replicas.
+struct Reduction {
+  bool overlap = true;
+  bool broadcasts_buffers = true;
+  bool averages_microbatches = true;
+  int64_t bucket_bytes = 0;
+  int64_t passes_per_step = 1;
+  int64_t num_passes = 0;  // since the last step that averaged, on the leader
+  int num_no_sync = 0;     // guards alive
+  CommHook hook{};
+  int num_hooks = 0;  // registered so far
+  std::unique_ptr<runtime::GradientReducer> reducer{};  // from the first step that averages
+
+  /// number: of the model among all, so that their messages do not mix.
+  runtime::ReducerOptions options(int number) const;
+};
+
 /// One wrapped module.
 struct Model {
   std::shared_ptr<torch::nn::Module> module;
@@ -27,6 +46,7 @@ struct Model {
   runtime::Bindings own;  // its tensors under the module's own names
   std::shared_ptr<const Program> first_program;  // that used it; null before
   std::shared_ptr<Hooks> hooks = std::make_shared<Hooks>();
+  Reduction reduction{};
 };
 
 /// Names are those of the module behind the model's prefix. Each model is placed as a whole by the first program that

@@ -6,12 +6,13 @@
 namespace smp::detail {
 
 bool ReplicaStep::same_step(const ReplicaStep& other) const {
-  return step_function == other.step_function && training_steps == other.training_steps && trains == other.trains;
+  return step_function == other.step_function && training_steps == other.training_steps && trains == other.trains &&
+         reduction == other.reduction;
 }
 
 std::string ReplicaStep::describe() const {
   return "step function " + std::to_string(step_function) + (trains ? " (training)" : " (evaluation)") + " after " +
-         std::to_string(training_steps) + " training steps";
+         std::to_string(training_steps) + " training steps" + (reduction.empty() ? "" : ", gradients " + reduction);
 }
 
 std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& replicas) {
@@ -19,6 +20,7 @@ std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& repl
   out.put(own.step_function);
   out.put(own.training_steps);
   out.put<uint8_t>(own.trains);
+  out.put(own.reduction);
   out.put(own.error);
   out.put<uint8_t>(own.is_value_error);
   std::vector<ReplicaStep> steps;
@@ -28,6 +30,7 @@ std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& repl
     step.step_function = in.get<int32_t>();
     step.training_steps = in.get<uint64_t>();
     step.trains = in.get<uint8_t>() != 0;
+    step.reduction = in.get_string();
     step.error = in.get_string();
     step.is_value_error = in.get<uint8_t>() != 0;
   }

@@ -14,6 +14,7 @@ struct ReplicaStep {
   int32_t step_function = 0;
   uint64_t training_steps = 0;  // finished before this one
   bool trains = false;
+  std::string reduction{};  // which models average their gradients, and how
   std::string error{};
   bool is_value_error = false;
 

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include "smp/detail/model_state.h"
 #include "smp/smp.h"
 
 namespace smp::support {
@@ -25,11 +26,14 @@ std::vector<StepOutput> call(const ZooModel& model, DistributedModel<torch::nn::
 
 }  // namespace
 
-OracleResult run_split(const ZooModel& model, const std::function<void()>& look) {
+OracleResult run_split(const ZooModel& model, const SplitOptions& options) {
   const auto module = model.make(kModelSeed);
-  DistributedModel<torch::nn::Module> distributed(module);
-  const std::vector<StepOutput> outputs = call(model, distributed, *module, model.make_inputs(kBatch, kDataSeed));
-  look();
+  DistributedModel<torch::nn::Module> distributed(module, options.model);
+  if (options.bucket_bytes > 0) detail::ModelAccess::of(distributed).reduction.bucket_bytes = options.bucket_bytes;
+  std::vector<at::Tensor> inputs = model.make_inputs(kBatch, kDataSeed);
+  for (at::Tensor& input : inputs) input = input.chunk(dp_size())[dp_rank()].clone();
+  const std::vector<StepOutput> outputs = call(model, distributed, *module, inputs);
+  options.look();
   OracleResult result;
   for (int64_t m = 0; m < outputs.at(0).size(); ++m) {
     result.losses.push_back(outputs[0][m]);

@@ -34,7 +34,7 @@ OracleResult split(const ZooModel& model, int stages, int microbatches, Pipeline
   config.pipeline = schedule;
   config.seed = support::kSplitBaseSeed;
   tests::run_smp_ranks(stages, config, [&] {
-    const OracleResult mine = support::run_split(model, look);
+    const OracleResult mine = support::run_split(model, {.model = {}, .look = look});
     const std::lock_guard<std::mutex> lock(mutex);
     if (!all.losses.empty()) support::expect_bit_equal(mine.losses, all.losses, "losses on two ranks");
     all.losses = mine.losses;

@@ -1,0 +1,222 @@
+// Everything happens on the rank's own thread: hooks of a CPU backward fire in the thread that
+// called it.
+#include "runtime/gradient_reducer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "runtime/tags.h"
+
+namespace smp::runtime {
+
+GradientReducer::GradientReducer(std::vector<at::Tensor> parameters, Transport& replicas,
+                                 ReducerOptions options)
+    : parameters_(std::move(parameters)),
+      replicas_(replicas),
+      options_(std::move(options)),
+      is_expected_(parameters_.size(), 0),
+      is_ready_(parameters_.size(), 0) {
+  check_same_layout();
+  make_buckets();
+  if (!options_.overlap) return;
+  for (size_t i = 0; i < parameters_.size(); ++i) watch(i);
+}
+
+GradientReducer::~GradientReducer() {
+  for (const auto& [node, key] : watched_) node->del_post_hook(key);
+}
+
+void GradientReducer::check_same_layout() const {
+  std::ostringstream text;
+  text << options_.bucket_bytes << (options_.hook ? " hook" : "") << "\n";
+  for (const at::Tensor& parameter : parameters_)
+    text << parameter.scalar_type() << " " << parameter.sizes() << "\n";
+  const std::vector<std::string> all = replicas_.all_gather(text.str());
+  for (size_t r = 1; r < all.size(); ++r) {
+    TORCH_CHECK_VALUE(all[r] == all[0],
+                      "gradients: expected the same parameters with requires_grad, bucket size and "
+                      "communication hook on all replicas, got others on replica ",
+                      r,
+                      " than on 0. Freeze parameters "
+                      "and register hooks on every rank alike, before the first step.");
+  }
+}
+
+void GradientReducer::make_buckets() {
+  bucket_of_.resize(parameters_.size());
+  int64_t bytes = 0;
+  for (size_t i = parameters_.size(); i-- > 0;) {
+    const auto own = static_cast<int64_t>(parameters_[i].nbytes());
+    const bool fits = !buckets_.empty() && bytes + own <= options_.bucket_bytes &&
+                      parameters_[buckets_.back().parameters.front()].scalar_type() ==
+                          parameters_[i].scalar_type();
+    if (!fits) buckets_.emplace_back(), bytes = 0;
+    buckets_.back().parameters.push_back(i);
+    bucket_of_[i] = buckets_.size() - 1;
+    bytes += own;
+  }
+}
+
+void GradientReducer::watch(size_t parameter) {
+  auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter]);
+  using torch::autograd::variable_list;
+  const auto hook = [this, parameter](const variable_list& outputs,
+                                      const variable_list&) -> variable_list {
+    accumulated(parameter);
+    return outputs;
+  };
+  const uintptr_t key =
+      accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(hook));
+  watched_.emplace_back(std::move(accumulator), key);
+}
+
+void GradientReducer::begin() {
+  is_armed_ = true;
+  next_ = 0;
+  sending_.reset();
+  std::fill(is_expected_.begin(), is_expected_.end(), 0);
+  std::fill(is_ready_.begin(), is_ready_.end(), 0);
+  for (Bucket& bucket : buckets_) bucket.num_missing = bucket.parameters.size();
+}
+
+void GradientReducer::expect(const std::vector<size_t>& parameters) {
+  for (const size_t i : parameters) is_expected_[i] = 1;
+}
+
+void GradientReducer::accumulated(size_t parameter) {
+  if (!is_armed_) return;
+  if (is_expected_[parameter]) mark_ready(parameter);
+  advance();
+}
+
+void GradientReducer::add_ready(const std::vector<size_t>& parameters) {
+  for (const size_t i : parameters) mark_ready(i);
+  if (options_.overlap) advance();
+}
+
+void GradientReducer::mark_ready(size_t parameter) {
+  if (is_ready_[parameter]) return;
+  is_ready_[parameter] = 1;
+  --buckets_[bucket_of_[parameter]].num_missing;
+}
+
+// One bucket under way at a time: its memory is that of one bucket and what the replicas send for
+// it.
+void GradientReducer::advance() {
+  for (;;) {
+    if (sending_) {
+      if (sending_->sum && !sending_->sum->advance()) return;
+      complete();
+    }
+    if (next_ == buckets_.size() || buckets_[next_].num_missing > 0) return;
+    launch();
+  }
+}
+
+void GradientReducer::launch() {
+  const at::NoGradGuard no_grad;
+  Sending& sending =
+      sending_.emplace(Sending{.bucket = next_, .flat = packed(buckets_[next_]), .sum = {}});
+  ++next_;
+  if (options_.hook) return;
+  // The storage is what the messages read and write, whatever happens to the tensor.
+  constexpr int64_t kMaxPartBytes = int64_t{1} << 30;
+  if (static_cast<int64_t>(sending.flat.nbytes()) / replicas_.size() >= kMaxPartBytes) {
+    replicas_.all_reduce_sum(sending.flat.mutable_data_ptr(), sending.flat.numel(),
+                             sending.flat.scalar_type());
+    return;
+  }
+  auto owner = std::make_shared<at::Tensor>(sending.flat);
+  std::shared_ptr<void> data(owner, sending.flat.mutable_data_ptr());
+  sending.sum.emplace(replicas_, kFirstBucketTag + 2 * options_.number, std::move(data),
+                      sending.flat.numel(), sending.flat.scalar_type());
+}
+
+at::Tensor GradientReducer::packed(const Bucket& bucket) const {
+  int64_t num_elements = 0;
+  for (const size_t i : bucket.parameters) num_elements += parameters_[i].numel();
+  const auto num_flags = static_cast<int64_t>(bucket.parameters.size());
+  at::Tensor flat =
+      at::empty({num_elements + num_flags},
+                parameters_[bucket.parameters.front()].options().requires_grad(false));
+  int64_t offset = 0;
+  for (size_t k = 0; k < bucket.parameters.size(); ++k) {
+    const at::Tensor& parameter = parameters_[bucket.parameters[k]];
+    const at::Tensor gradient = parameter.grad();
+    at::Tensor part = flat.narrow(0, offset, parameter.numel());
+    gradient.defined() ? part.copy_(gradient.reshape({-1})) : part.zero_();
+    flat.narrow(0, num_elements + static_cast<int64_t>(k), 1).fill_(gradient.defined() ? 1 : 0);
+    offset += parameter.numel();
+  }
+  return flat;
+}
+
+void GradientReducer::complete() {
+  const at::NoGradGuard no_grad;
+  const Sending done = std::move(*sending_);
+  sending_.reset();
+  const Bucket& bucket = buckets_[done.bucket];
+  const auto num_flags = static_cast<int64_t>(bucket.parameters.size());
+  const int64_t num_elements = done.flat.numel() - num_flags;
+  at::Tensor gradients = done.flat.narrow(0, 0, num_elements),
+             flags = done.flat.narrow(0, num_elements, num_flags);
+  if (options_.hook) {
+    gradients = hooked(gradients, done.bucket);
+    at::Tensor own = flags.clone();
+    replicas_.all_reduce_sum(own.mutable_data_ptr(), num_flags, own.scalar_type());
+    flags = own;
+  } else {
+    gradients.div_(replicas_.size());
+  }
+  unpack(bucket, gradients, flags);
+}
+
+at::Tensor GradientReducer::hooked(const at::Tensor& gradients, size_t bucket) const {
+  const at::Tensor own = gradients.clone();
+  at::Tensor reduced =
+      options_.hook(own, static_cast<int64_t>(bucket), bucket + 1 == buckets_.size());
+  TORCH_CHECK_VALUE(
+      reduced.defined() && reduced.is_cpu() && reduced.sizes().equals(gradients.sizes()) &&
+          reduced.scalar_type() == gradients.scalar_type(),
+      "communication hook: expected a tensor like the bucket, ", gradients.toString(), " ",
+      gradients.sizes(), ", got ", reduced.defined() ? reduced.toString() : "an undefined one", " ",
+      reduced.defined() ? reduced.sizes() : at::IntArrayRef(), ". Return the reduced bucket.");
+  return reduced;
+}
+
+void GradientReducer::unpack(const Bucket& bucket, const at::Tensor& gradients,
+                             const at::Tensor& flags) {
+  int64_t offset = 0;
+  for (size_t k = 0; k < bucket.parameters.size(); ++k) {
+    at::Tensor& parameter = parameters_[bucket.parameters[k]];
+    const bool is_anywhere = flags.narrow(0, static_cast<int64_t>(k), 1).item<double>() > 0;
+    if (is_anywhere) {
+      // A new tensor: the old one may share memory with a gradient that the rest of the backward
+      // still reads.
+      at::Tensor mean =
+          at::empty_like(parameter.grad().defined() ? parameter.grad() : parameter.detach());
+      mean.copy_(gradients.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
+      parameter.mutable_grad() = std::move(mean);
+    }
+    offset += parameter.numel();
+  }
+}
+
+void GradientReducer::finish() {
+  is_armed_ = false;
+  for (size_t i = 0; i < parameters_.size(); ++i) mark_ready(i);
+  while (sending_ || next_ < buckets_.size()) {
+    if (sending_ && sending_->sum) sending_->sum->wait("gradients");
+    advance();
+  }
+}
+
+}  // namespace smp::runtime

@@ -1,0 +1,22 @@
+// The public side of gradient averaging; the work is done in smp/detail/replica_gradients.
+#include "smp/data_parallel.h"
+
+#include "smp/detail/model_state.h"
+#include "smp/distributed_model.h"
+#include "smp/init.h"
+
+namespace smp {
+
+at::Tensor bf16_compress_hook(const GradientBucket& bucket) {
+  return all_reduce_mean(bucket.gradients.to(at::kBFloat16), Group::data_parallel)
+      .to(bucket.gradients.scalar_type());
+}
+
+NoSync::NoSync(DistributedModelBase& model) : model_(detail::ModelAccess::shared(model)) {
+  detail::refuse_in_body("NoSync", "Put the guard around the call of the step function.");
+  ++model_->reduction.num_no_sync;
+}
+
+NoSync::~NoSync() { --model_->reduction.num_no_sync; }
+
+}  // namespace smp

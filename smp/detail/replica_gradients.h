@@ -1,0 +1,59 @@
+// Which gradients of a step are averaged over replicas, and when each of them is final.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "partitioner/schedule/schedule.h"
+#include "runtime/executor.h"
+#include "runtime/gradient_reducer.h"
+#include "smp/detail/models.h"
+
+namespace smp::detail {
+
+/// By model: '1' where a training step averages its gradients, '0' where NoSync or
+/// backward_passes_per_step keep them.
+std::string reductions(const Models& models);
+/// The same with what must not differ between replicas, for people to read.
+std::string describe_reductions(const Models& models, const std::string& reduced);
+/// After a training step: counts it where backward_passes_per_step asks for it.
+void count_pass(const Models& models, const std::string& reduced);
+
+/// One training step's averaging on this rank. Gradients of a parameter are final after the last
+/// backward of the column that belongs to a stage which reads it.
+class ReplicaGradients : public runtime::BackwardObserver {
+ public:
+  /// Makes the reducers of models that have none yet. Collective over the replicas; throws
+  /// c10::ValueError on all alike.
+  ReplicaGradients(Context& context, const Models& models, const std::string& reduced);
+  /// Before the first action.
+  void begin(const std::vector<partitioner::Action>& column,
+             const std::vector<runtime::MicrobatchRun>& microbatches);
+  void before(const partitioner::Action& action) override;
+  void after(const partitioner::Action& action) override;
+  /// After the last action, and when tied weights are summed. Collective over the replicas.
+  void finish();
+
+ private:
+  struct Reducing {
+    Model* model;
+    std::vector<at::Tensor> rest;  // not in the reducer
+  };
+  /// Parameters that become final in one backward, by model.
+  struct Final {
+    std::map<size_t, std::vector<size_t>> parameters;
+    bool has_one_backward = true;
+  };
+  void add(Model& model, int number, const std::unordered_set<const void*>& taken);
+
+  Context& context_;
+  const Models& models_;
+  std::vector<Reducing> reducing_;
+  std::vector<Final> final_;  // by backward action
+  size_t next_ = 0;
+};
+
+}  // namespace smp::detail
