@@ -39,8 +39,7 @@ std::vector<Carried> values_on_edge(const Plan& plan, int source, int target, bo
   return values;
 }
 
-RankResults Executor::run(const Schedule& schedule, std::vector<MicrobatchRun>& microbatches,
-                          const RunOptions& options) {
+RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> microbatches, const RunOptions& options) {
   options_ = options;
   if (options_.loss_divisor == 0) options_.loss_divisor = static_cast<int>(microbatches.size());
   const auto& column = schedule.columns[static_cast<size_t>(pipeline_.rank())];
@@ -62,7 +61,7 @@ RankResults Executor::run(const Schedule& schedule, std::vector<MicrobatchRun>& 
   return std::move(results_);
 }
 
-void Executor::drop_everything(std::vector<MicrobatchRun>& microbatches) {
+void Executor::drop_everything(std::span<MicrobatchRun> microbatches) {
   for (MicrobatchRun& run : microbatches) {
     for (auto& [index, stage] : run.program->stages) stage->reset();
   }
@@ -77,7 +76,7 @@ void Executor::drop_everything(std::vector<MicrobatchRun>& microbatches) {
   results_.clear();
 }
 
-void Executor::perform(const Action& action, std::vector<MicrobatchRun>& microbatches) {
+void Executor::perform(const Action& action, std::span<MicrobatchRun> microbatches) {
   MicrobatchRun& run = microbatches[static_cast<size_t>(action.microbatch)];
   switch (action.kind) {
     case ActionKind::kForward:
@@ -103,6 +102,7 @@ at::Tensor Executor::take_activation(int microbatch, ValueId value, int stage, c
 }
 
 void Executor::forward(const Action& action, MicrobatchRun& run) {
+  if (run.before_forward) run.before_forward(action.stage);
   Stage& stage = *run.program->stages.at(action.stage);
   const Plan& plan = *run.program->plan;
   std::vector<at::Tensor> inputs;
@@ -218,7 +218,7 @@ Executor::Expected Executor::post(const Action& action, const MicrobatchRun& run
   return expected;
 }
 
-void Executor::expect_ahead(const std::vector<Action>& column, std::vector<MicrobatchRun>& microbatches) {
+void Executor::expect_ahead(const std::vector<Action>& column, std::span<MicrobatchRun> microbatches) {
   for (; next_expected_ < column.size(); ++next_expected_) {
     const Action& action = column[next_expected_];
     if (!action.is_receive()) continue;
@@ -230,7 +230,7 @@ void Executor::expect_ahead(const std::vector<Action>& column, std::vector<Micro
   }
 }
 
-void Executor::receive(const Action& action, std::vector<MicrobatchRun>& microbatches) {
+void Executor::receive(const Action& action, std::span<MicrobatchRun> microbatches) {
   TORCH_INTERNAL_ASSERT(!expected_.empty() && expected_.front().action == action, "receives out of order");
   Expected& expected = expected_.front();  // stays there, with its buffers, until all has arrived
   const Graph& graph = *microbatches[static_cast<size_t>(action.microbatch)].program->graph;

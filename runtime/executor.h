@@ -3,7 +3,9 @@
 
 #include <deque>
 #include <map>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,7 @@ struct MicrobatchRun {
   MicrobatchContext context;
   std::vector<at::Tensor> inputs;  // the leader's step arguments by graph input; empty elsewhere
   TensorLookup tensors;            // parameters, buffers, constants
+  std::function<void(int stage)> before_forward{};  // may be empty
 };
 
 /// What a message carries: a value, or its gradient in one of the backwards.
@@ -61,9 +64,10 @@ class Executor {
   /// `pipeline`: the ranks of one replica, by pipeline rank.
   Executor(Transport& pipeline, BufferPool& buffers) : pipeline_(pipeline), buffers_(buffers) {}
 
-  /// Performs the column of this rank, action by action. After an exception the microbatches in flight are dropped.
+  /// Performs the column of this rank, action by action; microbatches are numbered within `microbatches`, which may be
+  /// a part of the step's. After an exception the microbatches in flight are dropped.
   /// Throws CommError and its kin with the action's text; whatever an operator throws.
-  RankResults run(const partitioner::Schedule& schedule, std::vector<MicrobatchRun>& microbatches,
+  RankResults run(const partitioner::Schedule& schedule, std::span<MicrobatchRun> microbatches,
                   const RunOptions& options = {});
 
  private:
@@ -84,14 +88,14 @@ class Executor {
     auto operator<=>(const Key&) const = default;
   };
 
-  void drop_everything(std::vector<MicrobatchRun>& microbatches);
-  void perform(const partitioner::Action& action, std::vector<MicrobatchRun>& microbatches);
+  void drop_everything(std::span<MicrobatchRun> microbatches);
+  void perform(const partitioner::Action& action, std::span<MicrobatchRun> microbatches);
   void forward(const partitioner::Action& action, MicrobatchRun& run);
   void backward(const partitioner::Action& action, MicrobatchRun& run);
   void backward(const partitioner::Action& action, MicrobatchRun& run, size_t index);
   void send(const partitioner::Action& action, const MicrobatchRun& run);
-  void receive(const partitioner::Action& action, std::vector<MicrobatchRun>& microbatches);
-  void expect_ahead(const std::vector<partitioner::Action>& column, std::vector<MicrobatchRun>& microbatches);
+  void receive(const partitioner::Action& action, std::span<MicrobatchRun> microbatches);
+  void expect_ahead(const std::vector<partitioner::Action>& column, std::span<MicrobatchRun> microbatches);
   Expected post(const partitioner::Action& action, const MicrobatchRun& run);
   at::Tensor take_activation(int microbatch, partitioner::ValueId value, int stage, const MicrobatchRun& run);
   at::Tensor loss_gradient(const partitioner::TensorSpec& spec);

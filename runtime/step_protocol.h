@@ -1,4 +1,4 @@
-// What the leader of a pipeline tells its followers at the start of a step. Data and its encoding; sends nothing.
+// What the leader of a pipeline tells its followers at the start of a step, or of a round of one. Data and its encoding; sends nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +36,16 @@ struct MicrobatchProgram {
   std::vector<NewProgram::Constant> constants{};
 };
 
-/// One step. `error` non-empty: the leader refused the step, and everybody throws that text.
+/// A step runs as one round, unless its body reads values: then as several, because the leader goes on with the body
+/// when it has them.
+enum class Round : uint8_t {
+  kWhole,    // forward and backward of all microbatches; ends the step
+  kForward,  // forward of the microbatches from `first` on, in place of those that ran before
+  kProbe,    // the same, and forget it: the values that it reads are all that is wanted
+  kFinish,   // backward of all microbatches; ends the step
+};
+
+/// One round of a step. `error` non-empty: the leader refused the step, and everybody throws that text.
 struct StepMessage {
   int32_t step_function = 0;  // number of the step object; the same on all ranks unless they diverge
   uint64_t step = 0;          // training steps finished before this one
@@ -44,6 +53,11 @@ struct StepMessage {
   std::string reduced{};      // by model: '1' where this step averages gradients over replicas
   std::string error{};
   bool is_value_error = false;
+  Round round = Round::kWhole;
+  int32_t num_microbatches = 0;  // of the step
+  int32_t first = 0;    // number of microbatches[0] in the step
+  bool trains = false;  // some microbatch has a backward; decides the random numbers
+  std::vector<uint64_t> forgotten{};  // programs that the leader has dropped
   std::vector<NewProgram> new_programs{};
   std::vector<MicrobatchProgram> microbatches{};
 };

@@ -10,6 +10,7 @@ enum Tag : int {
   kObjectTag = 4,          // objects that a program sends; over the world
   kObjectReceivedTag = 5,  // and the answer that they have arrived
   kValueTag = 6,           // what step bodies return beside tensors
+  kReadTag = 7,            // values that the leader's body reads
   kTiedTag = 8,          // copies of parameters that several ranks read
   kTiedGradientTag = 9,  // and their gradients
   kFirstStageTag = 64,   // from here: activations and gradients, by pair of stages

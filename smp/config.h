@@ -75,6 +75,10 @@ struct Config {
   /// Size at which a gradient bucket is averaged over the replicas, in MiB; at least 1.
   int64_t bucket_cap_mb = 25;
 
+  /// Recorded graphs that each step function keeps, and planned ones that a rank keeps: one per signature (shapes, modes)
+  /// and structure. The least recently used go first. At least 1.
+  int64_t max_cached_graphs = 64;
+
   /// Memory that the planner may use on one rank, in MiB; 0 = no limit.
   int64_t memory_limit_mb = 0;
 

@@ -31,9 +31,12 @@ namespace smp::runtime {
 /// A value that the body reads is fetched by the ValueReader; the operators so far are known by then.
 class BodyCapture : public Interceptor {
  public:
-  /// Keeps the `max_recordings` used last. Without a reader, values cannot be read.
-  explicit BodyCapture(const Bindings& bindings, size_t max_recordings = 64, ValueReader reader = {})
-      : bindings_(bindings), equal_(bindings), max_recordings_(max_recordings), reader_(std::move(reader)) {}
+  /// Keeps the `max_recordings` used last.
+  explicit BodyCapture(const Bindings& bindings, int64_t max_recordings = 64)
+      : bindings_(bindings), equal_(bindings), max_recordings_(static_cast<size_t>(max_recordings)) {}
+
+  /// Without one, values cannot be read.
+  void set_reader(ValueReader reader) { reader_ = std::move(reader); }
 
   /// `key` tells signatures apart that the geometry of `inputs` does not (training flag, grad mode, …).
   std::vector<at::Tensor> begin(const std::vector<at::Tensor>& inputs, const std::string& key);

@@ -35,6 +35,7 @@ ValueRead BodyCapture::describe_run() const {
   ValueRead run{.matched = matching_, .graph = matching_->graph};
   run.num_nodes = position_;
   run.scalars = run_.scalars;
+  run.changed_constants = run_.constants;
   for (const ConstantTensor& constant : used_) run.constants.push_back({constant.value, constant.content});
   return run;
 }

@@ -20,6 +20,7 @@ struct ValueRead {
   std::vector<partitioner::ValueId> values{};
   bool is_local = false;                      // the step's inputs and constants alone decide them
   std::vector<ScalarOverride> scalars{};      // where the run differs from `graph`
+  std::vector<ConstantOverride> changed_constants{};  // and from the constants recorded with it
   std::vector<ConstantOverride> constants{};  // content of every constant used so far
 };
 

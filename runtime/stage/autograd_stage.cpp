@@ -111,6 +111,7 @@ class AutogradStage : public Stage {
     return take_results(flight, index);
   }
 
+  void drop(int microbatch) override { in_flight_.erase(microbatch); }
   void reset() override { in_flight_.clear(); }
 
  private:

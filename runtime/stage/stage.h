@@ -41,6 +41,8 @@ class Stage {
   /// drops its state. `gradients` by position in its roots (undefined: none came); returns gradients by its results
   /// (undefined: none).
   virtual std::vector<at::Tensor> backward(int microbatch, size_t index, std::vector<at::Tensor> gradients) = 0;
+  /// Forgets a microbatch whose backward is not wanted.
+  virtual void drop(int microbatch) = 0;
   /// Forgets all microbatches in flight, after an error.
   virtual void reset() = 0;
 };

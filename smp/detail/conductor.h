@@ -1,18 +1,12 @@
-// Drives a step: record the body, plan, table, execute. The one place that knows both floors below.
+// The entry to steps on one rank. The one place, with its helpers here, that knows both floors below.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "runtime/capture/body_capture.h"
-#include "runtime/executor.h"
-#include "runtime/step_protocol.h"
-#include "smp/detail/context.h"
-#include "smp/detail/models.h"
-#include "smp/detail/programs.h"
-#include "smp/detail/replica_step.h"
+#include "smp/detail/rank_state.h"
+#include "smp/detail/step_run.h"
 #include "smp/state_dict.h"
 #include "smp/step.h"
 
@@ -25,7 +19,7 @@ namespace smp::detail {
 /// The conductor of one rank: all models and step functions of a program.
 class Conductor {
  public:
-  explicit Conductor(Context& context);
+  explicit Conductor(Context& context) : rank_(context) {}
 
   std::shared_ptr<Model> add_model(std::shared_ptr<torch::nn::Module> module, const std::string& name);
   /// Forgets the model, and everything recorded so far: recordings may hold its tensors.
@@ -34,50 +28,26 @@ class Conductor {
   std::vector<StepOutput> run_step(int step_number, const step_internal::Call& call);
 
   /// The capture of the body that runs right now, or null.
-  runtime::BodyCapture* body_in_progress() const { return body_in_progress_; }
-  const Models& models() const { return models_; }
-  Context& context() const { return context_; }
-  StateDict::Steps steps() const { return {training_steps_, evaluation_steps_}; }
+  runtime::BodyCapture* body_in_progress() const { return rank_.body_in_progress; }
+  const Models& models() const { return rank_.models; }
+  Context& context() const { return rank_.context; }
+  StateDict::Steps steps() const { return {rank_.training_steps, rank_.evaluation_steps}; }
   /// Goes on as after that many steps. On all ranks alike.
-  void set_steps(StateDict::Steps steps) { training_steps_ = steps.training, evaluation_steps_ = steps.evaluation; }
-  void add_optimizer(const OptimizerMemory& memory) { programs_.add_optimizer(memory); }
+  void set_steps(StateDict::Steps steps) {
+    rank_.training_steps = steps.training;
+    rank_.evaluation_steps = steps.evaluation;
+  }
+  void add_optimizer(const OptimizerMemory& memory) { rank_.programs.add_optimizer(memory); }
 
  private:
-  struct Captured {
-    std::vector<std::vector<at::Tensor>> inputs;  // by microbatch
-    std::vector<runtime::CapturedBody> bodies;
-  };
-
-  runtime::StepMessage lead(int step_number, const step_internal::Call& call, Captured& captured);
-  std::vector<std::vector<at::Tensor>> split(const step_internal::Call& call) const;
-  Captured capture(int step_number, const step_internal::Call& call);
-  void add_programs(const Captured& captured, runtime::StepMessage& message);
-  void agree_with_replicas(runtime::StepMessage& message);
-  /// The checked table of the step. Throws c10::ValueError when its microbatches have different stages.
-  const partitioner::Schedule& schedule_of(const runtime::StepMessage& message);
-  bool trains(const runtime::StepMessage& message) const;
-  bool places(const runtime::StepMessage& message);
-  /// With the hooks of the models that it places.
-  void place(const std::shared_ptr<Program>& program);
-  bool is_placed_here(const runtime::NamedTensor& named) const;
-  ReplicaStep own_replica_step(const runtime::StepMessage& message);
+  std::vector<StepOutput> follow(int step_number);
   runtime::StepMessage receive_message();
   void accept(const runtime::StepMessage& message, int step_number);
-  std::vector<StepOutput> execute(const runtime::StepMessage& message, Captured* captured);
-  std::vector<runtime::MicrobatchRun> prepare(const runtime::StepMessage& message, Captured* captured);
-  void broadcast_buffers();
 
-  Context& context_;
-  Models models_;
-  Programs programs_;
-  runtime::Executor executor_;
-  std::map<int, std::unique_ptr<runtime::BodyCapture>> captures_;  // by step number
-  runtime::BodyCapture* body_in_progress_ = nullptr;
-  uint64_t training_steps_ = 0;
-  uint64_t evaluation_steps_ = 0;  // steps without a backward
+  RankState rank_;
 };
 
-/// The conductor of this rank's model. Throws c10::Error naming `caller` when there is no model.
+/// The conductor of this rank's models. Throws c10::Error naming `caller` when there is no model.
 Conductor& conductor(const char* caller);
 
 }  // namespace smp::detail

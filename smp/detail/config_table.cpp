@@ -135,6 +135,11 @@ std::vector<Key> make_keys() {
        .field = &Config::bucket_cap_mb,
        .range = kMebibytes,
        .meaning = "Size in MiB at which a gradient bucket is averaged over the replicas."},
+      {.name = "max_cached_graphs",
+       .field = &Config::max_cached_graphs,
+       .range = kCount,
+       .meaning = "Graphs (one per signature and structure) kept by each step function and each rank; the least "
+                  "recently used go first."},
       {.name = "memory_limit_mb",
        .field = &Config::memory_limit_mb,
        .range = kMebibytesOrZero,

@@ -136,7 +136,12 @@ bool Models::needs_placement(const Graph& graph, const runtime::Owners& placed) 
   });
 }
 
-runtime::Owners Models::owners_after(const Graph& graph, const Plan& plan, const runtime::Owners& placed) const {
+runtime::Owners Models::owners_after(const Graph& graph, const Plan& plan, const runtime::Owners& placed,
+                                     Placement placement) const {
+  std::unordered_set<std::string_view> names;
+  for (const Value& value : graph.values) {
+    if (is_named(value)) names.insert(value.name);
+  }
   std::vector<const Model*> used;
   for (const auto& model : models_) {
     if (uses(graph, *model)) used.push_back(model.get());
@@ -146,7 +151,7 @@ runtime::Owners Models::owners_after(const Graph& graph, const Plan& plan, const
     const bool is_theirs = std::any_of(used.begin(), used.end(), [&](const Model* model) {
       return model->own.find(named.tensor) != nullptr;
     });
-    if (is_theirs) theirs.push_back(named);
+    if (placement == Placement::kWholeModels ? is_theirs : names.contains(named.name)) theirs.push_back(named);
   }
   runtime::Owners owners = placed;
   owners.merge(runtime::owners_of(graph, plan, runtime::Bindings(std::move(theirs))));
@@ -161,8 +166,8 @@ std::vector<std::shared_ptr<Model>> Models::to_place(const Graph& graph) const {
   return found;
 }
 
-void Models::place(const std::shared_ptr<const Program>& program) {
-  runtime::Owners owners = owners_after(program->graph, program->plan, owners_);
+void Models::place(const std::shared_ptr<const Program>& program, Placement placement) {
+  runtime::Owners owners = owners_after(program->graph, program->plan, owners_, placement);
   std::vector<runtime::NamedTensor> added;
   for (const runtime::NamedTensor& named : bindings_.tensors()) {
     if (owners.contains(named.name) && !owners_.contains(named.name)) added.push_back(named);
@@ -171,6 +176,7 @@ void Models::place(const std::shared_ptr<const Program>& program) {
   runtime::synchronise(owners, fresh, *context_.pipeline, *context_.replicas);
   runtime::release_others(owners, fresh, context_.pipeline->rank());
   owners_ = std::move(owners);
+  if (placement == Placement::kUsedTensors) return;
   for (const auto& model : to_place(program->graph)) model->first_program = program;
   if (context_.world->rank() == 0) {
     context_.logger.info("Partition assignments:\n" + partition_table(program->graph, program->plan));

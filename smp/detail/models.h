@@ -39,6 +39,9 @@ struct Reduction {
   runtime::ReducerOptions options(int number) const;
 };
 
+/// What a program places of a model that it uses for the first time.
+enum class Placement { kWholeModels, kUsedTensors };
+
 /// One wrapped module.
 struct Model {
   std::shared_ptr<torch::nn::Module> module;
@@ -73,6 +76,7 @@ class Models {
   bool is_placed(const Model& model) const;
   /// Whether this rank holds the tensor's data; every rank does before it is placed.
   bool is_here(const at::Tensor& tensor) const;
+  bool is_placed_here(const at::Tensor& tensor) const { return is_placed(tensor) && is_here(tensor); }
   /// The first pipeline rank that holds it; 0 before it is placed.
   int owner(const at::Tensor& tensor) const;
   /// The pipeline ranks that hold it, ascending; all of them before it is placed.
@@ -84,10 +88,10 @@ class Models {
   std::vector<std::shared_ptr<Model>> to_place(const partitioner::Graph& graph) const;
   /// `placed` and what running `graph` as planned adds.
   runtime::Owners owners_after(const partitioner::Graph& graph, const partitioner::Plan& plan,
-                               const runtime::Owners& placed) const;
+                               const runtime::Owners& placed, Placement placement = Placement::kWholeModels) const;
   /// Places what `program` uses for the first time: tied tensors and replicas get equal values, the other ranks' data
   /// are released. Collective over the pipeline and the replicas.
-  void place(const std::shared_ptr<const Program>& program);
+  void place(const std::shared_ptr<const Program>& program, Placement placement);
 
  private:
   const std::string* name_of(const at::Tensor& tensor) const;

@@ -25,6 +25,30 @@ std::vector<size_t> written_inputs(const Graph& graph) {
   return positions;
 }
 
+std::map<int, std::vector<ValueId>> written_tensors(const Graph& graph, const Plan& plan) {
+  std::map<int, std::vector<ValueId>> by_stage;
+  for (size_t v = 0; v < graph.values.size(); ++v) {
+    if (!is_named(graph.values[v])) continue;
+    for (size_t n = 0; n < graph.nodes.size(); ++n) {
+      const auto& written = graph.nodes[n].written_storages;
+      if (std::find(written.begin(), written.end(), graph.values[v].storage) == written.end()) continue;
+      by_stage[plan.stage_of_node[n]].push_back(static_cast<ValueId>(v));
+      break;
+    }
+  }
+  return by_stage;
+}
+
+void keep_only(TablePart part, Schedule& schedule) {
+  for (auto& column : schedule.columns) {
+    std::erase_if(column, [part](const Action& action) {
+      const bool is_forward = action.kind == ActionKind::kForward || action.kind == ActionKind::kSendActivation ||
+                              action.kind == ActionKind::kReceiveActivation;
+      return is_forward != (part == TablePart::kForward);
+    });
+  }
+}
+
 }  // namespace
 
 void Programs::clear() {
@@ -40,7 +64,7 @@ std::shared_ptr<Program> Programs::find(uint64_t hash) const {
 void Programs::erase(uint64_t hash) {
   programs_.erase(hash);
   std::erase_if(schedules_, [hash](const auto& known) {
-    return std::find(known.first.begin(), known.first.end(), hash) != known.first.end();
+    return std::find(known.first.begin() + 1, known.first.end(), hash) != known.first.end();
   });
 }
 
@@ -95,6 +119,7 @@ std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
   program->plan = std::move(plan);
   program->stage_graph = partitioner::stage_graph(program->plan, program->graph);
   program->written_inputs = written_inputs(program->graph);
+  program->written_tensors = written_tensors(program->graph, program->plan);
   std::unordered_map<std::string, at::Tensor> by_name;
   for (const runtime::NamedTensor& named : models_.bindings().tensors()) by_name.emplace(named.name, named.tensor);
   for (const Value& value : program->graph.values) {
@@ -116,23 +141,40 @@ std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
   return programs_.insert_or_assign(hash, std::move(program)).first->second;
 }
 
-const Schedule& Programs::schedule(const std::vector<const Program*>& microbatches) {
-  std::vector<uint64_t> key;
-  for (const Program* program : microbatches) key.push_back(program->hash);
+const Schedule& Programs::schedule(const std::vector<Program*>& microbatches, TablePart part) {
+  std::vector<uint64_t> key = {static_cast<uint64_t>(part)};
+  ++num_uses_;
+  for (Program* program : microbatches) {
+    key.push_back(program->hash);
+    program->last_use = num_uses_;
+  }
   const auto known = schedules_.find(key);
   if (known != schedules_.end()) return known->second;
   std::vector<const StageGraph*> graphs;
   for (const Program* program : microbatches) graphs.push_back(&program->stage_graph);
   const ScheduleOptions options{.active_microbatches = static_cast<int>(context_.config.active_microbatches),
                                 .times = {}};
-  Schedule made = generate(kind(), graphs, options);
+  Schedule made = generate(part == TablePart::kWhole ? kind() : ScheduleKind::kSimple, graphs, options);
   check(made, graphs);
+  if (part != TablePart::kWhole) keep_only(part, made);
   const Program& first = *microbatches.front();
-  const bool is_uniform = std::equal(key.begin() + 1, key.end(), key.begin());
-  if (is_uniform && first.graph.has_backward()) {
+  const bool is_uniform = std::equal(key.begin() + 2, key.end(), key.begin() + 1);
+  if (part == TablePart::kWhole && is_uniform && first.graph.has_backward()) {
     context_.buffers.reserve(message_buffers(first.graph, first.plan, made, context_.pipeline->rank()));
   }
   return schedules_.emplace(std::move(key), std::move(made)).first->second;
+}
+
+std::vector<uint64_t> Programs::forget_least_used(size_t max_programs) {
+  std::vector<uint64_t> forgotten;
+  while (programs_.size() > max_programs) {
+    const auto least = std::min_element(programs_.begin(), programs_.end(), [](const auto& a, const auto& b) {
+      return a.second->last_use < b.second->last_use;
+    });
+    forgotten.push_back(least->first);
+    erase(forgotten.back());
+  }
+  return forgotten;
 }
 
 void Programs::add_optimizer(const OptimizerMemory& memory) {

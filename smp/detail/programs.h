@@ -19,14 +19,19 @@ namespace smp::detail {
 
 struct Program {
   uint64_t hash = 0;
+  uint64_t last_use = 0;  // counts the tables asked for
   partitioner::Graph graph;
   partitioner::Plan plan;
   partitioner::StageGraph stage_graph;
   runtime::RankProgram rank_program;
   std::unordered_map<partitioner::ValueId, at::Tensor> constants;
+  std::map<int, std::vector<partitioner::ValueId>> written_tensors;  // by stage: parameters and buffers
   std::vector<size_t> written_inputs;     // positions of step inputs that an operator writes to
   std::vector<at::Tensor> named_tensors;  // by value: parameters and buffers, undefined elsewhere
 };
+
+/// A table, or a part of the fill-drain table: all forwards, or all backwards.
+enum class TablePart { kWhole, kForward, kBackward };
 
 /// What an optimizer holds beside parameters and gradients.
 struct OptimizerMemory {
@@ -46,8 +51,11 @@ class Programs {
   partitioner::Plan make_plan(const partitioner::Graph& graph, const runtime::Owners& placed) const;
   /// Takes a program in and prepares this rank's stages.
   std::shared_ptr<Program> add(partitioner::Graph graph, partitioner::Plan plan, uint64_t hash);
-  /// The checked table for these programs, one per microbatch.
-  const partitioner::Schedule& schedule(const std::vector<const Program*>& microbatches);
+  /// The checked table for these programs, one per microbatch. Throws c10::ValueError when they have different stages.
+  const partitioner::Schedule& schedule(const std::vector<Program*>& microbatches, TablePart part);
+  /// Forgets the programs used least recently, beyond a number, and returns their hashes. To be called on the leader
+  /// when no step runs.
+  std::vector<uint64_t> forget_least_used(size_t max_programs);
   /// What the optimizer adds to the memory of later plans; of several the largest counts.
   void add_optimizer(const OptimizerMemory& memory);
 
@@ -58,8 +66,9 @@ class Programs {
   Context& context_;
   const Models& models_;
   OptimizerMemory optimizer_;
+  uint64_t num_uses_ = 0;
   std::unordered_map<uint64_t, std::shared_ptr<Program>> programs_;
-  std::map<std::vector<uint64_t>, partitioner::Schedule> schedules_;  // by the microbatches' hashes
+  std::map<std::vector<uint64_t>, partitioner::Schedule> schedules_;  // by part and the microbatches' hashes
 };
 
 }  // namespace smp::detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,11 +18,21 @@ struct ReplicaStep {
   std::string reduction{};  // which models average their gradients, and how
   std::string error{};
   bool is_value_error = false;
+  bool reads = false;    // its body has read a value and goes on
+  std::string owners{};  // who holds what, if the step places models
 
   bool same_step(const ReplicaStep& other) const;
   /// "step function 1 (evaluation) after 20 training steps".
   std::string describe() const;
 };
+
+struct Refusal {
+  std::string text;
+  bool is_value_error = true;
+};
+
+/// What keeps the replicas from running this step together, if anything does.
+std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas);
 
 /// Every replica's, by replica. Collective over `replicas`.
 std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& replicas);

@@ -14,7 +14,11 @@ std::string message_of(const std::function<void()>& call) {
   try {
     call();
   } catch (const Error& error) {
-    return error.what_without_backtrace();
+    if constexpr (requires { error.what_without_backtrace(); }) {
+      return error.what_without_backtrace();
+    } else {
+      return error.what();
+    }
   }
   return "";
 }

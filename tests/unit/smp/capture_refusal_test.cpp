@@ -44,12 +44,6 @@ const std::string kFourth = "in or after module 'fourth'";
 
 std::vector<Refusal> value_refusals() {
   return {
-      {"ItemOfAnActivation",
-       [](Model& model, at::Tensor data, at::Tensor) {
-         const at::Tensor output = model(data);
-         return output * output.sum().item<float>();
-       },
-       {"aten::item", kFourth, "StepOutput"}},
       {"Nonzero",
        [](Model& model, at::Tensor data, at::Tensor) { return model(data).nonzero().sum(); },
        {"aten::nonzero", kFourth, "depends on data"}},

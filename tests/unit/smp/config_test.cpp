@@ -340,6 +340,7 @@ TEST(ConfigText, PrintsSageMakersListThenOurs) {
   activation_loading_horizon: 4
   broadcast_buffers: true
   bucket_cap_mb: 25
+  max_cached_graphs: 64
   memory_limit_mb: 0
   rank_memory_limit_mb: []
   rank_speed: []

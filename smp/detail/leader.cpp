@@ -1,0 +1,396 @@
+// Bodies in order, forwards ahead of them, and one way out for every refusal.
+#include "smp/detail/leader.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "partitioner/graph/graph_io.h"
+#include "partitioner/plan/plan_io.h"
+#include "runtime/tags.h"
+#include "runtime/watch/root_cause.h"
+#include "smp/detail/local_values.h"
+#include "smp/detail/replica_gradients.h"
+#include "smp/detail/split.h"
+
+namespace smp::detail {
+
+using namespace partitioner;
+using runtime::CapturedBody;
+using runtime::Round;
+using runtime::StepMessage;
+using runtime::ValueRead;
+
+namespace {
+
+// Step functions with one graph share its program; where this one has other constants, they travel.
+void add_own_constants(const runtime::Recording& recording, const Program& program,
+                       runtime::MicrobatchProgram& microbatch) {
+  for (const runtime::ConstantTensor& constant : recording.constants) {
+    const auto& sent = microbatch.constants;
+    const bool overridden =
+        std::any_of(sent.begin(), sent.end(), [&](const auto& other) { return other.value == constant.value; });
+    const at::Tensor& known = program.constants.at(constant.value);
+    const at::Tensor& own = constant.recorded();
+    if (overridden || own.is_same(known) || runtime::same_content(own, known)) continue;
+    microbatch.constants.push_back({constant.value, own});
+  }
+}
+
+// A step returns one tensor per microbatch and position.
+void check_same_returns(const std::vector<CapturedBody>& bodies) {
+  const size_t count = bodies.front().recording->graph.returned.size();
+  for (size_t m = 0; m < bodies.size(); ++m) {
+    const size_t other = bodies[m].recording->graph.returned.size();
+    TORCH_CHECK_VALUE(other == count, "step: expected the body to return the same number of tensors for every "
+                      "microbatch, got ", count, " for microbatch 0 and ", other, " for ", m,
+                      ". Return a tensor of zeros where there is nothing to return.");
+  }
+}
+
+bool is_value_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::ValueError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+bool same_run(const CapturedBody& a, const CapturedBody& b) {
+  const auto same_scalar = [](const auto& x, const auto& y) {
+    return x.node == y.node && x.argument == y.argument && same_argument(x.value, y.value);
+  };
+  const auto same_constant = [](const auto& x, const auto& y) {
+    return x.value == y.value && runtime::same_content(x.tensor, y.tensor);
+  };
+  return a.recording == b.recording &&
+         std::equal(a.scalars.begin(), a.scalars.end(), b.scalars.begin(), b.scalars.end(), same_scalar) &&
+         std::equal(a.constants.begin(), a.constants.end(), b.constants.begin(), b.constants.end(), same_constant);
+}
+
+bool has_random(const Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) { return node.random_ordinal >= 0; });
+}
+
+// What `assumed` says beyond a run so far does not matter yet.
+CapturedBody so_far(const ValueRead& read, CapturedBody assumed) {
+  std::erase_if(assumed.scalars, [&](const auto& scalar) { return scalar.node >= read.num_nodes; });
+  std::erase_if(assumed.constants, [&](const auto& constant) {
+    return std::none_of(read.constants.begin(), read.constants.end(),
+                        [&](const auto& used) { return used.value == constant.value; });
+  });
+  return assumed;
+}
+
+}  // namespace
+
+void throw_refusal(const StepMessage& message) {
+  if (message.is_value_error) TORCH_CHECK_VALUE(false, message.error);
+  TORCH_CHECK(false, message.error);
+}
+
+Leader::Leader(RankState& rank, int step_number, const step_internal::Call& call)
+    : rank_(rank), step_number_(step_number), call_(call), run_(rank), planned_(rank.models.owners()) {}
+
+std::vector<StepOutput> Leader::run() {
+  StepMessage message = new_message(Round::kWhole, 0);
+  message.forgotten = rank_.programs.forget_least_used(static_cast<size_t>(rank_.context.config.max_cached_graphs));
+  forgotten_ = message.forgotten;
+  std::exception_ptr own_error;
+  try {
+    capture_bodies();
+    check_same_returns(bodies_);
+    const bool trains = std::any_of(bodies_.begin(), bodies_.end(), [](const CapturedBody& body) {
+      return body.recording->graph.has_backward();
+    });
+    check_random_stream(trains);
+    if (assumed_.empty()) {
+      for (const CapturedBody& body : bodies_) add_microbatch(body, message);
+      std::vector<Program*> programs;
+      for (const auto& microbatch : message.microbatches) programs.push_back(rank_.programs.find(microbatch.hash).get());
+      rank_.programs.schedule(programs, TablePart::kWhole);
+    } else {
+      forward_captured();
+      message = new_message(Round::kFinish, bodies_.size());
+    }
+    message.trains = trains;
+  } catch (...) {  // of any type: the others wait for this message
+    own_error = std::current_exception();
+    message.error = runtime::describe_exception(own_error);
+    message.is_value_error = is_value_error(own_error);
+  }
+  if (has_failed_) std::rethrow_exception(own_error);
+  meet_replicas(message, /*is_last=*/true);
+  if (!message.error.empty()) {
+    refuse(message);
+    if (own_error) std::rethrow_exception(own_error);
+    throw_refusal(message);
+  }
+  send(message);
+  return *perform(message);
+}
+
+MicrobatchInputs Leader::split() const {
+  std::vector<step_internal::StepTensor> arguments = call_.arguments(rank_.context.config.microbatches);
+  // Parts may stay in the argument's memory, and an operator that writes to a buffer would change them there.
+  const auto leave_buffers = [this](at::Tensor& tensor) {
+    const bool is_buffers =
+        tensor.defined() && tensor.has_storage() && rank_.models.bindings().find_storage(tensor) != nullptr;
+    if (is_buffers) tensor = tensor.detach().clone();
+  };
+  for (auto& argument : arguments) {
+    leave_buffers(argument.tensor);
+    for (at::Tensor& piece : argument.pieces) leave_buffers(piece);
+  }
+  return split_arguments(arguments, rank_.context.config.microbatches);
+}
+
+void Leader::capture_bodies() {
+  inputs_ = split();
+  runtime::BodyCapture& capture = own_capture();
+  capture.set_reader([this](const ValueRead& wanted) { return read(wanted); });
+  const std::string key = rank_.models.training_flags();
+  while (bodies_.size() < inputs_.size()) capture_body(capture, key);
+}
+
+runtime::BodyCapture& Leader::own_capture() {
+  auto& capture = rank_.captures[step_number_];
+  if (!capture) {
+    capture = std::make_unique<runtime::BodyCapture>(rank_.models.bindings(), rank_.context.config.max_cached_graphs);
+  }
+  return *capture;
+}
+
+void Leader::capture_body(runtime::BodyCapture& capture, const std::string& key) {
+  const size_t m = bodies_.size();
+  std::vector<at::Tensor> ghosts = capture.begin(inputs_[m], key);
+  rank_.body_in_progress = &capture;
+  try {
+    std::vector<at::Tensor> returned;
+    {
+      const runtime::InterceptScope scope(capture);
+      returned = call_.body(ghosts, static_cast<int64_t>(m));
+    }
+    bodies_.push_back(capture.finish(returned));
+  } catch (...) {
+    rank_.body_in_progress = nullptr;
+    capture.abandon();
+    throw;
+  }
+  rank_.body_in_progress = nullptr;
+  ghosts.clear();
+  capture.release_run();
+  if (m < assumed_.size() && !same_run(assumed_[m], bodies_[m])) assumed_.resize(m);
+}
+
+std::vector<at::Tensor> Leader::read(const ValueRead& wanted) {
+  const size_t m = bodies_.size();
+  if (wanted.is_local) {
+    return compute_locally(wanted, *runtime::local_slice(wanted.graph, wanted.num_nodes, wanted.values), inputs_[m],
+                           rank_.models.bindings(), {});
+  }
+  if (wanted.matched == nullptr) return probe(wanted);
+  const CapturedBody now{.recording = wanted.matched, .scalars = wanted.scalars, .constants = wanted.changed_constants};
+  if (m >= assumed_.size() || !same_run(so_far(wanted, assumed_[m]), now)) {
+    assumed_.resize(std::min(assumed_.size(), m));
+    run_ahead(now);
+  }
+  std::vector<at::Tensor> values;
+  for (ValueId id : wanted.values) values.push_back(run_.value(m, id));
+  return values;
+}
+
+// The rest of the body is not known, so nothing of this run can be kept.
+std::vector<at::Tensor> Leader::probe(const ValueRead& wanted) {
+  const size_t m = bodies_.size();
+  const bool trains = at::GradMode::is_enabled() && rank_.models.training_flags().find('t') != std::string::npos;
+  if (!trains_) trains_ = trains;
+  if (all_here(wanted) && m == 0) {
+    std::vector<NodeId> nodes(static_cast<size_t>(wanted.num_nodes));
+    for (NodeId n = 0; n < wanted.num_nodes; ++n) nodes[static_cast<size_t>(n)] = n;
+    const uint64_t step = *trains_ ? rank_.training_steps : rank_.evaluation_steps;
+    return compute_locally(wanted, nodes, inputs_[m], rank_.models.bindings(),
+                           random_state(rank_, *trains_, step, m, inputs_.size()));
+  }
+  forward_captured();
+  auto recording = std::make_shared<runtime::Recording>();
+  recording->graph = wanted.graph;
+  recording->graph.read = wanted.values;
+  recording->graph.returned.clear();
+  recording->graph.backward_roots.clear();
+  for (const auto& constant : wanted.constants) {
+    recording->constants.push_back({constant.value, constant.tensor, constant.tensor});
+  }
+  recording->hash = partitioner::hash(recording->graph);
+  StepMessage message = new_message(Round::kProbe, m);
+  add_microbatch({.recording = recording, .scalars = {}, .constants = {}}, message);
+  meet_replicas(message, /*is_last=*/false);
+  send(message);
+  perform(message);
+  std::vector<at::Tensor> values;
+  for (ValueId id : wanted.values) values.push_back(run_.value(m, id));
+  return values;
+}
+
+// Nothing that the run needs has been placed, so every rank holds it.
+bool Leader::all_here(const ValueRead& wanted) const {
+  return std::none_of(wanted.graph.values.begin(), wanted.graph.values.end(), [&](const Value& value) {
+    return is_named(value) && rank_.models.owners().contains(value.name);
+  });
+}
+
+// Forwards of the bodies that have ended, of the one in progress, and of the later ones, taken to be like it.
+void Leader::run_ahead(const CapturedBody& current) {
+  const size_t first = assumed_.size();
+  if (!trains_) trains_ = current.recording->graph.has_backward();
+  StepMessage message = new_message(Round::kForward, first);
+  for (size_t m = first; m < inputs_.size(); ++m) {
+    assumed_.push_back(m < bodies_.size() ? bodies_[m] : current);
+    add_microbatch(assumed_.back(), message);
+  }
+  meet_replicas(message, /*is_last=*/false);
+  send(message);
+  perform(message);
+}
+
+void Leader::forward_captured() {
+  if (assumed_.size() >= bodies_.size()) return;
+  if (!trains_) trains_ = bodies_.back().recording->graph.has_backward();
+  StepMessage message = new_message(Round::kForward, assumed_.size());
+  for (size_t m = assumed_.size(); m < bodies_.size(); ++m) {
+    assumed_.push_back(bodies_[m]);
+    add_microbatch(bodies_[m], message);
+  }
+  meet_replicas(message, /*is_last=*/false);
+  send(message);
+  perform(message);
+}
+
+void Leader::check_random_stream(bool trains) const {
+  if (!trains_ || *trains_ == trains) return;
+  const bool draws = std::any_of(bodies_.begin(), bodies_.end(), [](const CapturedBody& body) {
+    return has_random(body.recording->graph);
+  });
+  TORCH_CHECK_NOT_IMPLEMENTED(!draws, "step: expected a body that reads values and draws random numbers (dropout) to be "
+                              "either training or evaluation, got one that ", *trains_ ? "looked like training" : "looked like evaluation",
+                              " when it read and turned out to be ", trains ? "training" : "evaluation",
+                              ". Evaluate under torch::NoGradGuard, with model.eval() where dropout is to rest, and let all "
+                              "microbatches of a training step call backward().");
+}
+
+StepMessage Leader::new_message(Round round, size_t first) const {
+  StepMessage message{.step_function = step_number_,
+                      .step = rank_.training_steps,
+                      .evaluation_step = rank_.evaluation_steps};
+  message.round = round;
+  message.first = static_cast<int32_t>(first);
+  message.num_microbatches = static_cast<int32_t>(inputs_.size());
+  message.trains = trains_.value_or(false);
+  message.reduced = reductions(rank_.models);
+  message.forgotten = forgotten_;
+  return message;
+}
+
+void Leader::add_microbatch(const CapturedBody& body, StepMessage& message) {
+  const runtime::Recording& recording = *body.recording;
+  if (rank_.programs.find(recording.hash) == nullptr) add_program(recording, message);
+  runtime::MicrobatchProgram microbatch{.hash = recording.hash};
+  for (const auto& scalar : body.scalars) microbatch.scalars.push_back({scalar.node, scalar.argument, scalar.value});
+  for (const auto& constant : body.constants) microbatch.constants.push_back({constant.value, constant.tensor});
+  add_own_constants(recording, *rank_.programs.find(recording.hash), microbatch);
+  message.num_microbatches = static_cast<int32_t>(inputs_.size());
+  message.microbatches.push_back(std::move(microbatch));
+}
+
+void Leader::add_program(const runtime::Recording& recording, StepMessage& message) {
+  Plan plan = rank_.programs.make_plan(recording.graph, planned_);
+  const bool is_whole = message.round != Round::kProbe;
+  planned_ = rank_.models.owners_after(recording.graph, plan, planned_,
+                                       is_whole ? Placement::kWholeModels : Placement::kUsedTensors);
+  runtime::NewProgram fresh{
+      .hash = recording.hash, .graph = serialise(recording.graph), .plan = serialise(plan), .constants = {}};
+  const auto program = rank_.programs.add(recording.graph, std::move(plan), recording.hash);
+  for (const runtime::ConstantTensor& constant : recording.constants) {
+    program->constants[constant.value] = constant.recorded();
+    fresh.constants.push_back({constant.value, constant.recorded()});
+  }
+  message.new_programs.push_back(std::move(fresh));
+}
+
+std::optional<std::vector<StepOutput>> Leader::perform(const StepMessage& message) {
+  try {
+    return run_.perform(message, inputs_);
+  } catch (...) {
+    // The others are in the middle of this step and would wait for ever, should the caller go on.
+    has_failed_ = true;
+    rank_.context.world->abort(runtime::describe_exception(std::current_exception()));
+    throw;
+  }
+}
+
+void Leader::send(const StepMessage& message) {
+  runtime::Transport& pipeline = *rank_.context.pipeline;
+  if (pipeline.size() == 1) return;
+  const std::string bytes = runtime::encode(message);
+  for (int r = 1; r < pipeline.size(); ++r) pipeline.send_bytes(r, runtime::kStepTag, bytes);
+}
+
+// Followers never hear of this message's programs, so the leader forgets them too.
+void Leader::refuse(StepMessage& message) {
+  for (const runtime::NewProgram& fresh : message.new_programs) rank_.programs.erase(fresh.hash);
+  message.new_programs.clear();
+  message.microbatches.clear();
+  run_.drop_from(0);
+  send(message);
+}
+
+std::string Leader::owners_after(const StepMessage& message) const {
+  if (message.new_programs.empty() || planned_ == rank_.models.owners()) return "";
+  std::string text;
+  for (const auto& [name, ranks] : planned_) {
+    text += name;
+    for (int rank : ranks) text += " " + std::to_string(rank);
+    text += "\n";
+  }
+  return text;
+}
+
+// The leaders of the replicas meet before the first message of a step, and where one of them reads values once more at its
+// end. They see each other's refusals, whether all run the same step, and whether all place their models alike.
+void Leader::meet_replicas(StepMessage& message, bool is_last) {
+  runtime::Transport& replicas = *rank_.context.replicas;
+  if (replicas.size() == 1 || (has_met_replicas_ && !is_last) || (has_met_replicas_ && !a_replica_reads_)) return;
+  ReplicaStep own{.step_function = step_number_, .training_steps = message.step, .error = message.error};
+  own.is_value_error = message.is_value_error;
+  own.trains = message.trains;
+  if (own.trains) own.reduction = describe_reductions(rank_.models, message.reduced);
+  own.reads = !is_last;
+  own.owners = owners_after(message);
+  const bool is_first = !has_met_replicas_;
+  has_met_replicas_ = true;
+  const std::vector<ReplicaStep> all = gather(own, replicas);
+  for (const ReplicaStep& other : all) a_replica_reads_ = a_replica_reads_ || (is_first && other.reads);
+  const std::optional<Refusal> refusal = disagreement(all);
+  if (refusal && message.error.empty()) {
+    message.error = refusal->text;
+    message.is_value_error = refusal->is_value_error;
+  }
+  if (!is_last && refusal) {
+    a_replica_reads_ = false;  // all know, and will not meet again
+    throw_refusal(message);
+  }
+  if (!is_last || !is_first || !a_replica_reads_ || refusal) return;
+  // Another replica reads. This one begins with it, and then waits for how that ends.
+  StepMessage begin = message;
+  begin.round = Round::kForward;
+  begin.microbatches.clear();
+  send(begin);
+  perform(begin);
+  message.new_programs.clear();
+  meet_replicas(message, /*is_last=*/true);
+}
+
+}  // namespace smp::detail

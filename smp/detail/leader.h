@@ -1,0 +1,67 @@
+// The leader's part of a step: it runs the body for each microbatch and tells the followers what to run.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/step_protocol.h"
+#include "smp/detail/replica_step.h"
+#include "smp/detail/step_run.h"
+#include "smp/step.h"
+
+namespace smp::detail {
+
+/// Throws what the leader refused the step for.
+[[noreturn]] void throw_refusal(const runtime::StepMessage& message);
+
+/// Bodies run one after the other, as in a plain loop. One that reads a value finds it computed: at the first read the
+/// forwards of this microbatch and all later ones run through the pipeline, on the assumption that their bodies will do
+/// what the recording says. Each body proves that when it has ended; where one does something else, the forwards from
+/// that microbatch on are undone and run again. Gradients are touched only after the last body.
+class Leader {
+ public:
+  Leader(RankState& rank, int step_number, const step_internal::Call& call);
+
+  /// Throws what refuses the step, after telling the followers.
+  std::vector<StepOutput> run();
+
+ private:
+  MicrobatchInputs split() const;
+  void capture_bodies();
+  void capture_body(runtime::BodyCapture& capture, const std::string& key);
+  runtime::BodyCapture& own_capture();
+  std::vector<at::Tensor> read(const runtime::ValueRead& read);
+  std::vector<at::Tensor> probe(const runtime::ValueRead& read);
+  void run_ahead(const runtime::CapturedBody& assumed);
+  void forward_captured();
+  bool all_here(const runtime::ValueRead& read) const;
+
+  runtime::StepMessage new_message(runtime::Round round, size_t first) const;
+  void add_microbatch(const runtime::CapturedBody& body, runtime::StepMessage& message);
+  void add_program(const runtime::Recording& recording, runtime::StepMessage& message);
+  std::optional<std::vector<StepOutput>> perform(const runtime::StepMessage& message);
+  void check_random_stream(bool trains) const;
+
+  void meet_replicas(runtime::StepMessage& message, bool is_last);
+  void send(const runtime::StepMessage& message);
+  void refuse(runtime::StepMessage& message);
+  std::string owners_after(const runtime::StepMessage& message) const;
+
+  RankState& rank_;
+  int step_number_;
+  const step_internal::Call& call_;
+  StepRun run_;
+  MicrobatchInputs inputs_;
+  std::vector<runtime::CapturedBody> bodies_;   // that have ended
+  std::vector<runtime::CapturedBody> assumed_;  // by microbatch: what its forward ran as
+  runtime::Owners planned_;                     // placement after the programs planned so far
+  std::optional<bool> trains_;                  // which random numbers the forwards so far drew
+  bool has_met_replicas_ = false;
+  bool a_replica_reads_ = false;
+  bool has_failed_ = false;  // while a round ran
+  std::vector<uint64_t> forgotten_;  // programs; told with every message of the step
+};
+
+}  // namespace smp::detail

@@ -1,0 +1,236 @@
+// Rounds: forward, backward, both; what they leave behind and how it is undone.
+#include "smp/detail/step_run.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <set>
+#include <span>
+
+#include "runtime/reducer.h"
+#include "runtime/stage/stage_values.h"
+#include "runtime/tags.h"
+#include "runtime/wire.h"
+#include "smp/detail/replica_gradients.h"
+#include "smp/detail/results.h"
+
+namespace smp::detail {
+
+using namespace partitioner;
+using runtime::Round;
+using runtime::StepMessage;
+
+namespace {
+
+constexpr uint64_t kEvaluationStream = uint64_t{1} << 63;  // numbers of training steps never come so far
+
+}  // namespace
+
+// Evaluations draw from a stream of their own, a new part of it each time, and leave that of training alone.
+runtime::RandomState random_state(const RankState& rank, bool trains, uint64_t step, uint64_t number, uint64_t count) {
+  const auto first = static_cast<uint64_t>(rank.context.replicas->rank()) * count;
+  return {static_cast<uint64_t>(rank.context.config.seed), trains ? step : kEvaluationStream + step, first + number};
+}
+
+std::optional<std::vector<StepOutput>> StepRun::perform(const StepMessage& message, MicrobatchInputs& inputs) {
+  begin(message);
+  const auto first = static_cast<size_t>(message.first);
+  switch (message.round) {
+    case Round::kWhole:
+      add_runs(message, inputs);
+      return end(message, TablePart::kWhole);
+    case Round::kForward:
+    case Round::kProbe:
+      drop_from(first);
+      add_runs(message, inputs);
+      if (!message.microbatches.empty()) run(schedule(TablePart::kForward, first), first);
+      collect_reads(first);
+      if (message.round == Round::kProbe) drop_from(first);
+      return std::nullopt;
+    case Round::kFinish:
+      return end(message, TablePart::kBackward);
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown round");
+}
+
+void StepRun::begin(const StepMessage& message) {
+  for (const runtime::NewProgram& fresh : message.new_programs) {
+    const auto program = rank_.programs.find(fresh.hash);
+    place(program, message.round);
+  }
+  if (!std::exchange(has_begun_, true)) broadcast_buffers();
+}
+
+// With the hooks of the models that it places as a whole.
+void StepRun::place(const std::shared_ptr<Program>& program, Round round) {
+  Models& models = rank_.models;
+  const bool needs_placement = models.needs_placement(program->graph, models.owners());
+  if (round == Round::kProbe) {
+    if (needs_placement) models.place(program, Placement::kUsedTensors);
+    return;
+  }
+  const auto placed = models.to_place(program->graph);
+  if (placed.empty() && !needs_placement) return;
+  for (const auto& model : placed) model->hooks->call(Moment::kBeforePartition);
+  models.place(program, Placement::kWholeModels);
+  for (const auto& model : placed) model->hooks->call(Moment::kAfterPartition);
+}
+
+void StepRun::add_runs(const StepMessage& message, MicrobatchInputs& inputs) {
+  TORCH_INTERNAL_ASSERT(runs_.size() == static_cast<size_t>(message.first), "the leader skips microbatches");
+  for (size_t i = 0; i < message.microbatches.size(); ++i) {
+    programs_.push_back(rank_.programs.find(message.microbatches[i].hash));
+    TORCH_INTERNAL_ASSERT(programs_.back() != nullptr, "the leader names a program that it never sent");
+    runs_.push_back(make_run(message, i, inputs));
+    results_.emplace_back();
+    if (message.round != Round::kWhole) keep_written(runs_.back(), *programs_.back(), runs_.size() - 1);
+  }
+}
+
+runtime::MicrobatchRun StepRun::make_run(const StepMessage& message, size_t index, MicrobatchInputs& inputs) {
+  const size_t number = runs_.size();
+  const auto& microbatch = message.microbatches[index];
+  const std::shared_ptr<Program>& program = programs_.back();
+  runtime::MicrobatchRun run;
+  run.program = &program->rank_program;
+  run.context.microbatch = static_cast<int>(number);
+  run.context.random = random_state(rank_, message.trains, message.trains ? message.step : message.evaluation_step, number,
+                                    static_cast<uint64_t>(message.num_microbatches));
+  for (const auto& scalar : microbatch.scalars) run.context.scalars.push_back({scalar.node, scalar.argument, scalar.value});
+  if (!inputs.empty()) {
+    run.inputs = message.round == Round::kWhole ? std::move(inputs[number]) : inputs[number];
+    for (size_t input : program->written_inputs) run.inputs[input] = run.inputs[input].clone();
+  }
+  run.tensors = [own = program.get(), changed = microbatch.constants](ValueId id) {
+    for (const auto& constant : changed) {
+      if (constant.value == id) return constant.tensor;
+    }
+    const auto constant = own->constants.find(id);
+    return constant != own->constants.end() ? constant->second : own->named_tensors[id];
+  };
+  return run;
+}
+
+// Copies what the forward of a microbatch will write to, so that it can be undone.
+void StepRun::keep_written(runtime::MicrobatchRun& run, const Program& program, size_t number) {
+  if (program.written_tensors.empty()) return;
+  run.before_forward = [this, &program, number](int stage) {
+    const auto tensors = program.written_tensors.find(stage);
+    if (tensors == program.written_tensors.end()) return;
+    for (ValueId id : tensors->second) {
+      const at::Tensor& tensor = program.named_tensors[id];
+      written_[number].emplace_back(tensor, tensor.detach().clone());
+    }
+  };
+}
+
+void StepRun::drop_from(size_t first) {
+  const at::NoGradGuard no_grad;
+  for (size_t m = runs_.size(); m-- > first;) {
+    for (auto& [index, stage] : runs_[m].program->stages) stage->drop(static_cast<int>(m));
+    Written& written = written_[m];
+    for (auto entry = written.rbegin(); entry != written.rend(); ++entry) {
+      // With a version counter of its own: earlier microbatches have saved the tensor, and batch_norm, which wrote to it,
+      // did not count that either.
+      entry->first.variable_data().copy_(entry->second);
+    }
+    written_.erase(m);
+    read_.erase(m);
+  }
+  const size_t left = std::min(first, runs_.size());
+  runs_.erase(runs_.begin() + static_cast<ptrdiff_t>(left), runs_.end());
+  results_.resize(left);
+  programs_.resize(left);
+}
+
+const Schedule& StepRun::schedule(TablePart part, size_t first) {
+  std::vector<Program*> programs;
+  for (size_t m = first; m < programs_.size(); ++m) programs.push_back(programs_[m].get());
+  return rank_.programs.schedule(programs, part);
+}
+
+void StepRun::run(const Schedule& schedule, size_t first, const runtime::RunOptions& options) {
+  const std::span<runtime::MicrobatchRun> runs(runs_.data() + first, runs_.size() - first);
+  runtime::RankResults made = rank_.executor.run(schedule, runs, options);
+  for (size_t i = 0; i < made.size(); ++i) results_[first + i].merge(made[i]);
+}
+
+// The leader's body waits for these.
+void StepRun::collect_reads(size_t first) {
+  runtime::Transport& pipeline = *rank_.context.pipeline;
+  const at::NoGradGuard no_grad;
+  std::set<int> owners;
+  runtime::WireWriter own;
+  const auto for_each_read = [&](const auto& visit) {
+    for (size_t m = first; m < runs_.size(); ++m) {
+      const Graph& graph = programs_[m]->graph;
+      for (ValueId id : graph.read) visit(m, id, runtime::rank_of_value(graph, programs_[m]->plan, id));
+    }
+  };
+  for_each_read([&](size_t m, ValueId id, int owner) {
+    owners.insert(owner);
+    if (owner != pipeline.rank()) return;
+    const auto made = results_[m].find(id);
+    const at::Tensor tensor = made != results_[m].end() ? made->second : runs_[m].tensors(id).detach();
+    if (rank_.leads()) {
+      read_[m][id] = tensor.clone();
+    } else {
+      own.put(tensor);
+    }
+  });
+  if (!rank_.leads()) {
+    if (owners.contains(pipeline.rank())) pipeline.send_bytes(0, runtime::kReadTag, own.take());
+    return;
+  }
+  for (int owner : owners) {
+    if (owner == 0) continue;
+    const std::string bytes = pipeline.receive_bytes(owner, runtime::kReadTag);
+    runtime::WireReader in(bytes);
+    for_each_read([&](size_t m, ValueId id, int of) {
+      if (of == owner) read_[m][id] = in.get_tensor();
+    });
+  }
+}
+
+std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part) {
+  std::optional<runtime::TiedGradients> tied;
+  std::optional<ReplicaGradients> gradients;
+  runtime::RunOptions options;
+  if (message.trains) {
+    tied.emplace(rank_.models.owners(), rank_.models.bindings(), *rank_.context.pipeline);
+    gradients.emplace(rank_.context, rank_.models, message.reduced);
+    gradients->begin(schedule(part, 0).columns[static_cast<size_t>(rank_.context.pipeline->rank())], runs_);
+    options.observer = &*gradients;
+    if (!rank_.models.all().front()->reduction.averages_microbatches) options.loss_divisor = 1;
+  }
+  if (part == TablePart::kWhole || message.trains) run(schedule(part, 0), 0, options);
+  std::vector<StepOutput> returned = exchange_results(runs_, std::move(results_), *rank_.context.pipeline);
+  if (message.trains) {
+    tied->finish();
+    gradients->finish();
+    count_pass(rank_.models, message.reduced);
+    rank_.training_steps = message.step + 1;
+  } else {
+    rank_.evaluation_steps = message.evaluation_step + 1;
+  }
+  return returned;
+}
+
+void StepRun::broadcast_buffers() {
+  const Context& context = rank_.context;
+  if (context.replicas->size() == 1) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& model : rank_.models.all()) {
+    if (!model->reduction.broadcasts_buffers) continue;
+    for (const runtime::NamedTensor& named : model->own.tensors()) {
+      if (named.kind != ValueKind::kBuffer || !rank_.models.is_placed_here(named.tensor)) continue;
+      at::Tensor data = named.tensor.contiguous();
+      context.replicas->broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.nbytes()), 0);
+      at::Tensor tensor = named.tensor;
+      if (!data.is_alias_of(tensor)) tensor.copy_(data);
+    }
+  }
+}
+
+}  // namespace smp::detail

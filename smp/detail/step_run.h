@@ -1,0 +1,58 @@
+// One step on one rank, round by round.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "runtime/step_protocol.h"
+#include "smp/detail/rank_state.h"
+#include "smp/step_output.h"
+
+namespace smp::detail {
+
+/// The step's arguments on the leader, by microbatch; empty elsewhere.
+using MicrobatchInputs = std::vector<std::vector<at::Tensor>>;
+
+/// Random numbers of microbatch `number` of this replica in a step that trains or not.
+runtime::RandomState random_state(const RankState& rank, bool trains, uint64_t step, uint64_t number, uint64_t count);
+
+class StepRun {
+ public:
+  explicit StepRun(RankState& rank) : rank_(rank) {}
+
+  /// Performs a round; returns what the step returns when it was the last one. A whole round takes the inputs.
+  /// Collective over the pipeline (and, in the first round and the last, its replicas).
+  std::optional<std::vector<StepOutput>> perform(const runtime::StepMessage& message, MicrobatchInputs& inputs);
+  /// Forgets the forwards from microbatch `first` on and undoes what they wrote to parameters and buffers.
+  void drop_from(size_t first);
+  /// On the leader: a value that the forward of a microbatch read.
+  const at::Tensor& value(size_t microbatch, partitioner::ValueId id) const { return read_.at(microbatch).at(id); }
+
+ private:
+  using Values = std::map<partitioner::ValueId, at::Tensor>;
+  using Written = std::vector<std::pair<at::Tensor, at::Tensor>>;  // a tensor, and a copy from before
+
+  void begin(const runtime::StepMessage& message);
+  void add_runs(const runtime::StepMessage& message, MicrobatchInputs& inputs);
+  runtime::MicrobatchRun make_run(const runtime::StepMessage& message, size_t index, MicrobatchInputs& inputs);
+  void keep_written(runtime::MicrobatchRun& run, const Program& program, size_t number);
+  void place(const std::shared_ptr<Program>& program, runtime::Round round);
+  void run(const partitioner::Schedule& schedule, size_t first, const runtime::RunOptions& options = {});
+  const partitioner::Schedule& schedule(TablePart part, size_t first);
+  void collect_reads(size_t first);
+  std::vector<StepOutput> end(const runtime::StepMessage& message, TablePart part);
+  void broadcast_buffers();
+
+  RankState& rank_;
+  bool has_begun_ = false;
+  std::vector<std::shared_ptr<Program>> programs_;  // by microbatch, like all below
+  std::vector<runtime::MicrobatchRun> runs_;
+  runtime::RankResults results_;
+  std::map<size_t, Values> read_;
+  std::map<size_t, Written> written_;
+};
+
+}  // namespace smp::detail
