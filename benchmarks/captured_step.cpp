@@ -74,7 +74,7 @@ at::Tensor OneStageReplay::run() {
   }
   const auto outputs = stage_->forward(
       context, std::move(inputs), [this](ValueId id) { return tensors_[static_cast<size_t>(id)]; });
-  stage_->backward(microbatch_, {torch::ones_like(outputs.at(0))});
+  stage_->backward(microbatch_, 0, {torch::ones_like(outputs.at(0))});
   ++microbatch_;
   return outputs.at(0).detach();
 }

@@ -3,12 +3,12 @@
 
 #include "smp/detail/model_state.h"
 #include "smp/distributed_model.h"
-#include "smp/init.h"
+#include "smp/comm.h"
 
 namespace smp {
 
 at::Tensor bf16_compress_hook(const GradientBucket& bucket) {
-  return all_reduce_mean(bucket.gradients.to(at::kBFloat16), Group::data_parallel)
+  return all_reduce_mean(bucket.gradients.to(at::kBFloat16), CommGroup::DP_GROUP)
       .to(bucket.gradients.scalar_type());
 }
 

@@ -25,7 +25,7 @@ struct GradientBucket {
 
 /// Takes the place of the mean over replicas: returns what every replica puts in place of
 /// `gradients`, same shape and type, the same values on each. Runs on every rank, for the same
-/// buckets in the same order, so it may call collectives over Group::data_parallel.
+/// buckets in the same order, so it may call collectives over CommGroup::DP_GROUP.
 using CommHook = std::function<at::Tensor(const GradientBucket&)>;
 
 /// The mean over replicas, sent as bfloat16: half the bytes, 8 bits of precision.

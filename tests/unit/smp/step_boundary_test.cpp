@@ -197,7 +197,7 @@ TEST(Refusal, OfReplicasThatCallDifferentStepsNamesBoth) {
       ADD_FAILURE() << "expected a refusal";
     } catch (const c10::ValueError& error) {
       const std::string text = error.what_without_backtrace();
-      EXPECT_TRUE(contains(text, "step function 0 (training) after 1 training steps on replica 0")) << text;
+      EXPECT_TRUE(contains(text, "step function 0 (training) after 1 training steps, gradients averaged on replica 0")) << text;
       EXPECT_TRUE(contains(text, "step function 1 (evaluation) after 1 training steps on replica 1")) << text;
     }
     evaluate(rows(2, 8, 1), rows(2, 4, 2));

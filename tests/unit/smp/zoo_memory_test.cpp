@@ -30,14 +30,15 @@ struct Peak {
 void train_step(const ZooModel& model, torch::nn::Module& module,
                 DistributedModel<torch::nn::Module>& distributed,
                 const std::vector<at::Tensor>& batch) {
-  const auto body = [&](const std::vector<at::Tensor>& microbatch) {
+  // A step of its own each time: it only records anew.
+  auto step = smp::step([&](const std::vector<at::Tensor>& microbatch) {
     const support::BodyResult result = model.body(module, microbatch);
     distributed.backward(result.loss);
     std::vector<at::Tensor> returned{result.loss};
     returned.insert(returned.end(), result.outputs.begin(), result.outputs.end());
     return returned;
-  };
-  step_internal::run(0, batch, body);
+  });
+  step(batch);
 }
 
 /// Tensors that a module keeps for itself, such as the layers that others were cloned from.
