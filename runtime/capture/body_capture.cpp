@@ -74,10 +74,12 @@ void BodyCapture::abandon() noexcept {
   position_ = 0;
   losses_.clear();
   reads_.clear();
+  hosts_.clear();
   release_run();
 }
 
-void BodyCapture::mark_backward(const at::Tensor& loss) {
+void BodyCapture::mark_backward(const at::Tensor& given) {
+  const at::Tensor loss = ghost_of(given);
   TORCH_CHECK_VALUE(loss.defined() && loss.numel() == 1, "backward: expected a loss with one element, got ",
                     loss.defined() ? c10::str("sizes ", loss.sizes()) : "an undefined tensor",
                     ". Reduce it with mean() or sum().");
@@ -115,11 +117,20 @@ const std::string& BodyCapture::current_module() const {
 }
 
 void BodyCapture::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  if (!hosts_.empty()) return call_with_hosts(op, stack);
+  record_or_match(op, stack);
+}
+
+void BodyCapture::record_or_match(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (!recorder_ && matches_call(op, stack)) {
     equal_.operator_follows(op, stack);
-    return answer(stack);
+    const bool is_for_host = reader_ && asks_for_host_copy(*matching_->calls[static_cast<size_t>(position_)].info, stack);
+    answer(stack);
+    if (is_for_host) stack.back() = host_of(stack.back().toTensor());
+    return;
   }
   const OperatorInfo& info = operator_info(op);
+  const bool is_for_host = reader_ && asks_for_host_copy(info, stack);
   if (info.kind == OperatorClass::kReadsValue && reader_) {
     equal_.operator_follows(op, stack);
     return answer_read(op, stack);
@@ -128,10 +139,10 @@ void BodyCapture::operator_called(const c10::OperatorHandle& op, torch::jit::Sta
   equal_.operator_follows(op, stack);
   if (info.kind == OperatorClass::kGeometryQuery) return op.callBoxed(stack);
   if (!recorder_) {
-    if (switch_recording([&] { return matches_call(op, stack); })) return answer(stack);
-    go_back_to_recording();
+    if (!switch_recording([&] { return matches_call(op, stack); })) go_back_to_recording();
   }
-  recorder_->operator_called(op, stack);
+  recorder_ ? recorder_->operator_called(op, stack) : answer(stack);
+  if (is_for_host) stack.back() = host_of(stack.back().toTensor());
 }
 
 bool BodyCapture::matches_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
@@ -288,7 +299,9 @@ void BodyCapture::go_back_to_recording() {
   for (const at::Tensor& loss : losses_) recorder_->add_backward_root(loss);
 }
 
-CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& returned) {
+CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
+  std::vector<at::Tensor> returned;
+  for (const at::Tensor& tensor : given) returned.push_back(ghost_of(tensor));
   equal_.body_ends();
   if (matching_) check_hooks();
   if (!recorder_ && !finish_matched(returned) && !switch_recording([&] { return finish_matched(returned); })) {
@@ -301,26 +314,11 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& returned) {
   used_.clear();
   losses_.clear();
   reads_.clear();
+  hosts_.clear();
   matching_->last_use = ++num_runs_;
   CapturedBody run = std::move(run_);
   run_ = {};
   return run;
-}
-
-void BodyCapture::forget_least_used() {
-  size_t count = 0;
-  for (const auto& [key, bucket] : recordings_) count += bucket.size();
-  for (; count > max_recordings_; --count) {
-    auto oldest = recordings_.begin();
-    const auto by_use = [](const auto& a, const auto& b) { return a->last_use < b->last_use; };
-    const auto least = [&](const Bucket& bucket) { return (*std::min_element(bucket.begin(), bucket.end(), by_use))->last_use; };
-    for (auto at = recordings_.begin(); at != recordings_.end(); ++at) {
-      if (least(at->second) < least(oldest->second)) oldest = at;
-    }
-    Bucket& bucket = oldest->second;
-    bucket.erase(std::min_element(bucket.begin(), bucket.end(), by_use));
-    if (bucket.empty()) recordings_.erase(oldest);
-  }
 }
 
 // All ghosts that a matched run hands out have one gradient function, which leads to no other.

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -58,6 +59,11 @@ class BodyCapture : public Interceptor {
   int64_t num_recordings() const { return num_recordings_; }
 
  private:
+  /// A value that the body has brought to the CPU.
+  struct HostTensor {
+    at::Tensor real;   // what the body holds
+    at::Tensor ghost;  // what stands for it in the recording
+  };
   using Bucket = std::vector<std::shared_ptr<Recording>>;  // most recently used first
 
   bool matches_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
@@ -66,6 +72,11 @@ class BodyCapture : public Interceptor {
   bool matches_root(const at::Tensor& loss);
   bool matches_constant(const at::Tensor& actual, partitioner::ValueId recorded);
   void answer(torch::jit::Stack& stack);
+  void record_or_match(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+  at::Tensor ghost_of(const at::Tensor& tensor) const;
+  at::Tensor host_of(const at::Tensor& ghost);
+  std::optional<torch::jit::Stack> take_ghosts(const OperatorInfo& info, torch::jit::Stack& stack);
+  void call_with_hosts(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   void skip_synthesised();
   const std::string& current_module() const;
   void check_hooks();
@@ -95,11 +106,15 @@ class BodyCapture : public Interceptor {
   std::unique_ptr<Recorder> recorder_;
   EqualAnswers equal_;
   std::vector<partitioner::ValueId> reads_;  // what this run has read, beyond what the step's inputs decide
+  std::vector<HostTensor> hosts_;
   std::vector<at::Tensor> losses_;  // given to mark_backward in this run
   int64_t num_matched_ = 0, num_recordings_ = 0;
   size_t max_recordings_;
   ValueReader reader_;
   uint64_t num_runs_ = 0;
 };
+
+/// Whether a call of `op` names the CPU: the content of the tensor is wanted there.
+bool asks_for_host_copy(const OperatorInfo& info, const torch::jit::Stack& stack);
 
 }  // namespace smp::runtime

@@ -1,4 +1,5 @@
-// A run that leaves the recording it was matched with goes on with another one that began in the same way.
+// The recordings of one step function: a run that leaves the one it was matched with goes on with another that began in
+// the same way, and those used least are forgotten.
 #include <algorithm>
 
 #include "partitioner/graph/graph_io.h"
@@ -99,6 +100,22 @@ bool BodyCapture::switch_recording(const std::function<bool()>& goes_on) {
     ghosts_ = &mixed_ghosts_;
   }
   return false;
+}
+
+void BodyCapture::forget_least_used() {
+  size_t count = 0;
+  for (const auto& [key, bucket] : recordings_) count += bucket.size();
+  for (; count > max_recordings_; --count) {
+    auto oldest = recordings_.begin();
+    const auto by_use = [](const auto& a, const auto& b) { return a->last_use < b->last_use; };
+    const auto least = [&](const Bucket& bucket) { return (*std::min_element(bucket.begin(), bucket.end(), by_use))->last_use; };
+    for (auto at = recordings_.begin(); at != recordings_.end(); ++at) {
+      if (least(at->second) < least(oldest->second)) oldest = at;
+    }
+    Bucket& bucket = oldest->second;
+    bucket.erase(std::min_element(bucket.begin(), bucket.end(), by_use));
+    if (bucket.empty()) recordings_.erase(oldest);
+  }
 }
 
 }  // namespace smp::runtime

@@ -34,7 +34,7 @@ void refuse_raw_pointers(c10::StorageImpl& storage, const std::string& maker) {
       "raw pointer to " + maker +
       ": expected operators only, got an access to the data of a tensor (data_ptr, accessor, storage). The tensors of a "
       "step body are ghosts: they have shapes but no data. Compute with operators, fill tensors by hand outside of the "
-      "step, and read values from the StepOutput.");
+      "step, and bring what you want to look at to the CPU first: tensor.cpu().");
 }
 
 struct RefuseBackward : torch::autograd::Node {

@@ -113,6 +113,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
                         makes_uninitialised;
   scalars_set_geometry = kScalarGeometry.contains(name);
   zero_returns_argument = kDropouts.contains(name);
+  copies_to_device = name == "aten::to" || name == "aten::_to_copy";
   changes_geometry_in_place = kInPlaceGeometry.contains(name);
   num_arguments = static_cast<int>(schema.arguments().size());
   const auto hidden = kHiddenWrites.find(name);

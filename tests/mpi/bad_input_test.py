@@ -31,7 +31,6 @@ REFUSED_IN_TRAINING = {
     "indivisible_batch": ("expected a batch size divisible by microbatches=2", "got 7", "Drop the last batch"),
     "wrong_partition_of_a_module": ("set_partition: expected a stage in [0, 2)", "got 7", "Stages count from 0"),
     "wrong_partition_in_a_guard": ("PartitionGuard: expected a stage in [0, 2)", "got -1", "Stages count from 0"),
-    "value_read_in_forward": ("Expected operators only", "aten::item, in or after module 'first'", "StepOutput"),
     "custom_function_in_forward": ("Doubled", "custom autograd function", "differentiable operators"),
     "backward_of_the_loss": ("expected model.backward(loss)", "loss.backward() inside a step body", "DistributedModel"),
     "ghost_in_a_later_body": ("Expected tensors of this run", "got a ghost of an earlier run", "return it from the body"),

@@ -112,7 +112,7 @@ std::vector<Refusal> pointer_refusals() {
          const at::Tensor output = model(data);
          return output * output.data_ptr<float>()[0];
        },
-       {"raw pointer to the result of aten::", kFourth, "StepOutput"}},
+       {"raw pointer to the result of aten::", kFourth, "tensor.cpu()"}},
       {"ConstPointerOfAnActivation",
        [](Model& model, at::Tensor data, at::Tensor) {
          const at::Tensor output = model(data);

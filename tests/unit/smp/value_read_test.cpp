@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <sstream>
 #include <stdexcept>
 
 #include "tests/support/messages.h"
@@ -160,6 +161,43 @@ TEST_P(ValueReads, SkipABackward) {
     const at::Tensor loss = forward(data).square().mean();
     trace.push_back(loss.item<double>());
     if (trace.size() % 3 != 2) backward(loss);
+    return loss;
+  });
+}
+
+TEST_P(ValueReads, OfAPrintedTensor) {
+  check([](const Forward& forward, const Backward& backward, const at::Tensor& data, std::vector<double>& trace) {
+    const at::Tensor loss = forward(data).square().mean();
+    std::ostringstream text;
+    text << loss;
+    trace.push_back(std::stod(text.str()));
+    backward(loss);
+    return loss;
+  });
+}
+
+TEST_P(ValueReads, ThroughAPointerAfterCpu) {
+  check([](const Forward& forward, const Backward& backward, const at::Tensor& data, std::vector<double>& trace) {
+    const at::Tensor output = forward(data);
+    const at::Tensor best = output.argmax(1).cpu();
+    const auto rows_of_best = best.accessor<int64_t, 1>();
+    for (int64_t i = 0; i < best.size(0); ++i) trace.push_back(static_cast<double>(rows_of_best[i]));
+    const at::Tensor twice = best.add(1).mul_(2);
+    trace.push_back(static_cast<double>(twice.data_ptr<int64_t>()[0]));
+    trace.push_back(twice.sum().item<double>());
+    const at::Tensor loss = torch::nll_loss(torch::log_softmax(output, 1), best);
+    backward(loss);
+    return loss;
+  });
+}
+
+TEST_P(ValueReads, OfTensorsThatAreUsedFurtherKeepTheirGradient) {
+  check([](const Forward& forward, const Backward& backward, const at::Tensor& data, std::vector<double>& trace) {
+    const at::Tensor output = forward(data.to(at::kCPU)).to(at::kCPU);
+    trace.push_back(output[0][0].item<double>());
+    trace.push_back(output.abs().contiguous().data_ptr<float>()[1]);
+    const at::Tensor loss = output.square().mean();
+    backward(loss);
     return loss;
   });
 }
