@@ -199,16 +199,18 @@ std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part)
   runtime::RunOptions options;
   if (message.trains) {
     tied.emplace(rank_.models.owners(), rank_.models.bindings(), *rank_.context.pipeline);
-    gradients.emplace(rank_.context, rank_.models, message.reduced);
-    gradients->begin(schedule(part, 0).columns[static_cast<size_t>(rank_.context.pipeline->rank())], runs_);
-    options.observer = &*gradients;
+    if (rank_.context.replicas->size() > 1) {
+      gradients.emplace(rank_.context, rank_.models, message.reduced);
+      gradients->begin(schedule(part, 0).columns[static_cast<size_t>(rank_.context.pipeline->rank())], runs_);
+      options.observer = &*gradients;
+    }
     if (!rank_.models.all().front()->reduction.averages_microbatches) options.loss_divisor = 1;
   }
   if (part == TablePart::kWhole || message.trains) run(schedule(part, 0), 0, options);
   std::vector<StepOutput> returned = exchange_results(runs_, std::move(results_), *rank_.context.pipeline);
   if (message.trains) {
     tied->finish();
-    gradients->finish();
+    if (gradients) gradients->finish();
     count_pass(rank_.models, message.reduced);
     rank_.training_steps = message.step + 1;
   } else {
