@@ -46,7 +46,11 @@ std::optional<std::vector<StepOutput>> StepRun::perform(const StepMessage& messa
       add_runs(message, inputs);
       if (!message.microbatches.empty()) run(schedule(TablePart::kForward, first), first);
       collect_reads(first);
-      if (message.round == Round::kProbe) drop_from(first);
+      if (message.round == Round::kProbe) {
+        auto wanted = read_;
+        drop_from(first);
+        read_ = std::move(wanted);
+      }
       return std::nullopt;
     case Round::kFinish:
       return end(message, TablePart::kBackward);

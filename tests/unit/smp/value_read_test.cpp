@@ -234,6 +234,42 @@ TEST_P(ValueReads, OfAnExceptionLeaveNothingBehind) {
   });
 }
 
+TEST_P(ValueReads, OfAModelThatIsPlacedAlready) {
+  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+    const auto net = make_norm_net(), twin = make_norm_net();
+    DistributedModel model(net);
+    auto train = tests::training_step(model);
+    std::vector<double> read;
+    int microbatch = 0;
+    auto look = smp::step([&](at::Tensor data) {
+      // Another structure in each microbatch, so that the second is recorded when the first has run.
+      const at::Tensor output = microbatch++ % 2 == 0 ? model(data) : model(data).exp();
+      read.push_back(output.sum().item<double>());
+      read.push_back(output.max().item<double>());
+      return output;
+    });
+    const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
+    train(data, target);
+    tests::eager_step(*twin, data, target, 2);
+    for (int s = 0; s < 3; ++s) {
+      std::vector<double> want;
+      for (const auto& part : support::split_batch({data}, 2)) {
+        const at::Tensor output = want.empty() ? twin->forward(part[0]) : twin->forward(part[0]).exp();
+        want.push_back(output.sum().item<double>());
+        want.push_back(output.max().item<double>());
+      }
+      read.clear();
+      look(data);
+      if (pp_rank() == 0) {
+        EXPECT_EQ(read, want);
+      }
+      for (const auto& entry : model.state_dict().entries) {
+        if (entry.is_buffer) expect_bit_equal(entry.tensor, twin->named_buffers()[entry.name], entry.name);
+      }
+    }
+  });
+}
+
 TEST_P(ValueReads, DrawTheSameRandomNumbers) {
   run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
     const auto losses = [](bool reads) {
