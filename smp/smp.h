@@ -10,6 +10,7 @@
 #include "smp/partition.h"
 #include "smp/hooks.h"
 #include "smp/distributed_model.h"
+#include "smp/opaque.h"
 #include "smp/data_parallel.h"
 #include "smp/distributed_optimizer.h"
 #include "smp/step.h"

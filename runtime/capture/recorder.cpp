@@ -173,7 +173,7 @@ ValueId Recorder::alias_of(const StorageInfo& storage, const at::Tensor& tensor,
   TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
               ": expected operators only, got a tensor with a gradient function that no operator made (a custom "
               "autograd function returns such tensors). Its backward would be lost: write the function with "
-              "differentiable operators.");
+              "differentiable operators, or call it through smp::opaque.");
   const Value base = recording_->graph.values[storage.first_value];
   auto synthesise = [&](const char* name, std::vector<Argument> arguments, TensorSpec spec) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
@@ -226,7 +226,7 @@ void Recorder::check_no_hidden_gradient(const at::Tensor& tensor, const Value& v
   TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
               ": a tensor that was computed without gradients now has gradient function '", tensor.grad_fn()->name(),
               "': a custom autograd function (torch::autograd::Function) made it, and its backward cannot be captured. "
-              "Write the function with differentiable operators.");
+              "Write the function with differentiable operators, or call it through smp::opaque.");
 }
 
 void Recorder::refuse_unsupported(const OperatorInfo& info) const {

@@ -1,0 +1,104 @@
+// Registration of the operator and its one kernel, which runs the function; on ghosts, on zeros of their geometry.
+#include "runtime/capture/opaque.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "runtime/capture/ghosts.h"
+
+namespace smp::runtime {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, OpaqueFunction> functions;  // null: two under one name
+};
+
+Registry& registry() {
+  static Registry own;
+  return own;
+}
+
+OpaqueFunction find(const std::string& name) {
+  Registry& own = registry();
+  const std::lock_guard lock(own.mutex);
+  const auto found = own.functions.find(name);
+  TORCH_CHECK(found != own.functions.end(), "opaque: expected the same program on all ranks, got a function that this one ",
+              "does not have (", name, "). Start the same executable everywhere.");
+  TORCH_CHECK(found->second != nullptr, "opaque: expected one function of a type name in the program, got two (", name,
+              "): lambdas in unnamed namespaces of two files. Give one of them a named function object.");
+  return found->second;
+}
+
+std::vector<at::Tensor> run_checked(OpaqueFunction function, const std::vector<at::Tensor>& inputs) {
+  std::vector<int64_t> versions;
+  for (const at::Tensor& input : inputs) versions.push_back(input._version());
+  std::vector<at::Tensor> outputs = function(inputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    TORCH_CHECK(inputs[i]._version() == versions[i], "opaque: expected a function that leaves its inputs as they are, got ",
+                "one that writes to input ", i, ". Let it clone() the input first.");
+    for (const at::Tensor& output : outputs) {
+      TORCH_CHECK(output.defined() && !output.is_alias_of(inputs[i]), "opaque: expected a function that returns new, ",
+                  "defined tensors, got input ", i, ", a view of it, or an undefined tensor. Return a clone().");
+    }
+  }
+  return outputs;
+}
+
+at::Tensor zeros_like_ghost(const at::Tensor& ghost) {
+  at::Tensor zeros = at::empty_strided(ghost.sizes(), ghost.strides(), ghost.options().device(at::kCPU)).zero_();
+  return zeros.set_requires_grad(ghost.requires_grad());
+}
+
+at::Tensor ghost_like(const at::Tensor& output) {
+  at::Tensor ghost = at::empty_strided(output.sizes(), output.strides(), output.options().device(at::kMeta));
+  if (output.requires_grad()) torch::autograd::set_history(ghost, make_refuse_backward());
+  return ghost;
+}
+
+std::vector<at::Tensor> opaque_kernel(const std::string& name, const std::vector<at::Tensor>& inputs) {
+  const OpaqueFunction function = find(name);
+  const bool on_ghosts = std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& t) { return t.is_meta(); });
+  if (!on_ghosts) return run_checked(function, inputs);
+  std::vector<at::Tensor> zeros;
+  for (const at::Tensor& input : inputs) zeros.push_back(input.is_meta() ? zeros_like_ghost(input) : input);
+  std::vector<at::Tensor> outputs = run_checked(function, zeros);
+  std::transform(outputs.begin(), outputs.end(), outputs.begin(), ghost_like);
+  return outputs;
+}
+
+}  // namespace
+
+bool register_opaque(const std::string& name, OpaqueFunction function) {
+  Registry& own = registry();
+  const std::lock_guard lock(own.mutex);
+  const auto [known, is_new] = own.functions.emplace(name, function);
+  if (!is_new && known->second != function) known->second = nullptr;
+  return true;
+}
+
+std::vector<at::Tensor> call_opaque(const std::string& name, const std::vector<at::Tensor>& inputs) {
+  TORCH_CHECK_VALUE(!inputs.empty(), "opaque: expected at least one tensor as input, got none. Compute it outside of the ",
+                    "body, or with operators.");
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("smp::opaque", "");
+  torch::jit::Stack stack{name, inputs};
+  op.callBoxed(stack);
+  return stack.back().toTensorVector();
+}
+
+// Seeded like a random operator, whether it draws numbers or not.
+TORCH_LIBRARY(smp, library) {
+  library.def("opaque(str name, Tensor[] inputs) -> Tensor[]", {at::Tag::nondeterministic_seeded});
+  library.impl("opaque", c10::DispatchKey::CompositeImplicitAutograd,
+               [](const std::string& name, at::TensorList inputs) { return opaque_kernel(name, inputs.vec()); });
+}
+
+}  // namespace smp::runtime

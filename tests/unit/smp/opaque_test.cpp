@@ -1,0 +1,117 @@
+// Opaque regions: custom autograd functions and raw loops in a split model, against the same code without smp.
+#include <gtest/gtest.h>
+
+#include "tests/support/messages.h"
+#include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/small_net.h"
+
+namespace smp {
+namespace {
+
+using support::contains;
+using support::expect_bit_equal;
+using support::message_of;
+using tests::expect_twins;
+using tests::rows;
+using tests::run_smp_ranks;
+
+struct RoundStraightThrough : torch::autograd::Function<RoundStraightThrough> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.round(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list grads) {
+    return {grads[0] * 2};
+  }
+};
+
+struct OpaqueNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor hidden = first(x);
+    const at::Tensor rounded = opaque([](at::Tensor t) { return RoundStraightThrough::apply(t * 4) / 4; }, hidden);
+    const auto [low, high] = opaque(
+        [](at::Tensor a, at::Tensor weight) { return std::make_tuple(a.matmul(weight).min(), a.max()); }, rounded,
+        second->weight);
+    return third(torch::relu(second(rounded))) + low * high;
+  }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
+  torch::nn::Linear second = register_module("second", torch::nn::Linear(8, 8));
+  torch::nn::Linear third = register_module("third", torch::nn::Linear(8, 4));
+};
+
+std::shared_ptr<OpaqueNet> make_opaque_net() {
+  auto net = std::make_shared<OpaqueNet>();
+  tests::fill(*net);
+  return net;
+}
+
+class Opaque : public testing::TestWithParam<int> {};
+
+TEST_P(Opaque, RegionsTrainBitForBit) {
+  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+    const auto net = make_opaque_net(), twin = make_opaque_net();
+    DistributedModel model(net);
+    auto step = tests::training_step(model);
+    for (int s = 0; s < 3; ++s) {
+      const at::Tensor data = rows(4, 8, 10 + s), target = rows(4, 4, 20 + s);
+      const std::string what = "step " + std::to_string(s);
+      expect_bit_equal(step(data, target).outputs(), tests::eager_step(*twin, data, target, 2), what);
+      expect_twins(model, *twin, what);
+    }
+  });
+}
+
+TEST_P(Opaque, RegionsMayReadDataAndReturnLists) {
+  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+    const auto net = tests::make_net();
+    DistributedModel model(net);
+    const auto sorted_of = [](const at::Tensor& output) {
+      return opaque(
+          [](at::Tensor t) {
+            at::Tensor sorted = t.detach().clone().flatten();
+            std::sort(sorted.data_ptr<float>(), sorted.data_ptr<float>() + sorted.numel());
+            return std::vector<at::Tensor>{sorted, t.sum()};
+          },
+          output);
+    };
+    auto step = smp::step([&](at::Tensor data) { return sorted_of(model(data)); });
+    const at::NoGradGuard no_grad;
+    const at::Tensor data = rows(4, 8, 1);
+    const auto got = step(data);
+    for (int64_t m = 0; m < 2; ++m) {
+      const auto want = sorted_of(tests::make_net()->forward(data.chunk(2)[static_cast<size_t>(m)].clone()));
+      expect_bit_equal(got[0][m], want[0], "sorted");
+      expect_bit_equal(got[1][m], want[1], "sum");
+    }
+  });
+}
+
+TEST_P(Opaque, RegionsDrawTheNumbersOfTheirMicrobatch) {
+  std::vector<at::Tensor> of_one, of_all;
+  const auto losses = [](int ranks, std::vector<at::Tensor>& all) {
+    std::mutex mutex;
+    run_smp_ranks(ranks, {.microbatches = 2}, [&] {
+      DistributedModel model(tests::make_net());
+      auto step = smp::step([&](at::Tensor data) {
+        const at::Tensor loss = opaque([](at::Tensor t) { return (t * torch::rand_like(t)).sum(); }, model(data));
+        model.backward(loss);
+        return loss;
+      });
+      const StepOutput output = step(rows(4, 8, 1));
+      const std::lock_guard lock(mutex);
+      all = output.outputs();
+    });
+  };
+  losses(1, of_one);
+  losses(GetParam(), of_all);
+  expect_bit_equal(of_all, of_one, "losses");
+  EXPECT_FALSE(torch::equal(of_one[0], of_one[1]));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Opaque, testing::Values(1, 2, 3));
+
+TEST(OpaqueRefused, WhenTheFunctionWritesToItsInputOrReturnsIt) {
+  const at::Tensor x = torch::ones({2});
+  EXPECT_TRUE(contains(message_of([&] { opaque([](at::Tensor t) { return t.add_(1) * 2; }, x); }), "writes to input 0"));
+  EXPECT_TRUE(contains(message_of([&] { opaque([](at::Tensor t) { return t.view({2, 1}); }, x); }), "Return a clone()"));
+}
+
+}  // namespace
+}  // namespace smp
