@@ -8,18 +8,20 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "partitioner/schedule/in_flight.h"
 #include "partitioner/schedule/microbatch_graphs.h"
 #include "partitioner/schedule/walk.h"
 
 namespace smp::partitioner {
 namespace {
 
-using Channel = std::tuple<int, int, bool>;  // source stage, target stage, activations
+/// Source stage and rank, target stage and rank, activations.
+using Channel = std::tuple<int, int, int, int, bool>;
 
 class Checker {
  public:
   Checker(const Schedule& schedule, const MicrobatchGraphs& graphs)
-      : schedule_(schedule), graphs_(graphs), in_flight_(graphs.num_stages(), 0) {}
+      : schedule_(schedule), graphs_(graphs), in_flight_(graphs.num_ranks()) {}
 
   void run() {
     check_sizes();
@@ -55,9 +57,9 @@ class Checker {
     TORCH_CHECK_VALUE(schedule_.num_microbatches == graphs_.num_microbatches(),
                       "schedule check: expected ", graphs_.num_microbatches(),
                       " microbatches, got ", schedule_.num_microbatches, ".");
-    TORCH_CHECK_VALUE(static_cast<int>(schedule_.in_flight_limits.size()) == graphs_.num_stages(),
+    TORCH_CHECK_VALUE(static_cast<int>(schedule_.in_flight_limits.size()) == graphs_.most_stages(),
                       "schedule check: expected an in-flight limit for each of ",
-                      graphs_.num_stages(), " stages, got ", schedule_.in_flight_limits.size(),
+                      graphs_.most_stages(), " stages, got ", schedule_.in_flight_limits.size(),
                       ".");
   }
 
@@ -68,14 +70,14 @@ class Checker {
                             const std::vector<int>& sources) {
       demanded.push_back({compute, stage, m});
       for (int source : sources) {
-        if (graphs_.is_local(stage, source)) continue;
+        if (graphs_.is_local(stage, source, m)) continue;
         demanded.push_back({receive, stage, m, source});
         demanded.push_back(counterpart(demanded.back()));
       }
     };
     for (int m = 0; m < graphs_.num_microbatches(); ++m) {
       const Neighbours& neighbours = graphs_.neighbours(m);
-      for (int stage = 0; stage < graphs_.num_stages(); ++stage) {
+      for (int stage = 0; stage < graphs_.num_stages(m); ++stage) {
         demand(ActionKind::kForward, ActionKind::kReceiveActivation, stage, m,
                neighbours.activation_sources[stage]);
         if (!graphs_.has_backward(stage, m)) continue;
@@ -94,7 +96,7 @@ class Checker {
       TORCH_CHECK_VALUE(demanded.contains(action), "schedule check: ", describe(at),
                         ": expected only what the stage graphs demand, got an action that no "
                         "stage, edge or microbatch of theirs demands. Remove it.");
-      const int rank = graphs_.rank_of(action.stage);
+      const int rank = graphs_.rank_of(action.stage, action.microbatch);
       TORCH_CHECK_VALUE(at.rank == rank, "schedule check: ", describe(at), ": expected on rank ",
                         rank, ", which holds the stage, got rank ", at.rank, ". Move it.");
       const auto [first, is_new] = position_of_.emplace(action, at);
@@ -110,26 +112,46 @@ class Checker {
       if (position_of_.contains(action)) continue;
       const auto other =
           action.is_compute() ? position_of_.end() : position_of_.find(counterpart(action));
-      TORCH_CHECK_VALUE(false, "schedule check: rank ", graphs_.rank_of(action.stage),
-                        ": expected ", to_string(action),
-                        other == position_of_.end()
-                            ? std::string()
-                            : " as the other end of " + describe(other->second),
-                        ", got none. Add it.");
+      TORCH_CHECK_VALUE(
+          false, "schedule check: rank ", graphs_.rank_of(action.stage, action.microbatch),
+          ": expected ", to_string(action),
+          other == position_of_.end() ? std::string()
+                                      : " as the other end of " + describe(other->second),
+          ", got none. Add it.");
     }
   }
 
+  /// By stage within one program; between programs, whose stages may share parameters in any way,
+  /// by rank.
   void check_microbatch_order() const {
-    std::map<std::pair<ActionKind, int>, Position> last;  // by (kind, stage)
+    std::map<std::tuple<ActionKind, int, int>, Position> last;     // by (kind, program, stage)
+    std::map<std::tuple<ActionKind, int, int>, Position> highest;  // by (kind, rank, program)
     for_each_position([&](Position at) {
       const Action& action = action_at(at);
       if (!action.is_compute()) return;
-      const auto [before, is_first] = last.try_emplace({action.kind, action.stage}, at);
-      TORCH_CHECK_VALUE(is_first || action_at(before->second).microbatch < action.microbatch,
-                        "schedule check: ", describe(at), ": expected microbatches in ascending ",
-                        "order, got it after ", describe(before->second), ". Exchange them.");
+      const int program = graphs_.program_of(action.microbatch);
+      const auto [before, is_first] = last.try_emplace({action.kind, program, action.stage}, at);
+      if (!is_first) expect_ascending(before->second, at);
       before->second = at;
+      for (int other = 0; other < graphs_.num_programs(); ++other) {
+        const auto found = highest.find({action.kind, at.rank, other});
+        if (other != program && found != highest.end()) expect_ascending(found->second, at);
+      }
+      Position& own = highest.try_emplace({action.kind, at.rank, program}, at).first->second;
+      if (action_at(own).microbatch < action.microbatch) own = at;
     });
+  }
+
+  void expect_ascending(Position before, Position at) const {
+    TORCH_CHECK_VALUE(action_at(before).microbatch < action_at(at).microbatch,
+                      "schedule check: ", describe(at), ": expected microbatches in ascending ",
+                      "order, got it after ", describe(before), ". Exchange them.");
+  }
+
+  Channel channel_of(const Action& send) const {
+    const int m = send.microbatch;
+    return {send.stage, graphs_.rank_of(send.stage, m), send.peer, graphs_.rank_of(send.peer, m),
+            send.is_activation()};
   }
 
   void check_channel_order() const {
@@ -137,9 +159,9 @@ class Checker {
     for_each_position([&](Position at) {
       const Action& action = action_at(at);
       if (action.is_send()) {
-        sends[{action.stage, action.peer, action.is_activation()}].push_back(at);
+        sends[channel_of(action)].push_back(at);
       } else if (action.is_receive()) {
-        receives[{action.peer, action.stage, action.is_activation()}].push_back(at);
+        receives[channel_of(counterpart(action))].push_back(at);
       }
     });
     for (const auto& [channel, sent] : sends) {
@@ -166,7 +188,7 @@ class Checker {
     const auto& sources = is_forward ? neighbours.activation_sources : neighbours.gradient_sources;
     const auto receive = is_forward ? ActionKind::kReceiveActivation : ActionKind::kReceiveGradient;
     for (int source : sources[action.stage]) {
-      if (!graphs_.is_local(action.stage, source)) {
+      if (!graphs_.is_local(action.stage, source, m)) {
         needed.push_back({receive, action.stage, m, source});
       } else if (source != kInputStage) {
         needed.push_back({compute, source, m});
@@ -183,8 +205,14 @@ class Checker {
                         ": expected after ", describe(before), ", got before it. Exchange them.");
     }
     if (!action.is_compute() || !graphs_.has_backward(action.stage, action.microbatch)) return;
-    int& held = in_flight_[action.stage];
-    held += action.kind == ActionKind::kForward ? 1 : -1;
+    InFlight& in_flight = in_flight_[at.rank];
+    const int program = graphs_.program_of(action.microbatch);
+    if (action.kind == ActionKind::kBackward) {
+      in_flight.remove(program, action.stage, action.microbatch);
+      return;
+    }
+    in_flight.add(program, action.stage, action.microbatch);
+    const int held = in_flight.held(program, action.stage);
     const int limit = schedule_.in_flight_limits[action.stage];
     TORCH_CHECK_VALUE(held <= limit, "schedule check: ", describe(at), ": expected at most ", limit,
                       " microbatches in flight on stage ", action.stage, ", got ", held,
@@ -205,7 +233,7 @@ class Checker {
 
   const Schedule& schedule_;
   const MicrobatchGraphs& graphs_;
-  std::vector<int> in_flight_;  // by stage
+  std::vector<InFlight> in_flight_;  // by rank
   std::unordered_map<Action, Position, ActionHash> position_of_;
 };
 

@@ -5,24 +5,29 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <queue>
 #include <tuple>
 
+#include "partitioner/schedule/in_flight.h"
 #include "partitioner/schedule/microbatch_graphs.h"
 #include "partitioner/schedule/transfers.h"
 
 namespace smp::partitioner {
 namespace {
 
-/// Where one stage stands. Work is in microbatch order, so counts say which microbatches are done.
+/// Where one stage of one program stands. Work is in microbatch order, so counts say which
+/// microbatches are done.
 struct Progress {
-  int forwards_started = 0;
-  int forwards_done = 0;
-  int next_backward = 0;   // next microbatch with a backward here
-  int backwards_done = 0;  // backwards of all microbatches below are done
-  int in_flight = 0;
+  int next_forward = 0;    // next microbatch of the program
+  int forwards_done = 0;   // forwards of all microbatches of the program below are done
+  int next_backward = 0;   // next microbatch of the program with a backward here
+  int backwards_done = 0;  // backwards of all microbatches of the program below are done
 };
+
+/// Computations that one rank has still to start, by microbatch.
+using WorkLeft = std::vector<int>;
 
 class Generator {
  public:
@@ -32,16 +37,15 @@ class Generator {
         graphs_(graphs),
         limits_(std::move(limits)),
         times_(times),
-        progress_(graphs.num_stages()),
+        progress_(graphs.num_programs()),
         stages_of_rank_(graphs.num_ranks()),
         forwards_left_(graphs.num_ranks(), 0),
+        forwards_left_of_(graphs.num_ranks()),
+        backwards_left_of_(graphs.num_ranks()),
+        in_flight_(graphs.num_ranks()),
         running_(graphs.num_ranks()),
         is_woken_(graphs.num_ranks(), false) {
-    for (int stage = 0; stage < graphs.num_stages(); ++stage) {
-      stages_of_rank_[graphs.rank_of(stage)].push_back(stage);
-      forwards_left_[graphs.rank_of(stage)] += graphs.num_microbatches();
-      skip_to_backward(stage);
-    }
+    for (int m = 0; m < graphs.num_microbatches(); ++m) add_microbatch(m);
   }
 
   /// The computations of all ranks, by start time; an order that respects the dependencies.
@@ -62,31 +66,80 @@ class Generator {
 
  private:
   using Completion = std::pair<double, int>;  // (time, rank)
+  struct Visit {
+    int program = 0;
+    int stage = 0;
+  };
 
-  void skip_to_backward(int stage) {
-    int& next = progress_[stage].next_backward;
-    while (next < graphs_.num_microbatches() && !graphs_.has_backward(stage, next)) ++next;
+  void add_microbatch(int m) {
+    const int program = graphs_.program_of(m);
+    std::vector<Progress>& progress = progress_[program];
+    const bool is_first = progress.empty() && graphs_.num_stages(m) > 0;
+    if (is_first) progress.resize(graphs_.num_stages(m));
+    for (int stage = 0; stage < graphs_.num_stages(m); ++stage) {
+      const int rank = graphs_.rank_of(stage, m);
+      ++forwards_left_[rank];
+      if (is_first) {
+        stages_of_rank_[rank].push_back({program, stage});
+        progress[stage].next_forward = next_of(program, -1);
+        progress[stage].next_backward = next_backward(program, stage, -1);
+      }
+      if (graphs_.num_programs() == 1) continue;
+      forwards_left_of_[rank].resize(graphs_.num_microbatches(), 0);
+      backwards_left_of_[rank].resize(graphs_.num_microbatches(), 0);
+      ++forwards_left_of_[rank][m];
+      if (graphs_.has_backward(stage, m)) ++backwards_left_of_[rank][m];
+    }
   }
 
-  bool forward_is_ready(int stage) const {
-    const Progress& own = progress_[stage];
-    const int m = own.forwards_started;
+  /// The next microbatch of `program` after m.
+  int next_of(int program, int m) const {
+    do ++m;
+    while (m < graphs_.num_microbatches() && graphs_.program_of(m) != program);
+    return m;
+  }
+
+  int next_backward(int program, int stage, int m) const {
+    do m = next_of(program, m);
+    while (m < graphs_.num_microbatches() && !graphs_.has_backward(stage, m));
+    return m;
+  }
+
+  /// Stages of several programs may share parameters in any way. So a rank goes on to a microbatch
+  /// of another program only when it is done with those before.
+  bool is_turn_of(int m, const WorkLeft& left) const {
+    if (graphs_.num_programs() == 1) return true;
+    for (int before = 0; before < m; ++before) {
+      if (left[before] > 0 && graphs_.program_of(before) != graphs_.program_of(m)) return false;
+    }
+    return true;
+  }
+
+  bool forward_is_ready(int rank, Visit visit) const {
+    const std::vector<Progress>& progress = progress_[visit.program];
+    const int m = progress[visit.stage].next_forward;
     if (m == graphs_.num_microbatches()) return false;
-    if (graphs_.has_backward(stage, m) && own.in_flight >= limits_[stage]) return false;
-    const auto& sources = graphs_.neighbours(m).activation_sources[stage];
-    return std::all_of(sources.begin(), sources.end(), [&](int source) {
-      return source == kInputStage || progress_[source].forwards_done > m;
-    });
+    if (graphs_.has_backward(visit.stage, m) &&
+        in_flight_[rank].held(visit.program, visit.stage) >= limits_[visit.stage]) {
+      return false;
+    }
+    const auto& sources = graphs_.neighbours(m).activation_sources[visit.stage];
+    return std::all_of(sources.begin(), sources.end(),
+                       [&](int source) {
+                         return source == kInputStage || progress[source].forwards_done > m;
+                       }) &&
+           is_turn_of(m, forwards_left_of_[rank]);
   }
 
-  bool backward_is_ready(int stage) const {
-    const Progress& own = progress_[stage];
-    const int m = own.next_backward;
-    if (m == graphs_.num_microbatches() || own.forwards_done <= m) return false;
-    if (kind_ == ScheduleKind::kSimple && forwards_left_[graphs_.rank_of(stage)] > 0) return false;
-    const auto& sources = graphs_.neighbours(m).gradient_sources[stage];
+  bool backward_is_ready(int rank, Visit visit) const {
+    const std::vector<Progress>& progress = progress_[visit.program];
+    const int m = progress[visit.stage].next_backward;
+    if (m == graphs_.num_microbatches() || progress[visit.stage].forwards_done <= m) return false;
+    if (kind_ == ScheduleKind::kSimple && forwards_left_[rank] > 0) return false;
+    const auto& sources = graphs_.neighbours(m).gradient_sources[visit.stage];
     return std::all_of(sources.begin(), sources.end(),
-                       [&](int source) { return progress_[source].backwards_done > m; });
+                       [&](int source) { return progress[source].backwards_done > m; }) &&
+           is_turn_of(m, backwards_left_of_[rank]);
   }
 
   std::optional<Action> best_ready(int rank) const {
@@ -98,46 +151,55 @@ class Generator {
     const auto offer = [&](const Action& action) {
       if (!best || order(action) < order(*best)) best = action;
     };
-    for (int stage : stages_of_rank_[rank]) {
-      const Progress& own = progress_[stage];
-      if (backward_is_ready(stage)) offer({ActionKind::kBackward, stage, own.next_backward});
-      if (forward_is_ready(stage)) offer({ActionKind::kForward, stage, own.forwards_started});
+    for (const Visit visit : stages_of_rank_[rank]) {
+      const Progress& own = progress_[visit.program][visit.stage];
+      if (backward_is_ready(rank, visit)) {
+        offer({ActionKind::kBackward, visit.stage, own.next_backward});
+      }
+      if (forward_is_ready(rank, visit)) {
+        offer({ActionKind::kForward, visit.stage, own.next_forward});
+      }
     }
     return best;
   }
 
   void start(int rank, const Action& action, double now) {
-    Progress& own = progress_[action.stage];
-    if (action.kind == ActionKind::kForward) {
-      ++own.forwards_started;
+    const auto& [kind, stage, m, peer] = action;
+    const int program = graphs_.program_of(m);
+    const bool is_forward = kind == ActionKind::kForward;
+    Progress& own = progress_[program][stage];
+    if (is_forward) {
+      own.next_forward = next_of(program, m);
       --forwards_left_[rank];
-      if (graphs_.has_backward(action.stage, action.microbatch)) ++own.in_flight;
+      if (graphs_.has_backward(stage, m)) in_flight_[rank].add(program, stage, m);
     } else {
-      ++own.next_backward;
-      skip_to_backward(action.stage);
+      own.next_backward = next_backward(program, stage, m);
     }
-    const StageTime time = times_.empty() ? StageTime{} : times_[action.stage];
+    if (graphs_.num_programs() > 1) {
+      --(is_forward ? forwards_left_of_ : backwards_left_of_)[rank][m];
+    }
+    const StageTime time = times_.empty() ? StageTime{} : times_[stage];
     running_[rank] = action;
     started_.push_back(action);
-    completions_.emplace(
-        now + (action.kind == ActionKind::kForward ? time.forward_us : time.backward_us), rank);
+    completions_.emplace(now + (is_forward ? time.forward_us : time.backward_us), rank);
   }
 
   void complete(int rank) {
     const Action action = *running_[rank];
     running_[rank].reset();
-    Progress& own = progress_[action.stage];
+    const int program = graphs_.program_of(action.microbatch);
+    Progress& own = progress_[program][action.stage];
     const Neighbours& neighbours = graphs_.neighbours(action.microbatch);
     const bool is_forward = action.kind == ActionKind::kForward;
     if (is_forward) {
       own.forwards_done = action.microbatch + 1;
     } else {
       own.backwards_done = action.microbatch + 1;
-      --own.in_flight;
+      in_flight_[rank].remove(program, action.stage, action.microbatch);
     }
     wake(rank);
     const auto& targets = is_forward ? neighbours.activation_targets : neighbours.gradient_targets;
-    for (int target : targets[action.stage]) wake(graphs_.rank_of(target));
+    for (int target : targets[action.stage]) wake(graphs_.rank_of(target, action.microbatch));
   }
 
   void wake(int rank) {
@@ -161,18 +223,21 @@ class Generator {
   const MicrobatchGraphs& graphs_;
   std::vector<int> limits_;
   const std::vector<StageTime>& times_;
-  std::vector<Progress> progress_;                // by stage
-  std::vector<std::vector<int>> stages_of_rank_;  // ascending
-  std::vector<int> forwards_left_;                // by rank: not started
-  std::vector<std::optional<Action>> running_;    // by rank
-  std::vector<bool> is_woken_;                    // by rank
+  std::vector<std::vector<Progress>> progress_;     // by program and stage
+  std::vector<std::vector<Visit>> stages_of_rank_;  // ascending
+  std::vector<int> forwards_left_;                  // by rank: not started
+  std::vector<WorkLeft> forwards_left_of_;          // by rank; empty for one program
+  std::vector<WorkLeft> backwards_left_of_;
+  std::vector<InFlight> in_flight_;             // by rank
+  std::vector<std::optional<Action>> running_;  // by rank
+  std::vector<bool> is_woken_;                  // by rank
   std::vector<int> woken_;
   std::vector<Action> started_;
   std::priority_queue<Completion, std::vector<Completion>, std::greater<>> completions_;
 };
 
 void check_options(const MicrobatchGraphs& graphs, const ScheduleOptions& options) {
-  const int num_stages = graphs.num_stages();
+  const int num_stages = graphs.most_stages();
   TORCH_CHECK_VALUE(options.times.empty() || static_cast<int>(options.times.size()) == num_stages,
                     "schedule: expected a time for each of ", num_stages, " stages, got ",
                     options.times.size(), ". Leave `times` empty for equal stages.");
@@ -187,11 +252,27 @@ void check_options(const MicrobatchGraphs& graphs, const ScheduleOptions& option
 size_t num_computations(const MicrobatchGraphs& graphs) {
   size_t total = 0;
   for (int m = 0; m < graphs.num_microbatches(); ++m) {
-    for (int stage = 0; stage < graphs.num_stages(); ++stage) {
+    for (int stage = 0; stage < graphs.num_stages(m); ++stage) {
       total += graphs.has_backward(stage, m) ? 2 : 1;
     }
   }
   return total;
+}
+
+/// By stage number, the least of what the programs would have alone.
+std::vector<int> common_limits(ScheduleKind kind, const MicrobatchGraphs& graphs,
+                               int active_microbatches) {
+  const int all = graphs.num_microbatches();
+  std::vector<int> common(graphs.most_stages(), std::numeric_limits<int>::max());
+  for (int m = 0; m < all; ++m) {
+    if (m > 0 && graphs.program_of(m) == graphs.program_of(m - 1)) continue;
+    const std::vector<int> own =
+        in_flight_limits(kind, graphs.num_ranks(), graphs.num_stages(m), all, active_microbatches);
+    for (size_t stage = 0; stage < own.size(); ++stage) {
+      common[stage] = std::min(common[stage], own[stage]);
+    }
+  }
+  return common;
 }
 
 }  // namespace
@@ -218,9 +299,7 @@ Schedule generate(ScheduleKind kind, std::span<const StageGraph* const> graph_of
   Schedule schedule;
   schedule.num_ranks = graphs.num_ranks();
   schedule.num_microbatches = graphs.num_microbatches();
-  schedule.in_flight_limits =
-      in_flight_limits(kind, graphs.num_ranks(), graphs.num_stages(), graphs.num_microbatches(),
-                       options.active_microbatches);
+  schedule.in_flight_limits = common_limits(kind, graphs, options.active_microbatches);
   const std::vector<Action> computations =
       Generator(kind, graphs, schedule.in_flight_limits, options.times).run();
   TORCH_INTERNAL_ASSERT(computations.size() == num_computations(graphs), "generated ",

@@ -21,7 +21,8 @@ struct ScheduleOptions {
   /// Interleaved only: microbatches that the first stage may hold. 0: the number of ranks (1F1B on
   /// a chain).
   int active_microbatches = 0;
-  /// By stage; empty: all equal, which gives the tables of the literature.
+  /// By stage number, whatever the program; empty: all equal, which gives the tables of the
+  /// literature.
   std::vector<StageTime> times;
 };
 
@@ -33,21 +34,25 @@ struct ScheduleOptions {
 std::vector<int> in_flight_limits(ScheduleKind kind, int num_ranks, int num_stages,
                                   int num_microbatches, int active_microbatches = 0);
 
-/// The schedule of one step; `graph_of_microbatch[m]` is the stage graph of microbatch m (same
-/// stages and ranks).
+/// The schedule of one step; `graph_of_microbatch[m]` is the stage graph of microbatch m. One
+/// pointer is one program. Microbatches of different programs may have any stages on the same
+/// ranks.
 ///
 /// An event simulation: whenever a rank is free it takes its best ready task (backward before
 /// forward, then the lowest microbatch, then the deepest stage). Each stage takes its forwards and
-/// its backwards in microbatch order, so that gradients accumulate in order. Transfers stand
+/// its backwards in microbatch order, so that gradients accumulate in order. Between programs each
+/// rank as a whole does so, since a parameter may be read by one stage here and another there; a
+/// stage counts what other programs hold on its rank towards its limit. Transfers stand
 /// directly after the action that makes their values and directly before the action that reads
 /// them.
 ///
 /// It always ends, for every acyclic graph and every limit >= 1. Interleaved: let m be the lowest
 /// unfinished microbatch. No task of m waits for a later microbatch, and a stage still to run F(m)
-/// holds nothing, so some task of m is ready. Simple: forwards wait for forwards only, and the
-/// backwards start when those are done.
+/// holds nothing, nor do other programs on its rank, so some task of m is ready. Simple: forwards
+/// wait for forwards only, and the backwards start when those are done.
 ///
-/// Throws c10::ValueError for no microbatch, differing stages, or options that do not fit.
+/// Throws c10::ValueError for no microbatch, differing numbers of ranks, or options that do not
+/// fit.
 Schedule generate(ScheduleKind kind, std::span<const StageGraph* const> graph_of_microbatch,
                   const ScheduleOptions& options = {});
 

@@ -1,7 +1,9 @@
-// Checks that the graphs of one step fit together.
+// Checks that the graphs of one step fit together, and numbers them.
 #include "partitioner/schedule/microbatch_graphs.h"
 
 #include <c10/util/Exception.h>
+
+#include <algorithm>
 
 namespace smp::partitioner {
 
@@ -16,17 +18,21 @@ MicrobatchGraphs::MicrobatchGraphs(std::span<const StageGraph* const> graph_of_m
     auto found = owned_.find(graph);
     if (found == owned_.end()) {
       validate(*graph);
-      TORCH_CHECK_VALUE(graph->num_ranks == graphs_[0]->num_ranks &&
-                            graph->rank_of_stage == graphs_[0]->rank_of_stage,
-                        "schedule: expected microbatch ", m,
-                        " to have the stages and ranks of microbatch 0, got ", graph->num_stages(),
-                        " stages on ", graph->num_ranks, " ranks instead of ",
-                        graphs_[0]->num_stages(), " on ", graphs_[0]->num_ranks,
-                        " or another placement. Run the same layers in all microbatches of a step.");
-      found = owned_.emplace(graph, Neighbours(*graph)).first;
+      TORCH_CHECK_VALUE(graph->num_ranks == graphs_[0]->num_ranks, "schedule: expected microbatch ",
+                        m, " to be planned for the ", graphs_[0]->num_ranks,
+                        " ranks of microbatch 0, got ", graph->num_ranks,
+                        ". Plan all programs of a step for the same ranks.");
+      found = owned_.emplace(graph, Program{num_programs(), Neighbours(*graph)}).first;
     }
-    neighbours_.push_back(&found->second);
+    programs_.push_back(found->second.number);
+    neighbours_.push_back(&found->second.neighbours);
   }
+}
+
+int MicrobatchGraphs::most_stages() const {
+  int most = 0;
+  for (const auto& [graph, program] : owned_) most = std::max(most, graph->num_stages());
+  return most;
 }
 
 }  // namespace smp::partitioner

@@ -11,26 +11,37 @@
 
 namespace smp::partitioner {
 
-/// Borrows the graphs, which most often are one and the same.
+/// Borrows the graphs, which most often are one and the same. One pointer is one program: stage
+/// numbers belong to a program, and one number says nothing about the same number of another.
 class MicrobatchGraphs {
  public:
-  /// Throws c10::ValueError for no microbatch, an invalid graph, or stages that differ between
-  /// microbatches.
+  /// Throws c10::ValueError for no microbatch, an invalid graph, or numbers of ranks that differ.
   explicit MicrobatchGraphs(std::span<const StageGraph* const> graph_of_microbatch);
 
   int num_microbatches() const { return static_cast<int>(graphs_.size()); }
   int num_ranks() const { return graphs_[0]->num_ranks; }
-  int num_stages() const { return graphs_[0]->num_stages(); }
-  int rank_of(int stage) const { return graphs_[0]->rank_of(stage); }
-  bool is_local(int stage, int other) const { return rank_of(stage) == rank_of(other); }
+  int num_programs() const { return static_cast<int>(owned_.size()); }
+  /// 0, 1, ... in the order in which the microbatches bring them.
+  int program_of(int microbatch) const { return programs_[microbatch]; }
+  int num_stages(int microbatch) const { return graphs_[microbatch]->num_stages(); }
+  int most_stages() const;  // of a program
+  int rank_of(int stage, int microbatch) const { return graphs_[microbatch]->rank_of(stage); }
+  bool is_local(int stage, int other, int microbatch) const {
+    return rank_of(stage, microbatch) == rank_of(other, microbatch);
+  }
   bool has_backward(int stage, int microbatch) const {
     return graphs_[microbatch]->stage_has_backward[stage];
   }
   const Neighbours& neighbours(int microbatch) const { return *neighbours_[microbatch]; }
 
  private:
+  struct Program {
+    int number = 0;
+    Neighbours neighbours;
+  };
   std::vector<const StageGraph*> graphs_;
-  std::map<const StageGraph*, Neighbours> owned_;
+  std::map<const StageGraph*, Program> owned_;
+  std::vector<int> programs_;                  // by microbatch
   std::vector<const Neighbours*> neighbours_;  // by microbatch, into owned_
 };
 

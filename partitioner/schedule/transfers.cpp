@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <utility>
 
 namespace smp::partitioner {
 namespace {
@@ -16,24 +18,38 @@ struct InputSend {
   Action action;
 };
 
+/// Where only a later microbatch visits the leader, its send would overtake one of the same
+/// channel: the earlier one leaves with it. `sends` are in the order of their consumers.
+void keep_channel_order(const MicrobatchGraphs& graphs, std::vector<InputSend>& sends) {
+  std::map<std::pair<int, int>, int> next_due;  // by target stage and its rank
+  for (auto send = sends.rbegin(); send != sends.rend(); ++send) {
+    const int target = send->action.peer;
+    const int rank = graphs.rank_of(target, send->action.microbatch);
+    const auto [next, is_last] = next_due.try_emplace({target, rank}, send->due);
+    next->second = send->due = std::min(send->due, next->second);
+  }
+}
+
 std::vector<InputSend> input_sends(std::span<const Action> computations,
                                    const MicrobatchGraphs& graphs) {
   std::vector<int> leader_forward(graphs.num_microbatches(), std::numeric_limits<int>::max());
   for (int i = 0; i < static_cast<int>(computations.size()); ++i) {
     const Action& action = computations[i];
-    if (action.kind != ActionKind::kForward || graphs.rank_of(action.stage) != kLeaderRank)
+    if (action.kind != ActionKind::kForward ||
+        graphs.rank_of(action.stage, action.microbatch) != kLeaderRank)
       continue;
     leader_forward[action.microbatch] = std::min(leader_forward[action.microbatch], i);
   }
   std::vector<InputSend> sends;
   for (int i = 0; i < static_cast<int>(computations.size()); ++i) {
     const auto& [kind, stage, microbatch, peer] = computations[i];
-    if (kind != ActionKind::kForward || graphs.rank_of(stage) == kLeaderRank) continue;
+    if (kind != ActionKind::kForward || graphs.rank_of(stage, microbatch) == kLeaderRank) continue;
     const auto& sources = graphs.neighbours(microbatch).activation_sources[stage];
     if (sources.empty() || sources.front() != kInputStage) continue;
     sends.push_back({std::min(leader_forward[microbatch], i),
                      {ActionKind::kSendActivation, kInputStage, microbatch, stage}});
   }
+  keep_channel_order(graphs, sends);
   std::stable_sort(sends.begin(), sends.end(),
                    [](const InputSend& a, const InputSend& b) { return a.due < b.due; });
   return sends;
@@ -48,12 +64,12 @@ void append_with_transfers(const Action& action, const MicrobatchGraphs& graphs,
   const auto receive = is_forward ? ActionKind::kReceiveActivation : ActionKind::kReceiveGradient;
   const auto send = is_forward ? ActionKind::kSendActivation : ActionKind::kSendGradient;
   for (int source : sources[action.stage]) {
-    if (graphs.is_local(action.stage, source)) continue;
+    if (graphs.is_local(action.stage, source, action.microbatch)) continue;
     column.push_back({receive, action.stage, action.microbatch, source});
   }
   column.push_back(action);
   for (int target : targets[action.stage]) {
-    if (graphs.is_local(action.stage, target)) continue;
+    if (graphs.is_local(action.stage, target, action.microbatch)) continue;
     column.push_back({send, action.stage, action.microbatch, target});
   }
 }
@@ -66,7 +82,7 @@ std::vector<std::vector<Action>> insert_transfers(std::span<const Action> comput
   const std::vector<InputSend> sends = input_sends(computations, graphs);
   auto next_send = sends.begin();
   for (int i = 0; i < static_cast<int>(computations.size()); ++i) {
-    const int rank = graphs.rank_of(computations[i].stage);
+    const int rank = graphs.rank_of(computations[i].stage, computations[i].microbatch);
     if (rank == kLeaderRank) {
       for (; next_send != sends.end() && next_send->due <= i; ++next_send) {
         columns[kLeaderRank].push_back(next_send->action);

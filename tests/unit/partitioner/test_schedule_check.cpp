@@ -135,6 +135,24 @@ TEST_F(ScheduleCheck, BackwardBeforeItsForwardIsNamed) {
   expect_rejected({"rank 2, position 2 (2B0)", "expected after rank 2, position 3 (2F0)"});
 }
 
+TEST(ScheduleCheckOfPrograms, RanksTakeMicrobatchesOfDifferentProgramsInOrder) {
+  StageGraph one = testing::chain(4);
+  one.num_ranks = 2;
+  one.rank_of_stage = {0, 1, 0, 1};
+  const StageGraph other = one;
+  const std::vector<const StageGraph*> mixed{&one, &other, &one};
+  // In order by stage, which is enough for one program only.
+  const Schedule schedule = generate(ScheduleKind::kInterleaved, one, 3);
+  EXPECT_NO_THROW(check(schedule, one));
+  try {
+    check(schedule, mixed);
+    FAIL() << "accepted:\n" << schedule.to_table();
+  } catch (const c10::ValueError& error) {
+    const std::string text = error.what_without_backtrace();
+    EXPECT_NE(text.find("expected microbatches in ascending order"), std::string::npos) << text;
+  }
+}
+
 TEST_F(ScheduleCheck, ChannelOrderMustAgree) {
   swap(1, {kReceiveActivation, 1, 0, 0}, {kReceiveActivation, 1, 1, 0});
   expect_rejected({"rank 1, position 0 (1<0F1)", "message 0", "rank 0, position 2 (0F0>1)"});

@@ -78,7 +78,7 @@ TEST(ScheduleGenerate, OneActiveMicrobatchRunsOneAtATime) {
 }
 
 struct RandomCase {
-  std::vector<StageGraph> graphs;  // two of one placement
+  std::vector<StageGraph> graphs;  // two, of one placement or of two
   std::vector<const StageGraph*> graph_of_microbatch;
   ScheduleKind kind = ScheduleKind::kSimple;
   ScheduleOptions options;
@@ -88,20 +88,29 @@ RandomCase random_case(int seed) {
   testing::RandomGraphs random(seed);
   RandomCase result;
   const int num_ranks = random.number(1, 5);
-  const auto placement = random.placement(num_ranks, random.number(1, 12));
-  for (int i = 0; i < 2; ++i) result.graphs.push_back(random.stage_graph(num_ranks, placement));
+  auto placement = random.placement(num_ranks, random.number(1, 12));
+  result.graphs.push_back(random.stage_graph(num_ranks, placement));
+  size_t most_stages = placement.size();
+  if (random.happens(0.6)) placement = random.placement(num_ranks, random.number(1, 12));
+  result.graphs.push_back(random.stage_graph(num_ranks, placement));
   const int num_microbatches = random.number(1, 9);
   for (int m = 0; m < num_microbatches; ++m) {
-    result.graph_of_microbatch.push_back(&result.graphs[random.happens(0.8) ? 0 : 1]);
+    result.graph_of_microbatch.push_back(&result.graphs[random.happens(0.6) ? 0 : 1]);
   }
+  const auto uses = [&](size_t i) {
+    const auto& used = result.graph_of_microbatch;
+    return std::find(used.begin(), used.end(), &result.graphs[i]) != used.end();
+  };
+  if (!uses(0)) most_stages = 0;
+  if (uses(1)) most_stages = std::max(most_stages, placement.size());
   result.kind = random.happens(0.7) ? ScheduleKind::kInterleaved : ScheduleKind::kSimple;
   result.options.active_microbatches = random.number(0, 8);
-  if (random.happens(0.5)) result.options.times = random.times(static_cast<int>(placement.size()));
+  if (random.happens(0.5)) result.options.times = random.times(static_cast<int>(most_stages));
   return result;
 }
 
-TEST(ScheduleGenerate, FiveHundredRandomGraphsEndAndPassTheCheck) {
-  for (int seed = 0; seed < 500; ++seed) {
+TEST(ScheduleGenerate, AThousandRandomGraphsEndAndPassTheCheck) {
+  for (int seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE(seed);
     const RandomCase given = random_case(seed);
     const Schedule schedule = generate(given.kind, given.graph_of_microbatch, given.options);
@@ -118,6 +127,7 @@ TEST(ScheduleGenerate, FiveHundredRandomGraphsEndAndPassTheCheck) {
       busiest_us = std::max(busiest_us, busy_us);
     }
     EXPECT_GE(simulation.makespan_us, busiest_us);
+    if (given.graphs[0].rank_of_stage != given.graphs[1].rank_of_stage) continue;
     for (size_t stage = 0; stage < schedule.in_flight_limits.size(); ++stage) {
       EXPECT_LE(simulation.peak_in_flight[stage], schedule.in_flight_limits[stage]);
     }
@@ -181,6 +191,79 @@ TEST(ScheduleGenerate, LoopedPlacementFillsThePipeline) {
   EXPECT_LT(simulate_equal_stages(schedule, {1, 1}).bubble, 0.5);
 }
 
+/// The microbatches that a rank computes, in the order of its column.
+std::vector<int> microbatches_of(const Schedule& schedule, int rank, ActionKind kind) {
+  std::vector<int> microbatches;
+  for (const Action& action : schedule.columns[static_cast<size_t>(rank)]) {
+    if (action.kind == kind) microbatches.push_back(action.microbatch);
+  }
+  return microbatches;
+}
+
+TEST(ScheduleGenerate, MicrobatchesOfAShorterProgramPassTheRanksThatTheyDoNotVisit) {
+  const StageGraph whole = testing::chain(3);
+  StageGraph shorter = testing::chain(2);  // not on rank 1
+  shorter.num_ranks = 3;
+  shorter.rank_of_stage = {0, 2};
+  const std::vector<const StageGraph*> mixed{&whole, &shorter, &whole, &shorter};
+  for (const auto kind : {ScheduleKind::kInterleaved, ScheduleKind::kSimple}) {
+    const Schedule schedule = generate(kind, mixed);
+    check(schedule, mixed);
+    for (int rank : {0, 2}) {
+      for (const auto work : {ActionKind::kForward, ActionKind::kBackward}) {
+        EXPECT_EQ(microbatches_of(schedule, rank, work), (std::vector{0, 1, 2, 3}));
+      }
+    }
+    EXPECT_EQ(microbatches_of(schedule, 1, ActionKind::kForward), (std::vector{0, 2}));
+  }
+  EXPECT_EQ(generate(ScheduleKind::kInterleaved, mixed).to_table(),
+            "rank 0 | 0F0 0F1 0F2 0B0 0B1 0F3 0B2 0B3\n"
+            "rank 1 | 1F0 1F2 1B0 1B2\n"
+            "rank 2 | 2F0 2B0 1F1 1B1 2F2 2B2 1F3 1B3\n");
+}
+
+TEST(ScheduleGenerate, ProgramsOfOnePlacementWithAStagePerRankMakeOneTable) {
+  const StageGraph one = testing::chain(4), other = one;
+  const std::vector<const StageGraph*> mixed{&one, &other, &other, &one, &other, &one};
+  for (const auto kind : {ScheduleKind::kInterleaved, ScheduleKind::kSimple}) {
+    EXPECT_EQ(generate(kind, mixed), generate(kind, one, 6));
+  }
+}
+
+TEST(ScheduleGenerate, RanksKeepTheOrderOfMicrobatchesBetweenProgramsWithSeveralVisits) {
+  StageGraph one = testing::chain(4);
+  one.num_ranks = 2;
+  one.rank_of_stage = {0, 1, 0, 1};
+  const StageGraph other = one;  // a parameter may be on stage 0 here and on stage 2 there
+  const std::vector<const StageGraph*> mixed{&one, &other, &one, &other};
+  for (const auto kind : {ScheduleKind::kInterleaved, ScheduleKind::kSimple}) {
+    const Schedule schedule = generate(kind, mixed);
+    check(schedule, mixed);
+    for (int rank : {0, 1}) {
+      for (const auto work : {ActionKind::kForward, ActionKind::kBackward}) {
+        EXPECT_EQ(microbatches_of(schedule, rank, work), (std::vector{0, 0, 1, 1, 2, 2, 3, 3}));
+      }
+    }
+  }
+}
+
+TEST(ScheduleGenerate, InputsOfOneChannelLeaveInOrderWhereALaterMicrobatchVisitsTheLeaderFirst) {
+  StageGraph away;  // its stage 0 is not the leader's
+  away.num_ranks = 2;
+  away.rank_of_stage = {1, 1};
+  away.activations = {{kInputStage, 1}};
+  away.stage_has_backward = {false, false};
+  StageGraph both = away;
+  both.rank_of_stage = {0, 1};
+  both.activations = {{kInputStage, 0}, {kInputStage, 1}};
+  const std::vector<const StageGraph*> mixed{&away, &both};
+  const Schedule schedule = generate(ScheduleKind::kInterleaved, mixed);
+  check(schedule, mixed);
+  EXPECT_EQ(schedule.to_table(TableContent::kComputeAndTransfers),
+            "rank 0 | inF0>1 inF1>1 0F1\n"
+            "rank 1 | 1<inF0 1F0 0F0 1<inF1 1F1\n");
+}
+
 TEST(ScheduleGenerate, BadInputIsRefused) {
   const StageGraph graph = testing::chain(2);
   EXPECT_THROW(generate(ScheduleKind::kSimple, graph, 0), c10::ValueError);
@@ -194,7 +277,7 @@ TEST(ScheduleGenerate, BadInputIsRefused) {
                         {.active_microbatches = 0, .times = {{1, 1}, {-1, 1}}}),
                c10::ValueError);
   StageGraph other = graph;
-  other.rank_of_stage = {1, 0};
+  other.num_ranks = 3;
   const std::vector<const StageGraph*> mixed{&graph, &other};
   EXPECT_THROW(generate(ScheduleKind::kSimple, mixed), c10::ValueError);
 }

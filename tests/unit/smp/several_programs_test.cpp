@@ -1,0 +1,97 @@
+// Microbatches of one step that run different programs, on different stages, against the same loop without smp: the
+// same bits.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/small_net.h"
+
+namespace smp {
+namespace {
+
+using support::expect_bit_equal;
+using tests::expect_twins;
+using tests::rows;
+using tests::run_smp_ranks;
+using torch::nn::Linear;
+
+constexpr int kMicrobatches = 6;
+
+/// Layers of one width that a call takes in any order, some of them or all.
+struct Layers : torch::nn::Module {
+  at::Tensor forward(at::Tensor x, const std::vector<int>& order) {
+    for (int i : order) x = torch::tanh(layers[static_cast<size_t>(i)](x));
+    return x;
+  }
+  std::vector<Linear> layers = {
+      register_module("first", Linear(8, 8)), register_module("second", Linear(8, 8)),
+      register_module("third", Linear(8, 8)), register_module("fourth", Linear(8, 8))};
+};
+
+using Orders = std::vector<std::vector<int>>;  // by microbatch
+
+std::shared_ptr<Layers> make_layers() {
+  auto net = std::make_shared<Layers>();
+  tests::fill(*net);
+  return net;
+}
+
+class SeveralPrograms : public testing::TestWithParam<std::tuple<int, Pipeline>> {
+ protected:
+  /// Three steps whose gradients add up; step s begins with the order after those of step s - 1. `pins`: ranks of the
+  /// layers, empty for a free plan.
+  static void expect_same_bits(const Orders& orders, const std::vector<int>& pins = {}) {
+    const auto [ranks, pipeline] = GetParam();
+    run_smp_ranks(ranks, {.microbatches = kMicrobatches, .pipeline = pipeline}, [&] {
+      const auto net = make_layers(), twin = make_layers();
+      for (size_t i = 0; i < pins.size(); ++i) set_partition(*net->layers[i], pins[i] % pp_size());
+      DistributedModel<Layers> model(net);
+      size_t calls = 0;
+      auto step = smp::step([&](at::Tensor data) {
+        const at::Tensor loss = model(data, orders[calls++ % orders.size()]).square().mean();
+        model.backward(loss);
+        return loss;
+      });
+      for (size_t s = 0; s < 3; ++s) {
+        const at::Tensor data = rows(2 * kMicrobatches, 8, 10 + s);
+        std::vector<at::Tensor> want;
+        for (const auto& part : support::split_batch({data}, kMicrobatches)) {
+          const std::vector<int>& order = orders[(s * kMicrobatches + want.size()) % orders.size()];
+          const at::Tensor loss = twin->forward(part[0], order).square().mean();
+          loss.div(kMicrobatches).backward();
+          want.push_back(loss.detach());
+        }
+        const std::string what = "step " + std::to_string(s);
+        expect_bit_equal(step(data).outputs(), want, what);
+        expect_twins(model, *twin, what);
+      }
+    });
+  }
+};
+
+TEST_P(SeveralPrograms, TakeAShorterWayOnSomeMicrobatches) {
+  expect_same_bits({{0, 1, 2, 3}, {0, 1, 2, 3}, {0, 3}});
+}
+
+TEST_P(SeveralPrograms, TakeLayersOfOtherRanksOnSomeMicrobatches) {
+  expect_same_bits({{0, 1, 2, 3}, {2}, {0, 1}, {1, 3}}, {0, 1, 2, 3});
+}
+
+TEST_P(SeveralPrograms, VisitALayerEarlierOnSomeMicrobatches) {
+  expect_same_bits({{0, 1, 2, 3}, {2, 1, 0, 3}, {0, 1, 2, 3}, {3, 0, 2, 1}, {2, 1, 0, 3}}, {0, 1, 0, 1});
+}
+
+TEST_P(SeveralPrograms, VisitALayerOnceOrTwice) {
+  expect_same_bits({{0, 1, 2, 3}, {0, 1, 0, 1, 2, 3}, {3, 2, 1}}, {0, 1, 2, 3});
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, SeveralPrograms,
+                         testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(Pipeline::kSimple, Pipeline::kInterleaved)),
+                         [](const auto& param) {
+                           return std::to_string(std::get<0>(param.param)) +
+                                  (std::get<1>(param.param) == Pipeline::kSimple ? "simple" : "interleaved");
+                         });
+
+}  // namespace
+}  // namespace smp
