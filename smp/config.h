@@ -89,6 +89,11 @@ struct Config {
   /// do.  Empty = equal.
   std::vector<double> rank_speed = {};
 
+  /// Visits of each rank by one microbatch, at least 1.  Above 1 the planner cuts that many times as
+  /// many stages and lays them round after round (Megatron's interleaved 1F1B): a smaller bubble for
+  /// more messages.
+  int64_t virtual_stages = 1;
+
   /// Base seed of all random operators; at least 0.
   int64_t seed = 0;
 

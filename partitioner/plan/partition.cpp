@@ -38,6 +38,15 @@ void check_options(const Graph& graph, const PartitionOptions& options) {
       options.optimizer_workspace_factor >= 0 && options.gradient_bucket_bytes >= 0,
       "partition: expected optimizer_workspace_factor >= 0 and gradient_bucket_bytes >= 0, got ",
       options.optimizer_workspace_factor, " and ", options.gradient_bucket_bytes, ".");
+  TORCH_CHECK_VALUE(options.virtual_stages >= 1, "partition: expected virtual_stages >= 1, got ",
+                    options.virtual_stages, ".");
+  TORCH_CHECK_VALUE(
+      options.virtual_stages == 1 || (options.auto_partition && options.pins.empty()),
+      "partition: expected auto_partition and no module placed by hand with virtual_stages=",
+      options.virtual_stages, ", got ",
+      options.auto_partition ? "a placement of '" + options.pins.begin()->first + "'"
+                             : std::string("auto_partition=false"),
+      ". Set virtual_stages to 1, or leave the placement to the planner.");
   TORCH_CHECK_VALUE(options.active_microbatches >= 0,
                     "partition: expected active_microbatches >= 0 (0: number of ranks), got ",
                     options.active_microbatches, ".");
@@ -67,7 +76,7 @@ struct Layout {
 /// microbatches are in flight at once no gradient is there yet when most activations are.
 std::vector<int64_t> least_bytes(const Graph& graph, const std::vector<NodeId>& order,
                                  const PartitionOptions& options) {
-  const std::vector<int> in_flight = in_flight_by_stage(options, options.num_ranks);
+  const std::vector<int> in_flight = in_flight_by_stage(options, options.num_stages());
   const bool meets_gradients =
       *std::max_element(in_flight.begin(), in_flight.end()) < options.num_microbatches;
   std::vector<int64_t> bytes(order.size(), 0);
@@ -113,10 +122,10 @@ Chain make_chain(const Graph& graph, const GraphCosts& costs, const Layout& layo
   chain.fixed_bytes = usual_bytes(graph, layout.order.nodes, options);
   chain.send_us = chain.receive_us = layout.traffic_us;
   chain.cut_allowed = layout.order.cut_allowed;
-  const std::vector<int> in_flight = in_flight_by_stage(options, options.num_ranks);
-  for (int rank = 0; rank < options.num_ranks; ++rank) {
-    chain.stages.push_back(
-        {in_flight[static_cast<size_t>(rank)], options.limit_of(rank), 1 / options.speed_of(rank)});
+  const std::vector<int> in_flight = in_flight_by_stage(options, options.num_stages());
+  for (size_t s = 0; s < in_flight.size(); ++s) {
+    const int rank = static_cast<int>(s) % options.num_ranks;
+    chain.stages.push_back({in_flight[s], options.limit_of(rank), 1 / options.speed_of(rank)});
   }
   return chain;
 }
@@ -140,11 +149,11 @@ void add_pins(const std::vector<int>& starts, const std::vector<RankSet>& allowe
   }
 }
 
-StageAssignment assign(const ChainSplit& split, const std::vector<NodeId>& order) {
+StageAssignment assign(const ChainSplit& split, const std::vector<NodeId>& order, int num_ranks) {
   StageAssignment assignment;
   assignment.stage_of_node.resize(order.size());
   for (int s = 0; s < split.num_used_stages; ++s) {
-    assignment.rank_of_stage.push_back(s);
+    assignment.rank_of_stage.push_back(s % num_ranks);
     for (int p = split.cuts[s]; p < split.cuts[s + 1]; ++p) assignment.stage_of_node[order[p]] = s;
   }
   return assignment;
@@ -222,8 +231,8 @@ int64_t counted_bytes(const Chain& chain, const ChainSplit& split, size_t stage)
 Attempt split_within(const Graph& graph, const GraphCosts& costs, const Layout& layout, Chain chain,
                      const PartitionOptions& options) {
   constexpr int kMaxSplits = 8;
-  for (int rank = 0; rank < options.num_ranks; ++rank) {
-    chain.stages[static_cast<size_t>(rank)].memory_bytes = options.limit_of(rank);
+  for (size_t s = 0; s < chain.stages.size(); ++s) {
+    chain.stages[s].memory_bytes = options.limit_of(static_cast<int>(s) % options.num_ranks);
   }
   Attempt attempt;
   for (int i = 0; i < kMaxSplits; ++i) {
@@ -232,16 +241,18 @@ Attempt split_within(const Graph& graph, const GraphCosts& costs, const Layout& 
       return attempt;
     }
     const ChainSplit split = split_chain(chain);
-    Plan plan = build_plan(graph, costs, assign(split, layout.order.nodes), options);
+    Plan plan =
+        build_plan(graph, costs, assign(split, layout.order.nodes, options.num_ranks), options);
     const int64_t excess = largest_excess(plan, options);
     if (excess == 0) return {std::move(plan), 0};
     attempt.missing_bytes = i == 0 ? excess : std::min(attempt.missing_bytes, excess);
-    for (size_t rank = 0; rank < chain.stages.size(); ++rank) {
-      const int64_t limit = options.limit_of(static_cast<int>(rank));
-      const int64_t over = plan.predicted_peak_bytes[rank] - limit;
+    for (size_t s = 0; s < chain.stages.size(); ++s) {
+      const int rank = static_cast<int>(s) % options.num_ranks;
+      const int64_t limit = options.limit_of(rank);
+      const int64_t over = plan.predicted_peak_bytes[static_cast<size_t>(rank)] - limit;
       if (limit < 0 || over <= 0) continue;
-      chain.stages[rank].memory_bytes =
-          std::max<int64_t>(0, counted_bytes(chain, split, rank) - over);
+      const int64_t part = (over - 1) / options.virtual_stages + 1;  // of each visit
+      chain.stages[s].memory_bytes = std::max<int64_t>(0, counted_bytes(chain, split, s) - part);
     }
   }
   return attempt;

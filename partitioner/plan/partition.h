@@ -19,6 +19,7 @@ struct PartitionOptions {
   int num_microbatches = 1;
   ScheduleKind schedule = ScheduleKind::kInterleaved;
   int active_microbatches = 0;      // interleaved: held by the first stage; 0: num_ranks
+  int virtual_stages = 1;           // visits of each rank, stage s on rank s % num_ranks
   int64_t memory_limit_bytes = -1;  // per rank; -1: none
   /// By pipeline rank; empty: the same for all. A rank of speed 0.5 takes twice as long for each
   /// operator as `device` says; its messages take as long. A limit of -1 is none.
@@ -43,6 +44,7 @@ struct PartitionOptions {
   /// mistake.
   std::vector<std::string> known_modules;
 
+  int num_stages() const { return num_ranks > 1 ? num_ranks * virtual_stages : 1; }
   double speed_of(int rank) const {
     return rank_speed.empty() ? 1 : rank_speed[static_cast<size_t>(rank)];
   }
@@ -54,15 +56,16 @@ struct PartitionOptions {
 
 /// Assigns every node of `graph` to a stage and every stage to a rank.
 ///
-/// Automatic partitioning gives stage s to rank s. It lays the operators out in a few orders
-/// (linearise.h), splits each so that the slowest stage is as fast as possible (contiguous.h), and
-/// of the splits that are nearly as good as the best takes the one whose simulated step is the
-/// shortest. Pins keep program order. Pins that no such split meets, auto_partition = false, and
-/// existing owners give visits: the order is cut where the rank changes, at the places with the
-/// least traffic.
+/// Automatic partitioning gives stage s to rank s, or to rank s % num_ranks with several visits. It
+/// lays the operators out in a few orders (linearise.h), splits each so that the slowest stage is
+/// as fast as possible (contiguous.h), and of the splits that are nearly as good as the best takes
+/// the one whose simulated step is the shortest. Pins keep program order. Pins that no such split
+/// meets, auto_partition = false, and existing owners give visits: the order is cut where the rank
+/// changes, at the places with the least traffic.
 ///
 /// Throws c10::ValueError for options out of range, a pin to an unknown module or rank, operators
-/// that must share a stage but are pinned to several ranks, and a memory limit that nothing meets.
+/// that must share a stage but are pinned to several ranks, pins with virtual_stages > 1, and a
+/// memory limit that nothing meets.
 Plan partition(const Graph& graph, const PartitionOptions& options);
 
 }  // namespace smp::partitioner

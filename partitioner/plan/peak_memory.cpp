@@ -166,7 +166,9 @@ void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan)
   }
   const Schedule schedule =
       generate(options.schedule, stage_graph(plan, graph), options.num_microbatches,
-               {.active_microbatches = options.active_microbatches, .times = {}});
+               {.active_microbatches = options.active_microbatches,
+                .times = {},
+                .virtual_stages = options.virtual_stages});
   int64_t all_results = 0;
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     all_results += result_bytes(graph, plan, options.num_microbatches, rank);

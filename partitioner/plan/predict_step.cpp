@@ -12,9 +12,10 @@ namespace smp::partitioner {
 
 StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options) {
   const StageGraph stages = stage_graph(plan, graph);
-  const Schedule schedule =
-      generate(options.schedule, stages, options.num_microbatches,
-               {.active_microbatches = options.active_microbatches, .times = {}});
+  const Schedule schedule = generate(options.schedule, stages, options.num_microbatches,
+                                     {.active_microbatches = options.active_microbatches,
+                                      .times = {},
+                                      .virtual_stages = options.virtual_stages});
   SimulationInput input;
   input.transfers_occupy_ranks = true;
   for (const StagePlan& stage : plan.stages) {

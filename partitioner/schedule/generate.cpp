@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "partitioner/schedule/in_flight.h"
+#include "partitioner/schedule/looped.h"
 #include "partitioner/schedule/microbatch_graphs.h"
 #include "partitioner/schedule/transfers.h"
 
@@ -32,12 +33,14 @@ using WorkLeft = std::vector<int>;
 class Generator {
  public:
   Generator(ScheduleKind kind, const MicrobatchGraphs& graphs, std::vector<int> limits,
-            const std::vector<StageTime>& times)
+            const std::vector<StageTime>& times, std::vector<std::vector<Action>> loops)
       : kind_(kind),
         graphs_(graphs),
         limits_(std::move(limits)),
         times_(times),
         progress_(graphs.num_programs()),
+        loops_(std::move(loops)),
+        num_started_(graphs.num_ranks(), 0),
         stages_of_rank_(graphs.num_ranks()),
         forwards_left_(graphs.num_ranks(), 0),
         forwards_left_of_(graphs.num_ranks()),
@@ -142,7 +145,19 @@ class Generator {
            is_turn_of(m, backwards_left_of_[rank]);
   }
 
+  /// The next of the rank's column.
+  std::optional<Action> next_in_loop(int rank) const {
+    const std::vector<Action>& column = loops_[rank];
+    if (num_started_[rank] == column.size()) return std::nullopt;
+    const Action& action = column[num_started_[rank]];
+    const Visit visit{0, action.stage};
+    const bool is_ready = action.kind == ActionKind::kForward ? forward_is_ready(rank, visit)
+                                                              : backward_is_ready(rank, visit);
+    return is_ready ? std::optional(action) : std::nullopt;
+  }
+
   std::optional<Action> best_ready(int rank) const {
+    if (!loops_.empty()) return next_in_loop(rank);
     std::optional<Action> best;
     // Smaller is better: backward first, then the lowest microbatch, then the deepest stage.
     const auto order = [](const Action& a) {
@@ -179,6 +194,7 @@ class Generator {
       --(is_forward ? forwards_left_of_ : backwards_left_of_)[rank][m];
     }
     const StageTime time = times_.empty() ? StageTime{} : times_[stage];
+    ++num_started_[rank];
     running_[rank] = action;
     started_.push_back(action);
     completions_.emplace(now + (is_forward ? time.forward_us : time.backward_us), rank);
@@ -224,6 +240,8 @@ class Generator {
   std::vector<int> limits_;
   const std::vector<StageTime>& times_;
   std::vector<std::vector<Progress>> progress_;     // by program and stage
+  std::vector<std::vector<Action>> loops_;          // by rank; empty: the best task first
+  std::vector<size_t> num_started_;                 // by rank
   std::vector<std::vector<Visit>> stages_of_rank_;  // ascending
   std::vector<int> forwards_left_;                  // by rank: not started
   std::vector<WorkLeft> forwards_left_of_;          // by rank; empty for one program
@@ -238,6 +256,8 @@ class Generator {
 
 void check_options(const MicrobatchGraphs& graphs, const ScheduleOptions& options) {
   const int num_stages = graphs.most_stages();
+  TORCH_CHECK_VALUE(options.virtual_stages >= 1, "schedule: expected virtual_stages >= 1, got ",
+                    options.virtual_stages, ".");
   TORCH_CHECK_VALUE(options.times.empty() || static_cast<int>(options.times.size()) == num_stages,
                     "schedule: expected a time for each of ", num_stages, " stages, got ",
                     options.times.size(), ". Leave `times` empty for equal stages.");
@@ -275,6 +295,18 @@ std::vector<int> common_limits(ScheduleKind kind, const MicrobatchGraphs& graphs
   return common;
 }
 
+/// By stage, at least 1.
+std::vector<int> most_in_flight(const MicrobatchGraphs& graphs,
+                                const std::vector<Action>& computations) {
+  std::vector<int> now(graphs.most_stages(), 0), most(graphs.most_stages(), 1);
+  for (const auto& [kind, stage, microbatch, peer] : computations) {
+    if (!graphs.has_backward(stage, microbatch)) continue;
+    now[stage] += kind == ActionKind::kForward ? 1 : -1;
+    most[stage] = std::max(most[stage], now[stage]);
+  }
+  return most;
+}
+
 }  // namespace
 
 std::vector<int> in_flight_limits(ScheduleKind kind, int num_ranks, int num_stages,
@@ -300,8 +332,16 @@ Schedule generate(ScheduleKind kind, std::span<const StageGraph* const> graph_of
   schedule.num_ranks = graphs.num_ranks();
   schedule.num_microbatches = graphs.num_microbatches();
   schedule.in_flight_limits = common_limits(kind, graphs, options.active_microbatches);
+  std::vector<std::vector<Action>> loops;
+  if (kind == ScheduleKind::kInterleaved && options.active_microbatches == 0 &&
+      is_looped(graphs, options.virtual_stages)) {
+    loops = looped_columns(graphs, options.virtual_stages);
+    schedule.in_flight_limits.assign(graphs.most_stages(), graphs.num_microbatches());
+  }
+  const bool is_loop = !loops.empty();
   const std::vector<Action> computations =
-      Generator(kind, graphs, schedule.in_flight_limits, options.times).run();
+      Generator(kind, graphs, schedule.in_flight_limits, options.times, std::move(loops)).run();
+  if (is_loop) schedule.in_flight_limits = most_in_flight(graphs, computations);
   TORCH_INTERNAL_ASSERT(computations.size() == num_computations(graphs), "generated ",
                         computations.size(), " of ", num_computations(graphs), " computations");
   schedule.columns = insert_transfers(computations, graphs);

@@ -24,6 +24,10 @@ struct ScheduleOptions {
   /// By stage number, whatever the program; empty: all equal, which gives the tables of the
   /// literature.
   std::vector<StageTime> times;
+  /// Visits of each rank. Above 1, interleaved and with active_microbatches 0: where stage s lies
+  /// on rank s % num_ranks in that many rounds, and num_ranks divides the number of microbatches,
+  /// Megatron's interleaved 1F1B (looped.h).
+  int virtual_stages = 1;
 };
 
 /// The largest number of microbatches that `stage` may hold between forward and backward, by stage.
@@ -45,6 +49,9 @@ std::vector<int> in_flight_limits(ScheduleKind kind, int num_ranks, int num_stag
 /// stage counts what other programs hold on its rank towards its limit. Transfers stand
 /// directly after the action that makes their values and directly before the action that reads
 /// them.
+///
+/// Where options.virtual_stages asks for it, the ranks take their tasks in the order of looped.h,
+/// and the limits of the schedule are what each stage holds at most.
 ///
 /// It always ends, for every acyclic graph and every limit >= 1. Interleaved: let m be the lowest
 /// unfinished microbatch. No task of m waits for a later microbatch, and a stage still to run F(m)

@@ -153,6 +153,11 @@ std::vector<Key> make_keys() {
        .range = kAboveZero,
        .meaning = "Relative speed of each pipeline rank: [1, 0.5] gives the second half as much to "
                   "do. Empty = equal."},
+      {.name = "virtual_stages",
+       .field = &Config::virtual_stages,
+       .range = {.least = 1, .most = 64},
+       .meaning = "Visits of each rank by one microbatch; above 1 `interleaved` is Megatron's "
+                  "interleaved 1F1B: a smaller bubble for more messages."},
       {.name = "seed",
        .field = &Config::seed,
        .range = kNotNegative,

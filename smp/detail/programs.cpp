@@ -91,6 +91,7 @@ Plan Programs::plan_on(const Graph& graph, const runtime::Owners& owners) const 
   options.schedule = kind();
   options.active_microbatches = static_cast<int>(config.active_microbatches);
   options.memory_limit_bytes = config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : -1;
+  options.virtual_stages = static_cast<int>(config.virtual_stages);
   options.rank_speed = config.rank_speed;
   for (double mebibytes : config.rank_memory_limit_mb) {
     options.rank_memory_limit_bytes.push_back(
@@ -153,7 +154,8 @@ const Schedule& Programs::schedule(const std::vector<Program*>& microbatches, Ta
   std::vector<const StageGraph*> graphs;
   for (const Program* program : microbatches) graphs.push_back(&program->stage_graph);
   const ScheduleOptions options{.active_microbatches = static_cast<int>(context_.config.active_microbatches),
-                                .times = {}};
+                                .times = {},
+                                .virtual_stages = static_cast<int>(context_.config.virtual_stages)};
   Schedule made = generate(part == TablePart::kWhole ? kind() : ScheduleKind::kSimple, graphs, options);
   check(made, graphs);
   if (part != TablePart::kWhole) keep_only(part, made);

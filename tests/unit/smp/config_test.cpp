@@ -344,6 +344,7 @@ TEST(ConfigText, PrintsSageMakersListThenOurs) {
   memory_limit_mb: 0
   rank_memory_limit_mb: []
   rank_speed: []
+  virtual_stages: 1
   seed: 0
   threads: 1
   timeout_s: 600
