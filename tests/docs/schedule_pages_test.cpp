@@ -1,4 +1,4 @@
-// The schedules printed in the README are those that the generator makes.
+// The schedules printed in the README and in docs/schedules.md are those that the generator makes.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -11,23 +11,38 @@
 namespace smp::partitioner {
 namespace {
 
-std::string readme() {
-  std::ifstream file(SMP_SOURCE_DIR "/README.md");
+std::string content_of(const std::string& page) {
+  std::ifstream file(SMP_SOURCE_DIR "/" + page);
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
 }
 
-void expect_in_readme(ScheduleKind kind) {
-  const std::string table = generate(kind, testing::chain(3), 4).to_table();
-  EXPECT_NE(readme().find("```text\n" + table), std::string::npos) << "expected in README.md:\n"
-                                                                   << table;
+void expect_in(const std::string& page, const std::string& table) {
+  EXPECT_NE(content_of(page).find("```text\n" + table), std::string::npos)
+      << "expected in " << page << ":\n"
+      << table;
+}
+
+std::string table_of_chain(ScheduleKind kind) {
+  return generate(kind, testing::chain(3), 4).to_table();
 }
 
 TEST(Readme, ShowsTheInterleavedScheduleOfThreeStages) {
-  expect_in_readme(ScheduleKind::kInterleaved);
+  expect_in("README.md", table_of_chain(ScheduleKind::kInterleaved));
 }
-TEST(Readme, ShowsTheSimpleScheduleOfThreeStages) { expect_in_readme(ScheduleKind::kSimple); }
+TEST(Readme, ShowsTheSimpleScheduleOfThreeStages) {
+  expect_in("README.md", table_of_chain(ScheduleKind::kSimple));
+}
+
+TEST(SchedulesPage, ShowsInterleavedOnceAndWithTwoVisits) {
+  expect_in("docs/schedules.md", table_of_chain(ScheduleKind::kInterleaved));
+  StageGraph looped = testing::chain(4);
+  looped.num_ranks = 2;
+  looped.rank_of_stage = {0, 1, 0, 1};
+  const ScheduleOptions twice{.active_microbatches = 0, .times = {}, .virtual_stages = 2};
+  expect_in("docs/schedules.md", generate(ScheduleKind::kInterleaved, looped, 4, twice).to_table());
+}
 
 }  // namespace
 }  // namespace smp::partitioner
