@@ -75,6 +75,10 @@ struct Config {
   /// Size at which a gradient bucket is averaged over the replicas, in MiB; at least 1.
   int64_t bucket_cap_mb = 25;
 
+  /// true: gradients travel between replicas while the last backward goes on; false: at the end of the step. The same
+  /// bits either way.
+  bool overlapping_allreduce = true;
+
   /// Recorded graphs that each step function keeps, and planned ones that a rank keeps: one per signature (shapes, modes)
   /// and structure. The least recently used go first. At least 1.
   int64_t max_cached_graphs = 64;
@@ -127,9 +131,6 @@ struct Config {
 
   /// The capture takes milliseconds and is never skipped.
   bool skip_tracing = false;
-
-  /// When gradients are averaged does not change the result.
-  bool overlapping_allreduce = true;
 
   /// Seed of tensor-parallel initialisation; at least 0.
   int64_t tensor_parallel_seed = 0;
