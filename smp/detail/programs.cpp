@@ -88,7 +88,8 @@ Plan Programs::plan_on(const Graph& graph, const runtime::Owners& owners) const 
   PartitionOptions options;
   options.num_ranks = context_.pipeline->size();
   options.num_microbatches = static_cast<int>(config.microbatches);
-  options.schedule = kind();
+  // A step whose body reads runs all forwards first.
+  options.schedule = graph.read.empty() ? kind() : ScheduleKind::kSimple;
   options.active_microbatches = static_cast<int>(config.active_microbatches);
   options.memory_limit_bytes = config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : -1;
   options.virtual_stages = static_cast<int>(config.virtual_stages);
