@@ -21,6 +21,7 @@ namespace smp::support {
 struct BodyResult {
   at::Tensor loss;                  // scalar
   std::vector<at::Tensor> outputs;  // further values that the body returns; some are integers
+  std::vector<at::Tensor> more_losses{};  // scalars with a backward of their own, after that of `loss`
 };
 
 /// One unmodified torch::nn::Module with everything that a training step on it needs.

@@ -88,7 +88,12 @@ OracleResult run_oracle(const ZooModel& model, torch::nn::Module& module,
   for (const auto& microbatch : split_batch(full_batch, microbatches)) {
     auto body = run_body(model, module, microbatch, {random.base_seed, random.step, index++});
     // Outside of the interceptor: the operators of a backward are not part of the body.
-    if (training) body.loss.div(microbatches).backward();
+    if (training) {
+      body.loss.div(microbatches).backward({}, /*retain_graph=*/!body.more_losses.empty());
+      for (const auto& loss : body.more_losses) {
+        loss.div(microbatches).backward({}, /*retain_graph=*/true);
+      }
+    }
     result.losses.push_back(body.loss.detach());
     for (auto& output : body.outputs) output = output.detach();
     result.outputs.push_back(std::move(body.outputs));

@@ -35,8 +35,8 @@ std::vector<std::vector<at::Tensor>> split_batch(const std::vector<at::Tensor>& 
                                                  int microbatches);
 
 /// One step of `model` on `module`: for each microbatch in order the body with every random
-/// operator reseeded, then (loss / microbatches).backward(), which adds to the gradients that are
-/// there. With training=false the module is in evaluation mode and no gradient is computed. Leaves
+/// operator reseeded, then (loss / microbatches).backward() for each of its losses, which adds to the
+/// gradients that are there. With training=false the module is in evaluation mode and no gradient is computed. Leaves
 /// the user's random state as it was.
 OracleResult run_oracle(const ZooModel& model, torch::nn::Module& module,
                         const std::vector<at::Tensor>& full_batch, int microbatches,

@@ -284,6 +284,20 @@ struct RandomNet : nn::Module {
   }
 };
 
+// The first output comes from a layer; others may be the input.
+BodyResult loss_of_each(const std::vector<at::Tensor>& outputs) {
+  BodyResult result{.loss = {}, .outputs = outputs};
+  for (const auto& output : outputs) {
+    const auto loss = torch::log1p(output.square()).mean();
+    if (!result.loss.defined()) {
+      result.loss = loss;
+    } else if (loss.requires_grad()) {
+      result.more_losses.push_back(loss);
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 ZooModel random_graph(uint64_t graph_seed, RandomGraphOptions options) {
@@ -303,7 +317,8 @@ ZooModel random_graph(uint64_t graph_seed, RandomGraphOptions options) {
         return {from.normal({batch, 8})};
       },
       .forward = [](nn::Module& net, const auto& in) { return as<RandomNet>(net).forward(in[0]); },
-      .loss = [](const auto& out, const auto&) -> BodyResult {
+      .loss = [options](const auto& out, const auto&) -> BodyResult {
+        if (options.with_more_losses) return loss_of_each(out);
         auto loss = torch::zeros({});
         for (const auto& output : out) loss = loss + torch::log1p(output.square()).mean();
         return {loss, out};

@@ -13,6 +13,7 @@ struct RandomGraphOptions {
   bool with_dropout = true;
   bool with_writes = true;         // relu_, add_, mul_, also through views
   bool with_tied_weights = false;  // linear layers used a second time
+  bool with_more_losses = false;   // a loss, and so a backward, for each output that depends on a parameter
 };
 
 /// A model of random structure, decided by `graph_seed` alone: linears, norms, elementwise

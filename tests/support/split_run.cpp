@@ -9,30 +9,35 @@
 namespace smp::support {
 namespace {
 
-constexpr int64_t kBatch = 40;
 constexpr uint64_t kModelSeed = 7, kDataSeed = 11;
 
 std::vector<StepOutput> call(const ZooModel& model, DistributedModel<torch::nn::Module>& distributed,
-                             torch::nn::Module& module, const std::vector<at::Tensor>& batch) {
+                             torch::nn::Module& module, const SplitOptions& options) {
   auto step = smp::step([&](const std::vector<at::Tensor>& microbatch) {
     const BodyResult result = model.body(module, microbatch);
     distributed.backward(result.loss);
+    for (const at::Tensor& loss : result.more_losses) distributed.backward(loss);
     std::vector<at::Tensor> returned{result.loss};
     returned.insert(returned.end(), result.outputs.begin(), result.outputs.end());
     return returned;
   });
-  return step(batch);
+  std::vector<StepOutput> outputs;
+  for (int s = 0; s < options.steps; ++s) {
+    std::vector<at::Tensor> inputs = model.make_inputs(options.batch, kDataSeed + static_cast<uint64_t>(s));
+    for (at::Tensor& input : inputs) input = input.chunk(dp_size())[dp_rank()].clone();
+    outputs = step(inputs);
+  }
+  return outputs;
 }
 
 }  // namespace
 
 OracleResult run_split(const ZooModel& model, const SplitOptions& options) {
   const auto module = model.make(kModelSeed);
+  options.place(*module);
   DistributedModel<torch::nn::Module> distributed(module, options.model);
   if (options.bucket_bytes > 0) detail::ModelAccess::of(distributed).reduction.bucket_bytes = options.bucket_bytes;
-  std::vector<at::Tensor> inputs = model.make_inputs(kBatch, kDataSeed);
-  for (at::Tensor& input : inputs) input = input.chunk(dp_size())[dp_rank()].clone();
-  const std::vector<StepOutput> outputs = call(model, distributed, *module, inputs);
+  const std::vector<StepOutput> outputs = call(model, distributed, *module, options);
   options.look();
   OracleResult result;
   for (int64_t m = 0; m < outputs.at(0).size(); ++m) {
@@ -50,10 +55,15 @@ OracleResult run_split(const ZooModel& model, const SplitOptions& options) {
   return result;
 }
 
-OracleResult run_unsplit(const ZooModel& model, int microbatches) {
+OracleResult run_unsplit(const ZooModel& model, int microbatches, const SplitOptions& options) {
   const auto module = model.make(kModelSeed);
-  return run_oracle(model, *module, model.make_inputs(kBatch, kDataSeed), microbatches, {.base_seed = kSplitBaseSeed},
-                    /*training=*/true);
+  OracleResult result;
+  for (int s = 0; s < options.steps; ++s) {
+    const auto step = static_cast<uint64_t>(s);
+    result = run_oracle(model, *module, model.make_inputs(options.batch, kDataSeed + step), microbatches,
+                        {.base_seed = kSplitBaseSeed, .step = step}, /*training=*/true);
+  }
+  return result;
 }
 
 double gradient_tolerance(const ZooModel& model, int stages) {
