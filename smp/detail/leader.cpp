@@ -107,7 +107,7 @@ std::vector<StepOutput> Leader::run() {
       return body.recording->graph.has_backward();
     });
     check_random_stream(trains);
-    if (assumed_.empty()) {
+    if (!has_run_ahead_) {
       for (const CapturedBody& body : bodies_) add_microbatch(body, message);
       std::vector<Program*> programs;
       for (const auto& microbatch : message.microbatches) programs.push_back(rank_.programs.find(microbatch.hash).get());
@@ -245,6 +245,7 @@ bool Leader::all_here(const ValueRead& wanted) const {
 // Forwards of the bodies that have ended, of the one in progress, and of the later ones, taken to be like it.
 void Leader::run_ahead(const CapturedBody& current) {
   const size_t first = assumed_.size();
+  has_run_ahead_ = true;
   if (!trains_) trains_ = current.recording->graph.has_backward();
   StepMessage message = new_message(Round::kForward, first);
   for (size_t m = first; m < inputs_.size(); ++m) {
@@ -258,6 +259,7 @@ void Leader::run_ahead(const CapturedBody& current) {
 
 void Leader::forward_captured() {
   if (assumed_.size() >= bodies_.size()) return;
+  has_run_ahead_ = true;
   if (!trains_) trains_ = bodies_.back().recording->graph.has_backward();
   StepMessage message = new_message(Round::kForward, assumed_.size());
   for (size_t m = assumed_.size(); m < bodies_.size(); ++m) {
@@ -317,6 +319,7 @@ void Leader::add_program(const runtime::Recording& recording, StepMessage& messa
     program->constants[constant.value] = constant.recorded();
     fresh.constants.push_back({constant.value, constant.recorded()});
   }
+  unsent_.push_back(recording.hash);
   message.new_programs.push_back(std::move(fresh));
 }
 
@@ -332,15 +335,16 @@ std::optional<std::vector<StepOutput>> Leader::perform(const StepMessage& messag
 }
 
 void Leader::send(const StepMessage& message) {
+  unsent_.clear();
   runtime::Transport& pipeline = *rank_.context.pipeline;
   if (pipeline.size() == 1) return;
   const std::string bytes = runtime::encode(message);
   for (int r = 1; r < pipeline.size(); ++r) pipeline.send_bytes(r, runtime::kStepTag, bytes);
 }
 
-// Followers never hear of this message's programs, so the leader forgets them too.
+// Followers never hear of the programs of messages that were not sent, so the leader forgets them too.
 void Leader::refuse(StepMessage& message) {
-  for (const runtime::NewProgram& fresh : message.new_programs) rank_.programs.erase(fresh.hash);
+  for (uint64_t hash : unsent_) rank_.programs.erase(hash);
   message.new_programs.clear();
   message.microbatches.clear();
   run_.drop_from(0);

@@ -60,7 +60,9 @@ class Leader {
   std::optional<bool> trains_;                  // which random numbers the forwards so far drew
   bool has_met_replicas_ = false;
   bool a_replica_reads_ = false;
-  bool has_failed_ = false;  // while a round ran
+  bool has_failed_ = false;    // while a round ran
+  bool has_run_ahead_ = false;  // some forward has run, though it may be undone by now
+  std::vector<uint64_t> unsent_;     // programs that the followers have not heard of
   std::vector<uint64_t> forgotten_;  // programs; told with every message of the step
 };
 

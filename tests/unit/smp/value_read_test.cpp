@@ -270,6 +270,32 @@ TEST_P(ValueReads, OfAModelThatIsPlacedAlready) {
   });
 }
 
+TEST_P(ValueReads, OfASingleMicrobatchThatTakesAnotherPath) {
+  run_smp_ranks(GetParam(), {.microbatches = 1}, [] {
+    const auto net = make_norm_net(), twin = make_norm_net();
+    DistributedModel model(net);
+    const auto loss_of = [](const at::Tensor& output, int step) {
+      const bool is_large = output.abs().sum().item<float>() > 0 && step % 3 == 2;
+      return is_large ? output.exp().mean() : output.square().mean();
+    };
+    int s = 0;
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = loss_of(model(data), s);
+      model.backward(loss);
+      return loss;
+    });
+    for (; s < 6; ++s) {
+      const at::Tensor data = rows(4, 8, 10 + s), want = loss_of(twin->forward(data), s);
+      want.backward();
+      expect_bit_equal(step(data)[0], want.detach(), "step " + std::to_string(s));
+      expect_twins(model, *twin, "step " + std::to_string(s));
+      for (const auto& entry : model.state_dict().entries) {
+        if (entry.is_buffer) expect_bit_equal(entry.tensor, twin->named_buffers()[entry.name], entry.name);
+      }
+    }
+  });
+}
+
 TEST_P(ValueReads, DrawTheSameRandomNumbers) {
   run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
     const auto losses = [](bool reads) {
@@ -314,6 +340,28 @@ TEST(ValueReadsOfReplicas, MayBeOneReplicasOnly) {
       return gradients;
     };
     expect_bit_equal(train(true), train(false), "gradients");
+  });
+}
+
+TEST(ValueReadsOfReplicas, MayStartAgainAfterAReplicaRefusedBeforeTheOtherReads) {
+  run_smp_ranks(4, {.pipeline_parallel_degree = 2, .microbatches = 2}, [] {
+    DistributedModel model(make_net());
+    int call = 0;
+    auto step = smp::step([&](at::Tensor data) {
+      if (call < 2 && dp_rank() == 1) throw std::runtime_error("not yet");
+      const at::Tensor loss = model(data).square().mean();
+      if (dp_rank() == 0) {
+        EXPECT_GT(loss.item<float>(), 0);
+      }
+      model.backward(loss);
+      return loss;
+    });
+    for (; call < 2; ++call) {
+      const std::string text = support::message_of<std::exception>([&] { step(rows(4, 8, 1)); });
+      EXPECT_TRUE(support::contains(text, "not yet")) << text;
+    }
+    step(rows(4, 8, 1));
+    for (const at::Tensor& parameter : model.local_parameters()) EXPECT_TRUE(parameter.grad().defined());
   });
 }
 
