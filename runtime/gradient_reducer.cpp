@@ -78,7 +78,8 @@ void GradientReducer::watch(size_t parameter) {
   watched_.emplace_back(std::move(accumulator), key);
 }
 
-void GradientReducer::begin() {
+void GradientReducer::begin(int divisor) {
+  divisor_ = divisor;
   is_armed_ = true;
   next_ = 0;
   sending_.reset();
@@ -174,7 +175,7 @@ void GradientReducer::complete() {
     replicas_.all_reduce_sum(own.mutable_data_ptr(), num_flags, own.scalar_type());
     flags = own;
   } else {
-    gradients.div_(replicas_.size());
+    gradients.div_(divisor_);
   }
   unpack(bucket, gradients, flags);
 }

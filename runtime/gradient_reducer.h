@@ -39,7 +39,7 @@ struct ReducerOptions {
 /// a bit. A gradient that is undefined here and defined on another replica counts as zeros; one
 /// that is undefined everywhere stays so.
 ///
-///   reducer.begin();
+///   reducer.begin(replicas.size());
 ///   reducer.expect({i});          // the backward that follows is the last to touch parameter i
 ///   ... backward, whose hooks send what is complete ...
 ///   reducer.add_ready({i});       // whether it got a gradient or not
@@ -56,7 +56,8 @@ class GradientReducer {
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const ReducerOptions& options() const { return options_; }
 
-  void begin();
+  /// divisor: of the sums over replicas.
+  void begin(int divisor);
   /// These become ready by their next accumulation.
   void expect(const std::vector<size_t>& parameters);
   void add_ready(const std::vector<size_t>& parameters);
@@ -97,6 +98,7 @@ class GradientReducer {
   std::vector<char> is_expected_, is_ready_;  // by parameter, in this step
   bool is_armed_ = false;
   size_t next_ = 0;  // bucket to leave
+  int divisor_ = 1;
   std::optional<Sending> sending_;
 };
 

@@ -31,7 +31,7 @@ at::Tensor sum(const at::Tensor& a, const at::Tensor& b) {
   return a.add(b);
 }
 
-void average_bucket(std::span<at::Tensor> parameters, Transport& replicas) {
+void average_bucket(std::span<at::Tensor> parameters, Transport& replicas, int divisor) {
   int64_t num_elements = 0;
   for (const at::Tensor& parameter : parameters) num_elements += parameter.numel();
   at::Tensor flat = at::empty({num_elements}, parameters.front().options().requires_grad(false));
@@ -42,7 +42,7 @@ void average_bucket(std::span<at::Tensor> parameters, Transport& replicas) {
     offset += parameter.numel();
   }
   replicas.all_reduce_sum(flat.mutable_data_ptr(), num_elements, flat.scalar_type());
-  flat.div_(replicas.size());
+  flat.div_(divisor);
   offset = 0;
   for (at::Tensor& parameter : parameters) {
     if (!parameter.grad().defined()) parameter.mutable_grad() = at::empty_like(parameter);
@@ -97,7 +97,7 @@ void TiedGradients::finish() {
   tied_.clear();
 }
 
-void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes) {
+void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes, int divisor) {
   if (replicas.size() == 1 || parameters.empty()) return;
   const at::NoGradGuard no_grad;
   std::vector<int64_t> have;
@@ -115,7 +115,7 @@ void average_gradients(const std::vector<at::Tensor>& parameters, Transport& rep
       while (end < list.size() && (end == first || bytes + static_cast<int64_t>(list[end].nbytes()) <= bucket_bytes)) {
         bytes += static_cast<int64_t>(list[end++].nbytes());
       }
-      average_bucket(std::span(list).subspan(first, end - first), replicas);
+      average_bucket(std::span(list).subspan(first, end - first), replicas, divisor);
       first = end;
     }
   }

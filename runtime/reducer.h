@@ -39,10 +39,11 @@ class TiedGradients {
   std::vector<Tied> tied_;  // none after finish()
 };
 
-/// Replaces every gradient by its mean over the replicas, in buckets of up to `bucket_bytes` per
+/// Replaces every gradient by its sum over the replicas by `divisor`, in buckets of up to `bucket_bytes` per
 /// dtype. Parameters without a gradient here but with one elsewhere count as zero; without one
 /// anywhere they keep none. Collective. When it throws, the gradients of each bucket are either all
 /// averaged or all as they were.
-void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes);
+void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes,
+                       int divisor);
 
 }  // namespace smp::runtime

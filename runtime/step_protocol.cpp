@@ -108,6 +108,8 @@ std::string encode(const StepMessage& message) {
   out.put(message.num_microbatches);
   out.put(message.first);
   out.put<uint8_t>(message.trains);
+  out.put(message.first_active_replica);
+  out.put(message.gradient_divisor);
   out.put<uint32_t>(static_cast<uint32_t>(message.forgotten.size()));
   for (uint64_t hash : message.forgotten) out.put(hash);
   out.put<uint32_t>(static_cast<uint32_t>(message.new_programs.size()));
@@ -138,11 +140,13 @@ StepMessage decode_step_message(std::string_view bytes) {
   message.is_value_error = in.get<uint8_t>() != 0;
   message.error = in.get_string();
   const auto round = in.get<uint8_t>();
-  if (round > static_cast<uint8_t>(Round::kFinish)) throw std::runtime_error("step message: unknown kind of round");
+  if (round > static_cast<uint8_t>(Round::kJoined)) throw std::runtime_error("step message: unknown kind of round");
   message.round = static_cast<Round>(round);
   message.num_microbatches = in.get<int32_t>();
   message.first = in.get<int32_t>();
   message.trains = in.get<uint8_t>() != 0;
+  message.first_active_replica = in.get<int32_t>();
+  message.gradient_divisor = in.get<int32_t>();
   message.forgotten.resize(in.get<uint32_t>());
   for (uint64_t& hash : message.forgotten) hash = in.get<uint64_t>();
   message.new_programs.resize(in.get<uint32_t>());

@@ -43,6 +43,8 @@ enum class Round : uint8_t {
   kForward,  // forward of the microbatches from `first` on, in place of those that ran before
   kProbe,    // the same, and forget it: the values that it reads are all that is wanted
   kFinish,   // backward of all microbatches; ends the step
+  kShadow,  // a step of other replicas: averages gradients with them; ends the step
+  kJoined,  // the replicas have no more steps in this join; no step
 };
 
 /// One round of a step. `error` non-empty: the leader refused the step, and everybody throws that text.
@@ -57,6 +59,8 @@ struct StepMessage {
   int32_t num_microbatches = 0;  // of the step
   int32_t first = 0;    // number of microbatches[0] in the step
   bool trains = false;  // some microbatch has a backward; decides the random numbers
+  int32_t first_active_replica = 0;  // whose buffers all start with; kJoined: the one that all take over
+  int32_t gradient_divisor = 1;      // of the sums of gradients over replicas
   std::vector<uint64_t> forgotten{};  // programs that the leader has dropped
   std::vector<NewProgram> new_programs{};
   std::vector<MicrobatchProgram> microbatches{};

@@ -11,6 +11,7 @@ enum Tag : int {
   kObjectReceivedTag = 5,  // and the answer that they have arrived
   kValueTag = 6,           // what step bodies return beside tensors
   kReadTag = 7,            // values that the leader's body reads
+  kLayoutTag = 10,       // which ranks form pipelines, in the first step
   kTiedTag = 8,          // copies of parameters that several ranks read
   kTiedGradientTag = 9,  // and their gradients
   kFirstStageTag = 64,   // from here: activations and gradients, by pair of stages

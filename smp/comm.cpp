@@ -39,6 +39,7 @@ constexpr const char* kRankTypes[] = {"WORLD_RANK", "MP_RANK", "DP_RANK", "PP_RA
 // World rank of the partner of this rank. Throws for ranks that do not exist and for this one.
 int partner(const char* caller, int rank, RankType rank_type) {
   const detail::Context& own = context(caller);
+  own.check_laid_out(kind_of(rank_type), caller);
   const std::vector<int> ranks = own.topology.group(kind_of(rank_type), own.world->rank());
   const char* name = kRankTypes[static_cast<size_t>(rank_type)];
   TORCH_CHECK_VALUE(rank >= 0 && rank < static_cast<int>(ranks.size()), caller, ": expected a ", name, " of 0 ... ",
@@ -95,6 +96,7 @@ int ProcessGroup::rank() const { return GroupUse("ProcessGroup", *this).transpor
 
 ProcessGroup new_group(const std::vector<int>& ranks) {
   detail::refuse_in_body("smp::new_group");
+  detail::refuse_in_join("smp::new_group");
   detail::Context& own = context("smp::new_group");
   check_list(ranks, own.world->size());
   const std::vector<std::string> lists = own.world->all_gather(text_of(ranks));

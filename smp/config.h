@@ -16,6 +16,15 @@ enum class Pipeline {
   kSimple,       ///< "simple": all forwards, then all backwards (GPipe)
 };
 
+/// Who decides how many ranks form a pipeline.
+enum class Parallelism {
+  kManual,  ///< "manual": pipeline_parallel_degree
+  kAuto,    ///< "auto": the first step, by predicted time
+};
+
+/// Config::microbatches: as many as predicted to be fastest, batch size by batch size.
+inline constexpr int64_t kAutoMicrobatches = -1;
+
 /// What SageMaker's tensor-parallel layers favour; without effect on pipelines.
 enum class Optimize { kMemory, kSpeed };
 
@@ -45,7 +54,14 @@ struct Config {
   /// is one pipeline.  Alias: partitions.
   int64_t pipeline_parallel_degree = 0;
 
-  /// Parts that a batch is split into, per pipeline; at least 1.  The batch must divide by it.
+  /// Whether the ranks form one pipeline, replicas of the whole model, or replicas of a shorter pipeline.  kAuto: the
+  /// first step decides, by predicted time and memory_limit_mb; pipeline_parallel_degree must be 0 then.  Every rank
+  /// gives a step the whole batch and gets the results of all of it; each replica works on its part
+  /// (docs/automatic.md).
+  Parallelism parallelism = Parallelism::kManual;
+
+  /// Parts that a batch is split into, per pipeline; at least 1, or kAutoMicrobatches ("auto" in JSON).  The batch must
+  /// divide by it.
   int64_t microbatches = 1;
 
   /// Most microbatches that the first stage holds at once under kInterleaved; at least 1.

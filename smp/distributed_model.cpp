@@ -129,11 +129,13 @@ StateDict DistributedModelBase::local_state_dict() const {
 
 void DistributedModelBase::load_state_dict(const StateDict& state, bool strict) {
   detail::refuse_in_body("load_state_dict");
+  detail::refuse_in_join("load_state_dict");
   detail::ModelLoad(conductor("load_state_dict"), *model_, state, strict, /*own_error=*/"").apply();
 }
 
 void DistributedModelBase::register_comm_hook(CommHook hook) {
   detail::refuse_in_body("register_comm_hook");
+  detail::refuse_in_join("register_comm_hook");
   model_->reduction.hook = std::move(hook);
   ++model_->reduction.num_hooks;
   model_->reduction.reducer.reset();

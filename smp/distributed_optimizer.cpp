@@ -86,10 +86,12 @@ void drop_state_of_others(Optimizer& optimizer, const DistributedModelBase& mode
 
 }  // namespace
 
-void adopt(const Optimizer& optimizer) {
+std::shared_ptr<void> adopt(Optimizer& optimizer, const DistributedModelBase& model) {
   check_elementwise(optimizer);
   detail::refuse_in_body("DistributedOptimizer");
-  detail::conductor("DistributedOptimizer").add_optimizer(memory_of(optimizer));
+  auto adopted = std::make_shared<detail::OptimizerOfModel>(&optimizer, detail::ModelAccess::shared(model));
+  detail::conductor("DistributedOptimizer").add_optimizer(memory_of(optimizer), adopted);
+  return adopted;
 }
 
 namespace {
@@ -131,6 +133,7 @@ void load_state_dict(Optimizer& optimizer, const DistributedModelBase& model, co
                      Progress& progress) {
   const char* caller = "DistributedOptimizer::load_state_dict";
   detail::refuse_in_body(caller);
+  detail::refuse_in_join(caller);
   auto load = std::make_shared<detail::OptimizerLoad>(detail::conductor(caller), detail::ModelAccess::of(model), optimizer, state,
                                                       /*own_error=*/"");
   load->apply_options();

@@ -16,8 +16,8 @@ namespace smp {
 
 namespace optimizer_internal {
 /// Tells the planner how much memory the optimizer takes. Throws c10::ValueError for optimizers that are not
-/// elementwise (LBFGS).
-void adopt(const torch::optim::Optimizer& optimizer);
+/// elementwise (LBFGS). The optimizer counts as alive as long as what is returned is.
+std::shared_ptr<void> adopt(torch::optim::Optimizer& optimizer, const DistributedModelBase& model);
 /// What must be known of an optimizer between its steps.
 struct Progress {
   bool has_local_state = false;   // and none of parameters that live elsewhere
@@ -50,7 +50,7 @@ class DistributedOptimizer {
  public:
   DistributedOptimizer(Optimizer optimizer, DistributedModelBase& model)
       : optimizer_(std::make_unique<Optimizer>(std::move(optimizer))), model_(&model) {
-    optimizer_internal::adopt(*optimizer_);
+    adopted_ = optimizer_internal::adopt(*optimizer_, model);
   }
 
   /// Updates the local parameters with the gradients accumulated since zero_grad(). Call it on
@@ -89,6 +89,7 @@ class DistributedOptimizer {
   std::unique_ptr<Optimizer> optimizer_;
   DistributedModelBase* model_;
   optimizer_internal::Progress progress_;
+  std::shared_ptr<void> adopted_;  // goes before optimizer_
 };
 
 }  // namespace smp

@@ -30,11 +30,17 @@ std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, co
 // Of this rank.
 int rank_in(GroupKind kind, const char* caller) {
   const auto& own = context(caller);
+  own.check_laid_out(kind, caller);
   return own.topology.group_rank(kind, own.world->rank());
 }
-int size_of(GroupKind kind, const char* caller) { return context(caller).topology.group_size(kind); }
+int size_of(GroupKind kind, const char* caller) {
+  const auto& own = context(caller);
+  own.check_laid_out(kind, caller);
+  return own.topology.group_size(kind);
+}
 std::vector<int> members_of(GroupKind kind, const char* caller) {
   const auto& own = context(caller);
+  own.check_laid_out(kind, caller);
   return own.topology.group(kind, own.world->rank());
 }
 
@@ -61,6 +67,7 @@ void init(const Config& argument) {
 
 void shutdown() {
   detail::refuse_in_body("smp::shutdown");
+  detail::refuse_in_join("smp::shutdown");
   auto& own = context("smp::shutdown");
   own.world->barrier();
   const auto world = own.world;
@@ -77,10 +84,10 @@ int rank() { return context("smp::rank").world->rank(); }
 int size() { return context("smp::size").world->size(); }
 int local_rank() { return context("smp::local_rank").launch.local_rank; }
 int local_size() { return context("smp::local_size").launch.local_size; }
-int pp_rank() { return context("smp::pp_rank").coordinates.pp_rank; }
-int pp_size() { return context("smp::pp_size").pipeline->size(); }
-int dp_rank() { return context("smp::dp_rank").replicas->rank(); }
-int dp_size() { return context("smp::dp_size").replicas->size(); }
+int pp_rank() { return rank_in(GroupKind::kPipeline, "smp::pp_rank"); }
+int pp_size() { return size_of(GroupKind::kPipeline, "smp::pp_size"); }
+int dp_rank() { return rank_in(GroupKind::kDataParallel, "smp::dp_rank"); }
+int dp_size() { return size_of(GroupKind::kDataParallel, "smp::dp_size"); }
 int mp_rank() { return rank_in(GroupKind::kModelParallel, "smp::mp_rank"); }
 int mp_size() { return size_of(GroupKind::kModelParallel, "smp::mp_size"); }
 int tp_rank() { return rank_in(GroupKind::kTensor, "smp::tp_rank"); }

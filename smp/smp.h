@@ -4,6 +4,7 @@
 #include "smp/version.h"
 #include "smp/config.h"
 #include "smp/init.h"
+#include "smp/join.h"
 #include "smp/fields.h"
 #include "smp/serialiser.h"
 #include "smp/comm.h"

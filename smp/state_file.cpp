@@ -211,6 +211,7 @@ class Share {
 void save(const std::string& folder, const StateDict& model, const OptimizerState& optimizer,
           const UserContent& user) {
   detail::refuse_in_body("save_state");
+  detail::refuse_in_join("save_state");
   const detail::Context& context = detail::context("save_state");
   const int rank = context.pipeline->rank(), size = context.pipeline->size();
   const std::string id =
@@ -250,6 +251,7 @@ struct Reader::Contents {
 
 Reader::Reader(const std::string& folder) : contents_(std::make_unique<Contents>()) {
   detail::refuse_in_body("load_state");
+  detail::refuse_in_join("load_state");
   const detail::Context& context = detail::context("load_state");
   const auto read = [&] {
     if (context.replicas->rank() > 0) return;

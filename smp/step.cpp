@@ -9,6 +9,7 @@
 
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
+#include "runtime/wire.h"
 #include "smp/detail/conductor.h"
 
 namespace smp::step_internal {
@@ -55,6 +56,33 @@ std::vector<std::string> share_values(const Call& call, runtime::Transport& pipe
   return values;
 }
 
+// Replicas that share a batch: the results of all of it, in the order of the batch. Replicas of one batch return the same
+// number of tensors, or differ in what they ran and were told so.
+Results gather_shares(const Results& own, runtime::Transport& replicas) {
+  runtime::WireWriter out;
+  out.put(static_cast<uint64_t>(own.tensors.size()));
+  for (const StepOutput& output : own.tensors) {
+    out.put(static_cast<uint64_t>(output.size()));
+    for (const at::Tensor& tensor : output.outputs()) out.put(tensor);
+  }
+  out.put(static_cast<uint64_t>(own.values.size()));
+  for (const std::string& value : own.values) out.put(value);
+  std::vector<std::vector<at::Tensor>> tensors(own.tensors.size());
+  Results all;
+  for (const std::string& bytes : replicas.all_gather(out.take())) {
+    runtime::WireReader in(bytes);
+    const auto count = in.get<uint64_t>();
+    TORCH_CHECK_VALUE(count == tensors.size(), "step: expected the body to return the same number of tensors on all ",
+                      "replicas, got ", tensors.size(), " and ", count, ".");
+    for (auto& gathered : tensors) {
+      for (auto left = in.get<uint64_t>(); left > 0; --left) gathered.push_back(in.get_tensor());
+    }
+    for (auto left = in.get<uint64_t>(); left > 0; --left) all.values.push_back(in.get_string());
+  }
+  for (auto& gathered : tensors) all.tensors.emplace_back(std::move(gathered));
+  return all;
+}
+
 bool stays_whole(const StepOptions& options, int64_t position) {
   const auto& whole = options.non_split_inputs;
   return std::find(whole.begin(), whole.end(), position) != whole.end();
@@ -74,7 +102,10 @@ Results run(int step_number, const Call& call) {
     call_hooks(conductor, [](const detail::Model& model) { model.hooks->call(detail::Moment::kBeforeStep); });
   }
   Results results{conductor.run_step(step_number, call), {}};
-  if (call.values) results.values = share_values(call, *conductor.context().pipeline);
+  const detail::Context& own = conductor.context();
+  if (call.values) results.values = share_values(call, *own.pipeline);
+  const bool shares_batch = own.config.parallelism == Parallelism::kAuto && own.replicas->size() > 1;
+  if (shares_batch) results = gather_shares(results, *own.replicas);
   call_hooks(conductor, [](const detail::Model& model) { model.hooks->step_ends(model.first_program != nullptr); });
   return results;
 }

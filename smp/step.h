@@ -35,8 +35,8 @@ namespace step_internal {
 
 /// A call of a step function, type-erased.
 struct Call {
-  /// The tensors of the arguments. Called once, on the leader only.
-  std::function<std::vector<StepTensor>(int64_t num_microbatches)> arguments;
+  /// The tensors of the arguments. On leaders only; the last call's share is what bodies get.
+  std::function<std::vector<StepTensor>(const Share& share)> arguments;
   /// The body: these tensors for one microbatch in, returned tensors out. On the leader only.
   std::function<Tensors(const Tensors& inputs, int64_t microbatch)> body;
   /// What the bodies of this step returned beside tensors, by microbatch. Empty on all ranks where they return none.
@@ -85,7 +85,7 @@ class Step {
     using Return = Returned<std::remove_cvref_t<Result>>;
     Return returned;
     Call call{
-        .arguments = [&](int64_t num_microbatches) { return collect(arguments, num_microbatches); },
+        .arguments = [&](const Share& share) { return collect(arguments, share); },
         .body = [&](const Tensors& inputs, int64_t m) { return run_body<Result>(arguments, returned, inputs, m); },
     };
     if constexpr (Return::kHasValues) call.values = [&] { return returned.take_values(); };
@@ -94,9 +94,9 @@ class Step {
 
  private:
   template <class... As>
-  static std::vector<step_internal::StepTensor> collect(std::tuple<As...>& arguments, int64_t num_microbatches) {
+  static std::vector<step_internal::StepTensor> collect(std::tuple<As...>& arguments, const step_internal::Share& share) {
     std::vector<step_internal::StepTensor> tensors;
-    std::apply([&](As&... argument) { (argument.collect(tensors, num_microbatches), ...); }, arguments);
+    std::apply([&](As&... argument) { (argument.collect(tensors, share), ...); }, arguments);
     return tensors;
   }
 

@@ -135,6 +135,15 @@ requires((holds_tensors<Ts> || ...) && !IsExample<C<Ts...>> && !HasFields<C<Ts..
   static void visit(auto&, const auto&) { static_cast<void>(ArgumentThatCannotBeCut<C<Ts...>>{}); }
 };
 
+/// The microbatches that a leader wants of a batch: its own, of those of all replicas that share the batch, in their order.
+struct Share {
+  int64_t microbatches = 1;  // of one replica
+  int64_t replica = 0;
+  int64_t replicas = 1;  // that share the batch
+  int64_t total() const { return microbatches * replicas; }
+  int64_t first() const { return microbatches * replica; }
+};
+
 /// A tensor of a step argument and how it is cut.
 struct StepTensor {
   at::Tensor tensor{};
@@ -163,7 +172,7 @@ class Argument {
   using Picked = Arg&;
   using Handed = Arg&;
   Argument(Arg& original, const Cut&) : original_(original) {}
-  void collect(std::vector<StepTensor>&, int64_t) {}
+  void collect(std::vector<StepTensor>&, const Share&) {}
   Picked pick(const Tensors&, size_t&, int64_t) { return original_; }
 
  private:
@@ -178,7 +187,7 @@ class Argument<Arg> {
   using Picked = at::Tensor;
   using Handed = at::Tensor;
   Argument(Arg& original, const Cut& cut) : original_(original), cut_(cut) {}
-  void collect(std::vector<StepTensor>& tensors, int64_t) {
+  void collect(std::vector<StepTensor>& tensors, const Share&) {
     tensors.push_back({original_, cut_.position, cut_.axis, cut_.is_whole, {}});
   }
   Picked pick(const Tensors& microbatch, size_t& next, int64_t) { return microbatch[next++]; }
@@ -204,7 +213,7 @@ class Argument<Arg> {
   using Picked = std::remove_cv_t<Arg>;
   using Handed = Picked&;
   Argument(Arg& original, const Cut& cut) : original_(original), cut_(cut) {}
-  void collect(std::vector<StepTensor>& tensors, int64_t) {
+  void collect(std::vector<StepTensor>& tensors, const Share&) {
     for_each_tensor(original_, [&](const at::Tensor& tensor) {
       tensors.push_back({tensor, cut_.position, cut_.axis, cut_.is_whole, {}});
     });
@@ -233,10 +242,11 @@ class Argument<Arg> {
   using Handed = Slice&;
   Argument(Arg& original, const Cut& cut) : original_(original), cut_(cut) {}
 
-  void collect(std::vector<StepTensor>& tensors, int64_t num_microbatches) {
+  void collect(std::vector<StepTensor>& tensors, const Share& share) {
     const size_t first = tensors.size();
-    for (int64_t m = 0; m < num_microbatches; ++m) {
-      slices_.push_back(slice(num_microbatches, m));
+    slices_.clear();
+    for (int64_t m = 0; m < share.microbatches; ++m) {
+      slices_.push_back(slice(share.total(), share.first() + m));
       size_t count = 0;
       for_each_tensor(slices_.back(), [&](const at::Tensor& tensor) {
         if (m == 0) tensors.push_back({.tensor = {}, .position = cut_.position});

@@ -8,10 +8,28 @@
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
 #include "smp/detail/leader.h"
+#include "smp/detail/optimizer_state.h"
 
 namespace smp::detail {
 
+using runtime::Round;
 using runtime::StepMessage;
+
+namespace {
+
+/// Within a join: in here all replicas do the same.
+class StepScope {
+ public:
+  explicit StepScope(Context& context) : context_(context) { context_.is_in_step = true; }
+  ~StepScope() { context_.is_in_step = false; }
+  StepScope(const StepScope&) = delete;
+  StepScope& operator=(const StepScope&) = delete;
+
+ private:
+  Context& context_;
+};
+
+}  // namespace
 
 Conductor& conductor(const char* caller) {
   Context& own = context(caller);
@@ -33,26 +51,82 @@ void Conductor::remove_model(const Model& model) {
 std::vector<StepOutput> Conductor::run_step(int step_number, const step_internal::Call& call) {
   TORCH_CHECK(body_in_progress() == nullptr, "step: expected a call outside of step bodies, got one from within a body. "
               "Call the step functions one after the other, or share a plain function between their bodies.");
+  const StepScope scope(context());
+  if (!context().is_laid_out) lay_out(rank_, step_number, call);
   return rank_.leads() ? Leader(rank_, step_number, call).run() : follow(step_number);
 }
 
 std::vector<StepOutput> Conductor::follow(int step_number) {
   StepRun run(rank_);
-  MicrobatchInputs none;
   for (;;) {
     const StepMessage message = receive_message();
     if (!message.error.empty()) {
       run.drop_from(0);
       throw_refusal(message);
     }
-    try {
-      accept(message, step_number);
-      if (auto returned = run.perform(message, none)) return std::move(*returned);
-    } catch (...) {
-      // The others are in the middle of this step and would wait for ever, should the caller go on.
-      context().world->abort(runtime::describe_exception(std::current_exception()));
-      throw;
+    if (auto returned = perform(run, message, step_number)) return std::move(*returned);
+  }
+}
+
+std::optional<std::vector<StepOutput>> Conductor::perform(StepRun& run, const StepMessage& message, int step_number) {
+  MicrobatchInputs none;
+  try {
+    if (message.round != Round::kShadow) accept(message, step_number);
+    return run.perform(message, none);
+  } catch (...) {
+    // The others are in the middle of this step and would wait for ever, should the caller go on.
+    context().world->abort(runtime::describe_exception(std::current_exception()));
+    throw;
+  }
+}
+
+void Conductor::finish_join() {
+  take_over_from(rank_.leads() ? lead_join() : follow_join());
+}
+
+int Conductor::lead_join() {
+  const StepScope scope(context());
+  const step_internal::Call none;
+  for (;;) {
+    Leader leader(rank_, 0, none);
+    const std::optional<int> source = leader.shadow();
+    if (!source) continue;
+    leader.end_join(*source);
+    return *source;
+  }
+}
+
+int Conductor::follow_join() {
+  const StepScope scope(context());
+  for (;;) {
+    StepRun run(rank_);
+    for (bool is_over = false; !is_over;) {
+      const StepMessage message = receive_message();
+      if (message.round == Round::kJoined) return message.first_active_replica;
+      if (!message.error.empty() && rank_.join.options.throw_on_early_termination) throw_refusal(message);
+      is_over = !message.error.empty() || perform(run, message, message.step_function).has_value();
     }
+  }
+}
+
+void Conductor::take_over_from(int replica) {
+  for (const auto& model : rank_.models.all()) {
+    broadcast_over_replicas(rank_, *model, replica, [](const runtime::NamedTensor&) { return true; });
+  }
+  for (const auto& weak : optimizers_) {
+    if (const auto alive = weak.lock()) broadcast_local_state(*this, *alive->model, *alive->optimizer, replica);
+  }
+}
+
+void Conductor::add_optimizer(const OptimizerMemory& memory, const std::shared_ptr<OptimizerOfModel>& optimizer) {
+  rank_.programs.add_optimizer(memory);
+  std::erase_if(optimizers_, [](const auto& known) { return known.expired(); });
+  optimizers_.push_back(optimizer);
+}
+
+void Conductor::check_optimizer_states() const {
+  for (const auto& weak : optimizers_) {
+    if (const auto alive = weak.lock()) fields_of(*alive->optimizer, "smp::join");
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,17 @@
 namespace torch::nn {
 class Module;
 }
+namespace torch::optim {
+class Optimizer;
+}
 
 namespace smp::detail {
+
+/// A DistributedOptimizer that is alive.
+struct OptimizerOfModel {
+  torch::optim::Optimizer* optimizer;
+  std::shared_ptr<const Model> model;
+};
 
 /// The conductor of one rank: all models and step functions of a program.
 class Conductor {
@@ -37,14 +47,25 @@ class Conductor {
     rank_.training_steps = steps.training;
     rank_.evaluation_steps = steps.evaluation;
   }
-  void add_optimizer(const OptimizerMemory& memory) { rank_.programs.add_optimizer(memory); }
+  void add_optimizer(const OptimizerMemory& memory, const std::shared_ptr<OptimizerOfModel>& optimizer);
+
+  /// Throws c10::ValueError for an optimizer whose state cannot be taken from one replica to another.
+  void check_optimizer_states() const;
+  void begin_join(const JoinOptions& options) { rank_.join = {options, 0}; }
+  /// Takes part in the steps of replicas that have more, then makes all replicas equal. Collective over all ranks.
+  void finish_join();
 
  private:
   std::vector<StepOutput> follow(int step_number);
   runtime::StepMessage receive_message();
   void accept(const runtime::StepMessage& message, int step_number);
+  std::optional<std::vector<StepOutput>> perform(StepRun& run, const runtime::StepMessage& message, int step_number);
+  int lead_join();
+  int follow_join();
+  void take_over_from(int replica);
 
   RankState rank_;
+  std::vector<std::weak_ptr<OptimizerOfModel>> optimizers_;
 };
 
 /// The conductor of this rank's models. Throws c10::Error naming `caller` when there is no model.

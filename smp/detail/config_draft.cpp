@@ -60,8 +60,10 @@ std::optional<int64_t> to_integer(const boost::json::value& json) {
   return static_cast<int64_t>(number);
 }
 
-// nullopt when the JSON value is of another type than `like`.
-std::optional<Value> to_value(const boost::json::value& json, const Value& like) {
+// nullopt when the JSON value is of another type than the key's.
+std::optional<Value> to_value(const boost::json::value& json, const Key& key) {
+  const Value like = default_value(key);
+  if (json.is_string() && !key.word_for_auto.empty()) return std::string(json.get_string());
   if (std::holds_alternative<bool>(like) && json.is_bool()) return json.get_bool();
   if (std::holds_alternative<int64_t>(like)) {
     if (const auto integer = to_integer(json)) return *integer;
@@ -129,7 +131,7 @@ void ConfigDraft::lay_json(const std::string& source, std::string_view text) {
       continue;
     }
     if (json.is_null()) continue;
-    const auto value = to_value(json, default_value(*key));
+    const auto value = to_value(json, *key);
     const auto problem =
         value ? check(*key, *value) : "expected " + expectation(*key) + ", got " + short_text(json);
     if (problem) {
@@ -176,6 +178,17 @@ void ConfigDraft::check_together() {
              "default_partition: expected less than pipeline_parallel_degree=" +
                  std::to_string(degree) + " (" + source_of("pipeline_parallel_degree") + "), got " +
                  std::to_string(config_.default_partition));
+  }
+  if (config_.parallelism == Parallelism::kManual) return;
+  const auto chosen_already = [this](const char* key, const std::string& expected, const std::string& got) {
+    complain(source_of(key), std::string(key) + ": expected " + expected + " with parallelism=\"auto\" (" +
+                                 source_of("parallelism") + "), got " + got);
+  };
+  if (degree > 0) chosen_already("pipeline_parallel_degree", "none", std::to_string(degree));
+  if (!config_.auto_partition) chosen_already("auto_partition", "true", "false");
+  for (const char* key : {"rank_speed", "rank_memory_limit_mb"}) {
+    const auto& numbers = std::string_view(key) == "rank_speed" ? config_.rank_speed : config_.rank_memory_limit_mb;
+    if (!numbers.empty()) chosen_already(key, "equal ranks", value_text(numbers));
   }
 }
 

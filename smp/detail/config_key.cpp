@@ -53,6 +53,9 @@ Value get(const Key& key, const Config& config) {
           // A cast outside the enumerators has no word; check() then refuses the empty one.
           return position < key.choices.size() ? std::string(key.choices[position]) : "";
         } else {
+          if constexpr (std::is_same_v<MemberType<Member>, int64_t>) {
+            if (!key.word_for_auto.empty() && config.*member == kAutoMicrobatches) return std::string(key.word_for_auto);
+          }
           return config.*member;
         }
       },
@@ -69,6 +72,9 @@ void set(const Key& key, const Value& value, Config& config) {
             const auto word = std::ranges::find(key.choices, std::get<std::string>(value));
             TORCH_INTERNAL_ASSERT(word != key.choices.end(), key.name);
             config.*member = static_cast<Type>(word - key.choices.begin());
+          } else if constexpr (std::is_same_v<Type, int64_t>) {
+            const auto* number = std::get_if<int64_t>(&value);
+            config.*member = number == nullptr ? kAutoMicrobatches : *number;
           } else {
             config.*member = std::get<Type>(value);
           }
@@ -91,7 +97,8 @@ std::string expectation(const Key& key) {
     case 0:
       return "true or false";
     case 1:
-      return "an integer" + range_text(key.range);
+      return "an integer" + range_text(key.range) +
+             (key.word_for_auto.empty() ? "" : ", or \"" + std::string(key.word_for_auto) + "\"");
     case 2:
       return "a number" + range_text(key.range);
     case 4:
@@ -102,6 +109,8 @@ std::string expectation(const Key& key) {
 }
 
 std::optional<std::string> check(const Key& key, const Value& value) {
+  const auto* word = std::get_if<std::string>(&value);
+  if (word != nullptr && !key.word_for_auto.empty() && *word == key.word_for_auto) return std::nullopt;
   const Value fallback = default_value(key);
   bool is_accepted = value.index() == fallback.index();
   if (is_accepted && !key.choices.empty()) {

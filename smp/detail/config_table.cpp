@@ -31,7 +31,9 @@ std::vector<Key> make_keys() {
       {.name = "microbatches",
        .field = &Config::microbatches,
        .range = kCount,
-       .meaning = "Parts that a batch is split into, per pipeline. The batch must divide by it."},
+       .word_for_auto = "auto",
+       .meaning = "Parts that a batch is split into, per pipeline. The batch must divide by it. `auto`: as many "
+                  "as are predicted to be fastest."},
       {.name = "pipeline",
        .field = &Config::pipeline,
        .choices = {"interleaved", "simple"},
@@ -127,6 +129,12 @@ std::vector<Key> make_keys() {
        .support = no_effect,
        .meaning = "Pipeline tasks ahead of which offloaded activations are loaded back."},
       // Ours.
+      {.name = "parallelism",
+       .field = &Config::parallelism,
+       .choices = {"manual", "auto"},
+       .is_printed = false,
+       .meaning = "`auto`: the first step chooses between one pipeline, replicas, and replicas of a shorter "
+                  "pipeline; every rank gives each step the whole batch."},
       {.name = "broadcast_buffers",
        .field = &Config::broadcast_buffers,
        .meaning = "true: replicas start every step with the buffers of dp_rank 0; false: only the "

@@ -22,7 +22,7 @@ using Value = std::variant<bool, int64_t, double, std::string, std::vector<doubl
 using Field =
     std::variant<std::monostate, bool Config::*, int64_t Config::*, double Config::*,
                  std::string Config::*, std::vector<double> Config::*, Pipeline Config::*,
-                 Optimize Config::*, LogLevel Config::*>;
+                 Optimize Config::*, Parallelism Config::*, LogLevel Config::*>;
 
 enum class Support {
   kWorks,     ///< steers smp
@@ -44,6 +44,7 @@ struct Key {
   Value value_without_field = {};              ///< type and default of a key without field
   std::optional<Value> also_accepted = {};     ///< second neutral value of a kNotYet key
   Range range = {};                            ///< of numbers
+  std::string_view word_for_auto = {};         ///< beside the range: how JSON writes kAutoMicrobatches
   std::vector<std::string_view> choices = {};  ///< of words; of an enum: in order of enumerators
   Support support = Support::kWorks;
   bool is_printed = true;    ///< appears in Config::to_text

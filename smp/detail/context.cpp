@@ -58,15 +58,32 @@ Context::Context(Config resolved, const runtime::Launch& launched, std::shared_p
     : config(with_degree(std::move(resolved), transport->size())),
       launch(launched),
       topology(make_topology(config, transport->size())),
-      coordinates(topology.coordinates(transport->rank())),
       world(std::move(transport)),
+      is_laid_out(config.parallelism == Parallelism::kManual),
       logger(config.log_level) {
+  form_groups();
+}
+
+void Context::form_groups() {
   pipeline = world->group(topology.group(runtime::GroupKind::kPipeline, world->rank()));
   replicas = world->group(topology.group(runtime::GroupKind::kDataParallel, world->rank()));
   shards = world->group(topology.group(runtime::GroupKind::kTensor, world->rank()));
 }
 
 Context::~Context() = default;
+
+void Context::lay_out(int pipeline_ranks) {
+  config.pipeline_parallel_degree = pipeline_ranks;
+  topology = make_topology(config, world->size());
+  form_groups();
+  is_laid_out = true;
+}
+
+void Context::check_laid_out(runtime::GroupKind which, const char* caller) const {
+  TORCH_CHECK(is_laid_out || which == runtime::GroupKind::kWorld, caller, ": expected a call after the first step, which ",
+              "with parallelism=auto decides which ranks form a pipeline, got one before it. With parallelism=auto every "
+              "rank gives each step the whole batch: no sampler needs to know its replica.");
+}
 
 runtime::GroupKind Context::kind(CommGroup which) {
   switch (which) {
@@ -118,6 +135,12 @@ void refuse_in_body(std::string_view caller, std::string_view fix) {
       own != nullptr && own->conductor != nullptr && own->conductor->body_in_progress() != nullptr;
   TORCH_CHECK_VALUE(!in_body, caller,
                     ": expected a call outside of step bodies, got one from within a body. ", fix);
+}
+
+void refuse_in_join(std::string_view caller) {
+  const Context* own = try_context();
+  TORCH_CHECK_VALUE(own == nullptr || !own->is_in_join, caller, ": expected a call outside of smp::join, got one from its loop. ",
+                    "All replicas do this together, and the others may have left the loop. Call it after smp::join.");
 }
 
 void set_process_context(std::shared_ptr<Context> context) { process_context = std::move(context); }

@@ -58,8 +58,10 @@ struct Context {
   Config config;  // resolved; pipeline_parallel_degree is never 0 here
   runtime::Launch launch;
   runtime::Topology topology;
-  runtime::Topology::Coordinates coordinates;
   std::shared_ptr<runtime::Transport> world, pipeline, replicas, shards;
+  bool is_in_join = false;  // replicas may be at different steps
+  bool is_in_step = false;  // and yet they are not
+  bool is_laid_out = true;  // false: the first step will say how many ranks form a pipeline; one of all ranks until then
   std::vector<std::shared_ptr<MadeGroup>> made_groups;  // by new_group
   runtime::BufferPool buffers;
   Logger logger;
@@ -71,6 +73,13 @@ struct Context {
 
   static runtime::GroupKind kind(CommGroup which);
   runtime::Transport& group(CommGroup which) const;
+  /// Forms the groups anew, with pipelines of `pipeline_ranks`. Collective over the world.
+  void lay_out(int pipeline_ranks);
+  /// Throws c10::Error naming `caller` as long as groups of that kind are not known.
+  void check_laid_out(runtime::GroupKind which, const char* caller) const;
+
+ private:
+  void form_groups();
 };
 
 /// This rank's context. Throws c10::Error naming `caller` before smp::init.
@@ -84,6 +93,9 @@ Context* try_context();
 void refuse_in_body(
     std::string_view caller,
     std::string_view fix = "Call it on every rank, before or after the step function.");
+
+/// Throws c10::ValueError naming `caller` in the loop of smp::join, where replicas need not be at the same step.
+void refuse_in_join(std::string_view caller);
 
 /// Makes `context` the default of the process (null: none).
 void set_process_context(std::shared_ptr<Context> context);

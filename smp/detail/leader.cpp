@@ -134,7 +134,8 @@ std::vector<StepOutput> Leader::run() {
 }
 
 MicrobatchInputs Leader::split() const {
-  std::vector<step_internal::StepTensor> arguments = call_.arguments(rank_.context.config.microbatches);
+  const step_internal::Share share = share_of(rank_, step_number_, call_);
+  std::vector<step_internal::StepTensor> arguments = call_.arguments(share);
   // Parts may stay in the argument's memory, and an operator that writes to a buffer would change them there.
   const auto leave_buffers = [this](at::Tensor& tensor) {
     const bool is_buffers =
@@ -145,7 +146,7 @@ MicrobatchInputs Leader::split() const {
     leave_buffers(argument.tensor);
     for (at::Tensor& piece : argument.pieces) leave_buffers(piece);
   }
-  return split_arguments(arguments, rank_.context.config.microbatches);
+  return split_arguments(arguments, share);
 }
 
 void Leader::capture_bodies() {
@@ -293,6 +294,8 @@ StepMessage Leader::new_message(Round round, size_t first) const {
   message.trains = trains_.value_or(false);
   message.reduced = reductions(rank_.models);
   message.forgotten = forgotten_;
+  message.first_active_replica = first_active_replica_;
+  message.gradient_divisor = gradient_divisor_;
   return message;
 }
 
@@ -308,7 +311,7 @@ void Leader::add_microbatch(const CapturedBody& body, StepMessage& message) {
 }
 
 void Leader::add_program(const runtime::Recording& recording, StepMessage& message) {
-  Plan plan = rank_.programs.make_plan(recording.graph, planned_);
+  Plan plan = rank_.programs.make_plan(recording.graph, planned_, static_cast<int>(inputs_.size()));
   const bool is_whole = message.round != Round::kProbe;
   planned_ = rank_.models.owners_after(recording.graph, plan, planned_,
                                        is_whole ? Placement::kWholeModels : Placement::kUsedTensors);
@@ -349,52 +352,6 @@ void Leader::refuse(StepMessage& message) {
   message.microbatches.clear();
   run_.drop_from(0);
   send(message);
-}
-
-std::string Leader::owners_after(const StepMessage& message) const {
-  if (message.new_programs.empty() || planned_ == rank_.models.owners()) return "";
-  std::string text;
-  for (const auto& [name, ranks] : planned_) {
-    text += name;
-    for (int rank : ranks) text += " " + std::to_string(rank);
-    text += "\n";
-  }
-  return text;
-}
-
-// The leaders of the replicas meet before the first message of a step, and where one of them reads values once more at its
-// end. They see each other's refusals, whether all run the same step, and whether all place their models alike.
-void Leader::meet_replicas(StepMessage& message, bool is_last) {
-  runtime::Transport& replicas = *rank_.context.replicas;
-  if (replicas.size() == 1 || (has_met_replicas_ && !is_last) || (has_met_replicas_ && !a_replica_reads_)) return;
-  ReplicaStep own{.step_function = step_number_, .training_steps = message.step, .error = message.error};
-  own.is_value_error = message.is_value_error;
-  own.trains = message.trains;
-  if (own.trains) own.reduction = describe_reductions(rank_.models, message.reduced);
-  own.reads = !is_last;
-  own.owners = owners_after(message);
-  const bool is_first = !has_met_replicas_;
-  has_met_replicas_ = true;
-  const std::vector<ReplicaStep> all = gather(own, replicas);
-  for (const ReplicaStep& other : all) a_replica_reads_ = a_replica_reads_ || (is_first && other.reads);
-  const std::optional<Refusal> refusal = disagreement(all);
-  if (refusal && message.error.empty()) {
-    message.error = refusal->text;
-    message.is_value_error = refusal->is_value_error;
-  }
-  if (!is_last && refusal) {
-    a_replica_reads_ = false;  // all know, and will not meet again
-    throw_refusal(message);
-  }
-  if (!is_last || !is_first || !a_replica_reads_ || refusal) return;
-  // Another replica reads. This one begins with it, and then waits for how that ends.
-  StepMessage begin = message;
-  begin.round = Round::kForward;
-  begin.microbatches.clear();
-  send(begin);
-  perform(begin);
-  message.new_programs.clear();
-  meet_replicas(message, /*is_last=*/true);
 }
 
 }  // namespace smp::detail

@@ -27,6 +27,12 @@ class Leader {
   /// Throws what refuses the step, after telling the followers.
   std::vector<StepOutput> run();
 
+  /// Takes part in one step of the replicas that still have batches, in place of run(). When none has any, returns the one
+  /// with the most steps.
+  std::optional<int> shadow();
+  /// Tells the followers so.
+  void end_join(int source);
+
  private:
   MicrobatchInputs split() const;
   void capture_bodies();
@@ -44,6 +50,7 @@ class Leader {
   std::optional<std::vector<StepOutput>> perform(const runtime::StepMessage& message);
   void check_random_stream(bool trains) const;
 
+  void follow_active(const std::vector<ReplicaStep>& all, runtime::StepMessage& message);
   void meet_replicas(runtime::StepMessage& message, bool is_last);
   void send(const runtime::StepMessage& message);
   void refuse(runtime::StepMessage& message);
@@ -59,6 +66,8 @@ class Leader {
   runtime::Owners planned_;                     // placement after the programs planned so far
   std::optional<bool> trains_;                  // which random numbers the forwards so far drew
   bool has_met_replicas_ = false;
+  int32_t first_active_replica_ = 0;
+  int32_t gradient_divisor_ = 1;
   bool a_replica_reads_ = false;
   bool has_failed_ = false;    // while a round ran
   bool has_run_ahead_ = false;  // some forward has run, though it may be undone by now

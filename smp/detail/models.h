@@ -31,6 +31,7 @@ struct Reduction {
   int64_t passes_per_step = 1;
   int64_t num_passes = 0;  // since the last step that averaged, on the leader
   int num_no_sync = 0;     // guards alive
+  bool keeps_gradients = false;  // of steps that the other replicas have not had
   CommHook hook{};
   int num_hooks = 0;  // registered so far
   std::unique_ptr<runtime::GradientReducer> reducer{};  // from the first step that averages

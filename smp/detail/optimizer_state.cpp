@@ -181,6 +181,42 @@ OptimizerState gathered_state(const Conductor& own, const Model& model, Optimize
   return state;
 }
 
+void broadcast_local_state(Conductor& own, const Model& model, Optimizer& optimizer, int source) {
+  const at::NoGradGuard no_grad;
+  runtime::Transport& replicas = *own.context().replicas;
+  const OptimizerFields& optimizer_fields = fields_of(optimizer, "smp::join");
+  runtime::WireWriter out;
+  if (replicas.rank() == source) {
+    const OptimizerState state = local_state(own, model, optimizer);
+    out.put(groups_to_json(state));
+    for (const auto& [parameter, fields] : state.entries) {
+      for (const auto& [field, tensor] : fields) {
+        out.put(parameter), out.put(field);
+        out.put(tensor);
+      }
+    }
+  }
+  const std::vector<std::string> all = replicas.all_gather(out.take());
+  if (replicas.rank() == source) return;
+  runtime::WireReader in(all[static_cast<size_t>(source)]);
+  OptimizerState state;
+  groups_from_json(in.get_string(), state);
+  while (!in.at_end()) {
+    const std::string parameter = in.get_string(), field = in.get_string();
+    state.entries[parameter][field] = in.get_tensor();
+  }
+  for (size_t g = 0; g < state.groups.size(); ++g) {
+    auto& group = optimizer.param_groups()[g];
+    optimizer_fields.set_options(group.options(), state.groups[g].options);
+    for (const at::Tensor& parameter : group.params()) {
+      void* key = parameter.unsafeGetTensorImpl();
+      optimizer.state().erase(key);
+      const auto entry = state.entries.find(name_of(model, parameter));
+      if (entry != state.entries.end()) optimizer.state()[key] = optimizer_fields.make_state(entry->second);
+    }
+  }
+}
+
 OptimizerLoad::OptimizerLoad(Conductor& own, const Model& model, Optimizer& optimizer,
                              const OptimizerState& state, std::string own_error)
     : own_(own),

@@ -17,6 +17,9 @@ OptimizerState gathered_state(const Conductor& own, const Model& model,
 OptimizerState local_state(const Conductor& own, const Model& model,
                            torch::optim::Optimizer& optimizer);
 
+/// Options, and the state of what lives here, from replica `source` to all. Collective over the replicas.
+void broadcast_local_state(Conductor& own, const Model& model, torch::optim::Optimizer& optimizer, int source);
+
 /// Kind and groups as JSON, numbers exact. Equal states have equal texts.
 std::string groups_to_json(const OptimizerState& state);
 /// Reads what groups_to_json wrote into `state`. Throws c10::ValueError for any other text.

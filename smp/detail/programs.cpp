@@ -5,7 +5,6 @@
 #include <unordered_set>
 
 #include "partitioner/plan/check_plan.h"
-#include "partitioner/plan/partition.h"
 #include "partitioner/plan/rank_memory.h"
 #include "partitioner/schedule/check.h"
 
@@ -37,6 +36,15 @@ std::map<int, std::vector<ValueId>> written_tensors(const Graph& graph, const Pl
     }
   }
   return by_stage;
+}
+
+runtime::Owners used_by(const Graph& graph, const runtime::Owners& placed) {
+  runtime::Owners used;
+  for (const Value& value : graph.values) {
+    const auto owner = is_named(value) ? placed.find(value.name) : placed.end();
+    if (owner != placed.end()) used.insert(*owner);
+  }
+  return used;
 }
 
 void keep_only(TablePart part, Schedule& schedule) {
@@ -72,22 +80,29 @@ ScheduleKind Programs::kind() const {
   return context_.config.pipeline == Pipeline::kSimple ? ScheduleKind::kSimple : ScheduleKind::kInterleaved;
 }
 
-Plan Programs::make_plan(const Graph& graph, const runtime::Owners& placed) const {
-  runtime::Owners used;
-  for (const Value& value : graph.values) {
-    const auto owner = is_named(value) ? placed.find(value.name) : placed.end();
-    if (owner != placed.end()) used.insert(*owner);
-  }
-  if (used.empty() || !models_.needs_placement(graph, placed)) return plan_on(graph, used);
+Plan Programs::make_plan(const Graph& graph, const runtime::Owners& placed, int num_microbatches) const {
+  const auto plan_on = [&](const runtime::Owners& owners) {
+    Plan plan = partition(graph, options_on(graph, owners, num_microbatches));
+    check(graph, plan);
+    return plan;
+  };
+  const runtime::Owners used = used_by(graph, placed);
+  if (used.empty() || !models_.needs_placement(graph, placed)) return plan_on(used);
   // One model is new, another is not: the new one goes where a free plan of both would put it.
-  return plan_on(graph, models_.owners_after(graph, plan_on(graph, {}), placed));
+  return plan_on(models_.owners_after(graph, plan_on({}), placed));
 }
 
-Plan Programs::plan_on(const Graph& graph, const runtime::Owners& owners) const {
+PartitionOptions Programs::options(const Graph& graph) const {
+  PartitionOptions options = options_on(graph, used_by(graph, models_.owners()), 1);
+  options.gradient_bucket_bytes = context_.config.bucket_cap_mb * (int64_t{1} << 20);
+  return options;
+}
+
+PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners& owners, int num_microbatches) const {
   const Config& config = context_.config;
   PartitionOptions options;
   options.num_ranks = context_.pipeline->size();
-  options.num_microbatches = static_cast<int>(config.microbatches);
+  options.num_microbatches = num_microbatches;
   // A step whose body reads runs all forwards first.
   options.schedule = graph.read.empty() ? kind() : ScheduleKind::kSimple;
   options.active_microbatches = static_cast<int>(config.active_microbatches);
@@ -109,9 +124,7 @@ Plan Programs::plan_on(const Graph& graph, const runtime::Owners& owners) const 
   }
   options.known_modules = models_.module_paths();
   options.owners = owners;
-  Plan plan = partition(graph, options);
-  check(graph, plan);
-  return plan;
+  return options;
 }
 
 std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {

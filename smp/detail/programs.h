@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "partitioner/plan/partition.h"
 #include "partitioner/plan/plan.h"
 #include "partitioner/schedule/generate.h"
 #include "partitioner/schedule/stage_graph.h"
@@ -47,8 +48,12 @@ class Programs {
   void clear();
   /// Forgets a program and the tables it is part of.
   void erase(uint64_t hash);
-  /// Plans a graph on the leader: what is placed stays there, the rest is placed freely.
-  partitioner::Plan make_plan(const partitioner::Graph& graph, const runtime::Owners& placed) const;
+  /// Plans a graph on the leader, for steps of that many microbatches: what is placed stays there, the rest is placed
+  /// freely.
+  partitioner::Plan make_plan(const partitioner::Graph& graph, const runtime::Owners& placed, int num_microbatches) const;
+  /// How a graph like this one is planned as things are: by configuration and placement. For a number of microbatches
+  /// that is still to be set.
+  partitioner::PartitionOptions options(const partitioner::Graph& graph) const;
   /// Takes a program in and prepares this rank's stages.
   std::shared_ptr<Program> add(partitioner::Graph graph, partitioner::Plan plan, uint64_t hash);
   /// The checked table for these programs, one per microbatch. Throws c10::ValueError when they have different stages.
@@ -61,7 +66,8 @@ class Programs {
 
  private:
   partitioner::ScheduleKind kind() const;
-  partitioner::Plan plan_on(const partitioner::Graph& graph, const runtime::Owners& owners) const;
+  partitioner::PartitionOptions options_on(const partitioner::Graph& graph, const runtime::Owners& owners,
+                                           int num_microbatches) const;
 
   Context& context_;
   const Models& models_;

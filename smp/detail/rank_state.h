@@ -4,26 +4,37 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "runtime/capture/body_capture.h"
 #include "runtime/executor.h"
+#include "smp/detail/auto_layout.h"
 #include "smp/detail/context.h"
 #include "smp/detail/models.h"
 #include "smp/detail/programs.h"
+#include "smp/join.h"
 
 namespace smp::detail {
 
+/// The join in progress, or the last one.
+struct JoinState {
+  JoinOptions options{};
+  uint64_t num_steps = 0;  // of this replica in it
+};
+
 struct RankState {
   explicit RankState(Context& own)
-      : context(own), models(own), programs(own, models), executor(*own.pipeline, own.buffers) {}
+      : context(own), models(own), programs(own, models), executor(std::in_place, *own.pipeline, own.buffers) {}
 
   bool leads() const { return context.pipeline->rank() == 0; }
 
   Context& context;
   Models models;
   Programs programs;
-  runtime::Executor executor;
+  std::optional<runtime::Executor> executor;  // on the pipeline that this rank belongs to
   std::map<int, std::unique_ptr<runtime::BodyCapture>> captures;  // by step number
+  AutoMicrobatches auto_microbatches;
+  JoinState join;
   runtime::BodyCapture* body_in_progress = nullptr;
   uint64_t training_steps = 0;
   uint64_t evaluation_steps = 0;  // steps without a backward

@@ -43,6 +43,7 @@ std::string describe_reductions(const Models& models, const std::string& reduced
 void count_pass(const Models& models, const std::string& reduced) {
   for (size_t m = 0; m < models.all().size(); ++m) {
     Reduction& own = models.all()[m]->reduction;
+    own.keeps_gradients = reduced[m] != '1';
     if (reduced[m] == '1') {
       own.num_passes = 0;
     } else if (own.num_no_sync == 0) {
@@ -51,9 +52,20 @@ void count_pass(const Models& models, const std::string& reduced) {
   }
 }
 
+void drop_averaged(const Models& models, const std::string& reduced) {
+  for (size_t m = 0; m < models.all().size(); ++m) {
+    const Model& model = *models.all()[m];
+    if (reduced[m] != '1' || model.reduction.keeps_gradients) continue;
+    for (const runtime::NamedTensor& named : model.own.tensors()) {
+      at::Tensor tensor = named.tensor;
+      if (named.kind == ValueKind::kParameter) tensor.mutable_grad() = at::Tensor();
+    }
+  }
+}
+
 ReplicaGradients::ReplicaGradients(Context& context, const Models& models,
-                                   const std::string& reduced)
-    : context_(context), models_(models) {
+                                   const std::string& reduced, int divisor)
+    : context_(context), models_(models), divisor_(divisor) {
   if (context.replicas->size() == 1) return;
   std::unordered_set<const void*> taken;
   for (size_t m = 0; m < models.all().size(); ++m) {
@@ -111,7 +123,7 @@ void ReplicaGradients::begin(const std::vector<Action>& column,
   for (size_t r = 0; r < reducing_.size(); ++r) {
     Model& model = *reducing_[r].model;
     runtime::GradientReducer& reducer = *model.reduction.reducer;
-    reducer.begin();
+    reducer.begin(divisor_);
     if (!reducer.options().overlap) continue;
     std::vector<size_t> untouched;
     for (size_t i = 0; i < reducer.parameters().size(); ++i) {
@@ -143,7 +155,7 @@ void ReplicaGradients::finish() {
   for (const Reducing& reducing : reducing_) {
     reducing.model->reduction.reducer->finish();
     runtime::average_gradients(reducing.rest, *context_.replicas,
-                               reducing.model->reduction.bucket_bytes);
+                               reducing.model->reduction.bucket_bytes, divisor_);
   }
 }
 

@@ -21,6 +21,8 @@ std::string reductions(const Models& models);
 std::string describe_reductions(const Models& models, const std::string& reduced);
 /// After a training step: counts it where backward_passes_per_step asks for it.
 void count_pass(const Models& models, const std::string& reduced);
+/// Before a step of other replicas: drops the gradients that these have had, so that they are not summed twice.
+void drop_averaged(const Models& models, const std::string& reduced);
 
 /// One training step's averaging on this rank. Gradients of a parameter are final after the last
 /// backward of the column that belongs to a stage which reads it.
@@ -28,7 +30,7 @@ class ReplicaGradients : public runtime::BackwardObserver {
  public:
   /// Makes the reducers of models that have none yet. Collective over the replicas; throws
   /// c10::ValueError on all alike.
-  ReplicaGradients(Context& context, const Models& models, const std::string& reduced);
+  ReplicaGradients(Context& context, const Models& models, const std::string& reduced, int divisor);
   /// Before the first action.
   void begin(const std::vector<partitioner::Action>& column,
              const std::vector<runtime::MicrobatchRun>& microbatches);
@@ -51,6 +53,7 @@ class ReplicaGradients : public runtime::BackwardObserver {
 
   Context& context_;
   const Models& models_;
+  int divisor_;  // of the sums over replicas
   std::vector<Reducing> reducing_;
   std::vector<Final> final_;  // by backward action
   size_t next_ = 0;

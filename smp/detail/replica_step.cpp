@@ -1,6 +1,8 @@
 // Exchange between leaders.
 #include "smp/detail/replica_step.h"
 
+#include <algorithm>
+
 #include "runtime/wire.h"
 
 namespace smp::detail {
@@ -16,24 +18,51 @@ std::string ReplicaStep::describe() const {
          std::to_string(training_steps) + " training steps" + (reduction.empty() ? "" : ", gradients " + reduction);
 }
 
-std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas) {
+std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bool ends_early) {
   for (size_t r = 0; r < replicas.size(); ++r) {
     if (replicas[r].error.empty()) continue;
     return Refusal{"replica " + std::to_string(r) + " refused the step: " + replicas[r].error, replicas[r].is_value_error};
   }
-  for (size_t r = 1; r < replicas.size(); ++r) {
-    if (!replicas[r].same_step(replicas[0])) {
-      return Refusal{"step: expected all replicas to run the same step, got " + replicas[0].describe() +
-                     " on replica 0 and " + replicas[r].describe() + " on replica " + std::to_string(r) +
-                     ". Give every replica the same number of batches and call step functions in the same order."};
+  const auto has_joined = [](const ReplicaStep& step) { return step.has_joined; };
+  const auto active = std::find_if_not(replicas.begin(), replicas.end(), has_joined);
+  const auto joined = std::find_if(replicas.begin(), replicas.end(), has_joined);
+  const auto first = static_cast<size_t>(active - replicas.begin());
+  if (active != replicas.end() && joined != replicas.end()) {
+    const std::string who = "replica " + std::to_string(joined - replicas.begin());
+    if (ends_early) {
+      return Refusal{"smp::join: " + who + " has no batch left while replica " + std::to_string(first) +
+                     " has one, and throw_on_early_termination is set."};
     }
-    if (replicas[r].owners != replicas[0].owners) {
+    if (!active->owners.empty()) {
+      return Refusal{"step: expected a batch on every replica for the step that places a model, got none on " + who +
+                     ", which has run out of batches. Give each replica at least one in smp::join."};
+    }
+  }
+  for (size_t r = first + 1; r < replicas.size(); ++r) {
+    if (replicas[r].has_joined) continue;
+    const std::string difference = " on replica " + std::to_string(first);
+    if (!replicas[r].same_step(*active)) {
+      return Refusal{"step: expected all replicas to run the same step, got " + active->describe() + difference + " and " +
+                     replicas[r].describe() + " on replica " + std::to_string(r) +
+                     ". Give every replica the same number of batches (or see smp::join) and call step functions in the "
+                     "same order."};
+    }
+    if (replicas[r].owners != active->owners) {
       return Refusal{"step: expected the first step of a model to run, on all replicas, the same operators on the same "
-                     "shapes, got a difference between replicas 0 and " + std::to_string(r) +
+                     "shapes, got a difference between replicas " + std::to_string(first) + " and " + std::to_string(r) +
                      ". Give all replicas batches of one size."};
     }
   }
   return std::nullopt;
+}
+
+std::optional<int> most_steps_of_joined(const std::vector<ReplicaStep>& replicas) {
+  int best = 0;
+  for (size_t r = 0; r < replicas.size(); ++r) {
+    if (!replicas[r].has_joined) return std::nullopt;
+    if (replicas[r].joined_after > replicas[static_cast<size_t>(best)].joined_after) best = static_cast<int>(r);
+  }
+  return best;
 }
 
 std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& replicas) {
@@ -41,11 +70,14 @@ std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& repl
   out.put(own.step_function);
   out.put(own.training_steps);
   out.put<uint8_t>(own.trains);
+  out.put(own.reduced);
   out.put(own.reduction);
   out.put(own.error);
   out.put<uint8_t>(own.is_value_error);
   out.put<uint8_t>(own.reads);
   out.put(own.owners);
+  out.put<uint8_t>(own.has_joined);
+  out.put(own.joined_after);
   std::vector<ReplicaStep> steps;
   for (const std::string& bytes : replicas.all_gather(out.take())) {
     runtime::WireReader in(bytes);
@@ -53,11 +85,14 @@ std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& repl
     step.step_function = in.get<int32_t>();
     step.training_steps = in.get<uint64_t>();
     step.trains = in.get<uint8_t>() != 0;
+    step.reduced = in.get_string();
     step.reduction = in.get_string();
     step.error = in.get_string();
     step.is_value_error = in.get<uint8_t>() != 0;
     step.reads = in.get<uint8_t>() != 0;
     step.owners = in.get_string();
+    step.has_joined = in.get<uint8_t>() != 0;
+    step.joined_after = in.get<uint64_t>();
   }
   return steps;
 }

@@ -15,11 +15,14 @@ struct ReplicaStep {
   int32_t step_function = 0;
   uint64_t training_steps = 0;  // finished before this one
   bool trains = false;
-  std::string reduction{};  // which models average their gradients, and how
+  std::string reduced{};    // by model: '1' where it averages its gradients
+  std::string reduction{};  // the same with how, in words
   std::string error{};
   bool is_value_error = false;
   bool reads = false;    // its body has read a value and goes on
   std::string owners{};  // who holds what, if the step places models
+  bool has_joined = false;    // it has no step of its own any more
+  uint64_t joined_after = 0;  // then: steps of its own
 
   bool same_step(const ReplicaStep& other) const;
   /// "step function 1 (evaluation) after 20 training steps".
@@ -31,8 +34,11 @@ struct Refusal {
   bool is_value_error = true;
 };
 
-/// What keeps the replicas from running this step together, if anything does.
-std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas);
+/// What keeps the replicas from running this step together, if anything does. `ends_early`: all must have one.
+std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bool ends_early);
+
+/// When all have joined: the replica with the most steps, of several the first.
+std::optional<int> most_steps_of_joined(const std::vector<ReplicaStep>& replicas);
 
 /// Every replica's, by replica. Collective over `replicas`.
 std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& replicas);

@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;  // of the CPU allocator's memory
 
+using step_internal::Share;
 using step_internal::StepTensor;
 
 void check_data(const at::Tensor& tensor, int64_t position) {
@@ -25,13 +26,12 @@ void check_data(const at::Tensor& tensor, int64_t position) {
                     ": expected data, got a tensor that requires a gradient, which would be lost. detach() it.");
 }
 
-// The dimension along which it is cut, counted from 0.
-int64_t axis_of(const StepTensor& argument) {
-  const int64_t dim = argument.tensor.dim();
-  return argument.axis < 0 ? argument.axis + dim : argument.axis;
+std::string describe(const Share& share) {
+  const std::string microbatches = "microbatches=" + std::to_string(share.microbatches);
+  return share.replicas == 1 ? microbatches : std::to_string(share.replicas) + " replicas x " + microbatches;
 }
 
-void check_cut(const StepTensor& argument, int64_t microbatches) {
+void check_cut(const StepTensor& argument, const Share& share) {
   const at::Tensor& tensor = argument.tensor;
   TORCH_CHECK_VALUE(tensor.dim() > 0, "step argument ", argument.position,
                     ": expected a tensor with a batch dimension, got a scalar. Pass numbers as numbers, let the "
@@ -40,17 +40,17 @@ void check_cut(const StepTensor& argument, int64_t microbatches) {
   TORCH_CHECK_VALUE(axis >= 0 && axis < tensor.dim(), "step argument ", argument.position,
                     ": input_split_axes: expected a dimension of -", tensor.dim(), " ... ", tensor.dim() - 1,
                     " for sizes ", tensor.sizes(), ", got ", argument.axis, ".");
-  TORCH_CHECK_VALUE(tensor.size(axis) > 0 && tensor.size(axis) % microbatches == 0, "microbatch split of step argument ",
+  TORCH_CHECK_VALUE(tensor.size(axis) > 0 && tensor.size(axis) % share.total() == 0, "microbatch split of step argument ",
                     argument.position, axis == 0 ? std::string() : " along dimension " + std::to_string(axis),
-                    ": expected a batch size divisible by microbatches=", microbatches, ", got ", tensor.size(axis),
+                    ": expected a batch size divisible by ", describe(share), ", got ", tensor.size(axis),
                     ". Drop the last batch (DataLoaderOptions::drop_last) or change Config::microbatches.");
 }
 
-void check_argument(const StepTensor& argument, int64_t microbatches) {
+void check_argument(const StepTensor& argument, const Share& share) {
   for (const at::Tensor& piece : argument.pieces) check_data(piece, argument.position);
   if (!argument.pieces.empty()) return;
   check_data(argument.tensor, argument.position);
-  if (!argument.is_whole) check_cut(argument, microbatches);
+  if (!argument.is_whole) check_cut(argument, share);
 }
 
 bool is_dense(const at::Tensor& tensor) {
@@ -101,23 +101,36 @@ std::vector<at::Tensor> cut_strided(const at::Tensor& argument, int64_t axis, in
   return parts;
 }
 
-std::vector<at::Tensor> parts_of(const StepTensor& argument, int64_t microbatches) {
+// What is cut further: the replica's part.
+at::Tensor own_rows(const StepTensor& argument, const Share& share) {
+  if (share.replicas == 1) return argument.tensor;
+  const int64_t axis = axis_of(argument), rows = argument.tensor.size(axis) / share.replicas;
+  return argument.tensor.narrow(axis, share.replica * rows, rows);
+}
+
+std::vector<at::Tensor> parts_of(const StepTensor& argument, const Share& share) {
+  const int64_t microbatches = share.microbatches;
   std::vector<at::Tensor> parts;
   for (const at::Tensor& piece : argument.pieces) parts.push_back(whole(piece));
   if (!parts.empty()) return parts;
   if (argument.is_whole) return std::vector<at::Tensor>(static_cast<size_t>(microbatches), whole(argument.tensor));
   const int64_t axis = axis_of(argument);
-  return axis == 0 && is_dense(argument.tensor) ? cut_dense(argument.tensor, microbatches)
-                                                : cut_strided(argument.tensor, axis, microbatches);
+  const at::Tensor own = own_rows(argument, share);
+  return axis == 0 && is_dense(own) ? cut_dense(own, microbatches) : cut_strided(own, axis, microbatches);
 }
 
 }  // namespace
 
-std::vector<std::vector<at::Tensor>> split_arguments(const std::vector<StepTensor>& arguments, int64_t microbatches) {
-  for (const StepTensor& argument : arguments) check_argument(argument, microbatches);
-  std::vector<std::vector<at::Tensor>> split(static_cast<size_t>(microbatches));
+int64_t axis_of(const StepTensor& argument) {
+  const int64_t dim = argument.tensor.dim();
+  return argument.axis < 0 ? argument.axis + dim : argument.axis;
+}
+
+std::vector<std::vector<at::Tensor>> split_arguments(const std::vector<StepTensor>& arguments, const Share& share) {
+  for (const StepTensor& argument : arguments) check_argument(argument, share);
+  std::vector<std::vector<at::Tensor>> split(static_cast<size_t>(share.microbatches));
   for (const StepTensor& argument : arguments) {
-    auto parts = parts_of(argument, microbatches);
+    auto parts = parts_of(argument, share);
     for (size_t m = 0; m < split.size(); ++m) split[m].push_back(std::move(parts[m]));
   }
   return split;

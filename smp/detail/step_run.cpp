@@ -54,6 +54,11 @@ std::optional<std::vector<StepOutput>> StepRun::perform(const StepMessage& messa
       return std::nullopt;
     case Round::kFinish:
       return end(message, TablePart::kBackward);
+    case Round::kShadow:
+      shadow(message);
+      return std::vector<StepOutput>{};
+    case Round::kJoined:
+      break;
   }
   TORCH_INTERNAL_ASSERT(false, "unknown round");
 }
@@ -63,7 +68,7 @@ void StepRun::begin(const StepMessage& message) {
     const auto program = rank_.programs.find(fresh.hash);
     place(program, message.round);
   }
-  if (!std::exchange(has_begun_, true)) broadcast_buffers();
+  if (!std::exchange(has_begun_, true)) broadcast_buffers(message.first_active_replica);
 }
 
 // With the hooks of the models that it places as a whole.
@@ -156,7 +161,7 @@ const Schedule& StepRun::schedule(TablePart part, size_t first) {
 
 void StepRun::run(const Schedule& schedule, size_t first, const runtime::RunOptions& options) {
   const std::span<runtime::MicrobatchRun> runs(runs_.data() + first, runs_.size() - first);
-  runtime::RankResults made = rank_.executor.run(schedule, runs, options);
+  runtime::RankResults made = rank_.executor->run(schedule, runs, options);
   for (size_t i = 0; i < made.size(); ++i) results_[first + i].merge(made[i]);
 }
 
@@ -204,7 +209,7 @@ std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part)
   if (message.trains) {
     tied.emplace(rank_.models.owners(), rank_.models.bindings(), *rank_.context.pipeline);
     if (rank_.context.replicas->size() > 1) {
-      gradients.emplace(rank_.context, rank_.models, message.reduced);
+      gradients.emplace(rank_.context, rank_.models, message.reduced, message.gradient_divisor);
       gradients->begin(schedule(part, 0).columns[static_cast<size_t>(rank_.context.pipeline->rank())], runs_);
       options.observer = &*gradients;
     }
@@ -215,27 +220,49 @@ std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part)
   if (message.trains) {
     tied->finish();
     if (gradients) gradients->finish();
+  }
+  count(message);
+  ++rank_.join.num_steps;
+  return returned;
+}
+
+void StepRun::shadow(const StepMessage& message) {
+  if (message.trains) {
+    drop_averaged(rank_.models, message.reduced);
+    ReplicaGradients gradients(rank_.context, rank_.models, message.reduced, message.gradient_divisor);
+    gradients.begin({}, {});
+    gradients.finish();
+  }
+  count(message);
+}
+
+void StepRun::count(const StepMessage& message) {
+  if (message.trains) {
     count_pass(rank_.models, message.reduced);
     rank_.training_steps = message.step + 1;
   } else {
     rank_.evaluation_steps = message.evaluation_step + 1;
   }
-  return returned;
 }
 
-void StepRun::broadcast_buffers() {
-  const Context& context = rank_.context;
-  if (context.replicas->size() == 1) return;
-  const at::NoGradGuard no_grad;
+void StepRun::broadcast_buffers(int source) {
   for (const auto& model : rank_.models.all()) {
     if (!model->reduction.broadcasts_buffers) continue;
-    for (const runtime::NamedTensor& named : model->own.tensors()) {
-      if (named.kind != ValueKind::kBuffer || !rank_.models.is_placed_here(named.tensor)) continue;
-      at::Tensor data = named.tensor.contiguous();
-      context.replicas->broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.nbytes()), 0);
-      at::Tensor tensor = named.tensor;
-      if (!data.is_alias_of(tensor)) tensor.copy_(data);
-    }
+    broadcast_over_replicas(rank_, *model, source, [](const runtime::NamedTensor& named) { return named.kind == ValueKind::kBuffer; });
+  }
+}
+
+void broadcast_over_replicas(const RankState& rank, const Model& model, int source,
+                             const std::function<bool(const runtime::NamedTensor&)>& is_wanted) {
+  runtime::Transport& replicas = *rank.context.replicas;
+  if (replicas.size() == 1) return;
+  const at::NoGradGuard no_grad;
+  for (const runtime::NamedTensor& named : model.own.tensors()) {
+    if (!is_wanted(named) || !rank.models.is_placed_here(named.tensor)) continue;
+    at::Tensor data = named.tensor.detach().contiguous();
+    replicas.broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.nbytes()), source);
+    at::Tensor tensor = named.tensor;
+    if (!data.is_alias_of(tensor)) tensor.copy_(data);
   }
 }
 

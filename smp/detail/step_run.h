@@ -1,6 +1,7 @@
 // One step on one rank, round by round.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,6 +19,11 @@ using MicrobatchInputs = std::vector<std::vector<at::Tensor>>;
 
 /// Random numbers of microbatch `number` of this replica in a step that trains or not.
 runtime::RandomState random_state(const RankState& rank, bool trains, uint64_t step, uint64_t number, uint64_t count);
+
+/// Tensors of a model that live here, of the kinds that are wanted: every replica gets those of replica `source`.
+/// Collective over the replicas.
+void broadcast_over_replicas(const RankState& rank, const Model& model, int source,
+                             const std::function<bool(const runtime::NamedTensor&)>& is_wanted);
 
 class StepRun {
  public:
@@ -44,7 +50,9 @@ class StepRun {
   const partitioner::Schedule& schedule(TablePart part, size_t first);
   void collect_reads(size_t first);
   std::vector<StepOutput> end(const runtime::StepMessage& message, TablePart part);
-  void broadcast_buffers();
+  void shadow(const runtime::StepMessage& message);
+  void count(const runtime::StepMessage& message);
+  void broadcast_buffers(int source);
 
   RankState& rank_;
   bool has_begun_ = false;

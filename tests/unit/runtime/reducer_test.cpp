@@ -74,7 +74,7 @@ TEST(AverageGradients, ThatFailLeaveEveryGradientAsItWas) {
   weights.tied.mutable_grad() = torch::full({3}, 7.0);
   EXPECT_ANY_THROW(tests::run_ranks(2, [&](Transport& replicas) {
     if (replicas.rank() == 0) {
-      average_gradients({weights.tied, weights.own}, replicas, 1 << 20);
+      average_gradients({weights.tied, weights.own}, replicas, 1 << 20, replicas.size());
     } else {
       std::vector<int64_t> have = {1, 1};
       replicas.all_reduce_sum(have.data(), 2, c10::ScalarType::Long);

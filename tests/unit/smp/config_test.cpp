@@ -182,7 +182,8 @@ TEST(ConfigErrors, EveryTypeSaysWhatItExpects) {
   const std::map<std::string, std::string> problem_of = {
       {R"({"auto_partition": "True"})", "auto_partition: expected true or false, got \"True\""},
       {R"({"microbatches": 2.5})", "microbatches: expected an integer, 1 or more, got 2.5"},
-      {R"({"microbatches": true})", "microbatches: expected an integer, 1 or more, got true"},
+      {R"({"microbatches": true})", "microbatches: expected an integer, 1 or more, or \"auto\", got true"},
+      {R"({"microbatches": "many"})", "microbatches: expected an integer, 1 or more, or \"auto\", got \"many\""},
       {R"({"microbatches": [2]})", "microbatches: expected an integer, 1 or more, got [2]"},
       {R"({"microbatches": 3000000000})",
        "microbatches: expected at most 2147483647, got 3000000000"},
@@ -211,7 +212,7 @@ TEST(ConfigErrors, AFieldOutsideItsConstraintIsRefusedWithoutJson) {
     return error_of([&] { Config::resolve(config, environment({})); });
   };
   EXPECT_EQ(error({.microbatches = 0}),
-            one_error("microbatches: expected an integer, 1 or more, got 0"));
+            one_error("microbatches: expected an integer, 1 or more, or \"auto\", got 0"));
   EXPECT_EQ(error({.timeout_s = std::nan("")}),
             one_error("timeout_s: expected a number, above 0, got nan"));
   EXPECT_EQ(error({.pipeline = static_cast<smp::Pipeline>(7)}),
@@ -296,9 +297,23 @@ Config every_field_changed() {
   return config;
 }
 
+TEST(ConfigErrors, WhatSaysWhereThingsGoExcludesAutoParallelism) {
+  const std::string with = " with parallelism=\"auto\" (argument), got ";
+  EXPECT_EQ(json_error(R"({"parallelism": "auto", "partitions": 2})"),
+            one_error("pipeline_parallel_degree: expected none" + with + "2"));
+  EXPECT_EQ(json_error(R"({"parallelism": "auto", "auto_partition": false})"),
+            one_error("auto_partition: expected true" + with + "false"));
+  EXPECT_EQ(json_error(R"({"parallelism": "auto", "rank_speed": [1, 0.5]})"),
+            one_error("rank_speed: expected equal ranks" + with + "[1,0.5]"));
+}
+
 TEST(ConfigText, RoundTripsThroughJson) {
-  const Config changed = every_field_changed();
+  Config changed = every_field_changed();
+  changed.parallelism = smp::Parallelism::kManual;  // kAuto excludes others
   EXPECT_EQ(Config::from_json(changed.to_json()), changed);
+  const Config automatic{.parallelism = smp::Parallelism::kAuto, .microbatches = smp::kAutoMicrobatches};
+  EXPECT_EQ(Config::from_json(automatic.to_json()), automatic);
+  EXPECT_EQ(Config::from_json(R"({"parallelism": "auto", "microbatches": "auto"})"), automatic);
   EXPECT_EQ(Config::from_json(Config{}.to_json()), Config{});
 }
 

@@ -20,7 +20,7 @@ bool is_aligned(const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(t
 
 /// Checks the parts of `batch` and tells whether the first of them lies in the memory of `batch`.
 bool shares_memory(const at::Tensor& batch, int64_t microbatches) {
-  const auto parts = split_arguments({{.tensor = batch}}, microbatches);
+  const auto parts = split_arguments({{.tensor = batch}}, {.microbatches = microbatches});
   EXPECT_EQ(parts.size(), static_cast<size_t>(microbatches));
   for (int64_t m = 0; m < microbatches; ++m) {
     const at::Tensor& part = parts[static_cast<size_t>(m)].at(0);
@@ -41,14 +41,14 @@ TEST(SplitArguments, TransposedArgumentsAreCopied) { EXPECT_FALSE(shares_memory(
 TEST(SplitArguments, ChannelsLastStaysChannelsLast) {
   const at::Tensor images = rows(4, 3 * 5 * 5, 1).view({4, 3, 5, 5}).contiguous(at::MemoryFormat::ChannelsLast);
   EXPECT_FALSE(shares_memory(images, 2));
-  EXPECT_TRUE(split_arguments({{.tensor = images}}, 2)[0][0].is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_TRUE(split_arguments({{.tensor = images}}, {.microbatches = 2})[0][0].is_contiguous(at::MemoryFormat::ChannelsLast));
 }
-TEST(SplitArguments, RowsWithoutElementsSplit) { EXPECT_EQ(split_arguments({{.tensor = rows(4, 0, 1)}}, 2)[1][0].size(0), 2); }
+TEST(SplitArguments, RowsWithoutElementsSplit) { EXPECT_EQ(split_arguments({{.tensor = rows(4, 0, 1)}}, {.microbatches = 2})[1][0].size(0), 2); }
 TEST(SplitArguments, PartsOutliveTheArgument) {
   std::vector<std::vector<at::Tensor>> parts;
   {
     const at::Tensor batch = rows(8, 16, 1);
-    parts = split_arguments({{.tensor = batch}}, 2);
+    parts = split_arguments({{.tensor = batch}}, {.microbatches = 2});
   }
   expect_bit_equal(parts[1][0], rows(8, 16, 1).narrow(0, 4, 4).clone(), "after the argument has gone");
 }

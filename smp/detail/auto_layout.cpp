@@ -1,0 +1,206 @@
+// Captures for planning only, and the comparison of plans.
+#include "smp/detail/auto_layout.h"
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <numeric>
+#include <optional>
+#include <sstream>
+
+#include "partitioner/plan/choose_layout.h"
+#include "runtime/capture/body_capture.h"
+#include "runtime/tags.h"
+#include "runtime/watch/root_cause.h"
+#include "runtime/wire.h"
+#include "smp/detail/local_values.h"
+#include "smp/detail/rank_state.h"
+#include "smp/detail/split.h"
+
+namespace smp::detail {
+
+using namespace partitioner;
+using step_internal::Call;
+using step_internal::Share;
+
+namespace {
+
+constexpr int kMostMicrobatches = 32;
+
+/// Thrown through a body that reads a value which only a run could tell.
+struct BodyStopped {};
+
+/// The graphs of the first microbatch of a batch, by the number of parts that the batch is cut into.
+class TrialCaptures {
+ public:
+  TrialCaptures(RankState& rank, const Call& call) : rank_(rank), call_(call) {}
+
+  /// Null where the batch cannot be cut so, or the body throws.
+  const Graph* graph(int64_t parts) {
+    const auto known = graphs_.find(parts);
+    if (known != graphs_.end()) return known->second ? &*known->second : nullptr;
+    std::optional<Graph>& graph = graphs_[parts];
+    try {
+      graph = capture(split_arguments(call_.arguments({.microbatches = parts}), {.microbatches = parts}).front());
+    } catch (...) {
+      if (!first_error_) first_error_ = std::current_exception();
+    }
+    return graph ? &*graph : nullptr;
+  }
+  [[noreturn]] void rethrow() const { std::rethrow_exception(first_error_); }
+
+ private:
+  Graph capture(const std::vector<at::Tensor>& inputs) {
+    runtime::BodyCapture capture(rank_.models.bindings());
+    std::optional<Graph> until_read;
+    capture.set_reader([&](const runtime::ValueRead& wanted) {
+      const auto local = runtime::local_slice(wanted.graph, wanted.num_nodes, wanted.values);
+      if (local) return compute_locally(wanted, *local, inputs, rank_.models.bindings(), {});
+      until_read = wanted.graph;
+      until_read->read = wanted.values;
+      until_read->returned.clear();
+      throw BodyStopped{};
+    });
+    std::vector<at::Tensor> ghosts = capture.begin(inputs, rank_.models.training_flags());
+    rank_.body_in_progress = &capture;
+    try {
+      std::vector<at::Tensor> returned;
+      {
+        const runtime::InterceptScope scope(capture);
+        returned = call_.body(ghosts, 0);
+      }
+      rank_.body_in_progress = nullptr;
+      // A body that caught what stopped it has gone on without the value.
+      if (until_read) throw BodyStopped{};
+      return capture.finish(returned).recording->graph;
+    } catch (const BodyStopped&) {
+      rank_.body_in_progress = nullptr;
+      capture.abandon();
+      return std::move(*until_read);
+    } catch (...) {
+      rank_.body_in_progress = nullptr;
+      capture.abandon();
+      throw;
+    }
+  }
+
+  RankState& rank_;
+  const Call& call_;
+  std::map<int64_t, std::optional<Graph>> graphs_;
+  std::exception_ptr first_error_;
+};
+
+// What divides all sizes that are cut.
+int64_t rows_of(const Call& call) {
+  int64_t rows = 0;
+  for (const auto& argument : call.arguments({})) {
+    const bool is_cut = argument.pieces.empty() && !argument.is_whole && argument.tensor.defined();
+    const int64_t axis = is_cut ? axis_of(argument) : -1;
+    if (axis >= 0 && axis < argument.tensor.dim()) rows = std::gcd(rows, argument.tensor.size(axis));
+  }
+  TORCH_CHECK_VALUE(rows > 0, "step: expected a tensor among the arguments that is cut into microbatches, got none, so that ",
+                    "microbatches=auto cannot know into how many. Give a number: Config::microbatches.");
+  return rows;
+}
+
+std::string describe(const Layout& layout) {
+  std::ostringstream text;
+  text << layout.replicas << (layout.replicas == 1 ? " pipeline of " : " pipelines of ") << layout.pipeline_ranks
+       << (layout.pipeline_ranks == 1 ? " rank, " : " ranks, ") << layout.microbatches << " microbatches";
+  return text.str();
+}
+
+/// `groups`: pipeline ranks and replicas. `shared`: the replicas share the batch, else each has one of its own.
+Layout choose(RankState& rank, const Call& call, const std::vector<std::pair<int, int>>& groups, bool shared) {
+  const Config& config = rank.context.config;
+  const int64_t rows = config.microbatches == kAutoMicrobatches || shared ? rows_of(call) : 0;
+  TrialCaptures captures(rank, call);
+  std::vector<LayoutCandidate> candidates;
+  for (const auto& [pipeline_ranks, replicas] : groups) {
+    const int64_t parts = shared ? replicas : 1;
+    if (rows % parts != 0) continue;
+    const auto counts = config.microbatches == kAutoMicrobatches
+                            ? microbatch_counts(rows / parts, kMostMicrobatches)
+                            : std::vector<int>{static_cast<int>(config.microbatches)};
+    for (const int count : counts) {
+      const Graph* graph = captures.graph(parts * count);
+      if (graph != nullptr) candidates.push_back({pipeline_ranks, replicas, count, rows / parts, graph});
+    }
+  }
+  if (candidates.empty()) captures.rethrow();
+  const LayoutChoice choice = choose_layout(candidates, rank.programs.options(*candidates.front().graph));
+  const LayoutCandidate& best = candidates[choice.best];
+  const Layout layout{best.pipeline_ranks, best.replicas, best.microbatches};
+  if (rank.context.world->rank() == 0) {
+    std::ostringstream text;
+    text << "chosen for batches of " << rows << ": " << describe(layout) << ", predicted "
+         << choice.predictions[choice.best].step_us / 1000 << " ms per step; best of " << candidates.size();
+    rank.context.logger.info(text.str());
+  }
+  return layout;
+}
+
+}  // namespace
+
+Share share_of(RankState& rank, int step_number, const Call& call) {
+  const Context& context = rank.context;
+  const bool shared = context.config.parallelism == Parallelism::kAuto;
+  Share share{.microbatches = context.config.microbatches};
+  if (shared) share.replica = context.replicas->rank(), share.replicas = context.replicas->size();
+  if (share.microbatches != kAutoMicrobatches) return share;
+  const auto [known, is_new] = rank.auto_microbatches.try_emplace({step_number, rows_of(call)}, 0);
+  if (is_new) {
+    try {
+      known->second = choose(rank, call, {{context.pipeline->size(), context.replicas->size()}}, shared).microbatches;
+    } catch (...) {
+      rank.auto_microbatches.erase(known);
+      throw;
+    }
+  }
+  share.microbatches = known->second;
+  return share;
+}
+
+namespace {
+
+std::string choose_for_all(RankState& rank, int step_number, const Call& call) {
+  runtime::WireWriter out;
+  std::string error;
+  Layout layout;
+  try {
+    layout = choose(rank, call, layouts_of(rank.context.world->size()), /*shared=*/true);
+    if (rank.context.config.microbatches == kAutoMicrobatches) {
+      rank.auto_microbatches[{step_number, rows_of(call)}] = layout.microbatches;
+    }
+  } catch (...) {
+    error = runtime::describe_exception(std::current_exception());
+  }
+  out.put(static_cast<int32_t>(step_number));
+  out.put(static_cast<int32_t>(layout.pipeline_ranks));
+  out.put(error);
+  return out.take();
+}
+
+}  // namespace
+
+void lay_out(RankState& rank, int step_number, const Call& call) {
+  runtime::Transport& world = *rank.context.world;
+  std::string bytes;
+  if (world.rank() == 0) {
+    bytes = choose_for_all(rank, step_number, call);
+    for (int r = 1; r < world.size(); ++r) world.send_bytes(r, runtime::kLayoutTag, bytes);
+  } else {
+    bytes = world.receive_bytes(0, runtime::kLayoutTag);
+  }
+  runtime::WireReader in(bytes);
+  const auto step_function = in.get<int32_t>();
+  const auto pipeline_ranks = in.get<int32_t>();
+  const std::string error = in.get_string();
+  TORCH_CHECK_VALUE(error.empty(), error);
+  TORCH_CHECK(step_function == step_number, "step: expected all ranks to call the same step function, got number ",
+              step_function, " on rank 0 and number ", step_number, " on rank ", world.rank(), ".");
+  rank.context.lay_out(pipeline_ranks);
+  rank.executor.emplace(*rank.context.pipeline, rank.context.buffers);
+}
+
+}  // namespace smp::detail

@@ -1,0 +1,119 @@
+// What the leaders of the replicas do together.
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "smp/detail/leader.h"
+#include "smp/detail/replica_gradients.h"
+
+namespace smp::detail {
+
+using runtime::Round;
+using runtime::StepMessage;
+
+std::string Leader::owners_after(const StepMessage& message) const {
+  if (message.new_programs.empty() || planned_ == rank_.models.owners()) return "";
+  std::string text;
+  for (const auto& [name, ranks] : planned_) {
+    text += name;
+    for (int rank : ranks) text += " " + std::to_string(rank);
+    text += "\n";
+  }
+  return text;
+}
+
+// Who has joined has nothing to say about buffers and the step, and may count in means.
+void Leader::follow_active(const std::vector<ReplicaStep>& all, StepMessage& message) {
+  const auto is_active = [](const ReplicaStep& step) { return !step.has_joined; };
+  const auto first = std::find_if(all.begin(), all.end(), is_active);
+  message.first_active_replica = first_active_replica_ = static_cast<int32_t>(first - all.begin());
+  const bool by_all = rank_.join.options.divide_by_initial_world_size;
+  gradient_divisor_ = static_cast<int32_t>(by_all ? all.size() : std::count_if(all.begin(), all.end(), is_active));
+  message.gradient_divisor = gradient_divisor_;
+}
+
+// The leaders of the replicas meet before the first message of a step, and where one of them reads values once more at its
+// end. They see each other's refusals, whether all run the same step, and whether all place their models alike.
+void Leader::meet_replicas(StepMessage& message, bool is_last) {
+  runtime::Transport& replicas = *rank_.context.replicas;
+  if (replicas.size() == 1 || (has_met_replicas_ && !is_last) || (has_met_replicas_ && !a_replica_reads_)) return;
+  ReplicaStep own{.step_function = step_number_, .training_steps = message.step, .error = message.error};
+  own.is_value_error = message.is_value_error;
+  own.trains = message.trains;
+  own.reduced = message.reduced;
+  if (own.trains) own.reduction = describe_reductions(rank_.models, message.reduced);
+  own.reads = !is_last;
+  own.owners = owners_after(message);
+  const bool is_first = !has_met_replicas_;
+  has_met_replicas_ = true;
+  const std::vector<ReplicaStep> all = gather(own, replicas);
+  for (const ReplicaStep& other : all) a_replica_reads_ = a_replica_reads_ || (is_first && other.reads);
+  follow_active(all, message);
+  const std::optional<Refusal> refusal = disagreement(all, rank_.join.options.throw_on_early_termination);
+  if (refusal && message.error.empty()) {
+    message.error = refusal->text;
+    message.is_value_error = refusal->is_value_error;
+  }
+  if (!is_last && refusal) {
+    a_replica_reads_ = false;  // all know, and will not meet again
+    throw_refusal(message);
+  }
+  if (!is_last || !is_first || !a_replica_reads_ || refusal) return;
+  // Another replica reads. This one begins with it, and then waits for how that ends.
+  StepMessage begin = message;
+  begin.round = Round::kForward;
+  begin.microbatches.clear();
+  send(begin);
+  perform(begin);
+  message.new_programs.clear();
+  meet_replicas(message, /*is_last=*/true);
+}
+
+// The replica has no batch left. It meets the others as often as each of them meets all: at the start of a step, and where
+// one reads once more at its end.
+std::optional<int> Leader::shadow() {
+  ReplicaStep own;
+  own.has_joined = true;
+  own.joined_after = rank_.join.num_steps;
+  std::vector<ReplicaStep> all = gather(own, *rank_.context.replicas);
+  if (const auto source = most_steps_of_joined(all)) return source;
+  StepMessage message = new_message(Round::kShadow, 0);
+  const auto refused = [&] {
+    const auto refusal = disagreement(all, rank_.join.options.throw_on_early_termination);
+    if (refusal) message.error = refusal->text, message.is_value_error = refusal->is_value_error;
+    return refusal.has_value();
+  };
+  if (refused()) {
+    if (!rank_.join.options.throw_on_early_termination) return std::nullopt;
+    send(message);
+    throw_refusal(message);
+  }
+  follow_active(all, message);
+  const bool reads = std::any_of(all.begin(), all.end(), [](const ReplicaStep& other) { return other.reads; });
+  if (reads) {
+    StepMessage begin = message;
+    begin.round = Round::kForward;
+    send(begin);
+    perform(begin);
+    all = gather(own, *rank_.context.replicas);
+    if (refused()) {
+      send(message);
+      return std::nullopt;
+    }
+  }
+  const ReplicaStep& active = all[static_cast<size_t>(message.first_active_replica)];
+  message.trains = active.trains;
+  message.step = active.training_steps;
+  message.reduced = active.reduced;
+  send(message);
+  perform(message);
+  return std::nullopt;
+}
+
+void Leader::end_join(int source) {
+  StepMessage message = new_message(Round::kJoined, 0);
+  message.first_active_replica = source;
+  send(message);
+}
+
+}  // namespace smp::detail
