@@ -17,16 +17,20 @@ using runtime::StepMessage;
 
 namespace {
 
-/// Within a join: in here all replicas do the same.
+/// A step, from its first message to its last: within a join, all replicas do the same in here.
 class StepScope {
  public:
-  explicit StepScope(Context& context) : context_(context) { context_.is_in_step = true; }
-  ~StepScope() { context_.is_in_step = false; }
+  StepScope(Context& context, Models& models) : context_(context), models_(models) { context_.is_in_step = true; }
+  ~StepScope() {
+    context_.is_in_step = false;
+    models_.forget_alike();
+  }
   StepScope(const StepScope&) = delete;
   StepScope& operator=(const StepScope&) = delete;
 
  private:
   Context& context_;
+  Models& models_;
 };
 
 }  // namespace
@@ -51,7 +55,7 @@ void Conductor::remove_model(const Model& model) {
 std::vector<StepOutput> Conductor::run_step(int step_number, const step_internal::Call& call) {
   TORCH_CHECK(body_in_progress() == nullptr, "step: expected a call outside of step bodies, got one from within a body. "
               "Call the step functions one after the other, or share a plain function between their bodies.");
-  const StepScope scope(context());
+  const StepScope scope(context(), rank_.models);
   if (!context().is_laid_out) lay_out(rank_, step_number, call);
   return rank_.leads() ? Leader(rank_, step_number, call).run() : follow(step_number);
 }
@@ -85,7 +89,7 @@ void Conductor::finish_join() {
 }
 
 int Conductor::lead_join() {
-  const StepScope scope(context());
+  const StepScope scope(context(), rank_.models);
   const step_internal::Call none;
   for (;;) {
     Leader leader(rank_, 0, none);
@@ -97,7 +101,7 @@ int Conductor::lead_join() {
 }
 
 int Conductor::follow_join() {
-  const StepScope scope(context());
+  const StepScope scope(context(), rank_.models);
   for (;;) {
     StepRun run(rank_);
     for (bool is_over = false; !is_over;) {

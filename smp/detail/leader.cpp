@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "partitioner/graph/graph_io.h"
 #include "partitioner/plan/plan_io.h"
@@ -97,11 +98,13 @@ Leader::Leader(RankState& rank, int step_number, const step_internal::Call& call
 
 std::vector<StepOutput> Leader::run() {
   StepMessage message = new_message(Round::kWhole, 0);
-  message.forgotten = rank_.programs.forget_least_used(static_cast<size_t>(rank_.context.config.max_cached_graphs));
-  forgotten_ = message.forgotten;
+  forgotten_ = rank_.programs.forget_least_used(static_cast<size_t>(rank_.context.config.max_cached_graphs));
   std::exception_ptr own_error;
   try {
     capture_bodies();
+    // Whatever a body that caught one of these has made of it.
+    if (failure_) std::rethrow_exception(failure_);
+    if (refusal_) throw_refusal(*refusal_);
     check_same_returns(bodies_);
     const bool trains = std::any_of(bodies_.begin(), bodies_.end(), [](const CapturedBody& body) {
       return body.recording->graph.has_backward();
@@ -114,6 +117,7 @@ std::vector<StepOutput> Leader::run() {
       rank_.programs.schedule(programs, TablePart::kWhole);
     } else {
       forward_captured();
+      leave_out_dropped();
       message = new_message(Round::kFinish, bodies_.size());
     }
     message.trains = trains;
@@ -122,7 +126,7 @@ std::vector<StepOutput> Leader::run() {
     message.error = runtime::describe_exception(own_error);
     message.is_value_error = is_value_error(own_error);
   }
-  if (has_failed_) std::rethrow_exception(own_error);
+  if (failure_) std::rethrow_exception(own_error);
   meet_replicas(message, /*is_last=*/true);
   if (!message.error.empty()) {
     refuse(message);
@@ -184,11 +188,17 @@ void Leader::capture_body(runtime::BodyCapture& capture, const std::string& key)
   rank_.body_in_progress = nullptr;
   ghosts.clear();
   capture.release_run();
-  if (m < assumed_.size() && !same_run(assumed_[m], bodies_[m])) assumed_.resize(m);
+  if (m < assumed_.size() && !same_run(assumed_[m], bodies_[m])) {
+    assumed_.resize(m);
+    foresees_ = false;
+  }
 }
 
 std::vector<at::Tensor> Leader::read(const ValueRead& wanted) {
   const size_t m = bodies_.size();
+  // A body that has caught the exception of an earlier read: there is nothing that could answer it.
+  if (failure_) std::rethrow_exception(failure_);
+  if (refusal_) throw_refusal(*refusal_);
   if (wanted.is_local) {
     return compute_locally(wanted, *runtime::local_slice(wanted.graph, wanted.num_nodes, wanted.values), inputs_[m],
                            rank_.models.bindings(), {});
@@ -210,6 +220,7 @@ std::vector<at::Tensor> Leader::probe(const ValueRead& wanted) {
   const bool trains = at::GradMode::is_enabled() && rank_.models.training_flags().find('t') != std::string::npos;
   if (!trains_) trains_ = trains;
   if (all_here(wanted) && m == 0) {
+    begin_ahead();
     std::vector<NodeId> nodes(static_cast<size_t>(wanted.num_nodes));
     for (NodeId n = 0; n < wanted.num_nodes; ++n) nodes[static_cast<size_t>(n)] = n;
     const uint64_t step = *trains_ ? rank_.training_steps : rank_.evaluation_steps;
@@ -217,6 +228,7 @@ std::vector<at::Tensor> Leader::probe(const ValueRead& wanted) {
                            random_state(rank_, *trains_, step, m, inputs_.size()));
   }
   forward_captured();
+  assumed_.resize(std::min(assumed_.size(), m));  // the probe takes the place of what ran ahead
   auto recording = std::make_shared<runtime::Recording>();
   recording->graph = wanted.graph;
   recording->graph.read = wanted.values;
@@ -236,6 +248,16 @@ std::vector<at::Tensor> Leader::probe(const ValueRead& wanted) {
   return values;
 }
 
+// Before the first step of a model its values may still differ between ranks; from here on they do not.
+void Leader::begin_ahead() {
+  if (has_run_ahead_ || rank_.models.are_alike()) return;
+  has_run_ahead_ = true;
+  StepMessage message = new_message(Round::kForward, 0);
+  meet_replicas(message, /*is_last=*/false);
+  send(message);
+  perform(message);
+}
+
 // Nothing that the run needs has been placed, so every rank holds it.
 bool Leader::all_here(const ValueRead& wanted) const {
   return std::none_of(wanted.graph.values.begin(), wanted.graph.values.end(), [&](const Value& value) {
@@ -243,13 +265,15 @@ bool Leader::all_here(const ValueRead& wanted) const {
   });
 }
 
-// Forwards of the bodies that have ended, of the one in progress, and of the later ones, taken to be like it.
+// Forwards of the bodies that have ended, of the one in progress, and of the later ones, taken to be like it. Once that was
+// wrong in a step, none of later ones: each body may use a number of its own, and all would run again for each.
 void Leader::run_ahead(const CapturedBody& current) {
   const size_t first = assumed_.size();
   has_run_ahead_ = true;
   if (!trains_) trains_ = current.recording->graph.has_backward();
   StepMessage message = new_message(Round::kForward, first);
-  for (size_t m = first; m < inputs_.size(); ++m) {
+  const size_t end = foresees_ ? inputs_.size() : bodies_.size() + 1;
+  for (size_t m = first; m < end; ++m) {
     assumed_.push_back(m < bodies_.size() ? bodies_[m] : current);
     add_microbatch(assumed_.back(), message);
   }
@@ -270,6 +294,26 @@ void Leader::forward_captured() {
   meet_replicas(message, /*is_last=*/false);
   send(message);
   perform(message);
+}
+
+// Programs that ran ahead and that no body has become place nothing. Where one of them would have, all of them go, because
+// they are planned for that placement.
+void Leader::leave_out_dropped() {
+  const auto is_used = [this](uint64_t hash) {
+    return std::any_of(bodies_.begin(), bodies_.end(), [hash](const auto& body) { return body.recording->hash == hash; });
+  };
+  runtime::Owners owners = rank_.models.owners();
+  for (uint64_t hash : added_) {
+    const std::shared_ptr<Program> program = rank_.programs.find(hash);
+    if (is_used(hash)) owners = rank_.models.owners_after(program->graph, program->plan, owners);
+  }
+  if (owners == planned_) return;
+  planned_ = std::move(owners);
+  for (uint64_t hash : added_) {
+    if (is_used(hash)) continue;
+    rank_.programs.erase(hash);
+    forgotten_.push_back(hash);
+  }
 }
 
 void Leader::check_random_stream(bool trains) const {
@@ -293,7 +337,6 @@ StepMessage Leader::new_message(Round round, size_t first) const {
   message.num_microbatches = static_cast<int32_t>(inputs_.size());
   message.trains = trains_.value_or(false);
   message.reduced = reductions(rank_.models);
-  message.forgotten = forgotten_;
   message.first_active_replica = first_active_replica_;
   message.gradient_divisor = gradient_divisor_;
   return message;
@@ -322,7 +365,7 @@ void Leader::add_program(const runtime::Recording& recording, StepMessage& messa
     program->constants[constant.value] = constant.recorded();
     fresh.constants.push_back({constant.value, constant.recorded()});
   }
-  unsent_.push_back(recording.hash);
+  added_.push_back(recording.hash);
   message.new_programs.push_back(std::move(fresh));
 }
 
@@ -331,23 +374,24 @@ std::optional<std::vector<StepOutput>> Leader::perform(const StepMessage& messag
     return run_.perform(message, inputs_);
   } catch (...) {
     // The others are in the middle of this step and would wait for ever, should the caller go on.
-    has_failed_ = true;
+    failure_ = std::current_exception();
     rank_.context.world->abort(runtime::describe_exception(std::current_exception()));
     throw;
   }
 }
 
-void Leader::send(const StepMessage& message) {
-  unsent_.clear();
+void Leader::send(StepMessage& message) {
   runtime::Transport& pipeline = *rank_.context.pipeline;
+  message.forgotten = std::exchange(forgotten_, {});  // once: a program may be made anew in the same step
   if (pipeline.size() == 1) return;
   const std::string bytes = runtime::encode(message);
   for (int r = 1; r < pipeline.size(); ++r) pipeline.send_bytes(r, runtime::kStepTag, bytes);
 }
 
-// Followers never hear of the programs of messages that were not sent, so the leader forgets them too.
+// All ranks forget the step's new programs: they were planned for a placement that never was.
 void Leader::refuse(StepMessage& message) {
-  for (uint64_t hash : unsent_) rank_.programs.erase(hash);
+  for (uint64_t hash : added_) rank_.programs.erase(hash);
+  forgotten_.insert(forgotten_.end(), added_.begin(), added_.end());
   message.new_programs.clear();
   message.microbatches.clear();
   run_.drop_from(0);

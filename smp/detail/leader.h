@@ -1,6 +1,7 @@
 // The leader's part of a step: it runs the body for each microbatch and tells the followers what to run.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,6 +42,7 @@ class Leader {
   std::vector<at::Tensor> read(const runtime::ValueRead& read);
   std::vector<at::Tensor> probe(const runtime::ValueRead& read);
   void run_ahead(const runtime::CapturedBody& assumed);
+  void begin_ahead();
   void forward_captured();
   bool all_here(const runtime::ValueRead& read) const;
 
@@ -48,13 +50,14 @@ class Leader {
   void add_microbatch(const runtime::CapturedBody& body, runtime::StepMessage& message);
   void add_program(const runtime::Recording& recording, runtime::StepMessage& message);
   std::optional<std::vector<StepOutput>> perform(const runtime::StepMessage& message);
+  void leave_out_dropped();
   void check_random_stream(bool trains) const;
 
   void follow_active(const std::vector<ReplicaStep>& all, runtime::StepMessage& message);
   void meet_replicas(runtime::StepMessage& message, bool is_last);
-  void send(const runtime::StepMessage& message);
+  void send(runtime::StepMessage& message);
   void refuse(runtime::StepMessage& message);
-  std::string owners_after(const runtime::StepMessage& message) const;
+  std::string new_owners() const;
 
   RankState& rank_;
   int step_number_;
@@ -69,10 +72,12 @@ class Leader {
   int32_t first_active_replica_ = 0;
   int32_t gradient_divisor_ = 1;
   bool a_replica_reads_ = false;
-  bool has_failed_ = false;    // while a round ran
-  bool has_run_ahead_ = false;  // some forward has run, though it may be undone by now
-  std::vector<uint64_t> unsent_;     // programs that the followers have not heard of
-  std::vector<uint64_t> forgotten_;  // programs; told with every message of the step
+  std::exception_ptr failure_;   // of a round
+  std::optional<runtime::StepMessage> refusal_;  // by the replicas, in answer to a read
+  bool has_run_ahead_ = false;  // rounds have begun, though their forwards may be undone by now
+  bool foresees_ = true;        // bodies have done what was assumed of them
+  std::vector<uint64_t> added_;      // programs new in this step
+  std::vector<uint64_t> forgotten_;  // programs that the followers do not know to be forgotten
 };
 
 }  // namespace smp::detail

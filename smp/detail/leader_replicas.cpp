@@ -11,8 +11,8 @@ namespace smp::detail {
 using runtime::Round;
 using runtime::StepMessage;
 
-std::string Leader::owners_after(const StepMessage& message) const {
-  if (message.new_programs.empty() || planned_ == rank_.models.owners()) return "";
+std::string Leader::new_owners() const {
+  if (planned_ == rank_.models.owners()) return "";
   std::string text;
   for (const auto& [name, ranks] : planned_) {
     text += name;
@@ -43,7 +43,7 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
   own.reduced = message.reduced;
   if (own.trains) own.reduction = describe_reductions(rank_.models, message.reduced);
   own.reads = !is_last;
-  own.owners = owners_after(message);
+  if (is_last && own.error.empty()) own.owners = new_owners();
   const bool is_first = !has_met_replicas_;
   has_met_replicas_ = true;
   const std::vector<ReplicaStep> all = gather(own, replicas);
@@ -56,6 +56,7 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
   }
   if (!is_last && refusal) {
     a_replica_reads_ = false;  // all know, and will not meet again
+    refusal_ = message;
     throw_refusal(message);
   }
   if (!is_last || !is_first || !a_replica_reads_ || refusal) return;

@@ -1,6 +1,7 @@
 // Registration and placement of models.
 #include "smp/detail/models.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
@@ -9,6 +10,7 @@
 #include <cctype>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 
 #include "partitioner/report/partition_table.h"
 #include "smp/detail/programs.h"
@@ -166,14 +168,50 @@ std::vector<std::shared_ptr<Model>> Models::to_place(const Graph& graph) const {
   return found;
 }
 
+bool Models::are_alike() const {
+  return std::all_of(models_.begin(), models_.end(), [this](const auto& model) { return is_placed(*model) || model->is_alike; });
+}
+
+void Models::make_alike() {
+  for (const auto& model : models_) {
+    if (is_placed(*model) || std::exchange(model->is_alike, true)) continue;
+    std::vector<at::Tensor> tensors;
+    for (const runtime::NamedTensor& named : model->own.tensors()) {
+      if (!is_placed(named.tensor)) tensors.push_back(named.tensor);
+    }
+    broadcast_tensors(tensors, *context_.world, 0);
+  }
+}
+
+void Models::forget_alike() {
+  for (const auto& model : models_) model->is_alike = model->is_alike && is_placed(*model);
+}
+
+void broadcast_tensors(const std::vector<at::Tensor>& tensors, runtime::Transport& group, int source) {
+  if (group.size() == 1) return;
+  const at::NoGradGuard no_grad;
+  for (at::Tensor tensor : tensors) {
+    at::Tensor data = tensor.detach().contiguous();
+    group.broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.nbytes()), source);
+    if (!data.is_alias_of(tensor)) tensor.copy_(data);
+  }
+}
+
 void Models::place(const std::shared_ptr<const Program>& program, Placement placement) {
   runtime::Owners owners = owners_after(program->graph, program->plan, owners_, placement);
   std::vector<runtime::NamedTensor> added;
   for (const runtime::NamedTensor& named : bindings_.tensors()) {
     if (owners.contains(named.name) && !owners_.contains(named.name)) added.push_back(named);
   }
+  // What is alike already may have been written to since: by the forwards of a step whose body reads.
+  std::vector<runtime::NamedTensor> unlike = added;
+  std::erase_if(unlike, [this](const runtime::NamedTensor& named) {
+    return std::any_of(models_.begin(), models_.end(), [&](const auto& model) {
+      return model->is_alike && model->own.find(named.tensor) != nullptr;
+    });
+  });
   const runtime::Bindings fresh(std::move(added));
-  runtime::synchronise(owners, fresh, *context_.pipeline, *context_.replicas);
+  runtime::synchronise(owners, runtime::Bindings(std::move(unlike)), *context_.pipeline, *context_.replicas);
   runtime::release_others(owners, fresh, context_.pipeline->rank());
   owners_ = std::move(owners);
   if (placement == Placement::kUsedTensors) return;

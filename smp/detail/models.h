@@ -40,6 +40,9 @@ struct Reduction {
   runtime::ReducerOptions options(int number) const;
 };
 
+/// Every rank of `group` gets the values of its rank `source`. Collective.
+void broadcast_tensors(const std::vector<at::Tensor>& tensors, runtime::Transport& group, int source);
+
 /// What a program places of a model that it uses for the first time.
 enum class Placement { kWholeModels, kUsedTensors };
 
@@ -51,6 +54,7 @@ struct Model {
   std::shared_ptr<const Program> first_program;  // that used it; null before
   std::shared_ptr<Hooks> hooks = std::make_shared<Hooks>();
   Reduction reduction{};
+  bool is_alike = false;  // its values were the same on all ranks before it was placed
 };
 
 /// Names are those of the module behind the model's prefix. Each model is placed as a whole by the first program that
@@ -90,6 +94,11 @@ class Models {
   /// `placed` and what running `graph` as planned adds.
   runtime::Owners owners_after(const partitioner::Graph& graph, const partitioner::Plan& plan,
                                const runtime::Owners& placed, Placement placement = Placement::kWholeModels) const;
+  /// Models that are not placed get the values of world rank 0 on all ranks. Collective over the world, unless are_alike().
+  void make_alike();
+  bool are_alike() const;
+  /// After a step: the program may give those that were not placed other values.
+  void forget_alike();
   /// Places what `program` uses for the first time: tied tensors and replicas get equal values, the other ranks' data
   /// are released. Collective over the pipeline and the replicas.
   void place(const std::shared_ptr<const Program>& program, Placement placement);

@@ -47,7 +47,8 @@ std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bo
                      ". Give every replica the same number of batches (or see smp::join) and call step functions in the "
                      "same order."};
     }
-    if (replicas[r].owners != active->owners) {
+    // One that reads does not know yet what it will place.
+    if (!replicas[r].reads && !active->reads && replicas[r].owners != active->owners) {
       return Refusal{"step: expected the first step of a model to run, on all replicas, the same operators on the same "
                      "shapes, got a difference between replicas " + std::to_string(first) + " and " + std::to_string(r) +
                      ". Give all replicas batches of one size."};

@@ -63,12 +63,22 @@ std::optional<std::vector<StepOutput>> StepRun::perform(const StepMessage& messa
   TORCH_INTERNAL_ASSERT(false, "unknown round");
 }
 
+// Models are placed when nothing can refuse the step any more, in the order in which the leader planned. Rounds before that
+// find every value on every rank.
 void StepRun::begin(const StepMessage& message) {
+  const bool is_first = !std::exchange(has_begun_, true);
   for (const runtime::NewProgram& fresh : message.new_programs) {
-    const auto program = rank_.programs.find(fresh.hash);
-    place(program, message.round);
+    added_.emplace_back(rank_.programs.find(fresh.hash), message.round);
   }
-  if (!std::exchange(has_begun_, true)) broadcast_buffers(message.first_active_replica);
+  const bool runs_ahead = message.round == Round::kForward || message.round == Round::kProbe;
+  if (is_first && runs_ahead) rank_.models.make_alike();
+  if (message.round == Round::kWhole || message.round == Round::kFinish) {
+    for (const auto& [program, round] : added_) {
+      const bool is_known = rank_.programs.find(program->hash) == program;  // else forgotten: dropped before it ended
+      if (is_known) place(program, round);
+    }
+  }
+  if (is_first) broadcast_buffers(message.first_active_replica);
 }
 
 // With the hooks of the models that it places as a whole.
@@ -254,16 +264,11 @@ void StepRun::broadcast_buffers(int source) {
 
 void broadcast_over_replicas(const RankState& rank, const Model& model, int source,
                              const std::function<bool(const runtime::NamedTensor&)>& is_wanted) {
-  runtime::Transport& replicas = *rank.context.replicas;
-  if (replicas.size() == 1) return;
-  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> tensors;
   for (const runtime::NamedTensor& named : model.own.tensors()) {
-    if (!is_wanted(named) || !rank.models.is_placed_here(named.tensor)) continue;
-    at::Tensor data = named.tensor.detach().contiguous();
-    replicas.broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.nbytes()), source);
-    at::Tensor tensor = named.tensor;
-    if (!data.is_alias_of(tensor)) tensor.copy_(data);
+    if (is_wanted(named) && rank.models.is_placed_here(named.tensor)) tensors.push_back(named.tensor);
   }
+  broadcast_tensors(tensors, *rank.context.replicas, source);
 }
 
 }  // namespace smp::detail

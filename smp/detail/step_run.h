@@ -55,6 +55,7 @@ class StepRun {
   void broadcast_buffers(int source);
 
   RankState& rank_;
+  std::vector<std::pair<std::shared_ptr<Program>, runtime::Round>> added_;  // programs new in this step
   bool has_begun_ = false;
   std::vector<std::shared_ptr<Program>> programs_;  // by microbatch, like all below
   std::vector<runtime::MicrobatchRun> runs_;

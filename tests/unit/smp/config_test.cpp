@@ -181,10 +181,10 @@ TEST(ConfigErrors, OfAJsonArgumentComeWithThoseOfTheEnvironment) {
 TEST(ConfigErrors, EveryTypeSaysWhatItExpects) {
   const std::map<std::string, std::string> problem_of = {
       {R"({"auto_partition": "True"})", "auto_partition: expected true or false, got \"True\""},
-      {R"({"microbatches": 2.5})", "microbatches: expected an integer, 1 or more, got 2.5"},
+      {R"({"microbatches": 2.5})", "microbatches: expected an integer, 1 or more, or \"auto\", got 2.5"},
       {R"({"microbatches": true})", "microbatches: expected an integer, 1 or more, or \"auto\", got true"},
       {R"({"microbatches": "many"})", "microbatches: expected an integer, 1 or more, or \"auto\", got \"many\""},
-      {R"({"microbatches": [2]})", "microbatches: expected an integer, 1 or more, got [2]"},
+      {R"({"microbatches": [2]})", "microbatches: expected an integer, 1 or more, or \"auto\", got [2]"},
       {R"({"microbatches": 3000000000})",
        "microbatches: expected at most 2147483647, got 3000000000"},
       {R"({"seed": 18446744073709551615})",

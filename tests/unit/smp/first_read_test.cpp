@@ -1,0 +1,260 @@
+// Bodies that read values in the first step of a model: before anything has been placed, and when that is refused.
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "tests/support/messages.h"
+#include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/small_net.h"
+
+namespace smp {
+namespace {
+
+using support::contains;
+using support::message_of;
+using tests::make_net;
+using tests::rows;
+using tests::run_smp_ranks;
+using tests::SmallNet;
+
+struct Layout {
+  int ranks;
+  int64_t pipeline_ranks;
+};
+
+Config config_of(const Layout& layout, int64_t microbatches = 2) {
+  return {.pipeline_parallel_degree = layout.pipeline_ranks, .microbatches = microbatches, .log_level = LogLevel::kOff};
+}
+
+std::shared_ptr<SmallNet> net_of_rank() {
+  auto net = std::make_shared<SmallNet>();
+  tests::fill(*net, 10 + static_cast<uint64_t>(rank()));
+  return net;
+}
+
+class FirstReads : public ::testing::TestWithParam<Layout> {};
+INSTANTIATE_TEST_SUITE_P(Layouts, FirstReads, ::testing::Values(Layout{1, 1}, Layout{2, 1}, Layout{2, 2}, Layout{4, 2}, Layout{3, 3}));
+
+// Ranks that initialise differently: what is read is what is returned.
+TEST_P(FirstReads, SeeTheWeightsThatTrain) {
+  run_smp_ranks(GetParam().ranks, config_of(GetParam()), [] {
+    DistributedModel model(net_of_rank());
+    std::vector<float> read;
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = model(data).square().mean();
+      read.push_back(loss.item<float>());
+      model.backward(loss);
+      return loss;
+    });
+    for (int s = 0; s < 2; ++s) {
+      read.clear();
+      const StepOutput losses = step(rows(4, 8, s + dp_rank()));
+      if (pp_rank() > 0) continue;
+      ASSERT_EQ(read.size(), 2U);
+      for (int64_t m = 0; m < 2; ++m) EXPECT_EQ(read[m], losses[m].item<float>()) << "step " << s << " microbatch " << m;
+    }
+  });
+}
+
+TEST_P(FirstReads, OfBuffersThatEarlierMicrobatchesHaveWritten) {
+  run_smp_ranks(GetParam().ranks, config_of(GetParam(), 4), [] {
+    torch::nn::Sequential net(torch::nn::Linear(8, 8), torch::nn::BatchNorm1d(8), torch::nn::Linear(8, 4));
+    torch::nn::Sequential twin(torch::nn::Linear(8, 8), torch::nn::BatchNorm1d(8), torch::nn::Linear(8, 4));
+    tests::fill(*net), tests::fill(*twin);
+    DistributedModel model(net);
+    int m = 0;
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = model(data).square().mean();
+      const bool is_large = loss.item<float>() > 0;
+      model.backward(is_large && m++ % 2 == 1 ? loss.exp() : loss);
+      return loss;
+    });
+    const at::Tensor data = rows(8, 8, 1);
+    const StepOutput losses = step(data);
+    for (int64_t i = 0; i < 4; ++i) {
+      support::expect_bit_equal(losses[i], twin->forward(data.chunk(4)[i]).square().mean().detach(), "loss");
+    }
+    for (const auto& entry : model.state_dict().entries) {
+      if (entry.is_buffer) support::expect_bit_equal(entry.tensor, twin->named_buffers()[entry.name], entry.name);
+    }
+  });
+}
+
+// Refused after a read: no model has been placed, and nothing of the plan is left.
+TEST_P(FirstReads, ThatAreRefusedLeaveNothing) {
+  run_smp_ranks(GetParam().ranks, config_of(GetParam()), [] {
+    DistributedModel model(make_net());
+    bool throws = true;
+    int num_hooks = 0;
+    model.register_pre_partition_hook([&] {
+      ++num_hooks;
+      for (const auto& parameter : model.local_parameters()) EXPECT_GT(parameter.abs().sum().item<float>(), 0);
+      EXPECT_EQ(model.local_parameters().size(), 8U);
+    });
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = model(data).square().mean();
+      if (loss.item<float>() > 0 && throws) throw std::runtime_error("not yet");
+      model.backward(loss);
+      return loss;
+    });
+    EXPECT_TRUE(contains(message_of<std::exception>([&] { step(rows(4, 8, 1)); }), "not yet"));
+    EXPECT_FALSE(model.partitioned());
+    EXPECT_EQ(model.local_parameters().size(), 8U);
+    EXPECT_EQ(num_hooks, 0);
+    throws = false;
+    step(rows(4, 8, 1));
+    EXPECT_TRUE(model.partitioned());
+    EXPECT_EQ(num_hooks, 1);
+  });
+}
+
+TEST_P(FirstReads, LetHooksAskForLocalParameters) {
+  run_smp_ranks(GetParam().ranks, config_of(GetParam()), [] {
+    DistributedModel model(make_net());
+    int64_t before = 0, after = -1;
+    model.register_pre_partition_hook([&] { before = static_cast<int64_t>(model.local_named_parameters().size()); });
+    model.register_post_partition_hook([&] { after = static_cast<int64_t>(model.local_named_parameters().size()); });
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = model(data).square().mean();
+      EXPECT_GT(loss.item<float>(), 0);
+      model.backward(loss);
+      return loss;
+    });
+    step(rows(4, 8, 1));
+    EXPECT_EQ(before, 8);
+    EXPECT_GE(after, 0);
+  });
+}
+
+TEST_P(FirstReads, KeepTheirProgramsInACacheOfOne) {
+  Config config = config_of(GetParam());
+  config.max_cached_graphs = 1;
+  run_smp_ranks(GetParam().ranks, config, [] {
+    const auto net = make_net(), twin = make_net();
+    DistributedModel model(net);
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = model(data).square().mean();
+      EXPECT_GT(loss.item<float>(), 0);
+      model.backward(loss);
+      return loss;
+    });
+    for (const int64_t size : {4, 8, 4, 4, 8}) EXPECT_EQ(step(rows(size, 8, 1)).size(), 2);
+  });
+}
+
+// Only one replica turns to a second model, after a read.
+TEST(FirstReadsOfReplicas, ThatPlaceAnotherModelThanOthersAreRefused) {
+  for (const Layout& layout : {Layout{2, 1}, Layout{4, 2}}) {
+    run_smp_ranks(layout.ranks, config_of(layout), [] {
+      DistributedModel model(make_net()), other(make_net());
+      int s = 0;
+      auto step = smp::step([&](at::Tensor data) {
+        at::Tensor loss = model(data).square().mean();
+        if (loss.item<float>() > 0 && s == 1 && dp_rank() == 0) loss = loss + other(data).square().mean();
+        model.backward(loss);
+        return loss;
+      });
+      step(rows(4, 8, 1));
+      ++s;
+      const std::string text = message_of<c10::ValueError>([&] { step(rows(4, 8, 1)); });
+      EXPECT_TRUE(contains(text, "the same operators on the same shapes")) << text;
+      EXPECT_FALSE(other.partitioned());
+      ++s;
+      step(rows(4, 8, 1));
+    });
+  }
+}
+
+TEST(FirstReadsOfReplicas, MayBeOneReplicasOnly) {
+  for (const Layout& layout : {Layout{2, 1}, Layout{4, 2}}) {
+    run_smp_ranks(layout.ranks, config_of(layout), [] {
+      DistributedModel model(net_of_rank());
+      auto step = smp::step([&](at::Tensor data) {
+        const at::Tensor loss = model(data).square().mean();
+        if (dp_rank() == 0) {
+          EXPECT_GT(loss.item<float>(), 0);
+        }
+        model.backward(loss);
+        return loss;
+      });
+      for (int s = 0; s < 2; ++s) {
+        const std::vector<at::Tensor> all = allgather(step(rows(4, 8, 1)).stack(), CommGroup::DP_GROUP);
+        support::expect_bit_equal(all[0], all[1], "the same data on the same weights");
+      }
+    });
+  }
+}
+
+// A body that swallows what a read throws does not get further than its end.
+TEST(ReadsThatFail, EndTheStepOfABodyThatCatchesThem) {
+  run_smp_ranks(4, config_of({4, 2}), [] {
+    DistributedModel model(make_net());
+    int call = 0;
+    auto step = smp::step([&](at::Tensor data) {
+      if (call == 1 && dp_rank() == 1) throw std::runtime_error("not yet");
+      const at::Tensor loss = model(data).square().mean();
+      try {
+        EXPECT_GT(loss.item<float>(), 0);
+      } catch (const std::exception&) {
+      }
+      model.backward(loss);
+      return loss;
+    });
+    step(rows(4, 8, 1));
+    ++call;
+    EXPECT_TRUE(contains(message_of<std::exception>([&] { step(rows(4, 8, 1)); }), "not yet"));
+    ++call;
+    step(rows(4, 8, 1));
+  });
+}
+
+TEST(ReadsThatFail, InARoundEndTheJobThoughTheBodyCatchesThem) {
+  for (const int ranks : {1, 2}) {
+    const std::string text = message_of<std::exception>([ranks] {
+      run_smp_ranks(ranks, config_of({ranks, ranks}), [] {
+        DistributedModel model(make_net());
+        auto step = smp::step([&](at::Tensor data, at::Tensor index) {
+          const at::Tensor loss = model(data).index_select(0, index).square().mean();
+          try {
+            loss.item<float>();
+          } catch (const std::exception&) {
+          }
+          return loss;
+        });
+        step(rows(4, 8, 1), at::full({2}, 7, at::kLong));
+      });
+    });
+    EXPECT_TRUE(contains(text, "index out of range")) << text;
+  }
+}
+
+// Each body has a number of its own that a read decides: not every one of them makes all later ones run again.
+TEST(ReadsThatDecideNumbers, RunEachForwardAFewTimes) {
+  run_smp_ranks(2, config_of({2, 2}, 8), [] {
+    const auto net = make_net(), twin = make_net();
+    DistributedModel model(net);
+    const auto train = [](const auto& forward, const auto& backward, const at::Tensor& data, double& average) {
+      const at::Tensor loss = forward(data).square().mean();
+      average = 0.9 * average + 0.1 * loss.template item<double>();
+      backward(loss / average);
+      return loss;
+    };
+    double average = 1, want_average = 1;
+    auto step = smp::step([&](at::Tensor data) {
+      return train([&](const at::Tensor& x) { return model(x); }, [&](const at::Tensor& loss) { model.backward(loss); }, data, average);
+    });
+    for (int s = 0; s < 3; ++s) {
+      const at::Tensor data = rows(16, 8, s);
+      const StepOutput losses = step(data);
+      for (int64_t m = 0; m < 8; ++m) {
+        const at::Tensor want = train([&](const at::Tensor& x) { return twin->forward(x); },
+                                      [](const at::Tensor& loss) { (loss / 8).backward(); }, data.chunk(8)[m], want_average);
+        support::expect_bit_equal(losses[m], want.detach(), "loss");
+      }
+      tests::expect_twins(model, *twin, "step " + std::to_string(s));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace smp
