@@ -114,6 +114,12 @@ struct Config {
   /// more messages.
   int64_t virtual_stages = 1;
 
+  /// A weight that the model reads at its beginning and at its end (tied embeddings).  true: it exists once, and its second
+  /// reader runs in a second visit of the first rank, so that its gradient is summed as on one process, to the bit; where no
+  /// cut allows that, or memory, as with false.  false: only where that is predicted to cost less than 5 % of a step;
+  /// else each of its readers' ranks has a copy, and the gradients of the copies are added up once per step.
+  bool exact_tied_weights = false;
+
   /// Base seed of all random operators; at least 0.
   int64_t seed = 0;
 

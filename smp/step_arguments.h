@@ -164,10 +164,24 @@ struct Cut {
 template <class T>
 concept SlicesItself = requires(T& object, int64_t number) { object.smp_slice(number, number, number); };
 
+template <class T>
+inline constexpr bool is_std_array = false;
+template <class T, size_t N>
+inline constexpr bool is_std_array<std::array<T, N>> = true;
+
+/// A plain struct may have tensors among its members, which nothing would cut.
+template <class T>
+inline constexpr bool is_plain_struct = std::is_class_v<T> && std::is_aggregate_v<T> && !std::is_empty_v<T> && !HasFields<T> && !is_std_array<T>;
+
 /// One argument of one step: its tensors, and what the body gets in its place. Objects without tensors reach the body as
 /// they are.
 template <class Arg>
 class Argument {
+  static_assert(!is_plain_struct<std::remove_cv_t<Arg>>,
+                "smp::step: expected a struct with smp::Fields as an argument, got a plain one, whose tensors, if it has any, "
+                "would not be cut into microbatches. Name its members with smp::Fields, or let the body capture it ([&]), if "
+                "every microbatch is to see all of it.");
+
  public:
   using Picked = Arg&;
   using Handed = Arg&;

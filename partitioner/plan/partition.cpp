@@ -8,15 +8,16 @@
 #include <optional>
 #include <utility>
 
-#include "partitioner/cost/memory_model.h"
 #include "partitioner/graph/cuts.h"
 #include "partitioner/plan/build_plan.h"
+#include "partitioner/plan/chain_of_graph.h"
 #include "partitioner/plan/contiguous.h"
 #include "partitioner/plan/graph_costs.h"
 #include "partitioner/plan/linearise.h"
 #include "partitioner/plan/peak_memory.h"
 #include "partitioner/plan/pins.h"
 #include "partitioner/plan/predict_step.h"
+#include "partitioner/plan/tied_together.h"
 #include "partitioner/plan/visits.h"
 
 namespace smp::partitioner {
@@ -65,71 +66,6 @@ void check_options(const Graph& graph, const PartitionOptions& options) {
   check_pins(graph, options);
 }
 
-/// What the chain split needs of one order of the operators.
-struct Layout {
-  const Linearisation& order;
-  std::vector<double> traffic_us;  // by position
-};
-
-/// By position: bytes of the parameters that are read there first, never more than what a stage
-/// with that node holds at its peak. A shared parameter counts at its first reader only. Where all
-/// microbatches are in flight at once no gradient is there yet when most activations are.
-std::vector<int64_t> least_bytes(const Graph& graph, const std::vector<NodeId>& order,
-                                 const PartitionOptions& options) {
-  const std::vector<int> in_flight = in_flight_by_stage(options, options.num_stages());
-  const bool meets_gradients =
-      *std::max_element(in_flight.begin(), in_flight.end()) < options.num_microbatches;
-  std::vector<int64_t> bytes(order.size(), 0);
-  std::vector<char> is_counted(graph.values.size(), 0);
-  for (size_t p = 0; p < order.size(); ++p) {
-    for (ValueId id : node_inputs(graph.nodes[order[p]])) {
-      const Value& value = graph.values[id];
-      if (!is_named(value) || std::exchange(is_counted[id], 1)) continue;
-      const ParameterBytes of_value = parameter_bytes(value, options.optimizer_state_factor);
-      bytes[p] += of_value.total() - (meets_gradients ? 0 : of_value.gradient);
-    }
-  }
-  return bytes;
-}
-
-/// By position: bytes of the parameters that are read there first. One that is read again far away
-/// (a tied weight) counts there again: its readers will hardly share a stage. The finished plan is
-/// checked exactly.
-std::vector<int64_t> usual_bytes(const Graph& graph, const std::vector<NodeId>& order,
-                                 const PartitionOptions& options) {
-  std::vector<int64_t> bytes(order.size(), 0);
-  std::vector<int64_t> last_reader(graph.values.size(), -1);
-  const auto far = static_cast<int64_t>(order.size() / static_cast<size_t>(options.num_ranks));
-  for (int64_t p = 0; p < std::ssize(order); ++p) {
-    for (ValueId id : node_inputs(graph.nodes[order[p]])) {
-      const Value& value = graph.values[id];
-      if (!is_named(value)) continue;
-      const bool is_counted = last_reader[id] >= 0 && p - last_reader[id] <= far;
-      last_reader[id] = p;
-      if (!is_counted) bytes[p] += parameter_bytes(value, options.optimizer_state_factor).total();
-    }
-  }
-  return bytes;
-}
-
-Chain make_chain(const Graph& graph, const GraphCosts& costs, const Layout& layout,
-                 const PartitionOptions& options) {
-  Chain chain;
-  for (NodeId n : layout.order.nodes) {
-    chain.time_us.push_back(costs.forward_us[n] + costs.backward_us[n]);
-    chain.activation_bytes.push_back(costs.activation_bytes[n]);
-  }
-  chain.fixed_bytes = usual_bytes(graph, layout.order.nodes, options);
-  chain.send_us = chain.receive_us = layout.traffic_us;
-  chain.cut_allowed = layout.order.cut_allowed;
-  const std::vector<int> in_flight = in_flight_by_stage(options, options.num_stages());
-  for (size_t s = 0; s < in_flight.size(); ++s) {
-    const int rank = static_cast<int>(s) % options.num_ranks;
-    chain.stages.push_back({in_flight[s], options.limit_of(rank), 1 / options.speed_of(rank)});
-  }
-  return chain;
-}
-
 /// The blocks between allowed cuts: position of the first node of each.
 std::vector<int> block_starts(const std::vector<char>& cut_allowed) {
   std::vector<int> starts;
@@ -149,16 +85,6 @@ void add_pins(const std::vector<int>& starts, const std::vector<RankSet>& allowe
   }
 }
 
-StageAssignment assign(const ChainSplit& split, const std::vector<NodeId>& order, int num_ranks) {
-  StageAssignment assignment;
-  assignment.stage_of_node.resize(order.size());
-  for (int s = 0; s < split.num_used_stages; ++s) {
-    assignment.rank_of_stage.push_back(s % num_ranks);
-    for (int p = split.cuts[s]; p < split.cuts[s + 1]; ++p) assignment.stage_of_node[order[p]] = s;
-  }
-  return assignment;
-}
-
 StageAssignment assign(const std::vector<int>& starts, const std::vector<int>& rank_of_block,
                        const std::vector<NodeId>& order) {
   StageAssignment assignment;
@@ -173,17 +99,6 @@ StageAssignment assign(const std::vector<int>& starts, const std::vector<int>& r
     }
   }
   return assignment;
-}
-
-/// By how many bytes the rank that is furthest over its limit is.
-int64_t largest_excess(const Plan& plan, const PartitionOptions& options) {
-  int64_t excess = 0;
-  for (int rank = 0; rank < options.num_ranks; ++rank) {
-    const int64_t limit = options.limit_of(rank);
-    if (limit < 0) continue;
-    excess = std::max(excess, plan.predicted_peak_bytes[static_cast<size_t>(rank)] - limit);
-  }
-  return excess;
 }
 
 /// All limits `bytes` higher.
@@ -242,7 +157,7 @@ Attempt split_within(const Graph& graph, const GraphCosts& costs, const Layout& 
     }
     const ChainSplit split = split_chain(chain);
     Plan plan =
-        build_plan(graph, costs, assign(split, layout.order.nodes, options.num_ranks), options);
+        build_plan(graph, costs, assign_stages(split, layout.order.nodes, options.num_ranks), options);
     const int64_t excess = largest_excess(plan, options);
     if (excess == 0) return {std::move(plan), 0};
     attempt.missing_bytes = i == 0 ? excess : std::min(attempt.missing_bytes, excess);
@@ -309,6 +224,17 @@ Plan best_of(const Graph& graph, const PartitionOptions& options, std::vector<Pl
   return std::move(plans[*best]);
 }
 
+/// Tied weights exist once, and train exactly as on one process, where that costs next to nothing.
+Plan with_or_without_ties(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options, Plan apart) {
+  constexpr double kNearly = 1.05;
+  std::optional<Plan> together = with_ties_together(graph, costs, apart, options);
+  if (!together) return apart;
+  add_prediction(graph, options, *together);
+  add_prediction(graph, options, apart);
+  const bool is_near = together->predicted_step_us <= kNearly * apart.predicted_step_us;
+  return options.ties_together || is_near ? std::move(*together) : apart;
+}
+
 /// The pins' chain in program order, if they leave a split.
 std::optional<Chain> pinned_chain(const Graph& graph, const GraphCosts& costs, const Layout& layout,
                                   const PartitionOptions& options) {
@@ -338,7 +264,7 @@ Plan split_freely(const Graph& graph, const GraphCosts& costs, const PartitionOp
         split_layout(graph, costs, layout, make_chain(graph, costs, layout, options), options);
     if (attempt.plan) plans.push_back(std::move(*attempt.plan));
   }
-  if (!plans.empty()) return best_of(graph, options, std::move(plans));
+  if (!plans.empty()) return with_or_without_ties(graph, costs, options, best_of(graph, options, std::move(plans)));
   const Linearisation order = program_order(graph);
   const Layout layout{order, cut_traffic_us(graph, options.device, order.nodes)};
   return split_pinned(graph, costs, layout, make_chain(graph, costs, layout, options), options);

@@ -20,6 +20,7 @@ struct PartitionOptions {
   ScheduleKind schedule = ScheduleKind::kInterleaved;
   int active_microbatches = 0;      // interleaved: held by the first stage; 0: num_ranks
   int virtual_stages = 1;           // visits of each rank, stage s on rank s % num_ranks
+  bool ties_together = false;       // whatever it costs; false: where it costs next to nothing
   int64_t memory_limit_bytes = -1;  // per rank; -1: none
   /// By pipeline rank; empty: the same for all. A rank of speed 0.5 takes twice as long for each
   /// operator as `device` says; its messages take as long. A limit of -1 is none.

@@ -166,6 +166,11 @@ std::vector<Key> make_keys() {
        .range = kAboveZero,
        .meaning = "Relative speed of each pipeline rank: [1, 0.5] gives the second half as much to "
                   "do. Empty = equal."},
+      {.name = "exact_tied_weights",
+       .field = &Config::exact_tied_weights,
+       .is_printed = false,
+       .meaning = "true: a tied weight exists once, and its second reader runs in a second visit of the first rank, exact "
+                  "to the bit; false: only where that costs next to nothing, else each reader's rank has a copy."},
       {.name = "virtual_stages",
        .field = &Config::virtual_stages,
        .range = {.least = 1, .most = 64},

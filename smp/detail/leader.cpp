@@ -11,6 +11,7 @@
 #include "partitioner/plan/plan_io.h"
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
+#include "smp/detail/captured_runs.h"
 #include "smp/detail/local_values.h"
 #include "smp/detail/replica_gradients.h"
 #include "smp/detail/split.h"
@@ -25,31 +26,6 @@ using runtime::ValueRead;
 
 namespace {
 
-// Step functions with one graph share its program; where this one has other constants, they travel.
-void add_own_constants(const runtime::Recording& recording, const Program& program,
-                       runtime::MicrobatchProgram& microbatch) {
-  for (const runtime::ConstantTensor& constant : recording.constants) {
-    const auto& sent = microbatch.constants;
-    const bool overridden =
-        std::any_of(sent.begin(), sent.end(), [&](const auto& other) { return other.value == constant.value; });
-    const at::Tensor& known = program.constants.at(constant.value);
-    const at::Tensor& own = constant.recorded();
-    if (overridden || own.is_same(known) || runtime::same_content(own, known)) continue;
-    microbatch.constants.push_back({constant.value, own});
-  }
-}
-
-// A step returns one tensor per microbatch and position.
-void check_same_returns(const std::vector<CapturedBody>& bodies) {
-  const size_t count = bodies.front().recording->graph.returned.size();
-  for (size_t m = 0; m < bodies.size(); ++m) {
-    const size_t other = bodies[m].recording->graph.returned.size();
-    TORCH_CHECK_VALUE(other == count, "step: expected the body to return the same number of tensors for every "
-                      "microbatch, got ", count, " for microbatch 0 and ", other, " for ", m,
-                      ". Return a tensor of zeros where there is nothing to return.");
-  }
-}
-
 bool is_value_error(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -58,32 +34,6 @@ bool is_value_error(const std::exception_ptr& error) {
   } catch (...) {
     return false;
   }
-}
-
-bool same_run(const CapturedBody& a, const CapturedBody& b) {
-  const auto same_scalar = [](const auto& x, const auto& y) {
-    return x.node == y.node && x.argument == y.argument && same_argument(x.value, y.value);
-  };
-  const auto same_constant = [](const auto& x, const auto& y) {
-    return x.value == y.value && runtime::same_content(x.tensor, y.tensor);
-  };
-  return a.recording == b.recording &&
-         std::equal(a.scalars.begin(), a.scalars.end(), b.scalars.begin(), b.scalars.end(), same_scalar) &&
-         std::equal(a.constants.begin(), a.constants.end(), b.constants.begin(), b.constants.end(), same_constant);
-}
-
-bool has_random(const Graph& graph) {
-  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) { return node.random_ordinal >= 0; });
-}
-
-// What `assumed` says beyond a run so far does not matter yet.
-CapturedBody so_far(const ValueRead& read, CapturedBody assumed) {
-  std::erase_if(assumed.scalars, [&](const auto& scalar) { return scalar.node >= read.num_nodes; });
-  std::erase_if(assumed.constants, [&](const auto& constant) {
-    return std::none_of(read.constants.begin(), read.constants.end(),
-                        [&](const auto& used) { return used.value == constant.value; });
-  });
-  return assumed;
 }
 
 }  // namespace
@@ -158,7 +108,25 @@ void Leader::capture_bodies() {
   runtime::BodyCapture& capture = own_capture();
   capture.set_reader([this](const ValueRead& wanted) { return read(wanted); });
   const std::string key = rank_.models.training_flags();
+  std::vector<std::pair<at::Tensor, at::Tensor>> gradients;
+  for (const runtime::NamedTensor& named : rank_.models.bindings().tensors()) {
+    if (named.kind == ValueKind::kParameter) gradients.emplace_back(named.tensor, named.tensor.grad());
+  }
   while (bodies_.size() < inputs_.size()) capture_body(capture, key);
+  check_gradients(gradients);
+}
+
+// net->zero_grad() within a body would clear those of this rank only, and before the others' backwards are done.
+void Leader::check_gradients(const std::vector<std::pair<at::Tensor, at::Tensor>>& before) const {
+  bool are_same = true;
+  for (auto [parameter, gradient] : before) {
+    if (parameter.grad().is_same(gradient)) continue;
+    are_same = false;
+    parameter.mutable_grad() = gradient;
+  }
+  TORCH_CHECK_VALUE(are_same, "step: expected a body that leaves gradients as they are, got one that has cleared or replaced "
+                    "some (zero_grad). Backwards run when all bodies have ended, on every rank. Clear gradients before the "
+                    "step function is called.");
 }
 
 runtime::BodyCapture& Leader::own_capture() {

@@ -47,6 +47,14 @@ runtime::Owners used_by(const Graph& graph, const runtime::Owners& placed) {
   return used;
 }
 
+// Released tensors keep their geometry.
+void check_same_tensor(const Value& value, const at::Tensor& own) {
+  TORCH_CHECK_VALUE(own.sizes().equals(value.spec.sizes) && own.scalar_type() == value.spec.dtype,
+                    "step: expected the same model on all ranks, got the tensor '", value.name, "' as ", value.spec.dtype, " ",
+                    at::IntArrayRef(value.spec.sizes), " on the leader and as ", own.scalar_type(), " ", own.sizes(),
+                    " here. Make the module from the same sizes on every rank.");
+}
+
 void keep_only(TablePart part, Schedule& schedule) {
   for (auto& column : schedule.columns) {
     std::erase_if(column, [part](const Action& action) {
@@ -107,6 +115,7 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
   options.schedule = graph.read.empty() ? kind() : ScheduleKind::kSimple;
   options.active_microbatches = static_cast<int>(config.active_microbatches);
   options.memory_limit_bytes = config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : -1;
+  options.ties_together = config.exact_tied_weights;
   options.virtual_stages = static_cast<int>(config.virtual_stages);
   options.rank_speed = config.rank_speed;
   for (double mebibytes : config.rank_memory_limit_mb) {
@@ -142,6 +151,7 @@ std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
     const auto known = is_named ? by_name.find(value.name) : by_name.end();
     TORCH_CHECK_VALUE(!is_named || known != by_name.end(), "step: expected the same model on all ranks, got the tensor '",
                       value.name, "' from the leader, which this rank's model does not have.");
+    if (is_named) check_same_tensor(value, known->second);
     program->named_tensors.push_back(is_named ? known->second : at::Tensor());
   }
   runtime::RankProgram& mine = program->rank_program;

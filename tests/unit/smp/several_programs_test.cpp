@@ -93,5 +93,49 @@ INSTANTIATE_TEST_SUITE_P(Ranks, SeveralPrograms,
                                   (std::get<1>(param.param) == Pipeline::kSimple ? "simple" : "interleaved");
                          });
 
+// The embedding's weight is read again by the last operator.
+struct TiedNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& tokens) {
+    at::Tensor hidden = embedding(tokens);
+    for (Linear& layer : layers) hidden = torch::tanh(layer(hidden));
+    return torch::linear(hidden, embedding->weight);
+  }
+  torch::nn::Embedding embedding = register_module("embedding", torch::nn::Embedding(512, 256));
+  std::vector<Linear> layers = [this] {
+    std::vector<Linear> made;
+    for (int i = 0; i < 6; ++i) made.push_back(register_module("layer" + std::to_string(i), Linear(256, 256)));
+    return made;
+  }();
+};
+
+// On one rank, in two visits of it: the gradient is that of one process, to the bit.
+TEST(TiedWeights, ExistOnceWhereAskedFor) {
+  for (const int ranks : {2, 3}) run_smp_ranks(ranks, {.microbatches = 4, .exact_tied_weights = true}, [] {
+    const auto net = std::make_shared<TiedNet>(), twin = std::make_shared<TiedNet>();
+    tests::fill(*net), tests::fill(*twin);
+    DistributedModel model(net);
+    auto step = smp::step([&](at::Tensor tokens) {
+      const at::Tensor loss = model(tokens).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    for (int s = 0; s < 2; ++s) {
+      const at::Tensor tokens = torch::randint(512, {256}, tests::generator(static_cast<uint64_t>(s)), at::kLong);
+      const StepOutput losses = step(tokens);
+      for (int64_t m = 0; m < 4; ++m) {
+        const at::Tensor want = twin->forward(tokens.chunk(4)[m]).square().mean();
+        (want / 4).backward();
+        expect_bit_equal(losses[m], want.detach(), "loss");
+      }
+      expect_twins(model, *twin, "step " + std::to_string(s));
+    }
+    int64_t num_here = 0;
+    for (const auto& [name, tensor] : model.local_named_parameters()) num_here += name == "embedding.weight";
+    int64_t num_holders = 0;
+    for (const int64_t here : allgather(num_here, CommGroup::PP_GROUP)) num_holders += here;
+    EXPECT_EQ(num_holders, 1) << model.plan_text();
+  });
+}
+
 }  // namespace
 }  // namespace smp

@@ -227,5 +227,39 @@ TEST(StepErrors, NameTheOperatorAndTheMicrobatch) {
   });
 }
 
+TEST(StepBodies, ThatClearGradientsAreRefusedAndLoseNone) {
+  run_smp_ranks(2, {.microbatches = 2}, [] {
+    const auto net = make_net();
+    DistributedModel model(net);
+    bool clears = false;
+    auto step = smp::step([&](at::Tensor data) {
+      if (clears) net->zero_grad();
+      const at::Tensor loss = model(data).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    step(rows(4, 8, 1));
+    std::vector<at::Tensor> before;
+    for (const at::Tensor& parameter : model.local_parameters()) before.push_back(parameter.grad().clone());
+    clears = true;
+    const std::string text = support::message_of<c10::ValueError>([&] { step(rows(4, 8, 1)); });
+    EXPECT_TRUE(contains(text, "leaves gradients as they are")) << text;
+    const std::vector<at::Tensor> parameters = model.local_parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) expect_bit_equal(parameters[i].grad(), before[i], "gradient");
+  });
+}
+
+TEST(StepErrors, NameATensorOfAnotherShapeOnAnotherRank) {
+  const std::string text = support::message_of<std::exception>([] {
+    run_smp_ranks(2, {.microbatches = 2}, [] {
+      torch::nn::Sequential net(torch::nn::Linear(8, 8), torch::nn::ReLU(), torch::nn::Linear(8, smp::rank() == 0 ? 4 : 5));
+      DistributedModel model(net);
+      auto step = smp::step([&](at::Tensor data) { return model(data); });
+      step(rows(4, 8, 1));
+    });
+  });
+  EXPECT_TRUE(contains(text, "the same model on all ranks")) << text;
+}
+
 }  // namespace
 }  // namespace smp

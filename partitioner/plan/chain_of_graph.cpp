@@ -1,0 +1,91 @@
+// Costs and bytes by position.
+#include "partitioner/plan/chain_of_graph.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "partitioner/cost/memory_model.h"
+#include "partitioner/plan/peak_memory.h"
+
+namespace smp::partitioner {
+namespace {
+
+/// By position: bytes of the parameters that are read there first. One that is read again far away
+/// (a tied weight) counts there again: its readers will hardly share a stage. The finished plan is
+/// checked exactly.
+std::vector<int64_t> usual_bytes(const Graph& graph, const std::vector<NodeId>& order,
+                                 const PartitionOptions& options) {
+  std::vector<int64_t> bytes(order.size(), 0);
+  std::vector<int64_t> last_reader(graph.values.size(), -1);
+  const auto far = static_cast<int64_t>(order.size() / static_cast<size_t>(options.num_ranks));
+  for (int64_t p = 0; p < std::ssize(order); ++p) {
+    for (ValueId id : node_inputs(graph.nodes[order[p]])) {
+      const Value& value = graph.values[id];
+      if (!is_named(value)) continue;
+      const bool is_counted = last_reader[id] >= 0 && p - last_reader[id] <= far;
+      last_reader[id] = p;
+      if (!is_counted) bytes[p] += parameter_bytes(value, options.optimizer_state_factor).total();
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<int64_t> least_bytes(const Graph& graph, const std::vector<NodeId>& order,
+                                 const PartitionOptions& options) {
+  const std::vector<int> in_flight = in_flight_by_stage(options, options.num_stages());
+  const bool meets_gradients =
+      *std::max_element(in_flight.begin(), in_flight.end()) < options.num_microbatches;
+  std::vector<int64_t> bytes(order.size(), 0);
+  std::vector<char> is_counted(graph.values.size(), 0);
+  for (size_t p = 0; p < order.size(); ++p) {
+    for (ValueId id : node_inputs(graph.nodes[order[p]])) {
+      const Value& value = graph.values[id];
+      if (!is_named(value) || std::exchange(is_counted[id], 1)) continue;
+      const ParameterBytes of_value = parameter_bytes(value, options.optimizer_state_factor);
+      bytes[p] += of_value.total() - (meets_gradients ? 0 : of_value.gradient);
+    }
+  }
+  return bytes;
+}
+
+Chain make_chain(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+                 const PartitionOptions& options) {
+  Chain chain;
+  for (NodeId n : layout.order.nodes) {
+    chain.time_us.push_back(costs.forward_us[n] + costs.backward_us[n]);
+    chain.activation_bytes.push_back(costs.activation_bytes[n]);
+  }
+  chain.fixed_bytes = usual_bytes(graph, layout.order.nodes, options);
+  chain.send_us = chain.receive_us = layout.traffic_us;
+  chain.cut_allowed = layout.order.cut_allowed;
+  const std::vector<int> in_flight = in_flight_by_stage(options, options.num_stages());
+  for (size_t s = 0; s < in_flight.size(); ++s) {
+    const int rank = static_cast<int>(s) % options.num_ranks;
+    chain.stages.push_back({in_flight[s], options.limit_of(rank), 1 / options.speed_of(rank)});
+  }
+  return chain;
+}
+
+StageAssignment assign_stages(const ChainSplit& split, const std::vector<NodeId>& order, int num_ranks) {
+  StageAssignment assignment;
+  assignment.stage_of_node.resize(order.size());
+  for (int s = 0; s < split.num_used_stages; ++s) {
+    assignment.rank_of_stage.push_back(s % num_ranks);
+    for (int p = split.cuts[s]; p < split.cuts[s + 1]; ++p) assignment.stage_of_node[order[p]] = s;
+  }
+  return assignment;
+}
+
+int64_t largest_excess(const Plan& plan, const PartitionOptions& options) {
+  int64_t excess = 0;
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    const int64_t limit = options.limit_of(rank);
+    if (limit < 0) continue;
+    excess = std::max(excess, plan.predicted_peak_bytes[static_cast<size_t>(rank)] - limit);
+  }
+  return excess;
+}
+
+}  // namespace smp::partitioner

@@ -1,0 +1,91 @@
+// The chain before the second visit is split as ever, with the second visit's work on the first rank's account.
+#include "partitioner/plan/tied_together.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "partitioner/plan/peak_memory.h"
+
+namespace smp::partitioner {
+namespace {
+
+/// Positions in program order of what reads shared parameters.
+struct Readers {
+  int last_early = -1;                               // on the rank that reads first
+  int first_late = std::numeric_limits<int>::max();  // on another
+};
+
+Readers readers_of_shared(const Graph& graph, const Plan& apart, const std::vector<NodeId>& order) {
+  std::vector<int> first_rank(graph.values.size(), -1);
+  std::vector<char> is_shared(graph.values.size(), 0);
+  const auto for_each_read = [&](const auto& visit) {
+    for (size_t p = 0; p < order.size(); ++p) {
+      const int rank = apart.stages[static_cast<size_t>(apart.stage_of_node[order[p]])].rank;
+      for (ValueId id : node_inputs(graph.nodes[order[p]])) {
+        if (graph.values[id].kind == ValueKind::kParameter) visit(id, rank, static_cast<int>(p));
+      }
+    }
+  };
+  for_each_read([&](ValueId id, int rank, int) {
+    if (first_rank[id] < 0) first_rank[id] = rank;
+    if (rank != first_rank[id]) is_shared[id] = 1;
+  });
+  Readers readers;
+  for_each_read([&](ValueId id, int rank, int position) {
+    if (!is_shared[id]) return;
+    if (rank == first_rank[id]) {
+      readers.last_early = std::max(readers.last_early, position);
+    } else {
+      readers.first_late = std::min(readers.first_late, position);
+    }
+  });
+  return readers;
+}
+
+/// Operators [0, end) for one stage per rank; the first stage pays for the rest too.
+Chain front_of(const Chain& all, int end, const std::vector<int64_t>& own_bytes) {
+  Chain front = all;
+  const auto keep = [end](auto& list, int extra) { list.resize(static_cast<size_t>(end + extra)); };
+  keep(front.time_us, 0), keep(front.fixed_bytes, 0), keep(front.activation_bytes, 0);
+  keep(front.send_us, 1), keep(front.receive_us, 1), keep(front.cut_allowed, 1);
+  front.send_us.back() = 0;  // with the second visit every split has it
+  for (int p = end; p < all.num_operators(); ++p) {
+    front.time_us[0] += all.time_us[p];
+    front.fixed_bytes[0] += own_bytes[p];
+    front.activation_bytes[0] += all.activation_bytes[p];
+  }
+  return front;
+}
+
+}  // namespace
+
+std::optional<Plan> with_ties_together(const Graph& graph, const GraphCosts& costs, const Plan& apart,
+                                       const PartitionOptions& options) {
+  if (options.num_ranks < 2 || options.virtual_stages > 1) return std::nullopt;
+  const Linearisation order = program_order(graph);
+  const Readers readers = readers_of_shared(graph, apart, order.nodes);
+  if (readers.last_early < 0 || readers.first_late > static_cast<int>(order.nodes.size())) return std::nullopt;
+  int end = readers.first_late;
+  while (end > readers.last_early && !order.cut_allowed[static_cast<size_t>(end)]) --end;
+  if (end <= readers.last_early) return std::nullopt;
+  const Layout layout{order, cut_traffic_us(graph, options.device, order.nodes)};
+  Chain front = front_of(make_chain(graph, costs, layout, options), end, least_bytes(graph, order.nodes, options));
+  front.first_stage.assign(static_cast<size_t>(end), 0);
+  front.last_stage.assign(static_cast<size_t>(end), front.num_stages() - 1);
+  front.last_stage[static_cast<size_t>(readers.last_early)] = 0;
+  if (!pins_leave_a_split(front) || smallest_memory_growth(front) > 0) return std::nullopt;
+  const ChainSplit split = split_chain(front);
+  StageAssignment assignment;
+  assignment.stage_of_node.assign(order.nodes.size(), split.num_used_stages);
+  for (int s = 0; s < split.num_used_stages; ++s) {
+    assignment.rank_of_stage.push_back(s);
+    for (int p = split.cuts[s]; p < split.cuts[s + 1]; ++p) assignment.stage_of_node[order.nodes[p]] = s;
+  }
+  if (split.num_used_stages < 2) return std::nullopt;
+  assignment.rank_of_stage.push_back(0);
+  Plan plan = build_plan(graph, costs, assignment, options);
+  if (largest_excess(plan, options) > 0) return std::nullopt;
+  return plan;
+}
+
+}  // namespace smp::partitioner

@@ -1,0 +1,64 @@
+// Comparison of captured bodies.
+#include "smp/detail/captured_runs.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "partitioner/graph/graph_io.h"
+
+namespace smp::detail {
+
+using namespace partitioner;
+using runtime::CapturedBody;
+using runtime::ValueRead;
+
+void add_own_constants(const runtime::Recording& recording, const Program& program,
+                       runtime::MicrobatchProgram& microbatch) {
+  for (const runtime::ConstantTensor& constant : recording.constants) {
+    const auto& sent = microbatch.constants;
+    const bool overridden =
+        std::any_of(sent.begin(), sent.end(), [&](const auto& other) { return other.value == constant.value; });
+    const at::Tensor& known = program.constants.at(constant.value);
+    const at::Tensor& own = constant.recorded();
+    if (overridden || own.is_same(known) || runtime::same_content(own, known)) continue;
+    microbatch.constants.push_back({constant.value, own});
+  }
+}
+
+void check_same_returns(const std::vector<CapturedBody>& bodies) {
+  const size_t count = bodies.front().recording->graph.returned.size();
+  for (size_t m = 0; m < bodies.size(); ++m) {
+    const size_t other = bodies[m].recording->graph.returned.size();
+    TORCH_CHECK_VALUE(other == count, "step: expected the body to return the same number of tensors for every "
+                      "microbatch, got ", count, " for microbatch 0 and ", other, " for ", m,
+                      ". Return a tensor of zeros where there is nothing to return.");
+  }
+}
+
+bool same_run(const CapturedBody& a, const CapturedBody& b) {
+  const auto same_scalar = [](const auto& x, const auto& y) {
+    return x.node == y.node && x.argument == y.argument && same_argument(x.value, y.value);
+  };
+  const auto same_constant = [](const auto& x, const auto& y) {
+    return x.value == y.value && runtime::same_content(x.tensor, y.tensor);
+  };
+  return a.recording == b.recording &&
+         std::equal(a.scalars.begin(), a.scalars.end(), b.scalars.begin(), b.scalars.end(), same_scalar) &&
+         std::equal(a.constants.begin(), a.constants.end(), b.constants.begin(), b.constants.end(), same_constant);
+}
+
+bool has_random(const Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) { return node.random_ordinal >= 0; });
+}
+
+CapturedBody so_far(const ValueRead& read, CapturedBody assumed) {
+  std::erase_if(assumed.scalars, [&](const auto& scalar) { return scalar.node >= read.num_nodes; });
+  std::erase_if(assumed.constants, [&](const auto& constant) {
+    return std::none_of(read.constants.begin(), read.constants.end(),
+                        [&](const auto& used) { return used.value == constant.value; });
+  });
+  return assumed;
+}
+
+}  // namespace smp::detail

@@ -1,0 +1,28 @@
+// What a captured body says about the run of its microbatch: compared with other runs, and made part of a message.
+#pragma once
+
+#include <vector>
+
+#include "partitioner/graph/graph.h"
+#include "runtime/capture/recording.h"
+#include "runtime/capture/value_read.h"
+#include "runtime/step_protocol.h"
+#include "smp/detail/programs.h"
+
+namespace smp::detail {
+
+/// Step functions with one graph share its program; where this one has other constants, they travel.
+void add_own_constants(const runtime::Recording& recording, const Program& program, runtime::MicrobatchProgram& microbatch);
+
+/// A step returns one tensor per microbatch and position. Throws c10::ValueError where bodies return other numbers of them.
+void check_same_returns(const std::vector<runtime::CapturedBody>& bodies);
+
+/// Whether two bodies run the same program on the same scalars and constants.
+bool same_run(const runtime::CapturedBody& a, const runtime::CapturedBody& b);
+
+/// What `assumed` says beyond a run so far does not matter yet.
+runtime::CapturedBody so_far(const runtime::ValueRead& read, runtime::CapturedBody assumed);
+
+bool has_random(const partitioner::Graph& graph);
+
+}  // namespace smp::detail
