@@ -23,6 +23,17 @@ std::string number_text(double number) {
   return {text, end};
 }
 
+// "a":1.5,"b":2
+std::string fields_text(const std::vector<std::pair<std::string, double>>& figures) {
+  std::string fields;
+  for (const auto& [name, number] : figures) {
+    fields.append(fields.empty() ? "" : ",");
+    fields.append(boost::json::serialize(boost::json::string(name)));
+    fields.append(":").append(number_text(number));
+  }
+  return fields;
+}
+
 // The text itself, on one line: to parse and print it again would change digits.
 std::string one_line(const char* what, std::string_view json) {
   boost::json::error_code error;
@@ -56,18 +67,12 @@ void StepLog::step(const StepRecord& record) {
   line.append(std::to_string(record.step));
   line.append(",\"loss\":").append(number_text(record.loss));
   line.append(",\"step_s\":").append(number_text(record.step_s));
-  line.append(",\"tokens_per_s\":").append(number_text(record.tokens_per_s)).append("}");
-  write_line(line);
+  if (!record.figures.empty()) line.append(",").append(fields_text(record.figures));
+  write_line(line.append("}"));
 }
 
 void StepLog::finish(const std::vector<std::pair<std::string, double>>& summary) {
-  std::string line = "{\"summary\":{";
-  for (const auto& [name, number] : summary) {
-    if (&name != &summary.front().first) line.append(",");
-    line.append(boost::json::serialize(boost::json::string(name)));
-    line.append(":").append(number_text(number));
-  }
-  write_line(line.append("}}"));
+  write_line("{\"summary\":{" + fields_text(summary) + "}}");
 }
 
 void StepLog::write_line(const std::string& line) {

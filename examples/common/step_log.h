@@ -15,7 +15,7 @@ struct StepRecord {
   int64_t step = 0;   // from 1
   double loss = 0;    // mean over all microbatches of all replicas
   double step_s = 0;  // seconds of the whole step
-  double tokens_per_s = 0;
+  std::vector<std::pair<std::string, double>> figures{};  // what else this example measures
 };
 
 /// Numbers have nine significant digits, which tell any two float32 apart; what is not finite is
@@ -23,7 +23,7 @@ struct StepRecord {
 ///
 ///   examples::StepLog log(flags.log, smp::rank() == 0);
 ///   log.start(smp::config().to_json(), plan_json);        // {"config":...,"plan":...}
-///   log.step({.step = 1, .loss = 7.5, .step_s = 0.1, .tokens_per_s = 5600});
+///   log.step({.step = 1, .loss = 7.5, .step_s = 0.1, .figures = {{"tokens_per_s", 5600}}});
 ///   log.finish({{"test_perplexity", 210.3}});             // {"summary":{...}}
 class StepLog {
  public:

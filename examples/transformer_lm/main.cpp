@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "examples/common/flags.h"
+#include "examples/common/optimizers.h"
 #include "examples/common/step_log.h"
 #include "examples/transformer_lm/best_weights.h"
 #include "examples/transformer_lm/corpus.h"
@@ -127,7 +128,10 @@ class Training {
     const auto tokens = static_cast<double>(settings_.common.batch_size * length);
     if (++step_ == 1) log_.start(smp::config().to_json(), model_.plan_json());
     memory_.after_step(step_);
-    log_.step({.step = step_, .loss = loss, .step_s = step_s, .tokens_per_s = tokens / step_s});
+    log_.step({.step = step_,
+               .loss = loss,
+               .step_s = step_s,
+               .figures = {{"tokens_per_s", tokens / step_s}}});
     since_line_.push_back({loss, step_s, tokens});
     if (settings_.print_every > 0 && step_ % settings_.print_every == 0) print_line(lr);
   }
@@ -221,15 +225,8 @@ void train(Settings settings) {
   if (settings.common.partition == examples::Partition::kManual)
     place_by_hand(*net, smp::pp_size());
   Training training(settings, data, memory, net);
-  const double lr = settings.common.lr;
-  switch (settings.common.optimizer) {
-    case examples::Optimizer::kSgd:
-      return training.run(torch::optim::SGD(net->parameters(), lr));
-    case examples::Optimizer::kAdam:
-      return training.run(torch::optim::Adam(net->parameters(), lr));
-    case examples::Optimizer::kAdamW:
-      return training.run(torch::optim::AdamW(net->parameters(), lr));
-  }
+  examples::with_optimizer(settings.common,
+                           [&](auto make) { training.run(make(net->parameters())); });
 }
 
 }  // namespace

@@ -1,0 +1,34 @@
+// The optimizer that --optimizer names, at the rate that --lr gives.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <utility>
+#include <vector>
+
+#include "examples/common/flags.h"
+
+namespace examples {
+
+/// Calls use(make), where make(parameters) is a new optimizer over them. Each kind is a type of its
+/// own, so `use` is a generic lambda:
+///
+///   examples::with_optimizer(flags, [&](auto make) { train(make(net->parameters())); });
+template <class Use>
+void with_optimizer(const Flags& flags, const Use& use) {
+  using Parameters = std::vector<at::Tensor>;
+  const double lr = flags.lr;
+  switch (flags.optimizer) {
+    case Optimizer::kSgd:
+      return use([lr](Parameters all) { return torch::optim::SGD(std::move(all), lr); });
+    case Optimizer::kAdam:
+      return use([lr](Parameters all) { return torch::optim::Adam(std::move(all), lr); });
+    case Optimizer::kAdamW:
+      return use([lr](Parameters all) { return torch::optim::AdamW(std::move(all), lr); });
+  }
+}
+
+}  // namespace examples
