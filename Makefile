@@ -40,20 +40,29 @@ options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) -DSMP_CI=$(if $(filter-o
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 	@echo
+	@echo "  Programs in build/<preset>/bin: transformer_lm, mnist (docs/examples.md); smp run -np 2 PROGRAM starts two processes"
 	@echo "  PRESET=release|debug|asan   PYTHON=/path/to/python with its own torch   MPI=AUTO|ON|OFF"
 	@echo "  Each target first does what is missing: Debian packages, .venv with torch $(TORCH), configure, build."
 
 packages:
 	@cmake/debian_packages.sh $(if $(filter OFF,$(MPI)),--without-mpi) $(if $(PYTHON),--without-venv)
 
-# The metadata folder is what pip writes last: it exists only after a complete installation.
+# The metadata folder is what pip writes last: it exists only after a complete installation. scikit-learn is for the
+# digits of the mnist example only, so the build goes on without it.
+has = compgen -G "$(venv)/lib/python3*/site-packages/$(1)dist-info/RECORD" >/dev/null
 venv: packages
-	@if ! compgen -G "$(venv)/lib/python3*/site-packages/torch-$(TORCH)[.+]*dist-info/RECORD" >/dev/null; then \
+	@if ! $(call has,torch-$(TORCH)[.+]*); then \
 	  echo "setup: torch $(TORCH) goes into $(venv)"; \
 	  [ -x $(venv)/bin/pip ] || python3 -m venv $(venv); \
 	  $(venv)/bin/pip install torch==$(TORCH); \
 	fi
+	@if ! $(call has,scikit_learn-*); then \
+	  echo "setup: scikit-learn goes into $(venv)"; \
+	  $(venv)/bin/pip install scikit-learn || echo "setup: going on without it; the mnist example has no data of its own" >&2; \
+	fi
 
+# A given interpreter is the user's: nothing is installed into it, nor beside it into an environment that PYTHON= is
+# there to avoid. Without scikit-learn the build says what is missing for mnist, and goes on.
 python-given: packages
 	@[ -x "$(python)" ] || { echo "PYTHON: expected an interpreter that has torch, got '$(PYTHON)'" >&2; exit 2; }
 

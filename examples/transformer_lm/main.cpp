@@ -5,13 +5,14 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <optional>
 
+#include "examples/common/clock.h"
 #include "examples/common/flags.h"
 #include "examples/common/optimizers.h"
+#include "examples/common/replicas.h"
 #include "examples/common/step_log.h"
 #include "examples/transformer_lm/best_weights.h"
 #include "examples/transformer_lm/corpus.h"
@@ -41,10 +42,6 @@ struct Data {
   int64_t vocab = 0;
 };
 
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 std::optional<int> parse(int argc, char** argv, Settings& settings) {
   examples::FlagParser parser("Trains a transformer language model.", settings.common);
   parser.add("--bptt", settings.bptt, "Tokens per row of a batch");
@@ -61,10 +58,7 @@ std::optional<int> parse(int argc, char** argv, Settings& settings) {
 
 Data load(const Settings& settings) {
   const int64_t batch_size = settings.common.batch_size;
-  TORCH_CHECK_VALUE(batch_size % smp::dp_size() == 0, "--batch-size: expected a multiple of the ",
-                    smp::dp_size(), " replicas, got ", batch_size,
-                    ". It counts the samples of all replicas together.");
-  const int64_t rows = batch_size / smp::dp_size();
+  const int64_t rows = examples::rows_per_replica(batch_size);
   const Text text = read_text(settings.common.data);
   const Vocabulary vocabulary(text.train);
   const auto columns = [&](const std::string& split) {
@@ -100,13 +94,14 @@ class Training {
       const int64_t batches = num_batches(data_.train, settings_.bptt);
       for (batch_ = 1; batch_ <= batches && !is_over(); ++batch_) {
         const Batch batch = get_batch(data_.train, batch_ - 1, settings_.bptt);
-        const double start = seconds_now();
+        const double start = examples::seconds_now();
         optimizer.zero_grad();
         const smp::StepOutput losses = train_step(batch.data, batch.target);
-        if (batch.data.size(1) == full_length()) measured_.push_back(seconds_now() - start);
+        if (batch.data.size(1) == full_length())
+          measured_.push_back(examples::seconds_now() - start);
         smp::clip_grad_norm_(model_, 0.5);
         optimizer.step();
-        note_step(losses, batch.data.size(1), seconds_now() - start,
+        note_step(losses, batch.data.size(1), examples::seconds_now() - start,
                   optimizer.get().param_groups()[0].options().get_lr());
       }
       if (epoch_ == 1) memory_.finish();

@@ -3,7 +3,8 @@
   pages_test.py SOURCE_DIR BIN_DIR HAVE_MPI PAGE
 
 Every block of PAGE must be of a kind that some test covers: cpp blocks are compiled by other tests of this
-folder, of the pages that extract_blocks.py takes them from; all others here. make commands are checked against `make help`, all other commands run.
+folder, of the pages that extract_blocks.py takes them from, and those of examples.md stand in a source of examples/; all
+others here. make commands are checked against `make help`, all other commands run.
 """
 
 import os
@@ -29,8 +30,14 @@ def check_make(source, line):
     assert target == "help" or f"make {target} " in listed, f"`{line}`: make help does not list {target}"
 
 
+def lacks_digits(line, binaries):
+    """mnist without --data needs what the build prepares where there is scikit-learn; mnist_test says so when it is missing."""
+    wants_them = re.search(r"bin/mnist\b(?!.*--data)", line)
+    return wants_them and not (pathlib.Path(binaries).parent / "digits/t10k-labels-idx1-ubyte").exists()
+
+
 def run_line(line, binaries, have_mpi, folder):
-    if re.search(r"\bsmp run\b", line) and not have_mpi:
+    if (re.search(r"\bsmp run\b", line) and not have_mpi) or lacks_digits(line, binaries):
         return
     command = line.replace("build/release/bin", str(binaries))
     done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, timeout=280)
@@ -60,6 +67,14 @@ def check_tree(code, source):
         assert (pathlib.Path(source) / path).exists(), f"the picture names {path}, which does not exist"
 
 
+def check_excerpt(code, source):
+    """Its lines stand in one file of examples/, one after the other, indented or not."""
+    lines = "\n".join(line.strip() for line in code.strip().splitlines())
+    files = pathlib.Path(source, "examples").rglob("*.cpp")
+    found = any(lines in "\n".join(line.strip() for line in file.read_text().splitlines()) for file in files)
+    assert found, f"no source of examples/ holds these lines:\n{code}"
+
+
 def check_block(language, code, page, source, binaries, have_mpi):
     if language == "sh":
         check_shell(code, source, binaries, have_mpi)
@@ -68,6 +83,8 @@ def check_block(language, code, page, source, binaries, have_mpi):
         assert code == consumer.read_text(), f"expected the project of {consumer}"
     elif language == "text" and all(SCHEDULE_ROW.match(row) for row in code.splitlines()):
         pass  # compared with the generator by schedule_pages_test
+    elif language == "cpp" and page.name == "examples.md":
+        check_excerpt(code, source)
     elif language == "text" and page.name == "architecture.md":
         check_tree(code, source)
     else:

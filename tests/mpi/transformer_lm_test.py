@@ -4,13 +4,14 @@ Usage: transformer_lm_test.py TRANSFORMER_LM SMP. The model is small and the tex
 the real job: dropout, clipping, a learning rate that falls, epochs that end with a shorter batch and an evaluation.
 """
 
-import json
 import pathlib
 import random
 import subprocess
 import sys
 import tempfile
 import unittest
+
+from example_runs import Log
 
 STEPS = 50
 BATCH, MICROBATCHES, BPTT = 16, 4, 8
@@ -37,15 +38,6 @@ def write_splits(text, folder):
     folder.mkdir()
     for name, split in (("train", text[:train]), ("valid", text[train:valid]), ("test", text[valid:])):
         (folder / f"wiki.{name}.tokens").write_text(split)
-
-
-class Log:
-    """The lines of a log; the loss of a step as the text that stands there."""
-
-    def __init__(self, path):
-        head, *steps, tail = [json.loads(line, parse_float=str) for line in path.read_text().splitlines()]
-        self.head, self.steps, self.summary = head, steps, tail["summary"]
-        self.losses = [str(step["loss"]) for step in steps]
 
 
 class TransformerLm(unittest.TestCase):

@@ -1,0 +1,9 @@
+// Time for measuring steps.
+#pragma once
+
+namespace examples {
+
+/// Seconds since some fixed moment; never goes back.
+double seconds_now();
+
+}  // namespace examples
