@@ -40,7 +40,7 @@ options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) -DSMP_CI=$(if $(filter-o
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 	@echo
-	@echo "  Programs in build/<preset>/bin: transformer_lm, mnist (docs/examples.md); smp run -np 2 PROGRAM starts two processes"
+	@echo "  Programs in build/<preset>/bin: transformer_lm, mnist, gan (docs/examples.md); smp run -np 2 PROGRAM starts two processes"
 	@echo "  PRESET=release|debug|asan   PYTHON=/path/to/python with its own torch   MPI=AUTO|ON|OFF"
 	@echo "  Each target first does what is missing: Debian packages, .venv with torch $(TORCH), configure, build."
 
@@ -58,7 +58,7 @@ venv: packages
 	fi
 	@if ! $(call has,scikit_learn-*); then \
 	  echo "setup: scikit-learn goes into $(venv)"; \
-	  $(venv)/bin/pip install scikit-learn || echo "setup: going on without it; the mnist example has no data of its own" >&2; \
+	  $(venv)/bin/pip install --retries 1 scikit-learn || echo "setup: going on without it; the mnist example has no data of its own" >&2; \
 	fi
 
 # A given interpreter is the user's: nothing is installed into it, nor beside it into an environment that PYTHON= is

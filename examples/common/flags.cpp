@@ -72,13 +72,18 @@ smp::Config Flags::config() const {
           .threads = threads};
 }
 
-FlagParser::FlagParser(const std::string& description, Flags& flags)
+FlagParser::FlagParser(const std::string& description, Flags& flags, DataSource source)
     : impl_(std::make_unique<Impl>()) {
   CLI::App& app = impl_->app;
   app.description(description);
   app.option_defaults()->always_capture_default();
-  add("--steps", flags.steps, "Training ends after so many; 0: after --epochs", 0);
-  add("--epochs", flags.epochs, "Passes over the data");
+  if (source == DataSource::kFiles) {
+    add("--steps", flags.steps, "Training ends after so many; 0: after --epochs", 0);
+    add("--epochs", flags.epochs, "Passes over the data");
+    app.add_option("--data", flags.data, "File or folder with the data")->type_name("PATH");
+  } else {
+    add("--steps", flags.steps, "Training ends after so many");
+  }
   add("--batch-size", flags.batch_size, "Samples of all replicas together");
   add("--microbatches", flags.microbatches, "Parts of a batch, per pipeline");
   add("--pipeline-degree", flags.pipeline_degree, "Stages of a pipeline; 0: all processes form one",
@@ -97,7 +102,6 @@ FlagParser::FlagParser(const std::string& description, Flags& flags)
   app.add_option("--lr", flags.lr, "Learning rate")->check(above_zero())->type_name("");
   add("--seed", flags.seed, "Seed of weights and dropout", 0);
   add("--threads", flags.threads, "Threads per process");
-  app.add_option("--data", flags.data, "File or folder with the data")->type_name("PATH");
   app.add_option("--log", flags.log, "Write JSON lines to this file")->type_name("FILE");
 }
 

@@ -34,6 +34,10 @@ struct Flags {
   smp::Config config() const;
 };
 
+/// Where an example has its data from. One that draws them has neither --data nor --epochs, and
+/// --steps is at least 1.
+enum class DataSource { kFiles, kDrawn };
+
 /// Reads a command line into Flags.
 ///
 ///   examples::Flags flags{.epochs = 3, .lr = 5.0};        // this example's defaults
@@ -44,7 +48,7 @@ struct Flags {
 class FlagParser {
  public:
   /// `flags` holds the defaults, receives the values and must outlive the parser.
-  FlagParser(const std::string& description, Flags& flags);
+  FlagParser(const std::string& description, Flags& flags, DataSource source = DataSource::kFiles);
   ~FlagParser();
   FlagParser(const FlagParser&) = delete;
   FlagParser& operator=(const FlagParser&) = delete;

@@ -144,6 +144,19 @@ TEST(Flags, AWrongWordIsAnsweredWithTheRightOnes) {
             std::string::npos);
 }
 
+TEST(Flags, AnExampleThatDrawsItsDataHasNoFlagsOfFiles) {
+  Flags flags{.steps = 5};
+  FlagParser parser("Trains.", flags, examples::DataSource::kDrawn);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(parse(parser, {"--data=file"}), 2);
+  EXPECT_EQ(parse(parser, {"--epochs=2"}), 2);
+  EXPECT_EQ(parse(parser, {"--steps=0"}), 2);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("--steps: expected an integer, 1 or more, got 0"),
+            std::string::npos);
+  EXPECT_FALSE(parse(parser, {"--steps=7"}));
+  EXPECT_EQ(flags.steps, 7);
+}
+
 TEST(Flags, HelpGoesToStdoutWithDefaultsAndEndsWithZero) {
   Flags flags{.batch_size = 20, .schedule = smp::Pipeline::kSimple};
   FlagParser parser("Trains a model.", flags);
