@@ -1,11 +1,12 @@
 # smp_add_benchmark: a program of measurements, and the list by which `make bench [ONLY=name]` runs them.
 set_property(GLOBAL PROPERTY SMP_BENCHMARKS "")
 
-# smp_add_benchmark(program SOURCES a.cpp ... MEASURES name ... [LIBS target ...] [RANKS n])
-# `program name` prints "name value unit" for each of MEASURES. With RANKS it runs on n processes, and
-# exists only where MPI was found and the program smp, which starts it, is built.
+# smp_add_benchmark(program SOURCES a.cpp ... MEASURES name ... [LIBS target ...] [RANKS n ...])
+# `program name` prints "name value unit" for each of MEASURES. With RANKS, one number for all measures or
+# one for each, it runs on so many processes, and exists only where MPI was found and the program smp, which
+# starts it, is built.
 function(smp_add_benchmark program)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "RANKS" "SOURCES;LIBS;MEASURES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBS;MEASURES;RANKS")
   if(NOT arg_SOURCES OR NOT arg_MEASURES OR arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "smp_add_benchmark(${program}): expected SOURCES, MEASURES and known keywords, got '${ARGN}'")
   endif()
@@ -16,7 +17,12 @@ function(smp_add_benchmark program)
   foreach(measure IN LISTS arg_MEASURES)
     set(command "'$<TARGET_FILE:${program}>' ${measure}")
     if(arg_RANKS)
-      set(command "'$<TARGET_FILE:smp_program>' run -np ${arg_RANKS} ${command}")
+      list(POP_FRONT arg_RANKS ranks)
+      list(LENGTH arg_RANKS num_left)
+      if(num_left EQUAL 0)
+        set(arg_RANKS ${ranks})
+      endif()
+      set(command "'$<TARGET_FILE:smp_program>' run -np ${ranks} ${command}")
     endif()
     set_property(GLOBAL APPEND_STRING PROPERTY SMP_BENCHMARKS "${measure} ${command}\n")
   endforeach()

@@ -63,7 +63,7 @@ class Simulator {
 
   void compute(int rank, const Action& action) {
     const bool is_forward = action.kind == ActionKind::kForward;
-    const StageTime& time = input_.times[action.stage];
+    const StageTime& time = time_of(action);
     const double duration = is_forward ? time.forward_us : time.backward_us;
     clock_us_[rank] += duration;
     busy_us_[rank] += duration;
@@ -72,6 +72,11 @@ class Simulator {
     } else if (has_backward_[action.stage][action.microbatch]) {
       hold(action.stage, 1);
     }
+  }
+
+  const StageTime& time_of(const Action& action) const {
+    if (input_.microbatch_times.empty()) return input_.times[action.stage];
+    return input_.microbatch_times[action.stage][action.microbatch];
   }
 
   void hold(int stage, int change) {
@@ -116,15 +121,26 @@ class Simulator {
 
 void check_input(const Schedule& schedule, const SimulationInput& input) {
   const size_t num_stages = schedule.in_flight_limits.size();
-  TORCH_CHECK_VALUE(input.times.size() == num_stages, "schedule simulation: expected times of ",
-                    num_stages, " stages, got ", input.times.size(), ".");
+  const size_t num_given =
+      input.microbatch_times.empty() ? input.times.size() : input.microbatch_times.size();
+  TORCH_CHECK_VALUE(num_given == num_stages, "schedule simulation: expected times of ", num_stages,
+                    " stages, got ", num_given, ".");
   const auto check_time = [](double us) {
     TORCH_CHECK_VALUE(std::isfinite(us) && us >= 0,
                       "schedule simulation: expected finite times of at least 0, got ", us, " us.");
   };
-  for (const StageTime& time : input.times) {
-    check_time(time.forward_us);
-    check_time(time.backward_us);
+  const auto check_times = [&](const std::vector<StageTime>& times) {
+    for (const StageTime& time : times) {
+      check_time(time.forward_us);
+      check_time(time.backward_us);
+    }
+  };
+  check_times(input.times);
+  for (const std::vector<StageTime>& times : input.microbatch_times) {
+    TORCH_CHECK_VALUE(times.size() == static_cast<size_t>(schedule.num_microbatches),
+                      "schedule simulation: expected times of ", schedule.num_microbatches,
+                      " microbatches of a stage, got ", times.size(), ".");
+    check_times(times);
   }
   for (const EdgeTime& transfer : input.transfers) check_time(transfer.us);
 }

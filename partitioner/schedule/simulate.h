@@ -18,6 +18,9 @@ struct EdgeTime {
 
 struct SimulationInput {
   std::vector<StageTime> times;     // by stage
+  /// By stage and microbatch, in place of `times`: what a real step has taken. Empty: every
+  /// microbatch takes the same.
+  std::vector<std::vector<StageTime>> microbatch_times{};
   std::vector<EdgeTime> transfers;  // an edge that is not listed takes no time
   /// false: transfers run beside computation. true: both ranks are busy for as long as the transfer
   /// takes, as CPU ranks that drive MPI inline; what of it happens at the same time, does.

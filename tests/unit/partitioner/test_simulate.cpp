@@ -84,6 +84,15 @@ TEST_F(Simulate, UnequalStagesWaitForTheSlowest) {
   EXPECT_DOUBLE_EQ(simulation.bubble_of_rank[1], 1 - 120.0 / 122);
 }
 
+TEST_F(Simulate, MicrobatchesMayTakeDifferentTimes) {
+  input_.microbatch_times = {{{10, 20}, {10, 20}}, {{10, 20}, {40, 20}}};
+  const Schedule schedule = generate(ScheduleKind::kSimple, graph_, 2);
+  const Simulation simulation = simulate(schedule, input_);
+  EXPECT_EQ(time_of(schedule, simulation, {kForward, 1, 0}), (ActionTime{10, 20}));
+  EXPECT_EQ(time_of(schedule, simulation, {kForward, 1, 1}), (ActionTime{20, 60}));
+  EXPECT_EQ(simulation.makespan_us, 60 + 20 + 20 + 20);
+}
+
 TEST_F(Simulate, StagesHoldAsManyMicrobatchesAsTheirScheduleLetsThem) {
   const auto peaks = [&](ScheduleKind kind) {
     return simulate(generate(kind, graph_, 4), input_).peak_in_flight;
@@ -124,6 +133,13 @@ TEST_F(Simulate, BadInputIsRefused) {
   Schedule schedule = generate(ScheduleKind::kSimple, graph_, 1);
   SimulationInput input = input_;
   input.times.pop_back();
+  EXPECT_THROW(simulate(schedule, input), c10::ValueError);
+  input = input_;
+  input.microbatch_times = {{{10, 20}}};
+  EXPECT_THROW(simulate(schedule, input), c10::ValueError);
+  input.microbatch_times = {{{10, 20}, {10, 20}}, {{10, 20}, {10, 20}}};
+  EXPECT_THROW(simulate(schedule, input), c10::ValueError);
+  input.microbatch_times = {{{10, 20}}, {{10, -20}}};
   EXPECT_THROW(simulate(schedule, input), c10::ValueError);
   input = input_;
   input.transfers = {{{0, 1}, -1}};
