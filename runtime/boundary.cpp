@@ -56,10 +56,33 @@ MessageBuffer::MessageBuffer(int64_t capacity_bytes)
 
 // Buffers come back from tensors, which may die on any thread.
 struct BufferPool::Shelf {
+  struct Use {
+    int64_t now = 0;
+    int64_t most = 0;
+  };
   std::mutex mutex;
   std::vector<std::unique_ptr<MessageBuffer>> free;
   std::map<int64_t, int64_t> reserved;  // by capacity
   size_t max_free = 64;
+  int64_t taken = 0;
+  int64_t made = 0;
+  std::map<int, Use> uses;  // by channel; entries stay where they are
+
+  // The closest fit: a larger buffer is left for the messages it was made for, which would need a new one.
+  std::unique_ptr<MessageBuffer> extract(int64_t num_bytes) {
+    constexpr int64_t kReusableSlack = 2 * kAlignment;
+    std::unique_ptr<MessageBuffer>* best = nullptr;
+    for (auto& candidate : free) {
+      if (candidate->capacity_bytes() < num_bytes || candidate->capacity_bytes() > num_bytes + kReusableSlack) continue;
+      if (best == nullptr || candidate->capacity_bytes() < (*best)->capacity_bytes()) best = &candidate;
+      if ((*best)->capacity_bytes() == num_bytes) break;
+    }
+    if (best == nullptr) return nullptr;
+    std::unique_ptr<MessageBuffer> buffer = std::move(*best);
+    *best = std::move(free.back());
+    free.pop_back();
+    return buffer;
+  }
 };
 
 std::shared_ptr<BufferPool::Shelf> BufferPool::make_shelf() { return std::make_shared<Shelf>(); }
@@ -74,30 +97,31 @@ void BufferPool::reserve(const std::map<int64_t, int64_t>& count_by_capacity) {
   }
 }
 
-std::shared_ptr<MessageBuffer> BufferPool::take(int64_t num_bytes) {
-  constexpr int64_t kReusableSlack = 2 * kAlignment;
+std::shared_ptr<MessageBuffer> BufferPool::take(int64_t num_bytes, int channel) {
   std::unique_ptr<MessageBuffer> buffer;
+  Shelf::Use* use = nullptr;
   {
     std::lock_guard<std::mutex> lock(shelf_->mutex);
-    // The closest fit: a larger buffer is left for the messages it was made for, which would need a new one.
-    std::unique_ptr<MessageBuffer>* best = nullptr;
-    for (auto& candidate : shelf_->free) {
-      if (candidate->capacity_bytes() < num_bytes || candidate->capacity_bytes() > num_bytes + kReusableSlack) continue;
-      if (best == nullptr || candidate->capacity_bytes() < (*best)->capacity_bytes()) best = &candidate;
-      if ((*best)->capacity_bytes() == num_bytes) break;
-    }
-    if (best != nullptr) {
-      buffer = std::move(*best);
-      *best = std::move(shelf_->free.back());
-      shelf_->free.pop_back();
-    }
+    use = &shelf_->uses[channel];
+    use->most = std::max(use->most, ++use->now);
+    buffer = shelf_->extract(num_bytes);
+    ++shelf_->taken;
+    if (!buffer) ++shelf_->made;
   }
   if (!buffer) buffer = std::make_unique<MessageBuffer>(num_bytes);
-  return {buffer.release(), [shelf = shelf_](MessageBuffer* returned) {
+  return {buffer.release(), [shelf = shelf_, use](MessageBuffer* returned) {
             std::unique_ptr<MessageBuffer> owner(returned);
             std::lock_guard<std::mutex> lock(shelf->mutex);
+            --use->now;
             if (shelf->free.size() < shelf->max_free) shelf->free.push_back(std::move(owner));
           }};
+}
+
+BufferStatistics BufferPool::statistics() const {
+  std::lock_guard<std::mutex> lock(shelf_->mutex);
+  BufferStatistics statistics{.taken = shelf_->taken, .made = shelf_->made, .most = {}};
+  for (const auto& [channel, use] : shelf_->uses) statistics.most[channel] = use.most;
+  return statistics;
 }
 
 int64_t max_message_bytes(const partitioner::TensorSpec& spec) {
@@ -106,10 +130,10 @@ int64_t max_message_bytes(const partitioner::TensorSpec& spec) {
   return kHeaderBytes + kAlignment + std::max(extent, spec.num_elements() * element_bytes);
 }
 
-PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool) {
+PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool, int channel) {
   Header header;
   if (!tensor.defined()) {
-    PackedTensor packed{pool.take(max_bytes), kHeaderBytes, 0};
+    PackedTensor packed{pool.take(max_bytes, channel), kHeaderBytes, 0};
     std::memcpy(packed.buffer->data(), &header, sizeof header);
     return packed;
   }
@@ -126,7 +150,7 @@ PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool)
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), header.sizes);
   std::copy(tensor.strides().begin(), tensor.strides().end(), header.strides);
   const int64_t num_bytes = kHeaderBytes + header.misalignment + header.data_bytes;
-  PackedTensor packed{pool.take(std::max(num_bytes, max_bytes)), num_bytes, 0};
+  PackedTensor packed{pool.take(std::max(num_bytes, max_bytes), channel), num_bytes, 0};
   if (num_bytes > max_bytes) packed = {std::move(packed.buffer), kHeaderBytes, num_bytes - kHeaderBytes};
   std::memcpy(packed.buffer->data(), &header, sizeof header);
   if (header.data_bytes > 0) {

@@ -26,10 +26,19 @@ class MessageBuffer {
   int64_t capacity_bytes_;
 };
 
+/// What a pool has done so far.
+struct BufferStatistics {
+  int64_t taken = 0;            // buffers handed out
+  int64_t made = 0;             // of those, for want of a free one; reserved ones do not count
+  std::map<int, int64_t> most;  // in use at once, by channel
+};
+
 /// Reuses message buffers, so that the steady state allocates nothing per message.
 class BufferPool {
  public:
-  std::shared_ptr<MessageBuffer> take(int64_t num_bytes);
+  /// `channel`: for the statistics, any number.
+  std::shared_ptr<MessageBuffer> take(int64_t num_bytes, int channel = 0);
+  BufferStatistics statistics() const;
 
   /// Makes buffers until there are as many of each capacity as asked for, by this and all earlier calls. Messages that
   /// fit them allocate nothing from then on.
@@ -55,7 +64,7 @@ int64_t max_message_bytes(const partitioner::TensorSpec& spec);
 /// Packs header (dtype, sizes, strides, alignment, definedness) and data. Strided tensors travel with their strides
 /// and gaps, expanded ones as their base: a copy in another layout would change the bits of the operators after it,
 /// and so would another alignment of the data (libtorch-facts C).
-PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool);
+PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool, int channel = 0);
 
 /// Bytes of the second message that the header in a received first one announces; 0: there is none.
 int64_t announced_bytes(const MessageBuffer& buffer, int64_t num_bytes);

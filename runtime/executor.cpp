@@ -18,17 +18,17 @@ namespace {
 
 constexpr int kFollowingData = 1;  // added to a channel's tag: second messages overtake posted receives of first ones
 
-// Channels are (source stage, target stage, direction): messages of one channel keep their order. The same numbers for
-// every plan, because the programs of one step may have different numbers of stages.
-int channel_tag(int source, int target, bool activation) {
-  constexpr int kMaxStages = 1 << 13;
-  TORCH_INTERNAL_ASSERT(source + 1 < kMaxStages && target + 1 < kMaxStages, "a plan of more than 8190 stages");
-  return ((source + 1) * kMaxStages + target + 1) * 4 + (activation ? 0 : 2) + kFirstStageTag;
-}
-
 int rank_of_stage(const Plan& plan, int stage) { return stage == kInputStage ? 0 : plan.stages[stage].rank; }
 
 }  // namespace
+
+// Messages of one channel keep their order. The same numbers for every plan, because the programs of one step may have
+// different numbers of stages.
+int channel_of(int source_stage, int target_stage, bool activation) {
+  constexpr int kMaxStages = 1 << 13;
+  TORCH_INTERNAL_ASSERT(source_stage + 1 < kMaxStages && target_stage + 1 < kMaxStages, "a plan of more than 8190 stages");
+  return ((source_stage + 1) * kMaxStages + target_stage + 1) * 4 + (activation ? 0 : 2) + kFirstStageTag;
+}
 
 std::vector<Carried> values_on_edge(const Plan& plan, int source, int target, bool activations) {
   std::vector<Carried> values;
@@ -41,6 +41,7 @@ std::vector<Carried> values_on_edge(const Plan& plan, int source, int target, bo
 
 RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> microbatches, const RunOptions& options) {
   options_ = options;
+  schedule_ = &schedule;
   if (options_.loss_divisor == 0) options_.loss_divisor = static_cast<int>(microbatches.size());
   const auto& column = schedule.columns[static_cast<size_t>(pipeline_.rank())];
   results_.assign(microbatches.size(), {});
@@ -65,7 +66,9 @@ void Executor::drop_everything(std::span<MicrobatchRun> microbatches) {
   for (MicrobatchRun& run : microbatches) {
     for (auto& [index, stage] : run.program->stages) stage->reset();
   }
-  for (Sent& sent : sent_) abandon(std::move(sent.buffer));
+  for (Sent& sent : sent_) {
+    if (sent.buffer) abandon(std::move(sent.buffer));
+  }
   for (Expected& expected : expected_) {
     for (auto& buffer : expected.buffers) abandon(std::move(buffer));
   }
@@ -177,8 +180,10 @@ at::Tensor Executor::loss_gradient(const TensorSpec& spec) {
 void Executor::send(const Action& action, const MicrobatchRun& run) {
   const Plan& plan = *run.program->plan;
   const bool activation = action.kind == ActionKind::kSendActivation;
-  const int tag = channel_tag(action.stage, action.peer, activation);
-  for (const Carried& carried : values_on_edge(plan, action.stage, action.peer, activation)) {
+  const int channel = channel_of(action.stage, action.peer, activation);
+  const std::vector<Carried> values = values_on_edge(plan, action.stage, action.peer, activation);
+  if (schedule_->limits_sends) wait_for_room(action, channel, values.size());
+  for (const Carried& carried : values) {
     const ValueId id = carried.value;
     at::Tensor tensor;
     if (action.stage == kInputStage) {
@@ -190,13 +195,30 @@ void Executor::send(const Action& action, const MicrobatchRun& run) {
       tensor = std::move(node.mapped());
     }
     const int64_t max_bytes = max_message_bytes(run.program->graph->values[id].spec);
-    PackedTensor packed = pack(tensor, max_bytes, buffers_);
+    PackedTensor packed = pack(tensor, max_bytes, buffers_, channel);
     const int dest = rank_of_stage(plan, action.peer);
-    sent_.push_back({pipeline_.isend(dest, tag, packed.buffer->data(), packed.num_bytes), packed.buffer});
+    sent_.push_back(
+        {pipeline_.isend(dest, channel, packed.buffer->data(), packed.num_bytes), packed.buffer, channel, false});
     if (packed.following_bytes > 0) {
-      sent_.push_back({pipeline_.isend(dest, tag + kFollowingData, packed.buffer->data() + packed.num_bytes,
+      sent_.push_back({pipeline_.isend(dest, channel + kFollowingData, packed.buffer->data() + packed.num_bytes,
                                        packed.following_bytes),
-                       packed.buffer});
+                       packed.buffer, channel, true});
+    }
+  }
+}
+
+// Makes room for one more microbatch of the channel within its limit, by waiting for the oldest ones: they have left when
+// the receiver comes to them, at the latest. The table has been proved to end even so.
+void Executor::wait_for_room(const Action& action, int channel, size_t num_values) {
+  size_t room = static_cast<size_t>(schedule_->send_limit(action) - 1) * num_values;
+  for (size_t i = sent_.size(); i-- > 0;) {
+    Sent& sent = sent_[i];
+    if (sent.channel != channel || !sent.buffer) continue;
+    if (room == 0) {
+      sent.request.wait(to_string(action));
+      sent.buffer.reset();
+    } else if (!sent.is_second) {
+      --room;
     }
   }
 }
@@ -208,11 +230,11 @@ Executor::Expected Executor::post(const Action& action, const MicrobatchRun& run
   expected.action = action;
   expected.values = values_on_edge(plan, action.peer, action.stage, activation);
   const int source = rank_of_stage(plan, action.peer);
-  const int tag = channel_tag(action.peer, action.stage, activation);
+  const int channel = channel_of(action.peer, action.stage, activation);
   for (const Carried& carried : expected.values) {
     const int64_t bytes = max_message_bytes(run.program->graph->values[carried.value].spec);
-    auto buffer = buffers_.take(bytes);
-    expected.requests.push_back(pipeline_.irecv(source, tag, buffer->data(), bytes));
+    auto buffer = buffers_.take(bytes, channel);
+    expected.requests.push_back(pipeline_.irecv(source, channel, buffer->data(), bytes));
     expected.buffers.push_back(std::move(buffer));
   }
   return expected;
@@ -240,9 +262,9 @@ void Executor::receive(const Action& action, std::span<MicrobatchRun> microbatch
     const Carried& carried = expected.values[i];
     std::shared_ptr<MessageBuffer> following;
     if (const int64_t bytes = announced_bytes(*expected.buffers[i], num_bytes); bytes > 0) {
-      following = expected.buffers.emplace_back(buffers_.take(bytes));
+      const int tag = channel_of(action.peer, action.stage, activation) + kFollowingData;
+      following = expected.buffers.emplace_back(buffers_.take(bytes, tag));
       const Plan& plan = *microbatches[static_cast<size_t>(action.microbatch)].program->plan;
-      const int tag = channel_tag(action.peer, action.stage, activation) + kFollowingData;
       pipeline_.irecv(rank_of_stage(plan, action.peer), tag, following->data(), bytes).wait(to_string(action));
     }
     at::Tensor tensor = unpack(expected.buffers[i], num_bytes, graph.values[carried.value].spec, following);

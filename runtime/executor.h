@@ -43,6 +43,9 @@ struct Carried {
 /// The values that move along an edge of stages in one direction, in the order of their messages.
 std::vector<Carried> values_on_edge(const partitioner::Plan& plan, int source, int target, bool activations);
 
+/// The number of an edge and direction: the tag of its messages, and its name in the statistics of message buffers.
+int channel_of(int source_stage, int target_stage, bool activation);
+
 /// Returned values that were made on this rank, by value, one entry per microbatch.
 using RankResults = std::vector<std::map<partitioner::ValueId, at::Tensor>>;
 
@@ -73,7 +76,9 @@ class Executor {
  private:
   struct Sent {
     Request request;
-    std::shared_ptr<MessageBuffer> buffer;
+    std::shared_ptr<MessageBuffer> buffer;  // null: waited for
+    int channel;
+    bool is_second;  // of a value, behind its header
   };
   struct Expected {
     partitioner::Action action;
@@ -94,6 +99,7 @@ class Executor {
   void backward(const partitioner::Action& action, MicrobatchRun& run);
   void backward(const partitioner::Action& action, MicrobatchRun& run, size_t index);
   void send(const partitioner::Action& action, const MicrobatchRun& run);
+  void wait_for_room(const partitioner::Action& action, int channel, size_t num_values);
   void receive(const partitioner::Action& action, std::span<MicrobatchRun> microbatches);
   void expect_ahead(const std::vector<partitioner::Action>& column, std::span<MicrobatchRun> microbatches);
   Expected post(const partitioner::Action& action, const MicrobatchRun& run);
@@ -104,6 +110,7 @@ class Executor {
   Transport& pipeline_;
   BufferPool& buffers_;
   RunOptions options_;  // of this step
+  const partitioner::Schedule* schedule_ = nullptr;  // while it runs
   std::deque<Sent> sent_;
   std::deque<Expected> expected_;
   size_t next_expected_ = 0;  // position in the column up to which receives are posted
@@ -115,6 +122,5 @@ class Executor {
   int loss_gradient_divisor_ = 0;
   int64_t loss_gradient_version_ = 0;
 };
-
 
 }  // namespace smp::runtime

@@ -198,14 +198,12 @@ class ColumnWalk {
       if (!action.is_send() || !seen.insert(channel(action)).second) continue;
       const bool is_activation = action.is_activation();
       const EdgeValues& values = is_activation ? activations_ : gradients_;
-      // The stage of this edge that the gradients come back to holds no more than its limit.
-      const int holder = is_activation ? std::max(action.stage, 0) : action.peer;
-      const int64_t limit = schedule_.in_flight_limits[static_cast<size_t>(holder)];
+      const int64_t limit = schedule_.send_limit(action);
       for (ValueId id : values.at({action.stage, action.peer})) {
         const int64_t slice = is_activation ? 0 : slice_of(action.stage, id);
         const int64_t bytes =
             slice > 0 ? kMessageOverheadBytes + slice : buffer_bytes(graph_.values[id]);
-        memory_.buffers[bytes] += std::min(all, limit + 1);  // one that has left, not yet noticed
+        memory_.buffers[bytes] += std::min(all, limit);
       }
     }
   }

@@ -30,6 +30,12 @@ std::string row(const std::vector<Action>& column, std::optional<int> stage, Tab
 
 }  // namespace
 
+int Schedule::send_limit(const Action& send) const {
+  // The stage that runs its backward when all that it sent has come back.
+  const int holder = send.is_activation() ? std::max(send.stage, 0) : send.peer;
+  return in_flight_limits[static_cast<size_t>(holder)] + 1;
+}
+
 std::string Schedule::to_table(TableContent content) const {
   std::vector<std::optional<int>> stages;
   for (const auto& column : columns) stages.push_back(only_stage(column));

@@ -28,6 +28,14 @@ struct Schedule {
   std::vector<int>
       in_flight_limits;  // by stage: microbatches between their forward and their backward
 
+  /// A rank that sends waits while send_limit() earlier messages of that edge and direction are
+  /// under way. false: it never waits, because such a table could wait for ever (send_limits.h).
+  bool limits_sends = false;
+
+  /// Microbatches of the edge of `send` that may be under way at once: one more than the stage that
+  /// holds them between forward and backward may hold, the one that has just left.
+  int send_limit(const Action& send) const;
+
   /// One line per rank, "stage s | F0 B0"; where a rank has several stages or none, "rank r | 0F0
   /// 2F0".
   std::string to_table(TableContent content = TableContent::kCompute) const;

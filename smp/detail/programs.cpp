@@ -7,6 +7,7 @@
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/rank_memory.h"
 #include "partitioner/schedule/check.h"
+#include "partitioner/schedule/send_limits.h"
 
 namespace smp::detail {
 
@@ -185,7 +186,8 @@ const Schedule& Programs::schedule(const std::vector<Program*>& microbatches, Ta
   if (part != TablePart::kWhole) keep_only(part, made);
   const Program& first = *microbatches.front();
   const bool is_uniform = std::equal(key.begin() + 2, key.end(), key.begin() + 1);
-  if (part == TablePart::kWhole && is_uniform && first.graph.has_backward()) {
+  made.limits_sends = part == TablePart::kWhole && is_uniform && may_limit_sends(made);
+  if (part == TablePart::kWhole && is_uniform && (first.graph.has_backward() || made.limits_sends)) {
     context_.buffers.reserve(message_buffers(first.graph, first.plan, made, context_.pipeline->rank()));
   }
   return schedules_.emplace(std::move(key), std::move(made)).first->second;
