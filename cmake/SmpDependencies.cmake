@@ -2,8 +2,9 @@
 # Output: SMP_HAVE_MPI, by which runtime/CMakeLists.txt chooses the transport's source file.
 list(APPEND SMP_PYTHON_HINTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
 find_package(TorchWheel 2.11 REQUIRED)
-if(TorchWheel_VERSION VERSION_GREATER_EQUAL 2.12 AND NOT SMP_ALLOW_NEWER_TORCH)
-  message(FATAL_ERROR "smp: expected torch 2.11, got ${TorchWheel_VERSION} in ${TorchWheel_DIR}. smp uses internals of "
+# docs/compatibility.md says what was run with which.
+if(TorchWheel_VERSION VERSION_GREATER_EQUAL 2.16 AND NOT SMP_ALLOW_NEWER_TORCH)
+  message(FATAL_ERROR "smp: expected torch 2.11 to 2.15, got ${TorchWheel_VERSION} in ${TorchWheel_DIR}. smp uses internals of "
     "LibTorch that change between minor versions. Give another torch (make PYTHON=..., or -DSMP_PYTHON=...), or try "
     "this one with -DSMP_ALLOW_NEWER_TORCH=ON and run all tests.")
 endif()

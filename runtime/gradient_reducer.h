@@ -10,12 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "runtime/node_handle.h"
 #include "runtime/transport/running_sum.h"
 #include "runtime/transport/transport.h"
-
-namespace torch::autograd {
-struct Node;
-}
 
 namespace smp::runtime {
 
@@ -93,8 +90,7 @@ class GradientReducer {
   ReducerOptions options_;
   std::vector<Bucket> buckets_;  // in the order in which they leave
   std::vector<size_t> bucket_of_;
-  std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>>
-      watched_;                               // alive, else their hooks go
+  std::vector<std::pair<NodeHandle, uintptr_t>> watched_;  // alive, else their hooks go
   std::vector<char> is_expected_, is_ready_;  // by parameter, in this step
   bool is_armed_ = false;
   size_t next_ = 0;  // bucket to leave

@@ -111,8 +111,7 @@ c10::Storage make_ghost_storage(int64_t num_bytes, const std::string& maker) {
   return c10::Storage(std::move(storage));
 }
 
-at::Tensor make_ghost(const TensorSpec& spec, const c10::Storage& storage,
-                      const std::shared_ptr<torch::autograd::Node>& grad_fn) {
+at::Tensor make_ghost(const TensorSpec& spec, const c10::Storage& storage, const NodeHandle& grad_fn) {
   auto ghost = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage), c10::DispatchKeySet({c10::DispatchKey::Meta, kCaptureKey}),
       c10::scalarTypeToTypeMeta(spec.dtype));
@@ -122,9 +121,7 @@ at::Tensor make_ghost(const TensorSpec& spec, const c10::Storage& storage,
   return ghost;
 }
 
-std::shared_ptr<torch::autograd::Node> make_refuse_backward() {
-  return std::make_shared<RefuseBackward>();
-}
+NodeHandle make_refuse_backward() { return make_node<RefuseBackward>(); }
 
 at::Tensor make_twin(const at::Tensor& real) {
   if (real.is_meta()) return real;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
+#include "runtime/node_handle.h"
 
 namespace smp::runtime {
 
@@ -40,10 +41,10 @@ class GhostAccess {
 
 /// A ghost of this geometry on `storage`. `grad_fn` (may be null) is attached when the spec requires a gradient.
 at::Tensor make_ghost(const partitioner::TensorSpec& spec, const c10::Storage& storage,
-                      const std::shared_ptr<torch::autograd::Node>& grad_fn);
+                      const NodeHandle& grad_fn);
 
 /// The autograd node behind every ghost of a matched body: running it means loss.backward() was called on a ghost.
-std::shared_ptr<torch::autograd::Node> make_refuse_backward();
+NodeHandle make_refuse_backward();
 
 bool has_hooks(torch::autograd::Node& node);
 /// Throws when a hook stands on a node that a backward from `root` (may be null) reaches. `place` begins the text.

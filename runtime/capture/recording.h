@@ -11,6 +11,7 @@
 #include "partitioner/graph/graph.h"
 #include "runtime/capture/constants.h"
 #include "runtime/capture/operator_info.h"
+#include "runtime/node_handle.h"
 
 namespace smp::runtime {
 
@@ -40,7 +41,7 @@ struct Recording {
   std::vector<size_t> holders;
   std::vector<ConstantTensor> constants;
   std::vector<partitioner::ValueId> reshaped;  // ghosts whose geometry an in-place operator changes (t_, squeeze_)
-  std::shared_ptr<torch::autograd::Node> grad_fn;  // of every ghost that requires a gradient
+  NodeHandle grad_fn;  // of every ghost that requires a gradient
   uint64_t hash = 0;                               // of the graph
   uint64_t last_use = 0;                           // counts the runs of its body
 };

@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 
+#include "runtime/node_handle.h"
 #include "runtime/stage/replay.h"
 #include "runtime/stage/stage.h"
 
@@ -116,7 +117,7 @@ class AutogradStage : public Stage {
 
  private:
   struct InFlight {
-    std::shared_ptr<InputGradients> gradients;
+    HandleOf<InputGradients> gradients;
     std::vector<uint32_t> edges;                 // by input, then by own tensor: its number at that node
     std::vector<std::vector<at::Tensor>> roots;  // by backward and its roots
   };
@@ -152,9 +153,7 @@ class AutogradStage : public Stage {
 
   void attach(at::Tensor& input, size_t entry, InFlight& flight) const {
     // Made before any operator of this forward, so that it runs after all of them in the backward.
-    if (!flight.gradients) {
-      flight.gradients = std::shared_ptr<InputGradients>(new InputGradients, torch::autograd::deleteNode);
-    }
+    if (!flight.gradients) flight.gradients = make_node<InputGradients>();
     // Shares the data, so that a value of another stage of this rank keeps its own graph. One that was received has none.
     if (input.use_count() > 1 || !input.is_leaf()) input = input.detach();
     torch::autograd::set_history(input, flight.gradients);
