@@ -9,6 +9,7 @@
 #include <numeric>
 #include <cctype>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -32,6 +33,17 @@ std::vector<runtime::NamedTensor> tensors_of(const torch::nn::Module& module, co
   return tensors;
 }
 
+// Two tensors of one name would be one in graphs and plans.
+void check_names(const std::vector<runtime::NamedTensor>& tensors) {
+  std::unordered_map<std::string_view, const at::TensorImpl*> known;
+  for (const runtime::NamedTensor& named : tensors) {
+    const auto [other, is_new] = known.emplace(named.name, named.tensor.unsafeGetTensorImpl());
+    TORCH_CHECK_VALUE(is_new || other->second == named.tensor.unsafeGetTensorImpl(), "DistributedModel: expected tensors of ",
+                      "different names in all models, got '", named.name, "' in two of them. Give one of the models another ",
+                      "name: ModelOptions::name stands before the names of its tensors.");
+  }
+}
+
 bool is_identifier(const std::string& name) {
   return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; });
 }
@@ -48,6 +60,9 @@ std::shared_ptr<Model> Models::add(std::shared_ptr<torch::nn::Module> module, co
     TORCH_CHECK_VALUE(other->prefix != prefix, "DistributedModel: expected another name than that of a model that "
                       "exists, got '", name, "' twice. Give each model a name of its own.");
   }
+  std::vector<runtime::NamedTensor> tensors = tensors_of_all();
+  for (auto& named : tensors_of(*module, prefix)) tensors.push_back(std::move(named));
+  check_names(tensors);
   ++num_made_;
   auto model = std::make_shared<Model>();
   model->own = runtime::Bindings(tensors_of(*module, ""));
@@ -70,13 +85,15 @@ void Models::remove(const Model& model) {
   }
 }
 
-void Models::bind_all() {
+std::vector<runtime::NamedTensor> Models::tensors_of_all() const {
   std::vector<runtime::NamedTensor> tensors;
   for (const auto& model : models_) {
     for (auto& named : tensors_of(*model->module, model->prefix)) tensors.push_back(std::move(named));
   }
-  bindings_ = runtime::Bindings(std::move(tensors));
+  return tensors;
 }
+
+void Models::bind_all() { bindings_ = runtime::Bindings(tensors_of_all()); }
 
 std::vector<std::string> Models::module_paths() const {
   std::vector<std::string> paths;

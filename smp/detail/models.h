@@ -64,7 +64,7 @@ class Models {
   explicit Models(Context& context) : context_(context) {}
 
   /// `name` empty: none for the first model, "model1", "model2", … for the others. Throws c10::ValueError for a name
-  /// that another model has or that is no identifier.
+  /// that another model has, that is no identifier, or that gives two tensors one name.
   std::shared_ptr<Model> add(std::shared_ptr<torch::nn::Module> module, const std::string& name);
   void remove(const Model& model);
   /// In the order in which they were made.
@@ -106,6 +106,7 @@ class Models {
  private:
   const std::string* name_of(const at::Tensor& tensor) const;
   bool uses(const partitioner::Graph& graph, const Model& model) const;
+  std::vector<runtime::NamedTensor> tensors_of_all() const;
   void bind_all();
 
   Context& context_;

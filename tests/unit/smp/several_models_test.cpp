@@ -191,5 +191,25 @@ TEST(SeveralModelsRefused, OfOneName) {
   });
 }
 
+struct Pair : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return model1->forward(x) + model2->forward(x); }
+  std::shared_ptr<Critic> model1 = register_module("model1", filled<Critic>(1));
+  std::shared_ptr<Critic> model2 = register_module("model2", filled<Critic>(2));
+};
+
+TEST(SeveralModelsRefused, WhoseTensorsWouldHaveOneName) {
+  run_smp_ranks(2, {.microbatches = 1}, [] {
+    const auto pair = std::make_shared<Pair>();
+    DistributedModel first(pair);
+    const std::string text = message_of<c10::ValueError>([] { DistributedModel second(filled<Critic>(3)); });
+    EXPECT_TRUE(contains(text, "'model1.in.weight'") && contains(text, "ModelOptions::name")) << text;
+    DistributedModel second(filled<Critic>(3), {.name = "second"});
+    DistributedModel part(pair->model1, {.name = "model1"});  // the same tensors under the same names
+    const torch::NoGradGuard no_grad;
+    auto step = smp::step([&](at::Tensor x) { return second(x); });
+    expect_bit_equal(step(rows(4, 8, 1))[0], filled<Critic>(3)->forward(rows(4, 8, 1)), "of the second");
+  });
+}
+
 }  // namespace
 }  // namespace smp
