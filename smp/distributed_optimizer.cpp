@@ -29,6 +29,18 @@ void check_elementwise(const Optimizer& optimizer) {
                     "Use one of those.");
 }
 
+// What the model does not have it neither places nor averages, and no state_dict() would know its name.
+void check_parameters(const Optimizer& optimizer, const detail::Model& model) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const auto* named = model.own.find(parameter);
+      TORCH_CHECK_VALUE(named != nullptr, "DistributedOptimizer: expected parameters of its model alone, got one of sizes ",
+                        parameter.sizes(), " that the model does not have. Each model takes an optimizer of its own: make one "
+                        "from net->parameters() of each, and call step() and zero_grad() of all of them.");
+    }
+  }
+}
+
 // Read off torch/csrc/api/src/optim: the tensors in a parameter's state, and those that a step makes and drops.
 OptimizerMemory memory_of(const torch::optim::SGDOptions& options) {
   const double decayed = options.weight_decay() != 0, momentum = options.momentum() != 0;
@@ -89,6 +101,7 @@ void drop_state_of_others(Optimizer& optimizer, const DistributedModelBase& mode
 std::shared_ptr<void> adopt(Optimizer& optimizer, const DistributedModelBase& model) {
   check_elementwise(optimizer);
   detail::refuse_in_body("DistributedOptimizer");
+  check_parameters(optimizer, detail::ModelAccess::of(model));
   auto adopted = std::make_shared<detail::OptimizerOfModel>(&optimizer, detail::ModelAccess::shared(model));
   detail::conductor("DistributedOptimizer").add_optimizer(memory_of(optimizer), adopted);
   return adopted;
@@ -109,6 +122,13 @@ void begin_step(Optimizer& optimizer, const DistributedModelBase& model, Progres
   detail::refuse_in_body("DistributedOptimizer::step");
   drop_state_of_others(optimizer, model, progress.has_local_state);
   settle(progress);
+}
+
+void zero_grad(Optimizer& optimizer) {
+  detail::refuse_in_body("DistributedOptimizer::zero_grad");
+  for (auto& group : optimizer.param_groups()) {
+    for (at::Tensor& parameter : group.params()) parameter.mutable_grad().reset();
+  }
 }
 
 OptimizerState state_dict(Optimizer& optimizer, const DistributedModelBase& model, Progress& progress) {

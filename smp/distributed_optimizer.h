@@ -16,7 +16,7 @@ namespace smp {
 
 namespace optimizer_internal {
 /// Tells the planner how much memory the optimizer takes. Throws c10::ValueError for optimizers that are not
-/// elementwise (LBFGS). The optimizer counts as alive as long as what is returned is.
+/// elementwise (LBFGS) and for parameters that the model does not have. The optimizer counts as alive as long as what is returned is.
 std::shared_ptr<void> adopt(torch::optim::Optimizer& optimizer, const DistributedModelBase& model);
 /// What must be known of an optimizer between its steps.
 struct Progress {
@@ -29,6 +29,7 @@ struct Progress {
 void begin_step(torch::optim::Optimizer& optimizer, const DistributedModelBase& model,
                 Progress& progress);
 /// DistributedOptimizer's functions of these names.
+void zero_grad(torch::optim::Optimizer& optimizer);
 OptimizerState state_dict(torch::optim::Optimizer& optimizer, const DistributedModelBase& model,
                           Progress& progress);
 OptimizerState local_state_dict(torch::optim::Optimizer& optimizer,
@@ -44,7 +45,8 @@ void load_state_dict(torch::optim::Optimizer& optimizer, const DistributedModelB
 ///
 /// Parameters of other ranks have no gradient here, so the optimizer passes over them; learning rates and schedulers
 /// work on every rank. Make it before the first step, so that the plan counts its state in the memory of each rank.
-/// Throws c10::ValueError for LBFGS, whose steps mix all parameters.
+/// A model may have several, each over some of its parameters; a program of several models makes one for each model.
+/// Throws c10::ValueError for parameters of another model, and for LBFGS, whose steps mix all parameters.
 template <class Optimizer>
 class DistributedOptimizer {
  public:
@@ -60,12 +62,13 @@ class DistributedOptimizer {
     optimizer_internal::begin_step(*optimizer_, *model_, progress_);
     optimizer_->step();
   }
-  /// Sets the gradients of all parameters to undefined. Throws c10::ValueError inside a step body.
-  void zero_grad() { model_->zero_grad(); }
+  /// Sets the gradients of its parameters to undefined; DistributedModel::zero_grad() those of the whole model. Throws
+  /// c10::ValueError inside a step body.
+  void zero_grad() { optimizer_internal::zero_grad(*optimizer_); }
 
   /// Options and state of all parameters, gathered to every rank of the pipeline; collective over
-  /// it. SGD, Adam, AdamW, RMSprop and Adagrad of LibTorch; throws c10::ValueError for others, for
-  /// parameters that the model does not have, and inside a step body.
+  /// it. SGD, Adam, AdamW, RMSprop and Adagrad of LibTorch; throws c10::ValueError for others and
+  /// inside a step body.
   OptimizerState state_dict() { return optimizer_internal::state_dict(*optimizer_, *model_, progress_); }
   /// Options of all parameters and copies of the state of those on this rank, marked as partial.
   OptimizerState local_state_dict() {

@@ -191,6 +191,35 @@ TEST(SeveralModelsRefused, OfOneName) {
   });
 }
 
+TEST(SeveralOptimizers, AreOverOneModelEach) {
+  run_smp_ranks(2, {.microbatches = 1}, [] {
+    const auto generator = filled<Generator>(1);
+    const auto critic = filled<Critic>(2);
+    DistributedModel first(generator), second(critic);
+    std::vector<at::Tensor> both = generator->parameters();
+    for (const at::Tensor& parameter : critic->parameters()) both.push_back(parameter);
+    const std::string text =
+        message_of<c10::ValueError>([&] { DistributedOptimizer optimizer(torch::optim::SGD(both, 0.1), first); });
+    EXPECT_TRUE(contains(text, "sizes [8, 8]") && contains(text, "an optimizer of its own")) << text;
+  });
+}
+
+TEST(SeveralOptimizers, OfOneModelClearTheirOwnGradients) {
+  run_smp_ranks(1, {.microbatches = 1}, [] {
+    const auto net = make_net();
+    DistributedModel model(net);
+    DistributedOptimizer first(torch::optim::SGD(net->first->parameters(), 0.1), model);
+    DistributedOptimizer second(torch::optim::SGD(net->second->parameters(), 0.1), model);
+    auto step = tests::training_step(model);
+    step(rows(4, 8, 1), rows(4, 4, 1));
+    first.zero_grad();
+    EXPECT_FALSE(net->first->weight.grad().defined());
+    EXPECT_TRUE(net->second->weight.grad().defined());
+    model.zero_grad();
+    EXPECT_FALSE(net->second->weight.grad().defined());
+  });
+}
+
 struct Pair : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return model1->forward(x) + model2->forward(x); }
   std::shared_ptr<Critic> model1 = register_module("model1", filled<Critic>(1));
