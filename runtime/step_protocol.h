@@ -52,7 +52,8 @@ struct StepMessage {
   int32_t step_function = 0;  // number of the step object; the same on all ranks unless they diverge
   uint64_t step = 0;          // training steps finished before this one
   uint64_t evaluation_step = 0;  // and steps without a backward
-  std::string reduced{};      // by model: '1' where this step averages gradients over replicas
+  std::string reduced{};      // by model: '1' where this step averages gradients over replicas, '-' where it makes none
+  std::string settings{};     // of a training step: what must not differ between ranks, in words
   std::string error{};
   bool is_value_error = false;
   Round round = Round::kWhole;

@@ -34,7 +34,7 @@ using CommHook = std::function<at::Tensor(const GradientBucket&)>;
 at::Tensor bf16_compress_hook(const GradientBucket& bucket);
 
 /// While it lives, the steps of `model` do not average gradients over replicas: each adds up its
-/// own, and the next step without a guard averages the sums. On every rank alike; the one of
+/// own, and the model's next step without a guard averages the sums. On every rank alike; the one of
 /// pp_rank() 0 counts.
 ///
 ///   {

@@ -38,7 +38,8 @@ struct ModelOptions {
   bool average_grads_across_microbatches = true;
   /// Replicas start every step with the buffers of dp_rank() 0. Config::broadcast_buffers = false turns it off for all.
   bool broadcast_buffers = true;
-  /// Gradients are averaged over replicas in every n-th training step only; those between add up, without a division.
+  /// Gradients are averaged over replicas in every n-th training step that makes gradients of the model; those between
+  /// add up, without a division.
   int64_t backward_passes_per_step = 1;
 };
 
@@ -86,8 +87,10 @@ class DistributedModelBase {
   /// tensors under one name; inside a step body.
   void load_state_dict(const StateDict& state, bool strict = true);
 
-  /// Replaces the mean over replicas, from the next step on; on every rank alike, or the step is
-  /// refused. An empty hook: the mean again. Throws c10::ValueError inside a step body.
+  /// Replaces the mean over replicas, from the next step on; called in steps that make gradients of
+  /// the model. On every rank alike: the next training step is refused where replicas differ, and
+  /// ends the job where ranks of one pipeline do. An empty hook: the mean again. Throws
+  /// c10::ValueError inside a step body.
   void register_comm_hook(CommHook hook);
 
   /// Puts the module and everything below it into training mode, or evaluation mode; call it on

@@ -9,6 +9,7 @@
 #include "runtime/watch/root_cause.h"
 #include "smp/detail/leader.h"
 #include "smp/detail/optimizer_state.h"
+#include "smp/detail/replica_gradients.h"
 
 namespace smp::detail {
 
@@ -76,6 +77,7 @@ std::optional<std::vector<StepOutput>> Conductor::perform(StepRun& run, const St
   MicrobatchInputs none;
   try {
     if (message.round != Round::kShadow) accept(message, step_number);
+    check_settings(message);
     return run.perform(message, none);
   } catch (...) {
     // The others are in the middle of this step and would wait for ever, should the caller go on.
@@ -138,6 +140,15 @@ StepMessage Conductor::receive_message() {
   StepMessage message = runtime::decode_step_message(context().pipeline->receive_bytes(0, runtime::kStepTag));
   for (uint64_t hash : message.forgotten) rank_.programs.erase(hash);
   return message;
+}
+
+void Conductor::check_settings(const StepMessage& message) const {
+  if (message.settings.empty()) return;
+  const std::string own = describe_settings(rank_.models);
+  TORCH_CHECK_VALUE(own == message.settings, "step: expected the same communication hooks and parameters with requires_grad ",
+                    "on all ranks of a pipeline, got ", message.settings, " on pipeline rank 0 and ", own,
+                    " on pipeline rank ", context().pipeline->rank(),
+                    ". Register hooks, freeze and unfreeze on every rank alike.");
 }
 
 void Conductor::accept(const StepMessage& message, int step_number) {

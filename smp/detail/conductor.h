@@ -59,6 +59,7 @@ class Conductor {
   std::vector<StepOutput> follow(int step_number);
   runtime::StepMessage receive_message();
   void accept(const runtime::StepMessage& message, int step_number);
+  void check_settings(const runtime::StepMessage& message) const;
   std::optional<std::vector<StepOutput>> perform(StepRun& run, const runtime::StepMessage& message, int step_number);
   int lead_join();
   int follow_join();

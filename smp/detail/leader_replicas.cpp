@@ -11,6 +11,22 @@ namespace smp::detail {
 using runtime::Round;
 using runtime::StepMessage;
 
+namespace {
+
+// Each once. Bodies that are alike have one recording.
+std::vector<std::shared_ptr<Program>> programs_of(const RankState& rank, const std::vector<runtime::CapturedBody>& bodies) {
+  std::vector<std::shared_ptr<Program>> programs;
+  const runtime::Recording* last = nullptr;
+  for (const runtime::CapturedBody& body : bodies) {
+    if (body.recording.get() == last) continue;
+    last = body.recording.get();
+    programs.push_back(rank.programs.find(last->hash));
+  }
+  return programs;
+}
+
+}  // namespace
+
 std::string Leader::new_owners() const {
   if (planned_ == rank_.models.owners()) return "";
   std::string text;
@@ -35,13 +51,18 @@ void Leader::follow_active(const std::vector<ReplicaStep>& all, StepMessage& mes
 // The leaders of the replicas meet before the first message of a step, and where one of them reads values once more at its
 // end. They see each other's refusals, whether all run the same step, and whether all place their models alike.
 void Leader::meet_replicas(StepMessage& message, bool is_last) {
+  if (is_last && message.trains && message.error.empty()) {
+    message.reduced = reductions(rank_.models, programs_of(rank_, bodies_));
+    message.settings = describe_settings(rank_.models);
+  }
   runtime::Transport& replicas = *rank_.context.replicas;
   if (replicas.size() == 1 || (has_met_replicas_ && !is_last) || (has_met_replicas_ && !a_replica_reads_)) return;
   ReplicaStep own{.step_function = step_number_, .training_steps = message.step, .error = message.error};
   own.is_value_error = message.is_value_error;
   own.trains = message.trains;
   own.reduced = message.reduced;
-  if (own.trains) own.reduction = describe_reductions(rank_.models, message.reduced);
+  own.settings = message.settings;
+  if (own.trains) own.reduction = describe_reductions(rank_.models);
   own.reads = !is_last;
   if (is_last && own.error.empty()) own.owners = new_owners();
   const bool is_first = !has_met_replicas_;
@@ -49,6 +70,7 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
   const std::vector<ReplicaStep> all = gather(own, replicas);
   for (const ReplicaStep& other : all) a_replica_reads_ = a_replica_reads_ || (is_first && other.reads);
   follow_active(all, message);
+  if (is_last && own.trains) message.reduced = united_reductions(all);
   const std::optional<Refusal> refusal = disagreement(all, rank_.join.options.throw_on_early_termination);
   if (refusal && message.error.empty()) {
     message.error = refusal->text;
@@ -76,6 +98,7 @@ std::optional<int> Leader::shadow() {
   ReplicaStep own;
   own.has_joined = true;
   own.joined_after = rank_.join.num_steps;
+  own.settings = describe_settings(rank_.models);
   std::vector<ReplicaStep> all = gather(own, *rank_.context.replicas);
   if (const auto source = most_steps_of_joined(all)) return source;
   StepMessage message = new_message(Round::kShadow, 0);
@@ -105,7 +128,8 @@ std::optional<int> Leader::shadow() {
   const ReplicaStep& active = all[static_cast<size_t>(message.first_active_replica)];
   message.trains = active.trains;
   message.step = active.training_steps;
-  message.reduced = active.reduced;
+  message.reduced = united_reductions(all);
+  message.settings = own.settings;
   send(message);
   perform(message);
   return std::nullopt;

@@ -63,8 +63,8 @@ std::shared_ptr<Model> Models::add(std::shared_ptr<torch::nn::Module> module, co
   std::vector<runtime::NamedTensor> tensors = tensors_of_all();
   for (auto& named : tensors_of(*module, prefix)) tensors.push_back(std::move(named));
   check_names(tensors);
-  ++num_made_;
   auto model = std::make_shared<Model>();
+  model->number = num_made_++;
   model->own = runtime::Bindings(tensors_of(*module, ""));
   model->module = std::move(module);
   model->prefix = std::move(prefix);

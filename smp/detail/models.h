@@ -29,14 +29,14 @@ struct Reduction {
   bool averages_microbatches = true;
   int64_t bucket_bytes = 0;
   int64_t passes_per_step = 1;
-  int64_t num_passes = 0;  // since the last step that averaged, on the leader
+  int64_t num_passes = 0;  // steps that kept the model's gradients for backward_passes_per_step; the leader's counts
   int num_no_sync = 0;     // guards alive
   bool keeps_gradients = false;  // of steps that the other replicas have not had
   CommHook hook{};
   int num_hooks = 0;  // registered so far
   std::unique_ptr<runtime::GradientReducer> reducer{};  // from the first step that averages
 
-  /// number: of the model among all, so that their messages do not mix.
+  /// number: the model's, so that the messages of several do not mix.
   runtime::ReducerOptions options(int number) const;
 };
 
@@ -49,6 +49,7 @@ enum class Placement { kWholeModels, kUsedTensors };
 /// One wrapped module.
 struct Model {
   std::shared_ptr<torch::nn::Module> module;
+  int number = 0;         // of no other model that is alive, the same on all ranks
   std::string prefix;     // of its tensors in graphs, plans and owners: "generator."; "" for one without a name
   runtime::Bindings own;  // its tensors under the module's own names
   std::shared_ptr<const Program> first_program;  // that used it; null before

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "partitioner/graph/gradient_flow.h"
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/rank_memory.h"
 #include "partitioner/schedule/check.h"
@@ -54,6 +55,17 @@ void check_same_tensor(const Value& value, const at::Tensor& own) {
                     "step: expected the same model on all ranks, got the tensor '", value.name, "' as ", value.spec.dtype, " ",
                     at::IntArrayRef(value.spec.sizes), " on the leader and as ", own.scalar_type(), " ", own.sizes(),
                     " here. Make the module from the same sizes on every rank.");
+}
+
+std::vector<at::Tensor> trained_by(const Graph& graph, const std::vector<at::Tensor>& named_tensors) {
+  std::vector<at::Tensor> trained;
+  if (!graph.has_backward()) return trained;
+  const GradientFlow flow(graph);
+  for (size_t v = 0; v < graph.values.size(); ++v) {
+    const bool is_reached = graph.values[v].kind == ValueKind::kParameter && flow.receives_gradient(static_cast<ValueId>(v));
+    if (is_reached) trained.push_back(named_tensors[v]);
+  }
+  return trained;
 }
 
 void keep_only(TablePart part, Schedule& schedule) {
@@ -155,6 +167,7 @@ std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
     if (is_named) check_same_tensor(value, known->second);
     program->named_tensors.push_back(is_named ? known->second : at::Tensor());
   }
+  program->trained = trained_by(program->graph, program->named_tensors);
   runtime::RankProgram& mine = program->rank_program;
   mine.graph = &program->graph;
   mine.plan = &program->plan;

@@ -29,6 +29,7 @@ struct Program {
   std::map<int, std::vector<partitioner::ValueId>> written_tensors;  // by stage: parameters and buffers
   std::vector<size_t> written_inputs;     // positions of step inputs that an operator writes to
   std::vector<at::Tensor> named_tensors;  // by value: parameters and buffers, undefined elsewhere
+  std::vector<at::Tensor> trained;        // parameters that its backwards reach
 };
 
 /// A table, or a part of the fill-drain table: all forwards, or all backwards.

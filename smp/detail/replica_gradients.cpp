@@ -2,14 +2,22 @@
 #include "smp/detail/replica_gradients.h"
 
 #include <algorithm>
+#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "runtime/reducer.h"
+#include "smp/detail/programs.h"
 
 namespace smp::detail {
 
 using namespace partitioner;
+
+namespace {
+
+constexpr char kAverages = '1', kKeeps = '0', kMakesNone = '-';
+
+}  // namespace
 
 runtime::ReducerOptions Reduction::options(int number) const {
   runtime::ReducerOptions options{
@@ -25,26 +33,63 @@ std::string reductions(const Models& models) {
   std::string reduced;
   for (const auto& model : models.all()) {
     const Reduction& own = model->reduction;
-    reduced += own.num_no_sync == 0 && (own.num_passes + 1) % own.passes_per_step == 0 ? '1' : '0';
+    const bool averages = own.num_no_sync == 0 && (own.num_passes + 1) % own.passes_per_step == 0;
+    reduced += averages ? kAverages : kKeeps;
   }
   return reduced;
 }
 
-std::string describe_reductions(const Models& models, const std::string& reduced) {
+std::string reductions(const Models& models,
+                       const std::vector<std::shared_ptr<Program>>& programs) {
+  std::string reduced = reductions(models);
+  for (size_t m = 0; m < reduced.size(); ++m) {
+    const runtime::Bindings& own = models.all()[m]->own;
+    const auto is_own = [&](const at::Tensor& parameter) { return own.find(parameter) != nullptr; };
+    const bool is_trained =
+        std::any_of(programs.begin(), programs.end(), [&](const std::shared_ptr<Program>& program) {
+          return std::any_of(program->trained.begin(), program->trained.end(), is_own);
+        });
+    if (!is_trained) reduced[m] = kMakesNone;
+  }
+  return reduced;
+}
+
+std::string describe_reductions(const Models& models) {
+  const std::string reduced = reductions(models);
   std::string text;
   for (size_t m = 0; m < models.all().size(); ++m) {
     const Reduction& own = models.all()[m]->reduction;
-    text += (m == 0 ? "" : ", ") + std::string(reduced[m] == '1' ? "averaged" : "kept");
+    text += (m == 0 ? "" : ", ") + std::string(reduced[m] == kAverages ? "averaged" : "kept");
     if (own.hook) text += " by communication hook " + std::to_string(own.num_hooks);
   }
   return text;
 }
 
+std::string describe_settings(const Models& models) {
+  std::ostringstream text;
+  for (const auto& model : models.all()) {
+    size_t num_trainable = 0, num_parameters = 0;
+    uint32_t pattern = 2166136261U;  // FNV-1a
+    for (const runtime::NamedTensor& named : model->own.tensors()) {
+      if (named.kind != ValueKind::kParameter) continue;
+      const bool is_trainable = named.tensor.requires_grad();
+      num_trainable += is_trainable, ++num_parameters;
+      pattern = (pattern ^ (is_trainable ? 1U : 2U)) * 16777619U;
+    }
+    text << (text.tellp() > 0 ? "; " : "") << model->prefix << num_trainable << " of " << num_parameters
+         << " parameters with requires_grad (pattern " << std::hex << pattern << std::dec << "), "
+         << (model->reduction.hook ? "" : "no ") << "communication hook after " << model->reduction.num_hooks
+         << " registrations";
+  }
+  return text.str();
+}
+
 void count_pass(const Models& models, const std::string& reduced) {
   for (size_t m = 0; m < models.all().size(); ++m) {
     Reduction& own = models.all()[m]->reduction;
-    own.keeps_gradients = reduced[m] != '1';
-    if (reduced[m] == '1') {
+    if (reduced[m] == kMakesNone) continue;
+    own.keeps_gradients = reduced[m] == kKeeps;
+    if (reduced[m] == kAverages) {
       own.num_passes = 0;
     } else if (own.num_no_sync == 0) {
       ++own.num_passes;
@@ -55,7 +100,7 @@ void count_pass(const Models& models, const std::string& reduced) {
 void drop_averaged(const Models& models, const std::string& reduced) {
   for (size_t m = 0; m < models.all().size(); ++m) {
     const Model& model = *models.all()[m];
-    if (reduced[m] != '1' || model.reduction.keeps_gradients) continue;
+    if (reduced[m] != kAverages || model.reduction.keeps_gradients) continue;
     for (const runtime::NamedTensor& named : model.own.tensors()) {
       at::Tensor tensor = named.tensor;
       if (named.kind == ValueKind::kParameter) tensor.mutable_grad() = at::Tensor();
@@ -70,40 +115,43 @@ ReplicaGradients::ReplicaGradients(Context& context, const Models& models,
   std::unordered_set<const void*> taken;
   for (size_t m = 0; m < models.all().size(); ++m) {
     Model& model = *models.all()[m];
-    if (reduced[m] == '1' && models.is_placed(model)) add(model, static_cast<int>(m), taken);
+    if (reduced[m] == kAverages && models.is_placed(model)) add(model, taken);
     for (const auto& named : model.own.tensors()) taken.insert(named.tensor.unsafeGetTensorImpl());
   }
 }
 
-// `taken`: parameters of models before this one, which may share some with it.
-void ReplicaGradients::add(Model& model, int number, const std::unordered_set<const void*>& taken) {
+// `taken`: parameters of models before this one, which may share some with it. All replicas have the
+// same flags (describe_settings), so all make a reducer anew or none does.
+void ReplicaGradients::add(Model& model, const std::unordered_set<const void*>& taken) {
   // Tied weights come first, that is last to leave: they are final when the pipeline has summed
   // them.
-  std::vector<at::Tensor> tied, own;
+  std::vector<at::Tensor> parameters, own;
   Reducing reducing{.model = &model, .rest = {}};
-  const auto& reducer = model.reduction.reducer;
-  std::unordered_set<const void*> known;
-  if (reducer) {
-    for (const at::Tensor& parameter : reducer->parameters())
-      known.insert(parameter.unsafeGetTensorImpl());
-  }
   for (const runtime::NamedTensor& named : model.own.tensors()) {
     const bool is_taken = taken.contains(named.tensor.unsafeGetTensorImpl());
     if (named.kind != ValueKind::kParameter || !models_.is_here(named.tensor) || is_taken) continue;
-    const bool is_new = !reducer && named.tensor.requires_grad() && named.tensor.is_leaf();
-    if (is_new) (models_.holders(named.tensor).size() > 1 ? tied : own).push_back(named.tensor);
-    if (!is_new && !known.contains(named.tensor.unsafeGetTensorImpl()))
-      reducing.rest.push_back(named.tensor);
+    const bool is_trained = named.tensor.requires_grad() && named.tensor.is_leaf();
+    const bool is_tied = models_.holders(named.tensor).size() > 1;
+    (!is_trained ? reducing.rest : is_tied ? parameters : own).push_back(named.tensor);
   }
-  if (!reducer) {
-    tied.insert(tied.end(), own.begin(), own.end());
-    runtime::ReducerOptions options = model.reduction.options(number);
-    // A hook may block, and replicas need not be equally far in two models.
-    if (options.hook && models_.all().size() > 1) options.overlap = false;
-    model.reduction.reducer = std::make_unique<runtime::GradientReducer>(
-        std::move(tied), *context_.replicas, std::move(options));
-  }
+  parameters.insert(parameters.end(), own.begin(), own.end());
+  make_reducer(model, std::move(parameters));
   reducing_.push_back(std::move(reducing));
+}
+
+void ReplicaGradients::make_reducer(Model& model, std::vector<at::Tensor> parameters) {
+  auto& reducer = model.reduction.reducer;
+  runtime::ReducerOptions options = model.reduction.options(model.number);
+  // A hook may block, and replicas need not be equally far in two models.
+  if (options.hook && models_.all().size() > 1) options.overlap = false;
+  if (reducer && reducer->options().overlap == options.overlap) {
+    const auto& known = reducer->parameters();
+    const auto is_same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+    if (std::equal(known.begin(), known.end(), parameters.begin(), parameters.end(), is_same)) return;
+  }
+  reducer.reset();  // its hooks go before those of the new one come
+  reducer = std::make_unique<runtime::GradientReducer>(std::move(parameters), *context_.replicas,
+                                                       std::move(options));
 }
 
 void ReplicaGradients::begin(const std::vector<Action>& column,

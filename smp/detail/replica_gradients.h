@@ -17,9 +17,14 @@ namespace smp::detail {
 /// By model: '1' where a training step averages its gradients, '0' where NoSync or
 /// backward_passes_per_step keep them.
 std::string reductions(const Models& models);
-/// The same with what must not differ between replicas, for people to read.
-std::string describe_reductions(const Models& models, const std::string& reduced);
-/// After a training step: counts it where backward_passes_per_step asks for it.
+/// The same of a step of these programs, with '-' for models that no backward of theirs reaches.
+std::string reductions(const Models& models, const std::vector<std::shared_ptr<Program>>& programs);
+/// reductions(models) with what must not differ between replicas, for people to read.
+std::string describe_reductions(const Models& models);
+/// What must not differ between any two ranks in a training step, for people to read: which
+/// parameters require gradients, and which models have communication hooks.
+std::string describe_settings(const Models& models);
+/// After a training step: counts it where it made gradients and backward_passes_per_step asks for it.
 void count_pass(const Models& models, const std::string& reduced);
 /// Before a step of other replicas: drops the gradients that these have had, so that they are not summed twice.
 void drop_averaged(const Models& models, const std::string& reduced);
@@ -28,8 +33,8 @@ void drop_averaged(const Models& models, const std::string& reduced);
 /// backward of the column that belongs to a stage which reads it.
 class ReplicaGradients : public runtime::BackwardObserver {
  public:
-  /// Makes the reducers of models that have none yet. Collective over the replicas; throws
-  /// c10::ValueError on all alike.
+  /// Makes the reducers of models that have none yet, or whose parameters that require gradients have
+  /// changed. Collective over the replicas; throws c10::ValueError on all alike.
   ReplicaGradients(Context& context, const Models& models, const std::string& reduced, int divisor);
   /// Before the first action.
   void begin(const std::vector<partitioner::Action>& column,
@@ -42,14 +47,15 @@ class ReplicaGradients : public runtime::BackwardObserver {
  private:
   struct Reducing {
     Model* model;
-    std::vector<at::Tensor> rest;  // not in the reducer
+    std::vector<at::Tensor> rest;  // frozen: a gradient is of earlier steps, which may have kept it
   };
   /// Parameters that become final in one backward, by model.
   struct Final {
     std::map<size_t, std::vector<size_t>> parameters;
     bool has_one_backward = true;
   };
-  void add(Model& model, int number, const std::unordered_set<const void*>& taken);
+  void add(Model& model, const std::unordered_set<const void*>& taken);
+  void make_reducer(Model& model, std::vector<at::Tensor> parameters);
 
   Context& context_;
   const Models& models_;

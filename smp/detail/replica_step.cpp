@@ -54,7 +54,26 @@ std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bo
                      ". Give all replicas batches of one size."};
     }
   }
+  if (active == replicas.end() || !active->trains || active->reads) return std::nullopt;
+  for (size_t r = 0; r < replicas.size(); ++r) {
+    if (replicas[r].reads || replicas[r].settings == active->settings) continue;
+    return Refusal{"step: expected the same communication hooks and parameters with requires_grad on all replicas, got " +
+                   active->settings + " on replica " + std::to_string(first) + " and " + replicas[r].settings +
+                   " on replica " + std::to_string(r) + ". Register hooks, freeze and unfreeze on every rank alike."};
+  }
   return std::nullopt;
+}
+
+std::string united_reductions(const std::vector<ReplicaStep>& replicas) {
+  std::string united;
+  for (const ReplicaStep& step : replicas) {
+    if (step.has_joined) continue;
+    if (united.empty()) united = step.reduced;
+    for (size_t m = 0; m < united.size() && m < step.reduced.size(); ++m) {
+      if (united[m] == '-') united[m] = step.reduced[m];
+    }
+  }
+  return united;
 }
 
 std::optional<int> most_steps_of_joined(const std::vector<ReplicaStep>& replicas) {
@@ -73,6 +92,7 @@ std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& repl
   out.put<uint8_t>(own.trains);
   out.put(own.reduced);
   out.put(own.reduction);
+  out.put(own.settings);
   out.put(own.error);
   out.put<uint8_t>(own.is_value_error);
   out.put<uint8_t>(own.reads);
@@ -88,6 +108,7 @@ std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& repl
     step.trains = in.get<uint8_t>() != 0;
     step.reduced = in.get_string();
     step.reduction = in.get_string();
+    step.settings = in.get_string();
     step.error = in.get_string();
     step.is_value_error = in.get<uint8_t>() != 0;
     step.reads = in.get<uint8_t>() != 0;

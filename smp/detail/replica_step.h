@@ -15,8 +15,9 @@ struct ReplicaStep {
   int32_t step_function = 0;
   uint64_t training_steps = 0;  // finished before this one
   bool trains = false;
-  std::string reduced{};    // by model: '1' where it averages its gradients
-  std::string reduction{};  // the same with how, in words
+  std::string reduced{};    // by model: '1' where it averages its gradients, '-' where it makes none
+  std::string reduction{};  // how it treats the gradients of each model, in words
+  std::string settings{};   // what must not differ between ranks that train, in words
   std::string error{};
   bool is_value_error = false;
   bool reads = false;    // its body has read a value and goes on
@@ -36,6 +37,9 @@ struct Refusal {
 
 /// What keeps the replicas from running this step together, if anything does. `ends_early`: all must have one.
 std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bool ends_early);
+
+/// `reduced` of a training step of all that have one: what any of them makes concerns all.
+std::string united_reductions(const std::vector<ReplicaStep>& replicas);
 
 /// When all have joined: the replica with the most steps, of several the first.
 std::optional<int> most_steps_of_joined(const std::vector<ReplicaStep>& replicas);

@@ -48,7 +48,7 @@ TEST(GradientReducer, SendsFullBucketsDuringTheBackward) {
       return gradients;
     };
     runtime::GradientReducer reducer(parameters, replicas, options);
-    reducer.begin(2);
+    reducer.begin(replicas.size());
     reducer.expect({0, 1, 2});
     is_in_backward = true;
     at::Tensor value = torch::ones({4});
@@ -67,7 +67,7 @@ TEST(GradientReducer, CountsMissingGradientsAsZerosAndKeepsThoseThatNobodyHas) {
       runtime::GradientReducer reducer(parameters, replicas, small_buckets(overlap));
       for (int step = 0; step < 2; ++step) {
         for (at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
-        reducer.begin(3);
+        reducer.begin(replicas.size());
         parameters[0].mutable_grad() = torch::full({4}, 1.0 + replicas.rank());
         if (replicas.rank() == 1) parameters[2].mutable_grad() = torch::full({4}, 6.0);
         if (overlap) reducer.add_ready({2});

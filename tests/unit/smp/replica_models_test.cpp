@@ -1,0 +1,195 @@
+// Several models on replicas, and models whose hooks or frozen parameters change between steps.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "tests/support/messages.h"
+#include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/small_net.h"
+
+namespace smp {
+namespace {
+
+using support::contains;
+using support::expect_bit_equal;
+using support::expect_close;
+using support::message_of;
+using tests::make_net;
+using tests::rows;
+using tests::run_smp_ranks;
+using tests::SmallNet;
+
+/// Two models on two replicas, each with a step function of its own.
+struct TwoModels {
+  explicit TwoModels(int64_t passes_of_first = 1, ModelOptions options = {.name = "first"}) {
+    options.backward_passes_per_step = passes_of_first;
+    first = std::make_unique<DistributedModel<SmallNet>>(first_net, options);
+    second = std::make_unique<DistributedModel<SmallNet>>(second_net, ModelOptions{.name = "second"});
+  }
+  void train(DistributedModel<SmallNet>& model, uint64_t seed) {
+    auto& step = &model == first.get() ? first_step : second_step;
+    step(rows(4, 8, seed));
+  }
+  static at::Tensor loss_of(const std::shared_ptr<SmallNet>& net, uint64_t seed) {
+    return net->forward(rows(4, 8, seed)).square().mean();
+  }
+
+  std::shared_ptr<SmallNet> first_net = make_net(), second_net = make_net();
+  std::unique_ptr<DistributedModel<SmallNet>> first, second;
+  std::function<void(at::Tensor)> first_step = smp::step([this](at::Tensor x) {
+    first->backward((*first)(x).square().mean());
+  });
+  std::function<void(at::Tensor)> second_step = smp::step([this](at::Tensor x) {
+    second->backward((*second)(x).square().mean());
+  });
+};
+constexpr int kTwoReplicas = 2;
+const Config kOneStage = {.pipeline_parallel_degree = 1, .microbatches = 1};
+
+TEST(ReplicaModels, BackwardPassesPerStepCountsTheStepsOfItsModel) {
+  run_smp_ranks(kTwoReplicas, kOneStage, [] {
+    TwoModels both(2);
+    for (int i = 0; i < 2; ++i) {
+      both.first->zero_grad();
+      const auto twin = make_net();
+      for (const uint64_t seed : {10, 12}) {
+        both.train(*both.first, 100 * i + seed + dp_rank());
+        for (const int replica : {0, 1}) {
+          (TwoModels::loss_of(twin, 100 * i + seed + replica) / 2).backward();
+        }
+      }
+      const at::Tensor want = twin->second->weight.grad();
+      expect_close(both.first_net->second->weight.grad(), want, 1e-5, "mean of two passes");
+      both.train(*both.second, 50);  // counts nothing for the first
+    }
+  });
+}
+
+// As in a GAN, whose critic is trained on what the generator makes.
+TEST(ReplicaModels, AModelThatNoBackwardReachesIsNeitherAveragedNorCounted) {
+  run_smp_ranks(kTwoReplicas, kOneStage, [] {
+    TwoModels both;
+    int64_t calls = 0;
+    both.first->register_comm_hook([&](const GradientBucket& bucket) {
+      ++calls;
+      return all_reduce_mean(bucket.gradients, DP_GROUP) * dp_size();
+    });
+    both.train(*both.first, dp_rank());
+    const at::Tensor sums = both.first_net->second->weight.grad().clone();
+    EXPECT_EQ(calls, 1);
+    auto reads = smp::step([&](at::Tensor x) {
+      const at::Tensor made = (*both.first)(x).detach();
+      both.second->backward((*both.second)(torch::cat({made, made}, 1)).mean());
+    });
+    reads(rows(4, 8, 7));
+    EXPECT_EQ(calls, 1);
+    expect_bit_equal(both.first_net->second->weight.grad(), sums, "after a step of the other model");
+  });
+}
+
+TEST(ReplicaModels, AModelThatOneReplicaTrainsIsAveragedOnAll) {
+  run_smp_ranks(kTwoReplicas, kOneStage, [] {
+    TwoModels both;
+    bool trains_second = true;
+    auto step = smp::step([&](at::Tensor x) {
+      at::Tensor loss = (*both.first)(x).square().mean();
+      if (trains_second) loss = loss + (*both.second)(x).square().mean();
+      both.first->backward(loss);
+    });
+    step(rows(4, 8, 1));
+    both.first->zero_grad(), both.second->zero_grad();
+    trains_second = dp_rank() == 1;
+    step(rows(4, 8, 2));
+    const auto twin = make_net();
+    (TwoModels::loss_of(twin, 2) / 2).backward();
+    expect_close(both.second_net->second->weight.grad(), twin->second->weight.grad(), 1e-6, "of one");
+  });
+}
+
+TEST(ReplicaModels, AParameterThatIsUnfrozenLaterPassesThroughTheHook) {
+  for (const int stages : {1, 2}) {
+    run_smp_ranks(2 * stages, {.pipeline_parallel_degree = stages, .microbatches = 1}, [] {
+      const auto net = make_net();
+      DistributedModel model(net);
+      net->first->weight.set_requires_grad(false);
+      model.register_comm_hook([](const GradientBucket& bucket) {
+        return all_reduce_mean(bucket.gradients, DP_GROUP) * 0;
+      });
+      auto step = tests::training_step(model);
+      step(rows(4, 8, 1), rows(4, 4, 1));
+      for (const bool on : {true, false, true}) {
+        net->first->weight.set_requires_grad(on);
+        model.zero_grad();
+        step(rows(4, 8, 1), rows(4, 4, 1));
+        for (const auto& [name, parameter] : model.local_named_parameters()) {
+          const bool is_trained = on || name != "first.weight";
+          EXPECT_EQ(parameter.grad().defined(), is_trained) << name;
+          EXPECT_TRUE(!is_trained || parameter.grad().abs().max().item<float>() == 0) << name;
+        }
+      }
+    });
+  }
+}
+
+TEST(ReplicaModels, RefusesRanksThatFreezeOtherParametersOrHaveOtherHooks) {
+  const auto trains_after = [](bool is_follower, const std::function<void(DistributedModel<SmallNet>&)>& change) {
+    return message_of([&] {
+      run_smp_ranks(4, {.pipeline_parallel_degree = 2, .microbatches = 1}, [&] {
+        DistributedModel model(make_net());
+        auto step = tests::training_step(model);
+        step(rows(4, 8, 1), rows(4, 4, 1));
+        if (dp_rank() == 1 && (pp_rank() == 1) == is_follower) change(model);
+        step(rows(4, 8, 1), rows(4, 4, 1));
+      });
+    });
+  };
+  for (const bool is_follower : {true, false}) {
+    const std::string hook = trains_after(is_follower, [](auto& model) { model.register_comm_hook(bf16_compress_hook); });
+    EXPECT_TRUE(contains(hook, is_follower ? "no communication hook after 0" : "by communication hook 1")) << hook;
+    const std::string frozen =
+        trains_after(is_follower, [](auto& model) { model.module()->first->weight.set_requires_grad(false); });
+    EXPECT_TRUE(contains(frozen, "8 of 8 parameters") && contains(frozen, "7 of 8 parameters")) << frozen;
+  }
+}
+
+struct Deep : torch::nn::Module {
+  Deep() {
+    for (int i = 0; i < 6; ++i) layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(256, 256).bias(false)));
+    register_module("layers", layers);
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : parameters()) parameter.normal_(0, 0.05, tests::generator(3));
+  }
+  at::Tensor forward(const at::Tensor& x) { return layers->forward(x); }
+  torch::nn::Sequential layers;
+};
+
+TEST(ReplicaModels, MessagesOfModelsDoNotMixAfterOneIsGone) {
+  run_smp_ranks(kTwoReplicas, kOneStage, [] {
+    auto gone = std::make_unique<DistributedModel<SmallNet>>(make_net(), ModelOptions{.name = "gone"});
+    const auto net = std::make_shared<Deep>(), other = std::make_shared<Deep>(), twin = std::make_shared<Deep>();
+    DistributedModel first(net, {.name = "first", .bucket_cap_mb = 1});
+    auto alone = smp::step([&](at::Tensor x) { first.backward(first(x).square().mean()); });
+    alone(rows(4, 256, 1));
+    gone.reset();
+    DistributedModel second(other, {.name = "second", .bucket_cap_mb = 1});
+    auto step = smp::step([&](at::Tensor x) {
+      first.backward((first(x) + 2 * second(x)).square().mean());
+    });
+    for (const int replica : {0, 1}) ((3 * twin->forward(rows(4, 256, replica))).square().mean() / 2).backward();
+    for (int i = 0; i < 6; ++i) {
+      first.zero_grad(), second.zero_grad();
+      if (dp_rank() == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(5 * i));
+      step(rows(4, 256, dp_rank()));
+      for (size_t p = 0; p < net->parameters().size(); ++p) {
+        const at::Tensor want = twin->parameters()[p].grad();
+        expect_close(net->parameters()[p].grad(), want / 3, 1e-4, "first");
+        expect_close(other->parameters()[p].grad(), want * 2 / 3, 1e-4, "second");
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace smp
