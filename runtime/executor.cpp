@@ -25,9 +25,14 @@ int rank_of_stage(const Plan& plan, int stage) { return stage == kInputStage ? 0
 // Messages of one channel keep their order. The same numbers for every plan, because the programs of one step may have
 // different numbers of stages.
 int channel_of(int source_stage, int target_stage, bool activation) {
-  constexpr int kMaxStages = 1 << 13;
-  TORCH_INTERNAL_ASSERT(source_stage + 1 < kMaxStages && target_stage + 1 < kMaxStages, "a plan of more than 8190 stages");
-  return ((source_stage + 1) * kMaxStages + target_stage + 1) * 4 + (activation ? 0 : 2) + kFirstStageTag;
+  TORCH_INTERNAL_ASSERT(source_stage <= kMaxStages && target_stage <= kMaxStages, "check_number_of_stages lets none pass");
+  return ((source_stage + 1) * (kMaxStages + 2) + target_stage + 1) * 4 + (activation ? 0 : 2) + kFirstStageTag;
+}
+
+void check_number_of_stages(const Plan& plan) {
+  TORCH_CHECK_VALUE(plan.stages.size() <= static_cast<size_t>(kMaxStages), "step: expected a plan of at most ", kMaxStages,
+                    " stages, got ", plan.stages.size(), ". Take fewer pipeline ranks (pipeline_parallel_degree) or fewer "
+                    "visits of each (virtual_stages, modules placed by hand).");
 }
 
 std::vector<Carried> values_on_edge(const Plan& plan, int source, int target, bool activations) {

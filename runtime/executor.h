@@ -40,6 +40,9 @@ struct Carried {
   auto operator<=>(const Carried&) const = default;
 };
 
+/// Throws c10::ValueError for a plan whose messages would need more tags than transports have.
+void check_number_of_stages(const partitioner::Plan& plan);
+
 /// The values that move along an edge of stages in one direction, in the order of their messages.
 std::vector<Carried> values_on_edge(const partitioner::Plan& plan, int source, int target, bool activations);
 

@@ -1,6 +1,8 @@
 // The tags of messages between ranks of a group, in one place, so that none is used twice.
 #pragma once
 
+#include "runtime/transport/transport.h"
+
 namespace smp::runtime {
 
 enum Tag : int {
@@ -14,8 +16,13 @@ enum Tag : int {
   kLayoutTag = 10,       // which ranks form pipelines, in the first step
   kTiedTag = 8,          // copies of parameters that several ranks read
   kTiedGradientTag = 9,  // and their gradients
-  kFirstStageTag = 64,   // from here: activations and gradients, by pair of stages
-  kFirstBucketTag = 1 << 29,  // from here, between replicas: gradients and their sums, two for each model
+  kFirstStageTag = 64,        // from here: activations and gradients, four for each pair of stages
+  kFirstBucketTag = 5 << 20,  // from here, between replicas: gradients and their sums, two for each reducer
 };
+
+/// Stages of one plan, and reducers of the same replicas, whose messages have tags of their own.
+constexpr int kMaxStages = (1 << 10) - 2;
+constexpr int kMaxReducers = (kMaxTag - kFirstBucketTag) / 2;
+static_assert(kFirstStageTag + 4 * (kMaxStages + 2) * (kMaxStages + 2) <= kFirstBucketTag);
 
 }  // namespace smp::runtime

@@ -33,6 +33,15 @@ MPI_Comm duplicate(MPI_Comm comm) {
   return copy;
 }
 
+void check_tags(MPI_Comm world) {
+  int* largest = nullptr;
+  int is_known = 0;
+  mpi_check(MPI_Comm_get_attr(world, MPI_TAG_UB, static_cast<void*>(&largest), &is_known), "MPI_TAG_UB");
+  if (is_known != 0 && *largest <= kMaxTag)
+    throw CommError("mpi transport: expected an MPI with tags up to " + std::to_string(kMaxTag + 1) + ", got one with tags up to " +
+                    std::to_string(*largest) + " (MPI_TAG_UB). Choose another transport of it.");
+}
+
 std::vector<std::string> gather_identities(MPI_Comm comm, int size) {
   constexpr int kMaxChars = 512;
   std::string mine = this_process().serialised();
@@ -65,6 +74,7 @@ int to_mpi_count(int64_t count, const char* operation) {
 Engine::Engine(Milliseconds the_timeout) : timeout(the_timeout) {
   // Open MPI reports errors of non-blocking collectives there, and would end the process on the spot.
   mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check_tags(MPI_COMM_WORLD);
   world_ = duplicate(MPI_COMM_WORLD);
   control_ = duplicate(world_);
   notices_ = duplicate(world_);

@@ -108,7 +108,7 @@ class Transport {
   virtual int size() const = 0;
 
   /// Sends num_bytes (0 allowed) from `data` to `dest` (itself allowed).
-  /// Throws c10::ValueError when dest, tag (0 ... 2^30) or num_bytes is out of range.
+  /// Throws c10::ValueError when dest, tag (0 ... kMaxTag) or num_bytes is out of range.
   virtual Request isend(int dest, int tag, const void* data, int64_t num_bytes) = 0;
   /// Receives at most max_bytes into `data`; a longer message makes test() and wait() throw
   /// CommError.
@@ -119,6 +119,10 @@ class Transport {
   /// The sub-group of `ranks` (of this group, this rank among them; their order numbers them anew).
   /// Collective over the members only. Its messages never mix with those of another group.
   virtual std::shared_ptr<Transport> group(const std::vector<int>& ranks) = 0;
+
+  /// Frees what a sub-group holds of the transport's limited numbers. Collective over its members, when nothing is under
+  /// way; no call of it may follow.
+  virtual void end_group() {}
 
   /// Replaces data by the sum over all ranks, added in the order of the ranks: the same bits on
   /// every rank, in every run and over every transport. Float, Double, Long; BFloat16 and Half are
@@ -156,8 +160,8 @@ class Transport {
   Transport() = default;
 };
 
-/// Largest tag a caller may use.
-constexpr int kMaxTag = 1 << 30;
+/// Largest tag a caller may use. One more must be below MPI_TAG_UB, which is 2^23 - 1 with UCX.
+constexpr int kMaxTag = (1 << 23) - 3;
 /// Default of every transport: longer than any step, short enough that a hung job ends.
 constexpr std::chrono::milliseconds kDefaultTimeout = std::chrono::seconds(120);
 

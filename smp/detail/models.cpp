@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "partitioner/report/partition_table.h"
+#include "runtime/tags.h"
 #include "smp/detail/programs.h"
 
 namespace smp::detail {
@@ -64,7 +65,11 @@ std::shared_ptr<Model> Models::add(std::shared_ptr<torch::nn::Module> module, co
   for (auto& named : tensors_of(*module, prefix)) tensors.push_back(std::move(named));
   check_names(tensors);
   auto model = std::make_shared<Model>();
-  model->number = num_made_++;
+  model->number = num_made_++ % runtime::kMaxReducers;
+  const bool is_taken = std::any_of(models_.begin(), models_.end(),
+                                    [&](const auto& other) { return other->number == model->number; });
+  TORCH_CHECK(!is_taken, "DistributedModel: expected a model that lives on to see at most ", runtime::kMaxReducers,
+              " others made after it, got another one.");
   model->own = runtime::Bindings(tensors_of(*module, ""));
   model->module = std::move(module);
   model->prefix = std::move(prefix);
