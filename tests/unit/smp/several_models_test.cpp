@@ -195,11 +195,12 @@ TEST(SeveralOptimizers, AreOverOneModelEach) {
   run_smp_ranks(2, {.microbatches = 1}, [] {
     const auto generator = filled<Generator>(1);
     const auto critic = filled<Critic>(2);
-    DistributedModel first(generator), second(critic);
+    DistributedModel first(generator);
+    DistributedModel second(critic);
     std::vector<at::Tensor> both = generator->parameters();
     for (const at::Tensor& parameter : critic->parameters()) both.push_back(parameter);
     const std::string text =
-        message_of<c10::ValueError>([&] { DistributedOptimizer optimizer(torch::optim::SGD(both, 0.1), first); });
+        message_of<c10::ValueError>([&] { DistributedOptimizer<torch::optim::SGD> optimizer(torch::optim::SGD(both, 0.1), first); });
     EXPECT_TRUE(contains(text, "sizes [8, 8]") && contains(text, "an optimizer of its own")) << text;
   });
 }
