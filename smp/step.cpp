@@ -153,3 +153,5 @@ void refuse_whole(int64_t position) {
 }
 
 }  // namespace smp::step_internal
+
+int64_t smp::num_graphs() { return detail::context("smp::num_graphs").num_graphs; }

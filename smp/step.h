@@ -156,4 +156,10 @@ Step<std::decay_t<BodyFunction>> step(BodyFunction&& body, StepOptions options =
   return Step<std::decay_t<BodyFunction>>(std::forward<BodyFunction>(body), std::move(options));
 }
 
+/// Graphs that steps have made so far on this rank, each planned and prepared once: one per signature (shapes, types, modes
+/// of the module) and structure of a body, and one more per read of a value. A number that grows with every step tells of a
+/// program whose shapes or branches never come back: pad them to a few lengths, and see Config::max_cached_graphs. Throws
+/// c10::Error before init.
+int64_t num_graphs();
+
 }  // namespace smp

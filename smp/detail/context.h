@@ -69,6 +69,7 @@ struct Context {
   std::shared_ptr<int> open_guards = std::make_shared<int>(0);  // PartitionGuards alive
   std::shared_ptr<Conductor> conductor;  // of the model, once there is one
   int num_steps = 0;                     // step objects made
+  int64_t num_graphs = 0;                // that programs were made of
   bool uses_mpi = false;
 
   static runtime::GroupKind kind(CommGroup which);

@@ -152,6 +152,7 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
 std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
   runtime::check_number_of_stages(plan);
   auto program = std::make_shared<Program>();
+  ++context_.num_graphs;
   program->hash = hash;
   program->graph = std::move(graph);
   program->plan = std::move(plan);
