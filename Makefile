@@ -40,7 +40,8 @@ options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) -DSMP_CI=$(if $(filter-o
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 	@echo
-	@echo "  Programs in build/<preset>/bin: transformer_lm, mnist, gan (docs/examples.md); smp run -np 2 PROGRAM starts two processes"
+	@echo "  Programs in build/<preset>/bin: transformer_lm, mnist, gan, variable_length (docs/examples.md);"
+	@echo "  smp run -np 2 PROGRAM starts two processes"
 	@echo "  PRESET=release|debug|asan   PYTHON=/path/to/python with its own torch   MPI=AUTO|ON|OFF"
 	@echo "  Each target first does what is missing: Debian packages, .venv with torch $(TORCH), configure, build."
 
