@@ -93,9 +93,10 @@ class IdxFile {
 };
 
 // The one of the two usual names that is there; the first if none is.
-std::string path_in(const std::string& folder, std::string name) {
-  const fs::path usual = fs::path(folder) / name;
-  const fs::path dotted = fs::path(folder) / name.replace(name.find("-idx"), 1, ".");
+std::string path_in(const std::string& folder, const std::string& name) {
+  std::string with_dot = name;
+  with_dot[name.find("-idx")] = '.';
+  const fs::path usual = fs::path(folder) / name, dotted = fs::path(folder) / with_dot;
   return fs::exists(dotted) && !fs::exists(usual) ? dotted : usual;
 }
 
