@@ -30,6 +30,7 @@ struct PartitionOptions {
   double optimizer_state_factor = 0;  // state in units of the parameters: 0 SGD, 1 momentum, 2 Adam
   double optimizer_workspace_factor = 0;  // of its step, in units of the parameter being updated
   int64_t gradient_bucket_bytes = 0;  // averaged over replicas at once; 0: there are no replicas
+  bool gradients_overlap = true;      // buckets leave during the last backward; false: at the end
 
   /// Module path or parameter name ("encoder.layers.3") -> rank; the longest matching prefix wins,
   /// "" matches all.

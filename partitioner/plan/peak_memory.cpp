@@ -21,6 +21,7 @@ struct Fixed {
   int64_t parameters = 0;         // with buffers, constants and optimizer state
   int64_t largest_parameter = 0;  // of those with gradient
   int64_t step = 0;               // arguments and their microbatches
+  bool shares_gradients = false;  // other ranks read a parameter of this one too
   int64_t tied = 0;  // what adding up the gradients of shared parameters takes, at most
   int64_t messages = 0;
   int64_t always() const { return parameters + step + messages; }
@@ -119,6 +120,9 @@ Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& 
   }
   fixed.parameters += constant_bytes(graph, plan, rank);
   fixed.step = step_bytes(graph, plan, options.num_microbatches, rank);
+  for (const auto& [id, ranks] : readers_of_parameters(graph, plan)) {
+    fixed.shares_gradients |= ranks.size() > 1 && ranks.contains(rank);
+  }
   fixed.tied = tied_bytes(graph, plan, rank);
   return fixed;
 }
@@ -127,24 +131,36 @@ Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& 
 /// the models of the oracle (tests/unit/smp/zoo_memory_test.cpp).
 int64_t with_margin(int64_t bytes) { return bytes + (bytes + 31) / 32; }
 
+/// What averaging over replicas takes when the step ends: a bucket, what the others send for it,
+/// and a new gradient beside the old one. Gradients of shared parameters, with those in their
+/// bucket, and all where nothing overlaps leave only then; of the others the last bucket is still
+/// to come. (runtime/gradient_reducer.cpp)
+int64_t reduction_bytes(const Fixed& fixed, const RankMemory& step,
+                        const PartitionOptions& options) {
+  if (options.gradient_bucket_bytes == 0) return 0;
+  if (options.gradients_overlap && !fixed.shares_gradients) return step.under_way + step.arriving;
+  const int64_t bucket =
+      std::min(step.gradients, std::max(options.gradient_bucket_bytes, fixed.largest_parameter));
+  return 2 * bucket + fixed.largest_parameter;
+}
+
 int64_t end_bytes(const Fixed& fixed, const RankMemory& step, int64_t all_results,
                   const PartitionOptions& options) {
   const auto optimizer = static_cast<int64_t>(std::llround(
       options.optimizer_workspace_factor * static_cast<double>(fixed.largest_parameter)));
-  const int64_t bucket = std::min(
-      step.gradients, std::max(options.gradient_bucket_bytes,
-                               options.gradient_bucket_bytes > 0 ? fixed.largest_parameter : 0));
-  return fixed.always() + step.gradients + all_results + std::max({optimizer, bucket, fixed.tied});
+  return fixed.always() + step.gradients + all_results +
+         std::max({optimizer, reduction_bytes(fixed, step, options), fixed.tied});
 }
 
 /// Every rank ends up with all returned tensors: those of others come in a message and leave it,
-/// its own ones are packed. One that shares its memory is copied for the caller.
-/// (smp/detail/results.cpp)
+/// its own ones are packed. One that shares its memory is copied for the caller. A bucket of
+/// gradients may still be under way. (smp/detail/results.cpp)
 int64_t exchange_bytes(const Fixed& fixed, const RankMemory& step, int64_t own, int64_t foreign,
                        int num_ranks) {
   const int64_t messages = num_ranks > 1 ? own + foreign : 0;
   const int64_t copies = step.results > own ? own : 0;
-  return fixed.always() + step.gradients + step.results + copies + foreign + messages;
+  return fixed.always() + step.gradients + step.results + copies + foreign + messages +
+         step.under_way;
 }
 
 }  // namespace
@@ -159,7 +175,8 @@ std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_sta
 void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan) {
   std::vector<StageMemory> memory;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
-    memory.push_back(stage_memory(graph, plan, static_cast<int>(s)));
+    const int64_t bucket_bytes = options.gradients_overlap ? options.gradient_bucket_bytes : 0;
+    memory.push_back(stage_memory(graph, plan, static_cast<int>(s), bucket_bytes));
     StageCost& cost = plan.stages[s].cost;
     cost.activation_bytes = memory[s].saved;
     cost.workspace_bytes = std::max(memory[s].forward, memory[s].later_backward) - memory[s].saved;

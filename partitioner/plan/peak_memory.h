@@ -20,7 +20,8 @@ std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_sta
 /// and optimizer state, with message buffers, and with the step's arguments:
 ///
 /// - the forwards and backwards in the order of the rank's column (rank_memory.h); the first
-///   backward of a stage makes the gradients of its parameters, and results stay,
+///   backward of a stage makes the gradients of its parameters, and results stay; from the last
+///   backward on, with replicas, a bucket of gradients is under way,
 /// - the exchange of results, which leaves all of them on every rank,
 /// - the end, when gradients of shared parameters are added up, gradients are averaged over
 ///   replicas and the optimizer runs.

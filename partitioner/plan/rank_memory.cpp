@@ -73,6 +73,9 @@ class ColumnWalk {
   RankMemory run() {
     const std::vector<Action>& column = schedule_.columns[static_cast<size_t>(rank_)];
     for (const Action& action : column) {
+      if (action.kind == ActionKind::kBackward) ++backwards_left_[action.stage];
+    }
+    for (const Action& action : column) {
       post_ahead(column);
       if (action.kind == ActionKind::kForward) forward(action);
       if (action.kind == ActionKind::kBackward) backward(action);
@@ -149,9 +152,11 @@ class ColumnWalk {
     }
   }
 
+  void note(int64_t bytes) { memory_.peak = std::max(memory_.peak, bytes + memory_.under_way); }
+
   void forward(const Action& action) {
     const StageMemory& stage = stages_[static_cast<size_t>(action.stage)];
-    memory_.peak = std::max(memory_.peak, now_ + stage.forward);
+    note(now_ + stage.forward);
     now_ += stage.saved + stage.results;
     memory_.results += stage.results;
     hold_local(plan_.activations, action.stage);
@@ -160,15 +165,20 @@ class ColumnWalk {
                          stage.returned_arrivals.contains(transfer.value);
       if (!stays) release(transfer, false);
     });
-    memory_.peak = std::max(memory_.peak, now_);
+    note(now_);
   }
 
   void backward(const Action& action) {
     const StageMemory& stage = stages_[static_cast<size_t>(action.stage)];
     const bool is_first = had_backward_.insert(action.stage).second;
     const int64_t others = now_ - stage.saved;
-    memory_.peak =
-        std::max(memory_.peak, others + (is_first ? stage.first_backward : stage.later_backward));
+    if (--backwards_left_[action.stage] == 0) {
+      note(others + (is_first ? stage.only_backward : stage.last_backward));
+      memory_.under_way = stage.under_way;
+      memory_.arriving = stage.arriving;
+    } else {
+      note(others + (is_first ? stage.first_backward : stage.later_backward));
+    }
     now_ = others;
     if (is_first) add_gradients(action.stage);
     hold_local(plan_.gradients, action.stage);
@@ -179,7 +189,7 @@ class ColumnWalk {
                              !stage.returned_arrivals.contains(transfer.value);
       if (was_saved) release(transfer, false);
     });
-    memory_.peak = std::max(memory_.peak, now_);
+    note(now_);
   }
 
   void add_gradients(int stage) {
@@ -220,6 +230,7 @@ class ColumnWalk {
   BufferMeter arrivals_;
   std::map<std::pair<int, ValueId>, int64_t> slices_;  // by source stage and value
   std::set<int> had_backward_;
+  std::map<int, int> backwards_left_;  // by stage
   std::set<ValueId> has_gradient_;
   RankMemory memory_;
 };

@@ -20,6 +20,8 @@ struct RankMemory {
   int64_t peak = 0;       // at most in the forwards and backwards of a step; gradients included
   int64_t results = 0;    // returned tensors that this rank made, in the end
   int64_t gradients = 0;  // of parameters, in the end
+  int64_t under_way = 0;  // of gradients between replicas, after the last backward
+  int64_t arriving = 0;   // beside that, when they are back
   BufferCounts buffers;   // that it has in use at once, at most
   int64_t buffer_bytes() const;
 };

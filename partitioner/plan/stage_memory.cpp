@@ -72,7 +72,7 @@ Roles roles_of(const Graph& graph, const Plan& plan, int stage) {
 
 class StageWalk {
  public:
-  StageWalk(const Graph& graph, const Plan& plan, int stage)
+  StageWalk(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes)
       : graph_(graph),
         nodes_(plan.stages[stage].nodes),
         roles_(roles_of(graph, plan, stage)),
@@ -85,6 +85,7 @@ class StageWalk {
       for (ValueId id : node.outputs) note_turn(id);
       note_extent(node);
     }
+    if (bucket_bytes > 0) fill_buckets(plan, bucket_bytes);
   }
 
   StageMemory run() {
@@ -100,6 +101,13 @@ class StageWalk {
     if (!graph_.has_backward()) return memory;
     memory.first_backward = backward(/*is_first=*/true);
     memory.later_backward = backward(/*is_first=*/false);
+    memory.only_backward = memory.first_backward;
+    memory.last_backward = memory.later_backward;
+    if (buckets_.empty()) return memory;
+    memory.only_backward = backward(/*is_first=*/true, /*is_last=*/true);
+    memory.last_backward = backward(/*is_first=*/false, /*is_last=*/true);
+    memory.under_way = 2 * buckets_.back().bytes;
+    memory.arriving = buckets_.back().largest;
     return memory;
   }
 
@@ -115,6 +123,58 @@ class StageWalk {
   struct Gradient {
     int64_t bytes = 0;
     int num_holders = 0;
+  };
+
+  /// Gradients that travel together, from the last parameter on. (runtime/gradient_reducer.cpp)
+  struct Bucket {
+    int64_t bytes = 0;
+    int64_t largest = 0;
+    std::set<ValueId> missing{};
+  };
+
+  void fill_buckets(const Plan& plan, int64_t bucket_bytes) {
+    std::map<ValueId, std::set<int>> ranks;
+    for (const StagePlan& other : plan.stages) {
+      for (ValueId id : other.parameters) ranks[id].insert(other.rank);
+    }
+    std::vector<std::pair<size_t, ValueId>> by_use;
+    for (const auto& [id, use] : first_use_) {
+      const Value& value = graph_.values[id];
+      const bool is_parameter = value.kind == ValueKind::kParameter && value.spec.requires_grad;
+      // A shared one leaves when the pipeline has added it up.
+      if (is_parameter && ranks[id].size() == 1) by_use.emplace_back(use, id);
+    }
+    std::sort(by_use.rbegin(), by_use.rend());
+    for (const auto& [use, id] : by_use) {
+      const int64_t bytes = graph_.values[id].spec.num_bytes();
+      if (buckets_.empty() || buckets_.back().bytes + bytes > bucket_bytes) buckets_.emplace_back();
+      Bucket& bucket = buckets_.back();
+      bucket.bytes += bytes;
+      bucket.largest = std::max(bucket.largest, bytes);
+      bucket.missing.insert(id);
+    }
+  }
+
+  /// One bucket is under way at a time: itself and what comes for it. When the sum is there, each
+  /// gradient is copied out of it into a new tensor.
+  struct Leaving {
+    std::vector<Bucket> buckets;
+    size_t next = 0;
+    int64_t under_way = 0;
+
+    void note_final(ValueId id, Meter& meter) {
+      for (Bucket& bucket : buckets) bucket.missing.erase(id);
+      while (next < buckets.size() && buckets[next].missing.empty()) leave(meter);
+    }
+    void leave(Meter& meter) {
+      arrive(meter);
+      under_way = 2 * buckets[next++].bytes;
+      meter.hold(under_way);
+    }
+    void arrive(Meter& meter) {
+      if (next > 0) meter.touch(buckets[next - 1].largest);
+      meter.drop(std::exchange(under_way, 0));
+    }
   };
 
   void note_extent(const Node& node) {
@@ -193,7 +253,9 @@ class StageWalk {
     return meter.peak();
   }
 
-  int64_t backward(bool is_first) {
+  int64_t backward(bool is_first, bool is_last = false) {
+    Leaving leaving;
+    if (is_last) leaving.buckets = buckets_;
     Meter meter(saved_bytes_);
     std::map<int32_t, Block> blocks = blocks_;
     gradients_.clear();
@@ -206,11 +268,14 @@ class StageWalk {
     for (auto& [storage, block] : blocks) {
       if (block.is_root && block.num_savers == 0) drop(storage, block, meter);
     }
-    for (size_t k = nodes_.size(); k-- > 0;) step_back(k, is_first, blocks, meter);
+    for (size_t k = nodes_.size(); k-- > 0;) step_back(k, is_first, blocks, leaving, meter);
+    while (leaving.next < leaving.buckets.size()) leaving.leave(meter);
+    leaving.arrive(meter);
     return meter.peak();
   }
 
-  void step_back(size_t k, bool is_first, std::map<int32_t, Block>& blocks, Meter& meter) {
+  void step_back(size_t k, bool is_first, std::map<int32_t, Block>& blocks, Leaving& leaving,
+                 Meter& meter) {
     const Node& node = graph_.nodes[nodes_[k]];
     if (!has_backward(graph_, node)) return;
     const OperatorRow& row = operator_row(node);
@@ -226,6 +291,10 @@ class StageWalk {
     meter.touch(backward_workspace(node, row, *output));
     for (ValueId id : node.outputs) {
       if (const auto found = gradient_of_.extract(id)) let_go(found.mapped(), meter);
+    }
+    for (ValueId id : node_inputs(node)) {
+      const auto use = first_use_.find(id);
+      if (use != first_use_.end() && use->second == k) leaving.note_final(id, meter);
     }
     for (ValueId id : node_inputs(node)) {
       const bool is_parameter = graph_.values[id].kind == ValueKind::kParameter;
@@ -303,12 +372,13 @@ class StageWalk {
   std::vector<Gradient> gradients_;
   std::map<ValueId, size_t> gradient_of_;
   std::map<ValueId, size_t> first_use_;
+  std::vector<Bucket> buckets_;  // in the order in which they leave
 };
 
 }  // namespace
 
-StageMemory stage_memory(const Graph& graph, const Plan& plan, int stage) {
-  return StageWalk(graph, plan, stage).run();
+StageMemory stage_memory(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes) {
+  return StageWalk(graph, plan, stage, bucket_bytes).run();
 }
 
 }  // namespace smp::partitioner

@@ -20,6 +20,12 @@ struct StageMemory {
   /// and adds them.
   int64_t first_backward = 0;
   int64_t later_backward = 0;
+  /// The same for the last backward of a step, during which full buckets of gradients leave for the
+  /// replicas; what the last of them takes until it is back, and beside that then.
+  int64_t only_backward = 0;  // first and last
+  int64_t last_backward = 0;
+  int64_t under_way = 0;
+  int64_t arriving = 0;
   /// Values from elsewhere whose memory lives on after the forward: until the backward, or until
   /// the step ends because a returned tensor lies on it.
   std::set<ValueId> saved_arrivals{};
@@ -33,7 +39,8 @@ struct StageMemory {
 /// operator's backward has run. Tensors from elsewhere, and gradients that come from there, lie in
 /// memory of the rank: rank_memory.h. Sent ones count until they are packed.
 ///
-/// Expects the activations and gradients of `plan` to be filled in.
-StageMemory stage_memory(const Graph& graph, const Plan& plan, int stage);
+/// Expects the activations and gradients of `plan` to be filled in. `bucket_bytes`: of gradients
+/// that are averaged over replicas at once; 0: there are no replicas.
+StageMemory stage_memory(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes = 0);
 
 }  // namespace smp::partitioner

@@ -1,6 +1,8 @@
 // Reduce-scatter, then all-gather, both direct; between them each rank sums its part.
 #include "runtime/transport/running_sum.h"
 
+#include <c10/core/CPUAllocator.h>
+
 #include "runtime/transport/abandoned.h"
 #include "runtime/transport/sum.h"
 
@@ -26,14 +28,20 @@ RunningSum::Part RunningSum::part(int rank) const {
           (end - first) * element_bytes};
 }
 
+char* RunningSum::received_from(int rank) const {
+  return static_cast<char*>(received_.get()) + rank * part(group_->rank()).num_bytes;
+}
+
 void RunningSum::start_gather() {
   const int me = group_->rank(), size = group_->size();
   const Part mine = part(me);
-  received_->resize(static_cast<size_t>(mine.num_bytes * size));
+  const auto owner = std::make_shared<c10::DataPtr>(
+      c10::GetCPUAllocator()->allocate(static_cast<size_t>(mine.num_bytes * size)));
+  received_ = {owner, owner->get()};
   for (int step = 1; step < size; ++step) {  // not all to rank 0 first
     const int other = (me + step) % size;
     requests_.push_back(
-        group_->irecv(other, tag_, received_->data() + other * mine.num_bytes, mine.num_bytes));
+        group_->irecv(other, tag_, received_from(other), mine.num_bytes));
   }
   for (int step = 1; step < size; ++step) {
     const int other = (me + step) % size;
@@ -62,7 +70,7 @@ void RunningSum::finish_hop() {
   const Part mine = part(group_->rank());
   std::vector<const void*> terms;
   for (int rank = 0; rank < group_->size(); ++rank) {
-    terms.push_back(rank == group_->rank() ? mine.data : received_->data() + rank * mine.num_bytes);
+    terms.push_back(rank == group_->rank() ? mine.data : received_from(rank));
   }
   sum_in_order(terms, mine.data, mine.num_elements, type_);
   hop_ = Hop::kSpread;

@@ -42,6 +42,7 @@ class RunningSum {
     int64_t num_bytes;
   };
   Part part(int rank) const;
+  char* received_from(int rank) const;
   void start_gather();
   void start_spread();
   void finish_hop();
@@ -51,8 +52,7 @@ class RunningSum {
   std::shared_ptr<void> data_;
   int64_t num_elements_;
   c10::ScalarType type_;
-  std::shared_ptr<std::vector<char>> received_ =
-      std::make_shared<std::vector<char>>();  // of my part, by rank
+  std::shared_ptr<void> received_;  // of my part, by rank; from LibTorch's allocator, as `data`
   std::vector<Request> requests_;
   Hop hop_ = Hop::kGather;
 };

@@ -137,7 +137,11 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
   }
   options.optimizer_state_factor = optimizer_.state;
   options.optimizer_workspace_factor = optimizer_.workspace;
-  if (context_.replicas->size() > 1) options.gradient_bucket_bytes = config.bucket_cap_mb * (int64_t{1} << 20);
+  for (const auto& model : models_.all()) {
+    if (context_.replicas->size() == 1) break;
+    options.gradient_bucket_bytes = std::max(options.gradient_bucket_bytes, model->reduction.bucket_bytes);
+    options.gradients_overlap = options.gradients_overlap && model->reduction.overlap;
+  }
   options.auto_partition = config.auto_partition;
   options.default_partition = static_cast<int>(config.default_partition);
   for (const runtime::NamedTensor& named : models_.bindings().tensors()) {

@@ -152,14 +152,33 @@ TEST(PeakMemory, MemoryOfTheOptimizersStepCountsWhereItIsTheLargest) {
             with_margin(2 * (weight + bias) + batch + 3 * weight));
 }
 
-TEST(PeakMemory, ReplicasAddOneBucket) {
+TEST(PeakMemory, ReplicasAddABucketWhatComesForItAndOneGradient) {
   GraphBuilder g;
   const ValueId x = g.linear(g.input({1, 512}), "a", 512);
   const Graph graph = g.build(g.sum(g.linear(x, "b", 512)));
   PartitionOptions options = on_ranks(1);
   options.gradient_bucket_bytes = 1 << 30;  // larger than all gradients
-  const int64_t gradients = 2 * 4 * (512 * 512 + 512), batch = 4 * (4 * 512 + kLoss) + 2 * kLoss;
-  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0], with_margin(3 * gradients + batch));
+  const Plan plan = partition(graph, options);
+  const int64_t weight = 4 * 512 * 512, bias = 4 * 512, gradients = 2 * (weight + bias);
+  const int64_t batch = 4 * (4 * 512 + kLoss) + 2 * kLoss;
+  StageMemory memory = stage_memory(graph, plan, 0, options.gradient_bucket_bytes);
+  EXPECT_EQ(memory.under_way, 2 * gradients);
+  EXPECT_EQ(plan.predicted_peak_bytes[0],
+            with_margin(2 * gradients + batch + memory.last_backward));
+  // It leaves when the last gradient is added, and that one is still there.
+  EXPECT_EQ(memory.last_backward, 2 * gradients + weight + bias);
+  EXPECT_EQ(memory.arriving, weight);
+
+  // Without overlap it leaves when there is nothing else.
+  options.gradients_overlap = false;
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
+            with_margin(4 * gradients + weight + batch));
+
+  // Buckets of one parameter each: what one of them takes at most, wherever it leaves.
+  memory = stage_memory(graph, plan, 0, 1);
+  EXPECT_EQ(memory.under_way, 2 * weight);
+  EXPECT_GE(memory.last_backward, 3 * weight);
+  EXPECT_LE(memory.last_backward, memory.later_backward + 3 * weight);
 }
 
 /// A returned tensor that is larger than all else.
