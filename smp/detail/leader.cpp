@@ -61,9 +61,8 @@ std::vector<StepOutput> Leader::run() {
     });
     check_random_stream(trains);
     if (!has_run_ahead_) {
-      for (const CapturedBody& body : bodies_) add_microbatch(body, message);
       std::vector<Program*> programs;
-      for (const auto& microbatch : message.microbatches) programs.push_back(rank_.programs.find(microbatch.hash).get());
+      for (const CapturedBody& body : bodies_) programs.push_back(&add_microbatch(body, message));
       rank_.programs.schedule(programs, TablePart::kWhole);
     } else {
       forward_captured();
@@ -83,7 +82,6 @@ std::vector<StepOutput> Leader::run() {
     if (own_error) std::rethrow_exception(own_error);
     throw_refusal(message);
   }
-  send(message);
   return *perform(message);
 }
 
@@ -209,7 +207,6 @@ std::vector<at::Tensor> Leader::probe(const ValueRead& wanted) {
   StepMessage message = new_message(Round::kProbe, m);
   add_microbatch({.recording = recording, .scalars = {}, .constants = {}}, message);
   meet_replicas(message, /*is_last=*/false);
-  send(message);
   perform(message);
   std::vector<at::Tensor> values;
   for (ValueId id : wanted.values) values.push_back(run_.value(m, id));
@@ -222,7 +219,6 @@ void Leader::begin_ahead() {
   has_run_ahead_ = true;
   StepMessage message = new_message(Round::kForward, 0);
   meet_replicas(message, /*is_last=*/false);
-  send(message);
   perform(message);
 }
 
@@ -246,7 +242,6 @@ void Leader::run_ahead(const CapturedBody& current) {
     add_microbatch(assumed_.back(), message);
   }
   meet_replicas(message, /*is_last=*/false);
-  send(message);
   perform(message);
 }
 
@@ -260,7 +255,6 @@ void Leader::forward_captured() {
     add_microbatch(bodies_[m], message);
   }
   meet_replicas(message, /*is_last=*/false);
-  send(message);
   perform(message);
 }
 
@@ -310,18 +304,20 @@ StepMessage Leader::new_message(Round round, size_t first) const {
   return message;
 }
 
-void Leader::add_microbatch(const CapturedBody& body, StepMessage& message) {
+Program& Leader::add_microbatch(const CapturedBody& body, StepMessage& message) {
   const runtime::Recording& recording = *body.recording;
-  if (rank_.programs.find(recording.hash) == nullptr) add_program(recording, message);
+  const std::shared_ptr<Program> known = rank_.programs.find(recording.hash);
+  Program& program = known ? *known : add_program(recording, message);
   runtime::MicrobatchProgram microbatch{.hash = recording.hash};
   for (const auto& scalar : body.scalars) microbatch.scalars.push_back({scalar.node, scalar.argument, scalar.value});
   for (const auto& constant : body.constants) microbatch.constants.push_back({constant.value, constant.tensor});
-  add_own_constants(recording, *rank_.programs.find(recording.hash), microbatch);
+  add_own_constants(recording, program, microbatch);
   message.num_microbatches = static_cast<int32_t>(inputs_.size());
   message.microbatches.push_back(std::move(microbatch));
+  return program;
 }
 
-void Leader::add_program(const runtime::Recording& recording, StepMessage& message) {
+Program& Leader::add_program(const runtime::Recording& recording, StepMessage& message) {
   Plan plan = rank_.programs.make_plan(recording.graph, planned_, static_cast<int>(inputs_.size()));
   const bool is_whole = message.round != Round::kProbe;
   planned_ = rank_.models.owners_after(recording.graph, plan, planned_,
@@ -335,9 +331,11 @@ void Leader::add_program(const runtime::Recording& recording, StepMessage& messa
   }
   added_.push_back(recording.hash);
   message.new_programs.push_back(std::move(fresh));
+  return *program;
 }
 
-std::optional<std::vector<StepOutput>> Leader::perform(const StepMessage& message) {
+std::optional<std::vector<StepOutput>> Leader::perform(StepMessage& message) {
+  send(message);
   try {
     return run_.perform(message, inputs_);
   } catch (...) {

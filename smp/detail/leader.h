@@ -48,9 +48,9 @@ class Leader {
   bool all_here(const runtime::ValueRead& read) const;
 
   runtime::StepMessage new_message(runtime::Round round, size_t first) const;
-  void add_microbatch(const runtime::CapturedBody& body, runtime::StepMessage& message);
-  void add_program(const runtime::Recording& recording, runtime::StepMessage& message);
-  std::optional<std::vector<StepOutput>> perform(const runtime::StepMessage& message);
+  Program& add_microbatch(const runtime::CapturedBody& body, runtime::StepMessage& message);
+  Program& add_program(const runtime::Recording& recording, runtime::StepMessage& message);
+  std::optional<std::vector<StepOutput>> perform(runtime::StepMessage& message);
   void leave_out_dropped();
   void check_random_stream(bool trains) const;
 

@@ -86,7 +86,6 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
   StepMessage begin = message;
   begin.round = Round::kForward;
   begin.microbatches.clear();
-  send(begin);
   perform(begin);
   message.new_programs.clear();
   meet_replicas(message, /*is_last=*/true);
@@ -117,7 +116,6 @@ std::optional<int> Leader::shadow() {
   if (reads) {
     StepMessage begin = message;
     begin.round = Round::kForward;
-    send(begin);
     perform(begin);
     all = gather(own, *rank_.context.replicas);
     if (refused()) {
@@ -130,7 +128,6 @@ std::optional<int> Leader::shadow() {
   message.step = active.training_steps;
   message.reduced = united_reductions(all);
   message.settings = own.settings;
-  send(message);
   perform(message);
   return std::nullopt;
 }

@@ -98,8 +98,13 @@ void StepRun::place(const std::shared_ptr<Program>& program, Round round) {
 
 void StepRun::add_runs(const StepMessage& message, MicrobatchInputs& inputs) {
   TORCH_INTERNAL_ASSERT(runs_.size() == static_cast<size_t>(message.first), "the leader skips microbatches");
+  const size_t total = runs_.size() + message.microbatches.size();
+  programs_.reserve(total);
+  runs_.reserve(total);
+  results_.reserve(total);
   for (size_t i = 0; i < message.microbatches.size(); ++i) {
-    programs_.push_back(rank_.programs.find(message.microbatches[i].hash));
+    const bool is_known = i > 0 && message.microbatches[i].hash == message.microbatches[i - 1].hash;
+    programs_.push_back(is_known ? programs_.back() : rank_.programs.find(message.microbatches[i].hash));
     TORCH_INTERNAL_ASSERT(programs_.back() != nullptr, "the leader names a program that it never sent");
     runs_.push_back(make_run(message, i, inputs));
     results_.emplace_back();
