@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <set>
 
+#include "runtime/delayed/unmade.h"
+#include "runtime/random.h"
 #include "runtime/tags.h"
 #include "runtime/wire.h"
 
@@ -48,6 +50,15 @@ void copy_to_tied(const NamedTensor& named, const std::vector<int>& ranks, Trans
 }
 
 }  // namespace
+
+void make_local_values(const Owners& owners, const Bindings& bindings, int pipeline_rank) {
+  std::vector<at::Tensor> local;
+  for (const NamedTensor& named : bindings.tensors()) {
+    if (holds(owners, named.name, pipeline_rank)) local.push_back(named.tensor);
+  }
+  const GeneratorHold hold;
+  make_values(local);
+}
 
 void synchronise(const Owners& owners, const Bindings& bindings, Transport& pipeline, Transport& replicas) {
   const at::NoGradGuard no_grad;

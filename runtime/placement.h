@@ -22,6 +22,9 @@ Owners owners_of(const partitioner::Graph& graph, const partitioner::Plan& plan,
 
 bool holds(const Owners& owners, const std::string& name, int pipeline_rank);
 
+/// Gives the tensors that this rank holds the values that their construction has put off. Local.
+void make_local_values(const Owners& owners, const Bindings& bindings, int pipeline_rank);
+
 /// Copies tied tensors from their owner to the other ranks that hold them, and everything from replica 0 to the other
 /// replicas. Collective over the pipeline and the replicas.
 void synchronise(const Owners& owners, const Bindings& bindings, Transport& pipeline, Transport& replicas);

@@ -47,6 +47,8 @@ OperatorSeedGuard::OperatorSeedGuard(uint32_t seed) : lock_(cpu_generator().mute
   generator.set_current_seed(seed);
 }
 
+GeneratorHold::GeneratorHold() : lock_(cpu_generator().mutex) {}
+
 UserRandomStateScope::UserRandomStateScope() {
   auto& own = cpu_generator();
   std::lock_guard<std::mutex> lock(own.mutex);

@@ -32,6 +32,15 @@ class OperatorSeedGuard {
   std::unique_lock<std::mutex> lock_;
 };
 
+/// Keeps other ranks of the process from the default generator. Not within an OperatorSeedGuard.
+class GeneratorHold {
+ public:
+  GeneratorHold();
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+};
+
 /// Puts the user's own random state back when the last of the nested or concurrent scopes ends.
 class UserRandomStateScope {
  public:

@@ -13,6 +13,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "runtime/delayed/unmade.h"
+#include "runtime/random.h"
 #include "smp/detail/model_state.h"
 #include "smp/detail/optimizer_state.h"
 
@@ -84,6 +86,16 @@ OptimizerMemory memory_of(const Optimizer& optimizer) {
   return {.state = 2, .workspace = 3};  // one of the user's own: as much as Adam
 }
 
+// Adagrad makes its state in its constructor, so perhaps without values.
+void make_delayed_state(Optimizer& optimizer) {
+  std::vector<at::Tensor> sums;
+  for (auto& [parameter, state] : optimizer.state()) {
+    if (auto* adagrad = dynamic_cast<torch::optim::AdagradParamState*>(state.get())) sums.push_back(adagrad->sum());
+  }
+  const runtime::GeneratorHold hold;
+  runtime::make_values(sums);
+}
+
 void drop_state_of_others(Optimizer& optimizer, const DistributedModelBase& model, bool& dropped) {
   if (dropped || !model.partitioned()) return;
   std::unordered_set<const void*> local;
@@ -93,6 +105,7 @@ void drop_state_of_others(Optimizer& optimizer, const DistributedModelBase& mode
       if (!local.contains(parameter.unsafeGetTensorImpl())) optimizer.state().erase(parameter.unsafeGetTensorImpl());
     }
   }
+  make_delayed_state(optimizer);
   dropped = true;
 }
 

@@ -25,7 +25,7 @@ struct Creations : runtime::Interceptor {
       : placement(manual_placement), stage(guarded_stage) {}
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override {
     const size_t below = stack.size() - op.schema().arguments().size();
-    op.callBoxed(stack);
+    runtime::pass_on(*this, op, stack);
     for (size_t i = below; i < stack.size(); ++i) {
       if (stack[i].isTensor()) placement.place(stack[i].toTensor(), stage, By::kGuard);
     }

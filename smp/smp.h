@@ -9,6 +9,7 @@
 #include "smp/serialiser.h"
 #include "smp/comm.h"
 #include "smp/partition.h"
+#include "smp/delayed_init.h"
 #include "smp/hooks.h"
 #include "smp/distributed_model.h"
 #include "smp/opaque.h"

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 
+#include "runtime/delayed/construction.h"
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
 #include "runtime/wire.h"
@@ -98,6 +99,8 @@ void check_position(const char* option, int64_t position, int64_t num_arguments)
 Results run(int step_number, const Call& call) {
   detail::Conductor& conductor = detail::conductor("step");
   check_outside_hooks(conductor);
+  TORCH_CHECK_VALUE(!runtime::ConstructionScope::is_open(), "step: expected all smp::DelayParamInitialization scopes to end ",
+                    "before, got a call inside of one. Put the scope and the making of the modules into braces of their own.");
   if (conductor.body_in_progress() == nullptr) {
     call_hooks(conductor, [](const detail::Model& model) { model.hooks->call(detail::Moment::kBeforeStep); });
   }

@@ -91,6 +91,11 @@ void mark_as_ghost(const at::Tensor& tensor, const std::string& maker) {
   if (!storage.get_extra_meta().custom_data_ptr_error_msg_) refuse_raw_pointers(storage, maker);
 }
 
+void accept_raw_pointers(c10::StorageImpl& storage) {
+  storage.*throws_on_read() = false;
+  storage.get_extra_meta().custom_data_ptr_error_msg_.reset();
+}
+
 GhostAccess::~GhostAccess() {
   for (const c10::Storage& storage : storages_) storage.unsafeGetStorageImpl()->*throws_on_read() = true;
 }

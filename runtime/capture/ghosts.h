@@ -26,6 +26,9 @@ void mark_as_ghost(const at::Tensor& tensor, const std::string& maker);
 /// A meta storage for ghosts; a raw pointer to its data throws a text that names `maker`.
 c10::Storage make_ghost_storage(int64_t num_bytes, const std::string& maker);
 
+/// Undoes the refusal of raw pointers, of a storage that is given data next.
+void accept_raw_pointers(c10::StorageImpl& storage);
+
 /// While an operator runs on ghosts LibTorch may take their addresses (null), to see whether arguments overlap.
 class GhostAccess {
  public:

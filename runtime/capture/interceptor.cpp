@@ -3,24 +3,26 @@
 
 #include <torch/library.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 namespace smp::runtime {
 namespace {
 
 // A C function pointer is all the dispatcher takes, so the receiver is found through the thread.
-thread_local Interceptor* current_interceptor = nullptr;
+thread_local std::vector<Interceptor*> interceptors;  // the last receives the calls
 
 void dispatch_to_interceptor(const c10::OperatorHandle& op, c10::DispatchKeySet,
                              torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
   // Ghosts carry the key themselves, so a ghost that left its body, or its thread, still arrives here.
-  TORCH_CHECK(current_interceptor != nullptr, op.operator_name(),
+  TORCH_CHECK(!interceptors.empty(), op.operator_name(),
               ": expected a tensor with data, got a ghost of a step body that has ended (or of another thread's "
               "body). Inside a step body tensors have shapes but no data; return what you need from the body and "
               "read it from the StepOutput.");
-  current_interceptor->operator_called(op, *stack);
+  interceptors.back()->operator_called(op, *stack);
 }
 
 }  // namespace
@@ -35,11 +37,19 @@ void install_interceptor() {
   });
 }
 
-InterceptScope::InterceptScope(Interceptor& interceptor)
-    : previous_((install_interceptor(), current_interceptor)), include_(kCaptureKey) {
-  current_interceptor = &interceptor;
+InterceptScope::InterceptScope(Interceptor& interceptor, Place place)
+    : interceptor_((install_interceptor(), interceptor)), include_(kCaptureKey) {
+  interceptors.insert(place == Place::kAboveAll ? interceptors.end() : interceptors.begin(), &interceptor);
 }
 
-InterceptScope::~InterceptScope() { current_interceptor = previous_; }
+InterceptScope::~InterceptScope() {
+  interceptors.erase(std::find(interceptors.begin(), interceptors.end(), &interceptor_));
+}
+
+void pass_on(const Interceptor& from, const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const auto own = std::find(interceptors.begin(), interceptors.end(), &from);
+  TORCH_INTERNAL_ASSERT(own != interceptors.end(), "an interceptor that received no call passes one on");
+  own == interceptors.begin() ? op.callBoxed(stack) : (*(own - 1))->operator_called(op, stack);
+}
 
 }  // namespace smp::runtime

@@ -20,18 +20,23 @@ class Interceptor {
   virtual void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) = 0;
 };
 
-/// Turns interception on for this thread. Scopes nest strictly; the innermost receives the calls.
+/// Turns interception on for this thread. Scopes nest strictly; the innermost receives the calls, one below all others
+/// only what these pass on.
 class InterceptScope {
  public:
-  explicit InterceptScope(Interceptor& interceptor);
+  enum class Place { kAboveAll, kBelowAll };
+  explicit InterceptScope(Interceptor& interceptor, Place place = Place::kAboveAll);
   ~InterceptScope();
   InterceptScope(const InterceptScope&) = delete;
   InterceptScope& operator=(const InterceptScope&) = delete;
 
  private:
-  Interceptor* previous_;
+  Interceptor& interceptor_;
   c10::impl::IncludeDispatchKeyGuard include_;
 };
+
+/// For an interceptor that only looks: does what would happen without it.
+void pass_on(const Interceptor& from, const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 /// Registers the fallback once per process (2 ms); InterceptScope calls it. Thread-safe.
 /// Throws c10::Error if another library has taken the key.

@@ -15,6 +15,8 @@
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/meta_kernels.h"
 #include "runtime/capture/places.h"
+#include "runtime/delayed/unmade.h"
+#include "runtime/random.h"
 
 namespace smp::runtime {
 
@@ -116,6 +118,10 @@ ValueId Recorder::bind_constant(const at::Tensor& tensor, at::Tensor& stand_in) 
                               "CPU and to hold their values, got ", tensor.toString(),
                               tensor.is_conj() || tensor.is_neg() ? " with a lazy sign" : "",
                               ". Give the step cpu(), dequantize(), resolve_conj() or resolve_neg() of it.");
+  if (is_unmade(tensor)) {  // a member that is not registered: nobody places it
+    const GeneratorHold hold;
+    make_values({tensor});
+  }
   at::Tensor content = snapshot_of(tensor);
   Value value{.kind = ValueKind::kConstant,
               .name = "constant." + std::to_string(recording_->constants.size()),

@@ -224,7 +224,8 @@ std::vector<Key> make_keys() {
        .value_without_field = false,
        .support = not_yet,
        .is_printed = false,
-       .meaning = "Parameters are initialised on their own rank."},
+       .meaning = "Parameters are initialised on their own rank; in C++ under the scope "
+                  "smp::DelayParamInitialization."},
       {.name = "checkpoint_attentions",
        .value_without_field = false,
        .support = not_yet,

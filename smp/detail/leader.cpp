@@ -9,6 +9,7 @@
 
 #include "partitioner/graph/graph_io.h"
 #include "partitioner/plan/plan_io.h"
+#include "runtime/delayed/unmade.h"
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
 #include "smp/detail/captured_runs.h"
@@ -222,11 +223,11 @@ void Leader::begin_ahead() {
   perform(message);
 }
 
-// Nothing that the run needs has been placed, so every rank holds it.
+// Nothing that the run needs has been placed or put off, so every rank holds it.
 bool Leader::all_here(const ValueRead& wanted) const {
-  return std::none_of(wanted.graph.values.begin(), wanted.graph.values.end(), [&](const Value& value) {
-    return is_named(value) && rank_.models.owners().contains(value.name);
-  });
+  const std::set<std::string> elsewhere = rank_.models.placed_or_delayed();
+  return std::none_of(wanted.graph.values.begin(), wanted.graph.values.end(),
+                      [&](const Value& value) { return is_named(value) && elsewhere.contains(value.name); });
 }
 
 // Forwards of the bodies that have ended, of the one in progress, and of the later ones, taken to be like it. Once that was
@@ -304,8 +305,22 @@ StepMessage Leader::new_message(Round round, size_t first) const {
   return message;
 }
 
+// Models are placed at the end of a step whose body reads, and values that were put off are made where they are placed.
+void Leader::check_made(const Graph& graph) const {
+  for (const Value& value : graph.values) {
+    if (!is_named(value) || rank_.models.owners().contains(value.name)) continue;
+    const auto& all = rank_.models.bindings().tensors();
+    const auto named = std::find_if(all.begin(), all.end(), [&](const auto& other) { return other.name == value.name; });
+    TORCH_CHECK_NOT_IMPLEMENTED(named == all.end() || !runtime::is_unmade(named->tensor), "step: expected the first step of a model "
+                                "with delayed parameters to read no values in its body, got one that does; '", value.name,
+                                "' has no values yet. Return what you want to know from the body in this step, or run a step "
+                                "without reads first.");
+  }
+}
+
 Program& Leader::add_microbatch(const CapturedBody& body, StepMessage& message) {
   const runtime::Recording& recording = *body.recording;
+  if (message.round != Round::kWhole) check_made(recording.graph);
   const std::shared_ptr<Program> known = rank_.programs.find(recording.hash);
   Program& program = known ? *known : add_program(recording, message);
   runtime::MicrobatchProgram microbatch{.hash = recording.hash};

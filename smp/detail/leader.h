@@ -46,6 +46,7 @@ class Leader {
   void begin_ahead();
   void forward_captured();
   bool all_here(const runtime::ValueRead& read) const;
+  void check_made(const partitioner::Graph& graph) const;
 
   runtime::StepMessage new_message(runtime::Round round, size_t first) const;
   Program& add_microbatch(const runtime::CapturedBody& body, runtime::StepMessage& message);

@@ -1,5 +1,5 @@
 // State of a model. Before the first step every rank holds everything, so that a load takes effect
-// at once there too.
+// at once there too; only where construction has put values off, it waits for the placement as well.
 #include "smp/detail/model_state.h"
 
 #include <ATen/core/grad_mode.h>
@@ -12,6 +12,8 @@
 #include <set>
 #include <sstream>
 
+#include "runtime/delayed/unmade.h"
+#include "runtime/random.h"
 #include "runtime/tags.h"
 #include "runtime/wire.h"
 
@@ -24,6 +26,20 @@ namespace {
 
 // No name of a module has a blank.
 constexpr const char* kSteps = "smp steps";
+constexpr const char* kIsDelayed = "smp is delayed";  // some rank has no values of its own yet
+
+bool is_delayed(const Model& model) {
+  const auto& tensors = model.own.tensors();
+  return std::any_of(tensors.begin(), tensors.end(), [](const auto& named) { return runtime::is_unmade(named.tensor); });
+}
+
+// A copy of what the model will get would need all ranks, and a state is gathered over a pipeline.
+void check_no_pending_load(const Model& model) {
+  TORCH_CHECK_VALUE(model.pending_loads.empty(),
+                    "state of a model: expected a step after load_state_dict, got none: the model was constructed under "
+                    "smp::DelayParamInitialization, and the loaded values wait for their ranks. Run a step first, or use the "
+                    "state that was loaded.");
+}
 
 // A copy of a parameter or buffer of rank `owner`, on every rank of the pipeline.
 at::Tensor gathered(const at::Tensor& tensor, int owner, runtime::Transport& pipeline) {
@@ -38,6 +54,11 @@ at::Tensor gathered(const at::Tensor& tensor, int owner, runtime::Transport& pip
     if (r != owner) pipeline.send_bytes(r, runtime::kStateTag, bytes);
   }
   return tensor.detach().clone();
+}
+
+at::Tensor value_of(const at::Tensor& tensor) {
+  const runtime::GeneratorHold hold;
+  return runtime::value_of(tensor);
 }
 
 StateDict without_tensors(const Conductor& own, const Model& model) {
@@ -76,11 +97,12 @@ std::map<std::string, at::Tensor> offered(const StateDict& state, std::string& e
   return tensors;
 }
 
-runtime::StateExchange exchange_of(const Conductor& own, const StateDict& state,
-                                   std::string own_error) {
+std::shared_ptr<runtime::StateExchange> exchange_of(const Conductor& own, const Model& model,
+                                                    const StateDict& state, std::string own_error) {
   auto tensors = offered(state, own_error);
-  return {std::move(tensors), std::move(own_error), *own.context().pipeline,
-          *own.context().replicas};
+  if (is_delayed(model)) tensors.emplace(kIsDelayed, at::tensor({1}, at::kLong));
+  return std::make_shared<runtime::StateExchange>(std::move(tensors), std::move(own_error),
+                                                  *own.context().pipeline, *own.context().replicas);
 }
 
 // How the offers differ from what the model has; empty when they fit.
@@ -96,7 +118,7 @@ class Comparison {
                              : compare(name, offer->second, first_name);
     }
     for (const auto& [name, offer] : offers_) {
-      if (!known_.contains(name) && name != kSteps) unexpected_.push_back(name);
+      if (!known_.contains(name) && name != kSteps && name != kIsDelayed) unexpected_.push_back(name);
     }
   }
 
@@ -146,12 +168,13 @@ std::string listed(const std::vector<std::string>& items, size_t most) {
 }
 
 StateDict gathered_state(const Conductor& own, const Model& model) {
+  check_no_pending_load(model);
   std::vector<at::Tensor> copies;  // by tensor: several names share one
   for (const auto& named : model.own.tensors()) {
     const bool is_placed = own.models().is_placed(named.tensor);
     copies.push_back(is_placed ? gathered(named.tensor, own.models().owner(named.tensor),
                                           *own.context().pipeline)
-                               : named.tensor.detach().clone());
+                               : value_of(named.tensor).detach().clone());
   }
   StateDict state = without_tensors(own, model);
   for (const Name& name : model.own.names()) {
@@ -161,38 +184,36 @@ StateDict gathered_state(const Conductor& own, const Model& model) {
 }
 
 StateDict local_state(const Conductor& own, const Model& model) {
+  check_no_pending_load(model);
   StateDict state = without_tensors(own, model);
   state.is_partial = true;
   for (const Name& name : model.own.names()) {
     const at::Tensor& tensor = model.own.tensors()[name.tensor].tensor;
     if (!own.models().is_here(tensor)) continue;
-    state.entries.push_back({name.name, tensor.detach(), name.kind == ValueKind::kBuffer});
+    state.entries.push_back({name.name, value_of(tensor).detach(), name.kind == ValueKind::kBuffer});
   }
   return state;
 }
 
-ModelLoad::ModelLoad(Conductor& own, const Model& model, const StateDict& state, bool strict,
+ModelLoad::ModelLoad(Conductor& own, Model& model, const StateDict& state, bool strict,
                      std::string own_error)
-    : own_(own), model_(model), exchange_(exchange_of(own, state, std::move(own_error))) {
-  TORCH_CHECK_VALUE(exchange_.error().empty(), "load_state_dict: ", exchange_.error());
-  const std::string difference = Comparison(model.own, exchange_).text(strict);
+    : own_(own), model_(model), exchange_(exchange_of(own, model, state, std::move(own_error))) {
+  TORCH_CHECK_VALUE(exchange_->error().empty(), "load_state_dict: ", exchange_->error());
+  const std::string difference = Comparison(model.own, *exchange_).text(strict);
   TORCH_CHECK_VALUE(difference.empty(), "load_state_dict: ", difference);
 }
 
 void ModelLoad::apply() {
-  const at::NoGradGuard no_grad;
-  std::vector<int> all(static_cast<size_t>(own_.context().pipeline->size()));
+  const runtime::Transport& pipeline = *own_.context().pipeline;
+  std::vector<int> all(static_cast<size_t>(pipeline.size()));
   std::iota(all.begin(), all.end(), 0);
-  std::set<size_t> loaded;
-  for (const Name& name : model_.own.names()) {
-    if (!exchange_.offers().contains(name.name) || !loaded.insert(name.tensor).second) continue;
-    const runtime::NamedTensor& named = model_.own.tensors()[name.tensor];
-    const at::Tensor value = exchange_.deliver(name.name, own_.models().holders(named.tensor));
-    at::Tensor target = named.tensor;
-    if (value.defined()) target.copy_(value);
+  if (exchange_->offers().contains(kIsDelayed)) {
+    model_.pending_loads.push_back(exchange_);
+  } else {
+    load_tensors(*exchange_, model_, [&](const at::Tensor& tensor) { return own_.models().holders(tensor); });
   }
-  if (!exchange_.offers().contains(kSteps)) return;
-  const at::Tensor steps = exchange_.deliver(kSteps, all);
+  if (!exchange_->offers().contains(kSteps)) return;
+  const at::Tensor steps = exchange_->deliver(kSteps, all);
   const auto* counts = steps.const_data_ptr<int64_t>();
   own_.set_steps({static_cast<uint64_t>(counts[0]), static_cast<uint64_t>(counts[1])});
 }

@@ -1,6 +1,7 @@
 // Parameters, buffers and step counts of a model: gathered, taken locally, loaded.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,15 +31,15 @@ class ModelLoad {
  public:
   /// own_error: why this rank has no state, told on every rank. Collective over all ranks; throws
   /// c10::ValueError on all of them alike.
-  ModelLoad(Conductor& own, const Model& model, const StateDict& state, bool strict,
+  ModelLoad(Conductor& own, Model& model, const StateDict& state, bool strict,
             std::string own_error);
-  /// Collective over all ranks.
+  /// Collective over all ranks. Where a rank of the first replica has put values off, the tensors wait for placement.
   void apply();
 
  private:
   Conductor& own_;
-  const Model& model_;
-  runtime::StateExchange exchange_;
+  Model& model_;
+  std::shared_ptr<runtime::StateExchange> exchange_;
 };
 
 }  // namespace smp::detail

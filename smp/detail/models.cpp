@@ -14,6 +14,8 @@
 #include <utility>
 
 #include "partitioner/report/partition_table.h"
+#include "runtime/delayed/unmade.h"
+#include "runtime/random.h"
 #include "runtime/tags.h"
 #include "smp/detail/programs.h"
 
@@ -134,6 +136,15 @@ bool Models::is_here(const at::Tensor& tensor) const {
   return !is_placed(tensor) || runtime::holds(owners_, *name_of(tensor), context_.pipeline->rank());
 }
 
+std::set<std::string> Models::placed_or_delayed() const {
+  std::set<std::string> names;
+  for (const auto& [name, ranks] : owners_) names.insert(name);
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    if (runtime::is_unmade(named.tensor)) names.insert(named.name);
+  }
+  return names;
+}
+
 int Models::owner(const at::Tensor& tensor) const {
   return is_placed(tensor) ? owners_.at(*name_of(tensor)).front() : 0;
 }
@@ -196,7 +207,9 @@ bool Models::are_alike() const {
 
 void Models::make_alike() {
   for (const auto& model : models_) {
-    if (is_placed(*model) || std::exchange(model->is_alike, true)) continue;
+    const auto& own = model->own.tensors();
+    const bool is_put_off = std::any_of(own.begin(), own.end(), [](const auto& named) { return runtime::is_unmade(named.tensor); });
+    if (is_placed(*model) || is_put_off || std::exchange(model->is_alike, true)) continue;
     std::vector<at::Tensor> tensors;
     for (const runtime::NamedTensor& named : model->own.tensors()) {
       if (!is_placed(named.tensor)) tensors.push_back(named.tensor);
@@ -219,6 +232,36 @@ void broadcast_tensors(const std::vector<at::Tensor>& tensors, runtime::Transpor
   }
 }
 
+void load_tensors(runtime::StateExchange& exchange, const Model& model,
+                  const std::function<std::vector<int>(const at::Tensor&)>& holders) {
+  const at::NoGradGuard no_grad;
+  std::unordered_set<size_t> loaded;
+  for (const runtime::Bindings::Name& name : model.own.names()) {
+    const at::Tensor& tensor = model.own.tensors()[name.tensor].tensor;
+    const std::vector<int> ranks = holders(tensor);
+    if (ranks.empty() || !exchange.offers().contains(name.name) || !loaded.insert(name.tensor).second) continue;
+    const at::Tensor value = exchange.deliver(name.name, ranks);
+    if (!value.defined()) continue;
+    {  // on a rank that had put them off, where the first replica had not
+      const runtime::GeneratorHold hold;
+      runtime::make_values({tensor});
+    }
+    at::Tensor target = tensor;
+    target.copy_(value);
+  }
+}
+
+void Models::load_pending(const runtime::Bindings& fresh, const runtime::Owners& owners) {
+  for (const auto& model : models_) {
+    for (const auto& exchange : model->pending_loads) {
+      load_tensors(*exchange, *model, [&](const at::Tensor& tensor) {
+        const runtime::NamedTensor* named = fresh.find(tensor);
+        return named == nullptr ? std::vector<int>{} : owners.at(named->name);
+      });
+    }
+  }
+}
+
 void Models::place(const std::shared_ptr<const Program>& program, Placement placement) {
   runtime::Owners owners = owners_after(program->graph, program->plan, owners_, placement);
   std::vector<runtime::NamedTensor> added;
@@ -233,11 +276,16 @@ void Models::place(const std::shared_ptr<const Program>& program, Placement plac
     });
   });
   const runtime::Bindings fresh(std::move(added));
+  runtime::make_local_values(owners, fresh, context_.pipeline->rank());
+  load_pending(fresh, owners);
   runtime::synchronise(owners, runtime::Bindings(std::move(unlike)), *context_.pipeline, *context_.replicas);
   runtime::release_others(owners, fresh, context_.pipeline->rank());
   owners_ = std::move(owners);
   if (placement == Placement::kUsedTensors) return;
-  for (const auto& model : to_place(program->graph)) model->first_program = program;
+  for (const auto& model : to_place(program->graph)) {
+    model->first_program = program;
+    model->pending_loads.clear();
+  }
   if (context_.world->rank() == 0) {
     context_.logger.info("Partition assignments:\n" + partition_table(program->graph, program->plan));
   }

@@ -1,8 +1,10 @@
 // The models of one rank: their tensors under one set of names, and which ranks hold them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include "runtime/capture/bindings.h"
 #include "runtime/gradient_reducer.h"
 #include "runtime/placement.h"
+#include "runtime/state_exchange.h"
 #include "smp/data_parallel.h"
 #include "smp/detail/context.h"
 #include "smp/detail/hooks.h"
@@ -56,7 +59,12 @@ struct Model {
   std::shared_ptr<Hooks> hooks = std::make_shared<Hooks>();
   Reduction reduction{};
   bool is_alike = false;  // its values were the same on all ranks before it was placed
+  std::vector<std::shared_ptr<runtime::StateExchange>> pending_loads{};  // oldest first; they wait for placement
 };
+
+/// Writes what `exchange` offers into the tensors of the model that somebody holds, by name. Collective over all ranks.
+void load_tensors(runtime::StateExchange& exchange, const Model& model,
+                  const std::function<std::vector<int>(const at::Tensor&)>& holders);
 
 /// Names are those of the module behind the model's prefix. Each model is placed as a whole by the first program that
 /// uses it.
@@ -83,6 +91,8 @@ class Models {
   /// Whether this rank holds the tensor's data; every rank does before it is placed.
   bool is_here(const at::Tensor& tensor) const;
   bool is_placed_here(const at::Tensor& tensor) const { return is_placed(tensor) && is_here(tensor); }
+  /// Names of tensors whose data some rank does not have, or not yet.
+  std::set<std::string> placed_or_delayed() const;
   /// The first pipeline rank that holds it; 0 before it is placed.
   int owner(const at::Tensor& tensor) const;
   /// The pipeline ranks that hold it, ascending; all of them before it is placed.
@@ -109,6 +119,7 @@ class Models {
   bool uses(const partitioner::Graph& graph, const Model& model) const;
   std::vector<runtime::NamedTensor> tensors_of_all() const;
   void bind_all();
+  void load_pending(const runtime::Bindings& fresh, const runtime::Owners& owners);
 
   Context& context_;
   std::vector<std::shared_ptr<Model>> models_;

@@ -25,6 +25,8 @@ constexpr const char* kModels[] = {"transformer", "gpt",          "unet",
 
 // Set by --one-ulp-off: the proof that one bit in one gradient of one rank is noticed.
 bool is_one_ulp_off = false;
+// Set by --delayed: models are constructed without values.
+bool is_delayed = false;
 
 std::string name_of_setting(const ZooModel& model) {
   const char* schedule = config().pipeline == Pipeline::kSimple ? "simple" : "interleaved";
@@ -52,7 +54,12 @@ class SplitProcesses : public testing::TestWithParam<const char*> {};
 TEST_P(SplitProcesses, EqualTheUnsplitModelBitForBit) {
   const ZooModel& model = support::zoo_model(GetParam());
   OracleResult want = support::run_unsplit(model, static_cast<int>(config().microbatches));
-  OracleResult got = support::run_split(model);
+  ZooModel made = model;
+  made.make = [&](uint64_t seed) {
+    const DelayParamInitialization delay(is_delayed);
+    return model.make(seed);
+  };
+  OracleResult got = support::run_split(made);
   expect_all_held(got, want);
   std::erase_if(want.gradients,
                 [&](const auto& item) { return got.gradients.count(item.first) == 0; });
@@ -72,6 +79,7 @@ int main(int argc, char** argv) {
   // An exception ends the job instead of one rank's test.
   GTEST_FLAG_SET(catch_exceptions, false);
   smp::is_one_ulp_off = argc > 1 && std::string(argv[1]) == "--one-ulp-off";
+  smp::is_delayed = argc > 1 && std::string(argv[1]) == "--delayed";
   smp::init();
   const int failed = RUN_ALL_TESTS();
   smp::shutdown();

@@ -28,6 +28,11 @@ class SplitProcesses(worlds.WorldTestCase):
                     self.assertEqual(code, 0, self.output)
                     self.assertEqual(self.output.count("[  PASSED  ] 9 tests."), NUM_RANKS, self.output)
 
+    def test_models_constructed_without_values_equal_the_unsplit_model(self):
+        code = self.run_world(2, "interleaved", "--delayed")
+        self.assertEqual(code, 0, self.output)
+        self.assertEqual(self.output.count("[  PASSED  ] 9 tests."), NUM_RANKS, self.output)
+
     def test_one_bit_of_one_gradient_fails_the_world_and_is_named(self):
         code = self.run_world(2, "interleaved", "--gtest_filter=*resnet", "--one-ulp-off")
         self.assertNotEqual(code, 0, self.output)
