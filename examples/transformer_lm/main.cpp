@@ -2,6 +2,8 @@
 //
 //   transformer_lm                           one process
 //   smp run -np 4 transformer_lm --steps 50  four, each with a part of the model
+//   smp run -np 4 transformer_lm --preset tutorial --steps 3 --no-evaluation
+//                                            a billion parameters, of which no process holds more than its part
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -34,7 +36,33 @@ struct Settings {
   int64_t bptt = 32;
   int64_t print_every = 20;
   std::string save;
+  std::string preset = "small";
+  int64_t min_vocab = 2;
+  bool is_delayed = false;
+  bool skips_evaluation = false;
 };
+
+/// The model of PyTorch's pipeline tutorial, 1.04 billion parameters with the vocabulary of WikiText-2.
+void use_tutorial(Settings& settings) {
+  settings.model = {.width = 4096, .heads = 16, .hidden = 4096, .layers = 8};
+  settings.common.batch_size = 20;
+  settings.common.microbatches = 4;
+  settings.bptt = 35;
+  settings.print_every = 1;
+  settings.min_vocab = 28782;
+  settings.is_delayed = true;
+}
+
+/// The value of --preset, which is looked at before the other flags: they change what it sets.
+std::string preset_in(int argc, char** argv) {
+  const std::string flag = "--preset";
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == flag && i + 1 < argc) return argv[i + 1];
+    if (word.starts_with(flag + "=")) return word.substr(flag.size() + 1);
+  }
+  return "";
+}
 
 // Columns of this replica, [rows, batch_size / replicas] each.
 struct Data {
@@ -43,6 +71,7 @@ struct Data {
 };
 
 std::optional<int> parse(int argc, char** argv, Settings& settings) {
+  if (preset_in(argc, argv) == "tutorial") use_tutorial(settings);
   examples::FlagParser parser("Trains a transformer language model.", settings.common);
   parser.add("--bptt", settings.bptt, "Tokens per row of a batch");
   parser.add("--width", settings.model.width, "Width of the model");
@@ -53,7 +82,14 @@ std::optional<int> parse(int argc, char** argv, Settings& settings) {
   parser.add("--print-every", settings.print_every, "Steps between lines of progress; 0: none",
              /*minimum=*/0);
   parser.add("--save", settings.save, "Write the best weights to this file, for torch::load");
-  return parser.parse(argc, argv);
+  parser.add("--preset", settings.preset, "small or tutorial: what the other flags are without being given");
+  parser.add("--min-vocab", settings.min_vocab, "Rows of the embedding, if the text has fewer words");
+  parser.add("--delayed", settings.is_delayed, "Construct without values; each process makes those of its part");
+  parser.add("--no-evaluation", settings.skips_evaluation, "Only train: neither validation nor test, nothing saved");
+  if (const auto exit_code = parser.parse(argc, argv)) return exit_code;
+  if (settings.preset == "small" || settings.preset == "tutorial") return std::nullopt;
+  std::fprintf(stderr, "--preset: expected small|tutorial, got %s\n", settings.preset.c_str());
+  return 2;
 }
 
 Data load(const Settings& settings) {
@@ -106,9 +142,9 @@ class Training {
       }
       if (epoch_ == 1) memory_.finish();
       scheduler.step();
-      keep_best(evaluate(model_, loss_step, data_.valid, settings_.bptt));
+      if (!settings_.skips_evaluation) keep_best(evaluate(model_, loss_step, data_.valid, settings_.bptt));
     }
-    finish(evaluate_best(loss_step));
+    finish(settings_.skips_evaluation ? std::nullopt : std::optional(evaluate_best(loss_step)));
   }
 
  private:
@@ -174,7 +210,7 @@ class Training {
     if (smp::rank() == 0) torch::save(state, settings_.save);
   }
 
-  void finish(double test_loss) {
+  void finish(std::optional<double> test_loss) {
     if (measured_.size() > 1)
       measured_.erase(measured_.begin());  // the first step captures and plans
     const Outcome outcome{
@@ -185,13 +221,15 @@ class Training {
         .resident_peak_bytes = gather(static_cast<double>(memory_.resident_bytes())),
         .pipeline_ranks = gather(smp::pp_rank())};
     if (smp::rank() != 0) return;
-    std::printf("%s weights | test loss %.3f | test perplexity %.1f\n",
-                best_.is_empty() ? "last" : "best", test_loss, std::exp(test_loss));
-    print_outcome(outcome);
     auto summary = summary_of(outcome);
-    summary.insert(summary.begin(), {{"valid_loss", best_.loss()},
-                                     {"test_loss", test_loss},
-                                     {"test_perplexity", std::exp(test_loss)}});
+    if (test_loss) {
+      std::printf("%s weights | test loss %.3f | test perplexity %.1f\n",
+                  best_.is_empty() ? "last" : "best", *test_loss, std::exp(*test_loss));
+      summary.insert(summary.begin(), {{"valid_loss", best_.loss()},
+                                       {"test_loss", *test_loss},
+                                       {"test_perplexity", std::exp(*test_loss)}});
+    }
+    print_outcome(outcome);
     log_.finish(summary);
   }
 
@@ -212,11 +250,15 @@ class Training {
 
 void train(Settings settings) {
   const Data data = load(settings);
-  StepMemory memory;
-  settings.model.vocab = data.vocab;
+  StepMemory memory(/*counts_first_step=*/settings.is_delayed);
+  settings.model.vocab = std::max(data.vocab, settings.min_vocab);
   settings.model.max_tokens = settings.bptt;
   torch::manual_seed(settings.common.seed);
-  auto net = std::make_shared<TransformerLm>(settings.model);
+  std::shared_ptr<TransformerLm> net;
+  {
+    const smp::DelayParamInitialization delay(settings.is_delayed);
+    net = std::make_shared<TransformerLm>(settings.model);
+  }
   if (settings.common.partition == examples::Partition::kManual)
     place_by_hand(*net, smp::pp_size());
   Training training(settings, data, memory, net);

@@ -5,13 +5,14 @@
 
 namespace transformer_lm {
 
-StepMemory::StepMemory()
-    : tensors_(std::make_unique<examples::TensorMemory>()),
+StepMemory::StepMemory(bool counts_first_step)
+    : counts_first_step_(counts_first_step),
+      tensors_(std::make_unique<examples::TensorMemory>()),
       idle_resident_bytes_(examples::resident_bytes()) {}
 
 void StepMemory::after_step(int64_t step) {
   constexpr int64_t kLastCounted = 5;
-  if (step == 1) {
+  if (step == 1 && !counts_first_step_) {
     tensors_->forget_peak();
     examples::forget_resident_peak();
   }

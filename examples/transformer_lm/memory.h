@@ -8,12 +8,12 @@
 
 namespace transformer_lm {
 
-/// Most memory at once in training steps, above what there was before the model. The first step
-/// does not count: it begins with the whole model on every rank.
+/// Most memory at once in training steps, above what there was before the model.
 class StepMemory {
  public:
-  /// Starts to count; make it before the model.
-  StepMemory();
+  /// Starts to count; make it before the model. The first step counts only where it does not begin with the whole model on
+  /// every rank.
+  explicit StepMemory(bool counts_first_step = false);
 
   /// Call it at the end of each training step, counted from 1. Tensors are counted until the fifth,
   /// because counting costs time; steps of one size take the same.
@@ -27,6 +27,7 @@ class StepMemory {
   int64_t resident_bytes() const { return resident_bytes_; }
 
  private:
+  bool counts_first_step_;
   std::unique_ptr<examples::TensorMemory> tensors_;
   int64_t idle_resident_bytes_;
   int64_t tensor_bytes_ = 0;

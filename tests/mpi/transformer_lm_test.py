@@ -79,6 +79,20 @@ class TransformerLm(unittest.TestCase):
                     self.check_same_nine_digits(log, f"{num_ranks} processes, {schedule}")
                     self.assertEqual(len(log.head["plan"]["stages"]), num_ranks)
 
+    def test_losses_are_those_of_a_model_constructed_at_once(self):
+        for num_ranks in (1, 2, 4):
+            with self.subTest(num_ranks=num_ranks):
+                log = self.train(num_ranks, "--preset=tutorial", "--min-vocab=2")
+                self.check_same_nine_digits(log, f"{num_ranks} processes, delayed initialisation")
+                self.assertEqual(log.summary["test_loss"], self.reference.summary["test_loss"])
+
+    def test_presets_are_checked_and_no_evaluation_is_asked_for(self):
+        done = subprocess.run([PROGRAM, "--preset=large"], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (2, "--preset: expected small|tutorial, got large\n"))
+        log = self.train(1, "--no-evaluation")
+        self.assertEqual(log.losses, self.reference.losses)
+        self.assertNotIn("test_loss", log.summary)
+
     def test_losses_do_not_depend_on_who_places_the_modules(self):
         for num_ranks in (2, 4):
             with self.subTest(num_ranks=num_ranks):
