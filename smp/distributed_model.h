@@ -137,7 +137,8 @@ class DistributedModelBase {
 };
 
 /// Wraps an unmodified module. A program may have several, made in the same order on every rank; one body may call
-/// several of them. Each is placed by the first step that uses it.
+/// several of them. Each is placed by the first step that uses it. Throws c10::ValueError for a module that an earlier
+/// model, gone by now, has spread over a pipeline, and for two tensors of one name (ModelOptions::name).
 ///
 ///   auto net = Net();                        // any torch::nn::Module, in a holder or shared_ptr
 ///   smp::DistributedModel model(net);

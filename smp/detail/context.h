@@ -66,6 +66,8 @@ struct Context {
   runtime::BufferPool buffers;
   Logger logger;
   ManualPlacement manual_placement;
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::vector<WeakTensor> spread_tensors;  // over a pipeline, by models that are gone; their data are not whole anywhere
   std::shared_ptr<int> open_guards = std::make_shared<int>(0);  // PartitionGuards alive
   std::shared_ptr<Conductor> conductor;  // of the model, once there is one
   int num_steps = 0;                     // step objects made

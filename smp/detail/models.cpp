@@ -47,6 +47,20 @@ void check_names(const std::vector<runtime::NamedTensor>& tensors) {
   }
 }
 
+bool is_dead(const Context::WeakTensor& tensor) { return tensor.expired(); }
+
+// The same on all ranks, also where everything is.
+void check_whole(const std::vector<runtime::NamedTensor>& tensors, std::vector<Context::WeakTensor>& spread) {
+  std::erase_if(spread, is_dead);
+  std::unordered_set<const at::TensorImpl*> known;
+  for (const auto& tensor : spread) known.insert(tensor._unsafe_get_target());
+  for (const runtime::NamedTensor& named : tensors) {
+    TORCH_CHECK_VALUE(!known.contains(named.tensor.unsafeGetTensorImpl()), "DistributedModel: expected a module whose tensors "
+                      "are whole, got one whose '", named.name, "' a DistributedModel that is gone has spread over the ranks "
+                      "of the pipeline. Keep that one, or take its state_dict() and load it into a model of a new module.");
+  }
+}
+
 bool is_identifier(const std::string& name) {
   return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; });
 }
@@ -63,6 +77,7 @@ std::shared_ptr<Model> Models::add(std::shared_ptr<torch::nn::Module> module, co
     TORCH_CHECK_VALUE(other->prefix != prefix, "DistributedModel: expected another name than that of a model that "
                       "exists, got '", name, "' twice. Give each model a name of its own.");
   }
+  check_whole(tensors_of(*module, ""), context_.spread_tensors);
   std::vector<runtime::NamedTensor> tensors = tensors_of_all();
   for (auto& named : tensors_of(*module, prefix)) tensors.push_back(std::move(named));
   check_names(tensors);
@@ -86,9 +101,15 @@ void Models::remove(const Model& model) {
   std::erase_if(models_, [&](const auto& known) { return known.get() == &model; });
   bind_all();
   owners_.clear();
-  for (const runtime::NamedTensor& named : bindings_.tensors()) {  // one shared with the model may have another name now
-    const auto placed = owners.find(before.find(named.tensor)->name);
-    if (placed != owners.end()) owners_.emplace(named.name, placed->second);
+  for (const runtime::NamedTensor& named : before.tensors()) {
+    const auto placed = owners.find(named.name);
+    if (placed == owners.end()) continue;
+    const std::string* name = name_of(named.tensor);  // one shared with the model may have another name now
+    if (name != nullptr) {
+      owners_.emplace(*name, placed->second);
+    } else if (context_.pipeline->size() > 1) {
+      context_.spread_tensors.emplace_back(named.tensor.getIntrusivePtr());
+    }
   }
 }
 

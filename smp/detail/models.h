@@ -73,7 +73,8 @@ class Models {
   explicit Models(Context& context) : context_(context) {}
 
   /// `name` empty: none for the first model, "model1", "model2", … for the others. Throws c10::ValueError for a name
-  /// that another model has, that is no identifier, or that gives two tensors one name.
+  /// that another model has, that is no identifier, or that gives two tensors one name, and for a module that a model
+  /// which is gone has spread over the pipeline.
   std::shared_ptr<Model> add(std::shared_ptr<torch::nn::Module> module, const std::string& name);
   void remove(const Model& model);
   /// In the order in which they were made.

@@ -221,6 +221,39 @@ TEST(SeveralOptimizers, OfOneModelClearTheirOwnGradients) {
   });
 }
 
+TEST(SeveralModelsRefused, OfAModuleThatOneHasSpread) {
+  run_smp_ranks(2, {.microbatches = 1}, [] {
+    const auto net = make_net(), next = make_net();
+    StateDict state;
+    {
+      DistributedModel model(net);
+      tests::training_step(model)(rows(4, 8, 1), rows(4, 4, 1));
+      state = model.state_dict();
+    }
+    const std::string text = message_of<c10::ValueError>([&] { DistributedModel model(net); });
+    EXPECT_TRUE(contains(text, "'first.weight'") && contains(text, "state_dict()")) << text;
+    EXPECT_THROW(DistributedModel(net->first), c10::ValueError);
+    DistributedModel model(next);
+    model.load_state_dict(state);
+    tests::training_step(model)(rows(4, 8, 1), rows(4, 4, 1));
+  });
+}
+
+TEST(SeveralModelsGo, WhereAModuleGotABufferAfterItWasWrapped) {
+  run_smp_ranks(2, {.microbatches = 1}, [] {
+    const auto net = make_net();
+    DistributedModel first(net);
+    auto step = tests::training_step(first);
+    step(rows(4, 8, 1), rows(4, 4, 1));
+    {
+      DistributedModel second(make_net());
+      net->register_buffer("mask", torch::ones({8}));
+    }
+    step(rows(4, 8, 1), rows(4, 4, 1));
+    EXPECT_TRUE(first.partitioned());
+  });
+}
+
 struct Pair : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return model1->forward(x) + model2->forward(x); }
   std::shared_ptr<Critic> model1 = register_module("model1", filled<Critic>(1));
