@@ -15,10 +15,28 @@
 
 namespace smp::step_internal {
 
-int register_step() {
-  // A step object may be made before init; it is numbered on its first call then, in the order of calls.
-  auto* own = detail::try_context();
-  return own == nullptr ? -1 : own->num_steps++;
+struct StepNumber::Registration {
+  int number = -1;
+  std::weak_ptr<detail::StepNumbers> numbers;  // of the job that gave the number
+
+  void end() {
+    if (const auto job = numbers.lock()) job->ended.push_back(number);
+  }
+  void begin() {
+    auto* own = detail::try_context();
+    if (own == nullptr || own->steps == numbers.lock()) return;
+    end();
+    numbers = own->steps;
+    number = own->steps->num_made++;
+  }
+  ~Registration() { end(); }
+};
+
+StepNumber::StepNumber() : registration_(std::make_shared<Registration>()) { registration_->begin(); }
+
+int StepNumber::get() {
+  registration_->begin();
+  return registration_->number;
 }
 
 namespace {
@@ -111,6 +129,11 @@ Results run(int step_number, const Call& call) {
   if (shares_batch) results = gather_shares(results, *own.replicas);
   call_hooks(conductor, [](const detail::Model& model) { model.hooks->step_ends(model.first_program != nullptr); });
   return results;
+}
+
+void check_end(const Reader& in, const std::string& type) {
+  TORCH_CHECK_VALUE(in.at_end(), "step: expected Serialiser::read of ", type, ", which the body returns, to read all that ",
+                    "Serialiser::write wrote, got some left. Read in the order of writing.");
 }
 
 void refuse_structure(size_t m) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -48,9 +49,17 @@ void check_options(const StepOptions& options);
 /// How each of `num_arguments` is cut. Throws c10::ValueError for positions of arguments that there are not.
 std::vector<Cut> cuts_of(const StepOptions& options, int64_t num_arguments);
 
-/// Number of the next step object of this rank; the same on all ranks that make the same objects in the same order.
-/// -1 before smp::init.
-int register_step();
+/// The number of a step object and its copies on this rank: the same on all ranks that make the same objects in the same
+/// order. Made before smp::init, it gets its number in the first call. What a rank keeps for a step goes with its objects.
+class StepNumber {
+ public:
+  StepNumber();
+  int get();
+
+ private:
+  struct Registration;
+  std::shared_ptr<Registration> registration_;
+};
 /// One step on this rank.
 Results run(int step_number, const Call& call);
 
@@ -68,7 +77,7 @@ template <class BodyFunction>
 class Step {
  public:
   explicit Step(BodyFunction body, StepOptions options = {})
-      : body_(std::move(body)), options_(std::move(options)), number_(step_internal::register_step()) {
+      : body_(std::move(body)), options_(std::move(options)) {
     step_internal::check_options(options_);
   }
 
@@ -76,7 +85,6 @@ class Step {
   auto operator()(Args&&... args) {
     using namespace step_internal;
     using Result = std::invoke_result_t<BodyFunction&, typename Argument<std::remove_reference_t<Args>>::Handed...>;
-    if (number_ < 0) number_ = register_step();
     const std::vector<Cut> cuts = cuts_of(options_, sizeof...(Args));
     auto arguments = [&]<size_t... I>(std::index_sequence<I...>) {
       return std::tuple<Argument<std::remove_reference_t<Args>>...>{
@@ -89,7 +97,7 @@ class Step {
         .body = [&](const Tensors& inputs, int64_t m) { return run_body<Result>(arguments, returned, inputs, m); },
     };
     if constexpr (Return::kHasValues) call.values = [&] { return returned.take_values(); };
-    return Return::make(run(number_, call));
+    return Return::make(run(number_.get(), call));
   }
 
  private:
@@ -121,7 +129,7 @@ class Step {
 
   BodyFunction body_;
   StepOptions options_;
-  int number_;
+  step_internal::StepNumber number_;
 };
 
 /// Turns a body into a step function.

@@ -3,6 +3,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 #include "partitioner/graph/graph_io.h"
 #include "partitioner/plan/plan_io.h"
 #include "runtime/tags.h"
@@ -56,9 +58,17 @@ void Conductor::remove_model(const Model& model) {
 std::vector<StepOutput> Conductor::run_step(int step_number, const step_internal::Call& call) {
   TORCH_CHECK(body_in_progress() == nullptr, "step: expected a call outside of step bodies, got one from within a body. "
               "Call the step functions one after the other, or share a plain function between their bodies.");
+  forget_ended_steps();
   const StepScope scope(context(), rank_.models);
   if (!context().is_laid_out) lay_out(rank_, step_number, call);
   return rank_.leads() ? Leader(rank_, step_number, call).run() : follow(step_number);
+}
+
+void Conductor::forget_ended_steps() {
+  for (const int number : std::exchange(context().steps->ended, {})) {
+    rank_.captures.erase(number);
+    std::erase_if(rank_.auto_microbatches, [number](const auto& chosen) { return chosen.first.first == number; });
+  }
 }
 
 std::vector<StepOutput> Conductor::follow(int step_number) {

@@ -56,6 +56,7 @@ class Conductor {
   void finish_join();
 
  private:
+  void forget_ended_steps();
   std::vector<StepOutput> follow(int step_number);
   runtime::StepMessage receive_message();
   void accept(const runtime::StepMessage& message, int step_number);

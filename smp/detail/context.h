@@ -21,6 +21,12 @@ namespace smp::detail {
 
 class Conductor;
 
+/// The step objects of one rank, by number.
+struct StepNumbers {
+  int num_made = 0;
+  std::vector<int> ended;  // that no object has any more, and that the conductor has not forgotten yet
+};
+
 /// Stages chosen by hand, by tensor and by storage: a module that detaches what it was given keeps
 /// the storage, and one that is converted (net->to(at::kDouble)) keeps the tensor objects.
 class ManualPlacement {
@@ -70,7 +76,7 @@ struct Context {
   std::vector<WeakTensor> spread_tensors;  // over a pipeline, by models that are gone; their data are not whole anywhere
   std::shared_ptr<int> open_guards = std::make_shared<int>(0);  // PartitionGuards alive
   std::shared_ptr<Conductor> conductor;  // of the model, once there is one
-  int num_steps = 0;                     // step objects made
+  std::shared_ptr<StepNumbers> steps = std::make_shared<StepNumbers>();
   int64_t num_graphs = 0;                // that programs were made of
   bool uses_mpi = false;
 

@@ -86,6 +86,22 @@ TEST_P(SeveralPrograms, VisitALayerOnceOrTwice) {
   expect_same_bits({{0, 1, 2, 3}, {0, 1, 0, 1, 2, 3}, {3, 2, 1}}, {0, 1, 2, 3});
 }
 
+TEST(Programs, KeepNothingOfStepFunctionsThatAreGone) {
+  run_smp_ranks(1, {.microbatches = 2, .max_cached_graphs = 1}, [] {
+    DistributedModel<Layers> model(make_layers());
+    const std::vector<int> lower = {0, 1}, upper = {2, 3};
+    const at::Tensor table = torch::ones({2, 8});
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      auto step = smp::step([&](at::Tensor data) { model.backward((model(data, lower) * table).mean()); });
+      auto same_step = step;
+      step(rows(4, 8, 1)), same_step(rows(4, 8, 2));
+    }
+    auto other = smp::step([&](at::Tensor data) { model.backward(model(data, upper).mean()); });
+    other(rows(4, 8, 3)), other(rows(4, 8, 4));
+    EXPECT_EQ(table.use_count(), 1);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, SeveralPrograms,
                          testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(Pipeline::kSimple, Pipeline::kInterleaved)),
                          [](const auto& param) {
