@@ -99,16 +99,21 @@ ProcessGroup new_group(const std::vector<int>& ranks) {
   detail::refuse_in_join("smp::new_group");
   detail::Context& own = context("smp::new_group");
   check_list(ranks, own.world->size());
-  const std::vector<std::string> lists = own.world->all_gather(text_of(ranks));
+  Writer out;
+  out.put(text_of(ranks));
+  out.put(own.made_groups->ended());
+  std::vector<std::string> lists;
+  std::vector<std::vector<uint64_t>> ended;
+  for (const std::string& bytes : own.world->all_gather(out.take())) {
+    Reader in(bytes);
+    lists.push_back(in.get<std::string>());
+    ended.push_back(in.get<std::vector<uint64_t>>());
+  }
   for (size_t r = 0; r < lists.size(); ++r) {
     TORCH_CHECK_VALUE(lists[r] == lists[0], "smp::new_group: expected the same list on all ranks, got ", lists[0],
                       " on rank 0 and ", lists[r], " on rank ", r, ". Call it on every rank, members or not.");
   }
-  auto made = std::make_shared<detail::MadeGroup>(detail::MadeGroup{ranks, nullptr});
-  const bool is_member = std::count(ranks.begin(), ranks.end(), own.world->rank()) == 1;
-  if (is_member) made->transport = own.world->group(ranks);
-  own.made_groups.push_back(made);
-  return GroupUse::value_of(made);
+  return GroupUse::value_of(detail::MadeGroups::add(own.made_groups, ranks, ended));
 }
 
 ProcessGroup get_world_process_group() { return group_of_kind(CommGroup::WORLD, "smp::get_world_process_group"); }

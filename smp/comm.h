@@ -53,11 +53,10 @@ class ProcessGroup {
 
  private:
   friend class detail::GroupUse;
-  explicit ProcessGroup(const std::shared_ptr<detail::MadeGroup>& made) : is_made_(true), made_(made) {}
+  explicit ProcessGroup(const std::shared_ptr<detail::MadeGroup>& made) : made_(made) {}
 
   CommGroup kind_ = CommGroup::WORLD;
-  bool is_made_ = false;
-  std::weak_ptr<detail::MadeGroup> made_;
+  std::shared_ptr<detail::MadeGroup> made_;  // null: that of kind_
 };
 
 // Everything below throws c10::Error before init, c10::ValueError within a step body (which only pp_rank() 0 runs) and for
@@ -66,7 +65,8 @@ class ProcessGroup {
 
 /// The group of these ranks of the world, numbered anew in this order. Collective over the world: all ranks, members or
 /// not, call it with the same list, else all throw c10::ValueError. Also throws it for an empty list, a rank out of range
-/// and one that comes twice.
+/// and one that comes twice. A group holds one of MPI's some 65,000 communicators until all its members have let the last
+/// copy of the value go and any group is made after that.
 ProcessGroup new_group(const std::vector<int>& ranks);
 
 /// My group of that kind as a value.

@@ -52,6 +52,10 @@ class MpiTransport final : public Transport {
   void progress() override { engine_->progress(); }
 
   std::shared_ptr<Transport> group(const std::vector<int>& ranks) override;
+  void end_group() override {
+    engine_->throw_if_failed();
+    mpi_check(MPI_Comm_free(&comm_), "MPI_Comm_free");
+  }
   void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) override;
   void broadcast(void* data, int64_t num_bytes, int root) override;
   std::vector<std::string> all_gather(std::string_view bytes) override;

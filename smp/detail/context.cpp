@@ -60,6 +60,7 @@ Context::Context(Config resolved, const runtime::Launch& launched, std::shared_p
       topology(make_topology(config, transport->size())),
       world(std::move(transport)),
       is_laid_out(config.parallelism == Parallelism::kManual),
+      made_groups(std::make_shared<MadeGroups>(world)),
       logger(config.log_level) {
   form_groups();
 }

@@ -20,6 +20,7 @@
 namespace smp::detail {
 
 class Conductor;
+class MadeGroups;
 
 /// The step objects of one rank, by number.
 struct StepNumbers {
@@ -68,7 +69,7 @@ struct Context {
   bool is_in_join = false;  // replicas may be at different steps
   bool is_in_step = false;  // and yet they are not
   bool is_laid_out = true;  // false: the first step will say how many ranks form a pipeline; one of all ranks until then
-  std::vector<std::shared_ptr<MadeGroup>> made_groups;  // by new_group
+  std::shared_ptr<MadeGroups> made_groups;  // by new_group
   runtime::BufferPool buffers;
   Logger logger;
   ManualPlacement manual_placement;

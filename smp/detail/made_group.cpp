@@ -24,11 +24,43 @@ void check_outside_join(const Context& own, const char* caller, const std::vecto
 
 }  // namespace
 
+std::vector<uint64_t> MadeGroups::ended() const {
+  std::vector<uint64_t> numbers;
+  for (const Group& group : groups_) {
+    if (group.value.expired()) numbers.push_back(group.number);
+  }
+  return numbers;
+}
+
+std::shared_ptr<MadeGroup> MadeGroups::add(const std::shared_ptr<MadeGroups>& groups, const std::vector<int>& ranks,
+                                           const std::vector<std::vector<uint64_t>>& all_ended) {
+  groups->free(all_ended);
+  runtime::Transport& world = *groups->world_;
+  auto made = std::make_shared<MadeGroup>(MadeGroup{.ranks = ranks});
+  made->job = groups;
+  made->is_member = std::count(ranks.begin(), ranks.end(), world.rank()) == 1;
+  const auto transport = made->is_member ? world.group(ranks) : nullptr;
+  made->transport = transport;
+  groups->groups_.push_back({groups->num_made_++, ranks, transport, made});
+  return made;
+}
+
+void MadeGroups::free(const std::vector<std::vector<uint64_t>>& all_ended) {
+  std::erase_if(groups_, [&](const Group& group) {
+    const bool is_over = std::all_of(group.ranks.begin(), group.ranks.end(), [&](int rank) {
+      const auto& ended = all_ended[static_cast<size_t>(rank)];
+      return std::binary_search(ended.begin(), ended.end(), group.number);
+    });
+    if (is_over && group.transport) group.transport->end_group();
+    return is_over;
+  });
+}
+
 GroupUse::GroupUse(const char* caller, const ProcessGroup& group) : caller_(caller), kind_(group.kind_) {
   context(caller);
-  if (!group.is_made_) return;
-  made_ = group.made_.lock();
-  TORCH_CHECK_VALUE(made_ != nullptr, caller, ": expected a process group of this job, got one that smp::shutdown has ",
+  if (group.made_ == nullptr) return;
+  made_ = group.made_;
+  TORCH_CHECK_VALUE(!made_->job.expired(), caller, ": expected a process group of this job, got one that smp::shutdown has ",
                     "ended. Make it anew after smp::init.");
 }
 
@@ -49,9 +81,9 @@ runtime::Transport& GroupUse::transport() const {
   check_outside_join(own, caller_, made_->ranks);
   std::string members;
   for (const int rank : made_->ranks) members += (members.empty() ? "" : ", ") + std::to_string(rank);
-  TORCH_CHECK_VALUE(made_->transport != nullptr, caller_, ": expected a call on a member of the process group {", members,
+  TORCH_CHECK_VALUE(made_->is_member, caller_, ": expected a call on a member of the process group {", members,
                     "}, got one on rank ", own.world->rank(), ". Ask group.is_member() first.");
-  return *made_->transport;
+  return *made_->transport.lock();  // which the job holds as well
 }
 
 }  // namespace smp::detail

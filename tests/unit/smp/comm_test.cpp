@@ -5,6 +5,8 @@
 
 #include <limits>
 
+#include "smp/detail/context.h"
+#include "smp/detail/made_group.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
@@ -199,6 +201,31 @@ TEST(Comm, GroupsAreValues) {
 }
 
 std::string refusal(const std::function<void()>& call) { return message_of<c10::Error>(call); }
+
+TEST(Comm, GroupsThatNobodyRefersToAreFreedWithTheNext) {
+  run_smp_ranks(3, {}, [] {
+    const auto num_groups = [] { return detail::context("test").made_groups->size(); };
+    const ProcessGroup kept = new_group({2, 0});
+    for (int i = 0; i < 5; ++i) {
+      const ProcessGroup group = new_group({0, 1});
+      if (group.is_member()) barrier(group);
+      EXPECT_EQ(num_groups(), 2);
+    }
+    std::optional<ProcessGroup> of_one;
+    {
+      const ProcessGroup group = new_group({0, 1});
+      if (rank() == 1) of_one = group;
+    }
+    new_group({2});
+    EXPECT_EQ(num_groups(), 3) << "a member still refers to {0, 1}";
+    of_one.reset();
+    new_group({2});
+    EXPECT_EQ(num_groups(), 2);
+    if (kept.is_member()) {
+      EXPECT_EQ(allgather(rank(), kept), (std::vector<int>{2, 0}));
+    }
+  });
+}
 
 TEST(Comm, AnotherTypeThanWasSentIsNamedAndTheNextMessageArrives) {
   run_smp_ranks(2, {}, [] {
