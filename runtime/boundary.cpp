@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kAlignment = 64;
 static_assert(c10::gAlignment >= kAlignment, "message buffers come from LibTorch's allocator");
 constexpr int64_t kMaxDims = 12;
+constexpr size_t kMaxUnreserved = 64;  // buffers, free and kept although nobody has reserved them
 constexpr uint32_t kMagic = 0x736d7031;  // "smp1"
 
 struct Header {
@@ -63,7 +64,7 @@ struct BufferPool::Shelf {
   std::mutex mutex;
   std::vector<std::unique_ptr<MessageBuffer>> free;
   std::map<int64_t, int64_t> reserved;  // by capacity
-  size_t max_free = 64;
+  size_t max_free = kMaxUnreserved;
   int64_t taken = 0;
   int64_t made = 0;
   std::map<int, Use> uses;  // by channel; entries stay where they are
@@ -95,6 +96,33 @@ void BufferPool::reserve(const std::map<int64_t, int64_t>& count_by_capacity) {
       shelf_->free.push_back(std::make_unique<MessageBuffer>(capacity));
     }
   }
+}
+
+void BufferPool::keep_only(const std::map<int64_t, int64_t>& count_by_capacity) {
+  std::vector<std::unique_ptr<MessageBuffer>> kept;
+  std::lock_guard<std::mutex> lock(shelf_->mutex);
+  std::map<int64_t, int64_t> num_kept;
+  for (auto& buffer : shelf_->free) {
+    const auto wanted = count_by_capacity.find(buffer->capacity_bytes());
+    if (wanted == count_by_capacity.end() || num_kept[wanted->first] == wanted->second) continue;
+    ++num_kept[wanted->first];
+    kept.push_back(std::move(buffer));
+  }
+  std::swap(shelf_->free, kept);
+  shelf_->max_free = kMaxUnreserved;
+  for (auto& [capacity, reserved] : shelf_->reserved) {
+    const auto wanted = count_by_capacity.find(capacity);
+    reserved = wanted == count_by_capacity.end() ? 0 : std::min(reserved, wanted->second);
+    shelf_->max_free += static_cast<size_t>(reserved);
+  }
+  std::erase_if(shelf_->reserved, [](const auto& entry) { return entry.second == 0; });
+}
+
+int64_t BufferPool::free_bytes() const {
+  std::lock_guard<std::mutex> lock(shelf_->mutex);
+  int64_t bytes = 0;
+  for (const auto& buffer : shelf_->free) bytes += buffer->capacity_bytes();
+  return bytes;
 }
 
 std::shared_ptr<MessageBuffer> BufferPool::take(int64_t num_bytes, int channel) {

@@ -43,6 +43,10 @@ class BufferPool {
   /// Makes buffers until there are as many of each capacity as asked for, by this and all earlier calls. Messages that
   /// fit them allocate nothing from then on.
   void reserve(const std::map<int64_t, int64_t>& count_by_capacity);
+  /// Forgets what was reserved beyond these, with the buffers made for it and all others that are free.
+  void keep_only(const std::map<int64_t, int64_t>& count_by_capacity);
+  /// Bytes of buffers that are free.
+  int64_t free_bytes() const;
 
  private:
   struct Shelf;

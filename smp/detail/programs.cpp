@@ -82,7 +82,8 @@ void keep_only(TablePart part, Schedule& schedule) {
 
 void Programs::clear() {
   programs_.clear();
-  schedules_.clear();
+  tables_.clear();
+  release_buffers();
 }
 
 std::shared_ptr<Program> Programs::find(uint64_t hash) const {
@@ -92,9 +93,13 @@ std::shared_ptr<Program> Programs::find(uint64_t hash) const {
 
 void Programs::erase(uint64_t hash) {
   programs_.erase(hash);
-  std::erase_if(schedules_, [hash](const auto& known) {
-    return std::find(known.first.begin() + 1, known.first.end(), hash) != known.first.end();
+  bool has_buffers = false;
+  std::erase_if(tables_, [&](const auto& known) {
+    const bool is_part = std::find(known.first.begin() + 1, known.first.end(), hash) != known.first.end();
+    has_buffers = has_buffers || (is_part && !known.second.buffers.empty());
+    return is_part;
   });
+  if (has_buffers) release_buffers();
 }
 
 ScheduleKind Programs::kind() const {
@@ -193,23 +198,56 @@ const Schedule& Programs::schedule(const std::vector<Program*>& microbatches, Ta
     key.push_back(program->hash);
     program->last_use = num_uses_;
   }
-  const auto known = schedules_.find(key);
-  if (known != schedules_.end()) return known->second;
+  auto table = tables_.find(key);
+  if (table == tables_.end()) {
+    forget_least_used_tables();
+    table = tables_.emplace(std::move(key), make_table(microbatches, part)).first;
+    context_.buffers.reserve(table->second.buffers);
+  }
+  table->second.last_use = num_uses_;
+  return table->second.schedule;
+}
+
+Programs::Table Programs::make_table(const std::vector<Program*>& microbatches, TablePart part) const {
   std::vector<const StageGraph*> graphs;
   for (const Program* program : microbatches) graphs.push_back(&program->stage_graph);
   const ScheduleOptions options{.active_microbatches = static_cast<int>(context_.config.active_microbatches),
                                 .times = {},
                                 .virtual_stages = static_cast<int>(context_.config.virtual_stages)};
-  Schedule made = generate(part == TablePart::kWhole ? kind() : ScheduleKind::kSimple, graphs, options);
-  check(made, graphs);
-  if (part != TablePart::kWhole) keep_only(part, made);
+  Table table{.schedule = generate(part == TablePart::kWhole ? kind() : ScheduleKind::kSimple, graphs, options), .buffers = {}};
+  check(table.schedule, graphs);
+  if (part != TablePart::kWhole) keep_only(part, table.schedule);
   const Program& first = *microbatches.front();
-  const bool is_uniform = std::equal(key.begin() + 2, key.end(), key.begin() + 1);
+  const bool is_uniform = std::all_of(microbatches.begin(), microbatches.end(),
+                                      [&](const Program* program) { return program->hash == first.hash; });
+  Schedule& made = table.schedule;
   made.limits_sends = part == TablePart::kWhole && is_uniform && may_limit_sends(made);
   if (part == TablePart::kWhole && is_uniform && (first.graph.has_backward() || made.limits_sends)) {
-    context_.buffers.reserve(message_buffers(first.graph, first.plan, made, context_.pipeline->rank()));
+    table.buffers = message_buffers(first.graph, first.plan, made, context_.pipeline->rank());
   }
-  return schedules_.emplace(std::move(key), std::move(made)).first->second;
+  return table;
+}
+
+// Microbatches that take one of two paths each have as many tables as there are sequences of paths.
+void Programs::forget_least_used_tables() {
+  constexpr int64_t kTablesPerProgram = 8;  // wholes, and forwards from some microbatch on
+  const auto max_tables = static_cast<size_t>(kTablesPerProgram * context_.config.max_cached_graphs);
+  while (tables_.size() >= max_tables) {
+    const auto least = std::min_element(tables_.begin(), tables_.end(), [](const auto& a, const auto& b) {
+      return a.second.last_use < b.second.last_use;
+    });
+    const bool has_buffers = !least->second.buffers.empty();
+    tables_.erase(least);
+    if (has_buffers) release_buffers();
+  }
+}
+
+void Programs::release_buffers() {
+  std::map<int64_t, int64_t> needed;
+  for (const auto& [key, table] : tables_) {
+    for (const auto& [capacity, count] : table.buffers) needed[capacity] = std::max(needed[capacity], count);
+  }
+  context_.buffers.keep_only(needed);
 }
 
 std::vector<uint64_t> Programs::forget_least_used(size_t max_programs) {

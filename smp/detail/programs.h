@@ -47,7 +47,7 @@ class Programs {
 
   std::shared_ptr<Program> find(uint64_t hash) const;
   void clear();
-  /// Forgets a program and the tables it is part of.
+  /// Forgets a program, the tables it is part of and the message buffers that only those need.
   void erase(uint64_t hash);
   /// Plans a graph on the leader, for steps of that many microbatches: what is placed stays there, the rest is placed
   /// freely.
@@ -58,6 +58,7 @@ class Programs {
   /// Takes a program in and prepares this rank's stages.
   std::shared_ptr<Program> add(partitioner::Graph graph, partitioner::Plan plan, uint64_t hash);
   /// The checked table for these programs, one per microbatch. Throws c10::ValueError when they have different stages.
+  /// A reference holds until the next call.
   const partitioner::Schedule& schedule(const std::vector<Program*>& microbatches, TablePart part);
   /// Forgets the programs used least recently, beyond a number, and returns their hashes. To be called on the leader
   /// when no step runs.
@@ -66,6 +67,14 @@ class Programs {
   void add_optimizer(const OptimizerMemory& memory);
 
  private:
+  struct Table {
+    partitioner::Schedule schedule;
+    std::map<int64_t, int64_t> buffers;  // of its messages on this rank: how many of each size
+    uint64_t last_use = 0;
+  };
+  Table make_table(const std::vector<Program*>& microbatches, TablePart part) const;
+  void forget_least_used_tables();
+  void release_buffers();
   partitioner::ScheduleKind kind() const;
   partitioner::PartitionOptions options_on(const partitioner::Graph& graph, const runtime::Owners& owners,
                                            int num_microbatches) const;
@@ -75,7 +84,7 @@ class Programs {
   OptimizerMemory optimizer_;
   uint64_t num_uses_ = 0;
   std::unordered_map<uint64_t, std::shared_ptr<Program>> programs_;
-  std::map<std::vector<uint64_t>, partitioner::Schedule> schedules_;  // by part and the microbatches' hashes
+  std::map<std::vector<uint64_t>, Table> tables_;  // by part and the microbatches' hashes
 };
 
 }  // namespace smp::detail

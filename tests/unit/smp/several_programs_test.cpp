@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "smp/detail/context.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 
@@ -84,6 +85,49 @@ TEST_P(SeveralPrograms, VisitALayerEarlierOnSomeMicrobatches) {
 
 TEST_P(SeveralPrograms, VisitALayerOnceOrTwice) {
   expect_same_bits({{0, 1, 2, 3}, {0, 1, 0, 1, 2, 3}, {3, 2, 1}}, {0, 1, 2, 3});
+}
+
+// More sequences of programs than tables are kept for.
+TEST_P(SeveralPrograms, TakeOneOfTwoPathsEachInManySequences) {
+  const auto [ranks, pipeline] = GetParam();
+  run_smp_ranks(ranks, {.microbatches = kMicrobatches, .pipeline = pipeline, .max_cached_graphs = 2}, [] {
+    const auto net = make_layers(), twin = make_layers();
+    DistributedModel<Layers> model(net);
+    unsigned bits = 0;
+    int call = 0;
+    const auto order = [&] { return bits >> call++ & 1U ? std::vector<int>{0, 1, 2, 3} : std::vector<int>{0, 3}; };
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = model(data, order()).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    const at::Tensor data = rows(2 * kMicrobatches, 8, 1);
+    for (const unsigned sequence : {0U, 63U, 1U, 2U, 4U, 8U, 16U, 32U, 3U, 5U, 9U, 17U, 33U, 6U, 10U, 18U, 34U, 0U, 1U}) {
+      bits = sequence, call = 0;
+      const StepOutput got = step(data);
+      call = 0;
+      for (const auto& part : support::split_batch({data}, kMicrobatches)) {
+        const int64_t m = call;
+        const at::Tensor want = twin->forward(part[0], order()).square().mean();
+        expect_bit_equal(got[m], want.detach(), "sequence " + std::to_string(sequence));
+      }
+    }
+  });
+}
+
+TEST(Programs, ThatAreForgottenTakeTheirMessageBuffersAlong) {
+  run_smp_ranks(2, {.microbatches = kMicrobatches, .max_cached_graphs = 2}, [] {
+    DistributedModel<Layers> model(make_layers());
+    const std::vector<int> all = {0, 1, 2, 3};
+    auto step = smp::step([&](at::Tensor data) { model.backward(model(data, all).square().mean()); });
+    int64_t first = 0;
+    for (int s = 0; s < 20; ++s) {
+      step(torch::ones({kMicrobatches * (400 + 20 * s), 8}));
+      if (s == 4) first = detail::context("test").buffers.free_bytes();
+    }
+    EXPECT_GT(first, 0);
+    EXPECT_LT(detail::context("test").buffers.free_bytes(), 2 * first);
+  });
 }
 
 TEST(Programs, KeepNothingOfStepFunctionsThatAreGone) {
