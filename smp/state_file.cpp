@@ -2,10 +2,15 @@
 // metadata.
 #include "smp/state_file.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <boost/crc.hpp>
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
+#include <boost/json/string.hpp>
 #include <charconv>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <random>
@@ -27,6 +32,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "smp state 1";
 constexpr std::string_view kModel = "model/", kOptimizer = "optimizer/", kUser = "user/";
+constexpr const char* kUserBytes = "user";  // a tensor: content that no JSON holds
 
 // CRC-64/XZ: a disk or a copy that fails changes bits in any way.
 using Crc = boost::crc_optimal<64, 0x42F0E1EBA9EA3693, ~uint64_t{0}, ~uint64_t{0}, true, true>;
@@ -86,6 +92,32 @@ std::string complaint_of(const std::function<void()>& fn) {
   }
 }
 
+// Metadata is JSON, which holds text in UTF-8 only.
+bool is_text(const std::string& bytes) {
+  boost::json::error_code error;
+  boost::json::parse(boost::json::serialize(boost::json::string(bytes)), error);
+  return !error;
+}
+
+at::Tensor to_tensor(const std::string& bytes) {
+  at::Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::TensorOptions().dtype(at::kByte));
+  std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+void put_user_content(const UserContent& user, Safetensors& file) {
+  runtime::WireWriter others;
+  for (const auto& [key, value] : user) {
+    if (is_text(key) && is_text(value)) {
+      file.metadata[std::string(kUser) + key] = value;
+    } else {
+      others.put(key), others.put(value);
+    }
+  }
+  const std::string bytes = others.take();
+  if (!bytes.empty()) file.tensors.emplace_back(kUserBytes, to_tensor(bytes));
+}
+
 Safetensors to_file(const StateDict& model, const OptimizerState& optimizer,
                     const UserContent& user) {
   Safetensors file;
@@ -96,7 +128,7 @@ Safetensors to_file(const StateDict& model, const OptimizerState& optimizer,
       file.tensors.emplace_back(std::string(kOptimizer) + parameter + "/" + field, tensor);
     }
   }
-  for (const auto& [key, value] : user) file.metadata[std::string(kUser) + key] = value;
+  put_user_content(user, file);
   if (!optimizer.kind.empty()) file.metadata["optimizer"] = detail::groups_to_json(optimizer);
   file.metadata["format"] = kFormat;
   file.metadata["training_steps"] = std::to_string(model.steps->training);
@@ -199,6 +231,12 @@ class Share {
     } else if (name.starts_with(kOptimizer) && field >= kOptimizer.size()) {
       optimizer.entries[name.substr(kOptimizer.size(), field - kOptimizer.size())]
                        [name.substr(field + 1)] = tensor;
+    } else if (name == kUserBytes) {
+      runtime::WireReader in({static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()});
+      while (!in.at_end()) {
+        const std::string key = in.get_string();
+        user[key] = in.get_string();
+      }
     }
   }
 
@@ -232,11 +270,12 @@ void save(const std::string& folder, const StateDict& model, const OptimizerStat
   std::string complaint = first_complaint(complaint_of(write), context);
   TORCH_CHECK(complaint.empty(), "save_state: ", complaint);
   const auto commit = [&] {
-    if (!out) return;
-    out->commit();
-    remove_other_sizes(folder, size);
+    if (out) out->commit_keeping_earlier();
   };
   complaint = first_complaint(complaint_of(commit), context);
+  if (out) complaint.empty() ? out->forget_earlier() : out->undo();
+  if (out && complaint.empty()) remove_other_sizes(folder, size);
+  first_complaint("", context);  // who returns finds the folder as it stays
   TORCH_CHECK(complaint.empty(), "save_state: ", complaint);
 }
 

@@ -11,7 +11,8 @@
 
 namespace smp {
 
-/// What the caller wants to find again: epoch, position in the data, best loss.
+/// What the caller wants to find again: epoch, position in the data, best loss. Keys and values may hold any bytes, such as
+/// the state of a random generator.
 using UserContent = std::map<std::string, std::string>;
 
 namespace state_file_internal {

@@ -23,6 +23,8 @@ DurableFile::DurableFile(std::string path)
 DurableFile::DurableFile(DurableFile&& other) noexcept
     : path_(std::move(other.path_)),
       temporary_(std::move(other.temporary_)),
+      earlier_(std::exchange(other.earlier_, {})),
+      is_committed_(other.is_committed_),
       file_(std::exchange(other.file_, -1)) {}
 
 DurableFile::~DurableFile() {
@@ -53,12 +55,40 @@ void DurableFile::flush() {
 
 void DurableFile::commit() {
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail("rename");
+  is_committed_ = true;
   ::close(std::exchange(file_, -1));
   const std::string folder = std::filesystem::absolute(path_).parent_path();
   const int opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (opened < 0) return;  // the file is there; some file systems do not open folders
   ::fsync(opened);
   ::close(opened);
+}
+
+// A second name for the earlier file, or where the file system has no such thing, a copy: the first name always holds a
+// whole file.
+void DurableFile::commit_keeping_earlier() {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::is_regular_file(path_, error)) {
+    const std::string kept = path_ + ".earlier";
+    fs::remove(kept, error);
+    fs::create_hard_link(path_, kept, error);
+    if (error) fs::copy_file(path_, kept);
+    earlier_ = kept;
+  }
+  commit();
+}
+
+void DurableFile::forget_earlier() noexcept {
+  if (!earlier_.empty()) ::unlink(earlier_.c_str());
+  earlier_.clear();
+}
+
+void DurableFile::undo() noexcept {
+  if (is_committed_ && earlier_.empty()) ::unlink(path_.c_str());
+  if (is_committed_ && !earlier_.empty()) std::rename(earlier_.c_str(), path_.c_str());
+  is_committed_ = false;
+  forget_earlier();
 }
 
 }  // namespace smp::detail

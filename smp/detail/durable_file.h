@@ -7,8 +7,8 @@
 
 namespace smp::detail {
 
-/// Without commit() nothing is left of it. Every function throws c10::Error with the system's
-/// reason.
+/// Without commit() nothing is left of it. Every function that is not noexcept throws with the
+/// system's reason.
 class DurableFile {
  public:
   /// Opens `path` + ".writing"; its folder must exist.
@@ -23,11 +23,18 @@ class DurableFile {
   void flush();
   /// Gives it its name, in place of a file that has it.
   void commit();
+  /// The same, so that undo() can put the earlier file back. One of the two below must follow.
+  void commit_keeping_earlier();
+  void forget_earlier() noexcept;
+  /// The earlier file, or none, as before commit_keeping_earlier(), whether that has thrown or not.
+  void undo() noexcept;
 
  private:
   void fail(const char* what) const;
 
   std::string path_, temporary_;
+  std::string earlier_{};  // where the earlier file is kept; empty: there is none
+  bool is_committed_ = false;
   int file_ = -1;
 };
 

@@ -209,6 +209,60 @@ TEST_F(StateFile, KeepsTheOldSaveWhenANewOneCannotBeWritten) {
   expect_resumed(2, 2, want);
 }
 
+TEST_F(StateFile, KeepsTheOldSaveWhenANewOneCannotTakeItsPlace) {
+  for (const int earlier_size : {1, 2}) {
+    std::filesystem::remove_all(folder());
+    const auto want = save(earlier_size, earlier_size);
+    const std::string taken = file(earlier_size == 1 ? 1 : 2, earlier_size == 1 ? 2 : 3);
+    std::filesystem::create_directories(taken + "/folder");
+    const int ranks = earlier_size == 1 ? 2 : 3;
+    run_smp_ranks(ranks, config(ranks, ranks), [&] {
+      Training training;
+      training.train(0, 1);
+      EXPECT_TRUE(
+          contains(message_of([&] { save_state(folder(), training.model, training.optimizer); }),
+                   "expected to rename"));
+    });
+    std::filesystem::remove_all(taken);
+    EXPECT_FALSE(std::filesystem::exists(file(0, ranks)));
+    expect_resumed(earlier_size, earlier_size, want);
+  }
+}
+
+TEST_F(StateFile, PutsFilesBackWhenOneOfTheSameSizeCannotTakeItsPlace) {
+  const auto want = save(2, 2);
+  const auto bytes = [&] { return read_safetensors(file(0, 2)).metadata.at("checksum"); };
+  const std::string before = bytes();
+  run_smp_ranks(2, config(2, 2), [&] {
+    Training training;
+    training.train(0, 1);
+    barrier();
+    if (rank() == 1) std::filesystem::rename(file(1, 2), file(1, 2) + ".aside");
+    if (rank() == 1) std::filesystem::create_directories(file(1, 2) + "/folder");
+    barrier();
+    EXPECT_TRUE(
+        contains(message_of([&] { save_state(folder(), training.model, training.optimizer); }),
+                 "expected to rename"));
+  });
+  std::filesystem::remove_all(file(1, 2));
+  std::filesystem::rename(file(1, 2) + ".aside", file(1, 2));
+  EXPECT_EQ(bytes(), before);
+  EXPECT_FALSE(std::filesystem::exists(file(0, 2) + ".earlier"));
+  expect_resumed(2, 2, want);
+}
+
+TEST_F(StateFile, BringsBackUserContentOfAnyBytes) {
+  const UserContent user = {{"epoch", "3"},
+                            {"generator", std::string("\x80\xff\x00\x01", 4)},
+                            {std::string("\xfe\x00", 2), "text"},
+                            {"empty", ""}};
+  run_smp_ranks(2, config(2, 2), [&] {
+    Training training;
+    save_state(folder(), training.model, user);
+    EXPECT_EQ(load_state(folder(), training.model), user);
+  });
+}
+
 TEST_F(StateFile, OfAModelAloneAndOfAModelFromBoth) {
   save(2, 2);
   run_smp_ranks(1, config(1, 1), [&] {
