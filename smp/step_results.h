@@ -51,6 +51,8 @@ GatheredType<Part> gather_parts(const std::vector<const T*>& parts, const Pick& 
 
 /// Throws c10::ValueError: microbatch `m` has other elements than microbatch 0.
 [[noreturn]] void refuse_structure(size_t m);
+/// Throws c10::ValueError when a Serialiser has left something of what `type` was written as.
+void check_end(const Reader& in, const std::string& type);
 
 }  // namespace step_internal
 
@@ -230,7 +232,8 @@ class Returned {
   static constexpr bool kHasValues = !is_tensors_only<Value> && !std::is_same_v<Value, Tensors>;
 
   /// The tensors of microbatch m, on the leader; keeps the rest. Throws c10::ValueError when its containers have other
-  /// elements than those of microbatch 0, so that the step is refused before anything runs.
+  /// elements than those of microbatch 0, or a Serialiser reads other than it writes, so that the step is refused before
+  /// anything runs.
   Tensors take(const Value& value, int64_t m) {
     Tensors tensors;
     Writer out(tensors);
@@ -238,10 +241,11 @@ class Returned {
     const auto index = static_cast<size_t>(m);
     values_.resize(index + 1);
     values_[index] = out.take();
+    if constexpr (kHasValues && !holds_tensors<Value>) read(values_[index], tensors);
     if constexpr (kHasValues && holds_tensors<Value>) {
       if (m > 0) Gathered<Value>::gather({&*first_, &value});
       // Its containers are what counts; its ghosts must not outlive the body.
-      if (m == 0) first_ = Reader(values_[0], Tensors(tensors.size())).get<Value>();
+      if (m == 0) first_ = read(values_[0], Tensors(tensors.size()));
     }
     return tensors;
   }
@@ -259,6 +263,13 @@ class Returned {
   }
 
  private:
+  static Value read(std::string_view bytes, const Tensors& tensors) {
+    Reader in(bytes, tensors);
+    Value value = in.get<Value>();
+    check_end(in, type_name<Value>());
+    return value;
+  }
+
   static GatheredType<Value> gather(const Results& results) {
     const size_t num_microbatches =
         kHasValues ? results.values.size() : static_cast<size_t>(results.tensors.empty() ? 0 : results.tensors[0].size());
@@ -267,8 +278,7 @@ class Returned {
     for (size_t m = 0; m < num_microbatches; ++m) {
       Tensors tensors;
       for (const StepOutput& output : results.tensors) tensors.push_back(output.outputs()[m]);
-      Reader in(kHasValues ? std::string_view(results.values[m]) : std::string_view(), tensors);
-      values.push_back(in.get<Value>());
+      values.push_back(read(kHasValues ? std::string_view(results.values[m]) : std::string_view(), tensors));
     }
     std::vector<const Value*> parts;
     for (const Value& value : values) parts.push_back(&value);

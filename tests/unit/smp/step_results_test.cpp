@@ -38,8 +38,18 @@ class Sealed {
   at::Tensor inside_;
 };
 
+// Whose Serialiser reads less than it writes.
+struct Half {
+  int32_t value = 0;
+};
+
 }  // namespace
 
+template <>
+struct Serialiser<Half> {
+  static void write(Writer& out, const Half& half) { out.put(half.value), out.put(half.value); }
+  static Half read(Reader& in) { return {in.get<int32_t>()}; }
+};
 template <>
 struct Fields<Result> {
   static auto of(auto& result) { return std::tie(result.loss, result.num_rows, result.hidden, result.note); }
@@ -234,6 +244,12 @@ TEST(StepResults, AnotherStructureInAnotherMicrobatchIsRefusedOnEveryRank) {
         return m == 0 ? Two{output, std::nullopt} : Two{std::nullopt, output};
       },
       text);
+}
+
+TEST(StepResults, ASerialiserThatReadsLessThanItWroteIsRefusedOnEveryRank) {
+  const std::string text = "to read all that Serialiser::write wrote, got some left";
+  expect_refused([](const at::Tensor&, int64_t) { return std::vector<Half>{{1}, {2}, {3}}; }, text);
+  expect_refused([](const at::Tensor& output, int64_t) { return std::make_tuple(output, Half{1}); }, text);
 }
 
 }  // namespace
