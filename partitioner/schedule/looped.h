@@ -16,8 +16,7 @@ bool is_looped(const MicrobatchGraphs& graphs, int visits);
 /// By rank, the computations of interleaved 1F1B as in Megatron-LM (Narayanan et al., SC 2021): as
 /// many microbatches as there are ranks go through the first visit of a rank, then through its
 /// second, and so on; their backwards the other way round. Rank r begins with
-/// 2 (ranks - 1 - r) + (visits - 1) ranks forwards, then forwards and backwards take turns. The
-/// last group of microbatches may be smaller.
+/// 2 (ranks - 1 - r) + (visits - 1) ranks forwards, then forwards and backwards take turns.
 ///
 /// The lists are those of a chain, without the backwards that the graph does not have. Whatever
 /// else a stage reads comes from stages that a chain has behind it too, so these lists never wait
