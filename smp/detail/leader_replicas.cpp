@@ -53,7 +53,7 @@ void Leader::follow_active(const std::vector<ReplicaStep>& all, StepMessage& mes
 void Leader::meet_replicas(StepMessage& message, bool is_last) {
   if (is_last && message.trains && message.error.empty()) {
     message.reduced = reductions(rank_.models, programs_of(rank_, bodies_));
-    message.settings = describe_settings(rank_.models);
+    if (rank_.context.world->size() > 1) message.settings = describe_settings(rank_.models);
   }
   runtime::Transport& replicas = *rank_.context.replicas;
   if (replicas.size() == 1 || (has_met_replicas_ && !is_last) || (has_met_replicas_ && !a_replica_reads_)) return;
