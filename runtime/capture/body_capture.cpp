@@ -33,11 +33,6 @@ void put_full_key(const std::vector<at::Tensor>& inputs, const std::string& key,
   put(static_cast<int64_t>(at::get_default_dtype_as_scalartype()));
 }
 
-// Made outside of the step or behind the dispatcher; not one of the body's own ghosts, which are known by identity.
-bool is_foreign(const at::Tensor& tensor, const std::vector<at::Tensor>& ghosts) {
-  return std::none_of(ghosts.begin(), ghosts.end(), [&](const at::Tensor& ghost) { return ghost.is_same(tensor); });
-}
-
 }  // namespace
 
 std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs, const std::string& key) {
@@ -55,15 +50,6 @@ std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs
   for (ValueId id : matching_->graph.inputs) ghosts.push_back((*ghosts_)[id]);
   skip_synthesised();
   return ghosts;
-}
-
-void BodyCapture::begin_with(const std::shared_ptr<Recording>& recording) {
-  matching_ = recording;
-  run_.recording = recording;
-  for (ValueId id : recording->reshaped) {
-    const TensorSpec& spec = recording->graph.values[id].spec;
-    recording->tensors[id].unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
-  }
 }
 
 void BodyCapture::abandon() noexcept {
@@ -153,7 +139,7 @@ bool BodyCapture::matches_call(const c10::OperatorHandle& op, const torch::jit::
   const size_t num_scalars = run_.scalars.size(), num_constants = run_.constants.size(), num_used = used_.size();
   const size_t first = stack.size() - node.arguments.size();
   for (size_t i = 0; i < node.arguments.size(); ++i) {
-    if (matches_argument(stack[first + i], node.arguments[i], static_cast<int32_t>(i))) continue;
+    if (matches_argument(stack[first + i], node.arguments[i], static_cast<int32_t>(i)) && may_write(stack[first + i], i)) continue;
     run_.scalars.resize(num_scalars);
     run_.constants.resize(num_constants);
     used_.resize(num_used);
@@ -209,7 +195,7 @@ bool BodyCapture::matches_tensor(const at::Tensor& actual, ValueId recorded) {
   // A copy made behind the dispatcher lives on the same storage and has no gradient.
   if (actual.requires_grad() || value.spec.requires_grad || !same_geometry(actual, value.spec)) return false;
   if (actual.storage().unsafeGetStorageImpl() == expected.storage().unsafeGetStorageImpl()) {
-    return is_foreign(actual, *ghosts_);
+    return take_copy(actual, recorded);
   }
   const NamedTensor* base = bindings_.find_storage(actual);
   if (base == nullptr || bindings_.find(actual) != nullptr) return false;
@@ -246,6 +232,7 @@ bool BodyCapture::matches_constant(const at::Tensor& actual, ValueId recorded) {
 void BodyCapture::skip_synthesised() {
   while (static_cast<size_t>(position_) < matching_->calls.size() &&
          matching_->calls[static_cast<size_t>(position_)].synthesised) {
+    expect_copies();
     ++position_;
   }
 }
@@ -261,6 +248,9 @@ void BodyCapture::answer(torch::jit::Stack& stack) {
     (*ghosts_)[node.outputs[0]].unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides,
                                                                                      spec.storage_offset);
   }
+  if (call.changes_gradient) change_gradients(node);
+  // A torch:: factory calls here below autograd and gives the body a copy of the result.
+  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality)) expect_copies();
   auto tensor = [&](size_t k) {
     return node.outputs[k] == kNoValue ? at::Tensor() : (*ghosts_)[node.outputs[k]];
   };
@@ -289,14 +279,6 @@ void BodyCapture::answer(torch::jit::Stack& stack) {
   ++num_matched_;
   ++position_;
   skip_synthesised();
-}
-
-void BodyCapture::go_back_to_recording() {
-  const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);  // a body that ends too early comes here from no operator
-  recorder_ = std::make_unique<Recorder>(bindings_);
-  recorder_->continue_from(run_, *ghosts_, used_, position_);
-  recorder_->add_reads(reads_);
-  for (const at::Tensor& loss : losses_) recorder_->add_backward_root(loss);
 }
 
 CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
@@ -363,35 +345,6 @@ CapturedBody BodyCapture::finish_recorded(const std::vector<at::Tensor>& returne
   forget_least_used();
   abandon();
   return run;
-}
-
-void BodyCapture::release_run() {
-  mixed_ghosts_.clear();
-  for (const auto& recording : left_) renew_kept_ghosts(*recording);
-  left_.clear();
-  ghosts_ = nullptr;
-  if (!matching_) return;
-  renew_kept_ghosts(*matching_);
-  matching_.reset();
-}
-
-// A ghost that someone still holds after its run would be taken for the next run's value: hand out a new one there.
-void BodyCapture::renew_kept_ghosts(Recording& recording) {
-  const auto& values = recording.graph.values;
-  std::vector<size_t>& holders = recording.holders;
-  if (holders.empty()) {
-    holders.resize(values.size(), 0);
-    for (ValueId first : recording.same_impl) ++holders[static_cast<size_t>(first)];
-  }
-  std::vector<bool> renew;
-  for (size_t v = 0; v < values.size(); ++v) {
-    const ValueKind kind = values[v].kind;
-    if (holders[v] == 0 || (kind != ValueKind::kResult && kind != ValueKind::kInput)) continue;
-    if (recording.tensors[v].use_count() <= holders[v]) continue;
-    renew.resize(values.size(), false);
-    renew[static_cast<size_t>(values[v].storage)] = true;
-  }
-  if (!renew.empty()) make_ghosts(recording, &renew);
 }
 
 }  // namespace smp::runtime

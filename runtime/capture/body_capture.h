@@ -64,6 +64,11 @@ class BodyCapture : public Interceptor {
     at::Tensor real;   // what the body holds
     at::Tensor ghost;  // what stands for it in the recording
   };
+  /// A ghost that this run hands out and that reaches the body as a copy, made behind the dispatcher.
+  struct GhostCopy {
+    partitioner::ValueId first;  // of the values with this ghost
+    bool is_taken = false;       // has been used, and is the ghost since
+  };
   using Bucket = std::vector<std::shared_ptr<Recording>>;  // most recently used first
 
   bool matches_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
@@ -78,6 +83,10 @@ class BodyCapture : public Interceptor {
   std::optional<torch::jit::Stack> take_ghosts(const OperatorInfo& info, torch::jit::Stack& stack);
   void call_with_hosts(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   void skip_synthesised();
+  void expect_copies();
+  bool take_copy(const at::Tensor& actual, partitioner::ValueId recorded);
+  bool may_write(const c10::IValue& actual, size_t position) const;
+  void change_gradients(const partitioner::Node& node);
   const std::string& current_module() const;
   void check_hooks();
   bool finish_matched(const std::vector<at::Tensor>& returned);
@@ -91,7 +100,7 @@ class BodyCapture : public Interceptor {
   ValueRead describe_run() const;
   void forget_least_used();
   CapturedBody finish_recorded(const std::vector<at::Tensor>& returned);
-  static void renew_kept_ghosts(Recording& recording);
+  static void renew_kept_ghosts(Recording& recording, const std::vector<GhostCopy>& copies);
 
   const Bindings& bindings_;
   std::unordered_map<std::string, Bucket> recordings_;
@@ -100,6 +109,7 @@ class BodyCapture : public Interceptor {
   const std::vector<at::Tensor>* ghosts_ = nullptr;   // by value: what this run hands out and expects back
   std::vector<at::Tensor> mixed_ghosts_;              // these, where the run began with another recording
   std::vector<std::shared_ptr<Recording>> left_;      // the recordings it was matched with before
+  std::vector<GhostCopy> copies_;
   CapturedBody run_;                     // what differs from matching_ so far
   std::vector<ConstantTensor> used_;     // constants of this run, as they were at their first use
   partitioner::NodeId position_ = 0;

@@ -69,6 +69,10 @@ bool BodyCapture::take_over(const std::shared_ptr<Recording>& candidate, const s
   const auto num_values = static_cast<size_t>(values_of_prefix(candidate->graph, position_));
   std::vector<at::Tensor> mixed = candidate->tensors;
   std::copy_n(ghosts.begin(), num_values, mixed.begin());
+  for (size_t v = num_values; v < mixed.size(); ++v) {  // written in place from here on
+    const auto first = static_cast<size_t>(candidate->same_impl[v]);
+    if (first < num_values) mixed[v] = mixed[first];
+  }
   begin_with(candidate);
   mixed_ghosts_ = std::move(mixed);
   ghosts_ = &mixed_ghosts_;
@@ -87,6 +91,7 @@ bool BodyCapture::switch_recording(const std::function<bool()>& goes_on) {
   for (const auto& candidate : bucket) {
     if (candidate == own || !take_over(candidate, own_ghosts)) continue;
     if (goes_on()) {
+      own->any_changed = true;  // the candidate's operators go on with its ghosts
       left_.push_back(own);
       Bucket& now = recordings_.at(key_);
       const auto at = std::find(now.begin(), now.end(), candidate);

@@ -37,17 +37,29 @@ std::string maker_of(const Graph& graph, ValueId id) {
 
 }  // namespace
 
+void restore_ghosts(Recording& recording) {
+  const auto& values = recording.graph.values;
+  const auto restore = [&](ValueId first) {
+    const at::Tensor& ghost = recording.tensors[first];
+    set_geometry(ghost, values[first].spec);
+    if (is_ghost(recording, first)) set_gradient(ghost, values[first].spec.requires_grad, recording.grad_fn);
+  };
+  for (ValueId first : recording.changed) restore(first);
+  if (!recording.any_changed) return;
+  for (ValueId v = 0; v < static_cast<ValueId>(values.size()); ++v) {
+    if (recording.same_impl[v] == v && is_ghost(recording, v)) restore(v);
+  }
+  recording.any_changed = false;
+}
+
 void make_ghosts(Recording& recording, const std::vector<bool>* only_storages) {
   const auto& values = recording.graph.values;
   int32_t num_storages = 0;
   for (const Value& value : values) num_storages = std::max(num_storages, value.storage + 1);
   std::vector<int64_t> bytes(static_cast<size_t>(num_storages), 0);
-  std::vector<bool> any_gradient(values.size(), false);
   for (size_t v = 0; v < values.size(); ++v) {
     auto& slot = bytes[static_cast<size_t>(values[v].storage)];
     slot = std::max(slot, extent_bytes(values[v].spec));
-    const auto first = static_cast<size_t>(recording.same_impl[v]);
-    any_gradient[first] = any_gradient[first] || values[v].spec.requires_grad;
   }
   std::vector<c10::Storage> storages(bytes.size());
   if (!recording.grad_fn) recording.grad_fn = make_refuse_backward();
@@ -66,9 +78,7 @@ void make_ghosts(Recording& recording, const std::vector<bool>* only_storages) {
     if (!storages[storage]) {
       storages[storage] = make_ghost_storage(bytes[storage], maker_of(recording.graph, static_cast<ValueId>(v)));
     }
-    TensorSpec spec = values[v].spec;
-    spec.requires_grad = any_gradient[v];
-    recording.tensors[v] = make_ghost(spec, storages[storage], recording.grad_fn);
+    recording.tensors[v] = make_ghost(values[v].spec, storages[storage], recording.grad_fn);
   }
 }
 

@@ -126,6 +126,16 @@ at::Tensor make_ghost(const TensorSpec& spec, const c10::Storage& storage, const
   return ghost;
 }
 
+void set_geometry(const at::Tensor& ghost, const TensorSpec& spec) {
+  ghost.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
+}
+
+void set_gradient(const at::Tensor& ghost, bool requires_grad, const NodeHandle& grad_fn) {
+  if (ghost.requires_grad() == requires_grad) return;
+  ghost.unsafeGetTensorImpl()->set_autograd_meta(nullptr);
+  if (requires_grad) torch::autograd::set_history(ghost, grad_fn);
+}
+
 NodeHandle make_refuse_backward() { return make_node<RefuseBackward>(); }
 
 at::Tensor make_twin(const at::Tensor& real) {

@@ -46,6 +46,10 @@ class GhostAccess {
 at::Tensor make_ghost(const partitioner::TensorSpec& spec, const c10::Storage& storage,
                       const NodeHandle& grad_fn);
 
+void set_geometry(const at::Tensor& ghost, const partitioner::TensorSpec& spec);
+/// Lets a ghost require a gradient, with this function, or none.
+void set_gradient(const at::Tensor& ghost, bool requires_grad, const NodeHandle& grad_fn);
+
 /// The autograd node behind every ghost of a matched body: running it means loss.backward() was called on a ghost.
 NodeHandle make_refuse_backward();
 

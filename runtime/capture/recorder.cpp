@@ -163,7 +163,9 @@ ValueId Recorder::resolve(at::Tensor& tensor) {
     const bool is_constant =
         is_known && !tensor.is_meta() &&
         recording_->graph.values[storage->second.first_value].kind == ValueKind::kConstant;
-    if (is_known && !is_constant) {
+    if (is_known && !is_constant && take_copy(tensor, storage->second.first_value, stand_in)) {
+      id = identities_.at(tensor.unsafeGetTensorImpl()).value;
+    } else if (is_known && !is_constant) {
       id = alias_of(StorageInfo(storage->second), tensor, stand_in);
     } else {
       if (tensor.is_meta()) refuse_stale_ghost("capture", last_module_);
@@ -330,7 +332,12 @@ ValueId Recorder::bind_output(const Node& node, int32_t index, const at::Tensor&
   const auto node_id = static_cast<NodeId>(recording_->graph.nodes.size());
   Value value{.kind = ValueKind::kResult, .spec = spec_of(live), .producer = node_id, .output_index = index};
   const bool is_seen = live.is_same(seen);
-  if (is_seen) mark_as_ghost(live, describe_place("the result of " + node.op, node.module));
+  if (is_seen) {
+    mark_as_ghost(live, describe_place("the result of " + node.op, node.module));
+  } else if (seen.is_meta()) {  // the ghost of an earlier run, that the body sees in place of `live`
+    set_geometry(seen, value.spec);
+    set_gradient(seen, value.spec.requires_grad, ghost_grad_fn_);
+  }
   value.storage = storage_id(live, static_cast<ValueId>(recording_->graph.values.size()), false);
   return new_value(std::move(value), seen, is_seen ? at::Tensor() : live);
 }
@@ -369,10 +376,7 @@ std::shared_ptr<Recording> Recorder::finish(std::vector<ValueId> returned, std::
   recording.graph.returned = std::move(returned);
   recording.graph.key = std::move(key);
   recording.hash = partitioner::hash(recording.graph);
-  for (size_t n = 0; n < recording.calls.size(); ++n) {
-    if (!recording.calls[n].info->changes_geometry_in_place) continue;
-    recording.reshaped.push_back(recording.same_impl[recording.graph.nodes[n].outputs.at(0)]);
-  }
+  note_changes(recording);
   recording.tensors.resize(recording.graph.values.size());
   for (auto& [impl, identity] : identities_) {
     const ValueId first = recording.same_impl[identity.value];

@@ -24,9 +24,9 @@ class Recorder : public Interceptor {
   std::vector<at::Tensor> start(const std::vector<at::Tensor>& inputs);
   /// Continues where a matched run left its recording: the first `num_nodes` operators are taken over and run again on
   /// ghosts, and `seen`, by value the tensors that the body holds already, stand for their values. `used`: the constants
-  /// so far.
+  /// so far; `copied`: first values of ghosts that the body holds a copy of, not `seen` itself.
   void continue_from(const CapturedBody& matched, std::vector<at::Tensor> seen, const std::vector<ConstantTensor>& used,
-                     partitioner::NodeId num_nodes);
+                     const std::vector<partitioner::ValueId>& copied, partitioner::NodeId num_nodes);
 
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   /// The value of a tensor that leaves the body. Throws when it is not one of the body's.
@@ -61,6 +61,7 @@ class Recorder : public Interceptor {
                                  at::Tensor& stand_in);
   partitioner::ValueId bind_constant(const at::Tensor& tensor, at::Tensor& stand_in);
   partitioner::ValueId alias_of(const StorageInfo& storage, const at::Tensor& tensor, at::Tensor& stand_in);
+  bool take_copy(const at::Tensor& tensor, partitioner::ValueId first, at::Tensor& stand_in);
   partitioner::ValueId new_value(partitioner::Value value, const at::Tensor& seen, const at::Tensor& stand_in);
   int32_t storage_id(const at::Tensor& tensor, partitioner::ValueId value, bool hold);
 
@@ -80,12 +81,15 @@ class Recorder : public Interceptor {
                     torch::jit::Stack& stack);
   partitioner::ValueId bind_output(const partitioner::Node& node, int32_t index, const at::Tensor& live,
                                    const at::Tensor& seen);
+  void note_changes(Recording& recording) const;
   std::string where() const;
 
   const Bindings& bindings_;
   std::shared_ptr<Recording> recording_;
   std::unordered_map<const c10::TensorImpl*, Identity> identities_;
   std::unordered_map<const c10::StorageImpl*, StorageInfo> storages_;
+  std::unordered_map<partitioner::ValueId, at::Tensor> copied_;  // ghosts of which the body holds a copy
+  NodeHandle ghost_grad_fn_;         // of ghosts made for an earlier run
   std::vector<at::Tensor> held_;  // real tensors and stand-ins, so that their addresses stay theirs
   std::unordered_set<int32_t> written_, uninitialised_;
   int32_t num_storages_ = 0;
@@ -101,5 +105,7 @@ partitioner::ValueId values_of_prefix(const partitioner::Graph& graph, partition
 /// `only_storages` (by storage id) limits the work to those.
 void make_ghosts(Recording& recording, const std::vector<bool>* only_storages = nullptr);
 
+/// Undoes what in-place operators of an earlier run did to geometry and gradient of the ghosts.
+void restore_ghosts(Recording& recording);
 
 }  // namespace smp::runtime

@@ -21,10 +21,13 @@ ValueId values_of_prefix(const Graph& graph, NodeId num_nodes) {
 }
 
 void Recorder::continue_from(const CapturedBody& matched, std::vector<at::Tensor> seen,
-                             const std::vector<ConstantTensor>& used, NodeId num_nodes) {
+                             const std::vector<ConstantTensor>& used, const std::vector<ValueId>& copied,
+                             NodeId num_nodes) {
   const Recording& old = *matched.recording;
   Recording& recording = *recording_;
   const ValueId num_values = values_of_prefix(old.graph, num_nodes);
+  ghost_grad_fn_ = old.grad_fn;
+  for (ValueId first : copied) copied_.emplace(first, seen[first]);
   recording.graph.inputs = old.graph.inputs;
   recording.graph.values.assign(old.graph.values.begin(), old.graph.values.begin() + num_values);
   recording.same_impl.assign(old.same_impl.begin(), old.same_impl.begin() + num_values);
@@ -50,6 +53,40 @@ void Recorder::continue_from(const CapturedBody& matched, std::vector<at::Tensor
       if (changed.node == n) recording.graph.nodes.back().arguments[changed.argument] = changed.value;
     }
     run_again(n, seen, live);
+  }
+}
+
+// The copy that a torch:: factory made of the ghost of an earlier run.
+bool Recorder::take_copy(const at::Tensor& tensor, ValueId first, at::Tensor& stand_in) {
+  const auto copied = copied_.find(first);
+  if (copied == copied_.end()) return false;
+  const Identity ghost = identities_.at(copied->second.unsafeGetTensorImpl());
+  if (tensor.requires_grad() || !same_geometry(tensor, recording_->graph.values[ghost.value].spec)) return false;
+  stand_in = ghost.stand_in.defined() ? ghost.stand_in : copied->second;
+  identities_.insert_or_assign(
+      tensor.unsafeGetTensorImpl(),
+      Identity{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr()), ghost.value, stand_in});
+  held_.push_back(tensor);
+  copied_.erase(copied);
+  return true;
+}
+
+// What in-place operators change about the tensors that the body holds, beside their content.
+void Recorder::note_changes(Recording& recording) const {
+  const auto& values = recording.graph.values;
+  std::vector<bool> requires_grad(values.size());  // by first value: as far as the operators so far go
+  for (size_t v = 0; v < values.size(); ++v) requires_grad[v] = values[v].spec.requires_grad;
+  for (size_t n = 0; n < recording.calls.size(); ++n) {
+    RecordedCall& call = recording.calls[n];
+    call.changes_gradient = false;
+    for (ValueId id : recording.graph.nodes[n].outputs) {
+      if (id == kNoValue || recording.same_impl[id] == id) continue;
+      const ValueId first = recording.same_impl[id];
+      const bool changes_gradient = requires_grad[first] != values[id].spec.requires_grad;
+      if (changes_gradient) requires_grad[first] = values[id].spec.requires_grad;
+      call.changes_gradient = call.changes_gradient || changes_gradient;
+      if (changes_gradient || call.info->changes_geometry_in_place) recording.changed.push_back(first);
+    }
   }
 }
 

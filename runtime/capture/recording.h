@@ -21,6 +21,7 @@ struct RecordedCall {
   const OperatorInfo* info;
   bool returns_list = false;   // its single result is a Tensor[]
   bool fixes_scalars = false;  // its result is one of its arguments, which other numbers may change
+  bool changes_gradient = false;  // a tensor that it writes to requires a gradient since, or none any more
   bool synthesised = false;  // an alias made behind the dispatcher; nobody will call it again
 };
 
@@ -40,8 +41,10 @@ struct Recording {
   /// By ValueId: how often `tensors` holds the impl that this value is the first of. Counted at the first use.
   std::vector<size_t> holders;
   std::vector<ConstantTensor> constants;
-  std::vector<partitioner::ValueId> reshaped;  // ghosts whose geometry an in-place operator changes (t_, squeeze_)
-  NodeHandle grad_fn;  // of every ghost that requires a gradient
+  /// Ghosts whose geometry (t_, squeeze_) or gradient an in-place operator changes: by their first value.
+  std::vector<partitioner::ValueId> changed;
+  bool any_changed = false;  // a run that went another way may have changed any ghost
+  NodeHandle grad_fn;        // of every ghost that requires a gradient
   uint64_t hash = 0;                               // of the graph
   uint64_t last_use = 0;                           // counts the runs of its body
 };
