@@ -64,6 +64,11 @@ class BodyCapture : public Interceptor {
     at::Tensor real;   // what the body holds
     at::Tensor ghost;  // what stands for it in the recording
   };
+  /// A value that this run has read, and how many operators had been called then.
+  struct EarlierRead {
+    partitioner::ValueId value;
+    partitioner::NodeId position;
+  };
   /// A ghost that this run hands out and that reaches the body as a copy, made behind the dispatcher.
   struct GhostCopy {
     partitioner::ValueId first;  // of the values with this ghost
@@ -115,7 +120,7 @@ class BodyCapture : public Interceptor {
   partitioner::NodeId position_ = 0;
   std::unique_ptr<Recorder> recorder_;
   EqualAnswers equal_;
-  std::vector<partitioner::ValueId> reads_;  // what this run has read, beyond what the step's inputs decide
+  std::vector<EarlierRead> reads_;  // beyond what the step's inputs decide
   std::vector<HostTensor> hosts_;
   std::vector<at::Tensor> losses_;  // given to mark_backward in this run
   int64_t num_matched_ = 0, num_recordings_ = 0;

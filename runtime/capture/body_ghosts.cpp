@@ -82,7 +82,7 @@ void BodyCapture::go_back_to_recording() {
     }
     recorder_->continue_from(run_, *ghosts_, used_, copied, position_);
   }
-  recorder_->add_reads(reads_);
+  for (const EarlierRead& earlier : reads_) recorder_->add_read(earlier.value, earlier.position);
   for (const at::Tensor& loss : losses_) recorder_->add_backward_root(loss);
 }
 

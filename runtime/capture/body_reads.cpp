@@ -42,23 +42,31 @@ ValueRead BodyCapture::describe_run() const {
 
 std::vector<at::Tensor> BodyCapture::read(const std::vector<at::Tensor>& tensors) {
   std::vector<ValueId> values;
+  bool is_local = false;
   const auto expects_read = [&] {
     if (!find_values(tensors, values)) return false;
-    if (local_slice(matching_->graph, position_, values)) return true;
-    const auto& read = matching_->graph.read;
-    return std::all_of(values.begin(), values.end(),
-                       [&](ValueId id) { return std::find(read.begin(), read.end(), id) != read.end(); });
+    is_local = local_slice(matching_->graph, position_, values).has_value();
+    const auto& kept = matching_->graph.read;
+    return is_local || std::all_of(values.begin(), values.end(), [&](ValueId id) {
+             return std::find(kept.begin(), kept.end(), kept_value(*matching_, id, position_)) != kept.end();
+           });
   };
   if (!recorder_ && !expects_read() && !switch_recording(expects_read)) go_back_to_recording();
   if (recorder_) {
     values.clear();
     for (const at::Tensor& tensor : tensors) values.push_back(recorder_->value_of(tensor, "a value that the body reads"));
+    const Graph& graph = recorder_->recording().graph;
+    is_local = local_slice(graph, static_cast<NodeId>(graph.nodes.size()), values).has_value();
+  }
+  for (ValueId& id : values) {
+    if (is_local) break;
+    if (!recorder_) reads_.push_back({id, position_});
+    id = recorder_ ? recorder_->add_read(id, static_cast<NodeId>(recorder_->recording().graph.nodes.size()))
+                   : kept_value(*matching_, id, position_);
   }
   ValueRead run = describe_run();
   run.values = values;
-  run.is_local = local_slice(run.graph, run.num_nodes, values).has_value();
-  if (recorder_ && !run.is_local) recorder_->add_reads(values);
-  if (!run.is_local) reads_.insert(reads_.end(), values.begin(), values.end());
+  run.is_local = is_local;
   return reader_(run);
 }
 

@@ -20,6 +20,9 @@ bool same_beginning(const Recording& a, const Recording& b, NodeId num_nodes) {
       !std::equal(a.same_impl.begin(), a.same_impl.begin() + num_values, b.same_impl.begin())) {
     return false;
   }
+  for (NodeId n = 0; n < num_nodes; ++n) {
+    if (a.calls[n].synthesised != b.calls[n].synthesised) return false;
+  }
   return std::equal(a.graph.nodes.begin(), a.graph.nodes.begin() + num_nodes, b.graph.nodes.begin(),
                     [](const Node& x, const Node& y) {
                       return x.op == y.op && x.overload == y.overload && x.outputs == y.outputs &&
@@ -77,6 +80,7 @@ bool BodyCapture::take_over(const std::shared_ptr<Recording>& candidate, const s
   mixed_ghosts_ = std::move(mixed);
   ghosts_ = &mixed_ghosts_;
   run_ = std::move(run);
+  skip_synthesised();
   return true;
 }
 
@@ -88,6 +92,7 @@ bool BodyCapture::switch_recording(const std::function<bool()>& goes_on) {
   const CapturedBody own_run = run_;
   const std::vector<at::Tensor> own_ghosts = *ghosts_;
   const NodeId own_position = position_;
+  const std::vector<GhostCopy> own_copies = copies_;
   for (const auto& candidate : bucket) {
     if (candidate == own || !take_over(candidate, own_ghosts)) continue;
     if (goes_on()) {
@@ -101,6 +106,7 @@ bool BodyCapture::switch_recording(const std::function<bool()>& goes_on) {
     matching_ = own;
     run_ = own_run;
     position_ = own_position;
+    copies_ = own_copies;
     mixed_ghosts_ = own_ghosts;
     ghosts_ = &mixed_ghosts_;
   }

@@ -183,25 +183,12 @@ ValueId Recorder::alias_of(const StorageInfo& storage, const at::Tensor& tensor,
               "autograd function returns such tensors). Its backward would be lost: write the function with "
               "differentiable operators, or call it through smp::opaque.");
   const Value base = recording_->graph.values[storage.first_value];
-  auto synthesise = [&](const char* name, std::vector<Argument> arguments, TensorSpec spec) {
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-    Node node{.op = name, .overload = "", .arguments = std::move(arguments), .module = last_module_};
-    node.grad_enabled = at::GradMode::is_enabled();
-    const auto node_id = static_cast<NodeId>(recording_->graph.nodes.size());
-    const auto id = static_cast<ValueId>(recording_->graph.values.size());
-    node.outputs = {id};
-    spec.requires_grad = false;
-    recording_->graph.values.push_back(
-        {.kind = ValueKind::kResult, .spec = std::move(spec), .producer = node_id, .storage = storage.id});
-    recording_->same_impl.push_back(id);
-    recording_->graph.nodes.push_back(std::move(node));
-    recording_->calls.push_back({.op = op, .info = &operator_info(op), .synthesised = true});
-    return id;
-  };
+  const bool grad_enabled = at::GradMode::is_enabled();
   const TensorSpec spec = spec_of(tensor);
-  const ValueId detached = synthesise("aten::detach", {ValueRef{storage.first_value}}, base.spec);
+  const ValueId detached = synthesise("aten::detach", {ValueRef{storage.first_value}}, base.spec, storage.id, grad_enabled);
   const ValueId id = synthesise("aten::as_strided",
-                                {ValueRef{detached}, spec.sizes, spec.strides, Argument(spec.storage_offset)}, spec);
+                                {ValueRef{detached}, spec.sizes, spec.strides, Argument(spec.storage_offset)}, spec,
+                                storage.id, grad_enabled);
   if (storage.first_tensor.defined()) {
     stand_in = at::as_strided(storage.first_tensor.detach(), spec.sizes, spec.strides, spec.storage_offset);
     held_.push_back(tensor);
@@ -256,6 +243,7 @@ void Recorder::refuse_unsupported(const OperatorInfo& info) const {
 void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const OperatorInfo& info = operator_info(op);
   refuse_unsupported(info);
+  keep_before_write(info, stack);
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
   const std::vector<c10::IValue> originals(stack.begin() + static_cast<ptrdiff_t>(first), stack.end());
   Node node{.op = info.name, .overload = info.overload, .grad_enabled = at::GradMode::is_enabled()};
@@ -351,13 +339,6 @@ void Recorder::add_backward_root(const at::Tensor& loss) {
   at::Tensor live = loss;
   resolve(live);
   refuse_hooks(live.grad_fn().get(), where());
-}
-
-void Recorder::add_reads(const std::vector<ValueId>& values) {
-  auto& read = recording_->graph.read;
-  for (ValueId id : values) {
-    if (std::find(read.begin(), read.end(), id) == read.end()) read.push_back(id);
-  }
 }
 
 ValueId Recorder::value_of(const at::Tensor& tensor, const char* role) {

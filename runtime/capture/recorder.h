@@ -36,8 +36,9 @@ class Recorder : public Interceptor {
   /// Another backward of the body starts at `loss`. Later operators must not write to its memory: the stages run the
   /// backwards after all of them.
   void add_backward_root(const at::Tensor& loss);
-  /// The body looks at the content of these values.
-  void add_reads(const std::vector<partitioner::ValueId>& values);
+  /// The body looks at the content that this value has after the first `position` operators. Returns the value that
+  /// keeps it: a copy, if the value is memory of the model.
+  partitioner::ValueId add_read(partitioner::ValueId value, partitioner::NodeId position);
   /// What is recorded so far.
   const Recording& recording() const { return *recording_; }
   /// Closes the recording: fresh ghosts replace those the body saw, so that one kept by the user is recognised.
@@ -65,6 +66,10 @@ class Recorder : public Interceptor {
   partitioner::ValueId new_value(partitioner::Value value, const at::Tensor& seen, const at::Tensor& stand_in);
   int32_t storage_id(const at::Tensor& tensor, partitioner::ValueId value, bool hold);
 
+  partitioner::ValueId synthesise(const char* op, std::vector<partitioner::Argument> arguments, partitioner::TensorSpec spec,
+                                  int32_t storage, bool grad_enabled);
+  partitioner::ValueId keep_content(partitioner::ValueId value);
+  void keep_before_write(const OperatorInfo& info, const torch::jit::Stack& stack);
   void run_again(partitioner::NodeId n, const std::vector<at::Tensor>& seen, std::vector<at::Tensor>& live);
   void adopt(partitioner::ValueId id, const at::Tensor& seen, const at::Tensor& stand_in, std::vector<at::Tensor>& live);
 
@@ -96,6 +101,10 @@ class Recorder : public Interceptor {
   int32_t num_random_ = 0;
   std::string last_module_;
 };
+
+/// The value that keeps the content which `value` has after the first `position` operators of a recording: itself, if
+/// none writes to it later; kNoValue, if nothing keeps it.
+partitioner::ValueId kept_value(const Recording& recording, partitioner::ValueId value, partitioner::NodeId position);
 
 /// How many values the first `num_nodes` operators use or make: the first ones, for values are numbered in order of
 /// appearance. Those first used by the next operator do not count.
