@@ -61,11 +61,12 @@ void BodyCapture::abandon() noexcept {
   losses_.clear();
   reads_.clear();
   hosts_.clear();
+  host_memory_.clear();
   release_run();
 }
 
 void BodyCapture::mark_backward(const at::Tensor& given) {
-  const at::Tensor loss = ghost_of(given);
+  const at::Tensor loss = ghost_leaving(given);
   TORCH_CHECK_VALUE(loss.defined() && loss.numel() == 1, "backward: expected a loss with one element, got ",
                     loss.defined() ? c10::str("sizes ", loss.sizes()) : "an undefined tensor",
                     ". Reduce it with mean() or sum().");
@@ -283,7 +284,7 @@ void BodyCapture::answer(torch::jit::Stack& stack) {
 
 CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   std::vector<at::Tensor> returned;
-  for (const at::Tensor& tensor : given) returned.push_back(ghost_of(tensor));
+  for (const at::Tensor& tensor : given) returned.push_back(ghost_leaving(tensor));
   equal_.body_ends();
   if (matching_) check_hooks();
   if (!recorder_ && !finish_matched(returned) && !switch_recording([&] { return finish_matched(returned); })) {
@@ -297,6 +298,7 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   losses_.clear();
   reads_.clear();
   hosts_.clear();
+  host_memory_.clear();
   matching_->last_use = ++num_runs_;
   CapturedBody run = std::move(run_);
   run_ = {};

@@ -64,6 +64,11 @@ class BodyCapture : public Interceptor {
     at::Tensor real;   // what the body holds
     at::Tensor ghost;  // what stands for it in the recording
   };
+  /// Memory of such values as operators left it: what the recording knows of.
+  struct HostMemory {
+    c10::Storage storage;
+    at::Tensor bytes;
+  };
   /// A value that this run has read, and how many operators had been called then.
   struct EarlierRead {
     partitioner::ValueId value;
@@ -73,6 +78,14 @@ class BodyCapture : public Interceptor {
   struct GhostCopy {
     partitioner::ValueId first;  // of the values with this ghost
     bool is_taken = false;       // has been used, and is the ghost since
+  };
+  /// An operator on them.
+  struct HostCall {
+    torch::jit::Stack real;           // the arguments as the body gave them, later the results
+    std::vector<at::Tensor> hosts{};  // among these
+    std::vector<at::Tensor> written{};
+    bool is_real = true;              // no other tensor is a ghost, or a parameter, whose content may be elsewhere
+    bool requires_grad = false;       // as the recording sees the hosts
   };
   using Bucket = std::vector<std::shared_ptr<Recording>>;  // most recently used first
 
@@ -85,7 +98,12 @@ class BodyCapture : public Interceptor {
   void record_or_match(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   at::Tensor ghost_of(const at::Tensor& tensor) const;
   at::Tensor host_of(const at::Tensor& ghost);
-  std::optional<torch::jit::Stack> take_ghosts(const OperatorInfo& info, torch::jit::Stack& stack);
+  at::Tensor ghost_leaving(const at::Tensor& tensor) const;
+  void note_memory(const at::Tensor& real, bool is_written);
+  void check_memory(const at::Tensor& real, const std::string& reader) const;
+  HostCall take_ghosts(const OperatorInfo& info, torch::jit::Stack& stack) const;
+  void finish_host_call(const HostCall& call, size_t first, torch::jit::Stack& stack);
+  void update_hosts(const HostCall& call, size_t first, torch::jit::Stack& stack);
   void call_with_hosts(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   void skip_synthesised();
   void expect_copies();
@@ -122,6 +140,7 @@ class BodyCapture : public Interceptor {
   EqualAnswers equal_;
   std::vector<EarlierRead> reads_;  // beyond what the step's inputs decide
   std::vector<HostTensor> hosts_;
+  std::vector<HostMemory> host_memory_;
   std::vector<at::Tensor> losses_;  // given to mark_backward in this run
   int64_t num_matched_ = 0, num_recordings_ = 0;
   size_t max_recordings_;

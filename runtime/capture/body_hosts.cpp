@@ -1,10 +1,13 @@
 // Tensors that a body has brought to the CPU: their content is real, and operators on them are both run and recorded, so
 // that a body may print them, look at them through pointers, or go on computing with them.
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "runtime/capture/body_capture.h"
+#include "runtime/capture/places.h"
 
 namespace smp::runtime {
 
@@ -43,62 +46,132 @@ at::Tensor BodyCapture::ghost_of(const at::Tensor& tensor) const {
   return tensor;
 }
 
+at::Tensor BodyCapture::ghost_leaving(const at::Tensor& tensor) const {
+  at::Tensor ghost = ghost_of(tensor);
+  if (!ghost.is_same(tensor)) check_memory(tensor, "the body's result or loss");
+  return ghost;
+}
+
 at::Tensor BodyCapture::host_of(const at::Tensor& ghost) {
   if (!ghost.is_meta()) return ghost;
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
-  hosts_.push_back({read({ghost}).front(), ghost});
+  hosts_.push_back({read({ghost}).front().clone(), ghost});  // the body may write to it
+  note_memory(hosts_.back().real, /*is_written=*/false);
   return hosts_.back().real;
 }
 
-// Replaces host tensors among the arguments by their ghosts. Returns the arguments as they were if the operator can run on
-// them: none is a ghost, or a parameter, whose content may be elsewhere.
-std::optional<torch::jit::Stack> BodyCapture::take_ghosts(const OperatorInfo& info, torch::jit::Stack& stack) {
+void BodyCapture::note_memory(const at::Tensor& real, bool is_written) {
+  auto known = std::find_if(host_memory_.begin(), host_memory_.end(),
+                            [&](const HostMemory& memory) { return memory.storage.is_alias_of(real.storage()); });
+  if (known != host_memory_.end() && !is_written) return;
+  if (known == host_memory_.end()) known = host_memory_.insert(known, {real.storage(), {}});
+  const auto num_bytes = static_cast<int64_t>(known->storage.nbytes());
+  known->bytes = at::empty({num_bytes}, at::kByte);
+  if (num_bytes > 0) std::memcpy(known->bytes.mutable_data_ptr(), known->storage.data(), known->storage.nbytes());
+}
+
+// A write through a pointer leaves no trace but this.
+void BodyCapture::check_memory(const at::Tensor& real, const std::string& reader) const {
+  const auto known = std::find_if(host_memory_.begin(), host_memory_.end(),
+                                  [&](const HostMemory& memory) { return memory.storage.is_alias_of(real.storage()); });
+  if (known == host_memory_.end() || real.numel() == 0) return;
+  int64_t num_elements = 1;
+  for (int64_t d = 0; d < real.dim(); ++d) num_elements += (real.size(d) - 1) * real.stride(d);
+  const auto begin = static_cast<size_t>(real.storage_offset()) * real.itemsize();
+  const auto num_bytes = static_cast<size_t>(num_elements) * real.itemsize();
+  const auto* now = static_cast<const char*>(known->storage.data());
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      std::memcmp(now + begin, static_cast<const char*>(known->bytes.const_data_ptr()) + begin, num_bytes) == 0,
+      describe_place(reader, current_module()), ": expected tensors that the body has brought to the CPU to be written by "
+      "operators only, got one of sizes ", real.sizes(), " that was written through a pointer. The step computes with what "
+      "operators made. Write with operators (masked_fill_, copy_, where), or fill a tensor made outside of the step, before "
+      "its first use in the body.");
+}
+
+// Replaces host tensors among the arguments by their ghosts.
+BodyCapture::HostCall BodyCapture::take_ghosts(const OperatorInfo& info, torch::jit::Stack& stack) const {
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
-  bool is_real = true, has_host = false;
-  torch::jit::Stack real(stack.begin() + static_cast<ptrdiff_t>(first), stack.end());
+  HostCall call{.real = torch::jit::Stack(stack.begin() + static_cast<ptrdiff_t>(first), stack.end())};
   for (size_t i = first; i < stack.size(); ++i) {
     map_tensors(stack[i], [&](const at::Tensor& tensor) {
       at::Tensor ghost = ghost_of(tensor);
-      const bool is_host = !ghost.is_same(tensor);
-      has_host = has_host || is_host;
-      is_real = is_real && (is_host || (!tensor.is_meta() && bindings_.find_storage(tensor) == nullptr));
+      if (!ghost.is_same(tensor)) {
+        call.hosts.push_back(tensor);
+        call.requires_grad = call.requires_grad || ghost.requires_grad();
+        if (info.argument_written[i - first]) call.written.push_back(tensor);
+      } else if (tensor.is_meta() || bindings_.find_storage(tensor) != nullptr) {
+        call.is_real = false;
+      }
       return ghost;
     });
   }
-  if (!has_host || !is_real) return std::nullopt;
-  return real;
+  return call;
 }
 
 void BodyCapture::call_with_hosts(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const OperatorInfo& info = operator_info(op);
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
-  std::optional<torch::jit::Stack> real = take_ghosts(info, stack);
-  if (real) {
+  HostCall call = take_ghosts(info, stack);
+  if (call.hosts.empty()) return record_or_match(op, stack);
+  const bool is_recorded = info.kind == OperatorClass::kRecorded;
+  if (is_recorded && !info.reads_only_geometry) {
+    for (const at::Tensor& host : call.hosts) check_memory(host, info.name);
+  }
+  const bool is_question = info.kind == OperatorClass::kReadsValue || info.kind == OperatorClass::kDataDependentShape ||
+                           info.kind == OperatorClass::kAnsweredByIdentity || info.kind == OperatorClass::kGeometryQuery;
+  if (info.kind == OperatorClass::kDataDependentShape && call.requires_grad && at::GradMode::is_enabled()) {
+    refuse_data_dependent_shape(info.name, current_module());
+  }
+  // Random numbers are those of the step, not the user's.
+  const bool runs_here = call.is_real && (is_question || (is_recorded && !info.is_random));
+  if (runs_here) {
     const at::NoGradGuard no_grad;
-    op.callBoxed(*real);
-    if (info.kind != OperatorClass::kRecorded) {  // a question about values that are here
+    op.callBoxed(call.real);
+    if (is_question) {  // about values that are here
       stack.resize(first);
-      stack.insert(stack.end(), real->begin(), real->end());
+      stack.insert(stack.end(), call.real.begin(), call.real.end());
       return;
     }
   }
   record_or_match(op, stack);
-  if (!real) return;
+  runs_here ? finish_host_call(call, first, stack) : update_hosts(call, first, stack);
+}
+
+// Gives the body the results that were computed here, in place of their ghosts.
+void BodyCapture::finish_host_call(const HostCall& call, size_t first, torch::jit::Stack& stack) {
   std::vector<at::Tensor> ghosts;
   for (size_t i = first; i < stack.size(); ++i) {
-    map_tensors(stack[i], [&](const at::Tensor& ghost) {
-      ghosts.push_back(ghost);
-      return ghost;
+    map_tensors(stack[i], [&](const at::Tensor& made) {
+      ghosts.push_back(ghost_of(made));  // cpu() of what is here has brought it here once more
+      return made;
     });
   }
+  for (const at::Tensor& host : call.written) note_memory(host, /*is_written=*/true);
   size_t next = 0;
   for (size_t i = first; i < stack.size(); ++i) {
-    stack[i] = (*real)[i - first];
+    stack[i] = call.real[i - first];
     map_tensors(stack[i], [&](const at::Tensor& tensor) {
       const at::Tensor& ghost = ghosts.at(next++);
-      const bool is_known = std::any_of(hosts_.begin(), hosts_.end(), [&](const auto& host) { return host.real.is_same(tensor); });
-      if (!is_known) hosts_.push_back({tensor, ghost});
+      if (ghost_of(tensor).is_same(tensor)) hosts_.push_back({tensor, ghost});
+      note_memory(tensor, /*is_written=*/false);
       return tensor;
+    });
+  }
+}
+
+// After an operator that could not run here: what it wrote to tensors that are here is fetched, and so is what it made
+// from such tensors alone.
+void BodyCapture::update_hosts(const HostCall& call, size_t first, torch::jit::Stack& stack) {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& host : call.written) {
+    host.copy_(read({ghost_of(host)}).front());
+    note_memory(host, /*is_written=*/true);
+  }
+  for (size_t i = first; i < stack.size(); ++i) {
+    map_tensors(stack[i], [&](const at::Tensor& ghost) {
+      const auto host = std::find_if(hosts_.begin(), hosts_.end(), [&](const auto& other) { return other.ghost.is_same(ghost); });
+      if (host != hosts_.end()) return host->real;
+      return call.is_real ? host_of(ghost) : ghost;
     });
   }
 }

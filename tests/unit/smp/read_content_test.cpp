@@ -1,11 +1,16 @@
-// What a body reads is the content of that moment, whatever is written later.
+// What a body reads is the content of that moment, whatever is written later; also of tensors brought to the CPU.
+#include "tests/support/messages.h"
 #include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
 
+using support::contains;
+using support::message_of;
 using tests::BodyRun;
 using tests::expect_as_in_a_loop;
+using tests::rows;
+using tests::run_smp_ranks;
 using tests::SmallNet;
 
 struct CountNet : torch::nn::Module {
@@ -104,6 +109,111 @@ TEST_P(ReadContent, OfAParameterOnSomeWaysOnly) {
     const at::Tensor output = run.forward(run.data);
     return trained(run, run.step == 3 ? output.abs().mean() : (output * run.net.scale).square().mean());
   });
+}
+
+TEST_P(ReadContent, OnTheCpuFollowsWrites) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data);
+    at::Tensor total = output.detach().sum().clone().cpu();
+    total.add_(output.detach().abs().sum());
+    run.trace.push_back(*total.data_ptr<float>());
+    total.copy_(output.detach().max());
+    run.trace.push_back(total.item<double>());
+    total.mul_(2);
+    run.trace.push_back(*total.data_ptr<float>());
+    const at::Tensor again = output.detach().cpu();
+    again[0].zero_();
+    run.trace.push_back(again.cpu().abs().sum().item<double>());
+    run.trace.push_back((output * total).to(at::kCPU, at::kDouble).sum().item<double>());
+    return trained(run, (output * total).square().mean() + (output * again).sum());
+  });
+}
+
+TEST_P(ReadContent, TwiceOnTheCpuAreTwoTensors) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), first = (output.detach() * 1).cpu();
+    first.data_ptr<float>()[0] = 7;  // no operator reads it again
+    run.trace.push_back((output.detach() * 1).cpu().data_ptr<float>()[0]);
+    return trained(run, output.square().mean());
+  });
+}
+
+TEST_P(ReadContent, OnTheCpuOfAnotherTypeKeepsItsGradient) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor here = run.forward(run.data).cpu().to(at::kCPU, at::kDouble);
+    run.trace.push_back(here.data_ptr<double>()[0]);
+    return trained(run, here.square().mean());
+  });
+}
+
+TEST_P(ReadContent, OnTheCpuDrawsTheNumbersOfTheStep) {
+  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+    DistributedModel model(tests::make_net());
+    std::vector<double> seen;
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor output = model(data), here = output.detach().mean().cpu();
+      const at::Tensor noise = torch::rand_like(here), kept = torch::dropout(output.cpu(), 0.5, true);
+      at::Tensor filled = here.clone();
+      filled.uniform_();
+      seen.push_back(*noise.data_ptr<float>() + kept.sum().item<float>() + *filled.data_ptr<float>());
+      model.backward(kept.sum() * noise);
+      return noise + kept.sum() + filled;
+    });
+    torch::manual_seed(5);
+    const at::Tensor want = torch::rand({3});
+    torch::manual_seed(5);
+    for (int s = 0; s < 3; ++s) {
+      seen.clear();
+      const std::vector<at::Tensor> returned = step(rows(4, 8, 1)).outputs();
+      for (size_t m = 0; m < seen.size(); ++m) EXPECT_EQ(returned[m].item<float>(), static_cast<float>(seen[m]));
+    }
+    if (pp_size() == 1) {
+      EXPECT_TRUE(torch::equal(torch::rand({3}), want));
+    }
+  });
+}
+
+std::string refusal_of(int ranks, const std::function<at::Tensor(const at::Tensor& output)>& loss_of) {
+  std::string text;
+  run_smp_ranks(ranks, {.microbatches = 2}, [&] {
+    DistributedModel model(tests::make_net());
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = loss_of(model(data));
+      model.backward(loss);
+      return loss;
+    });
+    const std::string refusal = message_of<std::exception>([&] { step(rows(4, 8, 1)); });
+    for (const at::Tensor& parameter : model.local_parameters()) EXPECT_FALSE(parameter.grad().defined());
+    if (pp_rank() == 0) text = refusal;
+  });
+  return text;
+}
+
+TEST_P(ReadContent, OnTheCpuIsRefusedWhereAShapeWouldLoseTheGradient) {
+  const std::string text = refusal_of(GetParam(), [](const at::Tensor& output) {
+    const at::Tensor each = output.square().mean(1).cpu();
+    return each.mean() + each.masked_select(each > 0).sum();
+  });
+  EXPECT_TRUE(contains(text, "aten::masked_select, in or after module 'fourth': the shape of its result depends on data"))
+      << text;
+}
+
+TEST_P(ReadContent, OnTheCpuMaySelectWithoutGradient) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), here = output.detach().cpu();
+    return trained(run, output.square().mean() * here.masked_select(here > -1e3).sum());
+  });
+}
+
+TEST_P(ReadContent, OnTheCpuIsRefusedAfterAWriteThroughAPointer) {
+  const std::string text = refusal_of(GetParam(), [](const at::Tensor& output) {
+    const at::Tensor weights = output.detach().clone().cpu();
+    weights.data_ptr<float>()[3] = 2;
+    return (output * weights).square().mean();
+  });
+  EXPECT_TRUE(contains(text, "aten::mul, in or after module 'fourth': expected tensors that the body has brought to the CPU to "
+                             "be written by operators only, got one of sizes [2, 4] that was written through a pointer."))
+      << text;
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ReadContent, testing::Values(1, 2));
