@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "runtime/capture/ghosts.h"
+#include "runtime/random.h"
 
 namespace smp::runtime {
 namespace {
@@ -68,6 +69,7 @@ std::vector<at::Tensor> opaque_kernel(const std::string& name, const std::vector
   const OpaqueFunction function = find(name);
   const bool on_ghosts = std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& t) { return t.is_meta(); });
   if (!on_ghosts) return run_checked(function, inputs);
+  const UserRandomStateScope user_state;  // the function may draw
   std::vector<at::Tensor> zeros;
   for (const at::Tensor& input : inputs) zeros.push_back(input.is_meta() ? zeros_like_ghost(input) : input);
   std::vector<at::Tensor> outputs = run_checked(function, zeros);

@@ -105,6 +105,22 @@ TEST_P(Opaque, RegionsDrawTheNumbersOfTheirMicrobatch) {
   EXPECT_FALSE(torch::equal(of_one[0], of_one[1]));
 }
 
+TEST(OpaqueRecorded, LeavesTheUsersGeneratorAlone) {
+  run_smp_ranks(1, {.microbatches = 2}, [] {
+    DistributedModel model(make_opaque_net());
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = opaque([](at::Tensor x) { return torch::dropout(x, 0.5, true); }, model(data)).mean();
+      model.backward(loss);
+      return loss;
+    });
+    torch::manual_seed(5);
+    const at::Tensor want = torch::rand({3});
+    torch::manual_seed(5);
+    step(rows(4, 8, 1));
+    expect_bit_equal(torch::rand({3}), want, "the user's numbers");
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Opaque, testing::Values(1, 2, 3));
 
 TEST(OpaqueRefused, WhenTheFunctionWritesToItsInputOrReturnsIt) {
