@@ -59,6 +59,7 @@ void BodyCapture::abandon() noexcept {
   equal_.reset();
   position_ = 0;
   losses_.clear();
+  loss_positions_.clear();
   reads_.clear();
   hosts_.clear();
   host_memory_.clear();
@@ -78,8 +79,10 @@ void BodyCapture::mark_backward(const at::Tensor& given) {
                     "End the region before backward(): gradients have the dtypes of their forward anyway.");
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
   if (!recorder_ && !matches_root(loss) && !switch_recording([&] { return matches_root(loss); })) go_back_to_recording();
-  if (recorder_) recorder_->add_backward_root(loss);
+  const NodeId position = recorder_ ? static_cast<NodeId>(recorder_->recording().graph.nodes.size()) : position_;
+  if (recorder_) recorder_->add_backward_root(loss, position);
   losses_.push_back(loss);
+  loss_positions_.push_back(position);
 }
 
 // The stages run the backwards after every operator of the body, so the recorded root is this loss only if nothing
@@ -296,6 +299,7 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   }
   used_.clear();
   losses_.clear();
+  loss_positions_.clear();
   reads_.clear();
   hosts_.clear();
   host_memory_.clear();

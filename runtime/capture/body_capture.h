@@ -142,6 +142,7 @@ class BodyCapture : public Interceptor {
   std::vector<HostTensor> hosts_;
   std::vector<HostMemory> host_memory_;
   std::vector<at::Tensor> losses_;  // given to mark_backward in this run
+  std::vector<partitioner::NodeId> loss_positions_;  // how many operators came before
   int64_t num_matched_ = 0, num_recordings_ = 0;
   size_t max_recordings_;
   ValueReader reader_;

@@ -83,7 +83,7 @@ void BodyCapture::go_back_to_recording() {
     recorder_->continue_from(run_, *ghosts_, used_, copied, position_);
   }
   for (const EarlierRead& earlier : reads_) recorder_->add_read(earlier.value, earlier.position);
-  for (const at::Tensor& loss : losses_) recorder_->add_backward_root(loss);
+  for (size_t k = 0; k < losses_.size(); ++k) recorder_->add_backward_root(losses_[k], loss_positions_[k]);
 }
 
 void BodyCapture::release_run() {

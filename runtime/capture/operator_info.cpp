@@ -118,11 +118,13 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   num_arguments = static_cast<int>(schema.arguments().size());
   const auto hidden = kHiddenWrites.find(name);
   for (const auto& argument : schema.arguments()) {
-    bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    const bool is_declared = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    bool written = is_declared;
     if (hidden != kHiddenWrites.end()) {
       for (const auto& hidden_name : hidden->second) written = written || argument.name() == hidden_name;
     }
     argument_written.push_back(written);
+    write_is_hidden.push_back(written && !is_declared);
     argument_is_scalar.push_back(is_scalar(argument.type()));
     argument_is_device.push_back(is_device(argument.type()));
   }

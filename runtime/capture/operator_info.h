@@ -33,6 +33,7 @@ struct OperatorInfo {
   bool changes_geometry_in_place = false;  // t_, squeeze_, resize_, …
   int num_arguments = 0;
   std::vector<bool> argument_written;        // by position: schema write alias, or hidden mutation by table
+  std::vector<bool> write_is_hidden;         // autograd does not notice it: what it has saved stays as it is
   std::vector<bool> argument_is_scalar;      // Scalar or float: may change from step to step without a new graph
   std::vector<bool> argument_is_device;
   std::vector<int> returned_argument;  // by return: position of the argument it is ((a!)), or -1

@@ -330,12 +330,13 @@ ValueId Recorder::bind_output(const Node& node, int32_t index, const at::Tensor&
   return new_value(std::move(value), seen, is_seen ? at::Tensor() : live);
 }
 
-void Recorder::add_backward_root(const at::Tensor& loss) {
+void Recorder::add_backward_root(const at::Tensor& loss, NodeId position) {
   const ValueId root = value_of(loss, "the loss given to backward()");
   TORCH_CHECK_VALUE(!recording_->graph.is_backward_root(root),
                     "backward: expected another loss in each backward() of a body, got the same one twice. Multiply it "
                     "by 2 instead.");
   recording_->graph.backward_roots.push_back(root);
+  backward_positions_.push_back(position);
   at::Tensor live = loss;
   resolve(live);
   refuse_hooks(live.grad_fn().get(), where());

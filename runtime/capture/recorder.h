@@ -15,7 +15,7 @@ namespace smp::runtime {
 
 /// A tensor is known by its TensorImpl (held weakly), else by its storage, else it is a parameter, buffer or constant
 /// from now on. What could not be run again elsewhere with the same numbers throws, naming operator and module
-/// (docs/capture.md lists it).
+/// (docs/refusals.md lists it).
 class Recorder : public Interceptor {
  public:
   explicit Recorder(const Bindings& bindings);
@@ -33,9 +33,9 @@ class Recorder : public Interceptor {
   partitioner::ValueId value_of(const at::Tensor& tensor, const char* role);
   /// Of the parameter or buffer used last; "" before any was.
   const std::string& last_module() const { return last_module_; }
-  /// Another backward of the body starts at `loss`. Later operators must not write to its memory: the stages run the
-  /// backwards after all of them.
-  void add_backward_root(const at::Tensor& loss);
+  /// Another backward of the body starts at `loss`, after the first `position` operators. Later ones must not write to
+  /// memory that it needs: the stages run the backwards after all of them.
+  void add_backward_root(const at::Tensor& loss, partitioner::NodeId position);
   /// The body looks at the content that this value has after the first `position` operators. Returns the value that
   /// keeps it: a copy, if the value is memory of the model.
   partitioner::ValueId add_read(partitioner::ValueId value, partitioner::NodeId position);
@@ -79,6 +79,8 @@ class Recorder : public Interceptor {
   void check_no_hidden_gradient(const at::Tensor& tensor, const partitioner::Value& value) const;
   void note_writes(const OperatorInfo& info, partitioner::Node& node, const std::vector<c10::IValue>& arguments);
   void check_write(const OperatorInfo& info, partitioner::ValueId id) const;
+  void check_backwards_before(const OperatorInfo& info, partitioner::ValueId id) const;
+  bool may_have_saved(partitioner::ValueId root, partitioner::NodeId position, int32_t storage) const;
   void check_list_write(const OperatorInfo& info, const partitioner::Argument& written, const c10::IValue& seen) const;
   void check_initialised(const OperatorInfo& info, const partitioner::Node& node) const;
   void note_module(partitioner::Node& node);
@@ -97,6 +99,7 @@ class Recorder : public Interceptor {
   NodeHandle ghost_grad_fn_;         // of ghosts made for an earlier run
   std::vector<at::Tensor> held_;  // real tensors and stand-ins, so that their addresses stay theirs
   std::unordered_set<int32_t> written_, uninitialised_;
+  std::vector<partitioner::NodeId> backward_positions_;  // by backward root: how many operators came before
   int32_t num_storages_ = 0;
   int32_t num_random_ = 0;
   std::string last_module_;

@@ -2,6 +2,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_set>
 
 #include "runtime/capture/recorder.h"
 
@@ -22,6 +24,11 @@ std::vector<ValueId> values_in(const Argument& argument) {
   }
   return present;
 }
+
+// What their backward needs follows from sizes and dtypes alone.
+const std::unordered_set<std::string_view> kSavesNothing = {
+    "aten::add", "aten::add_", "aten::sub",  "aten::sub_",   "aten::neg",   "aten::sum",        "aten::mean",
+    "aten::cat", "aten::stack", "aten::clone", "aten::detach", "aten::copy_", "aten::contiguous", "aten::to"};
 
 }  // namespace
 
@@ -47,6 +54,7 @@ void Recorder::note_writes(const OperatorInfo& info, Node& node,
     for (ValueId id : values_in(node.arguments[i])) {
       const int32_t storage = recording_->graph.values[id].storage;
       check_write(info, id);
+      if (!info.write_is_hidden[i]) check_backwards_before(info, id);
       node.written_storages.push_back(storage);
       written_.insert(storage);
       if (!info.makes_uninitialised) uninitialised_.erase(storage);
@@ -72,6 +80,43 @@ void Recorder::check_write(const OperatorInfo& info, ValueId id) const {
       "start from what was "
       "written. Make a new tensor of it: loss / 4 for loss /= 4, loss.detach() for "
       "loss.detach_().");
+}
+
+// The stages run the backwards after all operators of the body.
+void Recorder::check_backwards_before(const OperatorInfo& info, ValueId id) const {
+  const Graph& graph = recording_->graph;
+  const Value& value = graph.values[id];
+  for (size_t k = 0; k < graph.backward_roots.size(); ++k) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !may_have_saved(graph.backward_roots[k], backward_positions_[k], value.storage), where(),
+        ": expected operators after backward() to leave alone what the backward needs, got ", info.name, ", which writes to ",
+        value.name.empty() ? c10::str("a tensor of sizes ", c10::IntArrayRef(value.spec.sizes)) : "'" + value.name + "'",
+        ". The stages run the backward after all operators of the body. Make a new tensor (x = x + 1 for x += 1), let "
+        "the forward use a clone() of it, or write to it after the step.");
+  }
+}
+
+// Whether an operator that the backward from `root` passes through reads or makes memory of `storage`.
+bool Recorder::may_have_saved(ValueId root, NodeId position, int32_t storage) const {
+  const Graph& graph = recording_->graph;
+  std::unordered_set<int32_t> needed = {graph.values[root].storage};
+  const auto requires_grad = [&](ValueId id) { return id != kNoValue && graph.values[id].spec.requires_grad; };
+  for (NodeId n = position; n-- > 0;) {
+    const Node& node = graph.nodes[n];
+    const bool is_passed = node.grad_enabled && std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
+                             return requires_grad(id) && needed.contains(graph.values[id].storage);
+                           });
+    if (!is_passed) continue;
+    const bool saves = !kSavesNothing.contains(node.op) && !recording_->calls[n].info->reads_only_geometry;
+    for (ValueId id : node_inputs(node)) {
+      if (saves && graph.values[id].storage == storage) return true;
+      needed.insert(graph.values[id].storage);
+    }
+    for (ValueId id : node.outputs) {
+      if (saves && id != kNoValue && graph.values[id].storage == storage) return true;
+    }
+  }
+  return false;
 }
 
 // The elements of a list are written but not returned, so no new value could say that one requires

@@ -122,5 +122,49 @@ TEST(SeveralBackwardsRefused, OfOneLossTwice) {
   });
 }
 
+struct GainNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return last(torch::relu(first(x)) * gain); }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(8, 4));
+  at::Tensor gain = register_buffer("gain", torch::ones({8}));
+  at::Tensor calls = register_buffer("calls", torch::zeros({1}));
+};
+
+std::string refusal_after_backward(const std::function<void(GainNet&, const at::Tensor& input)>& write) {
+  std::string text;
+  run_smp_ranks(2, {.microbatches = 2}, [&] {
+    const auto net = std::make_shared<GainNet>();
+    DistributedModel model(net);
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor input = data * 1, loss = model(input).square().mean();
+      model.backward(loss);
+      write(*net, input);
+      return loss;
+    });
+    const std::string refusal = support::message_of([&] { step(rows(4, 8, 1)); });
+    for (const at::Tensor& parameter : model.local_parameters()) EXPECT_EQ(parameter.grad().defined(), refusal.empty());
+    if (pp_rank() == 0) text = refusal;
+  });
+  return text;
+}
+
+TEST(SeveralBackwardsRefused, WhenWhatTheyNeedIsWrittenToAfterwards) {
+  const std::string expected = ": expected operators after backward() to leave alone what the backward needs, got ";
+  std::string text = refusal_after_backward([](GainNet&, const at::Tensor& input) { input.add_(0.1); });
+  EXPECT_TRUE(support::contains(text, expected + "aten::add_, which writes to a tensor of sizes [2, 8].")) << text;
+  text = refusal_after_backward([](GainNet& net, const at::Tensor&) { net.gain.mul_(0.9); });
+  EXPECT_TRUE(support::contains(text, expected + "aten::mul_, which writes to 'gain'.")) << text;
+  text = refusal_after_backward([](GainNet& net, const at::Tensor&) { net.first->weight.data().mul_(0.9); });
+  EXPECT_TRUE(support::contains(text, expected + "aten::mul_, which writes to a tensor of sizes [8, 8].")) << text;
+}
+
+TEST(SeveralBackwardsRefused, NotWhenTheyDoNotNeedWhatIsWrittenTo) {
+  EXPECT_EQ(refusal_after_backward([](GainNet& net, const at::Tensor& input) {
+              net.calls.add_(1);
+              (input * 2).add_(1);
+            }),
+            "");
+}
+
 }  // namespace
 }  // namespace smp
