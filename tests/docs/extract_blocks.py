@@ -32,7 +32,7 @@ def name_of(number, heading):
     return f"Block{number}_" + re.sub(r"\W+", "", heading.title())
 
 
-def refusals(blocks):
+def refusals(blocks, suite):
     tests = []
     for number, (language, code, heading) in enumerate(blocks):
         if language != "cpp":
@@ -41,16 +41,16 @@ def refusals(blocks):
         expected = blocks[number + 1][1] if blocks[number + 1 :] and blocks[number + 1][0] == "text" else ""
         name = name_of(number, heading)
         tests.append(f"""
-namespace {name} {{
+namespace {suite}{name} {{
 {outside}
-TEST(CapturePage, {name}) {{
+TEST({suite}, {name}) {{
   check_block([](TestModel& model, at::Tensor data, at::Tensor target) -> at::Tensor {{
     (void)model, (void)data;
 {body}
     return target.sum();
   }}, R"text({expected.strip()})text");
 }}
-}}  // namespace {name}
+}}  // namespace {suite}{name}
 """)
     return "".join(tests)
 
@@ -62,7 +62,8 @@ def walk(blocks):
 def main():
     form, page, out = sys.argv[1:]
     blocks = blocks_of(pathlib.Path(page).read_text())
-    code = {"program": program, "refusals": refusals, "walk": walk}[form](blocks)
+    suite = pathlib.Path(page).stem.title() + "Page"
+    code = refusals(blocks, suite) if form == "refusals" else {"program": program, "walk": walk}[form](blocks)
     pathlib.Path(out).write_text(f"// Made from {pathlib.Path(page).name}; change the page.\n{code}")
 
 

@@ -18,7 +18,7 @@ from extract_blocks import BLOCK, blocks_of
 
 SCHEDULE_ROW = re.compile(r"^(stage|rank) \d+ \|( \d*[FB]\d+)+$")
 # What extract_blocks.py takes, by page: the cpp blocks that hold this text.
-EXTRACTED = {"README.md": "int main", "quickstart.md": "", "capture.md": "", "placement.md": "int main",
+EXTRACTED = {"README.md": "int main", "quickstart.md": "", "capture.md": "", "refusals.md": "", "placement.md": "int main",
              "communication.md": "int main", "steps.md": "int main", "state.md": "", "from_ddp.md": "", "data_parallel.md": "",
              "automatic.md": "", "partitioning.md": "", "schedules.md": "",
              "delayed_initialization.md": ""}
@@ -90,7 +90,7 @@ def check_block(language, code, page, source, binaries, have_mpi):
         check_tree(code, source)
     else:
         is_extracted = page.name in EXTRACTED and EXTRACTED[page.name] in code
-        covered = (language == "cpp" and is_extracted) or (language == "text" and page.name == "capture.md")
+        covered = (language == "cpp" and is_extracted) or (language == "text" and page.name in ("capture.md", "refusals.md"))
         assert covered, f"no test covers this {language or 'plain'} block of {page.name}:\n{code}"
 
 
