@@ -46,8 +46,11 @@ bool BodyCapture::take_copy(const at::Tensor& actual, ValueId recorded) {
   expected->is_taken = true;
   // After a switch the storage is that of the recording left.
   std::vector<at::Tensor>& ghosts = ghosts_ == &mixed_ghosts_ ? mixed_ghosts_ : matching_->tensors;
-  for (size_t v = static_cast<size_t>(first); v < ghosts.size(); ++v) {
-    if (matching_->same_impl[v] == first) ghosts[v] = actual;
+  size_t left = matching_->holders.empty() ? ghosts.size() : matching_->holders[static_cast<size_t>(first)];
+  for (size_t v = static_cast<size_t>(first); v < ghosts.size() && left > 0; ++v) {
+    if (matching_->same_impl[v] != first) continue;
+    ghosts[v] = actual;
+    --left;
   }
   return true;
 }
@@ -117,6 +120,7 @@ void BodyCapture::renew_kept_ghosts(Recording& recording, const std::vector<Ghos
   }
   for (const auto& [first, is_taken] : copies) {
     if (static_cast<size_t>(first) >= values.size() || values[first].kind != ValueKind::kResult) continue;
+    if (recording.tensors[first].storage().use_count() == 1) continue;
     size_t own = 0;
     for (size_t v = 0; v < values.size(); ++v) own += holders[v] > 0 && values[v].storage == values[first].storage ? 1 : 0;
     if (recording.tensors[first].storage().use_count() > own) note(static_cast<size_t>(first));
