@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -284,6 +285,27 @@ Plan follow_parameters(const Graph& graph, const GraphCosts& costs, const Layout
   return build_plan(graph, costs, assign(starts, rank_of_block, layout.order.nodes), options);
 }
 
+/// The placement may come from another order than the program's; then that one may have no such plan.
+Plan follow_owners(const Graph& graph, const GraphCosts& costs, const Layout& program,
+                   const PartitionOptions& options) {
+  std::optional<Plan> best;
+  std::exception_ptr first_error;
+  const auto attempt = [&](const Layout& layout) {
+    try {
+      Plan plan = follow_parameters(graph, costs, layout, options);
+      if (!best || plan.stages.size() < best->stages.size()) best = std::move(plan);
+    } catch (const c10::ValueError&) {
+      if (!first_error) first_error = std::current_exception();
+    }
+  };
+  attempt(program);
+  for (const Linearisation& order : linearisations(graph, costs.forward_us)) {
+    if (!(order == program.order)) attempt({order, cut_traffic_us(graph, options.device, order.nodes)});
+  }
+  if (!best) std::rethrow_exception(first_error);
+  return std::move(*best);
+}
+
 Plan place(const Graph& graph, const PartitionOptions& options) {
   const GraphCosts costs = graph_costs(graph, options.device);
   const bool is_free = options.auto_partition && options.owners.empty();
@@ -294,16 +316,8 @@ Plan place(const Graph& graph, const PartitionOptions& options) {
     const auto chain = pinned_chain(graph, costs, layout, options);
     if (chain) return split_pinned(graph, costs, layout, *chain, options);
   }
-  Plan plan = follow_parameters(graph, costs, layout, options);
-  if (!options.owners.empty()) {
-    // The placement may come from another order than the program's.
-    for (const Linearisation& order : linearisations(graph, costs.forward_us)) {
-      if (order == program) continue;
-      const Layout other{order, cut_traffic_us(graph, options.device, order.nodes)};
-      Plan candidate = follow_parameters(graph, costs, other, options);
-      if (candidate.stages.size() < plan.stages.size()) plan = std::move(candidate);
-    }
-  }
+  Plan plan = options.owners.empty() ? follow_parameters(graph, costs, layout, options)
+                                     : follow_owners(graph, costs, layout, options);
   const int64_t excess = largest_excess(plan, options);
   if (excess > 0) refuse_memory(excess, options);
   return plan;

@@ -197,5 +197,29 @@ TEST(TiedWeights, ExistOnceWhereAskedFor) {
   });
 }
 
+// What the first batch placed in another order than the program's: a counter that is made before the model is called.
+TEST(OtherBatches, FollowAPlacementFromAnotherOrder) {
+  run_smp_ranks(2, {.microbatches = 2}, [] {
+    DistributedModel model(tests::make_net());
+    const auto counted = [&](const at::Tensor& data) {
+      at::Tensor correct = torch::zeros({}, torch::kLong);
+      const at::Tensor output = model(data);
+      correct += (output.argmax(1) == 0).sum();
+      return std::make_tuple(output, correct);
+    };
+    auto step = smp::step([&](at::Tensor data) {
+      const auto [output, correct] = counted(data);
+      model.backward(output.square().mean());
+      return correct;
+    });
+    auto evaluate = smp::step([&](at::Tensor data) {
+      const torch::NoGradGuard no_grad;
+      return std::get<1>(counted(data));
+    });
+    for (const int64_t size : {8, 8, 4}) EXPECT_EQ(step(rows(size, 8, 1)).size(), 2);
+    EXPECT_EQ(evaluate(rows(8, 8, 1)).size(), 2);
+  });
+}
+
 }  // namespace
 }  // namespace smp
