@@ -4,9 +4,14 @@
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/edge.h>
+#include <torch/version.h>
 
 #include <memory>
 #include <type_traits>
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR > 11
+#include <torch/csrc/autograd/function.h>  // an intrusive_ptr wants the whole class
+#endif
 
 namespace smp::runtime {
 
