@@ -75,13 +75,9 @@ std::optional<Plan> with_ties_together(const Graph& graph, const GraphCosts& cos
   front.last_stage[static_cast<size_t>(readers.last_early)] = 0;
   if (!pins_leave_a_split(front) || smallest_memory_growth(front) > 0) return std::nullopt;
   const ChainSplit split = split_chain(front);
-  StageAssignment assignment;
-  assignment.stage_of_node.assign(order.nodes.size(), split.num_used_stages);
-  for (int s = 0; s < split.num_used_stages; ++s) {
-    assignment.rank_of_stage.push_back(s);
-    for (int p = split.cuts[s]; p < split.cuts[s + 1]; ++p) assignment.stage_of_node[order.nodes[p]] = s;
-  }
   if (split.num_used_stages < 2) return std::nullopt;
+  StageAssignment assignment = assign_stages(split, order.nodes, options.num_ranks);
+  for (auto p = static_cast<size_t>(end); p < order.nodes.size(); ++p) assignment.stage_of_node[order.nodes[p]] = split.num_used_stages;
   assignment.rank_of_stage.push_back(0);
   Plan plan = build_plan(graph, costs, assignment, options);
   if (largest_excess(plan, options) > 0) return std::nullopt;

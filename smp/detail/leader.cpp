@@ -27,6 +27,17 @@ using runtime::ValueRead;
 
 namespace {
 
+// Gradients as they were; returns how many were not.
+int64_t put_back(const std::vector<std::pair<at::Tensor, at::Tensor>>& gradients) {
+  int64_t num_changed = 0;
+  for (auto [parameter, gradient] : gradients) {
+    if (parameter.grad().is_same(gradient)) continue;
+    ++num_changed;
+    parameter.mutable_grad() = gradient;
+  }
+  return num_changed;
+}
+
 bool is_value_error(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -111,19 +122,14 @@ void Leader::capture_bodies() {
   for (const runtime::NamedTensor& named : rank_.models.bindings().tensors()) {
     if (named.kind == ValueKind::kParameter) gradients.emplace_back(named.tensor, named.tensor.grad());
   }
-  while (bodies_.size() < inputs_.size()) capture_body(capture, key);
-  check_gradients(gradients);
-}
-
-// net->zero_grad() within a body would clear those of this rank only, and before the others' backwards are done.
-void Leader::check_gradients(const std::vector<std::pair<at::Tensor, at::Tensor>>& before) const {
-  bool are_same = true;
-  for (auto [parameter, gradient] : before) {
-    if (parameter.grad().is_same(gradient)) continue;
-    are_same = false;
-    parameter.mutable_grad() = gradient;
+  try {
+    while (bodies_.size() < inputs_.size()) capture_body(capture, key);
+  } catch (...) {
+    put_back(gradients);
+    throw;
   }
-  TORCH_CHECK_VALUE(are_same, "step: expected a body that leaves gradients as they are, got one that has cleared or replaced "
+  // net->zero_grad() within a body would clear those of this rank only, and before the others' backwards are done.
+  TORCH_CHECK_VALUE(put_back(gradients) == 0, "step: expected a body that leaves gradients as they are, got one that has cleared or replaced "
                     "some (zero_grad). Backwards run when all bodies have ended, on every rank. Clear gradients before the "
                     "step function is called.");
 }

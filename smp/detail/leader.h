@@ -37,7 +37,6 @@ class Leader {
  private:
   MicrobatchInputs split() const;
   void capture_bodies();
-  void check_gradients(const std::vector<std::pair<at::Tensor, at::Tensor>>& before) const;
   void capture_body(runtime::BodyCapture& capture, const std::string& key);
   runtime::BodyCapture& own_capture();
   std::vector<at::Tensor> read(const runtime::ValueRead& read);

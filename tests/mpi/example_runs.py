@@ -19,7 +19,7 @@ class Log:
 
 
 class ExampleTestCase(unittest.TestCase):
-    """`self.output` is what the last run has printed."""
+    """`self.output` is what the last run has printed; `cls.reference` the log that others are compared with."""
 
     program, smp = "", ""
 
@@ -46,6 +46,10 @@ class ExampleTestCase(unittest.TestCase):
         code = cls.start(num_ranks, f"--log={path}", *flags)
         assert code == 0, f"{cls.program} {flags} on {num_ranks} processes ended with {code}:\n{cls.output}"
         return Log(path)
+
+    def check_same(self, log, what=""):
+        self.assertEqual(log.losses, self.reference.losses, what)
+        self.assertEqual(log.summary, self.reference.summary, what)
 
     def check_refused(self, expected, num_ranks, *flags):
         self.assertNotEqual(self.start(num_ranks, *flags), 0)

@@ -48,10 +48,6 @@ class Mnist(example_runs.ExampleTestCase):
     def train_small(cls, num_ranks, *flags):
         return cls.train(num_ranks, *TRAINING, f"--data={cls.images}", *flags)
 
-    def check_same(self, log, what):
-        self.assertEqual(log.losses, self.reference.losses, what)
-        self.assertEqual(log.summary, self.reference.summary, what)
-
     def test_losses_and_the_test_are_those_of_one_process(self):
         for placed in ("auto", "manual"):
             for num_ranks in (2, 3, 4):

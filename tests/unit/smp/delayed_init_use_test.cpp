@@ -10,6 +10,7 @@
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
+#include "tests/unit/smp/seeded_net.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
@@ -19,17 +20,9 @@ using support::expect_bit_equal;
 using support::ZooModel;
 using tests::rows;
 using tests::run_smp_ranks;
+using tests::seeded;
 using tests::SmallNet;
 constexpr int64_t kMib = int64_t{1} << 20;
-
-/// Seeds the generator of the process, which ranks share, and holds it.
-template <class Net, class... Args>
-std::shared_ptr<Net> seeded(bool delayed, Args... args) {
-  const runtime::UserRandomStateScope user;
-  const runtime::OperatorSeedGuard guard(17);
-  const DelayParamInitialization delay(delayed);
-  return std::make_shared<Net>(args...);
-}
 
 ZooModel delayed(ZooModel model) {
   model.make = [make = model.make](uint64_t seed) {

@@ -5,6 +5,7 @@
 #include "runtime/random.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/seeded_net.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
@@ -12,15 +13,7 @@ namespace {
 
 using tests::rows;
 using tests::run_smp_ranks;
-
-/// Seeds the generator of the process, which ranks share, and holds it.
-template <class Net, class... Args>
-std::shared_ptr<Net> seeded(bool delayed, Args... args) {
-  const runtime::UserRandomStateScope user;
-  const runtime::OperatorSeedGuard guard(17);
-  const DelayParamInitialization delay(delayed);
-  return std::make_shared<Net>(args...);
-}
+using tests::seeded;
 
 class DelayedReads : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, DelayedReads, testing::Values(1, 2, 3, 4));

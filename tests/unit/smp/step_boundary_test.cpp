@@ -231,9 +231,10 @@ TEST(StepBodies, ThatClearGradientsAreRefusedAndLoseNone) {
   run_smp_ranks(2, {.microbatches = 2}, [] {
     const auto net = make_net();
     DistributedModel model(net);
-    bool clears = false;
+    bool clears = false, throws = false;
     auto step = smp::step([&](at::Tensor data) {
       if (clears) net->zero_grad();
+      if (throws) throw std::runtime_error("not yet");
       const at::Tensor loss = model(data).square().mean();
       model.backward(loss);
       return loss;
@@ -244,6 +245,8 @@ TEST(StepBodies, ThatClearGradientsAreRefusedAndLoseNone) {
     clears = true;
     const std::string text = support::message_of<c10::ValueError>([&] { step(rows(4, 8, 1)); });
     EXPECT_TRUE(contains(text, "leaves gradients as they are")) << text;
+    throws = true;
+    EXPECT_ANY_THROW(step(rows(4, 8, 1)));
     const std::vector<at::Tensor> parameters = model.local_parameters();
     for (size_t i = 0; i < parameters.size(); ++i) expect_bit_equal(parameters[i].grad(), before[i], "gradient");
   });
