@@ -3,8 +3,9 @@
 list(APPEND SMP_PYTHON_HINTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
 find_package(TorchWheel 2.11 REQUIRED)
 # docs/compatibility.md says what was run with which.
-if(TorchWheel_VERSION VERSION_GREATER_EQUAL 2.12 AND NOT SMP_ALLOW_NEWER_TORCH)
-  message(FATAL_ERROR "smp: expected torch 2.11, got ${TorchWheel_VERSION} in ${TorchWheel_DIR}. smp uses internals of "
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" torch_minor "${TorchWheel_VERSION}")
+if(NOT torch_minor MATCHES "^2\\.(11|15)$" AND NOT SMP_ALLOW_NEWER_TORCH)
+  message(FATAL_ERROR "smp: expected torch 2.11 or 2.15, got ${TorchWheel_VERSION} in ${TorchWheel_DIR}. smp uses internals of "
     "LibTorch that change between minor versions. Give another torch (make PYTHON=..., or -DSMP_PYTHON=...), or try "
     "this one with -DSMP_ALLOW_NEWER_TORCH=ON and run all tests.")
 endif()

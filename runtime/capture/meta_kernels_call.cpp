@@ -8,6 +8,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/native_group_norm.h>
+#include <ATen/ops/one_hot.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -100,6 +101,14 @@ bool normalize_groups_in_format(const c10::OperatorHandle& op, torch::jit::Stack
   return true;
 }
 
+/// aten::one_hot keeps the strides of the index on meta; on the CPU its result is contiguous.
+bool lay_out_one_hot(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const Tensor index = argument(op, stack, 0).toTensor();
+  if (!index.is_meta() || index.is_contiguous()) return false;
+  finish_call(op, stack, at::one_hot(index.contiguous(), argument(op, stack, 1).toInt()));
+  return true;
+}
+
 }  // namespace
 
 void call_on_meta(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -107,8 +116,10 @@ void call_on_meta(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "");
   static const auto group_norm =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::group_norm", "");
+  static const auto one_hot = c10::Dispatcher::singleton().findSchemaOrThrow("aten::one_hot", "");
   if (op == attention && attend_fused(op, stack)) return;
   if (op == group_norm && normalize_groups_in_format(op, stack)) return;
+  if (op == one_hot && lay_out_one_hot(op, stack)) return;
   op.callBoxed(stack);
 }
 

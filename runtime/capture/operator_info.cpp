@@ -116,6 +116,8 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   copies_to_device = name == "aten::to" || name == "aten::_to_copy";
   changes_geometry_in_place = kInPlaceGeometry.contains(name);
   num_arguments = static_cast<int>(schema.arguments().size());
+  if (name == "aten::one_hot") shape_argument = schema.argumentIndexWithName("num_classes").value_or(-1);
+  training_argument = schema.argumentIndexWithName("train").value_or(schema.argumentIndexWithName("training").value_or(-1));
   const auto hidden = kHiddenWrites.find(name);
   for (const auto& argument : schema.arguments()) {
     const bool is_declared = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -141,6 +143,13 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
   auto& slot = cache[op];
   if (!slot) slot = std::make_unique<OperatorInfo>(op);
   return *slot;
+}
+
+bool draws(const OperatorInfo& info, const partitioner::Node& node) {
+  if (node.random_ordinal < 0) return false;
+  if (info.training_argument < 0) return true;
+  const auto* trains = std::get_if<bool>(&node.arguments.at(static_cast<size_t>(info.training_argument)));
+  return trains == nullptr || *trains;
 }
 
 }  // namespace smp::runtime

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "partitioner/graph/graph.h"
+
 namespace smp::runtime {
 
 /// How capture treats a call.
@@ -36,10 +38,15 @@ struct OperatorInfo {
   std::vector<bool> write_is_hidden;         // autograd does not notice it: what it has saved stays as it is
   std::vector<bool> argument_is_scalar;      // Scalar or float: may change from step to step without a new graph
   std::vector<bool> argument_is_device;
+  int shape_argument = -1;     // one_hot: position of the number that, unless negative, decides the shape instead of the data
+  int training_argument = -1;  // dropout, RNNs: position of the flag without which nothing random happens
   std::vector<int> returned_argument;  // by return: position of the argument it is ((a!)), or -1
 };
 
 /// Cached per operator, thread-safe; the reference stays valid.
 const OperatorInfo& operator_info(const c10::OperatorHandle& op);
+
+/// Whether the recorded call of this operator draws random numbers: not a dropout that rests.
+bool draws(const OperatorInfo& info, const partitioner::Node& node);
 
 }  // namespace smp::runtime

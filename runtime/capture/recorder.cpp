@@ -47,6 +47,12 @@ bool returns_argument(const c10::OperatorHandle& op, const Graph& graph) {
   });
 }
 
+bool is_shape_given(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  if (info.shape_argument < 0) return false;
+  const c10::IValue& argument = stack[stack.size() - static_cast<size_t>(info.num_arguments - info.shape_argument)];
+  return argument.isInt() && argument.toInt() >= 0;
+}
+
 }  // namespace
 
 Recorder::Recorder(const Bindings& bindings)
@@ -224,12 +230,13 @@ void Recorder::check_no_hidden_gradient(const at::Tensor& tensor, const Value& v
               "Write the function with differentiable operators, or call it through smp::opaque.");
 }
 
-void Recorder::refuse_unsupported(const OperatorInfo& info) const {
+void Recorder::refuse_unsupported(const OperatorInfo& info, const torch::jit::Stack& stack) const {
   if (torch::autograd::get_current_graph_task_id() != -1) refuse_backward();
   switch (info.kind) {
     case OperatorClass::kReadsValue:
       refuse_value_read(info.name, last_module_);
     case OperatorClass::kDataDependentShape:
+      if (is_shape_given(info, stack)) return;
       refuse_data_dependent_shape(info.name, last_module_);
     case OperatorClass::kReplacesData:
       refuse_replaced_data(info.name, last_module_);
@@ -242,7 +249,7 @@ void Recorder::refuse_unsupported(const OperatorInfo& info) const {
 
 void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const OperatorInfo& info = operator_info(op);
-  refuse_unsupported(info);
+  refuse_unsupported(info, stack);
   keep_before_write(info, stack);
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
   const std::vector<c10::IValue> originals(stack.begin() + static_cast<ptrdiff_t>(first), stack.end());

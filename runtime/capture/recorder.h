@@ -73,7 +73,7 @@ class Recorder : public Interceptor {
   void run_again(partitioner::NodeId n, const std::vector<at::Tensor>& seen, std::vector<at::Tensor>& live);
   void adopt(partitioner::ValueId id, const at::Tensor& seen, const at::Tensor& stand_in, std::vector<at::Tensor>& live);
 
-  void refuse_unsupported(const OperatorInfo& info) const;
+  void refuse_unsupported(const OperatorInfo& info, const torch::jit::Stack& stack) const;
   void check_as_before(const at::Tensor& tensor, partitioner::ValueId id) const;
   void check_not_frozen(const at::Tensor& tensor, const partitioner::Value& value) const;
   void check_no_hidden_gradient(const at::Tensor& tensor, const partitioner::Value& value) const;

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "runtime/capture/arguments.h"
+#include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
 
 namespace smp::runtime {
@@ -48,10 +49,10 @@ void Replay::prepare(const Graph& graph, NodeId n) {
   Call call{.op = c10::Dispatcher::singleton().findSchemaOrThrow(node.op.c_str(), node.overload.c_str())};
   call.grad_enabled = node.grad_enabled;
   call.autocast = node.autocast;
-  call.random_ordinal = node.random_ordinal;
   call.node = n;
   call.module = node.module;
-  has_random_ = has_random_ || node.random_ordinal >= 0;
+  if (draws(operator_info(call.op), node)) call.random_ordinal = node.random_ordinal;
+  has_random_ = has_random_ || call.random_ordinal >= 0;
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     const Argument& argument = node.arguments[i];
     const auto position = static_cast<uint32_t>(i);

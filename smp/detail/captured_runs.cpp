@@ -48,8 +48,11 @@ bool same_run(const CapturedBody& a, const CapturedBody& b) {
          std::equal(a.constants.begin(), a.constants.end(), b.constants.begin(), b.constants.end(), same_constant);
 }
 
-bool has_random(const Graph& graph) {
-  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) { return node.random_ordinal >= 0; });
+bool has_random(const runtime::Recording& recording) {
+  for (size_t n = 0; n < recording.calls.size(); ++n) {
+    if (runtime::draws(*recording.calls[n].info, recording.graph.nodes[n])) return true;
+  }
+  return false;
 }
 
 CapturedBody so_far(const ValueRead& read, CapturedBody assumed) {

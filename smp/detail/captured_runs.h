@@ -23,6 +23,7 @@ bool same_run(const runtime::CapturedBody& a, const runtime::CapturedBody& b);
 /// What `assumed` says beyond a run so far does not matter yet.
 runtime::CapturedBody so_far(const runtime::ValueRead& read, runtime::CapturedBody assumed);
 
-bool has_random(const partitioner::Graph& graph);
+/// Whether some operator draws random numbers.
+bool has_random(const runtime::Recording& recording);
 
 }  // namespace smp::detail

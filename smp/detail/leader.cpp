@@ -288,7 +288,7 @@ void Leader::leave_out_dropped() {
 void Leader::check_random_stream(bool trains) const {
   if (!trains_ || *trains_ == trains) return;
   const bool draws = std::any_of(bodies_.begin(), bodies_.end(), [](const CapturedBody& body) {
-    return has_random(body.recording->graph);
+    return has_random(*body.recording);
   });
   TORCH_CHECK_NOT_IMPLEMENTED(!draws, "step: expected a body that reads values and draws random numbers (dropout) to be "
                               "either training or evaluation, got one that ", *trains_ ? "looked like training" : "looked like evaluation",

@@ -10,7 +10,7 @@ namespace smp::tests {
 
 /// Runs fn(transport) on `num_ranks` threads, one rank each, and returns when all have finished.
 ///
-/// The first exception ends the other ranks and is rethrown here; without one, messages that nobody
+/// The first exception that is not an echo of another rank's ends the other ranks and is rethrown here; without one, messages that nobody
 /// received are an error.
 ///
 ///   run_ranks(3, [](runtime::Transport& transport) { transport.barrier(); });

@@ -121,7 +121,7 @@ int compare_with_cpu(const Inputs& inputs, const std::set<std::string>& stride_e
                               : real.results == meta.results;
     EXPECT_TRUE(is_equal) << call.text << "\n  cpu:  " << text_of(real.results)
                           << "\n  meta: " << text_of(meta.results);
-    EXPECT_TRUE(!may_differ || real.results != meta.results)
+    EXPECT_TRUE(!may_differ || !kIsOldestTorch || real.results != meta.results)
         << call.text << " is no exception any more";
   }
   return num_compared;
@@ -155,7 +155,7 @@ const std::set<std::string> kChannelsLastExceptions = {
 };
 const std::set<std::string> kTransposedExceptions = {
     "at::max_pool1d(x.f({2, 3, 9}), 2)",
-    "at::one_hot(x.i({2, 3}), 4)",
+    "at::one_hot(x.i({2, 3}), 4)",  // call_on_meta puts this right
 };
 
 TEST_F(MetaKernels, SweepHasEqualGeometryInChannelsLast) {
@@ -227,7 +227,7 @@ TEST_F(MetaKernels, OperatorsThatDependOnValuesAreRefusedByName) {
   expect_refused("aten::is_set_to", [&] { x.is_set_to(x); });
   expect_refused("aten::nonzero", [&] { at::nonzero(x); });
   expect_refused("aten::masked_select", [&] { at::masked_select(x, mask); });
-  expect_refused("aten::masked_select", [&] { at::combinations(counts); });
+  if (kIsOldestTorch) expect_refused("aten::masked_select", [&] { at::combinations(counts); });
   expect_refused("aten::_unique2", [&] { at::_unique2(x); });
   expect_refused("aten::unique_dim", [&] { at::unique_dim(x, 0); });
   expect_refused("aten::bincount", [&] { at::bincount(counts); });

@@ -84,6 +84,23 @@ TEST_F(MetaKernels, GroupNormKeepsChannelsLastThroughCallOnMeta) {
   }
 }
 
+TEST_F(MetaKernels, OneHotIsContiguousThroughCallOnMeta) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::one_hot", "");
+  for (const bool transposes : {true, false}) {
+    const auto result_on = [&](at::Device device) {
+      const Tensor index = at::zeros({3, 2}, at::TensorOptions(device).dtype(at::kLong));
+      torch::jit::Stack stack;
+      torch::jit::push(stack, transposes ? index.t() : index, 4);
+      runtime::call_on_meta(op, stack);
+      return torch::jit::pop(stack).toTensor();
+    };
+    const Tensor real = result_on(at::kCPU), meta = result_on(at::kMeta);
+    EXPECT_EQ(real.sizes(), meta.sizes());
+    EXPECT_EQ(real.strides(), meta.strides());
+    EXPECT_EQ(real.scalar_type(), meta.scalar_type());
+  }
+}
+
 TEST_F(MetaKernels, CallOnMetaRunsEveryOtherOperatorAsItIs) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::relu", "");
   torch::jit::Stack stack{at::empty({2, 3}, at::kMeta)};

@@ -1,8 +1,16 @@
 // Reductions, products, linear algebra, sorting and Fourier transforms of the meta sweep.
+#include <ATen/core/dispatch/Dispatcher.h>
+
 #include "tests/unit/test_meta_kernels.h"
 
 namespace smp::test {
 namespace {
+
+// Newer LibTorch has linalg_cholesky only.
+Tensor older_cholesky(const Tensor& matrix) {
+  const auto op = c10::Dispatcher::singleton().findSchema({"aten::cholesky", ""});
+  return op ? op->typed<Tensor(const Tensor&, bool)>().call(matrix, false) : at::linalg_cholesky(matrix);
+}
 
 std::vector<Call> full_and_partial_calls() {
   return {
@@ -105,7 +113,7 @@ std::vector<Call> linear_algebra_calls() {
       SMP_CALL(at::linalg_det(x.spd(3))),
       SMP_CALL(at::linalg_slogdet(x.spd(3))),
       SMP_CALL(at::linalg_cholesky(x.spd(3))),
-      SMP_CALL(at::cholesky(x.spd(3))),
+      SMP_CALL(older_cholesky(x.spd(3))),
       SMP_CALL(at::cholesky_inverse(x.spd(3))),
       SMP_CALL(at::cholesky_solve(x.f({3, 2}), x.spd(3))),
       SMP_CALL(at::linalg_qr(x.f({4, 3}))),

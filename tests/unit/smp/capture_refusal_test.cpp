@@ -47,6 +47,9 @@ std::vector<Refusal> value_refusals() {
       {"Nonzero",
        [](Model& model, at::Tensor data, at::Tensor) { return model(data).nonzero().sum(); },
        {"aten::nonzero", kFourth, "depends on data"}},
+      {"OneHotWithoutTheNumberOfClasses",
+       [](Model& model, at::Tensor data, at::Tensor) { return torch::one_hot(model(data).argmax(1)).sum(); },
+       {"aten::one_hot", kFourth, "depends on data"}},
       {"BooleanIndex",
        [](Model& model, at::Tensor data, at::Tensor) {
          const at::Tensor output = model(data);

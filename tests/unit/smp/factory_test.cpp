@@ -35,6 +35,14 @@ TEST_P(Factories, OfAnotherSizeKeepTheGradientsBefore) {
   });
 }
 
+TEST_P(Factories, MarkClasses) {
+  check([](const Body& run) {
+    const at::Tensor output = run.forward(run.data), here = torch::one_hot(output.detach().argmax(1), 4);
+    const at::Tensor halves = torch::one_hot((output.detach() > 0).to(torch::kLong).t(), 2 + run.step / 2);
+    return trained(run, (output * here).square().mean() + halves.select(2, 1).sum());
+  });
+}
+
 TEST_P(Factories, CollectTheLoss) {
   check([](const Body& run) {
     at::Tensor loss = torch::zeros({});

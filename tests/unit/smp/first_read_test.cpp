@@ -256,5 +256,44 @@ TEST(ReadsThatDecideNumbers, RunEachForwardAFewTimes) {
   });
 }
 
+// The training mode decides the random stream, and bodies that read run before it is known.
+TEST(ReadsBeforeABackward, TrainInEvaluationModeWhereDropoutRests) {
+  run_smp_ranks(2, {.microbatches = 2}, [] {
+    const auto net = make_net(at::kFloat, 0.5), twin = make_net(at::kFloat, 0.5);
+    DistributedModel model(net);
+    model.eval();
+    twin->eval();
+    auto step = smp::step([&](at::Tensor data, at::Tensor target) {
+      const at::Tensor loss = torch::mse_loss(model(data), target);
+      EXPECT_GT(loss.item<double>(), 0);
+      model.backward(loss);
+      return loss;
+    });
+    for (int s = 0; s < 2; ++s) {
+      const at::Tensor data = rows(4, 8, s), target = rows(4, 4, s);
+      const StepOutput losses = step(data, target);
+      const std::vector<at::Tensor> want = tests::eager_step(*twin, data, target, 2);
+      for (int64_t m = 0; m < 2; ++m) support::expect_bit_equal(losses[m], want[m], "loss");
+      tests::expect_twins(model, *twin, "step " + std::to_string(s));
+    }
+  });
+}
+
+TEST(ReadsBeforeABackward, AreRefusedWhereTheyWouldDrawFromTheOtherStream) {
+  run_smp_ranks(1, {.microbatches = 2}, [] {
+    DistributedModel model(make_net(at::kFloat, 0.5));
+    model.eval();
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = torch::dropout(model(data), 0.5, true).square().mean();
+      EXPECT_GE(loss.item<double>(), 0);
+      model.backward(loss);
+      return loss;
+    });
+    const std::string text = message_of<c10::NotImplementedError>([&] { step(rows(4, 8, 1)); });
+    EXPECT_TRUE(contains(text, "turned out to be training")) << text;
+    EXPECT_FALSE(model.local_parameters().front().grad().defined());
+  });
+}
+
 }  // namespace
 }  // namespace smp
