@@ -56,8 +56,9 @@ class DistributedOptimizer {
   }
 
   /// Updates the local parameters with the gradients accumulated since zero_grad(). Call it on
-  /// every rank after the step function; throws c10::ValueError inside a step body, where there are
-  /// no gradients yet.
+  /// every rank after the step function: the next training step throws c10::ValueError where some
+  /// have called it more often than others. Throws c10::ValueError inside a step body, where there are no
+  /// gradients yet.
   void step() {
     optimizer_internal::begin_step(*optimizer_, *model_, progress_);
     optimizer_->step();

@@ -12,6 +12,7 @@
 #include "smp/detail/leader.h"
 #include "smp/detail/optimizer_state.h"
 #include "smp/detail/replica_gradients.h"
+#include "smp/detail/replica_step.h"
 
 namespace smp::detail {
 
@@ -126,6 +127,7 @@ int Conductor::follow_join() {
 }
 
 void Conductor::take_over_from(int replica) {
+  rank_.optimizer_steps = 0;
   for (const auto& model : rank_.models.all()) {
     broadcast_over_replicas(rank_, *model, replica, [](const runtime::NamedTensor&) { return true; });
   }
@@ -159,6 +161,9 @@ void Conductor::check_settings(const StepMessage& message) const {
                     "on all ranks of a pipeline, got ", message.settings, " on pipeline rank 0 and ", own,
                     " on pipeline rank ", context().pipeline->rank(),
                     ". Register hooks, freeze and unfreeze on every rank alike.");
+  TORCH_CHECK_VALUE(rank_.optimizer_steps == message.optimizer_steps,
+                    differing_optimizer_steps(message.optimizer_steps, "pipeline rank 0", rank_.optimizer_steps,
+                                              "pipeline rank " + std::to_string(context().pipeline->rank())));
 }
 
 void Conductor::accept(const StepMessage& message, int step_number) {

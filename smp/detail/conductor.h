@@ -49,6 +49,8 @@ class Conductor {
   }
   void add_optimizer(const OptimizerMemory& memory, const std::shared_ptr<OptimizerOfModel>& optimizer);
 
+  void count_optimizer_step() { ++rank_.optimizer_steps; }
+
   /// Throws c10::ValueError for an optimizer whose state cannot be taken from one replica to another.
   void check_optimizer_states() const;
   void begin_join(const JoinOptions& options) { rank_.join = {options, 0}; }

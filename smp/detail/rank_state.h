@@ -37,6 +37,7 @@ struct RankState {
   JoinState join;
   runtime::BodyCapture* body_in_progress = nullptr;
   uint64_t training_steps = 0;
+  uint64_t optimizer_steps = 0;  // of all optimizers, since the start or the last join
   uint64_t evaluation_steps = 0;  // steps without a backward
 };
 

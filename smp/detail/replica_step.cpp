@@ -18,6 +18,13 @@ std::string ReplicaStep::describe() const {
          std::to_string(training_steps) + " training steps" + (reduction.empty() ? "" : ", gradients " + reduction);
 }
 
+std::string differing_optimizer_steps(uint64_t one, const std::string& first, uint64_t other, const std::string& second) {
+  return "step: expected every rank to call DistributedOptimizer::step() equally often, got " + std::to_string(one) +
+         " calls on " + first + " and " + std::to_string(other) + " on " + second +
+         ". Each rank updates the parameters that live there, so parts of the model have missed an update. Call step() of "
+         "every optimizer on every rank, and start again from a saved state.";
+}
+
 std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bool ends_early) {
   for (size_t r = 0; r < replicas.size(); ++r) {
     if (replicas[r].error.empty()) continue;
@@ -55,6 +62,11 @@ std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bo
     }
   }
   if (active == replicas.end() || !active->trains || active->reads) return std::nullopt;
+  for (size_t r = first + 1; r < replicas.size(); ++r) {
+    if (replicas[r].has_joined || replicas[r].reads || replicas[r].optimizer_steps == active->optimizer_steps) continue;
+    return Refusal{differing_optimizer_steps(active->optimizer_steps, "replica " + std::to_string(first),
+                                             replicas[r].optimizer_steps, "replica " + std::to_string(r))};
+  }
   for (size_t r = 0; r < replicas.size(); ++r) {
     if (replicas[r].reads || replicas[r].settings == active->settings) continue;
     return Refusal{"step: expected the same communication hooks and parameters with requires_grad on all replicas, got " +
@@ -93,6 +105,7 @@ std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& repl
   out.put(own.reduced);
   out.put(own.reduction);
   out.put(own.settings);
+  out.put(own.optimizer_steps);
   out.put(own.error);
   out.put<uint8_t>(own.is_value_error);
   out.put<uint8_t>(own.reads);
@@ -109,6 +122,7 @@ std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& repl
     step.reduced = in.get_string();
     step.reduction = in.get_string();
     step.settings = in.get_string();
+    step.optimizer_steps = in.get<uint64_t>();
     step.error = in.get_string();
     step.is_value_error = in.get<uint8_t>() != 0;
     step.reads = in.get<uint8_t>() != 0;

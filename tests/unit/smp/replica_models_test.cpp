@@ -154,6 +154,26 @@ TEST(ReplicaModels, RefusesRanksThatFreezeOtherParametersOrHaveOtherHooks) {
   }
 }
 
+TEST(ReplicaModels, RefusesTrainingAfterAnOptimizerStepOnSomeRanksOnly) {
+  for (const int skips : {-1, 0, 1, 2, 3}) {
+    const auto train = [&] {
+      run_smp_ranks(4, {.pipeline_parallel_degree = 2, .microbatches = 1}, [&] {
+        const auto net = make_net();
+        DistributedModel model(net);
+        DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
+        auto step = tests::training_step(model);
+        for (int s = 0; s < 3; ++s) {
+          step(rows(4, 8, 1), rows(4, 4, 1));
+          if (s == 0 || rank() != skips) optimizer.step();
+        }
+      });
+    };
+    const std::string text = message_of<c10::ValueError>(train);
+    EXPECT_EQ(contains(text, "got 2 calls on ") || contains(text, "got 1 calls on "), skips >= 0) << skips << text;
+    EXPECT_EQ(contains(text, "Call step() of every optimizer on every rank"), skips >= 0) << text;
+  }
+}
+
 struct Deep : torch::nn::Module {
   Deep() {
     for (int i = 0; i < 6; ++i) layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(256, 256).bias(false)));
