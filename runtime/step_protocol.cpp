@@ -103,7 +103,7 @@ std::string encode(const StepMessage& message) {
   out.put(message.evaluation_step);
   out.put(std::string_view(message.reduced));
   out.put(std::string_view(message.settings));
-  out.put(message.optimizer_steps);
+  out.put(std::string_view(message.optimizer_steps));
   out.put<uint8_t>(message.is_value_error);
   out.put(std::string_view(message.error));
   out.put(static_cast<uint8_t>(message.round));
@@ -140,7 +140,7 @@ StepMessage decode_step_message(std::string_view bytes) {
   message.evaluation_step = in.get<uint64_t>();
   message.reduced = in.get_string();
   message.settings = in.get_string();
-  message.optimizer_steps = in.get<uint64_t>();
+  message.optimizer_steps = in.get_string();
   message.is_value_error = in.get<uint8_t>() != 0;
   message.error = in.get_string();
   const auto round = in.get<uint8_t>();

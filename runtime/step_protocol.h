@@ -54,7 +54,7 @@ struct StepMessage {
   uint64_t evaluation_step = 0;  // and steps without a backward
   std::string reduced{};      // by model: '1' where this step averages gradients over replicas, '-' where it makes none
   std::string settings{};     // of a training step: what must not differ between ranks, in words
-  uint64_t optimizer_steps = 0;  // that the leader's optimizers have made; compared where there are settings
+  std::string optimizer_steps{};  // of each of the leader's optimizers; compared where there are settings
   std::string error{};
   bool is_value_error = false;
   Round round = Round::kWhole;

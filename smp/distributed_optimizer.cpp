@@ -135,7 +135,7 @@ void begin_step(Optimizer& optimizer, const DistributedModelBase& model, Progres
   detail::refuse_in_body("DistributedOptimizer::step");
   drop_state_of_others(optimizer, model, progress.has_local_state);
   settle(progress);
-  detail::conductor("DistributedOptimizer::step").count_optimizer_step();
+  detail::conductor("DistributedOptimizer::step").count_optimizer_step(optimizer);
 }
 
 void zero_grad(Optimizer& optimizer) {

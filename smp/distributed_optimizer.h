@@ -55,10 +55,10 @@ class DistributedOptimizer {
     adopted_ = optimizer_internal::adopt(*optimizer_, model);
   }
 
-  /// Updates the local parameters with the gradients accumulated since zero_grad(). Call it on
-  /// every rank after the step function: the next training step throws c10::ValueError where some
-  /// have called it more often than others. Throws c10::ValueError inside a step body, where there are no
-  /// gradients yet.
+  /// Updates the local parameters with the gradients accumulated since zero_grad(). Call it on every rank after the step
+  /// function: where some have called it more often than others, the next training step, state_dict(), save_state() and
+  /// the end of a join throw c10::ValueError, until load_state_dict() of the model makes all ranks equal again. Throws
+  /// c10::ValueError inside a step body, where there are no gradients yet.
   void step() {
     optimizer_internal::begin_step(*optimizer_, *model_, progress_);
     optimizer_->step();

@@ -251,6 +251,7 @@ void save(const std::string& folder, const StateDict& model, const OptimizerStat
   detail::refuse_in_body("save_state");
   detail::refuse_in_join("save_state");
   const detail::Context& context = detail::context("save_state");
+  detail::conductor("save_state").check_optimizer_steps(*context.world, "save_state");
   const int rank = context.pipeline->rank(), size = context.pipeline->size();
   const std::string id =
       runtime::gather_from_first_replica(new_save_id(), *context.pipeline, *context.replicas)

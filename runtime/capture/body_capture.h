@@ -104,6 +104,7 @@ class BodyCapture : public Interceptor {
   HostCall take_ghosts(const OperatorInfo& info, torch::jit::Stack& stack) const;
   void finish_host_call(const HostCall& call, size_t first, torch::jit::Stack& stack);
   void update_hosts(const HostCall& call, size_t first, torch::jit::Stack& stack);
+  void update_aliases(const std::vector<at::Tensor>& written, const HostCall& call);
   void call_with_hosts(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   void skip_synthesised();
   void expect_copies();

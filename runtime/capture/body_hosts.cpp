@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "runtime/capture/body_capture.h"
+#include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
 
 namespace smp::runtime {
@@ -35,6 +36,20 @@ void map_tensors(c10::IValue& value, const std::function<at::Tensor(const at::Te
     }
     value = std::move(list);
   }
+}
+
+// The arguments on the stack that the operator writes to.
+std::vector<at::Tensor> written_ghosts(const OperatorInfo& info, torch::jit::Stack& stack) {
+  std::vector<at::Tensor> written;
+  const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
+  for (size_t i = first; i < stack.size(); ++i) {
+    if (!info.argument_written[i - first]) continue;
+    map_tensors(stack[i], [&](const at::Tensor& tensor) {
+      if (tensor.is_meta()) written.push_back(tensor);
+      return tensor;
+    });
+  }
+  return written;
 }
 
 }  // namespace
@@ -112,7 +127,11 @@ void BodyCapture::call_with_hosts(const c10::OperatorHandle& op, torch::jit::Sta
   const OperatorInfo& info = operator_info(op);
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
   HostCall call = take_ghosts(info, stack);
-  if (call.hosts.empty()) return record_or_match(op, stack);
+  const std::vector<at::Tensor> written = written_ghosts(info, stack);
+  if (call.hosts.empty()) {
+    record_or_match(op, stack);
+    return update_aliases(written, call);
+  }
   const bool is_recorded = info.kind == OperatorClass::kRecorded;
   if (is_recorded && !info.reads_only_geometry) {
     for (const at::Tensor& host : call.hosts) check_memory(host, info.name);
@@ -135,6 +154,24 @@ void BodyCapture::call_with_hosts(const c10::OperatorHandle& op, torch::jit::Sta
   }
   record_or_match(op, stack);
   runs_here ? finish_host_call(call, first, stack) : update_hosts(call, first, stack);
+  update_aliases(written, call);
+}
+
+// On the CPU a tensor and its cpu() are one, so what is written to the one is fetched for the other.
+void BodyCapture::update_aliases(const std::vector<at::Tensor>& written, const HostCall& call) {
+  for (size_t h = 0; h < hosts_.size() && !written.empty(); ++h) {
+    const auto [real, ghost] = hosts_[h];
+    const auto shares_memory = [](const at::Tensor& tensor) {
+      return [own = storage_of(tensor)](const at::Tensor& other) { return storage_of(other) == own; };
+    };
+    if (std::none_of(written.begin(), written.end(), shares_memory(ghost))) continue;
+    if (std::any_of(call.written.begin(), call.written.end(), shares_memory(real))) continue;
+    const bool is_held_by_body = real.use_count() > 2;  // besides here and hosts_
+    if (!is_held_by_body || real.sizes() != ghost.sizes()) continue;
+    const at::NoGradGuard no_grad;
+    real.copy_(read({ghost}).front());
+    note_memory(real, /*is_written=*/true);
+  }
 }
 
 // Gives the body the results that were computed here, in place of their ghosts.

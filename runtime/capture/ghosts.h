@@ -19,6 +19,11 @@ partitioner::TensorSpec spec_of(const at::Tensor& tensor);
 /// Same sizes, strides, offset and dtype.
 bool same_geometry(const at::Tensor& tensor, const partitioner::TensorSpec& spec);
 
+/// Equal for tensors that share memory; ghosts too, which do not tell where their data is.
+inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
 /// Marks a tensor as a ghost: every operator on it reaches the capture handler, on any thread, at any time, and
 /// a raw pointer to its data (data_ptr, accessor, storage) throws a text that names `maker`.
 void mark_as_ghost(const at::Tensor& tensor, const std::string& maker);

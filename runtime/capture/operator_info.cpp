@@ -117,7 +117,9 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   changes_geometry_in_place = kInPlaceGeometry.contains(name);
   num_arguments = static_cast<int>(schema.arguments().size());
   if (name == "aten::one_hot") shape_argument = schema.argumentIndexWithName("num_classes").value_or(-1);
-  training_argument = schema.argumentIndexWithName("train").value_or(schema.argumentIndexWithName("training").value_or(-1));
+  for (const char* flag : {"train", "training", "use_input_stats"}) {
+    if (const auto position = schema.argumentIndexWithName(flag)) training_argument = *position;
+  }
   const auto hidden = kHiddenWrites.find(name);
   for (const auto& argument : schema.arguments()) {
     const bool is_declared = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -136,6 +138,16 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   }
 }
 
+namespace {
+
+bool is_in_evaluation(const OperatorInfo& info, const partitioner::Node& node) {
+  if (info.training_argument < 0) return false;
+  const auto* trains = std::get_if<bool>(&node.arguments.at(static_cast<size_t>(info.training_argument)));
+  return trains != nullptr && !*trains;
+}
+
+}  // namespace
+
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
   static std::mutex mutex;
   static std::unordered_map<c10::OperatorHandle, std::unique_ptr<OperatorInfo>> cache;
@@ -146,10 +158,11 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
 }
 
 bool draws(const OperatorInfo& info, const partitioner::Node& node) {
-  if (node.random_ordinal < 0) return false;
-  if (info.training_argument < 0) return true;
-  const auto* trains = std::get_if<bool>(&node.arguments.at(static_cast<size_t>(info.training_argument)));
-  return trains == nullptr || *trains;
+  return node.random_ordinal >= 0 && !is_in_evaluation(info, node);
+}
+
+bool writes(const OperatorInfo& info, const partitioner::Node& node, size_t argument) {
+  return info.argument_written[argument] && !(info.write_is_hidden[argument] && is_in_evaluation(info, node));
 }
 
 }  // namespace smp::runtime

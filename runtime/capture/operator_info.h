@@ -39,7 +39,7 @@ struct OperatorInfo {
   std::vector<bool> argument_is_scalar;      // Scalar or float: may change from step to step without a new graph
   std::vector<bool> argument_is_device;
   int shape_argument = -1;     // one_hot: position of the number that, unless negative, decides the shape instead of the data
-  int training_argument = -1;  // dropout, RNNs: position of the flag without which nothing random happens
+  int training_argument = -1;  // dropout, RNNs, norms: position of the flag without which nothing random or hidden happens
   std::vector<int> returned_argument;  // by return: position of the argument it is ((a!)), or -1
 };
 
@@ -48,5 +48,8 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 
 /// Whether the recorded call of this operator draws random numbers: not a dropout that rests.
 bool draws(const OperatorInfo& info, const partitioner::Node& node);
+
+/// Whether the recorded call writes to this argument: not a norm to its statistics in evaluation.
+bool writes(const OperatorInfo& info, const partitioner::Node& node, size_t argument);
 
 }  // namespace smp::runtime

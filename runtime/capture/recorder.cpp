@@ -24,10 +24,6 @@ using namespace partitioner;
 
 namespace {
 
-const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
 c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(const at::Tensor& tensor) {
   return c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr());
 }
@@ -124,6 +120,12 @@ ValueId Recorder::bind_constant(const at::Tensor& tensor, at::Tensor& stand_in) 
                               "CPU and to hold their values, got ", tensor.toString(),
                               tensor.is_conj() || tensor.is_neg() ? " with a lazy sign" : "",
                               ". Give the step cpu(), dequantize(), resolve_conj() or resolve_neg() of it.");
+  for (const NamedTensor& named : bindings_.tensors()) {
+    const bool is_gradient = named.tensor.grad().defined() && named.tensor.grad().is_alias_of(tensor);
+    TORCH_CHECK_VALUE(!is_gradient, where(), ": expected a body that leaves gradients as they are, got one that uses the "
+                      "gradient of '", named.name, "'. Backwards run when all bodies have ended, on the rank that holds the "
+                      "parameter. Clear gradients before the step, and look at them after it.");
+  }
   if (is_unmade(tensor)) {  // a member that is not registered: nobody places it
     const GeneratorHold hold;
     make_values({tensor});

@@ -17,10 +17,6 @@ namespace {
 
 void delete_origin(void* origin) { delete static_cast<Origin*>(origin); }
 
-c10::StorageImpl& storage_of(const at::Tensor& tensor) {
-  return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
 // Takes over the memory of `made`.
 void move_into(c10::StorageImpl& unmade, const c10::Storage& made) {
   c10::StorageImpl& source = *made.unsafeGetStorageImpl();
@@ -50,7 +46,7 @@ c10::Storage make_unmade_storage(Origin origin, int64_t num_bytes, const std::st
 
 const Origin* origin_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  const c10::DataPtr& data = storage_of(tensor)._mutable_data_ptr_no_checks();
+  const c10::DataPtr& data = storage_of(tensor)->_mutable_data_ptr_no_checks();
   return data.get_deleter() == &delete_origin ? static_cast<const Origin*>(data.get_context())
                                               : nullptr;
 }
@@ -75,11 +71,11 @@ void make_values(const std::vector<at::Tensor>& tensors) {
   std::unordered_set<const c10::StorageImpl*> seen;
   for (const at::Tensor& tensor : tensors) {
     const Origin* origin = origin_of(tensor);
-    if (origin == nullptr || !seen.insert(&storage_of(tensor)).second) continue;
+    if (origin == nullptr || !seen.insert(storage_of(tensor)).second) continue;
     Wanted& own = wanted[origin->recording.get()];
     own.recording = origin->recording;
     own.numbers.push_back(origin->storage);
-    own.storages.push_back(&storage_of(tensor));
+    own.storages.push_back(storage_of(tensor));
   }
   for (const auto& [key, own] : wanted) {
     std::vector<c10::Storage> made = own.recording->compute(own.numbers);

@@ -16,6 +16,7 @@ using namespace partitioner;
 
 Replay::Replay(const Graph& graph, const std::vector<NodeId>& nodes, const std::vector<ValueId>& kept)
     : slot_of_value_(graph.values.size(), -1) {
+  find_written_buffers(graph);
   std::vector<bool> made(graph.values.size(), false);
   for (NodeId n : nodes) {
     for (ValueId id : node_inputs(graph.nodes[n])) {
@@ -44,6 +45,22 @@ int Replay::assign_slot(ValueId value) {
   return slot;
 }
 
+// Microbatches write to a buffer in turn, and the backward of one may come after the write of the next.
+void Replay::find_written_buffers(const Graph& graph) {
+  int32_t num_storages = 0;
+  for (const Value& value : graph.values) num_storages = std::max(num_storages, value.storage + 1);
+  std::vector<bool> is_buffer(static_cast<size_t>(num_storages));
+  is_written_buffer_.resize(static_cast<size_t>(num_storages));
+  for (const Value& value : graph.values) {
+    if (value.kind == ValueKind::kBuffer && value.storage >= 0) is_buffer[static_cast<size_t>(value.storage)] = true;
+  }
+  for (const Node& node : graph.nodes) {
+    for (int32_t storage : node.written_storages) {
+      is_written_buffer_[static_cast<size_t>(storage)] = is_buffer[static_cast<size_t>(storage)];
+    }
+  }
+}
+
 void Replay::prepare(const Graph& graph, NodeId n) {
   const Node& node = graph.nodes[n];
   Call call{.op = c10::Dispatcher::singleton().findSchemaOrThrow(node.op.c_str(), node.overload.c_str())};
@@ -51,7 +68,8 @@ void Replay::prepare(const Graph& graph, NodeId n) {
   call.autocast = node.autocast;
   call.node = n;
   call.module = node.module;
-  if (draws(operator_info(call.op), node)) call.random_ordinal = node.random_ordinal;
+  const OperatorInfo& info = operator_info(call.op);
+  if (draws(info, node)) call.random_ordinal = node.random_ordinal;
   has_random_ = has_random_ || call.random_ordinal >= 0;
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     const Argument& argument = node.arguments[i];
@@ -59,6 +77,14 @@ void Replay::prepare(const Graph& graph, NodeId n) {
     if (const auto* ref = std::get_if<ValueRef>(&argument)) {
       call.tensors.push_back({position, slot_of_value_[ref->id]});
       call.arguments.emplace_back();
+      const int32_t storage = graph.values[ref->id].storage;
+      const bool is_alias = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
+        return id != kNoValue && graph.values[id].storage == storage;
+      });
+      const bool is_written = storage >= 0 && is_written_buffer_[static_cast<size_t>(storage)];
+      if (is_written && node.grad_enabled && !is_alias && !writes(info, node, i)) {
+        call.kept.push_back(position);
+      }
     } else if (const auto* refs = std::get_if<ValueRefList>(&argument)) {
       ValueRefList slots = *refs;
       for (ValueId& id : slots.ids) id = id == kNoValue ? kNoValue : slot_of_value_[id];
@@ -110,6 +136,20 @@ void Replay::push_arguments(const Call& call, const Slots& slots, const Microbat
   }
 }
 
+// The saved tensors of an operator without gradients hold nothing, so its buffers are read where they are.
+void Replay::keep_buffers(const Call& call) {
+  const size_t first = stack_.size() - call.arguments.size();
+  const bool saves = std::any_of(call.tensors.begin(), call.tensors.end(), [&](const TensorArgument& argument) {
+    const c10::IValue& value = stack_[first + argument.position];
+    return value.isTensor() && value.toTensor().requires_grad();
+  });
+  if (!saves) return;
+  for (uint32_t position : call.kept) {
+    c10::IValue& value = stack_[first + position];
+    if (!value.toTensor().requires_grad()) value = value.toTensor().clone();
+  }
+}
+
 void Replay::store_outputs(const Call& call, Slots& slots) {
   size_t k = 0;
   auto store = [&](at::Tensor&& tensor) {
@@ -152,6 +192,7 @@ void Replay::run(Slots& slots, const MicrobatchContext& context, const std::func
         current = call.autocast;
       }
       push_arguments(call, slots, context, next_override);
+      if (!call.kept.empty()) keep_buffers(call);
       if (call.random_ordinal >= 0) {
         const OperatorSeedGuard seed(operator_seed(context.random, static_cast<uint64_t>(call.random_ordinal)));
         call.op.callBoxed(stack_);

@@ -43,6 +43,7 @@ class Replay {
     std::vector<TensorArgument> tensors{};
     std::vector<int32_t> outputs{};      // slots, -1: not needed or undefined
     std::vector<int32_t> freed{};        // slots whose last use this is
+    std::vector<uint32_t> kept{};        // positions of buffers that a later write must not change for the backward
     bool copies_lists = false;           // holds list arguments, which operators may change
     bool grad_enabled = true;
     partitioner::Autocast autocast{};
@@ -53,10 +54,12 @@ class Replay {
 
   int assign_slot(partitioner::ValueId value);
   void prepare(const partitioner::Graph& graph, partitioner::NodeId n);
+  void find_written_buffers(const partitioner::Graph& graph);
   void plan_frees(const partitioner::Graph& graph, const std::vector<partitioner::NodeId>& nodes,
                   const std::vector<partitioner::ValueId>& kept);
   void push_arguments(const Call& call, const Slots& slots, const MicrobatchContext& context, size_t& next_override);
   void store_outputs(const Call& call, Slots& slots);
+  void keep_buffers(const Call& call);
   static std::string place_of(const Call& call, const MicrobatchContext& context);
 
   std::vector<Call> calls_;
@@ -65,6 +68,7 @@ class Replay {
   std::vector<partitioner::ValueId> external_;
   size_t num_slots_ = 0;
   bool has_random_ = false;
+  std::vector<bool> is_written_buffer_;  // by alias set
   torch::jit::Stack stack_;
 };
 

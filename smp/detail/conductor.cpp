@@ -98,13 +98,22 @@ std::optional<std::vector<StepOutput>> Conductor::perform(StepRun& run, const St
 }
 
 void Conductor::finish_join() {
-  take_over_from(rank_.leads() ? lead_join() : follow_join());
+  const int source = rank_.leads() ? lead_join() : follow_join();
+  try {
+    check_optimizer_steps(*context().pipeline, "smp::join");
+  } catch (const c10::Error& error) {  // the pipelines of other replicas may have no such difference
+    context().world->abort(error.what_without_backtrace());
+    throw;
+  }
+  take_over_from(source);
+  forget_optimizer_steps();
+  for (const auto& model : rank_.models.all()) model->reduction.num_passes = 0;  // replicas may be at different ones
 }
 
 int Conductor::lead_join() {
-  const StepScope scope(context(), rank_.models);
   const step_internal::Call none;
   for (;;) {
+    const StepScope scope(context(), rank_.models);
     Leader leader(rank_, 0, none);
     const std::optional<int> source = leader.shadow();
     if (!source) continue;
@@ -114,8 +123,8 @@ int Conductor::lead_join() {
 }
 
 int Conductor::follow_join() {
-  const StepScope scope(context(), rank_.models);
   for (;;) {
+    const StepScope scope(context(), rank_.models);
     StepRun run(rank_);
     for (bool is_over = false; !is_over;) {
       const StepMessage message = receive_message();
@@ -127,23 +136,44 @@ int Conductor::follow_join() {
 }
 
 void Conductor::take_over_from(int replica) {
-  rank_.optimizer_steps = 0;
   for (const auto& model : rank_.models.all()) {
     broadcast_over_replicas(rank_, *model, replica, [](const runtime::NamedTensor&) { return true; });
   }
-  for (const auto& weak : optimizers_) {
+  for (const auto& weak : rank_.optimizers) {
     if (const auto alive = weak.lock()) broadcast_local_state(*this, *alive->model, *alive->optimizer, replica);
   }
 }
 
 void Conductor::add_optimizer(const OptimizerMemory& memory, const std::shared_ptr<OptimizerOfModel>& optimizer) {
   rank_.programs.add_optimizer(memory);
-  std::erase_if(optimizers_, [](const auto& known) { return known.expired(); });
-  optimizers_.push_back(optimizer);
+  std::erase_if(rank_.optimizers, [](const auto& known) { return known.expired(); });
+  rank_.optimizers.push_back(optimizer);
+}
+
+std::string RankState::optimizer_steps() const {
+  std::string counts;
+  for (const auto& weak : optimizers) {
+    const auto alive = weak.lock();
+    if (alive) counts += (counts.empty() ? "" : ", ") + std::to_string(alive->num_steps);
+  }
+  return counts;
+}
+
+void Conductor::count_optimizer_step(const torch::optim::Optimizer& optimizer) {
+  for (const auto& weak : rank_.optimizers) {
+    const auto alive = weak.lock();
+    if (alive && alive->optimizer == &optimizer) ++alive->num_steps;
+  }
+}
+
+void Conductor::forget_optimizer_steps() {
+  for (const auto& weak : rank_.optimizers) {
+    if (const auto alive = weak.lock()) alive->num_steps = 0;
+  }
 }
 
 void Conductor::check_optimizer_states() const {
-  for (const auto& weak : optimizers_) {
+  for (const auto& weak : rank_.optimizers) {
     if (const auto alive = weak.lock()) fields_of(*alive->optimizer, "smp::join");
   }
 }
@@ -161,9 +191,19 @@ void Conductor::check_settings(const StepMessage& message) const {
                     "on all ranks of a pipeline, got ", message.settings, " on pipeline rank 0 and ", own,
                     " on pipeline rank ", context().pipeline->rank(),
                     ". Register hooks, freeze and unfreeze on every rank alike.");
-  TORCH_CHECK_VALUE(rank_.optimizer_steps == message.optimizer_steps,
-                    differing_optimizer_steps(message.optimizer_steps, "pipeline rank 0", rank_.optimizer_steps,
+  TORCH_CHECK_VALUE(rank_.optimizer_steps() == message.optimizer_steps,
+                    differing_optimizer_steps("step", message.optimizer_steps, "pipeline rank 0",
+                                              rank_.optimizer_steps(),
                                               "pipeline rank " + std::to_string(context().pipeline->rank())));
+}
+
+void Conductor::check_optimizer_steps(runtime::Transport& ranks, const char* caller) const {
+  const std::vector<std::string> counts = ranks.all_gather(rank_.optimizer_steps());
+  const char* kind = &ranks == context().world.get() ? "rank " : "pipeline rank ";
+  for (size_t r = 1; r < counts.size(); ++r) {
+    TORCH_CHECK_VALUE(counts[r] == counts[0],
+                      differing_optimizer_steps(caller, counts[0], kind + std::string("0"), counts[r], kind + std::to_string(r)));
+  }
 }
 
 void Conductor::accept(const StepMessage& message, int step_number) {

@@ -20,12 +20,6 @@ class Optimizer;
 
 namespace smp::detail {
 
-/// A DistributedOptimizer that is alive.
-struct OptimizerOfModel {
-  torch::optim::Optimizer* optimizer;
-  std::shared_ptr<const Model> model;
-};
-
 /// The conductor of one rank: all models and step functions of a program.
 class Conductor {
  public:
@@ -49,7 +43,11 @@ class Conductor {
   }
   void add_optimizer(const OptimizerMemory& memory, const std::shared_ptr<OptimizerOfModel>& optimizer);
 
-  void count_optimizer_step() { ++rank_.optimizer_steps; }
+  void count_optimizer_step(const torch::optim::Optimizer& optimizer);
+  /// All ranks hold the same updates again. On all of them alike.
+  void forget_optimizer_steps();
+  /// Throws c10::ValueError, on all of `ranks`, where some optimizers have stepped more often than others. Collective.
+  void check_optimizer_steps(runtime::Transport& ranks, const char* caller) const;
 
   /// Throws c10::ValueError for an optimizer whose state cannot be taken from one replica to another.
   void check_optimizer_states() const;
@@ -69,7 +67,6 @@ class Conductor {
   void take_over_from(int replica);
 
   RankState rank_;
-  std::vector<std::weak_ptr<OptimizerOfModel>> optimizers_;
 };
 
 /// The conductor of this rank's models. Throws c10::Error naming `caller` when there is no model.

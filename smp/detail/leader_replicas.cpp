@@ -53,8 +53,10 @@ void Leader::follow_active(const std::vector<ReplicaStep>& all, StepMessage& mes
 void Leader::meet_replicas(StepMessage& message, bool is_last) {
   if (is_last && message.trains && message.error.empty()) {
     message.reduced = reductions(rank_.models, programs_of(rank_, bodies_));
-    if (rank_.context.world->size() > 1) message.settings = describe_settings(rank_.models);
-    message.optimizer_steps = rank_.optimizer_steps;
+    if (rank_.context.world->size() > 1) {
+      message.settings = describe_settings(rank_.models);
+      message.optimizer_steps = rank_.optimizer_steps();
+    }
   }
   runtime::Transport& replicas = *rank_.context.replicas;
   if (replicas.size() == 1 || (has_met_replicas_ && !is_last) || (has_met_replicas_ && !a_replica_reads_)) return;
@@ -130,7 +132,7 @@ std::optional<int> Leader::shadow() {
   message.step = active.training_steps;
   message.reduced = united_reductions(all);
   message.settings = own.settings;
-  message.optimizer_steps = rank_.optimizer_steps;
+  message.optimizer_steps = rank_.optimizer_steps();
   perform(message);
   return std::nullopt;
 }

@@ -169,6 +169,7 @@ std::string listed(const std::vector<std::string>& items, size_t most) {
 
 StateDict gathered_state(const Conductor& own, const Model& model) {
   check_no_pending_load(model);
+  own.check_optimizer_steps(*own.context().pipeline, "state_dict");
   std::vector<at::Tensor> copies;  // by tensor: several names share one
   for (const auto& named : model.own.tensors()) {
     const bool is_placed = own.models().is_placed(named.tensor);
@@ -204,6 +205,7 @@ ModelLoad::ModelLoad(Conductor& own, Model& model, const StateDict& state, bool 
 }
 
 void ModelLoad::apply() {
+  own_.forget_optimizer_steps();
   const runtime::Transport& pipeline = *own_.context().pipeline;
   std::vector<int> all(static_cast<size_t>(pipeline.size()));
   std::iota(all.begin(), all.end(), 0);

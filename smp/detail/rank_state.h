@@ -14,6 +14,10 @@
 #include "smp/detail/programs.h"
 #include "smp/join.h"
 
+namespace torch::optim {
+class Optimizer;
+}
+
 namespace smp::detail {
 
 /// The join in progress, or the last one.
@@ -22,11 +26,20 @@ struct JoinState {
   uint64_t num_steps = 0;  // of this replica in it
 };
 
+/// A DistributedOptimizer that is alive.
+struct OptimizerOfModel {
+  torch::optim::Optimizer* optimizer;
+  std::shared_ptr<const Model> model;
+  uint64_t num_steps = 0;  // since all ranks held the same updates
+};
+
 struct RankState {
   explicit RankState(Context& own)
       : context(own), models(own), programs(own, models), executor(std::in_place, *own.pipeline, own.buffers) {}
 
   bool leads() const { return context.pipeline->rank() == 0; }
+  /// Of each optimizer, as "3" or "3, 4".
+  std::string optimizer_steps() const;
 
   Context& context;
   Models models;
@@ -37,7 +50,7 @@ struct RankState {
   JoinState join;
   runtime::BodyCapture* body_in_progress = nullptr;
   uint64_t training_steps = 0;
-  uint64_t optimizer_steps = 0;  // of all optimizers, since the start or the last join
+  std::vector<std::weak_ptr<OptimizerOfModel>> optimizers;
   uint64_t evaluation_steps = 0;  // steps without a backward
 };
 

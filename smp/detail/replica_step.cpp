@@ -18,11 +18,12 @@ std::string ReplicaStep::describe() const {
          std::to_string(training_steps) + " training steps" + (reduction.empty() ? "" : ", gradients " + reduction);
 }
 
-std::string differing_optimizer_steps(uint64_t one, const std::string& first, uint64_t other, const std::string& second) {
-  return "step: expected every rank to call DistributedOptimizer::step() equally often, got " + std::to_string(one) +
-         " calls on " + first + " and " + std::to_string(other) + " on " + second +
+std::string differing_optimizer_steps(const std::string& caller, const std::string& count, const std::string& rank,
+                                      const std::string& other_count, const std::string& other_rank) {
+  return caller + ": expected every rank to call DistributedOptimizer::step() equally often, got " + count + " calls on " +
+         rank + " and " + other_count + " on " + other_rank +
          ". Each rank updates the parameters that live there, so parts of the model have missed an update. Call step() of "
-         "every optimizer on every rank, and start again from a saved state.";
+         "every optimizer on every rank, and load an earlier state.";
 }
 
 std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bool ends_early) {
@@ -64,7 +65,7 @@ std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bo
   if (active == replicas.end() || !active->trains || active->reads) return std::nullopt;
   for (size_t r = first + 1; r < replicas.size(); ++r) {
     if (replicas[r].has_joined || replicas[r].reads || replicas[r].optimizer_steps == active->optimizer_steps) continue;
-    return Refusal{differing_optimizer_steps(active->optimizer_steps, "replica " + std::to_string(first),
+    return Refusal{differing_optimizer_steps("step", active->optimizer_steps, "replica " + std::to_string(first),
                                              replicas[r].optimizer_steps, "replica " + std::to_string(r))};
   }
   for (size_t r = 0; r < replicas.size(); ++r) {
@@ -122,7 +123,7 @@ std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& repl
     step.reduced = in.get_string();
     step.reduction = in.get_string();
     step.settings = in.get_string();
-    step.optimizer_steps = in.get<uint64_t>();
+    step.optimizer_steps = in.get_string();
     step.error = in.get_string();
     step.is_value_error = in.get<uint8_t>() != 0;
     step.reads = in.get<uint8_t>() != 0;

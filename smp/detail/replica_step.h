@@ -18,7 +18,7 @@ struct ReplicaStep {
   std::string reduced{};    // by model: '1' where it averages its gradients, '-' where it makes none
   std::string reduction{};  // how it treats the gradients of each model, in words
   std::string settings{};   // what must not differ between ranks that train, in words
-  uint64_t optimizer_steps = 0;
+  std::string optimizer_steps{};
   std::string error{};
   bool is_value_error = false;
   bool reads = false;    // its body has read a value and goes on
@@ -36,7 +36,8 @@ struct Refusal {
   bool is_value_error = true;
 };
 
-std::string differing_optimizer_steps(uint64_t one, const std::string& first, uint64_t other, const std::string& second);
+std::string differing_optimizer_steps(const std::string& caller, const std::string& count, const std::string& rank,
+                                      const std::string& other_count, const std::string& other_rank);
 
 /// What keeps the replicas from running this step together, if anything does. `ends_early`: all must have one.
 std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bool ends_early);

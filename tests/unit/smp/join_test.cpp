@@ -224,6 +224,64 @@ TEST(JoinRefuses, OptionsThatDifferAndAReplicaWithoutABatch) {
   });
 }
 
+// Each step that reads makes models alike that no step has placed, on all replicas.
+TEST(JoinReads, BesideAModelThatNoStepHasUsed) {
+  for (const int stages : {1, 2}) {
+    run_smp_ranks(2 * stages, {.pipeline_parallel_degree = stages, .microbatches = 2, .log_level = LogLevel::kOff}, [] {
+      DistributedModel model(make_net()), unused(make_net(), ModelOptions{.name = "unused"});
+      auto step = smp::step([&](at::Tensor data) {
+        const at::Tensor loss = model(data).square().mean();
+        EXPECT_GT(loss.item<double>(), 0);
+        model.backward(loss);
+        return loss;
+      });
+      const int mine = dp_rank() == 0 ? 2 : 5;
+      smp::join([&] {
+        for (int s = 0; s < mine; ++s) step(rows(4, 8, s));
+      });
+    });
+  }
+}
+
+TEST(JoinEnds, WithTheCycleOfPassesBegunAnew) {
+  run_smp_ranks(2, {.pipeline_parallel_degree = 1, .microbatches = 1, .log_level = LogLevel::kOff}, [] {
+    const auto net = make_net();
+    DistributedModel model(net, ModelOptions{.backward_passes_per_step = 2});
+    auto step = tests::training_step(model);
+    const auto train = [&](int batches) {
+      for (int s = 0; s < batches; ++s) step(rows(4, 8, 10 * dp_rank() + s), rows(4, 4, s));
+    };
+    smp::join([&] { train(dp_rank() == 0 ? 1 : 3); });
+    model.zero_grad();
+    train(2);
+    const std::vector<at::Tensor> all = allgather(net->first->weight.grad().clone(), CommGroup::DP_GROUP);
+    expect_bit_equal(all[0], all[1], "averaged after two passes");
+  });
+}
+
+TEST(JoinEnds, WithoutSpreadingAnUpdateThatARankHasMissed) {
+  const auto train = [](int skips) {
+    run_smp_ranks(4, {.pipeline_parallel_degree = 2, .microbatches = 1, .log_level = LogLevel::kOff}, [skips] {
+      const auto net = make_net();
+      DistributedModel model(net);
+      DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
+      auto step = tests::training_step(model);
+      const int mine = dp_rank() == 0 ? 2 : 3;
+      smp::join([&] {
+        for (int s = 0; s < mine; ++s) {
+          step(rows(4, 8, s), rows(4, 4, s));
+          if (s + 1 < mine || rank() != skips) optimizer.step();
+        }
+      });
+    });
+  };
+  EXPECT_EQ(message_of<std::exception>([&] { train(-1); }), "");
+  for (const int skips : {0, 1, 2, 3}) {
+    const std::string text = message_of<c10::ValueError>([&] { train(skips); });
+    EXPECT_TRUE(contains(text, "step() equally often, got ")) << skips << text;
+  }
+}
+
 TEST(JoinEnds, TheJobWhenTheLoopThrows) {
   EXPECT_ANY_THROW(run_smp_ranks(2, {.pipeline_parallel_degree = 1, .log_level = LogLevel::kOff}, [] {
     DistributedModel model(make_net());

@@ -129,6 +129,21 @@ TEST_P(ReadContent, OnTheCpuFollowsWrites) {
   });
 }
 
+TEST_P(ReadContent, OnTheCpuFollowsWritesToWhatWasBrought) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), here = output.detach() * 1, there = here.cpu(), first = there[0];
+    here.mul_(2);
+    run.trace.push_back(there.sum().item<double>());
+    run.trace.push_back(*first.data_ptr<float>());
+    here.add_(there);
+    run.trace.push_back(there.data_ptr<float>()[1]);
+    there.mul_(2);
+    run.trace.push_back(here.sum().item<double>());
+    const at::Tensor loss = (output * there).square().mean();
+    return trained(run, *first.data_ptr<float>() > 0 ? loss : loss * 3);
+  });
+}
+
 TEST_P(ReadContent, TwiceOnTheCpuAreTwoTensors) {
   check([](const BodyRun<SmallNet>& run) {
     const at::Tensor output = run.forward(run.data), first = (output.detach() * 1).cpu();

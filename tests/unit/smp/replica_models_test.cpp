@@ -174,6 +174,44 @@ TEST(ReplicaModels, RefusesTrainingAfterAnOptimizerStepOnSomeRanksOnly) {
   }
 }
 
+TEST(ReplicaModels, RefusesTrainingAfterStepsOfOtherOptimizers) {
+  const auto train = [] {
+    run_smp_ranks(2, {.pipeline_parallel_degree = 2, .microbatches = 1}, [] {
+      const auto net = make_net();
+      DistributedModel model(net);
+      DistributedOptimizer front(torch::optim::SGD(net->first->parameters(), 0.1), model);
+      DistributedOptimizer back(torch::optim::SGD(net->fourth->parameters(), 0.1), model);
+      auto step = tests::training_step(model);
+      step(rows(4, 8, 1), rows(4, 4, 1));
+      rank() == 0 ? front.step() : back.step();
+      step(rows(4, 8, 1), rows(4, 4, 1));
+    });
+  };
+  const std::string text = message_of<c10::ValueError>(train);
+  EXPECT_TRUE(contains(text, "got 1, 0 calls on pipeline rank 0 and 0, 1 on pipeline rank 1")) << text;
+}
+
+TEST(ReplicaModels, RefusesToSaveAfterAnOptimizerStepOnSomeRanksOnlyUntilAStateIsLoaded) {
+  run_smp_ranks(4, {.pipeline_parallel_degree = 2, .microbatches = 1}, [&] {
+    const auto net = make_net();
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
+    auto step = tests::training_step(model);
+    step(rows(4, 8, 1), rows(4, 4, 1));
+    optimizer.step();
+    const StateDict state = model.state_dict();
+    if (pp_rank() == 0) optimizer.step();
+    for (const std::string& text : {message_of<c10::ValueError>([&] { model.state_dict(); }),
+                                    message_of<c10::ValueError>([&] { save_state("never_made", model, optimizer); })}) {
+      EXPECT_TRUE(contains(text, "got 2 calls on ") && contains(text, "and 1 on ")) << text;
+    }
+    model.load_state_dict(state);
+    step(rows(4, 8, 1), rows(4, 4, 1));
+    optimizer.step();
+    EXPECT_EQ(model.state_dict().entries.size(), state.entries.size());
+  });
+}
+
 struct Deep : torch::nn::Module {
   Deep() {
     for (int i = 0; i < 6; ++i) layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(256, 256).bias(false)));

@@ -227,6 +227,23 @@ TEST(StepErrors, NameTheOperatorAndTheMicrobatch) {
   });
 }
 
+TEST(StepBodies, ThatUseGradientsOfEarlierStepsAreRefused) {
+  run_smp_ranks(2, {.microbatches = 2}, [] {
+    const auto net = make_net();
+    DistributedModel model(net);
+    bool looks = false;
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = model(data).square().mean();
+      model.backward(loss);
+      return looks ? loss + net->first->weight.grad()[0].norm() : loss;
+    });
+    step(rows(4, 8, 1));
+    looks = true;
+    const std::string text = support::message_of<c10::ValueError>([&] { step(rows(4, 8, 1)); });
+    EXPECT_TRUE(contains(text, "gradient of 'first.weight'")) << text;
+  });
+}
+
 TEST(StepBodies, ThatClearGradientsAreRefusedAndLoseNone) {
   run_smp_ranks(2, {.microbatches = 2}, [] {
     const auto net = make_net();
