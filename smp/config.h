@@ -16,6 +16,12 @@ enum class Pipeline {
   kSimple,       ///< "simple": all forwards, then all backwards (GPipe)
 };
 
+/// How a stage runs the operators of a microbatch.
+enum class StageKind {
+  kAutograd,  ///< every microbatch under LibTorch's autograd
+  kTape,      ///< recorded once and run without autograd, bit for bit the same; what cannot be taped runs under autograd
+};
+
 /// Who decides how many ranks form a pipeline.
 enum class Parallelism {
   kManual,  ///< "manual": pipeline_parallel_degree
@@ -71,6 +77,9 @@ struct Config {
 
   /// Schedule of the pipeline.
   Pipeline pipeline = Pipeline::kInterleaved;
+
+  /// How stages run: always under autograd, or as tapes where that is possible.
+  StageKind stage = StageKind::kAutograd;
 
   /// true: the planner places all modules that are not pinned.  false: they go to
   /// default_partition.

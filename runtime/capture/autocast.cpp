@@ -2,7 +2,6 @@
 #include "runtime/capture/autocast.h"
 
 #include <ATen/Context.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <functional>
 #include <vector>
@@ -13,21 +12,6 @@
 
 namespace smp::runtime {
 namespace {
-
-/// Interception within the handling of an intercepted operator, where the key is excluded.
-class InnerScope {
- public:
-  explicit InnerScope(Interceptor& interceptor) : keys_(included(), excluded()), scope_(interceptor) {}
-
- private:
-  static c10::DispatchKeySet included() { return c10::impl::tls_local_dispatch_key_set().included_; }
-  static c10::DispatchKeySet excluded() {
-    return c10::impl::tls_local_dispatch_key_set().excluded_.remove(kCaptureKey);
-  }
-
-  c10::impl::ForceDispatchKeyGuard keys_;
-  InterceptScope scope_;
-};
 
 using Exchange = std::function<at::Tensor(const at::Tensor&)>;
 
@@ -52,7 +36,7 @@ class CastCall : public Interceptor {
  public:
   void run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     exchange_arguments(op, stack, [this](const at::Tensor& tensor) { return face_of(tensor); });
-    const InnerScope scope(*this);
+    const InterceptWithin scope(*this);
     op.callBoxedForDispatchKey(c10::DispatchKey::AutocastCPU, stack);
   }
 
@@ -122,7 +106,7 @@ class Descent : public Interceptor {
     } else if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
       const bool casts_results = is_one_kernel(op, stack);
       {
-        const InnerScope scope(*this);
+        const InterceptWithin scope(*this);
         op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
       }
       for (size_t i = stack.size() - 3; casts_results && i < stack.size(); ++i) {

@@ -46,6 +46,11 @@ InterceptScope::~InterceptScope() {
   interceptors.erase(std::find(interceptors.begin(), interceptors.end(), &interceptor_));
 }
 
+InterceptWithin::InterceptWithin(Interceptor& interceptor)
+    : keys_(c10::impl::tls_local_dispatch_key_set().included_,
+            c10::impl::tls_local_dispatch_key_set().excluded_.remove(kCaptureKey)),
+      scope_(interceptor) {}
+
 void pass_on(const Interceptor& from, const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto own = std::find(interceptors.begin(), interceptors.end(), &from);
   TORCH_INTERNAL_ASSERT(own != interceptors.end(), "an interceptor that received no call passes one on");

@@ -35,6 +35,16 @@ class InterceptScope {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
+/// Interception within the handling of an intercepted operator, for what that is made of.
+class InterceptWithin {
+ public:
+  explicit InterceptWithin(Interceptor& interceptor);
+
+ private:
+  c10::impl::ForceDispatchKeyGuard keys_;
+  InterceptScope scope_;
+};
+
 /// For an interceptor that only looks: does what would happen without it.
 void pass_on(const Interceptor& from, const c10::OperatorHandle& op, torch::jit::Stack& stack);
 

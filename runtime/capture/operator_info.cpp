@@ -22,7 +22,8 @@ const Names kReads = {"aten::item", "aten::_local_scalar_dense", "aten::is_nonze
 const Names kQueries = {"aten::result_type", "aten::promote_types", "aten::can_cast", "aten::is_same_size",
                         "aten::size", "aten::stride", "aten::sym_size", "aten::sym_stride", "aten::sym_numel",
                         "aten::sym_storage_offset", "aten::dim", "aten::numel", "aten::is_floating_point",
-                        "aten::is_complex", "aten::is_signed", "aten::is_conj", "aten::is_neg"};
+                        "aten::is_complex", "aten::is_signed", "aten::is_conj", "aten::is_neg", "aten::is_inference",
+                        "aten::_is_zerotensor", "aten::_fused_sdp_choice"};
 const Names kReplacers = {"aten::_has_compatible_shallow_copy_type", "aten::set_data", "aten::set_"};
 const Names kBackwards = {"aten::_backward"};
 // Tagged data-dependent upstream only in part; bool-mask indexing is caught by the Meta kernel itself.

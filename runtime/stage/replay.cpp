@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/operator_info.h"
@@ -63,7 +64,7 @@ void Replay::find_written_buffers(const Graph& graph) {
 
 void Replay::prepare(const Graph& graph, NodeId n) {
   const Node& node = graph.nodes[n];
-  Call call{.op = c10::Dispatcher::singleton().findSchemaOrThrow(node.op.c_str(), node.overload.c_str())};
+  Call call{{.op = c10::Dispatcher::singleton().findSchemaOrThrow(node.op.c_str(), node.overload.c_str())}};
   call.grad_enabled = node.grad_enabled;
   call.autocast = node.autocast;
   call.node = n;
@@ -86,10 +87,9 @@ void Replay::prepare(const Graph& graph, NodeId n) {
         call.kept.push_back(position);
       }
     } else if (const auto* refs = std::get_if<ValueRefList>(&argument)) {
-      ValueRefList slots = *refs;
-      for (ValueId& id : slots.ids) id = id == kNoValue ? kNoValue : slot_of_value_[id];
-      call.tensors.push_back({position, -1, static_cast<int32_t>(lists_.size())});
-      lists_.push_back(std::move(slots));
+      FlatCall::ListArgument list{.position = position, .slots = {}, .optional_elements = refs->optional_elements};
+      for (ValueId id : refs->ids) list.slots.push_back(id == kNoValue ? -1 : slot_of_value_[id]);
+      call.lists.push_back(std::move(list));
       call.arguments.emplace_back();
     } else {
       call.arguments.push_back(to_ivalue(argument, nullptr, c10::Device(c10::kCPU)));
@@ -116,18 +116,7 @@ void Replay::plan_frees(const Graph& graph, const std::vector<NodeId>& nodes, co
 
 void Replay::push_arguments(const Call& call, const Slots& slots, const MicrobatchContext& context,
                             size_t& next_override) {
-  for (const c10::IValue& argument : call.arguments) {
-    stack_.push_back(call.copies_lists && argument.isList() ? argument.deepcopy() : argument);
-  }
-  const size_t first = stack_.size() - call.arguments.size();
-  for (const TensorArgument& tensor : call.tensors) {
-    if (tensor.slot >= 0) {
-      stack_[first + tensor.position] = slots[tensor.slot];
-    } else {
-      stack_[first + tensor.position] = to_ivalue(
-          lists_[tensor.list], [&](ValueId slot) { return slots[slot]; }, c10::Device(c10::kCPU));
-    }
-  }
+  const size_t first = call.push(stack_, slots);
   for (; next_override < context.scalars.size() && context.scalars[next_override].node <= call.node; ++next_override) {
     const ArgumentOverride& changed = context.scalars[next_override];
     if (changed.node != call.node) continue;
@@ -137,35 +126,30 @@ void Replay::push_arguments(const Call& call, const Slots& slots, const Microbat
 }
 
 // The saved tensors of an operator without gradients hold nothing, so its buffers are read where they are.
-void Replay::keep_buffers(const Call& call) {
+void Replay::keep_buffers(const Call& call, StageWatcher* watcher) {
   const size_t first = stack_.size() - call.arguments.size();
-  const bool saves = std::any_of(call.tensors.begin(), call.tensors.end(), [&](const TensorArgument& argument) {
+  const bool saves = std::any_of(call.tensors.begin(), call.tensors.end(), [&](const FlatCall::TensorArgument& argument) {
     const c10::IValue& value = stack_[first + argument.position];
     return value.isTensor() && value.toTensor().requires_grad();
   });
   if (!saves) return;
   for (uint32_t position : call.kept) {
     c10::IValue& value = stack_[first + position];
-    if (!value.toTensor().requires_grad()) value = value.toTensor().clone();
+    if (value.toTensor().requires_grad()) continue;
+    static const auto clone = c10::Dispatcher::singleton().findSchemaOrThrow("aten::clone", "");
+    torch::jit::Stack copy{value, c10::IValue()};
+    watcher == nullptr ? clone.callBoxed(copy) : watcher->call_operator(clone, copy, call.node, -1);
+    value = std::move(copy.front());
   }
 }
 
-void Replay::store_outputs(const Call& call, Slots& slots) {
-  size_t k = 0;
-  auto store = [&](at::Tensor&& tensor) {
-    TORCH_INTERNAL_ASSERT_DEBUG_ONLY(k < call.outputs.size());
-    if (call.outputs[k] >= 0) slots[call.outputs[k]] = std::move(tensor);
-    ++k;
-  };
-  for (c10::IValue& result : stack_) {
-    if (result.isTensor()) {
-      store(std::move(result).toTensor());
-    } else {
-      for (at::Tensor tensor : result.toTensorVector()) store(std::move(tensor));
-    }
+void Replay::call_operator(const Call& call, const MicrobatchContext& context, StageWatcher* watcher) {
+  if (!call.kept.empty()) keep_buffers(call, watcher);
+  std::optional<OperatorSeedGuard> seed;
+  if (call.random_ordinal >= 0) {
+    seed.emplace(operator_seed(context.random, static_cast<uint64_t>(call.random_ordinal)));
   }
-  stack_.clear();
-  for (int32_t slot : call.freed) slots[slot].reset();
+  watcher == nullptr ? call.op.callBoxed(stack_) : watcher->call_operator(call.op, stack_, call.node, call.random_ordinal);
 }
 
 std::string Replay::place_of(const Call& call, const MicrobatchContext& context) {
@@ -173,7 +157,8 @@ std::string Replay::place_of(const Call& call, const MicrobatchContext& context)
   return "in " + call.op.schema().operator_name().name + module + ", microbatch " + std::to_string(context.microbatch);
 }
 
-void Replay::run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress) {
+void Replay::run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress,
+                 StageWatcher* watcher) {
   constexpr size_t kProgressEvery = 16;
   stack_.clear();
   size_t next_override = 0;
@@ -192,14 +177,8 @@ void Replay::run(Slots& slots, const MicrobatchContext& context, const std::func
         current = call.autocast;
       }
       push_arguments(call, slots, context, next_override);
-      if (!call.kept.empty()) keep_buffers(call);
-      if (call.random_ordinal >= 0) {
-        const OperatorSeedGuard seed(operator_seed(context.random, static_cast<uint64_t>(call.random_ordinal)));
-        call.op.callBoxed(stack_);
-      } else {
-        call.op.callBoxed(stack_);
-      }
-      store_outputs(call, slots);
+      call_operator(call, context, watcher);
+      call.store(stack_, slots);
       running = nullptr;
       if (progress && n % kProgressEvery == kProgressEvery - 1) progress();
     }

@@ -8,12 +8,11 @@
 #include <vector>
 
 #include "partitioner/plan/plan.h"
+#include "runtime/stage/flat_call.h"
 #include "runtime/stage/stage.h"
+#include "runtime/stage/stage_watcher.h"
 
 namespace smp::runtime {
-
-/// Tensors of one forward by slot.
-using Slots = std::vector<at::Tensor>;
 
 class Replay {
  public:
@@ -28,23 +27,13 @@ class Replay {
   bool has_random() const { return has_random_; }
 
   /// Runs every operator in order. Slots of external values are filled by the caller; slots of kept values are filled
-  /// at the end, the others are empty again.
-  void run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress);
+  /// at the end, the others are empty again. A watcher, if any, runs the operators.
+  void run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress,
+           StageWatcher* watcher = nullptr);
 
  private:
-  struct TensorArgument {
-    uint32_t position;  // in the operator's arguments
-    int32_t slot;       // >= 0: this slot; -1: a list, see `lists`
-    int32_t list = -1;
-  };
-  struct Call {
-    c10::OperatorHandle op;
-    std::vector<c10::IValue> arguments{};  // tensors missing
-    std::vector<TensorArgument> tensors{};
-    std::vector<int32_t> outputs{};      // slots, -1: not needed or undefined
-    std::vector<int32_t> freed{};        // slots whose last use this is
-    std::vector<uint32_t> kept{};        // positions of buffers that a later write must not change for the backward
-    bool copies_lists = false;           // holds list arguments, which operators may change
+  struct Call : FlatCall {
+    std::vector<uint32_t> kept{};  // positions of buffers that a later write must not change for the backward
     bool grad_enabled = true;
     partitioner::Autocast autocast{};
     int32_t random_ordinal = -1;
@@ -58,12 +47,11 @@ class Replay {
   void plan_frees(const partitioner::Graph& graph, const std::vector<partitioner::NodeId>& nodes,
                   const std::vector<partitioner::ValueId>& kept);
   void push_arguments(const Call& call, const Slots& slots, const MicrobatchContext& context, size_t& next_override);
-  void store_outputs(const Call& call, Slots& slots);
-  void keep_buffers(const Call& call);
+  void call_operator(const Call& call, const MicrobatchContext& context, StageWatcher* watcher);
+  void keep_buffers(const Call& call, StageWatcher* watcher);
   static std::string place_of(const Call& call, const MicrobatchContext& context);
 
   std::vector<Call> calls_;
-  std::vector<partitioner::ValueRefList> lists_;  // ids are slots
   std::vector<int32_t> slot_of_value_;
   std::vector<partitioner::ValueId> external_;
   size_t num_slots_ = 0;

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "partitioner/plan/plan.h"
@@ -27,6 +28,14 @@ struct MicrobatchContext {
   std::vector<ArgumentOverride> scalars;
 };
 
+/// How a stage has run so far.
+struct StageReport {
+  int64_t num_taped = 0;          // microbatches that ran from the tape
+  size_t num_forward_calls = 0;   // of the tape; 0: there is none
+  size_t num_backward_calls = 0;
+  std::string stays_on_autograd;  // why some or all of its work does; empty: nothing does
+};
+
 /// Parameters, buffers and constants by value; called once per value and microbatch.
 using TensorLookup = std::function<at::Tensor(partitioner::ValueId)>;
 
@@ -34,6 +43,7 @@ class Stage {
  public:
   virtual ~Stage() = default;
   virtual const StageValues& values() const = 0;
+  virtual StageReport report() const { return {.stays_on_autograd = "stage: autograd"}; }
   /// Runs the operators. `inputs` by position in values().inputs; returns tensors by values().outputs.
   virtual std::vector<at::Tensor> forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs,
                                           const TensorLookup& tensors) = 0;
@@ -50,10 +60,17 @@ class Stage {
 struct StageOptions {
   /// Called between operators, so that messages move while this rank computes. May be empty.
   std::function<void()> progress;
+  /// Told once when a stage, or a part of its work, stays on autograd, and why. May be empty.
+  std::function<void(const std::string& reason)> stays_on_autograd{};
 };
 
 /// Runs the stage's operators under autograd: the reference implementation.
 std::unique_ptr<Stage> make_autograd_stage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage,
                                            StageOptions options);
+
+/// Records the first microbatch as a tape, runs the second both ways and compares every bit that leaves the stage, and
+/// runs the tape from then on. What cannot be taped, or gives other bits, stays on autograd.
+std::unique_ptr<Stage> make_tape_stage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage,
+                                       StageOptions options);
 
 }  // namespace smp::runtime

@@ -135,6 +135,13 @@ std::vector<Key> make_keys() {
        .is_printed = false,
        .meaning = "`auto`: the first step chooses between one pipeline, replicas, and replicas of a shorter "
                   "pipeline; every rank gives each step the whole batch."},
+      {.name = "stage",
+       .field = &Config::stage,
+       .choices = {"autograd", "tape"},
+       .is_printed = false,
+       .meaning = "`autograd`: stages run under LibTorch's autograd. `tape`: a stage is recorded once, down to leaf "
+                  "operators, and then runs without autograd, with the same bits; what cannot be taped stays on "
+                  "autograd, which the log says."},
       {.name = "broadcast_buffers",
        .field = &Config::broadcast_buffers,
        .meaning = "true: replicas start every step with the buffers of dp_rank 0; false: only the "

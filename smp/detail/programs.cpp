@@ -184,9 +184,14 @@ std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
   mine.plan = &program->plan;
   runtime::StageOptions options;
   if (context_.world->size() > 1) options.progress = [transport = context_.world.get()] { transport->progress(); };
+  const auto make_stage =
+      context_.config.stage == StageKind::kTape ? runtime::make_tape_stage : runtime::make_autograd_stage;
   for (int s = 0; s < static_cast<int>(program->plan.stages.size()); ++s) {
     if (program->plan.stages[s].rank != context_.pipeline->rank()) continue;
-    mine.stages.emplace(s, runtime::make_autograd_stage(program->graph, program->plan, s, options));
+    options.stays_on_autograd = [this, s](const std::string& reason) {
+      context_.logger.info("stage " + std::to_string(s) + " stays on autograd: " + reason);
+    };
+    mine.stages.emplace(s, make_stage(program->graph, program->plan, s, options));
   }
   return programs_.insert_or_assign(hash, std::move(program)).first->second;
 }

@@ -1,0 +1,275 @@
+// Prepares and runs tapes.
+#include "runtime/stage/tape.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace smp::runtime {
+
+TapeGeometry TapeGeometry::of(const at::Tensor& tensor) {
+  TapeGeometry geometry;
+  geometry.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  geometry.strides.assign(tensor.strides().begin(), tensor.strides().end());
+  geometry.storage_offset = tensor.storage_offset();
+  geometry.dtype = tensor.scalar_type();
+  return geometry;
+}
+
+bool TapeGeometry::fits(const at::Tensor& tensor) const {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.sizes().equals(sizes) &&
+         tensor.strides().equals(strides) && tensor.storage_offset() == storage_offset && tensor.scalar_type() == dtype &&
+         !tensor.is_conj() && !tensor.is_neg();
+}
+
+at::Tensor view_of(const at::Tensor& base, const TapeGeometry& geometry) {
+  auto impl = c10::make_intrusive<at::TensorImpl>(at::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), base.dtype());
+  impl->set_storage_offset(geometry.storage_offset);
+  impl->set_sizes_and_strides(geometry.sizes, geometry.strides);
+  impl->set_version_counter(base.unsafeGetTensorImpl()->version_counter());
+  return at::Tensor(std::move(impl));
+}
+
+namespace {
+
+// Backwards from what leaves the stage. What an operator with an effect reads is needed too.
+void drop_unused(TapeLists& lists) {
+  std::vector<bool> needed(lists.num_slots, false), stays(lists.calls.size(), false);
+  const auto need = [&needed](int32_t slot) {
+    if (slot >= 0) needed[static_cast<size_t>(slot)] = true;
+  };
+  for (const int32_t slot : lists.outputs) need(slot);
+  for (const TapeBackward& backward : lists.backwards) {
+    for (const int32_t slot : backward.results) need(slot);
+  }
+  for (size_t n = lists.calls.size(); n-- > 0;) {
+    const TapeCall& call = lists.calls[n];
+    const bool is_used = std::any_of(call.outputs.begin(), call.outputs.end(), [&](int32_t slot) {
+      return slot >= 0 && needed[static_cast<size_t>(slot)];
+    });
+    stays[n] = is_used || call.has_effect || call.kind == TapeCall::Kind::kGradient;
+    if (!stays[n]) continue;
+    for (const auto& tensor : call.tensors) need(tensor.slot);
+    for (const auto& list : call.lists) std::for_each(list.slots.begin(), list.slots.end(), need);
+  }
+  std::vector<TapeCall> kept;
+  std::vector<size_t> position(lists.calls.size() + 1);
+  for (size_t n = 0; n < lists.calls.size(); ++n) {
+    position[n] = kept.size();
+    if (stays[n]) kept.push_back(std::move(lists.calls[n]));
+  }
+  position.back() = kept.size();
+  lists.forward_end = position[lists.forward_end];
+  for (TapeBackward& backward : lists.backwards) backward.end = position[backward.end];
+  lists.calls = std::move(kept);
+}
+
+// A view with the geometry of its base is its base; a view of a fixed tensor is made once. What is left of them does
+// nothing and is dropped afterwards.
+class ViewFolding {
+ public:
+  ViewFolding(TapeLists& lists, Slots& fixed) : lists_(lists), fixed_(fixed), same_as_(lists.num_slots) {
+    for (size_t s = 0; s < same_as_.size(); ++s) same_as_[s] = static_cast<int32_t>(s);
+    for (const TapeOwn& own : lists.own) {
+      if (own.is_fixed && own.slot >= 0) fixed_[static_cast<size_t>(own.slot)] = own.tensor.detach();
+    }
+  }
+
+  void run() {
+    for (TapeCall& call : lists_.calls) {
+      for (auto& tensor : call.tensors) rename(tensor.slot);
+      for (auto& list : call.lists) std::for_each(list.slots.begin(), list.slots.end(), [this](int32_t& slot) { rename(slot); });
+      if (call.kind == TapeCall::Kind::kView) fold(call);
+      if (call.kind == TapeCall::Kind::kOperator) bake(call);
+    }
+    for (int32_t& slot : lists_.outputs) rename(slot);
+    for (TapeBackward& backward : lists_.backwards) {
+      for (int32_t& slot : backward.results) rename(slot);
+    }
+  }
+
+ private:
+  void rename(int32_t& slot) const {
+    if (slot >= 0) slot = same_as_[static_cast<size_t>(slot)];
+  }
+
+  void fold(TapeCall& call) {
+    const int32_t base = call.tensors.front().slot, view = call.outputs.front();
+    const bool is_same = call.geometry == lists_.slot_geometries[static_cast<size_t>(base)];
+    if (is_same && !lists_.changes_geometry_in_place) {
+      same_as_[static_cast<size_t>(view)] = base;
+    } else if (const at::Tensor& of = fixed_[static_cast<size_t>(base)]; of.defined()) {
+      fixed_[static_cast<size_t>(view)] = view_of(of, call.geometry);
+    } else {
+      return;
+    }
+    call.outputs.clear();
+  }
+
+  void bake(TapeCall& call) const {
+    std::erase_if(call.tensors, [&](const FlatCall::TensorArgument& tensor) {
+      const at::Tensor& of = fixed_[static_cast<size_t>(tensor.slot)];
+      if (of.defined()) call.arguments[tensor.position] = of;
+      return of.defined();
+    });
+    // What an operator on a fixed tensor returns in place is that tensor.
+    for (int32_t& slot : call.outputs) {
+      if (slot >= 0 && fixed_[static_cast<size_t>(slot)].defined()) slot = -1;
+    }
+  }
+
+  TapeLists& lists_;
+  Slots& fixed_;
+  std::vector<int32_t> same_as_;  // by slot
+};
+
+// Position of the call after which a slot is not read any more; -1: never read.
+std::vector<int> last_uses(const TapeLists& lists) {
+  std::vector<int> last(lists.num_slots, -1);
+  for (size_t n = 0; n < lists.calls.size(); ++n) {
+    const auto use = [&](int32_t slot) {
+      if (slot >= 0) last[static_cast<size_t>(slot)] = static_cast<int>(n);
+    };
+    for (const auto& tensor : lists.calls[n].tensors) use(tensor.slot);
+    for (const auto& list : lists.calls[n].lists) std::for_each(list.slots.begin(), list.slots.end(), use);
+    std::for_each(lists.calls[n].outputs.begin(), lists.calls[n].outputs.end(), use);
+  }
+  return last;
+}
+
+}  // namespace
+
+Tape::Tape(TapeLists recorded) : lists_(std::move(recorded)), fixed_(lists_.num_slots) {
+  ViewFolding(lists_, fixed_).run();
+  drop_unused(lists_);
+  for (const TapeCall& call : lists_.calls) {
+    for (const auto& list : call.lists) {
+      for (const int32_t slot : list.slots) {
+        if (slot >= 0 && fixed_[static_cast<size_t>(slot)].defined()) fixed_in_lists_.push_back(slot);
+      }
+    }
+  }
+  plan_frees();
+}
+
+void Tape::plan_frees() {
+  const std::vector<int> last = last_uses(lists_);
+  // By slot: a result leaves behind the calls, and is taken out there.
+  std::vector<bool> is_result(lists_.num_slots, false), is_output(lists_.num_slots, false);
+  for (const int32_t slot : lists_.outputs) is_output[static_cast<size_t>(slot)] = true;
+  for (const TapeBackward& backward : lists_.backwards) {
+    for (const int32_t slot : backward.results) {
+      if (slot >= 0) is_result[static_cast<size_t>(slot)] = true;
+    }
+  }
+  const auto is_in_forward = [this](int position) { return position < static_cast<int>(lists_.forward_end); };
+  for (size_t slot = 0; slot < last.size(); ++slot) {
+    if (is_result[slot]) continue;
+    if (is_in_forward(last[slot]) && (is_output[slot] || last[slot] < 0)) {
+      forward_freed_.push_back(static_cast<int32_t>(slot));
+    } else if (last[slot] >= 0) {
+      lists_.calls[static_cast<size_t>(last[slot])].freed.push_back(static_cast<int32_t>(slot));
+    }
+  }
+}
+
+const at::Tensor& Tape::at(const Slots& slots, int32_t slot) const {
+  const at::Tensor& fixed = fixed_[static_cast<size_t>(slot)];
+  return fixed.defined() ? fixed : slots[static_cast<size_t>(slot)];
+}
+
+std::vector<at::Tensor> Tape::forward(Slots& slots, std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& own,
+                                      const RunContext& context) {
+  slots.resize(lists_.num_slots);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (lists_.inputs[i].slot >= 0) slots[static_cast<size_t>(lists_.inputs[i].slot)] = std::move(inputs[i]);
+  }
+  for (size_t i = 0; i < own.size(); ++i) {
+    const TapeOwn& known = lists_.own[i];
+    if (known.slot >= 0 && !known.is_fixed) slots[static_cast<size_t>(known.slot)] = own[i];
+  }
+  for (const int32_t slot : fixed_in_lists_) slots[static_cast<size_t>(slot)] = fixed_[static_cast<size_t>(slot)];
+  inputs.clear();
+  {
+    std::optional<UserRandomStateScope> user_state;
+    if (lists_.has_random) user_state.emplace();
+    run(slots, 0, lists_.forward_end, context, nullptr);
+  }
+  std::vector<at::Tensor> outputs;
+  for (const int32_t slot : lists_.outputs) outputs.push_back(at(slots, slot));
+  for (const int32_t slot : forward_freed_) slots[static_cast<size_t>(slot)].reset();
+  return outputs;
+}
+
+// Where the recording found a gradient, and of which layout, is part of the lists.
+void Tape::check_roots(size_t index, const std::vector<at::Tensor>& gradients) const {
+  const TapeBackward& backward = lists_.backwards[index];
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const bool fits = backward.has_root[i] == gradients[i].defined() &&
+                      (backward.roots[i] < 0 || !backward.has_root[i] || backward.root_geometries[i].fits(gradients[i]));
+    TORCH_INTERNAL_ASSERT(fits, "the gradient that enters a taped stage as root ", i, " of backward ", index,
+                          " has another geometry than when it was recorded. Set stage: autograd and report it");
+  }
+}
+
+std::vector<at::Tensor> Tape::backward(Slots& slots, size_t index, std::vector<at::Tensor> gradients,
+                                       const RunContext& context, const GradientSink& sink) {
+  check_roots(index, gradients);
+  const TapeBackward& backward = lists_.backwards[index];
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (backward.roots[i] >= 0) slots[static_cast<size_t>(backward.roots[i])] = std::move(gradients[i]);
+  }
+  gradients.clear();
+  run(slots, index == 0 ? lists_.forward_end : lists_.backwards[index - 1].end, backward.end, context, &sink);
+  std::vector<at::Tensor> results;
+  for (const int32_t slot : backward.results) results.push_back(slot < 0 ? at::Tensor() : at(slots, slot));
+  return results;
+}
+
+void Tape::run(Slots& slots, size_t begin, size_t end, const RunContext& context, const GradientSink* sink) {
+  size_t n = begin;
+  try {
+    run_calls(slots, n, end, context, sink);
+  } catch (c10::Error& error) {
+    error.add_context("in " + lists_.calls[n].op.operator_name().name + ", operator " + std::to_string(n) +
+                      " of the stage's tape, microbatch " + std::to_string(context.microbatch));
+    throw;
+  }
+}
+
+void Tape::run_calls(Slots& slots, size_t& n, size_t end, const RunContext& context, const GradientSink* sink) {
+  constexpr size_t kProgressEvery = 16;
+  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowAutograd without_autograd;
+  std::optional<OperatorSeedGuard> seed;
+  stack_.clear();
+  for (; n < end; ++n) {
+    const TapeCall& call = lists_.calls[n];
+    if (call.kind == TapeCall::Kind::kOperator) {
+      if (call.random_ordinal >= 0) {
+        seed.emplace(operator_seed(context.random, static_cast<uint64_t>(call.random_ordinal)));
+      }
+      if (call.grad_enabled != at::GradMode::is_enabled()) at::GradMode::set_enabled(call.grad_enabled);
+      call.push(stack_, slots);
+      call.op.callBoxed(stack_);
+      call.store(stack_, slots);
+      if (call.ends_random) seed.reset();
+    } else {
+      const auto source = static_cast<size_t>(call.tensors.front().slot);
+      if (call.kind == TapeCall::Kind::kView) {
+        slots[static_cast<size_t>(call.outputs.front())] = view_of(slots[source], call.geometry);
+        for (const int32_t slot : call.freed) slots[static_cast<size_t>(slot)].reset();
+      } else {
+        at::Tensor gradient = slots[source];
+        for (const int32_t slot : call.freed) slots[static_cast<size_t>(slot)].reset();
+        (*sink)(static_cast<size_t>(call.parameter), std::move(gradient));
+      }
+    }
+    if (n % kProgressEvery == kProgressEvery - 1 && context.progress) context.progress();
+  }
+}
+
+}  // namespace smp::runtime

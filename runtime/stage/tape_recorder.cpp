@@ -1,0 +1,353 @@
+// The recording of tapes.
+#include "runtime/stage/tape_recorder.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+
+#include "runtime/capture/operator_info.h"
+#include "runtime/capture/places.h"
+
+namespace smp::runtime {
+
+using namespace partitioner;
+
+namespace {
+
+// What others have written may keep a state, or do something else with other data.
+bool is_from_libtorch(const c10::OperatorHandle& op) { return op.operator_name().name.starts_with("aten::"); }
+
+// Composed of other operators: so the dispatcher sees it unless there is a kernel for the CPU itself or its autograd.
+bool is_composite(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  return is_from_libtorch(op) && op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(DispatchKey::CPU) && !op.hasKernelForDispatchKey(DispatchKey::AutogradCPU);
+}
+
+// Composites that look at data past the dispatcher: what they decide would be part of the tape.
+bool reads_raw_data(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string_view> names = {"aten::ctc_loss", "aten::tensor_split", "aten::_pack_padded_sequence",
+                                                            "aten::_pad_packed_sequence"};
+  return names.contains(op.operator_name().name);
+}
+
+bool is_cast_by_autocast(const c10::OperatorHandle& op) {
+  return current_autocast().enabled &&
+         !c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutocastCPU) &&
+         op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// In evaluation a norm only reads its statistics.
+bool writes_now(const OperatorInfo& info, const torch::jit::Stack& stack, size_t first, size_t argument) {
+  if (!info.argument_written[argument]) return false;
+  if (!info.write_is_hidden[argument] || info.training_argument < 0) return true;
+  const c10::IValue& trains = stack[first + static_cast<size_t>(info.training_argument)];
+  return !trains.isBool() || trains.toBool();
+}
+
+// Where the dispatcher goes from autocast on, for a call on dense CPU tensors.
+c10::DispatchKeySet keys_below_autocast(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  c10::DispatchKeySet keys;
+  for (size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
+    if (stack[i].isTensor() && stack[i].toTensor().defined()) keys = keys | stack[i].toTensor().key_set();
+  }
+  return keys - c10::autocast_dispatch_keyset - c10::impl::tls_local_dispatch_key_set().excluded_;
+}
+
+}  // namespace
+
+TapeRecorder::TapeRecorder(std::vector<TapeOwn> own) {
+  for (size_t i = 0; i < own.size(); ++i) own_position_[own[i].value] = i;
+  lists_.own = std::move(own);
+}
+
+void TapeRecorder::refuse(const std::string& reason) {
+  if (refusal_.empty()) refusal_ = reason;
+}
+
+int32_t TapeRecorder::add(const at::Tensor& tensor) {
+  if (!is_plain(tensor)) {
+    refuse("a tensor of layout " + c10::str(tensor.layout()) + ", or one that is lazily conjugated or negated");
+    return -1;
+  }
+  const auto slot = static_cast<int32_t>(lists_.num_slots++);
+  lists_.slot_geometries.push_back(TapeGeometry::of(tensor));
+  tensors_.insert_or_assign(tensor.unsafeGetTensorImpl(), Known{WeakTensor(tensor.getIntrusivePtr()), slot});
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  auto memory = memories_.find(storage);
+  if (memory == memories_.end()) {
+    memory = memories_.emplace(storage, Memory{tensor.storage().getWeakStorageImpl(), {}}).first;
+  }
+  memory->second.slots.push_back(slot);
+  return slot;
+}
+
+int32_t TapeRecorder::known_slot(const at::Tensor& tensor) const {
+  const auto known = tensors_.find(tensor.unsafeGetTensorImpl());
+  return known == tensors_.end() ? -1 : known->second.slot;
+}
+
+// The slot of a tensor that an operator reads, or -1 after a refusal.
+int32_t TapeRecorder::slot_of(const at::Tensor& tensor, const std::string& reader) {
+  if (const int32_t slot = known_slot(tensor); slot >= 0) return slot;
+  if (!is_plain(tensor)) {
+    refuse(reader + " reads a tensor of another layout than strided");
+    return -1;
+  }
+  const auto memory = memories_.find(tensor.storage().unsafeGetStorageImpl());
+  if (memory == memories_.end()) {
+    refuse(reader + " reads a tensor of unknown origin, sizes " + c10::str(tensor.sizes()));
+    return -1;
+  }
+  const TapeGeometry geometry = TapeGeometry::of(tensor);
+  const std::vector<int32_t>& slots = memory->second.slots;
+  const auto same = std::find_if(slots.rbegin(), slots.rend(), [&](int32_t slot) {
+    return lists_.slot_geometries[static_cast<size_t>(slot)] == geometry;
+  });
+  if (same != slots.rend()) {
+    tensors_.insert_or_assign(tensor.unsafeGetTensorImpl(), Known{WeakTensor(tensor.getIntrusivePtr()), *same});
+    return *same;
+  }
+  const int32_t base = slots.back();
+  if (lists_.slot_geometries[static_cast<size_t>(base)].dtype != geometry.dtype) {
+    refuse(reader + " reads memory under another dtype than it was written");
+    return -1;
+  }
+  static const auto as_strided = c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
+  TapeCall view{{.op = as_strided, .tensors = {{0, base}}}};
+  view.kind = TapeCall::Kind::kView;
+  view.geometry = geometry;
+  view.outputs = {add(tensor)};
+  push(std::move(view));
+  return lists_.calls.back().outputs.front();
+}
+
+void TapeRecorder::entered(ValueId value, const at::Tensor& tensor) {
+  const auto own = own_position_.find(value);
+  TapeBinding binding{.value = value, .slot = add(tensor), .geometry = TapeGeometry::of(tensor)};
+  if (own == own_position_.end()) {
+    lists_.inputs.push_back(std::move(binding));
+  } else {
+    static_cast<TapeBinding&>(lists_.own[own->second]) = std::move(binding);
+  }
+}
+
+void TapeRecorder::call_operator(const c10::OperatorHandle& op, torch::jit::Stack& stack, NodeId node,
+                                 int32_t random_ordinal) {
+  node_ = node;
+  random_ordinal_ = random_ordinal;
+  lists_.has_random = lists_.has_random || random_ordinal >= 0;
+  const size_t first_call = lists_.calls.size();
+  {
+    const InterceptScope scope(*this);
+    op.callBoxed(stack);
+  }
+  random_ordinal_ = -1;
+  if (random_ordinal < 0) return;
+  // The first of them seeds, each may draw, the last gives the generator free: none of them may leave.
+  TapeCall* last = nullptr;
+  for (size_t n = first_call; n < lists_.calls.size(); ++n) {
+    if (lists_.calls[n].kind != TapeCall::Kind::kOperator) continue;
+    last = &lists_.calls[n];
+    last->has_effect = true;
+  }
+  if (last != nullptr) last->ends_random = true;
+}
+
+void TapeRecorder::run_backward(const std::function<void()>& engine) {
+  node_ = kNoNode;
+  if (current_autocast().enabled) refuse("autocast is on where the step is called");
+  const InterceptScope scope(*this);
+  engine();
+}
+
+void TapeRecorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  if (!refusal_.empty()) return op.callBoxed(stack);
+  if (is_writing_ && c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutogradFunctionality)) {
+    return op.callBoxed(stack);  // part of the kernel
+  }
+  if (reads_raw_data(op)) {
+    refuse(op.operator_name().name + " reads values");
+    return op.callBoxed(stack);
+  }
+  if (is_cast_by_autocast(op)) {
+    const InterceptWithin scope(*this);
+    op.callBoxedForDispatchKey(c10::DispatchKey::AutocastCPU, stack);
+  } else if (is_composite(op)) {
+    const InterceptWithin scope(*this);
+    op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  } else {
+    record(op, stack);
+  }
+}
+
+void TapeRecorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const OperatorInfo& info = operator_info(op);
+  if (info.kind == OperatorClass::kGeometryQuery) return op.callBoxed(stack);
+  if (info.kind != OperatorClass::kRecorded) {
+    refuse(info.name + " reads values, or replaces memory");
+  } else if (!is_from_libtorch(op)) {
+    refuse(info.name + " is none of LibTorch's own operators");
+  } else if (is_in_backward_ && is_random(op)) {
+    refuse(info.name + " draws random numbers in the backward");
+  }
+  TapeCall made{{.op = op}};
+  made.node = node_;
+  made.random_ordinal = std::exchange(random_ordinal_, -1);
+  made.has_effect = is_random(op);
+  made.grad_enabled = at::GradMode::is_enabled();
+  bool call_writes = false;
+  const size_t first = stack.size() - op.schema().arguments().size();
+  for (size_t i = 0; refusal_.empty() && first + i < stack.size(); ++i) {
+    take_argument(made, static_cast<uint32_t>(i), stack[first + i], info.name);
+    if (!writes_now(info, stack, first, i)) continue;
+    made.has_effect = call_writes = true;
+    if (stack[first + i].isTensor() && stack[first + i].toTensor().defined()) note_write(stack[first + i].toTensor());
+  }
+  lists_.changes_geometry_in_place = lists_.changes_geometry_in_place || info.changes_geometry_in_place;
+  if (!refusal_.empty()) return op.callBoxed(stack);
+
+  call(op, stack, call_writes);
+  const std::vector<at::Tensor> outputs = flatten_outputs(stack);
+  if (record_views(made, outputs)) return;
+  for (const at::Tensor& output : outputs) {
+    const int32_t known = output.defined() ? known_slot(output) : -1;
+    made.outputs.push_back(!output.defined() || known >= 0 ? known : add(output));
+  }
+  push(std::move(made));
+}
+
+// Autograd keeps a copy of what is about to be overwritten, where the backward needs it: an operator like any other, but
+// called while this one runs.
+void TapeRecorder::call(const c10::OperatorHandle& op, torch::jit::Stack& stack, bool writes) {
+  const bool has_autograd = op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) ||
+                            op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU);
+  const bool is_mutable = op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);  // not by a hidden write alone
+  if (!writes || !has_autograd || !is_mutable || is_in_backward_ || is_writing_) return op.callBoxed(stack);
+  const c10::DispatchKeySet keys = keys_below_autocast(op, stack);
+  is_writing_ = true;
+  try {
+    const InterceptWithin scope(*this);
+    op.redispatchBoxed(keys, &stack);
+  } catch (...) {
+    is_writing_ = false;
+    throw;
+  }
+  is_writing_ = false;
+}
+
+// Lists that are written to hold no tensors from outside: foreach operators belong to optimizers.
+void TapeRecorder::note_write(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return;
+  const auto memory = memories_.find(tensor.storage().unsafeGetStorageImpl());
+  if (memory == memories_.end()) return;
+  const std::vector<int32_t>& slots = memory->second.slots;
+  const auto is_here = [&slots](int32_t slot) { return std::find(slots.begin(), slots.end(), slot) != slots.end(); };
+  for (TapeBinding& input : lists_.inputs) input.is_written = input.is_written || is_here(input.slot);
+  for (TapeOwn& own : lists_.own) own.is_written = own.is_written || is_here(own.slot);
+}
+
+void TapeRecorder::push(TapeCall call) { lists_.calls.push_back(std::move(call)); }
+
+void TapeRecorder::take_argument(TapeCall& call, uint32_t position, const c10::IValue& value, const std::string& op) {
+  call.arguments.emplace_back();
+  c10::IValue& own = call.arguments.back();
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    // A number in the form of a tensor comes from a formula, and is the same every time.
+    const bool is_number = tensor.defined() && tensor.unsafeGetTensorImpl()->is_wrapped_number() && known_slot(tensor) < 0;
+    if (!tensor.defined() || is_number) {
+      own = value;
+    } else {
+      call.tensors.push_back({position, slot_of(tensor, op)});
+    }
+  } else if (value.isTensorList()) {
+    FlatCall::ListArgument list{.position = position, .slots = {}};
+    for (const at::Tensor& tensor : value.toTensorVector()) list.slots.push_back(tensor.defined() ? slot_of(tensor, op) : -1);
+    call.lists.push_back(std::move(list));
+  } else if (value.isOptionalTensorList()) {
+    FlatCall::ListArgument list{.position = position, .slots = {}, .optional_elements = true};
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+      list.slots.push_back(tensor.has_value() && tensor->defined() ? slot_of(*tensor, op) : -1);
+    }
+    call.lists.push_back(std::move(list));
+  } else if (value.isGenerator() || value.isStorage() || value.isStream() || value.isObject() || value.isCapsule()) {
+    refuse(op + " has an argument of type " + value.tagKind());
+  } else {
+    own = value.isList() ? value.deepcopy() : value;
+  }
+}
+
+// What a view operator makes is described by its geometry, and so made without it.
+bool TapeRecorder::record_views(const TapeCall& call, const std::vector<at::Tensor>& outputs) {
+  const auto& returns = call.op.schema().returns();
+  const bool is_view = returns.size() == 1 && returns[0].alias_info() != nullptr && !returns[0].alias_info()->isWrite() &&
+                       call.tensors.size() == 1 && call.lists.empty() && !call.has_effect;
+  if (!is_view) return false;
+  const int32_t base = call.tensors[0].slot;
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !is_plain(output)) return false;
+    const auto memory = memories_.find(output.storage().unsafeGetStorageImpl());
+    if (memory == memories_.end() ||
+        std::find(memory->second.slots.begin(), memory->second.slots.end(), base) == memory->second.slots.end() ||
+        lists_.slot_geometries[static_cast<size_t>(base)].dtype != output.scalar_type()) {
+      return false;
+    }
+  }
+  for (const at::Tensor& output : outputs) {
+    if (known_slot(output) >= 0) continue;
+    TapeCall view{{.op = call.op, .tensors = {{0, base}}}};
+    view.kind = TapeCall::Kind::kView;
+    view.node = call.node;
+    view.geometry = TapeGeometry::of(output);
+    view.outputs = {add(output)};
+    push(std::move(view));
+  }
+  random_ordinal_ = call.random_ordinal;  // for the next operator
+  return true;
+}
+
+bool TapeRecorder::gradient_made(ValueId parameter, const at::Tensor& gradient) {
+  if (!refusal_.empty()) return true;
+  TapeCall call{{.op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add_", "Tensor"),
+                 .tensors = {{0, slot_of(gradient, "a parameter's gradient")}}}};
+  call.kind = TapeCall::Kind::kGradient;
+  call.parameter = static_cast<int32_t>(own_position_.at(parameter));
+  push(std::move(call));
+  return true;
+}
+
+void TapeRecorder::end_forward(const std::vector<at::Tensor>& outputs) {
+  for (const at::Tensor& output : outputs) {
+    if (refusal_.empty()) lists_.outputs.push_back(slot_of(output, "the stage's result"));
+  }
+  lists_.forward_end = lists_.calls.size();
+}
+
+void TapeRecorder::begin_backward(const std::vector<at::Tensor>& gradients) {
+  is_in_backward_ = true;
+  TapeBackward& backward = lists_.backwards.emplace_back();
+  for (const at::Tensor& gradient : gradients) {
+    backward.has_root.push_back(gradient.defined());
+    backward.roots.push_back(gradient.defined() && refusal_.empty() ? add(gradient) : -1);
+    backward.root_geometries.push_back(gradient.defined() ? TapeGeometry::of(gradient) : TapeGeometry{});
+  }
+}
+
+void TapeRecorder::end_backward(const std::vector<at::Tensor>& results) {
+  TapeBackward& backward = lists_.backwards.back();
+  for (const at::Tensor& result : results) {
+    const bool is_made = result.defined() && refusal_.empty();
+    backward.results.push_back(is_made ? slot_of(result, "a gradient that leaves the stage") : -1);
+  }
+  backward.end = lists_.calls.size();
+}
+
+}  // namespace smp::runtime

@@ -1,0 +1,285 @@
+// A stage on its way from autograd to its tape.
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "runtime/stage/autograd_stage.h"
+#include "runtime/stage/gradient_sum.h"
+#include "runtime/stage/tape.h"
+#include "runtime/stage/tape_comparison.h"
+#include "runtime/stage/tape_recorder.h"
+
+namespace smp::runtime {
+namespace {
+
+using namespace partitioner;
+
+class TapeStage : public Stage {
+ public:
+  TapeStage(const Graph& graph, const Plan& plan, int stage, StageOptions options)
+      : graph_(graph),
+        nodes_(plan.stages[static_cast<size_t>(stage)].nodes),
+        options_(std::move(options)),
+        reference_(graph, plan, stage, options_),
+        own_values_(reference_.own_values()) {
+    std::sort(nodes_.begin(), nodes_.end());
+  }
+
+  const StageValues& values() const override { return reference_.values(); }
+
+  StageReport report() const override {
+    StageReport report{.num_taped = num_taped_, .stays_on_autograd = said_};
+    if (tape_) {
+      report.num_forward_calls = tape_->lists().forward_end;
+      report.num_backward_calls = tape_->lists().calls.size() - report.num_forward_calls;
+    }
+    return report;
+  }
+
+  std::vector<at::Tensor> forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs,
+                                  const TensorLookup& tensors) override {
+    if (phase_ == Phase::kRefused || !may_be_taped(context)) return reference_.forward(context, std::move(inputs), tensors);
+    own_.clear();
+    for (const ValueId id : own_values_) own_.push_back(tensors(id));
+    if (phase_ == Phase::kTaped || phase_ == Phase::kRecorded) {
+      const Fit fit = fit_of(inputs);
+      if (fit == Fit::kOtherTensors) forget();
+      if (fit == Fit::kOtherGeometry) return reference_.forward(context, std::move(inputs), tensors);
+    }
+    switch (phase_) {
+      case Phase::kUnrecorded:
+        return record_forward(context, std::move(inputs), tensors);
+      case Phase::kRecorded:
+        return compare_forward(context, std::move(inputs));
+      case Phase::kTaped:
+        return run_forward(context, std::move(inputs));
+      default:
+        return reference_.forward(context, std::move(inputs), tensors);
+    }
+  }
+
+  std::vector<at::Tensor> backward(int microbatch, size_t index, std::vector<at::Tensor> gradients) override {
+    if (!values().has_backward) return {};
+    if (const auto flight = in_flight_.find(microbatch); flight != in_flight_.end()) {
+      return run_backward(flight, index, std::move(gradients));
+    }
+    if (watched_ != microbatch) return reference_.backward(microbatch, index, std::move(gradients));
+    return phase_ == Phase::kRecording ? record_backward(index, std::move(gradients))
+                                       : compare_backward(index, std::move(gradients));
+  }
+
+  void drop(int microbatch) override {
+    reference_.drop(microbatch);
+    in_flight_.erase(microbatch);
+    if (watched_ == microbatch) stop_watching();
+  }
+
+  void reset() override {
+    reference_.reset();
+    in_flight_.clear();
+    if (watched_) stop_watching();
+  }
+
+ private:
+  enum class Phase : uint8_t { kUnrecorded, kRecording, kRecorded, kComparing, kTaped, kRefused };
+  enum class Fit : uint8_t { kFits, kOtherGeometry, kOtherTensors };
+  struct Flight {
+    std::shared_ptr<Tape> tape;
+    Slots slots;
+    RandomState random;
+  };
+  using Flights = std::map<int, Flight>;
+
+  // The recording is dropped: its microbatch went, or its tensors.
+  void stop_watching() {
+    phase_ = phase_ == Phase::kRecording ? Phase::kUnrecorded : Phase::kRecorded;
+    watched_.reset();
+    recorder_.reset();
+    comparison_.reset();
+  }
+
+  void forget() {
+    tape_.reset();
+    phase_ = Phase::kUnrecorded;
+  }
+
+  void refuse(const std::string& reason) {
+    phase_ = Phase::kRefused;
+    tape_.reset();
+    say(reason);
+  }
+
+  void say(const std::string& reason) {
+    if (!said_.empty()) return;
+    said_ = reason;
+    if (options_.stays_on_autograd) options_.stays_on_autograd(reason);
+  }
+
+  // A recording holds the numbers of its microbatch.
+  bool may_be_taped(const MicrobatchContext& context) {
+    if (torch::autograd::AnomalyMode::is_enabled()) return false;
+    const bool has_scalars = std::any_of(context.scalars.begin(), context.scalars.end(), [this](const auto& scalar) {
+      return std::binary_search(nodes_.begin(), nodes_.end(), scalar.node);
+    });
+    if (has_scalars) say("numbers that change from step to step");
+    return !has_scalars;
+  }
+
+  Fit fit_of(const std::vector<at::Tensor>& inputs) {
+    const TapeLists& lists = tape_->lists();
+    for (size_t i = 0; i < own_.size(); ++i) {
+      const TapeOwn& known = lists.own[i];
+      const at::Tensor& now = own_[i];
+      const bool is_same = !known.is_fixed || (now.is_same(known.tensor) && now.storage().is_alias_of(fixed_memory_[i]));
+      if (!is_same || now.requires_grad() != requires_grad_[i]) return Fit::kOtherTensors;
+      if (!known.geometry.fits(now)) return known.is_fixed ? Fit::kOtherTensors : Fit::kOtherGeometry;
+      if (now.requires_grad() && has_gradient_hooks(now)) {
+        say("hooks on parameters");
+        return Fit::kOtherGeometry;
+      }
+    }
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!lists.inputs[i].geometry.fits(inputs[i])) return Fit::kOtherGeometry;
+    }
+    return Fit::kFits;
+  }
+
+  std::vector<at::Tensor> record_forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs,
+                                         const TensorLookup& tensors) {
+    if (std::any_of(own_.begin(), own_.end(), [](const at::Tensor& own) { return own.requires_grad() && has_gradient_hooks(own); })) {
+      say("hooks on parameters");
+      return reference_.forward(context, std::move(inputs), tensors);
+    }
+    std::vector<TapeOwn> own;
+    requires_grad_.clear();
+    fixed_memory_.clear();
+    for (size_t i = 0; i < own_.size(); ++i) {
+      TapeOwn& one = own.emplace_back();
+      one.value = own_values_[i];
+      one.tensor = own_[i];
+      one.is_fixed = is_named(graph_.values[static_cast<size_t>(own_values_[i])]);
+      requires_grad_.push_back(own_[i].requires_grad());
+      fixed_memory_.push_back(one.is_fixed ? own_[i].storage() : c10::Storage());
+    }
+    recorder_ = std::make_unique<TapeRecorder>(std::move(own));
+    phase_ = Phase::kRecording;
+    watched_ = context.microbatch;
+    auto outputs = reference_.forward(context, std::move(inputs), tensors, recorder_.get());
+    recorder_->end_forward(outputs);
+    if (!values().has_backward) end_recording();
+    return outputs;
+  }
+
+  std::vector<at::Tensor> record_backward(size_t index, std::vector<at::Tensor> gradients) {
+    recorder_->begin_backward(gradients);
+    auto results = reference_.backward(*watched_, index, std::move(gradients));
+    recorder_->end_backward(results);
+    if (index + 1 == values().backwards.size()) end_recording();
+    return results;
+  }
+
+  void end_recording() {
+    watched_.reset();
+    if (recorder_->refusal().empty()) {
+      tape_ = std::make_shared<Tape>(recorder_->take());
+      phase_ = Phase::kRecorded;
+    } else {
+      refuse(recorder_->refusal());
+    }
+    recorder_.reset();
+  }
+
+  std::vector<at::Tensor> compare_forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs) {
+    comparison_.emplace(reference_, *tape_, context, inputs, own_);
+    phase_ = Phase::kComparing;
+    watched_ = context.microbatch;
+    auto outputs = comparison_->forward(std::move(inputs));
+    if (!values().has_backward) end_comparison();
+    return outputs;
+  }
+
+  std::vector<at::Tensor> compare_backward(size_t index, std::vector<at::Tensor> gradients) {
+    auto results = comparison_->backward(index, std::move(gradients));
+    if (index + 1 == values().backwards.size()) end_comparison();
+    return results;
+  }
+
+  void end_comparison() {
+    const std::string difference = comparison_->finish(options_.progress);
+    watched_.reset();
+    comparison_.reset();
+    phase_ = Phase::kTaped;
+    if (!difference.empty()) refuse("with the tape " + difference + " has other bits");
+  }
+
+  Tape::RunContext run_context(const RandomState& random, int microbatch) const {
+    return {.random = random, .microbatch = microbatch, .progress = options_.progress};
+  }
+
+  std::vector<at::Tensor> run_forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs) {
+    ++num_taped_;
+    Slots slots = take_slots();
+    auto outputs = tape_->forward(slots, std::move(inputs), own_, run_context(context.random, context.microbatch));
+    if (values().has_backward) {
+      in_flight_.emplace(context.microbatch, Flight{tape_, std::move(slots), context.random});
+    } else {
+      give_back(std::move(slots));
+    }
+    return outputs;
+  }
+
+  std::vector<at::Tensor> run_backward(Flights::iterator flight, size_t index, std::vector<at::Tensor> gradients) {
+    const bool is_last = index + 1 == values().backwards.size();
+    const Tape::RunContext context = run_context(flight->second.random, flight->first);
+    Tape& tape = *flight->second.tape;
+    const auto sink = [&tape](size_t own, at::Tensor gradient) {
+      add_to_grad(tape.lists().own[own].tensor, std::move(gradient));
+    };
+    auto results = tape.backward(flight->second.slots, index, std::move(gradients), context, sink);
+    if (!is_last) return results;
+    give_back(std::move(flight->second.slots));
+    in_flight_.erase(flight);
+    return results;
+  }
+
+  Slots take_slots() {
+    if (free_slots_.empty()) return {};
+    Slots slots = std::move(free_slots_.back());
+    free_slots_.pop_back();
+    return slots;
+  }
+
+  void give_back(Slots slots) {
+    for (at::Tensor& tensor : slots) tensor.reset();
+    free_slots_.push_back(std::move(slots));
+  }
+
+  const Graph& graph_;
+  std::vector<NodeId> nodes_;
+  StageOptions options_;
+  AutogradStage reference_;
+  std::vector<ValueId> own_values_;
+  std::vector<at::Tensor> own_;  // of the forward under way
+  Phase phase_ = Phase::kUnrecorded;
+  std::optional<int> watched_;  // the microbatch that is recorded, or compared
+  std::unique_ptr<TapeRecorder> recorder_;
+  std::optional<TapeComparison> comparison_;
+  std::shared_ptr<Tape> tape_;
+  std::vector<bool> requires_grad_;          // by own tensor, as recorded
+  std::vector<c10::Storage> fixed_memory_;
+  Flights in_flight_;
+  std::vector<Slots> free_slots_;
+  std::string said_;
+  int64_t num_taped_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Stage> make_tape_stage(const Graph& graph, const Plan& plan, int stage, StageOptions options) {
+  return std::make_unique<TapeStage>(graph, plan, stage, std::move(options));
+}
+
+}  // namespace smp::runtime
