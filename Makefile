@@ -35,7 +35,7 @@ endif
 
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) -DSMP_CI=$(if $(filter-out false 0,$(CI)),ON,OFF)
 
-.PHONY: help packages venv python-given configure build demo test bench install clean
+.PHONY: help packages venv python-given configure build demo test bench peers install clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -93,6 +93,9 @@ test: build  ## All tests
 
 bench: build  ## All measurements, or ONLY=name; "name value unit" each
 	@benchmarks/run $(build)/benchmarks.txt $(ONLY)
+
+peers: build  ## Measure smp against torch.distributed.pipelining on six models (docs/peers.md)
+	$(python) benchmarks/peers/run.py $(build)/bin
 
 install: build  ## Libraries, public headers, package files and bin/smp under PREFIX (default /usr/local)
 	@cmake --install $(build) --prefix "$$(realpath -ms '$(PREFIX)')"

@@ -43,14 +43,17 @@ runtime::CapturedBody capture_loss(runtime::BodyCapture& capture,
 }
 
 OneStageReplay::OneStageReplay(const torch::nn::Module& module,
-                               const std::vector<at::Tensor>& inputs, const LossBody& body)
+                               const std::vector<at::Tensor>& inputs, const LossBody& body,
+                               StageMaker make_stage)
     : bindings_(bindings_of(module)),
       capture_(bindings_),
       inputs_(inputs),
       captured_(capture_loss(capture_, inputs, body)) {
   const runtime::Recording& recording = *captured_.recording;
   plan_ = partitioner::partition(recording.graph, {});
-  stage_ = runtime::make_autograd_stage(recording.graph, plan_, 0, {});
+  runtime::StageOptions options;
+  options.stays_on_autograd = [said = stays_on_autograd_](const std::string& reason) { *said = reason; };
+  stage_ = make_stage(recording.graph, plan_, 0, options);
   tensors_.resize(recording.graph.values.size());
   for (const auto& constant : recording.constants) {
     tensors_[static_cast<size_t>(constant.value)] = constant.tensor;

@@ -24,15 +24,20 @@ runtime::Bindings bindings_of(const torch::nn::Module& module);
 runtime::CapturedBody capture_loss(runtime::BodyCapture& capture,
                                    const std::vector<at::Tensor>& inputs, const LossBody& body);
 
+/// Makes a stage: runtime::make_autograd_stage, or runtime::make_tape_stage.
+using StageMaker = decltype(&runtime::make_autograd_stage);
+
 /// Forward and backward of the captured body of `module` as the only stage of a plan.
 class OneStageReplay {
  public:
   OneStageReplay(const torch::nn::Module& module, const std::vector<at::Tensor>& inputs,
-                 const LossBody& body);
+                 const LossBody& body, StageMaker make_stage = runtime::make_autograd_stage);
 
   /// One microbatch; gradients accumulate in the module's parameters. Returns the loss, detached.
   at::Tensor run();
   size_t num_operators() const { return captured_.recording->graph.nodes.size(); }
+  /// Why the stage, or a part of its work, is not taped; empty while it is.
+  const std::string& stays_on_autograd() const { return *stays_on_autograd_; }
 
  private:
   runtime::Bindings bindings_;
@@ -40,6 +45,7 @@ class OneStageReplay {
   std::vector<at::Tensor> inputs_;
   runtime::CapturedBody captured_;
   partitioner::Plan plan_;
+  std::shared_ptr<std::string> stays_on_autograd_ = std::make_shared<std::string>();
   std::unique_ptr<runtime::Stage> stage_;
   std::vector<at::Tensor> tensors_;  // by value: parameters, buffers, constants
   int microbatch_ = 0;
