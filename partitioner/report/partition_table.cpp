@@ -8,16 +8,10 @@
 #include <iterator>
 #include <vector>
 
+#include "partitioner/report/text_table.h"
+
 namespace smp::partitioner {
 namespace {
-
-using Row = std::vector<std::string>;
-
-std::string with_unit(double number, const char* unit) {
-  char text[48];
-  std::snprintf(text, sizeof text, number < 10 ? "%.2f%s" : "%.1f%s", number, unit);
-  return text;
-}
 
 std::string count_text(int64_t count) {
   if (count < 1000) return std::to_string(count);
@@ -26,34 +20,12 @@ std::string count_text(int64_t count) {
   return number < 1e9 ? with_unit(number / 1e6, " M") : with_unit(number / 1e9, " G");
 }
 
-std::string time_text(double us) {
-  if (us < 1e3) return with_unit(us, " us");
-  return us < 1e6 ? with_unit(us / 1e3, " ms") : with_unit(us / 1e6, " s");
-}
-
 std::string bytes_text(int64_t bytes) {
   if (bytes < 1024) return std::to_string(bytes) + " B";
   const double kibibytes = static_cast<double>(bytes) / 1024;
   if (kibibytes < 1024) return with_unit(kibibytes, " KiB");
   const double mebibytes = kibibytes / 1024;
   return mebibytes < 1024 ? with_unit(mebibytes, " MiB") : with_unit(mebibytes / 1024, " GiB");
-}
-
-std::string aligned(const std::vector<Row>& rows, size_t left_aligned_column) {
-  std::vector<size_t> width(rows.front().size(), 0);
-  for (const Row& row : rows) {
-    for (size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], row[c].size());
-  }
-  std::string text;
-  for (const Row& row : rows) {
-    for (size_t c = 0; c < row.size(); ++c) {
-      const std::string padding(width[c] - row[c].size(), ' ');
-      if (c > 0) text += " | ";
-      text += c == left_aligned_column ? row[c] + padding : padding + row[c];
-    }
-    text += '\n';
-  }
-  return text;
 }
 
 }  // namespace
