@@ -5,17 +5,11 @@
 
 #include "partitioner/plan/graph_costs.h"
 #include "partitioner/schedule/generate.h"
-#include "partitioner/schedule/simulate.h"
 #include "partitioner/schedule/stage_graph.h"
 
 namespace smp::partitioner {
 
-StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options) {
-  const StageGraph stages = stage_graph(plan, graph);
-  const Schedule schedule = generate(options.schedule, stages, options.num_microbatches,
-                                     {.active_microbatches = options.active_microbatches,
-                                      .times = {},
-                                      .virtual_stages = options.virtual_stages});
+SimulationInput predicted_times(const Graph& graph, const Plan& plan, const DeviceModel& device) {
   SimulationInput input;
   input.transfers_occupy_ranks = true;
   for (const StagePlan& stage : plan.stages) {
@@ -25,11 +19,20 @@ StepPrediction predict_step(const Graph& graph, const Plan& plan, const Partitio
   for (const auto* transfers : {&plan.activations, &plan.gradients}) {
     for (const Transfer& transfer : *transfers) {
       edge_us[{transfer.source, transfer.target}] +=
-          options.device.message_us(message_bytes(graph.values[transfer.value]));
+          device.message_us(message_bytes(graph.values[transfer.value]));
     }
   }
   for (const auto& [edge, us] : edge_us) input.transfers.push_back({edge, us});
-  const Simulation simulation = simulate(schedule, input);
+  return input;
+}
+
+StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options) {
+  const StageGraph stages = stage_graph(plan, graph);
+  const Schedule schedule = generate(options.schedule, stages, options.num_microbatches,
+                                     {.active_microbatches = options.active_microbatches,
+                                      .times = {},
+                                      .virtual_stages = options.virtual_stages});
+  const Simulation simulation = simulate(schedule, predicted_times(graph, plan, options.device));
   return {simulation.makespan_us, simulation.bubble};
 }
 

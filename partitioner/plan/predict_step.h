@@ -3,6 +3,7 @@
 
 #include "partitioner/plan/partition.h"
 #include "partitioner/plan/plan.h"
+#include "partitioner/schedule/simulate.h"
 
 namespace smp::partitioner {
 
@@ -10,6 +11,9 @@ struct StepPrediction {
   double us = 0;      // from the first forward to the last backward
   double bubble = 0;  // the part of it in which a rank does not compute, mean over ranks
 };
+
+/// The times of `plan`, made for `graph`, for one microbatch. A message keeps both its ranks busy.
+SimulationInput predicted_times(const Graph& graph, const Plan& plan, const DeviceModel& device);
 
 /// The step of `plan`, made for `graph`, under the schedule and device of `options`. A message
 /// keeps both its ranks busy.
