@@ -1,0 +1,73 @@
+// What the ranks of a job did and when: plain data, on one clock. Filled by runtime/timeline.h; read by the reports here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "partitioner/schedule/action.h"
+
+namespace smp::partitioner {
+
+/// What one rank does for a while. The first six are the actions of a table, in the order of ActionKind.
+enum class Activity : uint8_t {
+  kForward,
+  kBackward,
+  kSendActivation,
+  kReceiveActivation,  // from when the rank comes to it until the message has been taken in
+  kSendGradient,
+  kReceiveGradient,
+  kBody,        // leader: splits arguments, runs the bodies, plans; up to the message to its followers
+  kMessage,     // follower: waits for that message
+  kCollective,  // gradients and buffers: with replicas, and with ranks that hold the same weight
+  kLastSends,   // waits until all that it sent in the step has left
+  kResults,     // exchange of what the bodies return
+};
+
+/// One activity of one rank, in nanoseconds of the common clock.
+struct Span {
+  Activity activity = Activity::kForward;
+  int32_t stage = -1;  // this and the next two: of actions, as in Action
+  int32_t microbatch = -1;
+  int32_t peer = -1;
+  int64_t start_ns = 0;
+  int64_t end_ns = 0;
+
+  bool is_action() const { return activity <= Activity::kReceiveGradient; }
+  bool is_compute() const { return activity <= Activity::kBackward; }
+  bool is_receive() const {
+    return activity == Activity::kReceiveActivation || activity == Activity::kReceiveGradient;
+  }
+  /// Of an action only.
+  Action action() const { return {static_cast<ActionKind>(activity), stage, microbatch, peer}; }
+  bool operator==(const Span&) const = default;
+};
+
+/// One step on one rank: from the call of the step function to its return.
+struct RankStep {
+  int64_t number = 0;  // steps of the job before it, evaluations included
+  bool trains = false;
+  int64_t start_ns = 0;
+  int64_t end_ns = 0;
+  std::vector<Span> spans;  // one after the other, within [start_ns, end_ns]
+  bool operator==(const RankStep&) const = default;
+};
+
+/// One rank's record. All ranks of a job have recorded the same steps.
+struct RankTimeline {
+  int replica = 0;
+  int pipeline_rank = 0;
+  std::vector<RankStep> steps;
+  bool operator==(const RankTimeline&) const = default;
+};
+
+/// One step of one pipeline, by pipeline rank.
+using PipelineStep = std::vector<RankStep>;
+
+/// Step `index` of a replica, by pipeline rank.
+PipelineStep pipeline_step(const std::vector<RankTimeline>& ranks, int replica, size_t index);
+
+/// "F 3", "B 3", "send F 3", "receive B 3"; the name of the activity for all others: "body", "results".
+std::string to_string(const Span& span);
+
+}  // namespace smp::partitioner
