@@ -54,9 +54,14 @@ RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> mic
   try {
     for (const Action& action : column) {
       expect_ahead(column, microbatches);
-      perform(action, microbatches);
+      {
+        const RecordedSpan span(options_.recorder, action);
+        perform(action, microbatches);
+      }
+      tell_observer(action);
       reap_sent();
     }
+    const RecordedSpan span(sent_.empty() ? nullptr : options_.recorder, Activity::kLastSends);
     for (Sent& sent : sent_) sent.request.wait("end of step");
     sent_.clear();
   } catch (...) {
@@ -137,7 +142,12 @@ void Executor::backward(const Action& action, MicrobatchRun& run) {
   if (options_.observer != nullptr) options_.observer->before(action);
   const size_t count = run.program->stages.at(action.stage)->values().backwards.size();
   for (size_t k = 0; k < count; ++k) backward(action, run, k);
-  if (options_.observer != nullptr) options_.observer->after(action);
+}
+
+void Executor::tell_observer(const Action& action) {
+  if (options_.observer == nullptr || action.kind != ActionKind::kBackward) return;
+  const RecordedSpan span(options_.recorder, Activity::kCollective);
+  options_.observer->after(action);
 }
 
 void Executor::backward(const Action& action, MicrobatchRun& run, size_t index) {

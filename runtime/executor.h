@@ -13,6 +13,7 @@
 #include "partitioner/schedule/schedule.h"
 #include "runtime/boundary.h"
 #include "runtime/stage/stage.h"
+#include "runtime/timeline.h"
 #include "runtime/transport/transport.h"
 
 namespace smp::runtime {
@@ -63,6 +64,7 @@ class BackwardObserver {
 struct RunOptions {
   BackwardObserver* observer = nullptr;
   int loss_divisor = 0;  // of every loss; 0: the number of microbatches
+  TimelineRecorder* recorder = nullptr;  // of the column's actions
 };
 
 class Executor {
@@ -98,6 +100,7 @@ class Executor {
 
   void drop_everything(std::span<MicrobatchRun> microbatches);
   void perform(const partitioner::Action& action, std::span<MicrobatchRun> microbatches);
+  void tell_observer(const partitioner::Action& action);
   void forward(const partitioner::Action& action, MicrobatchRun& run);
   void backward(const partitioner::Action& action, MicrobatchRun& run);
   void backward(const partitioner::Action& action, MicrobatchRun& run, size_t index);

@@ -16,6 +16,8 @@ enum Tag : int {
   kLayoutTag = 10,       // which ranks form pipelines, in the first step
   kTiedTag = 8,          // copies of parameters that several ranks read
   kTiedGradientTag = 9,  // and their gradients
+  kClockTag = 11,     // what time it is; over the world
+  kTimelineTag = 12,  // what a rank has recorded; over the world
   kFirstStageTag = 64,        // from here: activations and gradients, four for each pair of stages
   kFirstBucketTag = 5 << 20,  // from here, between replicas: gradients and their sums, two for each reducer
 };

@@ -19,6 +19,7 @@ MAY_INCLUDE = {
         "partitioner/graph/graph_io.h",  # equality and hash of graphs
         "partitioner/plan/message_buffers.h",  # what the planner counts on
         "partitioner/plan/plan.h",
+        "partitioner/report/timeline.h",  # the spans that it records
         "partitioner/schedule/action.h",
         "partitioner/schedule/schedule.h",
     ),
