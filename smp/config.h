@@ -142,6 +142,13 @@ struct Config {
   /// Log lines that reach stderr.
   LogLevel log_level = LogLevel::kInfo;
 
+  /// File for a Chrome trace of what every rank did in some steps; beside it, in SVG, one of them under its simulation
+  /// (docs/timeline.md).  World rank 0 writes both.  Empty = no recording.
+  std::string timeline = "";
+
+  /// Steps that are recorded for `timeline`, after two that are not; at least 1.
+  int64_t timeline_steps = 5;
+
   // Accepted so that SageMaker configurations run unchanged; checked and printed, without effect.
 
   /// Replicas are formed whenever the world is larger than one pipeline, with or without it.

@@ -8,7 +8,9 @@
 #include "runtime/transport/loopback.h"
 #include "runtime/transport/mpi_transport.h"
 #include "runtime/watch/root_cause.h"
+#include "smp/detail/conductor.h"
 #include "smp/detail/context.h"
+#include "smp/detail/step_timeline.h"
 
 namespace smp {
 namespace {
@@ -54,6 +56,7 @@ void init(const Config& argument) {
   if (launch.kind != runtime::Launch::Kind::kSingleProcess) runtime::install_terminate_handler(launch.rank);
   // A configuration with errors is the same on all ranks in nearly every job, so each says so by itself, before MPI.
   const Config resolved = Config::resolve(argument);
+  if (launch.rank == 0) detail::check_timeline_path(resolved.timeline);
   bool uses_mpi = false;
   std::shared_ptr<runtime::Transport> world = join_world(launch, resolved, uses_mpi);
   if (uses_mpi) runtime::install_terminate_handler(world);
@@ -70,6 +73,7 @@ void shutdown() {
   detail::refuse_in_join("smp::shutdown");
   auto& own = context("smp::shutdown");
   own.world->barrier();
+  if (own.conductor) own.conductor->finish_timeline();
   const auto world = own.world;
   const bool uses_mpi = own.uses_mpi;
   detail::set_process_context(nullptr);

@@ -61,8 +61,23 @@ std::vector<StepOutput> Conductor::run_step(int step_number, const step_internal
               "Call the step functions one after the other, or share a plain function between their bodies.");
   forget_ended_steps();
   const StepScope scope(context(), rank_.models);
+  begin_recorded_step();
   if (!context().is_laid_out) lay_out(rank_, step_number, call);
-  return rank_.leads() ? Leader(rank_, step_number, call).run() : follow(step_number);
+  auto returned = rank_.leads() ? Leader(rank_, step_number, call).run() : follow(step_number);
+  end_recorded_step();
+  return returned;
+}
+
+void Conductor::begin_recorded_step() {
+  if (rank_.timeline) rank_.timeline->begin_step();
+}
+
+void Conductor::end_recorded_step() {
+  if (rank_.timeline) rank_.timeline->end_step(rank_.programs);
+}
+
+void Conductor::finish_timeline() {
+  if (rank_.timeline) rank_.timeline->finish(rank_.programs);
 }
 
 void Conductor::forget_ended_steps() {
@@ -114,8 +129,10 @@ int Conductor::lead_join() {
   const step_internal::Call none;
   for (;;) {
     const StepScope scope(context(), rank_.models);
+    begin_recorded_step();
     Leader leader(rank_, 0, none);
     const std::optional<int> source = leader.shadow();
+    end_recorded_step();
     if (!source) continue;
     leader.end_join(*source);
     return *source;
@@ -125,6 +142,7 @@ int Conductor::lead_join() {
 int Conductor::follow_join() {
   for (;;) {
     const StepScope scope(context(), rank_.models);
+    begin_recorded_step();
     StepRun run(rank_);
     for (bool is_over = false; !is_over;) {
       const StepMessage message = receive_message();
@@ -132,6 +150,7 @@ int Conductor::follow_join() {
       if (!message.error.empty() && rank_.join.options.throw_on_early_termination) throw_refusal(message);
       is_over = !message.error.empty() || perform(run, message, message.step_function).has_value();
     }
+    end_recorded_step();
   }
 }
 

@@ -52,11 +52,17 @@ class Conductor {
   /// Throws c10::ValueError for an optimizer whose state cannot be taken from one replica to another.
   void check_optimizer_states() const;
   void begin_join(const JoinOptions& options) { rank_.join = {options, 0}; }
+  /// Null: none was asked for.
+  std::unique_ptr<StepTimeline>& timeline() { return rank_.timeline; }
+  /// Writes the timeline, if one was asked for and not yet written. Collective over the world.
+  void finish_timeline();
   /// Takes part in the steps of replicas that have more, then makes all replicas equal. Collective over all ranks.
   void finish_join();
 
  private:
   void forget_ended_steps();
+  void begin_recorded_step();
+  void end_recorded_step();
   std::vector<StepOutput> follow(int step_number);
   runtime::StepMessage receive_message();
   void accept(const runtime::StepMessage& message, int step_number);

@@ -200,6 +200,16 @@ std::vector<Key> make_keys() {
        .field = &Config::log_level,
        .choices = {"info", "warning", "off"},
        .meaning = "Log lines that reach stderr."},
+      {.name = "timeline",
+       .field = &Config::timeline,
+       .is_printed = false,
+       .meaning = "File for a Chrome trace of what every rank did, with a drawing beside it: `trace.json` and `trace.svg`. "
+                  "Empty = no recording."},
+      {.name = "timeline_steps",
+       .field = &Config::timeline_steps,
+       .range = kCount,
+       .is_printed = false,
+       .meaning = "Steps that `timeline` records, after the first two."},
       // SageMaker keys that it does not print.
       {.name = "deterministic_server",
        .field = &Config::deterministic_server,

@@ -34,6 +34,7 @@ runtime::RandomState random_state(const RankState& rank, bool trains, uint64_t s
 }
 
 std::optional<std::vector<StepOutput>> StepRun::perform(const StepMessage& message, MicrobatchInputs& inputs) {
+  const runtime::RecordedRound round(rank_.recorder(), rank_.leads());
   begin(message);
   const auto first = static_cast<size_t>(message.first);
   switch (message.round) {
@@ -78,6 +79,7 @@ void StepRun::begin(const StepMessage& message) {
       if (is_known) place(program, round);
     }
   }
+  const runtime::RecordedSpan span(is_first ? rank_.recorder() : nullptr, Activity::kCollective);
   if (is_first) broadcast_buffers(message.first_active_replica);
 }
 
@@ -174,7 +176,8 @@ const Schedule& StepRun::schedule(TablePart part, size_t first) {
   return rank_.programs.schedule(programs, part);
 }
 
-void StepRun::run(const Schedule& schedule, size_t first, const runtime::RunOptions& options) {
+void StepRun::run(const Schedule& schedule, size_t first, runtime::RunOptions options) {
+  options.recorder = rank_.recorder();
   const std::span<runtime::MicrobatchRun> runs(runs_.data() + first, runs_.size() - first);
   runtime::RankResults made = rank_.executor->run(schedule, runs, options);
   for (size_t i = 0; i < made.size(); ++i) results_[first + i].merge(made[i]);
@@ -231,14 +234,20 @@ std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part)
     if (!rank_.models.all().front()->reduction.averages_microbatches) options.loss_divisor = 1;
   }
   if (part == TablePart::kWhole || message.trains) run(schedule(part, 0), 0, options);
-  std::vector<StepOutput> returned = exchange_results(runs_, std::move(results_), *rank_.context.pipeline);
+  std::vector<StepOutput> returned = exchange_recorded_results();
   if (message.trains) {
+    const runtime::RecordedSpan span(rank_.recorder(), Activity::kCollective);
     tied->finish();
     if (gradients) gradients->finish();
   }
   count(message);
   ++rank_.join.num_steps;
   return returned;
+}
+
+std::vector<StepOutput> StepRun::exchange_recorded_results() {
+  const runtime::RecordedSpan span(rank_.recorder(), Activity::kResults);
+  return exchange_results(runs_, std::move(results_), *rank_.context.pipeline);
 }
 
 void StepRun::shadow(const StepMessage& message) {
@@ -252,6 +261,8 @@ void StepRun::shadow(const StepMessage& message) {
 }
 
 void StepRun::count(const StepMessage& message) {
+  const auto number = static_cast<int64_t>(rank_.training_steps + rank_.evaluation_steps);
+  if (rank_.timeline) rank_.timeline->count_step(number, message.trains, programs_);
   if (message.trains) {
     count_pass(rank_.models, message.reduced);
     rank_.training_steps = message.step + 1;

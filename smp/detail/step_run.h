@@ -46,10 +46,11 @@ class StepRun {
   runtime::MicrobatchRun make_run(const runtime::StepMessage& message, size_t index, MicrobatchInputs& inputs);
   void keep_written(runtime::MicrobatchRun& run, const Program& program, size_t number);
   void place(const std::shared_ptr<Program>& program, runtime::Round round);
-  void run(const partitioner::Schedule& schedule, size_t first, const runtime::RunOptions& options = {});
+  void run(const partitioner::Schedule& schedule, size_t first, runtime::RunOptions options = {});
   const partitioner::Schedule& schedule(TablePart part, size_t first);
   void collect_reads(size_t first);
   std::vector<StepOutput> end(const runtime::StepMessage& message, TablePart part);
+  std::vector<StepOutput> exchange_recorded_results();
   void shadow(const runtime::StepMessage& message);
   void count(const runtime::StepMessage& message);
   void broadcast_buffers(int source);

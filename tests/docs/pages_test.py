@@ -20,7 +20,7 @@ SCHEDULE_ROW = re.compile(r"^(stage|rank) \d+ \|( \d*[FB]\d+)+$")
 # What extract_blocks.py takes, by page: the cpp blocks that hold this text.
 EXTRACTED = {"README.md": "int main", "quickstart.md": "", "capture.md": "", "refusals.md": "", "placement.md": "int main",
              "communication.md": "int main", "steps.md": "int main", "state.md": "", "from_ddp.md": "", "data_parallel.md": "",
-             "automatic.md": "", "partitioning.md": "", "schedules.md": "", "tape.md": "",
+             "automatic.md": "", "partitioning.md": "", "schedules.md": "", "tape.md": "", "timeline.md": "",
              "delayed_initialization.md": ""}
 PATH = re.compile(r"\b(?:[\w.]+/)+(?:[\w.*]+)?")
 

@@ -1,0 +1,195 @@
+// Gathers records at world rank 0 and writes them.
+#include "smp/detail/step_timeline.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "partitioner/plan/predict_step.h"
+#include "partitioner/report/timeline_svg.h"
+#include "partitioner/report/trace_io.h"
+#include "partitioner/report/typical_step.h"
+#include "runtime/tags.h"
+#include "runtime/wire.h"
+#include "smp/detail/durable_file.h"
+#include "smp/detail/programs.h"
+
+namespace smp::detail {
+
+using namespace partitioner;
+using Phase = runtime::TimelineRecorder::Phase;
+
+namespace {
+
+RankTimeline decode(std::string_view bytes) {
+  runtime::WireReader in(bytes);
+  RankTimeline rank;
+  rank.replica = in.get<int32_t>();
+  rank.pipeline_rank = in.get<int32_t>();
+  rank.steps.resize(in.get<uint64_t>());
+  for (RankStep& step : rank.steps) {
+    step.number = in.get<int64_t>();
+    step.trains = in.get<bool>();
+    step.start_ns = in.get<int64_t>();
+    step.end_ns = in.get<int64_t>();
+    step.spans.resize(in.get<uint64_t>());
+    for (Span& span : step.spans) {
+      span.activity = static_cast<Activity>(in.get<uint8_t>());
+      span.stage = in.get<int32_t>();
+      span.microbatch = in.get<int32_t>();
+      span.peer = in.get<int32_t>();
+      span.start_ns = in.get<int64_t>();
+      span.end_ns = in.get<int64_t>();
+    }
+  }
+  return rank;
+}
+
+void write_file(const std::string& path, std::string_view text) {
+  DurableFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+void write_trace_file(const std::string& path, const std::vector<RankTimeline>& ranks) {
+  constexpr size_t kPartBytes = size_t{1} << 20;
+  DurableFile file(path);
+  std::string part;
+  write_trace(ranks, [&](std::string_view text) {
+    part += text;
+    if (part.size() < kPartBytes) return;
+    file.write(part.data(), part.size());
+    part.clear();
+  });
+  file.write(part.data(), part.size());
+  file.commit();
+}
+
+// Stages of one program have the same numbers in all microbatches.
+std::optional<SimulationInput> prediction(const std::vector<std::shared_ptr<Program>>& step, const Programs& programs) {
+  const bool is_one = !step.empty() && std::all_of(step.begin(), step.end(), [&](const auto& one) { return one == step.front(); });
+  if (!is_one) return std::nullopt;
+  const Program& program = *step.front();
+  return predicted_times(program.graph, program.plan, programs.options(program.graph).device);
+}
+
+}  // namespace
+
+std::string drawing_path(const std::string& trace) {
+  std::filesystem::path path(trace);
+  return path.extension() == ".json" ? path.replace_extension(".svg").string() : trace + ".svg";
+}
+
+void check_timeline_path(const std::string& trace) {
+  if (trace.empty()) return;
+  TORCH_CHECK_VALUE(std::filesystem::path(trace).extension() != ".svg", "timeline: expected the name of a JSON file, got '", trace,
+                    "'. Name the trace, as in trace.json; the drawing is written beside it as trace.svg.");
+  for (const std::string& path : {trace, drawing_path(trace)}) {
+    std::string reason;
+    try {
+      if (std::filesystem::is_directory(path)) reason = "it is a folder";
+      if (reason.empty()) const DurableFile probe(path);
+    } catch (const c10::Error& error) {
+      reason = error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      reason = error.what();
+    }
+    TORCH_CHECK_VALUE(reason.empty(), "timeline: expected a file that can be written, got '", path, "': ", reason,
+                      " Name a file in a folder that exists and that rank 0 may write to, or leave the key out.");
+  }
+}
+
+StepTimeline::StepTimeline(Context& context)
+    : context_(context), recorder_(kNumWarmUpSteps, context.config.timeline_steps) {}
+
+void StepTimeline::begin_step() {
+  if (!is_over()) recorder_.begin_step();
+}
+
+void StepTimeline::count_step(int64_t number, bool trains, const std::vector<std::shared_ptr<Program>>& programs) {
+  if (is_over()) return;
+  recorder_.count_step(number, trains);
+  if (writes()) programs_ = programs;
+}
+
+void StepTimeline::end_step(const Programs& programs) {
+  const bool records = recorder_.phase() == Phase::kRecords;
+  const bool has_phase_ended = recorder_.end_step();
+  if (records && recorder_.num_steps() > programs_of_step_.size()) programs_of_step_.push_back(std::move(programs_));
+  programs_.clear();
+  if (!has_phase_ended) return;
+  if (is_over()) return publish(programs);
+  first_reading_ = runtime::measure_clock(*context_.world, runtime::steady_now_ns);
+}
+
+void StepTimeline::finish(const Programs& programs) {
+  if (is_published_) return;
+  if (recorder_.phase() == Phase::kRecords) return publish(programs);
+  if (writes()) {
+    context_.logger.warning("timeline: expected more than " + std::to_string(kNumWarmUpSteps) +
+                            " steps, got fewer; nothing was recorded and no file is written");
+  }
+}
+
+std::string StepTimeline::encode() const {
+  const runtime::ClockReading last = runtime::measure_clock(*context_.world, runtime::steady_now_ns);
+  const auto common = [&](int64_t own_ns) { return runtime::on_common_clock(own_ns, first_reading_, last); };
+  runtime::WireWriter out;
+  out.put(static_cast<int32_t>(context_.replicas->rank()));
+  out.put(static_cast<int32_t>(context_.pipeline->rank()));
+  const std::vector<RankStep> steps = recorder_.steps();
+  out.put(static_cast<uint64_t>(steps.size()));
+  for (const RankStep& step : steps) {
+    out.put(step.number);
+    out.put(step.trains);
+    out.put(common(step.start_ns));
+    out.put(common(step.end_ns));
+    out.put(static_cast<uint64_t>(step.spans.size()));
+    for (const Span& span : step.spans) {
+      out.put(static_cast<uint8_t>(span.activity));
+      out.put(span.stage);
+      out.put(span.microbatch);
+      out.put(span.peer);
+      out.put(common(span.start_ns));
+      out.put(common(span.end_ns));
+    }
+  }
+  return out.take();
+}
+
+void StepTimeline::publish(const Programs& programs) {
+  is_published_ = true;
+  runtime::Transport& world = *context_.world;
+  const std::string own = encode();
+  if (!writes()) return world.send_bytes(0, runtime::kTimelineTag, own);
+  std::vector<RankTimeline> ranks{decode(own)};
+  for (int r = 1; r < world.size(); ++r) ranks.push_back(decode(world.receive_bytes(r, runtime::kTimelineTag)));
+  try {
+    write(ranks, programs);
+  } catch (const std::exception& error) {  // a training run is worth more than its picture
+    context_.logger.warning(std::string("timeline: expected to write ") + context_.config.timeline + ", got: " + error.what());
+  }
+  programs_of_step_.clear();
+}
+
+void StepTimeline::write(const std::vector<RankTimeline>& ranks, const Programs& programs) const {
+  const std::string& trace = context_.config.timeline;
+  write_trace_file(trace, ranks);
+  const std::string text = "timeline: " + std::to_string(ranks.front().steps.size()) + " steps of " + std::to_string(ranks.size()) +
+                           " ranks in " + trace;
+  const std::optional<size_t> typical = typical_step(ranks, ranks.front().replica);
+  if (!typical) {
+    context_.logger.info(text + "; no drawing, because no step has performed each action of a table once");
+    return;
+  }
+  const PipelineStep step = pipeline_step(ranks, ranks.front().replica, *typical);
+  const Schedule schedule = *performed_schedule(step);
+  const StepAttribution attribution = attribute(step, schedule);
+  const std::optional<SimulationInput> predicted = prediction(programs_of_step_.at(*typical), programs);
+  write_file(drawing_path(trace), timeline_svg(step, schedule, attribution, predicted));
+  context_.logger.info(text + "\n" + timeline_title(step, schedule, attribution, predicted) + ", drawn in " + drawing_path(trace) +
+                       "\n" + idle_table(attribution));
+}
+
+}  // namespace smp::detail
