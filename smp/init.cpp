@@ -8,7 +8,6 @@
 #include "runtime/transport/loopback.h"
 #include "runtime/transport/mpi_transport.h"
 #include "runtime/watch/root_cause.h"
-#include "smp/detail/conductor.h"
 #include "smp/detail/context.h"
 #include "smp/detail/step_timeline.h"
 
@@ -73,7 +72,7 @@ void shutdown() {
   detail::refuse_in_join("smp::shutdown");
   auto& own = context("smp::shutdown");
   own.world->barrier();
-  if (own.conductor) own.conductor->finish_timeline();
+  if (own.timeline) own.timeline->finish();
   const auto world = own.world;
   const bool uses_mpi = own.uses_mpi;
   detail::set_process_context(nullptr);

@@ -69,15 +69,11 @@ std::vector<StepOutput> Conductor::run_step(int step_number, const step_internal
 }
 
 void Conductor::begin_recorded_step() {
-  if (rank_.timeline) rank_.timeline->begin_step();
+  if (context().timeline) context().timeline->recorder().begin_step();
 }
 
 void Conductor::end_recorded_step() {
-  if (rank_.timeline) rank_.timeline->end_step(rank_.programs);
-}
-
-void Conductor::finish_timeline() {
-  if (rank_.timeline) rank_.timeline->finish(rank_.programs);
+  if (context().timeline && context().timeline->end_step()) context().timeline.reset();
 }
 
 void Conductor::forget_ended_steps() {

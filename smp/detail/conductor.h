@@ -52,10 +52,6 @@ class Conductor {
   /// Throws c10::ValueError for an optimizer whose state cannot be taken from one replica to another.
   void check_optimizer_states() const;
   void begin_join(const JoinOptions& options) { rank_.join = {options, 0}; }
-  /// Null: none was asked for.
-  std::unique_ptr<StepTimeline>& timeline() { return rank_.timeline; }
-  /// Writes the timeline, if one was asked for and not yet written. Collective over the world.
-  void finish_timeline();
   /// Takes part in the steps of replicas that have more, then makes all replicas equal. Collective over all ranks.
   void finish_join();
 

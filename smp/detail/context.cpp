@@ -6,6 +6,7 @@
 
 #include "smp/detail/conductor.h"
 #include "smp/detail/made_group.h"
+#include "smp/detail/step_timeline.h"
 
 namespace smp::detail {
 namespace {
@@ -63,6 +64,7 @@ Context::Context(Config resolved, const runtime::Launch& launched, std::shared_p
       made_groups(std::make_shared<MadeGroups>(world)),
       logger(config.log_level) {
   form_groups();
+  if (!config.timeline.empty()) timeline = std::make_shared<StepTimeline>(*this);
 }
 
 void Context::form_groups() {

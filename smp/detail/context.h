@@ -21,6 +21,7 @@ namespace smp::detail {
 
 class Conductor;
 class MadeGroups;
+class StepTimeline;
 
 /// The step objects of one rank, by number.
 struct StepNumbers {
@@ -80,6 +81,7 @@ struct Context {
   std::shared_ptr<StepNumbers> steps = std::make_shared<StepNumbers>();
   int64_t num_graphs = 0;                // that programs were made of
   bool uses_mpi = false;
+  std::shared_ptr<StepTimeline> timeline;  // null: none was asked for, or it has been written
 
   static runtime::GroupKind kind(CommGroup which);
   runtime::Transport& group(CommGroup which) const;

@@ -36,13 +36,11 @@ struct OptimizerOfModel {
 
 struct RankState {
   explicit RankState(Context& own)
-      : context(own), models(own), programs(own, models), executor(std::in_place, *own.pipeline, own.buffers) {
-    if (!own.config.timeline.empty()) timeline = std::make_unique<StepTimeline>(own);
-  }
+      : context(own), models(own), programs(own, models), executor(std::in_place, *own.pipeline, own.buffers) {}
 
   bool leads() const { return context.pipeline->rank() == 0; }
   /// Null where nothing is recorded.
-  runtime::TimelineRecorder* recorder() const { return timeline ? timeline->recorder() : nullptr; }
+  runtime::TimelineRecorder* recorder() const { return context.timeline ? &context.timeline->recorder() : nullptr; }
   /// Of each optimizer, as "3" or "3, 4".
   std::string optimizer_steps() const;
 
@@ -57,7 +55,6 @@ struct RankState {
   uint64_t training_steps = 0;
   std::vector<std::weak_ptr<OptimizerOfModel>> optimizers;
   uint64_t evaluation_steps = 0;  // steps without a backward
-  std::unique_ptr<StepTimeline> timeline;  // null: none was asked for
 };
 
 }  // namespace smp::detail

@@ -261,8 +261,7 @@ void StepRun::shadow(const StepMessage& message) {
 }
 
 void StepRun::count(const StepMessage& message) {
-  const auto number = static_cast<int64_t>(rank_.training_steps + rank_.evaluation_steps);
-  if (rank_.timeline) rank_.timeline->count_step(number, message.trains, programs_);
+  if (rank_.context.timeline) rank_.context.timeline->count_step(message.trains, programs_, rank_.programs);
   if (message.trains) {
     count_pass(rank_.models, message.reduced);
     rank_.training_steps = message.step + 1;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 
 #include "partitioner/plan/predict_step.h"
 #include "partitioner/report/timeline_svg.h"
@@ -66,14 +67,6 @@ void write_trace_file(const std::string& path, const std::vector<RankTimeline>& 
   file.commit();
 }
 
-// Stages of one program have the same numbers in all microbatches.
-std::optional<SimulationInput> prediction(const std::vector<std::shared_ptr<Program>>& step, const Programs& programs) {
-  const bool is_one = !step.empty() && std::all_of(step.begin(), step.end(), [&](const auto& one) { return one == step.front(); });
-  if (!is_one) return std::nullopt;
-  const Program& program = *step.front();
-  return predicted_times(program.graph, program.plan, programs.options(program.graph).device);
-}
-
 }  // namespace
 
 std::string drawing_path(const std::string& trace) {
@@ -103,29 +96,39 @@ void check_timeline_path(const std::string& trace) {
 StepTimeline::StepTimeline(Context& context)
     : context_(context), recorder_(kNumWarmUpSteps, context.config.timeline_steps) {}
 
-void StepTimeline::begin_step() {
-  if (!is_over()) recorder_.begin_step();
+void StepTimeline::count_step(bool trains, const std::vector<std::shared_ptr<Program>>& programs, const Programs& planner) {
+  recorder_.count_step(num_steps_++, trains);
+  if (writes() && recorder_.phase() == Phase::kRecords) predict(programs, planner);
 }
 
-void StepTimeline::count_step(int64_t number, bool trains, const std::vector<std::shared_ptr<Program>>& programs) {
-  if (is_over()) return;
-  recorder_.count_step(number, trains);
-  if (writes()) programs_ = programs;
+// Stages of one program have the same numbers in all microbatches.
+void StepTimeline::predict(const std::vector<std::shared_ptr<Program>>& programs, const Programs& planner) {
+  const bool is_one =
+      !programs.empty() && std::all_of(programs.begin(), programs.end(), [&](const auto& one) { return one == programs.front(); });
+  if (is_one && predicted_ && predicted_hash_ == programs.front()->hash) return;
+  predicted_.reset();
+  if (!is_one) return;
+  const Program& program = *programs.front();
+  predicted_ = std::make_shared<const SimulationInput>(
+      predicted_times(program.graph, program.plan, planner.options(program.graph).device));
+  predicted_hash_ = program.hash;
 }
 
-void StepTimeline::end_step(const Programs& programs) {
+bool StepTimeline::end_step() {
   const bool records = recorder_.phase() == Phase::kRecords;
   const bool has_phase_ended = recorder_.end_step();
-  if (records && recorder_.num_steps() > programs_of_step_.size()) programs_of_step_.push_back(std::move(programs_));
-  programs_.clear();
-  if (!has_phase_ended) return;
-  if (is_over()) return publish(programs);
+  if (records && recorder_.num_steps() > predictions_.size()) predictions_.push_back(predicted_);
+  if (!has_phase_ended) return false;
+  if (records) {
+    publish();
+    return true;
+  }
   first_reading_ = runtime::measure_clock(*context_.world, runtime::steady_now_ns);
+  return false;
 }
 
-void StepTimeline::finish(const Programs& programs) {
-  if (is_published_) return;
-  if (recorder_.phase() == Phase::kRecords) return publish(programs);
+void StepTimeline::finish() {
+  if (recorder_.phase() == Phase::kRecords && recorder_.num_steps() > 0) return publish();
   if (writes()) {
     context_.logger.warning("timeline: expected more than " + std::to_string(kNumWarmUpSteps) +
                             " steps, got fewer; nothing was recorded and no file is written");
@@ -158,22 +161,20 @@ std::string StepTimeline::encode() const {
   return out.take();
 }
 
-void StepTimeline::publish(const Programs& programs) {
-  is_published_ = true;
+void StepTimeline::publish() const {
   runtime::Transport& world = *context_.world;
   const std::string own = encode();
   if (!writes()) return world.send_bytes(0, runtime::kTimelineTag, own);
   std::vector<RankTimeline> ranks{decode(own)};
   for (int r = 1; r < world.size(); ++r) ranks.push_back(decode(world.receive_bytes(r, runtime::kTimelineTag)));
   try {
-    write(ranks, programs);
+    write(ranks);
   } catch (const std::exception& error) {  // a training run is worth more than its picture
     context_.logger.warning(std::string("timeline: expected to write ") + context_.config.timeline + ", got: " + error.what());
   }
-  programs_of_step_.clear();
 }
 
-void StepTimeline::write(const std::vector<RankTimeline>& ranks, const Programs& programs) const {
+void StepTimeline::write(const std::vector<RankTimeline>& ranks) const {
   const std::string& trace = context_.config.timeline;
   write_trace_file(trace, ranks);
   const std::string text = "timeline: " + std::to_string(ranks.front().steps.size()) + " steps of " + std::to_string(ranks.size()) +
@@ -186,7 +187,8 @@ void StepTimeline::write(const std::vector<RankTimeline>& ranks, const Programs&
   const PipelineStep step = pipeline_step(ranks, ranks.front().replica, *typical);
   const Schedule schedule = *performed_schedule(step);
   const StepAttribution attribution = attribute(step, schedule);
-  const std::optional<SimulationInput> predicted = prediction(programs_of_step_.at(*typical), programs);
+  std::optional<SimulationInput> predicted;
+  if (const Prediction& known = predictions_.at(*typical)) predicted = *known;
   write_file(drawing_path(trace), timeline_svg(step, schedule, attribution, predicted));
   context_.logger.info(text + "\n" + timeline_title(step, schedule, attribution, predicted) + ", drawn in " + drawing_path(trace) +
                        "\n" + idle_table(attribution));

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +9,10 @@
 #include "runtime/common_clock.h"
 #include "runtime/timeline.h"
 #include "smp/detail/context.h"
+
+namespace smp::partitioner {
+struct SimulationInput;
+}
 
 namespace smp::detail {
 
@@ -31,32 +34,33 @@ class StepTimeline {
 
   explicit StepTimeline(Context& context);
 
-  /// Null where nothing is recorded any more.
-  runtime::TimelineRecorder* recorder() { return is_over() ? nullptr : &recorder_; }
+  runtime::TimelineRecorder& recorder() { return recorder_; }
 
-  void begin_step();
-  /// The step has run, as these programs by microbatch (none: it was another replica's) behind so many others.
-  void count_step(int64_t number, bool trains, const std::vector<std::shared_ptr<Program>>& programs);
+  /// The step that the recorder has begun has run, as these programs by microbatch (none: it was another replica's), which
+  /// `planner` has planned.
+  void count_step(bool trains, const std::vector<std::shared_ptr<Program>>& programs, const Programs& planner);
   /// Behind the last warm-up step compares clocks, behind the last recorded one writes the files. Collective over the world
-  /// then.
-  void end_step(const Programs& programs);
-  /// Writes what there is, if that has not happened. Collective over the world.
-  void finish(const Programs& programs);
+  /// then. True: there is nothing left to do.
+  bool end_step();
+  /// Writes what there is. Collective over the world.
+  void finish();
 
  private:
-  bool is_over() const { return recorder_.phase() == runtime::TimelineRecorder::Phase::kIsFull; }
+  using Prediction = std::shared_ptr<const partitioner::SimulationInput>;  // null: the step had several programs
+
   bool writes() const { return context_.world->rank() == 0; }
-  void publish(const Programs& programs);
+  void predict(const std::vector<std::shared_ptr<Program>>& programs, const Programs& planner);
+  void publish() const;
   std::string encode() const;
-  void write(const std::vector<partitioner::RankTimeline>& ranks, const Programs& programs) const;
+  void write(const std::vector<partitioner::RankTimeline>& ranks) const;
 
   Context& context_;
   runtime::TimelineRecorder recorder_;
   runtime::ClockReading first_reading_;
-  // Where the files are written: of the step in progress, and of those recorded.
-  std::vector<std::shared_ptr<Program>> programs_;
-  std::vector<std::vector<std::shared_ptr<Program>>> programs_of_step_;
-  bool is_published_ = false;
+  int64_t num_steps_ = 0;  // of the job
+  uint64_t predicted_hash_ = 0;
+  Prediction predicted_;                 // of the step in progress; this and the next where the files are written
+  std::vector<Prediction> predictions_;  // of recorded steps
 };
 
 }  // namespace smp::detail

@@ -1,4 +1,4 @@
-// Trains and evaluates with a timeline: timeline_processes FILE STAGES TOKEN. One line per rank at the end.
+// Trains and evaluates with a timeline: timeline_processes FILE STAGES RECORDED_STEPS TOKEN. One line per rank at the end.
 #include <torch/torch.h>
 
 #include <iostream>
@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
   smp::Config config;
   config.microbatches = kMicrobatches;
   config.timeline = argc > 1 ? argv[1] : "";
-  config.timeline_steps = 4;  // three of the trainings, and the evaluation
+  config.timeline_steps = argc > 3 ? std::stol(argv[3]) : 1;
   config.pipeline_parallel_degree = argc > 2 ? std::stol(argv[2]) : 0;
   smp::init(config);
   train();

@@ -18,11 +18,11 @@ ROUNDING_US = 0.01  # times are written in microseconds, as floating-point numbe
 
 
 class Timeline(worlds.WorldTestCase):
-    def record(self, num_ranks, stages):
+    def record(self, num_ranks, stages, recorded_steps):
         """The events of the trace and the root of the drawing."""
         with tempfile.TemporaryDirectory() as folder:
             trace = pathlib.Path(folder, "trace.json")
-            job = self.start(num_ranks, str(trace), str(stages))
+            job = self.start(num_ranks, str(trace), str(stages), str(recorded_steps))
             lines = self.finish(job)
             self.assertEqual(job.returncode, 0, self.output)
             self.assertEqual(sum(line.startswith("say:") for line in lines), num_ranks, self.output)
@@ -95,8 +95,8 @@ class Timeline(worlds.WorldTestCase):
         for word in ("measured", "predicted", "bubble", "dependency", "host"):
             self.assertIn(word, words)
 
-    def check_job(self, num_ranks, stages):
-        events, root = self.record(num_ranks, stages)
+    def check_job(self, num_ranks, stages, recorded_steps):
+        events, root = self.record(num_ranks, stages, recorded_steps)
         found = self.by_category(events)
         for replica in range(num_ranks // stages):
             self.check_actions(found["action"], replica, stages)
@@ -105,16 +105,16 @@ class Timeline(worlds.WorldTestCase):
         self.check_drawing(root, stages)
 
     def test_pipeline_of_two(self):
-        self.check_job(2, 2)
+        self.check_job(2, 2, recorded_steps=len(STEPS))  # written within the last of them
 
     def test_two_replicas_of_a_pipeline_of_two(self):
-        self.check_job(4, 2)
+        self.check_job(4, 2, recorded_steps=100)  # written at shutdown
 
     def test_file_that_cannot_be_written_is_refused_at_once(self):
         with tempfile.TemporaryDirectory() as folder:
             for path in (f"{folder}/none/trace.json", folder, f"{folder}/trace.svg"):
                 with self.subTest(path=path):
-                    job = self.start(2, path, "2")
+                    job = self.start(2, path, "2", "1")
                     self.finish(job)
                     self.assertNotEqual(job.returncode, 0)
                     self.assertIn("timeline: expected", self.output)

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <set>
 
-#include "smp/detail/conductor.h"
+#include "smp/detail/context.h"
 #include "smp/detail/step_timeline.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
@@ -66,7 +66,10 @@ TEST_F(TimelineFiles, AreWrittenBehindTheLastRecordedStep) {
     barrier();
     EXPECT_FALSE(fs::exists(trace()));
   });
-  run_smp_ranks(2, config(2, 3), [&] { train(6); });
+  run_smp_ranks(2, config(2, 3), [&] {
+    train(6);
+    EXPECT_EQ(detail::context("test").timeline, nullptr);
+  });
   EXPECT_TRUE(fs::exists(drawing()));
   const auto steps = events("step");
   EXPECT_EQ(steps.size(), 2U * 3);
@@ -76,15 +79,25 @@ TEST_F(TimelineFiles, AreWrittenBehindTheLastRecordedStep) {
 TEST_F(TimelineFiles, AreWrittenAtTheEndOfAShorterJob) {
   run_smp_ranks(2, config(2, 100), [&] {
     train(4);
-    detail::conductor("test").finish_timeline();
+    detail::context("test").timeline->finish();  // as smp::shutdown does, when the models are gone
   });
   EXPECT_EQ(events("step").size(), 2U * 2);
+}
+
+TEST_F(TimelineFiles, HoldStepsOfModelsThatFollowOneAnother) {
+  run_smp_ranks(2, config(2, 3), [&] {
+    train(3);
+    train(2);
+  });
+  const auto steps = events("step");
+  EXPECT_EQ(steps.size(), 2U * 3);
+  EXPECT_TRUE(steps.contains({0, 1, 2}) && steps.contains({0, 1, 4}));
 }
 
 TEST_F(TimelineFiles, AreNotWrittenWithoutARecordedStep) {
   run_smp_ranks(2, config(2, 100), [&] {
     train(2);
-    detail::conductor("test").finish_timeline();
+    detail::context("test").timeline->finish();  // as smp::shutdown does, when the models are gone
   });
   EXPECT_FALSE(fs::exists(trace()));
 }
