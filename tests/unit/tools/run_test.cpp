@@ -34,7 +34,8 @@ TEST(PlanLaunch, IsTheWholeLine) {
   const auto launch =
       plan_launch({.num_processes = 2, .program = {"./train", "--lr", "0.1"}}, kTwoCores);
   EXPECT_EQ(launch.shell_line(),
-            "OMP_NUM_THREADS=${OMP_NUM_THREADS-1} mpirun -np 2 --bind-to none --mca pml ob1 "
+            "OMP_NUM_THREADS=${OMP_NUM_THREADS-1} "
+            "GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} mpirun -np 2 --bind-to none --mca pml ob1 "
             "--mca btl self,vader,tcp --mca btl_vader_eager_limit 16384 "
             "--mca btl_vader_single_copy_mechanism none ./train --lr 0.1");
 }
