@@ -14,6 +14,7 @@ enum Tag : int {
   kValueTag = 6,           // what step bodies return beside tensors
   kReadTag = 7,            // values that the leader's body reads
   kLayoutTag = 10,       // which ranks form pipelines, in the first step
+  kMeasureTag = 11,      // graphs whose operators are to be timed, and the times
   kTiedTag = 8,          // copies of parameters that several ranks read
   kTiedGradientTag = 9,  // and their gradients
   kClockTag = 11,     // what time it is; over the world

@@ -22,6 +22,12 @@ enum class StageKind {
   kTape,      ///< recorded once and run without autograd, bit for bit the same; what cannot be taped runs under autograd
 };
 
+/// Where the planner's times of operators come from.
+enum class CostSource {
+  kPredicted,  ///< "predicted": a model of the device; the same plan on every machine
+  kMeasured,   ///< "measured": operators are run and timed on this machine
+};
+
 /// Who decides how many ranks form a pipeline.
 enum class Parallelism {
   kManual,  ///< "manual": pipeline_parallel_degree
@@ -79,7 +85,14 @@ struct Config {
   Pipeline pipeline = Pipeline::kInterleaved;
 
   /// How stages run: always under autograd, or as tapes where that is possible.
-  StageKind stage = StageKind::kAutograd;
+  StageKind stage = StageKind::kTape;
+
+  /// Whether plans are made from predicted or from measured times. Measuring delays a step function's first step by some
+  /// ten microbatches, once for each kind of machine (docs/partitioning.md).
+  CostSource cost = CostSource::kPredicted;
+
+  /// Folder of measured times; empty = the user's cache folder, "off" = they are not kept.
+  std::string cost_cache = "";
 
   /// true: the planner places all modules that are not pinned.  false: they go to
   /// default_partition.
@@ -135,6 +148,10 @@ struct Config {
   /// Intra-operator threads of one rank; at least 1.  Another number changes the last bits of
   /// results.
   int64_t threads = 1;
+
+  /// true: memory that tensors free stays with the process, so that the next tensors need not be mapped and cleared by the
+  /// system again, which may take a third of a step (glibc only).  false: glibc's own rules.
+  bool keep_memory = true;
 
   /// Seconds after which any wait for another rank fails; above 0.
   double timeout_s = 600;

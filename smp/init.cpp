@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include "runtime/capture/interceptor.h"
+#include "runtime/process_memory.h"
 #include "runtime/transport/loopback.h"
 #include "runtime/transport/mpi_transport.h"
 #include "runtime/watch/root_cause.h"
@@ -59,6 +60,7 @@ void init(const Config& argument) {
   bool uses_mpi = false;
   std::shared_ptr<runtime::Transport> world = join_world(launch, resolved, uses_mpi);
   if (uses_mpi) runtime::install_terminate_handler(world);
+  if (resolved.keep_memory) runtime::keep_freed_memory();
   at::set_num_threads(static_cast<int>(resolved.threads));
   runtime::install_interceptor();
   auto made = detail::make_context(resolved, launch, std::move(world));

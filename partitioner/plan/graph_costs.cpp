@@ -10,14 +10,42 @@
 
 namespace smp::partitioner {
 
-GraphCosts graph_costs(const Graph& graph, const DeviceModel& device) {
+namespace {
+
+void put_measured(const Graph& graph, const MeasuredCosts& measured, GraphCosts& costs) {
+  double measured_us = 0, predicted_us = 0;
+  std::vector<size_t> unknown;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const OperatorTime* time = measured.find(graph, graph.nodes[n]);
+    if (time == nullptr) {
+      unknown.push_back(n);
+      continue;
+    }
+    predicted_us += costs.forward_us[n] + costs.backward_us[n];
+    measured_us += time->forward_us + time->backward_us;
+    costs.forward_us[n] = time->forward_us;
+    costs.backward_us[n] = time->backward_us;
+  }
+  const double correction = predicted_us > 0 && measured_us > 0 ? measured_us / predicted_us : 1;
+  for (const size_t n : unknown) {
+    costs.forward_us[n] *= correction;
+    costs.backward_us[n] *= correction;
+  }
+}
+
+}  // namespace
+
+GraphCosts graph_costs(const Graph& graph, const DeviceModel& device, const MeasuredCosts* measured) {
   GraphCosts costs;
   costs.activation_bytes = activation_bytes(graph);
   for (const Node& node : graph.nodes) {
     const OperatorCost cost = operator_cost(graph, node, graph.has_backward());
     costs.forward_us.push_back(device.forward_us(cost.forward));
     costs.backward_us.push_back(device.backward_us(cost.backward));
-    const double node_us = costs.forward_us.back() + costs.backward_us.back();
+  }
+  if (measured != nullptr) put_measured(graph, *measured, costs);
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const double node_us = costs.forward_us[n] + costs.backward_us[n];
     costs.total_us += node_us;
     costs.heaviest_us = std::max(costs.heaviest_us, node_us);
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "partitioner/cost/device_model.h"
+#include "partitioner/cost/measured_costs.h"
 #include "partitioner/graph/graph.h"
 
 namespace smp::partitioner {
@@ -19,7 +20,9 @@ struct GraphCosts {
   double heaviest_us = 0;  // node
 };
 
-GraphCosts graph_costs(const Graph& graph, const DeviceModel& device);
+/// `measured`, if any, takes the place of what `device` predicts. Operators that it does not know are predicted, and corrected
+/// by as much as the prediction of the known ones was wrong.
+GraphCosts graph_costs(const Graph& graph, const DeviceModel& device, const MeasuredCosts* measured = nullptr);
 
 /// Bytes of the message that carries `value`: an expanded dimension is sent once.
 int64_t message_bytes(const Value& value);

@@ -307,7 +307,7 @@ Plan follow_owners(const Graph& graph, const GraphCosts& costs, const Layout& pr
 }
 
 Plan place(const Graph& graph, const PartitionOptions& options) {
-  const GraphCosts costs = graph_costs(graph, options.device);
+  const GraphCosts costs = graph_costs(graph, options.device, options.measured);
   const bool is_free = options.auto_partition && options.owners.empty();
   if (is_free && options.pins.empty()) return split_freely(graph, costs, options);
   const Linearisation program = program_order(graph);

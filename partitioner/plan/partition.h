@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "partitioner/cost/device_model.h"
+#include "partitioner/cost/measured_costs.h"
 #include "partitioner/graph/graph.h"
 #include "partitioner/plan/plan.h"
 #include "partitioner/schedule/schedule.h"
@@ -27,6 +28,7 @@ struct PartitionOptions {
   std::vector<double> rank_speed;
   std::vector<int64_t> rank_memory_limit_bytes;  // in place of memory_limit_bytes
   DeviceModel device;
+  const MeasuredCosts* measured = nullptr;  // in place of what `device` predicts; borrowed
   double optimizer_state_factor = 0;  // state in units of the parameters: 0 SGD, 1 momentum, 2 Adam
   double optimizer_workspace_factor = 0;  // of its step, in units of the parameter being updated
   int64_t gradient_bucket_bytes = 0;  // averaged over replicas at once; 0: there are no replicas

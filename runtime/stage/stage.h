@@ -24,6 +24,7 @@ struct ArgumentOverride {
 /// What one forward needs besides its inputs.
 struct MicrobatchContext {
   int microbatch = 0;
+  bool is_last = false;  // of its step
   RandomState random;
   std::vector<ArgumentOverride> scalars;
 };
@@ -57,11 +58,16 @@ class Stage {
   virtual void reset() = 0;
 };
 
+/// Told behind each leaf operator of a tape, of which operator of the graph it is a part, or of whose backward.
+using OperatorTimer = std::function<void(partitioner::NodeId node, bool is_backward)>;
+
 struct StageOptions {
   /// Called between operators, so that messages move while this rank computes. May be empty.
   std::function<void()> progress;
   /// Told once when a stage, or a part of its work, stays on autograd, and why. May be empty.
   std::function<void(const std::string& reason)> stays_on_autograd{};
+  /// For measuring. May be empty.
+  OperatorTimer timer{};
 };
 
 /// Runs the stage's operators under autograd: the reference implementation.

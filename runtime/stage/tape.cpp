@@ -268,6 +268,7 @@ void Tape::run_calls(Slots& slots, size_t& n, size_t end, const RunContext& cont
         (*sink)(static_cast<size_t>(call.parameter), std::move(gradient));
       }
     }
+    if (context.timer) context.timer(call.node, sink != nullptr);
     if (n % kProgressEvery == kProgressEvery - 1 && context.progress) context.progress();
   }
 }

@@ -12,6 +12,7 @@
 #include "partitioner/graph/graph.h"
 #include "runtime/random.h"
 #include "runtime/stage/flat_call.h"
+#include "runtime/stage/stage.h"
 
 namespace smp::runtime {
 
@@ -39,7 +40,7 @@ struct TapeCall : FlatCall {
   int32_t random_ordinal = -1;    // >= 0: the first of them
   TapeGeometry geometry{};        // kView
   int32_t parameter = -1;         // kGradient: among the own tensors
-  partitioner::NodeId node = partitioner::kNoNode;  // which operator of the graph this is part of; backward: none
+  partitioner::NodeId node = partitioner::kNoNode;  // the operator of the graph that this is part of, or of its backward
 };
 
 /// A tensor that is there before the tape runs.
@@ -89,6 +90,7 @@ class Tape {
     RandomState random;
     int microbatch = 0;
     const std::function<void()>& progress;  // called between operators; may be empty
+    const OperatorTimer& timer;             // called behind each of them; may be empty
   };
 
   const TapeLists& lists() const { return lists_; }

@@ -102,7 +102,8 @@ void TapeComparison::repeat_forward(const std::function<void()>& forward) {
 }
 
 void TapeComparison::run_tape(const std::function<void()>& progress) {
-  const Tape::RunContext context{.random = context_.random, .microbatch = context_.microbatch, .progress = progress};
+  const OperatorTimer untimed;
+  const Tape::RunContext context{.random = context_.random, .microbatch = context_.microbatch, .progress = progress, .timer = untimed};
   Slots slots;
   repeat_forward([&] { note_forward(tape_.forward(slots, copied_inputs(), own_, context)); });
   for (size_t k = 0; k < roots_.size(); ++k) {

@@ -1,8 +1,10 @@
 // The recording of tapes.
 #include "runtime/stage/tape_recorder.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <string_view>
@@ -149,6 +151,7 @@ void TapeRecorder::call_operator(const c10::OperatorHandle& op, torch::jit::Stac
     const InterceptScope scope(*this);
     op.callBoxed(stack);
   }
+  node_by_sequence_.emplace(at::sequence_number::peek(), node);
   random_ordinal_ = -1;
   if (random_ordinal < 0) return;
   // The first of them seeds, each may draw, the last gives the generator free: none of them may leave.
@@ -161,8 +164,15 @@ void TapeRecorder::call_operator(const c10::OperatorHandle& op, torch::jit::Stac
   if (last != nullptr) last->ends_random = true;
 }
 
+// Autograd's nodes are numbered as they are made, so that a range of numbers belongs to each operator.
+NodeId TapeRecorder::node_of_backward() const {
+  const auto running = torch::autograd::get_current_node();
+  if (!running) return node_;  // a sum of gradients, behind one of them
+  const auto made_by = node_by_sequence_.upper_bound(running->sequence_nr());
+  return made_by == node_by_sequence_.end() ? node_ : made_by->second;
+}
+
 void TapeRecorder::run_backward(const std::function<void()>& engine) {
-  node_ = kNoNode;
   if (current_autocast().enabled) refuse("autocast is on where the step is called");
   const InterceptScope scope(*this);
   engine();
@@ -199,7 +209,6 @@ void TapeRecorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stac
     refuse(info.name + " draws random numbers in the backward");
   }
   TapeCall made{{.op = op}};
-  made.node = node_;
   made.random_ordinal = std::exchange(random_ordinal_, -1);
   made.has_effect = is_random(op);
   made.grad_enabled = at::GradMode::is_enabled();
@@ -254,7 +263,11 @@ void TapeRecorder::note_write(const at::Tensor& tensor) {
   for (TapeOwn& own : lists_.own) own.is_written = own.is_written || is_here(own.slot);
 }
 
-void TapeRecorder::push(TapeCall call) { lists_.calls.push_back(std::move(call)); }
+void TapeRecorder::push(TapeCall call) {
+  if (is_in_backward_) node_ = node_of_backward();
+  call.node = node_;
+  lists_.calls.push_back(std::move(call));
+}
 
 void TapeRecorder::take_argument(TapeCall& call, uint32_t position, const c10::IValue& value, const std::string& op) {
   call.arguments.emplace_back();
@@ -305,7 +318,6 @@ bool TapeRecorder::record_views(const TapeCall& call, const std::vector<at::Tens
     if (known_slot(output) >= 0) continue;
     TapeCall view{{.op = call.op, .tensors = {{0, base}}}};
     view.kind = TapeCall::Kind::kView;
-    view.node = call.node;
     view.geometry = TapeGeometry::of(output);
     view.outputs = {add(output)};
     push(std::move(view));

@@ -5,6 +5,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <map>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -56,6 +57,7 @@ class TapeRecorder : public StageWatcher, private Interceptor {
   bool record_views(const TapeCall& call, const std::vector<at::Tensor>& outputs);
   void call(const c10::OperatorHandle& op, torch::jit::Stack& stack, bool writes);
   void note_write(const at::Tensor& tensor);
+  partitioner::NodeId node_of_backward() const;
   void push(TapeCall call);
   int32_t add(const at::Tensor& tensor);
   int32_t known_slot(const at::Tensor& tensor) const;
@@ -69,7 +71,8 @@ class TapeRecorder : public StageWatcher, private Interceptor {
   std::unordered_map<partitioner::ValueId, size_t> own_position_;
   bool is_in_backward_ = false;
   bool is_writing_ = false;  // an operator that writes in place runs
-  partitioner::NodeId node_ = partitioner::kNoNode;  // whose operator runs
+  partitioner::NodeId node_ = partitioner::kNoNode;  // whose operator runs, or ran last
+  std::map<uint64_t, partitioner::NodeId> node_by_sequence_;  // by the number behind the last autograd node that it made
   int32_t random_ordinal_ = -1;                      // of that, until its first leaf
 };
 

@@ -53,6 +53,8 @@ class TapeStage : public Stage {
       case Phase::kUnrecorded:
         return record_forward(context, std::move(inputs), tensors);
       case Phase::kRecorded:
+        // A comparison keeps what enters its microbatch to the end; beside the last one the fewest others are in flight.
+        if (!context.is_last && ++num_waited_ < kMostWaited) return reference_.forward(context, std::move(inputs), tensors);
         return compare_forward(context, std::move(inputs));
       case Phase::kTaped:
         return run_forward(context, std::move(inputs));
@@ -84,6 +86,7 @@ class TapeStage : public Stage {
   }
 
  private:
+  static constexpr int kMostWaited = 64;  // microbatches, where the last ones of steps are of other programs
   enum class Phase : uint8_t { kUnrecorded, kRecording, kRecorded, kComparing, kTaped, kRefused };
   enum class Fit : uint8_t { kFits, kOtherGeometry, kOtherTensors };
   struct Flight {
@@ -104,6 +107,7 @@ class TapeStage : public Stage {
   void forget() {
     tape_.reset();
     phase_ = Phase::kUnrecorded;
+    num_waited_ = 0;
   }
 
   void refuse(const std::string& reason) {
@@ -216,7 +220,7 @@ class TapeStage : public Stage {
   }
 
   Tape::RunContext run_context(const RandomState& random, int microbatch) const {
-    return {.random = random, .microbatch = microbatch, .progress = options_.progress};
+    return {.random = random, .microbatch = microbatch, .progress = options_.progress, .timer = options_.timer};
   }
 
   std::vector<at::Tensor> run_forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs) {
@@ -274,6 +278,7 @@ class TapeStage : public Stage {
   std::vector<Slots> free_slots_;
   std::string said_;
   int64_t num_taped_ = 0;
+  int num_waited_ = 0;
 };
 
 }  // namespace

@@ -1,21 +1,21 @@
-// Captures for planning only, and the comparison of plans.
+// The comparison of plans.
 #include "smp/detail/auto_layout.h"
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <exception>
 #include <numeric>
-#include <optional>
+#include <set>
 #include <sstream>
 
 #include "partitioner/plan/choose_layout.h"
-#include "runtime/capture/body_capture.h"
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
 #include "runtime/wire.h"
-#include "smp/detail/local_values.h"
 #include "smp/detail/rank_state.h"
 #include "smp/detail/split.h"
+#include "smp/detail/trial_captures.h"
 
 namespace smp::detail {
 
@@ -26,69 +26,6 @@ using step_internal::Share;
 namespace {
 
 constexpr int kMostMicrobatches = 32;
-
-/// Thrown through a body that reads a value which only a run could tell.
-struct BodyStopped {};
-
-/// The graphs of the first microbatch of a batch, by the number of parts that the batch is cut into.
-class TrialCaptures {
- public:
-  TrialCaptures(RankState& rank, const Call& call) : rank_(rank), call_(call) {}
-
-  /// Null where the batch cannot be cut so, or the body throws.
-  const Graph* graph(int64_t parts) {
-    const auto known = graphs_.find(parts);
-    if (known != graphs_.end()) return known->second ? &*known->second : nullptr;
-    std::optional<Graph>& graph = graphs_[parts];
-    try {
-      graph = capture(split_arguments(call_.arguments({.microbatches = parts}), {.microbatches = parts}).front());
-    } catch (...) {
-      if (!first_error_) first_error_ = std::current_exception();
-    }
-    return graph ? &*graph : nullptr;
-  }
-  [[noreturn]] void rethrow() const { std::rethrow_exception(first_error_); }
-
- private:
-  Graph capture(const std::vector<at::Tensor>& inputs) {
-    runtime::BodyCapture capture(rank_.models.bindings());
-    std::optional<Graph> until_read;
-    capture.set_reader([&](const runtime::ValueRead& wanted) {
-      const auto local = runtime::local_slice(wanted.graph, wanted.num_nodes, wanted.values);
-      if (local) return compute_locally(wanted, *local, inputs, rank_.models.bindings(), {});
-      until_read = wanted.graph;
-      until_read->read = wanted.values;
-      until_read->returned.clear();
-      throw BodyStopped{};
-    });
-    std::vector<at::Tensor> ghosts = capture.begin(inputs, rank_.models.training_flags());
-    rank_.body_in_progress = &capture;
-    try {
-      std::vector<at::Tensor> returned;
-      {
-        const runtime::InterceptScope scope(capture);
-        returned = call_.body(ghosts, 0);
-      }
-      rank_.body_in_progress = nullptr;
-      // A body that caught what stopped it has gone on without the value.
-      if (until_read) throw BodyStopped{};
-      return capture.finish(returned).recording->graph;
-    } catch (const BodyStopped&) {
-      rank_.body_in_progress = nullptr;
-      capture.abandon();
-      return std::move(*until_read);
-    } catch (...) {
-      rank_.body_in_progress = nullptr;
-      capture.abandon();
-      throw;
-    }
-  }
-
-  RankState& rank_;
-  const Call& call_;
-  std::map<int64_t, std::optional<Graph>> graphs_;
-  std::exception_ptr first_error_;
-};
 
 // What divides all sizes that are cut.
 int64_t rows_of(const Call& call) {
@@ -111,10 +48,9 @@ std::string describe(const Layout& layout) {
 }
 
 /// `groups`: pipeline ranks and replicas. `shared`: the replicas share the batch, else each has one of its own.
-Layout choose(RankState& rank, const Call& call, const std::vector<std::pair<int, int>>& groups, bool shared) {
-  const Config& config = rank.context.config;
+std::vector<LayoutCandidate> candidates_of(const Config& config, const Call& call, TrialCaptures& captures,
+                                           const std::vector<std::pair<int, int>>& groups, bool shared) {
   const int64_t rows = config.microbatches == kAutoMicrobatches || shared ? rows_of(call) : 0;
-  TrialCaptures captures(rank, call);
   std::vector<LayoutCandidate> candidates;
   for (const auto& [pipeline_ranks, replicas] : groups) {
     const int64_t parts = shared ? replicas : 1;
@@ -124,16 +60,22 @@ Layout choose(RankState& rank, const Call& call, const std::vector<std::pair<int
                             : std::vector<int>{static_cast<int>(config.microbatches)};
     for (const int count : counts) {
       const Graph* graph = captures.graph(parts * count);
-      if (graph != nullptr) candidates.push_back({pipeline_ranks, replicas, count, rows / parts, graph});
+      if (graph != nullptr) candidates.push_back({pipeline_ranks, replicas, count, std::max<int64_t>(rows / parts, count), graph});
     }
   }
+  return candidates;
+}
+
+Layout choose(RankState& rank, const Call& call, const std::vector<std::pair<int, int>>& groups, bool shared) {
+  TrialCaptures captures(rank, call);
+  const std::vector<LayoutCandidate> candidates = candidates_of(rank.context.config, call, captures, groups, shared);
   if (candidates.empty()) captures.rethrow();
   const LayoutChoice choice = choose_layout(candidates, rank.programs.options(*candidates.front().graph));
   const LayoutCandidate& best = candidates[choice.best];
   const Layout layout{best.pipeline_ranks, best.replicas, best.microbatches};
   if (rank.context.world->rank() == 0) {
     std::ostringstream text;
-    text << "chosen for batches of " << rows << ": " << describe(layout) << ", predicted "
+    text << "chosen for batches of " << best.rows * (shared ? best.replicas : 1) << ": " << describe(layout) << ", predicted "
          << choice.predictions[choice.best].step_us / 1000 << " ms per step; best of " << candidates.size();
     rank.context.logger.info(text.str());
   }
@@ -141,6 +83,21 @@ Layout choose(RankState& rank, const Call& call, const std::vector<std::pair<int
 }
 
 }  // namespace
+
+std::vector<Graph> graphs_to_plan(RankState& rank, const Call& call) {
+  const Context& context = rank.context;
+  const bool shared = context.config.parallelism == Parallelism::kAuto;
+  const auto groups = context.is_laid_out
+                          ? std::vector<std::pair<int, int>>{{context.pipeline->size(), context.replicas->size()}}
+                          : layouts_of(context.world->size());
+  TrialCaptures captures(rank, call);
+  std::vector<Graph> graphs;
+  std::set<const Graph*> seen;
+  for (const LayoutCandidate& candidate : candidates_of(context.config, call, captures, groups, shared)) {
+    if (seen.insert(candidate.graph).second) graphs.push_back(*candidate.graph);
+  }
+  return graphs;
+}
 
 Share share_of(RankState& rank, int step_number, const Call& call) {
   const Context& context = rank.context;

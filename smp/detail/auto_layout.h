@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "partitioner/graph/graph.h"
 #include "smp/step.h"
 
 namespace smp::detail {
@@ -28,6 +29,10 @@ using AutoMicrobatches = std::map<std::pair<int, int64_t>, int64_t>;
 /// is kept. Such a capture ends where the body reads a value that needs more than the step's inputs; a body that throws
 /// rules its number out. Throws what the body threw when that rules all out, and c10::ValueError when no argument is cut.
 step_internal::Share share_of(RankState& rank, int step_number, const step_internal::Call& call);
+
+/// The graphs of one microbatch each that planning this step may have to choose between; none where the body throws. On
+/// world rank 0.
+std::vector<partitioner::Graph> graphs_to_plan(RankState& rank, const step_internal::Call& call);
 
 /// parallelism=auto, in the first step: world rank 0 compares all layouts in the same way, all ranks take the best. A
 /// refusal is thrown by all of them, and leaves things as they were. Collective over the world.

@@ -10,6 +10,7 @@
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
 #include "smp/detail/leader.h"
+#include "smp/detail/measure_costs.h"
 #include "smp/detail/optimizer_state.h"
 #include "smp/detail/replica_gradients.h"
 #include "smp/detail/replica_step.h"
@@ -61,6 +62,7 @@ std::vector<StepOutput> Conductor::run_step(int step_number, const step_internal
               "Call the step functions one after the other, or share a plain function between their bodies.");
   forget_ended_steps();
   const StepScope scope(context(), rank_.models);
+  measure_costs(rank_, step_number, call);
   begin_recorded_step();
   if (!context().is_laid_out) lay_out(rank_, step_number, call);
   auto returned = rank_.leads() ? Leader(rank_, step_number, call).run() : follow(step_number);

@@ -142,6 +142,17 @@ std::vector<Key> make_keys() {
        .meaning = "`autograd`: stages run under LibTorch's autograd. `tape`: a stage is recorded once, down to leaf "
                   "operators, and then runs without autograd, with the same bits; what cannot be taped stays on "
                   "autograd, which the log says."},
+      {.name = "cost",
+       .field = &Config::cost,
+       .choices = {"predicted", "measured"},
+       .is_printed = false,
+       .meaning = "Times that plans are made from: `predicted` by a model of the device, or `measured` on this machine "
+                  "before a step function's first step."},
+      {.name = "cost_cache",
+       .field = &Config::cost_cache,
+       .is_printed = false,
+       .meaning = "Folder where measured times are kept from job to job; empty = the user's cache folder, "
+                  "\"off\" = they are not kept."},
       {.name = "broadcast_buffers",
        .field = &Config::broadcast_buffers,
        .meaning = "true: replicas start every step with the buffers of dp_rank 0; false: only the "
@@ -192,6 +203,11 @@ std::vector<Key> make_keys() {
        .range = kCount,
        .meaning =
            "Intra-operator threads of one rank. Another number changes the last bits of results."},
+      {.name = "keep_memory",
+       .field = &Config::keep_memory,
+       .is_printed = false,
+       .meaning = "true: memory that tensors free stays with the process, so that the system need not map and clear it "
+                  "again for the next ones (glibc only); false: the C library decides."},
       {.name = "timeout_s",
        .field = &Config::timeout_s,
        .range = kWaitSeconds,

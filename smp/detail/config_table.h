@@ -22,7 +22,8 @@ using Value = std::variant<bool, int64_t, double, std::string, std::vector<doubl
 using Field =
     std::variant<std::monostate, bool Config::*, int64_t Config::*, double Config::*,
                  std::string Config::*, std::vector<double> Config::*, Pipeline Config::*,
-                 Optimize Config::*, Parallelism Config::*, StageKind Config::*, LogLevel Config::*>;
+                 Optimize Config::*, Parallelism Config::*, StageKind Config::*,
+                 CostSource Config::*, LogLevel Config::*>;
 
 enum class Support {
   kWorks,     ///< steers smp

@@ -15,6 +15,7 @@
 
 #include "partitioner/report/partition_table.h"
 #include "runtime/delayed/unmade.h"
+#include "runtime/process_memory.h"
 #include "runtime/random.h"
 #include "runtime/tags.h"
 #include "smp/detail/programs.h"
@@ -301,6 +302,7 @@ void Models::place(const std::shared_ptr<const Program>& program, Placement plac
   load_pending(fresh, owners);
   runtime::synchronise(owners, runtime::Bindings(std::move(unlike)), *context_.pipeline, *context_.replicas);
   runtime::release_others(owners, fresh, context_.pipeline->rank());
+  runtime::return_freed_memory();
   owners_ = std::move(owners);
   if (placement == Placement::kUsedTensors) return;
   for (const auto& model : to_place(program->graph)) {

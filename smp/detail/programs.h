@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "partitioner/cost/measured_costs.h"
 #include "partitioner/plan/partition.h"
 #include "partitioner/plan/plan.h"
 #include "partitioner/schedule/generate.h"
@@ -63,6 +64,8 @@ class Programs {
   /// Forgets the programs used least recently, beyond a number, and returns their hashes. To be called on the leader
   /// when no step runs.
   std::vector<uint64_t> forget_least_used(size_t max_programs);
+  /// Times of operators; empty unless they were measured. Later plans are made from them.
+  partitioner::MeasuredCosts& measured_costs() { return costs_; }
   /// What the optimizer adds to the memory of later plans; of several the largest counts.
   void add_optimizer(const OptimizerMemory& memory);
 
@@ -82,6 +85,7 @@ class Programs {
   Context& context_;
   const Models& models_;
   OptimizerMemory optimizer_;
+  partitioner::MeasuredCosts costs_;
   uint64_t num_uses_ = 0;
   std::unordered_map<uint64_t, std::shared_ptr<Program>> programs_;
   std::map<std::vector<uint64_t>, Table> tables_;  // by part and the microbatches' hashes

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "runtime/capture/body_capture.h"
 #include "runtime/executor.h"
@@ -50,6 +51,7 @@ struct RankState {
   std::optional<runtime::Executor> executor;  // on the pipeline that this rank belongs to
   std::map<int, std::unique_ptr<runtime::BodyCapture>> captures;  // by step number
   AutoMicrobatches auto_microbatches;
+  std::set<int> measured_steps;  // step functions whose operators were timed, or known
   JoinState join;
   runtime::BodyCapture* body_in_progress = nullptr;
   uint64_t training_steps = 0;

@@ -121,6 +121,7 @@ runtime::MicrobatchRun StepRun::make_run(const StepMessage& message, size_t inde
   runtime::MicrobatchRun run;
   run.program = &program->rank_program;
   run.context.microbatch = static_cast<int>(number);
+  run.context.is_last = run.context.microbatch + 1 == message.num_microbatches;
   run.context.random = random_state(rank_, message.trains, message.trains ? message.step : message.evaluation_step, number,
                                     static_cast<uint64_t>(message.num_microbatches));
   for (const auto& scalar : microbatch.scalars) run.context.scalars.push_back({scalar.node, scalar.argument, scalar.value});

@@ -21,7 +21,10 @@ Config every_field_changed() {
     if (auto* integer = std::get_if<int64_t>(&value)) *integer += 2;
     if (auto* number = std::get_if<double>(&value)) *number = 0.1;
     if (auto* list = std::get_if<std::vector<double>>(&value)) *list = {1, 0.5};
-    if (auto* word = std::get_if<std::string>(&value)) *word = key.choices.empty() ? "a.json" : key.choices.back();
+    if (auto* word = std::get_if<std::string>(&value)) {
+      const bool is_last = !key.choices.empty() && *word == key.choices.back();
+      *word = key.choices.empty() ? "a.json" : is_last ? key.choices.front() : key.choices.back();
+    }
     set(key, value, config);
   }
   config.pipeline_parallel_degree = 3;  // default_partition is 2 now

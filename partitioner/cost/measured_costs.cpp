@@ -1,0 +1,124 @@
+// Keys of operators, and the table of their times.
+#include "partitioner/cost/measured_costs.h"
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <cmath>
+
+#include "partitioner/graph/graph_json_io.h"
+
+namespace smp::partitioner {
+
+namespace json = json_io::json;
+
+namespace {
+
+void append_numbers(std::string& text, const std::vector<int64_t>& numbers) {
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (i > 0) text += ',';
+    text += std::to_string(numbers[i]);
+  }
+}
+
+void append_tensor(std::string& text, const Graph& graph, ValueId id) {
+  if (id == kNoValue) {
+    text += '-';
+    return;
+  }
+  const Value& value = graph.values[static_cast<size_t>(id)];
+  text.append(c10::toString(value.spec.dtype)).append("[");
+  append_numbers(text, value.spec.sizes);
+  text += '|';
+  append_numbers(text, value.spec.strides);
+  text += ']';
+  if (value.spec.requires_grad) text += 'g';
+  if (is_named(value)) text += 'w';  // its gradient is added to what is there
+}
+
+void append_argument(std::string& text, const Graph& graph, const Argument& argument) {
+  if (const auto* value = std::get_if<ValueRef>(&argument)) {
+    append_tensor(text, graph, value->id);
+  } else if (const auto* list = std::get_if<ValueRefList>(&argument)) {
+    text += '(';
+    for (const ValueId id : list->ids) append_tensor(text, graph, id);
+    text += ')';
+  } else {
+    text += json::serialize(json_io::write_argument(argument, {}));
+  }
+}
+
+OperatorTime read_time(std::string_view key, const json::value& value) {
+  const auto* pair = value.if_array();
+  const auto is_time = [](const json::value& number) {
+    return number.is_number() && std::isfinite(number.to_number<double>()) &&
+           number.to_number<double>() >= 0;
+  };
+  TORCH_CHECK_VALUE(pair != nullptr && pair->size() == 2 && is_time(pair->at(0)) && is_time(pair->at(1)),
+                    "measured costs: expected two times in microseconds, at least 0, for the operator '", key,
+                    "', got ", json::serialize(value), ".");
+  return {pair->at(0).to_number<double>(), pair->at(1).to_number<double>()};
+}
+
+}  // namespace
+
+std::string operator_key(const Graph& graph, const Node& node) {
+  std::string key = node.op;
+  if (!node.overload.empty()) key.append(".").append(node.overload);
+  for (const Argument& argument : node.arguments) {
+    key += ' ';
+    append_argument(key, graph, argument);
+  }
+  if (!node.grad_enabled) key += " no_grad";
+  if (node.autocast.enabled) key.append(" autocast ").append(c10::toString(node.autocast.dtype));
+  if (graph.has_backward()) key += " trains";
+  return key;
+}
+
+void MeasuredCosts::add(const Graph& graph, const std::vector<std::optional<OperatorTime>>& times) {
+  std::map<std::string, std::pair<OperatorTime, int>> sums;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (!times.at(n)) continue;
+    auto& [sum, count] = sums[operator_key(graph, graph.nodes[n])];
+    sum.forward_us += times[n]->forward_us;
+    sum.backward_us += times[n]->backward_us;
+    ++count;
+  }
+  for (const auto& [key, of_key] : sums) {
+    const auto& [sum, count] = of_key;
+    times_[key] = {sum.forward_us / count, sum.backward_us / count};
+  }
+}
+
+const OperatorTime* MeasuredCosts::find(const Graph& graph, const Node& node) const {
+  const auto known = times_.find(operator_key(graph, node));
+  return known == times_.end() ? nullptr : &known->second;
+}
+
+bool MeasuredCosts::covers(const Graph& graph) const {
+  for (const Node& node : graph.nodes) {
+    if (find(graph, node) == nullptr) return false;
+  }
+  return true;
+}
+
+std::string MeasuredCosts::to_json() const {
+  json::object operators;
+  for (const auto& [key, time] : times_) {
+    operators[key] = json::array{time.forward_us, time.backward_us};
+  }
+  return json::serialize(operators);
+}
+
+void MeasuredCosts::add_json(std::string_view text) {
+  json::error_code error;
+  const json::value parsed = json::parse(text, error);
+  TORCH_CHECK_VALUE(!error && parsed.is_object(),
+                    "measured costs: expected a JSON object of operators, got ",
+                    error ? error.message() : "another value", ".");
+  std::map<std::string, OperatorTime, std::less<>> added;
+  for (const auto& [key, value] : parsed.get_object()) added.emplace(key, read_time(key, value));
+  for (auto& [key, time] : added) times_[key] = time;
+}
+
+}  // namespace smp::partitioner

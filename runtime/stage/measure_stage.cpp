@@ -1,0 +1,225 @@
+// Timed microbatches of one stage.
+#include "runtime/stage/measure_stage.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <unordered_map>
+
+#include "runtime/random.h"
+#include "runtime/stage/autograd_stage.h"
+
+namespace smp::runtime {
+namespace {
+
+using namespace partitioner;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kWarmUps = 3;  // recorded, compared, and once from the tape
+constexpr int kLeastTimed = 4;
+constexpr int kMostTimed = 64;
+
+double us_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double, std::micro>(end - begin).count();
+}
+
+// Numbers of moderate size, none of them denormal, so that no operator takes longer than with real ones. Indices are all 0,
+// which every table has.
+at::Tensor made_up(const TensorSpec& spec) {
+  int64_t num_elements = spec.storage_offset + 1;
+  for (size_t d = 0; d < spec.sizes.size(); ++d) num_elements += std::max<int64_t>(0, spec.sizes[d] - 1) * spec.strides[d];
+  at::Tensor memory = at::zeros({num_elements}, spec.dtype);
+  if (memory.is_floating_point()) memory.uniform_(0.01, 0.1);
+  return memory.as_strided(spec.sizes, spec.strides, spec.storage_offset);
+}
+
+// The same geometry in memory of its own.
+at::Tensor copy_of(const at::Tensor& tensor) {
+  const auto num_elements = static_cast<int64_t>(tensor.storage().nbytes() / tensor.element_size());
+  const at::Tensor memory = tensor.detach().as_strided({num_elements}, {1}, 0).clone();
+  return memory.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+}
+
+/// One microbatch, by NodeId.
+struct Sample {
+  std::vector<double> forward_us, backward_us;
+  std::vector<int> backward_calls;
+  double whole_backward_us = 0;
+  Clock::time_point last{};
+
+  explicit Sample(size_t num_nodes) : forward_us(num_nodes), backward_us(num_nodes), backward_calls(num_nodes) {}
+
+  /// The time since the last call, or since the start.
+  void add(NodeId node, bool is_backward) {
+    const Clock::time_point now = Clock::now();
+    if (node != kNoNode) {
+      (is_backward ? backward_us : forward_us)[static_cast<size_t>(node)] += us_between(last, now);
+      if (is_backward) ++backward_calls[static_cast<size_t>(node)];
+    }
+    last = now;
+  }
+  double total_us() const { return std::accumulate(forward_us.begin(), forward_us.end(), whole_backward_us); }
+};
+
+/// Under autograd only forwards can be timed operator by operator.
+class ForwardTimer : public StageWatcher {
+ public:
+  explicit ForwardTimer(OperatorTimer timer) : timer_(std::move(timer)) {}
+  void call_operator(const c10::OperatorHandle& op, torch::jit::Stack& stack, NodeId node, int32_t) override {
+    op.callBoxed(stack);
+    timer_(node, /*is_backward=*/false);
+  }
+  bool gradient_made(ValueId, const at::Tensor&) override { return true; }
+
+ private:
+  OperatorTimer timer_;
+};
+
+/// The mean over the middle half of the samples, by duration.
+Sample mean_of(std::vector<Sample> samples) {
+  std::sort(samples.begin(), samples.end(), [](const Sample& a, const Sample& b) { return a.total_us() < b.total_us(); });
+  const size_t first = samples.size() / 4, end = samples.size() - first;
+  Sample mean = samples[first];
+  const double share = 1.0 / static_cast<double>(end - first);
+  const auto average = [&](auto&& number_of) {
+    double sum = 0;
+    for (size_t s = first; s < end; ++s) sum += number_of(samples[s]);
+    number_of(mean) = sum * share;
+  };
+  for (size_t n = 0; n < mean.forward_us.size(); ++n) {
+    average([n](Sample& sample) -> double& { return sample.forward_us[n]; });
+    average([n](Sample& sample) -> double& { return sample.backward_us[n]; });
+  }
+  average([](Sample& sample) -> double& { return sample.whole_backward_us; });
+  return mean;
+}
+
+class Measurement {
+ public:
+  Measurement(const Graph& graph, const Plan& plan, int stage, const MeasureOptions& options)
+      : graph_(graph), plan_(plan), stage_(stage), options_(options) {}
+
+  StageTimes run() {
+    const UserRandomStateScope user_state;
+    const OperatorTimer timer = [this](NodeId node, bool is_backward) { now_->add(node, is_backward); };
+    StageOptions taped;
+    taped.timer = timer;
+    const auto stage = make_tape_stage(graph_, plan_, stage_, taped);
+    const Sample tape = measure(*stage, nullptr);
+    const bool is_taped = stage->report().num_taped > 0;
+    if (is_taped && options_.tape) return {tape.forward_us, tape.backward_us};
+    AutogradStage reference(graph_, plan_, stage_, {});
+    ForwardTimer watcher(timer);
+    const Sample autograd = measure(reference, &watcher);
+    return {autograd.forward_us, is_taped ? with_overhead(tape, autograd) : by_expectation(autograd)};
+  }
+
+ private:
+  // Autograd takes the same kernels, and about as long more for each of them.
+  static std::vector<double> with_overhead(const Sample& tape, const Sample& autograd) {
+    const int num_calls = std::accumulate(tape.backward_calls.begin(), tape.backward_calls.end(), 0);
+    const double overhead_us =
+        std::max(0.0, autograd.whole_backward_us - tape.whole_backward_us) / std::max(1, num_calls);
+    std::vector<double> backward_us = tape.backward_us;
+    for (size_t n = 0; n < backward_us.size(); ++n) backward_us[n] += overhead_us * tape.backward_calls[n];
+    return backward_us;
+  }
+
+  std::vector<double> by_expectation(const Sample& autograd) const {
+    std::vector<double> backward_us(graph_.nodes.size(), 0);
+    const std::vector<NodeId>& nodes = plan_.stages[static_cast<size_t>(stage_)].nodes;
+    const auto expected = [this](NodeId n) {
+      return options_.expected_backward_us.empty() ? 1.0 : options_.expected_backward_us.at(static_cast<size_t>(n));
+    };
+    double all = 0;
+    for (const NodeId n : nodes) all += expected(n);
+    for (const NodeId n : nodes) {
+      if (all > 0) backward_us[static_cast<size_t>(n)] = autograd.whole_backward_us * expected(n) / all;
+    }
+    return backward_us;
+  }
+
+  template <class AnyStage>
+  Sample measure(AnyStage& stage, [[maybe_unused]] StageWatcher* watcher) {
+    own_.clear();
+    std::vector<Sample> samples;
+    const Clock::time_point begin = Clock::now();
+    for (int k = 0; k < kWarmUps + kMostTimed; ++k) {
+      const bool is_enough = us_between(begin, Clock::now()) > options_.seconds * 1e6;
+      if (k >= kWarmUps + kLeastTimed && is_enough) break;
+      Sample sample(graph_.nodes.size());
+      now_ = &sample;
+      run_microbatch(stage, watcher, k);
+      if (k >= kWarmUps) samples.push_back(std::move(sample));
+    }
+    return mean_of(std::move(samples));
+  }
+
+  template <class AnyStage>
+  void run_microbatch(AnyStage& stage, StageWatcher* watcher, int k) {
+    const StageValues& values = stage.values();
+    std::vector<at::Tensor> inputs;
+    for (const ValueId id : values.inputs) inputs.push_back(copy_of(tensor_of(id)));
+    const MicrobatchContext context{.microbatch = 0, .is_last = true, .random = {.microbatch = static_cast<uint64_t>(k)}, .scalars = {}};
+    const TensorLookup lookup = [this](ValueId id) { return own_tensor(id); };
+    now_->last = Clock::now();
+    if constexpr (std::is_same_v<AnyStage, AutogradStage>) {
+      stage.forward(context, std::move(inputs), lookup, watcher);
+    } else {
+      stage.forward(context, std::move(inputs), lookup);
+    }
+    if (!values.has_backward) return;
+    for (size_t b = 0; b < values.backwards.size(); ++b) {
+      std::vector<at::Tensor> gradients;
+      for (const ValueId id : values.backwards[b].roots) {
+        at::Tensor& gradient = gradients_[id];
+        if (!gradient.defined()) gradient = made_up(spec_of(id));
+        gradients.push_back(gradient);
+      }
+      now_->last = Clock::now();
+      const Clock::time_point begin = now_->last;
+      stage.backward(0, b, std::move(gradients));
+      now_->whole_backward_us += us_between(begin, Clock::now());
+    }
+  }
+
+  const TensorSpec& spec_of(ValueId id) const { return graph_.values[static_cast<size_t>(id)].spec; }
+
+  at::Tensor tensor_of(ValueId id) {
+    at::Tensor& made = made_[id];
+    if (!made.defined() && options_.tensors) made = options_.tensors(id);
+    if (!made.defined()) made = made_up(spec_of(id));
+    return made;
+  }
+
+  // With memory of its own where an operator writes to it, and a gradient of its own.
+  at::Tensor own_tensor(ValueId id) {
+    at::Tensor& own = own_[id];
+    if (own.defined()) return own;
+    const Value& value = graph_.values[static_cast<size_t>(id)];
+    const bool is_written = std::any_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const Node& node) {
+      return std::find(node.written_storages.begin(), node.written_storages.end(), value.storage) != node.written_storages.end();
+    });
+    own = is_written ? copy_of(tensor_of(id)) : tensor_of(id).detach();
+    own.set_requires_grad(value.kind == ValueKind::kParameter && value.spec.requires_grad);
+    if (value.is_wrapped_number) own.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return own;
+  }
+
+  const Graph& graph_;
+  const Plan& plan_;
+  const int stage_;
+  const MeasureOptions& options_;
+  Sample* now_ = nullptr;
+  std::unordered_map<ValueId, at::Tensor> made_, own_, gradients_;
+};
+
+}  // namespace
+
+StageTimes measure_stage(const Graph& graph, const Plan& plan, int stage, const MeasureOptions& options) {
+  return Measurement(graph, plan, stage, options).run();
+}
+
+}  // namespace smp::runtime

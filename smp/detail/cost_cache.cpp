@@ -1,0 +1,88 @@
+// One JSON file, replaced as a whole.
+#include "smp/detail/cost_cache.h"
+
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iomanip>
+#include <iterator>
+#include <sstream>
+#include <stdexcept>
+
+#include "smp/version.h"
+
+namespace smp::detail {
+namespace {
+
+std::string processor() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 1);
+  }
+  return "unknown";
+}
+
+// FNV-1a
+std::string hash_of(const std::string& text) {
+  uint64_t hash = 14695981039346656037ull;
+  for (const unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;
+  std::ostringstream digits;
+  digits << std::hex << std::setw(16) << std::setfill('0') << hash;
+  return digits.str();
+}
+
+std::filesystem::path folder_of(const Config& config, const EnvironmentLookup& lookup) {
+  if (!config.cost_cache.empty()) return config.cost_cache;
+  const auto cache = lookup("XDG_CACHE_HOME");
+  if (cache && !cache->empty()) return std::filesystem::path(*cache) / "smp";
+  const auto home = lookup("HOME");
+  if (home && !home->empty()) return std::filesystem::path(*home) / ".cache" / "smp";
+  return {};
+}
+
+}  // namespace
+
+CostCache::CostCache(const Config& config, int ranks_per_host, const Logger& logger, const EnvironmentLookup& lookup)
+    : logger_(logger) {
+  const std::filesystem::path folder = config.cost_cache == "off" ? "" : folder_of(config, lookup);
+  if (folder.empty()) return;
+  std::ostringstream machine;
+  machine << processor() << ", " << ranks_per_host << " ranks of " << config.threads << " threads, LibTorch " << TORCH_VERSION
+          << ", stage " << static_cast<int>(config.stage) << ", smp " << version();
+  path_ = folder / ("costs-" + hash_of(machine.str()) + ".json");
+}
+
+partitioner::MeasuredCosts CostCache::read() const {
+  partitioner::MeasuredCosts costs;
+  std::ifstream file(path_);
+  if (path_.empty() || !file) return costs;
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  try {
+    costs.add_json(text);
+  } catch (const std::exception& error) {
+    logger_.warning("cannot use the times in '" + path_ + "': " + error.what() + " They are measured anew.");
+  }
+  return costs;
+}
+
+void CostCache::write(const partitioner::MeasuredCosts& costs) const {
+  if (path_.empty()) return;
+  try {
+    std::filesystem::create_directories(std::filesystem::path(path_).parent_path());
+    const std::string unfinished = path_ + "." + std::to_string(::getpid());
+    {
+      std::ofstream file(unfinished);
+      file << costs.to_json() << '\n';
+      if (!file.flush()) throw std::runtime_error("the file cannot be written");
+    }
+    std::filesystem::rename(unfinished, path_);
+  } catch (const std::exception& error) {
+    logger_.warning("cannot keep the measured times in '" + path_ + "': " + error.what() +
+                    ". The next job measures anew; cost_cache names another folder, or is \"off\".");
+  }
+}
+
+}  // namespace smp::detail

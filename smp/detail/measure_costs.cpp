@@ -1,0 +1,168 @@
+// Graphs out, times back.
+#include "smp/detail/measure_costs.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <optional>
+#include <sstream>
+
+#include "partitioner/graph/graph_io.h"
+#include "partitioner/plan/graph_costs.h"
+#include "partitioner/plan/partition.h"
+#include "runtime/delayed/unmade.h"
+#include "runtime/stage/measure_stage.h"
+#include "runtime/tags.h"
+#include "runtime/watch/root_cause.h"
+#include "runtime/wire.h"
+#include "smp/detail/cost_cache.h"
+#include "smp/detail/rank_state.h"
+
+namespace smp::detail {
+
+using namespace partitioner;
+
+namespace {
+
+// Gradients, activations and copies that measuring may take on each rank, in bytes.
+constexpr int64_t kMeasuredAtOnce = int64_t{1} << 30;
+
+int64_t most_bytes(const Plan& plan) {
+  return *std::max_element(plan.predicted_peak_bytes.begin(), plan.predicted_peak_bytes.end());
+}
+
+/// As few parts as fit into memory one after the other.
+Plan parts_of(const Graph& graph) {
+  PartitionOptions options;
+  Plan plan = partition(graph, options);
+  const int64_t parts = std::min<int64_t>(1 + most_bytes(plan) / kMeasuredAtOnce, static_cast<int64_t>(graph.nodes.size()));
+  for (options.num_ranks = static_cast<int>(parts); options.num_ranks > 1; options.num_ranks /= 2) {
+    try {
+      return partition(graph, options);
+    } catch (const c10::ValueError&) {  // it cannot be cut so often
+    }
+  }
+  return plan;
+}
+
+// Code of others may do more than compute, and must not do it on made-up numbers.
+bool is_only_libtorch(const Graph& graph) {
+  return std::all_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) { return node.op.starts_with("aten::"); });
+}
+
+/// None for operators that cannot be run like that.
+std::vector<std::optional<OperatorTime>> measure(RankState& rank, const Graph& graph) {
+  std::vector<std::optional<OperatorTime>> times(graph.nodes.size());
+  if (!is_only_libtorch(graph)) {
+    rank.context.logger.warning("cost=measured: expected LibTorch's own operators, got others (smp::opaque) in the step body, which "
+                                "only training may run; its times are predicted.");
+    return times;
+  }
+  const GraphCosts expected = graph_costs(graph, DeviceModel{});
+  runtime::MeasureOptions options{.tape = rank.context.config.stage == StageKind::kTape,
+                                  .expected_backward_us = expected.backward_us};
+  const auto& named = rank.models.bindings().tensors();
+  options.tensors = [&](ValueId id) {
+    const Value& value = graph.values[static_cast<size_t>(id)];
+    const auto known = std::find_if(named.begin(), named.end(), [&](const auto& one) { return one.name == value.name; });
+    const bool is_here = is_named(value) && known != named.end() && rank.models.is_here(known->tensor) &&
+                         !runtime::is_unmade(known->tensor);
+    return is_here ? known->tensor : at::Tensor();
+  };
+  const Plan plan = parts_of(graph);
+  for (size_t s = 0; s < plan.stages.size(); ++s) {
+    try {
+      const runtime::StageTimes part = runtime::measure_stage(graph, plan, static_cast<int>(s), options);
+      for (const NodeId n : plan.stages[s].nodes) {
+        const auto at = static_cast<size_t>(n);
+        times[at] = OperatorTime{part.forward_us[at], part.backward_us[at]};
+      }
+    } catch (const std::exception&) {  // an operator that wants more of its inputs than a shape
+      rank.context.logger.warning("cost=measured: some operators cannot be run on made-up inputs; their times are predicted: " +
+                                  runtime::describe_exception(std::current_exception()));
+    }
+  }
+  return times;
+}
+
+void send_to_all(runtime::Transport& world, const std::string& bytes) {
+  for (int r = 1; r < world.size(); ++r) world.send_bytes(r, runtime::kMeasureTag, bytes);
+}
+
+std::string encode(const std::vector<Graph>& graphs) {
+  runtime::WireWriter out;
+  out.put(static_cast<int32_t>(graphs.size()));
+  for (const Graph& graph : graphs) out.put(serialise(graph));
+  return out.take();
+}
+
+std::vector<Graph> decode(const std::string& bytes) {
+  runtime::WireReader in(bytes);
+  std::vector<Graph> graphs(static_cast<size_t>(in.get<int32_t>()));
+  for (Graph& graph : graphs) graph = deserialise_graph(in.get_string());
+  return graphs;
+}
+
+/// World rank 0.
+class Measuring {
+ public:
+  explicit Measuring(RankState& rank)
+      : rank_(rank), cache_(rank.context.config, rank.context.launch.local_size, rank.context.logger) {}
+
+  void run(const step_internal::Call& call) {
+    runtime::Transport& world = *rank_.context.world;
+    MeasuredCosts costs = cache_.read();
+    std::vector<Graph> unknown;
+    for (Graph& graph : graphs_to_plan(rank_, call)) {
+      if (!costs.covers(graph)) unknown.push_back(std::move(graph));
+    }
+    send_to_all(world, encode(unknown));
+    try {
+      measure_all(unknown, costs);
+    } catch (...) {
+      world.abort(runtime::describe_exception(std::current_exception()));
+      throw;
+    }
+    const std::string text = costs.to_json();
+    send_to_all(world, text);
+    rank_.programs.measured_costs().add_json(text);  // the same numbers as everywhere, to the last digit
+  }
+
+ private:
+  void measure_all(const std::vector<Graph>& graphs, MeasuredCosts& costs) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (const Graph& graph : graphs) costs.add(graph, measure(rank_, graph));
+    std::ostringstream text;
+    if (graphs.empty()) {
+      if (costs.size() == 0) return;
+      text << "times of " << costs.size() << " operators are known from '" << cache_.path() << "'";
+    } else {
+      cache_.write(costs);
+      text << "measured the operators of " << graphs.size() << (graphs.size() == 1 ? " graph in " : " graphs in ")
+           << std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() << " s";
+      if (!cache_.path().empty()) text << ", kept in '" << cache_.path() << "'";
+    }
+    rank_.context.logger.info(text.str());
+  }
+
+  RankState& rank_;
+  CostCache cache_;
+};
+
+}  // namespace
+
+void measure_costs(RankState& rank, int step_number, const step_internal::Call& call) {
+  const Context& context = rank.context;
+  if (context.config.cost != CostSource::kMeasured || context.is_in_join) return;
+  const auto& models = rank.models.all();
+  const bool is_planned = std::all_of(models.begin(), models.end(), [&](const auto& model) { return rank.models.is_placed(*model); });
+  if (is_planned || !rank.measured_steps.insert(step_number).second) return;
+  runtime::Transport& world = *context.world;
+  if (world.rank() == 0) return Measuring(rank).run(call);
+  for (const Graph& graph : decode(world.receive_bytes(0, runtime::kMeasureTag))) measure(rank, graph);
+  rank.programs.measured_costs().add_json(world.receive_bytes(0, runtime::kMeasureTag));
+}
+
+}  // namespace smp::detail

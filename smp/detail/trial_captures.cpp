@@ -1,0 +1,66 @@
+// Bodies run for their graphs.
+#include "smp/detail/trial_captures.h"
+
+#include "runtime/capture/body_capture.h"
+#include "smp/detail/local_values.h"
+#include "smp/detail/rank_state.h"
+#include "smp/detail/split.h"
+
+namespace smp::detail {
+
+using partitioner::Graph;
+
+namespace {
+
+/// Thrown through a body that reads a value which only a run could tell.
+struct BodyStopped {};
+
+}  // namespace
+
+const Graph* TrialCaptures::graph(int64_t parts) {
+  const auto known = graphs_.find(parts);
+  if (known != graphs_.end()) return known->second ? &*known->second : nullptr;
+  std::optional<Graph>& graph = graphs_[parts];
+  try {
+    graph = capture(split_arguments(call_.arguments({.microbatches = parts}), {.microbatches = parts}).front());
+  } catch (...) {
+    if (!first_error_) first_error_ = std::current_exception();
+  }
+  return graph ? &*graph : nullptr;
+}
+
+Graph TrialCaptures::capture(const std::vector<at::Tensor>& inputs) {
+  runtime::BodyCapture capture(rank_.models.bindings());
+  std::optional<Graph> until_read;
+  capture.set_reader([&](const runtime::ValueRead& wanted) {
+    const auto local = runtime::local_slice(wanted.graph, wanted.num_nodes, wanted.values);
+    if (local) return compute_locally(wanted, *local, inputs, rank_.models.bindings(), {});
+    until_read = wanted.graph;
+    until_read->read = wanted.values;
+    until_read->returned.clear();
+    throw BodyStopped{};
+  });
+  std::vector<at::Tensor> ghosts = capture.begin(inputs, rank_.models.training_flags());
+  rank_.body_in_progress = &capture;
+  try {
+    std::vector<at::Tensor> returned;
+    {
+      const runtime::InterceptScope scope(capture);
+      returned = call_.body(ghosts, 0);
+    }
+    rank_.body_in_progress = nullptr;
+    // A body that caught what stopped it has gone on without the value.
+    if (until_read) throw BodyStopped{};
+    return capture.finish(returned).recording->graph;
+  } catch (const BodyStopped&) {
+    rank_.body_in_progress = nullptr;
+    capture.abandon();
+    return std::move(*until_read);
+  } catch (...) {
+    rank_.body_in_progress = nullptr;
+    capture.abandon();
+    throw;
+  }
+}
+
+}  // namespace smp::detail

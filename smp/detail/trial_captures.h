@@ -1,0 +1,37 @@
+// Captures for planning only: the graphs of a step that nothing has been planned for yet.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "partitioner/graph/graph.h"
+#include "smp/step.h"
+
+namespace smp::detail {
+
+struct RankState;
+
+/// The graphs of the first microbatch of a batch, by the number of parts that the batch is cut into. Captured on ghosts; a
+/// capture ends where the body reads a value that needs more than the step's inputs.
+class TrialCaptures {
+ public:
+  TrialCaptures(RankState& rank, const step_internal::Call& call) : rank_(rank), call_(call) {}
+
+  /// Null where the batch cannot be cut so, or the body throws.
+  const partitioner::Graph* graph(int64_t parts);
+  /// What the body threw first.
+  [[noreturn]] void rethrow() const { std::rethrow_exception(first_error_); }
+
+ private:
+  partitioner::Graph capture(const std::vector<at::Tensor>& inputs);
+
+  RankState& rank_;
+  const step_internal::Call& call_;
+  std::map<int64_t, std::optional<partitioner::Graph>> graphs_;
+  std::exception_ptr first_error_;
+};
+
+}  // namespace smp::detail
