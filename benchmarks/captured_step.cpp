@@ -69,6 +69,7 @@ at::Tensor OneStageReplay::run() {
   const partitioner::Graph& graph = captured_.recording->graph;
   runtime::MicrobatchContext context;
   context.microbatch = microbatch_;
+  context.is_last = true;
   context.random = {0, 0, static_cast<uint64_t>(microbatch_)};
   std::vector<at::Tensor> inputs;
   for (ValueId id : stage_->values().inputs) {

@@ -1,10 +1,15 @@
 """Measures smp against torch on the same two cores: both sides' processes live side by side, and all but one sleep.
 
-make peers                                 the six models, 4 and 8 microbatches
-python run.py BUILD/bin [MODEL ...]        some of them; --microbatches 8 --rounds 5
+make peers                                 the six models, pipelines of 4 and 8 microbatches, and the best of all
+python run.py BUILD/bin [MODEL ...]        some of them; --microbatches 8 --rounds 5 --best
 
 For each model the contenders take turns, --rounds times; a round is the median of some steps of each, the figure the median
 of the rounds. Prints both raw times and the ratio: above 1, smp is faster.
+
+vs_tdp_*         a pipeline of two ranks against the best schedule of torch.distributed.pipelining, same microbatches
+vs_torch_best_*  smp with everything left to it against the fastest of what torch offers
+smp_choice_*     what smp has chosen for itself against the fastest of its own layouts; 1: none is faster
+predicted_*      predicted over measured time of a step
 """
 import argparse
 import math
@@ -123,9 +128,36 @@ def compare_pipelines(binaries, model, microbatches, rounds):
     smp.close(), torch.close()
     best = min(PIPELINES, key=times.get)
     ratio = times[best] / times["smp"]
-    all_of_them = ", ".join(f"{kind} {times[kind] * 1e3:.2f} ms" for kind in PIPELINES)
-    report(f"vs_tdp_{model}_m{microbatches}", ratio,
-           f"smp {times['smp'] * 1e3:.2f} ms, predicted {float(smp.says[1]) * 1e3:.2f} ms; {all_of_them}")
+    all_of_them = milliseconds({kind: times[kind] for kind in PIPELINES})
+    report(f"vs_tdp_{model}_m{microbatches}", ratio, f"smp {times['smp'] * 1e3:.2f} ms; {all_of_them}")
+    report(f"predicted_{model}_m{microbatches}", float(smp.says[1]) / times["smp"], f"{float(smp.says[1]) * 1e3:.2f} ms")
+    return ratio
+
+
+TORCH = {4: ["one", "ddp", "gpipe", "1f1b"], 8: PIPELINES}  # by microbatches; the first two have none
+OWN = [("pipeline", 4), ("pipeline", 8), ("pipeline", 16), ("replicas", 1), ("replicas", 2), ("replicas", 4)]
+
+
+def milliseconds(times):
+    return ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in times.items())
+
+
+def compare_best(binaries, model, rounds):
+    torch = {count: torch_side(model, count, contenders) for count, contenders in TORCH.items()}
+    own = {f"{layout} {count}": smp_side(binaries, model, count, layout) for layout, count in OWN}
+    chosen = smp_side(binaries, model, "auto", "auto")
+    sides = {f"{kind} {count}": (torch[count], kind + " ") for count, kinds in TORCH.items() for kind in kinds}
+    sides |= {name: (side, "") for name, side in own.items()}
+    times = measure({"smp": (chosen, ""), **sides}, rounds)
+    for side in [chosen, *torch.values(), *own.values()]:
+        side.close()
+    by_torch = {name: times[name] for name in sides if name not in own}
+    by_smp = {name: times[name] for name in own}
+    ratio = min(by_torch.values()) / times["smp"]
+    report(f"vs_torch_best_{model}", ratio, f"smp {times['smp'] * 1e3:.2f} ms; {milliseconds(by_torch)}")
+    report(f"smp_choice_{model}", times["smp"] / min(by_smp.values()), milliseconds(by_smp))
+    report(f"predicted_{model}_chosen", float(chosen.says[1]) / times["smp"],
+           ", ".join(f"{name} {float(side.says[1]) / times[name]:.3f}" for name, side in own.items()))
     return ratio
 
 
@@ -135,12 +167,19 @@ def main():
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--microbatches", type=int, action="append")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--best", action="store_true", help="only the comparison with the best of torch")
     arguments = parser.parse_args()
-    for microbatches in arguments.microbatches or [4, 8]:
-        ratios = [compare_pipelines(arguments.binaries, model, microbatches, arguments.rounds)
-                  for model in arguments.models]
+
+    def compare(name, contest):
+        ratios = [contest(model) for model in arguments.models]
         geomean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-        report(f"vs_tdp_geomean_m{microbatches}", geomean, f"lowest {min(ratios):.3f}")
+        report(name, geomean, f"lowest {min(ratios):.3f}")
+
+    for count in [] if arguments.best else arguments.microbatches or [4, 8]:
+        compare(f"vs_tdp_geomean_m{count}",
+                lambda model: compare_pipelines(arguments.binaries, model, count, arguments.rounds))
+    if arguments.best or not arguments.microbatches:
+        compare("vs_torch_best_geomean", lambda model: compare_best(arguments.binaries, model, arguments.rounds))
 
 
 if __name__ == "__main__":

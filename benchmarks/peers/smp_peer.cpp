@@ -90,7 +90,8 @@ int main(int argc, char** argv) {
   config.microbatches = number == "auto" ? smp::kAutoMicrobatches : std::stol(number);
   if (layout == "replicas") config.pipeline_parallel_degree = 1;
   if (layout == "auto") config.parallelism = smp::Parallelism::kAuto;
-  config.stage = smp::StageKind::kTape;
+  config.cost = smp::CostSource::kMeasured;
+  config.cost_cache = "off";
   config.log_level = smp::LogLevel::kOff;
   smp::init(config);
   Training training(make_peer_model(name));
