@@ -51,6 +51,11 @@ class TapeStage : public Stage {
     }
     switch (phase_) {
       case Phase::kUnrecorded:
+        if (!comes_again_) {  // a signature that comes once is not worth its recording
+          comes_again_ = context.is_last || ++num_waited_ == kMostWaited;
+          if (comes_again_) num_waited_ = 0;
+          return reference_.forward(context, std::move(inputs), tensors);
+        }
         return record_forward(context, std::move(inputs), tensors);
       case Phase::kRecorded:
         // A comparison keeps what enters its microbatch to the end; beside the last one the fewest others are in flight.
@@ -279,6 +284,7 @@ class TapeStage : public Stage {
   std::string said_;
   int64_t num_taped_ = 0;
   int num_waited_ = 0;
+  bool comes_again_ = false;  // a whole step has run
 };
 
 }  // namespace

@@ -21,7 +21,7 @@ using runtime::StageReport;
 using support::OracleResult;
 using support::ZooModel;
 
-constexpr int kNumSteps = 3;
+constexpr int kNumSteps = 4;
 
 struct TapedRun {
   OracleResult result;
