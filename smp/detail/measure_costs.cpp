@@ -115,22 +115,26 @@ class Measuring {
     runtime::Transport& world = *rank_.context.world;
     MeasuredCosts costs = cache_.read();
     std::vector<Graph> unknown;
-    for (Graph& graph : graphs_to_plan(rank_, call)) {
+    for (Graph& graph : wanted_graphs(call)) {
       if (!costs.covers(graph)) unknown.push_back(std::move(graph));
     }
     send_to_all(world, encode(unknown));
-    try {
-      measure_all(unknown, costs);
-    } catch (...) {
-      world.abort(runtime::describe_exception(std::current_exception()));
-      throw;
-    }
+    measure_all(unknown, costs);
     const std::string text = costs.to_json();
     send_to_all(world, text);
     rank_.programs.measured_costs().add_json(text);  // the same numbers as everywhere, to the last digit
   }
 
  private:
+  // The others wait for an answer, and the step itself refuses what is wrong with it.
+  std::vector<Graph> wanted_graphs(const step_internal::Call& call) {
+    try {
+      return graphs_to_plan(rank_, call);
+    } catch (...) {
+      return {};
+    }
+  }
+
   void measure_all(const std::vector<Graph>& graphs, MeasuredCosts& costs) {
     const auto begin = std::chrono::steady_clock::now();
     for (const Graph& graph : graphs) costs.add(graph, measure(rank_, graph));
@@ -160,9 +164,14 @@ void measure_costs(RankState& rank, int step_number, const step_internal::Call& 
   const bool is_planned = std::all_of(models.begin(), models.end(), [&](const auto& model) { return rank.models.is_placed(*model); });
   if (is_planned || !rank.measured_steps.insert(step_number).second) return;
   runtime::Transport& world = *context.world;
-  if (world.rank() == 0) return Measuring(rank).run(call);
-  for (const Graph& graph : decode(world.receive_bytes(0, runtime::kMeasureTag))) measure(rank, graph);
-  rank.programs.measured_costs().add_json(world.receive_bytes(0, runtime::kMeasureTag));
+  try {
+    if (world.rank() == 0) return Measuring(rank).run(call);
+    for (const Graph& graph : decode(world.receive_bytes(0, runtime::kMeasureTag))) measure(rank, graph);
+    rank.programs.measured_costs().add_json(world.receive_bytes(0, runtime::kMeasureTag));
+  } catch (...) {  // the others would wait for this rank
+    world.abort(runtime::describe_exception(std::current_exception()));
+    throw;
+  }
 }
 
 }  // namespace smp::detail

@@ -243,6 +243,18 @@ TEST(MeasuredCosts, ArePredictedWhereMadeUpInputsDoNotDo) {
   });
 }
 
+// There are no rows to cut: found out on rank 0, before anything is sent.
+TEST(MeasuredCosts, LeaveAStepThatCannotBeCutToTheStep) {
+  Config config = measured();
+  config.microbatches = kAutoMicrobatches;
+  config.timeout_s = 20;
+  run_smp_ranks(2, config, [] {
+    DistributedModel model(make_net());
+    auto step = smp::step([&] { model.backward(model(torch::ones({8, 8})).square().mean()); });
+    EXPECT_THROW(step(), c10::ValueError);
+  });
+}
+
 TEST(MeasuredCosts, LeaveABodyThatThrowsToTheStep) {
   run_smp_ranks(2, measured(), [] {
     DistributedModel model(make_net());
