@@ -29,7 +29,7 @@ void check_timeline_path(const std::string& trace);
 /// collective parts together.
 class StepTimeline {
  public:
-  /// Steps that are not recorded: the first plans and places, tapes are compared in the second.
+  /// Steps that are not recorded: the first plans and places, tapes are recorded in the second.
   static constexpr int64_t kNumWarmUpSteps = 2;
 
   explicit StepTimeline(Context& context);
