@@ -61,7 +61,7 @@ std::optional<std::vector<StepOutput>> StepRun::perform(const StepMessage& messa
     case Round::kJoined:
       break;
   }
-  TORCH_INTERNAL_ASSERT(false, "unknown round");
+  C10_THROW_ERROR(Error, "a step is run by rounds of the conductor's, and this is none");
 }
 
 // Models are placed when nothing can refuse the step any more, in the order in which the leader planned. Rounds before that
