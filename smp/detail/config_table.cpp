@@ -225,7 +225,7 @@ std::vector<Key> make_keys() {
        .field = &Config::timeline_steps,
        .range = kCount,
        .is_printed = false,
-       .meaning = "Steps that `timeline` records, after the first two."},
+       .meaning = "Steps that `timeline` records, after the first three."},
       // SageMaker keys that it does not print.
       {.name = "deterministic_server",
        .field = &Config::deterministic_server,

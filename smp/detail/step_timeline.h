@@ -29,8 +29,9 @@ void check_timeline_path(const std::string& trace);
 /// collective parts together.
 class StepTimeline {
  public:
-  /// Steps that are not recorded: the first plans and places, tapes are recorded in the second.
-  static constexpr int64_t kNumWarmUpSteps = 2;
+  /// Steps that are not recorded: the first plans and places, tapes are recorded in the second and compared
+  /// by the third.
+  static constexpr int64_t kNumWarmUpSteps = 3;
 
   explicit StepTimeline(Context& context);
 

@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int64_t kRows = 8, kWidth = 16, kMicrobatches = 4, kSteps = 5;
+constexpr int64_t kRows = 8, kWidth = 16, kMicrobatches = 4, kSteps = 6;
 
 torch::nn::Sequential make_net() {
   torch::manual_seed(0);

@@ -62,23 +62,23 @@ void train(int num_steps) {
 
 TEST_F(TimelineFiles, AreWrittenBehindTheLastRecordedStep) {
   run_smp_ranks(2, config(2, 3), [&] {
-    train(4);
+    train(5);
     barrier();
     EXPECT_FALSE(fs::exists(trace()));
   });
   run_smp_ranks(2, config(2, 3), [&] {
-    train(6);
+    train(7);
     EXPECT_EQ(detail::context("test").timeline, nullptr);
   });
   EXPECT_TRUE(fs::exists(drawing()));
   const auto steps = events("step");
   EXPECT_EQ(steps.size(), 2U * 3);
-  EXPECT_TRUE(steps.contains({0, 1, 2}) && steps.contains({0, 1, 4}));
+  EXPECT_TRUE(steps.contains({0, 1, 3}) && steps.contains({0, 1, 5}));
 }
 
 TEST_F(TimelineFiles, AreWrittenAtTheEndOfAShorterJob) {
   run_smp_ranks(2, config(2, 100), [&] {
-    train(4);
+    train(5);
     detail::context("test").timeline->finish();  // as smp::shutdown does, when the models are gone
   });
   EXPECT_EQ(events("step").size(), 2U * 2);
@@ -86,17 +86,17 @@ TEST_F(TimelineFiles, AreWrittenAtTheEndOfAShorterJob) {
 
 TEST_F(TimelineFiles, HoldStepsOfModelsThatFollowOneAnother) {
   run_smp_ranks(2, config(2, 3), [&] {
-    train(3);
+    train(4);
     train(2);
   });
   const auto steps = events("step");
   EXPECT_EQ(steps.size(), 2U * 3);
-  EXPECT_TRUE(steps.contains({0, 1, 2}) && steps.contains({0, 1, 4}));
+  EXPECT_TRUE(steps.contains({0, 1, 3}) && steps.contains({0, 1, 5}));
 }
 
 TEST_F(TimelineFiles, AreNotWrittenWithoutARecordedStep) {
   run_smp_ranks(2, config(2, 100), [&] {
-    train(2);
+    train(3);
     detail::context("test").timeline->finish();  // as smp::shutdown does, when the models are gone
   });
   EXPECT_FALSE(fs::exists(trace()));
@@ -108,13 +108,13 @@ TEST_F(TimelineFiles, AreWrittenWhereReplicasHaveUnevenNumbersOfBatches) {
     DistributedModel model(make_net());
     auto step = tests::training_step(model);
     smp::join([&] {
-      for (int s = 0; s < (dp_rank() == 0 ? 6 : 3); ++s) step(rows(4, 8, 1), rows(4, 4, 2));
+      for (int s = 0; s < (dp_rank() == 0 ? 7 : 4); ++s) step(rows(4, 8, 1), rows(4, 4, 2));
     });
   });
   EXPECT_EQ(events("step").size(), 4U * 3);
   const auto actions = events("action");
-  EXPECT_EQ(actions.at({0, 0, 4}).count("F 1"), 1U);
-  EXPECT_FALSE(actions.contains({1, 0, 4}));
+  EXPECT_EQ(actions.at({0, 0, 5}).count("F 1"), 1U);
+  EXPECT_FALSE(actions.contains({1, 0, 5}));
 }
 
 // Forwards run when the body reads, backwards behind the last body.
@@ -127,20 +127,20 @@ TEST_F(TimelineFiles, HoldStepsWhoseBodiesRead) {
       model.backward(loss);
       return loss;
     });
-    for (int s = 0; s < 5; ++s) step(rows(4, 8, 1));
+    for (int s = 0; s < 6; ++s) step(rows(4, 8, 1));
   });
   for (const auto& [place, names] : events("action")) {
     EXPECT_EQ(names.count("F 0"), 1U);
     EXPECT_EQ(names.count("B 1"), 1U);
   }
-  EXPECT_GE(events("work").at({0, 0, 2}).count("body"), 2U);
+  EXPECT_GE(events("work").at({0, 0, 3}).count("body"), 2U);
   EXPECT_TRUE(fs::exists(drawing()));
 }
 
 TEST_F(TimelineFiles, HoldTheStepsOfTheLayoutThatTheFirstStepChooses) {
   Config automatic = config(0, 3);
   automatic.parallelism = Parallelism::kAuto;
-  run_smp_ranks(2, automatic, [] { train(5); });
+  run_smp_ranks(2, automatic, [] { train(6); });
   EXPECT_EQ(events("step").size(), 2U * 3);
 }
 
