@@ -248,6 +248,16 @@ int64_t input_and_output_bytes(const Graph& graph, const Node& node) {
   return bytes_of_first_input(graph, node) + bytes_of_first_output(graph, node);
 }
 
+/// A sum of other numbers than those that are added, such as one of truth values, converts them all
+/// first.
+int64_t converted_bytes(const Graph& graph, const Node& node) {
+  const TensorSpec& input = spec_of_argument(graph, node, 0);
+  if (bytes_of_first_output(graph, node) == 0) return 0;
+  const TensorSpec& sum = graph.values[node.outputs[0]].spec;
+  if (input.dtype == sum.dtype) return 0;
+  return input.num_elements() * (sum.num_bytes() / sum.num_elements());
+}
+
 /// Rows that do not lie one after another are copied together first.
 int64_t row_copy_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& input = spec_of_argument(graph, node, 0);

@@ -35,6 +35,7 @@ int64_t dropout_saved_bytes(const Graph& graph, const Node& node);
 int64_t row_statistics_bytes(const Graph& graph, const Node& node);
 int64_t twice_bytes_of_first_input(const Graph& graph, const Node& node);
 int64_t input_and_output_bytes(const Graph& graph, const Node& node);
+int64_t converted_bytes(const Graph& graph, const Node& node);
 int64_t row_copy_bytes(const Graph& graph, const Node& node);
 int64_t group_statistics_bytes(const Graph& graph, const Node& node);
 int64_t folded_copy_bytes(const Graph& graph, const Node& node);

@@ -1,7 +1,7 @@
 // The table of operators. Composites appear as they are recorded: undecomposed.
 #include "partitioner/cost/operator_table.h"
 
-#include <map>
+#include <unordered_map>
 
 #include "partitioner/cost/library_memory.h"
 #include "partitioner/cost/operator_formulas.h"
@@ -166,7 +166,7 @@ const OperatorRow kRows[] = {
     {.op = "aten::reshape_as", .gradient = GradientForm::kSame, .may_be_view = true},
     {.op = "aten::flatten", .gradient = GradientForm::kSame, .may_be_view = true},
     {.op = "aten::ravel", .gradient = GradientForm::kSame, .may_be_view = true},
-    {.op = "aten::sum", .gradient = GradientForm::kExpanded},
+    {.op = "aten::sum", .workspace_bytes = converted_bytes, .gradient = GradientForm::kExpanded},
     {.op = "aten::copy"}, {.op = "aten::cat"}, {.op = "aten::stack"}, {.op = "aten::mean"},
     {.op = "aten::fill"}, {.op = "aten::zero"}, {.op = "aten::pad"},
     {.op = "aten::constant_pad_nd"},
@@ -215,8 +215,8 @@ const OperatorRow kRows[] = {
 }  // namespace
 
 const OperatorRow& operator_row(const Node& node) {
-  static const std::map<std::string_view, const OperatorRow*> rows_by_op = [] {
-    std::map<std::string_view, const OperatorRow*> rows;
+  static const std::unordered_map<std::string_view, const OperatorRow*> rows_by_op = [] {
+    std::unordered_map<std::string_view, const OperatorRow*> rows;
     for (const OperatorRow& row : kRows) rows[row.op] = &row;
     return rows;
   }();

@@ -163,24 +163,6 @@ int64_t exchange_bytes(const Fixed& fixed, const RankMemory& step, int64_t own, 
          step.under_way;
 }
 
-/// One microbatch of a tape is compared with autograd: what enters it stays until its backward. Where
-/// the forwards of all come first, that is beside the most that are in flight.
-/// (runtime/stage/tape_comparison.cpp)
-int64_t compared_bytes(const Graph& graph, const Plan& plan, const PartitionOptions& options,
-                       int rank, const std::vector<StageMemory>& memory) {
-  if (options.schedule != ScheduleKind::kSimple) return 0;
-  int64_t bytes = 0;
-  for (const Transfer& transfer : plan.activations) {
-    const bool is_held = transfer.source == kInputStage && rank == 0;
-    if (plan.stages[transfer.target].rank != rank || is_held) continue;
-    const StageMemory& stage = memory[static_cast<size_t>(transfer.target)];
-    const bool stays = stage.saved_arrivals.contains(transfer.value) ||
-                       stage.returned_arrivals.contains(transfer.value);
-    if (!stays) bytes += buffer_bytes(graph.values[transfer.value]);
-  }
-  return bytes;
-}
-
 }  // namespace
 
 std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_stages) {
@@ -210,7 +192,7 @@ void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan)
   }
   plan.predicted_peak_bytes.clear();
   for (int rank = 0; rank < options.num_ranks; ++rank) {
-    const RankMemory step = rank_memory(graph, plan, schedule, rank, memory);
+    const RankMemory step = rank_memory(graph, plan, schedule, rank, memory, options.compares_tapes);
     Fixed fixed = fixed_of(graph, options, plan, rank);
     fixed.messages = step.buffer_bytes();
     const auto on_rank = [rank](const StagePlan& stage) { return stage.rank == rank; };
@@ -218,8 +200,7 @@ void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan)
     if (first != plan.stages.end()) first->cost.message_bytes = fixed.messages;
     const int64_t own = result_bytes(graph, plan, options.num_microbatches, rank);
     plan.predicted_peak_bytes.push_back(with_margin(
-        std::max({fixed.always() + step.peak +
-                      compared_bytes(graph, plan, options, rank, memory),
+        std::max({fixed.always() + step.peak,
                   exchange_bytes(fixed, step, own, all_results - own, options.num_ranks),
                   end_bytes(fixed, step, all_results, options)})));
   }

@@ -61,19 +61,22 @@ class BufferMeter {
 class ColumnWalk {
  public:
   ColumnWalk(const Graph& graph, const Plan& plan, const Schedule& schedule, int rank,
-             const std::vector<StageMemory>& stages)
+             const std::vector<StageMemory>& stages, bool compares_tapes)
       : graph_(graph),
         plan_(plan),
         schedule_(schedule),
         rank_(rank),
         stages_(stages),
+        compares_tapes_(compares_tapes),
         activations_(by_edge(plan.activations)),
         gradients_(by_edge(plan.gradients)) {}
 
   RankMemory run() {
     const std::vector<Action>& column = schedule_.columns[static_cast<size_t>(rank_)];
     for (const Action& action : column) {
-      if (action.kind == ActionKind::kBackward) ++backwards_left_[action.stage];
+      if (action.kind != ActionKind::kBackward) continue;
+      ++backwards_left_[action.stage];
+      has_backward_.insert(action.stage);
     }
     for (const Action& action : column) {
       post_ahead(column);
@@ -154,16 +157,30 @@ class ColumnWalk {
 
   void note(int64_t bytes) { memory_.peak = std::max(memory_.peak, bytes + memory_.under_way); }
 
+  bool is_compared(const Action& action) const {
+    return compares_tapes_ && action.microbatch + 1 == schedule_.num_microbatches;
+  }
+
+  /// Under autograd, its gradients dropped, and the forward from the tape, for which all that the
+  /// first has written is put back.
+  void run_twice(const StageMemory& stage, int64_t others) {
+    note(others + std::max(stage.later_backward, stage.forward + stage.written));
+    now_ -= stage.written;
+  }
+
   void forward(const Action& action) {
     const StageMemory& stage = stages_[static_cast<size_t>(action.stage)];
+    const bool is_repeated = is_compared(action) && has_backward_.contains(action.stage);
+    if (is_compared(action)) now_ += stage.written;
     note(now_ + stage.forward);
+    if (is_compared(action) && !is_repeated) run_twice(stage, now_ + stage.outputs);
     now_ += stage.saved + stage.results;
     memory_.results += stage.results;
     hold_local(plan_.activations, action.stage);
     for_arrivals(plan_.activations, action.stage, [&](const Transfer& transfer) {
       const bool stays = stage.saved_arrivals.contains(transfer.value) ||
                          stage.returned_arrivals.contains(transfer.value);
-      if (!stays) release(transfer, false);
+      if (!stays && !is_repeated) release(transfer, false);
     });
     note(now_);
   }
@@ -171,6 +188,7 @@ class ColumnWalk {
   void backward(const Action& action) {
     const StageMemory& stage = stages_[static_cast<size_t>(action.stage)];
     const bool is_first = had_backward_.insert(action.stage).second;
+    if (is_compared(action)) run_twice(stage, now_ - stage.saved);
     const int64_t others = now_ - stage.saved;
     if (--backwards_left_[action.stage] == 0) {
       note(others + (is_first ? stage.only_backward : stage.last_backward));
@@ -185,9 +203,8 @@ class ColumnWalk {
     for_arrivals(plan_.gradients, action.stage,
                  [&](const Transfer& transfer) { release(transfer, true); });
     for_arrivals(plan_.activations, action.stage, [&](const Transfer& transfer) {
-      const bool was_saved = stage.saved_arrivals.contains(transfer.value) &&
-                             !stage.returned_arrivals.contains(transfer.value);
-      if (was_saved) release(transfer, false);
+      const bool was_saved = stage.saved_arrivals.contains(transfer.value) || is_compared(action);
+      if (was_saved && !stage.returned_arrivals.contains(transfer.value)) release(transfer, false);
     });
     note(now_);
   }
@@ -223,6 +240,7 @@ class ColumnWalk {
   const Schedule& schedule_;
   const int rank_;
   const std::vector<StageMemory>& stages_;
+  const bool compares_tapes_;
   const EdgeValues activations_, gradients_;
   std::map<Channel, int64_t> posted_;
   size_t next_ = 0;  // position in the column up to which receives are posted
@@ -230,6 +248,7 @@ class ColumnWalk {
   BufferMeter arrivals_;
   std::map<std::pair<int, ValueId>, int64_t> slices_;  // by source stage and value
   std::set<int> had_backward_;
+  std::set<int> has_backward_;
   std::map<int, int> backwards_left_;  // by stage
   std::set<ValueId> has_gradient_;
   RankMemory memory_;
@@ -244,17 +263,19 @@ int64_t RankMemory::buffer_bytes() const {
 }
 
 RankMemory rank_memory(const Graph& graph, const Plan& plan, const Schedule& schedule, int rank,
-                       const std::vector<StageMemory>& stages) {
-  return ColumnWalk(graph, plan, schedule, rank, stages).run();
+                       const std::vector<StageMemory>& stages, bool compares_tapes) {
+  return ColumnWalk(graph, plan, schedule, rank, stages, compares_tapes).run();
 }
 
 BufferCounts message_buffers(const Graph& graph, const Plan& plan, const Schedule& schedule,
-                             int rank) {
+                             int rank, bool compares_tapes) {
   std::vector<StageMemory> stages(plan.stages.size());
-  for (size_t s = 0; s < stages.size(); ++s) {
-    if (plan.stages[s].rank == rank) stages[s] = stage_memory(graph, plan, static_cast<int>(s));
+  std::set<int> receivers;
+  for (const Transfer& transfer : plan.activations) receivers.insert(transfer.target);
+  for (int s : receivers) {
+    if (plan.stages[s].rank == rank) stages[s] = stage_memory(graph, plan, s);
   }
-  return rank_memory(graph, plan, schedule, rank, stages).buffers;
+  return rank_memory(graph, plan, schedule, rank, stages, compares_tapes).buffers;
 }
 
 int64_t buffer_bytes(const Value& value) {

@@ -11,6 +11,7 @@
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/cost/operator_table.h"
 #include "partitioner/graph/cuts.h"
+#include "partitioner/plan/stage_roles.h"
 
 namespace smp::partitioner {
 namespace {
@@ -36,54 +37,29 @@ constexpr int64_t kGeneratorStateBytes = 5056;
 // Numbers that become tensors on their way into a kernel.
 constexpr int64_t kScalarBytes = 64;
 
-/// Values of one stage by role.
-struct Roles {
-  std::set<ValueId> received;  // from other stages; step inputs that rank 0 holds anyway are not
-  std::set<ValueId> kept;      // until the forward has ended: read elsewhere
-  std::set<ValueId> results;   // returned: until the step ends
-  std::set<ValueId> roots;     // kept until the backward, which starts there
-};
-
-Roles roles_of(const Graph& graph, const Plan& plan, int stage) {
-  Roles roles;
-  const auto is_here = [&](ValueId id) {
-    const NodeId producer = graph.values[id].producer;
-    return producer != kNoNode && plan.stage_of_node[producer] == stage;
-  };
-  for (const Transfer& transfer : plan.activations) {
-    const bool is_held = transfer.source == kInputStage && plan.stages[stage].rank == 0;
-    if (transfer.target == stage && !is_held) roles.received.insert(transfer.value);
-    if (transfer.source == stage) roles.kept.insert(transfer.value);
-  }
-  for (const Transfer& relay : plan.gradients) {
-    if (relay.target == stage) roles.roots.insert(relay.value);
-  }
-  for (ValueId id : graph.returned) {
-    if (is_here(id)) roles.results.insert(id);
-  }
-  for (ValueId id : graph.read) {
-    if (is_here(id)) roles.kept.insert(id);
-  }
-  for (ValueId root : graph.backward_roots) {
-    if (is_here(root)) roles.roots.insert(root);
-  }
-  return roles;
-}
-
 class StageWalk {
  public:
   StageWalk(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes)
       : graph_(graph),
-        nodes_(plan.stages[stage].nodes),
-        roles_(roles_of(graph, plan, stage)),
+        roles_(stage_roles(graph, plan, stage)),
         extents_(storage_bytes(graph)),
         is_permanent_(permanent_storages(graph)) {
-    for (size_t k = 0; k < nodes_.size(); ++k) {
-      const Node& node = graph.nodes[nodes_[k]];
-      for (ValueId id : node_inputs(node)) note_use(id, k);
-      for (ValueId id : node.outputs) note_use(id, k);
-      for (ValueId id : node.outputs) note_turn(id);
-      note_extent(node);
+    const std::vector<NodeId>& nodes = plan.stages[stage].nodes;
+    nodes_.reserve(nodes.size());
+    for (size_t k = 0; k < nodes.size(); ++k) {
+      const Node& node = graph.nodes[nodes[k]];
+      NodeUse& use = nodes_.emplace_back(NodeUse{node, operator_row(node), node_inputs(node), {}});
+      for (ValueId id : use.inputs) note_use(id, k);
+      for (ValueId id : node.outputs) {
+        note_use(id, k);
+        note_turn(id);
+        if (id != kNoValue && graph.values[id].producer == nodes[k]) is_own_.insert(graph.values[id].storage);
+      }
+      note_extent(use);
+      use.has_backward = graph.has_backward() && has_backward(graph, node);
+      if (!use.has_backward) continue;
+      use.saved = saved_storages(graph, node, is_permanent_);
+      use.extra_saved_bytes = extra_saved_bytes(graph, node);
     }
     if (bucket_bytes > 0) fill_buckets(plan, bucket_bytes);
   }
@@ -92,6 +68,8 @@ class StageWalk {
     StageMemory memory;
     memory.forward = forward(memory.results);
     memory.saved = saved_bytes_;
+    memory.written = written_bytes();
+    memory.outputs = output_bytes();
     for (ValueId id : roles_.received) {
       const auto block = blocks_.find(graph_.values[id].storage);
       if (block == blocks_.end()) continue;
@@ -112,6 +90,14 @@ class StageWalk {
   }
 
  private:
+  struct NodeUse {
+    const Node& node;
+    const OperatorRow& row;
+    std::vector<ValueId> inputs;
+    std::vector<int32_t> saved;  // storages
+    int64_t extra_saved_bytes = 0;
+    bool has_backward = false;
+  };
   struct Block {
     size_t last_use = 0;
     bool is_kept = false;    // until the end of the forward
@@ -177,14 +163,14 @@ class StageWalk {
     }
   };
 
-  void note_extent(const Node& node) {
-    const OperatorRow& row = operator_row(node);
+  void note_extent(const NodeUse& use) {
+    const Node& node = use.node;
     const ValueId id = node.outputs.empty() ? kNoValue : node.outputs.front();
-    if (row.output_storage_bytes == nullptr || id == kNoValue || graph_.values[id].storage < 0) {
+    if (use.row.output_storage_bytes == nullptr || id == kNoValue || graph_.values[id].storage < 0) {
       return;
     }
     int64_t& extent = extents_[graph_.values[id].storage];
-    extent = std::max(extent, row.output_storage_bytes(graph_, node));
+    extent = std::max(extent, use.row.output_storage_bytes(graph_, node));
   }
 
   void note_turn(ValueId id) {
@@ -203,12 +189,32 @@ class StageWalk {
     block.is_root = block.is_root || roles_.roots.contains(id);
     block.is_result = block.is_result || roles_.results.contains(id);
     if (roles_.received.contains(id)) received_.insert(graph_.values[id].storage);
-    if (graph_.values[id].producer == nodes_[position]) is_own_.insert(graph_.values[id].storage);
   }
 
   int64_t bytes_of(int32_t storage) const {
     const bool counts = is_own_.contains(storage) && !received_.contains(storage);
     return counts && !is_permanent_[storage] ? extents_[storage] : 0;
+  }
+
+  int64_t written_bytes() const {
+    std::set<int32_t> storages;
+    for (const NodeUse& use : nodes_) {
+      storages.insert(use.node.written_storages.begin(), use.node.written_storages.end());
+    }
+    int64_t bytes = 0;
+    for (int32_t storage : storages) {
+      const bool was_there = received_.contains(storage) || is_permanent_[storage];
+      if (was_there) bytes += extents_[storage];
+    }
+    return bytes;
+  }
+
+  int64_t output_bytes() const {
+    int64_t bytes = 0;
+    for (const auto& [storage, block] : blocks_) {
+      if (block.is_kept || block.is_root || block.is_result) bytes += bytes_of(storage);
+    }
+    return bytes;
   }
 
   /// Leaves in `blocks_` what is saved. Returns the peak.
@@ -223,16 +229,13 @@ class StageWalk {
     };
     for (int32_t storage : received_) hold(storage);
     for (size_t k = 0; k < nodes_.size(); ++k) {
-      const Node& node = graph_.nodes[nodes_[k]];
+      const auto& [node, row, inputs, saved, extra_saved, _] = nodes_[k];
       for (ValueId id : node.outputs) {
         if (id != kNoValue) hold(graph_.values[id].storage);
       }
-      const OperatorRow& row = operator_row(node);
       meter.touch(kScalarBytes + (row.workspace_bytes ? row.workspace_bytes(graph_, node) : 0));
-      if (graph_.has_backward()) {
-        meter.hold(extra_saved_bytes(graph_, node));
-        for (int32_t s : saved_storages(graph_, node, is_permanent_)) ++blocks_[s].num_savers;
-      }
+      meter.hold(extra_saved);
+      for (int32_t s : saved) ++blocks_[s].num_savers;
       for (int32_t storage : dying[k]) {
         Block& block = blocks_[storage];
         if (block.num_savers > 0 || block.is_kept || block.is_root || block.is_result) continue;
@@ -240,7 +243,7 @@ class StageWalk {
       }
     }
     const bool draws = std::any_of(nodes_.begin(), nodes_.end(),
-                                   [&](NodeId n) { return graph_.nodes[n].random_ordinal >= 0; });
+                                   [](const NodeUse& use) { return use.node.random_ordinal >= 0; });
     if (draws) meter.touch(kGeneratorStateBytes);
     for (auto& [storage, block] : blocks_) {
       if (!block.is_held) continue;
@@ -276,33 +279,32 @@ class StageWalk {
 
   void step_back(size_t k, bool is_first, std::map<int32_t, Block>& blocks, Leaving& leaving,
                  Meter& meter) {
-    const Node& node = graph_.nodes[nodes_[k]];
-    if (!has_backward(graph_, node)) return;
-    const OperatorRow& row = operator_row(node);
+    if (!nodes_[k].has_backward) return;
+    const auto& [node, row, inputs, saved, extra_saved, _] = nodes_[k];
     const ValueId* output = nullptr;  // the first with a gradient
     for (const ValueId& id : node.outputs) {
       if (output == nullptr && gradient_of_.contains(id)) output = &id;
     }
     if (output == nullptr) return;  // no gradient comes here
-    for (ValueId id : node_inputs(node)) {
+    for (ValueId id : inputs) {
       if (!graph_.values[id].spec.requires_grad) continue;
-      add(id, input_gradient(node, id, *output, meter), meter);
+      add(id, input_gradient(nodes_[k], id, *output, meter), meter);
     }
     meter.touch(backward_workspace(node, row, *output));
     for (ValueId id : node.outputs) {
       if (const auto found = gradient_of_.extract(id)) let_go(found.mapped(), meter);
     }
-    for (ValueId id : node_inputs(node)) {
+    for (ValueId id : inputs) {
       const auto use = first_use_.find(id);
       if (use != first_use_.end() && use->second == k) leaving.note_final(id, meter);
     }
-    for (ValueId id : node_inputs(node)) {
+    for (ValueId id : inputs) {
       const bool is_parameter = graph_.values[id].kind == ValueKind::kParameter;
       if (is_first || !is_parameter || first_use_.at(id) != k) continue;  // made here, or not whole
       if (const auto found = gradient_of_.extract(id)) let_go(found.mapped(), meter);
     }
-    meter.drop(extra_saved_bytes(graph_, node));
-    for (int32_t storage : saved_storages(graph_, node, is_permanent_)) {
+    meter.drop(extra_saved);
+    for (int32_t storage : saved) {
       if (--blocks[storage].num_savers == 0) drop(storage, blocks[storage], meter);
     }
   }
@@ -333,8 +335,8 @@ class StageWalk {
   }
 
   /// The gradient of input `id` of an operator, with one holder more than before.
-  size_t input_gradient(const Node& node, ValueId id, ValueId output, Meter& meter) {
-    const OperatorRow& row = operator_row(node);
+  size_t input_gradient(const NodeUse& use, ValueId id, ValueId output, Meter& meter) {
+    const auto& [node, row, inputs, saved, extra_saved, _] = use;
     const TensorSpec& spec = graph_.values[id].spec;
     const bool agrees = spec.num_elements() == graph_.values[output].spec.num_elements() &&
                         spec.dtype == graph_.values[output].spec.dtype;
@@ -360,8 +362,8 @@ class StageWalk {
   }
 
   const Graph& graph_;
-  const std::vector<NodeId>& nodes_;
-  const Roles roles_;
+  std::vector<NodeUse> nodes_;  // in program order
+  const StageRoles roles_;
   std::vector<int64_t> extents_;  // by storage
   const std::vector<char> is_permanent_;
   std::map<int32_t, Block> blocks_;  // by storage

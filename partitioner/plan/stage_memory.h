@@ -30,6 +30,10 @@ struct StageMemory {
   /// the step ends because a returned tensor lies on it.
   std::set<ValueId> saved_arrivals{};
   std::set<ValueId> returned_arrivals{};
+  /// Of tensors from elsewhere and of the rank's own ones that operators here write to.
+  int64_t written = 0;
+  /// Of what leaves the stage after its forward.
+  int64_t outputs = 0;
   bool operator==(const StageMemory&) const = default;
 };
 

@@ -17,7 +17,11 @@ uint64_t bit_digest(const at::Tensor& tensor) {
   for (const int64_t size : tensor.sizes()) mix(static_cast<uint64_t>(size));
   for (const int64_t stride : tensor.strides()) mix(static_cast<uint64_t>(stride));
   mix(tensor.is_conj()), mix(tensor.is_neg());
-  const at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+  at::Tensor once = tensor;  // an expanded one, without its repetitions
+  for (int64_t d = tensor.dim(); d-- > 0;) {
+    if (tensor.stride(d) == 0 && tensor.size(d) > 0) once = once.select(d, 0);
+  }
+  const at::Tensor dense = once.is_non_overlapping_and_dense() ? once : once.contiguous();
   if (dense.nbytes() > 0) {
     mix(std::hash<std::string_view>{}({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()}));
   }

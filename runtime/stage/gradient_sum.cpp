@@ -10,8 +10,11 @@ namespace {
 
 using torch::autograd::AccumulateGrad;
 
+// A view that autograd knows keeps its base, and that the memory.
 bool is_sole_owner(const at::Tensor& gradient) {
-  return gradient.use_count() == 1 && gradient.has_storage() && gradient.storage().use_count() == 1;
+  if (gradient.use_count() != 1 || !gradient.has_storage()) return false;
+  const bool is_only_view = gradient.is_view() && gradient._base().use_count() == 1;
+  return gradient.storage().use_count() == (is_only_view ? 2 : 1);
 }
 
 }  // namespace

@@ -48,11 +48,11 @@ std::vector<at::Tensor> TapeComparison::backward(size_t index, std::vector<at::T
   return results;
 }
 
-std::string TapeComparison::finish(const std::function<void()>& progress) {
+std::string TapeComparison::finish(const std::function<void()>& progress, std::vector<at::Tensor>& results) {
   is_comparing_ = true;
-  run_tape(progress);
+  run_tape(progress, results);
   if (difference_.empty() && num_compared_ != expected_.size()) difference_ = "the number of gradients";
-  if (!difference_.empty()) run_autograd_again();
+  if (!difference_.empty()) run_autograd_again(results);
   return difference_;
 }
 
@@ -101,7 +101,7 @@ void TapeComparison::repeat_forward(const std::function<void()>& forward) {
   write(after);
 }
 
-void TapeComparison::run_tape(const std::function<void()>& progress) {
+void TapeComparison::run_tape(const std::function<void()>& progress, std::vector<at::Tensor>& results) {
   const OperatorTimer untimed;
   const Tape::RunContext context{.random = context_.random, .microbatch = context_.microbatch, .progress = progress, .timer = untimed};
   Slots slots;
@@ -112,14 +112,16 @@ void TapeComparison::run_tape(const std::function<void()>& progress) {
       add_to_grad(own_[own], std::move(gradient));
       ++num_added_;
     };
-    note_results(k, tape_.backward(slots, k, roots_[k], context, sink));
+    results = tape_.backward(slots, k, roots_[k], context, sink);
+    note_results(k, results);
   }
 }
 
-void TapeComparison::run_autograd_again() {
+void TapeComparison::run_autograd_again(std::vector<at::Tensor>& results) {
   if (roots_.empty()) return;
+  results.clear();
   repeat_forward([&] { reference_.forward(context_, copied_inputs(), lookup(), this); });
-  for (size_t k = 0; k < roots_.size(); ++k) reference_.backward(context_.microbatch, k, roots_[k]);
+  for (size_t k = 0; k < roots_.size(); ++k) results = reference_.backward(context_.microbatch, k, roots_[k]);
 }
 
 std::vector<at::Tensor> TapeComparison::copied_inputs() const {

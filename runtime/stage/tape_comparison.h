@@ -22,9 +22,10 @@ class TapeComparison : private StageWatcher {
   /// The microbatch under autograd. The results are those of the stage.
   std::vector<at::Tensor> forward(std::vector<at::Tensor> inputs);
   std::vector<at::Tensor> backward(size_t index, std::vector<at::Tensor> gradients);
-  /// Runs the tape. To be called after the last backward, or after the forward of a stage without one. Returns what
-  /// differs first; empty: nothing.
-  std::string finish(const std::function<void()>& progress);
+  /// Runs the tape. To be called after the last backward, or after the forward of a stage without one. What that backward
+  /// has given is not needed any more, and not held: `results` are the same bits, made anew. Returns what differs first;
+  /// empty: nothing.
+  std::string finish(const std::function<void()>& progress, std::vector<at::Tensor>& results);
 
  private:
   struct Entry {
@@ -42,8 +43,8 @@ class TapeComparison : private StageWatcher {
   bool note(const std::string& what, const at::Tensor& tensor);
   void note_forward(const std::vector<at::Tensor>& outputs);
   void note_results(size_t index, const std::vector<at::Tensor>& results);
-  void run_tape(const std::function<void()>& progress);
-  void run_autograd_again();
+  void run_tape(const std::function<void()>& progress, std::vector<at::Tensor>& results);
+  void run_autograd_again(std::vector<at::Tensor>& results);
   void repeat_forward(const std::function<void()>& forward);
   std::vector<at::Tensor> copied_inputs() const;
   TensorLookup lookup() const;

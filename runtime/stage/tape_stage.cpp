@@ -206,22 +206,23 @@ class TapeStage : public Stage {
     phase_ = Phase::kComparing;
     watched_ = context.microbatch;
     auto outputs = comparison_->forward(std::move(inputs));
-    if (!values().has_backward) end_comparison();
+    if (!values().has_backward) end_comparison({});
     return outputs;
   }
 
   std::vector<at::Tensor> compare_backward(size_t index, std::vector<at::Tensor> gradients) {
     auto results = comparison_->backward(index, std::move(gradients));
-    if (index + 1 == values().backwards.size()) end_comparison();
-    return results;
+    return index + 1 == values().backwards.size() ? end_comparison(std::move(results)) : results;
   }
 
-  void end_comparison() {
-    const std::string difference = comparison_->finish(options_.progress);
+  std::vector<at::Tensor> end_comparison(std::vector<at::Tensor> results) {
+    results.clear();
+    const std::string difference = comparison_->finish(options_.progress, results);
     watched_.reset();
     comparison_.reset();
     phase_ = Phase::kTaped;
     if (!difference.empty()) refuse("with the tape " + difference + " has other bits");
+    return results;
   }
 
   Tape::RunContext run_context(const RandomState& random, int microbatch) const {

@@ -148,6 +148,7 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
     options.gradient_bucket_bytes = std::max(options.gradient_bucket_bytes, model->reduction.bucket_bytes);
     options.gradients_overlap = options.gradients_overlap && model->reduction.overlap;
   }
+  options.compares_tapes = config.stage == StageKind::kTape;
   options.auto_partition = config.auto_partition;
   options.default_partition = static_cast<int>(config.default_partition);
   for (const runtime::NamedTensor& named : models_.bindings().tensors()) {
@@ -229,7 +230,8 @@ Programs::Table Programs::make_table(const std::vector<Program*>& microbatches, 
   Schedule& made = table.schedule;
   made.limits_sends = part == TablePart::kWhole && is_uniform && may_limit_sends(made);
   if (part == TablePart::kWhole && is_uniform && (first.graph.has_backward() || made.limits_sends)) {
-    table.buffers = message_buffers(first.graph, first.plan, made, context_.pipeline->rank());
+    table.buffers = message_buffers(first.graph, first.plan, made, context_.pipeline->rank(),
+                                    context_.config.stage == StageKind::kTape);
   }
   return table;
 }

@@ -26,9 +26,6 @@ constexpr double kTolerance = 1.10;
 // With buckets of one gradient each: how long one is under way depends on the other replica.
 constexpr double kManyBucketsTolerance = 1.15;
 
-// The one microbatch that is compared keeps what enters it; seen: 7 % in a model of 100 KB.
-constexpr double kCompared = 1.10;
-
 struct Peak {
   int64_t predicted = 0;
   int64_t measured = 0;
@@ -105,13 +102,11 @@ TEST_P(ZooPeak, IsPredictedWithinATenthAndNeverBelow) {
                              [&] { peaks[static_cast<size_t>(rank())] = peak_of_rank(GetParam()); });
       };
       run(StageKind::kAutograd, eager);
-      expect_predicted(eager, what);
-      // Predictions are those of autograd, under which the first microbatches run: the others take less.
+      expect_predicted(eager, what + ", autograd");
+      // One microbatch in these steps is compared: the others take less.
       run(StageKind::kTape, taped);
+      expect_predicted(taped, what + ", tape");
       for (size_t r = 0; r < taped.size(); ++r) {
-        EXPECT_GE(taped[r].predicted, taped[r].last_step) << what << ", tape, rank " << r << " of " << ranks;
-        EXPECT_LE(static_cast<double>(taped[r].measured), kCompared * static_cast<double>(taped[r].predicted))
-            << what << ", comparison, rank " << r << " of " << ranks;
         EXPECT_LE(taped[r].last_step, eager[r].last_step) << what << ", rank " << r << " of " << ranks;
       }
     }
@@ -119,16 +114,19 @@ TEST_P(ZooPeak, IsPredictedWithinATenthAndNeverBelow) {
 }
 
 TEST_P(ZooPeak, WithReplicasIsPredictedWithinATenthAndNeverBelow) {
-  for (const bool one_bucket : {true, false}) {
-    for (const int stages : {1, 2}) {
-      const int ranks = 2 * stages;
-      std::vector<Peak> peaks(static_cast<size_t>(ranks));
-      const Config config{.pipeline_parallel_degree = stages, .microbatches = 4, .stage = StageKind::kAutograd};
-      tests::run_smp_ranks(ranks, config, [&] {
-        peaks[static_cast<size_t>(rank())] = peak_of_rank(GetParam(), one_bucket ? 1 << 20 : 1);
-      });
-      expect_predicted(peaks, one_bucket ? "one bucket" : "many buckets",
-                       one_bucket ? kTolerance : kManyBucketsTolerance);
+  for (const StageKind stage : {StageKind::kAutograd, StageKind::kTape}) {
+    for (const bool one_bucket : {true, false}) {
+      for (const int stages : {1, 2}) {
+        const int ranks = 2 * stages;
+        std::vector<Peak> peaks(static_cast<size_t>(ranks));
+        const Config config{.pipeline_parallel_degree = stages, .microbatches = 4, .stage = stage};
+        tests::run_smp_ranks(ranks, config, [&] {
+          peaks[static_cast<size_t>(rank())] = peak_of_rank(GetParam(), one_bucket ? 1 << 20 : 1);
+        });
+        const std::string kind = stage == StageKind::kTape ? "tape" : "autograd";
+        expect_predicted(peaks, kind + (one_bucket ? ", one bucket" : ", many buckets"),
+                         one_bucket ? kTolerance : kManyBucketsTolerance);
+      }
     }
   }
 }
