@@ -110,16 +110,16 @@ void GradientReducer::mark_ready(size_t parameter) {
 }
 
 // One bucket under way at a time: its memory is that of one bucket and what the replicas send for
-// it.
+// it. It is not unpacked at once, even where the sum is there at once: the gradient that filled it is still held by whoever
+// has made it.
 void GradientReducer::advance() {
-  for (;;) {
-    if (sending_) {
-      if (sending_->sum && !sending_->sum->advance()) return;
-      complete();
-    }
-    if (next_ == buckets_.size() || buckets_[next_].num_missing > 0) return;
-    launch();
+  if (sending_) {
+    if (sending_->sum && !sending_->sum->advance()) return;
+    complete();
   }
+  if (next_ == buckets_.size() || buckets_[next_].num_missing > 0) return;
+  launch();
+  if (options_.hook) complete();
 }
 
 void GradientReducer::launch() {

@@ -84,7 +84,7 @@ class StageWalk {
     if (buckets_.empty()) return memory;
     memory.only_backward = backward(/*is_first=*/true, /*is_last=*/true);
     memory.last_backward = backward(/*is_first=*/false, /*is_last=*/true);
-    memory.under_way = 2 * buckets_.back().bytes;
+    memory.under_way = buckets_.back().under_way_bytes();
     memory.arriving = buckets_.back().largest;
     return memory;
   }
@@ -114,8 +114,11 @@ class StageWalk {
   /// Gradients that travel together, from the last parameter on. (runtime/gradient_reducer.cpp)
   struct Bucket {
     int64_t bytes = 0;
+    int64_t flag_bytes = 0;  // one number for each, whether it is there
     int64_t largest = 0;
     std::set<ValueId> missing{};
+    /// Itself, and what comes for it.
+    int64_t under_way_bytes() const { return 2 * (bytes + flag_bytes); }
   };
 
   void fill_buckets(const Plan& plan, int64_t bucket_bytes) {
@@ -136,13 +139,14 @@ class StageWalk {
       if (buckets_.empty() || buckets_.back().bytes + bytes > bucket_bytes) buckets_.emplace_back();
       Bucket& bucket = buckets_.back();
       bucket.bytes += bytes;
+      bucket.flag_bytes += static_cast<int64_t>(c10::elementSize(graph_.values[id].spec.dtype));
       bucket.largest = std::max(bucket.largest, bytes);
       bucket.missing.insert(id);
     }
   }
 
-  /// One bucket is under way at a time: itself and what comes for it. When the sum is there, each
-  /// gradient is copied out of it into a new tensor.
+  /// One bucket is under way at a time. When the next leaves, or the step ends, each gradient is
+  /// copied out of the sum into a new tensor.
   struct Leaving {
     std::vector<Bucket> buckets;
     size_t next = 0;
@@ -154,7 +158,7 @@ class StageWalk {
     }
     void leave(Meter& meter) {
       arrive(meter);
-      under_way = 2 * buckets[next++].bytes;
+      under_way = buckets[next++].under_way_bytes();
       meter.hold(under_way);
     }
     void arrive(Meter& meter) {
