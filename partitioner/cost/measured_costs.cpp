@@ -72,6 +72,7 @@ std::string operator_key(const Graph& graph, const Node& node) {
   if (!node.grad_enabled) key += " no_grad";
   if (node.autocast.enabled) key.append(" autocast ").append(c10::toString(node.autocast.dtype));
   if (graph.has_backward()) key += " trains";
+  if (!node.module.empty()) key.append(" in ").append(node.module);
   return key;
 }
 

@@ -2,6 +2,7 @@
 #include "runtime/stage/measure_stage.h"
 
 #include <ATen/ops/zeros.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <chrono>
@@ -151,10 +152,17 @@ class Measurement {
       if (k >= kWarmUps + kLeastTimed && is_enough) break;
       Sample sample(graph_.nodes.size());
       now_ = &sample;
+      const Clock::time_point start = Clock::now();
       run_microbatch(stage, watcher, k);
+      if (k == kWarmUps - 1) pass(options_.phase * us_between(start, Clock::now()));
       if (k >= kWarmUps) samples.push_back(std::move(sample));
     }
     return mean_of(std::move(samples));
+  }
+
+  static void pass(double us) {
+    const Clock::time_point begin = Clock::now();
+    while (us_between(begin, Clock::now()) < us) sched_yield();
   }
 
   template <class AnyStage>

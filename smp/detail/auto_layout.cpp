@@ -84,17 +84,17 @@ Layout choose(RankState& rank, const Call& call, const std::vector<std::pair<int
 
 }  // namespace
 
-std::vector<Graph> graphs_to_plan(RankState& rank, const Call& call) {
+std::vector<GraphToPlan> graphs_to_plan(RankState& rank, const Call& call) {
   const Context& context = rank.context;
   const bool shared = context.config.parallelism == Parallelism::kAuto;
   const auto groups = context.is_laid_out
                           ? std::vector<std::pair<int, int>>{{context.pipeline->size(), context.replicas->size()}}
                           : layouts_of(context.world->size());
   TrialCaptures captures(rank, call);
-  std::vector<Graph> graphs;
+  std::vector<GraphToPlan> graphs;
   std::set<const Graph*> seen;
   for (const LayoutCandidate& candidate : candidates_of(context.config, call, captures, groups, shared)) {
-    if (seen.insert(candidate.graph).second) graphs.push_back(*candidate.graph);
+    if (seen.insert(candidate.graph).second) graphs.push_back({*candidate.graph, captures.inputs_of(candidate.graph)});
   }
   return graphs;
 }

@@ -30,9 +30,14 @@ using AutoMicrobatches = std::map<std::pair<int, int64_t>, int64_t>;
 /// rules its number out. Throws what the body threw when that rules all out, and c10::ValueError when no argument is cut.
 step_internal::Share share_of(RankState& rank, int step_number, const step_internal::Call& call);
 
+struct GraphToPlan {
+  partitioner::Graph graph;
+  std::vector<at::Tensor> inputs;  // of the first such microbatch, by graph input
+};
+
 /// The graphs of one microbatch each that planning this step may have to choose between; none where the body throws. On
 /// world rank 0.
-std::vector<partitioner::Graph> graphs_to_plan(RankState& rank, const step_internal::Call& call);
+std::vector<GraphToPlan> graphs_to_plan(RankState& rank, const step_internal::Call& call);
 
 /// parallelism=auto, in the first step: world rank 0 compares all layouts in the same way, all ranks take the best. A
 /// refusal is thrown by all of them, and leaves things as they were. Collective over the world.

@@ -1,6 +1,7 @@
 // Graphs out, times back.
 #include "smp/detail/measure_costs.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
 #include "runtime/wire.h"
+#include "smp/detail/auto_layout.h"
 #include "smp/detail/cost_cache.h"
 #include "smp/detail/rank_state.h"
 
@@ -52,8 +54,14 @@ bool is_only_libtorch(const Graph& graph) {
   return std::all_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) { return node.op.starts_with("aten::"); });
 }
 
-/// None for operators that cannot be run like that.
-std::vector<std::optional<OperatorTime>> measure(RankState& rank, const Graph& graph) {
+/// A copy of `tensor` with the geometry that was recorded; undefined where it is another tensor.
+at::Tensor with_geometry(const at::Tensor& tensor, const TensorSpec& spec) {
+  const bool fits = tensor.defined() && tensor.sizes() == spec.sizes && tensor.scalar_type() == spec.dtype && spec.storage_offset == 0;
+  return fits ? at::empty_strided(spec.sizes, spec.strides, tensor.options()).copy_(tensor) : at::Tensor();
+}
+
+/// None for operators that cannot be run like that. `inputs`: of the graph; empty: made up.
+std::vector<std::optional<OperatorTime>> measure(RankState& rank, const Graph& graph, const std::vector<at::Tensor>& inputs) {
   std::vector<std::optional<OperatorTime>> times(graph.nodes.size());
   if (!is_only_libtorch(graph)) {
     rank.context.logger.warning("cost=measured: expected LibTorch's own operators, got others (smp::opaque) in the step body, which "
@@ -62,10 +70,14 @@ std::vector<std::optional<OperatorTime>> measure(RankState& rank, const Graph& g
   }
   const GraphCosts expected = graph_costs(graph, DeviceModel{});
   runtime::MeasureOptions options{.tape = rank.context.config.stage == StageKind::kTape,
+                                  .phase = static_cast<double>(rank.context.launch.local_rank) /
+                                           std::max(1, rank.context.launch.local_size),
                                   .expected_backward_us = expected.backward_us};
   const auto& named = rank.models.bindings().tensors();
   options.tensors = [&](ValueId id) {
     const Value& value = graph.values[static_cast<size_t>(id)];
+    const auto input = static_cast<size_t>(std::find(graph.inputs.begin(), graph.inputs.end(), id) - graph.inputs.begin());
+    if (input < inputs.size()) return with_geometry(inputs[input], value.spec);
     const auto known = std::find_if(named.begin(), named.end(), [&](const auto& one) { return one.name == value.name; });
     const bool is_here = is_named(value) && known != named.end() && rank.models.is_here(known->tensor) &&
                          !runtime::is_unmade(known->tensor);
@@ -91,10 +103,10 @@ void send_to_all(runtime::Transport& world, const std::string& bytes) {
   for (int r = 1; r < world.size(); ++r) world.send_bytes(r, runtime::kMeasureTag, bytes);
 }
 
-std::string encode(const std::vector<Graph>& graphs) {
+std::string encode(const std::vector<GraphToPlan>& graphs) {
   runtime::WireWriter out;
   out.put(static_cast<int32_t>(graphs.size()));
-  for (const Graph& graph : graphs) out.put(serialise(graph));
+  for (const auto& [graph, inputs] : graphs) out.put(serialise(graph));
   return out.take();
 }
 
@@ -114,9 +126,9 @@ class Measuring {
   void run(const step_internal::Call& call) {
     runtime::Transport& world = *rank_.context.world;
     MeasuredCosts costs = cache_.read();
-    std::vector<Graph> unknown;
-    for (Graph& graph : wanted_graphs(call)) {
-      if (!costs.covers(graph)) unknown.push_back(std::move(graph));
+    std::vector<GraphToPlan> unknown;
+    for (GraphToPlan& wanted : wanted_graphs(call)) {
+      if (!costs.covers(wanted.graph)) unknown.push_back(std::move(wanted));
     }
     send_to_all(world, encode(unknown));
     measure_all(unknown, costs);
@@ -127,7 +139,7 @@ class Measuring {
 
  private:
   // The others wait for an answer, and the step itself refuses what is wrong with it.
-  std::vector<Graph> wanted_graphs(const step_internal::Call& call) {
+  std::vector<GraphToPlan> wanted_graphs(const step_internal::Call& call) {
     try {
       return graphs_to_plan(rank_, call);
     } catch (...) {
@@ -135,9 +147,9 @@ class Measuring {
     }
   }
 
-  void measure_all(const std::vector<Graph>& graphs, MeasuredCosts& costs) {
+  void measure_all(const std::vector<GraphToPlan>& graphs, MeasuredCosts& costs) {
     const auto begin = std::chrono::steady_clock::now();
-    for (const Graph& graph : graphs) costs.add(graph, measure(rank_, graph));
+    for (const auto& [graph, inputs] : graphs) costs.add(graph, measure(rank_, graph, inputs));
     std::ostringstream text;
     if (graphs.empty()) {
       if (costs.size() == 0) return;
@@ -166,7 +178,7 @@ void measure_costs(RankState& rank, int step_number, const step_internal::Call& 
   runtime::Transport& world = *context.world;
   try {
     if (world.rank() == 0) return Measuring(rank).run(call);
-    for (const Graph& graph : decode(world.receive_bytes(0, runtime::kMeasureTag))) measure(rank, graph);
+    for (const Graph& graph : decode(world.receive_bytes(0, runtime::kMeasureTag))) measure(rank, graph, {});
     rank.programs.measured_costs().add_json(world.receive_bytes(0, runtime::kMeasureTag));
   } catch (...) {  // the others would wait for this rank
     world.abort(runtime::describe_exception(std::current_exception()));

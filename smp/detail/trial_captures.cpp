@@ -1,6 +1,10 @@
 // Bodies run for their graphs.
 #include "smp/detail/trial_captures.h"
 
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
 #include "runtime/capture/body_capture.h"
 #include "smp/detail/local_values.h"
 #include "smp/detail/rank_state.h"
@@ -18,15 +22,25 @@ struct BodyStopped {};
 }  // namespace
 
 const Graph* TrialCaptures::graph(int64_t parts) {
-  const auto known = graphs_.find(parts);
-  if (known != graphs_.end()) return known->second ? &*known->second : nullptr;
-  std::optional<Graph>& graph = graphs_[parts];
-  try {
-    graph = capture(split_arguments(call_.arguments({.microbatches = parts}), {.microbatches = parts}).front());
-  } catch (...) {
-    if (!first_error_) first_error_ = std::current_exception();
+  const auto [known, is_new] = captured_.try_emplace(parts);
+  std::optional<Captured>& captured = known->second;
+  if (is_new) {
+    try {
+      std::vector<at::Tensor> inputs = split_arguments(call_.arguments({.microbatches = parts}), {.microbatches = parts}).front();
+      captured = Captured{capture(inputs), inputs};
+    } catch (...) {
+      if (!first_error_) first_error_ = std::current_exception();
+    }
   }
-  return graph ? &*graph : nullptr;
+  return captured ? &captured->graph : nullptr;
+}
+
+const std::vector<at::Tensor>& TrialCaptures::inputs_of(const Graph* graph) const {
+  const auto captured = std::find_if(captured_.begin(), captured_.end(), [graph](const auto& entry) {
+    return entry.second && &entry.second->graph == graph;
+  });
+  TORCH_INTERNAL_ASSERT(captured != captured_.end(), "a graph of other captures");
+  return captured->second->inputs;
 }
 
 Graph TrialCaptures::capture(const std::vector<at::Tensor>& inputs) {

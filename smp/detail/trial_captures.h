@@ -22,6 +22,8 @@ class TrialCaptures {
 
   /// Null where the batch cannot be cut so, or the body throws.
   const partitioner::Graph* graph(int64_t parts);
+  /// The first microbatch of a batch that is cut into as many parts as for `graph`, by graph input.
+  const std::vector<at::Tensor>& inputs_of(const partitioner::Graph* graph) const;
   /// What the body threw first.
   [[noreturn]] void rethrow() const { std::rethrow_exception(first_error_); }
 
@@ -30,7 +32,11 @@ class TrialCaptures {
 
   RankState& rank_;
   const step_internal::Call& call_;
-  std::map<int64_t, std::optional<partitioner::Graph>> graphs_;
+  struct Captured {
+    partitioner::Graph graph;
+    std::vector<at::Tensor> inputs;
+  };
+  std::map<int64_t, std::optional<Captured>> captured_;  // by parts
   std::exception_ptr first_error_;
 };
 
