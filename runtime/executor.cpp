@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "partitioner/plan/message_buffers.h"
 #include "runtime/tags.h"
@@ -53,14 +54,16 @@ RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> mic
   next_expected_ = 0;
   try {
     for (const Action& action : column) {
+      if (action.kind != ActionKind::kSendGradient) finish_backward(microbatches);
       expect_ahead(column, microbatches);
       {
         const RecordedSpan span(options_.recorder, action);
         perform(action, microbatches);
       }
-      tell_observer(action);
+      if (action.kind == ActionKind::kBackward) unfinished_ = action;
       reap_sent();
     }
+    finish_backward(microbatches);
     const RecordedSpan span(sent_.empty() ? nullptr : options_.recorder, Activity::kLastSends);
     for (Sent& sent : sent_) sent.request.wait("end of step");
     sent_.clear();
@@ -82,6 +85,7 @@ void Executor::drop_everything(std::span<MicrobatchRun> microbatches) {
   for (Expected& expected : expected_) {
     for (auto& buffer : expected.buffers) abandon(std::move(buffer));
   }
+  unfinished_.reset();
   sent_.clear();
   expected_.clear();
   activations_.clear();
@@ -144,10 +148,19 @@ void Executor::backward(const Action& action, MicrobatchRun& run) {
   for (size_t k = 0; k < count; ++k) backward(action, run, k);
 }
 
-void Executor::tell_observer(const Action& action) {
-  if (options_.observer == nullptr || action.kind != ActionKind::kBackward) return;
+// What the last backward has left to do, now that its results are on their way.
+void Executor::finish_backward(std::span<MicrobatchRun> microbatches) {
+  const std::optional<Action> action = std::exchange(unfinished_, std::nullopt);
+  if (!action) return;
+  MicrobatchRun& run = microbatches[static_cast<size_t>(action->microbatch)];
+  Stage& stage = *run.program->stages.at(action->stage);
+  if (stage.has_rest(run.context.microbatch)) {
+    const RecordedSpan span(options_.recorder, Activity::kRest, *action);
+    stage.finish_backward(run.context.microbatch);
+  }
+  if (options_.observer == nullptr) return;
   const RecordedSpan span(options_.recorder, Activity::kCollective);
-  options_.observer->after(action);
+  options_.observer->after(*action);
 }
 
 void Executor::backward(const Action& action, MicrobatchRun& run, size_t index) {

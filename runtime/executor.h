@@ -5,6 +5,7 @@
 #include <map>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,7 +54,7 @@ int channel_of(int source_stage, int target_stage, bool activation);
 /// Returned values that were made on this rank, by value, one entry per microbatch.
 using RankResults = std::vector<std::map<partitioner::ValueId, at::Tensor>>;
 
-/// Sees each backward action of a column, before its first operator and after its last.
+/// Sees each backward action of a column, before its first operator and after its last, when its results are on their way.
 class BackwardObserver {
  public:
   virtual ~BackwardObserver() = default;
@@ -100,7 +101,7 @@ class Executor {
 
   void drop_everything(std::span<MicrobatchRun> microbatches);
   void perform(const partitioner::Action& action, std::span<MicrobatchRun> microbatches);
-  void tell_observer(const partitioner::Action& action);
+  void finish_backward(std::span<MicrobatchRun> microbatches);
   void forward(const partitioner::Action& action, MicrobatchRun& run);
   void backward(const partitioner::Action& action, MicrobatchRun& run);
   void backward(const partitioner::Action& action, MicrobatchRun& run, size_t index);
@@ -119,6 +120,7 @@ class Executor {
   const partitioner::Schedule* schedule_ = nullptr;  // while it runs
   std::deque<Sent> sent_;
   std::deque<Expected> expected_;
+  std::optional<partitioner::Action> unfinished_;  // the last backward, until its results have left
   size_t next_expected_ = 0;  // position in the column up to which receives are posted
   std::map<Key, at::Tensor> activations_;  // received or local
   std::map<Key, at::Tensor> gradients_;

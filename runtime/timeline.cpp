@@ -19,16 +19,15 @@ void TimelineRecorder::begin_step() {
   now_.start_ns = outside_since_ns_ = steady_now_ns();
 }
 
-void TimelineRecorder::begin_round(bool leads) { add(leads ? Activity::kBody : Activity::kMessage, outside_since_ns_); }
+void TimelineRecorder::begin_round(bool leads) {
+  add({.activity = leads ? Activity::kBody : Activity::kMessage, .start_ns = outside_since_ns_});
+}
 
 void TimelineRecorder::end_round() { outside_since_ns_ = steady_now_ns(); }
 
-void TimelineRecorder::add(Activity activity, int64_t start_ns) {
-  spans_.push_back({.activity = activity, .start_ns = start_ns, .end_ns = steady_now_ns()});
-}
-
-void TimelineRecorder::add(const Action& action, int64_t start_ns) {
-  spans_.push_back({static_cast<Activity>(action.kind), action.stage, action.microbatch, action.peer, start_ns, steady_now_ns()});
+void TimelineRecorder::add(Span span) {
+  span.end_ns = steady_now_ns();
+  spans_.push_back(span);
 }
 
 void TimelineRecorder::count_step(int64_t number, bool trains) {

@@ -30,9 +30,8 @@ class TimelineRecorder {
   /// What happened since the step began, or since the last round, was not a round: the leader's body, the followers' wait.
   void begin_round(bool leads);
   void end_round();
-  /// From start_ns until now.
-  void add(partitioner::Activity activity, int64_t start_ns);
-  void add(const partitioner::Action& action, int64_t start_ns);
+  /// From its start until now.
+  void add(partitioner::Span span);
   /// The step counts: a step that is refused does not. `number`: of steps before it.
   void count_step(int64_t number, bool trains);
   /// True where a phase has ended with the step. Ranks that count the same steps find the same.
@@ -74,9 +73,13 @@ class RecordedSpan {
     if (recorder_ == nullptr) return;
     span_ = {static_cast<partitioner::Activity>(action.kind), action.stage, action.microbatch, action.peer, steady_now_ns(), 0};
   }
+  /// An activity that is a part of `action`.
+  RecordedSpan(TimelineRecorder* recorder, partitioner::Activity activity, const partitioner::Action& action)
+      : RecordedSpan(recorder, action) {
+    span_.activity = activity;
+  }
   ~RecordedSpan() {
-    if (recorder_ == nullptr) return;
-    span_.is_action() ? recorder_->add(span_.action(), span_.start_ns) : recorder_->add(span_.activity, span_.start_ns);
+    if (recorder_ != nullptr) recorder_->add(span_);
   }
   RecordedSpan(const RecordedSpan&) = delete;
   RecordedSpan& operator=(const RecordedSpan&) = delete;

@@ -29,11 +29,17 @@ struct Operands {
   int num_addends_with_gradient = 0;  // products: a bias
 };
 
-/// x * x has two factors.
-int factors_with_gradient(const Graph& graph, const Node& node, const OperatorRow& row) {
-  int num = 0;
+struct Factors {
+  int with_gradient = 0;  // x * x has two
+  int parameters = 0;     // of them
+};
+
+Factors factors_of(const Graph& graph, const Node& node, const OperatorRow& row) {
+  Factors factors;
   const auto count = [&](ValueId id) {
-    num += id != kNoValue && graph.values[id].spec.requires_grad;
+    if (id == kNoValue || !graph.values[id].spec.requires_grad) return;
+    ++factors.with_gradient;
+    factors.parameters += graph.values[id].kind == ValueKind::kParameter;
   };
   const size_t end = std::min<size_t>(row.first_factor + row.num_factors, node.arguments.size());
   for (size_t position = row.first_factor; position < end; ++position) {
@@ -43,7 +49,7 @@ int factors_with_gradient(const Graph& graph, const Node& node, const OperatorRo
       for (ValueId id : list->ids) count(id);
     }
   }
-  return num;
+  return factors;
 }
 
 int addends_with_gradient(const Graph& graph, const Node& node, const OperatorRow& row) {
@@ -70,7 +76,7 @@ Operands measure(const Graph& graph, const Node& node, const OperatorRow& row) {
     if (value.kind == ValueKind::kParameter) operands.accumulated_bytes += bytes;
   }
   if (row.is_product) {
-    operands.num_factors_with_gradient = factors_with_gradient(graph, node, row);
+    operands.num_factors_with_gradient = factors_of(graph, node, row).with_gradient;
     operands.num_addends_with_gradient = addends_with_gradient(graph, node, row);
   }
   for (ValueId id : node.outputs) {
@@ -89,6 +95,18 @@ bool has_backward(const Graph& graph, const Node& node) {
     if (id != kNoValue && graph.values[id].spec.requires_grad) return true;
   }
   return false;
+}
+
+double parameter_share_of_backward(const Graph& graph, const Node& node) {
+  const OperatorRow& row = operator_row(node);
+  if (!has_backward(graph, node)) return 0;
+  if (row.is_product) {
+    const Factors factors = factors_of(graph, node, row);
+    return factors.with_gradient == 0 ? 0 : static_cast<double>(factors.parameters) / factors.with_gradient;
+  }
+  const std::vector<ValueId> inputs = node_inputs(node);
+  const bool looks_up = row.is_lookup && !inputs.empty();
+  return looks_up && graph.values[inputs.front()].kind == ValueKind::kParameter ? 1 : 0;
 }
 
 OperatorCost operator_cost(const Graph& graph, const Node& node, bool trains) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "partitioner/cost/memory_model.h"
+#include "partitioner/cost/operator_cost.h"
 #include "partitioner/plan/crossings.h"
 #include "partitioner/plan/peak_memory.h"
 
@@ -40,11 +41,22 @@ void add_nodes(const Graph& graph, const std::vector<int>& stage_of_node, Plan& 
   }
 }
 
+bool sends_gradients(const Plan& plan, const StagePlan& stage) {
+  return std::any_of(plan.gradients.begin(), plan.gradients.end(), [&](const Transfer& relay) {
+    return &plan.stages[relay.source] == &stage && plan.stages[relay.target].rank != stage.rank;
+  });
+}
+
 void add_stage_costs(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options,
                      Plan& plan) {
   for (StagePlan& stage : plan.stages) {
     const double speed = options.speed_of(stage.rank);
+    const bool leaves = options.tapes && sends_gradients(plan, stage);
     for (NodeId n : stage.nodes) {
+      if (leaves) {
+        const double share = parameter_share_of_backward(graph, graph.nodes[n]);
+        stage.cost.rest_us += share * costs.backward_us[n] / speed;
+      }
       stage.cost.forward_us += costs.forward_us[n] / speed;
       stage.cost.backward_us += costs.backward_us[n] / speed;
     }

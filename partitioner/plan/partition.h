@@ -33,7 +33,9 @@ struct PartitionOptions {
   double optimizer_workspace_factor = 0;  // of its step, in units of the parameter being updated
   int64_t gradient_bucket_bytes = 0;  // averaged over replicas at once; 0: there are no replicas
   bool gradients_overlap = true;      // buckets leave during the last backward; false: at the end
-  bool compares_tapes = false;        // in one step the last microbatch runs twice, see rank_memory.h
+  /// Stages run from tapes: gradients leave before those of parameters are made, and in one step the
+  /// last microbatch runs twice (rank_memory.h).
+  bool tapes = false;
 
   /// Module path or parameter name ("encoder.layers.3") -> rank; the longest matching prefix wins,
   /// "" matches all.

@@ -192,7 +192,7 @@ void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan)
   }
   plan.predicted_peak_bytes.clear();
   for (int rank = 0; rank < options.num_ranks; ++rank) {
-    const RankMemory step = rank_memory(graph, plan, schedule, rank, memory, options.compares_tapes);
+    const RankMemory step = rank_memory(graph, plan, schedule, rank, memory, options.tapes);
     Fixed fixed = fixed_of(graph, options, plan, rank);
     fixed.messages = step.buffer_bytes();
     const auto on_rank = [rank](const StagePlan& stage) { return stage.rank == rank; };

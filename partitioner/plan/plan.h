@@ -14,6 +14,7 @@ namespace smp::partitioner {
 struct StageCost {
   double forward_us = 0;
   double backward_us = 0;
+  double rest_us = 0;  // of the backward: what comes behind the gradients that leave the stage
   double send_us = 0;  // its part of the traffic on its cuts, both directions
   int64_t parameter_bytes = 0;
   int64_t gradient_bytes = 0;

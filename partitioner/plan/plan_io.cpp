@@ -22,10 +22,10 @@ json::array array_of(const Numbers& numbers) {
 
 json::value write_cost(const StageCost& cost) {
   return {{"forward_us", bits_of(cost.forward_us)},    {"backward_us", bits_of(cost.backward_us)},
-          {"send_us", bits_of(cost.send_us)},          {"parameter_bytes", cost.parameter_bytes},
-          {"gradient_bytes", cost.gradient_bytes},     {"optimizer_bytes", cost.optimizer_bytes},
-          {"activation_bytes", cost.activation_bytes}, {"workspace_bytes", cost.workspace_bytes},
-          {"message_bytes", cost.message_bytes}};
+          {"rest_us", bits_of(cost.rest_us)},          {"send_us", bits_of(cost.send_us)},
+          {"parameter_bytes", cost.parameter_bytes},   {"gradient_bytes", cost.gradient_bytes},
+          {"optimizer_bytes", cost.optimizer_bytes},   {"activation_bytes", cost.activation_bytes},
+          {"workspace_bytes", cost.workspace_bytes},   {"message_bytes", cost.message_bytes}};
 }
 
 StageCost read_cost(const json::value& value, const Where& where) {
@@ -39,6 +39,7 @@ StageCost read_cost(const json::value& value, const Where& where) {
   StageCost cost;
   cost.forward_us = microseconds("forward_us");
   cost.backward_us = microseconds("backward_us");
+  cost.rest_us = microseconds("rest_us");
   cost.send_us = microseconds("send_us");
   cost.parameter_bytes = bytes("parameter_bytes");
   cost.gradient_bytes = bytes("gradient_bytes");

@@ -13,7 +13,7 @@ SimulationInput predicted_times(const Graph& graph, const Plan& plan, const Devi
   SimulationInput input;
   input.transfers_occupy_ranks = true;
   for (const StagePlan& stage : plan.stages) {
-    input.times.push_back({stage.cost.forward_us, stage.cost.backward_us});
+    input.times.push_back({stage.cost.forward_us, stage.cost.backward_us, stage.cost.rest_us});
   }
   std::map<Edge, double> edge_us;
   for (const auto* transfers : {&plan.activations, &plan.gradients}) {

@@ -62,7 +62,9 @@ SimulationInput balanced_times(const Schedule& schedule, const SimulationInput& 
       if (action.kind == ActionKind::kForward) {
         time.forward_us = total.forward_us / forward_ranks / forwards;
       } else {
-        time.backward_us = total.backward_us / backward_ranks / backwards;
+        const double backward_us = total.backward_us / backward_ranks / backwards;
+        if (time.backward_us > 0) time.rest_us *= backward_us / time.backward_us;
+        time.backward_us = backward_us;
       }
     }
   }
@@ -263,7 +265,8 @@ SimulationInput measured_times(const PipelineStep& step, const Schedule& schedul
     for (const Span& span : rank.spans) {
       if (!span.is_compute()) continue;
       StageTime& time = input.microbatch_times[static_cast<size_t>(span.stage)][static_cast<size_t>(span.microbatch)];
-      (span.activity == Activity::kForward ? time.forward_us : time.backward_us) = duration_us(span);
+      (span.activity == Activity::kForward ? time.forward_us : time.backward_us) += duration_us(span);
+      if (span.activity == Activity::kRest) time.rest_us = duration_us(span);
     }
   }
   return input;

@@ -42,6 +42,8 @@ std::string to_string(const Span& span) {
       return "last sends";
     case Activity::kResults:
       return "results";
+    case Activity::kRest:
+      return "W" + microbatch;
   }
   return "";
 }

@@ -22,19 +22,20 @@ enum class Activity : uint8_t {
   kCollective,  // gradients and buffers: with replicas, and with ranks that hold the same weight
   kLastSends,   // waits until all that it sent in the step has left
   kResults,     // exchange of what the bodies return
+  kRest,        // of a backward whose results have left: gradients of parameters
 };
 
 /// One activity of one rank, in nanoseconds of the common clock.
 struct Span {
   Activity activity = Activity::kForward;
-  int32_t stage = -1;  // this and the next two: of actions, as in Action
+  int32_t stage = -1;  // this and the next two: of actions, as in Action, and of rests
   int32_t microbatch = -1;
   int32_t peer = -1;
   int64_t start_ns = 0;
   int64_t end_ns = 0;
 
   bool is_action() const { return activity <= Activity::kReceiveGradient; }
-  bool is_compute() const { return activity <= Activity::kBackward; }
+  bool is_compute() const { return activity <= Activity::kBackward || activity == Activity::kRest; }
   bool is_receive() const {
     return activity == Activity::kReceiveActivation || activity == Activity::kReceiveGradient;
   }
@@ -67,7 +68,7 @@ using PipelineStep = std::vector<RankStep>;
 /// Step `index` of a replica, by pipeline rank.
 PipelineStep pipeline_step(const std::vector<RankTimeline>& ranks, int replica, size_t index);
 
-/// "F 3", "B 3", "send F 3", "receive B 3"; the name of the activity for all others: "body", "results".
+/// "F 3", "B 3", "W 3", "send F 3", "receive B 3"; the name of the activity for all others: "body", "results".
 std::string to_string(const Span& span);
 
 }  // namespace smp::partitioner

@@ -27,6 +27,7 @@ rect{stroke:#fff;stroke-width:0.3}
 .row{fill:#f3f3f3}
 .forward{fill:#3b6fb6}
 .backward{fill:#2f8f5b}
+.rest{fill:#6fb98f}
 .send{fill:#9467bd}
 .dependency{fill:#cfcfcf}
 .imbalance{fill:#f2a33a}
@@ -171,8 +172,11 @@ std::vector<Bars> simulated_bars(const Schedule& schedule, const Simulation& sim
     for (size_t i = 0; i < schedule.columns[rank].size(); ++i) {
       const Action& action = schedule.columns[rank][i];
       const ActionTime& time = simulation.times[rank][i];
-      if (action.is_receive() || time.end_us <= time.start_us) continue;
       const std::string microbatch = std::to_string(action.microbatch);
+      if (time.rest_end_us > time.rest_start_us) {
+        row.push_back({"rest", "W" + microbatch, "W " + microbatch, shift_us + time.rest_start_us, shift_us + time.rest_end_us});
+      }
+      if (action.is_receive() || time.end_us <= time.start_us) continue;
       const char* kind = action.is_send() ? "send" : action.kind == ActionKind::kForward ? "forward" : "backward";
       row.push_back({kind, action.is_send() ? "" : letter(action) + microbatch, to_string(action), shift_us + time.start_us,
                      shift_us + time.end_us});
@@ -188,8 +192,9 @@ std::vector<Bars> measured_bars(const PipelineStep& step, const StepAttribution&
     Bars& row = rows.emplace_back();
     for (const Span& span : step[rank].spans) {
       if (!span.is_compute()) continue;
-      row.push_back({span.activity == Activity::kForward ? "forward" : "backward",
-                     letter(span.action()) + std::to_string(span.microbatch), to_string(span.action()), us_of(span.start_ns),
+      const bool is_rest = span.activity == Activity::kRest;
+      row.push_back({is_rest ? "rest" : span.activity == Activity::kForward ? "forward" : "backward",
+                     to_string(span).front() + std::to_string(span.microbatch), to_string(span), us_of(span.start_ns),
                      us_of(span.end_ns)});
     }
     for (const CausedTime& piece : attribution.ranks[rank]) {
@@ -245,6 +250,7 @@ std::string timeline_svg(const PipelineStep& step, const Schedule& schedule, con
   drawing.panel(numbers("measured:", measured_us(attribution), attribution.bubble()), measured_bars(step, attribution));
   drawing.legend({{"forward", "forward"},
                   {"backward", "backward"},
+                  {"rest", "gradients of parameters"},
                   {"dependency", "dependency"},
                   {"imbalance", "imbalance"},
                   {"communication", "communication"},

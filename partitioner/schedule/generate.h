@@ -14,6 +14,7 @@ namespace smp::partitioner {
 struct StageTime {
   double forward_us = 1;
   double backward_us = 1;
+  double rest_us = 0;  // of the backward, behind the gradients that leave the stage
   bool operator==(const StageTime&) const = default;
 };
 

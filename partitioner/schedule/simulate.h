@@ -31,6 +31,8 @@ struct ActionTime {
   double start_us =
       0;  // a receive starts when its rank reaches it and ends when its message is there
   double end_us = 0;
+  double rest_start_us = 0;  // StageTime::rest_us of a backward
+  double rest_end_us = 0;
   bool operator==(const ActionTime&) const = default;
 };
 

@@ -10,6 +10,7 @@
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
+#include "runtime/stage/paced_progress.h"
 
 namespace smp::runtime {
 
@@ -159,7 +160,7 @@ std::string Replay::place_of(const Call& call, const MicrobatchContext& context)
 
 void Replay::run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress,
                  StageWatcher* watcher) {
-  constexpr size_t kProgressEvery = 16;
+  PacedProgress paced(progress);
   stack_.clear();
   size_t next_override = 0;
   const UncachedCasts uncached;
@@ -180,7 +181,7 @@ void Replay::run(Slots& slots, const MicrobatchContext& context, const std::func
       call_operator(call, context, watcher);
       call.store(stack_, slots);
       running = nullptr;
-      if (progress && n % kProgressEvery == kProgressEvery - 1) progress();
+      paced();
     }
   } catch (c10::Error& error) {
     set_modes(grad_enabled, autocast);

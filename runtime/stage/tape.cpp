@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "runtime/stage/paced_progress.h"
+#include "runtime/stage/tape_order.h"
+
 namespace smp::runtime {
 
 TapeGeometry TapeGeometry::of(const at::Tensor& tensor) {
@@ -145,6 +148,7 @@ std::vector<int> last_uses(const TapeLists& lists) {
 Tape::Tape(TapeLists recorded) : lists_(std::move(recorded)), fixed_(lists_.num_slots) {
   ViewFolding(lists_, fixed_).run();
   drop_unused(lists_);
+  put_results_first(lists_);
   for (const TapeCall& call : lists_.calls) {
     for (const auto& list : call.lists) {
       for (const int32_t slot : list.slots) {
@@ -172,6 +176,12 @@ void Tape::plan_frees() {
       forward_freed_.push_back(static_cast<int32_t>(slot));
     } else if (last[slot] >= 0) {
       lists_.calls[static_cast<size_t>(last[slot])].freed.push_back(static_cast<int32_t>(slot));
+    }
+  }
+  for (TapeBackward& backward : lists_.backwards) {
+    for (const int32_t slot : backward.results) {
+      const bool stays = slot < 0 || last[static_cast<size_t>(slot)] >= static_cast<int>(backward.results_end);
+      if (!stays) backward.left.push_back(slot);
     }
   }
 }
@@ -223,10 +233,16 @@ std::vector<at::Tensor> Tape::backward(Slots& slots, size_t index, std::vector<a
     if (backward.roots[i] >= 0) slots[static_cast<size_t>(backward.roots[i])] = std::move(gradients[i]);
   }
   gradients.clear();
-  run(slots, index == 0 ? lists_.forward_end : lists_.backwards[index - 1].end, backward.end, context, &sink);
+  run(slots, index == 0 ? lists_.forward_end : lists_.backwards[index - 1].end, backward.results_end, context, &sink);
   std::vector<at::Tensor> results;
   for (const int32_t slot : backward.results) results.push_back(slot < 0 ? at::Tensor() : at(slots, slot));
+  for (const int32_t slot : backward.left) slots[static_cast<size_t>(slot)].reset();
   return results;
+}
+
+void Tape::finish_backward(Slots& slots, size_t index, const RunContext& context, const GradientSink& sink) {
+  const TapeBackward& backward = lists_.backwards[index];
+  run(slots, backward.results_end, backward.end, context, &sink);
 }
 
 void Tape::run(Slots& slots, size_t begin, size_t end, const RunContext& context, const GradientSink* sink) {
@@ -241,7 +257,7 @@ void Tape::run(Slots& slots, size_t begin, size_t end, const RunContext& context
 }
 
 void Tape::run_calls(Slots& slots, size_t& n, size_t end, const RunContext& context, const GradientSink* sink) {
-  constexpr size_t kProgressEvery = 16;
+  PacedProgress progress(context.progress);
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowAutograd without_autograd;
   std::optional<OperatorSeedGuard> seed;
@@ -269,7 +285,7 @@ void Tape::run_calls(Slots& slots, size_t& n, size_t end, const RunContext& cont
       }
     }
     if (context.timer) context.timer(call.node, sink != nullptr);
-    if (n % kProgressEvery == kProgressEvery - 1 && context.progress) context.progress();
+    progress();
   }
 }
 

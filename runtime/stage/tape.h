@@ -58,10 +58,12 @@ struct TapeOwn : TapeBinding {
 
 struct TapeBackward {
   size_t end = 0;                // behind its last call
+  size_t results_end = 0;        // behind the last one on which the results depend
   std::vector<int32_t> roots;    // slots of the gradients that enter; -1: not read
   std::vector<TapeGeometry> root_geometries;
   std::vector<bool> has_root;    // whether that gradient is defined
   std::vector<int32_t> results;  // slots; -1: undefined
+  std::vector<int32_t> left;     // results that no later call reads
 };
 
 /// The lists, as recorded or ready to run.
@@ -74,6 +76,7 @@ struct TapeLists {
   std::vector<int32_t> outputs;  // slots
   std::vector<TapeBackward> backwards;
   std::vector<TapeGeometry> slot_geometries;
+  std::vector<int32_t> slot_memories;  // slots of one number lie on the same memory
   bool has_random = false;
   bool changes_geometry_in_place = false;  // then two slots may start as one tensor and differ later
 };
@@ -97,10 +100,14 @@ class Tape {
   /// Fills the slots of one microbatch, runs the forward and returns the outputs. `own`: by position in lists().own.
   std::vector<at::Tensor> forward(Slots& slots, std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& own,
                                   const RunContext& context);
-  /// Runs one backward. Slots that later backwards need stay filled. Throws c10::Error when other gradients enter than
-  /// were recorded.
+  /// Runs one backward until its results are there. Slots that later calls need stay filled. Throws c10::Error when other
+  /// gradients enter than were recorded.
   std::vector<at::Tensor> backward(Slots& slots, size_t index, std::vector<at::Tensor> gradients,
                                    const RunContext& context, const GradientSink& sink);
+  /// Whether backward() leaves something to run.
+  bool has_rest(size_t index) const { return lists_.backwards[index].results_end < lists_.backwards[index].end; }
+  /// Runs the rest of it: gradients of parameters.
+  void finish_backward(Slots& slots, size_t index, const RunContext& context, const GradientSink& sink);
 
  private:
   void plan_frees();

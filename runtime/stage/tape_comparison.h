@@ -1,8 +1,10 @@
 // One microbatch run under autograd and then from a tape: every bit that leaves the stage is compared.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "runtime/stage/autograd_stage.h"
@@ -28,12 +30,6 @@ class TapeComparison : private StageWatcher {
   std::string finish(const std::function<void()>& progress, std::vector<at::Tensor>& results);
 
  private:
-  struct Entry {
-    std::string what;
-    uint64_t digest;
-    bool operator==(const Entry&) const = default;
-  };
-
   /// A tensor of this rank that the forward writes to.
   struct Written {
     at::Tensor tensor, before;
@@ -56,9 +52,9 @@ class TapeComparison : private StageWatcher {
   std::vector<partitioner::ValueId> own_values_;
   std::vector<Written> written_;
   std::vector<std::vector<at::Tensor>> roots_;  // by backward
-  std::vector<Entry> expected_;                 // what autograd gave, in order
+  std::unordered_map<std::string, std::deque<uint64_t>> expected_;  // digests of what autograd gave, by what it is, in order
   bool is_comparing_ = false;
-  size_t num_compared_ = 0, num_added_ = 0, num_skipped_ = 0;
+  std::unordered_map<partitioner::ValueId, int> num_added_;  // gradients of the tape, by parameter
   std::string difference_;
 };
 

@@ -85,8 +85,9 @@ int32_t TapeRecorder::add(const at::Tensor& tensor) {
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   auto memory = memories_.find(storage);
   if (memory == memories_.end()) {
-    memory = memories_.emplace(storage, Memory{tensor.storage().getWeakStorageImpl(), {}}).first;
+    memory = memories_.emplace(storage, Memory{tensor.storage().getWeakStorageImpl(), num_memories_++, {}}).first;
   }
+  lists_.slot_memories.push_back(memory->second.number);
   memory->second.slots.push_back(slot);
   return slot;
 }

@@ -48,6 +48,7 @@ class TapeRecorder : public StageWatcher, private Interceptor {
   };
   struct Memory {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    int32_t number;
     std::vector<int32_t> slots;  // in the order in which they were made
   };
 
@@ -68,6 +69,7 @@ class TapeRecorder : public StageWatcher, private Interceptor {
   std::string refusal_;
   std::unordered_map<const c10::TensorImpl*, Known> tensors_;
   std::unordered_map<const c10::StorageImpl*, Memory> memories_;
+  int32_t num_memories_ = 0;
   std::unordered_map<partitioner::ValueId, size_t> own_position_;
   bool is_in_backward_ = false;
   bool is_writing_ = false;  // an operator that writes in place runs

@@ -35,6 +35,10 @@ class TapeStage : public Stage {
     if (tape_) {
       report.num_forward_calls = tape_->lists().forward_end;
       report.num_backward_calls = tape_->lists().calls.size() - report.num_forward_calls;
+      if (values().has_backward) {
+        const TapeBackward& last = tape_->lists().backwards.back();
+        report.num_rest_calls = last.end - last.results_end;
+      }
     }
     return report;
   }
@@ -76,6 +80,17 @@ class TapeStage : public Stage {
     if (watched_ != microbatch) return reference_.backward(microbatch, index, std::move(gradients));
     return phase_ == Phase::kRecording ? record_backward(index, std::move(gradients))
                                        : compare_backward(index, std::move(gradients));
+  }
+
+  bool has_rest(int microbatch) const override { return in_flight_.contains(microbatch); }
+
+  void finish_backward(int microbatch) override {
+    const auto flight = in_flight_.find(microbatch);
+    if (flight == in_flight_.end()) return;
+    Tape& tape = *flight->second.tape;
+    tape.finish_backward(flight->second.slots, tape.lists().backwards.size() - 1, run_context(flight->second.random, microbatch),
+                         sink_of(tape));
+    land(flight);
   }
 
   void drop(int microbatch) override {
@@ -245,14 +260,20 @@ class TapeStage : public Stage {
     const bool is_last = index + 1 == values().backwards.size();
     const Tape::RunContext context = run_context(flight->second.random, flight->first);
     Tape& tape = *flight->second.tape;
-    const auto sink = [&tape](size_t own, at::Tensor gradient) {
+    auto results = tape.backward(flight->second.slots, index, std::move(gradients), context, sink_of(tape));
+    if (is_last && !tape.has_rest(index)) land(flight);
+    return results;
+  }
+
+  static GradientSink sink_of(const Tape& tape) {
+    return [&tape](size_t own, at::Tensor gradient) {
       add_to_grad(tape.lists().own[own].tensor, std::move(gradient));
     };
-    auto results = tape.backward(flight->second.slots, index, std::move(gradients), context, sink);
-    if (!is_last) return results;
+  }
+
+  void land(Flights::iterator flight) {
     give_back(std::move(flight->second.slots));
     in_flight_.erase(flight);
-    return results;
   }
 
   Slots take_slots() {

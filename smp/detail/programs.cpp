@@ -148,7 +148,7 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
     options.gradient_bucket_bytes = std::max(options.gradient_bucket_bytes, model->reduction.bucket_bytes);
     options.gradients_overlap = options.gradients_overlap && model->reduction.overlap;
   }
-  options.compares_tapes = config.stage == StageKind::kTape;
+  options.tapes = config.stage == StageKind::kTape;
   options.auto_partition = config.auto_partition;
   options.default_partition = static_cast<int>(config.default_partition);
   for (const runtime::NamedTensor& named : models_.bindings().tensors()) {

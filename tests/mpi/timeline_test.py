@@ -78,8 +78,8 @@ class Timeline(worlds.WorldTestCase):
             length = max(event["ts"] + event["dur"] for event in steps.values()) - start
             for rank in range(stages):
                 idle = [event for event in own if event["cat"] == "idle" and event["tid"] == rank]
-                compute = [event for event in own if event["cat"] == "action" and event["tid"] == rank
-                           and event["name"][0] in "FB"]
+                compute = [event for event in own if event["cat"] in ("action", "work") and event["tid"] == rank
+                           and event["name"][0] in "FBW"]
                 total = sum(event["dur"] for event in idle + compute)
                 self.assertAlmostEqual(total, length, delta=ROUNDING_US * len(own), msg=(replica, step, rank))
                 self.assertLessEqual({event["name"] for event in idle},
@@ -91,6 +91,7 @@ class Timeline(worlds.WorldTestCase):
         panels = 3  # predicted, simulated with measured durations, measured; and one in the legend
         self.assertEqual(bars["forward"], panels * stages * MICROBATCHES + 1)
         self.assertEqual(bars["backward"], panels * stages * MICROBATCHES + 1)
+        self.assertGreaterEqual(bars["rest"], (stages - 1) * MICROBATCHES + 1)  # the first stage sends none
         words = " ".join(element.text or "" for element in root.iter(f"{SVG}text"))
         for word in ("measured", "predicted", "bubble", "dependency", "host"):
             self.assertIn(word, words)

@@ -68,6 +68,24 @@ TEST_F(Simulate, ReceiveThatWaitedForItsRankStillTakesItsTime) {
   EXPECT_GE(simulation.makespan_us, 4 * (10 + 20 + 3 + 4));
 }
 
+// F0 F1 B0 B1 behind F0 B0 F1 B1 of the second stage, whose gradients leave after 12 of 20 us.
+TEST_F(Simulate, GradientsLeaveBeforeTheRestOfTheirBackward) {
+  input_.times[1].rest_us = 8;
+  const Schedule schedule = generate(ScheduleKind::kInterleaved, graph_, 2);
+  const Simulation simulation = simulate(schedule, input_);
+  const ActionTime first = time_of(schedule, simulation, {kBackward, 1, 0});
+  EXPECT_EQ(first.start_us, 20);
+  EXPECT_EQ(first.end_us, 32);
+  EXPECT_EQ(first.rest_start_us, 32);
+  EXPECT_EQ(first.rest_end_us, 40);
+  EXPECT_EQ(time_of(schedule, simulation, {kBackward, 0, 0}).start_us, 32);
+  EXPECT_EQ(time_of(schedule, simulation, {kForward, 1, 1}).start_us, 40);
+  EXPECT_EQ(time_of(schedule, simulation, {kBackward, 0, 1}).start_us, 62);
+  EXPECT_EQ(simulation.makespan_us, 82);  // 90 if they left behind it
+  input_.times[1].rest_us = 21;
+  EXPECT_THROW(simulate(schedule, input_), c10::ValueError);
+}
+
 TEST_F(Simulate, MessagesOfOneEdgeFollowOneAnother) {
   input_.transfers = {{{0, 1}, 30}};
   const Schedule schedule = generate(ScheduleKind::kSimple, graph_, 2);

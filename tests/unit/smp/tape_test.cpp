@@ -2,6 +2,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iostream>
 #include <mutex>
 
@@ -89,6 +90,20 @@ TEST_P(Tape, IsNotMadeWhereAutogradIsAskedFor) {
   support::expect_same_step(run.result, support::run_unsplit(model, 4, {.steps = kNumSteps}), "autograd",
                             tolerance(model, 2));
   for (const StageReport& report : run.reports) EXPECT_EQ(report.num_taped, 0);
+}
+
+TEST(TapeOrder, GradientsThatLeaveComeBeforeThoseOfParameters) {
+  at::set_num_threads(1);
+  for (const char* name : {"gpt", "resnet"}) {
+    const TapedRun alone = run_with(StageKind::kTape, support::zoo_model(name), 1, 4);
+    for (const StageReport& report : alone.reports) EXPECT_EQ(report.num_rest_calls, 0U) << name;
+    const TapedRun two = run_with(StageKind::kTape, support::zoo_model(name), 2, 4);
+    ASSERT_EQ(two.reports.size(), 2U);
+    std::vector<size_t> rests{two.reports[0].num_rest_calls, two.reports[1].num_rest_calls};
+    std::sort(rests.begin(), rests.end());  // in which order the ranks have reported is not known
+    EXPECT_EQ(rests[0], 0U) << name << ": the first stage sends none";
+    EXPECT_GT(rests[1], 0U) << name;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Zoo, Tape, testing::ValuesIn(support::model_zoo()),

@@ -107,7 +107,9 @@ TEST_P(ZooPeak, IsPredictedWithinATenthAndNeverBelow) {
       run(StageKind::kTape, taped);
       expect_predicted(taped, what + ", tape");
       for (size_t r = 0; r < taped.size(); ++r) {
-        EXPECT_LE(taped[r].last_step, eager[r].last_step) << what << ", rank " << r << " of " << ranks;
+        // Where gradients leave before those of parameters are made, kernels meet other tensors than under autograd.
+        const double most = ranks == 1 ? 1 : 1.01;
+        EXPECT_LE(static_cast<double>(taped[r].last_step), most * static_cast<double>(eager[r].last_step)) << what << ", rank " << r << " of " << ranks;
       }
     }
   }
