@@ -29,6 +29,17 @@ struct Operands {
   int num_addends_with_gradient = 0;  // products: a bias
 };
 
+/// A parameter, or a view of one.
+bool is_parameter(const Graph& graph, ValueId id) {
+  while (graph.values[id].kind == ValueKind::kResult) {
+    const Node& node = graph.nodes[graph.values[id].producer];
+    const auto* base = node.arguments.empty() ? nullptr : std::get_if<ValueRef>(&node.arguments.front());
+    if (base == nullptr || base->id == kNoValue || !moves_nothing(graph, node)) return false;
+    id = base->id;
+  }
+  return graph.values[id].kind == ValueKind::kParameter;
+}
+
 struct Factors {
   int with_gradient = 0;  // x * x has two
   int parameters = 0;     // of them
@@ -39,7 +50,7 @@ Factors factors_of(const Graph& graph, const Node& node, const OperatorRow& row)
   const auto count = [&](ValueId id) {
     if (id == kNoValue || !graph.values[id].spec.requires_grad) return;
     ++factors.with_gradient;
-    factors.parameters += graph.values[id].kind == ValueKind::kParameter;
+    factors.parameters += is_parameter(graph, id);
   };
   const size_t end = std::min<size_t>(row.first_factor + row.num_factors, node.arguments.size());
   for (size_t position = row.first_factor; position < end; ++position) {

@@ -249,7 +249,8 @@ class TapeStage : public Stage {
     Slots slots = take_slots();
     auto outputs = tape_->forward(slots, std::move(inputs), own_, run_context(context.random, context.microbatch));
     if (values().has_backward) {
-      in_flight_.emplace(context.microbatch, Flight{tape_, std::move(slots), context.random});
+      const bool is_new = in_flight_.emplace(context.microbatch, Flight{tape_, std::move(slots), context.random}).second;
+      TORCH_INTERNAL_ASSERT(is_new, "microbatch ", context.microbatch, " is still in flight");
     } else {
       give_back(std::move(slots));
     }

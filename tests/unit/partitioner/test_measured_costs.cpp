@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "partitioner/cost/measured_costs.h"
+#include "partitioner/cost/operator_cost.h"
 #include "partitioner/plan/graph_costs.h"
 #include "partitioner/plan/partition.h"
 #include "tests/support/graph_builder.h"
@@ -72,6 +73,17 @@ TEST(MeasuredCosts, CountEqualOperatorsWithTheirMean) {
   times[4] = std::nullopt;
   costs.add(graph, times);
   EXPECT_EQ(*costs.find(graph, graph.nodes[4]), (OperatorTime{5, 6}));
+}
+
+// What a stage may put behind the gradients that it sends.
+TEST(ParameterShareOfBackward, IsThatOfTheFactorsThatAreParameters) {
+  const Graph graph = layers(2);
+  EXPECT_EQ(parameter_share_of_backward(graph, graph.nodes[0]), 1);  // the batch wants no gradient
+  EXPECT_EQ(parameter_share_of_backward(graph, graph.nodes[1]), 0);  // relu
+  EXPECT_EQ(parameter_share_of_backward(graph, graph.nodes[2]), 0.5);
+  Graph evaluation = graph;
+  evaluation.nodes[2].grad_enabled = false;
+  EXPECT_EQ(parameter_share_of_backward(evaluation, evaluation.nodes[2]), 0);
 }
 
 TEST(MeasuredCosts, SurviveAsText) {

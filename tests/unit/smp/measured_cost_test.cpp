@@ -9,6 +9,7 @@
 #include <iterator>
 #include <mutex>
 
+#include "partitioner/cost/operator_cost.h"
 #include "partitioner/plan/graph_costs.h"
 #include "runtime/stage/measure_stage.h"
 #include "smp/detail/conductor.h"
@@ -118,6 +119,27 @@ TEST(MeasuredStage, HasATimeForEachOperatorAndForEachBackwardThatThereIs) {
         EXPECT_EQ(times.backward_us[n] > 0, predicted.backward_us[n] > 0) << op << (tape ? " on a tape" : "");
       }
     }
+  });
+}
+
+// A part of a large graph: its tape makes gradients of parameters behind those that it sends.
+TEST(MeasuredStage, RunsWhatIsLeftOfABackward) {
+  run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [] {
+    torch::nn::Sequential net;
+    for (int i = 0; i < 4; ++i) net->push_back(torch::nn::Linear(64, 64));
+    DistributedModel model(net);
+    auto step = smp::step([&](at::Tensor data) { model.backward(model(data).square().mean()); });
+    step(rows(8, 64, 0));
+    const auto& program = *detail::conductor("test").models().all().front()->first_program;
+    const auto times = runtime::measure_stage(program.graph, program.plan, 1, {.seconds = 0});
+    int num_products = 0;
+    for (const partitioner::NodeId n : program.plan.stages[1].nodes) {
+      const auto& node = program.graph.nodes[static_cast<size_t>(n)];
+      if (partitioner::parameter_share_of_backward(program.graph, node) == 0) continue;
+      EXPECT_GT(times.backward_us[static_cast<size_t>(n)], 0) << node.op;
+      ++num_products;
+    }
+    EXPECT_GT(num_products, 0);
   });
 }
 
