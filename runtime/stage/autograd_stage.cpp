@@ -19,16 +19,6 @@ namespace smp::runtime {
 
 using namespace partitioner;
 
-// The producer of a stage's inputs as far as autograd knows: receives their gradients, whole, when all are there.
-struct InputGradients : torch::autograd::Node {
-  std::vector<at::Tensor> gradients;
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& inputs) override {
-    gradients = std::move(inputs);
-    return {};
-  }
-  std::string name() const override { return "smp::InputGradients"; }
-};
-
 namespace {
 
 // In the place of a parameter's AccumulateGrad, and run as early as that: shows the gradient before it is added.

@@ -1,8 +1,11 @@
 // A stage under autograd: the reference implementation.
 #pragma once
 
+#include <torch/csrc/autograd/function.h>
+
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "runtime/node_handle.h"
@@ -12,7 +15,15 @@
 
 namespace smp::runtime {
 
-struct InputGradients;
+/// The producer of a stage's inputs as far as autograd knows: receives their gradients, whole, when all are there.
+struct InputGradients : torch::autograd::Node {
+  std::vector<at::Tensor> gradients;
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& inputs) override {
+    gradients = std::move(inputs);
+    return {};
+  }
+  std::string name() const override { return "smp::InputGradients"; }
+};
 
 class AutogradStage : public Stage {
  public:
