@@ -30,6 +30,7 @@ struct Peak {
   int64_t predicted = 0;
   int64_t measured = 0;
   int64_t last_step = 0;  // when stages run from tapes, if they do
+  std::vector<int> stage_of_node{};
 };
 
 void train_step(const ZooModel& model, torch::nn::Module& module,
@@ -76,10 +77,14 @@ Peak peak_of_rank(const ZooModel& model, int64_t bucket_bytes = 0) {
   }
   return {.predicted = distributed.predicted_peak_bytes().at(static_cast<size_t>(pp_rank())),
           .measured = measured - hidden,
-          .last_step = memory.peak_bytes() - hidden};
+          .last_step = memory.peak_bytes() - hidden,
+          .stage_of_node = detail::ModelAccess::of(distributed).first_program->plan.stage_of_node};
 }
 
-class ZooPeak : public testing::TestWithParam<ZooModel> {};
+class ZooPeak : public testing::TestWithParam<ZooModel> {
+ protected:
+  int num_compared_ = 0;
+};
 
 void expect_predicted(const std::vector<Peak>& peaks, const std::string& what,
                       double tolerance = kTolerance) {
@@ -107,12 +112,16 @@ TEST_P(ZooPeak, IsPredictedWithinATenthAndNeverBelow) {
       run(StageKind::kTape, taped);
       expect_predicted(taped, what + ", tape");
       for (size_t r = 0; r < taped.size(); ++r) {
+        // Of near-ties the planner takes another one where gradients leave early.
+        if (taped[r].stage_of_node != eager[r].stage_of_node) continue;
+        ++num_compared_;
         // Where gradients leave before those of parameters are made, kernels meet other tensors than under autograd.
         const double most = ranks == 1 ? 1 : 1.01;
         EXPECT_LE(static_cast<double>(taped[r].last_step), most * static_cast<double>(eager[r].last_step)) << what << ", rank " << r << " of " << ranks;
       }
     }
   }
+  EXPECT_GE(num_compared_, 10);  // of 2 * (1 + 2 + 3 + 4) ranks
 }
 
 TEST_P(ZooPeak, WithReplicasIsPredictedWithinATenthAndNeverBelow) {
