@@ -5,12 +5,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cstring>
 #include <sstream>
 
 #include "runtime/tags.h"
@@ -137,26 +139,43 @@ void GradientReducer::launch() {
   }
   auto owner = std::make_shared<at::Tensor>(sending.flat);
   std::shared_ptr<void> data(owner, sending.flat.mutable_data_ptr());
+  const int64_t num_gradients = sending.flat.numel() - num_flags(buckets_[sending.bucket]);
+  const auto divide = [owner, num_gradients, divisor = divisor_](int64_t first, int64_t count) {
+    const int64_t end = std::min(first + count, num_gradients);
+    if (first < end) owner->narrow(0, first, end - first).div_(divisor);
+  };
   sending.sum.emplace(replicas_, kFirstBucketTag + 2 * options_.number, std::move(data),
-                      sending.flat.numel(), sending.flat.scalar_type());
+                      sending.flat.numel(), sending.flat.scalar_type(), divide);
+}
+
+int64_t GradientReducer::num_flags(const Bucket& bucket) {
+  return static_cast<int64_t>(bucket.parameters.size());
 }
 
 at::Tensor GradientReducer::packed(const Bucket& bucket) const {
   int64_t num_elements = 0;
   for (const size_t i : bucket.parameters) num_elements += parameters_[i].numel();
-  const auto num_flags = static_cast<int64_t>(bucket.parameters.size());
   at::Tensor flat =
-      at::empty({num_elements + num_flags},
+      at::empty({num_elements + num_flags(bucket)},
                 parameters_[bucket.parameters.front()].options().requires_grad(false));
-  int64_t offset = 0;
-  for (size_t k = 0; k < bucket.parameters.size(); ++k) {
-    const at::Tensor& parameter = parameters_[bucket.parameters[k]];
-    const at::Tensor gradient = parameter.grad();
-    at::Tensor part = flat.narrow(0, offset, parameter.numel());
-    gradient.defined() ? part.copy_(gradient.reshape({-1})) : part.zero_();
-    flat.narrow(0, num_elements + static_cast<int64_t>(k), 1).fill_(gradient.defined() ? 1 : 0);
-    offset += parameter.numel();
+  std::vector<double> flags;
+  auto* next = static_cast<char*>(flat.mutable_data_ptr());
+  for (const size_t i : bucket.parameters) {
+    const at::Tensor& parameter = parameters_[i];
+    const at::Tensor& gradient = parameter.grad();
+    flags.push_back(gradient.defined() ? 1 : 0);
+    const bool is_plain = gradient.defined() && gradient.scalar_type() == flat.scalar_type() &&
+                          gradient.is_contiguous() && !gradient.is_neg();
+    if (is_plain && gradient.numel() > 0) {
+      std::memcpy(next, gradient.const_data_ptr(), gradient.nbytes());  // there are small ones by the hundred
+    } else {
+      const int64_t offset = (next - static_cast<char*>(flat.mutable_data_ptr())) / flat.element_size();
+      at::Tensor part = flat.narrow(0, offset, parameter.numel());
+      gradient.defined() ? part.copy_(gradient.reshape({-1})) : part.zero_();
+    }
+    next += parameter.numel() * flat.element_size();
   }
+  flat.narrow(0, num_elements, num_flags(bucket)).copy_(at::from_blob(flags.data(), {num_flags(bucket)}, at::kDouble));
   return flat;
 }
 
@@ -165,16 +184,15 @@ void GradientReducer::complete() {
   const Sending done = std::move(*sending_);
   sending_.reset();
   const Bucket& bucket = buckets_[done.bucket];
-  const auto num_flags = static_cast<int64_t>(bucket.parameters.size());
-  const int64_t num_elements = done.flat.numel() - num_flags;
+  const int64_t num_elements = done.flat.numel() - num_flags(bucket);
   at::Tensor gradients = done.flat.narrow(0, 0, num_elements),
-             flags = done.flat.narrow(0, num_elements, num_flags);
+             flags = done.flat.narrow(0, num_elements, num_flags(bucket));
   if (options_.hook) {
     gradients = hooked(gradients, done.bucket);
     at::Tensor own = flags.clone();
-    replicas_.all_reduce_sum(own.mutable_data_ptr(), num_flags, own.scalar_type());
+    replicas_.all_reduce_sum(own.mutable_data_ptr(), own.numel(), own.scalar_type());
     flags = own;
-  } else {
+  } else if (!done.sum) {  // else each replica has divided its part
     gradients.div_(divisor_);
   }
   unpack(bucket, gradients, flags);
@@ -195,16 +213,23 @@ at::Tensor GradientReducer::hooked(const at::Tensor& gradients, size_t bucket) c
 
 void GradientReducer::unpack(const Bucket& bucket, const at::Tensor& gradients,
                              const at::Tensor& flags) {
+  const at::Tensor num_replicas = flags.to(at::kDouble);
   int64_t offset = 0;
   for (size_t k = 0; k < bucket.parameters.size(); ++k) {
     at::Tensor& parameter = parameters_[bucket.parameters[k]];
-    const bool is_anywhere = flags.narrow(0, static_cast<int64_t>(k), 1).item<double>() > 0;
+    const bool is_anywhere = num_replicas.const_data_ptr<double>()[k] > 0;
     if (is_anywhere) {
       // A new tensor: the old one may share memory with a gradient that the rest of the backward
       // still reads.
       at::Tensor mean =
           at::empty_like(parameter.grad().defined() ? parameter.grad() : parameter.detach());
-      mean.copy_(gradients.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
+      const bool is_plain = mean.is_contiguous() && gradients.is_contiguous() && mean.scalar_type() == gradients.scalar_type();
+      if (is_plain && mean.numel() > 0) {
+        const char* from = static_cast<const char*>(gradients.const_data_ptr()) + offset * gradients.element_size();
+        std::memcpy(mean.mutable_data_ptr(), from, mean.nbytes());
+      } else {
+        mean.copy_(gradients.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
+      }
       parameter.mutable_grad() = std::move(mean);
     }
     offset += parameter.numel();

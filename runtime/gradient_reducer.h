@@ -58,6 +58,10 @@ class GradientReducer {
   /// These become ready by their next accumulation.
   void expect(const std::vector<size_t>& parameters);
   void add_ready(const std::vector<size_t>& parameters);
+  /// Moves on the sum that is under way, if any; touches no gradient. Never blocks. Throws CommError.
+  void progress() {
+    if (sending_ && sending_->sum) sending_->sum->advance();
+  }
   /// Collective. Throws CommError; the gradients of each bucket are then either all averaged or all
   /// as they were.
   void finish();
@@ -73,6 +77,7 @@ class GradientReducer {
     std::optional<RunningSum> sum;
   };
 
+  static int64_t num_flags(const Bucket& bucket);
   void check_same_layout() const;
   void make_buckets();
   void watch(size_t parameter);

@@ -9,8 +9,13 @@
 namespace smp::runtime {
 
 RunningSum::RunningSum(Transport& group, int tag, std::shared_ptr<void> data, int64_t num_elements,
-                       c10::ScalarType type)
-    : group_(&group), tag_(tag), data_(std::move(data)), num_elements_(num_elements), type_(type) {
+                       c10::ScalarType type, PartDone part_done)
+    : group_(&group),
+      tag_(tag),
+      data_(std::move(data)),
+      num_elements_(num_elements),
+      type_(type),
+      part_done_(std::move(part_done)) {
   start_gather();
 }
 
@@ -73,6 +78,7 @@ void RunningSum::finish_hop() {
     terms.push_back(rank == group_->rank() ? mine.data : received_from(rank));
   }
   sum_in_order(terms, mine.data, mine.num_elements, type_);
+  if (part_done_) part_done_(num_elements_ * group_->rank() / group_->size(), mine.num_elements);
   hop_ = Hop::kSpread;
   start_spread();
 }

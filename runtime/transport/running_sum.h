@@ -4,6 +4,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -21,10 +22,14 @@ namespace smp::runtime {
 /// One that is destroyed before it is done leaves its buffer to the messages under way.
 class RunningSum {
  public:
+  /// Called once with the elements of `data` that this rank has summed, before the others get them:
+  /// what is done to all elements alike is done by one rank each.
+  using PartDone = std::function<void(int64_t first, int64_t num_elements)>;
+
   /// Float, Double, BFloat16 or Half elements, at most 1 GiB per rank of the group. `data` is kept
   /// until the end.
   RunningSum(Transport& group, int tag, std::shared_ptr<void> data, int64_t num_elements,
-             c10::ScalarType type);
+             c10::ScalarType type, PartDone part_done = {});
   ~RunningSum();
   RunningSum(RunningSum&&) = default;
   RunningSum& operator=(RunningSum&&) = delete;
@@ -52,6 +57,7 @@ class RunningSum {
   std::shared_ptr<void> data_;
   int64_t num_elements_;
   c10::ScalarType type_;
+  PartDone part_done_;
   std::shared_ptr<void> received_;  // of my part, by rank; from LibTorch's allocator, as `data`
   std::vector<Request> requests_;
   Hop hop_ = Hop::kGather;

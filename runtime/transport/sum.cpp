@@ -5,29 +5,35 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
-#include <algorithm>
 #include <array>
+#include <type_traits>
 
 namespace smp::runtime {
 namespace {
 
 constexpr int64_t kBlock = 1024;  // sums under way; they stay in the first-level cache
 
+/// `count`: a number, or a constant, for which the compiler makes vector instructions.
+template <class Element, class Sum, class Count>
+void sum_block(const std::vector<const void*>& terms, void* result, int64_t first, Count count) {
+  std::array<Sum, kBlock> sums;
+  const auto* begin = static_cast<const Element*>(terms.front()) + first;
+  for (int64_t i = 0; i < count; ++i) sums[static_cast<size_t>(i)] = static_cast<Sum>(begin[i]);
+  for (size_t t = 1; t < terms.size(); ++t) {
+    const auto* term = static_cast<const Element*>(terms[t]) + first;
+    for (int64_t i = 0; i < count; ++i) sums[static_cast<size_t>(i)] += static_cast<Sum>(term[i]);
+  }
+  auto* out = static_cast<Element*>(result) + first;
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<Element>(sums[static_cast<size_t>(i)]);
+}
+
 template <class Element, class Sum>
 void sum_elements(const std::vector<const void*>& terms, void* result, int64_t num_elements) {
-  std::array<Sum, kBlock> sums;
-  for (int64_t first = 0; first < num_elements; first += kBlock) {
-    const int64_t count = std::min(kBlock, num_elements - first);
-    const auto* begin = static_cast<const Element*>(terms.front()) + first;
-    std::transform(begin, begin + count, sums.begin(),
-                   [](Element x) { return static_cast<Sum>(x); });
-    for (size_t t = 1; t < terms.size(); ++t) {
-      const auto* term = static_cast<const Element*>(terms[t]) + first;
-      for (int64_t i = 0; i < count; ++i) sums[static_cast<size_t>(i)] += static_cast<Sum>(term[i]);
-    }
-    std::transform(sums.begin(), sums.begin() + count, static_cast<Element*>(result) + first,
-                   [](Sum x) { return static_cast<Element>(x); });
+  int64_t first = 0;
+  for (; first + kBlock <= num_elements; first += kBlock) {
+    sum_block<Element, Sum>(terms, result, first, std::integral_constant<int64_t, kBlock>());
   }
+  sum_block<Element, Sum>(terms, result, first, num_elements - first);
 }
 
 }  // namespace
