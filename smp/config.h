@@ -87,8 +87,8 @@ struct Config {
   /// How stages run: always under autograd, or as tapes where that is possible.
   StageKind stage = StageKind::kTape;
 
-  /// Whether plans are made from predicted or from measured times. Measuring delays a step function's first step by some
-  /// ten microbatches, once for each kind of machine (docs/partitioning.md).
+  /// Whether plans are made from predicted or from measured times. Measuring delays a step function's first step by
+  /// eight microbatches or more, once for each kind of machine (docs/measured_costs.md).
   CostSource cost = CostSource::kPredicted;
 
   /// Folder of measured times; empty = the user's cache folder, "off" = they are not kept.

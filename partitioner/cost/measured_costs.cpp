@@ -60,6 +60,8 @@ OperatorTime read_time(std::string_view key, const json::value& value) {
   return {pair->at(0).to_number<double>(), pair->at(1).to_number<double>()};
 }
 
+constexpr std::string_view kAveraging = "averaging";  // no operator of any library: these have "::"
+
 }  // namespace
 
 std::string operator_key(const Graph& graph, const Node& node) {
@@ -101,6 +103,15 @@ bool MeasuredCosts::covers(const Graph& graph) const {
     if (find(graph, node) == nullptr) return false;
   }
   return true;
+}
+
+double MeasuredCosts::averaging_us_per_mib() const {
+  const auto known = times_.find(kAveraging);
+  return known == times_.end() ? 0 : known->second.forward_us;
+}
+
+void MeasuredCosts::set_averaging_us_per_mib(double us) {
+  times_[std::string(kAveraging)] = {us, 0};
 }
 
 std::string MeasuredCosts::to_json() const {

@@ -35,6 +35,10 @@ class MeasuredCosts {
   bool covers(const Graph& graph) const;
   size_t size() const { return times_.size(); }
 
+  /// Averaging of gradients over two replicas, with all that belongs to it; 0: not measured.
+  double averaging_us_per_mib() const;
+  void set_averaging_us_per_mib(double us);
+
   /// JSON, to send and to keep: {key: [forward, backward]}.
   std::string to_json() const;
   /// Adds what `to_json` has written. Throws c10::ValueError, and adds nothing, for any other text.

@@ -45,8 +45,7 @@ LayoutPrediction predict(const LayoutCandidate& candidate, const PartitionOption
     return prediction;
   }
   prediction.step_us = prediction.plan->predicted_step_us;
-  prediction.step_us += averaging_us(options.device, most_gradients(*prediction.plan),
-                                     candidate.replicas, options.gradient_bucket_bytes);
+  prediction.step_us += averaging_us(*prediction.plan, candidate.replicas, options);
   prediction.us_per_row =
       prediction.step_us / static_cast<double>(candidate.rows * candidate.replicas);
   return prediction;
@@ -78,6 +77,14 @@ double averaging_us(const DeviceModel& device, int64_t bytes, int replicas, int6
   // A part of a bucket leaves while another comes.
   const double part_us = device.message_us(bucket / replicas);
   return num_buckets * messages * part_us;
+}
+
+double averaging_us(const Plan& plan, int replicas, const PartitionOptions& options) {
+  const int64_t bytes = most_gradients(plan);
+  const double us_per_mib = options.measured != nullptr ? options.measured->averaging_us_per_mib() : 0;
+  if (us_per_mib == 0) return averaging_us(options.device, bytes, replicas, options.gradient_bucket_bytes);
+  const double share = 2.0 * (replicas - 1) / replicas;  // of what two replicas take
+  return share * us_per_mib * static_cast<double>(bytes) / (1 << 20);
 }
 
 LayoutChoice choose_layout(const std::vector<LayoutCandidate>& candidates,

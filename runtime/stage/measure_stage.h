@@ -14,7 +14,7 @@ struct MeasureOptions {
   /// Ranks of one host that run the same operators in step take more from each other than those of a pipeline do: how far
   /// this one follows the first of its host, in microbatches, 0 to 1.
   double phase = 0;
-  double seconds = 0.25;        // spent on timed microbatches, of which there are at least three
+  double seconds = 0.25;        // spent on timed microbatches, of which there are four at least
   TensorLookup tensors{};       // parameters, buffers, constants and step inputs; undefined, or empty: made up
   std::vector<double> expected_backward_us{};  // by NodeId: shares of a backward that only its whole time is known of
 };

@@ -2,6 +2,8 @@
 #include "smp/detail/measure_costs.h"
 
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -14,6 +16,7 @@
 #include "partitioner/plan/graph_costs.h"
 #include "partitioner/plan/partition.h"
 #include "runtime/delayed/unmade.h"
+#include "runtime/gradient_reducer.h"
 #include "runtime/stage/measure_stage.h"
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
@@ -99,22 +102,56 @@ std::vector<std::optional<OperatorTime>> measure(RankState& rank, const Graph& g
   return times;
 }
 
+// Averages gradients as replicas do, and tells what a MiB of them takes on two: as much as one rank sends to another.
+double averaging_us_per_mib(const Context& context) {
+  constexpr int kMebibytes = 8, kTimes = 7;
+  runtime::Transport& world = *context.world;
+  std::vector<at::Tensor> parameters;
+  for (int i = 0; i < kMebibytes; ++i) parameters.push_back(at::zeros({(1 << 20) / 4}, at::kFloat).set_requires_grad(true));
+  const int64_t bucket_bytes = context.config.bucket_cap_mb * (int64_t{1} << 20);
+  runtime::GradientReducer reducer(parameters, world, {.bucket_bytes = bucket_bytes, .overlap = false});
+  std::vector<double> us;
+  for (int k = 0; k < kTimes; ++k) {
+    for (at::Tensor& parameter : parameters) parameter.mutable_grad() = at::ones_like(parameter.detach());
+    world.barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    reducer.begin(world.size());
+    reducer.finish();
+    us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
+  }
+  std::nth_element(us.begin(), us.begin() + kTimes / 2, us.end());
+  const double share = 2.0 * (world.size() - 1) / world.size();
+  return us[kTimes / 2] / kMebibytes / share;
+}
+
+bool may_average(const Context& context) {
+  return context.is_laid_out ? context.replicas->size() > 1 : context.world->size() > 1;
+}
+
 void send_to_all(runtime::Transport& world, const std::string& bytes) {
   for (int r = 1; r < world.size(); ++r) world.send_bytes(r, runtime::kMeasureTag, bytes);
 }
 
-std::string encode(const std::vector<GraphToPlan>& graphs) {
+/// What the other ranks are to measure with rank 0.
+struct Wanted {
+  std::vector<Graph> graphs;
+  bool averaging = false;
+};
+
+std::string encode(const std::vector<GraphToPlan>& graphs, bool averaging) {
   runtime::WireWriter out;
+  out.put<uint8_t>(averaging);
   out.put(static_cast<int32_t>(graphs.size()));
   for (const auto& [graph, inputs] : graphs) out.put(serialise(graph));
   return out.take();
 }
 
-std::vector<Graph> decode(const std::string& bytes) {
+Wanted decode(const std::string& bytes) {
   runtime::WireReader in(bytes);
-  std::vector<Graph> graphs(static_cast<size_t>(in.get<int32_t>()));
-  for (Graph& graph : graphs) graph = deserialise_graph(in.get_string());
-  return graphs;
+  Wanted wanted{.graphs = {}, .averaging = in.get<uint8_t>() != 0};
+  wanted.graphs.resize(static_cast<size_t>(in.get<int32_t>()));
+  for (Graph& graph : wanted.graphs) graph = deserialise_graph(in.get_string());
+  return wanted;
 }
 
 /// World rank 0.
@@ -130,8 +167,11 @@ class Measuring {
     for (GraphToPlan& wanted : wanted_graphs(call)) {
       if (!costs.covers(wanted.graph)) unknown.push_back(std::move(wanted));
     }
-    send_to_all(world, encode(unknown));
+    const bool averaging = may_average(rank_.context);
+    send_to_all(world, encode(unknown, averaging));
     measure_all(unknown, costs);
+    // Not kept: the next job may have another network.
+    if (averaging) costs.set_averaging_us_per_mib(averaging_us_per_mib(rank_.context));
     const std::string text = costs.to_json();
     send_to_all(world, text);
     rank_.programs.measured_costs().add_json(text);  // the same numbers as everywhere, to the last digit
@@ -178,7 +218,9 @@ void measure_costs(RankState& rank, int step_number, const step_internal::Call& 
   runtime::Transport& world = *context.world;
   try {
     if (world.rank() == 0) return Measuring(rank).run(call);
-    for (const Graph& graph : decode(world.receive_bytes(0, runtime::kMeasureTag))) measure(rank, graph, {});
+    const Wanted wanted = decode(world.receive_bytes(0, runtime::kMeasureTag));
+    for (const Graph& graph : wanted.graphs) measure(rank, graph, {});
+    if (wanted.averaging) averaging_us_per_mib(context);
     rank.programs.measured_costs().add_json(world.receive_bytes(0, runtime::kMeasureTag));
   } catch (...) {  // the others would wait for this rank
     world.abort(runtime::describe_exception(std::current_exception()));

@@ -6,6 +6,7 @@
 
 #include "partitioner/graph/gradient_flow.h"
 #include "partitioner/plan/check_plan.h"
+#include "partitioner/plan/choose_layout.h"
 #include "partitioner/plan/rank_memory.h"
 #include "partitioner/schedule/check.h"
 #include "partitioner/schedule/send_limits.h"
@@ -108,8 +109,10 @@ ScheduleKind Programs::kind() const {
 
 Plan Programs::make_plan(const Graph& graph, const runtime::Owners& placed, int num_microbatches) const {
   const auto plan_on = [&](const runtime::Owners& owners) {
-    Plan plan = partition(graph, options_on(graph, owners, num_microbatches));
+    const PartitionOptions options = options_on(graph, owners, num_microbatches);
+    Plan plan = partition(graph, options);
     check(graph, plan);
+    if (graph.has_backward()) plan.predicted_step_us += averaging_us(plan, context_.replicas->size(), options);
     return plan;
   };
   const runtime::Owners used = used_by(graph, placed);
@@ -185,7 +188,14 @@ std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
   mine.graph = &program->graph;
   mine.plan = &program->plan;
   runtime::StageOptions options;
-  if (context_.world->size() > 1) options.progress = [transport = context_.world.get()] { transport->progress(); };
+  if (context_.world->size() > 1) {
+    options.progress = [this, transport = context_.world.get()] {
+      transport->progress();
+      for (const auto& model : models_.all()) {
+        if (model->reduction.reducer) model->reduction.reducer->progress();
+      }
+    };
+  }
   const auto make_stage =
       context_.config.stage == StageKind::kTape ? runtime::make_tape_stage : runtime::make_autograd_stage;
   for (int s = 0; s < static_cast<int>(program->plan.stages.size()); ++s) {

@@ -91,6 +91,20 @@ TEST(ChooseLayout, ListsWhatThereIsToChooseFrom) {
   EXPECT_DOUBLE_EQ(averaging_us(device, 1 << 20, 2, 1 << 18), 8 * device.message_us(1 << 17));
 }
 
+TEST(ChooseLayout, CountsWithTheMeasuredAveraging) {
+  MeasuredCosts costs;
+  PartitionOptions options;
+  Plan plan;
+  plan.stages = {{.rank = 0, .nodes = {}, .parameters = {}, .modules = {}, .cost = {}}};
+  plan.stages[0].cost.gradient_bytes = 3 << 20;
+  options.measured = &costs;
+  EXPECT_DOUBLE_EQ(averaging_us(plan, 2, options), averaging_us(options.device, 3 << 20, 2, 0));
+  costs.set_averaging_us_per_mib(100);
+  EXPECT_DOUBLE_EQ(averaging_us(plan, 2, options), 300);
+  EXPECT_DOUBLE_EQ(averaging_us(plan, 4, options), 450);  // 2 (R - 1) / R of them come and go
+  EXPECT_EQ(averaging_us(plan, 1, options), 0);
+}
+
 TEST(ChooseLayout, RefusesNothingToChooseFromAndImpossibleCandidates) {
   EXPECT_NE(refusal_of([] { choose_layout({}, {}); }).find("expected a candidate"),
             std::string::npos);

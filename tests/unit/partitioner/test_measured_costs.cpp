@@ -90,7 +90,10 @@ TEST(MeasuredCosts, SurviveAsText) {
   const Graph graph = layers(2);
   MeasuredCosts costs, copy;
   costs.add(graph, times_of(graph, 0.1, 1.0 / 3));
+  EXPECT_EQ(costs.averaging_us_per_mib(), 0);
+  costs.set_averaging_us_per_mib(12.5);
   copy.add_json(costs.to_json());
+  EXPECT_EQ(copy.averaging_us_per_mib(), 12.5);
   EXPECT_EQ(copy.size(), costs.size());
   EXPECT_TRUE(copy.covers(graph));
   EXPECT_FALSE(copy.covers(layers(2, 9)));

@@ -218,6 +218,20 @@ TEST(CostCacheFile, LiesInTheUsersCacheFolderUnlessToldOtherwise) {
   EXPECT_EQ(path(""), "");
 }
 
+TEST(MeasuredCosts, OfAveragingBelongToThePredictedStepAndAreNotKept) {
+  const Folder folder;
+  Config config = measured(folder.name());
+  config.pipeline_parallel_degree = 1;
+  run_smp_ranks(2, config, [] {
+    DistributedModel model(make_net());
+    auto step = smp::step([&](at::Tensor data) { model.backward(model(data).square().mean()); });
+    step(rows(8, 8, 0));
+    const auto& cost = plan().stages.front().cost;
+    EXPECT_GT(plan().predicted_step_us, 2 * (cost.forward_us + cost.backward_us) + 1);
+  });
+  EXPECT_EQ(content_of(folder.files().at(0)).find("averaging"), std::string::npos) << "another job, another network";
+}
+
 TEST(MeasuredCosts, ServeReplicasAndChoicesOfLayouts) {
   Config replicas = measured();
   replicas.pipeline_parallel_degree = 2;
