@@ -82,7 +82,13 @@ class Side:
         self._signal(signal.SIGCONT)
         self.leader.stdin.close()
         for process in self.processes:
-            process.wait(timeout=60)
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                if self.leader.args[0] != sys.executable:
+                    raise
+                process.kill()  # gloo, when the other process has left first
+                process.wait()
         self.log.close()
 
 
@@ -143,21 +149,28 @@ def milliseconds(times):
 
 
 def compare_best(binaries, model, rounds):
-    torch = {count: torch_side(model, count, contenders) for count, contenders in TORCH.items()}
-    own = {f"{layout} {count}": smp_side(binaries, model, count, layout) for layout, count in OWN}
     chosen = smp_side(binaries, model, "auto", "auto")
-    sides = {f"{kind} {count}": (torch[count], kind + " ") for count, kinds in TORCH.items() for kind in kinds}
-    sides |= {name: (side, "") for name, side in own.items()}
-    times = measure({"smp": (chosen, ""), **sides}, rounds)
-    for side in [chosen, *torch.values(), *own.values()]:
-        side.close()
-    by_torch = {name: times[name] for name in sides if name not in own}
-    by_smp = {name: times[name] for name in own}
-    ratio = min(by_torch.values()) / times["smp"]
-    report(f"vs_torch_best_{model}", ratio, f"smp {times['smp'] * 1e3:.2f} ms; {milliseconds(by_torch)}")
-    report(f"smp_choice_{model}", times["smp"] / min(by_smp.values()), milliseconds(by_smp))
-    report(f"predicted_{model}_chosen", float(chosen.says[1]) / times["smp"],
-           ", ".join(f"{name} {float(side.says[1]) / times[name]:.3f}" for name, side in own.items()))
+
+    def against(sides):
+        times = measure({"smp": (chosen, ""), **sides}, rounds)
+        for side in {id(side): side for side, _ in sides.values()}.values():
+            side.close()
+        own = times.pop("smp")
+        return own, times
+
+    # One after the other: the processes of all contenders would not fit into the memory of a small machine.
+    torch = {count: torch_side(model, count, contenders) for count, contenders in TORCH.items()}
+    mine, times = against({f"{kind} {count}": (torch[count], kind + " ") for count, kinds in TORCH.items() for kind in kinds})
+    ratio = min(times.values()) / mine
+    report(f"vs_torch_best_{model}", ratio, f"smp {mine * 1e3:.2f} ms; {milliseconds(times)}")
+
+    own = {f"{layout} {count}": smp_side(binaries, model, count, layout) for layout, count in OWN}
+    predicted = {name: float(side.says[1]) for name, side in own.items()}
+    mine, times = against({name: (side, "") for name, side in own.items()})
+    report(f"smp_choice_{model}", mine / min(times.values()), f"smp {mine * 1e3:.2f} ms; {milliseconds(times)}")
+    report(f"predicted_{model}_chosen", float(chosen.says[1]) / mine,
+           ", ".join(f"{name} {predicted[name] / times[name]:.3f}" for name in own))
+    chosen.close()
     return ratio
 
 

@@ -18,7 +18,12 @@ using namespace smp::benchmarks;
 
 class Training {
  public:
-  explicit Training(PeerModel made) : made_(std::move(made)), model_(made_.net) {}
+  /// `shares`: each replica takes its part of the batch, rather than smp.
+  Training(PeerModel made, bool shares) : made_(std::move(made)), model_(made_.net) {
+    if (!shares) return;
+    made_.x = made_.x.chunk(smp::dp_size())[static_cast<size_t>(smp::dp_rank())].clone();
+    made_.y = made_.y.chunk(smp::dp_size())[static_cast<size_t>(smp::dp_rank())].clone();
+  }
 
   smp::StepOutput step() {
     for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
@@ -94,7 +99,7 @@ int main(int argc, char** argv) {
   config.cost_cache = "off";
   config.log_level = smp::LogLevel::kOff;
   smp::init(config);
-  Training training(make_peer_model(name));
+  Training training(make_peer_model(name), layout == "replicas");
   constexpr int64_t kWarmUp = 4;
   for (int64_t i = 0; i < kWarmUp; ++i) training.step();
   if (layout == "pipeline") {
