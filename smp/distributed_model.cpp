@@ -185,7 +185,13 @@ HookHandle DistributedModelBase::register_step_post_hook(Hook hook) {
 
 std::string DistributedModelBase::plan_text() const {
   const auto& program = model_->first_program;
-  return program == nullptr ? "" : partitioner::partition_table(program->graph, program->plan);
+  if (program == nullptr) return "";
+  std::string text = partitioner::partition_table(program->graph, program->plan);
+  for (const auto& [index, stage] : program->rank_program.stages) {
+    const std::string reason = stage->report().stays_on_autograd;
+    if (!reason.empty()) text += "stage " + std::to_string(index) + " stays on autograd: " + reason + "\n";
+  }
+  return text;
 }
 
 std::string DistributedModelBase::plan_json() const {

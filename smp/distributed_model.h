@@ -116,7 +116,8 @@ class DistributedModelBase {
   /// At the end of every step that is not refused, when its results are there.
   HookHandle register_step_post_hook(Hook hook);
 
-  /// The partition as text (the table printed at the first step that uses the model) and JSON; empty before it.
+  /// The partition as text (the table printed at the first step that uses the model) and JSON; empty before it. The text
+  /// ends with those of this rank's stages that stay on autograd so far, and why.
   std::string plan_text() const;
   std::string plan_json() const;
   /// Predicted seconds of that step, and predicted peak bytes by pipeline rank.

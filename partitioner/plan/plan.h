@@ -60,13 +60,22 @@ struct Plan {
   std::vector<int> stage_of_node;     // by NodeId
   std::vector<Transfer> activations;  // forward, ordered by (value, target)
   std::vector<Transfer> gradients;    // ordered by (backward, value, descending source)
-  double predicted_step_us = 0;       // by simulation of the schedule
+  double predicted_step_us = 0;       // by simulation of the schedule, and the averaging over replicas
   double predicted_bubble = 0;  // the part of it in which a rank does not compute, mean over ranks
   double lower_bound_us =
       0;  // slowest possible stage: max(total / ranks, heaviest operator), per microbatch
   double slowest_stage_us = 0;                // of this plan, per microbatch
   std::vector<int64_t> predicted_peak_bytes;  // by pipeline rank
   bool operator==(const Plan&) const = default;
+};
+
+/// One stage of a plan cut into segments, which its rank runs one after the other. In `plan` they are
+/// the stages [first, first + is_taped.size()); all others are those of before. It says what crosses
+/// between them, not what they cost.
+struct Segments {
+  Plan plan;
+  int first = 0;
+  std::vector<bool> is_taped;  // false: stays on autograd
 };
 
 }  // namespace smp::partitioner

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,10 +36,12 @@ struct StageReport {
   size_t num_forward_calls = 0;   // of the tape; 0: there is none
   size_t num_backward_calls = 0;
   size_t num_rest_calls = 0;      // of them: behind the gradients that leave
-  std::string stays_on_autograd;  // why some or all of its work does; empty: nothing does
+  std::string stays_on_autograd{};  // why some or all of its work does; empty: nothing does
+  std::vector<partitioner::NodeId> refused_at{};  // operators because of which nothing can be taped
+  size_t num_on_autograd = 0;  // operators of the graph that cannot be taped, or go with one that cannot
 };
 
-/// Parameters, buffers and constants by value; called once per value and microbatch.
+/// Parameters, buffers and constants by value; called once per value, microbatch and segment that reads it.
 using TensorLookup = std::function<at::Tensor(partitioner::ValueId)>;
 
 class Stage {
@@ -79,9 +82,17 @@ struct StageOptions {
 std::unique_ptr<Stage> make_autograd_stage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage,
                                            StageOptions options);
 
-/// Records the first microbatch as a tape, runs the second both ways and compares every bit that leaves the stage, and
-/// runs the tape from then on. What cannot be taped, or gives other bits, stays on autograd.
+/// Records a microbatch as a tape, runs another both ways and compares every bit that leaves the stage, and runs the tape
+/// from then on. What cannot be taped, or gives other bits, stays on autograd as a whole.
 std::unique_ptr<Stage> make_tape_stage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage,
                                        StageOptions options);
+
+/// The stage cut around operators that cannot be taped; nothing when that does not pay.
+using SegmentCutter = std::function<std::optional<partitioner::Segments>(const std::vector<partitioner::NodeId>& untaped)>;
+
+/// A tape stage that is cut around operators which turn out not to be taped: these stay on autograd, the rest is recorded
+/// anew. Microbatches in flight end as they began.
+std::unique_ptr<Stage> make_segmented_stage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage,
+                                            StageOptions options, SegmentCutter cutter);
 
 }  // namespace smp::runtime

@@ -3,6 +3,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -214,20 +215,43 @@ std::vector<at::Tensor> Tape::forward(Slots& slots, std::vector<at::Tensor> inpu
   return outputs;
 }
 
-// Where the recording found a gradient, and of which layout, is part of the lists.
-void Tape::check_roots(size_t index, const std::vector<at::Tensor>& gradients) const {
+namespace {
+
+// The same numbers in another geometry; undefined where some elements of that share memory.
+at::Tensor with_geometry(const at::Tensor& tensor, const TapeGeometry& geometry) {
+  const bool shares = std::any_of(geometry.strides.begin(), geometry.strides.end(), [](int64_t stride) { return stride == 0; });
+  if (shares || !tensor.sizes().equals(geometry.sizes) || tensor.scalar_type() != geometry.dtype) return {};
+  int64_t num_elements = geometry.storage_offset + 1;
+  for (size_t d = 0; d < geometry.sizes.size(); ++d) num_elements += (geometry.sizes[d] - 1) * geometry.strides[d];
+  const at::Tensor memory = at::empty({std::max<int64_t>(num_elements, 0)}, tensor.options());
+  return memory.as_strided(geometry.sizes, geometry.strides, geometry.storage_offset).copy_(tensor);
+}
+
+}  // namespace
+
+// Where the recording found a gradient, and of which layout, is part of the lists; only user code (smp::opaque) behind this
+// tape gives others later.
+void Tape::fit_roots(size_t index, std::vector<at::Tensor>& gradients) const {
+  const at::NoGradGuard no_grad;
   const TapeBackward& backward = lists_.backwards[index];
   for (size_t i = 0; i < gradients.size(); ++i) {
-    const bool fits = backward.has_root[i] == gradients[i].defined() &&
-                      (backward.roots[i] < 0 || !backward.has_root[i] || backward.root_geometries[i].fits(gradients[i]));
-    TORCH_INTERNAL_ASSERT(fits, "the gradient that enters a taped stage as root ", i, " of backward ", index,
-                          " has another geometry than when it was recorded. Set stage: autograd and report it");
+    bool fits = backward.has_root[i] == gradients[i].defined();
+    if (fits && backward.roots[i] >= 0 && !backward.root_geometries[i].fits(gradients[i])) {
+      gradients[i] = with_geometry(gradients[i], backward.root_geometries[i]);
+      fits = gradients[i].defined();
+    }
+    TORCH_CHECK(fits, "expected a gradient as in the microbatch that was recorded for a taped stage, ",
+                backward.has_root[i] ? c10::str("of sizes ", backward.root_geometries[i].sizes, " and strides ",
+                                                backward.root_geometries[i].strides)
+                                     : std::string("none"),
+                ", got another as root ", i, " of backward ", index,
+                ". An smp::opaque region whose gradients change their form needs stage: autograd.");
   }
 }
 
 std::vector<at::Tensor> Tape::backward(Slots& slots, size_t index, std::vector<at::Tensor> gradients,
                                        const RunContext& context, const GradientSink& sink) {
-  check_roots(index, gradients);
+  fit_roots(index, gradients);
   const TapeBackward& backward = lists_.backwards[index];
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (backward.roots[i] >= 0) slots[static_cast<size_t>(backward.roots[i])] = std::move(gradients[i]);

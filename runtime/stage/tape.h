@@ -100,8 +100,8 @@ class Tape {
   /// Fills the slots of one microbatch, runs the forward and returns the outputs. `own`: by position in lists().own.
   std::vector<at::Tensor> forward(Slots& slots, std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& own,
                                   const RunContext& context);
-  /// Runs one backward until its results are there. Slots that later calls need stay filled. Throws c10::Error when other
-  /// gradients enter than were recorded.
+  /// Runs one backward until its results are there. Slots that later calls need stay filled. A gradient that enters
+  /// in another geometry than was recorded is copied; throws c10::Error where that cannot be, or one is undefined that was not.
   std::vector<at::Tensor> backward(Slots& slots, size_t index, std::vector<at::Tensor> gradients,
                                    const RunContext& context, const GradientSink& sink);
   /// Whether backward() leaves something to run.
@@ -113,7 +113,7 @@ class Tape {
   void plan_frees();
   void run(Slots& slots, size_t begin, size_t end, const RunContext& context, const GradientSink* sink);
   void run_calls(Slots& slots, size_t& n, size_t end, const RunContext& context, const GradientSink* sink);
-  void check_roots(size_t index, const std::vector<at::Tensor>& gradients) const;
+  void fit_roots(size_t index, std::vector<at::Tensor>& gradients) const;
   const at::Tensor& at(const Slots& slots, int32_t slot) const;
 
   TapeLists lists_;

@@ -71,7 +71,9 @@ TapeRecorder::TapeRecorder(std::vector<TapeOwn> own) {
 }
 
 void TapeRecorder::refuse(const std::string& reason) {
-  if (refusal_.empty()) refusal_ = reason;
+  if (!refusal_.empty()) return;
+  refusal_ = reason;
+  if (runs_operators_) refused_at_ = is_in_backward_ ? node_of_backward() : node_;
 }
 
 int32_t TapeRecorder::add(const at::Tensor& tensor) {
@@ -148,10 +150,12 @@ void TapeRecorder::call_operator(const c10::OperatorHandle& op, torch::jit::Stac
   random_ordinal_ = random_ordinal;
   lists_.has_random = lists_.has_random || random_ordinal >= 0;
   const size_t first_call = lists_.calls.size();
+  runs_operators_ = true;
   {
     const InterceptScope scope(*this);
     op.callBoxed(stack);
   }
+  runs_operators_ = false;
   node_by_sequence_.emplace(at::sequence_number::peek(), node);
   random_ordinal_ = -1;
   if (random_ordinal < 0) return;
@@ -175,8 +179,12 @@ NodeId TapeRecorder::node_of_backward() const {
 
 void TapeRecorder::run_backward(const std::function<void()>& engine) {
   if (current_autocast().enabled) refuse("autocast is on where the step is called");
-  const InterceptScope scope(*this);
-  engine();
+  runs_operators_ = true;
+  {
+    const InterceptScope scope(*this);
+    engine();
+  }
+  runs_operators_ = false;
 }
 
 void TapeRecorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

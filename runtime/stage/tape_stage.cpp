@@ -31,7 +31,8 @@ class TapeStage : public Stage {
   const StageValues& values() const override { return reference_.values(); }
 
   StageReport report() const override {
-    StageReport report{.num_taped = num_taped_, .stays_on_autograd = said_};
+    StageReport report{.num_taped = num_taped_, .stays_on_autograd = said_, .refused_at = refused_at_};
+    if (phase_ == Phase::kRefused) report.num_on_autograd = nodes_.size();
     if (tape_) {
       report.num_forward_calls = tape_->lists().forward_end;
       report.num_backward_calls = tape_->lists().calls.size() - report.num_forward_calls;
@@ -133,6 +134,7 @@ class TapeStage : public Stage {
   void refuse(const std::string& reason) {
     phase_ = Phase::kRefused;
     tape_.reset();
+    said_.clear();  // what was said before is a part of it
     say(reason);
   }
 
@@ -211,6 +213,7 @@ class TapeStage : public Stage {
       tape_ = std::make_shared<Tape>(recorder_->take());
       phase_ = Phase::kRecorded;
     } else {
+      if (recorder_->refused_at() != kNoNode) refused_at_ = {recorder_->refused_at()};
       refuse(recorder_->refusal());
     }
     recorder_.reset();
@@ -305,6 +308,7 @@ class TapeStage : public Stage {
   Flights in_flight_;
   std::vector<Slots> free_slots_;
   std::string said_;
+  std::vector<NodeId> refused_at_;
   int64_t num_taped_ = 0;
   int num_waited_ = 0;
   bool comes_again_ = false;  // a whole step has run

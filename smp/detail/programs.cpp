@@ -8,6 +8,7 @@
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/choose_layout.h"
 #include "partitioner/plan/rank_memory.h"
+#include "partitioner/plan/segments.h"
 #include "partitioner/schedule/check.h"
 #include "partitioner/schedule/send_limits.h"
 
@@ -196,14 +197,17 @@ std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
       }
     };
   }
-  const auto make_stage =
-      context_.config.stage == StageKind::kTape ? runtime::make_tape_stage : runtime::make_autograd_stage;
   for (int s = 0; s < static_cast<int>(program->plan.stages.size()); ++s) {
     if (program->plan.stages[s].rank != context_.pipeline->rank()) continue;
     options.stays_on_autograd = [this, s](const std::string& reason) {
       context_.logger.info("stage " + std::to_string(s) + " stays on autograd: " + reason);
     };
-    mine.stages.emplace(s, make_stage(program->graph, program->plan, s, options));
+    const auto cut = [whole = program.get(), s](const std::vector<NodeId>& untaped) {
+      return cut_into_segments(whole->graph, whole->plan, s, untaped);
+    };
+    mine.stages.emplace(s, context_.config.stage == StageKind::kTape
+                               ? runtime::make_segmented_stage(program->graph, program->plan, s, options, cut)
+                               : runtime::make_autograd_stage(program->graph, program->plan, s, options));
   }
   return programs_.insert_or_assign(hash, std::move(program)).first->second;
 }

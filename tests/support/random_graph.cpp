@@ -208,10 +208,12 @@ class Generator {
 
 struct RandomNet : nn::Module {
   Program program;
+  std::function<at::Tensor(const at::Tensor&)> tanh;
   std::vector<nn::Linear> layers;
   nn::Dropout dropout{0.3};
 
-  explicit RandomNet(Program structure) : program(std::move(structure)) {
+  RandomNet(Program structure, std::function<at::Tensor(const at::Tensor&)> own_tanh)
+      : program(std::move(structure)), tanh(std::move(own_tanh)) {
     for (size_t i = 0; i < program.layers.size(); ++i) {
       const auto width = program.layers[i];
       layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(width, width)));
@@ -257,7 +259,7 @@ struct RandomNet : nn::Module {
       case Kind::kNorm:
         return torch::layer_norm(a, {a.size(-1)});
       case Kind::kTanh:
-        return a.tanh();
+        return tanh ? tanh(a) : a.tanh();
       case Kind::kGelu:
         return torch::gelu(a);
       case Kind::kScale:
@@ -307,9 +309,9 @@ ZooModel random_graph(uint64_t graph_seed, RandomGraphOptions options) {
   return {
       .name = "random_graph_" + std::to_string(graph_seed),
       .make =
-          [program](uint64_t seed) {
+          [program, tanh = options.tanh](uint64_t seed) {
             return build_seeded(seed, [&]() -> std::shared_ptr<nn::Module> {
-              return std::make_shared<RandomNet>(program);
+              return std::make_shared<RandomNet>(program, tanh);
             });
           },
       .make_inputs = [](int64_t batch, uint64_t seed) -> std::vector<at::Tensor> {

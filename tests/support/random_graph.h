@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "tests/support/model_zoo.h"
 
@@ -14,6 +15,7 @@ struct RandomGraphOptions {
   bool with_writes = true;         // relu_, add_, mul_, also through views
   bool with_tied_weights = false;  // linear layers used a second time
   bool with_more_losses = false;   // a loss, and so a backward, for each output that depends on a parameter
+  std::function<at::Tensor(const at::Tensor&)> tanh{};  // called in the place of at::tanh, if given
 };
 
 /// A model of random structure, decided by `graph_seed` alone: linears, norms, elementwise

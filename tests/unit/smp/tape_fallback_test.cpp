@@ -68,7 +68,7 @@ TEST(TapeFallback, AStageIsTapedAfterTwoSteps) {
 }
 
 // Trains with one more term in the loss, and returns how the stage ran.
-StageReport train_with(const std::function<at::Tensor(const at::Tensor&)>& term) {
+StageReport train_with(const std::function<at::Tensor(const at::Tensor&)>& term, int steps = 3) {
   StageReport got;
   tests::run_smp_ranks(1, {.microbatches = 2, .stage = StageKind::kTape, .log_level = LogLevel::kOff}, [&] {
     const auto net = tests::make_net(), twin = tests::make_net();
@@ -78,13 +78,15 @@ StageReport train_with(const std::function<at::Tensor(const at::Tensor&)>& term)
       model.backward(loss);
       return loss;
     });
-    for (int s = 0; s < 3; ++s) {
+    for (int s = 0; s < steps; ++s) {
       const at::Tensor data = rows(8, 8, s);
       step(data);
       for (const auto& part : data.chunk(2)) (twin->forward(part.clone()).square().mean() / 2).backward();
       tests::expect_twins(model, *twin, "step " + std::to_string(s));
     }
     got = report();
+    const std::string said = "stage 0 stays on autograd: " + got.stays_on_autograd + "\n";
+    EXPECT_EQ(model.plan_text().ends_with(said), !got.stays_on_autograd.empty()) << model.plan_text();
   });
   return got;
 }
@@ -98,13 +100,81 @@ TEST(TapeFallback, OtherBitsAreNoticedAndAutogradStays) {
   EXPECT_NE(got.stays_on_autograd.find("has other bits"), std::string::npos) << got.stays_on_autograd;
 }
 
-TEST(TapeFallback, WhatIsNotLibTorchsStaysOnAutograd) {
-  const StageReport own = train_with(call_counted);
-  EXPECT_EQ(own.num_taped, 0);
-  EXPECT_EQ(own.stays_on_autograd, "tape_test::counted is none of LibTorch's own operators");
-  const StageReport opaque_region = train_with([](const at::Tensor& x) { return opaque([](at::Tensor t) { return t * 2; }, x); });
-  EXPECT_EQ(opaque_region.num_taped, 0);
-  EXPECT_EQ(opaque_region.stays_on_autograd, "smp::opaque is none of LibTorch's own operators");
+at::Tensor twice_opaque(const at::Tensor& x) {
+  return opaque([](at::Tensor t) { return t * 2; }, x);
+}
+
+// A report without the number of operators, which is the last thing it says.
+std::string reason_of(const StageReport& report) {
+  return report.stays_on_autograd.substr(0, report.stays_on_autograd.find(" ("));
+}
+
+TEST(TapeFallback, WhatIsNotLibTorchsStaysOnAutogradAndTheRestIsTaped) {
+  const StageReport own = train_with(call_counted, 5);
+  EXPECT_EQ(own.num_taped, 4);  // found in step 1, the rest recorded in step 2
+  EXPECT_EQ(reason_of(own), "tape_test::counted is none of LibTorch's own operators");
+  EXPECT_NE(own.stays_on_autograd.find("(1 of "), std::string::npos) << own.stays_on_autograd;
+  const StageReport opaque_region = train_with(twice_opaque, 5);
+  EXPECT_EQ(opaque_region.num_taped, 4);
+  EXPECT_EQ(reason_of(opaque_region), "smp::opaque is none of LibTorch's own operators");
+}
+
+at::Tensor ten_sines(at::Tensor x) {
+  for (int i = 0; i < 10; ++i) x = x.sin();
+  return x;
+}
+
+// One recording finds the first of them; the others go with it.
+TEST(TapeFallback, AStageIsCutAroundAllThatIsNotLibTorchs) {
+  const StageReport got = train_with([](const at::Tensor& x) { return call_counted(ten_sines(twice_opaque(x))); }, 5);
+  EXPECT_EQ(got.num_taped, 4);
+  EXPECT_EQ(got.num_on_autograd, 2U);
+}
+
+TEST(TapeFallback, AStageIsCutAgainWhereASegmentIsRefused) {
+  const auto both = [](const at::Tensor& x) {
+    return ten_sines(at::cat(at::tensor_split(ten_sines(twice_opaque(x)), 2)));
+  };
+  const StageReport got = train_with(both, 7);
+  EXPECT_EQ(got.num_taped, 6);  // found in steps 1 and 2, the rest recorded in step 3
+  EXPECT_NE(got.stays_on_autograd.find("smp::opaque is none"), std::string::npos) << got.stays_on_autograd;
+  EXPECT_NE(got.stays_on_autograd.find("; "), std::string::npos) << got.stays_on_autograd;
+}
+
+std::atomic<int> step_under_way = 0;  // a function that is opaque captures nothing
+
+// Trains with gradients that pass through an opaque region between two tapes.
+template <class Region>
+void expect_twins_around(Region region, int steps) {
+  tests::run_smp_ranks(1, {.microbatches = 2, .stage = StageKind::kTape, .log_level = LogLevel::kOff}, [&] {
+    const auto net = tests::make_net(), twin = tests::make_net();
+    DistributedModel model(net);
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = ten_sines(opaque(region, ten_sines(model(data)))).sum();
+      model.backward(loss);
+      return loss;
+    });
+    for (int s = 0; s < steps; ++s) {
+      step_under_way = s;
+      const at::Tensor data = rows(8, 8, s);
+      step(data);
+      for (const auto& part : data.chunk(2)) (ten_sines(region(ten_sines(twin->forward(part.clone())))).sum() / 2).backward();
+      tests::expect_twins(model, *twin, "step " + std::to_string(s));
+    }
+    EXPECT_EQ(report().num_taped, 2 * (steps - 3));
+    EXPECT_EQ(report().num_on_autograd, 1U);
+  });
+}
+
+TEST(TapeFallback, GradientsPassThroughAnOpaqueRegionBetweenTapes) {
+  expect_twins_around([](at::Tensor t) { return t.tanh(); }, 6);
+}
+
+// Behind the recording its gradient comes transposed.
+TEST(TapeFallback, AnOpaqueRegionMayGiveGradientsOfAnotherGeometryLater) {
+  expect_twins_around([](at::Tensor t) {
+    return step_under_way < 4 ? t * 2 : (t.t().contiguous() * 2).t().contiguous();
+  }, 6);
 }
 
 TEST(TapeFallback, NumbersThatChangeStayOnAutograd) {

@@ -1,0 +1,197 @@
+// Tensors and gradients on their way between stages of one rank, as the plan's transfers say.
+#include "runtime/stage/stage_chain.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace smp::runtime {
+namespace {
+
+using namespace partitioner;
+
+constexpr int kLoss = -1;  // in the place of the stage that the gradient of a loss goes to
+
+/// Numbers for what crosses, in the order in which it is first asked for.
+template <class Key>
+class Numbers {
+ public:
+  int32_t operator[](const Key& key) { return numbers_.emplace(key, static_cast<int32_t>(numbers_.size())).first->second; }
+  size_t size() const { return numbers_.size(); }
+
+ private:
+  std::map<Key, int32_t> numbers_;
+};
+
+using Gradient = std::pair<ValueId, int>;  // and the stage that it goes to
+
+class StageChain : public Stage {
+ public:
+  StageChain(const Segments& segments, StageValues values, std::vector<std::unique_ptr<Stage>> links)
+      : values_(std::move(values)), links_(links.size()) {
+    for (size_t i = 0; i < links.size(); ++i) {
+      links_[i].stage = std::move(links[i]);
+      if (segments.is_taped[i]) continue;
+      links_[i].num_on_autograd = segments.plan.stages[static_cast<size_t>(segments.first) + i].nodes.size();
+    }
+    connect_forward();
+    for (size_t k = 0; k < values_.backwards.size(); ++k) connect_backward(segments.plan, segments.first, k);
+    while (ends_backward_ + 1 < links_.size() && !links_[ends_backward_].stage->values().has_backward) ++ends_backward_;
+  }
+
+  const StageValues& values() const override { return values_; }
+
+  StageReport report() const override {
+    StageReport all{.num_taped = std::numeric_limits<int64_t>::max()};
+    for (const Link& link : links_) {
+      const StageReport one = link.stage->report();
+      all.num_on_autograd += link.num_on_autograd + one.num_on_autograd;
+      if (link.num_on_autograd > 0) continue;
+      all.num_taped = std::min(all.num_taped, one.num_taped);
+      all.num_forward_calls += one.num_forward_calls;
+      all.num_backward_calls += one.num_backward_calls;
+      all.num_rest_calls += one.num_rest_calls;
+      all.refused_at.insert(all.refused_at.end(), one.refused_at.begin(), one.refused_at.end());
+    }
+    return all;
+  }
+
+  std::vector<at::Tensor> forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs,
+                                  const TensorLookup& tensors) override {
+    std::vector<at::Tensor> made(num_values_);
+    for (size_t i = 0; i < inputs.size(); ++i) made[static_cast<size_t>(inputs_[i])] = std::move(inputs[i]);
+    for (const Link& link : links_) {
+      std::vector<at::Tensor> taken;
+      for (const Taken& one : link.inputs) {
+        at::Tensor& tensor = made[static_cast<size_t>(one.number)];
+        taken.push_back(one.is_last ? std::move(tensor) : tensor);
+      }
+      std::vector<at::Tensor> results = link.stage->forward(context, std::move(taken), tensors);
+      for (size_t i = 0; i < results.size(); ++i) made[static_cast<size_t>(link.outputs[i])] = std::move(results[i]);
+    }
+    return take(made, outputs_);
+  }
+
+  std::vector<at::Tensor> backward(int microbatch, size_t index, std::vector<at::Tensor> gradients) override {
+    const Roads& roads = roads_[index];
+    std::vector<at::Tensor> made(roads.num_gradients);
+    for (size_t i = 0; i < gradients.size(); ++i) made[static_cast<size_t>(roads.roots[i])] = std::move(gradients[i]);
+    const bool is_last = index + 1 == values_.backwards.size();
+    for (size_t i = links_.size(); i-- > 0;) {
+      const LinkRoads& of_link = roads.links[i];
+      Stage& stage = *links_[i].stage;
+      std::vector<at::Tensor> results = stage.backward(microbatch, index, take(made, of_link.roots));
+      for (size_t r = 0; r < results.size(); ++r) made[static_cast<size_t>(of_link.results[r])] = std::move(results[r]);
+      // What has waited behind the gradients that leave holds memory, so only the last link's goes on waiting.
+      if (is_last && i != ends_backward_ && stage.has_rest(microbatch)) stage.finish_backward(microbatch);
+    }
+    return take(made, roads.results);
+  }
+
+  bool has_rest(int microbatch) const override { return links_[ends_backward_].stage->has_rest(microbatch); }
+  void finish_backward(int microbatch) override { links_[ends_backward_].stage->finish_backward(microbatch); }
+
+  void drop(int microbatch) override {
+    for (const Link& link : links_) link.stage->drop(microbatch);
+  }
+  void reset() override {
+    for (const Link& link : links_) link.stage->reset();
+  }
+
+ private:
+  struct Taken {
+    int32_t number;
+    bool is_last = false;  // nobody reads the value behind this link
+  };
+  struct Link {
+    std::unique_ptr<Stage> stage;
+    size_t num_on_autograd = 0;  // its operators; 0: it is to be taped
+    std::vector<Taken> inputs;
+    std::vector<int32_t> outputs;
+  };
+  struct LinkRoads {
+    std::vector<int32_t> roots, results;
+  };
+  /// Of one backward: gradients by the numbers under which they are handed on.
+  struct Roads : LinkRoads {
+    std::vector<LinkRoads> links;
+    size_t num_gradients = 0;
+  };
+
+  static std::vector<at::Tensor> take(std::vector<at::Tensor>& made, const std::vector<int32_t>& numbers) {
+    std::vector<at::Tensor> taken;
+    taken.reserve(numbers.size());
+    for (const int32_t number : numbers) taken.push_back(std::move(made[static_cast<size_t>(number)]));
+    return taken;
+  }
+
+  void connect_forward() {
+    Numbers<ValueId> numbers;
+    for (const ValueId id : values_.inputs) inputs_.push_back(numbers[id]);
+    for (Link& link : links_) {
+      for (const ValueId id : link.stage->values().inputs) link.inputs.push_back({numbers[id]});
+      for (const ValueId id : link.stage->values().outputs) link.outputs.push_back(numbers[id]);
+    }
+    for (const ValueId id : values_.outputs) outputs_.push_back(numbers[id]);
+    num_values_ = numbers.size();
+    std::set<int32_t> read_later(outputs_.begin(), outputs_.end());
+    for (size_t i = links_.size(); i-- > 0;) {
+      for (Taken& one : links_[i].inputs) one.is_last = read_later.insert(one.number).second;
+    }
+  }
+
+  void connect_backward(const Plan& plan, int first, size_t index) {
+    const int end = first + static_cast<int>(links_.size());
+    const auto is_inside = [&](int stage) { return first <= stage && stage < end; };
+    // A gradient leaves a stage once, and enters it once.
+    std::map<Gradient, int> target_of;            // of what leaves, by value and the stage that makes it
+    std::map<ValueId, int> entered_at, left_for;  // of what crosses the whole's border
+    for (const Transfer& relay : plan.gradients) {
+      if (relay.backward != static_cast<int>(index)) continue;
+      if (is_inside(relay.source)) target_of[{relay.value, relay.source}] = relay.target;
+      if (is_inside(relay.target) && !is_inside(relay.source)) entered_at[relay.value] = relay.target;
+      if (is_inside(relay.source) && !is_inside(relay.target)) left_for[relay.value] = relay.target;
+    }
+    Roads& roads = roads_.emplace_back();
+    Numbers<Gradient> numbers;
+    const auto roots_of = [&](const BackwardValues& values, const auto& stage_of) {
+      std::vector<int32_t> roots;
+      for (size_t i = 0; i < values.roots.size(); ++i) {
+        const bool is_loss = i == 0 && values.has_loss;
+        roots.push_back(numbers[{values.roots[i], is_loss ? kLoss : stage_of(values.roots[i])}]);
+      }
+      return roots;
+    };
+    for (size_t i = 0; i < links_.size(); ++i) {
+      const int stage = first + static_cast<int>(i);
+      const BackwardValues& values = links_[i].stage->values().backwards[index];
+      LinkRoads& of_link = roads.links.emplace_back();
+      of_link.roots = roots_of(values, [stage](ValueId) { return stage; });
+      for (const ValueId id : values.results) of_link.results.push_back(numbers[{id, target_of.at({id, stage})}]);
+    }
+    const BackwardValues& whole = values_.backwards[index];
+    roads.roots = roots_of(whole, [&](ValueId id) { return entered_at.at(id); });
+    for (const ValueId id : whole.results) roads.results.push_back(numbers[{id, left_for.at(id)}]);
+    roads.num_gradients = numbers.size();
+  }
+
+  StageValues values_;
+  std::vector<Link> links_;
+  std::vector<int32_t> inputs_, outputs_;
+  size_t num_values_ = 0;
+  std::vector<Roads> roads_;    // by backward
+  size_t ends_backward_ = 0;    // the link whose backward comes last
+};
+
+}  // namespace
+
+std::unique_ptr<Stage> make_stage_chain(const Segments& segments, StageValues values,
+                                        std::vector<std::unique_ptr<Stage>> links) {
+  return std::make_unique<StageChain>(segments, std::move(values), std::move(links));
+}
+
+}  // namespace smp::runtime

@@ -1,0 +1,103 @@
+// Stages cut around operators that are not taped.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "partitioner/plan/check_plan.h"
+#include "partitioner/plan/crossings.h"
+#include "partitioner/plan/segments.h"
+#include "tests/support/graph_builder.h"
+
+namespace smp::partitioner {
+namespace {
+
+using smp::testing::GraphBuilder;
+
+/// Of two stages of one rank each, the first of `cut` operators; 0: of one stage.
+Plan plan_of(const Graph& graph, NodeId cut) {
+  Plan plan;
+  plan.num_ranks = cut > 0 ? 2 : 1;
+  plan.stages.resize(static_cast<size_t>(plan.num_ranks));
+  for (NodeId n = 0; n < static_cast<NodeId>(graph.nodes.size()); ++n) {
+    const int stage = cut > 0 && n >= cut ? 1 : 0;
+    plan.stages[static_cast<size_t>(stage)].rank = stage;
+    plan.stages[static_cast<size_t>(stage)].nodes.push_back(n);
+    plan.stage_of_node.push_back(stage);
+  }
+  return plan;
+}
+
+/// A letter per operator: 't' in a taped segment, 'u' in another, '.' elsewhere; '|' between segments. "whole": no cut.
+std::string segments_of(const Graph& graph, int stage, const std::vector<NodeId>& untaped, NodeId cut = 0) {
+  const auto segments = cut_into_segments(graph, plan_of(graph, cut), stage, untaped);
+  if (!segments) return "whole";
+  std::string text;
+  int before = segments->first;
+  for (const int of_node : segments->plan.stage_of_node) {
+    const int segment = of_node - segments->first;
+    const bool is_here = 0 <= segment && segment < static_cast<int>(segments->is_taped.size());
+    if (is_here && of_node != before) text += '|';
+    before = of_node;
+    text += !is_here ? '.' : segments->is_taped[static_cast<size_t>(segment)] ? 't' : 'u';
+  }
+  return text;
+}
+
+GraphBuilder chain(int length) {
+  GraphBuilder g;
+  ValueId x = g.input({4});
+  for (int i = 0; i < length; ++i) x = g.relu(x);
+  return g;
+}
+
+TEST(Segments, LieAroundWhatIsNotTaped) {
+  const Graph graph = chain(20).build();
+  EXPECT_EQ(segments_of(graph, 0, {9}), "ttttttttt|u|tttttttttt");
+  EXPECT_EQ(segments_of(graph, 0, {}), "whole");
+}
+
+TEST(Segments, OfFewOperatorsAreNotWorthATape) {
+  const Graph graph = chain(20).build();
+  EXPECT_EQ(segments_of(graph, 0, {7}), "uuuuuuuu|tttttttttttt");  // seven in front
+  EXPECT_EQ(segments_of(graph, 0, {8}), "tttttttt|u|ttttttttttt");
+  EXPECT_EQ(segments_of(graph, 0, {9, 14}), "ttttttttt|uuuuuuuuuuu");
+  EXPECT_EQ(segments_of(graph, 0, {5, 12}), "whole");
+}
+
+TEST(Segments, OtherStagesStayAsTheyAre) {
+  const Graph graph = chain(22).build();
+  EXPECT_EQ(segments_of(graph, 1, {12}, 3), "...|ttttttttt|u|ttttttttt");
+  EXPECT_EQ(segments_of(graph, 0, {9}, 10), "ttttttttt|u............");
+  const auto segments = cut_into_segments(graph, plan_of(graph, 10), 0, {9});
+  ASSERT_TRUE(segments);
+  EXPECT_EQ(segments->plan.stages.size(), 3U);
+  EXPECT_EQ(segments->plan.stages.back().rank, 1);
+  EXPECT_EQ(segments->plan.stages.back().nodes.size(), 12U);
+}
+
+TEST(Segments, NeverSeparateWhatMustShareAStage) {
+  GraphBuilder g = chain(10);
+  const ValueId written = g.relu(g.input({4}));  // node 10
+  g.relu(written);
+  g.in_place("aten::mul_", written);  // node 12
+  ValueId x = written;
+  for (int i = 0; i < 10; ++i) x = g.relu(x);
+  EXPECT_EQ(segments_of(g.build(), 0, {11}), "tttttttttt|uuu|tttttttttt");
+}
+
+TEST(Segments, PassWhatEveryPlanMust) {
+  GraphBuilder g;
+  ValueId x = g.input({4, 4});
+  const ValueId shared = g.parameter("shared", {4, 4});
+  for (int i = 0; i < 20; ++i) x = i % 5 == 0 ? g.linear_with(x, shared) : g.relu(x);
+  const Graph graph = g.build(g.sum(x));
+  const auto segments = cut_into_segments(graph, plan_of(graph, 0), 0, {9});
+  ASSERT_TRUE(segments);
+  EXPECT_NO_THROW(check(graph, segments->plan));
+  size_t num_relayed = 0;
+  for (const Transfer& relay : segments->plan.gradients) num_relayed += relay.value == shared;
+  EXPECT_EQ(num_relayed, 1U) << "between the two segments that read it";
+}
+
+}  // namespace
+}  // namespace smp::partitioner
