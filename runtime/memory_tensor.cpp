@@ -1,19 +1,16 @@
 // Tensors made past the dispatcher.
 #include "runtime/memory_tensor.h"
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/StorageImpl.h>
 
 namespace smp::runtime {
 
 using Holder = std::shared_ptr<const void>;
 
-int64_t extent_bytes(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t element_bytes) {
-  int64_t last = 0;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] == 0) return 0;
-    last += (sizes[d] - 1) * strides[d];
-  }
-  return (last + 1) * element_bytes;
+int64_t extent_bytes(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t element_bytes, int64_t storage_offset) {
+  return static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, static_cast<size_t>(element_bytes),
+                                                               static_cast<size_t>(storage_offset)));
 }
 
 at::Tensor tensor_on(void* data, at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype,

@@ -13,7 +13,7 @@ namespace smp::runtime {
 at::Tensor tensor_on(void* data, at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype,
                      std::shared_ptr<const void> holder);
 
-/// Bytes from the first to one past the last element in memory; 0 for an empty tensor.
-int64_t extent_bytes(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t element_bytes);
+/// Bytes from `storage_offset` elements before the first element to one past the last; 0 for an empty tensor.
+int64_t extent_bytes(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t element_bytes, int64_t storage_offset = 0);
 
 }  // namespace smp::runtime

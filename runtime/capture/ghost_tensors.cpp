@@ -2,6 +2,7 @@
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
 #include "runtime/capture/recorder.h"
+#include "runtime/memory_tensor.h"
 
 #include <algorithm>
 
@@ -10,15 +11,6 @@ namespace smp::runtime {
 using namespace partitioner;
 
 namespace {
-
-int64_t extent_bytes(const TensorSpec& spec) {
-  int64_t last = spec.storage_offset;
-  for (size_t d = 0; d < spec.sizes.size(); ++d) {
-    if (spec.sizes[d] == 0) return 0;
-    last += (spec.sizes[d] - 1) * spec.strides[d];
-  }
-  return (last + 1) * static_cast<int64_t>(c10::elementSize(spec.dtype));
-}
 
 bool is_ghost(const Recording& recording, ValueId first) {
   const ValueKind kind = recording.graph.values[first].kind;
@@ -59,7 +51,9 @@ void make_ghosts(Recording& recording, const std::vector<bool>* only_storages) {
   std::vector<int64_t> bytes(static_cast<size_t>(num_storages), 0);
   for (size_t v = 0; v < values.size(); ++v) {
     auto& slot = bytes[static_cast<size_t>(values[v].storage)];
-    slot = std::max(slot, extent_bytes(values[v].spec));
+    const TensorSpec& spec = values[v].spec;
+    const auto element_bytes = static_cast<int64_t>(c10::elementSize(spec.dtype));
+    slot = std::max(slot, extent_bytes(spec.sizes, spec.strides, element_bytes, spec.storage_offset));
   }
   std::vector<c10::Storage> storages(bytes.size());
   if (!recording.grad_fn) recording.grad_fn = make_refuse_backward();

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "runtime/memory_tensor.h"
 #include "runtime/stage/paced_progress.h"
 #include "runtime/stage/tape_order.h"
 
@@ -221,9 +222,9 @@ namespace {
 at::Tensor with_geometry(const at::Tensor& tensor, const TapeGeometry& geometry) {
   const bool shares = std::any_of(geometry.strides.begin(), geometry.strides.end(), [](int64_t stride) { return stride == 0; });
   if (shares || !tensor.sizes().equals(geometry.sizes) || tensor.scalar_type() != geometry.dtype) return {};
-  int64_t num_elements = geometry.storage_offset + 1;
-  for (size_t d = 0; d < geometry.sizes.size(); ++d) num_elements += (geometry.sizes[d] - 1) * geometry.strides[d];
-  const at::Tensor memory = at::empty({std::max<int64_t>(num_elements, 0)}, tensor.options());
+  const auto element_bytes = static_cast<int64_t>(tensor.element_size());
+  const int64_t bytes = extent_bytes(geometry.sizes, geometry.strides, element_bytes, geometry.storage_offset);
+  const at::Tensor memory = at::empty({bytes / element_bytes}, tensor.options());
   return memory.as_strided(geometry.sizes, geometry.strides, geometry.storage_offset).copy_(tensor);
 }
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "runtime/memory_tensor.h"
+
 namespace smp::runtime {
 namespace {
 
@@ -17,12 +19,8 @@ bool is_convolution(const TapeCall& call) {
 }
 
 int64_t bytes_of(const TapeGeometry& geometry) {
-  int64_t last = geometry.storage_offset;
-  for (size_t d = 0; d < geometry.sizes.size(); ++d) {
-    if (geometry.sizes[d] == 0) return 0;
-    last += (geometry.sizes[d] - 1) * geometry.strides[d];
-  }
-  return (last + 1) * static_cast<int64_t>(c10::elementSize(geometry.dtype));
+  return extent_bytes(geometry.sizes, geometry.strides, static_cast<int64_t>(c10::elementSize(geometry.dtype)),
+                      geometry.storage_offset);
 }
 
 class LastBackward {

@@ -170,11 +170,28 @@ TEST(TapeFallback, GradientsPassThroughAnOpaqueRegionBetweenTapes) {
   expect_twins_around([](at::Tensor t) { return t.tanh(); }, 6);
 }
 
-// Behind the recording its gradient comes transposed.
+// Behind the recording its gradient is a product, transposed.
 TEST(TapeFallback, AnOpaqueRegionMayGiveGradientsOfAnotherGeometryLater) {
   expect_twins_around([](at::Tensor t) {
-    return step_under_way < 4 ? t * 2 : (t.t().contiguous() * 2).t().contiguous();
+    if (step_under_way < 4) return t * 2;
+    const at::Tensor twice = 2 * torch::eye(t.size(1));
+    return twice.mm(t.t().contiguous()).t().contiguous();
   }, 6);
+}
+
+// What a tape holds cannot be written into a gradient of many elements in one place.
+TEST(TapeFallback, AGradientThatCannotTakeTheRecordedFormNamesTheStep) {
+  const auto shared_gradient_first = [](at::Tensor t) {
+    return step_under_way < 4 ? t.sum().expand(t.sizes()).contiguous() : t * 2;
+  };
+  try {
+    expect_twins_around(shared_gradient_first, 6);
+    ADD_FAILURE() << "expected an error";
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()).find("expected a gradient as in the microbatch that was recorded"), std::string::npos)
+        << error.what();
+    EXPECT_NE(std::string(error.what()).find("stage: autograd"), std::string::npos) << error.what();
+  }
 }
 
 TEST(TapeFallback, NumbersThatChangeStayOnAutograd) {
