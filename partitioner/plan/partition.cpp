@@ -299,6 +299,7 @@ Plan follow_owners(const Graph& graph, const GraphCosts& costs, const Layout& pr
     }
   };
   attempt(program);
+  if (best && best->stages.size() == 1) return std::move(*best);  // no order has fewer
   for (const Linearisation& order : linearisations(graph, costs.forward_us)) {
     if (!(order == program.order)) attempt({order, cut_traffic_us(graph, options.device, order.nodes)});
   }

@@ -271,7 +271,9 @@ BufferCounts message_buffers(const Graph& graph, const Plan& plan, const Schedul
                              int rank, bool compares_tapes) {
   std::vector<StageMemory> stages(plan.stages.size());
   std::set<int> receivers;
-  for (const Transfer& transfer : plan.activations) receivers.insert(transfer.target);
+  for (const Transfer& transfer : plan.activations) {
+    if (transfer.source != kInputStage || rank != 0) receivers.insert(transfer.target);  // rank 0 has the step's inputs
+  }
   for (int s : receivers) {
     if (plan.stages[s].rank == rank) stages[s] = stage_memory(graph, plan, s);
   }

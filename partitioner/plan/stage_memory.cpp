@@ -11,24 +11,11 @@
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/cost/operator_table.h"
 #include "partitioner/graph/cuts.h"
+#include "partitioner/plan/leaving_gradients.h"
 #include "partitioner/plan/stage_roles.h"
 
 namespace smp::partitioner {
 namespace {
-
-/// Bytes that are held now, and the most that ever were.
-class Meter {
- public:
-  explicit Meter(int64_t bytes) : now_(bytes), peak_(bytes) {}
-  void hold(int64_t bytes) { peak_ = std::max(peak_, now_ += bytes); }
-  void drop(int64_t bytes) { now_ -= bytes; }
-  void touch(int64_t bytes) { peak_ = std::max(peak_, now_ + bytes); }
-  int64_t now() const { return now_; }
-  int64_t peak() const { return peak_; }
-
- private:
-  int64_t now_, peak_;
-};
 
 // The copy of the generator's state from which the user's random numbers are restored after a
 // forward that draws some.
@@ -37,13 +24,18 @@ constexpr int64_t kGeneratorStateBytes = 5056;
 // Numbers that become tensors on their way into a kernel.
 constexpr int64_t kScalarBytes = 64;
 
+constexpr int32_t kNone = -1;
+
 class StageWalk {
  public:
   StageWalk(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes)
       : graph_(graph),
         roles_(stage_roles(graph, plan, stage)),
         extents_(storage_bytes(graph)),
-        is_permanent_(permanent_storages(graph)) {
+        is_permanent_(permanent_storages(graph)),
+        block_of_(extents_.size(), kNone),
+        gradient_of_(graph.values.size(), kNone),
+        first_use_(graph.values.size(), kNone) {
     const std::vector<NodeId>& nodes = plan.stages[stage].nodes;
     nodes_.reserve(nodes.size());
     for (size_t k = 0; k < nodes.size(); ++k) {
@@ -53,12 +45,15 @@ class StageWalk {
       for (ValueId id : node.outputs) {
         note_use(id, k);
         note_turn(id);
-        if (id != kNoValue && graph.values[id].producer == nodes[k]) is_own_.insert(graph.values[id].storage);
+        if (id == kNoValue || graph.values[id].storage < 0) continue;
+        if (graph.values[id].producer == nodes[k]) block_at(graph.values[id].storage).is_own = true;
       }
       note_extent(use);
       use.has_backward = graph.has_backward() && has_backward(graph, node);
       if (!use.has_backward) continue;
-      use.saved = saved_storages(graph, node, is_permanent_);
+      for (int32_t storage : saved_storages(graph, node, is_permanent_)) {
+        use.saved.push_back(static_cast<int32_t>(&block_at(storage) - blocks_.data()));
+      }
       use.extra_saved_bytes = extra_saved_bytes(graph, node);
     }
     if (bucket_bytes > 0) fill_buckets(plan, bucket_bytes);
@@ -71,10 +66,11 @@ class StageWalk {
     memory.written = written_bytes();
     memory.outputs = output_bytes();
     for (ValueId id : roles_.received) {
-      const auto block = blocks_.find(graph_.values[id].storage);
-      if (block == blocks_.end()) continue;
-      if (block->second.is_result) memory.returned_arrivals.insert(id);
-      if (block->second.is_held) memory.saved_arrivals.insert(id);
+      const int32_t storage = graph_.values[id].storage;
+      if (storage < 0 || block_of_[storage] == kNone) continue;
+      const Block& block = blocks_[block_of_[storage]];
+      if (block.is_result) memory.returned_arrivals.insert(id);
+      if (block.is_held) memory.saved_arrivals.insert(id);
     }
     if (!graph_.has_backward()) return memory;
     memory.first_backward = backward(/*is_first=*/true);
@@ -94,12 +90,16 @@ class StageWalk {
     const Node& node;
     const OperatorRow& row;
     std::vector<ValueId> inputs;
-    std::vector<int32_t> saved;  // storages
+    std::vector<int32_t> saved;  // blocks
     int64_t extra_saved_bytes = 0;
     bool has_backward = false;
   };
   struct Block {
+    int32_t storage;
     size_t last_use = 0;
+    bool is_own = false;       // made or received here; inputs of rank 0 are the step's
+    bool is_received = false;
+    bool is_turned = false;    // with a view whose dimensions are in another order
     bool is_kept = false;    // until the end of the forward
     bool is_root = false;    // until the backward begins
     bool is_result = false;  // until the step ends
@@ -111,61 +111,30 @@ class StageWalk {
     int num_holders = 0;
   };
 
-  /// Gradients that travel together, from the last parameter on. (runtime/gradient_reducer.cpp)
-  struct Bucket {
-    int64_t bytes = 0;
-    int64_t flag_bytes = 0;  // one number for each, whether it is there
-    int64_t largest = 0;
-    std::set<ValueId> missing{};
-    /// Itself, and what comes for it.
-    int64_t under_way_bytes() const { return 2 * (bytes + flag_bytes); }
-  };
-
   void fill_buckets(const Plan& plan, int64_t bucket_bytes) {
     std::map<ValueId, std::set<int>> ranks;
     for (const StagePlan& other : plan.stages) {
       for (ValueId id : other.parameters) ranks[id].insert(other.rank);
     }
-    std::vector<std::pair<size_t, ValueId>> by_use;
-    for (const auto& [id, use] : first_use_) {
+    std::vector<std::pair<int32_t, ValueId>> by_use;
+    for (ValueId id = 0; id < static_cast<ValueId>(first_use_.size()); ++id) {
+      if (first_use_[id] == kNone) continue;
       const Value& value = graph_.values[id];
       const bool is_parameter = value.kind == ValueKind::kParameter && value.spec.requires_grad;
       // A shared one leaves when the pipeline has added it up.
-      if (is_parameter && ranks[id].size() == 1) by_use.emplace_back(use, id);
+      if (is_parameter && ranks[id].size() == 1) by_use.emplace_back(first_use_[id], id);
     }
     std::sort(by_use.rbegin(), by_use.rend());
     for (const auto& [use, id] : by_use) {
       const int64_t bytes = graph_.values[id].spec.num_bytes();
       if (buckets_.empty() || buckets_.back().bytes + bytes > bucket_bytes) buckets_.emplace_back();
-      Bucket& bucket = buckets_.back();
+      GradientBucket& bucket = buckets_.back();
       bucket.bytes += bytes;
       bucket.flag_bytes += static_cast<int64_t>(c10::elementSize(graph_.values[id].spec.dtype));
       bucket.largest = std::max(bucket.largest, bytes);
       bucket.missing.insert(id);
     }
   }
-
-  /// One bucket is under way at a time. When the next leaves, or the step ends, each gradient is
-  /// copied out of the sum into a new tensor.
-  struct Leaving {
-    std::vector<Bucket> buckets;
-    size_t next = 0;
-    int64_t under_way = 0;
-
-    void note_final(ValueId id, Meter& meter) {
-      for (Bucket& bucket : buckets) bucket.missing.erase(id);
-      while (next < buckets.size() && buckets[next].missing.empty()) leave(meter);
-    }
-    void leave(Meter& meter) {
-      arrive(meter);
-      under_way = buckets[next++].under_way_bytes();
-      meter.hold(under_way);
-    }
-    void arrive(Meter& meter) {
-      if (next > 0) meter.touch(buckets[next - 1].largest);
-      meter.drop(std::exchange(under_way, 0));
-    }
-  };
 
   void note_extent(const NodeUse& use) {
     const Node& node = use.node;
@@ -178,26 +147,35 @@ class StageWalk {
   }
 
   void note_turn(ValueId id) {
-    if (id == kNoValue) return;
+    if (id == kNoValue || graph_.values[id].storage < 0) return;
     const auto& strides = graph_.values[id].spec.strides;
     const bool descends = std::is_sorted(strides.rbegin(), strides.rend());
-    if (!descends) turned_.insert(graph_.values[id].storage);
+    if (!descends) block_at(graph_.values[id].storage).is_turned = true;
   }
 
   void note_use(ValueId id, size_t position) {
     if (id == kNoValue || graph_.values[id].storage < 0) return;
-    first_use_.emplace(id, position);
-    Block& block = blocks_[graph_.values[id].storage];
+    if (first_use_[id] == kNone) first_use_[id] = static_cast<int32_t>(position);
+    Block& block = block_at(graph_.values[id].storage);
     block.last_use = position;
     block.is_kept = block.is_kept || roles_.kept.contains(id) || roles_.received.contains(id);
     block.is_root = block.is_root || roles_.roots.contains(id);
     block.is_result = block.is_result || roles_.results.contains(id);
-    if (roles_.received.contains(id)) received_.insert(graph_.values[id].storage);
+    block.is_received = block.is_received || roles_.received.contains(id);
   }
 
-  int64_t bytes_of(int32_t storage) const {
-    const bool counts = is_own_.contains(storage) && !received_.contains(storage);
-    return counts && !is_permanent_[storage] ? extents_[storage] : 0;
+  Block& block_at(int32_t storage) {
+    int32_t& block = block_of_[storage];
+    if (block == kNone) {
+      block = static_cast<int32_t>(blocks_.size());
+      blocks_.push_back({.storage = storage});
+    }
+    return blocks_[block];
+  }
+
+  int64_t bytes_of(const Block& block) const {
+    const bool counts = block.is_own && !block.is_received;
+    return counts && !is_permanent_[block.storage] ? extents_[block.storage] : 0;
   }
 
   int64_t written_bytes() const {
@@ -207,73 +185,72 @@ class StageWalk {
     }
     int64_t bytes = 0;
     for (int32_t storage : storages) {
-      const bool was_there = received_.contains(storage) || is_permanent_[storage];
-      if (was_there) bytes += extents_[storage];
+      const bool is_received = block_of_[storage] != kNone && blocks_[block_of_[storage]].is_received;
+      if (is_received || is_permanent_[storage]) bytes += extents_[storage];
     }
     return bytes;
   }
 
   int64_t output_bytes() const {
     int64_t bytes = 0;
-    for (const auto& [storage, block] : blocks_) {
-      if (block.is_kept || block.is_root || block.is_result) bytes += bytes_of(storage);
+    for (const Block& block : blocks_) {
+      if (block.is_kept || block.is_root || block.is_result) bytes += bytes_of(block);
     }
     return bytes;
   }
 
   /// Leaves in `blocks_` what is saved. Returns the peak.
   int64_t forward(int64_t& result_bytes) {
-    Meter meter(0);
-    std::map<size_t, std::vector<int32_t>> dying;
-    for (const auto& [storage, block] : blocks_) dying[block.last_use].push_back(storage);
-    const auto hold = [&](int32_t storage) {
-      if (storage >= 0 && !std::exchange(blocks_[storage].is_held, true)) {
-        meter.hold(bytes_of(storage));
-      }
+    ByteMeter meter(0);
+    std::vector<std::vector<Block*>> dying(nodes_.size());
+    for (Block& block : blocks_) dying[block.last_use].push_back(&block);
+    const auto hold = [&](Block& block) {
+      if (!std::exchange(block.is_held, true)) meter.hold(bytes_of(block));
     };
-    for (int32_t storage : received_) hold(storage);
+    for (Block& block : blocks_) {
+      if (block.is_received) hold(block);
+    }
     for (size_t k = 0; k < nodes_.size(); ++k) {
       const auto& [node, row, inputs, saved, extra_saved, _] = nodes_[k];
       for (ValueId id : node.outputs) {
-        if (id != kNoValue) hold(graph_.values[id].storage);
+        if (id != kNoValue && graph_.values[id].storage >= 0) hold(block_at(graph_.values[id].storage));
       }
       meter.touch(kScalarBytes + (row.workspace_bytes ? row.workspace_bytes(graph_, node) : 0));
       meter.hold(extra_saved);
-      for (int32_t s : saved) ++blocks_[s].num_savers;
-      for (int32_t storage : dying[k]) {
-        Block& block = blocks_[storage];
-        if (block.num_savers > 0 || block.is_kept || block.is_root || block.is_result) continue;
-        if (std::exchange(block.is_held, false)) meter.drop(bytes_of(storage));
+      for (int32_t block : saved) ++blocks_[block].num_savers;
+      for (Block* block : dying[k]) {
+        if (block->num_savers > 0 || block->is_kept || block->is_root || block->is_result) continue;
+        if (std::exchange(block->is_held, false)) meter.drop(bytes_of(*block));
       }
     }
     const bool draws = std::any_of(nodes_.begin(), nodes_.end(),
                                    [](const NodeUse& use) { return use.node.random_ordinal >= 0; });
     if (draws) meter.touch(kGeneratorStateBytes);
-    for (auto& [storage, block] : blocks_) {
+    for (Block& block : blocks_) {
       if (!block.is_held) continue;
       const bool stays = block.num_savers > 0 || block.is_root;
-      if (block.is_result) result_bytes += bytes_of(storage);
+      if (block.is_result) result_bytes += bytes_of(block);
       if (!stays) block.is_held = false;
-      if (!stays || block.is_result) meter.drop(bytes_of(storage));
+      if (!stays || block.is_result) meter.drop(bytes_of(block));
     }
     saved_bytes_ = meter.now();
     return meter.peak();
   }
 
   int64_t backward(bool is_first, bool is_last = false) {
-    Leaving leaving;
+    LeavingGradients leaving;
     if (is_last) leaving.buckets = buckets_;
-    Meter meter(saved_bytes_);
-    std::map<int32_t, Block> blocks = blocks_;
+    ByteMeter meter(saved_bytes_);
+    std::vector<Block> blocks = blocks_;
     gradients_.clear();
-    gradient_of_.clear();
+    std::fill(gradient_of_.begin(), gradient_of_.end(), kNone);
     for (ValueId id : roles_.roots) {
-      const size_t gradient = make(0, meter);  // of another stage, or the executor's
+      const int32_t gradient = make(0, meter);  // of another stage, or the executor's
       ++gradients_[gradient].num_holders;      // the engine's caller keeps what it passes in
       add(id, gradient, meter);
     }
-    for (auto& [storage, block] : blocks) {
-      if (block.is_root && block.num_savers == 0) drop(storage, block, meter);
+    for (const Block& block : blocks) {
+      if (block.is_root && block.num_savers == 0) drop(block, meter);
     }
     for (size_t k = nodes_.size(); k-- > 0;) step_back(k, is_first, blocks, leaving, meter);
     while (leaving.next < leaving.buckets.size()) leaving.leave(meter);
@@ -281,13 +258,12 @@ class StageWalk {
     return meter.peak();
   }
 
-  void step_back(size_t k, bool is_first, std::map<int32_t, Block>& blocks, Leaving& leaving,
-                 Meter& meter) {
+  void step_back(size_t k, bool is_first, std::vector<Block>& blocks, LeavingGradients& leaving, ByteMeter& meter) {
     if (!nodes_[k].has_backward) return;
     const auto& [node, row, inputs, saved, extra_saved, _] = nodes_[k];
     const ValueId* output = nullptr;  // the first with a gradient
     for (const ValueId& id : node.outputs) {
-      if (output == nullptr && gradient_of_.contains(id)) output = &id;
+      if (output == nullptr && id != kNoValue && gradient_of_[id] != kNone) output = &id;
     }
     if (output == nullptr) return;  // no gradient comes here
     for (ValueId id : inputs) {
@@ -296,25 +272,29 @@ class StageWalk {
     }
     meter.touch(backward_workspace(node, row, *output));
     for (ValueId id : node.outputs) {
-      if (const auto found = gradient_of_.extract(id)) let_go(found.mapped(), meter);
+      if (id != kNoValue) forget_gradient(id, meter);
     }
     for (ValueId id : inputs) {
-      const auto use = first_use_.find(id);
-      if (use != first_use_.end() && use->second == k) leaving.note_final(id, meter);
+      if (first_use_[id] == static_cast<int32_t>(k)) leaving.note_final(id, meter);
     }
     for (ValueId id : inputs) {
       const bool is_parameter = graph_.values[id].kind == ValueKind::kParameter;
-      if (is_first || !is_parameter || first_use_.at(id) != k) continue;  // made here, or not whole
-      if (const auto found = gradient_of_.extract(id)) let_go(found.mapped(), meter);
+      if (is_first || !is_parameter || first_use_[id] != static_cast<int32_t>(k)) continue;  // made here, or not whole
+      forget_gradient(id, meter);
     }
     meter.drop(extra_saved);
-    for (int32_t storage : saved) {
-      if (--blocks[storage].num_savers == 0) drop(storage, blocks[storage], meter);
+    for (int32_t block : saved) {
+      if (--blocks[block].num_savers == 0) drop(blocks[block], meter);
     }
   }
 
-  void drop(int32_t storage, const Block& block, Meter& meter) const {
-    if (!block.is_result) meter.drop(bytes_of(storage));
+  void forget_gradient(ValueId id, ByteMeter& meter) {
+    const int32_t gradient = std::exchange(gradient_of_[id], kNone);
+    if (gradient != kNone) let_go(gradient, meter);
+  }
+
+  void drop(const Block& block, ByteMeter& meter) const {
+    if (!block.is_result) meter.drop(bytes_of(block));
   }
 
   /// A product of more than two dimensions folds its gradient, too, into a copy if that comes
@@ -322,24 +302,25 @@ class StageWalk {
   int64_t backward_workspace(const Node& node, const OperatorRow& row, ValueId output) const {
     const TensorSpec& spec = graph_.values[output].spec;
     const bool folds = row.is_product && spec.sizes.size() > 2;
-    const int64_t copy =
-        folds && turned_.contains(graph_.values[output].storage) ? spec.num_bytes() : 0;
+    const int32_t storage = graph_.values[output].storage;
+    const bool is_turned = storage >= 0 && block_of_[storage] != kNone && blocks_[block_of_[storage]].is_turned;
+    const int64_t copy = folds && is_turned ? spec.num_bytes() : 0;
     return kScalarBytes + copy +
            (row.backward_workspace_bytes ? row.backward_workspace_bytes(graph_, node) : 0);
   }
 
-  size_t make(int64_t bytes, Meter& meter) {
+  int32_t make(int64_t bytes, ByteMeter& meter) {
     meter.hold(bytes);
     gradients_.push_back({bytes, 1});
-    return gradients_.size() - 1;
+    return static_cast<int32_t>(gradients_.size()) - 1;
   }
 
-  void let_go(size_t gradient, Meter& meter) {
+  void let_go(int32_t gradient, ByteMeter& meter) {
     if (--gradients_[gradient].num_holders == 0) meter.drop(gradients_[gradient].bytes);
   }
 
   /// The gradient of input `id` of an operator, with one holder more than before.
-  size_t input_gradient(const NodeUse& use, ValueId id, ValueId output, Meter& meter) {
+  int32_t input_gradient(const NodeUse& use, ValueId id, ValueId output, ByteMeter& meter) {
     const auto& [node, row, inputs, saved, extra_saved, _] = use;
     const TensorSpec& spec = graph_.values[id].spec;
     const bool agrees = spec.num_elements() == graph_.values[output].spec.num_elements() &&
@@ -347,20 +328,23 @@ class StageWalk {
     const bool is_same =
         agrees && (moves_nothing(graph_, node) || row.gradient == GradientForm::kSame);
     if (!is_same && row.gradient != GradientForm::kExpanded) return make(spec.num_bytes(), meter);
-    const size_t gradient = gradient_of_.at(output);
+    const int32_t gradient = gradient_of_[output];
     ++gradients_[gradient].num_holders;
     return gradient;
   }
 
   /// Takes over one hold of `gradient`. A second one is added to the first in place, or into a new
   /// tensor where the first is shared.
-  void add(ValueId id, size_t gradient, Meter& meter) {
-    const auto [known, is_new] = gradient_of_.emplace(id, gradient);
-    if (is_new) return;
-    if (gradients_[known->second].num_holders > 1) {
-      const size_t sum = make(graph_.values[id].spec.num_bytes(), meter);
-      let_go(known->second, meter);
-      known->second = sum;
+  void add(ValueId id, int32_t gradient, ByteMeter& meter) {
+    int32_t& known = gradient_of_[id];
+    if (known == kNone) {
+      known = gradient;
+      return;
+    }
+    if (gradients_[known].num_holders > 1) {
+      const int32_t sum = make(graph_.values[id].spec.num_bytes(), meter);
+      let_go(known, meter);
+      known = sum;
     }
     let_go(gradient, meter);
   }
@@ -370,15 +354,13 @@ class StageWalk {
   const StageRoles roles_;
   std::vector<int64_t> extents_;  // by storage
   const std::vector<char> is_permanent_;
-  std::map<int32_t, Block> blocks_;  // by storage
-  std::set<int32_t> is_own_;         // made or received here; inputs of rank 0 are the step's
-  std::set<int32_t> received_;
-  std::set<int32_t> turned_;  // with a view whose dimensions are in another order
+  std::vector<int32_t> block_of_;  // by storage
+  std::vector<Block> blocks_;
   int64_t saved_bytes_ = 0;
   std::vector<Gradient> gradients_;
-  std::map<ValueId, size_t> gradient_of_;
-  std::map<ValueId, size_t> first_use_;
-  std::vector<Bucket> buckets_;  // in the order in which they leave
+  std::vector<int32_t> gradient_of_;  // by value: among gradients_
+  std::vector<int32_t> first_use_;    // by value: among nodes_
+  std::vector<GradientBucket> buckets_;  // in the order in which they leave
 };
 
 }  // namespace

@@ -343,8 +343,11 @@ Program& Leader::add_program(const runtime::Recording& recording, StepMessage& m
   const bool is_whole = message.round != Round::kProbe;
   planned_ = rank_.models.owners_after(recording.graph, plan, planned_,
                                        is_whole ? Placement::kWholeModels : Placement::kUsedTensors);
-  runtime::NewProgram fresh{
-      .hash = recording.hash, .graph = serialise(recording.graph), .plan = serialise(plan), .constants = {}};
+  runtime::NewProgram fresh{.hash = recording.hash, .graph = {}, .plan = {}, .constants = {}};
+  if (rank_.context.pipeline->size() > 1) {
+    fresh.graph = serialise(recording.graph);
+    fresh.plan = serialise(plan);
+  }
   const auto program = rank_.programs.add(recording.graph, std::move(plan), recording.hash);
   for (const runtime::ConstantTensor& constant : recording.constants) {
     program->constants[constant.value] = constant.recorded();

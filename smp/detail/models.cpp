@@ -297,12 +297,13 @@ void Models::place(const std::shared_ptr<const Program>& program, Placement plac
       return model->is_alike && model->own.find(named.tensor) != nullptr;
     });
   });
+  const bool moves_values = !added.empty() || !unlike.empty();
   const runtime::Bindings fresh(std::move(added));
   runtime::make_local_values(owners, fresh, context_.pipeline->rank());
   load_pending(fresh, owners);
   runtime::synchronise(owners, runtime::Bindings(std::move(unlike)), *context_.pipeline, *context_.replicas);
   runtime::release_others(owners, fresh, context_.pipeline->rank());
-  runtime::return_freed_memory();
+  if (moves_values) runtime::return_freed_memory();
   owners_ = std::move(owners);
   if (placement == Placement::kUsedTensors) return;
   for (const auto& model : to_place(program->graph)) {
