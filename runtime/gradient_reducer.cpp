@@ -16,6 +16,7 @@
 #include <sstream>
 
 #include "runtime/tags.h"
+#include "runtime/transport/shared_sum.h"
 
 namespace smp::runtime {
 
@@ -28,6 +29,7 @@ GradientReducer::GradientReducer(std::vector<at::Tensor> parameters, Transport& 
       is_ready_(parameters_.size(), 0) {
   check_same_layout();
   make_buckets();
+  if (options_.shares_memory && !options_.hook) share_memory();
   if (!options_.overlap) return;
   for (size_t i = 0; i < parameters_.size(); ++i) watch(i);
 }
@@ -66,6 +68,18 @@ void GradientReducer::make_buckets() {
     bytes += own;
   }
 }
+
+void GradientReducer::share_memory() {
+  int64_t most = 0;
+  for (const Bucket& bucket : buckets_) {
+    most = std::max(most, num_elements(bucket) * static_cast<int64_t>(c10::elementSize(dtype(bucket))));
+  }
+  if (most == 0 || replicas_.size() == 1) return;
+  auto memory = SharedMemory::make(replicas_, most);
+  if (memory) shared_ = std::make_unique<SharedSum>(replicas_, kFirstBucketTag + 2 * options_.number, std::move(memory));
+}
+
+int64_t GradientReducer::shared_bytes() const { return shared_ ? shared_->num_bytes() : 0; }
 
 void GradientReducer::watch(size_t parameter) {
   auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter]);
@@ -116,20 +130,36 @@ void GradientReducer::mark_ready(size_t parameter) {
 // has made it.
 void GradientReducer::advance() {
   if (sending_) {
-    if (sending_->sum && !sending_->sum->advance()) return;
+    if (!is_summed()) return;
     complete();
   }
   if (next_ == buckets_.size() || buckets_[next_].num_missing > 0) return;
+  if (shared_ && !shared_->is_free()) return;
   launch();
   if (options_.hook) complete();
 }
 
+bool GradientReducer::is_summed() {
+  if (shared_) return shared_->advance();
+  return !sending_->sum || sending_->sum->advance();
+}
+
 void GradientReducer::launch() {
   const at::NoGradGuard no_grad;
-  Sending& sending =
-      sending_.emplace(Sending{.bucket = next_, .flat = packed(buckets_[next_]), .sum = {}});
+  const Bucket& bucket = buckets_[next_];
+  Sending& sending = sending_.emplace(Sending{.bucket = next_, .flat = new_flat(bucket), .sum = {}});
+  pack(bucket, sending.flat);
   ++next_;
   if (options_.hook) return;
+  auto owner = std::make_shared<at::Tensor>(sending.flat);
+  const auto divide = [owner, end = sending.flat.numel() - num_flags(bucket), divisor = divisor_](int64_t first, int64_t count) {
+    const int64_t num_gradients = std::min(first + count, end) - first;
+    if (num_gradients > 0) owner->narrow(0, first, num_gradients).div_(divisor);
+  };
+  if (shared_) {
+    shared_->start(sending.flat.numel(), sending.flat.scalar_type(), divide);
+    return;
+  }
   // The storage is what the messages read and write, whatever happens to the tensor.
   constexpr int64_t kMaxPartBytes = int64_t{1} << 30;
   if (static_cast<int64_t>(sending.flat.nbytes()) / replicas_.size() >= kMaxPartBytes) {
@@ -137,13 +167,7 @@ void GradientReducer::launch() {
                              sending.flat.scalar_type());
     return;
   }
-  auto owner = std::make_shared<at::Tensor>(sending.flat);
   std::shared_ptr<void> data(owner, sending.flat.mutable_data_ptr());
-  const int64_t num_gradients = sending.flat.numel() - num_flags(buckets_[sending.bucket]);
-  const auto divide = [owner, num_gradients, divisor = divisor_](int64_t first, int64_t count) {
-    const int64_t end = std::min(first + count, num_gradients);
-    if (first < end) owner->narrow(0, first, end - first).div_(divisor);
-  };
   sending.sum.emplace(replicas_, kFirstBucketTag + 2 * options_.number, std::move(data),
                       sending.flat.numel(), sending.flat.scalar_type(), divide);
 }
@@ -152,12 +176,22 @@ int64_t GradientReducer::num_flags(const Bucket& bucket) {
   return static_cast<int64_t>(bucket.parameters.size());
 }
 
-at::Tensor GradientReducer::packed(const Bucket& bucket) const {
-  int64_t num_elements = 0;
+c10::ScalarType GradientReducer::dtype(const Bucket& bucket) const {
+  return parameters_[bucket.parameters.front()].scalar_type();
+}
+
+int64_t GradientReducer::num_elements(const Bucket& bucket) const {
+  int64_t num_elements = num_flags(bucket);
   for (const size_t i : bucket.parameters) num_elements += parameters_[i].numel();
-  at::Tensor flat =
-      at::empty({num_elements + num_flags(bucket)},
-                parameters_[bucket.parameters.front()].options().requires_grad(false));
+  return num_elements;
+}
+
+at::Tensor GradientReducer::new_flat(const Bucket& bucket) const {
+  const auto options = parameters_[bucket.parameters.front()].options().requires_grad(false);
+  return shared_ ? at::from_blob(shared_->own(), {num_elements(bucket)}, options) : at::empty({num_elements(bucket)}, options);
+}
+
+void GradientReducer::pack(const Bucket& bucket, at::Tensor& flat) const {
   std::vector<double> flags;
   auto* next = static_cast<char*>(flat.mutable_data_ptr());
   for (const size_t i : bucket.parameters) {
@@ -175,8 +209,8 @@ at::Tensor GradientReducer::packed(const Bucket& bucket) const {
     }
     next += parameter.numel() * flat.element_size();
   }
-  flat.narrow(0, num_elements, num_flags(bucket)).copy_(at::from_blob(flags.data(), {num_flags(bucket)}, at::kDouble));
-  return flat;
+  at::Tensor own_flags = flat.narrow(0, flat.numel() - num_flags(bucket), num_flags(bucket));
+  own_flags.copy_(at::from_blob(flags.data(), {num_flags(bucket)}, at::kDouble));
 }
 
 void GradientReducer::complete() {
@@ -184,18 +218,33 @@ void GradientReducer::complete() {
   const Sending done = std::move(*sending_);
   sending_.reset();
   const Bucket& bucket = buckets_[done.bucket];
-  const int64_t num_elements = done.flat.numel() - num_flags(bucket);
-  at::Tensor gradients = done.flat.narrow(0, 0, num_elements),
-             flags = done.flat.narrow(0, num_elements, num_flags(bucket));
+  const auto element_bytes = static_cast<int64_t>(done.flat.element_size());
+  const int64_t num_gradients = done.flat.numel() - num_flags(bucket);
+  if (shared_) {
+    const Reader read = [&](int64_t first, int64_t count, void* to) {
+      shared_->read(first * element_bytes, count * element_bytes, to);
+    };
+    at::Tensor flags = at::empty({num_flags(bucket)}, done.flat.options());
+    read(num_gradients, flags.numel(), flags.mutable_data_ptr());
+    unpack(bucket, read, flags);
+    shared_->release();
+    return;
+  }
+  at::Tensor gradients = done.flat.narrow(0, 0, num_gradients),
+             flags = done.flat.narrow(0, num_gradients, num_flags(bucket));
   if (options_.hook) {
     gradients = hooked(gradients, done.bucket);
+    if (!gradients.is_contiguous() || gradients.is_neg()) gradients = gradients.clone(at::MemoryFormat::Contiguous);
     at::Tensor own = flags.clone();
     replicas_.all_reduce_sum(own.mutable_data_ptr(), own.numel(), own.scalar_type());
     flags = own;
   } else if (!done.sum) {  // else each replica has divided its part
     gradients.div_(divisor_);
   }
-  unpack(bucket, gradients, flags);
+  const auto* data = static_cast<const char*>(gradients.const_data_ptr());
+  unpack(bucket, [&](int64_t first, int64_t count, void* to) {
+    std::memcpy(to, data + first * element_bytes, static_cast<size_t>(count * element_bytes));
+  }, flags);
 }
 
 at::Tensor GradientReducer::hooked(const at::Tensor& gradients, size_t bucket) const {
@@ -211,38 +260,46 @@ at::Tensor GradientReducer::hooked(const at::Tensor& gradients, size_t bucket) c
   return reduced;
 }
 
-void GradientReducer::unpack(const Bucket& bucket, const at::Tensor& gradients,
-                             const at::Tensor& flags) {
+void GradientReducer::unpack(const Bucket& bucket, const Reader& read, const at::Tensor& flags) {
   const at::Tensor num_replicas = flags.to(at::kDouble);
   int64_t offset = 0;
   for (size_t k = 0; k < bucket.parameters.size(); ++k) {
     at::Tensor& parameter = parameters_[bucket.parameters[k]];
     const bool is_anywhere = num_replicas.const_data_ptr<double>()[k] > 0;
-    if (is_anywhere) {
-      // A new tensor: the old one may share memory with a gradient that the rest of the backward
-      // still reads.
-      at::Tensor mean =
-          at::empty_like(parameter.grad().defined() ? parameter.grad() : parameter.detach());
-      const bool is_plain = mean.is_contiguous() && gradients.is_contiguous() && mean.scalar_type() == gradients.scalar_type();
-      if (is_plain && mean.numel() > 0) {
-        const char* from = static_cast<const char*>(gradients.const_data_ptr()) + offset * gradients.element_size();
-        std::memcpy(mean.mutable_data_ptr(), from, mean.nbytes());
-      } else {
-        mean.copy_(gradients.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
-      }
-      parameter.mutable_grad() = std::move(mean);
+    if (is_anywhere && parameter.numel() > 0) {
+      unpack(parameter, dtype(bucket), [&](int64_t first, int64_t count, void* to) { read(offset + first, count, to); });
+    } else if (is_anywhere && !parameter.grad().defined()) {
+      parameter.mutable_grad() = at::empty_like(parameter.detach());
     }
     offset += parameter.numel();
   }
+}
+
+// Into a new tensor where somebody else has the old one, or the rest of the backward still reads its memory.
+// (partitioner/plan/leaving_gradients.h counts a new one always.)
+void GradientReducer::unpack(at::Tensor& parameter, c10::ScalarType type, const Reader& read) {
+  const at::Tensor& own = parameter.grad();
+  const bool is_alone = own.defined() && own.use_count() == 1 && own.has_storage() && own.storage().use_count() == 1;
+  at::Tensor mean = is_alone && shared_ && !is_armed_ ? own : at::empty_like(own.defined() ? own : parameter.detach());
+  if (mean.is_contiguous() && mean.scalar_type() == type) {
+    read(0, mean.numel(), mean.mutable_data_ptr());
+  } else {
+    const at::Tensor flat = at::empty({mean.numel()}, mean.options().dtype(type));
+    read(0, flat.numel(), flat.mutable_data_ptr());
+    mean.copy_(flat.view(parameter.sizes()));
+  }
+  parameter.mutable_grad() = std::move(mean);
 }
 
 void GradientReducer::finish() {
   is_armed_ = false;
   for (size_t i = 0; i < parameters_.size(); ++i) mark_ready(i);
   while (sending_ || next_ < buckets_.size()) {
+    if (shared_) sending_ ? shared_->wait("gradients") : shared_->wait_until_free("gradients");
     if (sending_ && sending_->sum) sending_->sum->wait("gradients");
     advance();
   }
+  if (shared_) shared_->wait_until_free("gradients");  // messages do not outlive the step, as the transport need not
 }
 
 }  // namespace smp::runtime

@@ -21,8 +21,12 @@ namespace smp::runtime {
 using BucketHook =
     std::function<at::Tensor(const at::Tensor& gradients, int64_t index, bool is_last)>;
 
+class SharedSum;
+
 struct ReducerOptions {
   int64_t bucket_bytes = int64_t{25} << 20;
+  /// Buckets lie in memory that all replicas read, where that can be had; false: they are sent.
+  bool shares_memory = true;
   bool overlap = true;  // false: nothing is sent before finish()
   int number = 0;     // of this reducer among those of the same replicas: their messages do not mix
   BucketHook hook{};  // instead of the mean
@@ -52,6 +56,8 @@ class GradientReducer {
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const ReducerOptions& options() const { return options_; }
+  /// Of the block that this rank has for its buckets where replicas share memory; 0: they are sent.
+  int64_t shared_bytes() const;
 
   /// divisor: of the sums over replicas.
   void begin(int divisor);
@@ -60,7 +66,7 @@ class GradientReducer {
   void add_ready(const std::vector<size_t>& parameters);
   /// Moves on the sum that is under way, if any; touches no gradient. Never blocks. Throws CommError.
   void progress() {
-    if (sending_ && sending_->sum) sending_->sum->advance();
+    if (sending_) is_summed();
   }
   /// Collective. Throws CommError; the gradients of each bucket are then either all averaged or all
   /// as they were.
@@ -74,10 +80,16 @@ class GradientReducer {
   struct Sending {
     size_t bucket;
     at::Tensor flat;  // gradients, then one flag per parameter: how many replicas have one
-    std::optional<RunningSum> sum;
+    std::optional<RunningSum> sum;  // of what is sent
   };
+  /// Copies elements of a flat tensor.
+  using Reader = std::function<void(int64_t first, int64_t num_elements, void* to)>;
 
   static int64_t num_flags(const Bucket& bucket);
+  c10::ScalarType dtype(const Bucket& bucket) const;
+  int64_t num_elements(const Bucket& bucket) const;
+  void share_memory();
+  bool is_summed();
   void check_same_layout() const;
   void make_buckets();
   void watch(size_t parameter);
@@ -85,14 +97,17 @@ class GradientReducer {
   void mark_ready(size_t parameter);
   void advance();
   void launch();
-  at::Tensor packed(const Bucket& bucket) const;
-  void unpack(const Bucket& bucket, const at::Tensor& gradients, const at::Tensor& flags);
+  at::Tensor new_flat(const Bucket& bucket) const;
+  void pack(const Bucket& bucket, at::Tensor& flat) const;
+  void unpack(const Bucket& bucket, const Reader& read, const at::Tensor& flags);
+  void unpack(at::Tensor& parameter, c10::ScalarType type, const Reader& read);
   void complete();
   at::Tensor hooked(const at::Tensor& gradients, size_t bucket) const;
 
   std::vector<at::Tensor> parameters_;
   Transport& replicas_;
   ReducerOptions options_;
+  std::unique_ptr<SharedSum> shared_;  // null: buckets are sent
   std::vector<Bucket> buckets_;  // in the order in which they leave
   std::vector<size_t> bucket_of_;
   std::vector<std::pair<NodeHandle, uintptr_t>> watched_;  // alive, else their hooks go

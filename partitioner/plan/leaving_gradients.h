@@ -31,8 +31,9 @@ struct GradientBucket {
   int64_t flag_bytes = 0;  // one number for each, whether it is there
   int64_t largest = 0;
   std::set<ValueId> missing{};
+  bool is_shared = false;  // lies in a block that is there anyway
   /// Itself, and what comes for it.
-  int64_t under_way_bytes() const { return 2 * (bytes + flag_bytes); }
+  int64_t under_way_bytes() const { return is_shared ? 0 : 2 * (bytes + flag_bytes); }
 };
 
 /// One bucket is under way at a time. When the next leaves, or the step ends, each gradient is

@@ -24,7 +24,8 @@ struct Fixed {
   bool shares_gradients = false;  // other ranks read a parameter of this one too
   int64_t tied = 0;  // what adding up the gradients of shared parameters takes, at most
   int64_t messages = 0;
-  int64_t always() const { return parameters + step + messages; }
+  int64_t shared_bucket = 0;  // that other replicas read
+  int64_t always() const { return parameters + step + messages + shared_bucket; }
 };
 
 int64_t constant_bytes(const Graph& graph, const Plan& plan, int rank) {
@@ -108,6 +109,7 @@ int64_t result_bytes(const Graph& graph, const Plan& plan, int64_t num_microbatc
 Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& plan, int rank) {
   Fixed fixed;
   std::set<ValueId> held;  // two visits hold a parameter once
+  int64_t gradients = 0, flags = 0;
   for (const StagePlan& stage : plan.stages) {
     if (stage.rank != rank) continue;
     for (ValueId id : stage.parameters) {
@@ -116,7 +118,12 @@ Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& 
           parameter_bytes(graph.values[id], options.optimizer_state_factor);
       fixed.parameters += bytes.parameter + bytes.optimizer;
       fixed.largest_parameter = std::max(fixed.largest_parameter, bytes.gradient);
+      gradients += bytes.gradient;
+      flags += bytes.gradient > 0 ? static_cast<int64_t>(c10::elementSize(graph.values[id].spec.dtype)) : 0;
     }
+  }
+  if (options.gradients_share_memory && options.gradient_bucket_bytes > 0 && graph.has_backward()) {
+    fixed.shared_bucket = std::min(gradients, std::max(options.gradient_bucket_bytes, fixed.largest_parameter)) + flags;
   }
   fixed.parameters += constant_bytes(graph, plan, rank);
   fixed.step = step_bytes(graph, plan, options.num_microbatches, rank);
@@ -141,7 +148,7 @@ int64_t reduction_bytes(const Fixed& fixed, const RankMemory& step,
   if (options.gradients_overlap && !fixed.shares_gradients) return step.under_way + step.arriving;
   const int64_t bucket =
       std::min(step.gradients, std::max(options.gradient_bucket_bytes, fixed.largest_parameter));
-  return 2 * bucket + fixed.largest_parameter;
+  return (options.gradients_share_memory ? 0 : 2 * bucket) + fixed.largest_parameter;
 }
 
 int64_t end_bytes(const Fixed& fixed, const RankMemory& step, int64_t all_results,
@@ -176,7 +183,7 @@ void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan)
   std::vector<StageMemory> memory;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const int64_t bucket_bytes = options.gradients_overlap ? options.gradient_bucket_bytes : 0;
-    memory.push_back(stage_memory(graph, plan, static_cast<int>(s), bucket_bytes));
+    memory.push_back(stage_memory(graph, plan, static_cast<int>(s), bucket_bytes, options.gradients_share_memory));
     StageCost& cost = plan.stages[s].cost;
     cost.activation_bytes = memory[s].saved;
     cost.workspace_bytes = std::max(memory[s].forward, memory[s].later_backward) - memory[s].saved;

@@ -28,7 +28,7 @@ constexpr int32_t kNone = -1;
 
 class StageWalk {
  public:
-  StageWalk(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes)
+  StageWalk(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes, bool buckets_are_shared)
       : graph_(graph),
         roles_(stage_roles(graph, plan, stage)),
         extents_(storage_bytes(graph)),
@@ -57,6 +57,7 @@ class StageWalk {
       use.extra_saved_bytes = extra_saved_bytes(graph, node);
     }
     if (bucket_bytes > 0) fill_buckets(plan, bucket_bytes);
+    for (GradientBucket& bucket : buckets_) bucket.is_shared = buckets_are_shared;
   }
 
   StageMemory run() {
@@ -365,8 +366,8 @@ class StageWalk {
 
 }  // namespace
 
-StageMemory stage_memory(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes) {
-  return StageWalk(graph, plan, stage, bucket_bytes).run();
+StageMemory stage_memory(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes, bool buckets_are_shared) {
+  return StageWalk(graph, plan, stage, bucket_bytes, buckets_are_shared).run();
 }
 
 }  // namespace smp::partitioner

@@ -45,6 +45,7 @@ struct StageMemory {
 ///
 /// Expects the activations and gradients of `plan` to be filled in. `bucket_bytes`: of gradients
 /// that are averaged over replicas at once; 0: there are no replicas.
-StageMemory stage_memory(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes = 0);
+StageMemory stage_memory(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes = 0,
+                         bool buckets_are_shared = false);
 
 }  // namespace smp::partitioner

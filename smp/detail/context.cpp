@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
+#include "runtime/transport/shared_memory.h"
 #include "smp/detail/conductor.h"
 #include "smp/detail/made_group.h"
 #include "smp/detail/step_timeline.h"
@@ -71,6 +72,9 @@ void Context::form_groups() {
   pipeline = world->group(topology.group(runtime::GroupKind::kPipeline, world->rank()));
   replicas = world->group(topology.group(runtime::GroupKind::kDataParallel, world->rank()));
   shards = world->group(topology.group(runtime::GroupKind::kTensor, world->rank()));
+  constexpr int64_t kTrialBytes = 4096;
+  runtime::Transport& averaging = is_laid_out ? *replicas : *world;
+  replicas_share_memory = averaging.size() > 1 && runtime::SharedMemory::make(averaging, kTrialBytes) != nullptr;
 }
 
 Context::~Context() = default;
@@ -78,8 +82,8 @@ Context::~Context() = default;
 void Context::lay_out(int pipeline_ranks) {
   config.pipeline_parallel_degree = pipeline_ranks;
   topology = make_topology(config, world->size());
-  form_groups();
   is_laid_out = true;
+  form_groups();
 }
 
 void Context::check_laid_out(runtime::GroupKind which, const char* caller) const {

@@ -67,6 +67,7 @@ struct Context {
   runtime::Launch launch;
   runtime::Topology topology;
   std::shared_ptr<runtime::Transport> world, pipeline, replicas, shards;
+  bool replicas_share_memory = false;  // until the groups are known: all ranks do
   bool is_in_join = false;  // replicas may be at different steps
   bool is_in_step = false;  // and yet they are not
   bool is_laid_out = true;  // false: the first step will say how many ranks form a pipeline; one of all ranks until then

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <numeric>
 #include <optional>
 #include <sstream>
 
@@ -33,6 +34,8 @@ namespace {
 
 // Gradients, activations and copies that measuring may take on each rank, in bytes.
 constexpr int64_t kMeasuredAtOnce = int64_t{1} << 30;
+
+constexpr int64_t kBytesOfFloat = sizeof(float);
 
 int64_t most_bytes(const Plan& plan) {
   return *std::max_element(plan.predicted_peak_bytes.begin(), plan.predicted_peak_bytes.end());
@@ -102,12 +105,38 @@ std::vector<std::optional<OperatorTime>> measure(RankState& rank, const Graph& g
   return times;
 }
 
+// Elements of the gradients whose averaging is timed; none: nothing is ever averaged. Many small ones take longer than one,
+// and what fits a cache takes less than what does not: so those of the model, but no more than half of what one rank will
+// have, for each stands beside a parameter of its own.
+std::vector<int64_t> gradients_to_average(const RankState& rank) {
+  constexpr int64_t kMostBytes = int64_t{1} << 28, kLeastBytes = int64_t{1} << 20;
+  const Context& context = rank.context;
+  const int num_replicas = context.is_laid_out ? context.replicas->size() : context.world->size();
+  if (num_replicas == 1) return {};
+  std::vector<int64_t> elements;
+  int64_t bytes = 0;
+  for (const runtime::NamedTensor& named : rank.models.bindings().tensors()) {
+    const bool is_trained = named.kind == ValueKind::kParameter && named.tensor.requires_grad() && named.tensor.numel() > 0;
+    if (!is_trained) continue;
+    elements.push_back(named.tensor.numel());
+    bytes += elements.back() * kBytesOfFloat;
+  }
+  const int stages = context.is_laid_out ? context.pipeline->size() : 1;
+  const int64_t most = std::clamp(bytes / stages / 2, kLeastBytes, kMostBytes);
+  while (bytes > most && elements.size() > 1) {
+    bytes -= elements.back() * kBytesOfFloat;
+    elements.pop_back();
+  }
+  if (!elements.empty()) elements.front() = std::min(elements.front(), most / kBytesOfFloat);
+  return elements;
+}
+
 // Averages gradients as replicas do, and tells what a MiB of them takes on two: as much as one rank sends to another.
-double averaging_us_per_mib(const Context& context) {
-  constexpr int kMebibytes = 8, kTimes = 7;
+double averaging_us_per_mib(const Context& context, const std::vector<int64_t>& elements) {
+  constexpr int kTimes = 5;
   runtime::Transport& world = *context.world;
   std::vector<at::Tensor> parameters;
-  for (int i = 0; i < kMebibytes; ++i) parameters.push_back(at::zeros({(1 << 20) / 4}, at::kFloat).set_requires_grad(true));
+  for (const int64_t count : elements) parameters.push_back(at::zeros({count}, at::kFloat).set_requires_grad(true));
   const int64_t bucket_bytes = context.config.bucket_cap_mb * (int64_t{1} << 20);
   runtime::GradientReducer reducer(parameters, world, {.bucket_bytes = bucket_bytes, .overlap = false});
   std::vector<double> us;
@@ -121,11 +150,8 @@ double averaging_us_per_mib(const Context& context) {
   }
   std::nth_element(us.begin(), us.begin() + kTimes / 2, us.end());
   const double share = 2.0 * (world.size() - 1) / world.size();
-  return us[kTimes / 2] / kMebibytes / share;
-}
-
-bool may_average(const Context& context) {
-  return context.is_laid_out ? context.replicas->size() > 1 : context.world->size() > 1;
+  const int64_t bytes = std::accumulate(elements.begin(), elements.end(), int64_t{0}) * kBytesOfFloat;
+  return us[kTimes / 2] / (static_cast<double>(bytes) / (1 << 20)) / share;
 }
 
 void send_to_all(runtime::Transport& world, const std::string& bytes) {
@@ -135,12 +161,13 @@ void send_to_all(runtime::Transport& world, const std::string& bytes) {
 /// What the other ranks are to measure with rank 0.
 struct Wanted {
   std::vector<Graph> graphs;
-  bool averaging = false;
+  std::vector<int64_t> averaged{};
 };
 
-std::string encode(const std::vector<GraphToPlan>& graphs, bool averaging) {
+std::string encode(const std::vector<GraphToPlan>& graphs, const std::vector<int64_t>& averaged) {
   runtime::WireWriter out;
-  out.put<uint8_t>(averaging);
+  out.put(static_cast<int32_t>(averaged.size()));
+  for (const int64_t elements : averaged) out.put(elements);
   out.put(static_cast<int32_t>(graphs.size()));
   for (const auto& [graph, inputs] : graphs) out.put(serialise(graph));
   return out.take();
@@ -148,7 +175,9 @@ std::string encode(const std::vector<GraphToPlan>& graphs, bool averaging) {
 
 Wanted decode(const std::string& bytes) {
   runtime::WireReader in(bytes);
-  Wanted wanted{.graphs = {}, .averaging = in.get<uint8_t>() != 0};
+  Wanted wanted;
+  wanted.averaged.resize(static_cast<size_t>(in.get<int32_t>()));
+  for (int64_t& elements : wanted.averaged) elements = in.get<int64_t>();
   wanted.graphs.resize(static_cast<size_t>(in.get<int32_t>()));
   for (Graph& graph : wanted.graphs) graph = deserialise_graph(in.get_string());
   return wanted;
@@ -167,11 +196,11 @@ class Measuring {
     for (GraphToPlan& wanted : wanted_graphs(call)) {
       if (!costs.covers(wanted.graph)) unknown.push_back(std::move(wanted));
     }
-    const bool averaging = may_average(rank_.context);
-    send_to_all(world, encode(unknown, averaging));
+    const std::vector<int64_t> averaged = gradients_to_average(rank_);
+    send_to_all(world, encode(unknown, averaged));
     measure_all(unknown, costs);
     // Not kept: the next job may have another network.
-    if (averaging) costs.set_averaging_us_per_mib(averaging_us_per_mib(rank_.context));
+    if (!averaged.empty()) costs.set_averaging_us_per_mib(averaging_us_per_mib(rank_.context, averaged));
     const std::string text = costs.to_json();
     send_to_all(world, text);
     rank_.programs.measured_costs().add_json(text);  // the same numbers as everywhere, to the last digit
@@ -220,7 +249,7 @@ void measure_costs(RankState& rank, int step_number, const step_internal::Call& 
     if (world.rank() == 0) return Measuring(rank).run(call);
     const Wanted wanted = decode(world.receive_bytes(0, runtime::kMeasureTag));
     for (const Graph& graph : wanted.graphs) measure(rank, graph, {});
-    if (wanted.averaging) averaging_us_per_mib(context);
+    if (!wanted.averaged.empty()) averaging_us_per_mib(context, wanted.averaged);
     rank.programs.measured_costs().add_json(world.receive_bytes(0, runtime::kMeasureTag));
   } catch (...) {  // the others would wait for this rank
     world.abort(runtime::describe_exception(std::current_exception()));

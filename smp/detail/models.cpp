@@ -147,15 +147,19 @@ const std::string* Models::name_of(const at::Tensor& tensor) const {
   return named == nullptr ? nullptr : &named->name;
 }
 
-bool Models::is_placed(const at::Tensor& tensor) const {
+const std::vector<int>* Models::placed_on(const at::Tensor& tensor) const {
   const std::string* name = name_of(tensor);
-  return name != nullptr && owners_.contains(*name);
+  const auto found = name == nullptr ? owners_.end() : owners_.find(*name);
+  return found == owners_.end() ? nullptr : &found->second;
 }
+
+bool Models::is_placed(const at::Tensor& tensor) const { return placed_on(tensor) != nullptr; }
 
 bool Models::is_placed(const Model& model) const { return model.first_program != nullptr; }
 
 bool Models::is_here(const at::Tensor& tensor) const {
-  return !is_placed(tensor) || runtime::holds(owners_, *name_of(tensor), context_.pipeline->rank());
+  const std::vector<int>* ranks = placed_on(tensor);
+  return ranks == nullptr || std::find(ranks->begin(), ranks->end(), context_.pipeline->rank()) != ranks->end();
 }
 
 std::set<std::string> Models::placed_or_delayed() const {
@@ -168,11 +172,12 @@ std::set<std::string> Models::placed_or_delayed() const {
 }
 
 int Models::owner(const at::Tensor& tensor) const {
-  return is_placed(tensor) ? owners_.at(*name_of(tensor)).front() : 0;
+  const std::vector<int>* ranks = placed_on(tensor);
+  return ranks == nullptr ? 0 : ranks->front();
 }
 
 std::vector<int> Models::holders(const at::Tensor& tensor) const {
-  if (is_placed(tensor)) return owners_.at(*name_of(tensor));
+  if (const std::vector<int>* ranks = placed_on(tensor)) return *ranks;
   std::vector<int> all(static_cast<size_t>(context_.pipeline->size()));
   std::iota(all.begin(), all.end(), 0);
   return all;

@@ -31,6 +31,7 @@ struct Reduction {
   bool broadcasts_buffers = true;
   bool averages_microbatches = true;
   int64_t bucket_bytes = 0;
+  bool by_messages = false;  // although replicas could share memory
   int64_t passes_per_step = 1;
   int64_t num_passes = 0;  // steps that kept the model's gradients for backward_passes_per_step; the leader's counts
   int num_no_sync = 0;     // guards alive
@@ -117,6 +118,8 @@ class Models {
 
  private:
   const std::string* name_of(const at::Tensor& tensor) const;
+  /// Null: nowhere yet.
+  const std::vector<int>* placed_on(const at::Tensor& tensor) const;
   bool uses(const partitioner::Graph& graph, const Model& model) const;
   std::vector<runtime::NamedTensor> tensors_of_all() const;
   void bind_all();

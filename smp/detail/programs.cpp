@@ -125,6 +125,7 @@ Plan Programs::make_plan(const Graph& graph, const runtime::Owners& placed, int 
 PartitionOptions Programs::options(const Graph& graph) const {
   PartitionOptions options = options_on(graph, used_by(graph, models_.owners()), 1);
   options.gradient_bucket_bytes = context_.config.bucket_cap_mb * (int64_t{1} << 20);
+  options.gradients_share_memory = context_.replicas_share_memory;
   return options;
 }
 
@@ -151,6 +152,8 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
     if (context_.replicas->size() == 1) break;
     options.gradient_bucket_bytes = std::max(options.gradient_bucket_bytes, model->reduction.bucket_bytes);
     options.gradients_overlap = options.gradients_overlap && model->reduction.overlap;
+    const bool is_shared = context_.replicas_share_memory && !model->reduction.by_messages && !model->reduction.hook;
+    options.gradients_share_memory = options.gradients_share_memory || is_shared;
   }
   options.tapes = config.stage == StageKind::kTape;
   options.auto_partition = config.auto_partition;

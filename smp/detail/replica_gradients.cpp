@@ -21,7 +21,7 @@ constexpr char kAverages = '1', kKeeps = '0', kMakesNone = '-';
 
 runtime::ReducerOptions Reduction::options(int number) const {
   runtime::ReducerOptions options{
-      .bucket_bytes = bucket_bytes, .overlap = overlap, .number = number};
+      .bucket_bytes = bucket_bytes, .shares_memory = !by_messages, .overlap = overlap, .number = number};
   if (!hook) return options;
   options.hook = [user = hook](const at::Tensor& gradients, int64_t index, bool is_last) {
     return user({gradients, index, is_last});
@@ -150,8 +150,14 @@ void ReplicaGradients::make_reducer(Model& model, std::vector<at::Tensor> parame
     if (std::equal(known.begin(), known.end(), parameters.begin(), parameters.end(), is_same)) return;
   }
   reducer.reset();  // its hooks go before those of the new one come
+  const bool wants_memory = context_.replicas_share_memory && options.shares_memory && !options.hook && !parameters.empty();
   reducer = std::make_unique<runtime::GradientReducer>(std::move(parameters), *context_.replicas,
                                                        std::move(options));
+  if (wants_memory && reducer->shared_bytes() == 0) {
+    context_.logger.warning(
+        "gradients: expected room for a bucket (bucket_cap_mb) of each replica where the system keeps shared memory, got too "
+        "little; gradients are sent as messages instead. More room in /dev/shm (docker run --shm-size) makes averaging faster.");
+  }
 }
 
 void ReplicaGradients::begin(const std::vector<Action>& column,

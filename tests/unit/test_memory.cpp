@@ -175,6 +175,14 @@ TEST(PeakMemory, ReplicasAddABucketWhatComesForItAndOneGradient) {
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
             with_margin(4 * gradients + weight + batch));
 
+  // In shared memory it is there for the whole step, and nothing comes for it.
+  options.gradients_share_memory = true;
+  memory = stage_memory(graph, plan, 0, options.gradient_bucket_bytes, /*buckets_are_shared=*/true);
+  EXPECT_EQ(memory.under_way, 0);
+  const int64_t block = gradients + 4 * kFlag;
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
+            with_margin(2 * gradients + block + batch + memory.last_backward));
+
   // Buckets of one parameter each: what one of them takes at most, wherever it leaves.
   memory = stage_memory(graph, plan, 0, 1);
   EXPECT_EQ(memory.under_way, 2 * (weight + kFlag));

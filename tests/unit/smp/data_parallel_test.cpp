@@ -80,6 +80,38 @@ TEST(GradientReducer, CountsMissingGradientsAsZerosAndKeepsThoseThatNobodyHas) {
   }
 }
 
+// Three parts of 35 elements: each lies across two tensors.
+TEST(GradientReducer, AveragesTheSameInSharedMemoryAndByMessages) {
+  for (const bool shares_memory : {true, false}) {
+    tests::run_ranks(3, [&](runtime::Transport& replicas) {
+      std::vector<at::Tensor> parameters{torch::ones({7, 3}).requires_grad_(), torch::ones({2, 7}).t().requires_grad_()};
+      runtime::GradientReducer reducer(parameters, replicas, {.shares_memory = shares_memory, .overlap = false});
+      EXPECT_EQ(reducer.shared_bytes(), shares_memory ? 4 * (35 + 2) : 0);
+      for (int step = 0; step < 3; ++step) {
+        std::vector<at::Tensor> sums;
+        for (const at::Tensor& parameter : parameters) sums.push_back(torch::zeros_like(parameter, parameter.options().requires_grad(false)));
+        for (int rank = 0; rank < 3; ++rank) {
+          for (size_t i = 0; i < parameters.size(); ++i) {
+            const at::Tensor numbers = (torch::arange(sums[i].numel()) * 0.37 + step + 5 * rank).sin();
+            const at::Tensor gradient = torch::empty_like(sums[i]).copy_(numbers.view(sums[i].sizes()));
+            sums[i].add_(gradient);
+            if (rank == replicas.rank()) parameters[i].mutable_grad() = gradient;
+          }
+        }
+        // One that somebody else has as well is left as it is.
+        const at::Tensor kept = parameters[0].grad(), copy = kept.clone();
+        reducer.begin(replicas.size());
+        reducer.finish();
+        for (size_t i = 0; i < parameters.size(); ++i) {
+          expect_bit_equal(parameters[i].grad(), sums[i].div(3), "parameter " + std::to_string(i));
+          EXPECT_EQ(parameters[i].grad().strides(), parameters[i].strides());
+        }
+        expect_bit_equal(kept, copy, "kept");
+      }
+    });
+  }
+}
+
 TEST(GradientReducer, RefusesReplicasWithOtherParameters) {
   tests::run_ranks(2, [](runtime::Transport& replicas) {
     auto parameters = leaves(2 + replicas.rank());

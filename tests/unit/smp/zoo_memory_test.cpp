@@ -10,6 +10,7 @@
 
 #include "examples/common/tensor_memory.h"
 #include "runtime/boundary.h"
+#include "runtime/gradient_reducer.h"
 #include "smp/detail/model_state.h"
 #include "smp/smp.h"
 #include "tests/support/model_zoo.h"
@@ -59,13 +60,15 @@ int64_t hidden_bytes(const TensorMemory& memory, const torch::nn::Module& module
 }
 
 /// Of the calling rank, from the second step on: the first begins with the whole model.
-Peak peak_of_rank(const ZooModel& model, int64_t bucket_bytes = 0) {
+Peak peak_of_rank(const ZooModel& model, int64_t bucket_bytes = 0, bool by_messages = false) {
   TensorMemory memory;
   const auto module = model.make(/*seed=*/7);
   const int64_t hidden = hidden_bytes(memory, *module);
   const std::vector<at::Tensor> batch = model.make_inputs(kBatch, /*seed=*/11);
   DistributedModel<torch::nn::Module> distributed(module);
-  if (bucket_bytes > 0) detail::ModelAccess::of(distributed).reduction.bucket_bytes = bucket_bytes;
+  detail::Reduction& reduction = detail::ModelAccess::of(distributed).reduction;
+  if (bucket_bytes > 0) reduction.bucket_bytes = bucket_bytes;
+  reduction.by_messages = by_messages;
   DistributedOptimizer optimizer(torch::optim::SGD(module->parameters(), 1e-3), distributed);
   int64_t measured = 0;
   for (int s = 0; s < 5; ++s) {
@@ -75,9 +78,12 @@ Peak peak_of_rank(const ZooModel& model, int64_t bucket_bytes = 0) {
     if (s > 0) measured = std::max(measured, memory.peak_bytes());
     if (s < 4) memory.forget_peak();
   }
+  // Not of LibTorch's allocator, and there from the end of the first step on.
+  const int64_t shared = reduction.reducer ? reduction.reducer->shared_bytes() : 0;
+  EXPECT_EQ(shared > 0, bucket_bytes > 0 && !by_messages);
   return {.predicted = distributed.predicted_peak_bytes().at(static_cast<size_t>(pp_rank())),
-          .measured = measured - hidden,
-          .last_step = memory.peak_bytes() - hidden,
+          .measured = measured + shared - hidden,
+          .last_step = memory.peak_bytes() + shared - hidden,
           .stage_of_node = detail::ModelAccess::of(distributed).first_program->plan.stage_of_node};
 }
 
@@ -127,14 +133,14 @@ TEST_P(ZooPeak, IsPredictedWithinATenthAndNeverBelow) {
 TEST_P(ZooPeak, WithReplicasIsPredictedWithinATenthAndNeverBelow) {
   for (const StageKind stage : {StageKind::kAutograd, StageKind::kTape}) {
     for (const bool one_bucket : {true, false}) {
-      for (const int stages : {1, 2}) {
+      for (const auto& [stages, by_messages] : {std::pair(1, false), std::pair(2, false), std::pair(1, true), std::pair(2, true)}) {
         const int ranks = 2 * stages;
         std::vector<Peak> peaks(static_cast<size_t>(ranks));
         const Config config{.pipeline_parallel_degree = stages, .microbatches = 4, .stage = stage};
         tests::run_smp_ranks(ranks, config, [&] {
-          peaks[static_cast<size_t>(rank())] = peak_of_rank(GetParam(), one_bucket ? 1 << 20 : 1);
+          peaks[static_cast<size_t>(rank())] = peak_of_rank(GetParam(), one_bucket ? 1 << 20 : 1, by_messages);
         });
-        const std::string kind = stage == StageKind::kTape ? "tape" : "autograd";
+        const std::string kind = std::string(stage == StageKind::kTape ? "tape" : "autograd") + (by_messages ? ", sent" : ", shared");
         expect_predicted(peaks, kind + (one_bucket ? ", one bucket" : ", many buckets"),
                          one_bucket ? kTolerance : kManyBucketsTolerance);
       }
