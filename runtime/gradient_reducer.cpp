@@ -40,7 +40,7 @@ GradientReducer::~GradientReducer() {
 
 void GradientReducer::check_same_layout() const {
   std::ostringstream text;
-  text << options_.bucket_bytes << (options_.hook ? " hook" : "") << "\n";
+  text << options_.bucket_bytes << (options_.hook ? " hook" : "") << (options_.shares_memory ? "" : " messages") << "\n";
   for (const at::Tensor& parameter : parameters_)
     text << parameter.scalar_type() << " " << parameter.sizes() << "\n";
   const std::vector<std::string> all = replicas_.all_gather(text.str());
@@ -221,12 +221,14 @@ void GradientReducer::complete() {
   const auto element_bytes = static_cast<int64_t>(done.flat.element_size());
   const int64_t num_gradients = done.flat.numel() - num_flags(bucket);
   if (shared_) {
-    const Reader read = [&](int64_t first, int64_t count, void* to) {
-      shared_->read(first * element_bytes, count * element_bytes, to);
+    Means means;
+    means.read = [&](int64_t first, int64_t count, void* to) { shared_->read(first * element_bytes, count * element_bytes, to); };
+    means.part = [&](int64_t first, int64_t count) {
+      at::Tensor part = at::empty({count}, done.flat.options());
+      means.read(first, count, part.mutable_data_ptr());
+      return part;
     };
-    at::Tensor flags = at::empty({num_flags(bucket)}, done.flat.options());
-    read(num_gradients, flags.numel(), flags.mutable_data_ptr());
-    unpack(bucket, read, flags);
+    unpack(bucket, means, means.part(num_gradients, num_flags(bucket)));
     shared_->release();
     return;
   }
@@ -242,9 +244,11 @@ void GradientReducer::complete() {
     gradients.div_(divisor_);
   }
   const auto* data = static_cast<const char*>(gradients.const_data_ptr());
-  unpack(bucket, [&](int64_t first, int64_t count, void* to) {
-    std::memcpy(to, data + first * element_bytes, static_cast<size_t>(count * element_bytes));
-  }, flags);
+  const Means means{.read = [&](int64_t first, int64_t count, void* to) {
+                      std::memcpy(to, data + first * element_bytes, static_cast<size_t>(count * element_bytes));
+                    },
+                    .part = [&](int64_t first, int64_t count) { return gradients.narrow(0, first, count); }};
+  unpack(bucket, means, flags);
 }
 
 at::Tensor GradientReducer::hooked(const at::Tensor& gradients, size_t bucket) const {
@@ -260,33 +264,37 @@ at::Tensor GradientReducer::hooked(const at::Tensor& gradients, size_t bucket) c
   return reduced;
 }
 
-void GradientReducer::unpack(const Bucket& bucket, const Reader& read, const at::Tensor& flags) {
+void GradientReducer::unpack(const Bucket& bucket, const Means& means, const at::Tensor& flags) {
   const at::Tensor num_replicas = flags.to(at::kDouble);
   int64_t offset = 0;
   for (size_t k = 0; k < bucket.parameters.size(); ++k) {
     at::Tensor& parameter = parameters_[bucket.parameters[k]];
     const bool is_anywhere = num_replicas.const_data_ptr<double>()[k] > 0;
-    if (is_anywhere && parameter.numel() > 0) {
-      unpack(parameter, dtype(bucket), [&](int64_t first, int64_t count, void* to) { read(offset + first, count, to); });
-    } else if (is_anywhere && !parameter.grad().defined()) {
-      parameter.mutable_grad() = at::empty_like(parameter.detach());
-    }
+    if (is_anywhere) unpack(parameter, dtype(bucket), means, offset);
     offset += parameter.numel();
   }
 }
 
+namespace {
+
+// Nobody else has the gradient or a part of its memory, and each element has its own.
+bool is_all_its_own(const at::Tensor& gradient) {
+  return gradient.defined() && gradient.use_count() == 1 && gradient.has_storage() && gradient.storage().use_count() == 1 &&
+         gradient.storage().nbytes() == gradient.nbytes() && gradient.is_non_overlapping_and_dense() && !gradient.is_neg();
+}
+
+}  // namespace
+
 // Into a new tensor where somebody else has the old one, or the rest of the backward still reads its memory.
 // (partitioner/plan/leaving_gradients.h counts a new one always.)
-void GradientReducer::unpack(at::Tensor& parameter, c10::ScalarType type, const Reader& read) {
+void GradientReducer::unpack(at::Tensor& parameter, c10::ScalarType type, const Means& means, int64_t offset) {
   const at::Tensor& own = parameter.grad();
-  const bool is_alone = own.defined() && own.use_count() == 1 && own.has_storage() && own.storage().use_count() == 1;
-  at::Tensor mean = is_alone && shared_ && !is_armed_ ? own : at::empty_like(own.defined() ? own : parameter.detach());
+  const bool stays = shared_ && !is_armed_ && is_all_its_own(own);
+  at::Tensor mean = stays ? own : at::empty_like(own.defined() ? own : parameter.detach());
   if (mean.is_contiguous() && mean.scalar_type() == type) {
-    read(0, mean.numel(), mean.mutable_data_ptr());
+    if (mean.numel() > 0) means.read(offset, mean.numel(), mean.mutable_data_ptr());
   } else {
-    const at::Tensor flat = at::empty({mean.numel()}, mean.options().dtype(type));
-    read(0, flat.numel(), flat.mutable_data_ptr());
-    mean.copy_(flat.view(parameter.sizes()));
+    mean.copy_(means.part(offset, mean.numel()).view(parameter.sizes()));
   }
   parameter.mutable_grad() = std::move(mean);
 }

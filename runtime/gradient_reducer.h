@@ -82,8 +82,11 @@ class GradientReducer {
     at::Tensor flat;  // gradients, then one flag per parameter: how many replicas have one
     std::optional<RunningSum> sum;  // of what is sent
   };
-  /// Copies elements of a flat tensor.
-  using Reader = std::function<void(int64_t first, int64_t num_elements, void* to)>;
+  /// A bucket's means: copied to memory, or as a tensor.
+  struct Means {
+    std::function<void(int64_t first, int64_t num_elements, void* to)> read;
+    std::function<at::Tensor(int64_t first, int64_t num_elements)> part;
+  };
 
   static int64_t num_flags(const Bucket& bucket);
   c10::ScalarType dtype(const Bucket& bucket) const;
@@ -99,8 +102,8 @@ class GradientReducer {
   void launch();
   at::Tensor new_flat(const Bucket& bucket) const;
   void pack(const Bucket& bucket, at::Tensor& flat) const;
-  void unpack(const Bucket& bucket, const Reader& read, const at::Tensor& flags);
-  void unpack(at::Tensor& parameter, c10::ScalarType type, const Reader& read);
+  void unpack(const Bucket& bucket, const Means& means, const at::Tensor& flags);
+  void unpack(at::Tensor& parameter, c10::ScalarType type, const Means& means, int64_t offset);
   void complete();
   at::Tensor hooked(const at::Tensor& gradients, size_t bucket) const;
 

@@ -12,7 +12,8 @@
 
 namespace smp::runtime {
 
-/// A program that the followers see for the first time: graph and plan as text, constants beside them.
+/// A program that the followers see for the first time: graph and plan as text (none where nobody follows), constants
+/// beside them.
 struct NewProgram {
   uint64_t hash = 0;
   std::string graph;

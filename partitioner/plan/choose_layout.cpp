@@ -69,29 +69,23 @@ std::vector<int> microbatch_counts(int64_t rows, int most) {
   return counts;
 }
 
-namespace {
-
-/// What buckets of so many bytes are sent in, one after another: a part of one leaves while another comes.
-double num_messages(int64_t bytes, int replicas, int64_t bucket) {
-  return static_cast<double>((bytes + bucket - 1) / bucket) * 2.0 * (replicas - 1);
-}
-
-}  // namespace
-
 double averaging_us(const DeviceModel& device, int64_t bytes, int replicas, int64_t bucket_bytes) {
   if (replicas <= 1 || bytes == 0) return 0;
   const int64_t bucket = bucket_bytes > 0 ? std::min(bytes, bucket_bytes) : bytes;
-  return num_messages(bytes, replicas, bucket) * device.message_us(bucket / replicas);
+  const double num_buckets = static_cast<double>((bytes + bucket - 1) / bucket);
+  const double messages = 2.0 * (replicas - 1);
+  // A part of a bucket leaves while another comes.
+  const double part_us = device.message_us(bucket / replicas);
+  return num_buckets * messages * part_us;
 }
 
 double averaging_us(const Plan& plan, int replicas, const PartitionOptions& options) {
   const int64_t bytes = most_gradients(plan);
   const double us_per_mib = options.measured != nullptr ? options.measured->averaging_us_per_mib() : 0;
-  const int64_t bucket = options.gradient_bucket_bytes;
-  if (us_per_mib == 0 || replicas == 1 || bytes == 0) return averaging_us(options.device, bytes, replicas, bucket);
-  const double share = 2.0 * (replicas - 1) / replicas;  // of what two replicas take
-  const double latency_us = num_messages(bytes, replicas, bucket > 0 ? bucket : bytes) * options.device.link_latency_us;
-  return latency_us + share * us_per_mib * static_cast<double>(bytes) / (1 << 20);
+  if (us_per_mib == 0 || replicas == 1) return averaging_us(options.device, bytes, replicas, options.gradient_bucket_bytes);
+  // Of what two replicas take. In shared memory each reads and writes as much however many they are.
+  const double share = options.gradients_share_memory ? 1 : 2.0 * (replicas - 1) / replicas;
+  return share * us_per_mib * static_cast<double>(bytes) / (1 << 20);
 }
 
 LayoutChoice choose_layout(const std::vector<LayoutCandidate>& candidates,

@@ -34,6 +34,7 @@ struct PartitionOptions {
   int64_t gradient_bucket_bytes = 0;  // averaged over replicas at once; 0: there are no replicas
   bool gradients_overlap = true;      // buckets leave during the last backward; false: at the end
   bool gradients_share_memory = false;  // a bucket lies in a block that stays, where other replicas read it
+  int num_gradient_blocks = 1;          // then: one for each model
   /// Stages run from tapes: gradients leave before those of parameters are made, and in one step the
   /// last microbatch runs twice (rank_memory.h).
   bool tapes = false;

@@ -123,7 +123,8 @@ Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& 
     }
   }
   if (options.gradients_share_memory && options.gradient_bucket_bytes > 0 && graph.has_backward()) {
-    fixed.shared_bucket = std::min(gradients, std::max(options.gradient_bucket_bytes, fixed.largest_parameter)) + flags;
+    const int64_t block = std::max(options.gradient_bucket_bytes, fixed.largest_parameter);
+    fixed.shared_bucket = std::min(gradients, options.num_gradient_blocks * block) + flags;
   }
   fixed.parameters += constant_bytes(graph, plan, rank);
   fixed.step = step_bytes(graph, plan, options.num_microbatches, rank);

@@ -52,7 +52,8 @@ class StageWalk {
       use.has_backward = graph.has_backward() && has_backward(graph, node);
       if (!use.has_backward) continue;
       for (int32_t storage : saved_storages(graph, node, is_permanent_)) {
-        use.saved.push_back(static_cast<int32_t>(&block_at(storage) - blocks_.data()));
+        block_at(storage);
+        use.saved.push_back(block_of_[storage]);
       }
       use.extra_saved_bytes = extra_saved_bytes(graph, node);
     }
@@ -98,7 +99,7 @@ class StageWalk {
   struct Block {
     int32_t storage;
     size_t last_use = 0;
-    bool is_own = false;       // made or received here; inputs of rank 0 are the step's
+    bool is_own = false;       // made here; inputs of rank 0 are the step's
     bool is_received = false;
     bool is_turned = false;    // with a view whose dimensions are in another order
     bool is_kept = false;    // until the end of the forward
@@ -214,7 +215,7 @@ class StageWalk {
     for (size_t k = 0; k < nodes_.size(); ++k) {
       const auto& [node, row, inputs, saved, extra_saved, _] = nodes_[k];
       for (ValueId id : node.outputs) {
-        if (id != kNoValue && graph_.values[id].storage >= 0) hold(block_at(graph_.values[id].storage));
+        if (id != kNoValue && graph_.values[id].storage >= 0) hold(blocks_[block_of_[graph_.values[id].storage]]);
       }
       meter.touch(kScalarBytes + (row.workspace_bytes ? row.workspace_bytes(graph_, node) : 0));
       meter.hold(extra_saved);

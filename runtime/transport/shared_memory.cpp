@@ -4,6 +4,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <boost/interprocess/shared_memory_object.hpp>
 #include <iomanip>
 #include <optional>
@@ -32,7 +33,10 @@ class NamedBlock {
       ipc::shared_memory_object block(ipc::create_only, name_.c_str(), ipc::read_write, ipc::permissions(0600));
       exists_ = true;
       // Reserved: a page that is missing later would end the process with SIGBUS.
-      is_whole_ = posix_fallocate(block.get_mapping_handle().handle, 0, num_bytes) == 0;
+      int error = 0;
+      do error = posix_fallocate(block.get_mapping_handle().handle, 0, num_bytes);
+      while (error == EINTR);
+      is_whole_ = error == 0;
     } catch (const ipc::interprocess_exception&) {
     }
   }

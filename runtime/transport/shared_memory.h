@@ -17,7 +17,8 @@ class SharedMemory {
  public:
   /// num_bytes: of each block, > 0. Collective. Null, on all ranks alike, where one of them cannot reach another's block:
   /// ranks of several hosts, or too little room where the system keeps shared memory (/dev/shm). The memory is there when
-  /// it returns, and goes with the last process that has it, however that ends.
+  /// it returns, and goes with the last process that has it, however that ends; a process that is killed in here leaves
+  /// its own as /dev/shm/smp-*.
   static std::unique_ptr<SharedMemory> make(Transport& group, int64_t num_bytes);
 
   char* of(int rank) const { return static_cast<char*>(blocks_[static_cast<size_t>(rank)].get_address()); }

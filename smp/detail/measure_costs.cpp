@@ -106,8 +106,8 @@ std::vector<std::optional<OperatorTime>> measure(RankState& rank, const Graph& g
 }
 
 // Elements of the gradients whose averaging is timed; none: nothing is ever averaged. Many small ones take longer than one,
-// and what fits a cache takes less than what does not: so those of the model, but no more than half of what one rank will
-// have, for each stands beside a parameter of its own.
+// and what fits a cache takes less than what does not: so those of the model, but of a large one no more than half of what a
+// rank will have, for each stands beside a parameter of its own.
 std::vector<int64_t> gradients_to_average(const RankState& rank) {
   constexpr int64_t kMostBytes = int64_t{1} << 28, kLeastBytes = int64_t{1} << 20;
   const Context& context = rank.context;
@@ -131,7 +131,7 @@ std::vector<int64_t> gradients_to_average(const RankState& rank) {
   return elements;
 }
 
-// Averages gradients as replicas do, and tells what a MiB of them takes on two: as much as one rank sends to another.
+// Averages gradients as replicas do, and tells what a MiB of them takes on two.
 double averaging_us_per_mib(const Context& context, const std::vector<int64_t>& elements) {
   constexpr int kTimes = 5;
   runtime::Transport& world = *context.world;
@@ -149,7 +149,7 @@ double averaging_us_per_mib(const Context& context, const std::vector<int64_t>& 
     us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
   }
   std::nth_element(us.begin(), us.begin() + kTimes / 2, us.end());
-  const double share = 2.0 * (world.size() - 1) / world.size();
+  const double share = reducer.shared_bytes() > 0 ? 1 : 2.0 * (world.size() - 1) / world.size();  // as averaging_us()
   const int64_t bytes = std::accumulate(elements.begin(), elements.end(), int64_t{0}) * kBytesOfFloat;
   return us[kTimes / 2] / (static_cast<double>(bytes) / (1 << 20)) / share;
 }

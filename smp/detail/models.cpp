@@ -302,7 +302,7 @@ void Models::place(const std::shared_ptr<const Program>& program, Placement plac
       return model->is_alike && model->own.find(named.tensor) != nullptr;
     });
   });
-  const bool moves_values = !added.empty() || !unlike.empty();
+  const bool moves_values = !added.empty();
   const runtime::Bindings fresh(std::move(added));
   runtime::make_local_values(owners, fresh, context_.pipeline->rank());
   load_pending(fresh, owners);

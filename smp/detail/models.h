@@ -31,7 +31,7 @@ struct Reduction {
   bool broadcasts_buffers = true;
   bool averages_microbatches = true;
   int64_t bucket_bytes = 0;
-  bool by_messages = false;  // although replicas could share memory
+  bool by_messages = false;  // although replicas share memory: there was no room
   int64_t passes_per_step = 1;
   int64_t num_passes = 0;  // steps that kept the model's gradients for backward_passes_per_step; the leader's counts
   int num_no_sync = 0;     // guards alive

@@ -122,10 +122,17 @@ Plan Programs::make_plan(const Graph& graph, const runtime::Owners& placed, int 
   return plan_on(models_.owners_after(graph, plan_on({}), placed));
 }
 
+// All of them: to count one bucket too many is the safe side.
+bool Programs::shares_memory() const {
+  return context_.replicas_share_memory && std::all_of(models_.all().begin(), models_.all().end(), [](const auto& model) {
+    return !model->reduction.by_messages && !model->reduction.hook;
+  });
+}
+
 PartitionOptions Programs::options(const Graph& graph) const {
   PartitionOptions options = options_on(graph, used_by(graph, models_.owners()), 1);
   options.gradient_bucket_bytes = context_.config.bucket_cap_mb * (int64_t{1} << 20);
-  options.gradients_share_memory = context_.replicas_share_memory;
+  options.gradients_share_memory = shares_memory();
   return options;
 }
 
@@ -152,9 +159,9 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
     if (context_.replicas->size() == 1) break;
     options.gradient_bucket_bytes = std::max(options.gradient_bucket_bytes, model->reduction.bucket_bytes);
     options.gradients_overlap = options.gradients_overlap && model->reduction.overlap;
-    const bool is_shared = context_.replicas_share_memory && !model->reduction.by_messages && !model->reduction.hook;
-    options.gradients_share_memory = options.gradients_share_memory || is_shared;
+    options.gradients_share_memory = shares_memory();
   }
+  options.num_gradient_blocks = static_cast<int>(std::max<size_t>(models_.all().size(), 1));
   options.tapes = config.stage == StageKind::kTape;
   options.auto_partition = config.auto_partition;
   options.default_partition = static_cast<int>(config.default_partition);

@@ -76,6 +76,7 @@ class Programs {
     uint64_t last_use = 0;
   };
   Table make_table(const std::vector<Program*>& microbatches, TablePart part) const;
+  bool shares_memory() const;
   void forget_least_used_tables();
   void release_buffers();
   partitioner::ScheduleKind kind() const;

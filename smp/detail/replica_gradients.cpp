@@ -154,9 +154,11 @@ void ReplicaGradients::make_reducer(Model& model, std::vector<at::Tensor> parame
   reducer = std::make_unique<runtime::GradientReducer>(std::move(parameters), *context_.replicas,
                                                        std::move(options));
   if (wants_memory && reducer->shared_bytes() == 0) {
+    model.reduction.by_messages = true;  // plans to come count with it
     context_.logger.warning(
-        "gradients: expected room for a bucket (bucket_cap_mb) of each replica where the system keeps shared memory, got too "
-        "little; gradients are sent as messages instead. More room in /dev/shm (docker run --shm-size) makes averaging faster.");
+        "gradients: expected room in shared memory for a bucket of each rank (bucket_cap_mb, or the largest parameter), got too "
+        "little; they are sent as messages instead, and take a bucket more than predicted. Make room in /dev/shm (docker run "
+        "--shm-size).");
   }
 }
 

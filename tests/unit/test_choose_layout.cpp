@@ -100,9 +100,10 @@ TEST(ChooseLayout, CountsWithTheMeasuredAveraging) {
   options.measured = &costs;
   EXPECT_DOUBLE_EQ(averaging_us(plan, 2, options), averaging_us(options.device, 3 << 20, 2, 0));
   costs.set_averaging_us_per_mib(100);
-  const double latency_us = options.device.link_latency_us;
-  EXPECT_DOUBLE_EQ(averaging_us(plan, 2, options), 300 + 2 * latency_us);
-  EXPECT_DOUBLE_EQ(averaging_us(plan, 4, options), 450 + 6 * latency_us);  // 2 (R - 1) / R of them come and go
+  EXPECT_DOUBLE_EQ(averaging_us(plan, 2, options), 300);
+  EXPECT_DOUBLE_EQ(averaging_us(plan, 4, options), 450);  // 2 (R - 1) / R of them come and go
+  options.gradients_share_memory = true;
+  EXPECT_DOUBLE_EQ(averaging_us(plan, 4, options), 300);
   EXPECT_EQ(averaging_us(plan, 1, options), 0);
 }
 
