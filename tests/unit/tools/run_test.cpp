@@ -37,7 +37,7 @@ TEST(PlanLaunch, IsTheWholeLine) {
             "OMP_NUM_THREADS=${OMP_NUM_THREADS-1} "
             "GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} mpirun -np 2 --bind-to none --mca pml ob1 "
             "--mca btl self,vader,tcp --mca btl_vader_eager_limit 16384 "
-            "--mca btl_vader_single_copy_mechanism none ./train --lr 0.1");
+            "./train --lr 0.1");
 }
 
 TEST(PlanLaunch, OversubscribesOnlyBeyondTheCores) {
