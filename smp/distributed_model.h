@@ -120,7 +120,7 @@ class DistributedModelBase {
   /// ends with those of this rank's stages that stay on autograd so far, and why.
   std::string plan_text() const;
   std::string plan_json() const;
-  /// Predicted seconds of that step, and predicted peak bytes by pipeline rank.
+  /// Predicted seconds of that step, with its bodies and the averaging of gradients, and predicted peak bytes by pipeline rank.
   double predicted_step_s() const;
   std::vector<int64_t> predicted_peak_bytes() const;
 

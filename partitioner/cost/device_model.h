@@ -16,6 +16,7 @@ struct DeviceModel {
   double random_ns = 6;                // per drawn number
   double forward_overhead_us = 1.0;    // per leaf operator: dispatch, allocation, autograd node
   double backward_overhead_us = 3.0;   // per leaf operator: engine, saved tensors
+  double body_us = 0.5;                // the step's body, per operator and microbatch: on the first rank, before all else
   double link_gigabytes_per_s = 4;     // one message, GB/s
   double link_latency_us = 5;          // per message, each side
   bool operator==(const DeviceModel&) const = default;

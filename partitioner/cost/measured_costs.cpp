@@ -48,19 +48,23 @@ void append_argument(std::string& text, const Graph& graph, const Argument& argu
   }
 }
 
-OperatorTime read_time(std::string_view key, const json::value& value) {
-  const auto* pair = value.if_array();
-  const auto is_time = [](const json::value& number) {
-    return number.is_number() && std::isfinite(number.to_number<double>()) &&
-           number.to_number<double>() >= 0;
-  };
-  TORCH_CHECK_VALUE(pair != nullptr && pair->size() == 2 && is_time(pair->at(0)) && is_time(pair->at(1)),
-                    "measured costs: expected two times in microseconds, at least 0, for the operator '", key,
-                    "', got ", json::serialize(value), ".");
-  return {pair->at(0).to_number<double>(), pair->at(1).to_number<double>()};
+double read_number(std::string_view key, const json::value& value) {
+  const double number = value.is_number() ? value.to_number<double>() : -1;
+  TORCH_CHECK_VALUE(std::isfinite(number) && number >= 0, "measured costs: expected a number of at least 0 for '", key, "', got ",
+                    json::serialize(value), ".");
+  return number;
 }
 
-constexpr std::string_view kAveraging = "averaging";  // no operator of any library: these have "::"
+OperatorTime read_time(std::string_view key, const json::value& value) {
+  const auto* pair = value.if_array();
+  TORCH_CHECK_VALUE(pair != nullptr && pair->size() == 2,
+                    "measured costs: expected two times in microseconds for the operator '", key, "', got ",
+                    json::serialize(value), ".");
+  return {read_number(key, pair->at(0)), read_number(key, pair->at(1))};
+}
+
+// No operators of any library: these have "::".
+constexpr std::string_view kAveraging = "averaging", kJitter = "jitter";
 
 }  // namespace
 
@@ -105,20 +109,13 @@ bool MeasuredCosts::covers(const Graph& graph) const {
   return true;
 }
 
-double MeasuredCosts::averaging_us_per_mib() const {
-  const auto known = times_.find(kAveraging);
-  return known == times_.end() ? 0 : known->second.forward_us;
-}
-
-void MeasuredCosts::set_averaging_us_per_mib(double us) {
-  times_[std::string(kAveraging)] = {us, 0};
-}
-
 std::string MeasuredCosts::to_json() const {
   json::object operators;
   for (const auto& [key, time] : times_) {
     operators[key] = json::array{time.forward_us, time.backward_us};
   }
+  if (averaging_us_per_mib_ > 0) operators[kAveraging] = averaging_us_per_mib_;
+  if (jitter_ > 0) operators[kJitter] = jitter_;
   return json::serialize(operators);
 }
 
@@ -129,8 +126,17 @@ void MeasuredCosts::add_json(std::string_view text) {
                     "measured costs: expected a JSON object of operators, got ",
                     error ? error.message() : "another value", ".");
   std::map<std::string, OperatorTime, std::less<>> added;
-  for (const auto& [key, value] : parsed.get_object()) added.emplace(key, read_time(key, value));
+  double averaging_us_per_mib = averaging_us_per_mib_, jitter = jitter_;
+  for (const auto& [key, value] : parsed.get_object()) {
+    if (key == kAveraging || key == kJitter) {
+      (key == kJitter ? jitter : averaging_us_per_mib) = read_number(key, value);
+    } else {
+      added.emplace(key, read_time(key, value));
+    }
+  }
   for (auto& [key, time] : added) times_[key] = time;
+  averaging_us_per_mib_ = averaging_us_per_mib;
+  jitter_ = jitter;
 }
 
 }  // namespace smp::partitioner

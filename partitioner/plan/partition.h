@@ -18,6 +18,7 @@ namespace smp::partitioner {
 struct PartitionOptions {
   int num_ranks = 1;
   int num_microbatches = 1;
+  int num_replicas = 1;  // of the plan: they wait for each other at the end of a step
   ScheduleKind schedule = ScheduleKind::kInterleaved;
   int active_microbatches = 0;      // interleaved: held by the first stage; 0: num_ranks
   int virtual_stages = 1;           // visits of each rank, stage s on rank s % num_ranks

@@ -8,15 +8,18 @@
 namespace smp::partitioner {
 
 struct StepPrediction {
-  double us = 0;      // from the first forward to the last backward
+  double us = 0;      // from the first body to the last backward of the slowest replica
   double bubble = 0;  // the part of it in which a rank does not compute, mean over ranks
 };
 
 /// The times of `plan`, made for `graph`, for one microbatch. A message keeps both its ranks busy.
 SimulationInput predicted_times(const Graph& graph, const Plan& plan, const DeviceModel& device);
 
-/// The step of `plan`, made for `graph`, under the schedule and device of `options`. A message
+/// The step of `plan`, made for `graph`, under the schedule, replicas and device of `options`. A message
 /// keeps both its ranks busy.
+///
+/// Where a machine's jitter was measured, it is the mean over some steps whose forwards and backwards each take a little more
+/// or less, the same ones at every call: whoever is late makes others wait, so a step takes longer than that of mean times.
 StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options);
 
 }  // namespace smp::partitioner

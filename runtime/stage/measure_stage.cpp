@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <numeric>
-#include <unordered_map>
+#include <optional>
+#include <utility>
 
 #include "runtime/random.h"
 #include "runtime/stage/autograd_stage.h"
@@ -19,8 +21,8 @@ using namespace partitioner;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kWarmUps = 4;  // under autograd, recorded, compared, and once from the tape
-constexpr int kLeastTimed = 4;
-constexpr int kMostTimed = 64;
+constexpr int kLeastTurns = 6, kMostTurns = 40;
+constexpr double kShortTurnUs = 1e4;
 
 double us_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double, std::micro>(end - begin).count();
@@ -78,10 +80,10 @@ class ForwardTimer : public StageWatcher {
   OperatorTimer timer_;
 };
 
-/// The mean over the middle half of the samples, by duration.
+/// The mean over the middle three quarters of the samples, by duration.
 Sample mean_of(std::vector<Sample> samples) {
   std::sort(samples.begin(), samples.end(), [](const Sample& a, const Sample& b) { return a.total_us() < b.total_us(); });
-  const size_t first = samples.size() / 4, end = samples.size() - first;
+  const size_t first = samples.size() / 8, end = samples.size() - first;
   Sample mean = samples[first];
   const double share = 1.0 / static_cast<double>(end - first);
   const auto average = [&](auto&& number_of) {
@@ -97,27 +99,57 @@ Sample mean_of(std::vector<Sample> samples) {
   return mean;
 }
 
-class Measurement {
- public:
-  Measurement(const Graph& graph, const Plan& plan, int stage, const MeasureOptions& options)
-      : graph_(graph), plan_(plan), stage_(stage), options_(options) {}
+/// Of what lies between neighbours, so that a machine that grows slower or faster all the time has none. (von Neumann, Annals
+/// of Mathematical Statistics 1941)
+double jitter_of(const std::vector<Sample>& samples) {
+  constexpr double kMost = 1;  // what took twice as long or more has been interrupted
+  if (samples.size() < 2) return 0;
+  double squares = 0;
+  for (size_t s = 1; s < samples.size(); ++s) {
+    const double before = samples[s - 1].total_us(), now = samples[s].total_us();
+    squares += std::pow(std::min(kMost, 2 * std::abs(now - before) / (now + before)), 2);
+  }
+  return std::sqrt(squares / (2 * static_cast<double>(samples.size() - 1)));
+}
 
-  StageTimes run() {
+}  // namespace
+
+class StageMeasurement::Impl {
+ public:
+  Impl(const Graph& graph, const Plan& plan, int stage, MeasureOptions options)
+      : graph_(graph), plan_(plan), stage_(stage), options_(std::move(options)) {
     const UserRandomStateScope user_state;
     const OperatorTimer timer = [this](NodeId node, bool is_backward) { now_->add(node, is_backward); };
     StageOptions taped;
     taped.timer = timer;
-    const auto stage = make_tape_stage(graph_, plan_, stage_, taped);
-    const Sample tape = measure(*stage, nullptr);
-    const bool is_taped = stage->report().num_taped > 0;
-    if (is_taped && options_.tape) return {tape.forward_us, tape.backward_us};
-    AutogradStage reference(graph_, plan_, stage_, {});
-    ForwardTimer watcher(timer);
-    const Sample autograd = measure(reference, &watcher);
-    return {autograd.forward_us, is_taped ? with_overhead(tape, autograd) : by_expectation(autograd)};
+    tape_ = make_tape_stage(graph_, plan_, stage_, taped);
+    for (int k = 0; k < kWarmUps; ++k) run(*tape_, nullptr);
+    is_taped_ = tape_->report().num_taped > 0;
+    if (is_taped_ && options_.tape) return;
+    reference_.emplace(graph_, plan_, stage_, StageOptions{});
+    watcher_.emplace(timer);
+    run(*reference_, &*watcher_);
+  }
+
+  void take_turn() {
+    const UserRandomStateScope user_state;
+    if (is_taped_) take_turn_of(*tape_, nullptr, of_tape_);
+    if (reference_) take_turn_of(*reference_, &*watcher_, of_reference_);
+  }
+
+  StageTimes times() const {
+    if (!reference_) return of(of_tape_);
+    const Sample autograd = mean_of(of_reference_);
+    return {autograd.forward_us, is_taped_ ? with_overhead(mean_of(of_tape_), autograd) : by_expectation(autograd),
+            jitter_of(of_reference_)};
   }
 
  private:
+  static StageTimes of(const std::vector<Sample>& samples) {
+    const Sample mean = mean_of(samples);
+    return {mean.forward_us, mean.backward_us, jitter_of(samples)};
+  }
+
   // Autograd takes the same kernels, and about as long more for each of them.
   static std::vector<double> with_overhead(const Sample& tape, const Sample& autograd) {
     const int num_calls = std::accumulate(tape.backward_calls.begin(), tape.backward_calls.end(), 0);
@@ -142,35 +174,30 @@ class Measurement {
     return backward_us;
   }
 
+  // Short ones run again and again, the first time to have everything in the caches.
   template <class AnyStage>
-  Sample measure(AnyStage& stage, [[maybe_unused]] StageWatcher* watcher) {
-    own_.clear();
-    std::vector<Sample> samples;
+  void take_turn_of(AnyStage& stage, StageWatcher* watcher, std::vector<Sample>& samples) {
     const Clock::time_point begin = Clock::now();
-    for (int k = 0; k < kWarmUps + kMostTimed; ++k) {
-      const bool is_enough = us_between(begin, Clock::now()) > options_.seconds * 1e6;
-      if (k >= kWarmUps + kLeastTimed && is_enough) break;
-      Sample sample(graph_.nodes.size());
-      now_ = &sample;
-      const Clock::time_point start = Clock::now();
-      run_microbatch(stage, watcher, k);
-      if (k == kWarmUps - 1) pass(options_.phase * us_between(start, Clock::now()));
-      if (k >= kWarmUps) samples.push_back(std::move(sample));
-    }
-    return mean_of(std::move(samples));
-  }
-
-  static void pass(double us) {
-    const Clock::time_point begin = Clock::now();
-    while (us_between(begin, Clock::now()) < us) sched_yield();
+    Sample first = run(stage, watcher);
+    if (us_between(begin, Clock::now()) > kShortTurnUs) return samples.push_back(std::move(first));
+    do samples.push_back(run(stage, watcher));
+    while (us_between(begin, Clock::now()) < kShortTurnUs);
   }
 
   template <class AnyStage>
-  void run_microbatch(AnyStage& stage, StageWatcher* watcher, int k) {
+  Sample run(AnyStage& stage, StageWatcher* watcher) {
+    Sample sample(graph_.nodes.size());
+    now_ = &sample;
+    run_microbatch(stage, watcher);
+    return sample;
+  }
+
+  template <class AnyStage>
+  void run_microbatch(AnyStage& stage, [[maybe_unused]] StageWatcher* watcher) {
     const StageValues& values = stage.values();
     std::vector<at::Tensor> inputs;
     for (const ValueId id : values.inputs) inputs.push_back(copy_of(tensor_of(id)));
-    const MicrobatchContext context{.microbatch = 0, .is_last = true, .random = {.microbatch = static_cast<uint64_t>(k)}, .scalars = {}};
+    const MicrobatchContext context{.microbatch = 0, .is_last = true, .random = {.microbatch = num_runs_++}, .scalars = {}};
     const TensorLookup lookup = [this](ValueId id) { return own_tensor(id); };
     now_->last = Clock::now();
     if constexpr (std::is_same_v<AnyStage, AutogradStage>) {
@@ -205,9 +232,9 @@ class Measurement {
 
   // With memory of its own where an operator writes to it, and a gradient of its own.
   at::Tensor own_tensor(ValueId id) {
-    at::Tensor& own = own_[id];
-    if (own.defined()) return own;
     const Value& value = graph_.values[static_cast<size_t>(id)];
+    at::Tensor& own = is_named(value) ? (*options_.own)[value.name] : constants_[id];
+    if (own.defined()) return own;
     const bool is_written = std::any_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const Node& node) {
       return std::find(node.written_storages.begin(), node.written_storages.end(), value.storage) != node.written_storages.end();
     });
@@ -220,15 +247,39 @@ class Measurement {
   const Graph& graph_;
   const Plan& plan_;
   const int stage_;
-  const MeasureOptions& options_;
+  const MeasureOptions options_;
+  std::unique_ptr<Stage> tape_;
+  bool is_taped_ = false;
+  std::optional<AutogradStage> reference_;
+  std::optional<ForwardTimer> watcher_;
+  std::vector<Sample> of_tape_, of_reference_;
   Sample* now_ = nullptr;
-  std::unordered_map<ValueId, at::Tensor> made_, own_, gradients_;
+  uint64_t num_runs_ = 0;
+  std::unordered_map<ValueId, at::Tensor> made_, constants_, gradients_;
 };
 
-}  // namespace
+StageMeasurement::StageMeasurement(const Graph& graph, const Plan& plan, int stage, MeasureOptions options)
+    : impl_(std::make_unique<Impl>(graph, plan, stage, std::move(options))) {}
+StageMeasurement::~StageMeasurement() = default;
+StageMeasurement::StageMeasurement(StageMeasurement&&) noexcept = default;
+StageMeasurement& StageMeasurement::operator=(StageMeasurement&&) noexcept = default;
 
-StageTimes measure_stage(const Graph& graph, const Plan& plan, int stage, const MeasureOptions& options) {
-  return Measurement(graph, plan, stage, options).run();
+void StageMeasurement::take_turn() { impl_->take_turn(); }
+
+StageTimes StageMeasurement::times() const { return impl_->times(); }
+
+void measure_in_turns(std::vector<StageMeasurement>& measurements, double seconds, double phase) {
+  if (measurements.empty()) return;
+  Clock::time_point begin = Clock::now();
+  measurements.front().take_turn();
+  const double turn_us = us_between(begin, Clock::now());
+  for (begin = Clock::now(); us_between(begin, Clock::now()) < phase * turn_us;) sched_yield();
+  const double most_us = seconds * 1e6 * static_cast<double>(measurements.size());
+  begin = Clock::now();
+  for (int turn = 0; turn < kMostTurns; ++turn) {
+    if (turn >= kLeastTurns && us_between(begin, Clock::now()) > most_us) break;
+    for (StageMeasurement& measurement : measurements) measurement.take_turn();
+  }
 }
 
 }  // namespace smp::runtime

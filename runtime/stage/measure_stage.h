@@ -1,7 +1,9 @@
 // How long the operators of a stage take on this machine: run and timed at their real shapes.
 #pragma once
 
-#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "partitioner/plan/plan.h"
@@ -9,29 +11,49 @@
 
 namespace smp::runtime {
 
+/// Copies of what operators write to, and gradients, by name: one set for all measurements of a model.
+using OwnTensors = std::unordered_map<std::string, at::Tensor>;
+
 struct MeasureOptions {
   bool tape = true;             // how the stage is going to run; false: under autograd
-  /// Ranks of one host that run the same operators in step take more from each other than those of a pipeline do: how far
-  /// this one follows the first of its host, in microbatches, 0 to 1.
-  double phase = 0;
-  double seconds = 0.25;        // spent on timed microbatches, of which there are four at least
   TensorLookup tensors{};       // parameters, buffers, constants and step inputs; undefined, or empty: made up
   std::vector<double> expected_backward_us{};  // by NodeId: shares of a backward that only its whole time is known of
+  std::shared_ptr<OwnTensors> own = std::make_shared<OwnTensors>();
 };
 
 /// Microseconds of one microbatch by NodeId; 0 for nodes of other stages.
 struct StageTimes {
   std::vector<double> forward_us, backward_us;
+  double jitter = 0;  // relative standard deviation of a microbatch's time
 };
 
-/// Runs one stage of `plan` alone, with inputs and gradients of the shapes that its neighbours would send: a few
-/// microbatches to warm up and to record the tape, then timed ones. Of these the middle half counts, by duration. No given
-/// tensor is written to, and no gradient is added to a given parameter.
+/// Runs one stage of `plan` alone, with inputs and gradients of the shapes that its neighbours would send. No given tensor is
+/// written to, and no gradient is added to a given parameter.
 ///
 /// On a tape each leaf operator is timed by itself and counts for the operator of the graph that it belongs to, or whose
 /// gradient it makes. Under autograd forwards are timed so, and the time of the backward is dealt out as the tape's is.
-/// Throws what the operators throw.
-StageTimes measure_stage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage,
-                         const MeasureOptions& options);
+/// All that runs operators throws what they throw.
+class StageMeasurement {
+ public:
+  /// `graph` and `plan` are borrowed. Runs a few microbatches, which records the tape.
+  StageMeasurement(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage, MeasureOptions options);
+  ~StageMeasurement();
+  StageMeasurement(StageMeasurement&&) noexcept;
+  StageMeasurement& operator=(StageMeasurement&&) noexcept;
+
+  /// Runs and times one microbatch, or as many as a hundredth of a second takes.
+  void take_turn();
+  /// Of all turns. Of the microbatches the middle three quarters count, by duration.
+  StageTimes times() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// All of them in turns, so that a machine that changes its speed meanwhile is unjust to none: for about `seconds` each, but
+/// at least six turns. The first one runs `phase` of a microbatch, 0 to 1, before: ranks of one host that run the same
+/// operators in step take more from each other than those of a pipeline do.
+void measure_in_turns(std::vector<StageMeasurement>& measurements, double seconds, double phase = 0);
 
 }  // namespace smp::runtime

@@ -66,17 +66,45 @@ std::vector<LayoutCandidate> candidates_of(const Config& config, const Call& cal
   return candidates;
 }
 
+// Replicas have the ranks of a pipeline with one microbatch, which compute one after the other, compute at once: it is for
+// want of memory only. Its graph, that of the whole batch, is the one that takes longest to measure. All, if there is no other.
+std::vector<LayoutCandidate> without_last_resorts(const std::vector<LayoutCandidate>& candidates) {
+  const auto is_single = [](const LayoutCandidate& one) { return one.replicas == 1; };
+  if (std::all_of(candidates.begin(), candidates.end(), is_single)) return candidates;
+  std::vector<LayoutCandidate> others = candidates;
+  std::erase_if(others, [](const LayoutCandidate& one) { return one.pipeline_ranks > 1 && one.microbatches == 1; });
+  return others.empty() ? candidates : others;
+}
+
+struct Chosen {
+  LayoutCandidate layout;
+  double step_us = 0;
+};
+
+Chosen best_of(const std::vector<LayoutCandidate>& candidates, const PartitionOptions& options) {
+  const auto best = [&](const std::vector<LayoutCandidate>& some) {
+    const LayoutChoice choice = choose_layout(some, options);
+    return Chosen{some[choice.best], choice.predictions[choice.best].step_us};
+  };
+  const std::vector<LayoutCandidate> usual = without_last_resorts(candidates);
+  if (usual.size() == candidates.size()) return best(candidates);
+  try {
+    return best(usual);
+  } catch (const c10::ValueError&) {  // they do not fit
+    return best(candidates);
+  }
+}
+
 Layout choose(RankState& rank, const Call& call, const std::vector<std::pair<int, int>>& groups, bool shared) {
   TrialCaptures captures(rank, call);
   const std::vector<LayoutCandidate> candidates = candidates_of(rank.context.config, call, captures, groups, shared);
   if (candidates.empty()) captures.rethrow();
-  const LayoutChoice choice = choose_layout(candidates, rank.programs.options(*candidates.front().graph));
-  const LayoutCandidate& best = candidates[choice.best];
+  const auto [best, step_us] = best_of(candidates, rank.programs.options(*candidates.front().graph));
   const Layout layout{best.pipeline_ranks, best.replicas, best.microbatches};
   if (rank.context.world->rank() == 0) {
     std::ostringstream text;
     text << "chosen for batches of " << best.rows * (shared ? best.replicas : 1) << ": " << describe(layout) << ", predicted "
-         << choice.predictions[choice.best].step_us / 1000 << " ms per step; best of " << candidates.size();
+         << step_us / 1000 << " ms per step; best of " << candidates.size();
     rank.context.logger.info(text.str());
   }
   return layout;
@@ -93,7 +121,7 @@ std::vector<GraphToPlan> graphs_to_plan(RankState& rank, const Call& call) {
   TrialCaptures captures(rank, call);
   std::vector<GraphToPlan> graphs;
   std::set<const Graph*> seen;
-  for (const LayoutCandidate& candidate : candidates_of(context.config, call, captures, groups, shared)) {
+  for (const LayoutCandidate& candidate : without_last_resorts(candidates_of(context.config, call, captures, groups, shared))) {
     if (seen.insert(candidate.graph).second) graphs.push_back({*candidate.graph, captures.inputs_of(candidate.graph)});
   }
   return graphs;

@@ -62,48 +62,110 @@ bool is_only_libtorch(const Graph& graph) {
 
 /// A copy of `tensor` with the geometry that was recorded; undefined where it is another tensor.
 at::Tensor with_geometry(const at::Tensor& tensor, const TensorSpec& spec) {
-  const bool fits = tensor.defined() && tensor.sizes() == spec.sizes && tensor.scalar_type() == spec.dtype && spec.storage_offset == 0;
+  const bool fits =
+      tensor.defined() && tensor.sizes() == spec.sizes && tensor.scalar_type() == spec.dtype && spec.storage_offset == 0;
   return fits ? at::empty_strided(spec.sizes, spec.strides, tensor.options()).copy_(tensor) : at::Tensor();
 }
 
-/// None for operators that cannot be run like that. `inputs`: of the graph; empty: made up.
-std::vector<std::optional<OperatorTime>> measure(RankState& rank, const Graph& graph, const std::vector<at::Tensor>& inputs) {
-  std::vector<std::optional<OperatorTime>> times(graph.nodes.size());
-  if (!is_only_libtorch(graph)) {
-    rank.context.logger.warning("cost=measured: expected LibTorch's own operators, got others (smp::opaque) in the step body, which "
-                                "only training may run; its times are predicted.");
-    return times;
+/// Of one graph. None for operators that cannot be run like that.
+struct GraphTimes {
+  std::vector<std::optional<OperatorTime>> operators{};
+  double jitter = 0;
+};
+
+/// The graphs of a step; those without inputs run on made-up ones.
+class GraphsMeasurement {
+ public:
+  GraphsMeasurement(RankState& rank, const std::vector<GraphToPlan>& graphs)
+      : rank_(rank), graphs_(graphs), times_(graphs.size()) {}
+
+  std::vector<GraphTimes> run() {
+    std::vector<Part> whole, parts;
+    for (size_t g = 0; g < graphs_.size(); ++g) {
+      const Graph& graph = graphs_[g].graph;
+      times_[g].operators.resize(graph.nodes.size());
+      plans_.push_back(is_only_libtorch(graph) ? parts_of(graph) : Plan());
+      const size_t num_parts = plans_[g].stages.size();
+      if (num_parts == 0) {
+        rank_.context.logger.warning("cost=measured: expected LibTorch's own operators, got others (smp::opaque) in the step "
+                                     "body, which only training may run; its times are predicted.");
+      }
+      for (size_t s = 0; s < num_parts; ++s) (num_parts == 1 ? whole : parts).push_back({g, s});
+    }
+    measure_together(whole);
+    for (const Part& part : parts) measure_together({part});
+    return std::move(times_);
   }
-  const GraphCosts expected = graph_costs(graph, DeviceModel{});
-  runtime::MeasureOptions options{.tape = rank.context.config.stage == StageKind::kTape,
-                                  .phase = static_cast<double>(rank.context.launch.local_rank) /
-                                           std::max(1, rank.context.launch.local_size),
-                                  .expected_backward_us = expected.backward_us};
-  const auto& named = rank.models.bindings().tensors();
-  options.tensors = [&](ValueId id) {
+
+ private:
+  struct Part {
+    size_t graph, stage;
+  };
+
+  void measure_together(const std::vector<Part>& parts) {
+    constexpr double kSeconds = 0.3;
+    const auto own = std::make_shared<runtime::OwnTensors>();
+    const runtime::Launch& launch = rank_.context.launch;
+    try {
+      std::vector<runtime::StageMeasurement> measurements;
+      std::vector<Part> measured;
+      for (const Part& part : parts) {
+        try {
+          measurements.emplace_back(graphs_[part.graph].graph, plans_[part.graph], static_cast<int>(part.stage),
+                                    options_of(part.graph, own));
+          measured.push_back(part);
+        } catch (const std::exception&) {
+          warn();
+        }
+      }
+      runtime::measure_in_turns(measurements, kSeconds, static_cast<double>(launch.local_rank) / std::max(1, launch.local_size));
+      for (size_t i = 0; i < measured.size(); ++i) keep(measured[i], measurements[i].times());
+    } catch (const std::exception&) {
+      warn();
+    }
+  }
+
+  // An operator that wants more of its inputs than a shape.
+  void warn() const {
+    rank_.context.logger.warning("cost=measured: some operators cannot be run on made-up inputs; their times are predicted: " +
+                                 runtime::describe_exception(std::current_exception()));
+  }
+
+  void keep(const Part& part, const runtime::StageTimes& of_part) {
+    GraphTimes& times = times_[part.graph];
+    for (const NodeId n : plans_[part.graph].stages[part.stage].nodes) {
+      const auto at = static_cast<size_t>(n);
+      times.operators[at] = OperatorTime{of_part.forward_us[at], of_part.backward_us[at]};
+    }
+    times.jitter = std::max(times.jitter, of_part.jitter);
+  }
+
+  runtime::MeasureOptions options_of(size_t g, const std::shared_ptr<runtime::OwnTensors>& own) const {
+    const Graph& graph = graphs_[g].graph;
+    const auto lookup = [this, g](ValueId id) { return tensor_of(graphs_[g], id); };
+    return {.tape = rank_.context.config.stage == StageKind::kTape,
+            .tensors = lookup,
+            .expected_backward_us = graph_costs(graph, DeviceModel{}).backward_us,
+            .own = own};
+  }
+
+  at::Tensor tensor_of(const GraphToPlan& wanted, ValueId id) const {
+    const auto& [graph, inputs] = wanted;
     const Value& value = graph.values[static_cast<size_t>(id)];
     const auto input = static_cast<size_t>(std::find(graph.inputs.begin(), graph.inputs.end(), id) - graph.inputs.begin());
     if (input < inputs.size()) return with_geometry(inputs[input], value.spec);
+    const auto& named = rank_.models.bindings().tensors();
     const auto known = std::find_if(named.begin(), named.end(), [&](const auto& one) { return one.name == value.name; });
-    const bool is_here = is_named(value) && known != named.end() && rank.models.is_here(known->tensor) &&
+    const bool is_here = is_named(value) && known != named.end() && rank_.models.is_here(known->tensor) &&
                          !runtime::is_unmade(known->tensor);
     return is_here ? known->tensor : at::Tensor();
-  };
-  const Plan plan = parts_of(graph);
-  for (size_t s = 0; s < plan.stages.size(); ++s) {
-    try {
-      const runtime::StageTimes part = runtime::measure_stage(graph, plan, static_cast<int>(s), options);
-      for (const NodeId n : plan.stages[s].nodes) {
-        const auto at = static_cast<size_t>(n);
-        times[at] = OperatorTime{part.forward_us[at], part.backward_us[at]};
-      }
-    } catch (const std::exception&) {  // an operator that wants more of its inputs than a shape
-      rank.context.logger.warning("cost=measured: some operators cannot be run on made-up inputs; their times are predicted: " +
-                                  runtime::describe_exception(std::current_exception()));
-    }
   }
-  return times;
-}
+
+  RankState& rank_;
+  const std::vector<GraphToPlan>& graphs_;
+  std::vector<Plan> plans_;  // none for a graph that is not run
+  std::vector<GraphTimes> times_;
+};
 
 // Elements of the gradients whose averaging is timed; none: nothing is ever averaged. Many small ones take longer than one,
 // and what fits a cache takes less than what does not: so those of the model, but of a large one no more than half of what a
@@ -131,6 +193,12 @@ std::vector<int64_t> gradients_to_average(const RankState& rank) {
   return elements;
 }
 
+double median_of(std::vector<double> numbers) {
+  const auto middle = numbers.begin() + static_cast<std::ptrdiff_t>(numbers.size() / 2);
+  std::nth_element(numbers.begin(), middle, numbers.end());
+  return *middle;
+}
+
 // Averages gradients as replicas do, and tells what a MiB of them takes on two.
 double averaging_us_per_mib(const Context& context, const std::vector<int64_t>& elements) {
   constexpr int kTimes = 5;
@@ -148,10 +216,9 @@ double averaging_us_per_mib(const Context& context, const std::vector<int64_t>& 
     reducer.finish();
     us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
   }
-  std::nth_element(us.begin(), us.begin() + kTimes / 2, us.end());
   const double share = reducer.shared_bytes() > 0 ? 1 : 2.0 * (world.size() - 1) / world.size();  // as averaging_us()
   const int64_t bytes = std::accumulate(elements.begin(), elements.end(), int64_t{0}) * kBytesOfFloat;
-  return us[kTimes / 2] / (static_cast<double>(bytes) / (1 << 20)) / share;
+  return median_of(std::move(us)) / (static_cast<double>(bytes) / (1 << 20)) / share;
 }
 
 void send_to_all(runtime::Transport& world, const std::string& bytes) {
@@ -160,7 +227,7 @@ void send_to_all(runtime::Transport& world, const std::string& bytes) {
 
 /// What the other ranks are to measure with rank 0.
 struct Wanted {
-  std::vector<Graph> graphs;
+  std::vector<GraphToPlan> graphs;  // without inputs
   std::vector<int64_t> averaged{};
 };
 
@@ -179,7 +246,7 @@ Wanted decode(const std::string& bytes) {
   wanted.averaged.resize(static_cast<size_t>(in.get<int32_t>()));
   for (int64_t& elements : wanted.averaged) elements = in.get<int64_t>();
   wanted.graphs.resize(static_cast<size_t>(in.get<int32_t>()));
-  for (Graph& graph : wanted.graphs) graph = deserialise_graph(in.get_string());
+  for (GraphToPlan& one : wanted.graphs) one.graph = deserialise_graph(in.get_string());
   return wanted;
 }
 
@@ -218,7 +285,13 @@ class Measuring {
 
   void measure_all(const std::vector<GraphToPlan>& graphs, MeasuredCosts& costs) {
     const auto begin = std::chrono::steady_clock::now();
-    for (const auto& [graph, inputs] : graphs) costs.add(graph, measure(rank_, graph, inputs));
+    const std::vector<GraphTimes> times = GraphsMeasurement(rank_, graphs).run();
+    std::vector<double> jitters;
+    for (size_t g = 0; g < graphs.size(); ++g) {
+      costs.add(graphs[g].graph, times[g].operators);
+      jitters.push_back(times[g].jitter);
+    }
+    if (!jitters.empty()) costs.set_jitter(median_of(std::move(jitters)));
     std::ostringstream text;
     if (graphs.empty()) {
       if (costs.size() == 0) return;
@@ -248,7 +321,7 @@ void measure_costs(RankState& rank, int step_number, const step_internal::Call& 
   try {
     if (world.rank() == 0) return Measuring(rank).run(call);
     const Wanted wanted = decode(world.receive_bytes(0, runtime::kMeasureTag));
-    for (const Graph& graph : wanted.graphs) measure(rank, graph, {});
+    GraphsMeasurement(rank, wanted.graphs).run();
     if (!wanted.averaged.empty()) averaging_us_per_mib(context, wanted.averaged);
     rank.programs.measured_costs().add_json(world.receive_bytes(0, runtime::kMeasureTag));
   } catch (...) {  // the others would wait for this rank

@@ -141,6 +141,7 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
   PartitionOptions options;
   options.num_ranks = context_.pipeline->size();
   options.num_microbatches = num_microbatches;
+  options.num_replicas = context_.replicas->size();
   // A step whose body reads runs all forwards first.
   options.schedule = graph.read.empty() ? kind() : ScheduleKind::kSimple;
   options.active_microbatches = static_cast<int>(config.active_microbatches);

@@ -93,7 +93,7 @@ TEST(PartitionTable, ShowsStagesAndGap) {
 TEST(PartitionTable, PrintsTheSimulatedTimeOfTheStep) {
   const Graph graph = mlp(4);
   PartitionOptions options = on_ranks(2);
-  options.device = {.link_gigabytes_per_s = 1e6, .link_latency_us = 0};
+  options.device = {.body_us = 0, .link_gigabytes_per_s = 1e6, .link_latency_us = 0};
   const Plan plan = partition(graph, options);
   ASSERT_EQ(plan.stages.size(), 2U);
   // One forward one backward over four microbatches: the slower stage works without a pause, beside

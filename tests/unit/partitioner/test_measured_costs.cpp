@@ -75,6 +75,41 @@ TEST(MeasuredCosts, CountEqualOperatorsWithTheirMean) {
   EXPECT_EQ(*costs.find(graph, graph.nodes[4]), (OperatorTime{5, 6}));
 }
 
+// Whoever is late makes others wait: mean times alone promise too short a step.
+TEST(PredictedStep, IsLongerOnAMachineWithJitterWhereRanksWaitForEachOther) {
+  const Graph graph = layers(8);
+  MeasuredCosts costs;
+  costs.add(graph, times_of(graph, 100, 200));
+  const auto step_us = [&](double jitter, int ranks, int replicas) {
+    PartitionOptions options;
+    options.num_ranks = ranks;
+    options.num_microbatches = 8;
+    options.num_replicas = replicas;
+    options.measured = &costs;
+    costs.set_jitter(jitter);
+    return partition(graph, options).predicted_step_us;
+  };
+  const double alone_us = step_us(0, 1, 1);
+  EXPECT_EQ(step_us(0, 1, 4), alone_us);  // all take the same
+  EXPECT_NEAR(step_us(0.2, 1, 1), alone_us, 0.03 * alone_us);
+  EXPECT_GT(step_us(0.2, 1, 2), 1.01 * step_us(0.2, 1, 1));
+  EXPECT_GT(step_us(0.2, 1, 4), step_us(0.2, 1, 2));
+  EXPECT_GT(step_us(0.2, 2, 1), 1.01 * step_us(0, 2, 1));
+  EXPECT_EQ(step_us(0.2, 2, 2), step_us(0.2, 2, 2));  // no other draws
+}
+
+TEST(PredictedStep, CountsTheBodiesThatTheFirstRankRuns) {
+  const Graph graph = layers(2);
+  const auto step_us = [&](double body_us) {
+    PartitionOptions options;
+    options.num_ranks = 2;
+    options.num_microbatches = 4;
+    options.device.body_us = body_us;
+    return partition(graph, options).predicted_step_us;
+  };
+  EXPECT_NEAR(step_us(10) - step_us(0), 10 * 4 * static_cast<double>(graph.nodes.size()), 1e-6);
+}
+
 // What a stage may put behind the gradients that it sends.
 TEST(ParameterShareOfBackward, IsThatOfTheFactorsThatAreParameters) {
   const Graph graph = layers(2);
@@ -91,10 +126,14 @@ TEST(MeasuredCosts, SurviveAsText) {
   MeasuredCosts costs, copy;
   costs.add(graph, times_of(graph, 0.1, 1.0 / 3));
   EXPECT_EQ(costs.averaging_us_per_mib(), 0);
+  EXPECT_EQ(costs.jitter(), 0);
   costs.set_averaging_us_per_mib(12.5);
+  costs.set_jitter(0.0625);
   copy.add_json(costs.to_json());
   EXPECT_EQ(copy.averaging_us_per_mib(), 12.5);
+  EXPECT_EQ(copy.jitter(), 0.0625);
   EXPECT_EQ(copy.size(), costs.size());
+  EXPECT_EQ(copy.size(), 4u);  // operators
   EXPECT_TRUE(copy.covers(graph));
   EXPECT_FALSE(copy.covers(layers(2, 9)));
   EXPECT_EQ(*copy.find(graph, graph.nodes[1]), *costs.find(graph, graph.nodes[1]));
@@ -103,7 +142,9 @@ TEST(MeasuredCosts, SurviveAsText) {
 TEST(MeasuredCosts, RefuseOtherTextsAndTakeNothingOfThem) {
   MeasuredCosts costs;
   for (const std::string text : {"", "[]", "{\"a\": [1, 2]", "{\"a\": [1, 2], \"b\": [1]}", "{\"a\": [1, 2], \"b\": [1, -2]}",
-                                 "{\"a\": [1, 2], \"b\": [1, 1e999]}", "{\"a\": [1, 2], \"b\": [1, \"2\"]}"}) {
+                                 "{\"a\": [1, 2], \"b\": [1, 1e999]}",
+                                 "{\"a\": [1, 2], \"jitter\": -1}", "{\"a\": [1, 2], \"jitter\": [0, 0]}",
+                                 "{\"a\": [1, 2], \"b\": [1, \"2\"]}"}) {
     EXPECT_THROW(costs.add_json(text), c10::ValueError) << text;
   }
   EXPECT_EQ(costs.size(), 0u);
