@@ -3,13 +3,14 @@
 make peers                                 the six models, pipelines of 4 and 8 microbatches, and the best of all
 python run.py BUILD/bin [MODEL ...]        some of them; --microbatches 8 --rounds 5 --best
 
-For each model the contenders take turns, --rounds times; a round is the median of some steps of each, the figure the median
-of the rounds. Prints both raw times and the ratio: above 1, smp is faster.
+For each model the contenders take turns, --rounds times; a round is the median of some steps of each, its time the median of
+the rounds, a ratio the median of the rounds' ratios: a machine that changes its speed does so for all. Prints both raw times and
+the ratio: above 1, smp is faster.
 
 vs_tdp_*         a pipeline of two ranks against the best schedule of torch.distributed.pipelining, same microbatches
 vs_torch_best_*  smp with everything left to it against the fastest of what torch offers
 smp_choice_*     what smp has chosen for itself against the fastest of its own layouts; 1: none is faster
-predicted_*      predicted over measured time of a step
+predicted_*      predicted over measured time of a step, of new processes: median of three
 """
 import argparse
 import math
@@ -27,6 +28,7 @@ PIPELINES = ["gpipe", "1f1b", "interleaved"]
 MODELS = ["lm-small", "lm-medium", "mlp-tiny", "mlp-wide", "gpt2", "resnet"]
 SECONDS_PER_ROUND = 1.0
 LEAST_STEPS, MOST_STEPS = 3, 40
+NEW_PROCESSES, STEPS_OF_NEW = 3, 8
 
 
 def descendants(pid):
@@ -111,7 +113,7 @@ def torch_side(model, microbatches, contenders):
 
 
 def measure(sides, rounds):
-    """sides: {name: (side, question prefix)}. Returns the median seconds of each, taken in turns."""
+    """sides: {name: (side, question prefix)}. Returns the seconds of each by round, taken in turns."""
     counts, times = {}, {name: [] for name in sides}
     for name, (side, prefix) in sides.items():
         guess = statistics.median(side.seconds(prefix + "3"))
@@ -120,7 +122,28 @@ def measure(sides, rounds):
         order = list(sides.items())
         for name, (side, prefix) in order if number % 2 == 0 else reversed(order):
             times[name].append(statistics.median(side.seconds(f"{prefix}{counts[name]}")))
+    return times
+
+
+def medians(times):
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def ratio_of(times, name, other):
+    """Of the times of both in each round, the median."""
+    return statistics.median(a / b for a, b in zip(times[name], times[other]))
+
+
+def compare_prediction(binaries, model, microbatches, layout, name):
+    """Of new processes: what they know of the machine's speed holds for the next seconds."""
+    ratios, raw = [], []
+    for _ in range(NEW_PROCESSES):
+        side = smp_side(binaries, model, microbatches, layout)
+        predicted, measured = float(side.says[1]), statistics.median(side.seconds(str(STEPS_OF_NEW)))
+        side.close()
+        ratios.append(predicted / measured)
+        raw.append(f"{predicted * 1e3:.2f} ms for {measured * 1e3:.2f} ms")
+    report(f"predicted_{name}", statistics.median(ratios), ", ".join(raw))
 
 
 def report(name, ratio, raw):
@@ -132,11 +155,10 @@ def compare_pipelines(binaries, model, microbatches, rounds):
     smp = smp_side(binaries, model, microbatches, "pipeline")
     times = measure({"smp": (smp, ""), **{kind: (torch, kind + " ") for kind in PIPELINES}}, rounds)
     smp.close(), torch.close()
-    best = min(PIPELINES, key=times.get)
-    ratio = times[best] / times["smp"]
-    all_of_them = milliseconds({kind: times[kind] for kind in PIPELINES})
-    report(f"vs_tdp_{model}_m{microbatches}", ratio, f"smp {times['smp'] * 1e3:.2f} ms; {all_of_them}")
-    report(f"predicted_{model}_m{microbatches}", float(smp.says[1]) / times["smp"], f"{float(smp.says[1]) * 1e3:.2f} ms")
+    raw = medians(times)
+    ratio = ratio_of(times, min(PIPELINES, key=raw.get), "smp")
+    report(f"vs_tdp_{model}_m{microbatches}", ratio, milliseconds(raw))
+    compare_prediction(binaries, model, microbatches, "pipeline", f"{model}_m{microbatches}")
     return ratio
 
 
@@ -156,23 +178,23 @@ def compare_best(binaries, model, rounds):
         times = measure({"smp": (chosen, ""), **sides}, rounds)
         for side in {id(side): side for side, _ in sides.values()}.values():
             side.close()
-        own = times.pop("smp")
-        return own, times
+        raw = medians(times)
+        best = min(sides, key=raw.get)
+        return ratio_of(times, best, "smp"), milliseconds(raw)
 
     # One after the other: the processes of all contenders would not fit into the memory of a small machine.
     torch = {count: torch_side(model, count, contenders) for count, contenders in TORCH.items()}
-    mine, times = against({f"{kind} {count}": (torch[count], kind + " ") for count, kinds in TORCH.items() for kind in kinds})
-    ratio = min(times.values()) / mine
-    report(f"vs_torch_best_{model}", ratio, f"smp {mine * 1e3:.2f} ms; {milliseconds(times)}")
+    ratio, raw = against({f"{kind} {count}": (torch[count], kind + " ") for count, kinds in TORCH.items() for kind in kinds})
+    report(f"vs_torch_best_{model}", ratio, raw)
 
     own = {f"{layout} {count}": smp_side(binaries, model, count, layout)
            for layout, count in OWN if count <= BATCH.get(model, count)}
-    predicted = {name: float(side.says[1]) for name, side in own.items()}
-    mine, times = against({name: (side, "") for name, side in own.items()})
-    report(f"smp_choice_{model}", mine / min(times.values()), f"smp {mine * 1e3:.2f} ms; {milliseconds(times)}")
-    report(f"predicted_{model}_chosen", float(chosen.says[1]) / mine,
-           ", ".join(f"{name} {predicted[name] / times[name]:.3f}" for name in own))
+    best_over_chosen, raw = against({name: (side, "") for name, side in own.items()})
+    replicas, ranks, microbatches = chosen.says[2].split("x")
+    choice = f"smp has chosen {replicas} replicas of {ranks} ranks, {microbatches} microbatches in all"
+    report(f"smp_choice_{model}", 1 / best_over_chosen, f"{raw}; {choice}")
     chosen.close()
+    compare_prediction(binaries, model, "auto", "auto", f"{model}_chosen")
     return ratio
 
 

@@ -27,7 +27,9 @@ class Training {
 
   smp::StepOutput step() {
     for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
-    return step_(made_.x, made_.y);
+    smp::StepOutput losses = step_(made_.x, made_.y);
+    num_microbatches_ = static_cast<int64_t>(losses.size());
+    return losses;
   }
 
   // In evaluation, where nothing is random, the losses are those of the plain loop.
@@ -49,10 +51,15 @@ class Training {
     model_.train();
   }
 
+  /// Of all microbatches.
   double predicted_s() const { return model_.predicted_step_s(); }
+  std::string layout() const {
+    return std::to_string(smp::dp_size()) + "x" + std::to_string(smp::pp_size()) + "x" + std::to_string(num_microbatches_);
+  }
 
  private:
   PeerModel made_;
+  int64_t num_microbatches_ = 0;
   std::vector<at::Tensor> parameters_ = made_.net->parameters();
   smp::DistributedModel<PeerNet> model_;
   smp::Step<std::function<at::Tensor(at::Tensor, at::Tensor)>> step_{[this](at::Tensor x, at::Tensor y) {
@@ -106,7 +113,7 @@ int main(int argc, char** argv) {
     PeerModel plain = make_peer_model(name);
     training.check(plain, config.microbatches, kWarmUp);
   }
-  if (smp::rank() == 0) std::cout << "ready " << training.predicted_s() << std::endl;
+  if (smp::rank() == 0) std::cout << "ready " << training.predicted_s() << ' ' << training.layout() << std::endl;
   for (;;) {
     const int64_t count = next_request();
     if (count == 0) break;
