@@ -25,7 +25,6 @@ std::chrono::milliseconds timeout_of(const Config& config) {
 std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, const Config& config, bool& uses_mpi) {
   uses_mpi = launch.kind != runtime::Launch::Kind::kSingleProcess;
   if (!uses_mpi) return runtime::LoopbackWorld(1, timeout_of(config)).transport(0);
-  runtime::set_mpi_defaults();
   return runtime::mpi::create({.timeout = timeout_of(config)});
 }
 

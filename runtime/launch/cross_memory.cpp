@@ -2,6 +2,7 @@
 #include "runtime/launch/cross_memory.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,12 +12,16 @@
 namespace smp::runtime {
 namespace {
 
-/// A child that runs `body`, which may only call what is safe after a fork, and has ended when this is destroyed.
+constexpr int kAllowed = 0, kForbidden = 1, kUnknown = 2;
+
+/// A child that runs `body`, which may only call what is safe after a fork, and is gone when this is destroyed.
 class Child {
  public:
   template <class Body>
   explicit Child(Body body) : pid_(fork()) {
-    if (pid_ == 0) _exit(body());
+    if (pid_ != 0) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    _exit(body());
   }
   ~Child() {
     if (pid_ <= 0) return;
@@ -27,22 +32,20 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   pid_t pid() const { return pid_; }
-  /// Whether it has ended by itself with 0.
-  bool succeeds() {
-    int status = 1;
-    const bool has_ended = pid_ > 0 && waitpid_without_interrupts(&status) == pid_;
-    if (has_ended) pid_ = -1;
-    return has_ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  /// What its body has returned; kUnknown where it was not started, or somebody else (a handler of SIGCHLD) knows.
+  int result() {
+    const int status = pid_ > 0 ? wait() : -1;
+    pid_ = -1;
+    return status >= 0 && WIFEXITED(status) ? WEXITSTATUS(status) : kUnknown;
   }
 
  private:
-  void wait() { waitpid_without_interrupts(nullptr); }
-  pid_t waitpid_without_interrupts(int* status) {
-    pid_t result = 0;
-    do {
-      result = waitpid(pid_, status, 0);
-    } while (result < 0 && errno == EINTR);
-    return result;
+  int wait() const {
+    int status = 0;
+    pid_t ended = 0;
+    do ended = waitpid(pid_, &status, 0);
+    while (ended < 0 && errno == EINTR);
+    return ended == pid_ ? status : -1;
   }
 
   pid_t pid_;
@@ -50,19 +53,21 @@ class Child {
 
 }  // namespace
 
-bool may_read_other_processes() {
+bool is_cross_memory_forbidden() {
   static volatile char held = 1;
   const Child holder([] {
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // as Open MPI does, for Yama
     for (;;) pause();
-    return 0;
+    return kUnknown;
   });
   if (holder.pid() < 0) return false;
   Child reader([&holder] {
     char copy = 0;
     iovec local = {&copy, 1}, remote = {const_cast<char*>(&held), 1};
-    return process_vm_readv(holder.pid(), &local, 1, &remote, 1, 0) == 1 && copy == held ? 0 : 1;
+    if (process_vm_readv(holder.pid(), &local, 1, &remote, 1, 0) == 1) return kAllowed;
+    return errno == EPERM || errno == EACCES || errno == ENOSYS ? kForbidden : kUnknown;
   });
-  return reader.succeeds();
+  return reader.result() == kForbidden;
 }
 
 }  // namespace smp::runtime

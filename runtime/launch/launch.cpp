@@ -141,10 +141,10 @@ void set_mpi_defaults() {
   constexpr int kKeepTheUsers = 0;
   setenv("OMPI_MCA_pml", "ob1", kKeepTheUsers);
   setenv("OMPI_MCA_btl", "self,vader,tcp", kKeepTheUsers);
-  // Copied twice, a large message waits for its sender, which looks after messages between two operators and may be within a
-  // convolution of some milliseconds. What one side does alone does not: resnet's pipelines lost a twentieth of a step to that.
+  // Large messages are copied once, which is Open MPI's default: copied twice they wait for a sender that may be within a
+  // long operator (docs/decisions/large-messages.md). Where that is forbidden, it would print an error for each of them.
   constexpr const char* kSingleCopy = "OMPI_MCA_btl_vader_single_copy_mechanism";
-  if (getenv(kSingleCopy) == nullptr) setenv(kSingleCopy, may_read_other_processes() ? "cma" : "none", kKeepTheUsers);
+  if (getenv(kSingleCopy) == nullptr && is_cross_memory_forbidden()) setenv(kSingleCopy, "none", kKeepTheUsers);
   setenv("OMPI_MCA_btl_vader_eager_limit", "16384", kKeepTheUsers);
 }
 

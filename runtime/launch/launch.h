@@ -37,9 +37,9 @@ std::optional<std::string> process_environment(const char* name);
 /// launcher (torchrun, srun, MPICH) started several processes that would not find each other.
 Launch detect_launch(const EnvironmentLookup& lookup = process_environment);
 
-/// Sets, where the user has not, how Open MPI moves messages between processes of one host: through
-/// shared memory with two copies, and in one go up to 16 KB (measured: 2 to 6 times faster than its
-/// defaults for activations). Call before MPI is initialised; later it has no effect.
+/// Sets, where the user has not, how Open MPI moves messages between processes of one host: in one go up to 16 KB, larger ones
+/// copied by their receiver alone, unless that is forbidden (cross_memory.h). Call before MPI is initialised; later it has no
+/// effect.
 void set_mpi_defaults();
 
 }  // namespace smp::runtime
