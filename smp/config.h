@@ -88,7 +88,7 @@ struct Config {
   StageKind stage = StageKind::kTape;
 
   /// Whether plans are made from predicted or from measured times. Measuring delays a step function's first step by
-  /// eight microbatches or more, once for each kind of machine (docs/measured_costs.md).
+  /// ten microbatches or more, once for each kind of machine (docs/measured_costs.md).
   CostSource cost = CostSource::kPredicted;
 
   /// Folder of measured times; empty = the user's cache folder, "off" = they are not kept.

@@ -51,7 +51,6 @@ class Training {
     model_.train();
   }
 
-  /// Of all microbatches.
   double predicted_s() const { return model_.predicted_step_s(); }
   std::string layout() const {
     return std::to_string(smp::dp_size()) + "x" + std::to_string(smp::pp_size()) + "x" + std::to_string(num_microbatches_);

@@ -16,6 +16,7 @@ namespace smp::partitioner {
 struct OperatorTime {
   double forward_us = 0;
   double backward_us = 0;
+  double jitter = 0;  // relative standard deviation of the microbatches that it was timed in
   bool operator==(const OperatorTime&) const = default;
 };
 
@@ -39,18 +40,17 @@ class MeasuredCosts {
   double averaging_us_per_mib() const { return averaging_us_per_mib_; }
   void set_averaging_us_per_mib(double us) { averaging_us_per_mib_ = us; }
 
-  /// Relative standard deviation of the time that one microbatch takes again and again on this machine; 0: not measured.
-  double jitter() const { return jitter_; }
-  void set_jitter(double share) { jitter_ = share; }
+  /// Relative standard deviation of a microbatch's time: that of its operators, by their time. 0: not measured.
+  double jitter_of(const Graph& graph) const;
 
-  /// JSON, to send and to keep: {key: [forward, backward]}, and "averaging" and "jitter" where they are not 0.
+  /// JSON, to send and to keep: {key: [forward, backward, jitter]}, and "averaging" where it is not 0.
   std::string to_json() const;
   /// Adds what `to_json` has written. Throws c10::ValueError, and adds nothing, for any other text.
   void add_json(std::string_view text);
 
  private:
   std::map<std::string, OperatorTime, std::less<>> times_;
-  double averaging_us_per_mib_ = 0, jitter_ = 0;
+  double averaging_us_per_mib_ = 0;
 };
 
 }  // namespace smp::partitioner

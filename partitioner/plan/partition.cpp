@@ -29,9 +29,9 @@ void check_options(const Graph& graph, const PartitionOptions& options) {
       !graph.nodes.empty(),
       "partition: expected a graph with operators, got none. Call the model in the step "
       "body.");
-  TORCH_CHECK_VALUE(options.num_ranks >= 1 && options.num_microbatches >= 1,
-                    "partition: expected num_ranks >= 1 and num_microbatches >= 1, got ",
-                    options.num_ranks, " and ", options.num_microbatches, ".");
+  TORCH_CHECK_VALUE(options.num_ranks >= 1 && options.num_microbatches >= 1 && options.num_replicas >= 1,
+                    "partition: expected num_ranks, num_microbatches and num_replicas of at least 1, got ",
+                    options.num_ranks, ", ", options.num_microbatches, " and ", options.num_replicas, ".");
   TORCH_CHECK_VALUE(
       options.optimizer_state_factor >= 0,
       "partition: expected optimizer_state_factor >= 0 (0 SGD, 1 momentum, 2 Adam), got ",

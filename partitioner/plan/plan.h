@@ -60,8 +60,8 @@ struct Plan {
   std::vector<int> stage_of_node;     // by NodeId
   std::vector<Transfer> activations;  // forward, ordered by (value, target)
   std::vector<Transfer> gradients;    // ordered by (backward, value, descending source)
-  double predicted_step_us = 0;       // by simulation of the schedule, and the averaging over replicas
-  double predicted_bubble = 0;  // the part of it in which a rank does not compute, mean over ranks
+  double predicted_step_us = 0;       // bodies, the schedule by simulation, and the averaging over replicas
+  double predicted_bubble = 0;  // the part of the schedule, on mean times, in which a rank does not compute, mean over ranks
   double lower_bound_us =
       0;  // slowest possible stage: max(total / ranks, heaviest operator), per microbatch
   double slowest_stage_us = 0;                // of this plan, per microbatch

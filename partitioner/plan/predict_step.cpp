@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <random>
+#include <utility>
 
 #include "partitioner/plan/graph_costs.h"
 #include "partitioner/schedule/generate.h"
@@ -61,17 +62,23 @@ class JitteredSteps {
     return std::clamp<size_t>(kMostActions / std::max<size_t>(1, num_actions), 4, 32);
   }
 
+  // Every second step is the one before with the opposite sign, so that their mean times are those of the plan.
   double draw_us() {
+    const auto before = random_;
+    random_ = is_opposite_ ? repeated_ : before;
     for (size_t s = 0; s < steady_.size(); ++s) {
       for (StageTime& time : input_.microbatch_times[s]) {
         const double forward = factor(), backward = factor();
         time = {steady_[s].forward_us * forward, steady_[s].backward_us * backward, steady_[s].rest_us * backward};
       }
     }
+    repeated_ = before;
+    normal_.reset();
+    is_opposite_ = !is_opposite_;
     return simulate(schedule_, input_).makespan_us;
   }
 
-  double factor() { return std::max(0.2, 1 + jitter_ * normal_(random_)); }
+  double factor() { return std::max(0.2, 1 + (is_opposite_ ? -jitter_ : jitter_) * normal_(random_)); }
 
   static constexpr size_t kMostActions = 100'000;  // simulated, so that planning stays quick
 
@@ -79,7 +86,8 @@ class JitteredSteps {
   SimulationInput input_;
   const std::vector<StageTime> steady_;
   const double jitter_;
-  std::mt19937_64 random_;  // the same draws for all plans: what differs is theirs
+  bool is_opposite_ = false;
+  std::mt19937_64 random_, repeated_;  // from the same seed in all predictions
   std::normal_distribution<double> normal_;
 };
 
@@ -93,7 +101,7 @@ StepPrediction predict_step(const Graph& graph, const Plan& plan, const Partitio
                                       .virtual_stages = options.virtual_stages});
   const SimulationInput times = predicted_times(graph, plan, options.device);
   const Simulation simulation = simulate(schedule, times);
-  const double jitter = options.measured == nullptr ? 0 : options.measured->jitter();
+  const double jitter = options.measured == nullptr ? 0 : options.measured->jitter_of(graph);
   const double us = jitter > 0 ? JitteredSteps(schedule, times, jitter).mean_us(options.num_replicas) : simulation.makespan_us;
   const double bodies_us = options.device.body_us * static_cast<double>(graph.nodes.size()) * options.num_microbatches;
   return {bodies_us + us, simulation.bubble};

@@ -9,7 +9,7 @@ namespace smp::partitioner {
 
 struct StepPrediction {
   double us = 0;      // from the first body to the last backward of the slowest replica
-  double bubble = 0;  // the part of it in which a rank does not compute, mean over ranks
+  double bubble = 0;  // the part of the schedule, on mean times, in which a rank does not compute, mean over ranks
 };
 
 /// The times of `plan`, made for `graph`, for one microbatch. A message keeps both its ranks busy.

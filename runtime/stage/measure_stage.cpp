@@ -9,6 +9,7 @@
 #include <cmath>
 #include <numeric>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "runtime/random.h"
@@ -21,7 +22,7 @@ using namespace partitioner;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kWarmUps = 4;  // under autograd, recorded, compared, and once from the tape
-constexpr int kLeastTurns = 6, kMostTurns = 40;
+constexpr int kLeastTurns = 6;
 constexpr double kShortTurnUs = 1e4;
 
 double us_between(Clock::time_point begin, Clock::time_point end) {
@@ -102,7 +103,7 @@ Sample mean_of(std::vector<Sample> samples) {
 /// Of what lies between neighbours, so that a machine that grows slower or faster all the time has none. (von Neumann, Annals
 /// of Mathematical Statistics 1941)
 double jitter_of(const std::vector<Sample>& samples) {
-  constexpr double kMost = 1;  // what took twice as long or more has been interrupted
+  constexpr double kMost = 1;  // of what took three times as long or more, which has been interrupted
   if (samples.size() < 2) return 0;
   double squares = 0;
   for (size_t s = 1; s < samples.size(); ++s) {
@@ -233,11 +234,12 @@ class StageMeasurement::Impl {
   // With memory of its own where an operator writes to it, and a gradient of its own.
   at::Tensor own_tensor(ValueId id) {
     const Value& value = graph_.values[static_cast<size_t>(id)];
-    at::Tensor& own = is_named(value) ? (*options_.own)[value.name] : constants_[id];
-    if (own.defined()) return own;
     const bool is_written = std::any_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const Node& node) {
       return std::find(node.written_storages.begin(), node.written_storages.end(), value.storage) != node.written_storages.end();
     });
+    // What another measurement only reads may be the training's.
+    at::Tensor& own = is_named(value) ? (*options_.own)[{value.name, is_written}] : constants_[id];
+    if (own.defined()) return own;
     own = is_written ? copy_of(tensor_of(id)) : tensor_of(id).detach();
     own.set_requires_grad(value.kind == ValueKind::kParameter && value.spec.requires_grad);
     if (value.is_wrapped_number) own.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -268,18 +270,25 @@ void StageMeasurement::take_turn() { impl_->take_turn(); }
 
 StageTimes StageMeasurement::times() const { return impl_->times(); }
 
-void measure_in_turns(std::vector<StageMeasurement>& measurements, double seconds, double phase) {
-  if (measurements.empty()) return;
-  Clock::time_point begin = Clock::now();
-  measurements.front().take_turn();
-  const double turn_us = us_between(begin, Clock::now());
-  for (begin = Clock::now(); us_between(begin, Clock::now()) < phase * turn_us;) sched_yield();
+std::vector<std::exception_ptr> measure_in_turns(std::vector<StageMeasurement>& measurements, double seconds, double phase) {
+  std::vector<std::exception_ptr> errors(measurements.size());
+  const auto take_turns = [&] {
+    for (size_t i = 0; i < measurements.size(); ++i) {
+      try {
+        if (!errors[i]) measurements[i].take_turn();
+      } catch (...) {
+        errors[i] = std::current_exception();
+      }
+    }
+  };
   const double most_us = seconds * 1e6 * static_cast<double>(measurements.size());
+  Clock::time_point begin = Clock::now();
+  take_turns();
+  const double turns_us = us_between(begin, Clock::now());
+  for (const Clock::time_point now = Clock::now(); us_between(now, Clock::now()) < phase * turns_us;) sched_yield();
   begin = Clock::now();
-  for (int turn = 0; turn < kMostTurns; ++turn) {
-    if (turn >= kLeastTurns && us_between(begin, Clock::now()) > most_us) break;
-    for (StageMeasurement& measurement : measurements) measurement.take_turn();
-  }
+  for (int turn = 1; turn < kLeastTurns || us_between(begin, Clock::now()) < most_us; ++turn) take_turns();
+  return errors;
 }
 
 }  // namespace smp::runtime

@@ -1,9 +1,11 @@
 // How long the operators of a stage take on this machine: run and timed at their real shapes.
 #pragma once
 
+#include <exception>
+#include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "partitioner/plan/plan.h"
@@ -11,8 +13,9 @@
 
 namespace smp::runtime {
 
-/// Copies of what operators write to, and gradients, by name: one set for all measurements of a model.
-using OwnTensors = std::unordered_map<std::string, at::Tensor>;
+/// Parameters and buffers with gradients of their own, by name and whether they are copies, which may be written to: one set for
+/// all measurements of a model.
+using OwnTensors = std::map<std::pair<std::string, bool>, at::Tensor>;
 
 struct MeasureOptions {
   bool tape = true;             // how the stage is going to run; false: under autograd
@@ -52,8 +55,9 @@ class StageMeasurement {
 };
 
 /// All of them in turns, so that a machine that changes its speed meanwhile is unjust to none: for about `seconds` each, but
-/// at least six turns. The first one runs `phase` of a microbatch, 0 to 1, before: ranks of one host that run the same
-/// operators in step take more from each other than those of a pipeline do.
-void measure_in_turns(std::vector<StageMeasurement>& measurements, double seconds, double phase = 0);
+/// at least six turns. Behind the first it waits for `phase`, 0 to 1, of what that has taken: ranks of one host that run the
+/// same operators in step take more from each other than those of a pipeline do. Returns what was thrown, by measurement; one that
+/// has thrown takes no further turns.
+std::vector<std::exception_ptr> measure_in_turns(std::vector<StageMeasurement>& measurements, double seconds, double phase = 0);
 
 }  // namespace smp::runtime

@@ -66,25 +66,27 @@ std::vector<LayoutCandidate> candidates_of(const Config& config, const Call& cal
   return candidates;
 }
 
-// Replicas have the ranks of a pipeline with one microbatch, which compute one after the other, compute at once: it is for
-// want of memory only. Its graph, that of the whole batch, is the one that takes longest to measure. All, if there is no other.
+// The ranks of a pipeline with one microbatch compute one after the other. Where each may as well be a replica, such a pipeline
+// is for want of memory: a rule of thumb, for its graph, that of the whole batch, is the one that takes longest to measure.
 std::vector<LayoutCandidate> without_last_resorts(const std::vector<LayoutCandidate>& candidates) {
-  const auto is_single = [](const LayoutCandidate& one) { return one.replicas == 1; };
-  if (std::all_of(candidates.begin(), candidates.end(), is_single)) return candidates;
+  const auto is_one_rank = [](const LayoutCandidate& one) { return one.pipeline_ranks == 1; };
   std::vector<LayoutCandidate> others = candidates;
-  std::erase_if(others, [](const LayoutCandidate& one) { return one.pipeline_ranks > 1 && one.microbatches == 1; });
-  return others.empty() ? candidates : others;
+  if (std::any_of(candidates.begin(), candidates.end(), is_one_rank)) {
+    std::erase_if(others, [](const LayoutCandidate& one) { return one.pipeline_ranks > 1 && one.microbatches == 1; });
+  }
+  return others;
 }
 
 struct Chosen {
   LayoutCandidate layout;
   double step_us = 0;
+  size_t num_compared = 0;
 };
 
 Chosen best_of(const std::vector<LayoutCandidate>& candidates, const PartitionOptions& options) {
   const auto best = [&](const std::vector<LayoutCandidate>& some) {
     const LayoutChoice choice = choose_layout(some, options);
-    return Chosen{some[choice.best], choice.predictions[choice.best].step_us};
+    return Chosen{some[choice.best], choice.predictions[choice.best].step_us, some.size()};
   };
   const std::vector<LayoutCandidate> usual = without_last_resorts(candidates);
   if (usual.size() == candidates.size()) return best(candidates);
@@ -99,12 +101,12 @@ Layout choose(RankState& rank, const Call& call, const std::vector<std::pair<int
   TrialCaptures captures(rank, call);
   const std::vector<LayoutCandidate> candidates = candidates_of(rank.context.config, call, captures, groups, shared);
   if (candidates.empty()) captures.rethrow();
-  const auto [best, step_us] = best_of(candidates, rank.programs.options(*candidates.front().graph));
+  const auto [best, step_us, num_compared] = best_of(candidates, rank.programs.options(*candidates.front().graph));
   const Layout layout{best.pipeline_ranks, best.replicas, best.microbatches};
   if (rank.context.world->rank() == 0) {
     std::ostringstream text;
     text << "chosen for batches of " << best.rows * (shared ? best.replicas : 1) << ": " << describe(layout) << ", predicted "
-         << step_us / 1000 << " ms per step; best of " << candidates.size();
+         << step_us / 1000 << " ms per step; best of " << num_compared;
     rank.context.logger.info(text.str());
   }
   return layout;

@@ -34,6 +34,7 @@ class Conductor {
   /// The capture of the body that runs right now, or null.
   runtime::BodyCapture* body_in_progress() const { return rank_.body_in_progress; }
   const Models& models() const { return rank_.models; }
+  const Programs& programs() const { return rank_.programs; }
   Context& context() const { return rank_.context; }
   StateDict::Steps steps() const { return {rank_.training_steps, rank_.evaluation_steps}; }
   /// Goes on as after that many steps. On all ranks alike.

@@ -67,11 +67,8 @@ at::Tensor with_geometry(const at::Tensor& tensor, const TensorSpec& spec) {
   return fits ? at::empty_strided(spec.sizes, spec.strides, tensor.options()).copy_(tensor) : at::Tensor();
 }
 
-/// Of one graph. None for operators that cannot be run like that.
-struct GraphTimes {
-  std::vector<std::optional<OperatorTime>> operators{};
-  double jitter = 0;
-};
+/// By NodeId; none for operators that cannot be run like that.
+using GraphTimes = std::vector<std::optional<OperatorTime>>;
 
 /// The graphs of a step; those without inputs run on made-up ones.
 class GraphsMeasurement {
@@ -83,7 +80,7 @@ class GraphsMeasurement {
     std::vector<Part> whole, parts;
     for (size_t g = 0; g < graphs_.size(); ++g) {
       const Graph& graph = graphs_[g].graph;
-      times_[g].operators.resize(graph.nodes.size());
+      times_[g].resize(graph.nodes.size());
       plans_.push_back(is_only_libtorch(graph) ? parts_of(graph) : Plan());
       const size_t num_parts = plans_[g].stages.size();
       if (num_parts == 0) {
@@ -106,38 +103,39 @@ class GraphsMeasurement {
     constexpr double kSeconds = 0.3;
     const auto own = std::make_shared<runtime::OwnTensors>();
     const runtime::Launch& launch = rank_.context.launch;
-    try {
-      std::vector<runtime::StageMeasurement> measurements;
-      std::vector<Part> measured;
-      for (const Part& part : parts) {
-        try {
-          measurements.emplace_back(graphs_[part.graph].graph, plans_[part.graph], static_cast<int>(part.stage),
-                                    options_of(part.graph, own));
-          measured.push_back(part);
-        } catch (const std::exception&) {
-          warn();
-        }
+    std::vector<runtime::StageMeasurement> measurements;
+    std::vector<Part> measured;
+    for (const Part& part : parts) {
+      try {
+        measurements.emplace_back(graphs_[part.graph].graph, plans_[part.graph], static_cast<int>(part.stage),
+                                  options_of(part.graph, own));
+        measured.push_back(part);
+      } catch (...) {
+        warn(std::current_exception());
       }
-      runtime::measure_in_turns(measurements, kSeconds, static_cast<double>(launch.local_rank) / std::max(1, launch.local_size));
-      for (size_t i = 0; i < measured.size(); ++i) keep(measured[i], measurements[i].times());
-    } catch (const std::exception&) {
-      warn();
+    }
+    const double phase = static_cast<double>(launch.local_rank) / std::max(1, launch.local_size);
+    const auto errors = runtime::measure_in_turns(measurements, kSeconds, phase);
+    for (size_t i = 0; i < measured.size(); ++i) {
+      if (errors[i]) {
+        warn(errors[i]);
+      } else {
+        keep(measured[i], measurements[i].times());
+      }
     }
   }
 
   // An operator that wants more of its inputs than a shape.
-  void warn() const {
+  void warn(const std::exception_ptr& error) const {
     rank_.context.logger.warning("cost=measured: some operators cannot be run on made-up inputs; their times are predicted: " +
-                                 runtime::describe_exception(std::current_exception()));
+                                 runtime::describe_exception(error));
   }
 
   void keep(const Part& part, const runtime::StageTimes& of_part) {
-    GraphTimes& times = times_[part.graph];
     for (const NodeId n : plans_[part.graph].stages[part.stage].nodes) {
       const auto at = static_cast<size_t>(n);
-      times.operators[at] = OperatorTime{of_part.forward_us[at], of_part.backward_us[at]};
+      times_[part.graph][at] = OperatorTime{of_part.forward_us[at], of_part.backward_us[at], of_part.jitter};
     }
-    times.jitter = std::max(times.jitter, of_part.jitter);
   }
 
   runtime::MeasureOptions options_of(size_t g, const std::shared_ptr<runtime::OwnTensors>& own) const {
@@ -193,12 +191,6 @@ std::vector<int64_t> gradients_to_average(const RankState& rank) {
   return elements;
 }
 
-double median_of(std::vector<double> numbers) {
-  const auto middle = numbers.begin() + static_cast<std::ptrdiff_t>(numbers.size() / 2);
-  std::nth_element(numbers.begin(), middle, numbers.end());
-  return *middle;
-}
-
 // Averages gradients as replicas do, and tells what a MiB of them takes on two.
 double averaging_us_per_mib(const Context& context, const std::vector<int64_t>& elements) {
   constexpr int kTimes = 5;
@@ -216,9 +208,10 @@ double averaging_us_per_mib(const Context& context, const std::vector<int64_t>& 
     reducer.finish();
     us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
   }
+  std::nth_element(us.begin(), us.begin() + kTimes / 2, us.end());
   const double share = reducer.shared_bytes() > 0 ? 1 : 2.0 * (world.size() - 1) / world.size();  // as averaging_us()
   const int64_t bytes = std::accumulate(elements.begin(), elements.end(), int64_t{0}) * kBytesOfFloat;
-  return median_of(std::move(us)) / (static_cast<double>(bytes) / (1 << 20)) / share;
+  return us[kTimes / 2] / (static_cast<double>(bytes) / (1 << 20)) / share;
 }
 
 void send_to_all(runtime::Transport& world, const std::string& bytes) {
@@ -286,12 +279,7 @@ class Measuring {
   void measure_all(const std::vector<GraphToPlan>& graphs, MeasuredCosts& costs) {
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<GraphTimes> times = GraphsMeasurement(rank_, graphs).run();
-    std::vector<double> jitters;
-    for (size_t g = 0; g < graphs.size(); ++g) {
-      costs.add(graphs[g].graph, times[g].operators);
-      jitters.push_back(times[g].jitter);
-    }
-    if (!jitters.empty()) costs.set_jitter(median_of(std::move(jitters)));
+    for (size_t g = 0; g < graphs.size(); ++g) costs.add(graphs[g].graph, times[g]);
     std::ostringstream text;
     if (graphs.empty()) {
       if (costs.size() == 0) return;

@@ -148,7 +148,7 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
   options.memory_limit_bytes = config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : -1;
   options.ties_together = config.exact_tied_weights;
   options.virtual_stages = static_cast<int>(config.virtual_stages);
-  if (costs_.size() > 0) options.measured = &costs_;
+  if (config.cost == CostSource::kMeasured) options.measured = &costs_;
   options.rank_speed = config.rank_speed;
   for (double mebibytes : config.rank_memory_limit_mb) {
     options.rank_memory_limit_bytes.push_back(
