@@ -151,7 +151,8 @@ Tape::Tape(TapeLists recorded) : lists_(std::move(recorded)), fixed_(lists_.num_
   ViewFolding(lists_, fixed_).run();
   drop_unused(lists_);
   put_results_first(lists_);
-  for (const TapeCall& call : lists_.calls) {
+  for (TapeCall& call : lists_.calls) {
+    if (call.kind == TapeCall::Kind::kOperator) call.kernel = own_kernel_of(call.op);
     for (const auto& list : call.lists) {
       for (const int32_t slot : list.slots) {
         if (slot >= 0 && fixed_[static_cast<size_t>(slot)].defined()) fixed_in_lists_.push_back(slot);
@@ -295,7 +296,7 @@ void Tape::run_calls(Slots& slots, size_t& n, size_t end, const RunContext& cont
       }
       if (call.grad_enabled != at::GradMode::is_enabled()) at::GradMode::set_enabled(call.grad_enabled);
       call.push(stack_, slots);
-      call.op.callBoxed(stack_);
+      call.kernel != nullptr ? call.kernel(call.op, stack_) : call.op.callBoxed(stack_);
       call.store(stack_, slots);
       if (call.ends_random) seed.reset();
     } else {

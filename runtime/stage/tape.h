@@ -12,6 +12,7 @@
 #include "partitioner/graph/graph.h"
 #include "runtime/random.h"
 #include "runtime/stage/flat_call.h"
+#include "runtime/stage/own_kernels.h"
 #include "runtime/stage/stage.h"
 
 namespace smp::runtime {
@@ -34,6 +35,7 @@ struct TapeCall : FlatCall {
     kGradient,  // tensors[0] is the gradient of a parameter, whole
   };
   Kind kind = Kind::kOperator;
+  OwnKernel kernel = nullptr;     // kOperator: in the place of the dispatcher's
   bool has_effect = false;        // writes or draws: stays although nobody uses its results
   bool grad_enabled = false;      // as it was recorded: mkldnn_rnn_layer looks at it, although nothing is recorded for it
   bool ends_random = false;       // the last of the operators that draw under one seed
