@@ -200,7 +200,16 @@ std::string DistributedModelBase::plan_json() const {
 }
 
 double DistributedModelBase::predicted_step_s() const {
-  return model_->first_program == nullptr ? 0 : model_->first_program->plan.predicted_step_us * 1e-6;
+  return model_->predicted_step_us * 1e-6;
+}
+
+void DistributedModelBase::measure_again() {
+  detail::refuse_in_body("measure_again");
+  detail::refuse_in_join("measure_again");
+  detail::Conductor& own = conductor("measure_again");
+  TORCH_CHECK_VALUE(own.context().config.cost == CostSource::kMeasured, "measure_again: expected cost=measured, got ",
+                    "cost=predicted, by which times are those of a model of a processor. Set Config::cost.");
+  own.measure_again();
 }
 
 std::vector<int64_t> DistributedModelBase::predicted_peak_bytes() const {

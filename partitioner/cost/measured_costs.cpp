@@ -63,7 +63,19 @@ OperatorTime read_time(std::string_view key, const json::value& value) {
   return {read_number(key, numbers->at(0)), read_number(key, numbers->at(1)), read_number(key, numbers->at(2))};
 }
 
-constexpr std::string_view kAveraging = "averaging";  // no operator of any library: these have "::"
+std::vector<double> read_slowness(std::string_view key, const json::value& value) {
+  const auto* numbers = value.if_array();
+  TORCH_CHECK_VALUE(numbers != nullptr, "measured costs: expected a number for each rank for '", key, "', got ",
+                    json::serialize(value), ".");
+  std::vector<double> slowness;
+  for (const json::value& number : *numbers) {
+    slowness.push_back(read_number(key, number));
+    TORCH_CHECK_VALUE(slowness.back() > 0, "measured costs: expected numbers above 0 for '", key, "', got 0.");
+  }
+  return slowness;
+}
+
+constexpr std::string_view kAveraging = "averaging", kSlowness = "slowness";  // no operators of any library: these have "::"
 
 }  // namespace
 
@@ -126,6 +138,7 @@ std::string MeasuredCosts::to_json() const {
     operators[key] = json::array{time.forward_us, time.backward_us, time.jitter};
   }
   if (averaging_us_per_mib_ > 0) operators[kAveraging] = averaging_us_per_mib_;
+  if (!slowness_.empty()) operators[kSlowness] = json::array(slowness_.begin(), slowness_.end());
   return json::serialize(operators);
 }
 
@@ -137,15 +150,19 @@ void MeasuredCosts::add_json(std::string_view text) {
                     error ? error.message() : "another value", ".");
   std::map<std::string, OperatorTime, std::less<>> added;
   double averaging_us_per_mib = averaging_us_per_mib_;
+  std::vector<double> slowness = slowness_;
   for (const auto& [key, value] : parsed.get_object()) {
     if (key == kAveraging) {
       averaging_us_per_mib = read_number(key, value);
+    } else if (key == kSlowness) {
+      slowness = read_slowness(key, value);
     } else {
       added.emplace(key, read_time(key, value));
     }
   }
   for (auto& [key, time] : added) times_[key] = time;
   averaging_us_per_mib_ = averaging_us_per_mib;
+  slowness_ = std::move(slowness);
 }
 
 }  // namespace smp::partitioner

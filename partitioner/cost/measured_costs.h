@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "partitioner/graph/graph.h"
@@ -43,7 +44,11 @@ class MeasuredCosts {
   /// Relative standard deviation of a microbatch's time: that of its operators, by their time. 0: not measured.
   double jitter_of(const Graph& graph) const;
 
-  /// JSON, to send and to keep: {key: [forward, backward, jitter]}, and "averaging" where it is not 0.
+  /// How many times as long as world rank 0, whose times these are, each rank takes; empty: all as long.
+  const std::vector<double>& slowness() const { return slowness_; }
+  void set_slowness(std::vector<double> by_rank) { slowness_ = std::move(by_rank); }
+
+  /// JSON, to send and to keep: {key: [forward, backward, jitter]}, "averaging" where it is not 0, and "slowness" where it is known.
   std::string to_json() const;
   /// Adds what `to_json` has written. Throws c10::ValueError, and adds nothing, for any other text.
   void add_json(std::string_view text);
@@ -51,6 +56,7 @@ class MeasuredCosts {
  private:
   std::map<std::string, OperatorTime, std::less<>> times_;
   double averaging_us_per_mib_ = 0;
+  std::vector<double> slowness_;
 };
 
 }  // namespace smp::partitioner

@@ -2,7 +2,6 @@
 #include "partitioner/plan/predict_step.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <random>
 #include <utility>
@@ -32,64 +31,77 @@ SimulationInput predicted_times(const Graph& graph, const Plan& plan, const Devi
 
 namespace {
 
-/// Draws of steps.
+/// Draws of the steps of a job.
 class JitteredSteps {
  public:
-  JitteredSteps(const Schedule& schedule, SimulationInput input, double jitter)
-      : schedule_(schedule), input_(std::move(input)), steady_(std::exchange(input_.times, {})), jitter_(jitter) {
-    input_.microbatch_times.assign(steady_.size(), std::vector<StageTime>(static_cast<size_t>(schedule.num_microbatches)));
-  }
+  /// `steady`: times by replica.
+  JitteredSteps(const Schedule& schedule, std::vector<SimulationInput> steady, double jitter)
+      : schedule_(schedule), steady_(std::move(steady)), jitter_(jitter) {}
 
-  /// Mean of the longest of `num_replicas` steps.
-  double mean_us(int num_replicas) {
-    std::vector<double> makespans_us(num_draws());
-    for (double& us : makespans_us) us = draw_us();
-    std::sort(makespans_us.begin(), makespans_us.end());
-    // The i-th of n is the longest of R where all of them are among the first i, and not all among those before.
-    const auto n = static_cast<double>(makespans_us.size());
-    double mean_us = 0;
-    for (size_t i = 0; i < makespans_us.size(); ++i) {
-      const auto before = static_cast<double>(i);
-      mean_us += (std::pow((before + 1) / n, num_replicas) - std::pow(before / n, num_replicas)) * makespans_us[i];
+  /// Of the slowest replica.
+  double mean_us() {
+    if (jitter_ == 0) return draw_us();
+    const size_t num_pairs = num_draws() / 2;
+    double sum_us = 0;
+    for (size_t i = 0; i < num_pairs; ++i) {
+      // Each step and one with all signs the other way round, so that their mean times are those of the plan.
+      const std::mt19937_64 same = random_;
+      sum_us += draw_us();
+      random_ = same, sign_ = -1;
+      sum_us += draw_us();
+      sign_ = 1;
     }
-    return mean_us;
+    return sum_us / (2 * static_cast<double>(num_pairs));
   }
 
  private:
   size_t num_draws() const {
     size_t num_actions = 0;
     for (const auto& column : schedule_.columns) num_actions += column.size();
-    return std::clamp<size_t>(kMostActions / std::max<size_t>(1, num_actions), 4, 32);
+    return std::clamp<size_t>(kMostActions / std::max<size_t>(1, num_actions * steady_.size()), 4, 32);
   }
 
-  // Every second step is the one before with the opposite sign, so that their mean times are those of the plan.
   double draw_us() {
-    const auto before = random_;
-    random_ = is_opposite_ ? repeated_ : before;
-    for (size_t s = 0; s < steady_.size(); ++s) {
-      for (StageTime& time : input_.microbatch_times[s]) {
+    double longest_us = 0;
+    for (const SimulationInput& steady : steady_) longest_us = std::max(longest_us, simulate(schedule_, jittered(steady)).makespan_us);
+    return longest_us;
+  }
+
+  SimulationInput jittered(SimulationInput input) {
+    const std::vector<StageTime> steady = std::exchange(input.times, {});
+    std::normal_distribution<double> normal;
+    const auto factor = [&] { return std::max(0.2, 1 + sign_ * jitter_ * normal(random_)); };
+    for (const StageTime& time : steady) {
+      auto& of_stage = input.microbatch_times.emplace_back(static_cast<size_t>(schedule_.num_microbatches));
+      for (StageTime& drawn : of_stage) {
         const double forward = factor(), backward = factor();
-        time = {steady_[s].forward_us * forward, steady_[s].backward_us * backward, steady_[s].rest_us * backward};
+        drawn = {time.forward_us * forward, time.backward_us * backward, time.rest_us * backward};
       }
     }
-    repeated_ = before;
-    normal_.reset();
-    is_opposite_ = !is_opposite_;
-    return simulate(schedule_, input_).makespan_us;
+    return input;
   }
-
-  double factor() { return std::max(0.2, 1 + (is_opposite_ ? -jitter_ : jitter_) * normal_(random_)); }
 
   static constexpr size_t kMostActions = 100'000;  // simulated, so that planning stays quick
 
   const Schedule& schedule_;
-  SimulationInput input_;
-  const std::vector<StageTime> steady_;
+  const std::vector<SimulationInput> steady_;
   const double jitter_;
-  bool is_opposite_ = false;
-  std::mt19937_64 random_, repeated_;  // from the same seed in all predictions
-  std::normal_distribution<double> normal_;
+  double sign_ = 1;
+  std::mt19937_64 random_;  // from the same seed in all predictions
 };
+
+/// The times of each replica.
+std::vector<SimulationInput> times_of_replicas(const SimulationInput& times, const Plan& plan, const PartitionOptions& options) {
+  std::vector<SimulationInput> replicas(static_cast<size_t>(std::max(1, options.num_replicas)), times);
+  for (size_t r = 0; r < options.slowness.size(); ++r) {
+    for (size_t s = 0; s < plan.stages.size(); ++s) {
+      const double slowness = options.slowness[r].at(static_cast<size_t>(plan.stages[s].rank));
+      StageTime& time = replicas.at(r).times[s];
+      time = {time.forward_us * slowness, time.backward_us * slowness, time.rest_us * slowness};
+    }
+  }
+  return replicas;
+}
 
 }  // namespace
 
@@ -102,7 +114,9 @@ StepPrediction predict_step(const Graph& graph, const Plan& plan, const Partitio
   const SimulationInput times = predicted_times(graph, plan, options.device);
   const Simulation simulation = simulate(schedule, times);
   const double jitter = options.measured == nullptr ? 0 : options.measured->jitter_of(graph);
-  const double us = jitter > 0 ? JitteredSteps(schedule, times, jitter).mean_us(options.num_replicas) : simulation.makespan_us;
+  const bool is_steady = jitter == 0 && options.slowness.empty();
+  const double us = is_steady ? simulation.makespan_us
+                              : JitteredSteps(schedule, times_of_replicas(times, plan, options), jitter).mean_us();
   const double bodies_us = options.device.body_us * static_cast<double>(graph.nodes.size()) * options.num_microbatches;
   return {bodies_us + us, simulation.bubble};
 }

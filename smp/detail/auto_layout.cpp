@@ -48,8 +48,9 @@ std::string describe(const Layout& layout) {
 }
 
 /// `groups`: pipeline ranks and replicas. `shared`: the replicas share the batch, else each has one of its own.
-std::vector<LayoutCandidate> candidates_of(const Config& config, const Call& call, TrialCaptures& captures,
+std::vector<LayoutCandidate> candidates_of(const RankState& rank, const Call& call, TrialCaptures& captures,
                                            const std::vector<std::pair<int, int>>& groups, bool shared) {
+  const Config& config = rank.context.config;
   const int64_t rows = config.microbatches == kAutoMicrobatches || shared ? rows_of(call) : 0;
   std::vector<LayoutCandidate> candidates;
   for (const auto& [pipeline_ranks, replicas] : groups) {
@@ -60,7 +61,9 @@ std::vector<LayoutCandidate> candidates_of(const Config& config, const Call& cal
                             : std::vector<int>{static_cast<int>(config.microbatches)};
     for (const int count : counts) {
       const Graph* graph = captures.graph(parts * count);
-      if (graph != nullptr) candidates.push_back({pipeline_ranks, replicas, count, std::max<int64_t>(rows / parts, count), graph});
+      if (graph == nullptr) continue;
+      candidates.push_back({pipeline_ranks, replicas, count, std::max<int64_t>(rows / parts, count), graph,
+                            rank.programs.slowness(pipeline_ranks)});
     }
   }
   return candidates;
@@ -99,7 +102,7 @@ Chosen best_of(const std::vector<LayoutCandidate>& candidates, const PartitionOp
 
 Layout choose(RankState& rank, const Call& call, const std::vector<std::pair<int, int>>& groups, bool shared) {
   TrialCaptures captures(rank, call);
-  const std::vector<LayoutCandidate> candidates = candidates_of(rank.context.config, call, captures, groups, shared);
+  const std::vector<LayoutCandidate> candidates = candidates_of(rank, call, captures, groups, shared);
   if (candidates.empty()) captures.rethrow();
   const auto [best, step_us, num_compared] = best_of(candidates, rank.programs.options(*candidates.front().graph));
   const Layout layout{best.pipeline_ranks, best.replicas, best.microbatches};
@@ -123,10 +126,17 @@ std::vector<GraphToPlan> graphs_to_plan(RankState& rank, const Call& call) {
   TrialCaptures captures(rank, call);
   std::vector<GraphToPlan> graphs;
   std::set<const Graph*> seen;
-  for (const LayoutCandidate& candidate : without_last_resorts(candidates_of(context.config, call, captures, groups, shared))) {
+  for (const LayoutCandidate& candidate : without_last_resorts(candidates_of(rank, call, captures, groups, shared))) {
     if (seen.insert(candidate.graph).second) graphs.push_back({*candidate.graph, captures.inputs_of(candidate.graph)});
   }
   return graphs;
+}
+
+std::vector<GraphToPlan> graph_in_use(RankState& rank, int step_number, const Call& call) {
+  TrialCaptures captures(rank, call);
+  const Graph* graph = captures.graph(share_of(rank, step_number, call).total());
+  if (graph == nullptr) return {};
+  return {{*graph, captures.inputs_of(graph)}};
 }
 
 Share share_of(RankState& rank, int step_number, const Call& call) {

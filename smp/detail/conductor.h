@@ -42,6 +42,7 @@ class Conductor {
     rank_.training_steps = steps.training;
     rank_.evaluation_steps = steps.evaluation;
   }
+  void measure_again() { rank_.measures_again = true; }
   void add_optimizer(const OptimizerMemory& memory, const std::shared_ptr<OptimizerOfModel>& optimizer);
 
   void count_optimizer_step(const torch::optim::Optimizer& optimizer);

@@ -20,9 +20,8 @@ Config with_degree(Config config, int world_size) {
   return config;
 }
 
-runtime::Topology make_topology(const Config& config, int world_size) {
-  return runtime::Topology(world_size, {.pipeline_degree = static_cast<int>(config.pipeline_parallel_degree)},
-                           config.placement_strategy);
+runtime::Topology make_topology(const Config& config, int world_size, int64_t pipeline_ranks) {
+  return runtime::Topology(world_size, {.pipeline_degree = static_cast<int>(pipeline_ranks)}, config.placement_strategy);
 }
 
 }  // namespace
@@ -59,7 +58,7 @@ int64_t ManualPlacement::take_lost() {
 Context::Context(Config resolved, const runtime::Launch& launched, std::shared_ptr<runtime::Transport> transport)
     : config(with_degree(std::move(resolved), transport->size())),
       launch(launched),
-      topology(make_topology(config, transport->size())),
+      topology(make_topology(config, transport->size(), config.pipeline_parallel_degree)),
       world(std::move(transport)),
       is_laid_out(config.parallelism == Parallelism::kManual),
       made_groups(std::make_shared<MadeGroups>(world)),
@@ -79,9 +78,11 @@ void Context::form_groups() {
 
 Context::~Context() = default;
 
+runtime::Topology Context::topology_of(int pipeline_ranks) const { return make_topology(config, world->size(), pipeline_ranks); }
+
 void Context::lay_out(int pipeline_ranks) {
   config.pipeline_parallel_degree = pipeline_ranks;
-  topology = make_topology(config, world->size());
+  topology = topology_of(pipeline_ranks);
   is_laid_out = true;
   form_groups();
 }

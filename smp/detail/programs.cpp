@@ -5,8 +5,11 @@
 #include <unordered_set>
 
 #include "partitioner/graph/gradient_flow.h"
+#include "partitioner/plan/build_plan.h"
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/choose_layout.h"
+#include "partitioner/plan/graph_costs.h"
+#include "partitioner/plan/predict_step.h"
 #include "partitioner/plan/rank_memory.h"
 #include "partitioner/plan/segments.h"
 #include "partitioner/schedule/check.h"
@@ -49,6 +52,10 @@ runtime::Owners used_by(const Graph& graph, const runtime::Owners& placed) {
     if (owner != placed.end()) used.insert(*owner);
   }
   return used;
+}
+
+double averaging_of(const Graph& graph, const Plan& plan, const PartitionOptions& options) {
+  return graph.has_backward() ? averaging_us(plan, options.num_replicas, options) : 0;
 }
 
 // Released tensors keep their geometry.
@@ -113,13 +120,36 @@ Plan Programs::make_plan(const Graph& graph, const runtime::Owners& placed, int 
     const PartitionOptions options = options_on(graph, owners, num_microbatches);
     Plan plan = partition(graph, options);
     check(graph, plan);
-    if (graph.has_backward()) plan.predicted_step_us += averaging_us(plan, context_.replicas->size(), options);
+    plan.predicted_step_us += averaging_of(graph, plan, options);
     return plan;
   };
   const runtime::Owners used = used_by(graph, placed);
   if (used.empty() || !models_.needs_placement(graph, placed)) return plan_on(used);
   // One model is new, another is not: the new one goes where a free plan of both would put it.
   return plan_on(models_.owners_after(graph, plan_on({}), placed));
+}
+
+std::vector<std::vector<double>> Programs::slowness(int pipeline_ranks) const {
+  const std::vector<double>& by_rank = costs_.slowness();
+  std::vector<std::vector<double>> by_replica;
+  const runtime::Topology topology = context_.topology_of(pipeline_ranks);
+  for (int r = 0; r < (by_rank.empty() ? 0 : topology.group_size(runtime::GroupKind::kDataParallel)); ++r) {
+    std::vector<double>& replica = by_replica.emplace_back();
+    for (int p = 0; p < pipeline_ranks; ++p) {
+      replica.push_back(by_rank.at(static_cast<size_t>(topology.world_rank({.rdp_rank = r, .pp_rank = p}))));
+    }
+  }
+  return by_replica;
+}
+
+double Programs::predict_again(const Program& program, int num_microbatches) const {
+  const Graph& graph = program.graph;
+  const PartitionOptions options = options_on(graph, used_by(graph, models_.owners()), num_microbatches);
+  std::vector<int> ranks;
+  for (const StagePlan& stage : program.plan.stages) ranks.push_back(stage.rank);
+  const GraphCosts costs = graph_costs(graph, options.device, options.measured);
+  const Plan plan = build_plan(graph, costs, {program.plan.stage_of_node, ranks}, options);
+  return predict_step(graph, plan, options).us + averaging_of(graph, plan, options);
 }
 
 // All of them: to count one bucket too many is the safe side.
@@ -149,6 +179,7 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
   options.ties_together = config.exact_tied_weights;
   options.virtual_stages = static_cast<int>(config.virtual_stages);
   if (config.cost == CostSource::kMeasured) options.measured = &costs_;
+  options.slowness = slowness(options.num_ranks);
   options.rank_speed = config.rank_speed;
   for (double mebibytes : config.rank_memory_limit_mb) {
     options.rank_memory_limit_bytes.push_back(

@@ -97,6 +97,30 @@ TEST(PredictedStep, IsLongerOnAMachineWithJitterWhereRanksWaitForEachOther) {
   EXPECT_EQ(step_us(0.2, 2, 2), step_us(0.2, 2, 2));  // no other draws
 }
 
+// A step ends when the slowest rank does, and plans are not made for a slowness that may be gone in a minute.
+TEST(PredictedStep, IsThatOfTheSlowestRankWhereRanksDiffer) {
+  const Graph graph = layers(8);
+  MeasuredCosts costs;
+  costs.add(graph, times_of(graph, 100, 200));
+  const auto plan = [&](std::vector<std::vector<double>> slowness) {
+    PartitionOptions options;
+    options.num_replicas = std::max(1, static_cast<int>(slowness.size()));
+    options.num_ranks = slowness.empty() ? 2 : static_cast<int>(slowness.front().size());
+    options.num_microbatches = 8;
+    options.device.body_us = 0;
+    options.measured = &costs;
+    options.slowness = std::move(slowness);
+    return partition(graph, options);
+  };
+  const double alone_us = plan({{1}}).predicted_step_us;
+  EXPECT_NEAR(plan({{1}, {1}}).predicted_step_us, alone_us, 1e-6 * alone_us);
+  EXPECT_NEAR(plan({{1}, {1.5}}).predicted_step_us, 1.5 * alone_us, 1e-6 * alone_us);
+  const Plan even = plan({}), uneven = plan({{1, 1.5}});
+  EXPECT_GT(uneven.predicted_step_us, 1.3 * even.predicted_step_us);
+  EXPECT_LT(uneven.predicted_step_us, 1.5 * even.predicted_step_us);
+  EXPECT_EQ(uneven.stage_of_node, even.stage_of_node);
+}
+
 TEST(PredictedStep, CountsTheBodiesThatTheFirstRankRuns) {
   const Graph graph = layers(2);
   const auto step_us = [&](double body_us) {
@@ -126,7 +150,10 @@ TEST(MeasuredCosts, SurviveAsText) {
   costs.add(graph, times_of(graph, 0.1, 1.0 / 3, 0.0625));
   EXPECT_EQ(costs.averaging_us_per_mib(), 0);
   costs.set_averaging_us_per_mib(12.5);
+  EXPECT_TRUE(costs.slowness().empty());
+  costs.set_slowness({1, 0.75});
   copy.add_json(costs.to_json());
+  EXPECT_EQ(copy.slowness(), costs.slowness());
   EXPECT_EQ(copy.averaging_us_per_mib(), 12.5);
   EXPECT_EQ(copy.jitter_of(graph), 0.0625);
   EXPECT_EQ(copy.size(), costs.size());
@@ -141,10 +168,12 @@ TEST(MeasuredCosts, RefuseOtherTextsAndTakeNothingOfThem) {
   for (const std::string text : {"", "[]", "{\"a\": [1, 2, 0]", "{\"a\": [1, 2, 0], \"b\": [1, 2]}",
                                  "{\"a\": [1, 2, 0], \"b\": [1, -2, 0]}", "{\"a\": [1, 2, 0], \"b\": [1, 1e999, 0]}",
                                  "{\"a\": [1, 2, 0], \"b\": [1, \"2\", 0]}", "{\"a\": [1, 2, 0], \"b\": [1, 2, -0.1]}",
-                                 "{\"a\": [1, 2, 0], \"averaging\": [1, 2, 0]}"}) {
+                                 "{\"a\": [1, 2, 0], \"averaging\": [1, 2, 0]}", "{\"a\": [1, 2, 0], \"slowness\": 1}",
+                                 "{\"a\": [1, 2, 0], \"slowness\": [1, 0]}"}) {
     EXPECT_THROW(costs.add_json(text), c10::ValueError) << text;
   }
   EXPECT_EQ(costs.size(), 0u);
+  EXPECT_TRUE(costs.slowness().empty());
 }
 
 TEST(MeasuredCosts, TakeThePlaceOfPredictions) {

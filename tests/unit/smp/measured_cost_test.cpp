@@ -299,6 +299,7 @@ TEST(MeasuredCosts, OfAveragingBelongToThePredictedStepAndAreNotKept) {
     expect_averaging_is_measured_and_predicted();
   });
   EXPECT_EQ(content_of(folder.files().at(0)).find("averaging"), std::string::npos) << "another job, another network";
+  EXPECT_EQ(content_of(folder.files().at(0)).find("slowness"), std::string::npos) << "another job, other ranks";
 }
 
 TEST(MeasuredCosts, ServeReplicasAndChoicesOfLayouts) {
