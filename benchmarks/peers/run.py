@@ -1,16 +1,16 @@
 """Measures smp against torch on the same two cores: both sides' processes live side by side, and all but one sleep.
 
 make peers                                 the six models, pipelines of 4 and 8 microbatches, and the best of all
-python run.py BUILD/bin [MODEL ...]        some of them; --microbatches 8 --rounds 5 --best
+python run.py BUILD/bin [MODEL ...]        some of them; --rounds 5
 
-For each model the contenders take turns, --rounds times; a round is the median of some steps of each, its time the median of
-the rounds, a ratio the median of the rounds' ratios: a machine that changes its speed does so for all. Prints both raw times and
-the ratio: above 1, smp is faster.
+For each model the contenders take turns of a quarter of a second, or of one step, --rounds times; a turn's time is the median of
+its steps, a ratio the median of the rounds' ratios: a machine that changes its speed does so for all. Prints both raw times,
+medians of the rounds, and the ratio: above 1, smp is faster.
 
 vs_tdp_*         a pipeline of two ranks against the best schedule of torch.distributed.pipelining, same microbatches
 vs_torch_best_*  smp with everything left to it against the fastest of what torch offers
 smp_choice_*     what smp has chosen for itself against the fastest of its own layouts; 1: none is faster
-predicted_*      predicted over measured time of a step, of new processes: median of three
+predicted_*      predicted over measured time of a step, operators timed and steps run in turns
 """
 import argparse
 import math
@@ -25,10 +25,13 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 PIPELINES = ["gpipe", "1f1b", "interleaved"]
+MICROBATCHES = [4, 8]
+OTHER_LAYOUTS = [("pipeline", 16), ("replicas", 1), ("replicas", 2), ("replicas", 4)]
+BATCH = {"gpt2": 8}  # where it is less than the most microbatches above
 MODELS = ["lm-small", "lm-medium", "mlp-tiny", "mlp-wide", "gpt2", "resnet"]
-SECONDS_PER_ROUND = 1.0
-LEAST_STEPS, MOST_STEPS = 3, 40
-NEW_PROCESSES, STEPS_OF_NEW = 3, 8
+SECONDS_PER_TURN = 0.25
+MOST_STEPS = 40  # of one turn
+PREDICTION = "0"  # the question for one
 
 
 def descendants(pid):
@@ -112,12 +115,16 @@ def torch_side(model, microbatches, contenders):
     return Side(commands, {"OMP_NUM_THREADS": "1"})
 
 
+def steps_of_turn(seconds):
+    return max(1, min(MOST_STEPS, round(SECONDS_PER_TURN / seconds)))
+
+
 def measure(sides, rounds):
     """sides: {name: (side, question prefix)}. Returns the seconds of each by round, taken in turns."""
     counts, times = {}, {name: [] for name in sides}
     for name, (side, prefix) in sides.items():
-        guess = statistics.median(side.seconds(prefix + "3"))
-        counts[name] = max(LEAST_STEPS, min(MOST_STEPS, round(SECONDS_PER_ROUND / guess)))
+        guess = statistics.median(side.seconds(prefix + "2"))
+        counts[name] = steps_of_turn(guess)
     for number in range(rounds):
         order = list(sides.items())
         for name, (side, prefix) in order if number % 2 == 0 else reversed(order):
@@ -134,89 +141,108 @@ def ratio_of(times, name, other):
     return statistics.median(a / b for a, b in zip(times[name], times[other]))
 
 
-def compare_prediction(binaries, model, microbatches, layout, name):
-    """Of new processes: what they know of the machine's speed holds for the next seconds."""
+def compare_prediction(side, rounds, name):
+    """Operators are timed, and then steps, in turns; a prediction is compared with the steps before and behind it."""
+    count = steps_of_turn(statistics.median(side.seconds("3")))
     ratios, raw = [], []
-    for _ in range(NEW_PROCESSES):
-        side = smp_side(binaries, model, microbatches, layout)
-        predicted, measured = float(side.says[1]), statistics.median(side.seconds(str(STEPS_OF_NEW)))
-        side.close()
-        ratios.append(predicted / measured)
-        raw.append(f"{predicted * 1e3:.2f} ms for {measured * 1e3:.2f} ms")
-    report(f"predicted_{name}", statistics.median(ratios), ", ".join(raw))
+    before = statistics.fmean(side.seconds(str(count)))
+    for _ in range(rounds):
+        predicted, = side.seconds(PREDICTION)
+        behind = statistics.fmean(side.seconds(str(count)))
+        ratios.append(2 * predicted / (before + behind))
+        raw.append((predicted, before))
+        before = behind
+    predicted, measured = (statistics.median(column) * 1e3 for column in zip(*raw))
+    report(f"predicted_{name}", statistics.median(ratios), f"{predicted:.2f} ms for {measured:.2f} ms")
 
 
 def report(name, ratio, raw):
     print(f"{name} {ratio:.3f} x ({raw})", flush=True)
 
 
-def compare_pipelines(binaries, model, microbatches, rounds):
-    torch = torch_side(model, microbatches, PIPELINES)
-    smp = smp_side(binaries, model, microbatches, "pipeline")
-    times = measure({"smp": (smp, ""), **{kind: (torch, kind + " ") for kind in PIPELINES}}, rounds)
-    smp.close(), torch.close()
-    raw = medians(times)
-    ratio = ratio_of(times, min(PIPELINES, key=raw.get), "smp")
-    report(f"vs_tdp_{model}_m{microbatches}", ratio, milliseconds(raw))
-    compare_prediction(binaries, model, microbatches, "pipeline", f"{model}_m{microbatches}")
-    return ratio
-
-
-TORCH = {4: ["one", "ddp", "gpipe", "1f1b"], 8: PIPELINES}  # by microbatches; the first two have none
-OWN = [("pipeline", 4), ("pipeline", 8), ("pipeline", 16), ("replicas", 1), ("replicas", 2), ("replicas", 4)]
-BATCH = {"gpt2": 8}  # where it is less than the most microbatches above
-
-
 def milliseconds(times):
     return ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in times.items())
 
 
-def compare_best(binaries, model, rounds):
-    chosen = smp_side(binaries, model, "auto", "auto")
+def close_all(sides):
+    for side in {id(side): side for side, _ in sides.values()}.values():
+        side.close()
 
-    def against(sides):
-        times = measure({"smp": (chosen, ""), **sides}, rounds)
-        for side in {id(side): side for side, _ in sides.values()}.values():
-            side.close()
+
+class Contest:
+    """smp and its peers on one model. All of torch's processes and smp's that are compared with them live at once; those of
+    smp's other layouts later, for not all would fit into the memory of a small machine."""
+
+    def __init__(self, binaries, model, rounds):
+        self.binaries, self.model, self.rounds = binaries, model, rounds
+        self.chosen = self.smp("auto", "auto")
+        self.pipelines = {count: self.smp(count, "pipeline") for count in MICROBATCHES}
+        self.against_torch = self.measure_against_torch()
+
+    def smp(self, microbatches, layout):
+        return smp_side(self.binaries, self.model, microbatches, layout)
+
+    def measure_against_torch(self):
+        sides = {"smp": (self.chosen, ""), **{f"smp {count}": (side, "") for count, side in self.pipelines.items()}}
+        torch = {}
+        for count in MICROBATCHES:
+            kinds = (["one", "ddp"] if count == MICROBATCHES[0] else []) + PIPELINES  # the first two have no microbatches
+            side = torch_side(self.model, count, kinds)
+            torch.update({kind if kind in ("one", "ddp") else f"{kind} {count}": (side, kind + " ") for kind in kinds})
+        times = measure({**sides, **torch}, self.rounds)
+        close_all(torch)
+        return times
+
+    def ratio_to_best(self, own, others):
+        """The fastest of the others over smp's own, and the raw times of all."""
+        raw = medians({name: self.against_torch[name] for name in (own, *others)})
+        return ratio_of(self.against_torch, min(others, key=raw.get), own), milliseconds(raw)
+
+    def vs_tdp(self, microbatches):
+        ratio, raw = self.ratio_to_best(f"smp {microbatches}", [f"{kind} {microbatches}" for kind in PIPELINES])
+        report(f"vs_tdp_{self.model}_m{microbatches}", ratio, raw)
+        compare_prediction(self.pipelines[microbatches], self.rounds, f"{self.model}_m{microbatches}")
+        return ratio
+
+    def vs_torch_best(self):
+        ratio, raw = self.ratio_to_best("smp", [name for name in self.against_torch if not name.startswith("smp")])
+        report(f"vs_torch_best_{self.model}", ratio, raw)
+        return ratio
+
+    def choice(self):
+        counts = [(layout, count) for layout, count in OTHER_LAYOUTS if count <= BATCH.get(self.model, count)]
+        others = {f"{layout} {count}": (self.smp(count, layout), "") for layout, count in counts}
+        pipelines = {f"pipeline {count}": (side, "") for count, side in self.pipelines.items()}
+        times = measure({"smp": (self.chosen, ""), **pipelines, **others}, self.rounds)
+        close_all(others)
         raw = medians(times)
-        best = min(sides, key=raw.get)
-        return ratio_of(times, best, "smp"), milliseconds(raw)
+        best = min((name for name in raw if name != "smp"), key=raw.get)
+        replicas, ranks, microbatches = self.chosen.says[1].split("x")
+        report(f"smp_choice_{self.model}", ratio_of(times, "smp", best),
+               f"{milliseconds(raw)}; smp has chosen {replicas} replicas of {ranks} ranks, {microbatches} microbatches in all")
+        compare_prediction(self.chosen, self.rounds, f"{self.model}_chosen")
 
-    # One after the other: the processes of all contenders would not fit into the memory of a small machine.
-    torch = {count: torch_side(model, count, contenders) for count, contenders in TORCH.items()}
-    ratio, raw = against({f"{kind} {count}": (torch[count], kind + " ") for count, kinds in TORCH.items() for kind in kinds})
-    report(f"vs_torch_best_{model}", ratio, raw)
-
-    own = {f"{layout} {count}": smp_side(binaries, model, count, layout)
-           for layout, count in OWN if count <= BATCH.get(model, count)}
-    best_over_chosen, raw = against({name: (side, "") for name, side in own.items()})
-    replicas, ranks, microbatches = chosen.says[2].split("x")
-    choice = f"smp has chosen {replicas} replicas of {ranks} ranks, {microbatches} microbatches in all"
-    report(f"smp_choice_{model}", 1 / best_over_chosen, f"{raw}; {choice}")
-    chosen.close()
-    compare_prediction(binaries, model, "auto", "auto", f"{model}_chosen")
-    return ratio
+    def close(self):
+        close_all({number: (side, "") for number, side in enumerate([self.chosen, *self.pipelines.values()])})
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("binaries", type=pathlib.Path)
     parser.add_argument("models", nargs="*", default=MODELS)
-    parser.add_argument("--microbatches", type=int, action="append")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--best", action="store_true", help="only the comparison with the best of torch")
+    parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
-
-    def compare(name, contest):
-        ratios = [contest(model) for model in arguments.models]
-        geomean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-        report(name, geomean, f"lowest {min(ratios):.3f}")
-
-    for count in [] if arguments.best else arguments.microbatches or [4, 8]:
-        compare(f"vs_tdp_geomean_m{count}",
-                lambda model: compare_pipelines(arguments.binaries, model, count, arguments.rounds))
-    if arguments.best or not arguments.microbatches:
-        compare("vs_torch_best_geomean", lambda model: compare_best(arguments.binaries, model, arguments.rounds))
+    ratios = {}
+    for model in arguments.models:
+        contest = Contest(arguments.binaries, model, arguments.rounds)
+        for count in MICROBATCHES:
+            ratios.setdefault(f"vs_tdp_geomean_m{count}", []).append(contest.vs_tdp(count))
+        ratios.setdefault("vs_torch_best_geomean", []).append(contest.vs_torch_best())
+        contest.choice()
+        contest.close()
+    for name, of_models in ratios.items():
+        geomean = math.exp(statistics.fmean(math.log(ratio) for ratio in of_models))
+        report(name, geomean, f"lowest {min(of_models):.3f}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <iostream>
+#include <optional>
 #include <sstream>
 
 #include "benchmarks/measure.h"
@@ -51,7 +52,12 @@ class Training {
     model_.train();
   }
 
-  double predicted_s() const { return model_.predicted_step_s(); }
+  /// By operators that are timed now.
+  double predict() {
+    model_.measure_again();
+    step();
+    return model_.predicted_step_s();
+  }
   std::string layout() const {
     return std::to_string(smp::dp_size()) + "x" + std::to_string(smp::pp_size()) + "x" + std::to_string(num_microbatches_);
   }
@@ -82,13 +88,18 @@ double seconds_together(Training& training) {
   return last_end - last_begin;
 }
 
-// Number of steps that are wanted, on every process; 0: no more.
-int64_t next_request() {
-  if (smp::rank() != 0) return smp::recv_from<int64_t>(0, smp::WORLD_RANK);
-  std::string line;
-  const int64_t count = std::getline(std::cin, line) ? std::stol(line) : 0;
-  smp::broadcast(count, smp::WORLD);
-  return count;
+// Number of steps that are wanted, on every process; 0: a prediction of one. None: the end.
+std::optional<int64_t> next_request() {
+  constexpr int64_t kEnd = -1;
+  int64_t count = kEnd;
+  if (smp::rank() == 0) {
+    std::string line;
+    if (std::getline(std::cin, line)) count = std::stol(line);
+    smp::broadcast(count, smp::WORLD);
+  } else {
+    count = smp::recv_from<int64_t>(0, smp::WORLD_RANK);
+  }
+  return count == kEnd ? std::nullopt : std::optional(count);
 }
 
 }  // namespace
@@ -112,12 +123,11 @@ int main(int argc, char** argv) {
     PeerModel plain = make_peer_model(name);
     training.check(plain, config.microbatches, kWarmUp);
   }
-  if (smp::rank() == 0) std::cout << "ready " << training.predicted_s() << ' ' << training.layout() << std::endl;
-  for (;;) {
-    const int64_t count = next_request();
-    if (count == 0) break;
+  if (smp::rank() == 0) std::cout << "ready " << training.layout() << std::endl;
+  while (const std::optional<int64_t> count = next_request()) {
     std::ostringstream answer;
-    for (int64_t i = 0; i < count; ++i) answer << seconds_together(training) << ' ';
+    if (*count == 0) answer << training.predict();
+    for (int64_t i = 0; i < *count; ++i) answer << seconds_together(training) << ' ';
     if (smp::rank() == 0) std::cout << answer.str() << std::endl;
   }
   smp::shutdown();
