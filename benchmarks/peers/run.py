@@ -3,9 +3,9 @@
 make peers                                 the six models, pipelines of 4 and 8 microbatches, and the best of all
 python run.py BUILD/bin [MODEL ...]        some of them; --rounds 5
 
-For each model the contenders take turns of a quarter of a second, or of one step, --rounds times; a turn's time is the median of
-its steps, a ratio the median of the rounds' ratios: a machine that changes its speed does so for all. Prints both raw times,
-medians of the rounds, and the ratio: above 1, smp is faster.
+For each model the contenders take turns of a quarter of a second (40 steps at most, one at least) in a random order, --rounds
+times; a turn's time is the median of its steps, a ratio the median of the rounds' ratios: a machine that changes its speed does so
+for all. Prints the raw times, medians of the rounds, and the ratio: above 1, smp is faster.
 
 vs_tdp_*         a pipeline of two ranks against the best schedule of torch.distributed.pipelining, same microbatches
 vs_torch_best_*  smp with everything left to it against the fastest of what torch offers
@@ -13,9 +13,11 @@ smp_choice_*     what smp has chosen for itself against the fastest of its own l
 predicted_*      predicted over measured time of a step, operators timed and steps run in turns
 """
 import argparse
+import contextlib
 import math
 import os
 import pathlib
+import random
 import signal
 import socket
 import statistics
@@ -25,6 +27,7 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 PIPELINES = ["gpipe", "1f1b", "interleaved"]
+WORLD = 2
 MICROBATCHES = [4, 8]
 OTHER_LAYOUTS = [("pipeline", 16), ("replicas", 1), ("replicas", 2), ("replicas", 4)]
 BATCH = {"gpt2": 8}  # where it is less than the most microbatches above
@@ -53,7 +56,10 @@ def descendants(pid):
 class Side:
     """Processes that answer "how long do N steps take". They sleep between questions."""
 
+    alive = []
+
     def __init__(self, commands, environment):
+        Side.alive.append(self)
         self.log = tempfile.TemporaryFile("w+")
         self.processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE if i == 0 else subprocess.DEVNULL,
@@ -83,7 +89,14 @@ class Side:
         self._signal(signal.SIGSTOP)
         return answer
 
+    @staticmethod
+    def kill_all():
+        while Side.alive:
+            with contextlib.suppress(ProcessLookupError):
+                Side.alive.pop()._signal(signal.SIGKILL)
+
     def close(self):
+        Side.alive.remove(self)
         self._signal(signal.SIGCONT)
         self.leader.stdin.close()
         for process in self.processes:
@@ -119,16 +132,33 @@ def steps_of_turn(seconds):
     return max(1, min(MOST_STEPS, round(SECONDS_PER_TURN / seconds)))
 
 
-def measure(sides, rounds):
-    """sides: {name: (side, question prefix)}. Returns the seconds of each by round, taken in turns."""
+def measure(sides, rounds, near=None):
+    """sides: {name: (side, question prefix)}. Returns the seconds of each by round, taken in turns. With `near`, those that are
+    slower than that many times the fastest, but for smp itself, are out after these rounds, and the others go on for as many again, twice."""
     counts, times = {}, {name: [] for name in sides}
     for name, (side, prefix) in sides.items():
         guess = statistics.median(side.seconds(prefix + "2"))
         counts[name] = steps_of_turn(guess)
-    for number in range(rounds):
-        order = list(sides.items())
-        for name, (side, prefix) in order if number % 2 == 0 else reversed(order):
-            times[name].append(statistics.median(side.seconds(f"{prefix}{counts[name]}")))
+    shuffle = random.Random(0)
+    last = None
+
+    def run(names):
+        nonlocal last
+        for _ in range(rounds):
+            order = shuffle.sample(names, len(names))
+            if order[0] == last:  # nobody runs twice in a row, which would be warm
+                order = order[1:] + order[:1]
+            for name in order:
+                side, prefix = sides[name]
+                times[name].append(statistics.median(side.seconds(f"{prefix}{counts[name]}")))
+            last = order[-1]
+
+    run(list(sides))
+    if near is not None:
+        fastest = min(medians(times).values())
+        left = [name for name, seconds in medians(times).items() if name == "smp" or seconds <= near * fastest]
+        run(left), run(left)
+        times = {name: times[name] for name in left}
     return times
 
 
@@ -210,16 +240,24 @@ class Contest:
         return ratio
 
     def choice(self):
-        counts = [(layout, count) for layout, count in OTHER_LAYOUTS if count <= BATCH.get(self.model, count)]
-        others = {f"{layout} {count}": (self.smp(count, layout), "") for layout, count in counts}
-        pipelines = {f"pipeline {count}": (side, "") for count, side in self.pipelines.items()}
-        times = measure({"smp": (self.chosen, ""), **pipelines, **others}, self.rounds)
-        close_all(others)
+        """A layout of smp's that is the chosen one is not compared with itself."""
+        layouts = [("pipeline", count) for count in MICROBATCHES] + OTHER_LAYOUTS
+        others = {}
+        for layout, count in layouts:
+            replicas, ranks = (WORLD, 1) if layout == "replicas" else (1, WORLD)
+            is_chosen = self.chosen.says[1] == f"{replicas}x{ranks}x{count * replicas}"
+            if is_chosen or count > BATCH.get(self.model, count):
+                continue
+            known = self.pipelines.get(count) if layout == "pipeline" else None
+            others[f"{layout} {count}"] = (known or self.smp(count, layout), "")
+        times = measure({"smp": (self.chosen, ""), **others}, self.rounds, near=1.1)
+        close_all({name: (side, "") for name, (side, _) in others.items() if side not in self.pipelines.values()})
         raw = medians(times)
-        best = min((name for name in raw if name != "smp"), key=raw.get)
+        best = min((name for name in raw if name != "smp"), key=raw.get, default="smp")
         replicas, ranks, microbatches = self.chosen.says[1].split("x")
+        choice = f"{replicas} replicas of {ranks} ranks, {microbatches} microbatches in all"
         report(f"smp_choice_{self.model}", ratio_of(times, "smp", best),
-               f"{milliseconds(raw)}; smp has chosen {replicas} replicas of {ranks} ranks, {microbatches} microbatches in all")
+               f"{milliseconds(raw)}; all others take a tenth longer, and more; smp has chosen {choice}")
         compare_prediction(self.chosen, self.rounds, f"{self.model}_chosen")
 
     def close(self):
@@ -233,13 +271,16 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     ratios = {}
-    for model in arguments.models:
-        contest = Contest(arguments.binaries, model, arguments.rounds)
-        for count in MICROBATCHES:
-            ratios.setdefault(f"vs_tdp_geomean_m{count}", []).append(contest.vs_tdp(count))
-        ratios.setdefault("vs_torch_best_geomean", []).append(contest.vs_torch_best())
-        contest.choice()
-        contest.close()
+    try:
+        for model in arguments.models:
+            contest = Contest(arguments.binaries, model, arguments.rounds)
+            for count in MICROBATCHES:
+                ratios.setdefault(f"vs_tdp_geomean_m{count}", []).append(contest.vs_tdp(count))
+            ratios.setdefault("vs_torch_best_geomean", []).append(contest.vs_torch_best())
+            contest.choice()
+            contest.close()
+    finally:
+        Side.kill_all()  # stopped ones would stay for ever
     for name, of_models in ratios.items():
         geomean = math.exp(statistics.fmean(math.log(ratio) for ratio in of_models))
         report(name, geomean, f"lowest {min(of_models):.3f}")

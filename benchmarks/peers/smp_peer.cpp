@@ -115,6 +115,7 @@ int main(int argc, char** argv) {
   config.cost = smp::CostSource::kMeasured;
   config.cost_cache = "off";
   config.log_level = smp::LogLevel::kOff;
+  config.timeout_s = 24 * 3600;  // stopped most of the time
   smp::init(config);
   Training training(make_peer_model(name), layout == "replicas");
   constexpr int64_t kWarmUp = 4;
