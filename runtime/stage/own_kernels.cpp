@@ -89,7 +89,8 @@ void fill(T* mask, int64_t count, double p, at::mt19937& engine) {
 }
 
 bool fill_with(at::Tensor& mask, double p, const at::Generator& generator) {
-  if (!mask.device().is_cpu() || mask.layout() != at::kStrided || !mask.is_contiguous()) return false;
+  const bool is_probability = p >= 0 && p <= 1;
+  if (!is_probability || !mask.device().is_cpu() || mask.layout() != at::kStrided || !mask.is_contiguous()) return false;
   auto* own = at::check_generator<at::CPUGeneratorImpl>(generator);
   const std::lock_guard<std::mutex> lock(own->mutex_);
   at::mt19937 engine = own->engine();
@@ -108,11 +109,13 @@ bool fill_with(at::Tensor& mask, double p, const at::Generator& generator) {
 // LibTorch can be built to draw with generators of MKL.
 bool draws_alike() {
   const at::Generator theirs = at::detail::createCPUGenerator(0), ours = at::detail::createCPUGenerator(0);
-  for (const int64_t count : {5, 1000, 295, 312}) {  // within a state, over several, and up to the end of one
-    const double p = 0.1 + 0.8 / static_cast<double>(count);
-    at::Tensor expected = at::empty({count}, at::kFloat), got = at::empty({count}, at::kFloat);
-    expected.bernoulli_(p, theirs);
-    if (!fill_with(got, p, ours) || !got.equal(expected)) return false;
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t count : {5, 1000, 243, 312}) {  // within a state, over several, up to the end of one, all of one
+      const double p = 0.1 + 3.0 / static_cast<double>(count);
+      at::Tensor expected = at::empty({count}, dtype), got = at::empty({count}, dtype);
+      expected.bernoulli_(p, theirs);
+      if (!fill_with(got, p, ours) || !got.equal(expected)) return false;
+    }
   }
   return at::Tensor(theirs.unsafeGetGeneratorImpl()->get_state()).equal(at::Tensor(ours.unsafeGetGeneratorImpl()->get_state()));
 }

@@ -7,6 +7,8 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace smp::runtime {
 namespace {
 
@@ -50,6 +52,11 @@ TEST(FillBernoulli, LeavesItToLibTorchAfterAnOddNumberOfDraws) {
   EXPECT_FALSE(fill_bernoulli(mask, 0.5));
   EXPECT_TRUE(mask.eq(7).all().item<bool>());
   EXPECT_TRUE(Seeded::state().equal(state));
+}
+
+TEST(FillBernoulli, LeavesRefusalsToLibTorch) {
+  at::Tensor mask = at::empty({5});
+  for (const double p : {-0.1, 1.1, std::nan("")}) EXPECT_FALSE(fill_bernoulli(mask, p)) << p;
 }
 
 TEST(FillBernoulli, LeavesOtherTensorsToLibTorch) {

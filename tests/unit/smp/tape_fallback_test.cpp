@@ -1,4 +1,5 @@
 // What is not taped, and what makes a tape go: the numbers stay those of the loop without smp, and the reason is told.
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
@@ -228,6 +229,31 @@ TEST(TapeFallback, GradientsClearedOrReplacedBetweenStepsAreMadeAnew) {
     if (s == 2) net.zero_grad(/*set_to_none=*/true);
     if (s == 3) net.zero_grad(/*set_to_none=*/false);
     if (s == 4) net.first->weight.mutable_grad() = torch::ones_like(net.first->weight);
+  });
+}
+
+std::atomic<int> num_draws_of_libtorch = 0;
+
+std::unique_ptr<at::ObserverContext> count_draws(const at::RecordFunction& function) {
+  if (std::string_view(function.name()) == "aten::bernoulli_") ++num_draws_of_libtorch;
+  return nullptr;
+}
+
+TEST(TapeKernels, DrawTheMasksOfDropout) {
+  tests::run_smp_ranks(1, {.microbatches = 2, .log_level = LogLevel::kOff}, [] {
+    const auto net = tests::make_net(at::kFloat, /*dropout=*/0.5);
+    DistributedModel model(net);
+    auto step = smp::step([&](at::Tensor data) { model.backward(model(data).square().mean()); });
+    const auto draws_of_a_step = [&] {
+      num_draws_of_libtorch = 0;
+      const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(count_draws));
+      step(tests::rows(8, 8, 0));
+      at::removeCallback(handle);
+      return num_draws_of_libtorch.load();
+    };
+    EXPECT_GT(draws_of_a_step(), 0);  // under autograd
+    step(tests::rows(8, 8, 1));
+    EXPECT_EQ(draws_of_a_step(), 0);
   });
 }
 
