@@ -44,7 +44,7 @@ class MeasuredCosts {
   /// Relative standard deviation of a microbatch's time: that of its operators, by their time. 0: not measured.
   double jitter_of(const Graph& graph) const;
 
-  /// How many times as long as world rank 0, whose times these are, each rank takes; empty: all as long.
+  /// How many times as long as world rank 0, whose times these are, each rank takes; empty: not known.
   const std::vector<double>& slowness() const { return slowness_; }
   void set_slowness(std::vector<double> by_rank) { slowness_ = std::move(by_rank); }
 

@@ -23,7 +23,6 @@ PartitionOptions options_for(const LayoutCandidate& candidate, PartitionOptions 
   options.num_ranks = candidate.pipeline_ranks;
   options.num_microbatches = candidate.microbatches;
   options.num_replicas = candidate.replicas;
-  options.slowness = candidate.slowness;
   if (candidate.replicas == 1) options.gradient_bucket_bytes = 0;
   const auto ranks = static_cast<size_t>(candidate.pipeline_ranks);
   if (options.rank_speed.size() > ranks) options.rank_speed.resize(ranks);

@@ -21,7 +21,6 @@ struct LayoutCandidate {
   int microbatches = 1;          // per replica
   int64_t rows = 1;              // of the batch of one replica
   const Graph* graph = nullptr;  // one microbatch of rows / microbatches rows; borrowed
-  std::vector<std::vector<double>> slowness{};  // in place of PartitionOptions::slowness
 };
 
 struct LayoutPrediction {

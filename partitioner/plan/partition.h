@@ -30,9 +30,6 @@ struct PartitionOptions {
   std::vector<int64_t> rank_memory_limit_bytes;  // in place of memory_limit_bytes
   DeviceModel device;
   const MeasuredCosts* measured = nullptr;  // in place of what `device` predicts; borrowed
-  /// By replica and pipeline rank: how many times as long as `measured` says it took there. Plans are predicted with it, not
-  /// made, for it may be another a minute later. Empty: as long.
-  std::vector<std::vector<double>> slowness;
   double optimizer_state_factor = 0;  // state in units of the parameters: 0 SGD, 1 momentum, 2 Adam
   double optimizer_workspace_factor = 0;  // of its step, in units of the parameter being updated
   int64_t gradient_bucket_bytes = 0;  // averaged over replicas at once; 0: there are no replicas

@@ -2,6 +2,7 @@
 #include "partitioner/plan/predict_step.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <random>
 #include <utility>
@@ -35,8 +36,8 @@ namespace {
 class JitteredSteps {
  public:
   /// `steady`: times by replica.
-  JitteredSteps(const Schedule& schedule, std::vector<SimulationInput> steady, double jitter)
-      : schedule_(schedule), steady_(std::move(steady)), jitter_(jitter) {}
+  JitteredSteps(const Schedule& schedule, const Plan& plan, std::vector<SimulationInput> steady, double jitter)
+      : schedule_(schedule), plan_(plan), steady_(std::move(steady)), jitter_(jitter) {}
 
   /// Of the slowest replica.
   double mean_us() {
@@ -67,11 +68,17 @@ class JitteredSteps {
     return longest_us;
   }
 
+  // Half of the variance is that of single forwards and backwards, half that of a rank throughout the step: the noise of shared
+  // machines is about as strong on all time scales, so that means over longer times vary as much as those over shorter ones.
   SimulationInput jittered(SimulationInput input) {
     const std::vector<StageTime> steady = std::exchange(input.times, {});
     std::normal_distribution<double> normal;
-    const auto factor = [&] { return std::max(0.2, 1 + sign_ * jitter_ * normal(random_)); };
-    for (const StageTime& time : steady) {
+    const auto draw = [&] { return sign_ * jitter_ * std::sqrt(0.5) * normal(random_); };
+    std::vector<double> of_rank(static_cast<size_t>(plan_.num_ranks));
+    for (double& drawn : of_rank) drawn = draw();
+    for (size_t s = 0; s < steady.size(); ++s) {
+      const StageTime& time = steady[s];
+      const auto factor = [&] { return std::max(0.2, 1 + of_rank[static_cast<size_t>(plan_.stages[s].rank)] + draw()); };
       auto& of_stage = input.microbatch_times.emplace_back(static_cast<size_t>(schedule_.num_microbatches));
       for (StageTime& drawn : of_stage) {
         const double forward = factor(), backward = factor();
@@ -84,20 +91,23 @@ class JitteredSteps {
   static constexpr size_t kMostActions = 100'000;  // simulated, so that planning stays quick
 
   const Schedule& schedule_;
+  const Plan& plan_;
   const std::vector<SimulationInput> steady_;
   const double jitter_;
   double sign_ = 1;
   std::mt19937_64 random_;  // from the same seed in all predictions
 };
 
-/// The times of each replica.
-std::vector<SimulationInput> times_of_replicas(const SimulationInput& times, const Plan& plan, const PartitionOptions& options) {
+/// The times of each replica, on ranks as slow as that.
+std::vector<SimulationInput> times_of_replicas(const SimulationInput& times, const Plan& plan, const PartitionOptions& options,
+                                               const std::vector<std::vector<double>>& slowness) {
   std::vector<SimulationInput> replicas(static_cast<size_t>(std::max(1, options.num_replicas)), times);
-  for (size_t r = 0; r < options.slowness.size(); ++r) {
+  for (size_t r = 0; r < slowness.size(); ++r) {
     for (size_t s = 0; s < plan.stages.size(); ++s) {
-      const double slowness = options.slowness[r].at(static_cast<size_t>(plan.stages[s].rank));
+      const int rank = plan.stages[s].rank;
+      const double factor = slowness[r].at(static_cast<size_t>(rank)) * options.speed_of(rank);  // the plan has divided by it
       StageTime& time = replicas.at(r).times[s];
-      time = {time.forward_us * slowness, time.backward_us * slowness, time.rest_us * slowness};
+      time = {time.forward_us * factor, time.backward_us * factor, time.rest_us * factor};
     }
   }
   return replicas;
@@ -105,7 +115,8 @@ std::vector<SimulationInput> times_of_replicas(const SimulationInput& times, con
 
 }  // namespace
 
-StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options) {
+StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options,
+                            const std::vector<std::vector<double>>& slowness) {
   const StageGraph stages = stage_graph(plan, graph);
   const Schedule schedule = generate(options.schedule, stages, options.num_microbatches,
                                      {.active_microbatches = options.active_microbatches,
@@ -114,9 +125,9 @@ StepPrediction predict_step(const Graph& graph, const Plan& plan, const Partitio
   const SimulationInput times = predicted_times(graph, plan, options.device);
   const Simulation simulation = simulate(schedule, times);
   const double jitter = options.measured == nullptr ? 0 : options.measured->jitter_of(graph);
-  const bool is_steady = jitter == 0 && options.slowness.empty();
+  const bool is_steady = jitter == 0 && slowness.empty();
   const double us = is_steady ? simulation.makespan_us
-                              : JitteredSteps(schedule, times_of_replicas(times, plan, options), jitter).mean_us();
+                              : JitteredSteps(schedule, plan, times_of_replicas(times, plan, options, slowness), jitter).mean_us();
   const double bodies_us = options.device.body_us * static_cast<double>(graph.nodes.size()) * options.num_microbatches;
   return {bodies_us + us, simulation.bubble};
 }

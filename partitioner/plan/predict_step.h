@@ -1,6 +1,8 @@
 // The predicted time of a step: its schedule, made and performed on paper.
 #pragma once
 
+#include <vector>
+
 #include "partitioner/plan/partition.h"
 #include "partitioner/plan/plan.h"
 #include "partitioner/schedule/simulate.h"
@@ -20,6 +22,10 @@ SimulationInput predicted_times(const Graph& graph, const Plan& plan, const Devi
 ///
 /// Where a machine's jitter was measured, it is the mean over some steps whose forwards and backwards each take a little more
 /// or less, the same ones at every call: whoever is late makes others wait, so a step takes longer than that of mean times.
-StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options);
+///
+/// `slowness`: by replica and pipeline rank, how many times as long as options.measured says operators take there, whatever
+/// options.rank_speed; empty: as the plan says. Plans are not made for it, because it may be another a minute later.
+StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options,
+                            const std::vector<std::vector<double>>& slowness = {});
 
 }  // namespace smp::partitioner

@@ -22,7 +22,7 @@ using namespace partitioner;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kWarmUps = 4;  // under autograd, recorded, compared, and once from the tape
-constexpr int kLeastTurns = 6;
+constexpr int kLeastTurns = 10;
 constexpr double kShortTurnUs = 1e4;
 
 double us_between(Clock::time_point begin, Clock::time_point end) {

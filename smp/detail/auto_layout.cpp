@@ -48,9 +48,8 @@ std::string describe(const Layout& layout) {
 }
 
 /// `groups`: pipeline ranks and replicas. `shared`: the replicas share the batch, else each has one of its own.
-std::vector<LayoutCandidate> candidates_of(const RankState& rank, const Call& call, TrialCaptures& captures,
+std::vector<LayoutCandidate> candidates_of(const Config& config, const Call& call, TrialCaptures& captures,
                                            const std::vector<std::pair<int, int>>& groups, bool shared) {
-  const Config& config = rank.context.config;
   const int64_t rows = config.microbatches == kAutoMicrobatches || shared ? rows_of(call) : 0;
   std::vector<LayoutCandidate> candidates;
   for (const auto& [pipeline_ranks, replicas] : groups) {
@@ -61,9 +60,7 @@ std::vector<LayoutCandidate> candidates_of(const RankState& rank, const Call& ca
                             : std::vector<int>{static_cast<int>(config.microbatches)};
     for (const int count : counts) {
       const Graph* graph = captures.graph(parts * count);
-      if (graph == nullptr) continue;
-      candidates.push_back({pipeline_ranks, replicas, count, std::max<int64_t>(rows / parts, count), graph,
-                            rank.programs.slowness(pipeline_ranks)});
+      if (graph != nullptr) candidates.push_back({pipeline_ranks, replicas, count, std::max<int64_t>(rows / parts, count), graph});
     }
   }
   return candidates;
@@ -80,39 +77,51 @@ std::vector<LayoutCandidate> without_last_resorts(const std::vector<LayoutCandid
   return others;
 }
 
-struct Chosen {
-  LayoutCandidate layout;
-  double step_us = 0;
-  size_t num_compared = 0;
+struct Comparison {
+  std::vector<LayoutCandidate> candidates;
+  LayoutChoice choice;
+
+  const LayoutCandidate& best() const { return candidates[choice.best]; }
 };
 
-Chosen best_of(const std::vector<LayoutCandidate>& candidates, const PartitionOptions& options) {
-  const auto best = [&](const std::vector<LayoutCandidate>& some) {
-    const LayoutChoice choice = choose_layout(some, options);
-    return Chosen{some[choice.best], choice.predictions[choice.best].step_us, some.size()};
-  };
+Comparison compare(const std::vector<LayoutCandidate>& candidates, const PartitionOptions& options) {
   const std::vector<LayoutCandidate> usual = without_last_resorts(candidates);
-  if (usual.size() == candidates.size()) return best(candidates);
+  if (usual.size() == candidates.size()) return {candidates, choose_layout(candidates, options)};
   try {
-    return best(usual);
+    return {usual, choose_layout(usual, options)};
   } catch (const c10::ValueError&) {  // they do not fit
-    return best(candidates);
+    return {candidates, choose_layout(candidates, options)};
   }
+}
+
+/// The best and what came next, fastest first.
+std::string describe(const Comparison& comparison, bool shared) {
+  constexpr size_t kMost = 4;
+  const auto& [candidates, choice] = comparison;
+  std::vector<size_t> order;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    if (choice.predictions[i].plan && i != choice.best) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return choice.predictions[a].us_per_row < choice.predictions[b].us_per_row; });
+  order.insert(order.begin(), choice.best);
+  std::ostringstream text;
+  text << "chosen for batches of " << comparison.best().rows * (shared ? comparison.best().replicas : 1) << ", best of " << candidates.size() << ": ";
+  for (size_t i = 0; i < std::min(kMost, order.size()); ++i) {
+    const LayoutCandidate& one = candidates[order[i]];
+    text << (i == 0 ? "" : i == 1 ? "; next " : ", ") << describe(Layout{one.pipeline_ranks, one.replicas, one.microbatches})
+         << (i == 0 ? ", predicted " : " ") << choice.predictions[order[i]].step_us / 1000 << " ms" << (i == 0 ? " per step" : "");
+  }
+  return text.str();
 }
 
 Layout choose(RankState& rank, const Call& call, const std::vector<std::pair<int, int>>& groups, bool shared) {
   TrialCaptures captures(rank, call);
-  const std::vector<LayoutCandidate> candidates = candidates_of(rank, call, captures, groups, shared);
+  const std::vector<LayoutCandidate> candidates = candidates_of(rank.context.config, call, captures, groups, shared);
   if (candidates.empty()) captures.rethrow();
-  const auto [best, step_us, num_compared] = best_of(candidates, rank.programs.options(*candidates.front().graph));
-  const Layout layout{best.pipeline_ranks, best.replicas, best.microbatches};
-  if (rank.context.world->rank() == 0) {
-    std::ostringstream text;
-    text << "chosen for batches of " << best.rows * (shared ? best.replicas : 1) << ": " << describe(layout) << ", predicted "
-         << step_us / 1000 << " ms per step; best of " << num_compared;
-    rank.context.logger.info(text.str());
-  }
-  return layout;
+  const Comparison comparison = compare(candidates, rank.programs.options(*candidates.front().graph));
+  if (rank.context.world->rank() == 0) rank.context.logger.info(describe(comparison, shared));
+  const LayoutCandidate& best = comparison.best();
+  return {best.pipeline_ranks, best.replicas, best.microbatches};
 }
 
 }  // namespace
@@ -126,17 +135,10 @@ std::vector<GraphToPlan> graphs_to_plan(RankState& rank, const Call& call) {
   TrialCaptures captures(rank, call);
   std::vector<GraphToPlan> graphs;
   std::set<const Graph*> seen;
-  for (const LayoutCandidate& candidate : without_last_resorts(candidates_of(rank, call, captures, groups, shared))) {
+  for (const LayoutCandidate& candidate : without_last_resorts(candidates_of(context.config, call, captures, groups, shared))) {
     if (seen.insert(candidate.graph).second) graphs.push_back({*candidate.graph, captures.inputs_of(candidate.graph)});
   }
   return graphs;
-}
-
-std::vector<GraphToPlan> graph_in_use(RankState& rank, int step_number, const Call& call) {
-  TrialCaptures captures(rank, call);
-  const Graph* graph = captures.graph(share_of(rank, step_number, call).total());
-  if (graph == nullptr) return {};
-  return {{*graph, captures.inputs_of(graph)}};
 }
 
 Share share_of(RankState& rank, int step_number, const Call& call) {

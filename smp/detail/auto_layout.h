@@ -39,9 +39,6 @@ struct GraphToPlan {
 /// world rank 0.
 std::vector<GraphToPlan> graphs_to_plan(RankState& rank, const step_internal::Call& call);
 
-/// The same of a step that has been planned: one graph, or none where the body throws.
-std::vector<GraphToPlan> graph_in_use(RankState& rank, int step_number, const step_internal::Call& call);
-
 /// parallelism=auto, in the first step: world rank 0 compares all layouts in the same way, all ranks take the best. A
 /// refusal is thrown by all of them, and leaves things as they were. Collective over the world.
 void lay_out(RankState& rank, int step_number, const step_internal::Call& call);

@@ -4,12 +4,14 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
 #include <numeric>
-#include <sstream>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "partitioner/graph/graph_io.h"
@@ -21,6 +23,7 @@
 #include "smp/detail/cost_cache.h"
 #include "smp/detail/graphs_measurement.h"
 #include "smp/detail/rank_state.h"
+#include "smp/detail/split.h"
 
 namespace smp::detail {
 
@@ -114,66 +117,95 @@ class Measuring {
   explicit Measuring(RankState& rank)
       : rank_(rank), cache_(rank.context.config, rank.context.launch.local_size, rank.context.logger) {}
 
-  void run(int step_number, const step_internal::Call& call, bool again) {
-    runtime::Transport& world = *rank_.context.world;
+  /// What is not known yet of what this step may need.
+  void run(const step_internal::Call& call) {
     MeasuredCosts costs = cache_.read();
-    std::vector<GraphToPlan> unknown = wanted_graphs(step_number, call, again);
-    if (!again) std::erase_if(unknown, [&](const GraphToPlan& wanted) { return costs.covers(wanted.graph); });
-    const std::vector<int64_t> averaged = gradients_to_average(rank_);
-    send_to_all(world, encode(unknown, averaged));
-    measure_all(unknown, costs);
-    costs.set_slowness(gathered_slowness());
-    // Not kept: the next job may have another network.
-    if (!averaged.empty()) costs.set_averaging_us_per_mib(averaging_us_per_mib(rank_.context, averaged));
-    const std::string text = costs.to_json();
-    send_to_all(world, text);
-    rank_.programs.measured_costs().add_json(text);  // the same numbers as everywhere, to the last digit
+    std::vector<GraphToPlan> unknown = wanted_graphs(call);
+    std::erase_if(unknown, [&](const GraphToPlan& wanted) { return costs.covers(wanted.graph); });
+    if (unknown.empty() && costs.size() > 0) {
+      rank_.context.logger.info(c10::str("times of ", costs.size(), " operators are known from '", cache_.path(), "'"));
+    }
+    const double seconds = measure(unknown, costs);
+    if (unknown.empty()) return;
+    cache_.write(costs);
+    const std::string kept = cache_.path().empty() ? "" : ", kept in '" + cache_.path() + "'";
+    rank_.context.logger.info(c10::str("measured the operators of ", unknown.size(), unknown.size() == 1 ? " graph in " : " graphs in ",
+                                       seconds, " s", kept));
+  }
+
+  /// What the models were planned for, on what this step is given. Not kept: so slow the machine is now.
+  void run_again(const step_internal::Call& call) {
+    MeasuredCosts costs;
+    measure(planned_graphs(call), costs);
   }
 
  private:
+  // Adds to `costs` what may be kept, and tells all ranks the rest too. Returns the seconds that operators took.
+  double measure(const std::vector<GraphToPlan>& graphs, MeasuredCosts& costs) {
+    const auto begin = std::chrono::steady_clock::now();
+    runtime::Transport& world = *rank_.context.world;
+    const std::vector<int64_t> averaged = gradients_to_average(rank_);
+    send_to_all(world, encode(graphs, averaged));
+    GraphsMeasurement measurement(rank_, graphs);
+    const std::vector<GraphTimes> times = measurement.run();
+    for (size_t g = 0; g < graphs.size(); ++g) costs.add(graphs[g].graph, times[g]);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    MeasuredCosts of_job = costs;
+    if (std::vector<double> slowness = gathered_slowness(measurement.yardstick_us()); !slowness.empty()) of_job.set_slowness(std::move(slowness));
+    // Not kept: the next job may have another network.
+    if (!averaged.empty()) of_job.set_averaging_us_per_mib(averaging_us_per_mib(rank_.context, averaged));
+    const std::string text = of_job.to_json();
+    send_to_all(world, text);
+    rank_.programs.measured_costs().add_json(text);  // the same numbers as everywhere, to the last digit
+    return seconds;
+  }
+
   // The others wait for an answer, and the step itself refuses what is wrong with it.
-  std::vector<GraphToPlan> wanted_graphs(int step_number, const step_internal::Call& call, bool again) {
+  std::vector<GraphToPlan> wanted_graphs(const step_internal::Call& call) {
     try {
-      return again ? graph_in_use(rank_, step_number, call) : graphs_to_plan(rank_, call);
+      return graphs_to_plan(rank_, call);
     } catch (...) {
       return {};
     }
   }
 
-  void measure_all(const std::vector<GraphToPlan>& graphs, MeasuredCosts& costs) {
-    const auto begin = std::chrono::steady_clock::now();
-    GraphsMeasurement measurement(rank_, graphs);
-    const std::vector<GraphTimes> times = measurement.run();
-    yardstick_us_ = measurement.yardstick_us();
-    for (size_t g = 0; g < graphs.size(); ++g) costs.add(graphs[g].graph, times[g]);
-    std::ostringstream text;
-    if (graphs.empty()) {
-      if (costs.size() == 0) return;
-      text << "times of " << costs.size() << " operators are known from '" << cache_.path() << "'";
-    } else {
-      cache_.write(costs);
-      text << "measured the operators of " << graphs.size() << (graphs.size() == 1 ? " graph in " : " graphs in ")
-           << std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() << " s";
-      if (!cache_.path().empty()) text << ", kept in '" << cache_.path() << "'";
+  // Without running the body: another step function's arguments, or a smaller batch's, do not fit and are made up.
+  std::vector<GraphToPlan> planned_graphs(const step_internal::Call& call) {
+    std::vector<GraphToPlan> graphs;
+    std::set<const Program*> seen;
+    for (const auto& model : rank_.models.all()) {
+      const Program* program = model->first_program.get();
+      if (program != nullptr && seen.insert(program).second) graphs.push_back({program->graph, first_microbatch(call, *model)});
     }
-    rank_.context.logger.info(text.str());
+    return graphs;
   }
 
-  std::vector<double> gathered_slowness() const {
+  std::vector<at::Tensor> first_microbatch(const step_internal::Call& call, const Model& model) {
+    const bool shared = rank_.context.config.parallelism == Parallelism::kAuto;
+    const step_internal::Share share{.microbatches = model.num_microbatches * (shared ? rank_.context.replicas->size() : 1)};
+    try {
+      return split_arguments(call.arguments(share), share).front();
+    } catch (...) {
+      return {};
+    }
+  }
+
+  // Empty where some rank has not measured its speed.
+  std::vector<double> gathered_slowness(double own_us) const {
     constexpr double kMost = 10;  // beyond that something else was measured than a rank's speed
     runtime::Transport& world = *rank_.context.world;
     std::vector<double> slowness{1};
+    bool is_known = own_us > 0;
     for (int r = 1; r < world.size(); ++r) {
       const auto us = runtime::WireReader(world.receive_bytes(r, runtime::kMeasureTag)).get<double>();
-      const bool is_known = us > 0 && yardstick_us_ > 0;
-      slowness.push_back(is_known ? std::clamp(us / yardstick_us_, 1 / kMost, kMost) : 1);
+      is_known = is_known && us > 0;
+      if (is_known) slowness.push_back(std::clamp(us / own_us, 1 / kMost, kMost));
     }
-    return slowness;
+    return is_known ? slowness : std::vector<double>{};
   }
 
   RankState& rank_;
   CostCache cache_;
-  double yardstick_us_ = 0;
 };
 
 void send_yardstick(runtime::Transport& world, double us) {
@@ -183,22 +215,18 @@ void send_yardstick(runtime::Transport& world, double us) {
 }
 
 /// The ranks of the world but the first, which sends them what is wanted.
-std::string measure_with_first(RankState& rank) {
+void measure_with_first(RankState& rank) {
   runtime::Transport& world = *rank.context.world;
   const Wanted wanted = decode(world.receive_bytes(0, runtime::kMeasureTag));
   GraphsMeasurement measurement(rank, wanted.graphs);
   measurement.run();
   send_yardstick(world, measurement.yardstick_us());
   if (!wanted.averaged.empty()) averaging_us_per_mib(rank.context, wanted.averaged);
-  return world.receive_bytes(0, runtime::kMeasureTag);
+  rank.programs.measured_costs().add_json(world.receive_bytes(0, runtime::kMeasureTag));
 }
 
-}  // namespace
-
-namespace {
-
-// By the plans of rank 0, whose step this is.
-void predict_again(RankState& rank, int step_number, const step_internal::Call& call) {
+// By the plans of rank 0.
+void predict_again(RankState& rank) {
   runtime::Transport& world = *rank.context.world;
   if (world.rank() != 0) {
     const std::string bytes = world.receive_bytes(0, runtime::kMeasureTag);
@@ -206,11 +234,10 @@ void predict_again(RankState& rank, int step_number, const step_internal::Call& 
     for (const auto& model : rank.models.all()) model->predicted_step_us = in.get<double>();
     return;
   }
-  const auto microbatches = static_cast<int>(share_of(rank, step_number, call).microbatches);
   runtime::WireWriter out;
   for (const auto& model : rank.models.all()) {
     const auto& program = model->first_program;
-    if (program != nullptr) model->predicted_step_us = rank.programs.predict_again(*program, microbatches);
+    if (program != nullptr) model->predicted_step_us = rank.programs.predict_again(*program, model->num_microbatches);
     out.put(model->predicted_step_us);
   }
   send_to_all(world, out.take());
@@ -220,20 +247,21 @@ void predict_again(RankState& rank, int step_number, const step_internal::Call& 
 
 void measure_costs(RankState& rank, int step_number, const step_internal::Call& call) {
   const Context& context = rank.context;
-  const bool again = std::exchange(rank.measures_again, false);
   if (context.config.cost != CostSource::kMeasured || context.is_in_join) return;
   const auto& models = rank.models.all();
   const bool is_planned = std::all_of(models.begin(), models.end(), [&](const auto& model) { return rank.models.is_placed(*model); });
   const bool is_first = !is_planned && rank.measured_steps.insert(step_number).second;
+  const bool again = std::exchange(rank.measures_again, false);
   if (!is_first && !again) return;
   runtime::Transport& world = *context.world;
+  const bool leads = world.rank() == 0;
   try {
-    if (world.rank() == 0) {
-      Measuring(rank).run(step_number, call, !is_first);
-    } else {
-      rank.programs.measured_costs().add_json(measure_with_first(rank));
-    }
-    if (!is_first) predict_again(rank, step_number, call);
+    std::optional<Measuring> measuring;
+    if (leads) measuring.emplace(rank);
+    if (is_first) leads ? measuring->run(call) : measure_with_first(rank);
+    if (!again) return;
+    leads ? measuring->run_again(call) : measure_with_first(rank);
+    predict_again(rank);
   } catch (...) {  // the others would wait for this rank
     world.abort(runtime::describe_exception(std::current_exception()));
     throw;

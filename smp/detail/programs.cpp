@@ -54,10 +54,6 @@ runtime::Owners used_by(const Graph& graph, const runtime::Owners& placed) {
   return used;
 }
 
-double averaging_of(const Graph& graph, const Plan& plan, const PartitionOptions& options) {
-  return graph.has_backward() ? averaging_us(plan, options.num_replicas, options) : 0;
-}
-
 // Released tensors keep their geometry.
 void check_same_tensor(const Value& value, const at::Tensor& own) {
   TORCH_CHECK_VALUE(own.sizes().equals(value.spec.sizes) && own.scalar_type() == value.spec.dtype,
@@ -120,7 +116,7 @@ Plan Programs::make_plan(const Graph& graph, const runtime::Owners& placed, int 
     const PartitionOptions options = options_on(graph, owners, num_microbatches);
     Plan plan = partition(graph, options);
     check(graph, plan);
-    plan.predicted_step_us += averaging_of(graph, plan, options);
+    plan.predicted_step_us = step_us(graph, plan, options);
     return plan;
   };
   const runtime::Owners used = used_by(graph, placed);
@@ -142,14 +138,19 @@ std::vector<std::vector<double>> Programs::slowness(int pipeline_ranks) const {
   return by_replica;
 }
 
-double Programs::predict_again(const Program& program, int num_microbatches) const {
+double Programs::predict_again(const Program& program, int64_t num_microbatches) const {
   const Graph& graph = program.graph;
-  const PartitionOptions options = options_on(graph, used_by(graph, models_.owners()), num_microbatches);
+  const PartitionOptions options = options_on(graph, used_by(graph, models_.owners()), static_cast<int>(num_microbatches));
   std::vector<int> ranks;
   for (const StagePlan& stage : program.plan.stages) ranks.push_back(stage.rank);
   const GraphCosts costs = graph_costs(graph, options.device, options.measured);
   const Plan plan = build_plan(graph, costs, {program.plan.stage_of_node, ranks}, options);
-  return predict_step(graph, plan, options).us + averaging_of(graph, plan, options);
+  return step_us(graph, plan, options);
+}
+
+double Programs::step_us(const Graph& graph, const Plan& plan, const PartitionOptions& options) const {
+  const double us = predict_step(graph, plan, options, slowness(options.num_ranks)).us;
+  return graph.has_backward() ? us + averaging_us(plan, options.num_replicas, options) : us;
 }
 
 // All of them: to count one bucket too many is the safe side.
@@ -179,7 +180,6 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
   options.ties_together = config.exact_tied_weights;
   options.virtual_stages = static_cast<int>(config.virtual_stages);
   if (config.cost == CostSource::kMeasured) options.measured = &costs_;
-  options.slowness = slowness(options.num_ranks);
   options.rank_speed = config.rank_speed;
   for (double mebibytes : config.rank_memory_limit_mb) {
     options.rank_memory_limit_bytes.push_back(

@@ -5,6 +5,7 @@
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/plan/graph_costs.h"
 #include "partitioner/plan/partition.h"
+#include "partitioner/plan/predict_step.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/messages.h"
 
@@ -97,28 +98,29 @@ TEST(PredictedStep, IsLongerOnAMachineWithJitterWhereRanksWaitForEachOther) {
   EXPECT_EQ(step_us(0.2, 2, 2), step_us(0.2, 2, 2));  // no other draws
 }
 
-// A step ends when the slowest rank does, and plans are not made for a slowness that may be gone in a minute.
+// A step ends when the slowest rank does.
 TEST(PredictedStep, IsThatOfTheSlowestRankWhereRanksDiffer) {
   const Graph graph = layers(8);
   MeasuredCosts costs;
   costs.add(graph, times_of(graph, 100, 200));
-  const auto plan = [&](std::vector<std::vector<double>> slowness) {
-    PartitionOptions options;
-    options.num_replicas = std::max(1, static_cast<int>(slowness.size()));
-    options.num_ranks = slowness.empty() ? 2 : static_cast<int>(slowness.front().size());
-    options.num_microbatches = 8;
-    options.device.body_us = 0;
-    options.measured = &costs;
-    options.slowness = std::move(slowness);
-    return partition(graph, options);
+  PartitionOptions options;
+  options.num_microbatches = 8;
+  options.device.body_us = 0;
+  options.measured = &costs;
+  const auto step_us = [&](const std::vector<std::vector<double>>& slowness) {
+    options.num_replicas = static_cast<int>(slowness.size());
+    options.num_ranks = static_cast<int>(slowness.front().size());
+    return predict_step(graph, partition(graph, options), options, slowness).us;
   };
-  const double alone_us = plan({{1}}).predicted_step_us;
-  EXPECT_NEAR(plan({{1}, {1}}).predicted_step_us, alone_us, 1e-6 * alone_us);
-  EXPECT_NEAR(plan({{1}, {1.5}}).predicted_step_us, 1.5 * alone_us, 1e-6 * alone_us);
-  const Plan even = plan({}), uneven = plan({{1, 1.5}});
-  EXPECT_GT(uneven.predicted_step_us, 1.3 * even.predicted_step_us);
-  EXPECT_LT(uneven.predicted_step_us, 1.5 * even.predicted_step_us);
-  EXPECT_EQ(uneven.stage_of_node, even.stage_of_node);
+  const double alone_us = step_us({{1}}), even_us = step_us({{1, 1}});
+  EXPECT_NEAR(step_us({{1}, {1}}), alone_us, 1e-6 * alone_us);
+  EXPECT_NEAR(step_us({{1}, {1.5}}), 1.5 * alone_us, 1e-6 * alone_us);
+  EXPECT_GT(step_us({{1, 1.5}}), 1.3 * even_us);
+  EXPECT_LT(step_us({{1, 1.5}}), 1.5 * even_us);
+  // A plan that is made for a slower rank has its slowness in it already.
+  options.rank_speed = {1, 0.5};
+  const double known_us = partition(graph, options).predicted_step_us;
+  EXPECT_NEAR(step_us({{1, 2}}), known_us, 1e-6 * known_us);
 }
 
 TEST(PredictedStep, CountsTheBodiesThatTheFirstRankRuns) {

@@ -272,7 +272,8 @@ void expect_averaging_is_measured_and_predicted() {
   EXPECT_GT(options.measured->averaging_us_per_mib(), 0);
   const double averaging_us = partitioner::averaging_us(plan(), 2, options);
   EXPECT_GT(averaging_us, 0);
-  EXPECT_DOUBLE_EQ(plan().predicted_step_us, partitioner::predict_step(graph, plan(), options).us + averaging_us);
+  const auto slowness = conductor.programs().slowness(1);
+  EXPECT_DOUBLE_EQ(plan().predicted_step_us, partitioner::predict_step(graph, plan(), options, slowness).us + averaging_us);
 }
 
 TEST(MeasuredCosts, OfAveragingCountWhereNoOperatorCouldBeMeasured) {
