@@ -1,6 +1,8 @@
 // cost=measured while a job runs: ranks that are not equally fast, and times taken anew.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -8,6 +10,7 @@
 #include "smp/smp.h"
 #include "tests/support/bits.h"
 #include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/seeded_net.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
@@ -161,6 +164,92 @@ TEST(MeasureAgain, LeavesTheChoiceOfMicrobatchesToAllReplicasAlike) {
       EXPECT_EQ(counts[0], counts[1]);
       model.measure_again();
     }
+  });
+}
+
+TEST(MeasureAgain, PredictsEachOfSeveralModelsAsItWasPlanned) {
+  run_smp_ranks(2, measured(), [] {
+    DistributedModel first(make_net(), {.name = "first"}), second(make_net(), {.name = "second"});
+    auto step_of_first = training_of(first), step_of_second = training_of(second);
+    const auto predicted_s = [&] { return std::vector<double>{first.predicted_step_s(), second.predicted_step_s()}; };
+    const auto expect_alike_on_ranks = [&] {
+      for (const double own : predicted_s()) {
+        const std::vector<double> by_rank = smp::allgather(own, smp::WORLD);
+        EXPECT_EQ(by_rank[0], by_rank[1]);
+      }
+    };
+    step_of_first(rows(8, 8, 0));
+    std::vector<double> before = predicted_s();
+    EXPECT_EQ(before[1], 0) << "not planned yet";
+    second.measure_again();
+    step_of_second(rows(4, 8, 1));
+    EXPECT_NE(predicted_s()[0], before[0]);
+    EXPECT_GT(predicted_s()[1], 0);
+    expect_alike_on_ranks();
+
+    before = predicted_s();
+    first.measure_again();
+    step_of_first(rows(8, 8, 2));
+    for (const size_t m : {0, 1}) EXPECT_NE(predicted_s()[m], before[m]);
+    expect_alike_on_ranks();
+    const auto& models = detail::conductor("test").models().all();
+    for (const size_t m : {0, 1}) {
+      EXPECT_DOUBLE_EQ(predicted_s()[m], programs().predict_again(*models[m]->first_program, 2) * 1e-6);
+    }
+  });
+}
+
+std::atomic<int> num_opaque_calls = 0;
+
+TEST(MeasureAgain, RunsNoCodeOfOthers) {
+  run_smp_ranks(2, measured(), [] {
+    DistributedModel model(make_net());
+    const auto twice = [](at::Tensor t) {
+      ++num_opaque_calls;
+      return t * 2;
+    };
+    auto step = smp::step([&](at::Tensor data) { model.backward(smp::opaque(twice, model(data)).square().mean()); });
+    const auto calls_of_a_step = [&](uint64_t seed) {
+      smp::barrier();
+      const int before = num_opaque_calls;
+      smp::barrier();
+      step(rows(8, 8, seed));
+      smp::barrier();
+      return num_opaque_calls - before;
+    };
+    step(rows(8, 8, 0));
+    step(rows(8, 8, 1));
+    const int calls = calls_of_a_step(2);
+    EXPECT_GT(calls, 0);
+    model.measure_again();
+    EXPECT_EQ(calls_of_a_step(3), calls);
+    EXPECT_GT(model.predicted_step_s(), 0);
+  });
+}
+
+TEST(MeasureAgain, MakesNoParameterOfAnotherRank) {
+  run_smp_ranks(2, measured(), [] {
+    const auto twin = tests::seeded<tests::SmallNet>(false);
+    const auto net = tests::seeded<tests::SmallNet>(true);
+    DistributedModel model(net);
+    auto step = tests::training_step(model);
+    const auto num_without_memory = [&] {
+      const auto parameters = net->parameters();
+      return std::count_if(parameters.begin(), parameters.end(), [](const at::Tensor& parameter) {
+        return parameter.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
+      });
+    };
+    const at::Tensor data = rows(8, 8, 1), target = rows(8, 4, 2);
+    step(data, target);
+    const auto elsewhere = num_without_memory();
+    EXPECT_GT(elsewhere, 0);
+    const std::string known = costs();
+    model.measure_again();
+    step(data, target);
+    EXPECT_NE(costs(), known);
+    EXPECT_EQ(num_without_memory(), elsewhere);
+    for (int s = 0; s < 2; ++s) tests::eager_step(*twin, data, target, 2);
+    tests::expect_twins(model, *twin, "after measuring again");
   });
 }
 
