@@ -175,10 +175,10 @@ def compare_prediction(side, rounds, name):
     """Operators are timed, and then steps, in turns; a prediction is compared with the steps before and behind it."""
     count = steps_of_turn(statistics.median(side.seconds("3")))
     ratios, raw = [], []
-    before = statistics.fmean(side.seconds(str(count)))
+    before = statistics.median(side.seconds(str(count)))
     for _ in range(rounds):
         predicted, = side.seconds(PREDICTION)
-        behind = statistics.fmean(side.seconds(str(count)))
+        behind = statistics.median(side.seconds(str(count)))
         ratios.append(2 * predicted / (before + behind))
         raw.append((predicted, before))
         before = behind
