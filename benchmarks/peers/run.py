@@ -34,6 +34,7 @@ BATCH = {"gpt2": 8}  # where it is less than the most microbatches above
 MODELS = ["lm-small", "lm-medium", "mlp-tiny", "mlp-wide", "gpt2", "resnet"]
 SECONDS_PER_TURN = 0.25
 MOST_STEPS = 40  # of one turn
+SECONDS_OF_PREDICTED = 2  # steps between two predictions
 PREDICTION = "0"  # the question for one
 
 
@@ -172,8 +173,8 @@ def ratio_of(times, name, other):
 
 
 def compare_prediction(side, rounds, name):
-    """Operators are timed, and then steps, in turns; a prediction is compared with the steps before and behind it."""
-    count = steps_of_turn(statistics.median(side.seconds("3")))
+    """Operators are timed, and then steps for about as long, in turns; a prediction is compared with the steps before and behind."""
+    count = max(1, round(SECONDS_OF_PREDICTED / statistics.median(side.seconds("3"))))
     ratios, raw = [], []
     before = statistics.median(side.seconds(str(count)))
     for _ in range(rounds):
