@@ -5,7 +5,7 @@ python run.py BUILD/bin [MODEL ...]        some of them; --rounds 5
 
 For each model the contenders take turns of a quarter of a second (40 steps at most, one at least) in a random order, --rounds
 times; a turn's time is the median of its steps, a ratio the median of the rounds' ratios: a machine that changes its speed does so
-for all. Prints the raw times, medians of the rounds, and the ratio: above 1, smp is faster.
+for all. Rounds in which the host of a virtual machine takes much of its time are taken again. Prints the raw times, medians of the rounds, and the ratio: above 1, smp is faster.
 
 vs_tdp_*         a pipeline of two ranks against the best schedule of torch.distributed.pipelining, same microbatches
 vs_torch_best_*  smp with everything left to it against the fastest of what torch offers
@@ -13,6 +13,7 @@ smp_choice_*     what smp has chosen for itself against the fastest of its own l
 predicted_*      predicted over measured time of a step, operators timed and steps run in turns
 """
 import argparse
+import collections
 import contextlib
 import math
 import os
@@ -24,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 PIPELINES = ["gpipe", "1f1b", "interleaved"]
@@ -34,8 +36,12 @@ BATCH = {"gpt2": 8}  # where it is less than the most microbatches above
 MODELS = ["lm-small", "lm-medium", "mlp-tiny", "mlp-wide", "gpt2", "resnet"]
 SECONDS_PER_TURN = 0.25
 MOST_STEPS = 40  # of one turn
-SECONDS_OF_PREDICTED = 2  # steps between two predictions
+SECONDS_OF_PREDICTED = 1  # steps before a prediction, and behind it
 PREDICTION = "0"  # the question for one
+MOST_STOLEN = 0.05  # of the cores' time in a round that counts
+MOST_REPEATED = 3  # for each round
+
+num_rounds = collections.Counter()
 
 
 def descendants(pid):
@@ -133,6 +139,30 @@ def steps_of_turn(seconds):
     return max(1, min(MOST_STEPS, round(SECONDS_PER_TURN / seconds)))
 
 
+def stolen_seconds():
+    """What the host of a virtual machine has taken of all cores' time so far; 0 on a machine of one's own."""
+    with open("/proc/stat") as stat:
+        return int(stat.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
+
+
+def undisturbed(rounds, take):
+    """The results of so many calls of `take`. A round in which the host takes more than MOST_STOLEN is taken again, as often as
+    MOST_REPEATED times `rounds`; after that all count."""
+    results, num_repeated = [], 0
+    while len(results) < rounds:
+        begin, stolen = time.monotonic(), stolen_seconds()
+        result = take()
+        share = (stolen_seconds() - stolen) / (time.monotonic() - begin) / os.cpu_count()
+        is_disturbed = share > MOST_STOLEN
+        if is_disturbed and num_repeated < MOST_REPEATED * rounds:
+            num_repeated += 1
+            continue
+        results.append(result)
+        num_rounds["disturbed" if is_disturbed else "undisturbed"] += 1
+    num_rounds["repeated"] += num_repeated
+    return results
+
+
 def measure(sides, rounds, near=None):
     """sides: {name: (side, question prefix)}. Returns the seconds of each by round, taken in turns. With `near`, those that are
     slower than that many times the fastest, but for smp itself, are out after these rounds, and the others go on for as many again, twice."""
@@ -143,16 +173,18 @@ def measure(sides, rounds, near=None):
     shuffle = random.Random(0)
     last = None
 
-    def run(names):
+    def turns(names):
         nonlocal last
-        for _ in range(rounds):
-            order = shuffle.sample(names, len(names))
-            if order[0] == last:  # nobody runs twice in a row, which would be warm
-                order = order[1:] + order[:1]
-            for name in order:
-                side, prefix = sides[name]
-                times[name].append(statistics.median(side.seconds(f"{prefix}{counts[name]}")))
-            last = order[-1]
+        order = shuffle.sample(names, len(names))
+        if order[0] == last:  # nobody runs twice in a row, which would be warm
+            order = order[1:] + order[:1]
+        last = order[-1]
+        return {name: statistics.median(sides[name][0].seconds(f"{sides[name][1]}{counts[name]}")) for name in order}
+
+    def run(names):
+        for of_round in undisturbed(rounds, lambda: turns(names)):
+            for name, seconds in of_round.items():
+                times[name].append(seconds)
 
     run(list(sides))
     if near is not None:
@@ -175,16 +207,16 @@ def ratio_of(times, name, other):
 def compare_prediction(side, rounds, name):
     """Operators are timed, and then steps for about as long, in turns; a prediction is compared with the steps before and behind."""
     count = max(1, round(SECONDS_OF_PREDICTED / statistics.median(side.seconds("3"))))
-    ratios, raw = [], []
-    before = statistics.median(side.seconds(str(count)))
-    for _ in range(rounds):
+
+    def take():
+        before = statistics.median(side.seconds(str(count)))
         predicted, = side.seconds(PREDICTION)
-        behind = statistics.median(side.seconds(str(count)))
-        ratios.append(2 * predicted / (before + behind))
-        raw.append((predicted, before))
-        before = behind
+        return predicted, (before + statistics.median(side.seconds(str(count)))) / 2
+
+    raw = undisturbed(rounds, take)
+    ratio = statistics.median(predicted / measured for predicted, measured in raw)
     predicted, measured = (statistics.median(column) * 1e3 for column in zip(*raw))
-    report(f"predicted_{name}", statistics.median(ratios), f"{predicted:.2f} ms for {measured:.2f} ms")
+    report(f"predicted_{name}", ratio, f"{predicted:.2f} ms for {measured:.2f} ms")
 
 
 def report(name, ratio, raw):
@@ -285,6 +317,7 @@ def main():
     for name, of_models in ratios.items():
         geomean = math.exp(statistics.fmean(math.log(ratio) for ratio in of_models))
         report(name, geomean, f"lowest {min(of_models):.3f}")
+    print("rounds: " + ", ".join(f"{count} {kind}" for kind, count in num_rounds.items()))
 
 
 if __name__ == "__main__":
