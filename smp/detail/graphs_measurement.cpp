@@ -27,12 +27,12 @@ int64_t most_bytes(const Plan& plan) {
   return *std::max_element(plan.predicted_peak_bytes.begin(), plan.predicted_peak_bytes.end());
 }
 
-/// As many parts as a pipeline has ranks, or, where these do not fit into memory one after the other, as few as do.
-Plan parts_of(const Graph& graph, int pipeline_ranks) {
+/// As few parts, of at least so many, as fit into memory one after the other.
+Plan parts_of(const Graph& graph, size_t least_parts) {
   PartitionOptions options;
   const Plan plan = partition(graph, options);
   const int64_t fitting = 1 + most_bytes(plan) / kMeasuredAtOnce;
-  const int64_t parts = std::min<int64_t>(std::max<int64_t>(fitting, pipeline_ranks), static_cast<int64_t>(graph.nodes.size()));
+  const int64_t parts = std::min<int64_t>(std::max<int64_t>(fitting, least_parts), static_cast<int64_t>(graph.nodes.size()));
   for (options.num_ranks = static_cast<int>(parts); options.num_ranks > 1; options.num_ranks /= 2) {
     try {
       return partition(graph, options);
@@ -57,19 +57,17 @@ at::Tensor with_geometry(const at::Tensor& tensor, const TensorSpec& spec) {
 }  // namespace
 
 std::vector<GraphTimes> GraphsMeasurement::run() {
-  // A rank of a pipeline has its stage in the caches, not the whole graph, and what differs only in its batch takes turns.
-  const int pipeline_ranks = rank_.context.is_laid_out ? rank_.context.pipeline->size() : 1;
-  std::vector<std::vector<Part>> together(static_cast<size_t>(pipeline_ranks));
+  std::vector<std::vector<Part>> together(least_parts_);
   for (size_t g = 0; g < graphs_.size(); ++g) {
     const Graph& graph = graphs_[g].graph;
     times_[g].resize(graph.nodes.size());
-    plans_.push_back(is_only_libtorch(graph) ? parts_of(graph, pipeline_ranks) : Plan());
+    plans_.push_back(is_only_libtorch(graph) ? parts_of(graph, least_parts_) : Plan());
     const size_t num_parts = plans_[g].stages.size();
     if (num_parts == 0) {
       rank_.context.logger.warning("cost=measured: expected LibTorch's own operators, got others (smp::opaque) in the step "
                                    "body, which only training may run; its times are predicted.");
     }
-    const bool fits = num_parts <= static_cast<size_t>(pipeline_ranks);
+    const bool fits = num_parts <= least_parts_;
     for (size_t s = 0; s < num_parts; ++s) (fits ? together[s] : together.emplace_back()).push_back({g, s});
   }
   std::erase_if(together, [](const std::vector<Part>& parts) { return parts.empty(); });

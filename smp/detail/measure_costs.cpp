@@ -89,11 +89,13 @@ void send_to_all(runtime::Transport& world, const std::string& bytes) {
 /// What the other ranks are to measure with rank 0.
 struct Wanted {
   std::vector<GraphToPlan> graphs;  // without inputs
+  int least_parts = 1;
   std::vector<int64_t> averaged{};
 };
 
-std::string encode(const std::vector<GraphToPlan>& graphs, const std::vector<int64_t>& averaged) {
+std::string encode(const std::vector<GraphToPlan>& graphs, int least_parts, const std::vector<int64_t>& averaged) {
   runtime::WireWriter out;
+  out.put(static_cast<int32_t>(least_parts));
   out.put(static_cast<int32_t>(averaged.size()));
   for (const int64_t elements : averaged) out.put(elements);
   out.put(static_cast<int32_t>(graphs.size()));
@@ -104,6 +106,7 @@ std::string encode(const std::vector<GraphToPlan>& graphs, const std::vector<int
 Wanted decode(const std::string& bytes) {
   runtime::WireReader in(bytes);
   Wanted wanted;
+  wanted.least_parts = in.get<int32_t>();
   wanted.averaged.resize(static_cast<size_t>(in.get<int32_t>()));
   for (int64_t& elements : wanted.averaged) elements = in.get<int64_t>();
   wanted.graphs.resize(static_cast<size_t>(in.get<int32_t>()));
@@ -125,7 +128,7 @@ class Measuring {
     if (unknown.empty() && costs.size() > 0) {
       rank_.context.logger.info(c10::str("times of ", costs.size(), " operators are known from '", cache_.path(), "'"));
     }
-    const double seconds = measure(unknown, costs);
+    const double seconds = measure(unknown, /*least_parts=*/1, costs);
     if (unknown.empty()) return;
     cache_.write(costs);
     const std::string kept = cache_.path().empty() ? "" : ", kept in '" + cache_.path() + "'";
@@ -136,17 +139,20 @@ class Measuring {
   /// What the models were planned for, on what this step is given. Not kept: so slow the machine is now.
   void run_again(const step_internal::Call& call) {
     MeasuredCosts costs;
-    measure(planned_graphs(call), costs);
+    // A rank has its stage in the caches, not the whole model. Plans need the whole in one go: parts of it that are run at
+    // different times are not to be compared on a machine that changes its speed.
+    const int pipeline_ranks = rank_.context.is_laid_out ? rank_.context.pipeline->size() : 1;
+    measure(planned_graphs(call), pipeline_ranks, costs);
   }
 
  private:
   // Adds to `costs` what may be kept, and tells all ranks the rest too. Returns the seconds that operators took.
-  double measure(const std::vector<GraphToPlan>& graphs, MeasuredCosts& costs) {
+  double measure(const std::vector<GraphToPlan>& graphs, int least_parts, MeasuredCosts& costs) {
     const auto begin = std::chrono::steady_clock::now();
     runtime::Transport& world = *rank_.context.world;
     const std::vector<int64_t> averaged = gradients_to_average(rank_);
-    send_to_all(world, encode(graphs, averaged));
-    GraphsMeasurement measurement(rank_, graphs);
+    send_to_all(world, encode(graphs, least_parts, averaged));
+    GraphsMeasurement measurement(rank_, graphs, least_parts);
     const std::vector<GraphTimes> times = measurement.run();
     for (size_t g = 0; g < graphs.size(); ++g) costs.add(graphs[g].graph, times[g]);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -218,7 +224,7 @@ void send_yardstick(runtime::Transport& world, double us) {
 void measure_with_first(RankState& rank) {
   runtime::Transport& world = *rank.context.world;
   const Wanted wanted = decode(world.receive_bytes(0, runtime::kMeasureTag));
-  GraphsMeasurement measurement(rank, wanted.graphs);
+  GraphsMeasurement measurement(rank, wanted.graphs, wanted.least_parts);
   measurement.run();
   send_yardstick(world, measurement.yardstick_us());
   if (!wanted.averaged.empty()) averaging_us_per_mib(rank.context, wanted.averaged);

@@ -167,6 +167,18 @@ TEST(MeasureAgain, LeavesTheChoiceOfMicrobatchesToAllReplicasAlike) {
   });
 }
 
+TEST(MeasureAgain, MayBeAskedForBeforeTheFirstStep) {
+  Config config = measured();
+  config.parallelism = Parallelism::kAuto;
+  run_smp_ranks(2, config, [] {
+    DistributedModel model(make_net());
+    model.measure_again();
+    auto step = training_of(model);
+    step(rows(8, 8, 0));
+    EXPECT_GT(model.predicted_step_s(), 0);
+  });
+}
+
 TEST(MeasureAgain, PredictsEachOfSeveralModelsAsItWasPlanned) {
   run_smp_ranks(2, measured(), [] {
     DistributedModel first(make_net(), {.name = "first"}), second(make_net(), {.name = "second"});
