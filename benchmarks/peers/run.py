@@ -5,7 +5,8 @@ python run.py BUILD/bin [MODEL ...]        some of them; --rounds 5
 
 For each model the contenders take turns of a quarter of a second (40 steps at most, one at least) in a random order, --rounds
 times; a turn's time is the median of its steps, a ratio the median of the rounds' ratios: a machine that changes its speed does so
-for all. Rounds in which the host of a virtual machine takes much of its time are taken again. Prints the raw times, medians of the rounds, and the ratio: above 1, smp is faster.
+for all. Rounds in which the host of a virtual machine takes much of its time are taken again. Prints the raw times, medians of the
+rounds, and the ratio: above 1, smp is faster.
 
 vs_tdp_*         a pipeline of two ranks against the best schedule of torch.distributed.pipelining, same microbatches
 vs_torch_best_*  smp with everything left to it against the fastest of what torch offers
@@ -205,7 +206,7 @@ def ratio_of(times, name, other):
 
 
 def compare_prediction(side, rounds, name):
-    """Operators are timed, and then steps for about as long, in turns; a prediction is compared with the steps before and behind."""
+    """Operators are timed between a second of steps and another; a prediction is compared with both."""
     count = max(1, round(SECONDS_OF_PREDICTED / statistics.median(side.seconds("3"))))
 
     def take():
