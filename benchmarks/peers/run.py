@@ -140,6 +140,32 @@ def steps_of_turn(seconds):
     return max(1, min(MOST_STEPS, round(SECONDS_PER_TURN / seconds)))
 
 
+KEEP_AWAKE = """
+import os
+while os.getppid() == {parent}:
+    for _ in range(1000000):
+        os.sched_yield()
+"""
+
+
+@contextlib.contextmanager
+def awake_cores():
+    """Every core has something to do, which gives way to anything else. A virtual core that halts is given away, and on a busy
+    host comes back late: that hits who sleeps while it waits, which torch's processes do. As idle=poll on a machine of one's own.
+    They yield at once, for a rank of smp's that yields while it waits would else miss its message by a slice of theirs."""
+    busy = []
+    try:
+        for core in os.sched_getaffinity(0):
+            busy.append(subprocess.Popen([sys.executable, "-c", KEEP_AWAKE.format(parent=os.getpid())]))
+            os.sched_setaffinity(busy[-1].pid, [core])
+            os.sched_setscheduler(busy[-1].pid, os.SCHED_IDLE, os.sched_param(0))
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 def stolen_seconds():
     """What the host of a virtual machine has taken of all cores' time so far; 0 on a machine of one's own."""
     with open("/proc/stat") as stat:
@@ -306,13 +332,14 @@ def main():
     arguments = parser.parse_args()
     ratios = {}
     try:
-        for model in arguments.models:
-            contest = Contest(arguments.binaries, model, arguments.rounds)
-            for count in MICROBATCHES:
-                ratios.setdefault(f"vs_tdp_geomean_m{count}", []).append(contest.vs_tdp(count))
-            ratios.setdefault("vs_torch_best_geomean", []).append(contest.vs_torch_best())
-            contest.choice()
-            contest.close()
+        with awake_cores():
+            for model in arguments.models:
+                contest = Contest(arguments.binaries, model, arguments.rounds)
+                for count in MICROBATCHES:
+                    ratios.setdefault(f"vs_tdp_geomean_m{count}", []).append(contest.vs_tdp(count))
+                ratios.setdefault("vs_torch_best_geomean", []).append(contest.vs_torch_best())
+                contest.choice()
+                contest.close()
     finally:
         Side.kill_all()  # stopped ones would stay for ever
     for name, of_models in ratios.items():
