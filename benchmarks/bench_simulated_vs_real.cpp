@@ -1,8 +1,14 @@
 // How much longer a step takes than the planner's simulator says: a pipeline whose stages sleep
 // instead of computing, so that many processes fit on few cores, through the whole library. What
 // the ratio holds beyond 1 is what messages, waiting and the step around the schedule cost.
+#include <sched.h>
 #include <time.h>
 #include <torch/torch.h>
+
+#include <atomic>
+#include <optional>
+#include <thread>
+#include <vector>
 
 #include "benchmarks/measure.h"
 #include "partitioner/schedule/simulate.h"
@@ -21,6 +27,37 @@ constexpr int kSteps = 11;
 // What the actions of this process have taken in the step, by microbatch.
 std::vector<double> forwards_us, backwards_us;
 double backward_start = 0;
+
+// Every core has something to do, which gives way to anything else: a virtual core that halts is given away, and on a busy
+// host comes back milliseconds late. Stages that compute instead of sleeping halt none.
+class AwakeCores {
+ public:
+  AwakeCores() {
+    cpu_set_t cores;
+    require(sched_getaffinity(0, sizeof(cores), &cores) == 0, "the cores of this process are unknown");
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+      if (CPU_ISSET(core, &cores)) threads_.emplace_back([this, core] { keep_awake(core); });
+    }
+  }
+  ~AwakeCores() {
+    is_over_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+ private:
+  void keep_awake(int core) const {
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    CPU_SET(core, &own);
+    const sched_param no_priority{};
+    require(sched_setaffinity(0, sizeof(own), &own) == 0 && sched_setscheduler(0, SCHED_IDLE, &no_priority) == 0,
+            "a thread cannot give way to all others");
+    while (!is_over_) sched_yield();
+  }
+
+  std::atomic<bool> is_over_ = false;
+  std::vector<std::thread> threads_;
+};
 
 void sleep_for(double seconds) {
   const timespec duration{0, static_cast<long>(1e9 * seconds)};
@@ -145,6 +182,8 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   smp::init(
       {.microbatches = kMicrobatches, .auto_partition = false, .log_level = smp::LogLevel::kOff});
+  std::optional<AwakeCores> awake;  // one for all processes of this machine
+  if (smp::local_rank() == 0) awake.emplace();
   const std::string name = "simulated_vs_real_" + std::to_string(smp::size());
   require(is_wanted(argc, argv, name), "on this many processes it measures " + name);
   measure(name);
