@@ -226,12 +226,14 @@ Graph deserialise_graph(std::string_view text) {
   return graph;
 }
 
-uint64_t hash(const Graph& graph) {
+uint64_t hash(std::string_view bytes) {
   uint64_t state = 0xCBF29CE484222325u;
-  for (const char byte : serialise(graph)) {
+  for (const char byte : bytes) {
     state = (state ^ static_cast<unsigned char>(byte)) * 0x100000001B3u;
   }
   return state;
 }
+
+uint64_t hash(const Graph& graph) { return hash(serialise(graph)); }
 
 }  // namespace smp::partitioner

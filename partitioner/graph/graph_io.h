@@ -26,7 +26,8 @@ Graph deserialise_graph(std::string_view text);
 /// the module.
 std::string to_text(const Graph& graph);
 
-/// FNV-1a (64 bits) over `serialise(graph)`: the same in every process and on every machine.
+/// FNV-1a (64 bits): the same in every process and on every machine. That of a graph is that of `serialise(graph)`.
+uint64_t hash(std::string_view bytes);
 uint64_t hash(const Graph& graph);
 
 /// Like ==, but doubles are compared by their bits: a NaN equals itself and 0.0 differs from -0.0.

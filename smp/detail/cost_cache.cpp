@@ -12,6 +12,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "partitioner/graph/graph_io.h"
 #include "smp/version.h"
 
 namespace smp::detail {
@@ -25,12 +26,9 @@ std::string processor() {
   return "unknown";
 }
 
-// FNV-1a
-std::string hash_of(const std::string& text) {
-  uint64_t hash = 14695981039346656037ull;
-  for (const unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;
+std::string digits_of(uint64_t number) {
   std::ostringstream digits;
-  digits << std::hex << std::setw(16) << std::setfill('0') << hash;
+  digits << std::hex << std::setw(16) << std::setfill('0') << number;
   return digits.str();
 }
 
@@ -52,7 +50,7 @@ CostCache::CostCache(const Config& config, int ranks_per_host, const Logger& log
   std::ostringstream machine;
   machine << processor() << ", " << ranks_per_host << " ranks of " << config.threads << " threads, LibTorch " << TORCH_VERSION
           << ", stage " << static_cast<int>(config.stage) << ", smp " << version();
-  path_ = folder / ("costs-" + hash_of(machine.str()) + ".json");
+  path_ = folder / ("costs-" + digits_of(partitioner::hash(machine.str())) + ".json");
 }
 
 partitioner::MeasuredCosts CostCache::read() const {
