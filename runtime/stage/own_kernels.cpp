@@ -10,15 +10,11 @@
 #include <cmath>
 #include <mutex>
 
+#include "runtime/stage/own_batch_norm.h"
+#include "runtime/stage/wide_vectors.h"
+
 namespace smp::runtime {
 namespace {
-
-// Compiled twice; which one runs is decided when the program is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define SMP_WIDE_VECTORS __attribute__((target_clones("default", "avx2")))
-#else
-#define SMP_WIDE_VECTORS
-#endif
 
 // (Matsumoto & Nishimura, ACM TOMACS 1998) In loops of constant length over parts that do not depend on each other, which
 // compilers turn into vector instructions.
@@ -136,7 +132,9 @@ bool fill_bernoulli(at::Tensor& mask, double p) {
 
 OwnKernel own_kernel_of(const c10::OperatorHandle& op) {
   const c10::OperatorName& name = op.operator_name();
-  return name.name == "aten::bernoulli_" && name.overload_name == "float" ? bernoulli_in_place : nullptr;
+  if (name.name == "aten::bernoulli_" && name.overload_name == "float") return bernoulli_in_place;
+  if (name.name == "aten::native_batch_norm" && name.overload_name.empty()) return own_native_batch_norm;
+  return nullptr;
 }
 
 }  // namespace smp::runtime
