@@ -37,6 +37,9 @@ enum class Parallelism {
 /// Config::microbatches: as many as predicted to be fastest, batch size by batch size.
 inline constexpr int64_t kAutoMicrobatches = -1;
 
+/// Config::virtual_stages: as many visits of each rank as are predicted to be clearly faster.
+inline constexpr int64_t kAutoVirtualStages = -1;
+
 /// What SageMaker's tensor-parallel layers favour; without effect on pipelines.
 enum class Optimize { kMemory, kSpeed };
 
@@ -131,9 +134,9 @@ struct Config {
   /// do.  Empty = equal.
   std::vector<double> rank_speed = {};
 
-  /// Visits of each rank by one microbatch, at least 1.  Above 1 the planner cuts that many times as
-  /// many stages and lays them round after round (Megatron's interleaved 1F1B): a smaller bubble for
-  /// more messages.
+  /// Visits of each rank by one microbatch, at least 1, or kAutoVirtualStages ("auto" in JSON).  Above
+  /// 1 the planner cuts that many times as many stages and lays them round after round (Megatron's
+  /// interleaved 1F1B): a smaller bubble for more messages.
   int64_t virtual_stages = 1;
 
   /// A weight that the model reads at its beginning and at its end (tied embeddings).  true: it exists once, and its second

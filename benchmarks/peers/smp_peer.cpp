@@ -112,6 +112,7 @@ int main(int argc, char** argv) {
   config.microbatches = number == "auto" ? smp::kAutoMicrobatches : std::stol(number);
   if (layout == "replicas") config.pipeline_parallel_degree = 1;
   if (layout == "auto") config.parallelism = smp::Parallelism::kAuto;
+  config.virtual_stages = smp::kAutoVirtualStages;
   config.cost = smp::CostSource::kMeasured;
   config.cost_cache = "off";
   config.log_level = smp::LogLevel::kOff;

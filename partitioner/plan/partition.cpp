@@ -40,10 +40,11 @@ void check_options(const Graph& graph, const PartitionOptions& options) {
       options.optimizer_workspace_factor >= 0 && options.gradient_bucket_bytes >= 0,
       "partition: expected optimizer_workspace_factor >= 0 and gradient_bucket_bytes >= 0, got ",
       options.optimizer_workspace_factor, " and ", options.gradient_bucket_bytes, ".");
-  TORCH_CHECK_VALUE(options.virtual_stages >= 1, "partition: expected virtual_stages >= 1, got ",
+  TORCH_CHECK_VALUE(options.virtual_stages >= 0,
+                    "partition: expected virtual_stages >= 1, or 0 to choose, got ",
                     options.virtual_stages, ".");
   TORCH_CHECK_VALUE(
-      options.virtual_stages == 1 || (options.auto_partition && options.pins.empty()),
+      options.virtual_stages <= 1 || (options.auto_partition && options.pins.empty()),
       "partition: expected auto_partition and no module placed by hand with virtual_stages=",
       options.virtual_stages, ", got ",
       options.auto_partition ? "a placement of '" + options.pins.begin()->first + "'"
@@ -167,7 +168,7 @@ Attempt split_within(const Graph& graph, const GraphCosts& costs, const Layout& 
       const int64_t limit = options.limit_of(rank);
       const int64_t over = plan.predicted_peak_bytes[static_cast<size_t>(rank)] - limit;
       if (limit < 0 || over <= 0) continue;
-      const int64_t part = (over - 1) / options.virtual_stages + 1;  // of each visit
+      const int64_t part = (over - 1) / std::max(1, options.virtual_stages) + 1;  // of each visit
       chain.stages[s].memory_bytes = std::max<int64_t>(0, counted_bytes(chain, split, s) - part);
     }
   }
@@ -324,13 +325,46 @@ Plan place(const Graph& graph, const PartitionOptions& options) {
   return plan;
 }
 
+Plan placed(const Graph& graph, const PartitionOptions& options) {
+  Plan plan = place(graph, options);
+  add_prediction(graph, options, plan);
+  return plan;
+}
+
+/// Whether the planner may cut more stages than ranks, for a step whose ranks take them round after round (looped.h).
+bool may_loop(const Graph& graph, const PartitionOptions& options) {
+  const bool is_free = options.auto_partition && options.owners.empty() && options.pins.empty();
+  const bool has_order = options.schedule == ScheduleKind::kInterleaved && options.active_microbatches == 0 &&
+                         options.num_microbatches % options.num_ranks == 0;
+  return options.num_ranks > 1 && is_free && has_order && graph.has_backward();
+}
+
+/// As long as one visit more makes the step clearly shorter: what it costs in messages and small operators is predicted less well
+/// than what it saves.
+Plan with_best_visits(const Graph& graph, PartitionOptions options) {
+  constexpr int kMostVisits = 4;
+  constexpr double kClearly = 0.96;
+  Plan best = placed(graph, options);
+  for (int visits = 2; visits <= kMostVisits && may_loop(graph, options); ++visits) {
+    options.virtual_stages = visits;
+    std::optional<Plan> plan;
+    try {
+      plan = placed(graph, options);
+    } catch (const c10::ValueError&) {
+      break;  // does not fit into memory: more visits keep more activations
+    }
+    const bool is_whole = plan->stages.size() == static_cast<size_t>(options.num_stages());
+    if (!is_whole || plan->predicted_step_us > kClearly * best.predicted_step_us) break;
+    best = std::move(*plan);
+  }
+  return best;
+}
+
 }  // namespace
 
 Plan partition(const Graph& graph, const PartitionOptions& options) {
   check_options(graph, options);
-  Plan plan = place(graph, options);
-  add_prediction(graph, options, plan);
-  return plan;
+  return options.virtual_stages == 0 ? with_best_visits(graph, options) : placed(graph, options);
 }
 
 }  // namespace smp::partitioner

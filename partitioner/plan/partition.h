@@ -2,6 +2,7 @@
 // communication.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -21,7 +22,7 @@ struct PartitionOptions {
   int num_replicas = 1;  // of the plan: they wait for each other at the end of a step
   ScheduleKind schedule = ScheduleKind::kInterleaved;
   int active_microbatches = 0;      // interleaved: held by the first stage; 0: num_ranks
-  int virtual_stages = 1;           // visits of each rank, stage s on rank s % num_ranks
+  int virtual_stages = 1;           // visits of each rank, stage s on rank s % num_ranks; 0: the planner chooses
   bool ties_together = false;       // whatever it costs; false: where it costs next to nothing
   int64_t memory_limit_bytes = -1;  // per rank; -1: none
   /// By pipeline rank; empty: the same for all. A rank of speed 0.5 takes twice as long for each
@@ -54,7 +55,7 @@ struct PartitionOptions {
   /// mistake.
   std::vector<std::string> known_modules;
 
-  int num_stages() const { return num_ranks > 1 ? num_ranks * virtual_stages : 1; }
+  int num_stages() const { return num_ranks > 1 ? num_ranks * std::max(1, virtual_stages) : 1; }
   double speed_of(int rank) const {
     return rank_speed.empty() ? 1 : rank_speed[static_cast<size_t>(rank)];
   }
@@ -72,6 +73,9 @@ struct PartitionOptions {
 /// the one whose simulated step is the shortest. Pins keep program order. Pins that no such split
 /// meets, auto_partition = false, and existing owners give visits: the order is cut where the rank
 /// changes, at the places with the least traffic.
+///
+/// With virtual_stages 0 there are more visits than one where the planner is free to cut, the schedule
+/// can take them round after round, and the step is predicted to be clearly shorter.
 ///
 /// Throws c10::ValueError for options out of range, a pin to an unknown module or rank, operators
 /// that must share a stage but are pinned to several ranks, pins with virtual_stages > 1, and a

@@ -256,7 +256,8 @@ class Generator {
 
 void check_options(const MicrobatchGraphs& graphs, const ScheduleOptions& options) {
   const int num_stages = graphs.most_stages();
-  TORCH_CHECK_VALUE(options.virtual_stages >= 1, "schedule: expected virtual_stages >= 1, got ",
+  TORCH_CHECK_VALUE(options.virtual_stages >= 0,
+                    "schedule: expected virtual_stages >= 1, or 0 for what the stages show, got ",
                     options.virtual_stages, ".");
   TORCH_CHECK_VALUE(options.times.empty() || static_cast<int>(options.times.size()) == num_stages,
                     "schedule: expected a time for each of ", num_stages, " stages, got ",
@@ -333,9 +334,11 @@ Schedule generate(ScheduleKind kind, std::span<const StageGraph* const> graph_of
   schedule.num_microbatches = graphs.num_microbatches();
   schedule.in_flight_limits = common_limits(kind, graphs, options.active_microbatches);
   std::vector<std::vector<Action>> loops;
+  const int shown = graphs.num_stages(0) / graphs.num_ranks();
+  const int visits = options.virtual_stages == 0 ? shown : options.virtual_stages;
   if (kind == ScheduleKind::kInterleaved && options.active_microbatches == 0 &&
-      is_looped(graphs, options.virtual_stages)) {
-    loops = looped_columns(graphs, options.virtual_stages);
+      is_looped(graphs, visits)) {
+    loops = looped_columns(graphs, visits);
     schedule.in_flight_limits.assign(graphs.most_stages(), graphs.num_microbatches());
   }
   const bool is_loop = !loops.empty();

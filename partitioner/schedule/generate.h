@@ -25,9 +25,9 @@ struct ScheduleOptions {
   /// By stage number, whatever the program; empty: all equal, which gives the tables of the
   /// literature.
   std::vector<StageTime> times;
-  /// Visits of each rank. Above 1, interleaved and with active_microbatches 0: where stage s lies
-  /// on rank s % num_ranks in that many rounds, and num_ranks divides the number of microbatches,
-  /// Megatron's interleaved 1F1B (looped.h).
+  /// Visits of each rank; 0: as many stages as there are for each rank. Above 1, interleaved and with
+  /// active_microbatches 0: where stage s lies on rank s % num_ranks in that many rounds, and
+  /// num_ranks divides the number of microbatches, Megatron's interleaved 1F1B (looped.h).
   int virtual_stages = 1;
 };
 

@@ -36,6 +36,9 @@ std::vector<double> numbers_of(const Value& value) {
   return {};
 }
 
+constexpr int64_t kAuto = kAutoMicrobatches;  // of every key with a word for it
+static_assert(kAuto == kAutoVirtualStages);
+
 template <typename Member>
 using MemberType =
     std::remove_reference_t<decltype(std::declval<Config&>().*std::declval<Member>())>;
@@ -54,7 +57,7 @@ Value get(const Key& key, const Config& config) {
           return position < key.choices.size() ? std::string(key.choices[position]) : "";
         } else {
           if constexpr (std::is_same_v<MemberType<Member>, int64_t>) {
-            if (!key.word_for_auto.empty() && config.*member == kAutoMicrobatches) return std::string(key.word_for_auto);
+            if (!key.word_for_auto.empty() && config.*member == kAuto) return std::string(key.word_for_auto);
           }
           return config.*member;
         }
@@ -74,7 +77,7 @@ void set(const Key& key, const Value& value, Config& config) {
             config.*member = static_cast<Type>(word - key.choices.begin());
           } else if constexpr (std::is_same_v<Type, int64_t>) {
             const auto* number = std::get_if<int64_t>(&value);
-            config.*member = number == nullptr ? kAutoMicrobatches : *number;
+            config.*member = number == nullptr ? kAuto : *number;
           } else {
             config.*member = std::get<Type>(value);
           }

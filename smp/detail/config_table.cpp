@@ -192,8 +192,10 @@ std::vector<Key> make_keys() {
       {.name = "virtual_stages",
        .field = &Config::virtual_stages,
        .range = {.least = 1, .most = 64},
+       .word_for_auto = "auto",
        .meaning = "Visits of each rank by one microbatch; above 1 `interleaved` is Megatron's "
-                  "interleaved 1F1B: a smaller bubble for more messages."},
+                  "interleaved 1F1B: a smaller bubble for more messages. `auto`: more than one where that is predicted to be "
+                  "clearly faster."},
       {.name = "seed",
        .field = &Config::seed,
        .range = kNotNegative,

@@ -45,7 +45,7 @@ struct Key {
   Value value_without_field = {};              ///< type and default of a key without field
   std::optional<Value> also_accepted = {};     ///< second neutral value of a kNotYet key
   Range range = {};                            ///< of numbers
-  std::string_view word_for_auto = {};         ///< beside the range: how JSON writes kAutoMicrobatches
+  std::string_view word_for_auto = {};         ///< beside the range: how JSON writes kAutoMicrobatches, kAutoVirtualStages
   std::vector<std::string_view> choices = {};  ///< of words; of an enum: in order of enumerators
   Support support = Support::kWorks;
   bool is_printed = true;    ///< appears in Config::to_text

@@ -73,6 +73,11 @@ std::vector<at::Tensor> trained_by(const Graph& graph, const std::vector<at::Ten
   return trained;
 }
 
+int visits_of(const Config& config) {
+  constexpr int kAsShown = 0;  // the planner chooses, schedules follow the plan
+  return config.virtual_stages == kAutoVirtualStages ? kAsShown : static_cast<int>(config.virtual_stages);
+}
+
 void keep_only(TablePart part, Schedule& schedule) {
   for (auto& column : schedule.columns) {
     std::erase_if(column, [part](const Action& action) {
@@ -178,7 +183,7 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
   options.active_microbatches = static_cast<int>(config.active_microbatches);
   options.memory_limit_bytes = config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : -1;
   options.ties_together = config.exact_tied_weights;
-  options.virtual_stages = static_cast<int>(config.virtual_stages);
+  options.virtual_stages = visits_of(config);
   if (config.cost == CostSource::kMeasured) options.measured = &costs_;
   options.rank_speed = config.rank_speed;
   for (double mebibytes : config.rank_memory_limit_mb) {
@@ -276,7 +281,7 @@ Programs::Table Programs::make_table(const std::vector<Program*>& microbatches, 
   for (const Program* program : microbatches) graphs.push_back(&program->stage_graph);
   const ScheduleOptions options{.active_microbatches = static_cast<int>(context_.config.active_microbatches),
                                 .times = {},
-                                .virtual_stages = static_cast<int>(context_.config.virtual_stages)};
+                                .virtual_stages = visits_of(context_.config)};
   Table table{.schedule = generate(part == TablePart::kWhole ? kind() : ScheduleKind::kSimple, graphs, options), .buffers = {}};
   check(table.schedule, graphs);
   if (part != TablePart::kWhole) keep_only(part, table.schedule);

@@ -330,48 +330,5 @@ TEST(Partition, TwoVisitsOfARankHoldASharedWeightOnceAndSendNothingToEachOther) 
   EXPECT_DOUBLE_EQ(plan.stages[0].cost.send_us, 2 * message_us);
 }
 
-Graph graph_of_layers(int num_layers) {
-  testing::GraphBuilder builder;
-  auto x = builder.input({16, 64});
-  for (int i = 0; i < num_layers; ++i) {
-    x = builder.relu(builder.linear(x, "layers." + std::to_string(i), 64));
-  }
-  return builder.build(builder.sum(x));
-}
-
-TEST(VirtualStages, LieOnTheRanksRoundAfterRound) {
-  const Graph graph = graph_of_layers(24);
-  PartitionOptions options;
-  options.num_ranks = 4;
-  options.num_microbatches = 8;
-  options.device.link_latency_us = 0;
-  const Plan once = partition(graph, options);
-  options.virtual_stages = 2;
-  const Plan twice = partition(graph, options);
-  check(graph, twice);
-  ASSERT_EQ(twice.stages.size(), 8);
-  for (int s = 0; s < 8; ++s) EXPECT_EQ(twice.stages[static_cast<size_t>(s)].rank, s % 4);
-  EXPECT_LT(twice.predicted_bubble, once.predicted_bubble);
-  options.memory_limit_bytes =
-      *std::max_element(twice.predicted_peak_bytes.begin(), twice.predicted_peak_bytes.end());
-  const Plan limited = partition(graph, options);
-  for (int64_t bytes : limited.predicted_peak_bytes) EXPECT_LE(bytes, options.memory_limit_bytes);
-}
-
-TEST(VirtualStages, AreRefusedBesidePlacementByHand) {
-  const Graph graph = graph_of_layers(4);
-  PartitionOptions options;
-  options.num_ranks = 2;
-  options.virtual_stages = 2;
-  options.pins["layers.0"] = 1;
-  EXPECT_THROW(partition(graph, options), c10::ValueError);
-  options.pins.clear();
-  options.auto_partition = false;
-  EXPECT_THROW(partition(graph, options), c10::ValueError);
-  options.auto_partition = true;
-  options.virtual_stages = 0;
-  EXPECT_THROW(partition(graph, options), c10::ValueError);
-}
-
 }  // namespace
 }  // namespace smp::partitioner

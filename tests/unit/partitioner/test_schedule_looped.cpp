@@ -131,8 +131,18 @@ TEST(ScheduleLooped, OtherPlacementsNumbersAndLimitsKeepTheGeneralOrder) {
   both.virtual_stages = 2;
   EXPECT_EQ(generate(ScheduleKind::kInterleaved, graph, 4, both),
             generate(ScheduleKind::kInterleaved, graph, 4, three));
-  both.virtual_stages = 0;
+  both.virtual_stages = -1;
   EXPECT_THROW(generate(ScheduleKind::kInterleaved, graph, 4, both), c10::ValueError);
+}
+
+TEST(ScheduleLooped, VisitsAreThoseThatTheStagesShow) {
+  for (const int visits : {1, 2, 3}) {
+    const StageGraph graph = looped(2, visits);
+    EXPECT_EQ(interleaved(graph, 0, 4), interleaved(graph, visits, 4));
+  }
+  StageGraph other = looped(2, 2);
+  other.rank_of_stage = {0, 0, 1, 1};
+  EXPECT_EQ(interleaved(other, 0, 4), generate(ScheduleKind::kInterleaved, other, 4));
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Every model of the zoo, split: bit-equal to the unsplit model.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,6 +13,7 @@
 #include "smp/smp.h"
 #include "tests/support/bits.h"
 #include "tests/support/model_zoo.h"
+#include "tests/support/model_zoo_parts.h"
 #include "tests/support/oracle.h"
 #include "tests/support/random_graph.h"
 #include "tests/support/smp_ranks.h"
@@ -26,7 +29,7 @@ using support::ZooModel;
 
 // What the ranks of one pipeline hold, put together; losses and outputs must agree between ranks.
 OracleResult split(const ZooModel& model, int stages, int microbatches, Pipeline schedule,
-                   const std::function<void()>& look = [] {}, int visits = 1) {
+                   const std::function<void()>& look = [] {}, int64_t visits = 1) {
   std::mutex mutex;
   OracleResult all;
   Config config;
@@ -77,6 +80,44 @@ TEST_P(Split, EqualsTheUnsplitModelBitForBitWithTwoVisitsOfEachRank) {
       support::expect_same_step(got, want, "two visits", support::gradient_tolerance(model, ranks));
     }
   }
+}
+
+/// Layers that take long beside a message.
+struct WideLayers : torch::nn::SequentialImpl {
+  static constexpr int64_t kWidth = 512;
+  WideLayers() {
+    for (int i = 0; i < 12; ++i) push_back(torch::nn::Linear(kWidth, kWidth));
+  }
+};
+
+ZooModel wide_layers() {
+  return {.name = "wide_layers",
+          .make = support::maker<WideLayers>(),
+          .make_inputs =
+              [](int64_t batch, uint64_t seed) {
+                support::InputSource from(seed);
+                return std::vector<at::Tensor>{from.normal({16 * batch, WideLayers::kWidth})};
+              },
+          .forward =
+              [](torch::nn::Module& module, const std::vector<at::Tensor>& x) {
+                return std::vector<at::Tensor>{support::as<WideLayers>(module).forward(x[0])};
+              },
+          .loss =
+              [](const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>&) {
+                return support::BodyResult{.loss = outputs[0].square().mean(), .outputs = outputs};
+              }};
+}
+
+TEST(SplitVisits, ThatThePlannerChoosesEqualTheUnsplitModelBitForBit) {
+  at::set_num_threads(1);
+  const ZooModel model = wide_layers();
+  std::atomic<size_t> num_stages = 0;
+  const auto count = [&] {
+    num_stages = detail::conductor("test").models().all().front()->first_program->plan.stages.size();
+  };
+  const OracleResult got = split(model, 2, 4, Pipeline::kInterleaved, count, kAutoVirtualStages);
+  EXPECT_GE(num_stages, 4u);
+  support::expect_same_step(got, support::run_unsplit(model, 4), "chosen visits", support::gradient_tolerance(model, 2));
 }
 
 std::string name_of(const testing::TestParamInfo<Split::ParamType>& test) {
