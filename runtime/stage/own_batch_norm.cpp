@@ -65,7 +65,7 @@ bool is_row_of(const at::Tensor& tensor, int64_t size) {
                                tensor.dim() == 1 && tensor.size(0) == size && tensor.is_contiguous());
 }
 
-// Where the last dimensions have one element, channels may lie last as well as first.
+// Images of one element, or of one channel, lie channels last as well as channels first.
 bool can_run(const BatchNormArguments& arguments) {
   const at::Tensor& x = arguments.input;
   const bool is_known = x.device().is_cpu() && x.layout() == at::kStrided && x.scalar_type() == at::kFloat;
@@ -81,8 +81,8 @@ SMP_FUSED_MULTIPLY_ADD void transform(const float* x, float scale, float shift, 
   for (int64_t i = 0; i < count; ++i) y[i] = __builtin_fmaf(x[i], scale, shift);
 }
 
-/// The data of a tensor that may be undefined.
-float at(const at::Tensor& values, int64_t i, float otherwise) {
+/// Of a tensor that may be undefined.
+float element_or(const at::Tensor& values, int64_t i, float otherwise) {
   return values.defined() ? values.const_data_ptr<float>()[i] : otherwise;
 }
 
@@ -133,7 +133,8 @@ class Run {
     const auto momentum = static_cast<float>(arguments_.momentum);
     update(arguments_.running_mean, c, momentum, mean_[c]);
     update(arguments_.running_var, c, momentum, static_cast<double>(squares / static_cast<float>(count - 1)));
-    const float scale = inverse_std_[c] * at(arguments_.weight, c, 1), shift = std::fma(-mean_[c], scale, at(arguments_.bias, c, 0));
+    const float scale = inverse_std_[c] * element_or(arguments_.weight, c, 1);
+    const float shift = std::fma(-mean_[c], scale, element_or(arguments_.bias, c, 0));
     for (int64_t n = 0; n < images_.count; ++n) {
       const float* x = images_.channel(n, c);
       transform(x, scale, shift, images_.pixels, output_ + (x - images_.data));
@@ -154,7 +155,7 @@ at::Tensor drawn(at::IntArrayRef sizes, double mean, const at::Generator& number
 /// Both ways, from the same statistics.
 bool adds_up_alike(int64_t channels, int64_t side, double epsilon) {
   const at::Generator numbers = at::detail::createCPUGenerator(0);
-  const at::Tensor input = drawn({5, channels, side, side}, 0.7, numbers);
+  const at::Tensor input = drawn({3, channels, side, side}, 0.7, numbers);
   const at::Tensor weight = drawn({channels}, 1, numbers), bias = drawn({channels}, 0, numbers);
   const at::Tensor mean = drawn({channels}, 0, numbers), var = drawn({channels}, 9, numbers);
   const BatchNormArguments own{input, weight, bias, mean.clone(), var.clone(), 0.37, epsilon};
@@ -166,11 +167,11 @@ bool adds_up_alike(int64_t channels, int64_t side, double epsilon) {
          mean.equal(own.running_mean) && var.equal(own.running_var);
 }
 
-bool adds_up_alike() {
+bool all_add_up_alike() {
   const at::NoGradGuard no_grad;
   bool all_alike = true;
-  for (const int64_t channels : {2, 8, 19}) {
-    for (const int64_t side : {3, 8}) {
+  for (const int64_t channels : {2, 8, 9}) {
+    for (const int64_t side : {3, 4}) {
       for (const double epsilon : {0.0, 1e-5}) all_alike = all_alike && adds_up_alike(channels, side, epsilon);
     }
   }
@@ -179,9 +180,13 @@ bool adds_up_alike() {
 
 }  // namespace
 
+bool batch_norm_adds_up_alike() {
+  static const bool all_alike = all_add_up_alike();
+  return all_alike;
+}
+
 bool batch_norm_in_training(const BatchNormArguments& arguments, BatchNormResults& results) {
-  static const bool all_alike = adds_up_alike();
-  if (!all_alike || !can_run(arguments)) return false;
+  if (!batch_norm_adds_up_alike() || !can_run(arguments)) return false;
   Run(arguments, results).all_channels();
   return true;
 }
@@ -190,11 +195,11 @@ void own_native_batch_norm(const c10::OperatorHandle& op, torch::jit::Stack& sta
   enum : size_t { kInput, kWeight, kBias, kRunningMean, kRunningVar, kTraining, kMomentum, kEpsilon };
   const auto tensor = [&](size_t i) { return stack[i].isNone() ? at::Tensor() : stack[i].toTensor(); };
   BatchNormResults results;
-  const bool is_done = stack[kTraining].toBool() &&
-                       batch_norm_in_training({tensor(kInput), tensor(kWeight), tensor(kBias), tensor(kRunningMean), tensor(kRunningVar),
-                                               stack[kMomentum].toDouble(), stack[kEpsilon].toDouble()},
-                                              results);
-  if (!is_done) return op.callBoxed(stack);
+  if (!stack[kTraining].toBool()) return op.callBoxed(stack);
+  const BatchNormArguments arguments{tensor(kInput),       tensor(kWeight),     tensor(kBias),
+                                     tensor(kRunningMean), tensor(kRunningVar), stack[kMomentum].toDouble(),
+                                     stack[kEpsilon].toDouble()};
+  if (!batch_norm_in_training(arguments, results)) return op.callBoxed(stack);
   stack.clear();
   torch::jit::push(stack, std::move(results.output), std::move(results.mean), std::move(results.inverse_std));
 }
