@@ -40,6 +40,7 @@ MOST_STEPS = 40  # of one turn
 SECONDS_OF_PREDICTED = 1  # steps before a prediction, and behind it
 PREDICTION = "0"  # the question for one
 AGAINST_TORCH = 3  # times the rounds: cheap, and what smp is judged by
+AMONG_NEAR = 6  # times the rounds more, for layouts that differ by a few hundredths
 MOST_STOLEN = 0.05  # of the cores' time in a round that counts
 MOST_REPEATED = 3  # for each round
 
@@ -193,7 +194,8 @@ def undisturbed(rounds, take):
 
 def measure(sides, rounds, near=None):
     """sides: {name: (side, question prefix)}. Returns the seconds of each by round, taken in turns. With `near`, those that are
-    slower than that many times the fastest, but for smp itself, are out after these rounds, and the others go on for as many again, twice."""
+    slower than that many times the fastest, but for smp itself, are out after these rounds, and the others go on for AMONG_NEAR times
+    as many."""
     counts, times = {}, {name: [] for name in sides}
     for name, (side, prefix) in sides.items():
         guess = statistics.median(side.seconds(prefix + "2"))
@@ -218,7 +220,8 @@ def measure(sides, rounds, near=None):
     if near is not None:
         fastest = min(medians(times).values())
         left = [name for name, seconds in medians(times).items() if name == "smp" or seconds <= near * fastest]
-        run(left), run(left)
+        for _ in range(AMONG_NEAR):
+            run(left)
         times = {name: times[name] for name in left}
     return times
 

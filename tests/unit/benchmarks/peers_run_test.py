@@ -72,7 +72,7 @@ class Measure(unittest.TestCase):
     def test_slow_layouts_are_out_after_the_first_rounds_but_never_smp_itself(self):
         sides = {"smp": (Side(0.3), ""), "near": (Side(0.105), ""), "fast": (Side(0.1), ""), "slow": (Side(0.2), "")}
         times = run.measure(sides, 2, near=1.1)
-        self.assertEqual({name: len(values) for name, values in times.items()}, {"smp": 6, "near": 6, "fast": 6})
+        self.assertEqual({name: len(values) for name, values in times.items()}, {"smp": 14, "near": 14, "fast": 14})
         self.assertEqual(len(sides["slow"][0].questions), 3)
 
     def test_a_ratio_is_the_median_of_the_rounds_ratios(self):
