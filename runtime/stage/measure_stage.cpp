@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <numeric>
 #include <optional>
 #include <unordered_map>
@@ -14,6 +13,7 @@
 
 #include "runtime/random.h"
 #include "runtime/stage/autograd_stage.h"
+#include "runtime/stage/sample_times.h"
 
 namespace smp::runtime {
 namespace {
@@ -22,7 +22,7 @@ using namespace partitioner;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kWarmUps = 4;  // under autograd, recorded, compared, and once from the tape
-constexpr int kLeastTurns = 10;
+constexpr int kLeastTurns = 16;
 constexpr double kShortTurnUs = 1e4;
 
 double us_between(Clock::time_point begin, Clock::time_point end) {
@@ -81,15 +81,15 @@ class ForwardTimer : public StageWatcher {
   OperatorTimer timer_;
 };
 
-/// The mean over the middle three quarters of the samples, by duration.
+/// The mean over the middle half of the samples, by duration.
 Sample mean_of(std::vector<Sample> samples) {
   std::sort(samples.begin(), samples.end(), [](const Sample& a, const Sample& b) { return a.total_us() < b.total_us(); });
-  const size_t first = samples.size() / 8, end = samples.size() - first;
-  Sample mean = samples[first];
-  const double share = 1.0 / static_cast<double>(end - first);
+  const auto middle = middle_half(samples.size());
+  Sample mean = samples[middle.first];
+  const double share = 1.0 / static_cast<double>(middle.second - middle.first);
   const auto average = [&](auto&& number_of) {
     double sum = 0;
-    for (size_t s = first; s < end; ++s) sum += number_of(samples[s]);
+    for (size_t s = middle.first; s < middle.second; ++s) sum += number_of(samples[s]);
     number_of(mean) = sum * share;
   };
   for (size_t n = 0; n < mean.forward_us.size(); ++n) {
@@ -100,17 +100,10 @@ Sample mean_of(std::vector<Sample> samples) {
   return mean;
 }
 
-/// Of what lies between neighbours, so that a machine that grows slower or faster all the time has none. (von Neumann, Annals
-/// of Mathematical Statistics 1941)
 double jitter_of(const std::vector<Sample>& samples) {
-  constexpr double kMost = 1;  // of what took three times as long or more, which has been interrupted
-  if (samples.size() < 2) return 0;
-  double squares = 0;
-  for (size_t s = 1; s < samples.size(); ++s) {
-    const double before = samples[s - 1].total_us(), now = samples[s].total_us();
-    squares += std::pow(std::min(kMost, 2 * std::abs(now - before) / (now + before)), 2);
-  }
-  return std::sqrt(squares / (2 * static_cast<double>(samples.size() - 1)));
+  std::vector<double> times_us;
+  for (const Sample& sample : samples) times_us.push_back(sample.total_us());
+  return runtime::jitter_of(times_us);
 }
 
 }  // namespace
