@@ -18,6 +18,7 @@
 #include "partitioner/plan/peak_memory.h"
 #include "partitioner/plan/pins.h"
 #include "partitioner/plan/predict_step.h"
+#include "partitioner/plan/shift_cuts.h"
 #include "partitioner/plan/tied_together.h"
 #include "partitioner/plan/visits.h"
 
@@ -264,7 +265,9 @@ Plan split_freely(const Graph& graph, const GraphCosts& costs, const PartitionOp
     const Layout layout{order, cut_traffic_us(graph, options.device, order.nodes)};
     Attempt attempt =
         split_layout(graph, costs, layout, make_chain(graph, costs, layout, options), options);
-    if (attempt.plan) plans.push_back(std::move(*attempt.plan));
+    if (!attempt.plan) continue;
+    if (options.virtual_stages > 1) attempt.plan = with_shifted_cuts(graph, costs, layout, options, std::move(*attempt.plan));
+    plans.push_back(std::move(*attempt.plan));
   }
   if (!plans.empty()) return with_or_without_ties(graph, costs, options, best_of(graph, options, std::move(plans)));
   const Linearisation order = program_order(graph);
@@ -339,11 +342,10 @@ bool may_loop(const Graph& graph, const PartitionOptions& options) {
   return options.num_ranks > 1 && is_free && has_order && graph.has_backward();
 }
 
-/// As long as one visit more makes the step clearly shorter: what it costs in messages and small operators is predicted less well
-/// than what it saves.
+/// As long as one visit more is predicted to make the step shorter, by more than a prediction scatters.
 Plan with_best_visits(const Graph& graph, PartitionOptions options) {
   constexpr int kMostVisits = 4;
-  constexpr double kClearly = 0.96;
+  constexpr double kClearly = 0.99;
   Plan best = placed(graph, options);
   for (int visits = 2; visits <= kMostVisits && may_loop(graph, options); ++visits) {
     options.virtual_stages = visits;

@@ -1,0 +1,119 @@
+// Cuts for several visits: against the chain's split, and against every other split there is.
+#include "partitioner/plan/shift_cuts.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+
+#include "partitioner/plan/check_plan.h"
+#include "partitioner/plan/contiguous.h"
+#include "partitioner/plan/predict_step.h"
+#include "tests/support/graph_builder.h"
+
+namespace smp::partitioner {
+namespace {
+
+constexpr int kNumGraphs = 24;
+
+/// Layers of different widths: hardly ever can they be cut into four parts of one length.
+Graph uneven_graph(int seed) {
+  std::mt19937 random(static_cast<uint32_t>(seed));
+  testing::GraphBuilder builder;
+  auto x = builder.input({256, 64});
+  for (int i = 0; i < 10; ++i) {
+    x = builder.linear(x, "layers." + std::to_string(i), 32 * (1 + static_cast<int64_t>(random() % 8)));
+  }
+  return builder.build(builder.sum(x));
+}
+
+PartitionOptions two_visits() {
+  PartitionOptions options;
+  options.num_ranks = 2;
+  options.num_microbatches = 8;
+  options.virtual_stages = 2;
+  options.tapes = true;
+  return options;
+}
+
+/// A graph in program order.
+struct Case {
+  explicit Case(int seed) : graph(uneven_graph(seed)) {}
+
+  Plan with_cuts(const ChainSplit& split) const {
+    return build_plan(graph, costs, assign_stages(split, order.nodes, options.num_ranks), options);
+  }
+  Plan with_equal_stages() const { return with_cuts(split_chain(make_chain(graph, costs, layout, options))); }
+  Plan shifted() const { return with_shifted_cuts(graph, costs, layout, options, with_equal_stages()); }
+  double step_us(const Plan& plan) const { return predict_step(graph, plan, options).us; }
+
+  double best_step_us() const {
+    const int n = static_cast<int>(order.nodes.size());
+    double best_us = step_us(with_equal_stages());
+    for (int a = 1; a < n; ++a) {
+      for (int b = a + 1; b < n; ++b) {
+        for (int c = b + 1; c < n; ++c) {
+          ChainSplit split;
+          split.cuts = {0, a, b, c, n};
+          split.num_used_stages = 4;
+          best_us = std::min(best_us, step_us(with_cuts(split)));
+        }
+      }
+    }
+    return best_us;
+  }
+
+  Graph graph;
+  PartitionOptions options = two_visits();
+  GraphCosts costs = graph_costs(graph, options.device);
+  Linearisation order = program_order(graph);
+  Layout layout{order, cut_traffic_us(graph, options.device, order.nodes)};
+};
+
+int64_t most_bytes(const Plan& plan) {
+  return *std::max_element(plan.predicted_peak_bytes.begin(), plan.predicted_peak_bytes.end());
+}
+
+TEST(ShiftedCuts, MakeNoStepLongerAndManyShorter) {
+  int num_shorter = 0;
+  for (int seed = 0; seed < kNumGraphs; ++seed) {
+    const Case drawn(seed);
+    const Plan shifted = drawn.shifted();
+    check(drawn.graph, shifted);
+    ASSERT_EQ(shifted.stages.size(), 4);
+    const double before_us = drawn.step_us(drawn.with_equal_stages()), after_us = drawn.step_us(shifted);
+    EXPECT_LE(after_us, before_us) << "graph " << seed;
+    if (after_us < 0.99 * before_us) ++num_shorter;
+    EXPECT_LE(partition(drawn.graph, drawn.options).predicted_step_us, after_us * 1.0000001) << "graph " << seed;
+  }
+  EXPECT_GE(num_shorter, kNumGraphs / 3);
+}
+
+TEST(ShiftedCuts, AreMostlyNearTheBestThereAre) {
+  int num_near = 0;
+  for (int seed = 0; seed < kNumGraphs; ++seed) {
+    const Case drawn(seed);
+    const double us = drawn.step_us(drawn.shifted()), best_us = drawn.best_step_us();
+    if (us <= 1.02 * best_us) ++num_near;
+    EXPECT_LE(us, 1.1 * best_us) << "graph " << seed;
+  }
+  EXPECT_GE(num_near, kNumGraphs * 3 / 4);
+}
+
+TEST(ShiftedCuts, AreNotTakenWhereMemoryIsShort) {
+  int num_larger = 0;
+  for (int seed = 0; seed < kNumGraphs; ++seed) {
+    Case drawn(seed);
+    const Plan before = drawn.with_equal_stages(), shifted = drawn.shifted();
+    if (most_bytes(shifted) <= most_bytes(before)) continue;
+    ++num_larger;
+    drawn.options.memory_limit_bytes = most_bytes(before);
+    EXPECT_EQ(drawn.shifted(), before) << "graph " << seed;
+    EXPECT_LE(most_bytes(partition(drawn.graph, drawn.options)), most_bytes(before)) << "graph " << seed;
+  }
+  EXPECT_GE(num_larger, 2);
+}
+
+}  // namespace
+}  // namespace smp::partitioner
