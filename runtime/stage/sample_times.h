@@ -7,7 +7,7 @@
 
 namespace smp::runtime {
 
-/// Of `count` times in ascending order those that count: [first, end), half of them, at least one of one.
+/// Of `count` times in ascending order those that count: [first, end), without the quarter (rounded down) at either end.
 std::pair<size_t, size_t> middle_half(size_t count);
 
 /// Relative standard deviation of times in the order in which they were taken; 0 for fewer than two.
