@@ -53,7 +53,7 @@ void average_bucket(std::span<at::Tensor> parameters, Transport& replicas, int d
 
 }  // namespace
 
-TiedGradients::TiedGradients(const Owners& owners, const Bindings& bindings, Transport& pipeline)
+TiedGradients::TiedGradients(const Owners& owners, const Bindings& bindings, const TrainedOn& trained_on, Transport& pipeline)
     : pipeline_(pipeline) {
   for (const NamedTensor& named : bindings.tensors()) {
     const auto owned = owners.find(named.name);
@@ -61,8 +61,10 @@ TiedGradients::TiedGradients(const Owners& owners, const Bindings& bindings, Tra
     const auto& ranks = owned->second;
     const bool mine = std::find(ranks.begin(), ranks.end(), pipeline.rank()) != ranks.end();
     if (named.kind != partitioner::ValueKind::kParameter || ranks.size() < 2 || !mine) continue;
-    Tied tied{.parameter = named.tensor, .ranks = ranks, .earlier = named.tensor.grad()};
-    tied.parameter.mutable_grad().reset();
+    const std::vector<int> trainers = trained_on(named.name);
+    Tied tied{.parameter = named.tensor, .ranks = ranks, .has_one_trainer = trainers.size() == 1, .earlier = named.tensor.grad()};
+    const bool continues = tied.has_one_trainer && trainers.front() == pipeline.rank() && tied.earlier.defined();
+    tied.parameter.mutable_grad() = continues ? tied.earlier.clone() : at::Tensor();
     tied_.push_back(std::move(tied));
   }
 }
@@ -90,7 +92,7 @@ at::Tensor TiedGradients::summed(const Tied& tied) {
 void TiedGradients::finish() {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
-  for (const Tied& tied : tied_) gradients.push_back(sum(tied.earlier, summed(tied)));
+  for (const Tied& tied : tied_) gradients.push_back(tied.has_one_trainer ? summed(tied) : sum(tied.earlier, summed(tied)));
   for (size_t i = 0; i < tied_.size(); ++i) {
     tied_[i].parameter.mutable_grad() = std::move(gradients[i]);
   }

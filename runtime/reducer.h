@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <map>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,11 +15,16 @@ namespace smp::runtime {
 
 /// Sums the gradients of tied weights over the pipeline ranks that hold them, once per step, in
 /// rank order. Gradients of earlier steps are set aside at construction and added by finish(), so
-/// that they are not summed twice. Without a finish() that returns (the step failed), the
-/// destructor puts them back in place of what the step has added.
+/// that they are not summed twice. Where one rank alone trains a weight, the others only reading
+/// it, its microbatches add to a copy of them instead, in the order of a loop on one process.
+/// Without a finish() that returns (the step failed), the destructor puts them back in place of what
+/// the step has added.
 class TiedGradients {
  public:
-  TiedGradients(const Owners& owners, const Bindings& bindings, Transport& pipeline);
+  /// The pipeline ranks that train a weight in this step, ascending; the same on all of them.
+  using TrainedOn = std::function<std::vector<int>(const std::string& name)>;
+
+  TiedGradients(const Owners& owners, const Bindings& bindings, const TrainedOn& trained_on, Transport& pipeline);
   ~TiedGradients();
   TiedGradients(const TiedGradients&) = delete;
   TiedGradients& operator=(const TiedGradients&) = delete;
@@ -31,6 +36,7 @@ class TiedGradients {
   struct Tied {
     at::Tensor parameter;
     std::vector<int> ranks;
+    bool has_one_trainer = false;
     at::Tensor earlier;
   };
   at::Tensor summed(const Tied& tied);

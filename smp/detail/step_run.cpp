@@ -227,7 +227,8 @@ std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part)
   std::optional<ReplicaGradients> gradients;
   runtime::RunOptions options;
   if (message.trains) {
-    tied.emplace(rank_.models.owners(), rank_.models.bindings(), *rank_.context.pipeline);
+    tied.emplace(rank_.models.owners(), rank_.models.bindings(), [this](const std::string& name) { return trained_on(name); },
+                 *rank_.context.pipeline);
     if (rank_.context.replicas->size() > 1) {
       gradients.emplace(rank_.context, rank_.models, message.reduced, message.gradient_divisor);
       gradients->begin(schedule(part, 0).columns[static_cast<size_t>(rank_.context.pipeline->rank())], runs_);
@@ -245,6 +246,16 @@ std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part)
   count(message);
   ++rank_.join.num_steps;
   return returned;
+}
+
+// In any microbatch of the step.
+std::vector<int> StepRun::trained_on(const std::string& parameter) const {
+  std::set<int> ranks;
+  for (const auto& program : std::set(programs_.begin(), programs_.end())) {
+    const auto found = program->trained_on.find(parameter);
+    if (found != program->trained_on.end()) ranks.insert(found->second.begin(), found->second.end());
+  }
+  return {ranks.begin(), ranks.end()};
 }
 
 std::vector<StepOutput> StepRun::exchange_recorded_results() {

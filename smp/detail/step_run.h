@@ -50,6 +50,7 @@ class StepRun {
   const partitioner::Schedule& schedule(TablePart part, size_t first);
   void collect_reads(size_t first);
   std::vector<StepOutput> end(const runtime::StepMessage& message, TablePart part);
+  std::vector<int> trained_on(const std::string& parameter) const;
   std::vector<StepOutput> exchange_recorded_results();
   void shadow(const runtime::StepMessage& message);
   void count(const runtime::StepMessage& message);

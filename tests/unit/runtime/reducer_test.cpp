@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "tests/support/bits.h"
+#include "tests/support/graph_builder.h"
 #include "tests/support/loopback_world.h"
 #include "tests/unit/smp/small_net.h"
 
@@ -22,12 +23,22 @@ struct Weights {
   Owners owners{{"tied", {0, 1}}, {"own", {0}}};
 };
 
+TiedGradients::TrainedOn only_on(const std::vector<int>& ranks) {
+  return [ranks](const std::string&) { return ranks; };
+}
+
+/// As microbatches add their gradients. Each addition rounds, so what `sum` begins with tells in the last bits.
+at::Tensor added_one_by_one(at::Tensor sum) {
+  for (int microbatch = 0; microbatch < 50; ++microbatch) sum += 0.1;
+  return sum;
+}
+
 TEST(TiedGradients, OfEarlierStepsComeBackWhenTheStepFails) {
   tests::run_ranks(2, [](Transport& pipeline) {
     Weights weights;
     weights.tied.mutable_grad() = torch::full({3}, 7.0);
     try {
-      const TiedGradients tied(weights.owners, weights.bindings, pipeline);
+      const TiedGradients tied(weights.owners, weights.bindings, only_on({0, 1}), pipeline);
       EXPECT_FALSE(weights.tied.grad().defined());
       weights.tied.mutable_grad() = torch::full({3}, 100.0);  // of the step that fails
       throw std::runtime_error("the step");
@@ -44,7 +55,7 @@ TEST(TiedGradients, OfAnotherRankThatIsGoneLeaveTheEarlierOnes) {
     Weights weights;
     weights.tied.mutable_grad() = torch::full({3}, 7.0);
     try {
-      TiedGradients tied(weights.owners, weights.bindings, pipeline);
+      TiedGradients tied(weights.owners, weights.bindings, only_on({0, 1}), pipeline);
       weights.tied.mutable_grad() = torch::full({3}, 100.0);
       tied.finish();
     } catch (...) {
@@ -60,12 +71,69 @@ TEST(TiedGradients, AreSummedOnceAndAddedToTheEarlierOnes) {
     Weights weights;
     weights.tied.mutable_grad() = torch::full({3}, 7.0);
     {
-      TiedGradients tied(weights.owners, weights.bindings, pipeline);
+      TiedGradients tied(weights.owners, weights.bindings, only_on({0, 1}), pipeline);
       weights.tied.mutable_grad() = torch::full({3}, 1.0 + pipeline.rank());
       tied.finish();
     }
     support::expect_bit_equal(weights.tied.grad(), torch::full({3}, 10.0), "sum");
   });
+}
+
+TEST(TiedGradients, OfOneRankThatTrainsAreAddedInTheOrderOfALoop) {
+  const at::Tensor want = added_one_by_one(torch::full({3}, 7.0));
+  ASSERT_FALSE(want.equal(7.0 + added_one_by_one(torch::zeros({3}))));
+  tests::run_ranks(2, [&](Transport& pipeline) {
+    Weights weights;
+    weights.tied.mutable_grad() = torch::full({3}, 7.0);
+    {
+      TiedGradients tied(weights.owners, weights.bindings, only_on({1}), pipeline);
+      if (pipeline.rank() == 1) added_one_by_one(weights.tied.mutable_grad());
+      tied.finish();
+    }
+    support::expect_bit_equal(weights.tied.grad(), want, "sum");
+  });
+}
+
+TEST(TiedGradients, OfOneRankThatTrainsComeBackWhenTheStepFails) {
+  tests::run_ranks(2, [](Transport& pipeline) {
+    Weights weights;
+    weights.tied.mutable_grad() = torch::full({3}, 7.0);
+    try {
+      const TiedGradients tied(weights.owners, weights.bindings, only_on({1}), pipeline);
+      if (pipeline.rank() == 1) added_one_by_one(weights.tied.mutable_grad());
+      throw std::runtime_error("the step");
+    } catch (const std::runtime_error&) {
+    }
+    support::expect_bit_equal(weights.tied.grad(), torch::full({3}, 7.0), "accumulated");
+  });
+}
+
+TEST(TiedGradients, OfOneRankThatTrainsForTheFirstTimeReachTheOthers) {
+  tests::run_ranks(2, [](Transport& pipeline) {
+    Weights weights;
+    {
+      TiedGradients tied(weights.owners, weights.bindings, only_on({1}), pipeline);
+      if (pipeline.rank() == 1) weights.tied.mutable_grad() = torch::full({3}, 2.0);
+      tied.finish();
+    }
+    support::expect_bit_equal(weights.tied.grad(), torch::full({3}, 2.0), "sum");
+  });
+}
+
+// Both ranks read the weight; the first leaves its operator out of the backward.
+TEST(TrainedOn, IsWhereABackwardPassesTheParameter) {
+  testing::GraphBuilder g;
+  const auto weight = g.parameter("tied", {4, 4});
+  const auto x = g.input({2, 4});
+  g.linear_with(x, weight);
+  const auto root = g.linear_with(x, weight);
+  partitioner::Plan plan;
+  plan.num_ranks = 2;
+  plan.stages.resize(2);
+  plan.stages[0].nodes = {0};
+  plan.stages[1].nodes = {1};
+  plan.stages[1].rank = 1;
+  EXPECT_EQ(trained_on(g.build(root), plan), (Owners{{"tied", {1}}}));
 }
 
 // The other replica leaves after the first of the two messages of average_gradients.

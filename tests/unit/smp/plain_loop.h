@@ -41,10 +41,9 @@ struct Loop {
   int ranks = 1;
   int steps = 4;
   int microbatches = 3;
-  bool gradients_add_up = true;  // over the steps; false: each step begins without
 };
 
-/// Trains one model on all ranks of one pipeline.
+/// Gradients add up over the steps. Trains one model on all ranks of one pipeline.
 template <class Net>
 void expect_as_in_a_loop(const Loop& loop, const LoopBody<Net>& body) {
   run_smp_ranks(loop.ranks, {.microbatches = loop.microbatches}, [&] {
@@ -57,10 +56,6 @@ void expect_as_in_a_loop(const Loop& loop, const LoopBody<Net>& body) {
                    [&](const at::Tensor& loss) { model.backward(loss); }, data, s, trace});
     });
     for (; s < loop.steps; ++s) {
-      if (!loop.gradients_add_up) {
-        for (at::Tensor parameter : net->parameters()) parameter.mutable_grad().reset();
-        for (at::Tensor parameter : twin->parameters()) parameter.mutable_grad().reset();
-      }
       const at::Tensor data = rows(2 * loop.microbatches, 8, 10 + s);
       std::vector<at::Tensor> want;
       for (const auto& part : support::split_batch({data}, loop.microbatches)) {

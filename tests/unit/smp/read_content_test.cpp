@@ -83,10 +83,8 @@ TEST_P(ReadContent, OfABufferIsThatOfTheMicrobatch) {
   });
 }
 
-// What reads it and what trains it may lie on two ranks. These add up its gradients at the end of a step, as those of tied
-// weights, which is not the order of the loop where there are some from steps before.
 TEST_P(ReadContent, OfAParameterBeforeItsFirstUse) {
-  expect_as_in_a_loop<CountNet>({.ranks = GetParam(), .gradients_add_up = false}, [](const BodyRun<CountNet>& run) {
+  check_buffers([](const BodyRun<CountNet>& run) {
     run.trace.push_back(run.net.scale.template item<double>());
     const at::Tensor output = run.forward(run.data);
     const at::Tensor loss = (output * run.net.scale).square().mean();
