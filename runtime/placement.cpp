@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <set>
 
-#include "partitioner/graph/gradient_flow.h"
 #include "runtime/delayed/unmade.h"
 #include "runtime/random.h"
 #include "runtime/tags.h"
@@ -27,24 +26,6 @@ Owners owners_of(const Graph& graph, const Plan& plan, const Bindings& bindings)
     owners[named.name] = held.empty() ? std::vector<int>{0} : std::vector<int>(held.begin(), held.end());
   }
   return owners;
-}
-
-Owners trained_on(const Graph& graph, const Plan& plan) {
-  if (!graph.has_backward()) return {};
-  const GradientFlow flow(graph);
-  std::map<std::string, std::set<int>> ranks;
-  for (const StagePlan& stage : plan.stages) {
-    for (const NodeId node : stage.nodes) {
-      if (!flow.passes_gradient(node)) continue;
-      for (const ValueId id : node_inputs(graph.nodes[node])) {
-        const Value& value = graph.values[id];
-        if (value.kind == ValueKind::kParameter && value.spec.requires_grad) ranks[value.name].insert(stage.rank);
-      }
-    }
-  }
-  Owners trained;
-  for (const auto& [name, on] : ranks) trained[name].assign(on.begin(), on.end());
-  return trained;
 }
 
 bool holds(const Owners& owners, const std::string& name, int pipeline_rank) {

@@ -20,10 +20,6 @@ using Owners = std::map<std::string, std::vector<int>>;
 /// Owners after the first plan. Tensors that no stage reads stay on rank 0.
 Owners owners_of(const partitioner::Graph& graph, const partitioner::Plan& plan, const Bindings& bindings);
 
-/// Parameter name -> pipeline ranks whose operators add to its gradient, ascending. One that a rank only reads, for its value
-/// or without a gradient, is not trained there. A superset, as GradientFlow is.
-Owners trained_on(const partitioner::Graph& graph, const partitioner::Plan& plan);
-
 bool holds(const Owners& owners, const std::string& name, int pipeline_rank);
 
 /// Gives the tensors that this rank holds the values that their construction has put off. Local.

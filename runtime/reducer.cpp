@@ -55,6 +55,7 @@ void average_bucket(std::span<at::Tensor> parameters, Transport& replicas, int d
 
 TiedGradients::TiedGradients(const Owners& owners, const Bindings& bindings, const TrainedOn& trained_on, Transport& pipeline)
     : pipeline_(pipeline) {
+  std::vector<at::Tensor> begun;  // no gradient changes unless there is memory for all
   for (const NamedTensor& named : bindings.tensors()) {
     const auto owned = owners.find(named.name);
     if (owned == owners.end()) continue;  // of a model that no step has used
@@ -64,9 +65,10 @@ TiedGradients::TiedGradients(const Owners& owners, const Bindings& bindings, con
     const std::vector<int> trainers = trained_on(named.name);
     Tied tied{.parameter = named.tensor, .ranks = ranks, .has_one_trainer = trainers.size() == 1, .earlier = named.tensor.grad()};
     const bool continues = tied.has_one_trainer && trainers.front() == pipeline.rank() && tied.earlier.defined();
-    tied.parameter.mutable_grad() = continues ? tied.earlier.clone() : at::Tensor();
+    begun.push_back(continues ? tied.earlier.clone() : at::Tensor());
     tied_.push_back(std::move(tied));
   }
+  for (size_t i = 0; i < tied_.size(); ++i) tied_[i].parameter.mutable_grad() = std::move(begun[i]);
 }
 
 TiedGradients::~TiedGradients() {

@@ -16,7 +16,8 @@ namespace smp::runtime {
 /// Sums the gradients of tied weights over the pipeline ranks that hold them, once per step, in
 /// rank order. Gradients of earlier steps are set aside at construction and added by finish(), so
 /// that they are not summed twice. Where one rank alone trains a weight, the others only reading
-/// it, its microbatches add to a copy of them instead, in the order of a loop on one process.
+/// it, its microbatches add to a copy of them instead, in the order of a loop on one process. All
+/// ranks have the same earlier gradients, as finish() leaves them.
 /// Without a finish() that returns (the step failed), the destructor puts them back in place of what
 /// the step has added.
 class TiedGradients {

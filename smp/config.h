@@ -37,7 +37,7 @@ enum class Parallelism {
 /// Config::microbatches: as many as predicted to be fastest, batch size by batch size.
 inline constexpr int64_t kAutoMicrobatches = -1;
 
-/// Config::virtual_stages: as many visits of each rank as are predicted to be clearly faster.
+/// Config::virtual_stages: as many visits of each rank as are predicted to be faster.
 inline constexpr int64_t kAutoVirtualStages = -1;
 
 /// What SageMaker's tensor-parallel layers favour; without effect on pipelines.
@@ -166,7 +166,7 @@ struct Config {
   /// (docs/timeline.md).  World rank 0 writes both.  Empty = no recording.
   std::string timeline = "";
 
-  /// Steps that are recorded for `timeline`, after two that are not; at least 1.
+  /// Steps that are recorded for `timeline`, after three that are not; at least 1.
   int64_t timeline_steps = 5;
 
   // Accepted so that SageMaker configurations run unchanged; checked and printed, without effect.

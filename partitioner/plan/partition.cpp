@@ -342,10 +342,10 @@ bool may_loop(const Graph& graph, const PartitionOptions& options) {
   return options.num_ranks > 1 && is_free && has_order && graph.has_backward();
 }
 
-/// As long as one visit more is predicted to make the step shorter, by more than a prediction scatters.
+/// As long as one visit more is predicted to make the step shorter by a hundredth or more.
 Plan with_best_visits(const Graph& graph, PartitionOptions options) {
   constexpr int kMostVisits = 4;
-  constexpr double kClearly = 0.99;
+  constexpr double kShorter = 0.99;
   Plan best = placed(graph, options);
   for (int visits = 2; visits <= kMostVisits && may_loop(graph, options); ++visits) {
     options.virtual_stages = visits;
@@ -356,7 +356,7 @@ Plan with_best_visits(const Graph& graph, PartitionOptions options) {
       break;  // does not fit into memory: more visits keep more activations
     }
     const bool is_whole = plan->stages.size() == static_cast<size_t>(options.num_stages());
-    if (!is_whole || plan->predicted_step_us > kClearly * best.predicted_step_us) break;
+    if (!is_whole || plan->predicted_step_us > kShorter * best.predicted_step_us) break;
     best = std::move(*plan);
   }
   return best;

@@ -41,10 +41,11 @@ class CutShifter {
   }
 
   std::vector<int> shift(std::vector<int> cuts) {
-    constexpr size_t kMostActions = 1'000'000;  // simulated, so that planning stays quick
+    constexpr size_t kMostActions = 333'000;  // simulated for each reach, so that planning stays quick
     double best_us = step_us(cuts);
     for (const double reach : {2.0, 0.5, 0.1}) {
-      while (num_actions_ < kMostActions) {
+      num_actions_left_ = kMostActions;
+      while (num_actions_left_ > 0) {
         const double before_us = best_us;
         for (size_t c = 1; c + 1 < cuts.size(); ++c) shift_one(c, reach, best_us, cuts);
         for (size_t c = 1; c + 2 < cuts.size(); ++c) shift_two(c, reach, best_us, cuts);
@@ -98,11 +99,13 @@ class CutShifter {
 
   void take_better(const std::vector<int>& moved, double& best_us, std::vector<int>& cuts) {
     constexpr double kBetter = 1 - 1e-9;
+    if (num_actions_left_ == 0) return;
     const double us = step_us(moved);
     if (us < kBetter * best_us) best_us = us, cuts = moved;
   }
 
-  /// As predict_step(), but that all messages over a cut are of its two stages.
+  /// As predict_step() of one microbatch after another, but that all messages over a cut are of its two stages, and that the
+  /// same stages have a backward as in the plan that the search began with.
   double step_us(const std::vector<int>& cuts) {
     SimulationInput input;
     input.transfers_occupy_ranks = true;
@@ -118,7 +121,7 @@ class CutShifter {
       input.transfers.push_back({{stage - 1, stage}, half_us});
       input.transfers.push_back({{stage, stage - 1}, half_us});
     }
-    for (const auto& column : schedule_.columns) num_actions_ += column.size();
+    for (const auto& column : schedule_.columns) num_actions_left_ -= std::min(num_actions_left_, column.size());
     return simulate(schedule_, input).makespan_us;
   }
 
@@ -127,7 +130,7 @@ class CutShifter {
   const Schedule schedule_;
   std::vector<StageTime> until_;  // by position, of the operators before it
   double mean_us_ = 0;            // of a stage
-  size_t num_actions_ = 0;        // simulated so far
+  size_t num_actions_left_ = 0;   // to be simulated
 };
 
 }  // namespace

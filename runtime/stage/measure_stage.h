@@ -46,7 +46,7 @@ class StageMeasurement {
 
   /// Runs and times one microbatch, or as many as a hundredth of a second takes.
   void take_turn();
-  /// Of all turns. Of the microbatches the middle three quarters count, by duration.
+  /// Of all turns. Of the microbatches the middle half counts, by duration.
   StageTimes times() const;
 
  private:
@@ -55,7 +55,7 @@ class StageMeasurement {
 };
 
 /// All of them in turns, so that a machine that changes its speed meanwhile is unjust to none: for about `seconds` each, but
-/// at least ten turns. Behind the first it waits for `phase`, 0 to 1, of what that has taken: ranks of one host that run the
+/// at least sixteen turns. Behind the first it waits for `phase`, 0 to 1, of what that has taken: ranks of one host that run the
 /// same operators in step take more from each other than those of a pipeline do. Returns what was thrown, by measurement; one that
 /// has thrown takes no further turns.
 std::vector<std::exception_ptr> measure_in_turns(std::vector<StageMeasurement>& measurements, double seconds, double phase = 0);

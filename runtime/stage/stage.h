@@ -72,7 +72,7 @@ using OperatorTimer = std::function<void(partitioner::NodeId node, bool is_backw
 struct StageOptions {
   /// Called between operators, so that messages move while this rank computes. May be empty.
   std::function<void()> progress;
-  /// Told once when a stage, or a part of its work, stays on autograd, and why. May be empty.
+  /// Told each reason for which a stage, or a part of its work, stays on autograd, once. May be empty.
   std::function<void(const std::string& reason)> stays_on_autograd{};
   /// For measuring. May be empty.
   OperatorTimer timer{};

@@ -31,7 +31,7 @@ class TapeStage : public Stage {
   const StageValues& values() const override { return reference_.values(); }
 
   StageReport report() const override {
-    StageReport report{.num_taped = num_taped_, .stays_on_autograd = said_, .refused_at = refused_at_};
+    StageReport report{.num_taped = num_taped_, .stays_on_autograd = all_said(), .refused_at = refused_at_};
     if (phase_ == Phase::kRefused) report.num_on_autograd = nodes_.size();
     if (tape_) {
       report.num_forward_calls = tape_->lists().forward_end;
@@ -138,15 +138,25 @@ class TapeStage : public Stage {
     say(reason);
   }
 
+  // Each reason once, though it may come and go with every microbatch.
   void say(const std::string& reason) {
-    if (!said_.empty()) return;
-    said_ = reason;
+    if (std::find(said_.begin(), said_.end(), reason) != said_.end()) return;
+    said_.push_back(reason);
     if (options_.stays_on_autograd) options_.stays_on_autograd(reason);
+  }
+
+  std::string all_said() const {
+    std::string text;
+    for (const std::string& reason : said_) text += (text.empty() ? "" : "; ") + reason;
+    return text;
   }
 
   // A recording holds the numbers of its microbatch.
   bool may_be_taped(const MicrobatchContext& context) {
-    if (torch::autograd::AnomalyMode::is_enabled()) return false;
+    if (torch::autograd::AnomalyMode::is_enabled()) {
+      say("anomaly mode");
+      return false;
+    }
     const bool has_scalars = std::any_of(context.scalars.begin(), context.scalars.end(), [this](const auto& scalar) {
       return std::binary_search(nodes_.begin(), nodes_.end(), scalar.node);
     });
@@ -161,16 +171,21 @@ class TapeStage : public Stage {
       const at::Tensor& now = own_[i];
       const bool is_same = !known.is_fixed || (now.is_same(known.tensor) && now.storage().is_alias_of(fixed_memory_[i]));
       if (!is_same || now.requires_grad() != requires_grad_[i]) return Fit::kOtherTensors;
-      if (!known.geometry.fits(now)) return known.is_fixed ? Fit::kOtherTensors : Fit::kOtherGeometry;
+      if (!known.geometry.fits(now)) return known.is_fixed ? Fit::kOtherTensors : other_geometry();
       if (now.requires_grad() && has_gradient_hooks(now)) {
         say("hooks on parameters");
         return Fit::kOtherGeometry;
       }
     }
     for (size_t i = 0; i < inputs.size(); ++i) {
-      if (!lists.inputs[i].geometry.fits(inputs[i])) return Fit::kOtherGeometry;
+      if (!lists.inputs[i].geometry.fits(inputs[i])) return other_geometry();
     }
     return Fit::kFits;
+  }
+
+  Fit other_geometry() {
+    say("tensors laid out in memory otherwise than those that were recorded");
+    return Fit::kOtherGeometry;
   }
 
   std::vector<at::Tensor> record_forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs,
@@ -307,7 +322,7 @@ class TapeStage : public Stage {
   std::vector<c10::Storage> fixed_memory_;
   Flights in_flight_;
   std::vector<Slots> free_slots_;
-  std::string said_;
+  std::vector<std::string> said_;
   std::vector<NodeId> refused_at_;
   int64_t num_taped_ = 0;
   int num_waited_ = 0;

@@ -195,7 +195,7 @@ std::vector<Key> make_keys() {
        .word_for_auto = "auto",
        .meaning = "Visits of each rank by one microbatch; above 1 `interleaved` is Megatron's "
                   "interleaved 1F1B: a smaller bubble for more messages. `auto`: more than one where that is predicted to be "
-                  "clearly faster."},
+                  "faster."},
       {.name = "seed",
        .field = &Config::seed,
        .range = kNotNegative,

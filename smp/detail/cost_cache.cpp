@@ -41,6 +41,8 @@ std::filesystem::path folder_of(const Config& config, const EnvironmentLookup& l
   return {};
 }
 
+constexpr int kTimesVersion = 2;  // of what is measured: 2 leaves interrupted microbatches out of means and jitter
+
 }  // namespace
 
 CostCache::CostCache(const Config& config, int ranks_per_host, const Logger& logger, const EnvironmentLookup& lookup)
@@ -49,7 +51,7 @@ CostCache::CostCache(const Config& config, int ranks_per_host, const Logger& log
   if (folder.empty()) return;
   std::ostringstream machine;
   machine << processor() << ", " << ranks_per_host << " ranks of " << config.threads << " threads, LibTorch " << TORCH_VERSION
-          << ", stage " << static_cast<int>(config.stage) << ", smp " << version();
+          << ", stage " << static_cast<int>(config.stage) << ", smp " << version() << ", times " << kTimesVersion;
   path_ = folder / ("costs-" + digits_of(partitioner::hash(machine.str())) + ".json");
 }
 

@@ -12,6 +12,7 @@
 #include "partitioner/plan/predict_step.h"
 #include "partitioner/plan/rank_memory.h"
 #include "partitioner/plan/segments.h"
+#include "partitioner/plan/trained_on.h"
 #include "partitioner/schedule/check.h"
 #include "partitioner/schedule/send_limits.h"
 
@@ -232,7 +233,7 @@ std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
     program->named_tensors.push_back(is_named ? known->second : at::Tensor());
   }
   program->trained = trained_by(program->graph, program->named_tensors);
-  program->trained_on = runtime::trained_on(program->graph, program->plan);
+  program->trained_on = partitioner::trained_on(program->graph, program->plan);
   runtime::RankProgram& mine = program->rank_program;
   mine.graph = &program->graph;
   mine.plan = &program->plan;

@@ -31,7 +31,7 @@ struct Program {
   std::vector<size_t> written_inputs;     // positions of step inputs that an operator writes to
   std::vector<at::Tensor> named_tensors;  // by value: parameters and buffers, undefined elsewhere
   std::vector<at::Tensor> trained;        // parameters that its backwards reach
-  runtime::Owners trained_on;             // and the ranks that add to their gradients
+  std::map<std::string, std::vector<int>> trained_on;  // by name, ranks that add to their gradients
 };
 
 /// A table, or a part of the fill-drain table: all forwards, or all backwards.

@@ -15,6 +15,7 @@ namespace smp {
 namespace {
 
 using support::OracleResult;
+using support::SplitOptions;
 using support::ZooModel;
 
 class ReplicaProcesses : public testing::TestWithParam<ZooModel> {};
@@ -22,9 +23,16 @@ class ReplicaProcesses : public testing::TestWithParam<ZooModel> {};
 TEST_P(ReplicaProcesses, OverlappedOrNotGiveTheGradientsOfTheUnsplitModel) {
   const ZooModel& model = GetParam();
   const auto microbatches = static_cast<int>(config().microbatches) * dp_size();
-  const OracleResult want = support::run_unsplit(model, microbatches);
-  const OracleResult overlapped = support::run_split(model, {.model = {}, .bucket_bytes = 512});
-  const OracleResult at_the_end = support::run_split(model, {.model = {.overlapping_allreduce = false}});
+  SplitOptions during = support::kLastOfSeveral;
+  during.bucket_bytes = 512;
+  during.look = [&] {
+    for (const auto& report : support::stage_reports()) EXPECT_GT(report.num_taped, 0) << model.name << report.stays_on_autograd;
+  };
+  SplitOptions after = support::kLastOfSeveral;
+  after.model.overlapping_allreduce = false;
+  const OracleResult want = support::run_unsplit(model, microbatches, during);
+  const OracleResult overlapped = support::run_split(model, during);
+  const OracleResult at_the_end = support::run_split(model, after);
   support::expect_bit_equal(overlapped.gradients, at_the_end.gradients,
                             model.name + ": overlapped");
   for (const auto& [name, gradient] : overlapped.gradients) {

@@ -16,6 +16,7 @@ namespace smp {
 namespace {
 
 using support::OracleResult;
+using support::SplitOptions;
 using support::ZooModel;
 
 // Half of the zoo: every kind of cut, sharing and hidden state that it has.
@@ -53,19 +54,26 @@ class SplitProcesses : public testing::TestWithParam<const char*> {};
 
 TEST_P(SplitProcesses, EqualTheUnsplitModelBitForBit) {
   const ZooModel& model = support::zoo_model(GetParam());
-  OracleResult want = support::run_unsplit(model, static_cast<int>(config().microbatches));
+  SplitOptions options = support::kLastOfSeveral;
+  std::vector<runtime::StageReport> reports;
+  options.look = [&] { reports = support::stage_reports(); };
+  OracleResult want = support::run_unsplit(model, static_cast<int>(config().microbatches), options);
   ZooModel made = model;
   made.make = [&](uint64_t seed) {
     const DelayParamInitialization delay(is_delayed);
     return model.make(seed);
   };
-  OracleResult got = support::run_split(made);
+  OracleResult got = support::run_split(made, options);
   expect_all_held(got, want);
   std::erase_if(want.gradients,
                 [&](const auto& item) { return got.gradients.count(item.first) == 0; });
   if (is_one_ulp_off && rank() == size() - 1) change_one_bit(got);
   support::expect_same_step(got, want, name_of_setting(model),
-                            support::gradient_tolerance(model, size()));
+                            support::gradient_tolerance(model, size(), options));
+  for (const runtime::StageReport& report : reports) {
+    EXPECT_EQ(report.num_taped > 0 && report.stays_on_autograd.empty(), config().stage == StageKind::kTape)
+        << name_of_setting(model) << " " << report.stays_on_autograd;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Zoo, SplitProcesses, testing::ValuesIn(kModels),

@@ -14,8 +14,8 @@ SEED = 5  # kSplitBaseSeed in tests/support/split_run.h
 
 
 class SplitProcesses(worlds.WorldTestCase):
-    def run_world(self, microbatches, pipeline, *arguments):
-        config = {"microbatches": microbatches, "pipeline": pipeline, "seed": SEED, "log_level": "warning"}
+    def run_world(self, microbatches, pipeline, *arguments, stage="tape"):
+        config = {"microbatches": microbatches, "pipeline": pipeline, "stage": stage, "seed": SEED, "log_level": "warning"}
         job = self.start(NUM_RANKS, "--gtest_brief=1", "--gtest_color=no", *arguments, environment={"SMP_CONFIG": json.dumps(config)})
         self.finish(job, TIMEOUT_S)
         return job.returncode
@@ -27,6 +27,11 @@ class SplitProcesses(worlds.WorldTestCase):
                     code = self.run_world(microbatches, pipeline)
                     self.assertEqual(code, 0, self.output)
                     self.assertEqual(self.output.count("[  PASSED  ] 9 tests."), NUM_RANKS, self.output)
+
+    def test_stages_under_autograd_equal_the_unsplit_model(self):
+        code = self.run_world(5, "interleaved", stage="autograd")
+        self.assertEqual(code, 0, self.output)
+        self.assertEqual(self.output.count("[  PASSED  ] 9 tests."), NUM_RANKS, self.output)
 
     def test_models_constructed_without_values_equal_the_unsplit_model(self):
         code = self.run_world(2, "interleaved", "--delayed")

@@ -63,7 +63,7 @@ PartitionOptions chosen_visits(int num_ranks, int num_microbatches) {
   return options;
 }
 
-TEST(VirtualStages, AreChosenWhereTheyMakeTheStepClearlyShorter) {
+TEST(VirtualStages, AreChosenWhereTheyMakeTheStepShorter) {
   const Graph graph = graph_of_layers(24);
   PartitionOptions options = chosen_visits(4, 4), once = options;
   options.device.link_latency_us = once.device.link_latency_us = 0;

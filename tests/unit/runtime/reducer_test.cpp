@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "tests/support/bits.h"
-#include "tests/support/graph_builder.h"
 #include "tests/support/loopback_world.h"
 #include "tests/unit/smp/small_net.h"
 
@@ -118,22 +117,6 @@ TEST(TiedGradients, OfOneRankThatTrainsForTheFirstTimeReachTheOthers) {
     }
     support::expect_bit_equal(weights.tied.grad(), torch::full({3}, 2.0), "sum");
   });
-}
-
-// Both ranks read the weight; the first leaves its operator out of the backward.
-TEST(TrainedOn, IsWhereABackwardPassesTheParameter) {
-  testing::GraphBuilder g;
-  const auto weight = g.parameter("tied", {4, 4});
-  const auto x = g.input({2, 4});
-  g.linear_with(x, weight);
-  const auto root = g.linear_with(x, weight);
-  partitioner::Plan plan;
-  plan.num_ranks = 2;
-  plan.stages.resize(2);
-  plan.stages[0].nodes = {0};
-  plan.stages[1].nodes = {1};
-  plan.stages[1].rank = 1;
-  EXPECT_EQ(trained_on(g.build(root), plan), (Owners{{"tied", {1}}}));
 }
 
 // The other replica leaves after the first of the two messages of average_gradients.

@@ -32,7 +32,7 @@ TEST(SampleTimes, JitterIsTheStandardDeviationOfNormalTimes) {
   EXPECT_EQ(jitter_of({5}), 0);
 }
 
-TEST(SampleTimes, InterruptionsAreNoJitter) {
+TEST(SampleTimes, InterruptionsAddLittleJitter) {
   std::vector<double> times = normal_times(16);
   const double quiet = jitter_of(times);
   times[3] *= 2, times[10] *= 1.5;

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/support/smp_ranks.h"
+#include "tests/support/split_run.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
@@ -77,7 +78,7 @@ TEST_P(AutocastStep, HasTheBitsOfTheUnsplitModel) {
       model.backward(loss);
       return loss;
     });
-    for (int s = 0; s < 3; ++s) {
+    for (int s = 0; s < support::kStepsToTape; ++s) {
       const at::NoGradGuard no_grad;  // other weights in every step
       for (at::Tensor& parameter : model.local_parameters()) parameter.mul_(0.75);
       for (at::Tensor& parameter : twin->parameters()) parameter.mul_(0.75);
@@ -95,6 +96,7 @@ TEST_P(AutocastStep, HasTheBitsOfTheUnsplitModel) {
         EXPECT_EQ(net->dtypes.back(), twin->dtypes.back());
       }
     }
+    for (const auto& report : support::stage_reports()) EXPECT_GT(report.num_taped, 0) << report.stays_on_autograd;
   });
 }
 

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <mutex>
 
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/plan/choose_layout.h"
@@ -84,23 +83,11 @@ TEST_P(Zoo, TrainsWithTheSameBitsOnMeasuredCosts) {
   at::set_num_threads(1);
   const OracleResult want = support::run_unsplit(model, 2, {.steps = 2});
   for (const int ranks : {1, 2}) {
-    std::mutex mutex;
-    OracleResult result;
-    Config config = measured();
-    config.seed = support::kSplitBaseSeed;
-    run_smp_ranks(ranks, config, [&] {
-      const auto look = [&] {
-        for (const auto& stage : plan().stages) EXPECT_GT(stage.cost.forward_us, 0) << model.name;
-      };
-      const OracleResult mine = support::run_split(model, {.look = look, .steps = 2});
-      const std::lock_guard<std::mutex> lock(mutex);
-      result.losses = mine.losses;
-      result.outputs = mine.outputs;
-      result.buffers = mine.buffers;
-      for (const auto& [name, gradient] : mine.gradients) result.gradients[name] = gradient;
-    });
-    // A weight that two ranks read is summed over them first, and then over the steps.
-    const double tolerance = model.name == "transformer" && ranks > 1 ? 1e-6 : support::gradient_tolerance(model, ranks);
+    const auto look = [&] {
+      for (const auto& stage : plan().stages) EXPECT_GT(stage.cost.forward_us, 0) << model.name;
+    };
+    const OracleResult result = support::run_on_pipeline(model, ranks, measured(), {.look = look, .steps = 2}).result;
+    const double tolerance = support::gradient_tolerance(model, ranks, {.steps = 2});
     support::expect_same_step(result, want, std::to_string(ranks) + " ranks", tolerance);
   }
 }

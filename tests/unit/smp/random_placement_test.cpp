@@ -6,17 +6,14 @@
 #include <algorithm>
 #include <atomic>
 #include <iostream>
-#include <mutex>
 #include <random>
 #include <set>
 #include <sstream>
 
 #include "smp/detail/conductor.h"
 #include "smp/smp.h"
-#include "tests/support/bits.h"
 #include "tests/support/oracle.h"
 #include "tests/support/random_graph.h"
-#include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
 
 namespace smp {
@@ -24,11 +21,11 @@ namespace {
 
 using partitioner::Plan;
 using support::OracleResult;
+using support::PipelineRun;
 using support::ZooModel;
 
 constexpr int kNumGraphs = 500;
 constexpr int64_t kBatch = 12;  // divisible by 1, 2, 3 and 4
-constexpr int kNumSteps = 2;
 constexpr int kPlanner = -1;
 
 /// What is drawn for a seed, apart from the model.
@@ -94,38 +91,23 @@ bool reads_a_parameter_in_two_stages(const Plan& plan) {
 
 /// How often the runs had what they are for.
 struct Counts {
-  std::atomic<int> runs = 0, revisits = 0, shared_parameters = 0, several_backwards = 0;
+  std::atomic<int> runs = 0, revisits = 0, shared_parameters = 0, several_backwards = 0, taped = 0;
 };
 
-/// Ranks put together, as in split_test.
-OracleResult run(const Draw& draw, Pipeline schedule, Counts& counts) {
-  std::mutex mutex;
-  OracleResult all;
-  Config config;
-  config.microbatches = draw.microbatches;
-  config.pipeline = schedule;
-  config.seed = support::kSplitBaseSeed;
-  const ZooModel model = draw.model();
-  tests::run_smp_ranks(draw.ranks, config, [&] {
-    const auto look = [&] {
-      const auto& program = *detail::conductor("test").models().all().front()->first_program;
-      if (rank() != 0) return;
-      ++counts.runs;
-      counts.revisits += visits_a_rank_twice(program.plan);
-      counts.shared_parameters += reads_a_parameter_in_two_stages(program.plan);
-      counts.several_backwards += program.graph.backward_roots.size() > 1;
-    };
-    const auto place = [&](torch::nn::Module& module) { draw.place(module); };
-    const OracleResult mine =
-        support::run_split(model, {.look = look, .place = place, .batch = kBatch, .steps = kNumSteps});
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (!all.losses.empty()) support::expect_bit_equal(mine.losses, all.losses, draw.text(schedule) + ": two ranks'");
-    all.losses = mine.losses;
-    all.outputs = mine.outputs;
-    all.buffers = mine.buffers;
-    for (const auto& [name, gradient] : mine.gradients) all.gradients[name] = gradient;
-  });
-  return all;
+PipelineRun run(const Draw& draw, Pipeline schedule, Counts& counts) {
+  const auto look = [&] {
+    const auto& program = *detail::conductor("test").models().all().front()->first_program;
+    if (rank() != 0) return;
+    ++counts.runs;
+    counts.revisits += visits_a_rank_twice(program.plan);
+    counts.shared_parameters += reads_a_parameter_in_two_stages(program.plan);
+    counts.several_backwards += program.graph.backward_roots.size() > 1;
+  };
+  const auto place = [&](torch::nn::Module& module) { draw.place(module); };
+  PipelineRun made = support::run_on_pipeline(draw.model(), draw.ranks, {.microbatches = draw.microbatches, .pipeline = schedule},
+                                              {.look = look, .place = place, .batch = kBatch, .steps = support::kStepsToTape});
+  counts.taped += made.is_taped();
+  return made;
 }
 
 /// Weights that stay with one rank add their gradients as on one; those that the planner may copy to several do not.
@@ -137,10 +119,10 @@ double tolerance(const Draw& draw) {
 
 /// Both schedules; false when the placement tears apart operators that no cut may separate, which is refused.
 bool check(const Draw& draw, Counts& counts) {
-  const OracleResult want = support::run_unsplit(draw.model(), draw.microbatches, {.batch = kBatch, .steps = kNumSteps});
+  const OracleResult want = support::run_unsplit(draw.model(), draw.microbatches, {.batch = kBatch, .steps = support::kStepsToTape});
   for (const Pipeline schedule : {Pipeline::kSimple, Pipeline::kInterleaved}) {
     try {
-      support::expect_same_step(run(draw, schedule, counts), want, draw.text(schedule), tolerance(draw));
+      support::expect_same_step(run(draw, schedule, counts).result, want, draw.text(schedule), tolerance(draw));
     } catch (const c10::ValueError& error) {
       const std::string text = error.what_without_backtrace();
       EXPECT_NE(text.find("which no cut may separate"), std::string::npos) << draw.text(schedule) << ": " << text;
@@ -157,7 +139,8 @@ TEST(RandomPlacements, OfRandomModelsTrainBitForBit) {
   for (int trained = 0; trained < kNumGraphs && !HasFailure(); ++seed) trained += check(Draw(seed), counts);
   std::cout << seed << " models, " << counts.runs << " runs, " << counts.revisits << " with a rank visited twice, "
             << counts.shared_parameters << " with a parameter in two stages, " << counts.several_backwards
-            << " with several backwards\n";
+            << " with several backwards, " << counts.taped << " from tapes\n";
+  EXPECT_GE(counts.taped, 2 * kNumGraphs * 95 / 100);
   EXPECT_GT(counts.revisits, 200);
   EXPECT_GT(counts.shared_parameters, 20);
   EXPECT_GT(counts.several_backwards, 100);

@@ -93,6 +93,14 @@ TEST_P(ReadContent, OfAParameterBeforeItsFirstUse) {
   });
 }
 
+// Its gradient of many numbers is that of the rank which trains it, added up as in a loop.
+TEST_P(ReadContent, OfALargerParameterBeforeItsFirstUse) {
+  check_buffers([](const BodyRun<CountNet>& run) {
+    run.trace.push_back(run.net.last->weight.sum().template item<double>());
+    return trained(run, (run.forward(run.data) * run.net.scale).square().mean());
+  });
+}
+
 TEST_P(ReadContent, OfAParameterAndABufferAfterOtherReads) {
   check_buffers([](const BodyRun<CountNet>& run) {
     const at::Tensor output = run.forward(run.data);

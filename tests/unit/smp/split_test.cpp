@@ -6,17 +6,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
-#include <mutex>
 
 #include "smp/detail/conductor.h"
 #include "smp/smp.h"
-#include "tests/support/bits.h"
 #include "tests/support/model_zoo.h"
 #include "tests/support/model_zoo_parts.h"
 #include "tests/support/oracle.h"
 #include "tests/support/random_graph.h"
-#include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
 
 namespace smp {
@@ -24,29 +20,17 @@ namespace {
 
 constexpr uint64_t kNumSeeds = 100;
 
+using support::kLastOfSeveral;
 using support::OracleResult;
+using support::PipelineRun;
 using support::ZooModel;
 
-// What the ranks of one pipeline hold, put together; losses and outputs must agree between ranks.
-OracleResult split(const ZooModel& model, int stages, int microbatches, Pipeline schedule,
-                   const std::function<void()>& look = [] {}, int64_t visits = 1) {
-  std::mutex mutex;
-  OracleResult all;
-  Config config;
-  config.microbatches = microbatches;
-  config.pipeline = schedule;
-  config.virtual_stages = visits;
-  config.seed = support::kSplitBaseSeed;
-  tests::run_smp_ranks(stages, config, [&] {
-    const OracleResult mine = support::run_split(model, {.model = {}, .look = look});
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (!all.losses.empty()) support::expect_bit_equal(mine.losses, all.losses, "losses on two ranks");
-    all.losses = mine.losses;
-    all.outputs = mine.outputs;
-    all.buffers = mine.buffers;
-    for (const auto& [name, gradient] : mine.gradients) all.gradients[name] = gradient;
-  });
-  return all;
+void expect_as_unsplit(const ZooModel& model, int ranks, const Config& config, const OracleResult& want) {
+  const PipelineRun run = support::run_on_pipeline(model, ranks, config, kLastOfSeveral);
+  const std::string what = std::to_string(config.microbatches) + " microbatches";
+  support::expect_same_step(run.result, want, what, support::gradient_tolerance(model, ranks, kLastOfSeveral));
+  EXPECT_EQ(run.is_taped(), config.stage == StageKind::kTape) << what << ": " << run.reasons();
+  EXPECT_GE(run.reports.size(), static_cast<size_t>(ranks + (ranks > 1 && config.virtual_stages > 1 ? 1 : 0)));
 }
 
 class Split : public testing::TestWithParam<std::tuple<ZooModel, int>> {};
@@ -55,11 +39,11 @@ TEST_P(Split, EqualsTheUnsplitModelBitForBit) {
   const auto& [model, stages] = GetParam();
   at::set_num_threads(1);
   for (const int microbatches : {1, 2, 5, 8}) {
-    const OracleResult want = support::run_unsplit(model, microbatches);
+    const OracleResult want = support::run_unsplit(model, microbatches, kLastOfSeveral);
     for (const Pipeline schedule : {Pipeline::kInterleaved, Pipeline::kSimple}) {
-      const OracleResult got = split(model, stages, microbatches, schedule);
-      support::expect_same_step(got, want, "microbatches " + std::to_string(microbatches),
-                                support::gradient_tolerance(model, stages));
+      for (const StageKind kind : {StageKind::kTape, StageKind::kAutograd}) {
+        expect_as_unsplit(model, stages, {.microbatches = microbatches, .pipeline = schedule, .stage = kind}, want);
+      }
     }
   }
 }
@@ -69,15 +53,9 @@ TEST_P(Split, EqualsTheUnsplitModelBitForBitWithTwoVisitsOfEachRank) {
   if (ranks == 1) return;
   at::set_num_threads(1);
   for (const int microbatches : {5, 8}) {  // 8: in full groups on 2 and 4 ranks
-    const OracleResult want = support::run_unsplit(model, microbatches);
+    const OracleResult want = support::run_unsplit(model, microbatches, kLastOfSeveral);
     for (const Pipeline schedule : {Pipeline::kInterleaved, Pipeline::kSimple}) {
-      std::atomic<size_t> num_stages = 0;
-      const auto count = [&] {
-        num_stages = detail::conductor("test").models().all().front()->first_program->plan.stages.size();
-      };
-      const OracleResult got = split(model, ranks, microbatches, schedule, count, /*visits=*/2);
-      EXPECT_GT(num_stages, static_cast<size_t>(ranks));
-      support::expect_same_step(got, want, "two visits", support::gradient_tolerance(model, ranks));
+      expect_as_unsplit(model, ranks, {.microbatches = microbatches, .pipeline = schedule, .virtual_stages = 2}, want);
     }
   }
 }
@@ -111,13 +89,11 @@ ZooModel wide_layers() {
 TEST(SplitVisits, ThatThePlannerChoosesEqualTheUnsplitModelBitForBit) {
   at::set_num_threads(1);
   const ZooModel model = wide_layers();
-  std::atomic<size_t> num_stages = 0;
-  const auto count = [&] {
-    num_stages = detail::conductor("test").models().all().front()->first_program->plan.stages.size();
-  };
-  const OracleResult got = split(model, 2, 4, Pipeline::kInterleaved, count, kAutoVirtualStages);
-  EXPECT_GE(num_stages, 4u);
-  support::expect_same_step(got, support::run_unsplit(model, 4), "chosen visits", support::gradient_tolerance(model, 2));
+  const PipelineRun run = support::run_on_pipeline(model, 2, {.microbatches = 4, .virtual_stages = kAutoVirtualStages}, kLastOfSeveral);
+  EXPECT_GE(run.reports.size(), 4U);
+  EXPECT_TRUE(run.is_taped()) << run.reasons();
+  support::expect_same_step(run.result, support::run_unsplit(model, 4, kLastOfSeveral), "chosen visits",
+                            support::gradient_tolerance(model, 2, kLastOfSeveral));
 }
 
 std::string name_of(const testing::TestParamInfo<Split::ParamType>& test) {
@@ -138,10 +114,11 @@ TEST(SplitRandomGraphs, EqualTheUnsplitModelBitForBit) {
     const OracleResult want = support::run_unsplit(model, 2);
     for (const int stages : {2, 3, 4}) {
       std::atomic<bool> is_reordered = false;
-      const OracleResult got = split(model, stages, 2, Pipeline::kInterleaved, [&] {
+      const auto look = [&] {
         const auto& plan = detail::conductor("test").models().all().front()->first_program->plan;
         if (!std::is_sorted(plan.stage_of_node.begin(), plan.stage_of_node.end())) is_reordered = true;
-      });
+      };
+      const OracleResult got = support::run_on_pipeline(model, stages, {.microbatches = 2}, {.look = look}).result;
       num_reordered += is_reordered;
       support::expect_same_step(got, want, "seed " + std::to_string(seed) + " on " + std::to_string(stages),
                                 support::gradient_tolerance(model, stages));

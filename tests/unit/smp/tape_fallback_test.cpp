@@ -1,6 +1,7 @@
 // What is not taped, and what makes a tape go: the numbers stay those of the loop without smp, and the reason is told.
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -180,6 +181,15 @@ TEST(TapeFallback, AnOpaqueRegionMayGiveGradientsOfAnotherGeometryLater) {
   }, 6);
 }
 
+// A layout that a segment was not recorded for: its microbatches run under autograd, and the report says so.
+TEST(TapeFallback, AnOpaqueRegionMayGiveValuesOfAnotherGeometryLater) {
+  step_under_way = 0;  // here: the call
+  const StageReport got = train_with([](const at::Tensor& x) {
+    return ten_sines(opaque([](at::Tensor t) { return step_under_way++ < 8 ? t * 2 : (t.t().contiguous() * 2).t(); }, ten_sines(x)));
+  }, 6);
+  EXPECT_NE(got.stays_on_autograd.find("laid out in memory otherwise"), std::string::npos) << got.stays_on_autograd;
+}
+
 // What a tape holds cannot be written into a gradient of many elements in one place.
 TEST(TapeFallback, AGradientThatCannotTakeTheRecordedFormNamesTheStep) {
   const auto shared_gradient_first = [](at::Tensor t) {
@@ -199,6 +209,49 @@ TEST(TapeFallback, NumbersThatChangeStayOnAutograd) {
   expect_twins_after(5, [](int s, SmallNet& net) { net.temperature = 2.0 + (s == 3 ? 1.5 : 0); }, [] {
     EXPECT_EQ(report().num_taped, 4);  // steps 2 and 4
     EXPECT_EQ(report().stays_on_autograd, "numbers that change from step to step");
+  });
+}
+
+TEST(TapeFallback, AnomalyModeStaysOnAutograd) {
+  expect_twins_after(5, [](int s, SmallNet&) { torch::autograd::AnomalyMode::set_enabled(s == 3); }, [] {
+    EXPECT_EQ(report().num_taped, 4);  // steps 2 and 4
+    EXPECT_EQ(report().stays_on_autograd, "anomaly mode");
+  });
+}
+
+TEST(TapeFallback, EachReasonIsTold) {
+  expect_twins_after(6, [](int s, SmallNet& net) {
+    torch::autograd::AnomalyMode::set_enabled(s == 3);
+    net.temperature = 2.0 + (s == 4 ? 1.5 : 0);
+  }, [] { EXPECT_EQ(report().stays_on_autograd, "anomaly mode; numbers that change from step to step"); });
+}
+
+// A tape that is recorded anew is compared anew.
+TEST(TapeFallback, OtherBitsAreNoticedInALaterRecording) {
+  tests::run_smp_ranks(1, {.microbatches = 2, .stage = StageKind::kTape, .log_level = LogLevel::kOff}, [] {
+    const auto net = tests::make_net(), twin = tests::make_net();
+    DistributedModel model(net);
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = model(data).square().mean() + torch::special_i1e(data).mean();  // the term has no gradient
+      model.backward(loss);
+      return loss;
+    });
+    for (int s = 0; s < 8; ++s) {
+      if (s == 4) {
+        EXPECT_EQ(report().num_taped, 4);  // steps 2 and 3
+      }
+      has_memory = s >= 4;
+      for (const auto& of : {net, twin}) {
+        if (s == 4) of->second->weight.set_data(of->second->weight.detach() * 0.5);
+      }
+      const at::Tensor data = rows(8, 8, s);
+      step(data);
+      for (const auto& part : data.chunk(2)) (twin->forward(part.clone()).square().mean() / 2).backward();
+      tests::expect_twins(model, *twin, "step " + std::to_string(s));
+    }
+    has_memory = false;
+    EXPECT_EQ(report().num_taped, 4);
+    EXPECT_NE(report().stays_on_autograd.find("has other bits"), std::string::npos) << report().stays_on_autograd;
   });
 }
 

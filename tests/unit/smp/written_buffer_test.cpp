@@ -1,5 +1,6 @@
 // Buffers that one microbatch writes to before an earlier one has run its backward: gradients are those of the content that
 // its forward saw.
+#include "tests/support/split_run.h"
 #include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
@@ -74,7 +75,10 @@ TEST_P(WrittenBuffers, OfANormWhoseModeFollowsTheData) {
 }
 
 TEST_P(WrittenBuffers, OfTheModelsOwn) {
-  expect_as_in_a_loop<CenterNet>({.ranks = GetParam()}, [](const BodyRun<CenterNet>& run) { return train(run, run.data); });
+  const auto look = [] {
+    for (const auto& report : support::stage_reports()) EXPECT_GT(report.num_taped, 0) << report.stays_on_autograd;
+  };
+  expect_as_in_a_loop<CenterNet>({.ranks = GetParam(), .look = look}, [](const BodyRun<CenterNet>& run) { return train(run, run.data); });
 }
 
 }  // namespace
