@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "partitioner/cost/operator_cost.h"
+#include "partitioner/graph/gradient_flow.h"
 #include "partitioner/plan/predict_step.h"
 #include "partitioner/schedule/generate.h"
 #include "partitioner/schedule/simulate.h"
@@ -26,12 +28,12 @@ class CutShifter {
   CutShifter(const Graph& graph, const GraphCosts& costs, const Layout& layout, const PartitionOptions& options, const Plan& plan)
       : layout_(layout),
         options_(options),
-        schedule_(generate(options.schedule, stage_graph(plan, graph), options.num_microbatches,
-                           {.active_microbatches = options.active_microbatches,
-                            .times = {},
-                            .virtual_stages = options.virtual_stages})),
-        until_(1, StageTime{0, 0, 0}) {
+        stages_(stage_graph(plan, graph)),
+        until_(1, StageTime{0, 0, 0}),
+        num_trained_until_(1, 0) {
+    const GradientFlow flow(graph);
     for (NodeId n : layout.order.nodes) {
+      num_trained_until_.push_back(num_trained_until_.back() + static_cast<int>(flow.passes_gradient(n)));
       const StageTime& before = until_.back();
       const double rest_us = options.tapes ? parameter_share_of_backward(graph, graph.nodes[n]) * costs.backward_us[n] : 0;
       until_.push_back(
@@ -104,31 +106,59 @@ class CutShifter {
     if (us < kBetter * best_us) best_us = us, cuts = moved;
   }
 
-  /// As predict_step() of one microbatch after another, but that all messages over a cut are of its two stages, and that the
-  /// same stages have a backward as in the plan that the search began with.
+  /// Whether a stage between two cuts has a backward.
+  bool is_trained(int begin, int end) const {
+    return num_trained_until_[static_cast<size_t>(end)] > num_trained_until_[static_cast<size_t>(begin)];
+  }
+
+  /// By which stages have a backward.
+  const Schedule& schedule(const std::vector<bool>& trained) {
+    const auto found = schedules_.find(trained);
+    if (found != schedules_.end()) return found->second;
+    StageGraph stages = stages_;
+    if (trained != stages.stage_has_backward) {
+      stages.stage_has_backward = trained;
+      stages.gradients.clear();
+      for (int s = 1; s < stages.num_stages(); ++s) {
+        if (trained[static_cast<size_t>(s) - 1] && trained[static_cast<size_t>(s)]) stages.gradients.push_back({s, s - 1});
+      }
+    }
+    const ScheduleOptions options{.active_microbatches = options_.active_microbatches,
+                                  .times = {},
+                                  .virtual_stages = options_.virtual_stages};
+    return schedules_.emplace(trained, generate(options_.schedule, stages, options_.num_microbatches, options)).first->second;
+  }
+
+  /// As predict_step() of mean times, but that all messages over a cut are of its two stages.
   double step_us(const std::vector<int>& cuts) {
     SimulationInput input;
+    std::vector<bool> trained;
+    for (size_t s = 0; s + 1 < cuts.size(); ++s) trained.push_back(is_trained(cuts[s], cuts[s + 1]));
     input.transfers_occupy_ranks = true;
     for (size_t s = 0; s + 1 < cuts.size(); ++s) {
       const StageTime &from = until_[static_cast<size_t>(cuts[s])], &to = until_[static_cast<size_t>(cuts[s + 1])];
       const double speed = options_.speed_of(static_cast<int>(s) % options_.num_ranks);
       const double forward_us = to.forward_us - from.forward_us, backward_us = to.backward_us - from.backward_us;
-      const double rest_us = s == 0 ? 0 : std::clamp(to.rest_us - from.rest_us, 0.0, backward_us);  // none leave the first
+      const bool sends_gradients = s > 0 && trained[s - 1];
+      const double rest_us = sends_gradients ? std::clamp(to.rest_us - from.rest_us, 0.0, backward_us) : 0;
       input.times.push_back({forward_us / speed, backward_us / speed, rest_us / speed});
       if (s == 0) continue;
       const double half_us = layout_.traffic_us[static_cast<size_t>(cuts[s])] / 2;  // there, and back
       const int stage = static_cast<int>(s);
       input.transfers.push_back({{stage - 1, stage}, half_us});
-      input.transfers.push_back({{stage, stage - 1}, half_us});
+      if (sends_gradients) input.transfers.push_back({{stage, stage - 1}, half_us});
     }
-    for (const auto& column : schedule_.columns) num_actions_left_ -= std::min(num_actions_left_, column.size());
-    return simulate(schedule_, input).makespan_us;
+    const Schedule& actions = schedule(trained);
+    for (const auto& column : actions.columns) num_actions_left_ -= std::min(num_actions_left_, column.size());
+    return simulate(actions, input).makespan_us;
   }
 
   const Layout& layout_;
   const PartitionOptions& options_;
-  const Schedule schedule_;
+  const StageGraph stages_;  // of the plan that the search begins with
+  std::map<std::vector<bool>, Schedule> schedules_;
   std::vector<StageTime> until_;  // by position, of the operators before it
+  std::vector<int> num_trained_until_;  // of them
   double mean_us_ = 0;            // of a stage
   size_t num_actions_left_ = 0;   // to be simulated
 };

@@ -344,6 +344,10 @@ void Recorder::add_backward_root(const at::Tensor& loss, NodeId position) {
   TORCH_CHECK_VALUE(!recording_->graph.is_backward_root(root),
                     "backward: expected another loss in each backward() of a body, got the same one twice. Multiply it "
                     "by 2 instead.");
+  const Value& value = recording_->graph.values[static_cast<size_t>(root)];
+  TORCH_CHECK_VALUE(value.kind == ValueKind::kResult, "backward: expected a loss that operators make, got ",
+                    value.name.empty() ? "a tensor that comes in" : "'" + value.name + "' of the model itself",
+                    ". Give it to backward() by way of an operator, as its sum().");
   recording_->graph.backward_roots.push_back(root);
   backward_positions_.push_back(position);
   at::Tensor live = loss;

@@ -12,6 +12,7 @@ namespace smp {
 namespace {
 
 using support::expect_bit_equal;
+using support::message_of;
 using tests::expect_twins;
 using tests::make_net;
 using tests::rows;
@@ -53,6 +54,30 @@ void expect_same_bits(int ranks, Pipeline pipeline, const SharedBody& body) {
       expect_bit_equal(step(data).outputs(), want, what);
       expect_twins(model, *twin, what);
     }
+  });
+}
+
+struct RootNet : SmallNet {
+  at::Tensor root = register_parameter("root", torch::full({}, 2.0));
+};
+
+// No stage would make such a loss, and its gradient would be missing.
+TEST(BackwardRoot, ThatIsAParameterIsRefusedAndItsSumIsNot) {
+  run_smp_ranks(1, {.microbatches = 2}, [] {
+    const auto net = std::make_shared<RootNet>();
+    tests::fill(*net);
+    DistributedModel<RootNet> model(net);
+    const auto train = [&](bool as_sum) {
+      auto step = smp::step([&, as_sum](at::Tensor data) {
+        model.backward(model(data).square().mean());
+        model.backward(as_sum ? net->root.sum() : net->root);
+      });
+      step(rows(8, 8, 1));
+    };
+    EXPECT_NE(message_of([&] { train(false); }).find("'root' of the model itself"), std::string::npos);
+    EXPECT_FALSE(net->first->weight.grad().defined());
+    train(true);
+    expect_bit_equal(net->root.grad(), torch::ones({}), "gradient");
   });
 }
 
