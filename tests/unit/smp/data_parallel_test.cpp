@@ -2,13 +2,16 @@
 // unused parameters.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 
 #include "runtime/gradient_reducer.h"
+#include "smp/detail/model_state.h"
 #include "tests/support/loopback_world.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
+#include "tests/support/split_run.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
@@ -158,6 +161,33 @@ TEST(DataParallel, OverlappedGivesTheSameBitsAsNotOverlapped) {
     EXPECT_EQ(overlapped.size(), 8);
     expect_bit_equal(gradients_of({.stages = stages, .options = {.overlapping_allreduce = false}}),
                      overlapped, "gradient");
+  }
+}
+
+// When the first bucket leaves, gradients of the parameters that a backward comes to last are still to be made.
+TEST(DataParallel, BucketsLeaveWhileATapeRuns) {
+  for (const bool overlaps : {true, false}) {
+    run_smp_ranks(2, {.pipeline_parallel_degree = 1, .microbatches = 1, .stage = StageKind::kTape}, [&] {
+      const auto net = make_net();
+      DistributedModel<SmallNet> model(net, {.overlapping_allreduce = overlaps});
+      detail::ModelAccess::of(model).reduction.bucket_bytes = 64;
+      const std::vector<at::Tensor> parameters = net->parameters();
+      size_t num_made = 0;  // when the first bucket leaves
+      model.register_comm_hook([&](const GradientBucket& bucket) {
+        if (bucket.index == 0) {
+          num_made = static_cast<size_t>(std::count_if(parameters.begin(), parameters.end(),
+                                                       [](const at::Tensor& parameter) { return parameter.grad().defined(); }));
+        }
+        return all_reduce_mean(bucket.gradients);
+      });
+      auto step = tests::training_step(model);
+      for (int s = 0; s < support::kStepsToTape; ++s) {
+        net->zero_grad();
+        step(rows(6, 8, 10 * s), rows(6, 4, 100 + 10 * s));
+      }
+      for (const auto& report : support::stage_reports()) EXPECT_GT(report.num_taped, 0) << report.stays_on_autograd;
+      EXPECT_EQ(num_made < parameters.size(), overlaps) << num_made;
+    });
   }
 }
 
