@@ -212,14 +212,15 @@ void add_prediction(const Graph& graph, const PartitionOptions& options, Plan& p
 }
 
 /// Of the plans whose slowest rank is within `kNear` of the best one's, the one with the shortest
-/// step; of equal ones the first.
+/// step; of equal ones the first. With several visits of all: there the slowest stage says little.
 Plan best_of(const Graph& graph, const PartitionOptions& options, std::vector<Plan> plans) {
   constexpr double kNear = 1.05, kBetter = 1 - 1e-9;
+  const bool takes_near_only = options.virtual_stages <= 1;
   double slowest_us = plans.front().slowest_stage_us;
   for (const Plan& plan : plans) slowest_us = std::min(slowest_us, plan.slowest_stage_us);
   std::optional<size_t> best;
   for (size_t i = 0; i < plans.size(); ++i) {
-    if (plans[i].slowest_stage_us > kNear * slowest_us) continue;
+    if (takes_near_only && plans[i].slowest_stage_us > kNear * slowest_us) continue;
     add_prediction(graph, options, plans[i]);
     if (best && plans[i].predicted_step_us >= kBetter * plans[*best].predicted_step_us) continue;
     best = i;
@@ -342,7 +343,7 @@ bool may_loop(const Graph& graph, const PartitionOptions& options) {
   return options.num_ranks > 1 && is_free && has_order && graph.has_backward();
 }
 
-/// As long as one visit more is predicted to make the step shorter by a hundredth or more.
+/// As many visits as each make the step, as it is predicted, a hundredth shorter or more.
 Plan with_best_visits(const Graph& graph, PartitionOptions options) {
   constexpr int kMostVisits = 4;
   constexpr double kShorter = 0.99;

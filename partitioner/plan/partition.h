@@ -70,10 +70,10 @@ struct PartitionOptions {
 /// Automatic partitioning gives stage s to rank s, or to rank s % num_ranks with several visits. It
 /// lays the operators out in a few orders (linearise.h), splits each so that the slowest stage is
 /// as fast as possible (contiguous.h), and of the splits that are nearly as good as the best takes
-/// the one whose simulated step is the shortest. With several visits the cuts then go where that step
-/// is shorter still (shift_cuts.h). Pins keep program order. Pins that no such split
-/// meets, auto_partition = false, and existing owners give visits: the order is cut where the rank
-/// changes, at the places with the least traffic.
+/// the one whose simulated step is the shortest. With several visits the cuts of each split go where
+/// that step is shorter still (shift_cuts.h), and of all the shortest is taken. Pins keep program
+/// order. Pins that no such split meets, auto_partition = false, and existing owners give visits: the
+/// order is cut where the rank changes, at the places with the least traffic.
 ///
 /// With virtual_stages 0 there are more visits than one where the planner is free to cut, the schedule
 /// can take them round after round, and the step is predicted to be a hundredth shorter, or more.
