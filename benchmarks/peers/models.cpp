@@ -12,6 +12,9 @@ namespace {
 namespace nn = torch::nn;
 namespace F = torch::nn::functional;
 
+// Of inputs with three dimensions too in one operator, which torch::nn::Linear makes of those with two only.
+at::Tensor linear(const nn::Linear& layer, const at::Tensor& x) { return at::linear(x, layer->weight, layer->bias); }
+
 at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& y) {
   return F::cross_entropy(logits.flatten(0, 1), y.flatten());
 }
@@ -25,7 +28,8 @@ at::Tensor merge_heads(const at::Tensor& x) {
   return x.transpose(1, 2).reshape({x.size(0), x.size(2), x.size(1) * x.size(3)});
 }
 
-// torch.nn.TransformerEncoderLayer(batch_first=True) of Python, which calls scaled_dot_product_attention.
+// torch.nn.TransformerEncoderLayer(batch_first=True) of Python, which calls scaled_dot_product_attention, with its copies: of
+// all projections, and of tokens before batch and back.
 struct EncoderLayer : nn::Module {
   EncoderLayer(int64_t width, int64_t num_heads, int64_t hidden, double rate)
       : heads(num_heads),
@@ -38,12 +42,21 @@ struct EncoderLayer : nn::Module {
         norm2(register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({width})))) {}
 
   at::Tensor forward(const at::Tensor& x) {
-    const auto parts = in(x).chunk(3, -1);
-    const at::Tensor attention = at::scaled_dot_product_attention(
-        split_heads(parts[0], heads), split_heads(parts[1], heads), split_heads(parts[2], heads), {},
-        is_training() ? dropout : 0.0, /*is_causal=*/true);
-    const at::Tensor y = norm1(x + drop(out(merge_heads(attention))));
-    return norm2(y + drop(down(drop(torch::relu(up(y))))));
+    const at::Tensor y = norm1(x + drop(attend(x)));
+    return norm2(y + drop(linear(down, drop(torch::relu(linear(up, y))))));
+  }
+  at::Tensor attend(const at::Tensor& x) {
+    const int64_t batch = x.size(0), tokens = x.size(1), width = x.size(2);
+    const at::Tensor projected =
+        linear(in, x.transpose(0, 1)).unflatten(-1, {3, width}).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous();
+    const auto part = [&](int64_t i) {
+      const at::Tensor of_heads = projected[i].view({tokens, batch * heads, width / heads}).transpose(0, 1);
+      return of_heads.view({batch, heads, tokens, width / heads});
+    };
+    const at::Tensor q = part(0), k = part(1), v = part(2);
+    const at::Tensor mixed = at::scaled_dot_product_attention(q, k, v, {}, is_training() ? dropout : 0.0, /*is_causal=*/true);
+    const at::Tensor rows = mixed.permute({2, 0, 1, 3}).contiguous().view({tokens * batch, width});
+    return linear(out, rows).view({tokens, batch, width}).transpose(0, 1);
   }
   at::Tensor drop(const at::Tensor& x) const { return torch::dropout(x, dropout, is_training()); }
 
@@ -73,7 +86,7 @@ struct LanguageModel : PeerNet {
   at::Tensor forward(const at::Tensor& x) override {
     at::Tensor y = table(x) * scale + positions;
     for (const auto& layer : layers) y = layer->forward(y);
-    return head(y);
+    return linear(head, y);
   }
   nn::Embedding table;
   std::vector<std::shared_ptr<EncoderLayer>> layers;
@@ -124,9 +137,9 @@ struct Gpt2Block : nn::Module {
       : heads(num_heads),
         dropout(rate),
         norm1(register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({width})))),
-        norm2(register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({width})))),
         attention(register_module("attention", std::make_shared<Conv1D>(width, 3 * width))),
         projection(register_module("projection", std::make_shared<Conv1D>(width, width))),
+        norm2(register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({width})))),
         up(register_module("up", std::make_shared<Conv1D>(width, 4 * width))),
         down(register_module("down", std::make_shared<Conv1D>(4 * width, width))) {}
 
@@ -138,15 +151,19 @@ struct Gpt2Block : nn::Module {
     const at::Tensor y = drop(projection->forward(merge_heads(mixed))) + x;
     return y + drop(down->forward(gelu_new(up->forward(norm2(y)))));
   }
+  // In Python's order, which C++ leaves open within an expression: gradients of x are added in it.
   static at::Tensor gelu_new(const at::Tensor& x) {
-    return 0.5 * x * (1.0 + torch::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * torch::pow(x, 3.0))));
+    const at::Tensor half = 0.5 * x;
+    return half * (1.0 + torch::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * torch::pow(x, 3.0))));
   }
   at::Tensor drop(const at::Tensor& x) const { return torch::dropout(x, dropout, is_training()); }
 
   int64_t heads;
   double dropout;
-  nn::LayerNorm norm1, norm2;
-  std::shared_ptr<Conv1D> attention, projection, up, down;
+  nn::LayerNorm norm1;
+  std::shared_ptr<Conv1D> attention, projection;
+  nn::LayerNorm norm2;
+  std::shared_ptr<Conv1D> up, down;
 };
 
 struct Gpt2 : PeerNet {
@@ -167,7 +184,7 @@ struct Gpt2 : PeerNet {
   at::Tensor forward(const at::Tensor& x) override {
     at::Tensor y = torch::dropout(words(x) + positions(torch::arange(x.size(1))), kDropout, is_training());
     for (const auto& block : blocks) y = block->forward(y);
-    return head(norm(y));
+    return linear(head, norm(y));
   }
   nn::Embedding words, positions;
   std::vector<std::shared_ptr<Gpt2Block>> blocks;
@@ -188,8 +205,8 @@ nn::Conv2d conv3(int64_t in, int64_t out, int64_t stride, bool bias) {
 struct BasicBlock : nn::Module {
   BasicBlock(int64_t in, int64_t out, int64_t stride)
       : a(register_module("a", conv3(in, out, stride, false))),
-        b(register_module("b", conv3(out, out, 1, false))),
         norm_a(register_module("norm_a", nn::BatchNorm2d(out))),
+        b(register_module("b", conv3(out, out, 1, false))),
         norm_b(register_module("norm_b", nn::BatchNorm2d(out))) {
     if (in != out || stride != 1) skip = register_module("skip", nn::Conv2d(nn::Conv2dOptions(in, out, 1).stride(stride)));
   }
@@ -197,8 +214,11 @@ struct BasicBlock : nn::Module {
     const at::Tensor y = norm_b(b(torch::relu(norm_a(a(x)))));
     return torch::relu(y + (skip ? skip(x) : x));
   }
-  nn::Conv2d a, b, skip = nullptr;
-  nn::BatchNorm2d norm_a, norm_b;
+  nn::Conv2d a;
+  nn::BatchNorm2d norm_a;
+  nn::Conv2d b;
+  nn::BatchNorm2d norm_b;
+  nn::Conv2d skip = nullptr;
 };
 
 struct ResNet : PeerNet {

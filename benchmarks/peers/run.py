@@ -338,6 +338,7 @@ def main():
     try:
         with awake_cores():
             for model in arguments.models:
+                subprocess.run([sys.executable, "-B", HERE / "twins.py", arguments.binaries, model], check=True)
                 contest = Contest(arguments.binaries, model, arguments.rounds)
                 for count in MICROBATCHES:
                     ratios.setdefault(f"vs_tdp_geomean_m{count}", []).append(contest.vs_tdp(count))
