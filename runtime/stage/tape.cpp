@@ -1,16 +1,19 @@
 // Prepares and runs tapes.
 #include "runtime/stage/tape.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "runtime/memory_tensor.h"
 #include "runtime/stage/paced_progress.h"
+#include "runtime/stage/product_sum.h"
 #include "runtime/stage/tape_order.h"
 
 namespace smp::runtime {
@@ -72,12 +75,13 @@ void drop_unused(TapeLists& lists) {
   lists.calls = std::move(kept);
 }
 
-// A view with the geometry of its base is its base; a view of a fixed tensor is made once. What is left of them does
-// nothing and is dropped afterwards.
+// A view of a view is one of its base; a view with the geometry of its base is its base; a view of a fixed tensor is made
+// once. What is left of them does nothing and is dropped afterwards.
 class ViewFolding {
  public:
   ViewFolding(TapeLists& lists, Slots& fixed) : lists_(lists), fixed_(fixed), same_as_(lists.num_slots) {
-    for (size_t s = 0; s < same_as_.size(); ++s) same_as_[s] = static_cast<int32_t>(s);
+    std::iota(same_as_.begin(), same_as_.end(), 0);
+    base_of_ = same_as_;
     for (const TapeOwn& own : lists.own) {
       if (own.is_fixed && own.slot >= 0) fixed_[static_cast<size_t>(own.slot)] = own.tensor.detach();
     }
@@ -102,13 +106,16 @@ class ViewFolding {
   }
 
   void fold(TapeCall& call) {
-    const int32_t base = call.tensors.front().slot, view = call.outputs.front();
+    int32_t& base = call.tensors.front().slot;
+    const int32_t view = call.outputs.front();
+    base = base_of_[static_cast<size_t>(base)];
     const bool is_same = call.geometry == lists_.slot_geometries[static_cast<size_t>(base)];
     if (is_same && !lists_.changes_geometry_in_place) {
       same_as_[static_cast<size_t>(view)] = base;
     } else if (const at::Tensor& of = fixed_[static_cast<size_t>(base)]; of.defined()) {
       fixed_[static_cast<size_t>(view)] = view_of(of, call.geometry);
     } else {
+      base_of_[static_cast<size_t>(view)] = base;
       return;
     }
     call.outputs.clear();
@@ -129,6 +136,7 @@ class ViewFolding {
   TapeLists& lists_;
   Slots& fixed_;
   std::vector<int32_t> same_as_;  // by slot
+  std::vector<int32_t> base_of_;  // by slot; itself, for what is no view
 };
 
 // Position of the call after which a slot is not read any more; -1: never read.
@@ -160,6 +168,48 @@ Tape::Tape(TapeLists recorded) : lists_(std::move(recorded)), fixed_(lists_.num_
     }
   }
   plan_frees();
+}
+
+// Products of which a parameter takes all and nobody else anything.
+void Tape::find_products() {
+  num_threads_ = at::get_num_threads();
+  if (lists_.changes_geometry_in_place) return;  // of its factors too, perhaps
+  std::vector<int> num_uses(lists_.num_slots, 0);
+  std::vector<TapeCall*> product_of(lists_.num_slots, nullptr);
+  const auto use = [&num_uses](int32_t slot) {
+    if (slot >= 0) ++num_uses[static_cast<size_t>(slot)];
+  };
+  for (TapeCall& call : lists_.calls) {
+    for (const auto& tensor : call.tensors) use(tensor.slot);
+    for (const auto& list : call.lists) std::for_each(list.slots.begin(), list.slots.end(), use);
+    if (call.kind != TapeCall::Kind::kOperator) continue;
+    call.parameter = -1;
+    const c10::OperatorName& name = call.op.operator_name();
+    const bool is_product = name.name == "aten::mm" && name.overload_name.empty() && call.tensors.size() == 2 && call.outputs.front() >= 0;
+    if (is_product) product_of[static_cast<size_t>(call.outputs.front())] = &call;
+  }
+  std::for_each(lists_.outputs.begin(), lists_.outputs.end(), use);
+  for (const TapeBackward& backward : lists_.backwards) std::for_each(backward.results.begin(), backward.results.end(), use);
+  for (const TapeCall& call : lists_.calls) {
+    if (call.kind != TapeCall::Kind::kGradient) continue;
+    const auto slot = static_cast<size_t>(call.tensors.front().slot);
+    TapeCall* product = product_of[slot];
+    if (product == nullptr || num_uses[slot] != 1) continue;
+    const TapeGeometry& left = lists_.slot_geometries[static_cast<size_t>(product->tensors[0].slot)];
+    const TapeGeometry& right = lists_.slot_geometries[static_cast<size_t>(product->tensors[1].slot)];
+    const ProductForm form{.rows = left.sizes[0], .inner = left.sizes[1], .columns = right.sizes[1],
+                           .left_strides = {left.strides[0], left.strides[1]},
+                           .right_strides = {right.strides[0], right.strides[1]}, .dtype = left.dtype};
+    if (product_adds_up_alike(form)) product->parameter = call.parameter;
+  }
+}
+
+bool Tape::add_product(const TapeCall& call, Slots& slots) const {
+  if (at::get_num_threads() != num_threads_) return false;
+  const auto factor = [&](size_t i) -> const at::Tensor& { return slots[static_cast<size_t>(call.tensors[i].slot)]; };
+  if (!add_product_to_grad(lists_.own[static_cast<size_t>(call.parameter)].tensor, factor(0), factor(1))) return false;
+  for (const int32_t slot : call.freed) slots[static_cast<size_t>(slot)].reset();
+  return true;
 }
 
 void Tape::plan_frees() {
@@ -196,6 +246,7 @@ const at::Tensor& Tape::at(const Slots& slots, int32_t slot) const {
 
 std::vector<at::Tensor> Tape::forward(Slots& slots, std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& own,
                                       const RunContext& context) {
+  if (context.adds_products && at::get_num_threads() != num_threads_) find_products();
   slots.resize(lists_.num_slots);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (lists_.inputs[i].slot >= 0) slots[static_cast<size_t>(lists_.inputs[i].slot)] = std::move(inputs[i]);
@@ -295,9 +346,12 @@ void Tape::run_calls(Slots& slots, size_t& n, size_t end, const RunContext& cont
         seed.emplace(operator_seed(context.random, static_cast<uint64_t>(call.random_ordinal)));
       }
       if (call.grad_enabled != at::GradMode::is_enabled()) at::GradMode::set_enabled(call.grad_enabled);
-      call.push(stack_, slots);
-      call.kernel != nullptr ? call.kernel(call.op, stack_) : call.op.callBoxed(stack_);
-      call.store(stack_, slots);
+      const bool is_added = call.parameter >= 0 && context.adds_products && add_product(call, slots);
+      if (!is_added) {
+        call.push(stack_, slots);
+        call.kernel != nullptr ? call.kernel(call.op, stack_) : call.op.callBoxed(stack_);
+        call.store(stack_, slots);
+      }
       if (call.ends_random) seed.reset();
     } else {
       const auto source = static_cast<size_t>(call.tensors.front().slot);
@@ -307,7 +361,7 @@ void Tape::run_calls(Slots& slots, size_t& n, size_t end, const RunContext& cont
       } else {
         at::Tensor gradient = slots[source];
         for (const int32_t slot : call.freed) slots[static_cast<size_t>(slot)].reset();
-        (*sink)(static_cast<size_t>(call.parameter), std::move(gradient));
+        if (gradient.defined()) (*sink)(static_cast<size_t>(call.parameter), std::move(gradient));  // else a product that was added
       }
     }
     if (context.timer) context.timer(call.node, sink != nullptr);
