@@ -10,7 +10,7 @@ rounds, and the ratio: above 1, smp is faster.
 
 vs_tdp_*         a pipeline of two ranks against the best schedule of torch.distributed.pipelining, same microbatches
 vs_torch_best_*  smp with everything left to it against the fastest of what torch offers
-smp_choice_*     what smp has chosen for itself against the fastest of its own layouts; 1: none is faster
+smp_choice_*     what smp has chosen for itself against the fastest of its own layouts, each in INSTANCES; 1: none is faster
 predicted_*      predicted over measured time of a step, operators timed and steps run in turns
 """
 import argparse
@@ -40,7 +40,9 @@ MOST_STEPS = 40  # of one turn
 SECONDS_OF_PREDICTED = 1  # steps before a prediction, and behind it
 PREDICTION = "0"  # the question for one
 AGAINST_TORCH = 3  # times the rounds: cheap, and what smp is judged by
-AMONG_NEAR = 6  # times the rounds more, for layouts that differ by a few hundredths
+NEAR = 1.1  # times the fastest of smp's layouts: the slower ones are measured in the first rounds only
+INSTANCES = 3  # of each that is near: with another piece of memory the same layout takes up to a twentieth longer, or less
+AMONG_NEAR = 2  # times the rounds, for each of these
 MOST_STOLEN = 0.05  # of the cores' time in a round that counts
 MOST_REPEATED = 3  # for each round
 
@@ -192,10 +194,8 @@ def undisturbed(rounds, take):
     return results
 
 
-def measure(sides, rounds, near=None):
-    """sides: {name: (side, question prefix)}. Returns the seconds of each by round, taken in turns. With `near`, those that are
-    slower than that many times the fastest, but for smp itself, are out after these rounds, and the others go on for AMONG_NEAR times
-    as many."""
+def measure(sides, rounds):
+    """sides: {name: (side, question prefix)}. Returns the seconds of each by round, taken in turns."""
     counts, times = {}, {name: [] for name in sides}
     for name, (side, prefix) in sides.items():
         guess = statistics.median(side.seconds(prefix + "2"))
@@ -203,26 +203,17 @@ def measure(sides, rounds, near=None):
     shuffle = random.Random(0)
     last = None
 
-    def turns(names):
+    def turns():
         nonlocal last
-        order = shuffle.sample(names, len(names))
+        order = shuffle.sample(list(sides), len(sides))
         if order[0] == last:  # nobody runs twice in a row, which would be warm
             order = order[1:] + order[:1]
         last = order[-1]
         return {name: statistics.median(sides[name][0].seconds(f"{sides[name][1]}{counts[name]}")) for name in order}
 
-    def run(names):
-        for of_round in undisturbed(rounds, lambda: turns(names)):
-            for name, seconds in of_round.items():
-                times[name].append(seconds)
-
-    run(list(sides))
-    if near is not None:
-        fastest = min(medians(times).values())
-        left = [name for name, seconds in medians(times).items() if name == "smp" or seconds <= near * fastest]
-        for _ in range(AMONG_NEAR):
-            run(left)
-        times = {name: times[name] for name in left}
+    for of_round in undisturbed(rounds, turns):
+        for name, seconds in of_round.items():
+            times[name].append(seconds)
     return times
 
 
@@ -304,21 +295,26 @@ class Contest:
         return ratio
 
     def choice(self):
-        """A layout of smp's that is the chosen one is not compared with itself."""
-        layouts = [("pipeline", count) for count in MICROBATCHES] + OTHER_LAYOUTS
-        others = {}
-        for layout, count in layouts:
-            replicas, ranks = (WORLD, 1) if layout == "replicas" else (1, WORLD)
-            is_chosen = self.chosen.says[1] == f"{replicas}x{ranks}x{count * replicas}"
-            if is_chosen or count > BATCH.get(self.model, count):
-                continue
-            known = self.pipelines.get(count) if layout == "pipeline" else None
-            others[f"{layout} {count}"] = (known or self.smp(count, layout), "")
-        times = measure({"smp": (self.chosen, ""), **others}, self.rounds, near=1.1)
-        close_all({name: (side, "") for name, (side, _) in others.items() if side not in self.pipelines.values()})
+        """Layouts of smp's, the chosen one among them, in several instances each: the process that chose and others."""
+        replicas, ranks, microbatches = (int(number) for number in self.chosen.says[1].split("x"))
+        chosen = ("pipeline", microbatches) if replicas == 1 else ("replicas", microbatches // replicas)
+        layouts = {"smp": chosen}
+        for layout, count in [("pipeline", count) for count in MICROBATCHES] + OTHER_LAYOUTS:
+            if (layout, count) != chosen and count <= BATCH.get(self.model, count):
+                layouts[f"{layout} {count}"] = (layout, count)
+        kept = {"smp": self.chosen, **{f"pipeline {count}": side for count, side in self.pipelines.items()}}
+        sides = {name: kept.get(name) or self.smp(count, layout) for name, (layout, count) in layouts.items()}
+        first = medians(measure({name: (side, "") for name, side in sides.items()}, self.rounds))
+        near = [name for name in layouts if name == "smp" or first[name] <= NEAR * min(first.values())]
+        times = {name: [] for name in near}
+        for instance in range(INSTANCES):
+            if instance > 0:
+                sides = {name: self.smp(layouts[name][1], layouts[name][0]) for name in near}
+            for name, seconds in measure({name: (sides[name], "") for name in near}, AMONG_NEAR * self.rounds).items():
+                times[name] += seconds
+            close_all({name: (side, "") for name, side in sides.items() if side not in kept.values()})
         raw = medians(times)
         best = min((name for name in raw if name != "smp"), key=raw.get, default="smp")
-        replicas, ranks, microbatches = self.chosen.says[1].split("x")
         choice = f"{replicas} replicas of {ranks} ranks, {microbatches} microbatches in all"
         report(f"smp_choice_{self.model}", ratio_of(times, "smp", best),
                f"{milliseconds(raw)}; all others take a tenth longer, and more; smp has chosen {choice}")
