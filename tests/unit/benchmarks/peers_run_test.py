@@ -51,6 +51,10 @@ class Side:
     def __init__(self, *answers):
         self.answers = itertools.cycle(answers)
         self.questions = []
+        self.is_closed = False
+
+    def close(self):
+        self.is_closed = True
 
     def seconds(self, question):
         self.questions.append(question)
@@ -69,12 +73,6 @@ class Measure(unittest.TestCase):
         self.assertEqual(times, {name: [0.05] * 4 for name in sides})
         self.assertEqual(sides["ddp"][0].questions, ["ddp 2"] + ["ddp 5"] * 4)
 
-    def test_slow_layouts_are_out_after_the_first_rounds_but_never_smp_itself(self):
-        sides = {"smp": (Side(0.3), ""), "near": (Side(0.105), ""), "fast": (Side(0.1), ""), "slow": (Side(0.2), "")}
-        times = run.measure(sides, 2, near=1.1)
-        self.assertEqual({name: len(values) for name, values in times.items()}, {"smp": 14, "near": 14, "fast": 14})
-        self.assertEqual(len(sides["slow"][0].questions), 3)
-
     def test_a_ratio_is_the_median_of_the_rounds_ratios(self):
         times = {"smp": [1, 2, 4], "ddp": [2, 2, 40]}
         self.assertEqual(run.ratio_of(times, "ddp", "smp"), 2)
@@ -86,6 +84,50 @@ class Measure(unittest.TestCase):
             run.compare_prediction(side, 1, "net")
         self.assertEqual(side.questions, ["3", "2", run.PREDICTION, "2"])
         self.assertEqual(printed.getvalue(), "predicted_net 1.100 x (550.00 ms for 500.00 ms)\n")
+
+
+@mock.patch.object(run, "stolen_seconds", lambda: 0.0)
+class Choice(unittest.TestCase):
+    def setUp(self):
+        """smp has chosen two replicas with two microbatches each. Of one microbatch each, the first instance is fast by chance."""
+        answers = {("pipeline", 16): [0.2], ("replicas", 1): [0.099, 0.105, 0.106], ("replicas", 2): [0.101, 0.102],
+                   ("replicas", 4): [0.11, 0.11, 0.109]}
+        self.started = {}
+        self.contest = run.Contest.__new__(run.Contest)
+        self.contest.model, self.contest.rounds, self.contest.smp = "net", 2, self.start
+        self.contest.chosen = Side(0.1)
+        self.contest.chosen.says = ["ready", "2x1x4"]
+        self.contest.pipelines = {4: Side(0.3), 8: Side(0.3)}
+        self.answers = {layout: iter(seconds) for layout, seconds in answers.items()}
+
+    def start(self, count, layout):
+        side = Side(next(self.answers[layout, count]))
+        self.started.setdefault((layout, count), []).append(side)
+        return side
+
+    def choice(self):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            self.contest.choice()
+        return printed.getvalue()
+
+    def test_near_layouts_are_judged_by_several_instances(self):
+        self.assertIn("smp_choice_net 0.962 x (smp 101.00 ms, replicas 1 105.00 ms; ", self.choice())
+        self.assertEqual({layout: len(sides) for layout, sides in self.started.items()},
+                         {("pipeline", 16): 1, ("replicas", 1): 3, ("replicas", 2): 2, ("replicas", 4): 1})
+
+    def test_slow_layouts_are_out_after_the_first_rounds_but_never_smp_itself(self):
+        self.contest.chosen = Side(0.3)
+        self.contest.chosen.says = ["ready", "2x1x4"]
+        self.choice()
+        rounds = {"slow": len(self.started["replicas", 4][0].questions), "near": len(self.started["replicas", 1][0].questions)}
+        self.assertEqual(rounds, {"slow": 1 + 2, "near": 1 + 2 + 1 + 4})  # each time a question more, for a guess
+        self.assertEqual(len(self.started["replicas", 2]), 2)
+
+    def test_ends_what_it_has_started_and_nothing_else(self):
+        self.choice()
+        self.assertTrue(all(side.is_closed for sides in self.started.values() for side in sides))
+        self.assertFalse(any(side.is_closed for side in (self.contest.chosen, *self.contest.pipelines.values())))
 
 
 if __name__ == "__main__":
