@@ -317,7 +317,7 @@ class Contest:
         best = min((name for name in raw if name != "smp"), key=raw.get, default="smp")
         choice = f"{replicas} replicas of {ranks} ranks, {microbatches} microbatches in all"
         report(f"smp_choice_{self.model}", ratio_of(times, "smp", best),
-               f"{milliseconds(raw)}; all others take a tenth longer, and more; smp has chosen {choice}")
+               f"{milliseconds(raw)}; all others took a tenth longer in the first rounds, and more; smp has chosen {choice}")
         compare_prediction(self.chosen, self.rounds, f"{self.model}_chosen")
 
     def close(self):

@@ -328,8 +328,8 @@ TEST(TapeKernels, AddProductsToGradientsThatAreThere) {
   static constexpr int kMicrobatches = 2, kRows = 32;
   static constexpr int kAll = kMicrobatches * 3;  // for two weights, and one gradient that is passed on
   const runtime::ProductForm form{.rows = 64, .inner = kRows, .columns = 64, .left_strides = {1, 64}, .right_strides = {64, 1}};
-  const int weights = runtime::product_adds_up_alike(form) ? 2 : 0;
   tests::run_smp_ranks(1, {.microbatches = kMicrobatches, .log_level = LogLevel::kOff}, [&] {
+    const int weights = runtime::product_adds_up_alike(form) ? 2 : 0;  // with the rank's number of threads
     const auto net = tests::make_filled<WideNet>(), twin = tests::make_filled<WideNet>();
     DistributedModel model(net);
     auto step = tests::training_step(model);
