@@ -15,18 +15,26 @@ namespace {
 
 using smp::partitioner::Chain;
 
+/// Goes to the next operator and, one in eight, to one further on; its gradient comes back from both.
+void add_value(int made_at, int num_operators, double us, std::mt19937& random, Chain& chain) {
+  std::vector<int> readers{made_at + 1};
+  const int further = made_at + 2 + static_cast<int>(random() % 64);
+  if (random() % 8 == 0 && further < num_operators) readers.push_back(further);
+  chain.crossings.push_back({made_at, readers, us, false});
+  chain.crossings.push_back({made_at, readers, us, true});
+}
+
 Chain transformer_like_chain(int num_operators, int num_stages, unsigned seed) {
   std::mt19937 random(seed);
   std::lognormal_distribution<double> us(3.0, 1.0);
-  std::uniform_real_distribution<double> traffic_us(0.0, 40.0);
+  std::uniform_real_distribution<double> message_us(0.0, 20.0);
   Chain chain;
   int64_t total_bytes = 0;
   for (int i = 0; i <= num_operators; ++i) {
-    chain.send_us.push_back(traffic_us(random));
-    chain.receive_us.push_back(chain.send_us.back());
     chain.cut_allowed.push_back(random() % 8 != 0);
     if (i == num_operators) break;
     chain.time_us.push_back(us(random));
+    if (i + 1 < num_operators) add_value(i, num_operators, message_us(random), random, chain);
     chain.fixed_bytes.push_back(static_cast<int64_t>(random() % 4'000'000));
     chain.activation_bytes.push_back(static_cast<int64_t>(random() % 100'000));
     total_bytes += chain.fixed_bytes.back() + num_stages * chain.activation_bytes.back();

@@ -9,7 +9,9 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <span>
 
+#include "partitioner/graph/tensor_bytes.h"
 #include "partitioner/plan/message_buffers.h"
 #include "runtime/memory_tensor.h"
 
@@ -28,8 +30,8 @@ struct Header {
   int8_t dtype = 0;
   uint8_t dims = 0;
   uint8_t misalignment = 0;  // of the data pointer, modulo 64
-  bool is_conj = false;      // what the tensor means is not what its memory says: lazy conj() and its kin
-  bool is_neg = false;
+  uint8_t is_conj = 0;       // what the tensor means is not what its memory says: lazy conj() and its kin
+  uint8_t is_neg = 0;
   int64_t data_bytes = 0;
   int64_t sizes[kMaxDims] = {};
   int64_t strides[kMaxDims] = {};
@@ -46,8 +48,21 @@ Header read_header(const MessageBuffer& buffer, int64_t num_bytes) {
   Header header;
   if (num_bytes < kHeaderBytes) refuse(std::to_string(num_bytes) + " bytes");
   std::memcpy(&header, buffer.data(), sizeof header);
-  if (header.magic != kMagic || header.dims > kMaxDims) refuse("bytes that are none");
+  if (header.magic != kMagic || header.dims > kMaxDims || header.defined > 1 || header.misalignment >= kAlignment ||
+      header.is_conj > 1 || header.is_neg > 1 || header.data_bytes < 0) {
+    refuse("bytes that are none");
+  }
   return header;
+}
+
+// Its memory is as large as its sizes and strides say.
+void check_extent(const Header& header) {
+  constexpr auto kUndefined = static_cast<int8_t>(c10::ScalarType::Undefined);
+  const std::span<const int64_t> sizes(header.sizes, header.dims), strides(header.strides, header.dims);
+  if (header.dtype < 0 || header.dtype >= kUndefined) refuse("one of an unknown type");
+  if (partitioner::extent_bytes(sizes, strides, static_cast<c10::ScalarType>(header.dtype)) != header.data_bytes) {
+    refuse("one of " + std::to_string(header.data_bytes) + " bytes, which do not fit its sizes and strides");
+  }
 }
 
 }  // namespace
@@ -190,19 +205,26 @@ PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool,
 
 int64_t announced_bytes(const MessageBuffer& buffer, int64_t num_bytes) {
   const Header header = read_header(buffer, num_bytes);
-  return num_bytes == kHeaderBytes && header.data_bytes > 0 ? header.misalignment + header.data_bytes : 0;
+  if (num_bytes != kHeaderBytes || header.data_bytes == 0) return 0;
+  check_extent(header);
+  return header.misalignment + header.data_bytes;
 }
 
 at::Tensor unpack(const std::shared_ptr<MessageBuffer>& buffer, int64_t num_bytes, const partitioner::TensorSpec& spec,
                   const std::shared_ptr<MessageBuffer>& following) {
   const Header header = read_header(*buffer, num_bytes);
-  if (!header.defined) return {};
+  if (header.defined == 0) {
+    if (num_bytes != kHeaderBytes) refuse("an undefined one with data");
+    return {};
+  }
   const at::IntArrayRef sizes(header.sizes, header.dims), strides(header.strides, header.dims);
-  if (!following && num_bytes != kHeaderBytes + header.misalignment + header.data_bytes) refuse("a truncated one");
+  check_extent(header);
+  if (!following && num_bytes - kHeaderBytes - header.misalignment != header.data_bytes) refuse("a truncated one");
   if (!sizes.equals(spec.sizes) || header.dtype != static_cast<int8_t>(spec.dtype)) {
     refuse(c10::str("one of sizes ", sizes, " and type ", static_cast<c10::ScalarType>(header.dtype), " instead of ",
                     at::IntArrayRef(spec.sizes), " and ", spec.dtype));
   }
+  if (header.is_conj != 0 && !c10::isComplexType(spec.dtype)) refuse("the conjugate of a real one");
   const auto& holder = following ? following : buffer;
   char* data = holder->data() + (following ? 0 : kHeaderBytes) + header.misalignment;
   at::Tensor tensor = tensor_on(data, sizes, strides, spec.dtype, holder);

@@ -136,7 +136,8 @@ void Executor::forward(const Action& action, MicrobatchRun& run) {
     const auto is_among = [&](const std::vector<ValueId>& some) {
       return std::find(some.begin(), some.end(), ids[i]) != some.end();
     };
-    if (is_among(run.program->graph->returned) || is_among(run.program->graph->read)) {
+    const Graph& graph = *run.program->graph;
+    if (is_among(graph.returned) || is_among(graph.read) || is_among(graph.backward_roots)) {
       results_[static_cast<size_t>(action.microbatch)][ids[i]] = outputs[i].variable_data();
     }
   }
@@ -293,7 +294,8 @@ void Executor::receive(const Action& action, std::span<MicrobatchRun> microbatch
       const int tag = channel_of(action.peer, action.stage, activation) + kFollowingData;
       following = expected.buffers.emplace_back(buffers_.take(bytes, tag));
       const Plan& plan = *microbatches[static_cast<size_t>(action.microbatch)].program->plan;
-      pipeline_.irecv(rank_of_stage(plan, action.peer), tag, following->data(), bytes).wait(to_string(action));
+      Request data = pipeline_.irecv(rank_of_stage(plan, action.peer), tag, following->data(), bytes);
+      TORCH_CHECK(data.wait(to_string(action)) == bytes, "boundary: expected ", bytes, " bytes of data, got fewer.");
     }
     at::Tensor tensor = unpack(expected.buffers[i], num_bytes, graph.values[carried.value].spec, following);
     (activation ? activations_ : gradients_)[{action.microbatch, carried, action.stage}] = std::move(tensor);

@@ -51,7 +51,7 @@ std::vector<Carried> values_on_edge(const partitioner::Plan& plan, int source, i
 /// The number of an edge and direction: the tag of its messages, and its name in the statistics of message buffers.
 int channel_of(int source_stage, int target_stage, bool activation);
 
-/// Returned values that were made on this rank, by value, one entry per microbatch.
+/// Returned values and losses that were made on this rank, by value, one entry per microbatch.
 using RankResults = std::vector<std::map<partitioner::ValueId, at::Tensor>>;
 
 /// Sees each backward action of a column, before its first operator and after its last, when its results are on their way.

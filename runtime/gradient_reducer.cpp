@@ -15,6 +15,8 @@
 #include <cstring>
 #include <sstream>
 
+#include "runtime/finite.h"
+#include "runtime/reducer.h"
 #include "runtime/tags.h"
 #include "runtime/transport/shared_sum.h"
 
@@ -60,8 +62,7 @@ void GradientReducer::make_buckets() {
   for (size_t i = parameters_.size(); i-- > 0;) {
     const auto own = static_cast<int64_t>(parameters_[i].nbytes());
     const bool fits = !buckets_.empty() && bytes + own <= options_.bucket_bytes &&
-                      parameters_[buckets_.back().parameters.front()].scalar_type() ==
-                          parameters_[i].scalar_type();
+                      dtype(buckets_.back()) == c10::toRealValueType(parameters_[i].scalar_type());
     if (!fits) buckets_.emplace_back(), bytes = 0;
     buckets_.back().parameters.push_back(i);
     bucket_of_[i] = buckets_.size() - 1;
@@ -99,6 +100,7 @@ void GradientReducer::begin(int divisor) {
   is_armed_ = true;
   next_ = 0;
   sending_.reset();
+  nonfinite_.clear();
   std::fill(is_expected_.begin(), is_expected_.end(), 0);
   std::fill(is_ready_.begin(), is_ready_.end(), 0);
   for (Bucket& bucket : buckets_) bucket.num_missing = bucket.parameters.size();
@@ -177,37 +179,40 @@ int64_t GradientReducer::num_flags(const Bucket& bucket) {
 }
 
 c10::ScalarType GradientReducer::dtype(const Bucket& bucket) const {
-  return parameters_[bucket.parameters.front()].scalar_type();
+  return c10::toRealValueType(parameters_[bucket.parameters.front()].scalar_type());
 }
 
 int64_t GradientReducer::num_elements(const Bucket& bucket) const {
   int64_t num_elements = num_flags(bucket);
-  for (const size_t i : bucket.parameters) num_elements += parameters_[i].numel();
+  for (const size_t i : bucket.parameters) num_elements += num_reals(parameters_[i]);
   return num_elements;
 }
 
 at::Tensor GradientReducer::new_flat(const Bucket& bucket) const {
-  const auto options = parameters_[bucket.parameters.front()].options().requires_grad(false);
+  const auto options =
+      parameters_[bucket.parameters.front()].options().dtype(dtype(bucket)).requires_grad(false);
   return shared_ ? at::from_blob(shared_->own(), {num_elements(bucket)}, options) : at::empty({num_elements(bucket)}, options);
 }
 
-void GradientReducer::pack(const Bucket& bucket, at::Tensor& flat) const {
+void GradientReducer::pack(const Bucket& bucket, at::Tensor& flat) {
   std::vector<double> flags;
   auto* next = static_cast<char*>(flat.mutable_data_ptr());
   for (const size_t i : bucket.parameters) {
     const at::Tensor& parameter = parameters_[i];
     const at::Tensor& gradient = parameter.grad();
     flags.push_back(gradient.defined() ? 1 : 0);
-    const bool is_plain = gradient.defined() && gradient.scalar_type() == flat.scalar_type() &&
-                          gradient.is_contiguous() && !gradient.is_neg();
+    const bool is_plain = gradient.defined() && gradient.layout() == at::kStrided &&
+                          gradient.scalar_type() == parameter.scalar_type() &&
+                          gradient.is_contiguous() && !gradient.is_neg() && !gradient.is_conj();
     if (is_plain && gradient.numel() > 0) {
       std::memcpy(next, gradient.const_data_ptr(), gradient.nbytes());  // there are small ones by the hundred
     } else {
       const int64_t offset = (next - static_cast<char*>(flat.mutable_data_ptr())) / flat.element_size();
-      at::Tensor part = flat.narrow(0, offset, parameter.numel());
-      gradient.defined() ? part.copy_(gradient.reshape({-1})) : part.zero_();
+      at::Tensor part = flat.narrow(0, offset, num_reals(parameter));
+      gradient.defined() ? part.copy_(reals(gradient).reshape({-1})) : part.zero_();
     }
-    next += parameter.numel() * flat.element_size();
+    if (options_.looks_for_nonfinite && !is_finite(gradient)) nonfinite_.push_back(i);
+    next += num_reals(parameter) * flat.element_size();
   }
   at::Tensor own_flags = flat.narrow(0, flat.numel() - num_flags(bucket), num_flags(bucket));
   own_flags.copy_(at::from_blob(flags.data(), {num_flags(bucket)}, at::kDouble));
@@ -271,7 +276,7 @@ void GradientReducer::unpack(const Bucket& bucket, const Means& means, const at:
     at::Tensor& parameter = parameters_[bucket.parameters[k]];
     const bool is_anywhere = num_replicas.const_data_ptr<double>()[k] > 0;
     if (is_anywhere) unpack(parameter, dtype(bucket), means, offset);
-    offset += parameter.numel();
+    offset += num_reals(parameter);
   }
 }
 
@@ -279,8 +284,9 @@ namespace {
 
 // Nobody else has the gradient or a part of its memory, and each element has its own.
 bool is_all_its_own(const at::Tensor& gradient) {
-  return gradient.defined() && gradient.use_count() == 1 && gradient.has_storage() && gradient.storage().use_count() == 1 &&
-         gradient.storage().nbytes() == gradient.nbytes() && gradient.is_non_overlapping_and_dense() && !gradient.is_neg();
+  return gradient.defined() && gradient.use_count() == 1 && gradient.has_storage() &&
+         gradient.storage().use_count() == 1 && gradient.storage().nbytes() == gradient.nbytes() &&
+         gradient.is_non_overlapping_and_dense() && !gradient.is_neg() && !gradient.is_conj();
 }
 
 }  // namespace
@@ -291,10 +297,11 @@ void GradientReducer::unpack(at::Tensor& parameter, c10::ScalarType type, const 
   const at::Tensor& own = parameter.grad();
   const bool stays = shared_ && !is_armed_ && is_all_its_own(own);
   at::Tensor mean = stays ? own : at::empty_like(own.defined() ? own : parameter.detach());
-  if (mean.is_contiguous() && mean.scalar_type() == type) {
-    if (mean.numel() > 0) means.read(offset, mean.numel(), mean.mutable_data_ptr());
+  if (mean.is_contiguous() && c10::toRealValueType(mean.scalar_type()) == type) {
+    if (mean.numel() > 0) means.read(offset, num_reals(mean), mean.mutable_data_ptr());
   } else {
-    mean.copy_(means.part(offset, mean.numel()).view(parameter.sizes()));
+    at::Tensor numbers = reals(mean);
+    numbers.copy_(means.part(offset, num_reals(mean)).view(numbers.sizes()));
   }
   parameter.mutable_grad() = std::move(mean);
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/node_handle.h"
@@ -28,6 +29,7 @@ struct ReducerOptions {
   /// Buckets lie in memory that all replicas read, where that can be had; false: they are sent.
   bool shares_memory = true;
   bool overlap = true;  // false: nothing is sent before finish()
+  bool looks_for_nonfinite = false;
   int number = 0;     // of this reducer among those of the same replicas: their messages do not mix
   BucketHook hook{};  // instead of the mean
 };
@@ -47,8 +49,8 @@ struct ReducerOptions {
 ///   reducer.finish();             // all others are taken as they are
 class GradientReducer {
  public:
-  /// parameters: floating-point leaves, in the model's order. Collective: throws c10::ValueError on
-  /// every replica alike when they differ in number, shape or type.
+  /// parameters: floating-point or complex leaves, in the model's order. Collective: throws
+  /// c10::ValueError on every replica alike when they differ in number, shape or type.
   GradientReducer(std::vector<at::Tensor> parameters, Transport& replicas, ReducerOptions options);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
@@ -71,6 +73,9 @@ class GradientReducer {
   /// Collective. Throws CommError; the gradients of each bucket are then either all averaged or all
   /// as they were.
   void finish();
+  /// Parameters whose gradients held NaN or infinity here, before the mean of this step; those that
+  /// have been taken are forgotten.
+  std::vector<size_t> take_nonfinite() { return std::exchange(nonfinite_, {}); }
 
  private:
   struct Bucket {
@@ -101,7 +106,7 @@ class GradientReducer {
   void advance();
   void launch();
   at::Tensor new_flat(const Bucket& bucket) const;
-  void pack(const Bucket& bucket, at::Tensor& flat) const;
+  void pack(const Bucket& bucket, at::Tensor& flat);
   void unpack(const Bucket& bucket, const Means& means, const at::Tensor& flags);
   void unpack(at::Tensor& parameter, c10::ScalarType type, const Means& means, int64_t offset);
   void complete();
@@ -119,6 +124,7 @@ class GradientReducer {
   size_t next_ = 0;  // bucket to leave
   int divisor_ = 1;
   std::optional<Sending> sending_;
+  std::vector<size_t> nonfinite_;
 };
 
 }  // namespace smp::runtime

@@ -6,6 +6,7 @@
 
 #include "runtime/tags.h"
 #include "runtime/transport/abandoned.h"
+#include "runtime/transport/long_message.h"
 
 namespace smp::runtime {
 namespace {
@@ -51,21 +52,9 @@ void hand_over(Transport& transport, const std::vector<int>& dests, const std::s
 }
 
 std::string take_over(Transport& transport, int source, const std::string& operation) {
-  const auto message = std::make_shared<Outgoing>();
-  try {
-    transport.irecv(source, kObjectTag, &message->num_bytes, sizeof message->num_bytes).wait(operation);
-    message->bytes.resize(static_cast<size_t>(message->num_bytes));
-    for (int64_t start = 0; start < message->num_bytes; start += kPartBytes) {
-      transport
-          .irecv(source, kObjectTag, message->bytes.data() + start, std::min(kPartBytes, message->num_bytes - start))
-          .wait(operation);
-    }
-    transport.isend(source, kObjectReceivedTag, nullptr, 0).wait(operation);
-  } catch (...) {
-    abandon(message);
-    throw;
-  }
-  return std::move(message->bytes);
+  std::string bytes = receive_long(transport, source, kObjectTag, kPartBytes, operation);
+  transport.isend(source, kObjectReceivedTag, nullptr, 0).wait(operation);
+  return bytes;
 }
 
 }  // namespace smp::runtime

@@ -16,13 +16,17 @@ namespace smp::runtime {
 using namespace partitioner;
 
 Owners owners_of(const Graph& graph, const Plan& plan, const Bindings& bindings) {
-  std::map<std::string, std::set<int>> ranks;
+  std::map<std::string, std::set<int>> readers;
   for (const StagePlan& stage : plan.stages) {
-    for (ValueId id : stage.parameters) ranks[graph.values[id].name].insert(stage.rank);
+    for (ValueId id : stage.parameters) readers[graph.values[id].name].insert(stage.rank);
+  }
+  std::map<const NamedTensor*, std::set<int>> ranks;  // by the first tensor on each storage
+  for (const NamedTensor& named : bindings.tensors()) {
+    ranks[&bindings.first_on_storage(named)].merge(readers[named.name]);
   }
   Owners owners;
   for (const NamedTensor& named : bindings.tensors()) {
-    const auto& held = ranks[named.name];
+    const auto& held = ranks[&bindings.first_on_storage(named)];
     owners[named.name] = held.empty() ? std::vector<int>{0} : std::vector<int>(held.begin(), held.end());
   }
   return owners;
@@ -45,7 +49,7 @@ void copy_to_tied(const NamedTensor& named, const std::vector<int>& ranks, Trans
   } else if (std::find(ranks.begin(), ranks.end(), me) != ranks.end()) {
     const std::string bytes = pipeline.receive_bytes(ranks.front(), kTiedTag);
     at::Tensor tensor = named.tensor;
-    tensor.copy_(WireReader(bytes).get_tensor());
+    tensor.copy_(read_tensor(bytes, "values of '" + named.name + "'"));
   }
 }
 

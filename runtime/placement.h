@@ -17,7 +17,8 @@ namespace smp::runtime {
 /// first is its owner. Tied weights that are read on several ranks have several.
 using Owners = std::map<std::string, std::vector<int>>;
 
-/// Owners after the first plan. Tensors that no stage reads stay on rank 0.
+/// Owners after the first plan. Tensors on one storage live on all ranks where a stage reads one of
+/// them, since a write to one is a write to the others; those that no stage reads, on rank 0.
 Owners owners_of(const partitioner::Graph& graph, const partitioner::Plan& plan, const Bindings& bindings);
 
 bool holds(const Owners& owners, const std::string& name, int pipeline_rank);

@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <span>
@@ -16,14 +18,13 @@ namespace {
 
 std::string encode_gradient(const at::Tensor& gradient) {
   WireWriter out;
-  out.put<uint8_t>(gradient.defined());
+  out.put(gradient.defined());
   if (gradient.defined()) out.put(gradient);
   return out.take();
 }
 
 at::Tensor decode_gradient(const std::string& bytes) {
-  WireReader in(bytes);
-  return in.get<uint8_t>() != 0 ? in.get_tensor() : at::Tensor();
+  return read_all(bytes, "gradient of a tied weight", [](WireReader& in) { return in.get<bool>() ? in.get_tensor() : at::Tensor(); });
 }
 
 at::Tensor sum(const at::Tensor& a, const at::Tensor& b) {
@@ -33,21 +34,25 @@ at::Tensor sum(const at::Tensor& a, const at::Tensor& b) {
 
 void average_bucket(std::span<at::Tensor> parameters, Transport& replicas, int divisor) {
   int64_t num_elements = 0;
-  for (const at::Tensor& parameter : parameters) num_elements += parameter.numel();
-  at::Tensor flat = at::empty({num_elements}, parameters.front().options().requires_grad(false));
+  for (const at::Tensor& parameter : parameters) num_elements += num_reals(parameter);
+  const c10::ScalarType type = c10::toRealValueType(parameters.front().scalar_type());
+  at::Tensor flat =
+      at::empty({num_elements}, parameters.front().options().dtype(type).requires_grad(false));
   int64_t offset = 0;
   for (const at::Tensor& parameter : parameters) {
-    at::Tensor part = flat.narrow(0, offset, parameter.numel());
-    parameter.grad().defined() ? part.copy_(parameter.grad().reshape({-1})) : part.zero_();
-    offset += parameter.numel();
+    at::Tensor part = flat.narrow(0, offset, num_reals(parameter));
+    parameter.grad().defined() ? part.copy_(reals(parameter.grad()).reshape({-1})) : part.zero_();
+    offset += num_reals(parameter);
   }
   replicas.all_reduce_sum(flat.mutable_data_ptr(), num_elements, flat.scalar_type());
   flat.div_(divisor);
   offset = 0;
   for (at::Tensor& parameter : parameters) {
-    if (!parameter.grad().defined()) parameter.mutable_grad() = at::empty_like(parameter);
-    parameter.mutable_grad().copy_(flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
-    offset += parameter.numel();
+    if (!parameter.grad().defined() || parameter.grad().is_conj())
+      parameter.mutable_grad() = at::empty_like(parameter);
+    at::Tensor mean = reals(parameter.grad());
+    mean.copy_(flat.narrow(0, offset, num_reals(parameter)).view(mean.sizes()));
+    offset += num_reals(parameter);
   }
 }
 
@@ -99,6 +104,18 @@ void TiedGradients::finish() {
     tied_[i].parameter.mutable_grad() = std::move(gradients[i]);
   }
   tied_.clear();
+}
+
+at::Tensor reals(const at::Tensor& gradient) {
+  TORCH_CHECK_NOT_IMPLEMENTED(gradient.layout() == at::kStrided,
+                              "gradients: expected dense ones, which replicas can add up, got ",
+                              gradient.toString(), " ", gradient.sizes(),
+                              ". Make dense ones (sparse=false of an embedding).");
+  return gradient.is_complex() ? at::view_as_real(gradient.resolve_conj()) : gradient;
+}
+
+int64_t num_reals(const at::Tensor& parameter) {
+  return parameter.is_complex() ? 2 * parameter.numel() : parameter.numel();
 }
 
 void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes, int divisor) {

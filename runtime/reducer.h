@@ -46,6 +46,12 @@ class TiedGradients {
   std::vector<Tied> tied_;  // none after finish()
 };
 
+/// What sums over replicas are made of: a view of the gradient, or of its complex numbers as pairs.
+/// Throws c10::NotImplementedError for a sparse one.
+at::Tensor reals(const at::Tensor& gradient);
+/// How many there are for a parameter.
+int64_t num_reals(const at::Tensor& parameter);
+
 /// Replaces every gradient by its sum over the replicas by `divisor`, in buckets of up to `bucket_bytes` per
 /// dtype. Parameters without a gradient here but with one elsewhere count as zero; without one
 /// anywhere they keep none. Collective. When it throws, the gradients of each bucket are either all

@@ -6,7 +6,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <stdexcept>
 
+#include "partitioner/graph/tensor_bytes.h"
 #include "runtime/tags.h"
 #include "runtime/wire.h"
 
@@ -15,19 +17,6 @@ namespace {
 
 std::string_view bytes_of(const at::Tensor& contiguous) {
   return {static_cast<const char*>(contiguous.const_data_ptr()), contiguous.nbytes()};
-}
-
-std::string encode(const std::map<std::string, at::Tensor>& own, const std::string& own_error) {
-  WireWriter out;
-  out.put(own_error);
-  for (const auto& [name, tensor] : own) {
-    out.put(name);
-    out.put(static_cast<int8_t>(tensor.scalar_type()));
-    out.put(static_cast<uint32_t>(tensor.dim()));
-    for (const int64_t size : tensor.sizes()) out.put(size);
-    out.put(static_cast<uint64_t>(std::hash<std::string_view>()(bytes_of(tensor))));
-  }
-  return out.take();
 }
 
 bool contains(const std::vector<int>& ranks, int rank) {
@@ -45,10 +34,43 @@ std::vector<std::string> gather_from_first_replica(std::string_view bytes, Trans
   WireWriter out;
   for (const std::string& text : gathered) out.put(text);
   const std::string all = replicas.all_gather(counts ? out.take() : std::string()).front();
-  WireReader in(all);
-  gathered.clear();
-  while (!in.at_end()) gathered.push_back(in.get_string());
-  return gathered;
+  return read_all(all, "texts of the first replica", [](WireReader& in) {
+    std::vector<std::string> texts;
+    while (!in.at_end()) texts.push_back(in.get_string());
+    return texts;
+  });
+}
+
+std::string StateExchange::encode(const std::map<std::string, at::Tensor>& own, const std::string& own_error) {
+  WireWriter out;
+  out.put(own_error);
+  for (const auto& [name, tensor] : own) {
+    out.put(name);
+    out.put(tensor.scalar_type());
+    out.put(static_cast<uint32_t>(tensor.dim()));
+    for (const int64_t size : tensor.sizes()) out.put(size);
+    out.put(static_cast<uint64_t>(std::hash<std::string_view>()(bytes_of(tensor))));
+  }
+  return out.take();
+}
+
+StateExchange::Offered StateExchange::decode(std::string_view bytes) {
+  return read_all(bytes, "offers of a state", [](WireReader& in) {
+    Offered offered{.error = in.get_string()};
+    while (!in.at_end()) {
+      const std::string name = in.get_string();
+      Offer offer{.dtype = in.get_dtype()};
+      offer.sizes.resize(in.get_count<uint32_t>(sizeof(int64_t)));
+      for (int64_t& size : offer.sizes) size = in.get<int64_t>();
+      offer.content = in.get<uint64_t>();
+      if (!partitioner::dense_bytes(offer.sizes, offer.dtype)) {
+        throw std::runtime_error("offers of a state: expected sizes of a tensor for '" + name + "', got " +
+                                 c10::str(at::IntArrayRef(offer.sizes)));
+      }
+      offered.offers.insert_or_assign(name, std::move(offer));
+    }
+    return offered;
+  });
 }
 
 StateExchange::StateExchange(std::map<std::string, at::Tensor> own, std::string own_error,
@@ -57,19 +79,12 @@ StateExchange::StateExchange(std::map<std::string, at::Tensor> own, std::string 
   for (auto& [name, tensor] : own_) tensor = tensor.detach().contiguous();
   const std::vector<std::string> all =
       gather_from_first_replica(encode(own_, own_error), pipeline, replicas);
-  for (size_t r = 0; r < all.size(); ++r) read_offers(all[r], static_cast<int>(r));
+  for (size_t r = 0; r < all.size(); ++r) add_offers(decode(all[r]), static_cast<int>(r));
 }
 
-void StateExchange::read_offers(const std::string& bytes, int pipeline_rank) {
-  WireReader in(bytes);
-  const std::string error = in.get_string();
-  if (error_.empty()) error_ = error;
-  while (!in.at_end()) {
-    const std::string name = in.get_string();
-    Offer offer{.dtype = static_cast<c10::ScalarType>(in.get<int8_t>())};
-    const auto dims = in.get<uint32_t>();
-    for (uint32_t d = 0; d < dims; ++d) offer.sizes.push_back(in.get<int64_t>());
-    offer.content = in.get<uint64_t>();
+void StateExchange::add_offers(const Offered& offered, int pipeline_rank) {
+  if (error_.empty()) error_ = offered.error;
+  for (const auto& [name, offer] : offered.offers) {
     Offer& known = offers_.try_emplace(name, offer).first->second;
     known.ranks.push_back(pipeline_rank);
     const bool agrees =
@@ -93,9 +108,9 @@ at::Tensor StateExchange::from_pipeline(const std::string& name, const Offer& of
   if (!contains(holders, me)) return {};
   if (contains(offer.ranks, me)) return own_.at(name);
   const std::string bytes = pipeline_.receive_bytes(source, kStateTag);
-  at::Tensor tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
-  TORCH_INTERNAL_ASSERT(bytes.size() == tensor.nbytes(), "'", name,
+  TORCH_INTERNAL_ASSERT(bytes.size() == static_cast<size_t>(*partitioner::dense_bytes(offer.sizes, offer.dtype)), "'", name,
                         "' came with another size than it was offered with");
+  at::Tensor tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
   if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
   return tensor;
 }

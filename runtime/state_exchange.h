@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/transport/transport.h"
@@ -34,6 +35,15 @@ class StateExchange {
     std::vector<int> ranks{};  // pipeline ranks that have it, ascending
   };
 
+  /// What one rank offers, and why it offers nothing, if it does not.
+  struct Offered {
+    std::string error{};
+    std::map<std::string, Offer> offers{};  // without ranks
+  };
+  static std::string encode(const std::map<std::string, at::Tensor>& own, const std::string& own_error);
+  /// Throws std::runtime_error for bytes that encode() did not write.
+  static Offered decode(std::string_view bytes);
+
   /// own: CPU tensors by name. own_error: why this rank has nothing to offer, for everybody.
   /// Collective over both groups.
   StateExchange(std::map<std::string, at::Tensor> own, std::string own_error, Transport& pipeline,
@@ -49,7 +59,7 @@ class StateExchange {
   at::Tensor deliver(const std::string& name, const std::vector<int>& holders);
 
  private:
-  void read_offers(const std::string& bytes, int pipeline_rank);
+  void add_offers(const Offered& offered, int pipeline_rank);
   at::Tensor from_pipeline(const std::string& name, const Offer& offer,
                            const std::vector<int>& holders);
 

@@ -17,36 +17,35 @@ enum class Flow : uint8_t { kBool, kInt, kDouble, kComplex };
 
 void put_scalar(WireWriter& out, const Argument& value) {
   if (const auto* flag = std::get_if<bool>(&value)) {
-    out.put(static_cast<uint8_t>(Flow::kBool));
-    out.put<uint8_t>(*flag);
+    out.put(Flow::kBool);
+    out.put(*flag);
   } else if (const auto* number = std::get_if<int64_t>(&value)) {
-    out.put(static_cast<uint8_t>(Flow::kInt));
+    out.put(Flow::kInt);
     out.put(*number);
   } else if (const auto* real = std::get_if<double>(&value)) {
-    out.put(static_cast<uint8_t>(Flow::kDouble));
+    out.put(Flow::kDouble);
     out.put(*real);
   } else {
     const auto& pair = std::get<std::complex<double>>(value);
-    out.put(static_cast<uint8_t>(Flow::kComplex));
+    out.put(Flow::kComplex);
     out.put(pair.real());
     out.put(pair.imag());
   }
 }
 
 Argument get_scalar(WireReader& in) {
-  switch (static_cast<Flow>(in.get<uint8_t>())) {
+  switch (in.get_enumerator(Flow::kComplex)) {
     case Flow::kBool:
-      return in.get<uint8_t>() != 0;
+      return in.get<bool>();
     case Flow::kInt:
       return in.get<int64_t>();
     case Flow::kDouble:
       return in.get<double>();
-    case Flow::kComplex: {
-      const double real = in.get<double>();
-      return std::complex<double>(real, in.get<double>());
-    }
+    case Flow::kComplex:
+      break;
   }
-  throw std::runtime_error("step message: unknown kind of scalar");
+  const double real = in.get<double>();
+  return std::complex<double>(real, in.get<double>());
 }
 
 void put_constants(WireWriter& out, const std::vector<NewProgram::Constant>& constants) {
@@ -58,9 +57,10 @@ void put_constants(WireWriter& out, const std::vector<NewProgram::Constant>& con
 }
 
 std::vector<NewProgram::Constant> get_constants(WireReader& in) {
-  std::vector<NewProgram::Constant> constants(in.get<uint32_t>());
+  constexpr size_t kLeastBytes = sizeof(partitioner::ValueId) + kLeastTensorBytes;
+  std::vector<NewProgram::Constant> constants(in.get_count<uint32_t>(kLeastBytes));
   for (auto& constant : constants) {
-    constant.value = in.get<partitioner::ValueId>();
+    constant.value = in.get_at_least<partitioner::ValueId>(0);
     constant.tensor = in.get_tensor();
   }
   return constants;
@@ -78,11 +78,12 @@ void put_microbatch(WireWriter& out, const MicrobatchProgram& microbatch) {
 }
 
 MicrobatchProgram get_microbatch(WireReader& in) {
+  constexpr size_t kLeastBytes = sizeof(partitioner::NodeId) + sizeof(int32_t) + sizeof(Flow) + 1;
   MicrobatchProgram microbatch{.hash = in.get<uint64_t>()};
-  microbatch.scalars.resize(in.get<uint32_t>());
+  microbatch.scalars.resize(in.get_count<uint32_t>(kLeastBytes));
   for (auto& scalar : microbatch.scalars) {
-    scalar.node = in.get<partitioner::NodeId>();
-    scalar.argument = in.get<int32_t>();
+    scalar.node = in.get_at_least<partitioner::NodeId>(0);
+    scalar.argument = in.get_at_least<int32_t>(0);
     scalar.value = get_scalar(in);
   }
   microbatch.constants = get_constants(in);
@@ -91,6 +92,53 @@ MicrobatchProgram get_microbatch(WireReader& in) {
 
 bool is_plain(const MicrobatchProgram& microbatch) {
   return microbatch.scalars.empty() && microbatch.constants.empty();
+}
+
+NewProgram get_program(WireReader& in) {
+  NewProgram program{.hash = in.get<uint64_t>(), .graph = in.get_string(), .plan = in.get_string(), .constants = {}};
+  program.constants = get_constants(in);
+  return program;
+}
+
+// Only plain microbatches are repeated: a copy of another would be longer than its byte in the message justifies.
+std::vector<MicrobatchProgram> get_microbatches(WireReader& in) {
+  std::vector<MicrobatchProgram> microbatches(in.get_count<uint32_t>(sizeof(bool)));
+  for (size_t m = 0; m < microbatches.size(); ++m) {
+    if (!in.get<bool>()) {
+      microbatches[m] = get_microbatch(in);
+    } else if (m > 0 && is_plain(microbatches[m - 1])) {
+      microbatches[m] = microbatches[m - 1];
+    } else {
+      throw std::runtime_error("step message: expected microbatch " + std::to_string(m) +
+                               " as such, got that it repeats one that is not there or has values of its own");
+    }
+  }
+  return microbatches;
+}
+
+StepMessage get_message(WireReader& in) {
+  constexpr size_t kLeastProgramBytes = 3 * sizeof(uint64_t) + sizeof(uint32_t);  // hash, two texts, constants
+  if (in.get<uint32_t>() != kMagic) throw std::runtime_error("step message: expected one, got other bytes");
+  StepMessage message{.step_function = in.get<int32_t>()};
+  message.step = in.get<uint64_t>();
+  message.evaluation_step = in.get<uint64_t>();
+  message.reduced = in.get_string();
+  message.settings = in.get_string();
+  message.optimizers = in.get_string();
+  message.is_value_error = in.get<bool>();
+  message.error = in.get_string();
+  message.round = in.get_enumerator(Round::kJoined);
+  message.num_microbatches = in.get_at_least<int32_t>(0);
+  message.first = in.get_at_least<int32_t>(0);
+  message.trains = in.get<bool>();
+  message.first_active_replica = in.get_at_least<int32_t>(0);
+  message.gradient_divisor = in.get_at_least<int32_t>(1);
+  message.forgotten.resize(in.get_count<uint32_t>(sizeof(uint64_t)));
+  for (uint64_t& hash : message.forgotten) hash = in.get<uint64_t>();
+  message.new_programs.resize(in.get_count<uint32_t>(kLeastProgramBytes));
+  for (NewProgram& program : message.new_programs) program = get_program(in);
+  message.microbatches = get_microbatches(in);
+  return message;
 }
 
 }  // namespace
@@ -103,13 +151,13 @@ std::string encode(const StepMessage& message) {
   out.put(message.evaluation_step);
   out.put(std::string_view(message.reduced));
   out.put(std::string_view(message.settings));
-  out.put(std::string_view(message.optimizer_steps));
-  out.put<uint8_t>(message.is_value_error);
+  out.put(std::string_view(message.optimizers));
+  out.put(message.is_value_error);
   out.put(std::string_view(message.error));
-  out.put(static_cast<uint8_t>(message.round));
+  out.put(message.round);
   out.put(message.num_microbatches);
   out.put(message.first);
-  out.put<uint8_t>(message.trains);
+  out.put(message.trains);
   out.put(message.first_active_replica);
   out.put(message.gradient_divisor);
   out.put<uint32_t>(static_cast<uint32_t>(message.forgotten.size()));
@@ -126,47 +174,12 @@ std::string encode(const StepMessage& message) {
     const auto& microbatch = message.microbatches[m];
     const bool repeats = m > 0 && is_plain(microbatch) && is_plain(message.microbatches[m - 1]) &&
                          microbatch.hash == message.microbatches[m - 1].hash;
-    out.put<uint8_t>(repeats);
+    out.put(repeats);
     if (!repeats) put_microbatch(out, microbatch);
   }
   return out.take();
 }
 
-StepMessage decode_step_message(std::string_view bytes) {
-  WireReader in(bytes);
-  if (in.get<uint32_t>() != kMagic) throw std::runtime_error("step message: expected one, got other bytes");
-  StepMessage message{.step_function = in.get<int32_t>()};
-  message.step = in.get<uint64_t>();
-  message.evaluation_step = in.get<uint64_t>();
-  message.reduced = in.get_string();
-  message.settings = in.get_string();
-  message.optimizer_steps = in.get_string();
-  message.is_value_error = in.get<uint8_t>() != 0;
-  message.error = in.get_string();
-  const auto round = in.get<uint8_t>();
-  if (round > static_cast<uint8_t>(Round::kJoined)) throw std::runtime_error("step message: unknown kind of round");
-  message.round = static_cast<Round>(round);
-  message.num_microbatches = in.get<int32_t>();
-  message.first = in.get<int32_t>();
-  message.trains = in.get<uint8_t>() != 0;
-  message.first_active_replica = in.get<int32_t>();
-  message.gradient_divisor = in.get<int32_t>();
-  message.forgotten.resize(in.get<uint32_t>());
-  for (uint64_t& hash : message.forgotten) hash = in.get<uint64_t>();
-  message.new_programs.resize(in.get<uint32_t>());
-  for (NewProgram& program : message.new_programs) {
-    program.hash = in.get<uint64_t>();
-    program.graph = in.get_string();
-    program.plan = in.get_string();
-    program.constants = get_constants(in);
-  }
-  message.microbatches.resize(in.get<uint32_t>());
-  for (size_t m = 0; m < message.microbatches.size(); ++m) {
-    const bool repeats = in.get<uint8_t>() != 0;
-    if (repeats && m == 0) throw std::runtime_error("step message: the first microbatch repeats nothing");
-    message.microbatches[m] = repeats ? message.microbatches[m - 1] : get_microbatch(in);
-  }
-  return message;
-}
+StepMessage decode_step_message(std::string_view bytes) { return read_all(bytes, "step message", get_message); }
 
 }  // namespace smp::runtime

@@ -55,7 +55,7 @@ struct StepMessage {
   uint64_t evaluation_step = 0;  // and steps without a backward
   std::string reduced{};      // by model: '1' where this step averages gradients over replicas, '-' where it makes none
   std::string settings{};     // of a training step: what must not differ between ranks, in words
-  std::string optimizer_steps{};  // of each of the leader's optimizers; compared where there are settings
+  std::string optimizers{};  // steps and options of the leader's; compared where there are settings
   std::string error{};
   bool is_value_error = false;
   Round round = Round::kWhole;

@@ -3,10 +3,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 namespace smp::runtime {
 
@@ -16,6 +19,11 @@ class WireWriter {
     requires std::is_arithmetic_v<T>
   void put(T number) {
     bytes_.append(reinterpret_cast<const char*>(&number), sizeof number);
+  }
+  template <class T>
+    requires std::is_enum_v<T>
+  void put(T enumerator) {
+    put(static_cast<std::underlying_type_t<T>>(enumerator));
   }
   void put(std::string_view text) {
     put<uint64_t>(text.size());
@@ -29,24 +37,90 @@ class WireWriter {
   std::string bytes_;
 };
 
-/// Throws std::runtime_error when the bytes end early.
+/// Reads bytes for which nobody vouches. Whatever asks for memory is first compared with the bytes that are left, so that a
+/// message takes a small multiple of its length at most. Everything throws std::runtime_error that says what was expected, what
+/// came, and at which byte. There are readers within read_all() only, so that none leaves bytes unread.
 class WireReader {
  public:
-  explicit WireReader(std::string_view bytes) : bytes_(bytes) {}
+  /// A bool is one byte, 0 or 1.
   template <class T>
     requires std::is_arithmetic_v<T>
   T get() {
-    T number;
-    std::memcpy(&number, raw(sizeof number).data(), sizeof number);
+    if constexpr (std::is_same_v<T, bool>) {
+      return get_between<uint8_t>(0, 1) != 0;
+    } else {
+      T number;
+      std::memcpy(&number, raw(sizeof number).data(), sizeof number);
+      return number;
+    }
+  }
+  template <std::integral T>
+  T get_between(T low, T high) {
+    const T number = get<T>();
+    if (number < low || number > high) {
+      refuse("a number from " + std::to_string(low) + " to " + std::to_string(high), std::to_string(number), sizeof(T));
+    }
     return number;
   }
-  std::string get_string() { return std::string(raw(get<uint64_t>())); }
+  template <std::integral T>
+  T get_at_least(T least) {
+    return get_between(least, std::numeric_limits<T>::max());
+  }
+  /// Of an enumeration whose enumerators are 0, 1, ... `last`.
+  template <class T>
+    requires std::is_enum_v<T>
+  T get_enumerator(T last) {
+    using Number = std::underlying_type_t<T>;
+    return static_cast<T>(get_between<Number>(0, static_cast<Number>(last)));
+  }
+  /// How many items follow, each of `least_bytes` (> 0) or more.
+  template <std::integral Count>
+  size_t get_count(size_t least_bytes) {
+    const auto count = get_at_least<Count>(0);
+    check_room(static_cast<uint64_t>(count), least_bytes);
+    return static_cast<size_t>(count);
+  }
+  /// Lives as long as the message.
+  std::string_view get_text() { return raw(get_count<uint64_t>(1)); }
+  std::string get_string() { return std::string(get_text()); }
+  /// A type whose tensors travel.
+  c10::ScalarType get_dtype();
   at::Tensor get_tensor();
-  bool at_end() const { return bytes_.empty(); }
+  bool at_end() const { return left_.empty(); }
 
  private:
+  template <class Read>
+  friend auto read_all(std::string_view bytes, std::string_view what, const Read& read);
+  WireReader(std::string_view bytes, std::string_view what) : what_(what), all_(bytes), left_(bytes) {}
+
   std::string_view raw(size_t num_bytes);
-  std::string_view bytes_;
+  /// The one place that judges whether a message is long enough for what it says.
+  void check_room(uint64_t count, size_t least_bytes) const;
+  void expect_end() const;
+  /// bytes_back: how far before the next byte the fault lies.
+  [[noreturn]] void refuse(const std::string& expected, const std::string& got, size_t bytes_back = 0) const;
+
+  std::string_view what_, all_, left_;
 };
+
+/// Of a tensor in a message: type, wrapped number, dimensions, length of the data.
+inline constexpr size_t kLeastTensorBytes = sizeof(c10::ScalarType) + sizeof(bool) + sizeof(uint32_t) + sizeof(uint64_t);
+
+/// What `read(WireReader&)` makes of `bytes`, of which it must leave none. what: as error texts name it, "step message".
+template <class Read>
+auto read_all(std::string_view bytes, std::string_view what, const Read& read) {
+  WireReader in(bytes, what);
+  if constexpr (std::is_void_v<decltype(read(in))>) {
+    read(in);
+    in.expect_end();
+  } else {
+    auto result = read(in);
+    in.expect_end();
+    return result;
+  }
+}
+
+/// A message that holds one tensor.
+at::Tensor read_tensor(std::string_view bytes, std::string_view what);
 
 }  // namespace smp::runtime

@@ -7,6 +7,7 @@
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
+#include <cmath>
 #include <map>
 
 #include "runtime/wire.h"
@@ -25,7 +26,9 @@ std::string own_norms(const detail::Conductor& own, const runtime::Bindings& mod
     const bool mine = named.kind == partitioner::ValueKind::kParameter && own.models().owner(named.tensor) == me;
     if (!mine || !named.tensor.grad().defined()) continue;
     out.put<uint64_t>(i);
-    out.put(at::linalg_vector_norm(named.tensor.grad(), norm_type));
+    const at::Tensor& gradient = named.tensor.grad();
+    out.put(at::linalg_vector_norm(gradient.is_sparse() ? gradient.coalesce().values() : gradient,
+                                   norm_type));
   }
   return out.take();
 }
@@ -40,11 +43,12 @@ double clip_grad_norm_(DistributedModelBase& model, double max_norm, double norm
   const auto& own = detail::conductor("clip_grad_norm_");
   std::map<uint64_t, at::Tensor> by_position;
   for (const std::string& bytes : own.context().pipeline->all_gather(own_norms(own, model.model_->own, norm_type))) {
-    runtime::WireReader in(bytes);
-    while (!in.at_end()) {
-      const auto position = in.get<uint64_t>();
-      by_position[position] = in.get_tensor();
-    }
+    runtime::read_all(bytes, "norms of gradients", [&](runtime::WireReader& in) {
+      while (!in.at_end()) {
+        const auto position = in.get<uint64_t>();
+        by_position[position] = in.get_tensor();
+      }
+    });
   }
   if (by_position.empty()) return 0.0;
   std::vector<at::Tensor> norms;
@@ -54,7 +58,10 @@ double clip_grad_norm_(DistributedModelBase& model, double max_norm, double norm
   for (at::Tensor& parameter : model.local_parameters()) {
     if (parameter.grad().defined()) parameter.mutable_grad().mul_(coefficient.to(parameter.grad().scalar_type()));
   }
-  return total.item<double>();
+  const auto norm = total.item<double>();
+  if (!std::isfinite(norm))
+    model.model_->nonfinite = "a global norm of the gradients that is not finite";
+  return norm;
 }
 
 }  // namespace smp

@@ -43,6 +43,13 @@ inline constexpr int64_t kAutoVirtualStages = -1;
 /// What SageMaker's tensor-parallel layers favour; without effect on pipelines.
 enum class Optimize { kMemory, kSpeed };
 
+/// What an optimizer does when a loss or a gradient holds NaN or infinity; on all ranks alike.
+enum class Nonfinite {
+  kStop,    ///< throws, naming it, before any weight changes
+  kSkip,    ///< leaves the update out and logs it
+  kIgnore,  ///< updates; nothing is looked at
+};
+
 /// Which log lines reach stderr.
 enum class LogLevel { kInfo, kWarning, kOff };
 
@@ -139,10 +146,10 @@ struct Config {
   /// interleaved 1F1B): a smaller bubble for more messages.
   int64_t virtual_stages = 1;
 
-  /// A weight that the model reads at its beginning and at its end (tied embeddings).  true: it exists once, and its second
-  /// reader runs in a second visit of the first rank, so that its gradient is summed as on one process, to the bit; where no
-  /// cut allows that, or memory, as with false.  false: only where that is predicted to cost less than 5 % of a step;
-  /// else each of its readers' ranks has a copy, and the gradients of the copies are added up once per step.
+  /// A weight with readers on several ranks (tied embeddings, a block called again), each of which has a copy.  true: its
+  /// gradient is summed as on one process, to the bit: that of each microbatch goes from reader to reader, a message of the
+  /// weight's size each time.  false: the gradients of the copies are added up once per step.  With either, the later
+  /// readers run in a second visit of the first rank, without copies, where that costs less than 5 % of a step more.
   bool exact_tied_weights = false;
 
   /// Base seed of all random operators; at least 0.
@@ -155,6 +162,10 @@ struct Config {
   /// true: memory that tensors free stays with the process, so that the next tensors need not be mapped and cleared by the
   /// system again, which may take a third of a step (glibc only).  false: glibc's own rules.
   bool keep_memory = true;
+
+  /// What DistributedOptimizer::step() does after a training step with a loss or a gradient that is
+  /// not finite.
+  Nonfinite nonfinite = Nonfinite::kStop;
 
   /// Seconds after which any wait for another rank fails; above 0.
   double timeout_s = 600;

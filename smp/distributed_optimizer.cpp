@@ -131,11 +131,15 @@ void settle(Progress& progress) {
 
 }  // namespace
 
-void begin_step(Optimizer& optimizer, const DistributedModelBase& model, Progress& progress) {
-  detail::refuse_in_body("DistributedOptimizer::step");
+bool begin_step(Optimizer& optimizer, const DistributedModelBase& model, Progress& progress) {
+  const char* caller = "DistributedOptimizer::step";
+  detail::refuse_in_body(caller);
+  detail::Conductor& own = detail::conductor(caller);
+  if (!own.may_update(detail::ModelAccess::of(model))) return false;
   drop_state_of_others(optimizer, model, progress.has_local_state);
   settle(progress);
-  detail::conductor("DistributedOptimizer::step").count_optimizer_step(optimizer);
+  own.count_optimizer_step(optimizer);
+  return true;
 }
 
 void zero_grad(Optimizer& optimizer) {

@@ -23,10 +23,11 @@ struct Progress {
   bool has_local_state = false;   // and none of parameters that live elsewhere
   std::shared_ptr<void> pending;  // a state that was loaded before the first step
 };
-/// Before each step: throws c10::ValueError inside a step body; once the model is partitioned, frees
-/// what the optimizer made in its constructor for parameters of other ranks (Adagrad), and takes over
-/// what was loaded before.
-void begin_step(torch::optim::Optimizer& optimizer, const DistributedModelBase& model,
+/// Before each step: throws c10::ValueError inside a step body; false or c10::Error where numbers
+/// are not finite, as Config::nonfinite says. Once the model is partitioned, frees what the
+/// optimizer made in its constructor for parameters of other ranks (Adagrad), and takes over what
+/// was loaded before.
+bool begin_step(torch::optim::Optimizer& optimizer, const DistributedModelBase& model,
                 Progress& progress);
 /// DistributedOptimizer's functions of these names.
 void zero_grad(torch::optim::Optimizer& optimizer);
@@ -55,13 +56,18 @@ class DistributedOptimizer {
     adopted_ = optimizer_internal::adopt(*optimizer_, model);
   }
 
-  /// Updates the local parameters with the gradients accumulated since zero_grad(). Call it on every rank after the step
-  /// function: where some have called it more often than others, the next training step, state_dict(), save_state() and
-  /// the end of a join throw c10::ValueError, until load_state_dict() of the model makes all ranks equal again. Throws
-  /// c10::ValueError inside a step body, where there are no gradients yet.
+  /// Updates the local parameters with the gradients accumulated since zero_grad(). Call it on
+  /// every rank after the step function: where some have called it more often than others, the next
+  /// training step, state_dict(), save_state() and the end of a join throw c10::ValueError, until
+  /// load_state_dict() of the model makes all ranks equal again. Where options or parameter groups
+  /// differ between ranks, the same throw until they do not. Throws c10::ValueError inside a step
+  /// body, where there are no gradients yet.
+  ///
+  /// Where a loss or a gradient of the model held NaN or infinity at the end of the last training
+  /// step, all ranks throw c10::Error and none has changed anything; with Config::nonfinite = kSkip
+  /// all return without an update. Losses count until gradients are cleared.
   void step() {
-    optimizer_internal::begin_step(*optimizer_, *model_, progress_);
-    optimizer_->step();
+    if (optimizer_internal::begin_step(*optimizer_, *model_, progress_)) optimizer_->step();
   }
   /// Sets the gradients of its parameters to undefined; DistributedModel::zero_grad() those of the whole model. Throws
   /// c10::ValueError inside a step body.

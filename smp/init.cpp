@@ -9,7 +9,9 @@
 #include "runtime/transport/loopback.h"
 #include "runtime/transport/mpi_transport.h"
 #include "runtime/watch/root_cause.h"
+#include "smp/detail/conductor.h"
 #include "smp/detail/context.h"
+#include "smp/detail/optimizer_settings.h"
 #include "smp/detail/step_timeline.h"
 
 namespace smp {
@@ -25,7 +27,12 @@ std::chrono::milliseconds timeout_of(const Config& config) {
 std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, const Config& config, bool& uses_mpi) {
   uses_mpi = launch.kind != runtime::Launch::Kind::kSingleProcess;
   if (!uses_mpi) return runtime::LoopbackWorld(1, timeout_of(config)).transport(0);
-  return runtime::mpi::create({.timeout = timeout_of(config)});
+  auto world = runtime::mpi::create({.timeout = timeout_of(config)});
+  // Everybody hears of it, so that nobody waits for a rank that has thrown.
+  const std::string own = runtime::describe_mismatch(launch, world->rank(), world->size());
+  for (const std::string& complaint : world->all_gather(own))
+    TORCH_CHECK_VALUE(complaint.empty(), complaint);
+  return world;
 }
 
 // Of this rank.
@@ -72,6 +79,11 @@ void shutdown() {
   detail::refuse_in_body("smp::shutdown");
   detail::refuse_in_join("smp::shutdown");
   auto& own = context("smp::shutdown");
+  if (own.conductor) {
+    own.conductor->check_optimizers(*own.world, "smp::shutdown");
+  } else {  // the last model of this rank is gone, others may have theirs
+    detail::check_same_optimizers(*own.world, "", "rank ", "smp::shutdown");
+  }
   own.world->barrier();
   if (own.timeline) own.timeline->finish();
   const auto world = own.world;

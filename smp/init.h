@@ -18,7 +18,8 @@ namespace smp {
 /// twice.
 void init(const Config& argument = {});
 /// Leaves the job; collective. Objects made with smp must not be used afterwards. Throws
-/// c10::ValueError inside a step body, c10::Error before init.
+/// c10::ValueError inside a step body and where optimizers differ between ranks, as a training step
+/// does; c10::Error before init.
 void shutdown();
 /// True from init to shutdown. Never throws.
 bool is_initialized();

@@ -4,20 +4,17 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
-#include <c10/util/safe_numerics.h>
 
 #include <algorithm>
 #include <bit>
 #include <boost/json/serialize.hpp>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <optional>
 #include <set>
 
+#include "partitioner/graph/tensor_bytes.h"
 #include "smp/detail/durable_file.h"
+#include "smp/detail/input_file.h"
 #include "smp/detail/json_object.h"
-#include "smp/detail/safetensors_writer.h"
 
 namespace smp {
 namespace {
@@ -154,21 +151,18 @@ class HeaderReader {
     }
     require(row.dtype != c10::ScalarType::Undefined, "a type that torch has for '" + name + "'",
             boost::json::serialize(dtype));
-    uint64_t num_bytes = c10::elementSize(row.dtype);
-    bool is_too_large = false;
     for (const uint64_t size :
          numbers(member(object, "shape", name), "the shape of '" + name + "'")) {
-      is_too_large |=
-          c10::mul_overflows(num_bytes, size, &num_bytes) || num_bytes > (uint64_t{1} << 62);
       row.sizes.push_back(static_cast<int64_t>(size));
     }
+    const std::optional<int64_t> num_bytes = partitioner::dense_bytes(row.sizes, row.dtype);
     const auto offsets =
         numbers(member(object, "data_offsets", name), "the data_offsets of '" + name + "'");
     require(offsets.size() == 2 && offsets[0] <= offsets[1] && offsets[1] <= data_bytes_,
             "data of '" + name + "' within the file's " + std::to_string(data_bytes_) + " bytes",
             boost::json::serialize(object.at("data_offsets")));
     row.begin = offsets[0], row.end = offsets[1];
-    require(!is_too_large && row.end - row.begin == num_bytes,
+    require(num_bytes && row.end - row.begin == static_cast<uint64_t>(*num_bytes),
             "as many bytes for '" + name + "' as its shape has",
             std::to_string(row.end - row.begin) + " bytes");
     return row;
@@ -191,61 +185,42 @@ class HeaderReader {
   uint64_t data_bytes_;
 };
 
-void read_exactly(std::ifstream& in, const std::string& path, void* data, uint64_t num_bytes) {
-  in.read(static_cast<char*>(data), static_cast<std::streamsize>(num_bytes));
-  TORCH_CHECK(in.good(), "read_safetensors: expected to read ", num_bytes, " bytes of '", path,
-              "', got an error: ", std::strerror(errno), ".");
-}
-
 }  // namespace
 
-void detail::write_safetensors(DurableFile& out, const Safetensors& file) {
+void write_safetensors(const std::string& path, const Safetensors& file) {
   check_writable(file);
   const std::string header = header_of(file);
   TORCH_CHECK_VALUE(header.size() <= kMaxHeaderBytes,
                     "write_safetensors: expected a header of at most 100 MB, got ", header.size(),
                     " bytes. Write fewer or shorter names and texts.");
   const auto header_bytes = static_cast<uint64_t>(header.size());
+  detail::DurableFile out(path);
   out.write(&header_bytes, sizeof header_bytes);
   out.write(header.data(), header.size());
   for (const auto& [name, tensor] : file.tensors) {
     const at::Tensor data = tensor.detach().resolve_conj().resolve_neg().contiguous();
     out.write(data.const_data_ptr(), data.nbytes());
   }
-  out.flush();
-}
-
-void write_safetensors(const std::string& path, const Safetensors& file) {
-  detail::DurableFile out(path);
-  detail::write_safetensors(out, file);
   out.commit();
 }
 
 Safetensors read_safetensors(const std::string& path) {
-  std::error_code error;
-  const bool is_file = std::filesystem::is_regular_file(path, error);
-  const uint64_t file_bytes = is_file ? std::filesystem::file_size(path, error) : 0;
-  std::ifstream in(path, std::ios::binary);
-  TORCH_CHECK(is_file && in.good() && !error,
-              "read_safetensors: expected a file that can be read, got '", path, "': ",
-              error     ? error.message()
-              : is_file ? std::strerror(errno)
-                        : "no file",
-              ".");
+  detail::InputFile in(path, "read_safetensors: expected a file that can be read");
+  const uint64_t file_bytes = in.num_bytes();
   const HeaderReader sizes(path, 0);
   uint64_t header_bytes = 0;
   sizes.require(file_bytes >= sizeof header_bytes, "at least 8 bytes", std::to_string(file_bytes));
-  read_exactly(in, path, &header_bytes, sizeof header_bytes);
+  in.read(&header_bytes, sizeof header_bytes);
   sizes.require(header_bytes <= std::min(kMaxHeaderBytes, file_bytes - sizeof header_bytes),
                 "a header that fits into the file's " + std::to_string(file_bytes) + " bytes",
                 std::to_string(header_bytes) + " bytes");
   std::string header(header_bytes, ' ');
-  read_exactly(in, path, header.data(), header_bytes);
+  in.read(header.data(), header_bytes);
   Safetensors file;
   const HeaderReader reader(path, file_bytes - sizeof header_bytes - header_bytes);
   for (const Row& row : reader.read(header, file.metadata)) {
     at::Tensor tensor = at::empty(row.sizes, at::TensorOptions().dtype(row.dtype));
-    if (tensor.nbytes() > 0) read_exactly(in, path, tensor.mutable_data_ptr(), tensor.nbytes());
+    if (tensor.nbytes() > 0) in.read(tensor.mutable_data_ptr(), tensor.nbytes());
     file.tensors.emplace_back(row.name, std::move(tensor));
   }
   return file;

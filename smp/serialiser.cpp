@@ -3,9 +3,21 @@
 
 #include <c10/util/Exception.h>
 
+#include <stdexcept>
+
 #include "runtime/wire.h"
 
 namespace smp {
+
+void Nesting::refuse() {
+  TORCH_CHECK_VALUE(false, "message: expected objects within objects of at most ", kMostDeep,
+                    " levels, got more. Send a flat list, with positions in place of what lies within.");
+}
+
+void Writer::check_written(size_t num_elements, size_t num_written) {
+  TORCH_CHECK_VALUE(num_elements <= num_written, "message: expected a byte or a tensor at least of each of ", num_elements,
+                    " elements of a container, got ", num_written, " in all. Send their number in place of elements that are empty.");
+}
 
 void Writer::put_tensor(const at::Tensor& tensor) {
   if (tensors_ != nullptr) return tensors_->push_back(tensor);
@@ -27,6 +39,21 @@ std::string_view Reader::get_bytes(size_t num_bytes) {
   return head;
 }
 
+bool Reader::get_bool() {
+  const char byte = get_bytes(1).front();
+  TORCH_CHECK_VALUE(byte == 0 || byte == 1, "message: expected 0 or 1 as a bool, got ", static_cast<int>(byte),
+                    ". Serialiser::read must read what Serialiser::write wrote, in the same order.");
+  return byte != 0;
+}
+
+uint64_t Reader::get_count() {
+  const auto count = get<uint64_t>();
+  const size_t left = bytes_.size() + (tensors_ == nullptr ? 0 : tensors_->size() - next_tensor_);
+  TORCH_CHECK_VALUE(count <= left, "message: expected at most ", left, " elements of a container, as many as bytes and tensors ",
+                    "are left, got ", count, ". Serialiser::read must read what Serialiser::write wrote, in the same order.");
+  return count;
+}
+
 at::Tensor Reader::get_tensor() {
   if (tensors_ != nullptr) {
     TORCH_CHECK_VALUE(next_tensor_ < tensors_->size(), "message: expected one more tensor, got ", tensors_->size(),
@@ -35,7 +62,11 @@ at::Tensor Reader::get_tensor() {
   }
   if (!get<bool>()) return {};
   const std::string_view bytes = get_bytes(get<uint64_t>());
-  return runtime::WireReader(bytes).get_tensor();
+  try {
+    return runtime::read_tensor(bytes, "tensor");
+  } catch (const std::runtime_error& error) {
+    TORCH_CHECK_VALUE(false, "message: ", error.what());
+  }
 }
 
 }  // namespace smp

@@ -51,6 +51,24 @@ std::string type_name() {
   }
 }
 
+/// Objects within objects, such as a tree's: as deep as a stack can follow.
+class Nesting {
+ public:
+  static constexpr int kMostDeep = 1000;
+  /// Throws c10::ValueError.
+  explicit Nesting(int& depth) : depth_(depth) {
+    if (depth_ == kMostDeep) refuse();
+    ++depth_;
+  }
+  ~Nesting() { --depth_; }
+  Nesting(const Nesting&) = delete;
+  Nesting& operator=(const Nesting&) = delete;
+
+ private:
+  [[noreturn]] static void refuse();
+  int& depth_;
+};
+
 /// Bytes in the making.
 class Writer {
  public:
@@ -58,7 +76,17 @@ class Writer {
   void put(const T& object) {
     static_assert(Serialisable<T>, "smp: no Serialiser for the type T named here. Specialise smp::Fields<T> (a struct) "
                                    "or smp::Serialiser<T>.");
+    const Nesting one_deeper(depth_);
     Serialiser<T>::write(*this, object);
+  }
+  /// The elements of a container, behind their number. Throws c10::ValueError when they have written less than one byte or
+  /// tensor each: a Reader believes no number that is larger than what is left.
+  template <class Elements, class Put>
+  void put_elements(const Elements& elements, const Put& put_one) {
+    put<uint64_t>(elements.size());
+    const size_t before = num_written();
+    for (const auto& element : elements) put_one(element);
+    check_written(elements.size(), num_written() - before);
   }
   void put_bytes(const void* data, size_t num_bytes) { bytes_.append(static_cast<const char*>(data), num_bytes); }
   /// Sizes, dtype, strides of a dense tensor, and data; undefined ones too. Throws c10::ValueError for tensors that are
@@ -72,21 +100,31 @@ class Writer {
   explicit Writer(std::vector<at::Tensor>& tensors) : tensors_(&tensors) {}
 
  private:
+  size_t num_written() const { return bytes_.size() + (tensors_ == nullptr ? 0 : tensors_->size()); }
+  static void check_written(size_t num_elements, size_t num_written);
+
   std::string bytes_;
   std::vector<at::Tensor>* tensors_ = nullptr;
+  int depth_ = 0;
 };
 
-/// Reads what a Writer wrote, in the same order. Everything throws c10::ValueError where the bytes end early.
+/// Reads what a Writer wrote, in the same order. Everything throws c10::ValueError where the bytes are others: they end early,
+/// a number of elements is larger than what is left, a bool is neither 0 nor 1. An enumeration has any value of its underlying
+/// type; a Serialiser of your own can check it.
 class Reader {
  public:
   template <class T>
   T get() {
     static_assert(Serialisable<T>, "smp: no Serialiser for the type T named here. Specialise smp::Fields<T> (a struct) "
                                    "or smp::Serialiser<T>.");
+    const Nesting one_deeper(depth_);
     return Serialiser<T>::read(*this);
   }
+  /// What put_elements() wrote first: how many elements follow.
+  uint64_t get_count();
   /// The next bytes; they live as long as those that the Reader was made from.
   std::string_view get_bytes(size_t num_bytes);
+  bool get_bool();
   /// Has memory of its own.
   at::Tensor get_tensor();
   bool at_end() const { return bytes_.empty() && (tensors_ == nullptr || next_tensor_ == tensors_->size()); }
@@ -99,6 +137,7 @@ class Reader {
   std::string_view bytes_;
   const std::vector<at::Tensor>* tensors_ = nullptr;
   size_t next_tensor_ = 0;
+  int depth_ = 0;
 };
 
 template <>
@@ -113,9 +152,13 @@ template <class T>
 struct Serialiser<T> {
   static void write(Writer& out, T number) { out.put_bytes(&number, sizeof number); }
   static T read(Reader& in) {
-    T number{};
-    in.get_bytes(sizeof number).copy(reinterpret_cast<char*>(&number), sizeof number);
-    return number;
+    if constexpr (std::is_same_v<T, bool>) {
+      return in.get_bool();
+    } else {
+      T number{};
+      in.get_bytes(sizeof number).copy(reinterpret_cast<char*>(&number), sizeof number);
+      return number;
+    }
   }
 };
 
@@ -135,12 +178,11 @@ struct Serialiser<std::string> {
 template <Serialisable T>
 struct Serialiser<std::vector<T>> {
   static void write(Writer& out, const std::vector<T>& elements) {
-    out.put<uint64_t>(elements.size());
-    for (const T& element : elements) out.put<T>(element);
+    out.put_elements(elements, [&out](const T& element) { out.put<T>(element); });
   }
   static std::vector<T> read(Reader& in) {
     std::vector<T> elements;
-    for (auto left = in.get<uint64_t>(); left > 0; --left) elements.push_back(in.get<T>());
+    for (auto left = in.get_count(); left > 0; --left) elements.push_back(in.get<T>());
     return elements;
   }
   static std::string name() { return "std::vector<" + type_name<T>() + ">"; }
@@ -176,15 +218,14 @@ struct Serialiser<std::optional<T>> {
 template <Serialisable K, Serialisable T>
 struct Serialiser<std::map<K, T>> {
   static void write(Writer& out, const std::map<K, T>& map) {
-    out.put<uint64_t>(map.size());
-    for (const auto& [key, value] : map) {
-      out.put(key);
-      out.put(value);
-    }
+    out.put_elements(map, [&out](const auto& entry) {
+      out.put(entry.first);
+      out.put(entry.second);
+    });
   }
   static std::map<K, T> read(Reader& in) {
     std::map<K, T> map;
-    for (auto left = in.get<uint64_t>(); left > 0; --left) {
+    for (auto left = in.get_count(); left > 0; --left) {
       K key = in.get<K>();
       map.emplace(std::move(key), in.get<T>());
     }

@@ -12,17 +12,17 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <optional>
-#include <random>
-#include <regex>
 #include <set>
 #include <sstream>
 
 #include "runtime/watch/root_cause.h"
 #include "runtime/wire.h"
+#include "smp/detail/durable_file.h"
 #include "smp/detail/model_state.h"
 #include "smp/detail/optimizer_state.h"
-#include "smp/detail/safetensors_writer.h"
+#include "smp/detail/save_files.h"
 #include "smp/safetensors.h"
 
 namespace smp::state_file_internal {
@@ -36,10 +36,6 @@ constexpr const char* kUserBytes = "user";  // a tensor: content that no JSON ho
 
 // CRC-64/XZ: a disk or a copy that fails changes bits in any way.
 using Crc = boost::crc_optimal<64, 0x42F0E1EBA9EA3693, ~uint64_t{0}, ~uint64_t{0}, true, true>;
-
-std::string file_name(int rank, int size) {
-  return "rank_" + std::to_string(rank) + "_of_" + std::to_string(size) + ".safetensors";
-}
 
 std::string hexadecimal(uint64_t number) {
   std::ostringstream text;
@@ -66,11 +62,6 @@ std::string checksum_of(const Safetensors& file) {
     add({static_cast<const char*>(data.const_data_ptr()), data.nbytes()});
   }
   return hexadecimal(sum.checksum());
-}
-
-std::string new_save_id() {
-  std::random_device random;
-  return hexadecimal((uint64_t{random()} << 32) | random());
 }
 
 // The first complaint of a rank of replica 0, on every rank.
@@ -118,6 +109,15 @@ void put_user_content(const UserContent& user, Safetensors& file) {
   if (!bytes.empty()) file.tensors.emplace_back(kUserBytes, to_tensor(bytes));
 }
 
+void take_content(std::string_view bytes, UserContent& user) {
+  runtime::read_all(bytes, "content of a save", [&](runtime::WireReader& in) {
+    while (!in.at_end()) {
+      const std::string key = in.get_string();
+      user[key] = in.get_string();
+    }
+  });
+}
+
 Safetensors to_file(const StateDict& model, const OptimizerState& optimizer,
                     const UserContent& user) {
   Safetensors file;
@@ -136,19 +136,6 @@ Safetensors to_file(const StateDict& model, const OptimizerState& optimizer,
   return file;
 }
 
-// Files of an earlier save on another number of ranks, which are of no use without those that were
-// replaced.
-void remove_other_sizes(const fs::path& folder, int size) {
-  static const std::regex name("rank_[0-9]+_of_([0-9]+)\\.safetensors");
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    std::smatch match;
-    const std::string text = entry.path().filename();
-    if (std::regex_match(text, match, name) && match[1] != std::to_string(size))
-      fs::remove(entry.path(), error);
-  }
-}
-
 uint64_t number_in(const Safetensors& file, const std::string& path, const std::string& key) {
   const std::string text = file.metadata.contains(key) ? file.metadata.at(key) : "nothing";
   uint64_t number = 0;
@@ -161,10 +148,9 @@ uint64_t number_in(const Safetensors& file, const std::string& path, const std::
 /// The files that this rank reads.
 class Share {
  public:
-  Share(const fs::path& folder, int rank, int size) {
-    saved_size_ = saved_size(folder);
-    for (int file = rank; file < saved_size_; file += size) {
-      const std::string path = folder / file_name(file, saved_size_);
+  Share(const fs::path& folder, int rank, int size) : files_(detail::find_save(folder)) {
+    for (int file = rank; file < files_.num_ranks; file += size) {
+      const std::string path = files_.path(file);
       take(read_safetensors(path), path, file);
     }
   }
@@ -181,24 +167,6 @@ class Share {
   UserContent user;
 
  private:
-  static int saved_size(const fs::path& folder) {
-    static const std::regex name("rank_[0-9]+_of_([0-9]{1,6})\\.safetensors");
-    std::set<int> sizes;
-    std::error_code error;
-    for (const auto& entry : fs::directory_iterator(folder, error)) {
-      std::smatch match;
-      const std::string text = entry.path().filename();
-      if (std::regex_match(text, match, name)) sizes.insert(std::stoi(match[1]));
-    }
-    TORCH_CHECK_VALUE(!sizes.empty(), "expected the folder of a save, got '", folder.string(),
-                      "', which has no file ", "rank_R_of_P.safetensors",
-                      error ? " (" + error.message() + ")" : "", ".");
-    TORCH_CHECK_VALUE(sizes.size() == 1, "expected the files of one save in '", folder.string(),
-                      "', got those of ", *sizes.begin(), " and of ", *sizes.rbegin(),
-                      " ranks. Remove the files of the older save.");
-    return *sizes.begin();
-  }
-
   void take(const Safetensors& file, const std::string& path, int rank) {
     const auto text = [&](const std::string& key) {
       return file.metadata.contains(key) ? file.metadata.at(key) : std::string();
@@ -209,9 +177,10 @@ class Share {
                       text("checksum"), ", got ", checksum_of(file),
                       ". The file is damaged; take another save.");
     TORCH_CHECK_VALUE(
-        text("rank") == std::to_string(rank) && text("size") == std::to_string(saved_size_), "'",
-        path, "': expected the file of this name, got that of rank ", text("rank"), " of ",
-        text("size"), ". It was renamed or copied from another save.");
+        text("rank") == std::to_string(rank) && text("size") == std::to_string(files_.num_ranks) &&
+            (files_.id.empty() || text("save") == files_.id),
+        "'", path, "': expected the file of this name, got that of rank ", text("rank"), " of ",
+        text("size"), " of save ", text("save"), ". It was renamed or copied from another save.");
     save_ids_.insert(text("save"));
     model.is_partial = optimizer.is_partial = true;
     model.steps = StateDict::Steps{number_in(file, path, "training_steps"),
@@ -232,15 +201,11 @@ class Share {
       optimizer.entries[name.substr(kOptimizer.size(), field - kOptimizer.size())]
                        [name.substr(field + 1)] = tensor;
     } else if (name == kUserBytes) {
-      runtime::WireReader in({static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()});
-      while (!in.at_end()) {
-        const std::string key = in.get_string();
-        user[key] = in.get_string();
-      }
+      take_content({static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()}, user);
     }
   }
 
-  int saved_size_ = 0;
+  detail::SaveFiles files_;
   std::set<std::string> save_ids_, names_;
 };
 
@@ -251,31 +216,41 @@ void save(const std::string& folder, const StateDict& model, const OptimizerStat
   detail::refuse_in_body("save_state");
   detail::refuse_in_join("save_state");
   const detail::Context& context = detail::context("save_state");
-  detail::conductor("save_state").check_optimizer_steps(*context.world, "save_state");
+  detail::conductor("save_state").check_optimizers(*context.world, "save_state");
   const int rank = context.pipeline->rank(), size = context.pipeline->size();
-  const std::string id =
-      runtime::gather_from_first_replica(new_save_id(), *context.pipeline, *context.replicas)
-          .front();
-  std::optional<detail::DurableFile> out;
+  const bool writes = context.replicas->rank() == 0;
+  const detail::SaveFiles files{
+      .folder = folder,
+      .id = runtime::gather_from_first_replica(detail::random_digits(), *context.pipeline,
+                                               *context.replicas)
+                .front(),
+      .num_ranks = size};
+  // Of every rank, since each host may have a folder of its own; where they share it, the first to
+  // commit decides.
+  std::optional<detail::DurableFile> index;
   const auto write = [&] {
-    if (context.replicas->rank() > 0) return;
+    if (!writes) return;
     fs::create_directories(folder);
+    const std::string text = files.index_text();
+    index.emplace(files.index_path()).write(text.data(), text.size());
+    index->flush();
     Safetensors file = to_file(model, optimizer, rank == 0 ? user : UserContent());
-    file.metadata["save"] = id;
+    file.metadata["save"] = files.id;
     file.metadata["rank"] = std::to_string(rank);
     file.metadata["size"] = std::to_string(size);
     file.metadata["checksum"] = checksum_of(file);
-    out.emplace((fs::path(folder) / file_name(rank, size)).string());
-    detail::write_safetensors(*out, file);
+    write_safetensors(files.path(rank), file);
   };
   std::string complaint = first_complaint(complaint_of(write), context);
+  std::error_code ignored;
+  if (!complaint.empty() && writes) fs::remove(files.path(rank), ignored);
   TORCH_CHECK(complaint.empty(), "save_state: ", complaint);
   const auto commit = [&] {
-    if (out) out->commit_keeping_earlier();
+    if (index) index->commit();
   };
   complaint = first_complaint(complaint_of(commit), context);
-  if (out) complaint.empty() ? out->forget_earlier() : out->undo();
-  if (out && complaint.empty()) remove_other_sizes(folder, size);
+  // Where only some could commit, all files stay.
+  if (writes && complaint.empty()) files.remove_others();
   first_complaint("", context);  // who returns finds the folder as it stays
   TORCH_CHECK(complaint.empty(), "save_state: ", complaint);
 }
@@ -303,8 +278,9 @@ Reader::Reader(const std::string& folder) : contents_(std::make_unique<Contents>
   std::set<std::string> ids;
   for (const std::string& bytes :
        runtime::gather_from_first_replica(own, *context.pipeline, *context.replicas)) {
-    runtime::WireReader in(bytes);
-    while (!in.at_end()) ids.insert(in.get_string());
+    runtime::read_all(bytes, "names of saves", [&](runtime::WireReader& in) {
+      while (!in.at_end()) ids.insert(in.get_string());
+    });
   }
   TORCH_CHECK_VALUE(ids.size() == 1, "load_state: expected the files of one save in '", folder,
                     "', got those of ", ids.size(),
@@ -315,11 +291,7 @@ Reader::Reader(const std::string& folder) : contents_(std::make_unique<Contents>
   }
   const std::string first =
       runtime::gather_from_first_replica(out.take(), *context.pipeline, *context.replicas).front();
-  runtime::WireReader in(first);
-  while (!in.at_end()) {
-    const std::string key = in.get_string();
-    contents_->user[key] = in.get_string();
-  }
+  take_content(first, contents_->user);
 }
 
 Reader::~Reader() = default;

@@ -1,5 +1,5 @@
 // A stopped run in a folder: one safetensors file per pipeline rank, from which any number of ranks
-// goes on.
+// goes on, and state.json, which names them.
 #pragma once
 
 #include <map>
@@ -36,18 +36,18 @@ class Reader {
 }  // namespace state_file_internal
 
 /// Writes parameters, buffers, the counts of steps, the optimizer's options and state, and the
-/// content of rank 0, as FOLDER/rank_R_of_P.safetensors. Collective over all ranks; dp_rank() 0
-/// writes. The files get their names when all of them are on the disk, so an earlier save in the
-/// folder stays whole if this one fails. All that is needed to go on with the same bits, apart from
-/// the position in the data, which is the caller's.
+/// content of rank 0, as FOLDER/rank_R_of_P.SAVE.safetensors. Collective over all ranks; dp_rank()
+/// 0 writes. When all files are on the disk, FOLDER/state.json gets the number SAVE, and an earlier
+/// save in the folder is removed: whenever a job is killed, one of the two loads. All that is
+/// needed to go on with the same bits, apart from the position in the data, which is the caller's.
 ///
 ///   smp::save_state("run/step_400", model, optimizer, {{"epoch", "3"}});
 ///   ...
 ///   smp::UserContent user = smp::load_state("run/step_400", model, optimizer);   // before the
 ///   first step, or later
 ///
-/// Throws c10::Error on every rank alike when a file cannot be written; c10::ValueError inside a
-/// step body.
+/// Throws c10::Error on every rank alike when a file cannot be written, or when FOLDER/state.json
+/// is no regular file of this user; c10::ValueError inside a step body.
 template <class Optimizer>
 void save_state(const std::string& folder, const DistributedModelBase& model,
                 DistributedOptimizer<Optimizer>& optimizer, const UserContent& user = {}) {

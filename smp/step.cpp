@@ -11,6 +11,7 @@
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
 #include "runtime/wire.h"
+#include "smp/comm.h"
 #include "smp/detail/conductor.h"
 
 namespace smp::step_internal {
@@ -64,8 +65,7 @@ void call_hooks(const detail::Conductor& conductor, const std::function<void(con
 // The leader's, on every rank of the pipeline.
 std::vector<std::string> share_values(const Call& call, runtime::Transport& pipeline) {
   if (pipeline.rank() != 0) {
-    const std::string bytes = pipeline.receive_bytes(0, runtime::kValueTag);
-    return Reader(bytes).get<std::vector<std::string>>();
+    return comm_internal::object_of<std::vector<std::string>>(pipeline.receive_bytes(0, runtime::kValueTag));
   }
   std::vector<std::string> values = call.values();
   Writer out;
@@ -89,14 +89,15 @@ Results gather_shares(const Results& own, runtime::Transport& replicas) {
   std::vector<std::vector<at::Tensor>> tensors(own.tensors.size());
   Results all;
   for (const std::string& bytes : replicas.all_gather(out.take())) {
-    runtime::WireReader in(bytes);
-    const auto count = in.get<uint64_t>();
-    TORCH_CHECK_VALUE(count == tensors.size(), "step: expected the body to return the same number of tensors on all ",
-                      "replicas, got ", tensors.size(), " and ", count, ".");
-    for (auto& gathered : tensors) {
-      for (auto left = in.get<uint64_t>(); left > 0; --left) gathered.push_back(in.get_tensor());
-    }
-    for (auto left = in.get<uint64_t>(); left > 0; --left) all.values.push_back(in.get_string());
+    runtime::read_all(bytes, "results of a replica", [&](runtime::WireReader& in) {
+      const auto count = in.get<uint64_t>();
+      TORCH_CHECK_VALUE(count == tensors.size(), "step: expected the body to return the same number of tensors on all ",
+                        "replicas, got ", tensors.size(), " and ", count, ".");
+      for (auto& gathered : tensors) {
+        for (auto left = in.get<uint64_t>(); left > 0; --left) gathered.push_back(in.get_tensor());
+      }
+      for (auto left = in.get<uint64_t>(); left > 0; --left) all.values.push_back(in.get_string());
+    });
   }
   for (auto& gathered : tensors) all.tensors.emplace_back(std::move(gathered));
   return all;

@@ -20,9 +20,11 @@ constexpr int64_t kNumClasses = 10;
 
 class IdxFile {
  public:
-  explicit IdxFile(const std::string& path) : path_(path), file_(path, std::ios::binary) {
+  explicit IdxFile(const std::string& path) : path_(path) {
+    const bool is_file = fs::is_regular_file(path);  // to open a FIFO would block
+    if (is_file) file_.open(path, std::ios::binary);
     TORCH_CHECK_VALUE(
-        file_.good() && fs::is_regular_file(path), "mnist: expected a file of IDX data, got ", path,
+        is_file && file_.good(), "mnist: expected a file of IDX data, got ", path,
         ", which does not exist or cannot be read. Give the folder of MNIST's four files with "
         "--data, or write "
         "them with prepare_digits.py; the build does so where its Python has scikit-learn.");

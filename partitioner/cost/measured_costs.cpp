@@ -143,8 +143,11 @@ std::string MeasuredCosts::to_json() const {
 }
 
 void MeasuredCosts::add_json(std::string_view text) {
+  json::parse_options options;
+  options.max_depth = 2;              // operators, numbers
+  options.allow_invalid_utf8 = true;  // keys name modules, whose names may be any bytes
   json::error_code error;
-  const json::value parsed = json::parse(text, error);
+  const json::value parsed = json::parse(text, error, {}, options);
   TORCH_CHECK_VALUE(!error && parsed.is_object(),
                     "measured costs: expected a JSON object of operators, got ",
                     error ? error.message() : "another value", ".");

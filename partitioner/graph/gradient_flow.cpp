@@ -15,7 +15,7 @@ GradientFlow::GradientFlow(const Graph& graph, const std::vector<ValueId>& roots
     passes_gradient_[n] = visit(node);
     if (!passes_gradient_[n]) continue;
     for (ValueId id : node_inputs(node)) {
-      if (requires_gradient(id)) mark(id);
+      if (requires_gradient(id) && is_differentiated(node, id)) mark(id);
     }
   }
 }
@@ -64,10 +64,16 @@ bool GradientFlow::receives_gradient(ValueId id) const {
   return value_[id] || (storage >= 0 && !storage_.empty() && storage_[storage]);
 }
 
+bool GradientFlow::is_differentiated(const Node& node, ValueId id) const {
+  const auto& written = node.written_storages;
+  return node.grad_enabled ||
+         std::find(written.begin(), written.end(), graph_.values[id].storage) != written.end();
+}
+
 bool GradientFlow::visit(const Node& node) const {
-  return node.grad_enabled &&
-         std::any_of(node.outputs.begin(), node.outputs.end(),
-                     [this](ValueId id) { return id != kNoValue && receives_gradient(id); });
+  return std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
+    return id != kNoValue && receives_gradient(id) && is_differentiated(node, id);
+  });
 }
 
 }  // namespace smp::partitioner

@@ -26,6 +26,8 @@ class GradientFlow {
 
  private:
   bool requires_gradient(ValueId value) const;
+  /// Without grad mode an operator that writes in place leaves the gradient function of what it writes to as it was.
+  bool is_differentiated(const Node& node, ValueId id) const;
   bool visit(const Node& node) const;
   void mark(ValueId value);
   void find_written_storages();

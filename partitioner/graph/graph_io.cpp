@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "partitioner/graph/graph_json_io.h"
+#include "partitioner/graph/tensor_bytes.h"
 
 namespace smp::partitioner {
 namespace {
@@ -70,17 +71,17 @@ c10::ScalarType read_dtype(const json::value& value, const Where& where) {
   refuse(where, "a dtype of torch such as \"Float\"", describe(value));
 }
 
-/// Sizes whose product and byte count fit an int64, so that nobody computes with an overflow.
-void check_size(const TensorSpec& spec, const Where& where) {
+/// Nobody may compute with an overflow.
+void check_geometry(const TensorSpec& spec, const Where& where) {
   if (spec.sizes.size() != spec.strides.size()) {
     refuse(where.at("strides"), std::to_string(spec.sizes.size()) + " strides",
            std::to_string(spec.strides.size()));
   }
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(spec.dtype));
-  for (int64_t size : spec.sizes) {
-    if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) {
-      refuse(where.at("sizes"), "fewer than 2^63 bytes", "more");
-    }
+  if (!dense_bytes(spec.sizes, spec.dtype)) {
+    refuse(where.at("sizes"), "fewer than 2^63 bytes", "more");
+  }
+  if (!extent_bytes(spec.sizes, spec.strides, spec.dtype, spec.storage_offset)) {
+    refuse(where.at("strides"), "a last element before byte 2^63", "one behind it");
   }
 }
 
@@ -93,7 +94,9 @@ ValueKind read_kind(const json::value& value, const Where& where) {
   return static_cast<ValueKind>(found - kValueKinds.begin());
 }
 
-Value read_value(const json::value& json, const Where& where, int32_t num_nodes) {
+/// Each alias set is that of some value, so that a table of them is no longer than the graph.
+Value read_value(const json::value& json, const Where& where, int32_t num_nodes,
+                 int32_t num_values) {
   Fields fields(json, where);
   Value value;
   value.kind = read_kind(fields["kind"], where.at("kind"));
@@ -110,10 +113,10 @@ Value read_value(const json::value& json, const Where& where, int32_t num_nodes)
   value.output_index = static_cast<int32_t>(
       read_integer(fields["output_index"], where.at("output_index"), 0, kMaxInt32));
   value.storage =
-      static_cast<int32_t>(read_integer(fields["storage"], where.at("storage"), -1, kMaxInt32));
+      static_cast<int32_t>(read_integer(fields["storage"], where.at("storage"), -1, num_values - 1));
   value.is_wrapped_number = read_bool(fields["is_wrapped_number"], where.at("is_wrapped_number"));
   fields.expect_no_more();
-  check_size(value.spec, where);
+  check_geometry(value.spec, where);
   return value;
 }
 
@@ -129,7 +132,7 @@ Node read_node(const json::value& json, const Where& where, int32_t num_values) 
   }
   node.outputs = read_ids(fields["outputs"], where.at("outputs"), kNoValue, num_values - 1);
   node.written_storages =
-      read_ids(fields["written_storages"], where.at("written_storages"), 0, kMaxInt32);
+      read_ids(fields["written_storages"], where.at("written_storages"), 0, num_values - 1);
   node.grad_enabled = read_bool(fields["grad_enabled"], where.at("grad_enabled"));
   node.autocast.enabled = read_bool(fields["autocast"], where.at("autocast"));
   node.autocast.dtype = read_dtype(fields["autocast_dtype"], where.at("autocast_dtype"));
@@ -153,6 +156,25 @@ void check_order(const Graph& graph, const Where& root) {
                    .append(std::to_string(id))
                    .append(" of node ")
                    .append(std::to_string(value.producer)));
+      }
+    }
+  }
+}
+
+/// What a node makes says so.
+void check_outputs(const Graph& graph, const Where& root) {
+  const Where nodes = root.at("nodes");
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const Where node = nodes.at(n), outputs = node.at("outputs");
+    for (size_t i = 0; i < graph.nodes[n].outputs.size(); ++i) {
+      const ValueId id = graph.nodes[n].outputs[i];
+      if (id == kNoValue) continue;
+      const Value& value = graph.values[id];
+      const bool is_made_here = value.producer == static_cast<NodeId>(n) &&
+                                value.output_index == static_cast<int32_t>(i);
+      if (!is_made_here) {
+        refuse(outputs.at(i), "a result of this node, at this place among its outputs",
+               std::string("%").append(std::to_string(id)));
       }
     }
   }
@@ -217,11 +239,13 @@ Graph deserialise_graph(std::string_view text) {
       read_ids(fields["backward_roots"], root.at("backward_roots"), 0, num_values - 1);
   fields.expect_no_more();
   for (const json::value& value : document.at("values").get_array()) {
-    graph.values.push_back(read_value(value, values.at(graph.values.size()), num_nodes));
+    graph.values.push_back(
+        read_value(value, values.at(graph.values.size()), num_nodes, num_values));
   }
   for (const json::value& node : document.at("nodes").get_array()) {
     graph.nodes.push_back(read_node(node, nodes.at(graph.nodes.size()), num_values));
   }
+  check_outputs(graph, root);
   check_order(graph, root);
   return graph;
 }

@@ -14,8 +14,9 @@ namespace smp::partitioner {
 std::string serialise(const Graph& graph);
 
 /// The inverse of `serialise`. The text may come from anywhere: unknown or missing fields, wrong
-/// types, nesting that is too deep, ids out of range, results used before they are made and sizes
-/// that overflow throw c10::ValueError with the place in the text ("nodes[3].outputs[0]").
+/// types, nesting that is too deep, ids and alias sets out of range, outputs of another node, results used
+/// before they are made, and sizes and strides that overflow throw c10::ValueError with the place in
+/// the text ("nodes[3].outputs[0]").
 Graph deserialise_graph(std::string_view text);
 
 /// For people: first inputs, parameters, buffers and constants, then one line per node.

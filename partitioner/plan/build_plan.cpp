@@ -104,12 +104,13 @@ Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignme
                 const PartitionOptions& options) {
   Plan plan;
   plan.num_ranks = options.num_ranks;
+  plan.exact_ties = options.exact_ties;
   plan.stage_of_node = assignment.stage_of_node;
   plan.stages.resize(assignment.rank_of_stage.size());
   for (size_t s = 0; s < plan.stages.size(); ++s) plan.stages[s].rank = assignment.rank_of_stage[s];
   add_nodes(graph, plan.stage_of_node, plan);
   plan.activations = activation_transfers(graph, plan.stage_of_node);
-  plan.gradients = gradient_relays(graph, plan.stage_of_node, assignment.rank_of_stage);
+  plan.gradients = gradient_relays(graph, plan);
   add_stage_costs(graph, costs, options, plan);
   add_message_costs(graph, options.device, plan);
   double speed = 0, fastest = 0;

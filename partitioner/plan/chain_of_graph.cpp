@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "partitioner/cost/memory_model.h"
+#include "partitioner/graph/gradient_flow.h"
 #include "partitioner/plan/peak_memory.h"
 
 namespace smp::partitioner {
@@ -50,16 +51,52 @@ std::vector<int64_t> least_bytes(const Graph& graph, const std::vector<NodeId>& 
   return bytes;
 }
 
-Chain make_chain(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+std::vector<Crossing> crossings(const Graph& graph, const DeviceModel& device,
+                                const std::vector<NodeId>& order) {
+  std::vector<int> position(order.size());
+  for (int p = 0; p < std::ssize(order); ++p) position[order[p]] = p;
+  std::vector<Crossing> all;
+  const auto add = [&](const auto& is_sent, const auto& is_reader, bool is_relayed) {
+    std::vector<std::vector<int>> readers(graph.values.size());
+    for (int p = 0; p < std::ssize(order); ++p) {
+      if (!is_reader(order[p])) continue;
+      for (ValueId id : node_inputs(graph.nodes[order[p]])) {
+        if (is_sent(id) && (readers[id].empty() || readers[id].back() != p))
+          readers[id].push_back(p);
+      }
+    }
+    for (size_t v = 0; v < readers.size(); ++v) {
+      if (readers[v].empty()) continue;
+      const Value& value = graph.values[v];
+      const int made_at = value.kind == ValueKind::kResult ? position[value.producer] : 0;
+      all.push_back(
+          {made_at, std::move(readers[v]), device.message_us(message_bytes(value)), is_relayed});
+    }
+  };
+  const auto kind_of = [&](ValueId id) { return graph.values[id].kind; };
+  add(
+      [&](ValueId id) {
+        return kind_of(id) == ValueKind::kResult || kind_of(id) == ValueKind::kInput;
+      },
+      [](NodeId) { return true; }, false);
+  for (ValueId root : graph.backward_roots) {
+    const GradientFlow flow(graph, {root});
+    add([&](ValueId id) { return kind_of(id) == ValueKind::kResult && flow.receives_gradient(id); },
+        [&](NodeId n) { return flow.passes_gradient(n); }, true);
+  }
+  return all;
+}
+
+Chain make_chain(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
                  const PartitionOptions& options) {
   Chain chain;
-  for (NodeId n : layout.order.nodes) {
+  for (NodeId n : order.nodes) {
     chain.time_us.push_back(costs.forward_us[n] + costs.backward_us[n]);
     chain.activation_bytes.push_back(costs.activation_bytes[n]);
   }
-  chain.fixed_bytes = usual_bytes(graph, layout.order.nodes, options);
-  chain.send_us = chain.receive_us = layout.traffic_us;
-  chain.cut_allowed = layout.order.cut_allowed;
+  chain.fixed_bytes = usual_bytes(graph, order.nodes, options);
+  chain.crossings = crossings(graph, options.device, order.nodes);
+  chain.cut_allowed = order.cut_allowed;
   const std::vector<int> in_flight = in_flight_by_stage(options, options.num_stages());
   for (size_t s = 0; s < in_flight.size(); ++s) {
     const int rank = static_cast<int>(s) % options.num_ranks;
@@ -68,7 +105,8 @@ Chain make_chain(const Graph& graph, const GraphCosts& costs, const Layout& layo
   return chain;
 }
 
-StageAssignment assign_stages(const ChainSplit& split, const std::vector<NodeId>& order, int num_ranks) {
+StageAssignment assign_stages(const ChainSplit& split, const std::vector<NodeId>& order,
+                              int num_ranks) {
   StageAssignment assignment;
   assignment.stage_of_node.resize(order.size());
   for (int s = 0; s < split.num_used_stages; ++s) {

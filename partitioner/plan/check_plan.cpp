@@ -45,21 +45,21 @@ void check_stages(const Graph& graph, const Plan& plan) {
 void check_order(const Graph& graph, const Plan& plan) {
   const GradientFlow flow(graph);
   const GradientSums sums(graph);
-  std::vector<int> last_stage(sums.num_terms.size(), -1);
+  std::vector<int> last_stage(sums.is_ordered.size(), -1);
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const int stage = plan.stage_of_node[n];
     for (ValueId id : node_inputs(graph.nodes[n])) {
       const NodeId producer = graph.values[id].producer;
-      if (producer == kNoNode) continue;
-      TORCH_CHECK_VALUE(plan.stage_of_node[producer] <= stage, "plan: expected node ", n, " (",
-                        graph.nodes[n].op, ") on stage ", plan.stage_of_node[producer],
-                        ", where what it reads is made, or later, got stage ", stage, ".", kFix);
+      const int made_on = producer == kNoNode ? 0 : plan.stage_of_node[producer];
+      TORCH_CHECK_VALUE(made_on <= stage, "plan: expected node ", n, " (", graph.nodes[n].op,
+                        ") on stage ", made_on, ", where what it reads is made, or later, got stage ",
+                        stage, ".", kFix);
       if (!flow.passes_gradient(static_cast<NodeId>(n))) continue;
       const int32_t sum = sums.sum_of_value[id];
-      TORCH_CHECK_VALUE(sums.num_terms[sum] < 3 || stage >= last_stage[sum],
+      TORCH_CHECK_VALUE(!sums.is_ordered[sum] || stage >= last_stage[sum],
                         "plan: expected the stages that read value ", id,
-                        " not to fall along the program, since its gradient has ",
-                        sums.num_terms[sum], " terms, which must add up in one order.", kFix);
+                        " not to fall along the program, since the terms of its gradient must add "
+                        "up in one order.", kFix);
       last_stage[sum] = stage;
     }
   }
@@ -99,9 +99,7 @@ void check_transfers(const Graph& graph, const Plan& plan) {
       "plan: expected one activation transfer per value and reading stage, ordered by (value, "
       "target), got ",
       plan.activations.size(), " that are not these.", kFix);
-  std::vector<int> rank_of_stage;
-  for (const StagePlan& stage : plan.stages) rank_of_stage.push_back(stage.rank);
-  TORCH_CHECK_VALUE(plan.gradients == gradient_relays(graph, plan.stage_of_node, rank_of_stage),
+  TORCH_CHECK_VALUE(plan.gradients == gradient_relays(graph, plan),
                     "plan: expected the gradient of each value relayed from its last reader to its "
                     "producer, got ",
                     plan.gradients.size(), " relays that are not these.", kFix);

@@ -5,8 +5,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "partitioner/plan/chain_probe.h"
 
@@ -27,14 +27,11 @@ void check_lengths(const Chain& chain) {
   const bool speeds_fit = std::all_of(chain.stages.begin(), chain.stages.end(),
                                       [](const auto& stage) { return stage.slowness > 0; });
   TORCH_CHECK_VALUE(speeds_fit, "split_chain: expected slowness above 0 for every stage.");
-  const bool per_cut_fit = chain.send_us.size() == n + 1 && chain.receive_us.size() == n + 1 &&
-                           chain.cut_allowed.size() == n + 1;
-  TORCH_CHECK_VALUE(per_operator_fit && per_cut_fit, "split_chain: expected ", n,
-                    " entries per operator and ", n + 1, " per cut, got fixed_bytes ",
+  TORCH_CHECK_VALUE(per_operator_fit && chain.cut_allowed.size() == n + 1, "split_chain: expected ",
+                    n, " entries per operator and ", n + 1, " per cut, got fixed_bytes ",
                     chain.fixed_bytes.size(), ", activation_bytes ", chain.activation_bytes.size(),
                     ", first_stage ", chain.first_stage.size(), ", last_stage ",
-                    chain.last_stage.size(), ", send_us ", chain.send_us.size(), ", receive_us ",
-                    chain.receive_us.size(), ", cut_allowed ", chain.cut_allowed.size(), ".");
+                    chain.last_stage.size(), ", cut_allowed ", chain.cut_allowed.size(), ".");
 }
 
 /// Positions 0 and n and every allowed cut between them: the borders of the blocks.
@@ -59,25 +56,45 @@ void merge_pins(const Chain& chain, const std::vector<int>& positions, BlockChai
   }
 }
 
+/// 2^-50 of what a split can cost at most: sums of its multiples are exact.
+double grain_of(const Chain& chain) {
+  double us = 0, slowness = 1;
+  for (const auto& stage : chain.stages) slowness = std::max(slowness, stage.slowness);
+  for (const double time_us : chain.time_us) us += time_us * slowness;
+  for (const Crossing& crossing : chain.crossings) {
+    us += crossing.us * 4 * static_cast<double>(crossing.read_at.size() + 1);
+  }
+  return us > 0 ? std::ldexp(1.0, std::ilogb(us) - 50) : 1;
+}
+
+std::vector<int> blocks_of_operators(const std::vector<int>& positions) {
+  std::vector<int> block_of;
+  for (int block = 0; block + 1 < std::ssize(positions); ++block) {
+    block_of.resize(static_cast<size_t>(positions[block + 1]), block);
+  }
+  return block_of;
+}
+
 BlockChain merge_blocks(const Chain& chain, const std::vector<int>& positions) {
-  BlockChain blocks;
-  blocks.stages = chain.stages;
+  const double grain_us = grain_of(chain);
+  BlockChain blocks{.grain_us = grain_us,
+                    .prefix_us = {},
+                    .prefix_fixed_bytes = {},
+                    .prefix_activation_bytes = {},
+                    .first_stage = {},
+                    .last_stage = {},
+                    .stages = chain.stages,
+                    .messages = {chain.crossings, blocks_of_operators(positions), grain_us}};
   double prefix_us = 0;
   int64_t fixed_bytes = 0, activation_bytes = 0;
   int done = 0;
   for (int p : positions) {
     for (; done < p; ++done) {
-      prefix_us += chain.time_us[done];
+      prefix_us += std::rint(chain.time_us[done] / grain_us) * grain_us;
       fixed_bytes += chain.fixed_bytes[done];
       activation_bytes += chain.activation_bytes[done];
     }
-    const bool is_end = p == 0 || p == chain.num_operators();
-    const double send_us = is_end ? 0 : chain.send_us[p];
-    const double receive_us = is_end ? 0 : chain.receive_us[p];
     blocks.prefix_us.push_back(prefix_us);
-    blocks.send_us.push_back(send_us);
-    blocks.receive_us.push_back(receive_us);
-    blocks.traffic_us.push_back(send_us + receive_us);
     blocks.prefix_fixed_bytes.push_back(fixed_bytes);
     blocks.prefix_activation_bytes.push_back(activation_bytes);
   }
@@ -133,31 +150,24 @@ void refuse(const BlockChain& blocks, const std::vector<int>& positions) {
       "optimizer with less state.");
 }
 
-/// Shrinks [lower, upper] until they meet. Upper is always the cost of a split, lower always a
-/// value below which probes fail, and a failed probe names the next value that can matter: so it
-/// ends, and ends exactly.
-double find_optimum(ChainProbe& probe, double lower_us) {
-  TORCH_INTERNAL_ASSERT(probe.reaches(kInfinity));
-  double upper_us = probe.slowest_us();
-  double step_us =
-      lower_us / 64;  // good splits are close to the lower bound: approach it from below
-  bool found = false;
-  double limit_us = lower_us;  // always in [lower_us, upper_us)
+/// Shrinks [lower, upper] until they meet. Lower is always a value below which probes fail, and a
+/// failed probe names the next value that can matter; upper is what some split costs, once one is
+/// known: good splits are close to the lower bound, so it is approached in growing steps until
+/// then.
+double find_optimum(ChainProbe& probe, double lower_us, double upper_us) {
+  double limit_us = lower_us, step_us = 0;
   while (lower_us < upper_us) {
     if (probe.reaches(limit_us)) {
       upper_us = probe.slowest_us();  // <= limit_us < the upper bound before
-      found = true;
     } else {
       lower_us = std::max(lower_us, probe.next_candidate_us());
+      TORCH_INTERNAL_ASSERT(lower_us < kInfinity, "some split exists");
     }
-    if (found || step_us <= 0 || lower_us + step_us >= upper_us) {
-      limit_us = std::max(lower_us, lower_us + (upper_us - lower_us) / 2);
-    } else {
-      limit_us = lower_us + step_us;
-      step_us *= 2;
-    }
+    step_us = std::max(2 * step_us, lower_us / 256);
+    limit_us = upper_us == kInfinity ? lower_us + step_us : lower_us + (upper_us - lower_us) / 2;
     if (limit_us >= upper_us) limit_us = lower_us;
   }
+  TORCH_INTERNAL_ASSERT(probe.reaches(upper_us));
   return upper_us;
 }
 
@@ -178,6 +188,33 @@ double heaviest(const std::vector<double>& prefix_us) {
   return us;
 }
 
+double slowest_of(const BlockChain& blocks, const std::vector<int>& borders) {
+  const std::vector<double> messages_us = blocks.messages.us_by_stage(borders);
+  double us = 0;
+  for (int s = 0; s < std::ssize(messages_us); ++s) {
+    const double work_us =
+        blocks.work_until_us(s, borders[s + 1]) - blocks.work_until_us(s, borders[s]);
+    us = std::max(us, work_us + messages_us[s]);
+  }
+  return us;
+}
+
+/// The borders of the better of two splits; fills in what is known of it.
+std::vector<int> best_borders(BlockChain& blocks, int num_stages, double search_from_us,
+                              ChainSplit& split) {
+  ChainProbe probe(blocks, num_stages);
+  split.least_us = find_optimum(probe, search_from_us, kInfinity);
+  const std::vector<int> first = probe.cuts();
+  split.slowest_stage_us = slowest_of(blocks, first);
+  if (split.slowest_stage_us <= split.least_us) return first;
+  blocks.messages.count(first);
+  find_optimum(probe, split.least_us, split.slowest_stage_us);
+  const double us = slowest_of(blocks, probe.cuts());
+  if (us >= split.slowest_stage_us) return first;
+  split.slowest_stage_us = us;
+  return probe.cuts();
+}
+
 }  // namespace
 
 bool pins_leave_a_split(const Chain& chain) {
@@ -195,22 +232,19 @@ int64_t smallest_memory_growth(const Chain& chain) {
 ChainSplit split_chain(const Chain& chain) {
   check_lengths(chain);
   const std::vector<int> positions = allowed_positions(chain);
-  const BlockChain blocks = merge_blocks(chain, positions);
+  BlockChain blocks = merge_blocks(chain, positions);
   const int num_stages = largest_feasible_stage_count(blocks);
   if (num_stages == 0) refuse(blocks, positions);
 
-  ChainProbe probe(blocks, num_stages);
   const double total_us = blocks.prefix_us.back();
   // Not above the optimum even by rounding: the search may end at its lower bound only through a
   // probe.
   const double search_from_us =
       least_us(chain, total_us, heaviest(blocks.prefix_us), num_stages) * (1 - 1e-12);
   ChainSplit split;
-  split.slowest_stage_us = find_optimum(probe, search_from_us);
-  for (int border : probe.least_traffic(split.slowest_stage_us)) {
-    split.cuts.push_back(positions[border]);
-  }
   split.num_used_stages = num_stages;
+  const std::vector<int> borders = best_borders(blocks, num_stages, search_from_us, split);
+  for (const int border : borders) split.cuts.push_back(positions[border]);
   split.cuts.resize(chain.num_stages() + 1, chain.num_operators());
   const double heaviest_operator_us = *std::max_element(chain.time_us.begin(), chain.time_us.end());
   split.lower_bound_us = least_us(chain, total_us, heaviest_operator_us, chain.num_stages());

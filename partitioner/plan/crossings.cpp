@@ -60,15 +60,14 @@ void add_value_relays(ValueId id, const std::vector<int>& readers, int producer,
   if (source > producer) relays.push_back({id, source, producer, backward});
 }
 
-/// Between the stages of one rank. Readers in another backward count: they all see one leaf, which
-/// lives on the first of them.
-void add_parameter_relays(ValueId id, const std::vector<int>& readers,
-                          const std::vector<int>& rank_of_stage, int backward,
-                          std::vector<Transfer>& relays) {
+/// Between the stages of one rank, or of all with exact ties. Readers in another backward count:
+/// they all see one leaf, which lives on the first of them.
+void add_parameter_relays(ValueId id, const std::vector<int>& readers, const Plan& plan,
+                          int backward, std::vector<Transfer>& relays) {
   for (size_t i = readers.size(); i-- > 0;) {
-    const int rank = rank_of_stage[readers[i]];
+    const int rank = plan.stages[readers[i]].rank;
     for (size_t before = i; before-- > 0;) {
-      if (rank_of_stage[readers[before]] != rank) continue;
+      if (!plan.exact_ties && plan.stages[readers[before]].rank != rank) continue;
       relays.push_back({id, readers[i], readers[before], backward});
       break;
     }
@@ -77,8 +76,8 @@ void add_parameter_relays(ValueId id, const std::vector<int>& readers,
 
 }  // namespace
 
-std::vector<Transfer> gradient_relays(const Graph& graph, const std::vector<int>& stage_of_node,
-                                      const std::vector<int>& rank_of_stage) {
+std::vector<Transfer> gradient_relays(const Graph& graph, const Plan& plan) {
+  const std::vector<int>& stage_of_node = plan.stage_of_node;
   std::vector<Transfer> relays;
   const GradientFlow any(graph);
   const auto readers_in_any = reading_stages(graph, stage_of_node, &any);
@@ -89,7 +88,7 @@ std::vector<Transfer> gradient_relays(const Graph& graph, const std::vector<int>
       const auto id = static_cast<ValueId>(v);
       const Value& value = graph.values[v];
       if (value.kind == ValueKind::kParameter && value.spec.requires_grad) {
-        add_parameter_relays(id, readers_in_any[v], rank_of_stage, static_cast<int>(k), relays);
+        add_parameter_relays(id, readers_in_any[v], plan, static_cast<int>(k), relays);
       }
       if (value.kind != ValueKind::kResult || !gradients.receives_gradient(id)) continue;
       add_value_relays(id, readers[v], stage_of_node[value.producer], static_cast<int>(k), relays);

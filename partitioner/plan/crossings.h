@@ -16,10 +16,9 @@ std::vector<Transfer> activation_transfers(const Graph& graph,
 
 /// The relays: for each value that receives a gradient, from the last stage whose use of it leads
 /// to the root to the one before it, and so on down to the producer; for each parameter, the same
-/// among the stages of one rank, down to the first that uses it in any backward. Ordered by
-/// (backward, value, descending source). Step inputs get none: they are copies that the user never
-/// sees.
-std::vector<Transfer> gradient_relays(const Graph& graph, const std::vector<int>& stage_of_node,
-                                      const std::vector<int>& rank_of_stage);
+/// among the stages of one rank, or of all where `plan` has exact ties, down to the first that uses
+/// it in any backward. Ordered by (backward, value, descending source). Step inputs get none: they
+/// are copies that the user never sees. Expects the stages of `plan`, with their ranks.
+std::vector<Transfer> gradient_relays(const Graph& graph, const Plan& plan);
 
 }  // namespace smp::partitioner

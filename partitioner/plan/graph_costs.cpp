@@ -74,6 +74,7 @@ std::vector<double> cut_traffic_us(const Graph& graph, const DeviceModel& device
     if (last[v] <= made) continue;
     const bool returns = gradients.receives_gradient(static_cast<ValueId>(v));
     const double us = device.message_us(message_bytes(value)) * (returns ? 2 : 1);
+    if (us == 0) continue;
     change_us[made + 1] += us;
     change_us[last[v] + 1] -= us;
     ++crossing[made + 1];

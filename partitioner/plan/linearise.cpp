@@ -25,14 +25,13 @@ Lists successors(const Graph& graph) {
   Lists later(graph.nodes.size());
   const GradientFlow flow(graph);
   const GradientSums sums(graph);
-  std::vector<NodeId> last_reader(sums.num_terms.size(), kNoNode);
+  std::vector<NodeId> last_reader(sums.is_ordered.size(), kNoNode);
   for (NodeId n = 0; n < static_cast<NodeId>(graph.nodes.size()); ++n) {
     for (ValueId id : node_inputs(graph.nodes[n])) {
-      const Value& value = graph.values[id];
-      if (value.kind != ValueKind::kResult) continue;
-      later[value.producer].push_back(n);
+      const NodeId producer = graph.values[id].producer;
+      if (producer != kNoNode) later[producer].push_back(n);
       const int32_t sum = sums.sum_of_value[id];
-      if (sums.num_terms[sum] < 3 || !flow.passes_gradient(n)) continue;
+      if (!sums.is_ordered[sum] || !flow.passes_gradient(n)) continue;
       const NodeId before = std::exchange(last_reader[sum], n);
       if (before != kNoNode && before != n) later[before].push_back(n);
     }
@@ -269,11 +268,11 @@ GradientSums::GradientSums(const Graph& graph) : sum_of_value(graph.values.size(
     const int32_t storage = graph.values[v].storage;
     sum_of_value[v] = storage >= 0 && is_written[storage] ? num_values + storage : v;
   }
-  num_terms.assign(graph.values.size() + is_written.size(), 0);
+  std::vector<int> num_terms(graph.values.size() + is_written.size(), 0);
   for (ValueId root : graph.backward_roots) ++num_terms[sum_of_value[root]];
   const GradientFlow flow(graph);
   const auto count = [&](ValueId id) {
-    if (id != kNoValue) ++num_terms[sum_of_value[id]];
+    if (id != kNoValue && flow.receives_gradient(id)) ++num_terms[sum_of_value[id]];
   };
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     if (!flow.passes_gradient(static_cast<NodeId>(n))) continue;
@@ -284,6 +283,7 @@ GradientSums::GradientSums(const Graph& graph) : sum_of_value(graph.values.size(
       }
     }
   }
+  for (const int terms : num_terms) is_ordered.push_back(terms > 1);
 }
 
 Linearisation program_order(const Graph& graph) {

@@ -146,7 +146,7 @@ int64_t counted_bytes(const Chain& chain, const ChainSplit& split, size_t stage)
 /// The chain counts less than a stage holds (workspaces, messages, storages that several stages
 /// keep). Where the finished plan is over the limit for that reason, that stage is allowed as much
 /// less than it has now and the split is made again.
-Attempt split_within(const Graph& graph, const GraphCosts& costs, const Layout& layout, Chain chain,
+Attempt split_within(const Graph& graph, const GraphCosts& costs, const Linearisation& order, Chain chain,
                      const PartitionOptions& options) {
   constexpr int kMaxSplits = 8;
   for (size_t s = 0; s < chain.stages.size(); ++s) {
@@ -160,7 +160,7 @@ Attempt split_within(const Graph& graph, const GraphCosts& costs, const Layout& 
     }
     const ChainSplit split = split_chain(chain);
     Plan plan =
-        build_plan(graph, costs, assign_stages(split, layout.order.nodes, options.num_ranks), options);
+        build_plan(graph, costs, assign_stages(split, order.nodes, options.num_ranks), options);
     const int64_t excess = largest_excess(plan, options);
     if (excess == 0) return {std::move(plan), 0};
     attempt.missing_bytes = i == 0 ? excess : std::min(attempt.missing_bytes, excess);
@@ -178,29 +178,29 @@ Attempt split_within(const Graph& graph, const GraphCosts& costs, const Layout& 
 
 /// First with a count that excludes no split which fits, then with one closer to what a stage
 /// holds.
-Attempt split_layout(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+Attempt split_layout(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
                      const Chain& usual, const PartitionOptions& options) {
   Chain least = usual;
-  least.fixed_bytes = least_bytes(graph, layout.order.nodes, options);
-  Attempt attempt = split_within(graph, costs, layout, least, options);
+  least.fixed_bytes = least_bytes(graph, order.nodes, options);
+  Attempt attempt = split_within(graph, costs, order, least, options);
   if (attempt.plan) return attempt;
-  Attempt second = split_within(graph, costs, layout, usual, options);
+  Attempt second = split_within(graph, costs, order, usual, options);
   if (!second.plan) second.missing_bytes = std::min(attempt.missing_bytes, second.missing_bytes);
   return second;
 }
 
 /// The limit that the message names has been tried. The least step grows, so that this ends soon.
-[[noreturn]] void refuse_split(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+[[noreturn]] void refuse_split(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
                                const Chain& chain, Attempt attempt,
                                const PartitionOptions& options) {
   int64_t more = 0;
   for (int64_t least_step = 1; !attempt.plan; least_step *= 2) {
     more += std::max(attempt.missing_bytes, least_step);
-    attempt = split_layout(graph, costs, layout, chain, with_more(options, more));
+    attempt = split_layout(graph, costs, order, chain, with_more(options, more));
   }
   const int64_t excess = largest_excess(*attempt.plan, options);
   const bool is_enough =
-      split_layout(graph, costs, layout, chain, with_more(options, excess)).plan.has_value();
+      split_layout(graph, costs, order, chain, with_more(options, excess)).plan.has_value();
   refuse_memory(is_enough ? excess : more, options);
   TORCH_INTERNAL_ASSERT(false, "refused");
 }
@@ -229,6 +229,7 @@ Plan best_of(const Graph& graph, const PartitionOptions& options, std::vector<Pl
 }
 
 /// Tied weights exist once, and train exactly as on one process, where that costs next to nothing.
+/// Where ties are exact in any case, their relays count in what it is compared with.
 Plan with_or_without_ties(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options, Plan apart) {
   constexpr double kNearly = 1.05;
   std::optional<Plan> together = with_ties_together(graph, costs, apart, options);
@@ -236,22 +237,22 @@ Plan with_or_without_ties(const Graph& graph, const GraphCosts& costs, const Par
   add_prediction(graph, options, *together);
   add_prediction(graph, options, apart);
   const bool is_near = together->predicted_step_us <= kNearly * apart.predicted_step_us;
-  return options.ties_together || is_near ? std::move(*together) : apart;
+  return is_near ? std::move(*together) : apart;
 }
 
 /// The pins' chain in program order, if they leave a split.
-std::optional<Chain> pinned_chain(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+std::optional<Chain> pinned_chain(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
                                   const PartitionOptions& options) {
-  Chain chain = make_chain(graph, costs, layout, options);
-  const std::vector<int> starts = block_starts(layout.order.cut_allowed);
-  add_pins(starts, allowed_ranks(graph, layout.order.nodes, starts, options), chain);
+  Chain chain = make_chain(graph, costs, order, options);
+  const std::vector<int> starts = block_starts(order.cut_allowed);
+  add_pins(starts, allowed_ranks(graph, order.nodes, starts, options), chain);
   return pins_leave_a_split(chain) ? std::optional(std::move(chain)) : std::nullopt;
 }
 
-Plan split_pinned(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+Plan split_pinned(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
                   const Chain& chain, const PartitionOptions& options) {
-  Attempt attempt = split_layout(graph, costs, layout, chain, options);
-  if (!attempt.plan) refuse_split(graph, costs, layout, chain, std::move(attempt), options);
+  Attempt attempt = split_layout(graph, costs, order, chain, options);
+  if (!attempt.plan) refuse_split(graph, costs, order, chain, std::move(attempt), options);
   return std::move(*attempt.plan);
 }
 
@@ -263,41 +264,40 @@ Plan split_freely(const Graph& graph, const GraphCosts& costs, const PartitionOp
     node_us[n] = costs.forward_us[n] + costs.backward_us[n];
   std::vector<Plan> plans;
   for (const Linearisation& order : linearisations(graph, node_us)) {
-    const Layout layout{order, cut_traffic_us(graph, options.device, order.nodes)};
     Attempt attempt =
-        split_layout(graph, costs, layout, make_chain(graph, costs, layout, options), options);
+        split_layout(graph, costs, order, make_chain(graph, costs, order, options), options);
     if (!attempt.plan) continue;
-    if (options.virtual_stages > 1) attempt.plan = with_shifted_cuts(graph, costs, layout, options, std::move(*attempt.plan));
+    if (options.virtual_stages > 1) attempt.plan = with_shifted_cuts(graph, costs, order, options, std::move(*attempt.plan));
     plans.push_back(std::move(*attempt.plan));
   }
   if (!plans.empty()) return with_or_without_ties(graph, costs, options, best_of(graph, options, std::move(plans)));
   const Linearisation order = program_order(graph);
-  const Layout layout{order, cut_traffic_us(graph, options.device, order.nodes)};
-  return split_pinned(graph, costs, layout, make_chain(graph, costs, layout, options), options);
+  return split_pinned(graph, costs, order, make_chain(graph, costs, order, options), options);
 }
 
 /// Operators where their parameters are.
-Plan follow_parameters(const Graph& graph, const GraphCosts& costs, const Layout& layout,
+Plan follow_parameters(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
                        const PartitionOptions& options) {
-  const std::vector<int> starts = block_starts(layout.order.cut_allowed);
-  const std::vector<RankSet> allowed = allowed_ranks(graph, layout.order.nodes, starts, options);
+  const std::vector<int> starts = block_starts(order.cut_allowed);
+  const std::vector<RankSet> allowed = allowed_ranks(graph, order.nodes, starts, options);
+  const std::vector<double> traffic_us = cut_traffic_us(graph, options.device, order.nodes);
   std::vector<double> switch_us;
   for (int start : starts) {
-    switch_us.push_back(options.device.link_latency_us + layout.traffic_us[start]);
+    switch_us.push_back(options.device.link_latency_us + traffic_us[start]);
   }
   const std::vector<int> rank_of_block =
       cheapest_ranks(allowed, switch_us, options.device.link_latency_us, options.num_ranks);
-  return build_plan(graph, costs, assign(starts, rank_of_block, layout.order.nodes), options);
+  return build_plan(graph, costs, assign(starts, rank_of_block, order.nodes), options);
 }
 
 /// The placement may come from another order than the program's; then that one may have no such plan.
-Plan follow_owners(const Graph& graph, const GraphCosts& costs, const Layout& program,
+Plan follow_owners(const Graph& graph, const GraphCosts& costs, const Linearisation& program,
                    const PartitionOptions& options) {
   std::optional<Plan> best;
   std::exception_ptr first_error;
-  const auto attempt = [&](const Layout& layout) {
+  const auto attempt = [&](const Linearisation& order) {
     try {
-      Plan plan = follow_parameters(graph, costs, layout, options);
+      Plan plan = follow_parameters(graph, costs, order, options);
       if (!best || plan.stages.size() < best->stages.size()) best = std::move(plan);
     } catch (const c10::ValueError&) {
       if (!first_error) first_error = std::current_exception();
@@ -306,7 +306,7 @@ Plan follow_owners(const Graph& graph, const GraphCosts& costs, const Layout& pr
   attempt(program);
   if (best && best->stages.size() == 1) return std::move(*best);  // no order has fewer
   for (const Linearisation& order : linearisations(graph, costs.forward_us)) {
-    if (!(order == program.order)) attempt({order, cut_traffic_us(graph, options.device, order.nodes)});
+    if (!(order == program)) attempt(order);
   }
   if (!best) std::rethrow_exception(first_error);
   return std::move(*best);
@@ -317,13 +317,12 @@ Plan place(const Graph& graph, const PartitionOptions& options) {
   const bool is_free = options.auto_partition && options.owners.empty();
   if (is_free && options.pins.empty()) return split_freely(graph, costs, options);
   const Linearisation program = program_order(graph);
-  const Layout layout{program, cut_traffic_us(graph, options.device, program.nodes)};
   if (is_free) {
-    const auto chain = pinned_chain(graph, costs, layout, options);
-    if (chain) return split_pinned(graph, costs, layout, *chain, options);
+    const auto chain = pinned_chain(graph, costs, program, options);
+    if (chain) return split_pinned(graph, costs, program, *chain, options);
   }
-  Plan plan = options.owners.empty() ? follow_parameters(graph, costs, layout, options)
-                                     : follow_owners(graph, costs, layout, options);
+  Plan plan = options.owners.empty() ? follow_parameters(graph, costs, program, options)
+                                     : follow_owners(graph, costs, program, options);
   const int64_t excess = largest_excess(plan, options);
   if (excess > 0) refuse_memory(excess, options);
   return plan;

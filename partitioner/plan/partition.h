@@ -23,7 +23,7 @@ struct PartitionOptions {
   ScheduleKind schedule = ScheduleKind::kInterleaved;
   int active_microbatches = 0;      // interleaved: held by the first stage; 0: num_ranks
   int virtual_stages = 1;           // visits of each rank, stage s on rank s % num_ranks; 0: the planner chooses
-  bool ties_together = false;       // whatever it costs; false: where it costs next to nothing
+  bool exact_ties = false;          // Plan::exact_ties
   int64_t memory_limit_bytes = -1;  // per rank; -1: none
   /// By pipeline rank; empty: the same for all. A rank of speed 0.5 takes twice as long for each
   /// operator as `device` says; its messages take as long. A limit of -1 is none.
@@ -51,6 +51,9 @@ struct PartitionOptions {
   /// operators follow their parameters and nothing is balanced; names that are missing are placed
   /// by `pins`.
   std::map<std::string, std::vector<int>> owners;
+  /// Parameter name -> the one of its owners that adds up its gradient in other programs: where a plan
+  /// with exact ties has its first reader, since microbatches of one step may run several programs.
+  std::map<std::string, int> homes;
   /// Every module path of the model, beyond those that the graph shows; a pin to one of them is no
   /// mistake.
   std::vector<std::string> known_modules;

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "partitioner/graph/gradient_flow.h"
 #include "partitioner/plan/edit_distance.h"
 
 namespace smp::partitioner {
@@ -75,7 +76,7 @@ class BlockRanks {
   BlockRanks(const Graph& graph, int first_node, int end_node)
       : graph_(graph), first_node_(first_node), end_node_(end_node) {}
 
-  void require(const std::string& name, const RankSet& required) {
+  void require(const std::string& name, const RankSet& required, bool is_home = false) {
     if (required.empty()) return;
     if (ranks_.empty()) {
       ranks_ = required;
@@ -85,7 +86,7 @@ class BlockRanks {
     RankSet common;
     std::set_intersection(ranks_.begin(), ranks_.end(), required.begin(), required.end(),
                           std::back_inserter(common));
-    if (common.empty()) refuse(name, required);
+    if (common.empty()) refuse(name, required, is_home);
     if (common.size() < ranks_.size()) reason_ = name;
     ranks_ = common;
   }
@@ -96,13 +97,16 @@ class BlockRanks {
     const Node& n = graph_.nodes[node];
     return n.op + (n.module.empty() ? "" : " in " + n.module);
   }
-  void refuse(const std::string& name, const RankSet& required) const {
+  void refuse(const std::string& name, const RankSet& required, bool is_home) const {
     TORCH_CHECK_VALUE(
         false, "partition: expected one rank for operators ", first_node_, " (",
         describe(first_node_), ") to ", end_node_ - 1, " (", describe(end_node_ - 1),
         "), which no cut may separate (in-place writes, or values that cannot be sent), got '",
         reason_, "' on rank ", to_text(ranks_), " and '", name, "' on rank ", to_text(required),
-        ". Pin both to one rank, or replace the in-place operator between them.");
+        is_home ? ", where exact_tied_weights adds up its gradient in other programs. Set "
+                  "exact_tied_weights to false, pin"
+                : ". Pin",
+        " both to one rank, or replace the in-place operator between them.");
   }
 
   const Graph& graph_;
@@ -137,17 +141,27 @@ std::vector<RankSet> allowed_ranks(const Graph& graph, const std::vector<NodeId>
                                    const std::vector<int>& starts,
                                    const PartitionOptions& options) {
   std::vector<RankSet> ranks_of_value(graph.values.size());
+  std::set<ValueId> waits_for_home;
   for (size_t v = 0; v < graph.values.size(); ++v) {
-    if (is_named(graph.values[v])) ranks_of_value[v] = ranks_of(graph.values[v].name, options);
+    if (!is_named(graph.values[v])) continue;
+    ranks_of_value[v] = ranks_of(graph.values[v].name, options);
+    if (options.homes.contains(graph.values[v].name)) waits_for_home.insert(static_cast<ValueId>(v));
   }
+  const GradientFlow flow(graph);
   std::vector<RankSet> allowed;
   for (size_t b = 0; b < starts.size(); ++b) {
     const int end = b + 1 < starts.size() ? starts[b + 1] : static_cast<int>(order.size());
     BlockRanks block(graph, order[starts[b]], order[end - 1] + 1);
+    std::vector<ValueId> trained_first;
     for (int p = starts[b]; p < end; ++p) {
       for (ValueId id : node_inputs(graph.nodes[order[p]])) {
         if (is_named(graph.values[id])) block.require(graph.values[id].name, ranks_of_value[id]);
+        if (flow.passes_gradient(order[p]) && waits_for_home.erase(id)) trained_first.push_back(id);
       }
+    }
+    for (ValueId id : trained_first) {
+      const std::string& name = graph.values[id].name;
+      block.require(name, {options.homes.at(name)}, /*is_home=*/true);
     }
     allowed.push_back(block.ranks());
   }

@@ -53,9 +53,11 @@ inline constexpr int kInputStage = -1;
 /// `gradients` are the relays (design.md §7, exact sums): the last consumer of a value sends its
 /// gradient to the consumer before it, and so on down to the producer, so that the additions
 /// associate as on one rank. A parameter that several stages of one rank read is relayed between
-/// these in the same way; the earliest of them adds the sum to its gradient.
+/// these in the same way; the earliest of them adds the sum to its gradient. With exact ties, one
+/// that several ranks read too: its first reader's rank adds up the gradient of each microbatch.
 struct Plan {
   int num_ranks = 1;
+  bool exact_ties = false;            // else each rank adds up its own readers' part, exact to 1e-6
   std::vector<StagePlan> stages;      // each reads what earlier ones make
   std::vector<int> stage_of_node;     // by NodeId
   std::vector<Transfer> activations;  // forward, ordered by (value, target)

@@ -112,6 +112,7 @@ std::string serialise(const Plan& plan) {
   return json::serialize(
       json::value{{"version", kFormatVersion},
                   {"num_ranks", plan.num_ranks},
+                  {"exact_ties", plan.exact_ties},
                   {"stages", std::move(stages)},
                   {"stage_of_node", array_of(plan.stage_of_node)},
                   {"activations", write_transfers(plan.activations)},
@@ -127,6 +128,7 @@ Plan deserialise_plan(std::string_view text) {
   const Where where;
   json::parse_options parsing;
   parsing.max_depth = kMaxDepth;
+  parsing.allow_invalid_utf8 = true;  // names may be any bytes
   json::error_code error;
   const json::value value = json::parse({text.data(), text.size()}, error, {}, parsing);
   if (error) refuse(where, "JSON", error.message());
@@ -136,6 +138,7 @@ Plan deserialise_plan(std::string_view text) {
   Plan plan;
   plan.num_ranks =
       static_cast<int>(read_integer(fields["num_ranks"], where.at("num_ranks"), 1, kMaxInt32));
+  plan.exact_ties = read_bool(fields["exact_ties"], where.at("exact_ties"));
   const Where stages = where.at("stages");
   for (const json::value& stage : read_array(fields["stages"], stages)) {
     plan.stages.push_back(read_stage(stage, stages.at(plan.stages.size()), plan.num_ranks));

@@ -67,6 +67,7 @@ std::optional<Segments> cut_into_segments(const Graph& graph, const Plan& plan, 
   Segments segments{.plan = {}, .first = stage, .is_taped = {}};
   Plan& cut = segments.plan;
   cut.num_ranks = plan.num_ranks;
+  cut.exact_ties = plan.exact_ties;
   cut.stages = plan.stages;
   for (StagePlan& one : cut.stages) one.cost = {};
   cut.stages.insert(cut.stages.begin() + stage, runs.size() - 1, cut.stages[static_cast<size_t>(stage)]);
@@ -80,10 +81,8 @@ std::optional<Segments> cut_into_segments(const Graph& graph, const Plan& plan, 
     of_segment.parameters = read_by(graph, of_segment.nodes);
     segments.is_taped.push_back(runs[i].is_taped);
   }
-  std::vector<int> rank_of_stage;
-  for (const StagePlan& one : cut.stages) rank_of_stage.push_back(one.rank);
   cut.activations = activation_transfers(graph, cut.stage_of_node);
-  cut.gradients = gradient_relays(graph, cut.stage_of_node, rank_of_stage);
+  cut.gradients = gradient_relays(graph, cut);
   return segments;
 }
 

@@ -5,9 +5,11 @@
 #include <cmath>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/graph/gradient_flow.h"
+#include "partitioner/plan/chain_messages.h"
 #include "partitioner/plan/predict_step.h"
 #include "partitioner/schedule/generate.h"
 #include "partitioner/schedule/simulate.h"
@@ -25,21 +27,22 @@ std::vector<int> cuts_of(const Plan& plan, const std::vector<NodeId>& order) {
 
 class CutShifter {
  public:
-  CutShifter(const Graph& graph, const GraphCosts& costs, const Layout& layout, const PartitionOptions& options, const Plan& plan)
-      : layout_(layout),
+  CutShifter(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const PartitionOptions& options, const Plan& plan)
+      : order_(order),
         options_(options),
         stages_(stage_graph(plan, graph)),
+        crossings_(crossings(graph, options.device, order.nodes)),
         until_(1, StageTime{0, 0, 0}),
         num_trained_until_(1, 0) {
     const GradientFlow flow(graph);
-    for (NodeId n : layout.order.nodes) {
+    for (NodeId n : order.nodes) {
       num_trained_until_.push_back(num_trained_until_.back() + static_cast<int>(flow.passes_gradient(n)));
       const StageTime& before = until_.back();
       const double rest_us = options.tapes ? parameter_share_of_backward(graph, graph.nodes[n]) * costs.backward_us[n] : 0;
       until_.push_back(
           {before.forward_us + costs.forward_us[n], before.backward_us + costs.backward_us[n], before.rest_us + rest_us});
     }
-    mean_us_ = time_us(0, static_cast<int>(layout.order.nodes.size())) / static_cast<double>(plan.stages.size());
+    mean_us_ = time_us(0, static_cast<int>(order.nodes.size())) / static_cast<double>(plan.stages.size());
   }
 
   std::vector<int> shift(std::vector<int> cuts) {
@@ -68,7 +71,7 @@ class CutShifter {
     std::vector<int> near;
     for (int p = after + 1; p < before; ++p) {
       const bool is_near = std::abs(time_us(std::min(p, cut), std::max(p, cut))) <= reach * mean_us_;
-      if (is_near && layout_.order.cut_allowed[static_cast<size_t>(p)]) near.push_back(p);
+      if (is_near && order_.cut_allowed[static_cast<size_t>(p)]) near.push_back(p);
     }
     const size_t stride = (near.size() + most - 1) / most;
     std::vector<int> tried;
@@ -111,52 +114,61 @@ class CutShifter {
     return num_trained_until_[static_cast<size_t>(end)] > num_trained_until_[static_cast<size_t>(begin)];
   }
 
-  /// By which stages have a backward.
-  const Schedule& schedule(const std::vector<bool>& trained) {
-    const auto found = schedules_.find(trained);
+  const Schedule& schedule(StageGraph stages) {
+    const auto found = std::find_if(schedules_.begin(), schedules_.end(), [&](const auto& known) { return known.first == stages; });
     if (found != schedules_.end()) return found->second;
-    StageGraph stages = stages_;
-    if (trained != stages.stage_has_backward) {
-      stages.stage_has_backward = trained;
-      stages.gradients.clear();
-      for (int s = 1; s < stages.num_stages(); ++s) {
-        if (trained[static_cast<size_t>(s) - 1] && trained[static_cast<size_t>(s)]) stages.gradients.push_back({s, s - 1});
-      }
-    }
     const ScheduleOptions options{.active_microbatches = options_.active_microbatches,
                                   .times = {},
                                   .virtual_stages = options_.virtual_stages};
-    return schedules_.emplace(trained, generate(options_.schedule, stages, options_.num_microbatches, options)).first->second;
+    Schedule generated = generate(options_.schedule, stages, options_.num_microbatches, options);
+    return schedules_.emplace_back(std::move(stages), std::move(generated)).second;
   }
 
-  /// As predict_step() of mean times, but that all messages over a cut are of its two stages.
+  /// What is sent between stages; step inputs by the first one.
+  std::map<Edge, double> transfers_us(const std::vector<int>& cuts) const {
+    const std::vector<int> stage_of = stages_between(cuts);
+    std::map<Edge, double> edges;
+    for (const Crossing& crossing : crossings_) {
+      for_each_message(crossing, stage_of, [&](int lower, int higher) {
+        edges[crossing.is_relayed ? Edge{higher, lower} : Edge{lower, higher}] += crossing.us;
+      });
+    }
+    return edges;
+  }
+
+  /// As predict_step() of mean times.
   double step_us(const std::vector<int>& cuts) {
     SimulationInput input;
-    std::vector<bool> trained;
-    for (size_t s = 0; s + 1 < cuts.size(); ++s) trained.push_back(is_trained(cuts[s], cuts[s + 1]));
     input.transfers_occupy_ranks = true;
+    StageGraph stages = stages_;
+    stages.activations.clear(), stages.gradients.clear();
+    std::vector<bool> sends_gradients(cuts.size() - 1, false);
+    for (size_t s = 0; s + 1 < cuts.size(); ++s) stages.stage_has_backward[s] = is_trained(cuts[s], cuts[s + 1]);
+    for (const auto& [edge, us] : transfers_us(cuts)) {
+      input.transfers.push_back({edge, us});
+      const bool is_gradient = edge.source > edge.target;
+      (is_gradient ? stages.gradients : stages.activations).push_back(edge);
+      if (!is_gradient) continue;
+      for (const int end : {edge.source, edge.target}) stages.stage_has_backward[static_cast<size_t>(end)] = true;
+      if (!stages.is_local(edge)) sends_gradients[static_cast<size_t>(edge.source)] = true;
+    }
     for (size_t s = 0; s + 1 < cuts.size(); ++s) {
       const StageTime &from = until_[static_cast<size_t>(cuts[s])], &to = until_[static_cast<size_t>(cuts[s + 1])];
       const double speed = options_.speed_of(static_cast<int>(s) % options_.num_ranks);
       const double forward_us = to.forward_us - from.forward_us, backward_us = to.backward_us - from.backward_us;
-      const bool sends_gradients = s > 0 && trained[s - 1];
-      const double rest_us = sends_gradients ? std::clamp(to.rest_us - from.rest_us, 0.0, backward_us) : 0;
+      const double rest_us = sends_gradients[s] ? std::clamp(to.rest_us - from.rest_us, 0.0, backward_us) : 0;
       input.times.push_back({forward_us / speed, backward_us / speed, rest_us / speed});
-      if (s == 0) continue;
-      const double half_us = layout_.traffic_us[static_cast<size_t>(cuts[s])] / 2;  // there, and back
-      const int stage = static_cast<int>(s);
-      input.transfers.push_back({{stage - 1, stage}, half_us});
-      if (sends_gradients) input.transfers.push_back({{stage, stage - 1}, half_us});
     }
-    const Schedule& actions = schedule(trained);
+    const Schedule& actions = schedule(std::move(stages));
     for (const auto& column : actions.columns) num_actions_left_ -= std::min(num_actions_left_, column.size());
     return simulate(actions, input).makespan_us;
   }
 
-  const Layout& layout_;
+  const Linearisation& order_;
   const PartitionOptions& options_;
   const StageGraph stages_;  // of the plan that the search begins with
-  std::map<std::vector<bool>, Schedule> schedules_;
+  const std::vector<Crossing> crossings_;
+  std::vector<std::pair<StageGraph, Schedule>> schedules_;  // known
   std::vector<StageTime> until_;  // by position, of the operators before it
   std::vector<int> num_trained_until_;  // of them
   double mean_us_ = 0;            // of a stage
@@ -165,14 +177,14 @@ class CutShifter {
 
 }  // namespace
 
-Plan with_shifted_cuts(const Graph& graph, const GraphCosts& costs, const Layout& layout, const PartitionOptions& options,
+Plan with_shifted_cuts(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const PartitionOptions& options,
                        Plan plan) {
   ChainSplit split;
   split.num_used_stages = static_cast<int>(plan.stages.size());
-  const std::vector<int> cuts = cuts_of(plan, layout.order.nodes);
-  split.cuts = CutShifter(graph, costs, layout, options, plan).shift(cuts);
+  const std::vector<int> cuts = cuts_of(plan, order.nodes);
+  split.cuts = CutShifter(graph, costs, order, options, plan).shift(cuts);
   if (split.cuts == cuts) return plan;
-  Plan shifted = build_plan(graph, costs, assign_stages(split, layout.order.nodes, options.num_ranks), options);
+  Plan shifted = build_plan(graph, costs, assign_stages(split, order.nodes, options.num_ranks), options);
   const bool is_better = predict_step(graph, shifted, options).us < predict_step(graph, plan, options).us;
   return is_better && largest_excess(shifted, options) == 0 ? std::move(shifted) : std::move(plan);
 }

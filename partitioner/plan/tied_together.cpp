@@ -47,8 +47,12 @@ Chain front_of(const Chain& all, int end, const std::vector<int64_t>& own_bytes)
   Chain front = all;
   const auto keep = [end](auto& list, int extra) { list.resize(static_cast<size_t>(end + extra)); };
   keep(front.time_us, 0), keep(front.fixed_bytes, 0), keep(front.activation_bytes, 0);
-  keep(front.send_us, 1), keep(front.receive_us, 1), keep(front.cut_allowed, 1);
-  front.send_us.back() = 0;  // with the second visit every split has it
+  keep(front.cut_allowed, 1);
+  std::erase_if(front.crossings, [end](const Crossing& crossing) { return crossing.made_at >= end; });
+  // What the second visit reads is free for the first stage; the last one sends it in every split.
+  for (Crossing& crossing : front.crossings) {
+    std::erase_if(crossing.read_at, [end](int reader) { return reader >= end; });
+  }
   for (int p = end; p < all.num_operators(); ++p) {
     front.time_us[0] += all.time_us[p];
     front.fixed_bytes[0] += own_bytes[p];
@@ -68,8 +72,7 @@ std::optional<Plan> with_ties_together(const Graph& graph, const GraphCosts& cos
   int end = readers.first_late;
   while (end > readers.last_early && !order.cut_allowed[static_cast<size_t>(end)]) --end;
   if (end <= readers.last_early) return std::nullopt;
-  const Layout layout{order, cut_traffic_us(graph, options.device, order.nodes)};
-  Chain front = front_of(make_chain(graph, costs, layout, options), end, least_bytes(graph, order.nodes, options));
+  Chain front = front_of(make_chain(graph, costs, order, options), end, least_bytes(graph, order.nodes, options));
   front.first_stage.assign(static_cast<size_t>(end), 0);
   front.last_stage.assign(static_cast<size_t>(end), front.num_stages() - 1);
   front.last_stage[static_cast<size_t>(readers.last_early)] = 0;

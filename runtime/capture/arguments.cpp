@@ -4,6 +4,7 @@
 #include <ATen/core/List.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <type_traits>
 
 namespace smp::runtime {
@@ -142,6 +143,23 @@ c10::IValue to_ivalue(const Argument& argument, const ValueToTensor& tensor_of, 
           [](const auto& value) { return c10::IValue(value); },
       },
       argument);
+}
+
+OperatorClass class_of_call(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  if (info.kind != OperatorClass::kDataDependentShape) return info.kind;
+  const auto* arguments = &stack.end()[-info.num_arguments];
+  bool is_given = false;
+  if (info.shape_argument >= 0) {
+    const c10::IValue& number = arguments[info.shape_argument];
+    is_given = number.isInt() && number.toInt() >= 0;
+  } else if (info.name == "aten::index") {
+    const auto indices = arguments[1].toListRef();
+    is_given = std::none_of(indices.begin(), indices.end(), [](const c10::IValue& index) {
+      return index.isTensor() && index.toTensor().defined() &&
+             (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte);
+    });
+  }
+  return is_given ? OperatorClass::kRecorded : info.kind;
 }
 
 }  // namespace smp::runtime

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 
 #include <functional>
 #include <string>
 
 #include "partitioner/graph/graph.h"
+#include "runtime/capture/operator_info.h"
 
 namespace smp::runtime {
 
@@ -21,5 +23,9 @@ partitioner::Argument to_argument(c10::IValue& boxed, const TensorToValue& resol
 
 /// Boxed form. Lists are new objects each time, because operators may change them.
 c10::IValue to_ivalue(const partitioner::Argument& argument, const ValueToTensor& tensor_of, c10::Device stage_device);
+
+/// info.kind, unless the arguments, last on the stack, say that data decide no shape: one_hot and repeat_interleave with a
+/// number, index without masks are kRecorded.
+OperatorClass class_of_call(const OperatorInfo& info, const torch::jit::Stack& stack);
 
 }  // namespace smp::runtime

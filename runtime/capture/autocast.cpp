@@ -101,6 +101,7 @@ bool is_one_kernel(const c10::OperatorHandle& op, const torch::jit::Stack& stack
 class Descent : public Interceptor {
  public:
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override {
+    const AssumedValues assumed(op, stack);
     if (op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU)) {
       CastCall().run(op, stack);
     } else if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {

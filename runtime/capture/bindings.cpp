@@ -27,4 +27,9 @@ const NamedTensor* Bindings::find_storage(const at::Tensor& tensor) const {
   return found == by_storage_.end() ? nullptr : &tensors_[found->second];
 }
 
+const NamedTensor& Bindings::first_on_storage(const NamedTensor& named) const {
+  const NamedTensor* first = find_storage(named.tensor);
+  return first == nullptr ? named : *first;
+}
+
 }  // namespace smp::runtime

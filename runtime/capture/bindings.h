@@ -40,6 +40,8 @@ class Bindings {
   const NamedTensor* find(const at::Tensor& tensor) const;
   /// Null when no parameter or buffer lives on the storage of `tensor`.
   const NamedTensor* find_storage(const at::Tensor& tensor) const;
+  /// The first of tensors() that lives on the storage of `named`, one of them.
+  const NamedTensor& first_on_storage(const NamedTensor& named) const;
   /// Each tensor once, under its first name, in the order of these names.
   const std::vector<NamedTensor>& tensors() const { return tensors_; }
   /// Every name, in the module's order.

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "partitioner/graph/graph_io.h"
 #include "runtime/capture/arguments.h"
@@ -53,6 +54,8 @@ std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs
 }
 
 void BodyCapture::abandon() noexcept {
+  for (const auto& recording : left_) recording->any_changed = true;
+  if (matching_) matching_->any_changed = true;
   recorder_.reset();
   run_ = {};
   used_.clear();
@@ -102,14 +105,21 @@ bool BodyCapture::matches_root(const at::Tensor& loss) {
 
 const std::string& BodyCapture::current_module() const {
   static const std::string none;
-  if (recorder_) return recorder_->last_module();
-  return position_ == 0 ? none : matching_->graph.nodes[static_cast<size_t>(position_ - 1)].module;
+  if (recorder_) {
+    const Graph& graph = recorder_->recording().graph;
+    return module_in_texts(graph, static_cast<ValueId>(graph.values.size()), recorder_->last_module());
+  }
+  if (position_ == 0) return none;
+  const Graph& graph = matching_->graph;
+  return module_in_texts(graph, values_of_prefix(graph, position_), graph.nodes[static_cast<size_t>(position_ - 1)].module);
 }
 
 void BodyCapture::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (!hosts_.empty()) return call_with_hosts(op, stack);
   record_or_match(op, stack);
 }
+
+void BodyCapture::engine_called() { refuse_engine(describe_place("autograd", current_module())); }
 
 void BodyCapture::record_or_match(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (!recorder_ && matches_call(op, stack)) {
@@ -289,7 +299,8 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   std::vector<at::Tensor> returned;
   for (const at::Tensor& tensor : given) returned.push_back(ghost_leaving(tensor));
   equal_.body_ends();
-  if (matching_) check_hooks();
+  check_hooks();
+  if (!recorder_) check_histories();
   if (!recorder_ && !finish_matched(returned) && !switch_recording([&] { return finish_matched(returned); })) {
     go_back_to_recording();
   }
@@ -297,6 +308,8 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   for (const ConstantTensor& constant : used_) {
     if (owns_memory(constant.tensor)) check_unchanged(constant, describe_place("capture", current_module()));
   }
+  CapturedBody run = std::exchange(run_, {});
+  for (ConstantTensor& constant : used_) run.outside.push_back(std::move(constant.tensor));
   used_.clear();
   losses_.clear();
   loss_positions_.clear();
@@ -304,20 +317,16 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   hosts_.clear();
   host_memory_.clear();
   matching_->last_use = ++num_runs_;
-  CapturedBody run = std::move(run_);
-  run_ = {};
   return run;
 }
 
-// All ghosts that a matched run hands out have one gradient function, which leads to no other.
-void BodyCapture::check_hooks() {
-  if (matching_->grad_fn == nullptr || !has_hooks(*matching_->grad_fn)) return;
-  try {
-    refuse_hooks(matching_->grad_fn.get(), describe_place("capture", current_module()));
-  } catch (const c10::Error&) {
-    recordings_.erase(key_);  // its ghosts keep the hook
-    throw;
-  }
+// All ghosts of a recording have one gradient function, which leads to no other.
+void BodyCapture::check_hooks() const {
+  const auto check = [this](const Recording& recording) {
+    if (has_hooks(*recording.grad_fn)) refuse_hooks(recording.grad_fn.get(), describe_place("capture", current_module()));
+  };
+  for (const auto& recording : left_) check(*recording);
+  if (matching_) check(*matching_);
 }
 
 bool BodyCapture::finish_matched(const std::vector<at::Tensor>& returned) {
@@ -347,6 +356,7 @@ CapturedBody BodyCapture::finish_recorded(const std::vector<at::Tensor>& returne
     for (const ConstantTensor& constant : recording->constants) constants.push_back({constant.value, constant.content});
   }
   CapturedBody run{.recording = bucket.front(), .scalars = {}, .constants = std::move(constants)};
+  for (const ConstantTensor& constant : recording->constants) run.outside.push_back(constant.tensor);
   bucket.front()->last_use = ++num_runs_;
   forget_least_used();
   abandon();

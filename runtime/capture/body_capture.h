@@ -53,6 +53,8 @@ class BodyCapture : public Interceptor {
   void abandon() noexcept;
 
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
+  /// Refuses it: gradients of ghosts are none.
+  void engine_called() override;
 
   /// Operators answered by matching since construction, for tests and benchmarks.
   int64_t num_matched() const { return num_matched_; }
@@ -112,7 +114,9 @@ class BodyCapture : public Interceptor {
   bool may_write(const c10::IValue& actual, size_t position) const;
   void change_gradients(const partitioner::Node& node);
   const std::string& current_module() const;
-  void check_hooks();
+  void check_hooks() const;
+  void check_histories() const;
+  [[noreturn]] void refuse_history(const at::Tensor& tensor) const;
   bool finish_matched(const std::vector<at::Tensor>& returned);
   void go_back_to_recording();
   bool switch_recording(const std::function<bool()>& goes_on);

@@ -6,6 +6,8 @@
 
 #include "runtime/capture/body_capture.h"
 #include "runtime/capture/ghosts.h"
+#include "runtime/capture/history.h"
+#include "runtime/capture/places.h"
 
 namespace smp::runtime {
 
@@ -66,11 +68,31 @@ bool BodyCapture::may_write(const c10::IValue& actual, size_t position) const {
 void BodyCapture::change_gradients(const Node& node) {
   for (ValueId id : node.outputs) {
     if (id == kNoValue || !(*ghosts_)[id].is_meta()) continue;
+    if (!is_as_handed_out((*ghosts_)[id])) refuse_history((*ghosts_)[id]);
     set_gradient((*ghosts_)[id], matching_->graph.values[id].spec.requires_grad, matching_->grad_fn);
   }
 }
 
+void BodyCapture::refuse_history(const at::Tensor& tensor) const {
+  const std::string place = describe_place("capture", current_module());
+  tensor.grad_fn() != nullptr ? refuse_custom_function(tensor, place) : refuse_trained(tensor, place);
+}
+
+// Of what a matched run has handed out, and of the parameters, buffers and constants that it has used.
+void BodyCapture::check_histories() const {
+  for (size_t v = 0; v < ghosts_->size(); ++v) {
+    const at::Tensor& tensor = (*ghosts_)[v];
+    const Value& value = matching_->graph.values[matching_->same_impl[v]];  // before it was written to
+    if (value.kind == ValueKind::kConstant) continue;
+    if (is_named(value) ? tensor.grad_fn() != nullptr : !is_as_handed_out(tensor)) refuse_history(tensor);
+  }
+  for (const ConstantTensor& constant : used_) {
+    if (constant.tensor.requires_grad()) refuse_history(constant.tensor);
+  }
+}
+
 void BodyCapture::go_back_to_recording() {
+  check_histories();
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);  // a body that ends too early comes here from no operator
   matching_->any_changed = true;
   recorder_ = std::make_unique<Recorder>(bindings_);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/capture/arguments.h"
 #include "runtime/capture/body_capture.h"
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
@@ -132,13 +133,14 @@ void BodyCapture::call_with_hosts(const c10::OperatorHandle& op, torch::jit::Sta
     record_or_match(op, stack);
     return update_aliases(written, call);
   }
-  const bool is_recorded = info.kind == OperatorClass::kRecorded;
+  const OperatorClass kind = class_of_call(info, call.real);
+  const bool is_recorded = kind == OperatorClass::kRecorded;
   if (is_recorded && !info.reads_only_geometry) {
     for (const at::Tensor& host : call.hosts) check_memory(host, info.name);
   }
-  const bool is_question = info.kind == OperatorClass::kReadsValue || info.kind == OperatorClass::kDataDependentShape ||
-                           info.kind == OperatorClass::kAnsweredByIdentity || info.kind == OperatorClass::kGeometryQuery;
-  if (info.kind == OperatorClass::kDataDependentShape && call.requires_grad && at::GradMode::is_enabled()) {
+  const bool is_question = kind == OperatorClass::kReadsValue || kind == OperatorClass::kDataDependentShape ||
+                           kind == OperatorClass::kAnsweredByIdentity || kind == OperatorClass::kGeometryQuery;
+  if (kind == OperatorClass::kDataDependentShape && call.requires_grad && at::GradMode::is_enabled()) {
     refuse_data_dependent_shape(info.name, current_module());
   }
   // Random numbers are those of the step, not the user's.

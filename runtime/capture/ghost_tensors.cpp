@@ -24,7 +24,7 @@ std::string maker_of(const Graph& graph, ValueId id) {
     return "step argument " + std::to_string(position);
   }
   const Node& node = graph.nodes[value.producer];
-  return describe_place("the result of " + node.op, node.module);
+  return describe_place("the result of " + node.op, module_in_texts(graph, id, node.module));
 }
 
 }  // namespace
@@ -38,8 +38,11 @@ void restore_ghosts(Recording& recording) {
   };
   for (ValueId first : recording.changed) restore(first);
   if (!recording.any_changed) return;
+  recording.grad_fn = make_refuse_backward();  // the other one may have hooks
   for (ValueId v = 0; v < static_cast<ValueId>(values.size()); ++v) {
-    if (recording.same_impl[v] == v && is_ghost(recording, v)) restore(v);
+    if (recording.same_impl[v] != v || !is_ghost(recording, v)) continue;
+    recording.tensors[v].unsafeGetTensorImpl()->set_autograd_meta(nullptr);
+    restore(v);
   }
   recording.any_changed = false;
 }

@@ -6,8 +6,10 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
+#include <typeinfo>
 #include <unordered_set>
 
+#include "runtime/capture/history.h"
 #include "runtime/capture/interceptor.h"
 
 namespace smp::runtime {
@@ -50,8 +52,16 @@ void refuse_backward() {
               "without data and its own backward would train nothing. Call backward on the DistributedModel.");
 }
 
+void refuse_engine(const std::string& place) {
+  TORCH_CHECK(false, place, ": expected model.backward(loss) as the only backward of a step body, got torch::autograd::grad or "
+              "backward, which would run on ghosts and give no gradients. Train with model.backward(loss). What computes with "
+              "gradients (a penalty) calls torch::autograd::grad within smp::opaque, on what that is given, or outside of the "
+              "step.");
+}
+
 bool has_hooks(torch::autograd::Node& node) {
-  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() || !node.post_hooks().empty();
+  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() || !node.post_hooks().empty() ||
+         !node.retains_grad_hooks().empty();
 }
 
 void refuse_hooks(torch::autograd::Node* root, const std::string& place) {
@@ -63,8 +73,9 @@ void refuse_hooks(torch::autograd::Node* root, const std::string& place) {
     if (!seen.insert(node).second) continue;
     TORCH_CHECK_NOT_IMPLEMENTED(!has_hooks(*node), place,
                                 ": expected gradient hooks on parameters only, got one on a tensor that the step body "
-                                "made (register_hook). The body runs on ghosts and the backward on other tensors, so the "
-                                "hook would never run. Hook the parameter, or change the gradient by operators: "
+                                "made (register_hook, retain_grad). The body runs on ghosts and the backward on other "
+                                "tensors, so the hook would never run and grad() stay undefined. Hook the parameter, or "
+                                "change the gradient by operators: "
                                 "x * s + (x - x * s).detach() scales it by s.");
     for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
   }
@@ -134,6 +145,11 @@ void set_gradient(const at::Tensor& ghost, bool requires_grad, const NodeHandle&
   if (ghost.requires_grad() == requires_grad) return;
   ghost.unsafeGetTensorImpl()->set_autograd_meta(nullptr);
   if (requires_grad) torch::autograd::set_history(ghost, grad_fn);
+}
+
+bool is_as_handed_out(const at::Tensor& ghost) {
+  const torch::autograd::Node* node = history_of(ghost).own;
+  return !is_trained(ghost) && (node == nullptr || typeid(*node) == typeid(RefuseBackward));
 }
 
 NodeHandle make_refuse_backward() { return make_node<RefuseBackward>(); }

@@ -55,6 +55,9 @@ void set_geometry(const at::Tensor& ghost, const partitioner::TensorSpec& spec);
 /// Lets a ghost require a gradient, with this function, or none.
 void set_gradient(const at::Tensor& ghost, bool requires_grad, const NodeHandle& grad_fn);
 
+/// Whether autograd knows of a ghost what it was handed out with, or less.
+bool is_as_handed_out(const at::Tensor& ghost);
+
 /// The autograd node behind every ghost of a matched body: running it means loss.backward() was called on a ghost.
 NodeHandle make_refuse_backward();
 
@@ -64,6 +67,8 @@ void refuse_hooks(torch::autograd::Node* root, const std::string& place);
 
 /// The text for loss.backward() inside a step body.
 [[noreturn]] void refuse_backward();
+/// The text for torch::autograd::grad and backward inside a step body.
+[[noreturn]] void refuse_engine(const std::string& place);
 
 /// A meta tensor that stands for a real one while operators run on ghosts; parameters keep requires_grad.
 at::Tensor make_twin(const at::Tensor& real);

@@ -1,15 +1,23 @@
-// Registers one boxed fallback on the capture key and hands each call to the thread's interceptor.
+// Registers one boxed fallback on the capture key and hands each call to the thread's interceptor; runs of the autograd engine
+// as well.
 #include "runtime/capture/interceptor.h"
 
+#include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
+
+#include "runtime/node_handle.h"
 
 namespace smp::runtime {
 namespace {
+
+using torch::autograd::Engine;
+using torch::autograd::variable_list;
 
 // A C function pointer is all the dispatcher takes, so the receiver is found through the thread.
 thread_local std::vector<Interceptor*> interceptors;  // the last receives the calls
@@ -25,6 +33,35 @@ void dispatch_to_interceptor(const c10::OperatorHandle& op, c10::DispatchKeySet,
   interceptors.back()->operator_called(op, *stack);
 }
 
+/// Runs nothing itself: what LibTorch asks its default engine for is done by the one that was the default before.
+class AskingEngine : public Engine {
+ public:
+  explicit AskingEngine(Engine& engine) : engine_(engine) {}
+
+  variable_list execute(const torch::autograd::edge_list& roots, const variable_list& inputs, bool keep_graph,
+                        bool create_graph, bool accumulate_grad, const torch::autograd::edge_list& outputs) override {
+    const bool is_asked = !interceptors.empty() && !c10::impl::tls_is_dispatch_key_excluded(kCaptureKey);
+    if (is_asked) interceptors.back()->engine_called();
+    return engine_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task, NodeHandle root,
+      torch::autograd::InputBuffer&& inputs) override {
+    return engine_.execute_with_graph_task(task, std::move(root), std::move(inputs));
+  }
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return engine_.make_anomaly_metadata();
+  }
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    return engine_.get_default_saved_variable_hooks();
+  }
+
+ private:
+  Engine& engine_;
+};
+
+AskingEngine* asking_engine = nullptr;
+
 }  // namespace
 
 void install_interceptor() {
@@ -34,6 +71,8 @@ void install_interceptor() {
     static auto* library =
         new torch::Library(torch::Library::IMPL, "_", kCaptureKey, __FILE__, __LINE__);
     library->fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch_to_interceptor>());
+    asking_engine = new AskingEngine(Engine::get_default_engine());
+    torch::autograd::set_default_engine_stub([]() -> Engine& { return *asking_engine; });
   });
 }
 

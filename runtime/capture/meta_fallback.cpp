@@ -191,8 +191,8 @@ void refuse_unknown_size(const OperatorHandle& op, torch::jit::Stack* /*stack*/)
                               ": the size of its result depends on the values of a tensor, which "
                               "has none while its model is being captured. "
                               "Use an operator with fixed sizes (a mask and torch::where instead "
-                              "of masked_select or nonzero), or move it "
-                              "out of the model");
+                              "of masked_select or nonzero), call code whose results have the same "
+                              "sizes for all data through smp::opaque, or move it out of the model");
 }
 
 bool returns_only_tensors(const OperatorHandle& op) {

@@ -21,6 +21,21 @@ namespace smp::runtime {
 /// throw c10::NotImplementedError that names the operator.
 void register_meta_kernels();
 
+/// Where a composite looks at values that decide nothing about its results' geometry, while it runs on meta tensors:
+/// answers aten::cov whether its weights and observations are fit, and gives packed RNNs, whose tensors are on the stack,
+/// batch sizes that could be those of the call. For this thread, until the end of the scope.
+class AssumedValues {
+ public:
+  AssumedValues(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+  ~AssumedValues();
+  AssumedValues(const AssumedValues&) = delete;
+  AssumedValues& operator=(const AssumedValues&) = delete;
+
+ private:
+  int64_t outer_checks_;
+  bool has_checks_;
+};
+
 /// Calls `op` on `stack` like op.callBoxed, for calls whose tensors are on meta. Differs for two
 /// composites that LibTorch takes apart otherwise there than on the CPU, so that a following
 /// transpose + view behaves alike: scaled_dot_product_attention (always matrix products with a

@@ -9,6 +9,7 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/native_group_norm.h>
 #include <ATen/ops/one_hot.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -109,9 +110,46 @@ bool lay_out_one_hot(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   return true;
 }
 
+/// How many questions about weights aten::cov still asks torch::equal on this thread, before the last one, whether there
+/// are too few observations. Below 0: nothing asks.
+thread_local int64_t num_weight_checks = -1;
+
+int64_t weight_checks_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (op.operator_name().name == "aten::corrcoef") return 0;
+  const int64_t num_weights = static_cast<int64_t>(!argument(op, stack, 2).isNone()) + !argument(op, stack, 3).isNone();
+  return num_weights == 0 ? 0 : num_weights + 1;
+}
+
+/// lstm.data and its kin: as many sequences as the state has, and steps until all items are used up.
+void assume_batch_sizes(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  if (op.operator_name().overload_name != "data" || op.schema().argumentIndexWithName("batch_sizes") != 1) return;
+  c10::IValue& batch_sizes = stack.end()[1 - static_cast<ptrdiff_t>(op.schema().arguments().size())];
+  if (!batch_sizes.toTensor().is_meta()) return;
+  const c10::IValue& state = argument(op, stack, 2);
+  const Tensor hidden = state.isTensorList() ? state.toTensorVector().at(0) : state.toTensor();
+  const int64_t num_items = argument(op, stack, 0).toTensor().size(0), num_sequences = hidden.size(1);
+  TORCH_CHECK_VALUE(num_sequences > 0 && num_items >= num_sequences, op.operator_name(), ": expected an item for each of ",
+                    num_sequences, " sequences, got ", num_items);
+  std::vector<int64_t> sizes(static_cast<size_t>(num_items / num_sequences), num_sequences);
+  if (num_items % num_sequences > 0) sizes.push_back(num_items % num_sequences);
+  batch_sizes = at::tensor(sizes, at::kLong);
+}
+
 }  // namespace
 
+AssumedValues::AssumedValues(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+    : outer_checks_(num_weight_checks),
+      has_checks_(op.operator_name().name == "aten::cov" || op.operator_name().name == "aten::corrcoef") {
+  if (has_checks_) num_weight_checks = weight_checks_of(op, stack);
+  assume_batch_sizes(op, stack);
+}
+
+AssumedValues::~AssumedValues() {
+  if (has_checks_) num_weight_checks = outer_checks_;
+}
+
 void call_on_meta(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const AssumedValues assumed(op, stack);
   static const auto attention =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "");
   static const auto group_norm =
@@ -140,10 +178,17 @@ std::tuple<Tensor, Tensor> flash_attention(const Tensor& query, const Tensor& /*
   return {make_like(query), logsumexp};
 }
 
+bool equal(const Tensor& /*self*/, const Tensor& /*other*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(num_weight_checks >= 0, "aten::equal: the value of a tensor was read while its model is being "
+                              "captured. Read it outside of the model, or compute with tensors instead (torch::where for a branch)");
+  return num_weight_checks-- > 0;
+}
+
 }  // namespace
 
 void add_attention(Table& table) {
   table.add("_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
+  table.add("equal", &equal);
 }
 
 }  // namespace meta

@@ -16,12 +16,24 @@ using at::IntArrayRef;
 using at::MemoryFormat;
 using at::Tensor;
 
+/// Of the 16-bit types, not every processor has oneDNN's kernels.
+bool has_onednn_kernels(at::ScalarType type) {
+  const auto ask = [](const char* op) {
+    torch::jit::Stack stack;
+    c10::Dispatcher::singleton().findSchemaOrThrow(op, "").callBoxed(stack);
+    return stack.back().toBool();
+  };
+  static const bool has_bfloat16 = ask("mkldnn::_is_mkldnn_bf16_supported");
+  static const bool has_half = ask("mkldnn::_is_mkldnn_fp16_supported");
+  return type == at::kFloat || (type == at::kBFloat16 && has_bfloat16) || (type == at::kHalf && has_half);
+}
+
 /// The conditions under which LibTorch's CPU gives a 3-D convolution to oneDNN
 /// (ConvParams::use_mkldnn). Only there 3-D results keep channels_last; in 2-D the native kernels
 /// keep it too.
 bool runs_on_onednn(const Tensor& input, const Tensor& weight, bool is_strided, bool is_dilated,
                     int64_t groups) {
-  if (!at::globalContext().userEnabledMkldnn() || input.scalar_type() == at::kDouble) return false;
+  if (!at::globalContext().userEnabledMkldnn() || !has_onednn_kernels(input.scalar_type())) return false;
   if (input.scalar_type() != at::kFloat) return true;
   const int64_t last = weight.size(-1), before_last = weight.size(-2);
   const bool is_worth_it = is_strided || is_dilated || input.size(0) >= 16 || last != 1 ||

@@ -39,6 +39,18 @@ OpaqueFunction find(const std::string& name) {
   return found->second;
 }
 
+// Results share no memory with inputs or with each other, on ghosts as on the stages. A custom autograd function that returns
+// its input does, whatever it is for; a copy has its bits and passes its gradient on.
+void separate(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> others = inputs;
+  for (at::Tensor& output : outputs) {
+    TORCH_CHECK(output.defined(), "opaque: expected a function that returns defined tensors, got an undefined one.");
+    const auto shares_memory = [&](const at::Tensor& other) { return output.is_alias_of(other); };
+    if (std::any_of(others.begin(), others.end(), shares_memory)) output = output.clone();
+    others.push_back(output);
+  }
+}
+
 std::vector<at::Tensor> run_checked(OpaqueFunction function, const std::vector<at::Tensor>& inputs) {
   std::vector<int64_t> versions;
   for (const at::Tensor& input : inputs) versions.push_back(input._version());
@@ -46,11 +58,8 @@ std::vector<at::Tensor> run_checked(OpaqueFunction function, const std::vector<a
   for (size_t i = 0; i < inputs.size(); ++i) {
     TORCH_CHECK(inputs[i]._version() == versions[i], "opaque: expected a function that leaves its inputs as they are, got ",
                 "one that writes to input ", i, ". Let it clone() the input first.");
-    for (const at::Tensor& output : outputs) {
-      TORCH_CHECK(output.defined() && !output.is_alias_of(inputs[i]), "opaque: expected a function that returns new, ",
-                  "defined tensors, got input ", i, ", a view of it, or an undefined tensor. Return a clone().");
-    }
   }
+  separate(outputs, inputs);
   return outputs;
 }
 
@@ -59,9 +68,12 @@ at::Tensor zeros_like_ghost(const at::Tensor& ghost) {
   return zeros.set_requires_grad(ghost.requires_grad());
 }
 
-at::Tensor ghost_like(const at::Tensor& output) {
+at::Tensor ghost_like(const at::Tensor& output, const std::vector<at::Tensor>& inputs) {
   at::Tensor ghost = at::empty_strided(output.sizes(), output.strides(), output.options().device(at::kMeta));
-  if (output.requires_grad()) torch::autograd::set_history(ghost, make_refuse_backward());
+  if (!output.requires_grad()) return ghost;
+  const NodeHandle node = make_refuse_backward();
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs));  // to hooks on what the inputs were made of
+  torch::autograd::set_history(ghost, node);
   return ghost;
 }
 
@@ -73,7 +85,7 @@ std::vector<at::Tensor> opaque_kernel(const std::string& name, const std::vector
   std::vector<at::Tensor> zeros;
   for (const at::Tensor& input : inputs) zeros.push_back(input.is_meta() ? zeros_like_ghost(input) : input);
   std::vector<at::Tensor> outputs = run_checked(function, zeros);
-  std::transform(outputs.begin(), outputs.end(), outputs.begin(), ghost_like);
+  for (at::Tensor& output : outputs) output = ghost_like(output, inputs);
   return outputs;
 }
 

@@ -118,6 +118,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   changes_geometry_in_place = kInPlaceGeometry.contains(name);
   num_arguments = static_cast<int>(schema.arguments().size());
   if (name == "aten::one_hot") shape_argument = schema.argumentIndexWithName("num_classes").value_or(-1);
+  if (name == "aten::repeat_interleave") shape_argument = schema.argumentIndexWithName("output_size").value_or(-1);
   for (const char* flag : {"train", "training", "use_input_stats"}) {
     if (const auto position = schema.argumentIndexWithName(flag)) training_argument = *position;
   }

@@ -5,11 +5,18 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace smp::runtime {
 
 std::string describe_place(const std::string& op, const std::string& module) {
-  return op + (module.empty() ? std::string(", before any parameter was used")
-                              : ", in or after module '" + module + "'");
+  if (module.empty()) return op + ", before any parameter was used";
+  return op + ", in or after " + (module == kRootModule ? "the root module" : "module '" + module + "'");
+}
+
+const std::string& module_in_texts(const partitioner::Graph& graph, partitioner::ValueId num_values, const std::string& module) {
+  const auto end = graph.values.begin() + num_values;
+  return module.empty() && std::any_of(graph.values.begin(), end, partitioner::is_named) ? kRootModule : module;
 }
 
 void refuse_value_read(const std::string& op, const std::string& module) {
@@ -23,7 +30,8 @@ void refuse_value_read(const std::string& op, const std::string& module) {
 void refuse_data_dependent_shape(const std::string& op, const std::string& module) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, describe_place(op, module),
                               ": the shape of its result depends on data, which a captured graph cannot hold. Compute "
-                              "it outside of the step and pass it as an argument, or use torch::where with a mask.");
+                              "it outside of the step and pass it as an argument, use torch::where with a mask, or call "
+                              "code whose results have the same sizes for all data through smp::opaque.");
 }
 
 void refuse_replaced_data(const std::string& op, const std::string& module) {
@@ -36,7 +44,8 @@ void refuse_stale_ghost(const std::string& place, const std::string& module) {
   TORCH_CHECK(false, describe_place(place, module),
               ": got a ghost of an earlier run of the body, kept in a variable or module member. Expected tensors of "
               "this run, parameters, buffers or arguments. To carry state from step to step return it from the body "
-              "and pass StepOutput::concat() to the next step, or copy_ it into a registered buffer.");
+              "and pass StepOutput::concat() to the next step, or copy_ it into a registered buffer. A mask or table that "
+              "forward makes on its first call and keeps: make it in the constructor, or in every call.");
 }
 
 partitioner::Autocast current_autocast() {

@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 
@@ -43,10 +42,8 @@ bool returns_argument(const c10::OperatorHandle& op, const Graph& graph) {
   });
 }
 
-bool is_shape_given(const OperatorInfo& info, const torch::jit::Stack& stack) {
-  if (info.shape_argument < 0) return false;
-  const c10::IValue& argument = stack[stack.size() - static_cast<size_t>(info.num_arguments - info.shape_argument)];
-  return argument.isInt() && argument.toInt() >= 0;
+const std::string& module_of(const Recording& recording, const std::string& last) {
+  return module_in_texts(recording.graph, static_cast<ValueId>(recording.graph.values.size()), last);
 }
 
 }  // namespace
@@ -86,7 +83,7 @@ ValueId Recorder::new_value(Value value, const at::Tensor& seen, const at::Tenso
   const bool same = known != identities_.end() && !known->second.impl.expired();
   recording_->same_impl.push_back(same ? recording_->same_impl[known->second.value] : id);
   recording_->graph.values.push_back(std::move(value));
-  identities_.insert_or_assign(seen.unsafeGetTensorImpl(), Identity{weak(seen), id, stand_in});
+  identities_.insert_or_assign(seen.unsafeGetTensorImpl(), Identity{weak(seen), id, stand_in, history_of(seen)});
   return id;
 }
 
@@ -108,14 +105,11 @@ ValueId Recorder::bind_real(const at::Tensor& tensor, const at::Tensor& geometry
 }
 
 ValueId Recorder::bind_constant(const at::Tensor& tensor, at::Tensor& stand_in) {
-  TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
-              ": expected operators of the step body only, got a tensor computed with gradients outside of it or on "
-              "another thread. Its gradient would be lost: compute it inside the body, on the body's thread, or "
-              "detach() it outside of the step.");
+  check_made_here(tensor);
   TORCH_CHECK(!tensor.requires_grad(), where(),
-              ": expected trainable tensors to be parameters of the model, got a tensor of sizes ", tensor.sizes(),
-              " that requires a gradient and is not registered. Register it with register_parameter, or "
-              "detach() it outside of the step.");
+              ": expected trainable tensors to be parameters that the model had when it was wrapped, got a tensor of sizes ",
+              tensor.sizes(), " that requires a gradient and is none of them. Call register_parameter and replace_module before "
+              "DistributedModel is made, or detach() it outside of the step.");
   TORCH_CHECK_NOT_IMPLEMENTED(can_be_constant(tensor), where(), ": expected tensors made outside of the step to be on the "
                               "CPU and to hold their values, got ", tensor.toString(),
                               tensor.is_conj() || tensor.is_neg() ? " with a lazy sign" : "",
@@ -150,13 +144,14 @@ ValueId Recorder::bind_constant(const at::Tensor& tensor, at::Tensor& stand_in) 
 ValueId Recorder::resolve(at::Tensor& tensor) {
   auto known = identities_.find(tensor.unsafeGetTensorImpl());
   if (known != identities_.end() && !known->second.impl.expired()) {
-    check_as_before(tensor, known->second.value);
+    check_as_before(tensor, known->second);
     if (known->second.stand_in.defined()) tensor = known->second.stand_in;
     return known->second.value;
   }
   at::Tensor stand_in;
   ValueId id = kNoValue;
   if (const NamedTensor* named = bindings_.find(tensor)) {
+    check_made_here(tensor);
     id = bind_real(tensor, tensor, {.kind = named->kind, .name = named->name, .spec = spec_of(tensor)}, stand_in);
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage(), where(), ": expected dense tensors, got a sparse or opaque one. ",
@@ -176,7 +171,7 @@ ValueId Recorder::resolve(at::Tensor& tensor) {
     } else if (is_known && !is_constant) {
       id = alias_of(StorageInfo(storage->second), tensor, stand_in);
     } else {
-      if (tensor.is_meta()) refuse_stale_ghost("capture", last_module_);
+      if (tensor.is_meta()) refuse_stale_ghost("capture", module_of(*recording_, last_module_));
       id = bind_constant(tensor, stand_in);
     }
   }
@@ -201,13 +196,14 @@ ValueId Recorder::alias_of(const StorageInfo& storage, const at::Tensor& tensor,
     stand_in = at::as_strided(storage.first_tensor.detach(), spec.sizes, spec.strides, spec.storage_offset);
     held_.push_back(tensor);
   }
-  identities_.insert_or_assign(tensor.unsafeGetTensorImpl(), Identity{weak(tensor), id, stand_in});
+  identities_.insert_or_assign(tensor.unsafeGetTensorImpl(), Identity{weak(tensor), id, stand_in, history_of(tensor)});
   return id;
 }
 
-void Recorder::check_as_before(const at::Tensor& tensor, ValueId id) const {
+void Recorder::check_as_before(const at::Tensor& tensor, const Identity& known) const {
+  const ValueId id = known.value;
   const Value& value = recording_->graph.values[id];
-  check_no_hidden_gradient(tensor, value);
+  check_history(tensor, known);
   if (value.kind == ValueKind::kParameter) check_not_frozen(tensor, value);
   if (value.kind != ValueKind::kConstant || owns_memory(tensor)) return;
   // It may be gone when the body has ended, so it is looked at now.
@@ -224,24 +220,14 @@ void Recorder::check_not_frozen(const at::Tensor& tensor, const Value& value) co
               "rank, or use parameter.detach() in the body.");
 }
 
-void Recorder::check_no_hidden_gradient(const at::Tensor& tensor, const Value& value) const {
-  if (value.spec.requires_grad || !tensor.requires_grad() || written_.contains(value.storage)) return;
-  TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
-              ": a tensor that was computed without gradients now has gradient function '", tensor.grad_fn()->name(),
-              "': a custom autograd function (torch::autograd::Function) made it, and its backward cannot be captured. "
-              "Write the function with differentiable operators, or call it through smp::opaque.");
-}
-
 void Recorder::refuse_unsupported(const OperatorInfo& info, const torch::jit::Stack& stack) const {
-  if (torch::autograd::get_current_graph_task_id() != -1) refuse_backward();
-  switch (info.kind) {
+  switch (class_of_call(info, stack)) {
     case OperatorClass::kReadsValue:
-      refuse_value_read(info.name, last_module_);
+      refuse_value_read(info.name, module_of(*recording_, last_module_));
     case OperatorClass::kDataDependentShape:
-      if (is_shape_given(info, stack)) return;
-      refuse_data_dependent_shape(info.name, last_module_);
+      refuse_data_dependent_shape(info.name, module_of(*recording_, last_module_));
     case OperatorClass::kReplacesData:
-      refuse_replaced_data(info.name, last_module_);
+      refuse_replaced_data(info.name, module_of(*recording_, last_module_));
     case OperatorClass::kRunsBackward:
       refuse_backward();
     default:
@@ -276,12 +262,17 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
   if (info.is_random) node.random_ordinal = num_random_++;
   try {
     call_on_ghosts(op, stack);
+  } catch (c10::NotImplementedError& error) {
+    error.add_context("while capturing " + describe_place(info.name, module_of(*recording_, last_module_)) +
+                      ". What looks at data within may run by its own code: call it through smp::opaque");
+    throw;
   } catch (c10::Error& error) {
-    error.add_context("while capturing " + describe_place(info.name, last_module_));
+    error.add_context("while capturing " + describe_place(info.name, module_of(*recording_, last_module_)));
     throw;
   }
   const bool returns_list = info.returned_argument.size() == 1 && stack.back().isTensorList();
   bind_outputs(info, node, originals, stack);
+  note_histories(node);
   recording_->graph.nodes.push_back(std::move(node));
   const bool fixes_scalars = returns_argument(op, recording_->graph);
   recording_->calls.push_back(
@@ -330,7 +321,7 @@ ValueId Recorder::bind_output(const Node& node, int32_t index, const at::Tensor&
   Value value{.kind = ValueKind::kResult, .spec = spec_of(live), .producer = node_id, .output_index = index};
   const bool is_seen = live.is_same(seen);
   if (is_seen) {
-    mark_as_ghost(live, describe_place("the result of " + node.op, node.module));
+    mark_as_ghost(live, describe_place("the result of " + node.op, module_of(*recording_, node.module)));
   } else if (seen.is_meta()) {  // the ghost of an earlier run, that the body sees in place of `live`
     set_geometry(seen, value.spec);
     set_gradient(seen, value.spec.requires_grad, ghost_grad_fn_);
@@ -361,10 +352,11 @@ ValueId Recorder::value_of(const at::Tensor& tensor, const char* role) {
   return resolve(copy);
 }
 
-std::string Recorder::where() const { return describe_place("capture", last_module_); }
+std::string Recorder::where() const { return describe_place("capture", module_of(*recording_, last_module_)); }
 
 std::shared_ptr<Recording> Recorder::finish(std::vector<ValueId> returned, std::string key) {
   Recording& recording = *recording_;
+  check_histories();
   for (const ConstantTensor& constant : recording.constants) {
     if (owns_memory(constant.tensor)) check_unchanged(constant, where());
   }

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "runtime/capture/bindings.h"
+#include "runtime/capture/history.h"
 #include "runtime/capture/interceptor.h"
 #include "runtime/capture/recording.h"
 
@@ -49,6 +50,7 @@ class Recorder : public Interceptor {
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl;
     partitioner::ValueId value;
     at::Tensor stand_in;  // the tensor operators run on, when it is not the tensor itself
+    History history;      // as the last operator has left it
   };
   struct StorageInfo {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
@@ -74,9 +76,12 @@ class Recorder : public Interceptor {
   void adopt(partitioner::ValueId id, const at::Tensor& seen, const at::Tensor& stand_in, std::vector<at::Tensor>& live);
 
   void refuse_unsupported(const OperatorInfo& info, const torch::jit::Stack& stack) const;
-  void check_as_before(const at::Tensor& tensor, partitioner::ValueId id) const;
+  void check_as_before(const at::Tensor& tensor, const Identity& known) const;
   void check_not_frozen(const at::Tensor& tensor, const partitioner::Value& value) const;
-  void check_no_hidden_gradient(const at::Tensor& tensor, const partitioner::Value& value) const;
+  void check_made_here(const at::Tensor& tensor) const;
+  void check_history(const at::Tensor& tensor, const Identity& known) const;
+  void check_histories() const;
+  void note_histories(const partitioner::Node& node);
   void note_writes(const OperatorInfo& info, partitioner::Node& node, const std::vector<c10::IValue>& arguments);
   void check_write(const OperatorInfo& info, partitioner::ValueId id) const;
   void check_backwards_before(const OperatorInfo& info, partitioner::ValueId id) const;

@@ -65,7 +65,8 @@ bool Recorder::take_copy(const at::Tensor& tensor, ValueId first, at::Tensor& st
   stand_in = ghost.stand_in.defined() ? ghost.stand_in : copied->second;
   identities_.insert_or_assign(
       tensor.unsafeGetTensorImpl(),
-      Identity{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr()), ghost.value, stand_in});
+      Identity{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr()), ghost.value, stand_in,
+               history_of(tensor)});
   held_.push_back(tensor);
   copied_.erase(copied);
   return true;
@@ -113,6 +114,7 @@ void Recorder::run_again(NodeId n, const std::vector<at::Tensor>& seen, std::vec
   for (size_t k = 0; k < outputs.size(); ++k) {
     if (node.outputs[k] != kNoValue) adopt(node.outputs[k], seen[node.outputs[k]], outputs[k], live);
   }
+  note_histories(node);
   written_.insert(node.written_storages.begin(), node.written_storages.end());
   if (call.info->makes_uninitialised) {
     for (ValueId id : node.outputs) uninitialised_.insert(recording_->graph.values[id].storage);
@@ -136,7 +138,7 @@ void Recorder::adopt(ValueId id, const at::Tensor& seen, const at::Tensor& stand
     }
   }
   Identity identity{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(seen.getIntrusivePtr()), id,
-                    stand_in.is_same(seen) ? at::Tensor() : stand_in};
+                    stand_in.is_same(seen) ? at::Tensor() : stand_in, history_of(seen)};
   identities_.insert_or_assign(seen.unsafeGetTensorImpl(), std::move(identity));
 }
 

@@ -37,7 +37,8 @@ void Recorder::check_initialised(const OperatorInfo& info, const Node& node) con
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     if (info.argument_written[i]) continue;
     for (ValueId id : values_in(node.arguments[i])) {
-      TORCH_CHECK(!uninitialised_.contains(recording_->graph.values[id].storage), where(), ": ",
+      const Value& value = recording_->graph.values[id];
+      TORCH_CHECK(value.spec.num_elements() == 0 || !uninitialised_.contains(value.storage), where(), ": ",
                   info.name,
                   " reads the result of empty() before any operator has written it, so it was "
                   "written through a raw "
@@ -70,7 +71,7 @@ void Recorder::check_write(const OperatorInfo& info, ValueId id) const {
               " writes to a tensor of sizes ", c10::IntArrayRef(value.spec.sizes),
               " that is neither parameter, buffer nor argument of the step. The write would be "
               "lost on other ranks: "
-              "register it with register_buffer.");
+              "register it with register_buffer before the model is wrapped.");
   TORCH_CHECK_NOT_IMPLEMENTED(
       std::none_of(graph.backward_roots.begin(), graph.backward_roots.end(),
                    [&](ValueId root) { return graph.values[root].storage == value.storage; }),

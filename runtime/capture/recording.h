@@ -67,6 +67,7 @@ struct CapturedBody {
   std::shared_ptr<const Recording> recording;
   std::vector<ScalarOverride> scalars;
   std::vector<ConstantOverride> constants;
+  std::vector<at::Tensor> outside{};  // constants of this run, as the program has them
 };
 
 }  // namespace smp::runtime

@@ -24,13 +24,26 @@ constexpr VariableSet kExplicit{"SMP_*", "SMP_RANK", "SMP_WORLD_SIZE", "SMP_LOCA
                                 "SMP_LOCAL_SIZE"};
 constexpr VariableSet kOpenMpi{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
-// Without LOCAL_RANK, RANK and WORLD_SIZE may be those of a host (Volcano), so it must be there.
 constexpr VariableSet kTorchrun{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+
+// Launchers whose processes would each believe to be alone.
+constexpr VariableSet kUnknown[] = {
+    kTorchrun,
+    // A batch script and an interactive shell have SLURM_NTASKS too; only a step of srun has this
+    // size.
+    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
+    {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+     "MV2_COMM_WORLD_LOCAL_SIZE"},
+    {"MVAPICH", "MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_LOCAL_RANK",
+     "MVP_COMM_WORLD_LOCAL_SIZE"},
+    {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"PALS", "PALS_RANKID", nullptr, "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"}};
 
 constexpr const char* kWhatWorks =
     "Today several processes are started by Open MPI's mpirun: `smp run -np N program`, or `mpirun "
-    "-np N "
-    "program`. Started without a launcher, a program is a world of one.";
+    "-np N program`; inside a Slurm allocation it needs no host list. Unset the variables of a "
+    "launcher "
+    "that did not start this process: without one, a program is a world of one.";
 
 std::optional<int> number(const EnvironmentLookup& lookup, const char* name) {
   const std::optional<std::string> text = lookup(name);
@@ -80,31 +93,35 @@ void check_agree(const VariableSet& a_set, const Launch& a, const VariableSet& b
                     "). Unset the variables of the one that did not start this ", "process.");
 }
 
-void refuse_torchrun(const Launch& launch) {
-  TORCH_CHECK_VALUE(launch.size == 1, "launch: expected a launcher that smp knows, got torchrun (",
-                    text_of(kTorchrun, launch), "). ", kWhatWorks);
+// Any trace of a second process: a number above 0, or a count above 1. True where it says that
+// there is none.
+bool refuse_several(const EnvironmentLookup& lookup, const VariableSet& set) {
+  std::string said;
+  bool are_several = false;
+  const auto take = [&](const char* name, int most_of_one) {
+    const std::optional<int> value = name ? number(lookup, name) : std::nullopt;
+    if (!value) return false;
+    said += (said.empty() ? "" : ", ") + std::string(name) + "=" + std::to_string(*value);
+    are_several |= *value > most_of_one;
+    return true;
+  };
+  take(set.rank, 0);
+  const bool has_size = take(set.size, 1);
+  take(set.local_rank, 0), take(set.local_size, 1);
+  TORCH_CHECK_VALUE(!are_several, "launch: expected a launcher that smp knows, got ", set.launcher,
+                    " (", said, "). ", kWhatWorks);
+  return has_size;
 }
 
-// Launchers whose processes would each believe to be alone. A batch script and an interactive shell
-// have SLURM_NTASKS too; only a step of srun has SLURM_STEP_NUM_TASKS.
 void refuse_unknown(const EnvironmentLookup& lookup) {
-  const struct {
-    const char* launcher;
-    const char* rank;
-    const char* size;
-  } unknown[] = {{"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},
-                 {"MPICH", "PMI_RANK", "PMI_SIZE"}};
-  for (const auto& set : unknown) {
-    const std::optional<int> size = number(lookup, set.size);
-    TORCH_CHECK_VALUE(size.value_or(1) == 1, "launch: expected a launcher that smp knows, got ",
-                      set.launcher, " (", set.rank, "=", lookup(set.rank).value_or("unset"), ", ",
-                      set.size, "=", *size, "). ", kWhatWorks,
-                      " Inside a Slurm allocation mpirun needs no host list.");
-  }
-  const auto pmix_rank = lookup("PMIX_RANK");
-  TORCH_CHECK_VALUE(
-      !pmix_rank, "launch: expected a launcher that smp knows, got one that speaks PMIx ",
-      "(PMIX_RANK=", pmix_rank.value_or(""), ") but is not Open MPI's mpirun. ", kWhatWorks);
+  bool is_known_to_be_alone = false;
+  for (const VariableSet& set : kUnknown) is_known_to_be_alone |= refuse_several(lookup, set);
+  // PMIx has no variable for the size.
+  const std::optional<int> pmix_rank = number(lookup, "PMIX_RANK");
+  TORCH_CHECK_VALUE(!pmix_rank || (is_known_to_be_alone && *pmix_rank == 0),
+                    "launch: expected a launcher that smp knows, got one that speaks PMIx ",
+                    "(PMIX_RANK=", pmix_rank.value_or(0), ") but is not Open MPI's mpirun. ",
+                    kWhatWorks);
 }
 
 }  // namespace
@@ -118,6 +135,8 @@ std::optional<std::string> process_environment(const char* name) {
 Launch detect_launch(const EnvironmentLookup& lookup) {
   const auto explicit_launch = read(lookup, kExplicit, Launch::Kind::kExplicit);
   const auto mpirun = read(lookup, kOpenMpi, Launch::Kind::kMpirun);
+  // Without LOCAL_RANK, RANK and WORLD_SIZE beside another launcher's may be those of a host
+  // (Volcano).
   std::optional<Launch> torchrun;
   if (lookup(kTorchrun.local_rank))
     torchrun = read(lookup, kTorchrun, Launch::Kind::kSingleProcess);
@@ -132,19 +151,29 @@ Launch detect_launch(const EnvironmentLookup& lookup) {
     if (torchrun) check_agree(kExplicit, *explicit_launch, kTorchrun, *torchrun);
     return *explicit_launch;
   }
-  if (torchrun) refuse_torchrun(*torchrun);
   refuse_unknown(lookup);
   return {};
+}
+
+std::string describe_mismatch(const Launch& launch, int rank, int size) {
+  if (launch.rank == rank && launch.size == size) return "";
+  const VariableSet& set = launch.kind == Launch::Kind::kExplicit ? kExplicit : kOpenMpi;
+  return c10::str("launch: expected MPI to find rank ", launch.rank, " of ", launch.size, " (",
+                  text_of(set, launch), "), got rank ", rank, " of ", size,
+                  ": these variables are not those of the launcher that started this process. ",
+                  kWhatWorks);
 }
 
 void set_mpi_defaults() {
   constexpr int kKeepTheUsers = 0;
   setenv("OMPI_MCA_pml", "ob1", kKeepTheUsers);
   setenv("OMPI_MCA_btl", "self,vader,tcp", kKeepTheUsers);
-  // Large messages are copied once, which is Open MPI's default: copied twice they wait for a sender that may be within a
-  // long operator (docs/decisions/large-messages.md). Where that is forbidden, it would print an error for each of them.
+  // Large messages are copied once, which is Open MPI's default: copied twice they wait for a
+  // sender that may be within a long operator (docs/decisions/large-messages.md). Where that is
+  // forbidden, it would print an error for each of them.
   constexpr const char* kSingleCopy = "OMPI_MCA_btl_vader_single_copy_mechanism";
-  if (getenv(kSingleCopy) == nullptr && is_cross_memory_forbidden()) setenv(kSingleCopy, "none", kKeepTheUsers);
+  if (getenv(kSingleCopy) == nullptr && is_cross_memory_forbidden())
+    setenv(kSingleCopy, "none", kKeepTheUsers);
   setenv("OMPI_MCA_btl_vader_eager_limit", "16384", kKeepTheUsers);
 }
 

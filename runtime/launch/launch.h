@@ -34,8 +34,13 @@ std::optional<std::string> process_environment(const char* name);
 /// Reads, in this order, SMP_RANK, SMP_WORLD_SIZE, SMP_LOCAL_RANK, SMP_LOCAL_SIZE (the local ones
 /// default to one host) and OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE. Throws
 /// c10::ValueError when a set is incomplete or no number, when two sets disagree, and when another
-/// launcher (torchrun, srun, MPICH) started several processes that would not find each other.
+/// launcher (torchrun, srun, MPICH, Intel MPI, MVAPICH) started several processes that would not
+/// find each other.
 Launch detect_launch(const EnvironmentLookup& lookup = process_environment);
+
+/// Empty where MPI has found what `launch` says, rank `rank` of `size`; else the complaint.
+/// Variables that no mpirun has set would make every process a world of one.
+std::string describe_mismatch(const Launch& launch, int rank, int size);
 
 /// Sets, where the user has not, how Open MPI moves messages between processes of one host: in one go up to 16 KB, larger ones
 /// copied by their receiver alone, unless that is forbidden (cross_memory.h). Call before MPI is initialised; later it has no

@@ -93,7 +93,7 @@ std::vector<at::Tensor> AutogradStage::forward(const MicrobatchContext& context,
   {
     std::optional<UserRandomStateScope> user_state;  // saving and restoring costs 3 us
     if (replay_.has_random()) user_state.emplace();
-    replay_.run(slots, context, options_.progress, watcher);
+    flight.overwritten = replay_.run(slots, context, options_.progress, watcher);
   }
   if (values_.has_backward) {
     for (const BackwardValues& backward : values_.backwards) {
@@ -150,7 +150,12 @@ std::vector<at::Tensor> AutogradStage::backward(int microbatch, size_t index, st
       torch::autograd::Engine::get_default_engine().execute(roots, root_gradients, /*keep_graph=*/!is_last,
                                                             /*create_graph=*/false, /*accumulate_grad=*/true);
     };
-    flight.watcher == nullptr ? run_engine() : flight.watcher->run_backward(run_engine);
+    try {
+      flight.watcher == nullptr ? run_engine() : flight.watcher->run_backward(run_engine);
+    } catch (c10::Error& error) {
+      if (!flight.overwritten.empty()) error.add_context(flight.overwritten);
+      throw;
+    }
   }
   return take_results(flight, index);
 }

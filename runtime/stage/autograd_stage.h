@@ -51,6 +51,7 @@ class AutogradStage : public Stage {
     std::vector<uint32_t> edges;                 // by input, then by own tensor: its number at that node
     std::vector<std::vector<at::Tensor>> roots;  // by backward and its roots
     StageWatcher* watcher = nullptr;
+    std::string overwritten;  // what to say if the backward throws; may be empty
   };
   struct Entry {
     partitioner::ValueId value;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_set>
 
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/operator_info.h"
@@ -16,9 +17,50 @@ namespace smp::runtime {
 
 using namespace partitioner;
 
+std::string describe_run(const std::string& op, const std::string& module, int microbatch) {
+  return op + (module.empty() ? "" : " of module '" + module + "'") + ", microbatch " + std::to_string(microbatch);
+}
+
+namespace {
+
+at::Tensor element_of(const c10::IValue& argument, int32_t element) {
+  if (element < 0) return argument.toTensor();
+  const auto k = static_cast<size_t>(element);
+  return argument.isTensorList() ? argument.toTensorList().get(k) : argument.toOptionalTensorList().get(k).value();
+}
+
+void set_element(c10::IValue& argument, int32_t element, const at::Tensor& tensor) {
+  if (element < 0) {
+    argument = tensor;
+  } else if (argument.isTensorList()) {
+    argument.toTensorList().set(static_cast<size_t>(element), tensor);
+  } else {
+    argument.toOptionalTensorList().set(static_cast<size_t>(element), tensor);
+  }
+}
+
+bool requires_grad(const c10::IValue& argument) {
+  if (argument.isTensor()) return argument.toTensor().requires_grad();
+  if (!argument.isTensorList()) return false;
+  const auto tensors = argument.toTensorVector();
+  return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+}
+
+std::string overwritten_text(const Graph& graph, int32_t storage, const Node& reader, const Node& writer) {
+  const auto named = std::find_if(graph.values.begin(), graph.values.end(), [storage](const Value& value) {
+    return is_named(value) && value.storage == storage;
+  });
+  const auto of = [](const Node& node) { return node.op + (node.module.empty() ? "" : " of module '" + node.module + "'"); };
+  return "expected '" + named->name + "' to stay as " + of(reader) + " has found it until the backward, got " + of(writer) +
+         " in the same forward, which writes to it. Write to it before it is used or after the step, or let the forward use "
+         "a clone() of it.";
+}
+
+}  // namespace
+
 Replay::Replay(const Graph& graph, const std::vector<NodeId>& nodes, const std::vector<ValueId>& kept)
     : slot_of_value_(graph.values.size(), -1) {
-  find_written_buffers(graph);
+  find_writes(graph, nodes);
   std::vector<bool> made(graph.values.size(), false);
   for (NodeId n : nodes) {
     for (ValueId id : node_inputs(graph.nodes[n])) {
@@ -47,20 +89,39 @@ int Replay::assign_slot(ValueId value) {
   return slot;
 }
 
-// Microbatches write to a buffer in turn, and the backward of one may come after the write of the next.
-void Replay::find_written_buffers(const Graph& graph) {
-  int32_t num_storages = 0;
-  for (const Value& value : graph.values) num_storages = std::max(num_storages, value.storage + 1);
-  std::vector<bool> is_buffer(static_cast<size_t>(num_storages));
-  is_written_buffer_.resize(static_cast<size_t>(num_storages));
+// Of parameters and buffers; all that touches one that is written shares a stage. One that its schema does not declare,
+// autograd does not notice.
+void Replay::find_writes(const Graph& graph, const std::vector<NodeId>& nodes) {
+  std::unordered_set<int32_t> own;
   for (const Value& value : graph.values) {
-    if (value.kind == ValueKind::kBuffer && value.storage >= 0) is_buffer[static_cast<size_t>(value.storage)] = true;
+    if (is_named(value)) own.insert(value.storage);
   }
-  for (const Node& node : graph.nodes) {
+  for (NodeId n : nodes) {
+    const Node& node = graph.nodes[n];
+    if (node.written_storages.empty()) continue;
+    const OperatorInfo& info = operator_info(c10::Dispatcher::singleton().findSchemaOrThrow(node.op.c_str(), node.overload.c_str()));
+    const auto& hidden = info.write_is_hidden;
+    const bool is_noticed = std::find(hidden.begin(), hidden.end(), true) == hidden.end();
     for (int32_t storage : node.written_storages) {
-      is_written_buffer_[static_cast<size_t>(storage)] = is_buffer[static_cast<size_t>(storage)];
+      if (!own.contains(storage)) continue;
+      NodeId& last = last_noticed_write_.emplace(storage, kNoNode).first->second;
+      if (is_noticed) last = n;
     }
   }
+}
+
+// Unless the operator writes to it itself, or returns a view of it.
+void Replay::keep_if_written(const Graph& graph, NodeId n, Kept place, ValueId id, Call& call) const {
+  const Node& node = graph.nodes[n];
+  const int32_t storage = graph.values[id].storage;
+  const auto write = last_noticed_write_.find(storage);
+  if (write == last_noticed_write_.end() || !node.grad_enabled || writes(operator_info(call.op), node, place.position)) return;
+  const bool is_alias = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId output) {
+    return output != kNoValue && graph.values[output].storage == storage;
+  });
+  if (is_alias) return;
+  if (write->second > n) place.overwritten = overwritten_text(graph, storage, node, graph.nodes[write->second]);
+  call.kept.push_back(std::move(place));
 }
 
 void Replay::prepare(const Graph& graph, NodeId n) {
@@ -70,6 +131,9 @@ void Replay::prepare(const Graph& graph, NodeId n) {
   call.autocast = node.autocast;
   call.node = n;
   call.module = node.module;
+  const size_t num_arguments = call.op.schema().arguments().size();
+  TORCH_CHECK_VALUE(node.arguments.size() == num_arguments, "replay: expected ", num_arguments, " arguments of ", node.op, ", got ",
+                    node.arguments.size(), ".");
   const OperatorInfo& info = operator_info(call.op);
   if (draws(info, node)) call.random_ordinal = node.random_ordinal;
   has_random_ = has_random_ || call.random_ordinal >= 0;
@@ -79,17 +143,13 @@ void Replay::prepare(const Graph& graph, NodeId n) {
     if (const auto* ref = std::get_if<ValueRef>(&argument)) {
       call.tensors.push_back({position, slot_of_value_[ref->id]});
       call.arguments.emplace_back();
-      const int32_t storage = graph.values[ref->id].storage;
-      const bool is_alias = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
-        return id != kNoValue && graph.values[id].storage == storage;
-      });
-      const bool is_written = storage >= 0 && is_written_buffer_[static_cast<size_t>(storage)];
-      if (is_written && node.grad_enabled && !is_alias && !writes(info, node, i)) {
-        call.kept.push_back(position);
-      }
+      keep_if_written(graph, n, {.position = position}, ref->id, call);
     } else if (const auto* refs = std::get_if<ValueRefList>(&argument)) {
       FlatCall::ListArgument list{.position = position, .slots = {}, .optional_elements = refs->optional_elements};
-      for (ValueId id : refs->ids) list.slots.push_back(id == kNoValue ? -1 : slot_of_value_[id]);
+      for (ValueId id : refs->ids) {
+        if (id != kNoValue) keep_if_written(graph, n, {position, static_cast<int32_t>(list.slots.size())}, id, call);
+        list.slots.push_back(id == kNoValue ? -1 : slot_of_value_[id]);
+      }
       call.lists.push_back(std::move(list));
       call.arguments.emplace_back();
     } else {
@@ -121,31 +181,54 @@ void Replay::push_arguments(const Call& call, const Slots& slots, const Microbat
   for (; next_override < context.scalars.size() && context.scalars[next_override].node <= call.node; ++next_override) {
     const ArgumentOverride& changed = context.scalars[next_override];
     if (changed.node != call.node) continue;
+    TORCH_CHECK_VALUE(static_cast<size_t>(changed.argument) < call.arguments.size(), "replay: expected one of the ",
+                      call.arguments.size(), " arguments of ", call.op.operator_name(), ", got number ", changed.argument, ".");
     stack_[first + static_cast<size_t>(changed.argument)] =
         to_ivalue(changed.value, nullptr, c10::Device(c10::kCPU));
   }
 }
 
-// The saved tensors of an operator without gradients hold nothing, so its buffers are read where they are.
-void Replay::keep_buffers(const Call& call, StageWatcher* watcher) {
+// Copies the next microbatch cannot write to. The saved tensors of an operator without gradients hold nothing.
+std::vector<Replay::Copy> Replay::give_copies(const Call& call, StageWatcher* watcher) {
+  std::vector<Copy> copies;
   const size_t first = stack_.size() - call.arguments.size();
-  const bool saves = std::any_of(call.tensors.begin(), call.tensors.end(), [&](const FlatCall::TensorArgument& argument) {
-    const c10::IValue& value = stack_[first + argument.position];
-    return value.isTensor() && value.toTensor().requires_grad();
-  });
-  if (!saves) return;
-  for (uint32_t position : call.kept) {
-    c10::IValue& value = stack_[first + position];
-    if (value.toTensor().requires_grad()) continue;
+  const bool has_gradient = std::any_of(stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end(), requires_grad);
+  for (size_t k = 0; has_gradient && k < call.kept.size(); ++k) {
+    c10::IValue& argument = stack_[first + call.kept[k].position];
     static const auto clone = c10::Dispatcher::singleton().findSchemaOrThrow("aten::clone", "");
-    torch::jit::Stack copy{value, c10::IValue()};
+    torch::jit::Stack copy{element_of(argument, call.kept[k].element), c10::IValue()};
     watcher == nullptr ? clone.callBoxed(copy) : watcher->call_operator(clone, copy, call.node, -1);
-    value = std::move(copy.front());
+    const at::Tensor tensor = std::move(copy.front()).toTensor();
+    copies.push_back({tensor.storage().getWeakStorageImpl(), tensor.unsafeGetTensorImpl()->version_counter()});
+    set_element(argument, call.kept[k].element, tensor);
   }
+  return copies;
+}
+
+// A copy that is gone was not saved, and is not made again.
+void Replay::note_saved(Call& call, std::vector<Copy> copies) {
+  std::vector<Kept> saved;
+  for (size_t k = 0; k < copies.size(); ++k) {
+    if (copies[k].memory.expired()) continue;
+    if (!call.kept[k].overwritten.empty()) overwritten_.emplace_back(std::move(copies[k]), call.kept[k].overwritten);
+    saved.push_back(std::move(call.kept[k]));
+  }
+  if (!copies.empty()) call.kept = std::move(saved);
+}
+
+// What this microbatch has written itself LibTorch finds in its backward, as if there were no copy.
+std::string Replay::mark_overwritten() {
+  std::string text;
+  for (auto& [copy, overwritten] : overwritten_) {
+    if (copy.memory.expired()) continue;
+    copy.version.bump();
+    if (text.find(overwritten) == std::string::npos) text += (text.empty() ? "" : " ") + overwritten;
+  }
+  overwritten_.clear();
+  return text;
 }
 
 void Replay::call_operator(const Call& call, const MicrobatchContext& context, StageWatcher* watcher) {
-  if (!call.kept.empty()) keep_buffers(call, watcher);
   std::optional<OperatorSeedGuard> seed;
   if (call.random_ordinal >= 0) {
     seed.emplace(operator_seed(context.random, static_cast<uint64_t>(call.random_ordinal)));
@@ -153,15 +236,11 @@ void Replay::call_operator(const Call& call, const MicrobatchContext& context, S
   watcher == nullptr ? call.op.callBoxed(stack_) : watcher->call_operator(call.op, stack_, call.node, call.random_ordinal);
 }
 
-std::string Replay::place_of(const Call& call, const MicrobatchContext& context) {
-  const std::string module = call.module.empty() ? "" : " of module '" + call.module + "'";
-  return "in " + call.op.schema().operator_name().name + module + ", microbatch " + std::to_string(context.microbatch);
-}
-
-void Replay::run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress,
-                 StageWatcher* watcher) {
+std::string Replay::run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress,
+                        StageWatcher* watcher) {
   PacedProgress paced(progress);
   stack_.clear();
+  overwritten_.clear();
   size_t next_override = 0;
   const UncachedCasts uncached;
   const bool grad_enabled = at::GradMode::is_enabled();
@@ -170,7 +249,7 @@ void Replay::run(Slots& slots, const MicrobatchContext& context, const std::func
   const Call* running = nullptr;
   try {
     for (size_t n = 0; n < calls_.size(); ++n) {
-      const Call& call = calls_[n];
+      Call& call = calls_[n];
       running = &call;
       if (call.grad_enabled != at::GradMode::is_enabled()) at::GradMode::set_enabled(call.grad_enabled);
       if (!(call.autocast == current)) {
@@ -178,20 +257,26 @@ void Replay::run(Slots& slots, const MicrobatchContext& context, const std::func
         current = call.autocast;
       }
       push_arguments(call, slots, context, next_override);
+      std::vector<Copy> copies;
+      if (!call.kept.empty()) copies = give_copies(call, watcher);
       call_operator(call, context, watcher);
       call.store(stack_, slots);
+      if (!copies.empty()) note_saved(call, std::move(copies));
       running = nullptr;
       paced();
     }
   } catch (c10::Error& error) {
     set_modes(grad_enabled, autocast);
-    if (running != nullptr) error.add_context(place_of(*running, context));
+    if (running != nullptr) {
+      error.add_context("in " + describe_run(running->op.operator_name().name, running->module, context.microbatch));
+    }
     throw;
   } catch (...) {
     set_modes(grad_enabled, autocast);
     throw;
   }
   set_modes(grad_enabled, autocast);
+  return mark_overwritten();
 }
 
 }  // namespace smp::runtime

@@ -53,7 +53,7 @@ StageValues stage_values(const Graph& graph, const Plan& plan, int stage) {
       if (graph.values[id].kind == ValueKind::kInput) inputs.insert(id);
     }
   }
-  for (const auto* ids : {&graph.returned, &graph.read}) {
+  for (const auto* ids : {&graph.returned, &graph.read, &graph.backward_roots}) {
     for (ValueId id : *ids) {
       if (stage_of_value(graph, plan, id) == stage) outputs.insert(id);
     }

@@ -8,15 +8,19 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
+#include <unordered_set>
 
 #include "runtime/memory_tensor.h"
 #include "runtime/stage/paced_progress.h"
 #include "runtime/stage/product_sum.h"
+#include "runtime/stage/replay.h"
 #include "runtime/stage/tape_order.h"
+#include "runtime/stage/unused_calls.h"
 
 namespace smp::runtime {
+
+using namespace partitioner;
 
 TapeGeometry TapeGeometry::of(const at::Tensor& tensor) {
   TapeGeometry geometry;
@@ -43,102 +47,6 @@ at::Tensor view_of(const at::Tensor& base, const TapeGeometry& geometry) {
 
 namespace {
 
-// Backwards from what leaves the stage. What an operator with an effect reads is needed too.
-void drop_unused(TapeLists& lists) {
-  std::vector<bool> needed(lists.num_slots, false), stays(lists.calls.size(), false);
-  const auto need = [&needed](int32_t slot) {
-    if (slot >= 0) needed[static_cast<size_t>(slot)] = true;
-  };
-  for (const int32_t slot : lists.outputs) need(slot);
-  for (const TapeBackward& backward : lists.backwards) {
-    for (const int32_t slot : backward.results) need(slot);
-  }
-  for (size_t n = lists.calls.size(); n-- > 0;) {
-    const TapeCall& call = lists.calls[n];
-    const bool is_used = std::any_of(call.outputs.begin(), call.outputs.end(), [&](int32_t slot) {
-      return slot >= 0 && needed[static_cast<size_t>(slot)];
-    });
-    stays[n] = is_used || call.has_effect || call.kind == TapeCall::Kind::kGradient;
-    if (!stays[n]) continue;
-    for (const auto& tensor : call.tensors) need(tensor.slot);
-    for (const auto& list : call.lists) std::for_each(list.slots.begin(), list.slots.end(), need);
-  }
-  std::vector<TapeCall> kept;
-  std::vector<size_t> position(lists.calls.size() + 1);
-  for (size_t n = 0; n < lists.calls.size(); ++n) {
-    position[n] = kept.size();
-    if (stays[n]) kept.push_back(std::move(lists.calls[n]));
-  }
-  position.back() = kept.size();
-  lists.forward_end = position[lists.forward_end];
-  for (TapeBackward& backward : lists.backwards) backward.end = position[backward.end];
-  lists.calls = std::move(kept);
-}
-
-// A view of a view is one of its base; a view with the geometry of its base is its base; a view of a fixed tensor is made
-// once. What is left of them does nothing and is dropped afterwards.
-class ViewFolding {
- public:
-  ViewFolding(TapeLists& lists, Slots& fixed) : lists_(lists), fixed_(fixed), same_as_(lists.num_slots) {
-    std::iota(same_as_.begin(), same_as_.end(), 0);
-    base_of_ = same_as_;
-    for (const TapeOwn& own : lists.own) {
-      if (own.is_fixed && own.slot >= 0) fixed_[static_cast<size_t>(own.slot)] = own.tensor.detach();
-    }
-  }
-
-  void run() {
-    for (TapeCall& call : lists_.calls) {
-      for (auto& tensor : call.tensors) rename(tensor.slot);
-      for (auto& list : call.lists) std::for_each(list.slots.begin(), list.slots.end(), [this](int32_t& slot) { rename(slot); });
-      if (call.kind == TapeCall::Kind::kView) fold(call);
-      if (call.kind == TapeCall::Kind::kOperator) bake(call);
-    }
-    for (int32_t& slot : lists_.outputs) rename(slot);
-    for (TapeBackward& backward : lists_.backwards) {
-      for (int32_t& slot : backward.results) rename(slot);
-    }
-  }
-
- private:
-  void rename(int32_t& slot) const {
-    if (slot >= 0) slot = same_as_[static_cast<size_t>(slot)];
-  }
-
-  void fold(TapeCall& call) {
-    int32_t& base = call.tensors.front().slot;
-    const int32_t view = call.outputs.front();
-    base = base_of_[static_cast<size_t>(base)];
-    const bool is_same = call.geometry == lists_.slot_geometries[static_cast<size_t>(base)];
-    if (is_same && !lists_.changes_geometry_in_place) {
-      same_as_[static_cast<size_t>(view)] = base;
-    } else if (const at::Tensor& of = fixed_[static_cast<size_t>(base)]; of.defined()) {
-      fixed_[static_cast<size_t>(view)] = view_of(of, call.geometry);
-    } else {
-      base_of_[static_cast<size_t>(view)] = base;
-      return;
-    }
-    call.outputs.clear();
-  }
-
-  void bake(TapeCall& call) const {
-    std::erase_if(call.tensors, [&](const FlatCall::TensorArgument& tensor) {
-      const at::Tensor& of = fixed_[static_cast<size_t>(tensor.slot)];
-      if (of.defined()) call.arguments[tensor.position] = of;
-      return of.defined();
-    });
-    // What an operator on a fixed tensor returns in place is that tensor.
-    for (int32_t& slot : call.outputs) {
-      if (slot >= 0 && fixed_[static_cast<size_t>(slot)].defined()) slot = -1;
-    }
-  }
-
-  TapeLists& lists_;
-  Slots& fixed_;
-  std::vector<int32_t> same_as_;  // by slot
-  std::vector<int32_t> base_of_;  // by slot; itself, for what is no view
-};
-
 // Position of the call after which a slot is not read any more; -1: never read.
 std::vector<int> last_uses(const TapeLists& lists) {
   std::vector<int> last(lists.num_slots, -1);
@@ -155,8 +63,9 @@ std::vector<int> last_uses(const TapeLists& lists) {
 
 }  // namespace
 
-Tape::Tape(TapeLists recorded) : lists_(std::move(recorded)), fixed_(lists_.num_slots) {
-  ViewFolding(lists_, fixed_).run();
+Tape::Tape(TapeLists recorded, const Graph& graph)
+    : graph_(graph), lists_(std::move(recorded)), fixed_(lists_.num_slots) {
+  fold_views(lists_, fixed_);
   drop_unused(lists_);
   put_results_first(lists_);
   for (TapeCall& call : lists_.calls) {
@@ -167,7 +76,46 @@ Tape::Tape(TapeLists recorded) : lists_(std::move(recorded)), fixed_(lists_.num_
       }
     }
   }
+  find_saved();
   plan_frees();
+}
+
+void Tape::find_saved() {
+  std::unordered_set<const c10::StorageImpl*> read;
+  const auto note = [&read](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.has_storage()) read.insert(tensor.storage().unsafeGetStorageImpl());
+  };
+  for (size_t n = lists_.forward_end; n < lists_.calls.size(); ++n) {
+    for (const c10::IValue& argument : lists_.calls[n].arguments) {
+      if (argument.isTensor()) note(argument.toTensor());
+    }
+    for (const auto& list : lists_.calls[n].lists) {
+      for (const int32_t slot : list.slots) {
+        if (slot >= 0) note(fixed_[static_cast<size_t>(slot)]);
+      }
+    }
+  }
+  for (size_t i = 0; i < lists_.own.size(); ++i) {
+    const TapeOwn& own = lists_.own[i];
+    if (own.is_fixed && read.contains(own.tensor.storage().unsafeGetStorageImpl())) saved_own_.push_back(i);
+  }
+}
+
+std::vector<int64_t> Tape::versions() const {
+  std::vector<int64_t> versions;
+  versions.reserve(saved_own_.size());
+  for (const size_t i : saved_own_) versions.push_back(lists_.own[i].tensor._version());
+  return versions;
+}
+
+void Tape::check_versions(const std::vector<int64_t>& of_forward) const {
+  for (size_t k = 0; k < saved_own_.size(); ++k) {
+    const TapeOwn& own = lists_.own[saved_own_[k]];
+    TORCH_CHECK(own.tensor._version() == of_forward[k], "one of the variables needed for gradient computation has been modified by "
+                "an inplace operation: '", graph_.values[static_cast<size_t>(own.value)].name, "' is at version ",
+                own.tensor._version(), "; expected version ", of_forward[k], " instead. Write to it when the step has ended, or "
+                "let the forward use a clone() of it.");
+  }
 }
 
 // Products of which a parameter takes all and nobody else anything.
@@ -327,8 +275,8 @@ void Tape::run(Slots& slots, size_t begin, size_t end, const RunContext& context
   try {
     run_calls(slots, n, end, context, sink);
   } catch (c10::Error& error) {
-    error.add_context("in " + lists_.calls[n].op.operator_name().name + ", operator " + std::to_string(n) +
-                      " of the stage's tape, microbatch " + std::to_string(context.microbatch));
+    const Node& node = graph_.nodes[static_cast<size_t>(lists_.calls[n].node)];
+    error.add_context((sink == nullptr ? "in " : "in the backward of ") + describe_run(node.op, node.module, context.microbatch));
     throw;
   }
 }

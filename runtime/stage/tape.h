@@ -1,5 +1,5 @@
 // A stage's forward and backwards as flat lists of leaf operators, run without autograd: the same kernels in the same
-// order as autograd ran them when the tape was recorded. Knows no graph; TapeRecorder fills it.
+// order as autograd ran them when the tape was recorded. Knows the graph for the texts of errors only; TapeRecorder fills it.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -36,7 +36,7 @@ struct TapeCall : FlatCall {
   };
   Kind kind = Kind::kOperator;
   OwnKernel kernel = nullptr;     // kOperator: in the place of the dispatcher's
-  bool has_effect = false;        // writes or draws: stays although nobody uses its results
+  bool has_effect = false;        // writes or draws
   bool grad_enabled = false;      // as it was recorded: mkldnn_rnn_layer looks at it, although nothing is recorded for it
   bool ends_random = false;       // the last of the operators that draw under one seed
   int32_t random_ordinal = -1;    // >= 0: the first of them
@@ -88,8 +88,8 @@ using GradientSink = std::function<void(size_t own, at::Tensor gradient)>;
 
 class Tape {
  public:
-  /// Drops what nobody uses, folds views of fixed tensors into arguments, plans when tensors die.
-  explicit Tape(TapeLists recorded);
+  /// Drops what nobody uses and cannot throw, folds views of fixed tensors into arguments, plans when tensors die.
+  Tape(TapeLists recorded, const partitioner::Graph& graph);
 
   struct RunContext {
     RandomState random;
@@ -107,6 +107,10 @@ class Tape {
   /// in another geometry than was recorded is copied; throws c10::Error where that cannot be, or one is undefined that was not.
   std::vector<at::Tensor> backward(Slots& slots, size_t index, std::vector<at::Tensor> gradients,
                                    const RunContext& context, const GradientSink& sink);
+  /// Versions of the parameters and buffers that backwards read where they are. Throws c10::Error, as autograd does, if they
+  /// are not those of its forward any more.
+  std::vector<int64_t> versions() const;
+  void check_versions(const std::vector<int64_t>& of_forward) const;
   /// Whether backward() leaves something to run.
   bool has_rest(size_t index) const { return lists_.backwards[index].results_end < lists_.backwards[index].end; }
   /// Runs the rest of it: gradients of parameters.
@@ -114,6 +118,7 @@ class Tape {
 
  private:
   void find_products();
+  void find_saved();
   void plan_frees();
   void run(Slots& slots, size_t begin, size_t end, const RunContext& context, const GradientSink* sink);
   void run_calls(Slots& slots, size_t& n, size_t end, const RunContext& context, const GradientSink* sink);
@@ -121,9 +126,11 @@ class Tape {
   bool add_product(const TapeCall& call, Slots& slots) const;
   const at::Tensor& at(const Slots& slots, int32_t slot) const;
 
+  const partitioner::Graph& graph_;
   TapeLists lists_;
   Slots fixed_;                       // by slot: fixed tensors and their views, undefined elsewhere
   std::vector<int32_t> fixed_in_lists_;
+  std::vector<size_t> saved_own_;  // fixed tensors that a backward reads, by position
   std::vector<int32_t> forward_freed_;  // behind the forward: inputs and outputs that no backward reads
   int num_threads_ = 0;  // for which it is known what products add up alike; 0: not yet, since a trial takes memory
   torch::jit::Stack stack_;

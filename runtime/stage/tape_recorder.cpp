@@ -10,6 +10,7 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "runtime/capture/arguments.h"
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
 
@@ -33,7 +34,8 @@ bool is_composite(const c10::OperatorHandle& op) {
 bool reads_raw_data(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string_view> names = {"aten::ctc_loss", "aten::tensor_split", "aten::_pack_padded_sequence",
                                                             "aten::_pad_packed_sequence"};
-  return names.contains(op.operator_name().name);
+  const bool runs_packed = op.operator_name().overload_name == "data";  // lstm, gru, rnn: of batch_sizes
+  return runs_packed || names.contains(op.operator_name().name);
 }
 
 bool is_cast_by_autocast(const c10::OperatorHandle& op) {
@@ -210,7 +212,7 @@ void TapeRecorder::operator_called(const c10::OperatorHandle& op, torch::jit::St
 void TapeRecorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const OperatorInfo& info = operator_info(op);
   if (info.kind == OperatorClass::kGeometryQuery) return op.callBoxed(stack);
-  if (info.kind != OperatorClass::kRecorded) {
+  if (class_of_call(info, stack) != OperatorClass::kRecorded) {
     refuse(info.name + " reads values, or replaces memory");
   } else if (!is_from_libtorch(op)) {
     refuse(info.name + " is none of LibTorch's own operators");
@@ -227,7 +229,9 @@ void TapeRecorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stac
     take_argument(made, static_cast<uint32_t>(i), stack[first + i], info.name);
     if (!writes_now(info, stack, first, i)) continue;
     made.has_effect = call_writes = true;
-    if (stack[first + i].isTensor() && stack[first + i].toTensor().defined()) note_write(stack[first + i].toTensor());
+    if (stack[first + i].isTensor()) note_write(stack[first + i].toTensor());
+    if (!stack[first + i].isTensorList()) continue;
+    for (const at::Tensor& tensor : stack[first + i].toTensorVector()) note_write(tensor);
   }
   lists_.changes_geometry_in_place = lists_.changes_geometry_in_place || info.changes_geometry_in_place;
   if (!refusal_.empty()) return op.callBoxed(stack);
@@ -261,9 +265,8 @@ void TapeRecorder::call(const c10::OperatorHandle& op, torch::jit::Stack& stack,
   is_writing_ = false;
 }
 
-// Lists that are written to hold no tensors from outside: foreach operators belong to optimizers.
 void TapeRecorder::note_write(const at::Tensor& tensor) {
-  if (!tensor.has_storage()) return;
+  if (!tensor.defined() || !tensor.has_storage()) return;
   const auto memory = memories_.find(tensor.storage().unsafeGetStorageImpl());
   if (memory == memories_.end()) return;
   const std::vector<int32_t>& slots = memory->second.slots;

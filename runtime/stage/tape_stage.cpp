@@ -114,6 +114,7 @@ class TapeStage : public Stage {
     std::shared_ptr<Tape> tape;
     Slots slots;
     RandomState random;
+    std::vector<int64_t> versions;
   };
   using Flights = std::map<int, Flight>;
 
@@ -225,7 +226,7 @@ class TapeStage : public Stage {
   void end_recording() {
     watched_.reset();
     if (recorder_->refusal().empty()) {
-      tape_ = std::make_shared<Tape>(recorder_->take());
+      tape_ = std::make_shared<Tape>(recorder_->take(), graph_);
       phase_ = Phase::kRecorded;
     } else {
       if (recorder_->refused_at() != kNoNode) refused_at_ = {recorder_->refused_at()};
@@ -268,7 +269,7 @@ class TapeStage : public Stage {
     Slots slots = take_slots();
     auto outputs = tape_->forward(slots, std::move(inputs), own_, run_context(context.random, context.microbatch));
     if (values().has_backward) {
-      const bool is_new = in_flight_.emplace(context.microbatch, Flight{tape_, std::move(slots), context.random}).second;
+      const bool is_new = in_flight_.emplace(context.microbatch, Flight{tape_, std::move(slots), context.random, tape_->versions()}).second;
       TORCH_INTERNAL_ASSERT(is_new, "microbatch ", context.microbatch, " is still in flight");
     } else {
       give_back(std::move(slots));
@@ -280,6 +281,7 @@ class TapeStage : public Stage {
     const bool is_last = index + 1 == values().backwards.size();
     const Tape::RunContext context = run_context(flight->second.random, flight->first);
     Tape& tape = *flight->second.tape;
+    tape.check_versions(flight->second.versions);
     auto results = tape.backward(flight->second.slots, index, std::move(gradients), context, sink_of(tape));
     if (is_last && !tape.has_rest(index)) land(flight);
     return results;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "runtime/transport/long_message.h"
+
 namespace smp::runtime {
 
 void Transport::send_bytes(int dest, int tag, std::string_view bytes, int64_t part_bytes) {
@@ -17,13 +19,7 @@ void Transport::send_bytes(int dest, int tag, std::string_view bytes, int64_t pa
 }
 
 std::string Transport::receive_bytes(int source, int tag, int64_t part_bytes) {
-  int64_t num_bytes = 0;
-  irecv(source, tag, &num_bytes, sizeof(num_bytes)).wait("receive_bytes");
-  std::string bytes(static_cast<size_t>(num_bytes), '\0');
-  for (int64_t start = 0; start < num_bytes; start += part_bytes) {
-    irecv(source, tag, bytes.data() + start, std::min(part_bytes, num_bytes - start)).wait("receive_bytes");
-  }
-  return bytes;
+  return receive_long(*this, source, tag, part_bytes, "receive_bytes");
 }
 
 }  // namespace smp::runtime

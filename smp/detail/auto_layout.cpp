@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 #include <sstream>
+#include <tuple>
 
 #include "partitioner/plan/choose_layout.h"
 #include "runtime/tags.h"
@@ -191,10 +192,9 @@ void lay_out(RankState& rank, int step_number, const Call& call) {
   } else {
     bytes = world.receive_bytes(0, runtime::kLayoutTag);
   }
-  runtime::WireReader in(bytes);
-  const auto step_function = in.get<int32_t>();
-  const auto pipeline_ranks = in.get<int32_t>();
-  const std::string error = in.get_string();
+  const auto [step_function, pipeline_ranks, error] = runtime::read_all(bytes, "layout", [](runtime::WireReader& in) {
+    return std::tuple{in.get<int32_t>(), in.get<int32_t>(), in.get_string()};
+  });
   TORCH_CHECK_VALUE(error.empty(), error);
   TORCH_CHECK(step_function == step_number, "step: expected all ranks to call the same step function, got number ",
               step_function, " on rank 0 and number ", step_number, " on rank ", world.rank(), ".");

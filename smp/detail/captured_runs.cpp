@@ -36,6 +36,26 @@ void check_same_returns(const std::vector<CapturedBody>& bodies) {
   }
 }
 
+void check_dense_gradients(const runtime::Recording& recording,
+                           const std::function<bool(const std::string& parameter)>& is_shared) {
+  for (size_t n = 0; recording.graph.has_backward() && n < recording.graph.nodes.size(); ++n) {
+    const Node& node = recording.graph.nodes[n];
+    const c10::FunctionSchema& schema = recording.calls[n].op.schema();
+    auto flag = schema.argumentIndexWithName("sparse");             // embedding, embedding_bag
+    if (!flag) flag = schema.argumentIndexWithName("sparse_grad");  // gather
+    if (!flag || !node.grad_enabled ||
+        !same_argument(node.arguments[static_cast<size_t>(*flag)], true))
+      continue;
+    const Value& table = recording.graph.values[static_cast<size_t>(node_inputs(node).front())];
+    TORCH_CHECK_NOT_IMPLEMENTED(!table.spec.requires_grad || !is_shared(table.name),
+                                "step: expected dense gradients, which ranks "
+                                "can add up, got ",
+                                node.op, " with a sparse one for '", table.name,
+                                "', which several ranks train. "
+                                "Make it without sparse=true (EmbeddingOptions::sparse(false)).");
+  }
+}
+
 bool same_run(const CapturedBody& a, const CapturedBody& b) {
   const auto same_scalar = [](const auto& x, const auto& y) {
     return x.node == y.node && x.argument == y.argument && same_argument(x.value, y.value);

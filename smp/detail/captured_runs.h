@@ -1,6 +1,8 @@
 // What a captured body says about the run of its microbatch: compared with other runs, and made part of a message.
 #pragma once
 
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "partitioner/graph/graph.h"
@@ -16,6 +18,11 @@ void add_own_constants(const runtime::Recording& recording, const Program& progr
 
 /// A step returns one tensor per microbatch and position. Throws c10::ValueError where bodies return other numbers of them.
 void check_same_returns(const std::vector<runtime::CapturedBody>& bodies);
+
+/// Throws c10::NotImplementedError where a parameter would get a sparse gradient that several ranks
+/// have to add up.
+void check_dense_gradients(const runtime::Recording& recording,
+                           const std::function<bool(const std::string& parameter)>& is_shared);
 
 /// Whether two bodies run the same program on the same scalars and constants.
 bool same_run(const runtime::CapturedBody& a, const runtime::CapturedBody& b);

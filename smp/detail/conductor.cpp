@@ -6,11 +6,14 @@
 #include <utility>
 
 #include "partitioner/graph/graph_io.h"
+#include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/plan_io.h"
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
 #include "smp/detail/leader.h"
 #include "smp/detail/measure_costs.h"
+#include "smp/detail/nonfinite.h"
+#include "smp/detail/optimizer_settings.h"
 #include "smp/detail/optimizer_state.h"
 #include "smp/detail/replica_gradients.h"
 #include "smp/detail/replica_step.h"
@@ -113,7 +116,7 @@ std::optional<std::vector<StepOutput>> Conductor::perform(StepRun& run, const St
 void Conductor::finish_join() {
   const int source = rank_.leads() ? lead_join() : follow_join();
   try {
-    check_optimizer_steps(*context().pipeline, "smp::join");
+    check_optimizers(*context().pipeline, "smp::join");
   } catch (const c10::Error& error) {  // the pipelines of other replicas may have no such difference
     context().world->abort(error.what_without_backtrace());
     throw;
@@ -167,14 +170,7 @@ void Conductor::add_optimizer(const OptimizerMemory& memory, const std::shared_p
   rank_.optimizers.push_back(optimizer);
 }
 
-std::string RankState::optimizer_steps() const {
-  std::string counts;
-  for (const auto& weak : optimizers) {
-    const auto alive = weak.lock();
-    if (alive) counts += (counts.empty() ? "" : ", ") + std::to_string(alive->num_steps);
-  }
-  return counts;
-}
+bool Conductor::may_update(const Model& model) { return detail::may_update(rank_, model); }
 
 void Conductor::count_optimizer_step(const torch::optim::Optimizer& optimizer) {
   for (const auto& weak : rank_.optimizers) {
@@ -208,19 +204,15 @@ void Conductor::check_settings(const StepMessage& message) const {
                     "on all ranks of a pipeline, got ", message.settings, " on pipeline rank 0 and ", own,
                     " on pipeline rank ", context().pipeline->rank(),
                     ". Register hooks, freeze and unfreeze on every rank alike.");
-  TORCH_CHECK_VALUE(rank_.optimizer_steps() == message.optimizer_steps,
-                    differing_optimizer_steps("step", message.optimizer_steps, "pipeline rank 0",
-                                              rank_.optimizer_steps(),
-                                              "pipeline rank " + std::to_string(context().pipeline->rank())));
+  const std::string optimizers = describe_optimizers(rank_);
+  TORCH_CHECK_VALUE(
+      optimizers == message.optimizers,
+      differing_optimizers("step", message.optimizers, "pipeline rank 0", optimizers,
+                           "pipeline rank " + std::to_string(context().pipeline->rank())));
 }
 
-void Conductor::check_optimizer_steps(runtime::Transport& ranks, const char* caller) const {
-  const std::vector<std::string> counts = ranks.all_gather(rank_.optimizer_steps());
-  const char* kind = &ranks == context().world.get() ? "rank " : "pipeline rank ";
-  for (size_t r = 1; r < counts.size(); ++r) {
-    TORCH_CHECK_VALUE(counts[r] == counts[0],
-                      differing_optimizer_steps(caller, counts[0], kind + std::string("0"), counts[r], kind + std::to_string(r)));
-  }
+void Conductor::check_optimizers(runtime::Transport& ranks, const char* caller) const {
+  check_same_optimizers(ranks, describe_optimizers(rank_), &ranks == context().world.get() ? "rank " : "pipeline rank ", caller);
 }
 
 void Conductor::accept(const StepMessage& message, int step_number) {
@@ -228,8 +220,12 @@ void Conductor::accept(const StepMessage& message, int step_number) {
               "function, got number ", message.step_function, " on pipeline rank 0 and number ", step_number,
               " on pipeline rank ", context().pipeline->rank(), ". Make and call step functions in the same order.");
   for (const runtime::NewProgram& fresh : message.new_programs) {
-    const auto program = rank_.programs.add(partitioner::deserialise_graph(fresh.graph),
-                                            partitioner::deserialise_plan(fresh.plan), fresh.hash);
+    partitioner::Graph graph = partitioner::deserialise_graph(fresh.graph);
+    partitioner::Plan plan = partitioner::deserialise_plan(fresh.plan);
+    TORCH_CHECK_VALUE(plan.num_ranks == context().pipeline->size(), "step: expected a plan for ", context().pipeline->size(),
+                      " pipeline ranks, got one for ", plan.num_ranks, ".");
+    partitioner::check(graph, plan);
+    const auto program = rank_.programs.add(std::move(graph), std::move(plan), fresh.hash);
     for (const auto& constant : fresh.constants) program->constants[constant.value] = constant.tensor;
   }
 }

@@ -45,11 +45,15 @@ class Conductor {
   void measure_again() { rank_.measures_again = true; }
   void add_optimizer(const OptimizerMemory& memory, const std::shared_ptr<OptimizerOfModel>& optimizer);
 
+  /// Whether an optimizer may update the model now (Config::nonfinite). Throws c10::Error where
+  /// that is an error.
+  bool may_update(const Model& model);
   void count_optimizer_step(const torch::optim::Optimizer& optimizer);
   /// All ranks hold the same updates again. On all of them alike.
   void forget_optimizer_steps();
-  /// Throws c10::ValueError, on all of `ranks`, where some optimizers have stepped more often than others. Collective.
-  void check_optimizer_steps(runtime::Transport& ranks, const char* caller) const;
+  /// Throws c10::ValueError, on all of `ranks`, where optimizers have stepped unequally often or
+  /// have other options. Collective.
+  void check_optimizers(runtime::Transport& ranks, const char* caller) const;
 
   /// Throws c10::ValueError for an optimizer whose state cannot be taken from one replica to another.
   void check_optimizer_states() const;

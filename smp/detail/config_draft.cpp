@@ -5,13 +5,11 @@
 #include <algorithm>
 #include <boost/json/serialize.hpp>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <optional>
-#include <sstream>
 
 #include "partitioner/plan/edit_distance.h"
 #include "smp/detail/config_table.h"
+#include "smp/detail/input_file.h"
 #include "smp/detail/json_object.h"
 
 namespace smp::detail {
@@ -156,14 +154,13 @@ void ConfigDraft::lay_json_or_file(const std::string& source, const std::string&
   if (first != std::string::npos && text_or_path[first] == '{') {
     return lay_json(source, text_or_path);
   }
-  std::error_code ignored;
-  std::ifstream file(text_or_path);
-  std::ostringstream text;
-  if (!std::filesystem::is_regular_file(text_or_path, ignored) || !(text << file.rdbuf())) {
-    return complain(source, "expected a JSON object or the path of a JSON file, got " +
-                                in_quotes(text_or_path) + ", which is no readable file");
+  std::string text;
+  try {
+    text = InputFile(text_or_path, "expected a JSON object or the path of a JSON file").read_all();
+  } catch (const c10::Error& error) {
+    return complain(source, error.what_without_backtrace());
   }
-  lay_json(source + " (" + text_or_path + ")", text.str());
+  lay_json(source + " (" + text_or_path + ")", text);
 }
 
 std::string ConfigDraft::source_of(std::string_view key) const {

@@ -187,8 +187,8 @@ std::vector<Key> make_keys() {
       {.name = "exact_tied_weights",
        .field = &Config::exact_tied_weights,
        .is_printed = false,
-       .meaning = "true: a tied weight exists once, and its second reader runs in a second visit of the first rank, exact "
-                  "to the bit; false: only where that costs next to nothing, else each reader's rank has a copy."},
+       .meaning = "true: the gradient of a weight with readers on several ranks goes from reader to reader for each "
+                  "microbatch, exact to the bit; false: it is added up once per step, exact but for the last bits."},
       {.name = "virtual_stages",
        .field = &Config::virtual_stages,
        .range = {.least = 1, .most = 64},
@@ -210,6 +210,12 @@ std::vector<Key> make_keys() {
        .is_printed = false,
        .meaning = "true: memory that tensors free stays with the process, so that the system need not map and clear it "
                   "again for the next ones (glibc only); false: the C library decides."},
+      {.name = "nonfinite",
+       .field = &Config::nonfinite,
+       .choices = {"stop", "skip", "ignore"},
+       .is_printed = false,
+       .meaning = "What an optimizer does when a loss or a gradient holds NaN or infinity, on all ranks alike: `stop` throws "
+                  "before any weight changes, `skip` leaves the update out, `ignore` looks at nothing."},
       {.name = "timeout_s",
        .field = &Config::timeout_s,
        .range = kWaitSeconds,

@@ -19,11 +19,10 @@ namespace smp::detail {
 using Value = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
 
 /// Where the value lives; monostate for a key that needs no field.
-using Field =
-    std::variant<std::monostate, bool Config::*, int64_t Config::*, double Config::*,
-                 std::string Config::*, std::vector<double> Config::*, Pipeline Config::*,
-                 Optimize Config::*, Parallelism Config::*, StageKind Config::*,
-                 CostSource Config::*, LogLevel Config::*>;
+using Field = std::variant<std::monostate, bool Config::*, int64_t Config::*, double Config::*,
+                           std::string Config::*, std::vector<double> Config::*, Pipeline Config::*,
+                           Optimize Config::*, Parallelism Config::*, StageKind Config::*,
+                           CostSource Config::*, Nonfinite Config::*, LogLevel Config::*>;
 
 enum class Support {
   kWorks,     ///< steers smp

@@ -2,17 +2,17 @@
 #include "smp/detail/cost_cache.h"
 
 #include <torch/version.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iomanip>
-#include <iterator>
 #include <sstream>
-#include <stdexcept>
 
 #include "partitioner/graph/graph_io.h"
+#include "runtime/watch/root_cause.h"
+#include "smp/detail/durable_file.h"
+#include "smp/detail/input_file.h"
 #include "smp/version.h"
 
 namespace smp::detail {
@@ -57,13 +57,15 @@ CostCache::CostCache(const Config& config, int ranks_per_host, const Logger& log
 
 partitioner::MeasuredCosts CostCache::read() const {
   partitioner::MeasuredCosts costs;
-  std::ifstream file(path_);
-  if (path_.empty() || !file) return costs;
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::error_code error;
+  if (path_.empty() || !std::filesystem::exists(path_, error)) return costs;
   try {
+    const std::string text = InputFile(path_, "expected a file of times").read_all();
     costs.add_json(text);
-  } catch (const std::exception& error) {
-    logger_.warning("cannot use the times in '" + path_ + "': " + error.what() + " They are measured anew.");
+  } catch (...) {
+    logger_.warning("cannot use the times in '" + path_ + "' (" +
+                    runtime::describe_exception(std::current_exception()) +
+                    "). They are measured anew.");
   }
   return costs;
 }
@@ -72,16 +74,15 @@ void CostCache::write(const partitioner::MeasuredCosts& costs) const {
   if (path_.empty()) return;
   try {
     std::filesystem::create_directories(std::filesystem::path(path_).parent_path());
-    const std::string unfinished = path_ + "." + std::to_string(::getpid());
-    {
-      std::ofstream file(unfinished);
-      file << costs.to_json() << '\n';
-      if (!file.flush()) throw std::runtime_error("the file cannot be written");
-    }
-    std::filesystem::rename(unfinished, path_);
-  } catch (const std::exception& error) {
-    logger_.warning("cannot keep the measured times in '" + path_ + "': " + error.what() +
-                    ". The next job measures anew; cost_cache names another folder, or is \"off\".");
+    DurableFile file(path_);
+    const std::string text = costs.to_json() + '\n';
+    file.write(text.data(), text.size());
+    file.commit();
+  } catch (...) {
+    logger_.warning(
+        "cannot keep the measured times in '" + path_ + "' (" +
+        runtime::describe_exception(std::current_exception()) +
+        "). The next job measures anew; cost_cache names another folder, or is \"off\".");
   }
 }
 

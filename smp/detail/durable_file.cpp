@@ -3,34 +3,67 @@
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <utility>
 
+#include "smp/detail/input_file.h"
+
 namespace smp::detail {
 
-DurableFile::DurableFile(std::string path)
-    : path_(std::move(path)), temporary_(path_ + ".writing") {
-  file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file_ < 0) fail("open");
+std::string obstacle(const std::string& path, uid_t owner) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) return errno == ENOENT ? "" : std::strerror(errno);
+  if (!S_ISREG(status.st_mode)) return kind_of_file(status.st_mode);
+  return status.st_uid == owner ? "" : "a file of user " + std::to_string(status.st_uid);
 }
 
-DurableFile::DurableFile(DurableFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      temporary_(std::move(other.temporary_)),
-      earlier_(std::exchange(other.earlier_, {})),
-      is_committed_(other.is_committed_),
-      file_(std::exchange(other.file_, -1)) {}
+std::string random_digits() {
+  uint64_t number = 0;
+  TORCH_CHECK(::getrandom(&number, sizeof number, 0) == sizeof number,
+              "expected random numbers from the system, got an error: ", std::strerror(errno), ".");
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(number));
+  return digits;
+}
 
-DurableFile::~DurableFile() {
+DurableFile::DurableFile(std::string path)
+    : path_(std::move(path)), temporary_(path_ + "." + random_digits() + ".writing") {
+  constexpr int kNewFile = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  file_ = ::open(temporary_.c_str(), kNewFile, 0666);
+  if (file_ < 0) fail("open");
+  try {
+    check_destination();
+  } catch (...) {
+    discard();
+    throw;
+  }
+}
+
+DurableFile::~DurableFile() { discard(); }
+
+void DurableFile::discard() noexcept {
   if (file_ < 0) return;
-  ::close(file_);
+  ::close(std::exchange(file_, -1));
   ::unlink(temporary_.c_str());
+}
+
+// Some file systems give all files an owner of their own, so this file tells what our files look
+// like.
+void DurableFile::check_destination() const {
+  struct stat status {};
+  if (::fstat(file_, &status) != 0) fail("look at");
+  const std::string found = obstacle(path_, status.st_uid);
+  TORCH_CHECK_VALUE(found.empty(), "expected nothing or a regular file of this user at '", path_,
+                    "', which is to be replaced, got ", found, ". Remove it or name another file.");
 }
 
 void DurableFile::fail(const char* what) const {
@@ -54,41 +87,15 @@ void DurableFile::flush() {
 }
 
 void DurableFile::commit() {
+  flush();
+  check_destination();  // it may have been long ago
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail("rename");
-  is_committed_ = true;
   ::close(std::exchange(file_, -1));
   const std::string folder = std::filesystem::absolute(path_).parent_path();
   const int opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (opened < 0) return;  // the file is there; some file systems do not open folders
   ::fsync(opened);
   ::close(opened);
-}
-
-// A second name for the earlier file, or where the file system has no such thing, a copy: the first name always holds a
-// whole file.
-void DurableFile::commit_keeping_earlier() {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  if (fs::is_regular_file(path_, error)) {
-    const std::string kept = path_ + ".earlier";
-    fs::remove(kept, error);
-    fs::create_hard_link(path_, kept, error);
-    if (error) fs::copy_file(path_, kept);
-    earlier_ = kept;
-  }
-  commit();
-}
-
-void DurableFile::forget_earlier() noexcept {
-  if (!earlier_.empty()) ::unlink(earlier_.c_str());
-  earlier_.clear();
-}
-
-void DurableFile::undo() noexcept {
-  if (is_committed_ && earlier_.empty()) ::unlink(path_.c_str());
-  if (is_committed_ && !earlier_.empty()) std::rename(earlier_.c_str(), path_.c_str());
-  is_committed_ = false;
-  forget_earlier();
 }
 
 }  // namespace smp::detail

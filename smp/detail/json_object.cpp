@@ -21,17 +21,23 @@ struct RepeatedKeys {
 
   bool on_document_begin(Error&) { return true; }
   bool on_document_end(Error&) { return true; }
-  bool on_object_begin(Error&) { return open(); }
-  bool on_object_end(size_t, Error&) { return close(); }
-  bool on_array_begin(Error&) { return open(); }
-  bool on_array_end(size_t, Error&) { return close(); }
+  bool on_object_begin(Error&) {
+    seen.emplace_back();
+    return true;
+  }
+  bool on_object_end(size_t, Error&) {
+    seen.pop_back();
+    return true;
+  }
+  bool on_array_begin(Error&) { return true; }
+  bool on_array_end(size_t, Error&) { return true; }
   bool on_key_part(View part, size_t, Error&) {
     key.append(part.data(), part.size());
     return true;
   }
   bool on_key(View part, size_t, Error&) {
     key.append(part.data(), part.size());
-    if (depth == 1 && !seen.insert(key).second && std::ranges::find(found, key) == found.end()) {
+    if (!seen.back().insert(key).second && std::ranges::find(found, key) == found.end()) {
       found.push_back(key);
     }
     key.clear();
@@ -48,12 +54,8 @@ struct RepeatedKeys {
   bool on_comment_part(View, Error&) { return true; }
   bool on_comment(View, Error&) { return true; }
 
-  bool open() { return ++depth > 0; }
-  bool close() { return depth-- > 0; }
-
-  int depth = 0;
   std::string key;
-  std::set<std::string> seen;
+  std::vector<std::set<std::string>> seen;  // in the objects that are open
   std::vector<std::string> found;
 };
 

@@ -15,7 +15,7 @@ struct JsonObject {
   boost::json::object members;
   /// What is wrong with the text as a whole: "expected ..., got ...".
   std::optional<std::string> problem;
-  /// Keys that occur more than once, each once, in order of their second occurrence.
+  /// Keys that occur more than once in one object, each once, in order of their second occurrence.
   std::vector<std::string> repeated_keys;
 };
 

@@ -12,6 +12,7 @@
 #include "runtime/delayed/unmade.h"
 #include "runtime/tags.h"
 #include "runtime/watch/root_cause.h"
+#include "smp/detail/argument_memory.h"
 #include "smp/detail/captured_runs.h"
 #include "smp/detail/local_values.h"
 #include "smp/detail/replica_gradients.h"
@@ -78,6 +79,7 @@ std::vector<StepOutput> Leader::run() {
       rank_.programs.schedule(programs, TablePart::kWhole);
     } else {
       forward_captured();
+      run_.check_writes();
       leave_out_dropped();
       message = new_message(Round::kFinish, bodies_.size());
     }
@@ -97,14 +99,14 @@ std::vector<StepOutput> Leader::run() {
   return *perform(message);
 }
 
-MicrobatchInputs Leader::split() const {
+MicrobatchInputs Leader::split() {
   const step_internal::Share share = share_of(rank_, step_number_, call_);
-  std::vector<step_internal::StepTensor> arguments = call_.arguments(share);
+  arguments_ = call_.arguments(share);
+  std::vector<step_internal::StepTensor> arguments = arguments_;
   // Parts may stay in the argument's memory, and an operator that writes to a buffer would change them there.
   const auto leave_buffers = [this](at::Tensor& tensor) {
-    const bool is_buffers =
-        tensor.defined() && tensor.has_storage() && rank_.models.bindings().find_storage(tensor) != nullptr;
-    if (is_buffers) tensor = tensor.detach().clone();
+    if (!tensor.defined() || !tensor.has_storage()) return;
+    if (rank_.models.bindings().find_storage(tensor) != nullptr) tensor = tensor.detach().clone();
   };
   for (auto& argument : arguments) {
     leave_buffers(argument.tensor);
@@ -329,6 +331,7 @@ Program& Leader::add_microbatch(const CapturedBody& body, StepMessage& message) 
   if (message.round != Round::kWhole) check_made(recording.graph);
   const std::shared_ptr<Program> known = rank_.programs.find(recording.hash);
   Program& program = known ? *known : add_program(recording, message);
+  check_argument_memory(arguments_, program.graph, program.written_inputs, body.outside, rank_.models.bindings());
   runtime::MicrobatchProgram microbatch{.hash = recording.hash};
   for (const auto& scalar : body.scalars) microbatch.scalars.push_back({scalar.node, scalar.argument, scalar.value});
   for (const auto& constant : body.constants) microbatch.constants.push_back({constant.value, constant.tensor});
@@ -341,8 +344,13 @@ Program& Leader::add_microbatch(const CapturedBody& body, StepMessage& message) 
 Program& Leader::add_program(const runtime::Recording& recording, StepMessage& message) {
   Plan plan = rank_.programs.make_plan(recording.graph, planned_, static_cast<int>(inputs_.size()));
   const bool is_whole = message.round != Round::kProbe;
-  planned_ = rank_.models.owners_after(recording.graph, plan, planned_,
-                                       is_whole ? Placement::kWholeModels : Placement::kUsedTensors);
+  runtime::Owners owners = rank_.models.owners_after(
+      recording.graph, plan, planned_, is_whole ? Placement::kWholeModels : Placement::kUsedTensors);
+  check_dense_gradients(recording, [&](const std::string& parameter) {
+    const auto held = owners.find(parameter);
+    return rank_.context.replicas->size() > 1 || (held != owners.end() && held->second.size() > 1);
+  });
+  planned_ = std::move(owners);
   runtime::NewProgram fresh{.hash = recording.hash, .graph = {}, .plan = {}, .constants = {}};
   if (rank_.context.pipeline->size() > 1) {
     fresh.graph = serialise(recording.graph);
@@ -350,8 +358,7 @@ Program& Leader::add_program(const runtime::Recording& recording, StepMessage& m
   }
   const auto program = rank_.programs.add(recording.graph, std::move(plan), recording.hash);
   for (const runtime::ConstantTensor& constant : recording.constants) {
-    program->constants[constant.value] = constant.recorded();
-    fresh.constants.push_back({constant.value, constant.recorded()});
+    fresh.constants.push_back({constant.value, program->constants[constant.value] = constant.recorded()});
   }
   added_.push_back(recording.hash);
   message.new_programs.push_back(std::move(fresh));

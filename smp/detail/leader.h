@@ -35,7 +35,7 @@ class Leader {
   void end_join(int source);
 
  private:
-  MicrobatchInputs split() const;
+  MicrobatchInputs split();
   void capture_bodies();
   void capture_body(runtime::BodyCapture& capture, const std::string& key);
   runtime::BodyCapture& own_capture();
@@ -64,6 +64,7 @@ class Leader {
   int step_number_;
   const step_internal::Call& call_;
   StepRun run_;
+  std::vector<step_internal::StepTensor> arguments_;
   MicrobatchInputs inputs_;
   std::vector<runtime::CapturedBody> bodies_;   // that have ended
   std::vector<runtime::CapturedBody> assumed_;  // by microbatch: what its forward ran as

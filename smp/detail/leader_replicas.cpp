@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "smp/detail/leader.h"
+#include "smp/detail/optimizer_settings.h"
 #include "smp/detail/replica_gradients.h"
 
 namespace smp::detail {
@@ -55,7 +56,7 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
     message.reduced = reductions(rank_.models, programs_of(rank_, bodies_));
     if (rank_.context.world->size() > 1) {
       message.settings = describe_settings(rank_.models);
-      message.optimizer_steps = rank_.optimizer_steps();
+      message.optimizers = describe_optimizers(rank_);
     }
   }
   runtime::Transport& replicas = *rank_.context.replicas;
@@ -65,7 +66,7 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
   own.trains = message.trains;
   own.reduced = message.reduced;
   own.settings = message.settings;
-  own.optimizer_steps = message.optimizer_steps;
+  own.optimizers = message.optimizers;
   if (own.trains) own.reduction = describe_reductions(rank_.models);
   own.reads = !is_last;
   if (is_last && own.error.empty()) own.owners = new_owners();
@@ -132,7 +133,7 @@ std::optional<int> Leader::shadow() {
   message.step = active.training_steps;
   message.reduced = united_reductions(all);
   message.settings = own.settings;
-  message.optimizer_steps = rank_.optimizer_steps();
+  message.optimizers = describe_optimizers(rank_);
   perform(message);
   return std::nullopt;
 }

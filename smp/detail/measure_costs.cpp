@@ -32,12 +32,13 @@ using namespace partitioner;
 namespace {
 
 constexpr int64_t kBytesOfFloat = sizeof(float);
+constexpr int64_t kMostAveragedBytes = int64_t{1} << 28;
 
 // Elements of the gradients whose averaging is timed; none: nothing is ever averaged. Many small ones take longer than one,
 // and what fits a cache takes less than what does not: so those of the model, but of a large one no more than half of what a
 // rank will have, for each stands beside a parameter of its own.
 std::vector<int64_t> gradients_to_average(const RankState& rank) {
-  constexpr int64_t kMostBytes = int64_t{1} << 28, kLeastBytes = int64_t{1} << 20;
+  constexpr int64_t kLeastBytes = int64_t{1} << 20;
   const Context& context = rank.context;
   const int num_replicas = context.is_laid_out ? context.replicas->size() : context.world->size();
   if (num_replicas == 1) return {};
@@ -50,7 +51,7 @@ std::vector<int64_t> gradients_to_average(const RankState& rank) {
     bytes += elements.back() * kBytesOfFloat;
   }
   const int stages = context.is_laid_out ? context.pipeline->size() : 1;
-  const int64_t most = std::clamp(bytes / stages / 2, kLeastBytes, kMostBytes);
+  const int64_t most = std::clamp(bytes / stages / 2, kLeastBytes, kMostAveragedBytes);
   while (bytes > most && elements.size() > 1) {
     bytes -= elements.back() * kBytesOfFloat;
     elements.pop_back();
@@ -84,34 +85,6 @@ double averaging_us_per_mib(const Context& context, const std::vector<int64_t>& 
 
 void send_to_all(runtime::Transport& world, const std::string& bytes) {
   for (int r = 1; r < world.size(); ++r) world.send_bytes(r, runtime::kMeasureTag, bytes);
-}
-
-/// What the other ranks are to measure with rank 0.
-struct Wanted {
-  std::vector<GraphToPlan> graphs;  // without inputs
-  int least_parts = 1;
-  std::vector<int64_t> averaged{};
-};
-
-std::string encode(const std::vector<GraphToPlan>& graphs, int least_parts, const std::vector<int64_t>& averaged) {
-  runtime::WireWriter out;
-  out.put(static_cast<int32_t>(least_parts));
-  out.put(static_cast<int32_t>(averaged.size()));
-  for (const int64_t elements : averaged) out.put(elements);
-  out.put(static_cast<int32_t>(graphs.size()));
-  for (const auto& [graph, inputs] : graphs) out.put(serialise(graph));
-  return out.take();
-}
-
-Wanted decode(const std::string& bytes) {
-  runtime::WireReader in(bytes);
-  Wanted wanted;
-  wanted.least_parts = in.get<int32_t>();
-  wanted.averaged.resize(static_cast<size_t>(in.get<int32_t>()));
-  for (int64_t& elements : wanted.averaged) elements = in.get<int64_t>();
-  wanted.graphs.resize(static_cast<size_t>(in.get<int32_t>()));
-  for (GraphToPlan& one : wanted.graphs) one.graph = deserialise_graph(in.get_string());
-  return wanted;
 }
 
 /// World rank 0.
@@ -151,7 +124,7 @@ class Measuring {
     const auto begin = std::chrono::steady_clock::now();
     runtime::Transport& world = *rank_.context.world;
     const std::vector<int64_t> averaged = gradients_to_average(rank_);
-    send_to_all(world, encode(graphs, least_parts, averaged));
+    send_to_all(world, encode_wanted(graphs, least_parts, averaged));
     GraphsMeasurement measurement(rank_, graphs, least_parts);
     const std::vector<GraphTimes> times = measurement.run();
     for (size_t g = 0; g < graphs.size(); ++g) costs.add(graphs[g].graph, times[g]);
@@ -203,7 +176,8 @@ class Measuring {
     std::vector<double> slowness{1};
     bool is_known = own_us > 0;
     for (int r = 1; r < world.size(); ++r) {
-      const auto us = runtime::WireReader(world.receive_bytes(r, runtime::kMeasureTag)).get<double>();
+      const auto us = runtime::read_all(world.receive_bytes(r, runtime::kMeasureTag), "yardstick",
+                                        [](runtime::WireReader& in) { return in.get<double>(); });
       is_known = is_known && us > 0;
       if (is_known) slowness.push_back(std::clamp(us / own_us, 1 / kMost, kMost));
     }
@@ -223,7 +197,7 @@ void send_yardstick(runtime::Transport& world, double us) {
 /// The ranks of the world but the first, which sends them what is wanted.
 void measure_with_first(RankState& rank) {
   runtime::Transport& world = *rank.context.world;
-  const Wanted wanted = decode(world.receive_bytes(0, runtime::kMeasureTag));
+  const Wanted wanted = decode_wanted(world.receive_bytes(0, runtime::kMeasureTag));
   GraphsMeasurement measurement(rank, wanted.graphs, wanted.least_parts);
   measurement.run();
   send_yardstick(world, measurement.yardstick_us());
@@ -235,10 +209,9 @@ void measure_with_first(RankState& rank) {
 void predict_again(RankState& rank) {
   runtime::Transport& world = *rank.context.world;
   if (world.rank() != 0) {
-    const std::string bytes = world.receive_bytes(0, runtime::kMeasureTag);
-    runtime::WireReader in(bytes);
-    for (const auto& model : rank.models.all()) model->predicted_step_us = in.get<double>();
-    return;
+    return runtime::read_all(world.receive_bytes(0, runtime::kMeasureTag), "predicted steps", [&](runtime::WireReader& in) {
+      for (const auto& model : rank.models.all()) model->predicted_step_us = in.get<double>();
+    });
   }
   runtime::WireWriter out;
   for (const auto& model : rank.models.all()) {
@@ -250,6 +223,31 @@ void predict_again(RankState& rank) {
 }
 
 }  // namespace
+
+std::string encode_wanted(const std::vector<GraphToPlan>& graphs, int least_parts, const std::vector<int64_t>& averaged) {
+  runtime::WireWriter out;
+  out.put(static_cast<int32_t>(least_parts));
+  out.put(static_cast<int32_t>(averaged.size()));
+  for (const int64_t elements : averaged) out.put(elements);
+  out.put(static_cast<int32_t>(graphs.size()));
+  for (const auto& [graph, inputs] : graphs) out.put(serialise(graph));
+  return out.take();
+}
+
+Wanted decode_wanted(std::string_view bytes) {
+  return runtime::read_all(bytes, "what is to be measured", [](runtime::WireReader& in) {
+    Wanted wanted{.graphs = {}, .least_parts = in.get_at_least<int32_t>(1), .averaged = {}};
+    wanted.averaged.resize(in.get_count<int32_t>(sizeof(int64_t)));
+    int64_t left = kMostAveragedBytes / kBytesOfFloat;
+    for (int64_t& elements : wanted.averaged) {
+      elements = in.get_between<int64_t>(1, left);
+      left -= elements;
+    }
+    wanted.graphs.resize(in.get_count<int32_t>(sizeof(uint64_t)));
+    for (GraphToPlan& one : wanted.graphs) one.graph = deserialise_graph(in.get_text());
+    return wanted;
+  });
+}
 
 void measure_costs(RankState& rank, int step_number, const step_internal::Call& call) {
   const Context& context = rank.context;

@@ -44,8 +44,7 @@ void check_no_pending_load(const Model& model) {
 // A copy of a parameter or buffer of rank `owner`, on every rank of the pipeline.
 at::Tensor gathered(const at::Tensor& tensor, int owner, runtime::Transport& pipeline) {
   if (owner != pipeline.rank()) {
-    const std::string bytes = pipeline.receive_bytes(owner, runtime::kStateTag);
-    return runtime::WireReader(bytes).get_tensor();
+    return runtime::read_tensor(pipeline.receive_bytes(owner, runtime::kStateTag), "state of a model");
   }
   runtime::WireWriter out;
   out.put(tensor);
@@ -80,6 +79,8 @@ std::string describe(c10::ScalarType dtype, at::IntArrayRef sizes) {
 std::map<std::string, at::Tensor> offered(const StateDict& state, std::string& error) {
   std::map<std::string, at::Tensor> tensors;
   for (const StateDict::Entry& entry : state.entries) {
+    if ((entry.name == kSteps || entry.name == kIsDelayed) && error.empty())
+      error = "expected names of parameters and buffers, got '" + entry.name + "', which smp uses itself.";
     const bool is_plain =
         entry.tensor.defined() && entry.tensor.is_cpu() && entry.tensor.layout() == at::kStrided;
     if (!is_plain && error.empty())
@@ -169,7 +170,7 @@ std::string listed(const std::vector<std::string>& items, size_t most) {
 
 StateDict gathered_state(const Conductor& own, const Model& model) {
   check_no_pending_load(model);
-  own.check_optimizer_steps(*own.context().pipeline, "state_dict");
+  own.check_optimizers(*own.context().pipeline, "state_dict");
   std::vector<at::Tensor> copies;  // by tensor: several names share one
   for (const auto& named : model.own.tensors()) {
     const bool is_placed = own.models().is_placed(named.tensor);
@@ -216,6 +217,7 @@ void ModelLoad::apply() {
   }
   if (!exchange_->offers().contains(kSteps)) return;
   const at::Tensor steps = exchange_->deliver(kSteps, all);
+  TORCH_INTERNAL_ASSERT(steps.numel() == 2, "training and evaluation steps");
   const auto* counts = steps.const_data_ptr<int64_t>();
   own_.set_steps({static_cast<uint64_t>(counts[0]), static_cast<uint64_t>(counts[1])});
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <numeric>
 #include <cctype>
+#include <map>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -48,15 +49,37 @@ void check_names(const std::vector<runtime::NamedTensor>& tensors) {
   }
 }
 
+// Of two storages on one memory (from_blob) one may be released while the other lives.
+void check_memory(const std::vector<runtime::NamedTensor>& tensors) {
+  std::map<std::pair<const char*, const c10::StorageImpl*>, const std::string*> by_address;
+  for (const runtime::NamedTensor& named : tensors) {
+    c10::StorageImpl* storage = named.tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    if (storage == nullptr || storage->nbytes() == 0) continue;
+    const void* data = storage->_mutable_data_ptr_no_checks().get();
+    if (data != nullptr) by_address.emplace(std::pair(static_cast<const char*>(data), storage), &named.name);
+  }
+  const char* end = nullptr;
+  const std::string* last = nullptr;
+  for (const auto& [place, name] : by_address) {
+    const auto& [begin, storage] = place;
+    TORCH_CHECK_VALUE(begin >= end, "DistributedModel: expected tensors that share memory to be views of one tensor, got '", *last,
+                      "' and '", *name, "' on one memory by from_blob or the like. Make views (narrow, view) or copies (clone).");
+    end = begin + storage->nbytes();
+    last = name;
+  }
+}
+
 bool is_dead(const Context::WeakTensor& tensor) { return tensor.expired(); }
 
 // The same on all ranks, also where everything is.
 void check_whole(const std::vector<runtime::NamedTensor>& tensors, std::vector<Context::WeakTensor>& spread) {
   std::erase_if(spread, is_dead);
-  std::unordered_set<const at::TensorImpl*> known;
-  for (const auto& tensor : spread) known.insert(tensor._unsafe_get_target());
+  std::unordered_set<const c10::StorageImpl*> known;
+  for (const auto& tensor : spread) known.insert(tensor._unsafe_get_target()->unsafe_storage().unsafeGetStorageImpl());
+  known.erase(nullptr);  // of sparse ones
   for (const runtime::NamedTensor& named : tensors) {
-    TORCH_CHECK_VALUE(!known.contains(named.tensor.unsafeGetTensorImpl()), "DistributedModel: expected a module whose tensors "
+    const auto& storage = named.tensor.unsafeGetTensorImpl()->unsafe_storage();
+    TORCH_CHECK_VALUE(!known.contains(storage.unsafeGetStorageImpl()), "DistributedModel: expected a module whose tensors "
                       "are whole, got one whose '", named.name, "' a DistributedModel that is gone has spread over the ranks "
                       "of the pipeline. Keep that one, or take its state_dict() and load it into a model of a new module.");
   }
@@ -82,6 +105,7 @@ std::shared_ptr<Model> Models::add(std::shared_ptr<torch::nn::Module> module, co
   std::vector<runtime::NamedTensor> tensors = tensors_of_all();
   for (auto& named : tensors_of(*module, prefix)) tensors.push_back(std::move(named));
   check_names(tensors);
+  check_memory(tensors);
   auto model = std::make_shared<Model>();
   model->number = num_made_++ % runtime::kMaxReducers;
   const bool is_taken = std::any_of(models_.begin(), models_.end(),
@@ -93,7 +117,21 @@ std::shared_ptr<Model> Models::add(std::shared_ptr<torch::nn::Module> module, co
   model->prefix = std::move(prefix);
   models_.push_back(model);
   bind_all();
+  follow_storages();
   return model;
+}
+
+// What lives on the storage of a tensor that is placed has its owners.
+void Models::follow_storages() {
+  std::unordered_map<const runtime::NamedTensor*, std::vector<int>> placed;  // by the first tensor on the storage
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    const auto owned = owners_.find(named.name);
+    if (owned != owners_.end()) placed.emplace(&bindings_.first_on_storage(named), owned->second);
+  }
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    const auto home = placed.find(&bindings_.first_on_storage(named));
+    if (home != placed.end()) owners_.emplace(named.name, home->second);
+  }
 }
 
 void Models::remove(const Model& model) {
@@ -208,12 +246,17 @@ runtime::Owners Models::owners_after(const Graph& graph, const Plan& plan, const
   for (const auto& model : models_) {
     if (uses(graph, *model)) used.push_back(model.get());
   }
-  std::vector<runtime::NamedTensor> theirs;
+  std::unordered_set<const runtime::NamedTensor*> on_storages;  // of what is placed: the first tensors there
   for (const runtime::NamedTensor& named : bindings_.tensors()) {
     const bool is_theirs = std::any_of(used.begin(), used.end(), [&](const Model* model) {
       return model->own.find(named.tensor) != nullptr;
     });
-    if (placement == Placement::kWholeModels ? is_theirs : names.contains(named.name)) theirs.push_back(named);
+    const bool is_placed = placement == Placement::kWholeModels ? is_theirs : names.contains(named.name);
+    if (is_placed) on_storages.insert(&bindings_.first_on_storage(named));
+  }
+  std::vector<runtime::NamedTensor> theirs;
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    if (on_storages.contains(&bindings_.first_on_storage(named))) theirs.push_back(named);
   }
   runtime::Owners owners = placed;
   owners.merge(runtime::owners_of(graph, plan, runtime::Bindings(std::move(theirs))));

@@ -63,6 +63,8 @@ struct Model {
   Reduction reduction{};
   bool is_alike = false;  // its values were the same on all ranks before it was placed
   std::vector<std::shared_ptr<runtime::StateExchange>> pending_loads{};  // oldest first; they wait for placement
+  std::string nonfinite_loss{};  // on this rank, since gradients were cleared: which; empty: none
+  std::string nonfinite{};       // in the last step that trained it, on all ranks alike: what
 };
 
 /// Writes what `exchange` offers into the tensors of the model that somebody holds, by name. Collective over all ranks.
@@ -125,6 +127,7 @@ class Models {
   bool uses(const partitioner::Graph& graph, const Model& model) const;
   std::vector<runtime::NamedTensor> tensors_of_all() const;
   void bind_all();
+  void follow_storages();
   void load_pending(const runtime::Bindings& fresh, const runtime::Owners& owners);
 
   Context& context_;

@@ -9,6 +9,8 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <charconv>
+
 namespace smp::detail {
 namespace {
 
@@ -149,17 +151,29 @@ const OptimizerFields& table() {
 
 }  // namespace
 
-const OptimizerFields& fields_of(const Optimizer& optimizer, const std::string& caller) {
-  if (dynamic_cast<const SGD*>(&optimizer)) return table<SgdTable>();
-  if (dynamic_cast<const Adam*>(&optimizer)) return table<AdamTable<AdamOptions, AdamParamState>>();
+const OptimizerFields* find_fields(const Optimizer& optimizer) {
+  if (dynamic_cast<const SGD*>(&optimizer)) return &table<SgdTable>();
+  if (dynamic_cast<const Adam*>(&optimizer))
+    return &table<AdamTable<AdamOptions, AdamParamState>>();
   if (dynamic_cast<const AdamW*>(&optimizer))
-    return table<AdamTable<AdamWOptions, AdamWParamState>>();
-  if (dynamic_cast<const RMSprop*>(&optimizer)) return table<RmspropTable>();
-  if (dynamic_cast<const Adagrad*>(&optimizer)) return table<AdagradTable>();
+    return &table<AdamTable<AdamWOptions, AdamWParamState>>();
+  if (dynamic_cast<const RMSprop*>(&optimizer)) return &table<RmspropTable>();
+  if (dynamic_cast<const Adagrad*>(&optimizer)) return &table<AdagradTable>();
+  return nullptr;
+}
+
+const OptimizerFields& fields_of(const Optimizer& optimizer, const std::string& caller) {
+  const OptimizerFields* fields = find_fields(optimizer);
   TORCH_CHECK_VALUE(
-      false, caller,
+      fields != nullptr, caller,
       ": expected SGD, Adam, AdamW, RMSprop or Adagrad of LibTorch, got another optimizer. ",
       "Save its state by the names of model.local_named_parameters().");
+  return *fields;
+}
+
+std::string exact_text(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
 }  // namespace smp::detail

@@ -41,8 +41,13 @@ class OptimizerFields {
   virtual bool makes_state() const { return true; }
 };
 
-/// Throws c10::ValueError naming `caller` for an optimizer that is none of LibTorch's five.
+/// Null for an optimizer that is none of LibTorch's five.
+const OptimizerFields* find_fields(const torch::optim::Optimizer& optimizer);
+/// As find_fields, but throws c10::ValueError naming `caller`.
 const OptimizerFields& fields_of(const torch::optim::Optimizer& optimizer,
                                  const std::string& caller);
+
+/// The shortest text that reads back as the same number.
+std::string exact_text(double value);
 
 }  // namespace smp::detail

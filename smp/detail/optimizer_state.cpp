@@ -30,11 +30,6 @@ namespace {
 // No name of a parameter has a blank.
 constexpr const char* kGroups = "smp groups";
 
-std::string exact_text(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
-
 double exact_number(std::string_view text) {
   double value = 0;
   const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -63,6 +58,13 @@ OptimizerState without_entries(const Model& model, const Optimizer& optimizer,
       made.parameters.push_back(name_of(model, parameter));
   }
   return state;
+}
+
+void read_entries(runtime::WireReader& in, OptimizerState& state) {
+  while (!in.at_end()) {
+    const std::string parameter = in.get_string(), field = in.get_string();
+    state.entries[parameter][field] = in.get_tensor();
+  }
 }
 
 at::Tensor to_tensor(const std::string& text) {
@@ -119,8 +121,11 @@ std::string groups_to_json(const OptimizerState& state) {
 
 void groups_from_json(const std::string& json, OptimizerState& state) {
   try {
-    const boost::json::value read = boost::json::parse(json);
-    state.kind = read.at("kind").as_string().c_str();
+    boost::json::parse_options options;
+    options.max_depth = 4;              // groups, group, options, number
+    options.allow_invalid_utf8 = true;  // names may be any bytes
+    const boost::json::value read = boost::json::parse(json, {}, options);
+    state.kind = std::string(read.at("kind").as_string());
     state.groups.clear();
     for (const boost::json::value& group : read.at("groups").as_array()) {
       OptimizerState::Group& made = state.groups.emplace_back();
@@ -128,7 +133,7 @@ void groups_from_json(const std::string& json, OptimizerState& state) {
         made.options[option.key()] = exact_number(option.value().as_string());
       }
       for (const auto& name : group.at("parameters").as_array())
-        made.parameters.emplace_back(name.as_string().c_str());
+        made.parameters.emplace_back(std::string(name.as_string()));
     }
   } catch (const c10::Error&) {
     throw;
@@ -172,11 +177,7 @@ OptimizerState gathered_state(const Conductor& own, const Model& model, Optimize
   }
   state.entries.clear();
   for (const std::string& bytes : own.context().pipeline->all_gather(out.take())) {
-    runtime::WireReader in(bytes);
-    while (!in.at_end()) {
-      const std::string parameter = in.get_string(), field = in.get_string();
-      state.entries[parameter][field] = in.get_tensor();
-    }
+    runtime::read_all(bytes, "state of an optimizer", [&](runtime::WireReader& in) { read_entries(in, state); });
   }
   return state;
 }
@@ -198,13 +199,14 @@ void broadcast_local_state(Conductor& own, const Model& model, Optimizer& optimi
   }
   const std::vector<std::string> all = replicas.all_gather(out.take());
   if (replicas.rank() == source) return;
-  runtime::WireReader in(all[static_cast<size_t>(source)]);
   OptimizerState state;
-  groups_from_json(in.get_string(), state);
-  while (!in.at_end()) {
-    const std::string parameter = in.get_string(), field = in.get_string();
-    state.entries[parameter][field] = in.get_tensor();
-  }
+  runtime::read_all(all[static_cast<size_t>(source)], "state of an optimizer", [&](runtime::WireReader& in) {
+    groups_from_json(in.get_string(), state);
+    read_entries(in, state);
+  });
+  TORCH_CHECK_VALUE(state.groups.size() == optimizer.param_groups().size(), "smp::join: expected ",
+                    optimizer.param_groups().size(), " parameter groups as here, got ", state.groups.size(), " from replica ",
+                    source, ". Make the optimizer alike on every rank.");
   for (size_t g = 0; g < state.groups.size(); ++g) {
     auto& group = optimizer.param_groups()[g];
     optimizer_fields.set_options(group.options(), state.groups[g].options);

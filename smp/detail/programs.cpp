@@ -15,6 +15,7 @@
 #include "partitioner/plan/trained_on.h"
 #include "partitioner/schedule/check.h"
 #include "partitioner/schedule/send_limits.h"
+#include "smp/detail/write_conflicts.h"
 
 namespace smp::detail {
 
@@ -74,6 +75,22 @@ std::vector<at::Tensor> trained_by(const Graph& graph, const std::vector<at::Ten
   return trained;
 }
 
+// A write reaches the one copy that the writer's rank holds.
+void check_one_copy(const Graph& graph, const runtime::Owners& placed) {
+  for (const Value& value : graph.values) {
+    const auto owned = is_named(value) ? placed.find(value.name) : placed.end();
+    if (owned == placed.end() || owned->second.size() == 1) continue;
+    for (const Node& node : graph.nodes) {
+      const auto& written = node.written_storages;
+      TORCH_CHECK_VALUE(std::find(written.begin(), written.end(), value.storage) == written.end(), "step: expected a body "
+                        "that writes to tensors which live on one rank, got ", node.op, ", which writes to '", value.name,
+                        "', and earlier steps that read it on several ranks, each a copy of its own. Pin its readers to one "
+                        "rank (smp::set_partition), call the step that writes to it first, or write to it between steps, on "
+                        "every rank.");
+    }
+  }
+}
+
 int visits_of(const Config& config) {
   constexpr int kAsShown = 0;  // the planner chooses, schedules follow the plan
   return config.virtual_stages == kAutoVirtualStages ? kAsShown : static_cast<int>(config.virtual_stages);
@@ -118,6 +135,7 @@ ScheduleKind Programs::kind() const {
 }
 
 Plan Programs::make_plan(const Graph& graph, const runtime::Owners& placed, int num_microbatches) const {
+  check_one_copy(graph, placed);
   const auto plan_on = [&](const runtime::Owners& owners) {
     const PartitionOptions options = options_on(graph, owners, num_microbatches);
     Plan plan = partition(graph, options);
@@ -173,6 +191,16 @@ PartitionOptions Programs::options(const Graph& graph) const {
   return options;
 }
 
+std::map<std::string, int> Programs::homes(const runtime::Owners& owners) const {
+  std::map<std::string, int> homes;
+  for (const auto& [hash, program] : programs_) {
+    for (const auto& [name, ranks] : program->trained_on) {
+      if (owners.contains(name)) homes[name] = ranks.front();
+    }
+  }
+  return homes;
+}
+
 PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners& owners, int num_microbatches) const {
   const Config& config = context_.config;
   PartitionOptions options;
@@ -183,7 +211,7 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
   options.schedule = graph.read.empty() ? kind() : ScheduleKind::kSimple;
   options.active_microbatches = static_cast<int>(config.active_microbatches);
   options.memory_limit_bytes = config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : -1;
-  options.ties_together = config.exact_tied_weights;
+  options.exact_ties = config.exact_tied_weights;
   options.virtual_stages = visits_of(config);
   if (config.cost == CostSource::kMeasured) options.measured = &costs_;
   options.rank_speed = config.rank_speed;
@@ -209,6 +237,7 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
   }
   options.known_modules = models_.module_paths();
   options.owners = owners;
+  if (options.exact_ties) options.homes = homes(owners);
   return options;
 }
 
@@ -222,15 +251,17 @@ std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
   program->stage_graph = partitioner::stage_graph(program->plan, program->graph);
   program->written_inputs = written_inputs(program->graph);
   program->written_tensors = written_tensors(program->graph, program->plan);
-  std::unordered_map<std::string, at::Tensor> by_name;
-  for (const runtime::NamedTensor& named : models_.bindings().tensors()) by_name.emplace(named.name, named.tensor);
+  const runtime::Bindings& bindings = models_.bindings();
+  std::unordered_map<std::string, const runtime::NamedTensor*> by_name;
+  for (const runtime::NamedTensor& named : bindings.tensors()) by_name.emplace(named.name, &named);
   for (const Value& value : program->graph.values) {
     const bool is_named = value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer;
     const auto known = is_named ? by_name.find(value.name) : by_name.end();
     TORCH_CHECK_VALUE(!is_named || known != by_name.end(), "step: expected the same model on all ranks, got the tensor '",
                       value.name, "' from the leader, which this rank's model does not have.");
-    if (is_named) check_same_tensor(value, known->second);
-    program->named_tensors.push_back(is_named ? known->second : at::Tensor());
+    if (is_named) check_same_tensor(value, known->second->tensor);
+    if (is_named) program->memory_names.emplace(value.storage, bindings.first_on_storage(*known->second).name);
+    program->named_tensors.push_back(is_named ? known->second->tensor : at::Tensor());
   }
   program->trained = trained_by(program->graph, program->named_tensors);
   program->trained_on = partitioner::trained_on(program->graph, program->plan);
@@ -281,10 +312,15 @@ const Schedule& Programs::schedule(const std::vector<Program*>& microbatches, Ta
 Programs::Table Programs::make_table(const std::vector<Program*>& microbatches, TablePart part) const {
   std::vector<const StageGraph*> graphs;
   for (const Program* program : microbatches) graphs.push_back(&program->stage_graph);
-  const ScheduleOptions options{.active_microbatches = static_cast<int>(context_.config.active_microbatches),
-                                .times = {},
-                                .virtual_stages = visits_of(context_.config)};
-  Table table{.schedule = generate(part == TablePart::kWhole ? kind() : ScheduleKind::kSimple, graphs, options), .buffers = {}};
+  ScheduleOptions options{.active_microbatches = static_cast<int>(context_.config.active_microbatches),
+                          .times = {},
+                          .virtual_stages = visits_of(context_.config)};
+  ScheduleKind order = part == TablePart::kWhole ? kind() : ScheduleKind::kSimple;
+  if (part == TablePart::kWhole && !write_conflict(microbatches).empty()) {  // one microbatch after the other
+    order = ScheduleKind::kInterleaved;
+    options.active_microbatches = 1;
+  }
+  Table table{.schedule = generate(order, graphs, options), .buffers = {}};
   check(table.schedule, graphs);
   if (part != TablePart::kWhole) keep_only(part, table.schedule);
   const Program& first = *microbatches.front();

@@ -30,6 +30,7 @@ struct Program {
   std::map<int, std::vector<partitioner::ValueId>> written_tensors;  // by stage: parameters and buffers
   std::vector<size_t> written_inputs;     // positions of step inputs that an operator writes to
   std::vector<at::Tensor> named_tensors;  // by value: parameters and buffers, undefined elsewhere
+  std::unordered_map<int32_t, std::string> memory_names;  // by alias set: the first tensor of all models that lives there
   std::vector<at::Tensor> trained;        // parameters that its backwards reach
   std::map<std::string, std::vector<int>> trained_on;  // by name, ranks that add to their gradients
 };
@@ -88,6 +89,8 @@ class Programs {
   void forget_least_used_tables();
   void release_buffers();
   partitioner::ScheduleKind kind() const;
+  /// By parameter among `owners`, the rank that adds up its gradient in the programs that exist.
+  std::map<std::string, int> homes(const runtime::Owners& owners) const;
   partitioner::PartitionOptions options_on(const partitioner::Graph& graph, const runtime::Owners& owners,
                                            int num_microbatches) const;
 

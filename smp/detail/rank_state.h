@@ -42,8 +42,6 @@ struct RankState {
   bool leads() const { return context.pipeline->rank() == 0; }
   /// Null where nothing is recorded.
   runtime::TimelineRecorder* recorder() const { return context.timeline ? &context.timeline->recorder() : nullptr; }
-  /// Of each optimizer, as "3" or "3, 4".
-  std::string optimizer_steps() const;
 
   Context& context;
   Models models;
@@ -58,6 +56,7 @@ struct RankState {
   uint64_t training_steps = 0;
   std::vector<std::weak_ptr<OptimizerOfModel>> optimizers;
   uint64_t evaluation_steps = 0;  // steps without a backward
+  uint64_t num_skipped_updates = 0;  // because of numbers that were not finite
 };
 
 }  // namespace smp::detail

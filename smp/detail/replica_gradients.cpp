@@ -142,6 +142,7 @@ void ReplicaGradients::add(Model& model, const std::unordered_set<const void*>& 
 void ReplicaGradients::make_reducer(Model& model, std::vector<at::Tensor> parameters) {
   auto& reducer = model.reduction.reducer;
   runtime::ReducerOptions options = model.reduction.options(model.number);
+  options.looks_for_nonfinite = context_.config.nonfinite != Nonfinite::kIgnore;
   // A hook may block, and replicas need not be equally far in two models.
   if (options.hook && models_.all().size() > 1) options.overlap = false;
   if (reducer && reducer->options().overlap == options.overlap) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "runtime/wire.h"
+#include "smp/detail/optimizer_settings.h"
 
 namespace smp::detail {
 
@@ -16,14 +17,6 @@ bool ReplicaStep::same_step(const ReplicaStep& other) const {
 std::string ReplicaStep::describe() const {
   return "step function " + std::to_string(step_function) + (trains ? " (training)" : " (evaluation)") + " after " +
          std::to_string(training_steps) + " training steps" + (reduction.empty() ? "" : ", gradients " + reduction);
-}
-
-std::string differing_optimizer_steps(const std::string& caller, const std::string& count, const std::string& rank,
-                                      const std::string& other_count, const std::string& other_rank) {
-  return caller + ": expected every rank to call DistributedOptimizer::step() equally often, got " + count + " calls on " +
-         rank + " and " + other_count + " on " + other_rank +
-         ". Each rank updates the parameters that live there, so parts of the model have missed an update. Call step() of "
-         "every optimizer on every rank, and load an earlier state.";
 }
 
 std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bool ends_early) {
@@ -64,9 +57,11 @@ std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bo
   }
   if (active == replicas.end() || !active->trains || active->reads) return std::nullopt;
   for (size_t r = first + 1; r < replicas.size(); ++r) {
-    if (replicas[r].has_joined || replicas[r].reads || replicas[r].optimizer_steps == active->optimizer_steps) continue;
-    return Refusal{differing_optimizer_steps("step", active->optimizer_steps, "replica " + std::to_string(first),
-                                             replicas[r].optimizer_steps, "replica " + std::to_string(r))};
+    if (replicas[r].has_joined || replicas[r].reads || replicas[r].optimizers == active->optimizers)
+      continue;
+    return Refusal{differing_optimizers("step", active->optimizers,
+                                        "replica " + std::to_string(first), replicas[r].optimizers,
+                                        "replica " + std::to_string(r))};
   }
   for (size_t r = 0; r < replicas.size(); ++r) {
     if (replicas[r].reads || replicas[r].settings == active->settings) continue;
@@ -98,39 +93,46 @@ std::optional<int> most_steps_of_joined(const std::vector<ReplicaStep>& replicas
   return best;
 }
 
-std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& replicas) {
+std::string encode(const ReplicaStep& step) {
   runtime::WireWriter out;
-  out.put(own.step_function);
-  out.put(own.training_steps);
-  out.put<uint8_t>(own.trains);
-  out.put(own.reduced);
-  out.put(own.reduction);
-  out.put(own.settings);
-  out.put(own.optimizer_steps);
-  out.put(own.error);
-  out.put<uint8_t>(own.is_value_error);
-  out.put<uint8_t>(own.reads);
-  out.put(own.owners);
-  out.put<uint8_t>(own.has_joined);
-  out.put(own.joined_after);
-  std::vector<ReplicaStep> steps;
-  for (const std::string& bytes : replicas.all_gather(out.take())) {
-    runtime::WireReader in(bytes);
-    ReplicaStep& step = steps.emplace_back();
-    step.step_function = in.get<int32_t>();
+  out.put(step.step_function);
+  out.put(step.training_steps);
+  out.put(step.trains);
+  out.put(step.reduced);
+  out.put(step.reduction);
+  out.put(step.settings);
+  out.put(step.optimizers);
+  out.put(step.error);
+  out.put(step.is_value_error);
+  out.put(step.reads);
+  out.put(step.owners);
+  out.put(step.has_joined);
+  out.put(step.joined_after);
+  return out.take();
+}
+
+ReplicaStep decode_replica_step(std::string_view bytes) {
+  return runtime::read_all(bytes, "step of a replica", [](runtime::WireReader& in) {
+    ReplicaStep step{.step_function = in.get<int32_t>()};
     step.training_steps = in.get<uint64_t>();
-    step.trains = in.get<uint8_t>() != 0;
+    step.trains = in.get<bool>();
     step.reduced = in.get_string();
     step.reduction = in.get_string();
     step.settings = in.get_string();
-    step.optimizer_steps = in.get_string();
+    step.optimizers = in.get_string();
     step.error = in.get_string();
-    step.is_value_error = in.get<uint8_t>() != 0;
-    step.reads = in.get<uint8_t>() != 0;
+    step.is_value_error = in.get<bool>();
+    step.reads = in.get<bool>();
     step.owners = in.get_string();
-    step.has_joined = in.get<uint8_t>() != 0;
+    step.has_joined = in.get<bool>();
     step.joined_after = in.get<uint64_t>();
-  }
+    return step;
+  });
+}
+
+std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& replicas) {
+  std::vector<ReplicaStep> steps;
+  for (const std::string& bytes : replicas.all_gather(encode(own))) steps.push_back(decode_replica_step(bytes));
   return steps;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/transport/transport.h"
@@ -18,7 +19,7 @@ struct ReplicaStep {
   std::string reduced{};    // by model: '1' where it averages its gradients, '-' where it makes none
   std::string reduction{};  // how it treats the gradients of each model, in words
   std::string settings{};   // what must not differ between ranks that train, in words
-  std::string optimizer_steps{};
+  std::string optimizers{};  // their steps and options, in lines
   std::string error{};
   bool is_value_error = false;
   bool reads = false;    // its body has read a value and goes on
@@ -36,9 +37,6 @@ struct Refusal {
   bool is_value_error = true;
 };
 
-std::string differing_optimizer_steps(const std::string& caller, const std::string& count, const std::string& rank,
-                                      const std::string& other_count, const std::string& other_rank);
-
 /// What keeps the replicas from running this step together, if anything does. `ends_early`: all must have one.
 std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bool ends_early);
 
@@ -47,6 +45,10 @@ std::string united_reductions(const std::vector<ReplicaStep>& replicas);
 
 /// When all have joined: the replica with the most steps, of several the first.
 std::optional<int> most_steps_of_joined(const std::vector<ReplicaStep>& replicas);
+
+std::string encode(const ReplicaStep& step);
+/// Throws std::runtime_error for bytes that are none.
+ReplicaStep decode_replica_step(std::string_view bytes);
 
 /// Every replica's, by replica. Collective over `replicas`.
 std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& replicas);

@@ -98,7 +98,11 @@ class Exchange {
       post_receives();
       take_own(results);
       send_own();
-      for (auto& request : requests_) request.wait("step results");
+      for (auto& request : sent_) request.wait("step results");
+      for (auto& [request, bytes] : received_) {
+        const int64_t got = request.wait("step results");
+        TORCH_CHECK(got == bytes, "step: expected ", bytes, " bytes of results, got ", got, ".");
+      }
     } catch (...) {
       runtime::abandon(messages_);
       throw;
@@ -112,7 +116,7 @@ class Exchange {
     for (int r = 0; r < pipeline_.size(); ++r) {
       if (r == pipeline_.rank() || bytes_[r] == 0) continue;
       auto& message = (*messages_)[r] = std::make_unique<runtime::MessageBuffer>(bytes_[r]);
-      requests_.push_back(pipeline_.irecv(r, runtime::kResultTag, message->data(), bytes_[r]));
+      received_.emplace_back(pipeline_.irecv(r, runtime::kResultTag, message->data(), bytes_[r]), bytes_[r]);
     }
   }
 
@@ -136,7 +140,7 @@ class Exchange {
     const int me = pipeline_.rank();
     for (int r = 0; r < pipeline_.size() && bytes_[me] > 0; ++r) {
       if (r == me) continue;
-      requests_.push_back(pipeline_.isend(r, runtime::kResultTag, (*messages_)[me]->data(), bytes_[me]));
+      sent_.push_back(pipeline_.isend(r, runtime::kResultTag, (*messages_)[me]->data(), bytes_[me]));
     }
   }
 
@@ -157,7 +161,8 @@ class Exchange {
   std::vector<Slot> slots_;
   std::vector<int64_t> bytes_;                          // by pipeline rank
   std::shared_ptr<Messages> messages_;  // by pipeline rank
-  std::vector<runtime::Request> requests_;
+  std::vector<runtime::Request> sent_;
+  std::vector<std::pair<runtime::Request, int64_t>> received_;  // and their bytes
   std::vector<std::vector<at::Tensor>> returned_;  // by position, by microbatch
 };
 

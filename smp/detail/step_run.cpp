@@ -12,8 +12,10 @@
 #include "runtime/stage/stage_values.h"
 #include "runtime/tags.h"
 #include "runtime/wire.h"
+#include "smp/detail/nonfinite.h"
 #include "smp/detail/replica_gradients.h"
 #include "smp/detail/results.h"
+#include "smp/detail/write_conflicts.h"
 
 namespace smp::detail {
 
@@ -185,6 +187,16 @@ void StepRun::run(const Schedule& schedule, size_t first, runtime::RunOptions op
   for (size_t i = 0; i < made.size(); ++i) results_[first + i].merge(made[i]);
 }
 
+void StepRun::check_writes() const {
+  std::vector<Program*> programs;
+  for (const auto& program : programs_) programs.push_back(program.get());
+  const std::string conflict = write_conflict(programs);
+  TORCH_CHECK_NOT_IMPLEMENTED(conflict.empty(), "step: expected a body that reads values to leave alone what the backwards of earlier "
+                              "microbatches need, got ", conflict, ". All forwards run before the first backward there. Write to "
+                              "it in every microbatch or after the step, let the operator use a clone() of it, or return what "
+                              "the body reads.");
+}
+
 // The leader's body waits for these.
 void StepRun::collect_reads(size_t first) {
   runtime::Transport& pipeline = *rank_.context.pipeline;
@@ -214,10 +226,10 @@ void StepRun::collect_reads(size_t first) {
   }
   for (int owner : owners) {
     if (owner == 0) continue;
-    const std::string bytes = pipeline.receive_bytes(owner, runtime::kReadTag);
-    runtime::WireReader in(bytes);
-    for_each_read([&](size_t m, ValueId id, int of) {
-      if (of == owner) read_[m][id] = in.get_tensor();
+    runtime::read_all(pipeline.receive_bytes(owner, runtime::kReadTag), "values that the body reads", [&](runtime::WireReader& in) {
+      for_each_read([&](size_t m, ValueId id, int of) {
+        if (of == owner) read_[m][id] = in.get_tensor();
+      });
     });
   }
 }
@@ -227,6 +239,7 @@ std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part)
   std::optional<ReplicaGradients> gradients;
   runtime::RunOptions options;
   if (message.trains) {
+    forget_losses(rank_);
     tied.emplace(rank_.models.owners(), rank_.models.bindings(), [this](const std::string& name) { return trained_on(name); },
                  *rank_.context.pipeline);
     if (rank_.context.replicas->size() > 1) {
@@ -237,11 +250,13 @@ std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part)
     if (!rank_.models.all().front()->reduction.averages_microbatches) options.loss_divisor = 1;
   }
   if (part == TablePart::kWhole || message.trains) run(schedule(part, 0), 0, options);
+  if (message.trains) note_losses(rank_, programs_, results_, message.reduced);
   std::vector<StepOutput> returned = exchange_recorded_results();
   if (message.trains) {
     const runtime::RecordedSpan span(rank_.recorder(), Activity::kCollective);
     tied->finish();
     if (gradients) gradients->finish();
+    agree_on_nonfinite(rank_, message.reduced, message.step + 1);
   }
   count(message);
   ++rank_.join.num_steps;
@@ -255,6 +270,8 @@ std::vector<int> StepRun::trained_on(const std::string& parameter) const {
     const auto found = program->trained_on.find(parameter);
     if (found != program->trained_on.end()) ranks.insert(found->second.begin(), found->second.end());
   }
+  TORCH_INTERNAL_ASSERT(!rank_.context.config.exact_tied_weights || ranks.size() < 2, "the programs of a step add up the ",
+                        "gradient of '", parameter, "' on several ranks");
   return {ranks.begin(), ranks.end()};
 }
 
@@ -266,9 +283,11 @@ std::vector<StepOutput> StepRun::exchange_recorded_results() {
 void StepRun::shadow(const StepMessage& message) {
   if (message.trains) {
     drop_averaged(rank_.models, message.reduced);
+    forget_losses(rank_);
     ReplicaGradients gradients(rank_.context, rank_.models, message.reduced, message.gradient_divisor);
     gradients.begin({}, {});
     gradients.finish();
+    agree_on_nonfinite(rank_, message.reduced, message.step + 1);
   }
   count(message);
 }

@@ -36,6 +36,9 @@ class StepRun {
   void drop_from(size_t first);
   /// On the leader: a value that the forward of a microbatch read.
   const at::Tensor& value(size_t microbatch, partitioner::ValueId id) const { return read_.at(microbatch).at(id); }
+  /// Of a step whose forwards have all run: throws c10::NotImplementedError where one has written to what the backward of an
+  /// earlier one may need.
+  void check_writes() const;
 
  private:
   using Values = std::map<partitioner::ValueId, at::Tensor>;

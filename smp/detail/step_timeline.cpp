@@ -12,6 +12,7 @@
 #include "partitioner/report/trace_io.h"
 #include "partitioner/report/typical_step.h"
 #include "runtime/tags.h"
+#include "runtime/watch/root_cause.h"
 #include "runtime/wire.h"
 #include "smp/detail/durable_file.h"
 #include "smp/detail/programs.h"
@@ -23,28 +24,23 @@ using Phase = runtime::TimelineRecorder::Phase;
 
 namespace {
 
-RankTimeline decode(std::string_view bytes) {
-  runtime::WireReader in(bytes);
-  RankTimeline rank;
-  rank.replica = in.get<int32_t>();
-  rank.pipeline_rank = in.get<int32_t>();
-  rank.steps.resize(in.get<uint64_t>());
-  for (RankStep& step : rank.steps) {
-    step.number = in.get<int64_t>();
-    step.trains = in.get<bool>();
-    step.start_ns = in.get<int64_t>();
-    step.end_ns = in.get<int64_t>();
-    step.spans.resize(in.get<uint64_t>());
-    for (Span& span : step.spans) {
-      span.activity = static_cast<Activity>(in.get<uint8_t>());
-      span.stage = in.get<int32_t>();
-      span.microbatch = in.get<int32_t>();
-      span.peer = in.get<int32_t>();
-      span.start_ns = in.get<int64_t>();
-      span.end_ns = in.get<int64_t>();
-    }
+RankStep get_step(runtime::WireReader& in) {
+  constexpr size_t kSpanBytes = sizeof(Activity) + 3 * sizeof(int32_t) + 2 * sizeof(int64_t);
+  RankStep step;
+  step.number = in.get<int64_t>();
+  step.trains = in.get<bool>();
+  step.start_ns = in.get<int64_t>();
+  step.end_ns = in.get<int64_t>();
+  step.spans.resize(in.get_count<uint64_t>(kSpanBytes));
+  for (Span& span : step.spans) {
+    span.activity = in.get_enumerator(Activity::kRest);
+    span.stage = in.get<int32_t>();
+    span.microbatch = in.get<int32_t>();
+    span.peer = in.get<int32_t>();
+    span.start_ns = in.get<int64_t>();
+    span.end_ns = in.get<int64_t>();
   }
-  return rank;
+  return step;
 }
 
 void write_file(const std::string& path, std::string_view text) {
@@ -69,6 +65,39 @@ void write_trace_file(const std::string& path, const std::vector<RankTimeline>& 
 
 }  // namespace
 
+std::string encode(const RankTimeline& rank) {
+  runtime::WireWriter out;
+  out.put(rank.replica);
+  out.put(rank.pipeline_rank);
+  out.put(static_cast<uint64_t>(rank.steps.size()));
+  for (const RankStep& step : rank.steps) {
+    out.put(step.number);
+    out.put(step.trains);
+    out.put(step.start_ns);
+    out.put(step.end_ns);
+    out.put(static_cast<uint64_t>(step.spans.size()));
+    for (const Span& span : step.spans) {
+      out.put(span.activity);
+      out.put(span.stage);
+      out.put(span.microbatch);
+      out.put(span.peer);
+      out.put(span.start_ns);
+      out.put(span.end_ns);
+    }
+  }
+  return out.take();
+}
+
+RankTimeline decode_timeline(std::string_view bytes) {
+  constexpr size_t kLeastStepBytes = 3 * sizeof(int64_t) + sizeof(bool) + sizeof(uint64_t);
+  return runtime::read_all(bytes, "timeline", [](runtime::WireReader& in) {
+    RankTimeline rank{.replica = in.get<int32_t>(), .pipeline_rank = in.get<int32_t>(), .steps = {}};
+    rank.steps.resize(in.get_count<uint64_t>(kLeastStepBytes));
+    for (RankStep& step : rank.steps) step = get_step(in);
+    return rank;
+  });
+}
+
 std::string drawing_path(const std::string& trace) {
   std::filesystem::path path(trace);
   return path.extension() == ".json" ? path.replace_extension(".svg").string() : trace + ".svg";
@@ -81,12 +110,9 @@ void check_timeline_path(const std::string& trace) {
   for (const std::string& path : {trace, drawing_path(trace)}) {
     std::string reason;
     try {
-      if (std::filesystem::is_directory(path)) reason = "it is a folder";
-      if (reason.empty()) const DurableFile probe(path);
-    } catch (const c10::Error& error) {
-      reason = error.what_without_backtrace();
-    } catch (const std::exception& error) {
-      reason = error.what();
+      const DurableFile probe(path);
+    } catch (...) {
+      reason = runtime::describe_exception(std::current_exception());
     }
     TORCH_CHECK_VALUE(reason.empty(), "timeline: expected a file that can be written, got '", path, "': ", reason,
                       " Name a file in a folder that exists and that rank 0 may write to, or leave the key out.");
@@ -135,42 +161,28 @@ void StepTimeline::finish() {
   }
 }
 
-std::string StepTimeline::encode() const {
+RankTimeline StepTimeline::own_record() const {
   const runtime::ClockReading last = runtime::measure_clock(*context_.world, runtime::steady_now_ns);
-  const auto common = [&](int64_t own_ns) { return runtime::on_common_clock(own_ns, first_reading_, last); };
-  runtime::WireWriter out;
-  out.put(static_cast<int32_t>(context_.replicas->rank()));
-  out.put(static_cast<int32_t>(context_.pipeline->rank()));
-  const std::vector<RankStep> steps = recorder_.steps();
-  out.put(static_cast<uint64_t>(steps.size()));
-  for (const RankStep& step : steps) {
-    out.put(step.number);
-    out.put(step.trains);
-    out.put(common(step.start_ns));
-    out.put(common(step.end_ns));
-    out.put(static_cast<uint64_t>(step.spans.size()));
-    for (const Span& span : step.spans) {
-      out.put(static_cast<uint8_t>(span.activity));
-      out.put(span.stage);
-      out.put(span.microbatch);
-      out.put(span.peer);
-      out.put(common(span.start_ns));
-      out.put(common(span.end_ns));
-    }
+  const auto to_common = [&](int64_t& own_ns) { own_ns = runtime::on_common_clock(own_ns, first_reading_, last); };
+  RankTimeline rank{context_.replicas->rank(), context_.pipeline->rank(), recorder_.steps()};
+  for (RankStep& step : rank.steps) {
+    to_common(step.start_ns), to_common(step.end_ns);
+    for (Span& span : step.spans) to_common(span.start_ns), to_common(span.end_ns);
   }
-  return out.take();
+  return rank;
 }
 
 void StepTimeline::publish() const {
   runtime::Transport& world = *context_.world;
-  const std::string own = encode();
-  if (!writes()) return world.send_bytes(0, runtime::kTimelineTag, own);
-  std::vector<RankTimeline> ranks{decode(own)};
-  for (int r = 1; r < world.size(); ++r) ranks.push_back(decode(world.receive_bytes(r, runtime::kTimelineTag)));
+  RankTimeline own = own_record();
+  if (!writes()) return world.send_bytes(0, runtime::kTimelineTag, encode(own));
+  std::vector<RankTimeline> ranks{std::move(own)};
+  for (int r = 1; r < world.size(); ++r) ranks.push_back(decode_timeline(world.receive_bytes(r, runtime::kTimelineTag)));
   try {
     write(ranks);
-  } catch (const std::exception& error) {  // a training run is worth more than its picture
-    context_.logger.warning(std::string("timeline: expected to write ") + context_.config.timeline + ", got: " + error.what());
+  } catch (...) {  // a training run is worth more than its picture
+    context_.logger.warning("timeline: expected to write " + context_.config.timeline +
+                            ", got: " + runtime::describe_exception(std::current_exception()));
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "partitioner/report/timeline.h"
@@ -24,6 +25,11 @@ std::string drawing_path(const std::string& trace);
 
 /// Throws c10::ValueError where the files of Config::timeline could not be written. Leaves earlier ones as they are.
 void check_timeline_path(const std::string& trace);
+
+/// One rank's record, to send.
+std::string encode(const partitioner::RankTimeline& rank);
+/// Throws std::runtime_error for bytes that are none.
+partitioner::RankTimeline decode_timeline(std::string_view bytes);
 
 /// All ranks count the same steps, also where some replica has no batch left (smp::join), so that all come to the
 /// collective parts together.
@@ -52,7 +58,7 @@ class StepTimeline {
   bool writes() const { return context_.world->rank() == 0; }
   void predict(const std::vector<std::shared_ptr<Program>>& programs, const Programs& planner);
   void publish() const;
-  std::string encode() const;
+  partitioner::RankTimeline own_record() const;  // on the common clock; collective
   void write(const std::vector<partitioner::RankTimeline>& ranks) const;
 
   Context& context_;

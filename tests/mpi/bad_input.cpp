@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -197,6 +198,23 @@ void different_step_functions(Training& training) {
   });
 }
 
+void nan_in_the_target(Training& training) {
+  Batch batch(0);
+  batch.target[kRows - 1].fill_(NAN);
+  training.train(batch);
+}
+
+void rate_of_one_replica(Training& training) {
+  if (smp::dp_rank() == 1) training.optimizer.get().param_groups()[0].options().set_lr(0.2);
+  training.step(Batch(0));
+}
+
+void rate_of_one_replica_at_the_end(Training& training) {
+  training.train(Batch(0));
+  if (smp::dp_rank() == 1) training.optimizer.get().param_groups()[0].options().set_lr(0.2);
+  smp::shutdown();
+}
+
 void train_for_ever(Training& training) {
   for (int step = 0;; ++step) training.train(Batch(step));
 }
@@ -219,6 +237,9 @@ const std::map<std::string, void (*)(Training&)> kTrainingCases{
     {"word_out_of_range", word_out_of_range},
     {"word_out_of_range_on_one_replica", word_out_of_range_on_one_replica},
     {"different_step_functions", different_step_functions},
+    {"nan_in_the_target", nan_in_the_target},
+    {"rate_of_one_replica", rate_of_one_replica},
+    {"rate_of_one_replica_at_the_end", rate_of_one_replica_at_the_end},
     {"train_for_ever", train_for_ever},
 };
 

@@ -8,6 +8,7 @@ can train on; who does not ends the job with it as the last line of any rank.
 import functools
 import json
 import os
+import subprocess
 import sys
 
 import worlds
@@ -122,6 +123,14 @@ class BadInput(worlds.WorldTestCase):
                 for text in texts:
                     self.assertIn(text, last)
 
+    def test_variables_of_a_world_without_its_mpirun_are_refused(self):
+        for rank, size in (("SMP_RANK", "SMP_WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
+            job = subprocess.run(
+                [self.program, "configuration_of_the_environment", "uncaught", "token"], timeout=worlds.TIMEOUT_S,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, rank: "0", size: "2"})
+            self.assertNotEqual(job.returncode, 0, job.stdout)
+            self.assertIn(f"expected MPI to find rank 0 of 2 ({rank}=0, {size}=2), got rank 0 of 1", job.stdout)
+
     def test_refusal_of_one_replica_is_refused_by_all(self):
         self.check_caught("indivisible_batch_on_one_replica", REFUSED["indivisible_batch"], num_ranks=4,
                           environment=TWO_REPLICAS, replicas=True)
@@ -167,6 +176,16 @@ class BadInput(worlds.WorldTestCase):
 
     def test_different_step_functions_end_the_job(self):
         self.check_failure_within_a_step("different_step_functions", 1, "Make and call step functions in the same order")
+
+    def test_numbers_that_go_bad_and_optimizers_that_differ_end_the_job(self):
+        two_of_one = {"SMP_CONFIG": json.dumps({"pipeline_parallel_degree": 1})}
+        rates = "'optimizer 0 (SGD), group 0: lr = 0.1' on {} 0 and 'optimizer 0 (SGD), group 0: lr = 0.2' on {} 1"
+        for case, environment, text in (
+                ("nan_in_the_target", {}, "got nan in the loss of microbatch 1 on rank 1 in training step 1. No rank has"),
+                ("rate_of_one_replica", two_of_one, rates.format("replica", "replica")),
+                ("rate_of_one_replica_at_the_end", two_of_one, rates.format("rank", "rank"))):
+            with self.subTest(case):
+                self.assertIn(text, self.run_uncaught(case, environment=environment)[-1])
 
     def test_killed_rank_is_named_by_every_survivor(self):
         for killed in (0, 2):

@@ -31,7 +31,9 @@ class Resume(worlds.WorldTestCase):
             got = self.losses(folder + "/stopped", 0, stop, *before) + self.losses(folder + "/stopped", stop, NUM_STEPS, *after)
             self.assertEqual(got, want)
             files = sorted(path.name for path in pathlib.Path(folder, "stopped").iterdir())
-            self.assertEqual(files, [f"rank_{r}_of_{after[1]}.safetensors" for r in range(after[1])])
+            save = json.loads(pathlib.Path(folder, "stopped", "state.json").read_text())["save"]
+            expected = [f"rank_{r}_of_{after[1]}.{save}.safetensors" for r in range(after[1])]
+            self.assertEqual(files, [*expected, "state.json"])
 
     def test_same_ranks(self):
         for ranks in ((1, 1), (2, 2), (3, 3), (4, 4), (4, 2)):
@@ -44,12 +46,12 @@ class Resume(worlds.WorldTestCase):
     def test_a_damaged_file_is_refused_by_all(self):
         with tempfile.TemporaryDirectory() as folder:
             self.losses(folder, 0, 2, 2, 2)
-            file = pathlib.Path(folder, "rank_1_of_2.safetensors")
+            [file] = pathlib.Path(folder).glob("rank_1_of_2.*.safetensors")
             file.write_bytes(file.read_bytes()[:-3])
             job = self.start(2, folder, "2", "4", environment={"SMP_CONFIG": json.dumps({"log_level": "warning"})})
             self.finish(job, TIMEOUT_S)
             self.assertNotEqual(job.returncode, 0)
-            self.assertIn("rank_1_of_2.safetensors': expected", self.output)
+            self.assertIn(f"{file.name}': expected", self.output)
 
 
 if __name__ == "__main__":

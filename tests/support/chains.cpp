@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <tuple>
 
 namespace smp::testing {
 
 using partitioner::Chain;
+using partitioner::Crossing;
 
 namespace {
 
@@ -30,19 +32,64 @@ void add_random_pins(std::mt19937& random, Chain& chain) {
   }
 }
 
+/// Every operator's result goes to the next, and now and then further.
+void add_random_crossings(std::mt19937& random, int most_readers, Chain& chain) {
+  for (int i = 0; i + 1 < chain.num_operators(); ++i) {
+    const int num_more = uniform(random, 0, 2) ? 0 : uniform(random, 1, 3);
+    std::vector<int> readers;
+    if (num_more == 0 || uniform(random, 0, 1)) readers.push_back(i + 1);
+    for (int k = 0; k < num_more; ++k) readers.push_back(uniform(random, i + 1, chain.num_operators() - 1));
+    std::sort(readers.begin(), readers.end());
+    chain.crossings.push_back({i, readers, static_cast<double>(uniform(random, 0, 12)), true});
+    std::shuffle(readers.begin(), readers.end(), random);
+    readers.resize(std::min<size_t>(readers.size(), static_cast<size_t>(most_readers)));
+    std::sort(readers.begin(), readers.end());
+    chain.crossings.push_back({i, readers, static_cast<double>(uniform(random, 0, 12)), false});
+  }
+}
+
+/// What [begin, end) pays for the messages of one value, if the stage that makes it sends it once.
+double least_message_us(const Crossing& crossing, int begin, int end) {
+  const auto is_here = [&](int i) { return begin <= i && i < end; };
+  const bool is_made_here = is_here(crossing.made_at);
+  const bool is_read_here = std::any_of(crossing.read_at.begin(), crossing.read_at.end(), is_here);
+  const bool is_read_later = crossing.read_at.back() >= end;
+  double us = 0;
+  if (crossing.made_at < begin && is_read_here) us += crossing.us;
+  if (is_read_later && (is_made_here || (crossing.is_relayed && is_read_here))) us += crossing.us;
+  return us;
+}
+
+/// By operator: what it makes and reads.
+std::vector<std::vector<const Crossing*>> crossings_by_operator(const Chain& chain) {
+  std::vector<std::vector<const Crossing*>> touched(chain.time_us.size());
+  for (const Crossing& crossing : chain.crossings) {
+    touched[crossing.made_at].push_back(&crossing);
+    for (size_t i = 0; i < crossing.read_at.size(); ++i) {
+      const int reader = crossing.read_at[i];
+      if (i == 0 || reader != crossing.read_at[i - 1]) touched[reader].push_back(&crossing);
+    }
+  }
+  return touched;
+}
+
 /// Adds up a stage operator by operator.
 class StageSum {
  public:
-  StageSum(const Chain& chain, int stage, int begin)
+  StageSum(const Chain& chain, const std::vector<std::vector<const Crossing*>>& touched, int stage, int begin)
       : chain_(chain),
+        touched_(touched),
         stage_(stage),
-        us_(begin > 0 ? chain.receive_us[begin] : 0),
+        begin_(begin),
         is_allowed_(begin == 0 || chain.cut_allowed[begin]) {}
 
   /// Takes in operator end - 1; cost of the stage that ends here, infinity where it must not.
   double extend_to(int end) {
     const int i = end - 1;
-    us_ += chain_.time_us[i];
+    us_ += chain_.time_us[i] * chain_.stages[stage_].slowness;
+    for (const Crossing* crossing : touched_[i]) {
+      message_us_ += least_message_us(*crossing, begin_, end) - least_message_us(*crossing, begin_, i);
+    }
     bytes_ += chain_.fixed_bytes[i] + chain_.stages[stage_].in_flight * chain_.activation_bytes[i];
     if (!chain_.first_stage.empty()) {
       is_allowed_ &= chain_.first_stage[i] <= stage_ && stage_ <= chain_.last_stage[i];
@@ -52,16 +99,49 @@ class StageSum {
     if (!is_allowed_ || (limit >= 0 && bytes_ > limit) || (!is_last && !chain_.cut_allowed[end])) {
       return kInfinity;
     }
-    return us_ + (is_last ? 0 : chain_.send_us[end]);
+    return us_ + message_us_;
   }
+  double message_us() const { return message_us_; }
 
  private:
   const Chain& chain_;
+  const std::vector<std::vector<const Crossing*>>& touched_;
   int stage_;
-  double us_;
+  int begin_;
+  double us_ = 0;
+  double message_us_ = 0;
   int64_t bytes_ = 0;
   bool is_allowed_;
 };
+
+/// What the values of [cuts[stage], cuts[stage + 1]) that several later stages read cost beyond one message.
+double repeated_message_us(const Chain& chain, const std::vector<int>& cuts, int stage) {
+  double us = 0;
+  for (const Crossing& crossing : chain.crossings) {
+    if (crossing.is_relayed || crossing.made_at < cuts[stage] || crossing.made_at >= cuts[stage + 1]) continue;
+    std::set<int> targets;
+    for (const int reader : crossing.read_at) {
+      targets.insert(static_cast<int>(std::upper_bound(cuts.begin(), cuts.end(), reader) - cuts.begin()) - 1);
+    }
+    targets.erase(stage);
+    if (!targets.empty()) us += crossing.us * static_cast<double>(targets.size() - 1);
+  }
+  return us;
+}
+
+/// The split of `cuts`: its slowest stage and the messages of all, each value sent once but for the former.
+ReferenceSplit cost_of(const Chain& chain, const std::vector<int>& cuts) {
+  const auto touched = crossings_by_operator(chain);
+  ReferenceSplit split{static_cast<int>(cuts.size()) - 1, 0, 0, cuts};
+  for (int s = 0; s < split.num_used_stages; ++s) {
+    StageSum sum(chain, touched, s, cuts[s]);
+    double us = 0;
+    for (int p = cuts[s] + 1; p <= cuts[s + 1]; ++p) us = sum.extend_to(p);
+    split.slowest_stage_us = std::max(split.slowest_stage_us, us + repeated_message_us(chain, cuts, s));
+    split.traffic_us += sum.message_us();
+  }
+  return split;
+}
 
 bool visit_next_cut(std::vector<int>& cuts,
                     int n) {  // next subset of {1, ..., n - 1} as a sorted list
@@ -82,8 +162,6 @@ Chain plain_chain(const std::vector<double>& time_us, int num_stages) {
   chain.time_us = time_us;
   chain.fixed_bytes.assign(time_us.size(), 0);
   chain.activation_bytes.assign(time_us.size(), 0);
-  chain.send_us.assign(time_us.size() + 1, 0);
-  chain.receive_us.assign(time_us.size() + 1, 0);
   chain.cut_allowed.assign(time_us.size() + 1, 1);
   chain.stages.resize(num_stages);
   return chain;
@@ -95,11 +173,8 @@ Chain random_chain(std::mt19937& random, const ChainTraits& traits) {
   for (double& us : time_us)
     us = uniform(random, 0, 3) ? uniform(random, 0, 20) : uniform(random, 0, 90);
   Chain chain = plain_chain(time_us, uniform(random, 1, traits.max_stages));
+  if (traits.has_traffic) add_random_crossings(random, traits.most_readers, chain);
   for (int p = 1; p < n; ++p) {
-    if (traits.has_traffic) {
-      chain.send_us[p] = uniform(random, 0, 12);
-      chain.receive_us[p] = uniform(random, 0, 2) ? chain.send_us[p] : uniform(random, 0, 12);
-    }
     if (traits.has_forbidden_cuts) chain.cut_allowed[p] = uniform(random, 0, 3) > 0;
   }
   if (traits.has_memory_limits && uniform(random, 0, 1)) {
@@ -116,10 +191,8 @@ Chain random_chain(std::mt19937& random, const ChainTraits& traits) {
   return chain;
 }
 
-double reference_stage_us(const Chain& chain, int stage, int begin, int end) {
-  StageSum sum(chain, stage, begin);
-  for (int p = begin + 1; p < end; ++p) sum.extend_to(p);
-  return sum.extend_to(end);
+double reference_slowest_us(const Chain& chain, const std::vector<int>& cuts) {
+  return cost_of(chain, cuts).slowest_stage_us;
 }
 
 std::optional<ReferenceSplit> split_exhaustively(const Chain& chain) {
@@ -128,17 +201,11 @@ std::optional<ReferenceSplit> split_exhaustively(const Chain& chain) {
   std::vector<int> inner;
   do {
     if (static_cast<int>(inner.size()) >= chain.num_stages()) continue;
-    ReferenceSplit split;
-    split.num_used_stages = static_cast<int>(inner.size()) + 1;
-    split.cuts = inner;
-    split.cuts.insert(split.cuts.begin(), 0);
-    split.cuts.push_back(n);
-    for (int s = 0; s < split.num_used_stages; ++s) {
-      const double us = reference_stage_us(chain, s, split.cuts[s], split.cuts[s + 1]);
-      split.slowest_stage_us = std::max(split.slowest_stage_us, us);
-    }
+    std::vector<int> cuts = inner;
+    cuts.insert(cuts.begin(), 0);
+    cuts.push_back(n);
+    const ReferenceSplit split = cost_of(chain, cuts);
     if (split.slowest_stage_us == kInfinity) continue;
-    for (int p : inner) split.traffic_us += chain.send_us[p] + chain.receive_us[p];
     const auto key = [](const ReferenceSplit& s) {
       return std::tuple(-s.num_used_stages, s.slowest_stage_us, s.traffic_us,
                         std::vector<int>(s.cuts.rbegin(), s.cuts.rend()));
@@ -150,6 +217,7 @@ std::optional<ReferenceSplit> split_exhaustively(const Chain& chain) {
 
 std::optional<ReferenceSplit> split_by_table(const Chain& chain) {
   const int n = chain.num_operators();
+  const auto touched = crossings_by_operator(chain);
   std::vector<double> reached(n + 1, kInfinity);
   reached[0] = 0;
   std::optional<ReferenceSplit> best;
@@ -157,7 +225,7 @@ std::optional<ReferenceSplit> split_by_table(const Chain& chain) {
     std::vector<double> next(n + 1, kInfinity);
     for (int begin = 0; begin < n; ++begin) {
       if (reached[begin] == kInfinity) continue;
-      StageSum stage_sum(chain, stage, begin);
+      StageSum stage_sum(chain, touched, stage, begin);
       for (int end = begin + 1; end <= n; ++end) {
         next[end] = std::min(next[end], std::max(reached[begin], stage_sum.extend_to(end)));
       }

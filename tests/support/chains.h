@@ -14,6 +14,7 @@ struct ChainTraits {
   int max_operators = 10;
   int max_stages = 5;
   bool has_traffic = true;
+  int most_readers = 1;  // of a value; its gradient may come from more
   bool has_forbidden_cuts = true;
   bool has_pins = true;
   bool has_memory_limits = true;
@@ -36,11 +37,11 @@ struct ReferenceSplit {
 /// from the back. None if nothing is feasible.
 std::optional<ReferenceSplit> split_exhaustively(const partitioner::Chain& chain);
 
-/// By the quadratic table over (stage, position); stages and slowest stage only. None if nothing is
-/// feasible.
+/// By the quadratic table over (stage, position); stages and slowest stage only, each value sent once.
+/// None if nothing is feasible.
 std::optional<ReferenceSplit> split_by_table(const partitioner::Chain& chain);
 
-/// Cost of the stage [begin, end), or infinity where cuts, pins or memory forbid it.
-double reference_stage_us(const partitioner::Chain& chain, int stage, int begin, int end);
+/// The slowest stage between `cuts`, with all messages; infinity where cuts, pins or memory forbid one.
+double reference_slowest_us(const partitioner::Chain& chain, const std::vector<int>& cuts);
 
 }  // namespace smp::testing

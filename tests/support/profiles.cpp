@@ -90,18 +90,18 @@ Profile read_profile(const std::string& path) {
 partitioner::Chain chain_of(const Profile& profile, int num_stages, double gigabytes_per_second) {
   const int n = static_cast<int>(profile.nodes.size());
   partitioner::Chain chain;
-  std::vector<int> last_use(n, -1);
-  for (const auto& [from, to] : profile.edges) last_use[from] = std::max(last_use[from], to);
-  chain.send_us.assign(n + 1, 0);
+  std::vector<std::vector<int>> readers(n);
+  for (const auto& [from, to] : profile.edges) readers[from].push_back(to);
   for (int i = 0; i < n; ++i) {
     const auto& node = profile.nodes[i];
     chain.time_us.push_back(node.forward_us + node.backward_us);
     chain.fixed_bytes.push_back(static_cast<int64_t>(2 * node.parameter_bytes));  // and gradient
-    const double us = 2 * node.activation_bytes / (gigabytes_per_second * 1000);
-    for (int p = i + 1; p <= last_use[i]; ++p) chain.send_us[p] += us;
+    if (readers[i].empty()) continue;
+    std::sort(readers[i].begin(), readers[i].end());
+    const double us = node.activation_bytes / (gigabytes_per_second * 1000);
+    for (const bool is_gradient : {false, true}) chain.crossings.push_back({i, readers[i], us, is_gradient});
   }
   chain.activation_bytes.assign(n, 0);
-  chain.receive_us = chain.send_us;
   chain.cut_allowed.assign(n + 1, 1);
   chain.stages.resize(num_stages);
   return chain;

@@ -1,5 +1,5 @@
-// How far the split of a graph is from the best one, by the plan's own cost: the chain that is
-// split exactly charges a value that skips stages to the stages between as well.
+// The split of a graph against the best one there is, by the plan's own cost, also where values pass
+// stages on their way.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 
 #include "partitioner/graph/cuts.h"
 #include "partitioner/plan/build_plan.h"
+#include "partitioner/plan/chain_of_graph.h"
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/graph_costs.h"
 #include "partitioner/plan/linearise.h"
@@ -43,6 +44,55 @@ Graph random_skips(unsigned seed) {
   return g.build(g.sum(values.back()));
 }
 
+/// A value that is read at the very end: a table that embeds and unembeds, made of a parameter.
+Graph tied_table() {
+  GraphBuilder g;
+  const ValueId table = g.op("aten::tanh", {g.parameter("table", {2000, 64})}, {2000, 64});
+  ValueId x = g.op("aten::embedding", {table, g.input({128}, c10::ScalarType::Long)}, {128, 64});
+  for (int i = 0; i < 9; ++i) x = g.relu(g.linear(x, "m" + std::to_string(i), 64));
+  return g.build(g.sum(g.op("aten::mm", {x, table}, {128, 2000})));
+}
+
+/// Wide tensors that go from near the begin to near the end.
+Graph long_skip() {
+  GraphBuilder g;
+  const ValueId wide = g.linear(g.input({256, 64}), "first", 512);
+  ValueId x = g.linear(wide, "narrow", 64);
+  for (int i = 0; i < 8; ++i) x = g.relu(g.linear(x, "m" + std::to_string(i), 64));
+  return g.build(g.sum(g.op("aten::add", {g.linear(x, "widen", 512), wide}, {256, 512})));
+}
+
+/// What an encoder makes is read in every layer of the decoder.
+Graph encoder_memory() {
+  GraphBuilder g;
+  ValueId memory = g.input({256, 128});
+  for (int i = 0; i < 4; ++i) memory = g.relu(g.linear(memory, "e" + std::to_string(i), 128));
+  ValueId x = g.input({256, 128});
+  for (int i = 0; i < 5; ++i) {
+    const ValueId read = g.op("aten::mul", {x, memory}, {256, 128});
+    x = g.linear(read, "d" + std::to_string(i), 128);
+  }
+  return g.build(g.sum(x));
+}
+
+/// Halves its width level by level, and puts what it was beside it on the way back.
+Graph u_net(int levels) {
+  GraphBuilder g;
+  ValueId x = g.input({256, 256});
+  std::vector<ValueId> skips;
+  const auto layer = [&](int64_t width) { return g.relu(g.linear(x, "l" + std::to_string(g.num_nodes()), width)); };
+  for (int level = 0; level < levels; ++level) {
+    x = layer(256 >> level);
+    skips.push_back(x);
+  }
+  x = layer(256 >> levels);
+  for (int level = levels; level-- > 0;) {
+    x = layer(256 >> level);
+    x = g.op("aten::cat", {x, skips[static_cast<size_t>(level)]}, {256, 512 >> level});
+  }
+  return g.build(g.sum(x));
+}
+
 /// By building the plan of every split into as many stages as ranks.
 double least_slowest_us(const Graph& graph, const PartitionOptions& options) {
   const GraphCosts costs = graph_costs(graph, options.device);
@@ -68,24 +118,56 @@ double least_slowest_us(const Graph& graph, const PartitionOptions& options) {
   return least_us;
 }
 
-/// The best split of the program's order against the split of the best of several orders, which
-/// often cuts less. Without skips the split is optimal (contiguous_test, profiles_test).
-TEST(SplitQuality, RandomSkipsAreAsGoodAsTheBestSplitOfTheProgramOnAverage) {
-  const double tolerance[] = {0, 0, 1.07, 1.2, 1.35};
-  double sum = 0;
-  int num_splits = 0;
+/// By how much the slowest stage of the program's order, split, is slower than that of its best split, `least_us`.
+double split_ratio(const Graph& graph, int num_ranks, double least_us) {
+  const PartitionOptions options = on_ranks(num_ranks);
+  const GraphCosts costs = graph_costs(graph, options.device);
+  const Linearisation order = program_order(graph);
+  const ChainSplit split = split_chain(make_chain(graph, costs, order, options));
+  const StageAssignment assignment = assign_stages(split, order.nodes, num_ranks);
+  const double us = build_plan(graph, costs, assignment, options).slowest_stage_us;
+  EXPECT_NEAR(split.slowest_stage_us, us, 1e-9 * us);
+  EXPECT_LE(split.least_us, least_us * (1 + 1e-9));
+  return us / least_us;
+}
+
+void expect_optimal(const Graph& graph, const std::string& name) {
+  for (const int num_ranks : {2, 3, 4}) {
+    const double least_us = least_slowest_us(graph, on_ranks(num_ranks));
+    EXPECT_NEAR(split_ratio(graph, num_ranks, least_us), 1, 1e-9) << name << ", ranks " << num_ranks;
+  }
+}
+
+TEST(SplitQuality, ValuesThatPassStagesAreSplitAsWellAsPossible) {
+  expect_optimal(tied_table(), "tied table");
+  expect_optimal(long_skip(), "long skip");
+  expect_optimal(encoder_memory(), "encoder memory");
+  expect_optimal(u_net(2), "U-Net of two levels");
+  expect_optimal(u_net(4), "U-Net of four levels");
+}
+
+/// Where several stages read one value, a split may miss the best one. The plan may be of another order, which often cuts
+/// less, and be up to 5 % slower per stage where its step is shorter.
+TEST(SplitQuality, RandomSkipsAreNearlyAlwaysSplitAsWellAsPossible) {
+  int num_optimal = 0, num_splits = 0;
+  double sum = 0;  // of plans
   for (unsigned seed = 0; seed < 50; ++seed) {
     const Graph graph = random_skips(seed);
-    for (int num_ranks : {2, 3, 4}) {
+    for (const int num_ranks : {2, 3, 4}) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + ", ranks " + std::to_string(num_ranks));
       const PartitionOptions options = on_ranks(num_ranks);
-      const double ratio =
-          partition(graph, options).slowest_stage_us / least_slowest_us(graph, options);
-      EXPECT_LE(ratio, tolerance[num_ranks]) << "seed " << seed << ", ranks " << num_ranks;
-      sum += ratio;
+      const double least_us = least_slowest_us(graph, options);
+      const double ratio = split_ratio(graph, num_ranks, least_us);
+      const double of_plan = partition(graph, options).slowest_stage_us / least_us;
+      EXPECT_LE(ratio, num_ranks == 2 ? 1 + 1e-9 : 1.12);  // of two stages only one can read it
+      EXPECT_LE(of_plan, 1.12);
+      num_optimal += ratio < 1 + 1e-9;
+      sum += of_plan;
       ++num_splits;
     }
   }
-  EXPECT_LE(sum / num_splits, 1.0);
+  EXPECT_GE(num_optimal, num_splits * 96 / 100);
+  EXPECT_LT(sum / num_splits, 1.0);
 }
 
 /// Two towers whose layers the program calls in turn.

@@ -364,6 +364,28 @@ TEST(GraphIo, BadSizesAreNamed) {
   expect_refused_after("\"sizes\":[2,3]", "\"sizes\":[-2,3]", {"values[0].sizes[0]"});
   expect_refused_after("\"sizes\":[2,3]", "\"sizes\":[4611686018427387904,3]",
                        {"values[0].sizes", "2^63"});
+  expect_refused_after("\"sizes\":[2,3]", "\"sizes\":[0,9223372036854775807]",
+                       {"values[0].sizes", "2^63"});
+  expect_refused_after("\"strides\":[1,3],\"storage_offset\":4",
+                       "\"strides\":[1,4611686018427387904],\"storage_offset\":4",
+                       {"values[1].strides", "2^63"});
+  expect_refused_after("\"storage_offset\":4", "\"storage_offset\":9223372036854775807",
+                       {"values[1].strides", "2^63"});
+}
+
+// Tables are as long as the largest number of an alias set.
+TEST(GraphIo, AliasSetsThatNoValueCanHaveAreNamed) {
+  expect_refused_after("\"storage\":5", "\"storage\":2147483647",
+                       {"values[5].storage", "from -1 to 5", "2147483647"});
+  expect_refused_after("\"written_storages\":[5,2]", "\"written_storages\":[5,6]",
+                       {"nodes[1].written_storages[1]", "got 6"});
+}
+
+TEST(GraphIo, OutputsOfAnotherNodeAreNamed) {
+  expect_refused_after("\"outputs\":[4]", "\"outputs\":[5]",
+                       {"nodes[0].outputs[0]", "a result of this node", "got %5"});
+  expect_refused_after("\"outputs\":[4]", "\"outputs\":[0]", {"got %0"});
+  expect_refused_after("\"outputs\":[5,-1]", "\"outputs\":[-1,5]", {"nodes[1].outputs[1]"});
 }
 
 }  // namespace

@@ -51,8 +51,6 @@ void expect_contains(const std::string& text, const std::string& part) {
 TEST(Launch, WithoutLauncherIsAWorldOfOne) {
   EXPECT_EQ(detect_launch(in({})), Launch());
   EXPECT_EQ(detect_launch(in({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}})), Launch());
-  EXPECT_EQ(detect_launch(in({{"RANK", "1"}, {"WORLD_SIZE", "2"}})), Launch())
-      << "per host, not per rank";
 }
 
 TEST(Launch, ReadsMpirun) {
@@ -77,6 +75,8 @@ TEST(Launch, ReadsExplicitVariables) {
 TEST(Launch, TakesTwoLaunchersThatAgree) {
   const Environment torch{{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}};
   EXPECT_EQ(detect_launch(in(kMpirun + torch)).kind, Launch::Kind::kMpirun);
+  const Environment of_hosts{{"RANK", "1"}, {"WORLD_SIZE", "2"}};  // Volcano's, of a host each
+  EXPECT_EQ(detect_launch(in(kMpirun + of_hosts)).kind, Launch::Kind::kMpirun);
   const Environment same{{"SMP_RANK", "3"}, {"SMP_WORLD_SIZE", "8"}};
   EXPECT_EQ(detect_launch(in(kMpirun + same)).kind, Launch::Kind::kMpirun);
 }
@@ -91,22 +91,54 @@ TEST(Launch, RefusesTwoLaunchersThatDisagreeAndPrintsBoth) {
 }
 
 TEST(Launch, RefusesLaunchersThatItCannotServeAndSaysWhatWorks) {
-  const Environment torch{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}};
-  const Environment srun{{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"PMIX_RANK", "1"}};
-  const Environment mpich{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}};
-  const Environment pmix{{"PMIX_RANK", "1"}};
-  for (const auto& [environment, name] :
-       {std::pair{torch, "torchrun (RANK=1, WORLD_SIZE=4)"},
-        std::pair{srun, "srun (SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=4)"},
-        std::pair{mpich, "MPICH (PMI_RANK=1, PMI_SIZE=4)"}, std::pair{pmix, "PMIX_RANK=1"}}) {
+  const std::pair<Environment, std::string> cases[] = {
+      {{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}},
+       "torchrun (RANK=1, WORLD_SIZE=4, LOCAL_RANK=1)"},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "torchrun (RANK=0, WORLD_SIZE=2)"},
+      {{{"WORLD_SIZE", "2"}}, "torchrun (WORLD_SIZE=2)"},
+      {{{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}},
+       "torchrun (LOCAL_RANK=0, LOCAL_WORLD_SIZE=2)"},
+      {{{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"PMIX_RANK", "1"}},
+       "srun (SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=4)"},
+      {{{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}}, "srun (SLURM_PROCID=3)"},
+      {{{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "2"}},
+       "MVAPICH (MV2_COMM_WORLD_RANK=0, MV2_COMM_WORLD_SIZE=2)"},
+      {{{"MVP_COMM_WORLD_SIZE", "2"}}, "MVAPICH (MVP_COMM_WORLD_SIZE=2)"},
+      {{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}, "MPICH or Intel MPI (PMI_RANK=1, PMI_SIZE=4)"},
+      {{{"PMI_RANK", "1"}}, "MPICH or Intel MPI (PMI_RANK=1)"},
+      {{{"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}},
+       "MPICH or Intel MPI (MPI_LOCALRANKID=0, MPI_LOCALNRANKS=2)"},
+      {{{"PALS_RANKID", "0"}, {"PALS_LOCAL_SIZE", "2"}}, "PALS (PALS_RANKID=0, PALS_LOCAL_SIZE=2)"},
+      {{{"PMIX_RANK", "1"}}, "PMIX_RANK=1"},
+      {{{"PMIX_RANK", "0"}}, "PMIX_RANK=0"}};
+  for (const auto& [environment, name] : cases) {
     expect_contains(refusal_of(environment), name);
     expect_contains(refusal_of(environment), "`smp run -np N program`");
   }
 }
 
 TEST(Launch, TakesOtherLaunchersWithOneProcess) {
-  EXPECT_EQ(detect_launch(in({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}})), Launch());
-  EXPECT_EQ(detect_launch(in({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}})), Launch());
+  for (const Environment& alone :
+       {Environment{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}},
+        Environment{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}},
+        Environment{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"PMIX_RANK", "0"}},
+        Environment{{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "1"}},
+        Environment{{"PMI_RANK", "0"},
+                    {"PMI_SIZE", "1"},
+                    {"MPI_LOCALRANKID", "0"},
+                    {"MPI_LOCALNRANKS", "1"}}}) {
+    EXPECT_EQ(detect_launch(in(alone)), Launch());
+  }
+}
+
+TEST(Launch, ComplainsOfVariablesThatNobodysMpirunHasSet) {
+  const Launch explicit_two = detect_launch(in({{"SMP_RANK", "0"}, {"SMP_WORLD_SIZE", "2"}}));
+  EXPECT_EQ(describe_mismatch(explicit_two, 0, 2), "");
+  const std::string alone = describe_mismatch(explicit_two, 0, 1);
+  expect_contains(
+      alone, "expected MPI to find rank 0 of 2 (SMP_RANK=0, SMP_WORLD_SIZE=2), got rank 0 of 1");
+  expect_contains(alone, "`smp run -np N program`");
+  expect_contains(describe_mismatch(detect_launch(in(kMpirun)), 2, 8), "OMPI_COMM_WORLD_RANK=3");
 }
 
 TEST(Launch, RefusesIncompleteAndImpossibleSets) {

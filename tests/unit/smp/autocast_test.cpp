@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
 #include "tests/unit/smp/small_net.h"
@@ -209,7 +210,13 @@ TEST_P(AutocastOperator, HasTheDtypeOfItsResultOnAGhost) {
     auto step = smp::step([&](at::Tensor data) { return output_of(data); });
     const at::Tensor data = rows(64, 8, 1).view({8, 8, 8});
     std::vector<at::Tensor> want;
-    for (const auto& part : support::split_batch({data}, 2)) want.push_back(output_of(part[0]));
+    const std::string refused = support::message_of<std::exception>([&] {
+      for (const auto& part : support::split_batch({data}, 2)) want.push_back(output_of(part[0]));
+    });
+    if (!refused.empty()) {  // LSTMs in bfloat16 need a processor that has the kernels
+      EXPECT_NE(support::message_of<std::exception>([&] { step(data); }), "") << refused;
+      return;
+    }
     expect_bit_equal(step(data).outputs(), want, "output");
     expect_bit_equal(step(data).outputs(), want, "output of the second step");
     EXPECT_EQ(std::set<at::ScalarType>(dtypes.begin(), dtypes.end()).size(), 1U) << testing::PrintToString(dtypes);

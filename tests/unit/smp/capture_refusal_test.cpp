@@ -176,13 +176,29 @@ std::vector<Refusal> gradient_refusals() {
          loss.backward();
          return loss;
        },
-       {"loss.backward() inside a step body", "model.backward(loss)"}},
+       {"as the only backward of a step body, got torch::autograd::grad or backward", "Train with model.backward(loss)"}},
       {"AutogradGrad",
        [](Model& model, at::Tensor data, at::Tensor target) {
          const at::Tensor output = model(data);
          return torch::autograd::grad({torch::mse_loss(output, target)}, {output})[0];
        },
-       {"loss.backward() inside a step body"}},
+       {"autograd, " + kFourth, "torch::autograd::grad", "smp::opaque"}},
+      {"AutogradGradOfWhatIsNotReached",
+       [](Model& model, at::Tensor data, at::Tensor target) {
+         const at::Tensor output = model(data), loss = torch::mse_loss(output, target);
+         const auto gradients = torch::autograd::grad({loss}, {model.module()->first->weight, output * 2}, {}, true, false,
+                                                      /*allow_unused=*/true);
+         model.backward(gradients[0].defined() ? loss + gradients[0].sum() : loss);
+         return loss;
+       },
+       {"autograd, " + kFourth, "torch::autograd::grad", "smp::opaque"}},
+      {"AutogradBackwardWithInputs",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor output = model(data);
+         torch::autograd::backward({output.sum()}, {}, std::nullopt, false, {model.module()->first->weight});
+         return output;
+       },
+       {"autograd, " + kFourth, "model.backward(loss)"}},
       {"ExternalTrainableTensor",
        [scale = torch::ones({8}, torch::requires_grad())](Model& model, at::Tensor data, at::Tensor) {
          return model(data * scale);

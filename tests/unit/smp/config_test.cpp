@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -112,16 +113,22 @@ TEST(ConfigSources, AFaultInAFileNamesTheFile) {
                 "\nCorrect the sources named above; docs/configuration.md lists every key.");
 }
 
-TEST(ConfigSources, AMissingFileAndAFolderAreRefused) {
-  for (const std::string path : {"/no/such/file.json", "/"}) {
-    EXPECT_EQ(error_of([&] {
+TEST(ConfigSources, WhatIsNoRegularFileIsRefused) {
+  const TemporaryFile file("");
+  std::filesystem::remove(file.path());
+  ASSERT_EQ(::mkfifo(file.path().c_str(), 0600), 0);  // nobody will ever write into it
+  for (const auto& [path, what] :
+       {std::pair<std::string, std::string>{"/no/such/file.json", "No such file or directory"},
+        {"/", "it is a folder"},
+        {file.path(), "it is a FIFO"},
+        {"/dev/zero", "it is a device"}}) {
+    EXPECT_EQ(error_of([&, path = path] {
                 Config::resolve({}, environment({{"SMP_CONFIG", path}}));
               }),
               "configuration: 1 error\n  SMP_CONFIG: expected a JSON object or the path of a JSON "
-              "file, got \"" +
-                  path +
-                  "\", which is no readable file"
-                  "\nCorrect the sources named above; docs/configuration.md lists every key.");
+              "file, got '" +
+                  path + "': " + what +
+                  ".\nCorrect the sources named above; docs/configuration.md lists every key.");
   }
 }
 
@@ -222,8 +229,8 @@ TEST(ConfigErrors, AFieldOutsideItsConstraintIsRefusedWithoutJson) {
 TEST(ConfigErrors, AKeyGivenTwiceIsRefused) {
   EXPECT_EQ(json_error(R"({"seed": 1, "threads": 2, "seed": 3, "se\u0065d": 4})"),
             one_error("\"seed\": expected once, got several times. Keep one"));
-  EXPECT_EQ(json_error(R"({"seed": {"a": 1, "a": 2}})"),
-            one_error("seed: expected an integer, 0 or more, got {\"a\":2}"));
+  EXPECT_NE(json_error(R"({"seed": {"a": 1, "a": 2}})").find("\"a\": expected once, got several times. Keep one"),
+            std::string::npos);
 }
 
 TEST(ConfigErrors, AliasesThatAgreeAreAccepted) {

@@ -48,8 +48,10 @@ TEST(RawPointer, OfAGhostKeptBeyondItsBodyIsRefused) {
   });
 }
 
+class Hook : public testing::TestWithParam<std::pair<std::string, std::function<void(const at::Tensor&)>>> {};
+
 // A hook on a ghost would be lost with it, and the gradients be others without a word.
-TEST(Hook, OnAnActivationIsRefusedWhileRecordingMatchingAndGoingBack) {
+TEST_P(Hook, OnAnActivationIsRefusedWhileRecordingMatchingAndGoingBack) {
   for (const int hooked_step : {0, 1, 2}) {
     tests::run_smp_ranks(1, {.microbatches = 2}, [&] {
       const auto net = make_net(), twin = make_net();
@@ -58,11 +60,11 @@ TEST(Hook, OnAnActivationIsRefusedWhileRecordingMatchingAndGoingBack) {
       bool hooks = true;
       auto step = smp::step([&](at::Tensor data, at::Tensor target) {
         const at::Tensor hidden = net->first(data);
-        if (hooks && calls == 2 * hooked_step + 1) hidden.register_hook([](at::Tensor grad) { return grad * 2; });
+        if (hooks && calls == 2 * hooked_step + 1) GetParam().second(hidden);
         const bool squash = calls++ / 2 == 2;  // the third step leaves the recording after the hook
         const at::Tensor loss = torch::mse_loss(net->fourth(squash ? hidden.tanh() : hidden.relu()), target);
         model.backward(loss);
-        return loss;
+        return hidden.retains_grad() && !hidden.grad().defined() ? loss * 2 : loss;
       });
       const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
       for (int s = 0; s < hooked_step; ++s) step(data, target);
@@ -74,7 +76,36 @@ TEST(Hook, OnAnActivationIsRefusedWhileRecordingMatchingAndGoingBack) {
   }
 }
 
-TEST(Hook, OnAParameterRuns) {
+INSTANTIATE_TEST_SUITE_P(Kinds, Hook,
+                         testing::Values(Hook::ParamType{"Function", [](const at::Tensor& ghost) {
+                                           ghost.register_hook([](at::Tensor grad) { return grad * 2; });
+                                         }},
+                                         Hook::ParamType{"RetainGrad", [](const at::Tensor& ghost) { ghost.retain_grad(); }}),
+                         [](const auto& test) { return test.param.first; });
+
+// Its grad() would stay undefined.
+TEST(RequiresGrad, OfATensorOfTheBodyIsRefusedWhileRecordingAndMatching) {
+  tests::run_smp_ranks(1, {.microbatches = 2}, [] {
+    const auto net = make_net(), twin = make_net();
+    Model model(net);
+    bool sets = true;
+    auto step = smp::step([&](at::Tensor data, at::Tensor target) {
+      if (sets) data.requires_grad_();
+      const at::Tensor loss = torch::mse_loss(model(data), target);
+      model.backward(loss);
+      return sets && data.grad().defined() ? loss * 2 : loss;
+    });
+    const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
+    for (int s = 0; s < 4; ++s, sets = !sets) {
+      const std::string message = message_of([&] { step(data, target); });
+      if (!sets) tests::eager_step(*twin, data, target, 2);
+      EXPECT_EQ(message.find("made to require a gradient (requires_grad_)") != std::string::npos, sets) << message;
+      tests::expect_twins(model, *twin, "step " + std::to_string(s));
+    }
+  });
+}
+
+TEST(ParameterHook, Runs) {
   tests::run_smp_ranks(2, {.microbatches = 2}, [] {
     const auto net = make_net(), twin = make_net();
     Model model(net);

@@ -1,6 +1,8 @@
 // cost=measured: times come from this machine, and change nothing but the plan.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <boost/json.hpp>
@@ -224,6 +226,28 @@ TEST(CostCacheFile, ThatIsBrokenIsReplaced) {
   std::ofstream(path) << good.substr(0, good.size() / 2);
   run_smp_ranks(1, measured(folder.name()), [] { train_small_net(); });
   EXPECT_NO_THROW(partitioner::MeasuredCosts().add_json(content_of(path)));
+}
+
+TEST(CostCacheFile, IsNeitherReadFromNorWrittenOverWhatIsNoRegularFile) {
+  const Folder folder;
+  const detail::Logger silent(LogLevel::kOff);
+  const detail::CostCache cache({.cost_cache = folder.name()}, 1, silent);
+  std::filesystem::create_directory(folder.name());
+  ASSERT_EQ(::mkfifo(cache.path().c_str(), 0600), 0);  // nobody will ever write into it
+  EXPECT_EQ(cache.read().size(), 0u);
+  cache.write({});
+  EXPECT_TRUE(std::filesystem::is_fifo(cache.path()));
+  std::filesystem::remove(cache.path());
+  const std::string victim = folder.name() + "/victim";
+  std::filesystem::create_symlink(victim, cache.path());
+  // What the name of the unfinished file once was.
+  std::filesystem::create_symlink(victim, cache.path() + "." + std::to_string(::getpid()));
+  cache.write({});
+  EXPECT_TRUE(std::filesystem::is_symlink(cache.path()));
+  std::filesystem::remove(cache.path());
+  cache.write({});
+  EXPECT_TRUE(std::filesystem::is_regular_file(cache.path()));
+  EXPECT_FALSE(std::filesystem::exists(victim));
 }
 
 TEST(CostCacheFile, LiesInTheUsersCacheFolderUnlessToldOtherwise) {

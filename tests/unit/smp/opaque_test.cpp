@@ -22,6 +22,50 @@ struct RoundStraightThrough : torch::autograd::Function<RoundStraightThrough> {
   }
 };
 
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// The forms that libraries give a gradient reversal.
+enum Form { kViewOf, kItself, kWritten };
+
+template <Form kForm>
+struct Reversed : torch::autograd::Function<Reversed<kForm>> {
+  static at::Tensor forward(AutogradContext* context, at::Tensor x, double factor) {
+    context->saved_data["factor"] = factor;
+    if (kForm == kItself) return x;
+    if (kForm == kViewOf) return x.view_as(x);
+    context->mark_dirty({x.mul_(1)});
+    return x;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    return {gradients[0] * -context->saved_data["factor"].toDouble(), at::Tensor()};
+  }
+};
+
+template <Form kForm>
+struct ReversingNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor hidden = torch::relu(first(x));
+    const at::Tensor reversed = opaque(
+        [](at::Tensor t) { return Reversed<kForm>::apply(kForm == kWritten ? t.clone() : t, 0.5); }, hidden);
+    return third(hidden) + fourth(torch::tanh(second(reversed)));
+  }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
+  torch::nn::Linear second = register_module("second", torch::nn::Linear(8, 8));
+  torch::nn::Linear third = register_module("third", torch::nn::Linear(8, 4));
+  torch::nn::Linear fourth = register_module("fourth", torch::nn::Linear(8, 4));
+};
+
+/// The same module as its author wrote it, without smp.
+template <Form kForm>
+struct PlainReversingNet : ReversingNet<kForm> {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor hidden = torch::relu(this->first(x));
+    const at::Tensor reversed = Reversed<kForm>::apply(kForm == kWritten ? hidden.clone() : hidden, 0.5);
+    return this->third(hidden) + this->fourth(torch::tanh(this->second(reversed)));
+  }
+};
+
 struct OpaqueNet : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor hidden = first(x);
@@ -45,7 +89,8 @@ std::shared_ptr<OpaqueNet> make_opaque_net() {
 class Opaque : public testing::TestWithParam<int> {};
 
 TEST_P(Opaque, RegionsTrainBitForBit) {
-  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+  // One weight has two readers.
+  run_smp_ranks(GetParam(), {.microbatches = 2, .exact_tied_weights = true}, [] {
     const auto net = make_opaque_net(), twin = make_opaque_net();
     DistributedModel model(net);
     auto step = tests::training_step(model);
@@ -56,6 +101,32 @@ TEST_P(Opaque, RegionsTrainBitForBit) {
       expect_twins(model, *twin, what);
     }
   });
+}
+
+template <Form kForm>
+void expect_reversal_trains(int ranks, StageKind stage) {
+  run_smp_ranks(ranks, {.microbatches = 2, .stage = stage}, [] {
+    const auto net = std::make_shared<ReversingNet<kForm>>();
+    const auto twin = std::make_shared<PlainReversingNet<kForm>>();
+    tests::fill(*net);
+    tests::fill(*twin);
+    DistributedModel model(net);
+    auto step = tests::training_step(model);
+    for (int s = 0; s < 5; ++s) {  // tapes run from the third step on
+      const at::Tensor data = rows(4, 8, 10 + s), target = rows(4, 4, 20 + s);
+      const std::string what = "step " + std::to_string(s);
+      expect_bit_equal(step(data, target).outputs(), tests::eager_step(*twin, data, target, 2), what);
+      expect_twins(model, *twin, what);
+    }
+  });
+}
+
+TEST_P(Opaque, GradientReversalTrainsBitForBit) {
+  for (const StageKind stage : {StageKind::kTape, StageKind::kAutograd}) {
+    expect_reversal_trains<kViewOf>(GetParam(), stage);
+    expect_reversal_trains<kItself>(GetParam(), stage);
+    expect_reversal_trains<kWritten>(GetParam(), stage);
+  }
 }
 
 TEST_P(Opaque, RegionsMayReadDataAndReturnLists) {
@@ -123,10 +194,34 @@ TEST(OpaqueRecorded, LeavesTheUsersGeneratorAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Opaque, testing::Values(1, 2, 3));
 
-TEST(OpaqueRefused, WhenTheFunctionWritesToItsInputOrReturnsIt) {
+TEST(OpaqueResults, ShareNoMemoryWithInputsOrWithEachOther) {
+  const at::Tensor x = torch::ones({2}, torch::requires_grad()) * 1;
+  const auto [same, view, other] =
+      opaque([](at::Tensor t) { return std::make_tuple(t, t.view({2, 1}), t.detach()); }, x);
+  for (const at::Tensor& result : {same, view, other}) EXPECT_FALSE(result.is_alias_of(x));
+  const auto [whole, part] = opaque([](at::Tensor t) { const at::Tensor y = t * 2; return std::make_tuple(y, y[0]); }, x);
+  EXPECT_FALSE(part.is_alias_of(whole));
+  expect_bit_equal(torch::autograd::grad({part}, {x})[0], torch::tensor({2.0F, 0.0F}), "gradient");
+}
+
+TEST(OpaqueRefused, WhenTheFunctionWritesToItsInputOrReturnsNothing) {
   const at::Tensor x = torch::ones({2});
   EXPECT_TRUE(contains(message_of([&] { opaque([](at::Tensor t) { return t.add_(1) * 2; }, x); }), "writes to input 0"));
-  EXPECT_TRUE(contains(message_of([&] { opaque([](at::Tensor t) { return t.view({2, 1}); }, x); }), "Return a clone()"));
+  EXPECT_TRUE(contains(message_of([&] { opaque([](at::Tensor) { return at::Tensor(); }, x); }), "an undefined one"));
+}
+
+TEST(OpaqueRefused, AHookBeforeTheRegionInTheFirstStep) {
+  run_smp_ranks(1, {}, [] {
+    DistributedModel model(tests::make_net());
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor hidden = model(data);
+      hidden.register_hook([](at::Tensor gradient) { return gradient * 2; });
+      const at::Tensor loss = opaque([](at::Tensor t) { return t.sum(); }, hidden);
+      model.backward(loss);
+      return loss;
+    });
+    for (int s = 0; s < 2; ++s) EXPECT_TRUE(contains(message_of([&] { step(rows(4, 8, 1)); }), "hooks on parameters only"));
+  });
 }
 
 }  // namespace

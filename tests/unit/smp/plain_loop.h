@@ -41,13 +41,14 @@ struct Loop {
   int ranks = 1;
   int steps = 4;
   int microbatches = 3;
+  StageKind stage = StageKind::kTape;
   std::function<void()> look = [] {};  // behind the last step, while the model lives
 };
 
 /// Gradients add up over the steps. Trains one model on all ranks of one pipeline.
 template <class Net>
 void expect_as_in_a_loop(const Loop& loop, const LoopBody<Net>& body) {
-  run_smp_ranks(loop.ranks, {.microbatches = loop.microbatches}, [&] {
+  run_smp_ranks(loop.ranks, {.microbatches = loop.microbatches, .stage = loop.stage, .log_level = LogLevel::kOff}, [&] {
     const auto net = make_filled<Net>(), twin = make_filled<Net>();
     DistributedModel model(net);
     std::vector<double> trace, want_trace;

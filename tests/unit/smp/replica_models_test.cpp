@@ -212,6 +212,67 @@ TEST(ReplicaModels, RefusesToSaveAfterAnOptimizerStepOnSomeRanksOnlyUntilAStateI
   });
 }
 
+// On a replica, on a rank of a pipeline; from the beginning, or after an update.
+TEST(ReplicaModels, RefusesTrainingWithOtherOptimizerOptionsOnSomeRanksBeforeAnUpdate) {
+  for (const int differs : {-1, 0, 1, 2, 3}) {
+    for (const int since : {0, 1}) {
+      int updates = 0;
+      const auto train = [&] {
+        run_smp_ranks(4, {.pipeline_parallel_degree = 2, .microbatches = 1}, [&] {
+          const auto net = make_net();
+          DistributedModel model(net);
+          DistributedOptimizer optimizer(torch::optim::AdamW(net->parameters(), 0.1), model);
+          auto step = tests::training_step(model);
+          for (int s = 0; s < 2; ++s) {
+            if (s == since && rank() == differs)
+              optimizer.get().param_groups()[0].options().set_lr(0.2);
+            step(rows(4, 8, 1), rows(4, 4, 1));
+            optimizer.step();
+            if (rank() == 0) ++updates;
+          }
+        });
+      };
+      const std::string text = message_of<c10::ValueError>(train);
+      EXPECT_EQ(contains(text, "optimizer 0 (AdamW), group 0: lr = 0.1' on "), differs >= 0)
+          << differs << text;
+      EXPECT_EQ(contains(text, "optimizer 0 (AdamW), group 0: lr = 0.2' on "), differs >= 0)
+          << differs << text;
+      EXPECT_EQ(updates, differs >= 0 ? since : 2) << differs;
+    }
+  }
+}
+
+TEST(ReplicaModels, RefusesTrainingAndSavingWithOtherGroupsOrKindsOfOptimizers) {
+  run_smp_ranks(2, {.pipeline_parallel_degree = 1, .microbatches = 1}, [] {
+    using torch::optim::OptimizerParamGroup;
+    const auto net = make_net();
+    DistributedModel model(net);
+    auto step = tests::training_step(model);
+    std::vector<OptimizerParamGroup> groups{OptimizerParamGroup(net->first->parameters()),
+                                            OptimizerParamGroup(net->second->parameters())};
+    if (rank() == 1) std::swap(groups[0], groups[1]);
+    const auto refusals = [&] {
+      return std::vector{message_of<c10::ValueError>([&] { step(rows(4, 8, 1), rows(4, 4, 1)); }),
+                         message_of<c10::ValueError>([&] { save_state("never_made", model); })};
+    };
+    {
+      DistributedOptimizer optimizer(torch::optim::SGD(groups, 0.1), model);
+      for (const std::string& text : refusals()) {
+        EXPECT_TRUE(contains(text, "'optimizer 0 (SGD), group 0: 2 parameters (pattern ")) << text;
+      }
+    }
+    DistributedOptimizer sgd(torch::optim::SGD(net->parameters(), 0.1), model);
+    if (rank() == 1) sgd.get().param_groups()[0].options().set_lr(0.3);
+    for (const std::string& text : refusals()) {
+      EXPECT_TRUE(contains(text, "lr = 0.1' on re") || contains(text, "lr = 0.1' on ra")) << text;
+      EXPECT_TRUE(contains(text, "lr = 0.3' on re") || contains(text, "lr = 0.3' on ra")) << text;
+    }
+    sgd.get().param_groups()[0].options().set_lr(0.1);
+    step(rows(4, 8, 1), rows(4, 4, 1));
+    sgd.step();
+  });
+}
+
 struct Deep : torch::nn::Module {
   Deep() {
     for (int i = 0; i < 6; ++i) layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(256, 256).bias(false)));

@@ -1,7 +1,9 @@
 // A stopped run in files: it goes on with the same bits on any number of ranks, and a wrong file
 // changes nothing.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
@@ -9,6 +11,7 @@
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/examples/temporary_folder.h"
+#include "tests/unit/smp/saved_folder.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
@@ -18,6 +21,8 @@ using support::contains;
 using support::expect_bit_equal;
 using support::message_of;
 using tests::make_net;
+using tests::names_in;
+using tests::names_of_save;
 using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
@@ -96,10 +101,8 @@ class StateFile : public testing::Test {
     });
   }
 
-  std::string file(int rank, int size) const {
-    return folder() + "/rank_" + std::to_string(rank) + "_of_" + std::to_string(size) +
-           ".safetensors";
-  }
+  std::string file(int rank) const { return detail::find_save(folder()).path(rank); }
+  std::string index() const { return folder() + "/state.json"; }
 
   static Config config(int ranks, int stages) {
     return {.pipeline_parallel_degree = stages, .microbatches = 4 / (ranks / stages), .seed = 9};
@@ -130,38 +133,87 @@ TEST_F(StateFile, ResumesWithReplicas) {
 TEST_F(StateFile, ReplacesAnOlderSaveOfAnotherSize) {
   save(3, 3);
   const auto want = save(2, 2);
-  EXPECT_FALSE(std::filesystem::exists(file(0, 3)));
+  EXPECT_EQ(names_in(folder()), names_of_save(folder()));
+  expect_resumed(2, 2, want);
+}
+
+TEST_F(StateFile, ResumesASaveWithoutAnIndexAndReplacesIt) {
+  const auto want = save(3, 3);
+  tests::remove_index(folder());
+  expect_resumed(2, 2, want);
+  save(2, 2);
+  EXPECT_EQ(names_in(folder()), names_of_save(folder()));
+}
+
+TEST_F(StateFile, RemovesWhatKilledSavesHaveLeftAndNothingElse) {
+  const auto touch = [&](const std::string& name) { std::ofstream(folder() + "/" + name) << "x"; };
+  save(2, 2);
+  const std::string other = "0123456789abcdef";
+  touch("rank_0_of_2." + other + ".safetensors");
+  touch("rank_1_of_2." + other + ".safetensors." + other + ".writing");
+  touch("state.json." + other + ".writing");
+  const std::set<std::string> not_ours = {"rank_0_of_2.safetensors.bak", "rank_0.safetensors",
+                                          "notes." + other + ".writing", "state.json.old"};
+  for (const std::string& name : not_ours) touch(name);
+  std::filesystem::create_symlink("notes", folder() + "/rank_7_of_8.safetensors");
+  const auto want = save(2, 2);
+  std::set<std::string> names = names_of_save(folder());
+  names.insert(not_ours.begin(), not_ours.end());
+  names.insert("rank_7_of_8.safetensors");
+  EXPECT_EQ(names_in(folder()), names);
   expect_resumed(2, 2, want);
 }
 
 TEST_F(StateFile, RefusesMissingFiles) {
-  expect_refused("has no file rank_R_of_P.safetensors");
+  expect_refused("has no file state.json");
   save(3, 3);
-  std::filesystem::remove(file(2, 3));
-  expect_refused("rank_2_of_3.safetensors': No such file");
+  std::filesystem::remove(file(2));
+  expect_refused("': No such file");
 }
 
 TEST_F(StateFile, RefusesFilesOfDifferentSaves) {
   save(2, 2);
-  std::filesystem::copy(file(1, 2), folder() + "/old");
+  const std::string old = folder() + "/old";
+  std::filesystem::copy(file(1), old);
   save(2, 2);
-  std::filesystem::remove(file(1, 2));
-  std::filesystem::copy(folder() + "/old", file(1, 2));
-  expect_refused("got those of 2");
-  std::filesystem::remove(file(1, 2));
-  std::filesystem::copy(file(0, 2), file(1, 2));
+  const auto replace = [](const std::string& path, const std::string& by) {
+    std::filesystem::copy(by, path, std::filesystem::copy_options::overwrite_existing);
+  };
+  replace(file(1), old);
+  expect_refused("copied from another save");
+  replace(file(1), file(0));
   expect_refused("got that of rank 0 of 2");
-  std::filesystem::copy(file(0, 2), file(0, 3));
+  tests::remove_index(folder());
+  replace(file(1), old);
+  expect_refused("got those of 2");
+  std::filesystem::copy(file(0), folder() + "/rank_0_of_3.safetensors");
   expect_refused("got those of 2 and of 3 ranks");
+}
+
+TEST_F(StateFile, RefusesADamagedIndex) {
+  save(2, 2);
+  std::ostringstream text;
+  text << std::ifstream(index()).rdbuf();
+  const std::string good = text.str();
+  const auto with = [&](const std::string& part, const std::string& other) {
+    return std::string(good).replace(good.find(part), part.size(), other);
+  };
+  for (const std::string& bad :
+       {std::string(), good.substr(0, good.size() / 2), with("smp save 1", "smp save 2"),
+        with("\"ranks\":2", "\"ranks\":0"), with("\"ranks\":2", "\"ranks\":\"2\""),
+        with("\"save\":\"", "\"save\":\"../")}) {
+    std::ofstream(index()) << bad;
+    expect_refused("state.json': expected format \"smp save 1\", save and ranks, got");
+  }
 }
 
 TEST_F(StateFile, RefusesEveryTruncatedOrChangedFile) {
   save(2, 2);
-  std::string good(std::filesystem::file_size(file(1, 2)), ' ');
-  std::ifstream(file(1, 2), std::ios::binary)
+  std::string good(std::filesystem::file_size(file(1)), ' ');
+  std::ifstream(file(1), std::ios::binary)
       .read(good.data(), static_cast<std::streamsize>(good.size()));
   const auto expect_bad = [&](const std::string& bytes, const std::string& part) {
-    std::ofstream(file(1, 2), std::ios::binary) << bytes;
+    std::ofstream(file(1), std::ios::binary) << bytes;
     expect_refused(part);
   };
   expect_bad(good.substr(0, good.size() - 1), "The file is damaged");
@@ -194,60 +246,50 @@ TEST_F(StateFile, RefusesAnotherModelAndAnotherOptimizer) {
   });
 }
 
-TEST_F(StateFile, KeepsTheOldSaveWhenANewOneCannotBeWritten) {
+TEST_F(StateFile, KeepsTheOldSaveWhenARankCannotWrite) {
   const auto want = save(2, 2);
+  const auto names = names_in(folder());
+  // The file of one rank is larger than the limit, that of the other is not.
+  const auto sizes = std::minmax(
+      {std::filesystem::file_size(file(0)), std::filesystem::file_size(file(1))});
+  ASSERT_GT(sizes.second, sizes.first + 100);
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit limited{(sizes.first + sizes.second) / 2, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &limited);
   run_smp_ranks(2, config(2, 2), [&] {
     Training training;
     training.train(0, 1);
-    // Rank 1's temporary name is taken by a folder.
-    if (rank() == 1) std::filesystem::create_directory(file(1, 2) + ".writing");
-    EXPECT_TRUE(
-        contains(message_of([&] { save_state(folder(), training.model, training.optimizer); }),
-                 "expected to open"));
+    EXPECT_TRUE(contains(
+        message_of([&] {
+          save_state(folder(), training.model, training.optimizer, {{"epoch", "3"}, {"rank", "0"}});
+        }),
+        "File too large"));
   });
-  EXPECT_FALSE(std::filesystem::exists(file(0, 2) + ".writing"));
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_EQ(names_in(folder()), names);
   expect_resumed(2, 2, want);
 }
 
 TEST_F(StateFile, KeepsTheOldSaveWhenANewOneCannotTakeItsPlace) {
-  for (const int earlier_size : {1, 2}) {
-    std::filesystem::remove_all(folder());
-    const auto want = save(earlier_size, earlier_size);
-    const std::string taken = file(earlier_size == 1 ? 1 : 2, earlier_size == 1 ? 2 : 3);
-    std::filesystem::create_directories(taken + "/folder");
-    const int ranks = earlier_size == 1 ? 2 : 3;
-    run_smp_ranks(ranks, config(ranks, ranks), [&] {
-      Training training;
-      training.train(0, 1);
-      EXPECT_TRUE(
-          contains(message_of([&] { save_state(folder(), training.model, training.optimizer); }),
-                   "expected to rename"));
-    });
-    std::filesystem::remove_all(taken);
-    EXPECT_FALSE(std::filesystem::exists(file(0, ranks)));
-    expect_resumed(earlier_size, earlier_size, want);
-  }
-}
-
-TEST_F(StateFile, PutsFilesBackWhenOneOfTheSameSizeCannotTakeItsPlace) {
   const auto want = save(2, 2);
-  const auto bytes = [&] { return read_safetensors(file(0, 2)).metadata.at("checksum"); };
-  const std::string before = bytes();
-  run_smp_ranks(2, config(2, 2), [&] {
-    Training training;
-    training.train(0, 1);
-    barrier();
-    if (rank() == 1) std::filesystem::rename(file(1, 2), file(1, 2) + ".aside");
-    if (rank() == 1) std::filesystem::create_directories(file(1, 2) + "/folder");
-    barrier();
-    EXPECT_TRUE(
-        contains(message_of([&] { save_state(folder(), training.model, training.optimizer); }),
-                 "expected to rename"));
-  });
-  std::filesystem::remove_all(file(1, 2));
-  std::filesystem::rename(file(1, 2) + ".aside", file(1, 2));
-  EXPECT_EQ(bytes(), before);
-  EXPECT_FALSE(std::filesystem::exists(file(0, 2) + ".earlier"));
+  std::filesystem::rename(index(), folder() + "/aside");
+  const auto names = names_in(folder());
+  for (const char* what : {"a folder", "a symbolic link"}) {
+    what == std::string("a folder") ? (void)std::filesystem::create_directory(index())
+                                    : std::filesystem::create_symlink("aside", index());
+    run_smp_ranks(3, config(3, 3), [&] {
+      Training training;
+      const std::string text = message_of([&] { save_state(folder(), training.model); });
+      EXPECT_TRUE(contains(text, "state.json', which is to be replaced, got ") &&
+                  contains(text, what))
+          << text;
+    });
+    std::filesystem::remove(index());
+    EXPECT_EQ(names_in(folder()), names);
+  }
+  std::filesystem::rename(folder() + "/aside", index());
   expect_resumed(2, 2, want);
 }
 

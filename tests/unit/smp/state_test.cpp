@@ -292,6 +292,19 @@ TEST(LoadStateDict, RefusesOnEveryRankWhatOneRankCannotOffer) {
   });
 }
 
+// The numbers of steps travel under a name of smp's; a file may hold an entry of that name with fewer of them.
+TEST(LoadStateDict, RefusesNamesThatSmpUsesItself) {
+  run_smp_ranks(1, {}, [] {
+    Training<AsSgd> run;
+    for (const char* name : {"smp steps", "smp is delayed"}) {
+      StateDict state = run.model.state_dict();
+      state.entries.push_back({name, torch::zeros({1}, at::kLong)});
+      const std::string text = refusal([&] { run.model.load_state_dict(state, /*strict=*/false); });
+      EXPECT_NE(text.find("which smp uses itself"), std::string::npos) << text;
+    }
+  });
+}
+
 TEST(OptimizerState, OfAnotherOptimizerChangesNothing) {
   run_smp_ranks(2, {.microbatches = 2}, [] {
     Training<AsAdam> run;

@@ -1,7 +1,11 @@
 // How step arguments become microbatches: their values, alignment and memory, and what a writing body may not change.
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <string>
+
 #include "smp/detail/split.h"
+#include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 
@@ -80,6 +84,99 @@ TEST_P(WritingBody, LeavesTheArgumentAlone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, WritingBody, testing::Combine(testing::Values(1, 2), testing::Values(1, 2, 4)));
+
+class SharedArguments : public testing::TestWithParam<int> {
+ protected:
+  /// The text of a step of `body` on two arguments, twice: recorded and matched.
+  template <class Body>
+  static void expect_refusal(const Body& body, const std::function<std::pair<at::Tensor, at::Tensor>()>& arguments,
+                             const std::vector<std::string>& texts) {
+    run_smp_ranks(GetParam(), {.microbatches = 2}, [&] {
+      const auto net = make_net();
+      DistributedModel<tests::SmallNet> model(net);
+      auto step = smp::step([&](at::Tensor data, at::Tensor other) { return body(model, data, other); });
+      for (int s = 0; s < 2; ++s) {
+        const auto [data, other] = arguments();
+        const std::string text = support::message_of<c10::ValueError>([&] { step(data, other); });
+        for (const std::string& part : texts) EXPECT_TRUE(support::contains(text, part)) << part << " in: " << text;
+        step(data.clone(), other.clone());
+      }
+    });
+  }
+  static at::Tensor write_first(DistributedModel<tests::SmallNet>& model, at::Tensor data, at::Tensor other) {
+    data.add_(1);
+    return model(data).detach() + model(other).detach();
+  }
+};
+
+TEST_P(SharedArguments, OneTensorTwiceIsRefused) {
+  const auto twice = [] {
+    const at::Tensor data = rows(4, 8, 1);
+    return std::pair(data, data);
+  };
+  expect_refusal(write_first, twice, {"step argument 0", "shares with argument 1", "clone()"});
+}
+
+TEST_P(SharedArguments, RowsInCommonAreRefused) {
+  const auto windows = [] {
+    const at::Tensor all = rows(6, 8, 1);
+    return std::pair(all.narrow(0, 2, 4), all.narrow(0, 0, 4));
+  };
+  expect_refusal(write_first, windows, {"step argument 0", "shares with argument 1"});
+}
+
+TEST_P(SharedArguments, AnExpandedOneIsRefused) {
+  const auto expanded = [] { return std::pair(rows(1, 8, 1).expand({4, 8}), rows(4, 8, 2)); };
+  expect_refusal(write_first, expanded, {"step argument 0", "strides [0, 1]", "clone()"});
+}
+
+TEST_P(SharedArguments, ATensorThatTheBodyUsesBesidesIsRefused) {
+  at::Tensor seen;
+  const auto body = [&seen](DistributedModel<tests::SmallNet>& model, at::Tensor data, at::Tensor other) {
+    data.add_(1);
+    return model(data + seen).detach() + other.sum();
+  };
+  run_smp_ranks(1, {.microbatches = 1}, [&] {
+    DistributedModel<tests::SmallNet> model(make_net());
+    auto step = smp::step([&](at::Tensor data, at::Tensor other) { return body(model, data, other); });
+    for (int s = 0; s < 2; ++s) {
+      seen = rows(4, 8, 1);
+      const std::string text = support::message_of<c10::ValueError>([&] { step(seen, rows(4, 8, 2)); });
+      EXPECT_TRUE(support::contains(text, "step argument 0") && support::contains(text, "sizes [4, 8]")) << text;
+      step(seen.clone(), rows(4, 8, 2));
+    }
+  });
+}
+
+TEST_P(SharedArguments, ColumnsOfOneTensorGo) {
+  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+    const auto net = make_net(), twin = make_net();
+    DistributedModel<tests::SmallNet> model(net);
+    auto step = smp::step([&](at::Tensor data, at::Tensor other) { return write_first(model, data, other); });
+    const at::Tensor all = rows(4, 16, 1);
+    const at::Tensor want = twin->forward(all.narrow(1, 0, 8) + 1) + twin->forward(all.narrow(1, 8, 8).contiguous());
+    support::expect_close(step(all.narrow(1, 0, 8), all.narrow(1, 8, 8)).concat(), want, 1e-6, "columns");
+  });
+}
+
+TEST_P(SharedArguments, ABufferThatTheBodyReadsIsRefused) {
+  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+    struct Net : torch::nn::Module {
+      at::Tensor forward(const at::Tensor& x) { return layer(x + table.sum()); }
+      torch::nn::Linear layer = register_module("layer", torch::nn::Linear(8, 8));
+      at::Tensor table = register_buffer("table", torch::ones({4, 8}));
+    };
+    const auto net = std::make_shared<Net>();
+    DistributedModel<Net> model(net);
+    auto step = smp::step([&](at::Tensor data) { return model(data.add_(1)).detach(); });
+    const std::string text = support::message_of<c10::ValueError>([&] { step(net->table); });
+    EXPECT_TRUE(support::contains(text, "step argument 0") && support::contains(text, "'table'")) << text;
+    step(rows(4, 8, 1));
+    expect_bit_equal(model.state_dict().at("table"), torch::ones({4, 8}), "the buffer");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, SharedArguments, testing::Values(1, 2));
 
 TEST(StepResults, AreTheUsersOwn) {
   run_smp_ranks(1, {.microbatches = 2}, [] {

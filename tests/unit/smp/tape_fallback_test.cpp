@@ -208,6 +208,38 @@ TEST(TapeFallback, AGradientThatCannotTakeTheRecordedFormNamesTheStep) {
   }
 }
 
+at::Tensor written_behind;
+
+std::unique_ptr<at::ObserverContext> write_behind(const at::RecordFunction&) {
+  written_behind.unsafeGetTensorImpl()->bump_version();
+  return nullptr;
+}
+
+// Here: with each operator, those of the second forward among them.
+TEST(TapeFallback, AWeightWrittenBeforeItsBackwardIsNoticed) {
+  for (const StageKind stage : {StageKind::kTape, StageKind::kAutograd}) {
+    const Config config{.microbatches = 2, .pipeline = Pipeline::kSimple, .stage = stage, .log_level = LogLevel::kOff};
+    tests::run_smp_ranks(1, config, [&] {
+      const auto net = tests::make_net();
+      DistributedModel model(net);
+      auto step = tests::training_step(model);
+      for (int s = 0; s < 5; ++s) step(rows(8, 8, s), rows(8, 4, s));
+      EXPECT_EQ(report().num_taped > 0, stage == StageKind::kTape);
+      written_behind = net->second->weight;
+      const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(write_behind));
+      std::string text;
+      try {
+        step(rows(8, 8, 3), rows(8, 4, 3));
+      } catch (const std::exception& error) {
+        text = error.what();
+      }
+      at::removeCallback(handle);
+      written_behind.reset();
+      EXPECT_NE(text.find("modified by an inplace operation"), std::string::npos) << text;
+    });
+  }
+}
+
 TEST(TapeFallback, NumbersThatChangeStayOnAutograd) {
   expect_twins_after(5, [](int s, SmallNet& net) { net.temperature = 2.0 + (s == 3 ? 1.5 : 0); }, [] {
     EXPECT_EQ(report().num_taped, 4);  // steps 2 and 4

@@ -23,7 +23,8 @@ using examples::TensorMemory;
 using support::ZooModel;
 
 constexpr int64_t kBatch = 40;
-constexpr double kTolerance = 1.10;
+// oneDNN's buffers are predicted for the blocks of AVX-512, which are larger than others.
+const double kTolerance = __builtin_cpu_supports("avx512f") ? 1.10 : 1.12;
 // With buckets of one gradient each: how long one is under way depends on the other replica.
 constexpr double kManyBucketsTolerance = 1.15;
 

@@ -1,0 +1,47 @@
+// Reads what autograd keeps beside a tensor.
+#include "runtime/capture/history.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace smp::runtime {
+
+namespace autograd = torch::autograd::impl;
+
+History history_of(const at::Tensor& tensor) {
+  const auto* view = autograd::get_view_autograd_meta(tensor);
+  const bool has_base = view != nullptr && view->has_bw_view();
+  return {.own = autograd::grad_fn_unsafe(tensor),
+          .base = has_base ? autograd::grad_fn_unsafe(view->get_backward_view().base_) : nullptr};
+}
+
+void renew_history(const at::Tensor& tensor) {
+  try {
+    static_cast<void>(tensor.grad_fn());
+  } catch (const c10::Error&) {
+    // A view that autograd gives up because its base was written to (a part of chunk()) may be there, but not used.
+  }
+}
+
+bool is_trained(const at::Tensor& tensor) {
+  const auto* meta = autograd::get_autograd_meta(tensor);
+  return meta != nullptr && meta->requires_grad_;
+}
+
+void refuse_custom_function(const at::Tensor& tensor, const std::string& place) {
+  const auto [own, base] = history_of(tensor);
+  const torch::autograd::Node* node = own != nullptr ? own : base;
+  TORCH_CHECK(false, place, ": expected gradient functions that operators have made, got '",
+              node != nullptr ? node->name() : "none", "' on a tensor of sizes ", tensor.sizes(),
+              ": a custom autograd function (torch::autograd::Function) has put it there, and its backward cannot be captured. "
+              "Call it through smp::opaque, or write it with differentiable operators.");
+}
+
+void refuse_trained(const at::Tensor& tensor, const std::string& place) {
+  TORCH_CHECK(false, place, ": expected trainable tensors to be parameters of the model, got a tensor of sizes ",
+              tensor.sizes(), " of the step body that was made to require a gradient (requires_grad_). Nobody could read that: "
+              "the body runs on ghosts and the backward on other tensors. Register a parameter, or take gradients with respect to "
+              "inputs (a penalty) by torch::autograd::grad within smp::opaque.");
+}
+
+}  // namespace smp::runtime

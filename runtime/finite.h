@@ -1,0 +1,12 @@
+// Whether tensors hold NaN or infinity.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace smp::runtime {
+
+/// True for an undefined tensor. Takes one pass over its memory: a sum that is finite has finite
+/// terms. Only where it is not, each element is looked at, because sums may overflow.
+bool is_finite(const at::Tensor& tensor);
+
+}  // namespace smp::runtime

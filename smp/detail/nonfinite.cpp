@@ -1,0 +1,147 @@
+// What a rank has found is a text that starts with a digit: the less, the nearer to the cause.
+#include "smp/detail/nonfinite.h"
+
+#include <ATen/ops/isnan.h>
+#include <c10/util/Exception.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "runtime/finite.h"
+
+namespace smp::detail {
+namespace {
+
+using partitioner::ValueKind;
+
+constexpr char kMakesNone = '-';  // in `reduced`
+
+std::string what_in(const at::Tensor& tensor) {
+  const at::Tensor values = tensor.is_sparse() ? tensor._values() : tensor;
+  return values.isnan().any().item<bool>() ? "nan" : "inf";
+}
+
+std::string on(const RankState& rank) {
+  return " on rank " + std::to_string(rank.context.world->rank());
+}
+
+// Of the model's optimizers; all parameters where it has none. Nobody uses the gradients of others, nor clears them.
+std::vector<runtime::NamedTensor> updated_parameters(const RankState& rank, const Model& model) {
+  std::unordered_set<const c10::TensorImpl*> updated;
+  for (const auto& weak : rank.optimizers) {
+    const auto alive = weak.lock();
+    if (!alive || alive->model.get() != &model) continue;
+    for (const auto& group : alive->optimizer->param_groups()) {
+      for (const at::Tensor& parameter : group.params()) updated.insert(parameter.unsafeGetTensorImpl());
+    }
+  }
+  std::vector<runtime::NamedTensor> parameters;
+  for (const runtime::NamedTensor& named : model.own.tensors()) {
+    if (named.kind != ValueKind::kParameter) continue;
+    if (updated.empty() || updated.contains(named.tensor.unsafeGetTensorImpl())) parameters.push_back(named);
+  }
+  return parameters;
+}
+
+bool has_gradients(const RankState& rank, const Model& model) {
+  const auto parameters = updated_parameters(rank, model);
+  return std::any_of(parameters.begin(), parameters.end(), [](const runtime::NamedTensor& named) {
+    const at::Tensor& gradient = named.tensor.grad();
+    return gradient.defined() && (gradient.is_sparse() || gradient.any().item<bool>());
+  });
+}
+
+// "" where there is nothing to find.
+std::string find(const RankState& rank, Model& model) {
+  std::vector<size_t> before_mean;
+  if (model.reduction.reducer) before_mean = model.reduction.reducer->take_nonfinite();
+  if (!model.nonfinite_loss.empty()) return "0" + model.nonfinite_loss;
+  const auto parameters = updated_parameters(rank, model);
+  for (const size_t i : before_mean) {
+    const at::Tensor& bad = model.reduction.reducer->parameters()[i];
+    for (const runtime::NamedTensor& named : parameters) {
+      if (named.tensor.is_same(bad)) return "1nan or inf in the gradient of '" + named.name + "'" + on(rank);
+    }
+  }
+  for (const runtime::NamedTensor& named : parameters) {
+    if (runtime::is_finite(named.tensor.grad())) continue;
+    return "2" + what_in(named.tensor.grad()) + " in the gradient of '" + named.name + "'" +
+           on(rank);
+  }
+  return "";
+}
+
+std::string nearest_to_the_cause(const std::vector<std::string>& found) {
+  std::string nearest = "9";
+  for (const std::string& text : found) {
+    if (!text.empty() && text[0] < nearest[0]) nearest = text;
+  }
+  return nearest.substr(1);
+}
+
+}  // namespace
+
+void forget_losses(const RankState& rank) {
+  for (const auto& model : rank.models.all()) {
+    if (!model->nonfinite_loss.empty() && !has_gradients(rank, *model)) model->nonfinite_loss.clear();
+  }
+}
+
+void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& programs,
+                 const runtime::RankResults& results, const std::string& reduced) {
+  if (rank.context.config.nonfinite == Nonfinite::kIgnore) return;
+  for (size_t m = 0; m < programs.size(); ++m) {
+    for (const partitioner::ValueId root : programs[m]->graph.backward_roots) {
+      const auto loss = results[m].find(root);
+      if (loss == results[m].end() || runtime::is_finite(loss->second)) continue;
+      const std::string text =
+          what_in(loss->second) + " in the loss of microbatch " + std::to_string(m) + on(rank);
+      for (size_t i = 0; i < reduced.size(); ++i) {
+        if (reduced[i] != kMakesNone) rank.models.all()[i]->nonfinite_loss = text;
+      }
+    }
+  }
+}
+
+void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t number) {
+  const Context& context = rank.context;
+  if (context.config.nonfinite == Nonfinite::kIgnore) return;
+  std::vector<std::string> found;
+  std::vector<int64_t> num_ranks;  // that have found something, by model
+  for (size_t i = 0; i < reduced.size(); ++i) {
+    found.push_back(reduced[i] == kMakesNone ? "" : find(rank, *rank.models.all()[i]));
+    num_ranks.push_back(!found.back().empty());
+  }
+  for (const auto* group : {&context.pipeline, &context.replicas}) {
+    (*group)->all_reduce_sum(num_ranks.data(), static_cast<int64_t>(num_ranks.size()),
+                             c10::ScalarType::Long);
+  }
+  for (size_t i = 0; i < reduced.size(); ++i) {
+    if (reduced[i] == kMakesNone) continue;
+    std::string& nonfinite = rank.models.all()[i]->nonfinite;
+    nonfinite.clear();
+    if (num_ranks[i] == 0) continue;
+    nonfinite = nearest_to_the_cause(context.world->all_gather(found[i])) + " in training step " +
+                std::to_string(number);
+  }
+}
+
+bool may_update(RankState& rank, const Model& model) {
+  const Context& context = rank.context;
+  if (model.nonfinite.empty() || context.config.nonfinite == Nonfinite::kIgnore) return true;
+  const std::string text =
+      "DistributedOptimizer::step: expected finite losses and gradients, got " + model.nonfinite;
+  TORCH_CHECK(context.config.nonfinite == Nonfinite::kSkip, text,
+              ". No rank has updated anything. Find the cause, or set "
+              "Config::nonfinite: skip leaves such updates out, as loss scaling needs it, and "
+              "ignore makes them.");
+  ++rank.num_skipped_updates;
+  if (context.world->rank() == 0) {
+    context.logger.warning(text + ": the update is skipped, as nonfinite=skip says; " +
+                           std::to_string(rank.num_skipped_updates) + " so far");
+  }
+  return false;
+}
+
+}  // namespace smp::detail

@@ -1,0 +1,36 @@
+"""Every line of docs/promises.md names tests that exist.
+
+  promises_test.py SOURCE_DIR
+
+Tests are written Suite.Name, as GoogleTest prints them, or as the name of a test program or script.
+"""
+
+import pathlib
+import re
+import sys
+
+TEST = re.compile(r"^(?:TYPED_)?TEST(?:_P|_F)?\(\s*(\w+),\s*(\w+)\s*\)", re.MULTILINE)
+NAMED = re.compile(r"`([A-Z]\w+\.[A-Z]\w+|\w+_test(?:\.py)?)`")
+
+
+def existing(tests):
+    names = {f"{suite}.{name}" for source in tests.rglob("*.cpp") for suite, name in TEST.findall(source.read_text())}
+    names |= {script.name for script in tests.rglob("*_test.py")}
+    lists = "".join(file.read_text() for file in tests.rglob("CMakeLists.txt"))
+    return names | set(re.findall(r"smp_add_test\((\w+)", lists))
+
+
+def main():
+    source = pathlib.Path(sys.argv[1])
+    known = existing(source / "tests")
+    promises = [line for line in (source / "docs/promises.md").read_text().splitlines() if line.startswith("| ")]
+    promises = [line for line in promises if not re.match(r"\| (Promise|-)", line)]
+    assert len(promises) > 20, f"docs/promises.md: expected rows of promises, got {len(promises)}"
+    for line in promises:
+        tests = NAMED.findall(line.rsplit("|", 2)[1])
+        assert tests, f"docs/promises.md: no test in the last column of: {line}"
+        for test in tests:
+            assert test in known, f"docs/promises.md: no test {test}, named in: {line}"
+
+
+main()

@@ -1,0 +1,215 @@
+// What comes from other ranks is decoded without being believed: messages of the runtime, graphs, plans and costs.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "partitioner/cost/measured_costs.h"
+#include "partitioner/graph/cuts.h"
+#include "partitioner/graph/graph_io.h"
+#include "partitioner/plan/check_plan.h"
+#include "partitioner/plan/partition.h"
+#include "partitioner/plan/plan_io.h"
+#include "runtime/boundary.h"
+#include "runtime/state_exchange.h"
+#include "runtime/step_protocol.h"
+#include "runtime/wire.h"
+#include "tests/support/damage.h"
+#include "tests/support/messages.h"
+#include "tests/support/plan_cases.h"
+
+namespace smp::runtime {
+namespace {
+
+using partitioner::Graph;
+using support::contains;
+using support::Decoder;
+using support::expect_survives_damage;
+
+std::string bytes_of(const at::Tensor& tensor) {
+  WireWriter out;
+  out.put(tensor);
+  return out.take();
+}
+
+template <class T>
+void overwrite(std::string& message, size_t at, T number) {
+  ASSERT_LE(at + sizeof number, message.size());
+  std::memcpy(message.data() + at, &number, sizeof number);
+}
+
+Decoder tensors() {
+  const at::Tensor numbers = at::arange(24, at::kFloat).reshape({2, 3, 4});
+  at::Tensor wrapped = at::scalar_tensor(0.1, at::kDouble);
+  wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return {"tensor",
+          {bytes_of(numbers), bytes_of(numbers.transpose(0, 2)), bytes_of(numbers.slice(1, 0, 2)), bytes_of(wrapped),
+           bytes_of(numbers.to(at::kBFloat16)), bytes_of(numbers.gt(3)), bytes_of(at::empty({0, 3})), bytes_of(at::ones({1, 5}).t()),
+           bytes_of(numbers.to(at::kComplexDouble))},
+          [](std::string_view bytes) { read_tensor(bytes, "test"); }};
+}
+
+NewProgram new_program() {
+  return {.hash = 7, .graph = "graph", .plan = "plan", .constants = {{3, at::ones({2})}, {4, at::scalar_tensor(1.5)}}};
+}
+
+Decoder step_messages() {
+  StepMessage message{.step_function = 3, .step = 11, .evaluation_step = 12, .reduced = "1-", .settings = "settings", .num_microbatches = 5};
+  message.trains = true;
+  message.forgotten = {5, 6};
+  message.new_programs = {new_program(), {.hash = 8, .graph = {}, .plan = {}, .constants = {}}};
+  message.microbatches.assign(4, {.hash = 7});
+  message.microbatches.push_back({.hash = 8,
+                                  .scalars = {{1, 2, true}, {1, 3, int64_t{4}}, {2, 0, 0.5}, {2, 1, std::complex<double>(1, 2)}},
+                                  .constants = {{4, at::scalar_tensor(2.5)}}});
+  StepMessage refused{.error = "a batch that microbatches do not divide", .is_value_error = true, .round = Round::kJoined};
+  return {"step message", {encode(message), encode(refused), encode(StepMessage{})}, [](std::string_view bytes) { decode_step_message(bytes); }};
+}
+
+TEST(WireTensor, EveryGeometryArrivesAsItWas) {
+  const at::Tensor numbers = at::arange(24, at::kFloat).reshape({2, 3, 4});
+  const std::vector<int64_t> many_dimensions(300, 1);
+  for (const at::Tensor& sent : {numbers, numbers.transpose(0, 2), numbers.select(1, 1), at::empty({0, 3}), at::scalar_tensor(2.0),
+                                 at::ones(many_dimensions), numbers.to(at::kComplexFloat)}) {
+    const at::Tensor came = read_tensor(bytes_of(sent), "test");
+    EXPECT_EQ(came.scalar_type(), sent.scalar_type());
+    EXPECT_EQ(came.strides(), sent.clone().strides());
+    EXPECT_TRUE(came.equal(sent));
+  }
+}
+
+// Allocated by strides and filled by elements, such a tensor would be written 4 MiB behind its end.
+TEST(WireTensor, StridesOfZeroAreRefused) {
+  std::string bytes = bytes_of(at::ones({1024, 1024}));
+  constexpr size_t kStrides[] = {6 + 8, 6 + 24};  // behind type, wrapped number and dimensions, each behind its size
+  for (const size_t at : kStrides) overwrite<int64_t>(bytes, at, 0);
+  const std::string text = support::refusal_of(tensors(), bytes);
+  EXPECT_TRUE(contains(text, "strides of a dense tensor of sizes [1024, 1024]") && contains(text, "got [0, 0]")) << text;
+}
+
+// As far from the first element to the last as that of a dense one, but several elements lie in one place.
+TEST(WireTensor, StridesThatOverlapAreRefused) {
+  std::string bytes = bytes_of(at::ones({3, 3}));
+  overwrite<int64_t>(bytes, 6 + 8, 4);
+  overwrite<int64_t>(bytes, 6 + 24, 0);
+  EXPECT_TRUE(contains(support::refusal_of(tensors(), bytes), "strides of a dense tensor"));
+}
+
+TEST(WireTensor, OtherLiesAreNamedWithTheirByte) {
+  const std::string good = bytes_of(at::ones({2, 3}));
+  const auto refused = [&](size_t at, auto number) {
+    std::string bad = good;
+    overwrite(bad, at, number);
+    return support::refusal_of(tensors(), bad);
+  };
+  EXPECT_TRUE(contains(refused(0, int8_t{99}), "expected a number from 0 to")) << refused(0, int8_t{99});
+  EXPECT_TRUE(contains(refused(0, static_cast<int8_t>(at::kQInt8)), "the type of a dense tensor at byte 0, got 12"));
+  EXPECT_TRUE(contains(refused(1, uint8_t{2}), "from 0 to 1 at byte 1, got 2"));
+  EXPECT_TRUE(contains(refused(1, uint8_t{1}), "a wrapped number without dimensions"));
+  EXPECT_TRUE(contains(refused(2, uint32_t{3000}), "3000 items of at least 16 bytes at byte 6, got 64 bytes that are left"));
+  EXPECT_TRUE(contains(refused(6, int64_t{-2}), "at byte 6, got -2"));
+  EXPECT_TRUE(contains(refused(6, int64_t{1} << 62), "got 24 bytes"));
+  EXPECT_TRUE(contains(refused(14, int64_t{-3}), "at byte 14, got -3"));
+  EXPECT_TRUE(contains(refused(14, int64_t{1}), "strides of a dense tensor"));
+  EXPECT_TRUE(contains(refused(38, uint64_t{1} << 40), "more bytes at byte 46, got 24 bytes"));
+  std::string no_bool = bytes_of(at::ones({1}, at::kBool));
+  no_bool.back() = 2;
+  EXPECT_TRUE(contains(support::refusal_of(tensors(), no_bool), "bytes of 0 and 1 as bools"));
+}
+
+TEST(WireTensor, WhatTheReaderRefusesIsNotWritten) {
+  EXPECT_THROW(bytes_of(at::ones({2}).to_sparse()), c10::ValueError);
+  EXPECT_THROW(bytes_of(at::empty({2}, at::TensorOptions(at::kMeta))), c10::ValueError);
+}
+
+// One such count in a message of 87 bytes asked for gigabytes.
+TEST(StepMessages, CountsThatTheBytesCannotHoldAreRefused) {
+  const std::string good = encode(StepMessage{});
+  const Decoder decoder = step_messages();
+  int refused = 0;
+  for (size_t at = 0; at + 4 <= good.size(); ++at) {
+    for (const uint32_t count : {0xFFFFFFFFu, 0x7FFFFFFFu, 0x10000000u, 1000u}) {
+      std::string bad = good;
+      overwrite(bad, at, count);
+      refused += support::refusal_of(decoder, bad).empty() ? 0 : 1;
+    }
+  }
+  EXPECT_GT(refused, 100);
+}
+
+// A repetition is one byte, and constants may be large.
+TEST(StepMessages, OnlyPlainMicrobatchesAreRepeated) {
+  StepMessage message;
+  message.microbatches = {{.hash = 7, .scalars = {}, .constants = {{4, at::ones({8})}}}, {.hash = 8}};
+  std::string bytes = encode(message);
+  constexpr size_t kOfSecond = sizeof(bool) + sizeof(uint64_t) + 2 * sizeof(uint32_t);
+  bytes.replace(bytes.size() - kOfSecond, kOfSecond, 1, '\1');
+  EXPECT_TRUE(contains(support::refusal_of(step_messages(), bytes), "microbatch 1 as such"));
+}
+
+Decoder boundaries() {
+  const partitioner::TensorSpec spec{.sizes = {4, 3}, .strides = {3, 1}};
+  Decoder decoder{"boundary", {}, [spec](std::string_view bytes) {
+                    const auto buffer = std::make_shared<MessageBuffer>(static_cast<int64_t>(bytes.size()));
+                    bytes.copy(buffer->data(), bytes.size());
+                    announced_bytes(*buffer, static_cast<int64_t>(bytes.size()));
+                    const at::Tensor tensor = unpack(buffer, static_cast<int64_t>(bytes.size()), spec);
+                    if (tensor.defined()) tensor.clone();  // reads all of it
+                  }};
+  const at::Tensor numbers = at::arange(12, at::kFloat).reshape({4, 3});
+  for (const at::Tensor& tensor : {numbers, at::arange(12, at::kFloat).reshape({3, 4}).t(), at::ones({3}).expand({4, 3}), at::Tensor()}) {
+    BufferPool pool;
+    const PackedTensor packed = pack(tensor, max_message_bytes(spec), pool);
+    decoder.corpus.emplace_back(packed.buffer->data(), static_cast<size_t>(packed.num_bytes));
+  }
+  return decoder;
+}
+
+TEST(Boundary, StridesBehindTheMessageAreRefused) {
+  const Decoder decoder = boundaries();
+  std::string bytes = decoder.corpus.front();
+  const int64_t strides[] = {3, 1};
+  const size_t at = bytes.find(std::string(reinterpret_cast<const char*>(strides), sizeof strides));
+  overwrite<int64_t>(bytes, at, 1 << 20);
+  EXPECT_TRUE(contains(support::refusal_of(decoder, bytes), "do not fit its sizes and strides"));
+}
+
+Decoder offers() {
+  const std::map<std::string, at::Tensor> own{{"fc.weight", at::ones({2, 3})}, {"fc.bias", at::ones({3})}, {"steps", at::ones({}, at::kLong)}};
+  return {"offers", {StateExchange::encode(own, ""), StateExchange::encode({}, "no file")},
+          [](std::string_view bytes) { StateExchange::decode(bytes); }};
+}
+
+Decoder graphs() {
+  const Graph graph = testing::mlp(2);
+  return {"graph", {serialise(graph), serialise(Graph{})}, [](std::string_view text) {
+            const Graph read = partitioner::deserialise_graph(text);
+            to_text(read);
+            node_groups(read);
+          }};
+}
+
+Decoder plans() {
+  const auto graph = std::make_shared<const Graph>(testing::mlp(2));
+  return {"plan", {serialise(partition(*graph, testing::on_ranks(2)))}, [graph](std::string_view text) {
+            check(*graph, partitioner::deserialise_plan(text));
+          }};
+}
+
+Decoder costs() {
+  return {"costs", {R"({"aten::relu Float[2|1]":[1.5,2.5,0.1],"averaging":3.5,"slowness":[1,1.25]})", "{}"},
+          [](std::string_view text) { partitioner::MeasuredCosts().add_json(text); }};
+}
+
+TEST(Decoders, SurviveDamage) {
+  for (const Decoder& decoder : {tensors(), step_messages(), boundaries(), offers(), graphs(), plans(), costs()}) {
+    expect_survives_damage(decoder);
+  }
+}
+
+}  // namespace
+}  // namespace smp::runtime

@@ -1,0 +1,319 @@
+// Weights that several ranks train, with exact_tied_weights, against the same loop without smp: the same bits.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <set>
+
+#include "smp/detail/conductor.h"
+#include "tests/support/model_zoo.h"
+#include "tests/support/smp_ranks.h"
+#include "tests/support/split_run.h"
+#include "tests/unit/smp/small_net.h"
+
+namespace smp {
+namespace {
+
+using support::expect_bit_equal;
+using tests::expect_twins;
+using tests::run_smp_ranks;
+using torch::nn::Embedding;
+using torch::nn::Linear;
+
+constexpr int64_t kTokens = 24, kLength = 6, kWidth = 32;
+
+/// From tokens [rows, kLength] to a loss.
+struct Net : torch::nn::Module {
+  virtual at::Tensor loss(const at::Tensor& tokens) = 0;
+
+ protected:
+  Linear linear(const std::string& name) { return register_module(name, Linear(kWidth, kWidth)); }
+};
+
+struct Block : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return norm(x + out(torch::relu(in(x)))); }
+  Linear in = register_module("in", Linear(kWidth, kWidth)), out = register_module("out", Linear(kWidth, kWidth));
+  torch::nn::LayerNorm norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+};
+
+/// One block, called again and again.
+struct Repeated : Net {
+  at::Tensor loss(const at::Tensor& tokens) override { return loss(tokens, 6); }
+  at::Tensor loss(const at::Tensor& tokens, int calls) {
+    at::Tensor x = embedding(tokens);
+    for (int i = 0; i < calls; ++i) x = between(block->forward(x), i);
+    return head(x).square().mean();
+  }
+  std::function<at::Tensor(const at::Tensor&, int)> between = [](const at::Tensor& x, int) { return x; };
+  Embedding embedding = register_module("embedding", Embedding(kTokens, kWidth));
+  std::shared_ptr<Block> block = register_module("block", std::make_shared<Block>());
+  Linear head = linear("head");
+};
+
+/// One encoder over two inputs, or three, then a head.
+template <int kInputs>
+struct Siamese : Net {
+  at::Tensor loss(const at::Tensor& tokens) override {
+    std::vector<at::Tensor> codes;
+    for (const at::Tensor& part : tokens.chunk(kInputs, 1)) {
+      codes.push_back(second->forward(first->forward(embedding(part))).mean(1));
+    }
+    at::Tensor sum = codes.front();
+    for (size_t i = 1; i < codes.size(); ++i) sum = torch::tanh(head(sum - codes[i]));
+    return sum.square().mean();
+  }
+  Embedding embedding = register_module("embedding", Embedding(kTokens, kWidth));
+  std::shared_ptr<Block> first = register_module("first", std::make_shared<Block>());
+  std::shared_ptr<Block> second = register_module("second", std::make_shared<Block>());
+  Linear head = linear("head");
+};
+
+/// Two layers of cells, unrolled over the sequence: the readers of one weight lie between those of another.
+struct Unrolled : Net {
+  at::Tensor loss(const at::Tensor& tokens) override {
+    const at::Tensor x = embedding(tokens);
+    at::Tensor low = torch::zeros({tokens.size(0), kWidth}), high = low, sum = torch::zeros({});
+    for (int64_t t = 0; t < kLength; ++t) {
+      low = torch::tanh(low_in(x.select(1, t)) + low_state(low));
+      high = torch::tanh(high_in(low) + high_state(high));
+      sum = sum + high.square().mean();
+    }
+    return sum;
+  }
+  Embedding embedding = register_module("embedding", Embedding(kTokens, kWidth));
+  Linear low_in = linear("low_in"), low_state = linear("low_state");
+  Linear high_in = linear("high_in"), high_state = linear("high_state");
+};
+
+/// The embedding's weight in kPlaces: at the beginning, at the end and between other layers.
+template <int kPlaces>
+struct Tied : Net {
+  at::Tensor loss(const at::Tensor& tokens) override {
+    at::Tensor x = embedding(tokens);
+    for (int place = 1; place < kPlaces; ++place) {
+      for (Linear& layer : layers[static_cast<size_t>(place - 1)]) x = torch::tanh(layer(x));
+      const at::Tensor scores = torch::linear(x, embedding->weight);  // [rows, kLength, kTokens]
+      x = place + 1 < kPlaces ? torch::softmax(scores, -1).matmul(context) : scores;
+    }
+    return torch::nll_loss(torch::log_softmax(x.flatten(0, 1), -1), tokens.flatten());
+  }
+  Embedding embedding = register_module("embedding", Embedding(kTokens, kWidth));
+  at::Tensor context = register_parameter("context", torch::zeros({kTokens, kWidth}));
+  std::vector<std::vector<Linear>> layers = [this] {
+    std::vector<std::vector<Linear>> made(kPlaces - 1);
+    for (size_t place = 0; place < made.size(); ++place) {
+      for (const char* name : {"a", "b", "c"}) made[place].push_back(linear(name + std::to_string(place)));
+    }
+    return made;
+  }();
+};
+
+template <class T>
+std::shared_ptr<T> make() {
+  auto net = std::make_shared<T>();
+  tests::fill(*net);
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& parameter : net->parameters()) parameter.mul_(0.5);
+  return net;
+}
+
+at::Tensor batch(int64_t rows, int step) {
+  return torch::randint(kTokens, {rows, kLength}, tests::generator(static_cast<uint64_t>(step) + 20), at::kLong);
+}
+
+/// Parameters whose gradient one rank hands on to another.
+std::set<std::string> relayed() {
+  std::set<std::string> names;
+  const auto& program = *detail::conductor("test").models().all().front()->first_program;
+  for (const partitioner::Transfer& relay : program.plan.gradients) {
+    const auto rank_of = [&](int stage) { return program.plan.stages[static_cast<size_t>(stage)].rank; };
+    const partitioner::Value& value = program.graph.values[static_cast<size_t>(relay.value)];
+    if (rank_of(relay.source) != rank_of(relay.target) && is_named(value)) names.insert(value.name);
+  }
+  return names;
+}
+
+using Backward = std::function<void(at::Tensor)>;
+
+template <class T>
+struct Run {
+  int ranks = 2;
+  Config config{.microbatches = 2};
+  int steps = 5;  // the last ones from tapes
+  std::function<void(T& net)> prepare = [](T&) {};
+  /// One microbatch, in plain LibTorch too.
+  std::function<at::Tensor(T& net, const at::Tensor& tokens, int microbatch, const Backward& backward)> body =
+      [](T& net, const at::Tensor& tokens, int, const Backward& backward) {
+        const at::Tensor loss = net.loss(tokens);
+        backward(loss);
+        return loss.detach();
+      };
+  std::function<void(T& net)> look = [](T&) {};  // on every rank, behind the last step
+};
+
+/// Steps of SGD with momentum; two of them add up their gradients.
+template <class T>
+void expect_as_in_a_loop(Run<T> run) {
+  run.config.exact_tied_weights = true;
+  const auto microbatches = run.config.microbatches;
+  run_smp_ranks(run.ranks, run.config, [&] {
+    const auto net = make<T>(), twin = make<T>();
+    run.prepare(*net), run.prepare(*twin);
+    DistributedModel<T> model(net);
+    const auto momentum = torch::optim::SGDOptions(0.1).momentum(0.9);
+    DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), momentum), model);
+    torch::optim::SGD twin_optimizer(twin->parameters(), momentum);
+    int64_t calls = 0;
+    auto step = smp::step([&](at::Tensor tokens) {
+      return run.body(*net, tokens, static_cast<int>(calls++ % microbatches),
+                      [&](const at::Tensor& loss) { model.backward(loss); });
+    });
+    for (int s = 0; s < run.steps; ++s) {
+      const at::Tensor tokens = batch(2 * microbatches, s);
+      std::vector<at::Tensor> want;
+      if (s != 1) optimizer.zero_grad(), twin_optimizer.zero_grad();
+      const Backward backward = [&](const at::Tensor& loss) { loss.div(microbatches).backward({}, /*retain_graph=*/true); };
+      for (const auto& part : support::split_batch({tokens}, static_cast<int>(microbatches))) {
+        want.push_back(run.body(*twin, part[0], static_cast<int>(want.size()), backward));
+      }
+      const std::string what = std::to_string(run.ranks) + " ranks, step " + std::to_string(s);
+      expect_bit_equal(step(tokens).outputs(), want, what);
+      optimizer.step(), twin_optimizer.step();
+      expect_twins(model, *twin, what);
+    }
+    run.look(*net);
+  });
+}
+
+template <class T>
+class ExactTies : public testing::Test {};
+using Nets = testing::Types<Repeated, Siamese<2>, Siamese<3>, Unrolled, Tied<2>, Tied<3>, Tied<4>>;
+TYPED_TEST_SUITE(ExactTies, Nets);
+
+// Ranks and microbatches in all combinations, the other settings in turn.
+TYPED_TEST(ExactTies, TrainAsOnOneProcess) {
+  std::atomic<int> with_relays = 0;
+  unsigned turn = 0;
+  for (const int ranks : {2, 3, 4}) {
+    for (const int microbatches : {1, 2, 5}) {
+      Config config{.microbatches = microbatches};
+      config.pipeline = turn % 2 == 0 ? Pipeline::kInterleaved : Pipeline::kSimple;
+      config.stage = turn / 2 % 2 == 0 ? StageKind::kTape : StageKind::kAutograd;
+      config.virtual_stages = turn % 3 == 2 ? 2 : 1;
+      ++turn;
+      expect_as_in_a_loop<TypeParam>({.ranks = ranks, .config = config, .look = [&](auto&) {
+        with_relays += rank() == 0 && !relayed().empty();
+      }});
+    }
+  }
+  EXPECT_GE(with_relays, 1) << "of 9 runs; a second visit of the first rank takes the place of the others";
+}
+
+// Embeddings tied to the output, encoders of two inputs, one tensor under two names.
+TEST(ExactTiesOfTheZoo, TrainAsUnsplit) {
+  for (const support::ZooModel& model : support::model_zoo()) {
+    if (!model.has_tied_weights) continue;
+    for (const int ranks : {2, 3}) {
+      const Config config{.microbatches = 4, .exact_tied_weights = true, .log_level = LogLevel::kOff};
+      const auto run = support::run_on_pipeline(model, ranks, config, {.steps = support::kStepsToTape});
+      support::expect_same_step(run.result, support::run_unsplit(model, 4, {.steps = support::kStepsToTape}),
+                                model.name + ", " + std::to_string(ranks) + " ranks", 0.0);
+      EXPECT_TRUE(run.is_taped()) << model.name << ": " << run.reasons();
+    }
+  }
+}
+
+// Two losses of one forward, and another forward: three backwards, one of which does not reach all that the others do.
+TEST(ExactTiesOfBodies, WithSeveralCallsAndBackwards) {
+  const auto body = [](Repeated& net, const at::Tensor& tokens, int, const Backward& backward) {
+    at::Tensor middle;
+    net.between = [&](const at::Tensor& x, int i) {
+      if (i == 3) middle = x;
+      return x;
+    };
+    const at::Tensor loss = net.loss(tokens, 6), early = middle.square().mean(), again = net.loss(tokens.flip(1), 4);
+    backward(loss), backward(early), backward(again);
+    return (loss + again).detach();
+  };
+  expect_as_in_a_loop<Repeated>({.ranks = 3, .config = {.microbatches = 3}, .body = body});
+}
+
+// Microbatches with six readers, three, one and none: programs of their own, whose sums one rank adds up in order.
+TEST(ExactTiesOfBodies, WithOtherReadersInOtherMicrobatches) {
+  constexpr int kCalls[] = {6, 3, 1, 6, 0, 3, 6};
+  const auto body = [&](Repeated& net, const at::Tensor& tokens, int microbatch, const Backward& backward) {
+    const at::Tensor loss = net.loss(tokens, kCalls[microbatch]);
+    backward(loss);
+    return loss.detach();
+  };
+  for (const Pipeline pipeline : {Pipeline::kInterleaved, Pipeline::kSimple}) {
+    expect_as_in_a_loop<Repeated>({.ranks = 3, .config = {.microbatches = 7, .pipeline = pipeline}, .body = body});
+  }
+}
+
+// Some only read the weight, or read another one that is frozen.
+TEST(ExactTiesOfBodies, WithReadersThatTrainNothing) {
+  expect_as_in_a_loop<Repeated>({.ranks = 3, .prepare = [](Repeated& net) {
+    net.block->in->bias.set_requires_grad(false);
+    net.between = [&net](const at::Tensor& x, int i) {
+      if (i != 1 && i != 4) return x;
+      const at::NoGradGuard no_grad;
+      const at::Tensor scale = net.block->in->weight.norm();
+      const at::AutoGradMode with_grad(true);
+      return x / scale;
+    };
+  }});
+}
+
+// The function is given the weight; around it are tapes, so that a stage's segments hand on gradients too.
+TEST(ExactTiesOfBodies, WithOpaqueReaders) {
+  expect_as_in_a_loop<Repeated>({.ranks = 2, .steps = 9, .prepare = [](Repeated& net) {
+    net.between = [&net](const at::Tensor& x, int i) {
+      const auto product = [](at::Tensor left, at::Tensor right) { return torch::tanh(left.matmul(right)); };
+      return i % 2 == 1 ? opaque(product, x, net.block->in->weight) : x;
+    };
+  }});
+}
+
+// On the rank that adds it up, with the whole gradient of each microbatch.
+TEST(ExactTiesOfBodies, RunHooksOnceWithTheWholeGradient) {
+  std::atomic<int> calls = 0;
+  expect_as_in_a_loop<Repeated>({.ranks = 3, .prepare = [&](Repeated& net) {
+    net.block->out->weight.register_hook([&](const at::Tensor& gradient) {
+      ++calls;
+      return gradient * gradient.norm();
+    });
+  }});
+  constexpr int kSteps = 5, kMicrobatches = 2, kTwins = 3;
+  EXPECT_EQ(calls, kSteps * kMicrobatches * (kTwins + 1));
+}
+
+// (a + b) / 2 of two replicas, each of which is exact.
+TEST(ExactTiesOfReplicas, AreAveragedAsEver) {
+  run_smp_ranks(4, {.pipeline_parallel_degree = 2, .microbatches = 3, .exact_tied_weights = true}, [] {
+    const auto net = make<Repeated>();
+    DistributedModel<Repeated> model(net);
+    auto step = smp::step([&](at::Tensor tokens) {
+      const at::Tensor loss = net->loss(tokens);
+      model.backward(loss);
+      return loss;
+    });
+    for (int s = 0; s < 4; ++s) {
+      const at::Tensor tokens = batch(12, s);
+      for (at::Tensor& parameter : net->parameters()) parameter.mutable_grad().reset();
+      step(tokens.chunk(2)[dp_rank()]);
+      const std::vector twins{make<Repeated>(), make<Repeated>()};
+      for (size_t r = 0; r < 2; ++r) {
+        for (const auto& part : support::split_batch({tokens.chunk(2)[r].clone()}, 3)) twins[r]->loss(part[0]).div(3).backward();
+      }
+      for (const auto& [name, tensor] : model.local_named_parameters()) {
+        const at::Tensor want = (twins[0]->named_parameters()[name].grad() + twins[1]->named_parameters()[name].grad()) / 2;
+        expect_bit_equal(tensor.grad(), want, "step " + std::to_string(s) + ": " + name);
+      }
+    }
+    EXPECT_FALSE(relayed().empty());
+  });
+}
+
+}  // namespace
+}  // namespace smp
