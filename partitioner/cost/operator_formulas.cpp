@@ -45,10 +45,16 @@ bool is_flash_attention(const Graph& graph, const Node& node) {
   return argument_or(node, 4, 0.0) == 0 && !spec_of_argument(graph, node, 3).requires_grad;
 }
 
+int64_t num_rows(const TensorSpec& spec) {
+  return last_size(spec) == 0 ? 0 : spec.num_elements() / last_size(spec);
+}
+
+/// A number for each row.
+int64_t row_bytes(const TensorSpec& spec) { return last_size(spec) == 0 ? 0 : spec.num_bytes() / last_size(spec); }
+
 /// steps x batch of a recurrent layer's input (steps, batch, features) or (batch, steps, features).
 int64_t recurrent_positions(const Graph& graph, const Node& node) {
-  const TensorSpec& input = spec_of_argument(graph, node, 0);
-  return last_size(input) == 0 ? 0 : input.num_elements() / last_size(input);
+  return num_rows(spec_of_argument(graph, node, 0));
 }
 
 /// Weights of all layers and directions: the two-dimensional members of the parameter list.
@@ -270,6 +276,34 @@ int64_t cross_entropy_saved_bytes(const Graph& graph, const Node& node) {
   const bool has_indices = c10::isIntegralType(spec_of_argument(graph, node, 1).dtype, false);
   constexpr int64_t kTotalWeightBytes = 4;
   return bytes_of_first_input(graph, node) * (has_indices ? 1 : 3) + kTotalWeightBytes;
+}
+
+/// Products and squares of rows, their sums, root and quotient, and where the target is 1 and -1.
+int64_t cosine_loss_saved_bytes(const Graph& graph, const Node& node) {
+  const TensorSpec& input = spec_of_argument(graph, node, 0);
+  constexpr int64_t kTruthValues = 2;
+  return 5 * row_bytes(input) + kTruthValues * num_rows(input);
+}
+
+/// One product of all elements at a time, and numbers of each row.
+int64_t cosine_loss_workspace_bytes(const Graph& graph, const Node& node) {
+  return bytes_of_first_input(graph, node) + 12 * row_bytes(spec_of_argument(graph, node, 0));
+}
+
+/// Both inputs divided by their norms, and their product.
+int64_t cosine_workspace_bytes(const Graph& graph, const Node& node) {
+  return 3 * bytes_of_first_input(graph, node) + 5 * row_bytes(spec_of_argument(graph, node, 0));
+}
+
+int64_t cosine_saved_bytes(const Graph& graph, const Node& node) {
+  return 2 * bytes_of_first_input(graph, node) + 4 * row_bytes(spec_of_argument(graph, node, 0));
+}
+
+/// The gradient of a divisor is -grad * ((input / divisor) / divisor).
+int64_t quotient_backward_bytes(const Graph& graph, const Node& node) {
+  const auto* divisor = node.arguments.size() > 1 ? std::get_if<ValueRef>(&node.arguments[1]) : nullptr;
+  const bool has_gradient = divisor != nullptr && graph.values[divisor->id].spec.requires_grad;
+  return has_gradient ? 3 * bytes_of_first_output(graph, node) : 0;
 }
 
 /// dropout is input * noise, and the input itself where nothing is dropped.

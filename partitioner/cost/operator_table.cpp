@@ -154,7 +154,8 @@ const OperatorRow kRows[] = {
     {.op = "aten::add", .gradient = GradientForm::kSame},
     {.op = "aten::sub"}, {.op = "aten::rsub"}, {.op = "aten::neg"},
     {.op = "aten::mul", .saves = kSavesOperands},
-    {.op = "aten::div", .transcendentals_per_element = 0.5, .saves = kSavesOperands},
+    {.op = "aten::div", .transcendentals_per_element = 0.5, .saves = kSavesOperands,
+     .backward_workspace_bytes = quotient_backward_bytes},
     {.op = "aten::masked_fill", .saves = kSavesIndices},
     {.op = "aten::where", .saves = kSavesIndices},
     // Data movement, reductions.
@@ -193,6 +194,10 @@ const OperatorRow kRows[] = {
     {.op = "aten::cross_entropy_loss", .transcendentals_per_element = 2, .saves = kSavesIndices,
      .extra_saved_bytes = cross_entropy_saved_bytes,
      .backward_workspace_bytes = bytes_of_first_input},
+    {.op = "aten::cosine_similarity", .saves = kSavesInputs, .extra_saved_bytes = cosine_saved_bytes,
+     .workspace_bytes = cosine_workspace_bytes, .backward_workspace_bytes = cosine_workspace_bytes},
+    {.op = "aten::cosine_embedding_loss", .saves = kSavesInputs, .extra_saved_bytes = cosine_loss_saved_bytes,
+     .workspace_bytes = cosine_loss_workspace_bytes, .backward_workspace_bytes = cosine_loss_workspace_bytes},
     // Views move nothing.
     {.op = "aten::view", .is_view = true}, {.op = "aten::_unsafe_view", .is_view = true},
     {.op = "aten::unflatten", .is_view = true}, {.op = "aten::t", .is_view = true},

@@ -181,10 +181,11 @@ std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_sta
 }
 
 void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan) {
+  const GradientFlow flow(graph);
   std::vector<StageMemory> memory;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const int64_t bucket_bytes = options.gradients_overlap ? options.gradient_bucket_bytes : 0;
-    memory.push_back(stage_memory(graph, plan, static_cast<int>(s), bucket_bytes, options.gradients_share_memory));
+    memory.push_back(stage_memory(graph, flow, plan, static_cast<int>(s), bucket_bytes, options.gradients_share_memory));
     StageCost& cost = plan.stages[s].cost;
     cost.activation_bytes = memory[s].saved;
     cost.workspace_bytes = std::max(memory[s].forward, memory[s].later_backward) - memory[s].saved;

@@ -274,8 +274,9 @@ BufferCounts message_buffers(const Graph& graph, const Plan& plan, const Schedul
   for (const Transfer& transfer : plan.activations) {
     if (transfer.source != kInputStage || rank != 0) receivers.insert(transfer.target);  // rank 0 has the step's inputs
   }
+  const GradientFlow flow(graph);
   for (int s : receivers) {
-    if (plan.stages[s].rank == rank) stages[s] = stage_memory(graph, plan, s);
+    if (plan.stages[s].rank == rank) stages[s] = stage_memory(graph, flow, plan, s);
   }
   return rank_memory(graph, plan, schedule, rank, stages, compares_tapes).buffers;
 }

@@ -28,7 +28,7 @@ constexpr int32_t kNone = -1;
 
 class StageWalk {
  public:
-  StageWalk(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes, bool buckets_are_shared)
+  StageWalk(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage, int64_t bucket_bytes, bool buckets_are_shared)
       : graph_(graph),
         roles_(stage_roles(graph, plan, stage)),
         extents_(storage_bytes(graph)),
@@ -49,7 +49,7 @@ class StageWalk {
         if (graph.values[id].producer == nodes[k]) block_at(graph.values[id].storage).is_own = true;
       }
       note_extent(use);
-      use.has_backward = graph.has_backward() && has_backward(graph, node);
+      use.has_backward = flow.passes_gradient(nodes[k]);
       if (!use.has_backward) continue;
       for (int32_t storage : saved_storages(graph, node, is_permanent_)) {
         block_at(storage);
@@ -367,8 +367,9 @@ class StageWalk {
 
 }  // namespace
 
-StageMemory stage_memory(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes, bool buckets_are_shared) {
-  return StageWalk(graph, plan, stage, bucket_bytes, buckets_are_shared).run();
+StageMemory stage_memory(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage, int64_t bucket_bytes,
+                         bool buckets_are_shared) {
+  return StageWalk(graph, flow, plan, stage, bucket_bytes, buckets_are_shared).run();
 }
 
 }  // namespace smp::partitioner

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <set>
 
+#include "partitioner/graph/gradient_flow.h"
 #include "partitioner/graph/graph.h"
 #include "partitioner/plan/plan.h"
 
@@ -43,9 +44,10 @@ struct StageMemory {
 /// operator's backward has run. Tensors from elsewhere, and gradients that come from there, lie in
 /// memory of the rank: rank_memory.h. Sent ones count until they are packed.
 ///
-/// Expects the activations and gradients of `plan` to be filled in. `bucket_bytes`: of gradients
+/// Expects the activations and gradients of `plan` to be filled in. `flow`: of all backwards of the graph; what no
+/// backward passes through is not saved. `bucket_bytes`: of gradients
 /// that are averaged over replicas at once; 0: there are no replicas.
-StageMemory stage_memory(const Graph& graph, const Plan& plan, int stage, int64_t bucket_bytes = 0,
+StageMemory stage_memory(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage, int64_t bucket_bytes = 0,
                          bool buckets_are_shared = false);
 
 }  // namespace smp::partitioner

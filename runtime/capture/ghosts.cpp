@@ -53,8 +53,8 @@ void refuse_backward() {
 }
 
 void refuse_engine(const std::string& place) {
-  TORCH_CHECK(false, place, ": expected model.backward(loss) as the only backward of a step body, got torch::autograd::grad or "
-              "backward, which would run on ghosts and give no gradients. Train with model.backward(loss). What computes with "
+  TORCH_CHECK(false, place, ": expected model.backward(loss) as the only backward, got loss.backward() inside a step body, or "
+              "torch::autograd::grad, which would run on ghosts and give no gradients. Train with model.backward(loss). What computes with "
               "gradients (a penalty) calls torch::autograd::grad within smp::opaque, on what that is given, or outside of the "
               "step.");
 }

@@ -339,6 +339,7 @@ void Recorder::add_backward_root(const at::Tensor& loss, NodeId position) {
   TORCH_CHECK_VALUE(value.kind == ValueKind::kResult, "backward: expected a loss that operators make, got ",
                     value.name.empty() ? "a tensor that comes in" : "'" + value.name + "' of the model itself",
                     ". Give it to backward() by way of an operator, as its sum().");
+  check_hidden_writes(root, position);
   recording_->graph.backward_roots.push_back(root);
   backward_positions_.push_back(position);
   at::Tensor live = loss;

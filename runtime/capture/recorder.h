@@ -85,7 +85,11 @@ class Recorder : public Interceptor {
   void note_writes(const OperatorInfo& info, partitioner::Node& node, const std::vector<c10::IValue>& arguments);
   void check_write(const OperatorInfo& info, partitioner::ValueId id) const;
   void check_backwards_before(const OperatorInfo& info, partitioner::ValueId id) const;
+  void check_hidden_writes(partitioner::ValueId root, partitioner::NodeId position) const;
+  std::unordered_set<int32_t> hidden_writes(partitioner::NodeId n) const;
   bool may_have_saved(partitioner::ValueId root, partitioner::NodeId position, int32_t storage) const;
+  void for_saved(partitioner::ValueId root, partitioner::NodeId position,
+                 const std::function<void(partitioner::NodeId, partitioner::ValueId)>& use) const;
   void check_list_write(const OperatorInfo& info, const partitioner::Argument& written, const c10::IValue& seen) const;
   void check_initialised(const OperatorInfo& info, const partitioner::Node& node) const;
   void note_module(partitioner::Node& node);

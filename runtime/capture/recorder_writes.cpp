@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "runtime/capture/recorder.h"
@@ -97,8 +98,49 @@ void Recorder::check_backwards_before(const OperatorInfo& info, ValueId id) cons
   }
 }
 
-// Whether an operator that the backward from `root` passes through reads or makes memory of `storage`.
+// Autograd does not notice these writes: a plain loop's backward would take the new content of what it has saved, in silence.
+void Recorder::check_hidden_writes(ValueId root, NodeId position) const {
+  const Graph& graph = recording_->graph;
+  std::unordered_map<int32_t, NodeId> last_write;  // by storage
+  for (NodeId n = 0; n < position; ++n) {
+    for (int32_t storage : hidden_writes(n)) last_write[storage] = n;
+  }
+  if (last_write.empty()) return;
+  for_saved(root, position, [&](NodeId reader, ValueId id) {
+    const Value& value = graph.values[id];
+    const auto write = last_write.find(value.storage);
+    if (write == last_write.end() || write->second <= reader || hidden_writes(reader).contains(value.storage)) return;
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, where(), ": expected '", value.name,
+        "' to stay as ", recording_->calls[reader].info->name, " has found it until the backward, got ",
+        recording_->calls[write->second].info->name, " in between, which writes to it without autograd's notice: the gradients "
+        "of LibTorch would be those of other numbers than the forward's. Call the module in training mode first, or call "
+        "backward() before it.");
+  });
+}
+
+// The running statistics of a norm in training mode; its own backward does not look at them.
+std::unordered_set<int32_t> Recorder::hidden_writes(NodeId n) const {
+  const OperatorInfo& info = *recording_->calls[n].info;
+  const Node& node = recording_->graph.nodes[n];
+  std::unordered_set<int32_t> storages;
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (!info.write_is_hidden[i] || !writes(info, node, i)) continue;
+    for (ValueId id : values_in(node.arguments[i])) storages.insert(recording_->graph.values[id].storage);
+  }
+  return storages;
+}
+
 bool Recorder::may_have_saved(ValueId root, NodeId position, int32_t storage) const {
+  bool found = false;
+  for_saved(root, position, [&](NodeId, ValueId id) {
+    found = found || recording_->graph.values[id].storage == storage;
+  });
+  return found;
+}
+
+// What operators that the backward from `root` passes through read or make and may have saved, last ones first.
+void Recorder::for_saved(ValueId root, NodeId position, const std::function<void(NodeId, ValueId)>& use) const {
   const Graph& graph = recording_->graph;
   std::unordered_set<int32_t> needed = {graph.values[root].storage};
   const auto requires_grad = [&](ValueId id) { return id != kNoValue && graph.values[id].spec.requires_grad; };
@@ -110,14 +152,13 @@ bool Recorder::may_have_saved(ValueId root, NodeId position, int32_t storage) co
     if (!is_passed) continue;
     const bool saves = !kSavesNothing.contains(node.op) && !recording_->calls[n].info->reads_only_geometry;
     for (ValueId id : node_inputs(node)) {
-      if (saves && graph.values[id].storage == storage) return true;
+      if (saves) use(n, id);
       needed.insert(graph.values[id].storage);
     }
     for (ValueId id : node.outputs) {
-      if (saves && id != kNoValue && graph.values[id].storage == storage) return true;
+      if (saves && id != kNoValue) use(n, id);
     }
   }
-  return false;
 }
 
 // The elements of a list are written but not returned, so no new value could say that one requires

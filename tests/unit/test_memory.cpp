@@ -29,7 +29,7 @@ constexpr int64_t kScalars = 64;  // numbers that become tensors on their way in
 int64_t with_margin(int64_t bytes) { return bytes + (bytes + 31) / 32; }
 
 StageMemory memory_on_one_rank(const Graph& graph) {
-  return stage_memory(graph, partition(graph, on_ranks(1)), 0);
+  return stage_memory(graph, GradientFlow(graph), partition(graph, on_ranks(1)), 0);
 }
 
 TEST(StageMemory, MlpHoldsWhatReplayAndAutogradHold) {
@@ -101,7 +101,7 @@ TEST(StageMemory, ReceivedActivationLiesInItsMessageWhileItIsSaved) {
   PartitionOptions options = on_ranks(2);
   options.pins = {{"layers.0", 0}, {"layers.1", 1}};
   const Plan plan = partition(graph, options);
-  const StageMemory last = stage_memory(graph, plan, 1);
+  const StageMemory last = stage_memory(graph, GradientFlow(graph), plan, 1);
   EXPECT_EQ(last.saved, kActivation);
   EXPECT_EQ(last.saved_arrivals, (std::set<ValueId>{plan.activations.back().value}));
 }
@@ -161,7 +161,7 @@ TEST(PeakMemory, ReplicasAddABucketWhatComesForItAndOneGradient) {
   const Plan plan = partition(graph, options);
   const int64_t weight = 4 * 512 * 512, bias = 4 * 512, gradients = 2 * (weight + bias);
   const int64_t batch = 4 * (4 * 512 + kLoss) + 2 * kLoss;
-  StageMemory memory = stage_memory(graph, plan, 0, options.gradient_bucket_bytes);
+  StageMemory memory = stage_memory(graph, GradientFlow(graph), plan, 0, options.gradient_bucket_bytes);
   constexpr int64_t kFlag = 4;  // travels with each gradient, and says that it is there
   EXPECT_EQ(memory.under_way, 2 * (gradients + 4 * kFlag));
   EXPECT_EQ(plan.predicted_peak_bytes[0],
@@ -177,14 +177,14 @@ TEST(PeakMemory, ReplicasAddABucketWhatComesForItAndOneGradient) {
 
   // In shared memory it is there for the whole step, and nothing comes for it.
   options.gradients_share_memory = true;
-  memory = stage_memory(graph, plan, 0, options.gradient_bucket_bytes, /*buckets_are_shared=*/true);
+  memory = stage_memory(graph, GradientFlow(graph), plan, 0, options.gradient_bucket_bytes, /*buckets_are_shared=*/true);
   EXPECT_EQ(memory.under_way, 0);
   const int64_t block = gradients + 4 * kFlag;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
             with_margin(2 * gradients + block + batch + memory.last_backward));
 
   // Buckets of one parameter each: what one of them takes at most, wherever it leaves.
-  memory = stage_memory(graph, plan, 0, 1);
+  memory = stage_memory(graph, GradientFlow(graph), plan, 0, 1);
   EXPECT_EQ(memory.under_way, 2 * (weight + kFlag));
   EXPECT_GE(memory.last_backward, 3 * weight);
   EXPECT_LE(memory.last_backward, memory.later_backward + 3 * weight);

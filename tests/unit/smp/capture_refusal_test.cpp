@@ -176,7 +176,7 @@ std::vector<Refusal> gradient_refusals() {
          loss.backward();
          return loss;
        },
-       {"as the only backward of a step body, got torch::autograd::grad or backward", "Train with model.backward(loss)"}},
+       {"as the only backward, got loss.backward() inside a step body, or torch::autograd::grad", "Train with model.backward(loss)"}},
       {"AutogradGrad",
        [](Model& model, at::Tensor data, at::Tensor target) {
          const at::Tensor output = model(data);
