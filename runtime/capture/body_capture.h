@@ -125,6 +125,7 @@ class BodyCapture : public Interceptor {
   void answer_read(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   bool find_values(const std::vector<at::Tensor>& tensors, std::vector<partitioner::ValueId>& values) const;
   std::vector<at::Tensor> read(const std::vector<at::Tensor>& tensors);
+  int32_t memory_of(const at::Tensor& tensor) const;
   ValueRead describe_run() const;
   void forget_least_used();
   CapturedBody finish_recorded(const std::vector<at::Tensor>& returned);

@@ -39,14 +39,14 @@ void map_tensors(c10::IValue& value, const std::function<at::Tensor(const at::Te
   }
 }
 
-// The arguments on the stack that the operator writes to.
-std::vector<at::Tensor> written_ghosts(const OperatorInfo& info, torch::jit::Stack& stack) {
+// The arguments on the stack that the operator writes to and the stages hold.
+std::vector<at::Tensor> written_on_stages(const OperatorInfo& info, torch::jit::Stack& stack, const Bindings& bindings) {
   std::vector<at::Tensor> written;
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
   for (size_t i = first; i < stack.size(); ++i) {
     if (!info.argument_written[i - first]) continue;
     map_tensors(stack[i], [&](const at::Tensor& tensor) {
-      if (tensor.is_meta()) written.push_back(tensor);
+      if (tensor.is_meta() || bindings.find_storage(tensor) != nullptr) written.push_back(tensor);
       return tensor;
     });
   }
@@ -128,7 +128,7 @@ void BodyCapture::call_with_hosts(const c10::OperatorHandle& op, torch::jit::Sta
   const OperatorInfo& info = operator_info(op);
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
   HostCall call = take_ghosts(info, stack);
-  const std::vector<at::Tensor> written = written_ghosts(info, stack);
+  const std::vector<at::Tensor> written = written_on_stages(info, stack, bindings_);
   if (call.hosts.empty()) {
     record_or_match(op, stack);
     return update_aliases(written, call);
@@ -159,15 +159,21 @@ void BodyCapture::call_with_hosts(const c10::OperatorHandle& op, torch::jit::Sta
   update_aliases(written, call);
 }
 
+// By the graph: of a ghost, or of a tensor that the stages hold.
+int32_t BodyCapture::memory_of(const at::Tensor& tensor) const {
+  if (recorder_) return recorder_->memory_of(tensor);
+  const auto found = std::find_if(ghosts_->begin(), ghosts_->end(), [&](const at::Tensor& ghost) { return ghost.is_same(tensor); });
+  return found == ghosts_->end() ? -1 : matching_->graph.values[static_cast<size_t>(found - ghosts_->begin())].storage;
+}
+
 // On the CPU a tensor and its cpu() are one, so what is written to the one is fetched for the other.
 void BodyCapture::update_aliases(const std::vector<at::Tensor>& written, const HostCall& call) {
   for (size_t h = 0; h < hosts_.size() && !written.empty(); ++h) {
     const auto [real, ghost] = hosts_[h];
-    const auto shares_memory = [](const at::Tensor& tensor) {
-      return [own = storage_of(tensor)](const at::Tensor& other) { return storage_of(other) == own; };
-    };
-    if (std::none_of(written.begin(), written.end(), shares_memory(ghost))) continue;
-    if (std::any_of(call.written.begin(), call.written.end(), shares_memory(real))) continue;
+    const auto is_behind = [&, memory = memory_of(ghost)](const at::Tensor& other) { return memory_of(other) == memory; };
+    if (std::none_of(written.begin(), written.end(), is_behind)) continue;
+    const auto is_on_it = [own = storage_of(real)](const at::Tensor& other) { return storage_of(other) == own; };
+    if (std::any_of(call.written.begin(), call.written.end(), is_on_it)) continue;
     const bool is_held_by_body = real.use_count() > 2;  // besides here and hosts_
     if (!is_held_by_body || real.sizes() != ghost.sizes()) continue;
     const at::NoGradGuard no_grad;

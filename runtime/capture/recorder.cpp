@@ -353,6 +353,11 @@ ValueId Recorder::value_of(const at::Tensor& tensor, const char* role) {
   return resolve(copy);
 }
 
+int32_t Recorder::memory_of(const at::Tensor& tensor) const {
+  const auto known = identities_.find(tensor.unsafeGetTensorImpl());
+  return known == identities_.end() ? -1 : recording_->graph.values[static_cast<size_t>(known->second.value)].storage;
+}
+
 std::string Recorder::where() const { return describe_place("capture", module_of(*recording_, last_module_)); }
 
 std::shared_ptr<Recording> Recorder::finish(std::vector<ValueId> returned, std::string key) {

@@ -32,6 +32,8 @@ class Recorder : public Interceptor {
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   /// The value of a tensor that leaves the body. Throws when it is not one of the body's.
   partitioner::ValueId value_of(const at::Tensor& tensor, const char* role);
+  /// The alias set of a tensor that the operators so far have met; -1: none has.
+  int32_t memory_of(const at::Tensor& tensor) const;
   /// Of the parameter or buffer used last; "" before any was.
   const std::string& last_module() const { return last_module_; }
   /// Another backward of the body starts at `loss`, after the first `position` operators. Later ones must not write to

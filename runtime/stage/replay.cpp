@@ -17,8 +17,12 @@ namespace smp::runtime {
 
 using namespace partitioner;
 
+std::string describe_operator(const std::string& op, const std::string& module) {
+  return op + (module.empty() ? "" : " of module '" + module + "'");
+}
+
 std::string describe_run(const std::string& op, const std::string& module, int microbatch) {
-  return op + (module.empty() ? "" : " of module '" + module + "'") + ", microbatch " + std::to_string(microbatch);
+  return describe_operator(op, module) + ", microbatch " + std::to_string(microbatch);
 }
 
 namespace {
@@ -50,7 +54,7 @@ std::string overwritten_text(const Graph& graph, int32_t storage, const Node& re
   const auto named = std::find_if(graph.values.begin(), graph.values.end(), [storage](const Value& value) {
     return is_named(value) && value.storage == storage;
   });
-  const auto of = [](const Node& node) { return node.op + (node.module.empty() ? "" : " of module '" + node.module + "'"); };
+  const auto of = [](const Node& node) { return describe_operator(node.op, node.module); };
   return "expected '" + named->name + "' to stay as " + of(reader) + " has found it until the backward, got " + of(writer) +
          " in the same forward, which writes to it. Write to it before it is used or after the step, or let the forward use "
          "a clone() of it.";

@@ -16,6 +16,8 @@
 
 namespace smp::runtime {
 
+/// "aten::addmm of module 'encoder.0'".
+std::string describe_operator(const std::string& op, const std::string& module);
 /// "aten::addmm of module 'encoder.0', microbatch 2".
 std::string describe_run(const std::string& op, const std::string& module, int microbatch);
 

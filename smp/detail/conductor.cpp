@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "partitioner/graph/graph_io.h"
@@ -193,6 +194,13 @@ void Conductor::check_optimizer_states() const {
 
 StepMessage Conductor::receive_message() {
   StepMessage message = runtime::decode_step_message(context().pipeline->receive_bytes(0, runtime::kStepTag));
+  const auto is_none = [](char c) { return c != kAverages && c != kKeeps && c != kMakesNone; };
+  const bool is_for_us = (message.reduced.empty() || message.reduced.size() == rank_.models.all().size()) &&
+                         std::none_of(message.reduced.begin(), message.reduced.end(), is_none) &&
+                         message.first_active_replica < context().replicas->size();
+  TORCH_CHECK(is_for_us, "step: expected a message for ", rank_.models.all().size(), " models and ",
+              context().replicas->size(), " replicas, got one for '", message.reduced, "' and replica ",
+              message.first_active_replica, ". Ranks run different programs or versions of smp.");
   for (uint64_t hash : message.forgotten) rank_.programs.erase(hash);
   return message;
 }

@@ -64,6 +64,10 @@ void DurableFile::check_destination() const {
   const std::string found = obstacle(path_, status.st_uid);
   TORCH_CHECK_VALUE(found.empty(), "expected nothing or a regular file of this user at '", path_,
                     "', which is to be replaced, got ", found, ". Remove it or name another file.");
+  struct stat replaced {};
+  constexpr mode_t kPermissions = 0777;
+  if (::lstat(path_.c_str(), &replaced) == 0 && ::fchmod(file_, replaced.st_mode & kPermissions) != 0)
+    fail("give the permissions of the file that it replaces to");
 }
 
 void DurableFile::fail(const char* what) const {
@@ -93,9 +97,11 @@ void DurableFile::commit() {
   ::close(std::exchange(file_, -1));
   const std::string folder = std::filesystem::absolute(path_).parent_path();
   const int opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (opened < 0) return;  // the file is there; some file systems do not open folders
-  ::fsync(opened);
+  if (opened < 0) return;  // the file is there; some file systems do not open folders, and some do not flush them
+  const bool failed = ::fsync(opened) != 0 && errno != EINVAL;
+  const int error = errno;
   ::close(opened);
+  TORCH_CHECK(!failed, "expected to flush folder '", folder, "', got an error: ", std::strerror(error), ".");
 }
 
 }  // namespace smp::detail

@@ -62,6 +62,8 @@ void InputFile::read(void* data, uint64_t num_bytes) {
 }
 
 std::string InputFile::read_all() {
+  constexpr uint64_t kMostBytes = uint64_t{1} << 28;  // texts are smaller
+  if (num_bytes_ > kMostBytes) fail("it has " + std::to_string(num_bytes_) + " bytes, more than any of its kind");
   std::string text(num_bytes_, '\0');
   read(text.data(), num_bytes_);
   return text;

@@ -2,6 +2,7 @@
 #include "smp/detail/local_values.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -41,6 +42,24 @@ class Sources {
   std::unordered_map<std::string, at::Tensor> by_name_;
 };
 
+/// Copies that may be written to. What shares memory goes on to share it.
+class Copies {
+ public:
+  at::Tensor operator()(const at::Tensor& tensor) {
+    const auto [known, is_new] = storages_.try_emplace(tensor.storage().unsafeGetStorageImpl());
+    if (is_new) {
+      const at::Tensor bytes = at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage());
+      known->second = bytes.clone().storage();
+    }
+    at::Tensor copy(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
+    copy.unsafeGetTensorImpl()->set_storage_keep_dtype(known->second);
+    return copy;
+  }
+
+ private:
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> storages_;
+};
+
 }  // namespace
 
 std::vector<at::Tensor> compute_locally(const runtime::ValueRead& read, const std::vector<NodeId>& nodes,
@@ -55,9 +74,10 @@ std::vector<at::Tensor> compute_locally(const runtime::ValueRead& read, const st
     written.insert(storages.begin(), storages.end());
   }
   runtime::Slots slots(replay.num_slots());
+  Copies copy;
   const auto fill = [&](ValueId id) {
     const at::Tensor tensor = source(id).detach();
-    slots[replay.slot_of(id)] = written.contains(read.graph.values[id].storage) ? tensor.clone() : tensor;
+    slots[replay.slot_of(id)] = written.contains(read.graph.values[id].storage) ? copy(tensor) : tensor;
   };
   for (ValueId id : replay.external()) fill(id);
   for (ValueId id : read.values) {

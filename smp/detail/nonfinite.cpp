@@ -9,13 +9,12 @@
 #include <unordered_set>
 
 #include "runtime/finite.h"
+#include "smp/detail/replica_step.h"
 
 namespace smp::detail {
 namespace {
 
 using partitioner::ValueKind;
-
-constexpr char kMakesNone = '-';  // in `reduced`
 
 std::string what_in(const at::Tensor& tensor) {
   const at::Tensor values = tensor.is_sparse() ? tensor._values() : tensor;
@@ -82,9 +81,10 @@ std::string nearest_to_the_cause(const std::vector<std::string>& found) {
 
 }  // namespace
 
-void forget_losses(const RankState& rank) {
+void note_accumulation(const RankState& rank) {
   for (const auto& model : rank.models.all()) {
-    if (!model->nonfinite_loss.empty() && !has_gradients(rank, *model)) model->nonfinite_loss.clear();
+    model->nonfinite_loss.clear();
+    model->accumulates = !model->nonfinite.empty() && has_gradients(rank, *model);
   }
 }
 
@@ -98,7 +98,8 @@ void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& p
       const std::string text =
           what_in(loss->second) + " in the loss of microbatch " + std::to_string(m) + on(rank);
       for (size_t i = 0; i < reduced.size(); ++i) {
-        if (reduced[i] != kMakesNone) rank.models.all()[i]->nonfinite_loss = text;
+        std::string& first = rank.models.all()[i]->nonfinite_loss;
+        if (reduced[i] != kMakesNone && first.empty()) first = text;
       }
     }
   }
@@ -108,10 +109,11 @@ void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t nu
   const Context& context = rank.context;
   if (context.config.nonfinite == Nonfinite::kIgnore) return;
   std::vector<std::string> found;
-  std::vector<int64_t> num_ranks;  // that have found something, by model
+  std::vector<int64_t> num_ranks;  // that have found something, and that accumulate, by model
   for (size_t i = 0; i < reduced.size(); ++i) {
     found.push_back(reduced[i] == kMakesNone ? "" : find(rank, *rank.models.all()[i]));
     num_ranks.push_back(!found.back().empty());
+    num_ranks.push_back(rank.models.all()[i]->accumulates);
   }
   for (const auto* group : {&context.pipeline, &context.replicas}) {
     (*group)->all_reduce_sum(num_ranks.data(), static_cast<int64_t>(num_ranks.size()),
@@ -120,10 +122,10 @@ void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t nu
   for (size_t i = 0; i < reduced.size(); ++i) {
     if (reduced[i] == kMakesNone) continue;
     std::string& nonfinite = rank.models.all()[i]->nonfinite;
-    nonfinite.clear();
-    if (num_ranks[i] == 0) continue;
-    nonfinite = nearest_to_the_cause(context.world->all_gather(found[i])) + " in training step " +
-                std::to_string(number);
+    if (num_ranks[2 * i + 1] == 0) nonfinite.clear();
+    if (num_ranks[2 * i] == 0) continue;
+    const std::string now = nearest_to_the_cause(context.world->all_gather(found[i]));
+    if (nonfinite.empty()) nonfinite = now + " in training step " + std::to_string(number);
   }
 }
 

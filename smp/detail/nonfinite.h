@@ -10,12 +10,12 @@
 
 namespace smp::detail {
 
-/// Before a training step: earlier losses do not count any more in models whose gradients have been
-/// cleared.
-void forget_losses(const RankState& rank);
+/// Before a training step: what earlier steps have found counts on in models whose gradients have not
+/// been cleared since.
+void note_accumulation(const RankState& rank);
 
 /// Looks at the losses that were computed here. `programs` and `results` by microbatch; `reduced`:
-/// see reductions().
+/// see kAverages.
 void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& programs,
                  const runtime::RankResults& results, const std::string& reduced);
 

@@ -8,16 +8,11 @@
 
 #include "runtime/reducer.h"
 #include "smp/detail/programs.h"
+#include "smp/detail/replica_step.h"
 
 namespace smp::detail {
 
 using namespace partitioner;
-
-namespace {
-
-constexpr char kAverages = '1', kKeeps = '0', kMakesNone = '-';
-
-}  // namespace
 
 runtime::ReducerOptions Reduction::options(int number) const {
   runtime::ReducerOptions options{

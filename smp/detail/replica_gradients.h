@@ -14,10 +14,9 @@
 
 namespace smp::detail {
 
-/// By model: '1' where a training step averages its gradients, '0' where NoSync or
-/// backward_passes_per_step keep them.
+/// By model: kAverages or kKeeps.
 std::string reductions(const Models& models);
-/// The same of a step of these programs, with '-' for models that no backward of theirs reaches.
+/// The same of a step of these programs, with kMakesNone for models that no backward of theirs reaches.
 std::string reductions(const Models& models, const std::vector<std::shared_ptr<Program>>& programs);
 /// reductions(models) with what must not differ between replicas, for people to read.
 std::string describe_reductions(const Models& models);

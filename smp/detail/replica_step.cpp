@@ -78,7 +78,7 @@ std::string united_reductions(const std::vector<ReplicaStep>& replicas) {
     if (step.has_joined) continue;
     if (united.empty()) united = step.reduced;
     for (size_t m = 0; m < united.size() && m < step.reduced.size(); ++m) {
-      if (united[m] == '-') united[m] = step.reduced[m];
+      if (united[m] == kMakesNone) united[m] = step.reduced[m];
     }
   }
   return united;

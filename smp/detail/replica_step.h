@@ -11,12 +11,16 @@
 
 namespace smp::detail {
 
+/// What a training step does with the gradients of a model: averages them, keeps them as NoSync and
+/// backward_passes_per_step ask for, or makes none. A text of one of these for each model travels.
+inline constexpr char kAverages = '1', kKeeps = '0', kMakesNone = '-';
+
 /// The step that one replica is about to run, or why it refuses to.
 struct ReplicaStep {
   int32_t step_function = 0;
   uint64_t training_steps = 0;  // finished before this one
   bool trains = false;
-  std::string reduced{};    // by model: '1' where it averages its gradients, '-' where it makes none
+  std::string reduced{};    // by model: kAverages and others
   std::string reduction{};  // how it treats the gradients of each model, in words
   std::string settings{};   // what must not differ between ranks that train, in words
   std::string optimizers{};  // their steps and options, in lines

@@ -239,7 +239,7 @@ std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part)
   std::optional<ReplicaGradients> gradients;
   runtime::RunOptions options;
   if (message.trains) {
-    forget_losses(rank_);
+    note_accumulation(rank_);
     tied.emplace(rank_.models.owners(), rank_.models.bindings(), [this](const std::string& name) { return trained_on(name); },
                  *rank_.context.pipeline);
     if (rank_.context.replicas->size() > 1) {
@@ -283,7 +283,7 @@ std::vector<StepOutput> StepRun::exchange_recorded_results() {
 void StepRun::shadow(const StepMessage& message) {
   if (message.trains) {
     drop_averaged(rank_.models, message.reduced);
-    forget_losses(rank_);
+    note_accumulation(rank_);
     ReplicaGradients gradients(rank_.context, rank_.models, message.reduced, message.gradient_divisor);
     gradients.begin({}, {});
     gradients.finish();

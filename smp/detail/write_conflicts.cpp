@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <map>
 
+#include "runtime/stage/replay.h"
+
 namespace smp::detail {
 
 using namespace partitioner;
@@ -42,10 +44,8 @@ Users savers(const Program& program, const Users& written) {
   return found;
 }
 
-std::string text_of(const Node& node) { return node.op + (node.module.empty() ? "" : " of module '" + node.module + "'"); }
-
 std::string text_of(const Node& node, size_t microbatch) {
-  return text_of(node) + " in microbatch " + std::to_string(microbatch);
+  return runtime::describe_operator(node.op, node.module) + " in microbatch " + std::to_string(microbatch);
 }
 
 }  // namespace

@@ -177,6 +177,28 @@ TEST(Nonfinite, CountsLossesUntilGradientsAreCleared) {
   }
 }
 
+TEST(Nonfinite, CountsLossesOfARankThatTrainsNothingUntilGradientsAreCleared) {
+  run_smp_ranks(2, {.microbatches = 2}, [] {
+    const auto net = make_net();
+    for (at::Tensor& parameter : net->fourth->parameters()) parameter.requires_grad_(false);
+    set_partition(*net, 0);
+    set_partition(*net->fourth, 1);
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
+    auto step = smp::step([&model](at::Tensor data, at::Tensor added) {
+      model.backward(model(data).square().mean() + added.mean());
+    });
+    const at::Tensor nothing = torch::zeros({4, 1});
+    step(rows(4, 8, 1), nothing + kInf);  // the gradients are finite
+    step(rows(4, 8, 2), nothing);
+    const std::string text = message_of([&] { optimizer.step(); });
+    EXPECT_TRUE(contains(text, "inf in the loss of microbatch 0 on rank 1 in training step 1")) << text;
+    optimizer.zero_grad();
+    step(rows(4, 8, 3), nothing);
+    EXPECT_EQ(message_of([&] { optimizer.step(); }), "");
+  });
+}
+
 TEST(Nonfinite, IsOfLossesAndGradientsOfTheModelThatIsUpdated) {
   run_smp_ranks(2, {.microbatches = 1}, [] {
     const auto net = make_net(), other = make_net();

@@ -152,6 +152,42 @@ TEST_P(ReadContent, OnTheCpuFollowsWritesToWhatWasBrought) {
   });
 }
 
+struct TwoNamesNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return last(first(x) * all.sum()); }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(8, 4));
+  at::Tensor all = register_buffer("all", torch::ones({3}));
+  at::Tensor part = register_buffer("part", all.narrow(0, 1, 2));
+};
+
+TEST_P(ReadContent, OfABufferIsThatOfItsOtherName) {
+  expect_as_in_a_loop<TwoNamesNet>({.ranks = GetParam()}, [](const BodyRun<TwoNamesNet>& run) {
+    {
+      const at::NoGradGuard no_grad;
+      run.net.all.add_(1);
+    }
+    run.trace.push_back(run.net.part.sum().item<double>());
+    const at::Tensor loss = run.forward(run.data).square().mean();
+    return trained(run, loss);
+  });
+}
+
+TEST_P(ReadContent, OfABufferOnTheCpuFollowsWrites) {
+  check_buffers([](const BodyRun<CountNet>& run) {
+    const at::NoGradGuard no_grad;
+    const at::Tensor here = run.net.count.cpu(), seen = run.net.count.clone().cpu(), part = run.net.count.cpu()[1];
+    run.net.count.add_(1);
+    run.trace.push_back(here.sum().item<double>());
+    run.trace.push_back(part.item<double>());
+    run.trace.push_back(seen.sum().item<double>());
+    run.net.count[1].mul_(3);
+    run.trace.push_back(here.sum().item<double>());
+    run.trace.push_back(*part.data_ptr<float>());
+    const at::AutoGradMode with_grad(true);
+    return trained(run, (run.forward(run.data) * here.sum()).square().mean());
+  });
+}
+
 TEST_P(ReadContent, TwiceOnTheCpuAreTwoTensors) {
   check([](const BodyRun<SmallNet>& run) {
     const at::Tensor output = run.forward(run.data), first = (output.detach() * 1).cpu();

@@ -92,6 +92,17 @@ TEST_F(RegularFile, IsStillOneWhenItIsReplaced) {
   EXPECT_TRUE(std::filesystem::is_symlink(path()));
 }
 
+TEST_F(RegularFile, KeepsItsPermissionsWhenItIsReplaced) {
+  for (const mode_t mode : {0600, 0640}) {
+    detail::DurableFile(path()).commit();
+    ASSERT_EQ(::chmod(path().c_str(), mode), 0);
+    detail::DurableFile(path()).commit();
+    struct stat status {};
+    ASSERT_EQ(::stat(path().c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, mode);
+  }
+}
+
 TEST_F(RegularFile, IsWrittenUnderANameThatNobodyForesees) {
   std::filesystem::create_symlink("victim", path() + ".writing");  // what the name once was
   const mode_t mask = umask(027);

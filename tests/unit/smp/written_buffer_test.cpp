@@ -1,5 +1,6 @@
 // Buffers and weights that one microbatch writes to before an earlier one has run its backward: gradients are those of the
 // content that its forward saw. Where its own forward has written to what the backward needs, LibTorch refuses, and so do we.
+#include "tests/support/messages.h"
 #include "tests/support/split_run.h"
 #include "tests/unit/smp/plain_loop.h"
 
@@ -56,6 +57,24 @@ TEST_P(WrittenBuffers, OfANormThatIsInEvaluationFirst) {
     const at::Tensor loss = train(run, run.data);
     run.net.train();
     return loss + follow(run);
+  });
+}
+
+TEST_P(WrittenBuffers, OfANormThatIsInEvaluationAndThenInTrainingAreRefusedBeforeOneBackward) {
+  tests::run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+    const auto net = std::make_shared<NormNet>();
+    DistributedModel model(net);
+    auto step = smp::step([&](const at::Tensor& data) {
+      net->eval();
+      const at::Tensor seen = model(data);
+      net->train();
+      const at::Tensor loss = (seen + model(data * 3)).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    const std::string text = support::message_of([&] { step(tests::rows(4, 8, 1)); });
+    EXPECT_TRUE(support::contains(text, "' to stay as aten::batch_norm has found it until the backward, got aten::batch_norm in between"))
+        << text;
   });
 }
 
