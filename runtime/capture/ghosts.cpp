@@ -54,9 +54,9 @@ void refuse_backward() {
 
 void refuse_engine(const std::string& place) {
   TORCH_CHECK(false, place, ": expected model.backward(loss) as the only backward, got loss.backward() inside a step body, or "
-              "torch::autograd::grad, which would run on ghosts and give no gradients. Train with model.backward(loss). What computes with "
-              "gradients (a penalty) calls torch::autograd::grad within smp::opaque, on what that is given, or outside of the "
-              "step.");
+              "torch::autograd::grad, which would run on ghosts and give no gradients. Train with model.backward(loss) of the "
+              "DistributedModel. What computes with gradients (a penalty) calls torch::autograd::grad within smp::opaque, on what "
+              "that is given, or outside of the step.");
 }
 
 bool has_hooks(torch::autograd::Node& node) {

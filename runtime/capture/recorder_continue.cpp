@@ -13,9 +13,13 @@ using namespace partitioner;
 
 ValueId values_of_prefix(const Graph& graph, NodeId num_nodes) {
   auto count = static_cast<ValueId>(graph.inputs.size());
-  for (NodeId n = 0; n < num_nodes; ++n) {
-    for (ValueId id : graph.nodes[n].outputs) count = std::max(count, id + 1);
-    for (ValueId id : node_inputs(graph.nodes[n])) count = std::max(count, id + 1);
+  const auto note = [&count](const std::vector<ValueId>& ids) {
+    for (ValueId id : ids) count = std::max(count, id + 1);
+    return std::any_of(ids.begin(), ids.end(), [](ValueId id) { return id != kNoValue; });
+  };
+  for (NodeId n = num_nodes; n-- > 0;) {
+    note(node_inputs(graph.nodes[n]));
+    if (note(graph.nodes[n].outputs)) break;  // all earlier ones have smaller numbers
   }
   return count;
 }

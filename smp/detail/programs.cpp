@@ -365,6 +365,11 @@ std::vector<uint64_t> Programs::forget_least_used(size_t max_programs) {
     });
     forgotten.push_back(least->first);
     erase(forgotten.back());
+    if (++num_forgotten_ != max_programs) continue;
+    context_.logger.warning("step: " + std::to_string(num_forgotten_) + " programs have been captured and forgotten again, as many as "
+                            "max_cached_graphs keeps. Where shapes or branches do not come back, each microbatch is captured and "
+                            "planned anew, which may take longer than to train it. Pad lengths to a few, choose by where() in "
+                            "place of branches, or raise max_cached_graphs.");
   }
   return forgotten;
 }

@@ -69,7 +69,7 @@ class Programs {
   /// A reference holds until the next call.
   const partitioner::Schedule& schedule(const std::vector<Program*>& microbatches, TablePart part);
   /// Forgets the programs used least recently, beyond a number, and returns their hashes. To be called on the leader
-  /// when no step runs.
+  /// when no step runs. Warns once, when as many have gone as may stay.
   std::vector<uint64_t> forget_least_used(size_t max_programs);
   /// Times of operators; empty unless they were measured. Later plans are made from them.
   partitioner::MeasuredCosts& measured_costs() { return costs_; }
@@ -99,6 +99,7 @@ class Programs {
   OptimizerMemory optimizer_;
   partitioner::MeasuredCosts costs_;
   uint64_t num_uses_ = 0;
+  size_t num_forgotten_ = 0;
   std::unordered_map<uint64_t, std::shared_ptr<Program>> programs_;
   std::map<std::vector<uint64_t>, Table> tables_;  // by part and the microbatches' hashes
 };

@@ -42,6 +42,18 @@ TEST(NumGraphs, AGraphThatWasForgottenCountsAgain) {
   });
 }
 
+TEST(NumGraphs, ThatAreForgottenAreWarnedOfOnce) {
+  testing::internal::CaptureStderr();
+  run_smp_ranks(1, {.max_cached_graphs = 2, .log_level = LogLevel::kWarning}, [] {
+    Model model(make_net());
+    auto step = tests::training_step(model);
+    for (int64_t size = 2; size < 20; size += 2) step(rows(size, 8, 1), rows(size, 4, 2));
+  });
+  const std::string text = testing::internal::GetCapturedStderr(), warning = "2 programs have been captured and forgotten again";
+  ASSERT_NE(text.find(warning), std::string::npos) << text;
+  EXPECT_EQ(text.find("captured and forgotten", text.find(warning) + warning.size()), std::string::npos) << text;
+}
+
 TEST(NumGraphs, IsRefusedBeforeInit) { EXPECT_THROW(num_graphs(), c10::Error); }
 
 }  // namespace
