@@ -122,10 +122,8 @@ class Generator {
     const std::vector<Progress>& progress = progress_[visit.program];
     const int m = progress[visit.stage].next_forward;
     if (m == graphs_.num_microbatches()) return false;
-    if (graphs_.has_backward(visit.stage, m) &&
-        in_flight_[rank].held(visit.program, visit.stage) >= limits_[visit.stage]) {
-      return false;
-    }
+    // Without a backward, too: with a limit of 1 no microbatch meets what another needs.
+    if (in_flight_[rank].held(visit.program, visit.stage) >= limits_[visit.stage]) return false;
     const auto& sources = graphs_.neighbours(m).activation_sources[visit.stage];
     return std::all_of(sources.begin(), sources.end(),
                        [&](int source) {

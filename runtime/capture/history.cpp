@@ -34,7 +34,8 @@ void refuse_custom_function(const at::Tensor& tensor, const std::string& place) 
   TORCH_CHECK(false, place, ": expected gradient functions that operators have made, got '",
               node != nullptr ? node->name() : "none", "' on a tensor of sizes ", tensor.sizes(),
               ": a custom autograd function (torch::autograd::Function) has put it there, and its backward cannot be captured. "
-              "Call it through smp::opaque, or write it with differentiable operators.");
+              "Call it through smp::opaque, or write it with differentiable operators. If it is a buffer, an earlier microbatch may "
+              "have written to it with gradients: write to buffers under torch::NoGradGuard.");
 }
 
 void refuse_trained(const at::Tensor& tensor, const std::string& place) {

@@ -289,6 +289,14 @@ void Recorder::note_module(Node& node) {
   node.module = last_module_;
 }
 
+// The stand-in of a parameter, which operators that return their argument (to, contiguous) give back, is none itself.
+at::Tensor as_result(const at::Tensor& live) {
+  if (!live.defined() || !is_trained(live)) return live;
+  const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
+  const at::AutoGradMode with_grad(true);
+  return live.alias();
+}
+
 void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const std::vector<c10::IValue>& originals,
                             torch::jit::Stack& stack) {
   note_writes(info, node, originals);
@@ -298,9 +306,9 @@ void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const std::vec
   for (size_t i = 0; i < num_returns; ++i) {
     c10::IValue& result = stack[first + i];
     if (result.isTensor()) {
-      const at::Tensor live = result.toTensor();
       const int argument = info.returned_argument[i];
-      if (argument >= 0) result = originals[static_cast<size_t>(argument)];
+      const at::Tensor live = argument >= 0 ? result.toTensor() : as_result(result.toTensor());
+      result = argument >= 0 ? originals[static_cast<size_t>(argument)] : c10::IValue(live);
       node.outputs.push_back(live.defined() ? bind_output(node, index, live, result.toTensor()) : kNoValue);
       ++index;
     } else if (result.isTensorList()) {

@@ -26,6 +26,10 @@ std::vector<ValueId> values_in(const Argument& argument) {
   return present;
 }
 
+std::string describe(const Value& value) {
+  return value.name.empty() ? c10::str("a tensor of sizes ", c10::IntArrayRef(value.spec.sizes)) : "'" + value.name + "'";
+}
+
 // What their backward needs follows from sizes and dtypes alone.
 const std::unordered_set<std::string_view> kSavesNothing = {
     "aten::add", "aten::add_", "aten::sub",  "aten::sub_",   "aten::neg",   "aten::sum",        "aten::mean",
@@ -92,7 +96,7 @@ void Recorder::check_backwards_before(const OperatorInfo& info, ValueId id) cons
     TORCH_CHECK_NOT_IMPLEMENTED(
         !may_have_saved(graph.backward_roots[k], backward_positions_[k], value.storage), where(),
         ": expected operators after backward() to leave alone what the backward needs, got ", info.name, ", which writes to ",
-        value.name.empty() ? c10::str("a tensor of sizes ", c10::IntArrayRef(value.spec.sizes)) : "'" + value.name + "'",
+        describe(value),
         ". The stages run the backward after all operators of the body. Make a new tensor (x = x + 1 for x += 1), let "
         "the forward use a clone() of it, or write to it after the step.");
   }
@@ -111,8 +115,7 @@ void Recorder::check_hidden_writes(ValueId root, NodeId position) const {
     const auto write = last_write.find(value.storage);
     if (write == last_write.end() || write->second <= reader || hidden_writes(reader).contains(value.storage)) return;
     TORCH_CHECK_NOT_IMPLEMENTED(
-        false, where(), ": expected '", value.name,
-        "' to stay as ", recording_->calls[reader].info->name, " has found it until the backward, got ",
+        false, where(), ": expected ", describe(value), " to stay as ", recording_->calls[reader].info->name, " has found it until the backward, got ",
         recording_->calls[write->second].info->name, " in between, which writes to it without autograd's notice: the gradients "
         "of LibTorch would be those of other numbers than the forward's. Call the module in training mode first, or call "
         "backward() before it.");

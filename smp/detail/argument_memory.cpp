@@ -105,10 +105,33 @@ void check_against_model(const StepTensor& argument, const Graph& graph, const r
   }
 }
 
+bool is_written(const Graph& graph, const std::string& name) {
+  const auto named = std::find_if(graph.values.begin(), graph.values.end(),
+                                  [&](const Value& value) { return is_named(value) && value.name == name; });
+  return named != graph.values.end() && std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
+           const auto& written = node.written_storages;
+           return std::find(written.begin(), written.end(), named->storage) != written.end();
+         });
+}
+
+// The step has taken its arguments before the body writes to the model.
+void check_against_writes(const StepTensor& argument, const Graph& graph, const runtime::Bindings& bindings) {
+  for (const at::Tensor& tensor : tensors_of(argument)) {
+    const runtime::NamedTensor* first = bindings.find_storage(tensor);
+    if (first == nullptr) continue;
+    for (const runtime::NamedTensor& named : bindings.tensors()) {
+      if (&bindings.first_on_storage(named) != first) continue;
+      TORCH_CHECK_VALUE(!is_written(graph, named.name), "step argument ", argument.position, ": expected memory of its own, got that "
+                        "of '", named.name, "', which the body writes to: the argument would not show it. Pass a clone() of it.");
+    }
+  }
+}
+
 }  // namespace
 
 void check_argument_memory(const std::vector<StepTensor>& arguments, const Graph& graph, const std::vector<size_t>& written,
                            const std::vector<at::Tensor>& constants, const runtime::Bindings& bindings) {
+  for (const StepTensor& argument : arguments) check_against_writes(argument, graph, bindings);
   for (size_t input : written) {
     check_written(arguments, input, constants);
     check_against_model(arguments[input], graph, bindings);

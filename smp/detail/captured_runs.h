@@ -24,6 +24,10 @@ void check_same_returns(const std::vector<runtime::CapturedBody>& bodies);
 void check_dense_gradients(const runtime::Recording& recording,
                            const std::function<bool(const std::string& parameter)>& is_shared);
 
+/// What to say of a hook on a parameter whose gradient several ranks make in parts, each of which the hook would be given;
+/// empty: there is none.
+std::string hook_on_parts(const std::vector<std::shared_ptr<Program>>& programs, const runtime::Bindings& bindings);
+
 /// Whether two bodies run the same program on the same scalars and constants.
 bool same_run(const runtime::CapturedBody& a, const runtime::CapturedBody& b);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "smp/detail/leader.h"
+#include "smp/detail/captured_runs.h"
 #include "smp/detail/optimizer_settings.h"
 #include "smp/detail/replica_gradients.h"
 
@@ -53,7 +54,9 @@ void Leader::follow_active(const std::vector<ReplicaStep>& all, StepMessage& mes
 // end. They see each other's refusals, whether all run the same step, and whether all place their models alike.
 void Leader::meet_replicas(StepMessage& message, bool is_last) {
   if (is_last && message.trains && message.error.empty()) {
-    message.reduced = reductions(rank_.models, programs_of(rank_, bodies_));
+    const auto programs = programs_of(rank_, bodies_);
+    message.error = hook_on_parts(programs, rank_.models.bindings());
+    message.reduced = reductions(rank_.models, programs);
     if (rank_.context.world->size() > 1) {
       message.settings = describe_settings(rank_.models);
       message.optimizers = describe_optimizers(rank_);

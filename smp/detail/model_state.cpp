@@ -106,6 +106,15 @@ std::shared_ptr<runtime::StateExchange> exchange_of(const Conductor& own, const 
                                                   *own.context().pipeline, *own.context().replicas);
 }
 
+// As expand() makes them.
+bool has_several_on_one_place(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return false;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1 && tensor.stride(d) == 0) return true;
+  }
+  return false;
+}
+
 // How the offers differ from what the model has; empty when they fit.
 class Comparison {
  public:
@@ -141,6 +150,9 @@ class Comparison {
   void compare(const Name& name, const runtime::StateExchange::Offer& offer,
                std::map<size_t, std::string>& first_name) {
     const at::Tensor& own = bindings_.tensors()[name.tensor].tensor;
+    if (has_several_on_one_place(own)) {
+      wrong_.push_back(name.name + ": strides " + c10::str(own.strides()) + ", by which elements share memory (register a clone())");
+    }
     if (offer.dtype != own.scalar_type() || !own.sizes().equals(offer.sizes)) {
       wrong_.push_back(name.name + ": " + describe(offer.dtype, offer.sizes) + " in place of " +
                        describe(own.scalar_type(), own.sizes()));

@@ -81,10 +81,10 @@ std::string nearest_to_the_cause(const std::vector<std::string>& found) {
 
 }  // namespace
 
-void note_accumulation(const RankState& rank) {
+void note_accumulation(const RankState& rank, bool has_step) {
   for (const auto& model : rank.models.all()) {
     model->nonfinite_loss.clear();
-    model->accumulates = !model->nonfinite.empty() && has_gradients(rank, *model);
+    model->accumulates = has_step && !model->nonfinite.empty() && has_gradients(rank, *model);
   }
 }
 

@@ -11,8 +11,8 @@
 namespace smp::detail {
 
 /// Before a training step: what earlier steps have found counts on in models whose gradients have not
-/// been cleared since.
-void note_accumulation(const RankState& rank);
+/// been cleared since. `has_step`: false on a replica that has joined; nobody clears its gradients.
+void note_accumulation(const RankState& rank, bool has_step = true);
 
 /// Looks at the losses that were computed here. `programs` and `results` by microbatch; `reduced`:
 /// see kAverages.

@@ -283,7 +283,7 @@ std::vector<StepOutput> StepRun::exchange_recorded_results() {
 void StepRun::shadow(const StepMessage& message) {
   if (message.trains) {
     drop_averaged(rank_.models, message.reduced);
-    note_accumulation(rank_);
+    note_accumulation(rank_, /*has_step=*/false);
     ReplicaGradients gradients(rank_.context, rank_.models, message.reduced, message.gradient_divisor);
     gradients.begin({}, {});
     gradients.finish();

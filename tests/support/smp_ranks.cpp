@@ -9,7 +9,7 @@ namespace smp::tests {
 
 void run_smp_ranks(int num_ranks, const Config& config, const std::function<void()>& fn) {
   Config quiet = config;
-  quiet.log_level = LogLevel::kOff;
+  if (quiet.log_level == LogLevel::kInfo) quiet.log_level = LogLevel::kOff;  // warnings only where a test asks for them
   run_ranks(num_ranks, [&](runtime::Transport& transport) {
     const std::shared_ptr<runtime::Transport> borrowed(std::shared_ptr<void>(), &transport);
     runtime::Launch launch{.rank = transport.rank(), .size = transport.size()};

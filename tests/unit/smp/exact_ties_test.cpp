@@ -6,6 +6,7 @@
 #include <set>
 
 #include "smp/detail/conductor.h"
+#include "tests/support/messages.h"
 #include "tests/support/model_zoo.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
@@ -286,6 +287,22 @@ TEST(ExactTiesOfBodies, RunHooksOnceWithTheWholeGradient) {
   }});
   constexpr int kSteps = 5, kMicrobatches = 2, kTwins = 3;
   EXPECT_EQ(calls, kSteps * kMicrobatches * (kTwins + 1));
+}
+
+TEST(CopiesOfAWeight, WithAHookAreRefused) {
+  run_smp_ranks(3, {.microbatches = 2}, [] {
+    const auto net = make<Repeated>();
+    net->block->out->weight.register_hook([](const at::Tensor& gradient) { return gradient * gradient.norm(); });
+    DistributedModel<Repeated> model(net);
+    auto step = smp::step([&](at::Tensor tokens) {
+      const at::Tensor loss = net->loss(tokens);
+      model.backward(loss);
+      return loss;
+    });
+    const std::string text = support::message_of([&] { step(batch(4, 1)); });
+    EXPECT_TRUE(support::contains(text, "expected no gradient hook on 'block.out.weight'")) << text;
+    EXPECT_TRUE(support::contains(text, "Set Config::exact_tied_weights")) << text;
+  });
 }
 
 // (a + b) / 2 of two replicas, each of which is exact.

@@ -284,6 +284,29 @@ TEST(Nonfinite, OfAReplicasLastBatchIsForgottenInAJoin) {
       });
 }
 
+// The replica that has joined keeps its gradients, which nobody clears.
+TEST(Nonfinite, IsForgottenInAJoinWithGradientsThatAreKept) {
+  run_smp_ranks(2, {.pipeline_parallel_degree = 1, .nonfinite = Nonfinite::kSkip, .log_level = LogLevel::kOff}, [] {
+    const auto net = make_net();
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
+    auto step = spoiled_step(model);
+    smp::join([&] {
+      for (int s = 0; s < (dp_rank() == 0 ? 5 : 1); ++s) {
+        optimizer.zero_grad();
+        {
+          const NoSync kept(model);
+          run(step, s, s == 2 ? Bad::kLoss : Bad::kNothing);
+        }
+        run(step, s + 10, Bad::kNothing);
+        const std::vector<at::Tensor> before = copies(model);
+        optimizer.step();
+        EXPECT_EQ(at::equal(before.front(), copies(model).front()), s == 2) << "step " << s;
+      }
+    });
+  });
+}
+
 TEST(Nonfinite, IsOfWhatAnOptimizerUpdates) {
   run_smp_ranks(2, {.microbatches = 1}, [] {
     const auto net = make_net();

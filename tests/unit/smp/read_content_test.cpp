@@ -152,6 +152,15 @@ TEST_P(ReadContent, OnTheCpuFollowsWritesToWhatWasBrought) {
   });
 }
 
+TEST_P(ReadContent, OfAParameterOnTheCpu) {
+  check_buffers([](const BodyRun<CountNet>& run) {
+    run.trace.push_back(run.net.first->bias.cpu().sum().item<double>());
+    run.trace.push_back(run.net.first->bias.contiguous().sum().item<double>());
+    const at::Tensor loss = (run.forward(run.data) * run.net.scale.cpu()).square().mean();
+    return trained(run, loss);
+  });
+}
+
 struct TwoNamesNet : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return last(first(x) * all.sum()); }
   torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));

@@ -159,6 +159,26 @@ TEST_P(SharedArguments, ColumnsOfOneTensorGo) {
   });
 }
 
+TEST_P(SharedArguments, ABufferThatTheBodyWritesIsRefused) {
+  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+    struct Net : torch::nn::Module {
+      at::Tensor forward(const at::Tensor& x) {
+        const at::NoGradGuard no_grad;
+        table.add_(1);
+        return layer(x) + table.sum();
+      }
+      torch::nn::Linear layer = register_module("layer", torch::nn::Linear(8, 8));
+      at::Tensor table = register_buffer("table", torch::ones({4, 8}));
+    };
+    const auto net = std::make_shared<Net>();
+    DistributedModel<Net> model(net);
+    auto step = smp::step([&](at::Tensor data) { return model(data); });
+    const std::string text = support::message_of<c10::ValueError>([&] { step(net->table.view({8, 4}).t()); });
+    EXPECT_TRUE(support::contains(text, "step argument 0") && support::contains(text, "'table', which the body writes to")) << text;
+    expect_bit_equal(net->table, torch::ones({4, 8}), "the buffer");
+  });
+}
+
 TEST_P(SharedArguments, ABufferThatTheBodyReadsIsRefused) {
   run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
     struct Net : torch::nn::Module {

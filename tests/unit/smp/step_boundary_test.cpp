@@ -21,30 +21,6 @@ using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
 
-struct CountingNet : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) {
-    count.add_(1);
-    return layer(x);
-  }
-  at::Tensor count = register_buffer("count", torch::zeros({4, 16}));
-  torch::nn::Linear layer = register_module("layer", torch::nn::Linear(16, 16));
-};
-
-TEST(StepArguments, ABufferGivenAsArgumentIsTheOneOfTheCall) {
-  run_smp_ranks(1, {.microbatches = 2}, [] {
-    const auto net = std::make_shared<CountingNet>();
-    DistributedModel<CountingNet> model(net);
-    auto step = smp::step([&](at::Tensor data) {
-      const at::Tensor loss = model(data).sum();
-      model.backward(loss);
-      return data;
-    });
-    const auto seen = step(net->count);
-    expect_bit_equal(seen.concat(), torch::zeros({4, 16}), "the argument");
-    expect_bit_equal(net->count, torch::full({4, 16}, 2.0), "the buffer");
-  });
-}
-
 // Two products of complex matrices, with a lazy conjugate between them and behind them.
 struct ComplexNet : torch::nn::Module {
   explicit ComplexNet(bool splits) {

@@ -196,6 +196,23 @@ TEST_P(WrittenWeights, OnOneOfTwoPaths) {
   }
 }
 
+struct SometimesDecayNet : DecayNet {
+  at::Tensor forward(const at::Tensor& x) {
+    if (calls++ % 3 == 1) return DecayNet::forward(x);
+    return third(torch::tanh(second(torch::tanh(first(x)))));
+  }
+  int calls = 0;
+};
+
+TEST_P(WrittenBuffers, AndWeightsInAMicrobatchThatTrainsNothing) {
+  expect_as_in_a_loop<SometimesDecayNet>({.ranks = GetParam()}, [](const BodyRun<SometimesDecayNet>& run) {
+    const bool trains = run.net.calls % 3 != 1;
+    const at::Tensor loss = run.forward(run.data).square().mean();
+    if (trains) run.backward(loss);
+    return loss.detach();
+  });
+}
+
 /// A buffer that every layer reads, but for steps that write to it, in which only the first does.
 struct ShiftedNet : torch::nn::Module {
   at::Tensor forward(at::Tensor x) {
