@@ -56,6 +56,11 @@ std::string find(const RankState& rank, Model& model) {
   std::vector<size_t> before_mean;
   if (model.reduction.reducer) before_mean = model.reduction.reducer->take_nonfinite();
   if (!model.nonfinite_loss.empty()) return "0" + model.nonfinite_loss;
+  const auto& all = model.own.tensors();
+  const auto has_finite = [](const runtime::NamedTensor& named) {
+    return named.kind != ValueKind::kParameter || runtime::is_finite(named.tensor.grad());
+  };
+  if (before_mean.empty() && std::all_of(all.begin(), all.end(), has_finite)) return "";
   const auto parameters = updated_parameters(rank, model);
   for (const size_t i : before_mean) {
     const at::Tensor& bad = model.reduction.reducer->parameters()[i];
