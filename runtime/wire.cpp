@@ -84,7 +84,10 @@ at::Tensor WireReader::get_tensor() {
     refuse("strides of a dense tensor of sizes " + c10::str(at::IntArrayRef(sizes)), c10::str(at::IntArrayRef(strides)), data.size());
   };
   if (partitioner::extent_bytes(sizes, strides, dtype) != bytes) refuse_strides();  // the memory is as large as the data
-  if (!partitioner::may_hold(dtype, data)) refuse("bytes of 0 and 1 as bools", "others", data.size());
+  const auto is_no_bool = [](char byte) { return byte != 0 && byte != 1; };
+  if (dtype == c10::ScalarType::Bool && std::any_of(data.begin(), data.end(), is_no_bool)) {
+    refuse("bytes of 0 and 1 as bools", "others", data.size());
+  }
   at::Tensor tensor = at::empty_strided(sizes, strides, at::TensorOptions().dtype(dtype));
   if (!data.empty() && !tensor.is_non_overlapping_and_dense()) refuse_strides();
   if (!data.empty()) std::memcpy(tensor.mutable_data_ptr(), data.data(), data.size());

@@ -32,9 +32,4 @@ std::optional<int64_t> extent_bytes(std::span<const int64_t> sizes, std::span<co
   return bytes;
 }
 
-bool may_hold(c10::ScalarType dtype, std::string_view bytes) {
-  const auto is_no_bool = [](char byte) { return byte != 0 && byte != 1; };
-  return dtype != c10::ScalarType::Bool || std::none_of(bytes.begin(), bytes.end(), is_no_bool);
-}
-
 }  // namespace smp::partitioner

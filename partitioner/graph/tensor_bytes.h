@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string_view>
 
 namespace smp::partitioner {
 
@@ -18,8 +17,5 @@ std::optional<int64_t> dense_bytes(std::span<const int64_t> sizes, c10::ScalarTy
 /// negative strides and offsets, another number of strides than of sizes, and where the extent does not fit an int64.
 std::optional<int64_t> extent_bytes(std::span<const int64_t> sizes, std::span<const int64_t> strides, c10::ScalarType dtype,
                                     int64_t storage_offset = 0);
-
-/// Whether the memory of a tensor of this type may hold these bytes: those of bools are 0 and 1.
-bool may_hold(c10::ScalarType dtype, std::string_view bytes);
 
 }  // namespace smp::partitioner

@@ -162,7 +162,10 @@ void BodyCapture::call_with_hosts(const c10::OperatorHandle& op, torch::jit::Sta
 // By the graph: of a ghost, or of a tensor that the stages hold.
 int32_t BodyCapture::memory_of(const at::Tensor& tensor) const {
   if (recorder_) return recorder_->memory_of(tensor);
-  const auto found = std::find_if(ghosts_->begin(), ghosts_->end(), [&](const at::Tensor& ghost) { return ghost.is_same(tensor); });
+  const NamedTensor* named = bindings_.find_storage(tensor);
+  const auto found = std::find_if(ghosts_->begin(), ghosts_->end(), [&](const at::Tensor& ghost) {
+    return ghost.is_same(tensor) || (named != nullptr && ghost.is_same(named->tensor));
+  });
   return found == ghosts_->end() ? -1 : matching_->graph.values[static_cast<size_t>(found - ghosts_->begin())].storage;
 }
 
@@ -170,7 +173,7 @@ int32_t BodyCapture::memory_of(const at::Tensor& tensor) const {
 void BodyCapture::update_aliases(const std::vector<at::Tensor>& written, const HostCall& call) {
   for (size_t h = 0; h < hosts_.size() && !written.empty(); ++h) {
     const auto [real, ghost] = hosts_[h];
-    const auto is_behind = [&, memory = memory_of(ghost)](const at::Tensor& other) { return memory_of(other) == memory; };
+    const auto is_behind = [&, memory = memory_of(ghost)](const at::Tensor& other) { return memory >= 0 && memory_of(other) == memory; };
     if (std::none_of(written.begin(), written.end(), is_behind)) continue;
     const auto is_on_it = [own = storage_of(real)](const at::Tensor& other) { return storage_of(other) == own; };
     if (std::any_of(call.written.begin(), call.written.end(), is_on_it)) continue;

@@ -23,6 +23,14 @@ using namespace partitioner;
 
 namespace {
 
+// The stand-in of a parameter, which operators that return their argument (to, contiguous) give back, is none itself.
+at::Tensor as_result(const at::Tensor& live) {
+  if (!live.defined() || !is_trained(live)) return live;
+  const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
+  const at::AutoGradMode with_grad(true);
+  return live.alias();
+}
+
 c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(const at::Tensor& tensor) {
   return c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr());
 }
@@ -287,14 +295,6 @@ void Recorder::note_module(Node& node) {
     last_module_ = dot == std::string::npos ? "" : value.name.substr(0, dot);
   }
   node.module = last_module_;
-}
-
-// The stand-in of a parameter, which operators that return their argument (to, contiguous) give back, is none itself.
-at::Tensor as_result(const at::Tensor& live) {
-  if (!live.defined() || !is_trained(live)) return live;
-  const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
-  const at::AutoGradMode with_grad(true);
-  return live.alias();
 }
 
 void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const std::vector<c10::IValue>& originals,

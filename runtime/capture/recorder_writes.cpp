@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "partitioner/graph/gradient_flow.h"
 #include "runtime/capture/recorder.h"
 
 namespace smp::runtime {
@@ -145,21 +146,14 @@ bool Recorder::may_have_saved(ValueId root, NodeId position, int32_t storage) co
 // What operators that the backward from `root` passes through read or make and may have saved, last ones first.
 void Recorder::for_saved(ValueId root, NodeId position, const std::function<void(NodeId, ValueId)>& use) const {
   const Graph& graph = recording_->graph;
-  std::unordered_set<int32_t> needed = {graph.values[root].storage};
-  const auto requires_grad = [&](ValueId id) { return id != kNoValue && graph.values[id].spec.requires_grad; };
+  const GradientFlow flow(graph, {root});
   for (NodeId n = position; n-- > 0;) {
     const Node& node = graph.nodes[n];
-    const bool is_passed = node.grad_enabled && std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
-                             return requires_grad(id) && needed.contains(graph.values[id].storage);
-                           });
-    if (!is_passed) continue;
     const bool saves = !kSavesNothing.contains(node.op) && !recording_->calls[n].info->reads_only_geometry;
-    for (ValueId id : node_inputs(node)) {
-      if (saves) use(n, id);
-      needed.insert(graph.values[id].storage);
-    }
+    if (!saves || !flow.passes_gradient(n)) continue;
+    for (ValueId id : node_inputs(node)) use(n, id);
     for (ValueId id : node.outputs) {
-      if (saves && id != kNoValue) use(n, id);
+      if (id != kNoValue) use(n, id);
     }
   }
 }

@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include "partitioner/graph/graph_io.h"
@@ -60,14 +59,15 @@ void check_dense_gradients(const runtime::Recording& recording,
 }
 
 std::string hook_on_parts(const std::vector<std::shared_ptr<Program>>& programs, const runtime::Bindings& bindings) {
-  std::map<std::string, std::set<int>> trained_on;
-  for (const auto& program : std::set(programs.begin(), programs.end())) {
-    for (const auto& [name, ranks] : program->trained_on) trained_on[name].insert(ranks.begin(), ranks.end());
-  }
   for (const runtime::NamedTensor& named : bindings.tensors()) {
-    const auto ranks = trained_on.find(named.name);
-    if (ranks == trained_on.end() || ranks->second.size() < 2 || !runtime::has_gradient_hooks(named.tensor)) continue;
-    return "step: expected no gradient hook on '" + named.name + "', got one, and " + std::to_string(ranks->second.size()) +
+    if (named.kind != ValueKind::kParameter || !runtime::has_gradient_hooks(named.tensor)) continue;
+    std::set<int> ranks;
+    for (const auto& program : programs) {
+      const auto found = program->trained_on.find(named.name);
+      if (found != program->trained_on.end()) ranks.insert(found->second.begin(), found->second.end());
+    }
+    if (ranks.size() < 2) continue;
+    return "step: expected no gradient hook on '" + named.name + "', got one, and " + std::to_string(ranks.size()) +
            " ranks that make parts of its gradient, which it would be given one by one. Set Config::exact_tied_weights: one rank "
            "makes the whole gradient then.";
   }

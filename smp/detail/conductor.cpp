@@ -192,15 +192,27 @@ void Conductor::check_optimizer_states() const {
   }
 }
 
+void Conductor::check_is_for_us(const StepMessage& message) const {
+  const auto is_unknown = [](char c) { return c != kAverages && c != kKeeps && c != kMakesNone; };
+  const auto& reduced = message.reduced;
+  const bool has_all = reduced.size() == rank_.models.all().size() || (reduced.empty() && !message.trains);
+  TORCH_CHECK(has_all && std::none_of(reduced.begin(), reduced.end(), is_unknown) &&
+                  message.first_active_replica < context().replicas->size(),
+              "step: expected a message for ", rank_.models.all().size(), " models and ", context().replicas->size(),
+              " replicas, got one for '", reduced, "' and replica ", message.first_active_replica,
+              ". Ranks run different programs or versions of smp.");
+}
+
 StepMessage Conductor::receive_message() {
-  StepMessage message = runtime::decode_step_message(context().pipeline->receive_bytes(0, runtime::kStepTag));
-  const auto is_none = [](char c) { return c != kAverages && c != kKeeps && c != kMakesNone; };
-  const bool is_for_us = (message.reduced.empty() || message.reduced.size() == rank_.models.all().size()) &&
-                         std::none_of(message.reduced.begin(), message.reduced.end(), is_none) &&
-                         message.first_active_replica < context().replicas->size();
-  TORCH_CHECK(is_for_us, "step: expected a message for ", rank_.models.all().size(), " models and ",
-              context().replicas->size(), " replicas, got one for '", message.reduced, "' and replica ",
-              message.first_active_replica, ". Ranks run different programs or versions of smp.");
+  const std::string bytes = context().pipeline->receive_bytes(0, runtime::kStepTag);
+  StepMessage message;
+  try {
+    message = runtime::decode_step_message(bytes);
+    check_is_for_us(message);
+  } catch (...) {  // the leader waits for this rank within the step
+    context().world->abort(runtime::describe_exception(std::current_exception()));
+    throw;
+  }
   for (uint64_t hash : message.forgotten) rank_.programs.erase(hash);
   return message;
 }

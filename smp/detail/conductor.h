@@ -67,6 +67,7 @@ class Conductor {
   void end_recorded_step();
   std::vector<StepOutput> follow(int step_number);
   runtime::StepMessage receive_message();
+  void check_is_for_us(const runtime::StepMessage& message) const;
   void accept(const runtime::StepMessage& message, int step_number);
   void check_settings(const runtime::StepMessage& message) const;
   std::optional<std::vector<StepOutput>> perform(StepRun& run, const runtime::StepMessage& message, int step_number);

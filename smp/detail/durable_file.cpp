@@ -42,6 +42,7 @@ DurableFile::DurableFile(std::string path)
   if (file_ < 0) fail("open");
   try {
     check_destination();
+    take_permissions();
   } catch (...) {
     discard();
     throw;
@@ -64,9 +65,13 @@ void DurableFile::check_destination() const {
   const std::string found = obstacle(path_, status.st_uid);
   TORCH_CHECK_VALUE(found.empty(), "expected nothing or a regular file of this user at '", path_,
                     "', which is to be replaced, got ", found, ". Remove it or name another file.");
+}
+
+void DurableFile::take_permissions() const {
   struct stat replaced {};
   constexpr mode_t kPermissions = 0777;
-  if (::lstat(path_.c_str(), &replaced) == 0 && ::fchmod(file_, replaced.st_mode & kPermissions) != 0)
+  const bool is_there = ::lstat(path_.c_str(), &replaced) == 0 && S_ISREG(replaced.st_mode);
+  if (is_there && ::fchmod(file_, replaced.st_mode & kPermissions) != 0)
     fail("give the permissions of the file that it replaces to");
 }
 
@@ -97,8 +102,8 @@ void DurableFile::commit() {
   ::close(std::exchange(file_, -1));
   const std::string folder = std::filesystem::absolute(path_).parent_path();
   const int opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (opened < 0) return;  // the file is there; some file systems do not open folders, and some do not flush them
-  const bool failed = ::fsync(opened) != 0 && errno != EINVAL;
+  if (opened < 0) return;  // the file is there; some file systems do not open folders, or do not flush them
+  const bool failed = ::fsync(opened) != 0 && (errno == EIO || errno == ENOSPC);
   const int error = errno;
   ::close(opened);
   TORCH_CHECK(!failed, "expected to flush folder '", folder, "', got an error: ", std::strerror(error), ".");

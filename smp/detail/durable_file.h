@@ -28,6 +28,7 @@ class DurableFile {
 
  private:
   void check_destination() const;
+  void take_permissions() const;
   void discard() noexcept;
   void fail(const char* what) const;
 

@@ -64,8 +64,9 @@ struct Model {
   bool is_alike = false;  // its values were the same on all ranks before it was placed
   std::vector<std::shared_ptr<runtime::StateExchange>> pending_loads{};  // oldest first; they wait for placement
   std::string nonfinite_loss{};  // of this step, on this rank: which; empty: none
-  bool accumulates = false;      // this step adds to gradients of one in which something was not finite
-  std::string nonfinite{};       // in the steps since gradients were cleared, on all ranks alike: what
+  bool is_cleared = false;       // before this step: gradients here of one of its optimizers, all of them
+  bool nonfinite_is_loss = false;
+  std::string nonfinite{};       // in the last step, or a loss since gradients were cleared, on all ranks alike: what
 };
 
 /// Writes what `exchange` offers into the tensors of the model that somebody holds, by name. Collective over all ranks.

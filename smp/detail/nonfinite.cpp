@@ -6,6 +6,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_set>
 
 #include "runtime/finite.h"
@@ -16,6 +17,8 @@ namespace {
 
 using partitioner::ValueKind;
 
+constexpr char kLoss = '0';
+
 std::string what_in(const at::Tensor& tensor) {
   const at::Tensor values = tensor.is_sparse() ? tensor._values() : tensor;
   return values.isnan().any().item<bool>() ? "nan" : "inf";
@@ -25,29 +28,40 @@ std::string on(const RankState& rank) {
   return " on rank " + std::to_string(rank.context.world->rank());
 }
 
-// Of the model's optimizers; all parameters where it has none. Nobody uses the gradients of others, nor clears them.
-std::vector<runtime::NamedTensor> updated_parameters(const RankState& rank, const Model& model) {
-  std::unordered_set<const c10::TensorImpl*> updated;
+bool has_gradient(const runtime::NamedTensor& named) {
+  const at::Tensor& gradient = named.tensor.grad();
+  return gradient.defined() && (gradient.is_sparse() || gradient.any().item<bool>());
+}
+
+using Parameters = std::vector<runtime::NamedTensor>;
+
+// Those of each optimizer of the model; all of the model where it has none. Nobody uses the gradients of others, nor clears
+// them.
+std::vector<Parameters> updated_parameters(const RankState& rank, const Model& model) {
+  const auto& tensors = model.own.tensors();
+  std::vector<Parameters> all;
   for (const auto& weak : rank.optimizers) {
     const auto alive = weak.lock();
     if (!alive || alive->model.get() != &model) continue;
+    std::unordered_set<const c10::TensorImpl*> updated;
     for (const auto& group : alive->optimizer->param_groups()) {
       for (const at::Tensor& parameter : group.params()) updated.insert(parameter.unsafeGetTensorImpl());
     }
+    std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(all.emplace_back()),
+                 [&](const auto& named) { return updated.contains(named.tensor.unsafeGetTensorImpl()); });
   }
-  std::vector<runtime::NamedTensor> parameters;
-  for (const runtime::NamedTensor& named : model.own.tensors()) {
-    if (named.kind != ValueKind::kParameter) continue;
-    if (updated.empty() || updated.contains(named.tensor.unsafeGetTensorImpl())) parameters.push_back(named);
-  }
-  return parameters;
+  if (!all.empty()) return all;
+  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(all.emplace_back()),
+               [](const auto& named) { return named.kind == ValueKind::kParameter; });
+  return all;
 }
 
-bool has_gradients(const RankState& rank, const Model& model) {
-  const auto parameters = updated_parameters(rank, model);
-  return std::any_of(parameters.begin(), parameters.end(), [](const runtime::NamedTensor& named) {
-    const at::Tensor& gradient = named.tensor.grad();
-    return gradient.defined() && (gradient.is_sparse() || gradient.any().item<bool>());
+bool is_cleared(const RankState& rank, const Model& model) {
+  const auto all = updated_parameters(rank, model);
+  return std::any_of(all.begin(), all.end(), [&](const Parameters& parameters) {
+    const auto is_trained_here = [&](const auto& named) { return named.tensor.requires_grad() && rank.models.is_here(named.tensor); };
+    return std::any_of(parameters.begin(), parameters.end(), is_trained_here) &&
+           std::none_of(parameters.begin(), parameters.end(), has_gradient);
   });
 }
 
@@ -55,13 +69,14 @@ bool has_gradients(const RankState& rank, const Model& model) {
 std::string find(const RankState& rank, Model& model) {
   std::vector<size_t> before_mean;
   if (model.reduction.reducer) before_mean = model.reduction.reducer->take_nonfinite();
-  if (!model.nonfinite_loss.empty()) return "0" + model.nonfinite_loss;
+  if (!model.nonfinite_loss.empty()) return kLoss + model.nonfinite_loss;
   const auto& all = model.own.tensors();
   const auto has_finite = [](const runtime::NamedTensor& named) {
     return named.kind != ValueKind::kParameter || runtime::is_finite(named.tensor.grad());
   };
   if (before_mean.empty() && std::all_of(all.begin(), all.end(), has_finite)) return "";
-  const auto parameters = updated_parameters(rank, model);
+  Parameters parameters;
+  for (const Parameters& some : updated_parameters(rank, model)) parameters.insert(parameters.end(), some.begin(), some.end());
   for (const size_t i : before_mean) {
     const at::Tensor& bad = model.reduction.reducer->parameters()[i];
     for (const runtime::NamedTensor& named : parameters) {
@@ -81,15 +96,15 @@ std::string nearest_to_the_cause(const std::vector<std::string>& found) {
   for (const std::string& text : found) {
     if (!text.empty() && text[0] < nearest[0]) nearest = text;
   }
-  return nearest.substr(1);
+  return nearest;
 }
 
 }  // namespace
 
-void note_accumulation(const RankState& rank, bool has_step) {
+void note_cleared(const RankState& rank, bool has_step) {
   for (const auto& model : rank.models.all()) {
     model->nonfinite_loss.clear();
-    model->accumulates = has_step && !model->nonfinite.empty() && has_gradients(rank, *model);
+    model->is_cleared = has_step && model->nonfinite_is_loss && is_cleared(rank, *model);
   }
 }
 
@@ -114,11 +129,11 @@ void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t nu
   const Context& context = rank.context;
   if (context.config.nonfinite == Nonfinite::kIgnore) return;
   std::vector<std::string> found;
-  std::vector<int64_t> num_ranks;  // that have found something, and that accumulate, by model
+  std::vector<int64_t> num_ranks;  // that have found something, and whose gradients were cleared, by model
   for (size_t i = 0; i < reduced.size(); ++i) {
     found.push_back(reduced[i] == kMakesNone ? "" : find(rank, *rank.models.all()[i]));
     num_ranks.push_back(!found.back().empty());
-    num_ranks.push_back(rank.models.all()[i]->accumulates);
+    num_ranks.push_back(rank.models.all()[i]->is_cleared);
   }
   for (const auto* group : {&context.pipeline, &context.replicas}) {
     (*group)->all_reduce_sum(num_ranks.data(), static_cast<int64_t>(num_ranks.size()),
@@ -126,11 +141,16 @@ void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t nu
   }
   for (size_t i = 0; i < reduced.size(); ++i) {
     if (reduced[i] == kMakesNone) continue;
-    std::string& nonfinite = rank.models.all()[i]->nonfinite;
-    if (num_ranks[2 * i + 1] == 0) nonfinite.clear();
+    Model& model = *rank.models.all()[i];
+    if (!model.nonfinite_is_loss || num_ranks[2 * i + 1] > 0) {
+      model.nonfinite.clear();
+      model.nonfinite_is_loss = false;
+    }
     if (num_ranks[2 * i] == 0) continue;
     const std::string now = nearest_to_the_cause(context.world->all_gather(found[i]));
-    if (nonfinite.empty()) nonfinite = now + " in training step " + std::to_string(number);
+    if (!model.nonfinite.empty()) continue;
+    model.nonfinite = now.substr(1) + " in training step " + std::to_string(number);
+    model.nonfinite_is_loss = now[0] == kLoss;
   }
 }
 

@@ -10,9 +10,9 @@
 
 namespace smp::detail {
 
-/// Before a training step: what earlier steps have found counts on in models whose gradients have not
-/// been cleared since. `has_step`: false on a replica that has joined; nobody clears its gradients.
-void note_accumulation(const RankState& rank, bool has_step = true);
+/// Before a training step: a loss of an earlier one counts on in models whose gradients have not been
+/// cleared since. `has_step`: false on a replica that has joined; nobody clears its gradients.
+void note_cleared(const RankState& rank, bool has_step = true);
 
 /// Looks at the losses that were computed here. `programs` and `results` by microbatch; `reduced`:
 /// see kAverages.

@@ -12,6 +12,7 @@
 #include "runtime/stage/stage_values.h"
 #include "runtime/tags.h"
 #include "runtime/wire.h"
+#include "smp/detail/captured_runs.h"
 #include "smp/detail/nonfinite.h"
 #include "smp/detail/replica_gradients.h"
 #include "smp/detail/results.h"
@@ -239,7 +240,9 @@ std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part)
   std::optional<ReplicaGradients> gradients;
   runtime::RunOptions options;
   if (message.trains) {
-    note_accumulation(rank_);
+    const std::string hooked = hook_on_parts(programs_, rank_.models.bindings());  // of this rank
+    TORCH_CHECK_NOT_IMPLEMENTED(hooked.empty(), hooked);
+    note_cleared(rank_);
     tied.emplace(rank_.models.owners(), rank_.models.bindings(), [this](const std::string& name) { return trained_on(name); },
                  *rank_.context.pipeline);
     if (rank_.context.replicas->size() > 1) {
@@ -283,7 +286,7 @@ std::vector<StepOutput> StepRun::exchange_recorded_results() {
 void StepRun::shadow(const StepMessage& message) {
   if (message.trains) {
     drop_averaged(rank_.models, message.reduced);
-    note_accumulation(rank_, /*has_step=*/false);
+    note_cleared(rank_, /*has_step=*/false);
     ReplicaGradients gradients(rank_.context, rank_.models, message.reduced, message.gradient_divisor);
     gradients.begin({}, {});
     gradients.finish();

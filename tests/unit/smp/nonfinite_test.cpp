@@ -307,6 +307,29 @@ TEST(Nonfinite, IsForgottenInAJoinWithGradientsThatAreKept) {
   });
 }
 
+// As a GAN in one model trains: each optimizer clears what it updates.
+TEST(Nonfinite, IsForgottenWhereOptimizersTakeTurns) {
+  run_smp_ranks(2, {.microbatches = 2, .nonfinite = Nonfinite::kSkip, .log_level = LogLevel::kOff}, [] {
+    const auto net = make_net();
+    DistributedModel model(net);
+    const auto some = net->first->parameters(), others = net->fourth->parameters();
+    DistributedOptimizer first(torch::optim::SGD(some, 0.1), model), second(torch::optim::SGD(others, 0.1), model);
+    auto step = spoiled_step(model);
+    for (int s = 0; s < 6; ++s) {
+      auto& own = s % 2 == 0 ? first : second;
+      own.zero_grad();
+      run(step, s, s == 1 ? Bad::kLoss : Bad::kNothing);
+      const std::vector<at::Tensor> before = copies(model);
+      own.step();
+      const std::vector<at::Tensor> after = copies(model);
+      bool changed = false;
+      for (size_t p = 0; p < after.size(); ++p) changed = changed || !at::equal(before[p], after[p]);
+      const bool has_own = pp_rank() == (s % 2 == 0 ? 0 : 1);
+      EXPECT_EQ(changed, has_own && s != 1) << "step " << s << ", rank " << rank();
+    }
+  });
+}
+
 TEST(Nonfinite, IsOfWhatAnOptimizerUpdates) {
   run_smp_ranks(2, {.microbatches = 1}, [] {
     const auto net = make_net();

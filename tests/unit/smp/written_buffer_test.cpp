@@ -78,6 +78,17 @@ TEST_P(WrittenBuffers, OfANormThatIsInEvaluationAndThenInTrainingAreRefusedBefor
   });
 }
 
+TEST_P(WrittenBuffers, OfANormWhoseResultInEvaluationIsATarget) {
+  expect_as_in_a_loop<NormNet>({.ranks = GetParam()}, [](const BodyRun<NormNet>& run) {
+    run.net.eval();
+    const at::Tensor target = run.forward(run.data).detach();
+    run.net.train();
+    const at::Tensor loss = torch::mse_loss(run.forward(run.data), target);
+    run.backward(loss);
+    return loss;
+  });
+}
+
 TEST_P(WrittenBuffers, OfANormThatIsInTrainingFirst) {
   expect_as_in_a_loop<NormNet>({.ranks = GetParam()}, [](const BodyRun<NormNet>& run) {
     run.net.train();
