@@ -15,6 +15,7 @@ MAY_INCLUDE = {
     "partitioner": ("partitioner/",),
     "runtime": (
         "runtime/",
+        "partitioner/graph/gradient_flow.h",  # what a backward passes through
         "partitioner/graph/graph.h",
         "partitioner/graph/graph_io.h",  # equality and hash of graphs
         "partitioner/graph/tensor_bytes.h",  # what a geometry takes, checked
