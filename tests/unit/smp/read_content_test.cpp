@@ -197,6 +197,15 @@ TEST_P(ReadContent, OfABufferOnTheCpuFollowsWrites) {
   });
 }
 
+TEST_P(ReadContent, OfABufferOnTheCpuFollowsWritesUnderAnotherName) {
+  check_buffers([](const BodyRun<CountNet>& run) {
+    const at::Tensor here = run.net.count.cpu();
+    run.net.count.data().add_(1);
+    run.trace.push_back(here.sum().item<double>());
+    return trained(run, run.forward(run.data).square().mean());
+  });
+}
+
 TEST_P(ReadContent, TwiceOnTheCpuAreTwoTensors) {
   check([](const BodyRun<SmallNet>& run) {
     const at::Tensor output = run.forward(run.data), first = (output.detach() * 1).cpu();

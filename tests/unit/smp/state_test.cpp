@@ -270,6 +270,27 @@ TEST(LoadStateDict, ListsAllThatDoesNotFitOnEveryRankAndChangesNothing) {
   }
 }
 
+struct ExpandedNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))) + rows; }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8)), second = register_module("second", torch::nn::Linear(8, 8));
+  at::Tensor rows = register_buffer("rows", torch::arange(2.0).view({2, 1}).expand({2, 8}));
+};
+
+TEST(LoadStateDict, RefusesABufferWhoseElementsShareMemoryOnEveryRankAndChangesNothing) {
+  run_smp_ranks(2, {.microbatches = 2}, [] {
+    const auto net = std::make_shared<ExpandedNet>();
+    DistributedModel model(net);
+    auto step = smp::step([&](at::Tensor data) { return model(data).detach(); });
+    step(rows(4, 8, 1));
+    const StateDict before = model.state_dict();
+    StateDict state = model.state_dict();
+    for (auto& entry : state.entries) entry.tensor = entry.tensor + 1;
+    const std::string text = support::message_of<c10::ValueError>([&] { model.load_state_dict(state); });
+    EXPECT_TRUE(support::contains(text, "rows: strides [1, 0], by which elements share memory (register a clone())")) << text;
+    for (const auto& entry : model.state_dict().entries) expect_bit_equal(entry.tensor, before.at(entry.name), entry.name);
+  });
+}
+
 TEST(LoadStateDict, RefusesRanksThatPassDifferentTensors) {
   run_smp_ranks(2, {.microbatches = 2}, [] {
     Training<AsSgd> run;
