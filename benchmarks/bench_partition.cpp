@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "partitioner/plan/contiguous.h"
-#include "partitioner/plan/partition.h"
+#include "partitioner/partition/contiguous.h"
+#include "partitioner/partition/partition.h"
 #include "tests/support/graph_builder.h"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "benchmarks/measure.h"
-#include "smp/detail/context.h"
+#include "smp/engine/context.h"
 #include "smp/smp.h"
 
 namespace {
@@ -27,14 +27,14 @@ torch::nn::Sequential make_net() {
 // Each rank's recorder is taken away for every second step.
 class Switch {
  public:
-  explicit Switch(std::shared_ptr<smp::detail::StepTimeline>& timeline) : timeline_(timeline) {}
+  explicit Switch(std::shared_ptr<smp::engine::StepTimeline>& timeline) : timeline_(timeline) {}
   void set(bool records) {
     if (records != (timeline_ != nullptr)) std::swap(timeline_, kept_);
   }
 
  private:
-  std::shared_ptr<smp::detail::StepTimeline>& timeline_;
-  std::shared_ptr<smp::detail::StepTimeline> kept_;
+  std::shared_ptr<smp::engine::StepTimeline>& timeline_;
+  std::shared_ptr<smp::engine::StepTimeline> kept_;
 };
 
 void measure() {
@@ -46,7 +46,7 @@ void measure() {
   });
   const auto data = torch::randn({kMicrobatches * kRows, kWidth});
   for (int i = 0; i < 5; ++i) step(data);  // planned, placed, and the timeline's warm-up
-  Switch timeline(smp::detail::context("bench_timeline").timeline);
+  Switch timeline(smp::engine::context("bench_timeline").timeline);
   std::vector<double> withs, withouts, ratios;
   for (int round = 0; round < kRounds; ++round) {
     double seconds[2] = {};

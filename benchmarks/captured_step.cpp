@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "benchmarks/measure.h"
-#include "partitioner/plan/partition.h"
+#include "partitioner/partition/partition.h"
 
 namespace smp::benchmarks {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "runtime/capture/interceptor.h"
-#include "runtime/capture/meta_kernels.h"
+#include "runtime/capture/meta/meta_kernels.h"
 
 namespace smp::benchmarks {
 

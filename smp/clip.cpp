@@ -10,14 +10,14 @@
 #include <cmath>
 #include <map>
 
-#include "runtime/wire.h"
-#include "smp/detail/conductor.h"
+#include "runtime/exchange/wire.h"
+#include "smp/engine/conductor.h"
 
 namespace smp {
 namespace {
 
 // Norms of the gradients this rank owns: (position in the model, norm), a tied weight by its first owner only.
-std::string own_norms(const detail::Conductor& own, const runtime::Bindings& model, double norm_type) {
+std::string own_norms(const engine::Conductor& own, const runtime::Bindings& model, double norm_type) {
   runtime::WireWriter out;
   const auto& tensors = model.tensors();
   const int me = own.context().pipeline->rank();
@@ -38,9 +38,9 @@ std::string own_norms(const detail::Conductor& own, const runtime::Bindings& mod
 double clip_grad_norm_(DistributedModelBase& model, double max_norm, double norm_type) {
   TORCH_CHECK_VALUE(max_norm > 0, "clip_grad_norm_: expected max_norm > 0, got ", max_norm,
                     ". Pass the largest norm to allow; infinity only measures.");
-  detail::refuse_in_body("clip_grad_norm_");
+  engine::refuse_in_body("clip_grad_norm_");
   const at::NoGradGuard no_grad;
-  const auto& own = detail::conductor("clip_grad_norm_");
+  const auto& own = engine::conductor("clip_grad_norm_");
   std::map<uint64_t, at::Tensor> by_position;
   for (const std::string& bytes : own.context().pipeline->all_gather(own_norms(own, model.model_->own, norm_type))) {
     runtime::read_all(bytes, "norms of gradients", [&](runtime::WireReader& in) {

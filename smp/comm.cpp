@@ -5,14 +5,14 @@
 
 #include <algorithm>
 
-#include "runtime/object_messages.h"
-#include "smp/detail/context.h"
-#include "smp/detail/made_group.h"
+#include "runtime/exchange/object_messages.h"
+#include "smp/engine/context.h"
+#include "smp/engine/replicas/made_group.h"
 
 namespace smp {
 
-using detail::context;
-using detail::GroupUse;
+using engine::context;
+using engine::GroupUse;
 
 namespace {
 
@@ -38,7 +38,7 @@ constexpr const char* kRankTypes[] = {"WORLD_RANK", "MP_RANK", "DP_RANK", "PP_RA
 
 // World rank of the partner of this rank. Throws for ranks that do not exist and for this one.
 int partner(const char* caller, int rank, RankType rank_type) {
-  const detail::Context& own = context(caller);
+  const engine::Context& own = context(caller);
   own.check_laid_out(kind_of(rank_type), caller);
   const std::vector<int> ranks = own.topology.group(kind_of(rank_type), own.world->rank());
   const char* name = kRankTypes[static_cast<size_t>(rank_type)];
@@ -95,9 +95,9 @@ bool ProcessGroup::is_member() const { return GroupUse("ProcessGroup", *this).is
 int ProcessGroup::rank() const { return GroupUse("ProcessGroup", *this).transport().rank(); }
 
 ProcessGroup new_group(const std::vector<int>& ranks) {
-  detail::refuse_in_body("smp::new_group");
-  detail::refuse_in_join("smp::new_group");
-  detail::Context& own = context("smp::new_group");
+  engine::refuse_in_body("smp::new_group");
+  engine::refuse_in_join("smp::new_group");
+  engine::Context& own = context("smp::new_group");
   check_list(ranks, own.world->size());
   Writer out;
   out.put(text_of(ranks));
@@ -113,7 +113,7 @@ ProcessGroup new_group(const std::vector<int>& ranks) {
     TORCH_CHECK_VALUE(lists[r] == lists[0], "smp::new_group: expected the same list on all ranks, got ", lists[0],
                       " on rank 0 and ", lists[r], " on rank ", r, ". Call it on every rank, members or not.");
   }
-  return GroupUse::value_of(detail::MadeGroups::add(own.made_groups, ranks, ended));
+  return GroupUse::value_of(engine::MadeGroups::add(own.made_groups, ranks, ended));
 }
 
 ProcessGroup get_world_process_group() { return group_of_kind(CommGroup::WORLD, "smp::get_world_process_group"); }
@@ -124,7 +124,7 @@ ProcessGroup get_tp_process_group() { return group_of_kind(CommGroup::TP_GROUP, 
 ProcessGroup get_rdp_process_group() { return group_of_kind(CommGroup::RDP_GROUP, "smp::get_rdp_process_group"); }
 
 void barrier(const ProcessGroup& group) {
-  detail::refuse_in_body("smp::barrier");
+  engine::refuse_in_body("smp::barrier");
   GroupUse("smp::barrier", group).transport().barrier();
 }
 void mp_barrier() { barrier(CommGroup::MP_GROUP); }
@@ -134,7 +134,7 @@ void tp_barrier() { barrier(CommGroup::TP_GROUP); }
 void rdp_barrier() { barrier(CommGroup::RDP_GROUP); }
 
 at::Tensor all_reduce_mean(const at::Tensor& tensor, const ProcessGroup& group) {
-  detail::refuse_in_body("smp::all_reduce_mean",
+  engine::refuse_in_body("smp::all_reduce_mean",
                          "Return the tensor from the body and reduce what the step returns.");
   auto& transport = GroupUse("smp::all_reduce_mean", group).transport();
   TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && tensor.is_cpu(),
@@ -149,7 +149,7 @@ at::Tensor all_reduce_mean(const at::Tensor& tensor, const ProcessGroup& group) 
 namespace comm_internal {
 
 void check_call(const char* caller) {
-  detail::refuse_in_body(caller);
+  engine::refuse_in_body(caller);
   context(caller);
 }
 

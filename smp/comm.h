@@ -28,10 +28,10 @@ enum class RankType { WORLD_RANK, MP_RANK, DP_RANK, PP_RANK, TP_RANK, RDP_RANK }
 using enum CommGroup;  // smp::DP_GROUP
 using enum RankType;   // smp::DP_RANK
 
-namespace detail {
+namespace engine {
 struct MadeGroup;
 class GroupUse;
-}  // namespace detail
+}  // namespace engine
 
 /// A group of ranks as a value, wherever smp takes a group: one of the kinds above, or one made by new_group.
 ///
@@ -52,11 +52,11 @@ class ProcessGroup {
   int rank() const;
 
  private:
-  friend class detail::GroupUse;
-  explicit ProcessGroup(const std::shared_ptr<detail::MadeGroup>& made) : made_(made) {}
+  friend class engine::GroupUse;
+  explicit ProcessGroup(const std::shared_ptr<engine::MadeGroup>& made) : made_(made) {}
 
   CommGroup kind_ = CommGroup::WORLD;
-  std::shared_ptr<detail::MadeGroup> made_;  // null: that of kind_
+  std::shared_ptr<engine::MadeGroup> made_;  // null: that of kind_
 };
 
 // Everything below throws c10::Error before init, c10::ValueError within a step body (which only pp_rank() 0 runs) and for

@@ -2,19 +2,19 @@
 
 #include <cstdlib>
 
-#include "smp/detail/config_draft.h"
-#include "smp/detail/config_table.h"
+#include "smp/engine/config/config_draft.h"
+#include "smp/engine/config/config_table.h"
 
 namespace smp {
 namespace {
 
-using detail::Key;
-using detail::Support;
+using engine::Key;
+using engine::Support;
 
 constexpr const char* kArgument = "argument";
 
 // Later layers win: SageMaker's variable overrides ours, and both override the program.
-Config lay_environment_over(detail::ConfigDraft draft, const EnvironmentLookup& lookup) {
+Config lay_environment_over(engine::ConfigDraft draft, const EnvironmentLookup& lookup) {
   const auto ours = lookup("SMP_CONFIG");
   if (ours && !ours->empty()) draft.lay_json_or_file("SMP_CONFIG", *ours);
   const auto sagemaker = lookup("SM_HP_MP_PARAMETERS");
@@ -25,9 +25,9 @@ Config lay_environment_over(detail::ConfigDraft draft, const EnvironmentLookup& 
 bool has_field(const Key& key) { return !std::holds_alternative<std::monostate>(key.field); }
 
 // A word is printed bare, as SageMaker does.
-std::string plain_text(const detail::Value& value) {
+std::string plain_text(const engine::Value& value) {
   const auto* word = std::get_if<std::string>(&value);
-  return word != nullptr ? *word : detail::value_text(value);
+  return word != nullptr ? *word : engine::value_text(value);
 }
 
 std::string table_row(const Key& key) {
@@ -35,14 +35,14 @@ std::string table_row(const Key& key) {
   row += key.name;
   row += '`';
   if (!key.alias.empty()) row.append(" (`").append(key.alias).append("`)");
-  row.append(" | ").append(detail::expectation(key));
-  row.append(" | `").append(detail::value_text(default_value(key))).append("` | ");
+  row.append(" | ").append(engine::expectation(key));
+  row.append(" | `").append(engine::value_text(default_value(key))).append("` | ");
   return row.append(key.meaning).append(" |\n");
 }
 
 std::string table_of(Support support) {
   std::string table = "| key (alias) | value | default | meaning |\n|---|---|---|---|\n";
-  for (const Key& key : detail::config_keys()) {
+  for (const Key& key : engine::config_keys()) {
     if (key.support == support) table += table_row(key);
   }
   return table;
@@ -58,26 +58,26 @@ EnvironmentLookup environment_lookup() {
 }
 
 Config Config::from_json(std::string_view text) {
-  detail::ConfigDraft draft;
+  engine::ConfigDraft draft;
   draft.lay_json(kArgument, text);
   return draft.finish();
 }
 
 Config Config::resolve(const Config& argument, const EnvironmentLookup& lookup) {
-  detail::ConfigDraft draft;
+  engine::ConfigDraft draft;
   draft.lay(kArgument, argument);
   return lay_environment_over(std::move(draft), lookup);
 }
 
 Config Config::resolve_json(std::string_view argument, const EnvironmentLookup& lookup) {
-  detail::ConfigDraft draft;
+  engine::ConfigDraft draft;
   draft.lay_json(kArgument, argument);
   return lay_environment_over(std::move(draft), lookup);
 }
 
 std::string Config::to_text() const {
   std::string text = "Configuration parameters:";
-  for (const Key& key : detail::config_keys()) {
+  for (const Key& key : engine::config_keys()) {
     if (!key.is_printed) continue;
     text.append("\n  ").append(key.name).append(": ").append(plain_text(get(key, *this)));
   }
@@ -86,17 +86,17 @@ std::string Config::to_text() const {
 
 std::string Config::to_json() const {
   std::string json;
-  for (const Key& key : detail::config_keys()) {
+  for (const Key& key : engine::config_keys()) {
     if (!has_field(key)) continue;
     json.append(json.empty() ? "{\"" : ",\"").append(key.name);
-    json.append("\":").append(detail::value_text(get(key, *this)));
+    json.append("\":").append(engine::value_text(get(key, *this)));
   }
   return json + "}";
 }
 
 std::vector<std::string> Config::differences(const Config& a, const Config& b) {
   std::vector<std::string> lines;
-  for (const Key& key : detail::config_keys()) {
+  for (const Key& key : engine::config_keys()) {
     const auto ours = get(key, a), theirs = get(key, b);
     if (ours == theirs) continue;
     lines.push_back(std::string(key.name) + ": " + plain_text(ours) + " against " +

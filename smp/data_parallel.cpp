@@ -1,7 +1,7 @@
-// The public side of gradient averaging; the work is done in smp/detail/replica_gradients.
+// The public side of gradient averaging; the work is done in smp/engine/replicas/replica_gradients.
 #include "smp/data_parallel.h"
 
-#include "smp/detail/model_state.h"
+#include "smp/engine/state/model_state.h"
 #include "smp/distributed_model.h"
 #include "smp/comm.h"
 
@@ -12,8 +12,8 @@ at::Tensor bf16_compress_hook(const GradientBucket& bucket) {
       .to(bucket.gradients.scalar_type());
 }
 
-NoSync::NoSync(DistributedModelBase& model) : model_(detail::ModelAccess::shared(model)) {
-  detail::refuse_in_body("NoSync", "Put the guard around the call of the step function.");
+NoSync::NoSync(DistributedModelBase& model) : model_(engine::ModelAccess::shared(model)) {
+  engine::refuse_in_body("NoSync", "Put the guard around the call of the step function.");
   ++model_->reduction.num_no_sync;
 }
 

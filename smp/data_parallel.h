@@ -11,7 +11,7 @@
 namespace smp {
 
 class DistributedModelBase;
-namespace detail {
+namespace engine {
 struct Model;
 }
 
@@ -51,7 +51,7 @@ class NoSync {
   NoSync& operator=(const NoSync&) = delete;
 
  private:
-  std::shared_ptr<detail::Model> model_;
+  std::shared_ptr<engine::Model> model_;
 };
 
 }  // namespace smp

@@ -5,8 +5,8 @@
 
 #include "runtime/delayed/construction.h"
 #include "runtime/delayed/unmade.h"
-#include "runtime/random.h"
-#include "smp/detail/context.h"
+#include "runtime/device/random.h"
+#include "smp/engine/context.h"
 
 namespace smp {
 
@@ -15,14 +15,14 @@ struct DelayParamInitialization::State {
 };
 
 DelayParamInitialization::DelayParamInitialization(bool enabled) {
-  detail::refuse_in_body("DelayParamInitialization", "Construct modules before the step.");
+  engine::refuse_in_body("DelayParamInitialization", "Construct modules before the step.");
   if (enabled) state_ = std::make_unique<State>();
 }
 
 DelayParamInitialization::~DelayParamInitialization() = default;
 
 void initialize_parameters(const torch::nn::Module& module) {
-  detail::refuse_in_body("initialize_parameters");
+  engine::refuse_in_body("initialize_parameters");
   std::vector<at::Tensor> tensors = module.parameters();
   for (const at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
   const runtime::GeneratorHold hold;

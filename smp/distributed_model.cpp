@@ -6,19 +6,19 @@
 
 #include "partitioner/report/partition_table.h"
 #include "partitioner/report/partition_table_io.h"
-#include "smp/detail/conductor.h"
-#include "smp/detail/model_state.h"
+#include "smp/engine/conductor.h"
+#include "smp/engine/state/model_state.h"
 
 namespace smp {
 
-using detail::conductor;
+using engine::conductor;
 using partitioner::ValueKind;
 
 namespace {
 
 // What went wrong with placement by hand before the first step, told while it can still be put
 // right.
-void check_placement(detail::Context& context, bool is_placed) {
+void check_placement(engine::Context& context, bool is_placed) {
   TORCH_CHECK_VALUE(
       *context.open_guards == 0, "PartitionGuard: expected all guards to end before the step, got ",
       *context.open_guards,
@@ -33,7 +33,7 @@ void check_placement(detail::Context& context, bool is_placed) {
       "set_partition again after a module was replaced or cloned.");
 }
 
-void check_options(const ModelOptions& options, const detail::Context& context) {
+void check_options(const ModelOptions& options, const engine::Context& context) {
   TORCH_CHECK_VALUE(options.bucket_cap_mb >= 0, "DistributedModel: expected bucket_cap_mb >= 0, got ",
                     options.bucket_cap_mb, ". Give the size of a bucket in MiB, or 0 for Config::bucket_cap_mb.");
   TORCH_CHECK_VALUE(options.backward_passes_per_step >= 1, "DistributedModel: expected backward_passes_per_step >= 1, got ",
@@ -46,7 +46,7 @@ void check_options(const ModelOptions& options, const detail::Context& context) 
   }
 }
 
-void set_reduction(detail::Reduction& reduction, const ModelOptions& options, const Config& config) {
+void set_reduction(engine::Reduction& reduction, const ModelOptions& options, const Config& config) {
   reduction.overlap = options.overlapping_allreduce && config.overlapping_allreduce;
   reduction.broadcasts_buffers = options.broadcast_buffers && config.broadcast_buffers;
   reduction.averages_microbatches = options.average_grads_across_microbatches;
@@ -58,17 +58,17 @@ void set_reduction(detail::Reduction& reduction, const ModelOptions& options, co
 
 DistributedModelBase::DistributedModelBase(std::shared_ptr<torch::nn::Module> module, const ModelOptions& options)
     : module_(std::move(module)) {
-  auto& own = detail::context("DistributedModel");
+  auto& own = engine::context("DistributedModel");
   TORCH_CHECK_VALUE(module_ != nullptr, "DistributedModel: expected a module, got a null pointer.");
-  detail::refuse_in_body("DistributedModel");
+  engine::refuse_in_body("DistributedModel");
   check_options(options, own);
-  if (own.conductor == nullptr) own.conductor = std::make_shared<detail::Conductor>(own);
+  if (own.conductor == nullptr) own.conductor = std::make_shared<engine::Conductor>(own);
   model_ = own.conductor->add_model(module_, options.name);
   set_reduction(model_->reduction, options, own.config);
 }
 
 DistributedModelBase::~DistributedModelBase() {
-  auto* own = detail::try_context();
+  auto* own = engine::try_context();
   if (own == nullptr || own->conductor == nullptr) return;
   own->conductor->remove_model(*model_);
   if (own->conductor->models().all().empty()) own->conductor.reset();
@@ -95,10 +95,10 @@ void DistributedModelBase::backward(const at::Tensor& loss) {
 bool DistributedModelBase::partitioned() const { return model_->first_program != nullptr; }
 
 std::vector<std::pair<std::string, at::Tensor>> DistributedModelBase::local_named_parameters() const {
-  detail::refuse_in_body("local_named_parameters",
+  engine::refuse_in_body("local_named_parameters",
                          "The body sees all parameters: use those of the module itself, "
                          "module()->named_parameters().");
-  const detail::Models& models = conductor("local_named_parameters").models();
+  const engine::Models& models = conductor("local_named_parameters").models();
   std::vector<std::pair<std::string, at::Tensor>> local;
   for (const auto& named : model_->own.tensors()) {
     if (named.kind == ValueKind::kParameter && models.is_here(named.tensor)) local.emplace_back(named.name, named.tensor);
@@ -107,7 +107,7 @@ std::vector<std::pair<std::string, at::Tensor>> DistributedModelBase::local_name
 }
 
 std::vector<at::Tensor> DistributedModelBase::local_parameters() const {
-  detail::refuse_in_body(
+  engine::refuse_in_body(
       "local_parameters",
       "The body sees all parameters: use those of the module itself, module()->parameters().");
   std::vector<at::Tensor> tensors;
@@ -116,26 +116,26 @@ std::vector<at::Tensor> DistributedModelBase::local_parameters() const {
 }
 
 StateDict DistributedModelBase::state_dict() const {
-  detail::refuse_in_body("state_dict");
-  return detail::gathered_state(conductor("state_dict"), *model_);
+  engine::refuse_in_body("state_dict");
+  return engine::gathered_state(conductor("state_dict"), *model_);
 }
 
 StateDict DistributedModelBase::local_state_dict() const {
-  detail::refuse_in_body("local_state_dict");
-  StateDict state = detail::local_state(conductor("local_state_dict"), *model_);
+  engine::refuse_in_body("local_state_dict");
+  StateDict state = engine::local_state(conductor("local_state_dict"), *model_);
   for (StateDict::Entry& entry : state.entries) entry.tensor = entry.tensor.clone();
   return state;
 }
 
 void DistributedModelBase::load_state_dict(const StateDict& state, bool strict) {
-  detail::refuse_in_body("load_state_dict");
-  detail::refuse_in_join("load_state_dict");
-  detail::ModelLoad(conductor("load_state_dict"), *model_, state, strict, /*own_error=*/"").apply();
+  engine::refuse_in_body("load_state_dict");
+  engine::refuse_in_join("load_state_dict");
+  engine::ModelLoad(conductor("load_state_dict"), *model_, state, strict, /*own_error=*/"").apply();
 }
 
 void DistributedModelBase::register_comm_hook(CommHook hook) {
-  detail::refuse_in_body("register_comm_hook");
-  detail::refuse_in_join("register_comm_hook");
+  engine::refuse_in_body("register_comm_hook");
+  engine::refuse_in_join("register_comm_hook");
   model_->reduction.hook = std::move(hook);
   ++model_->reduction.num_hooks;
   model_->reduction.reducer.reset();
@@ -144,7 +144,7 @@ void DistributedModelBase::register_comm_hook(CommHook hook) {
 void DistributedModelBase::train(bool on) { module_->train(on); }
 
 void DistributedModelBase::zero_grad() {
-  detail::refuse_in_body("zero_grad");
+  engine::refuse_in_body("zero_grad");
   for (const at::Tensor& parameter : module_->parameters()) {
     at::Tensor handle = parameter;
     handle.mutable_grad().reset();
@@ -153,14 +153,14 @@ void DistributedModelBase::zero_grad() {
 
 namespace {
 
-HookHandle add_hook(const char* caller, const detail::Model& model, detail::Moment moment, Hook hook) {
-  detail::refuse_in_body(caller);
+HookHandle add_hook(const char* caller, const engine::Model& model, engine::Moment moment, Hook hook) {
+  engine::refuse_in_body(caller);
   TORCH_CHECK_VALUE(hook != nullptr, caller, ": expected a function, got an empty one.");
   const bool is_about_partition =
-      moment == detail::Moment::kBeforePartition || moment == detail::Moment::kAfterPartition;
+      moment == engine::Moment::kBeforePartition || moment == engine::Moment::kAfterPartition;
   TORCH_CHECK(!is_about_partition || model.first_program == nullptr, caller, ": expected a call before the first step, ",
               "which partitions the model, got one after it. The hook would never be called.");
-  TORCH_CHECK(moment != detail::Moment::kAfterFirstStep || !model.hooks->has_stepped(), caller, ": expected a call before ",
+  TORCH_CHECK(moment != engine::Moment::kAfterFirstStep || !model.hooks->has_stepped(), caller, ": expected a call before ",
               "the first step has ended, got one after it. register_step_post_hook is called after every step.");
   return {model.hooks, model.hooks->add(moment, std::move(hook))};
 }
@@ -168,19 +168,19 @@ HookHandle add_hook(const char* caller, const detail::Model& model, detail::Mome
 }  // namespace
 
 HookHandle DistributedModelBase::register_pre_partition_hook(Hook hook) {
-  return add_hook("register_pre_partition_hook", *model_, detail::Moment::kBeforePartition, std::move(hook));
+  return add_hook("register_pre_partition_hook", *model_, engine::Moment::kBeforePartition, std::move(hook));
 }
 HookHandle DistributedModelBase::register_post_partition_hook(Hook hook) {
-  return add_hook("register_post_partition_hook", *model_, detail::Moment::kAfterPartition, std::move(hook));
+  return add_hook("register_post_partition_hook", *model_, engine::Moment::kAfterPartition, std::move(hook));
 }
 HookHandle DistributedModelBase::register_post_step_hook(Hook hook) {
-  return add_hook("register_post_step_hook", *model_, detail::Moment::kAfterFirstStep, std::move(hook));
+  return add_hook("register_post_step_hook", *model_, engine::Moment::kAfterFirstStep, std::move(hook));
 }
 HookHandle DistributedModelBase::register_step_pre_hook(Hook hook) {
-  return add_hook("register_step_pre_hook", *model_, detail::Moment::kBeforeStep, std::move(hook));
+  return add_hook("register_step_pre_hook", *model_, engine::Moment::kBeforeStep, std::move(hook));
 }
 HookHandle DistributedModelBase::register_step_post_hook(Hook hook) {
-  return add_hook("register_step_post_hook", *model_, detail::Moment::kAfterStep, std::move(hook));
+  return add_hook("register_step_post_hook", *model_, engine::Moment::kAfterStep, std::move(hook));
 }
 
 std::string DistributedModelBase::plan_text() const {
@@ -204,9 +204,9 @@ double DistributedModelBase::predicted_step_s() const {
 }
 
 void DistributedModelBase::measure_again() {
-  detail::refuse_in_body("measure_again");
-  detail::refuse_in_join("measure_again");
-  detail::Conductor& own = conductor("measure_again");
+  engine::refuse_in_body("measure_again");
+  engine::refuse_in_join("measure_again");
+  engine::Conductor& own = conductor("measure_again");
   TORCH_CHECK_VALUE(own.context().config.cost == CostSource::kMeasured, "measure_again: expected cost=measured, got ",
                     "cost=predicted, by which times are those of a model of a processor. Set Config::cost.");
   own.measure_again();

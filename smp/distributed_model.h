@@ -19,10 +19,10 @@ class Module;
 
 namespace smp {
 
-namespace detail {
+namespace engine {
 struct Model;
 struct ModelAccess;
-}  // namespace detail
+}  // namespace engine
 
 /// What a DistributedModel is told when it is made; the same on every rank.
 struct ModelOptions {
@@ -135,10 +135,10 @@ class DistributedModelBase {
 
  private:
   friend double clip_grad_norm_(DistributedModelBase&, double, double);
-  friend struct detail::ModelAccess;
+  friend struct engine::ModelAccess;
 
   std::shared_ptr<torch::nn::Module> module_;
-  std::shared_ptr<detail::Model> model_;
+  std::shared_ptr<engine::Model> model_;
 };
 
 /// Wraps an unmodified module. A program may have several, made in the same order on every rank; one body may call

@@ -14,14 +14,14 @@
 #include <utility>
 
 #include "runtime/delayed/unmade.h"
-#include "runtime/random.h"
-#include "smp/detail/model_state.h"
-#include "smp/detail/optimizer_state.h"
+#include "runtime/device/random.h"
+#include "smp/engine/state/model_state.h"
+#include "smp/engine/state/optimizer_state.h"
 
 namespace smp::optimizer_internal {
 namespace {
 
-using detail::OptimizerMemory;
+using engine::OptimizerMemory;
 using torch::optim::Optimizer;
 
 void check_elementwise(const Optimizer& optimizer) {
@@ -32,7 +32,7 @@ void check_elementwise(const Optimizer& optimizer) {
 }
 
 // What the model does not have it neither places nor averages, and no state_dict() would know its name.
-void check_parameters(const Optimizer& optimizer, const detail::Model& model) {
+void check_parameters(const Optimizer& optimizer, const engine::Model& model) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       const auto* named = model.own.find(parameter);
@@ -113,10 +113,10 @@ void drop_state_of_others(Optimizer& optimizer, const DistributedModelBase& mode
 
 std::shared_ptr<void> adopt(Optimizer& optimizer, const DistributedModelBase& model) {
   check_elementwise(optimizer);
-  detail::refuse_in_body("DistributedOptimizer");
-  check_parameters(optimizer, detail::ModelAccess::of(model));
-  auto adopted = std::make_shared<detail::OptimizerOfModel>(&optimizer, detail::ModelAccess::shared(model));
-  detail::conductor("DistributedOptimizer").add_optimizer(memory_of(optimizer), adopted);
+  engine::refuse_in_body("DistributedOptimizer");
+  check_parameters(optimizer, engine::ModelAccess::of(model));
+  auto adopted = std::make_shared<engine::OptimizerOfModel>(&optimizer, engine::ModelAccess::shared(model));
+  engine::conductor("DistributedOptimizer").add_optimizer(memory_of(optimizer), adopted);
   return adopted;
 }
 
@@ -125,7 +125,7 @@ namespace {
 // Before the first step every rank holds every parameter.
 void settle(Progress& progress) {
   if (!progress.pending) return;
-  const auto load = std::static_pointer_cast<detail::OptimizerLoad>(std::exchange(progress.pending, nullptr));
+  const auto load = std::static_pointer_cast<engine::OptimizerLoad>(std::exchange(progress.pending, nullptr));
   load->apply_state();
 }
 
@@ -133,9 +133,9 @@ void settle(Progress& progress) {
 
 bool begin_step(Optimizer& optimizer, const DistributedModelBase& model, Progress& progress) {
   const char* caller = "DistributedOptimizer::step";
-  detail::refuse_in_body(caller);
-  detail::Conductor& own = detail::conductor(caller);
-  if (!own.may_update(detail::ModelAccess::of(model))) return false;
+  engine::refuse_in_body(caller);
+  engine::Conductor& own = engine::conductor(caller);
+  if (!own.may_update(engine::ModelAccess::of(model))) return false;
   drop_state_of_others(optimizer, model, progress.has_local_state);
   settle(progress);
   own.count_optimizer_step(optimizer);
@@ -143,7 +143,7 @@ bool begin_step(Optimizer& optimizer, const DistributedModelBase& model, Progres
 }
 
 void zero_grad(Optimizer& optimizer) {
-  detail::refuse_in_body("DistributedOptimizer::zero_grad");
+  engine::refuse_in_body("DistributedOptimizer::zero_grad");
   for (auto& group : optimizer.param_groups()) {
     for (at::Tensor& parameter : group.params()) parameter.mutable_grad().reset();
   }
@@ -151,16 +151,16 @@ void zero_grad(Optimizer& optimizer) {
 
 OptimizerState state_dict(Optimizer& optimizer, const DistributedModelBase& model, Progress& progress) {
   const char* caller = "DistributedOptimizer::state_dict";
-  detail::refuse_in_body(caller);
+  engine::refuse_in_body(caller);
   settle(progress);
-  return detail::gathered_state(detail::conductor(caller), detail::ModelAccess::of(model), optimizer);
+  return engine::gathered_state(engine::conductor(caller), engine::ModelAccess::of(model), optimizer);
 }
 
 OptimizerState local_state_dict(Optimizer& optimizer, const DistributedModelBase& model, Progress& progress) {
   const char* caller = "DistributedOptimizer::local_state_dict";
-  detail::refuse_in_body(caller);
+  engine::refuse_in_body(caller);
   settle(progress);
-  OptimizerState state = detail::local_state(detail::conductor(caller), detail::ModelAccess::of(model), optimizer);
+  OptimizerState state = engine::local_state(engine::conductor(caller), engine::ModelAccess::of(model), optimizer);
   for (auto& [parameter, fields] : state.entries) {
     for (auto& [field, tensor] : fields) tensor = tensor.clone();
   }
@@ -170,9 +170,9 @@ OptimizerState local_state_dict(Optimizer& optimizer, const DistributedModelBase
 void load_state_dict(Optimizer& optimizer, const DistributedModelBase& model, const OptimizerState& state,
                      Progress& progress) {
   const char* caller = "DistributedOptimizer::load_state_dict";
-  detail::refuse_in_body(caller);
-  detail::refuse_in_join(caller);
-  auto load = std::make_shared<detail::OptimizerLoad>(detail::conductor(caller), detail::ModelAccess::of(model), optimizer, state,
+  engine::refuse_in_body(caller);
+  engine::refuse_in_join(caller);
+  auto load = std::make_shared<engine::OptimizerLoad>(engine::conductor(caller), engine::ModelAccess::of(model), optimizer, state,
                                                       /*own_error=*/"");
   load->apply_options();
   progress.pending = load;

@@ -7,7 +7,7 @@
 
 namespace smp {
 
-namespace detail {
+namespace engine {
 class Hooks;
 }
 
@@ -21,12 +21,12 @@ using Hook = std::function<void()>;
 class HookHandle {
  public:
   HookHandle() = default;
-  HookHandle(const std::shared_ptr<detail::Hooks>& hooks, int64_t id) : hooks_(hooks), id_(id) {}
+  HookHandle(const std::shared_ptr<engine::Hooks>& hooks, int64_t id) : hooks_(hooks), id_(id) {}
   /// The hook is not called any more. Does nothing a second time and when the model is gone; allowed within a hook.
   void remove();
 
  private:
-  std::weak_ptr<detail::Hooks> hooks_;
+  std::weak_ptr<engine::Hooks> hooks_;
   int64_t id_ = -1;
 };
 

@@ -5,19 +5,19 @@
 #include <c10/util/Exception.h>
 
 #include "runtime/capture/interceptor.h"
-#include "runtime/process_memory.h"
+#include "runtime/device/process_memory.h"
 #include "runtime/transport/loopback.h"
 #include "runtime/transport/mpi_transport.h"
-#include "runtime/watch/root_cause.h"
-#include "smp/detail/conductor.h"
-#include "smp/detail/context.h"
-#include "smp/detail/optimizer_settings.h"
-#include "smp/detail/step_timeline.h"
+#include "runtime/exchange/root_cause.h"
+#include "smp/engine/conductor.h"
+#include "smp/engine/context.h"
+#include "smp/engine/state/optimizer_settings.h"
+#include "smp/engine/timeline/step_timeline.h"
 
 namespace smp {
 namespace {
 
-using detail::context;
+using engine::context;
 using runtime::GroupKind;
 
 std::chrono::milliseconds timeout_of(const Config& config) {
@@ -55,44 +55,44 @@ std::vector<int> members_of(GroupKind kind, const char* caller) {
 }  // namespace
 
 void init(const Config& argument) {
-  TORCH_CHECK(detail::try_context() == nullptr,
+  TORCH_CHECK(engine::try_context() == nullptr,
               "smp::init: expected one call per process, got a second one. Call it once, at the top "
               "of main(); smp::is_initialized() tells whether that has happened.");
   const runtime::Launch launch = runtime::detect_launch();
   if (launch.kind != runtime::Launch::Kind::kSingleProcess) runtime::install_terminate_handler(launch.rank);
   // A configuration with errors is the same on all ranks in nearly every job, so each says so by itself, before MPI.
   const Config resolved = Config::resolve(argument);
-  if (launch.rank == 0) detail::check_timeline_path(resolved.timeline);
+  if (launch.rank == 0) engine::check_timeline_path(resolved.timeline);
   bool uses_mpi = false;
   std::shared_ptr<runtime::Transport> world = join_world(launch, resolved, uses_mpi);
   if (uses_mpi) runtime::install_terminate_handler(world);
   if (resolved.keep_memory) runtime::keep_freed_memory();
   at::set_num_threads(static_cast<int>(resolved.threads));
   runtime::install_interceptor();
-  auto made = detail::make_context(resolved, launch, std::move(world));
+  auto made = engine::make_context(resolved, launch, std::move(world));
   made->uses_mpi = uses_mpi;
   if (made->world->rank() == 0) made->logger.info(made->config.to_text());
-  detail::set_process_context(std::move(made));
+  engine::set_process_context(std::move(made));
 }
 
 void shutdown() {
-  detail::refuse_in_body("smp::shutdown");
-  detail::refuse_in_join("smp::shutdown");
+  engine::refuse_in_body("smp::shutdown");
+  engine::refuse_in_join("smp::shutdown");
   auto& own = context("smp::shutdown");
   if (own.conductor) {
     own.conductor->check_optimizers(*own.world, "smp::shutdown");
   } else {  // the last model of this rank is gone, others may have theirs
-    detail::check_same_optimizers(*own.world, "", "rank ", "smp::shutdown");
+    engine::check_same_optimizers(*own.world, "", "rank ", "smp::shutdown");
   }
   own.world->barrier();
   if (own.timeline) own.timeline->finish();
   const auto world = own.world;
   const bool uses_mpi = own.uses_mpi;
-  detail::set_process_context(nullptr);
+  engine::set_process_context(nullptr);
   if (uses_mpi) runtime::mpi::shutdown(*world);
 }
 
-bool is_initialized() { return detail::try_context() != nullptr; }
+bool is_initialized() { return engine::try_context() != nullptr; }
 
 const Config& config() { return context("smp::config").config; }
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <string>
 
-#include "runtime/watch/root_cause.h"
-#include "smp/detail/conductor.h"
-#include "smp/detail/optimizer_state.h"
+#include "runtime/exchange/root_cause.h"
+#include "smp/engine/conductor.h"
+#include "smp/engine/state/optimizer_state.h"
 
 namespace smp {
 namespace {
@@ -16,16 +16,16 @@ namespace {
 /// Replicas may be at different steps while it lives.
 class JoinScope {
  public:
-  explicit JoinScope(detail::Context& context) : context_(context) { context_.is_in_join = true; }
+  explicit JoinScope(engine::Context& context) : context_(context) { context_.is_in_join = true; }
   ~JoinScope() { context_.is_in_join = false; }
   JoinScope(const JoinScope&) = delete;
   JoinScope& operator=(const JoinScope&) = delete;
 
  private:
-  detail::Context& context_;
+  engine::Context& context_;
 };
 
-std::string why_not(const detail::Conductor& conductor, const JoinOptions& options) {
+std::string why_not(const engine::Conductor& conductor, const JoinOptions& options) {
   const auto& models = conductor.models().all();
   const bool is_hooked =
       std::any_of(models.begin(), models.end(), [](const auto& model) { return bool(model->reduction.hook); });
@@ -41,7 +41,7 @@ std::string why_not(const detail::Conductor& conductor, const JoinOptions& optio
 }
 
 // Of every rank alike, or of one of them.
-void check(const detail::Conductor& conductor, const JoinOptions& options) {
+void check(const engine::Conductor& conductor, const JoinOptions& options) {
   runtime::Transport& world = *conductor.context().world;
   const std::string own = std::to_string(options.divide_by_initial_world_size) + std::to_string(options.throw_on_early_termination);
   const std::vector<std::string> all = world.all_gather(own + why_not(conductor, options));
@@ -56,9 +56,9 @@ void check(const detail::Conductor& conductor, const JoinOptions& options) {
 
 void join(const std::function<void()>& loop, const JoinOptions& options) {
   const char* caller = "smp::join";
-  detail::refuse_in_body(caller);
-  detail::Conductor& conductor = detail::conductor(caller);
-  detail::Context& context = conductor.context();
+  engine::refuse_in_body(caller);
+  engine::Conductor& conductor = engine::conductor(caller);
+  engine::Context& context = conductor.context();
   TORCH_CHECK_VALUE(!context.is_in_join, "smp::join: expected a call outside of another join, got one within it.");
   TORCH_CHECK_VALUE(context.config.parallelism == Parallelism::kManual, "smp::join: expected replicas with batches of their "
                     "own, got parallelism=auto, where they share each batch. Give pipeline_parallel_degree.");

@@ -5,15 +5,15 @@
 #include <torch/nn/module.h>
 
 #include "runtime/capture/interceptor.h"
-#include "smp/detail/conductor.h"
+#include "smp/engine/conductor.h"
 
 namespace smp {
 namespace {
 
-using By = detail::ManualPlacement::By;
+using By = engine::ManualPlacement::By;
 
 int checked_stage(const char* caller, int stage) {
-  const int stages = detail::context(caller).pipeline->size();
+  const int stages = engine::context(caller).pipeline->size();
   TORCH_CHECK_VALUE(stage >= 0 && stage < stages, caller, ": expected a stage in [0, ", stages,
                     ") (pipeline_parallel_degree), got ", stage, ". Stages count from 0; use smp::pp_size() or raise the degree.");
   return stage;
@@ -21,7 +21,7 @@ int checked_stage(const char* caller, int stage) {
 
 // Notes the memory of every tensor that is made while the guard lives; parameters keep that memory.
 struct Creations : runtime::Interceptor {
-  Creations(detail::ManualPlacement& manual_placement, int guarded_stage)
+  Creations(engine::ManualPlacement& manual_placement, int guarded_stage)
       : placement(manual_placement), stage(guarded_stage) {}
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override {
     const size_t below = stack.size() - op.schema().arguments().size();
@@ -30,14 +30,14 @@ struct Creations : runtime::Interceptor {
       if (stack[i].isTensor()) placement.place(stack[i].toTensor(), stage, By::kGuard);
     }
   }
-  detail::ManualPlacement& placement;
+  engine::ManualPlacement& placement;
   int stage;
 };
 
 }  // namespace
 
 struct PartitionGuard::State {
-  State(std::shared_ptr<int> guards, detail::ManualPlacement& placement, int stage)
+  State(std::shared_ptr<int> guards, engine::ManualPlacement& placement, int stage)
       : open_guards(std::move(guards)), creations(placement, stage), scope(creations) {
     ++*open_guards;
   }
@@ -50,9 +50,9 @@ struct PartitionGuard::State {
 PartitionGuard::PartitionGuard(int stage) {
   const int checked = checked_stage("PartitionGuard", stage);
   // Here it would take the operators away from the recording.
-  detail::refuse_in_body("PartitionGuard",
+  engine::refuse_in_body("PartitionGuard",
                          "Make the guard and the modules in the constructor of the parent module.");
-  auto& own = detail::context("PartitionGuard");
+  auto& own = engine::context("PartitionGuard");
   state_ = std::make_unique<State>(own.open_guards, own.manual_placement, checked);
 }
 
@@ -60,8 +60,8 @@ PartitionGuard::~PartitionGuard() = default;
 
 void set_partition(const torch::nn::Module& module, int stage) {
   checked_stage("set_partition", stage);
-  detail::refuse_in_body("set_partition");
-  auto& own = detail::context("set_partition");
+  engine::refuse_in_body("set_partition");
+  auto& own = engine::context("set_partition");
   for (const auto& tensors : {module.parameters(), module.buffers()}) {
     for (const at::Tensor& tensor : tensors) {
       TORCH_CHECK(own.conductor == nullptr || !own.conductor->models().is_placed(tensor),

@@ -12,9 +12,9 @@
 #include <set>
 
 #include "partitioner/graph/tensor_bytes.h"
-#include "smp/detail/durable_file.h"
-#include "smp/detail/input_file.h"
-#include "smp/detail/json_object.h"
+#include "smp/engine/files/durable_file.h"
+#include "smp/engine/files/input_file.h"
+#include "smp/engine/files/json_object.h"
 
 namespace smp {
 namespace {
@@ -89,7 +89,7 @@ class HeaderReader {
       : path_(path), data_bytes_(data_bytes) {}
 
   std::vector<Row> read(std::string_view text, std::map<std::string, std::string>& metadata) const {
-    const detail::JsonObject header = detail::parse_json_object(text);
+    const engine::JsonObject header = engine::parse_json_object(text);
     require(!header.problem, "a header of JSON", header.problem.value_or(""));
     require(header.repeated_keys.empty(), "each name once",
             header.repeated_keys.empty() ? "" : "'" + header.repeated_keys.front() + "' twice");
@@ -194,7 +194,7 @@ void write_safetensors(const std::string& path, const Safetensors& file) {
                     "write_safetensors: expected a header of at most 100 MB, got ", header.size(),
                     " bytes. Write fewer or shorter names and texts.");
   const auto header_bytes = static_cast<uint64_t>(header.size());
-  detail::DurableFile out(path);
+  engine::DurableFile out(path);
   out.write(&header_bytes, sizeof header_bytes);
   out.write(header.data(), header.size());
   for (const auto& [name, tensor] : file.tensors) {
@@ -205,7 +205,7 @@ void write_safetensors(const std::string& path, const Safetensors& file) {
 }
 
 Safetensors read_safetensors(const std::string& path) {
-  detail::InputFile in(path, "read_safetensors: expected a file that can be read");
+  engine::InputFile in(path, "read_safetensors: expected a file that can be read");
   const uint64_t file_bytes = in.num_bytes();
   const HeaderReader sizes(path, 0);
   uint64_t header_bytes = 0;

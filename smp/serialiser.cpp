@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "runtime/wire.h"
+#include "runtime/exchange/wire.h"
 
 namespace smp {
 

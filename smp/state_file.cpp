@@ -17,12 +17,12 @@
 #include <set>
 #include <sstream>
 
-#include "runtime/watch/root_cause.h"
-#include "runtime/wire.h"
-#include "smp/detail/durable_file.h"
-#include "smp/detail/model_state.h"
-#include "smp/detail/optimizer_state.h"
-#include "smp/detail/save_files.h"
+#include "runtime/exchange/root_cause.h"
+#include "runtime/exchange/wire.h"
+#include "smp/engine/files/durable_file.h"
+#include "smp/engine/state/model_state.h"
+#include "smp/engine/state/optimizer_state.h"
+#include "smp/engine/files/save_files.h"
 #include "smp/safetensors.h"
 
 namespace smp::state_file_internal {
@@ -65,7 +65,7 @@ std::string checksum_of(const Safetensors& file) {
 }
 
 // The first complaint of a rank of replica 0, on every rank.
-std::string first_complaint(const std::string& own, const detail::Context& context) {
+std::string first_complaint(const std::string& own, const engine::Context& context) {
   for (const std::string& text :
        runtime::gather_from_first_replica(own, *context.pipeline, *context.replicas)) {
     if (!text.empty()) return text;
@@ -129,7 +129,7 @@ Safetensors to_file(const StateDict& model, const OptimizerState& optimizer,
     }
   }
   put_user_content(user, file);
-  if (!optimizer.kind.empty()) file.metadata["optimizer"] = detail::groups_to_json(optimizer);
+  if (!optimizer.kind.empty()) file.metadata["optimizer"] = engine::groups_to_json(optimizer);
   file.metadata["format"] = kFormat;
   file.metadata["training_steps"] = std::to_string(model.steps->training);
   file.metadata["evaluation_steps"] = std::to_string(model.steps->evaluation);
@@ -148,7 +148,7 @@ uint64_t number_in(const Safetensors& file, const std::string& path, const std::
 /// The files that this rank reads.
 class Share {
  public:
-  Share(const fs::path& folder, int rank, int size) : files_(detail::find_save(folder)) {
+  Share(const fs::path& folder, int rank, int size) : files_(engine::find_save(folder)) {
     for (int file = rank; file < files_.num_ranks; file += size) {
       const std::string path = files_.path(file);
       take(read_safetensors(path), path, file);
@@ -185,7 +185,7 @@ class Share {
     model.is_partial = optimizer.is_partial = true;
     model.steps = StateDict::Steps{number_in(file, path, "training_steps"),
                                    number_in(file, path, "evaluation_steps")};
-    if (file.metadata.contains("optimizer")) detail::groups_from_json(text("optimizer"), optimizer);
+    if (file.metadata.contains("optimizer")) engine::groups_from_json(text("optimizer"), optimizer);
     for (const auto& [key, value] : file.metadata) {
       if (key.starts_with(kUser)) user[key.substr(kUser.size())] = value;
     }
@@ -205,7 +205,7 @@ class Share {
     }
   }
 
-  detail::SaveFiles files_;
+  engine::SaveFiles files_;
   std::set<std::string> save_ids_, names_;
 };
 
@@ -213,21 +213,21 @@ class Share {
 
 void save(const std::string& folder, const StateDict& model, const OptimizerState& optimizer,
           const UserContent& user) {
-  detail::refuse_in_body("save_state");
-  detail::refuse_in_join("save_state");
-  const detail::Context& context = detail::context("save_state");
-  detail::conductor("save_state").check_optimizers(*context.world, "save_state");
+  engine::refuse_in_body("save_state");
+  engine::refuse_in_join("save_state");
+  const engine::Context& context = engine::context("save_state");
+  engine::conductor("save_state").check_optimizers(*context.world, "save_state");
   const int rank = context.pipeline->rank(), size = context.pipeline->size();
   const bool writes = context.replicas->rank() == 0;
-  const detail::SaveFiles files{
+  const engine::SaveFiles files{
       .folder = folder,
-      .id = runtime::gather_from_first_replica(detail::random_digits(), *context.pipeline,
+      .id = runtime::gather_from_first_replica(engine::random_digits(), *context.pipeline,
                                                *context.replicas)
                 .front(),
       .num_ranks = size};
   // Of every rank, since each host may have a folder of its own; where they share it, the first to
   // commit decides.
-  std::optional<detail::DurableFile> index;
+  std::optional<engine::DurableFile> index;
   const auto write = [&] {
     if (!writes) return;
     fs::create_directories(folder);
@@ -261,13 +261,13 @@ struct Reader::Contents {
   StateDict no_model;
   OptimizerState no_optimizer;
   UserContent user;
-  std::optional<detail::ModelLoad> model;
+  std::optional<engine::ModelLoad> model;
 };
 
 Reader::Reader(const std::string& folder) : contents_(std::make_unique<Contents>()) {
-  detail::refuse_in_body("load_state");
-  detail::refuse_in_join("load_state");
-  const detail::Context& context = detail::context("load_state");
+  engine::refuse_in_body("load_state");
+  engine::refuse_in_join("load_state");
+  const engine::Context& context = engine::context("load_state");
   const auto read = [&] {
     if (context.replicas->rank() > 0) return;
     contents_->share.emplace(folder, context.pipeline->rank(), context.pipeline->size());
@@ -298,7 +298,7 @@ Reader::~Reader() = default;
 
 void Reader::check_model(const DistributedModelBase& model) {
   const StateDict& state = contents_->share ? contents_->share->model : contents_->no_model;
-  contents_->model.emplace(detail::conductor("load_state"), detail::ModelAccess::of(model), state,
+  contents_->model.emplace(engine::conductor("load_state"), engine::ModelAccess::of(model), state,
                            /*strict=*/true,
                            /*own_error=*/"");
 }

@@ -8,23 +8,23 @@
 #include <memory>
 
 #include "runtime/delayed/construction.h"
-#include "runtime/tags.h"
-#include "runtime/watch/root_cause.h"
-#include "runtime/wire.h"
+#include "runtime/exchange/tags.h"
+#include "runtime/exchange/root_cause.h"
+#include "runtime/exchange/wire.h"
 #include "smp/comm.h"
-#include "smp/detail/conductor.h"
+#include "smp/engine/conductor.h"
 
 namespace smp::step_internal {
 
 struct StepNumber::Registration {
   int number = -1;
-  std::weak_ptr<detail::StepNumbers> numbers;  // of the job that gave the number
+  std::weak_ptr<engine::StepNumbers> numbers;  // of the job that gave the number
 
   void end() {
     if (const auto job = numbers.lock()) job->ended.push_back(number);
   }
   void begin() {
-    auto* own = detail::try_context();
+    auto* own = engine::try_context();
     if (own == nullptr || own->steps == numbers.lock()) return;
     end();
     numbers = own->steps;
@@ -42,7 +42,7 @@ int StepNumber::get() {
 
 namespace {
 
-void check_outside_hooks(const detail::Conductor& conductor) {
+void check_outside_hooks(const engine::Conductor& conductor) {
   const auto& models = conductor.models().all();
   const bool is_outside =
       std::none_of(models.begin(), models.end(), [](const auto& model) { return model->hooks->is_calling(); });
@@ -52,8 +52,8 @@ void check_outside_hooks(const detail::Conductor& conductor) {
 
 // Those of all models, in the order in which they were made. An exception ends the job: the others are on their way into
 // the step, or out of it.
-void call_hooks(const detail::Conductor& conductor, const std::function<void(const detail::Model&)>& call) {
-  const std::vector<std::shared_ptr<detail::Model>> models = conductor.models().all();
+void call_hooks(const engine::Conductor& conductor, const std::function<void(const engine::Model&)>& call) {
+  const std::vector<std::shared_ptr<engine::Model>> models = conductor.models().all();
   try {
     for (const auto& model : models) call(*model);
   } catch (...) {
@@ -116,19 +116,19 @@ void check_position(const char* option, int64_t position, int64_t num_arguments)
 }  // namespace
 
 Results run(int step_number, const Call& call) {
-  detail::Conductor& conductor = detail::conductor("step");
+  engine::Conductor& conductor = engine::conductor("step");
   check_outside_hooks(conductor);
   TORCH_CHECK_VALUE(!runtime::ConstructionScope::is_open(), "step: expected all smp::DelayParamInitialization scopes to end ",
                     "before, got a call inside of one. Put the scope and the making of the modules into braces of their own.");
   if (conductor.body_in_progress() == nullptr) {
-    call_hooks(conductor, [](const detail::Model& model) { model.hooks->call(detail::Moment::kBeforeStep); });
+    call_hooks(conductor, [](const engine::Model& model) { model.hooks->call(engine::Moment::kBeforeStep); });
   }
   Results results{conductor.run_step(step_number, call), {}};
-  const detail::Context& own = conductor.context();
+  const engine::Context& own = conductor.context();
   if (call.values) results.values = share_values(call, *own.pipeline);
   const bool shares_batch = own.config.parallelism == Parallelism::kAuto && own.replicas->size() > 1;
   if (shares_batch) results = gather_shares(results, *own.replicas);
-  call_hooks(conductor, [](const detail::Model& model) { model.hooks->step_ends(model.first_program != nullptr); });
+  call_hooks(conductor, [](const engine::Model& model) { model.hooks->step_ends(model.first_program != nullptr); });
   return results;
 }
 
@@ -181,4 +181,4 @@ void refuse_whole(int64_t position) {
 
 }  // namespace smp::step_internal
 
-int64_t smp::num_graphs() { return detail::context("smp::num_graphs").num_graphs; }
+int64_t smp::num_graphs() { return engine::context("smp::num_graphs").num_graphs; }

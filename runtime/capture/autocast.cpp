@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/capture/interceptor.h"
-#include "runtime/capture/meta_kernels.h"
+#include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/places.h"
 
 namespace smp::runtime {

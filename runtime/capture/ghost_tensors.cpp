@@ -2,7 +2,7 @@
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
 #include "runtime/capture/recorder.h"
-#include "runtime/memory_tensor.h"
+#include "runtime/libtorch/memory_tensor.h"
 
 #include <algorithm>
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
-#include "runtime/node_handle.h"
+#include "runtime/libtorch/node_handle.h"
 
 namespace smp::runtime {
 

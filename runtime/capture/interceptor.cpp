@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/node_handle.h"
+#include "runtime/libtorch/node_handle.h"
 
 namespace smp::runtime {
 namespace {

@@ -13,7 +13,7 @@
 #include <mutex>
 
 #include "runtime/capture/ghosts.h"
-#include "runtime/random.h"
+#include "runtime/device/random.h"
 
 namespace smp::runtime {
 namespace {

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "runtime/random.h"
+#include "runtime/device/random.h"
 
 namespace smp::runtime {
 namespace {

@@ -12,10 +12,10 @@
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/autocast.h"
 #include "runtime/capture/ghosts.h"
-#include "runtime/capture/meta_kernels.h"
+#include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/places.h"
 #include "runtime/delayed/unmade.h"
-#include "runtime/random.h"
+#include "runtime/device/random.h"
 
 namespace smp::runtime {
 

@@ -11,7 +11,7 @@
 #include "partitioner/graph/graph.h"
 #include "runtime/capture/constants.h"
 #include "runtime/capture/operator_info.h"
-#include "runtime/node_handle.h"
+#include "runtime/libtorch/node_handle.h"
 
 namespace smp::runtime {
 

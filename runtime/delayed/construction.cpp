@@ -16,7 +16,7 @@
 
 #include "runtime/capture/constants.h"
 #include "runtime/capture/ghosts.h"
-#include "runtime/capture/meta_kernels.h"
+#include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
 #include "runtime/delayed/draw.h"

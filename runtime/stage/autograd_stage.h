@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/node_handle.h"
+#include "runtime/libtorch/node_handle.h"
 #include "runtime/stage/replay.h"
 #include "runtime/stage/stage.h"
 #include "runtime/stage/stage_watcher.h"

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "runtime/random.h"
+#include "runtime/device/random.h"
 #include "runtime/stage/autograd_stage.h"
 #include "runtime/stage/sample_times.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "partitioner/plan/plan.h"
-#include "runtime/random.h"
+#include "runtime/device/random.h"
 #include "runtime/stage/stage_values.h"
 
 namespace smp::runtime {

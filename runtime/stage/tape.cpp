@@ -11,7 +11,7 @@
 #include <optional>
 #include <unordered_set>
 
-#include "runtime/memory_tensor.h"
+#include "runtime/libtorch/memory_tensor.h"
 #include "runtime/stage/paced_progress.h"
 #include "runtime/stage/product_sum.h"
 #include "runtime/stage/replay.h"

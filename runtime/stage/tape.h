@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
-#include "runtime/random.h"
+#include "runtime/device/random.h"
 #include "runtime/stage/flat_call.h"
-#include "runtime/stage/own_kernels.h"
+#include "runtime/kernels/cpu/dropout.h"
 #include "runtime/stage/stage.h"
 
 namespace smp::runtime {

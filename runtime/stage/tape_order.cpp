@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "runtime/memory_tensor.h"
+#include "runtime/libtorch/memory_tensor.h"
 
 namespace smp::runtime {
 namespace {

@@ -39,7 +39,7 @@ PARTITIONER_THIRD_PARTY = ("c10/core/ScalarType.h", "c10/util/Exception.h")
 ONE_FILE_EACH = {"<mpi.h>": r"^mpi\.h$", "<nccl.h>": r"^nccl\.h$", "CUDA": r"^(cuda|c10/cuda|ATen/cuda)\b"}
 MAY_ASK_MPI = "tests/mpi/"  # tests of real processes, which read MPI's settings from outside
 READS_ENVIRONMENT = re.compile(r"\b(?:secure_)?getenv\s*\(|\benviron\b")
-ENVIRONMENT_FILES = re.compile(r"^(smp/config|smp/detail/config|runtime/launch)")
+ENVIRONMENT_FILES = re.compile(r"^(smp/config|smp/engine/config|runtime/launch)")
 MAY_READ_ENVIRONMENT = ("tests", "benchmarks")
 MAX_LINES = 400
 CODE = (".h", ".cpp")
@@ -49,9 +49,9 @@ COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOT
 
 
 def floor_of(path):
-    """The floor that owns `path`; public headers are smp/**.h outside smp/detail."""
+    """The floor that owns `path`; public headers are smp/**.h outside smp/engine."""
     top = path.split("/")[0]
-    if top == "smp" and path.endswith(".h") and not path.startswith("smp/detail/"):
+    if top == "smp" and path.endswith(".h") and not path.startswith("smp/engine/"):
         return "public header"
     return top
 
@@ -61,7 +61,7 @@ def may_include_ours(floor, included):
         return True  # the code blocks of a page, which the build writes
     if not included.startswith(MAY_INCLUDE[floor]):
         return False
-    return not (floor in ONLY_PUBLIC_SMP and included.startswith("smp/detail/"))
+    return not (floor in ONLY_PUBLIC_SMP and included.startswith("smp/engine/"))
 
 
 def may_include_foreign(floor, path, included):

@@ -8,7 +8,7 @@ file(RENAME "${PREFIX}.staged" "${PREFIX}")
 
 file(GLOB_RECURSE headers RELATIVE "${PREFIX}/include" "${PREFIX}/include/*")
 foreach(header IN LISTS headers)
-  if(NOT header MATCHES "^smp/" OR header MATCHES "^smp/detail/")
+  if(NOT header MATCHES "^smp/" OR header MATCHES "^smp/engine/")
     message(FATAL_ERROR "install: expected public headers (smp/*.h) only, got ${header}. Take it out of "
       "the file set in smp/CMakeLists.txt.")
   endif()

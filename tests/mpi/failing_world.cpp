@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "runtime/transport/mpi_transport.h"
-#include "runtime/watch/root_cause.h"
+#include "runtime/exchange/root_cause.h"
 
 namespace {
 

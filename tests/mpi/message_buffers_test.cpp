@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <thread>
 
-#include "runtime/executor.h"
-#include "smp/detail/context.h"
+#include "runtime/executor/executor.h"
+#include "smp/engine/context.h"
 #include "smp/smp.h"
 #include "tests/support/smp_ranks.h"
 
@@ -71,7 +71,7 @@ TEST_P(MessageBuffers, AreAtMostTheWarmUpDepthAndTwoAndNoneIsMadeInSteps) {
     auto train = smp::step([&](at::Tensor data) { model.backward(model(data).square().mean()); });
     auto evaluate = smp::step([&](at::Tensor data) { return model(data).mean(); });
     const auto data = torch::ones({kMicrobatches * kRows, kWidth});
-    const auto statistics = [] { return detail::context("test").buffers.statistics(); };
+    const auto statistics = [] { return engine::context("test").buffers.statistics(); };
     int64_t taken = 0;
     for (int s = 0; s < 4; ++s) {
       train(data);

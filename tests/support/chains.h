@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "partitioner/plan/contiguous.h"
+#include "partitioner/partition/contiguous.h"
 
 namespace smp::testing {
 

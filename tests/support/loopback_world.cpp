@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/transport/error.h"
-#include "runtime/watch/root_cause.h"
+#include "runtime/exchange/root_cause.h"
 
 namespace smp::tests {
 namespace {

@@ -7,7 +7,7 @@
 #include <ATen/ops/randn.h>
 #include <c10/util/Exception.h>
 
-#include "runtime/random.h"
+#include "runtime/device/random.h"
 #include "tests/support/model_zoo_parts.h"
 
 namespace smp::support {

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "runtime/capture/interceptor.h"
-#include "runtime/random.h"
+#include "runtime/device/random.h"
 #include "tests/support/bits.h"
 
 namespace smp::support {

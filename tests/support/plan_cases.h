@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "partitioner/plan/partition.h"
+#include "partitioner/partition/partition.h"
 #include "tests/support/graph_builder.h"
 
 namespace smp::testing {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "partitioner/plan/contiguous.h"
+#include "partitioner/partition/contiguous.h"
 
 namespace smp::testing {
 

@@ -1,8 +1,8 @@
 // Contexts over loopback transports.
 #include "tests/support/smp_ranks.h"
 
-#include "smp/detail/conductor.h"
-#include "smp/detail/context.h"
+#include "smp/engine/conductor.h"
+#include "smp/engine/context.h"
 #include "tests/support/loopback_world.h"
 
 namespace smp::tests {
@@ -13,8 +13,8 @@ void run_smp_ranks(int num_ranks, const Config& config, const std::function<void
   run_ranks(num_ranks, [&](runtime::Transport& transport) {
     const std::shared_ptr<runtime::Transport> borrowed(std::shared_ptr<void>(), &transport);
     runtime::Launch launch{.rank = transport.rank(), .size = transport.size()};
-    const auto context = detail::make_context(quiet, launch, borrowed);
-    const detail::ThreadContext thread(context.get());
+    const auto context = engine::make_context(quiet, launch, borrowed);
+    const engine::ThreadContext thread(context.get());
     fn();
   });
 }

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "partitioner/plan/choose_layout.h"
+#include "partitioner/partition/choose_layout.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/plan_cases.h"
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <random>
 
-#include "partitioner/plan/contiguous.h"
+#include "partitioner/partition/contiguous.h"
 #include "tests/support/chains.h"
 
 namespace smp::partitioner {

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "partitioner/plan/message_buffers.h"
-#include "partitioner/plan/partition.h"
-#include "partitioner/plan/peak_memory.h"
-#include "partitioner/plan/stage_memory.h"
+#include "partitioner/partition/partition.h"
+#include "partitioner/memory/peak_memory.h"
+#include "partitioner/memory/stage_memory.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/plan_cases.h"
 

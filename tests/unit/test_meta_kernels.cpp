@@ -1,5 +1,5 @@
 // Runs the sweep of aten calls on the CPU and on meta and compares geometry; tests the refusals and
-// the promises of runtime/capture/meta_kernels.h.
+// the promises of runtime/capture/meta/meta_kernels.h.
 #include "tests/unit/test_meta_kernels.h"
 
 #include <ATen/autocast_mode.h>
@@ -12,7 +12,7 @@
 #include <sstream>
 #include <thread>
 
-#include "runtime/capture/meta_kernels.h"
+#include "runtime/capture/meta/meta_kernels.h"
 
 namespace smp::test {
 

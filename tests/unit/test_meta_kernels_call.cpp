@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "runtime/capture/meta_kernels.h"
+#include "runtime/capture/meta/meta_kernels.h"
 #include "tests/unit/test_meta_kernels.h"
 
 namespace smp::test {

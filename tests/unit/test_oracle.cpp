@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "runtime/capture/interceptor.h"
-#include "runtime/random.h"
+#include "runtime/device/random.h"
 #include "tests/support/bits.h"
 #include "tests/support/model_zoo.h"
 #include "tests/support/oracle.h"

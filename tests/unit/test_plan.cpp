@@ -7,11 +7,11 @@
 #include <string>
 
 #include "partitioner/plan/check_plan.h"
-#include "partitioner/plan/edit_distance.h"
-#include "partitioner/plan/graph_costs.h"
+#include "partitioner/partition/edit_distance.h"
+#include "partitioner/partition/graph_costs.h"
 #include "partitioner/plan/linearise.h"
-#include "partitioner/plan/partition.h"
-#include "partitioner/plan/visits.h"
+#include "partitioner/partition/partition.h"
+#include "partitioner/partition/visits.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/plan_cases.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "partitioner/plan/check_plan.h"
-#include "partitioner/plan/partition.h"
+#include "partitioner/partition/partition.h"
 #include "partitioner/plan/plan_io.h"
 #include "partitioner/report/partition_table.h"
 #include "partitioner/report/partition_table_io.h"

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <string>
 
-#include "partitioner/plan/contiguous.h"
+#include "partitioner/partition/contiguous.h"
 #include "tests/support/chains.h"
 #include "tests/support/profiles.h"
 

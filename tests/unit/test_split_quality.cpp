@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "partitioner/graph/cuts.h"
-#include "partitioner/plan/build_plan.h"
-#include "partitioner/plan/chain_of_graph.h"
+#include "partitioner/partition/build_plan.h"
+#include "partitioner/partition/chain_of_graph.h"
 #include "partitioner/plan/check_plan.h"
-#include "partitioner/plan/graph_costs.h"
+#include "partitioner/partition/graph_costs.h"
 #include "partitioner/plan/linearise.h"
-#include "partitioner/plan/predict_step.h"
+#include "partitioner/partition/predict_step.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/plan_cases.h"
 

@@ -3,9 +3,9 @@
 
 #include "partitioner/cost/measured_costs.h"
 #include "partitioner/cost/operator_cost.h"
-#include "partitioner/plan/graph_costs.h"
-#include "partitioner/plan/partition.h"
-#include "partitioner/plan/predict_step.h"
+#include "partitioner/partition/graph_costs.h"
+#include "partitioner/partition/partition.h"
+#include "partitioner/partition/predict_step.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/messages.h"
 

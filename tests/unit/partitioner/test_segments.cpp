@@ -5,7 +5,7 @@
 
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/crossings.h"
-#include "partitioner/plan/segments.h"
+#include "partitioner/partition/segments.h"
 #include "tests/support/graph_builder.h"
 
 namespace smp::partitioner {

@@ -1,5 +1,5 @@
 // Cuts for several visits: against the chain's split, and against every other split there is.
-#include "partitioner/plan/shift_cuts.h"
+#include "partitioner/partition/shift_cuts.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "partitioner/plan/check_plan.h"
-#include "partitioner/plan/contiguous.h"
-#include "partitioner/plan/predict_step.h"
+#include "partitioner/partition/contiguous.h"
+#include "partitioner/partition/predict_step.h"
 #include "tests/support/graph_builder.h"
 
 namespace smp::partitioner {

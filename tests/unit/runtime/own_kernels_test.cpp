@@ -1,5 +1,5 @@
 // Our kernels give LibTorch's bits, and leave its generator where LibTorch does.
-#include "runtime/stage/own_kernels.h"
+#include "runtime/kernels/cpu/dropout.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
@@ -15,7 +15,7 @@
 #include <cmath>
 #include <vector>
 
-#include "runtime/stage/own_batch_norm.h"
+#include "runtime/kernels/cpu/batch_norm.h"
 
 namespace smp::runtime {
 namespace {

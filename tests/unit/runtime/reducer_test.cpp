@@ -1,5 +1,5 @@
 // Gradients when a step or a reduction fails half way.
-#include "runtime/reducer.h"
+#include "runtime/gradients/tied_gradients.h"
 
 #include <gtest/gtest.h>
 

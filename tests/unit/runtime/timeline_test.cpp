@@ -1,12 +1,12 @@
 // The recorder of one rank, and the common clock.
-#include "runtime/timeline.h"
+#include "runtime/executor/timeline.h"
 
 #include <gtest/gtest.h>
 
 #include <array>
 #include <limits>
 
-#include "runtime/common_clock.h"
+#include "runtime/exchange/common_clock.h"
 #include "tests/support/loopback_world.h"
 
 namespace smp::runtime {

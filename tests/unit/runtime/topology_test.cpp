@@ -1,6 +1,6 @@
-// Owns the proof of runtime/topology: literal placements, identities for all small worlds,
+// Owns the proof of runtime/placement/topology: literal placements, identities for all small worlds,
 // refusals.
-#include "runtime/topology.h"
+#include "runtime/placement/topology.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>

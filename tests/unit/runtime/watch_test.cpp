@@ -11,7 +11,7 @@
 #include "runtime/transport/error.h"
 #include "runtime/transport/loopback.h"
 #include "runtime/watch/peer_processes.h"
-#include "runtime/watch/root_cause.h"
+#include "runtime/exchange/root_cause.h"
 #include "runtime/watch/termination.h"
 
 namespace smp::runtime {

@@ -5,8 +5,8 @@
 
 #include <limits>
 
-#include "smp/detail/context.h"
-#include "smp/detail/made_group.h"
+#include "smp/engine/context.h"
+#include "smp/engine/replicas/made_group.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
@@ -204,7 +204,7 @@ std::string refusal(const std::function<void()>& call) { return message_of<c10::
 
 TEST(Comm, GroupsThatNobodyRefersToAreFreedWithTheNext) {
   run_smp_ranks(3, {}, [] {
-    const auto num_groups = [] { return detail::context("test").made_groups->size(); };
+    const auto num_groups = [] { return engine::context("test").made_groups->size(); };
     const ProcessGroup kept = new_group({2, 0});
     for (int i = 0; i < 5; ++i) {
       const ProcessGroup group = new_group({0, 1});

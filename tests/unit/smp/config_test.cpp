@@ -13,8 +13,8 @@
 #include <map>
 #include <sstream>
 
-#include "smp/detail/config_draft.h"
-#include "smp/detail/config_table.h"
+#include "smp/engine/config/config_draft.h"
+#include "smp/engine/config/config_table.h"
 
 namespace {
 
@@ -281,9 +281,9 @@ TEST(ConfigSuggestions, NameTheNearestKeyOrNone) {
 }
 
 TEST(ConfigSuggestions, CountASwapOfNeighboursAsOneEdit) {
-  EXPECT_EQ(smp::detail::nearest("abdc", {"abcd"}), "abcd");
-  EXPECT_EQ(smp::detail::nearest("badc", {"abcd"}), "");
-  EXPECT_EQ(smp::detail::nearest("abcx", {"abyz", "abcd"}), "abcd");
+  EXPECT_EQ(smp::engine::nearest("abdc", {"abcd"}), "abcd");
+  EXPECT_EQ(smp::engine::nearest("badc", {"abcd"}), "");
+  EXPECT_EQ(smp::engine::nearest("abcx", {"abyz", "abcd"}), "abcd");
 }
 
 TEST(ConfigErrors, WhatSaysWhereThingsGoExcludesAutoParallelism) {

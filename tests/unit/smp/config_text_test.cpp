@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "smp/config.h"
-#include "smp/detail/config_table.h"
+#include "smp/engine/config/config_table.h"
 
 namespace {
 
@@ -15,7 +15,7 @@ using smp::Config;
 // A Config in which every field differs from its default.
 Config every_field_changed() {
   Config config;
-  for (const auto& key : smp::detail::config_keys()) {
+  for (const auto& key : smp::engine::config_keys()) {
     auto value = default_value(key);
     if (auto* flag = std::get_if<bool>(&value)) *flag = !*flag;
     if (auto* integer = std::get_if<int64_t>(&value)) *integer += 2;
@@ -49,7 +49,7 @@ TEST(ConfigText, DifferencesNameEveryFieldThatDiffers) {
       (std::vector<std::string>{"microbatches: 4 against 2", "pipeline: simple against interleaved",
                                 "timeout_s: 600 against 0.5"}));
   size_t fields = 0;
-  for (const auto& key : smp::detail::config_keys()) fields += key.field.index() != 0 ? 1 : 0;
+  for (const auto& key : smp::engine::config_keys()) fields += key.field.index() != 0 ? 1 : 0;
   EXPECT_EQ(Config::differences({}, every_field_changed()).size(), fields);
 }
 
@@ -111,10 +111,10 @@ TEST(Config, ListsOfNumbersAreReadCheckedAndPrinted) {
 }
 
 TEST(ConfigTable, EveryRowAcceptsItsDefaultAndHasAMeaning) {
-  for (const auto& key : smp::detail::config_keys()) {
+  for (const auto& key : smp::engine::config_keys()) {
     EXPECT_EQ(check(key, default_value(key)), std::nullopt) << key.name;
     EXPECT_FALSE(key.meaning.empty()) << key.name;
-    EXPECT_FALSE(key.support == smp::detail::Support::kNotYet && key.field.index() != 0)
+    EXPECT_FALSE(key.support == smp::engine::Support::kNotYet && key.field.index() != 0)
         << key.name << " has a field, so users can set it in C++";
   }
 }

@@ -7,10 +7,10 @@
 #include "partitioner/graph/graph.h"
 #include "smp/comm.h"
 #include "smp/config.h"
-#include "smp/detail/measure_costs.h"
-#include "smp/detail/optimizer_state.h"
-#include "smp/detail/replica_step.h"
-#include "smp/detail/step_timeline.h"
+#include "smp/engine/planning/measure_costs.h"
+#include "smp/engine/state/optimizer_state.h"
+#include "smp/engine/replicas/replica_step.h"
+#include "smp/engine/timeline/step_timeline.h"
 #include "smp/safetensors.h"
 #include "tests/support/damage.h"
 #include "tests/support/messages.h"
@@ -126,30 +126,30 @@ Decoder configurations() {
 
 Decoder groups() {
   OptimizerState state{.kind = "Adam", .groups = {{{{"lr", 0.1}, {"eps", 1e-8}}, {"fc.weight", "fc.bias"}}, {}}, .entries = {}};
-  return {"groups", {detail::groups_to_json(state)}, [](std::string_view text) {
+  return {"groups", {engine::groups_to_json(state)}, [](std::string_view text) {
             OptimizerState read;
-            detail::groups_from_json(std::string(text), read);
+            engine::groups_from_json(std::string(text), read);
           }};
 }
 
 Decoder timelines() {
   using partitioner::Activity;
   const partitioner::RankTimeline rank{1, 2, {{7, true, 10, 90, {{Activity::kForward, 1, 2, -1, 10, 20}, {Activity::kRest, 1, 2, 3, 20, 90}}}, {}}};
-  EXPECT_EQ(detail::decode_timeline(detail::encode(rank)), rank);
-  return {"timeline", {detail::encode(rank), detail::encode(partitioner::RankTimeline{})},
-          [](std::string_view bytes) { detail::decode_timeline(bytes); }};
+  EXPECT_EQ(engine::decode_timeline(engine::encode(rank)), rank);
+  return {"timeline", {engine::encode(rank), engine::encode(partitioner::RankTimeline{})},
+          [](std::string_view bytes) { engine::decode_timeline(bytes); }};
 }
 
 Decoder replica_steps() {
-  detail::ReplicaStep step{.step_function = 2, .training_steps = 5, .trains = true, .reduced = "1", .error = "no", .owners = "fc 0\n"};
-  return {"replica step", {detail::encode(step), detail::encode(detail::ReplicaStep{})},
-          [](std::string_view bytes) { detail::decode_replica_step(bytes); }};
+  engine::ReplicaStep step{.step_function = 2, .training_steps = 5, .trains = true, .reduced = "1", .error = "no", .owners = "fc 0\n"};
+  return {"replica step", {engine::encode(step), engine::encode(engine::ReplicaStep{})},
+          [](std::string_view bytes) { engine::decode_replica_step(bytes); }};
 }
 
 Decoder measurements() {
-  const std::vector<detail::GraphToPlan> graphs{{testing::mlp(1), {}}, {partitioner::Graph{}, {}}};
-  return {"measurement", {detail::encode_wanted(graphs, 2, {100, 200}), detail::encode_wanted({}, 1, {})},
-          [](std::string_view bytes) { detail::decode_wanted(bytes); }};
+  const std::vector<engine::GraphToPlan> graphs{{testing::mlp(1), {}}, {partitioner::Graph{}, {}}};
+  return {"measurement", {engine::encode_wanted(graphs, 2, {100, 200}), engine::encode_wanted({}, 1, {})},
+          [](std::string_view bytes) { engine::decode_wanted(bytes); }};
 }
 
 TEST(Decoders, OfTheLibrarySurviveDamage) {

@@ -6,7 +6,7 @@
 
 #include "examples/common/tensor_memory.h"
 #include "runtime/delayed/unmade.h"
-#include "runtime/random.h"
+#include "runtime/device/random.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"

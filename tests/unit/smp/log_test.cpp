@@ -1,5 +1,5 @@
 // The logger: form of a line, levels, rank prefix, and lines that do not mix.
-#include "smp/detail/log.h"
+#include "smp/engine/log.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -17,8 +17,8 @@
 namespace {
 
 using smp::LogLevel;
-using smp::detail::log_line;
-using smp::detail::Logger;
+using smp::engine::log_line;
+using smp::engine::Logger;
 
 // What `speak` writes to a logger's descriptor.
 template <typename Function>

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <set>
 
-#include "smp/detail/context.h"
+#include "smp/engine/context.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 
@@ -74,7 +74,7 @@ std::string logged(const std::function<void()>& fn) {
   FILE* file = std::tmpfile();
   run_smp_ranks(2, {.microbatches = 2}, [&] {
     if (rank() == 0)
-      detail::context("test").logger = detail::Logger(LogLevel::kWarning, fileno(file));
+      engine::context("test").logger = engine::Logger(LogLevel::kWarning, fileno(file));
     fn();
   });
   std::string text(static_cast<size_t>(lseek(fileno(file), 0, SEEK_END)), '\0');

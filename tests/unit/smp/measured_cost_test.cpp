@@ -11,12 +11,12 @@
 #include <iterator>
 
 #include "partitioner/cost/operator_cost.h"
-#include "partitioner/plan/choose_layout.h"
-#include "partitioner/plan/graph_costs.h"
-#include "partitioner/plan/predict_step.h"
+#include "partitioner/partition/choose_layout.h"
+#include "partitioner/partition/graph_costs.h"
+#include "partitioner/partition/predict_step.h"
 #include "runtime/stage/measure_stage.h"
-#include "smp/detail/conductor.h"
-#include "smp/detail/cost_cache.h"
+#include "smp/engine/conductor.h"
+#include "smp/engine/planning/cost_cache.h"
 #include "smp/smp.h"
 #include "tests/support/bits.h"
 #include "tests/support/model_zoo.h"
@@ -61,10 +61,10 @@ Config measured(const std::string& cache = "off") {
 }
 
 const partitioner::Plan& plan() {
-  return detail::conductor("test").models().all().front()->first_program->plan;
+  return engine::conductor("test").models().all().front()->first_program->plan;
 }
 
-runtime::StageTimes times_of(const detail::Program& program, int stage, runtime::MeasureOptions options) {
+runtime::StageTimes times_of(const engine::Program& program, int stage, runtime::MeasureOptions options) {
   std::vector<runtime::StageMeasurement> one;
   one.emplace_back(program.graph, program.plan, stage, std::move(options));
   const auto errors = runtime::measure_in_turns(one, /*seconds=*/0);
@@ -107,7 +107,7 @@ TEST(MeasuredStage, HasATimeForEachOperatorAndForEachBackwardThatThereIs) {
       return loss;
     });
     step(rows(8, 8, 0));
-    const auto& program = *detail::conductor("test").models().all().front()->first_program;
+    const auto& program = *engine::conductor("test").models().all().front()->first_program;
     for (const bool tape : {true, false}) {
       const auto times = times_of(program, 0, {.tape = tape});
       const auto predicted = partitioner::graph_costs(program.graph, {});
@@ -129,7 +129,7 @@ TEST(MeasuredStage, RunsWhatIsLeftOfABackward) {
     DistributedModel model(net);
     auto step = smp::step([&](at::Tensor data) { model.backward(model(data).square().mean()); });
     step(rows(8, 64, 0));
-    const auto& program = *detail::conductor("test").models().all().front()->first_program;
+    const auto& program = *engine::conductor("test").models().all().front()->first_program;
     const auto times = times_of(program, 1, {});
     int num_products = 0;
     for (const partitioner::NodeId n : program.plan.stages[1].nodes) {
@@ -153,7 +153,7 @@ TEST(MeasuredStage, LeavesGivenTensorsAlone) {
     for (const auto& list : {net->parameters(), net->buffers()}) {
       for (const at::Tensor& tensor : list) before.push_back(tensor.detach().clone());
     }
-    const auto& program = *detail::conductor("test").models().all().front()->first_program;
+    const auto& program = *engine::conductor("test").models().all().front()->first_program;
     const auto lookup = [&](partitioner::ValueId id) { return program.named_tensors[static_cast<size_t>(id)]; };
     times_of(program, 0, {.tensors = lookup});
     size_t i = 0;
@@ -176,14 +176,14 @@ struct MeanOfBatches : torch::nn::Module {
 TEST(MeasuredStage, LeavesABufferAloneThatOnlyALaterGraphWritesTo) {
   run_smp_ranks(1, {.microbatches = 1, .log_level = LogLevel::kOff}, [] {
     const auto net = std::make_shared<MeanOfBatches>();
-    std::vector<std::shared_ptr<const detail::Program>> programs;
+    std::vector<std::shared_ptr<const engine::Program>> programs;
     for (const bool trains : {false, true}) {
       const at::NoGradGuard no_grad;
       DistributedModel model(net);
       model.train(trains);
       auto step = smp::step([&](at::Tensor data) { return model(data).sum(); });
       step(rows(8, 8, 0));
-      programs.push_back(detail::conductor("test").models().all().front()->first_program);
+      programs.push_back(engine::conductor("test").models().all().front()->first_program);
     }
     const at::Tensor before = net->mean.clone();
     std::vector<runtime::StageMeasurement> measurements;
@@ -230,8 +230,8 @@ TEST(CostCacheFile, ThatIsBrokenIsReplaced) {
 
 TEST(CostCacheFile, IsNeitherReadFromNorWrittenOverWhatIsNoRegularFile) {
   const Folder folder;
-  const detail::Logger silent(LogLevel::kOff);
-  const detail::CostCache cache({.cost_cache = folder.name()}, 1, silent);
+  const engine::Logger silent(LogLevel::kOff);
+  const engine::CostCache cache({.cost_cache = folder.name()}, 1, silent);
   std::filesystem::create_directory(folder.name());
   ASSERT_EQ(::mkfifo(cache.path().c_str(), 0600), 0);  // nobody will ever write into it
   EXPECT_EQ(cache.read().size(), 0u);
@@ -251,7 +251,7 @@ TEST(CostCacheFile, IsNeitherReadFromNorWrittenOverWhatIsNoRegularFile) {
 }
 
 TEST(CostCacheFile, LiesInTheUsersCacheFolderUnlessToldOtherwise) {
-  const detail::Logger silent(LogLevel::kOff);
+  const engine::Logger silent(LogLevel::kOff);
   std::map<std::string, std::string, std::less<>> variables = {{"HOME", "/home/me"}};
   const EnvironmentLookup lookup = [&](std::string_view name) -> std::optional<std::string> {
     const auto known = variables.find(name);
@@ -260,7 +260,7 @@ TEST(CostCacheFile, LiesInTheUsersCacheFolderUnlessToldOtherwise) {
   const auto path = [&](const std::string& cost_cache, int ranks_per_host = 2) {
     Config config;
     config.cost_cache = cost_cache;
-    return detail::CostCache(config, ranks_per_host, silent, lookup).path();
+    return engine::CostCache(config, ranks_per_host, silent, lookup).path();
   };
   EXPECT_TRUE(path("").starts_with("/home/me/.cache/smp/costs-"));
   EXPECT_NE(path("", 2), path("", 3));  // other neighbours
@@ -274,7 +274,7 @@ TEST(CostCacheFile, LiesInTheUsersCacheFolderUnlessToldOtherwise) {
 
 // Of two replicas and two microbatches.
 void expect_averaging_is_measured_and_predicted() {
-  const detail::Conductor& conductor = detail::conductor("test");
+  const engine::Conductor& conductor = engine::conductor("test");
   const partitioner::Graph& graph = conductor.models().all().front()->first_program->graph;
   partitioner::PartitionOptions options = conductor.programs().options(graph);
   options.num_microbatches = 2;

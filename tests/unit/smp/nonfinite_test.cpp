@@ -7,7 +7,7 @@
 #include <mutex>
 #include <set>
 
-#include "runtime/finite.h"
+#include "runtime/libtorch/finite.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"

@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <functional>
 
-#include "smp/detail/durable_file.h"
+#include "smp/engine/files/durable_file.h"
 #include "smp/smp.h"
 #include "tests/support/messages.h"
 #include "tests/unit/examples/temporary_folder.h"
@@ -86,7 +86,7 @@ TEST_F(RegularFile, OfThisUserIsAllThatIsReplaced) {
 }
 
 TEST_F(RegularFile, IsStillOneWhenItIsReplaced) {
-  detail::DurableFile file(path());
+  engine::DurableFile file(path());
   std::filesystem::create_symlink("victim", path());
   EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { file.commit(); }), "got a symbolic link"));
   EXPECT_TRUE(std::filesystem::is_symlink(path()));
@@ -94,9 +94,9 @@ TEST_F(RegularFile, IsStillOneWhenItIsReplaced) {
 
 TEST_F(RegularFile, KeepsItsPermissionsWhenItIsReplaced) {
   for (const mode_t mode : {0600, 0640}) {
-    detail::DurableFile(path()).commit();
+    engine::DurableFile(path()).commit();
     ASSERT_EQ(::chmod(path().c_str(), mode), 0);
-    detail::DurableFile(path()).commit();
+    engine::DurableFile(path()).commit();
     struct stat status {};
     ASSERT_EQ(::stat(path().c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, mode);
@@ -107,7 +107,7 @@ TEST_F(RegularFile, IsWrittenUnderANameThatNobodyForesees) {
   std::filesystem::create_symlink("victim", path() + ".writing");  // what the name once was
   const mode_t mask = umask(027);
   {
-    const detail::DurableFile first(path()), second(path());
+    const engine::DurableFile first(path()), second(path());
     EXPECT_EQ(num_files(), 4);
     for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
       const std::string name = entry.path().filename();

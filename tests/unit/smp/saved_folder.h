@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "smp/detail/save_files.h"
+#include "smp/engine/files/save_files.h"
 
 namespace smp::tests {
 
@@ -18,7 +18,7 @@ inline std::set<std::string> names_in(const std::string& folder) {
 
 /// The names of a save's files and nothing else.
 inline std::set<std::string> names_of_save(const std::string& folder) {
-  const detail::SaveFiles files = detail::find_save(folder);
+  const engine::SaveFiles files = engine::find_save(folder);
   std::set<std::string> names{"state.json"};
   for (int rank = 0; rank < files.num_ranks; ++rank)
     names.insert(std::filesystem::path(files.path(rank)).filename());
@@ -27,8 +27,8 @@ inline std::set<std::string> names_of_save(const std::string& folder) {
 
 /// Makes the save of `folder` one as they were before there was a state.json.
 inline void remove_index(const std::string& folder) {
-  const detail::SaveFiles files = detail::find_save(folder);
-  detail::SaveFiles old = files;
+  const engine::SaveFiles files = engine::find_save(folder);
+  engine::SaveFiles old = files;
   old.id.clear();
   for (int rank = 0; rank < files.num_ranks; ++rank)
     std::filesystem::rename(files.path(rank), old.path(rank));

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "runtime/random.h"
+#include "runtime/device/random.h"
 #include "smp/smp.h"
 
 namespace smp::tests {

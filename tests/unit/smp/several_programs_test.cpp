@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "smp/detail/context.h"
+#include "smp/engine/context.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 
@@ -123,10 +123,10 @@ TEST(Programs, ThatAreForgottenTakeTheirMessageBuffersAlong) {
     int64_t first = 0;
     for (int s = 0; s < 20; ++s) {
       step(torch::ones({kMicrobatches * (400 + 20 * s), 8}));
-      if (s == 4) first = detail::context("test").buffers.free_bytes();
+      if (s == 4) first = engine::context("test").buffers.free_bytes();
     }
     EXPECT_GT(first, 0);
-    EXPECT_LT(detail::context("test").buffers.free_bytes(), 2 * first);
+    EXPECT_LT(engine::context("test").buffers.free_bytes(), 2 * first);
   });
 }
 

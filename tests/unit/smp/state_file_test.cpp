@@ -101,7 +101,7 @@ class StateFile : public testing::Test {
     });
   }
 
-  std::string file(int rank) const { return detail::find_save(folder()).path(rank); }
+  std::string file(int rank) const { return engine::find_save(folder()).path(rank); }
   std::string index() const { return folder() + "/state.json"; }
 
   static Config config(int ranks, int stages) {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "smp/detail/split.h"
+#include "smp/engine/step/split.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
@@ -12,7 +12,7 @@
 namespace smp {
 namespace {
 
-using detail::split_arguments;
+using engine::split_arguments;
 using support::expect_bit_equal;
 using tests::eager_step;
 using tests::expect_twins;

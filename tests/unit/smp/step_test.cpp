@@ -5,7 +5,7 @@
 #include <mutex>
 #include <set>
 
-#include "smp/detail/context.h"
+#include "smp/engine/context.h"
 #include "tests/support/loopback_world.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
@@ -258,7 +258,7 @@ TEST(Init, DifferentConfigurationsAreRefusedOnEveryRank) {
     const std::shared_ptr<runtime::Transport> borrowed(std::shared_ptr<void>(), &transport);
     const Config config{.microbatches = 2 + transport.rank(), .log_level = LogLevel::kOff};
     const runtime::Launch launch{.rank = transport.rank(), .size = transport.size()};
-    const std::string message = message_of([&] { detail::make_context(config, launch, borrowed); });
+    const std::string message = message_of([&] { engine::make_context(config, launch, borrowed); });
     const std::lock_guard<std::mutex> lock(mutex);
     messages.insert(message);
   });

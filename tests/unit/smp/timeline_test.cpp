@@ -7,8 +7,8 @@
 #include <fstream>
 #include <set>
 
-#include "smp/detail/context.h"
-#include "smp/detail/step_timeline.h"
+#include "smp/engine/context.h"
+#include "smp/engine/timeline/step_timeline.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
@@ -68,7 +68,7 @@ TEST_F(TimelineFiles, AreWrittenBehindTheLastRecordedStep) {
   });
   run_smp_ranks(2, config(2, 3), [&] {
     train(7);
-    EXPECT_EQ(detail::context("test").timeline, nullptr);
+    EXPECT_EQ(engine::context("test").timeline, nullptr);
   });
   EXPECT_TRUE(fs::exists(drawing()));
   const auto steps = events("step");
@@ -79,7 +79,7 @@ TEST_F(TimelineFiles, AreWrittenBehindTheLastRecordedStep) {
 TEST_F(TimelineFiles, AreWrittenAtTheEndOfAShorterJob) {
   run_smp_ranks(2, config(2, 100), [&] {
     train(5);
-    detail::context("test").timeline->finish();  // as smp::shutdown does, when the models are gone
+    engine::context("test").timeline->finish();  // as smp::shutdown does, when the models are gone
   });
   EXPECT_EQ(events("step").size(), 2U * 2);
 }
@@ -97,7 +97,7 @@ TEST_F(TimelineFiles, HoldStepsOfModelsThatFollowOneAnother) {
 TEST_F(TimelineFiles, AreNotWrittenWithoutARecordedStep) {
   run_smp_ranks(2, config(2, 100), [&] {
     train(3);
-    detail::context("test").timeline->finish();  // as smp::shutdown does, when the models are gone
+    engine::context("test").timeline->finish();  // as smp::shutdown does, when the models are gone
   });
   EXPECT_FALSE(fs::exists(trace()));
 }
@@ -162,7 +162,7 @@ TEST_F(TimelineFiles, ChangeNoBits) {
 }
 
 TEST_F(TimelineFiles, AreRefusedWhereTheyCannotBe) {
-  const auto refusal = [](const std::string& path) { return message_of<c10::ValueError>([&] { detail::check_timeline_path(path); }); };
+  const auto refusal = [](const std::string& path) { return message_of<c10::ValueError>([&] { engine::check_timeline_path(path); }); };
   EXPECT_TRUE(contains(refusal(trace() + "/none/trace.json"), "expected a file that can be written, got '" + trace() + "/none/"));
   EXPECT_TRUE(contains(refusal(fs::path(trace()).parent_path()), "got a folder. Remove it"));
   for (const std::string& path : {trace(), drawing()}) {
@@ -172,18 +172,18 @@ TEST_F(TimelineFiles, AreRefusedWhereTheyCannotBe) {
     fs::remove(path);
   }
   EXPECT_TRUE(contains(refusal(drawing()), "expected the name of a JSON file"));
-  detail::check_timeline_path("");
+  engine::check_timeline_path("");
   std::ofstream(trace()) << "earlier";
-  detail::check_timeline_path(trace());
+  engine::check_timeline_path(trace());
   std::ifstream in(trace());
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), "earlier");
   EXPECT_EQ(std::distance(fs::directory_iterator(fs::path(trace()).parent_path()), fs::directory_iterator()), 1);
 }
 
 TEST(DrawingPath, StandsBesideTheTrace) {
-  EXPECT_EQ(detail::drawing_path("a/trace.json"), "a/trace.svg");
-  EXPECT_EQ(detail::drawing_path("a/trace"), "a/trace.svg");
-  EXPECT_EQ(detail::drawing_path("run.1"), "run.1.svg");
+  EXPECT_EQ(engine::drawing_path("a/trace.json"), "a/trace.svg");
+  EXPECT_EQ(engine::drawing_path("a/trace"), "a/trace.svg");
+  EXPECT_EQ(engine::drawing_path("run.1"), "run.1.svg");
 }
 
 }  // namespace

@@ -1,0 +1,218 @@
+// Which microbatches meet in memory, and with what.
+#include "partitioner/memory/peak_memory.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "partitioner/cost/memory_model.h"
+#include "partitioner/graph/cuts.h"
+#include "partitioner/memory/rank_memory.h"
+#include "partitioner/memory/stage_memory.h"
+#include "partitioner/schedule/generate.h"
+#include "partitioner/schedule/stage_graph.h"
+
+namespace smp::partitioner {
+namespace {
+
+/// What one rank holds in every moment of a step.
+struct Fixed {
+  int64_t parameters = 0;         // with buffers, constants and optimizer state
+  int64_t largest_parameter = 0;  // of those with gradient
+  int64_t step = 0;               // arguments and their microbatches
+  bool shares_gradients = false;  // other ranks read a parameter of this one too
+  int64_t tied = 0;  // what adding up the gradients of shared parameters takes, at most
+  int64_t messages = 0;
+  int64_t shared_bucket = 0;  // that other replicas read
+  int64_t always() const { return parameters + step + messages + shared_bucket; }
+};
+
+int64_t constant_bytes(const Graph& graph, const Plan& plan, int rank) {
+  std::set<ValueId> held;
+  for (const StagePlan& stage : plan.stages) {
+    for (NodeId n : stage.nodes) {
+      for (ValueId id : node_inputs(graph.nodes[n])) {
+        const bool is_constant = graph.values[id].kind == ValueKind::kConstant;
+        if (is_constant && (rank == 0 || stage.rank == rank)) held.insert(id);
+      }
+    }
+  }
+  int64_t bytes = 0;
+  for (ValueId id : held) bytes += extent_bytes(graph.values[id].spec);
+  return bytes;
+}
+
+/// Every rank is called with the arguments of all microbatches. Rank 0 copies them apart where a
+/// part would not be aligned, and once more where an operator writes to them. The last stage keeps
+/// the gradient of the loss.
+int64_t step_bytes(const Graph& graph, const Plan& plan, int64_t num_microbatches, int rank) {
+  constexpr int64_t kAlignment = 64;
+  std::set<int32_t> written;
+  for (const Node& node : graph.nodes) {
+    written.insert(node.written_storages.begin(), node.written_storages.end());
+  }
+  int64_t bytes = 0;
+  for (ValueId id : graph.inputs) {
+    const int64_t part = graph.values[id].spec.num_bytes();
+    bytes += part;
+    if (rank != 0) continue;
+    if (part % kAlignment != 0) bytes += (part + kAlignment - 1) / kAlignment * kAlignment;
+    if (written.contains(graph.values[id].storage)) bytes += part;
+  }
+  int64_t loss = 0;
+  for (ValueId root : graph.backward_roots) {
+    const NodeId producer = graph.values[root].producer;
+    const bool is_here =
+        producer != kNoNode && plan.stages[plan.stage_of_node[producer]].rank == rank;
+    if (is_here) loss += 2 * graph.values[root].spec.num_bytes();
+  }
+  return num_microbatches * bytes + loss;
+}
+
+/// By parameter with gradient: the ranks that read it.
+std::map<ValueId, std::set<int>> readers_of_parameters(const Graph& graph, const Plan& plan) {
+  std::map<ValueId, std::set<int>> ranks;
+  for (const StagePlan& stage : plan.stages) {
+    for (ValueId id : stage.parameters) {
+      if (parameter_bytes(graph.values[id], 0).gradient > 0) ranks[id].insert(stage.rank);
+    }
+  }
+  return ranks;
+}
+
+/// The sums of all shared parameters stand beside their gradients until the last is there; the
+/// first of the ranks that share one also holds the gradient that came and, from the third rank on,
+/// the sum so far. (runtime/gradients/tied_gradients.cpp)
+int64_t tied_bytes(const Graph& graph, const Plan& plan, int rank) {
+  int64_t sums = 0, most = 0;
+  for (const auto& [id, ranks] : readers_of_parameters(graph, plan)) {
+    if (ranks.size() < 2 || !ranks.contains(rank)) continue;
+    const int64_t bytes = parameter_bytes(graph.values[id], 0).gradient;
+    sums += bytes;
+    most = std::max(most, rank == *ranks.begin() ? bytes * (ranks.size() == 2 ? 1 : 2) : 0);
+  }
+  return sums + most;
+}
+
+/// Bytes of the returned tensors of all microbatches that `rank` makes; step inputs are rank 0's.
+int64_t result_bytes(const Graph& graph, const Plan& plan, int64_t num_microbatches, int rank) {
+  int64_t bytes = 0;
+  for (ValueId id : graph.returned) {
+    const NodeId producer = graph.values[id].producer;
+    const int owner = producer == kNoNode ? 0 : plan.stages[plan.stage_of_node[producer]].rank;
+    if (owner == rank) bytes += graph.values[id].spec.num_bytes();
+  }
+  return num_microbatches * bytes;
+}
+
+Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& plan, int rank) {
+  Fixed fixed;
+  std::set<ValueId> held;  // two visits hold a parameter once
+  int64_t gradients = 0, flags = 0;
+  for (const StagePlan& stage : plan.stages) {
+    if (stage.rank != rank) continue;
+    for (ValueId id : stage.parameters) {
+      if (!held.insert(id).second) continue;
+      const ParameterBytes bytes =
+          parameter_bytes(graph.values[id], options.optimizer_state_factor);
+      fixed.parameters += bytes.parameter + bytes.optimizer;
+      fixed.largest_parameter = std::max(fixed.largest_parameter, bytes.gradient);
+      gradients += bytes.gradient;
+      flags += bytes.gradient > 0 ? static_cast<int64_t>(c10::elementSize(graph.values[id].spec.dtype)) : 0;
+    }
+  }
+  if (options.gradients_share_memory && options.gradient_bucket_bytes > 0 && graph.has_backward()) {
+    const int64_t block = std::max(options.gradient_bucket_bytes, fixed.largest_parameter);
+    fixed.shared_bucket = std::min(gradients, options.num_gradient_blocks * block) + flags;
+  }
+  fixed.parameters += constant_bytes(graph, plan, rank);
+  fixed.step = step_bytes(graph, plan, options.num_microbatches, rank);
+  for (const auto& [id, ranks] : readers_of_parameters(graph, plan)) {
+    fixed.shares_gradients |= ranks.size() > 1 && ranks.contains(rank);
+  }
+  fixed.tied = tied_bytes(graph, plan, rank);
+  return fixed;
+}
+
+/// What kernels and the autograd engine take for a moment and no table tells: at most 3 % more on
+/// the models of the oracle (tests/unit/smp/zoo_memory_test.cpp).
+int64_t with_margin(int64_t bytes) { return bytes + (bytes + 31) / 32; }
+
+/// What averaging over replicas takes when the step ends: a bucket, what the others send for it,
+/// and a new gradient beside the old one. Gradients of shared parameters, with those in their
+/// bucket, and all where nothing overlaps leave only then; of the others the last bucket is still
+/// to come. (runtime/gradients/gradient_reducer.cpp)
+int64_t reduction_bytes(const Fixed& fixed, const RankMemory& step,
+                        const PartitionOptions& options) {
+  if (options.gradient_bucket_bytes == 0) return 0;
+  if (options.gradients_overlap && !fixed.shares_gradients) return step.under_way + step.arriving;
+  const int64_t bucket =
+      std::min(step.gradients, std::max(options.gradient_bucket_bytes, fixed.largest_parameter));
+  return (options.gradients_share_memory ? 0 : 2 * bucket) + fixed.largest_parameter;
+}
+
+int64_t end_bytes(const Fixed& fixed, const RankMemory& step, int64_t all_results,
+                  const PartitionOptions& options) {
+  const auto optimizer = static_cast<int64_t>(std::llround(
+      options.optimizer_workspace_factor * static_cast<double>(fixed.largest_parameter)));
+  return fixed.always() + step.gradients + all_results +
+         std::max({optimizer, reduction_bytes(fixed, step, options), fixed.tied});
+}
+
+/// Every rank ends up with all returned tensors: those of others come in a message and leave it,
+/// its own ones are packed. One that shares its memory is copied for the caller. A bucket of
+/// gradients may still be under way. (smp/engine/step/results.cpp)
+int64_t exchange_bytes(const Fixed& fixed, const RankMemory& step, int64_t own, int64_t foreign,
+                       int num_ranks) {
+  const int64_t messages = num_ranks > 1 ? own + foreign : 0;
+  const int64_t copies = step.results > own ? own : 0;
+  return fixed.always() + step.gradients + step.results + copies + foreign + messages +
+         step.under_way;
+}
+
+}  // namespace
+
+std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_stages) {
+  std::vector<int> limits = in_flight_limits(options.schedule, options.num_ranks, num_stages,
+                                             options.num_microbatches, options.active_microbatches);
+  for (int& limit : limits) limit = std::min(limit, options.num_microbatches);
+  return limits;
+}
+
+void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan) {
+  const GradientFlow flow(graph);
+  std::vector<StageMemory> memory;
+  for (size_t s = 0; s < plan.stages.size(); ++s) {
+    const int64_t bucket_bytes = options.gradients_overlap ? options.gradient_bucket_bytes : 0;
+    memory.push_back(stage_memory(graph, flow, plan, static_cast<int>(s), bucket_bytes, options.gradients_share_memory));
+    StageCost& cost = plan.stages[s].cost;
+    cost.activation_bytes = memory[s].saved;
+    cost.workspace_bytes = std::max(memory[s].forward, memory[s].later_backward) - memory[s].saved;
+  }
+  const Schedule schedule =
+      generate(options.schedule, stage_graph(plan, graph), options.num_microbatches,
+               {.active_microbatches = options.active_microbatches,
+                .times = {},
+                .virtual_stages = options.virtual_stages});
+  int64_t all_results = 0;
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    all_results += result_bytes(graph, plan, options.num_microbatches, rank);
+  }
+  plan.predicted_peak_bytes.clear();
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    const RankMemory step = rank_memory(graph, plan, schedule, rank, memory, options.tapes);
+    Fixed fixed = fixed_of(graph, options, plan, rank);
+    fixed.messages = step.buffer_bytes();
+    const auto on_rank = [rank](const StagePlan& stage) { return stage.rank == rank; };
+    const auto first = std::find_if(plan.stages.begin(), plan.stages.end(), on_rank);
+    if (first != plan.stages.end()) first->cost.message_bytes = fixed.messages;
+    const int64_t own = result_bytes(graph, plan, options.num_microbatches, rank);
+    plan.predicted_peak_bytes.push_back(with_margin(
+        std::max({fixed.always() + step.peak,
+                  exchange_bytes(fixed, step, own, all_results - own, options.num_ranks),
+                  end_bytes(fixed, step, all_results, options)})));
+  }
+}
+
+}  // namespace smp::partitioner

@@ -1,0 +1,127 @@
+// Stages, transfers, costs and memory of a given assignment.
+#include "partitioner/partition/build_plan.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "partitioner/cost/memory_model.h"
+#include "partitioner/cost/operator_cost.h"
+#include "partitioner/plan/crossings.h"
+#include "partitioner/memory/peak_memory.h"
+
+namespace smp::partitioner {
+namespace {
+
+void add_once(std::vector<std::string>& names, const std::string& name) {
+  if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end()) {
+    names.push_back(name);
+  }
+}
+
+/// "encoder.0" for "encoder.0.weight"; empty for a parameter of the root module.
+std::string owner_of(const std::string& parameter) {
+  const size_t dot = parameter.rfind('.');
+  return dot == std::string::npos ? "" : parameter.substr(0, dot);
+}
+
+void add_nodes(const Graph& graph, const std::vector<int>& stage_of_node, Plan& plan) {
+  std::vector<std::set<ValueId>> seen(plan.stages.size());
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const Node& node = graph.nodes[n];
+    StagePlan& stage = plan.stages[stage_of_node[n]];
+    stage.nodes.push_back(static_cast<NodeId>(n));
+    add_once(stage.modules, node.module);
+    for (ValueId id : node_inputs(node)) {
+      const Value& value = graph.values[id];
+      if (!is_named(value) || !seen[stage_of_node[n]].insert(id).second) continue;
+      stage.parameters.push_back(id);
+      if (node.module.empty()) add_once(stage.modules, owner_of(value.name));
+    }
+  }
+}
+
+bool sends_gradients(const Plan& plan, const StagePlan& stage) {
+  return std::any_of(plan.gradients.begin(), plan.gradients.end(), [&](const Transfer& relay) {
+    return &plan.stages[relay.source] == &stage && plan.stages[relay.target].rank != stage.rank;
+  });
+}
+
+void add_stage_costs(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options,
+                     Plan& plan) {
+  for (StagePlan& stage : plan.stages) {
+    const double speed = options.speed_of(stage.rank);
+    const bool leaves = options.tapes && sends_gradients(plan, stage);
+    for (NodeId n : stage.nodes) {
+      if (leaves) {
+        const double share = parameter_share_of_backward(graph, graph.nodes[n]);
+        stage.cost.rest_us += share * costs.backward_us[n] / speed;
+      }
+      stage.cost.forward_us += costs.forward_us[n] / speed;
+      stage.cost.backward_us += costs.backward_us[n] / speed;
+    }
+    for (ValueId id : stage.parameters) {
+      const ParameterBytes bytes =
+          parameter_bytes(graph.values[id], options.optimizer_state_factor);
+      stage.cost.parameter_bytes += bytes.parameter;
+      stage.cost.gradient_bytes += bytes.gradient;
+      stage.cost.optimizer_bytes += bytes.optimizer;
+    }
+  }
+}
+
+/// Both ends of a message pay for it; within one rank nothing is sent. Step inputs leave from the
+/// first visit of rank 0.
+void add_message_costs(const Graph& graph, const DeviceModel& device, Plan& plan) {
+  const auto leader = std::find_if(plan.stages.begin(), plan.stages.end(),
+                                   [](const auto& s) { return s.rank == 0; });
+  const auto pay = [&](const Transfer& transfer) {
+    const int source_rank = transfer.source == kInputStage ? 0 : plan.stages[transfer.source].rank;
+    if (source_rank == plan.stages[transfer.target].rank) return;
+    const double us = device.message_us(message_bytes(graph.values[transfer.value]));
+    plan.stages[transfer.target].cost.send_us += us;
+    if (transfer.source != kInputStage) {
+      plan.stages[transfer.source].cost.send_us += us;
+    } else if (leader != plan.stages.end()) {
+      leader->cost.send_us += us;
+    }
+  };
+  for (const Transfer& transfer : plan.activations) pay(transfer);
+  for (const Transfer& relay : plan.gradients) pay(relay);
+}
+
+double slowest_rank_us(const Plan& plan) {
+  std::vector<double> rank_us(plan.num_ranks, 0);
+  for (const StagePlan& stage : plan.stages) {
+    rank_us[stage.rank] += stage.cost.forward_us + stage.cost.backward_us + stage.cost.send_us;
+  }
+  return *std::max_element(rank_us.begin(), rank_us.end());
+}
+
+}  // namespace
+
+Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignment& assignment,
+                const PartitionOptions& options) {
+  Plan plan;
+  plan.num_ranks = options.num_ranks;
+  plan.exact_ties = options.exact_ties;
+  plan.stage_of_node = assignment.stage_of_node;
+  plan.stages.resize(assignment.rank_of_stage.size());
+  for (size_t s = 0; s < plan.stages.size(); ++s) plan.stages[s].rank = assignment.rank_of_stage[s];
+  add_nodes(graph, plan.stage_of_node, plan);
+  plan.activations = activation_transfers(graph, plan.stage_of_node);
+  plan.gradients = gradient_relays(graph, plan);
+  add_stage_costs(graph, costs, options, plan);
+  add_message_costs(graph, options.device, plan);
+  double speed = 0, fastest = 0;
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    speed += options.speed_of(rank);
+    fastest = std::max(fastest, options.speed_of(rank));
+  }
+  plan.lower_bound_us = std::max(costs.total_us / speed, costs.heaviest_us / fastest);
+  plan.slowest_stage_us = slowest_rank_us(plan);
+  add_memory(graph, options, plan);
+  return plan;
+}
+
+}  // namespace smp::partitioner

@@ -1,0 +1,109 @@
+// One plan per candidate.
+#include "partitioner/partition/choose_layout.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace smp::partitioner {
+namespace {
+
+void check_candidate(const LayoutCandidate& candidate) {
+  const bool is_valid = candidate.pipeline_ranks >= 1 && candidate.replicas >= 1 &&
+                        candidate.microbatches >= 1 && candidate.rows >= candidate.microbatches &&
+                        candidate.graph != nullptr;
+  TORCH_CHECK_VALUE(is_valid,
+                    "choose_layout: expected ranks, replicas and microbatches of at least 1, a row "
+                    "for each microbatch, and a graph, got ",
+                    candidate.pipeline_ranks, " ranks, ", candidate.replicas, " replicas, ",
+                    candidate.microbatches, " microbatches, ", candidate.rows, " rows.");
+}
+
+PartitionOptions options_for(const LayoutCandidate& candidate, PartitionOptions options) {
+  options.num_ranks = candidate.pipeline_ranks;
+  options.num_microbatches = candidate.microbatches;
+  options.num_replicas = candidate.replicas;
+  if (candidate.replicas == 1) options.gradient_bucket_bytes = 0;
+  const auto ranks = static_cast<size_t>(candidate.pipeline_ranks);
+  if (options.rank_speed.size() > ranks) options.rank_speed.resize(ranks);
+  if (options.rank_memory_limit_bytes.size() > ranks) options.rank_memory_limit_bytes.resize(ranks);
+  return options;
+}
+
+int64_t most_gradients(const Plan& plan) {
+  std::vector<int64_t> bytes(static_cast<size_t>(plan.num_ranks), 0);
+  for (const StagePlan& stage : plan.stages) bytes[stage.rank] += stage.cost.gradient_bytes;
+  return *std::max_element(bytes.begin(), bytes.end());
+}
+
+LayoutPrediction predict(const LayoutCandidate& candidate, const PartitionOptions& given) {
+  const PartitionOptions options = options_for(candidate, given);
+  LayoutPrediction prediction;
+  try {
+    prediction.plan = partition(*candidate.graph, options);
+  } catch (const c10::ValueError& error) {
+    prediction.refusal = error.what_without_backtrace();
+    return prediction;
+  }
+  prediction.step_us = prediction.plan->predicted_step_us;
+  prediction.step_us += averaging_us(*prediction.plan, candidate.replicas, options);
+  prediction.us_per_row =
+      prediction.step_us / static_cast<double>(candidate.rows * candidate.replicas);
+  return prediction;
+}
+
+}  // namespace
+
+std::vector<std::pair<int, int>> layouts_of(int num_ranks) {
+  std::vector<std::pair<int, int>> layouts;
+  for (int ranks = num_ranks; ranks >= 1; --ranks) {
+    if (num_ranks % ranks == 0) layouts.emplace_back(ranks, num_ranks / ranks);
+  }
+  return layouts;
+}
+
+std::vector<int> microbatch_counts(int64_t rows, int most) {
+  std::vector<int> counts;
+  for (int count = 1; count <= std::min<int64_t>(most, rows); ++count) {
+    if (rows % count == 0) counts.push_back(count);
+  }
+  return counts;
+}
+
+double averaging_us(const DeviceModel& device, int64_t bytes, int replicas, int64_t bucket_bytes) {
+  if (replicas <= 1 || bytes == 0) return 0;
+  const int64_t bucket = bucket_bytes > 0 ? std::min(bytes, bucket_bytes) : bytes;
+  const double num_buckets = static_cast<double>((bytes + bucket - 1) / bucket);
+  const double messages = 2.0 * (replicas - 1);
+  // A part of a bucket leaves while another comes.
+  const double part_us = device.message_us(bucket / replicas);
+  return num_buckets * messages * part_us;
+}
+
+double averaging_us(const Plan& plan, int replicas, const PartitionOptions& options) {
+  const int64_t bytes = most_gradients(plan);
+  const double us_per_mib = options.measured != nullptr ? options.measured->averaging_us_per_mib() : 0;
+  if (us_per_mib == 0 || replicas == 1) return averaging_us(options.device, bytes, replicas, options.gradient_bucket_bytes);
+  // Of what two replicas take. In shared memory each reads and writes as much however many they are.
+  const double share = options.gradients_share_memory ? 1 : 2.0 * (replicas - 1) / replicas;
+  return share * us_per_mib * static_cast<double>(bytes) / (1 << 20);
+}
+
+LayoutChoice choose_layout(const std::vector<LayoutCandidate>& candidates,
+                           const PartitionOptions& options) {
+  TORCH_CHECK_VALUE(!candidates.empty(), "choose_layout: expected a candidate, got none.");
+  for (const LayoutCandidate& candidate : candidates) check_candidate(candidate);
+  LayoutChoice choice;
+  bool is_any = false;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    choice.predictions.push_back(predict(candidates[i], options));
+    const LayoutPrediction& last = choice.predictions.back();
+    if (!last.plan) continue;
+    if (!is_any || last.us_per_row < choice.predictions[choice.best].us_per_row) choice.best = i;
+    is_any = true;
+  }
+  TORCH_CHECK_VALUE(is_any, choice.predictions.front().refusal);
+  return choice;
+}
+
+}  // namespace smp::partitioner

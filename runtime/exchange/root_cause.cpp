@@ -1,0 +1,127 @@
+// Owns the terminate handler and the last line of a failing rank.
+#include "runtime/exchange/root_cause.h"
+
+#include <c10/util/Exception.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <iostream>
+#include <sstream>
+
+#include "runtime/transport/error.h"
+
+namespace smp::runtime {
+namespace {
+
+// A terminate handler takes no argument.
+std::weak_ptr<Transport> failing_world;
+int failing_rank = 0;
+std::atomic<bool> is_ending = false;
+
+void flush_all() {
+  std::cout.flush();
+  std::fflush(nullptr);
+}
+
+// mpirun reads the terminals and pipes of its ranks in any order, but what it finds in them it
+// prints at once: after this time, what was printed before has appeared.
+void let_mpirun_print() {
+  timespec moment{0, 100'000'000};
+  while (nanosleep(&moment, &moment) != 0) continue;  // a SIGTERM cuts it short
+}
+
+// Line breaks, and blanks around them, become one blank.
+std::string one_line(const std::string& message) {
+  std::istringstream lines(message);
+  std::string result;
+  for (std::string line; std::getline(lines >> std::ws, line);) {
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    result += (result.empty() ? "" : " ") + line;
+  }
+  return result;
+}
+
+void print_line(const std::string& message) {
+  flush_all();
+  const std::string line =
+      "[rank " + std::to_string(failing_rank) + "] " + one_line(message) + "\n";
+  // In one call, so that no other rank's line comes between.
+  [[maybe_unused]] const ssize_t num_written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+[[noreturn]] void end_process(int exit_code) {
+  flush_all();
+  _exit(exit_code);
+}
+
+// Who failed first has the last word.
+[[noreturn]] void end_with(const std::string& message) {
+  flush_all();
+  const auto world = failing_world.lock();
+  const bool is_first = world == nullptr || world->abort(message);
+  if (!is_first) print_line(message);
+  if (world != nullptr) world->end_in_order();
+  if (is_first) {
+    if (world != nullptr && world->size() > 1) let_mpirun_print();
+    print_line(message);
+    let_mpirun_print();  // it kills those who fail at the same time, once this rank has ended
+  }
+  end_process(kExitFailed);
+}
+
+[[noreturn]] void end_after_peer() {
+  flush_all();
+  if (const auto world = failing_world.lock()) world->end_in_order();
+  end_process(kExitPeerFailed);
+}
+
+[[noreturn]] void end_world() {
+  while (is_ending.exchange(true)) pause();  // another thread is at it
+  const std::exception_ptr exception = std::current_exception();
+  if (!exception) {
+    print_line("std::terminate was called without an exception");
+    end_process(kExitFailed);
+  }
+  try {
+    std::rethrow_exception(exception);
+  } catch (const AbortedError& error) {
+    // Its own, where the program has caught the failure and gone on: then nobody else prints it.
+    if (error.failed_rank() == failing_rank) end_with(error.what());
+    end_after_peer();
+  } catch (const PeerLostError& error) {
+    print_line(error.what());
+    end_after_peer();
+  } catch (...) {
+    end_with(describe_exception(exception));
+  }
+}
+
+}  // namespace
+
+std::string describe_exception(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+void install_terminate_handler(const std::shared_ptr<Transport>& world) {
+  failing_world = world;
+  failing_rank = world->rank();
+  std::set_terminate(end_world);
+}
+
+void install_terminate_handler(int rank) {
+  failing_world.reset();
+  failing_rank = rank;
+  std::set_terminate(end_world);
+}
+
+}  // namespace smp::runtime

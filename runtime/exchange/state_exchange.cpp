@@ -1,0 +1,128 @@
+// Offers are compared by their hash; data travel tensor by tensor, so that no rank needs room for
+// more than one.
+#include "runtime/exchange/state_exchange.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "partitioner/graph/tensor_bytes.h"
+#include "runtime/exchange/tags.h"
+#include "runtime/exchange/wire.h"
+
+namespace smp::runtime {
+namespace {
+
+std::string_view bytes_of(const at::Tensor& contiguous) {
+  return {static_cast<const char*>(contiguous.const_data_ptr()), contiguous.nbytes()};
+}
+
+bool contains(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+}  // namespace
+
+std::vector<std::string> gather_from_first_replica(std::string_view bytes, Transport& pipeline,
+                                                   Transport& replicas) {
+  const bool counts = replicas.rank() == 0;
+  std::vector<std::string> gathered;
+  if (counts) gathered = pipeline.all_gather(bytes);
+  if (replicas.size() == 1) return gathered;
+  WireWriter out;
+  for (const std::string& text : gathered) out.put(text);
+  const std::string all = replicas.all_gather(counts ? out.take() : std::string()).front();
+  return read_all(all, "texts of the first replica", [](WireReader& in) {
+    std::vector<std::string> texts;
+    while (!in.at_end()) texts.push_back(in.get_string());
+    return texts;
+  });
+}
+
+std::string StateExchange::encode(const std::map<std::string, at::Tensor>& own, const std::string& own_error) {
+  WireWriter out;
+  out.put(own_error);
+  for (const auto& [name, tensor] : own) {
+    out.put(name);
+    out.put(tensor.scalar_type());
+    out.put(static_cast<uint32_t>(tensor.dim()));
+    for (const int64_t size : tensor.sizes()) out.put(size);
+    out.put(static_cast<uint64_t>(std::hash<std::string_view>()(bytes_of(tensor))));
+  }
+  return out.take();
+}
+
+StateExchange::Offered StateExchange::decode(std::string_view bytes) {
+  return read_all(bytes, "offers of a state", [](WireReader& in) {
+    Offered offered{.error = in.get_string()};
+    while (!in.at_end()) {
+      const std::string name = in.get_string();
+      Offer offer{.dtype = in.get_dtype()};
+      offer.sizes.resize(in.get_count<uint32_t>(sizeof(int64_t)));
+      for (int64_t& size : offer.sizes) size = in.get<int64_t>();
+      offer.content = in.get<uint64_t>();
+      if (!partitioner::dense_bytes(offer.sizes, offer.dtype)) {
+        throw std::runtime_error("offers of a state: expected sizes of a tensor for '" + name + "', got " +
+                                 c10::str(at::IntArrayRef(offer.sizes)));
+      }
+      offered.offers.insert_or_assign(name, std::move(offer));
+    }
+    return offered;
+  });
+}
+
+StateExchange::StateExchange(std::map<std::string, at::Tensor> own, std::string own_error,
+                             Transport& pipeline, Transport& replicas)
+    : own_(std::move(own)), pipeline_(pipeline), replicas_(replicas) {
+  for (auto& [name, tensor] : own_) tensor = tensor.detach().contiguous();
+  const std::vector<std::string> all =
+      gather_from_first_replica(encode(own_, own_error), pipeline, replicas);
+  for (size_t r = 0; r < all.size(); ++r) add_offers(decode(all[r]), static_cast<int>(r));
+}
+
+void StateExchange::add_offers(const Offered& offered, int pipeline_rank) {
+  if (error_.empty()) error_ = offered.error;
+  for (const auto& [name, offer] : offered.offers) {
+    Offer& known = offers_.try_emplace(name, offer).first->second;
+    known.ranks.push_back(pipeline_rank);
+    const bool agrees =
+        known.dtype == offer.dtype && known.sizes == offer.sizes && known.content == offer.content;
+    if (agrees || !error_.empty()) continue;
+    error_ = "expected one state on all ranks, got another '" + name + "' on pipeline rank " +
+             std::to_string(pipeline_rank) + " than on " + std::to_string(known.ranks.front()) +
+             ". Read the same save on every rank.";
+  }
+}
+
+at::Tensor StateExchange::from_pipeline(const std::string& name, const Offer& offer,
+                                        const std::vector<int>& holders) {
+  const int me = pipeline_.rank(), source = offer.ranks.front();
+  if (me == source) {
+    for (const int holder : holders) {
+      if (contains(offer.ranks, holder)) continue;
+      pipeline_.send_bytes(holder, kStateTag, bytes_of(own_.at(name)));
+    }
+  }
+  if (!contains(holders, me)) return {};
+  if (contains(offer.ranks, me)) return own_.at(name);
+  const std::string bytes = pipeline_.receive_bytes(source, kStateTag);
+  TORCH_INTERNAL_ASSERT(bytes.size() == static_cast<size_t>(*partitioner::dense_bytes(offer.sizes, offer.dtype)), "'", name,
+                        "' came with another size than it was offered with");
+  at::Tensor tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
+  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+at::Tensor StateExchange::deliver(const std::string& name, const std::vector<int>& holders) {
+  const Offer& offer = offers_.at(name);
+  at::Tensor tensor;
+  if (replicas_.rank() == 0) tensor = from_pipeline(name, offer, holders);
+  if (replicas_.size() == 1 || !contains(holders, pipeline_.rank())) return tensor;
+  if (replicas_.rank() > 0) tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
+  replicas_.broadcast(tensor.mutable_data_ptr(), static_cast<int64_t>(tensor.nbytes()), 0);
+  return tensor;
+}
+
+}  // namespace smp::runtime

@@ -1,0 +1,310 @@
+// Performs a schedule's column.
+#include "runtime/executor/executor.h"
+
+#include <ATen/ops/ones.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "partitioner/plan/message_buffers.h"
+#include "runtime/exchange/tags.h"
+#include "runtime/transport/abandoned.h"
+
+namespace smp::runtime {
+
+using namespace partitioner;
+
+namespace {
+
+constexpr int kFollowingData = 1;  // added to a channel's tag: second messages overtake posted receives of first ones
+
+int rank_of_stage(const Plan& plan, int stage) { return stage == kInputStage ? 0 : plan.stages[stage].rank; }
+
+}  // namespace
+
+// Messages of one channel keep their order. The same numbers for every plan, because the programs of one step may have
+// different numbers of stages.
+int channel_of(int source_stage, int target_stage, bool activation) {
+  TORCH_INTERNAL_ASSERT(source_stage <= kMaxStages && target_stage <= kMaxStages, "check_number_of_stages lets none pass");
+  return ((source_stage + 1) * (kMaxStages + 2) + target_stage + 1) * 4 + (activation ? 0 : 2) + kFirstStageTag;
+}
+
+void check_number_of_stages(const Plan& plan) {
+  TORCH_CHECK_VALUE(plan.stages.size() <= static_cast<size_t>(kMaxStages), "step: expected a plan of at most ", kMaxStages,
+                    " stages, got ", plan.stages.size(), ". Take fewer pipeline ranks (pipeline_parallel_degree) or fewer "
+                    "visits of each (virtual_stages, modules placed by hand).");
+}
+
+std::vector<Carried> values_on_edge(const Plan& plan, int source, int target, bool activations) {
+  std::vector<Carried> values;
+  for (const Transfer& transfer : activations ? plan.activations : plan.gradients) {
+    if (transfer.source == source && transfer.target == target) values.push_back({transfer.value, transfer.backward});
+  }
+  std::sort(values.begin(), values.end());
+  return values;
+}
+
+RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> microbatches, const RunOptions& options) {
+  options_ = options;
+  schedule_ = &schedule;
+  if (options_.loss_divisor == 0) options_.loss_divisor = static_cast<int>(microbatches.size());
+  const auto& column = schedule.columns[static_cast<size_t>(pipeline_.rank())];
+  results_.assign(microbatches.size(), {});
+  next_expected_ = 0;
+  try {
+    for (const Action& action : column) {
+      if (action.kind != ActionKind::kSendGradient) finish_backward(microbatches);
+      expect_ahead(column, microbatches);
+      {
+        const RecordedSpan span(options_.recorder, action);
+        perform(action, microbatches);
+      }
+      if (action.kind == ActionKind::kBackward) unfinished_ = action;
+      reap_sent();
+    }
+    finish_backward(microbatches);
+    const RecordedSpan span(sent_.empty() ? nullptr : options_.recorder, Activity::kLastSends);
+    for (Sent& sent : sent_) sent.request.wait("end of step");
+    sent_.clear();
+  } catch (...) {
+    drop_everything(microbatches);
+    throw;
+  }
+  TORCH_INTERNAL_ASSERT(activations_.empty() && gradients_.empty(), "values were received and never used");
+  return std::move(results_);
+}
+
+void Executor::drop_everything(std::span<MicrobatchRun> microbatches) {
+  for (MicrobatchRun& run : microbatches) {
+    for (auto& [index, stage] : run.program->stages) stage->reset();
+  }
+  for (Sent& sent : sent_) {
+    if (sent.buffer) abandon(std::move(sent.buffer));
+  }
+  for (Expected& expected : expected_) {
+    for (auto& buffer : expected.buffers) abandon(std::move(buffer));
+  }
+  unfinished_.reset();
+  sent_.clear();
+  expected_.clear();
+  activations_.clear();
+  gradients_.clear();
+  results_.clear();
+}
+
+void Executor::perform(const Action& action, std::span<MicrobatchRun> microbatches) {
+  MicrobatchRun& run = microbatches[static_cast<size_t>(action.microbatch)];
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return forward(action, run);
+    case ActionKind::kBackward:
+      return backward(action, run);
+    case ActionKind::kSendActivation:
+    case ActionKind::kSendGradient:
+      return send(action, run);
+    case ActionKind::kReceiveActivation:
+    case ActionKind::kReceiveGradient:
+      return receive(action, microbatches);
+  }
+}
+
+at::Tensor Executor::take_activation(int microbatch, ValueId value, int stage, const MicrobatchRun& run) {
+  if (auto node = activations_.extract({microbatch, {value}, stage})) return std::move(node.mapped());
+  // A step input on the leader.
+  const auto& inputs = run.program->graph->inputs;
+  const auto at = std::find(inputs.begin(), inputs.end(), value);
+  TORCH_INTERNAL_ASSERT(at != inputs.end() && !run.inputs.empty(), "stage ", stage, " misses value ", value);
+  return run.inputs[static_cast<size_t>(at - inputs.begin())];
+}
+
+void Executor::forward(const Action& action, MicrobatchRun& run) {
+  if (run.before_forward) run.before_forward(action.stage);
+  Stage& stage = *run.program->stages.at(action.stage);
+  const Plan& plan = *run.program->plan;
+  std::vector<at::Tensor> inputs;
+  for (ValueId id : stage.values().inputs) inputs.push_back(take_activation(action.microbatch, id, action.stage, run));
+  const auto outputs = stage.forward(run.context, std::move(inputs), run.tensors);
+  const auto& ids = stage.values().outputs;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    for (const Transfer& transfer : plan.activations) {
+      if (transfer.value != ids[i] || transfer.source != action.stage) continue;
+      // Remote targets: kept under the source stage until the send action of the table.
+      const bool local = rank_of_stage(plan, transfer.target) == pipeline_.rank();
+      activations_[{action.microbatch, {ids[i]}, local ? transfer.target : -2 - transfer.target}] = outputs[i];
+    }
+    const auto is_among = [&](const std::vector<ValueId>& some) {
+      return std::find(some.begin(), some.end(), ids[i]) != some.end();
+    };
+    const Graph& graph = *run.program->graph;
+    if (is_among(graph.returned) || is_among(graph.read) || is_among(graph.backward_roots)) {
+      results_[static_cast<size_t>(action.microbatch)][ids[i]] = outputs[i].variable_data();
+    }
+  }
+}
+
+void Executor::backward(const Action& action, MicrobatchRun& run) {
+  if (options_.observer != nullptr) options_.observer->before(action);
+  const size_t count = run.program->stages.at(action.stage)->values().backwards.size();
+  for (size_t k = 0; k < count; ++k) backward(action, run, k);
+}
+
+// What the last backward has left to do, now that its results are on their way.
+void Executor::finish_backward(std::span<MicrobatchRun> microbatches) {
+  const std::optional<Action> action = std::exchange(unfinished_, std::nullopt);
+  if (!action) return;
+  MicrobatchRun& run = microbatches[static_cast<size_t>(action->microbatch)];
+  Stage& stage = *run.program->stages.at(action->stage);
+  if (stage.has_rest(run.context.microbatch)) {
+    const RecordedSpan span(options_.recorder, Activity::kRest, *action);
+    stage.finish_backward(run.context.microbatch);
+  }
+  if (options_.observer == nullptr) return;
+  const RecordedSpan span(options_.recorder, Activity::kCollective);
+  options_.observer->after(*action);
+}
+
+void Executor::backward(const Action& action, MicrobatchRun& run, size_t index) {
+  Stage& stage = *run.program->stages.at(action.stage);
+  const Plan& plan = *run.program->plan;
+  const BackwardValues& values = stage.values().backwards[index];
+  const auto number = static_cast<int>(index);
+  std::vector<at::Tensor> gradients;
+  for (size_t i = 0; i < values.roots.size(); ++i) {
+    if (i == 0 && values.has_loss) {
+      gradients.push_back(loss_gradient(run.program->graph->values[values.roots[0]].spec));
+      continue;
+    }
+    auto node = gradients_.extract({action.microbatch, {values.roots[i], number}, action.stage});
+    TORCH_INTERNAL_ASSERT(node, "stage ", action.stage, " misses the gradient of value ", values.roots[i]);
+    gradients.push_back(std::move(node.mapped()));
+  }
+  const auto results = stage.backward(run.context.microbatch, index, std::move(gradients));
+  for (size_t i = 0; i < values.results.size(); ++i) {
+    for (const Transfer& transfer : plan.gradients) {
+      if (transfer.backward != number || transfer.value != values.results[i] || transfer.source != action.stage) continue;
+      const bool local = rank_of_stage(plan, transfer.target) == pipeline_.rank();
+      const int place = local ? transfer.target : -2 - transfer.target;
+      gradients_[{action.microbatch, {transfer.value, number}, place}] = results[i];
+    }
+  }
+}
+
+// The gradient of loss in (loss / M).backward(). A new one whenever the last may have changed: views of it can end as a
+// parameter's .grad, which later microbatches add to in place.
+at::Tensor Executor::loss_gradient(const TensorSpec& spec) {
+  const auto is_untouched = [&] {
+    return loss_gradient_.use_count() == 1 && loss_gradient_.storage().use_count() == 1 &&
+           loss_gradient_._version() == loss_gradient_version_;
+  };
+  if (options_.loss_divisor != loss_gradient_divisor_ || !(spec == loss_gradient_spec_) || !is_untouched()) {
+    loss_gradient_ = at::ones(spec.sizes, at::TensorOptions().dtype(spec.dtype)).div(options_.loss_divisor);
+    loss_gradient_version_ = loss_gradient_._version();
+    loss_gradient_divisor_ = options_.loss_divisor;
+    loss_gradient_spec_ = spec;
+  }
+  return loss_gradient_;
+}
+
+void Executor::send(const Action& action, const MicrobatchRun& run) {
+  const Plan& plan = *run.program->plan;
+  const bool activation = action.kind == ActionKind::kSendActivation;
+  const int channel = channel_of(action.stage, action.peer, activation);
+  const std::vector<Carried> values = values_on_edge(plan, action.stage, action.peer, activation);
+  if (schedule_->limits_sends) wait_for_room(action, channel, values.size());
+  for (const Carried& carried : values) {
+    const ValueId id = carried.value;
+    at::Tensor tensor;
+    if (action.stage == kInputStage) {
+      tensor = take_activation(action.microbatch, id, kInputStage, run);
+    } else {
+      auto& waiting = activation ? activations_ : gradients_;
+      auto node = waiting.extract({action.microbatch, carried, -2 - action.peer});
+      TORCH_INTERNAL_ASSERT(node, to_string(action), " misses value ", id);
+      tensor = std::move(node.mapped());
+    }
+    const int64_t max_bytes = max_message_bytes(run.program->graph->values[id].spec);
+    PackedTensor packed = pack(tensor, max_bytes, buffers_, channel);
+    const int dest = rank_of_stage(plan, action.peer);
+    sent_.push_back(
+        {pipeline_.isend(dest, channel, packed.buffer->data(), packed.num_bytes), packed.buffer, channel, false});
+    if (packed.following_bytes > 0) {
+      sent_.push_back({pipeline_.isend(dest, channel + kFollowingData, packed.buffer->data() + packed.num_bytes,
+                                       packed.following_bytes),
+                       packed.buffer, channel, true});
+    }
+  }
+}
+
+// Makes room for one more microbatch of the channel within its limit, by waiting for the oldest ones: they have left when
+// the receiver comes to them, at the latest. The table has been proved to end even so.
+void Executor::wait_for_room(const Action& action, int channel, size_t num_values) {
+  size_t room = static_cast<size_t>(schedule_->send_limit(action) - 1) * num_values;
+  for (size_t i = sent_.size(); i-- > 0;) {
+    Sent& sent = sent_[i];
+    if (sent.channel != channel || !sent.buffer) continue;
+    if (room == 0) {
+      sent.request.wait(to_string(action));
+      sent.buffer.reset();
+    } else if (!sent.is_second) {
+      --room;
+    }
+  }
+}
+
+Executor::Expected Executor::post(const Action& action, const MicrobatchRun& run) {
+  const Plan& plan = *run.program->plan;
+  const bool activation = action.kind == ActionKind::kReceiveActivation;
+  Expected expected;
+  expected.action = action;
+  expected.values = values_on_edge(plan, action.peer, action.stage, activation);
+  const int source = rank_of_stage(plan, action.peer);
+  const int channel = channel_of(action.peer, action.stage, activation);
+  for (const Carried& carried : expected.values) {
+    const int64_t bytes = max_message_bytes(run.program->graph->values[carried.value].spec);
+    auto buffer = buffers_.take(bytes, channel);
+    expected.requests.push_back(pipeline_.irecv(source, channel, buffer->data(), bytes));
+    expected.buffers.push_back(std::move(buffer));
+  }
+  return expected;
+}
+
+void Executor::expect_ahead(const std::vector<Action>& column, std::span<MicrobatchRun> microbatches) {
+  for (; next_expected_ < column.size(); ++next_expected_) {
+    const Action& action = column[next_expected_];
+    if (!action.is_receive()) continue;
+    const auto posted = std::count_if(expected_.begin(), expected_.end(), [&](const Expected& other) {
+      return other.action.kind == action.kind && other.action.stage == action.stage && other.action.peer == action.peer;
+    });
+    if (posted >= kReceivesAhead) return;
+    expected_.push_back(post(action, microbatches[static_cast<size_t>(action.microbatch)]));
+  }
+}
+
+void Executor::receive(const Action& action, std::span<MicrobatchRun> microbatches) {
+  TORCH_INTERNAL_ASSERT(!expected_.empty() && expected_.front().action == action, "receives out of order");
+  Expected& expected = expected_.front();  // stays there, with its buffers, until all has arrived
+  const Graph& graph = *microbatches[static_cast<size_t>(action.microbatch)].program->graph;
+  const bool activation = action.kind == ActionKind::kReceiveActivation;
+  for (size_t i = 0; i < expected.values.size(); ++i) {
+    const int64_t num_bytes = expected.requests[i].wait(to_string(action));
+    const Carried& carried = expected.values[i];
+    std::shared_ptr<MessageBuffer> following;
+    if (const int64_t bytes = announced_bytes(*expected.buffers[i], num_bytes); bytes > 0) {
+      const int tag = channel_of(action.peer, action.stage, activation) + kFollowingData;
+      following = expected.buffers.emplace_back(buffers_.take(bytes, tag));
+      const Plan& plan = *microbatches[static_cast<size_t>(action.microbatch)].program->plan;
+      Request data = pipeline_.irecv(rank_of_stage(plan, action.peer), tag, following->data(), bytes);
+      TORCH_CHECK(data.wait(to_string(action)) == bytes, "boundary: expected ", bytes, " bytes of data, got fewer.");
+    }
+    at::Tensor tensor = unpack(expected.buffers[i], num_bytes, graph.values[carried.value].spec, following);
+    (activation ? activations_ : gradients_)[{action.microbatch, carried, action.stage}] = std::move(tensor);
+  }
+  expected_.pop_front();
+}
+
+void Executor::reap_sent() {
+  while (!sent_.empty() && sent_.front().request.test()) sent_.pop_front();
+}
+
+}  // namespace smp::runtime

@@ -1,0 +1,134 @@
+// Walks this rank's column of a schedule: receive, compute, send. The one place where stages, boundary and transport meet.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "partitioner/plan/plan.h"
+#include "partitioner/schedule/schedule.h"
+#include "runtime/exchange/boundary.h"
+#include "runtime/stage/stage.h"
+#include "runtime/executor/timeline.h"
+#include "runtime/transport/transport.h"
+
+namespace smp::runtime {
+
+/// Stages of one program on this rank, ready to run.
+struct RankProgram {
+  const partitioner::Graph* graph = nullptr;
+  const partitioner::Plan* plan = nullptr;
+  std::map<int, std::unique_ptr<Stage>> stages;  // by stage index, this rank's only
+};
+
+/// One microbatch of a step as the executor sees it.
+struct MicrobatchRun {
+  RankProgram* program = nullptr;
+  MicrobatchContext context;
+  std::vector<at::Tensor> inputs;  // the leader's step arguments by graph input; empty elsewhere
+  TensorLookup tensors;            // parameters, buffers, constants
+  std::function<void(int stage)> before_forward{};  // may be empty
+};
+
+/// What a message carries: a value, or its gradient in one of the backwards.
+struct Carried {
+  partitioner::ValueId value = partitioner::kNoValue;
+  int backward = 0;
+  auto operator<=>(const Carried&) const = default;
+};
+
+/// Throws c10::ValueError for a plan whose messages would need more tags than transports have.
+void check_number_of_stages(const partitioner::Plan& plan);
+
+/// The values that move along an edge of stages in one direction, in the order of their messages.
+std::vector<Carried> values_on_edge(const partitioner::Plan& plan, int source, int target, bool activations);
+
+/// The number of an edge and direction: the tag of its messages, and its name in the statistics of message buffers.
+int channel_of(int source_stage, int target_stage, bool activation);
+
+/// Returned values and losses that were made on this rank, by value, one entry per microbatch.
+using RankResults = std::vector<std::map<partitioner::ValueId, at::Tensor>>;
+
+/// Sees each backward action of a column, before its first operator and after its last, when its results are on their way.
+class BackwardObserver {
+ public:
+  virtual ~BackwardObserver() = default;
+  virtual void before(const partitioner::Action& action) = 0;
+  virtual void after(const partitioner::Action& action) = 0;
+};
+
+struct RunOptions {
+  BackwardObserver* observer = nullptr;
+  int loss_divisor = 0;  // of every loss; 0: the number of microbatches
+  TimelineRecorder* recorder = nullptr;  // of the column's actions
+};
+
+class Executor {
+ public:
+  /// `pipeline`: the ranks of one replica, by pipeline rank.
+  Executor(Transport& pipeline, BufferPool& buffers) : pipeline_(pipeline), buffers_(buffers) {}
+
+  /// Performs the column of this rank, action by action; microbatches are numbered within `microbatches`, which may be
+  /// a part of the step's. After an exception the microbatches in flight are dropped.
+  /// Throws CommError and its kin with the action's text; whatever an operator throws.
+  RankResults run(const partitioner::Schedule& schedule, std::span<MicrobatchRun> microbatches,
+                  const RunOptions& options = {});
+
+ private:
+  struct Sent {
+    Request request;
+    std::shared_ptr<MessageBuffer> buffer;  // null: waited for
+    int channel;
+    bool is_second;  // of a value, behind its header
+  };
+  struct Expected {
+    partitioner::Action action;
+    std::vector<Carried> values;
+    std::vector<std::shared_ptr<MessageBuffer>> buffers;
+    std::vector<Request> requests;
+  };
+  struct Key {
+    int microbatch;
+    Carried carried;
+    int place;  // the stage that waits for it, or -2 - target for what waits to be sent there
+    auto operator<=>(const Key&) const = default;
+  };
+
+  void drop_everything(std::span<MicrobatchRun> microbatches);
+  void perform(const partitioner::Action& action, std::span<MicrobatchRun> microbatches);
+  void finish_backward(std::span<MicrobatchRun> microbatches);
+  void forward(const partitioner::Action& action, MicrobatchRun& run);
+  void backward(const partitioner::Action& action, MicrobatchRun& run);
+  void backward(const partitioner::Action& action, MicrobatchRun& run, size_t index);
+  void send(const partitioner::Action& action, const MicrobatchRun& run);
+  void wait_for_room(const partitioner::Action& action, int channel, size_t num_values);
+  void receive(const partitioner::Action& action, std::span<MicrobatchRun> microbatches);
+  void expect_ahead(const std::vector<partitioner::Action>& column, std::span<MicrobatchRun> microbatches);
+  Expected post(const partitioner::Action& action, const MicrobatchRun& run);
+  at::Tensor take_activation(int microbatch, partitioner::ValueId value, int stage, const MicrobatchRun& run);
+  at::Tensor loss_gradient(const partitioner::TensorSpec& spec);
+  void reap_sent();
+
+  Transport& pipeline_;
+  BufferPool& buffers_;
+  RunOptions options_;  // of this step
+  const partitioner::Schedule* schedule_ = nullptr;  // while it runs
+  std::deque<Sent> sent_;
+  std::deque<Expected> expected_;
+  std::optional<partitioner::Action> unfinished_;  // the last backward, until its results have left
+  size_t next_expected_ = 0;  // position in the column up to which receives are posted
+  std::map<Key, at::Tensor> activations_;  // received or local
+  std::map<Key, at::Tensor> gradients_;
+  RankResults results_;
+  at::Tensor loss_gradient_;
+  partitioner::TensorSpec loss_gradient_spec_;
+  int loss_gradient_divisor_ = 0;
+  int64_t loss_gradient_version_ = 0;
+};
+
+}  // namespace smp::runtime

@@ -1,0 +1,130 @@
+// Averages gradients over replicas, bucket by bucket, while the last backward of a step goes on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/libtorch/node_handle.h"
+#include "runtime/transport/running_sum.h"
+#include "runtime/transport/transport.h"
+
+namespace smp::runtime {
+
+/// The gradients of one bucket, flat, and its place among all. Returns what replaces them, on every
+/// replica alike.
+using BucketHook =
+    std::function<at::Tensor(const at::Tensor& gradients, int64_t index, bool is_last)>;
+
+class SharedSum;
+
+struct ReducerOptions {
+  int64_t bucket_bytes = int64_t{25} << 20;
+  /// Buckets lie in memory that all replicas read, where that can be had; false: they are sent.
+  bool shares_memory = true;
+  bool overlap = true;  // false: nothing is sent before finish()
+  bool looks_for_nonfinite = false;
+  int number = 0;     // of this reducer among those of the same replicas: their messages do not mix
+  BucketHook hook{};  // instead of the mean
+};
+
+/// The gradients of one rank's parameters, which its replicas hold too, in the same order.
+///
+/// Buckets are filled from the last parameter to the first, as a backward does, and sent in that
+/// order: a bucket leaves when all its gradients are final and those before it have left. Sums are
+/// made element by element in the order of the replicas, so that neither buckets nor timing change
+/// a bit. A gradient that is undefined here and defined on another replica counts as zeros; one
+/// that is undefined everywhere stays so.
+///
+///   reducer.begin(replicas.size());
+///   reducer.expect({i});          // the backward that follows is the last to touch parameter i
+///   ... backward, whose hooks send what is complete ...
+///   reducer.add_ready({i});       // whether it got a gradient or not
+///   reducer.finish();             // all others are taken as they are
+class GradientReducer {
+ public:
+  /// parameters: floating-point or complex leaves, in the model's order. Collective: throws
+  /// c10::ValueError on every replica alike when they differ in number, shape or type.
+  GradientReducer(std::vector<at::Tensor> parameters, Transport& replicas, ReducerOptions options);
+  ~GradientReducer();
+  GradientReducer(const GradientReducer&) = delete;
+  GradientReducer& operator=(const GradientReducer&) = delete;
+
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  const ReducerOptions& options() const { return options_; }
+  /// Of the block that this rank has for its buckets where replicas share memory; 0: they are sent.
+  int64_t shared_bytes() const;
+
+  /// divisor: of the sums over replicas.
+  void begin(int divisor);
+  /// These become ready by their next accumulation.
+  void expect(const std::vector<size_t>& parameters);
+  void add_ready(const std::vector<size_t>& parameters);
+  /// Moves on the sum that is under way, if any; touches no gradient. Never blocks. Throws CommError.
+  void progress() {
+    if (sending_) is_summed();
+  }
+  /// Collective. Throws CommError; the gradients of each bucket are then either all averaged or all
+  /// as they were.
+  void finish();
+  /// Parameters whose gradients held NaN or infinity here, before the mean of this step; those that
+  /// have been taken are forgotten.
+  std::vector<size_t> take_nonfinite() { return std::exchange(nonfinite_, {}); }
+
+ private:
+  struct Bucket {
+    std::vector<size_t> parameters;
+    size_t num_missing = 0;
+  };
+  struct Sending {
+    size_t bucket;
+    at::Tensor flat;  // gradients, then one flag per parameter: how many replicas have one
+    std::optional<RunningSum> sum;  // of what is sent
+  };
+  /// A bucket's means: copied to memory, or as a tensor.
+  struct Means {
+    std::function<void(int64_t first, int64_t num_elements, void* to)> read;
+    std::function<at::Tensor(int64_t first, int64_t num_elements)> part;
+  };
+
+  static int64_t num_flags(const Bucket& bucket);
+  c10::ScalarType dtype(const Bucket& bucket) const;
+  int64_t num_elements(const Bucket& bucket) const;
+  void share_memory();
+  bool is_summed();
+  void check_same_layout() const;
+  void make_buckets();
+  void watch(size_t parameter);
+  void accumulated(size_t parameter);
+  void mark_ready(size_t parameter);
+  void advance();
+  void launch();
+  at::Tensor new_flat(const Bucket& bucket) const;
+  void pack(const Bucket& bucket, at::Tensor& flat);
+  void unpack(const Bucket& bucket, const Means& means, const at::Tensor& flags);
+  void unpack(at::Tensor& parameter, c10::ScalarType type, const Means& means, int64_t offset);
+  void complete();
+  at::Tensor hooked(const at::Tensor& gradients, size_t bucket) const;
+
+  std::vector<at::Tensor> parameters_;
+  Transport& replicas_;
+  ReducerOptions options_;
+  std::unique_ptr<SharedSum> shared_;  // null: buckets are sent
+  std::vector<Bucket> buckets_;  // in the order in which they leave
+  std::vector<size_t> bucket_of_;
+  std::vector<std::pair<NodeHandle, uintptr_t>> watched_;  // alive, else their hooks go
+  std::vector<char> is_expected_, is_ready_;  // by parameter, in this step
+  bool is_armed_ = false;
+  size_t next_ = 0;  // bucket to leave
+  int divisor_ = 1;
+  std::optional<Sending> sending_;
+  std::vector<size_t> nonfinite_;
+};
+
+}  // namespace smp::runtime

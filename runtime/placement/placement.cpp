@@ -1,0 +1,101 @@
+// Ownership, synchronisation and release of parameters.
+#include "runtime/placement/placement.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <set>
+
+#include "runtime/delayed/unmade.h"
+#include "runtime/device/random.h"
+#include "runtime/exchange/tags.h"
+#include "runtime/exchange/wire.h"
+
+namespace smp::runtime {
+
+using namespace partitioner;
+
+Owners owners_of(const Graph& graph, const Plan& plan, const Bindings& bindings) {
+  std::map<std::string, std::set<int>> readers;
+  for (const StagePlan& stage : plan.stages) {
+    for (ValueId id : stage.parameters) readers[graph.values[id].name].insert(stage.rank);
+  }
+  std::map<const NamedTensor*, std::set<int>> ranks;  // by the first tensor on each storage
+  for (const NamedTensor& named : bindings.tensors()) {
+    ranks[&bindings.first_on_storage(named)].merge(readers[named.name]);
+  }
+  Owners owners;
+  for (const NamedTensor& named : bindings.tensors()) {
+    const auto& held = ranks[&bindings.first_on_storage(named)];
+    owners[named.name] = held.empty() ? std::vector<int>{0} : std::vector<int>(held.begin(), held.end());
+  }
+  return owners;
+}
+
+bool holds(const Owners& owners, const std::string& name, int pipeline_rank) {
+  const auto& ranks = owners.at(name);
+  return std::find(ranks.begin(), ranks.end(), pipeline_rank) != ranks.end();
+}
+
+namespace {
+
+void copy_to_tied(const NamedTensor& named, const std::vector<int>& ranks, Transport& pipeline) {
+  const int me = pipeline.rank();
+  if (me == ranks.front()) {
+    WireWriter out;
+    out.put(named.tensor);
+    const std::string bytes = out.take();
+    for (size_t i = 1; i < ranks.size(); ++i) pipeline.send_bytes(ranks[i], kTiedTag, bytes);
+  } else if (std::find(ranks.begin(), ranks.end(), me) != ranks.end()) {
+    const std::string bytes = pipeline.receive_bytes(ranks.front(), kTiedTag);
+    at::Tensor tensor = named.tensor;
+    tensor.copy_(read_tensor(bytes, "values of '" + named.name + "'"));
+  }
+}
+
+}  // namespace
+
+void make_local_values(const Owners& owners, const Bindings& bindings, int pipeline_rank) {
+  std::vector<at::Tensor> local;
+  for (const NamedTensor& named : bindings.tensors()) {
+    if (holds(owners, named.name, pipeline_rank)) local.push_back(named.tensor);
+  }
+  const GeneratorHold hold;
+  make_values(local);
+}
+
+void synchronise(const Owners& owners, const Bindings& bindings, Transport& pipeline, Transport& replicas) {
+  const at::NoGradGuard no_grad;
+  for (const NamedTensor& named : bindings.tensors()) {
+    const auto& ranks = owners.at(named.name);
+    if (ranks.size() > 1) copy_to_tied(named, ranks, pipeline);
+  }
+  if (replicas.size() == 1) return;
+  for (const NamedTensor& named : bindings.tensors()) {
+    if (!holds(owners, named.name, pipeline.rank())) continue;
+    at::Tensor tensor = named.tensor;
+    at::Tensor data = tensor.detach().contiguous();
+    replicas.broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.numel() * data.element_size()), 0);
+    if (!data.is_alias_of(tensor)) tensor.copy_(data);
+  }
+}
+
+void release_others(const Owners& owners, const Bindings& bindings, int pipeline_rank) {
+  std::set<const c10::StorageImpl*> kept;
+  for (const NamedTensor& named : bindings.tensors()) {
+    if (holds(owners, named.name, pipeline_rank)) kept.insert(named.tensor.storage().unsafeGetStorageImpl());
+  }
+  for (const NamedTensor& named : bindings.tensors()) {
+    c10::StorageImpl* storage = named.tensor.storage().unsafeGetStorageImpl();
+    if (kept.contains(storage)) continue;
+    storage->set_data_ptr(c10::DataPtr(nullptr, storage->device()));
+    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "the data of '" + named.name + "' live on pipeline rank " + std::to_string(owners.at(named.name).front()) +
+        ", this is rank " + std::to_string(pipeline_rank) +
+        ". Use DistributedModel::state_dict() to gather them, or local_parameters() for those that are here.");
+    at::Tensor tensor = named.tensor;
+    if (tensor.is_leaf()) tensor.mutable_grad().reset();
+  }
+}
+
+}  // namespace smp::runtime

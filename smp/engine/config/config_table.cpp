@@ -1,0 +1,336 @@
+// Owns the rows of the table of configuration keys; config_key.cpp owns what is done with a row.
+#include "smp/engine/config/config_table.h"
+
+namespace smp::engine {
+namespace {
+
+constexpr double kMaxCount = 2147483647;  // counts travel as int in MPI
+constexpr double kMaxMiB = 1e12;          // keeps bytes within int64_t
+constexpr double kMaxSeconds = 1e9;       // keeps nanoseconds within int64_t
+constexpr Range kCount{.least = 1, .most = kMaxCount};
+constexpr Range kCountOrZero{.least = 0, .most = kMaxCount};
+constexpr Range kMebibytes{.least = 1, .most = kMaxMiB};
+constexpr Range kMebibytesOrZero{.least = 0, .most = kMaxMiB};
+constexpr Range kNotNegative{.least = 0};
+constexpr Range kFraction{.least = 0, .most = 1};
+constexpr Range kPort{.least = 0, .most = 65535};
+constexpr Range kAboveZero{.least = 0, .most = 1e9, .excludes_least = true};
+constexpr Range kWaitSeconds{.least = 0, .most = kMaxSeconds, .excludes_least = true};
+
+std::vector<Key> make_keys() {
+  const auto not_yet = Support::kNotYet;
+  const auto no_effect = Support::kNoEffect;
+  return {
+      // SageMaker's printed list, in its order.
+      {.name = "pipeline_parallel_degree",
+       .alias = "partitions",
+       .field = &Config::pipeline_parallel_degree,
+       .range = kCountOrZero,
+       .meaning = "Stages of one pipeline; the world must be a multiple of it. 0 = the whole world "
+                  "is one pipeline (SageMaker requires the key)."},
+      {.name = "microbatches",
+       .field = &Config::microbatches,
+       .range = kCount,
+       .word_for_auto = "auto",
+       .meaning = "Parts that a batch is split into, per pipeline. The batch must divide by it. `auto`: as many "
+                  "as are predicted to be fastest."},
+      {.name = "pipeline",
+       .field = &Config::pipeline,
+       .choices = {"interleaved", "simple"},
+       .meaning = "Schedule: `interleaved` runs a backward as soon as it can (1F1B), `simple` runs "
+                  "all forwards first (GPipe)."},
+      {.name = "horovod",
+       .value_without_field = false,
+       .support = not_yet,
+       .meaning = "TensorFlow only."},
+      {.name = "ddp",
+       .field = &Config::ddp,
+       .support = no_effect,
+       .meaning = "Replicas are formed whenever the world is larger than one pipeline, with or "
+                  "without it."},
+      {.name = "tensor_parallel_degree",
+       .value_without_field = int64_t{1},
+       .support = not_yet,
+       .meaning = "Ranks of one tensor-parallel group."},
+      {.name = "ddp_port",
+       .field = &Config::ddp_port,
+       .range = kPort,
+       .support = no_effect,
+       .meaning = "Port of torch.distributed; 0 = none."},
+      {.name = "ddp_dist_backend",
+       .field = &Config::ddp_dist_backend,
+       .choices = {"auto", "nccl"},
+       .support = no_effect,
+       .meaning = "Backend of torch.distributed."},
+      {.name = "contiguous",
+       .field = &Config::contiguous,
+       .support = no_effect,
+       .meaning = "TensorFlow only."},
+      {.name = "placement_strategy",
+       .field = &Config::placement_strategy,
+       .choices = {"cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD"},
+       .meaning = "Rank layout; the right-most letter varies fastest with the world rank. "
+                  "`cluster` = `DPT`, `spread` = `TPD`."},
+      {.name = "optimize",
+       .field = &Config::optimize,
+       .choices = {"memory", "speed"},
+       .support = no_effect,
+       .meaning = "Layout of SageMaker's tensor-parallel layers."},
+      {.name = "default_partition",
+       .field = &Config::default_partition,
+       .range = kCountOrZero,
+       .meaning = "Stage of the modules that are not placed by hand when `auto_partition` is "
+                  "false; below `pipeline_parallel_degree`."},
+      {.name = "auto_partition",
+       .field = &Config::auto_partition,
+       .meaning = "true: the planner places all modules that are not pinned; false: they go to "
+                  "`default_partition`."},
+      {.name = "prescaled_batch",
+       .field = &Config::prescaled_batch,
+       .support = no_effect,
+       .meaning = "With one tensor-parallel rank a batch is its own scaled batch."},
+      {.name = "memory_weight",
+       .field = &Config::memory_weight,
+       .range = kFraction,
+       .support = no_effect,
+       .meaning = "SageMaker's weight of memory against compute (its default: 0.8, or 0.2 with "
+                  "`optimize` = `speed`). "
+                  "Our planner minimises step time under `memory_limit_mb`."},
+      {.name = "active_microbatches",
+       .field = &Config::active_microbatches,
+       .range = kCountOrZero,
+       .meaning = "Most microbatches that the first stage holds at once under `interleaved`. 0 = "
+                  "`pipeline_parallel_degree`, which is 1F1B; "
+                  "SageMaker's default is `pipeline_parallel_degree` + 2."},
+      {.name = "fp16_params",
+       .value_without_field = false,
+       .support = not_yet,
+       .meaning = "Half-precision parameters of tensor-parallel layers."},
+      {.name = "tensor_parallel_seed",
+       .field = &Config::tensor_parallel_seed,
+       .range = kNotNegative,
+       .support = no_effect,
+       .meaning = "Seed of tensor-parallel initialisation."},
+      {.name = "offload_activations",
+       .value_without_field = false,
+       .support = not_yet,
+       .meaning = "Moves recomputation inputs to the CPU."},
+      {.name = "shard_optimizer_state",
+       .value_without_field = false,
+       .support = not_yet,
+       .meaning = "Shards the optimizer state over the replicas."},
+      {.name = "skip_tracing",
+       .field = &Config::skip_tracing,
+       .support = no_effect,
+       .meaning = "The capture takes milliseconds and is never skipped."},
+      {.name = "activation_loading_horizon",
+       .field = &Config::activation_loading_horizon,
+       .range = kCount,
+       .support = no_effect,
+       .meaning = "Pipeline tasks ahead of which offloaded activations are loaded back."},
+      // Ours.
+      {.name = "parallelism",
+       .field = &Config::parallelism,
+       .choices = {"manual", "auto"},
+       .is_printed = false,
+       .meaning = "`auto`: the first step chooses between one pipeline, replicas, and replicas of a shorter "
+                  "pipeline; every rank gives each step the whole batch."},
+      {.name = "stage",
+       .field = &Config::stage,
+       .choices = {"autograd", "tape"},
+       .is_printed = false,
+       .meaning = "`autograd`: stages run under LibTorch's autograd. `tape`: a stage is recorded once, down to leaf "
+                  "operators, and then runs without autograd, with the same bits; what cannot be taped stays on "
+                  "autograd, which the log says."},
+      {.name = "cost",
+       .field = &Config::cost,
+       .choices = {"predicted", "measured"},
+       .is_printed = false,
+       .meaning = "Times that plans are made from: `predicted` by a model of the device, or `measured` on this machine "
+                  "before a step function's first step."},
+      {.name = "cost_cache",
+       .field = &Config::cost_cache,
+       .is_printed = false,
+       .meaning = "Folder where measured times are kept from job to job; empty = the user's cache folder, "
+                  "\"off\" = they are not kept."},
+      {.name = "broadcast_buffers",
+       .field = &Config::broadcast_buffers,
+       .meaning = "true: replicas start every step with the buffers of dp_rank 0; false: only the "
+                  "first step."},
+      {.name = "bucket_cap_mb",
+       .field = &Config::bucket_cap_mb,
+       .range = kMebibytes,
+       .meaning = "Size in MiB at which a gradient bucket is averaged over the replicas."},
+      {.name = "overlapping_allreduce",
+       .field = &Config::overlapping_allreduce,
+       .is_printed = false,
+       .meaning = "true: gradients travel between replicas while the last backward goes on; false: at "
+                  "the end of the step. The same bits either way."},
+      {.name = "max_cached_graphs",
+       .field = &Config::max_cached_graphs,
+       .range = kCount,
+       .meaning = "Graphs (one per signature and structure) kept by each step function and each rank; the least "
+                  "recently used go first."},
+      {.name = "memory_limit_mb",
+       .field = &Config::memory_limit_mb,
+       .range = kMebibytesOrZero,
+       .meaning = "Memory in MiB that the planner may use on one rank; 0 = no limit."},
+      {.name = "rank_memory_limit_mb",
+       .field = &Config::rank_memory_limit_mb,
+       .range = kMebibytesOrZero,
+       .meaning = "The same for each pipeline rank, in place of `memory_limit_mb`: [4000, 2000]."},
+      {.name = "rank_speed",
+       .field = &Config::rank_speed,
+       .range = kAboveZero,
+       .meaning = "Relative speed of each pipeline rank: [1, 0.5] gives the second half as much to "
+                  "do. Empty = equal."},
+      {.name = "exact_tied_weights",
+       .field = &Config::exact_tied_weights,
+       .is_printed = false,
+       .meaning = "true: the gradient of a weight with readers on several ranks goes from reader to reader for each "
+                  "microbatch, exact to the bit; false: it is added up once per step, exact but for the last bits."},
+      {.name = "virtual_stages",
+       .field = &Config::virtual_stages,
+       .range = {.least = 1, .most = 64},
+       .word_for_auto = "auto",
+       .meaning = "Visits of each rank by one microbatch; above 1 `interleaved` is Megatron's "
+                  "interleaved 1F1B: a smaller bubble for more messages. `auto`: more than one where that is predicted to be "
+                  "faster."},
+      {.name = "seed",
+       .field = &Config::seed,
+       .range = kNotNegative,
+       .meaning = "Base seed of all random operators."},
+      {.name = "threads",
+       .field = &Config::threads,
+       .range = kCount,
+       .meaning =
+           "Intra-operator threads of one rank. Another number changes the last bits of results."},
+      {.name = "keep_memory",
+       .field = &Config::keep_memory,
+       .is_printed = false,
+       .meaning = "true: memory that tensors free stays with the process, so that the system need not map and clear it "
+                  "again for the next ones (glibc only); false: the C library decides."},
+      {.name = "nonfinite",
+       .field = &Config::nonfinite,
+       .choices = {"stop", "skip", "ignore"},
+       .is_printed = false,
+       .meaning = "What an optimizer does when a loss or a gradient holds NaN or infinity, on all ranks alike: `stop` throws "
+                  "before any weight changes, `skip` leaves the update out, `ignore` looks at nothing."},
+      {.name = "timeout_s",
+       .field = &Config::timeout_s,
+       .range = kWaitSeconds,
+       .meaning = "Seconds after which any wait for another rank fails."},
+      {.name = "log_level",
+       .field = &Config::log_level,
+       .choices = {"info", "warning", "off"},
+       .meaning = "Log lines that reach stderr."},
+      {.name = "timeline",
+       .field = &Config::timeline,
+       .is_printed = false,
+       .meaning = "File for a Chrome trace of what every rank did, with a drawing beside it: `trace.json` and `trace.svg`. "
+                  "Empty = no recording."},
+      {.name = "timeline_steps",
+       .field = &Config::timeline_steps,
+       .range = kCount,
+       .is_printed = false,
+       .meaning = "Steps that `timeline` records, after the first three."},
+      // SageMaker keys that it does not print.
+      {.name = "deterministic_server",
+       .field = &Config::deterministic_server,
+       .support = no_effect,
+       .is_printed = false,
+       .meaning = "Every order of execution is deterministic here."},
+      {.name = "_match_weights",
+       .value_without_field = false,
+       .support = no_effect,
+       .is_printed = false,
+       .meaning = "Internal key of SageMaker."},
+      {.name = "_fp32_grad_accumulation",
+       .value_without_field = false,
+       .support = no_effect,
+       .is_printed = false,
+       .meaning =
+           "Internal key of SageMaker: float32 gradients are accumulated in float32 anyway."},
+      {.name = "fp16",
+       .value_without_field = false,
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "Half-precision training."},
+      {.name = "bf16",
+       .value_without_field = false,
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "bfloat16 training."},
+      {.name = "delayed_parameter_initialization",
+       .value_without_field = false,
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "Parameters are initialised on their own rank; in C++ under the scope "
+                  "smp::DelayParamInitialization."},
+      {.name = "checkpoint_attentions",
+       .value_without_field = false,
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "Recomputes the attention of tensor-parallel layers."},
+      {.name = "sharded_data_parallel_degree",
+       .value_without_field = int64_t{1},
+       .also_accepted = int64_t{0},
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "Ranks over which parameters are sharded; 0 and 1 are off."},
+      {.name = "sdp_reduce_bucket_size",
+       .value_without_field = int64_t{500'000'000},
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "Sharded data parallelism: elements of one reduction."},
+      {.name = "sdp_param_persistence_threshold",
+       .value_without_field = int64_t{1'000'000},
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "Sharded data parallelism: smaller parameters are replicated."},
+      {.name = "sdp_max_live_parameters",
+       .value_without_field = int64_t{1'000'000'000},
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "Sharded data parallelism: most elements gathered at once."},
+      {.name = "sdp_hierarchical_allgather",
+       .value_without_field = true,
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "Sharded data parallelism: gathers within a host first."},
+      {.name = "sdp_gradient_clipping",
+       .value_without_field = 1.0,
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "Sharded data parallelism: largest gradient norm."},
+      {.name = "load_partition",
+       .value_without_field = false,
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "Reads the partition from a file."},
+      {.name = "partition_file",
+       .value_without_field = std::string(),
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "File of the partition."},
+      {.name = "static_mode",
+       .value_without_field = false,
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "Undocumented mode of SageMaker's runtime."},
+      {.name = "fast_mode",
+       .value_without_field = false,
+       .support = not_yet,
+       .is_printed = false,
+       .meaning = "Undocumented mode of SageMaker's runtime."},
+  };
+}
+
+}  // namespace
+
+const std::vector<Key>& config_keys() {
+  static const std::vector<Key> keys = make_keys();
+  return keys;
+}
+
+}  // namespace smp::engine

@@ -1,0 +1,80 @@
+// Bodies run for their graphs.
+#include "smp/engine/planning/trial_captures.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "runtime/capture/body_capture.h"
+#include "smp/engine/step/local_values.h"
+#include "smp/engine/rank_state.h"
+#include "smp/engine/step/split.h"
+
+namespace smp::engine {
+
+using partitioner::Graph;
+
+namespace {
+
+/// Thrown through a body that reads a value which only a run could tell.
+struct BodyStopped {};
+
+}  // namespace
+
+const Graph* TrialCaptures::graph(int64_t parts) {
+  const auto [known, is_new] = captured_.try_emplace(parts);
+  std::optional<Captured>& captured = known->second;
+  if (is_new) {
+    try {
+      std::vector<at::Tensor> inputs = split_arguments(call_.arguments({.microbatches = parts}), {.microbatches = parts}).front();
+      captured = Captured{capture(inputs), inputs};
+    } catch (...) {
+      if (!first_error_) first_error_ = std::current_exception();
+    }
+  }
+  return captured ? &captured->graph : nullptr;
+}
+
+const std::vector<at::Tensor>& TrialCaptures::inputs_of(const Graph* graph) const {
+  const auto captured = std::find_if(captured_.begin(), captured_.end(), [graph](const auto& entry) {
+    return entry.second && &entry.second->graph == graph;
+  });
+  TORCH_INTERNAL_ASSERT(captured != captured_.end(), "a graph of other captures");
+  return captured->second->inputs;
+}
+
+Graph TrialCaptures::capture(const std::vector<at::Tensor>& inputs) {
+  runtime::BodyCapture capture(rank_.models.bindings());
+  std::optional<Graph> until_read;
+  capture.set_reader([&](const runtime::ValueRead& wanted) {
+    const auto local = runtime::local_slice(wanted.graph, wanted.num_nodes, wanted.values);
+    if (local) return compute_locally(wanted, *local, inputs, rank_.models.bindings(), {});
+    until_read = wanted.graph;
+    until_read->read = wanted.values;
+    until_read->returned.clear();
+    throw BodyStopped{};
+  });
+  std::vector<at::Tensor> ghosts = capture.begin(inputs, rank_.models.training_flags());
+  rank_.body_in_progress = &capture;
+  try {
+    std::vector<at::Tensor> returned;
+    {
+      const runtime::InterceptScope scope(capture);
+      returned = call_.body(ghosts, 0);
+    }
+    rank_.body_in_progress = nullptr;
+    // A body that caught what stopped it has gone on without the value.
+    if (until_read) throw BodyStopped{};
+    return capture.finish(returned).recording->graph;
+  } catch (const BodyStopped&) {
+    rank_.body_in_progress = nullptr;
+    capture.abandon();
+    return std::move(*until_read);
+  } catch (...) {
+    rank_.body_in_progress = nullptr;
+    capture.abandon();
+    throw;
+  }
+}
+
+}  // namespace smp::engine

@@ -1,0 +1,89 @@
+// From the group that a caller names to the transport of this rank.
+#include "smp/engine/replicas/made_group.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string>
+
+#include "smp/engine/context.h"
+
+namespace smp::engine {
+
+namespace {
+
+// Other replicas may have left the loop, or be at another step of it.
+void check_outside_join(const Context& own, const char* caller, const std::vector<int>& ranks) {
+  if (!own.is_in_join || own.is_in_step) return;
+  const std::vector<int> mine = own.topology.group(runtime::GroupKind::kPipeline, own.world->rank());
+  const bool is_own_replica =
+      std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return std::count(mine.begin(), mine.end(), rank) > 0; });
+  TORCH_CHECK_VALUE(is_own_replica, caller, ": expected a group within one pipeline in the loop of smp::join, got one with "
+                    "ranks of other replicas, which may have left the loop. Call it after smp::join.");
+}
+
+}  // namespace
+
+std::vector<uint64_t> MadeGroups::ended() const {
+  std::vector<uint64_t> numbers;
+  for (const Group& group : groups_) {
+    if (group.value.expired()) numbers.push_back(group.number);
+  }
+  return numbers;
+}
+
+std::shared_ptr<MadeGroup> MadeGroups::add(const std::shared_ptr<MadeGroups>& groups, const std::vector<int>& ranks,
+                                           const std::vector<std::vector<uint64_t>>& all_ended) {
+  groups->free(all_ended);
+  runtime::Transport& world = *groups->world_;
+  auto made = std::make_shared<MadeGroup>(MadeGroup{.ranks = ranks});
+  made->job = groups;
+  made->is_member = std::count(ranks.begin(), ranks.end(), world.rank()) == 1;
+  const auto transport = made->is_member ? world.group(ranks) : nullptr;
+  made->transport = transport;
+  groups->groups_.push_back({groups->num_made_++, ranks, transport, made});
+  return made;
+}
+
+void MadeGroups::free(const std::vector<std::vector<uint64_t>>& all_ended) {
+  std::erase_if(groups_, [&](const Group& group) {
+    const bool is_over = std::all_of(group.ranks.begin(), group.ranks.end(), [&](int rank) {
+      const auto& ended = all_ended[static_cast<size_t>(rank)];
+      return std::binary_search(ended.begin(), ended.end(), group.number);
+    });
+    if (is_over && group.transport) group.transport->end_group();
+    return is_over;
+  });
+}
+
+GroupUse::GroupUse(const char* caller, const ProcessGroup& group) : caller_(caller), kind_(group.kind_) {
+  context(caller);
+  if (group.made_ == nullptr) return;
+  made_ = group.made_;
+  TORCH_CHECK_VALUE(!made_->job.expired(), caller, ": expected a process group of this job, got one that smp::shutdown has ",
+                    "ended. Make it anew after smp::init.");
+}
+
+std::vector<int> GroupUse::ranks() const {
+  if (made_ != nullptr) return made_->ranks;
+  const Context& own = context(caller_);
+  own.check_laid_out(own.kind(kind_), caller_);
+  return own.topology.group(own.kind(kind_), own.world->rank());
+}
+
+runtime::Transport& GroupUse::transport() const {
+  const Context& own = context(caller_);
+  if (made_ == nullptr) {
+    own.check_laid_out(own.kind(kind_), caller_);
+    check_outside_join(own, caller_, own.topology.group(own.kind(kind_), own.world->rank()));
+    return own.group(kind_);
+  }
+  check_outside_join(own, caller_, made_->ranks);
+  std::string members;
+  for (const int rank : made_->ranks) members += (members.empty() ? "" : ", ") + std::to_string(rank);
+  TORCH_CHECK_VALUE(made_->is_member, caller_, ": expected a call on a member of the process group {", members,
+                    "}, got one on rank ", own.world->rank(), ". Ask group.is_member() first.");
+  return *made_->transport.lock();  // which the job holds as well
+}
+
+}  // namespace smp::engine

@@ -1,0 +1,214 @@
+// Reducers live with their models: their hooks and their layout stay from step to step.
+#include "smp/engine/replicas/replica_gradients.h"
+
+#include <algorithm>
+#include <sstream>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "runtime/gradients/tied_gradients.h"
+#include "smp/engine/planning/programs.h"
+#include "smp/engine/replicas/replica_step.h"
+
+namespace smp::engine {
+
+using namespace partitioner;
+
+runtime::ReducerOptions Reduction::options(int number) const {
+  runtime::ReducerOptions options{
+      .bucket_bytes = bucket_bytes, .shares_memory = !by_messages, .overlap = overlap, .number = number};
+  if (!hook) return options;
+  options.hook = [user = hook](const at::Tensor& gradients, int64_t index, bool is_last) {
+    return user({gradients, index, is_last});
+  };
+  return options;
+}
+
+std::string reductions(const Models& models) {
+  std::string reduced;
+  for (const auto& model : models.all()) {
+    const Reduction& own = model->reduction;
+    const bool averages = own.num_no_sync == 0 && (own.num_passes + 1) % own.passes_per_step == 0;
+    reduced += averages ? kAverages : kKeeps;
+  }
+  return reduced;
+}
+
+std::string reductions(const Models& models,
+                       const std::vector<std::shared_ptr<Program>>& programs) {
+  std::string reduced = reductions(models);
+  for (size_t m = 0; m < reduced.size(); ++m) {
+    const runtime::Bindings& own = models.all()[m]->own;
+    const auto is_own = [&](const at::Tensor& parameter) { return own.find(parameter) != nullptr; };
+    const bool is_trained =
+        std::any_of(programs.begin(), programs.end(), [&](const std::shared_ptr<Program>& program) {
+          return std::any_of(program->trained.begin(), program->trained.end(), is_own);
+        });
+    if (!is_trained) reduced[m] = kMakesNone;
+  }
+  return reduced;
+}
+
+std::string describe_reductions(const Models& models) {
+  const std::string reduced = reductions(models);
+  std::string text;
+  for (size_t m = 0; m < models.all().size(); ++m) {
+    const Reduction& own = models.all()[m]->reduction;
+    text += (m == 0 ? "" : ", ") + std::string(reduced[m] == kAverages ? "averaged" : "kept");
+    if (own.hook) text += " by communication hook " + std::to_string(own.num_hooks);
+  }
+  return text;
+}
+
+std::string describe_settings(const Models& models) {
+  std::ostringstream text;
+  for (const auto& model : models.all()) {
+    size_t num_trainable = 0, num_parameters = 0;
+    uint32_t pattern = 2166136261U;  // FNV-1a
+    for (const runtime::NamedTensor& named : model->own.tensors()) {
+      if (named.kind != ValueKind::kParameter) continue;
+      const bool is_trainable = named.tensor.requires_grad();
+      num_trainable += is_trainable, ++num_parameters;
+      pattern = (pattern ^ (is_trainable ? 1U : 2U)) * 16777619U;
+    }
+    text << (text.tellp() > 0 ? "; " : "") << model->prefix << num_trainable << " of " << num_parameters
+         << " parameters with requires_grad (pattern " << std::hex << pattern << std::dec << "), "
+         << (model->reduction.hook ? "" : "no ") << "communication hook after " << model->reduction.num_hooks
+         << " registrations";
+  }
+  return text.str();
+}
+
+void count_pass(const Models& models, const std::string& reduced) {
+  for (size_t m = 0; m < models.all().size(); ++m) {
+    Reduction& own = models.all()[m]->reduction;
+    if (reduced[m] == kMakesNone) continue;
+    own.keeps_gradients = reduced[m] == kKeeps;
+    if (reduced[m] == kAverages) {
+      own.num_passes = 0;
+    } else if (own.num_no_sync == 0) {
+      ++own.num_passes;
+    }
+  }
+}
+
+void drop_averaged(const Models& models, const std::string& reduced) {
+  for (size_t m = 0; m < models.all().size(); ++m) {
+    const Model& model = *models.all()[m];
+    if (reduced[m] != kAverages || model.reduction.keeps_gradients) continue;
+    for (const runtime::NamedTensor& named : model.own.tensors()) {
+      at::Tensor tensor = named.tensor;
+      if (named.kind == ValueKind::kParameter) tensor.mutable_grad() = at::Tensor();
+    }
+  }
+}
+
+ReplicaGradients::ReplicaGradients(Context& context, const Models& models,
+                                   const std::string& reduced, int divisor)
+    : context_(context), models_(models), divisor_(divisor) {
+  if (context.replicas->size() == 1) return;
+  std::unordered_set<const void*> taken;
+  for (size_t m = 0; m < models.all().size(); ++m) {
+    Model& model = *models.all()[m];
+    if (reduced[m] == kAverages && models.is_placed(model)) add(model, taken);
+    for (const auto& named : model.own.tensors()) taken.insert(named.tensor.unsafeGetTensorImpl());
+  }
+}
+
+// `taken`: parameters of models before this one, which may share some with it. All replicas have the
+// same flags (describe_settings), so all make a reducer anew or none does.
+void ReplicaGradients::add(Model& model, const std::unordered_set<const void*>& taken) {
+  // Tied weights come first, that is last to leave: they are final when the pipeline has summed
+  // them.
+  std::vector<at::Tensor> parameters, own;
+  Reducing reducing{.model = &model, .rest = {}};
+  for (const runtime::NamedTensor& named : model.own.tensors()) {
+    const bool is_taken = taken.contains(named.tensor.unsafeGetTensorImpl());
+    if (named.kind != ValueKind::kParameter || !models_.is_here(named.tensor) || is_taken) continue;
+    const bool is_trained = named.tensor.requires_grad() && named.tensor.is_leaf();
+    const bool is_tied = models_.holders(named.tensor).size() > 1;
+    (!is_trained ? reducing.rest : is_tied ? parameters : own).push_back(named.tensor);
+  }
+  parameters.insert(parameters.end(), own.begin(), own.end());
+  make_reducer(model, std::move(parameters));
+  reducing_.push_back(std::move(reducing));
+}
+
+void ReplicaGradients::make_reducer(Model& model, std::vector<at::Tensor> parameters) {
+  auto& reducer = model.reduction.reducer;
+  runtime::ReducerOptions options = model.reduction.options(model.number);
+  options.looks_for_nonfinite = context_.config.nonfinite != Nonfinite::kIgnore;
+  // A hook may block, and replicas need not be equally far in two models.
+  if (options.hook && models_.all().size() > 1) options.overlap = false;
+  if (reducer && reducer->options().overlap == options.overlap) {
+    const auto& known = reducer->parameters();
+    const auto is_same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+    if (std::equal(known.begin(), known.end(), parameters.begin(), parameters.end(), is_same)) return;
+  }
+  reducer.reset();  // its hooks go before those of the new one come
+  const bool wants_memory = context_.replicas_share_memory && options.shares_memory && !options.hook && !parameters.empty();
+  reducer = std::make_unique<runtime::GradientReducer>(std::move(parameters), *context_.replicas,
+                                                       std::move(options));
+  if (wants_memory && reducer->shared_bytes() == 0) {
+    model.reduction.by_messages = true;  // plans to come count with it
+    context_.logger.warning(
+        "gradients: expected room in shared memory for a bucket of each rank (bucket_cap_mb, or the largest parameter), got too "
+        "little; they are sent as messages instead, and take a bucket more than predicted. Make room in /dev/shm (docker run "
+        "--shm-size).");
+  }
+}
+
+void ReplicaGradients::begin(const std::vector<Action>& column,
+                             const std::vector<runtime::MicrobatchRun>& microbatches) {
+  std::unordered_map<std::string_view, size_t>
+      last;  // by parameter: the backward action that makes it final
+  for (const Action& action : column) {
+    if (action.kind != ActionKind::kBackward) continue;
+    const runtime::RankProgram& program =
+        *microbatches[static_cast<size_t>(action.microbatch)].program;
+    final_.emplace_back().has_one_backward =
+        program.stages.at(action.stage)->values().backwards.size() == 1;
+    for (const ValueId id : program.plan->stages[static_cast<size_t>(action.stage)].parameters) {
+      last[program.graph->values[static_cast<size_t>(id)].name] = final_.size() - 1;
+    }
+  }
+  for (size_t r = 0; r < reducing_.size(); ++r) {
+    Model& model = *reducing_[r].model;
+    runtime::GradientReducer& reducer = *model.reduction.reducer;
+    reducer.begin(divisor_);
+    if (!reducer.options().overlap) continue;
+    std::vector<size_t> untouched;
+    for (size_t i = 0; i < reducer.parameters().size(); ++i) {
+      const at::Tensor& parameter = reducer.parameters()[i];
+      if (models_.holders(parameter).size() > 1) continue;
+      const auto found = last.find(models_.bindings().find(parameter)->name);
+      found == last.end() ? untouched.push_back(i)
+                          : final_[found->second].parameters[r].push_back(i);
+    }
+    reducer.add_ready(untouched);
+  }
+}
+
+void ReplicaGradients::before(const Action&) {
+  const Final& now = final_[next_];
+  if (!now.has_one_backward) return;
+  for (const auto& [r, parameters] : now.parameters)
+    reducing_[r].model->reduction.reducer->expect(parameters);
+}
+
+void ReplicaGradients::after(const Action&) {
+  for (const auto& [r, parameters] : final_[next_].parameters) {
+    reducing_[r].model->reduction.reducer->add_ready(parameters);
+  }
+  ++next_;
+}
+
+void ReplicaGradients::finish() {
+  for (const Reducing& reducing : reducing_) {
+    reducing.model->reduction.reducer->finish();
+    runtime::average_gradients(reducing.rest, *context_.replicas,
+                               reducing.model->reduction.bucket_bytes, divisor_);
+  }
+}
+
+}  // namespace smp::engine

@@ -1,0 +1,67 @@
+// Which gradients of a step are averaged over replicas, and when each of them is final.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "partitioner/schedule/schedule.h"
+#include "runtime/executor/executor.h"
+#include "runtime/gradients/gradient_reducer.h"
+#include "smp/engine/state/models.h"
+
+namespace smp::engine {
+
+/// By model: kAverages or kKeeps.
+std::string reductions(const Models& models);
+/// The same of a step of these programs, with kMakesNone for models that no backward of theirs reaches.
+std::string reductions(const Models& models, const std::vector<std::shared_ptr<Program>>& programs);
+/// reductions(models) with what must not differ between replicas, for people to read.
+std::string describe_reductions(const Models& models);
+/// What must not differ between any two ranks in a training step, for people to read: which
+/// parameters require gradients, and which models have communication hooks.
+std::string describe_settings(const Models& models);
+/// After a training step: counts it where it made gradients and backward_passes_per_step asks for it.
+void count_pass(const Models& models, const std::string& reduced);
+/// Before a step of other replicas: drops the gradients that these have had, so that they are not summed twice.
+void drop_averaged(const Models& models, const std::string& reduced);
+
+/// One training step's averaging on this rank. Gradients of a parameter are final after the last
+/// backward of the column that belongs to a stage which reads it.
+class ReplicaGradients : public runtime::BackwardObserver {
+ public:
+  /// Makes the reducers of models that have none yet, or whose parameters that require gradients have
+  /// changed. Collective over the replicas; throws c10::ValueError on all alike.
+  ReplicaGradients(Context& context, const Models& models, const std::string& reduced, int divisor);
+  /// Before the first action.
+  void begin(const std::vector<partitioner::Action>& column,
+             const std::vector<runtime::MicrobatchRun>& microbatches);
+  void before(const partitioner::Action& action) override;
+  void after(const partitioner::Action& action) override;
+  /// After the last action, and when tied weights are summed. Collective over the replicas.
+  void finish();
+
+ private:
+  struct Reducing {
+    Model* model;
+    std::vector<at::Tensor> rest;  // frozen: a gradient is of earlier steps, which may have kept it
+  };
+  /// Parameters that become final in one backward, by model.
+  struct Final {
+    std::map<size_t, std::vector<size_t>> parameters;
+    bool has_one_backward = true;
+  };
+  void add(Model& model, const std::unordered_set<const void*>& taken);
+  void make_reducer(Model& model, std::vector<at::Tensor> parameters);
+
+  Context& context_;
+  const Models& models_;
+  int divisor_;  // of the sums over replicas
+  std::vector<Reducing> reducing_;
+  std::vector<Final> final_;  // by backward action
+  size_t next_ = 0;
+};
+
+}  // namespace smp::engine

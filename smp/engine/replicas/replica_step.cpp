@@ -1,0 +1,139 @@
+// Exchange between leaders.
+#include "smp/engine/replicas/replica_step.h"
+
+#include <algorithm>
+
+#include "runtime/exchange/wire.h"
+#include "smp/engine/state/optimizer_settings.h"
+
+namespace smp::engine {
+
+bool ReplicaStep::same_step(const ReplicaStep& other) const {
+  // What a body becomes is not known while it reads.
+  const bool same_kind = reads || other.reads || (trains == other.trains && reduction == other.reduction);
+  return step_function == other.step_function && training_steps == other.training_steps && same_kind;
+}
+
+std::string ReplicaStep::describe() const {
+  return "step function " + std::to_string(step_function) + (trains ? " (training)" : " (evaluation)") + " after " +
+         std::to_string(training_steps) + " training steps" + (reduction.empty() ? "" : ", gradients " + reduction);
+}
+
+std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bool ends_early) {
+  for (size_t r = 0; r < replicas.size(); ++r) {
+    if (replicas[r].error.empty()) continue;
+    return Refusal{"replica " + std::to_string(r) + " refused the step: " + replicas[r].error, replicas[r].is_value_error};
+  }
+  const auto has_joined = [](const ReplicaStep& step) { return step.has_joined; };
+  const auto active = std::find_if_not(replicas.begin(), replicas.end(), has_joined);
+  const auto joined = std::find_if(replicas.begin(), replicas.end(), has_joined);
+  const auto first = static_cast<size_t>(active - replicas.begin());
+  if (active != replicas.end() && joined != replicas.end()) {
+    const std::string who = "replica " + std::to_string(joined - replicas.begin());
+    if (ends_early) {
+      return Refusal{"smp::join: " + who + " has no batch left while replica " + std::to_string(first) +
+                     " has one, and throw_on_early_termination is set."};
+    }
+    if (!active->owners.empty()) {
+      return Refusal{"step: expected a batch on every replica for the step that places a model, got none on " + who +
+                     ", which has run out of batches. Give each replica at least one in smp::join."};
+    }
+  }
+  for (size_t r = first + 1; r < replicas.size(); ++r) {
+    if (replicas[r].has_joined) continue;
+    const std::string difference = " on replica " + std::to_string(first);
+    if (!replicas[r].same_step(*active)) {
+      return Refusal{"step: expected all replicas to run the same step, got " + active->describe() + difference + " and " +
+                     replicas[r].describe() + " on replica " + std::to_string(r) +
+                     ". Give every replica the same number of batches (or see smp::join) and call step functions in the "
+                     "same order."};
+    }
+    // One that reads does not know yet what it will place.
+    if (!replicas[r].reads && !active->reads && replicas[r].owners != active->owners) {
+      return Refusal{"step: expected the first step of a model to run, on all replicas, the same operators on the same "
+                     "shapes, got a difference between replicas " + std::to_string(first) + " and " + std::to_string(r) +
+                     ". Give all replicas batches of one size."};
+    }
+  }
+  if (active == replicas.end() || !active->trains || active->reads) return std::nullopt;
+  for (size_t r = first + 1; r < replicas.size(); ++r) {
+    if (replicas[r].has_joined || replicas[r].reads || replicas[r].optimizers == active->optimizers)
+      continue;
+    return Refusal{differing_optimizers("step", active->optimizers,
+                                        "replica " + std::to_string(first), replicas[r].optimizers,
+                                        "replica " + std::to_string(r))};
+  }
+  for (size_t r = 0; r < replicas.size(); ++r) {
+    if (replicas[r].reads || replicas[r].settings == active->settings) continue;
+    return Refusal{"step: expected the same communication hooks and parameters with requires_grad on all replicas, got " +
+                   active->settings + " on replica " + std::to_string(first) + " and " + replicas[r].settings +
+                   " on replica " + std::to_string(r) + ". Register hooks, freeze and unfreeze on every rank alike."};
+  }
+  return std::nullopt;
+}
+
+std::string united_reductions(const std::vector<ReplicaStep>& replicas) {
+  std::string united;
+  for (const ReplicaStep& step : replicas) {
+    if (step.has_joined) continue;
+    if (united.empty()) united = step.reduced;
+    for (size_t m = 0; m < united.size() && m < step.reduced.size(); ++m) {
+      if (united[m] == kMakesNone) united[m] = step.reduced[m];
+    }
+  }
+  return united;
+}
+
+std::optional<int> most_steps_of_joined(const std::vector<ReplicaStep>& replicas) {
+  int best = 0;
+  for (size_t r = 0; r < replicas.size(); ++r) {
+    if (!replicas[r].has_joined) return std::nullopt;
+    if (replicas[r].joined_after > replicas[static_cast<size_t>(best)].joined_after) best = static_cast<int>(r);
+  }
+  return best;
+}
+
+std::string encode(const ReplicaStep& step) {
+  runtime::WireWriter out;
+  out.put(step.step_function);
+  out.put(step.training_steps);
+  out.put(step.trains);
+  out.put(step.reduced);
+  out.put(step.reduction);
+  out.put(step.settings);
+  out.put(step.optimizers);
+  out.put(step.error);
+  out.put(step.is_value_error);
+  out.put(step.reads);
+  out.put(step.owners);
+  out.put(step.has_joined);
+  out.put(step.joined_after);
+  return out.take();
+}
+
+ReplicaStep decode_replica_step(std::string_view bytes) {
+  return runtime::read_all(bytes, "step of a replica", [](runtime::WireReader& in) {
+    ReplicaStep step{.step_function = in.get<int32_t>()};
+    step.training_steps = in.get<uint64_t>();
+    step.trains = in.get<bool>();
+    step.reduced = in.get_string();
+    step.reduction = in.get_string();
+    step.settings = in.get_string();
+    step.optimizers = in.get_string();
+    step.error = in.get_string();
+    step.is_value_error = in.get<bool>();
+    step.reads = in.get<bool>();
+    step.owners = in.get_string();
+    step.has_joined = in.get<bool>();
+    step.joined_after = in.get<uint64_t>();
+    return step;
+  });
+}
+
+std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& replicas) {
+  std::vector<ReplicaStep> steps;
+  for (const std::string& bytes : replicas.all_gather(encode(own))) steps.push_back(decode_replica_step(bytes));
+  return steps;
+}
+
+}  // namespace smp::engine

@@ -1,0 +1,367 @@
+// Registration and placement of models.
+#include "smp/engine/state/models.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <numeric>
+#include <cctype>
+#include <map>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "partitioner/report/partition_table.h"
+#include "runtime/delayed/unmade.h"
+#include "runtime/device/process_memory.h"
+#include "runtime/device/random.h"
+#include "runtime/exchange/tags.h"
+#include "smp/engine/planning/programs.h"
+
+namespace smp::engine {
+
+using namespace partitioner;
+
+namespace {
+
+std::vector<runtime::NamedTensor> tensors_of(const torch::nn::Module& module, const std::string& prefix) {
+  std::vector<runtime::NamedTensor> tensors;
+  for (const auto& item : module.named_parameters()) {
+    tensors.push_back({ValueKind::kParameter, prefix + item.key(), item.value()});
+  }
+  for (const auto& item : module.named_buffers()) {
+    tensors.push_back({ValueKind::kBuffer, prefix + item.key(), item.value()});
+  }
+  return tensors;
+}
+
+// Two tensors of one name would be one in graphs and plans.
+void check_names(const std::vector<runtime::NamedTensor>& tensors) {
+  std::unordered_map<std::string_view, const at::TensorImpl*> known;
+  for (const runtime::NamedTensor& named : tensors) {
+    const auto [other, is_new] = known.emplace(named.name, named.tensor.unsafeGetTensorImpl());
+    TORCH_CHECK_VALUE(is_new || other->second == named.tensor.unsafeGetTensorImpl(), "DistributedModel: expected tensors of ",
+                      "different names in all models, got '", named.name, "' in two of them. Give one of the models another ",
+                      "name: ModelOptions::name stands before the names of its tensors.");
+  }
+}
+
+// Of two storages on one memory (from_blob) one may be released while the other lives.
+void check_memory(const std::vector<runtime::NamedTensor>& tensors) {
+  std::map<std::pair<const char*, const c10::StorageImpl*>, const std::string*> by_address;
+  for (const runtime::NamedTensor& named : tensors) {
+    c10::StorageImpl* storage = named.tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    if (storage == nullptr || storage->nbytes() == 0) continue;
+    const void* data = storage->_mutable_data_ptr_no_checks().get();
+    if (data != nullptr) by_address.emplace(std::pair(static_cast<const char*>(data), storage), &named.name);
+  }
+  const char* end = nullptr;
+  const std::string* last = nullptr;
+  for (const auto& [place, name] : by_address) {
+    const auto& [begin, storage] = place;
+    TORCH_CHECK_VALUE(begin >= end, "DistributedModel: expected tensors that share memory to be views of one tensor, got '", *last,
+                      "' and '", *name, "' on one memory by from_blob or the like. Make views (narrow, view) or copies (clone).");
+    end = begin + storage->nbytes();
+    last = name;
+  }
+}
+
+bool is_dead(const Context::WeakTensor& tensor) { return tensor.expired(); }
+
+// The same on all ranks, also where everything is.
+void check_whole(const std::vector<runtime::NamedTensor>& tensors, std::vector<Context::WeakTensor>& spread) {
+  std::erase_if(spread, is_dead);
+  std::unordered_set<const c10::StorageImpl*> known;
+  for (const auto& tensor : spread) known.insert(tensor._unsafe_get_target()->unsafe_storage().unsafeGetStorageImpl());
+  known.erase(nullptr);  // of sparse ones
+  for (const runtime::NamedTensor& named : tensors) {
+    const auto& storage = named.tensor.unsafeGetTensorImpl()->unsafe_storage();
+    TORCH_CHECK_VALUE(!known.contains(storage.unsafeGetStorageImpl()), "DistributedModel: expected a module whose tensors "
+                      "are whole, got one whose '", named.name, "' a DistributedModel that is gone has spread over the ranks "
+                      "of the pipeline. Keep that one, or take its state_dict() and load it into a model of a new module.");
+  }
+}
+
+bool is_identifier(const std::string& name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+}
+
+}  // namespace
+
+std::shared_ptr<Model> Models::add(std::shared_ptr<torch::nn::Module> module, const std::string& name) {
+  TORCH_CHECK_VALUE(name.empty() || is_identifier(name), "DistributedModel: expected a name of letters, digits and "
+                    "underscores, got '", name, "'. It stands before the names of the model's tensors: 'generator' makes "
+                    "'generator.fc.weight'.");
+  std::string prefix = name.empty() ? "" : name + ".";
+  if (name.empty() && num_made_ > 0) prefix = "model" + std::to_string(num_made_) + ".";
+  for (const auto& other : models_) {
+    TORCH_CHECK_VALUE(other->prefix != prefix, "DistributedModel: expected another name than that of a model that "
+                      "exists, got '", name, "' twice. Give each model a name of its own.");
+  }
+  check_whole(tensors_of(*module, ""), context_.spread_tensors);
+  std::vector<runtime::NamedTensor> tensors = tensors_of_all();
+  for (auto& named : tensors_of(*module, prefix)) tensors.push_back(std::move(named));
+  check_names(tensors);
+  check_memory(tensors);
+  auto model = std::make_shared<Model>();
+  model->number = num_made_++ % runtime::kMaxReducers;
+  const bool is_taken = std::any_of(models_.begin(), models_.end(),
+                                    [&](const auto& other) { return other->number == model->number; });
+  TORCH_CHECK(!is_taken, "DistributedModel: expected a model that lives on to see at most ", runtime::kMaxReducers,
+              " others made after it, got another one.");
+  model->own = runtime::Bindings(tensors_of(*module, ""));
+  model->module = std::move(module);
+  model->prefix = std::move(prefix);
+  models_.push_back(model);
+  bind_all();
+  follow_storages();
+  return model;
+}
+
+// What lives on the storage of a tensor that is placed has its owners.
+void Models::follow_storages() {
+  std::unordered_map<const runtime::NamedTensor*, std::vector<int>> placed;  // by the first tensor on the storage
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    const auto owned = owners_.find(named.name);
+    if (owned != owners_.end()) placed.emplace(&bindings_.first_on_storage(named), owned->second);
+  }
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    const auto home = placed.find(&bindings_.first_on_storage(named));
+    if (home != placed.end()) owners_.emplace(named.name, home->second);
+  }
+}
+
+void Models::remove(const Model& model) {
+  const runtime::Bindings before = bindings_;
+  const runtime::Owners owners = std::move(owners_);
+  std::erase_if(models_, [&](const auto& known) { return known.get() == &model; });
+  bind_all();
+  owners_.clear();
+  for (const runtime::NamedTensor& named : before.tensors()) {
+    const auto placed = owners.find(named.name);
+    if (placed == owners.end()) continue;
+    const std::string* name = name_of(named.tensor);  // one shared with the model may have another name now
+    if (name != nullptr) {
+      owners_.emplace(*name, placed->second);
+    } else if (context_.pipeline->size() > 1) {
+      context_.spread_tensors.emplace_back(named.tensor.getIntrusivePtr());
+    }
+  }
+}
+
+std::vector<runtime::NamedTensor> Models::tensors_of_all() const {
+  std::vector<runtime::NamedTensor> tensors;
+  for (const auto& model : models_) {
+    for (auto& named : tensors_of(*model->module, model->prefix)) tensors.push_back(std::move(named));
+  }
+  return tensors;
+}
+
+void Models::bind_all() { bindings_ = runtime::Bindings(tensors_of_all()); }
+
+std::vector<std::string> Models::module_paths() const {
+  std::vector<std::string> paths;
+  for (const auto& model : models_) {
+    const torch::nn::Module& module = *model->module;
+    if (!model->prefix.empty()) paths.push_back(model->prefix.substr(0, model->prefix.size() - 1));
+    for (const auto& item : module.named_modules()) paths.push_back(model->prefix + item.key());
+    for (const auto& item : module.named_parameters()) paths.push_back(model->prefix + item.key());
+    for (const auto& item : module.named_buffers()) paths.push_back(model->prefix + item.key());
+  }
+  return paths;
+}
+
+std::string Models::training_flags() const {
+  std::string flags;
+  for (const auto& model : models_) flags += model->module->is_training() ? 't' : 'e';
+  return flags;
+}
+
+const std::string* Models::name_of(const at::Tensor& tensor) const {
+  const runtime::NamedTensor* named = bindings_.find(tensor);
+  return named == nullptr ? nullptr : &named->name;
+}
+
+const std::vector<int>* Models::placed_on(const at::Tensor& tensor) const {
+  const std::string* name = name_of(tensor);
+  const auto found = name == nullptr ? owners_.end() : owners_.find(*name);
+  return found == owners_.end() ? nullptr : &found->second;
+}
+
+bool Models::is_placed(const at::Tensor& tensor) const { return placed_on(tensor) != nullptr; }
+
+bool Models::is_placed(const Model& model) const { return model.first_program != nullptr; }
+
+bool Models::is_here(const at::Tensor& tensor) const {
+  const std::vector<int>* ranks = placed_on(tensor);
+  return ranks == nullptr || std::find(ranks->begin(), ranks->end(), context_.pipeline->rank()) != ranks->end();
+}
+
+std::set<std::string> Models::placed_or_delayed() const {
+  std::set<std::string> names;
+  for (const auto& [name, ranks] : owners_) names.insert(name);
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    if (runtime::is_unmade(named.tensor)) names.insert(named.name);
+  }
+  return names;
+}
+
+int Models::owner(const at::Tensor& tensor) const {
+  const std::vector<int>* ranks = placed_on(tensor);
+  return ranks == nullptr ? 0 : ranks->front();
+}
+
+std::vector<int> Models::holders(const at::Tensor& tensor) const {
+  if (const std::vector<int>* ranks = placed_on(tensor)) return *ranks;
+  std::vector<int> all(static_cast<size_t>(context_.pipeline->size()));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+bool Models::uses(const Graph& graph, const Model& model) const {
+  std::unordered_set<std::string_view> names;
+  for (const runtime::NamedTensor& named : model.own.tensors()) {
+    if (const std::string* name = name_of(named.tensor)) names.insert(*name);
+  }
+  return std::any_of(graph.values.begin(), graph.values.end(),
+                     [&](const Value& value) { return is_named(value) && names.contains(value.name); });
+}
+
+bool Models::needs_placement(const Graph& graph, const runtime::Owners& placed) const {
+  return std::any_of(graph.values.begin(), graph.values.end(), [&](const Value& value) {
+    return is_named(value) && !placed.contains(value.name);
+  });
+}
+
+runtime::Owners Models::owners_after(const Graph& graph, const Plan& plan, const runtime::Owners& placed,
+                                     Placement placement) const {
+  std::unordered_set<std::string_view> names;
+  for (const Value& value : graph.values) {
+    if (is_named(value)) names.insert(value.name);
+  }
+  std::vector<const Model*> used;
+  for (const auto& model : models_) {
+    if (uses(graph, *model)) used.push_back(model.get());
+  }
+  std::unordered_set<const runtime::NamedTensor*> on_storages;  // of what is placed: the first tensors there
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    const bool is_theirs = std::any_of(used.begin(), used.end(), [&](const Model* model) {
+      return model->own.find(named.tensor) != nullptr;
+    });
+    const bool is_placed = placement == Placement::kWholeModels ? is_theirs : names.contains(named.name);
+    if (is_placed) on_storages.insert(&bindings_.first_on_storage(named));
+  }
+  std::vector<runtime::NamedTensor> theirs;
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    if (on_storages.contains(&bindings_.first_on_storage(named))) theirs.push_back(named);
+  }
+  runtime::Owners owners = placed;
+  owners.merge(runtime::owners_of(graph, plan, runtime::Bindings(std::move(theirs))));
+  return owners;
+}
+
+std::vector<std::shared_ptr<Model>> Models::to_place(const Graph& graph) const {
+  std::vector<std::shared_ptr<Model>> found;
+  for (const auto& model : models_) {
+    if (model->first_program == nullptr && uses(graph, *model)) found.push_back(model);
+  }
+  return found;
+}
+
+bool Models::are_alike() const {
+  return std::all_of(models_.begin(), models_.end(), [this](const auto& model) { return is_placed(*model) || model->is_alike; });
+}
+
+void Models::make_alike() {
+  for (const auto& model : models_) {
+    const auto& own = model->own.tensors();
+    const bool is_put_off = std::any_of(own.begin(), own.end(), [](const auto& named) { return runtime::is_unmade(named.tensor); });
+    if (is_placed(*model) || is_put_off || std::exchange(model->is_alike, true)) continue;
+    std::vector<at::Tensor> tensors;
+    for (const runtime::NamedTensor& named : model->own.tensors()) {
+      if (!is_placed(named.tensor)) tensors.push_back(named.tensor);
+    }
+    broadcast_tensors(tensors, *context_.world, 0);
+  }
+}
+
+void Models::forget_alike() {
+  for (const auto& model : models_) model->is_alike = model->is_alike && is_placed(*model);
+}
+
+void broadcast_tensors(const std::vector<at::Tensor>& tensors, runtime::Transport& group, int source) {
+  if (group.size() == 1) return;
+  const at::NoGradGuard no_grad;
+  for (at::Tensor tensor : tensors) {
+    at::Tensor data = tensor.detach().contiguous();
+    group.broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.nbytes()), source);
+    if (!data.is_alias_of(tensor)) tensor.copy_(data);
+  }
+}
+
+void load_tensors(runtime::StateExchange& exchange, const Model& model,
+                  const std::function<std::vector<int>(const at::Tensor&)>& holders) {
+  const at::NoGradGuard no_grad;
+  std::unordered_set<size_t> loaded;
+  for (const runtime::Bindings::Name& name : model.own.names()) {
+    const at::Tensor& tensor = model.own.tensors()[name.tensor].tensor;
+    const std::vector<int> ranks = holders(tensor);
+    if (ranks.empty() || !exchange.offers().contains(name.name) || !loaded.insert(name.tensor).second) continue;
+    const at::Tensor value = exchange.deliver(name.name, ranks);
+    if (!value.defined()) continue;
+    {  // on a rank that had put them off, where the first replica had not
+      const runtime::GeneratorHold hold;
+      runtime::make_values({tensor});
+    }
+    at::Tensor target = tensor;
+    target.copy_(value);
+  }
+}
+
+void Models::load_pending(const runtime::Bindings& fresh, const runtime::Owners& owners) {
+  for (const auto& model : models_) {
+    for (const auto& exchange : model->pending_loads) {
+      load_tensors(*exchange, *model, [&](const at::Tensor& tensor) {
+        const runtime::NamedTensor* named = fresh.find(tensor);
+        return named == nullptr ? std::vector<int>{} : owners.at(named->name);
+      });
+    }
+  }
+}
+
+void Models::place(const std::shared_ptr<const Program>& program, Placement placement) {
+  runtime::Owners owners = owners_after(program->graph, program->plan, owners_, placement);
+  std::vector<runtime::NamedTensor> added;
+  for (const runtime::NamedTensor& named : bindings_.tensors()) {
+    if (owners.contains(named.name) && !owners_.contains(named.name)) added.push_back(named);
+  }
+  // What is alike already may have been written to since: by the forwards of a step whose body reads.
+  std::vector<runtime::NamedTensor> unlike = added;
+  std::erase_if(unlike, [this](const runtime::NamedTensor& named) {
+    return std::any_of(models_.begin(), models_.end(), [&](const auto& model) {
+      return model->is_alike && model->own.find(named.tensor) != nullptr;
+    });
+  });
+  const bool moves_values = !added.empty();
+  const runtime::Bindings fresh(std::move(added));
+  runtime::make_local_values(owners, fresh, context_.pipeline->rank());
+  load_pending(fresh, owners);
+  runtime::synchronise(owners, runtime::Bindings(std::move(unlike)), *context_.pipeline, *context_.replicas);
+  runtime::release_others(owners, fresh, context_.pipeline->rank());
+  if (moves_values) runtime::return_freed_memory();
+  owners_ = std::move(owners);
+  if (placement == Placement::kUsedTensors) return;
+  for (const auto& model : to_place(program->graph)) {
+    model->first_program = program;
+    model->predicted_step_us = program->plan.predicted_step_us;
+    model->pending_loads.clear();
+  }
+  if (context_.world->rank() == 0) {
+    context_.logger.info("Partition assignments:\n" + partition_table(program->graph, program->plan));
+  }
+}
+
+}  // namespace smp::engine

@@ -1,0 +1,398 @@
+// Bodies in order, forwards ahead of them, and one way out for every refusal.
+#include "smp/engine/step/leader.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "partitioner/graph/graph_io.h"
+#include "partitioner/plan/plan_io.h"
+#include "runtime/delayed/unmade.h"
+#include "runtime/exchange/tags.h"
+#include "runtime/exchange/root_cause.h"
+#include "smp/engine/step/argument_memory.h"
+#include "smp/engine/step/captured_runs.h"
+#include "smp/engine/step/local_values.h"
+#include "smp/engine/replicas/replica_gradients.h"
+#include "smp/engine/step/split.h"
+
+namespace smp::engine {
+
+using namespace partitioner;
+using runtime::CapturedBody;
+using runtime::Round;
+using runtime::StepMessage;
+using runtime::ValueRead;
+
+namespace {
+
+// Gradients as they were; returns how many were not.
+int64_t put_back(const std::vector<std::pair<at::Tensor, at::Tensor>>& gradients) {
+  int64_t num_changed = 0;
+  for (auto [parameter, gradient] : gradients) {
+    if (parameter.grad().is_same(gradient)) continue;
+    ++num_changed;
+    parameter.mutable_grad() = gradient;
+  }
+  return num_changed;
+}
+
+bool is_value_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::ValueError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+void throw_refusal(const StepMessage& message) {
+  if (message.is_value_error) TORCH_CHECK_VALUE(false, message.error);
+  TORCH_CHECK(false, message.error);
+}
+
+Leader::Leader(RankState& rank, int step_number, const step_internal::Call& call)
+    : rank_(rank), step_number_(step_number), call_(call), run_(rank), planned_(rank.models.owners()) {}
+
+std::vector<StepOutput> Leader::run() {
+  StepMessage message = new_message(Round::kWhole, 0);
+  forgotten_ = rank_.programs.forget_least_used(static_cast<size_t>(rank_.context.config.max_cached_graphs));
+  std::exception_ptr own_error;
+  try {
+    capture_bodies();
+    // Whatever a body that caught one of these has made of it.
+    if (failure_) std::rethrow_exception(failure_);
+    if (refusal_) throw_refusal(*refusal_);
+    check_same_returns(bodies_);
+    const bool trains = std::any_of(bodies_.begin(), bodies_.end(), [](const CapturedBody& body) {
+      return body.recording->graph.has_backward();
+    });
+    check_random_stream(trains);
+    if (!has_run_ahead_) {
+      std::vector<Program*> programs;
+      for (const CapturedBody& body : bodies_) programs.push_back(&add_microbatch(body, message));
+      rank_.programs.schedule(programs, TablePart::kWhole);
+    } else {
+      forward_captured();
+      run_.check_writes();
+      leave_out_dropped();
+      message = new_message(Round::kFinish, bodies_.size());
+    }
+    message.trains = trains;
+  } catch (...) {  // of any type: the others wait for this message
+    own_error = std::current_exception();
+    message.error = runtime::describe_exception(own_error);
+    message.is_value_error = is_value_error(own_error);
+  }
+  if (failure_) std::rethrow_exception(own_error);
+  meet_replicas(message, /*is_last=*/true);
+  if (!message.error.empty()) {
+    refuse(message);
+    if (own_error) std::rethrow_exception(own_error);
+    throw_refusal(message);
+  }
+  return *perform(message);
+}
+
+MicrobatchInputs Leader::split() {
+  const step_internal::Share share = share_of(rank_, step_number_, call_);
+  arguments_ = call_.arguments(share);
+  std::vector<step_internal::StepTensor> arguments = arguments_;
+  // Parts may stay in the argument's memory, and an operator that writes to a buffer would change them there.
+  const auto leave_buffers = [this](at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.has_storage()) return;
+    if (rank_.models.bindings().find_storage(tensor) != nullptr) tensor = tensor.detach().clone();
+  };
+  for (auto& argument : arguments) {
+    leave_buffers(argument.tensor);
+    for (at::Tensor& piece : argument.pieces) leave_buffers(piece);
+  }
+  return split_arguments(arguments, share);
+}
+
+void Leader::capture_bodies() {
+  inputs_ = split();
+  runtime::BodyCapture& capture = own_capture();
+  capture.set_reader([this](const ValueRead& wanted) { return read(wanted); });
+  const std::string key = rank_.models.training_flags();
+  std::vector<std::pair<at::Tensor, at::Tensor>> gradients;
+  for (const runtime::NamedTensor& named : rank_.models.bindings().tensors()) {
+    if (named.kind == ValueKind::kParameter) gradients.emplace_back(named.tensor, named.tensor.grad());
+  }
+  try {
+    while (bodies_.size() < inputs_.size()) capture_body(capture, key);
+  } catch (...) {
+    put_back(gradients);
+    throw;
+  }
+  // net->zero_grad() within a body would clear those of this rank only, and before the others' backwards are done.
+  TORCH_CHECK_VALUE(put_back(gradients) == 0, "step: expected a body that leaves gradients as they are, got one that has cleared or replaced "
+                    "some (zero_grad). Backwards run when all bodies have ended, on every rank. Clear gradients before the "
+                    "step function is called.");
+}
+
+runtime::BodyCapture& Leader::own_capture() {
+  auto& capture = rank_.captures[step_number_];
+  if (!capture) {
+    capture = std::make_unique<runtime::BodyCapture>(rank_.models.bindings(), rank_.context.config.max_cached_graphs);
+  }
+  return *capture;
+}
+
+void Leader::capture_body(runtime::BodyCapture& capture, const std::string& key) {
+  const size_t m = bodies_.size();
+  std::vector<at::Tensor> ghosts = capture.begin(inputs_[m], key);
+  rank_.body_in_progress = &capture;
+  try {
+    std::vector<at::Tensor> returned;
+    {
+      const runtime::InterceptScope scope(capture);
+      returned = call_.body(ghosts, static_cast<int64_t>(m));
+    }
+    bodies_.push_back(capture.finish(returned));
+  } catch (...) {
+    rank_.body_in_progress = nullptr;
+    capture.abandon();
+    throw;
+  }
+  rank_.body_in_progress = nullptr;
+  ghosts.clear();
+  capture.release_run();
+  if (m < assumed_.size() && !same_run(assumed_[m], bodies_[m])) {
+    assumed_.resize(m);
+    foresees_ = false;
+  }
+}
+
+std::vector<at::Tensor> Leader::read(const ValueRead& wanted) {
+  const size_t m = bodies_.size();
+  // A body that has caught the exception of an earlier read: there is nothing that could answer it.
+  if (failure_) std::rethrow_exception(failure_);
+  if (refusal_) throw_refusal(*refusal_);
+  if (wanted.is_local) {
+    return compute_locally(wanted, *runtime::local_slice(wanted.graph, wanted.num_nodes, wanted.values), inputs_[m],
+                           rank_.models.bindings(), {});
+  }
+  if (wanted.matched == nullptr) return probe(wanted);
+  const CapturedBody now{.recording = wanted.matched, .scalars = wanted.scalars, .constants = wanted.changed_constants};
+  if (m >= assumed_.size() || !same_run(so_far(wanted, assumed_[m]), now)) {
+    assumed_.resize(std::min(assumed_.size(), m));
+    run_ahead(now);
+  }
+  std::vector<at::Tensor> values;
+  for (ValueId id : wanted.values) values.push_back(run_.value(m, id));
+  return values;
+}
+
+// The rest of the body is not known, so nothing of this run can be kept.
+std::vector<at::Tensor> Leader::probe(const ValueRead& wanted) {
+  const size_t m = bodies_.size();
+  const bool trains = at::GradMode::is_enabled() && rank_.models.training_flags().find('t') != std::string::npos;
+  if (!trains_) trains_ = trains;
+  if (all_here(wanted) && m == 0) {
+    begin_ahead();
+    std::vector<NodeId> nodes(static_cast<size_t>(wanted.num_nodes));
+    for (NodeId n = 0; n < wanted.num_nodes; ++n) nodes[static_cast<size_t>(n)] = n;
+    const uint64_t step = *trains_ ? rank_.training_steps : rank_.evaluation_steps;
+    return compute_locally(wanted, nodes, inputs_[m], rank_.models.bindings(),
+                           random_state(rank_, *trains_, step, m, inputs_.size()));
+  }
+  forward_captured();
+  assumed_.resize(std::min(assumed_.size(), m));  // the probe takes the place of what ran ahead
+  auto recording = std::make_shared<runtime::Recording>();
+  recording->graph = wanted.graph;
+  recording->graph.read = wanted.values;
+  recording->graph.returned.clear();
+  recording->graph.backward_roots.clear();
+  for (const auto& constant : wanted.constants) {
+    recording->constants.push_back({constant.value, constant.tensor, constant.tensor});
+  }
+  recording->hash = partitioner::hash(recording->graph);
+  StepMessage message = new_message(Round::kProbe, m);
+  add_microbatch({.recording = recording, .scalars = {}, .constants = {}}, message);
+  meet_replicas(message, /*is_last=*/false);
+  perform(message);
+  std::vector<at::Tensor> values;
+  for (ValueId id : wanted.values) values.push_back(run_.value(m, id));
+  return values;
+}
+
+// Before the first step of a model its values may still differ between ranks; from here on they do not.
+void Leader::begin_ahead() {
+  if (has_run_ahead_ || rank_.models.are_alike()) return;
+  has_run_ahead_ = true;
+  StepMessage message = new_message(Round::kForward, 0);
+  meet_replicas(message, /*is_last=*/false);
+  perform(message);
+}
+
+// Nothing that the run needs has been placed or put off, so every rank holds it.
+bool Leader::all_here(const ValueRead& wanted) const {
+  const std::set<std::string> elsewhere = rank_.models.placed_or_delayed();
+  return std::none_of(wanted.graph.values.begin(), wanted.graph.values.end(),
+                      [&](const Value& value) { return is_named(value) && elsewhere.contains(value.name); });
+}
+
+// Forwards of the bodies that have ended, of the one in progress, and of the later ones, taken to be like it. Once that was
+// wrong in a step, none of later ones: each body may use a number of its own, and all would run again for each.
+void Leader::run_ahead(const CapturedBody& current) {
+  const size_t first = assumed_.size();
+  has_run_ahead_ = true;
+  if (!trains_) trains_ = current.recording->graph.has_backward();
+  StepMessage message = new_message(Round::kForward, first);
+  const size_t end = foresees_ ? inputs_.size() : bodies_.size() + 1;
+  for (size_t m = first; m < end; ++m) {
+    assumed_.push_back(m < bodies_.size() ? bodies_[m] : current);
+    add_microbatch(assumed_.back(), message);
+  }
+  meet_replicas(message, /*is_last=*/false);
+  perform(message);
+}
+
+void Leader::forward_captured() {
+  if (assumed_.size() >= bodies_.size()) return;
+  has_run_ahead_ = true;
+  if (!trains_) trains_ = bodies_.back().recording->graph.has_backward();
+  StepMessage message = new_message(Round::kForward, assumed_.size());
+  for (size_t m = assumed_.size(); m < bodies_.size(); ++m) {
+    assumed_.push_back(bodies_[m]);
+    add_microbatch(bodies_[m], message);
+  }
+  meet_replicas(message, /*is_last=*/false);
+  perform(message);
+}
+
+// Programs that ran ahead and that no body has become place nothing. Where one of them would have, all of them go, because
+// they are planned for that placement.
+void Leader::leave_out_dropped() {
+  const auto is_used = [this](uint64_t hash) {
+    return std::any_of(bodies_.begin(), bodies_.end(), [hash](const auto& body) { return body.recording->hash == hash; });
+  };
+  runtime::Owners owners = rank_.models.owners();
+  for (uint64_t hash : added_) {
+    const std::shared_ptr<Program> program = rank_.programs.find(hash);
+    if (is_used(hash)) owners = rank_.models.owners_after(program->graph, program->plan, owners);
+  }
+  if (owners == planned_) return;
+  planned_ = std::move(owners);
+  for (uint64_t hash : added_) {
+    if (is_used(hash)) continue;
+    rank_.programs.erase(hash);
+    forgotten_.push_back(hash);
+  }
+}
+
+void Leader::check_random_stream(bool trains) const {
+  if (!trains_ || *trains_ == trains) return;
+  const bool draws = std::any_of(bodies_.begin(), bodies_.end(), [](const CapturedBody& body) {
+    return has_random(*body.recording);
+  });
+  TORCH_CHECK_NOT_IMPLEMENTED(!draws, "step: expected a body that reads values and draws random numbers (dropout) to be "
+                              "either training or evaluation, got one that ", *trains_ ? "looked like training" : "looked like evaluation",
+                              " when it read and turned out to be ", trains ? "training" : "evaluation",
+                              ". Evaluate under torch::NoGradGuard, with model.eval() where dropout is to rest, and let all "
+                              "microbatches of a training step call backward().");
+}
+
+StepMessage Leader::new_message(Round round, size_t first) const {
+  StepMessage message{.step_function = step_number_,
+                      .step = rank_.training_steps,
+                      .evaluation_step = rank_.evaluation_steps};
+  message.round = round;
+  message.first = static_cast<int32_t>(first);
+  message.num_microbatches = static_cast<int32_t>(inputs_.size());
+  message.trains = trains_.value_or(false);
+  message.reduced = reductions(rank_.models);
+  message.first_active_replica = first_active_replica_;
+  message.gradient_divisor = gradient_divisor_;
+  return message;
+}
+
+// Models are placed at the end of a step whose body reads, and values that were put off are made where they are placed.
+void Leader::check_made(const Graph& graph) const {
+  for (const Value& value : graph.values) {
+    if (!is_named(value) || rank_.models.owners().contains(value.name)) continue;
+    const auto& all = rank_.models.bindings().tensors();
+    const auto named = std::find_if(all.begin(), all.end(), [&](const auto& other) { return other.name == value.name; });
+    TORCH_CHECK_NOT_IMPLEMENTED(named == all.end() || !runtime::is_unmade(named->tensor), "step: expected the first step of a model "
+                                "with delayed parameters to read no values in its body, got one that does; '", value.name,
+                                "' has no values yet. Return what you want to know from the body in this step, or run a step "
+                                "without reads first.");
+  }
+}
+
+Program& Leader::add_microbatch(const CapturedBody& body, StepMessage& message) {
+  const runtime::Recording& recording = *body.recording;
+  if (message.round != Round::kWhole) check_made(recording.graph);
+  const std::shared_ptr<Program> known = rank_.programs.find(recording.hash);
+  Program& program = known ? *known : add_program(recording, message);
+  check_argument_memory(arguments_, program.graph, program.written_inputs, body.outside, rank_.models.bindings());
+  runtime::MicrobatchProgram microbatch{.hash = recording.hash};
+  for (const auto& scalar : body.scalars) microbatch.scalars.push_back({scalar.node, scalar.argument, scalar.value});
+  for (const auto& constant : body.constants) microbatch.constants.push_back({constant.value, constant.tensor});
+  add_own_constants(recording, program, microbatch);
+  message.num_microbatches = static_cast<int32_t>(inputs_.size());
+  message.microbatches.push_back(std::move(microbatch));
+  return program;
+}
+
+Program& Leader::add_program(const runtime::Recording& recording, StepMessage& message) {
+  Plan plan = rank_.programs.make_plan(recording.graph, planned_, static_cast<int>(inputs_.size()));
+  const bool is_whole = message.round != Round::kProbe;
+  runtime::Owners owners = rank_.models.owners_after(
+      recording.graph, plan, planned_, is_whole ? Placement::kWholeModels : Placement::kUsedTensors);
+  check_dense_gradients(recording, [&](const std::string& parameter) {
+    const auto held = owners.find(parameter);
+    return rank_.context.replicas->size() > 1 || (held != owners.end() && held->second.size() > 1);
+  });
+  planned_ = std::move(owners);
+  runtime::NewProgram fresh{.hash = recording.hash, .graph = {}, .plan = {}, .constants = {}};
+  if (rank_.context.pipeline->size() > 1) {
+    fresh.graph = serialise(recording.graph);
+    fresh.plan = serialise(plan);
+  }
+  const auto program = rank_.programs.add(recording.graph, std::move(plan), recording.hash);
+  for (const runtime::ConstantTensor& constant : recording.constants) {
+    fresh.constants.push_back({constant.value, program->constants[constant.value] = constant.recorded()});
+  }
+  added_.push_back(recording.hash);
+  message.new_programs.push_back(std::move(fresh));
+  return *program;
+}
+
+std::optional<std::vector<StepOutput>> Leader::perform(StepMessage& message) {
+  send(message);
+  try {
+    return run_.perform(message, inputs_);
+  } catch (...) {
+    // The others are in the middle of this step and would wait for ever, should the caller go on.
+    failure_ = std::current_exception();
+    rank_.context.world->abort(runtime::describe_exception(std::current_exception()));
+    throw;
+  }
+}
+
+void Leader::send(StepMessage& message) {
+  runtime::Transport& pipeline = *rank_.context.pipeline;
+  message.forgotten = std::exchange(forgotten_, {});  // once: a program may be made anew in the same step
+  if (pipeline.size() == 1) return;
+  const std::string bytes = runtime::encode(message);
+  for (int r = 1; r < pipeline.size(); ++r) pipeline.send_bytes(r, runtime::kStepTag, bytes);
+}
+
+// All ranks forget the step's new programs: they were planned for a placement that never was.
+void Leader::refuse(StepMessage& message) {
+  for (uint64_t hash : added_) rank_.programs.erase(hash);
+  forgotten_.insert(forgotten_.end(), added_.begin(), added_.end());
+  message.new_programs.clear();
+  message.microbatches.clear();
+  run_.drop_from(0);
+  send(message);
+}
+
+}  // namespace smp::engine

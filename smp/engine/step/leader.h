@@ -1,0 +1,85 @@
+// The leader's part of a step: it runs the body for each microbatch and tells the followers what to run.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/exchange/step_protocol.h"
+#include "smp/engine/replicas/replica_step.h"
+#include "smp/engine/step/step_run.h"
+#include "smp/step.h"
+
+namespace smp::engine {
+
+/// Throws what the leader refused the step for.
+[[noreturn]] void throw_refusal(const runtime::StepMessage& message);
+
+/// Bodies run one after the other, as in a plain loop. One that reads a value finds it computed: at the first read the
+/// forwards of this microbatch and all later ones run through the pipeline, on the assumption that their bodies will do
+/// what the recording says. Each body proves that when it has ended; where one does something else, the forwards from
+/// that microbatch on are undone and run again. Gradients are touched only after the last body.
+class Leader {
+ public:
+  Leader(RankState& rank, int step_number, const step_internal::Call& call);
+
+  /// Throws what refuses the step, after telling the followers.
+  std::vector<StepOutput> run();
+
+  /// Takes part in one step of the replicas that still have batches, in place of run(). When none has any, returns the one
+  /// with the most steps.
+  std::optional<int> shadow();
+  /// Tells the followers so.
+  void end_join(int source);
+
+ private:
+  MicrobatchInputs split();
+  void capture_bodies();
+  void capture_body(runtime::BodyCapture& capture, const std::string& key);
+  runtime::BodyCapture& own_capture();
+  std::vector<at::Tensor> read(const runtime::ValueRead& read);
+  std::vector<at::Tensor> probe(const runtime::ValueRead& read);
+  void run_ahead(const runtime::CapturedBody& assumed);
+  void begin_ahead();
+  void forward_captured();
+  bool all_here(const runtime::ValueRead& read) const;
+  void check_made(const partitioner::Graph& graph) const;
+
+  runtime::StepMessage new_message(runtime::Round round, size_t first) const;
+  Program& add_microbatch(const runtime::CapturedBody& body, runtime::StepMessage& message);
+  Program& add_program(const runtime::Recording& recording, runtime::StepMessage& message);
+  std::optional<std::vector<StepOutput>> perform(runtime::StepMessage& message);
+  void leave_out_dropped();
+  void check_random_stream(bool trains) const;
+
+  void follow_active(const std::vector<ReplicaStep>& all, runtime::StepMessage& message);
+  void meet_replicas(runtime::StepMessage& message, bool is_last);
+  void send(runtime::StepMessage& message);
+  void refuse(runtime::StepMessage& message);
+  std::string new_owners() const;
+
+  RankState& rank_;
+  int step_number_;
+  const step_internal::Call& call_;
+  StepRun run_;
+  std::vector<step_internal::StepTensor> arguments_;
+  MicrobatchInputs inputs_;
+  std::vector<runtime::CapturedBody> bodies_;   // that have ended
+  std::vector<runtime::CapturedBody> assumed_;  // by microbatch: what its forward ran as
+  runtime::Owners planned_;                     // placement after the programs planned so far
+  std::optional<bool> trains_;                  // which random numbers the forwards so far drew
+  bool has_met_replicas_ = false;
+  int32_t first_active_replica_ = 0;
+  int32_t gradient_divisor_ = 1;
+  bool a_replica_reads_ = false;
+  std::exception_ptr failure_;   // of a round
+  std::optional<runtime::StepMessage> refusal_;  // by the replicas, in answer to a read
+  bool has_run_ahead_ = false;  // rounds have begun, though their forwards may be undone by now
+  bool foresees_ = true;        // bodies have done what was assumed of them
+  std::vector<uint64_t> added_;      // programs new in this step
+  std::vector<uint64_t> forgotten_;  // programs that the followers do not know to be forgotten
+};
+
+}  // namespace smp::engine

@@ -1,0 +1,174 @@
+// What a rank has found is a text that starts with a digit: the less, the nearer to the cause.
+#include "smp/engine/step/nonfinite.h"
+
+#include <ATen/ops/isnan.h>
+#include <c10/util/Exception.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <iterator>
+#include <unordered_set>
+
+#include "runtime/libtorch/finite.h"
+#include "smp/engine/replicas/replica_step.h"
+
+namespace smp::engine {
+namespace {
+
+using partitioner::ValueKind;
+
+constexpr char kLoss = '0';
+
+std::string what_in(const at::Tensor& tensor) {
+  const at::Tensor values = tensor.is_sparse() ? tensor._values() : tensor;
+  return values.isnan().any().item<bool>() ? "nan" : "inf";
+}
+
+std::string on(const RankState& rank) {
+  return " on rank " + std::to_string(rank.context.world->rank());
+}
+
+bool has_gradient(const runtime::NamedTensor& named) {
+  const at::Tensor& gradient = named.tensor.grad();
+  return gradient.defined() && (gradient.is_sparse() || gradient.any().item<bool>());
+}
+
+using Parameters = std::vector<runtime::NamedTensor>;
+
+// Those of each optimizer of the model; all of the model where it has none. Nobody uses the gradients of others, nor clears
+// them.
+std::vector<Parameters> updated_parameters(const RankState& rank, const Model& model) {
+  const auto& tensors = model.own.tensors();
+  std::vector<Parameters> all;
+  for (const auto& weak : rank.optimizers) {
+    const auto alive = weak.lock();
+    if (!alive || alive->model.get() != &model) continue;
+    std::unordered_set<const c10::TensorImpl*> updated;
+    for (const auto& group : alive->optimizer->param_groups()) {
+      for (const at::Tensor& parameter : group.params()) updated.insert(parameter.unsafeGetTensorImpl());
+    }
+    std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(all.emplace_back()),
+                 [&](const auto& named) { return updated.contains(named.tensor.unsafeGetTensorImpl()); });
+  }
+  if (!all.empty()) return all;
+  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(all.emplace_back()),
+               [](const auto& named) { return named.kind == ValueKind::kParameter; });
+  return all;
+}
+
+bool is_cleared(const RankState& rank, const Model& model) {
+  const auto all = updated_parameters(rank, model);
+  return std::any_of(all.begin(), all.end(), [&](const Parameters& parameters) {
+    const auto is_trained_here = [&](const auto& named) { return named.tensor.requires_grad() && rank.models.is_here(named.tensor); };
+    return std::any_of(parameters.begin(), parameters.end(), is_trained_here) &&
+           std::none_of(parameters.begin(), parameters.end(), has_gradient);
+  });
+}
+
+// "" where there is nothing to find.
+std::string find(const RankState& rank, Model& model) {
+  std::vector<size_t> before_mean;
+  if (model.reduction.reducer) before_mean = model.reduction.reducer->take_nonfinite();
+  if (!model.nonfinite_loss.empty()) return kLoss + model.nonfinite_loss;
+  const auto& all = model.own.tensors();
+  const auto has_finite = [](const runtime::NamedTensor& named) {
+    return named.kind != ValueKind::kParameter || runtime::is_finite(named.tensor.grad());
+  };
+  if (before_mean.empty() && std::all_of(all.begin(), all.end(), has_finite)) return "";
+  Parameters parameters;
+  for (const Parameters& some : updated_parameters(rank, model)) parameters.insert(parameters.end(), some.begin(), some.end());
+  for (const size_t i : before_mean) {
+    const at::Tensor& bad = model.reduction.reducer->parameters()[i];
+    for (const runtime::NamedTensor& named : parameters) {
+      if (named.tensor.is_same(bad)) return "1nan or inf in the gradient of '" + named.name + "'" + on(rank);
+    }
+  }
+  for (const runtime::NamedTensor& named : parameters) {
+    if (runtime::is_finite(named.tensor.grad())) continue;
+    return "2" + what_in(named.tensor.grad()) + " in the gradient of '" + named.name + "'" +
+           on(rank);
+  }
+  return "";
+}
+
+std::string nearest_to_the_cause(const std::vector<std::string>& found) {
+  std::string nearest = "9";
+  for (const std::string& text : found) {
+    if (!text.empty() && text[0] < nearest[0]) nearest = text;
+  }
+  return nearest;
+}
+
+}  // namespace
+
+void note_cleared(const RankState& rank, bool has_step) {
+  for (const auto& model : rank.models.all()) {
+    model->nonfinite_loss.clear();
+    model->is_cleared = has_step && model->nonfinite_is_loss && is_cleared(rank, *model);
+  }
+}
+
+void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& programs,
+                 const runtime::RankResults& results, const std::string& reduced) {
+  if (rank.context.config.nonfinite == Nonfinite::kIgnore) return;
+  for (size_t m = 0; m < programs.size(); ++m) {
+    for (const partitioner::ValueId root : programs[m]->graph.backward_roots) {
+      const auto loss = results[m].find(root);
+      if (loss == results[m].end() || runtime::is_finite(loss->second)) continue;
+      const std::string text =
+          what_in(loss->second) + " in the loss of microbatch " + std::to_string(m) + on(rank);
+      for (size_t i = 0; i < reduced.size(); ++i) {
+        std::string& first = rank.models.all()[i]->nonfinite_loss;
+        if (reduced[i] != kMakesNone && first.empty()) first = text;
+      }
+    }
+  }
+}
+
+void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t number) {
+  const Context& context = rank.context;
+  if (context.config.nonfinite == Nonfinite::kIgnore) return;
+  std::vector<std::string> found;
+  std::vector<int64_t> num_ranks;  // that have found something, and whose gradients were cleared, by model
+  for (size_t i = 0; i < reduced.size(); ++i) {
+    found.push_back(reduced[i] == kMakesNone ? "" : find(rank, *rank.models.all()[i]));
+    num_ranks.push_back(!found.back().empty());
+    num_ranks.push_back(rank.models.all()[i]->is_cleared);
+  }
+  for (const auto* group : {&context.pipeline, &context.replicas}) {
+    (*group)->all_reduce_sum(num_ranks.data(), static_cast<int64_t>(num_ranks.size()),
+                             c10::ScalarType::Long);
+  }
+  for (size_t i = 0; i < reduced.size(); ++i) {
+    if (reduced[i] == kMakesNone) continue;
+    Model& model = *rank.models.all()[i];
+    if (!model.nonfinite_is_loss || num_ranks[2 * i + 1] > 0) {
+      model.nonfinite.clear();
+      model.nonfinite_is_loss = false;
+    }
+    if (num_ranks[2 * i] == 0) continue;
+    const std::string now = nearest_to_the_cause(context.world->all_gather(found[i]));
+    if (!model.nonfinite.empty()) continue;
+    model.nonfinite = now.substr(1) + " in training step " + std::to_string(number);
+    model.nonfinite_is_loss = now[0] == kLoss;
+  }
+}
+
+bool may_update(RankState& rank, const Model& model) {
+  const Context& context = rank.context;
+  if (model.nonfinite.empty() || context.config.nonfinite == Nonfinite::kIgnore) return true;
+  const std::string text =
+      "DistributedOptimizer::step: expected finite losses and gradients, got " + model.nonfinite;
+  TORCH_CHECK(context.config.nonfinite == Nonfinite::kSkip, text,
+              ". No rank has updated anything. Find the cause, or set "
+              "Config::nonfinite: skip leaves such updates out, as loss scaling needs it, and "
+              "ignore makes them.");
+  ++rank.num_skipped_updates;
+  if (context.world->rank() == 0) {
+    context.logger.warning(text + ": the update is skipped, as nonfinite=skip says; " +
+                           std::to_string(rank.num_skipped_updates) + " so far");
+  }
+  return false;
+}
+
+}  // namespace smp::engine

@@ -1,0 +1,30 @@
+// Losses and gradients that are not finite: found by the ranks that have them, known to all alike.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/executor/executor.h"
+#include "smp/engine/rank_state.h"
+
+namespace smp::engine {
+
+/// Before a training step: a loss of an earlier one counts on in models whose gradients have not been
+/// cleared since. `has_step`: false on a replica that has joined; nobody clears its gradients.
+void note_cleared(const RankState& rank, bool has_step = true);
+
+/// Looks at the losses that were computed here. `programs` and `results` by microbatch; `reduced`:
+/// see kAverages.
+void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& programs,
+                 const runtime::RankResults& results, const std::string& reduced);
+
+/// At the end of training step `number`: looks at the gradients of the models that it has trained, of
+/// what their optimizers update, and tells all ranks. Collective over the world.
+void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t number);
+
+/// Whether an optimizer may update the model, as Config::nonfinite says. Throws c10::Error where
+/// that is an error.
+bool may_update(RankState& rank, const Model& model);
+
+}  // namespace smp::engine
