@@ -200,16 +200,8 @@ std::string DistributedModelBase::plan_json() const {
 }
 
 double DistributedModelBase::predicted_step_s() const {
-  return model_->predicted_step_us * 1e-6;
-}
-
-void DistributedModelBase::measure_again() {
-  engine::refuse_in_body("measure_again");
-  engine::refuse_in_join("measure_again");
-  engine::Conductor& own = conductor("measure_again");
-  TORCH_CHECK_VALUE(own.context().config.cost == CostSource::kMeasured, "measure_again: expected cost=measured, got ",
-                    "cost=predicted, by which times are those of a model of a processor. Set Config::cost.");
-  own.measure_again();
+  const auto& program = model_->first_program;
+  return program == nullptr ? 0 : program->plan.predicted_step_us * 1e-6;
 }
 
 std::vector<int64_t> DistributedModelBase::predicted_peak_bytes() const {

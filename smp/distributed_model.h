@@ -122,10 +122,6 @@ class DistributedModelBase {
   std::string plan_json() const;
   /// Predicted seconds of that step, with its bodies and the averaging of gradients, and predicted peak bytes by pipeline rank.
   double predicted_step_s() const;
-  /// The next step outside of smp::join first times the operators that models were planned for anew. Plans stay;
-  /// predicted_step_s() is then what they take by these times: for a machine that is faster or slower now than it was. On all
-  /// ranks, outside of step bodies and smp::join. Throws c10::ValueError unless cost=measured.
-  void measure_again();
   std::vector<int64_t> predicted_peak_bytes() const;
 
  protected:

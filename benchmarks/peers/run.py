@@ -11,7 +11,7 @@ rounds, and the ratio: above 1, smp is faster.
 vs_tdp_*         a pipeline of two ranks against the best schedule of torch.distributed.pipelining, same microbatches
 vs_torch_best_*  smp with everything left to it against the fastest of what torch offers
 smp_choice_*     what smp has chosen for itself against the fastest of its own layouts, each in INSTANCES; 1: none is faster
-predicted_*      predicted over measured time of a step, operators timed and steps run in turns
+predicted_*      predicted over measured time of a step, each of a job that has just begun
 """
 import argparse
 import collections
@@ -37,7 +37,7 @@ BATCH = {"gpt2": 8}  # where it is less than the most microbatches above
 MODELS = ["lm-small", "lm-medium", "mlp-tiny", "mlp-wide", "gpt2", "resnet"]
 SECONDS_PER_TURN = 0.25
 MOST_STEPS = 40  # of one turn
-SECONDS_OF_PREDICTED = 1  # steps before a prediction, and behind it
+SECONDS_OF_PREDICTED = 1  # steps that a prediction is compared with
 PREDICTION = "0"  # the question for one
 AGAINST_TORCH = 3  # times the rounds: cheap, and what smp is judged by
 NEAR = 1.1  # times the fastest of smp's layouts: the slower ones are measured in the first rounds only
@@ -226,16 +226,17 @@ def ratio_of(times, name, other):
     return statistics.median(a / b for a, b in zip(times[name], times[other]))
 
 
-def compare_prediction(side, rounds, name):
-    """Operators are timed between a second of steps and another; a prediction is compared with both."""
-    count = max(1, round(SECONDS_OF_PREDICTED / statistics.median(side.seconds("3"))))
-
+def compare_prediction(start, name):
+    """Each of INSTANCES jobs has timed its operators as it began, and runs a second of steps."""
     def take():
-        before = statistics.median(side.seconds(str(count)))
+        side = start()
         predicted, = side.seconds(PREDICTION)
-        return predicted, (before + statistics.median(side.seconds(str(count)))) / 2
+        count = max(1, round(SECONDS_OF_PREDICTED / statistics.median(side.seconds("3"))))
+        measured = statistics.median(side.seconds(str(count)))
+        side.close()
+        return predicted, measured
 
-    raw = undisturbed(rounds, take)
+    raw = undisturbed(INSTANCES, take)
     ratio = statistics.median(predicted / measured for predicted, measured in raw)
     predicted, measured = (statistics.median(column) * 1e3 for column in zip(*raw))
     report(f"predicted_{name}", ratio, f"{predicted:.2f} ms for {measured:.2f} ms")
@@ -286,7 +287,6 @@ class Contest:
     def vs_tdp(self, microbatches):
         ratio, raw = self.ratio_to_best(f"smp {microbatches}", [f"{kind} {microbatches}" for kind in PIPELINES])
         report(f"vs_tdp_{self.model}_m{microbatches}", ratio, raw)
-        compare_prediction(self.pipelines[microbatches], self.rounds, f"{self.model}_m{microbatches}")
         return ratio
 
     def vs_torch_best(self):
@@ -318,7 +318,11 @@ class Contest:
         choice = f"{replicas} replicas of {ranks} ranks, {microbatches} microbatches in all"
         report(f"smp_choice_{self.model}", ratio_of(times, "smp", best),
                f"{milliseconds(raw)}; all others took a tenth longer in the first rounds, and more; smp has chosen {choice}")
-        compare_prediction(self.chosen, self.rounds, f"{self.model}_chosen")
+
+    def predictions(self):
+        for count in MICROBATCHES:
+            compare_prediction(lambda count=count: self.smp(count, "pipeline"), f"{self.model}_m{count}")
+        compare_prediction(lambda: self.smp("auto", "auto"), f"{self.model}_chosen")
 
     def close(self):
         close_all({number: (side, "") for number, side in enumerate([self.chosen, *self.pipelines.values()])})
@@ -341,6 +345,7 @@ def main():
                 ratios.setdefault("vs_torch_best_geomean", []).append(contest.vs_torch_best())
                 contest.choice()
                 contest.close()
+                contest.predictions()
     finally:
         Side.kill_all()  # stopped ones would stay for ever
     for name, of_models in ratios.items():

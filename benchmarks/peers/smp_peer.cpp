@@ -52,12 +52,7 @@ class Training {
     model_.train();
   }
 
-  /// By operators that are timed now.
-  double predict() {
-    model_.measure_again();
-    step();
-    return model_.predicted_step_s();
-  }
+  double predicted_step_s() const { return model_.predicted_step_s(); }
   std::string layout() const {
     return std::to_string(smp::dp_size()) + "x" + std::to_string(smp::pp_size()) + "x" + std::to_string(num_microbatches_);
   }
@@ -88,7 +83,7 @@ double seconds_together(Training& training) {
   return last_end - last_begin;
 }
 
-// Number of steps that are wanted, on every process; 0: a prediction of one. None: the end.
+// Number of steps that are wanted, on every process; 0: the predicted seconds of one. None: the end.
 std::optional<int64_t> next_request() {
   constexpr int64_t kEnd = -1;
   int64_t count = kEnd;
@@ -128,7 +123,7 @@ int main(int argc, char** argv) {
   if (smp::rank() == 0) std::cout << "ready " << training.layout() << std::endl;
   while (const std::optional<int64_t> count = next_request()) {
     std::ostringstream answer;
-    if (*count == 0) answer << training.predict();
+    if (*count == 0) answer << training.predicted_step_s();
     for (int64_t i = 0; i < *count; ++i) answer << seconds_together(training) << ' ';
     if (smp::rank() == 0) std::cout << answer.str() << std::endl;
   }

@@ -57,25 +57,13 @@ double read_number(std::string_view key, const json::value& value) {
 
 OperatorTime read_time(std::string_view key, const json::value& value) {
   const auto* numbers = value.if_array();
-  TORCH_CHECK_VALUE(numbers != nullptr && numbers->size() == 3,
-                    "measured costs: expected two times in microseconds and their jitter for the operator '", key, "', got ",
+  TORCH_CHECK_VALUE(numbers != nullptr && numbers->size() == 2,
+                    "measured costs: expected two times in microseconds for the operator '", key, "', got ",
                     json::serialize(value), ".");
-  return {read_number(key, numbers->at(0)), read_number(key, numbers->at(1)), read_number(key, numbers->at(2))};
+  return {read_number(key, numbers->at(0)), read_number(key, numbers->at(1))};
 }
 
-std::vector<double> read_slowness(std::string_view key, const json::value& value) {
-  const auto* numbers = value.if_array();
-  TORCH_CHECK_VALUE(numbers != nullptr, "measured costs: expected a number for each rank for '", key, "', got ",
-                    json::serialize(value), ".");
-  std::vector<double> slowness;
-  for (const json::value& number : *numbers) {
-    slowness.push_back(read_number(key, number));
-    TORCH_CHECK_VALUE(slowness.back() > 0, "measured costs: expected numbers above 0 for '", key, "', got 0.");
-  }
-  return slowness;
-}
-
-constexpr std::string_view kAveraging = "averaging", kSlowness = "slowness";  // no operators of any library: these have "::"
+constexpr std::string_view kAveraging = "averaging";  // no operator of any library: these have "::"
 
 }  // namespace
 
@@ -100,12 +88,11 @@ void MeasuredCosts::add(const Graph& graph, const std::vector<std::optional<Oper
     auto& [sum, count] = sums[operator_key(graph, graph.nodes[n])];
     sum.forward_us += times[n]->forward_us;
     sum.backward_us += times[n]->backward_us;
-    sum.jitter += times[n]->jitter;
     ++count;
   }
   for (const auto& [key, of_key] : sums) {
     const auto& [sum, count] = of_key;
-    times_[key] = {sum.forward_us / count, sum.backward_us / count, sum.jitter / count};
+    times_[key] = {sum.forward_us / count, sum.backward_us / count};
   }
 }
 
@@ -121,24 +108,12 @@ bool MeasuredCosts::covers(const Graph& graph) const {
   return true;
 }
 
-double MeasuredCosts::jitter_of(const Graph& graph) const {
-  double us = 0, weighted = 0;
-  for (const Node& node : graph.nodes) {
-    const OperatorTime* time = find(graph, node);
-    if (time == nullptr) continue;
-    us += time->forward_us + time->backward_us;
-    weighted += time->jitter * (time->forward_us + time->backward_us);
-  }
-  return us > 0 ? weighted / us : 0;
-}
-
 std::string MeasuredCosts::to_json() const {
   json::object operators;
   for (const auto& [key, time] : times_) {
-    operators[key] = json::array{time.forward_us, time.backward_us, time.jitter};
+    operators[key] = json::array{time.forward_us, time.backward_us};
   }
   if (averaging_us_per_mib_ > 0) operators[kAveraging] = averaging_us_per_mib_;
-  if (!slowness_.empty()) operators[kSlowness] = json::array(slowness_.begin(), slowness_.end());
   return json::serialize(operators);
 }
 
@@ -153,19 +128,15 @@ void MeasuredCosts::add_json(std::string_view text) {
                     error ? error.message() : "another value", ".");
   std::map<std::string, OperatorTime, std::less<>> added;
   double averaging_us_per_mib = averaging_us_per_mib_;
-  std::vector<double> slowness = slowness_;
   for (const auto& [key, value] : parsed.get_object()) {
     if (key == kAveraging) {
       averaging_us_per_mib = read_number(key, value);
-    } else if (key == kSlowness) {
-      slowness = read_slowness(key, value);
     } else {
       added.emplace(key, read_time(key, value));
     }
   }
   for (auto& [key, time] : added) times_[key] = time;
   averaging_us_per_mib_ = averaging_us_per_mib;
-  slowness_ = std::move(slowness);
 }
 
 }  // namespace smp::partitioner

@@ -17,7 +17,6 @@ namespace smp::partitioner {
 struct OperatorTime {
   double forward_us = 0;
   double backward_us = 0;
-  double jitter = 0;  // relative standard deviation of the microbatches that it was timed in
   bool operator==(const OperatorTime&) const = default;
 };
 
@@ -41,14 +40,7 @@ class MeasuredCosts {
   double averaging_us_per_mib() const { return averaging_us_per_mib_; }
   void set_averaging_us_per_mib(double us) { averaging_us_per_mib_ = us; }
 
-  /// Relative standard deviation of a microbatch's time: that of its operators, by their time. 0: not measured.
-  double jitter_of(const Graph& graph) const;
-
-  /// How many times as long as world rank 0, whose times these are, each rank takes; empty: not known.
-  const std::vector<double>& slowness() const { return slowness_; }
-  void set_slowness(std::vector<double> by_rank) { slowness_ = std::move(by_rank); }
-
-  /// JSON, to send and to keep: {key: [forward, backward, jitter]}, "averaging" where it is not 0, and "slowness" where it is known.
+  /// JSON, to send and to keep: {key: [forward, backward]}, and "averaging" where it is not 0.
   std::string to_json() const;
   /// Adds what `to_json` has written. Throws c10::ValueError, and adds nothing, for any other text.
   void add_json(std::string_view text);
@@ -56,7 +48,6 @@ class MeasuredCosts {
  private:
   std::map<std::string, OperatorTime, std::less<>> times_;
   double averaging_us_per_mib_ = 0;
-  std::vector<double> slowness_;
 };
 
 }  // namespace smp::partitioner

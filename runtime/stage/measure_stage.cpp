@@ -13,7 +13,6 @@
 
 #include "runtime/device/random.h"
 #include "runtime/stage/autograd_stage.h"
-#include "runtime/stage/sample_times.h"
 
 namespace smp::runtime {
 namespace {
@@ -81,15 +80,15 @@ class ForwardTimer : public StageWatcher {
   OperatorTimer timer_;
 };
 
-/// The mean over the middle half of the samples, by duration.
+/// The mean over the middle half of the samples, by duration: some microbatches are interrupted by other work.
 Sample mean_of(std::vector<Sample> samples) {
   std::sort(samples.begin(), samples.end(), [](const Sample& a, const Sample& b) { return a.total_us() < b.total_us(); });
-  const auto middle = middle_half(samples.size());
-  Sample mean = samples[middle.first];
-  const double share = 1.0 / static_cast<double>(middle.second - middle.first);
+  const size_t first = samples.size() / 4, end = samples.size() - first;
+  Sample mean = samples[first];
+  const double share = 1.0 / static_cast<double>(end - first);
   const auto average = [&](auto&& number_of) {
     double sum = 0;
-    for (size_t s = middle.first; s < middle.second; ++s) sum += number_of(samples[s]);
+    for (size_t s = first; s < end; ++s) sum += number_of(samples[s]);
     number_of(mean) = sum * share;
   };
   for (size_t n = 0; n < mean.forward_us.size(); ++n) {
@@ -98,12 +97,6 @@ Sample mean_of(std::vector<Sample> samples) {
   }
   average([](Sample& sample) -> double& { return sample.whole_backward_us; });
   return mean;
-}
-
-double jitter_of(const std::vector<Sample>& samples) {
-  std::vector<double> times_us;
-  for (const Sample& sample : samples) times_us.push_back(sample.total_us());
-  return runtime::jitter_of(times_us);
 }
 
 }  // namespace
@@ -132,18 +125,15 @@ class StageMeasurement::Impl {
   }
 
   StageTimes times() const {
-    if (!reference_) return of(of_tape_);
+    if (!reference_) {
+      const Sample tape = mean_of(of_tape_);
+      return {tape.forward_us, tape.backward_us};
+    }
     const Sample autograd = mean_of(of_reference_);
-    return {autograd.forward_us, is_taped_ ? with_overhead(mean_of(of_tape_), autograd) : by_expectation(autograd),
-            jitter_of(of_reference_)};
+    return {autograd.forward_us, is_taped_ ? with_overhead(mean_of(of_tape_), autograd) : by_expectation(autograd)};
   }
 
  private:
-  static StageTimes of(const std::vector<Sample>& samples) {
-    const Sample mean = mean_of(samples);
-    return {mean.forward_us, mean.backward_us, jitter_of(samples)};
-  }
-
   // Autograd takes the same kernels, and about as long more for each of them.
   static std::vector<double> with_overhead(const Sample& tape, const Sample& autograd) {
     const int num_calls = std::accumulate(tape.backward_calls.begin(), tape.backward_calls.end(), 0);

@@ -27,7 +27,6 @@ struct MeasureOptions {
 /// Microseconds of one microbatch by NodeId; 0 for nodes of other stages.
 struct StageTimes {
   std::vector<double> forward_us, backward_us;
-  double jitter = 0;  // relative standard deviation of a microbatch's time
 };
 
 /// Runs one stage of `plan` alone, with inputs and gradients of the shapes that its neighbours would send. No given tensor is

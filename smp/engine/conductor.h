@@ -42,7 +42,6 @@ class Conductor {
     rank_.training_steps = steps.training;
     rank_.evaluation_steps = steps.evaluation;
   }
-  void measure_again() { rank_.measures_again = true; }
   void add_optimizer(const OptimizerMemory& memory, const std::shared_ptr<OptimizerOfModel>& optimizer);
 
   /// Whether an optimizer may update the model now (Config::nonfinite). Throws c10::Error where

@@ -78,11 +78,9 @@ void Context::form_groups() {
 
 Context::~Context() = default;
 
-runtime::Topology Context::topology_of(int pipeline_ranks) const { return make_topology(config, world->size(), pipeline_ranks); }
-
 void Context::lay_out(int pipeline_ranks) {
   config.pipeline_parallel_degree = pipeline_ranks;
-  topology = topology_of(pipeline_ranks);
+  topology = make_topology(config, world->size(), pipeline_ranks);
   is_laid_out = true;
   form_groups();
 }

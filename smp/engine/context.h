@@ -88,8 +88,6 @@ struct Context {
   runtime::Transport& group(CommGroup which) const;
   /// Forms the groups anew, with pipelines of `pipeline_ranks`. Collective over the world.
   void lay_out(int pipeline_ranks);
-  /// The ranks in pipelines of that many.
-  runtime::Topology topology_of(int pipeline_ranks) const;
   /// Throws c10::Error naming `caller` as long as groups of that kind are not known.
   void check_laid_out(runtime::GroupKind which, const char* caller) const;
 

@@ -50,7 +50,6 @@ struct RankState {
   std::map<int, std::unique_ptr<runtime::BodyCapture>> captures;  // by step number
   AutoMicrobatches auto_microbatches;
   std::set<int> measured_steps;  // step functions whose operators were timed, or known
-  bool measures_again = false;   // in the next step
   JoinState join;
   runtime::BodyCapture* body_in_progress = nullptr;
   uint64_t training_steps = 0;

@@ -41,7 +41,7 @@ std::filesystem::path folder_of(const Config& config, const EnvironmentLookup& l
   return {};
 }
 
-constexpr int kTimesVersion = 2;  // of what is measured: 2 leaves interrupted microbatches out of means and jitter
+constexpr int kTimesVersion = 3;  // of what is measured and how it is written
 
 }  // namespace
 

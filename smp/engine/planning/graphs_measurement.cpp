@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "partitioner/partition/graph_costs.h"
@@ -27,12 +26,11 @@ int64_t most_bytes(const Plan& plan) {
   return *std::max_element(plan.predicted_peak_bytes.begin(), plan.predicted_peak_bytes.end());
 }
 
-/// As few parts, of at least so many, as fit into memory one after the other.
-Plan parts_of(const Graph& graph, size_t least_parts) {
+/// As few parts as fit into memory one after the other.
+Plan parts_of(const Graph& graph) {
   PartitionOptions options;
   const Plan plan = partition(graph, options);
-  const int64_t fitting = 1 + most_bytes(plan) / kMeasuredAtOnce;
-  const int64_t parts = std::min<int64_t>(std::max<int64_t>(fitting, least_parts), static_cast<int64_t>(graph.nodes.size()));
+  const int64_t parts = std::min<int64_t>(1 + most_bytes(plan) / kMeasuredAtOnce, static_cast<int64_t>(graph.nodes.size()));
   for (options.num_ranks = static_cast<int>(parts); options.num_ranks > 1; options.num_ranks /= 2) {
     try {
       return partition(graph, options);
@@ -57,26 +55,21 @@ at::Tensor with_geometry(const at::Tensor& tensor, const TensorSpec& spec) {
 }  // namespace
 
 std::vector<GraphTimes> GraphsMeasurement::run() {
-  std::vector<std::vector<Part>> together(least_parts_);
+  std::vector<std::vector<Part>> together(1);  // first the graphs of one part, then each part of the others by itself
   for (size_t g = 0; g < graphs_.size(); ++g) {
     const Graph& graph = graphs_[g].graph;
     times_[g].resize(graph.nodes.size());
-    plans_.push_back(is_only_libtorch(graph) ? parts_of(graph, least_parts_) : Plan());
+    plans_.push_back(is_only_libtorch(graph) ? parts_of(graph) : Plan());
     const size_t num_parts = plans_[g].stages.size();
     if (num_parts == 0) {
       rank_.context.logger.warning("cost=measured: expected LibTorch's own operators, got others (smp::opaque) in the step "
                                    "body, which only training may run; its times are predicted.");
     }
-    const bool fits = num_parts <= least_parts_;
-    for (size_t s = 0; s < num_parts; ++s) (fits ? together[s] : together.emplace_back()).push_back({g, s});
+    for (size_t s = 0; s < num_parts; ++s) (num_parts == 1 ? together.front() : together.emplace_back()).push_back({g, s});
   }
-  std::erase_if(together, [](const std::vector<Part>& parts) { return parts.empty(); });
-  // The smallest graph that fits, or its first part: candidates begin with a single microbatch.
-  if (!together.empty()) {
-    const Part& smallest = together.front().back();
-    together.front().push_back({smallest.graph, smallest.stage, /*is_yardstick=*/true});
+  for (const std::vector<Part>& parts : together) {
+    if (!parts.empty()) measure_together(parts);
   }
-  for (const std::vector<Part>& parts : together) measure_together(parts);
   return std::move(times_);
 }
 
@@ -113,22 +106,15 @@ void GraphsMeasurement::warn(const std::exception_ptr& error) const {
 }
 
 void GraphsMeasurement::keep(const Part& part, const runtime::StageTimes& of_part) {
-  if (part.is_yardstick) {
-    const double forward_us = std::accumulate(of_part.forward_us.begin(), of_part.forward_us.end(), 0.0);
-    yardstick_us_ = std::accumulate(of_part.backward_us.begin(), of_part.backward_us.end(), forward_us);
-    return;
-  }
   for (const NodeId n : plans_[part.graph].stages[part.stage].nodes) {
     const auto at = static_cast<size_t>(n);
-    times_[part.graph][at] = OperatorTime{of_part.forward_us[at], of_part.backward_us[at], of_part.jitter};
+    times_[part.graph][at] = OperatorTime{of_part.forward_us[at], of_part.backward_us[at]};
   }
 }
 
 runtime::MeasureOptions GraphsMeasurement::options_of(const Part& part, const std::shared_ptr<runtime::OwnTensors>& own) const {
   const auto& [graph, inputs] = graphs_[part.graph];
-  const auto lookup = [this, &graph = graph, given = part.is_yardstick ? std::vector<at::Tensor>() : inputs](ValueId id) {
-    return tensor_of(graph, given, id);
-  };
+  const auto lookup = [this, &graph = graph, &inputs = inputs](ValueId id) { return tensor_of(graph, inputs, id); };
   return {.tape = rank_.context.config.stage == StageKind::kTape,
           .tensors = lookup,
           .expected_backward_us = graph_costs(graph, DeviceModel{}).backward_us,

@@ -10,9 +10,6 @@
 #include <chrono>
 #include <exception>
 #include <numeric>
-#include <optional>
-#include <set>
-#include <utility>
 
 #include "partitioner/graph/graph_io.h"
 #include "runtime/gradients/gradient_reducer.h"
@@ -23,7 +20,6 @@
 #include "smp/engine/planning/cost_cache.h"
 #include "smp/engine/planning/graphs_measurement.h"
 #include "smp/engine/rank_state.h"
-#include "smp/engine/step/split.h"
 
 namespace smp::engine {
 
@@ -101,7 +97,7 @@ class Measuring {
     if (unknown.empty() && costs.size() > 0) {
       rank_.context.logger.info(c10::str("times of ", costs.size(), " operators are known from '", cache_.path(), "'"));
     }
-    const double seconds = measure(unknown, /*least_parts=*/1, costs);
+    const double seconds = measure(unknown, costs);
     if (unknown.empty()) return;
     cache_.write(costs);
     const std::string kept = cache_.path().empty() ? "" : ", kept in '" + cache_.path() + "'";
@@ -109,28 +105,17 @@ class Measuring {
                                        seconds, " s", kept));
   }
 
-  /// What the models were planned for, on what this step is given. Not kept: so slow the machine is now.
-  void run_again(const step_internal::Call& call) {
-    MeasuredCosts costs;
-    // A rank has its stage in the caches, not the whole model. Plans need the whole in one go: parts of it that are run at
-    // different times are not to be compared on a machine that changes its speed.
-    const int pipeline_ranks = rank_.context.is_laid_out ? rank_.context.pipeline->size() : 1;
-    measure(planned_graphs(call), pipeline_ranks, costs);
-  }
-
  private:
   // Adds to `costs` what may be kept, and tells all ranks the rest too. Returns the seconds that operators took.
-  double measure(const std::vector<GraphToPlan>& graphs, int least_parts, MeasuredCosts& costs) {
+  double measure(const std::vector<GraphToPlan>& graphs, MeasuredCosts& costs) {
     const auto begin = std::chrono::steady_clock::now();
     runtime::Transport& world = *rank_.context.world;
     const std::vector<int64_t> averaged = gradients_to_average(rank_);
-    send_to_all(world, encode_wanted(graphs, least_parts, averaged));
-    GraphsMeasurement measurement(rank_, graphs, least_parts);
-    const std::vector<GraphTimes> times = measurement.run();
+    send_to_all(world, encode_wanted(graphs, averaged));
+    const std::vector<GraphTimes> times = GraphsMeasurement(rank_, graphs).run();
     for (size_t g = 0; g < graphs.size(); ++g) costs.add(graphs[g].graph, times[g]);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     MeasuredCosts of_job = costs;
-    if (std::vector<double> slowness = gathered_slowness(measurement.yardstick_us()); !slowness.empty()) of_job.set_slowness(std::move(slowness));
     // Not kept: the next job may have another network.
     if (!averaged.empty()) of_job.set_averaging_us_per_mib(averaging_us_per_mib(rank_.context, averaged));
     const std::string text = of_job.to_json();
@@ -148,85 +133,23 @@ class Measuring {
     }
   }
 
-  // Without running the body: another step function's arguments, or a smaller batch's, do not fit and are made up.
-  std::vector<GraphToPlan> planned_graphs(const step_internal::Call& call) {
-    std::vector<GraphToPlan> graphs;
-    std::set<const Program*> seen;
-    for (const auto& model : rank_.models.all()) {
-      const Program* program = model->first_program.get();
-      if (program != nullptr && seen.insert(program).second) graphs.push_back({program->graph, first_microbatch(call, *model)});
-    }
-    return graphs;
-  }
-
-  std::vector<at::Tensor> first_microbatch(const step_internal::Call& call, const Model& model) {
-    const bool shared = rank_.context.config.parallelism == Parallelism::kAuto;
-    const step_internal::Share share{.microbatches = model.num_microbatches * (shared ? rank_.context.replicas->size() : 1)};
-    try {
-      return split_arguments(call.arguments(share), share).front();
-    } catch (...) {
-      return {};
-    }
-  }
-
-  // Empty where some rank has not measured its speed.
-  std::vector<double> gathered_slowness(double own_us) const {
-    constexpr double kMost = 10;  // beyond that something else was measured than a rank's speed
-    runtime::Transport& world = *rank_.context.world;
-    std::vector<double> slowness{1};
-    bool is_known = own_us > 0;
-    for (int r = 1; r < world.size(); ++r) {
-      const auto us = runtime::read_all(world.receive_bytes(r, runtime::kMeasureTag), "yardstick",
-                                        [](runtime::WireReader& in) { return in.get<double>(); });
-      is_known = is_known && us > 0;
-      if (is_known) slowness.push_back(std::clamp(us / own_us, 1 / kMost, kMost));
-    }
-    return is_known ? slowness : std::vector<double>{};
-  }
-
   RankState& rank_;
   CostCache cache_;
 };
-
-void send_yardstick(runtime::Transport& world, double us) {
-  runtime::WireWriter out;
-  out.put(us);
-  world.send_bytes(0, runtime::kMeasureTag, out.take());
-}
 
 /// The ranks of the world but the first, which sends them what is wanted.
 void measure_with_first(RankState& rank) {
   runtime::Transport& world = *rank.context.world;
   const Wanted wanted = decode_wanted(world.receive_bytes(0, runtime::kMeasureTag));
-  GraphsMeasurement measurement(rank, wanted.graphs, wanted.least_parts);
-  measurement.run();
-  send_yardstick(world, measurement.yardstick_us());
+  GraphsMeasurement(rank, wanted.graphs).run();
   if (!wanted.averaged.empty()) averaging_us_per_mib(rank.context, wanted.averaged);
   rank.programs.measured_costs().add_json(world.receive_bytes(0, runtime::kMeasureTag));
 }
 
-// By the plans of rank 0.
-void predict_again(RankState& rank) {
-  runtime::Transport& world = *rank.context.world;
-  if (world.rank() != 0) {
-    return runtime::read_all(world.receive_bytes(0, runtime::kMeasureTag), "predicted steps", [&](runtime::WireReader& in) {
-      for (const auto& model : rank.models.all()) model->predicted_step_us = in.get<double>();
-    });
-  }
-  runtime::WireWriter out;
-  for (const auto& model : rank.models.all()) {
-    const auto& program = model->first_program;
-    if (program != nullptr) model->predicted_step_us = rank.programs.predict_again(*program, model->num_microbatches);
-    out.put(model->predicted_step_us);
-  }
-  send_to_all(world, out.take());
-}
-
 }  // namespace
 
-std::string encode_wanted(const std::vector<GraphToPlan>& graphs, int least_parts, const std::vector<int64_t>& averaged) {
+std::string encode_wanted(const std::vector<GraphToPlan>& graphs, const std::vector<int64_t>& averaged) {
   runtime::WireWriter out;
-  out.put(static_cast<int32_t>(least_parts));
   out.put(static_cast<int32_t>(averaged.size()));
   for (const int64_t elements : averaged) out.put(elements);
   out.put(static_cast<int32_t>(graphs.size()));
@@ -236,7 +159,7 @@ std::string encode_wanted(const std::vector<GraphToPlan>& graphs, int least_part
 
 Wanted decode_wanted(std::string_view bytes) {
   return runtime::read_all(bytes, "what is to be measured", [](runtime::WireReader& in) {
-    Wanted wanted{.graphs = {}, .least_parts = in.get_at_least<int32_t>(1), .averaged = {}};
+    Wanted wanted;
     wanted.averaged.resize(in.get_count<int32_t>(sizeof(int64_t)));
     int64_t left = kMostAveragedBytes / kBytesOfFloat;
     for (int64_t& elements : wanted.averaged) {
@@ -254,18 +177,10 @@ void measure_costs(RankState& rank, int step_number, const step_internal::Call& 
   if (context.config.cost != CostSource::kMeasured || context.is_in_join) return;
   const auto& models = rank.models.all();
   const bool is_planned = std::all_of(models.begin(), models.end(), [&](const auto& model) { return rank.models.is_placed(*model); });
-  const bool is_first = !is_planned && rank.measured_steps.insert(step_number).second;
-  const bool again = std::exchange(rank.measures_again, false);
-  if (!is_first && !again) return;
+  if (is_planned || !rank.measured_steps.insert(step_number).second) return;
   runtime::Transport& world = *context.world;
-  const bool leads = world.rank() == 0;
   try {
-    std::optional<Measuring> measuring;
-    if (leads) measuring.emplace(rank);
-    if (is_first) leads ? measuring->run(call) : measure_with_first(rank);
-    if (!again) return;
-    leads ? measuring->run_again(call) : measure_with_first(rank);
-    predict_again(rank);
+    world.rank() == 0 ? Measuring(rank).run(call) : measure_with_first(rank);
   } catch (...) {  // the others would wait for this rank
     world.abort(runtime::describe_exception(std::current_exception()));
     throw;

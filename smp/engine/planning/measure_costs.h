@@ -16,18 +16,16 @@ struct RankState;
 /// What the other ranks are to measure with world rank 0.
 struct Wanted {
   std::vector<GraphToPlan> graphs;  // without inputs
-  int least_parts = 1;
   std::vector<int64_t> averaged{};  // elements of gradients
 };
-std::string encode_wanted(const std::vector<GraphToPlan>& graphs, int least_parts, const std::vector<int64_t>& averaged);
+std::string encode_wanted(const std::vector<GraphToPlan>& graphs, const std::vector<int64_t>& averaged);
 /// Throws std::runtime_error for bytes that are none, c10::ValueError for graphs that are none.
 Wanted decode_wanted(std::string_view bytes);
 
 /// Before a step function's first step, as long as some model is not placed: world rank 0 captures the body for what would
 /// be planned, and all ranks run and time those operators at once, as they will in training. All ranks end up with the
 /// times of rank 0. Nothing is run whose times are known from an earlier job on this kind of machine. A body that throws is
-/// left to the step itself. After measure_again() the operators of what is planned are timed as well, and predicted steps become
-/// those of these times. Collective over the world; does nothing under cost=predicted, and in the loop of smp::join.
+/// left to the step itself. Collective over the world; does nothing under cost=predicted, and in the loop of smp::join.
 void measure_costs(RankState& rank, int step_number, const step_internal::Call& call);
 
 }  // namespace smp::engine

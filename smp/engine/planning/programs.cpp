@@ -5,11 +5,8 @@
 #include <unordered_set>
 
 #include "partitioner/graph/gradient_flow.h"
-#include "partitioner/partition/build_plan.h"
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/partition/choose_layout.h"
-#include "partitioner/partition/graph_costs.h"
-#include "partitioner/partition/predict_step.h"
 #include "partitioner/memory/rank_memory.h"
 #include "partitioner/partition/segments.h"
 #include "partitioner/plan/trained_on.h"
@@ -140,41 +137,13 @@ Plan Programs::make_plan(const Graph& graph, const runtime::Owners& placed, int 
     const PartitionOptions options = options_on(graph, owners, num_microbatches);
     Plan plan = partition(graph, options);
     check(graph, plan);
-    plan.predicted_step_us = step_us(graph, plan, options);
+    if (graph.has_backward()) plan.predicted_step_us += averaging_us(plan, options.num_replicas, options);
     return plan;
   };
   const runtime::Owners used = used_by(graph, placed);
   if (used.empty() || !models_.needs_placement(graph, placed)) return plan_on(used);
   // One model is new, another is not: the new one goes where a free plan of both would put it.
   return plan_on(models_.owners_after(graph, plan_on({}), placed));
-}
-
-std::vector<std::vector<double>> Programs::slowness(int pipeline_ranks) const {
-  const std::vector<double>& by_rank = costs_.slowness();
-  std::vector<std::vector<double>> by_replica;
-  const runtime::Topology topology = context_.topology_of(pipeline_ranks);
-  for (int r = 0; r < (by_rank.empty() ? 0 : topology.group_size(runtime::GroupKind::kDataParallel)); ++r) {
-    std::vector<double>& replica = by_replica.emplace_back();
-    for (int p = 0; p < pipeline_ranks; ++p) {
-      replica.push_back(by_rank.at(static_cast<size_t>(topology.world_rank({.rdp_rank = r, .pp_rank = p}))));
-    }
-  }
-  return by_replica;
-}
-
-double Programs::predict_again(const Program& program, int64_t num_microbatches) const {
-  const Graph& graph = program.graph;
-  const PartitionOptions options = options_on(graph, used_by(graph, models_.owners()), static_cast<int>(num_microbatches));
-  std::vector<int> ranks;
-  for (const StagePlan& stage : program.plan.stages) ranks.push_back(stage.rank);
-  const GraphCosts costs = graph_costs(graph, options.device, options.measured);
-  const Plan plan = build_plan(graph, costs, {program.plan.stage_of_node, ranks}, options);
-  return step_us(graph, plan, options);
-}
-
-double Programs::step_us(const Graph& graph, const Plan& plan, const PartitionOptions& options) const {
-  const double us = predict_step(graph, plan, options, slowness(options.num_ranks)).us;
-  return graph.has_backward() ? us + averaging_us(plan, options.num_replicas, options) : us;
 }
 
 // All of them: to count one bucket too many is the safe side.

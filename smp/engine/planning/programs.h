@@ -58,11 +58,6 @@ class Programs {
   /// How a graph like this one is planned as things are: by configuration and placement. For a number of microbatches
   /// that is still to be set.
   partitioner::PartitionOptions options(const partitioner::Graph& graph) const;
-  /// By replica and pipeline rank: how many times as long as measured operators take there, with pipelines of that many ranks.
-  /// Empty unless it was measured.
-  std::vector<std::vector<double>> slowness(int pipeline_ranks) const;
-  /// The step of a program that exists, in microseconds, by what is known of operators now.
-  double predict_again(const Program& program, int64_t num_microbatches) const;
   /// Takes a program in and prepares this rank's stages.
   std::shared_ptr<Program> add(partitioner::Graph graph, partitioner::Plan plan, uint64_t hash);
   /// The checked table for these programs, one per microbatch. Throws c10::ValueError when they have different stages.
@@ -84,8 +79,6 @@ class Programs {
   };
   Table make_table(const std::vector<Program*>& microbatches, TablePart part) const;
   bool shares_memory() const;
-  double step_us(const partitioner::Graph& graph, const partitioner::Plan& plan,
-                 const partitioner::PartitionOptions& options) const;
   void forget_least_used_tables();
   void release_buffers();
   partitioner::ScheduleKind kind() const;

@@ -356,7 +356,6 @@ void Models::place(const std::shared_ptr<const Program>& program, Placement plac
   if (placement == Placement::kUsedTensors) return;
   for (const auto& model : to_place(program->graph)) {
     model->first_program = program;
-    model->predicted_step_us = program->plan.predicted_step_us;
     model->pending_loads.clear();
   }
   if (context_.world->rank() == 0) {

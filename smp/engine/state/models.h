@@ -57,8 +57,6 @@ struct Model {
   std::string prefix;     // of its tensors in graphs, plans and owners: "generator."; "" for one without a name
   runtime::Bindings own;  // its tensors under the module's own names
   std::shared_ptr<const Program> first_program;  // that used it; null before
-  int64_t num_microbatches = 0;                  // of its step, in one replica
-  double predicted_step_us = 0;                  // of that step, by the last operators that were measured
   std::shared_ptr<Hooks> hooks = std::make_shared<Hooks>();
   Reduction reduction{};
   bool is_alike = false;  // its values were the same on all ranks before it was placed

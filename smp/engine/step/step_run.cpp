@@ -79,7 +79,7 @@ void StepRun::begin(const StepMessage& message) {
   if (message.round == Round::kWhole || message.round == Round::kFinish) {
     for (const auto& [program, round] : added_) {
       const bool is_known = rank_.programs.find(program->hash) == program;  // else forgotten: dropped before it ended
-      if (is_known) place(program, round, message.num_microbatches);
+      if (is_known) place(program, round);
     }
   }
   const runtime::RecordedSpan span(is_first ? rank_.recorder() : nullptr, Activity::kCollective);
@@ -87,7 +87,7 @@ void StepRun::begin(const StepMessage& message) {
 }
 
 // With the hooks of the models that it places as a whole.
-void StepRun::place(const std::shared_ptr<Program>& program, Round round, int64_t num_microbatches) {
+void StepRun::place(const std::shared_ptr<Program>& program, Round round) {
   Models& models = rank_.models;
   const bool needs_placement = models.needs_placement(program->graph, models.owners());
   if (round == Round::kProbe) {
@@ -98,7 +98,6 @@ void StepRun::place(const std::shared_ptr<Program>& program, Round round, int64_
   if (placed.empty() && !needs_placement) return;
   for (const auto& model : placed) model->hooks->call(Moment::kBeforePartition);
   models.place(program, Placement::kWholeModels);
-  for (const auto& model : placed) model->num_microbatches = num_microbatches;
   for (const auto& model : placed) model->hooks->call(Moment::kAfterPartition);
 }
 

@@ -48,7 +48,7 @@ class StepRun {
   void add_runs(const runtime::StepMessage& message, MicrobatchInputs& inputs);
   runtime::MicrobatchRun make_run(const runtime::StepMessage& message, size_t index, MicrobatchInputs& inputs);
   void keep_written(runtime::MicrobatchRun& run, const Program& program, size_t number);
-  void place(const std::shared_ptr<Program>& program, runtime::Round round, int64_t num_microbatches);
+  void place(const std::shared_ptr<Program>& program, runtime::Round round);
   void run(const partitioner::Schedule& schedule, size_t first, runtime::RunOptions options = {});
   const partitioner::Schedule& schedule(TablePart part, size_t first);
   void collect_reads(size_t first);

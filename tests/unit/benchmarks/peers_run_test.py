@@ -77,12 +77,18 @@ class Measure(unittest.TestCase):
         times = {"smp": [1, 2, 4], "ddp": [2, 2, 40]}
         self.assertEqual(run.ratio_of(times, "ddp", "smp"), 2)
 
-    def test_a_prediction_is_compared_with_the_steps_before_it_and_behind_it(self):
-        side = Side(0.5, 0.4, 0.55, 0.6)  # how long a step takes, steps before, the prediction, steps behind
+    def test_a_prediction_is_compared_with_the_first_steps_of_its_job(self):
+        sides = []
+
+        def start():
+            sides.append(Side(0.55, 0.4, 0.5))  # the prediction, how long a step takes, steps
+            return sides[-1]
+
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            run.compare_prediction(side, 1, "net")
-        self.assertEqual(side.questions, ["3", "2", run.PREDICTION, "2"])
+            run.compare_prediction(start, "net")
+        self.assertEqual([side.questions for side in sides], [[run.PREDICTION, "3", "2"]] * run.INSTANCES)
+        self.assertTrue(all(side.is_closed for side in sides))
         self.assertEqual(printed.getvalue(), "predicted_net 1.100 x (550.00 ms for 500.00 ms)\n")
 
 

@@ -5,7 +5,6 @@
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/partition/graph_costs.h"
 #include "partitioner/partition/partition.h"
-#include "partitioner/partition/predict_step.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/messages.h"
 
@@ -24,8 +23,8 @@ Graph layers(int num_layers, int64_t rows = 8) {
 
 using Times = std::vector<std::optional<OperatorTime>>;
 
-Times times_of(const Graph& graph, double forward_us, double backward_us, double jitter = 0) {
-  return Times(graph.nodes.size(), OperatorTime{forward_us, backward_us, jitter});
+Times times_of(const Graph& graph, double forward_us, double backward_us) {
+  return Times(graph.nodes.size(), OperatorTime{forward_us, backward_us});
 }
 
 TEST(MeasuredCosts, KnowTheSameOperatorInAnotherGraphButNotInAnotherModule) {
@@ -76,53 +75,6 @@ TEST(MeasuredCosts, CountEqualOperatorsWithTheirMean) {
   EXPECT_EQ(*costs.find(graph, graph.nodes[4]), (OperatorTime{5, 6}));
 }
 
-// Whoever is late makes others wait: mean times alone promise too short a step.
-TEST(PredictedStep, IsLongerOnAMachineWithJitterWhereRanksWaitForEachOther) {
-  const Graph graph = layers(8);
-  MeasuredCosts costs;
-  const auto step_us = [&](double jitter, int ranks, int replicas) {
-    PartitionOptions options;
-    options.num_ranks = ranks;
-    options.num_microbatches = 8;
-    options.num_replicas = replicas;
-    options.measured = &costs;
-    costs.add(graph, times_of(graph, 100, 200, jitter));
-    return partition(graph, options).predicted_step_us;
-  };
-  const double alone_us = step_us(0, 1, 1);
-  EXPECT_EQ(step_us(0, 1, 4), alone_us);  // all take the same
-  EXPECT_NEAR(step_us(0.2, 1, 1), alone_us, 1e-6 * alone_us);  // there is nobody to wait for
-  EXPECT_GT(step_us(0.2, 1, 2), 1.01 * step_us(0.2, 1, 1));
-  EXPECT_GT(step_us(0.2, 1, 4), step_us(0.2, 1, 2));
-  EXPECT_GT(step_us(0.2, 2, 1), 1.01 * step_us(0, 2, 1));
-  EXPECT_EQ(step_us(0.2, 2, 2), step_us(0.2, 2, 2));  // no other draws
-}
-
-// A step ends when the slowest rank does.
-TEST(PredictedStep, IsThatOfTheSlowestRankWhereRanksDiffer) {
-  const Graph graph = layers(8);
-  MeasuredCosts costs;
-  costs.add(graph, times_of(graph, 100, 200));
-  PartitionOptions options;
-  options.num_microbatches = 8;
-  options.device.body_us = 0;
-  options.measured = &costs;
-  const auto step_us = [&](const std::vector<std::vector<double>>& slowness) {
-    options.num_replicas = static_cast<int>(slowness.size());
-    options.num_ranks = static_cast<int>(slowness.front().size());
-    return predict_step(graph, partition(graph, options), options, slowness).us;
-  };
-  const double alone_us = step_us({{1}}), even_us = step_us({{1, 1}});
-  EXPECT_NEAR(step_us({{1}, {1}}), alone_us, 1e-6 * alone_us);
-  EXPECT_NEAR(step_us({{1}, {1.5}}), 1.5 * alone_us, 1e-6 * alone_us);
-  EXPECT_GT(step_us({{1, 1.5}}), 1.3 * even_us);
-  EXPECT_LT(step_us({{1, 1.5}}), 1.5 * even_us);
-  // A plan that is made for a slower rank has its slowness in it already.
-  options.rank_speed = {1, 0.5};
-  const double known_us = partition(graph, options).predicted_step_us;
-  EXPECT_NEAR(step_us({{1, 2}}), known_us, 1e-6 * known_us);
-}
-
 TEST(PredictedStep, CountsTheBodiesThatTheFirstRankRuns) {
   const Graph graph = layers(2);
   const auto step_us = [&](double body_us) {
@@ -149,15 +101,11 @@ TEST(ParameterShareOfBackward, IsThatOfTheFactorsThatAreParameters) {
 TEST(MeasuredCosts, SurviveAsText) {
   const Graph graph = layers(2);
   MeasuredCosts costs, copy;
-  costs.add(graph, times_of(graph, 0.1, 1.0 / 3, 0.0625));
+  costs.add(graph, times_of(graph, 0.1, 1.0 / 3));
   EXPECT_EQ(costs.averaging_us_per_mib(), 0);
   costs.set_averaging_us_per_mib(12.5);
-  EXPECT_TRUE(costs.slowness().empty());
-  costs.set_slowness({1, 0.75});
   copy.add_json(costs.to_json());
-  EXPECT_EQ(copy.slowness(), costs.slowness());
   EXPECT_EQ(copy.averaging_us_per_mib(), 12.5);
-  EXPECT_EQ(copy.jitter_of(graph), 0.0625);
   EXPECT_EQ(copy.size(), costs.size());
   EXPECT_EQ(copy.size(), 4u);  // operators
   EXPECT_TRUE(copy.covers(graph));
@@ -167,15 +115,12 @@ TEST(MeasuredCosts, SurviveAsText) {
 
 TEST(MeasuredCosts, RefuseOtherTextsAndTakeNothingOfThem) {
   MeasuredCosts costs;
-  for (const std::string text : {"", "[]", "{\"a\": [1, 2, 0]", "{\"a\": [1, 2, 0], \"b\": [1, 2]}",
-                                 "{\"a\": [1, 2, 0], \"b\": [1, -2, 0]}", "{\"a\": [1, 2, 0], \"b\": [1, 1e999, 0]}",
-                                 "{\"a\": [1, 2, 0], \"b\": [1, \"2\", 0]}", "{\"a\": [1, 2, 0], \"b\": [1, 2, -0.1]}",
-                                 "{\"a\": [1, 2, 0], \"averaging\": [1, 2, 0]}", "{\"a\": [1, 2, 0], \"slowness\": 1}",
-                                 "{\"a\": [1, 2, 0], \"slowness\": [1, 0]}"}) {
+  for (const std::string text : {"", "[]", "{\"a\": [1, 2]", "{\"a\": [1, 2], \"b\": [1]}", "{\"a\": [1, 2], \"b\": [1, 2, 0]}",
+                                 "{\"a\": [1, 2], \"b\": [1, -2]}", "{\"a\": [1, 2], \"b\": [1, 1e999]}",
+                                 "{\"a\": [1, 2], \"b\": [1, \"2\"]}", "{\"a\": [1, 2], \"averaging\": [1, 2]}"}) {
     EXPECT_THROW(costs.add_json(text), c10::ValueError) << text;
   }
   EXPECT_EQ(costs.size(), 0u);
-  EXPECT_TRUE(costs.slowness().empty());
 }
 
 TEST(MeasuredCosts, TakeThePlaceOfPredictions) {

@@ -201,7 +201,7 @@ Decoder plans() {
 }
 
 Decoder costs() {
-  return {"costs", {R"({"aten::relu Float[2|1]":[1.5,2.5,0.1],"averaging":3.5,"slowness":[1,1.25]})", "{}"},
+  return {"costs", {R"({"aten::relu Float[2|1]":[1.5,2.5],"averaging":3.5})", "{}"},
           [](std::string_view text) { partitioner::MeasuredCosts().add_json(text); }};
 }
 

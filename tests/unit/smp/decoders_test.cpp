@@ -148,7 +148,7 @@ Decoder replica_steps() {
 
 Decoder measurements() {
   const std::vector<engine::GraphToPlan> graphs{{testing::mlp(1), {}}, {partitioner::Graph{}, {}}};
-  return {"measurement", {engine::encode_wanted(graphs, 2, {100, 200}), engine::encode_wanted({}, 1, {})},
+  return {"measurement", {engine::encode_wanted(graphs, {100, 200}), engine::encode_wanted({}, {})},
           [](std::string_view bytes) { engine::decode_wanted(bytes); }};
 }
 

@@ -23,6 +23,7 @@
 #include "tests/support/oracle.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
+#include "tests/unit/smp/seeded_net.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
@@ -205,7 +206,7 @@ TEST(CostCacheFile, IsWrittenOnceAndReadByTheNextJob) {
   boost::json::object costs = boost::json::parse(content_of(folder.files()[0])).as_object();
   for (auto& [key, time] : costs) {
     const bool is_last = std::string_view(key).starts_with("aten::mean");
-    time = boost::json::array{is_last ? 6e7 : 1.0, is_last ? 6e7 : 1.0, 0};
+    time = boost::json::array{is_last ? 6e7 : 1.0, is_last ? 6e7 : 1.0};
   }
   std::ofstream(folder.files()[0]) << boost::json::serialize(costs);
   run_smp_ranks(2, measured(folder.name()), [] {
@@ -283,8 +284,7 @@ void expect_averaging_is_measured_and_predicted() {
   EXPECT_GT(options.measured->averaging_us_per_mib(), 0);
   const double averaging_us = partitioner::averaging_us(plan(), 2, options);
   EXPECT_GT(averaging_us, 0);
-  const auto slowness = conductor.programs().slowness(1);
-  EXPECT_DOUBLE_EQ(plan().predicted_step_us, partitioner::predict_step(graph, plan(), options, slowness).us + averaging_us);
+  EXPECT_DOUBLE_EQ(plan().predicted_step_us, partitioner::predict_step(graph, plan(), options).us + averaging_us);
 }
 
 TEST(MeasuredCosts, OfAveragingCountWhereNoOperatorCouldBeMeasured) {
@@ -311,7 +311,6 @@ TEST(MeasuredCosts, OfAveragingBelongToThePredictedStepAndAreNotKept) {
     expect_averaging_is_measured_and_predicted();
   });
   EXPECT_EQ(content_of(folder.files().at(0)).find("averaging"), std::string::npos) << "another job, another network";
-  EXPECT_EQ(content_of(folder.files().at(0)).find("slowness"), std::string::npos) << "another job, other ranks";
 }
 
 TEST(MeasuredCosts, ServeReplicasAndChoicesOfLayouts) {
@@ -322,6 +321,41 @@ TEST(MeasuredCosts, ServeReplicasAndChoicesOfLayouts) {
   automatic.parallelism = Parallelism::kAuto;
   automatic.microbatches = kAutoMicrobatches;
   run_smp_ranks(2, automatic, [] { train_small_net(2); });
+}
+
+bool knows_all_operators_of(size_t model) {
+  const engine::Conductor& conductor = engine::conductor("test");
+  const partitioner::Graph& graph = conductor.models().all()[model]->first_program->graph;
+  return conductor.programs().options(graph).measured->covers(graph);
+}
+
+TEST(MeasuredCosts, MakeNoParameterOfAnotherRank) {
+  run_smp_ranks(2, measured(), [] {
+    const auto twin = tests::seeded<tests::SmallNet>(false), net = tests::seeded<tests::SmallNet>(true);
+    DistributedModel model(net);
+    auto step = tests::training_step(model);
+    const at::Tensor data = rows(8, 8, 1), target = rows(8, 4, 2);
+    step(data, target);
+    tests::eager_step(*twin, data, target, 2);
+    tests::expect_twins(model, *twin, "with measured costs");
+    EXPECT_TRUE(knows_all_operators_of(0));
+    const auto parameters = net->parameters();
+    EXPECT_TRUE(std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& parameter) {
+      return parameter.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
+    }));
+  });
+}
+
+TEST(MeasuredCosts, AreTakenOfAModelThatComesWhenAnotherIsPlaced) {
+  run_smp_ranks(2, measured(), [] {
+    DistributedModel first(make_net(), {.name = "first"}), second(make_net(), {.name = "second"});
+    auto step_of_first = smp::step([&](at::Tensor data) { first.backward(first(data).square().mean()); });
+    auto step_of_both = smp::step([&](at::Tensor data) { second.backward((first(data) - second(data)).square().mean()); });
+    step_of_first(rows(8, 8, 0));
+    step_of_both(rows(8, 8, 1));
+    for (const size_t model : {0, 1}) EXPECT_TRUE(knows_all_operators_of(model));
+    EXPECT_GT(second.predicted_step_s(), 0);
+  });
 }
 
 std::atomic<int> num_opaque_calls = 0;
