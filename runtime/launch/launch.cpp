@@ -6,8 +6,6 @@
 
 #include <charconv>
 
-#include "runtime/launch/cross_memory.h"
-
 namespace smp::runtime {
 namespace {
 
@@ -168,12 +166,7 @@ void set_mpi_defaults() {
   constexpr int kKeepTheUsers = 0;
   setenv("OMPI_MCA_pml", "ob1", kKeepTheUsers);
   setenv("OMPI_MCA_btl", "self,vader,tcp", kKeepTheUsers);
-  // Large messages are copied once, which is Open MPI's default: copied twice they wait for a
-  // sender that may be within a long operator (docs/decisions/large-messages.md). Where that is
-  // forbidden, it would print an error for each of them.
-  constexpr const char* kSingleCopy = "OMPI_MCA_btl_vader_single_copy_mechanism";
-  if (getenv(kSingleCopy) == nullptr && is_cross_memory_forbidden())
-    setenv(kSingleCopy, "none", kKeepTheUsers);
+  setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", kKeepTheUsers);  // docs/decisions/large-messages.md
   setenv("OMPI_MCA_btl_vader_eager_limit", "16384", kKeepTheUsers);
 }
 

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/launch/cross_memory.h"
 #include "smp/init.h"
 
 namespace {
@@ -51,7 +50,7 @@ TEST(MpiSettings, AreMadeByInitAndNotByTheCommandLine) {
   ASSERT_EQ(MPI_T_init_thread(MPI_THREAD_SINGLE, &provided), MPI_SUCCESS);
   EXPECT_EQ(value_of("pml"), "ob1");
   EXPECT_EQ(value_of("btl"), "self,vader,tcp");
-  EXPECT_EQ(value_of("btl_vader_single_copy_mechanism"), smp::runtime::is_cross_memory_forbidden() ? "none" : "cma");
+  EXPECT_EQ(value_of("btl_vader_single_copy_mechanism"), "none");
   EXPECT_EQ(value_of("btl_vader_eager_limit"), "16384");
   MPI_T_finalize();
   smp::shutdown();

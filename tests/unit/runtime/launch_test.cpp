@@ -1,13 +1,10 @@
 // Owns the proof of launch detection, on environments that are maps.
-#include "runtime/launch/cross_memory.h"
 #include "runtime/launch/launch.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 
-#include <cerrno>
 #include <map>
 #include <string>
 
@@ -151,21 +148,13 @@ TEST(Launch, RefusesIncompleteAndImpossibleSets) {
   expect_contains(refusal_of({{"SMP_RANK", ""}, {"SMP_WORLD_SIZE", "2"}}), "got ''");
 }
 
-TEST(CrossMemory, IsTriedByChildrenThatAreGoneAfterwards) {
-  const bool is_forbidden = is_cross_memory_forbidden();
-  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
-  EXPECT_EQ(errno, ECHILD);
-  EXPECT_EQ(is_cross_memory_forbidden(), is_forbidden);
-}
-
 TEST(Launch, SetsMpiDefaultsButKeepsTheUsers) {
   setenv("OMPI_MCA_btl_vader_eager_limit", "4096", 1);
   unsetenv("OMPI_MCA_pml");
   set_mpi_defaults();
   EXPECT_EQ(process_environment("OMPI_MCA_btl_vader_eager_limit"), "4096");
   EXPECT_EQ(process_environment("OMPI_MCA_pml"), "ob1");
-  const auto single_copy = process_environment("OMPI_MCA_btl_vader_single_copy_mechanism");
-  EXPECT_EQ(single_copy, is_cross_memory_forbidden() ? std::optional<std::string>("none") : std::nullopt);
+  EXPECT_EQ(process_environment("OMPI_MCA_btl_vader_single_copy_mechanism"), "none");
   EXPECT_EQ(process_environment("OMPI_MCA_btl"), "self,vader,tcp");
 }
 

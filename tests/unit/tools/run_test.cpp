@@ -2,10 +2,19 @@
 #include "tools/run.h"
 
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstddef>
 #include <cstdio>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -35,9 +44,16 @@ TEST(PlanLaunch, IsTheWholeLine) {
       plan_launch({.num_processes = 2, .program = {"./train", "--lr", "0.1"}}, kTwoCores);
   EXPECT_EQ(launch.shell_line(),
             "OMP_NUM_THREADS=${OMP_NUM_THREADS-1} "
-            "GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} mpirun -np 2 --bind-to none --mca pml ob1 "
+            "GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} "
+            "OMPI_MCA_btl_vader_single_copy_mechanism=${OMPI_MCA_btl_vader_single_copy_mechanism-none} "
+            "mpirun -np 2 --bind-to none --mca pml ob1 "
             "--mca btl self,vader,tcp --mca btl_vader_eager_limit 16384 "
             "./train --lr 0.1");
+}
+
+TEST(PlanLaunch, CopiesLargeMessagesOnceWhereProcessesMayReadEachOthersMemory) {
+  const auto line = plan_launch({.program = {"a"}}, {.allows_cross_memory = true}).shell_line();
+  EXPECT_NE(line.find("${OMPI_MCA_btl_vader_single_copy_mechanism-cma}"), std::string::npos) << line;
 }
 
 TEST(PlanLaunch, OversubscribesOnlyBeyondTheCores) {
@@ -77,6 +93,30 @@ TEST(ShellLine, LeavesAVariableThatTheUserHasSet) {
 }
 
 TEST(ThisMachine, HasAtLeastOneCore) { EXPECT_GE(this_machine().num_cores, 1); }
+
+// By a filter of system calls, as in a container; in a child, since it stays.
+TEST(ThisMachine, SaysWhenProcessesMayNotReadEachOthersMemory) {
+  const pid_t child = fork();
+  if (child == 0) {
+    sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+                            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const sock_fprog program = {.len = std::size(filter), .filter = filter};
+    const bool is_filtered = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+                             prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+    _exit(is_filtered && !this_machine().allows_cross_memory ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST(ThisMachine, LeavesNoChildBehind) {
+  this_machine();
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD);
+}
 
 }  // namespace
 }  // namespace smp::tools
