@@ -17,7 +17,7 @@ SimulationInput predicted_times(const Graph& graph, const Plan& plan, const Devi
   SimulationInput input;
   input.transfers_occupy_ranks = true;
   for (const StagePlan& stage : plan.stages) {
-    input.times.push_back({stage.cost.forward_us, stage.cost.backward_us, stage.cost.rest_us});
+    input.times.push_back({stage.cost.forward_us, stage.cost.backward_us - stage.cost.weight_us, stage.cost.weight_us});
   }
   std::map<Edge, double> edge_us;
   for (const auto* transfers : {&plan.activations, &plan.gradients}) {
@@ -82,7 +82,7 @@ class JitteredSteps {
       auto& of_stage = input.microbatch_times.emplace_back(static_cast<size_t>(schedule_.num_microbatches));
       for (StageTime& drawn : of_stage) {
         const double forward = factor(), backward = factor();
-        drawn = {time.forward_us * forward, time.backward_us * backward, time.rest_us * backward};
+        drawn = {time.forward_us * forward, time.backward_us * backward, time.weight_us * backward};
       }
     }
     return input;
@@ -107,7 +107,7 @@ std::vector<SimulationInput> times_of_replicas(const SimulationInput& times, con
       const int rank = plan.stages[s].rank;
       const double factor = slowness[r].at(static_cast<size_t>(rank)) * options.speed_of(rank);  // the plan has divided by it
       StageTime& time = replicas.at(r).times[s];
-      time = {time.forward_us * factor, time.backward_us * factor, time.rest_us * factor};
+      time = {time.forward_us * factor, time.backward_us * factor, time.weight_us * factor};
     }
   }
   return replicas;
@@ -118,10 +118,7 @@ std::vector<SimulationInput> times_of_replicas(const SimulationInput& times, con
 StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options,
                             const std::vector<std::vector<double>>& slowness) {
   const StageGraph stages = stage_graph(plan, graph);
-  const Schedule schedule = generate(options.schedule, stages, options.num_microbatches,
-                                     {.active_microbatches = options.active_microbatches,
-                                      .times = {},
-                                      .virtual_stages = options.virtual_stages});
+  const Schedule schedule = generate(plan.schedule, stages, options.num_microbatches);
   const SimulationInput times = predicted_times(graph, plan, options.device);
   const Simulation simulation = simulate(schedule, times);
   const double jitter = options.measured == nullptr ? 0 : options.measured->jitter_of(graph);

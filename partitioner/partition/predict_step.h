@@ -17,7 +17,7 @@ struct StepPrediction {
 /// The times of `plan`, made for `graph`, for one microbatch. A message keeps both its ranks busy.
 SimulationInput predicted_times(const Graph& graph, const Plan& plan, const DeviceModel& device);
 
-/// The step of `plan`, made for `graph`, under the schedule, replicas and device of `options`. A message
+/// The step of `plan`, made for `graph`, under its schedule, with the replicas and device of `options`. A message
 /// keeps both its ranks busy.
 ///
 /// Where a machine's jitter was measured, it is the mean over some steps whose forwards and backwards each take a little more

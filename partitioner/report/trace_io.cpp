@@ -80,9 +80,9 @@ class TraceWriter {
     for (const Span& span : step.spans) {
       json::object args{{"step", step.number}};
       if (span.is_action()) {
-        args["stage"] = span.stage;
-        args["microbatch"] = span.microbatch;
-        if (!span.is_compute()) args["peer"] = span.peer;
+        args["stage"] = span.action.stage;
+        args["microbatch"] = span.action.microbatch;
+        if (!span.is_compute()) args["peer"] = span.action.peer;
       }
       slice(rank, span.is_action() ? "action" : "work", to_string(span), span.start_ns, span.end_ns, std::move(args));
       if (span.is_action() && !span.is_compute()) arrow(rank, step, span);
@@ -90,7 +90,7 @@ class TraceWriter {
   }
 
   void arrow(const RankTimeline& rank, const RankStep& step, const Span& span) {
-    const Action action = span.action();
+    const Action& action = span.action;
     const int source = action.is_send() ? action.stage : action.peer, target = action.is_send() ? action.peer : action.stage;
     const Transfer transfer{rank.replica, step.number, action.is_activation(), source, target, action.microbatch};
     const auto [id, is_new] = arrows_.try_emplace(transfer, static_cast<int64_t>(arrows_.size()));

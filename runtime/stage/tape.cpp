@@ -265,8 +265,8 @@ std::vector<at::Tensor> Tape::backward(Slots& slots, size_t index, std::vector<a
   return results;
 }
 
-void Tape::finish_backward(Slots& slots, size_t index, const RunContext& context, const GradientSink& sink) {
-  const TapeBackward& backward = lists_.backwards[index];
+void Tape::weight_gradients(Slots& slots, const RunContext& context, const GradientSink& sink) {
+  const TapeBackward& backward = lists_.backwards.back();
   run(slots, backward.results_end, backward.end, context, &sink);
 }
 

@@ -111,10 +111,9 @@ class Tape {
   /// are not those of its forward any more.
   std::vector<int64_t> versions() const;
   void check_versions(const std::vector<int64_t>& of_forward) const;
-  /// Whether backward() leaves something to run.
-  bool has_rest(size_t index) const { return lists_.backwards[index].results_end < lists_.backwards[index].end; }
-  /// Runs the rest of it: gradients of parameters.
-  void finish_backward(Slots& slots, size_t index, const RunContext& context, const GradientSink& sink);
+  /// Whether the last backward leaves gradients of parameters to weight_gradients().
+  bool leaves_weights() const { return !lists_.backwards.empty() && lists_.backwards.back().results_end < lists_.backwards.back().end; }
+  void weight_gradients(Slots& slots, const RunContext& context, const GradientSink& sink);
 
  private:
   void find_products();

@@ -23,8 +23,7 @@ StageGraph looped(int num_ranks, int visits, bool has_backward = true) {
 }
 
 Schedule interleaved(const StageGraph& graph, int visits, int num_microbatches) {
-  return generate(ScheduleKind::kInterleaved, graph, num_microbatches,
-                  {.active_microbatches = 0, .times = {}, .virtual_stages = visits});
+  return generate({.virtual_stages = visits}, graph, num_microbatches);
 }
 
 double bubble(const Schedule& schedule) {
@@ -123,16 +122,16 @@ TEST(ScheduleLooped, BubbleShrinksByTheNumberOfVisits) {
 TEST(ScheduleLooped, OtherPlacementsNumbersAndLimitsKeepTheGeneralOrder) {
   StageGraph other = looped(2, 2);
   other.rank_of_stage = {0, 0, 1, 1};
-  EXPECT_EQ(interleaved(other, 2, 4), generate(ScheduleKind::kInterleaved, other, 4));
+  EXPECT_EQ(interleaved(other, 2, 4), generate({ScheduleKind::kInterleaved}, other, 4));
   const StageGraph graph = looped(2, 2);
-  EXPECT_EQ(interleaved(graph, 2, 5), generate(ScheduleKind::kInterleaved, graph, 5));
-  const ScheduleOptions three{.active_microbatches = 3, .times = {}, .virtual_stages = 1};
+  EXPECT_EQ(interleaved(graph, 2, 5), generate({ScheduleKind::kInterleaved}, graph, 5));
+  const ScheduleOptions three{.active_microbatches = 3};
   ScheduleOptions both = three;
   both.virtual_stages = 2;
-  EXPECT_EQ(generate(ScheduleKind::kInterleaved, graph, 4, both),
-            generate(ScheduleKind::kInterleaved, graph, 4, three));
+  EXPECT_EQ(generate(both, graph, 4),
+            generate(three, graph, 4));
   both.virtual_stages = -1;
-  EXPECT_THROW(generate(ScheduleKind::kInterleaved, graph, 4, both), c10::ValueError);
+  EXPECT_THROW(generate(both, graph, 4), c10::ValueError);
 }
 
 TEST(ScheduleLooped, VisitsAreThoseThatTheStagesShow) {
@@ -142,7 +141,7 @@ TEST(ScheduleLooped, VisitsAreThoseThatTheStagesShow) {
   }
   StageGraph other = looped(2, 2);
   other.rank_of_stage = {0, 0, 1, 1};
-  EXPECT_EQ(interleaved(other, 0, 4), generate(ScheduleKind::kInterleaved, other, 4));
+  EXPECT_EQ(interleaved(other, 0, 4), generate({ScheduleKind::kInterleaved}, other, 4));
 }
 
 }  // namespace
