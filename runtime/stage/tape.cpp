@@ -1,7 +1,6 @@
 // Prepares and runs tapes.
 #include "runtime/stage/tape.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -13,7 +12,6 @@
 
 #include "runtime/libtorch/memory_tensor.h"
 #include "runtime/stage/paced_progress.h"
-#include "runtime/stage/product_sum.h"
 #include "runtime/stage/replay.h"
 #include "runtime/stage/tape_order.h"
 #include "runtime/stage/unused_calls.h"
@@ -95,48 +93,6 @@ void Tape::check_versions(const std::vector<int64_t>& of_forward) const {
   }
 }
 
-// Products of which a parameter takes all and nobody else anything.
-void Tape::find_products() {
-  num_threads_ = at::get_num_threads();
-  if (lists_.changes_geometry_in_place) return;  // of its factors too, perhaps
-  std::vector<int> num_uses(lists_.num_slots, 0);
-  std::vector<TapeCall*> product_of(lists_.num_slots, nullptr);
-  const auto use = [&num_uses](int32_t slot) {
-    if (slot >= 0) ++num_uses[static_cast<size_t>(slot)];
-  };
-  for (TapeCall& call : lists_.calls) {
-    for (const auto& tensor : call.tensors) use(tensor.slot);
-    for (const auto& list : call.lists) std::for_each(list.slots.begin(), list.slots.end(), use);
-    if (call.kind != TapeCall::Kind::kOperator) continue;
-    call.parameter = -1;
-    const c10::OperatorName& name = call.op.operator_name();
-    const bool is_product = name.name == "aten::mm" && name.overload_name.empty() && call.tensors.size() == 2 && call.outputs.front() >= 0;
-    if (is_product) product_of[static_cast<size_t>(call.outputs.front())] = &call;
-  }
-  std::for_each(lists_.outputs.begin(), lists_.outputs.end(), use);
-  for (const TapeBackward& backward : lists_.backwards) std::for_each(backward.results.begin(), backward.results.end(), use);
-  for (const TapeCall& call : lists_.calls) {
-    if (call.kind != TapeCall::Kind::kGradient) continue;
-    const auto slot = static_cast<size_t>(call.tensors.front().slot);
-    TapeCall* product = product_of[slot];
-    if (product == nullptr || num_uses[slot] != 1) continue;
-    const TapeGeometry& left = lists_.slot_geometries[static_cast<size_t>(product->tensors[0].slot)];
-    const TapeGeometry& right = lists_.slot_geometries[static_cast<size_t>(product->tensors[1].slot)];
-    const ProductForm form{.rows = left.sizes[0], .inner = left.sizes[1], .columns = right.sizes[1],
-                           .left_strides = {left.strides[0], left.strides[1]},
-                           .right_strides = {right.strides[0], right.strides[1]}, .dtype = left.dtype};
-    if (product_adds_up_alike(form)) product->parameter = call.parameter;
-  }
-}
-
-bool Tape::add_product(const TapeCall& call, Slots& slots) const {
-  if (at::get_num_threads() != num_threads_) return false;
-  const auto factor = [&](size_t i) -> const at::Tensor& { return slots[static_cast<size_t>(call.tensors[i].slot)]; };
-  if (!add_product_to_grad(lists_.own[static_cast<size_t>(call.parameter)].tensor, factor(0), factor(1))) return false;
-  for (const int32_t slot : call.freed) slots[static_cast<size_t>(slot)].reset();
-  return true;
-}
-
 void Tape::plan_frees() {
   const std::vector<int> last = last_uses(lists_);
   // By slot: a result leaves behind the calls, and is taken out there.
@@ -171,7 +127,6 @@ const at::Tensor& Tape::at(const Slots& slots, int32_t slot) const {
 
 std::vector<at::Tensor> Tape::forward(Slots& slots, std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& own,
                                       const RunContext& context) {
-  if (context.adds_products && at::get_num_threads() != num_threads_) find_products();
   slots.resize(lists_.num_slots);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (lists_.inputs[i].slot >= 0) slots[static_cast<size_t>(lists_.inputs[i].slot)] = std::move(inputs[i]);
@@ -271,12 +226,9 @@ void Tape::run_calls(Slots& slots, size_t& n, size_t end, const RunContext& cont
         seed.emplace(operator_seed(context.random, static_cast<uint64_t>(call.random_ordinal)));
       }
       if (call.grad_enabled != at::GradMode::is_enabled()) at::GradMode::set_enabled(call.grad_enabled);
-      const bool is_added = call.parameter >= 0 && context.adds_products && add_product(call, slots);
-      if (!is_added) {
-        call.push(stack_, slots);
-        call.kernel != nullptr ? call.kernel(call.op, stack_) : call.op.callBoxed(stack_);
-        call.store(stack_, slots);
-      }
+      call.push(stack_, slots);
+      call.kernel != nullptr ? call.kernel(call.op, stack_) : call.op.callBoxed(stack_);
+      call.store(stack_, slots);
       if (call.ends_random) seed.reset();
     } else {
       const auto source = static_cast<size_t>(call.tensors.front().slot);
@@ -286,7 +238,7 @@ void Tape::run_calls(Slots& slots, size_t& n, size_t end, const RunContext& cont
       } else {
         at::Tensor gradient = slots[source];
         for (const int32_t slot : call.freed) slots[static_cast<size_t>(slot)].reset();
-        if (gradient.defined()) (*sink)(static_cast<size_t>(call.parameter), std::move(gradient));  // else a product that was added
+        (*sink)(static_cast<size_t>(call.parameter), std::move(gradient));
       }
     }
     if (context.timer) context.timer(call.node, sink != nullptr);

@@ -27,7 +27,6 @@ class Tape {
     int microbatch = 0;
     const std::function<void()>& progress;  // called between operators; may be empty
     const OperatorTimer& timer;             // called behind each of them; may be empty
-    bool adds_products = false;             // to gradients that are there, past the sink
   };
 
   const TapeLists& lists() const { return lists_; }
@@ -47,13 +46,11 @@ class Tape {
   void weight_gradients(Slots& slots, const RunContext& context, const GradientSink& sink);
 
  private:
-  void find_products();
   void find_saved();
   void plan_frees();
   void run(Slots& slots, size_t begin, size_t end, const RunContext& context, const GradientSink* sink);
   void run_calls(Slots& slots, size_t& n, size_t end, const RunContext& context, const GradientSink* sink);
   void fit_roots(size_t index, std::vector<at::Tensor>& gradients) const;
-  bool add_product(const TapeCall& call, Slots& slots) const;
   const at::Tensor& at(const Slots& slots, int32_t slot) const;
 
   const partitioner::Graph& graph_;
@@ -62,7 +59,6 @@ class Tape {
   std::vector<int32_t> fixed_in_lists_;
   std::vector<size_t> saved_own_;  // fixed tensors that a backward reads, by position
   std::vector<int32_t> forward_freed_;  // behind the forward: inputs and outputs that no backward reads
-  int num_threads_ = 0;  // for which it is known what products add up alike; 0: not yet, since a trial takes memory
   torch::jit::Stack stack_;
 };
 

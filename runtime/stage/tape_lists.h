@@ -36,7 +36,7 @@ struct TapeCall : FlatCall {
   bool ends_random = false;       // the last of the operators that draw under one seed
   int32_t random_ordinal = -1;    // >= 0: the first of them
   TapeGeometry geometry{};        // kView
-  int32_t parameter = -1;         // among the own tensors. kGradient: whose; kOperator: whose this product is, and nothing else
+  int32_t parameter = -1;         // kGradient: among the own tensors
   partitioner::NodeId node = partitioner::kNoNode;  // the operator of the graph that this is part of, or of its backward
 };
 

@@ -259,8 +259,7 @@ class TapeStage : public Stage {
   }
 
   Tape::RunContext run_context(const RandomState& random, int microbatch) const {
-    return {.random = random, .microbatch = microbatch, .progress = options_.progress, .timer = options_.timer,
-            .adds_products = true};
+    return {.random = random, .microbatch = microbatch, .progress = options_.progress, .timer = options_.timer};
   }
 
   std::vector<at::Tensor> run_forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs) {

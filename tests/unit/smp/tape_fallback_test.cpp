@@ -8,7 +8,6 @@
 #include <functional>
 #include <string_view>
 
-#include "runtime/stage/product_sum.h"
 #include "smp/engine/conductor.h"
 #include "tests/unit/smp/plain_loop.h"
 
@@ -347,39 +346,6 @@ TEST(TapeKernels, DrawTheMasksOfDropout) {
     EXPECT_GT(draws_of_a_step(), 0);  // under autograd
     step(tests::rows(8, 8, 1));
     EXPECT_EQ(draws_of_a_step(), 0);
-  });
-}
-
-struct WideNet : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) { return second(torch::relu(first(x))); }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(64, 64));
-  torch::nn::Linear second = register_module("second", torch::nn::Linear(64, 64));
-};
-
-TEST(TapeKernels, AddProductsToGradientsThatAreThere) {
-  static constexpr int kMicrobatches = 2, kRows = 32;
-  static constexpr int kAll = kMicrobatches * 3;  // for two weights, and one gradient that is passed on
-  const runtime::ProductForm form{.rows = 64, .inner = kRows, .columns = 64, .left_strides = {1, 64}, .right_strides = {64, 1}};
-  tests::run_smp_ranks(1, {.microbatches = kMicrobatches, .log_level = LogLevel::kOff}, [&] {
-    const int weights = runtime::product_adds_up_alike(form) ? 2 : 0;  // with the rank's number of threads
-    const auto net = tests::make_filled<WideNet>(), twin = tests::make_filled<WideNet>();
-    DistributedModel model(net);
-    auto step = tests::training_step(model);
-    const auto products_of_a_step = [&](int s) {
-      const at::Tensor data = rows(kMicrobatches * kRows, 64, 10 + s), target = rows(kMicrobatches * kRows, 64, 20 + s);
-      const int products = calls_of("aten::mm", [&] { step(data, target); });
-      tests::eager_step(*twin, data, target, kMicrobatches);
-      tests::expect_twins(model, *twin, "step " + std::to_string(s));
-      return products;
-    };
-    EXPECT_EQ(products_of_a_step(0), kAll);  // under autograd
-    products_of_a_step(1);
-    EXPECT_EQ(products_of_a_step(2), kAll - kMicrobatches * weights);
-    net->zero_grad();
-    twin->zero_grad();
-    EXPECT_EQ(products_of_a_step(3), kAll - (kMicrobatches - 1) * weights);  // the first finds no gradient
-    for (auto& one : {net, twin}) one->first->weight.mutable_grad() = one->first->weight.grad().t().contiguous().t();
-    EXPECT_EQ(products_of_a_step(4), kAll - kMicrobatches * weights / 2);  // one in another layout
   });
 }
 
