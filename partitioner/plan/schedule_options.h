@@ -15,8 +15,7 @@ struct ScheduleOptions {
   /// Interleaved only: microbatches that the first stage may hold. 0: the number of ranks (1F1B on
   /// a chain).
   int active_microbatches = 0;
-  /// Visits of each rank; 0: as many stages as there are for each rank. Above 1, interleaved and with
-  /// active_microbatches 0: where stage s lies on rank s % num_ranks in that many rounds, and
+  /// Visits of each rank. Above 1, interleaved and with active_microbatches 0: where stage s lies on rank s % num_ranks in that many rounds, and
   /// num_ranks divides the number of microbatches, Megatron's interleaved 1F1B (looped.h).
   int virtual_stages = 1;
   bool operator==(const ScheduleOptions&) const = default;

@@ -240,8 +240,7 @@ class Generator {
 };
 
 void check_options(const ScheduleOptions& options) {
-  TORCH_CHECK_VALUE(options.virtual_stages >= 0,
-                    "schedule: expected virtual_stages >= 1, or 0 for what the stages show, got ",
+  TORCH_CHECK_VALUE(options.virtual_stages >= 1, "schedule: expected virtual_stages >= 1, got ",
                     options.virtual_stages, ".");
 }
 
@@ -308,11 +307,9 @@ Schedule generate(const ScheduleOptions& options, std::span<const StageGraph* co
   schedule.num_microbatches = graphs.num_microbatches();
   schedule.in_flight_limits = common_limits(options, graphs);
   std::vector<std::vector<Action>> loops;
-  const int shown = graphs.num_stages(0) / graphs.num_ranks();
-  const int visits = options.virtual_stages == 0 ? shown : options.virtual_stages;
   if (options.kind == ScheduleKind::kInterleaved && options.active_microbatches == 0 &&
-      is_looped(graphs, visits)) {
-    loops = looped_columns(graphs, visits);
+      is_looped(graphs, options.virtual_stages)) {
+    loops = looped_columns(graphs, options.virtual_stages);
     schedule.in_flight_limits.assign(graphs.most_stages(), graphs.num_microbatches());
   }
   const bool is_loop = !loops.empty();

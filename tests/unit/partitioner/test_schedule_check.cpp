@@ -97,7 +97,7 @@ TEST_F(ScheduleCheck, WeightGradientsMayComeAtTheEnd) {
 
 TEST_F(ScheduleCheck, ForwardTwiceIsNamed) {
   column(1).push_back({kForward, 1, 0});
-  expect_rejected({"rank 1, position 24 (1F0)", "expected once", "position 1 already"});
+  expect_rejected({"rank 1, position 28 (1F0)", "expected once", "position 1 already"});
 }
 
 TEST_F(ScheduleCheck, BackwardOfStageWithoutBackwardIsNamed) {
@@ -109,12 +109,12 @@ TEST_F(ScheduleCheck, BackwardOfStageWithoutBackwardIsNamed) {
 
 TEST_F(ScheduleCheck, MicrobatchOutOfRangeIsNamed) {
   column(0).push_back({kForward, 0, 4});
-  expect_rejected({"rank 0, position 20 (0F4)", "demand"});
+  expect_rejected({"rank 0, position 24 (0F4)", "demand"});
 }
 
 TEST_F(ScheduleCheck, StageOutOfRangeIsNamed) {
   column(0).push_back({kForward, 7, 0});
-  expect_rejected({"rank 0, position 20 (7F0)", "demand"});
+  expect_rejected({"rank 0, position 24 (7F0)", "demand"});
 }
 
 TEST_F(ScheduleCheck, ActionOnAnotherRankIsNamed) {
@@ -125,7 +125,7 @@ TEST_F(ScheduleCheck, ActionOnAnotherRankIsNamed) {
 
 TEST_F(ScheduleCheck, TransferWithoutEdgeIsNamed) {
   column(0).push_back({kSendActivation, 0, 0, 2});
-  expect_rejected({"rank 0, position 20 (0F0>2)", "demand"});
+  expect_rejected({"rank 0, position 24 (0F0>2)", "demand"});
 }
 
 TEST_F(ScheduleCheck, SendWithoutReceiveIsNamed) {
@@ -145,7 +145,7 @@ TEST_F(ScheduleCheck, LostInputIsNamed) {
 
 TEST_F(ScheduleCheck, SendTwiceIsNamed) {
   column(0).push_back({kSendActivation, 0, 0, 1});
-  expect_rejected({"rank 0, position 20 (0F0>1)", "expected once"});
+  expect_rejected({"rank 0, position 24 (0F0>1)", "expected once"});
 }
 
 TEST_F(ScheduleCheck, ForwardsOutOfOrderAreNamed) {
@@ -155,7 +155,7 @@ TEST_F(ScheduleCheck, ForwardsOutOfOrderAreNamed) {
 
 TEST_F(ScheduleCheck, BackwardsOutOfOrderAreNamed) {
   swap(2, {kBackward, 2, 0}, {kBackward, 2, 1});
-  expect_rejected({"rank 2, position 8 (2B0)", "ascending", "after rank 2, position 3 (2B1)"});
+  expect_rejected({"rank 2, position 9 (2B0)", "ascending", "after rank 2, position 3 (2B1)"});
 }
 
 TEST_F(ScheduleCheck, BackwardBeforeItsForwardIsNamed) {
@@ -244,7 +244,7 @@ TEST_F(ScheduleCheck, LocalGradientBeforeItsProducerIsNamed) {
   graph_.rank_of_stage = {0, 0, 0};
   schedule_ = generate({ScheduleKind::kInterleaved}, graph_, 1);
   swap(0, {kBackward, 0, 0}, {kBackward, 1, 0});
-  expect_rejected({"rank 0, position 4 (0B0)", "expected after rank 0, position 5 (1B0)"});
+  expect_rejected({"rank 0, position 5 (0B0)", "expected after rank 0, position 7 (1B0)"});
 }
 
 TEST_F(ScheduleCheck, WrongSizesAreRefused) {

@@ -76,7 +76,7 @@ TEST(ScheduleLooped, FullGroupsHaveMegatronsColumns) {
         for (int rank = 0; rank < ranks; ++rank) {
           std::vector<Action> computed;
           for (const Action& action : schedule.columns[static_cast<size_t>(rank)]) {
-            if (action.is_compute()) computed.push_back(action);
+            if (action.is_compute() && action.kind != ActionKind::kWeightGradient) computed.push_back(action);
           }
           EXPECT_TRUE(computed == megatron_column(rank, ranks, visits, groups * ranks))
               << "rank " << rank << " of\n"
@@ -132,16 +132,6 @@ TEST(ScheduleLooped, OtherPlacementsNumbersAndLimitsKeepTheGeneralOrder) {
             generate(three, graph, 4));
   both.virtual_stages = -1;
   EXPECT_THROW(generate(both, graph, 4), c10::ValueError);
-}
-
-TEST(ScheduleLooped, VisitsAreThoseThatTheStagesShow) {
-  for (const int visits : {1, 2, 3}) {
-    const StageGraph graph = looped(2, visits);
-    EXPECT_EQ(interleaved(graph, 0, 4), interleaved(graph, visits, 4));
-  }
-  StageGraph other = looped(2, 2);
-  other.rank_of_stage = {0, 0, 1, 1};
-  EXPECT_EQ(interleaved(other, 0, 4), generate({ScheduleKind::kInterleaved}, other, 4));
 }
 
 }  // namespace

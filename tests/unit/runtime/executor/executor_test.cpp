@@ -161,8 +161,8 @@ class NotedStage : public Stage {
   const StageValues& values() const override { return values_; }
   std::vector<at::Tensor> forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs, const TensorLookup&) override {
     notes_ += " F" + std::to_string(context.microbatch);
-    if (!values_.backwards.front().has_loss) return {inputs.at(0) + 1};
-    return {inputs.at(0).sum()};
+    if (!values_.backwards.front().has_loss) return {inputs.at(0).clone()};
+    return {at::zeros({})};
   }
   std::vector<at::Tensor> backward(int microbatch, size_t, std::vector<at::Tensor>) override {
     notes_ += " B" + std::to_string(microbatch);
