@@ -14,7 +14,6 @@ namespace {
 
 using Pieces = std::vector<CausedTime>;
 
-constexpr double kNsPerUs = 1000;
 
 void append(Pieces& pieces, Cause cause, int64_t start_ns, int64_t end_ns) {
   if (end_ns <= start_ns) return;

@@ -9,6 +9,8 @@
 
 namespace smp::partitioner {
 
+inline constexpr double kNsPerUs = 1000;
+
 /// What one rank does for a while.
 enum class Activity : uint8_t {
   kAction,      // of the table; a receive: from when the rank comes to it until the message has been taken in
