@@ -6,7 +6,7 @@ option(SMP_UNITY_BUILD "Compile the files of a target in batches" ON)
 
 # Warnings are errors in our code only: LibTorch, MPI and Boost come in as system headers.
 function(smp_compile_options target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Werror ${SMP_CCACHE_FLAGS})
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Werror -Wno-subobject-linkage ${SMP_CCACHE_FLAGS})
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${SMP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 16)
 endfunction()
 
