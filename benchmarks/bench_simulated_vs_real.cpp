@@ -120,7 +120,7 @@ struct Net : torch::nn::Module {
 
 // The library's own table for the step that has just run.
 schedules::Schedule schedule_of(const smp::engine::Program& program) {
-  return generate(schedules::ScheduleKind::kInterleaved, stage_graph(program.plan, program.graph),
+  return generate({schedules::ScheduleKind::kInterleaved}, stage_graph(program.plan, program.graph),
                   kMicrobatches);
 }
 

@@ -5,10 +5,39 @@ find_package(GTest REQUIRED)
 set(SMP_MPI_TEST_FLAGS --oversubscribe --bind-to none)
 set(SMP_MPI_TEST_ENVIRONMENT OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
 
+# How many times slower this build is, on this machine as it now is, than a release build on the two idle cores that time
+# limits are written for; at least 1. `make test` configures first, and so measures just before the tests.
+set(calibration "${PROJECT_BINARY_DIR}/calibration")
+string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
+separate_arguments(calibration_flags UNIX_COMMAND "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${build_type}}")
+execute_process(COMMAND "${CMAKE_CXX_COMPILER}" -std=c++20 -pthread ${calibration_flags}
+  "${CMAKE_CURRENT_LIST_DIR}/calibration.cpp" -o "${calibration}" COMMAND_ERROR_IS_FATAL ANY)
+string(TIMESTAMP begin "%s%f")
+execute_process(COMMAND "${calibration}" COMMAND_ERROR_IS_FATAL ANY)
+string(TIMESTAMP end "%s%f")
+math(EXPR SMP_TEST_SLOWNESS "(${end} - ${begin} + 399999) / 400000")
+message(STATUS "smp: time limits of tests are multiplied by ${SMP_TEST_SLOWNESS}")
+
+# smp_scale_time_limits(): the last line of a folder's tests. Multiplies their limits, and tells the tests, which have limits
+# of their own inside, by how much.
+function(smp_scale_time_limits)
+  get_property(tests DIRECTORY PROPERTY TESTS)
+  foreach(test IN LISTS tests)
+    get_property(limit TEST ${test} PROPERTY TIMEOUT)
+    if(NOT limit)
+      set(limit 300)
+    endif()
+    math(EXPR limit "${limit} * ${SMP_TEST_SLOWNESS}")
+    set_property(TEST ${test} PROPERTY TIMEOUT ${limit})
+    set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT "SMP_TEST_SLOWNESS=${SMP_TEST_SLOWNESS}")
+  endforeach()
+endfunction()
+
 # smp_add_test(name SOURCES a_test.cpp ... [LIBS target ...] [LABELS unit|mpi|slow ...] [RANKS n ...] [TIMEOUT s])
-#   LABELS   default: unit, or mpi when RANKS is given. A test with label mpi exists only where MPI was found.
+#   LABELS   default: unit, or mpi when RANKS is given. A test with label mpi exists only where MPI was found. Tests whose
+#            ranks are threads have the label loopback as well: ThreadSanitizer runs them.
 #   RANKS    runs the program once per number, as <name>_np<n>, under mpirun on n processes of this machine.
-#   TIMEOUT  seconds until CTest kills the test; default 300.
+#   TIMEOUT  seconds until CTest kills the test, multiplied as above; default 300.
 # GoogleTest's main is linked unless a source brings its own.
 function(smp_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LIBS;LABELS;RANKS")
@@ -20,6 +49,9 @@ function(smp_add_test name)
     if(arg_RANKS)
       set(arg_LABELS mpi)
     endif()
+  endif()
+  if("smp_test_ranks" IN_LIST arg_LIBS OR arg_SOURCES MATCHES "support/loopback_world.cpp")
+    list(APPEND arg_LABELS loopback)
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)

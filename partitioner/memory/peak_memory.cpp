@@ -174,8 +174,7 @@ int64_t exchange_bytes(const Fixed& fixed, const RankMemory& step, int64_t own, 
 }  // namespace
 
 std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_stages) {
-  std::vector<int> limits = in_flight_limits(options.schedule, options.num_ranks, num_stages,
-                                             options.num_microbatches, options.active_microbatches);
+  std::vector<int> limits = in_flight_limits(options.schedule, options.num_ranks, num_stages, options.num_microbatches);
   for (int& limit : limits) limit = std::min(limit, options.num_microbatches);
   return limits;
 }
@@ -190,11 +189,7 @@ void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan)
     cost.activation_bytes = memory[s].saved;
     cost.workspace_bytes = std::max(memory[s].forward, memory[s].later_backward) - memory[s].saved;
   }
-  const Schedule schedule =
-      generate(options.schedule, stage_graph(plan, graph), options.num_microbatches,
-               {.active_microbatches = options.active_microbatches,
-                .times = {},
-                .virtual_stages = options.virtual_stages});
+  const Schedule schedule = generate(plan.schedule, stage_graph(plan, graph), options.num_microbatches);
   int64_t all_results = 0;
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     all_results += result_bytes(graph, plan, options.num_microbatches, rank);

@@ -82,6 +82,7 @@ class ColumnWalk {
       post_ahead(column);
       if (action.kind == ActionKind::kForward) forward(action);
       if (action.kind == ActionKind::kBackward) backward(action);
+      if (action.kind == ActionKind::kWeightGradient) weight_gradients(action);
       if (action.is_receive()) --posted_[channel(action)];
     }
     memory_.buffers = arrivals_.most();
@@ -197,11 +198,16 @@ class ColumnWalk {
     } else {
       note(others + (is_first ? stage.first_backward : stage.later_backward));
     }
-    now_ = others;
-    if (is_first) add_gradients(action.stage);
     hold_local(plan_.gradients, action.stage);
     for_arrivals(plan_.gradients, action.stage,
                  [&](const Transfer& transfer) { release(transfer, true); });
+  }
+
+  /// What the backward has left to do may want all that the forward has saved.
+  void weight_gradients(const Action& action) {
+    const StageMemory& stage = stages_[static_cast<size_t>(action.stage)];
+    now_ -= stage.saved;
+    if (made_gradients_.insert(action.stage).second) add_gradients(action.stage);
     for_arrivals(plan_.activations, action.stage, [&](const Transfer& transfer) {
       const bool was_saved = stage.saved_arrivals.contains(transfer.value) || is_compared(action);
       if (was_saved && !stage.returned_arrivals.contains(transfer.value)) release(transfer, false);
@@ -247,7 +253,7 @@ class ColumnWalk {
   int64_t now_ = 0;
   BufferMeter arrivals_;
   std::map<std::pair<int, ValueId>, int64_t> slices_;  // by source stage and value
-  std::set<int> had_backward_;
+  std::set<int> had_backward_, made_gradients_;  // stages
   std::set<int> has_backward_;
   std::map<int, int> backwards_left_;  // by stage
   std::set<ValueId> has_gradient_;

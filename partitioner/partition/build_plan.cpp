@@ -41,22 +41,12 @@ void add_nodes(const Graph& graph, const std::vector<int>& stage_of_node, Plan& 
   }
 }
 
-bool sends_gradients(const Plan& plan, const StagePlan& stage) {
-  return std::any_of(plan.gradients.begin(), plan.gradients.end(), [&](const Transfer& relay) {
-    return &plan.stages[relay.source] == &stage && plan.stages[relay.target].rank != stage.rank;
-  });
-}
-
 void add_stage_costs(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options,
                      Plan& plan) {
   for (StagePlan& stage : plan.stages) {
     const double speed = options.speed_of(stage.rank);
-    const bool leaves = options.tapes && sends_gradients(plan, stage);
     for (NodeId n : stage.nodes) {
-      if (leaves) {
-        const double share = parameter_share_of_backward(graph, graph.nodes[n]);
-        stage.cost.rest_us += share * costs.backward_us[n] / speed;
-      }
+      if (options.tapes) stage.cost.weight_us += parameter_share_of_backward(graph, graph.nodes[n]) * costs.backward_us[n] / speed;
       stage.cost.forward_us += costs.forward_us[n] / speed;
       stage.cost.backward_us += costs.backward_us[n] / speed;
     }
@@ -104,6 +94,7 @@ Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignme
                 const PartitionOptions& options) {
   Plan plan;
   plan.num_ranks = options.num_ranks;
+  plan.schedule = options.schedule;
   plan.exact_ties = options.exact_ties;
   plan.stage_of_node = assignment.stage_of_node;
   plan.stages.resize(assignment.rank_of_stage.size());

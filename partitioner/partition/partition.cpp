@@ -41,19 +41,18 @@ void check_options(const Graph& graph, const PartitionOptions& options) {
       options.optimizer_workspace_factor >= 0 && options.gradient_bucket_bytes >= 0,
       "partition: expected optimizer_workspace_factor >= 0 and gradient_bucket_bytes >= 0, got ",
       options.optimizer_workspace_factor, " and ", options.gradient_bucket_bytes, ".");
-  TORCH_CHECK_VALUE(options.virtual_stages >= 0,
-                    "partition: expected virtual_stages >= 1, or 0 to choose, got ",
-                    options.virtual_stages, ".");
+  TORCH_CHECK_VALUE(options.schedule.virtual_stages >= 1, "partition: expected virtual_stages >= 1, got ",
+                    options.schedule.virtual_stages, ".");
   TORCH_CHECK_VALUE(
-      options.virtual_stages <= 1 || (options.auto_partition && options.pins.empty()),
+      options.schedule.virtual_stages <= 1 || (options.auto_partition && options.pins.empty()),
       "partition: expected auto_partition and no module placed by hand with virtual_stages=",
-      options.virtual_stages, ", got ",
+      options.schedule.virtual_stages, ", got ",
       options.auto_partition ? "a placement of '" + options.pins.begin()->first + "'"
                              : std::string("auto_partition=false"),
       ". Set virtual_stages to 1, or leave the placement to the planner.");
-  TORCH_CHECK_VALUE(options.active_microbatches >= 0,
+  TORCH_CHECK_VALUE(options.schedule.active_microbatches >= 0,
                     "partition: expected active_microbatches >= 0 (0: number of ranks), got ",
-                    options.active_microbatches, ".");
+                    options.schedule.active_microbatches, ".");
   const auto ranks = static_cast<size_t>(options.num_ranks);
   TORCH_CHECK_VALUE(options.rank_speed.empty() || options.rank_speed.size() == ranks,
                     "partition: expected a speed for each of ", ranks, " ranks, got ",
@@ -169,7 +168,7 @@ Attempt split_within(const Graph& graph, const GraphCosts& costs, const Linearis
       const int64_t limit = options.limit_of(rank);
       const int64_t over = plan.predicted_peak_bytes[static_cast<size_t>(rank)] - limit;
       if (limit < 0 || over <= 0) continue;
-      const int64_t part = (over - 1) / std::max(1, options.virtual_stages) + 1;  // of each visit
+      const int64_t part = (over - 1) / options.schedule.virtual_stages + 1;  // of each visit
       chain.stages[s].memory_bytes = std::max<int64_t>(0, counted_bytes(chain, split, s) - part);
     }
   }
@@ -215,7 +214,7 @@ void add_prediction(const Graph& graph, const PartitionOptions& options, Plan& p
 /// step; of equal ones the first. With several visits of all: there the slowest stage says little.
 Plan best_of(const Graph& graph, const PartitionOptions& options, std::vector<Plan> plans) {
   constexpr double kNear = 1.05, kBetter = 1 - 1e-9;
-  const bool takes_near_only = options.virtual_stages <= 1;
+  const bool takes_near_only = options.schedule.virtual_stages <= 1;
   double slowest_us = plans.front().slowest_stage_us;
   for (const Plan& plan : plans) slowest_us = std::min(slowest_us, plan.slowest_stage_us);
   std::optional<size_t> best;
@@ -267,7 +266,7 @@ Plan split_freely(const Graph& graph, const GraphCosts& costs, const PartitionOp
     Attempt attempt =
         split_layout(graph, costs, order, make_chain(graph, costs, order, options), options);
     if (!attempt.plan) continue;
-    if (options.virtual_stages > 1) attempt.plan = with_shifted_cuts(graph, costs, order, options, std::move(*attempt.plan));
+    if (options.schedule.virtual_stages > 1) attempt.plan = with_shifted_cuts(graph, costs, order, options, std::move(*attempt.plan));
     plans.push_back(std::move(*attempt.plan));
   }
   if (!plans.empty()) return with_or_without_ties(graph, costs, options, best_of(graph, options, std::move(plans)));
@@ -337,7 +336,7 @@ Plan placed(const Graph& graph, const PartitionOptions& options) {
 /// Whether the planner may cut more stages than ranks, for a step whose ranks take them round after round (looped.h).
 bool may_loop(const Graph& graph, const PartitionOptions& options) {
   const bool is_free = options.auto_partition && options.owners.empty() && options.pins.empty();
-  const bool has_order = options.schedule == ScheduleKind::kInterleaved && options.active_microbatches == 0 &&
+  const bool has_order = options.schedule.kind == ScheduleKind::kInterleaved && options.schedule.active_microbatches == 0 &&
                          options.num_microbatches % options.num_ranks == 0;
   return options.num_ranks > 1 && is_free && has_order && graph.has_backward();
 }
@@ -348,7 +347,7 @@ Plan with_best_visits(const Graph& graph, PartitionOptions options) {
   constexpr double kShorter = 0.99;
   Plan best = placed(graph, options);
   for (int visits = 2; visits <= kMostVisits && may_loop(graph, options); ++visits) {
-    options.virtual_stages = visits;
+    options.schedule.virtual_stages = visits;
     std::optional<Plan> plan;
     try {
       plan = placed(graph, options);
@@ -366,7 +365,7 @@ Plan with_best_visits(const Graph& graph, PartitionOptions options) {
 
 Plan partition(const Graph& graph, const PartitionOptions& options) {
   check_options(graph, options);
-  return options.virtual_stages == 0 ? with_best_visits(graph, options) : placed(graph, options);
+  return options.chooses_visits ? with_best_visits(graph, options) : placed(graph, options);
 }
 
 }  // namespace smp::partitioner

@@ -12,7 +12,6 @@
 #include "partitioner/cost/measured_costs.h"
 #include "partitioner/graph/graph.h"
 #include "partitioner/plan/plan.h"
-#include "partitioner/schedule/schedule.h"
 
 namespace smp::partitioner {
 
@@ -20,9 +19,8 @@ struct PartitionOptions {
   int num_ranks = 1;
   int num_microbatches = 1;
   int num_replicas = 1;  // of the plan: they wait for each other at the end of a step
-  ScheduleKind schedule = ScheduleKind::kInterleaved;
-  int active_microbatches = 0;      // interleaved: held by the first stage; 0: num_ranks
-  int virtual_stages = 1;           // visits of each rank, stage s on rank s % num_ranks; 0: the planner chooses
+  ScheduleOptions schedule;         // stage s lies on rank s % num_ranks
+  bool chooses_visits = false;      // schedule.virtual_stages, which is 1 then
   bool exact_ties = false;          // Plan::exact_ties
   int64_t memory_limit_bytes = -1;  // per rank; -1: none
   /// By pipeline rank; empty: the same for all. A rank of speed 0.5 takes twice as long for each
@@ -58,7 +56,7 @@ struct PartitionOptions {
   /// mistake.
   std::vector<std::string> known_modules;
 
-  int num_stages() const { return num_ranks > 1 ? num_ranks * std::max(1, virtual_stages) : 1; }
+  int num_stages() const { return num_ranks > 1 ? num_ranks * schedule.virtual_stages : 1; }
   double speed_of(int rank) const {
     return rank_speed.empty() ? 1 : rank_speed[static_cast<size_t>(rank)];
   }
@@ -78,7 +76,7 @@ struct PartitionOptions {
 /// order. Pins that no such split meets, auto_partition = false, and existing owners give visits: the
 /// order is cut where the rank changes, at the places with the least traffic.
 ///
-/// With virtual_stages 0 there are more visits than one where the planner is free to cut, the schedule
+/// With chooses_visits there are more visits than one where the planner is free to cut, the schedule
 /// can take them round after round, and the step is predicted to be a hundredth shorter, or more.
 ///
 /// Throws c10::ValueError for options out of range, a pin to an unknown module or rank, operators

@@ -13,7 +13,7 @@ SimulationInput predicted_times(const Graph& graph, const Plan& plan, const Devi
   SimulationInput input;
   input.transfers_occupy_ranks = true;
   for (const StagePlan& stage : plan.stages) {
-    input.times.push_back({stage.cost.forward_us, stage.cost.backward_us, stage.cost.rest_us});
+    input.times.push_back({stage.cost.forward_us, stage.cost.backward_us - stage.cost.weight_us, stage.cost.weight_us});
   }
   std::map<Edge, double> edge_us;
   for (const auto* transfers : {&plan.activations, &plan.gradients}) {
@@ -27,11 +27,7 @@ SimulationInput predicted_times(const Graph& graph, const Plan& plan, const Devi
 }
 
 StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options) {
-  const StageGraph stages = stage_graph(plan, graph);
-  const Schedule schedule = generate(options.schedule, stages, options.num_microbatches,
-                                     {.active_microbatches = options.active_microbatches,
-                                      .times = {},
-                                      .virtual_stages = options.virtual_stages});
+  const Schedule schedule = generate(plan.schedule, stage_graph(plan, graph), options.num_microbatches);
   const Simulation simulation = simulate(schedule, predicted_times(graph, plan, options.device));
   const double bodies_us = options.device.body_us * static_cast<double>(graph.nodes.size()) * options.num_microbatches;
   return {bodies_us + simulation.makespan_us, simulation.bubble};

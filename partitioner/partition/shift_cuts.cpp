@@ -38,15 +38,15 @@ class CutShifter {
     for (NodeId n : order.nodes) {
       num_trained_until_.push_back(num_trained_until_.back() + static_cast<int>(flow.passes_gradient(n)));
       const StageTime& before = until_.back();
-      const double rest_us = options.tapes ? parameter_share_of_backward(graph, graph.nodes[n]) * costs.backward_us[n] : 0;
-      until_.push_back(
-          {before.forward_us + costs.forward_us[n], before.backward_us + costs.backward_us[n], before.rest_us + rest_us});
+      const double weight_us = options.tapes ? parameter_share_of_backward(graph, graph.nodes[n]) * costs.backward_us[n] : 0;
+      until_.push_back({before.forward_us + costs.forward_us[n], before.backward_us + costs.backward_us[n] - weight_us,
+                        before.weight_us + weight_us});
     }
     mean_us_ = time_us(0, static_cast<int>(order.nodes.size())) / static_cast<double>(plan.stages.size());
   }
 
   std::vector<int> shift(std::vector<int> cuts) {
-    constexpr size_t kMostActions = 333'000;  // simulated for each reach, so that planning stays quick
+    constexpr size_t kMostActions = 390'000;  // simulated for each reach, so that planning stays quick
     double best_us = step_us(cuts);
     for (const double reach : {2.0, 0.5, 0.1}) {
       num_actions_left_ = kMostActions;
@@ -63,7 +63,7 @@ class CutShifter {
  private:
   double time_us(int begin, int end) const {
     const StageTime &from = until_[static_cast<size_t>(begin)], &to = until_[static_cast<size_t>(end)];
-    return to.forward_us - from.forward_us + to.backward_us - from.backward_us;
+    return to.us() - from.us();
   }
 
   /// Of the places between two cuts for one that is at `cut`: those not further than `reach` times a mean stage, at most `most`.
@@ -117,10 +117,7 @@ class CutShifter {
   const Schedule& schedule(StageGraph stages) {
     const auto found = std::find_if(schedules_.begin(), schedules_.end(), [&](const auto& known) { return known.first == stages; });
     if (found != schedules_.end()) return found->second;
-    const ScheduleOptions options{.active_microbatches = options_.active_microbatches,
-                                  .times = {},
-                                  .virtual_stages = options_.virtual_stages};
-    Schedule generated = generate(options_.schedule, stages, options_.num_microbatches, options);
+    Schedule generated = generate(options_.schedule, stages, options_.num_microbatches);
     return schedules_.emplace_back(std::move(stages), std::move(generated)).second;
   }
 
@@ -142,7 +139,6 @@ class CutShifter {
     input.transfers_occupy_ranks = true;
     StageGraph stages = stages_;
     stages.activations.clear(), stages.gradients.clear();
-    std::vector<bool> sends_gradients(cuts.size() - 1, false);
     for (size_t s = 0; s + 1 < cuts.size(); ++s) stages.stage_has_backward[s] = is_trained(cuts[s], cuts[s + 1]);
     for (const auto& [edge, us] : transfers_us(cuts)) {
       input.transfers.push_back({edge, us});
@@ -150,14 +146,13 @@ class CutShifter {
       (is_gradient ? stages.gradients : stages.activations).push_back(edge);
       if (!is_gradient) continue;
       for (const int end : {edge.source, edge.target}) stages.stage_has_backward[static_cast<size_t>(end)] = true;
-      if (!stages.is_local(edge)) sends_gradients[static_cast<size_t>(edge.source)] = true;
     }
     for (size_t s = 0; s + 1 < cuts.size(); ++s) {
       const StageTime &from = until_[static_cast<size_t>(cuts[s])], &to = until_[static_cast<size_t>(cuts[s + 1])];
       const double speed = options_.speed_of(static_cast<int>(s) % options_.num_ranks);
-      const double forward_us = to.forward_us - from.forward_us, backward_us = to.backward_us - from.backward_us;
-      const double rest_us = sends_gradients[s] ? std::clamp(to.rest_us - from.rest_us, 0.0, backward_us) : 0;
-      input.times.push_back({forward_us / speed, backward_us / speed, rest_us / speed});
+      const auto between = [speed](double begin, double end) { return std::max(0.0, end - begin) / speed; };
+      input.times.push_back({between(from.forward_us, to.forward_us), between(from.backward_us, to.backward_us),
+                             between(from.weight_us, to.weight_us)});
     }
     const Schedule& actions = schedule(std::move(stages));
     for (const auto& column : actions.columns) num_actions_left_ -= std::min(num_actions_left_, column.size());

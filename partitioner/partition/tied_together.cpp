@@ -65,7 +65,7 @@ Chain front_of(const Chain& all, int end, const std::vector<int64_t>& own_bytes)
 
 std::optional<Plan> with_ties_together(const Graph& graph, const GraphCosts& costs, const Plan& apart,
                                        const PartitionOptions& options) {
-  if (options.num_ranks < 2 || options.virtual_stages > 1) return std::nullopt;
+  if (options.num_ranks < 2 || options.schedule.virtual_stages > 1) return std::nullopt;
   const Linearisation order = program_order(graph);
   const Readers readers = readers_of_shared(graph, apart, order.nodes);
   if (readers.last_early < 0 || readers.first_late > static_cast<int>(order.nodes.size())) return std::nullopt;

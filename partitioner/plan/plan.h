@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
+#include "partitioner/plan/schedule_options.h"
 
 namespace smp::partitioner {
 
@@ -14,7 +15,7 @@ namespace smp::partitioner {
 struct StageCost {
   double forward_us = 0;
   double backward_us = 0;
-  double rest_us = 0;  // of the backward: what comes behind the gradients that leave the stage
+  double weight_us = 0;  // of backward_us: gradients of parameters, behind those that leave the stage
   double send_us = 0;  // its part of the traffic on its cuts, both directions
   int64_t parameter_bytes = 0;
   int64_t gradient_bytes = 0;
@@ -57,6 +58,7 @@ inline constexpr int kInputStage = -1;
 /// that several ranks read too: its first reader's rank adds up the gradient of each microbatch.
 struct Plan {
   int num_ranks = 1;
+  ScheduleOptions schedule;           // of the table that the predictions are of, and that runs
   bool exact_ties = false;            // else each rank adds up its own readers' part, exact to 1e-6
   std::vector<StagePlan> stages;      // each reads what earlier ones make
   std::vector<int> stage_of_node;     // by NodeId

@@ -1,8 +1,6 @@
 // Plans as exact JSON.
 #include "partitioner/plan/plan_io.h"
 
-#include <limits>
-
 #include "partitioner/graph/graph_json_io.h"
 
 namespace smp::partitioner {
@@ -10,8 +8,7 @@ namespace {
 
 using namespace json_io;
 
-constexpr int32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-constexpr size_t kMaxDepth = 6;  // plan, stages, stage, nodes, number
+constexpr size_t kMaxPlanDepth = 6;  // plan, stages, stage, nodes, number
 
 template <typename Numbers>
 json::array array_of(const Numbers& numbers) {
@@ -22,7 +19,7 @@ json::array array_of(const Numbers& numbers) {
 
 json::value write_cost(const StageCost& cost) {
   return {{"forward_us", bits_of(cost.forward_us)},    {"backward_us", bits_of(cost.backward_us)},
-          {"rest_us", bits_of(cost.rest_us)},          {"send_us", bits_of(cost.send_us)},
+          {"weight_us", bits_of(cost.weight_us)},      {"send_us", bits_of(cost.send_us)},
           {"parameter_bytes", cost.parameter_bytes},   {"gradient_bytes", cost.gradient_bytes},
           {"optimizer_bytes", cost.optimizer_bytes},   {"activation_bytes", cost.activation_bytes},
           {"workspace_bytes", cost.workspace_bytes},   {"message_bytes", cost.message_bytes}};
@@ -39,7 +36,7 @@ StageCost read_cost(const json::value& value, const Where& where) {
   StageCost cost;
   cost.forward_us = microseconds("forward_us");
   cost.backward_us = microseconds("backward_us");
-  cost.rest_us = microseconds("rest_us");
+  cost.weight_us = microseconds("weight_us");
   cost.send_us = microseconds("send_us");
   cost.parameter_bytes = bytes("parameter_bytes");
   cost.gradient_bytes = bytes("gradient_bytes");
@@ -49,6 +46,25 @@ StageCost read_cost(const json::value& value, const Where& where) {
   cost.message_bytes = bytes("message_bytes");
   fields.expect_no_more();
   return cost;
+}
+
+json::value write_schedule(const ScheduleOptions& schedule) {
+  return {{"kind", static_cast<int>(schedule.kind)},
+          {"active_microbatches", schedule.active_microbatches},
+          {"virtual_stages", schedule.virtual_stages}};
+}
+
+ScheduleOptions read_schedule(const json::value& value, const Where& where) {
+  Fields fields(value, where);
+  const auto integer = [&](std::string_view name, int64_t least, int64_t most) {
+    return static_cast<int>(read_integer(fields[name], where.at(name), least, most));
+  };
+  ScheduleOptions schedule;
+  schedule.kind = static_cast<ScheduleKind>(integer("kind", 0, static_cast<int>(ScheduleKind::kInterleaved)));
+  schedule.active_microbatches = integer("active_microbatches", 0, kMaxInt32);
+  schedule.virtual_stages = integer("virtual_stages", 1, kMaxInt32);
+  fields.expect_no_more();
+  return schedule;
 }
 
 json::value write_stage(const StagePlan& stage) {
@@ -112,6 +128,7 @@ std::string serialise(const Plan& plan) {
   return json::serialize(
       json::value{{"version", kFormatVersion},
                   {"num_ranks", plan.num_ranks},
+                  {"schedule", write_schedule(plan.schedule)},
                   {"exact_ties", plan.exact_ties},
                   {"stages", std::move(stages)},
                   {"stage_of_node", array_of(plan.stage_of_node)},
@@ -127,7 +144,7 @@ std::string serialise(const Plan& plan) {
 Plan deserialise_plan(std::string_view text) {
   const Where where;
   json::parse_options parsing;
-  parsing.max_depth = kMaxDepth;
+  parsing.max_depth = kMaxPlanDepth;
   parsing.allow_invalid_utf8 = true;  // names may be any bytes
   json::error_code error;
   const json::value value = json::parse({text.data(), text.size()}, error, {}, parsing);
@@ -138,6 +155,7 @@ Plan deserialise_plan(std::string_view text) {
   Plan plan;
   plan.num_ranks =
       static_cast<int>(read_integer(fields["num_ranks"], where.at("num_ranks"), 1, kMaxInt32));
+  plan.schedule = read_schedule(fields["schedule"], where.at("schedule"));
   plan.exact_ties = read_bool(fields["exact_ties"], where.at("exact_ties"));
   const Where stages = where.at("stages");
   for (const json::value& stage : read_array(fields["stages"], stages)) {

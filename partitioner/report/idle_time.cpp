@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <map>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "partitioner/report/text_table.h"
 
@@ -13,18 +14,6 @@ namespace {
 
 using Pieces = std::vector<CausedTime>;
 
-constexpr double kNsPerUs = 1000;
-
-/// What tells actions of one table apart.
-using ActionKey = std::array<int, 4>;
-ActionKey key_of(const Action& action) {
-  return {static_cast<int>(action.kind), action.stage, action.microbatch, action.peer};
-}
-
-ActionKey sending_of(const Action& receive) {
-  const auto kind = receive.is_activation() ? ActionKind::kSendActivation : ActionKind::kSendGradient;
-  return key_of({kind, receive.peer, receive.microbatch, receive.stage});
-}
 
 void append(Pieces& pieces, Cause cause, int64_t start_ns, int64_t end_ns) {
   if (end_ns <= start_ns) return;
@@ -37,34 +26,24 @@ void append(Pieces& pieces, Cause cause, int64_t start_ns, int64_t end_ns) {
 
 double duration_us(const Span& span) { return static_cast<double>(span.end_ns - span.start_ns) / kNsPerUs; }
 
-/// The same table on ranks that share the work equally.
+/// The same table on ranks that share the work equally, that of each kind for itself.
 SimulationInput balanced_times(const Schedule& schedule, const SimulationInput& measured) {
-  StageTime total{0, 0};
-  for (const auto& stage : measured.microbatch_times) {
-    for (const StageTime& time : stage) total.forward_us += time.forward_us, total.backward_us += time.backward_us;
-  }
-  const auto holds = [](const std::vector<Action>& column, ActionKind kind) {
-    return std::count_if(column.begin(), column.end(), [kind](const Action& action) { return action.kind == kind; });
-  };
-  const auto num_with = [&](ActionKind kind) {
-    return std::count_if(schedule.columns.begin(), schedule.columns.end(),
-                         [&](const auto& column) { return holds(column, kind) > 0; });
-  };
-  const auto forward_ranks = static_cast<double>(num_with(ActionKind::kForward));
-  const auto backward_ranks = static_cast<double>(num_with(ActionKind::kBackward));
   SimulationInput balanced = measured;
-  for (const auto& column : schedule.columns) {
-    const auto forwards = static_cast<double>(holds(column, ActionKind::kForward));
-    const auto backwards = static_cast<double>(holds(column, ActionKind::kBackward));
-    for (const Action& action : column) {
-      if (!action.is_compute()) continue;
-      StageTime& time = balanced.microbatch_times[action.stage][action.microbatch];
-      if (action.kind == ActionKind::kForward) {
-        time.forward_us = total.forward_us / forward_ranks / forwards;
-      } else {
-        const double backward_us = total.backward_us / backward_ranks / backwards;
-        if (time.backward_us > 0) time.rest_us *= backward_us / time.backward_us;
-        time.backward_us = backward_us;
+  for (size_t i = 0; i < kNumComputations; ++i) {
+    const ActionKind kind = kActionRows[i].kind;
+    double total_us = 0;
+    for (const auto& stage : measured.microbatch_times) {
+      for (const StageTime& time : stage) total_us += time.us_of(kind);
+    }
+    const auto number_in = [kind](const std::vector<Action>& column) {
+      return std::count_if(column.begin(), column.end(), [kind](const Action& action) { return action.kind == kind; });
+    };
+    const auto num_ranks = static_cast<double>(std::count_if(schedule.columns.begin(), schedule.columns.end(),
+                                                             [&](const auto& column) { return number_in(column) > 0; }));
+    for (const auto& column : schedule.columns) {
+      const double us = total_us / num_ranks / static_cast<double>(number_in(column));
+      for (const Action& action : column) {
+        if (action.kind == kind) balanced.microbatch_times[action.stage][action.microbatch].us_of(kind) = us;
       }
     }
   }
@@ -79,7 +58,7 @@ class Attributor {
       if (step[rank].end_ns > step[last_].end_ns) last_ = rank;
       for (const Span& span : step[rank].spans) {
         if (span.activity == Activity::kResults) results_.push_back({rank, span.start_ns});
-        if (span.is_action() && span.action().is_send()) sendings_[key_of(span.action())] = {rank, span.start_ns};
+        if (span.is_action() && span.action.is_send()) sendings_[span.action] = {rank, span.start_ns};
       }
     }
     result_.end_ns = step[last_].end_ns;
@@ -107,7 +86,7 @@ class Attributor {
   Awaited awaited(size_t rank, const Span& span) const {
     Awaited found{rank, span.start_ns};
     if (span.is_receive()) {
-      const auto sending = sendings_.find(sending_of(span.action()));
+      const auto sending = sendings_.find(counterpart(span.action));
       if (sending != sendings_.end()) found = sending->second;
     } else if (span.activity == Activity::kResults) {
       for (const Awaited& other : results_) {
@@ -206,7 +185,7 @@ class Attributor {
 
   const PipelineStep& step_;
   size_t last_ = 0;  // the rank that returns last
-  std::map<ActionKey, Awaited> sendings_;
+  std::unordered_map<Action, Awaited, ActionHash> sendings_;
   std::vector<Awaited> results_;
   Simulation balanced_;
   StepAttribution result_;
@@ -232,15 +211,15 @@ std::optional<Schedule> performed_schedule(const PipelineStep& step) {
   Schedule schedule;
   schedule.num_ranks = static_cast<int>(step.size());
   int num_stages = 0;
-  std::map<ActionKey, int> performed;
+  std::unordered_set<Action, ActionHash> performed;
   for (const RankStep& rank : step) {
     auto& column = schedule.columns.emplace_back();
     for (const Span& span : rank.spans) {
       if (!span.is_action()) continue;
-      column.push_back(span.action());
-      if (++performed[key_of(span.action())] > 1) return std::nullopt;
-      num_stages = std::max(num_stages, span.stage + 1);
-      schedule.num_microbatches = std::max(schedule.num_microbatches, span.microbatch + 1);
+      column.push_back(span.action);
+      if (!performed.insert(span.action).second) return std::nullopt;
+      num_stages = std::max(num_stages, span.action.stage + 1);
+      schedule.num_microbatches = std::max(schedule.num_microbatches, span.action.microbatch + 1);
     }
   }
   size_t num_sent = 0, num_received = 0;
@@ -249,7 +228,7 @@ std::optional<Schedule> performed_schedule(const PipelineStep& step) {
       num_sent += action.is_send();
       if (!action.is_receive()) continue;
       ++num_received;
-      if (!performed.contains(sending_of(action))) return std::nullopt;
+      if (!performed.contains(counterpart(action))) return std::nullopt;
     }
   }
   if (schedule.num_microbatches == 0 || num_sent != num_received) return std::nullopt;
@@ -260,13 +239,13 @@ std::optional<Schedule> performed_schedule(const PipelineStep& step) {
 SimulationInput measured_times(const PipelineStep& step, const Schedule& schedule) {
   SimulationInput input;
   input.microbatch_times.assign(schedule.in_flight_limits.size(),
-                                std::vector<StageTime>(static_cast<size_t>(schedule.num_microbatches), StageTime{0, 0}));
+                                std::vector<StageTime>(static_cast<size_t>(schedule.num_microbatches), StageTime{0, 0, 0}));
   for (const RankStep& rank : step) {
     for (const Span& span : rank.spans) {
       if (!span.is_compute()) continue;
-      StageTime& time = input.microbatch_times[static_cast<size_t>(span.stage)][static_cast<size_t>(span.microbatch)];
-      (span.activity == Activity::kForward ? time.forward_us : time.backward_us) += duration_us(span);
-      if (span.activity == Activity::kRest) time.rest_us = duration_us(span);
+      const Action& action = span.action;
+      StageTime& time = input.microbatch_times[static_cast<size_t>(action.stage)][static_cast<size_t>(action.microbatch)];
+      time.us_of(action.kind) += duration_us(span);
     }
   }
   return input;

@@ -28,7 +28,7 @@ namespace smp::partitioner {
 ///   actions, and the program before its call.
 ///
 /// Dependency is told from imbalance by the same table with perfectly balanced ranks: each takes an equal part of the
-/// measured time of all forwards, in equal forwards, likewise for backwards, and messages take no time. As long as a wait
+/// measured time of all forwards, in equal forwards, likewise for backwards and weight gradients, and messages take no time. As long as a wait
 /// lasts there, as much of the measured wait is dependency; what it lasts longer is imbalance.
 enum class Cause : uint8_t { kCompute, kDependency, kImbalance, kCommunication, kHost };
 inline constexpr size_t kNumCauses = 5;
@@ -56,7 +56,7 @@ struct StepAttribution {
 /// make that necessary), a message without an end, a step without actions.
 std::optional<Schedule> performed_schedule(const PipelineStep& step);
 
-/// The measured durations of a step's forwards and backwards, by stage and microbatch, in microseconds; no transfers.
+/// The measured durations of a step's computations, by stage and microbatch, in microseconds; no transfers.
 SimulationInput measured_times(const PipelineStep& step, const Schedule& schedule);
 
 /// `schedule`: performed_schedule(step). Clocks may be wrong by as much as a message takes; time is lost nowhere.

@@ -18,20 +18,12 @@ PipelineStep pipeline_step(const std::vector<RankTimeline>& ranks, int replica, 
 }
 
 std::string to_string(const Span& span) {
-  const std::string microbatch = " " + std::to_string(span.microbatch);
   switch (span.activity) {
-    case Activity::kForward:
-      return "F" + microbatch;
-    case Activity::kBackward:
-      return "B" + microbatch;
-    case Activity::kSendActivation:
-      return "send F" + microbatch;
-    case Activity::kReceiveActivation:
-      return "receive F" + microbatch;
-    case Activity::kSendGradient:
-      return "send B" + microbatch;
-    case Activity::kReceiveGradient:
-      return "receive B" + microbatch;
+    case Activity::kAction: {
+      const ActionRow& row = span.action.row();
+      const std::string what = span.action.is_compute() ? std::string(1, row.letter) : std::string(row.name);
+      return what + " " + std::to_string(span.action.microbatch);
+    }
     case Activity::kBody:
       return "body";
     case Activity::kMessage:
@@ -42,8 +34,6 @@ std::string to_string(const Span& span) {
       return "last sends";
     case Activity::kResults:
       return "results";
-    case Activity::kRest:
-      return "W" + microbatch;
   }
   return "";
 }

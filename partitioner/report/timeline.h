@@ -9,38 +9,28 @@
 
 namespace smp::partitioner {
 
-/// What one rank does for a while. The first six are the actions of a table, in the order of ActionKind.
+inline constexpr double kNsPerUs = 1000;
+
+/// What one rank does for a while.
 enum class Activity : uint8_t {
-  kForward,
-  kBackward,
-  kSendActivation,
-  kReceiveActivation,  // from when the rank comes to it until the message has been taken in
-  kSendGradient,
-  kReceiveGradient,
+  kAction,      // of the table; a receive: from when the rank comes to it until the message has been taken in
   kBody,        // leader: splits arguments, runs the bodies, plans; up to the message to its followers
   kMessage,     // follower: waits for that message
   kCollective,  // gradients and buffers: with replicas, and with ranks that hold the same weight
   kLastSends,   // waits until all that it sent in the step has left
   kResults,     // exchange of what the bodies return
-  kRest,        // of a backward whose results have left: gradients of parameters
 };
 
 /// One activity of one rank, in nanoseconds of the common clock.
 struct Span {
-  Activity activity = Activity::kForward;
-  int32_t stage = -1;  // this and the next two: of actions, as in Action, and of rests
-  int32_t microbatch = -1;
-  int32_t peer = -1;
+  Activity activity = Activity::kAction;
+  Action action{};  // of kAction only
   int64_t start_ns = 0;
   int64_t end_ns = 0;
 
-  bool is_action() const { return activity <= Activity::kReceiveGradient; }
-  bool is_compute() const { return activity <= Activity::kBackward || activity == Activity::kRest; }
-  bool is_receive() const {
-    return activity == Activity::kReceiveActivation || activity == Activity::kReceiveGradient;
-  }
-  /// Of an action only.
-  Action action() const { return {static_cast<ActionKind>(activity), stage, microbatch, peer}; }
+  bool is_action() const { return activity == Activity::kAction; }
+  bool is_compute() const { return is_action() && action.is_compute(); }
+  bool is_receive() const { return is_action() && action.is_receive(); }
   bool operator==(const Span&) const = default;
 };
 

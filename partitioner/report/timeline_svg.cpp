@@ -11,7 +11,6 @@
 namespace smp::partitioner {
 namespace {
 
-constexpr double kNsPerUs = 1000;
 constexpr double kWidth = 1280, kLeft = 70, kRight = 20, kBarsWidth = kWidth - kLeft - kRight;  // pixels, like all below
 constexpr double kTitleHeight = 22, kLineHeight = 16, kAxisHeight = 34, kMargin = 12;
 constexpr double kMinLabelWidth = 16, kMinLabelHeight = 12;
@@ -27,7 +26,7 @@ rect{stroke:#fff;stroke-width:0.3}
 .row{fill:#f3f3f3}
 .forward{fill:#3b6fb6}
 .backward{fill:#2f8f5b}
-.rest{fill:#6fb98f}
+.weight{fill:#6fb98f}
 .send{fill:#9467bd}
 .dependency{fill:#cfcfcf}
 .imbalance{fill:#f2a33a}
@@ -163,7 +162,12 @@ class Drawing {
   std::ostringstream body_;
 };
 
-std::string letter(const Action& action) { return action.kind == ActionKind::kForward ? "F" : "B"; }
+/// The class of a bar in the drawing.
+const char* class_of(const Action& action) {
+  if (action.is_send()) return "send";
+  if (action.kind == ActionKind::kForward) return "forward";
+  return action.kind == ActionKind::kBackward ? "backward" : "weight";
+}
 
 std::vector<Bars> simulated_bars(const Schedule& schedule, const Simulation& simulation, double shift_us) {
   std::vector<Bars> rows;
@@ -172,13 +176,9 @@ std::vector<Bars> simulated_bars(const Schedule& schedule, const Simulation& sim
     for (size_t i = 0; i < schedule.columns[rank].size(); ++i) {
       const Action& action = schedule.columns[rank][i];
       const ActionTime& time = simulation.times[rank][i];
-      const std::string microbatch = std::to_string(action.microbatch);
-      if (time.rest_end_us > time.rest_start_us) {
-        row.push_back({"rest", "W" + microbatch, "W " + microbatch, shift_us + time.rest_start_us, shift_us + time.rest_end_us});
-      }
       if (action.is_receive() || time.end_us <= time.start_us) continue;
-      const char* kind = action.is_send() ? "send" : action.kind == ActionKind::kForward ? "forward" : "backward";
-      row.push_back({kind, action.is_send() ? "" : letter(action) + microbatch, to_string(action), shift_us + time.start_us,
+      const std::string label = action.row().letter + std::to_string(action.microbatch);
+      row.push_back({class_of(action), action.is_send() ? "" : label, to_string(action), shift_us + time.start_us,
                      shift_us + time.end_us});
     }
   }
@@ -192,10 +192,8 @@ std::vector<Bars> measured_bars(const PipelineStep& step, const StepAttribution&
     Bars& row = rows.emplace_back();
     for (const Span& span : step[rank].spans) {
       if (!span.is_compute()) continue;
-      const bool is_rest = span.activity == Activity::kRest;
-      row.push_back({is_rest ? "rest" : span.activity == Activity::kForward ? "forward" : "backward",
-                     to_string(span).front() + std::to_string(span.microbatch), to_string(span), us_of(span.start_ns),
-                     us_of(span.end_ns)});
+      row.push_back({class_of(span.action), span.action.row().letter + std::to_string(span.action.microbatch), to_string(span),
+                     us_of(span.start_ns), us_of(span.end_ns)});
     }
     for (const CausedTime& piece : attribution.ranks[rank]) {
       if (piece.cause == Cause::kCompute) continue;
@@ -250,7 +248,7 @@ std::string timeline_svg(const PipelineStep& step, const Schedule& schedule, con
   drawing.panel(numbers("measured:", measured_us(attribution), attribution.bubble()), measured_bars(step, attribution));
   drawing.legend({{"forward", "forward"},
                   {"backward", "backward"},
-                  {"rest", "gradients of parameters"},
+                  {"weight", "gradients of parameters"},
                   {"dependency", "dependency"},
                   {"imbalance", "imbalance"},
                   {"communication", "communication"},

@@ -1,34 +1,41 @@
-// Text form of an action.
+// Text form, hash and other end of an action.
 #include "partitioner/schedule/action.h"
+
+#include <c10/util/Exception.h>
 
 #include "partitioner/plan/plan.h"
 
 namespace smp::partitioner {
 namespace {
 
-std::string stage_name(int stage) { return stage == kInputStage ? "in" : std::to_string(stage); }
-
-std::string work(const Action& action) {
-  const bool is_forward = action.kind == ActionKind::kForward || action.is_activation();
-  return std::string(is_forward ? "F" : "B").append(std::to_string(action.microbatch));
+constexpr bool rows_are_in_order() {
+  for (size_t i = 0; i < kActionRows.size(); ++i) {
+    const bool is_computation = kActionRows[i].role == ActionRow::Role::kCompute;
+    if (kActionRows[i].kind != static_cast<ActionKind>(i) || is_computation != (i < kNumComputations)) return false;
+  }
+  return true;
 }
+static_assert(rows_are_in_order());
+
+std::string stage_name(int stage) { return stage == kInputStage ? "in" : std::to_string(stage); }
 
 }  // namespace
 
-bool Action::is_compute() const {
-  return kind == ActionKind::kForward || kind == ActionKind::kBackward;
+size_t ActionHash::operator()(const Action& action) const {
+  // Distinct below 2^20 stages and 2^21 microbatches; multiplied by 2^64 / golden ratio to spread.
+  size_t key = static_cast<size_t>(action.kind);
+  key = key << 21 ^ static_cast<size_t>(action.microbatch);
+  key = key << 20 ^ static_cast<size_t>(action.stage + 1);
+  key = key << 20 ^ static_cast<size_t>(action.peer + 1);
+  return (key ^ key >> 32) * 0x9E3779B97F4A7C15u;
 }
 
-bool Action::is_send() const {
-  return kind == ActionKind::kSendActivation || kind == ActionKind::kSendGradient;
-}
-
-bool Action::is_receive() const {
-  return kind == ActionKind::kReceiveActivation || kind == ActionKind::kReceiveGradient;
-}
-
-bool Action::is_activation() const {
-  return kind == ActionKind::kSendActivation || kind == ActionKind::kReceiveActivation;
+Action counterpart(const Action& transfer) {
+  TORCH_INTERNAL_ASSERT(!transfer.is_compute(), to_string(transfer), " has no other end");
+  const bool is_send = transfer.is_send();
+  const ActionKind kind = transfer.is_activation() ? (is_send ? ActionKind::kReceiveActivation : ActionKind::kSendActivation)
+                                                   : (is_send ? ActionKind::kReceiveGradient : ActionKind::kSendGradient);
+  return {kind, transfer.peer, transfer.microbatch, transfer.stage};
 }
 
 std::string to_string(const Action& action) {
@@ -36,10 +43,10 @@ std::string to_string(const Action& action) {
 }
 
 std::string to_string_within_stage(const Action& action) {
-  if (action.is_send()) return work(action) + ">" + stage_name(action.peer);
-  if (action.is_receive())
-    return std::string("<").append(stage_name(action.peer)).append(work(action));
-  return work(action);
+  const std::string work = action.row().letter + std::to_string(action.microbatch);
+  if (action.is_send()) return work + ">" + stage_name(action.peer);
+  if (action.is_receive()) return std::string("<").append(stage_name(action.peer)).append(work);
+  return work;
 }
 
 }  // namespace smp::partitioner

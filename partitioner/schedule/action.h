@@ -1,18 +1,61 @@
-// One entry of a schedule: what a rank does next. Plain data; knows no tensors and no transport.
+// One entry of a schedule: what a rank does next, and the table of all kinds of it. Plain data; knows no tensors and no transport.
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace smp::partitioner {
 
-enum class ActionKind {
+/// The rows of kActionRows, in their order.
+enum class ActionKind : uint8_t {
   kForward,
   kBackward,
+  kWeightGradient,
   kSendActivation,
   kReceiveActivation,
   kSendGradient,
   kReceiveGradient,
 };
+
+/// What a stage has of one microbatch between two actions.
+enum class Item : uint8_t {
+  kNone,
+  kInputs,           // values of other stages, or of the step
+  kOutputs,          // values for other stages
+  kSaved,            // what its backward wants
+  kOutputGradients,  // from other stages
+  kInputGradients,   // for other stages
+  kRest,             // what is left of a backward behind the gradients that leave
+};
+
+/// One kind of action. A new kind is a row here, and a case of the executor that performs it.
+struct ActionRow {
+  enum class Role : uint8_t { kCompute, kSend, kReceive };
+  ActionKind kind;
+  std::string_view name;
+  char letter;  // of the computation, or of the one whose results travel
+  Role role;
+  std::array<Item, 2> reads;  // each must be there: dependencies.h
+  std::array<Item, 2> makes;
+  std::array<Item, 2> frees;
+};
+
+inline constexpr std::array<ActionRow, 7> kActionRows{{
+    {ActionKind::kForward, "forward", 'F', ActionRow::Role::kCompute, {Item::kInputs}, {Item::kOutputs, Item::kSaved}, {Item::kInputs}},
+    {ActionKind::kBackward, "backward", 'B', ActionRow::Role::kCompute, {Item::kSaved, Item::kOutputGradients},
+     {Item::kInputGradients, Item::kRest}, {Item::kOutputGradients}},
+    {ActionKind::kWeightGradient, "weight gradient", 'W', ActionRow::Role::kCompute, {Item::kRest}, {}, {Item::kSaved, Item::kRest}},
+    {ActionKind::kSendActivation, "send F", 'F', ActionRow::Role::kSend, {Item::kOutputs}, {}, {Item::kOutputs}},
+    {ActionKind::kReceiveActivation, "receive F", 'F', ActionRow::Role::kReceive, {}, {Item::kInputs}, {}},
+    {ActionKind::kSendGradient, "send B", 'B', ActionRow::Role::kSend, {Item::kInputGradients}, {}, {Item::kInputGradients}},
+    {ActionKind::kReceiveGradient, "receive B", 'B', ActionRow::Role::kReceive, {}, {Item::kOutputGradients}, {}},
+}};
+inline constexpr size_t kNumComputations = 3;  // the first rows
+
+constexpr const ActionRow& row_of(ActionKind kind) { return kActionRows[static_cast<size_t>(kind)]; }
 
 /// One action of one rank, for one microbatch.
 ///
@@ -25,12 +68,23 @@ struct Action {
   int peer =
       -1;  // transfers: the stage at the other end; -1 (kInputStage): the leader's step inputs
 
-  bool is_compute() const;  // forward or backward
-  bool is_send() const;
-  bool is_receive() const;
-  bool is_activation() const;  // a transfer of the forward direction
+  constexpr const ActionRow& row() const { return row_of(kind); }
+  bool is_compute() const { return row().role == ActionRow::Role::kCompute; }
+  bool is_send() const { return row().role == ActionRow::Role::kSend; }
+  bool is_receive() const { return row().role == ActionRow::Role::kReceive; }
+  /// A transfer of the forward direction.
+  bool is_activation() const { return kind == ActionKind::kSendActivation || kind == ActionKind::kReceiveActivation; }
+  /// Of the forward direction: the others belong to a backward.
+  bool is_forward() const { return kind == ActionKind::kForward || is_activation(); }
   bool operator==(const Action&) const = default;
 };
+
+struct ActionHash {
+  size_t operator()(const Action& action) const;
+};
+
+/// The action at the other end of a transfer: the receive of a send, the send of a receive.
+Action counterpart(const Action& transfer);
 
 /// "2F0": stage 2, forward of microbatch 0. Sends "2F0>3" (to stage 3), receives "3<2F0" (from
 /// stage 2), gradients with B; the step inputs are stage "in": "inF0>3", "3<inF0".

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "partitioner/schedule/dependencies.h"
 #include "partitioner/schedule/in_flight.h"
 #include "partitioner/schedule/microbatch_graphs.h"
 #include "partitioner/schedule/walk.h"
@@ -63,33 +64,8 @@ class Checker {
                       ".");
   }
 
-  /// Everything that the stage graphs demand and nothing else, in microbatch and program order.
-  std::vector<Action> demanded_actions() const {
-    std::vector<Action> demanded;
-    const auto demand = [&](ActionKind compute, ActionKind receive, int stage, int m,
-                            const std::vector<int>& sources) {
-      demanded.push_back({compute, stage, m});
-      for (int source : sources) {
-        if (graphs_.is_local(stage, source, m)) continue;
-        demanded.push_back({receive, stage, m, source});
-        demanded.push_back(counterpart(demanded.back()));
-      }
-    };
-    for (int m = 0; m < graphs_.num_microbatches(); ++m) {
-      const Neighbours& neighbours = graphs_.neighbours(m);
-      for (int stage = 0; stage < graphs_.num_stages(m); ++stage) {
-        demand(ActionKind::kForward, ActionKind::kReceiveActivation, stage, m,
-               neighbours.activation_sources[stage]);
-        if (!graphs_.has_backward(stage, m)) continue;
-        demand(ActionKind::kBackward, ActionKind::kReceiveGradient, stage, m,
-               neighbours.gradient_sources[stage]);
-      }
-    }
-    return demanded;
-  }
-
   void check_contents() {
-    const std::vector<Action> listed = demanded_actions();
+    const std::vector<Action> listed = demanded_actions(graphs_);
     const std::unordered_set<Action, ActionHash> demanded(listed.begin(), listed.end());
     for_each_position([&](Position at) {
       const Action& action = action_at(at);
@@ -121,11 +97,11 @@ class Checker {
     }
   }
 
-  /// By stage within one program; between programs, whose stages may share parameters in any way,
-  /// by rank.
+  /// By stage within one program; between programs, whose stages may share parameters in any way, by rank. Backwards and
+  /// weight gradients both add to parameters.
   void check_microbatch_order() const {
-    std::map<std::tuple<ActionKind, int, int>, Position> last;     // by (kind, program, stage)
-    std::map<std::tuple<ActionKind, int, int>, Position> highest;  // by (kind, rank, program)
+    std::map<std::tuple<ActionKind, int, int>, Position> last;  // by (kind, program, stage)
+    std::map<std::tuple<bool, int, int>, Position> highest;     // by (forward, rank, program)
     for_each_position([&](Position at) {
       const Action& action = action_at(at);
       if (!action.is_compute()) return;
@@ -134,10 +110,10 @@ class Checker {
       if (!is_first) expect_ascending(before->second, at);
       before->second = at;
       for (int other = 0; other < graphs_.num_programs(); ++other) {
-        const auto found = highest.find({action.kind, at.rank, other});
+        const auto found = highest.find({action.is_forward(), at.rank, other});
         if (other != program && found != highest.end()) expect_ascending(found->second, at);
       }
-      Position& own = highest.try_emplace({action.kind, at.rank, program}, at).first->second;
+      Position& own = highest.try_emplace({action.is_forward(), at.rank, program}, at).first->second;
       if (action_at(own).microbatch < action.microbatch) own = at;
     });
   }
@@ -175,48 +151,24 @@ class Checker {
     }
   }
 
-  /// What must stand before `action` in its own column.
-  std::vector<Action> needs(const Action& action) const {
-    if (action.is_receive() || action.stage == kInputStage) return {};
-    const int m = action.microbatch;
-    const bool is_forward = action.kind == ActionKind::kForward || action.is_activation();
-    const auto compute = is_forward ? ActionKind::kForward : ActionKind::kBackward;
-    if (action.is_send()) return {{compute, action.stage, m}};
-    std::vector<Action> needed;
-    if (!is_forward) needed.push_back({ActionKind::kForward, action.stage, m});
-    const Neighbours& neighbours = graphs_.neighbours(m);
-    const auto& sources = is_forward ? neighbours.activation_sources : neighbours.gradient_sources;
-    const auto receive = is_forward ? ActionKind::kReceiveActivation : ActionKind::kReceiveGradient;
-    for (int source : sources[action.stage]) {
-      if (!graphs_.is_local(action.stage, source, m)) {
-        needed.push_back({receive, action.stage, m, source});
-      } else if (source != kInputStage) {
-        needed.push_back({compute, source, m});
-      }
-    }
-    return needed;
-  }
-
   void perform(Position at) {
     const Action& action = action_at(at);
-    for (const Action& needed : needs(action)) {
+    for_each_dependency(action, graphs_, [&](const Action& needed) {
       const Position before = position_of_.at(needed);
-      TORCH_CHECK_VALUE(before.index < at.index, "schedule check: ", describe(at),
+      TORCH_CHECK_VALUE(before.rank != at.rank || before.index < at.index, "schedule check: ", describe(at),
                         ": expected after ", describe(before), ", got before it. Exchange them.");
-    }
+    });
     if (!action.is_compute() || !graphs_.has_backward(action.stage, action.microbatch)) return;
     InFlight& in_flight = in_flight_[at.rank];
     const int program = graphs_.program_of(action.microbatch);
-    if (action.kind == ActionKind::kBackward) {
-      in_flight.remove(program, action.stage, action.microbatch);
-      return;
-    }
+    if (holds(action.row().frees, Item::kSaved)) in_flight.remove(program, action.stage, action.microbatch);
+    if (!holds(action.row().makes, Item::kSaved)) return;
     in_flight.add(program, action.stage, action.microbatch);
     const int held = in_flight.held(program, action.stage);
     const int limit = schedule_.in_flight_limits[action.stage];
     TORCH_CHECK_VALUE(held <= limit, "schedule check: ", describe(at), ": expected at most ", limit,
                       " microbatches in flight on stage ", action.stage, ", got ", held,
-                      ". Run a backward before, or raise active_microbatches.");
+                      ". Run a backward and its weight gradients before, or raise active_microbatches.");
   }
 
   void check_run() {

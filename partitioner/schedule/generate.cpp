@@ -4,12 +4,13 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cmath>
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <queue>
 #include <tuple>
 
+#include "partitioner/schedule/dependencies.h"
 #include "partitioner/schedule/in_flight.h"
 #include "partitioner/schedule/looped.h"
 #include "partitioner/schedule/microbatch_graphs.h"
@@ -33,11 +34,10 @@ using WorkLeft = std::vector<int>;
 class Generator {
  public:
   Generator(ScheduleKind kind, const MicrobatchGraphs& graphs, std::vector<int> limits,
-            const std::vector<StageTime>& times, std::vector<std::vector<Action>> loops)
+            std::vector<std::vector<Action>> loops)
       : kind_(kind),
         graphs_(graphs),
         limits_(std::move(limits)),
-        times_(times),
         progress_(graphs.num_programs()),
         loops_(std::move(loops)),
         num_started_(graphs.num_ranks(), 0),
@@ -56,7 +56,7 @@ class Generator {
     for (int rank = 0; rank < graphs_.num_ranks(); ++rank) wake(rank);
     start_woken(0);
     while (!completions_.empty()) {
-      const double now = completions_.top().first;
+      const int64_t now = completions_.top().first;
       while (!completions_.empty() && completions_.top().first == now) {
         const int rank = completions_.top().second;
         completions_.pop();
@@ -68,7 +68,7 @@ class Generator {
   }
 
  private:
-  using Completion = std::pair<double, int>;  // (time, rank)
+  using Completion = std::pair<int64_t, int>;  // (time, rank)
   struct Visit {
     int program = 0;
     int stage = 0;
@@ -118,29 +118,24 @@ class Generator {
     return true;
   }
 
-  bool forward_is_ready(int rank, Visit visit) const {
-    const std::vector<Progress>& progress = progress_[visit.program];
-    const int m = progress[visit.stage].next_forward;
-    if (m == graphs_.num_microbatches()) return false;
-    // Without a backward, too: with a limit of 1 no microbatch meets what another needs.
-    if (in_flight_[rank].held(visit.program, visit.stage) >= limits_[visit.stage]) return false;
-    const auto& sources = graphs_.neighbours(m).activation_sources[visit.stage];
-    return std::all_of(sources.begin(), sources.end(),
-                       [&](int source) {
-                         return source == kInputStage || progress[source].forwards_done > m;
-                       }) &&
-           is_turn_of(m, forwards_left_of_[rank]);
+  /// For a transfer, what it moves.
+  bool is_done(const Action& needed) const {
+    const int stage = needed.is_compute() ? needed.stage : needed.peer;
+    if (stage == kInputStage) return true;
+    const Progress& maker = progress_[graphs_.program_of(needed.microbatch)][stage];
+    return (needed.is_forward() ? maker.forwards_done : maker.backwards_done) > needed.microbatch;
   }
 
-  bool backward_is_ready(int rank, Visit visit) const {
-    const std::vector<Progress>& progress = progress_[visit.program];
-    const int m = progress[visit.stage].next_backward;
-    if (m == graphs_.num_microbatches() || progress[visit.stage].forwards_done <= m) return false;
-    if (kind_ == ScheduleKind::kSimple && forwards_left_[rank] > 0) return false;
-    const auto& sources = graphs_.neighbours(m).gradient_sources[visit.stage];
-    return std::all_of(sources.begin(), sources.end(),
-                       [&](int source) { return progress[source].backwards_done > m; }) &&
-           is_turn_of(m, backwards_left_of_[rank]);
+  bool is_ready(int rank, const Action& action) const {
+    const int m = action.microbatch;
+    if (m == graphs_.num_microbatches()) return false;
+    const bool is_forward = action.kind == ActionKind::kForward;
+    // Without a backward, too: with a limit of 1 no microbatch meets what another needs.
+    if (is_forward && in_flight_[rank].held(graphs_.program_of(m), action.stage) >= limits_[action.stage]) return false;
+    if (!is_forward && kind_ == ScheduleKind::kSimple && forwards_left_[rank] > 0) return false;
+    bool all_done = true;
+    for_each_dependency(action, graphs_, [&](const Action& needed) { all_done = all_done && is_done(needed); });
+    return all_done && is_turn_of(m, (is_forward ? forwards_left_of_ : backwards_left_of_)[rank]);
   }
 
   /// The next of the rank's column.
@@ -148,10 +143,7 @@ class Generator {
     const std::vector<Action>& column = loops_[rank];
     if (num_started_[rank] == column.size()) return std::nullopt;
     const Action& action = column[num_started_[rank]];
-    const Visit visit{0, action.stage};
-    const bool is_ready = action.kind == ActionKind::kForward ? forward_is_ready(rank, visit)
-                                                              : backward_is_ready(rank, visit);
-    return is_ready ? std::optional(action) : std::nullopt;
+    return is_ready(rank, action) ? std::optional(action) : std::nullopt;
   }
 
   std::optional<Action> best_ready(int rank) const {
@@ -162,24 +154,20 @@ class Generator {
       return std::tuple(a.kind == ActionKind::kForward, a.microbatch, -a.stage);
     };
     const auto offer = [&](const Action& action) {
-      if (!best || order(action) < order(*best)) best = action;
+      if (is_ready(rank, action) && (!best || order(action) < order(*best))) best = action;
     };
     for (const Visit visit : stages_of_rank_[rank]) {
       const Progress& own = progress_[visit.program][visit.stage];
-      if (backward_is_ready(rank, visit)) {
-        offer({ActionKind::kBackward, visit.stage, own.next_backward});
-      }
-      if (forward_is_ready(rank, visit)) {
-        offer({ActionKind::kForward, visit.stage, own.next_forward});
-      }
+      offer({ActionKind::kBackward, visit.stage, own.next_backward});
+      offer({ActionKind::kForward, visit.stage, own.next_forward});
     }
     return best;
   }
 
-  void start(int rank, const Action& action, double now) {
-    const auto& [kind, stage, m, peer] = action;
+  void start(int rank, const Action& action, int64_t now) {
+    const int stage = action.stage, m = action.microbatch;
     const int program = graphs_.program_of(m);
-    const bool is_forward = kind == ActionKind::kForward;
+    const bool is_forward = action.kind == ActionKind::kForward;
     Progress& own = progress_[program][stage];
     if (is_forward) {
       own.next_forward = next_of(program, m);
@@ -191,11 +179,11 @@ class Generator {
     if (graphs_.num_programs() > 1) {
       --(is_forward ? forwards_left_of_ : backwards_left_of_)[rank][m];
     }
-    const StageTime time = times_.empty() ? StageTime{} : times_[stage];
     ++num_started_[rank];
     running_[rank] = action;
     started_.push_back(action);
-    completions_.emplace(now + (is_forward ? time.forward_us : time.backward_us), rank);
+    if (!is_forward) started_.push_back({ActionKind::kWeightGradient, stage, m});
+    completions_.emplace(now + 1, rank);
   }
 
   void complete(int rank) {
@@ -223,7 +211,7 @@ class Generator {
   }
 
   /// Only ranks that a completion concerns can have new work, so the others are not looked at.
-  void start_woken(double now) {
+  void start_woken(int64_t now) {
     std::sort(woken_.begin(), woken_.end());
     for (int rank : woken_) {
       is_woken_[rank] = false;
@@ -236,7 +224,6 @@ class Generator {
   ScheduleKind kind_;
   const MicrobatchGraphs& graphs_;
   std::vector<int> limits_;
-  const std::vector<StageTime>& times_;
   std::vector<std::vector<Progress>> progress_;     // by program and stage
   std::vector<std::vector<Action>> loops_;          // by rank; empty: the best task first
   std::vector<size_t> num_started_;                 // by rank
@@ -252,41 +239,28 @@ class Generator {
   std::priority_queue<Completion, std::vector<Completion>, std::greater<>> completions_;
 };
 
-void check_options(const MicrobatchGraphs& graphs, const ScheduleOptions& options) {
-  const int num_stages = graphs.most_stages();
-  TORCH_CHECK_VALUE(options.virtual_stages >= 0,
-                    "schedule: expected virtual_stages >= 1, or 0 for what the stages show, got ",
+void check_options(const ScheduleOptions& options) {
+  TORCH_CHECK_VALUE(options.virtual_stages >= 1, "schedule: expected virtual_stages >= 1, got ",
                     options.virtual_stages, ".");
-  TORCH_CHECK_VALUE(options.times.empty() || static_cast<int>(options.times.size()) == num_stages,
-                    "schedule: expected a time for each of ", num_stages, " stages, got ",
-                    options.times.size(), ". Leave `times` empty for equal stages.");
-  for (const StageTime& time : options.times) {
-    TORCH_CHECK_VALUE(std::isfinite(time.forward_us) && std::isfinite(time.backward_us) &&
-                          time.forward_us >= 0 && time.backward_us >= 0,
-                      "schedule: expected finite times of at least 0, got forward_us=",
-                      time.forward_us, ", backward_us=", time.backward_us, ".");
-  }
 }
 
 size_t num_computations(const MicrobatchGraphs& graphs) {
   size_t total = 0;
   for (int m = 0; m < graphs.num_microbatches(); ++m) {
     for (int stage = 0; stage < graphs.num_stages(m); ++stage) {
-      total += graphs.has_backward(stage, m) ? 2 : 1;
+      total += graphs.has_backward(stage, m) ? kNumComputations : 1;
     }
   }
   return total;
 }
 
 /// By stage number, the least of what the programs would have alone.
-std::vector<int> common_limits(ScheduleKind kind, const MicrobatchGraphs& graphs,
-                               int active_microbatches) {
+std::vector<int> common_limits(const ScheduleOptions& options, const MicrobatchGraphs& graphs) {
   const int all = graphs.num_microbatches();
   std::vector<int> common(graphs.most_stages(), std::numeric_limits<int>::max());
   for (int m = 0; m < all; ++m) {
     if (m > 0 && graphs.program_of(m) == graphs.program_of(m - 1)) continue;
-    const std::vector<int> own =
-        in_flight_limits(kind, graphs.num_ranks(), graphs.num_stages(m), all, active_microbatches);
+    const std::vector<int> own = in_flight_limits(options, graphs.num_ranks(), graphs.num_stages(m), all);
     for (size_t stage = 0; stage < own.size(); ++stage) {
       common[stage] = std::min(common[stage], own[stage]);
     }
@@ -298,9 +272,11 @@ std::vector<int> common_limits(ScheduleKind kind, const MicrobatchGraphs& graphs
 std::vector<int> most_in_flight(const MicrobatchGraphs& graphs,
                                 const std::vector<Action>& computations) {
   std::vector<int> now(graphs.most_stages(), 0), most(graphs.most_stages(), 1);
-  for (const auto& [kind, stage, microbatch, peer] : computations) {
-    if (!graphs.has_backward(stage, microbatch)) continue;
-    now[stage] += kind == ActionKind::kForward ? 1 : -1;
+  for (const Action& action : computations) {
+    const int stage = action.stage;
+    if (!graphs.has_backward(stage, action.microbatch)) continue;
+    now[stage] += holds(action.row().makes, Item::kSaved) ? 1 : 0;
+    now[stage] -= holds(action.row().frees, Item::kSaved) ? 1 : 0;
     most[stage] = std::max(most[stage], now[stage]);
   }
   return most;
@@ -308,13 +284,13 @@ std::vector<int> most_in_flight(const MicrobatchGraphs& graphs,
 
 }  // namespace
 
-std::vector<int> in_flight_limits(ScheduleKind kind, int num_ranks, int num_stages,
-                                  int num_microbatches, int active_microbatches) {
+std::vector<int> in_flight_limits(const ScheduleOptions& options, int num_ranks, int num_stages, int num_microbatches) {
+  const int active_microbatches = options.active_microbatches;
   TORCH_CHECK_VALUE(active_microbatches >= 0,
                     "schedule: expected active_microbatches >= 1, or 0 for the default, got ",
                     active_microbatches, ".");
   std::vector<int> limits(num_stages, num_microbatches);
-  if (kind == ScheduleKind::kSimple) return limits;
+  if (options.kind == ScheduleKind::kSimple) return limits;
   const int active = active_microbatches == 0 ? num_ranks : active_microbatches;
   for (int64_t stage = 0; stage < num_stages; ++stage) {
     const int64_t depth = num_stages <= num_ranks ? stage : stage * num_ranks / num_stages;
@@ -323,25 +299,22 @@ std::vector<int> in_flight_limits(ScheduleKind kind, int num_ranks, int num_stag
   return limits;
 }
 
-Schedule generate(ScheduleKind kind, std::span<const StageGraph* const> graph_of_microbatch,
-                  const ScheduleOptions& options) {
+Schedule generate(const ScheduleOptions& options, std::span<const StageGraph* const> graph_of_microbatch) {
   const MicrobatchGraphs graphs(graph_of_microbatch);
-  check_options(graphs, options);
+  check_options(options);
   Schedule schedule;
   schedule.num_ranks = graphs.num_ranks();
   schedule.num_microbatches = graphs.num_microbatches();
-  schedule.in_flight_limits = common_limits(kind, graphs, options.active_microbatches);
+  schedule.in_flight_limits = common_limits(options, graphs);
   std::vector<std::vector<Action>> loops;
-  const int shown = graphs.num_stages(0) / graphs.num_ranks();
-  const int visits = options.virtual_stages == 0 ? shown : options.virtual_stages;
-  if (kind == ScheduleKind::kInterleaved && options.active_microbatches == 0 &&
-      is_looped(graphs, visits)) {
-    loops = looped_columns(graphs, visits);
+  if (options.kind == ScheduleKind::kInterleaved && options.active_microbatches == 0 &&
+      is_looped(graphs, options.virtual_stages)) {
+    loops = looped_columns(graphs, options.virtual_stages);
     schedule.in_flight_limits.assign(graphs.most_stages(), graphs.num_microbatches());
   }
   const bool is_loop = !loops.empty();
   const std::vector<Action> computations =
-      Generator(kind, graphs, schedule.in_flight_limits, options.times, std::move(loops)).run();
+      Generator(options.kind, graphs, schedule.in_flight_limits, std::move(loops)).run();
   if (is_loop) schedule.in_flight_limits = most_in_flight(graphs, computations);
   TORCH_INTERNAL_ASSERT(computations.size() == num_computations(graphs), "generated ",
                         computations.size(), " of ", num_computations(graphs), " computations");
@@ -349,10 +322,9 @@ Schedule generate(ScheduleKind kind, std::span<const StageGraph* const> graph_of
   return schedule;
 }
 
-Schedule generate(ScheduleKind kind, const StageGraph& graph, int num_microbatches,
-                  const ScheduleOptions& options) {
+Schedule generate(const ScheduleOptions& options, const StageGraph& graph, int num_microbatches) {
   const std::vector<const StageGraph*> graphs(std::max(0, num_microbatches), &graph);
-  return generate(kind, graphs, options);
+  return generate(options, graphs);
 }
 
 }  // namespace smp::partitioner

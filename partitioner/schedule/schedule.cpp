@@ -20,8 +20,15 @@ std::optional<int> only_stage(const std::vector<Action>& column) {
 
 std::string row(const std::vector<Action>& column, std::optional<int> stage, TableContent content) {
   std::string text;
+  const Action* before = nullptr;
   for (const Action& action : column) {
-    if (content == TableContent::kCompute && !action.is_compute()) continue;
+    if (content == TableContent::kCompute) {
+      if (!action.is_compute()) continue;
+      const bool is_shown = action.kind != ActionKind::kWeightGradient || before == nullptr ||
+                            *before != Action{ActionKind::kBackward, action.stage, action.microbatch};
+      before = &action;
+      if (!is_shown) continue;
+    }
     text += ' ';
     text += action.stage == stage ? to_string_within_stage(action) : to_string(action);
   }

@@ -9,11 +9,7 @@
 
 namespace smp::partitioner {
 
-enum class ScheduleKind {
-  kSimple,  // fill-drain: a rank's backwards start when its forwards are done (GPipe, NeurIPS 2019)
-  kInterleaved,  // SageMaker's word for backward first; 1F1B (PipeDream, SOSP 2019) on a chain
-};
-
+/// kCompute: without transfers, and a backward with its weight gradients as one "B0" where nothing stands between them.
 enum class TableContent { kCompute, kComputeAndTransfers };
 
 /// One column of actions per pipeline rank, performed from first to last.
@@ -26,7 +22,7 @@ struct Schedule {
   int num_microbatches = 0;
   std::vector<std::vector<Action>> columns;  // by pipeline rank
   std::vector<int>
-      in_flight_limits;  // by stage: microbatches between their forward and their backward
+      in_flight_limits;  // by stage: microbatches between their forward and their weight gradients
 
   /// A rank that sends waits while send_limit() earlier messages of that edge and direction are
   /// under way. false: it never waits, because such a table could wait for ever (send_limits.h).

@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "partitioner/schedule/dependencies.h"
 #include "partitioner/schedule/walk.h"
 
 namespace smp::partitioner {
@@ -20,7 +21,6 @@ class Simulator {
         input_(input),
         clock_us_(schedule.columns.size(), 0),
         busy_us_(schedule.columns.size(), 0),
-        rests_(schedule.columns.size()),
         in_flight_(schedule.in_flight_limits.size(), 0) {
     for (const EdgeTime& transfer : input.transfers) transfer_us_[transfer.edge] = transfer.us;
     result_.peak_in_flight.assign(in_flight_.size(), 0);
@@ -46,19 +46,13 @@ class Simulator {
   }
 
  private:
-  struct Rest {
-    double us = 0;
-    ActionTime* backward = nullptr;
-  };
-
   void perform(Position at, Position sender) {
     const Action& action = schedule_.columns[at.rank][at.index];
     double& clock = clock_us_[at.rank];
     ActionTime& time = result_.times[at.rank][at.index];
-    if (action.kind != ActionKind::kSendGradient) run_rest(at.rank);
     time.start_us = clock;
     if (action.is_compute()) {
-      compute(at.rank, at.index, action);
+      compute(at.rank, action);
     } else if (action.is_send()) {
       send(at, action);
     } else {
@@ -69,26 +63,13 @@ class Simulator {
     time.end_us = clock;
   }
 
-  void run_rest(int rank) {
-    const Rest rest = std::exchange(rests_[rank], {});
-    if (rest.us <= 0) return;
-    rest.backward->rest_start_us = clock_us_[rank];
-    rest.backward->rest_end_us = clock_us_[rank] += rest.us;
-  }
-
-  void compute(int rank, int index, const Action& action) {
-    const bool is_forward = action.kind == ActionKind::kForward;
-    const StageTime& time = time_of(action);
-    const double duration = is_forward ? time.forward_us : time.backward_us;
-    const double rest = is_forward ? 0 : time.rest_us;
-    clock_us_[rank] += duration - rest;
-    busy_us_[rank] += duration;
-    if (!is_forward) rests_[rank] = {rest, &result_.times[rank][index]};
-    if (!is_forward) {
-      hold(action.stage, -1);
-    } else if (has_backward_[action.stage][action.microbatch]) {
-      hold(action.stage, 1);
-    }
+  void compute(int rank, const Action& action) {
+    const double us = time_of(action).us_of(action.kind);
+    clock_us_[rank] += us;
+    busy_us_[rank] += us;
+    if (!has_backward_[action.stage][action.microbatch]) return;
+    if (holds(action.row().makes, Item::kSaved)) hold(action.stage, 1);
+    if (holds(action.row().frees, Item::kSaved)) hold(action.stage, -1);
   }
 
   const StageTime& time_of(const Action& action) const {
@@ -116,7 +97,6 @@ class Simulator {
   }
 
   void finish() {
-    for (size_t rank = 0; rank < clock_us_.size(); ++rank) run_rest(static_cast<int>(rank));
     for (double clock : clock_us_) result_.makespan_us = std::max(result_.makespan_us, clock);
     for (size_t rank = 0; rank < clock_us_.size(); ++rank) {
       const double busy = result_.makespan_us > 0 ? busy_us_[rank] / result_.makespan_us : 1;
@@ -130,7 +110,6 @@ class Simulator {
   Simulation result_;
   std::vector<double> clock_us_;  // by rank
   std::vector<double> busy_us_;   // by rank
-  std::vector<Rest> rests_;       // by rank: of its last backward, still to come
   std::vector<int> in_flight_;    // by stage
   std::map<Edge, double> transfer_us_;
   std::map<Edge, double> channel_free_us_;
@@ -150,11 +129,7 @@ void check_input(const Schedule& schedule, const SimulationInput& input) {
   };
   const auto check_times = [&](const std::vector<StageTime>& times) {
     for (const StageTime& time : times) {
-      check_time(time.forward_us);
-      check_time(time.backward_us);
-      check_time(time.rest_us);
-      TORCH_CHECK_VALUE(time.rest_us <= time.backward_us, "schedule simulation: expected a rest within its backward of ",
-                        time.backward_us, " us, got ", time.rest_us, " us.");
+      for (const double us : {time.forward_us, time.backward_us, time.weight_us}) check_time(us);
     }
   };
   check_times(input.times);

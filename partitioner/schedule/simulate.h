@@ -3,11 +3,25 @@
 
 #include <vector>
 
-#include "partitioner/schedule/generate.h"
 #include "partitioner/schedule/schedule.h"
 #include "partitioner/schedule/stage_graph.h"
 
 namespace smp::partitioner {
+
+/// Time of one stage for one microbatch, in microseconds.
+struct StageTime {
+  double forward_us = 1;
+  double backward_us = 1;  // until the gradients that leave the stage are there
+  double weight_us = 0;    // gradients of parameters, behind it
+  /// Of a computation.
+  double& us_of(ActionKind kind) {
+    if (kind == ActionKind::kForward) return forward_us;
+    return kind == ActionKind::kBackward ? backward_us : weight_us;
+  }
+  double us_of(ActionKind kind) const { return StageTime(*this).us_of(kind); }
+  double us() const { return forward_us + backward_us + weight_us; }
+  bool operator==(const StageTime&) const = default;
+};
 
 /// Time to move one microbatch over one edge; its direction tells activations (source < target)
 /// from gradients.
@@ -31,8 +45,6 @@ struct ActionTime {
   double start_us =
       0;  // a receive starts when its rank reaches it and ends when its message is there
   double end_us = 0;
-  double rest_start_us = 0;  // StageTime::rest_us of a backward
-  double rest_end_us = 0;
   bool operator==(const ActionTime&) const = default;
 };
 
@@ -48,8 +60,8 @@ struct Simulation {
 /// Performs `schedule` rank by rank in column order. Messages of one edge follow one another; sends
 /// are buffered.
 ///
-/// A forward keeps its activations until its stage's backward of that microbatch; where the table
-/// has no such backward (evaluation), it keeps nothing.
+/// A forward keeps its activations until its stage's weight gradients of that microbatch; where the
+/// table has no backward (evaluation), it keeps nothing.
 ///
 /// Throws c10::ValueError where the input has the wrong sizes, or where the schedule deadlocks.
 Simulation simulate(const Schedule& schedule, const SimulationInput& input);

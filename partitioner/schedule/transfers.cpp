@@ -6,6 +6,8 @@
 #include <map>
 #include <utility>
 
+#include "partitioner/schedule/dependencies.h"
+
 namespace smp::partitioner {
 namespace {
 
@@ -57,21 +59,19 @@ std::vector<InputSend> input_sends(std::span<const Action> computations,
 
 void append_with_transfers(const Action& action, const MicrobatchGraphs& graphs,
                            std::vector<Action>& column) {
-  const Neighbours& neighbours = graphs.neighbours(action.microbatch);
-  const bool is_forward = action.kind == ActionKind::kForward;
-  const auto& sources = is_forward ? neighbours.activation_sources : neighbours.gradient_sources;
-  const auto& targets = is_forward ? neighbours.activation_targets : neighbours.gradient_targets;
-  const auto receive = is_forward ? ActionKind::kReceiveActivation : ActionKind::kReceiveGradient;
-  const auto send = is_forward ? ActionKind::kSendActivation : ActionKind::kSendGradient;
-  for (int source : sources[action.stage]) {
-    if (graphs.is_local(action.stage, source, action.microbatch)) continue;
-    column.push_back({receive, action.stage, action.microbatch, source});
-  }
+  for_each_dependency(action, graphs, [&](const Action& needed) {
+    if (needed.is_receive()) column.push_back(needed);
+  });
   column.push_back(action);
-  for (int target : targets[action.stage]) {
-    if (graphs.is_local(action.stage, target, action.microbatch)) continue;
-    column.push_back({send, action.stage, action.microbatch, target});
-  }
+  const Neighbours& neighbours = graphs.neighbours(action.microbatch);
+  const auto send_all = [&](ActionKind send, const std::vector<int>& targets) {
+    for (const int target : targets) {
+      if (graphs.is_local(action.stage, target, action.microbatch)) continue;
+      column.push_back({send, action.stage, action.microbatch, target});
+    }
+  };
+  if (action.kind == ActionKind::kForward) send_all(ActionKind::kSendActivation, neighbours.activation_targets[action.stage]);
+  if (action.kind == ActionKind::kBackward) send_all(ActionKind::kSendGradient, neighbours.gradient_targets[action.stage]);
 }
 
 }  // namespace

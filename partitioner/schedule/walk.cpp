@@ -5,33 +5,6 @@
 
 namespace smp::partitioner {
 
-size_t ActionHash::operator()(const Action& action) const {
-  // Distinct below 2^20 stages and 2^21 microbatches; multiplied by 2^64 / golden ratio to spread.
-  size_t key = static_cast<size_t>(action.kind);
-  key = key << 21 ^ static_cast<size_t>(action.microbatch);
-  key = key << 20 ^ static_cast<size_t>(action.stage + 1);
-  key = key << 20 ^ static_cast<size_t>(action.peer + 1);
-  return (key ^ key >> 32) * 0x9E3779B97F4A7C15u;
-}
-
-Action counterpart(const Action& transfer) {
-  const auto kind = [&] {
-    switch (transfer.kind) {
-      case ActionKind::kSendActivation:
-        return ActionKind::kReceiveActivation;
-      case ActionKind::kReceiveActivation:
-        return ActionKind::kSendActivation;
-      case ActionKind::kSendGradient:
-        return ActionKind::kReceiveGradient;
-      case ActionKind::kReceiveGradient:
-        return ActionKind::kSendGradient;
-      default:
-        return transfer.kind;
-    }
-  }();
-  return {kind, transfer.peer, transfer.microbatch, transfer.stage};
-}
-
 std::vector<Position> walk(const Schedule& schedule, const Perform& perform) {
   std::vector<int> next(schedule.columns.size(), 0);
   std::unordered_map<Action, Position, ActionHash> sent;

@@ -2,7 +2,6 @@
 // schedule room.
 #pragma once
 
-#include <cstddef>
 #include <functional>
 #include <vector>
 
@@ -16,13 +15,6 @@ struct Position {
   int index = 0;  // in the rank's column
   bool operator==(const Position&) const = default;
 };
-
-struct ActionHash {
-  size_t operator()(const Action& action) const;
-};
-
-/// The action at the other end of a transfer: the receive of a send, the send of a receive.
-Action counterpart(const Action& transfer);
 
 /// Called for each action; for a receive, `sender` is where its message was sent, otherwise `at`.
 using Perform = std::function<void(Position at, Position sender)>;

@@ -6,7 +6,6 @@
 
 #include "runtime/exchange/tags.h"
 #include "runtime/transport/abandoned.h"
-#include "runtime/transport/long_message.h"
 
 namespace smp::runtime {
 namespace {
@@ -52,7 +51,7 @@ void hand_over(Transport& transport, const std::vector<int>& dests, const std::s
 }
 
 std::string take_over(Transport& transport, int source, const std::string& operation) {
-  std::string bytes = receive_long(transport, source, kObjectTag, kPartBytes, operation);
+  std::string bytes = transport.receive_bytes(source, kObjectTag, kPartBytes, operation);
   transport.isend(source, kObjectReceivedTag, nullptr, 0).wait(operation);
   return bytes;
 }

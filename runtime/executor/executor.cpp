@@ -54,16 +54,17 @@ RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> mic
   next_expected_ = 0;
   try {
     for (const Action& action : column) {
-      if (action.kind != ActionKind::kSendGradient) finish_backward(microbatches);
       expect_ahead(column, microbatches);
       {
         const RecordedSpan span(options_.recorder, action);
         perform(action, microbatches);
       }
-      if (action.kind == ActionKind::kBackward) unfinished_ = action;
+      if (action.kind == ActionKind::kWeightGradient && options_.observer != nullptr) {
+        const RecordedSpan span(options_.recorder, Activity::kCollective);
+        options_.observer->after_weight_gradients(action);
+      }
       reap_sent();
     }
-    finish_backward(microbatches);
     const RecordedSpan span(sent_.empty() ? nullptr : options_.recorder, Activity::kLastSends);
     for (Sent& sent : sent_) sent.request.wait("end of step");
     sent_.clear();
@@ -85,7 +86,6 @@ void Executor::drop_everything(std::span<MicrobatchRun> microbatches) {
   for (Expected& expected : expected_) {
     for (auto& buffer : expected.buffers) abandon(std::move(buffer));
   }
-  unfinished_.reset();
   sent_.clear();
   expected_.clear();
   activations_.clear();
@@ -100,6 +100,8 @@ void Executor::perform(const Action& action, std::span<MicrobatchRun> microbatch
       return forward(action, run);
     case ActionKind::kBackward:
       return backward(action, run);
+    case ActionKind::kWeightGradient:
+      return run.program->stages.at(action.stage)->weight_gradients(run.context.microbatch);
     case ActionKind::kSendActivation:
     case ActionKind::kSendGradient:
       return send(action, run);
@@ -144,24 +146,9 @@ void Executor::forward(const Action& action, MicrobatchRun& run) {
 }
 
 void Executor::backward(const Action& action, MicrobatchRun& run) {
-  if (options_.observer != nullptr) options_.observer->before(action);
+  if (options_.observer != nullptr) options_.observer->before_backward(action);
   const size_t count = run.program->stages.at(action.stage)->values().backwards.size();
   for (size_t k = 0; k < count; ++k) backward(action, run, k);
-}
-
-// What the last backward has left to do, now that its results are on their way.
-void Executor::finish_backward(std::span<MicrobatchRun> microbatches) {
-  const std::optional<Action> action = std::exchange(unfinished_, std::nullopt);
-  if (!action) return;
-  MicrobatchRun& run = microbatches[static_cast<size_t>(action->microbatch)];
-  Stage& stage = *run.program->stages.at(action->stage);
-  if (stage.has_rest(run.context.microbatch)) {
-    const RecordedSpan span(options_.recorder, Activity::kRest, *action);
-    stage.finish_backward(run.context.microbatch);
-  }
-  if (options_.observer == nullptr) return;
-  const RecordedSpan span(options_.recorder, Activity::kCollective);
-  options_.observer->after(*action);
 }
 
 void Executor::backward(const Action& action, MicrobatchRun& run, size_t index) {

@@ -5,7 +5,6 @@
 #include <map>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,12 +53,12 @@ int channel_of(int source_stage, int target_stage, bool activation);
 /// Returned values and losses that were made on this rank, by value, one entry per microbatch.
 using RankResults = std::vector<std::map<partitioner::ValueId, at::Tensor>>;
 
-/// Sees each backward action of a column, before its first operator and after its last, when its results are on their way.
+/// Sees each backward before its first operator, and the weight gradients of its microbatch behind their last.
 class BackwardObserver {
  public:
   virtual ~BackwardObserver() = default;
-  virtual void before(const partitioner::Action& action) = 0;
-  virtual void after(const partitioner::Action& action) = 0;
+  virtual void before_backward(const partitioner::Action& action) = 0;
+  virtual void after_weight_gradients(const partitioner::Action& action) = 0;
 };
 
 struct RunOptions {
@@ -101,7 +100,6 @@ class Executor {
 
   void drop_everything(std::span<MicrobatchRun> microbatches);
   void perform(const partitioner::Action& action, std::span<MicrobatchRun> microbatches);
-  void finish_backward(std::span<MicrobatchRun> microbatches);
   void forward(const partitioner::Action& action, MicrobatchRun& run);
   void backward(const partitioner::Action& action, MicrobatchRun& run);
   void backward(const partitioner::Action& action, MicrobatchRun& run, size_t index);
@@ -120,7 +118,6 @@ class Executor {
   const partitioner::Schedule* schedule_ = nullptr;  // while it runs
   std::deque<Sent> sent_;
   std::deque<Expected> expected_;
-  std::optional<partitioner::Action> unfinished_;  // the last backward, until its results have left
   size_t next_expected_ = 0;  // position in the column up to which receives are posted
   std::map<Key, at::Tensor> activations_;  // received or local
   std::map<Key, at::Tensor> gradients_;

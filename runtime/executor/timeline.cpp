@@ -7,9 +7,6 @@ namespace smp::runtime {
 
 using namespace partitioner;
 
-static_assert(static_cast<int>(Activity::kForward) == static_cast<int>(ActionKind::kForward) &&
-              static_cast<int>(Activity::kReceiveGradient) == static_cast<int>(ActionKind::kReceiveGradient));
-
 TimelineRecorder::TimelineRecorder(int64_t num_warm_up_steps, int64_t num_recorded_steps)
     : num_warm_up_(num_warm_up_steps), num_recorded_(num_recorded_steps) {}
 

@@ -71,12 +71,7 @@ class RecordedSpan {
   }
   RecordedSpan(TimelineRecorder* recorder, const partitioner::Action& action) : recorder_(recorder) {
     if (recorder_ == nullptr) return;
-    span_ = {static_cast<partitioner::Activity>(action.kind), action.stage, action.microbatch, action.peer, steady_now_ns(), 0};
-  }
-  /// An activity that is a part of `action`.
-  RecordedSpan(TimelineRecorder* recorder, partitioner::Activity activity, const partitioner::Action& action)
-      : RecordedSpan(recorder, action) {
-    span_.activity = activity;
+    span_ = {partitioner::Activity::kAction, action, steady_now_ns(), 0};
   }
   ~RecordedSpan() {
     if (recorder_ != nullptr) recorder_->add(span_);

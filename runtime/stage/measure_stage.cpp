@@ -200,7 +200,7 @@ class StageMeasurement::Impl {
       now_->last = Clock::now();
       const Clock::time_point begin = now_->last;
       stage.backward(0, b, std::move(gradients));
-      if (b + 1 == values.backwards.size() && stage.has_rest(0)) stage.finish_backward(0);
+      if (b + 1 == values.backwards.size()) stage.weight_gradients(0);
       now_->whole_backward_us += us_between(begin, Clock::now());
     }
   }

@@ -47,16 +47,11 @@ class SegmentedStage : public Stage {
 
   std::vector<at::Tensor> backward(int microbatch, size_t index, std::vector<at::Tensor> gradients) override {
     if (!values_.has_backward) return {};
-    Stage& stage = stage_of(microbatch);
-    auto results = stage.backward(microbatch, index, std::move(gradients));
-    if (index + 1 == values_.backwards.size() && !stage.has_rest(microbatch)) land(microbatch);
-    return results;
+    return stage_of(microbatch).backward(microbatch, index, std::move(gradients));
   }
 
-  bool has_rest(int microbatch) const override { return stage_of(microbatch).has_rest(microbatch); }
-
-  void finish_backward(int microbatch) override {
-    stage_of(microbatch).finish_backward(microbatch);
+  void weight_gradients(int microbatch) override {
+    stage_of(microbatch).weight_gradients(microbatch);
     land(microbatch);
   }
 

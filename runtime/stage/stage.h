@@ -35,7 +35,7 @@ struct StageReport {
   int64_t num_taped = 0;          // microbatches that ran from the tape
   size_t num_forward_calls = 0;   // of the tape; 0: there is none
   size_t num_backward_calls = 0;
-  size_t num_rest_calls = 0;      // of them: behind the gradients that leave
+  size_t num_weight_calls = 0;    // of them: behind the gradients that leave
   std::string stays_on_autograd{};  // why some or all of its work does; empty: nothing does
   std::vector<partitioner::NodeId> refused_at{};  // operators because of which nothing can be taped
   size_t num_on_autograd = 0;  // operators of the graph that cannot be taped, or go with one that cannot
@@ -56,10 +56,9 @@ class Stage {
   /// drops its state. `gradients` by position in its roots (undefined: none came); returns gradients by its results
   /// (undefined: none).
   virtual std::vector<at::Tensor> backward(int microbatch, size_t index, std::vector<at::Tensor> gradients) = 0;
-  /// The last backward of a microbatch may have returned before it has made all gradients of parameters, so that what
-  /// others wait for can leave: whether finish_backward() is to be called.
-  virtual bool has_rest(int /*microbatch*/) const { return false; }
-  virtual void finish_backward(int /*microbatch*/) {}
+  /// Makes the gradients of parameters that the last backward of `microbatch` has left undone, so that what others wait for
+  /// could leave. To be called for each microbatch behind its last backward, at any distance, in the order of microbatches.
+  virtual void weight_gradients(int /*microbatch*/) {}
   /// Forgets a microbatch whose backward is not wanted.
   virtual void drop(int microbatch) = 0;
   /// Forgets all microbatches in flight, after an error.

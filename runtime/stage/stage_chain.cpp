@@ -54,7 +54,7 @@ class StageChain : public Stage {
       all.num_taped = std::min(all.num_taped, one.num_taped);
       all.num_forward_calls += one.num_forward_calls;
       all.num_backward_calls += one.num_backward_calls;
-      all.num_rest_calls += one.num_rest_calls;
+      all.num_weight_calls += one.num_weight_calls;
       all.refused_at.insert(all.refused_at.end(), one.refused_at.begin(), one.refused_at.end());
     }
     return all;
@@ -87,13 +87,12 @@ class StageChain : public Stage {
       std::vector<at::Tensor> results = stage.backward(microbatch, index, take(made, of_link.roots));
       for (size_t r = 0; r < results.size(); ++r) made[static_cast<size_t>(of_link.results[r])] = std::move(results[r]);
       // What has waited behind the gradients that leave holds memory, so only the last link's goes on waiting.
-      if (is_last && i != ends_backward_ && stage.has_rest(microbatch)) stage.finish_backward(microbatch);
+      if (is_last && i != ends_backward_) stage.weight_gradients(microbatch);
     }
     return take(made, roads.results);
   }
 
-  bool has_rest(int microbatch) const override { return links_[ends_backward_].stage->has_rest(microbatch); }
-  void finish_backward(int microbatch) override { links_[ends_backward_].stage->finish_backward(microbatch); }
+  void weight_gradients(int microbatch) override { links_[ends_backward_].stage->weight_gradients(microbatch); }
 
   void drop(int microbatch) override {
     for (const Link& link : links_) link.stage->drop(microbatch);

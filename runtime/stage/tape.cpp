@@ -20,29 +20,6 @@ namespace smp::runtime {
 
 using namespace partitioner;
 
-TapeGeometry TapeGeometry::of(const at::Tensor& tensor) {
-  TapeGeometry geometry;
-  geometry.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-  geometry.strides.assign(tensor.strides().begin(), tensor.strides().end());
-  geometry.storage_offset = tensor.storage_offset();
-  geometry.dtype = tensor.scalar_type();
-  return geometry;
-}
-
-bool TapeGeometry::fits(const at::Tensor& tensor) const {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.sizes().equals(sizes) &&
-         tensor.strides().equals(strides) && tensor.storage_offset() == storage_offset && tensor.scalar_type() == dtype &&
-         !tensor.is_conj() && !tensor.is_neg();
-}
-
-at::Tensor view_of(const at::Tensor& base, const TapeGeometry& geometry) {
-  auto impl = c10::make_intrusive<at::TensorImpl>(at::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), base.dtype());
-  impl->set_storage_offset(geometry.storage_offset);
-  impl->set_sizes_and_strides(geometry.sizes, geometry.strides);
-  impl->set_version_counter(base.unsafeGetTensorImpl()->version_counter());
-  return at::Tensor(std::move(impl));
-}
-
 namespace {
 
 // Position of the call after which a slot is not read any more; -1: never read.
@@ -220,8 +197,8 @@ std::vector<at::Tensor> Tape::backward(Slots& slots, size_t index, std::vector<a
   return results;
 }
 
-void Tape::finish_backward(Slots& slots, size_t index, const RunContext& context, const GradientSink& sink) {
-  const TapeBackward& backward = lists_.backwards[index];
+void Tape::weight_gradients(Slots& slots, const RunContext& context, const GradientSink& sink) {
+  const TapeBackward& backward = lists_.backwards.back();
   run(slots, backward.results_end, backward.end, context, &sink);
 }
 

@@ -117,7 +117,7 @@ void TapeComparison::run_tape(const std::function<void()>& progress, std::vector
     };
     results = tape_.backward(slots, k, roots_[k], context, sink);
     note_results(k, results);
-    tape_.finish_backward(slots, k, context, sink);
+    if (k + 1 == roots_.size()) tape_.weight_gradients(slots, context, sink);
   }
 }
 

@@ -1,7 +1,7 @@
 // The order of a tape's last backward: what other stages wait for comes first.
 #pragma once
 
-#include "runtime/stage/tape.h"
+#include "runtime/stage/tape_lists.h"
 
 namespace smp::runtime {
 

@@ -38,7 +38,7 @@ class TapeStage : public Stage {
       report.num_backward_calls = tape_->lists().calls.size() - report.num_forward_calls;
       if (values().has_backward) {
         const TapeBackward& last = tape_->lists().backwards.back();
-        report.num_rest_calls = last.end - last.results_end;
+        report.num_weight_calls = last.end - last.results_end;
       }
     }
     return report;
@@ -78,19 +78,17 @@ class TapeStage : public Stage {
     if (const auto flight = in_flight_.find(microbatch); flight != in_flight_.end()) {
       return run_backward(flight, index, std::move(gradients));
     }
+    run_what_waits(nullptr);
     if (watched_ != microbatch) return reference_.backward(microbatch, index, std::move(gradients));
     return phase_ == Phase::kRecording ? record_backward(index, std::move(gradients))
                                        : compare_backward(index, std::move(gradients));
   }
 
-  bool has_rest(int microbatch) const override { return in_flight_.contains(microbatch); }
-
-  void finish_backward(int microbatch) override {
+  void weight_gradients(int microbatch) override {
     const auto flight = in_flight_.find(microbatch);
-    if (flight == in_flight_.end()) return;
+    if (flight == in_flight_.end()) return;  // nothing was left, or it was needed before
     Tape& tape = *flight->second.tape;
-    tape.finish_backward(flight->second.slots, tape.lists().backwards.size() - 1, run_context(flight->second.random, microbatch),
-                         sink_of(tape));
+    tape.weight_gradients(flight->second.slots, run_context(flight->second.random, microbatch), sink_of(tape));
     land(flight);
   }
 
@@ -115,6 +113,7 @@ class TapeStage : public Stage {
     Slots slots;
     RandomState random;
     std::vector<int64_t> versions;
+    bool waits = false;  // for its weight gradients
   };
   using Flights = std::map<int, Flight>;
 
@@ -281,9 +280,20 @@ class TapeStage : public Stage {
     const Tape::RunContext context = run_context(flight->second.random, flight->first);
     Tape& tape = *flight->second.tape;
     tape.check_versions(flight->second.versions);
+    run_what_waits(&tape);
     auto results = tape.backward(flight->second.slots, index, std::move(gradients), context, sink_of(tape));
-    if (is_last && !tape.has_rest(index)) land(flight);
+    if (is_last) tape.leaves_weights() ? void(flight->second.waits = true) : land(flight);
     return results;
+  }
+
+  /// Before a backward from `next`: what earlier microbatches have still to add to parameters, where it would come too late.
+  /// One tape makes the gradient of a parameter either in all its backwards or behind all of them, unless it has several.
+  void run_what_waits(const Tape* next) {
+    for (auto flight = in_flight_.begin(); flight != in_flight_.end();) {
+      const auto now = flight++;
+      const bool is_in_order = now->second.tape.get() == next && values().backwards.size() == 1;
+      if (now->second.waits && !is_in_order) weight_gradients(now->first);
+    }
   }
 
   static GradientSink sink_of(const Tape& tape) {

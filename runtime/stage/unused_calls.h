@@ -1,7 +1,7 @@
 // Calls that a tape has been recorded with and can do without.
 #pragma once
 
-#include "runtime/stage/tape.h"
+#include "runtime/stage/tape_lists.h"
 
 namespace smp::runtime {
 

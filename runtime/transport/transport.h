@@ -151,9 +151,10 @@ class Transport {
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
   /// A string of a length that the receiver does not know: length first, then the bytes, in parts
-  /// of at most `part_bytes`, because one message of MPI carries less than 2 GiB. Both block.
+  /// of at most `part_bytes`, because one message of MPI carries less than 2 GiB. Both block. No more memory than one part
+  /// beyond what has arrived is taken for a length that is wrong. action: for error texts.
   void send_bytes(int dest, int tag, std::string_view bytes, int64_t part_bytes = kPartBytes);
-  std::string receive_bytes(int source, int tag, int64_t part_bytes = kPartBytes);
+  std::string receive_bytes(int source, int tag, int64_t part_bytes = kPartBytes, const std::string& action = "receive_bytes");
   static constexpr int64_t kPartBytes = int64_t{1} << 30;
 
  protected:

@@ -1,9 +1,10 @@
-"""Checks the arrows between the floors, and other rules of the house that grep can see.
+"""Checks the arrows between floors and between rooms, and other rules of the house that grep can see.
 
 Prints `file:line: floor may not include X` (or the rule that is broken) for each violation, and exits
 with 1 if there is one. It reads text only: what the compiler sees through macros, it does not see.
 """
 
+import graphlib
 import pathlib
 import re
 import sys
@@ -33,6 +34,30 @@ MAY_INCLUDE = {
     "benchmarks": BELOW_CONDUCTOR + ("tools/", "tests/support/", "benchmarks/", "examples/"),
     "tests": BELOW_CONDUCTOR + ("tools/", "tests/", "examples/"),
 }
+# Which rooms (folders) of its floor each room may include.
+ROOMS = {
+    "partitioner/graph": (),
+    "partitioner/cost": ("graph",),
+    "partitioner/plan": ("graph",),
+    "partitioner/schedule": ("graph", "plan"),
+    "partitioner/memory": ("graph", "cost", "plan", "schedule"),
+    "partitioner/partition": ("graph", "cost", "plan", "schedule", "memory"),
+    "partitioner/report": ("graph", "plan", "schedule"),
+    "runtime/device": (),
+    "runtime/libtorch": (),
+    "runtime/launch": (),
+    "runtime/watch": (),
+    "runtime/kernels/cpu": (),
+    "runtime/capture": ("device", "libtorch", "capture/meta"),
+    "runtime/capture/meta": (),
+    "runtime/delayed": ("capture", "capture/meta"),
+    "runtime/stage": ("device", "libtorch", "kernels/cpu", "capture"),
+    "runtime/transport": ("launch", "watch"),
+    "runtime/exchange": ("libtorch", "transport"),
+    "runtime/placement": ("device", "capture", "delayed", "transport", "exchange"),
+    "runtime/gradients": ("libtorch", "capture", "transport", "exchange", "placement"),
+    "runtime/executor": ("stage", "transport", "exchange"),
+}
 ONLY_PUBLIC_SMP = ("public header", "python_bindings", "examples")
 LIBRARY = ("partitioner", "runtime", "public header", "smp")
 PARTITIONER_THIRD_PARTY = ("c10/core/ScalarType.h", "c10/util/Exception.h")
@@ -54,6 +79,15 @@ def floor_of(path):
     if top == "smp" and path.endswith(".h") and not path.startswith("smp/engine/"):
         return "public header"
     return top
+
+
+def room_of(path):
+    return path.rpartition("/")[0]
+
+
+def unit_of(path):
+    """A header and its source are one unit; a public header is one without the source behind it."""
+    return path if floor_of(path) == "public header" else path.rpartition(".")[0]
 
 
 def may_include_ours(floor, included):
@@ -84,6 +118,7 @@ class Checker:
         self.root = pathlib.Path(root)
         self.violations = []
         self.includers = {what: [] for what in ONE_FILE_EACH}
+        self.units = {}  # those that each unit includes
 
     def report(self, path, line, text):
         self.violations.append(f"{path}:{line}: {text}")
@@ -95,9 +130,27 @@ class Checker:
                    else may_include_foreign(floor, path, included))
         if not allowed:
             self.report(path, line, f"{floor} may not include {included}")
+        if ours:
+            self.units.setdefault(unit_of(path), set()).add(unit_of(included))
+            self.check_room(path, line, included)
         for what, pattern in ONE_FILE_EACH.items():
             if re.match(pattern, included) and not path.startswith(MAY_ASK_MPI):
                 self.includers[what].append((path, line))
+
+    def check_room(self, path, line, included):
+        room, other = room_of(path), room_of(included)
+        if room in ROOMS and other in ROOMS and other != room and room.split("/")[0] == other.split("/")[0]:
+            if other.partition("/")[2] not in ROOMS[room]:
+                self.report(path, line, f"{room} may not include {other}")
+
+    def check_cycles(self):
+        for unit, others in self.units.items():
+            others.discard(unit)
+        try:
+            graphlib.TopologicalSorter(self.units).prepare()
+        except graphlib.CycleError as error:
+            units = error.args[1][::-1]
+            self.report(units[0], 1, "include cycle: " + " > ".join(units))
 
     def check_code(self, path, text):
         for number, line in enumerate(text.splitlines(), 1):
@@ -110,6 +163,8 @@ class Checker:
                 self.report(path, number, "only smp/config* and runtime/launch may read the environment")
 
     def check_file(self, path, text):
+        if path.split("/")[0] in ("partitioner", "runtime") and path.endswith(CODE) and room_of(path) not in ROOMS:
+            self.report(path, 1, f"{room_of(path)} is not among the rooms of tests/arrows/check_arrows.py")
         num_lines = len(text.splitlines())
         if num_lines > MAX_LINES:
             self.report(path, MAX_LINES + 1, f"a file may not exceed {MAX_LINES} lines, this has {num_lines}")
@@ -123,6 +178,7 @@ class Checker:
                 if file.suffix in COUNTED and file.is_file():
                     num_files += 1
                     self.check_file(file.relative_to(self.root).as_posix(), file.read_text())
+        self.check_cycles()
         for what, places in self.includers.items():
             for path, line in places if len({path for path, _ in places}) > 1 else []:
                 self.report(path, line, f"{what} may be included in one file only")

@@ -25,7 +25,7 @@ void expect_in(const std::string& page, const std::string& table) {
 }
 
 std::string table_of_chain(ScheduleKind kind) {
-  return generate(kind, testing::chain(3), 4).to_table();
+  return generate({kind}, testing::chain(3), 4).to_table();
 }
 
 TEST(Readme, ShowsTheInterleavedScheduleOfThreeStages) {
@@ -40,8 +40,8 @@ TEST(SchedulesPage, ShowsInterleavedOnceAndWithTwoVisits) {
   StageGraph looped = testing::chain(4);
   looped.num_ranks = 2;
   looped.rank_of_stage = {0, 1, 0, 1};
-  const ScheduleOptions twice{.active_microbatches = 0, .times = {}, .virtual_stages = 2};
-  expect_in("docs/schedules.md", generate(ScheduleKind::kInterleaved, looped, 4, twice).to_table());
+  const ScheduleOptions twice{.virtual_stages = 2};
+  expect_in("docs/schedules.md", generate(twice, looped, 4).to_table());
 }
 
 }  // namespace

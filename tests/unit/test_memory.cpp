@@ -115,10 +115,10 @@ TEST(PeakMemory, OneRankAddsParametersStateMicrobatchesAndWorkspace) {
   const StageMemory memory = memory_on_one_rank(graph);
   // Parameters with state, the step's arguments, the gradient of the loss.
   const int64_t fixed = 2 * kLayer * (1 + 2) + 4 * kActivation + 2 * kLoss;
-  options.schedule = ScheduleKind::kSimple;
+  options.schedule.kind = ScheduleKind::kSimple;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
             with_margin(fixed + 3 * memory.saved + 4 * kLoss + memory.first_backward));
-  options.schedule = ScheduleKind::kInterleaved;
+  options.schedule.kind = ScheduleKind::kInterleaved;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
             with_margin(fixed + 2 * kLayer + 4 * kLoss + memory.later_backward));
 }
@@ -247,7 +247,7 @@ TEST(PeakMemory, PredictedPeakIsEnoughAsALimit) {
     for (const int num_microbatches : {1, 2, 4}) {
       for (const int num_ranks : {1, 2, 3}) {
         PartitionOptions options = on_ranks(num_ranks);
-        options.schedule = kind;
+        options.schedule.kind = kind;
         options.num_microbatches = num_microbatches;
         const Plan unlimited = partition(graph, options);
         const auto& peaks = unlimited.predicted_peak_bytes;

@@ -137,7 +137,7 @@ TEST(PredictedStep, IsNeverShorterThanTheWorkOfTheSlowestRank) {
     for (const ScheduleKind kind : {ScheduleKind::kSimple, ScheduleKind::kInterleaved}) {
       PartitionOptions options = on_ranks(num_ranks);
       options.num_microbatches = 16;
-      options.schedule = kind;
+      options.schedule.kind = kind;
       for (const double latency_us : {0.0, 5.0, 500.0}) {
         options.device.link_latency_us = latency_us;
         const Plan plan = partition(graph, options);

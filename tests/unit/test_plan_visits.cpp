@@ -28,7 +28,7 @@ TEST(VirtualStages, LieOnTheRanksRoundAfterRound) {
   options.num_microbatches = 8;
   options.device.link_latency_us = 0;
   const Plan once = partition(graph, options);
-  options.virtual_stages = 2;
+  options.schedule.virtual_stages = 2;
   const Plan twice = partition(graph, options);
   check(graph, twice);
   ASSERT_EQ(twice.stages.size(), 8);
@@ -44,14 +44,14 @@ TEST(VirtualStages, AreRefusedBesidePlacementByHand) {
   const Graph graph = graph_of_layers(4);
   PartitionOptions options;
   options.num_ranks = 2;
-  options.virtual_stages = 2;
+  options.schedule.virtual_stages = 2;
   options.pins["layers.0"] = 1;
   EXPECT_THROW(partition(graph, options), c10::ValueError);
   options.pins.clear();
   options.auto_partition = false;
   EXPECT_THROW(partition(graph, options), c10::ValueError);
   options.auto_partition = true;
-  options.virtual_stages = -1;
+  options.schedule.virtual_stages = -1;
   EXPECT_THROW(partition(graph, options), c10::ValueError);
 }
 
@@ -59,7 +59,7 @@ PartitionOptions chosen_visits(int num_ranks, int num_microbatches) {
   PartitionOptions options;
   options.num_ranks = num_ranks;
   options.num_microbatches = num_microbatches;
-  options.virtual_stages = 0;
+  options.chooses_visits = true;
   return options;
 }
 
@@ -67,13 +67,14 @@ TEST(VirtualStages, AreChosenWhereTheyMakeTheStepShorter) {
   const Graph graph = graph_of_layers(24);
   PartitionOptions options = chosen_visits(4, 4), once = options;
   options.device.link_latency_us = once.device.link_latency_us = 0;
-  once.virtual_stages = 1;
+  once.chooses_visits = false;
   const Plan plan = partition(graph, options);
   check(graph, plan);
   ASSERT_GE(plan.stages.size(), 8);
   for (size_t s = 0; s < plan.stages.size(); ++s) EXPECT_EQ(plan.stages[s].rank, static_cast<int>(s % 4));
   EXPECT_LT(plan.predicted_step_us, 0.96 * partition(graph, once).predicted_step_us);
-  options.virtual_stages = static_cast<int>(plan.stages.size()) / 4;
+  options.chooses_visits = false;
+  options.schedule.virtual_stages = static_cast<int>(plan.stages.size()) / 4;
   EXPECT_EQ(partition(graph, options), plan);
 }
 
@@ -93,7 +94,7 @@ TEST(VirtualStages, AreNotChosenWhereMemoryIsShort) {
   };
   const int64_t chosen = most_bytes(partition(graph, options));
   PartitionOptions once = options;
-  once.virtual_stages = 1;
+  once.chooses_visits = false;
   options.memory_limit_bytes = most_bytes(partition(graph, once));
   ASSERT_LT(options.memory_limit_bytes, chosen);
   const Plan plan = partition(graph, options);
@@ -109,8 +110,8 @@ TEST(VirtualStages, AreNotChosenBesidePlacementByHandNorWhereNoScheduleTakesThem
   };
   PartitionOptions pinned = chosen_visits(4, 4), simple = pinned, limited = pinned, odd = chosen_visits(4, 5);
   pinned.pins["layers.0"] = 0;
-  simple.schedule = ScheduleKind::kSimple;
-  limited.active_microbatches = 4;
+  simple.schedule.kind = ScheduleKind::kSimple;
+  limited.schedule.active_microbatches = 4;
   for (const PartitionOptions& options : {pinned, simple, limited, odd, chosen_visits(1, 4)}) {
     EXPECT_EQ(num_stages(options), options.num_ranks);
   }

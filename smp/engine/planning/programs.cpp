@@ -88,18 +88,9 @@ void check_one_copy(const Graph& graph, const runtime::Owners& placed) {
   }
 }
 
-int visits_of(const Config& config) {
-  constexpr int kAsShown = 0;  // the planner chooses, schedules follow the plan
-  return config.virtual_stages == kAutoVirtualStages ? kAsShown : static_cast<int>(config.virtual_stages);
-}
-
 void keep_only(TablePart part, Schedule& schedule) {
   for (auto& column : schedule.columns) {
-    std::erase_if(column, [part](const Action& action) {
-      const bool is_forward = action.kind == ActionKind::kForward || action.kind == ActionKind::kSendActivation ||
-                              action.kind == ActionKind::kReceiveActivation;
-      return is_forward != (part == TablePart::kForward);
-    });
+    std::erase_if(column, [part](const Action& action) { return action.is_forward() != (part == TablePart::kForward); });
   }
 }
 
@@ -125,10 +116,6 @@ void Programs::erase(uint64_t hash) {
     return is_part;
   });
   if (has_buffers) release_buffers();
-}
-
-ScheduleKind Programs::kind() const {
-  return context_.config.pipeline == Pipeline::kSimple ? ScheduleKind::kSimple : ScheduleKind::kInterleaved;
 }
 
 Plan Programs::make_plan(const Graph& graph, const runtime::Owners& placed, int num_microbatches) const {
@@ -177,11 +164,13 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
   options.num_microbatches = num_microbatches;
   options.num_replicas = context_.replicas->size();
   // A step whose body reads runs all forwards first.
-  options.schedule = graph.read.empty() ? kind() : ScheduleKind::kSimple;
-  options.active_microbatches = static_cast<int>(config.active_microbatches);
+  const bool is_simple = config.pipeline == Pipeline::kSimple || !graph.read.empty();
+  options.chooses_visits = config.virtual_stages == kAutoVirtualStages;
+  options.schedule = {.kind = is_simple ? ScheduleKind::kSimple : ScheduleKind::kInterleaved,
+                      .active_microbatches = static_cast<int>(config.active_microbatches),
+                      .virtual_stages = options.chooses_visits ? 1 : static_cast<int>(config.virtual_stages)};
   options.memory_limit_bytes = config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : -1;
   options.exact_ties = config.exact_tied_weights;
-  options.virtual_stages = visits_of(config);
   if (config.cost == CostSource::kMeasured) options.measured = &costs_;
   options.rank_speed = config.rank_speed;
   for (double mebibytes : config.rank_memory_limit_mb) {
@@ -281,15 +270,13 @@ const Schedule& Programs::schedule(const std::vector<Program*>& microbatches, Ta
 Programs::Table Programs::make_table(const std::vector<Program*>& microbatches, TablePart part) const {
   std::vector<const StageGraph*> graphs;
   for (const Program* program : microbatches) graphs.push_back(&program->stage_graph);
-  ScheduleOptions options{.active_microbatches = static_cast<int>(context_.config.active_microbatches),
-                          .times = {},
-                          .virtual_stages = visits_of(context_.config)};
-  ScheduleKind order = part == TablePart::kWhole ? kind() : ScheduleKind::kSimple;
+  ScheduleOptions options = microbatches.front()->plan.schedule;
+  if (part != TablePart::kWhole) options.kind = ScheduleKind::kSimple;
   if (part == TablePart::kWhole && !write_conflict(microbatches).empty()) {  // one microbatch after the other
-    order = ScheduleKind::kInterleaved;
+    options.kind = ScheduleKind::kInterleaved;
     options.active_microbatches = 1;
   }
-  Table table{.schedule = generate(order, graphs, options), .buffers = {}};
+  Table table{.schedule = generate(options, graphs), .buffers = {}};
   check(table.schedule, graphs);
   if (part != TablePart::kWhole) keep_only(part, table.schedule);
   const Program& first = *microbatches.front();

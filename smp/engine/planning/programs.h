@@ -81,7 +81,6 @@ class Programs {
   bool shares_memory() const;
   void forget_least_used_tables();
   void release_buffers();
-  partitioner::ScheduleKind kind() const;
   /// By parameter among `owners`, the rank that adds up its gradient in the programs that exist.
   std::map<std::string, int> homes(const runtime::Owners& owners) const;
   partitioner::PartitionOptions options_on(const partitioner::Graph& graph, const runtime::Owners& owners,

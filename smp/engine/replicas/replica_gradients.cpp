@@ -160,16 +160,15 @@ void ReplicaGradients::make_reducer(Model& model, std::vector<at::Tensor> parame
 
 void ReplicaGradients::begin(const std::vector<Action>& column,
                              const std::vector<runtime::MicrobatchRun>& microbatches) {
-  std::unordered_map<std::string_view, size_t>
-      last;  // by parameter: the backward action that makes it final
+  std::unordered_map<std::string_view, Final*> last;  // by parameter: what makes it final
   for (const Action& action : column) {
-    if (action.kind != ActionKind::kBackward) continue;
+    if (action.kind != ActionKind::kWeightGradient) continue;
     const runtime::RankProgram& program =
         *microbatches[static_cast<size_t>(action.microbatch)].program;
-    final_.emplace_back().has_one_backward =
-        program.stages.at(action.stage)->values().backwards.size() == 1;
+    Final& own = final_[{action.stage, action.microbatch}];
+    own.has_one_backward = program.stages.at(action.stage)->values().backwards.size() == 1;
     for (const ValueId id : program.plan->stages[static_cast<size_t>(action.stage)].parameters) {
-      last[program.graph->values[static_cast<size_t>(id)].name] = final_.size() - 1;
+      last[program.graph->values[static_cast<size_t>(id)].name] = &own;
     }
   }
   for (size_t r = 0; r < reducing_.size(); ++r) {
@@ -183,24 +182,23 @@ void ReplicaGradients::begin(const std::vector<Action>& column,
       if (models_.holders(parameter).size() > 1) continue;
       const auto found = last.find(models_.bindings().find(parameter)->name);
       found == last.end() ? untouched.push_back(i)
-                          : final_[found->second].parameters[r].push_back(i);
+                          : found->second->parameters[r].push_back(i);
     }
     reducer.add_ready(untouched);
   }
 }
 
-void ReplicaGradients::before(const Action&) {
-  const Final& now = final_[next_];
+void ReplicaGradients::before_backward(const Action& action) {
+  const Final& now = final_.at({action.stage, action.microbatch});
   if (!now.has_one_backward) return;
   for (const auto& [r, parameters] : now.parameters)
     reducing_[r].model->reduction.reducer->expect(parameters);
 }
 
-void ReplicaGradients::after(const Action&) {
-  for (const auto& [r, parameters] : final_[next_].parameters) {
+void ReplicaGradients::after_weight_gradients(const Action& action) {
+  for (const auto& [r, parameters] : final_.at({action.stage, action.microbatch}).parameters) {
     reducing_[r].model->reduction.reducer->add_ready(parameters);
   }
-  ++next_;
 }
 
 void ReplicaGradients::finish() {

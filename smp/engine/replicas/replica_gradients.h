@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "partitioner/schedule/schedule.h"
@@ -29,7 +30,7 @@ void count_pass(const Models& models, const std::string& reduced);
 void drop_averaged(const Models& models, const std::string& reduced);
 
 /// One training step's averaging on this rank. Gradients of a parameter are final after the last
-/// backward of the column that belongs to a stage which reads it.
+/// weight gradients of the column that belong to a stage which reads it.
 class ReplicaGradients : public runtime::BackwardObserver {
  public:
   /// Makes the reducers of models that have none yet, or whose parameters that require gradients have
@@ -38,8 +39,8 @@ class ReplicaGradients : public runtime::BackwardObserver {
   /// Before the first action.
   void begin(const std::vector<partitioner::Action>& column,
              const std::vector<runtime::MicrobatchRun>& microbatches);
-  void before(const partitioner::Action& action) override;
-  void after(const partitioner::Action& action) override;
+  void before_backward(const partitioner::Action& action) override;
+  void after_weight_gradients(const partitioner::Action& action) override;
   /// After the last action, and when tied weights are summed. Collective over the replicas.
   void finish();
 
@@ -48,7 +49,7 @@ class ReplicaGradients : public runtime::BackwardObserver {
     Model* model;
     std::vector<at::Tensor> rest;  // frozen: a gradient is of earlier steps, which may have kept it
   };
-  /// Parameters that become final in one backward, by model.
+  /// Parameters that become final in one backward and its weight gradients, by model.
   struct Final {
     std::map<size_t, std::vector<size_t>> parameters;
     bool has_one_backward = true;
@@ -60,8 +61,7 @@ class ReplicaGradients : public runtime::BackwardObserver {
   const Models& models_;
   int divisor_;  // of the sums over replicas
   std::vector<Reducing> reducing_;
-  std::vector<Final> final_;  // by backward action
-  size_t next_ = 0;
+  std::map<std::pair<int, int>, Final> final_;  // by stage and microbatch
 };
 
 }  // namespace smp::engine

@@ -25,7 +25,7 @@ using Phase = runtime::TimelineRecorder::Phase;
 namespace {
 
 RankStep get_step(runtime::WireReader& in) {
-  constexpr size_t kSpanBytes = sizeof(Activity) + 3 * sizeof(int32_t) + 2 * sizeof(int64_t);
+  constexpr size_t kSpanBytes = sizeof(Activity) + sizeof(ActionKind) + 3 * sizeof(int32_t) + 2 * sizeof(int64_t);
   RankStep step;
   step.number = in.get<int64_t>();
   step.trains = in.get<bool>();
@@ -33,10 +33,11 @@ RankStep get_step(runtime::WireReader& in) {
   step.end_ns = in.get<int64_t>();
   step.spans.resize(in.get_count<uint64_t>(kSpanBytes));
   for (Span& span : step.spans) {
-    span.activity = in.get_enumerator(Activity::kRest);
-    span.stage = in.get<int32_t>();
-    span.microbatch = in.get<int32_t>();
-    span.peer = in.get<int32_t>();
+    span.activity = in.get_enumerator(Activity::kResults);
+    span.action.kind = in.get_enumerator(kActionRows.back().kind);
+    span.action.stage = in.get<int32_t>();
+    span.action.microbatch = in.get<int32_t>();
+    span.action.peer = in.get<int32_t>();
     span.start_ns = in.get<int64_t>();
     span.end_ns = in.get<int64_t>();
   }
@@ -78,9 +79,10 @@ std::string encode(const RankTimeline& rank) {
     out.put(static_cast<uint64_t>(step.spans.size()));
     for (const Span& span : step.spans) {
       out.put(span.activity);
-      out.put(span.stage);
-      out.put(span.microbatch);
-      out.put(span.peer);
+      out.put(span.action.kind);
+      out.put(span.action.stage);
+      out.put(span.action.microbatch);
+      out.put(span.action.peer);
       out.put(span.start_ns);
       out.put(span.end_ns);
     }

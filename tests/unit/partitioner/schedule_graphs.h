@@ -67,14 +67,6 @@ class RandomGraphs {
     return graph;
   }
 
-  std::vector<StageTime> times(int num_stages) {
-    std::vector<StageTime> result;
-    for (int stage = 0; stage < num_stages; ++stage) {
-      result.push_back({static_cast<double>(number(0, 5)), number(0, 100) / 10.0});
-    }
-    return result;
-  }
-
  private:
   std::mt19937_64 generator_;
 };

@@ -14,6 +14,7 @@ using testing::span;
 using testing::two_ranks;
 using enum Cause;
 using enum Activity;
+using enum ActionKind;
 
 StepAttribution attribution_of(const PipelineStep& step) { return attribute(step, performed_schedule(step).value()); }
 
@@ -116,7 +117,7 @@ TEST(TypicalStep, IsTheMedianOfTheMostFrequentTable) {
   PipelineStep evaluation = two_ranks();
   for (RankStep& rank : evaluation) {
     std::erase_if(rank.spans, [](const Span& one) {
-      return one.activity == kBackward || one.activity == kSendGradient || one.activity == kReceiveGradient;
+      return one.is_action() && !one.action.is_forward();
     });
   }
   const auto record = testing::record_of({evaluation, two_ranks(30), two_ranks(10), two_ranks(20)});

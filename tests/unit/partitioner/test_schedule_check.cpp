@@ -45,7 +45,7 @@ class ScheduleCheck : public ::testing::Test {
   }
 
   StageGraph graph_ = testing::chain(3);
-  Schedule schedule_ = generate(ScheduleKind::kInterleaved, graph_, 4);
+  Schedule schedule_ = generate({ScheduleKind::kInterleaved}, graph_, 4);
 
  private:
   std::vector<Action>::iterator find(int rank, const Action& action) {
@@ -67,26 +67,54 @@ TEST_F(ScheduleCheck, MissingBackwardIsNamed) {
   expect_rejected({"rank 0", "expected 0B3, got none"});
 }
 
+TEST_F(ScheduleCheck, MissingWeightGradientsAreNamed) {
+  remove(0, {kWeightGradient, 0, 3});
+  expect_rejected({"rank 0", "expected 0W3, got none"});
+}
+
+TEST_F(ScheduleCheck, WeightGradientsBeforeTheirBackwardAreNamed) {
+  swap(2, {kBackward, 2, 0}, {kWeightGradient, 2, 0});
+  expect_rejected({"(2W0)", "expected after rank 2", "(2B0)"});
+}
+
+TEST_F(ScheduleCheck, WeightGradientsOutOfOrderAreNamed) {
+  move_to(2, {kWeightGradient, 2, 0}, static_cast<int>(column(2).size()) - 1);
+  schedule_.in_flight_limits[2] = 4;
+  expect_rejected({"(2W0)", "ascending", "(2W3)"});
+}
+
+TEST_F(ScheduleCheck, WeightGradientsMayComeAtTheEnd) {
+  schedule_.in_flight_limits[2] = 4;
+  for (int m = 0; m < 4; ++m) {
+    remove(2, {kWeightGradient, 2, m});
+    column(2).push_back({kWeightGradient, 2, m});
+  }
+  EXPECT_NO_THROW(check(schedule_, graph_));
+  EXPECT_EQ(schedule_.to_table().substr(schedule_.to_table().find("stage 2")), "stage 2 | F0 B0 F1 B1 F2 B2 F3 B3 W0 W1 W2 W3\n");
+  schedule_.in_flight_limits[2] = 3;
+  expect_rejected({"(2F3)", "at most 3", "stage 2, got 4"});
+}
+
 TEST_F(ScheduleCheck, ForwardTwiceIsNamed) {
   column(1).push_back({kForward, 1, 0});
-  expect_rejected({"rank 1, position 24 (1F0)", "expected once", "position 1 already"});
+  expect_rejected({"rank 1, position 28 (1F0)", "expected once", "position 1 already"});
 }
 
 TEST_F(ScheduleCheck, BackwardOfStageWithoutBackwardIsNamed) {
   graph_ = testing::chain(3, /*has_backward=*/false);
-  schedule_ = generate(ScheduleKind::kSimple, graph_, 4);
+  schedule_ = generate({ScheduleKind::kSimple}, graph_, 4);
   column(2).push_back({kBackward, 2, 0});
   expect_rejected({"rank 2, position 12 (2B0)", "demand"});
 }
 
 TEST_F(ScheduleCheck, MicrobatchOutOfRangeIsNamed) {
   column(0).push_back({kForward, 0, 4});
-  expect_rejected({"rank 0, position 20 (0F4)", "demand"});
+  expect_rejected({"rank 0, position 24 (0F4)", "demand"});
 }
 
 TEST_F(ScheduleCheck, StageOutOfRangeIsNamed) {
   column(0).push_back({kForward, 7, 0});
-  expect_rejected({"rank 0, position 20 (7F0)", "demand"});
+  expect_rejected({"rank 0, position 24 (7F0)", "demand"});
 }
 
 TEST_F(ScheduleCheck, ActionOnAnotherRankIsNamed) {
@@ -97,7 +125,7 @@ TEST_F(ScheduleCheck, ActionOnAnotherRankIsNamed) {
 
 TEST_F(ScheduleCheck, TransferWithoutEdgeIsNamed) {
   column(0).push_back({kSendActivation, 0, 0, 2});
-  expect_rejected({"rank 0, position 20 (0F0>2)", "demand"});
+  expect_rejected({"rank 0, position 24 (0F0>2)", "demand"});
 }
 
 TEST_F(ScheduleCheck, SendWithoutReceiveIsNamed) {
@@ -117,7 +145,7 @@ TEST_F(ScheduleCheck, LostInputIsNamed) {
 
 TEST_F(ScheduleCheck, SendTwiceIsNamed) {
   column(0).push_back({kSendActivation, 0, 0, 1});
-  expect_rejected({"rank 0, position 20 (0F0>1)", "expected once"});
+  expect_rejected({"rank 0, position 24 (0F0>1)", "expected once"});
 }
 
 TEST_F(ScheduleCheck, ForwardsOutOfOrderAreNamed) {
@@ -127,7 +155,7 @@ TEST_F(ScheduleCheck, ForwardsOutOfOrderAreNamed) {
 
 TEST_F(ScheduleCheck, BackwardsOutOfOrderAreNamed) {
   swap(2, {kBackward, 2, 0}, {kBackward, 2, 1});
-  expect_rejected({"rank 2, position 8 (2B0)", "ascending", "after rank 2, position 3 (2B1)"});
+  expect_rejected({"rank 2, position 9 (2B0)", "ascending", "after rank 2, position 3 (2B1)"});
 }
 
 TEST_F(ScheduleCheck, BackwardBeforeItsForwardIsNamed) {
@@ -142,7 +170,7 @@ TEST(ScheduleCheckOfPrograms, RanksTakeMicrobatchesOfDifferentProgramsInOrder) {
   const StageGraph other = one;
   const std::vector<const StageGraph*> mixed{&one, &other, &one};
   // In order by stage, which is enough for one program only.
-  const Schedule schedule = generate(ScheduleKind::kInterleaved, one, 3);
+  const Schedule schedule = generate({ScheduleKind::kInterleaved}, one, 3);
   EXPECT_NO_THROW(check(schedule, one));
   try {
     check(schedule, mixed);
@@ -151,6 +179,20 @@ TEST(ScheduleCheckOfPrograms, RanksTakeMicrobatchesOfDifferentProgramsInOrder) {
     const std::string text = error.what_without_backtrace();
     EXPECT_NE(text.find("expected microbatches in ascending order"), std::string::npos) << text;
   }
+}
+
+// A stage on autograd adds to parameters in its backward, a taped one of another program in its weight gradients.
+TEST(ScheduleCheckOfPrograms, WeightGradientsComeBeforeTheBackwardOfAnotherProgram) {
+  const StageGraph one = testing::chain(1), other = one;
+  const std::vector<const StageGraph*> mixed{&one, &other};
+  Schedule schedule = generate({}, mixed);
+  EXPECT_EQ(schedule.to_table(), "stage 0 | F0 B0 F1 B1\n");
+  schedule.in_flight_limits = {2};
+  std::vector<Action>& column = schedule.columns[0];
+  std::rotate(column.begin() + 2, column.begin() + 3, column.end());
+  EXPECT_EQ(schedule.to_table(), "stage 0 | F0 B0 F1 B1 W0\n") << "W0 is the last";
+  EXPECT_THROW(check(schedule, mixed), c10::ValueError);
+  EXPECT_THROW(check(schedule, one), c10::ValueError) << "W1 before W0";
 }
 
 TEST_F(ScheduleCheck, ChannelOrderMustAgree) {
@@ -192,7 +234,7 @@ TEST_F(ScheduleCheck, TooManyMicrobatchesInFlightAreNamed) {
 TEST_F(ScheduleCheck, LocalActivationBeforeItsProducerIsNamed) {
   graph_.num_ranks = 1;
   graph_.rank_of_stage = {0, 0, 0};
-  schedule_ = generate(ScheduleKind::kInterleaved, graph_, 1);
+  schedule_ = generate({ScheduleKind::kInterleaved}, graph_, 1);
   swap(0, {kForward, 0, 0}, {kForward, 1, 0});
   expect_rejected({"rank 0, position 0 (1F0)", "expected after rank 0, position 1 (0F0)"});
 }
@@ -200,9 +242,9 @@ TEST_F(ScheduleCheck, LocalActivationBeforeItsProducerIsNamed) {
 TEST_F(ScheduleCheck, LocalGradientBeforeItsProducerIsNamed) {
   graph_.num_ranks = 1;
   graph_.rank_of_stage = {0, 0, 0};
-  schedule_ = generate(ScheduleKind::kInterleaved, graph_, 1);
+  schedule_ = generate({ScheduleKind::kInterleaved}, graph_, 1);
   swap(0, {kBackward, 0, 0}, {kBackward, 1, 0});
-  expect_rejected({"rank 0, position 4 (0B0)", "expected after rank 0, position 5 (1B0)"});
+  expect_rejected({"rank 0, position 5 (0B0)", "expected after rank 0, position 7 (1B0)"});
 }
 
 TEST_F(ScheduleCheck, WrongSizesAreRefused) {

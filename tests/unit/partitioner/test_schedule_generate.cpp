@@ -33,7 +33,7 @@ void for_each_size(const Visitor& visit) {
 template <typename InFlight>
 void expect_closed_forms(ScheduleKind kind, int p, int m, int active, const InFlight& in_flight) {
   const Schedule schedule =
-      generate(kind, testing::chain(p), m, {.active_microbatches = active, .times = {}});
+      generate({.kind = kind, .active_microbatches = active}, testing::chain(p), m);
   std::vector<int> held;
   for (int s = 0; s < p; ++s) held.push_back(in_flight(s));
   for (const StageTime time : {StageTime{1, 1}, StageTime{1, 2}}) {
@@ -70,8 +70,7 @@ TEST(ScheduleGenerate, TwoMoreActiveMicrobatchesKeepBubbleAndHoldTwoMore) {
 }
 
 TEST(ScheduleGenerate, OneActiveMicrobatchRunsOneAtATime) {
-  const Schedule schedule = generate(ScheduleKind::kInterleaved, testing::chain(4), 5,
-                                     {.active_microbatches = 1, .times = {}});
+  const Schedule schedule = generate({.kind = ScheduleKind::kInterleaved, .active_microbatches = 1}, testing::chain(4), 5);
   const Simulation simulation = simulate_equal_stages(schedule, {1, 1});
   EXPECT_EQ(simulation.peak_in_flight, std::vector<int>(4, 1));
   check(schedule, testing::chain(4));
@@ -80,7 +79,6 @@ TEST(ScheduleGenerate, OneActiveMicrobatchRunsOneAtATime) {
 struct RandomCase {
   std::vector<StageGraph> graphs;  // two, of one placement or of two
   std::vector<const StageGraph*> graph_of_microbatch;
-  ScheduleKind kind = ScheduleKind::kSimple;
   ScheduleOptions options;
 };
 
@@ -90,22 +88,14 @@ RandomCase random_case(int seed) {
   const int num_ranks = random.number(1, 5);
   auto placement = random.placement(num_ranks, random.number(1, 12));
   result.graphs.push_back(random.stage_graph(num_ranks, placement));
-  size_t most_stages = placement.size();
   if (random.happens(0.6)) placement = random.placement(num_ranks, random.number(1, 12));
   result.graphs.push_back(random.stage_graph(num_ranks, placement));
   const int num_microbatches = random.number(1, 9);
   for (int m = 0; m < num_microbatches; ++m) {
     result.graph_of_microbatch.push_back(&result.graphs[random.happens(0.6) ? 0 : 1]);
   }
-  const auto uses = [&](size_t i) {
-    const auto& used = result.graph_of_microbatch;
-    return std::find(used.begin(), used.end(), &result.graphs[i]) != used.end();
-  };
-  if (!uses(0)) most_stages = 0;
-  if (uses(1)) most_stages = std::max(most_stages, placement.size());
-  result.kind = random.happens(0.7) ? ScheduleKind::kInterleaved : ScheduleKind::kSimple;
+  result.options.kind = random.happens(0.7) ? ScheduleKind::kInterleaved : ScheduleKind::kSimple;
   result.options.active_microbatches = random.number(0, 8);
-  if (random.happens(0.5)) result.options.times = random.times(static_cast<int>(most_stages));
   return result;
 }
 
@@ -113,16 +103,16 @@ TEST(ScheduleGenerate, AThousandRandomGraphsEndAndPassTheCheck) {
   for (int seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE(seed);
     const RandomCase given = random_case(seed);
-    const Schedule schedule = generate(given.kind, given.graph_of_microbatch, given.options);
+    const Schedule schedule = generate(given.options, given.graph_of_microbatch);
     ASSERT_NO_THROW(check(schedule, given.graph_of_microbatch))
         << schedule.to_table(TableContent::kComputeAndTransfers);
-    EXPECT_EQ(schedule, generate(given.kind, given.graph_of_microbatch, given.options));
+    EXPECT_EQ(schedule, generate(given.options, given.graph_of_microbatch));
     const Simulation simulation = simulate_equal_stages(schedule, {1, 2});
     double busiest_us = 0;
     for (const auto& column : schedule.columns) {
       double busy_us = 0;
       for (const Action& action : column) {
-        if (action.is_compute()) busy_us += action.kind == ActionKind::kForward ? 1 : 2;
+        if (action.is_compute()) busy_us += StageTime{1, 2}.us_of(action.kind);
       }
       busiest_us = std::max(busiest_us, busy_us);
     }
@@ -142,7 +132,7 @@ TEST(ScheduleGenerate, ParallelTowersRunAtTheSameTime) {
   graph.gradients = {{2, 0}, {2, 1}};
   graph.has_backward = true;
   graph.stage_has_backward = {true, true, true};
-  const Schedule schedule = generate(ScheduleKind::kInterleaved, graph, 3);
+  const Schedule schedule = generate({ScheduleKind::kInterleaved}, graph, 3);
   check(schedule, graph);
   // Two ticks deep, not three.
   EXPECT_DOUBLE_EQ(simulate_equal_stages(schedule, {1, 1}).makespan_us, 2 * (3 + 2 - 1));
@@ -152,7 +142,7 @@ TEST(ScheduleGenerate, StageWithoutBackwardKeepsNothingInFlight) {
   StageGraph graph = testing::chain(3);
   graph.gradients = {{2, 1}};  // stage 0: frozen
   graph.stage_has_backward = {false, true, true};
-  const Schedule schedule = generate(ScheduleKind::kInterleaved, graph, 4);
+  const Schedule schedule = generate({ScheduleKind::kInterleaved}, graph, 4);
   check(schedule, graph);
   EXPECT_EQ(schedule.to_table(),
             "stage 0 | F0 F1 F2 F3\n"
@@ -162,23 +152,23 @@ TEST(ScheduleGenerate, StageWithoutBackwardKeepsNothingInFlight) {
 }
 
 TEST(ScheduleGenerate, InputsLeaveBeforeAnEarlierConsumer) {
-  // Stage 1 is a root of its own and faster than the leader's stage 0.
+  // The leader's own stage is the second one.
   StageGraph graph = testing::chain(2, /*has_backward=*/false);
-  graph.activations = {{kInputStage, 0}, {kInputStage, 1}};
-  const Schedule schedule = generate(ScheduleKind::kSimple, graph, 3,
-                                     {.active_microbatches = 0, .times = {{5, 1}, {1, 1}}});
+  graph.rank_of_stage = {1, 0};
+  graph.activations = {{kInputStage, 0}, {0, 1}};
+  const Schedule schedule = generate({ScheduleKind::kSimple}, graph, 3);
   check(schedule, graph);
   EXPECT_EQ(schedule.to_table(TableContent::kComputeAndTransfers),
-            "stage 0 | inF0>1 F0 inF1>1 inF2>1 F1 F2\n"
-            "stage 1 | <inF0 F0 <inF1 F1 <inF2 F2\n");
+            "stage 1 | inF0>0 <0F0 F0 inF1>0 <0F1 F1 inF2>0 <0F2 F2\n"
+            "stage 0 | <inF0 F0 F0>1 <inF1 F1 F1>1 <inF2 F2 F2>1\n");
 }
 
 TEST(ScheduleGenerate, LimitsScaleWithVisits) {
-  EXPECT_EQ(in_flight_limits(ScheduleKind::kInterleaved, 4, 4, 9), (std::vector{4, 3, 2, 1}));
-  EXPECT_EQ(in_flight_limits(ScheduleKind::kInterleaved, 4, 4, 9, 6), (std::vector{6, 5, 4, 3}));
-  EXPECT_EQ(in_flight_limits(ScheduleKind::kInterleaved, 4, 4, 9, 2), (std::vector{2, 1, 1, 1}));
-  EXPECT_EQ(in_flight_limits(ScheduleKind::kInterleaved, 2, 4, 9), (std::vector{2, 2, 1, 1}));
-  EXPECT_EQ(in_flight_limits(ScheduleKind::kSimple, 2, 3, 9), (std::vector{9, 9, 9}));
+  EXPECT_EQ(in_flight_limits({ScheduleKind::kInterleaved}, 4, 4, 9), (std::vector{4, 3, 2, 1}));
+  EXPECT_EQ(in_flight_limits({ScheduleKind::kInterleaved, 6}, 4, 4, 9), (std::vector{6, 5, 4, 3}));
+  EXPECT_EQ(in_flight_limits({ScheduleKind::kInterleaved, 2}, 4, 4, 9), (std::vector{2, 1, 1, 1}));
+  EXPECT_EQ(in_flight_limits({ScheduleKind::kInterleaved}, 2, 4, 9), (std::vector{2, 2, 1, 1}));
+  EXPECT_EQ(in_flight_limits({ScheduleKind::kSimple}, 2, 3, 9), (std::vector{9, 9, 9}));
 }
 
 TEST(ScheduleGenerate, LoopedPlacementFillsThePipeline) {
@@ -186,7 +176,7 @@ TEST(ScheduleGenerate, LoopedPlacementFillsThePipeline) {
   graph.num_ranks = 4;
   graph.rank_of_stage = {0, 1, 2, 3, 0, 1, 2, 3};
   const int m = 16;
-  const Schedule schedule = generate(ScheduleKind::kInterleaved, graph, m);
+  const Schedule schedule = generate({ScheduleKind::kInterleaved}, graph, m);
   check(schedule, graph);
   EXPECT_LT(simulate_equal_stages(schedule, {1, 1}).bubble, 0.5);
 }
@@ -207,7 +197,7 @@ TEST(ScheduleGenerate, MicrobatchesOfAShorterProgramPassTheRanksThatTheyDoNotVis
   shorter.rank_of_stage = {0, 2};
   const std::vector<const StageGraph*> mixed{&whole, &shorter, &whole, &shorter};
   for (const auto kind : {ScheduleKind::kInterleaved, ScheduleKind::kSimple}) {
-    const Schedule schedule = generate(kind, mixed);
+    const Schedule schedule = generate({kind}, mixed);
     check(schedule, mixed);
     for (int rank : {0, 2}) {
       for (const auto work : {ActionKind::kForward, ActionKind::kBackward}) {
@@ -216,7 +206,7 @@ TEST(ScheduleGenerate, MicrobatchesOfAShorterProgramPassTheRanksThatTheyDoNotVis
     }
     EXPECT_EQ(microbatches_of(schedule, 1, ActionKind::kForward), (std::vector{0, 2}));
   }
-  EXPECT_EQ(generate(ScheduleKind::kInterleaved, mixed).to_table(),
+  EXPECT_EQ(generate({ScheduleKind::kInterleaved}, mixed).to_table(),
             "rank 0 | 0F0 0F1 0F2 0B0 0B1 0F3 0B2 0B3\n"
             "rank 1 | 1F0 1F2 1B0 1B2\n"
             "rank 2 | 2F0 2B0 1F1 1B1 2F2 2B2 1F3 1B3\n");
@@ -226,7 +216,7 @@ TEST(ScheduleGenerate, ProgramsOfOnePlacementWithAStagePerRankMakeOneTable) {
   const StageGraph one = testing::chain(4), other = one;
   const std::vector<const StageGraph*> mixed{&one, &other, &other, &one, &other, &one};
   for (const auto kind : {ScheduleKind::kInterleaved, ScheduleKind::kSimple}) {
-    EXPECT_EQ(generate(kind, mixed), generate(kind, one, 6));
+    EXPECT_EQ(generate({kind}, mixed), generate({kind}, one, 6));
   }
 }
 
@@ -237,7 +227,7 @@ TEST(ScheduleGenerate, RanksKeepTheOrderOfMicrobatchesBetweenProgramsWithSeveral
   const StageGraph other = one;  // a parameter may be on stage 0 here and on stage 2 there
   const std::vector<const StageGraph*> mixed{&one, &other, &one, &other};
   for (const auto kind : {ScheduleKind::kInterleaved, ScheduleKind::kSimple}) {
-    const Schedule schedule = generate(kind, mixed);
+    const Schedule schedule = generate({kind}, mixed);
     check(schedule, mixed);
     for (int rank : {0, 1}) {
       for (const auto work : {ActionKind::kForward, ActionKind::kBackward}) {
@@ -257,7 +247,7 @@ TEST(ScheduleGenerate, InputsOfOneChannelLeaveInOrderWhereALaterMicrobatchVisits
   both.rank_of_stage = {0, 1};
   both.activations = {{kInputStage, 0}, {kInputStage, 1}};
   const std::vector<const StageGraph*> mixed{&away, &both};
-  const Schedule schedule = generate(ScheduleKind::kInterleaved, mixed);
+  const Schedule schedule = generate({ScheduleKind::kInterleaved}, mixed);
   check(schedule, mixed);
   EXPECT_EQ(schedule.to_table(TableContent::kComputeAndTransfers),
             "rank 0 | inF0>1 inF1>1 0F1\n"
@@ -266,20 +256,13 @@ TEST(ScheduleGenerate, InputsOfOneChannelLeaveInOrderWhereALaterMicrobatchVisits
 
 TEST(ScheduleGenerate, BadInputIsRefused) {
   const StageGraph graph = testing::chain(2);
-  EXPECT_THROW(generate(ScheduleKind::kSimple, graph, 0), c10::ValueError);
-  EXPECT_THROW(
-      generate(ScheduleKind::kInterleaved, graph, 1, {.active_microbatches = -1, .times = {}}),
-      c10::ValueError);
-  EXPECT_THROW(
-      generate(ScheduleKind::kSimple, graph, 1, {.active_microbatches = 0, .times = {{1, 1}}}),
-      c10::ValueError);
-  EXPECT_THROW(generate(ScheduleKind::kSimple, graph, 1,
-                        {.active_microbatches = 0, .times = {{1, 1}, {-1, 1}}}),
-               c10::ValueError);
+  EXPECT_THROW(generate({ScheduleKind::kSimple}, graph, 0), c10::ValueError);
+  EXPECT_THROW(generate({.active_microbatches = -1}, graph, 1), c10::ValueError);
+  EXPECT_THROW(generate({.virtual_stages = 0}, graph, 1), c10::ValueError);
   StageGraph other = graph;
   other.num_ranks = 3;
   const std::vector<const StageGraph*> mixed{&graph, &other};
-  EXPECT_THROW(generate(ScheduleKind::kSimple, mixed), c10::ValueError);
+  EXPECT_THROW(generate({ScheduleKind::kSimple}, mixed), c10::ValueError);
 }
 
 }  // namespace

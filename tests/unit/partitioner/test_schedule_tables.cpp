@@ -261,7 +261,7 @@ int compare(ScheduleKind kind, const std::string& text) {
   }
   for (const auto& [size, rows] : expected) {
     const StageGraph graph = testing::chain(size.first);
-    const Schedule schedule = generate(kind, graph, size.second);
+    const Schedule schedule = generate({kind}, graph, size.second);
     EXPECT_EQ(schedule.to_table(), rows)
         << size.first << " stages, " << size.second << " microbatches";
     EXPECT_NO_THROW(check(schedule, graph));
@@ -283,14 +283,13 @@ TEST(ScheduleTables, EvaluationIsForwardsOnlyForBothKinds) {
       "stage 0 | F0 F1 F2\n"
       "stage 1 | F0 F1 F2\n"
       "stage 2 | F0 F1 F2\n";
-  EXPECT_EQ(generate(ScheduleKind::kSimple, graph, 3).to_table(), expected);
-  EXPECT_EQ(generate(ScheduleKind::kInterleaved, graph, 3).to_table(), expected);
+  EXPECT_EQ(generate({ScheduleKind::kSimple}, graph, 3).to_table(), expected);
+  EXPECT_EQ(generate({ScheduleKind::kInterleaved}, graph, 3).to_table(), expected);
 }
 
 TEST(ScheduleTables, TwoMoreActiveMicrobatchesDeepenTheWarmUp) {
   // Eager 1F1B: SageMaker's default of active_microbatches = stages + 2.
-  const Schedule schedule = generate(ScheduleKind::kInterleaved, testing::chain(3), 6,
-                                     {.active_microbatches = 5, .times = {}});
+  const Schedule schedule = generate({.kind = ScheduleKind::kInterleaved, .active_microbatches = 5}, testing::chain(3), 6);
   EXPECT_EQ(schedule.to_table(),
             "stage 0 | F0 F1 F2 F3 F4 B0 F5 B1 B2 B3 B4 B5\n"
             "stage 1 | F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5\n"
@@ -298,25 +297,25 @@ TEST(ScheduleTables, TwoMoreActiveMicrobatchesDeepenTheWarmUp) {
 }
 
 TEST(ScheduleTables, TransfersStandBesideTheirComputations) {
-  const Schedule schedule = generate(ScheduleKind::kInterleaved, testing::chain(3), 2);
+  const Schedule schedule = generate({ScheduleKind::kInterleaved}, testing::chain(3), 2);
   EXPECT_EQ(schedule.to_table(TableContent::kComputeAndTransfers),
-            "stage 0 | inF0>2 F0 F0>1 inF1>2 F1 F1>1 <1B0 B0 <1B1 B1\n"
-            "stage 1 | <0F0 F0 F0>2 <0F1 F1 F1>2 <2B0 B0 B0>0 <2B1 B1 B1>0\n"
-            "stage 2 | <inF0 <1F0 F0 B0 B0>1 <inF1 <1F1 F1 B1 B1>1\n");
+            "stage 0 | inF0>2 F0 F0>1 inF1>2 F1 F1>1 <1B0 B0 W0 <1B1 B1 W1\n"
+            "stage 1 | <0F0 F0 F0>2 <0F1 F1 F1>2 <2B0 B0 B0>0 W0 <2B1 B1 B1>0 W1\n"
+            "stage 2 | <inF0 <1F0 F0 B0 B0>1 W0 <inF1 <1F1 F1 B1 B1>1 W1\n");
 }
 
 TEST(ScheduleTables, SeveralStagesOfOneRankAreNumbered) {
   StageGraph graph = testing::chain(4);
   graph.num_ranks = 3;
   graph.rank_of_stage = {0, 1, 0, 1};  // rank 2 has none
-  EXPECT_EQ(generate(ScheduleKind::kInterleaved, graph, 2).to_table(),
+  EXPECT_EQ(generate({ScheduleKind::kInterleaved}, graph, 2).to_table(),
             "rank 0 | 0F0 0F1 2F0 2F1 2B0 0B0 2B1 0B1\n"
             "rank 1 | 1F0 1F1 3F0 3B0 3F1 1B0 3B1 1B1\n"
             "rank 2 |\n");
 }
 
 TEST(ScheduleTables, LabelsOfTenStagesAlign) {
-  const std::string table = generate(ScheduleKind::kSimple, testing::chain(11), 1).to_table();
+  const std::string table = generate({ScheduleKind::kSimple}, testing::chain(11), 1).to_table();
   EXPECT_TRUE(table.starts_with("stage  0 | F0 B0\n")) << table;
   EXPECT_TRUE(table.ends_with("stage 10 | F0 B0\n")) << table;
 }

@@ -10,7 +10,7 @@ namespace {
 using enum ActionKind;
 
 TEST(SendLimits, AreOneMoreThanTheStageHolds) {
-  const Schedule schedule = generate(ScheduleKind::kInterleaved, testing::chain(4), 9);
+  const Schedule schedule = generate({ScheduleKind::kInterleaved}, testing::chain(4), 9);
   EXPECT_EQ(schedule.send_limit({kSendActivation, 0, 0, 1}), 4 + 1);
   EXPECT_EQ(schedule.send_limit({kSendActivation, 2, 0, 3}), 2 + 1);
   EXPECT_EQ(schedule.send_limit({kSendGradient, 3, 0, 2}), 2 + 1);
@@ -21,7 +21,7 @@ TEST(SendLimits, HoldForTrainingAndEvaluationOnChains) {
   for (const ScheduleKind kind : {ScheduleKind::kSimple, ScheduleKind::kInterleaved}) {
     for (const bool has_backward : {true, false}) {
       for (int stages = 1; stages <= 8; ++stages) {
-        const Schedule schedule = generate(kind, testing::chain(stages, has_backward), 20);
+        const Schedule schedule = generate({kind}, testing::chain(stages, has_backward), 20);
         EXPECT_TRUE(may_limit_sends(schedule)) << schedule.to_table();
       }
     }

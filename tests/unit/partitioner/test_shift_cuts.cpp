@@ -37,7 +37,7 @@ PartitionOptions two_visits() {
   PartitionOptions options;
   options.num_ranks = 2;
   options.num_microbatches = 8;
-  options.virtual_stages = 2;
+  options.schedule.virtual_stages = 2;
   options.tapes = true;
   return options;
 }

@@ -6,12 +6,13 @@
 namespace smp::partitioner::testing {
 
 using enum Activity;
+using enum ActionKind;
 
 inline Span span(Activity activity, int64_t start_ns, int64_t end_ns) {
   return {.activity = activity, .start_ns = start_ns, .end_ns = end_ns};
 }
-inline Span span(Activity activity, int stage, int microbatch, int peer, int64_t start_ns, int64_t end_ns) {
-  return {activity, stage, microbatch, peer, start_ns, end_ns};
+inline Span span(ActionKind kind, int stage, int microbatch, int peer, int64_t start_ns, int64_t end_ns) {
+  return {kAction, {kind, stage, microbatch, peer}, start_ns, end_ns};
 }
 
 /// One microbatch on two ranks, in nanoseconds. Both compute all the time that the other one waits for them, but for the

@@ -55,8 +55,8 @@ TEST(TimelineRecorder, SpansFollowOneAnotherWithinTheirStep) {
   for (const RankStep& step : recorder.steps()) {
     ASSERT_EQ(step.spans.size(), 4U);
     EXPECT_EQ(step.spans[0].activity, Activity::kBody);
-    EXPECT_EQ(step.spans[1].action(), kForward);
-    EXPECT_EQ(step.spans[2].action(), kSend);
+    EXPECT_EQ(step.spans[1].action, kForward);
+    EXPECT_EQ(step.spans[2].action, kSend);
     EXPECT_EQ(step.spans[3].activity, Activity::kResults);
     EXPECT_TRUE(step.trains);
     int64_t now_ns = step.start_ns;

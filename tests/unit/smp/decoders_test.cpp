@@ -134,7 +134,7 @@ Decoder groups() {
 
 Decoder timelines() {
   using partitioner::Activity;
-  const partitioner::RankTimeline rank{1, 2, {{7, true, 10, 90, {{Activity::kForward, 1, 2, -1, 10, 20}, {Activity::kRest, 1, 2, 3, 20, 90}}}, {}}};
+  const partitioner::RankTimeline rank{1, 2, {{7, true, 10, 90, {{Activity::kAction, {partitioner::ActionKind::kForward, 1, 2, -1}, 10, 20}, {Activity::kResults, {}, 20, 90}}}, {}}};
   EXPECT_EQ(engine::decode_timeline(engine::encode(rank)), rank);
   return {"timeline", {engine::encode(rank), engine::encode(partitioner::RankTimeline{})},
           [](std::string_view bytes) { engine::decode_timeline(bytes); }};
