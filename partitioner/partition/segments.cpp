@@ -5,6 +5,7 @@
 #include <set>
 
 #include "partitioner/graph/cuts.h"
+#include "partitioner/graph/untaped.h"
 #include "partitioner/plan/crossings.h"
 
 namespace smp::partitioner {
@@ -17,9 +18,8 @@ struct Run {
   bool is_taped = true;
 };
 
-/// In program order; none separates a group.
-std::vector<Run> smallest_runs(const Graph& graph, const std::vector<NodeId>& nodes,
-                               const std::vector<NodeId>& untaped) {
+/// In program order; none separates a group. Adds to `reasons`.
+std::vector<Run> smallest_runs(const Graph& graph, const std::vector<NodeId>& nodes, std::vector<std::string>& reasons) {
   const std::vector<NodeId> first_of_group = node_groups(graph);
   std::vector<size_t> last_of_group(graph.nodes.size(), 0);
   for (size_t i = 0; i < nodes.size(); ++i) last_of_group[first_of_group[nodes[i]]] = i;
@@ -28,7 +28,10 @@ std::vector<Run> smallest_runs(const Graph& graph, const std::vector<NodeId>& no
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (i >= end) runs.emplace_back();
     runs.back().nodes.push_back(nodes[i]);
-    if (std::find(untaped.begin(), untaped.end(), nodes[i]) != untaped.end()) runs.back().is_taped = false;
+    if (std::string why = why_untaped(graph, graph.nodes[static_cast<size_t>(nodes[i])]); !why.empty()) {
+      runs.back().is_taped = false;
+      if (std::find(reasons.begin(), reasons.end(), why) == reasons.end()) reasons.push_back(std::move(why));
+    }
     end = std::max(end, last_of_group[first_of_group[nodes[i]]] + 1);
   }
   return runs;
@@ -56,15 +59,15 @@ std::vector<ValueId> read_by(const Graph& graph, const std::vector<NodeId>& node
 
 }  // namespace
 
-std::optional<Segments> cut_into_segments(const Graph& graph, const Plan& plan, int stage,
-                                          const std::vector<NodeId>& untaped) {
-  std::vector<Run> runs = joined(smallest_runs(graph, plan.stages[static_cast<size_t>(stage)].nodes, untaped));
+std::optional<Segments> cut_into_segments(const Graph& graph, const Plan& plan, int stage) {
+  std::vector<std::string> reasons;
+  std::vector<Run> runs = joined(smallest_runs(graph, plan.stages[static_cast<size_t>(stage)].nodes, reasons));
   for (Run& run : runs) run.is_taped = run.is_taped && run.nodes.size() >= kFewestOperators;
   runs = joined(runs);
   if (runs.size() < 2) return std::nullopt;
 
   const int num_more = static_cast<int>(runs.size()) - 1;
-  Segments segments{.plan = {}, .first = stage, .is_taped = {}};
+  Segments segments{.plan = {}, .first = stage, .is_taped = {}, .reasons = std::move(reasons)};
   Plan& cut = segments.plan;
   cut.num_ranks = plan.num_ranks;
   cut.exact_ties = plan.exact_ties;

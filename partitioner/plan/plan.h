@@ -79,7 +79,8 @@ struct Plan {
 struct Segments {
   Plan plan;
   int first = 0;
-  std::vector<bool> is_taped;  // false: stays on autograd
+  std::vector<bool> is_taped;        // false: stays on autograd
+  std::vector<std::string> reasons;  // why operators of these are not taped, each once
 };
 
 }  // namespace smp::partitioner

@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,7 +36,6 @@ struct StageReport {
   size_t num_backward_calls = 0;
   size_t num_weight_calls = 0;    // of them: behind the gradients that leave
   std::string stays_on_autograd{};  // why some or all of its work does; empty: nothing does
-  std::vector<partitioner::NodeId> refused_at{};  // operators because of which nothing can be taped
   size_t num_on_autograd = 0;  // operators of the graph that cannot be taped, or go with one that cannot
 };
 
@@ -86,12 +84,9 @@ std::unique_ptr<Stage> make_autograd_stage(const partitioner::Graph& graph, cons
 std::unique_ptr<Stage> make_tape_stage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage,
                                        StageOptions options);
 
-/// The stage cut around operators that cannot be taped; nothing when that does not pay.
-using SegmentCutter = std::function<std::optional<partitioner::Segments>(const std::vector<partitioner::NodeId>& untaped)>;
-
-/// A tape stage that is cut around operators which turn out not to be taped: these stay on autograd, the rest is recorded
-/// anew. Microbatches in flight end as they began.
-std::unique_ptr<Stage> make_segmented_stage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage,
-                                            StageOptions options, SegmentCutter cutter);
+/// A stage that its plan cuts around operators which no tape holds: those stay on autograd, each run of others is a tape
+/// stage. `values`: of the whole.
+std::unique_ptr<Stage> make_segmented_stage(const partitioner::Graph& graph, const partitioner::Segments& segments,
+                                            StageValues values, StageOptions options);
 
 }  // namespace smp::runtime

@@ -1,13 +1,11 @@
 // Tensors and gradients on their way between stages of one rank, as the plan's transfers say.
-#include "runtime/stage/stage_chain.h"
-
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <limits>
 #include <map>
 #include <set>
 #include <utility>
+
+#include "runtime/stage/stage.h"
 
 namespace smp::runtime {
 namespace {
@@ -31,22 +29,29 @@ using Gradient = std::pair<ValueId, int>;  // and the stage that it goes to
 
 class StageChain : public Stage {
  public:
-  StageChain(const Segments& segments, StageValues values, std::vector<std::unique_ptr<Stage>> links)
-      : values_(std::move(values)), links_(links.size()) {
-    for (size_t i = 0; i < links.size(); ++i) {
-      links_[i].stage = std::move(links[i]);
-      if (segments.is_taped[i]) continue;
-      links_[i].num_on_autograd = segments.plan.stages[static_cast<size_t>(segments.first) + i].nodes.size();
+  StageChain(const Graph& graph, Segments segments, StageValues values, StageOptions options)
+      : values_(std::move(values)), links_(segments.is_taped.size()), reasons_(std::move(segments.reasons)) {
+    const std::function<void(const std::string&)> tell = std::exchange(options.stays_on_autograd, {});
+    options.stays_on_autograd = [this, tell](const std::string&) { if (tell) tell(report().stays_on_autograd); };
+    for (size_t i = 0; i < links_.size(); ++i) {
+      const int segment = segments.first + static_cast<int>(i);
+      const size_t num_operators = segments.plan.stages[static_cast<size_t>(segment)].nodes.size();
+      const auto make = segments.is_taped[i] ? make_tape_stage : make_autograd_stage;
+      links_[i].stage = make(graph, segments.plan, segment, options);
+      links_[i].num_on_autograd = segments.is_taped[i] ? 0 : num_operators;
+      num_operators_ += num_operators;
     }
     connect_forward();
     for (size_t k = 0; k < values_.backwards.size(); ++k) connect_backward(segments.plan, segments.first, k);
     while (ends_backward_ + 1 < links_.size() && !links_[ends_backward_].stage->values().has_backward) ++ends_backward_;
+    if (tell) tell(report().stays_on_autograd);
   }
 
   const StageValues& values() const override { return values_; }
 
   StageReport report() const override {
     StageReport all{.num_taped = std::numeric_limits<int64_t>::max()};
+    std::vector<std::string> reasons = reasons_;
     for (const Link& link : links_) {
       const StageReport one = link.stage->report();
       all.num_on_autograd += link.num_on_autograd + one.num_on_autograd;
@@ -55,7 +60,13 @@ class StageChain : public Stage {
       all.num_forward_calls += one.num_forward_calls;
       all.num_backward_calls += one.num_backward_calls;
       all.num_weight_calls += one.num_weight_calls;
-      all.refused_at.insert(all.refused_at.end(), one.refused_at.begin(), one.refused_at.end());
+      const bool is_new = std::find(reasons.begin(), reasons.end(), one.stays_on_autograd) == reasons.end();
+      if (is_new && !one.stays_on_autograd.empty()) reasons.push_back(one.stays_on_autograd);
+    }
+    std::string& text = all.stays_on_autograd;
+    for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
+    if (all.num_on_autograd < num_operators_) {
+      text += " (" + std::to_string(all.num_on_autograd) + " of " + std::to_string(num_operators_) + " operators)";
     }
     return all;
   }
@@ -184,13 +195,15 @@ class StageChain : public Stage {
   size_t num_values_ = 0;
   std::vector<Roads> roads_;    // by backward
   size_t ends_backward_ = 0;    // the link whose backward comes last
+  std::vector<std::string> reasons_;  // of the plan's cuts
+  size_t num_operators_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Stage> make_stage_chain(const Segments& segments, StageValues values,
-                                        std::vector<std::unique_ptr<Stage>> links) {
-  return std::make_unique<StageChain>(segments, std::move(values), std::move(links));
+std::unique_ptr<Stage> make_segmented_stage(const Graph& graph, const Segments& segments, StageValues values,
+                                            StageOptions options) {
+  return std::make_unique<StageChain>(graph, segments, std::move(values), std::move(options));
 }
 
 }  // namespace smp::runtime

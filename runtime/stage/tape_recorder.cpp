@@ -7,9 +7,8 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
-#include <string_view>
-#include <unordered_set>
 
+#include "partitioner/graph/untaped.h"
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
@@ -20,22 +19,11 @@ using namespace partitioner;
 
 namespace {
 
-// What others have written may keep a state, or do something else with other data.
-bool is_from_libtorch(const c10::OperatorHandle& op) { return op.operator_name().name.starts_with("aten::"); }
-
 // Composed of other operators: so the dispatcher sees it unless there is a kernel for the CPU itself or its autograd.
 bool is_composite(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  return is_from_libtorch(op) && op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+  return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(DispatchKey::CPU) && !op.hasKernelForDispatchKey(DispatchKey::AutogradCPU);
-}
-
-// Composites that look at data past the dispatcher: what they decide would be part of the tape.
-bool reads_raw_data(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string_view> names = {"aten::ctc_loss", "aten::tensor_split", "aten::_pack_padded_sequence",
-                                                            "aten::_pad_packed_sequence"};
-  const bool runs_packed = op.operator_name().overload_name == "data";  // lstm, gru, rnn: of batch_sizes
-  return runs_packed || names.contains(op.operator_name().name);
 }
 
 bool is_cast_by_autocast(const c10::OperatorHandle& op) {
@@ -73,9 +61,7 @@ TapeRecorder::TapeRecorder(std::vector<TapeOwn> own) {
 }
 
 void TapeRecorder::refuse(const std::string& reason) {
-  if (!refusal_.empty()) return;
-  refusal_ = reason;
-  if (runs_operators_) refused_at_ = is_in_backward_ ? node_of_backward() : node_;
+  if (refusal_.empty()) refusal_ = reason;
 }
 
 int32_t TapeRecorder::add(const at::Tensor& tensor) {
@@ -152,12 +138,10 @@ void TapeRecorder::call_operator(const c10::OperatorHandle& op, torch::jit::Stac
   random_ordinal_ = random_ordinal;
   lists_.has_random = lists_.has_random || random_ordinal >= 0;
   const size_t first_call = lists_.calls.size();
-  runs_operators_ = true;
   {
     const InterceptScope scope(*this);
     op.callBoxed(stack);
   }
-  runs_operators_ = false;
   node_by_sequence_.emplace(at::sequence_number::peek(), node);
   random_ordinal_ = -1;
   if (random_ordinal < 0) return;
@@ -181,12 +165,10 @@ NodeId TapeRecorder::node_of_backward() const {
 
 void TapeRecorder::run_backward(const std::function<void()>& engine) {
   if (current_autocast().enabled) refuse("autocast is on where the step is called");
-  runs_operators_ = true;
   {
     const InterceptScope scope(*this);
     engine();
   }
-  runs_operators_ = false;
 }
 
 void TapeRecorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -194,8 +176,8 @@ void TapeRecorder::operator_called(const c10::OperatorHandle& op, torch::jit::St
   if (is_writing_ && c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutogradFunctionality)) {
     return op.callBoxed(stack);  // part of the kernel
   }
-  if (reads_raw_data(op)) {
-    refuse(op.operator_name().name + " reads values");
+  if (const std::string why = why_untaped(op.operator_name().name, op.operator_name().overload_name); !why.empty()) {
+    refuse(why);
     return op.callBoxed(stack);
   }
   if (is_cast_by_autocast(op)) {
@@ -214,8 +196,6 @@ void TapeRecorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stac
   if (info.kind == OperatorClass::kGeometryQuery) return op.callBoxed(stack);
   if (class_of_call(info, stack) != OperatorClass::kRecorded) {
     refuse(info.name + " reads values, or replaces memory");
-  } else if (!is_from_libtorch(op)) {
-    refuse(info.name + " is none of LibTorch's own operators");
   } else if (is_in_backward_ && is_random(op)) {
     refuse(info.name + " draws random numbers in the backward");
   }

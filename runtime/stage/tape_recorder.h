@@ -38,8 +38,6 @@ class TapeRecorder : public StageWatcher, private Interceptor {
 
   /// Why there is no tape; empty while there may be one.
   const std::string& refusal() const { return refusal_; }
-  /// The operator of the graph that it was refused for, or for whose backward; kNoNode: for none in particular.
-  partitioner::NodeId refused_at() const { return refused_at_; }
   TapeLists take() { return std::move(lists_); }
 
  private:
@@ -69,13 +67,11 @@ class TapeRecorder : public StageWatcher, private Interceptor {
 
   TapeLists lists_;
   std::string refusal_;
-  partitioner::NodeId refused_at_ = partitioner::kNoNode;
   std::unordered_map<const c10::TensorImpl*, Known> tensors_;
   std::unordered_map<const c10::StorageImpl*, Memory> memories_;
   int32_t num_memories_ = 0;
   std::unordered_map<partitioner::ValueId, size_t> own_position_;
   bool is_in_backward_ = false;
-  bool runs_operators_ = false;  // rather than taking what enters and leaves
   bool is_writing_ = false;  // an operator that writes in place runs
   partitioner::NodeId node_ = partitioner::kNoNode;  // whose operator runs, or ran last
   std::map<uint64_t, partitioner::NodeId> node_by_sequence_;  // by the number behind the last autograd node that it made

@@ -31,7 +31,7 @@ class TapeStage : public Stage {
   const StageValues& values() const override { return reference_.values(); }
 
   StageReport report() const override {
-    StageReport report{.num_taped = num_taped_, .stays_on_autograd = all_said(), .refused_at = refused_at_};
+    StageReport report{.num_taped = num_taped_, .stays_on_autograd = all_said()};
     if (phase_ == Phase::kRefused) report.num_on_autograd = nodes_.size();
     if (tape_) {
       report.num_forward_calls = tape_->lists().forward_end;
@@ -228,7 +228,6 @@ class TapeStage : public Stage {
       tape_ = std::make_shared<Tape>(recorder_->take(), graph_);
       phase_ = Phase::kRecorded;
     } else {
-      if (recorder_->refused_at() != kNoNode) refused_at_ = {recorder_->refused_at()};
       refuse(recorder_->refusal());
     }
     recorder_.reset();
@@ -335,7 +334,6 @@ class TapeStage : public Stage {
   Flights in_flight_;
   std::vector<Slots> free_slots_;
   std::vector<std::string> said_;
-  std::vector<NodeId> refused_at_;
   int64_t num_taped_ = 0;
   int num_waited_ = 0;
   bool comes_again_ = false;  // a whole step has run

@@ -94,6 +94,14 @@ void keep_only(TablePart part, Schedule& schedule) {
   }
 }
 
+std::unique_ptr<runtime::Stage> make_stage(const Graph& graph, const Plan& plan, int stage, const runtime::StageOptions& options,
+                                           StageKind kind) {
+  if (kind == StageKind::kAutograd) return runtime::make_autograd_stage(graph, plan, stage, options);
+  const std::optional<Segments> segments = cut_into_segments(graph, plan, stage);
+  if (!segments) return runtime::make_tape_stage(graph, plan, stage, options);
+  return runtime::make_segmented_stage(graph, *segments, runtime::stage_values(graph, plan, stage), options);
+}
+
 }  // namespace
 
 void Programs::clear() {
@@ -240,12 +248,7 @@ std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
     options.stays_on_autograd = [this, s](const std::string& reason) {
       context_.logger.info("stage " + std::to_string(s) + " stays on autograd: " + reason);
     };
-    const auto cut = [whole = program.get(), s](const std::vector<NodeId>& untaped) {
-      return cut_into_segments(whole->graph, whole->plan, s, untaped);
-    };
-    mine.stages.emplace(s, context_.config.stage == StageKind::kTape
-                               ? runtime::make_segmented_stage(program->graph, program->plan, s, options, cut)
-                               : runtime::make_autograd_stage(program->graph, program->plan, s, options));
+    mine.stages.emplace(s, make_stage(program->graph, program->plan, s, options, context_.config.stage));
   }
   return programs_.insert_or_assign(hash, std::move(program)).first->second;
 }

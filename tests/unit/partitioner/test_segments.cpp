@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "partitioner/graph/untaped.h"
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/crossings.h"
 #include "partitioner/partition/segments.h"
@@ -27,9 +30,15 @@ Plan plan_of(const Graph& graph, NodeId cut) {
   return plan;
 }
 
+Graph with_foreign(Graph graph, const std::vector<NodeId>& untaped) {
+  for (const NodeId n : untaped) graph.nodes[static_cast<size_t>(n)].op = "smp::opaque";
+  return graph;
+}
+
 /// A letter per operator: 't' in a taped segment, 'u' in another, '.' elsewhere; '|' between segments. "whole": no cut.
-std::string segments_of(const Graph& graph, int stage, const std::vector<NodeId>& untaped, NodeId cut = 0) {
-  const auto segments = cut_into_segments(graph, plan_of(graph, cut), stage, untaped);
+std::string segments_of(Graph graph, int stage, const std::vector<NodeId>& untaped, NodeId cut = 0) {
+  graph = with_foreign(std::move(graph), untaped);
+  const auto segments = cut_into_segments(graph, plan_of(graph, cut), stage);
   if (!segments) return "whole";
   std::string text;
   int before = segments->first;
@@ -68,7 +77,7 @@ TEST(Segments, OtherStagesStayAsTheyAre) {
   const Graph graph = chain(22).build();
   EXPECT_EQ(segments_of(graph, 1, {12}, 3), "...|ttttttttt|u|ttttttttt");
   EXPECT_EQ(segments_of(graph, 0, {9}, 10), "ttttttttt|u............");
-  const auto segments = cut_into_segments(graph, plan_of(graph, 10), 0, {9});
+  const auto segments = cut_into_segments(with_foreign(graph, {9}), plan_of(graph, 10), 0);
   ASSERT_TRUE(segments);
   EXPECT_EQ(segments->plan.stages.size(), 3U);
   EXPECT_EQ(segments->plan.stages.back().rank, 1);
@@ -90,13 +99,45 @@ TEST(Segments, PassWhatEveryPlanMust) {
   ValueId x = g.input({4, 4});
   const ValueId shared = g.parameter("shared", {4, 4});
   for (int i = 0; i < 20; ++i) x = i % 5 == 0 ? g.linear_with(x, shared) : g.relu(x);
-  const Graph graph = g.build(g.sum(x));
-  const auto segments = cut_into_segments(graph, plan_of(graph, 0), 0, {9});
+  const Graph graph = with_foreign(g.build(g.sum(x)), {9});
+  const auto segments = cut_into_segments(graph, plan_of(graph, 0), 0);
   ASSERT_TRUE(segments);
   EXPECT_NO_THROW(check(graph, segments->plan));
   size_t num_relayed = 0;
   for (const Transfer& relay : segments->plan.gradients) num_relayed += relay.value == shared;
   EXPECT_EQ(num_relayed, 1U) << "between the two segments that read it";
+}
+
+TEST(Segments, SayEachReasonOnce) {
+  Graph graph = with_foreign(chain(30).build(), {9, 10});
+  graph.nodes[20].op = "aten::one_hot";
+  const auto segments = cut_into_segments(graph, plan_of(graph, 0), 0);
+  ASSERT_TRUE(segments);
+  const std::vector<std::string> want{"smp::opaque is none of LibTorch's own operators", "aten::one_hot reads values"};
+  EXPECT_EQ(segments->reasons, want);
+}
+
+TEST(Untaped, AreOperatorsThatReadValuesOnTheHost) {
+  EXPECT_EQ(why_untaped("aten::narrow", "Tensor"), "aten::narrow reads values");
+  EXPECT_EQ(why_untaped("aten::narrow", ""), "");
+  EXPECT_NE(why_untaped("aten::lstm", "data"), "");
+  EXPECT_EQ(why_untaped("aten::lstm", "input"), "");
+}
+
+TEST(Untaped, AreTrainedSparseRowsAndComplexNumbers) {
+  GraphBuilder g;
+  const ValueId table = g.parameter("table", {8, 4}), rows = g.input({2});
+  const ValueId x = g.op("aten::embedding", {table, rows}, {2, 4});
+  g.last_node().arguments.insert(g.last_node().arguments.end(), {int64_t{-1}, false, true});
+  const ValueId complex = g.parameter("complex", {2, 4});
+  g.spec(complex).dtype = c10::kComplexFloat;
+  const ValueId y = g.op("aten::mul", {x, complex}, {2, 4});
+  const Graph training = g.build(g.sum(y));
+  EXPECT_EQ(why_untaped(training, training.nodes[0]), "aten::embedding makes sparse gradients");
+  EXPECT_NE(why_untaped(training, training.nodes[1]).find("complex numbers"), std::string::npos);
+  EXPECT_EQ(why_untaped(training, training.nodes[2]), "");
+  const Graph evaluation = g.build();
+  for (const Node& node : evaluation.nodes) EXPECT_EQ(why_untaped(evaluation, node), "");
 }
 
 }  // namespace

@@ -19,11 +19,9 @@ using support::OracleResult;
 using support::PipelineRun;
 using support::ZooModel;
 
-constexpr int kMoreSteps = 8;  // two to find out what is not taped, twice, and two to record the rest
-
-PipelineRun run_with(StageKind kind, const ZooModel& model, int ranks, int microbatches, int steps = support::kStepsToTape) {
+PipelineRun run_with(StageKind kind, const ZooModel& model, int ranks, int microbatches) {
   const Config config{.microbatches = microbatches, .stage = kind, .log_level = LogLevel::kOff};
-  return support::run_on_pipeline(model, ranks, config, {.steps = steps});
+  return support::run_on_pipeline(model, ranks, config, {.steps = support::kStepsToTape});
 }
 
 double tolerance(const ZooModel& model, int ranks) {
@@ -104,8 +102,8 @@ TEST(TapeRandomGraphs, EqualTheUnsplitModelInSegments) {
     const ZooModel model = support::random_graph(
         seed, {.operations = 36, .with_tied_weights = seed % 4 == 0, .with_more_losses = seed % 2 == 0, .tanh = opaque_tanh});
     const int microbatches = 1 + static_cast<int>(seed / 2 % 2) * 3, ranks = 1 + static_cast<int>(seed % 3 == 0);
-    const PipelineRun run = run_with(StageKind::kTape, model, ranks, microbatches, kMoreSteps);
-    support::expect_same_step(run.result, support::run_unsplit(model, microbatches, {.steps = kMoreSteps}),
+    const PipelineRun run = run_with(StageKind::kTape, model, ranks, microbatches);
+    support::expect_same_step(run.result, support::run_unsplit(model, microbatches, {.steps = support::kStepsToTape}),
                               "seed " + std::to_string(seed), support::gradient_tolerance(model, ranks));
     num_in_segments += std::any_of(run.reports.begin(), run.reports.end(), [](const StageReport& report) {
       return report.num_taped > 0 && report.stays_on_autograd.find(" operators)") != std::string::npos;

@@ -1,0 +1,63 @@
+// The table of operators that look at numbers, and the other reasons.
+#include "partitioner/graph/untaped.h"
+
+#include <algorithm>
+
+namespace smp::partitioner {
+namespace {
+
+struct UntapedRow {
+  std::string_view op;
+  std::string_view overload = "*";  // "*": all
+};
+
+// What these read on the host would be part of a tape.
+constexpr UntapedRow kReadsValues[] = {
+    {"aten::_pack_padded_sequence"}, {"aten::_pad_packed_sequence"}, {"aten::corrcoef"}, {"aten::cov"},
+    {"aten::ctc_loss"}, {"aten::gru", "data"}, {"aten::istft"}, {"aten::lstm", "data"}, {"aten::nanquantile"},
+    {"aten::narrow", "Tensor"}, {"aten::one_hot"}, {"aten::quantile"}, {"aten::rnn_relu", "data"},
+    {"aten::rnn_tanh", "data"}, {"aten::tensor_split"},
+};
+
+// LibTorch makes gradients of rows only where this argument says so.
+struct SparseRow {
+  std::string_view op;
+  size_t flag;
+};
+constexpr SparseRow kSparse[] = {{"aten::embedding", 4}, {"aten::embedding_bag", 5}};
+
+bool makes_sparse_gradient(const Node& node) {
+  const auto row = std::find_if(std::begin(kSparse), std::end(kSparse),
+                                [&](const SparseRow& one) { return one.op == node.op; });
+  if (row == std::end(kSparse) || row->flag >= node.arguments.size()) return false;
+  const bool* flag = std::get_if<bool>(&node.arguments[row->flag]);
+  return flag != nullptr && *flag;
+}
+
+bool trains_complex_numbers(const Graph& graph, const Node& node) {
+  const std::vector<ValueId> read = node_inputs(node);
+  return std::any_of(read.begin(), read.end(), [&](ValueId id) {
+    const TensorSpec& spec = graph.values[static_cast<size_t>(id)].spec;
+    return c10::isComplexType(spec.dtype) && spec.requires_grad;
+  });
+}
+
+}  // namespace
+
+std::string why_untaped(std::string_view op, std::string_view overload) {
+  if (!op.starts_with("aten::")) return std::string(op) + " is none of LibTorch's own operators";
+  const bool reads_values = std::any_of(std::begin(kReadsValues), std::end(kReadsValues), [&](const UntapedRow& row) {
+    return row.op == op && (row.overload == "*" || row.overload == overload);
+  });
+  return reads_values ? std::string(op) + " reads values" : "";
+}
+
+std::string why_untaped(const Graph& graph, const Node& node) {
+  const std::string by_name = why_untaped(node.op, node.overload);
+  if (!by_name.empty() || !graph.has_backward() || !node.grad_enabled) return by_name;
+  if (makes_sparse_gradient(node)) return node.op + " makes sparse gradients";
+  const bool is_complex = trains_complex_numbers(graph, node);
+  return is_complex ? node.op + " trains complex numbers, whose gradients are lazily conjugated" : "";
+}
+
+}  // namespace smp::partitioner
