@@ -23,7 +23,6 @@
 #include "tests/support/oracle.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
-#include "tests/unit/smp/seeded_net.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
@@ -321,41 +320,6 @@ TEST(MeasuredCosts, ServeReplicasAndChoicesOfLayouts) {
   automatic.parallelism = Parallelism::kAuto;
   automatic.microbatches = kAutoMicrobatches;
   run_smp_ranks(2, automatic, [] { train_small_net(2); });
-}
-
-bool knows_all_operators_of(size_t model) {
-  const engine::Conductor& conductor = engine::conductor("test");
-  const partitioner::Graph& graph = conductor.models().all()[model]->first_program->graph;
-  return conductor.programs().options(graph).measured->covers(graph);
-}
-
-TEST(MeasuredCosts, MakeNoParameterOfAnotherRank) {
-  run_smp_ranks(2, measured(), [] {
-    const auto twin = tests::seeded<tests::SmallNet>(false), net = tests::seeded<tests::SmallNet>(true);
-    DistributedModel model(net);
-    auto step = tests::training_step(model);
-    const at::Tensor data = rows(8, 8, 1), target = rows(8, 4, 2);
-    step(data, target);
-    tests::eager_step(*twin, data, target, 2);
-    tests::expect_twins(model, *twin, "with measured costs");
-    EXPECT_TRUE(knows_all_operators_of(0));
-    const auto parameters = net->parameters();
-    EXPECT_TRUE(std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& parameter) {
-      return parameter.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
-    }));
-  });
-}
-
-TEST(MeasuredCosts, AreTakenOfAModelThatComesWhenAnotherIsPlaced) {
-  run_smp_ranks(2, measured(), [] {
-    DistributedModel first(make_net(), {.name = "first"}), second(make_net(), {.name = "second"});
-    auto step_of_first = smp::step([&](at::Tensor data) { first.backward(first(data).square().mean()); });
-    auto step_of_both = smp::step([&](at::Tensor data) { second.backward((first(data) - second(data)).square().mean()); });
-    step_of_first(rows(8, 8, 0));
-    step_of_both(rows(8, 8, 1));
-    for (const size_t model : {0, 1}) EXPECT_TRUE(knows_all_operators_of(model));
-    EXPECT_GT(second.predicted_step_s(), 0);
-  });
 }
 
 std::atomic<int> num_opaque_calls = 0;
