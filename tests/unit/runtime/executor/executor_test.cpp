@@ -40,7 +40,9 @@ Graph graph_of_layers() {
       g.last_node().arguments.emplace_back(0.1);
     }
   }
-  return g.build(g.sum(x));
+  const ValueId loss = g.sum(x);
+  g.last_node().arguments.emplace_back();  // dtype
+  return g.build(loss);
 }
 
 Plan plan_of(const Graph& graph) {
