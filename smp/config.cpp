@@ -25,7 +25,7 @@ Config lay_environment_over(engine::ConfigDraft draft, const EnvironmentLookup& 
 bool has_field(const Key& key) { return !std::holds_alternative<std::monostate>(key.field); }
 
 // A word is printed bare, as SageMaker does.
-std::string plain_text(const engine::Value& value) {
+std::string plain_text(const engine::ConfigValue& value) {
   const auto* word = std::get_if<std::string>(&value);
   return word != nullptr ? *word : engine::value_text(value);
 }

@@ -14,9 +14,8 @@ namespace {
 
 using namespace json_io;
 
-constexpr int32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 // Graph, nodes, node, arguments, argument, list, double: nothing of ours is deeper.
-constexpr size_t kMaxDepth = 8;
+constexpr size_t kMaxGraphDepth = 8;
 
 template <typename Integers>
 json::array integers(const Integers& numbers, const json::storage_ptr& storage) {
@@ -182,12 +181,12 @@ void check_outputs(const Graph& graph, const Where& root) {
 
 json::value parse(std::string_view text, const Where& root, const json::storage_ptr& storage) {
   json::parse_options options;
-  options.max_depth = kMaxDepth;
+  options.max_depth = kMaxGraphDepth;
   options.allow_invalid_utf8 = true;  // names may be any bytes
   boost::system::error_code error;
   json::value document =
       json::parse(json::string_view(text.data(), text.size()), error, storage, options);
-  if (error) refuse(root, "JSON at most " + std::to_string(kMaxDepth) + " deep", error.message());
+  if (error) refuse(root, "JSON at most " + std::to_string(kMaxGraphDepth) + " deep", error.message());
   return document;
 }
 

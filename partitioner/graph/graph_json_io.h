@@ -16,6 +16,7 @@ namespace smp::partitioner::json_io {
 namespace json = boost::json;
 
 inline constexpr int kFormatVersion = 1;
+inline constexpr int32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 /// Names of ValueKind, in its order.
 inline constexpr std::array<std::string_view, 5> kValueKinds = {"parameter", "buffer", "input",

@@ -4,12 +4,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <limits>
 
 namespace smp::partitioner {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 }  // namespace
 

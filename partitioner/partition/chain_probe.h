@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "partitioner/partition/begin_tree.h"
@@ -12,6 +13,8 @@
 #include "partitioner/partition/contiguous.h"
 
 namespace smp::partitioner {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// A chain whose operators are merged between allowed cuts, so that every block border may be cut.
 /// Prefix sums over blocks; entry p belongs to the border before block p, 0 <= p <= num_blocks().

@@ -6,14 +6,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "partitioner/partition/chain_probe.h"
 
 namespace smp::partitioner {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 void check_lengths(const Chain& chain) {
   const size_t n = chain.time_us.size();

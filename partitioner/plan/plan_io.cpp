@@ -1,8 +1,6 @@
 // Plans as exact JSON.
 #include "partitioner/plan/plan_io.h"
 
-#include <limits>
-
 #include "partitioner/graph/graph_json_io.h"
 
 namespace smp::partitioner {
@@ -10,8 +8,7 @@ namespace {
 
 using namespace json_io;
 
-constexpr int32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-constexpr size_t kMaxDepth = 6;  // plan, stages, stage, nodes, number
+constexpr size_t kMaxPlanDepth = 6;  // plan, stages, stage, nodes, number
 
 template <typename Numbers>
 json::array array_of(const Numbers& numbers) {
@@ -127,7 +124,7 @@ std::string serialise(const Plan& plan) {
 Plan deserialise_plan(std::string_view text) {
   const Where where;
   json::parse_options parsing;
-  parsing.max_depth = kMaxDepth;
+  parsing.max_depth = kMaxPlanDepth;
   parsing.allow_invalid_utf8 = true;  // names may be any bytes
   json::error_code error;
   const json::value value = json::parse({text.data(), text.size()}, error, {}, parsing);

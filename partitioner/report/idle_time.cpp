@@ -13,7 +13,6 @@ namespace {
 
 using Pieces = std::vector<CausedTime>;
 
-constexpr double kNsPerUs = 1000;
 
 /// What tells actions of one table apart.
 using ActionKey = std::array<int, 4>;

@@ -9,6 +9,8 @@
 
 namespace smp::partitioner {
 
+inline constexpr double kNsPerUs = 1000;
+
 /// What one rank does for a while. The first six are the actions of a table, in the order of ActionKind.
 enum class Activity : uint8_t {
   kForward,

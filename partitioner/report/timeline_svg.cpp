@@ -11,7 +11,6 @@
 namespace smp::partitioner {
 namespace {
 
-constexpr double kNsPerUs = 1000;
 constexpr double kWidth = 1280, kLeft = 70, kRight = 20, kBarsWidth = kWidth - kLeft - kRight;  // pixels, like all below
 constexpr double kTitleHeight = 22, kLineHeight = 16, kAxisHeight = 34, kMargin = 12;
 constexpr double kMinLabelWidth = 16, kMinLabelHeight = 12;

@@ -13,7 +13,7 @@ namespace {
 
 namespace json = boost::json;
 
-using Transfer = std::array<int64_t, 6>;  // replica, step, is it an activation, source, target, microbatch
+using Arrow = std::array<int64_t, 6>;  // replica, step, is it an activation, source, target, microbatch
 
 class TraceWriter {
  public:
@@ -92,7 +92,7 @@ class TraceWriter {
   void arrow(const RankTimeline& rank, const RankStep& step, const Span& span) {
     const Action action = span.action();
     const int source = action.is_send() ? action.stage : action.peer, target = action.is_send() ? action.peer : action.stage;
-    const Transfer transfer{rank.replica, step.number, action.is_activation(), source, target, action.microbatch};
+    const Arrow transfer{rank.replica, step.number, action.is_activation(), source, target, action.microbatch};
     const auto [id, is_new] = arrows_.try_emplace(transfer, static_cast<int64_t>(arrows_.size()));
     json::object made = fields(action.is_send() ? "s" : "f", rank, "message", "message",
                                action.is_send() ? span.start_ns : span.end_ns);
@@ -126,7 +126,7 @@ class TraceWriter {
   const std::function<void(std::string_view)>& write_;
   int64_t origin_ns_ = 0;
   bool is_first_ = true;
-  std::map<Transfer, int64_t> arrows_;
+  std::map<Arrow, int64_t> arrows_;
 };
 
 }  // namespace

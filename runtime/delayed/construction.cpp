@@ -135,9 +135,9 @@ void check_supported(const OperatorInfo& info, const Arguments& arguments) {
 }
 
 /// One call, made on meta twins of its arguments.
-class RecordedCall {
+class CallOnTwins {
  public:
-  RecordedCall(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
+  CallOnTwins(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
                std::shared_ptr<DelayedRecording> own)
       : info_(info),
         stack_(stack),
@@ -363,7 +363,7 @@ void Construction::operator_called(const c10::OperatorHandle& op, torch::jit::St
     return call_with_values(op, info, stack);
   }
   check_supported(info, arguments);
-  RecordedCall(op, info, stack, recording_).run(is_factory);
+  CallOnTwins(op, info, stack, recording_).run(is_factory);
 }
 
 namespace {

@@ -12,7 +12,7 @@ namespace {
 
 using partitioner::Argument;
 
-constexpr uint32_t kMagic = 0x534d5031;
+constexpr uint32_t kStepMagic = 0x534d5031;
 enum class Flow : uint8_t { kBool, kInt, kDouble, kComplex };
 
 void put_scalar(WireWriter& out, const Argument& value) {
@@ -118,7 +118,7 @@ std::vector<MicrobatchProgram> get_microbatches(WireReader& in) {
 
 StepMessage get_message(WireReader& in) {
   constexpr size_t kLeastProgramBytes = 3 * sizeof(uint64_t) + sizeof(uint32_t);  // hash, two texts, constants
-  if (in.get<uint32_t>() != kMagic) throw std::runtime_error("step message: expected one, got other bytes");
+  if (in.get<uint32_t>() != kStepMagic) throw std::runtime_error("step message: expected one, got other bytes");
   StepMessage message{.step_function = in.get<int32_t>()};
   message.step = in.get<uint64_t>();
   message.evaluation_step = in.get<uint64_t>();
@@ -145,7 +145,7 @@ StepMessage get_message(WireReader& in) {
 
 std::string encode(const StepMessage& message) {
   WireWriter out;
-  out.put(kMagic);
+  out.put(kStepMagic);
   out.put(message.step_function);
   out.put(message.step);
   out.put(message.evaluation_step);

@@ -27,7 +27,7 @@ constexpr VariableSet kOpenMpi{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMP
 constexpr VariableSet kTorchrun{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
 // Launchers whose processes would each believe to be alone.
-constexpr VariableSet kUnknown[] = {
+constexpr VariableSet kRefusedLaunchers[] = {
     kTorchrun,
     // A batch script and an interactive shell have SLURM_NTASKS too; only a step of srun has this
     // size.
@@ -115,7 +115,7 @@ bool refuse_several(const EnvironmentLookup& lookup, const VariableSet& set) {
 
 void refuse_unknown(const EnvironmentLookup& lookup) {
   bool is_known_to_be_alone = false;
-  for (const VariableSet& set : kUnknown) is_known_to_be_alone |= refuse_several(lookup, set);
+  for (const VariableSet& set : kRefusedLaunchers) is_known_to_be_alone |= refuse_several(lookup, set);
   // PMIx has no variable for the size.
   const std::optional<int> pmix_rank = number(lookup, "PMIX_RANK");
   TORCH_CHECK_VALUE(!pmix_rank || (is_known_to_be_alone && *pmix_rank == 0),

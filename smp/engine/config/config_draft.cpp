@@ -59,8 +59,8 @@ std::optional<int64_t> to_integer(const boost::json::value& json) {
 }
 
 // nullopt when the JSON value is of another type than the key's.
-std::optional<Value> to_value(const boost::json::value& json, const Key& key) {
-  const Value like = default_value(key);
+std::optional<ConfigValue> to_value(const boost::json::value& json, const Key& key) {
+  const ConfigValue like = default_value(key);
   if (json.is_string() && !key.word_for_auto.empty()) return std::string(json.get_string());
   if (std::holds_alternative<bool>(like) && json.is_bool()) return json.get_bool();
   if (std::holds_alternative<int64_t>(like)) {
@@ -104,7 +104,7 @@ void ConfigDraft::complain(const std::string& source, const std::string& problem
 
 void ConfigDraft::lay(const std::string& source, const Config& config) {
   for (const Key& key : config_keys()) {
-    const Value value = get(key, config);
+    const ConfigValue value = get(key, config);
     if (value == default_value(key)) continue;
     if (const auto problem = check(key, value)) {
       complain(source, std::string(key.name) + ": " + *problem);

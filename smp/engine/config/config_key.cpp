@@ -29,7 +29,7 @@ std::string range_text(const Range& range) {
 }
 
 /// The numbers in a value, by themselves or in a list.
-std::vector<double> numbers_of(const Value& value) {
+std::vector<double> numbers_of(const ConfigValue& value) {
   if (const auto* list = std::get_if<std::vector<double>>(&value)) return *list;
   if (const auto* integer = std::get_if<int64_t>(&value)) return {static_cast<double>(*integer)};
   if (const auto* number = std::get_if<double>(&value)) return {*number};
@@ -45,9 +45,9 @@ using MemberType =
 
 }  // namespace
 
-Value get(const Key& key, const Config& config) {
+ConfigValue get(const Key& key, const Config& config) {
   return std::visit(
-      [&](auto member) -> Value {
+      [&](auto member) -> ConfigValue {
         using Member = decltype(member);
         if constexpr (std::is_same_v<Member, std::monostate>) {
           return key.value_without_field;
@@ -65,7 +65,7 @@ Value get(const Key& key, const Config& config) {
       key.field);
 }
 
-void set(const Key& key, const Value& value, Config& config) {
+void set(const Key& key, const ConfigValue& value, Config& config) {
   std::visit(
       [&](auto member) {
         using Member = decltype(member);
@@ -86,7 +86,7 @@ void set(const Key& key, const Value& value, Config& config) {
       key.field);
 }
 
-Value default_value(const Key& key) { return get(key, Config{}); }
+ConfigValue default_value(const Key& key) { return get(key, Config{}); }
 
 std::string expectation(const Key& key) {
   if (!key.choices.empty()) {
@@ -111,10 +111,10 @@ std::string expectation(const Key& key) {
   }
 }
 
-std::optional<std::string> check(const Key& key, const Value& value) {
+std::optional<std::string> check(const Key& key, const ConfigValue& value) {
   const auto* word = std::get_if<std::string>(&value);
   if (word != nullptr && !key.word_for_auto.empty() && *word == key.word_for_auto) return std::nullopt;
-  const Value fallback = default_value(key);
+  const ConfigValue fallback = default_value(key);
   bool is_accepted = value.index() == fallback.index();
   if (is_accepted && !key.choices.empty()) {
     is_accepted = std::ranges::find(key.choices, std::get<std::string>(value)) != key.choices.end();
@@ -136,7 +136,7 @@ std::optional<std::string> check(const Key& key, const Value& value) {
   return std::nullopt;
 }
 
-std::string value_text(const Value& value) {
+std::string value_text(const ConfigValue& value) {
   switch (value.index()) {
     case 0:
       return std::get<bool>(value) ? "true" : "false";

@@ -16,7 +16,7 @@
 namespace smp::engine {
 
 /// A value as JSON writes it; an enumerator is its word.
-using Value = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
+using ConfigValue = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
 
 /// Where the value lives; monostate for a key that needs no field.
 using Field = std::variant<std::monostate, bool Config::*, int64_t Config::*, double Config::*,
@@ -41,8 +41,8 @@ struct Key {
   std::string_view name;
   std::string_view alias = {};
   Field field = {};
-  Value value_without_field = {};              ///< type and default of a key without field
-  std::optional<Value> also_accepted = {};     ///< second neutral value of a kNotYet key
+  ConfigValue value_without_field = {};           ///< type and default of a key without field
+  std::optional<ConfigValue> also_accepted = {};  ///< second neutral value of a kNotYet key
   Range range = {};                            ///< of numbers
   std::string_view word_for_auto = {};         ///< beside the range: how JSON writes kAutoMicrobatches, kAutoVirtualStages
   std::vector<std::string_view> choices = {};  ///< of words; of an enum: in order of enumerators
@@ -55,21 +55,21 @@ struct Key {
 const std::vector<Key>& config_keys();
 
 /// The key's value in `config`.
-Value get(const Key& key, const Config& config);
+ConfigValue get(const Key& key, const Config& config);
 
 /// Stores a value that check() accepts.
-void set(const Key& key, const Value& value, Config& config);
+void set(const Key& key, const ConfigValue& value, Config& config);
 
 /// The key's value in a default Config.
-Value default_value(const Key& key);
+ConfigValue default_value(const Key& key);
 
 /// What the key accepts, in words: "an integer, 1 or more".
 std::string expectation(const Key& key);
 
 /// nullopt when the key accepts the value, else the complaint: "expected an integer, got true".
-std::optional<std::string> check(const Key& key, const Value& value);
+std::optional<std::string> check(const Key& key, const ConfigValue& value);
 
 /// The value as JSON: true, 4, 0.5, "simple".
-std::string value_text(const Value& value);
+std::string value_text(const ConfigValue& value);
 
 }  // namespace smp::engine

@@ -116,9 +116,9 @@ bool has_several_on_one_place(const at::Tensor& tensor) {
 }
 
 // How the offers differ from what the model has; empty when they fit.
-class Comparison {
+class LoadDifference {
  public:
-  Comparison(const runtime::Bindings& bindings, const runtime::StateExchange& exchange)
+  LoadDifference(const runtime::Bindings& bindings, const runtime::StateExchange& exchange)
       : bindings_(bindings), offers_(exchange.offers()) {
     std::map<size_t, std::string> first_name;  // of each tensor, among the offered
     for (const Name& name : bindings.names()) {
@@ -213,7 +213,7 @@ ModelLoad::ModelLoad(Conductor& own, Model& model, const StateDict& state, bool 
                      std::string own_error)
     : own_(own), model_(model), exchange_(exchange_of(own, model, state, std::move(own_error))) {
   TORCH_CHECK_VALUE(exchange_->error().empty(), "load_state_dict: ", exchange_->error());
-  const std::string difference = Comparison(model.own, *exchange_).text(strict);
+  const std::string difference = LoadDifference(model.own, *exchange_).text(strict);
   TORCH_CHECK_VALUE(difference.empty(), "load_state_dict: ", difference);
 }
 

@@ -22,7 +22,7 @@ using tests::make_net;
 using tests::rows;
 using tests::run_smp_ranks;
 
-Config measured() {
+Config measured_again() {
   return {.microbatches = 2, .cost = CostSource::kMeasured, .cost_cache = "off", .log_level = LogLevel::kOff};
 }
 
@@ -41,13 +41,13 @@ auto training_of(DistributedModel<tests::SmallNet>& model) {
 }
 
 Config replicated() {
-  Config config = measured();
+  Config config = measured_again();
   config.pipeline_parallel_degree = 1;
   return config;
 }
 
 TEST(Slowness, IsKnownOfEachRank) {
-  Config config = measured();
+  Config config = measured_again();
   config.pipeline_parallel_degree = 2;
   run_smp_ranks(4, config, [] {
     DistributedModel model(make_net());
@@ -63,7 +63,7 @@ TEST(Slowness, IsKnownOfEachRank) {
 
 TEST(PredictAgain, IsThePredictionOfThePlanAsLongAsNothingElseWasMeasured) {
   for (const int pipeline_ranks : {1, 2}) {
-    Config config = measured();
+    Config config = measured_again();
     config.pipeline_parallel_degree = pipeline_ranks;
     run_smp_ranks(2, config, [] {
       DistributedModel model(make_net());
@@ -75,7 +75,7 @@ TEST(PredictAgain, IsThePredictionOfThePlanAsLongAsNothingElseWasMeasured) {
 
 TEST(MeasureAgain, PredictsAnewAndLeavesTheTrainingAsItIs) {
   for (const int pipeline_ranks : {1, 2}) {
-    Config config = measured();
+    Config config = measured_again();
     config.pipeline_parallel_degree = pipeline_ranks;
     std::map<std::string, at::Tensor> gradients[2];  // of all ranks: two jobs may cut the model elsewhere
     std::mutex mutex;
@@ -109,7 +109,7 @@ TEST(MeasureAgain, PredictsAnewAndLeavesTheTrainingAsItIs) {
 }
 
 TEST(MeasureAgain, MeasuresWhatWasPlannedWhateverStepComesNext) {
-  run_smp_ranks(2, measured(), [] {
+  run_smp_ranks(2, measured_again(), [] {
     DistributedModel model(make_net());
     auto step = training_of(model);
     auto evaluation = smp::step([&](at::Tensor data) { return model(data); });
@@ -129,7 +129,7 @@ TEST(MeasureAgain, MeasuresWhatWasPlannedWhateverStepComesNext) {
 }
 
 TEST(MeasureAgain, LeavesARefusalToTheStep) {
-  run_smp_ranks(2, measured(), [] {
+  run_smp_ranks(2, measured_again(), [] {
     DistributedModel model(make_net());
     auto step = training_of(model);
     step(rows(8, 8, 0));
@@ -173,7 +173,7 @@ TEST(MeasureAgain, LeavesTheChoiceOfMicrobatchesToAllReplicasAlike) {
 }
 
 TEST(MeasureAgain, MayBeAskedForBeforeTheFirstStep) {
-  Config config = measured();
+  Config config = measured_again();
   config.parallelism = Parallelism::kAuto;
   run_smp_ranks(2, config, [] {
     DistributedModel model(make_net());
@@ -185,7 +185,7 @@ TEST(MeasureAgain, MayBeAskedForBeforeTheFirstStep) {
 }
 
 TEST(MeasureAgain, PredictsEachOfSeveralModelsAsItWasPlanned) {
-  run_smp_ranks(2, measured(), [] {
+  run_smp_ranks(2, measured_again(), [] {
     DistributedModel first(make_net(), {.name = "first"}), second(make_net(), {.name = "second"});
     auto step_of_first = training_of(first), step_of_second = training_of(second);
     const auto predicted_s = [&] { return std::vector<double>{first.predicted_step_s(), second.predicted_step_s()}; };
@@ -216,23 +216,23 @@ TEST(MeasureAgain, PredictsEachOfSeveralModelsAsItWasPlanned) {
   });
 }
 
-std::atomic<int> num_opaque_calls = 0;
+std::atomic<int> num_calls_again = 0;
 
 TEST(MeasureAgain, RunsNoCodeOfOthers) {
-  run_smp_ranks(2, measured(), [] {
+  run_smp_ranks(2, measured_again(), [] {
     DistributedModel model(make_net());
     const auto twice = [](at::Tensor t) {
-      ++num_opaque_calls;
+      ++num_calls_again;
       return t * 2;
     };
     auto step = smp::step([&](at::Tensor data) { model.backward(smp::opaque(twice, model(data)).square().mean()); });
     const auto calls_of_a_step = [&](uint64_t seed) {
       smp::barrier();
-      const int before = num_opaque_calls;
+      const int before = num_calls_again;
       smp::barrier();
       step(rows(8, 8, seed));
       smp::barrier();
-      return num_opaque_calls - before;
+      return num_calls_again - before;
     };
     step(rows(8, 8, 0));
     step(rows(8, 8, 1));
@@ -245,7 +245,7 @@ TEST(MeasureAgain, RunsNoCodeOfOthers) {
 }
 
 TEST(MeasureAgain, MakesNoParameterOfAnotherRank) {
-  run_smp_ranks(2, measured(), [] {
+  run_smp_ranks(2, measured_again(), [] {
     const auto twin = tests::seeded<tests::SmallNet>(false);
     const auto net = tests::seeded<tests::SmallNet>(true);
     DistributedModel model(net);
@@ -271,7 +271,7 @@ TEST(MeasureAgain, MakesNoParameterOfAnotherRank) {
 }
 
 TEST(MeasureAgain, WantsMeasuredCostsAndNoBodyInProgress) {
-  Config config = measured();
+  Config config = measured_again();
   run_smp_ranks(1, config, [] {
     DistributedModel model(make_net());
     auto step = smp::step([&](at::Tensor data) {

@@ -26,10 +26,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 /// The forms that libraries give a gradient reversal.
-enum Form { kViewOf, kItself, kWritten };
+enum OpaqueForm { kViewOf, kItself, kWritten };
 
-template <Form kForm>
-struct Reversed : torch::autograd::Function<Reversed<kForm>> {
+template <OpaqueForm kForm>
+struct OpaqueReversed : torch::autograd::Function<OpaqueReversed<kForm>> {
   static at::Tensor forward(AutogradContext* context, at::Tensor x, double factor) {
     context->saved_data["factor"] = factor;
     if (kForm == kItself) return x;
@@ -42,12 +42,12 @@ struct Reversed : torch::autograd::Function<Reversed<kForm>> {
   }
 };
 
-template <Form kForm>
+template <OpaqueForm kForm>
 struct ReversingNet : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor hidden = torch::relu(first(x));
     const at::Tensor reversed = opaque(
-        [](at::Tensor t) { return Reversed<kForm>::apply(kForm == kWritten ? t.clone() : t, 0.5); }, hidden);
+        [](at::Tensor t) { return OpaqueReversed<kForm>::apply(kForm == kWritten ? t.clone() : t, 0.5); }, hidden);
     return third(hidden) + fourth(torch::tanh(second(reversed)));
   }
   torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
@@ -57,11 +57,11 @@ struct ReversingNet : torch::nn::Module {
 };
 
 /// The same module as its author wrote it, without smp.
-template <Form kForm>
+template <OpaqueForm kForm>
 struct PlainReversingNet : ReversingNet<kForm> {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor hidden = torch::relu(this->first(x));
-    const at::Tensor reversed = Reversed<kForm>::apply(kForm == kWritten ? hidden.clone() : hidden, 0.5);
+    const at::Tensor reversed = OpaqueReversed<kForm>::apply(kForm == kWritten ? hidden.clone() : hidden, 0.5);
     return this->third(hidden) + this->fourth(torch::tanh(this->second(reversed)));
   }
 };
@@ -103,7 +103,7 @@ TEST_P(Opaque, RegionsTrainBitForBit) {
   });
 }
 
-template <Form kForm>
+template <OpaqueForm kForm>
 void expect_reversal_trains(int ranks, StageKind stage) {
   run_smp_ranks(ranks, {.microbatches = 2, .stage = stage}, [] {
     const auto net = std::make_shared<ReversingNet<kForm>>();

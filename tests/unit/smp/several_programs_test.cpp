@@ -17,7 +17,7 @@ using tests::rows;
 using tests::run_smp_ranks;
 using torch::nn::Linear;
 
-constexpr int kMicrobatches = 6;
+constexpr int kNumMicrobatches = 6;
 
 /// Layers of one width that a call takes in any order, some of them or all.
 struct Layers : torch::nn::Module {
@@ -44,7 +44,7 @@ class SeveralPrograms : public testing::TestWithParam<std::tuple<int, Pipeline>>
   /// layers, empty for a free plan.
   static void expect_same_bits(const Orders& orders, const std::vector<int>& pins = {}) {
     const auto [ranks, pipeline] = GetParam();
-    run_smp_ranks(ranks, {.microbatches = kMicrobatches, .pipeline = pipeline}, [&] {
+    run_smp_ranks(ranks, {.microbatches = kNumMicrobatches, .pipeline = pipeline}, [&] {
       const auto net = make_layers(), twin = make_layers();
       for (size_t i = 0; i < pins.size(); ++i) set_partition(*net->layers[i], pins[i] % pp_size());
       DistributedModel<Layers> model(net);
@@ -55,12 +55,12 @@ class SeveralPrograms : public testing::TestWithParam<std::tuple<int, Pipeline>>
         return loss;
       });
       for (size_t s = 0; s < 3; ++s) {
-        const at::Tensor data = rows(2 * kMicrobatches, 8, 10 + s);
+        const at::Tensor data = rows(2 * kNumMicrobatches, 8, 10 + s);
         std::vector<at::Tensor> want;
-        for (const auto& part : support::split_batch({data}, kMicrobatches)) {
-          const std::vector<int>& order = orders[(s * kMicrobatches + want.size()) % orders.size()];
+        for (const auto& part : support::split_batch({data}, kNumMicrobatches)) {
+          const std::vector<int>& order = orders[(s * kNumMicrobatches + want.size()) % orders.size()];
           const at::Tensor loss = twin->forward(part[0], order).square().mean();
-          loss.div(kMicrobatches).backward();
+          loss.div(kNumMicrobatches).backward();
           want.push_back(loss.detach());
         }
         const std::string what = "step " + std::to_string(s);
@@ -90,7 +90,7 @@ TEST_P(SeveralPrograms, VisitALayerOnceOrTwice) {
 // More sequences of programs than tables are kept for.
 TEST_P(SeveralPrograms, TakeOneOfTwoPathsEachInManySequences) {
   const auto [ranks, pipeline] = GetParam();
-  run_smp_ranks(ranks, {.microbatches = kMicrobatches, .pipeline = pipeline, .max_cached_graphs = 2}, [] {
+  run_smp_ranks(ranks, {.microbatches = kNumMicrobatches, .pipeline = pipeline, .max_cached_graphs = 2}, [] {
     const auto net = make_layers(), twin = make_layers();
     DistributedModel<Layers> model(net);
     unsigned bits = 0;
@@ -101,12 +101,12 @@ TEST_P(SeveralPrograms, TakeOneOfTwoPathsEachInManySequences) {
       model.backward(loss);
       return loss;
     });
-    const at::Tensor data = rows(2 * kMicrobatches, 8, 1);
+    const at::Tensor data = rows(2 * kNumMicrobatches, 8, 1);
     for (const unsigned sequence : {0U, 63U, 1U, 2U, 4U, 8U, 16U, 32U, 3U, 5U, 9U, 17U, 33U, 6U, 10U, 18U, 34U, 0U, 1U}) {
       bits = sequence, call = 0;
       const StepOutput got = step(data);
       call = 0;
-      for (const auto& part : support::split_batch({data}, kMicrobatches)) {
+      for (const auto& part : support::split_batch({data}, kNumMicrobatches)) {
         const int64_t m = call;
         const at::Tensor want = twin->forward(part[0], order()).square().mean();
         expect_bit_equal(got[m], want.detach(), "sequence " + std::to_string(sequence));
@@ -116,13 +116,13 @@ TEST_P(SeveralPrograms, TakeOneOfTwoPathsEachInManySequences) {
 }
 
 TEST(Programs, ThatAreForgottenTakeTheirMessageBuffersAlong) {
-  run_smp_ranks(2, {.microbatches = kMicrobatches, .max_cached_graphs = 2}, [] {
+  run_smp_ranks(2, {.microbatches = kNumMicrobatches, .max_cached_graphs = 2}, [] {
     DistributedModel<Layers> model(make_layers());
     const std::vector<int> all = {0, 1, 2, 3};
     auto step = smp::step([&](at::Tensor data) { model.backward(model(data, all).square().mean()); });
     int64_t first = 0;
     for (int s = 0; s < 20; ++s) {
-      step(torch::ones({kMicrobatches * (400 + 20 * s), 8}));
+      step(torch::ones({kNumMicrobatches * (400 + 20 * s), 8}));
       if (s == 4) first = engine::context("test").buffers.free_bytes();
     }
     EXPECT_GT(first, 0);

@@ -75,7 +75,7 @@ static_assert(Returned<Result>::kHasValues);
 
 at::Tensor part(const at::Tensor& tensor, int64_t m) { return tensor.narrow(0, 2 * m, 2).clone(); }
 
-at::Tensor net_of(const at::Tensor& data) {
+at::Tensor plain_net(const at::Tensor& data) {
   const at::NoGradGuard no_grad;
   return make_net()->forward(data);
 }
@@ -102,7 +102,7 @@ TEST(StepResults, ValuesBecomeOneEntryPerMicrobatch) {
       [](const std::tuple<StepOutput, std::vector<int64_t>, std::vector<bool>, std::vector<std::string>,
                           std::vector<std::vector<double>>>& result) {
         const auto& [output, sizes, flags, texts, lists] = result;
-        expect_bit_equal(output[1], net_of(part(rows(4, 8, 1), 1)), "output");
+        expect_bit_equal(output[1], plain_net(part(rows(4, 8, 1), 1)), "output");
         EXPECT_EQ(sizes, (std::vector<int64_t>{2, 2}));
         EXPECT_EQ(flags, (std::vector<bool>{true, false}));
         EXPECT_EQ(texts, (std::vector<std::string>{"call 0", "call 1"}));
@@ -128,7 +128,7 @@ TEST(StepResults, NestedContainersKeepTheirStructure) {
         EXPECT_TRUE(map.at("b").empty());
         const std::vector<std::pair<StepOutput, std::vector<int>>>& list = map.at("a");
         const at::Tensor data = rows(4, 8, 1);
-        expect_bit_equal(list.at(0).first[1], net_of(part(data, 1)), "output");
+        expect_bit_equal(list.at(0).first[1], plain_net(part(data, 1)), "output");
         expect_bit_equal(list.at(1).first.concat(), data * 2, "doubled");
         EXPECT_EQ(list.at(1).second, (std::vector<int>{2, 2}));
         ASSERT_TRUE(arrays.has_value());
@@ -145,11 +145,11 @@ TEST(StepResults, StructsComeOnePerMicrobatchAndByMember) {
       [](const StructOutput<Result>& result) {
         ASSERT_EQ(result.size(), 2);
         const at::Tensor data = rows(4, 8, 1);
-        expect_bit_equal(result[1].loss, net_of(part(data, 1)).sum(), "a struct's tensor");
+        expect_bit_equal(result[1].loss, plain_net(part(data, 1)).sum(), "a struct's tensor");
         EXPECT_EQ(result[1].note, "seen");
         EXPECT_THROW(result[2], c10::IndexError);
         const StepOutput loss = result.of(&Result::loss);
-        expect_bit_equal(loss.reduce_sum(), net_of(part(data, 0)).sum() + net_of(part(data, 1)).sum(), "reduced");
+        expect_bit_equal(loss.reduce_sum(), plain_net(part(data, 0)).sum() + net_of(part(data, 1)).sum(), "reduced");
         EXPECT_EQ(result.of(&Result::num_rows), (std::vector<int64_t>{2, 2}));
         expect_bit_equal(result.of(&Result::hidden).at(1).concat(), data, "a member of members");
       });

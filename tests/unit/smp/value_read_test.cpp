@@ -21,7 +21,7 @@ using tests::SmallNet;
 using Forward = std::function<at::Tensor(const at::Tensor&)>;
 using Backward = std::function<void(const at::Tensor&)>;
 /// What the body of one microbatch does, to models of ours and to plain modules; `trace` collects what it reads.
-using SharedBody =
+using ReadBody =
     std::function<at::Tensor(const Forward&, const Backward&, const at::Tensor&, std::vector<double>& trace)>;
 
 struct NormNet : torch::nn::Module {
@@ -44,7 +44,7 @@ struct Layout {
 
 /// Four steps of three microbatches.
 template <class Net>
-void expect_as_in_a_loop(const Layout& layout, const std::function<std::shared_ptr<Net>()>& make, const SharedBody& body) {
+void expect_as_in_a_loop(const Layout& layout, const std::function<std::shared_ptr<Net>()>& make, const ReadBody& body) {
   const Config config{.pipeline_parallel_degree = layout.pipeline, .microbatches = 3};
   run_smp_ranks(layout.ranks, config, [&] {
     const auto net = make(), twin = make();
@@ -78,7 +78,7 @@ void expect_as_in_a_loop(const Layout& layout, const std::function<std::shared_p
 
 class ValueReads : public testing::TestWithParam<int> {
  protected:
-  void check(const SharedBody& body) {
+  void check(const ReadBody& body) {
     expect_as_in_a_loop<SmallNet>({.ranks = GetParam()}, [] { return make_net(); }, body);
     expect_as_in_a_loop<NormNet>({.ranks = GetParam()}, make_norm_net, body);
   }
