@@ -4,7 +4,8 @@
 PRESET ?= release
 PREFIX ?= /usr/local
 PYTHON ?=
-MPI    ?= AUTO
+MPI    ?= $(if $(filter no-mpi,$(PRESET)),OFF,AUTO)
+UNITY  ?=
 ONLY   ?=
 TORCH  := 2.11.0
 
@@ -33,33 +34,40 @@ else
   environment := python-given
 endif
 
-options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) -DSMP_CI=$(if $(filter-out false 0,$(CI)),ON,OFF)
+# Without MPI no test can be missing for want of it, so there SMP_CI has nothing to say.
+options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
+  -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv python-given configure build demo test bench peers install clean
+.PHONY: help packages venv digits python-given configure build demo test bench peers install clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 	@echo
 	@echo "  Programs in build/<preset>/bin: transformer_lm, mnist, gan, variable_length (docs/examples.md);"
 	@echo "  smp run -np 2 PROGRAM starts two processes"
-	@echo "  PRESET=release|debug|asan   PYTHON=/path/to/python with its own torch   MPI=AUTO|ON|OFF"
+	@echo "  PRESET=release|debug|asan|tsan|no-mpi   PYTHON=/path/to/python with its own torch   MPI=AUTO|ON|OFF"
+	@echo "  UNITY=OFF compiles each file alone, for those who change files (docs/building.md)"
 	@echo "  Each target first does what is missing: Debian packages, .venv with torch $(TORCH), configure, build."
 
 packages:
 	@cmake/debian_packages.sh $(if $(filter OFF,$(MPI)),--without-mpi) $(if $(PYTHON),--without-venv)
 
-# The metadata folder is what pip writes last: it exists only after a complete installation. scikit-learn is for the
-# digits of the mnist example only, so the build goes on without it.
+# The metadata folder is what pip writes last: it exists only after a complete installation. Nothing here runs torch's
+# Python, so nothing compiles its 2,000 files.
 has = compgen -G "$(venv)/lib/python3*/site-packages/$(1)dist-info/RECORD" >/dev/null
 venv: packages
 	@if ! $(call has,torch-$(TORCH)[.+]*); then \
-	  echo "setup: torch $(TORCH) goes into $(venv)"; \
+	  echo "setup: torch $(TORCH) goes into $(venv); the download takes a minute or three"; \
 	  [ -x $(venv)/bin/pip ] || python3 -m venv $(venv); \
-	  $(venv)/bin/pip install torch==$(TORCH); \
+	  $(venv)/bin/pip install --no-compile torch==$(TORCH); \
 	fi
-	@if ! $(call has,scikit_learn-*); then \
+
+# For the digits of the mnist example only, so the build goes on without it.
+digits: $(environment)
+	@[ "$(environment)" = venv ] || exit 0; \
+	if ! $(call has,scikit_learn-*); then \
 	  echo "setup: scikit-learn goes into $(venv)"; \
-	  $(venv)/bin/pip install --retries 1 scikit-learn || echo "setup: going on without it; the mnist example has no data of its own" >&2; \
+	  $(venv)/bin/pip install --no-compile --retries 1 scikit-learn || echo "setup: going on without it; the mnist example has no data of its own" >&2; \
 	fi
 
 # A given interpreter is the user's: nothing is installed into it, nor beside it into an environment that PYTHON= is
@@ -72,23 +80,26 @@ python-given: packages
 configure: $(environment)
 	@now="$(options) with $$({ command -v ccache mold mpicxx || true; } | xargs)"; \
 	if [ ! -f $(build)/build.ninja ] || [ "$$(cat $(build)/options.txt 2>/dev/null)" != "$$now" ]; then \
+	  echo "setup: configure build/$(PRESET)"; \
 	  rm -f $(build)/options.txt; \
 	  cmake --preset $(PRESET) $(options); \
 	  echo "$$now" > $(build)/options.txt; \
 	fi
 
-build: configure  ## Everything, into build/<preset>/bin
+build: digits configure  ## Everything, into build/<preset>/bin
+	@echo "build: libraries, programs, tests and benchmarks, on $(jobs) cores"
 	@cmake --build $(build) --parallel $(jobs)
 	@cat $(build)/torch_taken.txt
 
-demo: build  ## Train the language model on two processes, about two minutes
-	@if grep -q '^MPI$$' $(build)/transports.txt; then \
-	  $(build)/bin/smp run -np 2 $(build)/bin/transformer_lm; \
-	else \
-	  echo "demo: no MPI here, so one process"; $(build)/bin/transformer_lm; \
-	fi
+demo: configure  ## Build the library and the language model, and train it on two processes for two minutes
+	@echo "build: the library, smp and transformer_lm, on $(jobs) cores; no tests and no benchmarks"
+	@cmake --build $(build) --target smp_program transformer_lm --parallel $(jobs)
+	@cat $(build)/torch_taken.txt
+	@examples/transformer_lm/demo $(build) $(build)/demo
 
-test: build  ## All tests
+# Configured anew, since that measures how long tests may take on this machine as it now is.
+test: build  ## All tests that the preset runs
+	@cmake $(build) | grep 'time limits'
 	@ctest --preset $(PRESET) --parallel $(jobs)
 
 bench: build  ## All measurements, or ONLY=name; "name value unit" each
