@@ -95,11 +95,11 @@ demo: configure  ## Build the library and the language model, and train it on tw
 	@echo "build: the library, smp and transformer_lm, on $(jobs) cores; no tests and no benchmarks"
 	@cmake --build $(build) --target smp_program transformer_lm --parallel $(jobs)
 	@cat $(build)/torch_taken.txt
-	@examples/transformer_lm/demo $(build)
+	@examples/transformer_lm/demo $(build) $(build)/demo
 
 # Configured anew, since that measures how long tests may take on this machine as it now is.
 test: build  ## All tests that the preset runs
-	@cmake $(build) >/dev/null
+	@cmake $(build) | grep 'time limits'
 	@ctest --preset $(PRESET) --parallel $(jobs)
 
 bench: build  ## All measurements, or ONLY=name; "name value unit" each

@@ -1,13 +1,17 @@
 # How our own targets are compiled. Nothing here reaches a consumer.
 
-# LibTorch's headers cost 2 to 5 s in every file, precompiled ones too: read once for a batch of files, a whole build takes
-# a third of the time. Whoever changes a file recompiles its batch, hence the switch.
+# LibTorch's headers cost 2 to 5 s in every file, precompiled ones too: read once for a batch of files, a whole build
+# takes a third of the time (docs/building.md). Whoever changes a file compiles its batch again, hence the switch.
 option(SMP_UNITY_BUILD "Compile the files of a target in batches" ON)
 
 # Warnings are errors in our code only: LibTorch, MPI and Boost come in as system headers.
 function(smp_compile_options target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Werror -Wno-subobject-linkage ${SMP_CCACHE_FLAGS})
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Werror ${SMP_CCACHE_FLAGS})
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${SMP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 16)
+  if(SMP_UNITY_BUILD)
+    # g++ takes a file of a batch for a header, where a class with members of an anonymous namespace is a mistake.
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
+  endif()
 endfunction()
 
 # smp_add_program(name SOURCES a.cpp ... [LIBS target ...]): one program in bin/.

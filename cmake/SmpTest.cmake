@@ -5,21 +5,21 @@ find_package(GTest REQUIRED)
 set(SMP_MPI_TEST_FLAGS --oversubscribe --bind-to none)
 set(SMP_MPI_TEST_ENVIRONMENT OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
 
-# How many times slower this build is, on this machine as it now is, than a release build on the two idle cores that time
-# limits are written for; at least 1. `make test` configures first, and so measures just before the tests.
+# How many times slower this build is, on this machine as it now is, than a release build on the two idle cores that
+# time limits are written for; at least 1. `make test` configures first, and so measures just before the tests.
 set(calibration "${PROJECT_BINARY_DIR}/calibration")
 string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
 separate_arguments(calibration_flags UNIX_COMMAND "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${build_type}}")
 execute_process(COMMAND "${CMAKE_CXX_COMPILER}" -std=c++20 -pthread ${calibration_flags}
   "${CMAKE_CURRENT_LIST_DIR}/calibration.cpp" -o "${calibration}" COMMAND_ERROR_IS_FATAL ANY)
 string(TIMESTAMP begin "%s%f")
-execute_process(COMMAND "${calibration}" COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${calibration}" COMMAND "${calibration}" COMMAND_ERROR_IS_FATAL ANY)  # both at once
 string(TIMESTAMP end "%s%f")
-math(EXPR SMP_TEST_SLOWNESS "(${end} - ${begin} + 399999) / 400000")
+math(EXPR SMP_TEST_SLOWNESS "(${end} - ${begin} + 699999) / 700000")
 message(STATUS "smp: time limits of tests are multiplied by ${SMP_TEST_SLOWNESS}")
 
-# smp_scale_time_limits(): the last line of a folder's tests. Multiplies their limits, and tells the tests, which have limits
-# of their own inside, by how much.
+# smp_scale_time_limits(): the last line of a folder's tests. Multiplies their limits, and tells the tests, which have
+# limits of their own inside, by how much.
 function(smp_scale_time_limits)
   get_property(tests DIRECTORY PROPERTY TESTS)
   foreach(test IN LISTS tests)
@@ -38,7 +38,8 @@ endfunction()
 #            ranks are threads have the label loopback as well: ThreadSanitizer runs them.
 #   RANKS    runs the program once per number, as <name>_np<n>, under mpirun on n processes of this machine.
 #   TIMEOUT  seconds until CTest kills the test, multiplied as above; default 300.
-# GoogleTest's main is linked unless a source brings its own.
+# GoogleTest's main is linked unless a source brings its own. What links smp_test_support or smp_test_ranks reads most of
+# torch/torch.h, and takes it precompiled.
 function(smp_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LIBS;LABELS;RANKS")
   if(NOT arg_SOURCES OR arg_UNPARSED_ARGUMENTS)
@@ -61,6 +62,9 @@ function(smp_add_test name)
   endif()
 
   smp_add_program(${name} SOURCES ${arg_SOURCES} LIBS ${arg_LIBS} GTest::gtest GTest::gtest_main)
+  if(arg_LIBS MATCHES "smp_test_(support|ranks)")
+    smp_use_torch_pch(${name})
+  endif()
   if(NOT arg_RANKS)
     add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
     set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}

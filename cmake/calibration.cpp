@@ -1,4 +1,4 @@
-// Fixed work of the kinds that tests do: numbers, memory, text, and one thread after the other. cmake/SmpTest.cmake compiles
+// Fixed work of the kinds that tests do: numbers, memory, text, one thread after the other. cmake/SmpTest.cmake compiles
 // it as the tests are compiled, and takes its time for how slow this build is on this machine.
 #include <cstdint>
 #include <map>
@@ -8,7 +8,7 @@
 
 int main() {
   uint64_t sum = 0;
-  for (int round = 0; round < 160; ++round) {
+  for (int round = 0; round < 300; ++round) {
     std::thread([&] {
       std::vector<double> numbers(100000, round);
       for (int pass = 0; pass < 20; ++pass) {
@@ -19,5 +19,5 @@ int main() {
       sum += by_name.size();
     }).join();
   }
-  return sum == 160 * 5000 ? 0 : 1;
+  return sum == 300 * 5000 ? 0 : 1;
 }

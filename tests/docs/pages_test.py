@@ -42,7 +42,7 @@ def run_line(line, binaries, have_mpi, folder):
     if (re.search(r"\bsmp run\b", line) and not have_mpi) or lacks_digits(line, binaries):
         return
     command = line.replace("build/release/bin", str(binaries))
-    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, f"`{line}` ended with {done.returncode}:\n{done.stdout}{done.stderr}"
 
 
@@ -59,7 +59,7 @@ def check_shell(code, source, binaries, have_mpi):
 def check_refused(code, expected, binaries):
     """The commands of a shell block fail, and print the lines of the text block under it."""
     command = code.replace("build/release/bin", str(binaries))
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.returncode != 0, f"`{code}` ended with 0, expected:\n{expected}"
     assert expected.strip() in done.stderr, f"expected:\n{expected}\ngot:\n{done.stderr}"
 

@@ -6,7 +6,9 @@ import subprocess
 import tempfile
 import unittest
 
-TIMEOUT_S = 150  # many times what a run takes on two cores of its own
+import worlds
+
+TIMEOUT_S = 150 * worlds.SLOWNESS  # many times what a run takes on two cores of its own
 
 
 class Log:

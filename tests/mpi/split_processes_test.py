@@ -9,7 +9,7 @@ import sys
 
 import worlds
 
-TIMEOUT_S = 120
+TIMEOUT_S = 120 * worlds.SLOWNESS
 SEED = 5  # kSplitBaseSeed in tests/support/split_run.h
 
 

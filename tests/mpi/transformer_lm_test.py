@@ -11,13 +11,14 @@ import sys
 import tempfile
 import unittest
 
+import worlds
 from example_runs import Log
 
 STEPS = 50
 BATCH, MICROBATCHES, BPTT = 16, 4, 8
 MODEL = ["--width=16", "--heads=2", "--hidden=24", "--layers=4", f"--bptt={BPTT}"]
 TRAINING = [f"--steps={STEPS}", "--epochs=9", f"--batch-size={BATCH}", "--print-every=0"]
-TIMEOUT_S = 60
+TIMEOUT_S = 60 * worlds.SLOWNESS
 STEP_FIELDS = ["step", "loss", "step_s", "tokens_per_s"]
 
 

@@ -13,11 +13,6 @@ nn::Conv2d conv3x3(int64_t in, int64_t out, int64_t stride = 1) {
   return nn::Conv2d(nn::Conv2dOptions(in, out, 3).stride(stride).padding(1).bias(false));
 }
 
-std::vector<at::Tensor> images_and_classes(int64_t batch, uint64_t seed) {
-  InputSource from(seed);
-  return {from.normal({batch, 3, 8, 8}), from.integers(6, {batch})};
-}
-
 BodyResult classification(const std::vector<at::Tensor>& out, const std::vector<at::Tensor>& in) {
   return {F::cross_entropy(out[0], in[1]), {out[0], out[0].argmax(1).eq(in[1]).sum()}};
 }

@@ -49,4 +49,10 @@ class InputSource {
   at::Generator generator_;
 };
 
+/// [batch, 3, 8, 8], and one of six classes for each.
+inline std::vector<at::Tensor> images_and_classes(int64_t batch, uint64_t seed) {
+  InputSource from(seed);
+  return {from.normal({batch, 3, 8, 8}), from.integers(6, {batch})};
+}
+
 }  // namespace smp::support

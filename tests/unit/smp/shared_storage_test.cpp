@@ -37,22 +37,22 @@ struct FlatNet : torch::nn::Module {
   std::vector<at::Tensor> weights;
 };
 
-struct Case {
+struct StorageCase {
   int ranks;
   int replicas = 1;
   bool registers = true;
   bool delayed = false;
 };
 
-void PrintTo(const Case& c, std::ostream* out) {
+void PrintTo(const StorageCase& c, std::ostream* out) {
   *out << c.ranks << " ranks, " << c.replicas << " replicas" << (c.registers ? "" : ", not registered")
        << (c.delayed ? ", delayed" : "");
 }
 
-class SharedStorage : public testing::TestWithParam<Case> {};
+class SharedStorage : public testing::TestWithParam<StorageCase> {};
 
 TEST_P(SharedStorage, TrainsLikeOneProcess) {
-  const Case c = GetParam();
+  const StorageCase c = GetParam();
   const Config config{.pipeline_parallel_degree = c.ranks, .microbatches = 2};
   run_smp_ranks(c.ranks * c.replicas, config, [&] {
     const auto twin = seeded<FlatNet>(false, c.registers);
@@ -78,8 +78,10 @@ TEST_P(SharedStorage, TrainsLikeOneProcess) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, SharedStorage,
-                         testing::Values(Case{1}, Case{2}, Case{3}, Case{.ranks = 2, .replicas = 2},
-                                         Case{.ranks = 2, .registers = false}, Case{.ranks = 2, .delayed = true}));
+                         testing::Values(StorageCase{1}, StorageCase{2}, StorageCase{3},
+                                         StorageCase{.ranks = 2, .replicas = 2},
+                                         StorageCase{.ranks = 2, .registers = false},
+                                         StorageCase{.ranks = 2, .delayed = true}));
 
 /// Reads a weight of a FlatNet, of which it registers a view.
 struct Reader : torch::nn::Module {

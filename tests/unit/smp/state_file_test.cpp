@@ -27,8 +27,8 @@ using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
 
-struct Training {
-  explicit Training(uint64_t seed = 3) { tests::fill(*net, seed); }
+struct FileTraining {
+  explicit FileTraining(uint64_t seed = 3) { tests::fill(*net, seed); }
   std::shared_ptr<SmallNet> net = make_net(at::kFloat, 0.3);
   DistributedModel<SmallNet> model{net};
   DistributedOptimizer<torch::optim::Adam> optimizer{torch::optim::Adam(net->parameters(), 0.01),
@@ -58,7 +58,7 @@ class StateFile : public testing::Test {
     std::mutex mutex;
     std::vector<at::Tensor> losses;
     run_smp_ranks(ranks, config(ranks, stages), [&] {
-      Training training;
+      FileTraining training;
       training.train(0, 3);
       save_state(folder(), training.model, training.optimizer,
                  {{"epoch", "3"}, {"rank", std::to_string(rank())}});
@@ -73,7 +73,7 @@ class StateFile : public testing::Test {
                       double tolerance = 0) const {
     SCOPED_TRACE("on " + std::to_string(ranks) + " ranks, " + std::to_string(stages) + " stages");
     run_smp_ranks(ranks, config(ranks, stages), [&] {
-      Training training(77);
+      FileTraining training(77);
       const UserContent user = load_state(folder(), training.model, training.optimizer);
       EXPECT_EQ(user, (UserContent{{"epoch", "3"}, {"rank", "0"}}));
       const auto got = training.train(3, 6);
@@ -87,7 +87,7 @@ class StateFile : public testing::Test {
   // Every rank refuses with `part` in the text, and trains on as if nothing had been tried.
   void expect_refused(const std::string& part) const {
     run_smp_ranks(2, config(2, 2), [&] {
-      Training training;
+      FileTraining training;
       training.train(0, 1);
       const std::string text = message_of<c10::ValueError>(
           [&] { load_state(folder(), training.model, training.optimizer); });
@@ -229,7 +229,7 @@ TEST_F(StateFile, RefusesEveryTruncatedOrChangedFile) {
 TEST_F(StateFile, RefusesAnotherModelAndAnotherOptimizer) {
   save(2, 2);
   run_smp_ranks(2, config(2, 2), [&] {
-    Training training;
+    FileTraining training;
     DistributedOptimizer<torch::optim::SGD> sgd{torch::optim::SGD(training.net->parameters(), 0.1),
                                                 training.model};
     const at::Tensor before = training.net->first->weight.detach().clone();
@@ -259,7 +259,7 @@ TEST_F(StateFile, KeepsTheOldSaveWhenARankCannotWrite) {
   const rlimit limited{(sizes.first + sizes.second) / 2, before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &limited);
   run_smp_ranks(2, config(2, 2), [&] {
-    Training training;
+    FileTraining training;
     training.train(0, 1);
     EXPECT_TRUE(contains(
         message_of([&] {
@@ -280,7 +280,7 @@ TEST_F(StateFile, KeepsTheOldSaveWhenANewOneCannotTakeItsPlace) {
     what == std::string("a folder") ? (void)std::filesystem::create_directory(index())
                                     : std::filesystem::create_symlink("aside", index());
     run_smp_ranks(3, config(3, 3), [&] {
-      Training training;
+      FileTraining training;
       const std::string text = message_of([&] { save_state(folder(), training.model); });
       EXPECT_TRUE(contains(text, "state.json', which is to be replaced, got ") &&
                   contains(text, what))
@@ -299,7 +299,7 @@ TEST_F(StateFile, BringsBackUserContentOfAnyBytes) {
                             {std::string("\xfe\x00", 2), "text"},
                             {"empty", ""}};
   run_smp_ranks(2, config(2, 2), [&] {
-    Training training;
+    FileTraining training;
     save_state(folder(), training.model, user);
     EXPECT_EQ(load_state(folder(), training.model), user);
   });
@@ -308,7 +308,7 @@ TEST_F(StateFile, BringsBackUserContentOfAnyBytes) {
 TEST_F(StateFile, OfAModelAloneAndOfAModelFromBoth) {
   save(2, 2);
   run_smp_ranks(1, config(1, 1), [&] {
-    Training training;
+    FileTraining training;
     EXPECT_EQ(load_state(folder(), training.model).at("epoch"), "3");
     save_state(folder(), training.model);
     EXPECT_TRUE(load_state(folder(), training.model).empty());
