@@ -19,18 +19,37 @@ namespace {
 using torch::autograd::Engine;
 using torch::autograd::variable_list;
 
-// A C function pointer is all the dispatcher takes, so the receiver is found through the thread.
-thread_local std::vector<Interceptor*> interceptors;  // the last receives the calls
+// A C function pointer is all the dispatcher takes, so the receivers are found through the thread, in what LibTorch hands on
+// to the threads that it has run a backward: the dispatch key goes there as well. It has no kind for others than itself; this
+// one serves nothing but its own tests.
+constexpr auto kKind = c10::DebugInfoKind::TEST_INFO_2;
+
+struct Receivers : c10::DebugInfoBase {
+  std::vector<Interceptor*> interceptors;  // the last receives the calls
+};
+
+const std::vector<Interceptor*>& interceptors() {
+  static const std::vector<Interceptor*> none;
+  const auto* receivers = static_cast<const Receivers*>(c10::ThreadLocalDebugInfo::get(kKind));
+  return receivers == nullptr ? none : receivers->interceptors;
+}
+
+std::shared_ptr<Receivers> receivers_with(Interceptor& interceptor, InterceptScope::Place place) {
+  auto receivers = std::make_shared<Receivers>();
+  std::vector<Interceptor*>& all = receivers->interceptors = interceptors();
+  all.insert(place == InterceptScope::Place::kAboveAll ? all.end() : all.begin(), &interceptor);
+  return receivers;
+}
 
 void dispatch_to_interceptor(const c10::OperatorHandle& op, c10::DispatchKeySet,
                              torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
   // Ghosts carry the key themselves, so a ghost that left its body, or its thread, still arrives here.
-  TORCH_CHECK(!interceptors.empty(), op.operator_name(),
+  TORCH_CHECK(!interceptors().empty(), op.operator_name(),
               ": expected a tensor with data, got a ghost of a step body that has ended (or of another thread's "
               "body). Inside a step body tensors have shapes but no data; return what you need from the body and "
               "read it from the StepOutput.");
-  interceptors.back()->operator_called(op, *stack);
+  interceptors().back()->operator_called(op, *stack);
 }
 
 /// Runs nothing itself: what LibTorch asks its default engine for is done by the one that was the default before.
@@ -40,8 +59,8 @@ class AskingEngine : public Engine {
 
   variable_list execute(const torch::autograd::edge_list& roots, const variable_list& inputs, bool keep_graph,
                         bool create_graph, bool accumulate_grad, const torch::autograd::edge_list& outputs) override {
-    const bool is_asked = !interceptors.empty() && !c10::impl::tls_is_dispatch_key_excluded(kCaptureKey);
-    if (is_asked) interceptors.back()->engine_called();
+    const bool is_asked = !interceptors().empty() && !c10::impl::tls_is_dispatch_key_excluded(kCaptureKey);
+    if (is_asked) interceptors().back()->engine_called();
     return engine_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
@@ -77,13 +96,9 @@ void install_interceptor() {
 }
 
 InterceptScope::InterceptScope(Interceptor& interceptor, Place place)
-    : interceptor_((install_interceptor(), interceptor)), include_(kCaptureKey) {
-  interceptors.insert(place == Place::kAboveAll ? interceptors.end() : interceptors.begin(), &interceptor);
-}
+    : receivers_((install_interceptor(), kKind), receivers_with(interceptor, place)), include_(kCaptureKey) {}
 
-InterceptScope::~InterceptScope() {
-  interceptors.erase(std::find(interceptors.begin(), interceptors.end(), &interceptor_));
-}
+InterceptScope::~InterceptScope() = default;
 
 InterceptWithin::InterceptWithin(Interceptor& interceptor)
     : keys_(c10::impl::tls_local_dispatch_key_set().included_,
@@ -91,9 +106,10 @@ InterceptWithin::InterceptWithin(Interceptor& interceptor)
       scope_(interceptor) {}
 
 void pass_on(const Interceptor& from, const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  const auto own = std::find(interceptors.begin(), interceptors.end(), &from);
-  TORCH_INTERNAL_ASSERT(own != interceptors.end(), "an interceptor that received no call passes one on");
-  own == interceptors.begin() ? op.callBoxed(stack) : (*(own - 1))->operator_called(op, stack);
+  const std::vector<Interceptor*>& all = interceptors();
+  const auto own = std::find(all.begin(), all.end(), &from);
+  TORCH_INTERNAL_ASSERT(own != all.end(), "an interceptor that received no call passes one on");
+  own == all.begin() ? op.callBoxed(stack) : (*(own - 1))->operator_called(op, stack);
 }
 
 }  // namespace smp::runtime

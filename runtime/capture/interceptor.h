@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 namespace smp::runtime {
 
@@ -23,8 +24,9 @@ class Interceptor {
   virtual void engine_called() {}
 };
 
-/// Turns interception on for this thread. Scopes nest strictly; the innermost receives the calls, one below all others
-/// only what these pass on.
+/// Turns interception on for this thread, and for those to which LibTorch hands its state (at::ThreadLocalState): backwards
+/// on other devices than the CPU run on such threads. Scopes nest strictly; the innermost receives the calls, one below all
+/// others only what these pass on.
 class InterceptScope {
  public:
   enum class Place { kAboveAll, kBelowAll };
@@ -34,7 +36,7 @@ class InterceptScope {
   InterceptScope& operator=(const InterceptScope&) = delete;
 
  private:
-  Interceptor& interceptor_;
+  c10::DebugInfoGuard receivers_;
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
