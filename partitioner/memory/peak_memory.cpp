@@ -173,9 +173,9 @@ int64_t exchange_bytes(const Fixed& fixed, const RankMemory& step, int64_t own, 
 
 }  // namespace
 
-std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_stages) {
-  std::vector<int> limits = in_flight_limits(options.schedule, options.num_ranks, num_stages, options.num_microbatches);
-  for (int& limit : limits) limit = std::min(limit, options.num_microbatches);
+std::vector<int> in_flight_by_stage(const PlanRequest& request, int num_stages) {
+  std::vector<int> limits = in_flight_limits(request.schedule, request.num_ranks, num_stages, request.num_microbatches);
+  for (int& limit : limits) limit = std::min(limit, request.num_microbatches);
   return limits;
 }
 
@@ -196,7 +196,7 @@ void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan)
   }
   plan.predicted_peak_bytes.clear();
   for (int rank = 0; rank < options.num_ranks; ++rank) {
-    const RankMemory step = rank_memory(graph, plan, schedule, rank, memory, options.tapes);
+    const RankMemory step = rank_memory(graph, plan, schedule, rank, memory, options.repeats_a_microbatch);
     Fixed fixed = fixed_of(graph, options, plan, rank);
     fixed.messages = step.buffer_bytes();
     const auto on_rank = [rank](const StagePlan& stage) { return stage.rank == rank; };

@@ -4,14 +4,14 @@
 
 #include <vector>
 
-#include "partitioner/partition/partition.h"
+#include "partitioner/plan/options.h"
 #include "partitioner/plan/plan.h"
 
 namespace smp::partitioner {
 
 /// Microbatches whose activations a stage holds at once: the schedule's limit, and never more than
 /// there are.
-std::vector<int> in_flight_by_stage(const PartitionOptions& options, int num_stages);
+std::vector<int> in_flight_by_stage(const PlanRequest& request, int num_stages);
 
 /// Fills in activation_bytes, workspace_bytes and message_bytes of every stage, and
 /// predicted_peak_bytes. Nodes, parameters, transfers and the other bytes of `plan` must be there.

@@ -61,13 +61,13 @@ class BufferMeter {
 class ColumnWalk {
  public:
   ColumnWalk(const Graph& graph, const Plan& plan, const Schedule& schedule, int rank,
-             const std::vector<StageMemory>& stages, bool compares_tapes)
+             const std::vector<StageMemory>& stages, bool repeats_a_microbatch)
       : graph_(graph),
         plan_(plan),
         schedule_(schedule),
         rank_(rank),
         stages_(stages),
-        compares_tapes_(compares_tapes),
+        repeats_a_microbatch_(repeats_a_microbatch),
         activations_(by_edge(plan.activations)),
         gradients_(by_edge(plan.gradients)) {}
 
@@ -159,7 +159,7 @@ class ColumnWalk {
   void note(int64_t bytes) { memory_.peak = std::max(memory_.peak, bytes + memory_.under_way); }
 
   bool is_compared(const Action& action) const {
-    return compares_tapes_ && action.microbatch + 1 == schedule_.num_microbatches;
+    return repeats_a_microbatch_ && action.microbatch + 1 == schedule_.num_microbatches;
   }
 
   /// Under autograd, its gradients dropped, and the forward from the tape, for which all that the
@@ -246,7 +246,7 @@ class ColumnWalk {
   const Schedule& schedule_;
   const int rank_;
   const std::vector<StageMemory>& stages_;
-  const bool compares_tapes_;
+  const bool repeats_a_microbatch_;
   const EdgeValues activations_, gradients_;
   std::map<Channel, int64_t> posted_;
   size_t next_ = 0;  // position in the column up to which receives are posted
@@ -269,12 +269,12 @@ int64_t RankMemory::buffer_bytes() const {
 }
 
 RankMemory rank_memory(const Graph& graph, const Plan& plan, const Schedule& schedule, int rank,
-                       const std::vector<StageMemory>& stages, bool compares_tapes) {
-  return ColumnWalk(graph, plan, schedule, rank, stages, compares_tapes).run();
+                       const std::vector<StageMemory>& stages, bool repeats_a_microbatch) {
+  return ColumnWalk(graph, plan, schedule, rank, stages, repeats_a_microbatch).run();
 }
 
 BufferCounts message_buffers(const Graph& graph, const Plan& plan, const Schedule& schedule,
-                             int rank, bool compares_tapes) {
+                             int rank, bool repeats_a_microbatch) {
   std::vector<StageMemory> stages(plan.stages.size());
   std::set<int> receivers;
   for (const Transfer& transfer : plan.activations) {
@@ -284,7 +284,7 @@ BufferCounts message_buffers(const Graph& graph, const Plan& plan, const Schedul
   for (int s : receivers) {
     if (plan.stages[s].rank == rank) stages[s] = stage_memory(graph, flow, plan, s);
   }
-  return rank_memory(graph, plan, schedule, rank, stages, compares_tapes).buffers;
+  return rank_memory(graph, plan, schedule, rank, stages, repeats_a_microbatch).buffers;
 }
 
 int64_t buffer_bytes(const Value& value) {

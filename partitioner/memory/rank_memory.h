@@ -33,14 +33,14 @@ struct RankMemory {
 /// exact. One that is sent is free when the message has left, which depends on the receiver: as
 /// many count as the schedule's limit lets the receiver be behind.
 ///
-/// `compares_tapes`: in one step the last microbatch runs twice, from its inputs on, which stay
+/// `repeats_a_microbatch`: in one step the last microbatch runs twice, from its inputs on, which stay
 /// until then. (runtime/stage/tape_comparison.h)
 RankMemory rank_memory(const Graph& graph, const Plan& plan, const Schedule& schedule, int rank,
-                       const std::vector<StageMemory>& stages, bool compares_tapes);
+                       const std::vector<StageMemory>& stages, bool repeats_a_microbatch);
 
 /// The buffers of rank_memory(), for the runtime, which makes them before the first step.
 BufferCounts message_buffers(const Graph& graph, const Plan& plan, const Schedule& schedule,
-                             int rank, bool compares_tapes);
+                             int rank, bool repeats_a_microbatch);
 
 /// Capacity of the buffer that carries `value`, whatever strides its gradient has.
 int64_t buffer_bytes(const Value& value);

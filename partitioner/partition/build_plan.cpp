@@ -46,7 +46,8 @@ void add_stage_costs(const Graph& graph, const GraphCosts& costs, const Partitio
   for (StagePlan& stage : plan.stages) {
     const double speed = options.speed_of(stage.rank);
     for (NodeId n : stage.nodes) {
-      if (options.tapes) stage.cost.weight_us += parameter_share_of_backward(graph, graph.nodes[n]) * costs.backward_us[n] / speed;
+      const double share = options.weight_gradients_wait ? parameter_share_of_backward(graph, graph.nodes[n]) : 0;
+      stage.cost.weight_us += share * costs.backward_us[n] / speed;
       stage.cost.forward_us += costs.forward_us[n] / speed;
       stage.cost.backward_us += costs.backward_us[n] / speed;
     }

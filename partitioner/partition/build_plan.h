@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "partitioner/partition/graph_costs.h"
-#include "partitioner/partition/partition.h"
+#include "partitioner/plan/options.h"
 #include "partitioner/plan/plan.h"
 
 namespace smp::partitioner {

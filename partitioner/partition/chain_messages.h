@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "partitioner/partition/contiguous.h"
+#include "partitioner/partition/chain.h"
 
 namespace smp::partitioner {
 

@@ -116,10 +116,10 @@ StageAssignment assign_stages(const ChainSplit& split, const std::vector<NodeId>
   return assignment;
 }
 
-int64_t largest_excess(const Plan& plan, const PartitionOptions& options) {
+int64_t largest_excess(const Plan& plan, const PlanRequest& request) {
   int64_t excess = 0;
-  for (int rank = 0; rank < options.num_ranks; ++rank) {
-    const int64_t limit = options.limit_of(rank);
+  for (int rank = 0; rank < request.num_ranks; ++rank) {
+    const int64_t limit = request.limit_of(rank);
     if (limit < 0) continue;
     excess = std::max(excess, plan.predicted_peak_bytes[static_cast<size_t>(rank)] - limit);
   }

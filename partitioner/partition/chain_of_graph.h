@@ -9,7 +9,7 @@
 #include "partitioner/partition/contiguous.h"
 #include "partitioner/partition/graph_costs.h"
 #include "partitioner/plan/linearise.h"
-#include "partitioner/partition/partition.h"
+#include "partitioner/plan/options.h"
 
 namespace smp::partitioner {
 
@@ -34,6 +34,6 @@ StageAssignment assign_stages(const ChainSplit& split, const std::vector<NodeId>
                               int num_ranks);
 
 /// By how many bytes the rank that is furthest over its limit is; 0 when none is.
-int64_t largest_excess(const Plan& plan, const PartitionOptions& options);
+int64_t largest_excess(const Plan& plan, const PlanRequest& request);
 
 }  // namespace smp::partitioner

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "partitioner/partition/begin_tree.h"
+#include "partitioner/partition/chain.h"
 #include "partitioner/partition/chain_messages.h"
-#include "partitioner/partition/contiguous.h"
 
 namespace smp::partitioner {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
-#include "partitioner/partition/partition.h"
+#include "partitioner/plan/options.h"
 
 namespace smp::partitioner {
 

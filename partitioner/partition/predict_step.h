@@ -1,7 +1,7 @@
 // The predicted time of a step: its schedule, made and performed on paper.
 #pragma once
 
-#include "partitioner/partition/partition.h"
+#include "partitioner/plan/options.h"
 #include "partitioner/plan/plan.h"
 #include "partitioner/schedule/simulate.h"
 

@@ -38,7 +38,8 @@ class CutShifter {
     for (NodeId n : order.nodes) {
       num_trained_until_.push_back(num_trained_until_.back() + static_cast<int>(flow.passes_gradient(n)));
       const StageTime& before = until_.back();
-      const double weight_us = options.tapes ? parameter_share_of_backward(graph, graph.nodes[n]) * costs.backward_us[n] : 0;
+      const double share = options.weight_gradients_wait ? parameter_share_of_backward(graph, graph.nodes[n]) : 0;
+      const double weight_us = share * costs.backward_us[n];
       until_.push_back({before.forward_us + costs.forward_us[n], before.backward_us + costs.backward_us[n] - weight_us,
                         before.weight_us + weight_us});
     }

@@ -39,7 +39,7 @@ MAY_INCLUDE = {
 ROOMS = {
     "partitioner/graph": (),
     "partitioner/cost": ("graph",),
-    "partitioner/plan": ("graph",),
+    "partitioner/plan": ("graph", "cost"),
     "partitioner/schedule": ("graph", "plan"),
     "partitioner/memory": ("graph", "cost", "plan", "schedule"),
     "partitioner/partition": ("graph", "cost", "plan", "schedule", "memory"),

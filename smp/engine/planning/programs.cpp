@@ -194,7 +194,7 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
     options.gradients_share_memory = shares_memory();
   }
   options.num_gradient_blocks = static_cast<int>(std::max<size_t>(models_.all().size(), 1));
-  options.tapes = config.stage == StageKind::kTape;
+  options.weight_gradients_wait = options.repeats_a_microbatch = config.stage == StageKind::kTape;
   options.auto_partition = config.auto_partition;
   options.default_partition = static_cast<int>(config.default_partition);
   for (const runtime::NamedTensor& named : models_.bindings().tensors()) {

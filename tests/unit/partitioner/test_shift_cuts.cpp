@@ -38,7 +38,7 @@ PartitionOptions two_visits() {
   options.num_ranks = 2;
   options.num_microbatches = 8;
   options.schedule.virtual_stages = 2;
-  options.tapes = true;
+  options.weight_gradients_wait = options.repeats_a_microbatch = true;
   return options;
 }
 
