@@ -17,12 +17,12 @@ using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
 
-struct Layout {
+struct ReadLayout {
   int ranks;
   int64_t pipeline_ranks;
 };
 
-Config config_of(const Layout& layout, int64_t microbatches = 2) {
+Config config_of(const ReadLayout& layout, int64_t microbatches = 2) {
   return {.pipeline_parallel_degree = layout.pipeline_ranks, .microbatches = microbatches, .log_level = LogLevel::kOff};
 }
 
@@ -32,8 +32,8 @@ std::shared_ptr<SmallNet> net_of_rank() {
   return net;
 }
 
-class FirstReads : public ::testing::TestWithParam<Layout> {};
-INSTANTIATE_TEST_SUITE_P(Layouts, FirstReads, ::testing::Values(Layout{1, 1}, Layout{2, 1}, Layout{2, 2}, Layout{4, 2}, Layout{3, 3}));
+class FirstReads : public ::testing::TestWithParam<ReadLayout> {};
+INSTANTIATE_TEST_SUITE_P(Layouts, FirstReads, ::testing::Values(ReadLayout{1, 1}, ReadLayout{2, 1}, ReadLayout{2, 2}, ReadLayout{4, 2}, ReadLayout{3, 3}));
 
 // Ranks that initialise differently: what is read is what is returned.
 TEST_P(FirstReads, SeeTheWeightsThatTrain) {
@@ -144,7 +144,7 @@ TEST_P(FirstReads, KeepTheirProgramsInACacheOfOne) {
 
 // Only one replica turns to a second model, after a read.
 TEST(FirstReadsOfReplicas, ThatPlaceAnotherModelThanOthersAreRefused) {
-  for (const Layout& layout : {Layout{2, 1}, Layout{4, 2}}) {
+  for (const ReadLayout& layout : {ReadLayout{2, 1}, ReadLayout{4, 2}}) {
     run_smp_ranks(layout.ranks, config_of(layout), [] {
       DistributedModel model(make_net()), other(make_net());
       int s = 0;
@@ -166,7 +166,7 @@ TEST(FirstReadsOfReplicas, ThatPlaceAnotherModelThanOthersAreRefused) {
 }
 
 TEST(FirstReadsOfReplicas, MayBeOneReplicasOnly) {
-  for (const Layout& layout : {Layout{2, 1}, Layout{4, 2}}) {
+  for (const ReadLayout& layout : {ReadLayout{2, 1}, ReadLayout{4, 2}}) {
     run_smp_ranks(layout.ranks, config_of(layout), [] {
       DistributedModel model(net_of_rank());
       auto step = smp::step([&](at::Tensor data) {

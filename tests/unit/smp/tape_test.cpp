@@ -59,7 +59,7 @@ TEST(TapeOrder, GradientsThatLeaveComeBeforeThoseOfParameters) {
     for (const StageReport& report : alone.reports) EXPECT_EQ(report.num_weight_calls, 0U) << name;
     const PipelineRun two = run_with(StageKind::kTape, support::zoo_model(name), 2, 4);
     ASSERT_EQ(two.reports.size(), 2U);
-    std::vector<size_t> rests{two.reports[0].num_weight_calls, two.reports[1].num_rest_calls};
+    std::vector<size_t> rests{two.reports[0].num_weight_calls, two.reports[1].num_weight_calls};
     std::sort(rests.begin(), rests.end());  // in which order the ranks have reported is not known
     EXPECT_EQ(rests[0], 0U) << name << ": the first stage sends none";
     EXPECT_GT(rests[1], 0U) << name;
