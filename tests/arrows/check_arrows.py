@@ -59,7 +59,7 @@ ROOMS = {
     "runtime/gradients": ("libtorch", "capture", "transport", "exchange", "placement"),
     "runtime/executor": ("stage", "transport", "exchange"),
 }
-# Units in which a cycle is left: the context of a rank with all that it owns, and delayed construction.
+# Units in which a cycle is left: the context of a rank with all that it owns, delayed construction, and tests' support.
 STILL_IN_CYCLES = ("smp/", "runtime/delayed/", "tests/")
 ONLY_PUBLIC_SMP = ("public header", "python_bindings", "examples")
 LIBRARY = ("partitioner", "runtime", "public header", "smp")
