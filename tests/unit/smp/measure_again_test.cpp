@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "smp/engine/conductor.h"
+#include "smp/engine/rank_state.h"
 #include "smp/smp.h"
 #include "tests/support/bits.h"
 #include "tests/support/smp_ranks.h"
@@ -26,9 +26,9 @@ Config measured() {
   return {.microbatches = 2, .cost = CostSource::kMeasured, .cost_cache = "off", .log_level = LogLevel::kOff};
 }
 
-const engine::Program& program() { return *engine::conductor("test").models().all().front()->first_program; }
+const engine::Program& program() { return *engine::rank_state("test").models.all().front()->first_program; }
 
-const engine::Programs& programs() { return engine::conductor("test").programs(); }
+const engine::Programs& programs() { return engine::rank_state("test").programs; }
 
 std::string costs() { return programs().options(program().graph).measured->to_json(); }
 
@@ -209,7 +209,7 @@ TEST(MeasureAgain, PredictsEachOfSeveralModelsAsItWasPlanned) {
     step_of_first(rows(8, 8, 2));
     for (const size_t m : {0, 1}) EXPECT_NE(predicted_s()[m], before[m]);
     expect_alike_on_ranks();
-    const auto& models = engine::conductor("test").models().all();
+    const auto& models = engine::rank_state("test").models.all();
     for (const size_t m : {0, 1}) {
       EXPECT_DOUBLE_EQ(predicted_s()[m], programs().predict_again(*models[m]->first_program, 2) * 1e-6);
     }
