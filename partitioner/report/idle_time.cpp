@@ -14,7 +14,6 @@ namespace {
 
 using Pieces = std::vector<CausedTime>;
 
-
 void append(Pieces& pieces, Cause cause, int64_t start_ns, int64_t end_ns) {
   if (end_ns <= start_ns) return;
   if (!pieces.empty() && pieces.back().cause == cause && pieces.back().end_ns == start_ns) {

@@ -2,6 +2,7 @@
 #include "partitioner/schedule/looped.h"
 
 #include <algorithm>
+#include <cstdint>
 
 namespace smp::partitioner {
 
@@ -9,7 +10,7 @@ bool is_looped(const MicrobatchGraphs& graphs, int visits) {
   const int num_ranks = graphs.num_ranks();
   const int num_stages = graphs.num_stages(0);
   if (visits < 2 || num_ranks < 2 || graphs.num_programs() > 1) return false;
-  if (num_stages != visits * num_ranks || graphs.num_microbatches() % num_ranks != 0) return false;
+  if (num_stages != int64_t{visits} * num_ranks || graphs.num_microbatches() % num_ranks != 0) return false;
   for (int stage = 0; stage < num_stages; ++stage) {
     if (graphs.rank_of(stage, 0) != stage % num_ranks) return false;
   }
