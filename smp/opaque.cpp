@@ -1,12 +1,12 @@
-// Forwards to the operator behind opaque regions.
+// C++ functions in the table of opaque ones. None needs an interpreter.
 #include "smp/opaque.h"
 
-#include "runtime/capture/opaque.h"
+#include "smp/engine/opaque_table.h"
 
 namespace smp::opaque_internal {
 
-bool register_function(const char* name, Function function) { return runtime::register_opaque(name, function); }
+int64_t register_function(const char* name, Function function) { return engine::add_opaque(name, {function}); }
 
-Tensors call(const char* name, const Tensors& inputs) { return runtime::call_opaque(name, inputs); }
+Tensors call(int64_t number, const Tensors& inputs) { return engine::call_opaque(number, inputs); }
 
 }  // namespace smp::opaque_internal

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <tuple>
 #include <type_traits>
 #include <typeinfo>
@@ -16,9 +17,10 @@ namespace opaque_internal {
 using Tensors = std::vector<at::Tensor>;
 using Function = Tensors (*)(const Tensors& inputs);
 
-/// Makes `function` known under `name` in this process; every rank does so when the program is loaded.
-bool register_function(const char* name, Function function);
-Tensors call(const char* name, const Tensors& inputs);
+/// Makes `function` known under `name` in this process and returns its number, the same on all ranks: every rank does so
+/// when the program is loaded.
+int64_t register_function(const char* name, Function function);
+Tensors call(int64_t number, const Tensors& inputs);
 
 template <class Result>
 Tensors flatten(Result&& result) {
@@ -43,7 +45,7 @@ Tensors run(const Tensors& inputs) {
 
 template <class F, size_t N>
 struct Registered {
-  static inline const bool done = register_function(typeid(Registered).name(), &run<F, N>);
+  static inline const int64_t number = register_function(typeid(Registered).name(), &run<F, N>);
 };
 
 template <class... Ts, size_t... I>
@@ -69,8 +71,7 @@ auto opaque(F, const Inputs&... inputs) {
   using namespace opaque_internal;
   using Own = Registered<F, sizeof...(Inputs)>;
   using Result = decltype(invoke<F>(Tensors{}, std::index_sequence_for<Inputs...>{}));
-  static_cast<void>(Own::done);
-  Tensors results = call(typeid(Own).name(), {at::Tensor(inputs)...});
+  Tensors results = call(Own::number, {at::Tensor(inputs)...});
   if constexpr (std::is_convertible_v<Result, at::Tensor>) {
     return std::move(results.at(0));
   } else if constexpr (std::is_convertible_v<Result, Tensors>) {

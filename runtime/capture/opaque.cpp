@@ -18,25 +18,49 @@
 namespace smp::runtime {
 namespace {
 
-struct Registry {
-  std::mutex mutex;
-  std::map<std::string, OpaqueFunction> functions;  // null: two under one name
+struct Entry {
+  std::string name;
+  OpaqueFunction function;  // none: two under one number
 };
 
-Registry& registry() {
-  static Registry own;
+struct Table {
+  std::mutex mutex;
+  std::map<int64_t, Entry> entries;
+  std::function<std::shared_ptr<void>()> hold_interpreter;
+};
+
+Table& table() {
+  static Table own;
   return own;
 }
 
-OpaqueFunction find(const std::string& name) {
-  Registry& own = registry();
+// FNV-1a, without the sign.
+int64_t number_of(const std::string& name) {
+  uint64_t hash = 14695981039346656037U;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
+  return static_cast<int64_t>(hash >> 1);
+}
+
+OpaqueFunction find(int64_t number) {
+  Table& own = table();
   const std::lock_guard lock(own.mutex);
-  const auto found = own.functions.find(name);
-  TORCH_CHECK(found != own.functions.end(), "opaque: expected the same program on all ranks, got a function that this one ",
-              "does not have (", name, "). Start the same executable everywhere.");
-  TORCH_CHECK(found->second != nullptr, "opaque: expected one function of a type name in the program, got two (", name,
+  const auto found = own.entries.find(number);
+  TORCH_CHECK(found != own.entries.end(), "opaque: expected the same program on all ranks, got a function that this one ",
+              "does not have (number ", number, "). Start the same executable everywhere.");
+  const auto& [name, function] = found->second;
+  TORCH_CHECK(function.run != nullptr, "opaque: expected one function of a type name in the program, got two (", name,
               "): lambdas in unnamed namespaces of two files. Give one of them a named function object.");
-  return found->second;
+  return function;
+}
+
+std::shared_ptr<void> hold_interpreter() {
+  Table& own = table();
+  std::unique_lock lock(own.mutex);
+  TORCH_CHECK(own.hold_interpreter != nullptr, "opaque: expected an interpreter for a function that needs one, got none. Call ",
+              "set_interpreter before steps run.");
+  const auto hold = own.hold_interpreter;
+  lock.unlock();  // who holds the interpreter may wait for the table
+  return hold();
 }
 
 // Results share no memory with inputs or with each other, on ghosts as on the stages. A custom autograd function that returns
@@ -51,10 +75,11 @@ void separate(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& i
   }
 }
 
-std::vector<at::Tensor> run_checked(OpaqueFunction function, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> run_checked(const OpaqueFunction& function, const std::vector<at::Tensor>& inputs) {
+  const std::shared_ptr<void> interpreter = function.needs_interpreter ? hold_interpreter() : nullptr;
   std::vector<int64_t> versions;
   for (const at::Tensor& input : inputs) versions.push_back(input._version());
-  std::vector<at::Tensor> outputs = function(inputs);
+  std::vector<at::Tensor> outputs = function.run(inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
     TORCH_CHECK(inputs[i]._version() == versions[i], "opaque: expected a function that leaves its inputs as they are, got ",
                 "one that writes to input ", i, ". Let it clone() the input first.");
@@ -77,8 +102,8 @@ at::Tensor ghost_like(const at::Tensor& output, const std::vector<at::Tensor>& i
   return ghost;
 }
 
-std::vector<at::Tensor> opaque_kernel(const std::string& name, const std::vector<at::Tensor>& inputs) {
-  const OpaqueFunction function = find(name);
+std::vector<at::Tensor> opaque_kernel(int64_t number, const std::vector<at::Tensor>& inputs) {
+  const OpaqueFunction function = find(number);
   const bool on_ghosts = std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& t) { return t.is_meta(); });
   if (!on_ghosts) return run_checked(function, inputs);
   const UserRandomStateScope user_state;  // the function may draw
@@ -91,28 +116,35 @@ std::vector<at::Tensor> opaque_kernel(const std::string& name, const std::vector
 
 }  // namespace
 
-bool register_opaque(const std::string& name, OpaqueFunction function) {
-  Registry& own = registry();
+int64_t add_opaque(const std::string& name, OpaqueFunction function) {
+  Table& own = table();
   const std::lock_guard lock(own.mutex);
-  const auto [known, is_new] = own.functions.emplace(name, function);
-  if (!is_new && known->second != function) known->second = nullptr;
-  return true;
+  const int64_t number = number_of(name);
+  const auto [known, is_new] = own.entries.emplace(number, Entry{name, std::move(function)});
+  if (!is_new) known->second.function.run = nullptr;
+  return number;
 }
 
-std::vector<at::Tensor> call_opaque(const std::string& name, const std::vector<at::Tensor>& inputs) {
+void set_interpreter(std::function<std::shared_ptr<void>()> hold) {
+  Table& own = table();
+  const std::lock_guard lock(own.mutex);
+  own.hold_interpreter = std::move(hold);
+}
+
+std::vector<at::Tensor> call_opaque(int64_t number, const std::vector<at::Tensor>& inputs) {
   TORCH_CHECK_VALUE(!inputs.empty(), "opaque: expected at least one tensor as input, got none. Compute it outside of the ",
                     "body, or with operators.");
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("smp::opaque", "");
-  torch::jit::Stack stack{name, inputs};
+  torch::jit::Stack stack{number, inputs};
   op.callBoxed(stack);
   return stack.back().toTensorVector();
 }
 
 // Seeded like a random operator, whether it draws numbers or not.
 TORCH_LIBRARY(smp, library) {
-  library.def("opaque(str name, Tensor[] inputs) -> Tensor[]", {at::Tag::nondeterministic_seeded});
+  library.def("opaque(int function, Tensor[] inputs) -> Tensor[]", {at::Tag::nondeterministic_seeded});
   library.impl("opaque", c10::DispatchKey::CompositeImplicitAutograd,
-               [](const std::string& name, at::TensorList inputs) { return opaque_kernel(name, inputs.vec()); });
+               [](int64_t function, at::TensorList inputs) { return opaque_kernel(function, inputs.vec()); });
 }
 
 }  // namespace smp::runtime

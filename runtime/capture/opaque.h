@@ -1,19 +1,29 @@
-// The operator smp::opaque: a function of the user's, known by name in every process of the program.
+// The operator smp::opaque: functions of the program that capture does not look into, in a table by number.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace smp::runtime {
 
-using OpaqueFunction = std::vector<at::Tensor> (*)(const std::vector<at::Tensor>& inputs);
+struct OpaqueFunction {
+  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)> run;
+  bool needs_interpreter = false;  // is called with the interpreter of its language held
+};
 
-/// Thread-safe; returns true. Two functions under one name make calls of it an error.
-bool register_opaque(const std::string& name, OpaqueFunction function);
+/// Takes a function into the table of this process and returns its number, which follows from `name`: the same in every
+/// process. Two functions under one name make calls of them an error. Thread-safe.
+int64_t add_opaque(const std::string& name, OpaqueFunction function);
+
+/// `hold` holds the interpreter for this thread as long as what it returns lives. For functions that need it, from now on.
+void set_interpreter(std::function<std::shared_ptr<void>()> hold);
 
 /// Calls the operator, so that a body in progress records it.
-std::vector<at::Tensor> call_opaque(const std::string& name, const std::vector<at::Tensor>& inputs);
+std::vector<at::Tensor> call_opaque(int64_t number, const std::vector<at::Tensor>& inputs);
 
 }  // namespace smp::runtime
