@@ -51,13 +51,8 @@ void print_line(const std::string& message) {
   [[maybe_unused]] const ssize_t num_written = write(STDERR_FILENO, line.data(), line.size());
 }
 
-[[noreturn]] void end_process(int exit_code) {
-  flush_all();
-  _exit(exit_code);
-}
-
 // Who failed first has the last word.
-[[noreturn]] void end_with(const std::string& message) {
+int report_own(const std::string& message) {
   flush_all();
   const auto world = failing_world.lock();
   const bool is_first = world == nullptr || world->abort(message);
@@ -68,34 +63,19 @@ void print_line(const std::string& message) {
     print_line(message);
     let_mpirun_print();  // it kills those who fail at the same time, once this rank has ended
   }
-  end_process(kExitFailed);
+  return kExitFailed;
 }
 
-[[noreturn]] void end_after_peer() {
+int follow_peer() {
   flush_all();
   if (const auto world = failing_world.lock()) world->end_in_order();
-  end_process(kExitPeerFailed);
+  return kExitPeerFailed;
 }
 
 [[noreturn]] void end_world() {
-  while (is_ending.exchange(true)) pause();  // another thread is at it
-  const std::exception_ptr exception = std::current_exception();
-  if (!exception) {
-    print_line("std::terminate was called without an exception");
-    end_process(kExitFailed);
-  }
-  try {
-    std::rethrow_exception(exception);
-  } catch (const AbortedError& error) {
-    // Its own, where the program has caught the failure and gone on: then nobody else prints it.
-    if (error.failed_rank() == failing_rank) end_with(error.what());
-    end_after_peer();
-  } catch (const PeerLostError& error) {
-    print_line(error.what());
-    end_after_peer();
-  } catch (...) {
-    end_with(describe_exception(exception));
-  }
+  const int exit_code = report_failure(std::current_exception());
+  flush_all();
+  _exit(exit_code);
 }
 
 }  // namespace
@@ -109,6 +89,25 @@ std::string describe_exception(const std::exception_ptr& exception) {
     return error.what();
   } catch (...) {
     return "an exception that is no std::exception";
+  }
+}
+
+int report_failure(const std::exception_ptr& exception) {
+  while (is_ending.exchange(true)) pause();  // another thread is at it
+  if (!exception) {
+    print_line("std::terminate was called without an exception");
+    return kExitFailed;
+  }
+  try {
+    std::rethrow_exception(exception);
+  } catch (const AbortedError& error) {
+    // Its own, where the program has caught the failure and gone on: then nobody else prints it.
+    return error.failed_rank() == failing_rank ? report_own(error.what()) : follow_peer();
+  } catch (const PeerLostError& error) {
+    print_line(error.what());
+    return follow_peer();
+  } catch (...) {
+    return report_own(describe_exception(exception));
   }
 }
 

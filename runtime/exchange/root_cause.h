@@ -16,16 +16,18 @@ std::string describe_exception(const std::exception_ptr& exception);
 constexpr int kExitFailed = 1;
 constexpr int kExitPeerFailed = 3;
 
-/// From now on an exception that nobody catches, on any thread of this process, ends the whole
-/// world:
+/// What a process does with an exception that nobody handles, told by whoever catches it last; returns its exit code. Once:
+/// a second thread that comes here waits for the process to end.
 ///
-/// - a failure of this rank's own is sent to the others; when they have nothing more to print, this
-///   rank prints one line, "[rank 2] <message>", and ends with kExitFailed;
-/// - a failure that another rank has sent (AbortedError) is that rank's to print: silently
-///   kExitPeerFailed, once that rank is gone;
-/// - a peer that was killed cannot print, so every survivor does (PeerLostError): kExitPeerFailed.
-///
-/// The process has one terminate handler, so the last call counts. `world` is not kept alive.
+/// - A failure of this rank's own is sent to the others; when they have nothing more to print, this
+///   rank prints one line, "[rank 2] <message>": kExitFailed.
+/// - A failure that another rank has sent (AbortedError) is that rank's to print: silently
+///   kExitPeerFailed, once that rank is gone.
+/// - A peer that was killed cannot print, so every survivor does (PeerLostError): kExitPeerFailed.
+int report_failure(const std::exception_ptr& exception);
+
+/// From now on an exception that no C++ catches, on any thread of this process, is reported and ends it. The process has one
+/// terminate handler, so the last call counts. `world` is not kept alive.
 void install_terminate_handler(const std::shared_ptr<Transport>& world);
 
 /// The same for a process that does not know the others yet: only the line and the exit code.
