@@ -12,7 +12,7 @@
 
 #include "benchmarks/measure.h"
 #include "partitioner/schedule/simulate.h"
-#include "smp/engine/conductor.h"
+#include "smp/engine/rank_state.h"
 #include "smp/smp.h"
 
 namespace {
@@ -160,7 +160,7 @@ void measure(const std::string& name) {
   require(losses.reduce_mean().item<double>() == smp::size(),
           "a loss is not the number of stages passed");
   const schedules::Schedule schedule =
-      schedule_of(*smp::engine::conductor("measure").models().all().front()->first_program);
+      schedule_of(*smp::engine::rank_state("measure").models.all().front()->first_program);
   std::vector<double> ratios, reals_ms, simulated_ms;
   for (int s = 0; s < kSteps; ++s) {
     const StepTimes times = timed_step([&] { step(data); }, schedule);

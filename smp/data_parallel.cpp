@@ -1,9 +1,9 @@
 // The public side of gradient averaging; the work is done in smp/engine/replicas/replica_gradients.
 #include "smp/data_parallel.h"
 
-#include "smp/engine/state/model_state.h"
-#include "smp/distributed_model.h"
 #include "smp/comm.h"
+#include "smp/distributed_model.h"
+#include "smp/engine/engine.h"
 
 namespace smp {
 
@@ -12,11 +12,8 @@ at::Tensor bf16_compress_hook(const GradientBucket& bucket) {
       .to(bucket.gradients.scalar_type());
 }
 
-NoSync::NoSync(DistributedModelBase& model) : model_(engine::ModelAccess::shared(model)) {
-  engine::refuse_in_body("NoSync", "Put the guard around the call of the step function.");
-  ++model_->reduction.num_no_sync;
-}
+NoSync::NoSync(DistributedModelBase& model) : model_(ModelAccess::shared(model)) { engine::begin_no_sync(*model_); }
 
-NoSync::~NoSync() { --model_->reduction.num_no_sync; }
+NoSync::~NoSync() { engine::end_no_sync(*model_); }
 
 }  // namespace smp

@@ -1,12 +1,11 @@
-// How replicas share their gradients: options of a model, steps that do not share, and hooks in
-// place of the mean.
+// How replicas share their gradients: steps that do not share, and a hook in place of the mean.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
-#include <functional>
 #include <memory>
+
+#include "smp/hooks.h"
 
 namespace smp {
 
@@ -14,19 +13,6 @@ class DistributedModelBase;
 namespace engine {
 struct Model;
 }
-
-/// Gradients of several parameters on their way to the other replicas.
-struct GradientBucket {
-  at::Tensor
-      gradients;      // [number of elements], a copy: zeros where a parameter has no gradient here
-  int64_t index = 0;  // of the step's buckets, in the order in which they leave
-  bool is_last = false;
-};
-
-/// Takes the place of the mean over replicas: returns what every replica puts in place of
-/// `gradients`, same shape and type, the same values on each. Runs on every rank, for the same
-/// buckets in the same order, so it may call collectives over CommGroup::DP_GROUP.
-using CommHook = std::function<at::Tensor(const GradientBucket&)>;
 
 /// The mean over replicas, sent as bfloat16: half the bytes, 8 bits of precision.
 ///

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "smp/data_parallel.h"
 #include "smp/hooks.h"
+#include "smp/options.h"
 #include "smp/state_dict.h"
 
 namespace torch::nn {
@@ -21,30 +21,8 @@ namespace smp {
 
 namespace engine {
 struct Model;
+}
 struct ModelAccess;
-}  // namespace engine
-
-/// What a DistributedModel is told when it is made; the same on every rank.
-struct ModelOptions {
-  /// Stands before the names of its tensors in plans and messages ("generator" makes "generator.fc.weight"). Empty: no
-  /// name for the first model of a program, "model1", "model2", … for the others.
-  std::string name{};
-  /// Full buckets of gradients travel between replicas while the last backward goes on; false: at the end of the step. The
-  /// same bits either way. Config::overlapping_allreduce = false turns it off for all models.
-  bool overlapping_allreduce = true;
-  /// Size of a bucket in MiB; 0: Config::bucket_cap_mb.
-  int64_t bucket_cap_mb = 0;
-  /// Gradients are those of the mean loss over microbatches; false: of their sum. The same for all models of a program.
-  bool average_grads_across_microbatches = true;
-  /// Replicas start every step with the buffers of dp_rank() 0. Config::broadcast_buffers = false turns it off for all.
-  bool broadcast_buffers = true;
-  /// Gradients are averaged over replicas in every n-th training step that makes gradients of the model; those between
-  /// add up, without a division.
-  int64_t backward_passes_per_step = 1;
-};
-
-class DistributedModelBase;
-double clip_grad_norm_(DistributedModelBase&, double, double);
 
 /// What a DistributedModel does that does not depend on the module's type.
 class DistributedModelBase {
@@ -130,8 +108,7 @@ class DistributedModelBase {
   void check_in_body() const;
 
  private:
-  friend double clip_grad_norm_(DistributedModelBase&, double, double);
-  friend struct engine::ModelAccess;
+  friend struct ModelAccess;
 
   std::shared_ptr<torch::nn::Module> module_;
   std::shared_ptr<engine::Model> model_;
@@ -173,6 +150,12 @@ class DistributedModel : public DistributedModelBase {
 
  private:
   std::shared_ptr<Module> typed_;
+};
+
+/// For smp's own sources: what the engine calls a model.
+struct ModelAccess {
+  static engine::Model& of(const DistributedModelBase& model) { return *model.model_; }
+  static const std::shared_ptr<engine::Model>& shared(const DistributedModelBase& model) { return model.model_; }
 };
 
 template <class Module>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <type_traits>
 #include <utility>
 
 #include "smp/distributed_model.h"
@@ -14,29 +13,23 @@ class Optimizer;
 
 namespace smp {
 
+namespace engine {
+struct Optimizer;
+}
+
 namespace optimizer_internal {
-/// Tells the planner how much memory the optimizer takes. Throws c10::ValueError for optimizers that are not
-/// elementwise (LBFGS) and for parameters that the model does not have. The optimizer counts as alive as long as what is returned is.
-std::shared_ptr<void> adopt(torch::optim::Optimizer& optimizer, const DistributedModelBase& model);
-/// What must be known of an optimizer between its steps.
-struct Progress {
-  bool has_local_state = false;   // and none of parameters that live elsewhere
-  std::shared_ptr<void> pending;  // a state that was loaded before the first step
-};
-/// Before each step: throws c10::ValueError inside a step body; false or c10::Error where numbers
-/// are not finite, as Config::nonfinite says. Once the model is partitioned, frees what the
-/// optimizer made in its constructor for parameters of other ranks (Adagrad), and takes over what
-/// was loaded before.
-bool begin_step(torch::optim::Optimizer& optimizer, const DistributedModelBase& model,
-                Progress& progress);
+using Handle = std::shared_ptr<engine::Optimizer>;
+/// Tells the planner how much memory the optimizer takes. Throws c10::ValueError for optimizers that are not elementwise
+/// (LBFGS) and for parameters that the model does not have. The optimizer counts as alive as long as what is returned is.
+Handle adopt(torch::optim::Optimizer& optimizer, const DistributedModelBase& model);
+/// Before each step: throws c10::ValueError inside a step body; false or c10::Error where numbers are not finite, as
+/// Config::nonfinite says.
+bool begin_step(const Handle& optimizer);
 /// DistributedOptimizer's functions of these names.
-void zero_grad(torch::optim::Optimizer& optimizer);
-OptimizerState state_dict(torch::optim::Optimizer& optimizer, const DistributedModelBase& model,
-                          Progress& progress);
-OptimizerState local_state_dict(torch::optim::Optimizer& optimizer,
-                                const DistributedModelBase& model, Progress& progress);
-void load_state_dict(torch::optim::Optimizer& optimizer, const DistributedModelBase& model,
-                     const OptimizerState& state, Progress& progress);
+void zero_grad(const Handle& optimizer);
+OptimizerState state_dict(const Handle& optimizer);
+OptimizerState local_state_dict(const Handle& optimizer);
+void load_state_dict(const Handle& optimizer, const OptimizerState& state);
 }  // namespace optimizer_internal
 
 /// Owns any elementwise torch::optim optimizer built from the module's parameters.
@@ -52,9 +45,8 @@ template <class Optimizer>
 class DistributedOptimizer {
  public:
   DistributedOptimizer(Optimizer optimizer, DistributedModelBase& model)
-      : optimizer_(std::make_unique<Optimizer>(std::move(optimizer))), model_(&model) {
-    adopted_ = optimizer_internal::adopt(*optimizer_, model);
-  }
+      : optimizer_(std::make_unique<Optimizer>(std::move(optimizer))),
+        adopted_(optimizer_internal::adopt(*optimizer_, model)) {}
 
   /// Updates the local parameters with the gradients accumulated since zero_grad(). Call it on
   /// every rank after the step function: where some have called it more often than others, the next
@@ -67,20 +59,18 @@ class DistributedOptimizer {
   /// step, all ranks throw c10::Error and none has changed anything; with Config::nonfinite = kSkip
   /// all return without an update. Losses count until gradients are cleared.
   void step() {
-    if (optimizer_internal::begin_step(*optimizer_, *model_, progress_)) optimizer_->step();
+    if (optimizer_internal::begin_step(adopted_)) optimizer_->step();
   }
   /// Sets the gradients of its parameters to undefined; DistributedModel::zero_grad() those of the whole model. Throws
   /// c10::ValueError inside a step body.
-  void zero_grad() { optimizer_internal::zero_grad(*optimizer_); }
+  void zero_grad() { optimizer_internal::zero_grad(adopted_); }
 
   /// Options and state of all parameters, gathered to every rank of the pipeline; collective over
   /// it. SGD, Adam, AdamW, RMSprop and Adagrad of LibTorch; throws c10::ValueError for others and
   /// inside a step body.
-  OptimizerState state_dict() { return optimizer_internal::state_dict(*optimizer_, *model_, progress_); }
+  OptimizerState state_dict() { return optimizer_internal::state_dict(adopted_); }
   /// Options of all parameters and copies of the state of those on this rank, marked as partial.
-  OptimizerState local_state_dict() {
-    return optimizer_internal::local_state_dict(*optimizer_, *model_, progress_);
-  }
+  OptimizerState local_state_dict() { return optimizer_internal::local_state_dict(adopted_); }
   /// Takes over options (learning rates too) and state. Collective over all ranks, before or after
   /// the first step; what the ranks pass is put together as in DistributedModel::load_state_dict().
   /// Before the first step the options change at once, and the state waits for the placement: no
@@ -89,7 +79,7 @@ class DistributedOptimizer {
   /// before anything changes, when kind, groups, names, shapes or types are not those of this
   /// optimizer.
   void load_state_dict(const OptimizerState& state) {
-    optimizer_internal::load_state_dict(*optimizer_, *model_, state, progress_);
+    optimizer_internal::load_state_dict(adopted_, state);
   }
   /// The wrapped optimizer, for schedulers, param_groups and options.
   Optimizer& get() { return *optimizer_; }
@@ -97,9 +87,7 @@ class DistributedOptimizer {
 
  private:
   std::unique_ptr<Optimizer> optimizer_;
-  DistributedModelBase* model_;
-  optimizer_internal::Progress progress_;
-  std::shared_ptr<void> adopted_;  // goes before optimizer_
+  optimizer_internal::Handle adopted_;  // goes before optimizer_
 };
 
 }  // namespace smp

@@ -1,5 +1,8 @@
-// Functions of the program that smp calls around the partition and around steps. DistributedModel registers them.
+// Functions of the program that smp calls: around the partition and around steps, and in place of the mean over replicas.
+// DistributedModel registers them.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
@@ -29,5 +32,18 @@ class HookHandle {
   std::weak_ptr<engine::Hooks> hooks_;
   int64_t id_ = -1;
 };
+
+/// Gradients of several parameters on their way to the other replicas.
+struct GradientBucket {
+  at::Tensor
+      gradients;      // [number of elements], a copy: zeros where a parameter has no gradient here
+  int64_t index = 0;  // of the step's buckets, in the order in which they leave
+  bool is_last = false;
+};
+
+/// Takes the place of the mean over replicas: returns what every replica puts in place of
+/// `gradients`, same shape and type, the same values on each. Runs on every rank, for the same
+/// buckets in the same order, so it may call collectives over CommGroup::DP_GROUP.
+using CommHook = std::function<at::Tensor(const GradientBucket&)>;
 
 }  // namespace smp

@@ -3,16 +3,9 @@
 
 #include <functional>
 
-namespace smp {
+#include "smp/options.h"
 
-/// How replicas that have run out of batches take part; the same on every rank.
-struct JoinOptions {
-  /// Gradients are sums over replicas, where one without a batch counts as zeros, divided by the number of all replicas:
-  /// each batch has the same weight in all steps. false: divided by the number of those that still have batches.
-  bool divide_by_initial_world_size = true;
-  /// true: as soon as one replica runs out of batches, all throw c10::ValueError from this call or from the step.
-  bool throw_on_early_termination = false;
-};
+namespace smp {
 
 /// Runs `loop`, which calls step functions as often as its replica has batches, and then takes part in the steps of the
 /// replicas that have more, without data of its own. When all have finished, every replica takes over parameters, buffers

@@ -2,38 +2,13 @@
 // goes on, and state.json, which names them.
 #pragma once
 
-#include <map>
-#include <memory>
 #include <string>
 
 #include "smp/distributed_model.h"
 #include "smp/distributed_optimizer.h"
+#include "smp/state_reader.h"
 
 namespace smp {
-
-/// What the caller wants to find again: epoch, position in the data, best loss. Keys and values may hold any bytes, such as
-/// the state of a random generator.
-using UserContent = std::map<std::string, std::string>;
-
-namespace state_file_internal {
-void save(const std::string& folder, const StateDict& model, const OptimizerState& optimizer,
-          const UserContent& user);
-
-/// What load_state does, in steps that each throw before anything changes.
-class Reader {
- public:
-  explicit Reader(const std::string& folder);
-  ~Reader();
-  void check_model(const DistributedModelBase& model);
-  void apply_model();
-  const OptimizerState& optimizer() const;
-  const UserContent& user() const;
-
- private:
-  struct Contents;
-  std::unique_ptr<Contents> contents_;
-};
-}  // namespace state_file_internal
 
 /// Writes parameters, buffers, the counts of steps, the optimizer's options and state, and the
 /// content of rank 0, as FOLDER/rank_R_of_P.SAVE.safetensors. Collective over all ranks; dp_rank()
@@ -67,7 +42,7 @@ template <class Optimizer>
 UserContent load_state(const std::string& folder, DistributedModelBase& model,
                        DistributedOptimizer<Optimizer>& optimizer) {
   state_file_internal::Reader reader(folder);
-  reader.check_model(model);
+  reader.check_model(ModelAccess::of(model));
   optimizer.load_state_dict(reader.optimizer());
   reader.apply_model();
   return reader.user();
@@ -75,7 +50,7 @@ UserContent load_state(const std::string& folder, DistributedModelBase& model,
 /// The model alone, also of a save that has an optimizer.
 inline UserContent load_state(const std::string& folder, DistributedModelBase& model) {
   state_file_internal::Reader reader(folder);
-  reader.check_model(model);
+  reader.check_model(ModelAccess::of(model));
   reader.apply_model();
   return reader.user();
 }

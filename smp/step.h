@@ -4,17 +4,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
-#include <memory>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "smp/step_arguments.h"
-#include "smp/step_output.h"
+#include "smp/step_call.h"
 #include "smp/step_results.h"
 
 namespace smp {
@@ -34,32 +31,11 @@ struct StepOptions {
 
 namespace step_internal {
 
-/// A call of a step function, type-erased.
-struct Call {
-  /// The tensors of the arguments. On leaders only; the last call's share is what bodies get.
-  std::function<std::vector<StepTensor>(const Share& share)> arguments;
-  /// The body: these tensors for one microbatch in, returned tensors out. On the leader only.
-  std::function<Tensors(const Tensors& inputs, int64_t microbatch)> body;
-  /// What the bodies of this step returned beside tensors, by microbatch. Empty on all ranks where they return none.
-  std::function<std::vector<std::string>()> values{};
-};
-
 /// Throws c10::ValueError for options that hold for no step.
 void check_options(const StepOptions& options);
 /// How each of `num_arguments` is cut. Throws c10::ValueError for positions of arguments that there are not.
 std::vector<Cut> cuts_of(const StepOptions& options, int64_t num_arguments);
 
-/// The number of a step object and its copies on this rank: the same on all ranks that make the same objects in the same
-/// order. Made before smp::init, it gets its number in the first call. What a rank keeps for a step goes with its objects.
-class StepNumber {
- public:
-  StepNumber();
-  int get();
-
- private:
-  struct Registration;
-  std::shared_ptr<Registration> registration_;
-};
 /// One step on this rank.
 Results run(int step_number, const Call& call);
 
@@ -97,6 +73,7 @@ class Step {
         .body = [&](const Tensors& inputs, int64_t m) { return run_body<Result>(arguments, returned, inputs, m); },
     };
     if constexpr (Return::kHasValues) call.values = [&] { return returned.take_values(); };
+    if constexpr (Return::kHasStructure) call.payload = [&] { return returned.take_structure(); };
     return Return::make(run(number_.get(), call));
   }
 

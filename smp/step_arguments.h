@@ -15,10 +15,9 @@
 #include <vector>
 
 #include "smp/fields.h"
+#include "smp/step_call.h"
 
 namespace smp::step_internal {
-
-using Tensors = std::vector<at::Tensor>;
 
 /// Types that hold no tensors, as far as their name tells. Each other type says how its tensors are
 /// visited, in order.
@@ -133,24 +132,6 @@ template <template <class...> class C, class... Ts>
 requires((holds_tensors<Ts> || ...) && !IsExample<C<Ts...>> && !HasFields<C<Ts...>>) struct Parts<C<Ts...>> {
   static constexpr bool kHoldTensors = true;
   static void visit(auto&, const auto&) { static_cast<void>(ArgumentThatCannotBeCut<C<Ts...>>{}); }
-};
-
-/// The microbatches that a leader wants of a batch: its own, of those of all replicas that share the batch, in their order.
-struct Share {
-  int64_t microbatches = 1;  // of one replica
-  int64_t replica = 0;
-  int64_t replicas = 1;  // that share the batch
-  int64_t total() const { return microbatches * replicas; }
-  int64_t first() const { return microbatches * replica; }
-};
-
-/// A tensor of a step argument and how it is cut.
-struct StepTensor {
-  at::Tensor tensor{};
-  int64_t position = 0;   // of the argument
-  int64_t axis = 0;       // along which it is cut
-  bool is_whole = false;  // every microbatch gets all of it
-  Tensors pieces{};       // by microbatch, where the argument has cut itself
 };
 
 /// How one argument is cut.

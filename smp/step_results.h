@@ -18,7 +18,7 @@
 
 #include "smp/serialiser.h"
 #include "smp/step_arguments.h"
-#include "smp/step_output.h"
+#include "smp/step_call.h"
 
 namespace smp {
 
@@ -208,6 +208,22 @@ inline constexpr bool is_tensors_only<S> = []<class... Ts>(std::type_identity<st
   return (is_tensors_only<std::remove_cvref_t<Ts>> && ...);
 }(std::type_identity<decltype(Fields<S>::of(std::declval<S&>()))>());
 
+/// Is all that a T holds tensors, in containers whose sizes, keys and fill are all that there is to tell?
+template <class T>
+inline constexpr bool is_structure_only = is_tensors_only<T>;
+template <class... Ts>
+inline constexpr bool is_structure_only<std::tuple<Ts...>> = (is_structure_only<Ts> && ...);
+template <class A, class B>
+inline constexpr bool is_structure_only<std::pair<A, B>> = is_structure_only<A> && is_structure_only<B>;
+template <class T>
+inline constexpr bool is_structure_only<std::vector<T>> = is_structure_only<T>;
+template <class T, size_t N>
+inline constexpr bool is_structure_only<std::array<T, N>> = is_structure_only<T>;
+template <class K, class T>
+inline constexpr bool is_structure_only<std::map<K, T>> = is_structure_only<T>;
+template <class T>
+inline constexpr bool is_structure_only<std::optional<T>> = is_structure_only<T>;
+
 /// A tuple of references (std::tie) is returned as a tuple of values.
 template <class T>
 struct Plain {
@@ -218,18 +234,15 @@ struct Plain<std::tuple<Ts...>> {
   using Type = std::tuple<std::remove_cvref_t<Ts>...>;
 };
 
-/// What a step brings to every rank: outputs by returned tensor, and by microbatch the bytes of all that is no tensor.
-struct Results {
-  std::vector<StepOutput> tensors;
-  std::vector<std::string> values;
-};
-
 /// What bodies return: Result is what the body returns, without references.
 template <class Result>
 class Returned {
  public:
   using Value = typename Plain<Result>::Type;
-  static constexpr bool kHasValues = !is_tensors_only<Value> && !std::is_same_v<Value, Tensors>;
+  static constexpr bool kIsPlain = is_tensors_only<Value> || std::is_same_v<Value, Tensors>;
+  /// What travels beside tensors: bytes for each microbatch, or the same for all.
+  static constexpr bool kHasStructure = !kIsPlain && is_structure_only<Value>;
+  static constexpr bool kHasValues = !kIsPlain && !kHasStructure;
 
   /// The tensors of microbatch m, on the leader; keeps the rest. Throws c10::ValueError when its containers have other
   /// elements than those of microbatch 0, or a Serialiser reads other than it writes, so that the step is refused before
@@ -242,7 +255,7 @@ class Returned {
     values_.resize(index + 1);
     values_[index] = out.take();
     if constexpr (kHasValues && !holds_tensors<Value>) read(values_[index], tensors);
-    if constexpr (kHasValues && holds_tensors<Value>) {
+    if constexpr (!kIsPlain && holds_tensors<Value>) {
       if (m > 0) Gathered<Value>::gather({&*first_, &value});
       // Its containers are what counts; its ghosts must not outlive the body.
       if (m == 0) first_ = read(values_[0], Tensors(tensors.size()));
@@ -250,6 +263,7 @@ class Returned {
     return tensors;
   }
   std::vector<std::string> take_values() { return std::exchange(values_, {}); }
+  std::string take_structure() { return take_values().at(0); }
 
   /// On every rank.
   static GatheredType<Value> make(Results&& results) {
@@ -271,14 +285,13 @@ class Returned {
   }
 
   static GatheredType<Value> gather(const Results& results) {
-    const size_t num_microbatches =
-        kHasValues ? results.values.size() : static_cast<size_t>(results.tensors.empty() ? 0 : results.tensors[0].size());
+    const size_t num_microbatches = kHasValues ? results.values.size() : results.num_microbatches;
     std::vector<Value> values;
     values.reserve(num_microbatches);
     for (size_t m = 0; m < num_microbatches; ++m) {
       Tensors tensors;
       for (const StepOutput& output : results.tensors) tensors.push_back(output.outputs()[m]);
-      values.push_back(read(kHasValues ? std::string_view(results.values[m]) : std::string_view(), tensors));
+      values.push_back(read(kHasValues ? results.values[m] : results.payload, tensors));
     }
     std::vector<const Value*> parts;
     for (const Value& value : values) parts.push_back(&value);
@@ -292,7 +305,7 @@ class Returned {
 template <>
 class Returned<void> {
  public:
-  static constexpr bool kHasValues = false;
+  static constexpr bool kHasValues = false, kHasStructure = false;
   static void make(Results&&) {}
 };
 

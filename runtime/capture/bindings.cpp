@@ -7,8 +7,12 @@ Bindings::Bindings(std::vector<NamedTensor> named) {
   for (NamedTensor& each : named) {
     const c10::TensorImpl* impl = each.tensor.unsafeGetTensorImpl();
     const auto [known, is_new] = by_impl_.emplace(impl, tensors_.size());
-    names_.push_back({each.kind, each.name, known->second});
-    if (!is_new) continue;
+    names_.push_back({each.kind, each.name, known->second, each.is_persistent});
+    if (!is_new) {
+      NamedTensor& first = tensors_[known->second];
+      first.is_persistent = first.is_persistent || each.is_persistent;
+      continue;
+    }
     if (each.tensor.has_storage()) {
       by_storage_.emplace(impl->unsafe_storage().unsafeGetStorageImpl(), tensors_.size());
     }

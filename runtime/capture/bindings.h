@@ -16,6 +16,7 @@ struct NamedTensor {
   partitioner::ValueKind kind = partitioner::ValueKind::kParameter;
   std::string name;
   at::Tensor tensor;
+  bool is_persistent = true;  // part of the model's state
 };
 
 /// The model's parameters and buffers, found by identity: by TensorImpl, else by the storage they
@@ -30,6 +31,7 @@ class Bindings {
     partitioner::ValueKind kind = partitioner::ValueKind::kParameter;
     std::string name;
     size_t tensor = 0;  // in tensors()
+    bool is_persistent = true;
   };
 
   Bindings() = default;

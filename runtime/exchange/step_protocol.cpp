@@ -133,6 +133,9 @@ StepMessage get_message(WireReader& in) {
   message.trains = in.get<bool>();
   message.first_active_replica = in.get_at_least<int32_t>(0);
   message.gradient_divisor = in.get_at_least<int32_t>(1);
+  message.values.resize(in.get_count<uint32_t>(sizeof(uint64_t)));
+  for (std::string& value : message.values) value = in.get_string();
+  if (in.get<bool>()) message.payload = in.get_string();
   message.forgotten.resize(in.get_count<uint32_t>(sizeof(uint64_t)));
   for (uint64_t& hash : message.forgotten) hash = in.get<uint64_t>();
   message.new_programs.resize(in.get_count<uint32_t>(kLeastProgramBytes));
@@ -160,6 +163,10 @@ std::string encode(const StepMessage& message) {
   out.put(message.trains);
   out.put(message.first_active_replica);
   out.put(message.gradient_divisor);
+  out.put<uint32_t>(static_cast<uint32_t>(message.values.size()));
+  for (const std::string& value : message.values) out.put(std::string_view(value));
+  out.put(message.payload.has_value());
+  if (message.payload) out.put(std::string_view(*message.payload));
   out.put<uint32_t>(static_cast<uint32_t>(message.forgotten.size()));
   for (uint64_t hash : message.forgotten) out.put(hash);
   out.put<uint32_t>(static_cast<uint32_t>(message.new_programs.size()));

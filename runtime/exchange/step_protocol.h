@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,6 +65,8 @@ struct StepMessage {
   bool trains = false;  // some microbatch has a backward; decides the random numbers
   int32_t first_active_replica = 0;  // whose buffers all start with; kJoined: the one that all take over
   int32_t gradient_divisor = 1;      // of the sums of gradients over replicas
+  std::vector<std::string> values{};     // where the step ends: what its bodies returned beside tensors, by microbatch
+  std::optional<std::string> payload{};  // and how that is put together; none: as the first microbatch's program last said
   std::vector<uint64_t> forgotten{};  // programs that the leader has dropped
   std::vector<NewProgram> new_programs{};
   std::vector<MicrobatchProgram> microbatches{};

@@ -11,7 +11,6 @@ enum Tag : int {
   kStateTag = 3,           // state_dict
   kObjectTag = 4,          // objects that a program sends; over the world
   kObjectReceivedTag = 5,  // and the answer that they have arrived
-  kValueTag = 6,           // what step bodies return beside tensors
   kReadTag = 7,            // values that the leader's body reads
   kTiedTag = 8,            // copies of parameters that several ranks read
   kTiedGradientTag = 9,    // and their gradients

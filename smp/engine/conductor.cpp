@@ -1,4 +1,4 @@
-// Leaders lead, followers follow.
+// Messages in, rounds out.
 #include "smp/engine/conductor.h"
 
 #include <c10/util/Exception.h>
@@ -44,25 +44,8 @@ class StepScope {
 
 }  // namespace
 
-Conductor& conductor(const char* caller) {
-  Context& own = context(caller);
-  TORCH_CHECK(own.conductor != nullptr, caller, ": expected a DistributedModel, got none. Wrap the module first: ",
-              "smp::DistributedModel model(net);");
-  return *own.conductor;
-}
-
-std::shared_ptr<Model> Conductor::add_model(std::shared_ptr<torch::nn::Module> module, const std::string& name) {
-  return rank_.models.add(std::move(module), name);
-}
-
-void Conductor::remove_model(const Model& model) {
-  rank_.models.remove(model);
-  rank_.captures.clear();
-  rank_.programs.clear();
-}
-
-std::vector<StepOutput> Conductor::run_step(int step_number, const step_internal::Call& call) {
-  TORCH_CHECK(body_in_progress() == nullptr, "step: expected a call outside of step bodies, got one from within a body. "
+step_internal::Results Conductor::run_step(int step_number, const step_internal::Call& call) {
+  TORCH_CHECK(context().body_in_progress == nullptr, "step: expected a call outside of step bodies, got one from within a body. "
               "Call the step functions one after the other, or share a plain function between their bodies.");
   forget_ended_steps();
   const StepScope scope(context(), rank_.models);
@@ -89,7 +72,7 @@ void Conductor::forget_ended_steps() {
   }
 }
 
-std::vector<StepOutput> Conductor::follow(int step_number) {
+step_internal::Results Conductor::follow(int step_number) {
   StepRun run(rank_);
   for (;;) {
     const StepMessage message = receive_message();
@@ -101,7 +84,7 @@ std::vector<StepOutput> Conductor::follow(int step_number) {
   }
 }
 
-std::optional<std::vector<StepOutput>> Conductor::perform(StepRun& run, const StepMessage& message, int step_number) {
+std::optional<step_internal::Results> Conductor::perform(StepRun& run, const StepMessage& message, int step_number) {
   MicrobatchInputs none;
   try {
     if (message.round != Round::kShadow) accept(message, step_number);
@@ -117,13 +100,13 @@ std::optional<std::vector<StepOutput>> Conductor::perform(StepRun& run, const St
 void Conductor::finish_join() {
   const int source = rank_.leads() ? lead_join() : follow_join();
   try {
-    check_optimizers(*context().pipeline, "smp::join");
+    check_optimizers(rank_, *context().pipeline, "smp::join");
   } catch (const c10::Error& error) {  // the pipelines of other replicas may have no such difference
     context().world->abort(error.what_without_backtrace());
     throw;
   }
   take_over_from(source);
-  forget_optimizer_steps();
+  forget_optimizer_steps(rank_);
   for (const auto& model : rank_.models.all()) model->reduction.num_passes = 0;  // replicas may be at different ones
 }
 
@@ -160,36 +143,7 @@ void Conductor::take_over_from(int replica) {
   for (const auto& model : rank_.models.all()) {
     broadcast_over_replicas(rank_, *model, replica, [](const runtime::NamedTensor&) { return true; });
   }
-  for (const auto& weak : rank_.optimizers) {
-    if (const auto alive = weak.lock()) broadcast_local_state(*this, *alive->model, *alive->optimizer, replica);
-  }
-}
-
-void Conductor::add_optimizer(const OptimizerMemory& memory, const std::shared_ptr<OptimizerOfModel>& optimizer) {
-  rank_.programs.add_optimizer(memory);
-  std::erase_if(rank_.optimizers, [](const auto& known) { return known.expired(); });
-  rank_.optimizers.push_back(optimizer);
-}
-
-bool Conductor::may_update(const Model& model) { return engine::may_update(rank_, model); }
-
-void Conductor::count_optimizer_step(const torch::optim::Optimizer& optimizer) {
-  for (const auto& weak : rank_.optimizers) {
-    const auto alive = weak.lock();
-    if (alive && alive->optimizer == &optimizer) ++alive->num_steps;
-  }
-}
-
-void Conductor::forget_optimizer_steps() {
-  for (const auto& weak : rank_.optimizers) {
-    if (const auto alive = weak.lock()) alive->num_steps = 0;
-  }
-}
-
-void Conductor::check_optimizer_states() const {
-  for (const auto& weak : rank_.optimizers) {
-    if (const auto alive = weak.lock()) fields_of(*alive->optimizer, "smp::join");
-  }
+  for (const auto& alive : rank_.live_optimizers()) broadcast_local_state(rank_, *alive, replica);
 }
 
 void Conductor::check_is_for_us(const StepMessage& message) const {
@@ -229,10 +183,6 @@ void Conductor::check_settings(const StepMessage& message) const {
       optimizers == message.optimizers,
       differing_optimizers("step", message.optimizers, "pipeline rank 0", optimizers,
                            "pipeline rank " + std::to_string(context().pipeline->rank())));
-}
-
-void Conductor::check_optimizers(runtime::Transport& ranks, const char* caller) const {
-  check_same_optimizers(ranks, describe_optimizers(rank_), &ranks == context().world.get() ? "rank " : "pipeline rank ", caller);
 }
 
 void Conductor::accept(const StepMessage& message, int step_number) {

@@ -5,9 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include "runtime/transport/shared_memory.h"
-#include "smp/engine/conductor.h"
-#include "smp/engine/replicas/made_group.h"
-#include "smp/engine/timeline/step_timeline.h"
 
 namespace smp::engine {
 namespace {
@@ -61,10 +58,8 @@ Context::Context(Config resolved, const runtime::Launch& launched, std::shared_p
       topology(make_topology(config, transport->size(), config.pipeline_parallel_degree)),
       world(std::move(transport)),
       is_laid_out(config.parallelism == Parallelism::kManual),
-      made_groups(std::make_shared<MadeGroups>(world)),
       logger(config.log_level) {
   form_groups();
-  if (!config.timeline.empty()) timeline = std::make_shared<StepTimeline>(*this);
 }
 
 void Context::form_groups() {
@@ -91,27 +86,9 @@ void Context::check_laid_out(runtime::GroupKind which, const char* caller) const
               "rank gives each step the whole batch: no sampler needs to know its replica.");
 }
 
-runtime::GroupKind Context::kind(CommGroup which) {
-  switch (which) {
-    case CommGroup::WORLD:
-      return runtime::GroupKind::kWorld;
-    case CommGroup::MP_GROUP:
-      return runtime::GroupKind::kModelParallel;
-    case CommGroup::DP_GROUP:
-      return runtime::GroupKind::kDataParallel;
-    case CommGroup::PP_GROUP:
-      return runtime::GroupKind::kPipeline;
-    case CommGroup::TP_GROUP:
-      return runtime::GroupKind::kTensor;
-    case CommGroup::RDP_GROUP:
-      return runtime::GroupKind::kReducedData;
-  }
-  TORCH_CHECK_VALUE(false, "CommGroup: expected one of its enumerators, got ", static_cast<int>(which), ".");
-}
-
 // Without tensor parallelism a replica is one pipeline.
-runtime::Transport& Context::group(CommGroup which) const {
-  switch (kind(which)) {
+runtime::Transport& Context::group(runtime::GroupKind which) const {
+  switch (which) {
     case runtime::GroupKind::kWorld:
       return *world;
     case runtime::GroupKind::kDataParallel:
@@ -137,9 +114,7 @@ Context& context(const char* caller) {
 
 void refuse_in_body(std::string_view caller, std::string_view fix) {
   const Context* own = try_context();
-  const bool in_body =
-      own != nullptr && own->conductor != nullptr && own->conductor->body_in_progress() != nullptr;
-  TORCH_CHECK_VALUE(!in_body, caller,
+  TORCH_CHECK_VALUE(own == nullptr || own->body_in_progress == nullptr, caller,
                     ": expected a call outside of step bodies, got one from within a body. ", fix);
 }
 
@@ -157,33 +132,5 @@ ThreadContext::ThreadContext(Context* context) : previous_(thread_context) {
   at::set_num_threads(static_cast<int>(context->config.threads));
 }
 ThreadContext::~ThreadContext() { thread_context = previous_; }
-
-std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Launch& launch,
-                                      std::shared_ptr<runtime::Transport> world) {
-  // One collective, and everybody sees the same texts, so everybody throws or nobody does.
-  const std::vector<std::string> configs = world->all_gather(resolved.to_json());
-  for (size_t r = 1; r < configs.size(); ++r) {
-    if (configs[r] == configs[0]) continue;
-    std::string text;
-    for (const std::string& line : Config::differences(Config::from_json(configs[0]), Config::from_json(configs[r]))) {
-      text += (text.empty() ? "" : "; ") + line;
-    }
-    TORCH_CHECK_VALUE(false, "smp::init: expected the same configuration on all ranks, got a difference between rank 0 ",
-                      "and rank ", r, ": ", text, ". Give all ranks the same argument and environment.");
-  }
-  const auto stages = resolved.pipeline_parallel_degree == 0 ? world->size() : resolved.pipeline_parallel_degree;
-  TORCH_CHECK_VALUE(
-      resolved.default_partition < stages, "smp::init: expected default_partition below ",
-      "pipeline_parallel_degree=", stages, ", got ", resolved.default_partition,
-      ". Name a stage from 0 to ", stages - 1, ", or raise pipeline_parallel_degree.");
-  const auto check_per_rank = [&](const char* key, const std::vector<double>& numbers) {
-    TORCH_CHECK_VALUE(numbers.empty() || static_cast<int64_t>(numbers.size()) == stages,
-                      "smp::init: expected ", key, " to have one number for each of ", stages,
-                      " pipeline ranks, got ", numbers.size(), ". Give ", stages, " numbers or none.");
-  };
-  check_per_rank("rank_speed", resolved.rank_speed);
-  check_per_rank("rank_memory_limit_mb", resolved.rank_memory_limit_mb);
-  return std::make_shared<Context>(resolved, launch, std::move(world));
-}
 
 }  // namespace smp::engine

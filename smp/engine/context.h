@@ -13,15 +13,18 @@
 #include "runtime/launch/launch.h"
 #include "runtime/placement/topology.h"
 #include "runtime/transport/transport.h"
-#include "smp/comm.h"
 #include "smp/config.h"
 #include "smp/engine/log.h"
 
+namespace smp::runtime {
+class BodyCapture;
+}
+
 namespace smp::engine {
 
-class Conductor;
 class MadeGroups;
 class StepTimeline;
+struct RankState;
 
 /// The step objects of one rank, by number.
 struct StepNumbers {
@@ -78,14 +81,14 @@ struct Context {
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   std::vector<WeakTensor> spread_tensors;  // over a pipeline, by models that are gone; their data are not whole anywhere
   std::shared_ptr<int> open_guards = std::make_shared<int>(0);  // PartitionGuards alive
-  std::shared_ptr<Conductor> conductor;  // of the model, once there is one
+  std::shared_ptr<RankState> rank_state;  // of the models, once there is one
+  runtime::BodyCapture* body_in_progress = nullptr;  // the capture of the step body that runs right now
   std::shared_ptr<StepNumbers> steps = std::make_shared<StepNumbers>();
   int64_t num_graphs = 0;                // that programs were made of
   bool uses_mpi = false;
   std::shared_ptr<StepTimeline> timeline;  // null: none was asked for, or it has been written
 
-  static runtime::GroupKind kind(CommGroup which);
-  runtime::Transport& group(CommGroup which) const;
+  runtime::Transport& group(runtime::GroupKind which) const;
   /// Forms the groups anew, with pipelines of `pipeline_ranks`. Collective over the world.
   void lay_out(int pipeline_ranks);
   /// Throws c10::Error naming `caller` as long as groups of that kind are not known.
@@ -123,10 +126,5 @@ class ThreadContext {
  private:
   Context* previous_;
 };
-
-/// Checks the configuration against the world and between the ranks, then forms the groups. Collective. Throws
-/// c10::ValueError on every rank.
-std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Launch& launch,
-                                      std::shared_ptr<runtime::Transport> world);
 
 }  // namespace smp::engine

@@ -6,21 +6,20 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "runtime/capture/body_capture.h"
 #include "runtime/executor/executor.h"
-#include "smp/engine/planning/auto_layout.h"
 #include "smp/engine/context.h"
-#include "smp/engine/state/models.h"
 #include "smp/engine/planning/programs.h"
+#include "smp/engine/state/models.h"
 #include "smp/engine/timeline/step_timeline.h"
-#include "smp/join.h"
-
-namespace torch::optim {
-class Optimizer;
-}
+#include "smp/options.h"
 
 namespace smp::engine {
+
+struct Optimizer;
 
 /// The join in progress, or the last one.
 struct JoinState {
@@ -28,12 +27,8 @@ struct JoinState {
   uint64_t num_steps = 0;  // of this replica in it
 };
 
-/// A DistributedOptimizer that is alive.
-struct OptimizerOfModel {
-  torch::optim::Optimizer* optimizer;
-  std::shared_ptr<const Model> model;
-  uint64_t num_steps = 0;  // since all ranks held the same updates
-};
+/// Numbers of microbatches chosen so far, by step function and rows of the batch.
+using AutoMicrobatches = std::map<std::pair<int, int64_t>, int64_t>;
 
 struct RankState {
   explicit RankState(Context& own)
@@ -42,6 +37,8 @@ struct RankState {
   bool leads() const { return context.pipeline->rank() == 0; }
   /// Null where nothing is recorded.
   runtime::TimelineRecorder* recorder() const { return context.timeline ? &context.timeline->recorder() : nullptr; }
+  /// That are alive, in the order in which they were made.
+  std::vector<std::shared_ptr<Optimizer>> live_optimizers() const;
 
   Context& context;
   Models models;
@@ -51,11 +48,13 @@ struct RankState {
   AutoMicrobatches auto_microbatches;
   std::set<int> measured_steps;  // step functions whose operators were timed, or known
   JoinState join;
-  runtime::BodyCapture* body_in_progress = nullptr;
   uint64_t training_steps = 0;
-  std::vector<std::weak_ptr<OptimizerOfModel>> optimizers;
+  std::vector<std::weak_ptr<Optimizer>> optimizers;
   uint64_t evaluation_steps = 0;  // steps without a backward
   uint64_t num_skipped_updates = 0;  // because of numbers that were not finite
 };
+
+/// Of this rank's models. Throws c10::Error naming `caller` when there is no model.
+RankState& rank_state(const char* caller);
 
 }  // namespace smp::engine

@@ -12,6 +12,9 @@ import sys
 # Which folders of ours each floor may include; a longer prefix wins over a shorter one. Floor 2 sees
 # the types of floor 1, never its algorithms: it gets tables, callbacks and programs from above.
 BELOW_CONDUCTOR = ("partitioner/", "runtime/", "smp/")
+# The C++ API above its engine: a Python one would see the same.
+SEAM = tuple(f"smp/engine/{name}" for name in (
+    "engine.h", "model_view.h", "optimizer_view.h", "opaque_table.h", "log.h", "config/", "files/"))
 MAY_INCLUDE = {
     "partitioner": ("partitioner/",),
     "runtime": (
@@ -28,7 +31,12 @@ MAY_INCLUDE = {
         "partitioner/schedule/schedule.h",
     ),
     "public header": ("smp/",),
-    "smp": BELOW_CONDUCTOR,
+    "smp": (
+        "smp/",
+        "runtime/exchange/wire.h",  # bytes of a Serialiser
+        "partitioner/graph/tensor_bytes.h",  # what a geometry in a file takes, checked
+    ),
+    "engine": BELOW_CONDUCTOR,
     "tools": BELOW_CONDUCTOR + ("tools/",),
     "python_bindings": ("smp/", "python_bindings/"),
     "examples": ("smp/", "examples/"),
@@ -59,10 +67,12 @@ ROOMS = {
     "runtime/gradients": ("libtorch", "capture", "transport", "exchange", "placement"),
     "runtime/executor": ("stage", "transport", "exchange"),
 }
-# Units in which a cycle is left: the context of a rank with all that it owns, delayed construction, and tests' support.
-STILL_IN_CYCLES = ("smp/", "runtime/delayed/", "tests/")
+# Units in which a cycle is left: delayed construction, and tests' support.
+STILL_IN_CYCLES = ("runtime/delayed/", "tests/")
 ONLY_PUBLIC_SMP = ("public header", "python_bindings", "examples")
-LIBRARY = ("partitioner", "runtime", "public header", "smp")
+LIBRARY = ("partitioner", "runtime", "public header", "smp", "engine")
+OF_A_LANGUAGE = re.compile(r"torch/(csrc/api/include/torch/)?(nn|optim)\b")
+DECLARES_A_LANGUAGE = re.compile(r"\bnamespace\s+torch\s*::\s*(nn|optim)\b|\btorch::(nn|optim)::")
 PARTITIONER_THIRD_PARTY = ("c10/core/ScalarType.h", "c10/util/Exception.h")
 ONE_FILE_EACH = {"<mpi.h>": r"^mpi\.h$", "<nccl.h>": r"^nccl\.h$", "CUDA": r"^(cuda|c10/cuda|ATen/cuda)\b"}
 MAY_ASK_MPI = "tests/mpi/"  # tests of real processes, which read MPI's settings from outside
@@ -77,9 +87,11 @@ COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOT
 
 
 def floor_of(path):
-    """The floor that owns `path`; public headers are smp/**.h outside smp/engine."""
+    """The floor that owns `path`; public headers are smp/*.h but for views, which the engine is given."""
     top = path.split("/")[0]
-    if top == "smp" and path.endswith(".h") and not path.startswith("smp/engine/"):
+    if path.startswith("smp/engine/"):
+        return "engine"
+    if top == "smp" and path.endswith(".h") and not path.endswith("_view.h"):
         return "public header"
     return top
 
@@ -98,12 +110,16 @@ def may_include_ours(floor, included):
         return True  # the code blocks of a page, which the build writes
     if not included.startswith(MAY_INCLUDE[floor]):
         return False
+    if floor == "smp" and included.startswith("smp/engine/"):
+        return included.startswith(SEAM)
     return not (floor in ONLY_PUBLIC_SMP and included.startswith("smp/engine/"))
 
 
 def may_include_foreign(floor, path, included):
     if included == "torch/torch.h":
         return floor not in LIBRARY
+    if floor == "engine" and OF_A_LANGUAGE.match(included):
+        return False
     if floor != "partitioner" or "/" not in included and not included.endswith(".h"):
         return True  # every standard header is a bare word
     if included.startswith("boost/json"):
@@ -159,10 +175,11 @@ class Checker:
         for number, line in enumerate(text.splitlines(), 1):
             if include := INCLUDE.match(line):
                 self.check_include(path, number, *include.groups())
-        if floor_of(path) in MAY_READ_ENVIRONMENT or ENVIRONMENT_FILES.match(path):
-            return
+        reads_environment = floor_of(path) in MAY_READ_ENVIRONMENT or ENVIRONMENT_FILES.match(path)
         for number, line in enumerate(COMMENT_OR_STRING.sub(blank, text).splitlines(), 1):
-            if READS_ENVIRONMENT.search(line):
+            if floor_of(path) == "engine" and DECLARES_A_LANGUAGE.search(line):
+                self.report(path, number, "the engine knows neither torch::nn nor torch::optim")
+            if not reads_environment and READS_ENVIRONMENT.search(line):
                 self.report(path, number, "only smp/config* and runtime/launch may read the environment")
 
     def check_file(self, path, text):

@@ -1,8 +1,7 @@
 // Contexts over loopback transports.
 #include "tests/support/smp_ranks.h"
 
-#include "smp/engine/conductor.h"
-#include "smp/engine/context.h"
+#include "smp/engine/job.h"
 #include "tests/support/loopback_world.h"
 
 namespace smp::tests {

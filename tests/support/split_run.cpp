@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <mutex>
 
-#include "smp/engine/conductor.h"
-#include "smp/engine/state/model_state.h"
+#include "smp/engine/rank_state.h"
+#include "smp/engine/state/models.h"
 #include "smp/smp.h"
 #include "tests/support/bits.h"
 #include "tests/support/smp_ranks.h"
@@ -47,7 +47,7 @@ OracleResult run_split(const ZooModel& model, const SplitOptions& options) {
   const auto module = model.make(kModelSeed);
   options.place(*module);
   DistributedModel<torch::nn::Module> distributed(module, options.model);
-  if (options.bucket_bytes > 0) engine::ModelAccess::of(distributed).reduction.bucket_bytes = options.bucket_bytes;
+  if (options.bucket_bytes > 0) ModelAccess::of(distributed).reduction.bucket_bytes = options.bucket_bytes;
   const std::vector<StepOutput> outputs = call(model, distributed, *module, options);
   options.look();
   OracleResult result;
@@ -68,7 +68,7 @@ OracleResult run_split(const ZooModel& model, const SplitOptions& options) {
 
 std::vector<runtime::StageReport> stage_reports() {
   std::vector<runtime::StageReport> reports;
-  for (const auto& [index, stage] : engine::conductor("stage_reports").models().all().front()->first_program->rank_program.stages) {
+  for (const auto& [index, stage] : engine::rank_state("stage_reports").models.all().front()->first_program->rank_program.stages) {
     reports.push_back(stage->report());
   }
   return reports;

@@ -2,12 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <utility>
 #include <vector>
 
 #include "partitioner/graph/graph.h"
-#include "smp/step.h"
+#include "smp/step_call.h"
 
 namespace smp::engine {
 
@@ -19,9 +17,6 @@ struct Layout {
   int replicas = 1;
   int64_t microbatches = 1;  // of one replica
 };
-
-/// Numbers of microbatches chosen so far, by step function and rows of the batch.
-using AutoMicrobatches = std::map<std::pair<int, int64_t>, int64_t>;
 
 /// The share of a batch that this leader's replica takes. With microbatches=auto the number of microbatches is chosen when
 /// the step function gets a batch of that many rows for the first time: the body is captured once for every number that

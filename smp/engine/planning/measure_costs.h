@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "smp/engine/planning/auto_layout.h"
-#include "smp/step.h"
+#include "smp/step_call.h"
 
 namespace smp::engine {
 

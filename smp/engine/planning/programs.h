@@ -11,38 +11,16 @@
 #include "partitioner/partition/partition.h"
 #include "partitioner/plan/plan.h"
 #include "partitioner/schedule/generate.h"
-#include "partitioner/schedule/stage_graph.h"
-#include "runtime/executor/executor.h"
 #include "runtime/placement/placement.h"
 #include "smp/engine/context.h"
+#include "smp/engine/optimizer_view.h"
+#include "smp/engine/program.h"
 #include "smp/engine/state/models.h"
 
 namespace smp::engine {
 
-struct Program {
-  uint64_t hash = 0;
-  uint64_t last_use = 0;  // counts the tables asked for
-  partitioner::Graph graph;
-  partitioner::Plan plan;
-  partitioner::StageGraph stage_graph;
-  runtime::RankProgram rank_program;
-  std::unordered_map<partitioner::ValueId, at::Tensor> constants;
-  std::map<int, std::vector<partitioner::ValueId>> written_tensors;  // by stage: parameters and buffers
-  std::vector<size_t> written_inputs;     // positions of step inputs that an operator writes to
-  std::vector<at::Tensor> named_tensors;  // by value: parameters and buffers, undefined elsewhere
-  std::unordered_map<int32_t, std::string> memory_names;  // by alias set: the first tensor of all models that lives there
-  std::vector<at::Tensor> trained;        // parameters that its backwards reach
-  std::map<std::string, std::vector<int>> trained_on;  // by name, ranks that add to their gradients
-};
-
 /// A table, or a part of the fill-drain table: all forwards, or all backwards.
 enum class TablePart { kWhole, kForward, kBackward };
-
-/// What an optimizer holds beside parameters and gradients.
-struct OptimizerMemory {
-  double state = 0;      // for good, in units of the parameters
-  double workspace = 0;  // while it updates a parameter, in units of that parameter
-};
 
 class Programs {
  public:

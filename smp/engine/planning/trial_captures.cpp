@@ -55,23 +55,23 @@ Graph TrialCaptures::capture(const std::vector<at::Tensor>& inputs) {
     throw BodyStopped{};
   });
   std::vector<at::Tensor> ghosts = capture.begin(inputs, rank_.models.training_flags());
-  rank_.body_in_progress = &capture;
+  rank_.context.body_in_progress = &capture;
   try {
     std::vector<at::Tensor> returned;
     {
       const runtime::InterceptScope scope(capture);
       returned = call_.body(ghosts, 0);
     }
-    rank_.body_in_progress = nullptr;
+    rank_.context.body_in_progress = nullptr;
     // A body that caught what stopped it has gone on without the value.
     if (until_read) throw BodyStopped{};
     return capture.finish(returned).recording->graph;
   } catch (const BodyStopped&) {
-    rank_.body_in_progress = nullptr;
+    rank_.context.body_in_progress = nullptr;
     capture.abandon();
     return std::move(*until_read);
   } catch (...) {
-    rank_.body_in_progress = nullptr;
+    rank_.context.body_in_progress = nullptr;
     capture.abandon();
     throw;
   }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
-#include "smp/step.h"
+#include "smp/step_call.h"
 
 namespace smp::engine {
 

@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <numeric>
@@ -16,6 +15,7 @@
 #include "runtime/device/random.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
+#include "smp/engine/state/optimizer_settings.h"
 
 namespace smp::engine {
 
@@ -60,12 +60,11 @@ at::Tensor value_of(const at::Tensor& tensor) {
   return runtime::value_of(tensor);
 }
 
-StateDict without_tensors(const Conductor& own, const Model& model) {
+StateDict without_tensors(const RankState& own, const Model& model) {
   StateDict state;
-  state.steps = own.steps();
-  for (const auto& item : model.module->named_modules()) {
-    if (!item.key().empty()) state.modules.push_back(item.key());
-  }
+  state.steps = {own.training_steps, own.evaluation_steps};
+  state.modules = model.view->module_paths();
+  std::erase(state.modules, "");
   return state;
 }
 
@@ -98,12 +97,12 @@ std::map<std::string, at::Tensor> offered(const StateDict& state, std::string& e
   return tensors;
 }
 
-std::shared_ptr<runtime::StateExchange> exchange_of(const Conductor& own, const Model& model,
+std::shared_ptr<runtime::StateExchange> exchange_of(const RankState& own, const Model& model,
                                                     const StateDict& state, std::string own_error) {
   auto tensors = offered(state, own_error);
   if (is_delayed(model)) tensors.emplace(kIsDelayed, at::tensor({1}, at::kLong));
   return std::make_shared<runtime::StateExchange>(std::move(tensors), std::move(own_error),
-                                                  *own.context().pipeline, *own.context().replicas);
+                                                  *own.context.pipeline, *own.context.replicas);
 }
 
 // As expand() makes them.
@@ -122,6 +121,7 @@ class LoadDifference {
       : bindings_(bindings), offers_(exchange.offers()) {
     std::map<size_t, std::string> first_name;  // of each tensor, among the offered
     for (const Name& name : bindings.names()) {
+      if (!name.is_persistent) continue;
       known_.insert(name.name);
       const auto offer = offers_.find(name.name);
       offer == offers_.end() ? missing_.push_back(name.name)
@@ -180,36 +180,40 @@ std::string listed(const std::vector<std::string>& items, size_t most) {
   return text;
 }
 
-StateDict gathered_state(const Conductor& own, const Model& model) {
+StateDict gathered_state(const RankState& own, const Model& model) {
   check_no_pending_load(model);
-  own.check_optimizers(*own.context().pipeline, "state_dict");
+  check_optimizers(own, *own.context.pipeline, "state_dict");
   std::vector<at::Tensor> copies;  // by tensor: several names share one
   for (const auto& named : model.own.tensors()) {
-    const bool is_placed = own.models().is_placed(named.tensor);
-    copies.push_back(is_placed ? gathered(named.tensor, own.models().owner(named.tensor),
-                                          *own.context().pipeline)
+    if (!named.is_persistent) {
+      copies.emplace_back();
+      continue;
+    }
+    const bool is_placed = own.models.is_placed(named.tensor);
+    copies.push_back(is_placed ? gathered(named.tensor, own.models.owner(named.tensor),
+                                          *own.context.pipeline)
                                : value_of(named.tensor).detach().clone());
   }
   StateDict state = without_tensors(own, model);
   for (const Name& name : model.own.names()) {
-    state.entries.push_back({name.name, copies[name.tensor], name.kind == ValueKind::kBuffer});
+    if (name.is_persistent) state.entries.push_back({name.name, copies[name.tensor], name.kind == ValueKind::kBuffer});
   }
   return state;
 }
 
-StateDict local_state(const Conductor& own, const Model& model) {
+StateDict local_state(const RankState& own, const Model& model) {
   check_no_pending_load(model);
   StateDict state = without_tensors(own, model);
   state.is_partial = true;
   for (const Name& name : model.own.names()) {
     const at::Tensor& tensor = model.own.tensors()[name.tensor].tensor;
-    if (!own.models().is_here(tensor)) continue;
+    if (!name.is_persistent || !own.models.is_here(tensor)) continue;
     state.entries.push_back({name.name, value_of(tensor).detach(), name.kind == ValueKind::kBuffer});
   }
   return state;
 }
 
-ModelLoad::ModelLoad(Conductor& own, Model& model, const StateDict& state, bool strict,
+ModelLoad::ModelLoad(RankState& own, Model& model, const StateDict& state, bool strict,
                      std::string own_error)
     : own_(own), model_(model), exchange_(exchange_of(own, model, state, std::move(own_error))) {
   TORCH_CHECK_VALUE(exchange_->error().empty(), "load_state_dict: ", exchange_->error());
@@ -218,20 +222,21 @@ ModelLoad::ModelLoad(Conductor& own, Model& model, const StateDict& state, bool 
 }
 
 void ModelLoad::apply() {
-  own_.forget_optimizer_steps();
-  const runtime::Transport& pipeline = *own_.context().pipeline;
+  forget_optimizer_steps(own_);
+  const runtime::Transport& pipeline = *own_.context.pipeline;
   std::vector<int> all(static_cast<size_t>(pipeline.size()));
   std::iota(all.begin(), all.end(), 0);
   if (exchange_->offers().contains(kIsDelayed)) {
     model_.pending_loads.push_back(exchange_);
   } else {
-    load_tensors(*exchange_, model_, [&](const at::Tensor& tensor) { return own_.models().holders(tensor); });
+    load_tensors(*exchange_, model_, [&](const at::Tensor& tensor) { return own_.models.holders(tensor); });
   }
   if (!exchange_->offers().contains(kSteps)) return;
   const at::Tensor steps = exchange_->deliver(kSteps, all);
   TORCH_INTERNAL_ASSERT(steps.numel() == 2, "training and evaluation steps");
   const auto* counts = steps.const_data_ptr<int64_t>();
-  own_.set_steps({static_cast<uint64_t>(counts[0]), static_cast<uint64_t>(counts[1])});
+  own_.training_steps = static_cast<uint64_t>(counts[0]);
+  own_.evaluation_steps = static_cast<uint64_t>(counts[1]);
 }
 
 }  // namespace smp::engine

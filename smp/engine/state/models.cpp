@@ -3,7 +3,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <numeric>
@@ -19,7 +18,7 @@
 #include "runtime/device/process_memory.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/tags.h"
-#include "smp/engine/planning/programs.h"
+#include "smp/engine/program.h"
 
 namespace smp::engine {
 
@@ -27,13 +26,11 @@ using namespace partitioner;
 
 namespace {
 
-std::vector<runtime::NamedTensor> tensors_of(const torch::nn::Module& module, const std::string& prefix) {
+std::vector<runtime::NamedTensor> tensors_of(const ModelView& view, const std::string& prefix) {
   std::vector<runtime::NamedTensor> tensors;
-  for (const auto& item : module.named_parameters()) {
-    tensors.push_back({ValueKind::kParameter, prefix + item.key(), item.value()});
-  }
-  for (const auto& item : module.named_buffers()) {
-    tensors.push_back({ValueKind::kBuffer, prefix + item.key(), item.value()});
+  for (const ModelTensor& each : view.tensors()) {
+    const auto kind = each.is_buffer ? ValueKind::kBuffer : ValueKind::kParameter;
+    tensors.push_back({kind, prefix + each.name, each.tensor, each.is_persistent});
   }
   return tensors;
 }
@@ -91,7 +88,7 @@ bool is_identifier(const std::string& name) {
 
 }  // namespace
 
-std::shared_ptr<Model> Models::add(std::shared_ptr<torch::nn::Module> module, const std::string& name) {
+std::shared_ptr<Model> Models::add(std::shared_ptr<const ModelView> view, const std::string& name) {
   TORCH_CHECK_VALUE(name.empty() || is_identifier(name), "DistributedModel: expected a name of letters, digits and "
                     "underscores, got '", name, "'. It stands before the names of the model's tensors: 'generator' makes "
                     "'generator.fc.weight'.");
@@ -101,9 +98,9 @@ std::shared_ptr<Model> Models::add(std::shared_ptr<torch::nn::Module> module, co
     TORCH_CHECK_VALUE(other->prefix != prefix, "DistributedModel: expected another name than that of a model that "
                       "exists, got '", name, "' twice. Give each model a name of its own.");
   }
-  check_whole(tensors_of(*module, ""), context_.spread_tensors);
+  check_whole(tensors_of(*view, ""), context_.spread_tensors);
   std::vector<runtime::NamedTensor> tensors = tensors_of_all();
-  for (auto& named : tensors_of(*module, prefix)) tensors.push_back(std::move(named));
+  for (auto& named : tensors_of(*view, prefix)) tensors.push_back(std::move(named));
   check_names(tensors);
   check_memory(tensors);
   auto model = std::make_shared<Model>();
@@ -112,8 +109,8 @@ std::shared_ptr<Model> Models::add(std::shared_ptr<torch::nn::Module> module, co
                                     [&](const auto& other) { return other->number == model->number; });
   TORCH_CHECK(!is_taken, "DistributedModel: expected a model that lives on to see at most ", runtime::kMaxReducers,
               " others made after it, got another one.");
-  model->own = runtime::Bindings(tensors_of(*module, ""));
-  model->module = std::move(module);
+  model->own = runtime::Bindings(tensors_of(*view, ""));
+  model->view = std::move(view);
   model->prefix = std::move(prefix);
   models_.push_back(model);
   bind_all();
@@ -155,7 +152,7 @@ void Models::remove(const Model& model) {
 std::vector<runtime::NamedTensor> Models::tensors_of_all() const {
   std::vector<runtime::NamedTensor> tensors;
   for (const auto& model : models_) {
-    for (auto& named : tensors_of(*model->module, model->prefix)) tensors.push_back(std::move(named));
+    for (auto& named : tensors_of(*model->view, model->prefix)) tensors.push_back(std::move(named));
   }
   return tensors;
 }
@@ -165,18 +162,16 @@ void Models::bind_all() { bindings_ = runtime::Bindings(tensors_of_all()); }
 std::vector<std::string> Models::module_paths() const {
   std::vector<std::string> paths;
   for (const auto& model : models_) {
-    const torch::nn::Module& module = *model->module;
     if (!model->prefix.empty()) paths.push_back(model->prefix.substr(0, model->prefix.size() - 1));
-    for (const auto& item : module.named_modules()) paths.push_back(model->prefix + item.key());
-    for (const auto& item : module.named_parameters()) paths.push_back(model->prefix + item.key());
-    for (const auto& item : module.named_buffers()) paths.push_back(model->prefix + item.key());
+    for (const std::string& path : model->view->module_paths()) paths.push_back(model->prefix + path);
+    for (const ModelTensor& named : model->view->tensors()) paths.push_back(model->prefix + named.name);
   }
   return paths;
 }
 
 std::string Models::training_flags() const {
   std::string flags;
-  for (const auto& model : models_) flags += model->module->is_training() ? 't' : 'e';
+  for (const auto& model : models_) flags += model->view->is_training() ? 't' : 'e';
   return flags;
 }
 
@@ -309,7 +304,8 @@ void load_tensors(runtime::StateExchange& exchange, const Model& model,
   for (const runtime::Bindings::Name& name : model.own.names()) {
     const at::Tensor& tensor = model.own.tensors()[name.tensor].tensor;
     const std::vector<int> ranks = holders(tensor);
-    if (ranks.empty() || !exchange.offers().contains(name.name) || !loaded.insert(name.tensor).second) continue;
+    if (!name.is_persistent || ranks.empty() || !exchange.offers().contains(name.name)) continue;
+    if (!loaded.insert(name.tensor).second) continue;
     const at::Tensor value = exchange.deliver(name.name, ranks);
     if (!value.defined()) continue;
     {  // on a rank that had put them off, where the first replica had not

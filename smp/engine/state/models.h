@@ -13,13 +13,9 @@
 #include "runtime/gradients/gradient_reducer.h"
 #include "runtime/placement/placement.h"
 #include "runtime/exchange/state_exchange.h"
-#include "smp/data_parallel.h"
 #include "smp/engine/context.h"
 #include "smp/engine/hooks.h"
-
-namespace torch::nn {
-class Module;
-}
+#include "smp/engine/model_view.h"
 
 namespace smp::engine {
 
@@ -50,12 +46,12 @@ void broadcast_tensors(const std::vector<at::Tensor>& tensors, runtime::Transpor
 /// What a program places of a model that it uses for the first time.
 enum class Placement { kWholeModels, kUsedTensors };
 
-/// One wrapped module.
+/// One wrapped model.
 struct Model {
-  std::shared_ptr<torch::nn::Module> module;
+  std::shared_ptr<const ModelView> view;
   int number = 0;         // of no other model that is alive, the same on all ranks
   std::string prefix;     // of its tensors in graphs, plans and owners: "generator."; "" for one without a name
-  runtime::Bindings own;  // its tensors under the module's own names
+  runtime::Bindings own;  // its tensors under the view's own names
   std::shared_ptr<const Program> first_program;  // that used it; null before
   std::shared_ptr<Hooks> hooks = std::make_shared<Hooks>();
   Reduction reduction{};
@@ -71,7 +67,7 @@ struct Model {
 void load_tensors(runtime::StateExchange& exchange, const Model& model,
                   const std::function<std::vector<int>(const at::Tensor&)>& holders);
 
-/// Names are those of the module behind the model's prefix. Each model is placed as a whole by the first program that
+/// Names are those of the view behind the model's prefix. Each model is placed as a whole by the first program that
 /// uses it.
 class Models {
  public:
@@ -80,7 +76,7 @@ class Models {
   /// `name` empty: none for the first model, "model1", "model2", … for the others. Throws c10::ValueError for a name
   /// that another model has, that is no identifier, or that gives two tensors one name, and for a module that a model
   /// which is gone has spread over the pipeline.
-  std::shared_ptr<Model> add(std::shared_ptr<torch::nn::Module> module, const std::string& name);
+  std::shared_ptr<Model> add(std::shared_ptr<const ModelView> view, const std::string& name);
   void remove(const Model& model);
   /// In the order in which they were made.
   const std::vector<std::shared_ptr<Model>>& all() const { return models_; }

@@ -1,36 +1,32 @@
 // The first line counts steps, the others are options, one each.
 #include "smp/engine/state/optimizer_settings.h"
 
-#include <torch/optim/optimizer.h>
+#include <c10/util/Exception.h>
 
+#include <charconv>
 #include <sstream>
 
-#include "smp/engine/state/optimizer_fields.h"
 #include "smp/engine/rank_state.h"
+#include "smp/engine/state/optimizer.h"
 
 namespace smp::engine {
 namespace {
 
 // "optimizer 0 (SGD), group 1: lr = 0.1"
-void describe_options(const OptimizerOfModel& alive, size_t number, std::ostream& text) {
-  const OptimizerFields* fields = find_fields(*alive.optimizer);
-  const std::string optimizer = "\noptimizer " + std::to_string(number) + " (" +
-                                (fields ? fields->kind() : "of another kind") + ")";
-  const auto& groups = alive.optimizer->param_groups();
+void describe_options(const Optimizer& alive, size_t number, std::ostream& text) {
+  const std::string kind = alive.view->kind();
+  const std::string optimizer = "\noptimizer " + std::to_string(number) + " (" + (kind.empty() ? "of another kind" : kind) + ")";
+  const std::vector<OptimizerGroup> groups = alive.view->groups();
   for (size_t g = 0; g < groups.size(); ++g) {
     const std::string group = optimizer + ", group " + std::to_string(g) + ": ";
     uint32_t pattern = 2166136261U;  // FNV-1a
-    for (const at::Tensor& parameter : groups[g].params()) {
+    for (const at::Tensor& parameter : groups[g].parameters) {
       const runtime::NamedTensor* named = alive.model->own.find(parameter);
       const ptrdiff_t place = named ? named - alive.model->own.tensors().data() : -1;
       pattern = (pattern ^ static_cast<uint32_t>(place)) * 16777619U;
     }
-    text << group << groups[g].params().size() << " parameters (pattern " << std::hex << pattern
-         << std::dec << ")";
-    if (!fields) continue;
-    for (const auto& [name, value] : fields->options(groups[g].options())) {
-      text << group << name << " = " << exact_text(value);
-    }
+    text << group << groups[g].parameters.size() << " parameters (pattern " << std::hex << pattern << std::dec << ")";
+    for (const auto& [name, value] : groups[g].options) text << group << name << " = " << exact_text(value);
   }
 }
 
@@ -39,9 +35,7 @@ void describe_options(const OptimizerOfModel& alive, size_t number, std::ostream
 std::string describe_optimizers(const RankState& rank) {
   std::ostringstream counts, options;
   size_t number = 0;
-  for (const auto& weak : rank.optimizers) {
-    const auto alive = weak.lock();
-    if (!alive) continue;
+  for (const auto& alive : rank.live_optimizers()) {
     counts << (number == 0 ? "" : ", ") << alive->num_steps;
     describe_options(*alive, number++, options);
   }
@@ -80,6 +74,20 @@ void check_same_optimizers(runtime::Transport& ranks, const std::string& own, co
                       differing_optimizers(caller, all[first], kind + std::to_string(first), all[r],
                                            kind + std::to_string(r)));
   }
+}
+
+void check_optimizers(const RankState& rank, runtime::Transport& ranks, const char* caller) {
+  const bool is_world = &ranks == rank.context.world.get();
+  check_same_optimizers(ranks, describe_optimizers(rank), is_world ? "rank " : "pipeline rank ", caller);
+}
+
+void forget_optimizer_steps(const RankState& rank) {
+  for (const auto& alive : rank.live_optimizers()) alive->num_steps = 0;
+}
+
+std::string exact_text(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
 }  // namespace smp::engine

@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
-#include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <boost/json/array.hpp>
@@ -18,12 +17,13 @@
 #include <set>
 #include <sstream>
 
+#include "runtime/delayed/unmade.h"
+#include "runtime/device/random.h"
 #include "runtime/exchange/wire.h"
 #include "smp/engine/state/model_state.h"
+#include "smp/engine/state/optimizer_settings.h"
 
 namespace smp::engine {
-
-using torch::optim::Optimizer;
 
 namespace {
 
@@ -48,14 +48,12 @@ const std::string& name_of(const Model& model, const at::Tensor& parameter) {
   return named->name;
 }
 
-OptimizerState without_entries(const Model& model, const Optimizer& optimizer,
-                               const OptimizerFields& fields) {
-  OptimizerState state{.kind = fields.kind(), .groups = {}, .entries = {}};
-  for (const auto& group : optimizer.param_groups()) {
+OptimizerState without_entries(const Optimizer& optimizer) {
+  OptimizerState state{.kind = optimizer.view->kind(), .groups = {}, .entries = {}};
+  for (const OptimizerGroup& group : optimizer.view->groups()) {
     OptimizerState::Group& made = state.groups.emplace_back();
-    made.options = fields.options(group.options());
-    for (const at::Tensor& parameter : group.params())
-      made.parameters.push_back(name_of(model, parameter));
+    made.options = group.options;
+    for (const at::Tensor& parameter : group.parameters) made.parameters.push_back(name_of(*optimizer.model, parameter));
   }
   return state;
 }
@@ -91,15 +89,15 @@ std::map<std::string, at::Tensor> offered(const OptimizerState& state, std::stri
   return tensors;
 }
 
-runtime::StateExchange exchange_of(const Conductor& own, const OptimizerState& state,
+runtime::StateExchange exchange_of(const RankState& own, const OptimizerState& state,
                                    std::string own_error) {
   auto tensors = offered(state, own_error);
-  return {std::move(tensors), std::move(own_error), *own.context().pipeline,
-          *own.context().replicas};
+  return {std::move(tensors), std::move(own_error), *own.context.pipeline,
+          *own.context.replicas};
 }
 
-std::vector<int> all_ranks(const Conductor& own) {
-  std::vector<int> all(static_cast<size_t>(own.context().pipeline->size()));
+std::vector<int> all_ranks(const RankState& own) {
+  std::vector<int> all(static_cast<size_t>(own.context.pipeline->size()));
   std::iota(all.begin(), all.end(), 0);
   return all;
 }
@@ -145,30 +143,44 @@ void groups_from_json(const std::string& json, OptimizerState& state) {
   }
 }
 
-OptimizerState local_state(const Conductor& own, const Model& model, Optimizer& optimizer) {
-  const OptimizerFields& fields = fields_of(optimizer, "DistributedOptimizer::local_state_dict");
-  OptimizerState state = without_entries(model, optimizer, fields);
+void check_is_known(const Optimizer& optimizer, const char* caller) {
+  TORCH_CHECK_VALUE(!optimizer.view->kind().empty(), caller, ": ", optimizer.view->refusal());
+}
+
+OptimizerState local_state(const RankState& own, const Optimizer& optimizer) {
+  check_is_known(optimizer, "DistributedOptimizer::local_state_dict");
+  OptimizerState state = without_entries(optimizer);
   state.is_partial = true;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      const std::string& name = name_of(model, parameter);
-      if (found != optimizer.state().end() && own.models().is_here(parameter))
-        state.entries[name] = fields.fields(*found->second);
+  for (const OptimizerGroup& group : optimizer.view->groups()) {
+    for (const at::Tensor& parameter : group.parameters) {
+      const auto fields = optimizer.view->state(parameter);
+      if (fields && own.models.is_here(parameter)) state.entries[name_of(*optimizer.model, parameter)] = *fields;
     }
   }
   return state;
 }
 
-OptimizerState gathered_state(const Conductor& own, const Model& model, Optimizer& optimizer) {
-  OptimizerState state = local_state(own, model, optimizer);
+void keep_local_state(const RankState& own, Optimizer& optimizer) {
+  std::vector<at::Tensor> kept;
+  for (const OptimizerGroup& group : optimizer.view->groups()) {
+    for (const at::Tensor& parameter : group.parameters) {
+      if (!own.models.is_here(parameter)) optimizer.view->erase_state(parameter);
+      for (const auto& [name, tensor] : optimizer.view->state(parameter).value_or(StateFields())) kept.push_back(tensor);
+    }
+  }
+  const runtime::GeneratorHold hold;
+  runtime::make_values(kept);
+}
+
+OptimizerState gathered_state(const RankState& own, const Optimizer& optimizer) {
+  OptimizerState state = local_state(own, optimizer);
   state.is_partial = false;
   runtime::WireWriter out;
-  const int me = own.context().pipeline->rank();
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      const auto entry = state.entries.find(name_of(model, parameter));
-      if (entry == state.entries.end() || own.models().owner(parameter) != me) continue;
+  const int me = own.context.pipeline->rank();
+  for (const OptimizerGroup& group : optimizer.view->groups()) {
+    for (const at::Tensor& parameter : group.parameters) {
+      const auto entry = state.entries.find(name_of(*optimizer.model, parameter));
+      if (entry == state.entries.end() || own.models.owner(parameter) != me) continue;
       for (const auto& [field, tensor] : entry->second) {
         out.put(entry->first), out.put(field);
         out.put(tensor);
@@ -176,19 +188,19 @@ OptimizerState gathered_state(const Conductor& own, const Model& model, Optimize
     }
   }
   state.entries.clear();
-  for (const std::string& bytes : own.context().pipeline->all_gather(out.take())) {
+  for (const std::string& bytes : own.context.pipeline->all_gather(out.take())) {
     runtime::read_all(bytes, "state of an optimizer", [&](runtime::WireReader& in) { read_entries(in, state); });
   }
   return state;
 }
 
-void broadcast_local_state(Conductor& own, const Model& model, Optimizer& optimizer, int source) {
+void broadcast_local_state(const RankState& own, Optimizer& optimizer, int source) {
   const at::NoGradGuard no_grad;
-  runtime::Transport& replicas = *own.context().replicas;
-  const OptimizerFields& optimizer_fields = fields_of(optimizer, "smp::join");
+  runtime::Transport& replicas = *own.context.replicas;
+  check_is_known(optimizer, "smp::join");
   runtime::WireWriter out;
   if (replicas.rank() == source) {
-    const OptimizerState state = local_state(own, model, optimizer);
+    const OptimizerState state = local_state(own, optimizer);
     out.put(groups_to_json(state));
     for (const auto& [parameter, fields] : state.entries) {
       for (const auto& [field, tensor] : fields) {
@@ -204,35 +216,29 @@ void broadcast_local_state(Conductor& own, const Model& model, Optimizer& optimi
     groups_from_json(in.get_string(), state);
     read_entries(in, state);
   });
-  TORCH_CHECK_VALUE(state.groups.size() == optimizer.param_groups().size(), "smp::join: expected ",
-                    optimizer.param_groups().size(), " parameter groups as here, got ", state.groups.size(), " from replica ",
-                    source, ". Make the optimizer alike on every rank.");
-  for (size_t g = 0; g < state.groups.size(); ++g) {
-    auto& group = optimizer.param_groups()[g];
-    optimizer_fields.set_options(group.options(), state.groups[g].options);
-    for (const at::Tensor& parameter : group.params()) {
-      void* key = parameter.unsafeGetTensorImpl();
-      optimizer.state().erase(key);
-      const auto entry = state.entries.find(name_of(model, parameter));
-      if (entry != state.entries.end()) optimizer.state()[key] = optimizer_fields.make_state(entry->second);
+  const std::vector<OptimizerGroup> groups = optimizer.view->groups();
+  TORCH_CHECK_VALUE(state.groups.size() == groups.size(), "smp::join: expected ", groups.size(),
+                    " parameter groups as here, got ", state.groups.size(), " from replica ", source,
+                    ". Make the optimizer alike on every rank.");
+  for (size_t g = 0; g < groups.size(); ++g) {
+    optimizer.view->set_options(g, state.groups[g].options);
+    for (const at::Tensor& parameter : groups[g].parameters) {
+      optimizer.view->erase_state(parameter);
+      const auto entry = state.entries.find(name_of(*optimizer.model, parameter));
+      if (entry != state.entries.end()) optimizer.view->set_state(parameter, entry->second);
     }
   }
 }
 
-OptimizerLoad::OptimizerLoad(Conductor& own, const Model& model, Optimizer& optimizer,
-                             const OptimizerState& state, std::string own_error)
-    : own_(own),
-      model_(model),
-      optimizer_(optimizer),
-      fields_(fields_of(optimizer, "DistributedOptimizer::load_state_dict")),
-      exchange_(exchange_of(own, state, std::move(own_error))) {
+OptimizerLoad::OptimizerLoad(RankState& own, Optimizer& optimizer, const OptimizerState& state, std::string own_error)
+    : own_(own), optimizer_(optimizer), exchange_(exchange_of(own, state, std::move(own_error))) {
   const char* caller = "DistributedOptimizer::load_state_dict: ";
   TORCH_CHECK_VALUE(exchange_.error().empty(), caller, exchange_.error());
   TORCH_CHECK_VALUE(exchange_.offers().contains(kGroups), caller,
                     "expected the state of an optimizer, got an empty one on every rank.");
   const at::Tensor bytes = exchange_.deliver(kGroups, all_ranks(own));
   groups_from_json({static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()}, groups_);
-  const std::string text = difference(without_entries(model, optimizer, fields_));
+  const std::string text = difference(without_entries(optimizer));
   TORCH_CHECK_VALUE(text.empty(), caller, text,
                     " Load the state of the same optimizer over the same model.");
 }
@@ -246,6 +252,7 @@ std::string OptimizerLoad::difference(const OptimizerState& want) const {
   }
   std::vector<std::string> wrong;
   std::set<std::string> known;
+  const std::vector<OptimizerGroup> all = optimizer_.view->groups();
   for (size_t g = 0; g < want.groups.size(); ++g) {
     const OptimizerState::Group &got = groups_.groups[g], &own = want.groups[g];
     const auto same_key = [](const auto& a, const auto& b) { return a.first == b.first; };
@@ -256,8 +263,7 @@ std::string OptimizerLoad::difference(const OptimizerState& want) const {
     }
     for (size_t p = 0; p < own.parameters.size(); ++p) {
       known.insert(own.parameters[p]);
-      const std::string text =
-          wrong_fields(own.parameters[p], optimizer_.param_groups()[g].params()[p], got.options);
+      const std::string text = wrong_fields(own.parameters[p], all[g].parameters[p], got.options);
       if (!text.empty()) wrong.push_back(own.parameters[p] + ": " + text);
     }
   }
@@ -273,17 +279,16 @@ std::string OptimizerLoad::difference(const OptimizerState& want) const {
 
 std::string OptimizerLoad::wrong_fields(const std::string& parameter, const at::Tensor& tensor,
                                         const OptionValues& options) const {
-  std::vector<std::string> missing = fields_.needed(options);
+  std::vector<std::string> missing = optimizer_.view->needed_fields(options);
   size_t num_fields = 0;
-  const std::vector<std::string> all = fields_.known();
-  for (const std::string& field : all) {
+  const std::vector<StateField> all = optimizer_.view->fields();
+  for (const auto& [field, is_count] : all) {
     const auto offer = exchange_.offers().find(parameter + "/" + field);
     if (offer == exchange_.offers().end()) continue;
     ++num_fields;
     std::erase(missing, field);
-    const bool is_number = field == "step";
     const auto& [dtype, sizes, content, ranks] = offer->second;
-    const bool fits = is_number ? dtype == at::kLong && sizes.empty()
+    const bool fits = is_count ? dtype == at::kLong && sizes.empty()
                                 : dtype == tensor.scalar_type() && tensor.sizes().equals(sizes);
     std::ostringstream text;
     text << field << " is " << dtype << " " << at::IntArrayRef(sizes) << ", the parameter "
@@ -294,37 +299,33 @@ std::string OptimizerLoad::wrong_fields(const std::string& parameter, const at::
   for (auto at = exchange_.offers().lower_bound(prefix);
        at != exchange_.offers().end() && at->first.starts_with(prefix); ++at) {
     const std::string field = at->first.substr(prefix.size());
-    if (std::find(all.begin(), all.end(), field) == all.end()) return "unknown field " + field;
+    const auto is_named = [&](const StateField& one) { return one.name == field; };
+    if (std::none_of(all.begin(), all.end(), is_named)) return "unknown field " + field;
   }
-  const bool may_be_absent = num_fields == 0 && fields_.makes_state();
+  const bool may_be_absent = num_fields == 0 && optimizer_.view->makes_state();
   return missing.empty() || may_be_absent ? "" : "missing field " + missing.front();
 }
 
 void OptimizerLoad::apply_options() {
-  for (size_t g = 0; g < groups_.groups.size(); ++g) {
-    fields_.set_options(optimizer_.param_groups()[g].options(), groups_.groups[g].options);
-  }
+  for (size_t g = 0; g < groups_.groups.size(); ++g) optimizer_.view->set_options(g, groups_.groups[g].options);
 }
 
 void OptimizerLoad::apply_state() {
   const at::NoGradGuard no_grad;
-  for (const auto& group : optimizer_.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      const std::string& name = name_of(model_, parameter);
-      const std::vector<int> holders = own_.models().holders(parameter);
+  for (const OptimizerGroup& group : optimizer_.view->groups()) {
+    for (const at::Tensor& parameter : group.parameters) {
+      const std::string& name = name_of(*optimizer_.model, parameter);
+      const std::vector<int> holders = own_.models.holders(parameter);
       StateFields fields;
       bool has_state = false;
-      for (const std::string& field : fields_.known()) {
+      for (const auto& [field, is_count] : optimizer_.view->fields()) {
         if (!exchange_.offers().contains(name + "/" + field)) continue;
         const at::Tensor value = exchange_.deliver(name + "/" + field, holders);
         has_state = true;
-        if (value.defined())
-          fields[field] = at::empty_like(field == "step" ? value : parameter).copy_(value);
+        if (value.defined()) fields[field] = at::empty_like(is_count ? value : parameter).copy_(value);
       }
-      void* key = parameter.unsafeGetTensorImpl();
-      optimizer_.state().erase(key);
-      if (has_state && own_.models().is_here(parameter))
-        optimizer_.state()[key] = fields_.make_state(fields);
+      optimizer_.view->erase_state(parameter);
+      if (has_state && own_.models.is_here(parameter)) optimizer_.view->set_state(parameter, fields);
     }
   }
 }

@@ -6,10 +6,11 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
+#include "runtime/capture/bindings.h"
 #include "runtime/capture/recording.h"
 #include "runtime/capture/value_read.h"
 #include "runtime/exchange/step_protocol.h"
-#include "smp/engine/planning/programs.h"
+#include "smp/engine/program.h"
 
 namespace smp::engine {
 

@@ -12,6 +12,7 @@
 #include "runtime/delayed/unmade.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/root_cause.h"
+#include "smp/engine/planning/auto_layout.h"
 #include "smp/engine/step/argument_memory.h"
 #include "smp/engine/step/captured_runs.h"
 #include "smp/engine/step/local_values.h"
@@ -59,7 +60,7 @@ void throw_refusal(const StepMessage& message) {
 Leader::Leader(RankState& rank, int step_number, const step_internal::Call& call)
     : rank_(rank), step_number_(step_number), call_(call), run_(rank), planned_(rank.models.owners()) {}
 
-std::vector<StepOutput> Leader::run() {
+step_internal::Results Leader::run() {
   StepMessage message = new_message(Round::kWhole, 0);
   forgotten_ = rank_.programs.forget_least_used(static_cast<size_t>(rank_.context.config.max_cached_graphs));
   std::exception_ptr own_error;
@@ -84,6 +85,9 @@ std::vector<StepOutput> Leader::run() {
       message = new_message(Round::kFinish, bodies_.size());
     }
     message.trains = trains;
+    if (call_.values) message.values = call_.values();
+    const std::string payload = call_.payload ? call_.payload() : "";
+    if (payload != rank_.programs.find(bodies_.front().recording->hash)->payload) message.payload = payload;
   } catch (...) {  // of any type: the others wait for this message
     own_error = std::current_exception();
     message.error = runtime::describe_exception(own_error);
@@ -147,7 +151,7 @@ runtime::BodyCapture& Leader::own_capture() {
 void Leader::capture_body(runtime::BodyCapture& capture, const std::string& key) {
   const size_t m = bodies_.size();
   std::vector<at::Tensor> ghosts = capture.begin(inputs_[m], key);
-  rank_.body_in_progress = &capture;
+  rank_.context.body_in_progress = &capture;
   try {
     std::vector<at::Tensor> returned;
     {
@@ -156,11 +160,11 @@ void Leader::capture_body(runtime::BodyCapture& capture, const std::string& key)
     }
     bodies_.push_back(capture.finish(returned));
   } catch (...) {
-    rank_.body_in_progress = nullptr;
+    rank_.context.body_in_progress = nullptr;
     capture.abandon();
     throw;
   }
-  rank_.body_in_progress = nullptr;
+  rank_.context.body_in_progress = nullptr;
   ghosts.clear();
   capture.release_run();
   if (m < assumed_.size() && !same_run(assumed_[m], bodies_[m])) {
@@ -300,9 +304,7 @@ void Leader::check_random_stream(bool trains) const {
 }
 
 StepMessage Leader::new_message(Round round, size_t first) const {
-  StepMessage message{.step_function = step_number_,
-                      .step = rank_.training_steps,
-                      .evaluation_step = rank_.evaluation_steps};
+  StepMessage message{.step_function = step_number_, .step = rank_.training_steps, .evaluation_step = rank_.evaluation_steps};
   message.round = round;
   message.first = static_cast<int32_t>(first);
   message.num_microbatches = static_cast<int32_t>(inputs_.size());
@@ -365,7 +367,7 @@ Program& Leader::add_program(const runtime::Recording& recording, StepMessage& m
   return *program;
 }
 
-std::optional<std::vector<StepOutput>> Leader::perform(StepMessage& message) {
+std::optional<step_internal::Results> Leader::perform(StepMessage& message) {
   send(message);
   try {
     return run_.perform(message, inputs_);

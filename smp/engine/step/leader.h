@@ -10,7 +10,7 @@
 #include "runtime/exchange/step_protocol.h"
 #include "smp/engine/replicas/replica_step.h"
 #include "smp/engine/step/step_run.h"
-#include "smp/step.h"
+#include "smp/step_call.h"
 
 namespace smp::engine {
 
@@ -26,7 +26,7 @@ class Leader {
   Leader(RankState& rank, int step_number, const step_internal::Call& call);
 
   /// Throws what refuses the step, after telling the followers.
-  std::vector<StepOutput> run();
+  step_internal::Results run();
 
   /// Takes part in one step of the replicas that still have batches, in place of run(). When none has any, returns the one
   /// with the most steps.
@@ -50,7 +50,7 @@ class Leader {
   runtime::StepMessage new_message(runtime::Round round, size_t first) const;
   Program& add_microbatch(const runtime::CapturedBody& body, runtime::StepMessage& message);
   Program& add_program(const runtime::Recording& recording, runtime::StepMessage& message);
-  std::optional<std::vector<StepOutput>> perform(runtime::StepMessage& message);
+  std::optional<step_internal::Results> perform(runtime::StepMessage& message);
   void leave_out_dropped();
   void check_random_stream(bool trains) const;
 

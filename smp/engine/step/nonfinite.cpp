@@ -3,7 +3,6 @@
 
 #include <ATen/ops/isnan.h>
 #include <c10/util/Exception.h>
-#include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <iterator>
@@ -11,6 +10,7 @@
 
 #include "runtime/libtorch/finite.h"
 #include "smp/engine/replicas/replica_step.h"
+#include "smp/engine/state/optimizer.h"
 
 namespace smp::engine {
 namespace {
@@ -40,12 +40,11 @@ using Parameters = std::vector<runtime::NamedTensor>;
 std::vector<Parameters> updated_parameters(const RankState& rank, const Model& model) {
   const auto& tensors = model.own.tensors();
   std::vector<Parameters> all;
-  for (const auto& weak : rank.optimizers) {
-    const auto alive = weak.lock();
-    if (!alive || alive->model.get() != &model) continue;
+  for (const auto& alive : rank.live_optimizers()) {
+    if (alive->model.get() != &model) continue;
     std::unordered_set<const c10::TensorImpl*> updated;
-    for (const auto& group : alive->optimizer->param_groups()) {
-      for (const at::Tensor& parameter : group.params()) updated.insert(parameter.unsafeGetTensorImpl());
+    for (const OptimizerGroup& group : alive->view->groups()) {
+      for (const at::Tensor& parameter : group.parameters) updated.insert(parameter.unsafeGetTensorImpl());
     }
     std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(all.emplace_back()),
                  [&](const auto& named) { return updated.contains(named.tensor.unsafeGetTensorImpl()); });

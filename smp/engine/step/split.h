@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "smp/step_arguments.h"
+#include "smp/step_call.h"
 
 namespace smp::engine {
 

@@ -36,7 +36,7 @@ runtime::RandomState random_state(const RankState& rank, bool trains, uint64_t s
   return {static_cast<uint64_t>(rank.context.config.seed), trains ? step : kEvaluationStream + step, first + number};
 }
 
-std::optional<std::vector<StepOutput>> StepRun::perform(const StepMessage& message, MicrobatchInputs& inputs) {
+std::optional<step_internal::Results> StepRun::perform(const StepMessage& message, MicrobatchInputs& inputs) {
   const runtime::RecordedRound round(rank_.recorder(), rank_.leads());
   begin(message);
   const auto first = static_cast<size_t>(message.first);
@@ -60,7 +60,7 @@ std::optional<std::vector<StepOutput>> StepRun::perform(const StepMessage& messa
       return end(message, TablePart::kBackward);
     case Round::kShadow:
       shadow(message);
-      return std::vector<StepOutput>{};
+      return step_internal::Results{};
     case Round::kJoined:
       break;
   }
@@ -234,7 +234,7 @@ void StepRun::collect_reads(size_t first) {
   }
 }
 
-std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part) {
+step_internal::Results StepRun::end(const StepMessage& message, TablePart part) {
   std::optional<runtime::TiedGradients> tied;
   std::optional<ReplicaGradients> gradients;
   runtime::RunOptions options;
@@ -253,7 +253,9 @@ std::vector<StepOutput> StepRun::end(const StepMessage& message, TablePart part)
   }
   if (part == TablePart::kWhole || message.trains) run(schedule(part, 0), 0, options);
   if (message.trains) note_losses(rank_, programs_, results_, message.reduced);
-  std::vector<StepOutput> returned = exchange_recorded_results();
+  Program& first = *programs_.front();
+  if (message.payload) first.payload = *message.payload;
+  step_internal::Results returned{exchange_recorded_results(), message.values, first.payload, programs_.size()};
   if (message.trains) {
     const runtime::RecordedSpan span(rank_.recorder(), Activity::kCollective);
     tied->finish();

@@ -10,7 +10,7 @@
 
 #include "runtime/exchange/step_protocol.h"
 #include "smp/engine/rank_state.h"
-#include "smp/step_output.h"
+#include "smp/step_call.h"
 
 namespace smp::engine {
 
@@ -31,7 +31,7 @@ class StepRun {
 
   /// Performs a round; returns what the step returns when it was the last one. A whole round takes the inputs.
   /// Collective over the pipeline (and, in the first round and the last, its replicas).
-  std::optional<std::vector<StepOutput>> perform(const runtime::StepMessage& message, MicrobatchInputs& inputs);
+  std::optional<step_internal::Results> perform(const runtime::StepMessage& message, MicrobatchInputs& inputs);
   /// Forgets the forwards from microbatch `first` on and undoes what they wrote to parameters and buffers.
   void drop_from(size_t first);
   /// On the leader: a value that the forward of a microbatch read.
@@ -52,7 +52,7 @@ class StepRun {
   void run(const partitioner::Schedule& schedule, size_t first, runtime::RunOptions options = {});
   const partitioner::Schedule& schedule(TablePart part, size_t first);
   void collect_reads(size_t first);
-  std::vector<StepOutput> end(const runtime::StepMessage& message, TablePart part);
+  step_internal::Results end(const runtime::StepMessage& message, TablePart part);
   std::vector<int> trained_on(const std::string& parameter) const;
   std::vector<StepOutput> exchange_recorded_results();
   void shadow(const runtime::StepMessage& message);

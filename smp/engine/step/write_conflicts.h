@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "smp/engine/planning/programs.h"
+#include "smp/engine/program.h"
 
 namespace smp::engine {
 

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "smp/engine/context.h"
-#include "smp/engine/replicas/made_group.h"
+#include "smp/engine/groups/made_group.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"

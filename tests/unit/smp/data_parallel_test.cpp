@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "runtime/gradients/gradient_reducer.h"
-#include "smp/engine/state/model_state.h"
+#include "smp/engine/state/models.h"
 #include "tests/support/loopback_world.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
@@ -170,7 +170,7 @@ TEST(DataParallel, BucketsLeaveWhileATapeRuns) {
     run_smp_ranks(2, {.pipeline_parallel_degree = 1, .microbatches = 1, .stage = StageKind::kTape}, [&] {
       const auto net = make_net();
       DistributedModel<SmallNet> model(net, {.overlapping_allreduce = overlaps});
-      engine::ModelAccess::of(model).reduction.bucket_bytes = 64;
+      ModelAccess::of(model).reduction.bucket_bytes = 64;
       const std::vector<at::Tensor> parameters = net->parameters();
       size_t num_made = 0;  // when the first bucket leaves
       model.register_comm_hook([&](const GradientBucket& bucket) {

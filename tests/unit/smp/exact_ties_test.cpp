@@ -5,7 +5,7 @@
 #include <functional>
 #include <set>
 
-#include "smp/engine/conductor.h"
+#include "smp/engine/rank_state.h"
 #include "tests/support/messages.h"
 #include "tests/support/model_zoo.h"
 #include "tests/support/smp_ranks.h"
@@ -125,7 +125,7 @@ at::Tensor batch(int64_t rows, int step) {
 /// Parameters whose gradient one rank hands on to another.
 std::set<std::string> relayed() {
   std::set<std::string> names;
-  const auto& program = *engine::conductor("test").models().all().front()->first_program;
+  const auto& program = *engine::rank_state("test").models.all().front()->first_program;
   for (const partitioner::Transfer& relay : program.plan.gradients) {
     const auto rank_of = [&](int stage) { return program.plan.stages[static_cast<size_t>(stage)].rank; };
     const partitioner::Value& value = program.graph.values[static_cast<size_t>(relay.value)];

@@ -15,7 +15,7 @@
 #include "partitioner/partition/graph_costs.h"
 #include "partitioner/partition/predict_step.h"
 #include "runtime/stage/measure_stage.h"
-#include "smp/engine/conductor.h"
+#include "smp/engine/rank_state.h"
 #include "smp/engine/planning/cost_cache.h"
 #include "smp/smp.h"
 #include "tests/support/bits.h"
@@ -61,7 +61,7 @@ Config measured(const std::string& cache = "off") {
 }
 
 const partitioner::Plan& plan() {
-  return engine::conductor("test").models().all().front()->first_program->plan;
+  return engine::rank_state("test").models.all().front()->first_program->plan;
 }
 
 runtime::StageTimes times_of(const engine::Program& program, int stage, runtime::MeasureOptions options) {
@@ -107,7 +107,7 @@ TEST(MeasuredStage, HasATimeForEachOperatorAndForEachBackwardThatThereIs) {
       return loss;
     });
     step(rows(8, 8, 0));
-    const auto& program = *engine::conductor("test").models().all().front()->first_program;
+    const auto& program = *engine::rank_state("test").models.all().front()->first_program;
     for (const bool tape : {true, false}) {
       const auto times = times_of(program, 0, {.tape = tape});
       const auto predicted = partitioner::graph_costs(program.graph, {});
@@ -129,7 +129,7 @@ TEST(MeasuredStage, RunsWhatIsLeftOfABackward) {
     DistributedModel model(net);
     auto step = smp::step([&](at::Tensor data) { model.backward(model(data).square().mean()); });
     step(rows(8, 64, 0));
-    const auto& program = *engine::conductor("test").models().all().front()->first_program;
+    const auto& program = *engine::rank_state("test").models.all().front()->first_program;
     const auto times = times_of(program, 1, {});
     int num_products = 0;
     for (const partitioner::NodeId n : program.plan.stages[1].nodes) {
@@ -153,7 +153,7 @@ TEST(MeasuredStage, LeavesGivenTensorsAlone) {
     for (const auto& list : {net->parameters(), net->buffers()}) {
       for (const at::Tensor& tensor : list) before.push_back(tensor.detach().clone());
     }
-    const auto& program = *engine::conductor("test").models().all().front()->first_program;
+    const auto& program = *engine::rank_state("test").models.all().front()->first_program;
     const auto lookup = [&](partitioner::ValueId id) { return program.named_tensors[static_cast<size_t>(id)]; };
     times_of(program, 0, {.tensors = lookup});
     size_t i = 0;
@@ -183,7 +183,7 @@ TEST(MeasuredStage, LeavesABufferAloneThatOnlyALaterGraphWritesTo) {
       model.train(trains);
       auto step = smp::step([&](at::Tensor data) { return model(data).sum(); });
       step(rows(8, 8, 0));
-      programs.push_back(engine::conductor("test").models().all().front()->first_program);
+      programs.push_back(engine::rank_state("test").models.all().front()->first_program);
     }
     const at::Tensor before = net->mean.clone();
     std::vector<runtime::StageMeasurement> measurements;
@@ -274,9 +274,9 @@ TEST(CostCacheFile, LiesInTheUsersCacheFolderUnlessToldOtherwise) {
 
 // Of two replicas and two microbatches.
 void expect_averaging_is_measured_and_predicted() {
-  const engine::Conductor& conductor = engine::conductor("test");
-  const partitioner::Graph& graph = conductor.models().all().front()->first_program->graph;
-  partitioner::PartitionOptions options = conductor.programs().options(graph);
+  const engine::RankState& rank = engine::rank_state("test");
+  const partitioner::Graph& graph = rank.models.all().front()->first_program->graph;
+  partitioner::PartitionOptions options = rank.programs.options(graph);
   options.num_microbatches = 2;
   EXPECT_EQ(options.num_replicas, 2);
   ASSERT_NE(options.measured, nullptr);

@@ -8,7 +8,7 @@
 
 #include "examples/common/tensor_memory.h"
 #include "examples/transformer_lm/model.h"
-#include "smp/engine/conductor.h"
+#include "smp/engine/rank_state.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 
@@ -33,7 +33,7 @@ struct WideNet : torch::nn::Module {
 };
 
 const partitioner::StageCost& own_cost() {
-  const auto& plan = engine::conductor("test").models().all().front()->first_program->plan;
+  const auto& plan = engine::rank_state("test").models.all().front()->first_program->plan;
   return plan.stages.at(static_cast<size_t>(pp_rank())).cost;
 }
 

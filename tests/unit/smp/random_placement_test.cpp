@@ -10,7 +10,7 @@
 #include <set>
 #include <sstream>
 
-#include "smp/engine/conductor.h"
+#include "smp/engine/rank_state.h"
 #include "smp/smp.h"
 #include "tests/support/oracle.h"
 #include "tests/support/random_graph.h"
@@ -103,7 +103,7 @@ struct Counts {
 
 PipelineRun run(const Draw& draw, Pipeline schedule, Counts& counts) {
   const auto look = [&] {
-    const auto& program = *engine::conductor("test").models().all().front()->first_program;
+    const auto& program = *engine::rank_state("test").models.all().front()->first_program;
     if (rank() != 0) return;
     ++counts.runs;
     counts.revisits += visits_a_rank_twice(program.plan);

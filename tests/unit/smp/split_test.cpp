@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "smp/engine/conductor.h"
+#include "smp/engine/rank_state.h"
 #include "smp/smp.h"
 #include "tests/support/model_zoo.h"
 #include "tests/support/model_zoo_parts.h"
@@ -115,7 +115,7 @@ TEST(SplitRandomGraphs, EqualTheUnsplitModelBitForBit) {
     for (const int stages : {2, 3, 4}) {
       std::atomic<bool> is_reordered = false;
       const auto look = [&] {
-        const auto& plan = engine::conductor("test").models().all().front()->first_program->plan;
+        const auto& plan = engine::rank_state("test").models.all().front()->first_program->plan;
         if (!std::is_sorted(plan.stage_of_node.begin(), plan.stage_of_node.end())) is_reordered = true;
       };
       const OracleResult got = support::run_on_pipeline(model, stages, {.microbatches = 2}, {.look = look}).result;

@@ -8,7 +8,7 @@
 #include <functional>
 #include <string_view>
 
-#include "smp/engine/conductor.h"
+#include "smp/engine/rank_state.h"
 #include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
@@ -39,7 +39,7 @@ at::Tensor call_counted(const at::Tensor& x) {
 }
 
 StageReport report() {
-  const auto& stages = engine::conductor("test").models().all().front()->first_program->rank_program.stages;
+  const auto& stages = engine::rank_state("test").models.all().front()->first_program->rank_program.stages;
   EXPECT_EQ(stages.size(), 1U);
   return stages.begin()->second->report();
 }

@@ -11,7 +11,8 @@
 #include "examples/common/tensor_memory.h"
 #include "runtime/exchange/boundary.h"
 #include "runtime/gradients/gradient_reducer.h"
-#include "smp/engine/state/model_state.h"
+#include "smp/engine/state/models.h"
+#include "smp/engine/program.h"
 #include "smp/smp.h"
 #include "tests/support/model_zoo.h"
 #include "tests/support/smp_ranks.h"
@@ -67,7 +68,7 @@ Peak peak_of_rank(const ZooModel& model, int64_t bucket_bytes = 0, bool by_messa
   const int64_t hidden = hidden_bytes(memory, *module);
   const std::vector<at::Tensor> batch = model.make_inputs(kBatch, /*seed=*/11);
   DistributedModel<torch::nn::Module> distributed(module);
-  engine::Reduction& reduction = engine::ModelAccess::of(distributed).reduction;
+  engine::Reduction& reduction = ModelAccess::of(distributed).reduction;
   if (bucket_bytes > 0) reduction.bucket_bytes = bucket_bytes;
   reduction.by_messages = by_messages;
   DistributedOptimizer optimizer(torch::optim::SGD(module->parameters(), 1e-3), distributed);
@@ -85,7 +86,7 @@ Peak peak_of_rank(const ZooModel& model, int64_t bucket_bytes = 0, bool by_messa
   return {.predicted = distributed.predicted_peak_bytes().at(static_cast<size_t>(pp_rank())),
           .measured = measured + shared - hidden,
           .last_step = memory.peak_bytes() + shared - hidden,
-          .stage_of_node = engine::ModelAccess::of(distributed).first_program->plan.stage_of_node};
+          .stage_of_node = ModelAccess::of(distributed).first_program->plan.stage_of_node};
 }
 
 class ZooPeak : public testing::TestWithParam<ZooModel> {

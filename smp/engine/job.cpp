@@ -1,5 +1,5 @@
-// Start and end of a job.
-#include "smp/init.h"
+// Start and end of a job, and who this process is in it.
+#include "smp/engine/job.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
@@ -9,10 +9,46 @@
 #include "runtime/transport/loopback.h"
 #include "runtime/transport/mpi_transport.h"
 #include "runtime/exchange/root_cause.h"
-#include "smp/engine/conductor.h"
-#include "smp/engine/context.h"
+#include "smp/engine/groups/made_group.h"
+#include "smp/engine/rank_state.h"
 #include "smp/engine/state/optimizer_settings.h"
 #include "smp/engine/timeline/step_timeline.h"
+#include "smp/init.h"
+
+namespace smp::engine {
+
+std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Launch& launch,
+                                      std::shared_ptr<runtime::Transport> world) {
+  // One collective, and everybody sees the same texts, so everybody throws or nobody does.
+  const std::vector<std::string> configs = world->all_gather(resolved.to_json());
+  for (size_t r = 1; r < configs.size(); ++r) {
+    if (configs[r] == configs[0]) continue;
+    std::string text;
+    for (const std::string& line : Config::differences(Config::from_json(configs[0]), Config::from_json(configs[r]))) {
+      text += (text.empty() ? "" : "; ") + line;
+    }
+    TORCH_CHECK_VALUE(false, "smp::init: expected the same configuration on all ranks, got a difference between rank 0 ",
+                      "and rank ", r, ": ", text, ". Give all ranks the same argument and environment.");
+  }
+  const auto stages = resolved.pipeline_parallel_degree == 0 ? world->size() : resolved.pipeline_parallel_degree;
+  TORCH_CHECK_VALUE(
+      resolved.default_partition < stages, "smp::init: expected default_partition below ",
+      "pipeline_parallel_degree=", stages, ", got ", resolved.default_partition,
+      ". Name a stage from 0 to ", stages - 1, ", or raise pipeline_parallel_degree.");
+  const auto check_per_rank = [&](const char* key, const std::vector<double>& numbers) {
+    TORCH_CHECK_VALUE(numbers.empty() || static_cast<int64_t>(numbers.size()) == stages,
+                      "smp::init: expected ", key, " to have one number for each of ", stages,
+                      " pipeline ranks, got ", numbers.size(), ". Give ", stages, " numbers or none.");
+  };
+  check_per_rank("rank_speed", resolved.rank_speed);
+  check_per_rank("rank_memory_limit_mb", resolved.rank_memory_limit_mb);
+  auto made = std::make_shared<Context>(resolved, launch, std::move(world));
+  made->made_groups = std::make_shared<MadeGroups>(made->world);
+  if (!made->config.timeline.empty()) made->timeline = std::make_shared<StepTimeline>(*made);
+  return made;
+}
+
+}  // namespace smp::engine
 
 namespace smp {
 namespace {
@@ -79,8 +115,8 @@ void shutdown() {
   engine::refuse_in_body("smp::shutdown");
   engine::refuse_in_join("smp::shutdown");
   auto& own = context("smp::shutdown");
-  if (own.conductor) {
-    own.conductor->check_optimizers(*own.world, "smp::shutdown");
+  if (own.rank_state) {
+    engine::check_optimizers(*own.rank_state, *own.world, "smp::shutdown");
   } else {  // the last model of this rank is gone, others may have theirs
     engine::check_same_optimizers(*own.world, "", "rank ", "smp::shutdown");
   }

@@ -1,5 +1,5 @@
 // From the group that a caller names to the transport of this rank.
-#include "smp/engine/replicas/made_group.h"
+#include "smp/engine/groups/made_group.h"
 
 #include <c10/util/Exception.h>
 
@@ -11,6 +11,24 @@
 namespace smp::engine {
 
 namespace {
+
+runtime::GroupKind kind_of(CommGroup group) {
+  switch (group) {
+    case CommGroup::WORLD:
+      return runtime::GroupKind::kWorld;
+    case CommGroup::MP_GROUP:
+      return runtime::GroupKind::kModelParallel;
+    case CommGroup::DP_GROUP:
+      return runtime::GroupKind::kDataParallel;
+    case CommGroup::PP_GROUP:
+      return runtime::GroupKind::kPipeline;
+    case CommGroup::TP_GROUP:
+      return runtime::GroupKind::kTensor;
+    case CommGroup::RDP_GROUP:
+      return runtime::GroupKind::kReducedData;
+  }
+  TORCH_CHECK_VALUE(false, "CommGroup: expected one of its enumerators, got ", static_cast<int>(group), ".");
+}
 
 // Other replicas may have left the loop, or be at another step of it.
 void check_outside_join(const Context& own, const char* caller, const std::vector<int>& ranks) {
@@ -67,16 +85,17 @@ GroupUse::GroupUse(const char* caller, const ProcessGroup& group) : caller_(call
 std::vector<int> GroupUse::ranks() const {
   if (made_ != nullptr) return made_->ranks;
   const Context& own = context(caller_);
-  own.check_laid_out(own.kind(kind_), caller_);
-  return own.topology.group(own.kind(kind_), own.world->rank());
+  own.check_laid_out(kind_of(kind_), caller_);
+  return own.topology.group(kind_of(kind_), own.world->rank());
 }
 
 runtime::Transport& GroupUse::transport() const {
   const Context& own = context(caller_);
   if (made_ == nullptr) {
-    own.check_laid_out(own.kind(kind_), caller_);
-    check_outside_join(own, caller_, own.topology.group(own.kind(kind_), own.world->rank()));
-    return own.group(kind_);
+    const runtime::GroupKind kind = kind_of(kind_);
+    own.check_laid_out(kind, caller_);
+    check_outside_join(own, caller_, own.topology.group(kind, own.world->rank()));
+    return own.group(kind);
   }
   check_outside_join(own, caller_, made_->ranks);
   std::string members;

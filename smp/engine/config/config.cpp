@@ -1,3 +1,4 @@
+// Config: sources laid over each other, and how it is printed.
 #include "smp/config.h"
 
 #include <cstdlib>

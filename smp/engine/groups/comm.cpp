@@ -7,7 +7,7 @@
 
 #include "runtime/exchange/object_messages.h"
 #include "smp/engine/context.h"
-#include "smp/engine/replicas/made_group.h"
+#include "smp/engine/groups/made_group.h"
 
 namespace smp {
 

@@ -1,6 +1,6 @@
 // The files of a save. Tensors are "model/NAME" and "optimizer/PARAMETER/FIELD", the rest is
 // metadata.
-#include "smp/state_file.h"
+#include "smp/state_reader.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -20,9 +20,10 @@
 #include "runtime/exchange/root_cause.h"
 #include "runtime/exchange/wire.h"
 #include "smp/engine/files/durable_file.h"
-#include "smp/engine/state/model_state.h"
-#include "smp/engine/state/optimizer_state.h"
 #include "smp/engine/files/save_files.h"
+#include "smp/engine/state/model_state.h"
+#include "smp/engine/state/optimizer_settings.h"
+#include "smp/engine/state/optimizer_state.h"
 #include "smp/safetensors.h"
 
 namespace smp::state_file_internal {
@@ -216,7 +217,7 @@ void save(const std::string& folder, const StateDict& model, const OptimizerStat
   engine::refuse_in_body("save_state");
   engine::refuse_in_join("save_state");
   const engine::Context& context = engine::context("save_state");
-  engine::conductor("save_state").check_optimizers(*context.world, "save_state");
+  engine::check_optimizers(engine::rank_state("save_state"), *context.world, "save_state");
   const int rank = context.pipeline->rank(), size = context.pipeline->size();
   const bool writes = context.replicas->rank() == 0;
   const engine::SaveFiles files{
@@ -296,9 +297,9 @@ Reader::Reader(const std::string& folder) : contents_(std::make_unique<Contents>
 
 Reader::~Reader() = default;
 
-void Reader::check_model(const DistributedModelBase& model) {
+void Reader::check_model(engine::Model& model) {
   const StateDict& state = contents_->share ? contents_->share->model : contents_->no_model;
-  contents_->model.emplace(engine::conductor("load_state"), engine::ModelAccess::of(model), state,
+  contents_->model.emplace(engine::rank_state("load_state"), model, state,
                            /*strict=*/true,
                            /*own_error=*/"");
 }

@@ -1,0 +1,278 @@
+// Models and optimizers, checked and handed on.
+#include "smp/engine/engine.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "partitioner/report/partition_table.h"
+#include "partitioner/report/partition_table_io.h"
+#include "runtime/delayed/unmade.h"
+#include "runtime/device/random.h"
+#include "runtime/exchange/root_cause.h"
+#include "smp/engine/rank_state.h"
+#include "smp/engine/state/model_state.h"
+#include "smp/engine/state/optimizer_settings.h"
+#include "smp/engine/state/optimizer_state.h"
+#include "smp/engine/step/nonfinite.h"
+
+namespace smp::engine {
+
+using partitioner::ValueKind;
+
+namespace {
+
+// What went wrong with placement by hand before the first step, told while it can still be put
+// right.
+void check_placement(Context& context, bool is_placed) {
+  TORCH_CHECK_VALUE(
+      *context.open_guards == 0, "PartitionGuard: expected all guards to end before the step, got ",
+      *context.open_guards,
+      " alive. Put the guard and the making of the modules into braces of their own.");
+  if (is_placed) return;
+  const int64_t lost = context.manual_placement.take_lost();
+  if (lost == 0) return;
+  context.logger.warning(
+      "set_partition: expected the placed tensors to live until the first step, got " +
+      std::to_string(lost) +
+      " of them deleted. Their successors are placed by the planner; call "
+      "set_partition again after a module was replaced or cloned.");
+}
+
+void check_options(const ModelOptions& options, const Context& context) {
+  TORCH_CHECK_VALUE(options.bucket_cap_mb >= 0, "DistributedModel: expected bucket_cap_mb >= 0, got ",
+                    options.bucket_cap_mb, ". Give the size of a bucket in MiB, or 0 for Config::bucket_cap_mb.");
+  TORCH_CHECK_VALUE(options.backward_passes_per_step >= 1, "DistributedModel: expected backward_passes_per_step >= 1, got ",
+                    options.backward_passes_per_step, ".");
+  if (context.rank_state == nullptr) return;
+  for (const auto& other : context.rank_state->models.all()) {
+    TORCH_CHECK_VALUE(other->reduction.averages_microbatches == options.average_grads_across_microbatches,
+                      "DistributedModel: expected one average_grads_across_microbatches for all models, got ",
+                      options.average_grads_across_microbatches, " after another one. One loss may reach several models.");
+  }
+}
+
+void set_reduction(Reduction& reduction, const ModelOptions& options, const Config& config) {
+  reduction.overlap = options.overlapping_allreduce && config.overlapping_allreduce;
+  reduction.broadcasts_buffers = options.broadcast_buffers && config.broadcast_buffers;
+  reduction.averages_microbatches = options.average_grads_across_microbatches;
+  reduction.bucket_bytes = (options.bucket_cap_mb > 0 ? options.bucket_cap_mb : config.bucket_cap_mb) * (int64_t{1} << 20);
+  reduction.passes_per_step = options.backward_passes_per_step;
+}
+
+// What the model does not have it neither places nor averages, and no state_dict() would know its name.
+void check_parameters(const OptimizerView& optimizer, const Model& model) {
+  for (const OptimizerGroup& group : optimizer.groups()) {
+    for (const at::Tensor& parameter : group.parameters) {
+      const auto* named = model.own.find(parameter);
+      TORCH_CHECK_VALUE(named != nullptr, "DistributedOptimizer: expected parameters of its model alone, got one of sizes ",
+                        parameter.sizes(), " that the model does not have. Each model takes an optimizer of its own: make one "
+                        "from net->parameters() of each, and call step() and zero_grad() of all of them.");
+    }
+  }
+}
+
+// Before the first step every rank holds every parameter.
+void take_over_loaded(Optimizer& optimizer) {
+  if (const auto load = std::exchange(optimizer.pending, nullptr)) load->apply_state();
+}
+
+}  // namespace
+
+std::shared_ptr<Model> add_model(std::shared_ptr<const ModelView> view, const ModelOptions& options) {
+  Context& own = context("DistributedModel");
+  TORCH_CHECK_VALUE(view != nullptr, "DistributedModel: expected a module, got a null pointer.");
+  refuse_in_body("DistributedModel");
+  check_options(options, own);
+  if (own.rank_state == nullptr) own.rank_state = std::make_shared<RankState>(own);
+  auto model = own.rank_state->models.add(std::move(view), options.name);
+  set_reduction(model->reduction, options, own.config);
+  return model;
+}
+
+void remove_model(const Model& model) {
+  Context* own = try_context();
+  if (own == nullptr || own->rank_state == nullptr) return;
+  RankState& rank = *own->rank_state;
+  rank.models.remove(model);
+  rank.captures.clear();
+  rank.programs.clear();
+  if (rank.models.all().empty()) own->rank_state.reset();
+}
+
+void check_in_body(const Model& model) {
+  Context& own = rank_state("DistributedModel").context;
+  TORCH_CHECK(own.body_in_progress != nullptr,
+              "DistributedModel: expected a call inside a step body, got one outside. Wrap the code that calls the "
+              "model: auto train_step = smp::step([&](at::Tensor data) { ... });");
+  check_placement(own, is_partitioned(model));
+}
+
+void mark_backward(const at::Tensor& loss) {
+  const Context& own = rank_state("backward").context;
+  TORCH_CHECK(
+      own.body_in_progress != nullptr,
+      "backward: expected a call inside a step body, got one outside. Move it into the body, "
+      "after the loss: auto train_step = smp::step([&](at::Tensor data) { ...; "
+      "model.backward(loss); });");
+  own.body_in_progress->mark_backward(loss);
+}
+
+bool is_partitioned(const Model& model) { return model.first_program != nullptr; }
+
+std::vector<std::pair<std::string, at::Tensor>> local_named_parameters(const char* caller, const Model& model,
+                                                                       std::string_view fix) {
+  refuse_in_body(caller, fix);
+  const Models& models = rank_state(caller).models;
+  std::vector<std::pair<std::string, at::Tensor>> local;
+  for (const auto& named : model.own.tensors()) {
+    if (named.kind == ValueKind::kParameter && models.is_here(named.tensor)) local.emplace_back(named.name, named.tensor);
+  }
+  return local;
+}
+
+StateDict state_dict(const Model& model) {
+  refuse_in_body("state_dict");
+  return gathered_state(rank_state("state_dict"), model);
+}
+
+StateDict local_state_dict(const Model& model) {
+  refuse_in_body("local_state_dict");
+  StateDict state = local_state(rank_state("local_state_dict"), model);
+  for (StateDict::Entry& entry : state.entries) entry.tensor = entry.tensor.clone();
+  return state;
+}
+
+void load_state_dict(Model& model, const StateDict& state, bool strict) {
+  refuse_in_body("load_state_dict");
+  refuse_in_join("load_state_dict");
+  ModelLoad(rank_state("load_state_dict"), model, state, strict, /*own_error=*/"").apply();
+}
+
+void zero_grad(const Model& model) {
+  refuse_in_body("zero_grad");
+  for (const auto& named : model.own.tensors()) {
+    at::Tensor tensor = named.tensor;
+    if (named.kind == ValueKind::kParameter) tensor.mutable_grad().reset();
+  }
+}
+
+void register_comm_hook(Model& model, CommHook hook) {
+  refuse_in_body("register_comm_hook");
+  refuse_in_join("register_comm_hook");
+  model.reduction.hook = std::move(hook);
+  ++model.reduction.num_hooks;
+  model.reduction.reducer.reset();
+}
+
+HookHandle add_hook(const char* caller, const Model& model, Moment moment, Hook hook) {
+  refuse_in_body(caller);
+  TORCH_CHECK_VALUE(hook != nullptr, caller, ": expected a function, got an empty one.");
+  const bool is_about_partition = moment == Moment::kBeforePartition || moment == Moment::kAfterPartition;
+  TORCH_CHECK(!is_about_partition || !is_partitioned(model), caller, ": expected a call before the first step, ",
+              "which partitions the model, got one after it. The hook would never be called.");
+  TORCH_CHECK(moment != Moment::kAfterFirstStep || !model.hooks->has_stepped(), caller, ": expected a call before ",
+              "the first step has ended, got one after it. register_step_post_hook is called after every step.");
+  return {model.hooks, model.hooks->add(moment, std::move(hook))};
+}
+
+void begin_no_sync(Model& model) {
+  refuse_in_body("NoSync", "Put the guard around the call of the step function.");
+  ++model.reduction.num_no_sync;
+}
+
+void end_no_sync(Model& model) { --model.reduction.num_no_sync; }
+
+std::string plan_text(const Model& model) {
+  const auto& program = model.first_program;
+  if (program == nullptr) return "";
+  std::string text = partitioner::partition_table(program->graph, program->plan);
+  for (const auto& [index, stage] : program->rank_program.stages) {
+    const std::string reason = stage->report().stays_on_autograd;
+    if (!reason.empty()) text += "stage " + std::to_string(index) + " stays on autograd: " + reason + "\n";
+  }
+  return text;
+}
+
+std::string plan_json(const Model& model) {
+  const auto& program = model.first_program;
+  return program == nullptr ? "" : partitioner::partition_table_json(program->graph, program->plan);
+}
+
+double predicted_step_s(const Model& model) { return model.predicted_step_us * 1e-6; }
+
+std::vector<int64_t> predicted_peak_bytes(const Model& model) {
+  const auto& program = model.first_program;
+  return program == nullptr ? std::vector<int64_t>{} : program->plan.predicted_peak_bytes;
+}
+
+void make_values(const std::vector<at::Tensor>& tensors) {
+  refuse_in_body("initialize_parameters");
+  const runtime::GeneratorHold hold;
+  runtime::make_values(tensors);
+}
+
+std::shared_ptr<Optimizer> add_optimizer(std::unique_ptr<OptimizerView> view, const std::shared_ptr<Model>& model) {
+  refuse_in_body("DistributedOptimizer");
+  check_parameters(*view, *model);
+  RankState& own = rank_state("DistributedOptimizer");
+  own.programs.add_optimizer(view->memory());
+  std::erase_if(own.optimizers, [](const auto& known) { return known.expired(); });
+  auto optimizer = std::make_shared<Optimizer>(Optimizer{.view = std::move(view), .model = model});
+  own.optimizers.push_back(optimizer);
+  return optimizer;
+}
+
+bool begin_update(Optimizer& optimizer) {
+  const char* caller = "DistributedOptimizer::step";
+  refuse_in_body(caller);
+  RankState& own = rank_state(caller);
+  if (!may_update(own, *optimizer.model)) return false;
+  if (!optimizer.has_local_state && is_partitioned(*optimizer.model)) {
+    keep_local_state(own, optimizer);
+    optimizer.has_local_state = true;
+  }
+  take_over_loaded(optimizer);
+  ++optimizer.num_steps;
+  return true;
+}
+
+OptimizerState state_dict(Optimizer& optimizer) {
+  const char* caller = "DistributedOptimizer::state_dict";
+  refuse_in_body(caller);
+  take_over_loaded(optimizer);
+  return gathered_state(rank_state(caller), optimizer);
+}
+
+OptimizerState local_state_dict(Optimizer& optimizer) {
+  const char* caller = "DistributedOptimizer::local_state_dict";
+  refuse_in_body(caller);
+  take_over_loaded(optimizer);
+  OptimizerState state = local_state(rank_state(caller), optimizer);
+  for (auto& [parameter, fields] : state.entries) {
+    for (auto& [field, tensor] : fields) tensor = tensor.clone();
+  }
+  return state;
+}
+
+void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
+  const char* caller = "DistributedOptimizer::load_state_dict";
+  refuse_in_body(caller);
+  refuse_in_join(caller);
+  RankState& own = rank_state(caller);
+  check_is_known(optimizer, caller);
+  optimizer.pending = std::make_shared<OptimizerLoad>(own, optimizer, state, /*own_error=*/"");
+  optimizer.pending->apply_options();
+  if (is_partitioned(*optimizer.model)) take_over_loaded(optimizer);
+}
+
+void zero_grad(const Optimizer& optimizer) {
+  refuse_in_body("DistributedOptimizer::zero_grad");
+  for (const OptimizerGroup& group : optimizer.view->groups()) {
+    for (at::Tensor parameter : group.parameters) parameter.mutable_grad().reset();
+  }
+}
+
+int report_failure(const std::exception_ptr& exception) { return runtime::report_failure(exception); }
+
+}  // namespace smp::engine

@@ -1,0 +1,97 @@
+// The engine as a language calls it, beside smp::init, smp/comm.h and smp/config.h, which need no types of a language:
+// models, optimizers, steps, joins, and how a rank fails. Below it nobody knows how modules, optimizers and functions of a
+// language look; above it nobody knows of plans, programs and messages.
+//
+// Calls belong to the rank of the calling thread. They throw c10::Error before smp::init, and where they concern all ranks or
+// real values, c10::ValueError within a step body, which runs on one rank and without data.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "smp/engine/hooks.h"
+#include "smp/engine/model_view.h"
+#include "smp/engine/optimizer_view.h"
+#include "smp/hooks.h"
+#include "smp/optimizer_state.h"
+#include "smp/options.h"
+#include "smp/state_dict.h"
+#include "smp/step_call.h"
+
+namespace smp::engine {
+
+struct Model;      // one wrapped model
+struct Optimizer;  // of one model
+
+// Models. What they do is told in smp/distributed_model.h, under the same names.
+
+std::shared_ptr<Model> add_model(std::shared_ptr<const ModelView> view, const ModelOptions& options);
+/// When its last handle goes. Forgets everything recorded so far: recordings may hold the model's tensors.
+void remove_model(const Model& model);
+/// Before a model's forward. Throws c10::Error outside of a step body.
+void check_in_body(const Model& model);
+/// In a body: `loss` is what is differentiated.
+void mark_backward(const at::Tensor& loss);
+bool is_partitioned(const Model& model);
+/// fix: the way out that a refusal within a body names.
+std::vector<std::pair<std::string, at::Tensor>> local_named_parameters(const char* caller, const Model& model,
+                                                                       std::string_view fix);
+StateDict state_dict(const Model& model);
+StateDict local_state_dict(const Model& model);
+void load_state_dict(Model& model, const StateDict& state, bool strict);
+void zero_grad(const Model& model);
+void register_comm_hook(Model& model, CommHook hook);
+HookHandle add_hook(const char* caller, const Model& model, Moment moment, Hook hook);
+/// Between the two, steps keep the model's gradients to their replica. On every rank alike; they nest.
+void begin_no_sync(Model& model);
+void end_no_sync(Model& model);
+/// Scales the model's gradients down to a global norm of at most `max_norm`; returns what it was. Collective over the pipeline.
+double clip_grad_norm(Model& model, double max_norm, double norm_type);
+std::string plan_text(const Model& model);
+std::string plan_json(const Model& model);
+double predicted_step_s(const Model& model);
+std::vector<int64_t> predicted_peak_bytes(const Model& model);
+
+/// Before the first step: these tensors go to that stage. Throws c10::ValueError for a stage that there is not, and c10::Error
+/// for tensors that have been placed.
+void set_partition(const std::vector<at::Tensor>& tensors, int stage);
+/// Gives tensors made under smp::DelayParamInitialization their values.
+void make_values(const std::vector<at::Tensor>& tensors);
+
+// Optimizers: smp/distributed_optimizer.h.
+
+/// Throws c10::ValueError where the view updates what the model does not have.
+std::shared_ptr<Optimizer> add_optimizer(std::unique_ptr<OptimizerView> view, const std::shared_ptr<Model>& model);
+/// Before each update, on all ranks: takes over what was loaded and counts. False: this update is left out (Config::nonfinite).
+bool begin_update(Optimizer& optimizer);
+OptimizerState state_dict(Optimizer& optimizer);
+OptimizerState local_state_dict(Optimizer& optimizer);
+void load_state_dict(Optimizer& optimizer, const OptimizerState& state);
+/// Forgets the gradients of what it updates.
+void zero_grad(const Optimizer& optimizer);
+
+// Steps: smp/step.h.
+
+step_internal::Results run_step(int step_number, const step_internal::Call& call);
+/// Graphs that steps have made on this rank.
+int64_t num_graphs();
+
+// Joins: smp/join.h. Between the two a language runs its loop; what leaves it in between, it reports and hands on.
+
+void begin_join(const JoinOptions& options);
+void end_join();
+/// The loop ended with this exception. The others wait, so this ends the job: their calls throw its text.
+void abandon_join(const std::exception_ptr& exception);
+
+/// A failure that nobody handles, by whoever catches it last: tells the other ranks, prints "[rank R] <message>" unless another
+/// rank has failed before and prints its own, and returns the exit code for this process, which is to end now.
+int report_failure(const std::exception_ptr& exception);
+
+}  // namespace smp::engine

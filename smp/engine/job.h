@@ -1,0 +1,15 @@
+// The start of a job on this rank, below smp::init: what tests begin with, whose ranks are threads.
+#pragma once
+
+#include <memory>
+
+#include "smp/engine/context.h"
+
+namespace smp::engine {
+
+/// Checks the configuration against the world and between the ranks, then forms the groups. Collective. Throws
+/// c10::ValueError on every rank.
+std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Launch& launch,
+                                      std::shared_ptr<runtime::Transport> world);
+
+}  // namespace smp::engine

@@ -1,0 +1,230 @@
+// One struct per optimizer, read off torch/csrc/api/src/optim: adding one is a struct and a line in view_of.
+#include "smp/torch_optimizer_view.h"
+
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <array>
+#include <type_traits>
+
+namespace smp {
+namespace {
+
+using namespace torch::optim;
+using engine::OptimizerMemory;
+using engine::OptionValues;
+using engine::StateFields;
+
+struct SgdTable {
+  using Options = SGDOptions;
+  using State = SGDParamState;
+  static constexpr const char* kKind = "SGD";
+  static void visit_options(Options& o, auto&& visit) {
+    visit("lr", o.lr()), visit("momentum", o.momentum()), visit("dampening", o.dampening());
+    visit("weight_decay", o.weight_decay()), visit("nesterov", o.nesterov());
+  }
+  static void visit_state(State& s, auto&& visit) { visit("momentum_buffer", s.momentum_buffer()); }
+  static std::vector<std::string> needed(const OptionValues& options) {
+    return options.at("momentum") != 0 ? std::vector<std::string>{"momentum_buffer"}
+                                       : std::vector<std::string>{};
+  }
+  static OptimizerMemory memory(const Options& o) {
+    const double decayed = o.weight_decay() != 0, momentum = o.momentum() != 0;
+    return {.state = momentum, .workspace = decayed + (o.nesterov() ? momentum : 0)};
+  }
+};
+
+template <class AnyOptions, class AnyState>
+struct AdamTable {
+  using Options = AnyOptions;
+  using State = AnyState;
+  static constexpr const char* kKind = std::is_same_v<AnyOptions, AdamOptions> ? "Adam" : "AdamW";
+  static void visit_options(Options& o, auto&& visit) {
+    visit("lr", o.lr()), visit("beta1", std::get<0>(o.betas())),
+        visit("beta2", std::get<1>(o.betas()));
+    visit("eps", o.eps()), visit("weight_decay", o.weight_decay()), visit("amsgrad", o.amsgrad());
+  }
+  static void visit_state(State& s, auto&& visit) {
+    visit("step", s.step()), visit("exp_avg", s.exp_avg()), visit("exp_avg_sq", s.exp_avg_sq());
+    visit("max_exp_avg_sq", s.max_exp_avg_sq());
+  }
+  static std::vector<std::string> needed(const OptionValues& options) {
+    std::vector<std::string> names{"step", "exp_avg", "exp_avg_sq"};
+    if (options.at("amsgrad") != 0) names.emplace_back("max_exp_avg_sq");
+    return names;
+  }
+  static OptimizerMemory memory(const Options& o) {
+    const bool copies = std::is_same_v<AnyOptions, AdamOptions> && o.weight_decay() != 0;
+    return {.state = o.amsgrad() ? 3.0 : 2.0, .workspace = copies ? 3.0 : 2.0};
+  }
+};
+
+struct RmspropTable {
+  using Options = RMSpropOptions;
+  using State = RMSpropParamState;
+  static constexpr const char* kKind = "RMSprop";
+  static void visit_options(Options& o, auto&& visit) {
+    visit("lr", o.lr()), visit("alpha", o.alpha()), visit("eps", o.eps()),
+        visit("weight_decay", o.weight_decay());
+    visit("momentum", o.momentum()), visit("centered", o.centered());
+  }
+  static void visit_state(State& s, auto&& visit) {
+    visit("step", s.step()), visit("square_avg", s.square_avg()),
+        visit("momentum_buffer", s.momentum_buffer());
+    visit("grad_avg", s.grad_avg());
+  }
+  static std::vector<std::string> needed(const OptionValues& options) {
+    std::vector<std::string> names{"step", "square_avg"};
+    if (options.at("momentum") > 0) names.emplace_back("momentum_buffer");
+    if (options.at("centered") != 0) names.emplace_back("grad_avg");
+    return names;
+  }
+  static OptimizerMemory memory(const Options& o) {
+    return {.state = 1.0 + (o.momentum() > 0) + o.centered(), .workspace = o.weight_decay() != 0 ? 2.0 : 1.0};
+  }
+};
+
+struct AdagradTable {
+  using Options = AdagradOptions;
+  using State = AdagradParamState;
+  static constexpr const char* kKind = "Adagrad";
+  static void visit_options(Options& o, auto&& visit) {
+    visit("lr", o.lr()), visit("lr_decay", o.lr_decay()), visit("weight_decay", o.weight_decay());
+    visit("initial_accumulator_value", o.initial_accumulator_value()), visit("eps", o.eps());
+  }
+  static void visit_state(State& s, auto&& visit) {
+    visit("sum", s.sum()), visit("step", s.step());
+  }
+  static std::vector<std::string> needed(const OptionValues&) { return {"sum", "step"}; }
+  static OptimizerMemory memory(const Options& o) { return {.state = 1, .workspace = o.weight_decay() != 0 ? 2.0 : 1.0}; }
+};
+
+/// An optimizer of the program's own.
+class UnknownView : public engine::OptimizerView {
+ public:
+  explicit UnknownView(Optimizer& optimizer) : optimizer_(optimizer) {}
+
+  OptimizerMemory memory() const override { return {.state = 2, .workspace = 3}; }  // as much as Adam
+  std::vector<engine::OptimizerGroup> groups() const override {
+    std::vector<engine::OptimizerGroup> groups;
+    for (const auto& group : optimizer_.param_groups()) groups.push_back({group.params(), {}});
+    return groups;
+  }
+  std::string kind() const override { return ""; }
+  std::string refusal() const override {
+    return "expected SGD, Adam, AdamW, RMSprop or Adagrad of LibTorch, got another optimizer. Save its state by the names "
+           "of model.local_named_parameters().";
+  }
+  void set_options(size_t, const OptionValues&) override {}
+  std::vector<engine::StateField> fields() const override { return {}; }
+  std::vector<std::string> needed_fields(const OptionValues&) const override { return {}; }
+  bool makes_state() const override { return true; }
+  std::optional<StateFields> state(const at::Tensor&) const override { return std::nullopt; }
+  void set_state(const at::Tensor&, const StateFields&) override {}
+  void erase_state(const at::Tensor& parameter) override { optimizer_.state().erase(parameter.unsafeGetTensorImpl()); }
+
+ protected:
+  Optimizer& optimizer_;
+};
+
+template <class Value>
+constexpr bool is_count = std::is_same_v<std::remove_cvref_t<Value>, int64_t>;
+
+template <class Table>
+class KnownView : public UnknownView {
+  using Options = typename Table::Options;
+  using State = typename Table::State;
+
+ public:
+  using UnknownView::UnknownView;
+
+  OptimizerMemory memory() const override {
+    OptimizerMemory largest;
+    for (const auto& group : optimizer_.param_groups()) {
+      const OptimizerMemory memory = Table::memory(static_cast<const Options&>(group.options()));
+      largest = {std::max(largest.state, memory.state), std::max(largest.workspace, memory.workspace)};
+    }
+    return largest;
+  }
+  std::vector<engine::OptimizerGroup> groups() const override {
+    std::vector<engine::OptimizerGroup> groups = UnknownView::groups();
+    for (size_t g = 0; g < groups.size(); ++g) {
+      Table::visit_options(static_cast<Options&>(optimizer_.param_groups()[g].options()), [&](const char* name, auto& value) {
+        groups[g].options[name] = static_cast<double>(value);
+      });
+    }
+    return groups;
+  }
+  std::string kind() const override { return Table::kKind; }
+  void set_options(size_t group, const OptionValues& values) override {
+    Table::visit_options(static_cast<Options&>(optimizer_.param_groups().at(group).options()), [&](const char* name, auto& value) {
+      value = static_cast<std::remove_reference_t<decltype(value)>>(values.at(name));
+    });
+  }
+  std::vector<engine::StateField> fields() const override {
+    std::vector<engine::StateField> fields;
+    State state;
+    Table::visit_state(state, [&](const char* name, auto& value) { fields.push_back({name, is_count<decltype(value)>}); });
+    return fields;
+  }
+  std::vector<std::string> needed_fields(const OptionValues& options) const override { return Table::needed(options); }
+  bool makes_state() const override { return !std::is_same_v<Table, AdagradTable>; }
+  std::optional<StateFields> state(const at::Tensor& parameter) const override {
+    const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
+    if (found == optimizer_.state().end()) return std::nullopt;
+    StateFields fields;
+    Table::visit_state(static_cast<State&>(*found->second), [&](const char* name, auto& value) {
+      if constexpr (is_count<decltype(value)>) {
+        fields[name] = at::scalar_tensor(value, at::TensorOptions().dtype(at::kLong));
+      } else if (value.defined()) {
+        fields[name] = value.detach();
+      }
+    });
+    return fields;
+  }
+  void set_state(const at::Tensor& parameter, const StateFields& fields) override {
+    auto state = std::make_unique<State>();
+    Table::visit_state(*state, [&](const char* name, auto& value) {
+      const auto found = fields.find(name);
+      if (found == fields.end()) return;
+      if constexpr (is_count<decltype(value)>) {
+        value = found->second.template item<int64_t>();
+      } else {
+        value = found->second;
+      }
+    });
+    optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+  }
+};
+
+/// Null where `optimizer` is another one.
+template <class Known, class Table>
+std::unique_ptr<engine::OptimizerView> view_as(Optimizer& optimizer) {
+  if (dynamic_cast<Known*>(&optimizer) == nullptr) return nullptr;
+  return std::make_unique<KnownView<Table>>(optimizer);
+}
+
+}  // namespace
+
+std::unique_ptr<engine::OptimizerView> view_of(Optimizer& optimizer) {
+  TORCH_CHECK_VALUE(dynamic_cast<const LBFGS*>(&optimizer) == nullptr,
+                    "DistributedOptimizer: expected an optimizer that updates each element by itself (SGD, Adam, AdamW, "
+                    "RMSprop, Adagrad), got LBFGS, whose steps mix all parameters and cannot be split over ranks. "
+                    "Use one of those.");
+  constexpr std::array kKnown{view_as<SGD, SgdTable>, view_as<Adam, AdamTable<AdamOptions, AdamParamState>>,
+                              view_as<AdamW, AdamTable<AdamWOptions, AdamWParamState>>, view_as<RMSprop, RmspropTable>,
+                              view_as<Adagrad, AdagradTable>};
+  for (const auto& view_as_known : kKnown) {
+    if (auto view = view_as_known(optimizer)) return view;
+  }
+  return std::make_unique<UnknownView>(optimizer);
+}
+
+}  // namespace smp
