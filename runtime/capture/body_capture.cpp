@@ -39,25 +39,30 @@ void put_full_key(const std::vector<at::Tensor>& inputs, const std::string& key,
 std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs, const std::string& key) {
   abandon();
   put_full_key(inputs, key, key_);
+  ghost_run_ = begin_ghost_run();
   const auto bucket = recordings_.find(key_);
   if (bucket == recordings_.end()) {
-    recorder_ = std::make_unique<Recorder>(bindings_);
+    recorder_ = std::make_unique<Recorder>(bindings_, ghost_run_);
     return recorder_->start(inputs);
   }
-  begin_with(bucket->second.front());
-  ghosts_ = &matching_->tensors;
+  matching_ = bucket->second.front();
+  run_.recording = matching_;
+  storages_ = matching_->storages;
+  ghosts_.assign(matching_->graph.values.size(), weak(at::Tensor()));
   std::vector<at::Tensor> ghosts;
   ghosts.reserve(inputs.size());
-  for (ValueId id : matching_->graph.inputs) ghosts.push_back((*ghosts_)[id]);
+  for (ValueId id : matching_->graph.inputs) ghosts.push_back(hand_out(id));
   skip_synthesised();
   return ghosts;
 }
 
 void BodyCapture::abandon() noexcept {
-  for (const auto& recording : left_) recording->any_changed = true;
-  if (matching_) matching_->any_changed = true;
   recorder_.reset();
+  matching_.reset();
   run_ = {};
+  ghosts_.clear();
+  written_.clear();
+  copies_.clear();
   used_.clear();
   equal_.reset();
   position_ = 0;
@@ -66,7 +71,6 @@ void BodyCapture::abandon() noexcept {
   reads_.clear();
   hosts_.clear();
   host_memory_.clear();
-  release_run();
 }
 
 void BodyCapture::mark_backward(const at::Tensor& given) {
@@ -153,7 +157,7 @@ bool BodyCapture::matches_call(const c10::OperatorHandle& op, const torch::jit::
   const size_t num_scalars = run_.scalars.size(), num_constants = run_.constants.size(), num_used = used_.size();
   const size_t first = stack.size() - node.arguments.size();
   for (size_t i = 0; i < node.arguments.size(); ++i) {
-    if (matches_argument(stack[first + i], node.arguments[i], static_cast<int32_t>(i)) && may_write(stack[first + i], i)) continue;
+    if (matches_argument(stack[first + i], node.arguments[i], static_cast<int32_t>(i))) continue;
     run_.scalars.resize(num_scalars);
     run_.constants.resize(num_constants);
     used_.resize(num_used);
@@ -197,19 +201,22 @@ bool BodyCapture::matches_argument(const c10::IValue& actual, const Argument& re
 }
 
 bool BodyCapture::matches_tensor(const at::Tensor& actual, ValueId recorded) {
-  const at::Tensor& expected = (*ghosts_)[recorded];
+  const ValueId first = matching_->same_impl[recorded];
+  if (Ghost* ghost = as_ghost(actual)) {
+    if (ghost->value == kNoValue) return matches_copy(actual, *ghost, recorded);
+    return ghost->value == first && ghost->run == ghost_run_.number && is_as_handed_out(actual);
+  }
   const Value& value = matching_->graph.values[recorded];
   if (value.kind == ValueKind::kConstant) return matches_constant(actual, recorded);
-  if (actual.is_same(expected)) {
+  if (!actual.defined()) return false;
+  if (actual.is_same(matching_->tensors[first])) {
     // A parameter may have been frozen, or have got data of another type, since it was recorded.
-    const bool is_named = value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer;
-    return !is_named || (actual.requires_grad() == value.spec.requires_grad && same_geometry(actual, value.spec));
+    return !is_named(value) || (actual.requires_grad() == value.spec.requires_grad && same_geometry(actual, value.spec));
   }
-  if (!actual.defined() || value.kind != ValueKind::kResult) return false;
-  // A copy made behind the dispatcher lives on the same storage and has no gradient.
-  if (actual.requires_grad() || value.spec.requires_grad || !same_geometry(actual, value.spec)) return false;
-  if (actual.storage().unsafeGetStorageImpl() == expected.storage().unsafeGetStorageImpl()) {
-    return take_copy(actual, recorded);
+  // An alias of a parameter or buffer, made behind the dispatcher.
+  if (value.kind != ValueKind::kResult || actual.requires_grad() || value.spec.requires_grad ||
+      !same_geometry(actual, value.spec)) {
+    return false;
   }
   const NamedTensor* base = bindings_.find_storage(actual);
   if (base == nullptr || bindings_.find(actual) != nullptr) return false;
@@ -217,6 +224,21 @@ bool BodyCapture::matches_tensor(const at::Tensor& actual, ValueId recorded) {
   return std::any_of(values.begin(), values.end(), [&](const Value& other) {
     return other.storage == value.storage && other.kind == base->kind && other.name == base->name;
   });
+}
+
+// A copy made behind the dispatcher lives on the same storage and has no gradient. From its first use on it is the ghost of
+// the alias that the recording has for it.
+bool BodyCapture::matches_copy(const at::Tensor& actual, Ghost& ghost, ValueId recorded) {
+  const Value& value = matching_->graph.values[recorded];
+  const bool is_alias = value.producer != kNoNode && matching_->calls[static_cast<size_t>(value.producer)].synthesised;
+  if (ghost.run != ghost_run_.number || !is_alias || actual.requires_grad() || !same_geometry(actual, value.spec) ||
+      storage_of(actual) != storages_[static_cast<size_t>(value.storage)].unsafeGetStorageImpl()) {
+    return false;
+  }
+  ghost.value = recorded;
+  ghosts_[static_cast<size_t>(recorded)] = weak(actual);
+  copies_.push_back(actual);
+  return true;
 }
 
 bool BodyCapture::matches_constant(const at::Tensor& actual, ValueId recorded) {
@@ -246,7 +268,6 @@ bool BodyCapture::matches_constant(const at::Tensor& actual, ValueId recorded) {
 void BodyCapture::skip_synthesised() {
   while (static_cast<size_t>(position_) < matching_->calls.size() &&
          matching_->calls[static_cast<size_t>(position_)].synthesised) {
-    expect_copies();
     ++position_;
   }
 }
@@ -257,27 +278,17 @@ void BodyCapture::answer(torch::jit::Stack& stack) {
   const Node& node = matching_->graph.nodes[n];
   const size_t first = stack.size() - node.arguments.size();
   const auto& returned_argument = call.info->returned_argument;
-  if (call.info->changes_geometry_in_place) {
-    const TensorSpec& spec = matching_->graph.values[node.outputs[0]].spec;
-    (*ghosts_)[node.outputs[0]].unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides,
-                                                                                     spec.storage_offset);
-  }
-  if (call.changes_gradient) change_gradients(node);
-  // A torch:: factory calls here below autograd and gives the body a copy of the result.
-  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality)) expect_copies();
-  auto tensor = [&](size_t k) {
-    return node.outputs[k] == kNoValue ? at::Tensor() : (*ghosts_)[node.outputs[k]];
-  };
+  if (!node.written_storages.empty()) follow_writes(call, stack);
   if (returned_argument.size() == 1) {
     c10::IValue result;
     if (returned_argument[0] >= 0) {
       result = stack[first + static_cast<size_t>(returned_argument[0])];
     } else if (call.returns_list) {
       c10::List<at::Tensor> list;
-      for (size_t k = 0; k < node.outputs.size(); ++k) list.push_back(tensor(k));
+      for (ValueId id : node.outputs) list.push_back(hand_out(id));
       result = std::move(list);
     } else {
-      result = tensor(0);
+      result = hand_out(node.outputs[0]);
     }
     torch::jit::drop(stack, node.arguments.size());
     stack.push_back(std::move(result));
@@ -285,7 +296,7 @@ void BodyCapture::answer(torch::jit::Stack& stack) {
     std::vector<c10::IValue> results;
     for (size_t k = 0; k < returned_argument.size(); ++k) {
       results.push_back(returned_argument[k] >= 0 ? stack[first + static_cast<size_t>(returned_argument[k])]
-                                                  : c10::IValue(tensor(k)));
+                                                  : c10::IValue(hand_out(node.outputs[k])));
     }
     torch::jit::drop(stack, node.arguments.size());
     for (auto& result : results) stack.push_back(std::move(result));
@@ -299,7 +310,7 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   std::vector<at::Tensor> returned;
   for (const at::Tensor& tensor : given) returned.push_back(ghost_leaving(tensor));
   equal_.body_ends();
-  check_hooks();
+  check_no_hooks(ghost_run_, describe_place("capture", current_module()));
   if (!recorder_) check_histories();
   if (!recorder_ && !finish_matched(returned) && !switch_recording([&] { return finish_matched(returned); })) {
     go_back_to_recording();
@@ -310,23 +321,9 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   }
   CapturedBody run = std::exchange(run_, {});
   for (ConstantTensor& constant : used_) run.outside.push_back(std::move(constant.tensor));
-  used_.clear();
-  losses_.clear();
-  loss_positions_.clear();
-  reads_.clear();
-  hosts_.clear();
-  host_memory_.clear();
   matching_->last_use = ++num_runs_;
+  abandon();
   return run;
-}
-
-// All ghosts of a recording have one gradient function, which leads to no other.
-void BodyCapture::check_hooks() const {
-  const auto check = [this](const Recording& recording) {
-    if (has_hooks(*recording.grad_fn)) refuse_hooks(recording.grad_fn.get(), describe_place("capture", current_module()));
-  };
-  for (const auto& recording : left_) check(*recording);
-  if (matching_) check(*matching_);
 }
 
 bool BodyCapture::finish_matched(const std::vector<at::Tensor>& returned) {

@@ -10,6 +10,7 @@
 
 #include "runtime/capture/bindings.h"
 #include "runtime/capture/equality.h"
+#include "runtime/capture/ghosts.h"
 #include "runtime/capture/interceptor.h"
 #include "runtime/capture/recorder.h"
 #include "runtime/capture/recording.h"
@@ -23,7 +24,6 @@ namespace smp::runtime {
 ///   auto ghosts = capture.begin(microbatch_arguments, key);
 ///   { InterceptScope scope(capture);  returned = body(ghosts); }   // the body calls mark_backward(loss)
 ///   CapturedBody run = capture.finish(returned);
-///   returned.clear(); ghosts.clear(); capture.release_run();
 ///
 /// A run whose operators equal those of an earlier run with the same key is answered from it, without running
 /// anything (0.1-0.2 us per operator); at the first difference another recording that began in the same way goes on,
@@ -46,9 +46,6 @@ class BodyCapture : public Interceptor {
   /// scalar or that requires no gradient.
   void mark_backward(const at::Tensor& loss);
   CapturedBody finish(const std::vector<at::Tensor>& returned);
-  /// To be called when the caller has dropped the tensors that the body returned: ghosts that somebody still holds
-  /// are then known to be stale and refused in later runs.
-  void release_run();
   /// Drops the run after an exception in the body.
   void abandon() noexcept;
 
@@ -76,11 +73,6 @@ class BodyCapture : public Interceptor {
     partitioner::ValueId value;
     partitioner::NodeId position;
   };
-  /// A ghost that this run hands out and that reaches the body as a copy, made behind the dispatcher.
-  struct GhostCopy {
-    partitioner::ValueId first;  // of the values with this ghost
-    bool is_taken = false;       // has been used, and is the ghost since
-  };
   /// An operator on them.
   struct HostCall {
     torch::jit::Stack real;           // the arguments as the body gave them, later the results
@@ -94,9 +86,12 @@ class BodyCapture : public Interceptor {
   bool matches_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
   bool matches_argument(const c10::IValue& actual, const partitioner::Argument& recorded, int32_t position);
   bool matches_tensor(const at::Tensor& actual, partitioner::ValueId recorded);
+  bool matches_copy(const at::Tensor& actual, Ghost& ghost, partitioner::ValueId recorded);
   bool matches_root(const at::Tensor& loss);
   bool matches_constant(const at::Tensor& actual, partitioner::ValueId recorded);
   void answer(torch::jit::Stack& stack);
+  at::Tensor hand_out(partitioner::ValueId id);
+  std::vector<at::Tensor> tensors_so_far() const;
   void record_or_match(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   at::Tensor ghost_of(const at::Tensor& tensor) const;
   at::Tensor host_of(const at::Tensor& ghost);
@@ -109,19 +104,13 @@ class BodyCapture : public Interceptor {
   void update_aliases(const std::vector<at::Tensor>& written, const HostCall& call);
   void call_with_hosts(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   void skip_synthesised();
-  void expect_copies();
-  bool take_copy(const at::Tensor& actual, partitioner::ValueId recorded);
-  bool may_write(const c10::IValue& actual, size_t position) const;
-  void change_gradients(const partitioner::Node& node);
+  void follow_writes(const RecordedCall& call, const torch::jit::Stack& stack);
   const std::string& current_module() const;
-  void check_hooks() const;
   void check_histories() const;
-  [[noreturn]] void refuse_history(const at::Tensor& tensor) const;
   bool finish_matched(const std::vector<at::Tensor>& returned);
   void go_back_to_recording();
   bool switch_recording(const std::function<bool()>& goes_on);
-  bool take_over(const std::shared_ptr<Recording>& candidate, const std::vector<at::Tensor>& ghosts);
-  void begin_with(const std::shared_ptr<Recording>& recording);
+  bool take_over(const std::shared_ptr<Recording>& candidate);
   void answer_read(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   bool find_values(const std::vector<at::Tensor>& tensors, std::vector<partitioner::ValueId>& values) const;
   std::vector<at::Tensor> read(const std::vector<at::Tensor>& tensors);
@@ -129,16 +118,16 @@ class BodyCapture : public Interceptor {
   ValueRead describe_run() const;
   void forget_least_used();
   CapturedBody finish_recorded(const std::vector<at::Tensor>& returned);
-  static void renew_kept_ghosts(Recording& recording, const std::vector<GhostCopy>& copies);
 
   const Bindings& bindings_;
   std::unordered_map<std::string, Bucket> recordings_;
   std::string key_;
   std::shared_ptr<Recording> matching_;  // null while recording
-  const std::vector<at::Tensor>* ghosts_ = nullptr;   // by value: what this run hands out and expects back
-  std::vector<at::Tensor> mixed_ghosts_;              // these, where the run began with another recording
-  std::vector<std::shared_ptr<Recording>> left_;      // the recordings it was matched with before
-  std::vector<GhostCopy> copies_;
+  GhostRun ghost_run_;
+  std::vector<WeakTensor> ghosts_;       // of a matched run, by first value
+  std::vector<at::Tensor> written_;      // of these, what operators have written to
+  std::vector<at::Tensor> copies_;       // of these, what was made behind the dispatcher
+  std::vector<c10::Storage> storages_;   // for these, as Recording::storages
   CapturedBody run_;                     // what differs from matching_ so far
   std::vector<ConstantTensor> used_;     // constants of this run, as they were at their first use
   partitioner::NodeId position_ = 0;
@@ -155,7 +144,7 @@ class BodyCapture : public Interceptor {
   uint64_t num_runs_ = 0;
 };
 
-/// Whether a call of `op` names the CPU: the content of the tensor is wanted there.
+/// Whether a call wants the content of the tensor on the CPU: cpu(), or printing.
 bool asks_for_host_copy(const OperatorInfo& info, const torch::jit::Stack& stack);
 
 }  // namespace smp::runtime

@@ -8,36 +8,24 @@
 
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/body_capture.h"
-#include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
 
 namespace smp::runtime {
 
+// tensor.cpu() names all that the tensor is, and LibTorch prints through doubles on the CPU; other calls of to(), as
+// x.to(weight.device()), leave the tensor where it is.
 bool asks_for_host_copy(const OperatorInfo& info, const torch::jit::Stack& stack) {
-  if (!info.copies_to_device) return false;
-  const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
-  return std::any_of(stack.begin() + static_cast<ptrdiff_t>(first), stack.end(),
-                     [](const c10::IValue& argument) { return argument.isDevice() && argument.toDevice().is_cpu(); });
+  if (!info.may_copy_to_host) return false;
+  const auto* arguments = &stack.end()[-info.num_arguments];
+  const auto says = [](const c10::IValue& argument, int64_t wanted) { return argument.isInt() && argument.toInt() == wanted; };
+  const auto is_cpu = [](const c10::IValue& device) { return device.isDevice() && device.toDevice().is_cpu(); };
+  if (info.overload == "device") return is_cpu(arguments[1]) && says(arguments[2], static_cast<int64_t>(at::kDouble));
+  const at::Tensor& tensor = arguments[0].toTensor();
+  return says(arguments[1], static_cast<int64_t>(tensor.scalar_type())) &&
+         says(arguments[2], static_cast<int64_t>(tensor.layout())) && is_cpu(arguments[3]);
 }
 
 namespace {
-
-/// Calls `replace` for each tensor in `value`, lists included.
-void map_tensors(c10::IValue& value, const std::function<at::Tensor(const at::Tensor&)>& replace) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) value = replace(value.toTensor());
-  } else if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(tensor.defined() ? replace(tensor) : tensor);
-    value = std::move(list);
-  } else if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-      list.push_back(tensor && tensor->defined() ? std::optional(replace(*tensor)) : tensor);
-    }
-    value = std::move(list);
-  }
-}
 
 // The arguments on the stack that the operator writes to and the stages hold.
 std::vector<at::Tensor> written_on_stages(const OperatorInfo& info, torch::jit::Stack& stack, const Bindings& bindings) {
@@ -46,7 +34,7 @@ std::vector<at::Tensor> written_on_stages(const OperatorInfo& info, torch::jit::
   for (size_t i = first; i < stack.size(); ++i) {
     if (!info.argument_written[i - first]) continue;
     map_tensors(stack[i], [&](const at::Tensor& tensor) {
-      if (tensor.is_meta() || bindings.find_storage(tensor) != nullptr) written.push_back(tensor);
+      if (as_ghost(tensor) != nullptr || bindings.find_storage(tensor) != nullptr) written.push_back(tensor);
       return tensor;
     });
   }
@@ -69,7 +57,7 @@ at::Tensor BodyCapture::ghost_leaving(const at::Tensor& tensor) const {
 }
 
 at::Tensor BodyCapture::host_of(const at::Tensor& ghost) {
-  if (!ghost.is_meta()) return ghost;
+  if (as_ghost(ghost) == nullptr) return ghost;
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
   hosts_.push_back({read({ghost}).front().clone(), ghost});  // the body may write to it
   note_memory(hosts_.back().real, /*is_written=*/false);
@@ -115,7 +103,7 @@ BodyCapture::HostCall BodyCapture::take_ghosts(const OperatorInfo& info, torch::
         call.hosts.push_back(tensor);
         call.requires_grad = call.requires_grad || ghost.requires_grad();
         if (info.argument_written[i - first]) call.written.push_back(tensor);
-      } else if (tensor.is_meta() || bindings_.find_storage(tensor) != nullptr) {
+      } else if (as_ghost(tensor) != nullptr || bindings_.find_storage(tensor) != nullptr) {
         call.is_real = false;
       }
       return ghost;
@@ -162,11 +150,9 @@ void BodyCapture::call_with_hosts(const c10::OperatorHandle& op, torch::jit::Sta
 // By the graph: of a ghost, or of a tensor that the stages hold.
 int32_t BodyCapture::memory_of(const at::Tensor& tensor) const {
   if (recorder_) return recorder_->memory_of(tensor);
+  std::vector<partitioner::ValueId> values;
   const NamedTensor* named = bindings_.find_storage(tensor);
-  const auto found = std::find_if(ghosts_->begin(), ghosts_->end(), [&](const at::Tensor& ghost) {
-    return ghost.is_same(tensor) || (named != nullptr && ghost.is_same(named->tensor));
-  });
-  return found == ghosts_->end() ? -1 : matching_->graph.values[static_cast<size_t>(found - ghosts_->begin())].storage;
+  return find_values({named == nullptr ? tensor : named->tensor}, values) ? matching_->graph.values[values.front()].storage : -1;
 }
 
 // On the CPU a tensor and its cpu() are one, so what is written to the one is fetched for the other.

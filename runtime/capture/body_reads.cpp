@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "runtime/capture/body_capture.h"
-#include "runtime/capture/ghosts.h"
 
 namespace smp::runtime {
 
@@ -14,9 +13,12 @@ bool BodyCapture::find_values(const std::vector<at::Tensor>& tensors, std::vecto
   const ValueId num_values = values_of_prefix(matching_->graph, position_);
   values.clear();
   for (const at::Tensor& tensor : tensors) {
+    const Ghost* ghost = as_ghost(tensor);
+    const bool is_of_run = ghost != nullptr && ghost->run == ghost_run_.number && ghost->value != kNoValue;
     ValueId found = kNoValue;
     for (ValueId id = 0; id < num_values; ++id) {
-      if ((*ghosts_)[id].is_same(tensor)) found = id;
+      const ValueId first = matching_->same_impl[id];
+      if (is_of_run ? ghost->value == first : matching_->tensors[first].is_same(tensor)) found = id;
     }
     if (found == kNoValue) return false;
     values.push_back(found);
@@ -75,7 +77,7 @@ void BodyCapture::answer_read(const c10::OperatorHandle& op, torch::jit::Stack& 
   std::vector<at::Tensor> tensors;
   const auto is_wanted = [&](const c10::IValue& argument) {
     return argument.isTensor() && argument.toTensor().defined() &&
-           (argument.toTensor().is_meta() || bindings_.find_storage(argument.toTensor()) != nullptr);
+           (as_ghost(argument.toTensor()) != nullptr || bindings_.find_storage(argument.toTensor()) != nullptr);
   };
   for (size_t i = first; i < stack.size(); ++i) {
     if (is_wanted(stack[i])) tensors.push_back(stack[i].toTensor());

@@ -44,7 +44,7 @@ bool may_travel(const RecordedCall& call, size_t position, const Argument& value
 }
 
 // Takes `candidate` in place of the recording matched so far, if the run up to here is a run of it as well.
-bool BodyCapture::take_over(const std::shared_ptr<Recording>& candidate, const std::vector<at::Tensor>& ghosts) {
+bool BodyCapture::take_over(const std::shared_ptr<Recording>& candidate) {
   if (!same_beginning(*matching_, *candidate, position_)) return false;
   CapturedBody run{.recording = candidate, .scalars = {}, .constants = {}};
   for (NodeId n = 0; n < position_; ++n) {
@@ -69,16 +69,15 @@ bool BodyCapture::take_over(const std::shared_ptr<Recording>& candidate, const s
     const auto &roots = candidate->graph.backward_roots, &own = matching_->graph.backward_roots;
     if (k >= roots.size() || roots[k] != own[k]) return false;
   }
-  const auto num_values = static_cast<size_t>(values_of_prefix(candidate->graph, position_));
-  std::vector<at::Tensor> mixed = candidate->tensors;
-  std::copy_n(ghosts.begin(), num_values, mixed.begin());
-  for (size_t v = num_values; v < mixed.size(); ++v) {  // written in place from here on
-    const auto first = static_cast<size_t>(candidate->same_impl[v]);
-    if (first < num_values) mixed[v] = mixed[first];
+  // What is made from here on lies with the ghosts that the body holds, where these share their memory.
+  std::vector<c10::Storage> storages = candidate->storages;
+  for (ValueId id = 0; id < values_of_prefix(candidate->graph, position_); ++id) {
+    const auto storage = static_cast<size_t>(candidate->graph.values[id].storage);
+    storages[storage] = storages_[storage];
   }
-  begin_with(candidate);
-  mixed_ghosts_ = std::move(mixed);
-  ghosts_ = &mixed_ghosts_;
+  matching_ = candidate;
+  storages_ = std::move(storages);
+  ghosts_.resize(candidate->graph.values.size(), weak(at::Tensor()));
   run_ = std::move(run);
   skip_synthesised();
   return true;
@@ -90,14 +89,12 @@ bool BodyCapture::switch_recording(const std::function<bool()>& goes_on) {
   if (bucket.size() == 1) return false;
   const std::shared_ptr<Recording> own = matching_;
   const CapturedBody own_run = run_;
-  const std::vector<at::Tensor> own_ghosts = *ghosts_;
+  const std::vector<c10::Storage> own_storages = storages_;
   const NodeId own_position = position_;
-  const std::vector<GhostCopy> own_copies = copies_;
+  const size_t own_copies = copies_.size();
   for (const auto& candidate : bucket) {
-    if (candidate == own || !take_over(candidate, own_ghosts)) continue;
+    if (candidate == own || !take_over(candidate)) continue;
     if (goes_on()) {
-      own->any_changed = true;  // the candidate's operators go on with its ghosts
-      left_.push_back(own);
       Bucket& now = recordings_.at(key_);
       const auto at = std::find(now.begin(), now.end(), candidate);
       std::rotate(now.begin(), at, at + 1);
@@ -106,9 +103,9 @@ bool BodyCapture::switch_recording(const std::function<bool()>& goes_on) {
     matching_ = own;
     run_ = own_run;
     position_ = own_position;
-    copies_ = own_copies;
-    mixed_ghosts_ = own_ghosts;
-    ghosts_ = &mixed_ghosts_;
+    storages_ = own_storages;
+    for (; copies_.size() > own_copies; copies_.pop_back()) as_ghost(copies_.back())->value = kNoValue;
+    ghosts_.resize(own->graph.values.size(), weak(at::Tensor()));
   }
   return false;
 }

@@ -6,10 +6,12 @@
 
 #include <cstring>
 
+#include "runtime/capture/ghosts.h"
+
 namespace smp::runtime {
 
 bool can_be_constant(const at::Tensor& tensor) {
-  return tensor.is_cpu() && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
+  return tensor.is_cpu() && as_ghost(tensor) == nullptr && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 at::Tensor snapshot_of(const at::Tensor& tensor) {

@@ -114,7 +114,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
                         makes_uninitialised;
   scalars_set_geometry = kScalarGeometry.contains(name);
   zero_returns_argument = kDropouts.contains(name);
-  copies_to_device = name == "aten::to" || name == "aten::_to_copy";
+  may_copy_to_host = name == "aten::to" && (overload == "dtype_layout" || overload == "device");
   changes_geometry_in_place = kInPlaceGeometry.contains(name);
   num_arguments = static_cast<int>(schema.arguments().size());
   if (name == "aten::one_hot") shape_argument = schema.argumentIndexWithName("num_classes").value_or(-1);

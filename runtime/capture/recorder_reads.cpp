@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "runtime/capture/ghosts.h"
 #include "runtime/capture/recorder.h"
 
 namespace smp::runtime {
@@ -54,10 +53,10 @@ void Recorder::keep_before_write(const OperatorInfo& info, const torch::jit::Sta
   if (graph.read.empty()) return;
   const auto keep = [&](const at::Tensor& written) {
     if (!written.defined() || !written.has_storage()) return;
-    const auto storage = storages_.find(written.storage().unsafeGetStorageImpl());
-    if (storage == storages_.end() || storage->second.storage.expired()) return;
+    const StorageInfo* storage = find_storage(written);
+    if (storage == nullptr) return;
     for (size_t k = 0; k < graph.read.size(); ++k) {
-      if (graph.values[graph.read[k]].storage == storage->second.id) graph.read[k] = keep_content(graph.read[k]);
+      if (graph.values[graph.read[k]].storage == storage->id) graph.read[k] = keep_content(graph.read[k]);
     }
   };
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);

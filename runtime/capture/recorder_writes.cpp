@@ -58,6 +58,8 @@ void Recorder::note_writes(const OperatorInfo& info, Node& node,
                            const std::vector<c10::IValue>& arguments) {
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     if (!info.argument_written[i]) continue;
+    // A custom function may leave its own on a view that the body drops at once, which is looked at in the end.
+    if (arguments[i].isTensor() && as_ghost(arguments[i].toTensor()) != nullptr) held_.push_back(arguments[i].toTensor());
     for (ValueId id : values_in(node.arguments[i])) {
       const int32_t storage = recording_->graph.values[id].storage;
       check_write(info, id);
@@ -167,7 +169,7 @@ void Recorder::check_list_write(const OperatorInfo& info, const Argument& writte
   for (size_t k = 0; k < ids.size(); ++k) {
     if (ids[k] == kNoValue || recording_->graph.values[ids[k]].spec.requires_grad) continue;
     TORCH_CHECK_NOT_IMPLEMENTED(
-        !tensors[k].requires_grad(), where(), ": expected ", info.name,
+        !stand_in_of(tensors[k]).requires_grad(), where(), ": expected ", info.name,
         " to write no gradients into tensors that had none, got a tensor of sizes ",
         tensors[k].sizes(),
         " that requires a gradient since. Call the operator tensor by "

@@ -165,8 +165,6 @@ void Leader::capture_body(runtime::BodyCapture& capture, const std::string& key)
     throw;
   }
   rank_.context.body_in_progress = nullptr;
-  ghosts.clear();
-  capture.release_run();
   if (m < assumed_.size() && !same_run(assumed_[m], bodies_[m])) {
     assumed_.resize(m);
     foresees_ = false;
