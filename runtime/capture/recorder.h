@@ -130,12 +130,4 @@ class Recorder : public Interceptor {
   std::string last_module_;
 };
 
-/// The value that keeps the content which `value` has after the first `position` operators of a recording: itself, if
-/// none writes to it later; kNoValue, if nothing keeps it.
-partitioner::ValueId kept_value(const Recording& recording, partitioner::ValueId value, partitioner::NodeId position);
-
-/// How many values the first `num_nodes` operators use or make: the first ones, for values are numbered in order of
-/// appearance. Those first used by the next operator do not count.
-partitioner::ValueId values_of_prefix(const partitioner::Graph& graph, partitioner::NodeId num_nodes);
-
 }  // namespace smp::runtime

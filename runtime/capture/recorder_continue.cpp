@@ -9,19 +9,6 @@ namespace smp::runtime {
 
 using namespace partitioner;
 
-ValueId values_of_prefix(const Graph& graph, NodeId num_nodes) {
-  auto count = static_cast<ValueId>(graph.inputs.size());
-  const auto note = [&count](const std::vector<ValueId>& ids) {
-    for (ValueId id : ids) count = std::max(count, id + 1);
-    return std::any_of(ids.begin(), ids.end(), [](ValueId id) { return id != kNoValue; });
-  };
-  for (NodeId n = num_nodes; n-- > 0;) {
-    note(node_inputs(graph.nodes[n]));
-    if (note(graph.nodes[n].outputs)) break;  // all earlier ones have smaller numbers
-  }
-  return count;
-}
-
 void Recorder::continue_from(const CapturedBody& matched, const std::vector<at::Tensor>& seen,
                              const std::vector<c10::Storage>& storages, const std::vector<ConstantTensor>& used,
                              NodeId num_nodes) {

@@ -12,22 +12,6 @@ namespace smp::runtime {
 
 using namespace partitioner;
 
-ValueId kept_value(const Recording& recording, ValueId value, NodeId position) {
-  const Graph& graph = recording.graph;
-  const int32_t storage = graph.values[value].storage;
-  // A matched run has gone past operators that nobody calls, which write nothing.
-  while (position > 0 && recording.calls[static_cast<size_t>(position - 1)].synthesised) --position;
-  for (auto n = static_cast<size_t>(position); n < graph.nodes.size(); ++n) {
-    const Node& node = graph.nodes[n];
-    if (recording.calls[n].synthesised && node.op == "aten::clone" && std::get<ValueRef>(node.arguments[0]).id == value) {
-      return node.outputs[0];
-    }
-    const auto& written = node.written_storages;
-    if (std::find(written.begin(), written.end(), storage) != written.end()) return kNoValue;
-  }
-  return value;
-}
-
 // Buffers, and parameters that the body has written to, are copied at once: a later microbatch may write to them before the
 // value is handed over. A parameter that no operator has used yet gets one that does, so that some rank holds it.
 ValueId Recorder::add_read(ValueId value, NodeId position) {

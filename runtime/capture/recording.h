@@ -70,4 +70,15 @@ struct CapturedBody {
   std::vector<at::Tensor> outside{};  // constants of this run, as the program has them
 };
 
+/// Whether two recordings agree on their first `num_nodes` operators, numbers aside that may change between runs.
+bool same_beginning(const Recording& a, const Recording& b, partitioner::NodeId num_nodes);
+
+/// The value that keeps the content which `value` has after the first `position` operators of a recording: itself, if
+/// none writes to it later; kNoValue, if nothing keeps it.
+partitioner::ValueId kept_value(const Recording& recording, partitioner::ValueId value, partitioner::NodeId position);
+
+/// How many values the first `num_nodes` operators use or make: the first ones, for values are numbered in order of
+/// appearance. Those first used by the next operator do not count.
+partitioner::ValueId values_of_prefix(const partitioner::Graph& graph, partitioner::NodeId num_nodes);
+
 }  // namespace smp::runtime
