@@ -8,20 +8,12 @@
 #include <utility>
 
 #include "runtime/capture/history.h"
+#include "runtime/libtorch/raw_pointers.h"
 
 namespace smp::runtime {
 namespace {
 
 using partitioner::TensorSpec;
-
-// StorageImpl can only switch the refusal of reads on. An explicit instantiation may name a private member, and so hands
-// out the pointer that switches it off again.
-template <bool c10::StorageImpl::*kMember>
-struct StorageAccess {
-  friend bool c10::StorageImpl::* throws_on_read() { return kMember; }
-};
-bool c10::StorageImpl::* throws_on_read();
-template struct StorageAccess<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
 struct RefuseBackward : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { refuse_backward(); }
@@ -55,19 +47,6 @@ void check_no_hooks(const GhostRun& run, const std::string& place) {
                               "x * s + (x - x * s).detach() scales it by s.");
 }
 
-TensorSpec spec_of(const at::Tensor& tensor) {
-  return {.sizes = tensor.sizes().vec(),
-          .strides = tensor.strides().vec(),
-          .storage_offset = tensor.storage_offset(),
-          .dtype = tensor.scalar_type(),
-          .requires_grad = tensor.requires_grad()};
-}
-
-bool same_geometry(const at::Tensor& tensor, const TensorSpec& spec) {
-  return tensor.sizes().equals(spec.sizes) && tensor.strides().equals(spec.strides) &&
-         tensor.storage_offset() == spec.storage_offset && tensor.scalar_type() == spec.dtype;
-}
-
 GhostRun begin_ghost_run() {
   static std::atomic<uint64_t> last = 0;
   return {.number = ++last, .grad_fn = make_refuse_backward()};
@@ -95,16 +74,12 @@ c10::intrusive_ptr<c10::TensorImpl> Ghost::shallow_copy_and_detach(c10::Variable
   return copy(version, allow_metadata_change);
 }
 
-void accept_raw_pointers(c10::StorageImpl& storage) {
-  storage.*throws_on_read() = false;
-  storage.get_extra_meta().custom_data_ptr_error_msg_.reset();
-}
-
 c10::Storage make_ghost_storage(size_t num_bytes, const std::string& maker) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), num_bytes, c10::DataPtr(nullptr, c10::Device(kGhostDevice)),
       c10::GetAllocator(kGhostDevice), /*resizable=*/true);
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+  refuse_raw_pointers(
+      *storage,
       "raw pointer to " + maker +
       ": expected operators only, got an access to the data of a tensor (data_ptr, accessor, storage). The tensors of a "
       "step body are ghosts: they have shapes but no data. Compute with operators, fill tensors by hand outside of the "

@@ -9,6 +9,7 @@
 
 #include "partitioner/graph/graph.h"
 #include "runtime/libtorch/node_handle.h"
+#include "runtime/libtorch/tensor_spec.h"
 
 namespace smp::runtime {
 
@@ -57,22 +58,8 @@ inline WeakTensor weak(const at::Tensor& tensor) { return WeakTensor(tensor.getI
 /// Undefined once it is gone.
 inline at::Tensor lock(const WeakTensor& tensor) { return at::Tensor(tensor.lock()); }
 
-/// Geometry of a real or meta tensor.
-partitioner::TensorSpec spec_of(const at::Tensor& tensor);
-
-/// Same sizes, strides, offset and dtype.
-bool same_geometry(const at::Tensor& tensor, const partitioner::TensorSpec& spec);
-
-/// Equal for tensors that share memory; ghosts too, which do not tell where their data is.
-inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
 /// A storage for ghosts; a raw pointer to its data throws a text that names `maker`.
 c10::Storage make_ghost_storage(size_t num_bytes, const std::string& maker);
-
-/// Undoes the refusal of raw pointers, of a storage that is given data next.
-void accept_raw_pointers(c10::StorageImpl& storage);
 
 at::Tensor make_ghost(const partitioner::TensorSpec& spec, const c10::Storage& storage, const GhostRun& run,
                       partitioner::ValueId value);

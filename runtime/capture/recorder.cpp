@@ -12,7 +12,7 @@
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/places.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 
 namespace smp::runtime {

@@ -20,7 +20,7 @@
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
 #include "runtime/delayed/draw.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 
 namespace smp::runtime {
 
@@ -206,11 +206,12 @@ class CallOnTwins {
   }
 
   void take_recording(const Origin& origin) {
-    TORCH_CHECK_NOT_IMPLEMENTED(operation_.uses.empty() || recording_ == origin.recording,
+    TORCH_CHECK_NOT_IMPLEMENTED(operation_.uses.empty() || recording_ == origin.source,
                                 info_.name, ": expected the ",
                                 "tensors of one smp::DelayParamInitialization scope, got those of "
                                 "two. Make all of them in one.");
-    recording_ = origin.recording;
+    recording_ = std::dynamic_pointer_cast<DelayedRecording>(origin.source);
+    TORCH_INTERNAL_ASSERT(recording_ != nullptr);
   }
 
   const c10::Storage& meta_of(int32_t number, const c10::Storage& original) {

@@ -12,7 +12,7 @@
 
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 
 namespace smp::runtime {
 

@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <set>
 
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/raw_pointers.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
@@ -89,7 +90,8 @@ void release_others(const Owners& owners, const Bindings& bindings, int pipeline
     c10::StorageImpl* storage = named.tensor.storage().unsafeGetStorageImpl();
     if (kept.contains(storage)) continue;
     storage->set_data_ptr(c10::DataPtr(nullptr, storage->device()));
-    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+    refuse_raw_pointers(
+        *storage,
         "the data of '" + named.name + "' live on pipeline rank " + std::to_string(owners.at(named.name).front()) +
         ", this is rank " + std::to_string(pipeline_rank) +
         ". Use DistributedModel::state_dict() to gather them, or local_parameters() for those that are here.");

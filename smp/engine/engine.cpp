@@ -7,7 +7,7 @@
 
 #include "partitioner/report/partition_table.h"
 #include "partitioner/report/partition_table_io.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/root_cause.h"
 #include "smp/engine/rank_state.h"

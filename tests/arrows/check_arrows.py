@@ -57,18 +57,18 @@ ROOMS = {
     "runtime/launch": (),
     "runtime/watch": (),
     "runtime/kernels/cpu": (),
-    "runtime/capture": ("device", "libtorch", "capture/meta", "delayed"),  # makes values of members that have none yet
+    "runtime/capture": ("device", "libtorch", "capture/meta"),
     "runtime/capture/meta": (),
-    "runtime/delayed": ("capture", "capture/meta"),
+    "runtime/delayed": ("libtorch", "capture", "capture/meta"),
     "runtime/stage": ("device", "libtorch", "kernels/cpu", "capture"),
     "runtime/transport": ("launch", "watch"),
     "runtime/exchange": ("libtorch", "transport"),
-    "runtime/placement": ("device", "capture", "delayed", "transport", "exchange"),
+    "runtime/placement": ("device", "libtorch", "capture", "transport", "exchange"),
     "runtime/gradients": ("libtorch", "capture", "transport", "exchange", "placement"),
     "runtime/executor": ("stage", "transport", "exchange"),
 }
-# Units in which a cycle is left: delayed construction, and tests' support.
-STILL_IN_CYCLES = ("runtime/delayed/", "tests/")
+# Units in which a cycle is left: tests' support.
+STILL_IN_CYCLES = ("tests/",)
 ONLY_PUBLIC_SMP = ("public header", "python_bindings", "examples")
 LIBRARY = ("partitioner", "runtime", "public header", "smp", "engine")
 OF_A_LANGUAGE = re.compile(r"torch/(csrc/api/include/torch/)?(nn|optim)\b")

@@ -11,7 +11,7 @@
 #include <set>
 #include <sstream>
 
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "partitioner/report/partition_table.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/process_memory.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/tags.h"

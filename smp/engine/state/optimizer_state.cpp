@@ -17,7 +17,7 @@
 #include <set>
 #include <sstream>
 
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/wire.h"
 #include "smp/engine/state/model_state.h"

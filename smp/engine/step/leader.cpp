@@ -9,7 +9,7 @@
 
 #include "partitioner/graph/graph_io.h"
 #include "partitioner/plan/plan_io.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/root_cause.h"
 #include "smp/engine/planning/auto_layout.h"
