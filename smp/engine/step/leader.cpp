@@ -74,7 +74,7 @@ step_internal::Results Leader::run() {
       return body.recording->graph.has_backward();
     });
     check_random_stream(trains);
-    if (!has_run_ahead_) {
+    if (ahead_ == Ahead::kNone) {
       std::vector<Program*> programs;
       for (const CapturedBody& body : bodies_) programs.push_back(&add_microbatch(body, message));
       rank_.programs.schedule(programs, TablePart::kWhole);
@@ -167,7 +167,7 @@ void Leader::capture_body(runtime::BodyCapture& capture, const std::string& key)
   rank_.context.body_in_progress = nullptr;
   if (m < assumed_.size() && !same_run(assumed_[m], bodies_[m])) {
     assumed_.resize(m);
-    foresees_ = false;
+    ahead_ = Ahead::kOneByOne;
   }
 }
 
@@ -226,8 +226,8 @@ std::vector<at::Tensor> Leader::probe(const ValueRead& wanted) {
 
 // Before the first step of a model its values may still differ between ranks; from here on they do not.
 void Leader::begin_ahead() {
-  if (has_run_ahead_ || rank_.models.are_alike()) return;
-  has_run_ahead_ = true;
+  if (ahead_ != Ahead::kNone || rank_.models.are_alike()) return;
+  ahead_ = Ahead::kAll;
   StepMessage message = new_message(Round::kForward, 0);
   meet_replicas(message, /*is_last=*/false);
   perform(message);
@@ -240,14 +240,18 @@ bool Leader::all_here(const ValueRead& wanted) const {
                       [&](const Value& value) { return is_named(value) && elsewhere.contains(value.name); });
 }
 
-// Forwards of the bodies that have ended, of the one in progress, and of the later ones, taken to be like it. Once that was
-// wrong in a step, none of later ones: each body may use a number of its own, and all would run again for each.
+// Rounds begin, and their random numbers are those of training or not.
+void Leader::leave_whole_round(bool trains) {
+  if (ahead_ == Ahead::kNone) ahead_ = Ahead::kAll;
+  if (!trains_) trains_ = trains;
+}
+
+// Forwards of the bodies that have ended, of the one in progress, and of the later ones, taken to be like it.
 void Leader::run_ahead(const CapturedBody& current) {
   const size_t first = assumed_.size();
-  has_run_ahead_ = true;
-  if (!trains_) trains_ = current.recording->graph.has_backward();
+  leave_whole_round(current.recording->graph.has_backward());
   StepMessage message = new_message(Round::kForward, first);
-  const size_t end = foresees_ ? inputs_.size() : bodies_.size() + 1;
+  const size_t end = ahead_ == Ahead::kAll ? inputs_.size() : bodies_.size() + 1;
   for (size_t m = first; m < end; ++m) {
     assumed_.push_back(m < bodies_.size() ? bodies_[m] : current);
     add_microbatch(assumed_.back(), message);
@@ -258,8 +262,7 @@ void Leader::run_ahead(const CapturedBody& current) {
 
 void Leader::forward_captured() {
   if (assumed_.size() >= bodies_.size()) return;
-  has_run_ahead_ = true;
-  if (!trains_) trains_ = bodies_.back().recording->graph.has_backward();
+  leave_whole_round(bodies_.back().recording->graph.has_backward());
   StepMessage message = new_message(Round::kForward, assumed_.size());
   for (size_t m = assumed_.size(); m < bodies_.size(); ++m) {
     assumed_.push_back(bodies_[m]);
