@@ -1,4 +1,4 @@
-// What capture needs to know about an operator, read from its schema and tags once. Owns the tables by name.
+// What capture needs to know about an operator, read once from its schema, its tags and the table of traits.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

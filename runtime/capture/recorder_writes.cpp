@@ -2,11 +2,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "partitioner/graph/gradient_flow.h"
+#include "partitioner/graph/operator_traits.h"
 #include "runtime/capture/recorder.h"
 
 namespace smp::runtime {
@@ -30,11 +30,6 @@ std::vector<ValueId> values_in(const Argument& argument) {
 std::string describe(const Value& value) {
   return value.name.empty() ? c10::str("a tensor of sizes ", c10::IntArrayRef(value.spec.sizes)) : "'" + value.name + "'";
 }
-
-// What their backward needs follows from sizes and dtypes alone.
-const std::unordered_set<std::string_view> kSavesNothing = {
-    "aten::add", "aten::add_", "aten::sub",  "aten::sub_",   "aten::neg",   "aten::sum",        "aten::mean",
-    "aten::cat", "aten::stack", "aten::clone", "aten::detach", "aten::copy_", "aten::contiguous", "aten::to"};
 
 }  // namespace
 
@@ -151,7 +146,7 @@ void Recorder::for_saved(ValueId root, NodeId position, const std::function<void
   const GradientFlow flow(graph, {root});
   for (NodeId n = position; n-- > 0;) {
     const Node& node = graph.nodes[n];
-    const bool saves = !kSavesNothing.contains(node.op) && !recording_->calls[n].info->reads_only_geometry;
+    const bool saves = !has(Trait::kSavesNothing, node.op) && !recording_->calls[n].info->reads_only_geometry;
     if (!saves || !flow.passes_gradient(n)) continue;
     for (ValueId id : node_inputs(node)) use(n, id);
     for (ValueId id : node.outputs) {

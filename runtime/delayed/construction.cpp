@@ -10,10 +10,9 @@
 
 #include <algorithm>
 #include <functional>
-#include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 
+#include "partitioner/graph/operator_traits.h"
 #include "runtime/capture/constants.h"
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/meta/meta_kernels.h"
@@ -25,18 +24,10 @@
 namespace smp::runtime {
 
 using partitioner::TensorSpec;
+using partitioner::Trait;
 using Use = DelayedRecording::Use;
-using Names = std::unordered_set<std::string_view>;
 
 namespace {
-
-// These change or ask for what a handle says, never for values: they run on the tensors themselves.
-const Names kOnHandles = {
-    "aten::requires_grad_", "aten::detach_",   "aten::retain_grad",
-    "aten::is_leaf",        "aten::output_nr", "aten::_version",
-    "aten::set_data",       "aten::is_set_to", "aten::_has_compatible_shallow_copy_type"};
-// They write all of their tensor and read nothing of it.
-const Names kFills = {"aten::uniform_", "aten::normal_", "aten::zero_", "aten::fill_"};
 
 size_t first_argument(const OperatorInfo& info, const torch::jit::Stack& stack) {
   return stack.size() - static_cast<size_t>(info.num_arguments);
@@ -227,7 +218,7 @@ class CallOnTwins {
   }
 
   bool overwrites() const {
-    if (!kFills.contains(info_.name) || operation_.uses.size() != 1 ||
+    if (!has(Trait::kOverwritesSelf, info_.name) || operation_.uses.size() != 1 ||
         !operation_.uses[0].is_written)
       return false;
     const at::Tensor& self = seen_.front().second;
@@ -352,7 +343,7 @@ void Construction::operator_called(const c10::OperatorHandle& op, torch::jit::St
                  : arguments.num_unmade == 0) {
     return op.callBoxed(stack);
   }
-  const bool is_on_handles = kOnHandles.contains(info.name) ||
+  const bool is_on_handles = has(Trait::kOnHandle, info.name) ||
                              info.kind == OperatorClass::kGeometryQuery ||
                              (info.changes_geometry_in_place && !info.makes_uninitialised &&
                               info.name != "aten::resize_as_");

@@ -22,8 +22,9 @@ MAY_INCLUDE = {
         "partitioner/graph/gradient_flow.h",  # what a backward passes through
         "partitioner/graph/graph.h",
         "partitioner/graph/graph_io.h",  # equality and hash of graphs
+        "partitioner/graph/operator_traits.h",  # one table for the planner, capture and tapes
         "partitioner/graph/tensor_bytes.h",  # what a geometry takes, checked
-        "partitioner/graph/untaped.h",  # one table for the planner and the recorder
+        "partitioner/graph/untaped.h",  # one answer for the planner and the recorder
         "partitioner/plan/message_buffers.h",  # what the planner counts on
         "partitioner/plan/plan.h",
         "partitioner/report/timeline.h",  # the spans that it records

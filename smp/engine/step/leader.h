@@ -54,10 +54,8 @@ class Leader {
   runtime::BodyCapture& own_capture();
   std::vector<at::Tensor> read(const runtime::ValueRead& read);
   std::vector<at::Tensor> probe(const runtime::ValueRead& read);
-  void run_ahead(const runtime::CapturedBody& assumed);
   void begin_ahead();
-  void leave_whole_round(bool trains);
-  void forward_captured();
+  void forward_until(size_t end, const runtime::CapturedBody& current);
   bool all_here(const runtime::ValueRead& read) const;
   void check_made(const partitioner::Graph& graph) const;
 
