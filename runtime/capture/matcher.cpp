@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "partitioner/graph/graph_io.h"
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/places.h"
 
