@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "runtime/capture/ghosts.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime {
 namespace {
@@ -53,7 +54,7 @@ Argument scalar_list_argument(const c10::IValue& boxed, const std::string& op) {
 }
 
 Argument device_argument(const c10::Device& device) {
-  if (device.type() == kGhostDevice) return StageDevice{};
+  if (device.type() == this_ranks_device().type) return StageDevice{};
   return NamedDevice{c10::DeviceTypeName(device.type(), /*lower_case=*/true)};
 }
 

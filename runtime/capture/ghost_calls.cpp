@@ -13,6 +13,7 @@
 #include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime {
 namespace {
@@ -31,14 +32,14 @@ at::Tensor copy_of(const at::Tensor& stand_in) {
 }
 
 bool casts() {
-  return current_autocast().enabled && !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
+  return current_autocast().enabled && !c10::impl::tls_is_dispatch_key_excluded(this_ranks_device().autocast);
 }
 
 }  // namespace
 
 void GhostCalls::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (casts() && may_be_taken_apart(op.operator_name().name)) {
-    for (const auto key : {c10::DispatchKey::AutocastCPU, c10::DispatchKey::CompositeImplicitAutograd}) {
+    for (const auto key : {this_ranks_device().autocast, c10::DispatchKey::CompositeImplicitAutograd}) {
       if (op.hasKernelForDispatchKey(key)) return take_apart(op, key, stack);
     }
   }

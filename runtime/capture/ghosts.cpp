@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/capture/history.h"
+#include "runtime/device/device.h"
 #include "runtime/libtorch/raw_pointers.h"
 
 namespace smp::runtime {
@@ -53,7 +54,7 @@ GhostRun begin_ghost_run() {
 }
 
 Ghost::Ghost(c10::Storage&& storage, caffe2::TypeMeta dtype, uint64_t run_number, partitioner::ValueId value_id)
-    : c10::TensorImpl(std::move(storage), c10::DispatchKeySet(kGhostKey), dtype), run(run_number), value(value_id) {}
+    : c10::TensorImpl(std::move(storage), c10::DispatchKeySet(this_ranks_device().backend), dtype), run(run_number), value(value_id) {}
 
 c10::intrusive_ptr<c10::TensorImpl> Ghost::copy(const c10::VariableVersion& version, bool allow_metadata_change) const {
   auto copied = c10::make_intrusive<Ghost>(c10::Storage(storage_), data_type_, run, partitioner::kNoValue);
@@ -76,8 +77,8 @@ c10::intrusive_ptr<c10::TensorImpl> Ghost::shallow_copy_and_detach(c10::Variable
 
 c10::Storage make_ghost_storage(size_t num_bytes, const std::string& maker) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), num_bytes, c10::DataPtr(nullptr, c10::Device(kGhostDevice)),
-      c10::GetAllocator(kGhostDevice), /*resizable=*/true);
+      c10::StorageImpl::use_byte_size_t(), num_bytes, c10::DataPtr(nullptr, c10::Device(this_ranks_device().type)),
+      c10::GetAllocator(this_ranks_device().type), /*resizable=*/true);
   refuse_raw_pointers(
       *storage,
       "raw pointer to " + maker +

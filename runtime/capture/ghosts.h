@@ -13,11 +13,6 @@
 
 namespace smp::runtime {
 
-/// The device that ghosts say they are on, and its key: those of the rank's real tensors. A body takes the branches that it
-/// takes on these.
-inline constexpr c10::DeviceType kGhostDevice = c10::kCPU;
-inline constexpr c10::DispatchKey kGhostKey = c10::DispatchKey::CPU;
-
 /// What the ghosts of one run of a body have in common.
 struct GhostRun {
   uint64_t number = 0;   // no other run of the process has it
@@ -26,7 +21,7 @@ struct GhostRun {
 
 GhostRun begin_ghost_run();
 
-/// A tensor that has the device, keys and geometry of a real one, on a storage that refuses raw access. Copies that LibTorch
+/// A tensor that has the device, keys and geometry of a real one of this rank, so that a body takes the same branches, on a storage that refuses raw access. Copies that LibTorch
 /// makes of it behind the dispatcher (tensor.data(), make_variable) are ghosts of the same run, without a value.
 class Ghost final : public c10::TensorImpl {
  public:

@@ -2,15 +2,14 @@
 #include "runtime/capture/host_values.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/interceptor.h"
 #include "runtime/capture/places.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime {
 
@@ -20,11 +19,11 @@ bool asks_for_host_copy(const OperatorInfo& info, const torch::jit::Stack& stack
   if (!info.may_copy_to_host) return false;
   const auto* arguments = &stack.end()[-info.num_arguments];
   const auto says = [](const c10::IValue& argument, int64_t wanted) { return argument.isInt() && argument.toInt() == wanted; };
-  const auto is_cpu = [](const c10::IValue& device) { return device.isDevice() && device.toDevice().is_cpu(); };
-  if (info.overload == "device") return is_cpu(arguments[1]) && says(arguments[2], static_cast<int64_t>(at::kDouble));
+  const auto is_host = [](const c10::IValue& device) { return device.isDevice() && device.toDevice().type() == host().type; };
+  if (info.overload == "device") return is_host(arguments[1]) && says(arguments[2], static_cast<int64_t>(at::kDouble));
   const at::Tensor& tensor = arguments[0].toTensor();
   return says(arguments[1], static_cast<int64_t>(tensor.scalar_type())) &&
-         says(arguments[2], static_cast<int64_t>(tensor.layout())) && is_cpu(arguments[3]);
+         says(arguments[2], static_cast<int64_t>(tensor.layout())) && is_host(arguments[3]);
 }
 
 namespace {
@@ -76,9 +75,7 @@ void HostValues::note_memory(const at::Tensor& real, bool is_written) {
                             [&](const HostMemory& memory) { return memory.storage.is_alias_of(real.storage()); });
   if (known != memory_.end() && !is_written) return;
   if (known == memory_.end()) known = memory_.insert(known, {real.storage(), {}});
-  const auto num_bytes = static_cast<int64_t>(known->storage.nbytes());
-  known->bytes = at::empty({num_bytes}, at::kByte);
-  if (num_bytes > 0) std::memcpy(known->bytes.mutable_data_ptr(), known->storage.data(), known->storage.nbytes());
+  known->bytes = tensor_of_bytes({static_cast<const char*>(known->storage.data()), known->storage.nbytes()});
 }
 
 // A write through a pointer leaves no trace but this.
@@ -90,9 +87,9 @@ void HostValues::check_memory(const at::Tensor& real, const std::string& reader)
   for (int64_t d = 0; d < real.dim(); ++d) num_elements += (real.size(d) - 1) * real.stride(d);
   const auto begin = static_cast<size_t>(real.storage_offset()) * real.itemsize();
   const auto num_bytes = static_cast<size_t>(num_elements) * real.itemsize();
-  const auto* now = static_cast<const char*>(known->storage.data());
+  const std::string_view now(static_cast<const char*>(known->storage.data()), known->storage.nbytes());
   TORCH_CHECK_NOT_IMPLEMENTED(
-      std::memcmp(now + begin, static_cast<const char*>(known->bytes.const_data_ptr()) + begin, num_bytes) == 0,
+      now.substr(begin, num_bytes) == bytes_of(known->bytes).substr(begin, num_bytes),
       describe_place(reader, run_.current_module()), ": expected tensors that the body has brought to the CPU to be written by "
       "operators only, got one of sizes ", real.sizes(), " that was written through a pointer. The step computes with what "
       "operators made. Write with operators (masked_fill_, copy_, where), or fill a tensor made outside of the step, before "

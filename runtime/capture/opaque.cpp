@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "runtime/capture/ghosts.h"
+#include "runtime/device/device.h"
 #include "runtime/device/random.h"
 
 namespace smp::runtime {
@@ -89,7 +90,7 @@ std::vector<at::Tensor> run_checked(const OpaqueFunction& function, const std::v
 }
 
 at::Tensor zeros_like_meta(const at::Tensor& meta) {
-  at::Tensor zeros = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(at::kCPU)).zero_();
+  at::Tensor zeros = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(this_ranks_device().type)).zero_();
   return zeros.set_requires_grad(meta.requires_grad());
 }
 

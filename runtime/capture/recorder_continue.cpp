@@ -4,6 +4,7 @@
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/places.h"
 #include "runtime/capture/recorder.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime {
 
@@ -56,7 +57,7 @@ void Recorder::run_again(NodeId n, std::vector<at::Tensor>& live) {
   const RecordedCall& call = recording_->calls[n];
   torch::jit::Stack stack;
   for (const Argument& argument : node.arguments) {
-    stack.push_back(to_ivalue(argument, [&](ValueId id) { return live[id]; }, c10::Device(kGhostDevice)));
+    stack.push_back(to_ivalue(argument, [&](ValueId id) { return live[id]; }, c10::Device(this_ranks_device().type)));
   }
   {
     const AmbientModes modes(node);

@@ -1,7 +1,6 @@
 // One operator call of a constructor at a time.
 #include "runtime/delayed/construction.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
@@ -19,6 +18,7 @@
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
 #include "runtime/delayed/draw.h"
+#include "runtime/device/device.h"
 #include "runtime/libtorch/unmade.h"
 
 namespace smp::runtime {
@@ -108,7 +108,7 @@ void check_supported(const OperatorInfo& info, const Arguments& arguments) {
                               ": expected all results that are written to to be of the "
                               "smp::DelayParamInitialization scope, got one that has values.",
                               fix);
-  TORCH_CHECK_NOT_IMPLEMENTED(!at::autocast::is_autocast_enabled(at::kCPU), info.name,
+  TORCH_CHECK_NOT_IMPLEMENTED(!at::autocast::is_autocast_enabled(host().type), info.name,
                               ": expected construction without ",
                               "autocast under smp::DelayParamInitialization, got autocast enabled. "
                               "Construct outside of it.");
@@ -227,14 +227,14 @@ class CallOnTwins {
 
   void note_generator() {
     if (!info_.is_random) return;
-    generator_ = at::detail::getDefaultCPUGenerator();
+    generator_ = host().default_generator();
     for (size_t i = 0; i < originals_.size(); ++i) {
       if (!originals_[i].isGenerator()) continue;
       generator_ = originals_[i].toGenerator();
       operation_.generator_argument = static_cast<int>(i);
       operation_.arguments[i] = c10::IValue();
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(generator_.device().is_cpu(), info_.name,
+    TORCH_CHECK_NOT_IMPLEMENTED(generator_.device().type() == host().type, info_.name,
                                 ": expected a CPU generator, got one of ", generator_.device(),
                                 ".");
     std::lock_guard<std::mutex> lock(generator_.mutex());
@@ -337,7 +337,7 @@ void Construction::operator_called(const c10::OperatorHandle& op, torch::jit::St
   const OperatorInfo& info = operator_info(op);
   const Arguments arguments(info, stack);
   const bool is_factory = arguments.num_tensors == 0;
-  const bool is_elsewhere = arguments.device && !arguments.device->is_cpu();
+  const bool is_elsewhere = arguments.device && arguments.device->type() != host().type;
   if (is_factory ? is_elsewhere || info.kind != OperatorClass::kRecorded ||
                        is_filled_by_pointer(info, arguments, stack)
                  : arguments.num_unmade == 0) {

@@ -1,6 +1,8 @@
 // Geometry in and out of TensorImpl.
 #include "runtime/libtorch/tensor_spec.h"
 
+#include "runtime/device/device.h"
+
 namespace smp::runtime {
 
 using partitioner::TensorSpec;
@@ -20,7 +22,7 @@ bool same_geometry(const at::Tensor& tensor, const TensorSpec& spec) {
 
 at::Tensor tensor_of(const TensorSpec& spec, const c10::Storage& storage) {
   const auto key =
-      storage.device_type() == c10::kMeta ? c10::DispatchKey::Meta : c10::DispatchKey::CPU;
+      storage.device_type() == c10::kMeta ? c10::DispatchKey::Meta : this_ranks_device().backend;
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(spec.dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides,

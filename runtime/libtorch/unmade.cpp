@@ -6,6 +6,7 @@
 #include <map>
 #include <unordered_set>
 
+#include "runtime/device/device.h"
 #include "runtime/libtorch/raw_pointers.h"
 #include "runtime/libtorch/tensor_spec.h"
 
@@ -29,8 +30,8 @@ void move_into(c10::StorageImpl& unmade, const c10::Storage& made) {
 c10::Storage make_unmade_storage(Origin origin, int64_t num_bytes, const std::string& maker) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(num_bytes),
-      c10::DataPtr(nullptr, new Origin(std::move(origin)), &delete_origin, c10::Device(c10::kCPU)),
-      c10::GetAllocator(c10::kCPU), /*resizable=*/true);
+      c10::DataPtr(nullptr, new Origin(std::move(origin)), &delete_origin, c10::Device(host().type)),
+      c10::GetAllocator(host().type), /*resizable=*/true);
   refuse_raw_pointers(
       *storage,
       "expected a tensor with values, got one made by " + maker +
