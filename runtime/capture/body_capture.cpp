@@ -1,4 +1,4 @@
-// Matched second runs (libtorch-facts A11) and the way back to recording.
+// Matched second runs, which answer from the recording without recording again, and the way back (docs/decisions/capture.md).
 #include "runtime/capture/body_capture.h"
 
 #include <ATen/core/grad_mode.h>

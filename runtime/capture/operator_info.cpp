@@ -38,7 +38,7 @@ const Names kInPlaceGeometry = {"aten::t_", "aten::transpose_", "aten::swapaxes_
                                 "aten::squeeze_", "aten::unsqueeze_", "aten::resize_", "aten::resize_as_",
                                 "aten::as_strided_"};
 
-// Hidden mutation: running statistics change although the schema does not say so (libtorch-facts A3).
+// Hidden mutation: running statistics change although the schema does not say so.
 const std::unordered_map<std::string_view, std::vector<std::string_view>> kHiddenWrites = {
     {"aten::batch_norm", {"running_mean", "running_var"}},
     {"aten::instance_norm", {"running_mean", "running_var"}},
