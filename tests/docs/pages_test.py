@@ -110,23 +110,29 @@ def check_block(language, code, page, source, binaries, have_mpi, folder):
         assert covered, f"no test covers this {language or 'plain'} block of {page.name}:\n{code}"
 
 
+def shell_and_printed(text):
+    """The numbers of the text blocks that stand right under shell blocks."""
+    found = list(BLOCK.finditer(text))
+    return {number for number, (one, other) in enumerate(zip(found, found[1:]), 1)
+            if (one[1], other[1]) == ("sh", "text") and not text[one.end() : other.start()].strip()}
+
+
 def main():
     source, binaries, have_mpi, page = sys.argv[1:]
     page = pathlib.Path(source) / page
     os.environ["PATH"] = f"{binaries}:{os.environ['PATH']}"
-    blocks = blocks_of(page.read_text())
+    text = page.read_text()
+    blocks = blocks_of(text)
     assert blocks, f"expected code blocks in {page}"
     have_mpi = have_mpi in ("1", "ON", "TRUE")
-    before = ("", "", "")
+    printed = shell_and_printed(text)
     with tempfile.TemporaryDirectory() as folder:
-        for block, after in zip(blocks, blocks[1:] + [("", "", "")]):
-            language, code, _ = block
-            if language == "text" and before[0] == "sh":
-                check_printed(before[1], code, binaries, have_mpi, folder)
-            elif (language, after[0]) != ("sh", "text"):
+        for number, (language, code, _) in enumerate(blocks):
+            if number in printed:
+                check_printed(blocks[number - 1][1], code, binaries, have_mpi, folder)
+            elif number + 1 not in printed:
                 check_block(language, code, page, source, binaries, have_mpi, folder)
-            before = block
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", BLOCK.sub("", page.read_text()))
+    links = re.findall(r"\]\((?!http)([^)#]+)", BLOCK.sub("", text))
     for link in links:
         assert (page.parent / link).exists(), f"{page.name} links to {link}, which does not exist"
     print(f"{page.name}: {len(blocks)} blocks, {len(links)} links")
