@@ -17,7 +17,7 @@ using NodeId = int32_t;
 inline constexpr ValueId kNoValue = -1;
 inline constexpr NodeId kNoNode = -1;
 
-/// Geometry of one tensor, strides included: a cut keeps them (design.md §5).
+/// Geometry of one tensor, strides included: a cut keeps them, since a contiguous copy would change the bits of what follows.
 struct TensorSpec {
   std::vector<int64_t> sizes{};
   std::vector<int64_t> strides{};  // in elements

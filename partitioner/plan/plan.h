@@ -51,7 +51,7 @@ inline constexpr int kInputStage = -1;
 
 /// Everything a rank needs to execute a graph.
 ///
-/// `gradients` are the relays (design.md §7, exact sums): the last consumer of a value sends its
+/// `gradients` are the relays (docs/architecture.md, what makes results equal): the last consumer of a value sends its
 /// gradient to the consumer before it, and so on down to the producer, so that the additions
 /// associate as on one rank. A parameter that several stages of one rank read is relayed between
 /// these in the same way; the earliest of them adds the sum to its gradient. With exact ties, one

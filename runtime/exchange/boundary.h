@@ -72,7 +72,7 @@ int64_t max_message_bytes(const partitioner::TensorSpec& spec);
 
 /// Packs header (dtype, sizes, strides, alignment, definedness) and data. Strided tensors travel with their strides
 /// and gaps, expanded ones as their base: a copy in another layout would change the bits of the operators after it,
-/// and so would another alignment of the data (libtorch-facts C).
+/// and so would another alignment of the data, since kernels take other ways through unaligned ones.
 PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool, int channel = 0);
 
 /// Bytes of the second message that the header in a received first one announces; 0: there is none.

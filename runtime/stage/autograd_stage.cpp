@@ -1,5 +1,5 @@
 // Gradients of inputs end in one node of ours, so that they keep the layout autograd gave them and arrive whole: no
-// AccumulateGrad, which would re-stride them to the leaf's layout (libtorch-facts C).
+// AccumulateGrad, which would re-stride them to the leaf's layout.
 #include "runtime/stage/autograd_stage.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>

@@ -1,5 +1,5 @@
-// Records one microbatch of a stage, forward and backwards, down to leaf operators, while autograd runs it. After
-// libtorch-facts.md C2.
+// Records one microbatch of a stage, forward and backwards, down to leaf operators, while autograd runs it
+// (docs/tape.md).
 #pragma once
 
 #include <c10/core/TensorImpl.h>

@@ -3,6 +3,7 @@
   extract_blocks.py program PAGE OUT      the block with main(), as it stands
   extract_blocks.py refusals PAGE OUT     one test per block; a text block right after one is what it throws
   extract_blocks.py walk PAGE OUT         the blocks one after the other in one function
+  extract_blocks.py file PAGE OUT         the block whose first line is "// " and the name of OUT
 """
 
 import pathlib
@@ -59,11 +60,18 @@ def walk(blocks):
     return "".join(code for language, code, _ in blocks if language == "cpp")
 
 
+def file(blocks, name):
+    named = [code for language, code, _ in blocks if language == "cpp" and code.startswith(f"// {name}\n")]
+    assert len(named) == 1, f"expected one cpp block that begins with // {name}, got {len(named)}"
+    return named[0]
+
+
 def main():
     form, page, out = sys.argv[1:]
     blocks = blocks_of(pathlib.Path(page).read_text())
-    suite = pathlib.Path(page).stem.title() + "Page"
-    code = refusals(blocks, suite) if form == "refusals" else {"program": program, "walk": walk}[form](blocks)
+    named = {"refusals": pathlib.Path(page).stem.title() + "Page", "file": pathlib.Path(out).name}
+    make = {"program": program, "refusals": refusals, "walk": walk, "file": file}[form]
+    code = make(blocks, named[form]) if form in named else make(blocks)
     pathlib.Path(out).write_text(f"// Made from {pathlib.Path(page).name}; change the page.\n{code}")
 
 

@@ -4,7 +4,9 @@
 
 Every block of PAGE must be of a kind that some test covers: cpp blocks are compiled by other tests of this
 folder, of the pages that extract_blocks.py takes them from, and those of examples.md stand in a source of examples/; all
-others here. make commands are checked against `make help`, all other commands run.
+others here. make commands are checked against `make help`, all other commands run, in one folder for the whole page. A text
+block right under commands is what they print: its lines, in their order, "..." for anything, numbers with a
+decimal point to within 3 %. Commands that end with "# fails" must.
 """
 
 import os
@@ -21,8 +23,10 @@ SCHEDULE_ROW = re.compile(r"^(stage|rank) \d+ \|( \d*[FB]\d+)+$")
 EXTRACTED = {"README.md": "int main", "quickstart.md": "", "capture.md": "", "refusals.md": "", "placement.md": "int main",
              "communication.md": "int main", "steps.md": "int main", "state.md": "", "from_ddp.md": "", "data_parallel.md": "",
              "automatic.md": "", "partitioning.md": "", "schedules.md": "", "tape.md": "",
-             "measured_costs.md": "", "timeline.md": "",
+             "measured_costs.md": "", "timeline.md": "", "tutorial.md": "// tutorial",
              "delayed_initialization.md": ""}
+NUMBER = re.compile(r"\d+\.\d+")
+TOLERANCE = 0.03
 PATH = re.compile(r"\b(?:[\w.]+/)+(?:[\w.*]+)?")
 
 
@@ -46,22 +50,33 @@ def run_line(line, binaries, have_mpi, folder):
     assert done.returncode == 0, f"`{line}` ended with {done.returncode}:\n{done.stdout}{done.stderr}"
 
 
-def check_shell(code, source, binaries, have_mpi):
-    with tempfile.TemporaryDirectory() as folder:
-        for line in code.splitlines():
-            line = line.split(" #")[0].strip()
-            if line.startswith("make "):
-                check_make(source, line)
-            elif line:
-                run_line(line, binaries, have_mpi, folder)
+def check_shell(code, source, binaries, have_mpi, folder):
+    for line in code.splitlines():
+        line = line.split(" #")[0].strip()
+        if line.startswith("make "):
+            check_make(source, line)
+        elif line:
+            run_line(line, binaries, have_mpi, folder)
 
 
-def check_refused(code, expected, binaries):
-    """The commands of a shell block fail, and print the lines of the text block under it."""
+def is_shown(expected, line):
+    """Does `line` hold `expected`, but for "...", spaces and the last digits of numbers?"""
+    pattern = re.sub(r"\d+\\\.\d+", lambda _: r"(\d+\.\d+)", re.escape(expected.strip()).replace(r"\.\.\.", ".*"))
+    found = re.search(re.sub(r"(\\ )+", lambda _: r"\s+", pattern), line)
+    numbers = NUMBER.findall(expected)
+    return found and all(abs(float(a) - float(b)) <= TOLERANCE * abs(float(b)) for a, b in zip(found.groups(), numbers))
+
+
+def check_printed(code, expected, binaries, have_mpi, folder):
+    """The commands of a shell block print the lines of the text block under it."""
+    if re.search(r"\bsmp run\b", code) and not have_mpi:
+        return
     command = code.replace("build/release/bin", str(binaries))
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert done.returncode != 0, f"`{code}` ended with 0, expected:\n{expected}"
-    assert expected.strip() in done.stderr, f"expected:\n{expected}\ngot:\n{done.stderr}"
+    done = subprocess.run(command, shell=True, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert (done.returncode != 0) == code.rstrip().endswith("# fails"), f"`{code}` ended with {done.returncode}:\n{done.stdout}"
+    lines = iter(done.stdout.splitlines())
+    for line in expected.splitlines():
+        assert any(is_shown(line, printed) for printed in lines), f"`{code}` lacks or misplaces:\n{line}\nIt printed:\n{done.stdout}"
 
 
 def check_tree(code, source):
@@ -77,9 +92,9 @@ def check_excerpt(code, source):
     assert found, f"no source of examples/ holds these lines:\n{code}"
 
 
-def check_block(language, code, page, source, binaries, have_mpi):
+def check_block(language, code, page, source, binaries, have_mpi, folder):
     if language == "sh":
-        check_shell(code, source, binaries, have_mpi)
+        check_shell(code, source, binaries, have_mpi, folder)
     elif language == "cmake":
         consumer = pathlib.Path(source) / "tests/consumers/find_package/CMakeLists.txt"
         assert code == consumer.read_text(), f"expected the project of {consumer}"
@@ -95,21 +110,29 @@ def check_block(language, code, page, source, binaries, have_mpi):
         assert covered, f"no test covers this {language or 'plain'} block of {page.name}:\n{code}"
 
 
+def shell_and_printed(text):
+    """The numbers of the text blocks that stand right under shell blocks."""
+    found = list(BLOCK.finditer(text))
+    return {number for number, (one, other) in enumerate(zip(found, found[1:]), 1)
+            if (one[1], other[1]) == ("sh", "text") and not text[one.end() : other.start()].strip()}
+
+
 def main():
     source, binaries, have_mpi, page = sys.argv[1:]
     page = pathlib.Path(source) / page
     os.environ["PATH"] = f"{binaries}:{os.environ['PATH']}"
-    blocks = blocks_of(page.read_text())
+    text = page.read_text()
+    blocks = blocks_of(text)
     assert blocks, f"expected code blocks in {page}"
-    before = ("", "", "")
-    for block, after in zip(blocks, blocks[1:] + [("", "", "")]):
-        language, code, _ = block
-        if language == "text" and before[0] == "sh":
-            check_refused(before[1], code, binaries)
-        elif (language, after[0]) != ("sh", "text"):
-            check_block(language, code, page, source, binaries, have_mpi in ("1", "ON", "TRUE"))
-        before = block
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", BLOCK.sub("", page.read_text()))
+    have_mpi = have_mpi in ("1", "ON", "TRUE")
+    printed = shell_and_printed(text)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (language, code, _) in enumerate(blocks):
+            if number in printed:
+                check_printed(blocks[number - 1][1], code, binaries, have_mpi, folder)
+            elif number + 1 not in printed:
+                check_block(language, code, page, source, binaries, have_mpi, folder)
+    links = re.findall(r"\]\((?!http)([^)#]+)", BLOCK.sub("", text))
     for link in links:
         assert (page.parent / link).exists(), f"{page.name} links to {link}, which does not exist"
     print(f"{page.name}: {len(blocks)} blocks, {len(links)} links")

@@ -11,7 +11,7 @@ using OwnKernel = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& sta
 
 /// Null where LibTorch's is as good. There is one for aten::bernoulli_, which draws the masks of dropout: LibTorch asks its
 /// generator for each number, which takes a sixth of a transformer's training. And there is one for aten::native_batch_norm
-/// (own_batch_norm.h), whose statistics take 6 % of the training of a ResNet.
+/// (batch_norm.h), whose statistics take 6 % of the training of a ResNet.
 OwnKernel own_kernel_of(const c10::OperatorHandle& op);
 
 /// Fills `mask` as mask.bernoulli_(p) does with the default generator, which is then in the same state. False, and nothing

@@ -1,0 +1,97 @@
+"""CONTRIBUTING.md leads to the right files: some changes, and what whoever makes each has to touch.
+
+  contributing_test.py SOURCE_DIR
+
+For each task the row of the table names the file, and the file holds what is to be changed. All other paths of the page are there
+as well.
+"""
+
+import pathlib
+import re
+import sys
+
+# The task as the table names it, and (file, what is changed there), written down by reading the code.
+TASKS = {
+    "a meta kernel": [("runtime/capture/meta/meta_kernels_index.cpp", 'table.add("roll"'),
+                      ("tests/unit/test_meta_kernels_indexing.cpp", "roll")],
+    "a schedule": [("partitioner/plan/schedule_options.h", "enum class ScheduleKind"),
+                   ("partitioner/plan/plan_io.cpp", "ScheduleKind::kInterleaved"),
+                   ("partitioner/schedule/generate.cpp", "looped_columns("),
+                   ("smp/config.h", "enum class Pipeline"),
+                   ("smp/engine/config/config_table.cpp", '{"interleaved", "simple"}'),
+                   ("smp/engine/planning/programs.cpp", "options.schedule = {.kind =")],
+    "a new kind of action": [("partitioner/schedule/action.h", "kActionRows{{"),
+                             ("runtime/executor/executor.cpp", "case ActionKind::kWeightGradient")],
+    "a configuration key": [("smp/config.h", "struct Config {"),
+                            ("smp/engine/config/config_table.cpp", "std::vector<Key> make_keys()"),
+                            ("smp/engine/config/config_table.h", "using Field = std::variant"),
+                            ("docs/configuration.md", "### Keys that steer smp")],
+    "a transport": [("runtime/transport/transport.h", "class Transport "),
+                    ("tests/unit/runtime/transport_contract.cpp", "void TransportContract::run("),
+                    ("smp/engine/job.cpp", "join_world(const runtime::Launch")],
+    "an operator's cost": [("partitioner/cost/operator_table.cpp", "const OperatorRow kRows[]"),
+                           ("partitioner/cost/operator_formulas.cpp", "double product_flops("),
+                           ("tests/unit/test_costs.cpp", "TEST(")],
+    "a refusal": [("runtime/capture/places.cpp", "the shape of its result depends on data"),
+                  ("docs/refusals.md", "the shape of its result depends on data"),
+                  ("docs/promises.md", "## Refused")],
+    "a field of saved state": [("smp/state_dict.h", "struct StateDict {"),
+                               ("smp/engine/state/model_state.cpp", "StateDict without_tensors("),
+                               ("smp/engine/state/model_state.cpp", "offered(const StateDict& state"),
+                               ("smp/engine/state/model_state.cpp", "void ModelLoad::apply()"),
+                               ("smp/engine/state/state_file.cpp", "Safetensors to_file(")],
+    "a report": [("partitioner/report/partition_table.cpp", "std::string partition_table("),
+                 ("smp/engine/state/models.cpp", "partition_table("),
+                 ("smp/engine/engine.cpp", "plan_text("),
+                 ("smp/engine/timeline/step_timeline.cpp", "timeline_svg(")],
+    "a hook": [("smp/engine/hooks.h", "enum class Moment"),
+               ("smp/distributed_model.h", "HookHandle register_step_pre_hook("),
+               ("smp/engine/step_entry.cpp", "Moment::kBeforeStep"),
+               ("smp/engine/step/step_run.cpp", "Moment::kBeforePartition"),
+               ("tests/unit/smp/hooks_test.cpp", "TEST")],
+    "a benchmark": [("benchmarks/CMakeLists.txt", "smp_add_benchmark("), ("benchmarks/CMakeLists.txt", "MEASURES"),
+                    ("benchmarks/measure.h", "void report("), ("benchmarks/measure.h", "void require(")],
+}
+PATH = re.compile(r"`([\w.*-]+(?:/[\w.*-]+)+/?)`")
+
+
+def rows_of(page):
+    """By task, the text of its row."""
+    table = page.split("## Where does my change go")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ", 1) for line in table.splitlines() if line.startswith("| ") and " | " in line]
+    return {task.split(" (")[0]: files for task, files in rows if task != "task"}
+
+
+def is_named(row, file):
+    """By its path, or by a pattern or a folder that holds it, or by its name beside another one of its folder."""
+    paths = PATH.findall(row)
+    folders = [path.rsplit("/", 1)[0] for path in paths]
+    return (any(path == file or pathlib.PurePath(file).match(path) for path in paths)
+            or (file.rsplit("/", 1)[0] in folders and f"`{pathlib.PurePath(file).name}`" in row))
+
+
+def faults_in(root):
+    page = (root / "CONTRIBUTING.md").read_text()
+    rows = rows_of(page)
+    for task in rows.keys() ^ TASKS.keys():
+        yield f"{task!r} stands in one of CONTRIBUTING.md and contributing_test.py only"
+    for task in rows.keys() & TASKS.keys():
+        for file, text in TASKS[task]:
+            if not is_named(rows[task], file):
+                yield f"{task}: CONTRIBUTING.md does not name {file}"
+            if text not in (root / file).read_text():
+                yield f"{task}: {file} does not hold {text!r} any more"
+    for path in PATH.findall(page):
+        is_built = path.startswith(("build/", "*")) or "NAME" in path
+        if not is_built and not list(root.glob(path.rstrip("/"))):
+            yield f"CONTRIBUTING.md names {path}, which does not exist"
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    faults = list(faults_in(root))
+    print(*faults, f"{len(faults)} faults in {len(TASKS)} tasks", sep="\n")
+    sys.exit(1 if faults else 0)
+
+
+main()
