@@ -13,7 +13,7 @@ import sys
 # The task as the table names it, and (file, what is changed there), written down by reading the code.
 TASKS = {
     "a meta kernel": [("runtime/capture/meta/meta_kernels_index.cpp", 'table.add("roll"'),
-                      ("tests/unit/test_meta_kernels_indexing.cpp", "roll")],
+                      ("tests/unit/runtime/capture/meta/meta_kernels_indexing_test.cpp", "roll")],
     "a schedule": [("partitioner/plan/schedule_options.h", "enum class ScheduleKind"),
                    ("partitioner/plan/plan_io.cpp", "ScheduleKind::kInterleaved"),
                    ("partitioner/schedule/generate.cpp", "looped_columns("),
@@ -27,11 +27,11 @@ TASKS = {
                             ("smp/engine/config/config_table.h", "using Field = std::variant"),
                             ("docs/configuration.md", "### Keys that steer smp")],
     "a transport": [("runtime/transport/transport.h", "class Transport "),
-                    ("tests/unit/runtime/transport_contract.cpp", "void TransportContract::run("),
+                    ("tests/unit/runtime/transport/transport_contract.cpp", "void TransportContract::run("),
                     ("smp/engine/job.cpp", "join_world(const runtime::Launch")],
     "an operator's cost": [("partitioner/cost/operator_table.cpp", "const OperatorRow kRows[]"),
                            ("partitioner/cost/operator_formulas.cpp", "double product_flops("),
-                           ("tests/unit/test_costs.cpp", "TEST(")],
+                           ("tests/unit/partitioner/cost/costs_test.cpp", "TEST(")],
     "a refusal": [("runtime/capture/places.cpp", "the shape of its result depends on data"),
                   ("docs/refusals.md", "the shape of its result depends on data"),
                   ("docs/promises.md", "## Refused")],

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "partitioner/schedule/generate.h"
-#include "tests/unit/partitioner/schedule_graphs.h"
+#include "tests/unit/partitioner/schedule/schedule_graphs.h"
 
 namespace smp::partitioner {
 namespace {

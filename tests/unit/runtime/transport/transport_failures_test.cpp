@@ -1,0 +1,149 @@
+// Owns the contract of what is refused and how failures spread.
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "runtime/transport/error.h"
+#include "runtime/transport/running_sum.h"
+#include "tests/unit/runtime/transport/transport_contract.h"
+
+namespace smp::runtime {
+namespace {
+
+class TransportFailures : public TransportContract {};
+SMP_FOR_EVERY_TRANSPORT(TransportFailures);
+
+using std::chrono::milliseconds;
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const CommError& error) {
+    return error.what();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+void expect_contains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
+}
+TEST_P(TransportFailures, RefusesCallersMistakesBeforeAnythingIsSent) {
+  run([](Transport& transport) {
+    const int n = transport.size();
+    int value = 0;
+    const auto refused = [](const auto& call) { EXPECT_THROW(call(), c10::ValueError); };
+    refused([&] { (void)transport.isend(n, 0, &value, 4); });
+    refused([&] { (void)transport.isend(0, -1, &value, 4); });
+    refused([&] { (void)transport.irecv(-1, 0, &value, 4); });
+    refused([&] { (void)transport.irecv(0, kMaxTag + 1, &value, 4); });
+    refused([&] { (void)transport.irecv(0, 0, &value, -4); });
+    refused([&] { transport.broadcast(&value, 4, n); });
+    refused([&] { transport.group({transport.rank(), transport.rank()}); });
+    refused([&] { transport.group({transport.rank(), n}); });
+    refused([&] { transport.group({}); });
+    EXPECT_THROW(transport.all_reduce_sum(&value, 1, c10::ScalarType::Int), c10::TypeError);
+    expect_contains(error_of([&] { (void)transport.isend(n, 0, &value, 4); }),
+                    "isend: expected a peer of 0 ... " + std::to_string(n - 1) + ", got rank " +
+                        std::to_string(n));
+    transport.barrier();
+  });
+}
+
+// What moves host memory must not read an address of another device.
+TEST_P(TransportFailures, RefusesMemoryOfADeviceThatItDoesNotMove) {
+  run([](Transport& transport) {
+    int64_t value = 0;
+    const DeviceMemory memory{&value, sizeof value, c10::DeviceType::CUDA};
+    const auto refused = [](const std::string& operation, const auto& call) {
+      EXPECT_THROW(call(), c10::ValueError);
+      expect_contains(error_of(call), operation + ": expected memory of the host");
+      expect_contains(error_of(call), "of type cuda");
+    };
+    refused("isend", [&] { (void)transport.isend(0, 0, memory); });
+    refused("irecv", [&] { (void)transport.irecv(0, 0, memory); });
+    refused("broadcast", [&] { transport.broadcast(memory, 0); });
+    refused("all_reduce_sum", [&] { transport.all_reduce_sum(memory, c10::ScalarType::Long); });
+    refused("all_reduce_sum", [&] { RunningSum(transport, 0, memory, nullptr, c10::ScalarType::Float); });
+    transport.barrier();
+  });
+}
+
+TEST_P(TransportFailures, ReportsATruncatedMessage) {
+  run([](Transport& transport) {
+    const int64_t values[2] = {1, 2};
+    int64_t got = 0;
+    Request sent = transport.isend(transport.rank(), 8, values, sizeof(values));
+    Request received = transport.irecv(transport.rank(), 8, &got, sizeof(got));
+    const std::string text = error_of([&] { received.wait("2F0"); });
+    expect_contains(text, "receive of at most 8 bytes with tag 8");
+    expect_contains(text, "peer rank " + std::to_string(transport.rank()));
+    expect_contains(text, "action 2F0");
+    expect_contains(text, "truncated: expected at most 8 bytes, got 16");
+    transport.barrier();
+  });
+}
+
+// Rank 0 fails as `fail` says; the others compute and drive their messages until they hear of it.
+void fail_on_rank_0(Transport& transport, const Body& fail) {
+  if (transport.rank() == 0) return fail(transport);
+  EXPECT_THROW(for (;;) transport.progress(), CommError);
+}
+
+TEST_P(TransportFailures, NamesWhatTimedOut) {
+  const auto body = [](Transport& transport) {
+    if (transport.size() == 1) return;
+    fail_on_rank_0(transport, [](Transport& mine) {
+      int64_t value = 0;
+      Request received = mine.irecv(1, 6, &value, sizeof(value));
+      const std::string text = error_of([&] { received.wait("2F0", milliseconds(150)); });
+      expect_contains(text,
+                      "receive of at most 8 bytes with tag 6, peer rank 1, action 2F0, after ");
+      expect_contains(text, "timed out");
+      EXPECT_THROW(mine.progress(), CommError);
+      mine.abort("timed out");
+    });
+  };
+  run(body);
+}
+
+TEST_P(TransportFailures, TimesOutInACollective) {
+  run([](Transport& transport) {
+    if (transport.size() == 1) return;
+    fail_on_rank_0(transport, [](Transport& mine) {
+      mine.set_timeout(milliseconds(150));
+      EXPECT_EQ(mine.timeout(), milliseconds(150));
+      const std::string text = error_of([&] { mine.barrier(); });
+      expect_contains(text, "barrier, after ");
+      expect_contains(text, "timed out");
+      mine.abort("timed out");
+    });
+  });
+}
+
+TEST_P(TransportFailures, TellsAllRanksThatOneHasAborted) {
+  run([](Transport& transport) {
+    if (transport.rank() == transport.size() - 1) {
+      EXPECT_TRUE(transport.abort("the disk is full"));
+      return;
+    }
+    int value = 0;
+    try {
+      transport.irecv(transport.size() - 1, 0, &value, sizeof(value)).wait();
+      ADD_FAILURE() << "expected AbortedError";
+    } catch (const AbortedError& error) {
+      EXPECT_EQ(error.failed_rank(), transport.size() - 1);
+      EXPECT_FALSE(transport.abort("another rank's failure counts"));
+      EXPECT_STREQ(
+          error.what(),
+          ("rank " + std::to_string(transport.size() - 1) + " failed: the disk is full").c_str());
+    }
+    EXPECT_THROW(transport.barrier(), AbortedError);
+    EXPECT_THROW((void)transport.isend(0, 0, &value, 4), AbortedError);
+  });
+}
+
+}  // namespace
+}  // namespace smp::runtime
