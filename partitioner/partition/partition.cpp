@@ -290,8 +290,8 @@ Plan follow_parameters(const Graph& graph, const GraphCosts& costs, const Linear
 }
 
 /// The placement may come from another order than the program's; then that one may have no such plan.
-Plan follow_owners(const Graph& graph, const GraphCosts& costs, const Linearisation& program,
-                   const PartitionOptions& options) {
+Plan follow_homes(const Graph& graph, const GraphCosts& costs, const Linearisation& program,
+                  const PartitionOptions& options) {
   std::optional<Plan> best;
   std::exception_ptr first_error;
   const auto attempt = [&](const Linearisation& order) {
@@ -313,15 +313,15 @@ Plan follow_owners(const Graph& graph, const GraphCosts& costs, const Linearisat
 
 Plan place(const Graph& graph, const PartitionOptions& options) {
   const GraphCosts costs = graph_costs(graph, options.device, options.measured);
-  const bool is_free = options.auto_partition && options.owners.empty();
+  const bool is_free = options.auto_partition && options.homes.empty();
   if (is_free && options.pins.empty()) return split_freely(graph, costs, options);
   const Linearisation program = program_order(graph);
   if (is_free) {
     const auto chain = pinned_chain(graph, costs, program, options);
     if (chain) return split_pinned(graph, costs, program, *chain, options);
   }
-  Plan plan = options.owners.empty() ? follow_parameters(graph, costs, program, options)
-                                     : follow_owners(graph, costs, program, options);
+  Plan plan = options.homes.empty() ? follow_parameters(graph, costs, program, options)
+                                    : follow_homes(graph, costs, program, options);
   const int64_t excess = largest_excess(plan, options);
   if (excess > 0) refuse_memory(excess, options);
   return plan;
@@ -335,7 +335,7 @@ Plan placed(const Graph& graph, const PartitionOptions& options) {
 
 /// Whether the planner may cut more stages than ranks, for a step whose ranks take them round after round (looped.h).
 bool may_loop(const Graph& graph, const PartitionOptions& options) {
-  const bool is_free = options.auto_partition && options.owners.empty() && options.pins.empty();
+  const bool is_free = options.auto_partition && options.homes.empty() && options.pins.empty();
   const bool has_order = options.schedule.kind == ScheduleKind::kInterleaved && options.schedule.active_microbatches == 0 &&
                          options.num_microbatches % options.num_ranks == 0;
   return options.num_ranks > 1 && is_free && has_order && graph.has_backward();

@@ -15,7 +15,7 @@ namespace smp::partitioner {
 /// as fast as possible (contiguous.h), and of the splits that are nearly as good as the best takes
 /// the one whose simulated step is the shortest. With several visits the cuts of each split go where
 /// that step is shorter still (shift_cuts.h), and of all the shortest is taken. Pins keep program
-/// order. Pins that no such split meets, auto_partition = false, and existing owners give visits: the
+/// order. Pins that no such split meets, auto_partition = false, and existing homes give visits: the
 /// order is cut where the rank changes, at the places with the least traffic.
 ///
 /// With chooses_visits there are more visits than one where the planner is free to cut, the schedule

@@ -49,8 +49,8 @@ void check_rank(int rank, int num_ranks, const std::string& what) {
 }
 
 RankSet ranks_of(const std::string& name, const PartitionOptions& options) {
-  if (const auto owner = options.owners.find(name); owner != options.owners.end()) {
-    RankSet ranks = owner->second;
+  if (const auto home = options.homes.find(name); home != options.homes.end()) {
+    RankSet ranks = home->second.whole_on();
     std::sort(ranks.begin(), ranks.end());
     return ranks;
   }
@@ -76,7 +76,7 @@ class BlockRanks {
   BlockRanks(const Graph& graph, int first_node, int end_node)
       : graph_(graph), first_node_(first_node), end_node_(end_node) {}
 
-  void require(const std::string& name, const RankSet& required, bool is_home = false) {
+  void require(const std::string& name, const RankSet& required, bool is_adder = false) {
     if (required.empty()) return;
     if (ranks_.empty()) {
       ranks_ = required;
@@ -86,7 +86,7 @@ class BlockRanks {
     RankSet common;
     std::set_intersection(ranks_.begin(), ranks_.end(), required.begin(), required.end(),
                           std::back_inserter(common));
-    if (common.empty()) refuse(name, required, is_home);
+    if (common.empty()) refuse(name, required, is_adder);
     if (common.size() < ranks_.size()) reason_ = name;
     ranks_ = common;
   }
@@ -97,13 +97,13 @@ class BlockRanks {
     const Node& n = graph_.nodes[node];
     return n.op + (n.module.empty() ? "" : " in " + n.module);
   }
-  void refuse(const std::string& name, const RankSet& required, bool is_home) const {
+  void refuse(const std::string& name, const RankSet& required, bool is_adder) const {
     TORCH_CHECK_VALUE(
         false, "partition: expected one rank for operators ", first_node_, " (",
         describe(first_node_), ") to ", end_node_ - 1, " (", describe(end_node_ - 1),
         "), which no cut may separate (in-place writes, or values that cannot be sent), got '",
         reason_, "' on rank ", to_text(ranks_), " and '", name, "' on rank ", to_text(required),
-        is_home ? ", where exact_tied_weights adds up its gradient in other programs. Set "
+        is_adder ? ", where exact_tied_weights adds up its gradient in other programs. Set "
                   "exact_tied_weights to false, pin"
                 : ". Pin",
         " both to one rank, or replace the in-place operator between them.");
@@ -121,10 +121,10 @@ void check_pins(const Graph& graph, const PartitionOptions& options) {
   if (!options.auto_partition) {
     check_rank(options.default_partition, options.num_ranks, "default_partition");
   }
-  for (const auto& [name, ranks] : options.owners) {
-    TORCH_CHECK_VALUE(!ranks.empty(), "partition: expected a rank that holds '", name,
+  for (const auto& [name, home] : options.homes) {
+    TORCH_CHECK_VALUE(!home.whole_on().empty(), "partition: expected a rank that holds '", name,
                       "', got none.");
-    for (int rank : ranks) check_rank(rank, options.num_ranks, "the owner of '" + name + "'");
+    for (int rank : home.whole_on()) check_rank(rank, options.num_ranks, "the owner of '" + name + "'");
   }
   if (options.pins.empty()) return;
   const std::set<std::string> paths = known_paths(graph, options);
@@ -141,11 +141,11 @@ std::vector<RankSet> allowed_ranks(const Graph& graph, const std::vector<NodeId>
                                    const std::vector<int>& starts,
                                    const PartitionOptions& options) {
   std::vector<RankSet> ranks_of_value(graph.values.size());
-  std::set<ValueId> waits_for_home;
+  std::set<ValueId> waits_for_adder;
   for (size_t v = 0; v < graph.values.size(); ++v) {
     if (!is_named(graph.values[v])) continue;
     ranks_of_value[v] = ranks_of(graph.values[v].name, options);
-    if (options.homes.contains(graph.values[v].name)) waits_for_home.insert(static_cast<ValueId>(v));
+    if (options.adders.contains(graph.values[v].name)) waits_for_adder.insert(static_cast<ValueId>(v));
   }
   const GradientFlow flow(graph);
   std::vector<RankSet> allowed;
@@ -156,12 +156,12 @@ std::vector<RankSet> allowed_ranks(const Graph& graph, const std::vector<NodeId>
     for (int p = starts[b]; p < end; ++p) {
       for (ValueId id : node_inputs(graph.nodes[order[p]])) {
         if (is_named(graph.values[id])) block.require(graph.values[id].name, ranks_of_value[id]);
-        if (flow.passes_gradient(order[p]) && waits_for_home.erase(id)) trained_first.push_back(id);
+        if (flow.passes_gradient(order[p]) && waits_for_adder.erase(id)) trained_first.push_back(id);
       }
     }
     for (ValueId id : trained_first) {
       const std::string& name = graph.values[id].name;
-      block.require(name, {options.homes.at(name)}, /*is_home=*/true);
+      block.require(name, {options.adders.at(name)}, /*is_adder=*/true);
     }
     allowed.push_back(block.ranks());
   }

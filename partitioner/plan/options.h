@@ -9,6 +9,7 @@
 
 #include "partitioner/cost/device_model.h"
 #include "partitioner/cost/measured_costs.h"
+#include "partitioner/plan/home.h"
 #include "partitioner/plan/schedule_options.h"
 
 namespace smp::partitioner {
@@ -67,12 +68,11 @@ struct RuntimeBehaviour {
 
 /// Where tensors are already.
 struct ExistingPlacement {
-  /// Parameter or buffer name -> ranks that hold it. If not empty, operators follow their parameters and nothing is
-  /// balanced; names that are missing are placed by `pins`.
-  std::map<std::string, std::vector<int>> owners;
-  /// Parameter name -> the one of its owners that adds up its gradient in other programs: where a plan
+  /// If not empty, operators follow their parameters and nothing is balanced; names that are missing are placed by `pins`.
+  TensorHomes homes;
+  /// Parameter name -> the rank of its home that adds up its gradient in other programs: where a plan
   /// with exact ties has its first reader, since microbatches of one step may run several programs.
-  std::map<std::string, int> homes;
+  std::map<std::string, int> adders;
 };
 
 /// All that planning takes beside a graph.

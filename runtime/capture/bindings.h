@@ -23,7 +23,7 @@ struct NamedTensor {
 /// live on.
 ///
 /// A tensor that the module registers several times (one submodule under two names) is one tensor
-/// here too, under its first name: that one stands in graphs, plans and owners.
+/// here too, under its first name: that one stands in graphs, plans and homes.
 class Bindings {
  public:
   /// One name of the module.

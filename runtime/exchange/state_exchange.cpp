@@ -16,6 +16,8 @@
 namespace smp::runtime {
 namespace {
 
+constexpr partitioner::Shard kWhole;  // what dictionaries have of each tensor
+
 bool contains(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
@@ -46,6 +48,7 @@ std::string StateExchange::encode(const std::map<std::string, at::Tensor>& own, 
     out.put(tensor.scalar_type());
     out.put(static_cast<uint32_t>(tensor.dim()));
     for (const int64_t size : tensor.sizes()) out.put(size);
+    out.put(kWhole.index), out.put(kWhole.count);
     out.put(static_cast<uint64_t>(std::hash<std::string_view>()(bytes_of(tensor))));
   }
   return out.take();
@@ -59,6 +62,10 @@ StateExchange::Offered StateExchange::decode(std::string_view bytes) {
       Offer offer{.dtype = in.get_dtype()};
       offer.sizes.resize(in.get_count<uint32_t>(sizeof(int64_t)));
       for (int64_t& size : offer.sizes) size = in.get<int64_t>();
+      if (const partitioner::Shard shard{in.get<int32_t>(), in.get<int32_t>()}; !shard.is_whole()) {
+        throw std::runtime_error("offers of a state: expected whole tensors, got part " + std::to_string(shard.index) + " of " +
+                                 std::to_string(shard.count) + " of '" + name + "'. Start one version of smp on all ranks.");
+      }
       offer.content = in.get<uint64_t>();
       if (!partitioner::dense_bytes(offer.sizes, offer.dtype)) {
         throw std::runtime_error("offers of a state: expected sizes of a tensor for '" + name + "', got " +
@@ -93,16 +100,15 @@ void StateExchange::add_offers(const Offered& offered, int pipeline_rank) {
   }
 }
 
-at::Tensor StateExchange::from_pipeline(const std::string& name, const Offer& offer,
-                                        const std::vector<int>& holders) {
+at::Tensor StateExchange::from_pipeline(const std::string& name, const Offer& offer, const partitioner::TensorHome& home) {
   const int me = pipeline_.rank(), source = offer.ranks.front();
   if (me == source) {
-    for (const int holder : holders) {
+    for (const int holder : home.whole_on()) {
       if (contains(offer.ranks, holder)) continue;
       pipeline_.send_bytes(holder, kStateTag, bytes_of(own_.at(name)));
     }
   }
-  if (!contains(holders, me)) return {};
+  if (!home.is_on(me)) return {};
   if (contains(offer.ranks, me)) return own_.at(name);
   const std::string bytes = pipeline_.receive_bytes(source, kStateTag);
   TORCH_INTERNAL_ASSERT(bytes.size() == static_cast<size_t>(*partitioner::dense_bytes(offer.sizes, offer.dtype)), "'", name,
@@ -112,11 +118,11 @@ at::Tensor StateExchange::from_pipeline(const std::string& name, const Offer& of
   return tensor;
 }
 
-at::Tensor StateExchange::deliver(const std::string& name, const std::vector<int>& holders) {
+at::Tensor StateExchange::deliver(const std::string& name, const partitioner::TensorHome& home) {
   const Offer& offer = offers_.at(name);
   at::Tensor tensor;
-  if (replicas_.rank() == 0) tensor = from_pipeline(name, offer, holders);
-  if (replicas_.size() == 1 || !contains(holders, pipeline_.rank())) return tensor;
+  if (replicas_.rank() == 0) tensor = from_pipeline(name, offer, home);
+  if (replicas_.size() == 1 || !home.is_on(pipeline_.rank())) return tensor;
   if (replicas_.rank() > 0) tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
   replicas_.broadcast(memory_of(tensor), 0);
   return tensor;

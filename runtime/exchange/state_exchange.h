@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "partitioner/plan/home.h"
 #include "runtime/transport/transport.h"
 
 namespace smp::runtime {
@@ -24,15 +25,15 @@ std::vector<std::string> gather_from_first_replica(std::string_view bytes, Trans
 ///
 ///   StateExchange exchange(own, own_error, pipeline, replicas);   // collective
 ///   TORCH_CHECK_VALUE(exchange.error().empty(), exchange.error());
-///   at::Tensor weight = exchange.deliver("weight", {1});          // collective; defined on
-///   pipeline rank 1
+///   at::Tensor weight = exchange.deliver("weight", home);         // collective; defined on
+///   the ranks of the home
 class StateExchange {
  public:
   struct Offer {
     c10::ScalarType dtype = c10::ScalarType::Undefined;
     std::vector<int64_t> sizes{};
     uint64_t content = 0;      // hash of the bytes
-    std::vector<int> ranks{};  // pipeline ranks that have it, ascending
+    std::vector<int> ranks{};  // pipeline ranks that have it, ascending, each of them all of it
   };
 
   /// What one rank offers, and why it offers nothing, if it does not.
@@ -53,15 +54,14 @@ class StateExchange {
   /// on every rank.
   const std::string& error() const { return error_; }
   const std::map<std::string, Offer>& offers() const { return offers_; }
-  /// The contiguous tensor of an offer on the pipeline ranks `holders` (ascending) of every
-  /// replica, undefined elsewhere. The holders may share it with the dictionary it came from.
+  /// The contiguous tensor of an offer on the pipeline ranks of `home` in every
+  /// replica, undefined elsewhere. These may share it with the dictionary it came from.
   /// Collective over both groups.
-  at::Tensor deliver(const std::string& name, const std::vector<int>& holders);
+  at::Tensor deliver(const std::string& name, const partitioner::TensorHome& home);
 
  private:
   void add_offers(const Offered& offered, int pipeline_rank);
-  at::Tensor from_pipeline(const std::string& name, const Offer& offer,
-                           const std::vector<int>& holders);
+  at::Tensor from_pipeline(const std::string& name, const Offer& offer, const partitioner::TensorHome& home);
 
   std::map<std::string, at::Tensor> own_;
   Transport& pipeline_;

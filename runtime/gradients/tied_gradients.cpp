@@ -59,17 +59,16 @@ void average_bucket(std::span<at::Tensor> parameters, Transport& replicas, int d
 
 }  // namespace
 
-TiedGradients::TiedGradients(const Owners& owners, const Bindings& bindings, const TrainedOn& trained_on, Transport& pipeline)
+TiedGradients::TiedGradients(const TensorHomes& homes, const Bindings& bindings, const TrainedOn& trained_on, Transport& pipeline)
     : pipeline_(pipeline) {
   std::vector<at::Tensor> begun;  // no gradient changes unless there is memory for all
   for (const NamedTensor& named : bindings.tensors()) {
-    const auto owned = owners.find(named.name);
-    if (owned == owners.end()) continue;  // of a model that no step has used
-    const auto& ranks = owned->second;
-    const bool mine = std::find(ranks.begin(), ranks.end(), pipeline.rank()) != ranks.end();
-    if (named.kind != partitioner::ValueKind::kParameter || ranks.size() < 2 || !mine) continue;
+    const auto placed = homes.find(named.name);
+    if (placed == homes.end()) continue;  // of a model that no step has used
+    const TensorHome& home = placed->second;
+    if (named.kind != partitioner::ValueKind::kParameter || !home.is_tied() || !home.is_on(pipeline.rank())) continue;
     const std::vector<int> trainers = trained_on(named.name);
-    Tied tied{.parameter = named.tensor, .ranks = ranks, .has_one_trainer = trainers.size() == 1, .earlier = named.tensor.grad()};
+    Tied tied{.parameter = named.tensor, .ranks = home.whole_on(), .has_one_trainer = trainers.size() == 1, .earlier = named.tensor.grad()};
     const bool continues = tied.has_one_trainer && trainers.front() == pipeline.rank() && tied.earlier.defined();
     begun.push_back(continues ? tied.earlier.clone() : at::Tensor());
     tied_.push_back(std::move(tied));

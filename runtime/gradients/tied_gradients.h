@@ -25,7 +25,7 @@ class TiedGradients {
   /// The pipeline ranks that train a weight in this step, ascending; the same on all of them.
   using TrainedOn = std::function<std::vector<int>(const std::string& name)>;
 
-  TiedGradients(const Owners& owners, const Bindings& bindings, const TrainedOn& trained_on, Transport& pipeline);
+  TiedGradients(const TensorHomes& homes, const Bindings& bindings, const TrainedOn& trained_on, Transport& pipeline);
   ~TiedGradients();
   TiedGradients(const TiedGradients&) = delete;
   TiedGradients& operator=(const TiedGradients&) = delete;

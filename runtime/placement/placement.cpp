@@ -3,8 +3,9 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
+#include <map>
 #include <set>
+#include <string>
 
 #include "runtime/device/device.h"
 #include "runtime/libtorch/raw_pointers.h"
@@ -17,7 +18,7 @@ namespace smp::runtime {
 
 using namespace partitioner;
 
-Owners owners_of(const Graph& graph, const Plan& plan, const Bindings& bindings) {
+TensorHomes homes_of(const Graph& graph, const Plan& plan, const Bindings& bindings) {
   std::map<std::string, std::set<int>> readers;
   for (const StagePlan& stage : plan.stages) {
     for (ValueId id : stage.parameters) readers[graph.values[id].name].insert(stage.rank);
@@ -26,30 +27,25 @@ Owners owners_of(const Graph& graph, const Plan& plan, const Bindings& bindings)
   for (const NamedTensor& named : bindings.tensors()) {
     ranks[&bindings.first_on_storage(named)].merge(readers[named.name]);
   }
-  Owners owners;
+  TensorHomes homes;
   for (const NamedTensor& named : bindings.tensors()) {
     const auto& held = ranks[&bindings.first_on_storage(named)];
-    owners[named.name] = held.empty() ? std::vector<int>{0} : std::vector<int>(held.begin(), held.end());
+    homes[named.name] = held.empty() ? std::vector<int>{0} : std::vector<int>(held.begin(), held.end());
   }
-  return owners;
-}
-
-bool holds(const Owners& owners, const std::string& name, int pipeline_rank) {
-  const auto& ranks = owners.at(name);
-  return std::find(ranks.begin(), ranks.end(), pipeline_rank) != ranks.end();
+  return homes;
 }
 
 namespace {
 
-void copy_to_tied(const NamedTensor& named, const std::vector<int>& ranks, Transport& pipeline) {
-  const int me = pipeline.rank();
-  if (me == ranks.front()) {
+void copy_to_tied(const NamedTensor& named, const TensorHome& home, Transport& pipeline) {
+  const std::vector<int>& ranks = home.whole_on();
+  if (pipeline.rank() == home.owner()) {
     WireWriter out;
     out.put(named.tensor);
     const std::string bytes = out.take();
     for (size_t i = 1; i < ranks.size(); ++i) pipeline.send_bytes(ranks[i], kTiedTag, bytes);
-  } else if (std::find(ranks.begin(), ranks.end(), me) != ranks.end()) {
-    const std::string bytes = pipeline.receive_bytes(ranks.front(), kTiedTag);
+  } else if (home.is_on(pipeline.rank())) {
+    const std::string bytes = pipeline.receive_bytes(home.owner(), kTiedTag);
     at::Tensor tensor = named.tensor;
     tensor.copy_(read_tensor(bytes, "values of '" + named.name + "'"));
   }
@@ -57,10 +53,10 @@ void copy_to_tied(const NamedTensor& named, const std::vector<int>& ranks, Trans
 
 }  // namespace
 
-void make_local_values(const Owners& owners, const Bindings& bindings, int pipeline_rank) {
+void make_local_values(const TensorHomes& homes, const Bindings& bindings, int pipeline_rank) {
   std::vector<at::Tensor> local;
   for (const NamedTensor& named : bindings.tensors()) {
-    if (holds(owners, named.name, pipeline_rank)) local.push_back(named.tensor);
+    if (homes.at(named.name).is_on(pipeline_rank)) local.push_back(named.tensor);
   }
   const GeneratorHold hold;
   make_values(local);
@@ -76,23 +72,23 @@ void broadcast_tensors(const std::vector<at::Tensor>& tensors, Transport& group,
   }
 }
 
-void synchronise(const Owners& owners, const Bindings& bindings, Transport& pipeline, Transport& replicas) {
+void synchronise(const TensorHomes& homes, const Bindings& bindings, Transport& pipeline, Transport& replicas) {
   const at::NoGradGuard no_grad;
   for (const NamedTensor& named : bindings.tensors()) {
-    const auto& ranks = owners.at(named.name);
-    if (ranks.size() > 1) copy_to_tied(named, ranks, pipeline);
+    const TensorHome& home = homes.at(named.name);
+    if (home.is_tied()) copy_to_tied(named, home, pipeline);
   }
   std::vector<at::Tensor> held;
   for (const NamedTensor& named : bindings.tensors()) {
-    if (holds(owners, named.name, pipeline.rank())) held.push_back(named.tensor);
+    if (homes.at(named.name).is_on(pipeline.rank())) held.push_back(named.tensor);
   }
   broadcast_tensors(held, replicas, 0);
 }
 
-void release_others(const Owners& owners, const Bindings& bindings, int pipeline_rank) {
+void release_others(const TensorHomes& homes, const Bindings& bindings, int pipeline_rank) {
   std::set<const c10::StorageImpl*> kept;
   for (const NamedTensor& named : bindings.tensors()) {
-    if (holds(owners, named.name, pipeline_rank)) kept.insert(named.tensor.storage().unsafeGetStorageImpl());
+    if (homes.at(named.name).is_on(pipeline_rank)) kept.insert(named.tensor.storage().unsafeGetStorageImpl());
   }
   for (const NamedTensor& named : bindings.tensors()) {
     c10::StorageImpl* storage = named.tensor.storage().unsafeGetStorageImpl();
@@ -100,7 +96,7 @@ void release_others(const Owners& owners, const Bindings& bindings, int pipeline
     storage->set_data_ptr(c10::DataPtr(nullptr, storage->device()));
     refuse_raw_pointers(
         *storage,
-        "the data of '" + named.name + "' live on pipeline rank " + std::to_string(owners.at(named.name).front()) +
+        "the data of '" + named.name + "' live on pipeline rank " + std::to_string(homes.at(named.name).owner()) +
         ", this is rank " + std::to_string(pipeline_rank) +
         ". Use DistributedModel::state_dict() to gather them, or local_parameters() for those that are here.");
     at::Tensor tensor = named.tensor;

@@ -44,11 +44,11 @@ std::map<int, std::vector<ValueId>> written_tensors(const Graph& graph, const Pl
   return by_stage;
 }
 
-runtime::Owners used_by(const Graph& graph, const runtime::Owners& placed) {
-  runtime::Owners used;
+runtime::TensorHomes used_by(const Graph& graph, const runtime::TensorHomes& placed) {
+  runtime::TensorHomes used;
   for (const Value& value : graph.values) {
-    const auto owner = is_named(value) ? placed.find(value.name) : placed.end();
-    if (owner != placed.end()) used.insert(*owner);
+    const auto home = is_named(value) ? placed.find(value.name) : placed.end();
+    if (home != placed.end()) used.insert(*home);
   }
   return used;
 }
@@ -73,10 +73,10 @@ std::vector<at::Tensor> trained_by(const Graph& graph, const std::vector<at::Ten
 }
 
 // A write reaches the one copy that the writer's rank holds.
-void check_one_copy(const Graph& graph, const runtime::Owners& placed) {
+void check_one_copy(const Graph& graph, const runtime::TensorHomes& placed) {
   for (const Value& value : graph.values) {
-    const auto owned = is_named(value) ? placed.find(value.name) : placed.end();
-    if (owned == placed.end() || owned->second.size() == 1) continue;
+    const auto home = is_named(value) ? placed.find(value.name) : placed.end();
+    if (home == placed.end() || !home->second.is_tied()) continue;
     for (const Node& node : graph.nodes) {
       const auto& written = node.written_storages;
       TORCH_CHECK_VALUE(std::find(written.begin(), written.end(), value.storage) == written.end(), "step: expected a body "
@@ -126,19 +126,19 @@ void Programs::erase(uint64_t hash) {
   if (has_buffers) release_buffers();
 }
 
-Plan Programs::make_plan(const Graph& graph, const runtime::Owners& placed, int num_microbatches) const {
+Plan Programs::make_plan(const Graph& graph, const runtime::TensorHomes& placed, int num_microbatches) const {
   check_one_copy(graph, placed);
-  const auto plan_on = [&](const runtime::Owners& owners) {
-    const PartitionOptions options = options_on(graph, owners, num_microbatches);
+  const auto plan_on = [&](const runtime::TensorHomes& homes) {
+    const PartitionOptions options = options_on(graph, homes, num_microbatches);
     Plan plan = partition(graph, options);
     check(graph, plan);
     if (graph.has_backward()) plan.predicted_step_us += averaging_us(plan, options.num_replicas, options);
     return plan;
   };
-  const runtime::Owners used = used_by(graph, placed);
+  const runtime::TensorHomes used = used_by(graph, placed);
   if (used.empty() || !models_.needs_placement(graph, placed)) return plan_on(used);
   // One model is new, another is not: the new one goes where a free plan of both would put it.
-  return plan_on(models_.owners_after(graph, plan_on({}), placed));
+  return plan_on(models_.homes_after(graph, plan_on({}), placed));
 }
 
 // All of them: to count one bucket too many is the safe side.
@@ -149,23 +149,23 @@ bool Programs::shares_memory() const {
 }
 
 PartitionOptions Programs::options(const Graph& graph) const {
-  PartitionOptions options = options_on(graph, used_by(graph, models_.owners()), 1);
+  PartitionOptions options = options_on(graph, used_by(graph, models_.homes()), 1);
   options.gradient_bucket_bytes = context_.config.bucket_cap_mb * (int64_t{1} << 20);
   options.gradients_share_memory = shares_memory();
   return options;
 }
 
-std::map<std::string, int> Programs::homes(const runtime::Owners& owners) const {
-  std::map<std::string, int> homes;
+std::map<std::string, int> Programs::adders(const runtime::TensorHomes& homes) const {
+  std::map<std::string, int> adders;
   for (const auto& [hash, program] : programs_) {
     for (const auto& [name, ranks] : program->trained_on) {
-      if (owners.contains(name)) homes[name] = ranks.front();
+      if (homes.contains(name)) adders[name] = ranks.front();
     }
   }
-  return homes;
+  return adders;
 }
 
-PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners& owners, int num_microbatches) const {
+PartitionOptions Programs::options_on(const Graph& graph, const runtime::TensorHomes& homes, int num_microbatches) const {
   const Config& config = context_.config;
   PartitionOptions options;
   options.num_ranks = context_.pipeline->size();
@@ -202,8 +202,8 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::Owners&
     if (stage >= 0) options.pins[named.name] = stage;
   }
   options.known_modules = models_.module_paths();
-  options.owners = owners;
-  if (options.exact_ties) options.homes = homes(owners);
+  options.homes = homes;
+  if (options.exact_ties) options.adders = adders(homes);
   return options;
 }
 

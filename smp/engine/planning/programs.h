@@ -32,7 +32,7 @@ class Programs {
   void erase(uint64_t hash);
   /// Plans a graph on the leader, for steps of that many microbatches: what is placed stays there, the rest is placed
   /// freely.
-  partitioner::Plan make_plan(const partitioner::Graph& graph, const runtime::Owners& placed, int num_microbatches) const;
+  partitioner::Plan make_plan(const partitioner::Graph& graph, const runtime::TensorHomes& placed, int num_microbatches) const;
   /// How a graph like this one is planned as things are: by configuration and placement. For a number of microbatches
   /// that is still to be set.
   partitioner::PartitionOptions options(const partitioner::Graph& graph) const;
@@ -59,9 +59,9 @@ class Programs {
   bool shares_memory() const;
   void forget_least_used_tables();
   void release_buffers();
-  /// By parameter among `owners`, the rank that adds up its gradient in the programs that exist.
-  std::map<std::string, int> homes(const runtime::Owners& owners) const;
-  partitioner::PartitionOptions options_on(const partitioner::Graph& graph, const runtime::Owners& owners,
+  /// By parameter among `homes`, the rank that adds up its gradient in the programs that exist.
+  std::map<std::string, int> adders(const runtime::TensorHomes& homes) const;
+  partitioner::PartitionOptions options_on(const partitioner::Graph& graph, const runtime::TensorHomes& homes,
                                            int num_microbatches) const;
 
   Context& context_;

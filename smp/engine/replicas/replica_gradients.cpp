@@ -126,7 +126,7 @@ void ReplicaGradients::add(Model& model, const std::unordered_set<const void*>& 
     const bool is_taken = taken.contains(named.tensor.unsafeGetTensorImpl());
     if (named.kind != ValueKind::kParameter || !models_.is_here(named.tensor) || is_taken) continue;
     const bool is_trained = named.tensor.requires_grad() && named.tensor.is_leaf();
-    const bool is_tied = models_.holders(named.tensor).size() > 1;
+    const bool is_tied = models_.home(named.tensor).is_tied();
     (!is_trained ? reducing.rest : is_tied ? parameters : own).push_back(named.tensor);
   }
   parameters.insert(parameters.end(), own.begin(), own.end());
@@ -179,7 +179,7 @@ void ReplicaGradients::begin(const std::vector<Action>& column,
     std::vector<size_t> untouched;
     for (size_t i = 0; i < reducer.parameters().size(); ++i) {
       const at::Tensor& parameter = reducer.parameters()[i];
-      if (models_.holders(parameter).size() > 1) continue;
+      if (models_.home(parameter).is_tied()) continue;
       const auto found = last.find(models_.bindings().find(parameter)->name);
       found == last.end() ? untouched.push_back(i)
                           : found->second->parameters[r].push_back(i);

@@ -34,7 +34,7 @@ std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bo
       return Refusal{"smp::join: " + who + " has no batch left while replica " + std::to_string(first) +
                      " has one, and throw_on_early_termination is set."};
     }
-    if (!active->owners.empty()) {
+    if (!active->homes.empty()) {
       return Refusal{"step: expected a batch on every replica for the step that places a model, got none on " + who +
                      ", which has run out of batches. Give each replica at least one in smp::join."};
     }
@@ -49,7 +49,7 @@ std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bo
                      "same order."};
     }
     // One that reads does not know yet what it will place.
-    if (!replicas[r].reads && !active->reads && replicas[r].owners != active->owners) {
+    if (!replicas[r].reads && !active->reads && replicas[r].homes != active->homes) {
       return Refusal{"step: expected the first step of a model to run, on all replicas, the same operators on the same "
                      "shapes, got a difference between replicas " + std::to_string(first) + " and " + std::to_string(r) +
                      ". Give all replicas batches of one size."};
@@ -105,7 +105,7 @@ std::string encode(const ReplicaStep& step) {
   out.put(step.error);
   out.put(step.is_value_error);
   out.put(step.reads);
-  out.put(step.owners);
+  out.put(step.homes);
   out.put(step.has_joined);
   out.put(step.joined_after);
   return out.take();
@@ -123,7 +123,7 @@ ReplicaStep decode_replica_step(std::string_view bytes) {
     step.error = in.get_string();
     step.is_value_error = in.get<bool>();
     step.reads = in.get<bool>();
-    step.owners = in.get_string();
+    step.homes = in.get_string();
     step.has_joined = in.get<bool>();
     step.joined_after = in.get<uint64_t>();
     return step;

@@ -27,7 +27,7 @@ struct ReplicaStep {
   std::string error{};
   bool is_value_error = false;
   bool reads = false;    // its body has read a value and goes on
-  std::string owners{};  // who holds what, if the step places models
+  std::string homes{};  // who holds what, if the step places models
   bool has_joined = false;    // it has no step of its own any more
   uint64_t joined_after = 0;  // then: steps of its own
 

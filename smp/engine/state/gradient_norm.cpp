@@ -22,7 +22,7 @@ std::string own_norms(const RankState& own, const runtime::Bindings& model, doub
   const int me = own.context.pipeline->rank();
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& named = tensors[i];
-    const bool mine = named.kind == partitioner::ValueKind::kParameter && own.models.owner(named.tensor) == me;
+    const bool mine = named.kind == partitioner::ValueKind::kParameter && own.models.home(named.tensor).owner() == me;
     if (!mine || !named.tensor.grad().defined()) continue;
     out.put<uint64_t>(i);
     const at::Tensor& gradient = named.tensor.grad();

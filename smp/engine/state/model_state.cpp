@@ -7,7 +7,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 #include <sstream>
 
@@ -191,7 +190,7 @@ StateDict gathered_state(const RankState& own, const Model& model) {
       continue;
     }
     const bool is_placed = own.models.is_placed(named.tensor);
-    copies.push_back(is_placed ? gathered(named.tensor, own.models.owner(named.tensor),
+    copies.push_back(is_placed ? gathered(named.tensor, own.models.home(named.tensor).owner(),
                                           *own.context.pipeline)
                                : value_of(named.tensor).detach().clone());
   }
@@ -224,16 +223,13 @@ ModelLoad::ModelLoad(RankState& own, Model& model, const StateDict& state, bool 
 
 void ModelLoad::apply() {
   forget_optimizer_steps(own_);
-  const runtime::Transport& pipeline = *own_.context.pipeline;
-  std::vector<int> all(static_cast<size_t>(pipeline.size()));
-  std::iota(all.begin(), all.end(), 0);
   if (exchange_->offers().contains(kIsDelayed)) {
     model_.pending_loads.push_back(exchange_);
   } else {
-    load_tensors(*exchange_, model_, [&](const at::Tensor& tensor) { return own_.models.holders(tensor); });
+    load_tensors(*exchange_, model_, [&](const at::Tensor& tensor) { return own_.models.home(tensor); });
   }
   if (!exchange_->offers().contains(kSteps)) return;
-  const at::Tensor steps = exchange_->deliver(kSteps, all);
+  const at::Tensor steps = exchange_->deliver(kSteps, runtime::TensorHome::on_all(own_.context.pipeline->size()));
   TORCH_INTERNAL_ASSERT(steps.numel() == 2, "training and evaluation steps");
   own_.training_steps = static_cast<uint64_t>(steps[0].item<int64_t>());
   own_.evaluation_steps = static_cast<uint64_t>(steps[1].item<int64_t>());

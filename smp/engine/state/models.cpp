@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <numeric>
 #include <cctype>
 #include <map>
 #include <string_view>
@@ -118,31 +117,31 @@ std::shared_ptr<Model> Models::add(std::shared_ptr<const ModelView> view, const 
   return model;
 }
 
-// What lives on the storage of a tensor that is placed has its owners.
+// What lives on the storage of a tensor that is placed has its home.
 void Models::follow_storages() {
-  std::unordered_map<const runtime::NamedTensor*, std::vector<int>> placed;  // by the first tensor on the storage
+  std::unordered_map<const runtime::NamedTensor*, runtime::TensorHome> placed;  // by the first tensor on the storage
   for (const runtime::NamedTensor& named : bindings_.tensors()) {
-    const auto owned = owners_.find(named.name);
-    if (owned != owners_.end()) placed.emplace(&bindings_.first_on_storage(named), owned->second);
+    const auto known = homes_.find(named.name);
+    if (known != homes_.end()) placed.emplace(&bindings_.first_on_storage(named), known->second);
   }
   for (const runtime::NamedTensor& named : bindings_.tensors()) {
     const auto home = placed.find(&bindings_.first_on_storage(named));
-    if (home != placed.end()) owners_.emplace(named.name, home->second);
+    if (home != placed.end()) homes_.emplace(named.name, home->second);
   }
 }
 
 void Models::remove(const Model& model) {
   const runtime::Bindings before = bindings_;
-  const runtime::Owners owners = std::move(owners_);
+  const runtime::TensorHomes homes = std::move(homes_);
   std::erase_if(models_, [&](const auto& known) { return known.get() == &model; });
   bind_all();
-  owners_.clear();
+  homes_.clear();
   for (const runtime::NamedTensor& named : before.tensors()) {
-    const auto placed = owners.find(named.name);
-    if (placed == owners.end()) continue;
+    const auto placed = homes.find(named.name);
+    if (placed == homes.end()) continue;
     const std::string* name = name_of(named.tensor);  // one shared with the model may have another name now
     if (name != nullptr) {
-      owners_.emplace(*name, placed->second);
+      homes_.emplace(*name, placed->second);
     } else if (context_.pipeline->size() > 1) {
       context_.spread_tensors.emplace_back(named.tensor.getIntrusivePtr());
     }
@@ -180,40 +179,33 @@ const std::string* Models::name_of(const at::Tensor& tensor) const {
   return named == nullptr ? nullptr : &named->name;
 }
 
-const std::vector<int>* Models::placed_on(const at::Tensor& tensor) const {
+const runtime::TensorHome* Models::find_home(const at::Tensor& tensor) const {
   const std::string* name = name_of(tensor);
-  const auto found = name == nullptr ? owners_.end() : owners_.find(*name);
-  return found == owners_.end() ? nullptr : &found->second;
+  const auto found = name == nullptr ? homes_.end() : homes_.find(*name);
+  return found == homes_.end() ? nullptr : &found->second;
 }
 
-bool Models::is_placed(const at::Tensor& tensor) const { return placed_on(tensor) != nullptr; }
+bool Models::is_placed(const at::Tensor& tensor) const { return find_home(tensor) != nullptr; }
 
 bool Models::is_placed(const Model& model) const { return model.first_program != nullptr; }
 
 bool Models::is_here(const at::Tensor& tensor) const {
-  const std::vector<int>* ranks = placed_on(tensor);
-  return ranks == nullptr || std::find(ranks->begin(), ranks->end(), context_.pipeline->rank()) != ranks->end();
+  const runtime::TensorHome* home = find_home(tensor);
+  return home == nullptr || home->is_on(context_.pipeline->rank());
 }
 
 std::set<std::string> Models::placed_or_delayed() const {
   std::set<std::string> names;
-  for (const auto& [name, ranks] : owners_) names.insert(name);
+  for (const auto& [name, home] : homes_) names.insert(name);
   for (const runtime::NamedTensor& named : bindings_.tensors()) {
     if (runtime::is_unmade(named.tensor)) names.insert(named.name);
   }
   return names;
 }
 
-int Models::owner(const at::Tensor& tensor) const {
-  const std::vector<int>* ranks = placed_on(tensor);
-  return ranks == nullptr ? 0 : ranks->front();
-}
-
-std::vector<int> Models::holders(const at::Tensor& tensor) const {
-  if (const std::vector<int>* ranks = placed_on(tensor)) return *ranks;
-  std::vector<int> all(static_cast<size_t>(context_.pipeline->size()));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
+runtime::TensorHome Models::home(const at::Tensor& tensor) const {
+  const runtime::TensorHome* home = find_home(tensor);
+  return home == nullptr ? runtime::TensorHome::on_all(context_.pipeline->size()) : *home;
 }
 
 bool Models::uses(const Graph& graph, const Model& model) const {
@@ -225,14 +217,14 @@ bool Models::uses(const Graph& graph, const Model& model) const {
                      [&](const Value& value) { return is_named(value) && names.contains(value.name); });
 }
 
-bool Models::needs_placement(const Graph& graph, const runtime::Owners& placed) const {
+bool Models::needs_placement(const Graph& graph, const runtime::TensorHomes& placed) const {
   return std::any_of(graph.values.begin(), graph.values.end(), [&](const Value& value) {
     return is_named(value) && !placed.contains(value.name);
   });
 }
 
-runtime::Owners Models::owners_after(const Graph& graph, const Plan& plan, const runtime::Owners& placed,
-                                     Placement placement) const {
+runtime::TensorHomes Models::homes_after(const Graph& graph, const Plan& plan, const runtime::TensorHomes& placed,
+                                         Placement placement) const {
   std::unordered_set<std::string_view> names;
   for (const Value& value : graph.values) {
     if (is_named(value)) names.insert(value.name);
@@ -253,9 +245,9 @@ runtime::Owners Models::owners_after(const Graph& graph, const Plan& plan, const
   for (const runtime::NamedTensor& named : bindings_.tensors()) {
     if (on_storages.contains(&bindings_.first_on_storage(named))) theirs.push_back(named);
   }
-  runtime::Owners owners = placed;
-  owners.merge(runtime::owners_of(graph, plan, runtime::Bindings(std::move(theirs))));
-  return owners;
+  runtime::TensorHomes homes = placed;
+  homes.merge(runtime::homes_of(graph, plan, runtime::Bindings(std::move(theirs))));
+  return homes;
 }
 
 std::vector<std::shared_ptr<Model>> Models::to_place(const Graph& graph) const {
@@ -288,15 +280,15 @@ void Models::forget_alike() {
 }
 
 void load_tensors(runtime::StateExchange& exchange, const Model& model,
-                  const std::function<std::vector<int>(const at::Tensor&)>& holders) {
+                  const std::function<runtime::TensorHome(const at::Tensor&)>& home_of) {
   const at::NoGradGuard no_grad;
   std::unordered_set<size_t> loaded;
   for (const runtime::Bindings::Name& name : model.own.names()) {
     const at::Tensor& tensor = model.own.tensors()[name.tensor].tensor;
-    const std::vector<int> ranks = holders(tensor);
-    if (!name.is_persistent || ranks.empty() || !exchange.offers().contains(name.name)) continue;
+    const runtime::TensorHome home = home_of(tensor);
+    if (!name.is_persistent || home.whole_on().empty() || !exchange.offers().contains(name.name)) continue;
     if (!loaded.insert(name.tensor).second) continue;
-    const at::Tensor value = exchange.deliver(name.name, ranks);
+    const at::Tensor value = exchange.deliver(name.name, home);
     if (!value.defined()) continue;
     {  // on a rank that had put them off, where the first replica had not
       const runtime::GeneratorHold hold;
@@ -307,22 +299,22 @@ void load_tensors(runtime::StateExchange& exchange, const Model& model,
   }
 }
 
-void Models::load_pending(const runtime::Bindings& fresh, const runtime::Owners& owners) {
+void Models::load_pending(const runtime::Bindings& fresh, const runtime::TensorHomes& homes) {
   for (const auto& model : models_) {
     for (const auto& exchange : model->pending_loads) {
       load_tensors(*exchange, *model, [&](const at::Tensor& tensor) {
         const runtime::NamedTensor* named = fresh.find(tensor);
-        return named == nullptr ? std::vector<int>{} : owners.at(named->name);
+        return named == nullptr ? runtime::TensorHome() : homes.at(named->name);
       });
     }
   }
 }
 
 void Models::place(const std::shared_ptr<const Program>& program, Placement placement) {
-  runtime::Owners owners = owners_after(program->graph, program->plan, owners_, placement);
+  runtime::TensorHomes homes = homes_after(program->graph, program->plan, homes_, placement);
   std::vector<runtime::NamedTensor> added;
   for (const runtime::NamedTensor& named : bindings_.tensors()) {
-    if (owners.contains(named.name) && !owners_.contains(named.name)) added.push_back(named);
+    if (homes.contains(named.name) && !homes_.contains(named.name)) added.push_back(named);
   }
   // What is alike already may have been written to since: by the forwards of a step whose body reads.
   std::vector<runtime::NamedTensor> unlike = added;
@@ -333,12 +325,12 @@ void Models::place(const std::shared_ptr<const Program>& program, Placement plac
   });
   const bool moves_values = !added.empty();
   const runtime::Bindings fresh(std::move(added));
-  runtime::make_local_values(owners, fresh, context_.pipeline->rank());
-  load_pending(fresh, owners);
-  runtime::synchronise(owners, runtime::Bindings(std::move(unlike)), *context_.pipeline, *context_.replicas);
-  runtime::release_others(owners, fresh, context_.pipeline->rank());
+  runtime::make_local_values(homes, fresh, context_.pipeline->rank());
+  load_pending(fresh, homes);
+  runtime::synchronise(homes, runtime::Bindings(std::move(unlike)), *context_.pipeline, *context_.replicas);
+  runtime::release_others(homes, fresh, context_.pipeline->rank());
   if (moves_values) runtime::this_ranks_device().release_free_memory();
-  owners_ = std::move(owners);
+  homes_ = std::move(homes);
   if (placement == Placement::kUsedTensors) return;
   for (const auto& model : to_place(program->graph)) {
     model->first_program = program;

@@ -47,7 +47,7 @@ enum class Placement { kWholeModels, kUsedTensors };
 struct Model {
   std::shared_ptr<const ModelView> view;
   int number = 0;         // of no other model that is alive, the same on all ranks
-  std::string prefix;     // of its tensors in graphs, plans and owners: "generator."; "" for one without a name
+  std::string prefix;     // of its tensors in graphs, plans and homes: "generator."; "" for one without a name
   runtime::Bindings own;  // its tensors under the view's own names
   std::shared_ptr<const Program> first_program;  // that used it; null before
   std::shared_ptr<Hooks> hooks = std::make_shared<Hooks>();
@@ -62,7 +62,7 @@ struct Model {
 
 /// Writes what `exchange` offers into the tensors of the model that somebody holds, by name. Collective over all ranks.
 void load_tensors(runtime::StateExchange& exchange, const Model& model,
-                  const std::function<std::vector<int>(const at::Tensor&)>& holders);
+                  const std::function<runtime::TensorHome(const at::Tensor&)>& home_of);
 
 /// Names are those of the view behind the model's prefix. Each model is placed as a whole by the first program that
 /// uses it.
@@ -79,8 +79,8 @@ class Models {
   const std::vector<std::shared_ptr<Model>>& all() const { return models_; }
 
   const runtime::Bindings& bindings() const { return bindings_; }
-  /// Of tensors that are placed, by name.
-  const runtime::Owners& owners() const { return owners_; }
+  /// Of tensors that are placed.
+  const runtime::TensorHomes& homes() const { return homes_; }
   std::vector<std::string> module_paths() const;
   /// One letter per model: is it in training mode?
   std::string training_flags() const;
@@ -92,18 +92,16 @@ class Models {
   bool is_placed_here(const at::Tensor& tensor) const { return is_placed(tensor) && is_here(tensor); }
   /// Names of tensors whose data some rank does not have, or not yet.
   std::set<std::string> placed_or_delayed() const;
-  /// The first pipeline rank that holds it; 0 before it is placed.
-  int owner(const at::Tensor& tensor) const;
-  /// The pipeline ranks that hold it, ascending; all of them before it is placed.
-  std::vector<int> holders(const at::Tensor& tensor) const;
+  /// All pipeline ranks before it is placed.
+  runtime::TensorHome home(const at::Tensor& tensor) const;
 
   /// Whether `graph` uses a model that is not placed.
-  bool needs_placement(const partitioner::Graph& graph, const runtime::Owners& placed) const;
+  bool needs_placement(const partitioner::Graph& graph, const runtime::TensorHomes& placed) const;
   /// The models that place() would place for `graph`.
   std::vector<std::shared_ptr<Model>> to_place(const partitioner::Graph& graph) const;
   /// `placed` and what running `graph` as planned adds.
-  runtime::Owners owners_after(const partitioner::Graph& graph, const partitioner::Plan& plan,
-                               const runtime::Owners& placed, Placement placement = Placement::kWholeModels) const;
+  runtime::TensorHomes homes_after(const partitioner::Graph& graph, const partitioner::Plan& plan,
+                                   const runtime::TensorHomes& placed, Placement placement = Placement::kWholeModels) const;
   /// Models that are not placed get the values of world rank 0 on all ranks. Collective over the world, unless are_alike().
   void make_alike();
   bool are_alike() const;
@@ -116,18 +114,18 @@ class Models {
  private:
   const std::string* name_of(const at::Tensor& tensor) const;
   /// Null: nowhere yet.
-  const std::vector<int>* placed_on(const at::Tensor& tensor) const;
+  const runtime::TensorHome* find_home(const at::Tensor& tensor) const;
   bool uses(const partitioner::Graph& graph, const Model& model) const;
   std::vector<runtime::NamedTensor> tensors_of_all() const;
   void bind_all();
   void follow_storages();
-  void load_pending(const runtime::Bindings& fresh, const runtime::Owners& owners);
+  void load_pending(const runtime::Bindings& fresh, const runtime::TensorHomes& homes);
 
   Context& context_;
   std::vector<std::shared_ptr<Model>> models_;
   int num_made_ = 0;
   runtime::Bindings bindings_;  // of all models
-  runtime::Owners owners_;
+  runtime::TensorHomes homes_;
 };
 
 }  // namespace smp::engine

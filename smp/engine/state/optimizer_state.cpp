@@ -11,7 +11,6 @@
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <charconv>
-#include <numeric>
 #include <set>
 #include <sstream>
 
@@ -86,12 +85,6 @@ runtime::StateExchange exchange_of(const RankState& own, const OptimizerState& s
   auto tensors = offered(state, own_error);
   return {std::move(tensors), std::move(own_error), *own.context.pipeline,
           *own.context.replicas};
-}
-
-std::vector<int> all_ranks(const RankState& own) {
-  std::vector<int> all(static_cast<size_t>(own.context.pipeline->size()));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
 }
 
 }  // namespace
@@ -172,7 +165,7 @@ OptimizerState gathered_state(const RankState& own, const Optimizer& optimizer) 
   for (const OptimizerGroup& group : optimizer.view->groups()) {
     for (const at::Tensor& parameter : group.parameters) {
       const auto entry = state.entries.find(name_of(*optimizer.model, parameter));
-      if (entry == state.entries.end() || own.models.owner(parameter) != me) continue;
+      if (entry == state.entries.end() || own.models.home(parameter).owner() != me) continue;
       for (const auto& [field, tensor] : entry->second) {
         out.put(entry->first), out.put(field);
         out.put(tensor);
@@ -228,7 +221,7 @@ OptimizerLoad::OptimizerLoad(RankState& own, Optimizer& optimizer, const Optimiz
   TORCH_CHECK_VALUE(exchange_.error().empty(), caller, exchange_.error());
   TORCH_CHECK_VALUE(exchange_.offers().contains(kGroups), caller,
                     "expected the state of an optimizer, got an empty one on every rank.");
-  const at::Tensor bytes = exchange_.deliver(kGroups, all_ranks(own));
+  const at::Tensor bytes = exchange_.deliver(kGroups, runtime::TensorHome::on_all(own.context.pipeline->size()));
   groups_from_json(std::string(runtime::bytes_of(bytes)), groups_);
   const std::string text = difference(without_entries(optimizer));
   TORCH_CHECK_VALUE(text.empty(), caller, text,
@@ -307,12 +300,12 @@ void OptimizerLoad::apply_state() {
   for (const OptimizerGroup& group : optimizer_.view->groups()) {
     for (const at::Tensor& parameter : group.parameters) {
       const std::string& name = name_of(*optimizer_.model, parameter);
-      const std::vector<int> holders = own_.models.holders(parameter);
+      const runtime::TensorHome home = own_.models.home(parameter);
       StateFields fields;
       bool has_state = false;
       for (const auto& [field, is_count] : optimizer_.view->fields()) {
         if (!exchange_.offers().contains(name + "/" + field)) continue;
-        const at::Tensor value = exchange_.deliver(name + "/" + field, holders);
+        const at::Tensor value = exchange_.deliver(name + "/" + field, home);
         has_state = true;
         if (value.defined()) fields[field] = at::empty_like(is_count ? value : parameter).copy_(value);
       }

@@ -31,6 +31,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "smp state 1";
+constexpr const char* kWhole = "whole";  // what a file has of each of its tensors
 constexpr std::string_view kModel = "model/", kOptimizer = "optimizer/", kUser = "user/";
 constexpr const char* kUserBytes = "user";  // a tensor: content that no JSON holds
 
@@ -125,6 +126,7 @@ Safetensors to_file(const StateDict& model, const OptimizerState& optimizer,
   put_user_content(user, file);
   if (!optimizer.kind.empty()) file.metadata["optimizer"] = engine::groups_to_json(optimizer);
   file.metadata["format"] = kFormat;
+  file.metadata["shards"] = kWhole;
   file.metadata["training_steps"] = std::to_string(model.steps->training);
   file.metadata["evaluation_steps"] = std::to_string(model.steps->evaluation);
   return file;
@@ -167,6 +169,8 @@ class Share {
     };
     TORCH_CHECK_VALUE(text("format") == kFormat, "'", path,
                       "': expected a file of save_state, got format '", text("format"), "'.");
+    TORCH_CHECK_VALUE(text("shards").empty() || text("shards") == kWhole, "'", path, "': expected whole tensors, got shards '",
+                      text("shards"), "', which this version of smp does not put together. Load them with that which wrote them.");
     TORCH_CHECK_VALUE(text("checksum") == checksum_of(file), "'", path, "': expected the checksum ",
                       text("checksum"), ", got ", checksum_of(file),
                       ". The file is damaged; take another save.");

@@ -58,7 +58,7 @@ void throw_refusal(const StepMessage& message) {
 }
 
 Leader::Leader(RankState& rank, int step_number, const step_internal::Call& call)
-    : rank_(rank), step_number_(step_number), call_(call), run_(rank), planned_(rank.models.owners()) {}
+    : rank_(rank), step_number_(step_number), call_(call), run_(rank), planned_(rank.models.homes()) {}
 
 step_internal::Results Leader::run() {
   StepMessage message = new_message(Round::kWhole, 0);
@@ -262,13 +262,13 @@ void Leader::leave_out_dropped() {
   const auto is_used = [this](uint64_t hash) {
     return std::any_of(bodies_.begin(), bodies_.end(), [hash](const auto& body) { return body.recording->hash == hash; });
   };
-  runtime::Owners owners = rank_.models.owners();
+  runtime::TensorHomes homes = rank_.models.homes();
   for (uint64_t hash : added_) {
     const std::shared_ptr<Program> program = rank_.programs.find(hash);
-    if (is_used(hash)) owners = rank_.models.owners_after(program->graph, program->plan, owners);
+    if (is_used(hash)) homes = rank_.models.homes_after(program->graph, program->plan, homes);
   }
-  if (owners == planned_) return;
-  planned_ = std::move(owners);
+  if (homes == planned_) return;
+  planned_ = std::move(homes);
   for (uint64_t hash : added_) {
     if (is_used(hash)) continue;
     rank_.programs.erase(hash);
@@ -303,7 +303,7 @@ StepMessage Leader::new_message(Round round, size_t first) const {
 // Models are placed at the end of a step whose body reads, and values that were put off are made where they are placed.
 void Leader::check_made(const Graph& graph) const {
   for (const Value& value : graph.values) {
-    if (!is_named(value) || rank_.models.owners().contains(value.name)) continue;
+    if (!is_named(value) || rank_.models.homes().contains(value.name)) continue;
     const auto& all = rank_.models.bindings().tensors();
     const auto named = std::find_if(all.begin(), all.end(), [&](const auto& other) { return other.name == value.name; });
     TORCH_CHECK_NOT_IMPLEMENTED(named == all.end() || !runtime::is_unmade(named->tensor), "step: expected the first step of a model "
@@ -331,13 +331,13 @@ Program& Leader::add_microbatch(const CapturedBody& body, StepMessage& message) 
 Program& Leader::add_program(const runtime::Recording& recording, StepMessage& message) {
   Plan plan = rank_.programs.make_plan(recording.graph, planned_, static_cast<int>(inputs_.size()));
   const bool is_whole = message.round != Round::kProbe;
-  runtime::Owners owners = rank_.models.owners_after(
+  runtime::TensorHomes homes = rank_.models.homes_after(
       recording.graph, plan, planned_, is_whole ? Placement::kWholeModels : Placement::kUsedTensors);
   check_dense_gradients(recording, [&](const std::string& parameter) {
-    const auto held = owners.find(parameter);
-    return rank_.context.replicas->size() > 1 || (held != owners.end() && held->second.size() > 1);
+    const auto home = homes.find(parameter);
+    return rank_.context.replicas->size() > 1 || (home != homes.end() && home->second.is_tied());
   });
-  planned_ = std::move(owners);
+  planned_ = std::move(homes);
   runtime::NewProgram fresh{.hash = recording.hash, .graph = {}, .plan = {}, .constants = {}};
   if (rank_.context.pipeline->size() > 1) {
     fresh.graph = serialise(recording.graph);

@@ -70,7 +70,7 @@ class Leader {
   void meet_replicas(runtime::StepMessage& message, bool is_last);
   void send(runtime::StepMessage& message);
   void refuse(runtime::StepMessage& message);
-  std::string new_owners() const;
+  std::string new_homes() const;
 
   RankState& rank_;
   int step_number_;
@@ -80,7 +80,7 @@ class Leader {
   MicrobatchInputs inputs_;
   std::vector<runtime::CapturedBody> bodies_;   // that have ended
   std::vector<runtime::CapturedBody> assumed_;  // by microbatch: what its forward ran as
-  runtime::Owners planned_;                     // placement after the programs planned so far
+  runtime::TensorHomes planned_;                // placement after the programs planned so far
   std::optional<bool> trains_;                  // which random numbers the forwards so far drew
   Ahead ahead_ = Ahead::kNone;
   Meeting next_meeting_ = Meeting::kFirst;

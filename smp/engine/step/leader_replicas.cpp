@@ -29,12 +29,12 @@ std::vector<std::shared_ptr<Program>> programs_of(const RankState& rank, const s
 
 }  // namespace
 
-std::string Leader::new_owners() const {
-  if (planned_ == rank_.models.owners()) return "";
+std::string Leader::new_homes() const {
+  if (planned_ == rank_.models.homes()) return "";
   std::string text;
-  for (const auto& [name, ranks] : planned_) {
+  for (const auto& [name, home] : planned_) {
     text += name;
-    for (int rank : ranks) text += " " + std::to_string(rank);
+    for (int rank : home.whole_on()) text += " " + std::to_string(rank);
     text += "\n";
   }
   return text;
@@ -73,7 +73,7 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
   own.optimizers = message.optimizers;
   if (own.trains) own.reduction = describe_reductions(rank_.models);
   own.reads = !is_last;
-  if (is_last && own.error.empty()) own.owners = new_owners();
+  if (is_last && own.error.empty()) own.homes = new_homes();
   const std::vector<ReplicaStep> all = gather(own, replicas);
   const bool one_reads = std::any_of(all.begin(), all.end(), [](const ReplicaStep& other) { return other.reads; });
   next_meeting_ = meeting == Meeting::kFirst && one_reads ? Meeting::kLast : Meeting::kNone;

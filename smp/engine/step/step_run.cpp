@@ -89,7 +89,7 @@ void StepRun::begin(const StepMessage& message) {
 // With the hooks of the models that it places as a whole.
 void StepRun::place(const std::shared_ptr<Program>& program, Round round) {
   Models& models = rank_.models;
-  const bool needs_placement = models.needs_placement(program->graph, models.owners());
+  const bool needs_placement = models.needs_placement(program->graph, models.homes());
   if (round == Round::kProbe) {
     if (needs_placement) models.place(program, Placement::kUsedTensors);
     return;
@@ -242,7 +242,7 @@ step_internal::Results StepRun::end(const StepMessage& message, TablePart part) 
     const std::string hooked = hook_on_parts(programs_, rank_.models.bindings());  // of this rank
     TORCH_CHECK_NOT_IMPLEMENTED(hooked.empty(), hooked);
     note_cleared(rank_);
-    tied.emplace(rank_.models.owners(), rank_.models.bindings(), [this](const std::string& name) { return trained_on(name); },
+    tied.emplace(rank_.models.homes(), rank_.models.bindings(), [this](const std::string& name) { return trained_on(name); },
                  *rank_.context.pipeline);
     if (rank_.context.replicas->size() > 1) {
       gradients.emplace(rank_.context, rank_.models, message.reduced, message.gradient_divisor);

@@ -226,6 +226,17 @@ TEST_F(StateFile, RefusesEveryTruncatedOrChangedFile) {
   }
 }
 
+TEST_F(StateFile, RefusesPartsOfTensors) {
+  save(2, 2);
+  std::stringstream text;
+  text << std::ifstream(file(1), std::ios::binary).rdbuf();
+  std::string bytes = text.str();
+  const std::string whole = R"("shards":"whole")";
+  bytes.replace(bytes.find(whole), whole.size(), R"("shards":"of tp")");
+  std::ofstream(file(1), std::ios::binary) << bytes;
+  expect_refused("expected whole tensors, got shards 'of tp'");
+}
+
 TEST_F(StateFile, RefusesAnotherModelAndAnotherOptimizer) {
   save(2, 2);
   run_smp_ranks(2, config(2, 2), [&] {

@@ -216,8 +216,8 @@ TEST(PeakMemory, SharedParametersAddTwoOfTheirGradientsInTheEnd) {
   const ValueId x = g.linear(g.linear_with(g.input({1, 512}), shared), "a", 8);
   const Graph graph = g.build(g.sum(g.linear_with(g.linear(x, "b", 512), shared)));
   PartitionOptions options = on_ranks(2);
-  options.owners = {
-      {"shared", {0, 1}}, {"a.weight", {0}}, {"a.bias", {0}}, {"b.weight", {1}}, {"b.bias", {1}}};
+  options.homes = {
+      {"shared", {{0, 1}}}, {"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
   const Plan plan = partition(graph, options);
   const int64_t weight = 4 * 512 * 512, other = 4 * (512 * 8 + 8);
   const int64_t arguments = 4 * (4 * 512), loss = 4 * kLoss;

@@ -155,7 +155,7 @@ TEST(Partition, LeaderPaysForTheStepInputsThatItSends) {
   const ValueId b = g.linear(side, "b", 16);
   const Graph graph = g.build(g.sum(g.op("aten::add", {a, b}, {8, 16})));
   PartitionOptions options = on_ranks(2);
-  options.owners = {{"a.weight", {0}}, {"a.bias", {0}}, {"b.weight", {1}}, {"b.bias", {1}}};
+  options.homes = {{"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
   const Plan plan = partition(graph, options);
   const double message_us = options.device.message_us(4 * 8 * 16);
   ASSERT_EQ(plan.stages.size(), 2U);

@@ -1,4 +1,4 @@
-// Plans of small graphs: stages, transfers, relays, pins, owners, memory.
+// Plans of small graphs: stages, transfers, relays, pins, homes, memory.
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -74,7 +74,7 @@ TEST(Partition, ChainSendsOneValueForwardAndItsGradientBack) {
 TEST(Partition, SkipIsRelayedFromTheLastReaderThroughTheOthers) {
   const Skip skip;
   PartitionOptions options = on_ranks(4);
-  options.owners = {{"shared.weight", {0, 2}}, {"b.weight", {1}}, {"b.bias", {1}}};
+  options.homes = {{"shared.weight", {{0, 2}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
   Plan plan = partition(skip.graph, options);
   check(skip.graph, plan);
   EXPECT_EQ(ranks_of_nodes(plan), (std::vector<int>{0, 1, 2, 2, 2}));
@@ -98,7 +98,7 @@ TEST(Partition, EvaluationHasNoRelays) {
 TEST(Partition, TiedWeightIsHeldByBothStages) {
   const Skip skip;
   PartitionOptions options = on_ranks(2);
-  options.owners = {{"shared.weight", {0, 1}}, {"b.weight", {1}}, {"b.bias", {1}}};
+  options.homes = {{"shared.weight", {{0, 1}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
   const Plan plan = partition(skip.graph, options);
   for (const StagePlan& stage : plan.stages) {
     EXPECT_EQ(std::count(stage.parameters.begin(), stage.parameters.end(), skip.weight), 1);
@@ -177,7 +177,7 @@ TEST(Partition, ParameterFreeOperatorGoesWhereLessIsSent) {
   const ValueId wide = g.op("aten::repeat", {pooled}, {8, 64});
   const Graph graph = g.build(g.sum(g.linear(wide, "b", 64)));
   PartitionOptions options = on_ranks(2);
-  options.owners = {{"a.weight", {0}}, {"a.bias", {0}}, {"b.weight", {1}}, {"b.bias", {1}}};
+  options.homes = {{"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
   EXPECT_EQ(ranks_of_nodes(partition(graph, options)), (std::vector<int>{0, 0, 1, 1, 1}));
 }
 
@@ -196,9 +196,11 @@ TEST(Partition, SecondGraphFollowsThePlacementOfTheFirst) {
   const Graph graph = mlp(6);
   const Plan first = partition(graph, on_ranks(3));
   PartitionOptions options = on_ranks(3);
+  std::map<std::string, std::vector<int>> ranks;
   for (const StagePlan& stage : first.stages) {
-    for (ValueId id : stage.parameters) options.owners[graph.values[id].name].push_back(stage.rank);
+    for (ValueId id : stage.parameters) ranks[graph.values[id].name].push_back(stage.rank);
   }
+  options.homes = {ranks.begin(), ranks.end()};
   Graph evaluation = graph;
   evaluation.backward_roots.clear();
   const Plan second = partition(evaluation, options);

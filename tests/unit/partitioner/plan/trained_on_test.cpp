@@ -68,9 +68,9 @@ Graph called(int calls) {
 PartitionOptions own_on_ranks(int num_ranks) {
   PartitionOptions options = on_ranks(num_ranks);
   for (int rank = 0; rank < num_ranks; ++rank) {
-    options.owners["tied"].push_back(rank);
-    for (const char* name : {".weight", ".bias"}) options.owners["own" + std::to_string(rank) + name] = {rank};
+    for (const char* name : {".weight", ".bias"}) options.homes["own" + std::to_string(rank) + name] = {{rank}};
   }
+  options.homes["tied"] = TensorHome::on_all(num_ranks);
   return options;
 }
 
@@ -140,7 +140,7 @@ TEST(ExactTies, BeginWhereOtherProgramsAddUpTheGradient) {
   PartitionOptions options = own_on_ranks(2);
   options.exact_ties = true;
   for (const int home : {0, 1}) {
-    options.homes["tied"] = home;
+    options.adders["tied"] = home;
     const Plan plan = partition(graph, options);
     check(graph, plan);
     EXPECT_EQ(trained_on(graph, plan).at("tied"), std::vector<int>{home});
@@ -154,7 +154,7 @@ TEST(ExactTies, AreRefusedWhereTheFirstReaderCannotLieThere) {
   PartitionOptions options = own_on_ranks(2);
   options.exact_ties = true;
   check(graph, partition(graph, options));
-  options.homes["tied"] = 0;
+  options.adders["tied"] = 0;
   const std::string refusal = refusal_of([&] { partition(graph, options); });
   EXPECT_NE(refusal.find("got 'own1.bias' on rank 1 and 'tied' on rank 0, where exact_tied_weights adds up its "
                          "gradient in other programs. Set exact_tied_weights to false"), std::string::npos) << refusal;

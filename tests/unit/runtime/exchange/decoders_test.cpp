@@ -184,6 +184,13 @@ Decoder offers() {
           [](std::string_view bytes) { StateExchange::decode(bytes); }};
 }
 
+TEST(Offers, OfPartsOfTensorsAreRefused) {
+  std::string bytes = StateExchange::encode({{"w", at::ones({3})}}, "");
+  overwrite<int32_t>(bytes, bytes.size() - sizeof(uint64_t) - sizeof(int32_t), 2);  // before the hash
+  const std::string text = support::refusal_of(offers(), bytes);
+  EXPECT_TRUE(contains(text, "expected whole tensors, got part 0 of 2 of 'w'")) << text;
+}
+
 Decoder graphs() {
   const Graph graph = testing::mlp(2);
   return {"graph", {serialise(graph), serialise(Graph{})}, [](std::string_view text) {

@@ -19,7 +19,7 @@ struct Weights {
   at::Tensor tied = torch::ones({3}).requires_grad_();
   at::Tensor own = torch::ones({2}).requires_grad_();
   Bindings bindings{{{ValueKind::kParameter, "tied", tied}, {ValueKind::kParameter, "own", own}}};
-  Owners owners{{"tied", {0, 1}}, {"own", {0}}};
+  TensorHomes homes{{"tied", {{0, 1}}}, {"own", {{0}}}};
 };
 
 TiedGradients::TrainedOn only_on(const std::vector<int>& ranks) {
@@ -37,7 +37,7 @@ TEST(TiedGradients, OfEarlierStepsComeBackWhenTheStepFails) {
     Weights weights;
     weights.tied.mutable_grad() = torch::full({3}, 7.0);
     try {
-      const TiedGradients tied(weights.owners, weights.bindings, only_on({0, 1}), pipeline);
+      const TiedGradients tied(weights.homes, weights.bindings, only_on({0, 1}), pipeline);
       EXPECT_FALSE(weights.tied.grad().defined());
       weights.tied.mutable_grad() = torch::full({3}, 100.0);  // of the step that fails
       throw std::runtime_error("the step");
@@ -54,7 +54,7 @@ TEST(TiedGradients, OfAnotherRankThatIsGoneLeaveTheEarlierOnes) {
     Weights weights;
     weights.tied.mutable_grad() = torch::full({3}, 7.0);
     try {
-      TiedGradients tied(weights.owners, weights.bindings, only_on({0, 1}), pipeline);
+      TiedGradients tied(weights.homes, weights.bindings, only_on({0, 1}), pipeline);
       weights.tied.mutable_grad() = torch::full({3}, 100.0);
       tied.finish();
     } catch (...) {
@@ -70,7 +70,7 @@ TEST(TiedGradients, AreSummedOnceAndAddedToTheEarlierOnes) {
     Weights weights;
     weights.tied.mutable_grad() = torch::full({3}, 7.0);
     {
-      TiedGradients tied(weights.owners, weights.bindings, only_on({0, 1}), pipeline);
+      TiedGradients tied(weights.homes, weights.bindings, only_on({0, 1}), pipeline);
       weights.tied.mutable_grad() = torch::full({3}, 1.0 + pipeline.rank());
       tied.finish();
     }
@@ -85,7 +85,7 @@ TEST(TiedGradients, OfOneRankThatTrainsAreAddedInTheOrderOfALoop) {
     Weights weights;
     weights.tied.mutable_grad() = torch::full({3}, 7.0);
     {
-      TiedGradients tied(weights.owners, weights.bindings, only_on({1}), pipeline);
+      TiedGradients tied(weights.homes, weights.bindings, only_on({1}), pipeline);
       if (pipeline.rank() == 1) added_one_by_one(weights.tied.mutable_grad());
       tied.finish();
     }
@@ -98,7 +98,7 @@ TEST(TiedGradients, OfOneRankThatTrainsComeBackWhenTheStepFails) {
     Weights weights;
     weights.tied.mutable_grad() = torch::full({3}, 7.0);
     try {
-      const TiedGradients tied(weights.owners, weights.bindings, only_on({1}), pipeline);
+      const TiedGradients tied(weights.homes, weights.bindings, only_on({1}), pipeline);
       if (pipeline.rank() == 1) added_one_by_one(weights.tied.mutable_grad());
       throw std::runtime_error("the step");
     } catch (const std::runtime_error&) {
@@ -111,7 +111,7 @@ TEST(TiedGradients, OfOneRankThatTrainsForTheFirstTimeReachTheOthers) {
   tests::run_ranks(2, [](Transport& pipeline) {
     Weights weights;
     {
-      TiedGradients tied(weights.owners, weights.bindings, only_on({1}), pipeline);
+      TiedGradients tied(weights.homes, weights.bindings, only_on({1}), pipeline);
       if (pipeline.rank() == 1) weights.tied.mutable_grad() = torch::full({3}, 2.0);
       tied.finish();
     }

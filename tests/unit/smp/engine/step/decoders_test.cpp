@@ -141,7 +141,7 @@ Decoder timelines() {
 }
 
 Decoder replica_steps() {
-  engine::ReplicaStep step{.step_function = 2, .training_steps = 5, .trains = true, .reduced = "1", .error = "no", .owners = "fc 0\n"};
+  engine::ReplicaStep step{.step_function = 2, .training_steps = 5, .trains = true, .reduced = "1", .error = "no", .homes = "fc 0\n"};
   return {"replica step", {engine::encode(step), engine::encode(engine::ReplicaStep{})},
           [](std::string_view bytes) { engine::decode_replica_step(bytes); }};
 }
