@@ -3,9 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <chrono>
 #include <cstdlib>
-#include <thread>
 
 #include "runtime/executor/executor.h"
 #include "smp/engine/context.h"
@@ -15,7 +13,7 @@
 namespace smp {
 namespace {
 
-constexpr int64_t kMicrobatches = 12, kRows = 64, kWidth = 128;  // messages of 32 KB: MPI sends them when they are wanted
+constexpr int64_t kMicrobatches = 12, kRows = 64, kSlowWidth = 512, kWidth = 128;  // messages of 32 KB: MPI sends them when they are wanted
 constexpr int kUnderMpirun = 0;
 
 void on_ranks(int world, const std::function<void()>& fn) {
@@ -38,7 +36,8 @@ struct Chain : torch::nn::Module {
     for (auto& layer : layers) x = torch::tanh(layer(x));
     return opaque(
         [](at::Tensor t) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+          const at::Tensor work = torch::ones({kSlowWidth, kSlowWidth});
+          for (int i = 0; i < 10; ++i) work.mm(work);
           return t * 1;
         },
         x);
