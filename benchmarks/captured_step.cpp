@@ -38,7 +38,6 @@ runtime::CapturedBody capture_loss(runtime::BodyCapture& capture,
     captured = capture.finish(returned);
   }
   ghosts.clear();
-  capture.release_run();
   return captured;
 }
 

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "partitioner/graph/tensor_bytes.h"
+#include "runtime/device/device.h"
 #include "smp/engine/files/durable_file.h"
 #include "smp/engine/files/input_file.h"
 #include "smp/engine/files/json_object.h"
@@ -52,7 +53,7 @@ void check_writable(const Safetensors& file) {
   std::set<std::string> names;
   for (const auto& [name, tensor] : file.tensors) {
     TORCH_CHECK_VALUE(
-        tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided &&
+        tensor.defined() && runtime::is_on_host(tensor) && tensor.layout() == at::kStrided &&
             name_of(tensor.scalar_type()),
         "write_safetensors: expected a dense CPU tensor of a type that the format has, got ",
         tensor.defined() ? tensor.toString() : "an undefined one", " for '", name, "'.");
@@ -199,7 +200,7 @@ void write_safetensors(const std::string& path, const Safetensors& file) {
   out.write(header.data(), header.size());
   for (const auto& [name, tensor] : file.tensors) {
     const at::Tensor data = tensor.detach().resolve_conj().resolve_neg().contiguous();
-    out.write(data.const_data_ptr(), data.nbytes());
+    out.write(runtime::data_of(data), data.nbytes());
   }
   out.commit();
 }
@@ -220,7 +221,7 @@ Safetensors read_safetensors(const std::string& path) {
   const HeaderReader reader(path, file_bytes - sizeof header_bytes - header_bytes);
   for (const Row& row : reader.read(header, file.metadata)) {
     at::Tensor tensor = at::empty(row.sizes, at::TensorOptions().dtype(row.dtype));
-    if (tensor.nbytes() > 0) in.read(tensor.mutable_data_ptr(), tensor.nbytes());
+    if (tensor.nbytes() > 0) in.read(runtime::memory_of(tensor).data, tensor.nbytes());
     file.tensors.emplace_back(row.name, std::move(tensor));
   }
   return file;

@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 
+#include "runtime/device/device.h"
 #include "runtime/exchange/wire.h"
 
 namespace smp {
@@ -23,7 +24,7 @@ void Writer::put_tensor(const at::Tensor& tensor) {
   if (tensors_ != nullptr) return tensors_->push_back(tensor);
   put(tensor.defined());
   if (!tensor.defined()) return;
-  TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_quantized(),
+  TORCH_CHECK_VALUE(runtime::is_on_host(tensor) && tensor.layout() == at::kStrided && !tensor.is_quantized(),
                     "message: expected a dense CPU tensor, got ", tensor.toString(),
                     ". Convert it first: tensor.to(at::kCPU), to_dense() or dequantize().");
   runtime::WireWriter out;

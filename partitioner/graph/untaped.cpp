@@ -1,23 +1,12 @@
-// The table of operators that look at numbers, and the other reasons.
+// The reasons why an operator is in no tape.
 #include "partitioner/graph/untaped.h"
 
 #include <algorithm>
 
+#include "partitioner/graph/operator_traits.h"
+
 namespace smp::partitioner {
 namespace {
-
-struct UntapedRow {
-  std::string_view op;
-  std::string_view overload = "*";  // "*": all
-};
-
-// What these read on the host would be part of a tape.
-constexpr UntapedRow kReadsValues[] = {
-    {"aten::_pack_padded_sequence"}, {"aten::_pad_packed_sequence"}, {"aten::corrcoef"}, {"aten::cov"},
-    {"aten::ctc_loss"}, {"aten::gru", "data"}, {"aten::istft"}, {"aten::lstm", "data"}, {"aten::nanquantile"},
-    {"aten::narrow", "Tensor"}, {"aten::one_hot"}, {"aten::quantile"}, {"aten::rnn_relu", "data"},
-    {"aten::rnn_tanh", "data"}, {"aten::tensor_split"},
-};
 
 // LibTorch makes gradients of rows only where this argument says so.
 struct SparseRow {
@@ -46,10 +35,7 @@ bool trains_complex_numbers(const Graph& graph, const Node& node) {
 
 std::string why_untaped(std::string_view op, std::string_view overload) {
   if (!op.starts_with("aten::")) return std::string(op) + " is none of LibTorch's own operators";
-  const bool reads_values = std::any_of(std::begin(kReadsValues), std::end(kReadsValues), [&](const UntapedRow& row) {
-    return row.op == op && (row.overload == "*" || row.overload == overload);
-  });
-  return reads_values ? std::string(op) + " reads values" : "";
+  return has(Trait::kLooksAtNumbers, op, overload) ? std::string(op) + " reads values" : "";
 }
 
 std::string why_untaped(const Graph& graph, const Node& node) {

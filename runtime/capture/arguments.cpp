@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "runtime/capture/ghosts.h"
+#include "runtime/device/device.h"
+
 namespace smp::runtime {
 namespace {
 
@@ -19,34 +22,17 @@ struct Overloaded : Ts... {
 template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
-Argument tensor_argument(c10::IValue& boxed, const TensorToValue& resolve) {
-  at::Tensor tensor = boxed.toTensor();
+Argument tensor_argument(const at::Tensor& tensor, const TensorToValue& resolve) {
   if (!tensor.defined()) return UndefinedTensor{};
-  ValueRef ref{resolve(tensor)};
-  boxed = tensor;
-  return ref;
+  return ValueRef{resolve(tensor)};
 }
 
-Argument tensor_list_argument(c10::IValue& boxed, const TensorToValue& resolve) {
-  ValueRefList refs;
-  c10::List<at::Tensor> live;
-  for (at::Tensor tensor : boxed.toTensorVector()) {
-    refs.ids.push_back(tensor.defined() ? resolve(tensor) : kNoValue);
-    live.push_back(tensor);
+Argument tensor_list_argument(const c10::IValue& boxed, const TensorToValue& resolve) {
+  ValueRefList refs{.ids = {}, .optional_elements = boxed.isOptionalTensorList()};
+  for (const c10::IValue& element : boxed.toListRef()) {
+    const bool is_present = element.isTensor() && element.toTensor().defined();
+    refs.ids.push_back(is_present ? resolve(element.toTensor()) : kNoValue);
   }
-  boxed = live;
-  return refs;
-}
-
-Argument optional_tensor_list_argument(c10::IValue& boxed, const TensorToValue& resolve) {
-  ValueRefList refs{.ids = {}, .optional_elements = true};
-  c10::List<std::optional<at::Tensor>> live;
-  for (std::optional<at::Tensor> tensor : boxed.toOptionalTensorVector()) {
-    const bool present = tensor.has_value() && tensor->defined();
-    refs.ids.push_back(present ? resolve(*tensor) : kNoValue);
-    live.push_back(present ? tensor : std::nullopt);
-  }
-  boxed = live;
   return refs;
 }
 
@@ -68,21 +54,36 @@ Argument scalar_list_argument(const c10::IValue& boxed, const std::string& op) {
 }
 
 Argument device_argument(const c10::Device& device) {
-  if (device.is_meta()) return StageDevice{};
+  if (device.type() == this_ranks_device().type) return StageDevice{};
   return NamedDevice{c10::DeviceTypeName(device.type(), /*lower_case=*/true)};
 }
 
 }  // namespace
 
-Argument to_argument(c10::IValue& boxed, const TensorToValue& resolve, const std::string& op) {
-  if (boxed.isTensor()) return tensor_argument(boxed, resolve);
+void map_tensors(c10::IValue& boxed, const std::function<at::Tensor(const at::Tensor&)>& replace) {
+  if (boxed.isTensor()) {
+    if (boxed.toTensor().defined()) boxed = replace(boxed.toTensor());
+  } else if (boxed.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : boxed.toTensorVector()) list.push_back(tensor.defined() ? replace(tensor) : tensor);
+    boxed = std::move(list);
+  } else if (boxed.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor : boxed.toOptionalTensorVector()) {
+      list.push_back(tensor && tensor->defined() ? std::optional(replace(*tensor)) : tensor);
+    }
+    boxed = std::move(list);
+  }
+}
+
+Argument to_argument(const c10::IValue& boxed, const TensorToValue& resolve, const std::string& op) {
+  if (boxed.isTensor()) return tensor_argument(boxed.toTensor(), resolve);
   if (boxed.isNone()) return std::monostate{};
   if (boxed.isInt()) return boxed.toInt();
   if (boxed.isBool()) return boxed.toBool();
   if (boxed.isDouble()) return boxed.toDouble();
   if (boxed.isIntList()) return boxed.toIntVector();
-  if (boxed.isTensorList()) return tensor_list_argument(boxed, resolve);
-  if (boxed.isOptionalTensorList()) return optional_tensor_list_argument(boxed, resolve);
+  if (boxed.isTensorList() || boxed.isOptionalTensorList()) return tensor_list_argument(boxed, resolve);
   if (boxed.isComplexDouble()) {
     const auto value = boxed.toComplexDouble();
     return std::complex<double>(value.real(), value.imag());

@@ -12,14 +12,17 @@
 
 namespace smp::runtime {
 
-/// Turns a tensor argument into a value; may replace the tensor by the one the operator should run on.
-using TensorToValue = std::function<partitioner::ValueId(at::Tensor&)>;
+/// Turns a tensor argument into a value.
+using TensorToValue = std::function<partitioner::ValueId(const at::Tensor&)>;
 /// The tensor of a value while a graph runs.
 using ValueToTensor = std::function<at::Tensor(partitioner::ValueId)>;
 
-/// Data form of a boxed argument. Tensors inside go through `resolve`, and `boxed` is rewritten with what it left.
+/// Calls `replace` for each defined tensor in `boxed`, lists included.
+void map_tensors(c10::IValue& boxed, const std::function<at::Tensor(const at::Tensor&)>& replace);
+
+/// Data form of a boxed argument. Tensors inside go through `resolve`.
 /// Throws NotImplementedError naming `op` for argument types a graph cannot hold.
-partitioner::Argument to_argument(c10::IValue& boxed, const TensorToValue& resolve, const std::string& op);
+partitioner::Argument to_argument(const c10::IValue& boxed, const TensorToValue& resolve, const std::string& op);
 
 /// Boxed form. Lists are new objects each time, because operators may change them.
 c10::IValue to_ivalue(const partitioner::Argument& argument, const ValueToTensor& tensor_of, c10::Device stage_device);

@@ -4,12 +4,13 @@
 #include <ATen/ops/clone.h>
 #include <c10/util/Exception.h>
 
-#include <cstring>
+#include "runtime/capture/ghosts.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime {
 
 bool can_be_constant(const at::Tensor& tensor) {
-  return tensor.is_cpu() && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
+  return is_on_this_ranks_device(tensor) && as_ghost(tensor) == nullptr && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 at::Tensor snapshot_of(const at::Tensor& tensor) {
@@ -25,8 +26,7 @@ bool same_content(const at::Tensor& tensor, const at::Tensor& snapshot) {
     return false;
   }
   if (!tensor.is_non_overlapping_and_dense()) return same_content(snapshot_of(tensor), snapshot);
-  return tensor.strides() == snapshot.strides() &&
-         std::memcmp(tensor.const_data_ptr(), snapshot.const_data_ptr(), tensor.nbytes()) == 0;
+  return tensor.strides() == snapshot.strides() && bytes_of(tensor) == bytes_of(snapshot);
 }
 
 bool owns_memory(const at::Tensor& tensor) {

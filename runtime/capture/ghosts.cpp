@@ -2,42 +2,19 @@
 #include "runtime/capture/ghosts.h"
 
 #include <ATen/ops/empty_strided.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
-#include <typeinfo>
-#include <unordered_set>
+#include <atomic>
+#include <utility>
 
 #include "runtime/capture/history.h"
-#include "runtime/capture/interceptor.h"
+#include "runtime/device/device.h"
+#include "runtime/libtorch/raw_pointers.h"
 
 namespace smp::runtime {
 namespace {
 
 using partitioner::TensorSpec;
-
-// TensorImpl offers no setter for a single functionality key; a pointer to the protected member does.
-struct KeySetAccess : c10::TensorImpl {
-  static c10::DispatchKeySet& of(c10::TensorImpl& impl) { return impl.*(&KeySetAccess::key_set_); }
-};
-
-// StorageImpl can only switch the refusal of reads on. An explicit instantiation may name a private member, and so hands
-// out the pointer that switches it off and on again.
-template <bool c10::StorageImpl::*kMember>
-struct StorageAccess {
-  friend bool c10::StorageImpl::* throws_on_read() { return kMember; }
-};
-bool c10::StorageImpl::* throws_on_read();
-template struct StorageAccess<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
-
-void refuse_raw_pointers(c10::StorageImpl& storage, const std::string& maker) {
-  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "raw pointer to " + maker +
-      ": expected operators only, got an access to the data of a tensor (data_ptr, accessor, storage). The tensors of a "
-      "step body are ghosts: they have shapes but no data. Compute with operators, fill tensors by hand outside of the "
-      "step, and bring what you want to look at to the CPU first: tensor.cpu().");
-}
 
 struct RefuseBackward : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { refuse_backward(); }
@@ -59,103 +36,91 @@ void refuse_engine(const std::string& place) {
               "that is given, or outside of the step.");
 }
 
-bool has_hooks(torch::autograd::Node& node) {
-  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() || !node.post_hooks().empty() ||
-         !node.retains_grad_hooks().empty();
+void check_no_hooks(const GhostRun& run, const std::string& place) {
+  torch::autograd::Node& node = *run.grad_fn;
+  const bool has_hooks = !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() || !node.post_hooks().empty() ||
+                         !node.retains_grad_hooks().empty();
+  TORCH_CHECK_NOT_IMPLEMENTED(!has_hooks, place,
+                              ": expected gradient hooks on parameters only, got one on a tensor that the step body "
+                              "made (register_hook, retain_grad). The body runs on ghosts and the backward on other "
+                              "tensors, so the hook would never run and grad() stay undefined. Hook the parameter, or "
+                              "change the gradient by operators: "
+                              "x * s + (x - x * s).detach() scales it by s.");
 }
 
-void refuse_hooks(torch::autograd::Node* root, const std::string& place) {
-  std::unordered_set<torch::autograd::Node*> seen = {nullptr};
-  std::vector<torch::autograd::Node*> open = {root};
-  while (!open.empty()) {
-    torch::autograd::Node* node = open.back();
-    open.pop_back();
-    if (!seen.insert(node).second) continue;
-    TORCH_CHECK_NOT_IMPLEMENTED(!has_hooks(*node), place,
-                                ": expected gradient hooks on parameters only, got one on a tensor that the step body "
-                                "made (register_hook, retain_grad). The body runs on ghosts and the backward on other "
-                                "tensors, so the hook would never run and grad() stay undefined. Hook the parameter, or "
-                                "change the gradient by operators: "
-                                "x * s + (x - x * s).detach() scales it by s.");
-    for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
+GhostRun begin_ghost_run() {
+  static std::atomic<uint64_t> last = 0;
+  return {.number = ++last, .grad_fn = make_refuse_backward()};
+}
+
+Ghost::Ghost(c10::Storage&& storage, caffe2::TypeMeta dtype, uint64_t run_number, partitioner::ValueId value_id)
+    : c10::TensorImpl(std::move(storage), c10::DispatchKeySet(this_ranks_device().backend), dtype), run(run_number), value(value_id) {}
+
+c10::intrusive_ptr<c10::TensorImpl> Ghost::copy(const c10::VariableVersion& version, bool allow_metadata_change) const {
+  auto copied = c10::make_intrusive<Ghost>(c10::Storage(storage_), data_type_, run, partitioner::kNoValue);
+  copy_tensor_metadata(this, copied.get(), version, allow_metadata_change);
+  if (stand_in.defined()) {
+    copied->stand_in = at::Tensor(stand_in.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true));
   }
+  return copied;
 }
 
-TensorSpec spec_of(const at::Tensor& tensor) {
-  return {.sizes = tensor.sizes().vec(),
-          .strides = tensor.strides().vec(),
-          .storage_offset = tensor.storage_offset(),
-          .dtype = tensor.scalar_type(),
-          .requires_grad = tensor.requires_grad()};
+c10::intrusive_ptr<c10::TensorImpl> Ghost::shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                                   bool allow_metadata_change) const {
+  return copy(version, allow_metadata_change);
 }
 
-bool same_geometry(const at::Tensor& tensor, const TensorSpec& spec) {
-  return tensor.sizes().equals(spec.sizes) && tensor.strides().equals(spec.strides) &&
-         tensor.storage_offset() == spec.storage_offset && tensor.scalar_type() == spec.dtype;
+c10::intrusive_ptr<c10::TensorImpl> Ghost::shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                                   bool allow_metadata_change) const {
+  return copy(version, allow_metadata_change);
 }
 
-void mark_as_ghost(const at::Tensor& tensor, const std::string& maker) {
-  c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  auto& keys = KeySetAccess::of(impl);
-  keys = keys.add(kCaptureKey);
-  c10::StorageImpl& storage = *impl.unsafe_storage().unsafeGetStorageImpl();
-  if (!storage.get_extra_meta().custom_data_ptr_error_msg_) refuse_raw_pointers(storage, maker);
-}
-
-void accept_raw_pointers(c10::StorageImpl& storage) {
-  storage.*throws_on_read() = false;
-  storage.get_extra_meta().custom_data_ptr_error_msg_.reset();
-}
-
-GhostAccess::~GhostAccess() {
-  for (const c10::Storage& storage : storages_) storage.unsafeGetStorageImpl()->*throws_on_read() = true;
-}
-
-void GhostAccess::allow(const at::Tensor& tensor) {
-  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  bool& throws = storage.unsafeGetStorageImpl()->*throws_on_read();
-  if (!throws) return;
-  throws = false;
-  storages_.push_back(storage);
-}
-
-c10::Storage make_ghost_storage(int64_t num_bytes, const std::string& maker) {
+c10::Storage make_ghost_storage(size_t num_bytes, const std::string& maker) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(num_bytes),
-      c10::DataPtr(nullptr, c10::Device(c10::kMeta)), c10::GetAllocator(c10::kMeta), /*resizable=*/true);
-  refuse_raw_pointers(*storage, maker);
+      c10::StorageImpl::use_byte_size_t(), num_bytes, c10::DataPtr(nullptr, c10::Device(this_ranks_device().type)),
+      c10::GetAllocator(this_ranks_device().type), /*resizable=*/true);
+  refuse_raw_pointers(
+      *storage,
+      "raw pointer to " + maker +
+      ": expected operators only, got an access to the data of a tensor (data_ptr, accessor, storage). The tensors of a "
+      "step body are ghosts: they have shapes but no data. Compute with operators, fill tensors by hand outside of the "
+      "step, and bring what you want to look at to the CPU first: tensor.cpu(). If an operator says this: expected a tensor "
+      "with data, got a ghost of a step body that has ended (or of another thread's body); return what you need from the "
+      "body and read it from the StepOutput.");
   return c10::Storage(std::move(storage));
 }
 
-at::Tensor make_ghost(const TensorSpec& spec, const c10::Storage& storage, const NodeHandle& grad_fn) {
-  auto ghost = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), c10::DispatchKeySet({c10::DispatchKey::Meta, kCaptureKey}),
-      c10::scalarTypeToTypeMeta(spec.dtype));
-  c10::TensorImpl& impl = *ghost.unsafeGetTensorImpl();
-  impl.set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
-  if (spec.requires_grad && grad_fn) torch::autograd::set_history(ghost, grad_fn);
+at::Tensor make_ghost(const TensorSpec& spec, const c10::Storage& storage, const GhostRun& run, partitioner::ValueId value) {
+  auto ghost = at::detail::make_tensor<Ghost>(c10::Storage(storage), c10::scalarTypeToTypeMeta(spec.dtype), run.number, value);
+  ghost.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
+  if (spec.requires_grad) torch::autograd::impl::set_gradient_edge(ghost, torch::autograd::Edge(run.grad_fn, 0));
   return ghost;
 }
 
-void set_geometry(const at::Tensor& ghost, const TensorSpec& spec) {
-  ghost.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
-}
-
-void set_gradient(const at::Tensor& ghost, bool requires_grad, const NodeHandle& grad_fn) {
+void set_gradient(const at::Tensor& ghost, bool requires_grad, const GhostRun& run) {
   if (ghost.requires_grad() == requires_grad) return;
   ghost.unsafeGetTensorImpl()->set_autograd_meta(nullptr);
-  if (requires_grad) torch::autograd::set_history(ghost, grad_fn);
+  if (requires_grad) torch::autograd::impl::set_gradient_edge(ghost, torch::autograd::Edge(run.grad_fn, 0));
 }
 
 bool is_as_handed_out(const at::Tensor& ghost) {
-  const torch::autograd::Node* node = history_of(ghost).own;
-  return !is_trained(ghost) && (node == nullptr || typeid(*node) == typeid(RefuseBackward));
+  const auto* meta = torch::autograd::impl::get_autograd_meta(ghost);
+  if (meta == nullptr) return true;
+  const torch::autograd::Node* node = meta->grad_fn_.get();
+  return !meta->requires_grad_ && (node == nullptr || typeid(*node) == typeid(RefuseBackward));
 }
 
-NodeHandle make_refuse_backward() { return make_node<RefuseBackward>(); }
+void refuse_history(const at::Tensor& ghost, const std::string& place) {
+  is_trained(ghost) ? refuse_trained(ghost, place) : refuse_custom_function(ghost, place);
+}
+
+NodeHandle make_refuse_backward() {
+  auto node = make_node<RefuseBackward>();
+  node->add_input_metadata(torch::autograd::Node::undefined_input());
+  return node;
+}
 
 at::Tensor make_twin(const at::Tensor& real) {
-  if (real.is_meta()) return real;
   auto twin = at::empty_strided(real.sizes(), real.strides(), real.options().device(c10::kMeta));
   if (real.storage_offset() != 0) {
     twin.unsafeGetTensorImpl()->set_sizes_and_strides(real.sizes(), real.strides(), real.storage_offset());

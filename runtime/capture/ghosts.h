@@ -4,67 +4,74 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <memory>
 #include <string>
-#include <vector>
+#include <typeinfo>
 
 #include "partitioner/graph/graph.h"
 #include "runtime/libtorch/node_handle.h"
+#include "runtime/libtorch/tensor_spec.h"
 
 namespace smp::runtime {
 
-/// Geometry of a real or meta tensor.
-partitioner::TensorSpec spec_of(const at::Tensor& tensor);
-
-/// Same sizes, strides, offset and dtype.
-bool same_geometry(const at::Tensor& tensor, const partitioner::TensorSpec& spec);
-
-/// Equal for tensors that share memory; ghosts too, which do not tell where their data is.
-inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
-/// Marks a tensor as a ghost: every operator on it reaches the capture handler, on any thread, at any time, and
-/// a raw pointer to its data (data_ptr, accessor, storage) throws a text that names `maker`.
-void mark_as_ghost(const at::Tensor& tensor, const std::string& maker);
-
-/// A meta storage for ghosts; a raw pointer to its data throws a text that names `maker`.
-c10::Storage make_ghost_storage(int64_t num_bytes, const std::string& maker);
-
-/// Undoes the refusal of raw pointers, of a storage that is given data next.
-void accept_raw_pointers(c10::StorageImpl& storage);
-
-/// While an operator runs on ghosts LibTorch may take their addresses (null), to see whether arguments overlap.
-class GhostAccess {
- public:
-  GhostAccess() = default;
-  ~GhostAccess();
-  GhostAccess(const GhostAccess&) = delete;
-  GhostAccess& operator=(const GhostAccess&) = delete;
-  void allow(const at::Tensor& tensor);
-
- private:
-  std::vector<c10::Storage> storages_;
+/// What the ghosts of one run of a body have in common.
+struct GhostRun {
+  uint64_t number = 0;   // no other run of the process has it
+  NodeHandle grad_fn{};  // of all that require a gradient: running it means that loss.backward() was called on one
 };
 
-/// A ghost of this geometry on `storage`. `grad_fn` (may be null) is attached when the spec requires a gradient.
-at::Tensor make_ghost(const partitioner::TensorSpec& spec, const c10::Storage& storage,
-                      const NodeHandle& grad_fn);
+GhostRun begin_ghost_run();
 
-void set_geometry(const at::Tensor& ghost, const partitioner::TensorSpec& spec);
-/// Lets a ghost require a gradient, with this function, or none.
-void set_gradient(const at::Tensor& ghost, bool requires_grad, const NodeHandle& grad_fn);
+/// A tensor that has the device, keys and geometry of a real one of this rank, so that a body takes the same branches, on a storage that refuses raw access. Copies that LibTorch
+/// makes of it behind the dispatcher (tensor.data(), make_variable) are ghosts of the same run, without a value.
+class Ghost final : public c10::TensorImpl {
+ public:
+  Ghost(c10::Storage&& storage, caffe2::TypeMeta dtype, uint64_t run_number, partitioner::ValueId value_id);
 
-/// Whether autograd knows of a ghost what it was handed out with, or less.
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                              bool allow_metadata_change) const override;
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                              bool allow_metadata_change) const override;
+
+  const uint64_t run;          // GhostRun::number
+  partitioner::ValueId value;  // in the recording: the last one while it is recorded, the first one in a matched run
+  at::Tensor stand_in;         // while it is recorded: the meta tensor on which operators run
+
+ private:
+  c10::intrusive_ptr<c10::TensorImpl> copy(const c10::VariableVersion& version, bool allow_metadata_change) const;
+};
+
+/// Null unless `tensor` is a ghost; of any run.
+inline Ghost* as_ghost(const at::Tensor& tensor) {
+  c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return typeid(impl) == typeid(Ghost) ? static_cast<Ghost*>(&impl) : nullptr;
+}
+
+/// A ghost that its body may drop: LibTorch goes on with a tensor that nobody else holds, and copies others.
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+inline WeakTensor weak(const at::Tensor& tensor) { return WeakTensor(tensor.getIntrusivePtr()); }
+/// Undefined once it is gone.
+inline at::Tensor lock(const WeakTensor& tensor) { return at::Tensor(tensor.lock()); }
+
+/// A storage for ghosts; a raw pointer to its data throws a text that names `maker`.
+c10::Storage make_ghost_storage(size_t num_bytes, const std::string& maker);
+
+at::Tensor make_ghost(const partitioner::TensorSpec& spec, const c10::Storage& storage, const GhostRun& run,
+                      partitioner::ValueId value);
+
+/// Lets a ghost require a gradient, with the run's function, or none.
+void set_gradient(const at::Tensor& ghost, bool requires_grad, const GhostRun& run);
+
+/// Whether autograd knows of a ghost what it was handed out with, or less: no custom function, no requires_grad_().
 bool is_as_handed_out(const at::Tensor& ghost);
+/// The text for a ghost of which it knows more. `place` begins it.
+[[noreturn]] void refuse_history(const at::Tensor& ghost, const std::string& place);
 
-/// The autograd node behind every ghost of a matched body: running it means loss.backward() was called on a ghost.
+/// Throws when a hook stands on a ghost of the run. `place` begins the text.
+void check_no_hooks(const GhostRun& run, const std::string& place);
+
+/// A function that refuses loss.backward() inside a step body, as a tensor's grad_fn.
 NodeHandle make_refuse_backward();
-
-bool has_hooks(torch::autograd::Node& node);
-/// Throws when a hook stands on a node that a backward from `root` (may be null) reaches. `place` begins the text.
-void refuse_hooks(torch::autograd::Node* root, const std::string& place);
-
 /// The text for loss.backward() inside a step body.
 [[noreturn]] void refuse_backward();
 /// The text for torch::autograd::grad and backward inside a step body.

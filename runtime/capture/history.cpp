@@ -15,14 +15,6 @@ History history_of(const at::Tensor& tensor) {
           .base = has_base ? autograd::grad_fn_unsafe(view->get_backward_view().base_) : nullptr};
 }
 
-void renew_history(const at::Tensor& tensor) {
-  try {
-    static_cast<void>(tensor.grad_fn());
-  } catch (const c10::Error&) {
-    // A view that autograd gives up because its base was written to (a part of chunk()) may be there, but not used.
-  }
-}
-
 bool is_trained(const at::Tensor& tensor) {
   const auto* meta = autograd::get_autograd_meta(tensor);
   return meta != nullptr && meta->requires_grad_;

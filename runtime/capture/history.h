@@ -18,9 +18,6 @@ struct History {
 
 History history_of(const at::Tensor& tensor);
 
-/// After an in-place operator on memory of `tensor`: LibTorch gives views of it their new nodes when it is asked for them.
-void renew_history(const at::Tensor& tensor);
-
 /// Whether requires_grad was set on the tensor itself.
 bool is_trained(const at::Tensor& tensor);
 

@@ -1,11 +1,11 @@
-// Registration of the operator and its one kernel, which runs the function; on ghosts, on zeros of their geometry.
+// Registration of the operator and its one kernel, which runs the function; on meta tensors, on zeros of their geometry.
 #include "runtime/capture/opaque.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "runtime/capture/ghosts.h"
+#include "runtime/device/device.h"
 #include "runtime/device/random.h"
 
 namespace smp::runtime {
@@ -88,29 +89,26 @@ std::vector<at::Tensor> run_checked(const OpaqueFunction& function, const std::v
   return outputs;
 }
 
-at::Tensor zeros_like_ghost(const at::Tensor& ghost) {
-  at::Tensor zeros = at::empty_strided(ghost.sizes(), ghost.strides(), ghost.options().device(at::kCPU)).zero_();
-  return zeros.set_requires_grad(ghost.requires_grad());
+at::Tensor zeros_like_meta(const at::Tensor& meta) {
+  at::Tensor zeros = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(this_ranks_device().type)).zero_();
+  return zeros.set_requires_grad(meta.requires_grad());
 }
 
-at::Tensor ghost_like(const at::Tensor& output, const std::vector<at::Tensor>& inputs) {
-  at::Tensor ghost = at::empty_strided(output.sizes(), output.strides(), output.options().device(at::kMeta));
-  if (!output.requires_grad()) return ghost;
-  const NodeHandle node = make_refuse_backward();
-  node->set_next_edges(torch::autograd::collect_next_edges(inputs));  // to hooks on what the inputs were made of
-  torch::autograd::set_history(ghost, node);
-  return ghost;
+at::Tensor meta_like(const at::Tensor& output) {
+  at::Tensor meta = at::empty_strided(output.sizes(), output.strides(), output.options().device(at::kMeta));
+  if (output.requires_grad()) torch::autograd::impl::set_gradient_edge(meta, torch::autograd::Edge(make_refuse_backward(), 0));
+  return meta;
 }
 
 std::vector<at::Tensor> opaque_kernel(int64_t number, const std::vector<at::Tensor>& inputs) {
   const OpaqueFunction function = find(number);
-  const bool on_ghosts = std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& t) { return t.is_meta(); });
-  if (!on_ghosts) return run_checked(function, inputs);
+  const bool on_meta = std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& t) { return t.is_meta(); });
+  if (!on_meta) return run_checked(function, inputs);
   const UserRandomStateScope user_state;  // the function may draw
   std::vector<at::Tensor> zeros;
-  for (const at::Tensor& input : inputs) zeros.push_back(input.is_meta() ? zeros_like_ghost(input) : input);
+  for (const at::Tensor& input : inputs) zeros.push_back(input.is_meta() ? zeros_like_meta(input) : input);
   std::vector<at::Tensor> outputs = run_checked(function, zeros);
-  for (at::Tensor& output : outputs) output = ghost_like(output, inputs);
+  for (at::Tensor& output : outputs) output = meta_like(output);
   return outputs;
 }
 

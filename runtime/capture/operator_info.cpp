@@ -1,4 +1,4 @@
-// Reads schemas, tags and the tables of operators that need care.
+// Reads schemas, tags and the table of traits.
 #include "runtime/capture/operator_info.h"
 
 #include <ATen/core/enum_tag.h>
@@ -8,53 +8,23 @@
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 
+#include "partitioner/graph/operator_traits.h"
 #include "runtime/device/random.h"
 
 namespace smp::runtime {
 namespace {
 
-using Names = std::unordered_set<std::string_view>;
-
-const Names kReads = {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::allclose",
-                      "aten::_assert_async"};
-const Names kQueries = {"aten::result_type", "aten::promote_types", "aten::can_cast", "aten::is_same_size",
-                        "aten::size", "aten::stride", "aten::sym_size", "aten::sym_stride", "aten::sym_numel",
-                        "aten::sym_storage_offset", "aten::dim", "aten::numel", "aten::is_floating_point",
-                        "aten::is_complex", "aten::is_signed", "aten::is_conj", "aten::is_neg", "aten::is_inference",
-                        "aten::_is_zerotensor", "aten::_fused_sdp_choice"};
-const Names kReplacers = {"aten::_has_compatible_shallow_copy_type", "aten::set_data", "aten::set_"};
-const Names kBackwards = {"aten::_backward"};
-// Tagged data-dependent upstream only in part; bool-mask indexing is caught by the Meta kernel itself.
-const Names kDynamicShapes = {"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim",
-                              "aten::unique_consecutive", "aten::argwhere", "aten::nonzero_numpy"};
-const Names kEmpties = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty",
-                        "aten::new_empty_strided", "aten::resize_", "aten::empty_permuted"};
-const Names kScalarGeometry = {"aten::arange", "aten::range"};
-const Names kDropouts = {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout",
-                         "aten::feature_alpha_dropout"};
-const Names kInPlaceGeometry = {"aten::t_", "aten::transpose_", "aten::swapaxes_", "aten::swapdims_",
-                                "aten::squeeze_", "aten::unsqueeze_", "aten::resize_", "aten::resize_as_",
-                                "aten::as_strided_"};
-
-// Hidden mutation: running statistics change although the schema does not say so.
-const std::unordered_map<std::string_view, std::vector<std::string_view>> kHiddenWrites = {
-    {"aten::batch_norm", {"running_mean", "running_var"}},
-    {"aten::instance_norm", {"running_mean", "running_var"}},
-    {"aten::native_batch_norm", {"running_mean", "running_var"}},
-    {"aten::cudnn_batch_norm", {"running_mean", "running_var"}},
-    {"aten::_batch_norm_impl_index", {"running_mean", "running_var"}},
-    {"aten::embedding_renorm_", {"self"}},
-};
+using partitioner::Trait;
 
 OperatorClass classify(const c10::OperatorHandle& op, const std::string& name) {
   if (name == "aten::equal") return OperatorClass::kAnsweredByIdentity;
-  if (kReads.contains(name)) return OperatorClass::kReadsValue;
-  if (kQueries.contains(name)) return OperatorClass::kGeometryQuery;
-  if (kReplacers.contains(name)) return OperatorClass::kReplacesData;
-  if (kBackwards.contains(name)) return OperatorClass::kRunsBackward;
-  if (kDynamicShapes.contains(name) || op.hasTag(at::Tag::dynamic_output_shape)) {
+  if (has(Trait::kReadsValue, name)) return OperatorClass::kReadsValue;
+  if (has(Trait::kAsksGeometry, name)) return OperatorClass::kGeometryQuery;
+  if (has(Trait::kReplacesData, name)) return OperatorClass::kReplacesData;
+  if (has(Trait::kRunsBackward, name)) return OperatorClass::kRunsBackward;
+  // Tagged upstream only in part; bool-mask indexing is caught by the Meta kernel itself.
+  if (has(Trait::kShapeFromData, name) || op.hasTag(at::Tag::dynamic_output_shape)) {
     return OperatorClass::kDataDependentShape;
   }
   for (const auto& argument : op.schema().arguments()) {
@@ -108,29 +78,27 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   const auto& schema = op.schema();
   kind = classify(op, name);
   is_random = runtime::is_random(op);
-  makes_uninitialised = kEmpties.contains(name);
+  makes_uninitialised = has(Trait::kMakesUninitialised, name);
   const std::string_view short_name = std::string_view(name).substr(name.find("::") + 2);
   reads_only_geometry = only_aliases(schema) || short_name.ends_with("_like") || short_name.starts_with("new_") ||
                         makes_uninitialised;
-  scalars_set_geometry = kScalarGeometry.contains(name);
-  zero_returns_argument = kDropouts.contains(name);
-  copies_to_device = name == "aten::to" || name == "aten::_to_copy";
-  changes_geometry_in_place = kInPlaceGeometry.contains(name);
+  scalars_set_geometry = has(Trait::kScalarSetsGeometry, name);
+  zero_returns_argument = has(Trait::kZeroGivesArgument, name);
+  may_copy_to_host = name == "aten::to" && (overload == "dtype_layout" || overload == "device");
+  changes_geometry_in_place = has(Trait::kChangesGeometryInPlace, name);
   num_arguments = static_cast<int>(schema.arguments().size());
   if (name == "aten::one_hot") shape_argument = schema.argumentIndexWithName("num_classes").value_or(-1);
   if (name == "aten::repeat_interleave") shape_argument = schema.argumentIndexWithName("output_size").value_or(-1);
   for (const char* flag : {"train", "training", "use_input_stats"}) {
     if (const auto position = schema.argumentIndexWithName(flag)) training_argument = *position;
   }
-  const auto hidden = kHiddenWrites.find(name);
+  const bool writes_statistics = has(Trait::kWritesStatistics, name);
   for (const auto& argument : schema.arguments()) {
     const bool is_declared = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-    bool written = is_declared;
-    if (hidden != kHiddenWrites.end()) {
-      for (const auto& hidden_name : hidden->second) written = written || argument.name() == hidden_name;
-    }
-    argument_written.push_back(written);
-    write_is_hidden.push_back(written && !is_declared);
+    const bool is_hidden = writes_statistics && !is_declared &&
+                           (argument.name() == "running_mean" || argument.name() == "running_var");
+    argument_written.push_back(is_declared || is_hidden);
+    write_is_hidden.push_back(is_hidden);
     argument_is_scalar.push_back(is_scalar(argument.type()));
     argument_is_device.push_back(is_device(argument.type()));
   }

@@ -1,4 +1,4 @@
-// What capture needs to know about an operator, read from its schema and tags once. Owns the tables by name.
+// What capture needs to know about an operator, read once from its schema, its tags and the table of traits.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -31,7 +31,7 @@ struct OperatorInfo {
   bool reads_only_geometry = false;    // views, *_like, new_*: may touch uninitialised memory
   bool scalars_set_geometry = false;   // arange, range: a Scalar argument decides the size
   bool zero_returns_argument = false;      // dropout: for a Scalar of zero the result is the argument itself
-  bool copies_to_device = false;           // to, _to_copy
+  bool may_copy_to_host = false;           // the forms of to() that cpu() and printing call
   bool changes_geometry_in_place = false;  // t_, squeeze_, resize_, …
   int num_arguments = 0;
   std::vector<bool> argument_written;        // by position: schema write alias, or hidden mutation by table

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "runtime/device/device.h"
+
 namespace smp::runtime {
 
 std::string describe_place(const std::string& op, const std::string& module) {
@@ -49,8 +51,8 @@ void refuse_stale_ghost(const std::string& place, const std::string& module) {
 }
 
 partitioner::Autocast current_autocast() {
-  if (!at::autocast::is_autocast_enabled(at::kCPU)) return {};
-  return {.enabled = true, .dtype = at::autocast::get_autocast_dtype(at::kCPU)};
+  if (!at::autocast::is_autocast_enabled(this_ranks_device().type)) return {};
+  return {.enabled = true, .dtype = at::autocast::get_autocast_dtype(this_ranks_device().type)};
 }
 
 std::vector<at::Tensor> flatten_outputs(const torch::jit::Stack& stack) {
@@ -73,11 +75,11 @@ UncachedCasts::~UncachedCasts() { at::autocast::set_autocast_cache_enabled(was_e
 
 void set_modes(bool grad_enabled, const partitioner::Autocast& autocast) {
   if (at::GradMode::is_enabled() != grad_enabled) at::GradMode::set_enabled(grad_enabled);
-  if (at::autocast::is_autocast_enabled(at::kCPU) != autocast.enabled) {
-    at::autocast::set_autocast_enabled(at::kCPU, autocast.enabled);
+  if (at::autocast::is_autocast_enabled(this_ranks_device().type) != autocast.enabled) {
+    at::autocast::set_autocast_enabled(this_ranks_device().type, autocast.enabled);
   }
-  if (autocast.enabled && at::autocast::get_autocast_dtype(at::kCPU) != autocast.dtype) {
-    at::autocast::set_autocast_dtype(at::kCPU, autocast.dtype);
+  if (autocast.enabled && at::autocast::get_autocast_dtype(this_ranks_device().type) != autocast.dtype) {
+    at::autocast::set_autocast_dtype(this_ranks_device().type, autocast.dtype);
   }
 }
 

@@ -24,7 +24,7 @@ const std::string& module_in_texts(const partitioner::Graph& graph, partitioner:
 [[noreturn]] void refuse_replaced_data(const std::string& op, const std::string& module);
 [[noreturn]] void refuse_stale_ghost(const std::string& place, const std::string& module);
 
-/// Autocast of the thread, for the CPU.
+/// Autocast of the thread, for the rank's device.
 partitioner::Autocast current_autocast();
 
 /// Every tensor on the stack in order, lists flattened; undefined ones kept.

@@ -1,20 +1,18 @@
 // The recording algorithm: one operator call at a time.
 #include "runtime/capture/recorder.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
 #include "partitioner/graph/graph_io.h"
 #include "runtime/capture/arguments.h"
-#include "runtime/capture/autocast.h"
-#include "runtime/capture/ghosts.h"
 #include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/places.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 
 namespace smp::runtime {
@@ -22,18 +20,6 @@ namespace smp::runtime {
 using namespace partitioner;
 
 namespace {
-
-// The stand-in of a parameter, which operators that return their argument (to, contiguous) give back, is none itself.
-at::Tensor as_result(const at::Tensor& live) {
-  if (!live.defined() || !is_trained(live)) return live;
-  const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
-  const at::AutoGradMode with_grad(true);
-  return live.alias();
-}
-
-c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(const at::Tensor& tensor) {
-  return c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr());
-}
 
 // An operator that has nothing to do may return its argument, although its schema promises a new tensor: dropout does
 // for p = 0.
@@ -56,8 +42,12 @@ const std::string& module_of(const Recording& recording, const std::string& last
 
 }  // namespace
 
-Recorder::Recorder(const Bindings& bindings)
-    : bindings_(bindings), recording_(std::make_shared<Recording>()) {
+Recorder::Recorder(const Bindings& bindings, GhostRun run)
+    : bindings_(bindings),
+      run_(std::move(run)),
+      calls_(run_, [this](const at::Tensor& seen) { return stand_in_of(seen); },
+             [this](const at::Tensor& stand_in) { return ghost_of(stand_in); }),
+      recording_(std::make_shared<Recording>()) {
   register_meta_kernels();
 }
 
@@ -66,53 +56,72 @@ std::vector<at::Tensor> Recorder::start(const std::vector<at::Tensor>& inputs) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     Value value{.kind = ValueKind::kInput, .name = "input." + std::to_string(i), .spec = spec_of(inputs[i])};
     value.spec.requires_grad = false;
-    at::Tensor ghost = make_ghost(value.spec, make_ghost_storage(value.spec.num_bytes(), "step argument " + std::to_string(i)), nullptr);
-    recording_->graph.inputs.push_back(new_value(std::move(value), ghost, {}));
-    held_.push_back(ghost);
-    ghosts.push_back(ghost);
+    ghosts.push_back(ghost_of_input(value.spec, i));
+    recording_->graph.inputs.push_back(new_value(std::move(value), ghosts.back()));
   }
   return ghosts;
 }
 
-int32_t Recorder::storage_id(const at::Tensor& tensor, ValueId value, bool hold) {
-  auto& slot = storages_.try_emplace(storage_of(tensor), StorageInfo{tensor.storage().getWeakStorageImpl(), -1, value, {}})
-                   .first->second;
-  if (slot.id < 0 || slot.storage.expired()) {
-    slot = {tensor.storage().getWeakStorageImpl(), num_storages_++, value, {}};
-  }
-  if (hold && !slot.first_tensor.defined()) slot.first_tensor = tensor;
-  return slot.id;
+at::Tensor Recorder::ghost_of_input(const TensorSpec& spec, size_t position) {
+  maker_ = "step argument " + std::to_string(position);
+  const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
+  at::Tensor stand_in = at::empty_strided(spec.sizes, spec.strides, at::TensorOptions(at::kMeta).dtype(spec.dtype));
+  if (spec.storage_offset != 0) stand_in.unsafeGetTensorImpl()->set_storage_offset(spec.storage_offset);
+  return ghost_of(stand_in);
 }
 
-ValueId Recorder::new_value(Value value, const at::Tensor& seen, const at::Tensor& stand_in) {
+ValueId Recorder::new_value(Value value, const at::Tensor& seen) {
   const auto id = static_cast<ValueId>(recording_->graph.values.size());
-  if (value.storage < 0) value.storage = storage_id(stand_in.defined() ? stand_in : seen, id, false);
-  auto known = identities_.find(seen.unsafeGetTensorImpl());
-  const bool same = known != identities_.end() && !known->second.impl.expired();
-  recording_->same_impl.push_back(same ? recording_->same_impl[known->second.value] : id);
+  if (value.storage < 0) value.storage = storage_id(stand_in_of(seen), id);
+  const Ghost* ghost = as_ghost(seen);
+  const auto known = identities_.find(seen.unsafeGetTensorImpl());
+  const ValueId before = ghost != nullptr ? ghost->value : known != identities_.end() ? known->second.value : kNoValue;
+  recording_->same_impl.push_back(before == kNoValue ? id : recording_->same_impl[before]);
   recording_->graph.values.push_back(std::move(value));
-  identities_.insert_or_assign(seen.unsafeGetTensorImpl(), Identity{weak(seen), id, stand_in, history_of(seen)});
+  take_value(id, seen);
   return id;
 }
 
-ValueId Recorder::bind_real(const at::Tensor& tensor, const at::Tensor& geometry, Value value, at::Tensor& stand_in) {
-  stand_in = make_twin(geometry);
-  held_.push_back(tensor);
-  held_.push_back(stand_in);
-  const auto id = static_cast<ValueId>(recording_->graph.values.size());
-  // The twin's storage is another name of the real one.
-  value.storage = storage_id(tensor, id, false);
-  StorageInfo& real = storages_.at(storage_of(tensor));
-  if (!real.first_tensor.defined()) real.first_tensor = stand_in;
-  // Constants of one storage are copied one by one, so a view is one of its own constant.
-  const bool is_base = value.kind == ValueKind::kConstant;
-  storages_.insert_or_assign(storage_of(stand_in), StorageInfo{stand_in.storage().getWeakStorageImpl(), real.id,
-                                                               is_base ? id : real.first_value,
-                                                               is_base ? stand_in : real.first_tensor});
-  return new_value(std::move(value), tensor, stand_in);
+// From now on `seen`, a ghost or a real tensor known already, has the value `id`.
+void Recorder::take_value(ValueId id, const at::Tensor& seen) {
+  Ghost* ghost = as_ghost(seen);
+  if (ghost == nullptr) {
+    identities_.at(seen.unsafeGetTensorImpl()).value = id;
+    return;
+  }
+  ghost->value = id;
+  const auto first = static_cast<size_t>(recording_->same_impl[id]);
+  if (ghosts_.size() <= first) ghosts_.resize(first + 1, weak(at::Tensor()));
+  ghosts_[first] = weak(seen);
 }
 
-ValueId Recorder::bind_constant(const at::Tensor& tensor, at::Tensor& stand_in) {
+// `geometry` is the tensor itself, or the dense copy of a constant.
+void Recorder::take_real(ValueId id, const at::Tensor& tensor, const at::Tensor& geometry) {
+  const Value& value = recording_->graph.values[id];
+  // A wrapped number stays a CPU scalar: moving it to meta would change type promotion.
+  const at::Tensor stand_in = value.is_wrapped_number ? tensor : make_twin(geometry);
+  identities_.insert_or_assign(tensor.unsafeGetTensorImpl(), Identity{id, tensor, stand_in, history_of(tensor)});
+  if (value.is_wrapped_number) return;
+  StorageInfo& real = storage_info(tensor);
+  if (!real.first_tensor.defined()) real.first_tensor = stand_in;
+  if (real.id < 0) name_storage(real, value.storage, id);
+  // Constants of one storage are copied one by one, so a view is one of its own constant.
+  const bool is_base = value.kind == ValueKind::kConstant;
+  StorageInfo& twin = storage_info(stand_in);
+  twin.first_tensor = is_base ? stand_in : real.first_tensor;
+  name_storage(twin, real.id, is_base ? id : real.first_value);
+}
+
+ValueId Recorder::bind_real(const at::Tensor& tensor, const at::Tensor& geometry, Value value) {
+  const auto id = static_cast<ValueId>(recording_->graph.values.size());
+  value.storage = storage_id(tensor, id);
+  recording_->same_impl.push_back(id);
+  recording_->graph.values.push_back(std::move(value));
+  take_real(id, tensor, geometry);
+  return id;
+}
+
+ValueId Recorder::bind_constant(const at::Tensor& tensor) {
   check_made_here(tensor);
   TORCH_CHECK(!tensor.requires_grad(), where(),
               ": expected trainable tensors to be parameters that the model had when it was wrapped, got a tensor of sizes ",
@@ -137,58 +146,43 @@ ValueId Recorder::bind_constant(const at::Tensor& tensor, at::Tensor& stand_in) 
               .name = "constant." + std::to_string(recording_->constants.size()),
               .spec = spec_of(content),
               .is_wrapped_number = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
-  ValueId id;
-  if (value.is_wrapped_number) {  // stays a CPU scalar: moving it to meta would change type promotion
-    held_.push_back(tensor);
-    id = new_value(std::move(value), tensor, {});
-    stand_in = tensor;
-  } else {
-    id = bind_real(tensor, content, std::move(value), stand_in);
-  }
+  const ValueId id = bind_real(tensor, content, std::move(value));
   recording_->constants.push_back({id, tensor, std::move(content)});
   return id;
 }
 
-ValueId Recorder::resolve(at::Tensor& tensor) {
-  auto known = identities_.find(tensor.unsafeGetTensorImpl());
-  if (known != identities_.end() && !known->second.impl.expired()) {
+ValueId Recorder::resolve(const at::Tensor& tensor) {
+  if (const Ghost* ghost = as_ghost(tensor)) return resolve_ghost(tensor, *ghost);
+  const auto known = identities_.find(tensor.unsafeGetTensorImpl());
+  if (known != identities_.end()) {
     check_as_before(tensor, known->second);
-    if (known->second.stand_in.defined()) tensor = known->second.stand_in;
     return known->second.value;
   }
-  at::Tensor stand_in;
-  ValueId id = kNoValue;
   if (const NamedTensor* named = bindings_.find(tensor)) {
     check_made_here(tensor);
-    id = bind_real(tensor, tensor, {.kind = named->kind, .name = named->name, .spec = spec_of(tensor)}, stand_in);
-  } else {
-    TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage(), where(), ": expected dense tensors, got a sparse or opaque one. ",
-                                "Give the step to_dense() of it, or replace it by an index operator (index_select, ",
-                                "index_add).");
-    if (const NamedTensor* base = bindings_.find_storage(tensor)) {
-      at::Tensor of_base = base->tensor;
-      resolve(of_base);
-    }
-    auto storage = storages_.find(storage_of(tensor));
-    const bool is_known = storage != storages_.end() && !storage->second.storage.expired();
-    const bool is_constant =
-        is_known && !tensor.is_meta() &&
-        recording_->graph.values[storage->second.first_value].kind == ValueKind::kConstant;
-    if (is_known && !is_constant && take_copy(tensor, storage->second.first_value, stand_in)) {
-      id = identities_.at(tensor.unsafeGetTensorImpl()).value;
-    } else if (is_known && !is_constant) {
-      id = alias_of(StorageInfo(storage->second), tensor, stand_in);
-    } else {
-      if (tensor.is_meta()) refuse_stale_ghost("capture", module_of(*recording_, last_module_));
-      id = bind_constant(tensor, stand_in);
-    }
+    return bind_real(tensor, tensor, {.kind = named->kind, .name = named->name, .spec = spec_of(tensor)});
   }
-  if (stand_in.defined()) tensor = stand_in;
-  return id;
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage(), where(), ": expected dense tensors, got a sparse or opaque one. ",
+                              "Give the step to_dense() of it, or replace it by an index operator (index_select, ",
+                              "index_add).");
+  if (const NamedTensor* base = bindings_.find_storage(tensor)) resolve(base->tensor);
+  const StorageInfo* storage = find_storage(tensor);
+  const bool is_constant =
+      storage == nullptr || recording_->graph.values[storage->first_value].kind == ValueKind::kConstant;
+  return is_constant ? bind_constant(tensor) : alias_of(*storage, tensor);
+}
+
+ValueId Recorder::resolve_ghost(const at::Tensor& tensor, const Ghost& ghost) {
+  if (ghost.run != run_.number) refuse_stale_ghost("capture", module_of(*recording_, last_module_));
+  if (!is_as_handed_out(tensor)) refuse_history(tensor, where());
+  if (ghost.value != kNoValue) return ghost.value;
+  const StorageInfo* storage = find_storage(tensor);
+  TORCH_INTERNAL_ASSERT(storage != nullptr, "a ghost on memory of no value: ", maker_);
+  return alias_of(*storage, tensor);
 }
 
 // A copy made behind the dispatcher (tensor.data(), make_variable): a new TensorImpl on a known storage.
-ValueId Recorder::alias_of(const StorageInfo& storage, const at::Tensor& tensor, at::Tensor& stand_in) {
+ValueId Recorder::alias_of(StorageInfo storage, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
               ": expected operators only, got a tensor with a gradient function that no operator made (a custom "
               "autograd function returns such tensors). Its backward would be lost: write the function with "
@@ -200,11 +194,17 @@ ValueId Recorder::alias_of(const StorageInfo& storage, const at::Tensor& tensor,
   const ValueId id = synthesise("aten::as_strided",
                                 {ValueRef{detached}, spec.sizes, spec.strides, Argument(spec.storage_offset)}, spec,
                                 storage.id, grad_enabled);
-  if (storage.first_tensor.defined()) {
+  Ghost* ghost = as_ghost(tensor);
+  at::Tensor stand_in = ghost != nullptr ? ghost->stand_in : at::Tensor();
+  if (!stand_in.defined()) {
     stand_in = at::as_strided(storage.first_tensor.detach(), spec.sizes, spec.strides, spec.storage_offset);
-    held_.push_back(tensor);
   }
-  identities_.insert_or_assign(tensor.unsafeGetTensorImpl(), Identity{weak(tensor), id, stand_in, history_of(tensor)});
+  if (ghost != nullptr) {
+    ghost->stand_in = stand_in;
+  } else {
+    identities_.emplace(tensor.unsafeGetTensorImpl(), Identity{id, tensor, stand_in, history_of(tensor)});
+  }
+  take_value(id, tensor);
   return id;
 }
 
@@ -251,40 +251,31 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
   const std::vector<c10::IValue> originals(stack.begin() + static_cast<ptrdiff_t>(first), stack.end());
   Node node{.op = info.name, .overload = info.overload, .grad_enabled = at::GradMode::is_enabled()};
   node.autocast = current_autocast();
-  GhostAccess access;  // LibTorch's overlap checks read addresses
-  const TensorToValue to_value = [&](at::Tensor& tensor) {
-    const ValueId id = resolve(tensor);
-    access.allow(tensor);
-    return id;
-  };
-  for (size_t i = first; i < stack.size(); ++i) {
-    node.arguments.push_back(to_argument(stack[i], to_value, info.name));
+  for (const c10::IValue& argument : originals) {
+    node.arguments.push_back(to_argument(argument, [this](const at::Tensor& tensor) { return resolve(tensor); }, info.name));
   }
   note_module(node);
   check_initialised(info, node);
-  const bool has_tensors = !node_inputs(node).empty();
-  for (size_t i = 0; i < info.argument_is_device.size(); ++i) {
-    c10::IValue& argument = stack[first + i];
-    if (info.argument_is_device[i] && (argument.isDevice() || !has_tensors)) argument = c10::Device(c10::kMeta);
-  }
   if (info.is_random) node.random_ordinal = num_random_++;
+  const std::string place = describe_place(info.name, module_of(*recording_, last_module_));
+  maker_ = "the result of " + place;
   try {
-    call_on_ghosts(op, stack);
+    calls_.operator_called(op, stack);
   } catch (c10::NotImplementedError& error) {
-    error.add_context("while capturing " + describe_place(info.name, module_of(*recording_, last_module_)) +
-                      ". What looks at data within may run by its own code: call it through smp::opaque");
+    error.add_context("while capturing " + place + ". What looks at data within may run by its own code: call it through smp::opaque");
     throw;
   } catch (c10::Error& error) {
-    error.add_context("while capturing " + describe_place(info.name, module_of(*recording_, last_module_)));
+    error.add_context("while capturing " + place);
     throw;
   }
   const bool returns_list = info.returned_argument.size() == 1 && stack.back().isTensorList();
-  bind_outputs(info, node, originals, stack);
-  note_histories(node);
+  note_writes(info, node, originals);
+  bind_outputs(info, node, stack);
+  RecordedCall call{.op = op, .info = &info, .returns_list = returns_list};
+  call.gradients = follow_writes(node);
   recording_->graph.nodes.push_back(std::move(node));
-  const bool fixes_scalars = returns_argument(op, recording_->graph);
-  recording_->calls.push_back(
-      {.op = op, .info = &info, .returns_list = returns_list, .fixes_scalars = fixes_scalars});
+  call.fixes_scalars = returns_argument(op, recording_->graph);
+  recording_->calls.push_back(std::move(call));
 }
 
 void Recorder::note_module(Node& node) {
@@ -297,25 +288,12 @@ void Recorder::note_module(Node& node) {
   node.module = last_module_;
 }
 
-void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const std::vector<c10::IValue>& originals,
-                            torch::jit::Stack& stack) {
-  note_writes(info, node, originals);
-  const size_t num_returns = info.returned_argument.size();
-  const size_t first = stack.size() - num_returns;
-  int32_t index = 0;
-  for (size_t i = 0; i < num_returns; ++i) {
-    c10::IValue& result = stack[first + i];
-    if (result.isTensor()) {
-      const int argument = info.returned_argument[i];
-      const at::Tensor live = argument >= 0 ? result.toTensor() : as_result(result.toTensor());
-      result = argument >= 0 ? originals[static_cast<size_t>(argument)] : c10::IValue(live);
-      node.outputs.push_back(live.defined() ? bind_output(node, index, live, result.toTensor()) : kNoValue);
-      ++index;
-    } else if (result.isTensorList()) {
-      for (const at::Tensor& live : result.toTensorVector()) {
-        node.outputs.push_back(live.defined() ? bind_output(node, index, live, live) : kNoValue);
-        ++index;
-      }
+void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const torch::jit::Stack& stack) {
+  for (auto result = stack.end() - static_cast<ptrdiff_t>(info.returned_argument.size()); result != stack.end(); ++result) {
+    if (result->isTensor()) {
+      bind_output(node, result->toTensor());
+    } else if (result->isTensorList()) {
+      for (const at::Tensor& tensor : result->toTensorVector()) bind_output(node, tensor);
     }
   }
   if (!info.makes_uninitialised) return;
@@ -324,18 +302,15 @@ void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const std::vec
   }
 }
 
-ValueId Recorder::bind_output(const Node& node, int32_t index, const at::Tensor& live, const at::Tensor& seen) {
-  const auto node_id = static_cast<NodeId>(recording_->graph.nodes.size());
-  Value value{.kind = ValueKind::kResult, .spec = spec_of(live), .producer = node_id, .output_index = index};
-  const bool is_seen = live.is_same(seen);
-  if (is_seen) {
-    mark_as_ghost(live, describe_place("the result of " + node.op, module_of(*recording_, node.module)));
-  } else if (seen.is_meta()) {  // the ghost of an earlier run, that the body sees in place of `live`
-    set_geometry(seen, value.spec);
-    set_gradient(seen, value.spec.requires_grad, ghost_grad_fn_);
+void Recorder::bind_output(Node& node, const at::Tensor& seen) {
+  const auto index = static_cast<int32_t>(node.outputs.size());
+  if (!seen.defined()) {
+    node.outputs.push_back(kNoValue);
+    return;
   }
-  value.storage = storage_id(live, static_cast<ValueId>(recording_->graph.values.size()), false);
-  return new_value(std::move(value), seen, is_seen ? at::Tensor() : live);
+  const auto producer = static_cast<NodeId>(recording_->graph.nodes.size());
+  node.outputs.push_back(new_value(
+      {.kind = ValueKind::kResult, .spec = spec_of(stand_in_of(seen)), .producer = producer, .output_index = index}, seen));
 }
 
 void Recorder::add_backward_root(const at::Tensor& loss, NodeId position) {
@@ -350,20 +325,19 @@ void Recorder::add_backward_root(const at::Tensor& loss, NodeId position) {
   check_hidden_writes(root, position);
   recording_->graph.backward_roots.push_back(root);
   backward_positions_.push_back(position);
-  at::Tensor live = loss;
-  resolve(live);
-  refuse_hooks(live.grad_fn().get(), where());
+  check_no_hooks(run_, where());
 }
 
 ValueId Recorder::value_of(const at::Tensor& tensor, const char* role) {
   TORCH_CHECK_VALUE(tensor.defined(), role, ": expected a defined tensor, got an undefined one.");
-  at::Tensor copy = tensor;
-  return resolve(copy);
+  return resolve(tensor);
 }
 
 int32_t Recorder::memory_of(const at::Tensor& tensor) const {
+  const Ghost* ghost = as_ghost(tensor);
   const auto known = identities_.find(tensor.unsafeGetTensorImpl());
-  return known == identities_.end() ? -1 : recording_->graph.values[static_cast<size_t>(known->second.value)].storage;
+  const ValueId id = ghost != nullptr ? ghost->value : known != identities_.end() ? known->second.value : kNoValue;
+  return id == kNoValue ? -1 : recording_->graph.values[id].storage;
 }
 
 std::string Recorder::where() const { return describe_place("capture", module_of(*recording_, last_module_)); }
@@ -377,18 +351,15 @@ std::shared_ptr<Recording> Recorder::finish(std::vector<ValueId> returned, std::
   recording.graph.returned = std::move(returned);
   recording.graph.key = std::move(key);
   recording.hash = partitioner::hash(recording.graph);
-  note_changes(recording);
+  recording.storages.resize(static_cast<size_t>(num_storages_));
   recording.tensors.resize(recording.graph.values.size());
-  for (auto& [impl, identity] : identities_) {
+  for (const auto& [impl, identity] : identities_) {
     const ValueId first = recording.same_impl[identity.value];
-    const ValueKind kind = recording.graph.values[first].kind;
-    if (kind == ValueKind::kResult || kind == ValueKind::kInput) continue;
-    auto alive = identity.impl.lock();
-    if (!alive) continue;
-    recording.tensors[first] = at::Tensor(std::move(alive));
-    if (kind == ValueKind::kParameter) check_not_frozen(recording.tensors[first], recording.graph.values[first]);
+    const Value& value = recording.graph.values[first];
+    if (!is_named(value)) continue;
+    recording.tensors[first] = identity.tensor;
+    if (value.kind == ValueKind::kParameter) check_not_frozen(identity.tensor, value);
   }
-  make_ghosts(recording);
   return std::move(recording_);
 }
 

@@ -8,26 +8,29 @@
 #include <unordered_set>
 
 #include "runtime/capture/bindings.h"
+#include "runtime/capture/ghost_calls.h"
+#include "runtime/capture/ghosts.h"
 #include "runtime/capture/history.h"
-#include "runtime/capture/interceptor.h"
 #include "runtime/capture/recording.h"
 
 namespace smp::runtime {
 
-/// A tensor is known by its TensorImpl (held weakly), else by its storage, else it is a parameter, buffer or constant
-/// from now on. What could not be run again elsewhere with the same numbers throws, naming operator and module
+/// A ghost knows its value itself. A real tensor is known by its TensorImpl, else by its storage, else it is a parameter,
+/// buffer or constant from now on. What could not be run again elsewhere with the same numbers throws, naming operator and module
 /// (docs/refusals.md lists it).
 class Recorder : public Interceptor {
  public:
-  explicit Recorder(const Bindings& bindings);
+  /// Its ghosts are those of `run`.
+  Recorder(const Bindings& bindings, GhostRun run);
 
   /// Makes one ghost per step argument.
   std::vector<at::Tensor> start(const std::vector<at::Tensor>& inputs);
   /// Continues where a matched run left its recording: the first `num_nodes` operators are taken over and run again on
-  /// ghosts, and `seen`, by value the tensors that the body holds already, stand for their values. `used`: the constants
-  /// so far; `copied`: first values of ghosts that the body holds a copy of, not `seen` itself.
-  void continue_from(const CapturedBody& matched, std::vector<at::Tensor> seen, const std::vector<ConstantTensor>& used,
-                     const std::vector<partitioner::ValueId>& copied, partitioner::NodeId num_nodes);
+  /// stand-ins. `seen`: by value the tensors that the body holds already, undefined where it has dropped them; `used`: the
+  /// constants so far.
+  void continue_from(const CapturedBody& matched, const std::vector<at::Tensor>& seen,
+                     const std::vector<c10::Storage>& storages, const std::vector<ConstantTensor>& used,
+                     partitioner::NodeId num_nodes);
 
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   /// The value of a tensor that leaves the body. Throws when it is not one of the body's.
@@ -44,38 +47,50 @@ class Recorder : public Interceptor {
   partitioner::ValueId add_read(partitioner::ValueId value, partitioner::NodeId position);
   /// What is recorded so far.
   const Recording& recording() const { return *recording_; }
-  /// Closes the recording: fresh ghosts replace those the body saw, so that one kept by the user is recognised.
+  /// Closes the recording.
   std::shared_ptr<Recording> finish(std::vector<partitioner::ValueId> returned, std::string key);
 
  private:
+  /// A real tensor: a parameter, buffer or constant, or an alias of one made behind the dispatcher.
   struct Identity {
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl;
     partitioner::ValueId value;
-    at::Tensor stand_in;  // the tensor operators run on, when it is not the tensor itself
-    History history;      // as the last operator has left it
+    at::Tensor tensor;    // held, so that its address stays its own
+    at::Tensor stand_in;
+    History history;
   };
+  /// Of real tensors, stand-ins or ghosts: several names of one memory.
   struct StorageInfo {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    int32_t id;
+    int32_t id;  // -1: of no value yet
     partitioner::ValueId first_value;
-    at::Tensor first_tensor;  // stand-ins of real tensors only: ghosts must be able to die
+    at::Tensor first_tensor;  // its stand-in, where it is kept
+    c10::Storage ghosts{};    // while there is no id
   };
 
-  partitioner::ValueId resolve(at::Tensor& tensor);
-  partitioner::ValueId bind_real(const at::Tensor& tensor, const at::Tensor& geometry, partitioner::Value value,
-                                 at::Tensor& stand_in);
-  partitioner::ValueId bind_constant(const at::Tensor& tensor, at::Tensor& stand_in);
-  partitioner::ValueId alias_of(const StorageInfo& storage, const at::Tensor& tensor, at::Tensor& stand_in);
-  bool take_copy(const at::Tensor& tensor, partitioner::ValueId first, at::Tensor& stand_in);
-  partitioner::ValueId new_value(partitioner::Value value, const at::Tensor& seen, const at::Tensor& stand_in);
-  int32_t storage_id(const at::Tensor& tensor, partitioner::ValueId value, bool hold);
+  partitioner::ValueId resolve(const at::Tensor& tensor);
+  partitioner::ValueId resolve_ghost(const at::Tensor& tensor, const Ghost& ghost);
+  partitioner::ValueId bind_real(const at::Tensor& tensor, const at::Tensor& geometry, partitioner::Value value);
+  partitioner::ValueId bind_constant(const at::Tensor& tensor);
+  partitioner::ValueId alias_of(StorageInfo storage, const at::Tensor& tensor);
+  partitioner::ValueId new_value(partitioner::Value value, const at::Tensor& seen);
+  void take_real(partitioner::ValueId id, const at::Tensor& tensor, const at::Tensor& geometry);
+  void take_value(partitioner::ValueId id, const at::Tensor& seen);
+
+  const StorageInfo* find_storage(const at::Tensor& tensor) const;
+  StorageInfo& storage_info(const at::Tensor& tensor);
+  int32_t storage_id(const at::Tensor& stand_in, partitioner::ValueId value);
+  void name_storage(StorageInfo& storage, int32_t id, partitioner::ValueId first_value);
+  c10::Storage ghost_storage(const at::Tensor& stand_in);
+  at::Tensor stand_in_of(const at::Tensor& tensor) const;
+  at::Tensor ghost_of(const at::Tensor& stand_in);
+  at::Tensor ghost_of_input(const partitioner::TensorSpec& spec, size_t position);
 
   partitioner::ValueId synthesise(const char* op, std::vector<partitioner::Argument> arguments, partitioner::TensorSpec spec,
                                   int32_t storage, bool grad_enabled);
   partitioner::ValueId keep_content(partitioner::ValueId value);
   void keep_before_write(const OperatorInfo& info, const torch::jit::Stack& stack);
-  void run_again(partitioner::NodeId n, const std::vector<at::Tensor>& seen, std::vector<at::Tensor>& live);
-  void adopt(partitioner::ValueId id, const at::Tensor& seen, const at::Tensor& stand_in, std::vector<at::Tensor>& live);
+  void run_again(partitioner::NodeId n, std::vector<at::Tensor>& live);
+  void adopt(partitioner::ValueId id, const at::Tensor& made);
 
   void refuse_unsupported(const OperatorInfo& info, const torch::jit::Stack& stack) const;
   void check_as_before(const at::Tensor& tensor, const Identity& known) const;
@@ -83,7 +98,7 @@ class Recorder : public Interceptor {
   void check_made_here(const at::Tensor& tensor) const;
   void check_history(const at::Tensor& tensor, const Identity& known) const;
   void check_histories() const;
-  void note_histories(const partitioner::Node& node);
+  std::vector<GradientChange> follow_writes(const partitioner::Node& node);
   void note_writes(const OperatorInfo& info, partitioner::Node& node, const std::vector<c10::IValue>& arguments);
   void check_write(const OperatorInfo& info, partitioner::ValueId id) const;
   void check_backwards_before(const OperatorInfo& info, partitioner::ValueId id) const;
@@ -95,40 +110,24 @@ class Recorder : public Interceptor {
   void check_list_write(const OperatorInfo& info, const partitioner::Argument& written, const c10::IValue& seen) const;
   void check_initialised(const OperatorInfo& info, const partitioner::Node& node) const;
   void note_module(partitioner::Node& node);
-  void bind_outputs(const OperatorInfo& info, partitioner::Node& node, const std::vector<c10::IValue>& arguments,
-                    torch::jit::Stack& stack);
-  partitioner::ValueId bind_output(const partitioner::Node& node, int32_t index, const at::Tensor& live,
-                                   const at::Tensor& seen);
-  void note_changes(Recording& recording) const;
+  void bind_outputs(const OperatorInfo& info, partitioner::Node& node, const torch::jit::Stack& stack);
+  void bind_output(partitioner::Node& node, const at::Tensor& seen);
   std::string where() const;
 
   const Bindings& bindings_;
+  const GhostRun run_;
+  GhostCalls calls_;
   std::shared_ptr<Recording> recording_;
   std::unordered_map<const c10::TensorImpl*, Identity> identities_;
   std::unordered_map<const c10::StorageImpl*, StorageInfo> storages_;
-  std::unordered_map<partitioner::ValueId, at::Tensor> copied_;  // ghosts of which the body holds a copy
-  NodeHandle ghost_grad_fn_;         // of ghosts made for an earlier run
-  std::vector<at::Tensor> held_;  // real tensors and stand-ins, so that their addresses stay theirs
+  std::vector<WeakTensor> ghosts_;  // by first value
+  std::vector<at::Tensor> held_;    // ghosts that the body has written to
+  std::string maker_;               // of results, for texts
   std::unordered_set<int32_t> written_, uninitialised_;
   std::vector<partitioner::NodeId> backward_positions_;  // by backward root: how many operators came before
   int32_t num_storages_ = 0;
   int32_t num_random_ = 0;
   std::string last_module_;
 };
-
-/// The value that keeps the content which `value` has after the first `position` operators of a recording: itself, if
-/// none writes to it later; kNoValue, if nothing keeps it.
-partitioner::ValueId kept_value(const Recording& recording, partitioner::ValueId value, partitioner::NodeId position);
-
-/// How many values the first `num_nodes` operators use or make: the first ones, for values are numbered in order of
-/// appearance. Those first used by the next operator do not count.
-partitioner::ValueId values_of_prefix(const partitioner::Graph& graph, partitioner::NodeId num_nodes);
-
-/// Ghosts of a finished recording: one tensor per TensorImpl of the body, values of one storage sharing a storage.
-/// `only_storages` (by storage id) limits the work to those.
-void make_ghosts(Recording& recording, const std::vector<bool>* only_storages = nullptr);
-
-/// Undoes what in-place operators of an earlier run did to geometry and gradient of the ghosts.
-void restore_ghosts(Recording& recording);
 
 }  // namespace smp::runtime

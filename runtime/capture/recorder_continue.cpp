@@ -2,53 +2,38 @@
 #include <algorithm>
 
 #include "runtime/capture/arguments.h"
-#include "runtime/capture/autocast.h"
-#include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
 #include "runtime/capture/recorder.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime {
 
 using namespace partitioner;
 
-ValueId values_of_prefix(const Graph& graph, NodeId num_nodes) {
-  auto count = static_cast<ValueId>(graph.inputs.size());
-  const auto note = [&count](const std::vector<ValueId>& ids) {
-    for (ValueId id : ids) count = std::max(count, id + 1);
-    return std::any_of(ids.begin(), ids.end(), [](ValueId id) { return id != kNoValue; });
-  };
-  for (NodeId n = num_nodes; n-- > 0;) {
-    note(node_inputs(graph.nodes[n]));
-    if (note(graph.nodes[n].outputs)) break;  // all earlier ones have smaller numbers
-  }
-  return count;
-}
-
-void Recorder::continue_from(const CapturedBody& matched, std::vector<at::Tensor> seen,
-                             const std::vector<ConstantTensor>& used, const std::vector<ValueId>& copied,
+void Recorder::continue_from(const CapturedBody& matched, const std::vector<at::Tensor>& seen,
+                             const std::vector<c10::Storage>& storages, const std::vector<ConstantTensor>& used,
                              NodeId num_nodes) {
   const Recording& old = *matched.recording;
   Recording& recording = *recording_;
   const ValueId num_values = values_of_prefix(old.graph, num_nodes);
-  ghost_grad_fn_ = old.grad_fn;
-  for (ValueId first : copied) copied_.emplace(first, seen[first]);
   recording.graph.inputs = old.graph.inputs;
   recording.graph.values.assign(old.graph.values.begin(), old.graph.values.begin() + num_values);
   recording.same_impl.assign(old.same_impl.begin(), old.same_impl.begin() + num_values);
-  std::vector<at::Tensor> geometry = seen;
-  for (const ConstantTensor& constant : used) {
-    if (constant.value >= num_values) continue;
-    seen[constant.value] = constant.tensor;
-    geometry[constant.value] = constant.content;
-    recording.constants.push_back(constant);
-  }
+  for (const Value& value : recording.graph.values) num_storages_ = std::max(num_storages_, value.storage + 1);
+  recording.storages.assign(storages.begin(), storages.begin() + num_storages_);
   std::vector<at::Tensor> live(static_cast<size_t>(num_values));
   for (ValueId id = 0; id < num_values; ++id) {
-    const Value& value = old.graph.values[id];
-    num_storages_ = std::max(num_storages_, value.storage + 1);
-    if (value.kind == ValueKind::kResult) continue;
-    const bool stands_for_itself = value.is_wrapped_number || value.kind == ValueKind::kInput;
-    adopt(id, seen[id], stands_for_itself ? seen[id] : make_twin(geometry[id]), live);
+    const Value& value = recording.graph.values[id];
+    if (is_named(value)) take_real(id, live[id] = seen[id], seen[id]);
+    if (value.kind == ValueKind::kInput) {
+      const auto position = std::find(old.graph.inputs.begin(), old.graph.inputs.end(), id) - old.graph.inputs.begin();
+      adopt(id, live[id] = ghost_of_input(value.spec, static_cast<size_t>(position)));
+    }
+  }
+  for (const ConstantTensor& constant : used) {
+    if (constant.value >= num_values) continue;
+    take_real(constant.value, live[constant.value] = constant.tensor, constant.content);
+    recording.constants.push_back(constant);
   }
   for (NodeId n = 0; n < num_nodes; ++n) {
     recording.graph.nodes.push_back(old.graph.nodes[n]);
@@ -56,69 +41,32 @@ void Recorder::continue_from(const CapturedBody& matched, std::vector<at::Tensor
     for (const ScalarOverride& changed : matched.scalars) {
       if (changed.node == n) recording.graph.nodes.back().arguments[changed.argument] = changed.value;
     }
-    run_again(n, seen, live);
+    run_again(n, live);
+  }
+  for (ValueId id = 0; id < num_values; ++id) {  // the body's own ghosts take the places of those made here
+    const Ghost* made = as_ghost(live[id]);
+    if (made == nullptr || as_ghost(seen[id]) == nullptr) continue;
+    as_ghost(seen[id])->stand_in = made->stand_in;
+    set_gradient(seen[id], made->stand_in.requires_grad(), run_);
+    take_value(made->value, seen[id]);
   }
 }
 
-// The copy that a torch:: factory made of the ghost of an earlier run.
-bool Recorder::take_copy(const at::Tensor& tensor, ValueId first, at::Tensor& stand_in) {
-  const auto copied = copied_.find(first);
-  if (copied == copied_.end()) return false;
-  const Identity ghost = identities_.at(copied->second.unsafeGetTensorImpl());
-  if (tensor.requires_grad() || !same_geometry(tensor, recording_->graph.values[ghost.value].spec)) return false;
-  stand_in = ghost.stand_in.defined() ? ghost.stand_in : copied->second;
-  identities_.insert_or_assign(
-      tensor.unsafeGetTensorImpl(),
-      Identity{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr()), ghost.value, stand_in,
-               history_of(tensor)});
-  held_.push_back(tensor);
-  copied_.erase(copied);
-  return true;
-}
-
-// What in-place operators change about the tensors that the body holds, beside their content.
-void Recorder::note_changes(Recording& recording) const {
-  const auto& values = recording.graph.values;
-  std::vector<bool> requires_grad(values.size());  // by first value: as far as the operators so far go
-  for (size_t v = 0; v < values.size(); ++v) requires_grad[v] = values[v].spec.requires_grad;
-  for (size_t n = 0; n < recording.calls.size(); ++n) {
-    RecordedCall& call = recording.calls[n];
-    call.changes_gradient = false;
-    for (ValueId id : recording.graph.nodes[n].outputs) {
-      if (id == kNoValue || recording.same_impl[id] == id) continue;
-      const ValueId first = recording.same_impl[id];
-      const bool changes_gradient = requires_grad[first] != values[id].spec.requires_grad;
-      if (changes_gradient) requires_grad[first] = values[id].spec.requires_grad;
-      call.changes_gradient = call.changes_gradient || changes_gradient;
-      if (changes_gradient || call.info->changes_geometry_in_place) recording.changed.push_back(first);
-    }
-  }
-}
-
-void Recorder::run_again(NodeId n, const std::vector<at::Tensor>& seen, std::vector<at::Tensor>& live) {
+void Recorder::run_again(NodeId n, std::vector<at::Tensor>& live) {
   const Node& node = recording_->graph.nodes[n];
   const RecordedCall& call = recording_->calls[n];
-  const bool has_tensors = !node_inputs(node).empty();
   torch::jit::Stack stack;
-  GhostAccess access;
-  const ValueToTensor tensor_of = [&](ValueId id) {
-    access.allow(live[id]);
-    return live[id];
-  };
-  for (size_t i = 0; i < node.arguments.size(); ++i) {
-    c10::IValue boxed = to_ivalue(node.arguments[i], tensor_of, c10::Device(c10::kMeta));
-    const bool rewrite = call.info->argument_is_device[i] && (boxed.isDevice() || !has_tensors);
-    stack.push_back(rewrite ? c10::IValue(c10::Device(c10::kMeta)) : std::move(boxed));
+  for (const Argument& argument : node.arguments) {
+    stack.push_back(to_ivalue(argument, [&](ValueId id) { return live[id]; }, c10::Device(this_ranks_device().type)));
   }
   {
     const AmbientModes modes(node);
-    call_on_ghosts(call.op, stack);
+    calls_.operator_called(call.op, stack);
   }
   const auto outputs = flatten_outputs(stack);
   for (size_t k = 0; k < outputs.size(); ++k) {
-    if (node.outputs[k] != kNoValue) adopt(node.outputs[k], seen[node.outputs[k]], outputs[k], live);
+    if (node.outputs[k] != kNoValue) adopt(node.outputs[k], live[node.outputs[k]] = outputs[k]);
   }
-  note_histories(node);
   written_.insert(node.written_storages.begin(), node.written_storages.end());
   if (call.info->makes_uninitialised) {
     for (ValueId id : node.outputs) uninitialised_.insert(recording_->graph.values[id].storage);
@@ -129,21 +77,16 @@ void Recorder::run_again(NodeId n, const std::vector<at::Tensor>& seen, std::vec
   last_module_ = node.module;
 }
 
-void Recorder::adopt(ValueId id, const at::Tensor& seen, const at::Tensor& stand_in, std::vector<at::Tensor>& live) {
-  live[id] = stand_in;
-  held_.push_back(stand_in);
-  held_.push_back(seen);
-  const Value& value = recording_->graph.values[id];
-  if (!value.is_wrapped_number) {
-    for (const at::Tensor& tensor : {seen, stand_in}) {
-      const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-      storages_.try_emplace(storage,
-                            StorageInfo{tensor.storage().getWeakStorageImpl(), value.storage, id, stand_in});
+// Its memory stays, so that copies which the body has made behind the dispatcher find it.
+void Recorder::adopt(ValueId id, const at::Tensor& made) {
+  if (as_ghost(made) != nullptr) {
+    StorageInfo& storage = storage_info(stand_in_of(made));
+    if (storage.id < 0) {
+      storage.first_tensor = stand_in_of(made);
+      name_storage(storage, recording_->graph.values[id].storage, id);
     }
   }
-  Identity identity{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(seen.getIntrusivePtr()), id,
-                    stand_in.is_same(seen) ? at::Tensor() : stand_in, history_of(seen)};
-  identities_.insert_or_assign(seen.unsafeGetTensorImpl(), std::move(identity));
+  take_value(id, made);
 }
 
 }  // namespace smp::runtime

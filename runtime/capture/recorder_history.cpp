@@ -22,25 +22,31 @@ void Recorder::check_history(const at::Tensor& tensor, const Identity& known) co
   if (is_trained(tensor) && !is_named(first)) refuse_trained(tensor, where());
 }
 
-// A custom function that writes in place changes tensors that no operator may see afterwards, only views of them.
+// Of what no operator may see any more.
 void Recorder::check_histories() const {
-  for (const auto& [impl, known] : identities_) {
-    if (auto alive = known.impl.lock()) check_history(at::Tensor(std::move(alive)), known);
+  for (const auto& [impl, known] : identities_) check_history(known.tensor, known);
+  for (const WeakTensor& each : ghosts_) {
+    const at::Tensor ghost = lock(each);
+    if (ghost.defined() && !is_as_handed_out(ghost)) refuse_history(ghost, where());
   }
 }
 
-void Recorder::note_histories(const Node& node) {
+// What an operator has written to requires a gradient since, or none any more, under each of its names.
+std::vector<GradientChange> Recorder::follow_writes(const Node& node) {
+  std::vector<GradientChange> changes;
   const auto& written = node.written_storages;
-  for (auto& [impl, known] : identities_) {
-    if (written.empty()) return;
-    const int32_t storage = recording_->graph.values[known.value].storage;
+  for (size_t first = 0; first < ghosts_.size() && !written.empty(); ++first) {
+    const int32_t storage = recording_->graph.values[first].storage;
     if (std::find(written.begin(), written.end(), storage) == written.end()) continue;
-    auto alive = known.impl.lock();
-    if (!alive) continue;
-    const at::Tensor tensor(std::move(alive));
-    renew_history(tensor);
-    known.history = history_of(tensor);
+    const at::Tensor ghost = lock(ghosts_[first]);
+    if (!ghost.defined()) continue;
+    const bool requires_grad = as_ghost(ghost)->stand_in.requires_grad();
+    if (ghost.requires_grad() == requires_grad) continue;
+    if (!is_as_handed_out(ghost)) refuse_history(ghost, where());
+    set_gradient(ghost, requires_grad, run_);
+    changes.push_back({static_cast<ValueId>(first), requires_grad});
   }
+  return changes;
 }
 
 }  // namespace smp::runtime

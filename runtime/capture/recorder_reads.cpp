@@ -6,28 +6,11 @@
 
 #include <algorithm>
 
-#include "runtime/capture/ghosts.h"
 #include "runtime/capture/recorder.h"
 
 namespace smp::runtime {
 
 using namespace partitioner;
-
-ValueId kept_value(const Recording& recording, ValueId value, NodeId position) {
-  const Graph& graph = recording.graph;
-  const int32_t storage = graph.values[value].storage;
-  // A matched run has gone past operators that nobody calls, which write nothing.
-  while (position > 0 && recording.calls[static_cast<size_t>(position - 1)].synthesised) --position;
-  for (auto n = static_cast<size_t>(position); n < graph.nodes.size(); ++n) {
-    const Node& node = graph.nodes[n];
-    if (recording.calls[n].synthesised && node.op == "aten::clone" && std::get<ValueRef>(node.arguments[0]).id == value) {
-      return node.outputs[0];
-    }
-    const auto& written = node.written_storages;
-    if (std::find(written.begin(), written.end(), storage) != written.end()) return kNoValue;
-  }
-  return value;
-}
 
 // Buffers, and parameters that the body has written to, are copied at once: a later microbatch may write to them before the
 // value is handed over. A parameter that no operator has used yet gets one that does, so that some rank holds it.
@@ -54,10 +37,10 @@ void Recorder::keep_before_write(const OperatorInfo& info, const torch::jit::Sta
   if (graph.read.empty()) return;
   const auto keep = [&](const at::Tensor& written) {
     if (!written.defined() || !written.has_storage()) return;
-    const auto storage = storages_.find(written.storage().unsafeGetStorageImpl());
-    if (storage == storages_.end() || storage->second.storage.expired()) return;
+    const StorageInfo* storage = find_storage(written);
+    if (storage == nullptr) return;
     for (size_t k = 0; k < graph.read.size(); ++k) {
-      if (graph.values[graph.read[k]].storage == storage->second.id) graph.read[k] = keep_content(graph.read[k]);
+      if (graph.values[graph.read[k]].storage == storage->id) graph.read[k] = keep_content(graph.read[k]);
     }
   };
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);

@@ -2,11 +2,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "partitioner/graph/gradient_flow.h"
+#include "partitioner/graph/operator_traits.h"
 #include "runtime/capture/recorder.h"
 
 namespace smp::runtime {
@@ -31,11 +31,6 @@ std::string describe(const Value& value) {
   return value.name.empty() ? c10::str("a tensor of sizes ", c10::IntArrayRef(value.spec.sizes)) : "'" + value.name + "'";
 }
 
-// What their backward needs follows from sizes and dtypes alone.
-const std::unordered_set<std::string_view> kSavesNothing = {
-    "aten::add", "aten::add_", "aten::sub",  "aten::sub_",   "aten::neg",   "aten::sum",        "aten::mean",
-    "aten::cat", "aten::stack", "aten::clone", "aten::detach", "aten::copy_", "aten::contiguous", "aten::to"};
-
 }  // namespace
 
 void Recorder::check_initialised(const OperatorInfo& info, const Node& node) const {
@@ -58,6 +53,8 @@ void Recorder::note_writes(const OperatorInfo& info, Node& node,
                            const std::vector<c10::IValue>& arguments) {
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     if (!info.argument_written[i]) continue;
+    // A custom function may leave its own on a view that the body drops at once, which is looked at in the end.
+    if (arguments[i].isTensor() && as_ghost(arguments[i].toTensor()) != nullptr) held_.push_back(arguments[i].toTensor());
     for (ValueId id : values_in(node.arguments[i])) {
       const int32_t storage = recording_->graph.values[id].storage;
       check_write(info, id);
@@ -149,7 +146,7 @@ void Recorder::for_saved(ValueId root, NodeId position, const std::function<void
   const GradientFlow flow(graph, {root});
   for (NodeId n = position; n-- > 0;) {
     const Node& node = graph.nodes[n];
-    const bool saves = !kSavesNothing.contains(node.op) && !recording_->calls[n].info->reads_only_geometry;
+    const bool saves = !has(Trait::kSavesNothing, node.op) && !recording_->calls[n].info->reads_only_geometry;
     if (!saves || !flow.passes_gradient(n)) continue;
     for (ValueId id : node_inputs(node)) use(n, id);
     for (ValueId id : node.outputs) {
@@ -167,7 +164,7 @@ void Recorder::check_list_write(const OperatorInfo& info, const Argument& writte
   for (size_t k = 0; k < ids.size(); ++k) {
     if (ids[k] == kNoValue || recording_->graph.values[ids[k]].spec.requires_grad) continue;
     TORCH_CHECK_NOT_IMPLEMENTED(
-        !tensors[k].requires_grad(), where(), ": expected ", info.name,
+        !stand_in_of(tensors[k]).requires_grad(), where(), ": expected ", info.name,
         " to write no gradients into tensors that had none, got a tensor of sizes ",
         tensors[k].sizes(),
         " that requires a gradient since. Call the operator tensor by "

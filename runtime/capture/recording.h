@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 #include <vector>
@@ -11,9 +10,14 @@
 #include "partitioner/graph/graph.h"
 #include "runtime/capture/constants.h"
 #include "runtime/capture/operator_info.h"
-#include "runtime/libtorch/node_handle.h"
 
 namespace smp::runtime {
+
+/// An in-place operator carries gradients to all tensors on the memory that it writes to.
+struct GradientChange {
+  partitioner::ValueId first;  // of the values that have been this ghost
+  bool requires_grad;          // from now on
+};
 
 /// One operator of a recording, ready to be compared with a call.
 struct RecordedCall {
@@ -21,8 +25,8 @@ struct RecordedCall {
   const OperatorInfo* info;
   bool returns_list = false;   // its single result is a Tensor[]
   bool fixes_scalars = false;  // its result is one of its arguments, which other numbers may change
-  bool changes_gradient = false;  // a tensor that it writes to requires a gradient since, or none any more
   bool synthesised = false;  // an alias made behind the dispatcher; nobody will call it again
+  std::vector<GradientChange> gradients{};
 };
 
 /// Whether `value` may stand in place of the argument `recorded` without another graph: another number of the same type
@@ -30,23 +34,19 @@ struct RecordedCall {
 bool may_travel(const RecordedCall& call, size_t position, const partitioner::Argument& value,
                 const partitioner::Argument& recorded);
 
-/// The graph with the handles, ghosts and constants that go with it on the rank that recorded it.
+/// The graph with the handles and constants that go with it on the rank that recorded it.
 struct Recording {
   partitioner::Graph graph;
   std::vector<RecordedCall> calls;  // by NodeId
-  /// By ValueId. Results and inputs: the ghost that a matched run hands out. Others: the real tensor.
+  /// By ValueId: parameters and buffers.
   std::vector<at::Tensor> tensors;
   /// By ValueId: the first value with the same TensorImpl (in-place results share it).
   std::vector<partitioner::ValueId> same_impl;
-  /// By ValueId: how often `tensors` holds the impl that this value is the first of. Counted at the first use.
-  std::vector<size_t> holders;
   std::vector<ConstantTensor> constants;
-  /// Ghosts whose geometry (t_, squeeze_) or gradient an in-place operator changes: by their first value.
-  std::vector<partitioner::ValueId> changed;
-  bool any_changed = false;  // a run that went another way may have changed any ghost
-  NodeHandle grad_fn;        // of every ghost that requires a gradient
-  uint64_t hash = 0;                               // of the graph
-  uint64_t last_use = 0;                           // counts the runs of its body
+  /// By Value::storage: that of its ghosts, in every run. None where there is no ghost.
+  std::vector<c10::Storage> storages;
+  uint64_t hash = 0;      // of the graph
+  uint64_t last_use = 0;  // counts the runs of its body
 };
 
 /// A Scalar argument whose value differs from the recorded one in this run; the graph stays the same.
@@ -69,5 +69,16 @@ struct CapturedBody {
   std::vector<ConstantOverride> constants;
   std::vector<at::Tensor> outside{};  // constants of this run, as the program has them
 };
+
+/// Whether two recordings agree on their first `num_nodes` operators, numbers aside that may change between runs.
+bool same_beginning(const Recording& a, const Recording& b, partitioner::NodeId num_nodes);
+
+/// The value that keeps the content which `value` has after the first `position` operators of a recording: itself, if
+/// none writes to it later; kNoValue, if nothing keeps it.
+partitioner::ValueId kept_value(const Recording& recording, partitioner::ValueId value, partitioner::NodeId position);
+
+/// How many values the first `num_nodes` operators use or make: the first ones, for values are numbered in order of
+/// appearance. Those first used by the next operator do not count.
+partitioner::ValueId values_of_prefix(const partitioner::Graph& graph, partitioner::NodeId num_nodes);
 
 }  // namespace smp::runtime

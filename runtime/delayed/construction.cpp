@@ -1,7 +1,6 @@
 // One operator call of a constructor at a time.
 #include "runtime/delayed/construction.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
@@ -10,33 +9,25 @@
 
 #include <algorithm>
 #include <functional>
-#include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 
+#include "partitioner/graph/operator_traits.h"
 #include "runtime/capture/constants.h"
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
 #include "runtime/delayed/draw.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/device/device.h"
+#include "runtime/libtorch/unmade.h"
 
 namespace smp::runtime {
 
 using partitioner::TensorSpec;
+using partitioner::Trait;
 using Use = DelayedRecording::Use;
-using Names = std::unordered_set<std::string_view>;
 
 namespace {
-
-// These change or ask for what a handle says, never for values: they run on the tensors themselves.
-const Names kOnHandles = {
-    "aten::requires_grad_", "aten::detach_",   "aten::retain_grad",
-    "aten::is_leaf",        "aten::output_nr", "aten::_version",
-    "aten::set_data",       "aten::is_set_to", "aten::_has_compatible_shallow_copy_type"};
-// They write all of their tensor and read nothing of it.
-const Names kFills = {"aten::uniform_", "aten::normal_", "aten::zero_", "aten::fill_"};
 
 size_t first_argument(const OperatorInfo& info, const torch::jit::Stack& stack) {
   return stack.size() - static_cast<size_t>(info.num_arguments);
@@ -117,7 +108,7 @@ void check_supported(const OperatorInfo& info, const Arguments& arguments) {
                               ": expected all results that are written to to be of the "
                               "smp::DelayParamInitialization scope, got one that has values.",
                               fix);
-  TORCH_CHECK_NOT_IMPLEMENTED(!at::autocast::is_autocast_enabled(at::kCPU), info.name,
+  TORCH_CHECK_NOT_IMPLEMENTED(!at::autocast::is_autocast_enabled(host().type), info.name,
                               ": expected construction without ",
                               "autocast under smp::DelayParamInitialization, got autocast enabled. "
                               "Construct outside of it.");
@@ -206,11 +197,12 @@ class CallOnTwins {
   }
 
   void take_recording(const Origin& origin) {
-    TORCH_CHECK_NOT_IMPLEMENTED(operation_.uses.empty() || recording_ == origin.recording,
+    TORCH_CHECK_NOT_IMPLEMENTED(operation_.uses.empty() || recording_ == origin.source,
                                 info_.name, ": expected the ",
                                 "tensors of one smp::DelayParamInitialization scope, got those of "
                                 "two. Make all of them in one.");
-    recording_ = origin.recording;
+    recording_ = std::dynamic_pointer_cast<DelayedRecording>(origin.source);
+    TORCH_INTERNAL_ASSERT(recording_ != nullptr);
   }
 
   const c10::Storage& meta_of(int32_t number, const c10::Storage& original) {
@@ -226,7 +218,7 @@ class CallOnTwins {
   }
 
   bool overwrites() const {
-    if (!kFills.contains(info_.name) || operation_.uses.size() != 1 ||
+    if (!has(Trait::kOverwritesSelf, info_.name) || operation_.uses.size() != 1 ||
         !operation_.uses[0].is_written)
       return false;
     const at::Tensor& self = seen_.front().second;
@@ -235,14 +227,14 @@ class CallOnTwins {
 
   void note_generator() {
     if (!info_.is_random) return;
-    generator_ = at::detail::getDefaultCPUGenerator();
+    generator_ = host().default_generator();
     for (size_t i = 0; i < originals_.size(); ++i) {
       if (!originals_[i].isGenerator()) continue;
       generator_ = originals_[i].toGenerator();
       operation_.generator_argument = static_cast<int>(i);
       operation_.arguments[i] = c10::IValue();
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(generator_.device().is_cpu(), info_.name,
+    TORCH_CHECK_NOT_IMPLEMENTED(generator_.device().type() == host().type, info_.name,
                                 ": expected a CPU generator, got one of ", generator_.device(),
                                 ".");
     std::lock_guard<std::mutex> lock(generator_.mutex());
@@ -345,13 +337,13 @@ void Construction::operator_called(const c10::OperatorHandle& op, torch::jit::St
   const OperatorInfo& info = operator_info(op);
   const Arguments arguments(info, stack);
   const bool is_factory = arguments.num_tensors == 0;
-  const bool is_elsewhere = arguments.device && !arguments.device->is_cpu();
+  const bool is_elsewhere = arguments.device && arguments.device->type() != host().type;
   if (is_factory ? is_elsewhere || info.kind != OperatorClass::kRecorded ||
                        is_filled_by_pointer(info, arguments, stack)
                  : arguments.num_unmade == 0) {
     return op.callBoxed(stack);
   }
-  const bool is_on_handles = kOnHandles.contains(info.name) ||
+  const bool is_on_handles = has(Trait::kOnHandle, info.name) ||
                              info.kind == OperatorClass::kGeometryQuery ||
                              (info.changes_geometry_in_place && !info.makes_uninitialised &&
                               info.name != "aten::resize_as_");

@@ -59,7 +59,7 @@ bool draw_in_parts(const c10::OperatorHandle& op, const partitioner::TensorSpec&
   // and where elements are not adjacent, one by one, in pairs.
   if (is_normal && !is_contiguous(result)) return false;
   const at::Tensor scratch =
-      at::empty({std::min(left, 2 * elements)}, at::TensorOptions(result.dtype).device(at::kCPU));
+      at::empty({std::min(left, 2 * elements)}, at::TensorOptions(result.dtype).device(generator.device()));
   while (left > 0) {
     const int64_t part = left > 2 * elements ? elements : left;
     at::Tensor drawn = scratch.narrow(0, 0, part);

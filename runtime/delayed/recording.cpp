@@ -1,7 +1,6 @@
 // Slices and replay of recorded constructions.
 #include "runtime/delayed/recording.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
@@ -12,7 +11,8 @@
 
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/device/device.h"
+#include "runtime/libtorch/unmade.h"
 
 namespace smp::runtime {
 
@@ -21,7 +21,7 @@ using partitioner::TensorSpec;
 namespace {
 
 c10::Storage allocate(int64_t num_bytes) {
-  return at::empty({num_bytes}, at::TensorOptions(at::kByte).device(at::kCPU)).storage();
+  return at::empty({num_bytes}, at::TensorOptions(at::kByte).device(host().type)).storage();
 }
 
 /// Sets the state that an operator drew from; puts the default generator back.
@@ -29,9 +29,9 @@ class ReplayedGenerator {
  public:
   ReplayedGenerator(const DelayedRecording::Operation& operation, torch::jit::Stack& arguments) {
     if (!operation.generator_state.defined()) return;
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    at::Generator generator = host().default_generator();
     if (operation.generator_argument >= 0) {
-      generator = at::detail::createCPUGenerator();
+      generator = host().new_generator();
       arguments[static_cast<size_t>(operation.generator_argument)] = generator;
     }
     std::lock_guard<std::mutex> lock(generator.mutex());
@@ -40,7 +40,7 @@ class ReplayedGenerator {
   }
   ~ReplayedGenerator() {
     if (!before_.defined()) return;
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    at::Generator generator = host().default_generator();
     std::lock_guard<std::mutex> lock(generator.mutex());
     generator.set_state(before_);
   }

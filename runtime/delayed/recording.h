@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
+#include "runtime/libtorch/unmade.h"
 
 namespace smp::runtime {
 
@@ -22,7 +23,7 @@ void put_tensor(c10::IValue& argument, int element, const at::Tensor& tensor);
 ///
 /// Random operators carry the state of the generator before them. So values depend neither on which
 /// others are computed nor on when, and no number is drawn for tensors that nobody asks for.
-class DelayedRecording {
+class DelayedRecording : public ValueSource {
  public:
   struct Use {
     size_t argument = 0;
@@ -50,10 +51,9 @@ class DelayedRecording {
   int32_t new_storage(int64_t num_bytes);
   void add(Operation operation);
 
-  /// Fresh storages with the values of these, in their order. Runs what they depend on, without
-  /// gradients, and frees what is not asked for after its last use. Leaves the default generator as
+  /// Runs what they depend on, without gradients, and frees what is not asked for after its last use. Leaves the default generator as
   /// it is.
-  std::vector<c10::Storage> compute(const std::vector<int32_t>& storages) const;
+  std::vector<c10::Storage> compute(const std::vector<int32_t>& storages) const override;
 
  private:
   class Run;

@@ -1,22 +1,23 @@
-// Per-operator seeds and the guard around the process-wide CPU generator.
+// Per-operator seeds and the guard around the generator of the process.
 #include "runtime/device/random.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/enum_tag.h>
 
 #include <optional>
 
+#include "runtime/device/device.h"
+
 namespace smp::runtime {
 namespace {
 
-struct CpuGenerator {
+struct DefaultGenerator {
   std::mutex mutex;  // held around (reseed, operator)
   int scopes = 0;
   std::optional<at::Generator> saved;
 };
 
-CpuGenerator& cpu_generator() {
-  static CpuGenerator generator;
+DefaultGenerator& default_generator() {
+  static DefaultGenerator generator;
   return generator;
 }
 
@@ -41,28 +42,28 @@ bool is_random(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::nondeterministic_seeded);
 }
 
-OperatorSeedGuard::OperatorSeedGuard(uint32_t seed) : lock_(cpu_generator().mutex) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+OperatorSeedGuard::OperatorSeedGuard(uint32_t seed) : lock_(default_generator().mutex) {
+  at::Generator generator = this_ranks_device().default_generator();
   std::lock_guard<std::mutex> inner(generator.mutex());
   generator.set_current_seed(seed);
 }
 
-GeneratorHold::GeneratorHold() : lock_(cpu_generator().mutex) {}
+GeneratorHold::GeneratorHold() : lock_(default_generator().mutex) {}
 
 UserRandomStateScope::UserRandomStateScope() {
-  auto& own = cpu_generator();
+  auto& own = default_generator();
   std::lock_guard<std::mutex> lock(own.mutex);
   if (own.scopes++ > 0) return;
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  at::Generator generator = this_ranks_device().default_generator();
   std::lock_guard<std::mutex> inner(generator.mutex());
   own.saved = generator.clone();
 }
 
 UserRandomStateScope::~UserRandomStateScope() {
-  auto& own = cpu_generator();
+  auto& own = default_generator();
   std::lock_guard<std::mutex> lock(own.mutex);
   if (--own.scopes > 0) return;
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  at::Generator generator = this_ranks_device().default_generator();
   std::lock_guard<std::mutex> inner(generator.mutex());
   generator.set_state(own.saved->get_state());
   own.saved.reset();

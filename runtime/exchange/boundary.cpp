@@ -1,12 +1,9 @@
 // Packing and unpacking of tensors that cross a cut.
 #include "runtime/exchange/boundary.h"
 
-#include <c10/core/CPUAllocator.h>
-#include <c10/core/alignment.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <span>
@@ -18,8 +15,7 @@
 namespace smp::runtime {
 namespace {
 
-constexpr int64_t kAlignment = 64;
-static_assert(c10::gAlignment >= kAlignment, "message buffers come from LibTorch's allocator");
+constexpr int64_t kAlignment = Device::kAlignment;
 constexpr int64_t kMaxDims = 12;
 constexpr size_t kMaxUnreserved = 64;  // buffers, free and kept although nobody has reserved them
 constexpr uint32_t kMagic = 0x736d7031;  // "smp1"
@@ -47,7 +43,7 @@ static_assert(kHeaderBytes + kAlignment <= partitioner::kMessageOverheadBytes, "
 Header read_header(const MessageBuffer& buffer, int64_t num_bytes) {
   Header header;
   if (num_bytes < kHeaderBytes) refuse(std::to_string(num_bytes) + " bytes");
-  std::memcpy(&header, buffer.data(), sizeof header);
+  buffer.device().copy(&header, buffer.data(), sizeof header);
   if (header.magic != kMagic || header.dims > kMaxDims || header.defined > 1 || header.misalignment >= kAlignment ||
       header.is_conj > 1 || header.is_neg > 1 || header.data_bytes < 0) {
     refuse("bytes that are none");
@@ -68,7 +64,7 @@ void check_extent(const Header& header) {
 }  // namespace
 
 MessageBuffer::MessageBuffer(int64_t capacity_bytes)
-    : data_(c10::GetCPUAllocator()->allocate(static_cast<size_t>(capacity_bytes))), capacity_bytes_(capacity_bytes) {}
+    : data_(device_.allocate(capacity_bytes)), capacity_bytes_(capacity_bytes) {}
 
 // Buffers come back from tensors, which may die on any thread.
 struct BufferPool::Shelf {
@@ -177,12 +173,12 @@ PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool,
   Header header;
   if (!tensor.defined()) {
     PackedTensor packed{pool.take(max_bytes, channel), kHeaderBytes, 0};
-    std::memcpy(packed.buffer->data(), &header, sizeof header);
+    packed.buffer->device().copy(packed.buffer->data(), &header, sizeof header);
     return packed;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.dim() <= kMaxDims, "boundary: expected a tensor of at most ", kMaxDims,
                               " dimensions between stages, got ", tensor.dim());
-  const void* data = tensor.const_data_ptr();
+  const void* data = data_of(tensor);
   header.defined = 1;
   header.dtype = static_cast<int8_t>(tensor.scalar_type());
   header.dims = static_cast<uint8_t>(tensor.dim());
@@ -195,11 +191,8 @@ PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool,
   const int64_t num_bytes = kHeaderBytes + header.misalignment + header.data_bytes;
   PackedTensor packed{pool.take(std::max(num_bytes, max_bytes), channel), num_bytes, 0};
   if (num_bytes > max_bytes) packed = {std::move(packed.buffer), kHeaderBytes, num_bytes - kHeaderBytes};
-  std::memcpy(packed.buffer->data(), &header, sizeof header);
-  if (header.data_bytes > 0) {
-    std::memcpy(packed.buffer->data() + kHeaderBytes + header.misalignment, data,
-                static_cast<size_t>(header.data_bytes));
-  }
+  packed.buffer->device().copy(packed.buffer->data(), &header, sizeof header);
+  packed.buffer->device().copy(packed.buffer->data() + kHeaderBytes + header.misalignment, data, header.data_bytes);
   return packed;
 }
 
@@ -227,7 +220,7 @@ at::Tensor unpack(const std::shared_ptr<MessageBuffer>& buffer, int64_t num_byte
   if (header.is_conj != 0 && !c10::isComplexType(spec.dtype)) refuse("the conjugate of a real one");
   const auto& holder = following ? following : buffer;
   char* data = holder->data() + (following ? 0 : kHeaderBytes) + header.misalignment;
-  at::Tensor tensor = tensor_on(data, sizes, strides, spec.dtype, holder);
+  at::Tensor tensor = tensor_on(holder->device(), data, sizes, strides, spec.dtype, holder);
   if (header.is_conj) tensor._set_conj(true);
   if (header.is_neg) tensor._set_neg(true);
   return tensor;

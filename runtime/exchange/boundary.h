@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime {
 
-/// Memory of one message, 64-byte aligned. Goes back to its pool when the last holder lets go. From LibTorch's CPU
+/// Memory of one message, on the rank's device. Goes back to its pool when the last holder lets go. From LibTorch's
 /// allocator, so that its memory profilers see what a rank holds in messages: received activations stay there.
 class MessageBuffer {
  public:
@@ -20,8 +21,12 @@ class MessageBuffer {
   MessageBuffer& operator=(const MessageBuffer&) = delete;
   char* data() const { return static_cast<char*>(data_.get()); }
   int64_t capacity_bytes() const { return capacity_bytes_; }
+  const Device& device() const { return device_; }
+  /// A part of it, as messages are made of.
+  DeviceMemory memory(int64_t num_bytes, int64_t begin = 0) const { return {data() + begin, num_bytes, device_.type}; }
 
  private:
+  const Device& device_ = this_ranks_device();
   c10::DataPtr data_;
   int64_t capacity_bytes_;
 };

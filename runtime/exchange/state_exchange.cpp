@@ -9,15 +9,12 @@
 #include <stdexcept>
 
 #include "partitioner/graph/tensor_bytes.h"
+#include "runtime/device/device.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
 
 namespace smp::runtime {
 namespace {
-
-std::string_view bytes_of(const at::Tensor& contiguous) {
-  return {static_cast<const char*>(contiguous.const_data_ptr()), contiguous.nbytes()};
-}
 
 bool contains(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
@@ -111,7 +108,7 @@ at::Tensor StateExchange::from_pipeline(const std::string& name, const Offer& of
   TORCH_INTERNAL_ASSERT(bytes.size() == static_cast<size_t>(*partitioner::dense_bytes(offer.sizes, offer.dtype)), "'", name,
                         "' came with another size than it was offered with");
   at::Tensor tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
-  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  set_bytes(tensor, bytes);
   return tensor;
 }
 
@@ -121,7 +118,7 @@ at::Tensor StateExchange::deliver(const std::string& name, const std::vector<int
   if (replicas_.rank() == 0) tensor = from_pipeline(name, offer, holders);
   if (replicas_.size() == 1 || !contains(holders, pipeline_.rank())) return tensor;
   if (replicas_.rank() > 0) tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
-  replicas_.broadcast(tensor.mutable_data_ptr(), static_cast<int64_t>(tensor.nbytes()), 0);
+  replicas_.broadcast(memory_of(tensor), 0);
   return tensor;
 }
 

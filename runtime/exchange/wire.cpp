@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "partitioner/graph/tensor_bytes.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime {
 namespace {
@@ -44,7 +45,7 @@ void WireReader::refuse(const std::string& expected, const std::string& got, siz
 }
 
 void WireWriter::put(const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.layout() == at::kStrided && travels(tensor.scalar_type()),
+  TORCH_CHECK_VALUE(is_on_host(tensor) && tensor.layout() == at::kStrided && travels(tensor.scalar_type()),
                     "control message: expected a dense CPU tensor that is not quantized, got ", tensor.toString(), ".");
   // Content is what matters here; strides are those of a dense copy in the same dimension order.
   const at::Tensor dense = tensor.detach().clone();
@@ -55,8 +56,7 @@ void WireWriter::put(const at::Tensor& tensor) {
     put<int64_t>(dense.size(d));
     put<int64_t>(dense.stride(d));
   }
-  put(std::string_view(static_cast<const char*>(dense.const_data_ptr()),
-                       static_cast<size_t>(dense.numel()) * dense.element_size()));
+  put(bytes_of(dense));
 }
 
 c10::ScalarType WireReader::get_dtype() {
@@ -90,7 +90,7 @@ at::Tensor WireReader::get_tensor() {
   }
   at::Tensor tensor = at::empty_strided(sizes, strides, at::TensorOptions().dtype(dtype));
   if (!data.empty() && !tensor.is_non_overlapping_and_dense()) refuse_strides();
-  if (!data.empty()) std::memcpy(tensor.mutable_data_ptr(), data.data(), data.size());
+  set_bytes(tensor, data);
   if (is_wrapped_number) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
   return tensor;
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "partitioner/plan/message_buffers.h"
+#include "runtime/device/device.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/transport/abandoned.h"
 
@@ -185,7 +186,7 @@ at::Tensor Executor::loss_gradient(const TensorSpec& spec) {
            loss_gradient_._version() == loss_gradient_version_;
   };
   if (options_.loss_divisor != loss_gradient_divisor_ || !(spec == loss_gradient_spec_) || !is_untouched()) {
-    loss_gradient_ = at::ones(spec.sizes, at::TensorOptions().dtype(spec.dtype)).div(options_.loss_divisor);
+    loss_gradient_ = at::ones(spec.sizes, at::TensorOptions(spec.dtype).device(this_ranks_device().type)).div(options_.loss_divisor);
     loss_gradient_version_ = loss_gradient_._version();
     loss_gradient_divisor_ = options_.loss_divisor;
     loss_gradient_spec_ = spec;
@@ -214,10 +215,9 @@ void Executor::send(const Action& action, const MicrobatchRun& run) {
     PackedTensor packed = pack(tensor, max_bytes, buffers_, channel);
     const int dest = rank_of_stage(plan, action.peer);
     sent_.push_back(
-        {pipeline_.isend(dest, channel, packed.buffer->data(), packed.num_bytes), packed.buffer, channel, false});
+        {pipeline_.isend(dest, channel, packed.buffer->memory(packed.num_bytes)), packed.buffer, channel, false});
     if (packed.following_bytes > 0) {
-      sent_.push_back({pipeline_.isend(dest, channel + kFollowingData, packed.buffer->data() + packed.num_bytes,
-                                       packed.following_bytes),
+      sent_.push_back({pipeline_.isend(dest, channel + kFollowingData, packed.buffer->memory(packed.following_bytes, packed.num_bytes)),
                        packed.buffer, channel, true});
     }
   }
@@ -281,7 +281,7 @@ void Executor::receive(const Action& action, std::span<MicrobatchRun> microbatch
       const int tag = channel_of(action.peer, action.stage, activation) + kFollowingData;
       following = expected.buffers.emplace_back(buffers_.take(bytes, tag));
       const Plan& plan = *microbatches[static_cast<size_t>(action.microbatch)].program->plan;
-      Request data = pipeline_.irecv(rank_of_stage(plan, action.peer), tag, following->data(), bytes);
+      Request data = pipeline_.irecv(rank_of_stage(plan, action.peer), tag, following->memory(bytes));
       TORCH_CHECK(data.wait(to_string(action)) == bytes, "boundary: expected ", bytes, " bytes of data, got fewer.");
     }
     at::Tensor tensor = unpack(expected.buffers[i], num_bytes, graph.values[carried.value].spec, following);

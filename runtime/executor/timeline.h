@@ -1,19 +1,17 @@
 // Records what this rank does in the steps of a job, span by span. Knows neither files nor the clocks of other ranks.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "partitioner/report/timeline.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime {
 
-/// This rank's clock, in nanoseconds from a moment of its own.
-inline int64_t steady_now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+/// This rank's clock, in nanoseconds from a moment of its own, when its device has done what it was given.
+inline int64_t steady_now_ns() { return this_ranks_device().now_ns(); }
 
 /// Steps of a warm-up, whose record shows how much memory a step takes and is then forgotten, and the steps to record.
 /// While steps are like those of the warm-up, recording allocates nothing.

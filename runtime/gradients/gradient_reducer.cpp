@@ -12,9 +12,9 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <cstring>
 #include <sstream>
 
+#include "runtime/device/device.h"
 #include "runtime/libtorch/finite.h"
 #include "runtime/gradients/tied_gradients.h"
 #include "runtime/exchange/tags.h"
@@ -165,13 +165,11 @@ void GradientReducer::launch() {
   // The storage is what the messages read and write, whatever happens to the tensor.
   constexpr int64_t kMaxPartBytes = int64_t{1} << 30;
   if (static_cast<int64_t>(sending.flat.nbytes()) / replicas_.size() >= kMaxPartBytes) {
-    replicas_.all_reduce_sum(sending.flat.mutable_data_ptr(), sending.flat.numel(),
-                             sending.flat.scalar_type());
+    replicas_.all_reduce_sum(memory_of(sending.flat), sending.flat.scalar_type());
     return;
   }
-  std::shared_ptr<void> data(owner, sending.flat.mutable_data_ptr());
-  sending.sum.emplace(replicas_, kFirstBucketTag + 2 * options_.number, std::move(data),
-                      sending.flat.numel(), sending.flat.scalar_type(), divide);
+  sending.sum.emplace(replicas_, kFirstBucketTag + 2 * options_.number, memory_of(sending.flat), owner,
+                      sending.flat.scalar_type(), divide);
 }
 
 int64_t GradientReducer::num_flags(const Bucket& bucket) {
@@ -196,7 +194,9 @@ at::Tensor GradientReducer::new_flat(const Bucket& bucket) const {
 
 void GradientReducer::pack(const Bucket& bucket, at::Tensor& flat) {
   std::vector<double> flags;
-  auto* next = static_cast<char*>(flat.mutable_data_ptr());
+  const Device& device = device_holding(flat);
+  auto* const begin = static_cast<char*>(memory_of(flat).data);
+  char* next = begin;
   for (const size_t i : bucket.parameters) {
     const at::Tensor& parameter = parameters_[i];
     const at::Tensor& gradient = parameter.grad();
@@ -204,10 +204,10 @@ void GradientReducer::pack(const Bucket& bucket, at::Tensor& flat) {
     const bool is_plain = gradient.defined() && gradient.layout() == at::kStrided &&
                           gradient.scalar_type() == parameter.scalar_type() &&
                           gradient.is_contiguous() && !gradient.is_neg() && !gradient.is_conj();
-    if (is_plain && gradient.numel() > 0) {
-      std::memcpy(next, gradient.const_data_ptr(), gradient.nbytes());  // there are small ones by the hundred
+    if (is_plain) {
+      device.copy(next, data_of(gradient), static_cast<int64_t>(gradient.nbytes()));  // there are small ones by the hundred
     } else {
-      const int64_t offset = (next - static_cast<char*>(flat.mutable_data_ptr())) / flat.element_size();
+      const int64_t offset = (next - begin) / flat.element_size();
       at::Tensor part = flat.narrow(0, offset, num_reals(parameter));
       gradient.defined() ? part.copy_(reals(gradient).reshape({-1})) : part.zero_();
     }
@@ -227,10 +227,10 @@ void GradientReducer::complete() {
   const int64_t num_gradients = done.flat.numel() - num_flags(bucket);
   if (shared_) {
     Means means;
-    means.read = [&](int64_t first, int64_t count, void* to) { shared_->read(first * element_bytes, count * element_bytes, to); };
+    means.read = [&](int64_t first, const at::Tensor& to) { shared_->read(first * element_bytes, memory_of(to)); };
     means.part = [&](int64_t first, int64_t count) {
       at::Tensor part = at::empty({count}, done.flat.options());
-      means.read(first, count, part.mutable_data_ptr());
+      means.read(first, part);
       return part;
     };
     unpack(bucket, means, means.part(num_gradients, num_flags(bucket)));
@@ -243,14 +243,15 @@ void GradientReducer::complete() {
     gradients = hooked(gradients, done.bucket);
     if (!gradients.is_contiguous() || gradients.is_neg()) gradients = gradients.clone(at::MemoryFormat::Contiguous);
     at::Tensor own = flags.clone();
-    replicas_.all_reduce_sum(own.mutable_data_ptr(), own.numel(), own.scalar_type());
+    replicas_.all_reduce_sum(memory_of(own), own.scalar_type());
     flags = own;
   } else if (!done.sum) {  // else each replica has divided its part
     gradients.div_(divisor_);
   }
-  const auto* data = static_cast<const char*>(gradients.const_data_ptr());
-  const Means means{.read = [&](int64_t first, int64_t count, void* to) {
-                      std::memcpy(to, data + first * element_bytes, static_cast<size_t>(count * element_bytes));
+  const auto* data = static_cast<const char*>(data_of(gradients));
+  const Means means{.read = [&](int64_t first, const at::Tensor& to) {
+                      const DeviceMemory memory = memory_of(to);
+                      device_holding(to).copy(memory.data, data + first * element_bytes, memory.num_bytes);
                     },
                     .part = [&](int64_t first, int64_t count) { return gradients.narrow(0, first, count); }};
   unpack(bucket, means, flags);
@@ -261,7 +262,7 @@ at::Tensor GradientReducer::hooked(const at::Tensor& gradients, size_t bucket) c
   at::Tensor reduced =
       options_.hook(own, static_cast<int64_t>(bucket), bucket + 1 == buckets_.size());
   TORCH_CHECK_VALUE(
-      reduced.defined() && reduced.is_cpu() && reduced.sizes().equals(gradients.sizes()) &&
+      reduced.defined() && reduced.device() == gradients.device() && reduced.sizes().equals(gradients.sizes()) &&
           reduced.scalar_type() == gradients.scalar_type(),
       "communication hook: expected a tensor like the bucket, ", gradients.toString(), " ",
       gradients.sizes(), ", got ", reduced.defined() ? reduced.toString() : "an undefined one", " ",
@@ -270,11 +271,12 @@ at::Tensor GradientReducer::hooked(const at::Tensor& gradients, size_t bucket) c
 }
 
 void GradientReducer::unpack(const Bucket& bucket, const Means& means, const at::Tensor& flags) {
-  const at::Tensor num_replicas = flags.to(at::kDouble);
+  const at::Tensor on_host = flags.to(host().type, at::kDouble);
+  const auto num_replicas = on_host.accessor<double, 1>();
   int64_t offset = 0;
   for (size_t k = 0; k < bucket.parameters.size(); ++k) {
     at::Tensor& parameter = parameters_[bucket.parameters[k]];
-    const bool is_anywhere = num_replicas.const_data_ptr<double>()[k] > 0;
+    const bool is_anywhere = num_replicas[static_cast<int64_t>(k)] > 0;
     if (is_anywhere) unpack(parameter, dtype(bucket), means, offset);
     offset += num_reals(parameter);
   }
@@ -298,7 +300,7 @@ void GradientReducer::unpack(at::Tensor& parameter, c10::ScalarType type, const 
   const bool stays = shared_ && !is_armed_ && is_all_its_own(own);
   at::Tensor mean = stays ? own : at::empty_like(own.defined() ? own : parameter.detach());
   if (mean.is_contiguous() && c10::toRealValueType(mean.scalar_type()) == type) {
-    if (mean.numel() > 0) means.read(offset, num_reals(mean), mean.mutable_data_ptr());
+    if (mean.numel() > 0) means.read(offset, mean);
   } else {
     at::Tensor numbers = reals(mean);
     numbers.copy_(means.part(offset, num_reals(mean)).view(numbers.sizes()));

@@ -87,9 +87,9 @@ class GradientReducer {
     at::Tensor flat;  // gradients, then one flag per parameter: how many replicas have one
     std::optional<RunningSum> sum;  // of what is sent
   };
-  /// A bucket's means: copied to memory, or as a tensor.
+  /// A bucket's means: copied to a dense tensor, or as a tensor.
   struct Means {
-    std::function<void(int64_t first, int64_t num_elements, void* to)> read;
+    std::function<void(int64_t first, const at::Tensor& to)> read;
     std::function<at::Tensor(int64_t first, int64_t num_elements)> part;
   };
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <span>
 
+#include "runtime/device/device.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
 
@@ -44,7 +45,7 @@ void average_bucket(std::span<at::Tensor> parameters, Transport& replicas, int d
     parameter.grad().defined() ? part.copy_(reals(parameter.grad()).reshape({-1})) : part.zero_();
     offset += num_reals(parameter);
   }
-  replicas.all_reduce_sum(flat.mutable_data_ptr(), num_elements, flat.scalar_type());
+  replicas.all_reduce_sum(memory_of(flat), flat.scalar_type());
   flat.div_(divisor);
   offset = 0;
   for (at::Tensor& parameter : parameters) {

@@ -13,15 +13,15 @@ int64_t extent_bytes(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t ele
                                                                static_cast<size_t>(storage_offset)));
 }
 
-at::Tensor tensor_on(void* data, at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype,
+at::Tensor tensor_on(const Device& device, void* data, at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype,
                      Holder holder) {
   const int64_t bytes = extent_bytes(sizes, strides, static_cast<int64_t>(c10::elementSize(dtype)));
   c10::DataPtr memory(data, new Holder(std::move(holder)), [](void* held) { delete static_cast<Holder*>(held); },
-                      c10::Device(c10::kCPU));
+                      c10::Device(device.type));
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes),
                                                        std::move(memory), /*allocator=*/nullptr, /*resizable=*/false);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(device.backend), c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return tensor;
 }

@@ -1,16 +1,18 @@
-// CPU tensors on memory that something else holds. Owns nothing.
+// Tensors on memory that something else holds. Owns nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
 
+#include "runtime/device/device.h"
+
 namespace smp::runtime {
 
-/// A tensor of its own storage on `data`, which `holder` keeps until the tensor's storage dies. What at::from_blob
+/// A tensor of its own storage on `data` of `device`, which `holder` keeps until the tensor's storage dies. What at::from_blob
 /// does, in a quarter of its time: microbatches and messages are made so, each step anew.
 /// `strides`: in elements, none negative; the extent that they span must lie within the memory.
-at::Tensor tensor_on(void* data, at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype,
+at::Tensor tensor_on(const Device& device, void* data, at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype,
                      std::shared_ptr<const void> holder);
 
 /// Bytes from `storage_offset` elements before the first element to one past the last; 0 for an empty tensor.

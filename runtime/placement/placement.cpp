@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <set>
 
-#include "runtime/delayed/unmade.h"
+#include "runtime/device/device.h"
+#include "runtime/libtorch/raw_pointers.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
@@ -64,20 +66,27 @@ void make_local_values(const Owners& owners, const Bindings& bindings, int pipel
   make_values(local);
 }
 
+void broadcast_tensors(const std::vector<at::Tensor>& tensors, Transport& group, int source) {
+  if (group.size() == 1) return;
+  const at::NoGradGuard no_grad;
+  for (at::Tensor tensor : tensors) {
+    const at::Tensor data = tensor.detach().contiguous();
+    group.broadcast(memory_of(data), source);
+    if (!data.is_alias_of(tensor)) tensor.copy_(data);
+  }
+}
+
 void synchronise(const Owners& owners, const Bindings& bindings, Transport& pipeline, Transport& replicas) {
   const at::NoGradGuard no_grad;
   for (const NamedTensor& named : bindings.tensors()) {
     const auto& ranks = owners.at(named.name);
     if (ranks.size() > 1) copy_to_tied(named, ranks, pipeline);
   }
-  if (replicas.size() == 1) return;
+  std::vector<at::Tensor> held;
   for (const NamedTensor& named : bindings.tensors()) {
-    if (!holds(owners, named.name, pipeline.rank())) continue;
-    at::Tensor tensor = named.tensor;
-    at::Tensor data = tensor.detach().contiguous();
-    replicas.broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.numel() * data.element_size()), 0);
-    if (!data.is_alias_of(tensor)) tensor.copy_(data);
+    if (holds(owners, named.name, pipeline.rank())) held.push_back(named.tensor);
   }
+  broadcast_tensors(held, replicas, 0);
 }
 
 void release_others(const Owners& owners, const Bindings& bindings, int pipeline_rank) {
@@ -89,7 +98,8 @@ void release_others(const Owners& owners, const Bindings& bindings, int pipeline
     c10::StorageImpl* storage = named.tensor.storage().unsafeGetStorageImpl();
     if (kept.contains(storage)) continue;
     storage->set_data_ptr(c10::DataPtr(nullptr, storage->device()));
-    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+    refuse_raw_pointers(
+        *storage,
         "the data of '" + named.name + "' live on pipeline rank " + std::to_string(owners.at(named.name).front()) +
         ", this is rank " + std::to_string(pipeline_rank) +
         ". Use DistributedModel::state_dict() to gather them, or local_parameters() for those that are here.");

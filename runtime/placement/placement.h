@@ -26,6 +26,9 @@ bool holds(const Owners& owners, const std::string& name, int pipeline_rank);
 /// Gives the tensors that this rank holds the values that their construction has put off. Local.
 void make_local_values(const Owners& owners, const Bindings& bindings, int pipeline_rank);
 
+/// Every rank of `group` gets the values of its rank `source`. Collective.
+void broadcast_tensors(const std::vector<at::Tensor>& tensors, Transport& group, int source);
+
 /// Copies tied tensors from their owner to the other ranks that hold them, and everything from replica 0 to the other
 /// replicas. Collective over the pipeline and the replicas.
 void synchronise(const Owners& owners, const Bindings& bindings, Transport& pipeline, Transport& replicas);

@@ -6,6 +6,8 @@
 #include <functional>
 #include <string_view>
 
+#include "runtime/device/device.h"
+
 namespace smp::runtime {
 
 uint64_t bit_digest(const at::Tensor& tensor) {
@@ -22,9 +24,7 @@ uint64_t bit_digest(const at::Tensor& tensor) {
     if (tensor.stride(d) == 0 && tensor.size(d) > 0) once = once.select(d, 0);
   }
   const at::Tensor dense = once.is_non_overlapping_and_dense() ? once : once.contiguous();
-  if (dense.nbytes() > 0) {
-    mix(std::hash<std::string_view>{}({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()}));
-  }
+  if (dense.nbytes() > 0) mix(std::hash<std::string_view>{}(bytes_of(dense)));
   return digest;
 }
 

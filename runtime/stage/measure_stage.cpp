@@ -5,12 +5,12 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 #include <optional>
 #include <unordered_map>
 #include <utility>
 
+#include "runtime/device/device.h"
 #include "runtime/device/random.h"
 #include "runtime/stage/autograd_stage.h"
 
@@ -18,22 +18,21 @@ namespace smp::runtime {
 namespace {
 
 using namespace partitioner;
-using Clock = std::chrono::steady_clock;
 
 constexpr int kWarmUps = 4;  // under autograd, recorded, compared, and once from the tape
 constexpr int kLeastTurns = 16;
 constexpr double kShortTurnUs = 1e4;
 
-double us_between(Clock::time_point begin, Clock::time_point end) {
-  return std::chrono::duration<double, std::micro>(end - begin).count();
-}
+int64_t now_ns() { return this_ranks_device().now_ns(); }
+
+double us_between(int64_t begin_ns, int64_t end_ns) { return static_cast<double>(end_ns - begin_ns) * 1e-3; }
 
 // Numbers of moderate size, none of them denormal, so that no operator takes longer than with real ones. Indices are all 0,
 // which every table has.
 at::Tensor made_up(const TensorSpec& spec) {
   int64_t num_elements = spec.storage_offset + 1;
   for (size_t d = 0; d < spec.sizes.size(); ++d) num_elements += std::max<int64_t>(0, spec.sizes[d] - 1) * spec.strides[d];
-  at::Tensor memory = at::zeros({num_elements}, spec.dtype);
+  at::Tensor memory = at::zeros({num_elements}, at::TensorOptions(spec.dtype).device(this_ranks_device().type));
   if (memory.is_floating_point()) memory.uniform_(0.01, 0.1);
   return memory.as_strided(spec.sizes, spec.strides, spec.storage_offset);
 }
@@ -50,18 +49,18 @@ struct Sample {
   std::vector<double> forward_us, backward_us;
   std::vector<int> backward_calls;
   double whole_backward_us = 0;
-  Clock::time_point last{};
+  int64_t last_ns = 0;
 
   explicit Sample(size_t num_nodes) : forward_us(num_nodes), backward_us(num_nodes), backward_calls(num_nodes) {}
 
   /// The time since the last call, or since the start.
   void add(NodeId node, bool is_backward) {
-    const Clock::time_point now = Clock::now();
+    const int64_t now = now_ns();
     if (node != kNoNode) {
-      (is_backward ? backward_us : forward_us)[static_cast<size_t>(node)] += us_between(last, now);
+      (is_backward ? backward_us : forward_us)[static_cast<size_t>(node)] += us_between(last_ns, now);
       if (is_backward) ++backward_calls[static_cast<size_t>(node)];
     }
-    last = now;
+    last_ns = now;
   }
   double total_us() const { return std::accumulate(forward_us.begin(), forward_us.end(), whole_backward_us); }
 };
@@ -161,11 +160,11 @@ class StageMeasurement::Impl {
   // Short ones run again and again, the first time to have everything in the caches.
   template <class AnyStage>
   void take_turn_of(AnyStage& stage, StageWatcher* watcher, std::vector<Sample>& samples) {
-    const Clock::time_point begin = Clock::now();
+    const int64_t begin = now_ns();
     Sample first = run(stage, watcher);
-    if (us_between(begin, Clock::now()) > kShortTurnUs) return samples.push_back(std::move(first));
+    if (us_between(begin, now_ns()) > kShortTurnUs) return samples.push_back(std::move(first));
     do samples.push_back(run(stage, watcher));
-    while (us_between(begin, Clock::now()) < kShortTurnUs);
+    while (us_between(begin, now_ns()) < kShortTurnUs);
   }
 
   template <class AnyStage>
@@ -183,7 +182,7 @@ class StageMeasurement::Impl {
     for (const ValueId id : values.inputs) inputs.push_back(copy_of(tensor_of(id)));
     const MicrobatchContext context{.microbatch = 0, .is_last = true, .random = {.microbatch = num_runs_++}, .scalars = {}};
     const TensorLookup lookup = [this](ValueId id) { return own_tensor(id); };
-    now_->last = Clock::now();
+    now_->last_ns = now_ns();
     if constexpr (std::is_same_v<AnyStage, AutogradStage>) {
       stage.forward(context, std::move(inputs), lookup, watcher);
     } else {
@@ -197,11 +196,11 @@ class StageMeasurement::Impl {
         if (!gradient.defined()) gradient = made_up(spec_of(id));
         gradients.push_back(gradient);
       }
-      now_->last = Clock::now();
-      const Clock::time_point begin = now_->last;
+      now_->last_ns = now_ns();
+      const int64_t begin = now_->last_ns;
       stage.backward(0, b, std::move(gradients));
       if (b + 1 == values.backwards.size()) stage.weight_gradients(0);
-      now_->whole_backward_us += us_between(begin, Clock::now());
+      now_->whole_backward_us += us_between(begin, now_ns());
     }
   }
 
@@ -265,12 +264,12 @@ std::vector<std::exception_ptr> measure_in_turns(std::vector<StageMeasurement>& 
     }
   };
   const double most_us = seconds * 1e6 * static_cast<double>(measurements.size());
-  Clock::time_point begin = Clock::now();
+  int64_t begin = now_ns();
   take_turns();
-  const double turns_us = us_between(begin, Clock::now());
-  for (const Clock::time_point now = Clock::now(); us_between(now, Clock::now()) < phase * turns_us;) sched_yield();
-  begin = Clock::now();
-  for (int turn = 1; turn < kLeastTurns || us_between(begin, Clock::now()) < most_us; ++turn) take_turns();
+  const double turns_us = us_between(begin, now_ns());
+  for (const int64_t now = now_ns(); us_between(now, now_ns()) < phase * turns_us;) sched_yield();
+  begin = now_ns();
+  for (int turn = 1; turn < kLeastTurns || us_between(begin, now_ns()) < most_us; ++turn) take_turns();
   return errors;
 }
 

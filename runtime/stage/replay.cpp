@@ -11,6 +11,7 @@
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
+#include "runtime/device/device.h"
 #include "runtime/stage/paced_progress.h"
 
 namespace smp::runtime {
@@ -157,7 +158,7 @@ void Replay::prepare(const Graph& graph, NodeId n) {
       call.lists.push_back(std::move(list));
       call.arguments.emplace_back();
     } else {
-      call.arguments.push_back(to_ivalue(argument, nullptr, c10::Device(c10::kCPU)));
+      call.arguments.push_back(to_ivalue(argument, nullptr, c10::Device(this_ranks_device().type)));
       call.copies_lists = call.copies_lists || call.arguments.back().isList();
     }
   }
@@ -188,7 +189,7 @@ void Replay::push_arguments(const Call& call, const Slots& slots, const Microbat
     TORCH_CHECK_VALUE(static_cast<size_t>(changed.argument) < call.arguments.size(), "replay: expected one of the ",
                       call.arguments.size(), " arguments of ", call.op.operator_name(), ", got number ", changed.argument, ".");
     stack_[first + static_cast<size_t>(changed.argument)] =
-        to_ivalue(changed.value, nullptr, c10::Device(c10::kCPU));
+        to_ivalue(changed.value, nullptr, c10::Device(this_ranks_device().type));
   }
 }
 

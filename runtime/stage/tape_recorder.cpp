@@ -12,6 +12,7 @@
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime {
 
@@ -19,17 +20,17 @@ using namespace partitioner;
 
 namespace {
 
-// Composed of other operators: so the dispatcher sees it unless there is a kernel for the CPU itself or its autograd.
+// Composed of other operators: so the dispatcher sees it unless there is a kernel for the device itself or its autograd.
 bool is_composite(const c10::OperatorHandle& op) {
-  using c10::DispatchKey;
-  return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
-         !op.hasKernelForDispatchKey(DispatchKey::CPU) && !op.hasKernelForDispatchKey(DispatchKey::AutogradCPU);
+  const Device& device = this_ranks_device();
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(device.backend) && !op.hasKernelForDispatchKey(device.autograd);
 }
 
 bool is_cast_by_autocast(const c10::OperatorHandle& op) {
-  return current_autocast().enabled &&
-         !c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutocastCPU) &&
-         op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
+  const c10::DispatchKey key = this_ranks_device().autocast;
+  return current_autocast().enabled && !c10::impl::tls_local_dispatch_key_set().excluded_.has(key) &&
+         op.hasKernelForDispatchKey(key);
 }
 
 bool is_plain(const at::Tensor& tensor) {
@@ -44,7 +45,7 @@ bool writes_now(const OperatorInfo& info, const torch::jit::Stack& stack, size_t
   return !trains.isBool() || trains.toBool();
 }
 
-// Where the dispatcher goes from autocast on, for a call on dense CPU tensors.
+// Where the dispatcher goes from autocast on, for a call on dense tensors.
 c10::DispatchKeySet keys_below_autocast(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   c10::DispatchKeySet keys;
   for (size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
@@ -182,7 +183,7 @@ void TapeRecorder::operator_called(const c10::OperatorHandle& op, torch::jit::St
   }
   if (is_cast_by_autocast(op)) {
     const InterceptWithin scope(*this);
-    op.callBoxedForDispatchKey(c10::DispatchKey::AutocastCPU, stack);
+    op.callBoxedForDispatchKey(this_ranks_device().autocast, stack);
   } else if (is_composite(op)) {
     const InterceptWithin scope(*this);
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
@@ -230,7 +231,7 @@ void TapeRecorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stac
 // called while this one runs.
 void TapeRecorder::call(const c10::OperatorHandle& op, torch::jit::Stack& stack, bool writes) {
   const bool has_autograd = op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) ||
-                            op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU);
+                            op.hasKernelForDispatchKey(this_ranks_device().autograd);
   const bool is_mutable = op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);  // not by a hidden write alone
   if (!writes || !has_autograd || !is_mutable || is_in_backward_ || is_writing_) return op.callBoxed(stack);
   const c10::DispatchKeySet keys = keys_below_autocast(op, stack);

@@ -3,19 +3,17 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string_view>
-#include <unordered_set>
+
+#include "partitioner/graph/operator_traits.h"
 
 namespace smp::runtime {
 namespace {
 
-// Whatever the numbers, their kernels do not throw. All others run although nobody uses their results: a check of singular
+// All that might throw run although nobody uses their results: a check of singular
 // matrices has none, and an index may be out of range.
 bool may_be_dropped(const TapeLists& lists, const TapeCall& call) {
-  static const std::unordered_set<std::string_view> names = {"aten::add", "aten::sub", "aten::mul", "aten::div",
-                                                            "aten::neg", "aten::sum", "aten::mean"};
   if (call.kind == TapeCall::Kind::kView) return true;
-  if (call.has_effect || call.kind == TapeCall::Kind::kGradient || !names.contains(call.op.operator_name().name)) return false;
+  if (call.has_effect || call.kind == TapeCall::Kind::kGradient || !has(partitioner::Trait::kNeverThrows, call.op.operator_name().name)) return false;
   return std::all_of(call.outputs.begin(), call.outputs.end(), [&](int32_t slot) {  // integers divided by zero throw
     return slot < 0 || c10::isFloatingType(lists.slot_geometries[static_cast<size_t>(slot)].dtype);
   });

@@ -19,20 +19,28 @@ std::string text_of(const std::vector<int>& ranks) {
 
 }  // namespace
 
-void check_message(const char* operation, int peer, int size, int tag, int64_t num_bytes) {
-  if (peer >= 0 && peer < size && tag >= 0 && tag <= kMaxTag && num_bytes >= 0) [[likely]]
+void check_host_memory(const char* operation, const DeviceMemory& memory) {
+  TORCH_CHECK_VALUE(memory.device == DeviceMemory().device, operation, ": expected memory of the host, which this transport "
+                    "moves, got memory of a device of type ", memory.device, ". Copy it to the host first, or take a "
+                    "transport of that device.");
+}
+
+void check_message(const char* operation, int peer, int size, int tag, const DeviceMemory& memory) {
+  check_host_memory(operation, memory);
+  if (peer >= 0 && peer < size && tag >= 0 && tag <= kMaxTag && memory.num_bytes >= 0) [[likely]]
     return;
   TORCH_CHECK_VALUE(peer >= 0 && peer < size, operation, ": expected a peer of 0 ... ", size - 1,
                     ", got rank ", peer, ".");
   TORCH_CHECK_VALUE(tag >= 0 && tag <= kMaxTag, operation, ": expected a tag of 0 ... ", kMaxTag,
                     ", got ", tag, ".");
-  TORCH_CHECK_VALUE(false, operation, ": expected at least 0 bytes, got ", num_bytes, ".");
+  TORCH_CHECK_VALUE(false, operation, ": expected at least 0 bytes, got ", memory.num_bytes, ".");
 }
 
-void check_broadcast(int64_t num_bytes, int root, int size) {
+void check_broadcast(const DeviceMemory& memory, int root, int size) {
+  check_host_memory("broadcast", memory);
   TORCH_CHECK_VALUE(root >= 0 && root < size, "broadcast: expected a root of 0 ... ", size - 1,
                     ", got rank ", root, ".");
-  TORCH_CHECK_VALUE(num_bytes >= 0, "broadcast: expected at least 0 bytes, got ", num_bytes, ".");
+  TORCH_CHECK_VALUE(memory.num_bytes >= 0, "broadcast: expected at least 0 bytes, got ", memory.num_bytes, ".");
 }
 
 int check_group(const std::vector<int>& ranks, int my_rank, int size) {

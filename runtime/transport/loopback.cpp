@@ -49,14 +49,13 @@ class LoopbackTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(members_.size()); }
 
-  Request isend(int dest, int tag, const void* data, int64_t num_bytes) override {
-    check_message("isend", dest, size(), tag, num_bytes);
-    // A receive writes to its own buffer, never to a sender's.
-    return post(LoopbackMessage::Kind::kSend, dest, tag, const_cast<void*>(data), num_bytes);
+  Request isend(int dest, int tag, const DeviceMemory& from) override {
+    check_message("isend", dest, size(), tag, from);
+    return post(LoopbackMessage::Kind::kSend, dest, tag, from);
   }
-  Request irecv(int source, int tag, void* data, int64_t max_bytes) override {
-    check_message("irecv", source, size(), tag, max_bytes);
-    return post(LoopbackMessage::Kind::kReceive, source, tag, data, max_bytes);
+  Request irecv(int source, int tag, const DeviceMemory& into) override {
+    check_message("irecv", source, size(), tag, into);
+    return post(LoopbackMessage::Kind::kReceive, source, tag, into);
   }
   void progress() override { hub().throw_if_failed(); }
 
@@ -70,9 +69,9 @@ class LoopbackTransport final : public Transport {
     return made;
   }
 
-  void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) override {
-    check_sum(num_elements, type);
-    meet("all_reduce_sum of " + std::to_string(num_elements) + " " + c10::toString(type), data,
+  void all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) override {
+    const int64_t num_elements = check_sum(terms, type);
+    meet("all_reduce_sum of " + std::to_string(num_elements) + " " + c10::toString(type), terms.data,
          [&](const std::vector<void*>& buffers) {
            void* sum = buffers.front();
            sum_in_order({buffers.begin(), buffers.end()}, sum, num_elements, type);
@@ -80,12 +79,12 @@ class LoopbackTransport final : public Transport {
          });
   }
 
-  void broadcast(void* data, int64_t num_bytes, int root) override {
-    check_broadcast(num_bytes, root, size());
-    const std::string name = "broadcast of " + std::to_string(num_bytes) + " bytes from rank " +
+  void broadcast(const DeviceMemory& bytes, int root) override {
+    check_broadcast(bytes, root, size());
+    const std::string name = "broadcast of " + std::to_string(bytes.num_bytes) + " bytes from rank " +
                              std::to_string(world_rank(root));
-    meet(name, data, [&](const std::vector<void*>& buffers) {
-      copy_to_all(buffers[static_cast<size_t>(root)], num_bytes, buffers);
+    meet(name, bytes.data, [&](const std::vector<void*>& buffers) {
+      copy_to_all(buffers[static_cast<size_t>(root)], bytes.num_bytes, buffers);
     });
   }
 
@@ -118,9 +117,9 @@ class LoopbackTransport final : public Transport {
   LoopbackHub& hub() const { return *end_->hub; }
   int world_rank(int rank) const { return members_[static_cast<size_t>(rank)]; }
 
-  Request post(LoopbackMessage::Kind kind, int peer, int tag, void* data, int64_t num_bytes) {
+  Request post(LoopbackMessage::Kind kind, int peer, int tag, const DeviceMemory& memory) {
     return {*end_, hub().post(end_->world_rank,
-                              {kind, world_rank(peer), tag, group_id_, data, num_bytes})};
+                              {kind, world_rank(peer), tag, group_id_, memory.data, memory.num_bytes})};
   }
   void meet(std::string name, void* contribution, const LoopbackHub::Combine& combine) {
     Request(*end_, hub().meet(end_->world_rank, group_id_, members_, std::move(name), contribution,

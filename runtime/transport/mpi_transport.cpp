@@ -41,13 +41,13 @@ class MpiTransport final : public Transport {
   int size() const override { return static_cast<int>(members_.size()); }
   Engine& engine() { return *engine_; }
 
-  Request isend(int dest, int tag, const void* data, int64_t num_bytes) override {
-    check_message("isend", dest, size(), tag, num_bytes);
-    return engine_->isend(comm_, dest, world_rank(dest), tag, data, num_bytes);
+  Request isend(int dest, int tag, const DeviceMemory& from) override {
+    check_message("isend", dest, size(), tag, from);
+    return engine_->isend(comm_, dest, world_rank(dest), tag, from.data, from.num_bytes);
   }
-  Request irecv(int source, int tag, void* data, int64_t max_bytes) override {
-    check_message("irecv", source, size(), tag, max_bytes);
-    return engine_->irecv(comm_, source, world_rank(source), tag, data, max_bytes);
+  Request irecv(int source, int tag, const DeviceMemory& into) override {
+    check_message("irecv", source, size(), tag, into);
+    return engine_->irecv(comm_, source, world_rank(source), tag, into.data, into.num_bytes);
   }
   void progress() override { engine_->progress(); }
 
@@ -56,8 +56,8 @@ class MpiTransport final : public Transport {
     engine_->throw_if_failed();
     mpi_check(MPI_Comm_free(&comm_), "MPI_Comm_free");
   }
-  void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) override;
-  void broadcast(void* data, int64_t num_bytes, int root) override;
+  void all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) override;
+  void broadcast(const DeviceMemory& bytes, int root) override;
   std::vector<std::string> all_gather(std::string_view bytes) override;
   void barrier() override {
     start("barrier", [&](MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
@@ -134,8 +134,8 @@ std::shared_ptr<Transport> MpiTransport::group(const std::vector<int>& ranks) {
   return std::make_shared<MpiTransport>(engine_, comm, std::move(members), my_index);
 }
 
-void MpiTransport::all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) {
-  check_sum(num_elements, type);
+void MpiTransport::all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) {
+  const int64_t num_elements = check_sum(terms, type);
   engine_->throw_if_failed();
   if (size() == 1) return;
   const auto isend = [&](int dest, const void* from, int64_t num_bytes) {
@@ -146,16 +146,16 @@ void MpiTransport::all_reduce_sum(void* data, int64_t num_elements, c10::ScalarT
   };
   const std::string action =
       "all_reduce_sum of " + std::to_string(num_elements) + " " + c10::toString(type);
-  all_reduce_in_rank_order({rank(), size(), isend, irecv}, data, num_elements, type, action);
+  all_reduce_in_rank_order({rank(), size(), isend, irecv}, terms.data, num_elements, type, action);
 }
 
-void MpiTransport::broadcast(void* data, int64_t num_bytes, int root) {
-  check_broadcast(num_bytes, root, size());
-  const std::string operation = "broadcast of " + std::to_string(num_bytes) + " bytes from rank " +
+void MpiTransport::broadcast(const DeviceMemory& bytes, int root) {
+  check_broadcast(bytes, root, size());
+  const std::string operation = "broadcast of " + std::to_string(bytes.num_bytes) + " bytes from rank " +
                                 std::to_string(world_rank(root));
-  for_each_part(num_bytes, [&](int64_t offset, int count) {
+  for_each_part(bytes.num_bytes, [&](int64_t offset, int count) {
     start(operation, [&](MPI_Request* request) {
-      return MPI_Ibcast(static_cast<char*>(data) + offset, count, MPI_BYTE, root, comm_, request);
+      return MPI_Ibcast(static_cast<char*>(bytes.data) + offset, count, MPI_BYTE, root, comm_, request);
     });
   });
 }

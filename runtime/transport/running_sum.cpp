@@ -1,19 +1,18 @@
 // Reduce-scatter, then all-gather, both direct; between them each rank sums its part.
 #include "runtime/transport/running_sum.h"
 
-#include <c10/core/CPUAllocator.h>
-
+#include "runtime/device/device.h"
 #include "runtime/transport/abandoned.h"
 #include "runtime/transport/sum.h"
 
 namespace smp::runtime {
 
-RunningSum::RunningSum(Transport& group, int tag, std::shared_ptr<void> data, int64_t num_elements,
+RunningSum::RunningSum(Transport& group, int tag, const DeviceMemory& terms, const std::shared_ptr<void>& holder,
                        c10::ScalarType type, PartDone part_done)
     : group_(&group),
       tag_(tag),
-      data_(std::move(data)),
-      num_elements_(num_elements),
+      data_(holder, terms.data),
+      num_elements_(check_sum(terms, type)),
       type_(type),
       part_done_(std::move(part_done)) {
   start_gather();
@@ -41,7 +40,7 @@ void RunningSum::start_gather() {
   const int me = group_->rank(), size = group_->size();
   const Part mine = part(me);
   const auto owner = std::make_shared<c10::DataPtr>(
-      c10::GetCPUAllocator()->allocate(static_cast<size_t>(mine.num_bytes * size)));
+      host().allocate(mine.num_bytes * size));
   received_ = {owner, owner->get()};
   for (int step = 1; step < size; ++step) {  // not all to rank 0 first
     const int other = (me + step) % size;

@@ -16,8 +16,8 @@ namespace smp::runtime {
 /// all_reduce_in_rank_order, of messages with the tags `tag` and `tag` + 1. Nothing moves by
 /// itself: the caller asks now and then whether it is done.
 ///
-///   RunningSum sum(replicas, kBucketTag, flat);   // all ranks, and sums of one tag in the same
-///   order while (computing) sum.advance(); sum.wait("gradients");
+///   RunningSum sum(replicas, kBucketTag, memory_of(flat), holder, type);   // all ranks, sums of one tag in the same order
+///   while (computing) sum.advance(); sum.wait("gradients");
 ///
 /// One that is destroyed before it is done leaves its buffer to the messages under way.
 class RunningSum {
@@ -26,10 +26,10 @@ class RunningSum {
   /// what is done to all elements alike is done by one rank each.
   using PartDone = std::function<void(int64_t first, int64_t num_elements)>;
 
-  /// Float, Double, BFloat16 or Half elements, at most 1 GiB per rank of the group. `data` is kept
+  /// Float, Double, BFloat16 or Half terms, at most 1 GiB per rank of the group, in memory of the host that `holder` keeps
   /// until the end.
-  RunningSum(Transport& group, int tag, std::shared_ptr<void> data, int64_t num_elements,
-             c10::ScalarType type, PartDone part_done = {});
+  RunningSum(Transport& group, int tag, const DeviceMemory& terms, const std::shared_ptr<void>& holder, c10::ScalarType type,
+             PartDone part_done = {});
   ~RunningSum();
   RunningSum(RunningSum&&) = default;
   RunningSum& operator=(RunningSum&&) = delete;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/transport/checks.h"
 #include "runtime/transport/sum.h"
 
 namespace smp::runtime {
@@ -84,13 +85,14 @@ void SharedSum::wait(std::string_view action) {
   }
 }
 
-void SharedSum::read(int64_t first_byte, int64_t num_bytes, void* to) const {
+void SharedSum::read(int64_t first_byte, const DeviceMemory& to) const {
+  check_host_memory("shared sum", to);
   TORCH_INTERNAL_ASSERT(hop_ == Hop::kSummed, "a shared sum is read before it is there");
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(type_));
-  auto* next = static_cast<char*>(to);
+  auto* next = static_cast<char*>(to.data);
   for (int rank = 0; rank < group_.size(); ++rank) {
     const int64_t begin = std::max(first_byte, first_of(rank) * element_bytes);
-    const int64_t end = std::min(first_byte + num_bytes, first_of(rank + 1) * element_bytes);
+    const int64_t end = std::min(first_byte + to.num_bytes, first_of(rank + 1) * element_bytes);
     if (begin >= end) continue;
     std::memcpy(next, memory_->of(rank) + begin, static_cast<size_t>(end - begin));
     next += end - begin;

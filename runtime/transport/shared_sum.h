@@ -45,8 +45,8 @@ class SharedSum {
   bool advance();
   void wait(std::string_view action);
 
-  /// Copies bytes of the sum, until it is released.
-  void read(int64_t first_byte, int64_t num_bytes, void* to) const;
+  /// Copies as many bytes of the sum as there is memory of the host, until it is released.
+  void read(int64_t first_byte, const DeviceMemory& to) const;
   void release();
 
  private:

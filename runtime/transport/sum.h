@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "runtime/device/memory.h"
+
 namespace smp::runtime {
 
-/// Throws c10::TypeError for other types than Float, Double, Long, BFloat16 and Half,
-/// c10::ValueError for a negative number.
-void check_sum(int64_t num_elements, c10::ScalarType type);
+/// The number of elements of `terms`. Throws c10::TypeError for other types than Float, Double, Long, BFloat16 and Half,
+/// c10::ValueError for a negative number and for memory that is not the host's.
+int64_t check_sum(const DeviceMemory& terms, c10::ScalarType type);
 
 /// Writes the elementwise sum of `terms`, added in their order, to `sum`, which may be one of them.
 /// 16-bit types are summed in float32 and rounded once.

@@ -1,5 +1,5 @@
 // Owns the contract of every transport: messages between ranks, and a few collectives on top.
-// Knows neither schedules nor tensors; a buffer is an address and a number of bytes.
+// Knows neither schedules nor tensors; a buffer is memory of a device.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -12,6 +12,8 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "runtime/device/memory.h"
 
 namespace smp::runtime {
 
@@ -107,12 +109,18 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  /// Sends num_bytes (0 allowed) from `data` to `dest` (itself allowed).
-  /// Throws c10::ValueError when dest, tag (0 ... kMaxTag) or num_bytes is out of range.
-  virtual Request isend(int dest, int tag, const void* data, int64_t num_bytes) = 0;
-  /// Receives at most max_bytes into `data`; a longer message makes test() and wait() throw
+  /// Sends a message of `from` (0 bytes allowed) to `dest` (itself allowed).
+  /// Throws c10::ValueError when dest, tag (0 ... kMaxTag) or the number of bytes is out of range, or `from` is memory of
+  /// a device that the transport does not send from.
+  virtual Request isend(int dest, int tag, const DeviceMemory& from) = 0;
+  /// Receives at most as many bytes as `into` has; a longer message makes test() and wait() throw
   /// CommError.
-  virtual Request irecv(int source, int tag, void* data, int64_t max_bytes) = 0;
+  virtual Request irecv(int source, int tag, const DeviceMemory& into) = 0;
+  /// The same on memory of the host.
+  Request isend(int dest, int tag, const void* data, int64_t num_bytes) {
+    return isend(dest, tag, {const_cast<void*>(data), num_bytes});  // which isend only reads
+  }
+  Request irecv(int source, int tag, void* data, int64_t max_bytes) { return irecv(source, tag, {data, max_bytes}); }
   /// Moves everything that is under way a little on. Throws when a peer has failed; never blocks.
   virtual void progress() = 0;
 
@@ -124,12 +132,16 @@ class Transport {
   /// way; no call of it may follow.
   virtual void end_group() {}
 
-  /// Replaces data by the sum over all ranks, added in the order of the ranks: the same bits on
+  /// Replaces `terms` by the sum over all ranks, added in the order of the ranks: the same bits on
   /// every rank, in every run and over every transport. Float, Double, Long; BFloat16 and Half are
   /// summed in float32 and rounded once. Throws c10::TypeError for other types.
-  virtual void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) = 0;
-  /// Copies num_bytes from rank `root` to all others.
-  virtual void broadcast(void* data, int64_t num_bytes, int root) = 0;
+  virtual void all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) = 0;
+  void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) {
+    all_reduce_sum({data, num_elements * static_cast<int64_t>(c10::elementSize(type))}, type);
+  }
+  /// Copies the bytes of rank `root` to all others.
+  virtual void broadcast(const DeviceMemory& bytes, int root) = 0;
+  void broadcast(void* data, int64_t num_bytes, int root) { broadcast({data, num_bytes}, root); }
   /// Every rank's bytes, of any length each, by rank.
   virtual std::vector<std::string> all_gather(std::string_view bytes) = 0;
   /// Returns when every rank has called it.

@@ -7,7 +7,7 @@
 
 #include "partitioner/report/partition_table.h"
 #include "partitioner/report/partition_table_io.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/root_cause.h"
 #include "smp/engine/rank_state.h"
@@ -199,7 +199,10 @@ std::string plan_json(const Model& model) {
   return program == nullptr ? "" : partitioner::partition_table_json(program->graph, program->plan);
 }
 
-double predicted_step_s(const Model& model) { return model.predicted_step_us * 1e-6; }
+double predicted_step_s(const Model& model) {
+  const auto& program = model.first_program;
+  return program == nullptr ? 0 : program->plan.predicted_step_us * 1e-6;
+}
 
 std::vector<int64_t> predicted_peak_bytes(const Model& model) {
   const auto& program = model.first_program;

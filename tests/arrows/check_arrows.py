@@ -22,8 +22,9 @@ MAY_INCLUDE = {
         "partitioner/graph/gradient_flow.h",  # what a backward passes through
         "partitioner/graph/graph.h",
         "partitioner/graph/graph_io.h",  # equality and hash of graphs
+        "partitioner/graph/operator_traits.h",  # one table for the planner, capture and tapes
         "partitioner/graph/tensor_bytes.h",  # what a geometry takes, checked
-        "partitioner/graph/untaped.h",  # one table for the planner and the recorder
+        "partitioner/graph/untaped.h",  # one answer for the planner and the recorder
         "partitioner/plan/message_buffers.h",  # what the planner counts on
         "partitioner/plan/plan.h",
         "partitioner/report/timeline.h",  # the spans that it records
@@ -34,6 +35,7 @@ MAY_INCLUDE = {
     "smp": (
         "smp/",
         "runtime/exchange/wire.h",  # bytes of a Serialiser
+        "runtime/device/device.h",  # the bytes of a tensor in a file
         "partitioner/graph/tensor_bytes.h",  # what a geometry in a file takes, checked
     ),
     "engine": BELOW_CONDUCTOR,
@@ -53,22 +55,22 @@ ROOMS = {
     "partitioner/partition": ("graph", "cost", "plan", "schedule", "memory"),
     "partitioner/report": ("graph", "plan", "schedule"),
     "runtime/device": (),
-    "runtime/libtorch": (),
+    "runtime/libtorch": ("device",),
     "runtime/launch": (),
     "runtime/watch": (),
     "runtime/kernels/cpu": (),
-    "runtime/capture": ("device", "libtorch", "capture/meta", "delayed"),  # makes values of members that have none yet
-    "runtime/capture/meta": (),
-    "runtime/delayed": ("capture", "capture/meta"),
+    "runtime/capture": ("device", "libtorch", "capture/meta"),
+    "runtime/capture/meta": ("device",),
+    "runtime/delayed": ("device", "libtorch", "capture", "capture/meta"),
     "runtime/stage": ("device", "libtorch", "kernels/cpu", "capture"),
-    "runtime/transport": ("launch", "watch"),
-    "runtime/exchange": ("libtorch", "transport"),
-    "runtime/placement": ("device", "capture", "delayed", "transport", "exchange"),
-    "runtime/gradients": ("libtorch", "capture", "transport", "exchange", "placement"),
-    "runtime/executor": ("stage", "transport", "exchange"),
+    "runtime/transport": ("device", "launch", "watch"),
+    "runtime/exchange": ("device", "libtorch", "transport"),
+    "runtime/placement": ("device", "libtorch", "capture", "transport", "exchange"),
+    "runtime/gradients": ("device", "libtorch", "capture", "transport", "exchange", "placement"),
+    "runtime/executor": ("device", "stage", "transport", "exchange"),
 }
-# Units in which a cycle is left: delayed construction, and tests' support.
-STILL_IN_CYCLES = ("runtime/delayed/", "tests/")
+# Units in which a cycle is left: tests' support.
+STILL_IN_CYCLES = ("tests/",)
 ONLY_PUBLIC_SMP = ("public header", "python_bindings", "examples")
 LIBRARY = ("partitioner", "runtime", "public header", "smp", "engine")
 OF_A_LANGUAGE = re.compile(r"torch/(csrc/api/include/torch/)?(nn|optim)\b")

@@ -1,7 +1,6 @@
 // Layer 2 of the meta kernels: one boxed kernel that runs any operator on the CPU, on zeros of its
 // arguments' geometry, and returns tensors of the results' geometry. Complete rather than fast;
 // layer 1 has what is frequent or large.
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/Resize.h>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "runtime/capture/meta/meta_kernels_table.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime::meta {
 namespace {
@@ -61,7 +61,7 @@ class Probe {
 };
 
 Tensor Probe::fresh_twin(const Tensor& meta) const {
-  Tensor cpu = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(at::kCPU));
+  Tensor cpu = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(host().type));
   if (needs_identity(op_) && meta.dim() >= 2)
     return cpu.copy_(at::eye(meta.size(-2), meta.size(-1), cpu.options()));
   return needs_ones(op_) ? cpu.fill_(1) : cpu.zero_();
@@ -78,7 +78,7 @@ Tensor Probe::twin_of(const Tensor& meta) {
 
 IValue Probe::to_cpu(const IValue& value) {
   if (value.isTensor()) return twin_of(value.toTensor());
-  if (value.isDevice()) return at::Device(at::kCPU);
+  if (value.isDevice()) return at::Device(host().type);
   if (value.isTensorList()) {
     std::vector<Tensor> tensors;
     for (const Tensor& tensor : value.toTensorVector()) tensors.push_back(twin_of(tensor));
@@ -142,7 +142,7 @@ void Probe::copy_written_geometry() const {
 
 /// A random operator draws from a copy, so that the program's own random numbers stay as they are.
 IValue private_generator(const IValue& value) {
-  if (value.isNone()) return at::detail::createCPUGenerator();
+  if (value.isNone()) return host().new_generator();
   return value.toGenerator().clone();
 }
 
@@ -219,7 +219,7 @@ void add_fallbacks(torch::Library& library) {
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findSchema(name);
-    if (!op.has_value() || !op->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+    if (!op.has_value() || !op->hasKernelForDispatchKey(host().backend) ||
         has_meta_kernel(*op))
       continue;
     library.impl(c10::toString(name).c_str(), fallback_for(*op));

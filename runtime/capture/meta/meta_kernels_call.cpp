@@ -114,17 +114,28 @@ bool lay_out_one_hot(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 /// are too few observations. Below 0: nothing asks.
 thread_local int64_t num_weight_checks = -1;
 
+bool asks_for_equality(const std::string& name) {
+  return name == "aten::cov" || name == "aten::corrcoef" || name == "aten::quantile" || name == "aten::nanquantile";
+}
+
 int64_t weight_checks_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  if (op.operator_name().name == "aten::corrcoef") return 0;
+  const std::string& name = op.operator_name().name;
+  if (name == "aten::corrcoef") return 0;
+  if (name == "aten::quantile" || name == "aten::nanquantile") return 1;
   const int64_t num_weights = static_cast<int64_t>(!argument(op, stack, 2).isNone()) + !argument(op, stack, 3).isNone();
   return num_weights == 0 ? 0 : num_weights + 1;
+}
+
+/// Neither a meta tensor nor what says that it is on the CPU and has no data.
+bool has_values(const Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
 }
 
 /// lstm.data and its kin: as many sequences as the state has, and steps until all items are used up.
 void assume_batch_sizes(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (op.operator_name().overload_name != "data" || op.schema().argumentIndexWithName("batch_sizes") != 1) return;
   c10::IValue& batch_sizes = stack.end()[1 - static_cast<ptrdiff_t>(op.schema().arguments().size())];
-  if (!batch_sizes.toTensor().is_meta()) return;
+  if (has_values(batch_sizes.toTensor())) return;
   const c10::IValue& state = argument(op, stack, 2);
   const Tensor hidden = state.isTensorList() ? state.toTensorVector().at(0) : state.toTensor();
   const int64_t num_items = argument(op, stack, 0).toTensor().size(0), num_sequences = hidden.size(1);
@@ -139,7 +150,7 @@ void assume_batch_sizes(const c10::OperatorHandle& op, torch::jit::Stack& stack)
 
 AssumedValues::AssumedValues(const c10::OperatorHandle& op, torch::jit::Stack& stack)
     : outer_checks_(num_weight_checks),
-      has_checks_(op.operator_name().name == "aten::cov" || op.operator_name().name == "aten::corrcoef") {
+      has_checks_(asks_for_equality(op.operator_name().name)) {
   if (has_checks_) num_weight_checks = weight_checks_of(op, stack);
   assume_batch_sizes(op, stack);
 }

@@ -1,4 +1,5 @@
 // Groups as values, and objects between ranks.
+#include "runtime/device/device.h"
 #include "smp/comm.h"
 
 #include <c10/util/Exception.h>
@@ -137,12 +138,12 @@ at::Tensor all_reduce_mean(const at::Tensor& tensor, const ProcessGroup& group) 
   engine::refuse_in_body("smp::all_reduce_mean",
                          "Return the tensor from the body and reduce what the step returns.");
   auto& transport = GroupUse("smp::all_reduce_mean", group).transport();
-  TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && tensor.is_cpu(),
+  TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && runtime::is_on_this_ranks_device(tensor),
                     "all_reduce_mean: expected a floating-point CPU tensor, got ",
                     tensor.defined() ? tensor.toString() : "an undefined one",
                     ". Convert it first: tensor.to(at::kFloat).");
   at::Tensor mean = tensor.detach().clone(at::MemoryFormat::Contiguous);
-  transport.all_reduce_sum(mean.mutable_data_ptr(), mean.numel(), mean.scalar_type());
+  transport.all_reduce_sum(runtime::memory_of(mean), mean.scalar_type());
   return mean.div_(transport.size());
 }
 

@@ -9,7 +9,7 @@
 
 #include "partitioner/partition/graph_costs.h"
 #include "partitioner/partition/partition.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/exchange/root_cause.h"
 #include "smp/engine/rank_state.h"
 

@@ -7,11 +7,11 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <numeric>
 
 #include "partitioner/graph/graph_io.h"
+#include "runtime/device/device.h"
 #include "runtime/gradients/gradient_reducer.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/root_cause.h"
@@ -68,10 +68,10 @@ double averaging_us_per_mib(const Context& context, const std::vector<int64_t>& 
   for (int k = 0; k < kTimes; ++k) {
     for (at::Tensor& parameter : parameters) parameter.mutable_grad() = at::ones_like(parameter.detach());
     world.barrier();
-    const auto begin = std::chrono::steady_clock::now();
+    const int64_t begin_ns = runtime::this_ranks_device().now_ns();
     reducer.begin(world.size());
     reducer.finish();
-    us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
+    us.push_back(static_cast<double>(runtime::this_ranks_device().now_ns() - begin_ns) * 1e-3);
   }
   std::nth_element(us.begin(), us.begin() + kTimes / 2, us.end());
   const double share = reducer.shared_bytes() > 0 ? 1 : 2.0 * (world.size() - 1) / world.size();  // as averaging_us()
@@ -108,13 +108,13 @@ class Measuring {
  private:
   // Adds to `costs` what may be kept, and tells all ranks the rest too. Returns the seconds that operators took.
   double measure(const std::vector<GraphToPlan>& graphs, MeasuredCosts& costs) {
-    const auto begin = std::chrono::steady_clock::now();
+    const int64_t begin_ns = runtime::this_ranks_device().now_ns();
     runtime::Transport& world = *rank_.context.world;
     const std::vector<int64_t> averaged = gradients_to_average(rank_);
     send_to_all(world, encode_wanted(graphs, averaged));
     const std::vector<GraphTimes> times = GraphsMeasurement(rank_, graphs).run();
     for (size_t g = 0; g < graphs.size(); ++g) costs.add(graphs[g].graph, times[g]);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const double seconds = static_cast<double>(runtime::this_ranks_device().now_ns() - begin_ns) * 1e-9;
     MeasuredCosts of_job = costs;
     // Not kept: the next job may have another network.
     if (!averaged.empty()) of_job.set_averaging_us_per_mib(averaging_us_per_mib(rank_.context, averaged));

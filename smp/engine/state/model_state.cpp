@@ -11,7 +11,8 @@
 #include <set>
 #include <sstream>
 
-#include "runtime/delayed/unmade.h"
+#include "runtime/device/device.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
@@ -81,7 +82,7 @@ std::map<std::string, at::Tensor> offered(const StateDict& state, std::string& e
     if ((entry.name == kSteps || entry.name == kIsDelayed) && error.empty())
       error = "expected names of parameters and buffers, got '" + entry.name + "', which smp uses itself.";
     const bool is_plain =
-        entry.tensor.defined() && entry.tensor.is_cpu() && entry.tensor.layout() == at::kStrided;
+        entry.tensor.defined() && runtime::is_on_host(entry.tensor) && entry.tensor.layout() == at::kStrided;
     if (!is_plain && error.empty())
       error = "expected dense CPU tensors, got another one for '" + entry.name + "'.";
     if (is_plain && !tensors.emplace(entry.name, entry.tensor).second && error.empty()) {
@@ -234,9 +235,8 @@ void ModelLoad::apply() {
   if (!exchange_->offers().contains(kSteps)) return;
   const at::Tensor steps = exchange_->deliver(kSteps, all);
   TORCH_INTERNAL_ASSERT(steps.numel() == 2, "training and evaluation steps");
-  const auto* counts = steps.const_data_ptr<int64_t>();
-  own_.training_steps = static_cast<uint64_t>(counts[0]);
-  own_.evaluation_steps = static_cast<uint64_t>(counts[1]);
+  own_.training_steps = static_cast<uint64_t>(steps[0].item<int64_t>());
+  own_.evaluation_steps = static_cast<uint64_t>(steps[1].item<int64_t>());
 }
 
 }  // namespace smp::engine

@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "partitioner/report/partition_table.h"
-#include "runtime/delayed/unmade.h"
-#include "runtime/device/process_memory.h"
+#include "runtime/device/device.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/tags.h"
 #include "smp/engine/program.h"
@@ -279,22 +279,12 @@ void Models::make_alike() {
     for (const runtime::NamedTensor& named : model->own.tensors()) {
       if (!is_placed(named.tensor)) tensors.push_back(named.tensor);
     }
-    broadcast_tensors(tensors, *context_.world, 0);
+    runtime::broadcast_tensors(tensors, *context_.world, 0);
   }
 }
 
 void Models::forget_alike() {
   for (const auto& model : models_) model->is_alike = model->is_alike && is_placed(*model);
-}
-
-void broadcast_tensors(const std::vector<at::Tensor>& tensors, runtime::Transport& group, int source) {
-  if (group.size() == 1) return;
-  const at::NoGradGuard no_grad;
-  for (at::Tensor tensor : tensors) {
-    at::Tensor data = tensor.detach().contiguous();
-    group.broadcast(data.mutable_data_ptr(), static_cast<int64_t>(data.nbytes()), source);
-    if (!data.is_alias_of(tensor)) tensor.copy_(data);
-  }
 }
 
 void load_tensors(runtime::StateExchange& exchange, const Model& model,
@@ -347,7 +337,7 @@ void Models::place(const std::shared_ptr<const Program>& program, Placement plac
   load_pending(fresh, owners);
   runtime::synchronise(owners, runtime::Bindings(std::move(unlike)), *context_.pipeline, *context_.replicas);
   runtime::release_others(owners, fresh, context_.pipeline->rank());
-  if (moves_values) runtime::return_freed_memory();
+  if (moves_values) runtime::this_ranks_device().release_free_memory();
   owners_ = std::move(owners);
   if (placement == Placement::kUsedTensors) return;
   for (const auto& model : to_place(program->graph)) {

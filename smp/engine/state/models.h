@@ -40,9 +40,6 @@ struct Reduction {
   runtime::ReducerOptions options(int number) const;
 };
 
-/// Every rank of `group` gets the values of its rank `source`. Collective.
-void broadcast_tensors(const std::vector<at::Tensor>& tensors, runtime::Transport& group, int source);
-
 /// What a program places of a model that it uses for the first time.
 enum class Placement { kWholeModels, kUsedTensors };
 

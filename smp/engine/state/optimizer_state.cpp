@@ -2,7 +2,6 @@
 #include "smp/engine/state/optimizer_state.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 
@@ -12,12 +11,12 @@
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <charconv>
-#include <cstring>
 #include <numeric>
 #include <set>
 #include <sstream>
 
-#include "runtime/delayed/unmade.h"
+#include "runtime/device/device.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/wire.h"
 #include "smp/engine/state/model_state.h"
@@ -65,18 +64,11 @@ void read_entries(runtime::WireReader& in, OptimizerState& state) {
   }
 }
 
-at::Tensor to_tensor(const std::string& text) {
-  at::Tensor bytes =
-      at::empty({static_cast<int64_t>(text.size())}, at::TensorOptions().dtype(at::kByte));
-  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  return bytes;
-}
-
 std::map<std::string, at::Tensor> offered(const OptimizerState& state, std::string& error) {
   std::map<std::string, at::Tensor> tensors;
   for (const auto& [parameter, fields] : state.entries) {
     for (const auto& [field, tensor] : fields) {
-      const bool is_plain = tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided;
+      const bool is_plain = tensor.defined() && runtime::is_on_host(tensor) && tensor.layout() == at::kStrided;
       if (!is_plain && error.empty()) {
         error = "expected dense CPU tensors, got another one for '" + field + "' of '" + parameter +
                 "'.";
@@ -85,7 +77,7 @@ std::map<std::string, at::Tensor> offered(const OptimizerState& state, std::stri
     }
   }
   if (!error.empty()) return {};
-  if (!state.kind.empty()) tensors.emplace(kGroups, to_tensor(groups_to_json(state)));
+  if (!state.kind.empty()) tensors.emplace(kGroups, runtime::tensor_of_bytes(groups_to_json(state)));
   return tensors;
 }
 
@@ -237,7 +229,7 @@ OptimizerLoad::OptimizerLoad(RankState& own, Optimizer& optimizer, const Optimiz
   TORCH_CHECK_VALUE(exchange_.offers().contains(kGroups), caller,
                     "expected the state of an optimizer, got an empty one on every rank.");
   const at::Tensor bytes = exchange_.deliver(kGroups, all_ranks(own));
-  groups_from_json({static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()}, groups_);
+  groups_from_json(std::string(runtime::bytes_of(bytes)), groups_);
   const std::string text = difference(without_entries(optimizer));
   TORCH_CHECK_VALUE(text.empty(), caller, text,
                     " Load the state of the same optimizer over the same model.");

@@ -1,8 +1,8 @@
 // The files of a save. Tensors are "model/NAME" and "optimizer/PARAMETER/FIELD", the rest is
 // metadata.
+#include "runtime/device/device.h"
 #include "smp/state_reader.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <boost/crc.hpp>
@@ -10,7 +10,6 @@
 #include <boost/json/serialize.hpp>
 #include <boost/json/string.hpp>
 #include <charconv>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -60,7 +59,7 @@ std::string checksum_of(const Safetensors& file) {
     std::ostringstream geometry;
     geometry << data.scalar_type() << data.sizes();
     add(name), add(geometry.str());
-    add({static_cast<const char*>(data.const_data_ptr()), data.nbytes()});
+    add(runtime::bytes_of(data));
   }
   return hexadecimal(sum.checksum());
 }
@@ -91,12 +90,6 @@ bool is_text(const std::string& bytes) {
   return !error;
 }
 
-at::Tensor to_tensor(const std::string& bytes) {
-  at::Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::TensorOptions().dtype(at::kByte));
-  std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
-  return tensor;
-}
-
 void put_user_content(const UserContent& user, Safetensors& file) {
   runtime::WireWriter others;
   for (const auto& [key, value] : user) {
@@ -107,7 +100,7 @@ void put_user_content(const UserContent& user, Safetensors& file) {
     }
   }
   const std::string bytes = others.take();
-  if (!bytes.empty()) file.tensors.emplace_back(kUserBytes, to_tensor(bytes));
+  if (!bytes.empty()) file.tensors.emplace_back(kUserBytes, runtime::tensor_of_bytes(bytes));
 }
 
 void take_content(std::string_view bytes, UserContent& user) {
@@ -202,7 +195,7 @@ class Share {
       optimizer.entries[name.substr(kOptimizer.size(), field - kOptimizer.size())]
                        [name.substr(field + 1)] = tensor;
     } else if (name == kUserBytes) {
-      take_content({static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()}, user);
+      take_content(runtime::bytes_of(tensor), user);
     }
   }
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <string>
 
+#include "runtime/device/device.h"
+
 namespace smp::engine {
 
 using namespace partitioner;
@@ -20,7 +22,7 @@ struct Extent {
 };
 
 Extent extent_of(const at::Tensor& tensor) {
-  const auto first = reinterpret_cast<int64_t>(tensor.const_data_ptr());
+  const auto first = reinterpret_cast<int64_t>(runtime::data_of(tensor));
   if (tensor.numel() == 0) return {first, first};
   int64_t last = 0;
   for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);

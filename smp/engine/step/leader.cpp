@@ -9,7 +9,7 @@
 
 #include "partitioner/graph/graph_io.h"
 #include "partitioner/plan/plan_io.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/root_cause.h"
 #include "smp/engine/planning/auto_layout.h"
@@ -74,12 +74,12 @@ step_internal::Results Leader::run() {
       return body.recording->graph.has_backward();
     });
     check_random_stream(trains);
-    if (!has_run_ahead_) {
+    if (ahead_ == Ahead::kNone) {
       std::vector<Program*> programs;
       for (const CapturedBody& body : bodies_) programs.push_back(&add_microbatch(body, message));
       rank_.programs.schedule(programs, TablePart::kWhole);
     } else {
-      forward_captured();
+      forward_until(bodies_.size(), bodies_.back());
       run_.check_writes();
       leave_out_dropped();
       message = new_message(Round::kFinish, bodies_.size());
@@ -165,11 +165,9 @@ void Leader::capture_body(runtime::BodyCapture& capture, const std::string& key)
     throw;
   }
   rank_.context.body_in_progress = nullptr;
-  ghosts.clear();
-  capture.release_run();
   if (m < assumed_.size() && !same_run(assumed_[m], bodies_[m])) {
     assumed_.resize(m);
-    foresees_ = false;
+    ahead_ = Ahead::kOneByOne;
   }
 }
 
@@ -186,7 +184,7 @@ std::vector<at::Tensor> Leader::read(const ValueRead& wanted) {
   const CapturedBody now{.recording = wanted.matched, .scalars = wanted.scalars, .constants = wanted.changed_constants};
   if (m >= assumed_.size() || !same_run(so_far(wanted, assumed_[m]), now)) {
     assumed_.resize(std::min(assumed_.size(), m));
-    run_ahead(now);
+    forward_until(ahead_ == Ahead::kOneByOne ? m + 1 : inputs_.size(), now);
   }
   std::vector<at::Tensor> values;
   for (ValueId id : wanted.values) values.push_back(run_.value(m, id));
@@ -206,7 +204,7 @@ std::vector<at::Tensor> Leader::probe(const ValueRead& wanted) {
     return compute_locally(wanted, nodes, inputs_[m], rank_.models.bindings(),
                            random_state(rank_, *trains_, step, m, inputs_.size()));
   }
-  forward_captured();
+  if (m > 0) forward_until(m, bodies_.back());
   assumed_.resize(std::min(assumed_.size(), m));  // the probe takes the place of what ran ahead
   auto recording = std::make_shared<runtime::Recording>();
   recording->graph = wanted.graph;
@@ -228,8 +226,8 @@ std::vector<at::Tensor> Leader::probe(const ValueRead& wanted) {
 
 // Before the first step of a model its values may still differ between ranks; from here on they do not.
 void Leader::begin_ahead() {
-  if (has_run_ahead_ || rank_.models.are_alike()) return;
-  has_run_ahead_ = true;
+  if (ahead_ != Ahead::kNone || rank_.models.are_alike()) return;
+  ahead_ = Ahead::kAll;
   StepMessage message = new_message(Round::kForward, 0);
   meet_replicas(message, /*is_last=*/false);
   perform(message);
@@ -242,30 +240,17 @@ bool Leader::all_here(const ValueRead& wanted) const {
                       [&](const Value& value) { return is_named(value) && elsewhere.contains(value.name); });
 }
 
-// Forwards of the bodies that have ended, of the one in progress, and of the later ones, taken to be like it. Once that was
-// wrong in a step, none of later ones: each body may use a number of its own, and all would run again for each.
-void Leader::run_ahead(const CapturedBody& current) {
+// Forwards of the microbatches before `end` that have not run: those of bodies that have ended, and of later ones, taken to
+// be like `current`.
+void Leader::forward_until(size_t end, const CapturedBody& current) {
   const size_t first = assumed_.size();
-  has_run_ahead_ = true;
+  if (first >= end) return;
+  if (ahead_ == Ahead::kNone) ahead_ = Ahead::kAll;
   if (!trains_) trains_ = current.recording->graph.has_backward();
   StepMessage message = new_message(Round::kForward, first);
-  const size_t end = foresees_ ? inputs_.size() : bodies_.size() + 1;
   for (size_t m = first; m < end; ++m) {
     assumed_.push_back(m < bodies_.size() ? bodies_[m] : current);
     add_microbatch(assumed_.back(), message);
-  }
-  meet_replicas(message, /*is_last=*/false);
-  perform(message);
-}
-
-void Leader::forward_captured() {
-  if (assumed_.size() >= bodies_.size()) return;
-  has_run_ahead_ = true;
-  if (!trains_) trains_ = bodies_.back().recording->graph.has_backward();
-  StepMessage message = new_message(Round::kForward, assumed_.size());
-  for (size_t m = assumed_.size(); m < bodies_.size(); ++m) {
-    assumed_.push_back(bodies_[m]);
-    add_microbatch(bodies_[m], message);
   }
   meet_replicas(message, /*is_last=*/false);
   perform(message);

@@ -35,15 +35,27 @@ class Leader {
   void end_join(int source);
 
  private:
+  /// How far forwards run ahead of the bodies.
+  enum class Ahead {
+    kNone,      // no body has read a value that stages compute: the step is one round
+    kAll,       // one has, and later ones are taken to do as it does
+    kOneByOne,  // a later one did not, so each is waited for: each may use a number of its own
+  };
+  /// Which meeting of the replicas' leaders comes next.
+  enum class Meeting {
+    kFirst,
+    kLast,  // once more at the end, since one of them reads values
+    kNone,
+  };
+
   MicrobatchInputs split();
   void capture_bodies();
   void capture_body(runtime::BodyCapture& capture, const std::string& key);
   runtime::BodyCapture& own_capture();
   std::vector<at::Tensor> read(const runtime::ValueRead& read);
   std::vector<at::Tensor> probe(const runtime::ValueRead& read);
-  void run_ahead(const runtime::CapturedBody& assumed);
   void begin_ahead();
-  void forward_captured();
+  void forward_until(size_t end, const runtime::CapturedBody& current);
   bool all_here(const runtime::ValueRead& read) const;
   void check_made(const partitioner::Graph& graph) const;
 
@@ -70,14 +82,12 @@ class Leader {
   std::vector<runtime::CapturedBody> assumed_;  // by microbatch: what its forward ran as
   runtime::Owners planned_;                     // placement after the programs planned so far
   std::optional<bool> trains_;                  // which random numbers the forwards so far drew
-  bool has_met_replicas_ = false;
+  Ahead ahead_ = Ahead::kNone;
+  Meeting next_meeting_ = Meeting::kFirst;
   int32_t first_active_replica_ = 0;
   int32_t gradient_divisor_ = 1;
-  bool a_replica_reads_ = false;
   std::exception_ptr failure_;   // of a round
   std::optional<runtime::StepMessage> refusal_;  // by the replicas, in answer to a read
-  bool has_run_ahead_ = false;  // rounds have begun, though their forwards may be undone by now
-  bool foresees_ = true;        // bodies have done what was assumed of them
   std::vector<uint64_t> added_;      // programs new in this step
   std::vector<uint64_t> forgotten_;  // programs that the followers do not know to be forgotten
 };

@@ -63,7 +63,8 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
     }
   }
   runtime::Transport& replicas = *rank_.context.replicas;
-  if (replicas.size() == 1 || (has_met_replicas_ && !is_last) || (has_met_replicas_ && !a_replica_reads_)) return;
+  const Meeting meeting = next_meeting_;
+  if (replicas.size() == 1 || meeting == Meeting::kNone || (meeting == Meeting::kLast && !is_last)) return;
   ReplicaStep own{.step_function = step_number_, .training_steps = message.step, .error = message.error};
   own.is_value_error = message.is_value_error;
   own.trains = message.trains;
@@ -73,10 +74,9 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
   if (own.trains) own.reduction = describe_reductions(rank_.models);
   own.reads = !is_last;
   if (is_last && own.error.empty()) own.owners = new_owners();
-  const bool is_first = !has_met_replicas_;
-  has_met_replicas_ = true;
   const std::vector<ReplicaStep> all = gather(own, replicas);
-  for (const ReplicaStep& other : all) a_replica_reads_ = a_replica_reads_ || (is_first && other.reads);
+  const bool one_reads = std::any_of(all.begin(), all.end(), [](const ReplicaStep& other) { return other.reads; });
+  next_meeting_ = meeting == Meeting::kFirst && one_reads ? Meeting::kLast : Meeting::kNone;
   follow_active(all, message);
   if (is_last && own.trains) message.reduced = united_reductions(all);
   const std::optional<Refusal> refusal = disagreement(all, rank_.join.options.throw_on_early_termination);
@@ -85,11 +85,11 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
     message.is_value_error = refusal->is_value_error;
   }
   if (!is_last && refusal) {
-    a_replica_reads_ = false;  // all know, and will not meet again
+    next_meeting_ = Meeting::kNone;  // all know
     refusal_ = message;
     throw_refusal(message);
   }
-  if (!is_last || !is_first || !a_replica_reads_ || refusal) return;
+  if (!is_last || next_meeting_ == Meeting::kNone || refusal) return;
   // Another replica reads. This one begins with it, and then waits for how that ends.
   StepMessage begin = message;
   begin.round = Round::kForward;

@@ -1,11 +1,9 @@
 // Exchange of returned values.
 #include "smp/engine/step/results.h"
 
-#include <ATen/EmptyTensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 
@@ -53,8 +51,9 @@ bool is_sole_owner(const at::Tensor& tensor) {
 at::Tensor copy(const at::Tensor& tensor) {
   if (!is_plain(tensor)) return tensor.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous);
   // Past the dispatcher, which would cost more than all else that is done for a loss.
-  at::Tensor own = at::detail::empty_cpu(tensor.sizes(), tensor.scalar_type());
-  if (tensor.nbytes() > 0) std::memcpy(own.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
+  const runtime::Device& device = runtime::device_holding(tensor);
+  at::Tensor own = device.empty(tensor.sizes(), tensor.scalar_type());
+  device.copy(runtime::memory_of(own).data, runtime::data_of(tensor), static_cast<int64_t>(own.nbytes()));
   return own;
 }
 
@@ -116,7 +115,7 @@ class Exchange {
     for (int r = 0; r < pipeline_.size(); ++r) {
       if (r == pipeline_.rank() || bytes_[r] == 0) continue;
       auto& message = (*messages_)[r] = std::make_unique<runtime::MessageBuffer>(bytes_[r]);
-      received_.emplace_back(pipeline_.irecv(r, runtime::kResultTag, message->data(), bytes_[r]), bytes_[r]);
+      received_.emplace_back(pipeline_.irecv(r, runtime::kResultTag, message->memory(bytes_[r])), bytes_[r]);
     }
   }
 
@@ -128,8 +127,8 @@ class Exchange {
       if (slot.owner != pipeline_.rank()) continue;
       at::Tensor tensor = own_copy(runs_[slot.microbatch], results[slot.microbatch], slot.value);
       check_geometry(tensor, *slot.spec);
-      if (message && tensor.nbytes() > 0) {
-        std::memcpy(message->data() + written, tensor.const_data_ptr(), tensor.nbytes());
+      if (message) {
+        message->device().copy(message->data() + written, runtime::data_of(tensor), static_cast<int64_t>(tensor.nbytes()));
         written += tensor.nbytes();
       }
       returned_[slot.position][slot.microbatch] = std::move(tensor);
@@ -140,7 +139,7 @@ class Exchange {
     const int me = pipeline_.rank();
     for (int r = 0; r < pipeline_.size() && bytes_[me] > 0; ++r) {
       if (r == me) continue;
-      sent_.push_back(pipeline_.isend(r, runtime::kResultTag, (*messages_)[me]->data(), bytes_[me]));
+      sent_.push_back(pipeline_.isend(r, runtime::kResultTag, (*messages_)[me]->memory(bytes_[me])));
     }
   }
 
@@ -148,9 +147,10 @@ class Exchange {
     std::vector<size_t> read(bytes_.size(), 0);
     for (const Slot& slot : slots_) {
       if (slot.owner == pipeline_.rank()) continue;
-      at::Tensor tensor = at::detail::empty_cpu(slot.spec->sizes, slot.spec->dtype);
-      const char* source = (*messages_)[slot.owner]->data() + read[slot.owner];
-      if (tensor.nbytes() > 0) std::memcpy(tensor.mutable_data_ptr(), source, tensor.nbytes());
+      const runtime::MessageBuffer& message = *(*messages_)[slot.owner];
+      at::Tensor tensor = message.device().empty(slot.spec->sizes, slot.spec->dtype);
+      const auto bytes = static_cast<int64_t>(tensor.nbytes());
+      message.device().copy(runtime::memory_of(tensor).data, message.data() + read[slot.owner], bytes);
       read[slot.owner] += tensor.nbytes();
       returned_[slot.position][slot.microbatch] = std::move(tensor);
     }

@@ -1,26 +1,25 @@
 // Splitting of step arguments.
 #include "smp/engine/step/split.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <c10/util/strides.h>
 
-#include <cstring>
 #include <memory>
 #include <string>
 
+#include "runtime/device/device.h"
 #include "runtime/libtorch/memory_tensor.h"
 
 namespace smp::engine {
 namespace {
 
-constexpr size_t kAlignment = 64;  // of the CPU allocator's memory
+constexpr auto kAlignment = static_cast<size_t>(runtime::Device::kAlignment);
 
 using step_internal::Share;
 using step_internal::StepTensor;
 
 void check_data(const at::Tensor& tensor, int64_t position) {
-  TORCH_CHECK_VALUE(tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided, "step argument ", position,
+  TORCH_CHECK_VALUE(tensor.defined() && runtime::is_on_this_ranks_device(tensor) && tensor.layout() == at::kStrided, "step argument ", position,
                     ": expected a dense CPU tensor, got ", tensor.defined() ? tensor.toString() : "an undefined one", ".");
   TORCH_CHECK_VALUE(!tensor.requires_grad(), "step argument ", position,
                     ": expected data, got a tensor that requires a gradient, which would be lost. detach() it.");
@@ -59,7 +58,7 @@ bool is_dense(const at::Tensor& tensor) {
 
 // All of a tensor, in its own memory where that is aligned.
 at::Tensor whole(const at::Tensor& tensor) {
-  const bool is_aligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(runtime::data_of(tensor)) % kAlignment == 0;
   return is_dense(tensor) && is_aligned ? tensor.detach() : tensor.detach().clone();
 }
 
@@ -70,7 +69,8 @@ std::vector<at::Tensor> cut_dense(const at::Tensor& argument, int64_t microbatch
   sizes[0] /= microbatches;
   const auto strides = c10::contiguous_strides(sizes);
   const size_t bytes = argument.nbytes() / static_cast<size_t>(microbatches);
-  auto* source = static_cast<char*>(const_cast<void*>(argument.const_data_ptr()));
+  const runtime::Device& device = runtime::device_holding(argument);
+  auto* source = static_cast<char*>(const_cast<void*>(runtime::data_of(argument)));
   size_t pitch = bytes;
   char* first = source;
   std::shared_ptr<const void> holder;
@@ -78,18 +78,17 @@ std::vector<at::Tensor> cut_dense(const at::Tensor& argument, int64_t microbatch
     holder = std::make_shared<const at::Tensor>(argument);
   } else {
     pitch = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    const size_t all_bytes = pitch * static_cast<size_t>(microbatches);
-    auto block = std::make_shared<const c10::DataPtr>(c10::GetCPUAllocator()->allocate(all_bytes));
+    auto block = std::make_shared<const c10::DataPtr>(device.allocate(static_cast<int64_t>(pitch) * microbatches));
     first = static_cast<char*>(block->get());
-    for (size_t m = 0; m < static_cast<size_t>(microbatches) && bytes > 0; ++m) {
-      std::memcpy(first + m * pitch, source + m * bytes, bytes);
+    for (size_t m = 0; m < static_cast<size_t>(microbatches); ++m) {
+      device.copy(first + m * pitch, source + m * bytes, static_cast<int64_t>(bytes));
     }
     holder = std::move(block);
   }
   std::vector<at::Tensor> parts;
   parts.reserve(static_cast<size_t>(microbatches));
   for (size_t m = 0; m < static_cast<size_t>(microbatches); ++m) {
-    parts.push_back(runtime::tensor_on(first + m * pitch, sizes, strides, argument.scalar_type(), holder));
+    parts.push_back(runtime::tensor_on(device, first + m * pitch, sizes, strides, argument.scalar_type(), holder));
   }
   return parts;
 }

@@ -319,7 +319,7 @@ void broadcast_over_replicas(const RankState& rank, const Model& model, int sour
   for (const runtime::NamedTensor& named : model.own.tensors()) {
     if (is_wanted(named) && rank.models.is_placed_here(named.tensor)) tensors.push_back(named.tensor);
   }
-  broadcast_tensors(tensors, *rank.context.replicas, source);
+  runtime::broadcast_tensors(tensors, *rank.context.replicas, source);
 }
 
 }  // namespace smp::engine

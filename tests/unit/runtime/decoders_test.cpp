@@ -30,7 +30,7 @@ using support::contains;
 using support::Decoder;
 using support::expect_survives_damage;
 
-std::string bytes_of(const at::Tensor& tensor) {
+std::string encoded(const at::Tensor& tensor) {
   WireWriter out;
   out.put(tensor);
   return out.take();
@@ -47,9 +47,9 @@ Decoder tensors() {
   at::Tensor wrapped = at::scalar_tensor(0.1, at::kDouble);
   wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
   return {"tensor",
-          {bytes_of(numbers), bytes_of(numbers.transpose(0, 2)), bytes_of(numbers.slice(1, 0, 2)), bytes_of(wrapped),
-           bytes_of(numbers.to(at::kBFloat16)), bytes_of(numbers.gt(3)), bytes_of(at::empty({0, 3})), bytes_of(at::ones({1, 5}).t()),
-           bytes_of(numbers.to(at::kComplexDouble))},
+          {encoded(numbers), encoded(numbers.transpose(0, 2)), encoded(numbers.slice(1, 0, 2)), encoded(wrapped),
+           encoded(numbers.to(at::kBFloat16)), encoded(numbers.gt(3)), encoded(at::empty({0, 3})), encoded(at::ones({1, 5}).t()),
+           encoded(numbers.to(at::kComplexDouble))},
           [](std::string_view bytes) { read_tensor(bytes, "test"); }};
 }
 
@@ -75,7 +75,7 @@ TEST(WireTensor, EveryGeometryArrivesAsItWas) {
   const std::vector<int64_t> many_dimensions(300, 1);
   for (const at::Tensor& sent : {numbers, numbers.transpose(0, 2), numbers.select(1, 1), at::empty({0, 3}), at::scalar_tensor(2.0),
                                  at::ones(many_dimensions), numbers.to(at::kComplexFloat)}) {
-    const at::Tensor came = read_tensor(bytes_of(sent), "test");
+    const at::Tensor came = read_tensor(encoded(sent), "test");
     EXPECT_EQ(came.scalar_type(), sent.scalar_type());
     EXPECT_EQ(came.strides(), sent.clone().strides());
     EXPECT_TRUE(came.equal(sent));
@@ -84,7 +84,7 @@ TEST(WireTensor, EveryGeometryArrivesAsItWas) {
 
 // Allocated by strides and filled by elements, such a tensor would be written 4 MiB behind its end.
 TEST(WireTensor, StridesOfZeroAreRefused) {
-  std::string bytes = bytes_of(at::ones({1024, 1024}));
+  std::string bytes = encoded(at::ones({1024, 1024}));
   constexpr size_t kStrides[] = {6 + 8, 6 + 24};  // behind type, wrapped number and dimensions, each behind its size
   for (const size_t at : kStrides) overwrite<int64_t>(bytes, at, 0);
   const std::string text = support::refusal_of(tensors(), bytes);
@@ -93,14 +93,14 @@ TEST(WireTensor, StridesOfZeroAreRefused) {
 
 // As far from the first element to the last as that of a dense one, but several elements lie in one place.
 TEST(WireTensor, StridesThatOverlapAreRefused) {
-  std::string bytes = bytes_of(at::ones({3, 3}));
+  std::string bytes = encoded(at::ones({3, 3}));
   overwrite<int64_t>(bytes, 6 + 8, 4);
   overwrite<int64_t>(bytes, 6 + 24, 0);
   EXPECT_TRUE(contains(support::refusal_of(tensors(), bytes), "strides of a dense tensor"));
 }
 
 TEST(WireTensor, OtherLiesAreNamedWithTheirByte) {
-  const std::string good = bytes_of(at::ones({2, 3}));
+  const std::string good = encoded(at::ones({2, 3}));
   const auto refused = [&](size_t at, auto number) {
     std::string bad = good;
     overwrite(bad, at, number);
@@ -116,14 +116,14 @@ TEST(WireTensor, OtherLiesAreNamedWithTheirByte) {
   EXPECT_TRUE(contains(refused(14, int64_t{-3}), "at byte 14, got -3"));
   EXPECT_TRUE(contains(refused(14, int64_t{1}), "strides of a dense tensor"));
   EXPECT_TRUE(contains(refused(38, uint64_t{1} << 40), "more bytes at byte 46, got 24 bytes"));
-  std::string no_bool = bytes_of(at::ones({1}, at::kBool));
+  std::string no_bool = encoded(at::ones({1}, at::kBool));
   no_bool.back() = 2;
   EXPECT_TRUE(contains(support::refusal_of(tensors(), no_bool), "bytes of 0 and 1 as bools"));
 }
 
 TEST(WireTensor, WhatTheReaderRefusesIsNotWritten) {
-  EXPECT_THROW(bytes_of(at::ones({2}).to_sparse()), c10::ValueError);
-  EXPECT_THROW(bytes_of(at::empty({2}, at::TensorOptions(at::kMeta))), c10::ValueError);
+  EXPECT_THROW(encoded(at::ones({2}).to_sparse()), c10::ValueError);
+  EXPECT_THROW(encoded(at::empty({2}, at::TensorOptions(at::kMeta))), c10::ValueError);
 }
 
 // One such count in a message of 87 bytes asked for gigabytes.

@@ -42,8 +42,8 @@ void expect_sum(Transport& group, SharedSum& sum, int64_t num_elements, c10::Sca
   }
   std::vector<T> got(static_cast<size_t>(num_elements));
   const int64_t head = num_elements / 3;  // in two pieces, neither of them a part of one rank
-  sum.read(0, head * static_cast<int64_t>(sizeof(T)), got.data());
-  sum.read(head * static_cast<int64_t>(sizeof(T)), (num_elements - head) * static_cast<int64_t>(sizeof(T)), got.data() + head);
+  sum.read(0, {got.data(), head * static_cast<int64_t>(sizeof(T))});
+  sum.read(head * static_cast<int64_t>(sizeof(T)), {got.data() + head, (num_elements - head) * static_cast<int64_t>(sizeof(T))});
   sum.release();
   EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(T)), 0) << num_elements << " " << type << " " << round;
 }
@@ -74,7 +74,7 @@ TEST_P(SharedSums, TellOnceWhichPartIsSummedHere) {
     });
     sum.wait("shared sum");
     std::vector<float> got(11);
-    sum.read(0, 44, got.data());
+    sum.read(0, {got.data(), 44});
     sum.release();
     EXPECT_EQ(num_calls, 1);
     EXPECT_EQ(got, std::vector<float>(11, 0.5F * static_cast<float>(group.size())));

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "runtime/transport/error.h"
+#include "runtime/transport/running_sum.h"
 #include "tests/unit/runtime/transport_contract.h"
 
 namespace smp::runtime {
@@ -47,6 +48,25 @@ TEST_P(TransportFailures, RefusesCallersMistakesBeforeAnythingIsSent) {
     expect_contains(error_of([&] { (void)transport.isend(n, 0, &value, 4); }),
                     "isend: expected a peer of 0 ... " + std::to_string(n - 1) + ", got rank " +
                         std::to_string(n));
+    transport.barrier();
+  });
+}
+
+// What moves host memory must not read an address of another device.
+TEST_P(TransportFailures, RefusesMemoryOfADeviceThatItDoesNotMove) {
+  run([](Transport& transport) {
+    int64_t value = 0;
+    const DeviceMemory memory{&value, sizeof value, c10::DeviceType::CUDA};
+    const auto refused = [](const std::string& operation, const auto& call) {
+      EXPECT_THROW(call(), c10::ValueError);
+      expect_contains(error_of(call), operation + ": expected memory of the host");
+      expect_contains(error_of(call), "of type cuda");
+    };
+    refused("isend", [&] { (void)transport.isend(0, 0, memory); });
+    refused("irecv", [&] { (void)transport.irecv(0, 0, memory); });
+    refused("broadcast", [&] { transport.broadcast(memory, 0); });
+    refused("all_reduce_sum", [&] { transport.all_reduce_sum(memory, c10::ScalarType::Long); });
+    refused("all_reduce_sum", [&] { RunningSum(transport, 0, memory, nullptr, c10::ScalarType::Float); });
     transport.barrier();
   });
 }

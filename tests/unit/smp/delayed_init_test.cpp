@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 #include "smp/smp.h"
 #include "tests/support/bits.h"
 

@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "examples/common/tensor_memory.h"
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"

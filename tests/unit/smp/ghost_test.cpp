@@ -1,11 +1,12 @@
 // What a body may learn of its tensors: no values, through no door, and what torch::equal answers.
 #include <gtest/gtest.h>
 
+#include <ATen/autocast_mode.h>
+
 #include <functional>
 
 #include "tests/support/messages.h"
-#include "tests/support/smp_ranks.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
@@ -117,6 +118,25 @@ TEST(ParameterHook, Runs) {
     step(data, target);
     tests::eager_step(*twin, data, target, 2);
     tests::expect_twins(model, *twin, "with hooks");
+  });
+}
+
+// Models ask for devices to choose kernels, to move masks and to open autocast.
+TEST(Device, TakesTheBranchesOfALoop) {
+  tests::expect_as_in_a_loop<SmallNet>({.ranks = 2}, [](const tests::BodyRun<SmallNet>& run) {
+    const at::Tensor weight = run.net.first->weight;
+    at::Tensor data = run.data.to(weight.device());
+    data = data.is_cpu() && !data.is_meta() && data.device() == weight.device() ? data * 2 : data;
+    data = data.toString() == weight.toString() ? data + 1 : data;
+    const auto device = data.device().type();
+    at::autocast::set_autocast_enabled(device, true);
+    const at::Tensor output = run.forward(data);
+    at::autocast::set_autocast_enabled(device, false);
+    at::autocast::clear_cache();
+    const at::Tensor loss = (output.to(weight.options()) * torch::arange(4, output.device())).square().mean();
+    run.backward(loss);
+    run.trace.push_back(output.scalar_type() == at::kBFloat16);
+    return loss;
   });
 }
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "smp/engine/conductor.h"
+#include "smp/engine/rank_state.h"
 #include "smp/smp.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/seeded_net.h"
@@ -19,9 +19,9 @@ using tests::run_smp_ranks;
 const Config kMeasured{.microbatches = 2, .cost = CostSource::kMeasured, .cost_cache = "off", .log_level = LogLevel::kOff};
 
 bool knows_all_operators_of(size_t model) {
-  const engine::Conductor& conductor = engine::conductor("test");
-  const partitioner::Graph& graph = conductor.models().all()[model]->first_program->graph;
-  return conductor.programs().options(graph).measured->covers(graph);
+  const engine::RankState& rank = engine::rank_state("test");
+  const partitioner::Graph& graph = rank.models.all()[model]->first_program->graph;
+  return rank.programs.options(graph).measured->covers(graph);
 }
 
 TEST(MeasuredCosts, MakeNoParameterOfAnotherRank) {

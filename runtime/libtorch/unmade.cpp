@@ -1,17 +1,16 @@
 // Storages whose DataPtr holds no data but the way to them.
-#include "runtime/delayed/unmade.h"
+#include "runtime/libtorch/unmade.h"
 
 #include <c10/core/StorageImpl.h>
 
 #include <map>
 #include <unordered_set>
 
-#include "runtime/capture/ghosts.h"
-#include "runtime/delayed/recording.h"
+#include "runtime/device/device.h"
+#include "runtime/libtorch/raw_pointers.h"
+#include "runtime/libtorch/tensor_spec.h"
 
 namespace smp::runtime {
-
-using partitioner::TensorSpec;
 
 namespace {
 
@@ -31,9 +30,10 @@ void move_into(c10::StorageImpl& unmade, const c10::Storage& made) {
 c10::Storage make_unmade_storage(Origin origin, int64_t num_bytes, const std::string& maker) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(num_bytes),
-      c10::DataPtr(nullptr, new Origin(std::move(origin)), &delete_origin, c10::Device(c10::kCPU)),
-      c10::GetAllocator(c10::kCPU), /*resizable=*/true);
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      c10::DataPtr(nullptr, new Origin(std::move(origin)), &delete_origin, c10::Device(host().type)),
+      c10::GetAllocator(host().type), /*resizable=*/true);
+  refuse_raw_pointers(
+      *storage,
       "expected a tensor with values, got one made by " + maker +
       " under smp::DelayParamInitialization, which has none "
       "yet. It gets them in the first step of its DistributedModel, on the ranks that hold it. "
@@ -51,34 +51,24 @@ const Origin* origin_of(const at::Tensor& tensor) {
                                               : nullptr;
 }
 
-at::Tensor tensor_of(const TensorSpec& spec, const c10::Storage& storage) {
-  const auto key =
-      storage.device_type() == c10::kMeta ? c10::DispatchKey::Meta : c10::DispatchKey::CPU;
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(spec.dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides,
-                                                      spec.storage_offset);
-  return tensor;
-}
-
 void make_values(const std::vector<at::Tensor>& tensors) {
   struct Wanted {
-    std::shared_ptr<DelayedRecording> recording;
+    std::shared_ptr<ValueSource> source;
     std::vector<int32_t> numbers;
     std::vector<c10::StorageImpl*> storages;
   };
-  std::map<const DelayedRecording*, Wanted> wanted;
+  std::map<const ValueSource*, Wanted> wanted;
   std::unordered_set<const c10::StorageImpl*> seen;
   for (const at::Tensor& tensor : tensors) {
     const Origin* origin = origin_of(tensor);
     if (origin == nullptr || !seen.insert(storage_of(tensor)).second) continue;
-    Wanted& own = wanted[origin->recording.get()];
-    own.recording = origin->recording;
+    Wanted& own = wanted[origin->source.get()];
+    own.source = origin->source;
     own.numbers.push_back(origin->storage);
     own.storages.push_back(storage_of(tensor));
   }
   for (const auto& [key, own] : wanted) {
-    std::vector<c10::Storage> made = own.recording->compute(own.numbers);
+    std::vector<c10::Storage> made = own.source->compute(own.numbers);
     for (size_t i = 0; i < made.size(); ++i) move_into(*own.storages[i], made[i]);
   }
 }
@@ -86,7 +76,7 @@ void make_values(const std::vector<at::Tensor>& tensors) {
 at::Tensor value_of(const at::Tensor& tensor) {
   const Origin* origin = origin_of(tensor);
   if (origin == nullptr) return tensor;
-  return tensor_of(spec_of(tensor), origin->recording->compute({origin->storage}).front());
+  return tensor_of(spec_of(tensor), origin->source->compute({origin->storage}).front());
 }
 
 }  // namespace smp::runtime

@@ -1,43 +1,32 @@
-// Tensors that a body has brought to the CPU: their content is real, and operators on them are both run and recorded, so
-// that a body may print them, look at them through pointers, or go on computing with them.
+// Which operators run here, and what the body gets of them.
+#include "runtime/capture/host_values.h"
+
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "runtime/capture/arguments.h"
-#include "runtime/capture/body_capture.h"
 #include "runtime/capture/ghosts.h"
+#include "runtime/capture/interceptor.h"
 #include "runtime/capture/places.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime {
 
+// tensor.cpu() names all that the tensor is, and LibTorch prints through doubles on the CPU; other calls of to(), as
+// x.to(weight.device()), leave the tensor where it is.
 bool asks_for_host_copy(const OperatorInfo& info, const torch::jit::Stack& stack) {
-  if (!info.copies_to_device) return false;
-  const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
-  return std::any_of(stack.begin() + static_cast<ptrdiff_t>(first), stack.end(),
-                     [](const c10::IValue& argument) { return argument.isDevice() && argument.toDevice().is_cpu(); });
+  if (!info.may_copy_to_host) return false;
+  const auto* arguments = &stack.end()[-info.num_arguments];
+  const auto says = [](const c10::IValue& argument, int64_t wanted) { return argument.isInt() && argument.toInt() == wanted; };
+  const auto is_host = [](const c10::IValue& device) { return device.isDevice() && device.toDevice().type() == host().type; };
+  if (info.overload == "device") return is_host(arguments[1]) && says(arguments[2], static_cast<int64_t>(at::kDouble));
+  const at::Tensor& tensor = arguments[0].toTensor();
+  return says(arguments[1], static_cast<int64_t>(tensor.scalar_type())) &&
+         says(arguments[2], static_cast<int64_t>(tensor.layout())) && is_host(arguments[3]);
 }
 
 namespace {
-
-/// Calls `replace` for each tensor in `value`, lists included.
-void map_tensors(c10::IValue& value, const std::function<at::Tensor(const at::Tensor&)>& replace) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) value = replace(value.toTensor());
-  } else if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(tensor.defined() ? replace(tensor) : tensor);
-    value = std::move(list);
-  } else if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-      list.push_back(tensor && tensor->defined() ? std::optional(replace(*tensor)) : tensor);
-    }
-    value = std::move(list);
-  }
-}
 
 // The arguments on the stack that the operator writes to and the stages hold.
 std::vector<at::Tensor> written_on_stages(const OperatorInfo& info, torch::jit::Stack& stack, const Bindings& bindings) {
@@ -46,7 +35,7 @@ std::vector<at::Tensor> written_on_stages(const OperatorInfo& info, torch::jit::
   for (size_t i = first; i < stack.size(); ++i) {
     if (!info.argument_written[i - first]) continue;
     map_tensors(stack[i], [&](const at::Tensor& tensor) {
-      if (tensor.is_meta() || bindings.find_storage(tensor) != nullptr) written.push_back(tensor);
+      if (as_ghost(tensor) != nullptr || bindings.find_storage(tensor) != nullptr) written.push_back(tensor);
       return tensor;
     });
   }
@@ -55,57 +44,60 @@ std::vector<at::Tensor> written_on_stages(const OperatorInfo& info, torch::jit::
 
 }  // namespace
 
-at::Tensor BodyCapture::ghost_of(const at::Tensor& tensor) const {
+void HostValues::clear() noexcept {
+  hosts_.clear();
+  memory_.clear();
+}
+
+at::Tensor HostValues::ghost_of(const at::Tensor& tensor) const {
   for (const HostTensor& host : hosts_) {
     if (host.real.is_same(tensor)) return host.ghost;
   }
   return tensor;
 }
 
-at::Tensor BodyCapture::ghost_leaving(const at::Tensor& tensor) const {
+at::Tensor HostValues::ghost_leaving(const at::Tensor& tensor) const {
   at::Tensor ghost = ghost_of(tensor);
   if (!ghost.is_same(tensor)) check_memory(tensor, "the body's result or loss");
   return ghost;
 }
 
-at::Tensor BodyCapture::host_of(const at::Tensor& ghost) {
-  if (!ghost.is_meta()) return ghost;
+at::Tensor HostValues::host_of(const at::Tensor& ghost) {
+  if (as_ghost(ghost) == nullptr) return ghost;
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
-  hosts_.push_back({read({ghost}).front().clone(), ghost});  // the body may write to it
+  hosts_.push_back({run_.read({ghost}).front().clone(), ghost});  // the body may write to it
   note_memory(hosts_.back().real, /*is_written=*/false);
   return hosts_.back().real;
 }
 
-void BodyCapture::note_memory(const at::Tensor& real, bool is_written) {
-  auto known = std::find_if(host_memory_.begin(), host_memory_.end(),
+void HostValues::note_memory(const at::Tensor& real, bool is_written) {
+  auto known = std::find_if(memory_.begin(), memory_.end(),
                             [&](const HostMemory& memory) { return memory.storage.is_alias_of(real.storage()); });
-  if (known != host_memory_.end() && !is_written) return;
-  if (known == host_memory_.end()) known = host_memory_.insert(known, {real.storage(), {}});
-  const auto num_bytes = static_cast<int64_t>(known->storage.nbytes());
-  known->bytes = at::empty({num_bytes}, at::kByte);
-  if (num_bytes > 0) std::memcpy(known->bytes.mutable_data_ptr(), known->storage.data(), known->storage.nbytes());
+  if (known != memory_.end() && !is_written) return;
+  if (known == memory_.end()) known = memory_.insert(known, {real.storage(), {}});
+  known->bytes = tensor_of_bytes({static_cast<const char*>(known->storage.data()), known->storage.nbytes()});
 }
 
 // A write through a pointer leaves no trace but this.
-void BodyCapture::check_memory(const at::Tensor& real, const std::string& reader) const {
-  const auto known = std::find_if(host_memory_.begin(), host_memory_.end(),
+void HostValues::check_memory(const at::Tensor& real, const std::string& reader) const {
+  const auto known = std::find_if(memory_.begin(), memory_.end(),
                                   [&](const HostMemory& memory) { return memory.storage.is_alias_of(real.storage()); });
-  if (known == host_memory_.end() || real.numel() == 0) return;
+  if (known == memory_.end() || real.numel() == 0) return;
   int64_t num_elements = 1;
   for (int64_t d = 0; d < real.dim(); ++d) num_elements += (real.size(d) - 1) * real.stride(d);
   const auto begin = static_cast<size_t>(real.storage_offset()) * real.itemsize();
   const auto num_bytes = static_cast<size_t>(num_elements) * real.itemsize();
-  const auto* now = static_cast<const char*>(known->storage.data());
+  const std::string_view now(static_cast<const char*>(known->storage.data()), known->storage.nbytes());
   TORCH_CHECK_NOT_IMPLEMENTED(
-      std::memcmp(now + begin, static_cast<const char*>(known->bytes.const_data_ptr()) + begin, num_bytes) == 0,
-      describe_place(reader, current_module()), ": expected tensors that the body has brought to the CPU to be written by "
+      now.substr(begin, num_bytes) == bytes_of(known->bytes).substr(begin, num_bytes),
+      describe_place(reader, run_.current_module()), ": expected tensors that the body has brought to the CPU to be written by "
       "operators only, got one of sizes ", real.sizes(), " that was written through a pointer. The step computes with what "
       "operators made. Write with operators (masked_fill_, copy_, where), or fill a tensor made outside of the step, before "
       "its first use in the body.");
 }
 
 // Replaces host tensors among the arguments by their ghosts.
-BodyCapture::HostCall BodyCapture::take_ghosts(const OperatorInfo& info, torch::jit::Stack& stack) const {
+HostValues::HostCall HostValues::take_ghosts(const OperatorInfo& info, torch::jit::Stack& stack) const {
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
   HostCall call{.real = torch::jit::Stack(stack.begin() + static_cast<ptrdiff_t>(first), stack.end())};
   for (size_t i = first; i < stack.size(); ++i) {
@@ -115,7 +107,7 @@ BodyCapture::HostCall BodyCapture::take_ghosts(const OperatorInfo& info, torch::
         call.hosts.push_back(tensor);
         call.requires_grad = call.requires_grad || ghost.requires_grad();
         if (info.argument_written[i - first]) call.written.push_back(tensor);
-      } else if (tensor.is_meta() || bindings_.find_storage(tensor) != nullptr) {
+      } else if (as_ghost(tensor) != nullptr || bindings_.find_storage(tensor) != nullptr) {
         call.is_real = false;
       }
       return ghost;
@@ -124,13 +116,13 @@ BodyCapture::HostCall BodyCapture::take_ghosts(const OperatorInfo& info, torch::
   return call;
 }
 
-void BodyCapture::call_with_hosts(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+void HostValues::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const OperatorInfo& info = operator_info(op);
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
   HostCall call = take_ghosts(info, stack);
   const std::vector<at::Tensor> written = written_on_stages(info, stack, bindings_);
   if (call.hosts.empty()) {
-    record_or_match(op, stack);
+    run_.record_or_match(op, stack);
     return update_aliases(written, call);
   }
   const OperatorClass kind = class_of_call(info, call.real);
@@ -141,7 +133,7 @@ void BodyCapture::call_with_hosts(const c10::OperatorHandle& op, torch::jit::Sta
   const bool is_question = kind == OperatorClass::kReadsValue || kind == OperatorClass::kDataDependentShape ||
                            kind == OperatorClass::kAnsweredByIdentity || kind == OperatorClass::kGeometryQuery;
   if (kind == OperatorClass::kDataDependentShape && call.requires_grad && at::GradMode::is_enabled()) {
-    refuse_data_dependent_shape(info.name, current_module());
+    refuse_data_dependent_shape(info.name, run_.current_module());
   }
   // Random numbers are those of the step, not the user's.
   const bool runs_here = call.is_real && (is_question || (is_recorded && !info.is_random));
@@ -154,39 +146,29 @@ void BodyCapture::call_with_hosts(const c10::OperatorHandle& op, torch::jit::Sta
       return;
     }
   }
-  record_or_match(op, stack);
+  run_.record_or_match(op, stack);
   runs_here ? finish_host_call(call, first, stack) : update_hosts(call, first, stack);
   update_aliases(written, call);
 }
 
-// By the graph: of a ghost, or of a tensor that the stages hold.
-int32_t BodyCapture::memory_of(const at::Tensor& tensor) const {
-  if (recorder_) return recorder_->memory_of(tensor);
-  const NamedTensor* named = bindings_.find_storage(tensor);
-  const auto found = std::find_if(ghosts_->begin(), ghosts_->end(), [&](const at::Tensor& ghost) {
-    return ghost.is_same(tensor) || (named != nullptr && ghost.is_same(named->tensor));
-  });
-  return found == ghosts_->end() ? -1 : matching_->graph.values[static_cast<size_t>(found - ghosts_->begin())].storage;
-}
-
 // On the CPU a tensor and its cpu() are one, so what is written to the one is fetched for the other.
-void BodyCapture::update_aliases(const std::vector<at::Tensor>& written, const HostCall& call) {
+void HostValues::update_aliases(const std::vector<at::Tensor>& written, const HostCall& call) {
   for (size_t h = 0; h < hosts_.size() && !written.empty(); ++h) {
     const auto [real, ghost] = hosts_[h];
-    const auto is_behind = [&, memory = memory_of(ghost)](const at::Tensor& other) { return memory >= 0 && memory_of(other) == memory; };
+    const auto is_behind = [&, memory = run_.memory_of(ghost)](const at::Tensor& other) { return memory >= 0 && run_.memory_of(other) == memory; };
     if (std::none_of(written.begin(), written.end(), is_behind)) continue;
     const auto is_on_it = [own = storage_of(real)](const at::Tensor& other) { return storage_of(other) == own; };
     if (std::any_of(call.written.begin(), call.written.end(), is_on_it)) continue;
     const bool is_held_by_body = real.use_count() > 2;  // besides here and hosts_
     if (!is_held_by_body || real.sizes() != ghost.sizes()) continue;
     const at::NoGradGuard no_grad;
-    real.copy_(read({ghost}).front());
+    real.copy_(run_.read({ghost}).front());
     note_memory(real, /*is_written=*/true);
   }
 }
 
 // Gives the body the results that were computed here, in place of their ghosts.
-void BodyCapture::finish_host_call(const HostCall& call, size_t first, torch::jit::Stack& stack) {
+void HostValues::finish_host_call(const HostCall& call, size_t first, torch::jit::Stack& stack) {
   std::vector<at::Tensor> ghosts;
   for (size_t i = first; i < stack.size(); ++i) {
     map_tensors(stack[i], [&](const at::Tensor& made) {
@@ -209,10 +191,10 @@ void BodyCapture::finish_host_call(const HostCall& call, size_t first, torch::ji
 
 // After an operator that could not run here: what it wrote to tensors that are here is fetched, and so is what it made
 // from such tensors alone.
-void BodyCapture::update_hosts(const HostCall& call, size_t first, torch::jit::Stack& stack) {
+void HostValues::update_hosts(const HostCall& call, size_t first, torch::jit::Stack& stack) {
   const at::NoGradGuard no_grad;
   for (const at::Tensor& host : call.written) {
-    host.copy_(read({ghost_of(host)}).front());
+    host.copy_(run_.read({ghost_of(host)}).front());
     note_memory(host, /*is_written=*/true);
   }
   for (size_t i = first; i < stack.size(); ++i) {

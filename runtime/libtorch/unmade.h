@@ -8,20 +8,24 @@
 #include <string>
 #include <vector>
 
-#include "partitioner/graph/graph.h"
-
 namespace smp::runtime {
 
-class DelayedRecording;
+/// Computes values, from what was recorded when their tensors were made.
+class ValueSource {
+ public:
+  virtual ~ValueSource() = default;
+  /// Fresh storages with the values of these, by their numbers, in their order.
+  virtual std::vector<c10::Storage> compute(const std::vector<int32_t>& storages) const = 0;
+};
 
 /// Where the values of a storage come from.
 struct Origin {
-  std::shared_ptr<DelayedRecording> recording;
+  std::shared_ptr<ValueSource> source;
   int32_t storage = -1;  // its number there
 };
 
 /// A CPU storage without memory. Operators that only look at geometry run on its tensors; an access
-/// to the data throws a text that names `maker`, the operator that made it. The recording lives as
+/// to the data throws a text that names `maker`, the operator that made it. The source lives as
 /// long as such a storage.
 c10::Storage make_unmade_storage(Origin origin, int64_t num_bytes, const std::string& maker);
 
@@ -29,11 +33,8 @@ c10::Storage make_unmade_storage(Origin origin, int64_t num_bytes, const std::st
 const Origin* origin_of(const at::Tensor& tensor);
 inline bool is_unmade(const at::Tensor& tensor) { return origin_of(tensor) != nullptr; }
 
-/// A tensor of this geometry on `storage`, which is on the CPU or the meta device.
-at::Tensor tensor_of(const partitioner::TensorSpec& spec, const c10::Storage& storage);
-
 /// Gives all of them that are unmade their values; every tensor on the same storages has them too.
-/// Their recordings run as far as these need, on this thread. Not while another thread draws from
+/// Their sources run as far as these need, on this thread. Not while another thread draws from
 /// the default CPU generator.
 void make_values(const std::vector<at::Tensor>& tensors);
 

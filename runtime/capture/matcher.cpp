@@ -1,0 +1,232 @@
+// Compares a run with a recording, call by call.
+#include "runtime/capture/matcher.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "partitioner/graph/graph_io.h"
+#include "runtime/capture/arguments.h"
+#include "runtime/capture/places.h"
+
+namespace smp::runtime {
+
+using namespace partitioner;
+
+std::vector<at::Tensor> Matcher::start(std::shared_ptr<Recording> recording, const GhostRun& ghosts) {
+  at_.recording = std::move(recording);
+  at_.run.recording = at_.recording;
+  at_.storages = at_.recording->storages;
+  ghost_run_ = ghosts;
+  ghosts_.assign(at_.recording->graph.values.size(), weak(at::Tensor()));
+  std::vector<at::Tensor> inputs;
+  inputs.reserve(at_.recording->graph.inputs.size());
+  for (ValueId id : at_.recording->graph.inputs) inputs.push_back(hand_out(id));
+  skip_synthesised();
+  return inputs;
+}
+
+void Matcher::reset() noexcept {
+  at_.recording.reset();
+  at_.position = 0;
+  at_.run = {};
+  at_.used.clear();
+  ghosts_.clear();
+  written_.clear();
+  copies_.clear();
+}
+
+const std::string& Matcher::module() const {
+  static const std::string none;
+  if (at_.position == 0) return none;
+  const Graph& graph = at_.recording->graph;
+  return module_in_texts(graph, values_of_prefix(graph, at_.position), graph.nodes[static_cast<size_t>(at_.position - 1)].module);
+}
+
+void Matcher::check_constants() const {
+  for (const ConstantTensor& constant : at_.used) {
+    if (owns_memory(constant.tensor)) check_unchanged(constant, describe_place("capture", module()));
+  }
+}
+
+bool Matcher::matches_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto n = static_cast<size_t>(at_.position);
+  if (n >= at_.recording->calls.size() || !(at_.recording->calls[n].op == op)) return false;
+  const Node& node = at_.recording->graph.nodes[n];
+  if (node.grad_enabled != at::GradMode::is_enabled() || !(node.autocast == current_autocast())) return false;
+  const size_t num_scalars = at_.run.scalars.size(), num_constants = at_.run.constants.size(), num_used = at_.used.size();
+  const size_t first = stack.size() - node.arguments.size();
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (matches_argument(stack[first + i], node.arguments[i], static_cast<int32_t>(i))) continue;
+    at_.run.scalars.resize(num_scalars);
+    at_.run.constants.resize(num_constants);
+    at_.used.resize(num_used);
+    return false;
+  }
+  return true;
+}
+
+bool Matcher::matches_argument(const c10::IValue& actual, const Argument& recorded, int32_t position) {
+  if (const auto* ref = std::get_if<ValueRef>(&recorded)) {
+    return actual.isTensor() && matches_tensor(actual.toTensor(), ref->id);
+  }
+  if (const auto* number = std::get_if<int64_t>(&recorded)) {
+    if (actual.isInt() && actual.toInt() == *number) return true;
+  } else if (std::holds_alternative<std::monostate>(recorded)) {
+    return actual.isNone();
+  } else if (const auto* flag = std::get_if<bool>(&recorded)) {
+    if (actual.isBool() && actual.toBool() == *flag) return true;
+  } else if (const auto* refs = std::get_if<ValueRefList>(&recorded)) {
+    if (refs->optional_elements ? !actual.isOptionalTensorList() : !actual.isTensorList()) return false;
+    const auto elements = actual.toListRef();
+    if (elements.size() != refs->ids.size()) return false;
+    for (size_t i = 0; i < elements.size(); ++i) {
+      const bool present = elements[i].isTensor() && elements[i].toTensor().defined();
+      if (present != (refs->ids[i] != kNoValue)) return false;
+      if (present && !matches_tensor(elements[i].toTensor(), refs->ids[i])) return false;
+    }
+    return true;
+  }
+  if (actual.isTensor() || actual.isTensorList() || actual.isOptionalTensorList()) {
+    return std::holds_alternative<UndefinedTensor>(recorded) && actual.isTensor() && !actual.toTensor().defined();
+  }
+  const RecordedCall& call = at_.recording->calls[static_cast<size_t>(at_.position)];
+  c10::IValue copy = actual;
+  Argument value = to_argument(copy, nullptr, call.info->name);
+  if (same_argument(value, recorded)) return true;
+  // Another number of the same type leaves the geometry alone: the graph stays, the number travels.
+  const bool may_change = !actual.isNone() && may_travel(call, static_cast<size_t>(position), value, recorded);
+  if (may_change) at_.run.scalars.push_back({at_.position, position, std::move(value)});
+  return may_change;
+}
+
+bool Matcher::matches_tensor(const at::Tensor& actual, ValueId recorded) {
+  const ValueId first = at_.recording->same_impl[recorded];
+  if (Ghost* ghost = as_ghost(actual)) {
+    if (ghost->value == kNoValue) return matches_copy(actual, *ghost, recorded);
+    return ghost->value == first && ghost->run == ghost_run_.number && is_as_handed_out(actual);
+  }
+  const Value& value = at_.recording->graph.values[recorded];
+  if (value.kind == ValueKind::kConstant) return matches_constant(actual, recorded);
+  if (!actual.defined()) return false;
+  if (actual.is_same(at_.recording->tensors[first])) {
+    // A parameter may have been frozen, or have got data of another type, since it was recorded.
+    return !is_named(value) || (actual.requires_grad() == value.spec.requires_grad && same_geometry(actual, value.spec));
+  }
+  // An alias of a parameter or buffer, made behind the dispatcher.
+  if (value.kind != ValueKind::kResult || actual.requires_grad() || value.spec.requires_grad ||
+      !same_geometry(actual, value.spec)) {
+    return false;
+  }
+  const NamedTensor* base = bindings_.find_storage(actual);
+  if (base == nullptr || bindings_.find(actual) != nullptr) return false;
+  const auto& values = at_.recording->graph.values;
+  return std::any_of(values.begin(), values.end(), [&](const Value& other) {
+    return other.storage == value.storage && other.kind == base->kind && other.name == base->name;
+  });
+}
+
+// A copy made behind the dispatcher lives on the same storage and has no gradient. From its first use on it is the ghost of
+// the alias that the recording has for it.
+bool Matcher::matches_copy(const at::Tensor& actual, Ghost& ghost, ValueId recorded) {
+  const Value& value = at_.recording->graph.values[recorded];
+  const bool is_alias = value.producer != kNoNode && at_.recording->calls[static_cast<size_t>(value.producer)].synthesised;
+  if (ghost.run != ghost_run_.number || !is_alias || actual.requires_grad() || !same_geometry(actual, value.spec) ||
+      storage_of(actual) != at_.storages[static_cast<size_t>(value.storage)].unsafeGetStorageImpl()) {
+    return false;
+  }
+  ghost.value = recorded;
+  ghosts_[static_cast<size_t>(recorded)] = weak(actual);
+  copies_.push_back(actual);
+  return true;
+}
+
+bool Matcher::matches_constant(const at::Tensor& actual, ValueId recorded) {
+  const auto with_value = [recorded](const ConstantTensor& constant) { return constant.value == recorded; };
+  const auto used = std::find_if(at_.used.begin(), at_.used.end(), with_value);
+  if (used != at_.used.end()) {
+    return (actual.is_same(used->tensor) && owns_memory(actual)) || same_content(actual, used->content);
+  }
+  const Value& value = at_.recording->graph.values[recorded];
+  if (!actual.defined() || !can_be_constant(actual) || actual.requires_grad() || bindings_.find_storage(actual) != nullptr ||
+      actual.unsafeGetTensorImpl()->is_wrapped_number() != value.is_wrapped_number) {
+    return false;
+  }
+  const auto constant = std::find_if(at_.recording->constants.begin(), at_.recording->constants.end(), with_value);
+  if (same_content(actual, constant->content)) {
+    at_.used.push_back({recorded, actual, constant->content});
+    return true;
+  }
+  if (actual.scalar_type() != value.spec.dtype || !actual.sizes().equals(value.spec.sizes)) return false;
+  at::Tensor content = snapshot_of(actual);
+  if (!same_geometry(content, value.spec)) return false;
+  at_.run.constants.push_back({recorded, content});
+  at_.used.push_back({recorded, actual, std::move(content)});
+  return true;
+}
+
+// The stages run the backwards after every operator of the body, so the recorded root is this loss only if nothing
+// writes to its memory from here on.
+bool Matcher::matches_root(const at::Tensor& loss, size_t number) {
+  const Graph& graph = at_.recording->graph;
+  if (number >= graph.backward_roots.size()) return false;
+  const ValueId root = graph.backward_roots[number];
+  if (!matches_tensor(loss, root)) return false;
+  const int32_t storage = graph.values[root].storage;
+  return std::none_of(graph.nodes.begin() + at_.position, graph.nodes.end(), [storage](const Node& node) {
+    const auto& written = node.written_storages;
+    return std::find(written.begin(), written.end(), storage) != written.end();
+  });
+}
+
+bool Matcher::matches_end(const std::vector<at::Tensor>& returned, size_t num_roots) {
+  const Graph& graph = at_.recording->graph;
+  if (static_cast<size_t>(at_.position) != graph.nodes.size()) return false;
+  if (num_roots != graph.backward_roots.size() || returned.size() != graph.returned.size()) return false;
+  for (size_t i = 0; i < returned.size(); ++i) {
+    if (!returned[i].defined() || !matches_tensor(returned[i], graph.returned[i])) return false;
+  }
+  return true;
+}
+
+void Matcher::skip_synthesised() {
+  while (static_cast<size_t>(at_.position) < at_.recording->calls.size() &&
+         at_.recording->calls[static_cast<size_t>(at_.position)].synthesised) {
+    ++at_.position;
+  }
+}
+
+void Matcher::answer(torch::jit::Stack& stack) {
+  const auto n = static_cast<size_t>(at_.position);
+  const RecordedCall& call = at_.recording->calls[n];
+  const Node& node = at_.recording->graph.nodes[n];
+  const size_t first = stack.size() - node.arguments.size();
+  const auto& returned_argument = call.info->returned_argument;
+  if (!node.written_storages.empty()) follow_writes(call, stack);
+  if (returned_argument.size() == 1) {
+    c10::IValue result;
+    if (returned_argument[0] >= 0) {
+      result = stack[first + static_cast<size_t>(returned_argument[0])];
+    } else if (call.returns_list) {
+      c10::List<at::Tensor> list;
+      for (ValueId id : node.outputs) list.push_back(hand_out(id));
+      result = std::move(list);
+    } else {
+      result = hand_out(node.outputs[0]);
+    }
+    torch::jit::drop(stack, node.arguments.size());
+    stack.push_back(std::move(result));
+  } else {
+    std::vector<c10::IValue> results;
+    for (size_t k = 0; k < returned_argument.size(); ++k) {
+      results.push_back(returned_argument[k] >= 0 ? stack[first + static_cast<size_t>(returned_argument[k])]
+                                                  : c10::IValue(hand_out(node.outputs[k])));
+    }
+    torch::jit::drop(stack, node.arguments.size());
+    for (auto& result : results) stack.push_back(std::move(result));
+  }
+  ++at_.position;
+  skip_synthesised();
+}
+
+}  // namespace smp::runtime

@@ -1,0 +1,51 @@
+// The CPU: its memory is the host's, and its stream is the order of the program.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/alignment.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "runtime/device/device.h"
+#include "runtime/device/process_memory.h"
+
+namespace smp::runtime {
+namespace {
+
+static_assert(c10::gAlignment >= Device::kAlignment, "memory comes from LibTorch's allocator, so that its profilers see it");
+
+class Cpu final : public Device {
+ public:
+  Cpu()
+      : Device(c10::kCPU, c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU) {}
+
+  c10::DataPtr allocate(int64_t num_bytes) const override {
+    return c10::GetCPUAllocator()->allocate(static_cast<size_t>(num_bytes));
+  }
+  at::Tensor empty(at::IntArrayRef sizes, c10::ScalarType dtype) const override {
+    return at::detail::empty_cpu(sizes, dtype);
+  }
+  void copy(void* to, const void* from, int64_t num_bytes) const override {
+    if (num_bytes > 0) std::memcpy(to, from, static_cast<size_t>(num_bytes));
+  }
+  int64_t free_bytes() const override { return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE); }
+  void release_free_memory() const override { return_freed_memory(); }
+
+  Event record() const override { return {}; }
+  void wait(const Event& /*event*/) const override {}
+
+  at::Generator default_generator() const override { return at::detail::getDefaultCPUGenerator(); }
+  at::Generator new_generator() const override { return at::detail::createCPUGenerator(); }
+};
+
+}  // namespace
+
+const Device& host() {
+  static const Cpu cpu;
+  return cpu;
+}
+
+const Device& this_ranks_device() { return host(); }
+
+}  // namespace smp::runtime

@@ -1,0 +1,51 @@
+// What is alike on all devices.
+#include "runtime/device/device.h"
+
+#include <c10/util/Exception.h>
+
+#include <chrono>
+
+namespace smp::runtime {
+
+int64_t Device::now_ns() const {
+  wait(record());
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+const Device& device_holding(const at::Tensor& tensor) {
+  for (const Device* device : {&this_ranks_device(), &host()}) {
+    if (tensor.device().type() == device->type) return *device;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "expected a tensor on the host or on this rank's device (",
+                              c10::DeviceTypeName(this_ranks_device().type, /*lower_case=*/true), "), got one on ",
+                              tensor.device(), ". Move it there: tensor.to(parameter.device()).");
+}
+
+bool is_on_host(const at::Tensor& tensor) { return tensor.device().type() == host().type; }
+
+bool is_on_this_ranks_device(const at::Tensor& tensor) { return tensor.device().type() == this_ranks_device().type; }
+
+const void* data_of(const at::Tensor& tensor) { return tensor.const_data_ptr(); }
+
+DeviceMemory memory_of(const at::Tensor& dense) {
+  return {dense.mutable_data_ptr(), static_cast<int64_t>(dense.nbytes()), dense.device().type()};
+}
+
+std::string_view bytes_of(const at::Tensor& dense) {
+  TORCH_CHECK_VALUE(is_on_host(dense), "bytes of a tensor: expected one on the host, got ", dense.toString(), " on ",
+                    dense.device(), ". Bring it there first: tensor.cpu().");
+  return {static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()};
+}
+
+void set_bytes(const at::Tensor& dense, std::string_view bytes) {
+  TORCH_INTERNAL_ASSERT(dense.nbytes() == bytes.size(), bytes.size(), " bytes for ", dense.nbytes());
+  if (!bytes.empty()) device_holding(dense).copy(dense.mutable_data_ptr(), bytes.data(), static_cast<int64_t>(bytes.size()));
+}
+
+at::Tensor tensor_of_bytes(std::string_view bytes) {
+  at::Tensor tensor = host().empty({static_cast<int64_t>(bytes.size())}, c10::ScalarType::Byte);
+  set_bytes(tensor, bytes);
+  return tensor;
+}
+
+}  // namespace smp::runtime

@@ -1,0 +1,245 @@
+// What a body sees of its ghosts: the tensors of its rank, in every run, as far as they can be told without data.
+#include <gtest/gtest.h>
+
+#include <ATen/autocast_mode.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+
+#include <functional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "partitioner/graph/graph_io.h"
+#include "runtime/capture/arguments.h"
+#include "runtime/capture/body_capture.h"
+#include "runtime/capture/ghosts.h"
+#include "runtime/capture/operator_info.h"
+#include "runtime/capture/places.h"
+#include "tests/support/messages.h"
+#include "tests/support/model_zoo.h"
+
+namespace smp::runtime {
+namespace {
+
+using partitioner::ValueKind;
+using support::message_of;
+using Tensors = std::vector<at::Tensor>;
+using Body = std::function<Tensors(const Tensors& arguments)>;
+
+Bindings bindings_of(const torch::nn::Module& module) {
+  std::vector<NamedTensor> named;
+  for (const auto& item : module.named_parameters()) named.push_back({ValueKind::kParameter, item.key(), item.value()});
+  for (const auto& item : module.named_buffers()) named.push_back({ValueKind::kBuffer, item.key(), item.value()});
+  return Bindings(std::move(named));
+}
+
+CapturedBody run(BodyCapture& capture, const Tensors& inputs, const Body& body) {
+  try {
+    const Tensors ghosts = capture.begin(inputs, "");
+    Tensors returned;
+    {
+      const InterceptScope scope(capture);
+      returned = body(ghosts);
+    }
+    return capture.finish(returned);
+  } catch (...) {
+    capture.abandon();
+    throw;
+  }
+}
+
+/// The body once recorded and twice matched.
+void run_three_times(const Body& body) {
+  const Bindings bindings;
+  BodyCapture capture(bindings);
+  for (int i = 0; i < 3; ++i) run(capture, {torch::ones({4, 8})}, body);
+  EXPECT_EQ(capture.num_recordings(), 1);
+}
+
+TEST(GhostFace, IsThatOfTheTensorsOfItsRank) {
+  const at::Tensor real = torch::ones({4, 8});
+  run_three_times([&](const Tensors& arguments) {
+    for (const at::Tensor& ghost : {arguments[0], arguments[0] * 2, arguments[0].data(), torch::zeros({4, 8})}) {
+      EXPECT_EQ(ghost.device(), real.device());
+      EXPECT_TRUE(ghost.is_cpu());
+      EXPECT_FALSE(ghost.is_meta());
+      EXPECT_EQ(ghost.key_set(), real.key_set());
+      EXPECT_EQ(ghost.toString(), real.toString());
+      EXPECT_EQ(ghost.options().backend(), real.options().backend());
+      EXPECT_EQ(ghost.nbytes(), real.nbytes());
+    }
+    return Tensors{arguments[0] + 1};
+  });
+}
+
+TEST(GhostFace, OpensAutocastForItsDevice) {
+  run_three_times([](const Tensors& arguments) {
+    at::autocast::set_autocast_enabled(arguments[0].device().type(), true);
+    const at::Tensor product = arguments[0].mm(arguments[0].t());
+    at::autocast::set_autocast_enabled(arguments[0].device().type(), false);
+    EXPECT_EQ(product.scalar_type(), at::kBFloat16);
+    return Tensors{product};
+  });
+}
+
+TEST(GhostFace, IsNotLookedBehindByACopyToItsOwnDevice) {
+  const at::Tensor weight = torch::ones({8});
+  run_three_times([&](const Tensors& arguments) {
+    const at::Tensor there = arguments[0].to(weight.device());
+    EXPECT_TRUE(there.is_same(arguments[0]));
+    return Tensors{there.to(weight.device(), at::kBFloat16).to(weight.options().dtype(at::kHalf)) * 2};
+  });
+}
+
+TEST(GhostFace, IsLookedBehindByCpuItemAndPrinting) {
+  const std::vector<std::function<void(const at::Tensor&)>> looks = {
+      [](const at::Tensor& x) { EXPECT_EQ(x.cpu().data_ptr<float>()[0], 5); },
+      [](const at::Tensor& x) { EXPECT_EQ(x.sum().item<float>(), 5 * 32); },
+      [](const at::Tensor& x) {
+        std::ostringstream text;
+        text << x;
+        EXPECT_NE(text.str().find("5"), std::string::npos) << text.str();
+      }};
+  for (const auto& look : looks) {
+    const Bindings bindings;
+    BodyCapture capture(bindings);
+    int num_reads = 0;
+    capture.set_reader([&](const ValueRead& wanted) {
+      ++num_reads;
+      Tensors values;
+      for (partitioner::ValueId id : wanted.values) {
+        const partitioner::TensorSpec& spec = wanted.graph.values[id].spec;
+        values.push_back(torch::full(spec.sizes, spec.sizes.empty() ? 5 * 32 : 5, spec.dtype));
+      }
+      return values;
+    });
+    for (int i = 0; i < 3; ++i) {
+      run(capture, {torch::ones({4, 8})}, [&](const Tensors& arguments) {
+        const at::Tensor output = arguments[0] * 5;
+        look(output);
+        return Tensors{output};
+      });
+      EXPECT_EQ(num_reads, i + 1);
+    }
+  }
+}
+
+TEST(GhostRun, IsKnownToItsGhostsAndTheirCopies) {
+  for (const bool copies : {false, true}) {
+    at::Tensor kept;
+    const Bindings bindings;
+    BodyCapture capture(bindings);
+    const Body body = [&](const Tensors& arguments) {
+      const at::Tensor sum = (kept.defined() ? kept : arguments[0]) + 1;
+      kept = copies ? arguments[0].data() : arguments[0];
+      return Tensors{sum};
+    };
+    run(capture, {torch::ones({4, 8})}, body);
+    for (int i = 0; i < 2; ++i) {
+      const std::string message = message_of([&] { run(capture, {torch::ones({4, 8})}, body); });
+      EXPECT_NE(message.find("ghost of an earlier run"), std::string::npos) << message;
+    }
+  }
+}
+
+// A plain loop's base requires a gradient from then on, and so does every other view of it.
+TEST(GhostGradient, ReachesAllNamesOfTheMemoryThatIsWritten) {
+  torch::nn::Linear layer(8, 8);
+  const Bindings bindings = bindings_of(*layer);
+  BodyCapture capture(bindings);
+  for (int i = 0; i < 3; ++i) {
+    run(capture, {torch::ones({4, 8})}, [&](const Tensors& arguments) {
+      const at::Tensor base = torch::zeros({4, 8}), before = base[1], row = base[0];
+      EXPECT_FALSE(base.requires_grad());
+      row.copy_(layer(arguments[0])[0]);
+      for (const at::Tensor& name : {base, before, row}) EXPECT_TRUE(name.requires_grad());
+      return Tensors{base.sum()};
+    });
+  }
+  EXPECT_EQ(capture.num_recordings(), 1);
+}
+
+/// What a run on real tensors calls.
+struct RealCall {
+  std::string op;
+  std::vector<partitioner::Argument> arguments;
+  std::vector<partitioner::TensorSpec> read, made;
+  bool grad_enabled;
+  partitioner::Autocast autocast;
+};
+
+class RealRun : public Interceptor {
+ public:
+  void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override {
+    const OperatorInfo& info = operator_info(op);
+    RealCall call{info.name + "." + info.overload, {}, {}, {}, at::GradMode::is_enabled(), current_autocast()};
+    const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
+    for (size_t i = first; i < stack.size() && info.kind == OperatorClass::kRecorded; ++i) {
+      call.arguments.push_back(to_argument(stack[i], [&](const at::Tensor& tensor) {
+        call.read.push_back(spec_of(tensor));
+        return 0;
+      }, info.name));
+    }
+    op.callBoxed(stack);
+    if (info.kind != OperatorClass::kRecorded) return;
+    for (const at::Tensor& made : flatten_outputs({stack.begin() + static_cast<ptrdiff_t>(first), stack.end()})) {
+      if (made.defined()) call.made.push_back(spec_of(made));
+    }
+    calls.push_back(std::move(call));
+  }
+  std::vector<RealCall> calls;
+};
+
+class RecordingOfTheZoo : public testing::TestWithParam<support::ZooModel> {};
+
+TEST_P(RecordingOfTheZoo, IsThatOfTheRealRunOperatorByOperator) {
+  const auto net = GetParam().make(1);
+  const Tensors inputs = GetParam().make_inputs(5, 2);
+  const Body body = [&](const Tensors& arguments) { return Tensors{GetParam().body(*net, arguments).loss}; };
+  const Bindings bindings = bindings_of(*net);
+  BodyCapture capture(bindings);
+  const CapturedBody captured = run(capture, inputs, body);
+  RealRun real;
+  {
+    const InterceptScope scope(real);
+    body(inputs);
+  }
+  const partitioner::Graph& graph = captured.recording->graph;
+  size_t next = 0;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (captured.recording->calls[n].synthesised) continue;
+    const partitioner::Node& node = graph.nodes[n];
+    ASSERT_LT(next, real.calls.size()) << node.op;
+    const RealCall& call = real.calls[next++];
+    const std::string where = "operator " + std::to_string(n) + ", " + node.op;
+    ASSERT_EQ(node.op + "." + node.overload, call.op) << where;
+    EXPECT_EQ(node.grad_enabled, call.grad_enabled) << where;
+    EXPECT_TRUE(node.autocast == call.autocast) << where;
+    ASSERT_EQ(node.arguments.size(), call.arguments.size()) << where;
+    std::vector<partitioner::TensorSpec> read, made;
+    for (size_t i = 0; i < node.arguments.size(); ++i) {
+      if (const auto* ref = std::get_if<partitioner::ValueRef>(&node.arguments[i])) {
+        read.push_back(graph.values[ref->id].spec);
+      } else if (const auto* refs = std::get_if<partitioner::ValueRefList>(&node.arguments[i])) {
+        for (const auto id : refs->ids) {
+          if (id != partitioner::kNoValue) read.push_back(graph.values[id].spec);
+        }
+      } else {
+        EXPECT_TRUE(partitioner::same_argument(node.arguments[i], call.arguments[i])) << where << ", argument " << i;
+      }
+    }
+    for (const auto id : node.outputs) {
+      if (id != partitioner::kNoValue) made.push_back(graph.values[id].spec);
+    }
+    EXPECT_TRUE(read == call.read) << where << ": reads other tensors";
+    EXPECT_TRUE(made == call.made) << where << ": makes other tensors";
+  }
+  EXPECT_EQ(next, real.calls.size());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, RecordingOfTheZoo, testing::ValuesIn(support::model_zoo()),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace smp::runtime
