@@ -1,4 +1,5 @@
-"""Comments and pages cite what is in the repository: every page and every source that they name by its path exists.
+"""Comments and pages cite what is in the repository: every page, every source that they name by its path, and
+every heading that they link to exists.
 
   citations_test.py SOURCE_DIR
 """
@@ -13,6 +14,8 @@ TEXTS = {".h", ".cpp", ".py", ".txt", ".cmake", ".in", ".sh", ".md", ""}
 INVENTED = ("tests/arrows/", "tests/docs/citations_test.py")  # trees and pages that are made up
 PAGE = re.compile(r"(?<![\w./$}@*-])[\w./-]*\w\.md\b")
 SOURCE = re.compile(rf"(?<![\w./-])(?:{'|'.join(TOPS)})/[\w./-]*\w\.(?:h|cpp|py|cmake|svg)\b")
+LINK = re.compile(r"\]\((?!http)([^)#]*)#?([^)]*)\)")
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 MOST_PICTURE_BYTES = 60_000
 
 
@@ -43,6 +46,19 @@ def missing_in(root, file, text):
             yield f"{file.relative_to(root)}:{number}: a section sign: say the fact, or link to the heading of a page"
 
 
+def anchors_of(page):
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def broken_links(root, file, text):
+    for target, anchor in LINK.findall(FENCED.sub("", text)):
+        page = file.parent / target if target else file
+        if not page.exists() or anchor and anchor not in anchors_of(page):
+            yield f"{file.relative_to(root)}: no heading or file {target}#{anchor}"
+
+
 def faulty_pictures(root, texts):
     """Drawings in docs/pictures are shown by a page, are SVG and small."""
     pages = "".join(text for file, text in texts if file.suffix == ".md")
@@ -61,6 +77,7 @@ def main():
     texts = list(texts_of(root))
     assert len(texts) > 100, f"expected the repository in {root}, got {len(texts)} texts"
     faults = [fault for file, text in texts for fault in missing_in(root, file, text)]
+    faults += [fault for file, text in texts if file.suffix == ".md" for fault in broken_links(root, file, text)]
     faults += faulty_pictures(root, texts)
     print(*faults, f"{len(faults)} faults in {len(texts)} texts", sep="\n")
     sys.exit(1 if faults else 0)
