@@ -47,7 +47,8 @@ Recorder::Recorder(const Bindings& bindings, GhostRun run)
       run_(std::move(run)),
       calls_(run_, [this](const at::Tensor& seen) { return stand_in_of(seen); },
              [this](const at::Tensor& stand_in) { return ghost_of(stand_in); }),
-      recording_(std::make_shared<Recording>()) {
+      recording_(std::make_shared<Recording>()),
+      rules_(*recording_, [this] { return where(); }) {
   register_meta_kernels();
 }
 
@@ -255,7 +256,7 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
     node.arguments.push_back(to_argument(argument, [this](const at::Tensor& tensor) { return resolve(tensor); }, info.name));
   }
   note_module(node);
-  check_initialised(info, node);
+  rules_.check_reads(info, node);
   if (info.is_random) node.random_ordinal = num_random_++;
   const std::string place = describe_place(info.name, module_of(*recording_, last_module_));
   maker_ = "the result of " + place;
@@ -269,8 +270,10 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
     throw;
   }
   const bool returns_list = info.returned_argument.size() == 1 && stack.back().isTensorList();
-  note_writes(info, node, originals);
+  rules_.check_writes(info, node);
+  hold_written(info, node, originals);
   bind_outputs(info, node, stack);
+  rules_.add(info, node);
   RecordedCall call{.op = op, .info = &info, .returns_list = returns_list};
   call.gradients = follow_writes(node);
   recording_->graph.nodes.push_back(std::move(node));
@@ -296,10 +299,6 @@ void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const torch::j
       for (const at::Tensor& tensor : result->toTensorVector()) bind_output(node, tensor);
     }
   }
-  if (!info.makes_uninitialised) return;
-  for (ValueId id : node.outputs) {
-    if (id != kNoValue) uninitialised_.insert(recording_->graph.values[id].storage);
-  }
 }
 
 void Recorder::bind_output(Node& node, const at::Tensor& seen) {
@@ -322,9 +321,9 @@ void Recorder::add_backward_root(const at::Tensor& loss, NodeId position) {
   TORCH_CHECK_VALUE(value.kind == ValueKind::kResult, "backward: expected a loss that operators make, got ",
                     value.name.empty() ? "a tensor that comes in" : "'" + value.name + "' of the model itself",
                     ". Give it to backward() by way of an operator, as its sum().");
-  check_hidden_writes(root, position);
+  rules_.check_backward(root, position);
   recording_->graph.backward_roots.push_back(root);
-  backward_positions_.push_back(position);
+  rules_.add_backward(position);
   check_no_hooks(run_, where());
 }
 

@@ -5,12 +5,12 @@
 
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "runtime/capture/bindings.h"
 #include "runtime/capture/ghost_calls.h"
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/history.h"
+#include "runtime/capture/memory_rules.h"
 #include "runtime/capture/recording.h"
 
 namespace smp::runtime {
@@ -99,16 +99,8 @@ class Recorder : public Interceptor {
   void check_history(const at::Tensor& tensor, const Identity& known) const;
   void check_histories() const;
   std::vector<GradientChange> follow_writes(const partitioner::Node& node);
-  void note_writes(const OperatorInfo& info, partitioner::Node& node, const std::vector<c10::IValue>& arguments);
-  void check_write(const OperatorInfo& info, partitioner::ValueId id) const;
-  void check_backwards_before(const OperatorInfo& info, partitioner::ValueId id) const;
-  void check_hidden_writes(partitioner::ValueId root, partitioner::NodeId position) const;
-  std::unordered_set<int32_t> hidden_writes(partitioner::NodeId n) const;
-  bool may_have_saved(partitioner::ValueId root, partitioner::NodeId position, int32_t storage) const;
-  void for_saved(partitioner::ValueId root, partitioner::NodeId position,
-                 const std::function<void(partitioner::NodeId, partitioner::ValueId)>& use) const;
+  void hold_written(const OperatorInfo& info, const partitioner::Node& node, const std::vector<c10::IValue>& arguments);
   void check_list_write(const OperatorInfo& info, const partitioner::Argument& written, const c10::IValue& seen) const;
-  void check_initialised(const OperatorInfo& info, const partitioner::Node& node) const;
   void note_module(partitioner::Node& node);
   void bind_outputs(const OperatorInfo& info, partitioner::Node& node, const torch::jit::Stack& stack);
   void bind_output(partitioner::Node& node, const at::Tensor& seen);
@@ -118,13 +110,12 @@ class Recorder : public Interceptor {
   const GhostRun run_;
   GhostCalls calls_;
   std::shared_ptr<Recording> recording_;
+  MemoryRules rules_;
   std::unordered_map<const c10::TensorImpl*, Identity> identities_;
   std::unordered_map<const c10::StorageImpl*, StorageInfo> storages_;
   std::vector<WeakTensor> ghosts_;  // by first value
   std::vector<at::Tensor> held_;    // ghosts that the body has written to
   std::string maker_;               // of results, for texts
-  std::unordered_set<int32_t> written_, uninitialised_;
-  std::vector<partitioner::NodeId> backward_positions_;  // by backward root: how many operators came before
   int32_t num_storages_ = 0;
   int32_t num_random_ = 0;
   std::string last_module_;

@@ -67,12 +67,7 @@ void Recorder::run_again(NodeId n, std::vector<at::Tensor>& live) {
   for (size_t k = 0; k < outputs.size(); ++k) {
     if (node.outputs[k] != kNoValue) adopt(node.outputs[k], live[node.outputs[k]] = outputs[k]);
   }
-  written_.insert(node.written_storages.begin(), node.written_storages.end());
-  if (call.info->makes_uninitialised) {
-    for (ValueId id : node.outputs) uninitialised_.insert(recording_->graph.values[id].storage);
-  } else {
-    for (int32_t storage : node.written_storages) uninitialised_.erase(storage);
-  }
+  rules_.add(*call.info, node);
   if (call.info->is_random) ++num_random_;
   last_module_ = node.module;
 }

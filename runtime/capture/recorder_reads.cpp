@@ -20,7 +20,7 @@ ValueId Recorder::add_read(ValueId value, NodeId position) {
   TORCH_INTERNAL_ASSERT(kept != kNoValue, "value ", value, " was written to after it was read, and no copy was kept");
   const int32_t storage = graph.values[value].storage;
   const bool may_change = std::any_of(graph.values.begin(), graph.values.end(), [&](const Value& other) {
-    return other.storage == storage && is_named(other) && (other.kind == ValueKind::kBuffer || written_.contains(storage));
+    return other.storage == storage && is_named(other) && (other.kind == ValueKind::kBuffer || rules_.is_written(storage));
   });
   const bool is_used = std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
     const auto inputs = node_inputs(node);

@@ -1,4 +1,6 @@
-// What the recorder checks and notes of the memory that an operator reads and writes.
+// The rules, by operators read and written from the graph.
+#include "runtime/capture/memory_rules.h"
+
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 
 #include "partitioner/graph/gradient_flow.h"
 #include "partitioner/graph/operator_traits.h"
-#include "runtime/capture/recorder.h"
 
 namespace smp::runtime {
 
@@ -33,13 +34,13 @@ std::string describe(const Value& value) {
 
 }  // namespace
 
-void Recorder::check_initialised(const OperatorInfo& info, const Node& node) const {
+void MemoryRules::check_reads(const OperatorInfo& info, const Node& node) const {
   if (uninitialised_.empty() || info.reads_only_geometry) return;
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     if (info.argument_written[i]) continue;
     for (ValueId id : values_in(node.arguments[i])) {
-      const Value& value = recording_->graph.values[id];
-      TORCH_CHECK(value.spec.num_elements() == 0 || !uninitialised_.contains(value.storage), where(), ": ",
+      const Value& value = recording_.graph.values[id];
+      TORCH_CHECK(value.spec.num_elements() == 0 || !uninitialised_.contains(value.storage), where_(), ": ",
                   info.name,
                   " reads the result of empty() before any operator has written it, so it was "
                   "written through a raw "
@@ -49,28 +50,32 @@ void Recorder::check_initialised(const OperatorInfo& info, const Node& node) con
   }
 }
 
-void Recorder::note_writes(const OperatorInfo& info, Node& node,
-                           const std::vector<c10::IValue>& arguments) {
+void MemoryRules::check_writes(const OperatorInfo& info, Node& node) const {
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     if (!info.argument_written[i]) continue;
-    // A custom function may leave its own on a view that the body drops at once, which is looked at in the end.
-    if (arguments[i].isTensor() && as_ghost(arguments[i].toTensor()) != nullptr) held_.push_back(arguments[i].toTensor());
     for (ValueId id : values_in(node.arguments[i])) {
-      const int32_t storage = recording_->graph.values[id].storage;
       check_write(info, id);
       if (!info.write_is_hidden[i]) check_backwards_before(info, id);
-      node.written_storages.push_back(storage);
-      written_.insert(storage);
-      if (!info.makes_uninitialised) uninitialised_.erase(storage);
+      node.written_storages.push_back(recording_.graph.values[id].storage);
     }
-    if (arguments[i].isTensorList()) check_list_write(info, node.arguments[i], arguments[i]);
   }
 }
 
-void Recorder::check_write(const OperatorInfo& info, ValueId id) const {
-  const Graph& graph = recording_->graph;
+void MemoryRules::add(const OperatorInfo& info, const Node& node) {
+  written_.insert(node.written_storages.begin(), node.written_storages.end());
+  if (!info.makes_uninitialised) {
+    for (int32_t storage : node.written_storages) uninitialised_.erase(storage);
+    return;
+  }
+  for (ValueId id : node.outputs) {
+    if (id != kNoValue) uninitialised_.insert(recording_.graph.values[id].storage);
+  }
+}
+
+void MemoryRules::check_write(const OperatorInfo& info, ValueId id) const {
+  const Graph& graph = recording_.graph;
   const Value& value = graph.values[id];
-  TORCH_CHECK(value.kind != ValueKind::kConstant, where(), ": ", info.name,
+  TORCH_CHECK(value.kind != ValueKind::kConstant, where_(), ": ", info.name,
               " writes to a tensor of sizes ", c10::IntArrayRef(value.spec.sizes),
               " that is neither parameter, buffer nor argument of the step. The write would be "
               "lost on other ranks: "
@@ -78,7 +83,7 @@ void Recorder::check_write(const OperatorInfo& info, ValueId id) const {
   TORCH_CHECK_NOT_IMPLEMENTED(
       std::none_of(graph.backward_roots.begin(), graph.backward_roots.end(),
                    [&](ValueId root) { return graph.values[root].storage == value.storage; }),
-      where(),
+      where_(),
       ": expected operators after backward() to leave the loss as it is, got ", info.name,
       ", which writes to it. The stages run the backward after all operators of the body and would "
       "start from what was "
@@ -87,12 +92,12 @@ void Recorder::check_write(const OperatorInfo& info, ValueId id) const {
 }
 
 // The stages run the backwards after all operators of the body.
-void Recorder::check_backwards_before(const OperatorInfo& info, ValueId id) const {
-  const Graph& graph = recording_->graph;
+void MemoryRules::check_backwards_before(const OperatorInfo& info, ValueId id) const {
+  const Graph& graph = recording_.graph;
   const Value& value = graph.values[id];
   for (size_t k = 0; k < graph.backward_roots.size(); ++k) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        !may_have_saved(graph.backward_roots[k], backward_positions_[k], value.storage), where(),
+        !may_have_saved(graph.backward_roots[k], backward_positions_[k], value.storage), where_(),
         ": expected operators after backward() to leave alone what the backward needs, got ", info.name, ", which writes to ",
         describe(value),
         ". The stages run the backward after all operators of the body. Make a new tensor (x = x + 1 for x += 1), let "
@@ -101,8 +106,8 @@ void Recorder::check_backwards_before(const OperatorInfo& info, ValueId id) cons
 }
 
 // Autograd does not notice these writes: a plain loop's backward would take the new content of what it has saved, in silence.
-void Recorder::check_hidden_writes(ValueId root, NodeId position) const {
-  const Graph& graph = recording_->graph;
+void MemoryRules::check_backward(ValueId root, NodeId position) const {
+  const Graph& graph = recording_.graph;
   std::unordered_map<int32_t, NodeId> last_write;  // by storage
   for (NodeId n = 0; n < position; ++n) {
     for (int32_t storage : hidden_writes(n)) last_write[storage] = n;
@@ -113,62 +118,45 @@ void Recorder::check_hidden_writes(ValueId root, NodeId position) const {
     const auto write = last_write.find(value.storage);
     if (write == last_write.end() || write->second <= reader || hidden_writes(reader).contains(value.storage)) return;
     TORCH_CHECK_NOT_IMPLEMENTED(
-        false, where(), ": expected ", describe(value), " to stay as ", recording_->calls[reader].info->name, " has found it until the backward, got ",
-        recording_->calls[write->second].info->name, " in between, which writes to it without autograd's notice: the gradients "
+        false, where_(), ": expected ", describe(value), " to stay as ", recording_.calls[reader].info->name, " has found it until the backward, got ",
+        recording_.calls[write->second].info->name, " in between, which writes to it without autograd's notice: the gradients "
         "of LibTorch would be those of other numbers than the forward's. Call the module in training mode first, or call "
         "backward() before it.");
   });
 }
 
 // The running statistics of a norm in training mode; its own backward does not look at them.
-std::unordered_set<int32_t> Recorder::hidden_writes(NodeId n) const {
-  const OperatorInfo& info = *recording_->calls[n].info;
-  const Node& node = recording_->graph.nodes[n];
+std::unordered_set<int32_t> MemoryRules::hidden_writes(NodeId n) const {
+  const OperatorInfo& info = *recording_.calls[n].info;
+  const Node& node = recording_.graph.nodes[n];
   std::unordered_set<int32_t> storages;
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     if (!info.write_is_hidden[i] || !writes(info, node, i)) continue;
-    for (ValueId id : values_in(node.arguments[i])) storages.insert(recording_->graph.values[id].storage);
+    for (ValueId id : values_in(node.arguments[i])) storages.insert(recording_.graph.values[id].storage);
   }
   return storages;
 }
 
-bool Recorder::may_have_saved(ValueId root, NodeId position, int32_t storage) const {
+bool MemoryRules::may_have_saved(ValueId root, NodeId position, int32_t storage) const {
   bool found = false;
   for_saved(root, position, [&](NodeId, ValueId id) {
-    found = found || recording_->graph.values[id].storage == storage;
+    found = found || recording_.graph.values[id].storage == storage;
   });
   return found;
 }
 
 // What operators that the backward from `root` passes through read or make and may have saved, last ones first.
-void Recorder::for_saved(ValueId root, NodeId position, const std::function<void(NodeId, ValueId)>& use) const {
-  const Graph& graph = recording_->graph;
+void MemoryRules::for_saved(ValueId root, NodeId position, const std::function<void(NodeId, ValueId)>& use) const {
+  const Graph& graph = recording_.graph;
   const GradientFlow flow(graph, {root});
   for (NodeId n = position; n-- > 0;) {
     const Node& node = graph.nodes[n];
-    const bool saves = !has(Trait::kSavesNothing, node.op) && !recording_->calls[n].info->reads_only_geometry;
+    const bool saves = !has(Trait::kSavesNothing, node.op) && !recording_.calls[n].info->reads_only_geometry;
     if (!saves || !flow.passes_gradient(n)) continue;
     for (ValueId id : node_inputs(node)) use(n, id);
     for (ValueId id : node.outputs) {
       if (id != kNoValue) use(n, id);
     }
-  }
-}
-
-// The elements of a list are written but not returned, so no new value could say that one requires
-// a gradient now.
-void Recorder::check_list_write(const OperatorInfo& info, const Argument& written,
-                                const c10::IValue& seen) const {
-  const auto& ids = std::get<ValueRefList>(written).ids;
-  const auto tensors = seen.toTensorVector();
-  for (size_t k = 0; k < ids.size(); ++k) {
-    if (ids[k] == kNoValue || recording_->graph.values[ids[k]].spec.requires_grad) continue;
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !stand_in_of(tensors[k]).requires_grad(), where(), ": expected ", info.name,
-        " to write no gradients into tensors that had none, got a tensor of sizes ",
-        tensors[k].sizes(),
-        " that requires a gradient since. Call the operator tensor by "
-        "tensor, or the form that returns new tensors.");
   }
 }
 
