@@ -12,7 +12,7 @@
 
 #include "benchmarks/measure.h"
 #include "partitioner/schedule/simulate.h"
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 #include "smp/smp.h"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "benchmarks/measure.h"
-#include "smp/engine/context.h"
+#include "smp/engine/context/context.h"
 #include "smp/smp.h"
 
 namespace {

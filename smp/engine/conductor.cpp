@@ -14,8 +14,8 @@
 #include "smp/engine/step/leader.h"
 #include "smp/engine/planning/measure_costs.h"
 #include "smp/engine/step/nonfinite.h"
-#include "smp/engine/state/optimizer_settings.h"
-#include "smp/engine/state/optimizer_state.h"
+#include "smp/engine/optimizers/optimizer_settings.h"
+#include "smp/engine/checkpoint/optimizer_state.h"
 #include "smp/engine/replicas/replica_gradients.h"
 #include "smp/engine/replicas/replica_step.h"
 

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 #include "smp/engine/step/step_run.h"
 #include "smp/step_call.h"
 

@@ -10,10 +10,10 @@
 #include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/root_cause.h"
-#include "smp/engine/rank_state.h"
-#include "smp/engine/state/model_state.h"
-#include "smp/engine/state/optimizer_settings.h"
-#include "smp/engine/state/optimizer_state.h"
+#include "smp/engine/rank/rank_state.h"
+#include "smp/engine/checkpoint/model_state.h"
+#include "smp/engine/optimizers/optimizer_settings.h"
+#include "smp/engine/checkpoint/optimizer_state.h"
 #include "smp/engine/step/nonfinite.h"
 
 namespace smp::engine {

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "smp/engine/hooks.h"
+#include "smp/engine/context/hooks.h"
 #include "smp/engine/model_view.h"
 #include "smp/engine/optimizer_view.h"
 #include "smp/hooks.h"

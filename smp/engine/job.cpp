@@ -10,8 +10,8 @@
 #include "runtime/transport/mpi_transport.h"
 #include "runtime/exchange/root_cause.h"
 #include "smp/engine/groups/made_group.h"
-#include "smp/engine/rank_state.h"
-#include "smp/engine/state/optimizer_settings.h"
+#include "smp/engine/rank/rank_state.h"
+#include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/timeline/step_timeline.h"
 #include "smp/init.h"
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "smp/engine/context.h"
+#include "smp/engine/context/context.h"
 
 namespace smp::engine {
 

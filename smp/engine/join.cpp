@@ -7,7 +7,7 @@
 #include "runtime/exchange/root_cause.h"
 #include "smp/engine/conductor.h"
 #include "smp/engine/engine.h"
-#include "smp/engine/state/optimizer_state.h"
+#include "smp/engine/checkpoint/optimizer_state.h"
 
 namespace smp::engine {
 namespace {

@@ -13,8 +13,8 @@ import sys
 # the types of floor 1, never its algorithms: it gets tables, callbacks and programs from above.
 BELOW_CONDUCTOR = ("partitioner/", "runtime/", "smp/")
 # The C++ API above its engine: a Python one would see the same.
-SEAM = tuple(f"smp/engine/{name}" for name in (
-    "engine.h", "model_view.h", "optimizer_view.h", "opaque_table.h", "log.h", "config/", "files/"))
+SEAM_HEADERS = tuple(f"smp/engine/{name}.h" for name in ("engine", "model_view", "optimizer_view", "opaque_table"))
+SEAM = (*SEAM_HEADERS, "smp/engine/context/log.h", "smp/engine/config/", "smp/engine/files/")
 MAY_INCLUDE = {
     "partitioner": ("partitioner/",),
     "runtime": (
@@ -46,7 +46,7 @@ MAY_INCLUDE = {
     "benchmarks": BELOW_CONDUCTOR + ("tools/", "tests/support/", "benchmarks/", "examples/"),
     "tests": BELOW_CONDUCTOR + ("tools/", "tests/", "examples/"),
 }
-# Which rooms (folders) of its floor each room may include.
+# Which rooms (folders) of its floor each room may include. Files directly in smp/engine may include all of its rooms.
 ROOMS = {
     "partitioner/graph": (),
     "partitioner/cost": ("graph",),
@@ -69,6 +69,21 @@ ROOMS = {
     "runtime/placement": ("device", "libtorch", "capture", "transport", "exchange"),
     "runtime/gradients": ("device", "libtorch", "capture", "transport", "exchange", "placement"),
     "runtime/executor": ("device", "stage", "transport", "exchange"),
+    "smp/engine/seam": ("context",),
+    "smp/engine/files": (),
+    "smp/engine/config": ("files",),
+    "smp/engine/context": (),
+    "smp/engine/groups": ("context",),
+    "smp/engine/models": ("seam", "context"),
+    "smp/engine/programs": ("seam", "context", "models"),
+    "smp/engine/timeline": ("context", "files", "programs"),
+    "smp/engine/rank": ("context", "models", "programs", "timeline"),
+    "smp/engine/optimizers": ("seam", "models", "rank"),
+    "smp/engine/replicas": ("models", "optimizers"),
+    "smp/engine/arguments": ("context", "rank"),
+    "smp/engine/planning": ("context", "files", "rank", "arguments"),
+    "smp/engine/step": ("models", "programs", "rank", "optimizers", "replicas", "arguments", "planning"),
+    "smp/engine/checkpoint": ("files", "rank", "optimizers"),
 }
 # Units in which a cycle is left: tests' support.
 STILL_IN_CYCLES = ("tests/",)
@@ -100,7 +115,13 @@ def floor_of(path):
 
 
 def room_of(path):
-    return path.rpartition("/")[0]
+    """The folder; what a language sees of the engine is a room of its own."""
+    return "smp/engine/seam" if path in SEAM_HEADERS else path.rpartition("/")[0]
+
+
+def house_of(room):
+    """What the names of rooms are relative to."""
+    return "smp/engine" if room.startswith("smp/engine") else room.partition("/")[0]
 
 
 def unit_of(path):
@@ -161,11 +182,13 @@ class Checker:
 
     def check_room(self, path, line, included):
         room, other = room_of(path), room_of(included)
-        if room in ROOMS and other in ROOMS and other != room and room.split("/")[0] == other.split("/")[0]:
-            if other.partition("/")[2] not in ROOMS[room]:
+        if room in ROOMS and other != room and house_of(room) == house_of(other):
+            if other.removeprefix(house_of(room) + "/") not in ROOMS[room]:
                 self.report(path, line, f"{room} may not include {other}")
 
     def check_cycles(self):
+        graphlib.TopologicalSorter({room: {f"{house_of(room)}/{other}" for other in others}
+                                    for room, others in ROOMS.items()}).prepare()
         units = {unit: {other for other in others if other != unit and not other.startswith(STILL_IN_CYCLES)}
                  for unit, others in self.units.items() if not unit.startswith(STILL_IN_CYCLES)}
         try:
@@ -186,7 +209,8 @@ class Checker:
                 self.report(path, number, "only smp/config* and runtime/launch may read the environment")
 
     def check_file(self, path, text):
-        if path.split("/")[0] in ("partitioner", "runtime") and path.endswith(CODE) and room_of(path) not in ROOMS:
+        in_house = path.startswith(("partitioner/", "runtime/", "smp/engine/")) and path.endswith(CODE)
+        if in_house and room_of(path) not in (*ROOMS, "smp/engine"):
             self.report(path, 1, f"{room_of(path)} is not among the rooms of tests/arrows/check_arrows.py")
         num_lines = len(text.splitlines())
         if num_lines > MAX_LINES:

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "runtime/executor/executor.h"
-#include "smp/engine/context.h"
+#include "smp/engine/context/context.h"
 #include "smp/smp.h"
 #include "tests/support/smp_ranks.h"
 

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <mutex>
 
-#include "smp/engine/rank_state.h"
-#include "smp/engine/state/models.h"
+#include "smp/engine/rank/rank_state.h"
+#include "smp/engine/models/models.h"
 #include "smp/smp.h"
 #include "tests/support/bits.h"
 #include "tests/support/smp_ranks.h"

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "runtime/exchange/object_messages.h"
-#include "smp/engine/context.h"
+#include "smp/engine/context/context.h"
 #include "smp/engine/groups/made_group.h"
 
 namespace smp {

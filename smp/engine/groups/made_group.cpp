@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-#include "smp/engine/context.h"
+#include "smp/engine/context/context.h"
 
 namespace smp::engine {
 

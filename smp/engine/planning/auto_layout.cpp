@@ -14,8 +14,8 @@
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/root_cause.h"
 #include "runtime/exchange/wire.h"
-#include "smp/engine/rank_state.h"
-#include "smp/engine/step/split.h"
+#include "smp/engine/rank/rank_state.h"
+#include "smp/engine/arguments/split.h"
 #include "smp/engine/planning/trial_captures.h"
 
 namespace smp::engine {

@@ -6,7 +6,7 @@
 
 #include "partitioner/cost/measured_costs.h"
 #include "smp/config.h"
-#include "smp/engine/log.h"
+#include "smp/engine/context/log.h"
 
 namespace smp::engine {
 

@@ -11,7 +11,7 @@
 #include "partitioner/partition/partition.h"
 #include "runtime/libtorch/unmade.h"
 #include "runtime/exchange/root_cause.h"
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 
 namespace smp::engine {
 

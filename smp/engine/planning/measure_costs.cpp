@@ -19,7 +19,7 @@
 #include "smp/engine/planning/auto_layout.h"
 #include "smp/engine/planning/cost_cache.h"
 #include "smp/engine/planning/graphs_measurement.h"
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 
 namespace smp::engine {
 

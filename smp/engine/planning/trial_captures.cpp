@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "runtime/capture/body_capture.h"
-#include "smp/engine/step/local_values.h"
-#include "smp/engine/rank_state.h"
-#include "smp/engine/step/split.h"
+#include "smp/engine/arguments/local_values.h"
+#include "smp/engine/rank/rank_state.h"
+#include "smp/engine/arguments/split.h"
 
 namespace smp::engine {
 

@@ -7,7 +7,7 @@
 #include <unordered_set>
 
 #include "runtime/gradients/tied_gradients.h"
-#include "smp/engine/program.h"
+#include "smp/engine/models/program.h"
 #include "smp/engine/replicas/replica_step.h"
 
 namespace smp::engine {

@@ -11,7 +11,7 @@
 #include "partitioner/schedule/schedule.h"
 #include "runtime/executor/executor.h"
 #include "runtime/gradients/gradient_reducer.h"
-#include "smp/engine/state/models.h"
+#include "smp/engine/models/models.h"
 
 namespace smp::engine {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "runtime/exchange/wire.h"
-#include "smp/engine/state/optimizer_settings.h"
+#include "smp/engine/optimizers/optimizer_settings.h"
 
 namespace smp::engine {
 

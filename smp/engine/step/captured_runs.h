@@ -10,7 +10,7 @@
 #include "runtime/capture/recording.h"
 #include "runtime/capture/value_read.h"
 #include "runtime/exchange/step_protocol.h"
-#include "smp/engine/program.h"
+#include "smp/engine/models/program.h"
 
 namespace smp::engine {
 

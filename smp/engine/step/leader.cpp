@@ -13,11 +13,11 @@
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/root_cause.h"
 #include "smp/engine/planning/auto_layout.h"
-#include "smp/engine/step/argument_memory.h"
+#include "smp/engine/arguments/argument_memory.h"
 #include "smp/engine/step/captured_runs.h"
-#include "smp/engine/step/local_values.h"
+#include "smp/engine/arguments/local_values.h"
 #include "smp/engine/replicas/replica_gradients.h"
-#include "smp/engine/step/split.h"
+#include "smp/engine/arguments/split.h"
 
 namespace smp::engine {
 

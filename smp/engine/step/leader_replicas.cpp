@@ -5,7 +5,7 @@
 
 #include "smp/engine/step/leader.h"
 #include "smp/engine/step/captured_runs.h"
-#include "smp/engine/state/optimizer_settings.h"
+#include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/replicas/replica_gradients.h"
 
 namespace smp::engine {

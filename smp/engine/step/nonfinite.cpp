@@ -10,7 +10,7 @@
 
 #include "runtime/libtorch/finite.h"
 #include "smp/engine/replicas/replica_step.h"
-#include "smp/engine/state/optimizer.h"
+#include "smp/engine/optimizers/optimizer.h"
 
 namespace smp::engine {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "runtime/executor/executor.h"
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 
 namespace smp::engine {
 

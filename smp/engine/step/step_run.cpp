@@ -16,7 +16,7 @@
 #include "smp/engine/step/nonfinite.h"
 #include "smp/engine/replicas/replica_gradients.h"
 #include "smp/engine/step/results.h"
-#include "smp/engine/step/write_conflicts.h"
+#include "smp/engine/programs/write_conflicts.h"
 
 namespace smp::engine {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/exchange/step_protocol.h"
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 #include "smp/step_call.h"
 
 namespace smp::engine {

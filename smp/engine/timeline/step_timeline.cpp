@@ -15,7 +15,7 @@
 #include "runtime/exchange/root_cause.h"
 #include "runtime/exchange/wire.h"
 #include "smp/engine/files/durable_file.h"
-#include "smp/engine/planning/programs.h"
+#include "smp/engine/programs/programs.h"
 
 namespace smp::engine {
 

@@ -9,7 +9,7 @@
 #include "partitioner/report/timeline.h"
 #include "runtime/exchange/common_clock.h"
 #include "runtime/executor/timeline.h"
-#include "smp/engine/context.h"
+#include "smp/engine/context/context.h"
 
 namespace smp::partitioner {
 struct SimulationInput;

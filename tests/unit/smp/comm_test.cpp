@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "smp/engine/context.h"
+#include "smp/engine/context/context.h"
 #include "smp/engine/groups/made_group.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"

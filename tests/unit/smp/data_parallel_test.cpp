@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "runtime/gradients/gradient_reducer.h"
-#include "smp/engine/state/models.h"
+#include "smp/engine/models/models.h"
 #include "tests/support/loopback_world.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"

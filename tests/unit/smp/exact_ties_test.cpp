@@ -5,7 +5,7 @@
 #include <functional>
 #include <set>
 
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 #include "tests/support/messages.h"
 #include "tests/support/model_zoo.h"
 #include "tests/support/smp_ranks.h"

@@ -8,7 +8,7 @@
 
 #include "examples/common/tensor_memory.h"
 #include "examples/transformer_lm/model.h"
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 

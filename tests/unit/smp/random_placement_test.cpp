@@ -10,7 +10,7 @@
 #include <set>
 #include <sstream>
 
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 #include "smp/smp.h"
 #include "tests/support/oracle.h"
 #include "tests/support/random_graph.h"

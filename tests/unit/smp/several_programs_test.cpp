@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "smp/engine/context.h"
+#include "smp/engine/context/context.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "smp/engine/step/split.h"
+#include "smp/engine/arguments/split.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"

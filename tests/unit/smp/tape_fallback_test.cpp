@@ -8,7 +8,7 @@
 #include <functional>
 #include <string_view>
 
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 #include "tests/unit/smp/plain_loop.h"
 
 namespace smp {

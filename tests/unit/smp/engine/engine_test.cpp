@@ -13,7 +13,7 @@
 #include <stdexcept>
 
 #include "smp/engine/opaque_table.h"
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 #include "smp/init.h"
 #include "tests/support/bits.h"
 #include "tests/support/messages.h"

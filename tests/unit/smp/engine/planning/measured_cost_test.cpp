@@ -15,7 +15,7 @@
 #include "partitioner/partition/graph_costs.h"
 #include "partitioner/partition/predict_step.h"
 #include "runtime/stage/measure_stage.h"
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 #include "smp/engine/planning/cost_cache.h"
 #include "smp/smp.h"
 #include "tests/support/bits.h"

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "smp/engine/rank_state.h"
+#include "smp/engine/rank/rank_state.h"
 #include "smp/smp.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/seeded_net.h"

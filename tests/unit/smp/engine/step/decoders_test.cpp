@@ -8,7 +8,7 @@
 #include "smp/comm.h"
 #include "smp/config.h"
 #include "smp/engine/planning/measure_costs.h"
-#include "smp/engine/state/optimizer_state.h"
+#include "smp/engine/checkpoint/optimizer_state.h"
 #include "smp/engine/replicas/replica_step.h"
 #include "smp/engine/timeline/step_timeline.h"
 #include "smp/safetensors.h"

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <set>
 
-#include "smp/engine/context.h"
+#include "smp/engine/context/context.h"
 #include "smp/engine/timeline/step_timeline.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"

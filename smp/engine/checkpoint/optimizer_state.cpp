@@ -1,0 +1,318 @@
+// Offers are named "parameter/field"; the groups travel as one tensor of bytes.
+#include "smp/engine/checkpoint/optimizer_state.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
+#include <charconv>
+#include <set>
+#include <sstream>
+
+#include "runtime/device/device.h"
+#include "runtime/libtorch/unmade.h"
+#include "runtime/device/random.h"
+#include "runtime/exchange/wire.h"
+#include "smp/engine/checkpoint/model_state.h"
+#include "smp/engine/optimizers/optimizer_settings.h"
+
+namespace smp::engine {
+
+namespace {
+
+// No name of a parameter has a blank.
+constexpr const char* kGroups = "smp groups";
+
+double exact_number(std::string_view text) {
+  double value = 0;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
+  TORCH_CHECK_VALUE(read.ec == std::errc() && read.ptr == text.data() + text.size(),
+                    "optimizer state: expected a number, got '", std::string(text), "'.");
+  return value;
+}
+
+const std::string& name_of(const Model& model, const at::Tensor& parameter) {
+  const runtime::NamedTensor* named = model.own.find(parameter);
+  TORCH_CHECK_VALUE(
+      named != nullptr,
+      "optimizer state: expected an optimizer over parameters of the model, got one of ",
+      parameter.sizes(),
+      " that the model does not have. Make the optimizer from net->parameters().");
+  return named->name;
+}
+
+OptimizerState without_entries(const Optimizer& optimizer) {
+  OptimizerState state{.kind = optimizer.view->kind(), .groups = {}, .entries = {}};
+  for (const OptimizerGroup& group : optimizer.view->groups()) {
+    OptimizerState::Group& made = state.groups.emplace_back();
+    made.options = group.options;
+    for (const at::Tensor& parameter : group.parameters) made.parameters.push_back(name_of(*optimizer.model, parameter));
+  }
+  return state;
+}
+
+void read_entries(runtime::WireReader& in, OptimizerState& state) {
+  while (!in.at_end()) {
+    const std::string parameter = in.get_string(), field = in.get_string();
+    state.entries[parameter][field] = in.get_tensor();
+  }
+}
+
+std::map<std::string, at::Tensor> offered(const OptimizerState& state, std::string& error) {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [parameter, fields] : state.entries) {
+    for (const auto& [field, tensor] : fields) {
+      const bool is_plain = tensor.defined() && runtime::is_on_host(tensor) && tensor.layout() == at::kStrided;
+      if (!is_plain && error.empty()) {
+        error = "expected dense CPU tensors, got another one for '" + field + "' of '" + parameter +
+                "'.";
+      }
+      if (is_plain) tensors.emplace(parameter + "/" + field, tensor);
+    }
+  }
+  if (!error.empty()) return {};
+  if (!state.kind.empty()) tensors.emplace(kGroups, runtime::tensor_of_bytes(groups_to_json(state)));
+  return tensors;
+}
+
+runtime::StateExchange exchange_of(const RankState& own, const OptimizerState& state,
+                                   std::string own_error) {
+  auto tensors = offered(state, own_error);
+  return {std::move(tensors), std::move(own_error), *own.context.pipeline,
+          *own.context.replicas};
+}
+
+}  // namespace
+
+std::string groups_to_json(const OptimizerState& state) {
+  boost::json::array groups;
+  for (const OptimizerState::Group& group : state.groups) {
+    boost::json::object options;
+    for (const auto& [name, value] : group.options) options[name] = exact_text(value);
+    boost::json::array parameters(group.parameters.begin(), group.parameters.end());
+    groups.push_back(boost::json::object{{"options", std::move(options)},
+                                         {"parameters", std::move(parameters)}});
+  }
+  return boost::json::serialize(
+      boost::json::object{{"kind", state.kind}, {"groups", std::move(groups)}});
+}
+
+void groups_from_json(const std::string& json, OptimizerState& state) {
+  try {
+    boost::json::parse_options options;
+    options.max_depth = 4;              // groups, group, options, number
+    options.allow_invalid_utf8 = true;  // names may be any bytes
+    const boost::json::value read = boost::json::parse(json, {}, options);
+    state.kind = std::string(read.at("kind").as_string());
+    state.groups.clear();
+    for (const boost::json::value& group : read.at("groups").as_array()) {
+      OptimizerState::Group& made = state.groups.emplace_back();
+      for (const auto& option : group.at("options").as_object()) {
+        made.options[option.key()] = exact_number(option.value().as_string());
+      }
+      for (const auto& name : group.at("parameters").as_array())
+        made.parameters.emplace_back(std::string(name.as_string()));
+    }
+  } catch (const c10::Error&) {
+    throw;
+  } catch (const std::exception& error) {  // of Boost.JSON: no JSON, a missing key, another type
+    TORCH_CHECK_VALUE(
+        false,
+        "optimizer state: expected kind and groups of an optimizer, got text that has none (",
+        error.what(), ").");
+  }
+}
+
+void check_is_known(const Optimizer& optimizer, const char* caller) {
+  TORCH_CHECK_VALUE(!optimizer.view->kind().empty(), caller, ": ", optimizer.view->refusal());
+}
+
+OptimizerState local_state(const RankState& own, const Optimizer& optimizer) {
+  check_is_known(optimizer, "DistributedOptimizer::local_state_dict");
+  OptimizerState state = without_entries(optimizer);
+  state.is_partial = true;
+  for (const OptimizerGroup& group : optimizer.view->groups()) {
+    for (const at::Tensor& parameter : group.parameters) {
+      const auto fields = optimizer.view->state(parameter);
+      if (fields && own.models.is_here(parameter)) state.entries[name_of(*optimizer.model, parameter)] = *fields;
+    }
+  }
+  return state;
+}
+
+void keep_local_state(const RankState& own, Optimizer& optimizer) {
+  std::vector<at::Tensor> kept;
+  for (const OptimizerGroup& group : optimizer.view->groups()) {
+    for (const at::Tensor& parameter : group.parameters) {
+      if (!own.models.is_here(parameter)) optimizer.view->erase_state(parameter);
+      for (const auto& [name, tensor] : optimizer.view->state(parameter).value_or(StateFields())) kept.push_back(tensor);
+    }
+  }
+  const runtime::GeneratorHold hold;
+  runtime::make_values(kept);
+}
+
+OptimizerState gathered_state(const RankState& own, const Optimizer& optimizer) {
+  OptimizerState state = local_state(own, optimizer);
+  state.is_partial = false;
+  runtime::WireWriter out;
+  const int me = own.context.pipeline->rank();
+  for (const OptimizerGroup& group : optimizer.view->groups()) {
+    for (const at::Tensor& parameter : group.parameters) {
+      const auto entry = state.entries.find(name_of(*optimizer.model, parameter));
+      if (entry == state.entries.end() || own.models.home(parameter).owner() != me) continue;
+      for (const auto& [field, tensor] : entry->second) {
+        out.put(entry->first), out.put(field);
+        out.put(tensor);
+      }
+    }
+  }
+  state.entries.clear();
+  for (const std::string& bytes : own.context.pipeline->all_gather(out.take())) {
+    runtime::read_all(bytes, "state of an optimizer", [&](runtime::WireReader& in) { read_entries(in, state); });
+  }
+  return state;
+}
+
+void broadcast_local_state(const RankState& own, Optimizer& optimizer, int source) {
+  const at::NoGradGuard no_grad;
+  runtime::Transport& replicas = *own.context.replicas;
+  check_is_known(optimizer, "smp::join");
+  runtime::WireWriter out;
+  if (replicas.rank() == source) {
+    const OptimizerState state = local_state(own, optimizer);
+    out.put(groups_to_json(state));
+    for (const auto& [parameter, fields] : state.entries) {
+      for (const auto& [field, tensor] : fields) {
+        out.put(parameter), out.put(field);
+        out.put(tensor);
+      }
+    }
+  }
+  const std::vector<std::string> all = replicas.all_gather(out.take());
+  if (replicas.rank() == source) return;
+  OptimizerState state;
+  runtime::read_all(all[static_cast<size_t>(source)], "state of an optimizer", [&](runtime::WireReader& in) {
+    groups_from_json(in.get_string(), state);
+    read_entries(in, state);
+  });
+  const std::vector<OptimizerGroup> groups = optimizer.view->groups();
+  TORCH_CHECK_VALUE(state.groups.size() == groups.size(), "smp::join: expected ", groups.size(),
+                    " parameter groups as here, got ", state.groups.size(), " from replica ", source,
+                    ". Make the optimizer alike on every rank.");
+  for (size_t g = 0; g < groups.size(); ++g) {
+    optimizer.view->set_options(g, state.groups[g].options);
+    for (const at::Tensor& parameter : groups[g].parameters) {
+      optimizer.view->erase_state(parameter);
+      const auto entry = state.entries.find(name_of(*optimizer.model, parameter));
+      if (entry != state.entries.end()) optimizer.view->set_state(parameter, entry->second);
+    }
+  }
+}
+
+OptimizerLoad::OptimizerLoad(RankState& own, Optimizer& optimizer, const OptimizerState& state, std::string own_error)
+    : own_(own), optimizer_(optimizer), exchange_(exchange_of(own, state, std::move(own_error))) {
+  const char* caller = "DistributedOptimizer::load_state_dict: ";
+  TORCH_CHECK_VALUE(exchange_.error().empty(), caller, exchange_.error());
+  TORCH_CHECK_VALUE(exchange_.offers().contains(kGroups), caller,
+                    "expected the state of an optimizer, got an empty one on every rank.");
+  const at::Tensor bytes = exchange_.deliver(kGroups, runtime::TensorHome::on_all(own.context.pipeline->size()));
+  groups_from_json(std::string(runtime::bytes_of(bytes)), groups_);
+  const std::string text = difference(without_entries(optimizer));
+  TORCH_CHECK_VALUE(text.empty(), caller, text,
+                    " Load the state of the same optimizer over the same model.");
+}
+
+std::string OptimizerLoad::difference(const OptimizerState& want) const {
+  if (groups_.kind != want.kind)
+    return "expected the state of " + want.kind + ", got that of " + groups_.kind + ".";
+  if (groups_.groups.size() != want.groups.size()) {
+    return "expected " + std::to_string(want.groups.size()) + " parameter groups, got " +
+           std::to_string(groups_.groups.size()) + ".";
+  }
+  std::vector<std::string> wrong;
+  std::set<std::string> known;
+  const std::vector<OptimizerGroup> all = optimizer_.view->groups();
+  for (size_t g = 0; g < want.groups.size(); ++g) {
+    const OptimizerState::Group &got = groups_.groups[g], &own = want.groups[g];
+    const auto same_key = [](const auto& a, const auto& b) { return a.first == b.first; };
+    const bool same_options = std::equal(got.options.begin(), got.options.end(),
+                                         own.options.begin(), own.options.end(), same_key);
+    if (got.parameters != own.parameters || !same_options) {
+      return "expected the parameters and options of group " + std::to_string(g) + ", got others.";
+    }
+    for (size_t p = 0; p < own.parameters.size(); ++p) {
+      known.insert(own.parameters[p]);
+      const std::string text = wrong_fields(own.parameters[p], all[g].parameters[p], got.options);
+      if (!text.empty()) wrong.push_back(own.parameters[p] + ": " + text);
+    }
+  }
+  for (const auto& [name, offer] : exchange_.offers()) {
+    const size_t slash = name.rfind('/');
+    if (slash != std::string::npos && !known.contains(name.substr(0, slash)))
+      wrong.push_back(name + ": no such parameter");
+  }
+  return wrong.empty()
+             ? ""
+             : "expected a state that fits the parameters, got wrong ones: " + listed(wrong) + ".";
+}
+
+std::string OptimizerLoad::wrong_fields(const std::string& parameter, const at::Tensor& tensor,
+                                        const OptionValues& options) const {
+  std::vector<std::string> missing = optimizer_.view->needed_fields(options);
+  size_t num_fields = 0;
+  const std::vector<StateField> all = optimizer_.view->fields();
+  for (const auto& [field, is_count] : all) {
+    const auto offer = exchange_.offers().find(parameter + "/" + field);
+    if (offer == exchange_.offers().end()) continue;
+    ++num_fields;
+    std::erase(missing, field);
+    const auto& [dtype, sizes, content, ranks] = offer->second;
+    const bool fits = is_count ? dtype == at::kLong && sizes.empty()
+                                : dtype == tensor.scalar_type() && tensor.sizes().equals(sizes);
+    std::ostringstream text;
+    text << field << " is " << dtype << " " << at::IntArrayRef(sizes) << ", the parameter "
+         << tensor.scalar_type() << " " << tensor.sizes();
+    if (!fits) return text.str();
+  }
+  const std::string prefix = parameter + "/";
+  for (auto at = exchange_.offers().lower_bound(prefix);
+       at != exchange_.offers().end() && at->first.starts_with(prefix); ++at) {
+    const std::string field = at->first.substr(prefix.size());
+    const auto is_named = [&](const StateField& one) { return one.name == field; };
+    if (std::none_of(all.begin(), all.end(), is_named)) return "unknown field " + field;
+  }
+  const bool may_be_absent = num_fields == 0 && optimizer_.view->makes_state();
+  return missing.empty() || may_be_absent ? "" : "missing field " + missing.front();
+}
+
+void OptimizerLoad::apply_options() {
+  for (size_t g = 0; g < groups_.groups.size(); ++g) optimizer_.view->set_options(g, groups_.groups[g].options);
+}
+
+void OptimizerLoad::apply_state() {
+  const at::NoGradGuard no_grad;
+  for (const OptimizerGroup& group : optimizer_.view->groups()) {
+    for (const at::Tensor& parameter : group.parameters) {
+      const std::string& name = name_of(*optimizer_.model, parameter);
+      const runtime::TensorHome home = own_.models.home(parameter);
+      StateFields fields;
+      bool has_state = false;
+      for (const auto& [field, is_count] : optimizer_.view->fields()) {
+        if (!exchange_.offers().contains(name + "/" + field)) continue;
+        const at::Tensor value = exchange_.deliver(name + "/" + field, home);
+        has_state = true;
+        if (value.defined()) fields[field] = at::empty_like(is_count ? value : parameter).copy_(value);
+      }
+      optimizer_.view->erase_state(parameter);
+      if (has_state && own_.models.is_here(parameter)) optimizer_.view->set_state(parameter, fields);
+    }
+  }
+}
+
+}  // namespace smp::engine

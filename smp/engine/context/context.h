@@ -1,0 +1,130 @@
+// The one global of the library: the context of this rank, a thread-local pointer with a process default.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/exchange/boundary.h"
+#include "runtime/launch/launch.h"
+#include "runtime/placement/topology.h"
+#include "runtime/transport/transport.h"
+#include "smp/config.h"
+#include "smp/engine/context/log.h"
+
+namespace smp::runtime {
+class BodyCapture;
+}
+
+namespace smp::engine {
+
+class MadeGroups;
+class StepTimeline;
+struct RankState;
+
+/// The step objects of one rank, by number.
+struct StepNumbers {
+  int num_made = 0;
+  std::vector<int> ended;  // that no object has any more, and that the conductor has not forgotten yet
+};
+
+/// Stages chosen by hand, by tensor and by storage: a module that detaches what it was given keeps
+/// the storage, and one that is converted (net->to(at::kDouble)) keeps the tensor objects.
+class ManualPlacement {
+ public:
+  enum class By { kGuard, kSetPartition };
+  /// kSetPartition overrides what was there, kGuard does not (the innermost guard sees a tensor
+  /// first).
+  void place(const at::Tensor& tensor, int stage, By by);
+  /// Stage of a tensor, or -1.
+  int stage_of(const at::Tensor& tensor) const;
+  /// How many tensors placed by set_partition no longer exist; counts each once.
+  int64_t take_lost();
+
+ private:
+  // Weak, so that the address is not used again.
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct PlacedTensor {
+    WeakTensor tensor;
+    int stage;
+    By by;
+  };
+  struct PlacedStorage {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    int stage;
+  };
+  std::unordered_map<const c10::TensorImpl*, PlacedTensor> by_tensor_;
+  std::unordered_map<const c10::StorageImpl*, PlacedStorage> by_storage_;
+};
+
+/// Everything one rank owns besides the user's objects.
+struct Context {
+  Context(Config resolved, const runtime::Launch& launch, std::shared_ptr<runtime::Transport> world);
+  ~Context();
+
+  Config config;  // resolved; pipeline_parallel_degree is never 0 here
+  runtime::Launch launch;
+  runtime::Topology topology;
+  std::shared_ptr<runtime::Transport> world, pipeline, replicas, shards;
+  bool replicas_share_memory = false;  // until the groups are known: all ranks do
+  bool is_in_join = false;  // replicas may be at different steps
+  bool is_in_step = false;  // and yet they are not
+  bool is_laid_out = true;  // false: the first step will say how many ranks form a pipeline; one of all ranks until then
+  std::shared_ptr<MadeGroups> made_groups;  // by new_group
+  runtime::BufferPool buffers;
+  Logger logger;
+  ManualPlacement manual_placement;
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::vector<WeakTensor> spread_tensors;  // over a pipeline, by models that are gone; their data are not whole anywhere
+  std::shared_ptr<int> open_guards = std::make_shared<int>(0);  // PartitionGuards alive
+  std::shared_ptr<RankState> rank_state;  // of the models, once there is one
+  runtime::BodyCapture* body_in_progress = nullptr;  // the capture of the step body that runs right now
+  std::shared_ptr<StepNumbers> steps = std::make_shared<StepNumbers>();
+  int64_t num_graphs = 0;                // that programs were made of
+  bool uses_mpi = false;
+  std::shared_ptr<StepTimeline> timeline;  // null: none was asked for, or it has been written
+
+  runtime::Transport& group(runtime::GroupKind which) const;
+  /// Forms the groups anew, with pipelines of `pipeline_ranks`. Collective over the world.
+  void lay_out(int pipeline_ranks);
+  /// Throws c10::Error naming `caller` as long as groups of that kind are not known.
+  void check_laid_out(runtime::GroupKind which, const char* caller) const;
+
+ private:
+  void form_groups();
+};
+
+/// This rank's context. Throws c10::Error naming `caller` before smp::init.
+Context& context(const char* caller);
+/// Null before smp::init.
+Context* try_context();
+
+/// Throws c10::ValueError naming `caller` when a step body runs on this rank: the body runs on one
+/// rank only, on tensors without data, so what concerns all ranks or real values cannot be done
+/// there. The step refuses it on every rank.
+void refuse_in_body(
+    std::string_view caller,
+    std::string_view fix = "Call it on every rank, before or after the step function.");
+
+/// Throws c10::ValueError naming `caller` in the loop of smp::join, where replicas need not be at the same step.
+void refuse_in_join(std::string_view caller);
+
+/// Makes `context` the default of the process (null: none).
+void set_process_context(std::shared_ptr<Context> context);
+/// While it lives, this thread is the rank of `context`: helper threads, and tests with ranks as threads.
+class ThreadContext {
+ public:
+  explicit ThreadContext(Context* context);
+  ~ThreadContext();
+  ThreadContext(const ThreadContext&) = delete;
+  ThreadContext& operator=(const ThreadContext&) = delete;
+
+ private:
+  Context* previous_;
+};
+
+}  // namespace smp::engine
