@@ -8,6 +8,7 @@ MPI    ?= $(if $(filter no-mpi,$(PRESET)),OFF,AUTO)
 UNITY  ?=
 ONLY   ?=
 TORCH  := 2.11.0
+CLANG_FORMAT := 19.1.7
 
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
@@ -38,7 +39,7 @@ endif
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
   -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv digits python-given configure build demo test bench peers install clean
+.PHONY: help packages venv digits python-given configure build demo formatter format test bench peers install clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -97,8 +98,19 @@ demo: configure  ## Build the library and the language model, and train it on tw
 	@cat $(build)/torch_taken.txt
 	@examples/transformer_lm/demo $(build) $(build)/demo
 
+# Beside every interpreter, since a given one gets nothing installed.
+formatter: $(environment)
+	@if [ ! -x build/formatter/bin/clang-format ]; then \
+	  echo "setup: clang-format $(CLANG_FORMAT) goes into build/formatter"; \
+	  python3 -m venv build/formatter; \
+	  build/formatter/bin/pip install --quiet clang-format==$(CLANG_FORMAT); \
+	fi
+
+format: formatter  ## Lay out all C++ files as the tests want them
+	@find smp partitioner runtime tools examples benchmarks tests -name '*.h' -o -name '*.cpp' | xargs build/formatter/bin/clang-format -i
+
 # Configured anew, since that measures how long tests may take on this machine as it now is.
-test: build  ## All tests that the preset runs
+test: formatter build  ## All tests that the preset runs
 	@cmake $(build) | grep 'time limits'
 	@ctest --preset $(PRESET) --parallel $(jobs)
 

@@ -20,8 +20,8 @@ constexpr double kMib = 1024.0 * 1024.0;
 std::shared_ptr<TransformerLm> seven_billion_parameters() {
   MetaConstruction construction;
   const runtime::InterceptScope scope(construction);
-  return std::make_shared<TransformerLm>(transformer_lm::ModelOptions{
-      .vocab = kVocabulary, .width = 4096, .heads = 32, .hidden = 16384, .layers = 34});
+  return std::make_shared<TransformerLm>(
+      transformer_lm::ModelOptions{.vocab = kVocabulary, .width = 4096, .heads = 32, .hidden = 16384, .layers = 34});
 }
 
 class Transformer {
@@ -41,8 +41,7 @@ class Transformer {
   runtime::CapturedBody capture(runtime::BodyCapture& into) {
     return capture_loss(into, {tokens_, tokens_.clone()}, [this](const auto& inputs) {
       const auto logits = net_->forward(inputs[0]);
-      return torch::nn::functional::cross_entropy(logits.reshape({-1, kVocabulary}),
-                                                  inputs[1].reshape({-1}));
+      return torch::nn::functional::cross_entropy(logits.reshape({-1, kVocabulary}), inputs[1].reshape({-1}));
     });
   }
 

@@ -102,10 +102,9 @@ void measure(const char* name, int64_t microbatches) {
     extras.push_back(wholes.back() - owns.back());
   }
   if (smp::rank() != 0) return;
-  report(name, median(extras), "us",
-         {{"step us", median(wholes)},
-          {"plain loop us", median(owns)},
-          {"microbatches", static_cast<double>(microbatches)}});
+  report(
+      name, median(extras), "us",
+      {{"step us", median(wholes)}, {"plain loop us", median(owns)}, {"microbatches", static_cast<double>(microbatches)}});
 }
 
 }  // namespace

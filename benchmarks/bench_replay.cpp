@@ -26,20 +26,12 @@ struct Case {
 Case transformer(double dropout) {
   constexpr int64_t kVocabulary = 1000, kRows = 2, kTokens = 32;
   torch::manual_seed(1);
-  auto net = std::make_shared<transformer_lm::TransformerLm>(
-      transformer_lm::ModelOptions{.vocab = kVocabulary,
-                                   .width = 200,
-                                   .heads = 4,
-                                   .hidden = 800,
-                                   .layers = 4,
-                                   .dropout = dropout});
-  const auto random_tokens = [] {
-    return torch::randint(kVocabulary, {kRows, kTokens}, torch::kLong);
-  };
+  auto net = std::make_shared<transformer_lm::TransformerLm>(transformer_lm::ModelOptions{
+      .vocab = kVocabulary, .width = 200, .heads = 4, .hidden = 800, .layers = 4, .dropout = dropout});
+  const auto random_tokens = [] { return torch::randint(kVocabulary, {kRows, kTokens}, torch::kLong); };
   return {net, {random_tokens(), random_tokens()}, [net](const auto& inputs) {
             const auto logits = net->forward(inputs[0]);
-            return nn::functional::cross_entropy(logits.reshape({-1, kVocabulary}),
-                                                 inputs[1].reshape({-1}));
+            return nn::functional::cross_entropy(logits.reshape({-1, kVocabulary}), inputs[1].reshape({-1}));
           }};
 }
 
@@ -52,9 +44,8 @@ Case small_operators() {
     net->push_back(nn::Linear(kWidth, kWidth));
     net->push_back(nn::ReLU());
   }
-  return {net.ptr(), {torch::rand({1, kWidth})}, [net](const auto& inputs) mutable {
-            return net->forward(inputs[0]).sum();
-          }};
+  return {
+      net.ptr(), {torch::rand({1, kWidth})}, [net](const auto& inputs) mutable { return net->forward(inputs[0]).sum(); }};
 }
 
 // `checked` is `timed` without randomness.
@@ -69,8 +60,7 @@ void measure(const char* name, const Case& timed, const Case& checked, int calls
       for (int i = 0; i < calls_per_round; ++i) call();
     };
   };
-  const Comparison times =
-      compare(kRounds, many([&] { replay.run(); }), many([&] { timed.run_eagerly(); }));
+  const Comparison times = compare(kRounds, many([&] { replay.run(); }), many([&] { timed.run_eagerly(); }));
   const double to_us = 1e6 / calls_per_round;
   report(name, times.ratio, "x",
          {{"replay us", times.first_seconds * to_us},

@@ -27,8 +27,7 @@ Steps measure(smp::StageKind stage) {
   smp::DistributedModel model(net);
   auto train_step = smp::step([&](at::Tensor data) {
     const auto logits = model(data);
-    const auto loss =
-        torch::nn::functional::cross_entropy(logits.reshape({-1, kVocabulary}), data.reshape({-1}));
+    const auto loss = torch::nn::functional::cross_entropy(logits.reshape({-1, kVocabulary}), data.reshape({-1}));
     model.backward(loss);
     return loss;
   });

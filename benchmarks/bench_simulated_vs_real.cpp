@@ -66,9 +66,7 @@ void sleep_for(double seconds) {
 
 // Comes first in the forward of a stage, and so last in its backward.
 struct Enter : torch::autograd::Function<Enter> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& scale) {
-    return scale.clone();
-  }
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& scale) { return scale.clone(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  const torch::autograd::variable_list& gradients) {
     backwards_us.push_back(1e6 * (seconds_now() - backward_start));
@@ -120,8 +118,7 @@ struct Net : torch::nn::Module {
 
 // The library's own table for the step that has just run.
 schedules::Schedule schedule_of(const smp::engine::Program& program) {
-  return generate({schedules::ScheduleKind::kInterleaved}, stage_graph(program.plan, program.graph),
-                  kMicrobatches);
+  return generate({schedules::ScheduleKind::kInterleaved}, stage_graph(program.plan, program.graph), kMicrobatches);
 }
 
 struct StepTimes {
@@ -157,10 +154,8 @@ void measure(const std::string& name) {
   });
   const auto data = torch::zeros({kMicrobatches * kRows, kWidth});
   const smp::StepOutput losses = step(data);
-  require(losses.reduce_mean().item<double>() == smp::size(),
-          "a loss is not the number of stages passed");
-  const schedules::Schedule schedule =
-      schedule_of(*smp::engine::rank_state("measure").models.all().front()->first_program);
+  require(losses.reduce_mean().item<double>() == smp::size(), "a loss is not the number of stages passed");
+  const schedules::Schedule schedule = schedule_of(*smp::engine::rank_state("measure").models.all().front()->first_program);
   std::vector<double> ratios, reals_ms, simulated_ms;
   for (int s = 0; s < kSteps; ++s) {
     const StepTimes times = timed_step([&] { step(data); }, schedule);
@@ -172,16 +167,14 @@ void measure(const std::string& name) {
   report(name, median(ratios), "x",
          {{"real ms", median(reals_ms)},
           {"simulated ms", median(simulated_ms)},
-          {"ms if no sleep were late",
-           1e3 * (kMicrobatches + smp::size() - 1) * (kForwardSeconds + kBackwardSeconds)}});
+          {"ms if no sleep were late", 1e3 * (kMicrobatches + smp::size() - 1) * (kForwardSeconds + kBackwardSeconds)}});
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   at::set_num_threads(1);
-  smp::init(
-      {.microbatches = kMicrobatches, .auto_partition = false, .log_level = smp::LogLevel::kOff});
+  smp::init({.microbatches = kMicrobatches, .auto_partition = false, .log_level = smp::LogLevel::kOff});
   std::optional<AwakeCores> awake;  // one for all processes of this machine
   if (smp::local_rank() == 0) awake.emplace();
   const std::string name = "simulated_vs_real_" + std::to_string(smp::size());

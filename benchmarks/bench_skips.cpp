@@ -28,15 +28,12 @@ nn::Sequential block(int64_t from, int64_t to) {
 // Halves the image level by level, and on the way back puts beside it what it was there.
 struct UNet : nn::Module {
   UNet(int64_t width, int levels)
-      : bottom(block(width << (levels - 1), width << levels)),
-        head(nn::Conv2dOptions(width, 2, 1)) {
+      : bottom(block(width << (levels - 1), width << levels)), head(nn::Conv2dOptions(width, 2, 1)) {
     for (int level = 0; level < levels; ++level) {
       const int64_t wide = width << level;
-      down.push_back(
-          register_module("down" + std::to_string(level), block(level == 0 ? 3 : wide / 2, wide)));
-      widen.push_back(register_module(
-          "widen" + std::to_string(level),
-          nn::ConvTranspose2d(nn::ConvTranspose2dOptions(2 * wide, wide, 2).stride(2))));
+      down.push_back(register_module("down" + std::to_string(level), block(level == 0 ? 3 : wide / 2, wide)));
+      widen.push_back(register_module("widen" + std::to_string(level),
+                                      nn::ConvTranspose2d(nn::ConvTranspose2dOptions(2 * wide, wide, 2).stride(2))));
       up.push_back(register_module("up" + std::to_string(level), block(2 * wide, wide)));
     }
     register_module("bottom", bottom);
@@ -64,14 +61,12 @@ struct UNet : nn::Module {
 struct Translator : nn::Module {
   static constexpr int64_t kWidth = 128;
   at::Tensor forward(const at::Tensor& from, const at::Tensor& to) {
-    return head->forward(transformer->forward(source->forward(from.t()), target->forward(to.t())))
-        .transpose(0, 1);
+    return head->forward(transformer->forward(source->forward(from.t()), target->forward(to.t()))).transpose(0, 1);
   }
   nn::Embedding source = register_module("source", nn::Embedding(kVocabulary, kWidth));
   nn::Embedding target = register_module("target", nn::Embedding(kVocabulary, kWidth));
   nn::Transformer transformer = register_module(
-      "transformer",
-      nn::Transformer(nn::TransformerOptions(kWidth, 4, 3, 3).dim_feedforward(512).dropout(0)));
+      "transformer", nn::Transformer(nn::TransformerOptions(kWidth, 4, 3, 3).dim_feedforward(512).dropout(0)));
   nn::Linear head = register_module("head", nn::Linear(kWidth, kVocabulary));
 };
 
@@ -86,9 +81,7 @@ struct TiedLm : nn::Module {
   nn::TransformerEncoder encoder = register_module(
       "encoder",
       nn::TransformerEncoder(nn::TransformerEncoderOptions(
-          nn::TransformerEncoderLayer(
-              nn::TransformerEncoderLayerOptions(kWidth, 4).dim_feedforward(512).dropout(0)),
-          6)));
+          nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(kWidth, 4).dim_feedforward(512).dropout(0)), 6)));
 };
 
 at::Tensor class_loss(const at::Tensor& scores, const at::Tensor& target) {
@@ -99,8 +92,7 @@ at::Tensor tokens(int64_t rows) { return torch::randint(kVocabulary, {rows, kTok
 
 // `inputs`: those of the net, then the target.
 template <typename Net, typename Loss>
-void measure(const std::string& name, std::shared_ptr<Net> net,
-             const std::vector<at::Tensor>& inputs, const Loss& loss_of) {
+void measure(const std::string& name, std::shared_ptr<Net> net, const std::vector<at::Tensor>& inputs, const Loss& loss_of) {
   smp::DistributedModel<Net> model(net);
   auto step = smp::step([&](at::Tensor input, at::Tensor second, at::Tensor target) {
     auto loss = loss_of(model, input, second, target);
@@ -119,15 +111,13 @@ void measure(const std::string& name, std::shared_ptr<Net> net,
   }
   if (smp::rank() != 0) return;
   const double measured_ms = 1e3 * median(seconds), predicted_ms = 1e3 * model.predicted_step_s();
-  report(name, measured_ms, "ms",
-         {{"predicted ms", predicted_ms}, {"predicted to measured", predicted_ms / measured_ms}});
+  report(name, measured_ms, "ms", {{"predicted ms", predicted_ms}, {"predicted to measured", predicted_ms / measured_ms}});
 }
 
 void measure_u_net(const std::string& name, int64_t width, int64_t pixels) {
   constexpr int64_t kRows = kMicrobatches * 2;
   const auto target = torch::randint(2, {kRows, pixels, pixels});
-  measure(name, std::make_shared<UNet>(width, 3),
-          {torch::randn({kRows, 3, pixels, pixels}), target, target},
+  measure(name, std::make_shared<UNet>(width, 3), {torch::randn({kRows, 3, pixels, pixels}), target, target},
           [](auto& model, const at::Tensor& image, const at::Tensor&, const at::Tensor& classes) {
             return class_loss(model(image).permute({0, 2, 3, 1}), classes);
           });

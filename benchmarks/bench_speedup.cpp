@@ -19,31 +19,25 @@ constexpr int kRounds = 15;
 
 std::shared_ptr<TransformerLm> make_net(int64_t vocabulary) {
   torch::manual_seed(0);
-  return std::make_shared<TransformerLm>(transformer_lm::ModelOptions{.vocab = vocabulary,
-                                                                      .width = 200,
-                                                                      .heads = 4,
-                                                                      .hidden = 800,
-                                                                      .layers = 4,
-                                                                      .max_tokens = kTokens});
+  return std::make_shared<TransformerLm>(transformer_lm::ModelOptions{
+      .vocab = vocabulary, .width = 200, .heads = 4, .hidden = 800, .layers = 4, .max_tokens = kTokens});
 }
 
 at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& target) {
-  return torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(-1)}),
-                                              target.reshape({-1}));
+  return torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(-1)}), target.reshape({-1}));
 }
 
 // What a user of one process would write.
 class PlainTraining {
  public:
-  explicit PlainTraining(std::shared_ptr<TransformerLm> net)
-      : net_(std::move(net)), optimizer_(net_->parameters(), kRate) {}
+  explicit PlainTraining(std::shared_ptr<TransformerLm> net) : net_(std::move(net)), optimizer_(net_->parameters(), kRate) {}
 
   std::vector<at::Tensor> gradients(const transformer_lm::Batch& batch) {
     std::vector<at::Tensor> losses;
     optimizer_.zero_grad();
     for (int64_t m = 0; m < kMicrobatches; ++m) {
-      const auto loss = token_loss(net_->forward(batch.data.narrow(0, m * kRows, kRows)),
-                                   batch.target.narrow(0, m * kRows, kRows));
+      const auto loss =
+          token_loss(net_->forward(batch.data.narrow(0, m * kRows, kRows)), batch.target.narrow(0, m * kRows, kRows));
       (loss / kMicrobatches).backward();
       losses.push_back(loss.detach());
     }
@@ -84,17 +78,15 @@ class SplitTraining {
  private:
   smp::DistributedModel<TransformerLm> model_;
   smp::DistributedOptimizer<torch::optim::SGD> optimizer_;
-  smp::Step<std::function<at::Tensor(at::Tensor, at::Tensor)>> step_{
-      [this](at::Tensor input, at::Tensor target) {
-        auto loss = token_loss(model_(input), target);
-        model_.backward(loss);
-        return loss;
-      }};
+  smp::Step<std::function<at::Tensor(at::Tensor, at::Tensor)>> step_{[this](at::Tensor input, at::Tensor target) {
+    auto loss = token_loss(model_(input), target);
+    model_.backward(loss);
+    return loss;
+  }};
 };
 
 // Without dropout, with the weights both started from, the losses are those of the plain loop.
-void require_same_losses(PlainTraining& plain, SplitTraining& split,
-                         const transformer_lm::Batch& batch) {
+void require_same_losses(PlainTraining& plain, SplitTraining& split, const transformer_lm::Batch& batch) {
   split.gradients(batch);  // places the model as its training step wants it
   plain.net().eval();
   split.model().eval();

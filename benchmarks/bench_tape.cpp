@@ -67,8 +67,7 @@ void measure(const char* name, const Case& timed, const Case& checked, int calls
   };
   const Comparison times = compare(kRounds, many([&] { timed.run_eagerly(); }), many([&] { tape.run(); }));
   const double to_us = 1e6 / calls_per_round;
-  report(name, times.ratio, "x",
-         {{"eager us", times.first_seconds * to_us}, {"tape us", times.second_seconds * to_us}});
+  report(name, times.ratio, "x", {{"eager us", times.first_seconds * to_us}, {"tape us", times.second_seconds * to_us}});
 }
 
 // Most bytes of tensors at once in one microbatch, beyond what is there before it. Parameters have gradients.
@@ -102,8 +101,9 @@ int main(int argc, char** argv) {
     int64_t width, rows;
     int calls_per_round;
   };
-  for (const Chain& chain : {Chain{"tape_vs_eager_mlp64_32", 64, 64, 32, 10}, Chain{"tape_vs_eager_mlp64_4", 64, 64, 4, 10},
-                             Chain{"tape_vs_eager_mlp256", 16, 256, 32, 10}, Chain{"tape_vs_eager_mlp512", 16, 512, 64, 3}}) {
+  for (const Chain& chain :
+       {Chain{"tape_vs_eager_mlp64_32", 64, 64, 32, 10}, Chain{"tape_vs_eager_mlp64_4", 64, 64, 4, 10},
+        Chain{"tape_vs_eager_mlp256", 16, 256, 32, 10}, Chain{"tape_vs_eager_mlp512", 16, 512, 64, 3}}) {
     if (!is_wanted(argc, argv, chain.name)) continue;
     const Case model = mlp(chain.layers, chain.width, chain.rows);
     measure(chain.name, model, model, chain.calls_per_round);

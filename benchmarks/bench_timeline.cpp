@@ -1,5 +1,5 @@
-// What recording a timeline costs: steps of a pipeline of two with and without it, in turn, in one run. The ratio is time with
-// over time without. Small layers, so that actions are short: 16 times 64 rows through 8 Linear(256) per stage.
+// What recording a timeline costs: steps of a pipeline of two with and without it, in turn, in one run. The ratio is time
+// with over time without. Small layers, so that actions are short: 16 times 64 rows through 8 Linear(256) per stage.
 #include <torch/torch.h>
 #include <unistd.h>
 

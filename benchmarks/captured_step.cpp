@@ -24,8 +24,8 @@ runtime::Bindings bindings_of(const torch::nn::Module& module) {
   return runtime::Bindings(std::move(tensors));
 }
 
-runtime::CapturedBody capture_loss(runtime::BodyCapture& capture,
-                                   const std::vector<at::Tensor>& inputs, const LossBody& body) {
+runtime::CapturedBody capture_loss(runtime::BodyCapture& capture, const std::vector<at::Tensor>& inputs,
+                                   const LossBody& body) {
   std::vector<at::Tensor> ghosts = capture.begin(inputs, "train");
   runtime::CapturedBody captured;
   {
@@ -41,13 +41,9 @@ runtime::CapturedBody capture_loss(runtime::BodyCapture& capture,
   return captured;
 }
 
-OneStageReplay::OneStageReplay(const torch::nn::Module& module,
-                               const std::vector<at::Tensor>& inputs, const LossBody& body,
+OneStageReplay::OneStageReplay(const torch::nn::Module& module, const std::vector<at::Tensor>& inputs, const LossBody& body,
                                StageMaker make_stage)
-    : bindings_(bindings_of(module)),
-      capture_(bindings_),
-      inputs_(inputs),
-      captured_(capture_loss(capture_, inputs, body)) {
+    : bindings_(bindings_of(module)), capture_(bindings_), inputs_(inputs), captured_(capture_loss(capture_, inputs, body)) {
   const runtime::Recording& recording = *captured_.recording;
   plan_ = partitioner::partition(recording.graph, {});
   runtime::StageOptions options;
@@ -75,15 +71,14 @@ at::Tensor OneStageReplay::run() {
     const auto at = std::find(graph.inputs.begin(), graph.inputs.end(), id);
     inputs.push_back(inputs_.at(static_cast<size_t>(at - graph.inputs.begin())));
   }
-  const auto outputs = stage_->forward(
-      context, std::move(inputs), [this](ValueId id) { return tensors_[static_cast<size_t>(id)]; });
+  const auto outputs =
+      stage_->forward(context, std::move(inputs), [this](ValueId id) { return tensors_[static_cast<size_t>(id)]; });
   stage_->backward(microbatch_, 0, {torch::ones_like(outputs.at(0))});
   ++microbatch_;
   return outputs.at(0).detach();
 }
 
-void require_same_step(torch::nn::Module& module, OneStageReplay& replay,
-                       const std::function<at::Tensor()>& eager) {
+void require_same_step(torch::nn::Module& module, OneStageReplay& replay, const std::function<at::Tensor()>& eager) {
   module.zero_grad();
   const at::Tensor want = eager();
   std::vector<at::Tensor> gradients;

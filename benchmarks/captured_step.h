@@ -21,8 +21,8 @@ runtime::Bindings bindings_of(const torch::nn::Module& module);
 
 /// One run of `body` through `capture`, from begin to finish; the loss is differentiated and
 /// returned.
-runtime::CapturedBody capture_loss(runtime::BodyCapture& capture,
-                                   const std::vector<at::Tensor>& inputs, const LossBody& body);
+runtime::CapturedBody capture_loss(runtime::BodyCapture& capture, const std::vector<at::Tensor>& inputs,
+                                   const LossBody& body);
 
 /// Makes a stage: runtime::make_autograd_stage, or runtime::make_tape_stage.
 using StageMaker = decltype(&runtime::make_autograd_stage);
@@ -30,8 +30,8 @@ using StageMaker = decltype(&runtime::make_autograd_stage);
 /// Forward and backward of the captured body of `module` as the only stage of a plan.
 class OneStageReplay {
  public:
-  OneStageReplay(const torch::nn::Module& module, const std::vector<at::Tensor>& inputs,
-                 const LossBody& body, StageMaker make_stage = runtime::make_autograd_stage);
+  OneStageReplay(const torch::nn::Module& module, const std::vector<at::Tensor>& inputs, const LossBody& body,
+                 StageMaker make_stage = runtime::make_autograd_stage);
 
   /// One microbatch; gradients accumulate in the module's parameters. Returns the loss, detached.
   at::Tensor run();
@@ -52,7 +52,6 @@ class OneStageReplay {
 };
 
 /// Ends the program unless `replay` gives the loss and the gradients of `eager`, bit for bit.
-void require_same_step(torch::nn::Module& module, OneStageReplay& replay,
-                       const std::function<at::Tensor()>& eager);
+void require_same_step(torch::nn::Module& module, OneStageReplay& replay, const std::function<at::Tensor()>& eager);
 
 }  // namespace smp::benchmarks

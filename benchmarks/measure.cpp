@@ -8,9 +8,7 @@
 
 namespace smp::benchmarks {
 
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -24,8 +22,7 @@ double seconds_of(const std::function<void()>& work) {
   return seconds_now() - start;
 }
 
-Comparison compare(int rounds, const std::function<void()>& first,
-                   const std::function<void()>& second) {
+Comparison compare(int rounds, const std::function<void()>& first, const std::function<void()>& second) {
   constexpr int kWarmUp = 2;
   std::vector<double> firsts, seconds, ratios, extras;
   for (int round = -kWarmUp; round < rounds; ++round) {
@@ -41,9 +38,7 @@ Comparison compare(int rounds, const std::function<void()>& first,
   return {median(ratios), median(firsts), median(seconds), median(extras)};
 }
 
-bool is_wanted(int argc, char** argv, const std::string& measure) {
-  return argc < 2 || measure == argv[1];
-}
+bool is_wanted(int argc, char** argv, const std::string& measure) { return argc < 2 || measure == argv[1]; }
 
 void report(const std::string& name, double value, const std::string& unit,
             const std::vector<std::pair<std::string, double>>& raw) {

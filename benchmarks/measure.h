@@ -26,8 +26,7 @@ struct Comparison {
 
 /// Times both in turn, `rounds` times, so that a change of the machine's load meets both alike; the
 /// order changes from round to round. Two rounds before them are not counted.
-Comparison compare(int rounds, const std::function<void()>& first,
-                   const std::function<void()>& second);
+Comparison compare(int rounds, const std::function<void()>& first, const std::function<void()>& second);
 
 /// True when the command line asks for all measures or for this one.
 bool is_wanted(int argc, char** argv, const std::string& measure);

@@ -227,13 +227,11 @@ struct Config {
   /// Lays SMP_CONFIG and SM_HP_MP_PARAMETERS, as `lookup` gives them, over `argument` and checks
   /// the result. Throws c10::ValueError that lists every error of all sources, each with its
   /// source.
-  static Config resolve(const Config& argument,
-                        const EnvironmentLookup& lookup = environment_lookup());
+  static Config resolve(const Config& argument, const EnvironmentLookup& lookup = environment_lookup());
 
   /// As resolve, for an argument in JSON: its errors are listed together with those of the
   /// environment.
-  static Config resolve_json(std::string_view argument,
-                             const EnvironmentLookup& lookup = environment_lookup());
+  static Config resolve_json(std::string_view argument, const EnvironmentLookup& lookup = environment_lookup());
 
   /// "Configuration parameters:" and one indented "key: value" line per key, in SageMaker's order.
   std::string to_text() const;

@@ -8,8 +8,7 @@
 namespace smp {
 
 at::Tensor bf16_compress_hook(const GradientBucket& bucket) {
-  return all_reduce_mean(bucket.gradients.to(at::kBFloat16), CommGroup::DP_GROUP)
-      .to(bucket.gradients.scalar_type());
+  return all_reduce_mean(bucket.gradients.to(at::kBFloat16), CommGroup::DP_GROUP).to(bucket.gradients.scalar_type());
 }
 
 NoSync::NoSync(DistributedModelBase& model) : model_(ModelAccess::shared(model)) { engine::begin_no_sync(*model_); }

@@ -98,7 +98,8 @@ class DistributedModelBase {
   /// ends with those of this rank's stages that stay on autograd so far, and why.
   std::string plan_text() const;
   std::string plan_json() const;
-  /// Predicted seconds of that step, with its bodies and the averaging of gradients, and predicted peak bytes by pipeline rank.
+  /// Predicted seconds of that step, with its bodies and the averaging of gradients, and predicted peak bytes by pipeline
+  /// rank.
   double predicted_step_s() const;
   std::vector<int64_t> predicted_peak_bytes() const;
 
@@ -135,7 +136,10 @@ class DistributedModel : public DistributedModelBase {
   explicit DistributedModel(std::shared_ptr<Module> module, const ModelOptions& options = {})
       : DistributedModelBase(module, options), typed_(std::move(module)) {}
   template <class Holder>
-    requires requires(Holder holder) { typename Holder::ContainedType; holder.ptr(); }
+    requires requires(Holder holder) {
+      typename Holder::ContainedType;
+      holder.ptr();
+    }
   explicit DistributedModel(const Holder& holder, const ModelOptions& options = {})
       : DistributedModel(holder.ptr(), options) {}
 

@@ -78,9 +78,7 @@ class DistributedOptimizer {
   /// as often as it had been stepped, then load. Throws c10::ValueError, on every rank alike and
   /// before anything changes, when kind, groups, names, shapes or types are not those of this
   /// optimizer.
-  void load_state_dict(const OptimizerState& state) {
-    optimizer_internal::load_state_dict(adopted_, state);
-  }
+  void load_state_dict(const OptimizerState& state) { optimizer_internal::load_state_dict(adopted_, state); }
   /// The wrapped optimizer, for schedulers, param_groups and options.
   Optimizer& get() { return *optimizer_; }
   operator torch::optim::Optimizer&() { return *optimizer_; }  // NOLINT: schedulers take it by reference

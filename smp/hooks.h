@@ -35,9 +35,8 @@ class HookHandle {
 
 /// Gradients of several parameters on their way to the other replicas.
 struct GradientBucket {
-  at::Tensor
-      gradients;      // [number of elements], a copy: zeros where a parameter has no gradient here
-  int64_t index = 0;  // of the step's buckets, in the order in which they leave
+  at::Tensor gradients;  // [number of elements], a copy: zeros where a parameter has no gradient here
+  int64_t index = 0;     // of the step's buckets, in the order in which they leave
   bool is_last = false;
 };
 

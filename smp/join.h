@@ -21,13 +21,14 @@ namespace smp {
 ///   });
 ///
 /// All ranks of one pipeline have the same number of batches. Every replica needs one for the step that places a model.
-/// Within the loop what all replicas do together is refused (collectives over other groups than the pipeline, load_state_dict,
-/// save_state): the others may have left it. Learning-rate schedulers are the program's: step them by epoch, outside.
+/// Within the loop what all replicas do together is refused (collectives over other groups than the pipeline,
+/// load_state_dict, save_state): the others may have left it. Learning-rate schedulers are the program's: step them by
+/// epoch, outside.
 ///
-/// Collective over all ranks. An exception that leaves the loop ends the job, because the others wait. Throws c10::ValueError,
-/// on every rank alike and before the loop, for options that differ, for parallelism=auto (replicas share their batches),
-/// for a communication hook with divide_by_initial_world_size = false, and for optimizers whose state is not known (see
-/// DistributedOptimizer::state_dict); inside a step body or another join.
+/// Collective over all ranks. An exception that leaves the loop ends the job, because the others wait. Throws
+/// c10::ValueError, on every rank alike and before the loop, for options that differ, for parallelism=auto (replicas share
+/// their batches), for a communication hook with divide_by_initial_world_size = false, and for optimizers whose state is not
+/// known (see DistributedOptimizer::state_dict); inside a step body or another join.
 void join(const std::function<void()>& loop, const JoinOptions& options = {});
 
 }  // namespace smp

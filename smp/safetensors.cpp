@@ -26,12 +26,10 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // of the format
 constexpr const char* kMetadata = "__metadata__";
 
 constexpr std::pair<const char*, c10::ScalarType> kDtypes[] = {
-    {"BOOL", c10::ScalarType::Bool},     {"U8", c10::ScalarType::Byte},
-    {"I8", c10::ScalarType::Char},       {"U16", c10::ScalarType::UInt16},
-    {"I16", c10::ScalarType::Short},     {"U32", c10::ScalarType::UInt32},
-    {"I32", c10::ScalarType::Int},       {"U64", c10::ScalarType::UInt64},
-    {"I64", c10::ScalarType::Long},      {"F16", c10::ScalarType::Half},
-    {"BF16", c10::ScalarType::BFloat16}, {"F32", c10::ScalarType::Float},
+    {"BOOL", c10::ScalarType::Bool},  {"U8", c10::ScalarType::Byte},       {"I8", c10::ScalarType::Char},
+    {"U16", c10::ScalarType::UInt16}, {"I16", c10::ScalarType::Short},     {"U32", c10::ScalarType::UInt32},
+    {"I32", c10::ScalarType::Int},    {"U64", c10::ScalarType::UInt64},    {"I64", c10::ScalarType::Long},
+    {"F16", c10::ScalarType::Half},   {"BF16", c10::ScalarType::BFloat16}, {"F32", c10::ScalarType::Float},
     {"F64", c10::ScalarType::Double}};
 
 const char* name_of(c10::ScalarType dtype) {
@@ -53,13 +51,11 @@ void check_writable(const Safetensors& file) {
   std::set<std::string> names;
   for (const auto& [name, tensor] : file.tensors) {
     TORCH_CHECK_VALUE(
-        tensor.defined() && runtime::is_on_host(tensor) && tensor.layout() == at::kStrided &&
-            name_of(tensor.scalar_type()),
+        tensor.defined() && runtime::is_on_host(tensor) && tensor.layout() == at::kStrided && name_of(tensor.scalar_type()),
         "write_safetensors: expected a dense CPU tensor of a type that the format has, got ",
         tensor.defined() ? tensor.toString() : "an undefined one", " for '", name, "'.");
-    TORCH_CHECK_VALUE(name != kMetadata && names.insert(name).second,
-                      "write_safetensors: expected names that come once, ", "and not ", kMetadata,
-                      ", got '", name, "'.");
+    TORCH_CHECK_VALUE(name != kMetadata && names.insert(name).second, "write_safetensors: expected names that come once, ",
+                      "and not ", kMetadata, ", got '", name, "'.");
   }
 }
 
@@ -74,8 +70,7 @@ std::string header_of(const Safetensors& file) {
   for (const auto& [name, tensor] : file.tensors) {
     const uint64_t end = begin + static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
     const boost::json::array shape(tensor.sizes().begin(), tensor.sizes().end());
-    header[name] = {
-        {"dtype", name_of(tensor.scalar_type())}, {"shape", shape}, {"data_offsets", {begin, end}}};
+    header[name] = {{"dtype", name_of(tensor.scalar_type())}, {"shape", shape}, {"data_offsets", {begin, end}}};
     begin = end;
   }
   std::string text = boost::json::serialize(header);
@@ -86,8 +81,7 @@ std::string header_of(const Safetensors& file) {
 /// Reads a file's header; every complaint names the file.
 class HeaderReader {
  public:
-  HeaderReader(const std::string& path, uint64_t data_bytes)
-      : path_(path), data_bytes_(data_bytes) {}
+  HeaderReader(const std::string& path, uint64_t data_bytes) : path_(path), data_bytes_(data_bytes) {}
 
   std::vector<Row> read(std::string_view text, std::map<std::string, std::string>& metadata) const {
     const engine::JsonObject header = engine::parse_json_object(text);
@@ -96,13 +90,11 @@ class HeaderReader {
             header.repeated_keys.empty() ? "" : "'" + header.repeated_keys.front() + "' twice");
     std::vector<Row> rows;
     for (const auto& member : header.members) {
-      member.key() == kMetadata
-          ? read_metadata(member.value(), metadata)
-          : rows.push_back(read_row(std::string(member.key()), member.value()));
+      member.key() == kMetadata ? read_metadata(member.value(), metadata)
+                                : rows.push_back(read_row(std::string(member.key()), member.value()));
     }
-    std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
-      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-    });
+    std::sort(rows.begin(), rows.end(),
+              [](const Row& a, const Row& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
     check_places(rows);
     return rows;
   }
@@ -113,21 +105,17 @@ class HeaderReader {
   }
 
  private:
-  void read_metadata(const boost::json::value& value,
-                     std::map<std::string, std::string>& metadata) const {
+  void read_metadata(const boost::json::value& value, std::map<std::string, std::string>& metadata) const {
     require(value.is_object(), "an object of texts as metadata", "another type");
     for (const auto& item : value.get_object()) {
-      require(item.value().is_string(), "texts as metadata",
-              "another type for '" + std::string(item.key()) + "'");
+      require(item.value().is_string(), "texts as metadata", "another type for '" + std::string(item.key()) + "'");
       metadata[item.key()] = std::string(item.value().get_string());
     }
   }
 
-  const boost::json::value& member(const boost::json::object& row, const char* key,
-                                   const std::string& name) const {
+  const boost::json::value& member(const boost::json::object& row, const char* key, const std::string& name) const {
     const boost::json::value* found = row.if_contains(key);
-    require(found != nullptr, "'" + name + "' with dtype, shape and data_offsets",
-            std::string("no ") + key);
+    require(found != nullptr, "'" + name + "' with dtype, shape and data_offsets", std::string("no ") + key);
     return *found;
   }
 
@@ -152,20 +140,17 @@ class HeaderReader {
     }
     require(row.dtype != c10::ScalarType::Undefined, "a type that torch has for '" + name + "'",
             boost::json::serialize(dtype));
-    for (const uint64_t size :
-         numbers(member(object, "shape", name), "the shape of '" + name + "'")) {
+    for (const uint64_t size : numbers(member(object, "shape", name), "the shape of '" + name + "'")) {
       row.sizes.push_back(static_cast<int64_t>(size));
     }
     const std::optional<int64_t> num_bytes = partitioner::dense_bytes(row.sizes, row.dtype);
-    const auto offsets =
-        numbers(member(object, "data_offsets", name), "the data_offsets of '" + name + "'");
+    const auto offsets = numbers(member(object, "data_offsets", name), "the data_offsets of '" + name + "'");
     require(offsets.size() == 2 && offsets[0] <= offsets[1] && offsets[1] <= data_bytes_,
             "data of '" + name + "' within the file's " + std::to_string(data_bytes_) + " bytes",
             boost::json::serialize(object.at("data_offsets")));
     row.begin = offsets[0], row.end = offsets[1];
     require(num_bytes && row.end - row.begin == static_cast<uint64_t>(*num_bytes),
-            "as many bytes for '" + name + "' as its shape has",
-            std::to_string(row.end - row.begin) + " bytes");
+            "as many bytes for '" + name + "' as its shape has", std::to_string(row.end - row.begin) + " bytes");
     return row;
   }
 
@@ -174,12 +159,10 @@ class HeaderReader {
     uint64_t end = 0;
     for (const Row& row : rows) {
       require(row.begin == end, "data without gaps and overlaps",
-              "'" + row.name + "' at byte " + std::to_string(row.begin) + " after " +
-                  std::to_string(end));
+              "'" + row.name + "' at byte " + std::to_string(row.begin) + " after " + std::to_string(end));
       end = row.end;
     }
-    require(end == data_bytes_, std::to_string(end) + " bytes of data",
-            std::to_string(data_bytes_));
+    require(end == data_bytes_, std::to_string(end) + " bytes of data", std::to_string(data_bytes_));
   }
 
   const std::string& path_;
@@ -191,9 +174,8 @@ class HeaderReader {
 void write_safetensors(const std::string& path, const Safetensors& file) {
   check_writable(file);
   const std::string header = header_of(file);
-  TORCH_CHECK_VALUE(header.size() <= kMaxHeaderBytes,
-                    "write_safetensors: expected a header of at most 100 MB, got ", header.size(),
-                    " bytes. Write fewer or shorter names and texts.");
+  TORCH_CHECK_VALUE(header.size() <= kMaxHeaderBytes, "write_safetensors: expected a header of at most 100 MB, got ",
+                    header.size(), " bytes. Write fewer or shorter names and texts.");
   const auto header_bytes = static_cast<uint64_t>(header.size());
   engine::DurableFile out(path);
   out.write(&header_bytes, sizeof header_bytes);

@@ -17,7 +17,8 @@ void Nesting::refuse() {
 
 void Writer::check_written(size_t num_elements, size_t num_written) {
   TORCH_CHECK_VALUE(num_elements <= num_written, "message: expected a byte or a tensor at least of each of ", num_elements,
-                    " elements of a container, got ", num_written, " in all. Send their number in place of elements that are empty.");
+                    " elements of a container, got ", num_written,
+                    " in all. Send their number in place of elements that are empty.");
 }
 
 void Writer::put_tensor(const at::Tensor& tensor) {
@@ -50,8 +51,9 @@ bool Reader::get_bool() {
 uint64_t Reader::get_count() {
   const auto count = get<uint64_t>();
   const size_t left = bytes_.size() + (tensors_ == nullptr ? 0 : tensors_->size() - next_tensor_);
-  TORCH_CHECK_VALUE(count <= left, "message: expected at most ", left, " elements of a container, as many as bytes and tensors ",
-                    "are left, got ", count, ". Serialiser::read must read what Serialiser::write wrote, in the same order.");
+  TORCH_CHECK_VALUE(count <= left, "message: expected at most ", left,
+                    " elements of a container, as many as bytes and tensors ", "are left, got ", count,
+                    ". Serialiser::read must read what Serialiser::write wrote, in the same order.");
   return count;
 }
 

@@ -24,8 +24,8 @@ class Writer;
 class Reader;
 
 /// How a T is written and read. There are ones for at::Tensor, std::string, numbers, bools and enumerations, and for
-/// std::vector, array, pair, tuple, map and optional of what has one; a struct with Fields needs none. For other types of yours
-/// specialise it, reading in the order of writing:
+/// std::vector, array, pair, tuple, map and optional of what has one; a struct with Fields needs none. For other types of
+/// yours specialise it, reading in the order of writing:
 ///
 ///   template <>
 ///   struct smp::Serialiser<Vocabulary> {
@@ -74,8 +74,9 @@ class Writer {
  public:
   template <class T>
   void put(const T& object) {
-    static_assert(Serialisable<T>, "smp: no Serialiser for the type T named here. Specialise smp::Fields<T> (a struct) "
-                                   "or smp::Serialiser<T>.");
+    static_assert(Serialisable<T>,
+                  "smp: no Serialiser for the type T named here. Specialise smp::Fields<T> (a struct) "
+                  "or smp::Serialiser<T>.");
     const Nesting one_deeper(depth_);
     Serialiser<T>::write(*this, object);
   }
@@ -108,15 +109,16 @@ class Writer {
   int depth_ = 0;
 };
 
-/// Reads what a Writer wrote, in the same order. Everything throws c10::ValueError where the bytes are others: they end early,
-/// a number of elements is larger than what is left, a bool is neither 0 nor 1. An enumeration has any value of its underlying
-/// type; a Serialiser of your own can check it.
+/// Reads what a Writer wrote, in the same order. Everything throws c10::ValueError where the bytes are others: they end
+/// early, a number of elements is larger than what is left, a bool is neither 0 nor 1. An enumeration has any value of its
+/// underlying type; a Serialiser of your own can check it.
 class Reader {
  public:
   template <class T>
   T get() {
-    static_assert(Serialisable<T>, "smp: no Serialiser for the type T named here. Specialise smp::Fields<T> (a struct) "
-                                   "or smp::Serialiser<T>.");
+    static_assert(Serialisable<T>,
+                  "smp: no Serialiser for the type T named here. Specialise smp::Fields<T> (a struct) "
+                  "or smp::Serialiser<T>.");
     const Nesting one_deeper(depth_);
     return Serialiser<T>::read(*this);
   }

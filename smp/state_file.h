@@ -24,13 +24,12 @@ namespace smp {
 /// Throws c10::Error on every rank alike when a file cannot be written, or when FOLDER/state.json
 /// is no regular file of this user; c10::ValueError inside a step body.
 template <class Optimizer>
-void save_state(const std::string& folder, const DistributedModelBase& model,
-                DistributedOptimizer<Optimizer>& optimizer, const UserContent& user = {}) {
+void save_state(const std::string& folder, const DistributedModelBase& model, DistributedOptimizer<Optimizer>& optimizer,
+                const UserContent& user = {}) {
   state_file_internal::save(folder, model.local_state_dict(), optimizer.local_state_dict(), user);
 }
 /// The same without an optimizer.
-inline void save_state(const std::string& folder, const DistributedModelBase& model,
-                       const UserContent& user = {}) {
+inline void save_state(const std::string& folder, const DistributedModelBase& model, const UserContent& user = {}) {
   state_file_internal::save(folder, model.local_state_dict(), {}, user);
 }
 
@@ -39,8 +38,7 @@ inline void save_state(const std::string& folder, const DistributedModelBase& mo
 /// Throws c10::ValueError, on every rank alike and before anything changes, for files that are
 /// missing, damaged, of different saves, or of another model or optimizer; inside a step body.
 template <class Optimizer>
-UserContent load_state(const std::string& folder, DistributedModelBase& model,
-                       DistributedOptimizer<Optimizer>& optimizer) {
+UserContent load_state(const std::string& folder, DistributedModelBase& model, DistributedOptimizer<Optimizer>& optimizer) {
   state_file_internal::Reader reader(folder);
   reader.check_model(ModelAccess::of(model));
   optimizer.load_state_dict(reader.optimizer());

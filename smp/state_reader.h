@@ -19,8 +19,7 @@ struct Model;
 using UserContent = std::map<std::string, std::string>;
 
 namespace state_file_internal {
-void save(const std::string& folder, const StateDict& model, const OptimizerState& optimizer,
-          const UserContent& user);
+void save(const std::string& folder, const StateDict& model, const OptimizerState& optimizer, const UserContent& user);
 
 /// What load_state does, in steps that each throw before anything changes.
 class Reader {

@@ -52,8 +52,7 @@ T& hand_over(T& object) {
 template <class BodyFunction>
 class Step {
  public:
-  explicit Step(BodyFunction body, StepOptions options = {})
-      : body_(std::move(body)), options_(std::move(options)) {
+  explicit Step(BodyFunction body, StepOptions options = {}) : body_(std::move(body)), options_(std::move(options)) {
     step_internal::check_options(options_);
   }
 
@@ -92,8 +91,7 @@ class Step {
     size_t next = 0;
     // Braces fix the order of evaluation, and with it which tensor goes to which argument.
     auto picked = std::apply(
-        [&](As&... argument) { return std::tuple<typename As::Picked...>{argument.pick(inputs, next, m)...}; },
-        arguments);
+        [&](As&... argument) { return std::tuple<typename As::Picked...>{argument.pick(inputs, next, m)...}; }, arguments);
     auto call = [&](auto&... each) -> Result { return std::invoke(body_, hand_over(each)...); };
     if constexpr (std::is_void_v<Result>) {
       (void)returned, (void)m;

@@ -96,8 +96,7 @@ concept IsExample = requires(T example) {
 template <IsExample T>
   requires(!HasFields<T>)
 struct Parts<T> {
-  static constexpr bool kHoldTensors =
-      holds_tensors<typename T::DataType> || holds_tensors<typename T::TargetType>;
+  static constexpr bool kHoldTensors = holds_tensors<typename T::DataType> || holds_tensors<typename T::TargetType>;
   static void visit(auto& example, const auto& visitor) {
     for_each_tensor(example.data, visitor);
     if constexpr (!std::is_void_v<typename T::TargetType>) for_each_tensor(example.target, visitor);
@@ -129,7 +128,8 @@ struct ArgumentThatCannotBeCut {
 /// Any other template of tensors: a list handle, a hash map (no fixed order), a pointer to a
 /// container.
 template <template <class...> class C, class... Ts>
-requires((holds_tensors<Ts> || ...) && !IsExample<C<Ts...>> && !HasFields<C<Ts...>>) struct Parts<C<Ts...>> {
+  requires((holds_tensors<Ts> || ...) && !IsExample<C<Ts...>> && !HasFields<C<Ts...>>)
+struct Parts<C<Ts...>> {
   static constexpr bool kHoldTensors = true;
   static void visit(auto&, const auto&) { static_cast<void>(ArgumentThatCannotBeCut<C<Ts...>>{}); }
 };
@@ -152,16 +152,18 @@ inline constexpr bool is_std_array<std::array<T, N>> = true;
 
 /// A plain struct may have tensors among its members, which nothing would cut.
 template <class T>
-inline constexpr bool is_plain_struct = std::is_class_v<T> && std::is_aggregate_v<T> && !std::is_empty_v<T> && !HasFields<T> && !is_std_array<T>;
+inline constexpr bool is_plain_struct =
+    std::is_class_v<T> && std::is_aggregate_v<T> && !std::is_empty_v<T> && !HasFields<T> && !is_std_array<T>;
 
 /// One argument of one step: its tensors, and what the body gets in its place. Objects without tensors reach the body as
 /// they are.
 template <class Arg>
 class Argument {
-  static_assert(!is_plain_struct<std::remove_cv_t<Arg>>,
-                "smp::step: expected a struct with smp::Fields as an argument, got a plain one, whose tensors, if it has any, "
-                "would not be cut into microbatches. Name its members with smp::Fields, or let the body capture it ([&]), if "
-                "every microbatch is to see all of it.");
+  static_assert(
+      !is_plain_struct<std::remove_cv_t<Arg>>,
+      "smp::step: expected a struct with smp::Fields as an argument, got a plain one, whose tensors, if it has any, "
+      "would not be cut into microbatches. Name its members with smp::Fields, or let the body capture it ([&]), if "
+      "every microbatch is to see all of it.");
 
  public:
   using Picked = Arg&;

@@ -15,15 +15,13 @@ const at::Tensor& StepOutput::operator[](int64_t m) const {
 namespace {
 
 void check_result(const std::vector<at::Tensor>& outputs, const char* caller) {
-  TORCH_CHECK_VALUE(!outputs.empty(), caller,
-                    ": expected the result of a step, got an empty StepOutput. Assign what ",
+  TORCH_CHECK_VALUE(!outputs.empty(), caller, ": expected the result of a step, got an empty StepOutput. Assign what ",
                     "the step function returns first.");
 }
 
 at::Tensor sum_of(const std::vector<at::Tensor>& outputs) {
   const bool counts = c10::isIntegralType(outputs[0].scalar_type(), /*includeBool=*/true);
-  at::Tensor sum =
-      counts ? outputs[0].to(at::kLong, /*non_blocking=*/false, /*copy=*/true) : outputs[0].clone();
+  at::Tensor sum = counts ? outputs[0].to(at::kLong, /*non_blocking=*/false, /*copy=*/true) : outputs[0].clone();
   for (size_t m = 1; m < outputs.size(); ++m) sum.add_(outputs[m]);
   return sum;
 }
@@ -38,8 +36,7 @@ at::Tensor StepOutput::reduce_sum() const {
 at::Tensor StepOutput::reduce_mean() const {
   check_result(outputs_, "StepOutput::reduce_mean");
   TORCH_CHECK_VALUE(!c10::isIntegralType(outputs_[0].scalar_type(), /*includeBool=*/true),
-                    "StepOutput::reduce_mean: expected a floating-point or complex tensor, got ",
-                    outputs_[0].scalar_type(),
+                    "StepOutput::reduce_mean: expected a floating-point or complex tensor, got ", outputs_[0].scalar_type(),
                     ". Choose the dtype of the mean: reduce_sum().to(at::kDouble) / size().");
   return sum_of(outputs_).div_(size());
 }

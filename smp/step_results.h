@@ -28,9 +28,10 @@ namespace step_internal {
 /// entry per microbatch.
 template <class T>
 struct Gathered {
-  static_assert(!holds_tensors<T>, "smp::step: expected a body to return tensors, std::vector, array, map, optional, pair or "
-                                   "tuple of them, structs with smp::Fields, or what has an smp::Serialiser, got the type T "
-                                   "named here.");
+  static_assert(!holds_tensors<T>,
+                "smp::step: expected a body to return tensors, std::vector, array, map, optional, pair or "
+                "tuple of them, structs with smp::Fields, or what has an smp::Serialiser, got the type T "
+                "named here.");
   using Type = std::vector<T>;
   static Type gather(const std::vector<const T*>& parts) {
     Type values;
@@ -82,7 +83,7 @@ class StructOutput {
   /// One member, as a step returns it whose body returns that member alone. Throws c10::ValueError where it is a container
   /// of tensors that has other elements in one microbatch than in another.
   template <class Member>
-  auto of(Member S::*member) const {
+  auto of(Member S::* member) const {
     std::vector<const S*> parts;
     for (const S& output : outputs_) parts.push_back(&output);
     return step_internal::gather_parts<Member>(parts, [member](const S& part) -> const Member& { return part.*member; });

@@ -32,8 +32,7 @@ struct SgdTable {
   }
   static void visit_state(State& s, auto&& visit) { visit("momentum_buffer", s.momentum_buffer()); }
   static std::vector<std::string> needed(const OptionValues& options) {
-    return options.at("momentum") != 0 ? std::vector<std::string>{"momentum_buffer"}
-                                       : std::vector<std::string>{};
+    return options.at("momentum") != 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{};
   }
   static OptimizerMemory memory(const Options& o) {
     const double decayed = o.weight_decay() != 0, momentum = o.momentum() != 0;
@@ -47,8 +46,7 @@ struct AdamTable {
   using State = AnyState;
   static constexpr const char* kKind = std::is_same_v<AnyOptions, AdamOptions> ? "Adam" : "AdamW";
   static void visit_options(Options& o, auto&& visit) {
-    visit("lr", o.lr()), visit("beta1", std::get<0>(o.betas())),
-        visit("beta2", std::get<1>(o.betas()));
+    visit("lr", o.lr()), visit("beta1", std::get<0>(o.betas())), visit("beta2", std::get<1>(o.betas()));
     visit("eps", o.eps()), visit("weight_decay", o.weight_decay()), visit("amsgrad", o.amsgrad());
   }
   static void visit_state(State& s, auto&& visit) {
@@ -71,13 +69,11 @@ struct RmspropTable {
   using State = RMSpropParamState;
   static constexpr const char* kKind = "RMSprop";
   static void visit_options(Options& o, auto&& visit) {
-    visit("lr", o.lr()), visit("alpha", o.alpha()), visit("eps", o.eps()),
-        visit("weight_decay", o.weight_decay());
+    visit("lr", o.lr()), visit("alpha", o.alpha()), visit("eps", o.eps()), visit("weight_decay", o.weight_decay());
     visit("momentum", o.momentum()), visit("centered", o.centered());
   }
   static void visit_state(State& s, auto&& visit) {
-    visit("step", s.step()), visit("square_avg", s.square_avg()),
-        visit("momentum_buffer", s.momentum_buffer());
+    visit("step", s.step()), visit("square_avg", s.square_avg()), visit("momentum_buffer", s.momentum_buffer());
     visit("grad_avg", s.grad_avg());
   }
   static std::vector<std::string> needed(const OptionValues& options) {
@@ -99,9 +95,7 @@ struct AdagradTable {
     visit("lr", o.lr()), visit("lr_decay", o.lr_decay()), visit("weight_decay", o.weight_decay());
     visit("initial_accumulator_value", o.initial_accumulator_value()), visit("eps", o.eps());
   }
-  static void visit_state(State& s, auto&& visit) {
-    visit("sum", s.sum()), visit("step", s.step());
-  }
+  static void visit_state(State& s, auto&& visit) { visit("sum", s.sum()), visit("step", s.step()); }
   static std::vector<std::string> needed(const OptionValues&) { return {"sum", "step"}; }
   static OptimizerMemory memory(const Options& o) { return {.state = 1, .workspace = o.weight_decay() != 0 ? 2.0 : 1.0}; }
 };
@@ -156,17 +150,17 @@ class KnownView : public UnknownView {
   std::vector<engine::OptimizerGroup> groups() const override {
     std::vector<engine::OptimizerGroup> groups = UnknownView::groups();
     for (size_t g = 0; g < groups.size(); ++g) {
-      Table::visit_options(static_cast<Options&>(optimizer_.param_groups()[g].options()), [&](const char* name, auto& value) {
-        groups[g].options[name] = static_cast<double>(value);
-      });
+      Table::visit_options(static_cast<Options&>(optimizer_.param_groups()[g].options()),
+                           [&](const char* name, auto& value) { groups[g].options[name] = static_cast<double>(value); });
     }
     return groups;
   }
   std::string kind() const override { return Table::kKind; }
   void set_options(size_t group, const OptionValues& values) override {
-    Table::visit_options(static_cast<Options&>(optimizer_.param_groups().at(group).options()), [&](const char* name, auto& value) {
-      value = static_cast<std::remove_reference_t<decltype(value)>>(values.at(name));
-    });
+    Table::visit_options(static_cast<Options&>(optimizer_.param_groups().at(group).options()),
+                         [&](const char* name, auto& value) {
+                           value = static_cast<std::remove_reference_t<decltype(value)>>(values.at(name));
+                         });
   }
   std::vector<engine::StateField> fields() const override {
     std::vector<engine::StateField> fields;

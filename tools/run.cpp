@@ -25,8 +25,7 @@ int num_physical_cores() {
   std::set<std::string> cores;  // hyperthreads of one core share one list of siblings
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &allowed)) continue;
-    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
-                       "/topology/thread_siblings_list");
+    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
     std::string siblings;
     cores.insert(std::getline(file, siblings) ? siblings : std::to_string(cpu));
   }
@@ -52,8 +51,7 @@ bool may_read_memory_of_others() {
 }
 
 std::string quoted(const std::string& word) {
-  constexpr auto kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
+  constexpr auto kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
   if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
   std::string out = "'";
   for (char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
@@ -63,17 +61,14 @@ std::string quoted(const std::string& word) {
 }  // namespace
 
 Machine this_machine() {
-  return {.is_root = geteuid() == 0,
-          .num_cores = num_physical_cores(),
-          .allows_cross_memory = may_read_memory_of_others()};
+  return {.is_root = geteuid() == 0, .num_cores = num_physical_cores(), .allows_cross_memory = may_read_memory_of_others()};
 }
 
 std::string Launch::shell_line() const {
   std::string line;
   for (const auto& variable : environment) {
     const auto value = quoted(variable.value);
-    line += variable.name + "=" +
-            (variable.if_unset ? "${" + variable.name + "-" + value + "}" : value) + " ";
+    line += variable.name + "=" + (variable.if_unset ? "${" + variable.name + "-" + value + "}" : value) + " ";
   }
   for (const auto& argument : arguments) line += quoted(argument) + " ";
   line.pop_back();
@@ -95,19 +90,17 @@ Launch plan_launch(const RunOptions& options, const Machine& machine) {
     launch.environment.push_back({"OMPI_ALLOW_RUN_AS_ROOT", "1"});
     launch.environment.push_back({"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"});
   }
-  // Binding would put all threads of a rank on one core. ob1 is what the MPI transport is tuned for, and a 4 KB payload with its
-  // header misses the default eager limit.
+  // Binding would put all threads of a rank on one core. ob1 is what the MPI transport is tuned for, and a 4 KB payload with
+  // its header misses the default eager limit.
   launch.arguments = {"mpirun", "-np", std::to_string(options.num_processes), "--bind-to", "none"};
   for (const char* setting : {"pml ob1", "btl self,vader,tcp", "btl_vader_eager_limit 16384"}) {
     const std::string text = setting;
     const auto space = text.find(' ');
-    launch.arguments.insert(launch.arguments.end(),
-                            {"--mca", text.substr(0, space), text.substr(space + 1)});
+    launch.arguments.insert(launch.arguments.end(), {"--mca", text.substr(0, space), text.substr(space + 1)});
   }
   if (options.num_processes > machine.num_cores) launch.arguments.push_back("--oversubscribe");
   if (options.timeout_s > 0) {
-    launch.arguments.insert(launch.arguments.end(),
-                            {"--timeout", std::to_string(options.timeout_s)});
+    launch.arguments.insert(launch.arguments.end(), {"--timeout", std::to_string(options.timeout_s)});
   }
   launch.arguments.insert(launch.arguments.end(), options.program.begin(), options.program.end());
   return launch;
@@ -125,8 +118,8 @@ int run(const RunOptions& options) {
   argv.push_back(nullptr);
   execvp(argv[0], argv.data());
   std::cerr << "smp run: expected Open MPI's mpirun in PATH, got: " << std::strerror(errno)
-            << ". Install it (Debian: openmpi-bin), or run the program alone, on one process: "
-            << quoted(options.program[0]) << std::endl;
+            << ". Install it (Debian: openmpi-bin), or run the program alone, on one process: " << quoted(options.program[0])
+            << std::endl;
   return 2;
 }
 

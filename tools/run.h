@@ -16,7 +16,7 @@ struct RunOptions {
 
 struct Machine {
   bool is_root = false;
-  int num_cores = 1;  // physical cores that this process may use, as Open MPI counts its slots
+  int num_cores = 1;                 // physical cores that this process may use, as Open MPI counts its slots
   bool allows_cross_memory = false;  // a process may read the memory of another that is not its child
 };
 

@@ -25,13 +25,9 @@ void translate_own_arguments(std::vector<std::string>& arguments) {
 }
 
 void add_run(CLI::App& app, smp::tools::RunOptions& options) {
-  auto* run = app.add_subcommand(
-      "run", "Start a program on several processes of this machine, with the right mpirun flags");
-  run->add_option("--np,-n", options.num_processes, "Processes (also: -np)")
-      ->required()
-      ->check(CLI::Range(1, 65536));
-  run->add_option("--timeout", options.timeout_s, "End the job after so many seconds")
-      ->check(CLI::Range(1, 1 << 30));
+  auto* run = app.add_subcommand("run", "Start a program on several processes of this machine, with the right mpirun flags");
+  run->add_option("--np,-n", options.num_processes, "Processes (also: -np)")->required()->check(CLI::Range(1, 65536));
+  run->add_option("--timeout", options.timeout_s, "End the job after so many seconds")->check(CLI::Range(1, 1 << 30));
   run->add_flag("--dry-run", options.dry_run, "Print the line that would run, and stop");
   run->footer("Usage: smp run -np N [--timeout S] [--dry-run] program [arguments ...]");
   run->prefix_command();

@@ -28,8 +28,8 @@ at::Tensor merge_heads(const at::Tensor& x) {
   return x.transpose(1, 2).reshape({x.size(0), x.size(2), x.size(1) * x.size(3)});
 }
 
-// torch.nn.TransformerEncoderLayer(batch_first=True) of Python, which calls scaled_dot_product_attention, with its copies: of
-// all projections, and of tokens before batch and back.
+// torch.nn.TransformerEncoderLayer(batch_first=True) of Python, which calls scaled_dot_product_attention, with its copies:
+// of all projections, and of tokens before batch and back.
 struct EncoderLayer : nn::Module {
   EncoderLayer(int64_t width, int64_t num_heads, int64_t hidden, double rate)
       : heads(num_heads),
@@ -54,7 +54,8 @@ struct EncoderLayer : nn::Module {
       return of_heads.view({batch, heads, tokens, width / heads});
     };
     const at::Tensor q = part(0), k = part(1), v = part(2);
-    const at::Tensor mixed = at::scaled_dot_product_attention(q, k, v, {}, is_training() ? dropout : 0.0, /*is_causal=*/true);
+    const at::Tensor mixed =
+        at::scaled_dot_product_attention(q, k, v, {}, is_training() ? dropout : 0.0, /*is_causal=*/true);
     const at::Tensor rows = mixed.permute({2, 0, 1, 3}).contiguous().view({tokens * batch, width});
     return linear(out, rows).view({tokens, batch, width}).transpose(0, 1);
   }
@@ -79,7 +80,8 @@ struct LanguageModel : PeerNet {
     values.slice(2, 1, width, 2).copy_(torch::cos(at * frequency));
     positions = register_buffer("positions", values);
     for (int i = 0; i < layers_wanted; ++i) {
-      layers.push_back(register_module("layer" + std::to_string(i), std::make_shared<EncoderLayer>(width, heads, hidden, 0.2)));
+      layers.push_back(
+          register_module("layer" + std::to_string(i), std::make_shared<EncoderLayer>(width, heads, hidden, 0.2)));
     }
     register_module("head", head);
   }
@@ -97,7 +99,9 @@ struct LanguageModel : PeerNet {
 
 PeerModel language_model(int64_t width, int64_t heads, int64_t hidden, int layers) {
   constexpr int64_t kBatch = 32;
-  const auto tokens = [] { return torch::randint(LanguageModel::kVocabulary, {kBatch, LanguageModel::kTokens}, torch::kLong); };
+  const auto tokens = [] {
+    return torch::randint(LanguageModel::kVocabulary, {kBatch, LanguageModel::kTokens}, torch::kLong);
+  };
   return {std::make_shared<LanguageModel>(width, heads, hidden, layers), tokens(), tokens(), token_loss};
 }
 
@@ -145,9 +149,9 @@ struct Gpt2Block : nn::Module {
 
   at::Tensor forward(const at::Tensor& x) {
     const auto parts = attention->forward(norm1(x)).split(x.size(2), 2);
-    const at::Tensor mixed = at::scaled_dot_product_attention(
-        split_heads(parts[0], heads), split_heads(parts[1], heads), split_heads(parts[2], heads), {},
-        is_training() ? dropout : 0.0, /*is_causal=*/true);
+    const at::Tensor mixed = at::scaled_dot_product_attention(split_heads(parts[0], heads), split_heads(parts[1], heads),
+                                                              split_heads(parts[2], heads), {},
+                                                              is_training() ? dropout : 0.0, /*is_causal=*/true);
     const at::Tensor y = drop(projection->forward(merge_heads(mixed))) + x;
     return y + drop(down->forward(gelu_new(up->forward(norm2(y)))));
   }

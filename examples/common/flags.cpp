@@ -30,8 +30,7 @@ CLI::Validator above_zero() {
             double value = 0;
             const char* end = text.data() + text.size();
             const auto [stop, error] = std::from_chars(text.data(), end, value);
-            const bool is_right =
-                error == std::errc() && stop == end && std::isfinite(value) && value > 0;
+            const bool is_right = error == std::errc() && stop == end && std::isfinite(value) && value > 0;
             return is_right ? "" : "expected a number above 0, got " + text;
           },
           "NUMBER > 0"};
@@ -39,8 +38,8 @@ CLI::Validator above_zero() {
 
 // A flag whose value is one of the words; its help shows them and the word of the default.
 template <typename Enum>
-void add_choice(CLI::App& app, const std::string& flag, Enum& value,
-                const std::map<std::string, Enum>& words, const std::string& help) {
+void add_choice(CLI::App& app, const std::string& flag, Enum& value, const std::map<std::string, Enum>& words,
+                const std::string& help) {
   std::string list, fallback;
   for (const auto& [word, enumerator] : words) {
     list.append(list.empty() ? "" : "|").append(word);
@@ -72,8 +71,7 @@ smp::Config Flags::config() const {
           .threads = threads};
 }
 
-FlagParser::FlagParser(const std::string& description, Flags& flags, DataSource source)
-    : impl_(std::make_unique<Impl>()) {
+FlagParser::FlagParser(const std::string& description, Flags& flags, DataSource source) : impl_(std::make_unique<Impl>()) {
   CLI::App& app = impl_->app;
   app.description(description);
   app.option_defaults()->always_capture_default();
@@ -86,19 +84,15 @@ FlagParser::FlagParser(const std::string& description, Flags& flags, DataSource 
   }
   add("--batch-size", flags.batch_size, "Samples of all replicas together");
   add("--microbatches", flags.microbatches, "Parts of a batch, per pipeline");
-  add("--pipeline-degree", flags.pipeline_degree, "Stages of a pipeline; 0: all processes form one",
-      0);
+  add("--pipeline-degree", flags.pipeline_degree, "Stages of a pipeline; 0: all processes form one", 0);
   using smp::Pipeline;
   add_choice<Pipeline>(app, "--schedule", flags.schedule,
                        {{"interleaved", Pipeline::kInterleaved}, {"simple", Pipeline::kSimple}},
                        "Order of forwards and backwards");
-  add_choice<Partition>(app, "--partition", flags.partition,
-                        {{"auto", Partition::kAuto}, {"manual", Partition::kManual}},
+  add_choice<Partition>(app, "--partition", flags.partition, {{"auto", Partition::kAuto}, {"manual", Partition::kManual}},
                         "Who places the modules: the planner or the program");
-  add_choice<Optimizer>(
-      app, "--optimizer", flags.optimizer,
-      {{"sgd", Optimizer::kSgd}, {"adam", Optimizer::kAdam}, {"adamw", Optimizer::kAdamW}},
-      "Optimizer");
+  add_choice<Optimizer>(app, "--optimizer", flags.optimizer,
+                        {{"sgd", Optimizer::kSgd}, {"adam", Optimizer::kAdam}, {"adamw", Optimizer::kAdamW}}, "Optimizer");
   app.add_option("--lr", flags.lr, "Learning rate")->check(above_zero())->type_name("");
   add("--seed", flags.seed, "Seed of weights and dropout", 0);
   add("--threads", flags.threads, "Threads per process");
@@ -107,8 +101,7 @@ FlagParser::FlagParser(const std::string& description, Flags& flags, DataSource 
 
 FlagParser::~FlagParser() = default;
 
-void FlagParser::add(const std::string& flag, int64_t& value, const std::string& help,
-                     int64_t minimum) {
+void FlagParser::add(const std::string& flag, int64_t& value, const std::string& help, int64_t minimum) {
   impl_->app.add_option(flag, value, help)->check(at_least(minimum))->type_name("");
 }
 

@@ -15,19 +15,19 @@ enum class Partition { kAuto, kManual };
 enum class Optimizer { kSgd, kAdam, kAdamW };
 
 struct Flags {
-  int64_t steps = 0;            // --steps: training ends after so many; 0 = after --epochs
-  int64_t epochs = 1;           // --epochs
-  int64_t batch_size = 16;      // --batch-size: of all replicas together
-  int64_t microbatches = 4;     // --microbatches: per pipeline
-  int64_t pipeline_degree = 0;  // --pipeline-degree: stages; 0 = the whole world
+  int64_t steps = 0;                                     // --steps: training ends after so many; 0 = after --epochs
+  int64_t epochs = 1;                                    // --epochs
+  int64_t batch_size = 16;                               // --batch-size: of all replicas together
+  int64_t microbatches = 4;                              // --microbatches: per pipeline
+  int64_t pipeline_degree = 0;                           // --pipeline-degree: stages; 0 = the whole world
   smp::Pipeline schedule = smp::Pipeline::kInterleaved;  // --schedule interleaved|simple
   Partition partition = Partition::kAuto;                // --partition auto|manual
   Optimizer optimizer = Optimizer::kSgd;                 // --optimizer sgd|adam|adamw
   double lr = 0.01;                                      // --lr
   int64_t seed = 0;                                      // --seed
   int64_t threads = 1;                                   // --threads: per rank
-  std::string data = "";  // --data: a file or folder; "" = the example's default
-  std::string log = "";   // --log: JSON lines of rank 0; "" = none
+  std::string data = "";                                 // --data: a file or folder; "" = the example's default
+  std::string log = "";                                  // --log: JSON lines of rank 0; "" = none
 
   /// What smp::init is given: pipeline degree, microbatches, schedule, seed, threads, and whether
   /// the planner places modules.

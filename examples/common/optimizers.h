@@ -32,13 +32,9 @@ void with_optimizer(const Flags& flags, const Use& use, const OptimizerOptions& 
     case Optimizer::kSgd:
       return use([lr](Parameters all) { return torch::optim::SGD(std::move(all), lr); });
     case Optimizer::kAdam:
-      return use([=](Parameters all) {
-        return torch::optim::Adam(std::move(all), AdamOptions(lr).betas(betas));
-      });
+      return use([=](Parameters all) { return torch::optim::Adam(std::move(all), AdamOptions(lr).betas(betas)); });
     case Optimizer::kAdamW:
-      return use([=](Parameters all) {
-        return torch::optim::AdamW(std::move(all), AdamWOptions(lr).betas(betas));
-      });
+      return use([=](Parameters all) { return torch::optim::AdamW(std::move(all), AdamWOptions(lr).betas(betas)); });
   }
 }
 

@@ -18,8 +18,7 @@ std::string number_text(double number) {
   if (!std::isfinite(number)) return "null";
   constexpr int kDigits = 9;
   char text[32];
-  const auto end =
-      std::to_chars(text, text + sizeof text, number, std::chars_format::general, kDigits).ptr;
+  const auto end = std::to_chars(text, text + sizeof text, number, std::chars_format::general, kDigits).ptr;
   return {text, end};
 }
 
@@ -38,11 +37,10 @@ std::string fields_text(const std::vector<std::pair<std::string, double>>& figur
 std::string one_line(const char* what, std::string_view json) {
   boost::json::error_code error;
   boost::json::parse(json, error);
-  TORCH_CHECK_VALUE(!error, "step log: expected the ", what, " as JSON, got '", json, "' (",
-                    error.message(), "). Give Config::to_json() and the plan's JSON text.");
+  TORCH_CHECK_VALUE(!error, "step log: expected the ", what, " as JSON, got '", json, "' (", error.message(),
+                    "). Give Config::to_json() and the plan's JSON text.");
   std::string line(json);
-  std::ranges::replace_if(
-      line, [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  std::ranges::replace_if(line, [](char c) { return c == '\n' || c == '\r'; }, ' ');
   return line;
 }
 

@@ -12,9 +12,9 @@
 namespace examples {
 
 struct StepRecord {
-  int64_t step = 0;   // from 1
-  double loss = 0;    // mean over all microbatches of all replicas
-  double step_s = 0;  // seconds of the whole step
+  int64_t step = 0;                                       // from 1
+  double loss = 0;                                        // mean over all microbatches of all replicas
+  double step_s = 0;                                      // seconds of the whole step
   std::vector<std::pair<std::string, double>> figures{};  // what else this example measures
 };
 

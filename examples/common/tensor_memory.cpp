@@ -22,8 +22,7 @@ struct TensorMemory::Counter : c10::MemoryReportingInfoBase {
   std::atomic<int64_t> peak{0};
 };
 
-TensorMemory::TensorMemory()
-    : counter_(std::make_shared<Counter>()), guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
+TensorMemory::TensorMemory() : counter_(std::make_shared<Counter>()), guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
 
 int64_t TensorMemory::current_bytes() const { return counter_->current; }
 

@@ -22,19 +22,16 @@ namespace gan {
 namespace {
 
 struct Settings {
-  examples::Flags common{.steps = 1500,
-                         .batch_size = 256,
-                         .microbatches = 2,
-                         .optimizer = examples::Optimizer::kAdam,
-                         .lr = 0.002};
+  examples::Flags common{
+      .steps = 1500, .batch_size = 256, .microbatches = 2, .optimizer = examples::Optimizer::kAdam, .lr = 0.002};
   int64_t noise = 8;
   int64_t hidden = 64;
   int64_t print_every = 250;
 };
 
 std::optional<int> parse(int argc, char** argv, Settings& settings) {
-  examples::FlagParser parser("Trains a generator and a discriminator on a ring of Gaussians.",
-                              settings.common, examples::DataSource::kDrawn);
+  examples::FlagParser parser("Trains a generator and a discriminator on a ring of Gaussians.", settings.common,
+                              examples::DataSource::kDrawn);
   parser.add("--noise", settings.noise, "Numbers that the generator makes a point of");
   parser.add("--hidden", settings.hidden, "Width of the layers");
   parser.add("--print-every", settings.print_every, "Steps between lines of progress; 0: none",
@@ -49,12 +46,9 @@ struct Networks {
 
 Networks build(const Settings& settings) {
   torch::manual_seed(settings.common.seed);
-  const auto generator = [&] {
-    return std::make_shared<Generator>(settings.noise, settings.hidden);
-  };
+  const auto generator = [&] { return std::make_shared<Generator>(settings.noise, settings.hidden); };
   const auto discriminator = [&] { return std::make_shared<Discriminator>(settings.hidden); };
-  if (settings.common.partition == examples::Partition::kAuto)
-    return {generator(), discriminator()};
+  if (settings.common.partition == examples::Partition::kAuto) return {generator(), discriminator()};
   Networks networks;
   {
     smp::PartitionGuard on_first(0);
@@ -70,8 +64,7 @@ class Training {
   Training(const Settings& settings, const Networks& networks)
       : settings_(settings),
         rows_(examples::rows_per_replica(settings.common.batch_size)),
-        random_(
-            at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(settings.common.seed))),
+        random_(at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(settings.common.seed))),
         generator_(networks.generator, {.name = "generator"}),
         discriminator_(networks.discriminator, {.name = "discriminator"}),
         log_(settings.common.log, smp::rank() == 0) {}
@@ -100,27 +93,21 @@ class Training {
       const at::Tensor real = my_rows(draw_ring(settings_.common.batch_size, random_));
       const at::Tensor noise = my_rows(draw_noise()), more_noise = my_rows(draw_noise());
       const double start = examples::seconds_now();
-      discriminator_optimizer
-          .zero_grad();  // of the generator's step too, whose loss reaches the discriminator
+      discriminator_optimizer.zero_grad();  // of the generator's step too, whose loss reaches the discriminator
       const smp::StepOutput discriminator_loss = discriminator_step(real, noise);
       discriminator_optimizer.step();
       generator_optimizer.zero_grad();
       const smp::StepOutput generator_loss = generator_step(more_noise);
       generator_optimizer.step();
       note_step(step, discriminator_loss, generator_loss, examples::seconds_now() - start);
-      if (settings_.print_every > 0 && step % settings_.print_every == 0)
-        print_line(step, cover(sample));
+      if (settings_.print_every > 0 && step % settings_.print_every == 0) print_line(step, cover(sample));
     }
     finish(cover(sample));
   }
 
  private:
-  at::Tensor draw_noise() {
-    return torch::randn({settings_.common.batch_size, settings_.noise}, random_);
-  }
-  at::Tensor my_rows(const at::Tensor& batch) const {
-    return batch.narrow(0, smp::dp_rank() * rows_, rows_);
-  }
+  at::Tensor draw_noise() { return torch::randn({settings_.common.batch_size, settings_.noise}, random_); }
+  at::Tensor my_rows(const at::Tensor& batch) const { return batch.narrow(0, smp::dp_rank() * rows_, rows_); }
 
   /// Of points that are drawn alike each time.
   template <class SampleStep>
@@ -129,25 +116,22 @@ class Training {
     const torch::NoGradGuard no_grad;
     auto same = at::make_generator<at::CPUGeneratorImpl>(0);
     return coverage_of(
-        sample(torch::randn({settings_.common.microbatches * kPointsPerMicrobatch, settings_.noise},
-                            same))
-            .concat());
+        sample(torch::randn({settings_.common.microbatches * kPointsPerMicrobatch, settings_.noise}, same)).concat());
   }
 
-  void note_step(int64_t step, const smp::StepOutput& discriminator_loss,
-                 const smp::StepOutput& generator_loss, double step_s) {
+  void note_step(int64_t step, const smp::StepOutput& discriminator_loss, const smp::StepOutput& generator_loss,
+                 double step_s) {
     const auto mean = [](const smp::StepOutput& loss) {
       return smp::all_reduce_mean(loss.reduce_mean(), smp::DP_GROUP).item<double>();
     };
     discriminator_loss_ = mean(discriminator_loss);
     generator_loss_ = mean(generator_loss);
     if (step == 1) log_.start(smp::config().to_json(), discriminator_.plan_json());
-    log_.step(
-        {.step = step,
-         .loss = discriminator_loss_,
-         .step_s = step_s,
-         .figures = {{"generator_loss", generator_loss_},
-                     {"points_per_s", static_cast<double>(settings_.common.batch_size) / step_s}}});
+    log_.step({.step = step,
+               .loss = discriminator_loss_,
+               .step_s = step_s,
+               .figures = {{"generator_loss", generator_loss_},
+                           {"points_per_s", static_cast<double>(settings_.common.batch_size) / step_s}}});
   }
 
   void print_line(int64_t step, const Coverage& coverage) {
@@ -155,17 +139,15 @@ class Training {
     std::printf(
         "step %5ld | discriminator loss %.4f | generator loss %.4f | modes %ld of %ld | near one "
         "%.0f %%\n",
-        step, discriminator_loss_, generator_loss_, coverage.modes, kNumModes,
-        100 * coverage.near_mode);
+        step, discriminator_loss_, generator_loss_, coverage.modes, kNumModes, 100 * coverage.near_mode);
     std::fflush(stdout);
   }
 
   void finish(const Coverage& coverage) {
     if (smp::rank() != 0) return;
-    std::printf("%ld of %ld modes are covered, %.0f %% of the points are near one\n",
-                coverage.modes, kNumModes, 100 * coverage.near_mode);
-    log_.finish(
-        {{"modes", static_cast<double>(coverage.modes)}, {"near_mode", coverage.near_mode}});
+    std::printf("%ld of %ld modes are covered, %.0f %% of the points are near one\n", coverage.modes, kNumModes,
+                100 * coverage.near_mode);
+    log_.finish({{"modes", static_cast<double>(coverage.modes)}, {"near_mode", coverage.near_mode}});
   }
 
   Settings settings_;
@@ -186,11 +168,9 @@ int main(int argc, char** argv) {
   smp::init(settings.common.config());
   const gan::Networks networks = gan::build(settings);
   gan::Training training(settings, networks);
-  examples::with_optimizer(settings.common,
-                           [&](auto make) {
-                             training.run(make(networks.generator->parameters()),
-                                          make(networks.discriminator->parameters()));
-                           },
-                           {.adam_beta1 = 0.5});
+  examples::with_optimizer(
+      settings.common,
+      [&](auto make) { training.run(make(networks.generator->parameters()), make(networks.discriminator->parameters())); },
+      {.adam_beta1 = 0.5});
   smp::shutdown();
 }

@@ -26,9 +26,7 @@ Generator::Generator(int64_t noise, int64_t hidden) {
   last_ = register_module("last", Linear(hidden, kCoordinates));
 }
 
-at::Tensor Generator::forward(const at::Tensor& noise) {
-  return last_(torch::relu(second_(torch::relu(first_(noise)))));
-}
+at::Tensor Generator::forward(const at::Tensor& noise) { return last_(torch::relu(second_(torch::relu(first_(noise))))); }
 
 Discriminator::Discriminator(int64_t hidden) {
   check(hidden, "hidden");
@@ -37,8 +35,6 @@ Discriminator::Discriminator(int64_t hidden) {
   last_ = register_module("last", Linear(hidden, 1));
 }
 
-at::Tensor Discriminator::forward(const at::Tensor& points) {
-  return last_(leaky(second_(leaky(first_(points)))));
-}
+at::Tensor Discriminator::forward(const at::Tensor& points) { return last_(leaky(second_(leaky(first_(points))))); }
 
 }  // namespace gan

@@ -25,12 +25,9 @@ Coverage coverage_of(const at::Tensor& points) {
   constexpr double kNear = 3 * kDeviation;
   TORCH_CHECK_VALUE(points.dim() == 2 && points.size(1) == 2 && points.size(0) > 0,
                     "gan: expected points of sizes [n, 2], got ", points.sizes(), ".");
-  const at::Tensor distance =
-      (points.unsqueeze(1) - centres_of(torch::arange(kNumModes))).square().sum(2).sqrt();
-  const at::Tensor share =
-      distance.le(kNear).to(torch::kDouble).mean(0);  // by mode; a point is near to one at most
-  return {.modes = share.ge(kLeastPart).sum().item<int64_t>(),
-          .near_mode = share.sum().item<double>()};
+  const at::Tensor distance = (points.unsqueeze(1) - centres_of(torch::arange(kNumModes))).square().sum(2).sqrt();
+  const at::Tensor share = distance.le(kNear).to(torch::kDouble).mean(0);  // by mode; a point is near to one at most
+  return {.modes = share.ge(kLeastPart).sum().item<int64_t>(), .near_mode = share.sum().item<double>()};
 }
 
 }  // namespace gan

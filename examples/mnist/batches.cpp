@@ -8,9 +8,7 @@
 namespace mnist {
 namespace {
 
-at::Tensor to_input(const at::Tensor& pixels) {
-  return pixels.to(torch::kFloat).div(255).unsqueeze(1);
-}
+at::Tensor to_input(const at::Tensor& pixels) { return pixels.to(torch::kFloat).div(255).unsqueeze(1); }
 
 }  // namespace
 

@@ -23,11 +23,8 @@ namespace mnist {
 namespace {
 
 struct Settings {
-  examples::Flags common{.epochs = 8,
-                         .batch_size = 32,
-                         .optimizer = examples::Optimizer::kAdam,
-                         .lr = 0.003,
-                         .data = SMP_DIGITS};
+  examples::Flags common{
+      .epochs = 8, .batch_size = 32, .optimizer = examples::Optimizer::kAdam, .lr = 0.003, .data = SMP_DIGITS};
   ConvNetOptions model;
 };
 
@@ -48,9 +45,8 @@ class Training {
         model_(std::move(net)),
         evaluation_(model_, digits_.test, flags_.batch_size),
         log_(flags_.log, smp::rank() == 0) {
-    TORCH_CHECK_VALUE(num_batches() > 0, "--batch-size: expected at most the ",
-                      digits_.train.size(), " training images of ", flags_.data, ", got ",
-                      flags_.batch_size, ".");
+    TORCH_CHECK_VALUE(num_batches() > 0, "--batch-size: expected at most the ", digits_.train.size(), " training images of ",
+                      flags_.data, ", got ", flags_.batch_size, ".");
   }
 
   /// From the first step to the last test.
@@ -67,8 +63,7 @@ class Training {
     for (int64_t epoch = 1; epoch <= flags_.epochs && !is_over(); ++epoch) {
       const at::Tensor order = shuffled(digits_.train.size(), flags_.seed + epoch);
       for (int64_t i = 0; i < num_batches() && !is_over(); ++i) {
-        const Batch batch =
-            get_batch(digits_.train, order, i * flags_.batch_size + smp::dp_rank() * rows_, rows_);
+        const Batch batch = get_batch(digits_.train, order, i * flags_.batch_size + smp::dp_rank() * rows_, rows_);
         const double start = examples::seconds_now();
         optimizer.zero_grad();
         const smp::StepOutput losses = train_step(batch.images, batch.labels);
@@ -91,10 +86,7 @@ class Training {
     const double loss = smp::all_reduce_mean(losses.reduce_mean(), smp::DP_GROUP).item<double>();
     if (++step_ == 1) log_.start(smp::config().to_json(), model_.plan_json());
     const double images_per_s = static_cast<double>(flags_.batch_size) / step_s;
-    log_.step({.step = step_,
-               .loss = loss,
-               .step_s = step_s,
-               .figures = {{"images_per_s", images_per_s}}});
+    log_.step({.step = step_, .loss = loss, .step_s = step_s, .figures = {{"images_per_s", images_per_s}}});
     epoch_loss_ += loss;
     ++epoch_steps_;
   }
@@ -102,8 +94,7 @@ class Training {
   void print_epoch(int64_t epoch, const TestResult& result) {
     if (smp::rank() == 0) {
       std::printf("epoch %2ld | loss %.4f | test loss %.4f | test accuracy %.1f %%\n", epoch,
-                  epoch_loss_ / static_cast<double>(epoch_steps_), result.loss,
-                  100 * result.accuracy());
+                  epoch_loss_ / static_cast<double>(epoch_steps_), result.loss, 100 * result.accuracy());
       std::fflush(stdout);
     }
     epoch_loss_ = 0, epoch_steps_ = 0;
@@ -111,8 +102,7 @@ class Training {
 
   void finish(const TestResult& result) {
     if (smp::rank() != 0) return;
-    std::printf("%ld of %ld test images are read rightly, %.1f %%\n", result.correct, result.total,
-                100 * result.accuracy());
+    std::printf("%ld of %ld test images are read rightly, %.1f %%\n", result.correct, result.total, 100 * result.accuracy());
     log_.finish({{"test_loss", result.loss}, {"test_accuracy", result.accuracy()}});
   }
 
@@ -133,11 +123,9 @@ void train(Settings settings) {
   settings.model.columns = digits.train.pixels.size(2);
   torch::manual_seed(settings.common.seed);
   auto net = std::make_shared<ConvNet>(settings.model);
-  if (settings.common.partition == examples::Partition::kManual)
-    place_by_hand(*net, smp::pp_size());
+  if (settings.common.partition == examples::Partition::kManual) place_by_hand(*net, smp::pp_size());
   Training training(settings, digits, net);
-  examples::with_optimizer(settings.common,
-                           [&](auto make) { training.run(make(net->parameters())); });
+  examples::with_optimizer(settings.common, [&](auto make) { training.run(make(net->parameters())); });
 }
 
 }  // namespace

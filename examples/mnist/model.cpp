@@ -13,12 +13,11 @@ ConvNet::ConvNet(const ConvNetOptions& options) {
   // Each convolution takes kKernel - 1 pixels off, then two by two become one.
   const auto pooled = [](int64_t size) { return (size - 2 * (kKernel - 1)) / 2; };
   const int64_t rows = pooled(options.rows), columns = pooled(options.columns);
-  TORCH_CHECK_VALUE(rows > 0 && columns > 0,
-                    "mnist: expected images of at least 6 by 6 pixels, got ", options.rows, " by ",
+  TORCH_CHECK_VALUE(rows > 0 && columns > 0, "mnist: expected images of at least 6 by 6 pixels, got ", options.rows, " by ",
                     options.columns, ".");
   TORCH_CHECK_VALUE(options.channels_1 > 0 && options.channels_2 > 0 && options.hidden > 0,
-                    "mnist: expected channels and hidden above 0, got ", options.channels_1, ", ",
-                    options.channels_2, " and ", options.hidden, ". Change ConvNetOptions.");
+                    "mnist: expected channels and hidden above 0, got ", options.channels_1, ", ", options.channels_2,
+                    " and ", options.hidden, ". Change ConvNetOptions.");
   conv1_ = register_module("conv1", nn::Conv2d(1, options.channels_1, kKernel));
   conv2_ = register_module("conv2", nn::Conv2d(options.channels_1, options.channels_2, kKernel));
   dropout1_ = register_module("dropout1", nn::Dropout(kDropout1));

@@ -14,19 +14,17 @@ void BestWeights::offer(double loss, const Parameters& parameters) {
   if (!(loss < loss_) || !std::isfinite(loss)) return;
   loss_ = loss;
   kept_.clear();  // before the copies are made: one set in memory, not two
-  for (const auto& [name, parameter] : parameters)
-    kept_.emplace_back(name, parameter.detach().clone());
+  for (const auto& [name, parameter] : parameters) kept_.emplace_back(name, parameter.detach().clone());
 }
 
 void BestWeights::restore(const Parameters& parameters) const {
   TORCH_CHECK_VALUE(parameters.size() == kept_.size(), "best weights: expected the ", kept_.size(),
-                    " parameters that were kept, got ", parameters.size(),
-                    ". Offer and restore those of one rank.");
+                    " parameters that were kept, got ", parameters.size(), ". Offer and restore those of one rank.");
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < kept_.size(); ++i) {
     const auto& [name, weights] = kept_[i];
-    TORCH_CHECK_VALUE(parameters[i].first == name, "best weights: expected parameter ", name,
-                      ", got ", parameters[i].first, ". Offer and restore those of one rank.");
+    TORCH_CHECK_VALUE(parameters[i].first == name, "best weights: expected parameter ", name, ", got ", parameters[i].first,
+                      ". Offer and restore those of one rank.");
     at::Tensor(parameters[i].second).copy_(weights);
   }
 }

@@ -21,8 +21,7 @@ std::string read_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   text << file.rdbuf();
-  TORCH_CHECK_VALUE(file.good() && text.good(), "corpus: expected a readable text file, got ",
-                    path.string(),
+  TORCH_CHECK_VALUE(file.good() && text.good(), "corpus: expected a readable text file, got ", path.string(),
                     ", which cannot be read or is empty. Check its permissions and size.");
   return text.str();
 }
@@ -68,9 +67,8 @@ fs::path file_of(const std::vector<fs::path>& files, const std::string& folder, 
   for (const auto& file : files) {
     if (file.filename().string().find(split) != std::string::npos) matches.push_back(file);
   }
-  TORCH_CHECK_VALUE(matches.size() == 1, "corpus: expected one file in ", folder,
-                    " whose name contains \"", split, "\", got ",
-                    names_of(matches.empty() ? files : matches),
+  TORCH_CHECK_VALUE(matches.size() == 1, "corpus: expected one file in ", folder, " whose name contains \"", split,
+                    "\", got ", names_of(matches.empty() ? files : matches),
                     ". Name the files like wiki.train.tokens, wiki.valid.tokens and"
                     " wiki.test.tokens, or give a single file.");
   return matches.front();
@@ -99,9 +97,8 @@ Text read_all_files(const std::string& folder) {
 
 Text read_text(const std::string& path) {
   const fs::path source = path.empty() ? kDefaultFolder : path;
-  TORCH_CHECK_VALUE(fs::exists(source), "corpus: expected an existing file or folder, got ",
-                    source.string(), ". Give a text file, or a folder with train, valid and test",
-                    " files, with --data.");
+  TORCH_CHECK_VALUE(fs::exists(source), "corpus: expected an existing file or folder, got ", source.string(),
+                    ". Give a text file, or a folder with train, valid and test", " files, with --data.");
   if (path.empty()) return read_all_files(kDefaultFolder);
   if (fs::is_directory(source)) {
     const auto files = regular_files(source, Links::kFollow);
@@ -141,27 +138,24 @@ std::vector<std::string> tokenize(std::string_view line) {
 }
 
 Vocabulary::Vocabulary(std::string_view training_text, const VocabularyOptions& options) {
-  TORCH_CHECK_VALUE(options.min_frequency >= 1, "corpus: expected min_frequency of 1 or more, got ",
-                    options.min_frequency, ".");
+  TORCH_CHECK_VALUE(options.min_frequency >= 1, "corpus: expected min_frequency of 1 or more, got ", options.min_frequency,
+                    ".");
   constexpr int64_t kNumSpecial = std::size(kSpecialWords);
-  TORCH_CHECK_VALUE(options.max_size == 0 || options.max_size > kNumSpecial,
-                    "corpus: expected max_size above ", kNumSpecial, " (<unk>, <eos>) or 0, got ",
-                    options.max_size, ".");
+  TORCH_CHECK_VALUE(options.max_size == 0 || options.max_size > kNumSpecial, "corpus: expected max_size above ", kNumSpecial,
+                    " (<unk>, <eos>) or 0, got ", options.max_size, ".");
   std::unordered_map<std::string, int64_t> frequency;
   for_each_line(training_text, [&](const std::vector<std::string>& words) {
     for (const auto& word : words) ++frequency[word];
   });
-  TORCH_CHECK_VALUE(!frequency.empty(),
-                    "corpus: expected words in the training text, got none. Give more text.");
+  TORCH_CHECK_VALUE(!frequency.empty(), "corpus: expected words in the training text, got none. Give more text.");
   for (const char* special : kSpecialWords) frequency.erase(special);
 
   std::vector<std::pair<std::string, int64_t>> ranking;
   for (const auto& entry : frequency) {
     if (entry.second >= options.min_frequency) ranking.push_back(entry);
   }
-  std::ranges::sort(ranking, [](const auto& a, const auto& b) {
-    return a.second != b.second ? a.second > b.second : a.first < b.first;
-  });
+  std::ranges::sort(
+      ranking, [](const auto& a, const auto& b) { return a.second != b.second ? a.second > b.second : a.first < b.first; });
   words_.assign(std::begin(kSpecialWords), std::end(kSpecialWords));
   for (auto& entry : ranking) {
     if (options.max_size != 0 && size() == options.max_size) break;
@@ -171,8 +165,7 @@ Vocabulary::Vocabulary(std::string_view training_text, const VocabularyOptions& 
 }
 
 const std::string& Vocabulary::word(int64_t id) const {
-  TORCH_CHECK_INDEX(id >= 0 && id < size(), "corpus: expected a word number in [0, ", size(),
-                    "), got ", id, ".");
+  TORCH_CHECK_INDEX(id >= 0 && id < size(), "corpus: expected a word number in [0, ", size(), "), got ", id, ".");
   return words_[static_cast<size_t>(id)];
 }
 
@@ -191,12 +184,10 @@ at::Tensor Vocabulary::encode(std::string_view text) const {
 }
 
 at::Tensor batchify(const at::Tensor& ids, int64_t batch_size) {
-  TORCH_CHECK_VALUE(batch_size >= 1, "corpus: expected a batch size of 1 or more, got ", batch_size,
-                    ".");
+  TORCH_CHECK_VALUE(batch_size >= 1, "corpus: expected a batch size of 1 or more, got ", batch_size, ".");
   const int64_t rows = ids.numel() / batch_size;
-  TORCH_CHECK_VALUE(rows >= 2, "corpus: expected at least ", 2 * batch_size,
-                    " tokens for batch_size=", batch_size, ", got ", ids.numel(),
-                    ". Give more text or a smaller --batch-size.");
+  TORCH_CHECK_VALUE(rows >= 2, "corpus: expected at least ", 2 * batch_size, " tokens for batch_size=", batch_size, ", got ",
+                    ids.numel(), ". Give more text or a smaller --batch-size.");
   return ids.slice(0, 0, rows * batch_size).view({batch_size, rows}).t().contiguous();
 }
 
@@ -207,12 +198,10 @@ int64_t num_batches(const at::Tensor& columns, int64_t bptt) {
 
 Batch get_batch(const at::Tensor& columns, int64_t i, int64_t bptt) {
   const int64_t count = num_batches(columns, bptt);
-  TORCH_CHECK_INDEX(i >= 0 && i < count, "corpus: expected a batch number in [0, ", count,
-                    "), got ", i, ".");
+  TORCH_CHECK_INDEX(i >= 0 && i < count, "corpus: expected a batch number in [0, ", count, "), got ", i, ".");
   const int64_t first = i * bptt;
   const int64_t last = std::min(first + bptt, columns.size(0) - 1);
-  return {columns.slice(0, first, last).t().contiguous(),
-          columns.slice(0, first + 1, last + 1).t().contiguous()};
+  return {columns.slice(0, first, last).t().contiguous(), columns.slice(0, first + 1, last + 1).t().contiguous()};
 }
 
 }  // namespace transformer_lm

@@ -70,8 +70,7 @@ at::Tensor batchify(const at::Tensor& ids, int64_t batch_size);
 int64_t num_batches(const at::Tensor& columns, int64_t bptt);
 
 struct Batch {
-  at::Tensor
-      data;  // [batch_size, T], int64, contiguous: dimension 0 is the one that microbatches split
+  at::Tensor data;    // [batch_size, T], int64, contiguous: dimension 0 is the one that microbatches split
   at::Tensor target;  // [batch_size, T], the token after each one of data
 };
 

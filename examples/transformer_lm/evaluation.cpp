@@ -9,8 +9,7 @@
 namespace transformer_lm {
 
 at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& target) {
-  return torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(2)}),
-                                              target.reshape(-1));
+  return torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(2)}), target.reshape(-1));
 }
 
 double evaluate(Model& model, LossStep& loss_of, const at::Tensor& columns, int64_t bptt) {

@@ -106,8 +106,7 @@ Data load(const Settings& settings) {
 class Training {
  public:
   /// `memory`: made before `net`.
-  Training(const Settings& settings, const Data& data, StepMemory& memory,
-           std::shared_ptr<TransformerLm> net)
+  Training(const Settings& settings, const Data& data, StepMemory& memory, std::shared_ptr<TransformerLm> net)
       : settings_(settings),
         data_(data),
         memory_(memory),
@@ -124,8 +123,7 @@ class Training {
       model_.backward(loss);
       return loss;
     });
-    LossStep loss_step = smp::step(
-        [&](at::Tensor input, at::Tensor target) { return token_loss(model_(input), target); });
+    LossStep loss_step = smp::step([&](at::Tensor input, at::Tensor target) { return token_loss(model_(input), target); });
     for (epoch_ = 1; epoch_ <= settings_.common.epochs && !is_over(); ++epoch_) {
       const int64_t batches = num_batches(data_.train, settings_.bptt);
       for (batch_ = 1; batch_ <= batches && !is_over(); ++batch_) {
@@ -133,8 +131,7 @@ class Training {
         const double start = examples::seconds_now();
         optimizer.zero_grad();
         const smp::StepOutput losses = train_step(batch.data, batch.target);
-        if (batch.data.size(1) == full_length())
-          measured_.push_back(examples::seconds_now() - start);
+        if (batch.data.size(1) == full_length()) measured_.push_back(examples::seconds_now() - start);
         smp::clip_grad_norm_(model_, 0.5);
         optimizer.step();
         note_step(losses, batch.data.size(1), examples::seconds_now() - start,
@@ -154,23 +151,18 @@ class Training {
   int64_t full_length() const { return std::min(settings_.bptt, data_.train.size(0) - 1); }
 
   void note_step(const smp::StepOutput& losses, int64_t length, double step_s, double lr) {
-    const double loss =
-        smp::all_reduce_mean(losses.reduce_mean(), smp::CommGroup::DP_GROUP).item<double>();
+    const double loss = smp::all_reduce_mean(losses.reduce_mean(), smp::CommGroup::DP_GROUP).item<double>();
     const auto tokens = static_cast<double>(settings_.common.batch_size * length);
     if (++step_ == 1) log_.start(smp::config().to_json(), model_.plan_json());
     memory_.after_step(step_);
-    log_.step({.step = step_,
-               .loss = loss,
-               .step_s = step_s,
-               .figures = {{"tokens_per_s", tokens / step_s}}});
+    log_.step({.step = step_, .loss = loss, .step_s = step_s, .figures = {{"tokens_per_s", tokens / step_s}}});
     since_line_.push_back({loss, step_s, tokens});
     if (settings_.print_every > 0 && step_ % settings_.print_every == 0) print_line(lr);
   }
 
   void print_line(double lr) {
     double loss = 0, time_s = 0, tokens = 0;
-    for (const auto& step : since_line_)
-      loss += step.loss, time_s += step.step_s, tokens += step.tokens;
+    for (const auto& step : since_line_) loss += step.loss, time_s += step.step_s, tokens += step.tokens;
     const auto steps = static_cast<double>(since_line_.size());
     since_line_.clear();
     if (smp::rank() != 0) return;
@@ -185,8 +177,7 @@ class Training {
 
   void keep_best(double valid_loss) {
     if (smp::rank() == 0) {
-      std::printf("epoch %3ld | valid loss %.3f | valid perplexity %.1f\n", epoch_, valid_loss,
-                  std::exp(valid_loss));
+      std::printf("epoch %3ld | valid loss %.3f | valid perplexity %.1f\n", epoch_, valid_loss, std::exp(valid_loss));
     }
     best_.offer(valid_loss, model_.local_named_parameters());
   }
@@ -211,23 +202,20 @@ class Training {
   }
 
   void finish(std::optional<double> test_loss) {
-    if (measured_.size() > 1)
-      measured_.erase(measured_.begin());  // the first step captures and plans
-    const Outcome outcome{
-        .predicted_step_s = model_.predicted_step_s(),
-        .measured_step_s = median(measured_),
-        .predicted_peak_bytes = model_.predicted_peak_bytes(),
-        .tensor_peak_bytes = gather(static_cast<double>(memory_.tensor_bytes())),
-        .resident_peak_bytes = gather(static_cast<double>(memory_.resident_bytes())),
-        .pipeline_ranks = gather(smp::pp_rank())};
+    if (measured_.size() > 1) measured_.erase(measured_.begin());  // the first step captures and plans
+    const Outcome outcome{.predicted_step_s = model_.predicted_step_s(),
+                          .measured_step_s = median(measured_),
+                          .predicted_peak_bytes = model_.predicted_peak_bytes(),
+                          .tensor_peak_bytes = gather(static_cast<double>(memory_.tensor_bytes())),
+                          .resident_peak_bytes = gather(static_cast<double>(memory_.resident_bytes())),
+                          .pipeline_ranks = gather(smp::pp_rank())};
     if (smp::rank() != 0) return;
     auto summary = summary_of(outcome);
     if (test_loss) {
-      std::printf("%s weights | test loss %.3f | test perplexity %.1f\n",
-                  best_.is_empty() ? "last" : "best", *test_loss, std::exp(*test_loss));
-      summary.insert(summary.begin(), {{"valid_loss", best_.loss()},
-                                       {"test_loss", *test_loss},
-                                       {"test_perplexity", std::exp(*test_loss)}});
+      std::printf("%s weights | test loss %.3f | test perplexity %.1f\n", best_.is_empty() ? "last" : "best", *test_loss,
+                  std::exp(*test_loss));
+      summary.insert(summary.begin(),
+                     {{"valid_loss", best_.loss()}, {"test_loss", *test_loss}, {"test_perplexity", std::exp(*test_loss)}});
     }
     print_outcome(outcome);
     log_.finish(summary);
@@ -259,11 +247,9 @@ void train(Settings settings) {
     const smp::DelayParamInitialization delay(settings.is_delayed);
     net = std::make_shared<TransformerLm>(settings.model);
   }
-  if (settings.common.partition == examples::Partition::kManual)
-    place_by_hand(*net, smp::pp_size());
+  if (settings.common.partition == examples::Partition::kManual) place_by_hand(*net, smp::pp_size());
   Training training(settings, data, memory, net);
-  examples::with_optimizer(settings.common,
-                           [&](auto make) { training.run(make(net->parameters())); });
+  examples::with_optimizer(settings.common, [&](auto make) { training.run(make(net->parameters())); });
 }
 
 }  // namespace

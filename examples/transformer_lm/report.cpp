@@ -40,25 +40,24 @@ void print_progress(const Progress& progress) {
   std::printf(
       "epoch %3ld | %4ld/%ld | lr %.3g | %6.1f ms/step | %6.0f tokens/s | loss %.3f | perplexity "
       "%.1f\n",
-      progress.epoch, progress.batch, progress.batches, progress.lr, 1e3 * progress.step_s,
-      progress.tokens_per_s, progress.mean_loss, std::exp(progress.mean_loss));
+      progress.epoch, progress.batch, progress.batches, progress.lr, 1e3 * progress.step_s, progress.tokens_per_s,
+      progress.mean_loss, std::exp(progress.mean_loss));
   std::fflush(stdout);
 }
 
 void print_outcome(const Outcome& outcome) {
-  std::printf("step time: predicted %.1f ms, measured %.1f ms (median)\n",
-              1e3 * outcome.predicted_step_s, 1e3 * outcome.measured_step_s);
+  std::printf("step time: predicted %.1f ms, measured %.1f ms (median)\n", 1e3 * outcome.predicted_step_s,
+              1e3 * outcome.measured_step_s);
   for (size_t rank = 0; rank < outcome.tensor_peak_bytes.size(); ++rank) {
-    std::printf(
-        "peak memory, rank %zu: predicted %.1f MiB, measured %.1f MiB (the process grew by %.1f)\n",
-        rank, predicted_mib(outcome, rank), outcome.tensor_peak_bytes[rank] / kMib,
-        outcome.resident_peak_bytes[rank] / kMib);
+    std::printf("peak memory, rank %zu: predicted %.1f MiB, measured %.1f MiB (the process grew by %.1f)\n", rank,
+                predicted_mib(outcome, rank), outcome.tensor_peak_bytes[rank] / kMib,
+                outcome.resident_peak_bytes[rank] / kMib);
   }
 }
 
 std::vector<std::pair<std::string, double>> summary_of(const Outcome& outcome) {
-  std::vector<std::pair<std::string, double>> figures = {
-      {"predicted_step_s", outcome.predicted_step_s}, {"measured_step_s", outcome.measured_step_s}};
+  std::vector<std::pair<std::string, double>> figures = {{"predicted_step_s", outcome.predicted_step_s},
+                                                         {"measured_step_s", outcome.measured_step_s}};
   for (size_t rank = 0; rank < outcome.tensor_peak_bytes.size(); ++rank) {
     const std::string suffix = "_peak_mib_rank_" + std::to_string(rank);
     figures.emplace_back("predicted" + suffix, predicted_mib(outcome, rank));

@@ -20,8 +20,7 @@ struct Lines {
 };
 
 // One line without its <eos>, which stands before the first word as a start, and after the last.
-void add_line(std::map<int64_t, Lines>& by_length, const int64_t* words, int64_t count,
-              int64_t width) {
+void add_line(std::map<int64_t, Lines>& by_length, const int64_t* words, int64_t count, int64_t width) {
   const int64_t length = (count + 1 + width - 1) / width * width;
   Lines& lines = by_length[length];
   lines.data.push_back(kEndOfLine);
@@ -44,16 +43,14 @@ at::Tensor filled(const at::Tensor& rows, int64_t count, int64_t value) {
 }  // namespace
 
 std::vector<Bucket> make_buckets(const at::Tensor& ids, const BucketOptions& options) {
-  TORCH_CHECK_VALUE(
-      options.width > 0 && options.max_length > 0 && options.max_length % options.width == 0,
-      "variable_length: expected a greatest length that is a multiple of the width of buckets, "
-      "got ",
-      options.max_length, " and ", options.width, ". Change --max-length or --bucket-width.");
+  TORCH_CHECK_VALUE(options.width > 0 && options.max_length > 0 && options.max_length % options.width == 0,
+                    "variable_length: expected a greatest length that is a multiple of the width of buckets, "
+                    "got ",
+                    options.max_length, " and ", options.width, ". Change --max-length or --bucket-width.");
   const int64_t* first = ids.const_data_ptr<int64_t>();
   const int64_t* end = first + ids.numel();
   TORCH_CHECK_VALUE(ids.numel() > 0 && end[-1] == kEndOfLine,
-                    "variable_length: expected text that ends with an end of line, got ",
-                    ids.numel(), " tokens.");
+                    "variable_length: expected text that ends with an end of line, got ", ids.numel(), " tokens.");
   std::map<int64_t, Lines> by_length;
   for (const int64_t* word = first; word < end; ++word) {  // ++: over the <eos>
     const int64_t* eos = std::find(word, end, kEndOfLine);
@@ -76,8 +73,7 @@ std::vector<Place> full_batches(const std::vector<Bucket>& buckets, int64_t line
     return place.first + lines > buckets[static_cast<size_t>(place.bucket)].num_lines();
   });
   std::mt19937_64 random(static_cast<uint64_t>(seed));
-  for (size_t i = places.size(); i > 1; --i)
-    std::swap(places[i - 1], places[random() % i]);  // Fisher and Yates
+  for (size_t i = places.size(); i > 1; --i) std::swap(places[i - 1], places[random() % i]);  // Fisher and Yates
   return places;
 }
 

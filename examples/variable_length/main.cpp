@@ -27,10 +27,8 @@ namespace {
 using transformer_lm::TransformerLm;
 
 struct Settings {
-  examples::Flags common{
-      .epochs = 3, .batch_size = 32, .optimizer = examples::Optimizer::kAdam, .lr = 0.003};
-  transformer_lm::ModelOptions model{
-      .width = 64, .heads = 4, .hidden = 128, .layers = 2, .dropout = 0.1};
+  examples::Flags common{.epochs = 3, .batch_size = 32, .optimizer = examples::Optimizer::kAdam, .lr = 0.003};
+  transformer_lm::ModelOptions model{.width = 64, .heads = 4, .hidden = 128, .layers = 2, .dropout = 0.1};
   BucketOptions buckets;
 };
 
@@ -54,9 +52,7 @@ struct Data {
 Data load(const Settings& settings) {
   const transformer_lm::Text text = transformer_lm::read_text(settings.common.data);
   const transformer_lm::Vocabulary vocabulary(text.train, {.min_frequency = 2});
-  const auto buckets = [&](const std::string& split) {
-    return make_buckets(vocabulary.encode(split), settings.buckets);
-  };
+  const auto buckets = [&](const std::string& split) { return make_buckets(vocabulary.encode(split), settings.buckets); };
   return {buckets(text.train), buckets(text.valid), buckets(text.test), vocabulary.size()};
 }
 
@@ -69,8 +65,8 @@ class Training {
         model_(std::move(net)),
         log_(flags_.log, smp::rank() == 0) {
     TORCH_CHECK_VALUE(!full_batches(data_.train, flags_.batch_size, 0).empty(),
-                      "--batch-size: expected at most as many lines as a bucket has, got ",
-                      flags_.batch_size, ". Give more text or a larger --bucket-width.");
+                      "--batch-size: expected at most as many lines as a bucket has, got ", flags_.batch_size,
+                      ". Give more text or a larger --bucket-width.");
   }
 
   /// From the first step to the test perplexity.
@@ -83,8 +79,7 @@ class Training {
       return loss;
     });
     auto sum_step = smp::step([&](at::Tensor input, at::Tensor target) {
-      return torch::cross_entropy_loss(model_(input).flatten(0, 1), target.flatten(), /*weight=*/{},
-                                       at::Reduction::Sum);
+      return torch::cross_entropy_loss(model_(input).flatten(0, 1), target.flatten(), /*weight=*/{}, at::Reduction::Sum);
     });
     for (int64_t epoch = 1; epoch <= flags_.epochs && !is_over(); ++epoch) {
       for (const Place& place : full_batches(data_.train, flags_.batch_size, flags_.seed + epoch)) {
@@ -107,8 +102,7 @@ class Training {
   bool is_over() const { return flags_.steps > 0 && step_ >= flags_.steps; }
 
   Bucket my_lines(const std::vector<Bucket>& buckets, const Place& place) const {
-    return get_lines(buckets[static_cast<size_t>(place.bucket)],
-                     place.first + smp::dp_rank() * rows_, rows_);
+    return get_lines(buckets[static_cast<size_t>(place.bucket)], place.first + smp::dp_rank() * rows_, rows_);
   }
 
   /// Mean loss per word of all lines, in evaluation mode and without gradients. Collective over the
@@ -132,19 +126,15 @@ class Training {
   void note_step(const smp::StepOutput& losses, int64_t length, double step_s) {
     const double loss = smp::all_reduce_mean(losses.reduce_mean(), smp::DP_GROUP).item<double>();
     if (++step_ == 1) log_.start(smp::config().to_json(), model_.plan_json());
-    log_.step({.step = step_,
-               .loss = loss,
-               .step_s = step_s,
-               .figures = {{"length", static_cast<double>(length)}}});
+    log_.step({.step = step_, .loss = loss, .step_s = step_s, .figures = {{"length", static_cast<double>(length)}}});
     epoch_loss_ += loss;
     ++epoch_steps_;
   }
 
   void print_epoch(int64_t epoch, double valid_loss) {
     if (smp::rank() == 0) {
-      std::printf("epoch %2ld | loss %.3f | valid loss %.3f | valid perplexity %.1f | %ld graphs\n",
-                  epoch, epoch_loss_ / static_cast<double>(epoch_steps_), valid_loss,
-                  std::exp(valid_loss), smp::num_graphs());
+      std::printf("epoch %2ld | loss %.3f | valid loss %.3f | valid perplexity %.1f | %ld graphs\n", epoch,
+                  epoch_loss_ / static_cast<double>(epoch_steps_), valid_loss, std::exp(valid_loss), smp::num_graphs());
       std::fflush(stdout);
     }
     epoch_loss_ = 0, epoch_steps_ = 0;
@@ -176,11 +166,9 @@ void train(Settings settings) {
   settings.model.max_tokens = settings.buckets.max_length;
   torch::manual_seed(settings.common.seed);
   auto net = std::make_shared<TransformerLm>(settings.model);
-  if (settings.common.partition == examples::Partition::kManual)
-    place_by_hand(*net, smp::pp_size());
+  if (settings.common.partition == examples::Partition::kManual) place_by_hand(*net, smp::pp_size());
   Training training(settings, data, net);
-  examples::with_optimizer(settings.common,
-                           [&](auto make) { training.run(make(net->parameters())); });
+  examples::with_optimizer(settings.common, [&](auto make) { training.run(make(net->parameters())); });
 }
 
 }  // namespace

@@ -21,8 +21,8 @@ int64_t blocked_bytes(const TensorSpec& spec, int64_t block = kBlock) {
 }
 
 bool is_pointwise(const TensorSpec& weight) {
-  return std::all_of(weight.sizes.begin() + std::min<std::ptrdiff_t>(2, std::ssize(weight.sizes)),
-                     weight.sizes.end(), [](int64_t size) { return size == 1; });
+  return std::all_of(weight.sizes.begin() + std::min<std::ptrdiff_t>(2, std::ssize(weight.sizes)), weight.sizes.end(),
+                     [](int64_t size) { return size == 1; });
 }
 
 /// Small ones, and those of single elements, run as a product. (ATen/native/Convolution.cpp,
@@ -56,9 +56,7 @@ struct LstmLayer {
     const int64_t states = rounded(2 * rows * row_bytes(hidden), kPage);
     return gate_bytes() + 2 * ends + 2 * states + rounded(rows * row_bytes(hidden), kPage) + kPage;
   }
-  int64_t forward_bytes() const {
-    return weight_bytes() + gate_bytes() + 5 * kPage + output_bytes();
-  }
+  int64_t forward_bytes() const { return weight_bytes() + gate_bytes() + 5 * kPage + output_bytes(); }
   int64_t backward_bytes() const {
     const bool is_padded = input % kBlock != 0 || hidden % kBlock != 0;
     return weight_bytes() * (is_padded ? 2 : 1) + gate_bytes() + 5 * kPage + output_bytes();
@@ -91,8 +89,7 @@ Lstm lstm_of(const Graph& graph, const Node& node) {
   lstm.directions = argument_or(node, 7, false) ? 2 : 1;
   lstm.drops = argument_or(node, 5, 0.0) > 0 && argument_or(node, 6, false);
   const int64_t hidden = state.sizes.back();
-  lstm.first = {input.sizes[batch_first ? 1 : 0], input.sizes[batch_first ? 0 : 1], input.sizes[2],
-                hidden};
+  lstm.first = {input.sizes[batch_first ? 1 : 0], input.sizes[batch_first ? 0 : 1], input.sizes[2], hidden};
   lstm.inner = lstm.first;
   lstm.inner.input = lstm.directions * hidden;
   return lstm;
@@ -106,8 +103,7 @@ int64_t convolution_workspace_bytes(const Graph& graph, const Node& node) {
   const bool is_transposed = node.op.find("transpose") != std::string::npos;
   const TensorSpec& weight = spec_of_argument(graph, node, 1);
   if (is_transposed) {
-    return blocked_bytes(spec_of_argument(graph, node, 0)) + 2 * blocked_bytes(*output) +
-           weight.num_bytes() + 5 * kPage;
+    return blocked_bytes(spec_of_argument(graph, node, 0)) + 2 * blocked_bytes(*output) + weight.num_bytes() + 5 * kPage;
   }
   const bool is_plain = weight.sizes[1] < kBlock / 2;  // few channels are read as they are
   return blocked_bytes(*output) + (is_plain ? 0 : weight.num_bytes());
@@ -120,8 +116,7 @@ int64_t convolution_backward_workspace_bytes(const Graph& graph, const Node& nod
   const bool is_wide = input.sizes[1] >= kBlock / 2;
   const bool is_half = is_wide && output->sizes[1] < kBlock / 2;  // then half a block is enough
   return blocked_bytes(*output, is_half ? kBlock / 2 : kBlock) +
-         (input.requires_grad || is_wide ? blocked_bytes(input) : 0) +
-         spec_of_argument(graph, node, 1).num_bytes();
+         (input.requires_grad || is_wide ? blocked_bytes(input) : 0) + spec_of_argument(graph, node, 1).num_bytes();
 }
 
 int64_t lstm_saved_bytes(const Graph& graph, const Node& node) {

@@ -50,8 +50,8 @@ void append_argument(std::string& text, const Graph& graph, const Argument& argu
 
 double read_number(std::string_view key, const json::value& value) {
   const double number = value.is_number() ? value.to_number<double>() : -1;
-  TORCH_CHECK_VALUE(std::isfinite(number) && number >= 0, "measured costs: expected a number of at least 0 for '", key, "', got ",
-                    json::serialize(value), ".");
+  TORCH_CHECK_VALUE(std::isfinite(number) && number >= 0, "measured costs: expected a number of at least 0 for '", key,
+                    "', got ", json::serialize(value), ".");
   return number;
 }
 
@@ -123,8 +123,7 @@ void MeasuredCosts::add_json(std::string_view text) {
   options.allow_invalid_utf8 = true;  // keys name modules, whose names may be any bytes
   json::error_code error;
   const json::value parsed = json::parse(text, error, {}, options);
-  TORCH_CHECK_VALUE(!error && parsed.is_object(),
-                    "measured costs: expected a JSON object of operators, got ",
+  TORCH_CHECK_VALUE(!error && parsed.is_object(), "measured costs: expected a JSON object of operators, got ",
                     error ? error.message() : "another value", ".");
   std::map<std::string, OperatorTime, std::less<>> added;
   double averaging_us_per_mib = averaging_us_per_mib_;

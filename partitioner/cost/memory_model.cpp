@@ -26,8 +26,7 @@ std::vector<ValueId> tensor_arguments(const Node& node) {
   return ids;
 }
 
-bool is_saved(const Graph& graph, const OperatorRow& row, const std::vector<ValueId>& arguments,
-              size_t position) {
+bool is_saved(const Graph& graph, const OperatorRow& row, const std::vector<ValueId>& arguments, size_t position) {
   const TensorSpec& spec = graph.values[arguments[position]].spec;
   if (row.saves & kSavesInputs) return true;
   if ((row.saves & kSavesIndices) && c10::isIntegralType(spec.dtype, /*includeBool=*/true)) {
@@ -45,22 +44,19 @@ bool is_saved(const Graph& graph, const OperatorRow& row, const std::vector<Valu
 ParameterBytes parameter_bytes(const Value& value, double optimizer_state_factor) {
   const int64_t bytes = extent_bytes(value.spec);
   if (value.kind != ValueKind::kParameter || !value.spec.requires_grad) return {bytes, 0, 0};
-  return {bytes, bytes,
-          static_cast<int64_t>(std::llround(optimizer_state_factor * static_cast<double>(bytes)))};
+  return {bytes, bytes, static_cast<int64_t>(std::llround(optimizer_state_factor * static_cast<double>(bytes)))};
 }
 
 std::vector<char> permanent_storages(const Graph& graph) {
   std::vector<char> is_permanent(storage_bytes(graph).size(), 0);
   for (const Value& value : graph.values) {
-    const bool is_per_microbatch =
-        value.kind == ValueKind::kInput || value.kind == ValueKind::kResult;
+    const bool is_per_microbatch = value.kind == ValueKind::kInput || value.kind == ValueKind::kResult;
     if (!is_per_microbatch && value.storage >= 0) is_permanent[value.storage] = 1;
   }
   return is_permanent;
 }
 
-std::vector<int32_t> saved_storages(const Graph& graph, const Node& node,
-                                    const std::vector<char>& is_permanent) {
+std::vector<int32_t> saved_storages(const Graph& graph, const Node& node, const std::vector<char>& is_permanent) {
   std::vector<int32_t> storages;
   if (!has_backward(graph, node)) return storages;
   const OperatorRow& row = operator_row(node);
@@ -84,8 +80,7 @@ std::vector<int32_t> saved_storages(const Graph& graph, const Node& node,
 
 int64_t extra_saved_bytes(const Graph& graph, const Node& node) {
   const OperatorRow& row = operator_row(node);
-  return row.extra_saved_bytes && has_backward(graph, node) ? row.extra_saved_bytes(graph, node)
-                                                            : 0;
+  return row.extra_saved_bytes && has_backward(graph, node) ? row.extra_saved_bytes(graph, node) : 0;
 }
 
 std::vector<int64_t> activation_bytes(const Graph& graph) {

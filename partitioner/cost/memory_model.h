@@ -25,8 +25,7 @@ std::vector<char> permanent_storages(const Graph& graph);
 
 /// Storages that `node` keeps until its backward, those of `is_permanent` left out, without
 /// duplicates. Empty when it has no backward.
-std::vector<int32_t> saved_storages(const Graph& graph, const Node& node,
-                                    const std::vector<char>& is_permanent);
+std::vector<int32_t> saved_storages(const Graph& graph, const Node& node, const std::vector<char>& is_permanent);
 
 /// Bytes kept beside recorded tensors, e.g. the noise of a dropout.
 int64_t extra_saved_bytes(const Graph& graph, const Node& node);

@@ -66,8 +66,7 @@ Factors factors_of(const Graph& graph, const Node& node, const OperatorRow& row)
 int addends_with_gradient(const Graph& graph, const Node& node, const OperatorRow& row) {
   int num = 0;
   for (size_t position = 0; position < node.arguments.size(); ++position) {
-    const bool is_factor =
-        position >= row.first_factor && position < size_t{row.first_factor} + row.num_factors;
+    const bool is_factor = position >= row.first_factor && position < size_t{row.first_factor} + row.num_factors;
     const auto* value = std::get_if<ValueRef>(&node.arguments[position]);
     if (is_factor || value == nullptr || value->id == kNoValue) continue;
     num += graph.values[value->id].spec.requires_grad;
@@ -137,8 +136,7 @@ OperatorCost operator_cost(const Graph& graph, const Node& node, bool trains) {
   cost.backward.flops = factor * forward.flops;
   // Reading the sum so far and writing the new one; a look-up also fills its dense gradient with
   // zeros. The gradient of a bias is the sum of the output's.
-  cost.backward.bytes = factor * forward.bytes + 2 * operands.accumulated_bytes +
-                        operands.looked_up_bytes +
+  cost.backward.bytes = factor * forward.bytes + 2 * operands.accumulated_bytes + operands.looked_up_bytes +
                         operands.num_addends_with_gradient * operands.output_bytes;
   cost.backward.kernels = forward.kernels;
   return cost;

@@ -7,8 +7,8 @@ namespace smp::partitioner {
 
 /// What a machine has to do; device_model.h turns it into microseconds.
 struct Work {
-  double flops = 0;  // floating-point operations of products, a multiply-add counted as two
-  double bytes = 0;  // read and written
+  double flops = 0;            // floating-point operations of products, a multiply-add counted as two
+  double bytes = 0;            // read and written
   double transcendentals = 0;  // exp, log, tanh, … evaluated
   double randoms = 0;          // random numbers drawn
   double kernels = 0;          // dispatched leaf operators

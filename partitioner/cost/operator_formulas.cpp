@@ -45,17 +45,13 @@ bool is_flash_attention(const Graph& graph, const Node& node) {
   return argument_or(node, 4, 0.0) == 0 && !spec_of_argument(graph, node, 3).requires_grad;
 }
 
-int64_t num_rows(const TensorSpec& spec) {
-  return last_size(spec) == 0 ? 0 : spec.num_elements() / last_size(spec);
-}
+int64_t num_rows(const TensorSpec& spec) { return last_size(spec) == 0 ? 0 : spec.num_elements() / last_size(spec); }
 
 /// A number for each row.
 int64_t row_bytes(const TensorSpec& spec) { return last_size(spec) == 0 ? 0 : spec.num_bytes() / last_size(spec); }
 
 /// steps x batch of a recurrent layer's input (steps, batch, features) or (batch, steps, features).
-int64_t recurrent_positions(const Graph& graph, const Node& node) {
-  return num_rows(spec_of_argument(graph, node, 0));
-}
+int64_t recurrent_positions(const Graph& graph, const Node& node) { return num_rows(spec_of_argument(graph, node, 0)); }
 
 /// Weights of all layers and directions: the two-dimensional members of the parameter list.
 std::vector<const TensorSpec*> recurrent_weights(const Graph& graph, const Node& node) {
@@ -73,13 +69,9 @@ std::vector<const TensorSpec*> recurrent_weights(const Graph& graph, const Node&
 
 }  // namespace
 
-double product_flops(const Graph& graph, const Node& node) {
-  return product_flops_of(graph, node, 0);
-}
+double product_flops(const Graph& graph, const Node& node) { return product_flops_of(graph, node, 0); }
 
-double added_product_flops(const Graph& graph, const Node& node) {
-  return product_flops_of(graph, node, 1);
-}
+double added_product_flops(const Graph& graph, const Node& node) { return product_flops_of(graph, node, 1); }
 
 /// (b, n, m) x (b, m, p), summed over the batch into (n, p).
 double summed_batch_flops(const Graph& graph, const Node& node) {
@@ -89,16 +81,15 @@ double summed_batch_flops(const Graph& graph, const Node& node) {
 
 /// Each element of the output meets every pair of elements of two rows.
 double bilinear_flops(const Graph& graph, const Node& node) {
-  const auto pairs = static_cast<double>(last_size(spec_of_argument(graph, node, 0)) *
-                                         last_size(spec_of_argument(graph, node, 1)));
+  const auto pairs =
+      static_cast<double>(last_size(spec_of_argument(graph, node, 0)) * last_size(spec_of_argument(graph, node, 1)));
   return 2 * elements_of_outputs(graph, node) * pairs;
 }
 
 /// Arguments of aten::tensordot: self, other, the contracted dimensions of each.
 double tensordot_flops(const Graph& graph, const Node& node) {
   const TensorSpec& self = spec_of_argument(graph, node, 0);
-  const auto* dims =
-      node.arguments.size() > 2 ? std::get_if<std::vector<int64_t>>(&node.arguments[2]) : nullptr;
+  const auto* dims = node.arguments.size() > 2 ? std::get_if<std::vector<int64_t>>(&node.arguments[2]) : nullptr;
   double contracted = 1;
   const auto rank = static_cast<int64_t>(self.sizes.size());
   for (size_t i = 0; dims != nullptr && rank > 0 && i < dims->size(); ++i) {
@@ -130,14 +121,13 @@ double einsum_flops(const Graph& graph, const Node& node) {
 
 double convolution_flops(const Graph& graph, const Node& node) {
   const TensorSpec& weight = spec_of_argument(graph, node, 1);
-  const bool is_transposed = node.op.find("transpose") != std::string::npos ||
-                             (node.arguments.size() > 6 && std::get_if<bool>(&node.arguments[6]) &&
-                              std::get<bool>(node.arguments[6]));
+  const bool is_transposed =
+      node.op.find("transpose") != std::string::npos ||
+      (node.arguments.size() > 6 && std::get_if<bool>(&node.arguments[6]) && std::get<bool>(node.arguments[6]));
   // Every element of the output (transposed: of the input) meets the weights of one of its
   // channels.
-  const double elements = is_transposed
-                              ? static_cast<double>(spec_of_argument(graph, node, 0).num_elements())
-                              : elements_of_outputs(graph, node);
+  const double elements = is_transposed ? static_cast<double>(spec_of_argument(graph, node, 0).num_elements())
+                                        : elements_of_outputs(graph, node);
   const double channels = weight.sizes.empty() ? 1 : static_cast<double>(weight.sizes[0]);
   return 2 * elements * static_cast<double>(weight.num_elements()) / std::max(1.0, channels);
 }
@@ -161,13 +151,10 @@ int64_t attention_saved_bytes(const Graph& graph, const Node& node) {
   if (is_flash_attention(graph, node)) return kFloatBytes * num_queries;
   const int64_t weights = query.num_bytes() / last_size(query) * key.sizes[key.sizes.size() - 2];
   const bool drops = argument_or(node, 4, 0.0) > 0;
-  return query.num_bytes() + key.num_bytes() + spec_of_argument(graph, node, 2).num_bytes() +
-         weights * (drops ? 3 : 1);
+  return query.num_bytes() + key.num_bytes() + spec_of_argument(graph, node, 2).num_bytes() + weights * (drops ? 3 : 1);
 }
 
-int attention_copies(const Graph& graph, const Node& node) {
-  return is_flash_attention(graph, node) ? 0 : 3;
-}
+int attention_copies(const Graph& graph, const Node& node) { return is_flash_attention(graph, node) ? 0 : 3; }
 
 /// Whether the leading dimensions of `spec` are one to a view.
 bool folds_to_rows(const TensorSpec& spec) {
@@ -188,9 +175,7 @@ int64_t folded_copy_bytes(const Graph& graph, const Node& node) {
   return is_folded && !folds_to_rows(left) ? left.num_bytes() : 0;
 }
 
-int folded_copies(const Graph& graph, const Node& node) {
-  return folded_copy_bytes(graph, node) > 0 ? 1 : 0;
-}
+int folded_copies(const Graph& graph, const Node& node) { return folded_copy_bytes(graph, node) > 0 ? 1 : 0; }
 
 double recurrent_flops(const Graph& graph, const Node& node) {
   double elements = 0;
@@ -204,23 +189,21 @@ double recurrent_flops(const Graph& graph, const Node& node) {
 int64_t recurrent_saved_bytes(const Graph& graph, const Node& node) {
   int64_t rows = 0;
   for (const TensorSpec* weight : recurrent_weights(graph, node)) rows += weight->sizes[0];
-  const auto element =
-      static_cast<int64_t>(c10::elementSize(spec_of_argument(graph, node, 0).dtype));
+  const auto element = static_cast<int64_t>(c10::elementSize(spec_of_argument(graph, node, 0).dtype));
   return rows * recurrent_positions(graph, node) * element;
 }
 
 /// Arguments of a cell: input, state, weight of the input, weight of the state.
 double cell_flops(const Graph& graph, const Node& node) {
-  const auto elements = static_cast<double>(spec_of_argument(graph, node, 2).num_elements() +
-                                            spec_of_argument(graph, node, 3).num_elements());
+  const auto elements =
+      static_cast<double>(spec_of_argument(graph, node, 2).num_elements() + spec_of_argument(graph, node, 3).num_elements());
   return 2 * elements * static_cast<double>(recurrent_positions(graph, node));
 }
 
 /// Gates before and after their nonlinearity.
 int64_t cell_saved_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& weight = spec_of_argument(graph, node, 2);
-  const auto element =
-      static_cast<int64_t>(c10::elementSize(spec_of_argument(graph, node, 0).dtype));
+  const auto element = static_cast<int64_t>(c10::elementSize(spec_of_argument(graph, node, 0).dtype));
   return 2 * weight.sizes.front() * recurrent_positions(graph, node) * element;
 }
 
@@ -232,8 +215,7 @@ double recurrent_kernels(const Graph& graph, const Node& node) {
   const TensorSpec& input = spec_of_argument(graph, node, 0);
   const size_t pairs = recurrent_weights(graph, node).size() / 2;
   if (input.sizes.size() < 2) return 10 * static_cast<double>(pairs);
-  return 10 * static_cast<double>(pairs) *
-         static_cast<double>(std::max(input.sizes[0], input.sizes[1]));
+  return 10 * static_cast<double>(pairs) * static_cast<double>(std::max(input.sizes[0], input.sizes[1]));
 }
 
 int64_t pooling_indices_bytes(const Graph& graph, const Node& node) {
@@ -241,13 +223,9 @@ int64_t pooling_indices_bytes(const Graph& graph, const Node& node) {
   return has_output ? 8 * graph.values[node.outputs[0]].spec.num_elements() : 0;
 }
 
-int64_t bytes_of_first_input(const Graph& graph, const Node& node) {
-  return spec_of_argument(graph, node, 0).num_bytes();
-}
+int64_t bytes_of_first_input(const Graph& graph, const Node& node) { return spec_of_argument(graph, node, 0).num_bytes(); }
 
-int64_t twice_bytes_of_first_input(const Graph& graph, const Node& node) {
-  return 2 * bytes_of_first_input(graph, node);
-}
+int64_t twice_bytes_of_first_input(const Graph& graph, const Node& node) { return 2 * bytes_of_first_input(graph, node); }
 
 /// Interpolation works on contiguous copies of both.
 int64_t input_and_output_bytes(const Graph& graph, const Node& node) {
@@ -310,9 +288,7 @@ int64_t quotient_backward_bytes(const Graph& graph, const Node& node) {
 int64_t dropout_saved_bytes(const Graph& graph, const Node& node) {
   const auto is = [&](size_t position, const auto& wanted) {
     const auto* argument =
-        position < node.arguments.size()
-            ? std::get_if<std::decay_t<decltype(wanted)>>(&node.arguments[position])
-            : nullptr;
+        position < node.arguments.size() ? std::get_if<std::decay_t<decltype(wanted)>>(&node.arguments[position]) : nullptr;
     return argument != nullptr && *argument == wanted;
   };
   return is(1, 0.0) || is(2, false) ? 0 : bytes_of_first_output(graph, node);
@@ -323,9 +299,7 @@ int64_t dropout_saved_bytes(const Graph& graph, const Node& node) {
 int64_t row_statistics_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& input = spec_of_argument(graph, node, 0);
   int64_t row = last_size(input);
-  if (const auto* sizes = node.arguments.size() > 1
-                              ? std::get_if<std::vector<int64_t>>(&node.arguments[1])
-                              : nullptr) {
+  if (const auto* sizes = node.arguments.size() > 1 ? std::get_if<std::vector<int64_t>>(&node.arguments[1]) : nullptr) {
     row = 1;
     for (int64_t size : *sizes) row *= size;
   }

@@ -238,8 +238,7 @@ const OperatorRow& operator_row(const Node& node) {
 bool moves_nothing(const Graph& graph, const Node& node) {
   const OperatorRow& row = operator_row(node);
   if (row.is_view || !row.may_be_view) return row.is_view;
-  const auto* base =
-      node.arguments.empty() ? nullptr : std::get_if<ValueRef>(&node.arguments.front());
+  const auto* base = node.arguments.empty() ? nullptr : std::get_if<ValueRef>(&node.arguments.front());
   if (base == nullptr || base->id == kNoValue || node.outputs.empty()) return false;
   const int32_t storage = graph.values[base->id].storage;
   const ValueId output = node.outputs.front();

@@ -56,9 +56,9 @@ struct OperatorRow {
   /// counts whole.
   uint8_t first_factor = 0;
   uint8_t num_factors = 2;
-  bool is_view = false;      // moves no bytes
-  bool may_be_view = false;  // moves none if its output lies on the memory of argument 0
-  bool is_lookup = false;    // forward touches as much of argument 0 as it returns
+  bool is_view = false;                                    // moves no bytes
+  bool may_be_view = false;                                // moves none if its output lies on the memory of argument 0
+  bool is_lookup = false;                                  // forward touches as much of argument 0 as it returns
   double (*kernels)(const Graph&, const Node&) = nullptr;  // leaf kernels of a composite; null: one
 };
 

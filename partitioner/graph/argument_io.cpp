@@ -33,8 +33,7 @@ struct Writer {
   json::value operator()(UndefinedTensor) const { return tagged("undefined", nullptr, storage); }
   json::value operator()(const ValueRef& ref) const { return tagged("value", ref.id, storage); }
   json::value operator()(const ValueRefList& list) const {
-    return tagged(list.optional_elements ? "optional_values" : "values",
-                  array_of(list.ids, storage), storage);
+    return tagged(list.optional_elements ? "optional_values" : "values", array_of(list.ids, storage), storage);
   }
   json::value operator()(bool flag) const { return flag; }
   json::value operator()(int64_t number) const { return number; }
@@ -92,8 +91,7 @@ ScalarList read_scalars(const json::value& value, const Where& where) {
       list.elements.emplace_back(element.get_int64());
     } else {
       const auto& field = only_field(element, here);
-      if (field.key() != "double")
-        refuse(here, "a bool, an integer or a double", describe(element));
+      if (field.key() != "double") refuse(here, "a bool, an integer or a double", describe(element));
       list.elements.emplace_back(read_bits(field.value(), here.at("double")));
     }
   }

@@ -32,8 +32,7 @@ struct StorageUse {
   NodeId last_write = kNoNode;  // a write by the creating node is its creation
 };
 
-std::vector<StorageUse> uses_by_storage(const Graph& graph, size_t num_storages,
-                                        const std::vector<char>& is_named) {
+std::vector<StorageUse> uses_by_storage(const Graph& graph, size_t num_storages, const std::vector<char>& is_named) {
   std::vector<StorageUse> uses(num_storages);
   const auto touch = [&](int32_t storage, NodeId node) {
     if (storage < 0) return;

@@ -32,8 +32,7 @@ std::vector<char> allowed_cuts(const Graph& graph);
 /// Whether a value keeps its geometry, and its meaning, when it is sent: it begins its storage and
 /// fills it, is non-overlapping and dense in some order of dimensions, expanded dimensions aside.
 /// `storage_extent_bytes`: storage_bytes(graph).
-bool can_travel(const Graph& graph, ValueId value,
-                const std::vector<int64_t>& storage_extent_bytes);
+bool can_travel(const Graph& graph, ValueId value, const std::vector<int64_t>& storage_extent_bytes);
 
 /// Extent in bytes of every alias set, by storage number: the largest end of a value that lies on
 /// it. An expanded dimension adds nothing.

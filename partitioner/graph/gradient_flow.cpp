@@ -31,13 +31,11 @@ void GradientFlow::find_written_storages() {
   for (const Node& node : graph_.nodes) {
     const std::vector<ValueId> inputs = node_inputs(node);
     const bool writes_gradient =
-        node.grad_enabled && std::any_of(inputs.begin(), inputs.end(),
-                                         [this](ValueId id) { return requires_gradient(id); });
+        node.grad_enabled && std::any_of(inputs.begin(), inputs.end(), [this](ValueId id) { return requires_gradient(id); });
     if (!writes_gradient) continue;
     for (int32_t storage : node.written_storages) {
       const auto is_differentiable_result = [&](ValueId id) {
-        return id != kNoValue && graph_.values[id].storage == storage &&
-               graph_.values[id].spec.requires_grad;
+        return id != kNoValue && graph_.values[id].storage == storage && graph_.values[id].spec.requires_grad;
       };
       // batch_norm writes its statistics without differentiating them: no output lies on their
       // storage.
@@ -66,14 +64,12 @@ bool GradientFlow::receives_gradient(ValueId id) const {
 
 bool GradientFlow::is_differentiated(const Node& node, ValueId id) const {
   const auto& written = node.written_storages;
-  return node.grad_enabled ||
-         std::find(written.begin(), written.end(), graph_.values[id].storage) != written.end();
+  return node.grad_enabled || std::find(written.begin(), written.end(), graph_.values[id].storage) != written.end();
 }
 
 bool GradientFlow::visit(const Node& node) const {
-  return std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
-    return id != kNoValue && receives_gradient(id) && is_differentiated(node, id);
-  });
+  return std::any_of(node.outputs.begin(), node.outputs.end(),
+                     [&](ValueId id) { return id != kNoValue && receives_gradient(id) && is_differentiated(node, id); });
 }
 
 }  // namespace smp::partitioner

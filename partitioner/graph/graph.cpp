@@ -11,9 +11,7 @@ int64_t TensorSpec::num_elements() const {
   return product;
 }
 
-int64_t TensorSpec::num_bytes() const {
-  return num_elements() * static_cast<int64_t>(c10::elementSize(dtype));
-}
+int64_t TensorSpec::num_bytes() const { return num_elements() * static_cast<int64_t>(c10::elementSize(dtype)); }
 
 bool Graph::is_backward_root(ValueId value) const {
   return std::find(backward_roots.begin(), backward_roots.end(), value) != backward_roots.end();

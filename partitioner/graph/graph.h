@@ -17,7 +17,8 @@ using NodeId = int32_t;
 inline constexpr ValueId kNoValue = -1;
 inline constexpr NodeId kNoNode = -1;
 
-/// Geometry of one tensor, strides included: a cut keeps them, since a contiguous copy would change the bits of what follows.
+/// Geometry of one tensor, strides included: a cut keeps them, since a contiguous copy would change the bits of what
+/// follows.
 struct TensorSpec {
   std::vector<int64_t> sizes{};
   std::vector<int64_t> strides{};  // in elements
@@ -43,14 +44,12 @@ enum class ValueKind : uint8_t {
 /// One tensor of the recorded step. An in-place operator makes a new Value on the same storage.
 struct Value {
   ValueKind kind = ValueKind::kResult;
-  std::string
-      name{};  // parameters and buffers: qualified name; inputs, constants: "input.0", "constant.0"
+  std::string name{};  // parameters and buffers: qualified name; inputs, constants: "input.0", "constant.0"
   TensorSpec spec{};
-  NodeId producer = kNoNode;  // kResult only
-  int32_t output_index = 0;   // position among the producer's flattened outputs
-  int32_t storage = -1;       // values with the same number share memory: the alias set
-  bool is_wrapped_number =
-      false;  // constants: a C++/Python scalar in tensor form, which promotes differently
+  NodeId producer = kNoNode;       // kResult only
+  int32_t output_index = 0;        // position among the producer's flattened outputs
+  int32_t storage = -1;            // values with the same number share memory: the alias set
+  bool is_wrapped_number = false;  // constants: a C++/Python scalar in tensor form, which promotes differently
 
   bool operator==(const Value&) const = default;
 };
@@ -86,10 +85,9 @@ struct ScalarList {
 
 /// One operator argument; std::monostate is None. Doubles compare bit by bit through
 /// `same_argument`.
-using Argument =
-    std::variant<std::monostate, UndefinedTensor, ValueRef, ValueRefList, bool, int64_t, double,
-                 std::complex<double>, std::string, std::vector<int64_t>, std::vector<double>,
-                 std::vector<bool>, ScalarList, StageDevice, NamedDevice>;
+using Argument = std::variant<std::monostate, UndefinedTensor, ValueRef, ValueRefList, bool, int64_t, double,
+                              std::complex<double>, std::string, std::vector<int64_t>, std::vector<double>,
+                              std::vector<bool>, ScalarList, StageDevice, NamedDevice>;
 
 struct Autocast {
   bool enabled = false;
@@ -99,17 +97,15 @@ struct Autocast {
 
 /// One recorded operator call, in program order.
 struct Node {
-  std::string op;                     // "aten::addmm"
-  std::string overload;               // "" or "out", "Scalar", …
-  std::vector<Argument> arguments{};  // one per schema argument
-  std::vector<ValueId> outputs{};     // returned tensors, lists flattened; kNoValue: undefined
-  std::vector<int32_t>
-      written_storages{};  // alias sets this call writes to (schema and table of hidden mutation)
+  std::string op;                           // "aten::addmm"
+  std::string overload;                     // "" or "out", "Scalar", …
+  std::vector<Argument> arguments{};        // one per schema argument
+  std::vector<ValueId> outputs{};           // returned tensors, lists flattened; kNoValue: undefined
+  std::vector<int32_t> written_storages{};  // alias sets this call writes to (schema and table of hidden mutation)
   bool grad_enabled = true;
   Autocast autocast{};
-  int32_t random_ordinal =
-      -1;                // >= 0: this is the k-th random operator of the step body; fixes its seed
-  std::string module{};  // qualified path of the module, as far as known: "encoder.layers.3"
+  int32_t random_ordinal = -1;  // >= 0: this is the k-th random operator of the step body; fixes its seed
+  std::string module{};         // qualified path of the module, as far as known: "encoder.layers.3"
 
   bool operator==(const Node&) const = default;
 };
@@ -117,12 +113,12 @@ struct Node {
 /// One microbatch of a step body: model calls, losses, returned values, the roots of its backwards.
 struct Graph {
   std::vector<Value> values;
-  std::vector<Node> nodes;           // program order = execution order
-  std::vector<ValueId> inputs;       // step arguments in order
-  std::vector<ValueId> returned;     // what the body returns, flattened
-  std::vector<ValueId> read;         // whose content the body looks at, on the leader, while it runs
+  std::vector<Node> nodes;              // program order = execution order
+  std::vector<ValueId> inputs;          // step arguments in order
+  std::vector<ValueId> returned;        // what the body returns, flattened
+  std::vector<ValueId> read;            // whose content the body looks at, on the leader, while it runs
   std::vector<ValueId> backward_roots;  // losses given to backward(), in order; none: evaluation
-  std::string key;  // signature: training flags, dtypes, shapes, grad mode in raw bytes
+  std::string key;                      // signature: training flags, dtypes, shapes, grad mode in raw bytes
 
   bool has_backward() const { return !backward_roots.empty(); }
   bool is_backward_root(ValueId value) const;
@@ -133,8 +129,6 @@ struct Graph {
 std::vector<ValueId> node_inputs(const Node& node);
 
 /// Whether the model knows `value` by a name: a parameter or a buffer.
-inline bool is_named(const Value& value) {
-  return value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer;
-}
+inline bool is_named(const Value& value) { return value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer; }
 
 }  // namespace smp::partitioner

@@ -14,8 +14,7 @@ bool same(const std::complex<double>& a, const std::complex<double>& b) {
 }
 
 bool same(const std::vector<double>& a, const std::vector<double>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](double x, double y) { return same(x, y); });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](double x, double y) { return same(x, y); });
 }
 
 bool same(const ScalarList& a, const ScalarList& b) {
@@ -33,19 +32,17 @@ bool same(const T& a, const T& b) {
 }
 
 bool same_node(const Node& a, const Node& b) {
-  return a.op == b.op && a.overload == b.overload && a.outputs == b.outputs &&
-         a.written_storages == b.written_storages && a.grad_enabled == b.grad_enabled &&
-         a.autocast == b.autocast && a.random_ordinal == b.random_ordinal && a.module == b.module &&
-         std::equal(a.arguments.begin(), a.arguments.end(), b.arguments.begin(), b.arguments.end(),
-                    same_argument);
+  return a.op == b.op && a.overload == b.overload && a.outputs == b.outputs && a.written_storages == b.written_storages &&
+         a.grad_enabled == b.grad_enabled && a.autocast == b.autocast && a.random_ordinal == b.random_ordinal &&
+         a.module == b.module &&
+         std::equal(a.arguments.begin(), a.arguments.end(), b.arguments.begin(), b.arguments.end(), same_argument);
 }
 
 }  // namespace
 
 bool same_argument(const Argument& a, const Argument& b) {
   if (a.index() != b.index()) return false;
-  return std::visit(
-      [&b](const auto& left) { return same(left, std::get<std::decay_t<decltype(left)>>(b)); }, a);
+  return std::visit([&b](const auto& left) { return same(left, std::get<std::decay_t<decltype(left)>>(b)); }, a);
 }
 
 bool same_graph(const Graph& a, const Graph& b) {

@@ -73,8 +73,7 @@ c10::ScalarType read_dtype(const json::value& value, const Where& where) {
 /// Nobody may compute with an overflow.
 void check_geometry(const TensorSpec& spec, const Where& where) {
   if (spec.sizes.size() != spec.strides.size()) {
-    refuse(where.at("strides"), std::to_string(spec.sizes.size()) + " strides",
-           std::to_string(spec.strides.size()));
+    refuse(where.at("strides"), std::to_string(spec.sizes.size()) + " strides", std::to_string(spec.strides.size()));
   }
   if (!dense_bytes(spec.sizes, spec.dtype)) {
     refuse(where.at("sizes"), "fewer than 2^63 bytes", "more");
@@ -94,8 +93,7 @@ ValueKind read_kind(const json::value& value, const Where& where) {
 }
 
 /// Each alias set is that of some value, so that a table of them is no longer than the graph.
-Value read_value(const json::value& json, const Where& where, int32_t num_nodes,
-                 int32_t num_values) {
+Value read_value(const json::value& json, const Where& where, int32_t num_nodes, int32_t num_values) {
   Fields fields(json, where);
   Value value;
   value.kind = read_kind(fields["kind"], where.at("kind"));
@@ -106,13 +104,10 @@ Value read_value(const json::value& json, const Where& where, int32_t num_nodes,
   value.spec.dtype = read_dtype(fields["dtype"], where.at("dtype"));
   value.spec.requires_grad = read_bool(fields["requires_grad"], where.at("requires_grad"));
   const bool is_result = value.kind == ValueKind::kResult;
-  value.producer = static_cast<NodeId>(read_integer(fields["producer"], where.at("producer"),
-                                                    is_result ? 0 : kNoNode,
-                                                    is_result ? num_nodes - 1 : kNoNode));
-  value.output_index = static_cast<int32_t>(
-      read_integer(fields["output_index"], where.at("output_index"), 0, kMaxInt32));
-  value.storage =
-      static_cast<int32_t>(read_integer(fields["storage"], where.at("storage"), -1, num_values - 1));
+  value.producer = static_cast<NodeId>(
+      read_integer(fields["producer"], where.at("producer"), is_result ? 0 : kNoNode, is_result ? num_nodes - 1 : kNoNode));
+  value.output_index = static_cast<int32_t>(read_integer(fields["output_index"], where.at("output_index"), 0, kMaxInt32));
+  value.storage = static_cast<int32_t>(read_integer(fields["storage"], where.at("storage"), -1, num_values - 1));
   value.is_wrapped_number = read_bool(fields["is_wrapped_number"], where.at("is_wrapped_number"));
   fields.expect_no_more();
   check_geometry(value.spec, where);
@@ -126,17 +121,15 @@ Node read_node(const json::value& json, const Where& where, int32_t num_values) 
   node.overload = read_string(fields["overload"], where.at("overload"));
   const Where arguments = where.at("arguments");
   for (const json::value& argument : read_array(fields["arguments"], arguments)) {
-    node.arguments.push_back(
-        read_argument(argument, arguments.at(node.arguments.size()), num_values));
+    node.arguments.push_back(read_argument(argument, arguments.at(node.arguments.size()), num_values));
   }
   node.outputs = read_ids(fields["outputs"], where.at("outputs"), kNoValue, num_values - 1);
-  node.written_storages =
-      read_ids(fields["written_storages"], where.at("written_storages"), 0, num_values - 1);
+  node.written_storages = read_ids(fields["written_storages"], where.at("written_storages"), 0, num_values - 1);
   node.grad_enabled = read_bool(fields["grad_enabled"], where.at("grad_enabled"));
   node.autocast.enabled = read_bool(fields["autocast"], where.at("autocast"));
   node.autocast.dtype = read_dtype(fields["autocast_dtype"], where.at("autocast_dtype"));
-  node.random_ordinal = static_cast<int32_t>(
-      read_integer(fields["random_ordinal"], where.at("random_ordinal"), -1, kMaxInt32));
+  node.random_ordinal =
+      static_cast<int32_t>(read_integer(fields["random_ordinal"], where.at("random_ordinal"), -1, kMaxInt32));
   node.module = read_string(fields["module"], where.at("module"));
   fields.expect_no_more();
   return node;
@@ -151,10 +144,7 @@ void check_order(const Graph& graph, const Where& root) {
       if (value.kind == ValueKind::kResult && value.producer >= static_cast<NodeId>(i)) {
         const Where node = nodes.at(i);
         refuse(node.at("arguments"), "values made before",
-               std::string("%")
-                   .append(std::to_string(id))
-                   .append(" of node ")
-                   .append(std::to_string(value.producer)));
+               std::string("%").append(std::to_string(id)).append(" of node ").append(std::to_string(value.producer)));
       }
     }
   }
@@ -169,8 +159,7 @@ void check_outputs(const Graph& graph, const Where& root) {
       const ValueId id = graph.nodes[n].outputs[i];
       if (id == kNoValue) continue;
       const Value& value = graph.values[id];
-      const bool is_made_here = value.producer == static_cast<NodeId>(n) &&
-                                value.output_index == static_cast<int32_t>(i);
+      const bool is_made_here = value.producer == static_cast<NodeId>(n) && value.output_index == static_cast<int32_t>(i);
       if (!is_made_here) {
         refuse(outputs.at(i), "a result of this node, at this place among its outputs",
                std::string("%").append(std::to_string(id)));
@@ -184,8 +173,7 @@ json::value parse(std::string_view text, const Where& root, const json::storage_
   options.max_depth = kMaxGraphDepth;
   options.allow_invalid_utf8 = true;  // names may be any bytes
   boost::system::error_code error;
-  json::value document =
-      json::parse(json::string_view(text.data(), text.size()), error, storage, options);
+  json::value document = json::parse(json::string_view(text.data(), text.size()), error, storage, options);
   if (error) refuse(root, "JSON at most " + std::to_string(kMaxGraphDepth) + " deep", error.message());
   return document;
 }
@@ -234,12 +222,10 @@ Graph deserialise_graph(std::string_view text) {
   graph.inputs = read_ids(fields["inputs"], root.at("inputs"), 0, num_values - 1);
   graph.returned = read_ids(fields["returned"], root.at("returned"), kNoValue, num_values - 1);
   graph.read = read_ids(fields["read"], root.at("read"), 0, num_values - 1);
-  graph.backward_roots =
-      read_ids(fields["backward_roots"], root.at("backward_roots"), 0, num_values - 1);
+  graph.backward_roots = read_ids(fields["backward_roots"], root.at("backward_roots"), 0, num_values - 1);
   fields.expect_no_more();
   for (const json::value& value : document.at("values").get_array()) {
-    graph.values.push_back(
-        read_value(value, values.at(graph.values.size()), num_nodes, num_values));
+    graph.values.push_back(read_value(value, values.at(graph.values.size()), num_nodes, num_values));
   }
   for (const json::value& node : document.at("nodes").get_array()) {
     graph.nodes.push_back(read_node(node, nodes.at(graph.nodes.size()), num_values));

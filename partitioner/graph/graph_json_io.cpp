@@ -27,8 +27,7 @@ int hex_digit(char c) {
 
 void refuse(const Where& where, const std::string& expected, const std::string& got) {
   const std::string place = path(where);
-  TORCH_CHECK_VALUE(false, "graph data: ", place.empty() ? "the text" : place, ": expected ",
-                    expected, ", got ", got,
+  TORCH_CHECK_VALUE(false, "graph data: ", place.empty() ? "the text" : place, ": expected ", expected, ", got ", got,
                     ". Pass what serialise() of the same smp version wrote, unchanged.");
 }
 
@@ -58,8 +57,7 @@ bool read_bool(const json::value& value, const Where& where) {
 
 int64_t read_integer(const json::value& value, const Where& where, int64_t low, int64_t high) {
   if (!value.is_int64() || value.get_int64() < low || value.get_int64() > high) {
-    refuse(where, "an integer from " + std::to_string(low) + " to " + std::to_string(high),
-           describe(value));
+    refuse(where, "an integer from " + std::to_string(low) + " to " + std::to_string(high), describe(value));
   }
   return value.get_int64();
 }
@@ -74,8 +72,7 @@ std::vector<int64_t> read_integers(const json::value& value, const Where& where,
   return result;
 }
 
-std::vector<int32_t> read_ids(const json::value& value, const Where& where, int32_t low,
-                              int32_t high) {
+std::vector<int32_t> read_ids(const json::value& value, const Where& where, int32_t low, int32_t high) {
   std::vector<int32_t> result;
   const json::array& array = read_array(value, where);
   result.reserve(array.size());
@@ -96,18 +93,16 @@ std::string bits_of(double value) {
 
 double read_bits(const json::value& value, const Where& where) {
   uint64_t bits = 0;
-  const bool is_bits = value.is_string() && value.get_string().size() == 16 &&
-                       std::all_of(value.get_string().begin(), value.get_string().end(),
-                                   [](char c) { return hex_digit(c) >= 0; });
+  const bool is_bits =
+      value.is_string() && value.get_string().size() == 16 &&
+      std::all_of(value.get_string().begin(), value.get_string().end(), [](char c) { return hex_digit(c) >= 0; });
   if (!is_bits) refuse(where, "the bits of a double as 16 hex digits", describe(value));
   for (char c : value.get_string()) bits = bits << 4 | static_cast<uint64_t>(hex_digit(c));
   return std::bit_cast<double>(bits);
 }
 
 Fields::Fields(const json::value& value, const Where& where)
-    : object_(value.is_object()
-                  ? value.get_object()
-                  : (refuse(where, "an object", describe(value)), value.get_object())),
+    : object_(value.is_object() ? value.get_object() : (refuse(where, "an object", describe(value)), value.get_object())),
       where_(where) {}
 
 const json::value& Fields::operator[](std::string_view name) {

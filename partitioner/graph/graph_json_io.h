@@ -19,8 +19,7 @@ inline constexpr int kFormatVersion = 1;
 inline constexpr int32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 /// Names of ValueKind, in its order.
-inline constexpr std::array<std::string_view, 5> kValueKinds = {"parameter", "buffer", "input",
-                                                                "constant", "result"};
+inline constexpr std::array<std::string_view, 5> kValueKinds = {"parameter", "buffer", "input", "constant", "result"};
 
 /// Where in the text we are: a list on the stack, so that nothing is spent on paths without errors.
 struct Where {
@@ -45,13 +44,11 @@ const json::array& read_array(const json::value& value, const Where& where);
 std::string read_string(const json::value& value, const Where& where);
 bool read_bool(const json::value& value, const Where& where);
 /// Low and high are both allowed.
-int64_t read_integer(const json::value& value, const Where& where,
-                     int64_t low = std::numeric_limits<int64_t>::min(),
+int64_t read_integer(const json::value& value, const Where& where, int64_t low = std::numeric_limits<int64_t>::min(),
                      int64_t high = std::numeric_limits<int64_t>::max());
 std::vector<int64_t> read_integers(const json::value& value, const Where& where,
                                    int64_t low = std::numeric_limits<int64_t>::min());
-std::vector<int32_t> read_ids(const json::value& value, const Where& where, int32_t low,
-                              int32_t high);
+std::vector<int32_t> read_ids(const json::value& value, const Where& where, int32_t low, int32_t high);
 
 /// 16 lower-case hex digits of the bits.
 std::string bits_of(double value);

@@ -102,32 +102,21 @@ class Printer {
   std::string operator()(int64_t number) const { return std::to_string(number); }
   std::string operator()(double number) const { return double_text(number); }
   std::string operator()(const std::complex<double>& number) const {
-    return std::string("(")
-        .append(double_text(number.real()))
-        .append(", ")
-        .append(double_text(number.imag()))
-        .append("j)");
+    return std::string("(").append(double_text(number.real())).append(", ").append(double_text(number.imag())).append("j)");
   }
-  std::string operator()(const std::string& text) const {
-    return std::string("\"").append(text).append("\"");
-  }
+  std::string operator()(const std::string& text) const { return std::string("\"").append(text).append("\""); }
   template <typename Element>
   std::string operator()(const std::vector<Element>& elements) const {
     return bracketed(join(elements, ", ", [this](Element element) { return (*this)(element); }));
   }
   std::string operator()(const ScalarList& list) const {
-    return bracketed(join(list.elements, ", ",
-                          [this](const auto& element) { return std::visit(*this, element); }));
+    return bracketed(join(list.elements, ", ", [this](const auto& element) { return std::visit(*this, element); }));
   }
   std::string operator()(StageDevice) const { return "device"; }
-  std::string operator()(const NamedDevice& device) const {
-    return std::string("device(").append(device.type).append(")");
-  }
+  std::string operator()(const NamedDevice& device) const { return std::string("device(").append(device.type).append(")"); }
 
  private:
-  static std::string bracketed(const std::string& text) {
-    return std::string("[").append(text).append("]");
-  }
+  static std::string bracketed(const std::string& text) { return std::string("[").append(text).append("]"); }
   static std::string id_text(ValueId id) {
     return id == kNoValue ? "undefined" : std::string("%").append(std::to_string(id));
   }
@@ -138,8 +127,7 @@ class Printer {
   }
 
   void print_leaf(ValueId id) {
-    static constexpr std::array<const char*, 4> kKinds = {"parameter", "buffer", "input",
-                                                          "constant"};
+    static constexpr std::array<const char*, 4> kKinds = {"parameter", "buffer", "input", "constant"};
     const Value& value = graph_.values[id];
     if (value.kind == ValueKind::kResult) return;
     text_.append(kKinds[static_cast<size_t>(value.kind)]).append(" ").append(named(id));
@@ -154,9 +142,8 @@ class Printer {
     });
     text_.append(node.outputs.empty() ? "" : " = ").append(node.op);
     if (!node.overload.empty()) text_.append(".").append(node.overload);
-    text_.append("(").append(join(node.arguments, ", ", [this](const Argument& argument) {
-      return std::visit(*this, argument);
-    }));
+    text_.append("(").append(
+        join(node.arguments, ", ", [this](const Argument& argument) { return std::visit(*this, argument); }));
     text_.append(")").append(remarks(node)).append("\n");
   }
 

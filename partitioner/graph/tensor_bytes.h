@@ -9,8 +9,8 @@
 
 namespace smp::partitioner {
 
-/// Of the elements without gaps. None for negative sizes, and where the product of the sizes, with 1 in place of 0 as LibTorch
-/// computes strides, does not fit an int64: nobody may compute with such sizes.
+/// Of the elements without gaps. None for negative sizes, and where the product of the sizes, with 1 in place of 0 as
+/// LibTorch computes strides, does not fit an int64: nobody may compute with such sizes.
 std::optional<int64_t> dense_bytes(std::span<const int64_t> sizes, c10::ScalarType dtype);
 
 /// From the start of the memory to the end of the last element; 0 without elements. None for what dense_bytes() refuses, for

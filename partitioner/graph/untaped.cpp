@@ -16,8 +16,8 @@ struct SparseRow {
 constexpr SparseRow kSparse[] = {{"aten::embedding", 4}, {"aten::embedding_bag", 5}};
 
 bool makes_sparse_gradient(const Node& node) {
-  const auto row = std::find_if(std::begin(kSparse), std::end(kSparse),
-                                [&](const SparseRow& one) { return one.op == node.op; });
+  const auto row =
+      std::find_if(std::begin(kSparse), std::end(kSparse), [&](const SparseRow& one) { return one.op == node.op; });
   if (row == std::end(kSparse) || row->flag >= node.arguments.size()) return false;
   const bool* flag = std::get_if<bool>(&node.arguments[row->flag]);
   return flag != nullptr && *flag;

@@ -22,7 +22,7 @@ struct Fixed {
   int64_t largest_parameter = 0;  // of those with gradient
   int64_t step = 0;               // arguments and their microbatches
   bool shares_gradients = false;  // other ranks read a parameter of this one too
-  int64_t tied = 0;  // what adding up the gradients of shared parameters takes, at most
+  int64_t tied = 0;               // what adding up the gradients of shared parameters takes, at most
   int64_t messages = 0;
   int64_t shared_bucket = 0;  // that other replicas read
   int64_t always() const { return parameters + step + messages + shared_bucket; }
@@ -63,8 +63,7 @@ int64_t step_bytes(const Graph& graph, const Plan& plan, int64_t num_microbatche
   int64_t loss = 0;
   for (ValueId root : graph.backward_roots) {
     const NodeId producer = graph.values[root].producer;
-    const bool is_here =
-        producer != kNoNode && plan.stages[plan.stage_of_node[producer]].rank == rank;
+    const bool is_here = producer != kNoNode && plan.stages[plan.stage_of_node[producer]].rank == rank;
     if (is_here) loss += 2 * graph.values[root].spec.num_bytes();
   }
   return num_microbatches * bytes + loss;
@@ -114,8 +113,7 @@ Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& 
     if (stage.rank != rank) continue;
     for (ValueId id : stage.parameters) {
       if (!held.insert(id).second) continue;
-      const ParameterBytes bytes =
-          parameter_bytes(graph.values[id], options.optimizer_state_factor);
+      const ParameterBytes bytes = parameter_bytes(graph.values[id], options.optimizer_state_factor);
       fixed.parameters += bytes.parameter + bytes.optimizer;
       fixed.largest_parameter = std::max(fixed.largest_parameter, bytes.gradient);
       gradients += bytes.gradient;
@@ -143,19 +141,16 @@ int64_t with_margin(int64_t bytes) { return bytes + (bytes + 31) / 32; }
 /// and a new gradient beside the old one. Gradients of shared parameters, with those in their
 /// bucket, and all where nothing overlaps leave only then; of the others the last bucket is still
 /// to come. (runtime/gradients/gradient_reducer.cpp)
-int64_t reduction_bytes(const Fixed& fixed, const RankMemory& step,
-                        const PartitionOptions& options) {
+int64_t reduction_bytes(const Fixed& fixed, const RankMemory& step, const PartitionOptions& options) {
   if (options.gradient_bucket_bytes == 0) return 0;
   if (options.gradients_overlap && !fixed.shares_gradients) return step.under_way + step.arriving;
-  const int64_t bucket =
-      std::min(step.gradients, std::max(options.gradient_bucket_bytes, fixed.largest_parameter));
+  const int64_t bucket = std::min(step.gradients, std::max(options.gradient_bucket_bytes, fixed.largest_parameter));
   return (options.gradients_share_memory ? 0 : 2 * bucket) + fixed.largest_parameter;
 }
 
-int64_t end_bytes(const Fixed& fixed, const RankMemory& step, int64_t all_results,
-                  const PartitionOptions& options) {
-  const auto optimizer = static_cast<int64_t>(std::llround(
-      options.optimizer_workspace_factor * static_cast<double>(fixed.largest_parameter)));
+int64_t end_bytes(const Fixed& fixed, const RankMemory& step, int64_t all_results, const PartitionOptions& options) {
+  const auto optimizer =
+      static_cast<int64_t>(std::llround(options.optimizer_workspace_factor * static_cast<double>(fixed.largest_parameter)));
   return fixed.always() + step.gradients + all_results +
          std::max({optimizer, reduction_bytes(fixed, step, options), fixed.tied});
 }
@@ -163,12 +158,10 @@ int64_t end_bytes(const Fixed& fixed, const RankMemory& step, int64_t all_result
 /// Every rank ends up with all returned tensors: those of others come in a message and leave it,
 /// its own ones are packed. One that shares its memory is copied for the caller. A bucket of
 /// gradients may still be under way. (smp/engine/step/results.cpp)
-int64_t exchange_bytes(const Fixed& fixed, const RankMemory& step, int64_t own, int64_t foreign,
-                       int num_ranks) {
+int64_t exchange_bytes(const Fixed& fixed, const RankMemory& step, int64_t own, int64_t foreign, int num_ranks) {
   const int64_t messages = num_ranks > 1 ? own + foreign : 0;
   const int64_t copies = step.results > own ? own : 0;
-  return fixed.always() + step.gradients + step.results + copies + foreign + messages +
-         step.under_way;
+  return fixed.always() + step.gradients + step.results + copies + foreign + messages + step.under_way;
 }
 
 }  // namespace
@@ -204,8 +197,7 @@ void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan)
     if (first != plan.stages.end()) first->cost.message_bytes = fixed.messages;
     const int64_t own = result_bytes(graph, plan, options.num_microbatches, rank);
     plan.predicted_peak_bytes.push_back(with_margin(
-        std::max({fixed.always() + step.peak,
-                  exchange_bytes(fixed, step, own, all_results - own, options.num_ranks),
+        std::max({fixed.always() + step.peak, exchange_bytes(fixed, step, own, all_results - own, options.num_ranks),
                   end_bytes(fixed, step, all_results, options)})));
   }
 }

@@ -36,8 +36,7 @@ int64_t slice_bytes(const Graph& graph, const Plan& plan, int stage, ValueId id)
     if (reader != nullptr) return 0;  // a sum of several, which is a tensor of its own
     reader = &graph.nodes[n];
   }
-  if (reader == nullptr || reader->op != "aten::cat" || reader->outputs.front() == kNoValue)
-    return 0;
+  if (reader == nullptr || reader->op != "aten::cat" || reader->outputs.front() == kNoValue) return 0;
   const TensorSpec& part = graph.values[id].spec;
   const TensorSpec& whole = graph.values[reader->outputs.front()].spec;
   if (part.sizes.size() != whole.sizes.size()) return 0;
@@ -93,9 +92,7 @@ class ColumnWalk {
  private:
   using Channel = std::tuple<bool, int, int>;  // is activation, stage, peer
 
-  static Channel channel(const Action& action) {
-    return {action.is_activation(), action.stage, action.peer};
-  }
+  static Channel channel(const Action& action) { return {action.is_activation(), action.stage, action.peer}; }
 
   /// As the executor does: in the column's order, until one edge has enough.
   void post_ahead(const std::vector<Action>& column) {
@@ -179,8 +176,7 @@ class ColumnWalk {
     memory_.results += stage.results;
     hold_local(plan_.activations, action.stage);
     for_arrivals(plan_.activations, action.stage, [&](const Transfer& transfer) {
-      const bool stays = stage.saved_arrivals.contains(transfer.value) ||
-                         stage.returned_arrivals.contains(transfer.value);
+      const bool stays = stage.saved_arrivals.contains(transfer.value) || stage.returned_arrivals.contains(transfer.value);
       if (!stays && !is_repeated) release(transfer, false);
     });
     note(now_);
@@ -199,8 +195,7 @@ class ColumnWalk {
       note(others + (is_first ? stage.first_backward : stage.later_backward));
     }
     hold_local(plan_.gradients, action.stage);
-    for_arrivals(plan_.gradients, action.stage,
-                 [&](const Transfer& transfer) { release(transfer, true); });
+    for_arrivals(plan_.gradients, action.stage, [&](const Transfer& transfer) { release(transfer, true); });
   }
 
   /// What the backward has left to do may want all that the forward has saved.
@@ -234,8 +229,7 @@ class ColumnWalk {
       const int64_t limit = schedule_.send_limit(action);
       for (ValueId id : values.at({action.stage, action.peer})) {
         const int64_t slice = is_activation ? 0 : slice_of(action.stage, id);
-        const int64_t bytes =
-            slice > 0 ? kMessageOverheadBytes + slice : buffer_bytes(graph_.values[id]);
+        const int64_t bytes = slice > 0 ? kMessageOverheadBytes + slice : buffer_bytes(graph_.values[id]);
         memory_.buffers[bytes] += std::min(all, limit);
       }
     }
@@ -253,7 +247,7 @@ class ColumnWalk {
   int64_t now_ = 0;
   BufferMeter arrivals_;
   std::map<std::pair<int, ValueId>, int64_t> slices_;  // by source stage and value
-  std::set<int> had_backward_, made_gradients_;  // stages
+  std::set<int> had_backward_, made_gradients_;        // stages
   std::set<int> has_backward_;
   std::map<int, int> backwards_left_;  // by stage
   std::set<ValueId> has_gradient_;
@@ -273,8 +267,8 @@ RankMemory rank_memory(const Graph& graph, const Plan& plan, const Schedule& sch
   return ColumnWalk(graph, plan, schedule, rank, stages, repeats_a_microbatch).run();
 }
 
-BufferCounts message_buffers(const Graph& graph, const Plan& plan, const Schedule& schedule,
-                             int rank, bool repeats_a_microbatch) {
+BufferCounts message_buffers(const Graph& graph, const Plan& plan, const Schedule& schedule, int rank,
+                             bool repeats_a_microbatch) {
   std::vector<StageMemory> stages(plan.stages.size());
   std::set<int> receivers;
   for (const Transfer& transfer : plan.activations) {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
-#include "partitioner/plan/plan.h"
 #include "partitioner/memory/stage_memory.h"
+#include "partitioner/plan/plan.h"
 #include "partitioner/schedule/schedule.h"
 
 namespace smp::partitioner {
@@ -39,8 +39,8 @@ RankMemory rank_memory(const Graph& graph, const Plan& plan, const Schedule& sch
                        const std::vector<StageMemory>& stages, bool repeats_a_microbatch);
 
 /// The buffers of rank_memory(), for the runtime, which makes them before the first step.
-BufferCounts message_buffers(const Graph& graph, const Plan& plan, const Schedule& schedule,
-                             int rank, bool repeats_a_microbatch);
+BufferCounts message_buffers(const Graph& graph, const Plan& plan, const Schedule& schedule, int rank,
+                             bool repeats_a_microbatch);
 
 /// Capacity of the buffer that carries `value`, whatever strides its gradient has.
 int64_t buffer_bytes(const Value& value);

@@ -28,7 +28,8 @@ constexpr int32_t kNone = -1;
 
 class StageWalk {
  public:
-  StageWalk(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage, int64_t bucket_bytes, bool buckets_are_shared)
+  StageWalk(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage, int64_t bucket_bytes,
+            bool buckets_are_shared)
       : graph_(graph),
         roles_(stage_roles(graph, plan, stage)),
         extents_(storage_bytes(graph)),
@@ -99,9 +100,9 @@ class StageWalk {
   struct Block {
     int32_t storage;
     size_t last_use = 0;
-    bool is_own = false;       // made here; inputs of rank 0 are the step's
+    bool is_own = false;  // made here; inputs of rank 0 are the step's
     bool is_received = false;
-    bool is_turned = false;    // with a view whose dimensions are in another order
+    bool is_turned = false;  // with a view whose dimensions are in another order
     bool is_kept = false;    // until the end of the forward
     bool is_root = false;    // until the backward begins
     bool is_result = false;  // until the step ends
@@ -225,8 +226,8 @@ class StageWalk {
         if (std::exchange(block->is_held, false)) meter.drop(bytes_of(*block));
       }
     }
-    const bool draws = std::any_of(nodes_.begin(), nodes_.end(),
-                                   [](const NodeUse& use) { return use.node.random_ordinal >= 0; });
+    const bool draws =
+        std::any_of(nodes_.begin(), nodes_.end(), [](const NodeUse& use) { return use.node.random_ordinal >= 0; });
     if (draws) meter.touch(kGeneratorStateBytes);
     for (Block& block : blocks_) {
       if (!block.is_held) continue;
@@ -248,7 +249,7 @@ class StageWalk {
     std::fill(gradient_of_.begin(), gradient_of_.end(), kNone);
     for (ValueId id : roles_.roots) {
       const int32_t gradient = make(0, meter);  // of another stage, or the executor's
-      ++gradients_[gradient].num_holders;      // the engine's caller keeps what it passes in
+      ++gradients_[gradient].num_holders;       // the engine's caller keeps what it passes in
       add(id, gradient, meter);
     }
     for (const Block& block : blocks) {
@@ -307,8 +308,7 @@ class StageWalk {
     const int32_t storage = graph_.values[output].storage;
     const bool is_turned = storage >= 0 && block_of_[storage] != kNone && blocks_[block_of_[storage]].is_turned;
     const int64_t copy = folds && is_turned ? spec.num_bytes() : 0;
-    return kScalarBytes + copy +
-           (row.backward_workspace_bytes ? row.backward_workspace_bytes(graph_, node) : 0);
+    return kScalarBytes + copy + (row.backward_workspace_bytes ? row.backward_workspace_bytes(graph_, node) : 0);
   }
 
   int32_t make(int64_t bytes, ByteMeter& meter) {
@@ -325,10 +325,9 @@ class StageWalk {
   int32_t input_gradient(const NodeUse& use, ValueId id, ValueId output, ByteMeter& meter) {
     const auto& [node, row, inputs, saved, extra_saved, _] = use;
     const TensorSpec& spec = graph_.values[id].spec;
-    const bool agrees = spec.num_elements() == graph_.values[output].spec.num_elements() &&
-                        spec.dtype == graph_.values[output].spec.dtype;
-    const bool is_same =
-        agrees && (moves_nothing(graph_, node) || row.gradient == GradientForm::kSame);
+    const bool agrees =
+        spec.num_elements() == graph_.values[output].spec.num_elements() && spec.dtype == graph_.values[output].spec.dtype;
+    const bool is_same = agrees && (moves_nothing(graph_, node) || row.gradient == GradientForm::kSame);
     if (!is_same && row.gradient != GradientForm::kExpanded) return make(spec.num_bytes(), meter);
     const int32_t gradient = gradient_of_[output];
     ++gradients_[gradient].num_holders;
@@ -360,8 +359,8 @@ class StageWalk {
   std::vector<Block> blocks_;
   int64_t saved_bytes_ = 0;
   std::vector<Gradient> gradients_;
-  std::vector<int32_t> gradient_of_;  // by value: among gradients_
-  std::vector<int32_t> first_use_;    // by value: among nodes_
+  std::vector<int32_t> gradient_of_;     // by value: among gradients_
+  std::vector<int32_t> first_use_;       // by value: among nodes_
   std::vector<GradientBucket> buckets_;  // in the order in which they leave
 };
 

@@ -27,16 +27,14 @@ void BeginTree::build(size_t node, size_t first, size_t end, const std::vector<B
 void BeginTree::pull(size_t node) {
   const Begin &left = nodes_[2 * node].least, &right = nodes_[2 * node + 1].least;
   const double added_us = nodes_[node].added_us;
-  nodes_[node].least = {std::min(left.us, right.us) + added_us,
-                        std::min(left.traffic_us, right.traffic_us) + added_us};
+  nodes_[node].least = {std::min(left.us, right.us) + added_us, std::min(left.traffic_us, right.traffic_us) + added_us};
 }
 
 void BeginTree::add(size_t first, size_t end, double us) {
   if (first < end) add_below(1, 0, size_, first, end, us);
 }
 
-void BeginTree::add_below(size_t node, size_t node_first, size_t node_end, size_t first, size_t end,
-                          double us) {
+void BeginTree::add_below(size_t node, size_t node_first, size_t node_end, size_t first, size_t end, double us) {
   if (end <= node_first || node_end <= first) return;
   if (first <= node_first && node_end <= end) {
     nodes_[node].least.us += us;
@@ -57,21 +55,19 @@ struct BeginTree::Query {
   std::optional<Found> best{};
 
   bool is_worse(double traffic_us, size_t index) const {
-    return best && (traffic_us > best->begin.traffic_us ||
-                    (traffic_us == best->begin.traffic_us && index > best->index));
+    return best && (traffic_us > best->begin.traffic_us || (traffic_us == best->begin.traffic_us && index > best->index));
   }
 };
 
-std::optional<BeginTree::Found> BeginTree::find(size_t first, size_t end, double extra_us,
-                                                double limit_us, double& least_us) const {
+std::optional<BeginTree::Found> BeginTree::find(size_t first, size_t end, double extra_us, double limit_us,
+                                                double& least_us) const {
   Query query{.first = first, .end = end, .extra_us = extra_us, .limit_us = limit_us};
   find_below(1, 0, size_, 0, query);
   least_us = query.least_us;
   return query.best;
 }
 
-void BeginTree::find_below(size_t node, size_t node_first, size_t node_end, double added_us,
-                           Query& query) const {
+void BeginTree::find_below(size_t node, size_t node_first, size_t node_end, double added_us, Query& query) const {
   if (query.end <= node_first || node_end <= query.first) return;
   const double us = nodes_[node].least.us + added_us + query.extra_us;
   const double traffic_us = nodes_[node].least.traffic_us + added_us;

@@ -28,8 +28,7 @@ class BeginTree {
   /// Of the begins [first, end) that cost at most `limit_us`, `extra_us` included, the one with the
   /// least traffic, then the first. If there is none, `least_us` is not more than any of them
   /// costs.
-  std::optional<Found> find(size_t first, size_t end, double extra_us, double limit_us,
-                            double& least_us) const;
+  std::optional<Found> find(size_t first, size_t end, double extra_us, double limit_us, double& least_us) const;
 
  private:
   struct Node {
@@ -39,10 +38,8 @@ class BeginTree {
   struct Query;
 
   void build(size_t node, size_t first, size_t end, const std::vector<Begin>& begins);
-  void add_below(size_t node, size_t node_first, size_t node_end, size_t first, size_t end,
-                 double us);
-  void find_below(size_t node, size_t node_first, size_t node_end, double added_us,
-                  Query& query) const;
+  void add_below(size_t node, size_t node_first, size_t node_end, size_t first, size_t end, double us);
+  void find_below(size_t node, size_t node_first, size_t node_end, double added_us, Query& query) const;
   void pull(size_t node);
 
   size_t size_ = 0;

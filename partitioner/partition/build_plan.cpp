@@ -7,8 +7,8 @@
 
 #include "partitioner/cost/memory_model.h"
 #include "partitioner/cost/operator_cost.h"
-#include "partitioner/plan/crossings.h"
 #include "partitioner/memory/peak_memory.h"
+#include "partitioner/plan/crossings.h"
 
 namespace smp::partitioner {
 namespace {
@@ -41,8 +41,7 @@ void add_nodes(const Graph& graph, const std::vector<int>& stage_of_node, Plan& 
   }
 }
 
-void add_stage_costs(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options,
-                     Plan& plan) {
+void add_stage_costs(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options, Plan& plan) {
   for (StagePlan& stage : plan.stages) {
     const double speed = options.speed_of(stage.rank);
     for (NodeId n : stage.nodes) {
@@ -52,8 +51,7 @@ void add_stage_costs(const Graph& graph, const GraphCosts& costs, const Partitio
       stage.cost.backward_us += costs.backward_us[n] / speed;
     }
     for (ValueId id : stage.parameters) {
-      const ParameterBytes bytes =
-          parameter_bytes(graph.values[id], options.optimizer_state_factor);
+      const ParameterBytes bytes = parameter_bytes(graph.values[id], options.optimizer_state_factor);
       stage.cost.parameter_bytes += bytes.parameter;
       stage.cost.gradient_bytes += bytes.gradient;
       stage.cost.optimizer_bytes += bytes.optimizer;
@@ -64,8 +62,7 @@ void add_stage_costs(const Graph& graph, const GraphCosts& costs, const Partitio
 /// Both ends of a message pay for it; within one rank nothing is sent. Step inputs leave from the
 /// first visit of rank 0.
 void add_message_costs(const Graph& graph, const DeviceModel& device, Plan& plan) {
-  const auto leader = std::find_if(plan.stages.begin(), plan.stages.end(),
-                                   [](const auto& s) { return s.rank == 0; });
+  const auto leader = std::find_if(plan.stages.begin(), plan.stages.end(), [](const auto& s) { return s.rank == 0; });
   const auto pay = [&](const Transfer& transfer) {
     const int source_rank = transfer.source == kInputStage ? 0 : plan.stages[transfer.source].rank;
     if (source_rank == plan.stages[transfer.target].rank) return;

@@ -9,13 +9,11 @@ namespace smp::partitioner {
 
 std::vector<int> stages_between(const std::vector<int>& cuts) {
   std::vector<int> stage_of;
-  for (int s = 0; s + 1 < std::ssize(cuts); ++s)
-    stage_of.resize(static_cast<size_t>(cuts[s + 1]), s);
+  for (int s = 0; s + 1 < std::ssize(cuts); ++s) stage_of.resize(static_cast<size_t>(cuts[s + 1]), s);
   return stage_of;
 }
 
-ChainMessages::ChainMessages(const std::vector<Crossing>& crossings,
-                             const std::vector<int>& block_of, double grain_us)
+ChainMessages::ChainMessages(const std::vector<Crossing>& crossings, const std::vector<int>& block_of, double grain_us)
     : changes_(static_cast<size_t>(block_of.back()) + 1) {
   for (const Crossing& crossing : crossings) {
     Crossing blocks{.made_at = block_of[crossing.made_at],

@@ -13,8 +13,7 @@ std::vector<int> stages_between(const std::vector<int>& cuts);
 
 /// Calls `visit(lower, higher)` with the two stages of every message.
 template <typename Visit>
-void for_each_message(const Crossing& crossing, const std::vector<int>& stage_of,
-                      const Visit& visit) {
+void for_each_message(const Crossing& crossing, const std::vector<int>& stage_of, const Visit& visit) {
   int lower = stage_of[crossing.made_at], last = lower;
   for (const int reader : crossing.read_at) {
     if (stage_of[reader] == last) continue;
@@ -34,8 +33,7 @@ class ChainMessages {
   };
 
   /// `block_of`: by operator, ascending. Each message takes a multiple of `grain_us`.
-  ChainMessages(const std::vector<Crossing>& crossings, const std::vector<int>& block_of,
-                double grain_us);
+  ChainMessages(const std::vector<Crossing>& crossings, const std::vector<int>& block_of, double grain_us);
 
   /// What changes when `block` is the next that stages take in, whichever border they begin at. The
   /// sum of all changes is what a stage sends and receives, with one message for each value that it

@@ -14,8 +14,7 @@ namespace {
 /// By position: bytes of the parameters that are read there first. One that is read again far away
 /// (a tied weight) counts there again: its readers will hardly share a stage. The finished plan is
 /// checked exactly.
-std::vector<int64_t> usual_bytes(const Graph& graph, const std::vector<NodeId>& order,
-                                 const PartitionOptions& options) {
+std::vector<int64_t> usual_bytes(const Graph& graph, const std::vector<NodeId>& order, const PartitionOptions& options) {
   std::vector<int64_t> bytes(order.size(), 0);
   std::vector<int64_t> last_reader(graph.values.size(), -1);
   const auto far = static_cast<int64_t>(order.size() / static_cast<size_t>(options.num_ranks));
@@ -33,11 +32,9 @@ std::vector<int64_t> usual_bytes(const Graph& graph, const std::vector<NodeId>& 
 
 }  // namespace
 
-std::vector<int64_t> least_bytes(const Graph& graph, const std::vector<NodeId>& order,
-                                 const PartitionOptions& options) {
+std::vector<int64_t> least_bytes(const Graph& graph, const std::vector<NodeId>& order, const PartitionOptions& options) {
   const std::vector<int> in_flight = in_flight_by_stage(options, options.num_stages());
-  const bool meets_gradients =
-      *std::max_element(in_flight.begin(), in_flight.end()) < options.num_microbatches;
+  const bool meets_gradients = *std::max_element(in_flight.begin(), in_flight.end()) < options.num_microbatches;
   std::vector<int64_t> bytes(order.size(), 0);
   std::vector<char> is_counted(graph.values.size(), 0);
   for (size_t p = 0; p < order.size(); ++p) {
@@ -51,8 +48,7 @@ std::vector<int64_t> least_bytes(const Graph& graph, const std::vector<NodeId>& 
   return bytes;
 }
 
-std::vector<Crossing> crossings(const Graph& graph, const DeviceModel& device,
-                                const std::vector<NodeId>& order) {
+std::vector<Crossing> crossings(const Graph& graph, const DeviceModel& device, const std::vector<NodeId>& order) {
   std::vector<int> position(order.size());
   for (int p = 0; p < std::ssize(order); ++p) position[order[p]] = p;
   std::vector<Crossing> all;
@@ -61,23 +57,18 @@ std::vector<Crossing> crossings(const Graph& graph, const DeviceModel& device,
     for (int p = 0; p < std::ssize(order); ++p) {
       if (!is_reader(order[p])) continue;
       for (ValueId id : node_inputs(graph.nodes[order[p]])) {
-        if (is_sent(id) && (readers[id].empty() || readers[id].back() != p))
-          readers[id].push_back(p);
+        if (is_sent(id) && (readers[id].empty() || readers[id].back() != p)) readers[id].push_back(p);
       }
     }
     for (size_t v = 0; v < readers.size(); ++v) {
       if (readers[v].empty()) continue;
       const Value& value = graph.values[v];
       const int made_at = value.kind == ValueKind::kResult ? position[value.producer] : 0;
-      all.push_back(
-          {made_at, std::move(readers[v]), device.message_us(message_bytes(value)), is_relayed});
+      all.push_back({made_at, std::move(readers[v]), device.message_us(message_bytes(value)), is_relayed});
     }
   };
   const auto kind_of = [&](ValueId id) { return graph.values[id].kind; };
-  add(
-      [&](ValueId id) {
-        return kind_of(id) == ValueKind::kResult || kind_of(id) == ValueKind::kInput;
-      },
+  add([&](ValueId id) { return kind_of(id) == ValueKind::kResult || kind_of(id) == ValueKind::kInput; },
       [](NodeId) { return true; }, false);
   for (ValueId root : graph.backward_roots) {
     const GradientFlow flow(graph, {root});
@@ -87,8 +78,7 @@ std::vector<Crossing> crossings(const Graph& graph, const DeviceModel& device,
   return all;
 }
 
-Chain make_chain(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
-                 const PartitionOptions& options) {
+Chain make_chain(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const PartitionOptions& options) {
   Chain chain;
   for (NodeId n : order.nodes) {
     chain.time_us.push_back(costs.forward_us[n] + costs.backward_us[n]);
@@ -105,8 +95,7 @@ Chain make_chain(const Graph& graph, const GraphCosts& costs, const Linearisatio
   return chain;
 }
 
-StageAssignment assign_stages(const ChainSplit& split, const std::vector<NodeId>& order,
-                              int num_ranks) {
+StageAssignment assign_stages(const ChainSplit& split, const std::vector<NodeId>& order, int num_ranks) {
   StageAssignment assignment;
   assignment.stage_of_node.resize(order.size());
   for (int s = 0; s < split.num_used_stages; ++s) {

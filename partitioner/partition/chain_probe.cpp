@@ -6,30 +6,21 @@
 #include <algorithm>
 
 namespace smp::partitioner {
-namespace {
-
-
-}  // namespace
+namespace {}  // namespace
 
 BeginWindow::BeginWindow(const BlockChain& chain, int stage, int first_begin)
-    : chain_(chain),
-      limits_(chain.stages[stage]),
-      stage_(stage),
-      begin_(first_begin),
-      pins_seen_(first_begin) {}
+    : chain_(chain), limits_(chain.stages[stage]), stage_(stage), begin_(first_begin), pins_seen_(first_begin) {}
 
 bool BeginWindow::fits(int end) const {
   const int64_t fixed = chain_.prefix_fixed_bytes[end] - chain_.prefix_fixed_bytes[begin_];
-  const int64_t activation =
-      chain_.prefix_activation_bytes[end] - chain_.prefix_activation_bytes[begin_];
+  const int64_t activation = chain_.prefix_activation_bytes[end] - chain_.prefix_activation_bytes[begin_];
   return fixed + limits_.in_flight * activation <= limits_.memory_bytes;
 }
 
 int BeginWindow::earliest_begin(int end) {
   if (!chain_.first_stage.empty()) {
     for (; pins_seen_ < end; ++pins_seen_) {
-      const bool allowed =
-          chain_.first_stage[pins_seen_] <= stage_ && stage_ <= chain_.last_stage[pins_seen_];
+      const bool allowed = chain_.first_stage[pins_seen_] <= stage_ && stage_ <= chain_.last_stage[pins_seen_];
       if (!allowed) begin_ = std::max(begin_, pins_seen_ + 1);
     }
   }
@@ -44,9 +35,7 @@ ChainProbe::ChainProbe(const BlockChain& chain, int num_stages)
   TORCH_INTERNAL_ASSERT(num_stages >= 1 && num_stages <= chain.num_blocks());
 }
 
-int ChainProbe::latest_border(int stage_count) const {
-  return chain_.num_blocks() - (num_stages_ - stage_count);
-}
+int ChainProbe::latest_border(int stage_count) const { return chain_.num_blocks() - (num_stages_ - stage_count); }
 
 void ChainProbe::find_earliest_borders(double limit_us) {
   int border = chain_.num_blocks();
@@ -55,11 +44,10 @@ void ChainProbe::find_earliest_borders(double limit_us) {
   for (int stage = num_stages_ - 1; stage >= 0; --stage) {
     const double end_us = chain_.work_until_us(stage, border);
     auto too_early = [&](double us) { return end_us - chain_.work_us(stage, us) > limit_us; };
-    const int begin = static_cast<int>(
-        std::partition_point(prefix.begin(), prefix.begin() + border, too_early) - prefix.begin());
+    const int begin =
+        static_cast<int>(std::partition_point(prefix.begin(), prefix.begin() + border, too_early) - prefix.begin());
     if (begin > 0) {
-      next_candidate_us_ =
-          std::min(next_candidate_us_, end_us - chain_.work_until_us(stage, begin - 1));
+      next_candidate_us_ = std::min(next_candidate_us_, end_us - chain_.work_until_us(stage, begin - 1));
     }
     border = begin;
     earliest_[stage] = std::max(begin, stage);
@@ -74,11 +62,9 @@ void ChainProbe::take_in(int block, size_t from, size_t from_end) {
   for (const auto& change : chain_.messages.changes(block)) {
     const bool covers_first = change.first <= first->border;
     const bool covers_last = change.last >= (end - 1)->border;
-    const auto from_begin =
-        covers_first ? first : std::lower_bound(first, end, change.first, before);
+    const auto from_begin = covers_first ? first : std::lower_bound(first, end, change.first, before);
     const auto to_begin = covers_last ? end : std::lower_bound(first, end, change.last + 1, before);
-    begins_.add(static_cast<size_t>(from_begin - first), static_cast<size_t>(to_begin - first),
-                change.us);
+    begins_.add(static_cast<size_t>(from_begin - first), static_cast<size_t>(to_begin - first), change.us);
   }
 }
 
@@ -112,8 +98,7 @@ bool ChainProbe::sweep(int stage, double limit_us) {
     }
     const double without_messages_us = end_us - chain_.work_until_us(stage, last_begin);
     const bool all_later_fail = end > last_begin && without_messages_us > limit_us;
-    next_candidate_us_ =
-        std::min(next_candidate_us_, all_later_fail ? without_messages_us : least_us);
+    next_candidate_us_ = std::min(next_candidate_us_, all_later_fail ? without_messages_us : least_us);
     if (all_later_fail) break;
   }
   return reached_.size() > from_end;

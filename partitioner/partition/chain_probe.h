@@ -32,9 +32,7 @@ struct BlockChain {
 
   int num_blocks() const { return static_cast<int>(prefix_us.size()) - 1; }
   /// Of the operators that take `us` at full speed; rises with `us`.
-  double work_us(int stage, double us) const {
-    return std::rint(us * stages[stage].slowness / grain_us) * grain_us;
-  }
+  double work_us(int stage, double us) const { return std::rint(us * stages[stage].slowness / grain_us) * grain_us; }
   double work_until_us(int stage, int border) const { return work_us(stage, prefix_us[border]); }
 };
 
@@ -94,8 +92,7 @@ class ChainProbe {
   int num_stages_;
   double next_candidate_us_ = 0;
   double slowest_us_ = 0;
-  std::vector<int>
-      earliest_;  // by number of finished stages: later stages fit in time from here on only
+  std::vector<int> earliest_;     // by number of finished stages: later stages fit in time from here on only
   std::vector<Reached> reached_;  // all stages one after another
   size_t stage_begin_ = 0;        // where in it the begins of the stage to be swept are
   BeginTree begins_;              // of that stage

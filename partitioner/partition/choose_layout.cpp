@@ -9,14 +9,13 @@ namespace smp::partitioner {
 namespace {
 
 void check_candidate(const LayoutCandidate& candidate) {
-  const bool is_valid = candidate.pipeline_ranks >= 1 && candidate.replicas >= 1 &&
-                        candidate.microbatches >= 1 && candidate.rows >= candidate.microbatches &&
-                        candidate.graph != nullptr;
+  const bool is_valid = candidate.pipeline_ranks >= 1 && candidate.replicas >= 1 && candidate.microbatches >= 1 &&
+                        candidate.rows >= candidate.microbatches && candidate.graph != nullptr;
   TORCH_CHECK_VALUE(is_valid,
                     "choose_layout: expected ranks, replicas and microbatches of at least 1, a row "
                     "for each microbatch, and a graph, got ",
-                    candidate.pipeline_ranks, " ranks, ", candidate.replicas, " replicas, ",
-                    candidate.microbatches, " microbatches, ", candidate.rows, " rows.");
+                    candidate.pipeline_ranks, " ranks, ", candidate.replicas, " replicas, ", candidate.microbatches,
+                    " microbatches, ", candidate.rows, " rows.");
 }
 
 PartitionOptions options_for(const LayoutCandidate& candidate, PartitionOptions options) {
@@ -47,8 +46,7 @@ LayoutPrediction predict(const LayoutCandidate& candidate, const PartitionOption
   }
   prediction.step_us = prediction.plan->predicted_step_us;
   prediction.step_us += averaging_us(*prediction.plan, candidate.replicas, options);
-  prediction.us_per_row =
-      prediction.step_us / static_cast<double>(candidate.rows * candidate.replicas);
+  prediction.us_per_row = prediction.step_us / static_cast<double>(candidate.rows * candidate.replicas);
   return prediction;
 }
 
@@ -89,8 +87,7 @@ double averaging_us(const Plan& plan, int replicas, const PartitionOptions& opti
   return share * us_per_mib * static_cast<double>(bytes) / (1 << 20);
 }
 
-LayoutChoice choose_layout(const std::vector<LayoutCandidate>& candidates,
-                           const PartitionOptions& options) {
+LayoutChoice choose_layout(const std::vector<LayoutCandidate>& candidates, const PartitionOptions& options) {
   TORCH_CHECK_VALUE(!candidates.empty(), "choose_layout: expected a candidate, got none.");
   for (const LayoutCandidate& candidate : candidates) check_candidate(candidate);
   LayoutChoice choice;

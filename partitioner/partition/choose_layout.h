@@ -53,7 +53,6 @@ double averaging_us(const Plan& plan, int replicas, const PartitionOptions& opti
 ///
 /// Throws c10::ValueError for no candidate, for numbers below 1, and when none fits into memory;
 /// the text is that of the first.
-LayoutChoice choose_layout(const std::vector<LayoutCandidate>& candidates,
-                           const PartitionOptions& options);
+LayoutChoice choose_layout(const std::vector<LayoutCandidate>& candidates, const PartitionOptions& options);
 
 }  // namespace smp::partitioner

@@ -12,24 +12,20 @@
 namespace smp::partitioner {
 namespace {
 
-
 void check_lengths(const Chain& chain) {
   const size_t n = chain.time_us.size();
-  TORCH_CHECK_VALUE(n >= 1 && !chain.stages.empty(),
-                    "split_chain: expected at least one operator and one stage, got ", n,
+  TORCH_CHECK_VALUE(n >= 1 && !chain.stages.empty(), "split_chain: expected at least one operator and one stage, got ", n,
                     " operators and ", chain.stages.size(), " stages.");
-  const bool per_operator_fit = chain.fixed_bytes.size() == n &&
-                                chain.activation_bytes.size() == n &&
+  const bool per_operator_fit = chain.fixed_bytes.size() == n && chain.activation_bytes.size() == n &&
                                 (chain.first_stage.empty() || chain.first_stage.size() == n) &&
                                 chain.first_stage.size() == chain.last_stage.size();
-  const bool speeds_fit = std::all_of(chain.stages.begin(), chain.stages.end(),
-                                      [](const auto& stage) { return stage.slowness > 0; });
+  const bool speeds_fit =
+      std::all_of(chain.stages.begin(), chain.stages.end(), [](const auto& stage) { return stage.slowness > 0; });
   TORCH_CHECK_VALUE(speeds_fit, "split_chain: expected slowness above 0 for every stage.");
-  TORCH_CHECK_VALUE(per_operator_fit && chain.cut_allowed.size() == n + 1, "split_chain: expected ",
-                    n, " entries per operator and ", n + 1, " per cut, got fixed_bytes ",
-                    chain.fixed_bytes.size(), ", activation_bytes ", chain.activation_bytes.size(),
-                    ", first_stage ", chain.first_stage.size(), ", last_stage ",
-                    chain.last_stage.size(), ", cut_allowed ", chain.cut_allowed.size(), ".");
+  TORCH_CHECK_VALUE(per_operator_fit && chain.cut_allowed.size() == n + 1, "split_chain: expected ", n,
+                    " entries per operator and ", n + 1, " per cut, got fixed_bytes ", chain.fixed_bytes.size(),
+                    ", activation_bytes ", chain.activation_bytes.size(), ", first_stage ", chain.first_stage.size(),
+                    ", last_stage ", chain.last_stage.size(), ", cut_allowed ", chain.cut_allowed.size(), ".");
 }
 
 /// Positions 0 and n and every allowed cut between them: the borders of the blocks.
@@ -105,8 +101,7 @@ int64_t smallest_sufficient_growth(BlockChain blocks) {
   const auto limits = blocks.stages;
   auto feasible = [&](int64_t growth) {
     for (size_t s = 0; s < limits.size(); ++s) {
-      if (limits[s].memory_bytes >= 0)
-        blocks.stages[s].memory_bytes = limits[s].memory_bytes + growth;
+      if (limits[s].memory_bytes >= 0) blocks.stages[s].memory_bytes = limits[s].memory_bytes + growth;
     }
     return largest_feasible_stage_count(blocks) > 0;
   };
@@ -127,25 +122,21 @@ BlockChain without_memory_limits(BlockChain blocks) {
 void refuse(const BlockChain& blocks, const std::vector<int>& positions) {
   for (size_t block = 0; block < blocks.first_stage.size(); ++block) {
     TORCH_CHECK_VALUE(blocks.first_stage[block] <= blocks.last_stage[block],
-                      "split_chain: expected one stage for the operators ", positions[block],
-                      " to ", positions[block + 1] - 1,
-                      ", which no cut may separate, got pins to stage ", blocks.first_stage[block],
-                      " and to stage ", blocks.last_stage[block],
-                      ". Pin the parameters of all of them to one rank.");
+                      "split_chain: expected one stage for the operators ", positions[block], " to ",
+                      positions[block + 1] - 1, ", which no cut may separate, got pins to stage ", blocks.first_stage[block],
+                      " and to stage ", blocks.last_stage[block], ". Pin the parameters of all of them to one rank.");
   }
   TORCH_CHECK_VALUE(largest_feasible_stage_count(without_memory_limits(blocks)) > 0,
                     "split_chain: expected pins that grow along the program and leave an operator "
                     "for every stage before the last pinned one, got pins that no split into ",
                     blocks.stages.size(), " stages meets. Remove a pin or use fewer stages.");
   int64_t largest_limit = 0;
-  for (const auto& limits : blocks.stages)
-    largest_limit = std::max(largest_limit, limits.memory_bytes);
+  for (const auto& limits : blocks.stages) largest_limit = std::max(largest_limit, limits.memory_bytes);
   const int64_t needed = largest_limit + smallest_sufficient_growth(blocks);
-  TORCH_CHECK_VALUE(
-      false, "split_chain: expected a memory limit of at least ", needed, " bytes per rank, got ",
-      largest_limit, " with ", blocks.stages.size(), " stages. Raise the limit to ", needed,
-      " bytes, use more ranks, more (smaller) microbatches, fewer active microbatches, or an "
-      "optimizer with less state.");
+  TORCH_CHECK_VALUE(false, "split_chain: expected a memory limit of at least ", needed, " bytes per rank, got ",
+                    largest_limit, " with ", blocks.stages.size(), " stages. Raise the limit to ", needed,
+                    " bytes, use more ranks, more (smaller) microbatches, fewer active microbatches, or an "
+                    "optimizer with less state.");
 }
 
 /// Shrinks [lower, upper] until they meet. Lower is always a value below which probes fail, and a
@@ -190,16 +181,14 @@ double slowest_of(const BlockChain& blocks, const std::vector<int>& borders) {
   const std::vector<double> messages_us = blocks.messages.us_by_stage(borders);
   double us = 0;
   for (int s = 0; s < std::ssize(messages_us); ++s) {
-    const double work_us =
-        blocks.work_until_us(s, borders[s + 1]) - blocks.work_until_us(s, borders[s]);
+    const double work_us = blocks.work_until_us(s, borders[s + 1]) - blocks.work_until_us(s, borders[s]);
     us = std::max(us, work_us + messages_us[s]);
   }
   return us;
 }
 
 /// The borders of the better of two splits; fills in what is known of it.
-std::vector<int> best_borders(BlockChain& blocks, int num_stages, double search_from_us,
-                              ChainSplit& split) {
+std::vector<int> best_borders(BlockChain& blocks, int num_stages, double search_from_us, ChainSplit& split) {
   ChainProbe probe(blocks, num_stages);
   split.least_us = find_optimum(probe, search_from_us, kInfinity);
   const std::vector<int> first = probe.cuts();
@@ -237,8 +226,7 @@ ChainSplit split_chain(const Chain& chain) {
   const double total_us = blocks.prefix_us.back();
   // Not above the optimum even by rounding: the search may end at its lower bound only through a
   // probe.
-  const double search_from_us =
-      least_us(chain, total_us, heaviest(blocks.prefix_us), num_stages) * (1 - 1e-12);
+  const double search_from_us = least_us(chain, total_us, heaviest(blocks.prefix_us), num_stages) * (1 - 1e-12);
   ChainSplit split;
   split.num_used_stages = num_stages;
   const std::vector<int> borders = best_borders(blocks, num_stages, search_from_us, split);

@@ -54,8 +54,7 @@ GraphCosts graph_costs(const Graph& graph, const DeviceModel& device, const Meas
 
 int64_t message_bytes(const Value& value) { return extent_bytes(value.spec); }
 
-std::vector<double> cut_traffic_us(const Graph& graph, const DeviceModel& device,
-                                   const std::vector<NodeId>& order) {
+std::vector<double> cut_traffic_us(const Graph& graph, const DeviceModel& device, const std::vector<NodeId>& order) {
   std::vector<size_t> position(order.size());
   for (size_t p = 0; p < order.size(); ++p) position[order[p]] = p;
   std::vector<size_t> last(graph.values.size(), 0);  // position of the last reader

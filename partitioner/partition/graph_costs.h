@@ -20,8 +20,8 @@ struct GraphCosts {
   double heaviest_us = 0;  // node
 };
 
-/// `measured`, if any, takes the place of what `device` predicts. Operators that it does not know are predicted, and corrected
-/// by as much as the prediction of the known ones was wrong.
+/// `measured`, if any, takes the place of what `device` predicts. Operators that it does not know are predicted, and
+/// corrected by as much as the prediction of the known ones was wrong.
 GraphCosts graph_costs(const Graph& graph, const DeviceModel& device, const MeasuredCosts* measured = nullptr);
 
 /// Bytes of the message that carries `value`: an expanded dimension is sent once.
@@ -29,7 +29,6 @@ int64_t message_bytes(const Value& value);
 
 /// By position, num_nodes + 1 entries: microseconds that either side of a cut there spends on the
 /// values that cross it and on their gradients, where the nodes stand in `order`.
-std::vector<double> cut_traffic_us(const Graph& graph, const DeviceModel& device,
-                                   const std::vector<NodeId>& order);
+std::vector<double> cut_traffic_us(const Graph& graph, const DeviceModel& device, const std::vector<NodeId>& order);
 
 }  // namespace smp::partitioner

@@ -10,60 +10,53 @@
 #include <utility>
 
 #include "partitioner/graph/cuts.h"
+#include "partitioner/memory/peak_memory.h"
 #include "partitioner/partition/build_plan.h"
 #include "partitioner/partition/chain_of_graph.h"
 #include "partitioner/partition/contiguous.h"
 #include "partitioner/partition/graph_costs.h"
-#include "partitioner/plan/linearise.h"
-#include "partitioner/memory/peak_memory.h"
 #include "partitioner/partition/pins.h"
 #include "partitioner/partition/predict_step.h"
 #include "partitioner/partition/shift_cuts.h"
 #include "partitioner/partition/tied_together.h"
 #include "partitioner/partition/visits.h"
+#include "partitioner/plan/linearise.h"
 
 namespace smp::partitioner {
 namespace {
 
 void check_options(const Graph& graph, const PartitionOptions& options) {
-  TORCH_CHECK_VALUE(
-      !graph.nodes.empty(),
-      "partition: expected a graph with operators, got none. Call the model in the step "
-      "body.");
+  TORCH_CHECK_VALUE(!graph.nodes.empty(),
+                    "partition: expected a graph with operators, got none. Call the model in the step "
+                    "body.");
   TORCH_CHECK_VALUE(options.num_ranks >= 1 && options.num_microbatches >= 1 && options.num_replicas >= 1,
                     "partition: expected num_ranks, num_microbatches and num_replicas of at least 1, got ",
                     options.num_ranks, ", ", options.num_microbatches, " and ", options.num_replicas, ".");
-  TORCH_CHECK_VALUE(
-      options.optimizer_state_factor >= 0,
-      "partition: expected optimizer_state_factor >= 0 (0 SGD, 1 momentum, 2 Adam), got ",
-      options.optimizer_state_factor, ".");
-  TORCH_CHECK_VALUE(
-      options.optimizer_workspace_factor >= 0 && options.gradient_bucket_bytes >= 0,
-      "partition: expected optimizer_workspace_factor >= 0 and gradient_bucket_bytes >= 0, got ",
-      options.optimizer_workspace_factor, " and ", options.gradient_bucket_bytes, ".");
+  TORCH_CHECK_VALUE(options.optimizer_state_factor >= 0,
+                    "partition: expected optimizer_state_factor >= 0 (0 SGD, 1 momentum, 2 Adam), got ",
+                    options.optimizer_state_factor, ".");
+  TORCH_CHECK_VALUE(options.optimizer_workspace_factor >= 0 && options.gradient_bucket_bytes >= 0,
+                    "partition: expected optimizer_workspace_factor >= 0 and gradient_bucket_bytes >= 0, got ",
+                    options.optimizer_workspace_factor, " and ", options.gradient_bucket_bytes, ".");
   TORCH_CHECK_VALUE(options.schedule.virtual_stages >= 1, "partition: expected virtual_stages >= 1, got ",
                     options.schedule.virtual_stages, ".");
   TORCH_CHECK_VALUE(
       options.schedule.virtual_stages <= 1 || (options.auto_partition && options.pins.empty()),
       "partition: expected auto_partition and no module placed by hand with virtual_stages=",
       options.schedule.virtual_stages, ", got ",
-      options.auto_partition ? "a placement of '" + options.pins.begin()->first + "'"
-                             : std::string("auto_partition=false"),
+      options.auto_partition ? "a placement of '" + options.pins.begin()->first + "'" : std::string("auto_partition=false"),
       ". Set virtual_stages to 1, or leave the placement to the planner.");
   TORCH_CHECK_VALUE(options.schedule.active_microbatches >= 0,
                     "partition: expected active_microbatches >= 0 (0: number of ranks), got ",
                     options.schedule.active_microbatches, ".");
   const auto ranks = static_cast<size_t>(options.num_ranks);
   TORCH_CHECK_VALUE(options.rank_speed.empty() || options.rank_speed.size() == ranks,
-                    "partition: expected a speed for each of ", ranks, " ranks, got ",
-                    options.rank_speed.size(), ".");
-  TORCH_CHECK_VALUE(
-      options.rank_memory_limit_bytes.empty() || options.rank_memory_limit_bytes.size() == ranks,
-      "partition: expected a memory limit for each of ", ranks, " ranks, got ",
-      options.rank_memory_limit_bytes.size(), ".");
+                    "partition: expected a speed for each of ", ranks, " ranks, got ", options.rank_speed.size(), ".");
+  TORCH_CHECK_VALUE(options.rank_memory_limit_bytes.empty() || options.rank_memory_limit_bytes.size() == ranks,
+                    "partition: expected a memory limit for each of ", ranks, " ranks, got ",
+                    options.rank_memory_limit_bytes.size(), ".");
   for (double speed : options.rank_speed) {
-    TORCH_CHECK_VALUE(std::isfinite(speed) && speed > 0, "partition: expected speeds above 0, got ",
-                      speed, ".");
+    TORCH_CHECK_VALUE(std::isfinite(speed) && speed > 0, "partition: expected speeds above 0, got ", speed, ".");
   }
   check_pins(graph, options);
 }
@@ -114,15 +107,14 @@ void refuse_memory(int64_t missing, const PartitionOptions& options) {
   int64_t limit = options.memory_limit_bytes;
   for (int64_t other : options.rank_memory_limit_bytes) limit = std::max(limit, other);
   const int64_t needed = limit + missing;
-  TORCH_CHECK_VALUE(
-      options.rank_memory_limit_bytes.empty(), "partition: expected memory limits that are ",
-      missing, " bytes higher, got at most ", limit, " with ", options.num_ranks, " ranks and ",
-      options.num_microbatches, " microbatches. Raise the limit of each rank by ", missing,
-      " bytes, use more ranks, more (smaller) microbatches, fewer active_microbatches, or an "
-      "optimizer with less state.");
-  TORCH_CHECK_VALUE(false, "partition: expected a memory limit of at least ", needed,
-                    " bytes per rank, got ", limit, " with ", options.num_ranks, " ranks and ",
-                    options.num_microbatches, " microbatches. Raise the limit to ", needed,
+  TORCH_CHECK_VALUE(options.rank_memory_limit_bytes.empty(), "partition: expected memory limits that are ", missing,
+                    " bytes higher, got at most ", limit, " with ", options.num_ranks, " ranks and ",
+                    options.num_microbatches, " microbatches. Raise the limit of each rank by ", missing,
+                    " bytes, use more ranks, more (smaller) microbatches, fewer active_microbatches, or an "
+                    "optimizer with less state.");
+  TORCH_CHECK_VALUE(false, "partition: expected a memory limit of at least ", needed, " bytes per rank, got ", limit,
+                    " with ", options.num_ranks, " ranks and ", options.num_microbatches,
+                    " microbatches. Raise the limit to ", needed,
                     " bytes, use more ranks, more (smaller) microbatches, fewer "
                     "active_microbatches, or an optimizer with less state.");
 }
@@ -158,8 +150,7 @@ Attempt split_within(const Graph& graph, const GraphCosts& costs, const Linearis
       return attempt;
     }
     const ChainSplit split = split_chain(chain);
-    Plan plan =
-        build_plan(graph, costs, assign_stages(split, order.nodes, options.num_ranks), options);
+    Plan plan = build_plan(graph, costs, assign_stages(split, order.nodes, options.num_ranks), options);
     const int64_t excess = largest_excess(plan, options);
     if (excess == 0) return {std::move(plan), 0};
     attempt.missing_bytes = i == 0 ? excess : std::min(attempt.missing_bytes, excess);
@@ -177,8 +168,8 @@ Attempt split_within(const Graph& graph, const GraphCosts& costs, const Linearis
 
 /// First with a count that excludes no split which fits, then with one closer to what a stage
 /// holds.
-Attempt split_layout(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
-                     const Chain& usual, const PartitionOptions& options) {
+Attempt split_layout(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const Chain& usual,
+                     const PartitionOptions& options) {
   Chain least = usual;
   least.fixed_bytes = least_bytes(graph, order.nodes, options);
   Attempt attempt = split_within(graph, costs, order, least, options);
@@ -189,17 +180,15 @@ Attempt split_layout(const Graph& graph, const GraphCosts& costs, const Linearis
 }
 
 /// The limit that the message names has been tried. The least step grows, so that this ends soon.
-[[noreturn]] void refuse_split(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
-                               const Chain& chain, Attempt attempt,
-                               const PartitionOptions& options) {
+[[noreturn]] void refuse_split(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const Chain& chain,
+                               Attempt attempt, const PartitionOptions& options) {
   int64_t more = 0;
   for (int64_t least_step = 1; !attempt.plan; least_step *= 2) {
     more += std::max(attempt.missing_bytes, least_step);
     attempt = split_layout(graph, costs, order, chain, with_more(options, more));
   }
   const int64_t excess = largest_excess(*attempt.plan, options);
-  const bool is_enough =
-      split_layout(graph, costs, order, chain, with_more(options, excess)).plan.has_value();
+  const bool is_enough = split_layout(graph, costs, order, chain, with_more(options, excess)).plan.has_value();
   refuse_memory(is_enough ? excess : more, options);
   TORCH_INTERNAL_ASSERT(false, "refused");
 }
@@ -248,8 +237,8 @@ std::optional<Chain> pinned_chain(const Graph& graph, const GraphCosts& costs, c
   return pins_leave_a_split(chain) ? std::optional(std::move(chain)) : std::nullopt;
 }
 
-Plan split_pinned(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
-                  const Chain& chain, const PartitionOptions& options) {
+Plan split_pinned(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const Chain& chain,
+                  const PartitionOptions& options) {
   Attempt attempt = split_layout(graph, costs, order, chain, options);
   if (!attempt.plan) refuse_split(graph, costs, order, chain, std::move(attempt), options);
   return std::move(*attempt.plan);
@@ -259,14 +248,13 @@ Plan split_pinned(const Graph& graph, const GraphCosts& costs, const Linearisati
 /// orders are worth a plan.
 Plan split_freely(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options) {
   std::vector<double> node_us(graph.nodes.size());
-  for (size_t n = 0; n < node_us.size(); ++n)
-    node_us[n] = costs.forward_us[n] + costs.backward_us[n];
+  for (size_t n = 0; n < node_us.size(); ++n) node_us[n] = costs.forward_us[n] + costs.backward_us[n];
   std::vector<Plan> plans;
   for (const Linearisation& order : linearisations(graph, node_us)) {
-    Attempt attempt =
-        split_layout(graph, costs, order, make_chain(graph, costs, order, options), options);
+    Attempt attempt = split_layout(graph, costs, order, make_chain(graph, costs, order, options), options);
     if (!attempt.plan) continue;
-    if (options.schedule.virtual_stages > 1) attempt.plan = with_shifted_cuts(graph, costs, order, options, std::move(*attempt.plan));
+    if (options.schedule.virtual_stages > 1)
+      attempt.plan = with_shifted_cuts(graph, costs, order, options, std::move(*attempt.plan));
     plans.push_back(std::move(*attempt.plan));
   }
   if (!plans.empty()) return with_or_without_ties(graph, costs, options, best_of(graph, options, std::move(plans)));

@@ -37,15 +37,13 @@ std::set<std::string> known_paths(const Graph& graph, const PartitionOptions& op
 }
 
 std::string closest(const std::string& path, const std::set<std::string>& paths) {
-  return *std::min_element(paths.begin(), paths.end(), [&](const auto& a, const auto& b) {
-    return edit_distance(path, a) < edit_distance(path, b);
-  });
+  return *std::min_element(paths.begin(), paths.end(),
+                           [&](const auto& a, const auto& b) { return edit_distance(path, a) < edit_distance(path, b); });
 }
 
 void check_rank(int rank, int num_ranks, const std::string& what) {
-  TORCH_CHECK_VALUE(rank >= 0 && rank < num_ranks, "partition: expected a rank from 0 to ",
-                    num_ranks - 1, " for ", what, ", got ", rank,
-                    ". Start more ranks or choose one of these.");
+  TORCH_CHECK_VALUE(rank >= 0 && rank < num_ranks, "partition: expected a rank from 0 to ", num_ranks - 1, " for ", what,
+                    ", got ", rank, ". Start more ranks or choose one of these.");
 }
 
 RankSet ranks_of(const std::string& name, const PartitionOptions& options) {
@@ -84,8 +82,7 @@ class BlockRanks {
       return;
     }
     RankSet common;
-    std::set_intersection(ranks_.begin(), ranks_.end(), required.begin(), required.end(),
-                          std::back_inserter(common));
+    std::set_intersection(ranks_.begin(), ranks_.end(), required.begin(), required.end(), std::back_inserter(common));
     if (common.empty()) refuse(name, required, is_adder);
     if (common.size() < ranks_.size()) reason_ = name;
     ranks_ = common;
@@ -98,15 +95,14 @@ class BlockRanks {
     return n.op + (n.module.empty() ? "" : " in " + n.module);
   }
   void refuse(const std::string& name, const RankSet& required, bool is_adder) const {
-    TORCH_CHECK_VALUE(
-        false, "partition: expected one rank for operators ", first_node_, " (",
-        describe(first_node_), ") to ", end_node_ - 1, " (", describe(end_node_ - 1),
-        "), which no cut may separate (in-place writes, or values that cannot be sent), got '",
-        reason_, "' on rank ", to_text(ranks_), " and '", name, "' on rank ", to_text(required),
-        is_adder ? ", where exact_tied_weights adds up its gradient in other programs. Set "
-                  "exact_tied_weights to false, pin"
-                : ". Pin",
-        " both to one rank, or replace the in-place operator between them.");
+    TORCH_CHECK_VALUE(false, "partition: expected one rank for operators ", first_node_, " (", describe(first_node_),
+                      ") to ", end_node_ - 1, " (", describe(end_node_ - 1),
+                      "), which no cut may separate (in-place writes, or values that cannot be sent), got '", reason_,
+                      "' on rank ", to_text(ranks_), " and '", name, "' on rank ", to_text(required),
+                      is_adder ? ", where exact_tied_weights adds up its gradient in other programs. Set "
+                                 "exact_tied_weights to false, pin"
+                               : ". Pin",
+                      " both to one rank, or replace the in-place operator between them.");
   }
 
   const Graph& graph_;
@@ -122,8 +118,7 @@ void check_pins(const Graph& graph, const PartitionOptions& options) {
     check_rank(options.default_partition, options.num_ranks, "default_partition");
   }
   for (const auto& [name, home] : options.homes) {
-    TORCH_CHECK_VALUE(!home.whole_on().empty(), "partition: expected a rank that holds '", name,
-                      "', got none.");
+    TORCH_CHECK_VALUE(!home.whole_on().empty(), "partition: expected a rank that holds '", name, "', got none.");
     for (int rank : home.whole_on()) check_rank(rank, options.num_ranks, "the owner of '" + name + "'");
   }
   if (options.pins.empty()) return;
@@ -131,14 +126,12 @@ void check_pins(const Graph& graph, const PartitionOptions& options) {
   for (const auto& [path, rank] : options.pins) {
     check_rank(rank, options.num_ranks, "the pin of '" + path + "'");
     if (paths.contains(path)) continue;
-    TORCH_CHECK_VALUE(false,
-                      "partition: expected a module or parameter of the model in a pin, got '",
-                      path, "'. Did you mean '", closest(path, paths), "'?");
+    TORCH_CHECK_VALUE(false, "partition: expected a module or parameter of the model in a pin, got '", path,
+                      "'. Did you mean '", closest(path, paths), "'?");
   }
 }
 
-std::vector<RankSet> allowed_ranks(const Graph& graph, const std::vector<NodeId>& order,
-                                   const std::vector<int>& starts,
+std::vector<RankSet> allowed_ranks(const Graph& graph, const std::vector<NodeId>& order, const std::vector<int>& starts,
                                    const PartitionOptions& options) {
   std::vector<RankSet> ranks_of_value(graph.values.size());
   std::set<ValueId> waits_for_adder;

@@ -18,8 +18,7 @@ SimulationInput predicted_times(const Graph& graph, const Plan& plan, const Devi
   std::map<Edge, double> edge_us;
   for (const auto* transfers : {&plan.activations, &plan.gradients}) {
     for (const Transfer& transfer : *transfers) {
-      edge_us[{transfer.source, transfer.target}] +=
-          device.message_us(message_bytes(graph.values[transfer.value]));
+      edge_us[{transfer.source, transfer.target}] += device.message_us(message_bytes(graph.values[transfer.value]));
     }
   }
   for (const auto& [edge, us] : edge_us) input.transfers.push_back({edge, us});

@@ -15,7 +15,8 @@ struct StepPrediction {
 /// The times of `plan`, made for `graph`, for one microbatch. A message keeps both its ranks busy.
 SimulationInput predicted_times(const Graph& graph, const Plan& plan, const DeviceModel& device);
 
-/// The step of `plan`, made for `graph`, under its schedule, on the device of `options`. A message keeps both its ranks busy.
+/// The step of `plan`, made for `graph`, under its schedule, on the device of `options`. A message keeps both its ranks
+/// busy.
 StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options);
 
 }  // namespace smp::partitioner

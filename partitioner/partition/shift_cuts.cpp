@@ -27,7 +27,8 @@ std::vector<int> cuts_of(const Plan& plan, const std::vector<NodeId>& order) {
 
 class CutShifter {
  public:
-  CutShifter(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const PartitionOptions& options, const Plan& plan)
+  CutShifter(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const PartitionOptions& options,
+             const Plan& plan)
       : order_(order),
         options_(options),
         stages_(stage_graph(plan, graph)),
@@ -67,7 +68,8 @@ class CutShifter {
     return to.us() - from.us();
   }
 
-  /// Of the places between two cuts for one that is at `cut`: those not further than `reach` times a mean stage, at most `most`.
+  /// Of the places between two cuts for one that is at `cut`: those not further than `reach` times a mean stage, at most
+  /// `most`.
   std::vector<int> places(int after, int before, int cut, double reach, size_t most) const {
     std::vector<int> near;
     for (int p = after + 1; p < before; ++p) {
@@ -116,7 +118,8 @@ class CutShifter {
   }
 
   const Schedule& schedule(StageGraph stages) {
-    const auto found = std::find_if(schedules_.begin(), schedules_.end(), [&](const auto& known) { return known.first == stages; });
+    const auto found =
+        std::find_if(schedules_.begin(), schedules_.end(), [&](const auto& known) { return known.first == stages; });
     if (found != schedules_.end()) return found->second;
     Schedule generated = generate(options_.schedule, stages, options_.num_microbatches);
     return schedules_.emplace_back(std::move(stages), std::move(generated)).second;
@@ -165,16 +168,16 @@ class CutShifter {
   const StageGraph stages_;  // of the plan that the search begins with
   const std::vector<Crossing> crossings_;
   std::vector<std::pair<StageGraph, Schedule>> schedules_;  // known
-  std::vector<StageTime> until_;  // by position, of the operators before it
-  std::vector<int> num_trained_until_;  // of them
-  double mean_us_ = 0;            // of a stage
-  size_t num_actions_left_ = 0;   // to be simulated
+  std::vector<StageTime> until_;                            // by position, of the operators before it
+  std::vector<int> num_trained_until_;                      // of them
+  double mean_us_ = 0;                                      // of a stage
+  size_t num_actions_left_ = 0;                             // to be simulated
 };
 
 }  // namespace
 
-Plan with_shifted_cuts(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const PartitionOptions& options,
-                       Plan plan) {
+Plan with_shifted_cuts(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
+                       const PartitionOptions& options, Plan plan) {
   ChainSplit split;
   split.num_used_stages = static_cast<int>(plan.stages.size());
   const std::vector<int> cuts = cuts_of(plan, order.nodes);

@@ -80,7 +80,8 @@ std::optional<Plan> with_ties_together(const Graph& graph, const GraphCosts& cos
   const ChainSplit split = split_chain(front);
   if (split.num_used_stages < 2) return std::nullopt;
   StageAssignment assignment = assign_stages(split, order.nodes, options.num_ranks);
-  for (auto p = static_cast<size_t>(end); p < order.nodes.size(); ++p) assignment.stage_of_node[order.nodes[p]] = split.num_used_stages;
+  for (auto p = static_cast<size_t>(end); p < order.nodes.size(); ++p)
+    assignment.stage_of_node[order.nodes[p]] = split.num_used_stages;
   assignment.rank_of_stage.push_back(0);
   Plan plan = build_plan(graph, costs, assignment, options);
   if (largest_excess(plan, options) > 0) return std::nullopt;

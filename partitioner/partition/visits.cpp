@@ -13,8 +13,8 @@ namespace {
 constexpr double kForbidden = std::numeric_limits<double>::infinity();
 
 /// Relaxes every rank by the cheapest lower one (`direction` 1) or the cheapest higher one (-1).
-void relax(const std::vector<double>& before_us, double change_us, int direction,
-           std::vector<double>& cost_us, std::vector<int>& previous_rank) {
+void relax(const std::vector<double>& before_us, double change_us, int direction, std::vector<double>& cost_us,
+           std::vector<int>& previous_rank) {
   const int num_ranks = static_cast<int>(before_us.size());
   int cheapest = direction > 0 ? 0 : num_ranks - 1;
   for (int rank = cheapest + direction; rank >= 0 && rank < num_ranks; rank += direction) {
@@ -28,9 +28,8 @@ void relax(const std::vector<double>& before_us, double change_us, int direction
 
 }  // namespace
 
-std::vector<int> cheapest_ranks(const std::vector<RankSet>& allowed,
-                                const std::vector<double>& switch_us, double step_back_us,
-                                int num_ranks) {
+std::vector<int> cheapest_ranks(const std::vector<RankSet>& allowed, const std::vector<double>& switch_us,
+                                double step_back_us, int num_ranks) {
   const size_t num_blocks = allowed.size();
   std::vector<double> cost_us(num_ranks, 0);  // of the best way that ends on each rank
   std::vector<std::vector<int>> previous_rank(num_blocks, std::vector<int>(num_ranks));
@@ -43,8 +42,7 @@ std::vector<int> cheapest_ranks(const std::vector<RankSet>& allowed,
     }
     if (allowed[b].empty()) continue;
     for (int rank = 0; rank < num_ranks; ++rank) {
-      if (!std::binary_search(allowed[b].begin(), allowed[b].end(), rank))
-        cost_us[rank] = kForbidden;
+      if (!std::binary_search(allowed[b].begin(), allowed[b].end(), rank)) cost_us[rank] = kForbidden;
     }
   }
   const auto best = std::min_element(cost_us.begin(), cost_us.end());

@@ -13,8 +13,7 @@ namespace smp::partitioner {
 /// A change before block b costs `switch_us[b]`; to a lower rank `step_back_us` more, because the
 /// microbatch then travels the pipeline once more. Ties keep the rank, then prefer the lower one.
 /// Exact, O(blocks * ranks): Viterbi's shortest path with one price per direction.
-std::vector<int> cheapest_ranks(const std::vector<RankSet>& allowed,
-                                const std::vector<double>& switch_us, double step_back_us,
-                                int num_ranks);
+std::vector<int> cheapest_ranks(const std::vector<RankSet>& allowed, const std::vector<double>& switch_us,
+                                double step_back_us, int num_ranks);
 
 }  // namespace smp::partitioner

@@ -17,23 +17,20 @@ namespace {
 constexpr const char* kFix = " Plan this graph again with partition().";
 
 void check_stages(const Graph& graph, const Plan& plan) {
-  TORCH_CHECK_VALUE(plan.stage_of_node.size() == graph.nodes.size(),
-                    "plan: expected a stage for each of ", graph.nodes.size(), " nodes, got ",
-                    plan.stage_of_node.size(), ".", kFix);
+  TORCH_CHECK_VALUE(plan.stage_of_node.size() == graph.nodes.size(), "plan: expected a stage for each of ",
+                    graph.nodes.size(), " nodes, got ", plan.stage_of_node.size(), ".", kFix);
   std::vector<int> seen(graph.nodes.size(), 0);
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const StagePlan& stage = plan.stages[s];
-    TORCH_CHECK_VALUE(stage.rank >= 0 && stage.rank < plan.num_ranks, "plan: expected stage ", s,
-                      " on a rank from 0 to ", plan.num_ranks - 1, ", got ", stage.rank, ".", kFix);
-    TORCH_CHECK_VALUE(!stage.nodes.empty(), "plan: expected operators on stage ", s, ", got none.",
-                      kFix);
-    TORCH_CHECK_VALUE(std::is_sorted(stage.nodes.begin(), stage.nodes.end()),
-                      "plan: expected the nodes of stage ", s, " in program order.", kFix);
+    TORCH_CHECK_VALUE(stage.rank >= 0 && stage.rank < plan.num_ranks, "plan: expected stage ", s, " on a rank from 0 to ",
+                      plan.num_ranks - 1, ", got ", stage.rank, ".", kFix);
+    TORCH_CHECK_VALUE(!stage.nodes.empty(), "plan: expected operators on stage ", s, ", got none.", kFix);
+    TORCH_CHECK_VALUE(std::is_sorted(stage.nodes.begin(), stage.nodes.end()), "plan: expected the nodes of stage ", s,
+                      " in program order.", kFix);
     for (NodeId n : stage.nodes) {
       const bool is_known = n >= 0 && n < static_cast<NodeId>(graph.nodes.size());
       TORCH_CHECK_VALUE(is_known && plan.stage_of_node[n] == static_cast<int>(s) && ++seen[n] == 1,
-                        "plan: expected every node once, on its stage_of_node; stage ", s,
-                        " has node ", n, ".", kFix);
+                        "plan: expected every node once, on its stage_of_node; stage ", s, " has node ", n, ".", kFix);
     }
   }
   TORCH_CHECK_VALUE(std::count(seen.begin(), seen.end(), 1) == static_cast<int64_t>(seen.size()),
@@ -51,15 +48,14 @@ void check_order(const Graph& graph, const Plan& plan) {
     for (ValueId id : node_inputs(graph.nodes[n])) {
       const NodeId producer = graph.values[id].producer;
       const int made_on = producer == kNoNode ? 0 : plan.stage_of_node[producer];
-      TORCH_CHECK_VALUE(made_on <= stage, "plan: expected node ", n, " (", graph.nodes[n].op,
-                        ") on stage ", made_on, ", where what it reads is made, or later, got stage ",
-                        stage, ".", kFix);
+      TORCH_CHECK_VALUE(made_on <= stage, "plan: expected node ", n, " (", graph.nodes[n].op, ") on stage ", made_on,
+                        ", where what it reads is made, or later, got stage ", stage, ".", kFix);
       if (!flow.passes_gradient(static_cast<NodeId>(n))) continue;
       const int32_t sum = sums.sum_of_value[id];
-      TORCH_CHECK_VALUE(!sums.is_ordered[sum] || stage >= last_stage[sum],
-                        "plan: expected the stages that read value ", id,
+      TORCH_CHECK_VALUE(!sums.is_ordered[sum] || stage >= last_stage[sum], "plan: expected the stages that read value ", id,
                         " not to fall along the program, since the terms of its gradient must add "
-                        "up in one order.", kFix);
+                        "up in one order.",
+                        kFix);
       last_stage[sum] = stage;
     }
   }
@@ -68,11 +64,9 @@ void check_order(const Graph& graph, const Plan& plan) {
 void check_groups(const Graph& graph, const Plan& plan) {
   const std::vector<NodeId> first_of_group = node_groups(graph);
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    TORCH_CHECK_VALUE(
-        plan.stage_of_node[n] == plan.stage_of_node[first_of_group[n]], "plan: expected nodes ",
-        first_of_group[n], " (", graph.nodes[first_of_group[n]].op, ") and ", n, " (",
-        graph.nodes[n].op,
-        ") on one stage: they share a written storage or a value that cannot be sent.", kFix);
+    TORCH_CHECK_VALUE(plan.stage_of_node[n] == plan.stage_of_node[first_of_group[n]], "plan: expected nodes ",
+                      first_of_group[n], " (", graph.nodes[first_of_group[n]].op, ") and ", n, " (", graph.nodes[n].op,
+                      ") on one stage: they share a written storage or a value that cannot be sent.", kFix);
   }
 }
 
@@ -86,19 +80,17 @@ void check_parameters(const Graph& graph, const Plan& plan) {
       }
     }
     const auto& listed = plan.stages[s].parameters;
-    TORCH_CHECK_VALUE(
-        listed.size() == read.size() && std::set(listed.begin(), listed.end()) == read,
-        "plan: expected stage ", s, " to list the ", read.size(),
-        " parameters and buffers that it reads, got ", listed.size(), ".", kFix);
+    TORCH_CHECK_VALUE(listed.size() == read.size() && std::set(listed.begin(), listed.end()) == read,
+                      "plan: expected stage ", s, " to list the ", read.size(),
+                      " parameters and buffers that it reads, got ", listed.size(), ".", kFix);
   }
 }
 
 void check_transfers(const Graph& graph, const Plan& plan) {
-  TORCH_CHECK_VALUE(
-      plan.activations == activation_transfers(graph, plan.stage_of_node),
-      "plan: expected one activation transfer per value and reading stage, ordered by (value, "
-      "target), got ",
-      plan.activations.size(), " that are not these.", kFix);
+  TORCH_CHECK_VALUE(plan.activations == activation_transfers(graph, plan.stage_of_node),
+                    "plan: expected one activation transfer per value and reading stage, ordered by (value, "
+                    "target), got ",
+                    plan.activations.size(), " that are not these.", kFix);
   TORCH_CHECK_VALUE(plan.gradients == gradient_relays(graph, plan),
                     "plan: expected the gradient of each value relayed from its last reader to its "
                     "producer, got ",

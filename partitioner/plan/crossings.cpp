@@ -8,13 +8,11 @@ namespace {
 
 /// By ValueId: the stages whose nodes read it, ascending; only nodes that backward passes through,
 /// if asked.
-std::vector<std::vector<int>> reading_stages(const Graph& graph,
-                                             const std::vector<int>& stage_of_node,
+std::vector<std::vector<int>> reading_stages(const Graph& graph, const std::vector<int>& stage_of_node,
                                              const GradientFlow* only_with_gradient) {
   std::vector<std::vector<int>> stages(graph.values.size());
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    if (only_with_gradient && !only_with_gradient->passes_gradient(static_cast<NodeId>(n)))
-      continue;
+    if (only_with_gradient && !only_with_gradient->passes_gradient(static_cast<NodeId>(n))) continue;
     for (ValueId id : node_inputs(graph.nodes[n])) {
       auto& of_value = stages[id];
       if (of_value.empty() || of_value.back() != stage_of_node[n]) {
@@ -31,8 +29,7 @@ std::vector<std::vector<int>> reading_stages(const Graph& graph,
 
 }  // namespace
 
-std::vector<Transfer> activation_transfers(const Graph& graph,
-                                           const std::vector<int>& stage_of_node) {
+std::vector<Transfer> activation_transfers(const Graph& graph, const std::vector<int>& stage_of_node) {
   std::vector<Transfer> transfers;
   const auto readers = reading_stages(graph, stage_of_node, nullptr);
   for (size_t v = 0; v < graph.values.size(); ++v) {
@@ -62,8 +59,8 @@ void add_value_relays(ValueId id, const std::vector<int>& readers, int producer,
 
 /// Between the stages of one rank, or of all with exact ties. Readers in another backward count:
 /// they all see one leaf, which lives on the first of them.
-void add_parameter_relays(ValueId id, const std::vector<int>& readers, const Plan& plan,
-                          int backward, std::vector<Transfer>& relays) {
+void add_parameter_relays(ValueId id, const std::vector<int>& readers, const Plan& plan, int backward,
+                          std::vector<Transfer>& relays) {
   for (size_t i = readers.size(); i-- > 0;) {
     const int rank = plan.stages[readers[i]].rank;
     for (size_t before = i; before-- > 0;) {

@@ -11,8 +11,7 @@ namespace smp::partitioner {
 
 /// Every value that a stage reads and another one produces, once per reading stage, ordered by
 /// (value, target); step inputs come from kInputStage, for stages on rank 0 as well.
-std::vector<Transfer> activation_transfers(const Graph& graph,
-                                           const std::vector<int>& stage_of_node);
+std::vector<Transfer> activation_transfers(const Graph& graph, const std::vector<int>& stage_of_node);
 
 /// The relays: for each value that receives a gradient, from the last stage whose use of it leads
 /// to the root to the one before it, and so on down to the producer; for each parameter, the same

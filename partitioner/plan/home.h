@@ -38,11 +38,12 @@ class TensorHome {
     return ranks;
   }
 
-  /// The ranks, each of which has all of the tensor. Throws c10::NotImplementedError where they have parts: who reads a part as
-  /// the tensor would go on with wrong numbers.
+  /// The ranks, each of which has all of the tensor. Throws c10::NotImplementedError where they have parts: who reads a part
+  /// as the tensor would go on with wrong numbers.
   const std::vector<int>& whole_on() const {
-    TORCH_CHECK_NOT_IMPLEMENTED(shard_.is_whole(), "home of a tensor: expected the whole tensor on each of its ranks, got part ",
-                                shard_.index, " of ", shard_.count, ". This version of smp does not cut tensors.");
+    TORCH_CHECK_NOT_IMPLEMENTED(shard_.is_whole(),
+                                "home of a tensor: expected the whole tensor on each of its ranks, got part ", shard_.index,
+                                " of ", shard_.count, ". This version of smp does not cut tensors.");
     return ranks_;
   }
   int owner() const { return whole_on().front(); }

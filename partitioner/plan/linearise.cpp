@@ -162,8 +162,7 @@ std::vector<int> longest_rest_first(const Blocks& blocks, const std::vector<doub
   std::vector<double> rest_us(blocks.later.size(), 0);
   const std::vector<int> order = depth_first(blocks);
   for (auto block = order.rbegin(); block != order.rend(); ++block) {
-    for (int next : blocks.later[*block])
-      rest_us[*block] = std::max(rest_us[*block], rest_us[next]);
+    for (int next : blocks.later[*block]) rest_us[*block] = std::max(rest_us[*block], rest_us[next]);
     for (int n : blocks.nodes[*block]) rest_us[*block] += node_us[n];
   }
   return take_in_turn(blocks, [&](const std::vector<int>& ready, const std::vector<int>& done) {
@@ -295,8 +294,7 @@ Linearisation program_order(const Graph& graph) {
 std::vector<Linearisation> linearisations(const Graph& graph, const std::vector<double>& node_us) {
   std::vector<Linearisation> all{program_order(graph)};
   const Blocks blocks(graph);
-  for (const auto& order : {depth_first(blocks), longest_rest_first(blocks, node_us),
-                            fewest_bytes_first(graph, blocks)}) {
+  for (const auto& order : {depth_first(blocks), longest_rest_first(blocks, node_us), fewest_bytes_first(graph, blocks)}) {
     Linearisation next = lay_out(blocks, order, graph.nodes.size());
     const auto same_nodes = [&](const Linearisation& known) { return known.nodes == next.nodes; };
     if (std::none_of(all.begin(), all.end(), same_nodes)) all.push_back(std::move(next));

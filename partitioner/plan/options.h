@@ -18,11 +18,11 @@ namespace smp::partitioner {
 struct PlanRequest {
   int num_ranks = 1;
   int num_microbatches = 1;
-  int num_replicas = 1;             // of the plan
-  ScheduleOptions schedule;         // stage s lies on rank s % num_ranks
-  bool chooses_visits = false;      // schedule.virtual_stages, which is 1 then
-  bool exact_ties = false;          // Plan::exact_ties
-  int64_t memory_limit_bytes = -1;  // per rank; -1: none
+  int num_replicas = 1;                          // of the plan
+  ScheduleOptions schedule;                      // stage s lies on rank s % num_ranks
+  bool chooses_visits = false;                   // schedule.virtual_stages, which is 1 then
+  bool exact_ties = false;                       // Plan::exact_ties
+  int64_t memory_limit_bytes = -1;               // per rank; -1: none
   std::vector<int64_t> rank_memory_limit_bytes;  // by pipeline rank, in place of it; empty: the same for all
 
   /// Module path or parameter name ("encoder.layers.3") -> rank; the longest matching prefix wins,
@@ -36,8 +36,7 @@ struct PlanRequest {
 
   int num_stages() const { return num_ranks > 1 ? num_ranks * schedule.virtual_stages : 1; }
   int64_t limit_of(int rank) const {
-    return rank_memory_limit_bytes.empty() ? memory_limit_bytes
-                                           : rank_memory_limit_bytes[static_cast<size_t>(rank)];
+    return rank_memory_limit_bytes.empty() ? memory_limit_bytes : rank_memory_limit_bytes[static_cast<size_t>(rank)];
   }
 };
 
@@ -49,21 +48,19 @@ struct Machine {
   /// operator as `device` says; its messages take as long.
   std::vector<double> rank_speed;
 
-  double speed_of(int rank) const {
-    return rank_speed.empty() ? 1 : rank_speed[static_cast<size_t>(rank)];
-  }
+  double speed_of(int rank) const { return rank_speed.empty() ? 1 : rank_speed[static_cast<size_t>(rank)]; }
 };
 
 /// How the runtime behaves.
 struct RuntimeBehaviour {
-  double optimizer_state_factor = 0;  // state in units of the parameters: 0 SGD, 1 momentum, 2 Adam
+  double optimizer_state_factor = 0;      // state in units of the parameters: 0 SGD, 1 momentum, 2 Adam
   double optimizer_workspace_factor = 0;  // of its step, in units of the parameter being updated
-  int64_t gradient_bucket_bytes = 0;  // averaged over replicas at once; 0: there are no replicas
-  bool gradients_overlap = true;      // buckets leave during the last backward; false: at the end
-  bool gradients_share_memory = false;  // a bucket lies in a block that stays, where other replicas read it
-  int num_gradient_blocks = 1;          // then: one for each model
-  bool weight_gradients_wait = false;   // behind the gradients that leave; else a backward makes all of them at once
-  bool repeats_a_microbatch = false;    // in one step the last one runs twice, from its inputs on (rank_memory.h)
+  int64_t gradient_bucket_bytes = 0;      // averaged over replicas at once; 0: there are no replicas
+  bool gradients_overlap = true;          // buckets leave during the last backward; false: at the end
+  bool gradients_share_memory = false;    // a bucket lies in a block that stays, where other replicas read it
+  int num_gradient_blocks = 1;            // then: one for each model
+  bool weight_gradients_wait = false;     // behind the gradients that leave; else a backward makes all of them at once
+  bool repeats_a_microbatch = false;      // in one step the last one runs twice, from its inputs on (rank_memory.h)
 };
 
 /// Where tensors are already.

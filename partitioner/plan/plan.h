@@ -16,7 +16,7 @@ struct StageCost {
   double forward_us = 0;
   double backward_us = 0;
   double weight_us = 0;  // of backward_us: gradients of parameters, behind those that leave the stage
-  double send_us = 0;  // its part of the traffic on its cuts, both directions
+  double send_us = 0;    // its part of the traffic on its cuts, both directions
   int64_t parameter_bytes = 0;
   int64_t gradient_bytes = 0;
   int64_t optimizer_bytes = 0;
@@ -42,8 +42,8 @@ struct StagePlan {
 /// rank 0) holds.
 struct Transfer {
   ValueId value = kNoValue;
-  int source = 0;  // stage index
-  int target = 0;  // stage index
+  int source = 0;    // stage index
+  int target = 0;    // stage index
   int backward = 0;  // of gradients: which of the graph's backwards; 0 for activations
   bool operator==(const Transfer&) const = default;
 };
@@ -66,9 +66,8 @@ struct Plan {
   std::vector<Transfer> gradients;    // ordered by (backward, value, descending source)
   double predicted_step_us = 0;       // bodies, the schedule by simulation, and the averaging over replicas
   double predicted_bubble = 0;  // the part of the schedule, on mean times, in which a rank does not compute, mean over ranks
-  double lower_bound_us =
-      0;  // slowest possible stage: max(total / ranks, heaviest operator), per microbatch
-  double slowest_stage_us = 0;                // of this plan, per microbatch
+  double lower_bound_us = 0;    // slowest possible stage: max(total / ranks, heaviest operator), per microbatch
+  double slowest_stage_us = 0;  // of this plan, per microbatch
   std::vector<int64_t> predicted_peak_bytes;  // by pipeline rank
   bool operator==(const Plan&) const = default;
 };

@@ -18,21 +18,17 @@ json::array array_of(const Numbers& numbers) {
 }
 
 json::value write_cost(const StageCost& cost) {
-  return {{"forward_us", bits_of(cost.forward_us)},    {"backward_us", bits_of(cost.backward_us)},
-          {"weight_us", bits_of(cost.weight_us)},      {"send_us", bits_of(cost.send_us)},
-          {"parameter_bytes", cost.parameter_bytes},   {"gradient_bytes", cost.gradient_bytes},
-          {"optimizer_bytes", cost.optimizer_bytes},   {"activation_bytes", cost.activation_bytes},
-          {"workspace_bytes", cost.workspace_bytes},   {"message_bytes", cost.message_bytes}};
+  return {{"forward_us", bits_of(cost.forward_us)},  {"backward_us", bits_of(cost.backward_us)},
+          {"weight_us", bits_of(cost.weight_us)},    {"send_us", bits_of(cost.send_us)},
+          {"parameter_bytes", cost.parameter_bytes}, {"gradient_bytes", cost.gradient_bytes},
+          {"optimizer_bytes", cost.optimizer_bytes}, {"activation_bytes", cost.activation_bytes},
+          {"workspace_bytes", cost.workspace_bytes}, {"message_bytes", cost.message_bytes}};
 }
 
 StageCost read_cost(const json::value& value, const Where& where) {
   Fields fields(value, where);
-  const auto microseconds = [&](std::string_view name) {
-    return read_bits(fields[name], where.at(name));
-  };
-  const auto bytes = [&](std::string_view name) {
-    return read_integer(fields[name], where.at(name), 0);
-  };
+  const auto microseconds = [&](std::string_view name) { return read_bits(fields[name], where.at(name)); };
+  const auto bytes = [&](std::string_view name) { return read_integer(fields[name], where.at(name), 0); };
   StageCost cost;
   cost.forward_us = microseconds("forward_us");
   cost.backward_us = microseconds("backward_us");
@@ -102,18 +98,15 @@ json::array write_transfers(const std::vector<Transfer>& transfers) {
   return array;
 }
 
-std::vector<Transfer> read_transfers(const json::value& value, const Where& where,
-                                     int32_t num_stages) {
+std::vector<Transfer> read_transfers(const json::value& value, const Where& where, int32_t num_stages) {
   std::vector<Transfer> transfers;
   for (const json::value& element : read_array(value, where)) {
     const Where here = where.at(transfers.size());
     const std::vector<int32_t> entry = read_ids(element, here, kInputStage, kMaxInt32);
-    const bool is_transfer = (entry.size() == 3 || entry.size() == 4) && entry[0] >= 0 &&
-                             entry[1] < num_stages && entry[2] >= 0 && entry[2] < num_stages &&
-                             entry.back() >= 0;
+    const bool is_transfer = (entry.size() == 3 || entry.size() == 4) && entry[0] >= 0 && entry[1] < num_stages &&
+                             entry[2] >= 0 && entry[2] < num_stages && entry.back() >= 0;
     if (!is_transfer) {
-      refuse(here, "[value, source stage, target stage] or the same with a backward after them",
-             describe(element));
+      refuse(here, "[value, source stage, target stage] or the same with a backward after them", describe(element));
     }
     transfers.push_back({entry[0], entry[1], entry[2], entry.size() == 4 ? entry[3] : 0});
   }
@@ -125,20 +118,19 @@ std::vector<Transfer> read_transfers(const json::value& value, const Where& wher
 std::string serialise(const Plan& plan) {
   json::array stages;
   for (const StagePlan& stage : plan.stages) stages.push_back(write_stage(stage));
-  return json::serialize(
-      json::value{{"version", kFormatVersion},
-                  {"num_ranks", plan.num_ranks},
-                  {"schedule", write_schedule(plan.schedule)},
-                  {"exact_ties", plan.exact_ties},
-                  {"stages", std::move(stages)},
-                  {"stage_of_node", array_of(plan.stage_of_node)},
-                  {"activations", write_transfers(plan.activations)},
-                  {"gradients", write_transfers(plan.gradients)},
-                  {"predicted_step_us", bits_of(plan.predicted_step_us)},
-                  {"predicted_bubble", bits_of(plan.predicted_bubble)},
-                  {"lower_bound_us", bits_of(plan.lower_bound_us)},
-                  {"slowest_stage_us", bits_of(plan.slowest_stage_us)},
-                  {"predicted_peak_bytes", array_of(plan.predicted_peak_bytes)}});
+  return json::serialize(json::value{{"version", kFormatVersion},
+                                     {"num_ranks", plan.num_ranks},
+                                     {"schedule", write_schedule(plan.schedule)},
+                                     {"exact_ties", plan.exact_ties},
+                                     {"stages", std::move(stages)},
+                                     {"stage_of_node", array_of(plan.stage_of_node)},
+                                     {"activations", write_transfers(plan.activations)},
+                                     {"gradients", write_transfers(plan.gradients)},
+                                     {"predicted_step_us", bits_of(plan.predicted_step_us)},
+                                     {"predicted_bubble", bits_of(plan.predicted_bubble)},
+                                     {"lower_bound_us", bits_of(plan.lower_bound_us)},
+                                     {"slowest_stage_us", bits_of(plan.slowest_stage_us)},
+                                     {"predicted_peak_bytes", array_of(plan.predicted_peak_bytes)}});
 }
 
 Plan deserialise_plan(std::string_view text) {
@@ -153,8 +145,7 @@ Plan deserialise_plan(std::string_view text) {
   Fields fields(value, where);
   read_integer(fields["version"], where.at("version"), kFormatVersion, kFormatVersion);
   Plan plan;
-  plan.num_ranks =
-      static_cast<int>(read_integer(fields["num_ranks"], where.at("num_ranks"), 1, kMaxInt32));
+  plan.num_ranks = static_cast<int>(read_integer(fields["num_ranks"], where.at("num_ranks"), 1, kMaxInt32));
   plan.schedule = read_schedule(fields["schedule"], where.at("schedule"));
   plan.exact_ties = read_bool(fields["exact_ties"], where.at("exact_ties"));
   const Where stages = where.at("stages");
@@ -162,16 +153,14 @@ Plan deserialise_plan(std::string_view text) {
     plan.stages.push_back(read_stage(stage, stages.at(plan.stages.size()), plan.num_ranks));
   }
   const auto num_stages = static_cast<int32_t>(plan.stages.size());
-  plan.stage_of_node =
-      read_ids(fields["stage_of_node"], where.at("stage_of_node"), 0, num_stages - 1);
+  plan.stage_of_node = read_ids(fields["stage_of_node"], where.at("stage_of_node"), 0, num_stages - 1);
   plan.activations = read_transfers(fields["activations"], where.at("activations"), num_stages);
   plan.gradients = read_transfers(fields["gradients"], where.at("gradients"), num_stages);
   plan.predicted_step_us = read_bits(fields["predicted_step_us"], where.at("predicted_step_us"));
   plan.predicted_bubble = read_bits(fields["predicted_bubble"], where.at("predicted_bubble"));
   plan.lower_bound_us = read_bits(fields["lower_bound_us"], where.at("lower_bound_us"));
   plan.slowest_stage_us = read_bits(fields["slowest_stage_us"], where.at("slowest_stage_us"));
-  plan.predicted_peak_bytes =
-      read_integers(fields["predicted_peak_bytes"], where.at("predicted_peak_bytes"), 0);
+  plan.predicted_peak_bytes = read_integers(fields["predicted_peak_bytes"], where.at("predicted_peak_bytes"), 0);
   fields.expect_no_more();
   return plan;
 }

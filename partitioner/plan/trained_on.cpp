@@ -28,7 +28,8 @@ std::map<std::string, std::vector<int>> trained_on(const Graph& graph, const Pla
       if (!flow.passes_gradient(node)) continue;
       for (const ValueId id : node_inputs(graph.nodes[node])) {
         const Value& value = graph.values[id];
-        const bool is_trained = value.kind == ValueKind::kParameter && value.spec.requires_grad && !relaying.contains({s, id});
+        const bool is_trained =
+            value.kind == ValueKind::kParameter && value.spec.requires_grad && !relaying.contains({s, id});
         if (is_trained) ranks[value.name].insert(plan.stages[s].rank);
       }
     }

@@ -150,8 +150,7 @@ class Attributor {
     const RankStep& own = step_[rank];
     const auto& times = balanced_.times[rank];
     // When the rank has nothing left to do: while it exchanges results, and when it has returned.
-    int64_t end_left_ns =
-        std::llround((balanced_.makespan_us - (times.empty() ? 0 : times.back().end_us)) * kNsPerUs);
+    int64_t end_left_ns = std::llround((balanced_.makespan_us - (times.empty() ? 0 : times.back().end_us)) * kNsPerUs);
     Pieces pieces;
     size_t num_actions = 0;
     int64_t now_ns = result_.start_ns;

@@ -28,8 +28,8 @@ namespace smp::partitioner {
 ///   actions, and the program before its call.
 ///
 /// Dependency is told from imbalance by the same table with perfectly balanced ranks: each takes an equal part of the
-/// measured time of all forwards, in equal forwards, likewise for backwards and weight gradients, and messages take no time. As long as a wait
-/// lasts there, as much of the measured wait is dependency; what it lasts longer is imbalance.
+/// measured time of all forwards, in equal forwards, likewise for backwards and weight gradients, and messages take no time.
+/// As long as a wait lasts there, as much of the measured wait is dependency; what it lasts longer is imbalance.
 enum class Cause : uint8_t { kCompute, kDependency, kImbalance, kCommunication, kHost };
 inline constexpr size_t kNumCauses = 5;
 
@@ -44,9 +44,9 @@ struct CausedTime {
 };
 
 struct StepAttribution {
-  int64_t start_ns = 0, end_ns = 0;                            // the window
-  std::vector<std::vector<CausedTime>> ranks;                  // each fills the window without gap or overlap
-  std::vector<std::array<int64_t, kNumCauses>> ns_of_cause;    // by rank; adds up to end_ns - start_ns
+  int64_t start_ns = 0, end_ns = 0;                          // the window
+  std::vector<std::vector<CausedTime>> ranks;                // each fills the window without gap or overlap
+  std::vector<std::array<int64_t, kNumCauses>> ns_of_cause;  // by rank; adds up to end_ns - start_ns
   int64_t num_ns() const { return end_ns - start_ns; }
   /// The part of the window in which a rank does not compute, mean over ranks.
   double bubble() const;

@@ -56,22 +56,18 @@ int64_t num_parameters(const Graph& graph, const StagePlan& stage) {
 
 std::string partition_table(const Graph& graph, const Plan& plan) {
   constexpr size_t kModulesColumn = 2;
-  std::vector<Row> rows{
-      {"stage", "rank", "modules", "parameters", "forward + backward", "sends", "memory"}};
+  std::vector<Row> rows{{"stage", "rank", "modules", "parameters", "forward + backward", "sends", "memory"}};
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const StagePlan& stage = plan.stages[s];
     rows.push_back({std::to_string(s), std::to_string(stage.rank), compact_modules(stage),
-                    count_text(num_parameters(graph, stage)),
-                    time_text(stage.cost.forward_us + stage.cost.backward_us),
-                    time_text(stage.cost.send_us),
-                    bytes_text(plan.predicted_peak_bytes[stage.rank])});
+                    count_text(num_parameters(graph, stage)), time_text(stage.cost.forward_us + stage.cost.backward_us),
+                    time_text(stage.cost.send_us), bytes_text(plan.predicted_peak_bytes[stage.rank])});
   }
   char summary[200];
-  std::snprintf(
-      summary, sizeof summary,
-      "slowest stage %s, lower bound %s, gap %.1f %%; predicted step %s, bubble %.1f %%\n",
-      time_text(plan.slowest_stage_us).c_str(), time_text(plan.lower_bound_us).c_str(),
-      gap_percent(plan), time_text(plan.predicted_step_us).c_str(), 100 * plan.predicted_bubble);
+  std::snprintf(summary, sizeof summary,
+                "slowest stage %s, lower bound %s, gap %.1f %%; predicted step %s, bubble %.1f %%\n",
+                time_text(plan.slowest_stage_us).c_str(), time_text(plan.lower_bound_us).c_str(), gap_percent(plan),
+                time_text(plan.predicted_step_us).c_str(), 100 * plan.predicted_bubble);
   return aligned(rows, kModulesColumn) + summary;
 }
 

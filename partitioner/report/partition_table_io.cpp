@@ -27,15 +27,14 @@ std::string partition_table_json(const Graph& graph, const Plan& plan) {
                       {"message_bytes", cost.message_bytes}});
   }
   const auto& peak = plan.predicted_peak_bytes;
-  return json::serialize(
-      json::value{{"num_ranks", plan.num_ranks},
-                  {"stages", std::move(stages)},
-                  {"slowest_stage_us", plan.slowest_stage_us},
-                  {"lower_bound_us", plan.lower_bound_us},
-                  {"gap_percent", gap_percent(plan)},
-                  {"predicted_step_us", plan.predicted_step_us},
-                  {"predicted_bubble", plan.predicted_bubble},
-                  {"predicted_peak_bytes", json::array(peak.begin(), peak.end())}});
+  return json::serialize(json::value{{"num_ranks", plan.num_ranks},
+                                     {"stages", std::move(stages)},
+                                     {"slowest_stage_us", plan.slowest_stage_us},
+                                     {"lower_bound_us", plan.lower_bound_us},
+                                     {"gap_percent", gap_percent(plan)},
+                                     {"predicted_step_us", plan.predicted_step_us},
+                                     {"predicted_bubble", plan.predicted_bubble},
+                                     {"predicted_peak_bytes", json::array(peak.begin(), peak.end())}});
 }
 
 }  // namespace smp::partitioner

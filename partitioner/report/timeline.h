@@ -1,4 +1,5 @@
-// What the ranks of a job did and when: plain data, on one clock. Filled by runtime/executor/timeline.h; read by the reports here.
+// What the ranks of a job did and when: plain data, on one clock. Filled by runtime/executor/timeline.h; read by the reports
+// here.
 #pragma once
 
 #include <cstdint>

@@ -50,11 +50,20 @@ std::string escaped(const std::string& text) {
   std::string safe;
   for (const char c : text) {
     switch (c) {
-      case '&': safe += "&amp;"; break;
-      case '<': safe += "&lt;"; break;
-      case '>': safe += "&gt;"; break;
-      case '"': safe += "&quot;"; break;
-      default: safe += c;
+      case '&':
+        safe += "&amp;";
+        break;
+      case '<':
+        safe += "&lt;";
+        break;
+      case '>':
+        safe += "&gt;";
+        break;
+      case '"':
+        safe += "&quot;";
+        break;
+      default:
+        safe += c;
     }
   }
   return safe;
@@ -102,7 +111,8 @@ class Drawing {
   void legend(const std::vector<std::pair<std::string, std::string>>& entries) {
     double x = kMargin;
     for (const auto& [kind, words] : entries) {
-      body_ << "<rect class=\"" << kind << "\" x=\"" << number(x) << "\" y=\"" << number(y_) << "\" width=\"14\" height=\"14\"/>\n";
+      body_ << "<rect class=\"" << kind << "\" x=\"" << number(x) << "\" y=\"" << number(y_)
+            << "\" width=\"14\" height=\"14\"/>\n";
       text("legend", x + 18, y_ + 11, words);
       x += 40 + 7.0 * static_cast<double>(words.size());
     }
@@ -122,7 +132,8 @@ class Drawing {
     const std::string height = number(y_ + 2 * kMargin);
     out << "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" version=\"1.1\" width=\""
         << number(kWidth) << "\" height=\"" << height << "\" viewBox=\"0 0 " << number(kWidth) << ' ' << height
-        << "\" xml:space=\"preserve\">\n<style>" << kStyle << "</style>\n<rect x=\"0\" y=\"0\" width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
+        << "\" xml:space=\"preserve\">\n<style>" << kStyle
+        << "</style>\n<rect x=\"0\" y=\"0\" width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
         << body_.str() << "</svg>\n";
     return out.str();
   }
@@ -192,8 +203,8 @@ std::vector<Bars> measured_bars(const PipelineStep& step, const StepAttribution&
     Bars& row = rows.emplace_back();
     for (const Span& span : step[rank].spans) {
       if (!span.is_compute()) continue;
-      row.push_back({class_of(span.action), span.action.row().letter + std::to_string(span.action.microbatch), to_string(span),
-                     us_of(span.start_ns), us_of(span.end_ns)});
+      row.push_back({class_of(span.action), span.action.row().letter + std::to_string(span.action.microbatch),
+                     to_string(span), us_of(span.start_ns), us_of(span.end_ns)});
     }
     for (const CausedTime& piece : attribution.ranks[rank]) {
       if (piece.cause == Cause::kCompute) continue;
@@ -207,7 +218,8 @@ std::vector<Bars> measured_bars(const PipelineStep& step, const StepAttribution&
 double first_action_us(const PipelineStep& step, const StepAttribution& attribution) {
   int64_t first_ns = attribution.end_ns;
   for (const RankStep& rank : step) {
-    const auto action = std::find_if(rank.spans.begin(), rank.spans.end(), [](const Span& span) { return span.is_action(); });
+    const auto action =
+        std::find_if(rank.spans.begin(), rank.spans.end(), [](const Span& span) { return span.is_action(); });
     if (action != rank.spans.end()) first_ns = std::min(first_ns, action->start_ns);
   }
   return std::max(0.0, static_cast<double>(first_ns - attribution.start_ns) / kNsPerUs);
@@ -223,7 +235,8 @@ double measured_us(const StepAttribution& attribution) { return static_cast<doub
 
 std::string timeline_title(const PipelineStep& step, const Schedule& schedule, const StepAttribution& attribution,
                            const std::optional<SimulationInput>& predicted) {
-  std::string title = "step " + std::to_string(step.front().number) + (step.front().trains ? " (training): " : " (evaluation): ") +
+  std::string title = "step " + std::to_string(step.front().number) +
+                      (step.front().trains ? " (training): " : " (evaluation): ") +
                       numbers("measured", measured_us(attribution), attribution.bubble());
   if (!predicted) return title;
   const Simulation simulation = simulate(schedule, *predicted);

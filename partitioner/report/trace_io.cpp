@@ -46,12 +46,8 @@ class TraceWriter {
 
   json::object fields(const char* phase, const RankTimeline& rank, std::string_view category, std::string_view name,
                       int64_t ns) const {
-    return {{"ph", phase},
-            {"pid", rank.replica},
-            {"tid", rank.pipeline_rank},
-            {"cat", category},
-            {"name", name},
-            {"ts", us_of(ns)}};
+    return {{"ph", phase},     {"pid", rank.replica}, {"tid", rank.pipeline_rank},
+            {"cat", category}, {"name", name},        {"ts", us_of(ns)}};
   }
 
   void slice(const RankTimeline& rank, std::string_view category, std::string_view name, int64_t start_ns, int64_t end_ns,
@@ -64,11 +60,7 @@ class TraceWriter {
 
   void name_threads(const RankTimeline& rank) {
     const auto name = [&](const char* what, const std::string& text) {
-      event({{"ph", "M"},
-             {"pid", rank.replica},
-             {"tid", rank.pipeline_rank},
-             {"name", what},
-             {"args", {{"name", text}}}});
+      event({{"ph", "M"}, {"pid", rank.replica}, {"tid", rank.pipeline_rank}, {"name", what}, {"args", {{"name", text}}}});
     };
     if (rank.pipeline_rank == 0) name("process_name", "replica " + std::to_string(rank.replica));
     name("thread_name", "rank " + std::to_string(rank.pipeline_rank));
@@ -94,8 +86,8 @@ class TraceWriter {
     const int source = action.is_send() ? action.stage : action.peer, target = action.is_send() ? action.peer : action.stage;
     const Arrow transfer{rank.replica, step.number, action.is_activation(), source, target, action.microbatch};
     const auto [id, is_new] = arrows_.try_emplace(transfer, static_cast<int64_t>(arrows_.size()));
-    json::object made = fields(action.is_send() ? "s" : "f", rank, "message", "message",
-                               action.is_send() ? span.start_ns : span.end_ns);
+    json::object made =
+        fields(action.is_send() ? "s" : "f", rank, "message", "message", action.is_send() ? span.start_ns : span.end_ns);
     made["id"] = id->second;
     if (!action.is_send()) made["bp"] = "e";
     event(made);

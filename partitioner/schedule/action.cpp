@@ -38,9 +38,7 @@ Action counterpart(const Action& transfer) {
   return {kind, transfer.peer, transfer.microbatch, transfer.stage};
 }
 
-std::string to_string(const Action& action) {
-  return stage_name(action.stage) + to_string_within_stage(action);
-}
+std::string to_string(const Action& action) { return stage_name(action.stage) + to_string_within_stage(action); }
 
 std::string to_string_within_stage(const Action& action) {
   const std::string work = action.row().letter + std::to_string(action.microbatch);

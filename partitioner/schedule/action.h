@@ -1,4 +1,5 @@
-// One entry of a schedule: what a rank does next, and the table of all kinds of it. Plain data; knows no tensors and no transport.
+// One entry of a schedule: what a rank does next, and the table of all kinds of it. Plain data; knows no tensors and no
+// transport.
 #pragma once
 
 #include <array>
@@ -44,10 +45,27 @@ struct ActionRow {
 };
 
 inline constexpr std::array<ActionRow, 7> kActionRows{{
-    {ActionKind::kForward, "forward", 'F', ActionRow::Role::kCompute, {Item::kInputs}, {Item::kOutputs, Item::kSaved}, {Item::kInputs}},
-    {ActionKind::kBackward, "backward", 'B', ActionRow::Role::kCompute, {Item::kSaved, Item::kOutputGradients},
-     {Item::kInputGradients, Item::kRest}, {Item::kOutputGradients}},
-    {ActionKind::kWeightGradient, "weight gradient", 'W', ActionRow::Role::kCompute, {Item::kRest}, {}, {Item::kSaved, Item::kRest}},
+    {ActionKind::kForward,
+     "forward",
+     'F',
+     ActionRow::Role::kCompute,
+     {Item::kInputs},
+     {Item::kOutputs, Item::kSaved},
+     {Item::kInputs}},
+    {ActionKind::kBackward,
+     "backward",
+     'B',
+     ActionRow::Role::kCompute,
+     {Item::kSaved, Item::kOutputGradients},
+     {Item::kInputGradients, Item::kRest},
+     {Item::kOutputGradients}},
+    {ActionKind::kWeightGradient,
+     "weight gradient",
+     'W',
+     ActionRow::Role::kCompute,
+     {Item::kRest},
+     {},
+     {Item::kSaved, Item::kRest}},
     {ActionKind::kSendActivation, "send F", 'F', ActionRow::Role::kSend, {Item::kOutputs}, {}, {Item::kOutputs}},
     {ActionKind::kReceiveActivation, "receive F", 'F', ActionRow::Role::kReceive, {}, {Item::kInputs}, {}},
     {ActionKind::kSendGradient, "send B", 'B', ActionRow::Role::kSend, {Item::kInputGradients}, {}, {Item::kInputGradients}},
@@ -65,8 +83,7 @@ struct Action {
   ActionKind kind = ActionKind::kForward;
   int stage = 0;  // the stage that performs it
   int microbatch = 0;
-  int peer =
-      -1;  // transfers: the stage at the other end; -1 (kInputStage): the leader's step inputs
+  int peer = -1;  // transfers: the stage at the other end; -1 (kInputStage): the leader's step inputs
 
   constexpr const ActionRow& row() const { return row_of(kind); }
   bool is_compute() const { return row().role == ActionRow::Role::kCompute; }

@@ -36,8 +36,8 @@ class Checker {
   const Action& action_at(Position at) const { return schedule_.columns[at.rank][at.index]; }
 
   std::string describe(Position at) const {
-    return "rank " + std::to_string(at.rank) + ", position " + std::to_string(at.index) + " (" +
-           to_string(action_at(at)) + ")";
+    return "rank " + std::to_string(at.rank) + ", position " + std::to_string(at.index) + " (" + to_string(action_at(at)) +
+           ")";
   }
 
   template <typename Visitor>
@@ -50,18 +50,15 @@ class Checker {
   }
 
   void check_sizes() const {
-    TORCH_CHECK_VALUE(schedule_.num_ranks == graphs_.num_ranks() &&
-                          static_cast<int>(schedule_.columns.size()) == graphs_.num_ranks(),
-                      "schedule check: expected one column for each of ", graphs_.num_ranks(),
-                      " ranks, got num_ranks=", schedule_.num_ranks, " and ",
-                      schedule_.columns.size(), " columns.");
-    TORCH_CHECK_VALUE(schedule_.num_microbatches == graphs_.num_microbatches(),
-                      "schedule check: expected ", graphs_.num_microbatches(),
-                      " microbatches, got ", schedule_.num_microbatches, ".");
+    TORCH_CHECK_VALUE(
+        schedule_.num_ranks == graphs_.num_ranks() && static_cast<int>(schedule_.columns.size()) == graphs_.num_ranks(),
+        "schedule check: expected one column for each of ", graphs_.num_ranks(),
+        " ranks, got num_ranks=", schedule_.num_ranks, " and ", schedule_.columns.size(), " columns.");
+    TORCH_CHECK_VALUE(schedule_.num_microbatches == graphs_.num_microbatches(), "schedule check: expected ",
+                      graphs_.num_microbatches(), " microbatches, got ", schedule_.num_microbatches, ".");
     TORCH_CHECK_VALUE(static_cast<int>(schedule_.in_flight_limits.size()) == graphs_.most_stages(),
-                      "schedule check: expected an in-flight limit for each of ",
-                      graphs_.most_stages(), " stages, got ", schedule_.in_flight_limits.size(),
-                      ".");
+                      "schedule check: expected an in-flight limit for each of ", graphs_.most_stages(), " stages, got ",
+                      schedule_.in_flight_limits.size(), ".");
   }
 
   void check_contents() {
@@ -73,11 +70,11 @@ class Checker {
                         ": expected only what the stage graphs demand, got an action that no "
                         "stage, edge or microbatch of theirs demands. Remove it.");
       const int rank = graphs_.rank_of(action.stage, action.microbatch);
-      TORCH_CHECK_VALUE(at.rank == rank, "schedule check: ", describe(at), ": expected on rank ",
-                        rank, ", which holds the stage, got rank ", at.rank, ". Move it.");
+      TORCH_CHECK_VALUE(at.rank == rank, "schedule check: ", describe(at), ": expected on rank ", rank,
+                        ", which holds the stage, got rank ", at.rank, ". Move it.");
       const auto [first, is_new] = position_of_.emplace(action, at);
-      TORCH_CHECK_VALUE(is_new, "schedule check: ", describe(at), ": expected once, got it at ",
-                        "position ", first->second.index, " already. Remove one.");
+      TORCH_CHECK_VALUE(is_new, "schedule check: ", describe(at), ": expected once, got it at ", "position ",
+                        first->second.index, " already. Remove one.");
     });
     if (position_of_.size() != demanded.size()) report_missing(listed);
   }
@@ -86,14 +83,11 @@ class Checker {
   void report_missing(const std::vector<Action>& demanded) const {
     for (const Action& action : demanded) {
       if (position_of_.contains(action)) continue;
-      const auto other =
-          action.is_compute() ? position_of_.end() : position_of_.find(counterpart(action));
-      TORCH_CHECK_VALUE(
-          false, "schedule check: rank ", graphs_.rank_of(action.stage, action.microbatch),
-          ": expected ", to_string(action),
-          other == position_of_.end() ? std::string()
-                                      : " as the other end of " + describe(other->second),
-          ", got none. Add it.");
+      const auto other = action.is_compute() ? position_of_.end() : position_of_.find(counterpart(action));
+      TORCH_CHECK_VALUE(false, "schedule check: rank ", graphs_.rank_of(action.stage, action.microbatch), ": expected ",
+                        to_string(action),
+                        other == position_of_.end() ? std::string() : " as the other end of " + describe(other->second),
+                        ", got none. Add it.");
     }
   }
 
@@ -119,15 +113,13 @@ class Checker {
   }
 
   void expect_ascending(Position before, Position at) const {
-    TORCH_CHECK_VALUE(action_at(before).microbatch < action_at(at).microbatch,
-                      "schedule check: ", describe(at), ": expected microbatches in ascending ",
-                      "order, got it after ", describe(before), ". Exchange them.");
+    TORCH_CHECK_VALUE(action_at(before).microbatch < action_at(at).microbatch, "schedule check: ", describe(at),
+                      ": expected microbatches in ascending ", "order, got it after ", describe(before), ". Exchange them.");
   }
 
   Channel channel_of(const Action& send) const {
     const int m = send.microbatch;
-    return {send.stage, graphs_.rank_of(send.stage, m), send.peer, graphs_.rank_of(send.peer, m),
-            send.is_activation()};
+    return {send.stage, graphs_.rank_of(send.stage, m), send.peer, graphs_.rank_of(send.peer, m), send.is_activation()};
   }
 
   void check_channel_order() const {
@@ -144,9 +136,8 @@ class Checker {
       const auto& received = receives.at(channel);
       for (size_t i = 0; i < sent.size(); ++i) {
         TORCH_CHECK_VALUE(action_at(received[i]) == counterpart(action_at(sent[i])),
-                          "schedule check: ", describe(received[i]), ": expected message ", i,
-                          " of its channel to be ", describe(sent[i]),
-                          ", got another. Receive in the order of the sends.");
+                          "schedule check: ", describe(received[i]), ": expected message ", i, " of its channel to be ",
+                          describe(sent[i]), ", got another. Receive in the order of the sends.");
       }
     }
   }
@@ -172,8 +163,7 @@ class Checker {
   }
 
   void check_run() {
-    const std::vector<Position> stuck =
-        walk(schedule_, [this](Position at, Position) { perform(at); });
+    const std::vector<Position> stuck = walk(schedule_, [this](Position at, Position) { perform(at); });
     std::string report;
     for (const Position& at : stuck) {
       report += (report.empty() ? "" : "; ") + describe(at) + " waits for " +

@@ -150,9 +150,7 @@ class Generator {
     if (!loops_.empty()) return next_in_loop(rank);
     std::optional<Action> best;
     // Smaller is better: backward first, then the lowest microbatch, then the deepest stage.
-    const auto order = [](const Action& a) {
-      return std::tuple(a.kind == ActionKind::kForward, a.microbatch, -a.stage);
-    };
+    const auto order = [](const Action& a) { return std::tuple(a.kind == ActionKind::kForward, a.microbatch, -a.stage); };
     const auto offer = [&](const Action& action) {
       if (is_ready(rank, action) && (!best || order(action) < order(*best))) best = action;
     };
@@ -240,8 +238,8 @@ class Generator {
 };
 
 void check_options(const ScheduleOptions& options) {
-  TORCH_CHECK_VALUE(options.virtual_stages >= 1, "schedule: expected virtual_stages >= 1, got ",
-                    options.virtual_stages, ".");
+  TORCH_CHECK_VALUE(options.virtual_stages >= 1, "schedule: expected virtual_stages >= 1, got ", options.virtual_stages,
+                    ".");
 }
 
 size_t num_computations(const MicrobatchGraphs& graphs) {
@@ -269,8 +267,7 @@ std::vector<int> common_limits(const ScheduleOptions& options, const MicrobatchG
 }
 
 /// By stage, at least 1.
-std::vector<int> most_in_flight(const MicrobatchGraphs& graphs,
-                                const std::vector<Action>& computations) {
+std::vector<int> most_in_flight(const MicrobatchGraphs& graphs, const std::vector<Action>& computations) {
   std::vector<int> now(graphs.most_stages(), 0), most(graphs.most_stages(), 1);
   for (const Action& action : computations) {
     const int stage = action.stage;
@@ -286,8 +283,7 @@ std::vector<int> most_in_flight(const MicrobatchGraphs& graphs,
 
 std::vector<int> in_flight_limits(const ScheduleOptions& options, int num_ranks, int num_stages, int num_microbatches) {
   const int active_microbatches = options.active_microbatches;
-  TORCH_CHECK_VALUE(active_microbatches >= 0,
-                    "schedule: expected active_microbatches >= 1, or 0 for the default, got ",
+  TORCH_CHECK_VALUE(active_microbatches >= 0, "schedule: expected active_microbatches >= 1, or 0 for the default, got ",
                     active_microbatches, ".");
   std::vector<int> limits(num_stages, num_microbatches);
   if (options.kind == ScheduleKind::kSimple) return limits;
@@ -316,8 +312,8 @@ Schedule generate(const ScheduleOptions& options, std::span<const StageGraph* co
   const std::vector<Action> computations =
       Generator(options.kind, graphs, schedule.in_flight_limits, std::move(loops)).run();
   if (is_loop) schedule.in_flight_limits = most_in_flight(graphs, computations);
-  TORCH_INTERNAL_ASSERT(computations.size() == num_computations(graphs), "generated ",
-                        computations.size(), " of ", num_computations(graphs), " computations");
+  TORCH_INTERNAL_ASSERT(computations.size() == num_computations(graphs), "generated ", computations.size(), " of ",
+                        num_computations(graphs), " computations");
   schedule.columns = insert_transfers(computations, graphs);
   return schedule;
 }

@@ -9,18 +9,15 @@ namespace smp::partitioner {
 
 MicrobatchGraphs::MicrobatchGraphs(std::span<const StageGraph* const> graph_of_microbatch)
     : graphs_(graph_of_microbatch.begin(), graph_of_microbatch.end()) {
-  TORCH_CHECK_VALUE(!graphs_.empty(),
-                    "schedule: expected at least one microbatch, got none. Set microbatches >= 1.");
+  TORCH_CHECK_VALUE(!graphs_.empty(), "schedule: expected at least one microbatch, got none. Set microbatches >= 1.");
   for (size_t m = 0; m < graphs_.size(); ++m) {
     const StageGraph* graph = graphs_[m];
-    TORCH_CHECK_VALUE(graph != nullptr, "schedule: expected a stage graph for microbatch ", m,
-                      ", got a null pointer.");
+    TORCH_CHECK_VALUE(graph != nullptr, "schedule: expected a stage graph for microbatch ", m, ", got a null pointer.");
     auto found = owned_.find(graph);
     if (found == owned_.end()) {
       validate(*graph);
-      TORCH_CHECK_VALUE(graph->num_ranks == graphs_[0]->num_ranks, "schedule: expected microbatch ",
-                        m, " to be planned for the ", graphs_[0]->num_ranks,
-                        " ranks of microbatch 0, got ", graph->num_ranks,
+      TORCH_CHECK_VALUE(graph->num_ranks == graphs_[0]->num_ranks, "schedule: expected microbatch ", m,
+                        " to be planned for the ", graphs_[0]->num_ranks, " ranks of microbatch 0, got ", graph->num_ranks,
                         ". Plan all programs of a step for the same ranks.");
       found = owned_.emplace(graph, Program{num_programs(), Neighbours(*graph)}).first;
     }

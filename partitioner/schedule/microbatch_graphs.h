@@ -29,9 +29,7 @@ class MicrobatchGraphs {
   bool is_local(int stage, int other, int microbatch) const {
     return rank_of(stage, microbatch) == rank_of(other, microbatch);
   }
-  bool has_backward(int stage, int microbatch) const {
-    return graphs_[microbatch]->stage_has_backward[stage];
-  }
+  bool has_backward(int stage, int microbatch) const { return graphs_[microbatch]->stage_has_backward[stage]; }
   const Neighbours& neighbours(int microbatch) const { return *neighbours_[microbatch]; }
 
  private:

@@ -46,8 +46,7 @@ int Schedule::send_limit(const Action& send) const {
 std::string Schedule::to_table(TableContent content) const {
   std::vector<std::optional<int>> stages;
   for (const auto& column : columns) stages.push_back(only_stage(column));
-  const bool one_stage_each = std::all_of(stages.begin(), stages.end(),
-                                          [](const auto& stage) { return stage.has_value(); });
+  const bool one_stage_each = std::all_of(stages.begin(), stages.end(), [](const auto& stage) { return stage.has_value(); });
   std::vector<std::string> labels;
   size_t width = 0;
   for (size_t rank = 0; rank < columns.size(); ++rank) {

@@ -21,8 +21,7 @@ struct Schedule {
   int num_ranks = 0;
   int num_microbatches = 0;
   std::vector<std::vector<Action>> columns;  // by pipeline rank
-  std::vector<int>
-      in_flight_limits;  // by stage: microbatches between their forward and their weight gradients
+  std::vector<int> in_flight_limits;         // by stage: microbatches between their forward and their weight gradients
 
   /// A rank that sends waits while send_limit() earlier messages of that edge and direction are
   /// under way. false: it never waits, because such a table could wait for ever (send_limits.h).

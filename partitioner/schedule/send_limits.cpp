@@ -9,8 +9,7 @@ namespace {
 
 class BoundedWalk {
  public:
-  explicit BoundedWalk(const Schedule& schedule)
-      : schedule_(schedule), next_(schedule.columns.size(), 0) {}
+  explicit BoundedWalk(const Schedule& schedule) : schedule_(schedule), next_(schedule.columns.size(), 0) {}
 
   bool ends() {
     for (size_t rank = next_.size(); rank-- > 0;) runnable_.push_back(rank);
@@ -30,7 +29,7 @@ class BoundedWalk {
   struct Channel {
     int sent = 0;
     int received = 0;
-    int reached = 0;  // receives that their rank has come to, the one it waits at included
+    int reached = 0;                // receives that their rank has come to, the one it waits at included
     std::vector<size_t> waiting{};  // ranks
   };
 
@@ -46,8 +45,8 @@ class BoundedWalk {
     Channel& channel = channel_of(action);
     const bool is_new = action.is_receive() && channel.reached == channel.received;
     if (is_new) ++channel.reached;
-    const bool can_go = action.is_send() ? channel.sent - channel.reached < schedule_.send_limit(action)
-                                         : channel.received < channel.sent;
+    const bool can_go =
+        action.is_send() ? channel.sent - channel.reached < schedule_.send_limit(action) : channel.received < channel.sent;
     if (can_go) ++(action.is_send() ? channel.sent : channel.received);
     if (is_new || can_go) wake(channel);
     if (!can_go) channel.waiting.push_back(rank);

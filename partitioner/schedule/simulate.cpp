@@ -36,11 +36,10 @@ class Simulator {
   }
 
   Simulation run() {
-    const std::vector<Position> stuck =
-        walk(schedule_, [this](Position at, Position sender) { perform(at, sender); });
+    const std::vector<Position> stuck = walk(schedule_, [this](Position at, Position sender) { perform(at, sender); });
     TORCH_CHECK_VALUE(stuck.empty(), "schedule simulation: expected a schedule that passes ",
-                      "check(), got one that deadlocks on rank ", stuck.empty() ? 0 : stuck[0].rank,
-                      " at position ", stuck.empty() ? 0 : stuck[0].index, ".");
+                      "check(), got one that deadlocks on rank ", stuck.empty() ? 0 : stuck[0].rank, " at position ",
+                      stuck.empty() ? 0 : stuck[0].index, ".");
     finish();
     return std::move(result_);
   }
@@ -56,8 +55,7 @@ class Simulator {
     } else if (action.is_send()) {
       send(at, action);
     } else {
-      const double own_us =
-          input_.transfers_occupy_ranks ? transfer_us({action.peer, action.stage}) : 0;
+      const double own_us = input_.transfers_occupy_ranks ? transfer_us({action.peer, action.stage}) : 0;
       clock = std::max(clock + own_us, arrival_us_[sender.rank][sender.index]);
     }
     time.end_us = clock;
@@ -119,13 +117,12 @@ class Simulator {
 
 void check_input(const Schedule& schedule, const SimulationInput& input) {
   const size_t num_stages = schedule.in_flight_limits.size();
-  const size_t num_given =
-      input.microbatch_times.empty() ? input.times.size() : input.microbatch_times.size();
-  TORCH_CHECK_VALUE(num_given == num_stages, "schedule simulation: expected times of ", num_stages,
-                    " stages, got ", num_given, ".");
+  const size_t num_given = input.microbatch_times.empty() ? input.times.size() : input.microbatch_times.size();
+  TORCH_CHECK_VALUE(num_given == num_stages, "schedule simulation: expected times of ", num_stages, " stages, got ",
+                    num_given, ".");
   const auto check_time = [](double us) {
-    TORCH_CHECK_VALUE(std::isfinite(us) && us >= 0,
-                      "schedule simulation: expected finite times of at least 0, got ", us, " us.");
+    TORCH_CHECK_VALUE(std::isfinite(us) && us >= 0, "schedule simulation: expected finite times of at least 0, got ", us,
+                      " us.");
   };
   const auto check_times = [&](const std::vector<StageTime>& times) {
     for (const StageTime& time : times) {
@@ -135,8 +132,8 @@ void check_input(const Schedule& schedule, const SimulationInput& input) {
   check_times(input.times);
   for (const std::vector<StageTime>& times : input.microbatch_times) {
     TORCH_CHECK_VALUE(times.size() == static_cast<size_t>(schedule.num_microbatches),
-                      "schedule simulation: expected times of ", schedule.num_microbatches,
-                      " microbatches of a stage, got ", times.size(), ".");
+                      "schedule simulation: expected times of ", schedule.num_microbatches, " microbatches of a stage, got ",
+                      times.size(), ".");
     check_times(times);
   }
   for (const EdgeTime& transfer : input.transfers) check_time(transfer.us);

@@ -31,7 +31,7 @@ struct EdgeTime {
 };
 
 struct SimulationInput {
-  std::vector<StageTime> times;     // by stage
+  std::vector<StageTime> times;  // by stage
   /// By stage and microbatch, in place of `times`: what a real step has taken. Empty: every
   /// microbatch takes the same.
   std::vector<std::vector<StageTime>> microbatch_times{};
@@ -42,8 +42,7 @@ struct SimulationInput {
 };
 
 struct ActionTime {
-  double start_us =
-      0;  // a receive starts when its rank reaches it and ends when its message is there
+  double start_us = 0;  // a receive starts when its rank reaches it and ends when its message is there
   double end_us = 0;
   bool operator==(const ActionTime&) const = default;
 };
@@ -51,10 +50,9 @@ struct ActionTime {
 struct Simulation {
   std::vector<std::vector<ActionTime>> times;  // as Schedule::columns
   double makespan_us = 0;
-  std::vector<double>
-      bubble_of_rank;               // fraction of the makespan in which the rank does not compute
-  double bubble = 0;                // mean over ranks
-  std::vector<int> peak_in_flight;  // by stage
+  std::vector<double> bubble_of_rank;  // fraction of the makespan in which the rank does not compute
+  double bubble = 0;                   // mean over ranks
+  std::vector<int> peak_in_flight;     // by stage
 };
 
 /// Performs `schedule` rank by rank in column order. Messages of one edge follow one another; sends

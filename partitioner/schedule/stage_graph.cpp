@@ -42,18 +42,15 @@ void validate_edges(const StageGraph& graph, const std::vector<Edge>& edges, boo
     const bool in_range = edge.source < graph.num_stages() && edge.target < graph.num_stages() &&
                           edge.source >= (is_activation ? kInputStage : 0) && edge.target >= 0;
     const bool is_downhill = is_activation ? edge.source < edge.target : edge.source > edge.target;
-    TORCH_CHECK_VALUE(in_range && is_downhill, "stage graph: expected every edge of `", name,
-                      "` to lead to a ", is_activation ? "later" : "earlier", " one of ",
-                      graph.num_stages(), " stages, got ", edge.source, " -> ", edge.target,
-                      ". Number the stages in program order.");
-    TORCH_CHECK_VALUE(previous == nullptr || *previous < edge, "stage graph: expected `", name,
-                      "` sorted and unique, got ", edge.source, " -> ", edge.target, " after ",
-                      previous == nullptr ? 0 : previous->source, " -> ",
+    TORCH_CHECK_VALUE(in_range && is_downhill, "stage graph: expected every edge of `", name, "` to lead to a ",
+                      is_activation ? "later" : "earlier", " one of ", graph.num_stages(), " stages, got ", edge.source,
+                      " -> ", edge.target, ". Number the stages in program order.");
+    TORCH_CHECK_VALUE(previous == nullptr || *previous < edge, "stage graph: expected `", name, "` sorted and unique, got ",
+                      edge.source, " -> ", edge.target, " after ", previous == nullptr ? 0 : previous->source, " -> ",
                       previous == nullptr ? 0 : previous->target, ". Sort them.");
-    TORCH_CHECK_VALUE(is_activation || (graph.stage_has_backward[edge.source] &&
-                                        graph.stage_has_backward[edge.target]),
-                      "stage graph: expected both ends of the gradient edge ", edge.source, " -> ",
-                      edge.target, " to have a backward. Mark them in `stage_has_backward`.");
+    TORCH_CHECK_VALUE(is_activation || (graph.stage_has_backward[edge.source] && graph.stage_has_backward[edge.target]),
+                      "stage graph: expected both ends of the gradient edge ", edge.source, " -> ", edge.target,
+                      " to have a backward. Mark them in `stage_has_backward`.");
     previous = &edge;
   }
 }
@@ -62,13 +59,11 @@ void validate_edges(const StageGraph& graph, const std::vector<Edge>& edges, boo
 
 StageGraph stage_graph(const Plan& plan, const Graph& graph) {
   const int num_stages = static_cast<int>(plan.stages.size());
-  TORCH_CHECK_VALUE(plan.stage_of_node.size() == graph.nodes.size(),
-                    "stage graph: expected a plan of this graph's ", graph.nodes.size(),
-                    " nodes, got one of ", plan.stage_of_node.size(), ". Plan this graph first.");
+  TORCH_CHECK_VALUE(plan.stage_of_node.size() == graph.nodes.size(), "stage graph: expected a plan of this graph's ",
+                    graph.nodes.size(), " nodes, got one of ", plan.stage_of_node.size(), ". Plan this graph first.");
   for (int stage : plan.stage_of_node) {
-    TORCH_CHECK_VALUE(stage >= 0 && stage < num_stages, "stage graph: expected stages 0 to ",
-                      num_stages - 1, " in stage_of_node, got ", stage,
-                      ". Assign every node to one of the plan's stages.");
+    TORCH_CHECK_VALUE(stage >= 0 && stage < num_stages, "stage graph: expected stages 0 to ", num_stages - 1,
+                      " in stage_of_node, got ", stage, ". Assign every node to one of the plan's stages.");
   }
   StageGraph result;
   result.num_ranks = plan.num_ranks;
@@ -84,17 +79,16 @@ StageGraph stage_graph(const Plan& plan, const Graph& graph) {
 }
 
 void validate(const StageGraph& graph) {
-  TORCH_CHECK_VALUE(graph.num_ranks >= 1, "stage graph: expected at least one rank, got ",
-                    graph.num_ranks, ". Set num_ranks.");
+  TORCH_CHECK_VALUE(graph.num_ranks >= 1, "stage graph: expected at least one rank, got ", graph.num_ranks,
+                    ". Set num_ranks.");
   for (int stage = 0; stage < graph.num_stages(); ++stage) {
     const int rank = graph.rank_of_stage[stage];
-    TORCH_CHECK_VALUE(rank >= 0 && rank < graph.num_ranks, "stage graph: expected stage ", stage,
-                      " on a rank from 0 to ", graph.num_ranks - 1, ", got ", rank,
-                      ". Place it on one of the pipeline's ranks.");
+    TORCH_CHECK_VALUE(rank >= 0 && rank < graph.num_ranks, "stage graph: expected stage ", stage, " on a rank from 0 to ",
+                      graph.num_ranks - 1, ", got ", rank, ". Place it on one of the pipeline's ranks.");
   }
   TORCH_CHECK_VALUE(graph.stage_has_backward.size() == graph.rank_of_stage.size(),
-                    "stage graph: expected one entry of stage_has_backward for each of ",
-                    graph.num_stages(), " stages, got ", graph.stage_has_backward.size(), ".");
+                    "stage graph: expected one entry of stage_has_backward for each of ", graph.num_stages(),
+                    " stages, got ", graph.stage_has_backward.size(), ".");
   validate_edges(graph, graph.activations, true);
   validate_edges(graph, graph.gradients, false);
 }

@@ -32,14 +32,11 @@ void keep_channel_order(const MicrobatchGraphs& graphs, std::vector<InputSend>& 
   }
 }
 
-std::vector<InputSend> input_sends(std::span<const Action> computations,
-                                   const MicrobatchGraphs& graphs) {
+std::vector<InputSend> input_sends(std::span<const Action> computations, const MicrobatchGraphs& graphs) {
   std::vector<int> leader_forward(graphs.num_microbatches(), std::numeric_limits<int>::max());
   for (int i = 0; i < static_cast<int>(computations.size()); ++i) {
     const Action& action = computations[i];
-    if (action.kind != ActionKind::kForward ||
-        graphs.rank_of(action.stage, action.microbatch) != kLeaderRank)
-      continue;
+    if (action.kind != ActionKind::kForward || graphs.rank_of(action.stage, action.microbatch) != kLeaderRank) continue;
     leader_forward[action.microbatch] = std::min(leader_forward[action.microbatch], i);
   }
   std::vector<InputSend> sends;
@@ -48,17 +45,15 @@ std::vector<InputSend> input_sends(std::span<const Action> computations,
     if (kind != ActionKind::kForward || graphs.rank_of(stage, microbatch) == kLeaderRank) continue;
     const auto& sources = graphs.neighbours(microbatch).activation_sources[stage];
     if (sources.empty() || sources.front() != kInputStage) continue;
-    sends.push_back({std::min(leader_forward[microbatch], i),
-                     {ActionKind::kSendActivation, kInputStage, microbatch, stage}});
+    sends.push_back(
+        {std::min(leader_forward[microbatch], i), {ActionKind::kSendActivation, kInputStage, microbatch, stage}});
   }
   keep_channel_order(graphs, sends);
-  std::stable_sort(sends.begin(), sends.end(),
-                   [](const InputSend& a, const InputSend& b) { return a.due < b.due; });
+  std::stable_sort(sends.begin(), sends.end(), [](const InputSend& a, const InputSend& b) { return a.due < b.due; });
   return sends;
 }
 
-void append_with_transfers(const Action& action, const MicrobatchGraphs& graphs,
-                           std::vector<Action>& column) {
+void append_with_transfers(const Action& action, const MicrobatchGraphs& graphs, std::vector<Action>& column) {
   for_each_dependency(action, graphs, [&](const Action& needed) {
     if (needed.is_receive()) column.push_back(needed);
   });
@@ -70,14 +65,14 @@ void append_with_transfers(const Action& action, const MicrobatchGraphs& graphs,
       column.push_back({send, action.stage, action.microbatch, target});
     }
   };
-  if (action.kind == ActionKind::kForward) send_all(ActionKind::kSendActivation, neighbours.activation_targets[action.stage]);
+  if (action.kind == ActionKind::kForward)
+    send_all(ActionKind::kSendActivation, neighbours.activation_targets[action.stage]);
   if (action.kind == ActionKind::kBackward) send_all(ActionKind::kSendGradient, neighbours.gradient_targets[action.stage]);
 }
 
 }  // namespace
 
-std::vector<std::vector<Action>> insert_transfers(std::span<const Action> computations,
-                                                  const MicrobatchGraphs& graphs) {
+std::vector<std::vector<Action>> insert_transfers(std::span<const Action> computations, const MicrobatchGraphs& graphs) {
   std::vector<std::vector<Action>> columns(graphs.num_ranks());
   const std::vector<InputSend> sends = input_sends(computations, graphs);
   auto next_send = sends.begin();

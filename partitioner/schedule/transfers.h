@@ -16,7 +16,6 @@ namespace smp::partitioner {
 /// that made it. Step inputs of microbatch m leave with the leader's own first forward of m, or
 /// before if the consumer comes earlier. No deadlock with buffered sends: performing the expanded
 /// actions in the given order is possible.
-std::vector<std::vector<Action>> insert_transfers(std::span<const Action> computations,
-                                                  const MicrobatchGraphs& graphs);
+std::vector<std::vector<Action>> insert_transfers(std::span<const Action> computations, const MicrobatchGraphs& graphs);
 
 }  // namespace smp::partitioner

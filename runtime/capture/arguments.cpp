@@ -45,7 +45,8 @@ Argument scalar_list_argument(const c10::IValue& boxed, const std::string& op) {
       list.elements.emplace_back(element.toInt());
     } else {
       TORCH_CHECK_NOT_IMPLEMENTED(element.isDouble(), op, ": expected a list of numbers or tensors, got a list of ",
-                                  element.tagKind(), ". The operator cannot be captured; use another form of it in the "
+                                  element.tagKind(),
+                                  ". The operator cannot be captured; use another form of it in the "
                                   "model, or compute it outside of the step and pass the result as an argument.");
       list.elements.emplace_back(element.toDouble());
     }
@@ -100,8 +101,7 @@ Argument to_argument(const c10::IValue& boxed, const TensorToValue& resolve, con
                               ": expected no generator of its own, got one. Leave it out: every random operator of a step "
                               "draws from a seed made of Config::seed, step, microbatch and its place in the graph.");
   TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": expected tensors, numbers, strings or lists as arguments, got a ",
-                              boxed.tagKind(),
-                              ". The operator cannot be captured; use another form of it in the model.");
+                              boxed.tagKind(), ". The operator cannot be captured; use another form of it in the model.");
 }
 
 c10::IValue to_ivalue(const Argument& argument, const ValueToTensor& tensor_of, c10::Device stage_device) {
@@ -124,9 +124,7 @@ c10::IValue to_ivalue(const Argument& argument, const ValueToTensor& tensor_of, 
             }
             return list;
           },
-          [](const std::complex<double>& value) {
-            return c10::IValue(c10::complex<double>(value.real(), value.imag()));
-          },
+          [](const std::complex<double>& value) { return c10::IValue(c10::complex<double>(value.real(), value.imag())); },
           [](const ScalarList& scalars) -> c10::IValue {
             c10::List<at::Scalar> list;
             for (const auto& element : scalars.elements) {

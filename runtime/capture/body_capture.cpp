@@ -77,9 +77,10 @@ void BodyCapture::go_back_to_recording() {
   {
     // The operators so far were called under autograd, whatever the next one is called under (torch:: factories).
     const c10::impl::LocalDispatchKeySet now = c10::impl::tls_local_dispatch_key_set();
-    const c10::impl::ForceDispatchKeyGuard under_autograd(now.included_,
-                                                          now.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-    recorder_->continue_from(matcher_.run(), matcher_.tensors_so_far(), matcher_.storages(), matcher_.used(), matcher_.position());
+    const c10::impl::ForceDispatchKeyGuard under_autograd(
+        now.included_, now.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    recorder_->continue_from(matcher_.run(), matcher_.tensors_so_far(), matcher_.storages(), matcher_.used(),
+                             matcher_.position());
   }
   for (const EarlierRead& earlier : reads_) recorder_->add_read(earlier.value, earlier.position);
   for (const Root& root : roots_) recorder_->add_backward_root(root.loss, root.position);
@@ -108,7 +109,6 @@ void BodyCapture::operator_called(const c10::OperatorHandle& op, torch::jit::Sta
 }
 
 void BodyCapture::engine_called() { refuse_engine(describe_place("autograd", current_module())); }
-
 
 void BodyCapture::record_or_match(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (!recorder_ && matcher_.matches_call(op, stack)) {

@@ -10,7 +10,8 @@
 namespace smp::runtime {
 
 bool can_be_constant(const at::Tensor& tensor) {
-  return is_on_this_ranks_device(tensor) && as_ghost(tensor) == nullptr && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
+  return is_on_this_ranks_device(tensor) && as_ghost(tensor) == nullptr && !tensor.is_quantized() && !tensor.is_conj() &&
+         !tensor.is_neg();
 }
 
 at::Tensor snapshot_of(const at::Tensor& tensor) {

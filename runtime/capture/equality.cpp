@@ -21,7 +21,9 @@ bool is_same_tensor(const at::Tensor& a, const at::Tensor& b) {
 
 void EqualAnswers::answer(const c10::OperatorHandle& op, torch::jit::Stack& stack, const std::string& module) {
   const at::Tensor a = stack.end()[-2].toTensor(), b = stack.end()[-1].toTensor();
-  const auto has_value = [this](const at::Tensor& t) { return as_ghost(t) == nullptr && bindings_.find_storage(t) == nullptr; };
+  const auto has_value = [this](const at::Tensor& t) {
+    return as_ghost(t) == nullptr && bindings_.find_storage(t) == nullptr;
+  };
   if (!is_same_tensor(a, b) && has_value(a) && has_value(b)) return op.callBoxed(stack);
   const bool same = is_same_tensor(a, b);
   if (!same && a.sizes() == b.sizes()) {

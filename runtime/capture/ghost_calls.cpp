@@ -31,9 +31,7 @@ at::Tensor copy_of(const at::Tensor& stand_in) {
   return stand_in.alias();
 }
 
-bool casts() {
-  return current_autocast().enabled && !c10::impl::tls_is_dispatch_key_excluded(this_ranks_device().autocast);
-}
+bool casts() { return current_autocast().enabled && !c10::impl::tls_is_dispatch_key_excluded(this_ranks_device().autocast); }
 
 }  // namespace
 

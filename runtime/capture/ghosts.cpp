@@ -30,10 +30,12 @@ void refuse_backward() {
 }
 
 void refuse_engine(const std::string& place) {
-  TORCH_CHECK(false, place, ": expected model.backward(loss) as the only backward, got loss.backward() inside a step body, or "
-              "torch::autograd::grad, which would run on ghosts and give no gradients. Train with model.backward(loss) of the "
-              "DistributedModel. What computes with gradients (a penalty) calls torch::autograd::grad within smp::opaque, on what "
-              "that is given, or outside of the step.");
+  TORCH_CHECK(
+      false, place,
+      ": expected model.backward(loss) as the only backward, got loss.backward() inside a step body, or "
+      "torch::autograd::grad, which would run on ghosts and give no gradients. Train with model.backward(loss) of the "
+      "DistributedModel. What computes with gradients (a penalty) calls torch::autograd::grad within smp::opaque, on what "
+      "that is given, or outside of the step.");
 }
 
 void check_no_hooks(const GhostRun& run, const std::string& place) {
@@ -54,7 +56,9 @@ GhostRun begin_ghost_run() {
 }
 
 Ghost::Ghost(c10::Storage&& storage, caffe2::TypeMeta dtype, uint64_t run_number, partitioner::ValueId value_id)
-    : c10::TensorImpl(std::move(storage), c10::DispatchKeySet(this_ranks_device().backend), dtype), run(run_number), value(value_id) {}
+    : c10::TensorImpl(std::move(storage), c10::DispatchKeySet(this_ranks_device().backend), dtype),
+      run(run_number),
+      value(value_id) {}
 
 c10::intrusive_ptr<c10::TensorImpl> Ghost::copy(const c10::VariableVersion& version, bool allow_metadata_change) const {
   auto copied = c10::make_intrusive<Ghost>(c10::Storage(storage_), data_type_, run, partitioner::kNoValue);
@@ -76,22 +80,25 @@ c10::intrusive_ptr<c10::TensorImpl> Ghost::shallow_copy_and_detach(c10::Variable
 }
 
 c10::Storage make_ghost_storage(size_t num_bytes, const std::string& maker) {
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), num_bytes, c10::DataPtr(nullptr, c10::Device(this_ranks_device().type)),
-      c10::GetAllocator(this_ranks_device().type), /*resizable=*/true);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), num_bytes,
+                                                       c10::DataPtr(nullptr, c10::Device(this_ranks_device().type)),
+                                                       c10::GetAllocator(this_ranks_device().type), /*resizable=*/true);
   refuse_raw_pointers(
       *storage,
       "raw pointer to " + maker +
-      ": expected operators only, got an access to the data of a tensor (data_ptr, accessor, storage). The tensors of a "
-      "step body are ghosts: they have shapes but no data. Compute with operators, fill tensors by hand outside of the "
-      "step, and bring what you want to look at to the CPU first: tensor.cpu(). If an operator says this: expected a tensor "
-      "with data, got a ghost of a step body that has ended (or of another thread's body); return what you need from the "
-      "body and read it from the StepOutput.");
+          ": expected operators only, got an access to the data of a tensor (data_ptr, accessor, storage). The tensors of a "
+          "step body are ghosts: they have shapes but no data. Compute with operators, fill tensors by hand outside of the "
+          "step, and bring what you want to look at to the CPU first: tensor.cpu(). If an operator says this: expected a "
+          "tensor "
+          "with data, got a ghost of a step body that has ended (or of another thread's body); return what you need from "
+          "the "
+          "body and read it from the StepOutput.");
   return c10::Storage(std::move(storage));
 }
 
 at::Tensor make_ghost(const TensorSpec& spec, const c10::Storage& storage, const GhostRun& run, partitioner::ValueId value) {
-  auto ghost = at::detail::make_tensor<Ghost>(c10::Storage(storage), c10::scalarTypeToTypeMeta(spec.dtype), run.number, value);
+  auto ghost =
+      at::detail::make_tensor<Ghost>(c10::Storage(storage), c10::scalarTypeToTypeMeta(spec.dtype), run.number, value);
   ghost.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
   if (spec.requires_grad) torch::autograd::impl::set_gradient_edge(ghost, torch::autograd::Edge(run.grad_fn, 0));
   return ghost;

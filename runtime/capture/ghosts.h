@@ -21,8 +21,9 @@ struct GhostRun {
 
 GhostRun begin_ghost_run();
 
-/// A tensor that has the device, keys and geometry of a real one of this rank, so that a body takes the same branches, on a storage that refuses raw access. Copies that LibTorch
-/// makes of it behind the dispatcher (tensor.data(), make_variable) are ghosts of the same run, without a value.
+/// A tensor that has the device, keys and geometry of a real one of this rank, so that a body takes the same branches, on a
+/// storage that refuses raw access. Copies that LibTorch makes of it behind the dispatcher (tensor.data(), make_variable)
+/// are ghosts of the same run, without a value.
 class Ghost final : public c10::TensorImpl {
  public:
   Ghost(c10::Storage&& storage, caffe2::TypeMeta dtype, uint64_t run_number, partitioner::ValueId value_id);

@@ -18,8 +18,12 @@ namespace smp::runtime {
 bool asks_for_host_copy(const OperatorInfo& info, const torch::jit::Stack& stack) {
   if (!info.may_copy_to_host) return false;
   const auto* arguments = &stack.end()[-info.num_arguments];
-  const auto says = [](const c10::IValue& argument, int64_t wanted) { return argument.isInt() && argument.toInt() == wanted; };
-  const auto is_host = [](const c10::IValue& device) { return device.isDevice() && device.toDevice().type() == host().type; };
+  const auto says = [](const c10::IValue& argument, int64_t wanted) {
+    return argument.isInt() && argument.toInt() == wanted;
+  };
+  const auto is_host = [](const c10::IValue& device) {
+    return device.isDevice() && device.toDevice().type() == host().type;
+  };
   if (info.overload == "device") return is_host(arguments[1]) && says(arguments[2], static_cast<int64_t>(at::kDouble));
   const at::Tensor& tensor = arguments[0].toTensor();
   return says(arguments[1], static_cast<int64_t>(tensor.scalar_type())) &&
@@ -90,8 +94,11 @@ void HostValues::check_memory(const at::Tensor& real, const std::string& reader)
   const std::string_view now(static_cast<const char*>(known->storage.data()), known->storage.nbytes());
   TORCH_CHECK_NOT_IMPLEMENTED(
       now.substr(begin, num_bytes) == bytes_of(known->bytes).substr(begin, num_bytes),
-      describe_place(reader, run_.current_module()), ": expected tensors that the body has brought to the CPU to be written by "
-      "operators only, got one of sizes ", real.sizes(), " that was written through a pointer. The step computes with what "
+      describe_place(reader, run_.current_module()),
+      ": expected tensors that the body has brought to the CPU to be written by "
+      "operators only, got one of sizes ",
+      real.sizes(),
+      " that was written through a pointer. The step computes with what "
       "operators made. Write with operators (masked_fill_, copy_, where), or fill a tensor made outside of the step, before "
       "its first use in the body.");
 }
@@ -155,7 +162,9 @@ void HostValues::operator_called(const c10::OperatorHandle& op, torch::jit::Stac
 void HostValues::update_aliases(const std::vector<at::Tensor>& written, const HostCall& call) {
   for (size_t h = 0; h < hosts_.size() && !written.empty(); ++h) {
     const auto [real, ghost] = hosts_[h];
-    const auto is_behind = [&, memory = run_.memory_of(ghost)](const at::Tensor& other) { return memory >= 0 && run_.memory_of(other) == memory; };
+    const auto is_behind = [&, memory = run_.memory_of(ghost)](const at::Tensor& other) {
+      return memory >= 0 && run_.memory_of(other) == memory;
+    };
     if (std::none_of(written.begin(), written.end(), is_behind)) continue;
     const auto is_on_it = [own = storage_of(real)](const at::Tensor& other) { return storage_of(other) == own; };
     if (std::any_of(call.written.begin(), call.written.end(), is_on_it)) continue;
@@ -199,7 +208,8 @@ void HostValues::update_hosts(const HostCall& call, size_t first, torch::jit::St
   }
   for (size_t i = first; i < stack.size(); ++i) {
     map_tensors(stack[i], [&](const at::Tensor& ghost) {
-      const auto host = std::find_if(hosts_.begin(), hosts_.end(), [&](const auto& other) { return other.ghost.is_same(ghost); });
+      const auto host =
+          std::find_if(hosts_.begin(), hosts_.end(), [&](const auto& other) { return other.ghost.is_same(ghost); });
       if (host != hosts_.end()) return host->real;
       return call.is_real ? host_of(ghost) : ghost;
     });

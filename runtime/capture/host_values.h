@@ -55,8 +55,8 @@ class HostValues {
     torch::jit::Stack real;           // the arguments as the body gave them, later the results
     std::vector<at::Tensor> hosts{};  // among these
     std::vector<at::Tensor> written{};
-    bool is_real = true;              // no other tensor is a ghost, or a parameter, whose content may be elsewhere
-    bool requires_grad = false;       // as the recording sees the hosts
+    bool is_real = true;         // no other tensor is a ghost, or a parameter, whose content may be elsewhere
+    bool requires_grad = false;  // as the recording sees the hosts
   };
 
   at::Tensor ghost_of(const at::Tensor& tensor) const;

@@ -1,5 +1,5 @@
-// Registers one boxed fallback on the capture key and hands each call to the thread's interceptor; runs of the autograd engine
-// as well.
+// Registers one boxed fallback on the capture key and hands each call to the thread's interceptor; runs of the autograd
+// engine as well.
 #include "runtime/capture/interceptor.h"
 
 #include <torch/csrc/autograd/engine.h>
@@ -20,8 +20,8 @@ using torch::autograd::Engine;
 using torch::autograd::variable_list;
 
 // A C function pointer is all the dispatcher takes, so the receivers are found through the thread, in what LibTorch hands on
-// to the threads that it has run a backward: the dispatch key goes there as well. It has no kind for others than itself; this
-// one serves nothing but its own tests.
+// to the threads that it has run a backward: the dispatch key goes there as well. It has no kind for others than itself;
+// this one serves nothing but its own tests.
 constexpr auto kKind = c10::DebugInfoKind::TEST_INFO_2;
 
 struct Receivers : c10::DebugInfoBase {
@@ -41,8 +41,7 @@ std::shared_ptr<Receivers> receivers_with(Interceptor& interceptor, InterceptSco
   return receivers;
 }
 
-void dispatch_to_interceptor(const c10::OperatorHandle& op, c10::DispatchKeySet,
-                             torch::jit::Stack* stack) {
+void dispatch_to_interceptor(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
   // Ghosts carry the key themselves, so a ghost that left its body, or its thread, still arrives here.
   TORCH_CHECK(!interceptors().empty(), op.operator_name(),
@@ -63,9 +62,9 @@ class AskingEngine : public Engine {
     if (is_asked) interceptors().back()->engine_called();
     return engine_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
-  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
-      const std::shared_ptr<torch::autograd::GraphTask>& task, NodeHandle root,
-      torch::autograd::InputBuffer&& inputs) override {
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(const std::shared_ptr<torch::autograd::GraphTask>& task,
+                                                                 NodeHandle root,
+                                                                 torch::autograd::InputBuffer&& inputs) override {
     return engine_.execute_with_graph_task(task, std::move(root), std::move(inputs));
   }
   std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
@@ -87,8 +86,7 @@ void install_interceptor() {
   static std::once_flag once;
   std::call_once(once, [] {
     // Never destroyed: deregistration at exit would race with other libraries' static destructors.
-    static auto* library =
-        new torch::Library(torch::Library::IMPL, "_", kCaptureKey, __FILE__, __LINE__);
+    static auto* library = new torch::Library(torch::Library::IMPL, "_", kCaptureKey, __FILE__, __LINE__);
     library->fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch_to_interceptor>());
     asking_engine = new AskingEngine(Engine::get_default_engine());
     torch::autograd::set_default_engine_stub([]() -> Engine& { return *asking_engine; });

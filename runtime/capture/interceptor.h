@@ -19,8 +19,8 @@ class Interceptor {
   virtual ~Interceptor() = default;
   /// The call's arguments lie on top of `stack`; replace them by the results, e.g. with op.callBoxed(stack).
   virtual void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) = 0;
-  /// The thread is about to run LibTorch's autograd engine (torch::autograd::grad, backward), for which there is no operator;
-  /// not from within an operator. May throw.
+  /// The thread is about to run LibTorch's autograd engine (torch::autograd::grad, backward), for which there is no
+  /// operator; not from within an operator. May throw.
   virtual void engine_called() {}
 };
 
@@ -53,9 +53,8 @@ class InterceptWithin {
 /// For an interceptor that only looks: does what would happen without it.
 void pass_on(const Interceptor& from, const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-/// Registers the fallback, and an autograd engine that asks the thread's interceptor and then has the one before it run, once
-/// per process (2 ms); InterceptScope calls it. Thread-safe.
-/// Throws c10::Error if another library has taken the key.
+/// Registers the fallback, and an autograd engine that asks the thread's interceptor and then has the one before it run,
+/// once per process (2 ms); InterceptScope calls it. Thread-safe. Throws c10::Error if another library has taken the key.
 void install_interceptor();
 
 }  // namespace smp::runtime

@@ -40,7 +40,8 @@ const std::string& Matcher::module() const {
   static const std::string none;
   if (at_.position == 0) return none;
   const Graph& graph = at_.recording->graph;
-  return module_in_texts(graph, values_of_prefix(graph, at_.position), graph.nodes[static_cast<size_t>(at_.position - 1)].module);
+  return module_in_texts(graph, values_of_prefix(graph, at_.position),
+                         graph.nodes[static_cast<size_t>(at_.position - 1)].module);
 }
 
 void Matcher::check_constants() const {

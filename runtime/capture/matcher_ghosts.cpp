@@ -25,7 +25,8 @@ void Matcher::follow_writes(const RecordedCall& call, const torch::jit::Stack& s
   const Node& node = at_.recording->graph.nodes[static_cast<size_t>(at_.position)];
   const auto* arguments = &stack.end()[-call.info->num_arguments];
   for (size_t i = 0; i < call.info->argument_written.size(); ++i) {
-    if (!call.info->argument_written[i] || !arguments[i].isTensor() || as_ghost(arguments[i].toTensor()) == nullptr) continue;
+    if (!call.info->argument_written[i] || !arguments[i].isTensor() || as_ghost(arguments[i].toTensor()) == nullptr)
+      continue;
     const at::Tensor& written = written_.emplace_back(arguments[i].toTensor());
     if (!call.info->changes_geometry_in_place) continue;
     const TensorSpec& spec = at_.recording->graph.values[node.outputs[0]].spec;

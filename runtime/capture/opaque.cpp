@@ -57,15 +57,16 @@ OpaqueFunction find(int64_t number) {
 std::shared_ptr<void> hold_interpreter() {
   Table& own = table();
   std::unique_lock lock(own.mutex);
-  TORCH_CHECK(own.hold_interpreter != nullptr, "opaque: expected an interpreter for a function that needs one, got none. Call ",
+  TORCH_CHECK(own.hold_interpreter != nullptr,
+              "opaque: expected an interpreter for a function that needs one, got none. Call ",
               "set_interpreter before steps run.");
   const auto hold = own.hold_interpreter;
   lock.unlock();  // who holds the interpreter may wait for the table
   return hold();
 }
 
-// Results share no memory with inputs or with each other, on ghosts as on the stages. A custom autograd function that returns
-// its input does, whatever it is for; a copy has its bits and passes its gradient on.
+// Results share no memory with inputs or with each other, on ghosts as on the stages. A custom autograd function that
+// returns its input does, whatever it is for; a copy has its bits and passes its gradient on.
 void separate(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> others = inputs;
   for (at::Tensor& output : outputs) {
@@ -90,13 +91,15 @@ std::vector<at::Tensor> run_checked(const OpaqueFunction& function, const std::v
 }
 
 at::Tensor zeros_like_meta(const at::Tensor& meta) {
-  at::Tensor zeros = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(this_ranks_device().type)).zero_();
+  at::Tensor zeros =
+      at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(this_ranks_device().type)).zero_();
   return zeros.set_requires_grad(meta.requires_grad());
 }
 
 at::Tensor meta_like(const at::Tensor& output) {
   at::Tensor meta = at::empty_strided(output.sizes(), output.strides(), output.options().device(at::kMeta));
-  if (output.requires_grad()) torch::autograd::impl::set_gradient_edge(meta, torch::autograd::Edge(make_refuse_backward(), 0));
+  if (output.requires_grad())
+    torch::autograd::impl::set_gradient_edge(meta, torch::autograd::Edge(make_refuse_backward(), 0));
   return meta;
 }
 

@@ -34,10 +34,9 @@ OperatorClass classify(const c10::OperatorHandle& op, const std::string& name) {
     }
   }
   for (const auto& result : op.schema().returns()) {
-    const bool holds_tensors =
-        result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-        result.type()->isSubtypeOf(*c10::ListType::ofTensors()) ||
-        result.type()->isSubtypeOf(*c10::OptionalType::ofTensor());
+    const bool holds_tensors = result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+                               result.type()->isSubtypeOf(*c10::ListType::ofTensors()) ||
+                               result.type()->isSubtypeOf(*c10::OptionalType::ofTensor());
     if (!holds_tensors) return OperatorClass::kReadsValue;
   }
   return OperatorClass::kRecorded;
@@ -80,8 +79,8 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   is_random = runtime::is_random(op);
   makes_uninitialised = has(Trait::kMakesUninitialised, name);
   const std::string_view short_name = std::string_view(name).substr(name.find("::") + 2);
-  reads_only_geometry = only_aliases(schema) || short_name.ends_with("_like") || short_name.starts_with("new_") ||
-                        makes_uninitialised;
+  reads_only_geometry =
+      only_aliases(schema) || short_name.ends_with("_like") || short_name.starts_with("new_") || makes_uninitialised;
   scalars_set_geometry = has(Trait::kScalarSetsGeometry, name);
   zero_returns_argument = has(Trait::kZeroGivesArgument, name);
   may_copy_to_host = name == "aten::to" && (overload == "dtype_layout" || overload == "device");
@@ -95,8 +94,8 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   const bool writes_statistics = has(Trait::kWritesStatistics, name);
   for (const auto& argument : schema.arguments()) {
     const bool is_declared = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-    const bool is_hidden = writes_statistics && !is_declared &&
-                           (argument.name() == "running_mean" || argument.name() == "running_var");
+    const bool is_hidden =
+        writes_statistics && !is_declared && (argument.name() == "running_mean" || argument.name() == "running_var");
     argument_written.push_back(is_declared || is_hidden);
     write_is_hidden.push_back(is_hidden);
     argument_is_scalar.push_back(is_scalar(argument.type()));

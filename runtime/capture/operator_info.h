@@ -27,18 +27,18 @@ struct OperatorInfo {
   std::string name, overload;
   OperatorClass kind = OperatorClass::kRecorded;
   bool is_random = false;
-  bool makes_uninitialised = false;    // empty and its kin: data must be written before it is read
-  bool reads_only_geometry = false;    // views, *_like, new_*: may touch uninitialised memory
-  bool scalars_set_geometry = false;   // arange, range: a Scalar argument decides the size
+  bool makes_uninitialised = false;        // empty and its kin: data must be written before it is read
+  bool reads_only_geometry = false;        // views, *_like, new_*: may touch uninitialised memory
+  bool scalars_set_geometry = false;       // arange, range: a Scalar argument decides the size
   bool zero_returns_argument = false;      // dropout: for a Scalar of zero the result is the argument itself
   bool may_copy_to_host = false;           // the forms of to() that cpu() and printing call
   bool changes_geometry_in_place = false;  // t_, squeeze_, resize_, …
   int num_arguments = 0;
-  std::vector<bool> argument_written;        // by position: schema write alias, or hidden mutation by table
-  std::vector<bool> write_is_hidden;         // autograd does not notice it: what it has saved stays as it is
-  std::vector<bool> argument_is_scalar;      // Scalar or float: may change from step to step without a new graph
+  std::vector<bool> argument_written;    // by position: schema write alias, or hidden mutation by table
+  std::vector<bool> write_is_hidden;     // autograd does not notice it: what it has saved stays as it is
+  std::vector<bool> argument_is_scalar;  // Scalar or float: may change from step to step without a new graph
   std::vector<bool> argument_is_device;
-  int shape_argument = -1;     // one_hot: position of the number that, unless negative, decides the shape instead of the data
+  int shape_argument = -1;  // one_hot: position of the number that, unless negative, decides the shape instead of the data
   int training_argument = -1;  // dropout, RNNs, norms: position of the flag without which nothing random or hidden happens
   std::vector<int> returned_argument;  // by return: position of the argument it is ((a!)), or -1
 };

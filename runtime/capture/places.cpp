@@ -16,7 +16,8 @@ std::string describe_place(const std::string& op, const std::string& module) {
   return op + ", in or after " + (module == kRootModule ? "the root module" : "module '" + module + "'");
 }
 
-const std::string& module_in_texts(const partitioner::Graph& graph, partitioner::ValueId num_values, const std::string& module) {
+const std::string& module_in_texts(const partitioner::Graph& graph, partitioner::ValueId num_values,
+                                   const std::string& module) {
   const auto end = graph.values.begin() + num_values;
   return module.empty() && std::any_of(graph.values.begin(), end, partitioner::is_named) ? kRootModule : module;
 }

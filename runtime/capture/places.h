@@ -17,7 +17,8 @@ std::string describe_place(const std::string& op, const std::string& module);
 inline const std::string kRootModule = ".";
 /// `module`, that of the parameter or buffer used last, or kRootModule where it is "" and yet one of the first `num_values`
 /// is a parameter or buffer: one of the root module.
-const std::string& module_in_texts(const partitioner::Graph& graph, partitioner::ValueId num_values, const std::string& module);
+const std::string& module_in_texts(const partitioner::Graph& graph, partitioner::ValueId num_values,
+                                   const std::string& module);
 
 [[noreturn]] void refuse_value_read(const std::string& op, const std::string& module);
 [[noreturn]] void refuse_data_dependent_shape(const std::string& op, const std::string& module);

@@ -12,8 +12,8 @@
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/places.h"
-#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
+#include "runtime/libtorch/unmade.h"
 
 namespace smp::runtime {
 
@@ -31,8 +31,8 @@ bool returns_argument(const c10::OperatorHandle& op, const Graph& graph) {
   const auto read = node_inputs(node);
   return std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId output) {
     return output != kNoValue && std::any_of(read.begin(), read.end(), [&](ValueId id) {
-      return graph.values[id].storage == graph.values[output].storage;
-    });
+             return graph.values[id].storage == graph.values[output].storage;
+           });
   });
 }
 
@@ -45,8 +45,9 @@ const std::string& module_of(const Recording& recording, const std::string& last
 Recorder::Recorder(const Bindings& bindings, GhostRun run)
     : bindings_(bindings),
       run_(std::move(run)),
-      calls_(run_, [this](const at::Tensor& seen) { return stand_in_of(seen); },
-             [this](const at::Tensor& stand_in) { return ghost_of(stand_in); }),
+      calls_(
+          run_, [this](const at::Tensor& seen) { return stand_in_of(seen); },
+          [this](const at::Tensor& stand_in) { return ghost_of(stand_in); }),
       recording_(std::make_shared<Recording>()),
       rules_(*recording_, [this] { return where(); }) {
   register_meta_kernels();
@@ -126,16 +127,21 @@ ValueId Recorder::bind_constant(const at::Tensor& tensor) {
   check_made_here(tensor);
   TORCH_CHECK(!tensor.requires_grad(), where(),
               ": expected trainable tensors to be parameters that the model had when it was wrapped, got a tensor of sizes ",
-              tensor.sizes(), " that requires a gradient and is none of them. Call register_parameter and replace_module before "
+              tensor.sizes(),
+              " that requires a gradient and is none of them. Call register_parameter and replace_module before "
               "DistributedModel is made, or detach() it outside of the step.");
-  TORCH_CHECK_NOT_IMPLEMENTED(can_be_constant(tensor), where(), ": expected tensors made outside of the step to be on the "
-                              "CPU and to hold their values, got ", tensor.toString(),
-                              tensor.is_conj() || tensor.is_neg() ? " with a lazy sign" : "",
+  TORCH_CHECK_NOT_IMPLEMENTED(can_be_constant(tensor), where(),
+                              ": expected tensors made outside of the step to be on the "
+                              "CPU and to hold their values, got ",
+                              tensor.toString(), tensor.is_conj() || tensor.is_neg() ? " with a lazy sign" : "",
                               ". Give the step cpu(), dequantize(), resolve_conj() or resolve_neg() of it.");
   for (const NamedTensor& named : bindings_.tensors()) {
     const bool is_gradient = named.tensor.grad().defined() && named.tensor.grad().is_alias_of(tensor);
-    TORCH_CHECK_VALUE(!is_gradient, where(), ": expected a body that leaves gradients as they are, got one that uses the "
-                      "gradient of '", named.name, "'. Backwards run when all bodies have ended, on the rank that holds the "
+    TORCH_CHECK_VALUE(!is_gradient, where(),
+                      ": expected a body that leaves gradients as they are, got one that uses the "
+                      "gradient of '",
+                      named.name,
+                      "'. Backwards run when all bodies have ended, on the rank that holds the "
                       "parameter. Clear gradients before the step, and look at them after it.");
   }
   if (is_unmade(tensor)) {  // a member that is not registered: nobody places it
@@ -168,8 +174,7 @@ ValueId Recorder::resolve(const at::Tensor& tensor) {
                               "index_add).");
   if (const NamedTensor* base = bindings_.find_storage(tensor)) resolve(base->tensor);
   const StorageInfo* storage = find_storage(tensor);
-  const bool is_constant =
-      storage == nullptr || recording_->graph.values[storage->first_value].kind == ValueKind::kConstant;
+  const bool is_constant = storage == nullptr || recording_->graph.values[storage->first_value].kind == ValueKind::kConstant;
   return is_constant ? bind_constant(tensor) : alias_of(*storage, tensor);
 }
 
@@ -192,9 +197,9 @@ ValueId Recorder::alias_of(StorageInfo storage, const at::Tensor& tensor) {
   const bool grad_enabled = at::GradMode::is_enabled();
   const TensorSpec spec = spec_of(tensor);
   const ValueId detached = synthesise("aten::detach", {ValueRef{storage.first_value}}, base.spec, storage.id, grad_enabled);
-  const ValueId id = synthesise("aten::as_strided",
-                                {ValueRef{detached}, spec.sizes, spec.strides, Argument(spec.storage_offset)}, spec,
-                                storage.id, grad_enabled);
+  const ValueId id =
+      synthesise("aten::as_strided", {ValueRef{detached}, spec.sizes, spec.strides, Argument(spec.storage_offset)}, spec,
+                 storage.id, grad_enabled);
   Ghost* ghost = as_ghost(tensor);
   at::Tensor stand_in = ghost != nullptr ? ghost->stand_in : at::Tensor();
   if (!stand_in.defined()) {
@@ -263,7 +268,8 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
   try {
     calls_.operator_called(op, stack);
   } catch (c10::NotImplementedError& error) {
-    error.add_context("while capturing " + place + ". What looks at data within may run by its own code: call it through smp::opaque");
+    error.add_context("while capturing " + place +
+                      ". What looks at data within may run by its own code: call it through smp::opaque");
     throw;
   } catch (c10::Error& error) {
     error.add_context("while capturing " + place);

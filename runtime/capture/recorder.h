@@ -16,8 +16,8 @@
 namespace smp::runtime {
 
 /// A ghost knows its value itself. A real tensor is known by its TensorImpl, else by its storage, else it is a parameter,
-/// buffer or constant from now on. What could not be run again elsewhere with the same numbers throws, naming operator and module
-/// (docs/refusals.md lists it).
+/// buffer or constant from now on. What could not be run again elsewhere with the same numbers throws, naming operator and
+/// module (docs/refusals.md lists it).
 class Recorder : public Interceptor {
  public:
   /// Its ghosts are those of `run`.
@@ -54,7 +54,7 @@ class Recorder : public Interceptor {
   /// A real tensor: a parameter, buffer or constant, or an alias of one made behind the dispatcher.
   struct Identity {
     partitioner::ValueId value;
-    at::Tensor tensor;    // held, so that its address stays its own
+    at::Tensor tensor;  // held, so that its address stays its own
     at::Tensor stand_in;
     History history;
   };

@@ -60,18 +60,16 @@ void Recorder::hold_written(const OperatorInfo& info, const Node& node, const st
 
 // The elements of a list are written but not returned, so no new value could say that one requires
 // a gradient now.
-void Recorder::check_list_write(const OperatorInfo& info, const Argument& written,
-                                const c10::IValue& seen) const {
+void Recorder::check_list_write(const OperatorInfo& info, const Argument& written, const c10::IValue& seen) const {
   const auto& ids = std::get<ValueRefList>(written).ids;
   const auto tensors = seen.toTensorVector();
   for (size_t k = 0; k < ids.size(); ++k) {
     if (ids[k] == kNoValue || recording_->graph.values[ids[k]].spec.requires_grad) continue;
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !stand_in_of(tensors[k]).requires_grad(), where(), ": expected ", info.name,
-        " to write no gradients into tensors that had none, got a tensor of sizes ",
-        tensors[k].sizes(),
-        " that requires a gradient since. Call the operator tensor by "
-        "tensor, or the form that returns new tensors.");
+    TORCH_CHECK_NOT_IMPLEMENTED(!stand_in_of(tensors[k]).requires_grad(), where(), ": expected ", info.name,
+                                " to write no gradients into tensors that had none, got a tensor of sizes ",
+                                tensors[k].sizes(),
+                                " that requires a gradient since. Call the operator tensor by "
+                                "tensor, or the form that returns new tensors.");
   }
 }
 

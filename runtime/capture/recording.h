@@ -25,7 +25,7 @@ struct RecordedCall {
   const OperatorInfo* info;
   bool returns_list = false;   // its single result is a Tensor[]
   bool fixes_scalars = false;  // its result is one of its arguments, which other numbers may change
-  bool synthesised = false;  // an alias made behind the dispatcher; nobody will call it again
+  bool synthesised = false;    // an alias made behind the dispatcher; nobody will call it again
   std::vector<GradientChange> gradients{};
 };
 

@@ -40,7 +40,9 @@ void Recordings::forget_least_used() {
   for (; count > max_recordings_; --count) {
     auto oldest = by_key_.begin();
     const auto by_use = [](const auto& a, const auto& b) { return a->last_use < b->last_use; };
-    const auto least = [&](const Bucket& bucket) { return (*std::min_element(bucket.begin(), bucket.end(), by_use))->last_use; };
+    const auto least = [&](const Bucket& bucket) {
+      return (*std::min_element(bucket.begin(), bucket.end(), by_use))->last_use;
+    };
     for (auto at = by_key_.begin(); at != by_key_.end(); ++at) {
       if (least(at->second) < least(oldest->second)) oldest = at;
     }

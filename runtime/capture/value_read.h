@@ -14,14 +14,14 @@ namespace smp::runtime {
 
 /// Values that the body wants to know now.
 struct ValueRead {
-  std::shared_ptr<const Recording> matched;   // what the run equals so far, and will be taken to equal; null: it is new
-  const partitioner::Graph& graph;            // holds the run's operators so far: its first num_nodes
+  std::shared_ptr<const Recording> matched;  // what the run equals so far, and will be taken to equal; null: it is new
+  const partitioner::Graph& graph;           // holds the run's operators so far: its first num_nodes
   partitioner::NodeId num_nodes = 0;
   std::vector<partitioner::ValueId> values{};
-  bool is_local = false;                      // the step's inputs and constants alone decide them
-  std::vector<ScalarOverride> scalars{};      // where the run differs from `graph`
+  bool is_local = false;                              // the step's inputs and constants alone decide them
+  std::vector<ScalarOverride> scalars{};              // where the run differs from `graph`
   std::vector<ConstantOverride> changed_constants{};  // and from the constants recorded with it
-  std::vector<ConstantOverride> constants{};  // content of every constant used so far
+  std::vector<ConstantOverride> constants{};          // content of every constant used so far
 };
 
 /// Returns real tensors, by ValueRead::values.
@@ -29,8 +29,7 @@ using ValueReader = std::function<std::vector<at::Tensor>(const ValueRead&)>;
 
 /// The operators, among the first `num_nodes`, that have to run for `values`, in program order; nothing when parameters,
 /// buffers or random numbers are needed too.
-std::optional<std::vector<partitioner::NodeId>> local_slice(const partitioner::Graph& graph,
-                                                            partitioner::NodeId num_nodes,
+std::optional<std::vector<partitioner::NodeId>> local_slice(const partitioner::Graph& graph, partitioner::NodeId num_nodes,
                                                             const std::vector<partitioner::ValueId>& values);
 
 }  // namespace smp::runtime

@@ -77,15 +77,12 @@ struct Arguments {
 };
 
 // LibTorch fills the tensor of torch::tensor(vector) through a pointer.
-bool is_filled_by_pointer(const OperatorInfo& info, const Arguments& arguments,
-                          const torch::jit::Stack& stack) {
+bool is_filled_by_pointer(const OperatorInfo& info, const Arguments& arguments, const torch::jit::Stack& stack) {
   return info.name == "aten::empty" && info.overload == "memory_format" && arguments.device &&
-         stack[first_argument(info, stack)].isIntList() &&
-         stack[first_argument(info, stack)].toIntVector().size() == 1;
+         stack[first_argument(info, stack)].isIntList() && stack[first_argument(info, stack)].toIntVector().size() == 1;
 }
 
-void call_with_values(const c10::OperatorHandle& op, const OperatorInfo& info,
-                      torch::jit::Stack& stack) {
+void call_with_values(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack) {
   const torch::jit::Stack before = stack;
   const size_t first = first_argument(info, stack);
   for_each_tensor(info, before, [&](size_t position, int element, const at::Tensor& tensor) {
@@ -99,42 +96,34 @@ void check_supported(const OperatorInfo& info, const Arguments& arguments) {
       " Make this part of the module outside of the scope, or from a std::vector by "
       "torch::tensor().";
   // Of others nobody knows whether they draw random numbers.
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      info.name.starts_with("aten::"), info.name,
-      ": expected operators of LibTorch under smp::DelayParamInitialization, "
-      "got one of another library.",
-      fix);
+  TORCH_CHECK_NOT_IMPLEMENTED(info.name.starts_with("aten::"), info.name,
+                              ": expected operators of LibTorch under smp::DelayParamInitialization, "
+                              "got one of another library.",
+                              fix);
   TORCH_CHECK_NOT_IMPLEMENTED(!arguments.writes_real || !arguments.writes_unmade, info.name,
                               ": expected all results that are written to to be of the "
                               "smp::DelayParamInitialization scope, got one that has values.",
                               fix);
-  TORCH_CHECK_NOT_IMPLEMENTED(!at::autocast::is_autocast_enabled(host().type), info.name,
-                              ": expected construction without ",
+  TORCH_CHECK_NOT_IMPLEMENTED(!at::autocast::is_autocast_enabled(host().type), info.name, ": expected construction without ",
                               "autocast under smp::DelayParamInitialization, got autocast enabled. "
                               "Construct outside of it.");
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      info.kind != OperatorClass::kDataDependentShape, info.name,
-      ": expected operators whose sizes ",
-      "do not depend on values under smp::DelayParamInitialization, got one whose do.", fix);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      info.kind != OperatorClass::kReplacesData && info.kind != OperatorClass::kRunsBackward &&
-          !info.changes_geometry_in_place,
-      info.name,
-      ": expected operators that make or fill tensors under smp::DelayParamInitialization, got "
-      "one ",
-      "that replaces the memory of a tensor, resizes it or differentiates.", fix);
+  TORCH_CHECK_NOT_IMPLEMENTED(info.kind != OperatorClass::kDataDependentShape, info.name,
+                              ": expected operators whose sizes ",
+                              "do not depend on values under smp::DelayParamInitialization, got one whose do.", fix);
+  TORCH_CHECK_NOT_IMPLEMENTED(info.kind != OperatorClass::kReplacesData && info.kind != OperatorClass::kRunsBackward &&
+                                  !info.changes_geometry_in_place,
+                              info.name,
+                              ": expected operators that make or fill tensors under smp::DelayParamInitialization, got "
+                              "one ",
+                              "that replaces the memory of a tensor, resizes it or differentiates.", fix);
 }
 
 /// One call, made on meta twins of its arguments.
 class CallOnTwins {
  public:
   CallOnTwins(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
-               std::shared_ptr<DelayedRecording> own)
-      : info_(info),
-        stack_(stack),
-        first_(first_argument(info, stack)),
-        recording_(std::move(own)),
-        operation_{.op = op} {
+              std::shared_ptr<DelayedRecording> own)
+      : info_(info), stack_(stack), first_(first_argument(info, stack)), recording_(std::move(own)), operation_{.op = op} {
     originals_.assign(stack.begin() + static_cast<ptrdiff_t>(first_), stack.end());
     operation_.arguments = originals_;
     operation_.default_dtype = c10::typeMetaToScalarType(c10::get_default_dtype());
@@ -145,16 +134,14 @@ class CallOnTwins {
     note_generator();
     for (size_t i = 0; i < info_.argument_is_device.size(); ++i) {
       c10::IValue& argument = stack_[first_ + i];
-      if (info_.argument_is_device[i] && (argument.isDevice() || is_factory))
-        argument = c10::Device(c10::kMeta);
+      if (info_.argument_is_device[i] && (argument.isDevice() || is_factory)) argument = c10::Device(c10::kMeta);
     }
     try {
       const at::NoGradGuard no_grad;
       operation_.op.callBoxed(stack_);
     } catch (c10::Error& error) {
-      error.add_context(
-          "while recording the construction of a module under smp::DelayParamInitialization (" +
-          info_.name + ")");
+      error.add_context("while recording the construction of a module under smp::DelayParamInitialization (" + info_.name +
+                        ")");
       throw;
     }
     check_written_geometry();
@@ -178,14 +165,12 @@ class CallOnTwins {
         take_recording(*origin);
         const TensorSpec geometry = spec_of(tensor);
         twin = tensor_of(geometry, meta_of(origin->storage, tensor.storage()));
-        operation_.uses.push_back(
-            {position, element, origin->storage, geometry, info_.argument_written[position]});
+        operation_.uses.push_back({position, element, origin->storage, geometry, info_.argument_written[position]});
         put_tensor(operation_.arguments[position], element, at::Tensor());
       } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
         twin = tensor;  // moving it to meta would change type promotion
       } else {
-        TORCH_CHECK_NOT_IMPLEMENTED(can_be_constant(tensor), info_.name,
-                                    ": expected plain CPU tensors under ",
+        TORCH_CHECK_NOT_IMPLEMENTED(can_be_constant(tensor), info_.name, ": expected plain CPU tensors under ",
                                     "smp::DelayParamInitialization, got ", tensor.toString(), ".");
         twin = make_twin(tensor);
         put_tensor(operation_.arguments[position], element, snapshot_of(tensor));
@@ -197,8 +182,7 @@ class CallOnTwins {
   }
 
   void take_recording(const Origin& origin) {
-    TORCH_CHECK_NOT_IMPLEMENTED(operation_.uses.empty() || recording_ == origin.source,
-                                info_.name, ": expected the ",
+    TORCH_CHECK_NOT_IMPLEMENTED(operation_.uses.empty() || recording_ == origin.source, info_.name, ": expected the ",
                                 "tensors of one smp::DelayParamInitialization scope, got those of "
                                 "two. Make all of them in one.");
     recording_ = std::dynamic_pointer_cast<DelayedRecording>(origin.source);
@@ -209,17 +193,16 @@ class CallOnTwins {
     for (const Twin& twin : twins_) {
       if (twin.storage == number) return twin.meta;
     }
-    c10::Storage meta(c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), original.nbytes(),
-        c10::DataPtr(nullptr, c10::Device(c10::kMeta)), c10::GetAllocator(c10::kMeta),
-        /*resizable=*/true));
+    c10::Storage meta(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), original.nbytes(),
+                                                            c10::DataPtr(nullptr, c10::Device(c10::kMeta)),
+                                                            c10::GetAllocator(c10::kMeta),
+                                                            /*resizable=*/true));
     twins_.push_back({number, original, std::move(meta)});
     return twins_.back().meta;
   }
 
   bool overwrites() const {
-    if (!has(Trait::kOverwritesSelf, info_.name) || operation_.uses.size() != 1 ||
-        !operation_.uses[0].is_written)
+    if (!has(Trait::kOverwritesSelf, info_.name) || operation_.uses.size() != 1 || !operation_.uses[0].is_written)
       return false;
     const at::Tensor& self = seen_.front().second;
     return self.is_non_overlapping_and_dense() && self.nbytes() == self.storage().nbytes();
@@ -235,8 +218,7 @@ class CallOnTwins {
       operation_.arguments[i] = c10::IValue();
     }
     TORCH_CHECK_NOT_IMPLEMENTED(generator_.device().type() == host().type, info_.name,
-                                ": expected a CPU generator, got one of ", generator_.device(),
-                                ".");
+                                ": expected a CPU generator, got one of ", generator_.device(), ".");
     std::lock_guard<std::mutex> lock(generator_.mutex());
     operation_.generator_state = generator_.get_state();
   }
@@ -248,10 +230,9 @@ class CallOnTwins {
         const Origin* origin = origin_of(pair.second);
         return origin != nullptr && origin->storage == use.storage;
       });
-      TORCH_CHECK_NOT_IMPLEMENTED(same_geometry(seen->first, spec_of(seen->second)), info_.name,
-                                  ": expected a tensor of ", "sizes ", seen->first.sizes(),
-                                  " to write to under smp::DelayParamInitialization, got one of ",
-                                  seen->second.sizes(),
+      TORCH_CHECK_NOT_IMPLEMENTED(same_geometry(seen->first, spec_of(seen->second)), info_.name, ": expected a tensor of ",
+                                  "sizes ", seen->first.sizes(),
+                                  " to write to under smp::DelayParamInitialization, got one of ", seen->second.sizes(),
                                   ". Operators cannot resize their results there.");
     }
   }
@@ -280,16 +261,15 @@ class CallOnTwins {
       if (twin.is_same(live)) return original;
     }
     TORCH_CHECK_NOT_IMPLEMENTED(live.has_storage(), info_.name, ": expected dense tensors under ",
-                                "smp::DelayParamInitialization, got ", live.toString(),
-                                ". Make it outside of the scope.");
+                                "smp::DelayParamInitialization, got ", live.toString(), ". Make it outside of the scope.");
     const TensorSpec geometry = spec_of(live);
     for (const Twin& twin : twins_) {
       if (twin.meta.is_alias_of(live.storage())) return tensor_of(geometry, twin.original);
     }
     changes_ = true;
     made = {recording_->new_storage(static_cast<int64_t>(live.storage().nbytes())), geometry};
-    c10::Storage storage = make_unmade_storage(
-        {recording_, made.storage}, static_cast<int64_t>(live.storage().nbytes()), info_.name);
+    c10::Storage storage =
+        make_unmade_storage({recording_, made.storage}, static_cast<int64_t>(live.storage().nbytes()), info_.name);
     twins_.push_back({made.storage, storage, live.storage()});
     return tensor_of(geometry, storage);
   }
@@ -300,15 +280,11 @@ class CallOnTwins {
     if (draws_by_geometry(operation_.op, !is_factory)) {
       const size_t first = stack_.size() - info_.returned_argument.size();
       const bool gives_tensor = info_.returned_argument.size() == 1 && stack_[first].isTensor();
-      if (gives_tensor &&
-          draw_in_parts(operation_.op, spec_of(stack_[first].toTensor()), generator_))
-        return;
-      for_each_tensor(info_, originals_,
-                      [&](size_t position, int element, const at::Tensor& tensor) {
-                        put_tensor(arguments[position], element,
-                                   at::empty_strided(tensor.sizes(), tensor.strides(),
-                                                     tensor.options().requires_grad(false)));
-                      });
+      if (gives_tensor && draw_in_parts(operation_.op, spec_of(stack_[first].toTensor()), generator_)) return;
+      for_each_tensor(info_, originals_, [&](size_t position, int element, const at::Tensor& tensor) {
+        put_tensor(arguments[position], element,
+                   at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)));
+      });
       operation_.op.callBoxed(arguments);
     } else {
       call_with_values(operation_.op, info_, arguments);
@@ -329,27 +305,22 @@ class CallOnTwins {
 
 }  // namespace
 
-Construction::Construction() : recording_(std::make_shared<DelayedRecording>()) {
-  register_meta_kernels();
-}
+Construction::Construction() : recording_(std::make_shared<DelayedRecording>()) { register_meta_kernels(); }
 
 void Construction::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const OperatorInfo& info = operator_info(op);
   const Arguments arguments(info, stack);
   const bool is_factory = arguments.num_tensors == 0;
   const bool is_elsewhere = arguments.device && arguments.device->type() != host().type;
-  if (is_factory ? is_elsewhere || info.kind != OperatorClass::kRecorded ||
-                       is_filled_by_pointer(info, arguments, stack)
+  if (is_factory ? is_elsewhere || info.kind != OperatorClass::kRecorded || is_filled_by_pointer(info, arguments, stack)
                  : arguments.num_unmade == 0) {
     return op.callBoxed(stack);
   }
-  const bool is_on_handles = has(Trait::kOnHandle, info.name) ||
-                             info.kind == OperatorClass::kGeometryQuery ||
-                             (info.changes_geometry_in_place && !info.makes_uninitialised &&
-                              info.name != "aten::resize_as_");
+  const bool is_on_handles =
+      has(Trait::kOnHandle, info.name) || info.kind == OperatorClass::kGeometryQuery ||
+      (info.changes_geometry_in_place && !info.makes_uninitialised && info.name != "aten::resize_as_");
   if (is_on_handles) return op.callBoxed(stack);
-  const bool reads =
-      info.kind == OperatorClass::kReadsValue || info.kind == OperatorClass::kAnsweredByIdentity;
+  const bool reads = info.kind == OperatorClass::kReadsValue || info.kind == OperatorClass::kAnsweredByIdentity;
   if (reads || (arguments.writes_real && !arguments.writes_unmade)) {
     const at::NoGradGuard no_grad;
     return call_with_values(op, info, stack);
@@ -362,9 +333,7 @@ namespace {
 thread_local int open_scopes = 0;
 }
 
-ConstructionScope::ConstructionScope() : scope_(construction_, InterceptScope::Place::kBelowAll) {
-  ++open_scopes;
-}
+ConstructionScope::ConstructionScope() : scope_(construction_, InterceptScope::Place::kBelowAll) { ++open_scopes; }
 ConstructionScope::~ConstructionScope() { --open_scopes; }
 bool ConstructionScope::is_open() { return open_scopes > 0; }
 

@@ -23,9 +23,8 @@ const std::unordered_map<std::string_view, Distribution> kCut = {
     {"aten::randn", Distribution::kNormal},      {"aten::randn_like", Distribution::kNormal},
 };
 const std::unordered_set<std::string_view> kByGeometry = {
-    "aten::uniform_",   "aten::normal_",      "aten::random_", "aten::exponential_",
-    "aten::geometric_", "aten::log_normal_",  "aten::cauchy_", "aten::rand_like",
-    "aten::randn_like", "aten::randint_like",
+    "aten::uniform_",    "aten::normal_", "aten::random_",   "aten::exponential_", "aten::geometric_",
+    "aten::log_normal_", "aten::cauchy_", "aten::rand_like", "aten::randn_like",   "aten::randint_like",
 };
 
 bool is_contiguous(const partitioner::TensorSpec& spec) {
@@ -42,15 +41,14 @@ bool is_contiguous(const partitioner::TensorSpec& spec) {
 bool draws_by_geometry(const c10::OperatorHandle& op, bool has_tensors) {
   const OperatorInfo& info = operator_info(op);
   if (!has_tensors) return true;
-  return kByGeometry.contains(info.name) ||
-         (info.name == "aten::bernoulli_" && info.overload == "float");
+  return kByGeometry.contains(info.name) || (info.name == "aten::bernoulli_" && info.overload == "float");
 }
 
-bool draw_in_parts(const c10::OperatorHandle& op, const partitioner::TensorSpec& result,
-                   at::Generator generator, int64_t elements) {
+bool draw_in_parts(const c10::OperatorHandle& op, const partitioner::TensorSpec& result, at::Generator generator,
+                   int64_t elements) {
   const auto found = kCut.find(operator_info(op).name);
-  const bool is_cut_type = result.dtype == at::kFloat || result.dtype == at::kDouble ||
-                           result.dtype == at::kHalf || result.dtype == at::kBFloat16;
+  const bool is_cut_type = result.dtype == at::kFloat || result.dtype == at::kDouble || result.dtype == at::kHalf ||
+                           result.dtype == at::kBFloat16;
   if (found == kCut.end() || !is_cut_type) return false;
   int64_t left = 1;
   for (int64_t size : result.sizes) left *= size;

@@ -23,7 +23,7 @@ bool draws_by_geometry(const c10::OperatorHandle& op, bool has_tensors);
 /// Draws from `generator` as often as `op` does for a result of this geometry, in parts of at most
 /// 2 * `elements`. False, and nothing is drawn, where the operator cannot be cut: then run it
 /// whole. Proven per operator and type by tests/unit/runtime/delayed/draw_test.cpp.
-bool draw_in_parts(const c10::OperatorHandle& op, const partitioner::TensorSpec& result,
-                   at::Generator generator, int64_t elements = kDrawElements);
+bool draw_in_parts(const c10::OperatorHandle& op, const partitioner::TensorSpec& result, at::Generator generator,
+                   int64_t elements = kDrawElements);
 
 }  // namespace smp::runtime

@@ -96,9 +96,7 @@ void DelayedRecording::add(Operation operation) { operations_.push_back(std::mov
 class DelayedRecording::Run {
  public:
   Run(const DelayedRecording& recording, const std::vector<int32_t>& wanted)
-      : recording_(recording),
-        storages_(recording.num_bytes_.size()),
-        wanted_(wanted.begin(), wanted.end()) {}
+      : recording_(recording), storages_(recording.num_bytes_.size()), wanted_(wanted.begin(), wanted.end()) {}
 
   void perform(const Operation& operation) {
     torch::jit::Stack stack = operation.arguments;
@@ -132,20 +130,16 @@ class DelayedRecording::Run {
  private:
   // The shape was predicted by a kernel for the meta device; where strides differ, or where the
   // operator gave an argument back, the prediction holds.
-  void keep(const Operation& operation, const Made& made, const std::vector<at::Tensor>& inputs,
-            const at::Tensor& output) {
+  void keep(const Operation& operation, const Made& made, const std::vector<at::Tensor>& inputs, const at::Tensor& output) {
     const TensorSpec real = spec_of(output);
-    TORCH_CHECK(real.sizes == made.geometry.sizes && real.dtype == made.geometry.dtype,
-                operation.op.operator_name(), ": expected sizes ", made.geometry.sizes,
-                " and type ", made.geometry.dtype, " as when the module was constructed, got ",
-                real.sizes, " and ", real.dtype, ".");
+    TORCH_CHECK(real.sizes == made.geometry.sizes && real.dtype == made.geometry.dtype, operation.op.operator_name(),
+                ": expected sizes ", made.geometry.sizes, " and type ", made.geometry.dtype,
+                " as when the module was constructed, got ", real.sizes, " and ", real.dtype, ".");
     c10::Storage& own = storages_[static_cast<size_t>(made.storage)];
-    const auto bytes =
-        static_cast<size_t>(recording_.num_bytes_[static_cast<size_t>(made.storage)]);
+    const auto bytes = static_cast<size_t>(recording_.num_bytes_[static_cast<size_t>(made.storage)]);
     const bool fits = same_geometry(output, made.geometry) && output.storage().nbytes() == bytes;
-    const bool is_new = std::none_of(inputs.begin(), inputs.end(), [&](const at::Tensor& input) {
-      return input.defined() && input.is_alias_of(output);
-    });
+    const bool is_new = std::none_of(inputs.begin(), inputs.end(),
+                                     [&](const at::Tensor& input) { return input.defined() && input.is_alias_of(output); });
     if (fits && is_new) {
       own = output.storage();
     } else {
@@ -163,9 +157,8 @@ std::vector<size_t> DelayedRecording::slice(const std::vector<int32_t>& storages
   std::vector<size_t> found;
   for (size_t i = operations_.size(); i-- > 0;) {
     const Operation& operation = operations_[i];
-    const bool writes =
-        std::any_of(operation.uses.begin(), operation.uses.end(),
-                    [&](const Use& use) { return use.is_written && needed.contains(use.storage); });
+    const bool writes = std::any_of(operation.uses.begin(), operation.uses.end(),
+                                    [&](const Use& use) { return use.is_written && needed.contains(use.storage); });
     const bool makes = std::any_of(operation.made.begin(), operation.made.end(),
                                    [&](const Made& made) { return needed.contains(made.storage); });
     if (!writes && !makes) continue;

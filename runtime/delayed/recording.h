@@ -38,8 +38,7 @@ class DelayedRecording : public ValueSource {
   };
   struct Operation {
     c10::OperatorHandle op;
-    std::vector<c10::IValue>
-        arguments{};  // tensors of the recording are None here, other tensors copies
+    std::vector<c10::IValue> arguments{};  // tensors of the recording are None here, other tensors copies
     std::vector<Use> uses{};
     std::vector<Made> made{};  // by returned tensor, lists flattened
     at::ScalarType default_dtype = at::kFloat;
@@ -51,8 +50,8 @@ class DelayedRecording : public ValueSource {
   int32_t new_storage(int64_t num_bytes);
   void add(Operation operation);
 
-  /// Runs what they depend on, without gradients, and frees what is not asked for after its last use. Leaves the default generator as
-  /// it is.
+  /// Runs what they depend on, without gradients, and frees what is not asked for after its last use. Leaves the default
+  /// generator as it is.
   std::vector<c10::Storage> compute(const std::vector<int32_t>& storages) const override;
 
  private:

@@ -17,8 +17,7 @@ static_assert(c10::gAlignment >= Device::kAlignment, "memory comes from LibTorch
 
 class Cpu final : public Device {
  public:
-  Cpu()
-      : Device(c10::kCPU, c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU) {}
+  Cpu() : Device(c10::kCPU, c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU) {}
 
   c10::DataPtr allocate(int64_t num_bytes) const override {
     return c10::GetCPUAllocator()->allocate(static_cast<size_t>(num_bytes));

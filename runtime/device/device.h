@@ -1,6 +1,6 @@
 // The seam to a device: its memory, keys, random numbers and time. Here alone the library names a kind of device, takes the
-// address of a tensor's data or the host's clock (tests/arrows/check_device.py lists the exceptions). A kind of device is one
-// file beside this one.
+// address of a tensor's data or the host's clock (tests/arrows/check_device.py lists the exceptions). A kind of device is
+// one file beside this one.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -48,7 +48,8 @@ class Device {
   virtual at::Generator new_generator() const = 0;
 
  protected:
-  Device(c10::DeviceType its_type, c10::DispatchKey its_backend, c10::DispatchKey its_autograd, c10::DispatchKey its_autocast)
+  Device(c10::DeviceType its_type, c10::DispatchKey its_backend, c10::DispatchKey its_autograd,
+         c10::DispatchKey its_autocast)
       : type(its_type), backend(its_backend), autograd(its_autograd), autocast(its_autocast) {}
   ~Device() = default;
 };

@@ -38,9 +38,7 @@ uint32_t operator_seed(const RandomState& state, uint64_t ordinal) {
   return static_cast<uint32_t>(h >> 32);
 }
 
-bool is_random(const c10::OperatorHandle& op) {
-  return op.hasTag(at::Tag::nondeterministic_seeded);
-}
+bool is_random(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
 
 OperatorSeedGuard::OperatorSeedGuard(uint32_t seed) : lock_(default_generator().mutex) {
   at::Generator generator = this_ranks_device().default_generator();

@@ -22,8 +22,8 @@ uint32_t operator_seed(const RandomState& state, uint64_t ordinal);
 /// True for operators that draw from the default generator, composites such as dropout included.
 bool is_random(const c10::OperatorHandle& op);
 
-/// Reseeds the default generator of the rank's device for one operator and holds it until destroyed: the generator is one per process,
-/// and in tests several ranks are threads of one process.
+/// Reseeds the default generator of the rank's device for one operator and holds it until destroyed: the generator is one
+/// per process, and in tests several ranks are threads of one process.
 class OperatorSeedGuard {
  public:
   explicit OperatorSeedGuard(uint32_t seed);

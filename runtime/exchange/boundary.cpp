@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kAlignment = Device::kAlignment;
 constexpr int64_t kMaxDims = 12;
-constexpr size_t kMaxUnreserved = 64;  // buffers, free and kept although nobody has reserved them
+constexpr size_t kMaxUnreserved = 64;    // buffers, free and kept although nobody has reserved them
 constexpr uint32_t kMagic = 0x736d7031;  // "smp1"
 
 struct Header {

@@ -63,8 +63,8 @@ class BufferPool {
 /// larger tensor), the message is the header alone and the data follow in a second message.
 struct PackedTensor {
   std::shared_ptr<MessageBuffer> buffer;
-  int64_t num_bytes = 0;         // of the first message
-  int64_t following_bytes = 0;   // of the second, which lies behind the first; 0: there is none
+  int64_t num_bytes = 0;        // of the first message
+  int64_t following_bytes = 0;  // of the second, which lies behind the first; 0: there is none
 };
 
 /// Largest message that a value of this spec makes in the forward direction.
@@ -78,9 +78,8 @@ PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool,
 /// Bytes of the second message that the header in a received first one announces; 0: there is none.
 int64_t announced_bytes(const MessageBuffer& buffer, int64_t num_bytes);
 
-/// The tensor in a received message, on the buffer's own memory. Throws std::runtime_error when the bytes are no such message
-/// or the tensor is not of the sizes and dtype of `spec`.
-/// `following`: the second message, where one was announced.
+/// The tensor in a received message, on the buffer's own memory. Throws std::runtime_error when the bytes are no such
+/// message or the tensor is not of the sizes and dtype of `spec`. `following`: the second message, where one was announced.
 at::Tensor unpack(const std::shared_ptr<MessageBuffer>& buffer, int64_t num_bytes, const partitioner::TensorSpec& spec,
                   const std::shared_ptr<MessageBuffer>& following = nullptr);
 

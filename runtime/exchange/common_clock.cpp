@@ -15,9 +15,7 @@ namespace {
 constexpr int kNumRoundTrips = 16;  // the first ones may wait for the other rank to come
 constexpr const char* kDoing = "comparing clocks";
 
-void send(Transport& ranks, int dest, int64_t number) {
-  ranks.isend(dest, kClockTag, &number, sizeof number).wait(kDoing);
-}
+void send(Transport& ranks, int dest, int64_t number) { ranks.isend(dest, kClockTag, &number, sizeof number).wait(kDoing); }
 
 int64_t receive(Transport& ranks, int source) {
   int64_t number = 0;

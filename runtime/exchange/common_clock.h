@@ -20,8 +20,8 @@ struct RoundTrip {
 
 /// The other clock minus rank 0's. Of several round trips the shortest counts, and of that the middle, so that the error is
 /// at most half of it (Cristian, Probabilistic clock synchronization, Distributed Computing 1989; the filter of NTP, RFC
-/// 5905, section 10). Where all of them allow 0, it is 0: the clocks are one and the same then, as on one host; clocks of two
-/// hosts begin at different moments. Needs at least one.
+/// 5905, section 10). Where all of them allow 0, it is 0: the clocks are one and the same then, as on one host; clocks of
+/// two hosts begin at different moments. Needs at least one.
 int64_t clock_offset_ns(const std::vector<RoundTrip>& trips);
 
 /// What one measurement says about this rank's clock.

@@ -21,8 +21,8 @@ std::vector<Request> post(Transport& transport, int dest, const Outgoing& messag
   std::vector<Request> sent;
   sent.push_back(transport.isend(dest, kObjectTag, &message.num_bytes, sizeof message.num_bytes));
   for (int64_t start = 0; start < message.num_bytes; start += kPartBytes) {
-    sent.push_back(transport.isend(dest, kObjectTag, message.bytes.data() + start,
-                                   std::min(kPartBytes, message.num_bytes - start)));
+    sent.push_back(
+        transport.isend(dest, kObjectTag, message.bytes.data() + start, std::min(kPartBytes, message.num_bytes - start)));
   }
   return sent;
 }
@@ -33,8 +33,7 @@ std::string waits_for(const std::string& operation, int dest) {
 
 }  // namespace
 
-void hand_over(Transport& transport, const std::vector<int>& dests, const std::string& bytes,
-               const std::string& operation) {
+void hand_over(Transport& transport, const std::vector<int>& dests, const std::string& bytes, const std::string& operation) {
   const auto message = std::make_shared<const Outgoing>(Outgoing{static_cast<int64_t>(bytes.size()), bytes});
   try {
     std::vector<std::vector<Request>> sent;

@@ -45,8 +45,7 @@ std::string one_line(const std::string& message) {
 
 void print_line(const std::string& message) {
   flush_all();
-  const std::string line =
-      "[rank " + std::to_string(failing_rank) + "] " + one_line(message) + "\n";
+  const std::string line = "[rank " + std::to_string(failing_rank) + "] " + one_line(message) + "\n";
   // In one call, so that no other rank's line comes between.
   [[maybe_unused]] const ssize_t num_written = write(STDERR_FILENO, line.data(), line.size());
 }

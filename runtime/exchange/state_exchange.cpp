@@ -18,14 +18,11 @@ namespace {
 
 constexpr partitioner::Shard kWhole;  // what dictionaries have of each tensor
 
-bool contains(const std::vector<int>& ranks, int rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-}
+bool contains(const std::vector<int>& ranks, int rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
 
 }  // namespace
 
-std::vector<std::string> gather_from_first_replica(std::string_view bytes, Transport& pipeline,
-                                                   Transport& replicas) {
+std::vector<std::string> gather_from_first_replica(std::string_view bytes, Transport& pipeline, Transport& replicas) {
   const bool counts = replicas.rank() == 0;
   std::vector<std::string> gathered;
   if (counts) gathered = pipeline.all_gather(bytes);
@@ -63,8 +60,9 @@ StateExchange::Offered StateExchange::decode(std::string_view bytes) {
       offer.sizes.resize(in.get_count<uint32_t>(sizeof(int64_t)));
       for (int64_t& size : offer.sizes) size = in.get<int64_t>();
       if (const partitioner::Shard shard{in.get<int32_t>(), in.get<int32_t>()}; !shard.is_whole()) {
-        throw std::runtime_error("offers of a state: expected whole tensors, got part " + std::to_string(shard.index) + " of " +
-                                 std::to_string(shard.count) + " of '" + name + "'. Start one version of smp on all ranks.");
+        throw std::runtime_error("offers of a state: expected whole tensors, got part " + std::to_string(shard.index) +
+                                 " of " + std::to_string(shard.count) + " of '" + name +
+                                 "'. Start one version of smp on all ranks.");
       }
       offer.content = in.get<uint64_t>();
       if (!partitioner::dense_bytes(offer.sizes, offer.dtype)) {
@@ -77,12 +75,11 @@ StateExchange::Offered StateExchange::decode(std::string_view bytes) {
   });
 }
 
-StateExchange::StateExchange(std::map<std::string, at::Tensor> own, std::string own_error,
-                             Transport& pipeline, Transport& replicas)
+StateExchange::StateExchange(std::map<std::string, at::Tensor> own, std::string own_error, Transport& pipeline,
+                             Transport& replicas)
     : own_(std::move(own)), pipeline_(pipeline), replicas_(replicas) {
   for (auto& [name, tensor] : own_) tensor = tensor.detach().contiguous();
-  const std::vector<std::string> all =
-      gather_from_first_replica(encode(own_, own_error), pipeline, replicas);
+  const std::vector<std::string> all = gather_from_first_replica(encode(own_, own_error), pipeline, replicas);
   for (size_t r = 0; r < all.size(); ++r) add_offers(decode(all[r]), static_cast<int>(r));
 }
 
@@ -91,8 +88,7 @@ void StateExchange::add_offers(const Offered& offered, int pipeline_rank) {
   for (const auto& [name, offer] : offered.offers) {
     Offer& known = offers_.try_emplace(name, offer).first->second;
     known.ranks.push_back(pipeline_rank);
-    const bool agrees =
-        known.dtype == offer.dtype && known.sizes == offer.sizes && known.content == offer.content;
+    const bool agrees = known.dtype == offer.dtype && known.sizes == offer.sizes && known.content == offer.content;
     if (agrees || !error_.empty()) continue;
     error_ = "expected one state on all ranks, got another '" + name + "' on pipeline rank " +
              std::to_string(pipeline_rank) + " than on " + std::to_string(known.ranks.front()) +

@@ -16,8 +16,7 @@ namespace smp::runtime {
 
 /// The bytes of every pipeline rank of replica 0, by pipeline rank, on every rank of the job. What
 /// the other replicas pass does not count. Collective over both groups.
-std::vector<std::string> gather_from_first_replica(std::string_view bytes, Transport& pipeline,
-                                                   Transport& replicas);
+std::vector<std::string> gather_from_first_replica(std::string_view bytes, Transport& pipeline, Transport& replicas);
 
 /// What the pipeline ranks of replica 0 offer together: full dictionaries, parts of one, or nothing
 /// on some ranks. Every rank of the job knows of all offers, so that every rank finds the same
@@ -47,8 +46,7 @@ class StateExchange {
 
   /// own: CPU tensors by name. own_error: why this rank has nothing to offer, for everybody.
   /// Collective over both groups.
-  StateExchange(std::map<std::string, at::Tensor> own, std::string own_error, Transport& pipeline,
-                Transport& replicas);
+  StateExchange(std::map<std::string, at::Tensor> own, std::string own_error, Transport& pipeline, Transport& replicas);
 
   /// What a rank could not offer, or two ranks offer differently; empty when all is well. The same
   /// on every rank.

@@ -90,9 +90,7 @@ MicrobatchProgram get_microbatch(WireReader& in) {
   return microbatch;
 }
 
-bool is_plain(const MicrobatchProgram& microbatch) {
-  return microbatch.scalars.empty() && microbatch.constants.empty();
-}
+bool is_plain(const MicrobatchProgram& microbatch) { return microbatch.scalars.empty() && microbatch.constants.empty(); }
 
 NewProgram get_program(WireReader& in) {
   NewProgram program{.hash = in.get<uint64_t>(), .graph = in.get_string(), .plan = in.get_string(), .constants = {}};

@@ -1,4 +1,5 @@
-// What the leader of a pipeline tells its followers at the start of a step, or of a round of one. Data and its encoding; sends nothing.
+// What the leader of a pipeline tells its followers at the start of a step, or of a round of one. Data and its encoding;
+// sends nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,29 +46,29 @@ enum class Round : uint8_t {
   kForward,  // forward of the microbatches from `first` on, in place of those that ran before
   kProbe,    // the same, and forget it: the values that it reads are all that is wanted
   kFinish,   // backward of all microbatches; ends the step
-  kShadow,  // a step of other replicas: averages gradients with them; ends the step
-  kJoined,  // the replicas have no more steps in this join; no step
+  kShadow,   // a step of other replicas: averages gradients with them; ends the step
+  kJoined,   // the replicas have no more steps in this join; no step
 };
 
 /// One round of a step. `error` non-empty: the leader refused the step, and everybody throws that text.
 struct StepMessage {
-  int32_t step_function = 0;  // number of the step object; the same on all ranks unless they diverge
-  uint64_t step = 0;          // training steps finished before this one
+  int32_t step_function = 0;     // number of the step object; the same on all ranks unless they diverge
+  uint64_t step = 0;             // training steps finished before this one
   uint64_t evaluation_step = 0;  // and steps without a backward
-  std::string reduced{};      // by model: '1' where this step averages gradients over replicas, '-' where it makes none
-  std::string settings{};     // of a training step: what must not differ between ranks, in words
-  std::string optimizers{};  // steps and options of the leader's; compared where there are settings
+  std::string reduced{};         // by model: '1' where this step averages gradients over replicas, '-' where it makes none
+  std::string settings{};        // of a training step: what must not differ between ranks, in words
+  std::string optimizers{};      // steps and options of the leader's; compared where there are settings
   std::string error{};
   bool is_value_error = false;
   Round round = Round::kWhole;
-  int32_t num_microbatches = 0;  // of the step
-  int32_t first = 0;    // number of microbatches[0] in the step
-  bool trains = false;  // some microbatch has a backward; decides the random numbers
-  int32_t first_active_replica = 0;  // whose buffers all start with; kJoined: the one that all take over
-  int32_t gradient_divisor = 1;      // of the sums of gradients over replicas
+  int32_t num_microbatches = 0;          // of the step
+  int32_t first = 0;                     // number of microbatches[0] in the step
+  bool trains = false;                   // some microbatch has a backward; decides the random numbers
+  int32_t first_active_replica = 0;      // whose buffers all start with; kJoined: the one that all take over
+  int32_t gradient_divisor = 1;          // of the sums of gradients over replicas
   std::vector<std::string> values{};     // where the step ends: what its bodies returned beside tensors, by microbatch
   std::optional<std::string> payload{};  // and how that is put together; none: as the first microbatch's program last said
-  std::vector<uint64_t> forgotten{};  // programs that the leader has dropped
+  std::vector<uint64_t> forgotten{};     // programs that the leader has dropped
   std::vector<NewProgram> new_programs{};
   std::vector<MicrobatchProgram> microbatches{};
 };

@@ -81,7 +81,8 @@ at::Tensor WireReader::get_tensor() {
            std::to_string(data.size()) + " bytes", data.size());
   }
   const auto refuse_strides = [&] {
-    refuse("strides of a dense tensor of sizes " + c10::str(at::IntArrayRef(sizes)), c10::str(at::IntArrayRef(strides)), data.size());
+    refuse("strides of a dense tensor of sizes " + c10::str(at::IntArrayRef(sizes)), c10::str(at::IntArrayRef(strides)),
+           data.size());
   };
   if (partitioner::extent_bytes(sizes, strides, dtype) != bytes) refuse_strides();  // the memory is as large as the data
   const auto is_no_bool = [](char byte) { return byte != 0 && byte != 1; };

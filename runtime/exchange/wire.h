@@ -38,8 +38,8 @@ class WireWriter {
 };
 
 /// Reads bytes for which nobody vouches. Whatever asks for memory is first compared with the bytes that are left, so that a
-/// message takes a small multiple of its length at most. Everything throws std::runtime_error that says what was expected, what
-/// came, and at which byte. There are readers within read_all() only, so that none leaves bytes unread.
+/// message takes a small multiple of its length at most. Everything throws std::runtime_error that says what was expected,
+/// what came, and at which byte. There are readers within read_all() only, so that none leaves bytes unread.
 class WireReader {
  public:
   /// A bool is one byte, 0 or 1.

@@ -33,7 +33,8 @@ int channel_of(int source_stage, int target_stage, bool activation) {
 
 void check_number_of_stages(const Plan& plan) {
   TORCH_CHECK_VALUE(plan.stages.size() <= static_cast<size_t>(kMaxStages), "step: expected a plan of at most ", kMaxStages,
-                    " stages, got ", plan.stages.size(), ". Take fewer pipeline ranks (pipeline_parallel_degree) or fewer "
+                    " stages, got ", plan.stages.size(),
+                    ". Take fewer pipeline ranks (pipeline_parallel_degree) or fewer "
                     "visits of each (virtual_stages, modules placed by hand).");
 }
 
@@ -186,7 +187,8 @@ at::Tensor Executor::loss_gradient(const TensorSpec& spec) {
            loss_gradient_._version() == loss_gradient_version_;
   };
   if (options_.loss_divisor != loss_gradient_divisor_ || !(spec == loss_gradient_spec_) || !is_untouched()) {
-    loss_gradient_ = at::ones(spec.sizes, at::TensorOptions(spec.dtype).device(this_ranks_device().type)).div(options_.loss_divisor);
+    loss_gradient_ =
+        at::ones(spec.sizes, at::TensorOptions(spec.dtype).device(this_ranks_device().type)).div(options_.loss_divisor);
     loss_gradient_version_ = loss_gradient_._version();
     loss_gradient_divisor_ = options_.loss_divisor;
     loss_gradient_spec_ = spec;
@@ -217,8 +219,9 @@ void Executor::send(const Action& action, const MicrobatchRun& run) {
     sent_.push_back(
         {pipeline_.isend(dest, channel, packed.buffer->memory(packed.num_bytes)), packed.buffer, channel, false});
     if (packed.following_bytes > 0) {
-      sent_.push_back({pipeline_.isend(dest, channel + kFollowingData, packed.buffer->memory(packed.following_bytes, packed.num_bytes)),
-                       packed.buffer, channel, true});
+      sent_.push_back(
+          {pipeline_.isend(dest, channel + kFollowingData, packed.buffer->memory(packed.following_bytes, packed.num_bytes)),
+           packed.buffer, channel, true});
     }
   }
 }

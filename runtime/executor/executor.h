@@ -2,8 +2,8 @@
 #pragma once
 
 #include <deque>
-#include <map>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,8 +12,8 @@
 #include "partitioner/plan/plan.h"
 #include "partitioner/schedule/schedule.h"
 #include "runtime/exchange/boundary.h"
-#include "runtime/stage/stage.h"
 #include "runtime/executor/timeline.h"
+#include "runtime/stage/stage.h"
 #include "runtime/transport/transport.h"
 
 namespace smp::runtime {
@@ -29,8 +29,8 @@ struct RankProgram {
 struct MicrobatchRun {
   RankProgram* program = nullptr;
   MicrobatchContext context;
-  std::vector<at::Tensor> inputs;  // the leader's step arguments by graph input; empty elsewhere
-  TensorLookup tensors;            // parameters, buffers, constants
+  std::vector<at::Tensor> inputs;                   // the leader's step arguments by graph input; empty elsewhere
+  TensorLookup tensors;                             // parameters, buffers, constants
   std::function<void(int stage)> before_forward{};  // may be empty
 };
 
@@ -63,7 +63,7 @@ class BackwardObserver {
 
 struct RunOptions {
   BackwardObserver* observer = nullptr;
-  int loss_divisor = 0;  // of every loss; 0: the number of microbatches
+  int loss_divisor = 0;                  // of every loss; 0: the number of microbatches
   TimelineRecorder* recorder = nullptr;  // of the column's actions
 };
 
@@ -114,11 +114,11 @@ class Executor {
 
   Transport& pipeline_;
   BufferPool& buffers_;
-  RunOptions options_;  // of this step
+  RunOptions options_;                               // of this step
   const partitioner::Schedule* schedule_ = nullptr;  // while it runs
   std::deque<Sent> sent_;
   std::deque<Expected> expected_;
-  size_t next_expected_ = 0;  // position in the column up to which receives are posted
+  size_t next_expected_ = 0;               // position in the column up to which receives are posted
   std::map<Key, at::Tensor> activations_;  // received or local
   std::map<Key, at::Tensor> gradients_;
   RankResults results_;

@@ -63,7 +63,8 @@ std::vector<RankStep> TimelineRecorder::steps() const {
     const Step& step = steps_[s];
     const size_t end = s + 1 < steps_.size() ? steps_[s + 1].first_span : now_.first_span;
     RankStep& made = steps.emplace_back(RankStep{step.number, step.trains, step.start_ns, step.end_ns, {}});
-    made.spans.assign(spans_.begin() + static_cast<ptrdiff_t>(step.first_span), spans_.begin() + static_cast<ptrdiff_t>(end));
+    made.spans.assign(spans_.begin() + static_cast<ptrdiff_t>(step.first_span),
+                      spans_.begin() + static_cast<ptrdiff_t>(end));
   }
   return steps;
 }

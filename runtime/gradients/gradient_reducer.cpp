@@ -15,15 +15,14 @@
 #include <sstream>
 
 #include "runtime/device/device.h"
-#include "runtime/libtorch/finite.h"
-#include "runtime/gradients/tied_gradients.h"
 #include "runtime/exchange/tags.h"
+#include "runtime/gradients/tied_gradients.h"
+#include "runtime/libtorch/finite.h"
 #include "runtime/transport/shared_sum.h"
 
 namespace smp::runtime {
 
-GradientReducer::GradientReducer(std::vector<at::Tensor> parameters, Transport& replicas,
-                                 ReducerOptions options)
+GradientReducer::GradientReducer(std::vector<at::Tensor> parameters, Transport& replicas, ReducerOptions options)
     : parameters_(std::move(parameters)),
       replicas_(replicas),
       options_(std::move(options)),
@@ -43,8 +42,7 @@ GradientReducer::~GradientReducer() {
 void GradientReducer::check_same_layout() const {
   std::ostringstream text;
   text << options_.bucket_bytes << (options_.hook ? " hook" : "") << (options_.shares_memory ? "" : " messages") << "\n";
-  for (const at::Tensor& parameter : parameters_)
-    text << parameter.scalar_type() << " " << parameter.sizes() << "\n";
+  for (const at::Tensor& parameter : parameters_) text << parameter.scalar_type() << " " << parameter.sizes() << "\n";
   const std::vector<std::string> all = replicas_.all_gather(text.str());
   for (size_t r = 1; r < all.size(); ++r) {
     TORCH_CHECK_VALUE(all[r] == all[0],
@@ -85,13 +83,11 @@ int64_t GradientReducer::shared_bytes() const { return shared_ ? shared_->num_by
 void GradientReducer::watch(size_t parameter) {
   auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter]);
   using torch::autograd::variable_list;
-  const auto hook = [this, parameter](const variable_list& outputs,
-                                      const variable_list&) -> variable_list {
+  const auto hook = [this, parameter](const variable_list& outputs, const variable_list&) -> variable_list {
     accumulated(parameter);
     return outputs;
   };
-  const uintptr_t key =
-      accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(hook));
+  const uintptr_t key = accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(hook));
   watched_.emplace_back(std::move(accumulator), key);
 }
 
@@ -154,7 +150,8 @@ void GradientReducer::launch() {
   ++next_;
   if (options_.hook) return;
   auto owner = std::make_shared<at::Tensor>(sending.flat);
-  const auto divide = [owner, end = sending.flat.numel() - num_flags(bucket), divisor = divisor_](int64_t first, int64_t count) {
+  const auto divide = [owner, end = sending.flat.numel() - num_flags(bucket), divisor = divisor_](int64_t first,
+                                                                                                  int64_t count) {
     const int64_t num_gradients = std::min(first + count, end) - first;
     if (num_gradients > 0) owner->narrow(0, first, num_gradients).div_(divisor);
   };
@@ -172,9 +169,7 @@ void GradientReducer::launch() {
                       sending.flat.scalar_type(), divide);
 }
 
-int64_t GradientReducer::num_flags(const Bucket& bucket) {
-  return static_cast<int64_t>(bucket.parameters.size());
-}
+int64_t GradientReducer::num_flags(const Bucket& bucket) { return static_cast<int64_t>(bucket.parameters.size()); }
 
 c10::ScalarType GradientReducer::dtype(const Bucket& bucket) const {
   return c10::toRealValueType(parameters_[bucket.parameters.front()].scalar_type());
@@ -187,9 +182,9 @@ int64_t GradientReducer::num_elements(const Bucket& bucket) const {
 }
 
 at::Tensor GradientReducer::new_flat(const Bucket& bucket) const {
-  const auto options =
-      parameters_[bucket.parameters.front()].options().dtype(dtype(bucket)).requires_grad(false);
-  return shared_ ? at::from_blob(shared_->own(), {num_elements(bucket)}, options) : at::empty({num_elements(bucket)}, options);
+  const auto options = parameters_[bucket.parameters.front()].options().dtype(dtype(bucket)).requires_grad(false);
+  return shared_ ? at::from_blob(shared_->own(), {num_elements(bucket)}, options)
+                 : at::empty({num_elements(bucket)}, options);
 }
 
 void GradientReducer::pack(const Bucket& bucket, at::Tensor& flat) {
@@ -202,8 +197,8 @@ void GradientReducer::pack(const Bucket& bucket, at::Tensor& flat) {
     const at::Tensor& gradient = parameter.grad();
     flags.push_back(gradient.defined() ? 1 : 0);
     const bool is_plain = gradient.defined() && gradient.layout() == at::kStrided &&
-                          gradient.scalar_type() == parameter.scalar_type() &&
-                          gradient.is_contiguous() && !gradient.is_neg() && !gradient.is_conj();
+                          gradient.scalar_type() == parameter.scalar_type() && gradient.is_contiguous() &&
+                          !gradient.is_neg() && !gradient.is_conj();
     if (is_plain) {
       device.copy(next, data_of(gradient), static_cast<int64_t>(gradient.nbytes()));  // there are small ones by the hundred
     } else {
@@ -249,24 +244,23 @@ void GradientReducer::complete() {
     gradients.div_(divisor_);
   }
   const auto* data = static_cast<const char*>(data_of(gradients));
-  const Means means{.read = [&](int64_t first, const at::Tensor& to) {
-                      const DeviceMemory memory = memory_of(to);
-                      device_holding(to).copy(memory.data, data + first * element_bytes, memory.num_bytes);
-                    },
+  const Means means{.read =
+                        [&](int64_t first, const at::Tensor& to) {
+                          const DeviceMemory memory = memory_of(to);
+                          device_holding(to).copy(memory.data, data + first * element_bytes, memory.num_bytes);
+                        },
                     .part = [&](int64_t first, int64_t count) { return gradients.narrow(0, first, count); }};
   unpack(bucket, means, flags);
 }
 
 at::Tensor GradientReducer::hooked(const at::Tensor& gradients, size_t bucket) const {
   const at::Tensor own = gradients.clone();
-  at::Tensor reduced =
-      options_.hook(own, static_cast<int64_t>(bucket), bucket + 1 == buckets_.size());
-  TORCH_CHECK_VALUE(
-      reduced.defined() && reduced.device() == gradients.device() && reduced.sizes().equals(gradients.sizes()) &&
-          reduced.scalar_type() == gradients.scalar_type(),
-      "communication hook: expected a tensor like the bucket, ", gradients.toString(), " ",
-      gradients.sizes(), ", got ", reduced.defined() ? reduced.toString() : "an undefined one", " ",
-      reduced.defined() ? reduced.sizes() : at::IntArrayRef(), ". Return the reduced bucket.");
+  at::Tensor reduced = options_.hook(own, static_cast<int64_t>(bucket), bucket + 1 == buckets_.size());
+  TORCH_CHECK_VALUE(reduced.defined() && reduced.device() == gradients.device() &&
+                        reduced.sizes().equals(gradients.sizes()) && reduced.scalar_type() == gradients.scalar_type(),
+                    "communication hook: expected a tensor like the bucket, ", gradients.toString(), " ", gradients.sizes(),
+                    ", got ", reduced.defined() ? reduced.toString() : "an undefined one", " ",
+                    reduced.defined() ? reduced.sizes() : at::IntArrayRef(), ". Return the reduced bucket.");
   return reduced;
 }
 
@@ -286,9 +280,9 @@ namespace {
 
 // Nobody else has the gradient or a part of its memory, and each element has its own.
 bool is_all_its_own(const at::Tensor& gradient) {
-  return gradient.defined() && gradient.use_count() == 1 && gradient.has_storage() &&
-         gradient.storage().use_count() == 1 && gradient.storage().nbytes() == gradient.nbytes() &&
-         gradient.is_non_overlapping_and_dense() && !gradient.is_neg() && !gradient.is_conj();
+  return gradient.defined() && gradient.use_count() == 1 && gradient.has_storage() && gradient.storage().use_count() == 1 &&
+         gradient.storage().nbytes() == gradient.nbytes() && gradient.is_non_overlapping_and_dense() && !gradient.is_neg() &&
+         !gradient.is_conj();
 }
 
 }  // namespace

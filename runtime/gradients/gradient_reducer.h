@@ -19,8 +19,7 @@ namespace smp::runtime {
 
 /// The gradients of one bucket, flat, and its place among all. Returns what replaces them, on every
 /// replica alike.
-using BucketHook =
-    std::function<at::Tensor(const at::Tensor& gradients, int64_t index, bool is_last)>;
+using BucketHook = std::function<at::Tensor(const at::Tensor& gradients, int64_t index, bool is_last)>;
 
 class SharedSum;
 
@@ -84,7 +83,7 @@ class GradientReducer {
   };
   struct Sending {
     size_t bucket;
-    at::Tensor flat;  // gradients, then one flag per parameter: how many replicas have one
+    at::Tensor flat;                // gradients, then one flag per parameter: how many replicas have one
     std::optional<RunningSum> sum;  // of what is sent
   };
   /// A bucket's means: copied to a dense tensor, or as a tensor.
@@ -116,10 +115,10 @@ class GradientReducer {
   Transport& replicas_;
   ReducerOptions options_;
   std::unique_ptr<SharedSum> shared_;  // null: buckets are sent
-  std::vector<Bucket> buckets_;  // in the order in which they leave
+  std::vector<Bucket> buckets_;        // in the order in which they leave
   std::vector<size_t> bucket_of_;
   std::vector<std::pair<NodeHandle, uintptr_t>> watched_;  // alive, else their hooks go
-  std::vector<char> is_expected_, is_ready_;  // by parameter, in this step
+  std::vector<char> is_expected_, is_ready_;               // by parameter, in this step
   bool is_armed_ = false;
   size_t next_ = 0;  // bucket to leave
   int divisor_ = 1;

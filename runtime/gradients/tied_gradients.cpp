@@ -25,7 +25,8 @@ std::string encode_gradient(const at::Tensor& gradient) {
 }
 
 at::Tensor decode_gradient(const std::string& bytes) {
-  return read_all(bytes, "gradient of a tied weight", [](WireReader& in) { return in.get<bool>() ? in.get_tensor() : at::Tensor(); });
+  return read_all(bytes, "gradient of a tied weight",
+                  [](WireReader& in) { return in.get<bool>() ? in.get_tensor() : at::Tensor(); });
 }
 
 at::Tensor sum(const at::Tensor& a, const at::Tensor& b) {
@@ -37,8 +38,7 @@ void average_bucket(std::span<at::Tensor> parameters, Transport& replicas, int d
   int64_t num_elements = 0;
   for (const at::Tensor& parameter : parameters) num_elements += num_reals(parameter);
   const c10::ScalarType type = c10::toRealValueType(parameters.front().scalar_type());
-  at::Tensor flat =
-      at::empty({num_elements}, parameters.front().options().dtype(type).requires_grad(false));
+  at::Tensor flat = at::empty({num_elements}, parameters.front().options().dtype(type).requires_grad(false));
   int64_t offset = 0;
   for (const at::Tensor& parameter : parameters) {
     at::Tensor part = flat.narrow(0, offset, num_reals(parameter));
@@ -49,8 +49,7 @@ void average_bucket(std::span<at::Tensor> parameters, Transport& replicas, int d
   flat.div_(divisor);
   offset = 0;
   for (at::Tensor& parameter : parameters) {
-    if (!parameter.grad().defined() || parameter.grad().is_conj())
-      parameter.mutable_grad() = at::empty_like(parameter);
+    if (!parameter.grad().defined() || parameter.grad().is_conj()) parameter.mutable_grad() = at::empty_like(parameter);
     at::Tensor mean = reals(parameter.grad());
     mean.copy_(flat.narrow(0, offset, num_reals(parameter)).view(mean.sizes()));
     offset += num_reals(parameter);
@@ -59,7 +58,8 @@ void average_bucket(std::span<at::Tensor> parameters, Transport& replicas, int d
 
 }  // namespace
 
-TiedGradients::TiedGradients(const TensorHomes& homes, const Bindings& bindings, const TrainedOn& trained_on, Transport& pipeline)
+TiedGradients::TiedGradients(const TensorHomes& homes, const Bindings& bindings, const TrainedOn& trained_on,
+                             Transport& pipeline)
     : pipeline_(pipeline) {
   std::vector<at::Tensor> begun;  // no gradient changes unless there is memory for all
   for (const NamedTensor& named : bindings.tensors()) {
@@ -68,7 +68,10 @@ TiedGradients::TiedGradients(const TensorHomes& homes, const Bindings& bindings,
     const TensorHome& home = placed->second;
     if (named.kind != partitioner::ValueKind::kParameter || !home.is_tied() || !home.is_on(pipeline.rank())) continue;
     const std::vector<int> trainers = trained_on(named.name);
-    Tied tied{.parameter = named.tensor, .ranks = home.whole_on(), .has_one_trainer = trainers.size() == 1, .earlier = named.tensor.grad()};
+    Tied tied{.parameter = named.tensor,
+              .ranks = home.whole_on(),
+              .has_one_trainer = trainers.size() == 1,
+              .earlier = named.tensor.grad()};
     const bool continues = tied.has_one_trainer && trainers.front() == pipeline.rank() && tied.earlier.defined();
     begun.push_back(continues ? tied.earlier.clone() : at::Tensor());
     tied_.push_back(std::move(tied));
@@ -108,15 +111,12 @@ void TiedGradients::finish() {
 
 at::Tensor reals(const at::Tensor& gradient) {
   TORCH_CHECK_NOT_IMPLEMENTED(gradient.layout() == at::kStrided,
-                              "gradients: expected dense ones, which replicas can add up, got ",
-                              gradient.toString(), " ", gradient.sizes(),
-                              ". Make dense ones (sparse=false of an embedding).");
+                              "gradients: expected dense ones, which replicas can add up, got ", gradient.toString(), " ",
+                              gradient.sizes(), ". Make dense ones (sparse=false of an embedding).");
   return gradient.is_complex() ? at::view_as_real(gradient.resolve_conj()) : gradient;
 }
 
-int64_t num_reals(const at::Tensor& parameter) {
-  return parameter.is_complex() ? 2 * parameter.numel() : parameter.numel();
-}
+int64_t num_reals(const at::Tensor& parameter) { return parameter.is_complex() ? 2 * parameter.numel() : parameter.numel(); }
 
 void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes, int divisor) {
   if (replicas.size() == 1 || parameters.empty()) return;

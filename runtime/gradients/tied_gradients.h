@@ -56,7 +56,6 @@ int64_t num_reals(const at::Tensor& parameter);
 /// dtype. Parameters without a gradient here but with one elsewhere count as zero; without one
 /// anywhere they keep none. Collective. When it throws, the gradients of each bucket are either all
 /// averaged or all as they were.
-void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes,
-                       int divisor);
+void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes, int divisor);
 
 }  // namespace smp::runtime

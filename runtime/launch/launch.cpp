@@ -18,8 +18,7 @@ struct VariableSet {
   const char* local_size;
 };
 
-constexpr VariableSet kExplicit{"SMP_*", "SMP_RANK", "SMP_WORLD_SIZE", "SMP_LOCAL_RANK",
-                                "SMP_LOCAL_SIZE"};
+constexpr VariableSet kExplicit{"SMP_*", "SMP_RANK", "SMP_WORLD_SIZE", "SMP_LOCAL_RANK", "SMP_LOCAL_SIZE"};
 constexpr VariableSet kOpenMpi{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
 constexpr VariableSet kTorchrun{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
@@ -30,10 +29,8 @@ constexpr VariableSet kRefusedLaunchers[] = {
     // A batch script and an interactive shell have SLURM_NTASKS too; only a step of srun has this
     // size.
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
-    {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
-     "MV2_COMM_WORLD_LOCAL_SIZE"},
-    {"MVAPICH", "MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_LOCAL_RANK",
-     "MVP_COMM_WORLD_LOCAL_SIZE"},
+    {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
+    {"MVAPICH", "MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_SIZE"},
     {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     {"PALS", "PALS_RANKID", nullptr, "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"}};
 
@@ -48,29 +45,26 @@ std::optional<int> number(const EnvironmentLookup& lookup, const char* name) {
   if (!text) return std::nullopt;
   int value = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-  TORCH_CHECK_VALUE(error == std::errc() && end == text->data() + text->size(), "launch: expected ",
-                    name, " to be a whole number, got '", *text, "'. Unset it or correct it.");
+  TORCH_CHECK_VALUE(error == std::errc() && end == text->data() + text->size(), "launch: expected ", name,
+                    " to be a whole number, got '", *text, "'. Unset it or correct it.");
   return value;
 }
 
 void check_range(const VariableSet& set, const Launch& launch) {
-  TORCH_CHECK_VALUE(launch.size >= 1 && launch.rank >= 0 && launch.rank < launch.size,
-                    "launch: expected 0 <= ", set.rank, " < ", set.size, ", got ", set.rank, "=",
-                    launch.rank, " and ", set.size, "=", launch.size, ".");
+  TORCH_CHECK_VALUE(launch.size >= 1 && launch.rank >= 0 && launch.rank < launch.size, "launch: expected 0 <= ", set.rank,
+                    " < ", set.size, ", got ", set.rank, "=", launch.rank, " and ", set.size, "=", launch.size, ".");
   TORCH_CHECK_VALUE(launch.local_rank >= 0 && launch.local_rank < launch.local_size,
-                    "launch: expected 0 <= ", set.local_rank, " < ", set.local_size, ", got ",
-                    set.local_rank, "=", launch.local_rank, " and ", set.local_size, "=",
-                    launch.local_size, ".");
+                    "launch: expected 0 <= ", set.local_rank, " < ", set.local_size, ", got ", set.local_rank, "=",
+                    launch.local_rank, " and ", set.local_size, "=", launch.local_size, ".");
 }
 
 // What `set` says, or nothing when neither its rank nor its size is there.
-std::optional<Launch> read(const EnvironmentLookup& lookup, const VariableSet& set,
-                           Launch::Kind kind) {
+std::optional<Launch> read(const EnvironmentLookup& lookup, const VariableSet& set, Launch::Kind kind) {
   const std::optional<int> rank = number(lookup, set.rank);
   const std::optional<int> size = number(lookup, set.size);
   if (!rank && !size) return std::nullopt;
-  TORCH_CHECK_VALUE(rank && size, "launch: expected both ", set.rank, " and ", set.size,
-                    ", got only ", rank ? set.rank : set.size, ". Set both or neither.");
+  TORCH_CHECK_VALUE(rank && size, "launch: expected both ", set.rank, " and ", set.size, ", got only ",
+                    rank ? set.rank : set.size, ". Set both or neither.");
   Launch launch{kind, *rank, *size, *rank, *size};
   if (const auto local_rank = number(lookup, set.local_rank)) launch.local_rank = *local_rank;
   if (const auto local_size = number(lookup, set.local_size)) launch.local_size = *local_size;
@@ -79,15 +73,12 @@ std::optional<Launch> read(const EnvironmentLookup& lookup, const VariableSet& s
 }
 
 std::string text_of(const VariableSet& set, const Launch& launch) {
-  return std::string(set.rank) + "=" + std::to_string(launch.rank) + ", " + set.size + "=" +
-         std::to_string(launch.size);
+  return std::string(set.rank) + "=" + std::to_string(launch.rank) + ", " + set.size + "=" + std::to_string(launch.size);
 }
 
-void check_agree(const VariableSet& a_set, const Launch& a, const VariableSet& b_set,
-                 const Launch& b) {
-  TORCH_CHECK_VALUE(a.rank == b.rank && a.size == b.size,
-                    "launch: expected one launcher, got two that ", "disagree: ", text_of(a_set, a),
-                    " (", a_set.launcher, ") and ", text_of(b_set, b), " (", b_set.launcher,
+void check_agree(const VariableSet& a_set, const Launch& a, const VariableSet& b_set, const Launch& b) {
+  TORCH_CHECK_VALUE(a.rank == b.rank && a.size == b.size, "launch: expected one launcher, got two that ",
+                    "disagree: ", text_of(a_set, a), " (", a_set.launcher, ") and ", text_of(b_set, b), " (", b_set.launcher,
                     "). Unset the variables of the one that did not start this ", "process.");
 }
 
@@ -106,8 +97,8 @@ bool refuse_several(const EnvironmentLookup& lookup, const VariableSet& set) {
   take(set.rank, 0);
   const bool has_size = take(set.size, 1);
   take(set.local_rank, 0), take(set.local_size, 1);
-  TORCH_CHECK_VALUE(!are_several, "launch: expected a launcher that smp knows, got ", set.launcher,
-                    " (", said, "). ", kWhatWorks);
+  TORCH_CHECK_VALUE(!are_several, "launch: expected a launcher that smp knows, got ", set.launcher, " (", said, "). ",
+                    kWhatWorks);
   return has_size;
 }
 
@@ -118,8 +109,7 @@ void refuse_unknown(const EnvironmentLookup& lookup) {
   const std::optional<int> pmix_rank = number(lookup, "PMIX_RANK");
   TORCH_CHECK_VALUE(!pmix_rank || (is_known_to_be_alone && *pmix_rank == 0),
                     "launch: expected a launcher that smp knows, got one that speaks PMIx ",
-                    "(PMIX_RANK=", pmix_rank.value_or(0), ") but is not Open MPI's mpirun. ",
-                    kWhatWorks);
+                    "(PMIX_RANK=", pmix_rank.value_or(0), ") but is not Open MPI's mpirun. ", kWhatWorks);
 }
 
 }  // namespace
@@ -136,8 +126,7 @@ Launch detect_launch(const EnvironmentLookup& lookup) {
   // Without LOCAL_RANK, RANK and WORLD_SIZE beside another launcher's may be those of a host
   // (Volcano).
   std::optional<Launch> torchrun;
-  if (lookup(kTorchrun.local_rank))
-    torchrun = read(lookup, kTorchrun, Launch::Kind::kSingleProcess);
+  if (lookup(kTorchrun.local_rank)) torchrun = read(lookup, kTorchrun, Launch::Kind::kSingleProcess);
 
   if (explicit_launch && mpirun) check_agree(kExplicit, *explicit_launch, kOpenMpi, *mpirun);
   if (mpirun) {
@@ -156,10 +145,9 @@ Launch detect_launch(const EnvironmentLookup& lookup) {
 std::string describe_mismatch(const Launch& launch, int rank, int size) {
   if (launch.rank == rank && launch.size == size) return "";
   const VariableSet& set = launch.kind == Launch::Kind::kExplicit ? kExplicit : kOpenMpi;
-  return c10::str("launch: expected MPI to find rank ", launch.rank, " of ", launch.size, " (",
-                  text_of(set, launch), "), got rank ", rank, " of ", size,
-                  ": these variables are not those of the launcher that started this process. ",
-                  kWhatWorks);
+  return c10::str("launch: expected MPI to find rank ", launch.rank, " of ", launch.size, " (", text_of(set, launch),
+                  "), got rank ", rank, " of ", size,
+                  ": these variables are not those of the launcher that started this process. ", kWhatWorks);
 }
 
 void set_mpi_defaults() {

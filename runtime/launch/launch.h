@@ -12,7 +12,7 @@ struct Launch {
   enum class Kind {
     kSingleProcess,  ///< no launcher: a world of one
     kMpirun,         ///< Open MPI's mpirun
-    kExplicit,  ///< SMP_RANK and SMP_WORLD_SIZE; the processes still find each other through MPI
+    kExplicit,       ///< SMP_RANK and SMP_WORLD_SIZE; the processes still find each other through MPI
   };
   Kind kind = Kind::kSingleProcess;
   int rank = 0;
@@ -42,8 +42,8 @@ Launch detect_launch(const EnvironmentLookup& lookup = process_environment);
 /// Variables that no mpirun has set would make every process a world of one.
 std::string describe_mismatch(const Launch& launch, int rank, int size);
 
-/// Sets, where neither the user nor `smp run` has, how Open MPI moves messages between processes of one host: in one go up to
-/// 16 KB, larger ones in two copies, which no machine forbids. Call before MPI is initialised; later it has no effect.
+/// Sets, where neither the user nor `smp run` has, how Open MPI moves messages between processes of one host: in one go up
+/// to 16 KB, larger ones in two copies, which no machine forbids. Call before MPI is initialised; later it has no effect.
 void set_mpi_defaults();
 
 }  // namespace smp::runtime

@@ -9,9 +9,9 @@
 
 namespace smp::runtime {
 
-/// A tensor of its own storage on `data` of `device`, which `holder` keeps until the tensor's storage dies. What at::from_blob
-/// does, in a quarter of its time: microbatches and messages are made so, each step anew.
-/// `strides`: in elements, none negative; the extent that they span must lie within the memory.
+/// A tensor of its own storage on `data` of `device`, which `holder` keeps until the tensor's storage dies. What
+/// at::from_blob does, in a quarter of its time: microbatches and messages are made so, each step anew. `strides`: in
+/// elements, none negative; the extent that they span must lie within the memory.
 at::Tensor tensor_on(const Device& device, void* data, at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype,
                      std::shared_ptr<const void> holder);
 

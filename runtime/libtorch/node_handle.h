@@ -1,5 +1,5 @@
-// Owning handles of autograd nodes: all in which the LibTorch releases that smp builds on differ. LibTorch 2.11 shares nodes by
-// std::shared_ptr, 2.15 by c10::intrusive_ptr.
+// Owning handles of autograd nodes: all in which the LibTorch releases that smp builds on differ. LibTorch 2.11 shares nodes
+// by std::shared_ptr, 2.15 by c10::intrusive_ptr.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>

@@ -6,7 +6,7 @@ namespace {
 
 // StorageImpl can only switch the refusal of reads on. An explicit instantiation may name a private member, and so hands
 // out the pointer that switches it off again.
-template <bool c10::StorageImpl::*kMember>
+template <bool c10::StorageImpl::* kMember>
 struct StorageAccess {
   friend bool c10::StorageImpl::* throws_on_read() { return kMember; }
 };

@@ -19,8 +19,7 @@ void delete_origin(void* origin) { delete static_cast<Origin*>(origin); }
 // Takes over the memory of `made`.
 void move_into(c10::StorageImpl& unmade, const c10::Storage& made) {
   c10::StorageImpl& source = *made.unsafeGetStorageImpl();
-  TORCH_INTERNAL_ASSERT(source.nbytes() == unmade.nbytes(), source.nbytes(), " bytes for ",
-                        unmade.nbytes());
+  TORCH_INTERNAL_ASSERT(source.nbytes() == unmade.nbytes(), source.nbytes(), " bytes for ", unmade.nbytes());
   accept_raw_pointers(unmade);
   unmade.set_data_ptr_noswap(std::move(source._mutable_data_ptr_no_checks()));
 }
@@ -32,23 +31,21 @@ c10::Storage make_unmade_storage(Origin origin, int64_t num_bytes, const std::st
       c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(num_bytes),
       c10::DataPtr(nullptr, new Origin(std::move(origin)), &delete_origin, c10::Device(host().type)),
       c10::GetAllocator(host().type), /*resizable=*/true);
-  refuse_raw_pointers(
-      *storage,
-      "expected a tensor with values, got one made by " + maker +
-      " under smp::DelayParamInitialization, which has none "
-      "yet. It gets them in the first step of its DistributedModel, on the ranks that hold it. "
-      "Initialise it by operators "
-      "inside the scope; smp::initialize_parameters(*module) gives a module its values at once, "
-      "and "
-      "DistributedModel::state_dict() copies of them.");
+  refuse_raw_pointers(*storage,
+                      "expected a tensor with values, got one made by " + maker +
+                          " under smp::DelayParamInitialization, which has none "
+                          "yet. It gets them in the first step of its DistributedModel, on the ranks that hold it. "
+                          "Initialise it by operators "
+                          "inside the scope; smp::initialize_parameters(*module) gives a module its values at once, "
+                          "and "
+                          "DistributedModel::state_dict() copies of them.");
   return c10::Storage(std::move(storage));
 }
 
 const Origin* origin_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
   const c10::DataPtr& data = storage_of(tensor)->_mutable_data_ptr_no_checks();
-  return data.get_deleter() == &delete_origin ? static_cast<const Origin*>(data.get_context())
-                                              : nullptr;
+  return data.get_deleter() == &delete_origin ? static_cast<const Origin*>(data.get_context()) : nullptr;
 }
 
 void make_values(const std::vector<at::Tensor>& tensors) {

@@ -8,11 +8,11 @@
 #include <string>
 
 #include "runtime/device/device.h"
-#include "runtime/libtorch/raw_pointers.h"
-#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
+#include "runtime/libtorch/raw_pointers.h"
+#include "runtime/libtorch/unmade.h"
 
 namespace smp::runtime {
 
@@ -95,10 +95,9 @@ void release_others(const TensorHomes& homes, const Bindings& bindings, int pipe
     if (kept.contains(storage)) continue;
     storage->set_data_ptr(c10::DataPtr(nullptr, storage->device()));
     refuse_raw_pointers(
-        *storage,
-        "the data of '" + named.name + "' live on pipeline rank " + std::to_string(homes.at(named.name).owner()) +
-        ", this is rank " + std::to_string(pipeline_rank) +
-        ". Use DistributedModel::state_dict() to gather them, or local_parameters() for those that are here.");
+        *storage, "the data of '" + named.name + "' live on pipeline rank " + std::to_string(homes.at(named.name).owner()) +
+                      ", this is rank " + std::to_string(pipeline_rank) +
+                      ". Use DistributedModel::state_dict() to gather them, or local_parameters() for those that are here.");
     at::Tensor tensor = named.tensor;
     if (tensor.is_leaf()) tensor.mutable_grad().reset();
   }

@@ -13,8 +13,7 @@ std::string letters_of(std::string_view strategy) {
   if (strategy == "spread") return "TPD";
   std::string sorted(strategy);
   std::sort(sorted.begin(), sorted.end());
-  TORCH_CHECK_VALUE(sorted == "DPT",
-                    "placement_strategy: expected cluster, spread or an order of the ",
+  TORCH_CHECK_VALUE(sorted == "DPT", "placement_strategy: expected cluster, spread or an order of the ",
                     "letters D, P and T (DPT, DTP, PDT, PTD, TDP, TPD), got '", strategy, "'.");
   return std::string(strategy);
 }
@@ -54,14 +53,13 @@ Topology::Topology(int world_size, ParallelDegrees degrees, std::string_view str
     : world_size_(world_size), degrees_(degrees), letters_(letters_of(strategy)) {
   const auto [pipeline, tensor] = degrees;
   TORCH_CHECK_VALUE(world_size >= 1 && pipeline >= 1 && tensor >= 1,
-                    "topology: expected a world size and degrees of at least 1, got world size ",
-                    world_size, ", pipeline_parallel_degree ", pipeline,
-                    ", tensor_parallel_degree ", tensor, ".");
+                    "topology: expected a world size and degrees of at least 1, got world size ", world_size,
+                    ", pipeline_parallel_degree ", pipeline, ", tensor_parallel_degree ", tensor, ".");
   const int64_t replica_size = static_cast<int64_t>(pipeline) * tensor;
   TORCH_CHECK_VALUE(world_size % replica_size == 0, "topology: expected a world size divisible by ",
-                    "pipeline_parallel_degree x tensor_parallel_degree = ", pipeline, " x ", tensor,
-                    " = ", replica_size, ", got ", world_size, " rank", world_size == 1 ? "" : "s",
-                    ". Start a multiple of ", replica_size, " processes, or change the degrees.");
+                    "pipeline_parallel_degree x tensor_parallel_degree = ", pipeline, " x ", tensor, " = ", replica_size,
+                    ", got ", world_size, " rank", world_size == 1 ? "" : "s", ". Start a multiple of ", replica_size,
+                    " processes, or change the degrees.");
   rdp_degree_ = static_cast<int>(world_size / replica_size);
 }
 
@@ -77,9 +75,8 @@ int Topology::degree(char letter) const {
 }
 
 Topology::Coordinates Topology::coordinates(int world_rank) const {
-  TORCH_CHECK_INDEX(world_rank >= 0 && world_rank < world_size_,
-                    "topology: expected a world rank of 0 ... ", world_size_ - 1, ", got ",
-                    world_rank, ".");
+  TORCH_CHECK_INDEX(world_rank >= 0 && world_rank < world_size_, "topology: expected a world rank of 0 ... ",
+                    world_size_ - 1, ", got ", world_rank, ".");
   Coordinates coordinates;
   int rest = world_rank;
   for (auto letter = letters_.rbegin(); letter != letters_.rend(); ++letter) {
@@ -94,8 +91,8 @@ int Topology::world_rank(const Coordinates& coordinates) const {
   int world_rank = 0;
   for (const char letter : letters_) {
     const int digit = digit_of(digits, letter);
-    TORCH_CHECK_INDEX(digit >= 0 && digit < degree(letter), "topology: expected a coordinate ",
-                      letter, " of 0 ... ", degree(letter) - 1, ", got ", digit, ".");
+    TORCH_CHECK_INDEX(digit >= 0 && digit < degree(letter), "topology: expected a coordinate ", letter, " of 0 ... ",
+                      degree(letter) - 1, ", got ", digit, ".");
     world_rank = world_rank * degree(letter) + digit;
   }
   return world_rank;

@@ -41,8 +41,7 @@ class Topology {
   };
 
   /// Throws c10::ValueError when the degrees do not divide world_size or the strategy is unknown.
-  explicit Topology(int world_size, ParallelDegrees degrees = {},
-                    std::string_view strategy = "cluster");
+  explicit Topology(int world_size, ParallelDegrees degrees = {}, std::string_view strategy = "cluster");
 
   int world_size() const { return world_size_; }
   /// Throws c10::IndexError outside 0 <= world_rank < world_size().

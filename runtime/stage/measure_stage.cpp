@@ -136,8 +136,7 @@ class StageMeasurement::Impl {
   // Autograd takes the same kernels, and about as long more for each of them.
   static std::vector<double> with_overhead(const Sample& tape, const Sample& autograd) {
     const int num_calls = std::accumulate(tape.backward_calls.begin(), tape.backward_calls.end(), 0);
-    const double overhead_us =
-        std::max(0.0, autograd.whole_backward_us - tape.whole_backward_us) / std::max(1, num_calls);
+    const double overhead_us = std::max(0.0, autograd.whole_backward_us - tape.whole_backward_us) / std::max(1, num_calls);
     std::vector<double> backward_us = tape.backward_us;
     for (size_t n = 0; n < backward_us.size(); ++n) backward_us[n] += overhead_us * tape.backward_calls[n];
     return backward_us;
@@ -217,7 +216,8 @@ class StageMeasurement::Impl {
   at::Tensor own_tensor(ValueId id) {
     const Value& value = graph_.values[static_cast<size_t>(id)];
     const bool is_written = std::any_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const Node& node) {
-      return std::find(node.written_storages.begin(), node.written_storages.end(), value.storage) != node.written_storages.end();
+      return std::find(node.written_storages.begin(), node.written_storages.end(), value.storage) !=
+             node.written_storages.end();
     });
     // What another measurement only reads may be the training's.
     at::Tensor& own = is_named(value) ? (*options_.own)[{value.name, is_written}] : constants_[id];

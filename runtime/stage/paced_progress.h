@@ -8,8 +8,8 @@
 namespace smp::runtime {
 
 /// Calls `progress`, if there is any, behind an operator when some time has passed since the last call: behind each one that
-/// takes long, so that a message does not wait for many of them, and seldom between short ones, where a call costs as much as
-/// an operator.
+/// takes long, so that a message does not wait for many of them, and seldom between short ones, where a call costs as much
+/// as an operator.
 class PacedProgress {
  public:
   explicit PacedProgress(const std::function<void()>& progress) : progress_(progress ? &progress : nullptr) {}

@@ -52,9 +52,8 @@ bool requires_grad(const c10::IValue& argument) {
 }
 
 std::string overwritten_text(const Graph& graph, int32_t storage, const Node& reader, const Node& writer) {
-  const auto named = std::find_if(graph.values.begin(), graph.values.end(), [storage](const Value& value) {
-    return is_named(value) && value.storage == storage;
-  });
+  const auto named = std::find_if(graph.values.begin(), graph.values.end(),
+                                  [storage](const Value& value) { return is_named(value) && value.storage == storage; });
   const auto of = [](const Node& node) { return describe_operator(node.op, node.module); };
   return "expected '" + named->name + "' to stay as " + of(reader) + " has found it until the backward, got " + of(writer) +
          " in the same forward, which writes to it. Write to it before it is used or after the step, or let the forward use "
@@ -104,7 +103,8 @@ void Replay::find_writes(const Graph& graph, const std::vector<NodeId>& nodes) {
   for (NodeId n : nodes) {
     const Node& node = graph.nodes[n];
     if (node.written_storages.empty()) continue;
-    const OperatorInfo& info = operator_info(c10::Dispatcher::singleton().findSchemaOrThrow(node.op.c_str(), node.overload.c_str()));
+    const OperatorInfo& info =
+        operator_info(c10::Dispatcher::singleton().findSchemaOrThrow(node.op.c_str(), node.overload.c_str()));
     const auto& hidden = info.write_is_hidden;
     const bool is_noticed = std::find(hidden.begin(), hidden.end(), true) == hidden.end();
     for (int32_t storage : node.written_storages) {
@@ -120,7 +120,8 @@ void Replay::keep_if_written(const Graph& graph, NodeId n, Kept place, ValueId i
   const Node& node = graph.nodes[n];
   const int32_t storage = graph.values[id].storage;
   const auto write = last_noticed_write_.find(storage);
-  if (write == last_noticed_write_.end() || !node.grad_enabled || writes(operator_info(call.op), node, place.position)) return;
+  if (write == last_noticed_write_.end() || !node.grad_enabled || writes(operator_info(call.op), node, place.position))
+    return;
   const bool is_alias = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId output) {
     return output != kNoValue && graph.values[output].storage == storage;
   });
@@ -137,8 +138,8 @@ void Replay::prepare(const Graph& graph, NodeId n) {
   call.node = n;
   call.module = node.module;
   const size_t num_arguments = call.op.schema().arguments().size();
-  TORCH_CHECK_VALUE(node.arguments.size() == num_arguments, "replay: expected ", num_arguments, " arguments of ", node.op, ", got ",
-                    node.arguments.size(), ".");
+  TORCH_CHECK_VALUE(node.arguments.size() == num_arguments, "replay: expected ", num_arguments, " arguments of ", node.op,
+                    ", got ", node.arguments.size(), ".");
   const OperatorInfo& info = operator_info(call.op);
   if (draws(info, node)) call.random_ordinal = node.random_ordinal;
   has_random_ = has_random_ || call.random_ordinal >= 0;
@@ -180,14 +181,14 @@ void Replay::plan_frees(const Graph& graph, const std::vector<NodeId>& nodes, co
   }
 }
 
-void Replay::push_arguments(const Call& call, const Slots& slots, const MicrobatchContext& context,
-                            size_t& next_override) {
+void Replay::push_arguments(const Call& call, const Slots& slots, const MicrobatchContext& context, size_t& next_override) {
   const size_t first = call.push(stack_, slots);
   for (; next_override < context.scalars.size() && context.scalars[next_override].node <= call.node; ++next_override) {
     const ArgumentOverride& changed = context.scalars[next_override];
     if (changed.node != call.node) continue;
     TORCH_CHECK_VALUE(static_cast<size_t>(changed.argument) < call.arguments.size(), "replay: expected one of the ",
-                      call.arguments.size(), " arguments of ", call.op.operator_name(), ", got number ", changed.argument, ".");
+                      call.arguments.size(), " arguments of ", call.op.operator_name(), ", got number ", changed.argument,
+                      ".");
     stack_[first + static_cast<size_t>(changed.argument)] =
         to_ivalue(changed.value, nullptr, c10::Device(this_ranks_device().type));
   }

@@ -31,12 +31,12 @@ struct MicrobatchContext {
 
 /// How a stage has run so far.
 struct StageReport {
-  int64_t num_taped = 0;          // microbatches that ran from the tape
-  size_t num_forward_calls = 0;   // of the tape; 0: there is none
+  int64_t num_taped = 0;         // microbatches that ran from the tape
+  size_t num_forward_calls = 0;  // of the tape; 0: there is none
   size_t num_backward_calls = 0;
-  size_t num_weight_calls = 0;    // of them: behind the gradients that leave
+  size_t num_weight_calls = 0;      // of them: behind the gradients that leave
   std::string stays_on_autograd{};  // why some or all of its work does; empty: nothing does
-  size_t num_on_autograd = 0;  // operators of the graph that cannot be taped, or go with one that cannot
+  size_t num_on_autograd = 0;       // operators of the graph that cannot be taped, or go with one that cannot
 };
 
 /// Parameters, buffers and constants by value; called once per value, microbatch and segment that reads it.

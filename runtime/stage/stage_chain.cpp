@@ -32,7 +32,9 @@ class StageChain : public Stage {
   StageChain(const Graph& graph, Segments segments, StageValues values, StageOptions options)
       : values_(std::move(values)), links_(segments.is_taped.size()), reasons_(std::move(segments.reasons)) {
     const std::function<void(const std::string&)> tell = std::exchange(options.stays_on_autograd, {});
-    options.stays_on_autograd = [this, tell](const std::string&) { if (tell) tell(report().stays_on_autograd); };
+    options.stays_on_autograd = [this, tell](const std::string&) {
+      if (tell) tell(report().stays_on_autograd);
+    };
     for (size_t i = 0; i < links_.size(); ++i) {
       const int segment = segments.first + static_cast<int>(i);
       const size_t num_operators = segments.plan.stages[static_cast<size_t>(segment)].nodes.size();
@@ -193,8 +195,8 @@ class StageChain : public Stage {
   std::vector<Link> links_;
   std::vector<int32_t> inputs_, outputs_;
   size_t num_values_ = 0;
-  std::vector<Roads> roads_;    // by backward
-  size_t ends_backward_ = 0;    // the link whose backward comes last
+  std::vector<Roads> roads_;          // by backward
+  size_t ends_backward_ = 0;          // the link whose backward comes last
   std::vector<std::string> reasons_;  // of the plan's cuts
   size_t num_operators_ = 0;
 };

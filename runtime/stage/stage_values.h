@@ -18,8 +18,7 @@ struct BackwardValues {
 /// Values of one stage by role, each list ascending and without duplicates.
 struct StageValues {
   std::vector<partitioner::ValueId> inputs;   // made elsewhere: step inputs and other stages' results
-  std::vector<partitioner::ValueId>
-      outputs;  // made (or received) here and needed elsewhere, returned, or a loss
+  std::vector<partitioner::ValueId> outputs;  // made (or received) here and needed elsewhere, returned, or a loss
   std::vector<BackwardValues> backwards;      // by the graph's backward_roots
   bool has_backward = false;                  // one of them has a root
 };

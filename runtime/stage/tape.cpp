@@ -38,8 +38,7 @@ std::vector<int> last_uses(const TapeLists& lists) {
 
 }  // namespace
 
-Tape::Tape(TapeLists recorded, const Graph& graph)
-    : graph_(graph), lists_(std::move(recorded)), fixed_(lists_.num_slots) {
+Tape::Tape(TapeLists recorded, const Graph& graph) : graph_(graph), lists_(std::move(recorded)), fixed_(lists_.num_slots) {
   fold_views(lists_, fixed_);
   drop_unused(lists_);
   put_results_first(lists_);
@@ -86,9 +85,12 @@ std::vector<int64_t> Tape::versions() const {
 void Tape::check_versions(const std::vector<int64_t>& of_forward) const {
   for (size_t k = 0; k < saved_own_.size(); ++k) {
     const TapeOwn& own = lists_.own[saved_own_[k]];
-    TORCH_CHECK(own.tensor._version() == of_forward[k], "one of the variables needed for gradient computation has been modified by "
-                "an inplace operation: '", graph_.values[static_cast<size_t>(own.value)].name, "' is at version ",
-                own.tensor._version(), "; expected version ", of_forward[k], " instead. Write to it when the step has ended, or "
+    TORCH_CHECK(own.tensor._version() == of_forward[k],
+                "one of the variables needed for gradient computation has been modified by "
+                "an inplace operation: '",
+                graph_.values[static_cast<size_t>(own.value)].name, "' is at version ", own.tensor._version(),
+                "; expected version ", of_forward[k],
+                " instead. Write to it when the step has ended, or "
                 "let the forward use a clone() of it.");
   }
 }
@@ -152,7 +154,8 @@ namespace {
 
 // The same numbers in another geometry; undefined where some elements of that share memory.
 at::Tensor with_geometry(const at::Tensor& tensor, const TapeGeometry& geometry) {
-  const bool shares = std::any_of(geometry.strides.begin(), geometry.strides.end(), [](int64_t stride) { return stride == 0; });
+  const bool shares =
+      std::any_of(geometry.strides.begin(), geometry.strides.end(), [](int64_t stride) { return stride == 0; });
   if (shares || !tensor.sizes().equals(geometry.sizes) || tensor.scalar_type() != geometry.dtype) return {};
   const auto element_bytes = static_cast<int64_t>(tensor.element_size());
   const int64_t bytes = extent_bytes(geometry.sizes, geometry.strides, element_bytes, geometry.storage_offset);
@@ -208,7 +211,8 @@ void Tape::run(Slots& slots, size_t begin, size_t end, const RunContext& context
     run_calls(slots, n, end, context, sink);
   } catch (c10::Error& error) {
     const Node& node = graph_.nodes[static_cast<size_t>(lists_.calls[n].node)];
-    error.add_context((sink == nullptr ? "in " : "in the backward of ") + describe_run(node.op, node.module, context.microbatch));
+    error.add_context((sink == nullptr ? "in " : "in the backward of ") +
+                      describe_run(node.op, node.module, context.microbatch));
     throw;
   }
 }

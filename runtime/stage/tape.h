@@ -1,5 +1,6 @@
 // A stage's forward and backwards as flat lists of leaf operators, run without autograd: the same kernels in the same
-// order as autograd ran them when the tape was recorded. Knows the graph for the texts of errors only; TapeRecorder fills it.
+// order as autograd ran them when the tape was recorded. Knows the graph for the texts of errors only; TapeRecorder fills
+// it.
 #pragma once
 
 #include <functional>
@@ -34,15 +35,18 @@ class Tape {
   std::vector<at::Tensor> forward(Slots& slots, std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& own,
                                   const RunContext& context);
   /// Runs one backward until its results are there. Slots that later calls need stay filled. A gradient that enters
-  /// in another geometry than was recorded is copied; throws c10::Error where that cannot be, or one is undefined that was not.
-  std::vector<at::Tensor> backward(Slots& slots, size_t index, std::vector<at::Tensor> gradients,
-                                   const RunContext& context, const GradientSink& sink);
+  /// in another geometry than was recorded is copied; throws c10::Error where that cannot be, or one is undefined that was
+  /// not.
+  std::vector<at::Tensor> backward(Slots& slots, size_t index, std::vector<at::Tensor> gradients, const RunContext& context,
+                                   const GradientSink& sink);
   /// Versions of the parameters and buffers that backwards read where they are. Throws c10::Error, as autograd does, if they
   /// are not those of its forward any more.
   std::vector<int64_t> versions() const;
   void check_versions(const std::vector<int64_t>& of_forward) const;
   /// Whether the last backward leaves gradients of parameters to weight_gradients().
-  bool leaves_weights() const { return !lists_.backwards.empty() && lists_.backwards.back().results_end < lists_.backwards.back().end; }
+  bool leaves_weights() const {
+    return !lists_.backwards.empty() && lists_.backwards.back().results_end < lists_.backwards.back().end;
+  }
   void weight_gradients(Slots& slots, const RunContext& context, const GradientSink& sink);
 
  private:
@@ -55,9 +59,9 @@ class Tape {
 
   const partitioner::Graph& graph_;
   TapeLists lists_;
-  Slots fixed_;                       // by slot: fixed tensors and their views, undefined elsewhere
+  Slots fixed_;  // by slot: fixed tensors and their views, undefined elsewhere
   std::vector<int32_t> fixed_in_lists_;
-  std::vector<size_t> saved_own_;  // fixed tensors that a backward reads, by position
+  std::vector<size_t> saved_own_;       // fixed tensors that a backward reads, by position
   std::vector<int32_t> forward_freed_;  // behind the forward: inputs and outputs that no backward reads
   torch::jit::Stack stack_;
 };

@@ -51,7 +51,8 @@ std::vector<at::Tensor> TapeComparison::backward(size_t index, std::vector<at::T
 std::string TapeComparison::finish(const std::function<void()>& progress, std::vector<at::Tensor>& results) {
   is_comparing_ = true;
   run_tape(progress, results);
-  const bool is_missing = std::any_of(expected_.begin(), expected_.end(), [](const auto& entry) { return !entry.second.empty(); });
+  const bool is_missing =
+      std::any_of(expected_.begin(), expected_.end(), [](const auto& entry) { return !entry.second.empty(); });
   if (difference_.empty() && is_missing) difference_ = "the number of gradients";
   if (!difference_.empty()) run_autograd_again(results);
   return difference_;
@@ -106,7 +107,8 @@ void TapeComparison::repeat_forward(const std::function<void()>& forward) {
 
 void TapeComparison::run_tape(const std::function<void()>& progress, std::vector<at::Tensor>& results) {
   const OperatorTimer untimed;
-  const Tape::RunContext context{.random = context_.random, .microbatch = context_.microbatch, .progress = progress, .timer = untimed};
+  const Tape::RunContext context{
+      .random = context_.random, .microbatch = context_.microbatch, .progress = progress, .timer = untimed};
   Slots slots;
   repeat_forward([&] { note_forward(tape_.forward(slots, copied_inputs(), own_, context)); });
   for (size_t k = 0; k < roots_.size(); ++k) {

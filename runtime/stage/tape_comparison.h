@@ -51,7 +51,7 @@ class TapeComparison : private StageWatcher {
   std::vector<at::Tensor> inputs_, own_;
   std::vector<partitioner::ValueId> own_values_;
   std::vector<Written> written_;
-  std::vector<std::vector<at::Tensor>> roots_;  // by backward
+  std::vector<std::vector<at::Tensor>> roots_;                      // by backward
   std::unordered_map<std::string, std::deque<uint64_t>> expected_;  // digests of what autograd gave, by what it is, in order
   bool is_comparing_ = false;
   std::unordered_map<partitioner::ValueId, int> num_added_;  // gradients of the tape, by parameter

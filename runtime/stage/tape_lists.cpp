@@ -19,7 +19,8 @@ bool TapeGeometry::fits(const at::Tensor& tensor) const {
 }
 
 at::Tensor view_of(const at::Tensor& base, const TapeGeometry& geometry) {
-  auto impl = c10::make_intrusive<at::TensorImpl>(at::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), base.dtype());
+  auto impl =
+      c10::make_intrusive<at::TensorImpl>(at::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), base.dtype());
   impl->set_storage_offset(geometry.storage_offset);
   impl->set_sizes_and_strides(geometry.sizes, geometry.strides);
   impl->set_version_counter(base.unsafeGetTensorImpl()->version_counter());

@@ -30,13 +30,13 @@ struct TapeCall : FlatCall {
     kGradient,  // tensors[0] is the gradient of a parameter, whole
   };
   Kind kind = Kind::kOperator;
-  OwnKernel kernel = nullptr;     // kOperator: in the place of the dispatcher's
-  bool has_effect = false;        // writes or draws
-  bool grad_enabled = false;      // as it was recorded: mkldnn_rnn_layer looks at it, although nothing is recorded for it
-  bool ends_random = false;       // the last of the operators that draw under one seed
-  int32_t random_ordinal = -1;    // >= 0: the first of them
-  TapeGeometry geometry{};        // kView
-  int32_t parameter = -1;         // kGradient: among the own tensors
+  OwnKernel kernel = nullptr;   // kOperator: in the place of the dispatcher's
+  bool has_effect = false;      // writes or draws
+  bool grad_enabled = false;    // as it was recorded: mkldnn_rnn_layer looks at it, although nothing is recorded for it
+  bool ends_random = false;     // the last of the operators that draw under one seed
+  int32_t random_ordinal = -1;  // >= 0: the first of them
+  TapeGeometry geometry{};      // kView
+  int32_t parameter = -1;       // kGradient: among the own tensors
   partitioner::NodeId node = partitioner::kNoNode;  // the operator of the graph that this is part of, or of its backward
 };
 
@@ -54,9 +54,9 @@ struct TapeOwn : TapeBinding {
 };
 
 struct TapeBackward {
-  size_t end = 0;                // behind its last call
-  size_t results_end = 0;        // behind the last one on which the results depend
-  std::vector<int32_t> roots;    // slots of the gradients that enter; -1: not read
+  size_t end = 0;              // behind its last call
+  size_t results_end = 0;      // behind the last one on which the results depend
+  std::vector<int32_t> roots;  // slots of the gradients that enter; -1: not read
   std::vector<TapeGeometry> root_geometries;
   std::vector<bool> has_root;    // whether that gradient is defined
   std::vector<int32_t> results;  // slots; -1: undefined

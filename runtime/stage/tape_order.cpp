@@ -11,7 +11,8 @@ namespace {
 
 constexpr size_t kOutputMask = 10;  // of convolution_backward's arguments
 constexpr size_t kMostTrials = 8;   // of how many may wait
-// Part of the peak that kernels may take beside their results, which is not known: where others wait, they run at a new moment.
+// Part of the peak that kernels may take beside their results, which is not known: where others wait, they run at a new
+// moment.
 constexpr int64_t kWorkspaceShare = 8;
 
 bool is_convolution(const TapeCall& call) {
@@ -102,7 +103,8 @@ class LastBackward {
   // one of them writes to it. A call with an effect counts as writing to all that it gets.
   void find_needed() {
     std::vector<bool> is_wanted(lists_.num_slots, false);
-    const size_t num_memories = 1 + static_cast<size_t>(*std::max_element(lists_.slot_memories.begin(), lists_.slot_memories.end()));
+    const size_t num_memories =
+        1 + static_cast<size_t>(*std::max_element(lists_.slot_memories.begin(), lists_.slot_memories.end()));
     std::vector<bool> is_read(num_memories, false), is_written(num_memories, false);
     for (const int32_t slot : backward_.results) {
       if (slot < 0) continue;
@@ -199,7 +201,8 @@ class LastBackward {
       }
       const size_t num_now = now.size();
       now.insert(now.end(), waiting.begin(), waiting.end());
-      const auto first_moved = static_cast<size_t>(std::mismatch(now.begin(), now.end(), recorded.begin()).first - now.begin());
+      const auto first_moved =
+          static_cast<size_t>(std::mismatch(now.begin(), now.end(), recorded.begin()).first - now.begin());
       const auto fits = [&](bool is_first, int64_t peak) {
         return peak_bytes(now, is_first, first_moved) <= peak - peak / kWorkspaceShare;
       };
@@ -220,8 +223,8 @@ class LastBackward {
   TapeLists& lists_;
   TapeBackward& backward_;
   const size_t begin_;
-  std::vector<bool> is_needed_;         // by call of the backward
-  std::vector<int64_t> memory_bytes_;   // by memory
+  std::vector<bool> is_needed_;        // by call of the backward
+  std::vector<int64_t> memory_bytes_;  // by memory
 };
 
 }  // namespace

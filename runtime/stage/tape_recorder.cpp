@@ -230,8 +230,8 @@ void TapeRecorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stac
 // Autograd keeps a copy of what is about to be overwritten, where the backward needs it: an operator like any other, but
 // called while this one runs.
 void TapeRecorder::call(const c10::OperatorHandle& op, torch::jit::Stack& stack, bool writes) {
-  const bool has_autograd = op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) ||
-                            op.hasKernelForDispatchKey(this_ranks_device().autograd);
+  const bool has_autograd =
+      op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) || op.hasKernelForDispatchKey(this_ranks_device().autograd);
   const bool is_mutable = op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);  // not by a hidden write alone
   if (!writes || !has_autograd || !is_mutable || is_in_backward_ || is_writing_) return op.callBoxed(stack);
   const c10::DispatchKeySet keys = keys_below_autocast(op, stack);
@@ -276,7 +276,8 @@ void TapeRecorder::take_argument(TapeCall& call, uint32_t position, const c10::I
     }
   } else if (value.isTensorList()) {
     FlatCall::ListArgument list{.position = position, .slots = {}};
-    for (const at::Tensor& tensor : value.toTensorVector()) list.slots.push_back(tensor.defined() ? slot_of(tensor, op) : -1);
+    for (const at::Tensor& tensor : value.toTensorVector())
+      list.slots.push_back(tensor.defined() ? slot_of(tensor, op) : -1);
     call.lists.push_back(std::move(list));
   } else if (value.isOptionalTensorList()) {
     FlatCall::ListArgument list{.position = position, .slots = {}, .optional_elements = true};

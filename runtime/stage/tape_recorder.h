@@ -72,10 +72,10 @@ class TapeRecorder : public StageWatcher, private Interceptor {
   int32_t num_memories_ = 0;
   std::unordered_map<partitioner::ValueId, size_t> own_position_;
   bool is_in_backward_ = false;
-  bool is_writing_ = false;  // an operator that writes in place runs
-  partitioner::NodeId node_ = partitioner::kNoNode;  // whose operator runs, or ran last
+  bool is_writing_ = false;                                   // an operator that writes in place runs
+  partitioner::NodeId node_ = partitioner::kNoNode;           // whose operator runs, or ran last
   std::map<uint64_t, partitioner::NodeId> node_by_sequence_;  // by the number behind the last autograd node that it made
-  int32_t random_ordinal_ = -1;                      // of that, until its first leaf
+  int32_t random_ordinal_ = -1;                               // of that, until its first leaf
 };
 
 }  // namespace smp::runtime

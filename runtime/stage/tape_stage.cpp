@@ -190,7 +190,8 @@ class TapeStage : public Stage {
 
   std::vector<at::Tensor> record_forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs,
                                          const TensorLookup& tensors) {
-    if (std::any_of(own_.begin(), own_.end(), [](const at::Tensor& own) { return own.requires_grad() && has_gradient_hooks(own); })) {
+    if (std::any_of(own_.begin(), own_.end(),
+                    [](const at::Tensor& own) { return own.requires_grad() && has_gradient_hooks(own); })) {
       say("hooks on parameters");
       return reference_.forward(context, std::move(inputs), tensors);
     }
@@ -266,7 +267,8 @@ class TapeStage : public Stage {
     Slots slots = take_slots();
     auto outputs = tape_->forward(slots, std::move(inputs), own_, run_context(context.random, context.microbatch));
     if (values().has_backward) {
-      const bool is_new = in_flight_.emplace(context.microbatch, Flight{tape_, std::move(slots), context.random, tape_->versions()}).second;
+      const bool is_new =
+          in_flight_.emplace(context.microbatch, Flight{tape_, std::move(slots), context.random, tape_->versions()}).second;
       TORCH_INTERNAL_ASSERT(is_new, "microbatch ", context.microbatch, " is still in flight");
     } else {
       give_back(std::move(slots));
@@ -296,9 +298,7 @@ class TapeStage : public Stage {
   }
 
   static GradientSink sink_of(const Tape& tape) {
-    return [&tape](size_t own, at::Tensor gradient) {
-      add_to_grad(tape.lists().own[own].tensor, std::move(gradient));
-    };
+    return [&tape](size_t own, at::Tensor gradient) { add_to_grad(tape.lists().own[own].tensor, std::move(gradient)); };
   }
 
   void land(Flights::iterator flight) {
@@ -329,7 +329,7 @@ class TapeStage : public Stage {
   std::unique_ptr<TapeRecorder> recorder_;
   std::optional<TapeComparison> comparison_;
   std::shared_ptr<Tape> tape_;
-  std::vector<bool> requires_grad_;          // by own tensor, as recorded
+  std::vector<bool> requires_grad_;  // by own tensor, as recorded
   std::vector<c10::Storage> fixed_memory_;
   Flights in_flight_;
   std::vector<Slots> free_slots_;

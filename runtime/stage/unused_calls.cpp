@@ -13,7 +13,9 @@ namespace {
 // matrices has none, and an index may be out of range.
 bool may_be_dropped(const TapeLists& lists, const TapeCall& call) {
   if (call.kind == TapeCall::Kind::kView) return true;
-  if (call.has_effect || call.kind == TapeCall::Kind::kGradient || !has(partitioner::Trait::kNeverThrows, call.op.operator_name().name)) return false;
+  if (call.has_effect || call.kind == TapeCall::Kind::kGradient ||
+      !has(partitioner::Trait::kNeverThrows, call.op.operator_name().name))
+    return false;
   return std::all_of(call.outputs.begin(), call.outputs.end(), [&](int32_t slot) {  // integers divided by zero throw
     return slot < 0 || c10::isFloatingType(lists.slot_geometries[static_cast<size_t>(slot)].dtype);
   });
@@ -33,9 +35,8 @@ void drop_unused(TapeLists& lists) {
   }
   for (size_t n = lists.calls.size(); n-- > 0;) {
     const TapeCall& call = lists.calls[n];
-    const bool is_used = std::any_of(call.outputs.begin(), call.outputs.end(), [&](int32_t slot) {
-      return slot >= 0 && needed[static_cast<size_t>(slot)];
-    });
+    const bool is_used = std::any_of(call.outputs.begin(), call.outputs.end(),
+                                     [&](int32_t slot) { return slot >= 0 && needed[static_cast<size_t>(slot)]; });
     stays[n] = is_used || !may_be_dropped(lists, call);
     if (!stays[n]) continue;
     for (const auto& tensor : call.tensors) need(tensor.slot);
@@ -70,7 +71,8 @@ class ViewFolding {
   void run() {
     for (TapeCall& call : lists_.calls) {
       for (auto& tensor : call.tensors) rename(tensor.slot);
-      for (auto& list : call.lists) std::for_each(list.slots.begin(), list.slots.end(), [this](int32_t& slot) { rename(slot); });
+      for (auto& list : call.lists)
+        std::for_each(list.slots.begin(), list.slots.end(), [this](int32_t& slot) { rename(slot); });
       if (call.kind == TapeCall::Kind::kView) fold(call);
       if (call.kind == TapeCall::Kind::kOperator) bake(call);
     }

@@ -7,7 +7,7 @@
 namespace smp::runtime {
 
 void abandon(std::shared_ptr<const void> buffer) {
-  static std::mutex mutex;  // ranks may be threads of one process
+  static std::mutex mutex;                                           // ranks may be threads of one process
   static auto* kept = new std::vector<std::shared_ptr<const void>>;  // outlives every transport
   const std::lock_guard<std::mutex> lock(mutex);
   kept->push_back(std::move(buffer));

@@ -65,14 +65,10 @@ class RankOrderSum {
   // Their elements of `range`, into received_ by rank.
   void receive_from_all(const Range& range) {
     received_.resize(static_cast<size_t>(range.num_bytes() * messenger_.size));
-    for_others([&](int source) {
-      requests_.push_back(
-          messenger_.irecv(source, received_from(source, range), range.num_bytes()));
-    });
+    for_others(
+        [&](int source) { requests_.push_back(messenger_.irecv(source, received_from(source, range), range.num_bytes())); });
   }
-  char* received_from(int rank, const Range& range) {
-    return received_.data() + rank * range.num_bytes();
-  }
+  char* received_from(int rank, const Range& range) { return received_.data() + rank * range.num_bytes(); }
 
   template <class RangeFor>
   void send_to_all(const RangeFor& range_for) {
@@ -103,16 +99,15 @@ class RankOrderSum {
 
 }  // namespace
 
-void all_reduce_in_rank_order(const Messenger& messenger, void* data, int64_t num_elements,
-                              c10::ScalarType type, const std::string& action) {
+void all_reduce_in_rank_order(const Messenger& messenger, void* data, int64_t num_elements, c10::ScalarType type,
+                              const std::string& action) {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(type));
   const Range all{static_cast<char*>(data), num_elements, element_bytes};
   RankOrderSum sum(messenger, type, action);
   if (all.num_bytes() <= kMaxBytesInOneHop) return sum.in_one_hop(all);
   const int64_t step = kMaxPartBytes / element_bytes * messenger.size;
   for (int64_t first = 0; first < num_elements; first += step)
-    sum.in_two_hops(
-        {all.data + first * element_bytes, std::min(step, num_elements - first), element_bytes});
+    sum.in_two_hops({all.data + first * element_bytes, std::min(step, num_elements - first), element_bytes});
 }
 
 }  // namespace smp::runtime

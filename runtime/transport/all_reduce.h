@@ -26,7 +26,7 @@ struct Messenger {
 /// sum (reduce-scatter, then all-gather, both direct). That moves 2 (n - 1) / n times the data per
 /// rank, which is the least possible, in two hops. Short data goes to everybody at once, in one
 /// hop. action: for error texts.
-void all_reduce_in_rank_order(const Messenger& messenger, void* data, int64_t num_elements,
-                              c10::ScalarType type, const std::string& action);
+void all_reduce_in_rank_order(const Messenger& messenger, void* data, int64_t num_elements, c10::ScalarType type,
+                              const std::string& action);
 
 }  // namespace smp::runtime

@@ -11,10 +11,10 @@ namespace smp::runtime {
 /// One wait. Call pause() after every look that found nothing.
 ///
 /// A message between stages of a running pipeline comes within microseconds, so the first looks follow each other at once.
-/// Ranks without a core of their own must yield instead: with 8 ranks on 2 cores a bare loop takes 20 times as long. Then the
-/// core goes to whoever can use it, at the price of an answer that is about 0.1 ms late, 2 % of such a wait. A rank with a
-/// core of its own goes on yielding for the length of any bubble: a virtual core that halts is given away, and on a busy host
-/// comes back milliseconds late (pipelines of two took up to a third longer).
+/// Ranks without a core of their own must yield instead: with 8 ranks on 2 cores a bare loop takes 20 times as long. Then
+/// the core goes to whoever can use it, at the price of an answer that is about 0.1 ms late, 2 % of such a wait. A rank with
+/// a core of its own goes on yielding for the length of any bubble: a virtual core that halts is given away, and on a busy
+/// host comes back milliseconds late (pipelines of two took up to a third longer).
 class Backoff {
  public:
   using Clock = std::chrono::steady_clock;
@@ -37,9 +37,7 @@ class Backoff {
   }
 
   /// Time since the spinning ended; zero before.
-  Clock::duration elapsed() const {
-    return start_ == Clock::time_point() ? Clock::duration::zero() : Clock::now() - start_;
-  }
+  Clock::duration elapsed() const { return start_ == Clock::time_point() ? Clock::duration::zero() : Clock::now() - start_; }
 
  private:
   static constexpr int kNumSpins = 1000;  // about 60 us of MPI_Test, longer than 256 KB take

@@ -20,8 +20,11 @@ std::string text_of(const std::vector<int>& ranks) {
 }  // namespace
 
 void check_host_memory(const char* operation, const DeviceMemory& memory) {
-  TORCH_CHECK_VALUE(memory.device == DeviceMemory().device, operation, ": expected memory of the host, which this transport "
-                    "moves, got memory of a device of type ", memory.device, ". Copy it to the host first, or take a "
+  TORCH_CHECK_VALUE(memory.device == DeviceMemory().device, operation,
+                    ": expected memory of the host, which this transport "
+                    "moves, got memory of a device of type ",
+                    memory.device,
+                    ". Copy it to the host first, or take a "
                     "transport of that device.");
 }
 
@@ -29,31 +32,27 @@ void check_message(const char* operation, int peer, int size, int tag, const Dev
   check_host_memory(operation, memory);
   if (peer >= 0 && peer < size && tag >= 0 && tag <= kMaxTag && memory.num_bytes >= 0) [[likely]]
     return;
-  TORCH_CHECK_VALUE(peer >= 0 && peer < size, operation, ": expected a peer of 0 ... ", size - 1,
-                    ", got rank ", peer, ".");
-  TORCH_CHECK_VALUE(tag >= 0 && tag <= kMaxTag, operation, ": expected a tag of 0 ... ", kMaxTag,
-                    ", got ", tag, ".");
+  TORCH_CHECK_VALUE(peer >= 0 && peer < size, operation, ": expected a peer of 0 ... ", size - 1, ", got rank ", peer, ".");
+  TORCH_CHECK_VALUE(tag >= 0 && tag <= kMaxTag, operation, ": expected a tag of 0 ... ", kMaxTag, ", got ", tag, ".");
   TORCH_CHECK_VALUE(false, operation, ": expected at least 0 bytes, got ", memory.num_bytes, ".");
 }
 
 void check_broadcast(const DeviceMemory& memory, int root, int size) {
   check_host_memory("broadcast", memory);
-  TORCH_CHECK_VALUE(root >= 0 && root < size, "broadcast: expected a root of 0 ... ", size - 1,
-                    ", got rank ", root, ".");
+  TORCH_CHECK_VALUE(root >= 0 && root < size, "broadcast: expected a root of 0 ... ", size - 1, ", got rank ", root, ".");
   TORCH_CHECK_VALUE(memory.num_bytes >= 0, "broadcast: expected at least 0 bytes, got ", memory.num_bytes, ".");
 }
 
 int check_group(const std::vector<int>& ranks, int my_rank, int size) {
   for (const int rank : ranks) {
-    TORCH_CHECK_VALUE(rank >= 0 && rank < size, "group: expected ranks of 0 ... ", size - 1,
-                      ", got rank ", rank, " in ", text_of(ranks), ".");
-    TORCH_CHECK_VALUE(std::count(ranks.begin(), ranks.end(), rank) == 1,
-                      "group: expected distinct ranks, got rank ", rank, " twice in ",
+    TORCH_CHECK_VALUE(rank >= 0 && rank < size, "group: expected ranks of 0 ... ", size - 1, ", got rank ", rank, " in ",
                       text_of(ranks), ".");
+    TORCH_CHECK_VALUE(std::count(ranks.begin(), ranks.end(), rank) == 1, "group: expected distinct ranks, got rank ", rank,
+                      " twice in ", text_of(ranks), ".");
   }
   const auto mine = std::find(ranks.begin(), ranks.end(), my_rank);
-  TORCH_CHECK_VALUE(mine != ranks.end(), "group: expected the calling rank ", my_rank,
-                    " among the members, got ", text_of(ranks), ". Call it on the members only.");
+  TORCH_CHECK_VALUE(mine != ranks.end(), "group: expected the calling rank ", my_rank, " among the members, got ",
+                    text_of(ranks), ". Call it on the members only.");
   return static_cast<int>(mine - ranks.begin());
 }
 

@@ -26,8 +26,7 @@ CommError::CommError(const std::string& reason) : std::runtime_error(reason) {}
 CommError::~CommError() = default;
 
 AbortedError::AbortedError(int failed_rank, const std::string& message)
-    : CommError("rank " + std::to_string(failed_rank) + " failed: " + message),
-      failed_rank_(failed_rank) {}
+    : CommError("rank " + std::to_string(failed_rank) + " failed: " + message), failed_rank_(failed_rank) {}
 AbortedError::~AbortedError() = default;
 
 PeerLostError::PeerLostError(int lost_rank, const std::string& description)

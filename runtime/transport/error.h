@@ -13,11 +13,10 @@ class CommError : public std::runtime_error {
  public:
   /// What was going on.
   struct Where {
-    std::string operation =
-        {};                   ///< "receive of 4096 bytes with tag 7", "all_reduce_sum of 3 Float"
-    int peer = -1;            ///< world rank; -1: a collective, or no peer in particular
-    std::string action = {};  ///< the schedule's action, "2F0"; empty outside a schedule
-    double seconds = 0;       ///< time spent waiting
+    std::string operation = {};  ///< "receive of 4096 bytes with tag 7", "all_reduce_sum of 3 Float"
+    int peer = -1;               ///< world rank; -1: a collective, or no peer in particular
+    std::string action = {};     ///< the schedule's action, "2F0"; empty outside a schedule
+    double seconds = 0;          ///< time spent waiting
   };
   CommError(Where where, const std::string& reason);
   explicit CommError(const std::string& reason);

@@ -19,11 +19,8 @@ class RankEnd final : public RequestPool {
   RankEnd(std::shared_ptr<LoopbackHub> the_hub, int the_rank, std::chrono::milliseconds the_timeout)
       : hub(std::move(the_hub)), world_rank(the_rank), timeout(the_timeout) {}
 
-  bool test(uint32_t slot, int64_t* num_bytes) override {
-    return hub->test(world_rank, slot, num_bytes);
-  }
-  int64_t wait(uint32_t slot, std::string_view action,
-               std::optional<std::chrono::milliseconds> own_timeout) override {
+  bool test(uint32_t slot, int64_t* num_bytes) override { return hub->test(world_rank, slot, num_bytes); }
+  int64_t wait(uint32_t slot, std::string_view action, std::optional<std::chrono::milliseconds> own_timeout) override {
     return hub->wait(world_rank, slot, action, own_timeout.value_or(timeout));
   }
   void drop(uint32_t slot) noexcept override { hub->drop(world_rank, slot); }
@@ -42,8 +39,7 @@ void copy_to_all(const void* source, int64_t num_bytes, const std::vector<void*>
 class LoopbackTransport final : public Transport {
  public:
   // members: world ranks by rank of the group.
-  LoopbackTransport(std::shared_ptr<RankEnd> end, uint32_t group_id, std::vector<int> members,
-                    int rank)
+  LoopbackTransport(std::shared_ptr<RankEnd> end, uint32_t group_id, std::vector<int> members, int rank)
       : end_(std::move(end)), group_id_(group_id), members_(std::move(members)), rank_(rank) {}
 
   int rank() const override { return rank_; }
@@ -81,8 +77,8 @@ class LoopbackTransport final : public Transport {
 
   void broadcast(const DeviceMemory& bytes, int root) override {
     check_broadcast(bytes, root, size());
-    const std::string name = "broadcast of " + std::to_string(bytes.num_bytes) + " bytes from rank " +
-                             std::to_string(world_rank(root));
+    const std::string name =
+        "broadcast of " + std::to_string(bytes.num_bytes) + " bytes from rank " + std::to_string(world_rank(root));
     meet(name, bytes.data, [&](const std::vector<void*>& buffers) {
       copy_to_all(buffers[static_cast<size_t>(root)], bytes.num_bytes, buffers);
     });
@@ -96,8 +92,7 @@ class LoopbackTransport final : public Transport {
     meet("all_gather", &mine, [](const std::vector<void*>& contributions) {
       for (void* to : contributions)
         for (const void* from : contributions)
-          static_cast<Contribution*>(to)->gathered.emplace_back(
-              static_cast<const Contribution*>(from)->bytes);
+          static_cast<Contribution*>(to)->gathered.emplace_back(static_cast<const Contribution*>(from)->bytes);
     });
     return std::move(mine.gathered);
   }
@@ -106,9 +101,7 @@ class LoopbackTransport final : public Transport {
     meet("barrier", nullptr, [](const auto&) {});
   }
 
-  bool abort(std::string_view message) noexcept override {
-    return hub().abort(end_->world_rank, message);
-  }
+  bool abort(std::string_view message) noexcept override { return hub().abort(end_->world_rank, message); }
   void end_in_order() noexcept override {}  // the ranks are one process
   std::chrono::milliseconds timeout() const override { return end_->timeout; }
   void set_timeout(std::chrono::milliseconds timeout) override { end_->timeout = timeout; }
@@ -118,13 +111,10 @@ class LoopbackTransport final : public Transport {
   int world_rank(int rank) const { return members_[static_cast<size_t>(rank)]; }
 
   Request post(LoopbackMessage::Kind kind, int peer, int tag, const DeviceMemory& memory) {
-    return {*end_, hub().post(end_->world_rank,
-                              {kind, world_rank(peer), tag, group_id_, memory.data, memory.num_bytes})};
+    return {*end_, hub().post(end_->world_rank, {kind, world_rank(peer), tag, group_id_, memory.data, memory.num_bytes})};
   }
   void meet(std::string name, void* contribution, const LoopbackHub::Combine& combine) {
-    Request(*end_, hub().meet(end_->world_rank, group_id_, members_, std::move(name), contribution,
-                              combine))
-        .wait();
+    Request(*end_, hub().meet(end_->world_rank, group_id_, members_, std::move(name), contribution, combine)).wait();
   }
 
   std::shared_ptr<RankEnd> end_;
@@ -135,8 +125,7 @@ class LoopbackTransport final : public Transport {
 
 }  // namespace
 
-LoopbackWorld::LoopbackWorld(int size, std::chrono::milliseconds timeout)
-    : size_(size), timeout_(timeout) {
+LoopbackWorld::LoopbackWorld(int size, std::chrono::milliseconds timeout) : size_(size), timeout_(timeout) {
   TORCH_CHECK_VALUE(size >= 1, "LoopbackWorld: expected at least 1 rank, got ", size, ".");
   hub_ = std::make_shared<LoopbackHub>(size);
 }
@@ -144,12 +133,10 @@ LoopbackWorld::LoopbackWorld(int size, std::chrono::milliseconds timeout)
 LoopbackWorld::~LoopbackWorld() = default;
 
 std::shared_ptr<Transport> LoopbackWorld::transport(int rank) const {
-  TORCH_CHECK_INDEX(rank >= 0 && rank < size_, "LoopbackWorld: expected a rank of 0 ... ",
-                    size_ - 1, ", got ", rank, ".");
+  TORCH_CHECK_INDEX(rank >= 0 && rank < size_, "LoopbackWorld: expected a rank of 0 ... ", size_ - 1, ", got ", rank, ".");
   std::vector<int> members(static_cast<size_t>(size_));
   std::iota(members.begin(), members.end(), 0);
-  return std::make_shared<LoopbackTransport>(std::make_shared<RankEnd>(hub_, rank, timeout_), 0,
-                                             std::move(members), rank);
+  return std::make_shared<LoopbackTransport>(std::make_shared<RankEnd>(hub_, rank, timeout_), 0, std::move(members), rank);
 }
 
 void LoopbackWorld::leave(int rank) { hub_->leave(rank); }

@@ -21,14 +21,13 @@ constexpr int kNumYields = 50;  // about as long as a neighbour's small operator
 std::string text_of(const LoopbackMessage& message) {
   if (message.kind == Kind::kCollective) return message.collective;
   const bool is_send = message.kind == Kind::kSend;
-  return (is_send ? "send of " : "receive of at most ") + std::to_string(message.num_bytes) +
-         " bytes with tag " + std::to_string(message.tag);
+  return (is_send ? "send of " : "receive of at most ") + std::to_string(message.num_bytes) + " bytes with tag " +
+         std::to_string(message.tag);
 }
 
 std::string text_with_peer(const LoopbackMessage& message) {
   if (message.kind == Kind::kCollective) return message.collective;
-  return text_of(message) + (message.kind == Kind::kSend ? " to rank " : " from rank ") +
-         std::to_string(message.peer);
+  return text_of(message) + (message.kind == Kind::kSend ? " to rank " : " from rank ") + std::to_string(message.peer);
 }
 
 CommError::Where where_of(const LoopbackMessage& message, std::string_view action, double seconds) {
@@ -37,8 +36,7 @@ CommError::Where where_of(const LoopbackMessage& message, std::string_view actio
 }
 
 bool is_pair(const LoopbackMessage& send, const LoopbackMessage& receive) {
-  return send.owner == receive.peer && send.peer == receive.owner && send.tag == receive.tag &&
-         send.group == receive.group;
+  return send.owner == receive.peer && send.peer == receive.owner && send.tag == receive.tag && send.group == receive.group;
 }
 
 }  // namespace
@@ -49,8 +47,7 @@ LoopbackHub::LoopbackHub(int size) {
 
 uint32_t LoopbackHub::take_slot(int rank) {
   Rank& mine = rank_at(rank);
-  mine.free_slots.insert(mine.free_slots.end(), mine.finished_drops.begin(),
-                         mine.finished_drops.end());
+  mine.free_slots.insert(mine.free_slots.end(), mine.finished_drops.begin(), mine.finished_drops.end());
   mine.finished_drops.clear();
   if (mine.free_slots.empty()) {
     mine.free_slots.push_back(static_cast<uint32_t>(mine.messages.size()));
@@ -86,9 +83,8 @@ uint32_t LoopbackHub::post(int rank, const Posted& posted) {
 void LoopbackHub::match_send(int rank, uint32_t slot) {
   const LoopbackMessage& send = at({rank, slot});
   Rank& dest = rank_at(send.peer);
-  const auto receive =
-      std::find_if(dest.receives.begin(), dest.receives.end(),
-                   [&](uint32_t candidate) { return is_pair(send, dest.messages[candidate]); });
+  const auto receive = std::find_if(dest.receives.begin(), dest.receives.end(),
+                                    [&](uint32_t candidate) { return is_pair(send, dest.messages[candidate]); });
   if (receive == dest.receives.end()) {
     dest.arrivals.push_back({rank, slot});
     return;
@@ -135,8 +131,8 @@ void LoopbackHub::finish(Slot slot, State state) {
   }
 }
 
-uint32_t LoopbackHub::meet(int rank, uint32_t group, const std::vector<int>& members,
-                           std::string name, void* contribution, const Combine& combine) {
+uint32_t LoopbackHub::meet(int rank, uint32_t group, const std::vector<int>& members, std::string name, void* contribution,
+                           const Combine& combine) {
   const std::lock_guard lock(mutex_);
   throw_if_failed();
   const uint32_t slot = take_slot(rank);
@@ -166,8 +162,8 @@ void LoopbackHub::check_meeting(const Meeting& meeting) {
   for (const Slot member : meeting.slots) {
     const std::string& other = at(member).collective;
     if (other == first) continue;
-    fail("collectives differ: rank " + std::to_string(meeting.slots.front().rank) + " calls " +
-         first + ", rank " + std::to_string(member.rank) + " calls " + other +
+    fail("collectives differ: rank " + std::to_string(meeting.slots.front().rank) + " calls " + first + ", rank " +
+         std::to_string(member.rank) + " calls " + other +
          ". All members of a group must call the same collectives in the same order.");
     throw_if_failed();
   }
@@ -188,15 +184,14 @@ int64_t LoopbackHub::wait(int rank, uint32_t slot, std::string_view action, Mill
   const auto start = Clock::now();
   Rank& mine = rank_at(rank);
   const auto& state = mine.messages[slot].state;
-  for (int i = 0; i < kNumYields && state.load(std::memory_order_acquire) == State::kPosted; ++i)
-    std::this_thread::yield();
+  for (int i = 0; i < kNumYields && state.load(std::memory_order_acquire) == State::kPosted; ++i) std::this_thread::yield();
   std::unique_lock lock(mutex_);
   if (state.load() == State::kPosted) {
     mine.waits_for = slot;
     mine.action = action;
     check_deadlock();
-    const bool is_over = mine.wake.wait_until(
-        lock, start + timeout, [&] { return !mine.waits_for.has_value() || has_failed_.load(); });
+    const bool is_over =
+        mine.wake.wait_until(lock, start + timeout, [&] { return !mine.waits_for.has_value() || has_failed_.load(); });
     mine.waits_for.reset();
     if (!is_over) {
       const std::chrono::duration<double> waited = Clock::now() - start;
@@ -215,9 +210,8 @@ int64_t LoopbackHub::take_result(int rank, uint32_t slot, std::string_view actio
   Rank& mine = rank_at(rank);
   const LoopbackMessage& message = mine.messages[slot];
   if (message.state.load(std::memory_order_relaxed) == State::kTruncated)
-    throw CommError(where_of(message, action, 0),
-                    "truncated: expected at most " + std::to_string(message.num_bytes) +
-                        " bytes, got " + std::to_string(message.moved_bytes));
+    throw CommError(where_of(message, action, 0), "truncated: expected at most " + std::to_string(message.num_bytes) +
+                                                      " bytes, got " + std::to_string(message.moved_bytes));
   mine.free_slots.push_back(slot);
   return message.moved_bytes;
 }
@@ -298,11 +292,10 @@ void LoopbackHub::close() {
   std::string text;
   for (Rank& rank : ranks_) {
     for (const Slot send : rank.arrivals)
-      text += "\n  rank " + std::to_string(send.rank) + ": " + text_with_peer(at(send)) +
-              " was never received";
+      text += "\n  rank " + std::to_string(send.rank) + ": " + text_with_peer(at(send)) + " was never received";
     for (const uint32_t receive : rank.receives)
-      text += "\n  rank " + std::to_string(rank.messages[receive].owner) + ": " +
-              text_with_peer(rank.messages[receive]) + " was never sent";
+      text += "\n  rank " + std::to_string(rank.messages[receive].owner) + ": " + text_with_peer(rank.messages[receive]) +
+              " was never sent";
   }
   if (!text.empty()) throw CommError("messages left over at the end:" + text);
 }

@@ -55,8 +55,8 @@ class LoopbackHub {
   uint32_t post(int rank, const Posted& posted);
   /// Joins a collective; the last of `members` to come runs `combine` over all contributions, in
   /// the order of the members. Differing names fail the world.
-  uint32_t meet(int rank, uint32_t group, const std::vector<int>& members, std::string name,
-                void* contribution, const Combine& combine);
+  uint32_t meet(int rank, uint32_t group, const std::vector<int>& members, std::string name, void* contribution,
+                const Combine& combine);
   bool test(int rank, uint32_t slot, int64_t* num_bytes);
   int64_t wait(int rank, uint32_t slot, std::string_view action, Milliseconds timeout);
   void drop(int rank, uint32_t slot) noexcept;

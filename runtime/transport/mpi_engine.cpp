@@ -16,8 +16,7 @@ constexpr uint32_t kLooksPerLookAround = 32;
 // Threads of other ranks on the same core need it while this one waits.
 bool has_own_core(MPI_Comm world) {
   MPI_Comm host = MPI_COMM_NULL;
-  mpi_check(MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
-            "split by host");
+  mpi_check(MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "split by host");
   int num_local_ranks = 1;
   mpi_check(MPI_Comm_size(host, &num_local_ranks), "size of host");
   mpi_check(MPI_Comm_free(&host), "free of host group");
@@ -38,8 +37,9 @@ void check_tags(MPI_Comm world) {
   int is_known = 0;
   mpi_check(MPI_Comm_get_attr(world, MPI_TAG_UB, static_cast<void*>(&largest), &is_known), "MPI_TAG_UB");
   if (is_known != 0 && *largest <= kMaxTag)
-    throw CommError("mpi transport: expected an MPI with tags up to " + std::to_string(kMaxTag + 1) + ", got one with tags up to " +
-                    std::to_string(*largest) + " (MPI_TAG_UB). Choose another transport of it.");
+    throw CommError("mpi transport: expected an MPI with tags up to " + std::to_string(kMaxTag + 1) +
+                    ", got one with tags up to " + std::to_string(*largest) +
+                    " (MPI_TAG_UB). Choose another transport of it.");
 }
 
 std::vector<std::string> gather_identities(MPI_Comm comm, int size) {
@@ -50,8 +50,7 @@ std::vector<std::string> gather_identities(MPI_Comm comm, int size) {
   mpi_check(MPI_Allgather(mine.data(), kMaxChars, MPI_CHAR, all.data(), kMaxChars, MPI_CHAR, comm),
             "exchange of process identities");
   std::vector<std::string> identities;
-  for (size_t start = 0; start < all.size(); start += kMaxChars)
-    identities.emplace_back(all.c_str() + start);
+  for (size_t start = 0; start < all.size(); start += kMaxChars) identities.emplace_back(all.c_str() + start);
   return identities;
 }
 
@@ -65,8 +64,7 @@ void throw_mpi_error(int code, CommError::Where where) {
 }
 
 int to_mpi_count(int64_t count, const char* operation) {
-  TORCH_CHECK_VALUE(count <= INT_MAX, operation, ": expected at most ", INT_MAX,
-                    " bytes in one message of MPI, got ", count,
+  TORCH_CHECK_VALUE(count <= INT_MAX, operation, ": expected at most ", INT_MAX, " bytes in one message of MPI, got ", count,
                     ". More microbatches make the tensors between stages smaller.");
   return static_cast<int>(count);
 }
@@ -114,8 +112,7 @@ uint32_t Engine::take_slot() {
   return slot;
 }
 
-Request Engine::isend(MPI_Comm comm, int peer, int world_peer, int tag, const void* data,
-                      int64_t num_bytes) {
+Request Engine::isend(MPI_Comm comm, int peer, int world_peer, int tag, const void* data, int64_t num_bytes) {
   const int count = to_mpi_count(num_bytes, "isend");
   const uint32_t slot = take_slot();
   at(slot) = {MPI_REQUEST_NULL, false, world_peer, tag, num_bytes};
@@ -123,8 +120,7 @@ Request Engine::isend(MPI_Comm comm, int peer, int world_peer, int tag, const vo
   return {*this, slot};
 }
 
-Request Engine::irecv(MPI_Comm comm, int peer, int world_peer, int tag, void* data,
-                      int64_t max_bytes) {
+Request Engine::irecv(MPI_Comm comm, int peer, int world_peer, int tag, void* data, int64_t max_bytes) {
   const int count = to_mpi_count(max_bytes, "irecv");
   const uint32_t slot = take_slot();
   at(slot) = {MPI_REQUEST_NULL, true, world_peer, tag, max_bytes};
@@ -156,23 +152,19 @@ bool Engine::look(uint32_t slot, int64_t* num_bytes, std::string_view action) {
   return true;
 }
 
-void Engine::throw_message_error(const Slot& message, int code, const MPI_Status& status,
-                                 std::string_view action) const {
+void Engine::throw_message_error(const Slot& message, int code, const MPI_Status& status, std::string_view action) const {
   int error_class = MPI_SUCCESS;
   MPI_Error_class(code, &error_class);
   if (error_class != MPI_ERR_TRUNCATE) throw_mpi_error(code, where_of(message, action, 0));
   int count = 0;
   MPI_Get_count(&status, MPI_BYTE, &count);
-  throw CommError(where_of(message, action, 0), "truncated: expected at most " +
-                                                    std::to_string(message.num_bytes) +
+  throw CommError(where_of(message, action, 0), "truncated: expected at most " + std::to_string(message.num_bytes) +
                                                     " bytes, got " + std::to_string(count));
 }
 
-CommError::Where Engine::where_of(const Slot& message, std::string_view action,
-                                  double seconds) const {
+CommError::Where Engine::where_of(const Slot& message, std::string_view action, double seconds) const {
   const std::string operation = (message.is_receive ? "receive of at most " : "send of ") +
-                                std::to_string(message.num_bytes) + " bytes with tag " +
-                                std::to_string(message.tag);
+                                std::to_string(message.num_bytes) + " bytes with tag " + std::to_string(message.tag);
   return {operation, message.peer, std::string(action), seconds};
 }
 
@@ -190,8 +182,7 @@ void Engine::wait_until(const IsDone& is_done, const WhereOf& where, Millisecond
 int64_t Engine::wait(uint32_t slot, std::string_view action, std::optional<Milliseconds> limit) {
   int64_t num_bytes = 0;
   wait_until([&] { return look(slot, &num_bytes, action); },
-             [&](double seconds) { return where_of(at(slot), action, seconds); },
-             limit.value_or(timeout));
+             [&](double seconds) { return where_of(at(slot), action, seconds); }, limit.value_or(timeout));
   return num_bytes;
 }
 
@@ -204,9 +195,7 @@ void Engine::wait(MPI_Request request, const std::string& operation) {
     if (done == 0 && ++num_looks_ % kLooksPerLookAround == 0) look_around();
     return done != 0;
   };
-  const auto where = [&](double seconds) {
-    return CommError::Where{.operation = operation, .seconds = seconds};
-  };
+  const auto where = [&](double seconds) { return CommError::Where{.operation = operation, .seconds = seconds}; };
   wait_until(is_done, where, timeout);
 }
 

@@ -59,12 +59,10 @@ class Engine final : public RequestPool {
   MPI_Comm control() const { return control_; }
 
   /// peer: its rank in `comm`; world_peer: in errors.
-  Request isend(MPI_Comm comm, int peer, int world_peer, int tag, const void* data,
-                int64_t num_bytes);
+  Request isend(MPI_Comm comm, int peer, int world_peer, int tag, const void* data, int64_t num_bytes);
   Request irecv(MPI_Comm comm, int peer, int world_peer, int tag, void* data, int64_t max_bytes);
   bool test(uint32_t slot, int64_t* num_bytes) override;
-  int64_t wait(uint32_t slot, std::string_view action,
-               std::optional<Milliseconds> timeout) override;
+  int64_t wait(uint32_t slot, std::string_view action, std::optional<Milliseconds> timeout) override;
   void drop(uint32_t slot) noexcept override;
 
   /// Waits for a request that has no slot, a collective's.

@@ -45,8 +45,7 @@ void Engine::look_around() {
 }
 
 void Engine::post_notice_receive() {
-  mpi_check(MPI_Irecv(&incoming_notice_, sizeof(Notice), MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag,
-                      notices_, &notice_request_),
+  mpi_check(MPI_Irecv(&incoming_notice_, sizeof(Notice), MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag, notices_, &notice_request_),
             "MPI_Irecv of notices");
 }
 
@@ -70,8 +69,7 @@ void Engine::look_for_notice() {
     return;
   is_failure_of_peer_ = true;
   const std::string text(notice->text, static_cast<size_t>(notice->num_chars));
-  if (notice->kind == Notice::Kind::kPeerLost)
-    fail(std::make_exception_ptr(PeerLostError(notice->rank, text)));
+  if (notice->kind == Notice::Kind::kPeerLost) fail(std::make_exception_ptr(PeerLostError(notice->rank, text)));
   culprit_ = notice->rank;
   fail(std::make_exception_ptr(AbortedError(notice->rank, text)));
 }
@@ -80,8 +78,7 @@ void Engine::look_for_lost_peers() {
   const std::optional<int> lost = peers_->first_lost();
   if (!lost) return;
   // It may have said why, or another rank that it was killed, before they went.
-  for (const auto start = Clock::now(); Clock::now() - start < kNoticeGrace; sleep_for_a_moment())
-    look_for_notice();
+  for (const auto start = Clock::now(); Clock::now() - start < kNoticeGrace; sleep_for_a_moment()) look_for_notice();
   is_failure_of_peer_ = true;
   const std::string text = peers_->name_of(*lost) + " was killed or ended without a word";
   spread(make_notice(Notice::Kind::kPeerLost, *lost, text));
@@ -187,8 +184,7 @@ void Engine::wait_for_my_turn() {
 bool Engine::is_my_turn_to_end() const {
   if (culprit_ >= 0) return !peers_->is_rank_running(culprit_);
   for (int peer = 0; peer < size_; ++peer)
-    if (peer != rank_ && !is_quiet_[static_cast<size_t>(peer)] && peers_->is_rank_running(peer))
-      return false;
+    if (peer != rank_ && !is_quiet_[static_cast<size_t>(peer)] && peers_->is_rank_running(peer)) return false;
   return true;
 }
 
@@ -196,8 +192,7 @@ void Engine::abort_from_other_thread(std::string_view message) noexcept {
   foreign_abort_ = message;
   has_foreign_abort_.store(true, std::memory_order_release);
   const auto start = Clock::now();
-  while (!has_spread_foreign_abort_.load() && Clock::now() - start < kPeerAbortLimit)
-    sleep_for_a_moment();
+  while (!has_spread_foreign_abort_.load() && Clock::now() - start < kPeerAbortLimit) sleep_for_a_moment();
 }
 
 }  // namespace smp::runtime::mpi

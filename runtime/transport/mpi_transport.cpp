@@ -73,8 +73,7 @@ class MpiTransport final : public Transport {
 
   // Starts a collective and waits for it. buffers: what it works on, unless that outlives it.
   template <class Start>
-  void start(const std::string& operation, const Start& call,
-             const std::shared_ptr<const void>& buffers = nullptr) {
+  void start(const std::string& operation, const Start& call, const std::shared_ptr<const void>& buffers = nullptr) {
     engine_->throw_if_failed();
     MPI_Request request = MPI_REQUEST_NULL;
     mpi_check(call(&request), operation.c_str());
@@ -100,12 +99,8 @@ void MpiTransport::meet_members(const std::vector<int>& members, int my_index) {
   for (const int member : members) hash = hash * 31 + static_cast<uint32_t>(member) + 1;
   const int tag = static_cast<int>(hash % static_cast<uint32_t>(kMaxTag));
   const std::string action = "group of " + std::to_string(members.size()) + " ranks";
-  const auto send = [&](int peer) {
-    return engine_->isend(engine_->control(), peer, peer, tag, nullptr, 0);
-  };
-  const auto receive = [&](int peer) {
-    engine_->irecv(engine_->control(), peer, peer, tag, nullptr, 0).wait(action);
-  };
+  const auto send = [&](int peer) { return engine_->isend(engine_->control(), peer, peer, tag, nullptr, 0); };
+  const auto receive = [&](int peer) { engine_->irecv(engine_->control(), peer, peer, tag, nullptr, 0).wait(action); };
   if (my_index > 0) {
     send(members.front()).wait(action);
     receive(members.front());
@@ -125,8 +120,7 @@ std::shared_ptr<Transport> MpiTransport::group(const std::vector<int>& ranks) {
   MPI_Group group = MPI_GROUP_NULL;
   MPI_Comm comm = MPI_COMM_NULL;
   mpi_check(MPI_Comm_group(engine_->world(), &world), "MPI_Comm_group");
-  mpi_check(MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group),
-            "MPI_Group_incl");
+  mpi_check(MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group), "MPI_Group_incl");
   mpi_check(MPI_Comm_create_group(engine_->world(), group, 0, &comm), "MPI_Comm_create_group");
   mpi_check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   mpi_check(MPI_Group_free(&group), "MPI_Group_free");
@@ -144,15 +138,14 @@ void MpiTransport::all_reduce_sum(const DeviceMemory& terms, c10::ScalarType typ
   const auto irecv = [&](int source, void* to, int64_t max_bytes) {
     return engine_->irecv(comm_, source, world_rank(source), kSumTag, to, max_bytes);
   };
-  const std::string action =
-      "all_reduce_sum of " + std::to_string(num_elements) + " " + c10::toString(type);
+  const std::string action = "all_reduce_sum of " + std::to_string(num_elements) + " " + c10::toString(type);
   all_reduce_in_rank_order({rank(), size(), isend, irecv}, terms.data, num_elements, type, action);
 }
 
 void MpiTransport::broadcast(const DeviceMemory& bytes, int root) {
   check_broadcast(bytes, root, size());
-  const std::string operation = "broadcast of " + std::to_string(bytes.num_bytes) + " bytes from rank " +
-                                std::to_string(world_rank(root));
+  const std::string operation =
+      "broadcast of " + std::to_string(bytes.num_bytes) + " bytes from rank " + std::to_string(world_rank(root));
   for_each_part(bytes.num_bytes, [&](int64_t offset, int count) {
     start(operation, [&](MPI_Request* request) {
       return MPI_Ibcast(static_cast<char*>(bytes.data) + offset, count, MPI_BYTE, root, comm_, request);
@@ -170,13 +163,11 @@ struct GatherBuffers {
 
 std::vector<std::string> MpiTransport::all_gather(std::string_view bytes) {
   const auto num_ranks = static_cast<size_t>(size());
-  const auto own = std::make_shared<GatherBuffers>(GatherBuffers{
-      .my_length = static_cast<int64_t>(bytes.size()),
-      .mine = std::string(bytes),
-      .lengths = std::vector<int64_t>(num_ranks)});
+  const auto own = std::make_shared<GatherBuffers>(GatherBuffers{.my_length = static_cast<int64_t>(bytes.size()),
+                                                                 .mine = std::string(bytes),
+                                                                 .lengths = std::vector<int64_t>(num_ranks)});
   const auto gather_lengths = [&](MPI_Request* request) {
-    return MPI_Iallgather(&own->my_length, 1, MPI_INT64_T, own->lengths.data(), 1, MPI_INT64_T,
-                          comm_, request);
+    return MPI_Iallgather(&own->my_length, 1, MPI_INT64_T, own->lengths.data(), 1, MPI_INT64_T, comm_, request);
   };
   start("all_gather of lengths", gather_lengths, own);
   to_mpi_count(std::accumulate(own->lengths.begin(), own->lengths.end(), int64_t{0}), "all_gather");
@@ -185,15 +176,13 @@ std::vector<std::string> MpiTransport::all_gather(std::string_view bytes) {
   std::exclusive_scan(own->counts.begin(), own->counts.end(), own->starts.begin(), 0);
   own->all.resize(static_cast<size_t>(own->starts.back() + own->counts.back()));
   const auto gather = [&](MPI_Request* request) {
-    return MPI_Iallgatherv(own->mine.data(), own->counts[static_cast<size_t>(rank_)], MPI_BYTE,
-                           own->all.data(), own->counts.data(), own->starts.data(), MPI_BYTE, comm_,
-                           request);
+    return MPI_Iallgatherv(own->mine.data(), own->counts[static_cast<size_t>(rank_)], MPI_BYTE, own->all.data(),
+                           own->counts.data(), own->starts.data(), MPI_BYTE, comm_, request);
   };
   start("all_gather", gather, own);
   std::vector<std::string> gathered;
   for (size_t rank = 0; rank < num_ranks; ++rank) {
-    gathered.push_back(own->all.substr(static_cast<size_t>(own->starts[rank]),
-                                       static_cast<size_t>(own->counts[rank])));
+    gathered.push_back(own->all.substr(static_cast<size_t>(own->starts[rank]), static_cast<size_t>(own->counts[rank])));
   }
   return gathered;
 }
@@ -201,8 +190,7 @@ std::vector<std::string> MpiTransport::all_gather(std::string_view bytes) {
 void initialise_mpi() {
   int is_finalized = 0;
   mpi_check(MPI_Finalized(&is_finalized), "MPI_Finalized");
-  if (is_finalized != 0)
-    throw CommError("mpi transport: expected MPI that runs, but this process has finalised it");
+  if (is_finalized != 0) throw CommError("mpi transport: expected MPI that runs, but this process has finalised it");
   int is_initialized = 0;
   mpi_check(MPI_Initialized(&is_initialized), "MPI_Initialized");
   if (is_initialized != 0) return;
@@ -223,8 +211,7 @@ std::shared_ptr<Transport> create(const Options& options) {
   auto engine = std::make_shared<Engine>(options.timeout);
   std::vector<int> members(static_cast<size_t>(engine->world_size()));
   std::iota(members.begin(), members.end(), 0);
-  return std::make_shared<MpiTransport>(engine, engine->world(), std::move(members),
-                                        engine->world_rank());
+  return std::make_shared<MpiTransport>(engine, engine->world(), std::move(members), engine->world_rank());
 }
 
 void shutdown(Transport& world) {

@@ -8,10 +8,9 @@ namespace smp::runtime::mpi {
 bool is_available() { return false; }
 
 std::shared_ptr<Transport> create(const Options&) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      "mpi transport: expected a build with MPI, this one has none. Install libopenmpi-dev and ",
-      "openmpi-bin and build again, or start a single process.");
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "mpi transport: expected a build with MPI, this one has none. Install libopenmpi-dev and ",
+                              "openmpi-bin and build again, or start a single process.");
 }
 
 void shutdown(Transport&) { TORCH_INTERNAL_ASSERT(false, "no MPI transport can exist"); }

@@ -26,10 +26,8 @@ RunningSum::~RunningSum() {
 
 RunningSum::Part RunningSum::part(int rank) const {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(type_));
-  const int64_t first = num_elements_ * rank / group_->size(),
-                end = num_elements_ * (rank + 1) / group_->size();
-  return {static_cast<char*>(data_.get()) + first * element_bytes, end - first,
-          (end - first) * element_bytes};
+  const int64_t first = num_elements_ * rank / group_->size(), end = num_elements_ * (rank + 1) / group_->size();
+  return {static_cast<char*>(data_.get()) + first * element_bytes, end - first, (end - first) * element_bytes};
 }
 
 char* RunningSum::received_from(int rank) const {
@@ -39,13 +37,11 @@ char* RunningSum::received_from(int rank) const {
 void RunningSum::start_gather() {
   const int me = group_->rank(), size = group_->size();
   const Part mine = part(me);
-  const auto owner = std::make_shared<c10::DataPtr>(
-      host().allocate(mine.num_bytes * size));
+  const auto owner = std::make_shared<c10::DataPtr>(host().allocate(mine.num_bytes * size));
   received_ = {owner, owner->get()};
   for (int step = 1; step < size; ++step) {  // not all to rank 0 first
     const int other = (me + step) % size;
-    requests_.push_back(
-        group_->irecv(other, tag_, received_from(other), mine.num_bytes));
+    requests_.push_back(group_->irecv(other, tag_, received_from(other), mine.num_bytes));
   }
   for (int step = 1; step < size; ++step) {
     const int other = (me + step) % size;

@@ -4,8 +4,8 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <boost/interprocess/shared_memory_object.hpp>
+#include <cerrno>
 #include <iomanip>
 #include <optional>
 #include <random>

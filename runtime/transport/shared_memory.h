@@ -2,7 +2,6 @@
 #pragma once
 
 #include <boost/interprocess/mapped_region.hpp>
-
 #include <cstdint>
 #include <memory>
 #include <vector>

@@ -42,20 +42,17 @@ void sum_elements(const std::vector<const void*>& terms, void* result, int64_t n
 
 int64_t check_sum(const DeviceMemory& terms, c10::ScalarType type) {
   using c10::ScalarType;
-  const bool is_known = type == ScalarType::Float || type == ScalarType::Double ||
-                        type == ScalarType::Long || type == ScalarType::BFloat16 ||
-                        type == ScalarType::Half;
-  TORCH_CHECK_TYPE(is_known, "all_reduce_sum: expected Float, Double, Long, BFloat16 or Half, got ",
-                   type, ". Convert the tensor before the call.");
+  const bool is_known = type == ScalarType::Float || type == ScalarType::Double || type == ScalarType::Long ||
+                        type == ScalarType::BFloat16 || type == ScalarType::Half;
+  TORCH_CHECK_TYPE(is_known, "all_reduce_sum: expected Float, Double, Long, BFloat16 or Half, got ", type,
+                   ". Convert the tensor before the call.");
   const int64_t num_elements = terms.num_bytes / static_cast<int64_t>(c10::elementSize(type));
-  TORCH_CHECK_VALUE(num_elements >= 0, "all_reduce_sum: expected at least 0 elements, got ",
-                    num_elements, ".");
+  TORCH_CHECK_VALUE(num_elements >= 0, "all_reduce_sum: expected at least 0 elements, got ", num_elements, ".");
   check_host_memory("all_reduce_sum", terms);
   return num_elements;
 }
 
-void sum_in_order(const std::vector<const void*>& terms, void* sum, int64_t num_elements,
-                  c10::ScalarType type) {
+void sum_in_order(const std::vector<const void*>& terms, void* sum, int64_t num_elements, c10::ScalarType type) {
   switch (type) {
     case c10::ScalarType::Float:
       return sum_elements<float, float>(terms, sum, num_elements);

@@ -16,7 +16,6 @@ int64_t check_sum(const DeviceMemory& terms, c10::ScalarType type);
 
 /// Writes the elementwise sum of `terms`, added in their order, to `sum`, which may be one of them.
 /// 16-bit types are summed in float32 and rounded once.
-void sum_in_order(const std::vector<const void*>& terms, void* sum, int64_t num_elements,
-                  c10::ScalarType type);
+void sum_in_order(const std::vector<const void*>& terms, void* sum, int64_t num_elements, c10::ScalarType type);
 
 }  // namespace smp::runtime

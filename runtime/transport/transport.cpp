@@ -18,8 +18,8 @@ struct Incoming {
 void receive_exactly(Transport& transport, int source, int tag, void* data, int64_t num_bytes, const std::string& action) {
   const int64_t got = transport.irecv(source, tag, data, num_bytes).wait(action);
   if (got != num_bytes) {
-    throw CommError(action + ": expected a message of " + std::to_string(num_bytes) + " bytes from rank " + std::to_string(source) +
-                    ", got one of " + std::to_string(got));
+    throw CommError(action + ": expected a message of " + std::to_string(num_bytes) + " bytes from rank " +
+                    std::to_string(source) + ", got one of " + std::to_string(got));
   }
 }
 

@@ -25,8 +25,7 @@ class RequestPool {
   /// free.
   virtual bool test(uint32_t slot, int64_t* num_bytes) = 0;
   /// Waits until it is complete, frees the slot and returns the length of the message.
-  virtual int64_t wait(uint32_t slot, std::string_view action,
-                       std::optional<std::chrono::milliseconds> timeout) = 0;
+  virtual int64_t wait(uint32_t slot, std::string_view action, std::optional<std::chrono::milliseconds> timeout) = 0;
   /// Nobody will ask for `slot` again; the message itself goes on, and the slot is freed behind it.
   virtual void drop(uint32_t slot) noexcept = 0;
 
@@ -64,8 +63,7 @@ class [[nodiscard]] Request {
   /// action: what this rank is doing, for the error text ("2F0"). timeout: instead of the
   /// transport's. Throws CommError after the time-out, for a truncated message, or when a peer has
   /// failed.
-  int64_t wait(std::string_view action = {},
-               std::optional<std::chrono::milliseconds> timeout = std::nullopt) {
+  int64_t wait(std::string_view action = {}, std::optional<std::chrono::milliseconds> timeout = std::nullopt) {
     if (pool_ == nullptr) return num_bytes_;
     num_bytes_ = pool_->wait(slot_, action, timeout);
     pool_ = nullptr;
@@ -166,7 +164,8 @@ class Transport {
   /// of at most `part_bytes`, because one message of MPI carries less than 2 GiB. Both block. No more memory than one part
   /// beyond what has arrived is taken for a length that is wrong. action: for error texts.
   void send_bytes(int dest, int tag, std::string_view bytes, int64_t part_bytes = kPartBytes);
-  std::string receive_bytes(int source, int tag, int64_t part_bytes = kPartBytes, const std::string& action = "receive_bytes");
+  std::string receive_bytes(int source, int tag, int64_t part_bytes = kPartBytes,
+                            const std::string& action = "receive_bytes");
   static constexpr int64_t kPartBytes = int64_t{1} << 30;
 
  protected:

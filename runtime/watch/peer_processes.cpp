@@ -39,8 +39,7 @@ bool is_same_host(const ProcessIdentity& a, const ProcessIdentity& b) {
 }  // namespace
 
 std::string ProcessIdentity::serialised() const {
-  return host + "\n" + pid_namespace + "\n" + std::to_string(pid) + "\n" +
-         std::to_string(start_ticks);
+  return host + "\n" + pid_namespace + "\n" + std::to_string(pid) + "\n" + std::to_string(start_ticks);
 }
 
 ProcessIdentity ProcessIdentity::parse(const std::string& text) {
@@ -49,8 +48,7 @@ ProcessIdentity ProcessIdentity::parse(const std::string& text) {
   std::getline(lines, process.host);
   std::getline(lines, process.pid_namespace);
   lines >> process.pid >> process.start_ticks;
-  TORCH_CHECK_VALUE(lines && lines.eof(),
-                    "process identity: expected host, pid namespace, pid and ",
+  TORCH_CHECK_VALUE(lines && lines.eof(), "process identity: expected host, pid namespace, pid and ",
                     "start time on four lines, got '", text, "'.");
   return process;
 }
@@ -60,8 +58,7 @@ ProcessIdentity this_process() {
   gethostname(host.data(), host.size() - 1);
   std::array<char, 64> name_space{};
   // Where it cannot be read it stays empty for all, and the host's name alone decides.
-  [[maybe_unused]] const ssize_t length =
-      readlink("/proc/self/ns/pid", name_space.data(), name_space.size() - 1);
+  [[maybe_unused]] const ssize_t length = readlink("/proc/self/ns/pid", name_space.data(), name_space.size() - 1);
   const auto state = state_of("self");
   return {host.data(), name_space.data(), getpid(), state ? state->start_ticks : 0};
 }
@@ -71,13 +68,11 @@ bool is_running(const ProcessIdentity& process) {
   const bool can_tell = me.start_ticks != 0 && is_same_host(process, me);
   if (!can_tell) return true;
   const auto state = state_of(std::to_string(process.pid));
-  return state && state->letter != 'Z' && state->letter != 'X' &&
-         state->start_ticks == process.start_ticks;
+  return state && state->letter != 'Z' && state->letter != 'X' && state->start_ticks == process.start_ticks;
 }
 
 PeerProcesses::PeerProcesses(int my_rank, const std::vector<std::string>& identities) {
-  for (const std::string& identity : identities)
-    processes_.push_back(ProcessIdentity::parse(identity));
+  for (const std::string& identity : identities) processes_.push_back(ProcessIdentity::parse(identity));
   const ProcessIdentity& me = processes_[static_cast<size_t>(my_rank)];
   for (size_t rank = 0; rank < processes_.size(); ++rank)
     if (static_cast<int>(rank) != my_rank && is_same_host(processes_[rank], me))
@@ -85,21 +80,17 @@ PeerProcesses::PeerProcesses(int my_rank, const std::vector<std::string>& identi
 }
 
 std::optional<int> PeerProcesses::first_lost() const {
-  const auto lost = std::find_if(local_peers_.begin(), local_peers_.end(), [&](int rank) {
-    return !is_running(processes_[static_cast<size_t>(rank)]);
-  });
+  const auto lost = std::find_if(local_peers_.begin(), local_peers_.end(),
+                                 [&](int rank) { return !is_running(processes_[static_cast<size_t>(rank)]); });
   if (lost == local_peers_.end()) return std::nullopt;
   return *lost;
 }
 
-bool PeerProcesses::is_rank_running(int rank) const {
-  return is_running(processes_[static_cast<size_t>(rank)]);
-}
+bool PeerProcesses::is_rank_running(int rank) const { return is_running(processes_[static_cast<size_t>(rank)]); }
 
 std::string PeerProcesses::name_of(int rank) const {
   const ProcessIdentity& process = processes_[static_cast<size_t>(rank)];
-  return "rank " + std::to_string(rank) + " (pid " + std::to_string(process.pid) + " on host " +
-         process.host + ")";
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(process.pid) + " on host " + process.host + ")";
 }
 
 }  // namespace smp::runtime

@@ -11,7 +11,7 @@ namespace {
 
 std::mutex install_mutex;
 int num_watches = 0;
-struct sigaction earlier_handler {};
+struct sigaction earlier_handler{};
 std::atomic<bool> is_requested = false;
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler may not lock");
 
@@ -29,7 +29,7 @@ TerminationWatch::TerminationWatch() {
   const std::lock_guard lock(install_mutex);
   if (num_watches++ > 0) return;
   sigaction(SIGTERM, nullptr, &earlier_handler);
-  struct sigaction ours {};
+  struct sigaction ours{};
   ours.sa_sigaction = note_termination;
   ours.sa_flags = SA_SIGINFO | SA_RESTART;
   sigaction(SIGTERM, &ours, nullptr);
@@ -39,8 +39,7 @@ TerminationWatch::~TerminationWatch() {
   const std::lock_guard lock(install_mutex);
   if (--num_watches > 0) return;
   sigaction(SIGTERM, &earlier_handler, nullptr);
-  const bool is_default =
-      (earlier_handler.sa_flags & SA_SIGINFO) == 0 && earlier_handler.sa_handler == SIG_DFL;
+  const bool is_default = (earlier_handler.sa_flags & SA_SIGINFO) == 0 && earlier_handler.sa_handler == SIG_DFL;
   if (is_requested.exchange(false) && is_default) raise(SIGTERM);
 }
 

@@ -9,15 +9,15 @@
 #include "partitioner/graph/graph_io.h"
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/plan_io.h"
-#include "runtime/exchange/tags.h"
 #include "runtime/exchange/root_cause.h"
-#include "smp/engine/step/leader.h"
-#include "smp/engine/planning/measure_costs.h"
-#include "smp/engine/step/nonfinite.h"
-#include "smp/engine/optimizers/optimizer_settings.h"
+#include "runtime/exchange/tags.h"
 #include "smp/engine/checkpoint/optimizer_state.h"
+#include "smp/engine/optimizers/optimizer_settings.h"
+#include "smp/engine/planning/measure_costs.h"
 #include "smp/engine/replicas/replica_gradients.h"
 #include "smp/engine/replicas/replica_step.h"
+#include "smp/engine/step/leader.h"
+#include "smp/engine/step/nonfinite.h"
 
 namespace smp::engine {
 
@@ -45,7 +45,8 @@ class StepScope {
 }  // namespace
 
 step_internal::Results Conductor::run_step(int step_number, const step_internal::Call& call) {
-  TORCH_CHECK(context().body_in_progress == nullptr, "step: expected a call outside of step bodies, got one from within a body. "
+  TORCH_CHECK(context().body_in_progress == nullptr,
+              "step: expected a call outside of step bodies, got one from within a body. "
               "Call the step functions one after the other, or share a plain function between their bodies.");
   forget_ended_steps();
   const StepScope scope(context(), rank_.models);
@@ -174,21 +175,22 @@ StepMessage Conductor::receive_message() {
 void Conductor::check_settings(const StepMessage& message) const {
   if (message.settings.empty()) return;
   const std::string own = describe_settings(rank_.models);
-  TORCH_CHECK_VALUE(own == message.settings, "step: expected the same communication hooks and parameters with requires_grad ",
-                    "on all ranks of a pipeline, got ", message.settings, " on pipeline rank 0 and ", own,
-                    " on pipeline rank ", context().pipeline->rank(),
-                    ". Register hooks, freeze and unfreeze on every rank alike.");
-  const std::string optimizers = describe_optimizers(rank_);
   TORCH_CHECK_VALUE(
-      optimizers == message.optimizers,
-      differing_optimizers("step", message.optimizers, "pipeline rank 0", optimizers,
-                           "pipeline rank " + std::to_string(context().pipeline->rank())));
+      own == message.settings, "step: expected the same communication hooks and parameters with requires_grad ",
+      "on all ranks of a pipeline, got ", message.settings, " on pipeline rank 0 and ", own, " on pipeline rank ",
+      context().pipeline->rank(), ". Register hooks, freeze and unfreeze on every rank alike.");
+  const std::string optimizers = describe_optimizers(rank_);
+  TORCH_CHECK_VALUE(optimizers == message.optimizers,
+                    differing_optimizers("step", message.optimizers, "pipeline rank 0", optimizers,
+                                         "pipeline rank " + std::to_string(context().pipeline->rank())));
 }
 
 void Conductor::accept(const StepMessage& message, int step_number) {
-  TORCH_CHECK(message.step_function == step_number, "step: expected all ranks of a pipeline to call the same step "
-              "function, got number ", message.step_function, " on pipeline rank 0 and number ", step_number,
-              " on pipeline rank ", context().pipeline->rank(), ". Make and call step functions in the same order.");
+  TORCH_CHECK(message.step_function == step_number,
+              "step: expected all ranks of a pipeline to call the same step "
+              "function, got number ",
+              message.step_function, " on pipeline rank 0 and number ", step_number, " on pipeline rank ",
+              context().pipeline->rank(), ". Make and call step functions in the same order.");
   for (const runtime::NewProgram& fresh : message.new_programs) {
     partitioner::Graph graph = partitioner::deserialise_graph(fresh.graph);
     partitioner::Plan plan = partitioner::deserialise_plan(fresh.plan);

@@ -7,13 +7,13 @@
 
 #include "partitioner/report/partition_table.h"
 #include "partitioner/report/partition_table_io.h"
-#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/root_cause.h"
-#include "smp/engine/rank/rank_state.h"
+#include "runtime/libtorch/unmade.h"
 #include "smp/engine/checkpoint/model_state.h"
-#include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/checkpoint/optimizer_state.h"
+#include "smp/engine/optimizers/optimizer_settings.h"
+#include "smp/engine/rank/rank_state.h"
 #include "smp/engine/step/nonfinite.h"
 
 namespace smp::engine {
@@ -25,23 +25,20 @@ namespace {
 // What went wrong with placement by hand before the first step, told while it can still be put
 // right.
 void check_placement(Context& context, bool is_placed) {
-  TORCH_CHECK_VALUE(
-      *context.open_guards == 0, "PartitionGuard: expected all guards to end before the step, got ",
-      *context.open_guards,
-      " alive. Put the guard and the making of the modules into braces of their own.");
+  TORCH_CHECK_VALUE(*context.open_guards == 0, "PartitionGuard: expected all guards to end before the step, got ",
+                    *context.open_guards, " alive. Put the guard and the making of the modules into braces of their own.");
   if (is_placed) return;
   const int64_t lost = context.manual_placement.take_lost();
   if (lost == 0) return;
-  context.logger.warning(
-      "set_partition: expected the placed tensors to live until the first step, got " +
-      std::to_string(lost) +
-      " of them deleted. Their successors are placed by the planner; call "
-      "set_partition again after a module was replaced or cloned.");
+  context.logger.warning("set_partition: expected the placed tensors to live until the first step, got " +
+                         std::to_string(lost) +
+                         " of them deleted. Their successors are placed by the planner; call "
+                         "set_partition again after a module was replaced or cloned.");
 }
 
 void check_options(const ModelOptions& options, const Context& context) {
-  TORCH_CHECK_VALUE(options.bucket_cap_mb >= 0, "DistributedModel: expected bucket_cap_mb >= 0, got ",
-                    options.bucket_cap_mb, ". Give the size of a bucket in MiB, or 0 for Config::bucket_cap_mb.");
+  TORCH_CHECK_VALUE(options.bucket_cap_mb >= 0, "DistributedModel: expected bucket_cap_mb >= 0, got ", options.bucket_cap_mb,
+                    ". Give the size of a bucket in MiB, or 0 for Config::bucket_cap_mb.");
   TORCH_CHECK_VALUE(options.backward_passes_per_step >= 1, "DistributedModel: expected backward_passes_per_step >= 1, got ",
                     options.backward_passes_per_step, ".");
   if (context.rank_state == nullptr) return;
@@ -66,7 +63,8 @@ void check_parameters(const OptimizerView& optimizer, const Model& model) {
     for (const at::Tensor& parameter : group.parameters) {
       const auto* named = model.own.find(parameter);
       TORCH_CHECK_VALUE(named != nullptr, "DistributedOptimizer: expected parameters of its model alone, got one of sizes ",
-                        parameter.sizes(), " that the model does not have. Each model takes an optimizer of its own: make one "
+                        parameter.sizes(),
+                        " that the model does not have. Each model takes an optimizer of its own: make one "
                         "from net->parameters() of each, and call step() and zero_grad() of all of them.");
     }
   }
@@ -110,11 +108,10 @@ void check_in_body(const Model& model) {
 
 void mark_backward(const at::Tensor& loss) {
   const Context& own = rank_state("backward").context;
-  TORCH_CHECK(
-      own.body_in_progress != nullptr,
-      "backward: expected a call inside a step body, got one outside. Move it into the body, "
-      "after the loss: auto train_step = smp::step([&](at::Tensor data) { ...; "
-      "model.backward(loss); });");
+  TORCH_CHECK(own.body_in_progress != nullptr,
+              "backward: expected a call inside a step body, got one outside. Move it into the body, "
+              "after the loss: auto train_step = smp::step([&](at::Tensor data) { ...; "
+              "model.backward(loss); });");
   own.body_in_progress->mark_backward(loss);
 }
 

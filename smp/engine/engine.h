@@ -2,8 +2,8 @@
 // models, optimizers, steps, joins, and how a rank fails. Below it nobody knows how modules, optimizers and functions of a
 // language look; above it nobody knows of plans, programs and messages.
 //
-// Calls belong to the rank of the calling thread. They throw c10::Error before smp::init, and where they concern all ranks or
-// real values, c10::ValueError within a step body, which runs on one rank and without data.
+// Calls belong to the rank of the calling thread. They throw c10::Error before smp::init, and where they concern all ranks
+// or real values, c10::ValueError within a step body, which runs on one rank and without data.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -52,15 +52,16 @@ HookHandle add_hook(const char* caller, const Model& model, Moment moment, Hook 
 /// Between the two, steps keep the model's gradients to their replica. On every rank alike; they nest.
 void begin_no_sync(Model& model);
 void end_no_sync(Model& model);
-/// Scales the model's gradients down to a global norm of at most `max_norm`; returns what it was. Collective over the pipeline.
+/// Scales the model's gradients down to a global norm of at most `max_norm`; returns what it was. Collective over the
+/// pipeline.
 double clip_grad_norm(Model& model, double max_norm, double norm_type);
 std::string plan_text(const Model& model);
 std::string plan_json(const Model& model);
 double predicted_step_s(const Model& model);
 std::vector<int64_t> predicted_peak_bytes(const Model& model);
 
-/// Before the first step: these tensors go to that stage. Throws c10::ValueError for a stage that there is not, and c10::Error
-/// for tensors that have been placed.
+/// Before the first step: these tensors go to that stage. Throws c10::ValueError for a stage that there is not, and
+/// c10::Error for tensors that have been placed.
 void set_partition(const std::vector<at::Tensor>& tensors, int stage);
 /// Gives tensors made under smp::DelayParamInitialization their values.
 void make_values(const std::vector<at::Tensor>& tensors);
@@ -69,7 +70,8 @@ void make_values(const std::vector<at::Tensor>& tensors);
 
 /// Throws c10::ValueError where the view updates what the model does not have.
 std::shared_ptr<Optimizer> add_optimizer(std::unique_ptr<OptimizerView> view, const std::shared_ptr<Model>& model);
-/// Before each update, on all ranks: takes over what was loaded and counts. False: this update is left out (Config::nonfinite).
+/// Before each update, on all ranks: takes over what was loaded and counts. False: this update is left out
+/// (Config::nonfinite).
 bool begin_update(Optimizer& optimizer);
 OptimizerState state_dict(Optimizer& optimizer);
 OptimizerState local_state_dict(Optimizer& optimizer);
@@ -90,8 +92,8 @@ void end_join();
 /// The loop ended with this exception. The others wait, so this ends the job: their calls throw its text.
 void abandon_join(const std::exception_ptr& exception);
 
-/// A failure that nobody handles, by whoever catches it last: tells the other ranks, prints "[rank R] <message>" unless another
-/// rank has failed before and prints its own, and returns the exit code for this process, which is to end now.
+/// A failure that nobody handles, by whoever catches it last: tells the other ranks, prints "[rank R] <message>" unless
+/// another rank has failed before and prints its own, and returns the exit code for this process, which is to end now.
 int report_failure(const std::exception_ptr& exception);
 
 }  // namespace smp::engine

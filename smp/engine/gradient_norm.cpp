@@ -26,8 +26,7 @@ std::string own_norms(const RankState& own, const runtime::Bindings& model, doub
     if (!mine || !named.tensor.grad().defined()) continue;
     out.put<uint64_t>(i);
     const at::Tensor& gradient = named.tensor.grad();
-    out.put(at::linalg_vector_norm(gradient.is_sparse() ? gradient.coalesce().values() : gradient,
-                                   norm_type));
+    out.put(at::linalg_vector_norm(gradient.is_sparse() ? gradient.coalesce().values() : gradient, norm_type));
   }
   return out.take();
 }
@@ -60,8 +59,7 @@ double clip_grad_norm(Model& model, double max_norm, double norm_type) {
     if (is_mine && gradient.defined()) gradient.mul_(coefficient.to(gradient.scalar_type()));
   }
   const auto norm = total.item<double>();
-  if (!std::isfinite(norm))
-    model.nonfinite = "a global norm of the gradients that is not finite";
+  if (!std::isfinite(norm)) model.nonfinite = "a global norm of the gradients that is not finite";
   return norm;
 }
 

@@ -6,12 +6,12 @@
 
 #include "runtime/capture/interceptor.h"
 #include "runtime/device/process_memory.h"
+#include "runtime/exchange/root_cause.h"
 #include "runtime/transport/loopback.h"
 #include "runtime/transport/mpi_transport.h"
-#include "runtime/exchange/root_cause.h"
 #include "smp/engine/groups/made_group.h"
-#include "smp/engine/rank/rank_state.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
+#include "smp/engine/rank/rank_state.h"
 #include "smp/engine/timeline/step_timeline.h"
 #include "smp/init.h"
 
@@ -31,14 +31,13 @@ std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Lau
                       "and rank ", r, ": ", text, ". Give all ranks the same argument and environment.");
   }
   const auto stages = resolved.pipeline_parallel_degree == 0 ? world->size() : resolved.pipeline_parallel_degree;
-  TORCH_CHECK_VALUE(
-      resolved.default_partition < stages, "smp::init: expected default_partition below ",
-      "pipeline_parallel_degree=", stages, ", got ", resolved.default_partition,
-      ". Name a stage from 0 to ", stages - 1, ", or raise pipeline_parallel_degree.");
+  TORCH_CHECK_VALUE(resolved.default_partition < stages, "smp::init: expected default_partition below ",
+                    "pipeline_parallel_degree=", stages, ", got ", resolved.default_partition, ". Name a stage from 0 to ",
+                    stages - 1, ", or raise pipeline_parallel_degree.");
   const auto check_per_rank = [&](const char* key, const std::vector<double>& numbers) {
-    TORCH_CHECK_VALUE(numbers.empty() || static_cast<int64_t>(numbers.size()) == stages,
-                      "smp::init: expected ", key, " to have one number for each of ", stages,
-                      " pipeline ranks, got ", numbers.size(), ". Give ", stages, " numbers or none.");
+    TORCH_CHECK_VALUE(numbers.empty() || static_cast<int64_t>(numbers.size()) == stages, "smp::init: expected ", key,
+                      " to have one number for each of ", stages, " pipeline ranks, got ", numbers.size(), ". Give ", stages,
+                      " numbers or none.");
   };
   check_per_rank("rank_speed", resolved.rank_speed);
   check_per_rank("rank_memory_limit_mb", resolved.rank_memory_limit_mb);
@@ -66,8 +65,7 @@ std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, co
   auto world = runtime::mpi::create({.timeout = timeout_of(config)});
   // Everybody hears of it, so that nobody waits for a rank that has thrown.
   const std::string own = runtime::describe_mismatch(launch, world->rank(), world->size());
-  for (const std::string& complaint : world->all_gather(own))
-    TORCH_CHECK_VALUE(complaint.empty(), complaint);
+  for (const std::string& complaint : world->all_gather(own)) TORCH_CHECK_VALUE(complaint.empty(), complaint);
   return world;
 }
 

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "runtime/exchange/root_cause.h"
+#include "smp/engine/checkpoint/optimizer_state.h"
 #include "smp/engine/conductor.h"
 #include "smp/engine/engine.h"
-#include "smp/engine/checkpoint/optimizer_state.h"
 
 namespace smp::engine {
 namespace {
@@ -30,11 +30,13 @@ std::string why_not(const RankState& rank, const JoinOptions& options) {
 // Of every rank alike, or of one of them.
 void check(const RankState& rank, const JoinOptions& options) {
   runtime::Transport& world = *rank.context.world;
-  const std::string own = std::to_string(options.divide_by_initial_world_size) + std::to_string(options.throw_on_early_termination);
+  const std::string own =
+      std::to_string(options.divide_by_initial_world_size) + std::to_string(options.throw_on_early_termination);
   const std::vector<std::string> all = world.all_gather(own + why_not(rank, options));
   for (size_t r = 0; r < all.size(); ++r) {
     TORCH_CHECK_VALUE(all[r].substr(0, own.size()) == all[0].substr(0, own.size()),
-                      "smp::join: expected the same options on all ranks, got a difference between rank 0 and rank ", r, ".");
+                      "smp::join: expected the same options on all ranks, got a difference between rank 0 and rank ", r,
+                      ".");
     TORCH_CHECK_VALUE(all[r].size() == own.size(), "smp::join: rank ", r, ": ", all[r].substr(own.size()));
   }
 }
@@ -47,7 +49,8 @@ void begin_join(const JoinOptions& options) {
   RankState& rank = rank_state(caller);
   Context& own = rank.context;
   TORCH_CHECK_VALUE(!own.is_in_join, "smp::join: expected a call outside of another join, got one within it.");
-  TORCH_CHECK_VALUE(own.config.parallelism == Parallelism::kManual, "smp::join: expected replicas with batches of their "
+  TORCH_CHECK_VALUE(own.config.parallelism == Parallelism::kManual,
+                    "smp::join: expected replicas with batches of their "
                     "own, got parallelism=auto, where they share each batch. Give pipeline_parallel_degree.");
   check(rank, options);
   if (own.replicas->size() == 1) return;

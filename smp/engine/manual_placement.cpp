@@ -14,7 +14,8 @@ using By = engine::ManualPlacement::By;
 int checked_stage(const char* caller, int stage) {
   const int stages = engine::context(caller).pipeline->size();
   TORCH_CHECK_VALUE(stage >= 0 && stage < stages, caller, ": expected a stage in [0, ", stages,
-                    ") (pipeline_parallel_degree), got ", stage, ". Stages count from 0; use smp::pp_size() or raise the degree.");
+                    ") (pipeline_parallel_degree), got ", stage,
+                    ". Stages count from 0; use smp::pp_size() or raise the degree.");
   return stage;
 }
 
@@ -49,8 +50,7 @@ struct PartitionGuard::State {
 PartitionGuard::PartitionGuard(int stage) {
   const int checked = checked_stage("PartitionGuard", stage);
   // Here it would take the operators away from the recording.
-  engine::refuse_in_body("PartitionGuard",
-                         "Make the guard and the modules in the constructor of the parent module.");
+  engine::refuse_in_body("PartitionGuard", "Make the guard and the modules in the constructor of the parent module.");
   auto& own = engine::context("PartitionGuard");
   state_ = std::make_unique<State>(own.open_guards, own.manual_placement, checked);
 }

@@ -1,5 +1,5 @@
-// Opaque functions as a language gives them: a table of callables by number. Every rank fills its own before steps run, and a
-// graph names a function by its number.
+// Opaque functions as a language gives them: a table of callables by number. Every rank fills its own before steps run, and
+// a graph names a function by its number.
 #pragma once
 
 #include "runtime/capture/opaque.h"

@@ -82,7 +82,10 @@ Results gather_shares(const Results& own, runtime::Transport& replicas) {
   out.put(own.payload);
   std::vector<std::vector<at::Tensor>> tensors(own.tensors.size());
   std::set<std::string> payloads;
-  Results all{.tensors = {}, .values = {}, .payload = own.payload, .num_microbatches = own.num_microbatches * static_cast<size_t>(replicas.size())};
+  Results all{.tensors = {},
+              .values = {},
+              .payload = own.payload,
+              .num_microbatches = own.num_microbatches * static_cast<size_t>(replicas.size())};
   for (const std::string& bytes : replicas.all_gather(out.take())) {
     runtime::read_all(bytes, "results of a replica", [&](runtime::WireReader& in) {
       const auto count = in.get<uint64_t>();
@@ -95,8 +98,11 @@ Results gather_shares(const Results& own, runtime::Transport& replicas) {
       payloads.insert(in.get_string());
     });
   }
-  TORCH_CHECK_VALUE(payloads.size() == 1, "step: expected the body to return the same sizes of containers, keys of maps and "
-                    "filled optionals on all replicas, got ", payloads.size(), " kinds. Return a tensor of zeros where there is "
+  TORCH_CHECK_VALUE(payloads.size() == 1,
+                    "step: expected the body to return the same sizes of containers, keys of maps and "
+                    "filled optionals on all replicas, got ",
+                    payloads.size(),
+                    " kinds. Return a tensor of zeros where there is "
                     "nothing to return.");
   for (auto& gathered : tensors) all.tensors.emplace_back(std::move(gathered));
   return all;
@@ -107,8 +113,9 @@ Results gather_shares(const Results& own, runtime::Transport& replicas) {
 Results run_step(int step_number, const Call& call) {
   RankState& rank = rank_state("step");
   check_outside_hooks(rank);
-  TORCH_CHECK_VALUE(!runtime::ConstructionScope::is_open(), "step: expected all smp::DelayParamInitialization scopes to end ",
-                    "before, got a call inside of one. Put the scope and the making of the modules into braces of their own.");
+  TORCH_CHECK_VALUE(
+      !runtime::ConstructionScope::is_open(), "step: expected all smp::DelayParamInitialization scopes to end ",
+      "before, got a call inside of one. Put the scope and the making of the modules into braces of their own.");
   if (rank.context.body_in_progress == nullptr) {
     call_hooks(rank, [](const Model& model) { model.hooks->call(Moment::kBeforeStep); });
   }

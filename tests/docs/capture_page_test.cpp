@@ -39,8 +39,7 @@ class Job : public testing::Environment {
 Job* const job = static_cast<Job*>(testing::AddGlobalTestEnvironment(new Job));
 
 std::string message_of(const Block& block) {
-  auto step = smp::step(
-      [&](at::Tensor data, at::Tensor target) { return block(*job->model, data, target); });
+  auto step = smp::step([&](at::Tensor data, at::Tensor target) { return block(*job->model, data, target); });
   try {
     step(torch::ones({8, 8}), torch::ones({8, 8}));
   } catch (const c10::Error& error) {
@@ -56,8 +55,7 @@ bool contains(const std::string& message, const std::string& expected) {
   const size_t dots = expected.find("...");
   if (dots == std::string::npos) return message.find(expected) != std::string::npos;
   const size_t head = message.find(expected.substr(0, dots));
-  return head != std::string::npos &&
-         message.find(expected.substr(dots + 3), head) != std::string::npos;
+  return head != std::string::npos && message.find(expected.substr(dots + 3), head) != std::string::npos;
 }
 
 void check_block(const Block& block, const std::string& expected) {

@@ -19,21 +19,15 @@ std::string content_of(const std::string& page) {
 }
 
 void expect_in(const std::string& page, const std::string& table) {
-  EXPECT_NE(content_of(page).find("```text\n" + table), std::string::npos)
-      << "expected in " << page << ":\n"
-      << table;
+  EXPECT_NE(content_of(page).find("```text\n" + table), std::string::npos) << "expected in " << page << ":\n" << table;
 }
 
-std::string table_of_chain(ScheduleKind kind) {
-  return generate({kind}, testing::chain(3), 4).to_table();
-}
+std::string table_of_chain(ScheduleKind kind) { return generate({kind}, testing::chain(3), 4).to_table(); }
 
 TEST(Readme, ShowsTheInterleavedScheduleOfThreeStages) {
   expect_in("README.md", table_of_chain(ScheduleKind::kInterleaved));
 }
-TEST(Readme, ShowsTheSimpleScheduleOfThreeStages) {
-  expect_in("README.md", table_of_chain(ScheduleKind::kSimple));
-}
+TEST(Readme, ShowsTheSimpleScheduleOfThreeStages) { expect_in("README.md", table_of_chain(ScheduleKind::kSimple)); }
 
 TEST(SchedulesPage, ShowsInterleavedOnceAndWithTwoVisits) {
   expect_in("docs/schedules.md", table_of_chain(ScheduleKind::kInterleaved));

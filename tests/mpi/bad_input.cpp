@@ -70,9 +70,7 @@ struct Training {
     model.backward(loss);
     return loss;
   }
-  Tensor step(const Batch& batch) {
-    return train_step(batch.data, batch.words, batch.target).reduce_mean();
-  }
+  Tensor step(const Batch& batch) { return train_step(batch.data, batch.words, batch.target).reduce_mean(); }
   void train(const Batch& batch) {
     optimizer.zero_grad();
     const Tensor loss = step(batch);
@@ -84,25 +82,18 @@ struct Training {
 
   Net net;
   smp::DistributedModel<NetImpl> model{net};
-  smp::DistributedOptimizer<torch::optim::SGD> optimizer{torch::optim::SGD(net->parameters(), 0.1),
-                                                         model};
-  smp::Step<Body> train_step =
-      smp::step(Body([this](const Tensor& data, const Tensor& words, const Tensor& target) {
-        return body(data, words, target);
-      }));
+  smp::DistributedOptimizer<torch::optim::SGD> optimizer{torch::optim::SGD(net->parameters(), 0.1), model};
+  smp::Step<Body> train_step = smp::step(
+      Body([this](const Tensor& data, const Tensor& words, const Tensor& target) { return body(data, words, target); }));
 };
 
 // What is wrong in a training loop.
 
 void indivisible_batch(Training& training) { training.step(Batch(0, 7)); }
 
-void indivisible_batch_on_one_replica(Training& training) {
-  training.step(Batch(0, smp::dp_rank() == 1 ? 7 : kRows));
-}
+void indivisible_batch_on_one_replica(Training& training) { training.step(Batch(0, smp::dp_rank() == 1 ? 7 : kRows)); }
 
-void wrong_partition_of_a_module(Training& training) {
-  smp::set_partition(*training.net->second, 7);
-}
+void wrong_partition_of_a_module(Training& training) { smp::set_partition(*training.net->second, 7); }
 
 void wrong_partition_in_a_guard(Training&) { smp::PartitionGuard guard(-1); }
 
@@ -134,9 +125,8 @@ void ghost_in_a_later_body(Training& training) {
 // Only the leader runs bodies, so only it has a ghost.
 void ghost_after_the_step(Training& training) {
   Tensor kept;
-  training.run(Batch(0), [&](const Tensor& data, const Tensor& words, const Tensor&) {
-    return kept = training.model(data, words);
-  });
+  training.run(Batch(0),
+               [&](const Tensor& data, const Tensor& words, const Tensor&) { return kept = training.model(data, words); });
   if (smp::pp_rank() == 0) kept.mean();
 }
 
@@ -145,8 +135,7 @@ void released_parameter(Training& training) {
 }
 
 void lbfgs(Training& training) {
-  smp::DistributedOptimizer optimizer(torch::optim::LBFGS(training.net->parameters()),
-                                      training.model);
+  smp::DistributedOptimizer optimizer(torch::optim::LBFGS(training.net->parameters()), training.model);
 }
 
 void returns_that_differ(Training& training) {
@@ -193,9 +182,8 @@ void word_out_of_range_on_one_replica(Training& training) {
 
 void different_step_functions(Training& training) {
   if (smp::pp_rank() == 0) smp::step([](const Tensor& data) { return data; });
-  training.run(Batch(0), [&](const Tensor& data, const Tensor& words, const Tensor&) {
-    return training.model(data, words);
-  });
+  training.run(Batch(0),
+               [&](const Tensor& data, const Tensor& words, const Tensor&) { return training.model(data, words); });
 }
 
 void nan_in_the_target(Training& training) {
@@ -255,8 +243,7 @@ void configuration_of_the_environment() { smp::init(); }
 void degree_that_does_not_fit() { smp::init({.pipeline_parallel_degree = 3}); }
 
 void different_configuration_on_two_ranks() {
-  smp::init({.microbatches = std::getenv("OMPI_COMM_WORLD_RANK")[0] == '0' ? 2 : 4,
-             .log_level = smp::LogLevel::kOff});
+  smp::init({.microbatches = std::getenv("OMPI_COMM_WORLD_RANK")[0] == '0' ? 2 : 4, .log_level = smp::LogLevel::kOff});
 }
 
 const std::map<std::string, void (*)()> kStartCases{
@@ -275,8 +262,7 @@ std::string fingerprint(const NamedTensors& parameters) {
     size_t hash = 0;
     for (const Tensor& tensor : {Tensor(parameter), parameter.grad()}) {
       if (!tensor.defined()) continue;
-      const std::string_view bytes(static_cast<const char*>(tensor.const_data_ptr()),
-                                   tensor.nbytes());
+      const std::string_view bytes(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
       hash = hash * 31 + std::hash<std::string_view>()(bytes);
     }
     text += " " + name + "=" + std::to_string(hash);
@@ -285,8 +271,7 @@ std::string fingerprint(const NamedTensors& parameters) {
 }
 
 // Some users catch, some do not.
-void attempt(bool catches, const std::function<void()>& bad,
-             const std::function<NamedTensors()>& parameters) {
+void attempt(bool catches, const std::function<void()>& bad, const std::function<NamedTensors()>& parameters) {
   if (!catches) return bad();
   say(fingerprint(parameters()));
   try {
@@ -318,9 +303,7 @@ int main(int argc, char** argv) {
   for (int step = 0; step < kNumSteps; ++step) {
     const bool is_partitioned = step > 0;
     if (kTrainingCases.count(name) == 1 && (is_partitioned || name != "released_parameter")) {
-      attempt(
-          catches, [&] { kTrainingCases.at(name)(training); },
-          [&] { return training.model.local_named_parameters(); });
+      attempt(catches, [&] { kTrainingCases.at(name)(training); }, [&] { return training.model.local_named_parameters(); });
       net->uses_a_custom_function = false;
     }
     training.train(Batch(step));

@@ -11,8 +11,8 @@
 #include <string>
 #include <thread>
 
-#include "runtime/transport/mpi_transport.h"
 #include "runtime/exchange/root_cause.h"
+#include "runtime/transport/mpi_transport.h"
 
 namespace {
 
@@ -22,9 +22,7 @@ using std::chrono::milliseconds;
 
 constexpr int kNumRounds = 20;
 
-void say(const Transport& world, const std::string& text) {
-  std::printf("say: rank %d %s\n", world.rank(), text.c_str());
-}
+void say(const Transport& world, const std::string& text) { std::printf("say: rank %d %s\n", world.rank(), text.c_str()); }
 
 // A ring in which every rank needs the one before it; `fault` happens in the middle.
 void exchange(Transport& world, const std::function<void()>& fault) {

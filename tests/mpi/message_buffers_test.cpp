@@ -13,7 +13,8 @@
 namespace smp {
 namespace {
 
-constexpr int64_t kMicrobatches = 12, kRows = 64, kSlowWidth = 512, kWidth = 128;  // messages of 32 KB: MPI sends them when they are wanted
+constexpr int64_t kMicrobatches = 12, kRows = 64, kSlowWidth = 512,
+                  kWidth = 128;  // messages of 32 KB: MPI sends them when they are wanted
 constexpr int kUnderMpirun = 0;
 
 void on_ranks(int world, const std::function<void()>& fn) {

@@ -26,19 +26,18 @@ TEST_P(ReplicaProcesses, OverlappedOrNotGiveTheGradientsOfTheUnsplitModel) {
   SplitOptions during = support::kLastOfSeveral;
   during.bucket_bytes = 512;
   during.look = [&] {
-    for (const auto& report : support::stage_reports()) EXPECT_GT(report.num_taped, 0) << model.name << report.stays_on_autograd;
+    for (const auto& report : support::stage_reports())
+      EXPECT_GT(report.num_taped, 0) << model.name << report.stays_on_autograd;
   };
   SplitOptions after = support::kLastOfSeveral;
   after.model.overlapping_allreduce = false;
   const OracleResult want = support::run_unsplit(model, microbatches, during);
   const OracleResult overlapped = support::run_split(model, during);
   const OracleResult at_the_end = support::run_split(model, after);
-  support::expect_bit_equal(overlapped.gradients, at_the_end.gradients,
-                            model.name + ": overlapped");
+  support::expect_bit_equal(overlapped.gradients, at_the_end.gradients, model.name + ": overlapped");
   for (const auto& [name, gradient] : overlapped.gradients) {
     ASSERT_EQ(gradient.defined(), want.gradients.at(name).defined()) << name;
-    if (gradient.defined())
-      support::expect_close(gradient, want.gradients.at(name), 1e-6, model.name + ": " + name);
+    if (gradient.defined()) support::expect_close(gradient, want.gradients.at(name), 1e-6, model.name + ": " + name);
   }
 }
 

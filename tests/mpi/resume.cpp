@@ -17,8 +17,7 @@ struct NetImpl : torch::nn::Module {
     return head(torch::relu(dropout(middle(hidden))));
   }
   torch::nn::Embedding embedding = register_module("embedding", torch::nn::Embedding(11, 8));
-  torch::nn::LSTM lstm =
-      register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(8, 16).batch_first(true)));
+  torch::nn::LSTM lstm = register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(8, 16).batch_first(true)));
   torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(16));
   torch::nn::Dropout dropout = register_module("dropout", torch::nn::Dropout(0.3));
   torch::nn::Linear middle = register_module("middle", torch::nn::Linear(16, 16));

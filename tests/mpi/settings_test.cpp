@@ -30,8 +30,7 @@ std::string value_of(const char* variable) {
   if (MPI_T_cvar_get_index(variable, &index) != MPI_SUCCESS) return "no such variable";
   MPI_Datatype type = MPI_DATATYPE_NULL;
   MPI_T_enum enumeration = MPI_T_ENUM_NULL;
-  MPI_T_cvar_get_info(index, nullptr, &ignored, &ignored, &type, &enumeration, nullptr, &ignored,
-                      &ignored, &ignored);
+  MPI_T_cvar_get_info(index, nullptr, &ignored, &ignored, &type, &enumeration, nullptr, &ignored, &ignored, &ignored);
   MPI_T_cvar_handle handle = MPI_T_CVAR_HANDLE_NULL;
   MPI_T_cvar_handle_alloc(index, nullptr, &handle, &count);
   std::vector<char> bytes(static_cast<size_t>(count) * sizeof(int64_t) + 1);

@@ -25,8 +25,7 @@ struct NetImpl : torch::nn::Module {
     hidden = dropout(torch::relu(first(hidden)));
     return head(dropout(torch::relu(second(hidden))));
   }
-  torch::nn::Embedding embedding =
-      register_module("embedding", torch::nn::Embedding(kVocabulary, kWidth));
+  torch::nn::Embedding embedding = register_module("embedding", torch::nn::Embedding(kVocabulary, kWidth));
   torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(kWidth));
   torch::nn::Linear first = register_module("first", torch::nn::Linear(kWidth, kWidth));
   torch::nn::Linear second = register_module("second", torch::nn::Linear(kWidth, kWidth));
@@ -41,14 +40,13 @@ struct Memory {
 
 Memory memory_now(const examples::TensorMemory& tensors) {
   const auto heap = mallinfo2();
-  return {static_cast<double>(examples::resident_bytes()),
-          static_cast<double>(heap.uordblks + heap.hblkhd),
+  return {static_cast<double>(examples::resident_bytes()), static_cast<double>(heap.uordblks + heap.hblkhd),
           static_cast<double>(tensors.current_bytes())};
 }
 
 void expect_flat(const char* what, double before, double after) {
-  std::printf("rank %d: %s %.0f bytes after %d steps, %.0f after %d\n", smp::rank(), what, before,
-              kFirstLook, after, num_steps);
+  std::printf("rank %d: %s %.0f bytes after %d steps, %.0f after %d\n", smp::rank(), what, before, kFirstLook, after,
+              num_steps);
   EXPECT_LE(std::abs(after - before), kTolerance * before) << what << ", rank " << smp::rank();
 }
 

@@ -20,9 +20,8 @@ using support::SplitOptions;
 using support::ZooModel;
 
 // Half of the zoo: every kind of cut, sharing and hidden state that it has.
-constexpr const char* kModels[] = {"transformer", "gpt",          "unet",
-                                   "lstm",        "convnet",      "two_towers",
-                                   "resnet",      "tuple_output", "several_inputs"};
+constexpr const char* kModels[] = {"transformer", "gpt",    "unet",         "lstm",          "convnet",
+                                   "two_towers",  "resnet", "tuple_output", "several_inputs"};
 
 // Set by --one-ulp-off: the proof that one bit in one gradient of one rank is noticed.
 bool is_one_ulp_off = false;
@@ -31,8 +30,8 @@ bool is_delayed = false;
 
 std::string name_of_setting(const ZooModel& model) {
   const char* schedule = config().pipeline == Pipeline::kSimple ? "simple" : "interleaved";
-  return model.name + ", rank " + std::to_string(rank()) + " of " + std::to_string(size()) +
-         " stages, " + std::to_string(config().microbatches) + " microbatches, " + schedule + ":";
+  return model.name + ", rank " + std::to_string(rank()) + " of " + std::to_string(size()) + " stages, " +
+         std::to_string(config().microbatches) + " microbatches, " + schedule + ":";
 }
 
 void change_one_bit(OracleResult& result) {
@@ -43,10 +42,8 @@ void change_one_bit(OracleResult& result) {
 // Every rank compares the gradients it holds; together they must hold all.
 void expect_all_held(const OracleResult& mine, const OracleResult& whole) {
   for (const auto& [name, gradient] : whole.gradients) {
-    const at::Tensor holds_it =
-        at::tensor(mine.gradients.count(name) == 1 ? 1.0 : 0.0, at::kDouble);
-    EXPECT_GT(all_reduce_mean(holds_it, CommGroup::PP_GROUP).item<double>(), 0)
-        << name << " lives nowhere";
+    const at::Tensor holds_it = at::tensor(mine.gradients.count(name) == 1 ? 1.0 : 0.0, at::kDouble);
+    EXPECT_GT(all_reduce_mean(holds_it, CommGroup::PP_GROUP).item<double>(), 0) << name << " lives nowhere";
   }
 }
 
@@ -65,19 +62,16 @@ TEST_P(SplitProcesses, EqualTheUnsplitModelBitForBit) {
   };
   OracleResult got = support::run_split(made, options);
   expect_all_held(got, want);
-  std::erase_if(want.gradients,
-                [&](const auto& item) { return got.gradients.count(item.first) == 0; });
+  std::erase_if(want.gradients, [&](const auto& item) { return got.gradients.count(item.first) == 0; });
   if (is_one_ulp_off && rank() == size() - 1) change_one_bit(got);
-  support::expect_same_step(got, want, name_of_setting(model),
-                            support::gradient_tolerance(model, size(), options));
+  support::expect_same_step(got, want, name_of_setting(model), support::gradient_tolerance(model, size(), options));
   for (const runtime::StageReport& report : reports) {
     EXPECT_EQ(report.num_taped > 0 && report.stays_on_autograd.empty(), config().stage == StageKind::kTape)
         << name_of_setting(model) << " " << report.stays_on_autograd;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Zoo, SplitProcesses, testing::ValuesIn(kModels),
-                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Zoo, SplitProcesses, testing::ValuesIn(kModels), [](const auto& test) { return test.param; });
 
 }  // namespace
 }  // namespace smp

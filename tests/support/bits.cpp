@@ -29,9 +29,8 @@ std::string shape_difference(const at::Tensor& got, const at::Tensor& want) {
 }
 
 template <class Compare>
-void for_each_name(const std::map<std::string, at::Tensor>& got,
-                   const std::map<std::string, at::Tensor>& want, const std::string& what,
-                   const Compare& compare) {
+void for_each_name(const std::map<std::string, at::Tensor>& got, const std::map<std::string, at::Tensor>& want,
+                   const std::string& what, const Compare& compare) {
   for (const auto& [name, tensor] : want) {
     auto found = got.find(name);
     if (found == got.end()) {
@@ -70,10 +69,9 @@ std::string bit_difference(const at::Tensor& got, const at::Tensor& want) {
   if (differing == 0) return "";
   std::ostringstream text;
   text.precision(9);
-  text << differing << " of " << b.numel() << " elements of " << describe(want)
-       << " differ; the first at flat index " << first << ": expected "
-       << b.view({-1})[first].item().toDouble() << ", got " << a.view({-1})[first].item().toDouble()
-       << "; relative difference " << relative_difference(a, b);
+  text << differing << " of " << b.numel() << " elements of " << describe(want) << " differ; the first at flat index "
+       << first << ": expected " << b.view({-1})[first].item().toDouble() << ", got "
+       << a.view({-1})[first].item().toDouble() << "; relative difference " << relative_difference(a, b);
   return text.str();
 }
 
@@ -82,23 +80,20 @@ void expect_bit_equal(const at::Tensor& got, const at::Tensor& want, const std::
   if (!difference.empty()) ADD_FAILURE() << what << ": " << difference;
 }
 
-void expect_bit_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& want,
-                      const std::string& what) {
+void expect_bit_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& want, const std::string& what) {
   EXPECT_EQ(got.size(), want.size()) << what;
   for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
     expect_bit_equal(got[i], want[i], what + "[" + std::to_string(i) + "]");
   }
 }
 
-void expect_bit_equal(const std::map<std::string, at::Tensor>& got,
-                      const std::map<std::string, at::Tensor>& want, const std::string& what) {
-  for_each_name(got, want, what, [](const auto& a, const auto& b, const std::string& name) {
-    expect_bit_equal(a, b, name);
-  });
+void expect_bit_equal(const std::map<std::string, at::Tensor>& got, const std::map<std::string, at::Tensor>& want,
+                      const std::string& what) {
+  for_each_name(got, want, what,
+                [](const auto& a, const auto& b, const std::string& name) { expect_bit_equal(a, b, name); });
 }
 
-void expect_close(const at::Tensor& got, const at::Tensor& want, double relative,
-                  const std::string& what) {
+void expect_close(const at::Tensor& got, const at::Tensor& want, double relative, const std::string& what) {
   auto shapes = shape_difference(got, want);
   if (!shapes.empty()) {
     ADD_FAILURE() << what << ": " << shapes;
@@ -111,12 +106,10 @@ void expect_close(const at::Tensor& got, const at::Tensor& want, double relative
   }
 }
 
-void expect_close(const std::map<std::string, at::Tensor>& got,
-                  const std::map<std::string, at::Tensor>& want, double relative,
-                  const std::string& what) {
-  for_each_name(got, want, what, [=](const auto& a, const auto& b, const std::string& name) {
-    expect_close(a, b, relative, name);
-  });
+void expect_close(const std::map<std::string, at::Tensor>& got, const std::map<std::string, at::Tensor>& want,
+                  double relative, const std::string& what) {
+  for_each_name(got, want, what,
+                [=](const auto& a, const auto& b, const std::string& name) { expect_close(a, b, relative, name); });
 }
 
 }  // namespace smp::support

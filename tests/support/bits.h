@@ -19,16 +19,13 @@ std::string bit_difference(const at::Tensor& got, const at::Tensor& want);
 double relative_difference(const at::Tensor& got, const at::Tensor& want);
 
 void expect_bit_equal(const at::Tensor& got, const at::Tensor& want, const std::string& what);
-void expect_bit_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& want,
+void expect_bit_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& want, const std::string& what);
+void expect_bit_equal(const std::map<std::string, at::Tensor>& got, const std::map<std::string, at::Tensor>& want,
                       const std::string& what);
-void expect_bit_equal(const std::map<std::string, at::Tensor>& got,
-                      const std::map<std::string, at::Tensor>& want, const std::string& what);
 
 /// Equal sizes and dtype, and relative_difference <= relative.
-void expect_close(const at::Tensor& got, const at::Tensor& want, double relative,
-                  const std::string& what);
-void expect_close(const std::map<std::string, at::Tensor>& got,
-                  const std::map<std::string, at::Tensor>& want, double relative,
-                  const std::string& what);
+void expect_close(const at::Tensor& got, const at::Tensor& want, double relative, const std::string& what);
+void expect_close(const std::map<std::string, at::Tensor>& got, const std::map<std::string, at::Tensor>& want,
+                  double relative, const std::string& what);
 
 }  // namespace smp::support

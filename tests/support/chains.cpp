@@ -15,9 +15,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-int uniform(std::mt19937& random, int low, int high) {
-  return std::uniform_int_distribution<int>(low, high)(random);
-}
+int uniform(std::mt19937& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
 
 void add_random_pins(std::mt19937& random, Chain& chain) {
   const int n = chain.num_operators(), num_stages = chain.num_stages();
@@ -170,8 +168,7 @@ Chain plain_chain(const std::vector<double>& time_us, int num_stages) {
 Chain random_chain(std::mt19937& random, const ChainTraits& traits) {
   const int n = uniform(random, 1, traits.max_operators);
   std::vector<double> time_us(n);
-  for (double& us : time_us)
-    us = uniform(random, 0, 3) ? uniform(random, 0, 20) : uniform(random, 0, 90);
+  for (double& us : time_us) us = uniform(random, 0, 3) ? uniform(random, 0, 20) : uniform(random, 0, 90);
   Chain chain = plain_chain(time_us, uniform(random, 1, traits.max_stages));
   if (traits.has_traffic) add_random_crossings(random, traits.most_readers, chain);
   for (int p = 1; p < n; ++p) {

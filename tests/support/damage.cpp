@@ -16,9 +16,25 @@ namespace smp::support {
 namespace {
 
 constexpr int kMessages = 10000;
-constexpr uint64_t kExtremes[] = {0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, uint64_t{1} << 32,
-                                  uint64_t{1} << 40, uint64_t{1} << 61, uint64_t{1} << 62, ~uint64_t{0} >> 1,
-                                  uint64_t{1} << 63, ~uint64_t{0} - 7, ~uint64_t{0}};
+constexpr uint64_t kExtremes[] = {0,
+                                  1,
+                                  2,
+                                  0x7F,
+                                  0x80,
+                                  0xFF,
+                                  0x7FFF,
+                                  0xFFFF,
+                                  0x7FFFFFFF,
+                                  0x80000000,
+                                  0xFFFFFFFF,
+                                  uint64_t{1} << 32,
+                                  uint64_t{1} << 40,
+                                  uint64_t{1} << 61,
+                                  uint64_t{1} << 62,
+                                  ~uint64_t{0} >> 1,
+                                  uint64_t{1} << 63,
+                                  ~uint64_t{0} - 7,
+                                  ~uint64_t{0}};
 
 class Damage {
  public:
@@ -65,7 +81,8 @@ class Damage {
 
   void overwrite(std::string& message, size_t at, size_t num_bytes) {
     const uint64_t number = kExtremes[below(std::size(kExtremes))];
-    if (message.size() >= num_bytes) std::memcpy(message.data() + std::min(at, message.size() - num_bytes), &number, num_bytes);
+    if (message.size() >= num_bytes)
+      std::memcpy(message.data() + std::min(at, message.size() - num_bytes), &number, num_bytes);
   }
 
   const std::vector<std::string>& corpus_;
@@ -90,7 +107,9 @@ bool is_of_smp(const c10::Error& error) {
 
 std::string refusal_of(const Decoder& decoder, std::string_view message) {
   std::string refusal;
-  const auto fail = [&](const std::string& what) { ADD_FAILURE() << decoder.name << ": " << what << " for " << hexadecimal(message); };
+  const auto fail = [&](const std::string& what) {
+    ADD_FAILURE() << decoder.name << ": " << what << " for " << hexadecimal(message);
+  };
   const int64_t asked_for = bytes_asked_for([&] {
     try {
       decoder.decode(message);
@@ -103,7 +122,8 @@ std::string refusal_of(const Decoder& decoder, std::string_view message) {
     }
   });
   if (asked_for > most_bytes_for(message.size())) {
-    fail("expected at most " + std::to_string(most_bytes_for(message.size())) + " bytes of memory, got " + std::to_string(asked_for));
+    fail("expected at most " + std::to_string(most_bytes_for(message.size())) + " bytes of memory, got " +
+         std::to_string(asked_for));
   }
   return refusal;
 }
@@ -115,7 +135,8 @@ void expect_survives_damage(const Decoder& decoder) {
   }
   Damage damage(decoder.corpus);
   int refused = 0;
-  for (int i = 0; i < kMessages && !::testing::Test::HasFailure(); ++i) refused += refusal_of(decoder, damage.next()).empty() ? 0 : 1;
+  for (int i = 0; i < kMessages && !::testing::Test::HasFailure(); ++i)
+    refused += refusal_of(decoder, damage.next()).empty() ? 0 : 1;
   EXPECT_TRUE(refused > 0 || ::testing::Test::HasFailure()) << decoder.name;
 }
 

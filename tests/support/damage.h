@@ -21,8 +21,8 @@ constexpr int64_t most_bytes_for(size_t message_bytes) {
   return kConstant + kPerByte * static_cast<int64_t>(message_bytes);
 }
 
-/// GoogleTest failures unless decode() reads the corpus, and refuses it with a byte behind it; and unless, of 10000 messages that
-/// are damaged in any way, it reads or refuses each with an error of smp's, and asks for no more than most_bytes_for().
+/// GoogleTest failures unless decode() reads the corpus, and refuses it with a byte behind it; and unless, of 10000 messages
+/// that are damaged in any way, it reads or refuses each with an error of smp's, and asks for no more than most_bytes_for().
 void expect_survives_damage(const Decoder& decoder);
 
 /// One call of decode() under the same rules. The text of the error; "" where it reads the message.

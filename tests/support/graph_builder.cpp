@@ -15,8 +15,7 @@ using partitioner::ValueRef;
 
 namespace {
 
-Value make_value(ValueKind kind, const std::string& name, const TensorSpec& spec,
-                 int32_t storage = -1) {
+Value make_value(ValueKind kind, const std::string& name, const TensorSpec& spec, int32_t storage = -1) {
   Value value;
   value.kind = kind;
   value.name = name;
@@ -40,8 +39,7 @@ partitioner::ValueId GraphBuilder::add_value(Value value) {
   return static_cast<ValueId>(graph_.values.size()) - 1;
 }
 
-partitioner::ValueId GraphBuilder::add_node(const std::string& op,
-                                            const std::vector<ValueId>& arguments, Value output) {
+partitioner::ValueId GraphBuilder::add_node(const std::string& op, const std::vector<ValueId>& arguments, Value output) {
   Node node;
   node.op = op;
   for (ValueId id : arguments) {
@@ -56,9 +54,8 @@ partitioner::ValueId GraphBuilder::add_node(const std::string& op,
 }
 
 partitioner::ValueId GraphBuilder::input(const Sizes& sizes, c10::ScalarType dtype) {
-  const ValueId id =
-      add_value(make_value(ValueKind::kInput, "input." + std::to_string(graph_.inputs.size()),
-                           contiguous_spec(sizes, dtype)));
+  const ValueId id = add_value(
+      make_value(ValueKind::kInput, "input." + std::to_string(graph_.inputs.size()), contiguous_spec(sizes, dtype)));
   graph_.inputs.push_back(id);
   return id;
 }
@@ -79,30 +76,24 @@ partitioner::ValueId GraphBuilder::constant(const Sizes& sizes, bool is_wrapped_
   return add_value(std::move(value));
 }
 
-partitioner::ValueId GraphBuilder::op(const std::string& op, const std::vector<ValueId>& arguments,
-                                      const Sizes& sizes) {
+partitioner::ValueId GraphBuilder::op(const std::string& op, const std::vector<ValueId>& arguments, const Sizes& sizes) {
   return add_node(op, arguments, make_value(ValueKind::kResult, "", contiguous_spec(sizes)));
 }
 
-partitioner::ValueId GraphBuilder::view(const std::string& op, ValueId base,
-                                        const TensorSpec& spec) {
-  return add_node(op, {base},
-                  make_value(ValueKind::kResult, "", spec, graph_.values[base].storage));
+partitioner::ValueId GraphBuilder::view(const std::string& op, ValueId base, const TensorSpec& spec) {
+  return add_node(op, {base}, make_value(ValueKind::kResult, "", spec, graph_.values[base].storage));
 }
 
-partitioner::ValueId GraphBuilder::in_place(const std::string& op, ValueId target,
-                                            const std::vector<ValueId>& others) {
+partitioner::ValueId GraphBuilder::in_place(const std::string& op, ValueId target, const std::vector<ValueId>& others) {
   std::vector<ValueId> arguments = others;
   arguments.insert(arguments.begin(), target);
   const Value base = graph_.values[target];
-  const ValueId id =
-      add_node(op, arguments, make_value(ValueKind::kResult, "", base.spec, base.storage));
+  const ValueId id = add_node(op, arguments, make_value(ValueKind::kResult, "", base.spec, base.storage));
   graph_.nodes.back().written_storages = {base.storage};
   return id;
 }
 
-partitioner::ValueId GraphBuilder::linear(ValueId input, const std::string& name,
-                                          int64_t features) {
+partitioner::ValueId GraphBuilder::linear(ValueId input, const std::string& name, int64_t features) {
   const int64_t in_features = graph_.values[input].spec.sizes.back();
   const ValueId weight = parameter(name + ".weight", {features, in_features});
   const ValueId bias = parameter(name + ".bias", {features});
@@ -119,16 +110,13 @@ partitioner::ValueId GraphBuilder::linear_with(ValueId input, ValueId weight) {
   return op("aten::linear", {input, weight}, sizes);
 }
 
-partitioner::ValueId GraphBuilder::relu(ValueId input) {
-  return op("aten::relu", {input}, graph_.values[input].spec.sizes);
-}
+partitioner::ValueId GraphBuilder::relu(ValueId input) { return op("aten::relu", {input}, graph_.values[input].spec.sizes); }
 
 partitioner::ValueId GraphBuilder::batch_norm(ValueId input, const std::string& name) {
   const int64_t channels = graph_.values[input].spec.sizes[1];
   const ValueId weight = parameter(name + ".weight", {channels});
   const ValueId mean = buffer(name + ".running_mean", {channels});
-  const ValueId output =
-      op("aten::batch_norm", {input, weight, mean}, graph_.values[input].spec.sizes);
+  const ValueId output = op("aten::batch_norm", {input, weight, mean}, graph_.values[input].spec.sizes);
   graph_.nodes.back().written_storages = {graph_.values[mean].storage};
   graph_.nodes.back().module = name;
   return output;

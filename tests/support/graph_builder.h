@@ -51,14 +51,12 @@ class GraphBuilder {
 
  private:
   ValueId add_value(partitioner::Value value);
-  ValueId add_node(const std::string& op, const std::vector<ValueId>& arguments,
-                   partitioner::Value output);
+  ValueId add_node(const std::string& op, const std::vector<ValueId>& arguments, partitioner::Value output);
 
   partitioner::Graph graph_;
   int32_t num_storages_ = 0;
 };
 
-partitioner::TensorSpec contiguous_spec(const std::vector<int64_t>& sizes,
-                                        c10::ScalarType dtype = c10::ScalarType::Float);
+partitioner::TensorSpec contiguous_spec(const std::vector<int64_t>& sizes, c10::ScalarType dtype = c10::ScalarType::Float);
 
 }  // namespace smp::testing

@@ -6,8 +6,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/transport/error.h"
 #include "runtime/exchange/root_cause.h"
+#include "runtime/transport/error.h"
 
 namespace smp::tests {
 namespace {
@@ -24,8 +24,7 @@ bool is_of_another_rank(const std::exception_ptr& error) {
 
 }  // namespace
 
-void run_ranks(int num_ranks, const std::function<void(runtime::Transport&)>& fn,
-               std::chrono::milliseconds timeout) {
+void run_ranks(int num_ranks, const std::function<void(runtime::Transport&)>& fn, std::chrono::milliseconds timeout) {
   runtime::LoopbackWorld world(num_ranks, timeout);
   std::mutex mutex;
   std::exception_ptr first, first_cause;  // a rank may hear of an error before the failed one has left its call

@@ -23,8 +23,6 @@ std::string message_of(const std::function<void()>& call) {
   return "";
 }
 
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace smp::support

@@ -12,8 +12,8 @@
 
 namespace smp::support {
 
-std::shared_ptr<torch::nn::Module> build_seeded(
-    uint64_t seed, const std::function<std::shared_ptr<torch::nn::Module>()>& build) {
+std::shared_ptr<torch::nn::Module> build_seeded(uint64_t seed,
+                                                const std::function<std::shared_ptr<torch::nn::Module>()>& build) {
   runtime::UserRandomStateScope user;
   // Held while building: an initialiser that draws between another thread's reseed and its operator
   // would change that operator's numbers.
@@ -21,16 +21,11 @@ std::shared_ptr<torch::nn::Module> build_seeded(
   return build();
 }
 
-InputSource::InputSource(uint64_t seed)
-    : generator_(at::make_generator<at::CPUGeneratorImpl>(seed)) {}
+InputSource::InputSource(uint64_t seed) : generator_(at::make_generator<at::CPUGeneratorImpl>(seed)) {}
 
-at::Tensor InputSource::normal(at::IntArrayRef sizes) {
-  return at::randn(sizes, generator_, at::TensorOptions(at::kFloat));
-}
+at::Tensor InputSource::normal(at::IntArrayRef sizes) { return at::randn(sizes, generator_, at::TensorOptions(at::kFloat)); }
 
-at::Tensor InputSource::uniform(at::IntArrayRef sizes) {
-  return at::rand(sizes, generator_, at::TensorOptions(at::kFloat));
-}
+at::Tensor InputSource::uniform(at::IntArrayRef sizes) { return at::rand(sizes, generator_, at::TensorOptions(at::kFloat)); }
 
 at::Tensor InputSource::integers(int64_t high, at::IntArrayRef sizes) {
   return at::randint(high, sizes, generator_, at::TensorOptions(at::kLong));

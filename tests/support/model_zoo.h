@@ -19,8 +19,8 @@ namespace smp::support {
 
 /// What a step body makes of one microbatch.
 struct BodyResult {
-  at::Tensor loss;                  // scalar
-  std::vector<at::Tensor> outputs;  // further values that the body returns; some are integers
+  at::Tensor loss;                        // scalar
+  std::vector<at::Tensor> outputs;        // further values that the body returns; some are integers
   std::vector<at::Tensor> more_losses{};  // scalars with a backward of their own, after that of `loss`
 };
 
@@ -35,11 +35,9 @@ struct ZooModel {
   /// Step arguments (inputs, then targets), contiguous, from a generator of their own.
   std::function<std::vector<at::Tensor>(int64_t batch, uint64_t seed)> make_inputs;
   /// Calls the module's own forward on one microbatch of the step arguments.
-  std::function<std::vector<at::Tensor>(torch::nn::Module&, const std::vector<at::Tensor>&)>
-      forward;
+  std::function<std::vector<at::Tensor>(torch::nn::Module&, const std::vector<at::Tensor>&)> forward;
   /// The rest of the body: losses over the model's outputs and the same microbatch.
-  std::function<BodyResult(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>&)>
-      loss;
+  std::function<BodyResult(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>&)> loss;
 
   bool has_random = false;  // draws random numbers in training mode
   /// Some parameter is used at more than one place, by one module called twice or by two modules.

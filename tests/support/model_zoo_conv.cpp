@@ -68,8 +68,7 @@ struct BasicBlock : nn::Module {
     conv2 = register_module("conv2", conv3x3(out, out));
     norm2 = register_module("norm2", nn::BatchNorm2d(out));
     if (in == out) return;
-    shortcut = register_module(
-        "shortcut", nn::Conv2d(nn::Conv2dOptions(in, out, 1).stride(stride).bias(false)));
+    shortcut = register_module("shortcut", nn::Conv2d(nn::Conv2dOptions(in, out, 1).stride(stride).bias(false)));
     shortcut_norm = register_module("shortcut_norm", nn::BatchNorm2d(out));
   }
   at::Tensor forward(const at::Tensor& x) {
@@ -109,9 +108,7 @@ ZooModel resnet() {
       .name = "resnet",
       .make = maker<ResNet>(),
       .make_inputs = images_and_classes,
-      .forward = [](nn::Module& net, const auto& in) -> std::vector<at::Tensor> {
-        return {as<ResNet>(net).forward(in[0])};
-      },
+      .forward = [](nn::Module& net, const auto& in) -> std::vector<at::Tensor> { return {as<ResNet>(net).forward(in[0])}; },
       .loss = classification,
       .rows_are_independent = false,
   };
@@ -141,10 +138,9 @@ struct UNet : nn::Module {
     auto skip1 = torch::relu(norm1(down1(torch::max_pool2d(skip0, 2))));
     auto low = torch::relu(bottom(torch::avg_pool2d(skip1, 2)));
     auto middle = torch::relu(up1(torch::cat({grow(low), skip1}, 1)));
-    auto high = F::interpolate(middle, F::InterpolateFuncOptions()
-                                           .scale_factor(std::vector<double>{2.0, 2.0})
-                                           .mode(torch::kBilinear)
-                                           .align_corners(false));
+    auto high = F::interpolate(
+        middle,
+        F::InterpolateFuncOptions().scale_factor(std::vector<double>{2.0, 2.0}).mode(torch::kBilinear).align_corners(false));
     return head(torch::relu(up0(torch::cat({high, skip0}, 1))));
   }
 };
@@ -157,15 +153,11 @@ ZooModel unet() {
         auto image = InputSource(seed).normal({batch, 1, 8, 8});
         return {image, image.gt(0.5).to(torch::kFloat)};
       },
-      .forward = [](nn::Module& net, const auto& in) -> std::vector<at::Tensor> {
-        return {as<UNet>(net).forward(in[0])};
-      },
+      .forward = [](nn::Module& net, const auto& in) -> std::vector<at::Tensor> { return {as<UNet>(net).forward(in[0])}; },
       .loss = [](const auto& out, const auto& in) -> BodyResult {
         auto mask = torch::sigmoid(out[0]);
-        auto overlap = (2 * (mask * in[1]).sum({1, 2, 3}) + 1) /
-                       (mask.sum({1, 2, 3}) + in[1].sum({1, 2, 3}) + 1);
-        return {torch::binary_cross_entropy_with_logits(out[0], in[1]) + (1 - overlap).mean(),
-                {mask}};
+        auto overlap = (2 * (mask * in[1]).sum({1, 2, 3}) + 1) / (mask.sum({1, 2, 3}) + in[1].sum({1, 2, 3}) + 1);
+        return {torch::binary_cross_entropy_with_logits(out[0], in[1]) + (1 - overlap).mean(), {mask}};
       },
   };
 }

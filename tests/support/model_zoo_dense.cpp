@@ -23,9 +23,7 @@ ZooModel mlp() {
         InputSource from(seed);
         return {from.normal({batch, 16}), from.integers(10, {batch})};
       },
-      .forward = [](nn::Module& net, const auto& in) -> std::vector<at::Tensor> {
-        return {as<Mlp>(net).forward(in[0])};
-      },
+      .forward = [](nn::Module& net, const auto& in) -> std::vector<at::Tensor> { return {as<Mlp>(net).forward(in[0])}; },
       .loss = [](const auto& out, const auto& in) -> BodyResult {
         return {torch::nll_loss(out[0], in[1]), {out[0], out[0].argmax(1).eq(in[1]).sum()}};
       },
@@ -142,8 +140,8 @@ ZooModel several_inputs() {
       .make = maker<Recommender>(),
       .make_inputs = [](int64_t batch, uint64_t seed) -> std::vector<at::Tensor> {
         InputSource from(seed);
-        return {from.integers(30, {batch, 7}), from.normal({batch, 6}),
-                from.uniform({batch, 7}).lt(0.8), from.integers(2, {batch, 7}).to(torch::kFloat)};
+        return {from.integers(30, {batch, 7}), from.normal({batch, 6}), from.uniform({batch, 7}).lt(0.8),
+                from.integers(2, {batch, 7}).to(torch::kFloat)};
       },
       .forward = [](nn::Module& net, const auto& in) -> std::vector<at::Tensor> {
         return {as<Recommender>(net).forward(in[0], in[1], in[2])};

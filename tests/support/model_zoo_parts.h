@@ -20,14 +20,13 @@ void add_text_models(std::vector<ZooModel>& zoo);
 void add_vision_models(std::vector<ZooModel>& zoo);
 
 /// Runs `build` with the default CPU generator seeded and held.
-std::shared_ptr<torch::nn::Module> build_seeded(
-    uint64_t seed, const std::function<std::shared_ptr<torch::nn::Module>()>& build);
+std::shared_ptr<torch::nn::Module> build_seeded(uint64_t seed,
+                                                const std::function<std::shared_ptr<torch::nn::Module>()>& build);
 
 template <class Net>
 std::function<std::shared_ptr<torch::nn::Module>(uint64_t)> maker() {
   return [](uint64_t seed) {
-    return build_seeded(
-        seed, []() -> std::shared_ptr<torch::nn::Module> { return std::make_shared<Net>(); });
+    return build_seeded(seed, []() -> std::shared_ptr<torch::nn::Module> { return std::make_shared<Net>(); });
   };
 }
 

@@ -20,8 +20,7 @@ std::vector<at::Tensor> tokens_and_next_tokens(int64_t batch, uint64_t seed) {
 
 // out[0]: [batch, tokens, vocabulary]; in[1]: [batch, tokens]
 BodyResult next_token_loss(const std::vector<at::Tensor>& out, const std::vector<at::Tensor>& in) {
-  return {F::cross_entropy(out[0].reshape({-1, kVocab}), in[1].reshape({-1})),
-          {out[0].argmax(2).eq(in[1]).sum(1)}};
+  return {F::cross_entropy(out[0].reshape({-1, kVocab}), in[1].reshape({-1})), {out[0].argmax(2).eq(in[1]).sum(1)}};
 }
 
 template <class Net>
@@ -30,9 +29,7 @@ ZooModel language_model(std::string name) {
       .name = std::move(name),
       .make = maker<Net>(),
       .make_inputs = tokens_and_next_tokens,
-      .forward = [](nn::Module& net, const auto& in) -> std::vector<at::Tensor> {
-        return {as<Net>(net).forward(in[0])};
-      },
+      .forward = [](nn::Module& net, const auto& in) -> std::vector<at::Tensor> { return {as<Net>(net).forward(in[0])}; },
       .loss = next_token_loss,
       .has_random = true,
   };
@@ -73,11 +70,9 @@ struct EncoderModel : nn::Module {
   at::Tensor position;
   EncoderModel() {
     register_module("embedding", embedding);
-    auto layer = nn::TransformerEncoderLayer(
-        nn::TransformerEncoderLayerOptions(kWidth, 2).dim_feedforward(32).dropout(0.2));
-    encoder = register_module("encoder",
-                              nn::TransformerEncoder(nn::TransformerEncoderOptions(layer, 3).norm(
-                                  nn::AnyModule(nn::LayerNorm(nn::LayerNormOptions({kWidth}))))));
+    auto layer = nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(kWidth, 2).dim_feedforward(32).dropout(0.2));
+    encoder = register_module("encoder", nn::TransformerEncoder(nn::TransformerEncoderOptions(layer, 3).norm(
+                                             nn::AnyModule(nn::LayerNorm(nn::LayerNormOptions({kWidth}))))));
     register_module("decoder", decoder);
     position = register_buffer("position", sinusoids());
   }
@@ -92,8 +87,7 @@ struct EncoderModel : nn::Module {
 // plain member.
 struct TranslationModel : nn::Module {
   nn::Embedding source{kVocab, kWidth}, target{kVocab, kWidth};
-  nn::Transformer transformer{
-      nn::TransformerOptions(kWidth, 2, 2, 2).dim_feedforward(24).dropout(0.1)};
+  nn::Transformer transformer{nn::TransformerOptions(kWidth, 2, 2, 2).dim_feedforward(24).dropout(0.1)};
   nn::Linear generator{kWidth, kVocab};
   at::Tensor position = sinusoids();
   TranslationModel() {
@@ -106,8 +100,7 @@ struct TranslationModel : nn::Module {
     auto source_tokens = source(from.t()) + position;
     auto target_tokens = target(to.t()) + position;
     auto mask = nn::TransformerImpl::generate_square_subsequent_mask(to.size(1));
-    return generator(transformer(source_tokens, target_tokens, /*src_mask=*/at::Tensor(), mask))
-        .transpose(0, 1);
+    return generator(transformer(source_tokens, target_tokens, /*src_mask=*/at::Tensor(), mask)).transpose(0, 1);
   }
 };
 
@@ -144,8 +137,8 @@ struct GptBlock : nn::Module {
   at::Tensor attend(const at::Tensor& x) {
     auto parts = query_key_value(x).chunk(3, -1);
     for (auto& part : parts) part = part.unflatten(-1, {2, -1}).transpose(1, 2);
-    auto y = torch::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{},
-                                                 is_training() ? 0.1 : 0.0, /*is_causal=*/true);
+    auto y = torch::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{}, is_training() ? 0.1 : 0.0,
+                                                 /*is_causal=*/true);
     return project(y.transpose(1, 2).reshape(x.sizes()));
   }
   at::Tensor forward(const at::Tensor& x) {

@@ -50,8 +50,7 @@ ZooModel two_towers() {
       },
       // Contrastive: row i of one side belongs to row i of the other.
       .loss = [](const auto& out, const auto&) -> BodyResult {
-        auto partner =
-            torch::arange(out[0].size(0), torch::dtype(torch::kLong).device(out[0].device()));
+        auto partner = torch::arange(out[0].size(0), torch::dtype(torch::kLong).device(out[0].device()));
         return {(F::cross_entropy(out[0], partner) + F::cross_entropy(out[0].t(), partner)) / 2,
                 {out[0].argmax(1).eq(partner).sum()}};
       },
@@ -104,8 +103,7 @@ ZooModel shared_weight_towers() {
         return {query, document};
       },
       .loss = [](const auto& out, const auto& in) -> BodyResult {
-        return {torch::cosine_embedding_loss(out[0], out[1], in[2], 0.1),
-                {torch::cosine_similarity(out[0], out[1])}};
+        return {torch::cosine_embedding_loss(out[0], out[1], in[2], 0.1), {torch::cosine_similarity(out[0], out[1])}};
       },
       .has_tied_weights = true,
   };

@@ -12,8 +12,7 @@ namespace F = torch::nn::functional;
 constexpr int64_t kClasses = 6;
 
 BodyResult smoothed_classification(const std::vector<at::Tensor>& out, const std::vector<at::Tensor>& in) {
-  return {F::cross_entropy(out[0], in[1], F::CrossEntropyFuncOptions().label_smoothing(0.1)),
-          {out[0], out[0].argmax(1)}};
+  return {F::cross_entropy(out[0], in[1], F::CrossEntropyFuncOptions().label_smoothing(0.1)), {out[0], out[0].argmax(1)}};
 }
 
 struct VitBlock : nn::Module {
@@ -150,9 +149,7 @@ ZooModel image_model(std::string name, bool has_random) {
       .name = std::move(name),
       .make = maker<Net>(),
       .make_inputs = images_and_classes,
-      .forward = [](nn::Module& net, const auto& in) -> std::vector<at::Tensor> {
-        return {as<Net>(net).forward(in[0])};
-      },
+      .forward = [](nn::Module& net, const auto& in) -> std::vector<at::Tensor> { return {as<Net>(net).forward(in[0])}; },
       .loss = smoothed_classification,
       .has_random = has_random,
   };

@@ -31,8 +31,8 @@ class Reseeder : public runtime::Interceptor {
   uint64_t next_ordinal_ = 0;
 };
 
-BodyResult run_body(const ZooModel& model, torch::nn::Module& module,
-                    const std::vector<at::Tensor>& microbatch, runtime::RandomState state) {
+BodyResult run_body(const ZooModel& model, torch::nn::Module& module, const std::vector<at::Tensor>& microbatch,
+                    runtime::RandomState state) {
   Reseeder reseeder(state);
   runtime::InterceptScope scope(reseeder);
   return model.body(module, microbatch);
@@ -40,12 +40,10 @@ BodyResult run_body(const ZooModel& model, torch::nn::Module& module,
 
 }  // namespace
 
-std::vector<std::vector<at::Tensor>> split_batch(const std::vector<at::Tensor>& full_batch,
-                                                 int microbatches) {
+std::vector<std::vector<at::Tensor>> split_batch(const std::vector<at::Tensor>& full_batch, int microbatches) {
   std::vector<std::vector<at::Tensor>> result(microbatches);
   for (const auto& argument : full_batch) {
-    TORCH_CHECK_VALUE(argument.size(0) % microbatches == 0,
-                      "oracle: expected a batch divisible by ", microbatches, ", got ",
+    TORCH_CHECK_VALUE(argument.size(0) % microbatches == 0, "oracle: expected a batch divisible by ", microbatches, ", got ",
                       argument.size(0));
     const int64_t rows = argument.size(0) / microbatches;
     for (int m = 0; m < microbatches; ++m) {
@@ -77,9 +75,8 @@ std::map<std::string, at::Tensor> copy_buffers(const torch::nn::Module& module) 
   return buffers;
 }
 
-OracleResult run_oracle(const ZooModel& model, torch::nn::Module& module,
-                        const std::vector<at::Tensor>& full_batch, int microbatches,
-                        RandomOptions random, bool training) {
+OracleResult run_oracle(const ZooModel& model, torch::nn::Module& module, const std::vector<at::Tensor>& full_batch,
+                        int microbatches, RandomOptions random, bool training) {
   runtime::UserRandomStateScope user;
   at::AutoGradMode grad_mode(training);
   module.train(training);
@@ -108,8 +105,7 @@ void expect_same_step(const OracleResult& got, const OracleResult& want, const s
   expect_bit_equal(got.losses, want.losses, what + " loss");
   EXPECT_EQ(got.outputs.size(), want.outputs.size()) << what;
   for (size_t m = 0; m < std::min(got.outputs.size(), want.outputs.size()); ++m) {
-    expect_bit_equal(got.outputs[m], want.outputs[m],
-                     what + " microbatch " + std::to_string(m) + " output");
+    expect_bit_equal(got.outputs[m], want.outputs[m], what + " microbatch " + std::to_string(m) + " output");
   }
   expect_bit_equal(got.buffers, want.buffers, what + " buffer");
   if (relative_gradients == 0.0) {

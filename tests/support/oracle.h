@@ -24,23 +24,20 @@ struct RandomOptions {
 struct OracleResult {
   std::vector<at::Tensor> losses;                // one per microbatch, not divided by their number
   std::vector<std::vector<at::Tensor>> outputs;  // outputs[m]: BodyResult::outputs of microbatch m
-  std::map<std::string, at::Tensor>
-      gradients;  // by qualified parameter name; undefined where there is none
-  std::map<std::string, at::Tensor> buffers;  // by qualified name, after the step
+  std::map<std::string, at::Tensor> gradients;   // by qualified parameter name; undefined where there is none
+  std::map<std::string, at::Tensor> buffers;     // by qualified name, after the step
 };
 
 /// Cuts every tensor along dimension 0 into equal microbatches in fresh storage:
 /// result[m][argument]. Throws c10::ValueError if `microbatches` does not divide a size.
-std::vector<std::vector<at::Tensor>> split_batch(const std::vector<at::Tensor>& full_batch,
-                                                 int microbatches);
+std::vector<std::vector<at::Tensor>> split_batch(const std::vector<at::Tensor>& full_batch, int microbatches);
 
 /// One step of `model` on `module`: for each microbatch in order the body with every random
 /// operator reseeded, then (loss / microbatches).backward() for each of its losses, which adds to the
 /// gradients that are there. With training=false the module is in evaluation mode and no gradient is computed. Leaves
 /// the user's random state as it was.
-OracleResult run_oracle(const ZooModel& model, torch::nn::Module& module,
-                        const std::vector<at::Tensor>& full_batch, int microbatches,
-                        RandomOptions random, bool training);
+OracleResult run_oracle(const ZooModel& model, torch::nn::Module& module, const std::vector<at::Tensor>& full_batch,
+                        int microbatches, RandomOptions random, bool training);
 
 /// The module's gradients and buffers as they are now, copied.
 std::map<std::string, at::Tensor> copy_gradients(const torch::nn::Module& module);

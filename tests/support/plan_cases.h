@@ -25,8 +25,7 @@ inline std::string refusal_of(const std::function<void()>& call) {
 inline partitioner::Graph mlp(int layers) {
   GraphBuilder g;
   partitioner::ValueId x = g.input({128, 64});
-  for (int i = 0; i < layers; ++i)
-    x = g.relu(g.linear(x, std::string("layers.").append(std::to_string(i)), 64));
+  for (int i = 0; i < layers; ++i) x = g.relu(g.linear(x, std::string("layers.").append(std::to_string(i)), 64));
   return g.build(g.sum(x));
 }
 

@@ -38,8 +38,7 @@ Profile::Node parse_node(const std::string& line) {
 }
 
 /// Depth-first in reverse, so that branches stay together, as a program would execute them.
-std::vector<int> topological_order(const std::map<int, Profile::Node>& nodes,
-                                   const IdEdges& edges) {
+std::vector<int> topological_order(const std::map<int, Profile::Node>& nodes, const IdEdges& edges) {
   std::map<int, int> missing_inputs;
   for (const auto& [id, node] : nodes) missing_inputs[id] = 0;
   for (const auto& [from, to] : edges) ++missing_inputs.at(to);
@@ -63,8 +62,7 @@ std::vector<int> topological_order(const std::map<int, Profile::Node>& nodes,
 
 Profile read_profile(const std::string& path) {
   std::ifstream file(path);
-  const std::regex node_line("node(\\d+) -- .* -- .*"),
-      edge_line("\\s+node(\\d+) -- node(\\d+)\\s*");
+  const std::regex node_line("node(\\d+) -- .* -- .*"), edge_line("\\s+node(\\d+) -- node(\\d+)\\s*");
   std::map<int, Profile::Node> nodes;
   IdEdges edges;
   std::smatch match;
@@ -82,8 +80,7 @@ Profile read_profile(const std::string& path) {
     position[id] = static_cast<int>(profile.nodes.size());
     profile.nodes.push_back(nodes.at(id));
   }
-  for (const auto& [from, to] : edges)
-    profile.edges.emplace_back(position.at(from), position.at(to));
+  for (const auto& [from, to] : edges) profile.edges.emplace_back(position.at(from), position.at(to));
   return profile;
 }
 

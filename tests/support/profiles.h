@@ -25,8 +25,8 @@ struct Profile {
 /// Throws c10::ValueError for a file that is missing, empty or has a cycle.
 Profile read_profile(const std::string& path);
 
-/// Messages, forward and backward, take their bytes at `gigabytes_per_second`. Activations are not counted as memory: in these files they are outputs, not what
-/// autograd saves.
+/// Messages, forward and backward, take their bytes at `gigabytes_per_second`. Activations are not counted as memory: in
+/// these files they are outputs, not what autograd saves.
 partitioner::Chain chain_of(const Profile& profile, int num_stages, double gigabytes_per_second);
 
 }  // namespace smp::testing

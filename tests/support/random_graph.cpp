@@ -130,12 +130,9 @@ class Generator {
   }
 
   void add_layer(int a) {
-    const int64_t width = pool_[a].shape == Shape::kTall   ? 2
-                          : pool_[a].shape == Shape::kHalf ? 4
-                                                           : 8;
+    const int64_t width = pool_[a].shape == Shape::kTall ? 2 : pool_[a].shape == Shape::kHalf ? 4 : 8;
     Operation operation{.kind = Kind::kLinear, .a = a};
-    for (int i = 0; options_.with_tied_weights && i < static_cast<int>(program_.layers.size());
-         ++i) {
+    for (int i = 0; options_.with_tied_weights && i < static_cast<int>(program_.layers.size()); ++i) {
       if (program_.layers[i] == width && pick(2) == 0) operation.layer = i;
     }
     if (operation.layer < 0) {
@@ -148,8 +145,7 @@ class Generator {
   }
 
   void add_elementwise(int a) {
-    static constexpr Kind kKinds[] = {Kind::kTanh, Kind::kGelu, Kind::kNorm, Kind::kScale,
-                                      Kind::kDropout};
+    static constexpr Kind kKinds[] = {Kind::kTanh, Kind::kGelu, Kind::kNorm, Kind::kScale, Kind::kDropout};
     const Kind kind = kKinds[pick(options_.with_dropout ? 5 : 4)];
     program_.operations.push_back({.kind = kind, .a = a});
     if (kind == Kind::kGelu || kind == Kind::kNorm) saved(a);
@@ -310,9 +306,8 @@ ZooModel random_graph(uint64_t graph_seed, RandomGraphOptions options) {
       .name = "random_graph_" + std::to_string(graph_seed),
       .make =
           [program, tanh = options.tanh](uint64_t seed) {
-            return build_seeded(seed, [&]() -> std::shared_ptr<nn::Module> {
-              return std::make_shared<RandomNet>(program, tanh);
-            });
+            return build_seeded(seed,
+                                [&]() -> std::shared_ptr<nn::Module> { return std::make_shared<RandomNet>(program, tanh); });
           },
       .make_inputs = [](int64_t batch, uint64_t seed) -> std::vector<at::Tensor> {
         InputSource from(seed);

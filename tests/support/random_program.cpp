@@ -43,18 +43,22 @@ const ForwardPart kPlainParts[] = {
     {"tanh", [](ProgramNet&, const at::Tensor& h) { return h.tanh(); }},
     {"skip", [](ProgramNet& net, const at::Tensor& h) { return h + next(net)->forward(h).tanh(); }},
     {"argument y", [](ProgramNet& net, const at::Tensor& h) { return h + net.y * 0.5; }},
-    {"write through a view", [](ProgramNet&, const at::Tensor& h) {
+    {"write through a view",
+     [](ProgramNet&, const at::Tensor& h) {
        at::Tensor copy = h.clone();
        copy.narrow(1, 0, 4).mul_(0.5);
        return copy;
      }},
-    {"embedding", [](ProgramNet& net, const at::Tensor& h) { return h + torch::embedding(net.table, net.tokens.clamp(0, 9)); }},
-    {"index", [](ProgramNet&, const at::Tensor& h) {
+    {"embedding",
+     [](ProgramNet& net, const at::Tensor& h) { return h + torch::embedding(net.table, net.tokens.clamp(0, 9)); }},
+    {"index",
+     [](ProgramNet&, const at::Tensor& h) {
        using torch::indexing::Slice;
        return h.index({Slice(), torch::tensor({7, 6, 5, 4, 3, 2, 1, 0})});
      }},
     {"cat with empty", [](ProgramNet&, const at::Tensor& h) { return torch::cat({torch::empty({0}), h}, 0); }},
-    {"mean", [](ProgramNet&, const at::Tensor& h) {
+    {"mean",
+     [](ProgramNet&, const at::Tensor& h) {
        const at::NoGradGuard no_grad;
        const at::Tensor mean = h.mean(0);
        const at::AutoGradMode with_grad(true);
@@ -69,33 +73,38 @@ const ForwardPart kUnusualParts[] = {
     {"reverse by clone", [](ProgramNet&, const at::Tensor& h) { return Reverse<Form::kClone>::apply(h); }},
     {"reverse by write", [](ProgramNet&, const at::Tensor& h) { return Reverse<Form::kWrite>::apply(h * 1.0); }},
     {"reverse after relu_", [](ProgramNet&, const at::Tensor& h) { return Reverse<Form::kView>::apply((h * 1.0).relu_()); }},
-    {"reverse of a parameter", [](ProgramNet& net, const at::Tensor& h) {
-       return h.mm(Reverse<Form::kView>::apply(net.linears[0]->weight)) * 0.2;
-     }},
+    {"reverse of a parameter",
+     [](ProgramNet& net, const at::Tensor& h) { return h.mm(Reverse<Form::kView>::apply(net.linears[0]->weight)) * 0.2; }},
     {"reverse of a constant", [](ProgramNet&, const at::Tensor& h) { return h + Reverse<Form::kView>::apply(h.detach()); }},
-    {"reverse without gradients", [](ProgramNet&, const at::Tensor& h) {
+    {"reverse without gradients",
+     [](ProgramNet&, const at::Tensor& h) {
        const at::NoGradGuard no_grad;
        const at::Tensor reversed = Reverse<Form::kInput>::apply(h);
        const at::AutoGradMode with_grad(true);
        return h + reversed;
      }},
-    {"two results", [](ProgramNet&, const at::Tensor& h) {
+    {"two results",
+     [](ProgramNet&, const at::Tensor& h) {
        const tensor_list two = Two::apply(h);
        return two[0] + two[1] * 0.1;
      }},
-    {"opaque reverse", [](ProgramNet&, const at::Tensor& h) {
+    {"opaque reverse",
+     [](ProgramNet&, const at::Tensor& h) {
        return opaque([](at::Tensor t) { return Reverse<Form::kClone>::apply(t); }, h);
      }},
-    {"buffer written, then read", [](ProgramNet& net, const at::Tensor& h) {
+    {"buffer written, then read",
+     [](ProgramNet& net, const at::Tensor& h) {
        net.running.mul_(0.9).add_(h.detach().mean(0), 0.1);
        return h * (net.running + 1);
      }},
-    {"buffer read, then written", [](ProgramNet& net, const at::Tensor& h) {
+    {"buffer read, then written",
+     [](ProgramNet& net, const at::Tensor& h) {
        const at::Tensor scaled = h * net.scale;
        net.scale.mul_(1.01);
        return scaled;
      }},
-    {"parameter written, then read", [](ProgramNet& net, const at::Tensor& h) {
+    {"parameter written, then read",
+     [](ProgramNet& net, const at::Tensor& h) {
        torch::nn::Linear& linear = next(net);
        {
          const at::NoGradGuard no_grad;
@@ -103,37 +112,41 @@ const ForwardPart kUnusualParts[] = {
        }
        return linear->forward(h);
      }},
-    {"parameter read, then written", [](ProgramNet& net, const at::Tensor& h) {
+    {"parameter read, then written",
+     [](ProgramNet& net, const at::Tensor& h) {
        torch::nn::Linear& linear = next(net);
        const at::Tensor output = linear->forward(h);
        const at::NoGradGuard no_grad;
        linear->weight.clamp_(-0.4, 0.4);
        return output;
      }},
-    {"embedding with a largest norm", [](ProgramNet& net, const at::Tensor& h) {
+    {"embedding with a largest norm",
+     [](ProgramNet& net, const at::Tensor& h) {
        namespace F = torch::nn::functional;
        return h + F::embedding(net.tokens.clamp(0, 9), net.table, F::EmbeddingFuncOptions().max_norm(0.5));
      }},
     {"tied output", [](ProgramNet& net, const at::Tensor& h) { return h.mm(net.table.t()).mm(net.table) * 0.1; }},
     {"argument read", [](ProgramNet& net, const at::Tensor& h) { return net.x.sum().item<float>() > 0 ? h * 0.5 : h; }},
     {"activation read", [](ProgramNet&, const at::Tensor& h) { return h.abs().max().item<float>() > 1 ? h * 0.5 : h; }},
-    {"cache", [](ProgramNet& net, const at::Tensor& h) {
+    {"cache",
+     [](ProgramNet& net, const at::Tensor& h) {
        if (!net.cached.defined()) net.cached = torch::arange(kProgramWidth, at::kFloat) / 8;
        return h * net.cached;
      }},
-    {"hidden state", [](ProgramNet& net, const at::Tensor& h) {
+    {"hidden state",
+     [](ProgramNet& net, const at::Tensor& h) {
        const at::Tensor sum = net.hidden.defined() ? h + net.hidden : h;
        net.hidden = sum.detach();
        return sum;
      }},
-    {"cholesky", [](ProgramNet& net, const at::Tensor& h) {
-       return h.mm(at::linalg_cholesky(square_matrix(net.x))) * 0.3;
-     }},
-    {"unused inverse", [](ProgramNet& net, const at::Tensor& h) {
+    {"cholesky", [](ProgramNet& net, const at::Tensor& h) { return h.mm(at::linalg_cholesky(square_matrix(net.x))) * 0.3; }},
+    {"unused inverse",
+     [](ProgramNet& net, const at::Tensor& h) {
        at::linalg_inv(square_matrix(net.x) - torch::eye(kProgramWidth));
        return h * 1.5;
      }},
-    {"unused index_select", [](ProgramNet& net, const at::Tensor& h) {
+    {"unused index_select",
+     [](ProgramNet& net, const at::Tensor& h) {
        net.table.index_select(0, net.tokens);
        return h * 0.75;
      }},
@@ -141,7 +154,8 @@ const ForwardPart kUnusualParts[] = {
     {"detach_", [](ProgramNet&, const at::Tensor& h) { return h + (h * 2).detach_(); }},
     {"slices of a buffer", [](ProgramNet& net, const at::Tensor& h) { return (h * net.slices[0]).tanh() * net.slices[1]; }},
     {"a buffer of slices", [](ProgramNet& net, const at::Tensor& h) { return h + net.flat.sum() * 0.01; }},
-    {"gradient of an activation", [](ProgramNet&, const at::Tensor& h) {
+    {"gradient of an activation",
+     [](ProgramNet&, const at::Tensor& h) {
        if (!h.requires_grad()) return h;
        const at::Tensor square = h.square().sum();
        const auto gradients = torch::autograd::grad({square}, {h}, {}, true, false, true);
@@ -150,37 +164,38 @@ const ForwardPart kUnusualParts[] = {
 };
 
 const BodyPart kBodyParts[] = {
-    {"loss read", [](const ProgramRun&, const at::Tensor&, const at::Tensor& loss) {
-       return loss.item<float>() > 1 ? loss * 0.5 : loss;
-     }},
-    {"output read", [](const ProgramRun&, const at::Tensor& output, const at::Tensor& loss) {
+    {"loss read", [](const ProgramRun&, const at::Tensor&,
+                     const at::Tensor& loss) { return loss.item<float>() > 1 ? loss * 0.5 : loss; }},
+    {"output read",
+     [](const ProgramRun&, const at::Tensor& output, const at::Tensor& loss) {
        return output.detach().cpu().select(0, 0).sum().item<float>() > 0 ? loss * 0.5 : loss;
      }},
-    {"penalty", [](const ProgramRun& run, const at::Tensor&, const at::Tensor& loss) {
-       return loss + run.net.linears[0]->weight.square().sum() * 1e-3;
-     }},
-    {"loss reversed", [](const ProgramRun&, const at::Tensor&, const at::Tensor& loss) {
-       return Reverse<Form::kInput>::apply(loss);
-     }},
-    {"two losses", [](const ProgramRun& run, const at::Tensor& output, const at::Tensor& loss) {
+    {"penalty", [](const ProgramRun& run, const at::Tensor&,
+                   const at::Tensor& loss) { return loss + run.net.linears[0]->weight.square().sum() * 1e-3; }},
+    {"loss reversed",
+     [](const ProgramRun&, const at::Tensor&, const at::Tensor& loss) { return Reverse<Form::kInput>::apply(loss); }},
+    {"two losses",
+     [](const ProgramRun& run, const at::Tensor& output, const at::Tensor& loss) {
        run.backward(output.mean());
        return loss;
      }},
-    {"model called again", [](const ProgramRun& run, const at::Tensor& output, const at::Tensor& loss) {
+    {"model called again",
+     [](const ProgramRun& run, const at::Tensor& output, const at::Tensor& loss) {
        return loss + (run.forward({output.detach(), run.net.y, run.net.tokens}) - output).square().mean();
      }},
-    {"retain_grad", [](const ProgramRun& run, const at::Tensor& output, const at::Tensor& loss) {
+    {"retain_grad",
+     [](const ProgramRun& run, const at::Tensor& output, const at::Tensor& loss) {
        output.retain_grad();
        run.backward(output.mean());
        return output.grad().defined() ? loss + output.grad().sum() : loss;
      }},
-    {"gradient penalty", [](const ProgramRun& run, const at::Tensor& output, const at::Tensor& loss) {
+    {"gradient penalty",
+     [](const ProgramRun& run, const at::Tensor& output, const at::Tensor& loss) {
        const auto gradients = torch::autograd::grad({output.sum()}, {run.net.linears[0]->weight}, {}, true, true, true);
        return gradients[0].defined() ? loss + gradients[0].square().sum() * 0.01 : loss;
      }},
-    {"buffer read", [](const ProgramRun& run, const at::Tensor&, const at::Tensor& loss) {
-       return run.net.running.sum().item<float>() > 0 ? loss * 0.5 : loss;
-     }},
+    {"buffer read", [](const ProgramRun& run, const at::Tensor&,
+                       const at::Tensor& loss) { return run.net.running.sum().item<float>() > 0 ? loss * 0.5 : loss; }},
 };
 
 template <class Part, size_t size>
@@ -233,7 +248,8 @@ ProgramNet::ProgramNet(const Program& its_program, uint64_t seed) : program(its_
   if (!has_slices) return;
   flat = register_buffer("flat", torch::empty({2 * kProgramWidth}).normal_(1, 0.1, numbers));
   for (int i : {0, 1}) {
-    slices.push_back(register_parameter("slice" + std::to_string(i), flat.detach().narrow(0, i * kProgramWidth, kProgramWidth)));
+    slices.push_back(
+        register_parameter("slice" + std::to_string(i), flat.detach().narrow(0, i * kProgramWidth, kProgramWidth)));
   }
 }
 
@@ -255,7 +271,8 @@ std::vector<at::Tensor> program_arguments(const Program& program, int step, int 
     base.zero_();  // whose product with itself is singular
     tokens.fill_(99);
   }
-  if (program.aliasing == Aliasing::kOverlap) return {base.narrow(1, 0, kProgramWidth), base.narrow(1, 4, kProgramWidth), tokens};
+  if (program.aliasing == Aliasing::kOverlap)
+    return {base.narrow(1, 0, kProgramWidth), base.narrow(1, 4, kProgramWidth), tokens};
   const at::Tensor x = base.narrow(1, 0, kProgramWidth).clone();
   return {x, program.aliasing == Aliasing::kSame ? x : base.narrow(1, 4, kProgramWidth).clone(), tokens};
 }

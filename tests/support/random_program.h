@@ -11,7 +11,7 @@
 namespace smp::support {
 
 inline constexpr int64_t kProgramWidth = 8, kProgramRows = 4;  // of one microbatch
-inline constexpr int kProgramSteps = 5;                         // of which the last runs from tapes
+inline constexpr int kProgramSteps = 5;                        // of which the last runs from tapes
 
 struct ProgramNet;
 
@@ -53,11 +53,11 @@ struct ProgramNet : torch::nn::Module {
 
   const Program& program;
   std::vector<torch::nn::Linear> linears;
-  at::Tensor table;                // [10, 8], a parameter
+  at::Tensor table;                 // [10, 8], a parameter
   at::Tensor running, scale, flat;  // buffers
-  std::vector<at::Tensor> slices;  // parameters that lie in `flat`
-  at::Tensor x, y, tokens;         // of this run
-  at::Tensor cached, hidden;       // kept from run to run, neither parameter nor buffer
+  std::vector<at::Tensor> slices;   // parameters that lie in `flat`
+  at::Tensor x, y, tokens;          // of this run
+  at::Tensor cached, hidden;        // kept from run to run, neither parameter nor buffer
   int calls = 0;
   size_t next_linear = 0;
 };

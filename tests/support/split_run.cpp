@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <mutex>
 
-#include "smp/engine/rank/rank_state.h"
 #include "smp/engine/models/models.h"
+#include "smp/engine/rank/rank_state.h"
 #include "smp/smp.h"
 #include "tests/support/bits.h"
 #include "tests/support/smp_ranks.h"
@@ -68,7 +68,8 @@ OracleResult run_split(const ZooModel& model, const SplitOptions& options) {
 
 std::vector<runtime::StageReport> stage_reports() {
   std::vector<runtime::StageReport> reports;
-  for (const auto& [index, stage] : engine::rank_state("stage_reports").models.all().front()->first_program->rank_program.stages) {
+  for (const auto& [index, stage] :
+       engine::rank_state("stage_reports").models.all().front()->first_program->rank_program.stages) {
     reports.push_back(stage->report());
   }
   return reports;

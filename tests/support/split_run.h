@@ -18,12 +18,12 @@ constexpr uint64_t kSplitBaseSeed = 5;
 /// With replicas, each takes its part of the batch.
 struct SplitOptions {
   ModelOptions model{};
-  int64_t bucket_bytes = 0;             // of gradients, 0: as configured; the zoo's models are much smaller than a MiB
+  int64_t bucket_bytes = 0;            // of gradients, 0: as configured; the zoo's models are much smaller than a MiB
   std::function<void()> look = [] {};  // called after the last step, while the model lives
   std::function<void(torch::nn::Module&)> place = [](torch::nn::Module&) {};  // before the first step
-  int64_t batch = 40;                   // that microbatches divide: this one 1, 2, 5 and 8
+  int64_t batch = 40;  // that microbatches divide: this one 1, 2, 5 and 8
   int steps = 1;
-  bool clears_gradients = false;        // before each step, so that those of the last are left
+  bool clears_gradients = false;  // before each step, so that those of the last are left
 };
 /// Of so many steps the last microbatches run from tapes: one to find out, one to record, one to compare.
 inline constexpr int kStepsToTape = 4;

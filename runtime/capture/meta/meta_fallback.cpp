@@ -25,15 +25,14 @@ using c10::OperatorHandle;
 /// Operators that check values and would reject zeros.
 bool needs_ones(const OperatorHandle& op) {
   const std::string_view name = op.operator_name().name;
-  return name == "aten::_assert_async" || name == "aten::_functional_assert_async" ||
-         name == "aten::multinomial" || name == "aten::floor_divide";
+  return name == "aten::_assert_async" || name == "aten::_functional_assert_async" || name == "aten::multinomial" ||
+         name == "aten::floor_divide";
 }
 
 /// Operators that need a positive definite or invertible matrix.
 bool needs_identity(const OperatorHandle& op) {
   const std::string_view name = op.operator_name().name;
-  return name == "aten::cholesky" || name == "aten::cholesky_inverse" ||
-         name == "aten::_cholesky_solve_helper";
+  return name == "aten::cholesky" || name == "aten::cholesky_inverse" || name == "aten::_cholesky_solve_helper";
 }
 
 /// Runs one call on CPU twins of its meta tensors and finds the meta tensors of the results.
@@ -62,8 +61,7 @@ class Probe {
 
 Tensor Probe::fresh_twin(const Tensor& meta) const {
   Tensor cpu = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(host().type));
-  if (needs_identity(op_) && meta.dim() >= 2)
-    return cpu.copy_(at::eye(meta.size(-2), meta.size(-1), cpu.options()));
+  if (needs_identity(op_) && meta.dim() >= 2) return cpu.copy_(at::eye(meta.size(-2), meta.size(-1), cpu.options()));
   return needs_ones(op_) ? cpu.fill_(1) : cpu.zero_();
 }
 
@@ -99,13 +97,11 @@ Tensor Probe::result_of(const Tensor& cpu) {
   for (const Twin& twin : twins_) {
     if (twin.cpu.is_same(cpu)) return twin.meta;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(cpu.layout() == at::kStrided && !cpu.is_quantized(),
-                              op_.operator_name(), ": expected a dense result, got ",
-                              cpu.toString(), "; sparse and quantized tensors cannot be captured");
+  TORCH_CHECK_NOT_IMPLEMENTED(cpu.layout() == at::kStrided && !cpu.is_quantized(), op_.operator_name(),
+                              ": expected a dense result, got ", cpu.toString(),
+                              "; sparse and quantized tensors cannot be captured");
   const Tensor base = meta_of_storage(cpu);
-  twins_.push_back({at::as_strided(base, cpu.sizes(), cpu.strides(),
-                                   base.storage_offset() + cpu.storage_offset()),
-                    cpu});
+  twins_.push_back({at::as_strided(base, cpu.sizes(), cpu.strides(), base.storage_offset() + cpu.storage_offset()), cpu});
   return twins_.back().meta;
 }
 
@@ -116,11 +112,9 @@ Tensor Probe::meta_of_storage(const Tensor& cpu) const {
     if (!twin.cpu.storage().is_alias_of(cpu.storage())) continue;
     TORCH_INTERNAL_ASSERT(twin.cpu.scalar_type() == cpu.scalar_type(), op_.operator_name(),
                           " returns another dtype on the same storage");
-    return at::as_strided(twin.meta, {0}, {1},
-                          twin.meta.storage_offset() - twin.cpu.storage_offset());
+    return at::as_strided(twin.meta, {0}, {1}, twin.meta.storage_offset() - twin.cpu.storage_offset());
   }
-  return make({static_cast<int64_t>(cpu.storage().nbytes() / cpu.element_size())},
-              cpu.scalar_type());
+  return make({static_cast<int64_t>(cpu.storage().nbytes() / cpu.element_size())}, cpu.scalar_type());
 }
 
 IValue Probe::to_meta(const IValue& value) {
@@ -133,8 +127,7 @@ IValue Probe::to_meta(const IValue& value) {
 
 void Probe::copy_written_geometry() const {
   for (const Twin& twin : twins_) {
-    if (twin.cpu.sizes() == twin.meta.sizes() && twin.cpu.strides() == twin.meta.strides())
-      continue;
+    if (twin.cpu.sizes() == twin.meta.sizes() && twin.cpu.strides() == twin.meta.strides()) continue;
     at::native::resize_output(twin.meta, twin.cpu.sizes());
     twin.meta.unsafeGetTensorImpl()->set_sizes_and_strides(twin.cpu.sizes(), twin.cpu.strides());
   }
@@ -149,8 +142,7 @@ IValue private_generator(const IValue& value) {
 bool is_generator(const c10::Argument& argument) {
   const auto& type = *argument.type();
   const auto* optional = type.castRaw<c10::OptionalType>();
-  return (optional != nullptr ? *optional->getElementType() : type).kind() ==
-         c10::TypeKind::GeneratorType;
+  return (optional != nullptr ? *optional->getElementType() : type).kind() == c10::TypeKind::GeneratorType;
 }
 
 void run_on_zeros(const OperatorHandle& op, torch::jit::Stack* stack) {
@@ -168,8 +160,8 @@ void run_on_zeros(const OperatorHandle& op, torch::jit::Stack* stack) {
   try {
     op.callBoxed(cpu_stack);
   } catch (c10::Error& error) {
-    error.add_context(c10::str("while the sizes of the result of ", op.operator_name(),
-                               " were found by running it on zeros on the CPU"));
+    error.add_context(
+        c10::str("while the sizes of the result of ", op.operator_name(), " were found by running it on zeros on the CPU"));
     throw;
   }
   probe.copy_written_geometry();
@@ -204,8 +196,7 @@ bool returns_only_tensors(const OperatorHandle& op) {
 }
 
 torch::CppFunction fallback_for(const OperatorHandle& op) {
-  if (!returns_only_tensors(op))
-    return torch::CppFunction::makeFromBoxedFunction<&refuse_read_value>();
+  if (!returns_only_tensors(op)) return torch::CppFunction::makeFromBoxedFunction<&refuse_read_value>();
   if (op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape)) {
     return torch::CppFunction::makeFromBoxedFunction<&refuse_unknown_size>();
   }
@@ -219,9 +210,7 @@ void add_fallbacks(torch::Library& library) {
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findSchema(name);
-    if (!op.has_value() || !op->hasKernelForDispatchKey(host().backend) ||
-        has_meta_kernel(*op))
-      continue;
+    if (!op.has_value() || !op->hasKernelForDispatchKey(host().backend) || has_meta_kernel(*op)) continue;
     library.impl(c10::toString(name).c_str(), fallback_for(*op));
   }
 }

@@ -15,8 +15,8 @@ void register_meta_kernels() {
   static std::once_flag once;
   std::call_once(once, [] {
     // Never destroyed: at exit the dispatcher may be gone before any static of ours.
-    static auto* const library = new torch::Library(torch::Library::IMPL, "aten",
-                                                    c10::DispatchKey::Meta, __FILE__, __LINE__);
+    static auto* const library =
+        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);
     meta::Table table(*library);
     meta::add_elementwise(table);
     meta::add_reductions(table);
@@ -45,8 +45,7 @@ bool has_meta_kernel(const c10::OperatorHandle& op) {
 
 bool Table::wants(const std::string& name) {
   const auto dot = name.find('.');
-  const c10::OperatorName full{"aten::" + name.substr(0, dot),
-                               dot == std::string::npos ? "" : name.substr(dot + 1)};
+  const c10::OperatorName full{"aten::" + name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
   const auto op = c10::Dispatcher::singleton().findSchema(full);
   return op.has_value() && !op->hasKernelForDispatchKey(c10::DispatchKey::Meta);
 }

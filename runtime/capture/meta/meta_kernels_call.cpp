@@ -25,8 +25,7 @@ namespace {
 using at::Tensor;
 
 /// The `index`-th of the call's arguments, which lie on top of the stack.
-const c10::IValue& argument(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
-                            size_t index) {
+const c10::IValue& argument(const c10::OperatorHandle& op, const torch::jit::Stack& stack, size_t index) {
   return torch::jit::peek(stack, index, op.schema().arguments().size());
 }
 
@@ -64,9 +63,8 @@ std::optional<Tensor> additive_mask(const std::optional<Tensor>& mask, at::Scala
 }
 
 bool runs_fused_on_cpu(const AttentionCall& call) {
-  const auto choice =
-      at::native::_fused_sdp_choice_cpp(call.query, call.key, call.value, call.mask, call.dropout_p,
-                                        call.is_causal, call.scale, call.enable_gqa);
+  const auto choice = at::native::_fused_sdp_choice_cpp(call.query, call.key, call.value, call.mask, call.dropout_p,
+                                                        call.is_causal, call.scale, call.enable_gqa);
   return static_cast<sdp::SDPBackend>(choice) == sdp::SDPBackend::flash_attention;
 }
 
@@ -88,17 +86,14 @@ bool normalize_groups_in_format(const c10::OperatorHandle& op, torch::jit::Stack
   const Tensor input = argument(op, stack, 0).toTensor();
   const auto format = input.suggest_memory_format();
   if (!input.is_meta() || format == at::MemoryFormat::Contiguous) return false;
-  const int64_t num_groups = argument(op, stack, 1).toInt(), batch_size = input.size(0),
-                num_channels = input.size(1);
-  TORCH_CHECK(num_groups > 0 && num_channels % num_groups == 0,
-              "group_norm(): expected channels divisible by the ", num_groups, " groups, got ",
-              input.sizes());
+  const int64_t num_groups = argument(op, stack, 1).toInt(), batch_size = input.size(0), num_channels = input.size(1);
+  TORCH_CHECK(num_groups > 0 && num_channels % num_groups == 0, "group_norm(): expected channels divisible by the ",
+              num_groups, " groups, got ", input.sizes());
   finish_call(op, stack,
-              std::get<0>(at::native_group_norm(
-                  input.contiguous(format), argument(op, stack, 2).toOptional<Tensor>(),
-                  argument(op, stack, 3).toOptional<Tensor>(), batch_size, num_channels,
-                  input.numel() / std::max<int64_t>(batch_size * num_channels, 1), num_groups,
-                  argument(op, stack, 4).toDouble())));
+              std::get<0>(at::native_group_norm(input.contiguous(format), argument(op, stack, 2).toOptional<Tensor>(),
+                                                argument(op, stack, 3).toOptional<Tensor>(), batch_size, num_channels,
+                                                input.numel() / std::max<int64_t>(batch_size * num_channels, 1), num_groups,
+                                                argument(op, stack, 4).toDouble())));
   return true;
 }
 
@@ -149,8 +144,7 @@ void assume_batch_sizes(const c10::OperatorHandle& op, torch::jit::Stack& stack)
 }  // namespace
 
 AssumedValues::AssumedValues(const c10::OperatorHandle& op, torch::jit::Stack& stack)
-    : outer_checks_(num_weight_checks),
-      has_checks_(asks_for_equality(op.operator_name().name)) {
+    : outer_checks_(num_weight_checks), has_checks_(asks_for_equality(op.operator_name().name)) {
   if (has_checks_) num_weight_checks = weight_checks_of(op, stack);
   assume_batch_sizes(op, stack);
 }
@@ -161,10 +155,8 @@ AssumedValues::~AssumedValues() {
 
 void call_on_meta(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const AssumedValues assumed(op, stack);
-  static const auto attention =
-      c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "");
-  static const auto group_norm =
-      c10::Dispatcher::singleton().findSchemaOrThrow("aten::group_norm", "");
+  static const auto attention = c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "");
+  static const auto group_norm = c10::Dispatcher::singleton().findSchemaOrThrow("aten::group_norm", "");
   static const auto one_hot = c10::Dispatcher::singleton().findSchemaOrThrow("aten::one_hot", "");
   if (op == attention && attend_fused(op, stack)) return;
   if (op == group_norm && normalize_groups_in_format(op, stack)) return;
@@ -177,21 +169,20 @@ namespace {
 
 /// query: [batch, heads, tokens, width]. Results: the query's geometry, and log-sum-exp [batch,
 /// heads, tokens], which the CPU lays out tokens before heads.
-std::tuple<Tensor, Tensor> flash_attention(const Tensor& query, const Tensor& /*key*/,
-                                           const Tensor& /*value*/, double /*dropout_p*/,
-                                           bool /*is_causal*/,
-                                           const std::optional<Tensor>& /*mask*/,
+std::tuple<Tensor, Tensor> flash_attention(const Tensor& query, const Tensor& /*key*/, const Tensor& /*value*/,
+                                           double /*dropout_p*/, bool /*is_causal*/, const std::optional<Tensor>& /*mask*/,
                                            std::optional<double> /*scale*/) {
   const int64_t batch_size = query.size(0), num_heads = query.size(1), num_tokens = query.size(2);
-  const Tensor logsumexp(at::detail::empty_strided_meta({batch_size, num_heads, num_tokens},
-                                                        {num_tokens * num_heads, 1, num_heads},
-                                                        at::toOpMathType(query.scalar_type())));
+  const Tensor logsumexp(at::detail::empty_strided_meta(
+      {batch_size, num_heads, num_tokens}, {num_tokens * num_heads, 1, num_heads}, at::toOpMathType(query.scalar_type())));
   return {make_like(query), logsumexp};
 }
 
 bool equal(const Tensor& /*self*/, const Tensor& /*other*/) {
-  TORCH_CHECK_NOT_IMPLEMENTED(num_weight_checks >= 0, "aten::equal: the value of a tensor was read while its model is being "
-                              "captured. Read it outside of the model, or compute with tensors instead (torch::where for a branch)");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      num_weight_checks >= 0,
+      "aten::equal: the value of a tensor was read while its model is being "
+      "captured. Read it outside of the model, or compute with tensors instead (torch::where for a branch)");
   return num_weight_checks-- > 0;
 }
 

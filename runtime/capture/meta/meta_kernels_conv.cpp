@@ -31,13 +31,12 @@ bool has_onednn_kernels(at::ScalarType type) {
 /// The conditions under which LibTorch's CPU gives a 3-D convolution to oneDNN
 /// (ConvParams::use_mkldnn). Only there 3-D results keep channels_last; in 2-D the native kernels
 /// keep it too.
-bool runs_on_onednn(const Tensor& input, const Tensor& weight, bool is_strided, bool is_dilated,
-                    int64_t groups) {
+bool runs_on_onednn(const Tensor& input, const Tensor& weight, bool is_strided, bool is_dilated, int64_t groups) {
   if (!at::globalContext().userEnabledMkldnn() || !has_onednn_kernels(input.scalar_type())) return false;
   if (input.scalar_type() != at::kFloat) return true;
   const int64_t last = weight.size(-1), before_last = weight.size(-2);
-  const bool is_worth_it = is_strided || is_dilated || input.size(0) >= 16 || last != 1 ||
-                           before_last != 1 || at::get_num_threads() > 1;
+  const bool is_worth_it =
+      is_strided || is_dilated || input.size(0) >= 16 || last != 1 || before_last != 1 || at::get_num_threads() > 1;
   const bool is_large = groups > 1 || (last > 3 && before_last > 3) || input.size(0) > 1 ||
                         input.size(0) * input.size(1) * input.size(2) * input.size(3) > 20480;
   return is_worth_it && is_large;
@@ -45,34 +44,28 @@ bool runs_on_onednn(const Tensor& input, const Tensor& weight, bool is_strided, 
 
 MemoryFormat convolution_format(const Tensor& input, const Tensor& weight, bool is_on_onednn) {
   const auto format = input.dim() == 5 ? MemoryFormat::ChannelsLast3d : MemoryFormat::ChannelsLast;
-  const bool wants_channels_last =
-      input.suggest_memory_format() == format || weight.suggest_memory_format() == format;
+  const bool wants_channels_last = input.suggest_memory_format() == format || weight.suggest_memory_format() == format;
   const bool can_keep_it = input.dim() == 4 || is_on_onednn;
   return wants_channels_last && can_keep_it ? format : MemoryFormat::Contiguous;
 }
 
 /// What aten::convolution reaches on meta, after padding lists are expanded and 1-D inputs made
 /// 2-D.
-Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& /*bias*/,
-                   IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool transposed,
-                   IntArrayRef output_padding, int64_t groups) {
+Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& /*bias*/, IntArrayRef stride,
+                   IntArrayRef padding, IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups) {
   const auto is_not_one = [](int64_t step) { return step != 1; };
-  const bool is_on_onednn =
-      runs_on_onednn(input, weight, std::any_of(stride.begin(), stride.end(), is_not_one),
-                     std::any_of(dilation.begin(), dilation.end(), is_not_one), groups);
-  const auto sizes =
-      transposed
-          ? at::native::conv_input_size(input.sizes(), weight.sizes(), padding, output_padding,
-                                        stride, dilation, groups)
-          : at::native::conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
+  const bool is_on_onednn = runs_on_onednn(input, weight, std::any_of(stride.begin(), stride.end(), is_not_one),
+                                           std::any_of(dilation.begin(), dilation.end(), is_not_one), groups);
+  const auto sizes = transposed ? at::native::conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride,
+                                                              dilation, groups)
+                                : at::native::conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
   return make(sizes, input.scalar_type(), convolution_format(input, weight, is_on_onednn));
 }
 
 /// Sizes of `input` with the last ones replaced by `window_sizes`.
 at::DimVector with_last_sizes(const Tensor& input, IntArrayRef window_sizes) {
-  TORCH_CHECK(input.dim() >= static_cast<int64_t>(window_sizes.size()),
-              "expected an input with at least ", window_sizes.size(), " dimensions, got ",
-              input.sizes());
+  TORCH_CHECK(input.dim() >= static_cast<int64_t>(window_sizes.size()), "expected an input with at least ",
+              window_sizes.size(), " dimensions, got ", input.sizes());
   at::DimVector sizes(input.sizes());
   std::copy(window_sizes.begin(), window_sizes.end(), sizes.end() - window_sizes.size());
   return sizes;
@@ -88,12 +81,10 @@ Tensor adaptive_avg_pool3d(const Tensor& self, IntArrayRef output_size) {
 
 /// A list of window parameters may hold one value for all dimensions; `stride` may be empty: the
 /// kernel's size.
-int64_t window_at(IntArrayRef values, int64_t dim) {
-  return values.size() == 1 ? values[0] : values[dim];
-}
+int64_t window_at(IntArrayRef values, int64_t dim) { return values.size() == 1 ? values[0] : values[dim]; }
 
-std::tuple<Tensor, Tensor> max_pool3d(const Tensor& self, IntArrayRef kernel, IntArrayRef stride,
-                                      IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
+std::tuple<Tensor, Tensor> max_pool3d(const Tensor& self, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
+                                      IntArrayRef dilation, bool ceil_mode) {
   at::DimVector windows;
   for (const auto dim : c10::irange(3)) {
     windows.push_back(at::native::pooling_output_shape<int64_t>(
@@ -107,12 +98,9 @@ std::tuple<Tensor, Tensor> max_pool3d(const Tensor& self, IntArrayRef kernel, In
 
 Tensor reflection_pad2d(const Tensor& self, IntArrayRef padding) {
   const int64_t height = self.size(-2), width = self.size(-1);
-  TORCH_CHECK(
-      padding[0] < width && padding[1] < width && padding[2] < height && padding[3] < height,
-      "reflection_pad2d(): expected padding below the image size ", height, " x ", width, ", got ",
-      padding);
-  const auto sizes =
-      with_last_sizes(self, {height + padding[2] + padding[3], width + padding[0] + padding[1]});
+  TORCH_CHECK(padding[0] < width && padding[1] < width && padding[2] < height && padding[3] < height,
+              "reflection_pad2d(): expected padding below the image size ", height, " x ", width, ", got ", padding);
+  const auto sizes = with_last_sizes(self, {height + padding[2] + padding[3], width + padding[0] + padding[1]});
   return make(sizes, self.scalar_type(), self.suggest_memory_format());
 }
 
@@ -120,38 +108,35 @@ Tensor reflection_pad2d(const Tensor& self, IntArrayRef padding) {
 /// channels_last here, the CPU keeps it.
 Tensor pixel_shuffle(const Tensor& self, int64_t factor) {
   TORCH_CHECK(self.dim() >= 3 && factor > 0 && self.size(-3) % (factor * factor) == 0,
-              "pixel_shuffle(): expected [..., channels, h, w] with channels divisible by ", factor,
-              "^2, got ", self.sizes());
-  const auto sizes = with_last_sizes(
-      self, {self.size(-3) / (factor * factor), self.size(-2) * factor, self.size(-1) * factor});
+              "pixel_shuffle(): expected [..., channels, h, w] with channels divisible by ", factor, "^2, got ",
+              self.sizes());
+  const auto sizes =
+      with_last_sizes(self, {self.size(-3) / (factor * factor), self.size(-2) * factor, self.size(-1) * factor});
   return make(sizes, self.scalar_type(), self.suggest_memory_format());
 }
 
 /// The inverse of pixel_shuffle.
 Tensor pixel_unshuffle(const Tensor& self, int64_t factor) {
-  TORCH_CHECK(
-      self.dim() >= 3 && factor > 0 && self.size(-2) % factor == 0 && self.size(-1) % factor == 0,
-      "pixel_unshuffle(): expected [..., channels, h, w] with h and w divisible by ", factor,
-      ", got ", self.sizes());
-  const auto sizes = with_last_sizes(
-      self, {self.size(-3) * factor * factor, self.size(-2) / factor, self.size(-1) / factor});
+  TORCH_CHECK(self.dim() >= 3 && factor > 0 && self.size(-2) % factor == 0 && self.size(-1) % factor == 0,
+              "pixel_unshuffle(): expected [..., channels, h, w] with h and w divisible by ", factor, ", got ",
+              self.sizes());
+  const auto sizes =
+      with_last_sizes(self, {self.size(-3) * factor * factor, self.size(-2) / factor, self.size(-1) / factor});
   return make(sizes, self.scalar_type(), self.suggest_memory_format());
 }
 
 /// input: [n, c, h, w]; grid: [n, out_h, out_w, 2].
-Tensor grid_sampler_2d(const Tensor& input, const Tensor& grid, int64_t /*interpolation*/,
-                       int64_t /*padding*/, bool /*align_corners*/) {
+Tensor grid_sampler_2d(const Tensor& input, const Tensor& grid, int64_t /*interpolation*/, int64_t /*padding*/,
+                       bool /*align_corners*/) {
   return make({input.size(0), input.size(1), grid.size(1), grid.size(2)}, input.scalar_type());
 }
 
 /// [n?, c, h, w] to [n?, c * kernel pixels, windows].
-Tensor im2col(const Tensor& self, IntArrayRef kernel, IntArrayRef dilation, IntArrayRef padding,
-              IntArrayRef stride) {
+Tensor im2col(const Tensor& self, IntArrayRef kernel, IntArrayRef dilation, IntArrayRef padding, IntArrayRef stride) {
   int64_t num_windows = 1;
   for (const auto dim : c10::irange(2)) {
     const int64_t reach = window_at(dilation, dim) * (window_at(kernel, dim) - 1) + 1;
-    num_windows *=
-        (self.size(dim - 2) + 2 * window_at(padding, dim) - reach) / window_at(stride, dim) + 1;
+    num_windows *= (self.size(dim - 2) + 2 * window_at(padding, dim) - reach) / window_at(stride, dim) + 1;
   }
   const int64_t num_rows = self.size(-3) * window_at(kernel, 0) * window_at(kernel, 1);
   if (self.dim() == 3) return make({num_rows, num_windows}, self.scalar_type());
@@ -159,8 +144,8 @@ Tensor im2col(const Tensor& self, IntArrayRef kernel, IntArrayRef dilation, IntA
 }
 
 /// [n?, c * kernel pixels, windows] to [n?, c, h, w].
-Tensor col2im(const Tensor& self, IntArrayRef output_size, IntArrayRef kernel,
-              IntArrayRef /*dilation*/, IntArrayRef /*padding*/, IntArrayRef /*stride*/) {
+Tensor col2im(const Tensor& self, IntArrayRef output_size, IntArrayRef kernel, IntArrayRef /*dilation*/,
+              IntArrayRef /*padding*/, IntArrayRef /*stride*/) {
   const int64_t num_channels = self.size(-2) / (window_at(kernel, 0) * window_at(kernel, 1));
   const int64_t height = window_at(output_size, 0), width = window_at(output_size, 1);
   if (self.dim() == 2) return make({num_channels, height, width}, self.scalar_type());

@@ -19,13 +19,9 @@ Tensor same(const Tensor& self) { return make_like(self); }
 
 Tensor is_nan(const Tensor& self) { return make_like(self, at::kBool); }
 
-Tensor hardtanh(const Tensor& self, const Scalar& /*min*/, const Scalar& /*max*/) {
-  return make_like(self);
-}
+Tensor hardtanh(const Tensor& self, const Scalar& /*min*/, const Scalar& /*max*/) { return make_like(self); }
 
-Tensor prelu(const Tensor& self, const Tensor& weight) {
-  return broadcast(self.scalar_type(), {&self, &weight});
-}
+Tensor prelu(const Tensor& self, const Tensor& weight) { return broadcast(self.scalar_type(), {&self, &weight}); }
 
 std::tuple<Tensor, Tensor> log_sigmoid(const Tensor& self) {
   return {make(self.sizes(), self.scalar_type()), make(self.sizes(), self.scalar_type())};
@@ -39,25 +35,20 @@ Tensor to_floating(const Tensor& self) {
 Tensor logit(const Tensor& self, std::optional<double> /*eps*/) { return to_floating(self); }
 
 Tensor angle(const Tensor& self) {
-  return self.is_complex() ? make(self.sizes(), c10::toRealValueType(self.scalar_type()))
-                           : to_floating(self);
+  return self.is_complex() ? make(self.sizes(), c10::toRealValueType(self.scalar_type())) : to_floating(self);
 }
 
-Tensor rrelu(const Tensor& self, Tensor& /*noise*/, const Scalar& /*lower*/,
-             const Scalar& /*upper*/, bool /*training*/,
+Tensor rrelu(const Tensor& self, Tensor& /*noise*/, const Scalar& /*lower*/, const Scalar& /*upper*/, bool /*training*/,
              std::optional<at::Generator> /*generator*/) {
   return make(self.sizes(), self.scalar_type());
 }
 
 Tensor& unary_out(const Tensor& self, Tensor& out) { return fit_out(out, {&self}); }
 
-Tensor& binary_out(const Tensor& self, const Tensor& other, Tensor& out) {
-  return fit_out(out, {&self, &other});
-}
+Tensor& binary_out(const Tensor& self, const Tensor& other, Tensor& out) { return fit_out(out, {&self, &other}); }
 
-Tensor& nan_to_num_out(const Tensor& self, std::optional<double> /*nan*/,
-                       std::optional<double> /*posinf*/, std::optional<double> /*neginf*/,
-                       Tensor& out) {
+Tensor& nan_to_num_out(const Tensor& self, std::optional<double> /*nan*/, std::optional<double> /*posinf*/,
+                       std::optional<double> /*neginf*/, Tensor& out) {
   return fit_out(out, {&self});
 }
 
@@ -74,9 +65,7 @@ Tensor floor_divide(const Tensor& self, const Tensor& other) {
   return Tensor(at::TensorIterator::binary_op(out, self, other).output());
 }
 
-Tensor rsub(const Tensor& self, const Tensor& other, const Scalar& alpha) {
-  return at::sub(other, self, alpha);
-}
+Tensor rsub(const Tensor& self, const Tensor& other, const Scalar& alpha) { return at::sub(other, self, alpha); }
 
 Tensor remainder(const Scalar& self, const Tensor& other) {
   return at::remainder(at::native::wrapped_scalar_tensor(self), other);
@@ -86,8 +75,7 @@ Tensor poisson(const Tensor& self, std::optional<at::Generator> /*generator*/) {
   return make(self.sizes(), self.scalar_type());
 }
 
-std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double /*p*/,
-                                          std::optional<bool> /*train*/) {
+std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double /*p*/, std::optional<bool> /*train*/) {
   return {make_like(input), make_like(input, at::kBool)};
 }
 

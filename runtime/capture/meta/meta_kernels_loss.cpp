@@ -14,24 +14,20 @@ using OptionalTensor = std::optional<Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 /// self: [n, classes, h, w]; target: [n, h, w].
-std::tuple<Tensor, Tensor> nll_loss2d(const Tensor& self, const Tensor& target,
-                                      const OptionalTensor& /*weight*/, int64_t reduction,
-                                      int64_t /*ignore_index*/) {
-  TORCH_CHECK(self.dim() == 4 && target.dim() == 3 && self.size(0) == target.size(0) &&
-                  self.size(2) == target.size(1) && self.size(3) == target.size(2),
-              "nll_loss2d(): expected [n, classes, h, w] and targets [n, h, w], got ", self.sizes(),
-              " and ", target.sizes());
+std::tuple<Tensor, Tensor> nll_loss2d(const Tensor& self, const Tensor& target, const OptionalTensor& /*weight*/,
+                                      int64_t reduction, int64_t /*ignore_index*/) {
+  TORCH_CHECK(self.dim() == 4 && target.dim() == 3 && self.size(0) == target.size(0) && self.size(2) == target.size(1) &&
+                  self.size(3) == target.size(2),
+              "nll_loss2d(): expected [n, classes, h, w] and targets [n, h, w], got ", self.sizes(), " and ",
+              target.sizes());
   const Tensor total_weight = make({}, self.scalar_type());
-  if (reduction == at::Reduction::None)
-    return {make(target.sizes(), self.scalar_type()), total_weight};
+  if (reduction == at::Reduction::None) return {make(target.sizes(), self.scalar_type()), total_weight};
   return {make({}, self.scalar_type()), total_weight};
 }
 
-Tensor binary_cross_entropy(const Tensor& self, const Tensor& target,
-                            const OptionalTensor& /*weight*/, int64_t reduction) {
-  TORCH_CHECK_VALUE(self.sizes() == target.sizes(),
-                    "binary_cross_entropy(): expected a target of sizes ", self.sizes(), ", got ",
-                    target.sizes());
+Tensor binary_cross_entropy(const Tensor& self, const Tensor& target, const OptionalTensor& /*weight*/, int64_t reduction) {
+  TORCH_CHECK_VALUE(self.sizes() == target.sizes(), "binary_cross_entropy(): expected a target of sizes ", self.sizes(),
+                    ", got ", target.sizes());
   return reduction == at::Reduction::None ? make_like(self) : make({}, self.scalar_type());
 }
 
@@ -47,36 +43,30 @@ constexpr int64_t kSum = 0, kMax = 2;  // modes of embedding_bag
 bool sums_without_offset2bag(const Tensor& weight, int64_t mode, int64_t padding_idx,
                              const OptionalTensor& per_sample_weights) {
   const auto dtype = weight.scalar_type();
-  const bool has_strided_weights = per_sample_weights.has_value() &&
-                                   per_sample_weights->defined() &&
-                                   per_sample_weights->stride(0) != 1;
-  return mode == kSum && padding_idx < 0 &&
-         (dtype == at::kFloat || at::isReducedFloatingType(dtype)) && weight.stride(1) == 1 &&
-         !has_strided_weights;
+  const bool has_strided_weights =
+      per_sample_weights.has_value() && per_sample_weights->defined() && per_sample_weights->stride(0) != 1;
+  return mode == kSum && padding_idx < 0 && (dtype == at::kFloat || at::isReducedFloatingType(dtype)) &&
+         weight.stride(1) == 1 && !has_strided_weights;
 }
 
 /// weight: [rows, width]; indices: [n]; offsets: [bags] (one more if include_last_offset).
 /// Returns the bags, offset2bag, bag sizes and the indices of maxima.
-Four embedding_bag(const Tensor& weight, const Tensor& indices, const Tensor& offsets,
-                   bool /*scale_grad_by_freq*/, int64_t mode, bool /*sparse*/,
-                   const OptionalTensor& per_sample_weights, bool include_last_offset,
+Four embedding_bag(const Tensor& weight, const Tensor& indices, const Tensor& offsets, bool /*scale_grad_by_freq*/,
+                   int64_t mode, bool /*sparse*/, const OptionalTensor& per_sample_weights, bool include_last_offset,
                    int64_t padding_idx) {
   const int64_t num_bags = offsets.size(0) - (include_last_offset ? 1 : 0);
   const auto index_type = c10::promoteTypes(indices.scalar_type(), offsets.scalar_type());
   const bool is_fast = sums_without_offset2bag(weight, mode, padding_idx, per_sample_weights);
   const Tensor bags = make({num_bags, weight.size(1)}, weight.scalar_type());
-  const Tensor max_indices =
-      mode == kMax ? make(bags.sizes(), index_type) : make({num_bags}, index_type);
-  return {bags, make({is_fast ? 0 : indices.numel()}, index_type), make({num_bags}, index_type),
-          max_indices};
+  const Tensor max_indices = mode == kMax ? make(bags.sizes(), index_type) : make({num_bags}, index_type);
+  return {bags, make({is_fast ? 0 : indices.numel()}, index_type), make({num_bags}, index_type), max_indices};
 }
 
-Four embedding_bag_forward_only(const Tensor& weight, const Tensor& indices, const Tensor& offsets,
-                                bool scale_grad_by_freq, int64_t mode, bool sparse,
-                                const OptionalTensor& per_sample_weights, bool include_last_offset,
-                                int64_t padding_idx) {
-  auto result = embedding_bag(weight, indices, offsets, scale_grad_by_freq, mode, sparse,
-                              per_sample_weights, include_last_offset, padding_idx);
+Four embedding_bag_forward_only(const Tensor& weight, const Tensor& indices, const Tensor& offsets, bool scale_grad_by_freq,
+                                int64_t mode, bool sparse, const OptionalTensor& per_sample_weights,
+                                bool include_last_offset, int64_t padding_idx) {
+  auto result = embedding_bag(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
+                              include_last_offset, padding_idx);
   if (mode == kSum) {  // The CPU does not drop the last offset from the bag sizes of a sum here.
     std::get<2>(result) = make({offsets.size(0)}, std::get<2>(result).scalar_type());
     std::get<3>(result) = make({offsets.size(0)}, std::get<3>(result).scalar_type());

@@ -17,39 +17,36 @@ Tensor value_or_undefined(const OptionalTensor& tensor) { return tensor.value_or
 /// Statistics of bfloat16 or half inputs with float parameters are kept in float.
 template <typename... Parameters>
 at::ScalarType statistics_type(const Tensor& input, const Parameters&... parameters) {
-  return at::native::param_scalar_type(
-      input, at::native::is_mixed_type(input, value_or_undefined(parameters)...));
+  return at::native::param_scalar_type(input, at::native::is_mixed_type(input, value_or_undefined(parameters)...));
 }
 
 /// input: [n, c, ...]; statistics: [c] in training, [0] otherwise.
 Three batch_norm(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
-                 const OptionalTensor& running_mean, const OptionalTensor& running_var,
-                 bool training, double /*momentum*/, double /*eps*/) {
+                 const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training, double /*momentum*/,
+                 double /*eps*/) {
   const auto dtype = statistics_type(input, weight, bias, running_mean, running_var);
   const int64_t num_statistics = training ? input.size(1) : 0;
-  return {make(input.sizes(), input.scalar_type(), input.suggest_memory_format()),
-          make({num_statistics}, dtype), make({num_statistics}, dtype)};
+  return {make(input.sizes(), input.scalar_type(), input.suggest_memory_format()), make({num_statistics}, dtype),
+          make({num_statistics}, dtype)};
 }
 
 /// Statistics have the input's dimensions, with 1 for the normalised ones.
-Three layer_norm(const Tensor& input, at::IntArrayRef normalized_shape,
-                 const OptionalTensor& weight, const OptionalTensor& bias, double /*eps*/) {
+Three layer_norm(const Tensor& input, at::IntArrayRef normalized_shape, const OptionalTensor& weight,
+                 const OptionalTensor& bias, double /*eps*/) {
   const auto num_kept = input.dim() - static_cast<int64_t>(normalized_shape.size());
   TORCH_CHECK(num_kept >= 0 && input.sizes().slice(num_kept) == normalized_shape,
-              "layer_norm(): expected an input that ends in ", normalized_shape, ", got ",
-              input.sizes());
+              "layer_norm(): expected an input that ends in ", normalized_shape, ", got ", input.sizes());
   at::DimVector sizes(input.sizes());
   std::fill(sizes.begin() + num_kept, sizes.end(), 1);
   const auto dtype = statistics_type(input, weight, bias);
   return {make(input.sizes(), input.scalar_type()), make(sizes, dtype), make(sizes, dtype)};
 }
 
-Three group_norm(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
-                 int64_t batch_size, int64_t /*num_channels*/, int64_t /*num_pixels*/,
-                 int64_t num_groups, double /*eps*/) {
+Three group_norm(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias, int64_t batch_size,
+                 int64_t /*num_channels*/, int64_t /*num_pixels*/, int64_t num_groups, double /*eps*/) {
   const auto dtype = statistics_type(input, weight, bias);
-  return {make(input.sizes(), input.scalar_type(), input.suggest_memory_format()),
-          make({batch_size, num_groups}, dtype), make({batch_size, num_groups}, dtype)};
+  return {make(input.sizes(), input.scalar_type(), input.suggest_memory_format()), make({batch_size, num_groups}, dtype),
+          make({batch_size, num_groups}, dtype)};
 }
 
 std::tuple<Tensor, Tensor> weight_norm(const Tensor& v, const Tensor& g, int64_t /*dim*/) {

@@ -33,15 +33,14 @@ at::DimVector reduced_sizes(const Tensor& self, OptionalIntArrayRef dims, bool k
 /// Integers are summed in int64.
 ScalarType accumulated_type(const Tensor& self, std::optional<ScalarType> dtype) {
   if (dtype.has_value()) return *dtype;
-  return at::isIntegralType(self.scalar_type(), /*includeBool=*/true) ? at::kLong
-                                                                      : self.scalar_type();
+  return at::isIntegralType(self.scalar_type(), /*includeBool=*/true) ? at::kLong : self.scalar_type();
 }
 
 Tensor scalar(const Tensor& self) { return make({}, self.scalar_type()); }
 
 Tensor extremum(const Tensor& self) {
-  TORCH_CHECK(self.numel() > 0, "max(), min(): expected at least one element, got sizes ",
-              self.sizes(), "; give the dim to reduce, or skip empty tensors");
+  TORCH_CHECK(self.numel() > 0, "max(), min(): expected at least one element, got sizes ", self.sizes(),
+              "; give the dim to reduce, or skip empty tensors");
   return scalar(self);
 }
 
@@ -49,42 +48,33 @@ Tensor trace(const Tensor& self) { return make({}, accumulated_type(self, std::n
 
 Tensor dot(const Tensor& self, const Tensor& other) {
   TORCH_CHECK(self.dim() == 1 && other.dim() == 1 && self.size(0) == other.size(0),
-              "dot(): expected two 1-D tensors of one size, got ", self.sizes(), " and ",
-              other.sizes());
+              "dot(): expected two 1-D tensors of one size, got ", self.sizes(), " and ", other.sizes());
   return scalar(self);
 }
 
-Tensor prod(const Tensor& self, std::optional<ScalarType> dtype) {
-  return make({}, accumulated_type(self, dtype));
-}
+Tensor prod(const Tensor& self, std::optional<ScalarType> dtype) { return make({}, accumulated_type(self, dtype)); }
 
-Tensor nansum(const Tensor& self, OptionalIntArrayRef dims, bool keepdim,
-              std::optional<ScalarType> dtype) {
+Tensor nansum(const Tensor& self, OptionalIntArrayRef dims, bool keepdim, std::optional<ScalarType> dtype) {
   return make(reduced_sizes(self, dims, keepdim), accumulated_type(self, dtype));
 }
 
-Tensor variance(const Tensor& self, OptionalIntArrayRef dims,
-                const std::optional<Scalar>& /*correction*/, bool keepdim) {
+Tensor variance(const Tensor& self, OptionalIntArrayRef dims, const std::optional<Scalar>& /*correction*/, bool keepdim) {
   return make(reduced_sizes(self, dims, keepdim), c10::toRealValueType(self.scalar_type()));
 }
 
 std::tuple<Tensor, Tensor> variance_and_mean(const Tensor& self, OptionalIntArrayRef dims,
-                                             const std::optional<Scalar>& correction,
-                                             bool keepdim) {
-  return {variance(self, dims, correction, keepdim),
-          make(reduced_sizes(self, dims, keepdim), self.scalar_type())};
+                                             const std::optional<Scalar>& correction, bool keepdim) {
+  return {variance(self, dims, correction, keepdim), make(reduced_sizes(self, dims, keepdim), self.scalar_type())};
 }
 
 Tensor count_nonzero(const Tensor& self, at::IntArrayRef dims) {
   return make(reduced_sizes(self, dims, /*keepdim=*/false), at::kLong);
 }
 
-Tensor addbmm(const Tensor& self, const Tensor& batch1, const Tensor& batch2,
-              const Scalar& /*beta*/, const Scalar& /*alpha*/) {
-  TORCH_CHECK(batch1.dim() == 3 && batch2.dim() == 3 && batch1.size(0) == batch2.size(0) &&
-                  batch1.size(2) == batch2.size(1),
-              "addbmm(): expected batches [b, n, m] and [b, m, p], got ", batch1.sizes(), " and ",
-              batch2.sizes());
+Tensor addbmm(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& /*beta*/,
+              const Scalar& /*alpha*/) {
+  TORCH_CHECK(batch1.dim() == 3 && batch2.dim() == 3 && batch1.size(0) == batch2.size(0) && batch1.size(2) == batch2.size(1),
+              "addbmm(): expected batches [b, n, m] and [b, m, p], got ", batch1.sizes(), " and ", batch2.sizes());
   return make({batch1.size(1), batch2.size(2)}, self.scalar_type());
 }
 

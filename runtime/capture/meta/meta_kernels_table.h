@@ -47,8 +47,7 @@ void add_attention(Table& table);
 void add_fallbacks(torch::Library& library);
 
 /// A new meta tensor: contiguous, or in the given memory format.
-at::Tensor make(at::IntArrayRef sizes, at::ScalarType dtype,
-                at::MemoryFormat format = at::MemoryFormat::Contiguous);
+at::Tensor make(at::IntArrayRef sizes, at::ScalarType dtype, at::MemoryFormat format = at::MemoryFormat::Contiguous);
 
 /// A new meta tensor with the sizes of `tensor` and the strides that an elementwise operator would
 /// give it.

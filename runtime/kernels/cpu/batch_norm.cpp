@@ -61,8 +61,9 @@ SMP_WIDE_VECTORS void add_up_together(const Images& images, int64_t first, float
 }
 
 bool is_row_of(const at::Tensor& tensor, int64_t size) {
-  return !tensor.defined() || (tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided &&
-                               tensor.dim() == 1 && tensor.size(0) == size && tensor.is_contiguous());
+  return !tensor.defined() ||
+         (tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided &&
+          tensor.dim() == 1 && tensor.size(0) == size && tensor.is_contiguous());
 }
 
 // Images of one element, or of one channel, lie channels last as well as channels first.
@@ -162,7 +163,8 @@ bool adds_up_alike(int64_t channels, int64_t side, double epsilon) {
   if (!can_run(own)) return false;
   BatchNormResults results;
   Run(own, results).all_channels();
-  const auto [output, save_mean, save_inverse_std] = at::native_batch_norm(input, weight, bias, mean, var, true, 0.37, epsilon);
+  const auto [output, save_mean, save_inverse_std] =
+      at::native_batch_norm(input, weight, bias, mean, var, true, 0.37, epsilon);
   return output.equal(results.output) && save_mean.equal(results.mean) && save_inverse_std.equal(results.inverse_std) &&
          mean.equal(own.running_mean) && var.equal(own.running_var);
 }
@@ -196,8 +198,12 @@ void own_native_batch_norm(const c10::OperatorHandle& op, torch::jit::Stack& sta
   const auto tensor = [&](size_t i) { return stack[i].isNone() ? at::Tensor() : stack[i].toTensor(); };
   BatchNormResults results;
   if (!stack[kTraining].toBool()) return op.callBoxed(stack);
-  const BatchNormArguments arguments{tensor(kInput),       tensor(kWeight),     tensor(kBias),
-                                     tensor(kRunningMean), tensor(kRunningVar), stack[kMomentum].toDouble(),
+  const BatchNormArguments arguments{tensor(kInput),
+                                     tensor(kWeight),
+                                     tensor(kBias),
+                                     tensor(kRunningMean),
+                                     tensor(kRunningVar),
+                                     stack[kMomentum].toDouble(),
                                      stack[kEpsilon].toDouble()};
   if (!batch_norm_in_training(arguments, results)) return op.callBoxed(stack);
   stack.clear();

@@ -19,10 +19,10 @@ struct BatchNormResults {
 /// Whether this LibTorch adds up as batch_norm_in_training() does. Tried once, with a few kilobytes.
 bool batch_norm_adds_up_alike();
 
-/// Adds up the channels' elements in LibTorch's order, several channels at once: LibTorch takes one after the other, where each
-/// sum waits for the one before. False, and nothing done, where that would not give the same bits: for other than float images
-/// of several pixels on a CPU that lie channel by channel, with parameters and statistics of the same kind, and where LibTorch
-/// adds up in another way.
+/// Adds up the channels' elements in LibTorch's order, several channels at once: LibTorch takes one after the other, where
+/// each sum waits for the one before. False, and nothing done, where that would not give the same bits: for other than float
+/// images of several pixels on a CPU that lie channel by channel, with parameters and statistics of the same kind, and where
+/// LibTorch adds up in another way.
 bool batch_norm_in_training(const BatchNormArguments& arguments, BatchNormResults& results);
 
 /// aten::native_batch_norm, by batch_norm_in_training() where that can.

@@ -52,7 +52,8 @@ SMP_WIDE_VECTORS void compare(const State& numbers, double p, std::array<float, 
   for (size_t j = 0; j < kSize / 2; ++j) {
     const auto high = static_cast<int32_t>(numbers[2 * j] & 0x1fffffU);
     const int32_t low = ordered(numbers[2 * j + 1]);
-    is_below[j] = static_cast<float>(static_cast<int>(high < high_limit) | (static_cast<int>(high == high_limit) & static_cast<int>(low < low_limit)));
+    is_below[j] = static_cast<float>(static_cast<int>(high < high_limit) |
+                                     (static_cast<int>(high == high_limit) & static_cast<int>(low < low_limit)));
   }
 }
 
@@ -113,7 +114,8 @@ bool draws_alike() {
       if (!fill_with(got, p, ours) || !got.equal(expected)) return false;
     }
   }
-  return at::Tensor(theirs.unsafeGetGeneratorImpl()->get_state()).equal(at::Tensor(ours.unsafeGetGeneratorImpl()->get_state()));
+  return at::Tensor(theirs.unsafeGetGeneratorImpl()->get_state())
+      .equal(at::Tensor(ours.unsafeGetGeneratorImpl()->get_state()));
 }
 
 void bernoulli_in_place(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

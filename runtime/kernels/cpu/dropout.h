@@ -15,8 +15,8 @@ using OwnKernel = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& sta
 OwnKernel own_kernel_of(const c10::OperatorHandle& op);
 
 /// Fills `mask` as mask.bernoulli_(p) does with the default generator, which is then in the same state. False, and nothing
-/// done, where that would not give the same bits: for other than contiguous float or bfloat16 on a CPU, after an odd number of
-/// other draws, for what is no probability, and where LibTorch draws in another way, which is tried once.
+/// done, where that would not give the same bits: for other than contiguous float or bfloat16 on a CPU, after an odd number
+/// of other draws, for what is no probability, and where LibTorch draws in another way, which is tried once.
 bool fill_bernoulli(at::Tensor& mask, double p);
 
 }  // namespace smp::runtime

@@ -66,26 +66,31 @@ bool share_memory(const StepTensor& a, const StepTensor& b) {
   return false;
 }
 
-constexpr const char* kCopies = " A microbatch writes to a copy of its part, which the other would not show: pass a clone() of one.";
+constexpr const char* kCopies =
+    " A microbatch writes to a copy of its part, which the other would not show: pass a clone() of one.";
 
 void check_written(const std::vector<StepTensor>& arguments, size_t written, const std::vector<at::Tensor>& constants) {
   const StepTensor& argument = arguments[written];
   for (const at::Tensor& tensor : tensors_of(argument)) {
-    TORCH_CHECK_VALUE(!shares_with_itself(tensor), "step argument ", argument.position, ": expected elements that have memory "
-                      "of their own, since the body writes to them, got sizes ", tensor.sizes(), " with strides ",
-                      tensor.strides(), " (expand, unfold). Pass a clone() of it.");
+    TORCH_CHECK_VALUE(!shares_with_itself(tensor), "step argument ", argument.position,
+                      ": expected elements that have memory "
+                      "of their own, since the body writes to them, got sizes ",
+                      tensor.sizes(), " with strides ", tensor.strides(), " (expand, unfold). Pass a clone() of it.");
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
     const StepTensor& other = arguments[i];
     TORCH_CHECK_VALUE(i == written || !share_memory(argument, other), "step argument ", argument.position,
                       ": expected memory of its own, since the body writes to it, got memory that it shares with ",
                       other.position == argument.position ? "another tensor of this argument"
-                                                          : "argument " + std::to_string(other.position), ".", kCopies);
+                                                          : "argument " + std::to_string(other.position),
+                      ".", kCopies);
   }
   for (const at::Tensor& constant : constants) {
-    TORCH_CHECK_VALUE(!share_memory(argument, {.tensor = constant}), "step argument ", argument.position,
-                      ": expected memory of its own, since the body writes to it, got memory that it shares with a tensor of "
-                      "sizes ", constant.sizes(), " that the body uses, too, and that is no argument.", kCopies);
+    TORCH_CHECK_VALUE(
+        !share_memory(argument, {.tensor = constant}), "step argument ", argument.position,
+        ": expected memory of its own, since the body writes to it, got memory that it shares with a tensor of "
+        "sizes ",
+        constant.sizes(), " that the body uses, too, and that is no argument.", kCopies);
   }
 }
 
@@ -93,8 +98,10 @@ void check_written(const std::vector<StepTensor>& arguments, size_t written, con
 void check_against(const runtime::NamedTensor& named, const StepTensor& argument, const Graph& graph) {
   const bool is_used = std::any_of(graph.values.begin(), graph.values.end(),
                                    [&](const Value& value) { return is_named(value) && value.name == named.name; });
-  TORCH_CHECK_VALUE(!is_used, "step argument ", argument.position, ": expected memory of its own, since the body writes to "
-                    "it, got memory of '", named.name, "', which the body uses, too.", kCopies);
+  TORCH_CHECK_VALUE(!is_used, "step argument ", argument.position,
+                    ": expected memory of its own, since the body writes to "
+                    "it, got memory of '",
+                    named.name, "', which the body uses, too.", kCopies);
 }
 
 void check_against_model(const StepTensor& argument, const Graph& graph, const runtime::Bindings& bindings) {
@@ -123,8 +130,10 @@ void check_against_writes(const StepTensor& argument, const Graph& graph, const 
     if (first == nullptr) continue;
     for (const runtime::NamedTensor& named : bindings.tensors()) {
       if (&bindings.first_on_storage(named) != first) continue;
-      TORCH_CHECK_VALUE(!is_written(graph, named.name), "step argument ", argument.position, ": expected memory of its own, got that "
-                        "of '", named.name, "', which the body writes to: the argument would not show it. Pass a clone() of it.");
+      TORCH_CHECK_VALUE(!is_written(graph, named.name), "step argument ", argument.position,
+                        ": expected memory of its own, got that "
+                        "of '",
+                        named.name, "', which the body writes to: the argument would not show it. Pass a clone() of it.");
     }
   }
 }

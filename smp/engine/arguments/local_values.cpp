@@ -30,8 +30,8 @@ class Sources {
     if (is_named(value)) return by_name_.at(value.name);
     const auto input = std::find(read_.graph.inputs.begin(), read_.graph.inputs.end(), id);
     if (input != read_.graph.inputs.end()) return inputs_[static_cast<size_t>(input - read_.graph.inputs.begin())];
-    const auto constant = std::find_if(read_.constants.begin(), read_.constants.end(),
-                                       [id](const auto& other) { return other.value == id; });
+    const auto constant =
+        std::find_if(read_.constants.begin(), read_.constants.end(), [id](const auto& other) { return other.value == id; });
     TORCH_INTERNAL_ASSERT(constant != read_.constants.end(), "value ", id, " comes from nowhere");
     return constant->tensor;
   }
@@ -51,7 +51,8 @@ class Copies {
       const at::Tensor bytes = at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage());
       known->second = bytes.clone().storage();
     }
-    at::Tensor copy(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
+    at::Tensor copy(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0),
+                                                                          /*allow_tensor_metadata_change=*/true));
     copy.unsafeGetTensorImpl()->set_storage_keep_dtype(known->second);
     return copy;
   }

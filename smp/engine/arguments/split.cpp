@@ -19,8 +19,9 @@ using step_internal::Share;
 using step_internal::StepTensor;
 
 void check_data(const at::Tensor& tensor, int64_t position) {
-  TORCH_CHECK_VALUE(tensor.defined() && runtime::is_on_this_ranks_device(tensor) && tensor.layout() == at::kStrided, "step argument ", position,
-                    ": expected a dense CPU tensor, got ", tensor.defined() ? tensor.toString() : "an undefined one", ".");
+  TORCH_CHECK_VALUE(tensor.defined() && runtime::is_on_this_ranks_device(tensor) && tensor.layout() == at::kStrided,
+                    "step argument ", position, ": expected a dense CPU tensor, got ",
+                    tensor.defined() ? tensor.toString() : "an undefined one", ".");
   TORCH_CHECK_VALUE(!tensor.requires_grad(), "step argument ", position,
                     ": expected data, got a tensor that requires a gradient, which would be lost. detach() it.");
 }
@@ -37,8 +38,8 @@ void check_cut(const StepTensor& argument, const Share& share) {
                     "body capture them, or name the argument in StepOptions::non_split_inputs.");
   const int64_t axis = axis_of(argument);
   TORCH_CHECK_VALUE(axis >= 0 && axis < tensor.dim(), "step argument ", argument.position,
-                    ": input_split_axes: expected a dimension of -", tensor.dim(), " ... ", tensor.dim() - 1,
-                    " for sizes ", tensor.sizes(), ", got ", argument.axis, ".");
+                    ": input_split_axes: expected a dimension of -", tensor.dim(), " ... ", tensor.dim() - 1, " for sizes ",
+                    tensor.sizes(), ", got ", argument.axis, ".");
   TORCH_CHECK_VALUE(tensor.size(axis) > 0 && tensor.size(axis) % share.total() == 0, "microbatch split of step argument ",
                     argument.position, axis == 0 ? std::string() : " along dimension " + std::to_string(axis),
                     ": expected a batch size divisible by ", describe(share), ", got ", tensor.size(axis),
@@ -52,9 +53,7 @@ void check_argument(const StepTensor& argument, const Share& share) {
   if (!argument.is_whole) check_cut(argument, share);
 }
 
-bool is_dense(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-}
+bool is_dense(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
 // All of a tensor, in its own memory where that is aligned.
 at::Tensor whole(const at::Tensor& tensor) {

@@ -11,10 +11,10 @@
 #include <sstream>
 
 #include "runtime/device/device.h"
-#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
+#include "runtime/libtorch/unmade.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 
 namespace smp::engine {
@@ -35,10 +35,11 @@ bool is_delayed(const Model& model) {
 
 // A copy of what the model will get would need all ranks, and a state is gathered over a pipeline.
 void check_no_pending_load(const Model& model) {
-  TORCH_CHECK_VALUE(model.pending_loads.empty(),
-                    "state of a model: expected a step after load_state_dict, got none: the model was constructed under "
-                    "smp::DelayParamInitialization, and the loaded values wait for their ranks. Run a step first, or use the "
-                    "state that was loaded.");
+  TORCH_CHECK_VALUE(
+      model.pending_loads.empty(),
+      "state of a model: expected a step after load_state_dict, got none: the model was constructed under "
+      "smp::DelayParamInitialization, and the loaded values wait for their ranks. Run a step first, or use the "
+      "state that was loaded.");
 }
 
 // A copy of a parameter or buffer of rank `owner`, on every rank of the pipeline.
@@ -82,27 +83,25 @@ std::map<std::string, at::Tensor> offered(const StateDict& state, std::string& e
       error = "expected names of parameters and buffers, got '" + entry.name + "', which smp uses itself.";
     const bool is_plain =
         entry.tensor.defined() && runtime::is_on_host(entry.tensor) && entry.tensor.layout() == at::kStrided;
-    if (!is_plain && error.empty())
-      error = "expected dense CPU tensors, got another one for '" + entry.name + "'.";
+    if (!is_plain && error.empty()) error = "expected dense CPU tensors, got another one for '" + entry.name + "'.";
     if (is_plain && !tensors.emplace(entry.name, entry.tensor).second && error.empty()) {
       error = "expected each name once, got '" + entry.name + "' twice.";
     }
   }
   if (state.steps) {
     const auto training = static_cast<int64_t>(state.steps->training);
-    tensors.emplace(
-        kSteps, at::tensor({training, static_cast<int64_t>(state.steps->evaluation)}, at::kLong));
+    tensors.emplace(kSteps, at::tensor({training, static_cast<int64_t>(state.steps->evaluation)}, at::kLong));
   }
   if (!error.empty()) tensors.clear();
   return tensors;
 }
 
-std::shared_ptr<runtime::StateExchange> exchange_of(const RankState& own, const Model& model,
-                                                    const StateDict& state, std::string own_error) {
+std::shared_ptr<runtime::StateExchange> exchange_of(const RankState& own, const Model& model, const StateDict& state,
+                                                    std::string own_error) {
   auto tensors = offered(state, own_error);
   if (is_delayed(model)) tensors.emplace(kIsDelayed, at::tensor({1}, at::kLong));
-  return std::make_shared<runtime::StateExchange>(std::move(tensors), std::move(own_error),
-                                                  *own.context.pipeline, *own.context.replicas);
+  return std::make_shared<runtime::StateExchange>(std::move(tensors), std::move(own_error), *own.context.pipeline,
+                                                  *own.context.replicas);
 }
 
 // As expand() makes them.
@@ -124,8 +123,7 @@ class LoadDifference {
       if (!name.is_persistent) continue;
       known_.insert(name.name);
       const auto offer = offers_.find(name.name);
-      offer == offers_.end() ? missing_.push_back(name.name)
-                             : compare(name, offer->second, first_name);
+      offer == offers_.end() ? missing_.push_back(name.name) : compare(name, offer->second, first_name);
     }
     for (const auto& [name, offer] : offers_) {
       if (!known_.contains(name) && name != kSteps && name != kIsDelayed) unexpected_.push_back(name);
@@ -141,17 +139,17 @@ class LoadDifference {
     if (strict) add("unexpected: ", unexpected_);
     add("wrong: ", wrong_);
     if (text.empty()) return text;
-    return "expected the names, shapes and types of the model's parameters and buffers, got " +
-           text + ". Load the state of the same model" +
+    return "expected the names, shapes and types of the model's parameters and buffers, got " + text +
+           ". Load the state of the same model" +
            (strict && wrong_.empty() ? ", or pass strict = false to load what fits." : ".");
   }
 
  private:
-  void compare(const Name& name, const runtime::StateExchange::Offer& offer,
-               std::map<size_t, std::string>& first_name) {
+  void compare(const Name& name, const runtime::StateExchange::Offer& offer, std::map<size_t, std::string>& first_name) {
     const at::Tensor& own = bindings_.tensors()[name.tensor].tensor;
     if (has_several_on_one_place(own)) {
-      wrong_.push_back(name.name + ": strides " + c10::str(own.strides()) + ", by which elements share memory (register a clone())");
+      wrong_.push_back(name.name + ": strides " + c10::str(own.strides()) +
+                       ", by which elements share memory (register a clone())");
     }
     if (offer.dtype != own.scalar_type() || !own.sizes().equals(offer.sizes)) {
       wrong_.push_back(name.name + ": " + describe(offer.dtype, offer.sizes) + " in place of " +
@@ -159,8 +157,7 @@ class LoadDifference {
     }
     const auto [first, is_new] = first_name.emplace(name.tensor, name.name);
     if (!is_new && offers_.at(first->second).content != offer.content) {
-      wrong_.push_back(name.name + ": other values than " + first->second +
-                       ", which is the same tensor of the model");
+      wrong_.push_back(name.name + ": other values than " + first->second + ", which is the same tensor of the model");
     }
   }
 
@@ -174,8 +171,7 @@ class LoadDifference {
 
 std::string listed(const std::vector<std::string>& items, size_t most) {
   std::string text;
-  for (size_t i = 0; i < std::min(items.size(), most); ++i)
-    text += (i == 0 ? "'" : ", '") + items[i] + "'";
+  for (size_t i = 0; i < std::min(items.size(), most); ++i) text += (i == 0 ? "'" : ", '") + items[i] + "'";
   if (items.size() > most) text += " and " + std::to_string(items.size() - most) + " more";
   return text;
 }
@@ -190,8 +186,7 @@ StateDict gathered_state(const RankState& own, const Model& model) {
       continue;
     }
     const bool is_placed = own.models.is_placed(named.tensor);
-    copies.push_back(is_placed ? gathered(named.tensor, own.models.home(named.tensor).owner(),
-                                          *own.context.pipeline)
+    copies.push_back(is_placed ? gathered(named.tensor, own.models.home(named.tensor).owner(), *own.context.pipeline)
                                : value_of(named.tensor).detach().clone());
   }
   StateDict state = without_tensors(own, model);
@@ -213,8 +208,7 @@ StateDict local_state(const RankState& own, const Model& model) {
   return state;
 }
 
-ModelLoad::ModelLoad(RankState& own, Model& model, const StateDict& state, bool strict,
-                     std::string own_error)
+ModelLoad::ModelLoad(RankState& own, Model& model, const StateDict& state, bool strict, std::string own_error)
     : own_(own), model_(model), exchange_(exchange_of(own, model, state, std::move(own_error))) {
   TORCH_CHECK_VALUE(exchange_->error().empty(), "load_state_dict: ", exchange_->error());
   const std::string difference = LoadDifference(model.own, *exchange_).text(strict);

@@ -25,8 +25,7 @@ class ModelLoad {
  public:
   /// own_error: why this rank has no state, told on every rank. Collective over all ranks; throws
   /// c10::ValueError on all of them alike.
-  ModelLoad(RankState& own, Model& model, const StateDict& state, bool strict,
-            std::string own_error);
+  ModelLoad(RankState& own, Model& model, const StateDict& state, bool strict, std::string own_error);
   /// Collective over all ranks. Where a rank of the first replica has put values off, the tensors wait for placement.
   void apply();
 

@@ -15,9 +15,9 @@
 #include <sstream>
 
 #include "runtime/device/device.h"
-#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/wire.h"
+#include "runtime/libtorch/unmade.h"
 #include "smp/engine/checkpoint/model_state.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 
@@ -38,11 +38,8 @@ double exact_number(std::string_view text) {
 
 const std::string& name_of(const Model& model, const at::Tensor& parameter) {
   const runtime::NamedTensor* named = model.own.find(parameter);
-  TORCH_CHECK_VALUE(
-      named != nullptr,
-      "optimizer state: expected an optimizer over parameters of the model, got one of ",
-      parameter.sizes(),
-      " that the model does not have. Make the optimizer from net->parameters().");
+  TORCH_CHECK_VALUE(named != nullptr, "optimizer state: expected an optimizer over parameters of the model, got one of ",
+                    parameter.sizes(), " that the model does not have. Make the optimizer from net->parameters().");
   return named->name;
 }
 
@@ -69,8 +66,7 @@ std::map<std::string, at::Tensor> offered(const OptimizerState& state, std::stri
     for (const auto& [field, tensor] : fields) {
       const bool is_plain = tensor.defined() && runtime::is_on_host(tensor) && tensor.layout() == at::kStrided;
       if (!is_plain && error.empty()) {
-        error = "expected dense CPU tensors, got another one for '" + field + "' of '" + parameter +
-                "'.";
+        error = "expected dense CPU tensors, got another one for '" + field + "' of '" + parameter + "'.";
       }
       if (is_plain) tensors.emplace(parameter + "/" + field, tensor);
     }
@@ -80,11 +76,9 @@ std::map<std::string, at::Tensor> offered(const OptimizerState& state, std::stri
   return tensors;
 }
 
-runtime::StateExchange exchange_of(const RankState& own, const OptimizerState& state,
-                                   std::string own_error) {
+runtime::StateExchange exchange_of(const RankState& own, const OptimizerState& state, std::string own_error) {
   auto tensors = offered(state, own_error);
-  return {std::move(tensors), std::move(own_error), *own.context.pipeline,
-          *own.context.replicas};
+  return {std::move(tensors), std::move(own_error), *own.context.pipeline, *own.context.replicas};
 }
 
 }  // namespace
@@ -95,11 +89,9 @@ std::string groups_to_json(const OptimizerState& state) {
     boost::json::object options;
     for (const auto& [name, value] : group.options) options[name] = exact_text(value);
     boost::json::array parameters(group.parameters.begin(), group.parameters.end());
-    groups.push_back(boost::json::object{{"options", std::move(options)},
-                                         {"parameters", std::move(parameters)}});
+    groups.push_back(boost::json::object{{"options", std::move(options)}, {"parameters", std::move(parameters)}});
   }
-  return boost::json::serialize(
-      boost::json::object{{"kind", state.kind}, {"groups", std::move(groups)}});
+  return boost::json::serialize(boost::json::object{{"kind", state.kind}, {"groups", std::move(groups)}});
 }
 
 void groups_from_json(const std::string& json, OptimizerState& state) {
@@ -115,16 +107,13 @@ void groups_from_json(const std::string& json, OptimizerState& state) {
       for (const auto& option : group.at("options").as_object()) {
         made.options[option.key()] = exact_number(option.value().as_string());
       }
-      for (const auto& name : group.at("parameters").as_array())
-        made.parameters.emplace_back(std::string(name.as_string()));
+      for (const auto& name : group.at("parameters").as_array()) made.parameters.emplace_back(std::string(name.as_string()));
     }
   } catch (const c10::Error&) {
     throw;
   } catch (const std::exception& error) {  // of Boost.JSON: no JSON, a missing key, another type
-    TORCH_CHECK_VALUE(
-        false,
-        "optimizer state: expected kind and groups of an optimizer, got text that has none (",
-        error.what(), ").");
+    TORCH_CHECK_VALUE(false, "optimizer state: expected kind and groups of an optimizer, got text that has none (",
+                      error.what(), ").");
   }
 }
 
@@ -224,13 +213,11 @@ OptimizerLoad::OptimizerLoad(RankState& own, Optimizer& optimizer, const Optimiz
   const at::Tensor bytes = exchange_.deliver(kGroups, runtime::TensorHome::on_all(own.context.pipeline->size()));
   groups_from_json(std::string(runtime::bytes_of(bytes)), groups_);
   const std::string text = difference(without_entries(optimizer));
-  TORCH_CHECK_VALUE(text.empty(), caller, text,
-                    " Load the state of the same optimizer over the same model.");
+  TORCH_CHECK_VALUE(text.empty(), caller, text, " Load the state of the same optimizer over the same model.");
 }
 
 std::string OptimizerLoad::difference(const OptimizerState& want) const {
-  if (groups_.kind != want.kind)
-    return "expected the state of " + want.kind + ", got that of " + groups_.kind + ".";
+  if (groups_.kind != want.kind) return "expected the state of " + want.kind + ", got that of " + groups_.kind + ".";
   if (groups_.groups.size() != want.groups.size()) {
     return "expected " + std::to_string(want.groups.size()) + " parameter groups, got " +
            std::to_string(groups_.groups.size()) + ".";
@@ -241,8 +228,8 @@ std::string OptimizerLoad::difference(const OptimizerState& want) const {
   for (size_t g = 0; g < want.groups.size(); ++g) {
     const OptimizerState::Group &got = groups_.groups[g], &own = want.groups[g];
     const auto same_key = [](const auto& a, const auto& b) { return a.first == b.first; };
-    const bool same_options = std::equal(got.options.begin(), got.options.end(),
-                                         own.options.begin(), own.options.end(), same_key);
+    const bool same_options =
+        std::equal(got.options.begin(), got.options.end(), own.options.begin(), own.options.end(), same_key);
     if (got.parameters != own.parameters || !same_options) {
       return "expected the parameters and options of group " + std::to_string(g) + ", got others.";
     }
@@ -254,12 +241,9 @@ std::string OptimizerLoad::difference(const OptimizerState& want) const {
   }
   for (const auto& [name, offer] : exchange_.offers()) {
     const size_t slash = name.rfind('/');
-    if (slash != std::string::npos && !known.contains(name.substr(0, slash)))
-      wrong.push_back(name + ": no such parameter");
+    if (slash != std::string::npos && !known.contains(name.substr(0, slash))) wrong.push_back(name + ": no such parameter");
   }
-  return wrong.empty()
-             ? ""
-             : "expected a state that fits the parameters, got wrong ones: " + listed(wrong) + ".";
+  return wrong.empty() ? "" : "expected a state that fits the parameters, got wrong ones: " + listed(wrong) + ".";
 }
 
 std::string OptimizerLoad::wrong_fields(const std::string& parameter, const at::Tensor& tensor,
@@ -273,16 +257,16 @@ std::string OptimizerLoad::wrong_fields(const std::string& parameter, const at::
     ++num_fields;
     std::erase(missing, field);
     const auto& [dtype, sizes, content, ranks] = offer->second;
-    const bool fits = is_count ? dtype == at::kLong && sizes.empty()
-                                : dtype == tensor.scalar_type() && tensor.sizes().equals(sizes);
+    const bool fits =
+        is_count ? dtype == at::kLong && sizes.empty() : dtype == tensor.scalar_type() && tensor.sizes().equals(sizes);
     std::ostringstream text;
-    text << field << " is " << dtype << " " << at::IntArrayRef(sizes) << ", the parameter "
-         << tensor.scalar_type() << " " << tensor.sizes();
+    text << field << " is " << dtype << " " << at::IntArrayRef(sizes) << ", the parameter " << tensor.scalar_type() << " "
+         << tensor.sizes();
     if (!fits) return text.str();
   }
   const std::string prefix = parameter + "/";
-  for (auto at = exchange_.offers().lower_bound(prefix);
-       at != exchange_.offers().end() && at->first.starts_with(prefix); ++at) {
+  for (auto at = exchange_.offers().lower_bound(prefix); at != exchange_.offers().end() && at->first.starts_with(prefix);
+       ++at) {
     const std::string field = at->first.substr(prefix.size());
     const auto is_named = [&](const StateField& one) { return one.name == field; };
     if (std::none_of(all.begin(), all.end(), is_named)) return "unknown field " + field;

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "runtime/exchange/state_exchange.h"
-#include "smp/engine/rank/rank_state.h"
 #include "smp/engine/optimizers/optimizer.h"
+#include "smp/engine/rank/rank_state.h"
 #include "smp/optimizer_state.h"
 
 namespace smp::engine {
@@ -43,8 +43,7 @@ class OptimizerLoad {
 
  private:
   std::string difference(const OptimizerState& want) const;
-  std::string wrong_fields(const std::string& parameter, const at::Tensor& tensor,
-                           const OptionValues& options) const;
+  std::string wrong_fields(const std::string& parameter, const at::Tensor& tensor, const OptionValues& options) const;
 
   RankState& own_;
   Optimizer& optimizer_;

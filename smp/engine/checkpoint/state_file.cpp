@@ -1,8 +1,5 @@
 // The files of a save. Tensors are "model/NAME" and "optimizer/PARAMETER/FIELD", the rest is
 // metadata.
-#include "runtime/device/device.h"
-#include "smp/state_reader.h"
-
 #include <c10/util/Exception.h>
 
 #include <boost/crc.hpp>
@@ -16,14 +13,16 @@
 #include <set>
 #include <sstream>
 
+#include "runtime/device/device.h"
 #include "runtime/exchange/root_cause.h"
 #include "runtime/exchange/wire.h"
+#include "smp/engine/checkpoint/model_state.h"
+#include "smp/engine/checkpoint/optimizer_state.h"
 #include "smp/engine/files/durable_file.h"
 #include "smp/engine/files/save_files.h"
-#include "smp/engine/checkpoint/model_state.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
-#include "smp/engine/checkpoint/optimizer_state.h"
 #include "smp/safetensors.h"
+#include "smp/state_reader.h"
 
 namespace smp::state_file_internal {
 namespace {
@@ -67,8 +66,7 @@ std::string checksum_of(const Safetensors& file) {
 
 // The first complaint of a rank of replica 0, on every rank.
 std::string first_complaint(const std::string& own, const engine::Context& context) {
-  for (const std::string& text :
-       runtime::gather_from_first_replica(own, *context.pipeline, *context.replicas)) {
+  for (const std::string& text : runtime::gather_from_first_replica(own, *context.pipeline, *context.replicas)) {
     if (!text.empty()) return text;
   }
   return "";
@@ -113,8 +111,7 @@ void take_content(std::string_view bytes, UserContent& user) {
   });
 }
 
-Safetensors to_file(const StateDict& model, const OptimizerState& optimizer,
-                    const UserContent& user) {
+Safetensors to_file(const StateDict& model, const OptimizerState& optimizer, const UserContent& user) {
   Safetensors file;
   for (const StateDict::Entry& entry : model.entries)
     file.tensors.emplace_back(std::string(kModel) + entry.name, entry.tensor);
@@ -136,8 +133,8 @@ uint64_t number_in(const Safetensors& file, const std::string& path, const std::
   const std::string text = file.metadata.contains(key) ? file.metadata.at(key) : "nothing";
   uint64_t number = 0;
   const auto read = std::from_chars(text.data(), text.data() + text.size(), number);
-  TORCH_CHECK_VALUE(read.ec == std::errc() && read.ptr == text.data() + text.size(), "'", path,
-                    "': expected a number as ", key, ", got ", text, ".");
+  TORCH_CHECK_VALUE(read.ec == std::errc() && read.ptr == text.data() + text.size(), "'", path, "': expected a number as ",
+                    key, ", got ", text, ".");
   return number;
 }
 
@@ -167,22 +164,20 @@ class Share {
     const auto text = [&](const std::string& key) {
       return file.metadata.contains(key) ? file.metadata.at(key) : std::string();
     };
-    TORCH_CHECK_VALUE(text("format") == kFormat, "'", path,
-                      "': expected a file of save_state, got format '", text("format"), "'.");
-    TORCH_CHECK_VALUE(text("shards").empty() || text("shards") == kWhole, "'", path, "': expected whole tensors, got shards '",
-                      text("shards"), "', which this version of smp does not put together. Load them with that which wrote them.");
-    TORCH_CHECK_VALUE(text("checksum") == checksum_of(file), "'", path, "': expected the checksum ",
-                      text("checksum"), ", got ", checksum_of(file),
-                      ". The file is damaged; take another save.");
-    TORCH_CHECK_VALUE(
-        text("rank") == std::to_string(rank) && text("size") == std::to_string(files_.num_ranks) &&
-            (files_.id.empty() || text("save") == files_.id),
-        "'", path, "': expected the file of this name, got that of rank ", text("rank"), " of ",
-        text("size"), " of save ", text("save"), ". It was renamed or copied from another save.");
+    TORCH_CHECK_VALUE(text("format") == kFormat, "'", path, "': expected a file of save_state, got format '", text("format"),
+                      "'.");
+    TORCH_CHECK_VALUE(text("shards").empty() || text("shards") == kWhole, "'", path,
+                      "': expected whole tensors, got shards '", text("shards"),
+                      "', which this version of smp does not put together. Load them with that which wrote them.");
+    TORCH_CHECK_VALUE(text("checksum") == checksum_of(file), "'", path, "': expected the checksum ", text("checksum"),
+                      ", got ", checksum_of(file), ". The file is damaged; take another save.");
+    TORCH_CHECK_VALUE(text("rank") == std::to_string(rank) && text("size") == std::to_string(files_.num_ranks) &&
+                          (files_.id.empty() || text("save") == files_.id),
+                      "'", path, "': expected the file of this name, got that of rank ", text("rank"), " of ", text("size"),
+                      " of save ", text("save"), ". It was renamed or copied from another save.");
     save_ids_.insert(text("save"));
     model.is_partial = optimizer.is_partial = true;
-    model.steps = StateDict::Steps{number_in(file, path, "training_steps"),
-                                   number_in(file, path, "evaluation_steps")};
+    model.steps = StateDict::Steps{number_in(file, path, "training_steps"), number_in(file, path, "evaluation_steps")};
     if (file.metadata.contains("optimizer")) engine::groups_from_json(text("optimizer"), optimizer);
     for (const auto& [key, value] : file.metadata) {
       if (key.starts_with(kUser)) user[key.substr(kUser.size())] = value;
@@ -196,8 +191,7 @@ class Share {
       // Tied weights are in several files.
       if (names_.insert(name).second) model.entries.push_back({name.substr(kModel.size()), tensor});
     } else if (name.starts_with(kOptimizer) && field >= kOptimizer.size()) {
-      optimizer.entries[name.substr(kOptimizer.size(), field - kOptimizer.size())]
-                       [name.substr(field + 1)] = tensor;
+      optimizer.entries[name.substr(kOptimizer.size(), field - kOptimizer.size())][name.substr(field + 1)] = tensor;
     } else if (name == kUserBytes) {
       take_content(runtime::bytes_of(tensor), user);
     }
@@ -209,8 +203,7 @@ class Share {
 
 }  // namespace
 
-void save(const std::string& folder, const StateDict& model, const OptimizerState& optimizer,
-          const UserContent& user) {
+void save(const std::string& folder, const StateDict& model, const OptimizerState& optimizer, const UserContent& user) {
   engine::refuse_in_body("save_state");
   engine::refuse_in_join("save_state");
   const engine::Context& context = engine::context("save_state");
@@ -219,9 +212,7 @@ void save(const std::string& folder, const StateDict& model, const OptimizerStat
   const bool writes = context.replicas->rank() == 0;
   const engine::SaveFiles files{
       .folder = folder,
-      .id = runtime::gather_from_first_replica(engine::random_digits(), *context.pipeline,
-                                               *context.replicas)
-                .front(),
+      .id = runtime::gather_from_first_replica(engine::random_digits(), *context.pipeline, *context.replicas).front(),
       .num_ranks = size};
   // Of every rank, since each host may have a folder of its own; where they share it, the first to
   // commit decides.
@@ -254,8 +245,7 @@ void save(const std::string& folder, const StateDict& model, const OptimizerStat
 }
 
 struct Reader::Contents {
-  std::optional<Share>
-      share;  // none on replicas but the first, and on ranks that nothing could be read on
+  std::optional<Share> share;  // none on replicas but the first, and on ranks that nothing could be read on
   StateDict no_model;
   OptimizerState no_optimizer;
   UserContent user;
@@ -274,21 +264,18 @@ Reader::Reader(const std::string& folder) : contents_(std::make_unique<Contents>
   TORCH_CHECK_VALUE(complaint.empty(), "load_state: ", complaint);
   const std::string own = contents_->share ? contents_->share->describe() : "";
   std::set<std::string> ids;
-  for (const std::string& bytes :
-       runtime::gather_from_first_replica(own, *context.pipeline, *context.replicas)) {
+  for (const std::string& bytes : runtime::gather_from_first_replica(own, *context.pipeline, *context.replicas)) {
     runtime::read_all(bytes, "names of saves", [&](runtime::WireReader& in) {
       while (!in.at_end()) ids.insert(in.get_string());
     });
   }
-  TORCH_CHECK_VALUE(ids.size() == 1, "load_state: expected the files of one save in '", folder,
-                    "', got those of ", ids.size(),
-                    ". A later save was interrupted while it replaced them; take another one.");
+  TORCH_CHECK_VALUE(ids.size() == 1, "load_state: expected the files of one save in '", folder, "', got those of ",
+                    ids.size(), ". A later save was interrupted while it replaced them; take another one.");
   runtime::WireWriter out;
   if (contents_->share) {
     for (const auto& [key, value] : contents_->share->user) out.put(key), out.put(value);
   }
-  const std::string first =
-      runtime::gather_from_first_replica(out.take(), *context.pipeline, *context.replicas).front();
+  const std::string first = runtime::gather_from_first_replica(out.take(), *context.pipeline, *context.replicas).front();
   take_content(first, contents_->user);
 }
 

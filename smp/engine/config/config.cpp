@@ -100,8 +100,7 @@ std::vector<std::string> Config::differences(const Config& a, const Config& b) {
   for (const Key& key : engine::config_keys()) {
     const auto ours = get(key, a), theirs = get(key, b);
     if (ours == theirs) continue;
-    lines.push_back(std::string(key.name) + ": " + plain_text(ours) + " against " +
-                    plain_text(theirs));
+    lines.push_back(std::string(key.name) + ": " + plain_text(ours) + " against " + plain_text(theirs));
   }
   return lines;
 }

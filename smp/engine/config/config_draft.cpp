@@ -15,14 +15,12 @@
 namespace smp::engine {
 namespace {
 
-std::string in_quotes(std::string_view word) {
-  return std::string(1, '"').append(word).append(1, '"');
-}
+std::string in_quotes(std::string_view word) { return std::string(1, '"').append(word).append(1, '"'); }
 
 const Key* find_key(std::string_view word) {
   const auto& keys = config_keys();
-  const auto key = std::ranges::find_if(
-      keys, [&](const Key& k) { return k.name == word || (!k.alias.empty() && k.alias == word); });
+  const auto key =
+      std::ranges::find_if(keys, [&](const Key& k) { return k.name == word || (!k.alias.empty() && k.alias == word); });
   return key == keys.end() ? nullptr : &*key;
 }
 
@@ -130,8 +128,7 @@ void ConfigDraft::lay_json(const std::string& source, std::string_view text) {
     }
     if (json.is_null()) continue;
     const auto value = to_value(json, *key);
-    const auto problem =
-        value ? check(*key, *value) : "expected " + expectation(*key) + ", got " + short_text(json);
+    const auto problem = value ? check(*key, *value) : "expected " + expectation(*key) + ", got " + short_text(json);
     if (problem) {
       complain(source, std::string(word) + ": " + *problem);
       continue;
@@ -139,9 +136,8 @@ void ConfigDraft::lay_json(const std::string& source, std::string_view text) {
     const auto [earlier, is_first] = spellings.emplace(key->name, word);
     if (!is_first && get(*key, config_) != *value) {
       complain(source, in_quotes(earlier->second) + " and " + in_quotes(word) +
-                           " name the same key: expected one value, got " +
-                           value_text(get(*key, config_)) + " and " + value_text(*value) +
-                           ". Remove one");
+                           " name the same key: expected one value, got " + value_text(get(*key, config_)) + " and " +
+                           value_text(*value) + ". Remove one");
       continue;
     }
     set(*key, *value, config_);
@@ -172,9 +168,8 @@ void ConfigDraft::check_together() {
   const int64_t degree = config_.pipeline_parallel_degree;
   if (degree > 0 && config_.default_partition >= degree) {
     complain(source_of("default_partition"),
-             "default_partition: expected less than pipeline_parallel_degree=" +
-                 std::to_string(degree) + " (" + source_of("pipeline_parallel_degree") + "), got " +
-                 std::to_string(config_.default_partition));
+             "default_partition: expected less than pipeline_parallel_degree=" + std::to_string(degree) + " (" +
+                 source_of("pipeline_parallel_degree") + "), got " + std::to_string(config_.default_partition));
   }
   if (config_.parallelism == Parallelism::kManual) return;
   const auto chosen_already = [this](const char* key, const std::string& expected, const std::string& got) {
@@ -193,9 +188,8 @@ Config ConfigDraft::finish() {
   check_together();
   std::string list;
   for (const auto& problem : problems_) list.append("\n  ").append(problem);
-  TORCH_CHECK_VALUE(problems_.empty(), "configuration: ", problems_.size(),
-                    problems_.size() == 1 ? " error" : " errors", list,
-                    "\nCorrect the sources named above; docs/configuration.md lists every key.");
+  TORCH_CHECK_VALUE(problems_.empty(), "configuration: ", problems_.size(), problems_.size() == 1 ? " error" : " errors",
+                    list, "\nCorrect the sources named above; docs/configuration.md lists every key.");
   return config_;
 }
 

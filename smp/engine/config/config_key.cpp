@@ -40,8 +40,7 @@ constexpr int64_t kAuto = kAutoMicrobatches;  // of every key with a word for it
 static_assert(kAuto == kAutoVirtualStages);
 
 template <typename Member>
-using MemberType =
-    std::remove_reference_t<decltype(std::declval<Config&>().*std::declval<Member>())>;
+using MemberType = std::remove_reference_t<decltype(std::declval<Config&>().*std::declval<Member>())>;
 
 }  // namespace
 
@@ -124,14 +123,12 @@ std::optional<std::string> check(const Key& key, const ConfigValue& value) {
       return "expected at most " + number_text(key.range.most) + ", got " + value_text(value);
     }
     // Written so that a NaN is refused.
-    const bool is_enough =
-        key.range.excludes_least ? number > key.range.least : number >= key.range.least;
+    const bool is_enough = key.range.excludes_least ? number > key.range.least : number >= key.range.least;
     is_accepted = is_accepted && is_enough && number <= key.range.most;
   }
   if (!is_accepted) return "expected " + expectation(key) + ", got " + value_text(value);
   if (key.support == Support::kNotYet && value != fallback && value != key.also_accepted) {
-    return value_text(value) + " is not available yet. Remove the key or set it to " +
-           value_text(fallback);
+    return value_text(value) + " is not available yet. Remove the key or set it to " + value_text(fallback);
   }
   return std::nullopt;
 }

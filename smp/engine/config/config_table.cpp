@@ -39,10 +39,7 @@ std::vector<Key> make_keys() {
        .choices = {"interleaved", "simple"},
        .meaning = "Schedule: `interleaved` runs a backward as soon as it can (1F1B), `simple` runs "
                   "all forwards first (GPipe)."},
-      {.name = "horovod",
-       .value_without_field = false,
-       .support = not_yet,
-       .meaning = "TensorFlow only."},
+      {.name = "horovod", .value_without_field = false, .support = not_yet, .meaning = "TensorFlow only."},
       {.name = "ddp",
        .field = &Config::ddp,
        .support = no_effect,
@@ -62,10 +59,7 @@ std::vector<Key> make_keys() {
        .choices = {"auto", "nccl"},
        .support = no_effect,
        .meaning = "Backend of torch.distributed."},
-      {.name = "contiguous",
-       .field = &Config::contiguous,
-       .support = no_effect,
-       .meaning = "TensorFlow only."},
+      {.name = "contiguous", .field = &Config::contiguous, .support = no_effect, .meaning = "TensorFlow only."},
       {.name = "placement_strategy",
        .field = &Config::placement_strategy,
        .choices = {"cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD"},
@@ -193,18 +187,15 @@ std::vector<Key> make_keys() {
        .field = &Config::virtual_stages,
        .range = {.least = 1, .most = 64},
        .word_for_auto = "auto",
-       .meaning = "Visits of each rank by one microbatch; above 1 `interleaved` is Megatron's "
-                  "interleaved 1F1B: a smaller bubble for more messages. `auto`: more than one where that is predicted to be "
-                  "faster."},
-      {.name = "seed",
-       .field = &Config::seed,
-       .range = kNotNegative,
-       .meaning = "Base seed of all random operators."},
+       .meaning =
+           "Visits of each rank by one microbatch; above 1 `interleaved` is Megatron's "
+           "interleaved 1F1B: a smaller bubble for more messages. `auto`: more than one where that is predicted to be "
+           "faster."},
+      {.name = "seed", .field = &Config::seed, .range = kNotNegative, .meaning = "Base seed of all random operators."},
       {.name = "threads",
        .field = &Config::threads,
        .range = kCount,
-       .meaning =
-           "Intra-operator threads of one rank. Another number changes the last bits of results."},
+       .meaning = "Intra-operator threads of one rank. Another number changes the last bits of results."},
       {.name = "keep_memory",
        .field = &Config::keep_memory,
        .is_printed = false,
@@ -214,8 +205,9 @@ std::vector<Key> make_keys() {
        .field = &Config::nonfinite,
        .choices = {"stop", "skip", "ignore"},
        .is_printed = false,
-       .meaning = "What an optimizer does when a loss or a gradient holds NaN or infinity, on all ranks alike: `stop` throws "
-                  "before any weight changes, `skip` leaves the update out, `ignore` looks at nothing."},
+       .meaning =
+           "What an optimizer does when a loss or a gradient holds NaN or infinity, on all ranks alike: `stop` throws "
+           "before any weight changes, `skip` leaves the update out, `ignore` looks at nothing."},
       {.name = "timeout_s",
        .field = &Config::timeout_s,
        .range = kWaitSeconds,
@@ -249,8 +241,7 @@ std::vector<Key> make_keys() {
        .value_without_field = false,
        .support = no_effect,
        .is_printed = false,
-       .meaning =
-           "Internal key of SageMaker: float32 gradients are accumulated in float32 anyway."},
+       .meaning = "Internal key of SageMaker: float32 gradients are accumulated in float32 anyway."},
       {.name = "fp16",
        .value_without_field = false,
        .support = not_yet,

@@ -19,10 +19,9 @@ namespace smp::engine {
 using ConfigValue = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
 
 /// Where the value lives; monostate for a key that needs no field.
-using Field = std::variant<std::monostate, bool Config::*, int64_t Config::*, double Config::*,
-                           std::string Config::*, std::vector<double> Config::*, Pipeline Config::*,
-                           Optimize Config::*, Parallelism Config::*, StageKind Config::*,
-                           CostSource Config::*, Nonfinite Config::*, LogLevel Config::*>;
+using Field = std::variant<std::monostate, bool Config::*, int64_t Config::*, double Config::*, std::string Config::*,
+                           std::vector<double> Config::*, Pipeline Config::*, Optimize Config::*, Parallelism Config::*,
+                           StageKind Config::*, CostSource Config::*, Nonfinite Config::*, LogLevel Config::*>;
 
 enum class Support {
   kWorks,     ///< steers smp
@@ -43,7 +42,7 @@ struct Key {
   Field field = {};
   ConfigValue value_without_field = {};           ///< type and default of a key without field
   std::optional<ConfigValue> also_accepted = {};  ///< second neutral value of a kNotYet key
-  Range range = {};                            ///< of numbers
+  Range range = {};                               ///< of numbers
   std::string_view word_for_auto = {};         ///< beside the range: how JSON writes kAutoMicrobatches, kAutoVirtualStages
   std::vector<std::string_view> choices = {};  ///< of words; of an enum: in order of enumerators
   Support support = Support::kWorks;

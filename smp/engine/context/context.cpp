@@ -9,7 +9,7 @@
 namespace smp::engine {
 namespace {
 
-std::shared_ptr<Context> process_context;      // set by init, cleared by shutdown
+std::shared_ptr<Context> process_context;  // set by init, cleared by shutdown
 thread_local Context* thread_context = nullptr;
 
 Config with_degree(Config config, int world_size) {
@@ -29,8 +29,7 @@ void ManualPlacement::place(const at::Tensor& tensor, int stage, By by) {
   if (known >= 0 && by == By::kGuard) stage = known;
   const auto found = by_tensor_.find(tensor.unsafeGetTensorImpl());
   if (found == by_tensor_.end() || found->second.tensor.expired() || by == By::kSetPartition) {
-    by_tensor_.insert_or_assign(tensor.unsafeGetTensorImpl(),
-                                PlacedTensor{WeakTensor(tensor.getIntrusivePtr()), stage, by});
+    by_tensor_.insert_or_assign(tensor.unsafeGetTensorImpl(), PlacedTensor{WeakTensor(tensor.getIntrusivePtr()), stage, by});
   }
   by_storage_.insert_or_assign(tensor.storage().unsafeGetStorageImpl(),
                                PlacedStorage{tensor.storage().getWeakStorageImpl(), stage});
@@ -38,18 +37,14 @@ void ManualPlacement::place(const at::Tensor& tensor, int stage, By by) {
 
 int ManualPlacement::stage_of(const at::Tensor& tensor) const {
   const auto by_tensor = by_tensor_.find(tensor.unsafeGetTensorImpl());
-  if (by_tensor != by_tensor_.end() && !by_tensor->second.tensor.expired())
-    return by_tensor->second.stage;
+  if (by_tensor != by_tensor_.end() && !by_tensor->second.tensor.expired()) return by_tensor->second.stage;
   const auto by_storage = by_storage_.find(tensor.storage().unsafeGetStorageImpl());
-  return by_storage == by_storage_.end() || by_storage->second.storage.expired()
-             ? -1
-             : by_storage->second.stage;
+  return by_storage == by_storage_.end() || by_storage->second.storage.expired() ? -1 : by_storage->second.stage;
 }
 
 int64_t ManualPlacement::take_lost() {
-  return static_cast<int64_t>(std::erase_if(by_tensor_, [](const auto& item) {
-    return item.second.by == By::kSetPartition && item.second.tensor.expired();
-  }));
+  return static_cast<int64_t>(std::erase_if(
+      by_tensor_, [](const auto& item) { return item.second.by == By::kSetPartition && item.second.tensor.expired(); }));
 }
 
 Context::Context(Config resolved, const runtime::Launch& launched, std::shared_ptr<runtime::Transport> transport)
@@ -120,7 +115,8 @@ void refuse_in_body(std::string_view caller, std::string_view fix) {
 
 void refuse_in_join(std::string_view caller) {
   const Context* own = try_context();
-  TORCH_CHECK_VALUE(own == nullptr || !own->is_in_join, caller, ": expected a call outside of smp::join, got one from its loop. ",
+  TORCH_CHECK_VALUE(own == nullptr || !own->is_in_join, caller,
+                    ": expected a call outside of smp::join, got one from its loop. ",
                     "All replicas do this together, and the others may have left the loop. Call it after smp::join.");
 }
 

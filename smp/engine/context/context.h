@@ -71,8 +71,8 @@ struct Context {
   runtime::Topology topology;
   std::shared_ptr<runtime::Transport> world, pipeline, replicas, shards;
   bool replicas_share_memory = false;  // until the groups are known: all ranks do
-  bool is_in_join = false;  // replicas may be at different steps
-  bool is_in_step = false;  // and yet they are not
+  bool is_in_join = false;             // replicas may be at different steps
+  bool is_in_step = false;             // and yet they are not
   bool is_laid_out = true;  // false: the first step will say how many ranks form a pipeline; one of all ranks until then
   std::shared_ptr<MadeGroups> made_groups;  // by new_group
   runtime::BufferPool buffers;
@@ -81,10 +81,10 @@ struct Context {
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   std::vector<WeakTensor> spread_tensors;  // over a pipeline, by models that are gone; their data are not whole anywhere
   std::shared_ptr<int> open_guards = std::make_shared<int>(0);  // PartitionGuards alive
-  std::shared_ptr<RankState> rank_state;  // of the models, once there is one
-  runtime::BodyCapture* body_in_progress = nullptr;  // the capture of the step body that runs right now
+  std::shared_ptr<RankState> rank_state;                        // of the models, once there is one
+  runtime::BodyCapture* body_in_progress = nullptr;             // the capture of the step body that runs right now
   std::shared_ptr<StepNumbers> steps = std::make_shared<StepNumbers>();
-  int64_t num_graphs = 0;                // that programs were made of
+  int64_t num_graphs = 0;  // that programs were made of
   bool uses_mpi = false;
   std::shared_ptr<StepTimeline> timeline;  // null: none was asked for, or it has been written
 
@@ -106,9 +106,8 @@ Context* try_context();
 /// Throws c10::ValueError naming `caller` when a step body runs on this rank: the body runs on one
 /// rank only, on tensors without data, so what concerns all ranks or real values cannot be done
 /// there. The step refuses it on every rank.
-void refuse_in_body(
-    std::string_view caller,
-    std::string_view fix = "Call it on every rank, before or after the step function.");
+void refuse_in_body(std::string_view caller,
+                    std::string_view fix = "Call it on every rank, before or after the step function.");
 
 /// Throws c10::ValueError naming `caller` in the loop of smp::join, where replicas need not be at the same step.
 void refuse_in_join(std::string_view caller);

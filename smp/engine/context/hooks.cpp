@@ -30,7 +30,7 @@ void Hooks::call(Moment moment) {
   };
   for (const int64_t id : due) {
     const auto found = hooks_.find(id);
-    if (found == hooks_.end()) continue;  // an earlier hook has removed it
+    if (found == hooks_.end()) continue;   // an earlier hook has removed it
     const Hook hook = found->second.hook;  // it may remove itself
     const Calling calling(is_calling_);
     hook();

@@ -34,8 +34,8 @@ std::string time_text(std::chrono::system_clock::time_point time) {
 
 }  // namespace
 
-std::string log_line(LogLevel severity, std::chrono::system_clock::time_point time,
-                     const std::source_location& where, std::string_view message) {
+std::string log_line(LogLevel severity, std::chrono::system_clock::time_point time, const std::source_location& where,
+                     std::string_view message) {
   std::string line("[");
   line.append(time_text(time)).append(severity == LogLevel::kInfo ? ": I " : ": W ");
   line.append(path_in_tree(where.file_name())).append(":").append(std::to_string(where.line()));
@@ -50,8 +50,7 @@ void Logger::warning(std::string_view message, const std::source_location& where
   write(LogLevel::kWarning, message, where);
 }
 
-void Logger::write(LogLevel severity, std::string_view message,
-                   const std::source_location& where) const {
+void Logger::write(LogLevel severity, std::string_view message, const std::source_location& where) const {
   if (severity < level_) return;
   const std::string line = log_line(severity, std::chrono::system_clock::now(), where, message);
   // A pipe may take a long message in parts.  A reader that is gone is no reason to end training.

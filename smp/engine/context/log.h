@@ -13,8 +13,8 @@ namespace smp::engine {
 
 /// "[2024-05-01 13:45:06.789: W smp/engine/job.cpp:42] message\n", in local time; "I" for
 /// LogLevel::kInfo.
-std::string log_line(LogLevel severity, std::chrono::system_clock::time_point time,
-                     const std::source_location& where, std::string_view message);
+std::string log_line(LogLevel severity, std::chrono::system_clock::time_point time, const std::source_location& where,
+                     std::string_view message);
 
 /// Writes lines to a file descriptor. A message is written by one call, so lines of threads and of
 /// processes that share stderr do not mix; a message of several lines stays together.
@@ -26,10 +26,8 @@ class Logger {
   explicit Logger(LogLevel level = LogLevel::kInfo, int file_descriptor = kStderr)
       : level_(level), file_descriptor_(file_descriptor) {}
 
-  void info(std::string_view message,
-            const std::source_location& where = std::source_location::current()) const;
-  void warning(std::string_view message,
-               const std::source_location& where = std::source_location::current()) const;
+  void info(std::string_view message, const std::source_location& where = std::source_location::current()) const;
+  void warning(std::string_view message, const std::source_location& where = std::source_location::current()) const;
 
  private:
   void write(LogLevel severity, std::string_view message, const std::source_location& where) const;

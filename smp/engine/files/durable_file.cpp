@@ -20,7 +20,7 @@
 namespace smp::engine {
 
 std::string obstacle(const std::string& path, uid_t owner) {
-  struct stat status {};
+  struct stat status{};
   if (::lstat(path.c_str(), &status) != 0) return errno == ENOENT ? "" : std::strerror(errno);
   if (!S_ISREG(status.st_mode)) return kind_of_file(status.st_mode);
   return status.st_uid == owner ? "" : "a file of user " + std::to_string(status.st_uid);
@@ -35,8 +35,7 @@ std::string random_digits() {
   return digits;
 }
 
-DurableFile::DurableFile(std::string path)
-    : path_(std::move(path)), temporary_(path_ + "." + random_digits() + ".writing") {
+DurableFile::DurableFile(std::string path) : path_(std::move(path)), temporary_(path_ + "." + random_digits() + ".writing") {
   constexpr int kNewFile = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   file_ = ::open(temporary_.c_str(), kNewFile, 0666);
   if (file_ < 0) fail("open");
@@ -60,7 +59,7 @@ void DurableFile::discard() noexcept {
 // Some file systems give all files an owner of their own, so this file tells what our files look
 // like.
 void DurableFile::check_destination() const {
-  struct stat status {};
+  struct stat status{};
   if (::fstat(file_, &status) != 0) fail("look at");
   const std::string found = obstacle(path_, status.st_uid);
   TORCH_CHECK_VALUE(found.empty(), "expected nothing or a regular file of this user at '", path_,
@@ -68,7 +67,7 @@ void DurableFile::check_destination() const {
 }
 
 void DurableFile::take_permissions() const {
-  struct stat replaced {};
+  struct stat replaced{};
   constexpr mode_t kPermissions = 0777;
   const bool is_there = ::lstat(path_.c_str(), &replaced) == 0 && S_ISREG(replaced.st_mode);
   if (is_there && ::fchmod(file_, replaced.st_mode & kPermissions) != 0)
@@ -76,8 +75,7 @@ void DurableFile::take_permissions() const {
 }
 
 void DurableFile::fail(const char* what) const {
-  TORCH_CHECK(false, "expected to ", what, " '", temporary_,
-              "', got an error: ", std::strerror(errno), ".");
+  TORCH_CHECK(false, "expected to ", what, " '", temporary_, "', got an error: ", std::strerror(errno), ".");
 }
 
 void DurableFile::write(const void* data, size_t num_bytes) {

@@ -22,9 +22,8 @@ const char* kind_of_file(mode_t mode) {
   return "a device";
 }
 
-InputFile::InputFile(std::string path, std::string expected)
-    : path_(std::move(path)), expected_(std::move(expected)) {
-  struct stat status {};
+InputFile::InputFile(std::string path, std::string expected) : path_(std::move(path)), expected_(std::move(expected)) {
+  struct stat status{};
   const auto check = [&](int result) {
     if (result != 0) fail(std::strerror(errno));
     if (!S_ISREG(status.st_mode)) fail(std::string("it is ") + kind_of_file(status.st_mode));

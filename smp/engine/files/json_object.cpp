@@ -63,15 +63,13 @@ std::string excerpt(std::string_view text, size_t position) {
   constexpr size_t kBefore = 20, kAfter = 10;
   const size_t begin = position > kBefore ? position - kBefore : 0;
   std::string part(text.substr(begin, kBefore + kAfter));
-  std::ranges::replace_if(
-      part, [](unsigned char c) { return c < ' ' || c > '~'; }, ' ');
+  std::ranges::replace_if(part, [](unsigned char c) { return c < ' ' || c > '~'; }, ' ');
   return part;
 }
 
 std::string syntax_problem(std::string_view text, size_t position, std::string_view reason) {
-  return "expected a JSON object, got a fault at byte " + std::to_string(position) + ", near '" +
-         excerpt(text, position) + "' (" + std::string(reason) +
-         "). Quote keys and words with \"; JSON's own words are true, false and null";
+  return "expected a JSON object, got a fault at byte " + std::to_string(position) + ", near '" + excerpt(text, position) +
+         "' (" + std::string(reason) + "). Quote keys and words with \"; JSON's own words are true, false and null";
 }
 
 }  // namespace

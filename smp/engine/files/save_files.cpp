@@ -34,20 +34,16 @@ std::error_code for_each_match(const fs::path& folder, const std::regex& name, c
 
 SaveFiles read_index(const fs::path& folder) {
   SaveFiles found{.folder = folder};
-  const JsonObject index =
-      parse_json_object(InputFile(found.index_path(), "expected the index of a save").read_all());
+  const JsonObject index = parse_json_object(InputFile(found.index_path(), "expected the index of a save").read_all());
   const auto text = [&](const char* key) {
     const boost::json::value* value = index.members.if_contains(key);
     return value != nullptr && value->is_string() ? std::string(value->get_string()) : "";
   };
   const boost::json::value* ranks = index.members.if_contains("ranks");
   static const std::regex id("[0-9a-f]{16}");
-  const bool is_good = index.repeated_keys.empty() && text("format") == kFormat &&
-                       std::regex_match(text("save"), id) && ranks != nullptr &&
-                       ranks->is_int64() && ranks->get_int64() >= 1 &&
-                       ranks->get_int64() <= kMostRanks;
-  TORCH_CHECK_VALUE(is_good, "'", found.index_path(), "': expected format \"", kFormat,
-                    "\", save and ranks, got ",
+  const bool is_good = index.repeated_keys.empty() && text("format") == kFormat && std::regex_match(text("save"), id) &&
+                       ranks != nullptr && ranks->is_int64() && ranks->get_int64() >= 1 && ranks->get_int64() <= kMostRanks;
+  TORCH_CHECK_VALUE(is_good, "'", found.index_path(), "': expected format \"", kFormat, "\", save and ranks, got ",
                     index.problem.value_or(boost::json::serialize(index.members)),
                     ". The file is damaged; take another save.");
   found.id = text("save");
@@ -58,29 +54,25 @@ SaveFiles read_index(const fs::path& folder) {
 }  // namespace
 
 std::string SaveFiles::path(int rank) const {
-  return folder / ("rank_" + std::to_string(rank) + "_of_" + std::to_string(num_ranks) +
-                   (id.empty() ? "" : "." + id) + ".safetensors");
+  return folder / ("rank_" + std::to_string(rank) + "_of_" + std::to_string(num_ranks) + (id.empty() ? "" : "." + id) +
+                   ".safetensors");
 }
 
 std::string SaveFiles::index_path() const { return folder / "state.json"; }
 
 std::string SaveFiles::index_text() const {
-  return boost::json::serialize(
-             boost::json::object{{"format", kFormat}, {"save", id}, {"ranks", num_ranks}}) +
-         "\n";
+  return boost::json::serialize(boost::json::object{{"format", kFormat}, {"save", id}, {"ranks", num_ranks}}) + "\n";
 }
 
 void SaveFiles::remove_others() const noexcept try {
-  static const std::regex name(
-      R"((?:state\.json|rank_\d+_of_\d+(\.[0-9a-f]{16})?\.safetensors)(\.[0-9a-f]{16}\.writing)?)");
-  struct stat index {};
+  static const std::regex name(R"((?:state\.json|rank_\d+_of_\d+(\.[0-9a-f]{16})?\.safetensors)(\.[0-9a-f]{16}\.writing)?)");
+  struct stat index{};
   if (::stat(index_path().c_str(), &index) != 0) return;
   for_each_match(folder, name, [&](const std::smatch& match, const fs::path& path) {
     const bool is_unfinished = match[2].matched;
     const bool is_kept = path == index_path() || match[1] == "." + id;
     std::error_code ignored;
-    if ((is_unfinished || !is_kept) && obstacle(path, index.st_uid).empty())
-      fs::remove(path, ignored);
+    if ((is_unfinished || !is_kept) && obstacle(path, index.st_uid).empty()) fs::remove(path, ignored);
   });
 } catch (const std::exception&) {  // the next save tries again
 }
@@ -90,14 +82,12 @@ SaveFiles find_save(const fs::path& folder) {
   if (fs::exists(found.index_path())) return read_index(folder);
   static const std::regex name(R"(rank_\d+_of_(\d{1,6})\.safetensors)");
   std::set<int> sizes;
-  const std::error_code error = for_each_match(
-      folder, name, [&](const std::smatch& match, auto&) { sizes.insert(std::stoi(match[1])); });
+  const std::error_code error =
+      for_each_match(folder, name, [&](const std::smatch& match, auto&) { sizes.insert(std::stoi(match[1])); });
   TORCH_CHECK_VALUE(!sizes.empty(), "expected the folder of a save, got '", folder.string(),
-                    "', which has no file state.json", error ? " (" + error.message() + ")" : "",
-                    ".");
-  TORCH_CHECK_VALUE(sizes.size() == 1, "expected the files of one save in '", folder.string(),
-                    "', got those of ", *sizes.begin(), " and of ", *sizes.rbegin(),
-                    " ranks. Remove the files of the older save.");
+                    "', which has no file state.json", error ? " (" + error.message() + ")" : "", ".");
+  TORCH_CHECK_VALUE(sizes.size() == 1, "expected the files of one save in '", folder.string(), "', got those of ",
+                    *sizes.begin(), " and of ", *sizes.rbegin(), " ranks. Remove the files of the older save.");
   found.num_ranks = *sizes.begin();
   return found;
 }

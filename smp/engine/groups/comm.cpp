@@ -1,11 +1,11 @@
 // Groups as values, and objects between ranks.
-#include "runtime/device/device.h"
 #include "smp/comm.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
+#include "runtime/device/device.h"
 #include "runtime/exchange/object_messages.h"
 #include "smp/engine/context/context.h"
 #include "smp/engine/groups/made_group.h"
@@ -76,10 +76,10 @@ std::string text_of(const std::vector<int>& ranks) {
 void check_list(const std::vector<int>& ranks, int world_size) {
   TORCH_CHECK_VALUE(!ranks.empty(), "smp::new_group: expected at least one rank, got none.");
   for (const int rank : ranks) {
-    TORCH_CHECK_VALUE(rank >= 0 && rank < world_size, "smp::new_group: expected ranks of 0 ... ", world_size - 1,
-                      ", got ", rank, " in ", text_of(ranks), ".");
-    TORCH_CHECK_VALUE(std::count(ranks.begin(), ranks.end(), rank) == 1,
-                      "smp::new_group: expected each rank once, got ", rank, " several times in ", text_of(ranks), ".");
+    TORCH_CHECK_VALUE(rank >= 0 && rank < world_size, "smp::new_group: expected ranks of 0 ... ", world_size - 1, ", got ",
+                      rank, " in ", text_of(ranks), ".");
+    TORCH_CHECK_VALUE(std::count(ranks.begin(), ranks.end(), rank) == 1, "smp::new_group: expected each rank once, got ",
+                      rank, " several times in ", text_of(ranks), ".");
   }
 }
 
@@ -135,13 +135,11 @@ void tp_barrier() { barrier(CommGroup::TP_GROUP); }
 void rdp_barrier() { barrier(CommGroup::RDP_GROUP); }
 
 at::Tensor all_reduce_mean(const at::Tensor& tensor, const ProcessGroup& group) {
-  engine::refuse_in_body("smp::all_reduce_mean",
-                         "Return the tensor from the body and reduce what the step returns.");
+  engine::refuse_in_body("smp::all_reduce_mean", "Return the tensor from the body and reduce what the step returns.");
   auto& transport = GroupUse("smp::all_reduce_mean", group).transport();
   TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && runtime::is_on_this_ranks_device(tensor),
                     "all_reduce_mean: expected a floating-point CPU tensor, got ",
-                    tensor.defined() ? tensor.toString() : "an undefined one",
-                    ". Convert it first: tensor.to(at::kFloat).");
+                    tensor.defined() ? tensor.toString() : "an undefined one", ". Convert it first: tensor.to(at::kFloat).");
   at::Tensor mean = tensor.detach().clone(at::MemoryFormat::Contiguous);
   transport.all_reduce_sum(runtime::memory_of(mean), mean.scalar_type());
   return mean.div_(transport.size());

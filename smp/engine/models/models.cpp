@@ -14,9 +14,9 @@
 
 #include "partitioner/report/partition_table.h"
 #include "runtime/device/device.h"
-#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/tags.h"
+#include "runtime/libtorch/unmade.h"
 #include "smp/engine/models/program.h"
 
 namespace smp::engine {
@@ -39,8 +39,9 @@ void check_names(const std::vector<runtime::NamedTensor>& tensors) {
   std::unordered_map<std::string_view, const at::TensorImpl*> known;
   for (const runtime::NamedTensor& named : tensors) {
     const auto [other, is_new] = known.emplace(named.name, named.tensor.unsafeGetTensorImpl());
-    TORCH_CHECK_VALUE(is_new || other->second == named.tensor.unsafeGetTensorImpl(), "DistributedModel: expected tensors of ",
-                      "different names in all models, got '", named.name, "' in two of them. Give one of the models another ",
+    TORCH_CHECK_VALUE(is_new || other->second == named.tensor.unsafeGetTensorImpl(),
+                      "DistributedModel: expected tensors of ", "different names in all models, got '", named.name,
+                      "' in two of them. Give one of the models another ",
                       "name: ModelOptions::name stands before the names of its tensors.");
   }
 }
@@ -58,8 +59,9 @@ void check_memory(const std::vector<runtime::NamedTensor>& tensors) {
   const std::string* last = nullptr;
   for (const auto& [place, name] : by_address) {
     const auto& [begin, storage] = place;
-    TORCH_CHECK_VALUE(begin >= end, "DistributedModel: expected tensors that share memory to be views of one tensor, got '", *last,
-                      "' and '", *name, "' on one memory by from_blob or the like. Make views (narrow, view) or copies (clone).");
+    TORCH_CHECK_VALUE(begin >= end, "DistributedModel: expected tensors that share memory to be views of one tensor, got '",
+                      *last, "' and '", *name,
+                      "' on one memory by from_blob or the like. Make views (narrow, view) or copies (clone).");
     end = begin + storage->nbytes();
     last = name;
   }
@@ -75,8 +77,11 @@ void check_whole(const std::vector<runtime::NamedTensor>& tensors, std::vector<C
   known.erase(nullptr);  // of sparse ones
   for (const runtime::NamedTensor& named : tensors) {
     const auto& storage = named.tensor.unsafeGetTensorImpl()->unsafe_storage();
-    TORCH_CHECK_VALUE(!known.contains(storage.unsafeGetStorageImpl()), "DistributedModel: expected a module whose tensors "
-                      "are whole, got one whose '", named.name, "' a DistributedModel that is gone has spread over the ranks "
+    TORCH_CHECK_VALUE(!known.contains(storage.unsafeGetStorageImpl()),
+                      "DistributedModel: expected a module whose tensors "
+                      "are whole, got one whose '",
+                      named.name,
+                      "' a DistributedModel that is gone has spread over the ranks "
                       "of the pipeline. Keep that one, or take its state_dict() and load it into a model of a new module.");
   }
 }
@@ -88,14 +93,19 @@ bool is_identifier(const std::string& name) {
 }  // namespace
 
 std::shared_ptr<Model> Models::add(std::shared_ptr<const ModelView> view, const std::string& name) {
-  TORCH_CHECK_VALUE(name.empty() || is_identifier(name), "DistributedModel: expected a name of letters, digits and "
-                    "underscores, got '", name, "'. It stands before the names of the model's tensors: 'generator' makes "
+  TORCH_CHECK_VALUE(name.empty() || is_identifier(name),
+                    "DistributedModel: expected a name of letters, digits and "
+                    "underscores, got '",
+                    name,
+                    "'. It stands before the names of the model's tensors: 'generator' makes "
                     "'generator.fc.weight'.");
   std::string prefix = name.empty() ? "" : name + ".";
   if (name.empty() && num_made_ > 0) prefix = "model" + std::to_string(num_made_) + ".";
   for (const auto& other : models_) {
-    TORCH_CHECK_VALUE(other->prefix != prefix, "DistributedModel: expected another name than that of a model that "
-                      "exists, got '", name, "' twice. Give each model a name of its own.");
+    TORCH_CHECK_VALUE(other->prefix != prefix,
+                      "DistributedModel: expected another name than that of a model that "
+                      "exists, got '",
+                      name, "' twice. Give each model a name of its own.");
   }
   check_whole(tensors_of(*view, ""), context_.spread_tensors);
   std::vector<runtime::NamedTensor> tensors = tensors_of_all();
@@ -104,8 +114,8 @@ std::shared_ptr<Model> Models::add(std::shared_ptr<const ModelView> view, const 
   check_memory(tensors);
   auto model = std::make_shared<Model>();
   model->number = num_made_++ % runtime::kMaxReducers;
-  const bool is_taken = std::any_of(models_.begin(), models_.end(),
-                                    [&](const auto& other) { return other->number == model->number; });
+  const bool is_taken =
+      std::any_of(models_.begin(), models_.end(), [&](const auto& other) { return other->number == model->number; });
   TORCH_CHECK(!is_taken, "DistributedModel: expected a model that lives on to see at most ", runtime::kMaxReducers,
               " others made after it, got another one.");
   model->own = runtime::Bindings(tensors_of(*view, ""));
@@ -218,9 +228,8 @@ bool Models::uses(const Graph& graph, const Model& model) const {
 }
 
 bool Models::needs_placement(const Graph& graph, const runtime::TensorHomes& placed) const {
-  return std::any_of(graph.values.begin(), graph.values.end(), [&](const Value& value) {
-    return is_named(value) && !placed.contains(value.name);
-  });
+  return std::any_of(graph.values.begin(), graph.values.end(),
+                     [&](const Value& value) { return is_named(value) && !placed.contains(value.name); });
 }
 
 runtime::TensorHomes Models::homes_after(const Graph& graph, const Plan& plan, const runtime::TensorHomes& placed,
@@ -235,9 +244,8 @@ runtime::TensorHomes Models::homes_after(const Graph& graph, const Plan& plan, c
   }
   std::unordered_set<const runtime::NamedTensor*> on_storages;  // of what is placed: the first tensors there
   for (const runtime::NamedTensor& named : bindings_.tensors()) {
-    const bool is_theirs = std::any_of(used.begin(), used.end(), [&](const Model* model) {
-      return model->own.find(named.tensor) != nullptr;
-    });
+    const bool is_theirs =
+        std::any_of(used.begin(), used.end(), [&](const Model* model) { return model->own.find(named.tensor) != nullptr; });
     const bool is_placed = placement == Placement::kWholeModels ? is_theirs : names.contains(named.name);
     if (is_placed) on_storages.insert(&bindings_.first_on_storage(named));
   }
@@ -259,13 +267,15 @@ std::vector<std::shared_ptr<Model>> Models::to_place(const Graph& graph) const {
 }
 
 bool Models::are_alike() const {
-  return std::all_of(models_.begin(), models_.end(), [this](const auto& model) { return is_placed(*model) || model->is_alike; });
+  return std::all_of(models_.begin(), models_.end(),
+                     [this](const auto& model) { return is_placed(*model) || model->is_alike; });
 }
 
 void Models::make_alike() {
   for (const auto& model : models_) {
     const auto& own = model->own.tensors();
-    const bool is_put_off = std::any_of(own.begin(), own.end(), [](const auto& named) { return runtime::is_unmade(named.tensor); });
+    const bool is_put_off =
+        std::any_of(own.begin(), own.end(), [](const auto& named) { return runtime::is_unmade(named.tensor); });
     if (is_placed(*model) || is_put_off || std::exchange(model->is_alike, true)) continue;
     std::vector<at::Tensor> tensors;
     for (const runtime::NamedTensor& named : model->own.tensors()) {
@@ -319,9 +329,8 @@ void Models::place(const std::shared_ptr<const Program>& program, Placement plac
   // What is alike already may have been written to since: by the forwards of a step whose body reads.
   std::vector<runtime::NamedTensor> unlike = added;
   std::erase_if(unlike, [this](const runtime::NamedTensor& named) {
-    return std::any_of(models_.begin(), models_.end(), [&](const auto& model) {
-      return model->is_alike && model->own.find(named.tensor) != nullptr;
-    });
+    return std::any_of(models_.begin(), models_.end(),
+                       [&](const auto& model) { return model->is_alike && model->own.find(named.tensor) != nullptr; });
   });
   const bool moves_values = !added.empty();
   const runtime::Bindings fresh(std::move(added));

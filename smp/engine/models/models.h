@@ -10,9 +10,9 @@
 
 #include "partitioner/plan/plan.h"
 #include "runtime/capture/bindings.h"
+#include "runtime/exchange/state_exchange.h"
 #include "runtime/gradients/gradient_reducer.h"
 #include "runtime/placement/placement.h"
-#include "runtime/exchange/state_exchange.h"
 #include "smp/engine/context/context.h"
 #include "smp/engine/context/hooks.h"
 #include "smp/engine/model_view.h"
@@ -29,11 +29,11 @@ struct Reduction {
   int64_t bucket_bytes = 0;
   bool by_messages = false;  // although replicas share memory: there was no room
   int64_t passes_per_step = 1;
-  int64_t num_passes = 0;  // steps that kept the model's gradients for backward_passes_per_step; the leader's counts
-  int num_no_sync = 0;     // guards alive
+  int64_t num_passes = 0;        // steps that kept the model's gradients for backward_passes_per_step; the leader's counts
+  int num_no_sync = 0;           // guards alive
   bool keeps_gradients = false;  // of steps that the other replicas have not had
   CommHook hook{};
-  int num_hooks = 0;  // registered so far
+  int num_hooks = 0;                                    // registered so far
   std::unique_ptr<runtime::GradientReducer> reducer{};  // from the first step that averages
 
   /// number: the model's, so that the messages of several do not mix.
@@ -54,10 +54,10 @@ struct Model {
   Reduction reduction{};
   bool is_alike = false;  // its values were the same on all ranks before it was placed
   std::vector<std::shared_ptr<runtime::StateExchange>> pending_loads{};  // oldest first; they wait for placement
-  std::string nonfinite_loss{};  // of this step, on this rank: which; empty: none
-  bool is_cleared = false;       // before this step: gradients here of one of its optimizers, all of them
+  std::string nonfinite_loss{};                                          // of this step, on this rank: which; empty: none
+  bool is_cleared = false;  // before this step: gradients here of one of its optimizers, all of them
   bool nonfinite_is_loss = false;
-  std::string nonfinite{};       // in the last step, or a loss since gradients were cleared, on all ranks alike: what
+  std::string nonfinite{};  // in the last step, or a loss since gradients were cleared, on all ranks alike: what
 };
 
 /// Writes what `exchange` offers into the tensors of the model that somebody holds, by name. Collective over all ranks.

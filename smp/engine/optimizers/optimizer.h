@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "smp/engine/optimizer_view.h"
 #include "smp/engine/models/models.h"
+#include "smp/engine/optimizer_view.h"
 
 namespace smp::engine {
 
@@ -14,8 +14,8 @@ class OptimizerLoad;
 struct Optimizer {
   std::unique_ptr<OptimizerView> view;
   std::shared_ptr<Model> model;
-  uint64_t num_steps = 0;                  // since all ranks held the same updates
-  bool has_local_state = false;            // and none of parameters that live elsewhere
+  uint64_t num_steps = 0;                    // since all ranks held the same updates
+  bool has_local_state = false;              // and none of parameters that live elsewhere
   std::shared_ptr<OptimizerLoad> pending{};  // a state that was loaded before the first step
 };
 

@@ -6,8 +6,8 @@
 #include <charconv>
 #include <sstream>
 
-#include "smp/engine/rank/rank_state.h"
 #include "smp/engine/optimizers/optimizer.h"
+#include "smp/engine/rank/rank_state.h"
 
 namespace smp::engine {
 namespace {
@@ -15,7 +15,8 @@ namespace {
 // "optimizer 0 (SGD), group 1: lr = 0.1"
 void describe_options(const Optimizer& alive, size_t number, std::ostream& text) {
   const std::string kind = alive.view->kind();
-  const std::string optimizer = "\noptimizer " + std::to_string(number) + " (" + (kind.empty() ? "of another kind" : kind) + ")";
+  const std::string optimizer =
+      "\noptimizer " + std::to_string(number) + " (" + (kind.empty() ? "of another kind" : kind) + ")";
   const std::vector<OptimizerGroup> groups = alive.view->groups();
   for (size_t g = 0; g < groups.size(); ++g) {
     const std::string group = optimizer + ", group " + std::to_string(g) + ": ";
@@ -42,24 +43,21 @@ std::string describe_optimizers(const RankState& rank) {
   return counts.str() + options.str();
 }
 
-std::string differing_optimizers(const std::string& caller, const std::string& optimizers,
-                                 const std::string& rank, const std::string& other_optimizers,
-                                 const std::string& other_rank) {
+std::string differing_optimizers(const std::string& caller, const std::string& optimizers, const std::string& rank,
+                                 const std::string& other_optimizers, const std::string& other_rank) {
   std::istringstream lines(optimizers), other_lines(other_optimizers);
   std::string line, other;
   std::getline(lines, line), std::getline(other_lines, other);
   if (line != other) {
-    return caller +
-           ": expected every rank to call DistributedOptimizer::step() equally often, got " + line +
-           " calls on " + rank + " and " + other + " on " + other_rank +
+    return caller + ": expected every rank to call DistributedOptimizer::step() equally often, got " + line + " calls on " +
+           rank + " and " + other + " on " + other_rank +
            ". Each rank updates the parameters that live there, so parts of the model have missed "
            "an update. Call step() of "
            "every optimizer on every rank, and load an earlier state.";
   }
   while (line == other && std::getline(lines, line) && std::getline(other_lines, other)) continue;
-  return caller +
-         ": expected optimizers with the same options and parameter groups on every rank, got '" +
-         line + "' on " + rank + " and '" + other + "' on " + other_rank +
+  return caller + ": expected optimizers with the same options and parameter groups on every rank, got '" + line + "' on " +
+         rank + " and '" + other + "' on " + other_rank +
          ". Each rank updates a part of the model, or a replica of it, by its own options. Set "
          "them on every rank alike, "
          "learning rates too.";
@@ -70,9 +68,9 @@ void check_same_optimizers(runtime::Transport& ranks, const std::string& own, co
   size_t first = 0;
   while (first < all.size() && all[first].empty()) ++first;
   for (size_t r = first; r < all.size(); ++r) {
-    TORCH_CHECK_VALUE(all[r].empty() || all[r] == all[first],
-                      differing_optimizers(caller, all[first], kind + std::to_string(first), all[r],
-                                           kind + std::to_string(r)));
+    TORCH_CHECK_VALUE(
+        all[r].empty() || all[r] == all[first],
+        differing_optimizers(caller, all[first], kind + std::to_string(first), all[r], kind + std::to_string(r)));
   }
 }
 

@@ -14,9 +14,8 @@ struct RankState;
 std::string describe_optimizers(const RankState& rank);
 
 /// Why ranks that describe their optimizers differently cannot go on: the first difference.
-std::string differing_optimizers(const std::string& caller, const std::string& optimizers,
-                                 const std::string& rank, const std::string& other_optimizers,
-                                 const std::string& other_rank);
+std::string differing_optimizers(const std::string& caller, const std::string& optimizers, const std::string& rank,
+                                 const std::string& other_optimizers, const std::string& other_rank);
 
 /// Throws c10::ValueError on all ranks alike where they describe their optimizers differently; those with "" have nothing to
 /// compare. Collective over `ranks`, each of which is called `kind` and its number.

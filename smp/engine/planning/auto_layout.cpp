@@ -11,12 +11,12 @@
 #include <tuple>
 
 #include "partitioner/partition/choose_layout.h"
-#include "runtime/exchange/tags.h"
 #include "runtime/exchange/root_cause.h"
+#include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
-#include "smp/engine/rank/rank_state.h"
 #include "smp/engine/arguments/split.h"
 #include "smp/engine/planning/trial_captures.h"
+#include "smp/engine/rank/rank_state.h"
 
 namespace smp::engine {
 
@@ -36,7 +36,8 @@ int64_t rows_of(const Call& call) {
     const int64_t axis = is_cut ? axis_of(argument) : -1;
     if (axis >= 0 && axis < argument.tensor.dim()) rows = std::gcd(rows, argument.tensor.size(axis));
   }
-  TORCH_CHECK_VALUE(rows > 0, "step: expected a tensor among the arguments that is cut into microbatches, got none, so that ",
+  TORCH_CHECK_VALUE(rows > 0,
+                    "step: expected a tensor among the arguments that is cut into microbatches, got none, so that ",
                     "microbatches=auto cannot know into how many. Give a number: Config::microbatches.");
   return rows;
 }
@@ -56,19 +57,20 @@ std::vector<LayoutCandidate> candidates_of(const Config& config, const Call& cal
   for (const auto& [pipeline_ranks, replicas] : groups) {
     const int64_t parts = shared ? replicas : 1;
     if (rows % parts != 0) continue;
-    const auto counts = config.microbatches == kAutoMicrobatches
-                            ? microbatch_counts(rows / parts, kMostMicrobatches)
-                            : std::vector<int>{static_cast<int>(config.microbatches)};
+    const auto counts = config.microbatches == kAutoMicrobatches ? microbatch_counts(rows / parts, kMostMicrobatches)
+                                                                 : std::vector<int>{static_cast<int>(config.microbatches)};
     for (const int count : counts) {
       const Graph* graph = captures.graph(parts * count);
-      if (graph != nullptr) candidates.push_back({pipeline_ranks, replicas, count, std::max<int64_t>(rows / parts, count), graph});
+      if (graph != nullptr)
+        candidates.push_back({pipeline_ranks, replicas, count, std::max<int64_t>(rows / parts, count), graph});
     }
   }
   return candidates;
 }
 
-// The ranks of a pipeline with one microbatch compute one after the other. Where each may as well be a replica, such a pipeline
-// is for want of memory: a rule of thumb, for its graph, that of the whole batch, is the one that takes longest to measure.
+// The ranks of a pipeline with one microbatch compute one after the other. Where each may as well be a replica, such a
+// pipeline is for want of memory: a rule of thumb, for its graph, that of the whole batch, is the one that takes longest to
+// measure.
 std::vector<LayoutCandidate> without_last_resorts(const std::vector<LayoutCandidate>& candidates) {
   const auto is_one_rank = [](const LayoutCandidate& one) { return one.pipeline_ranks == 1; };
   std::vector<LayoutCandidate> others = candidates;
@@ -103,14 +105,19 @@ std::string describe(const Comparison& comparison, bool shared) {
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (choice.predictions[i].plan && i != choice.best) order.push_back(i);
   }
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return choice.predictions[a].us_per_row < choice.predictions[b].us_per_row; });
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return choice.predictions[a].us_per_row < choice.predictions[b].us_per_row; });
   order.insert(order.begin(), choice.best);
   std::ostringstream text;
-  text << "chosen for batches of " << comparison.best().rows * (shared ? comparison.best().replicas : 1) << ", best of " << candidates.size() << ": ";
+  text << "chosen for batches of " << comparison.best().rows * (shared ? comparison.best().replicas : 1) << ", best of "
+       << candidates.size() << ": ";
   for (size_t i = 0; i < std::min(kMost, order.size()); ++i) {
     const LayoutCandidate& one = candidates[order[i]];
-    text << (i == 0 ? "" : i == 1 ? "; next " : ", ") << describe(Layout{one.pipeline_ranks, one.replicas, one.microbatches})
-         << (i == 0 ? ", predicted " : " ") << choice.predictions[order[i]].step_us / 1000 << " ms" << (i == 0 ? " per step" : "");
+    text << (i == 0   ? ""
+             : i == 1 ? "; next "
+                      : ", ")
+         << describe(Layout{one.pipeline_ranks, one.replicas, one.microbatches}) << (i == 0 ? ", predicted " : " ")
+         << choice.predictions[order[i]].step_us / 1000 << " ms" << (i == 0 ? " per step" : "");
   }
   return text.str();
 }
@@ -136,7 +143,8 @@ std::vector<GraphToPlan> graphs_to_plan(RankState& rank, const Call& call) {
   TrialCaptures captures(rank, call);
   std::vector<GraphToPlan> graphs;
   std::set<const Graph*> seen;
-  for (const LayoutCandidate& candidate : without_last_resorts(candidates_of(context.config, call, captures, groups, shared))) {
+  for (const LayoutCandidate& candidate :
+       without_last_resorts(candidates_of(context.config, call, captures, groups, shared))) {
     if (seen.insert(candidate.graph).second) graphs.push_back({*candidate.graph, captures.inputs_of(candidate.graph)});
   }
   return graphs;

@@ -50,8 +50,9 @@ CostCache::CostCache(const Config& config, int ranks_per_host, const Logger& log
   const std::filesystem::path folder = config.cost_cache == "off" ? "" : folder_of(config, lookup);
   if (folder.empty()) return;
   std::ostringstream machine;
-  machine << processor() << ", " << ranks_per_host << " ranks of " << config.threads << " threads, LibTorch " << TORCH_VERSION
-          << ", stage " << static_cast<int>(config.stage) << ", smp " << version() << ", times " << kTimesVersion;
+  machine << processor() << ", " << ranks_per_host << " ranks of " << config.threads << " threads, LibTorch "
+          << TORCH_VERSION << ", stage " << static_cast<int>(config.stage) << ", smp " << version() << ", times "
+          << kTimesVersion;
   path_ = folder / ("costs-" + digits_of(partitioner::hash(machine.str())) + ".json");
 }
 
@@ -63,8 +64,7 @@ partitioner::MeasuredCosts CostCache::read() const {
     const std::string text = InputFile(path_, "expected a file of times").read_all();
     costs.add_json(text);
   } catch (...) {
-    logger_.warning("cannot use the times in '" + path_ + "' (" +
-                    runtime::describe_exception(std::current_exception()) +
+    logger_.warning("cannot use the times in '" + path_ + "' (" + runtime::describe_exception(std::current_exception()) +
                     "). They are measured anew.");
   }
   return costs;
@@ -79,10 +79,9 @@ void CostCache::write(const partitioner::MeasuredCosts& costs) const {
     file.write(text.data(), text.size());
     file.commit();
   } catch (...) {
-    logger_.warning(
-        "cannot keep the measured times in '" + path_ + "' (" +
-        runtime::describe_exception(std::current_exception()) +
-        "). The next job measures anew; cost_cache names another folder, or is \"off\".");
+    logger_.warning("cannot keep the measured times in '" + path_ + "' (" +
+                    runtime::describe_exception(std::current_exception()) +
+                    "). The next job measures anew; cost_cache names another folder, or is \"off\".");
   }
 }
 

@@ -9,8 +9,8 @@
 
 #include "partitioner/partition/graph_costs.h"
 #include "partitioner/partition/partition.h"
-#include "runtime/libtorch/unmade.h"
 #include "runtime/exchange/root_cause.h"
+#include "runtime/libtorch/unmade.h"
 #include "smp/engine/rank/rank_state.h"
 
 namespace smp::engine {
@@ -62,8 +62,9 @@ std::vector<GraphTimes> GraphsMeasurement::run() {
     plans_.push_back(is_only_libtorch(graph) ? parts_of(graph) : Plan());
     const size_t num_parts = plans_[g].stages.size();
     if (num_parts == 0) {
-      rank_.context.logger.warning("cost=measured: expected LibTorch's own operators, got others (smp::opaque) in the step "
-                                   "body, which only training may run; its times are predicted.");
+      rank_.context.logger.warning(
+          "cost=measured: expected LibTorch's own operators, got others (smp::opaque) in the step "
+          "body, which only training may run; its times are predicted.");
     }
     for (size_t s = 0; s < num_parts; ++s) (num_parts == 1 ? together.front() : together.emplace_back()).push_back({g, s});
   }
@@ -112,7 +113,8 @@ void GraphsMeasurement::keep(const Part& part, const runtime::StageTimes& of_par
   }
 }
 
-runtime::MeasureOptions GraphsMeasurement::options_of(const Part& part, const std::shared_ptr<runtime::OwnTensors>& own) const {
+runtime::MeasureOptions GraphsMeasurement::options_of(const Part& part,
+                                                      const std::shared_ptr<runtime::OwnTensors>& own) const {
   const auto& [graph, inputs] = graphs_[part.graph];
   const auto lookup = [this, &graph = graph, &inputs = inputs](ValueId id) { return tensor_of(graph, inputs, id); };
   return {.tape = rank_.context.config.stage == StageKind::kTape,
@@ -127,8 +129,8 @@ at::Tensor GraphsMeasurement::tensor_of(const Graph& graph, const std::vector<at
   if (input < inputs.size()) return with_geometry(inputs[input], value.spec);
   const auto& named = rank_.models.bindings().tensors();
   const auto known = std::find_if(named.begin(), named.end(), [&](const auto& one) { return one.name == value.name; });
-  const bool is_here = is_named(value) && known != named.end() && rank_.models.is_here(known->tensor) &&
-                       !runtime::is_unmade(known->tensor);
+  const bool is_here =
+      is_named(value) && known != named.end() && rank_.models.is_here(known->tensor) && !runtime::is_unmade(known->tensor);
   return is_here ? known->tensor : at::Tensor();
 }
 

@@ -36,7 +36,8 @@ class GraphsMeasurement {
   void warn(const std::exception_ptr& error) const;
   void keep(const Part& part, const runtime::StageTimes& of_part);
   runtime::MeasureOptions options_of(const Part& part, const std::shared_ptr<runtime::OwnTensors>& own) const;
-  at::Tensor tensor_of(const partitioner::Graph& graph, const std::vector<at::Tensor>& inputs, partitioner::ValueId id) const;
+  at::Tensor tensor_of(const partitioner::Graph& graph, const std::vector<at::Tensor>& inputs,
+                       partitioner::ValueId id) const;
 
   const RankState& rank_;
   const std::vector<GraphToPlan>& graphs_;

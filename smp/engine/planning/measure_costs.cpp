@@ -12,10 +12,10 @@
 
 #include "partitioner/graph/graph_io.h"
 #include "runtime/device/device.h"
-#include "runtime/gradients/gradient_reducer.h"
-#include "runtime/exchange/tags.h"
 #include "runtime/exchange/root_cause.h"
+#include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
+#include "runtime/gradients/gradient_reducer.h"
 #include "smp/engine/planning/auto_layout.h"
 #include "smp/engine/planning/cost_cache.h"
 #include "smp/engine/planning/graphs_measurement.h"
@@ -101,8 +101,8 @@ class Measuring {
     if (unknown.empty()) return;
     cache_.write(costs);
     const std::string kept = cache_.path().empty() ? "" : ", kept in '" + cache_.path() + "'";
-    rank_.context.logger.info(c10::str("measured the operators of ", unknown.size(), unknown.size() == 1 ? " graph in " : " graphs in ",
-                                       seconds, " s", kept));
+    rank_.context.logger.info(c10::str("measured the operators of ", unknown.size(),
+                                       unknown.size() == 1 ? " graph in " : " graphs in ", seconds, " s", kept));
   }
 
  private:
@@ -176,7 +176,8 @@ void measure_costs(RankState& rank, int step_number, const step_internal::Call& 
   const Context& context = rank.context;
   if (context.config.cost != CostSource::kMeasured || context.is_in_join) return;
   const auto& models = rank.models.all();
-  const bool is_planned = std::all_of(models.begin(), models.end(), [&](const auto& model) { return rank.models.is_placed(*model); });
+  const bool is_planned =
+      std::all_of(models.begin(), models.end(), [&](const auto& model) { return rank.models.is_placed(*model); });
   if (is_planned || !rank.measured_steps.insert(step_number).second) return;
   runtime::Transport& world = *context.world;
   try {

@@ -7,8 +7,8 @@
 
 #include "runtime/capture/body_capture.h"
 #include "smp/engine/arguments/local_values.h"
-#include "smp/engine/rank/rank_state.h"
 #include "smp/engine/arguments/split.h"
+#include "smp/engine/rank/rank_state.h"
 
 namespace smp::engine {
 
@@ -26,7 +26,8 @@ const Graph* TrialCaptures::graph(int64_t parts) {
   std::optional<Captured>& captured = known->second;
   if (is_new) {
     try {
-      std::vector<at::Tensor> inputs = split_arguments(call_.arguments({.microbatches = parts}), {.microbatches = parts}).front();
+      std::vector<at::Tensor> inputs =
+          split_arguments(call_.arguments({.microbatches = parts}), {.microbatches = parts}).front();
       captured = Captured{capture(inputs), inputs};
     } catch (...) {
       if (!first_error_) first_error_ = std::current_exception();
@@ -36,9 +37,8 @@ const Graph* TrialCaptures::graph(int64_t parts) {
 }
 
 const std::vector<at::Tensor>& TrialCaptures::inputs_of(const Graph* graph) const {
-  const auto captured = std::find_if(captured_.begin(), captured_.end(), [graph](const auto& entry) {
-    return entry.second && &entry.second->graph == graph;
-  });
+  const auto captured = std::find_if(captured_.begin(), captured_.end(),
+                                     [graph](const auto& entry) { return entry.second && &entry.second->graph == graph; });
   TORCH_INTERNAL_ASSERT(captured != captured_.end(), "a graph of other captures");
   return captured->second->inputs;
 }

@@ -5,10 +5,10 @@
 #include <unordered_set>
 
 #include "partitioner/graph/gradient_flow.h"
-#include "partitioner/plan/check_plan.h"
-#include "partitioner/partition/choose_layout.h"
 #include "partitioner/memory/rank_memory.h"
+#include "partitioner/partition/choose_layout.h"
 #include "partitioner/partition/segments.h"
+#include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/trained_on.h"
 #include "partitioner/schedule/check.h"
 #include "partitioner/schedule/send_limits.h"
@@ -56,8 +56,8 @@ runtime::TensorHomes used_by(const Graph& graph, const runtime::TensorHomes& pla
 // Released tensors keep their geometry.
 void check_same_tensor(const Value& value, const at::Tensor& own) {
   TORCH_CHECK_VALUE(own.sizes().equals(value.spec.sizes) && own.scalar_type() == value.spec.dtype,
-                    "step: expected the same model on all ranks, got the tensor '", value.name, "' as ", value.spec.dtype, " ",
-                    at::IntArrayRef(value.spec.sizes), " on the leader and as ", own.scalar_type(), " ", own.sizes(),
+                    "step: expected the same model on all ranks, got the tensor '", value.name, "' as ", value.spec.dtype,
+                    " ", at::IntArrayRef(value.spec.sizes), " on the leader and as ", own.scalar_type(), " ", own.sizes(),
                     " here. Make the module from the same sizes on every rank.");
 }
 
@@ -79,8 +79,10 @@ void check_one_copy(const Graph& graph, const runtime::TensorHomes& placed) {
     if (home == placed.end() || !home->second.is_tied()) continue;
     for (const Node& node : graph.nodes) {
       const auto& written = node.written_storages;
-      TORCH_CHECK_VALUE(std::find(written.begin(), written.end(), value.storage) == written.end(), "step: expected a body "
-                        "that writes to tensors which live on one rank, got ", node.op, ", which writes to '", value.name,
+      TORCH_CHECK_VALUE(std::find(written.begin(), written.end(), value.storage) == written.end(),
+                        "step: expected a body "
+                        "that writes to tensors which live on one rank, got ",
+                        node.op, ", which writes to '", value.name,
                         "', and earlier steps that read it on several ranks, each a copy of its own. Pin its readers to one "
                         "rank (smp::set_partition), call the step that writes to it first, or write to it between steps, on "
                         "every rank.");
@@ -94,8 +96,8 @@ void keep_only(TablePart part, Schedule& schedule) {
   }
 }
 
-std::unique_ptr<runtime::Stage> make_stage(const Graph& graph, const Plan& plan, int stage, const runtime::StageOptions& options,
-                                           StageKind kind) {
+std::unique_ptr<runtime::Stage> make_stage(const Graph& graph, const Plan& plan, int stage,
+                                           const runtime::StageOptions& options, StageKind kind) {
   if (kind == StageKind::kAutograd) return runtime::make_autograd_stage(graph, plan, stage, options);
   const std::optional<Segments> segments = cut_into_segments(graph, plan, stage);
   if (!segments) return runtime::make_tape_stage(graph, plan, stage, options);
@@ -144,8 +146,8 @@ Plan Programs::make_plan(const Graph& graph, const runtime::TensorHomes& placed,
 // All of them: to count one bucket too many is the safe side.
 bool Programs::shares_memory() const {
   return context_.replicas_share_memory && std::all_of(models_.all().begin(), models_.all().end(), [](const auto& model) {
-    return !model->reduction.by_messages && !model->reduction.hook;
-  });
+           return !model->reduction.by_messages && !model->reduction.hook;
+         });
 }
 
 PartitionOptions Programs::options(const Graph& graph) const {
@@ -288,8 +290,8 @@ Programs::Table Programs::make_table(const std::vector<Program*>& microbatches, 
   Schedule& made = table.schedule;
   made.limits_sends = part == TablePart::kWhole && is_uniform && may_limit_sends(made);
   if (part == TablePart::kWhole && is_uniform && (first.graph.has_backward() || made.limits_sends)) {
-    table.buffers = message_buffers(first.graph, first.plan, made, context_.pipeline->rank(),
-                                    context_.config.stage == StageKind::kTape);
+    table.buffers =
+        message_buffers(first.graph, first.plan, made, context_.pipeline->rank(), context_.config.stage == StageKind::kTape);
   }
   return table;
 }
@@ -299,9 +301,8 @@ void Programs::forget_least_used_tables() {
   constexpr int64_t kTablesPerProgram = 8;  // wholes, and forwards from some microbatch on
   const auto max_tables = static_cast<size_t>(kTablesPerProgram * context_.config.max_cached_graphs);
   while (tables_.size() >= max_tables) {
-    const auto least = std::min_element(tables_.begin(), tables_.end(), [](const auto& a, const auto& b) {
-      return a.second.last_use < b.second.last_use;
-    });
+    const auto least = std::min_element(tables_.begin(), tables_.end(),
+                                        [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; });
     const bool has_buffers = !least->second.buffers.empty();
     tables_.erase(least);
     if (has_buffers) release_buffers();
@@ -325,10 +326,12 @@ std::vector<uint64_t> Programs::forget_least_used(size_t max_programs) {
     forgotten.push_back(least->first);
     erase(forgotten.back());
     if (++num_forgotten_ != max_programs) continue;
-    context_.logger.warning("step: " + std::to_string(num_forgotten_) + " programs have been captured and forgotten again, as many as "
-                            "max_cached_graphs keeps. Where shapes or branches do not come back, each microbatch is captured and "
-                            "planned anew, which may take longer than to train it. Pad lengths to a few, choose by where() in "
-                            "place of branches, or raise max_cached_graphs.");
+    context_.logger.warning(
+        "step: " + std::to_string(num_forgotten_) +
+        " programs have been captured and forgotten again, as many as "
+        "max_cached_graphs keeps. Where shapes or branches do not come back, each microbatch is captured and "
+        "planned anew, which may take longer than to train it. Pad lengths to a few, choose by where() in "
+        "place of branches, or raise max_cached_graphs.");
   }
   return forgotten;
 }

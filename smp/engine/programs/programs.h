@@ -13,9 +13,9 @@
 #include "partitioner/schedule/generate.h"
 #include "runtime/placement/placement.h"
 #include "smp/engine/context/context.h"
-#include "smp/engine/optimizer_view.h"
-#include "smp/engine/models/program.h"
 #include "smp/engine/models/models.h"
+#include "smp/engine/models/program.h"
+#include "smp/engine/optimizer_view.h"
 
 namespace smp::engine {
 
@@ -32,7 +32,8 @@ class Programs {
   void erase(uint64_t hash);
   /// Plans a graph on the leader, for steps of that many microbatches: what is placed stays there, the rest is placed
   /// freely.
-  partitioner::Plan make_plan(const partitioner::Graph& graph, const runtime::TensorHomes& placed, int num_microbatches) const;
+  partitioner::Plan make_plan(const partitioner::Graph& graph, const runtime::TensorHomes& placed,
+                              int num_microbatches) const;
   /// How a graph like this one is planned as things are: by configuration and placement. For a number of microbatches
   /// that is still to be set.
   partitioner::PartitionOptions options(const partitioner::Graph& graph) const;

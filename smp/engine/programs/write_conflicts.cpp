@@ -33,8 +33,8 @@ Users savers(const Program& program, const Users& written) {
   Users found;
   for (const Node& node : graph.nodes) {
     const bool has_backward = node.grad_enabled && std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
-      return id != kNoValue && graph.values[static_cast<size_t>(id)].spec.requires_grad;
-    });
+                                return id != kNoValue && graph.values[static_cast<size_t>(id)].spec.requires_grad;
+                              });
     if (!has_backward) continue;
     for (const ValueId id : node_inputs(node)) {
       const auto name = names.find(graph.values[static_cast<size_t>(id)].storage);

@@ -15,8 +15,8 @@ std::vector<std::shared_ptr<Optimizer>> RankState::live_optimizers() const {
 
 RankState& rank_state(const char* caller) {
   Context& own = context(caller);
-  TORCH_CHECK(own.rank_state != nullptr, caller, ": expected a DistributedModel, got none. Wrap the module first: ",
-              "smp::DistributedModel model(net);");
+  TORCH_CHECK(own.rank_state != nullptr, caller,
+              ": expected a DistributedModel, got none. Wrap the module first: ", "smp::DistributedModel model(net);");
   return *own.rank_state;
 }
 

@@ -12,8 +12,8 @@
 #include "runtime/capture/body_capture.h"
 #include "runtime/executor/executor.h"
 #include "smp/engine/context/context.h"
-#include "smp/engine/programs/programs.h"
 #include "smp/engine/models/models.h"
+#include "smp/engine/programs/programs.h"
 #include "smp/engine/timeline/step_timeline.h"
 #include "smp/options.h"
 
@@ -43,14 +43,14 @@ struct RankState {
   Context& context;
   Models models;
   Programs programs;
-  std::optional<runtime::Executor> executor;  // on the pipeline that this rank belongs to
+  std::optional<runtime::Executor> executor;                      // on the pipeline that this rank belongs to
   std::map<int, std::unique_ptr<runtime::BodyCapture>> captures;  // by step number
   AutoMicrobatches auto_microbatches;
   std::set<int> measured_steps;  // step functions whose operators were timed, or known
   JoinState join;
   uint64_t training_steps = 0;
   std::vector<std::weak_ptr<Optimizer>> optimizers;
-  uint64_t evaluation_steps = 0;  // steps without a backward
+  uint64_t evaluation_steps = 0;     // steps without a backward
   uint64_t num_skipped_updates = 0;  // because of numbers that were not finite
 };
 

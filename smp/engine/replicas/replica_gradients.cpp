@@ -34,16 +34,14 @@ std::string reductions(const Models& models) {
   return reduced;
 }
 
-std::string reductions(const Models& models,
-                       const std::vector<std::shared_ptr<Program>>& programs) {
+std::string reductions(const Models& models, const std::vector<std::shared_ptr<Program>>& programs) {
   std::string reduced = reductions(models);
   for (size_t m = 0; m < reduced.size(); ++m) {
     const runtime::Bindings& own = models.all()[m]->own;
     const auto is_own = [&](const at::Tensor& parameter) { return own.find(parameter) != nullptr; };
-    const bool is_trained =
-        std::any_of(programs.begin(), programs.end(), [&](const std::shared_ptr<Program>& program) {
-          return std::any_of(program->trained.begin(), program->trained.end(), is_own);
-        });
+    const bool is_trained = std::any_of(programs.begin(), programs.end(), [&](const std::shared_ptr<Program>& program) {
+      return std::any_of(program->trained.begin(), program->trained.end(), is_own);
+    });
     if (!is_trained) reduced[m] = kMakesNone;
   }
   return reduced;
@@ -103,8 +101,7 @@ void drop_averaged(const Models& models, const std::string& reduced) {
   }
 }
 
-ReplicaGradients::ReplicaGradients(Context& context, const Models& models,
-                                   const std::string& reduced, int divisor)
+ReplicaGradients::ReplicaGradients(Context& context, const Models& models, const std::string& reduced, int divisor)
     : context_(context), models_(models), divisor_(divisor) {
   if (context.replicas->size() == 1) return;
   std::unordered_set<const void*> taken;
@@ -147,24 +144,23 @@ void ReplicaGradients::make_reducer(Model& model, std::vector<at::Tensor> parame
   }
   reducer.reset();  // its hooks go before those of the new one come
   const bool wants_memory = context_.replicas_share_memory && options.shares_memory && !options.hook && !parameters.empty();
-  reducer = std::make_unique<runtime::GradientReducer>(std::move(parameters), *context_.replicas,
-                                                       std::move(options));
+  reducer = std::make_unique<runtime::GradientReducer>(std::move(parameters), *context_.replicas, std::move(options));
   if (wants_memory && reducer->shared_bytes() == 0) {
     model.reduction.by_messages = true;  // plans to come count with it
     context_.logger.warning(
-        "gradients: expected room in shared memory for a bucket of each rank (bucket_cap_mb, or the largest parameter), got too "
-        "little; they are sent as messages instead, and take a bucket more than predicted. Make room in /dev/shm (docker run "
+        "gradients: expected room in shared memory for a bucket of each rank (bucket_cap_mb, or the largest parameter), got "
+        "too "
+        "little; they are sent as messages instead, and take a bucket more than predicted. Make room in /dev/shm (docker "
+        "run "
         "--shm-size).");
   }
 }
 
-void ReplicaGradients::begin(const std::vector<Action>& column,
-                             const std::vector<runtime::MicrobatchRun>& microbatches) {
+void ReplicaGradients::begin(const std::vector<Action>& column, const std::vector<runtime::MicrobatchRun>& microbatches) {
   std::unordered_map<std::string_view, Final*> last;  // by parameter: what makes it final
   for (const Action& action : column) {
     if (action.kind != ActionKind::kWeightGradient) continue;
-    const runtime::RankProgram& program =
-        *microbatches[static_cast<size_t>(action.microbatch)].program;
+    const runtime::RankProgram& program = *microbatches[static_cast<size_t>(action.microbatch)].program;
     Final& own = final_[{action.stage, action.microbatch}];
     own.has_one_backward = program.stages.at(action.stage)->values().backwards.size() == 1;
     for (const ValueId id : program.plan->stages[static_cast<size_t>(action.stage)].parameters) {
@@ -181,8 +177,7 @@ void ReplicaGradients::begin(const std::vector<Action>& column,
       const at::Tensor& parameter = reducer.parameters()[i];
       if (models_.home(parameter).is_tied()) continue;
       const auto found = last.find(models_.bindings().find(parameter)->name);
-      found == last.end() ? untouched.push_back(i)
-                          : found->second->parameters[r].push_back(i);
+      found == last.end() ? untouched.push_back(i) : found->second->parameters[r].push_back(i);
     }
     reducer.add_ready(untouched);
   }
@@ -191,8 +186,7 @@ void ReplicaGradients::begin(const std::vector<Action>& column,
 void ReplicaGradients::before_backward(const Action& action) {
   const Final& now = final_.at({action.stage, action.microbatch});
   if (!now.has_one_backward) return;
-  for (const auto& [r, parameters] : now.parameters)
-    reducing_[r].model->reduction.reducer->expect(parameters);
+  for (const auto& [r, parameters] : now.parameters) reducing_[r].model->reduction.reducer->expect(parameters);
 }
 
 void ReplicaGradients::after_weight_gradients(const Action& action) {
@@ -204,8 +198,7 @@ void ReplicaGradients::after_weight_gradients(const Action& action) {
 void ReplicaGradients::finish() {
   for (const Reducing& reducing : reducing_) {
     reducing.model->reduction.reducer->finish();
-    runtime::average_gradients(reducing.rest, *context_.replicas,
-                               reducing.model->reduction.bucket_bytes, divisor_);
+    runtime::average_gradients(reducing.rest, *context_.replicas, reducing.model->reduction.bucket_bytes, divisor_);
   }
 }
 

@@ -37,8 +37,7 @@ class ReplicaGradients : public runtime::BackwardObserver {
   /// changed. Collective over the replicas; throws c10::ValueError on all alike.
   ReplicaGradients(Context& context, const Models& models, const std::string& reduced, int divisor);
   /// Before the first action.
-  void begin(const std::vector<partitioner::Action>& column,
-             const std::vector<runtime::MicrobatchRun>& microbatches);
+  void begin(const std::vector<partitioner::Action>& column, const std::vector<runtime::MicrobatchRun>& microbatches);
   void before_backward(const partitioner::Action& action) override;
   void after_weight_gradients(const partitioner::Action& action) override;
   /// After the last action, and when tied weights are summed. Collective over the replicas.

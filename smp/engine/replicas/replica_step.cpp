@@ -50,18 +50,17 @@ std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bo
     }
     // One that reads does not know yet what it will place.
     if (!replicas[r].reads && !active->reads && replicas[r].homes != active->homes) {
-      return Refusal{"step: expected the first step of a model to run, on all replicas, the same operators on the same "
-                     "shapes, got a difference between replicas " + std::to_string(first) + " and " + std::to_string(r) +
-                     ". Give all replicas batches of one size."};
+      return Refusal{
+          "step: expected the first step of a model to run, on all replicas, the same operators on the same "
+          "shapes, got a difference between replicas " +
+          std::to_string(first) + " and " + std::to_string(r) + ". Give all replicas batches of one size."};
     }
   }
   if (active == replicas.end() || !active->trains || active->reads) return std::nullopt;
   for (size_t r = first + 1; r < replicas.size(); ++r) {
-    if (replicas[r].has_joined || replicas[r].reads || replicas[r].optimizers == active->optimizers)
-      continue;
-    return Refusal{differing_optimizers("step", active->optimizers,
-                                        "replica " + std::to_string(first), replicas[r].optimizers,
-                                        "replica " + std::to_string(r))};
+    if (replicas[r].has_joined || replicas[r].reads || replicas[r].optimizers == active->optimizers) continue;
+    return Refusal{differing_optimizers("step", active->optimizers, "replica " + std::to_string(first),
+                                        replicas[r].optimizers, "replica " + std::to_string(r))};
   }
   for (size_t r = 0; r < replicas.size(); ++r) {
     if (replicas[r].reads || replicas[r].settings == active->settings) continue;

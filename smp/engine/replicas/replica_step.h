@@ -20,14 +20,14 @@ struct ReplicaStep {
   int32_t step_function = 0;
   uint64_t training_steps = 0;  // finished before this one
   bool trains = false;
-  std::string reduced{};    // by model: kAverages and others
-  std::string reduction{};  // how it treats the gradients of each model, in words
-  std::string settings{};   // what must not differ between ranks that train, in words
+  std::string reduced{};     // by model: kAverages and others
+  std::string reduction{};   // how it treats the gradients of each model, in words
+  std::string settings{};    // what must not differ between ranks that train, in words
   std::string optimizers{};  // their steps and options, in lines
   std::string error{};
   bool is_value_error = false;
-  bool reads = false;    // its body has read a value and goes on
-  std::string homes{};  // who holds what, if the step places models
+  bool reads = false;         // its body has read a value and goes on
+  std::string homes{};        // who holds what, if the step places models
   bool has_joined = false;    // it has no step of its own any more
   uint64_t joined_after = 0;  // then: steps of its own
 

@@ -9,15 +9,15 @@
 
 #include "partitioner/graph/graph_io.h"
 #include "partitioner/plan/plan_io.h"
-#include "runtime/libtorch/unmade.h"
-#include "runtime/exchange/tags.h"
 #include "runtime/exchange/root_cause.h"
-#include "smp/engine/planning/auto_layout.h"
+#include "runtime/exchange/tags.h"
+#include "runtime/libtorch/unmade.h"
 #include "smp/engine/arguments/argument_memory.h"
-#include "smp/engine/step/captured_runs.h"
 #include "smp/engine/arguments/local_values.h"
-#include "smp/engine/replicas/replica_gradients.h"
 #include "smp/engine/arguments/split.h"
+#include "smp/engine/planning/auto_layout.h"
+#include "smp/engine/replicas/replica_gradients.h"
+#include "smp/engine/step/captured_runs.h"
 
 namespace smp::engine {
 
@@ -70,9 +70,8 @@ step_internal::Results Leader::run() {
     if (failure_) std::rethrow_exception(failure_);
     if (refusal_) throw_refusal(*refusal_);
     check_same_returns(bodies_);
-    const bool trains = std::any_of(bodies_.begin(), bodies_.end(), [](const CapturedBody& body) {
-      return body.recording->graph.has_backward();
-    });
+    const bool trains = std::any_of(bodies_.begin(), bodies_.end(),
+                                    [](const CapturedBody& body) { return body.recording->graph.has_backward(); });
     check_random_stream(trains);
     if (ahead_ == Ahead::kNone) {
       std::vector<Program*> programs;
@@ -135,7 +134,8 @@ void Leader::capture_bodies() {
     throw;
   }
   // net->zero_grad() within a body would clear those of this rank only, and before the others' backwards are done.
-  TORCH_CHECK_VALUE(put_back(gradients) == 0, "step: expected a body that leaves gradients as they are, got one that has cleared or replaced "
+  TORCH_CHECK_VALUE(put_back(gradients) == 0,
+                    "step: expected a body that leaves gradients as they are, got one that has cleared or replaced "
                     "some (zero_grad). Backwards run when all bodies have ended, on every rank. Clear gradients before the "
                     "step function is called.");
 }
@@ -278,18 +278,20 @@ void Leader::leave_out_dropped() {
 
 void Leader::check_random_stream(bool trains) const {
   if (!trains_ || *trains_ == trains) return;
-  const bool draws = std::any_of(bodies_.begin(), bodies_.end(), [](const CapturedBody& body) {
-    return has_random(*body.recording);
-  });
-  TORCH_CHECK_NOT_IMPLEMENTED(!draws, "step: expected a body that reads values and draws random numbers (dropout) to be "
-                              "either training or evaluation, got one that ", *trains_ ? "looked like training" : "looked like evaluation",
+  const bool draws =
+      std::any_of(bodies_.begin(), bodies_.end(), [](const CapturedBody& body) { return has_random(*body.recording); });
+  TORCH_CHECK_NOT_IMPLEMENTED(!draws,
+                              "step: expected a body that reads values and draws random numbers (dropout) to be "
+                              "either training or evaluation, got one that ",
+                              *trains_ ? "looked like training" : "looked like evaluation",
                               " when it read and turned out to be ", trains ? "training" : "evaluation",
                               ". Evaluate under torch::NoGradGuard, with model.eval() where dropout is to rest, and let all "
                               "microbatches of a training step call backward().");
 }
 
 StepMessage Leader::new_message(Round round, size_t first) const {
-  StepMessage message{.step_function = step_number_, .step = rank_.training_steps, .evaluation_step = rank_.evaluation_steps};
+  StepMessage message{
+      .step_function = step_number_, .step = rank_.training_steps, .evaluation_step = rank_.evaluation_steps};
   message.round = round;
   message.first = static_cast<int32_t>(first);
   message.num_microbatches = static_cast<int32_t>(inputs_.size());
@@ -306,10 +308,13 @@ void Leader::check_made(const Graph& graph) const {
     if (!is_named(value) || rank_.models.homes().contains(value.name)) continue;
     const auto& all = rank_.models.bindings().tensors();
     const auto named = std::find_if(all.begin(), all.end(), [&](const auto& other) { return other.name == value.name; });
-    TORCH_CHECK_NOT_IMPLEMENTED(named == all.end() || !runtime::is_unmade(named->tensor), "step: expected the first step of a model "
-                                "with delayed parameters to read no values in its body, got one that does; '", value.name,
-                                "' has no values yet. Return what you want to know from the body in this step, or run a step "
-                                "without reads first.");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        named == all.end() || !runtime::is_unmade(named->tensor),
+        "step: expected the first step of a model "
+        "with delayed parameters to read no values in its body, got one that does; '",
+        value.name,
+        "' has no values yet. Return what you want to know from the body in this step, or run a step "
+        "without reads first.");
   }
 }
 
@@ -331,8 +336,8 @@ Program& Leader::add_microbatch(const CapturedBody& body, StepMessage& message) 
 Program& Leader::add_program(const runtime::Recording& recording, StepMessage& message) {
   Plan plan = rank_.programs.make_plan(recording.graph, planned_, static_cast<int>(inputs_.size()));
   const bool is_whole = message.round != Round::kProbe;
-  runtime::TensorHomes homes = rank_.models.homes_after(
-      recording.graph, plan, planned_, is_whole ? Placement::kWholeModels : Placement::kUsedTensors);
+  runtime::TensorHomes homes = rank_.models.homes_after(recording.graph, plan, planned_,
+                                                        is_whole ? Placement::kWholeModels : Placement::kUsedTensors);
   check_dense_gradients(recording, [&](const std::string& parameter) {
     const auto home = homes.find(parameter);
     return rank_.context.replicas->size() > 1 || (home != homes.end() && home->second.is_tied());

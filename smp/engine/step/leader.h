@@ -86,10 +86,10 @@ class Leader {
   Meeting next_meeting_ = Meeting::kFirst;
   int32_t first_active_replica_ = 0;
   int32_t gradient_divisor_ = 1;
-  std::exception_ptr failure_;   // of a round
+  std::exception_ptr failure_;                   // of a round
   std::optional<runtime::StepMessage> refusal_;  // by the replicas, in answer to a read
-  std::vector<uint64_t> added_;      // programs new in this step
-  std::vector<uint64_t> forgotten_;  // programs that the followers do not know to be forgotten
+  std::vector<uint64_t> added_;                  // programs new in this step
+  std::vector<uint64_t> forgotten_;              // programs that the followers do not know to be forgotten
 };
 
 }  // namespace smp::engine

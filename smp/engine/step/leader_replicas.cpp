@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "smp/engine/step/leader.h"
-#include "smp/engine/step/captured_runs.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/replicas/replica_gradients.h"
+#include "smp/engine/step/captured_runs.h"
+#include "smp/engine/step/leader.h"
 
 namespace smp::engine {
 

@@ -9,8 +9,8 @@
 #include <unordered_set>
 
 #include "runtime/libtorch/finite.h"
-#include "smp/engine/replicas/replica_step.h"
 #include "smp/engine/optimizers/optimizer.h"
+#include "smp/engine/replicas/replica_step.h"
 
 namespace smp::engine {
 namespace {
@@ -24,9 +24,7 @@ std::string what_in(const at::Tensor& tensor) {
   return values.isnan().any().item<bool>() ? "nan" : "inf";
 }
 
-std::string on(const RankState& rank) {
-  return " on rank " + std::to_string(rank.context.world->rank());
-}
+std::string on(const RankState& rank) { return " on rank " + std::to_string(rank.context.world->rank()); }
 
 bool has_gradient(const runtime::NamedTensor& named) {
   const at::Tensor& gradient = named.tensor.grad();
@@ -58,7 +56,9 @@ std::vector<Parameters> updated_parameters(const RankState& rank, const Model& m
 bool is_cleared(const RankState& rank, const Model& model) {
   const auto all = updated_parameters(rank, model);
   return std::any_of(all.begin(), all.end(), [&](const Parameters& parameters) {
-    const auto is_trained_here = [&](const auto& named) { return named.tensor.requires_grad() && rank.models.is_here(named.tensor); };
+    const auto is_trained_here = [&](const auto& named) {
+      return named.tensor.requires_grad() && rank.models.is_here(named.tensor);
+    };
     return std::any_of(parameters.begin(), parameters.end(), is_trained_here) &&
            std::none_of(parameters.begin(), parameters.end(), has_gradient);
   });
@@ -75,7 +75,8 @@ std::string find(const RankState& rank, Model& model) {
   };
   if (before_mean.empty() && std::all_of(all.begin(), all.end(), has_finite)) return "";
   Parameters parameters;
-  for (const Parameters& some : updated_parameters(rank, model)) parameters.insert(parameters.end(), some.begin(), some.end());
+  for (const Parameters& some : updated_parameters(rank, model))
+    parameters.insert(parameters.end(), some.begin(), some.end());
   for (const size_t i : before_mean) {
     const at::Tensor& bad = model.reduction.reducer->parameters()[i];
     for (const runtime::NamedTensor& named : parameters) {
@@ -84,8 +85,7 @@ std::string find(const RankState& rank, Model& model) {
   }
   for (const runtime::NamedTensor& named : parameters) {
     if (runtime::is_finite(named.tensor.grad())) continue;
-    return "2" + what_in(named.tensor.grad()) + " in the gradient of '" + named.name + "'" +
-           on(rank);
+    return "2" + what_in(named.tensor.grad()) + " in the gradient of '" + named.name + "'" + on(rank);
   }
   return "";
 }
@@ -107,15 +107,14 @@ void note_cleared(const RankState& rank, bool has_step) {
   }
 }
 
-void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& programs,
-                 const runtime::RankResults& results, const std::string& reduced) {
+void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& programs, const runtime::RankResults& results,
+                 const std::string& reduced) {
   if (rank.context.config.nonfinite == Nonfinite::kIgnore) return;
   for (size_t m = 0; m < programs.size(); ++m) {
     for (const partitioner::ValueId root : programs[m]->graph.backward_roots) {
       const auto loss = results[m].find(root);
       if (loss == results[m].end() || runtime::is_finite(loss->second)) continue;
-      const std::string text =
-          what_in(loss->second) + " in the loss of microbatch " + std::to_string(m) + on(rank);
+      const std::string text = what_in(loss->second) + " in the loss of microbatch " + std::to_string(m) + on(rank);
       for (size_t i = 0; i < reduced.size(); ++i) {
         std::string& first = rank.models.all()[i]->nonfinite_loss;
         if (reduced[i] != kMakesNone && first.empty()) first = text;
@@ -135,8 +134,7 @@ void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t nu
     num_ranks.push_back(rank.models.all()[i]->is_cleared);
   }
   for (const auto* group : {&context.pipeline, &context.replicas}) {
-    (*group)->all_reduce_sum(num_ranks.data(), static_cast<int64_t>(num_ranks.size()),
-                             c10::ScalarType::Long);
+    (*group)->all_reduce_sum(num_ranks.data(), static_cast<int64_t>(num_ranks.size()), c10::ScalarType::Long);
   }
   for (size_t i = 0; i < reduced.size(); ++i) {
     if (reduced[i] == kMakesNone) continue;
@@ -156,8 +154,7 @@ void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t nu
 bool may_update(RankState& rank, const Model& model) {
   const Context& context = rank.context;
   if (model.nonfinite.empty() || context.config.nonfinite == Nonfinite::kIgnore) return true;
-  const std::string text =
-      "DistributedOptimizer::step: expected finite losses and gradients, got " + model.nonfinite;
+  const std::string text = "DistributedOptimizer::step: expected finite losses and gradients, got " + model.nonfinite;
   TORCH_CHECK(context.config.nonfinite == Nonfinite::kSkip, text,
               ". No rank has updated anything. Find the cause, or set "
               "Config::nonfinite: skip leaves such updates out, as loss scaling needs it, and "

@@ -16,8 +16,8 @@ void note_cleared(const RankState& rank, bool has_step = true);
 
 /// Looks at the losses that were computed here. `programs` and `results` by microbatch; `reduced`:
 /// see kAverages.
-void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& programs,
-                 const runtime::RankResults& results, const std::string& reduced);
+void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& programs, const runtime::RankResults& results,
+                 const std::string& reduced);
 
 /// At the end of training step `number`: looks at the gradients of the models that it has trained, of
 /// what their optimizers update, and tells all ranks. Collective over the world.

@@ -8,8 +8,8 @@
 #include <memory>
 
 #include "runtime/exchange/boundary.h"
-#include "runtime/stage/stage_values.h"
 #include "runtime/exchange/tags.h"
+#include "runtime/stage/stage_values.h"
 #include "runtime/transport/abandoned.h"
 
 namespace smp::engine {
@@ -22,7 +22,7 @@ struct Slot {
   size_t microbatch;
   size_t position;  // among the returned tensors
   ValueId value;
-  int owner;        // pipeline rank
+  int owner;  // pipeline rank
   const TensorSpec* spec;
 };
 
@@ -159,11 +159,11 @@ class Exchange {
   const std::vector<runtime::MicrobatchRun>& runs_;
   runtime::Transport& pipeline_;
   std::vector<Slot> slots_;
-  std::vector<int64_t> bytes_;                          // by pipeline rank
+  std::vector<int64_t> bytes_;          // by pipeline rank
   std::shared_ptr<Messages> messages_;  // by pipeline rank
   std::vector<runtime::Request> sent_;
   std::vector<std::pair<runtime::Request, int64_t>> received_;  // and their bytes
-  std::vector<std::vector<at::Tensor>> returned_;  // by position, by microbatch
+  std::vector<std::vector<at::Tensor>> returned_;               // by position, by microbatch
 };
 
 }  // namespace

@@ -8,15 +8,15 @@
 #include <set>
 #include <span>
 
-#include "runtime/gradients/tied_gradients.h"
-#include "runtime/stage/stage_values.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
+#include "runtime/gradients/tied_gradients.h"
+#include "runtime/stage/stage_values.h"
+#include "smp/engine/programs/write_conflicts.h"
+#include "smp/engine/replicas/replica_gradients.h"
 #include "smp/engine/step/captured_runs.h"
 #include "smp/engine/step/nonfinite.h"
-#include "smp/engine/replicas/replica_gradients.h"
 #include "smp/engine/step/results.h"
-#include "smp/engine/programs/write_conflicts.h"
 
 namespace smp::engine {
 
@@ -191,10 +191,14 @@ void StepRun::check_writes() const {
   std::vector<Program*> programs;
   for (const auto& program : programs_) programs.push_back(program.get());
   const std::string conflict = write_conflict(programs);
-  TORCH_CHECK_NOT_IMPLEMENTED(conflict.empty(), "step: expected a body that reads values to leave alone what the backwards of earlier "
-                              "microbatches need, got ", conflict, ". All forwards run before the first backward there. Write to "
-                              "it in every microbatch or after the step, let the operator use a clone() of it, or return what "
-                              "the body reads.");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      conflict.empty(),
+      "step: expected a body that reads values to leave alone what the backwards of earlier "
+      "microbatches need, got ",
+      conflict,
+      ". All forwards run before the first backward there. Write to "
+      "it in every microbatch or after the step, let the operator use a clone() of it, or return what "
+      "the body reads.");
 }
 
 // The leader's body waits for these.
@@ -226,11 +230,12 @@ void StepRun::collect_reads(size_t first) {
   }
   for (int owner : owners) {
     if (owner == 0) continue;
-    runtime::read_all(pipeline.receive_bytes(owner, runtime::kReadTag), "values that the body reads", [&](runtime::WireReader& in) {
-      for_each_read([&](size_t m, ValueId id, int of) {
-        if (of == owner) read_[m][id] = in.get_tensor();
-      });
-    });
+    runtime::read_all(pipeline.receive_bytes(owner, runtime::kReadTag), "values that the body reads",
+                      [&](runtime::WireReader& in) {
+                        for_each_read([&](size_t m, ValueId id, int of) {
+                          if (of == owner) read_[m][id] = in.get_tensor();
+                        });
+                      });
   }
 }
 
@@ -242,8 +247,9 @@ step_internal::Results StepRun::end(const StepMessage& message, TablePart part) 
     const std::string hooked = hook_on_parts(programs_, rank_.models.bindings());  // of this rank
     TORCH_CHECK_NOT_IMPLEMENTED(hooked.empty(), hooked);
     note_cleared(rank_);
-    tied.emplace(rank_.models.homes(), rank_.models.bindings(), [this](const std::string& name) { return trained_on(name); },
-                 *rank_.context.pipeline);
+    tied.emplace(
+        rank_.models.homes(), rank_.models.bindings(), [this](const std::string& name) { return trained_on(name); },
+        *rank_.context.pipeline);
     if (rank_.context.replicas->size() > 1) {
       gradients.emplace(rank_.context, rank_.models, message.reduced, message.gradient_divisor);
       gradients->begin(schedule(part, 0).columns[static_cast<size_t>(rank_.context.pipeline->rank())], runs_);
@@ -309,7 +315,8 @@ void StepRun::count(const StepMessage& message) {
 void StepRun::broadcast_buffers(int source) {
   for (const auto& model : rank_.models.all()) {
     if (!model->reduction.broadcasts_buffers) continue;
-    broadcast_over_replicas(rank_, *model, source, [](const runtime::NamedTensor& named) { return named.kind == ValueKind::kBuffer; });
+    broadcast_over_replicas(rank_, *model, source,
+                            [](const runtime::NamedTensor& named) { return named.kind == ValueKind::kBuffer; });
   }
 }
 

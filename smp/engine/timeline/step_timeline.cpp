@@ -11,8 +11,8 @@
 #include "partitioner/report/timeline_svg.h"
 #include "partitioner/report/trace_io.h"
 #include "partitioner/report/typical_step.h"
-#include "runtime/exchange/tags.h"
 #include "runtime/exchange/root_cause.h"
+#include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
 #include "smp/engine/files/durable_file.h"
 #include "smp/engine/programs/programs.h"
@@ -107,8 +107,8 @@ std::string drawing_path(const std::string& trace) {
 
 void check_timeline_path(const std::string& trace) {
   if (trace.empty()) return;
-  TORCH_CHECK_VALUE(std::filesystem::path(trace).extension() != ".svg", "timeline: expected the name of a JSON file, got '", trace,
-                    "'. Name the trace, as in trace.json; the drawing is written beside it as trace.svg.");
+  TORCH_CHECK_VALUE(std::filesystem::path(trace).extension() != ".svg", "timeline: expected the name of a JSON file, got '",
+                    trace, "'. Name the trace, as in trace.json; the drawing is written beside it as trace.svg.");
   for (const std::string& path : {trace, drawing_path(trace)}) {
     std::string reason;
     try {
@@ -131,8 +131,8 @@ void StepTimeline::count_step(bool trains, const std::vector<std::shared_ptr<Pro
 
 // Stages of one program have the same numbers in all microbatches.
 void StepTimeline::predict(const std::vector<std::shared_ptr<Program>>& programs, const Programs& planner) {
-  const bool is_one =
-      !programs.empty() && std::all_of(programs.begin(), programs.end(), [&](const auto& one) { return one == programs.front(); });
+  const bool is_one = !programs.empty() && std::all_of(programs.begin(), programs.end(),
+                                                       [&](const auto& one) { return one == programs.front(); });
   if (is_one && predicted_ && predicted_hash_ == programs.front()->hash) return;
   predicted_.reset();
   if (!is_one) return;
@@ -191,8 +191,8 @@ void StepTimeline::publish() const {
 void StepTimeline::write(const std::vector<RankTimeline>& ranks) const {
   const std::string& trace = context_.config.timeline;
   write_trace_file(trace, ranks);
-  const std::string text = "timeline: " + std::to_string(ranks.front().steps.size()) + " steps of " + std::to_string(ranks.size()) +
-                           " ranks in " + trace;
+  const std::string text = "timeline: " + std::to_string(ranks.front().steps.size()) + " steps of " +
+                           std::to_string(ranks.size()) + " ranks in " + trace;
   const std::optional<size_t> typical = typical_step(ranks, ranks.front().replica);
   if (!typical) {
     context_.logger.info(text + "; no drawing, because no step has performed each action of a table once");
@@ -204,8 +204,8 @@ void StepTimeline::write(const std::vector<RankTimeline>& ranks) const {
   std::optional<SimulationInput> predicted;
   if (const Prediction& known = predictions_.at(*typical)) predicted = *known;
   write_file(drawing_path(trace), timeline_svg(step, schedule, attribution, predicted));
-  context_.logger.info(text + "\n" + timeline_title(step, schedule, attribution, predicted) + ", drawn in " + drawing_path(trace) +
-                       "\n" + idle_table(attribution));
+  context_.logger.info(text + "\n" + timeline_title(step, schedule, attribution, predicted) + ", drawn in " +
+                       drawing_path(trace) + "\n" + idle_table(attribution));
 }
 
 }  // namespace smp::engine

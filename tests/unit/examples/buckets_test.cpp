@@ -29,8 +29,7 @@ void expect_rows(const at::Tensor& tensor, const std::vector<int64_t>& expected)
 }
 
 TEST(Buckets, LinesAreFilledUpToTheNextMultiple) {
-  const auto buckets = make_buckets(ids_of({5, 6, 7, kEos, 8, kEos, 2, 3, 4, 5, kEos}),
-                                    {.width = 4, .max_length = 8});
+  const auto buckets = make_buckets(ids_of({5, 6, 7, kEos, 8, kEos, 2, 3, 4, 5, kEos}), {.width = 4, .max_length = 8});
   ASSERT_EQ(buckets.size(), 2);
   EXPECT_EQ(buckets[0].length(), 4);
   expect_rows(buckets[0].data, {kEos, 5, 6, 7, kEos, 8, kEos, kEos});
@@ -46,8 +45,7 @@ TEST(Buckets, LongLinesAreCutAndNoWordIsLost) {
     EXPECT_LE(bucket.length(), 8);
     words += bucket.target.ge(10).sum().item<int64_t>();
     // The word at each place is the target of the place before.
-    EXPECT_TRUE(
-        torch::equal(bucket.data.slice(1, 1), bucket.target.slice(1, 0, -1).clamp_min(kEos)));
+    EXPECT_TRUE(torch::equal(bucket.data.slice(1, 1), bucket.target.slice(1, 0, -1).clamp_min(kEos)));
   }
   EXPECT_EQ(words, 30 * 31 / 2);
 }

@@ -60,19 +60,16 @@ TEST(CorpusText, AFolderWithoutOneSplitIsRefused) {
   const TemporaryFolder folder;
   folder.write("train.txt", "a");
   folder.write("test.txt", "b");
-  EXPECT_EQ(
-      error_of<c10::ValueError>([&] { read_text(folder.path()); }),
-      "corpus: expected one file in " + folder.path() +
-          " whose name contains \"valid\", got test.txt, train.txt. Name the files like "
-          "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or give a single file.");
+  EXPECT_EQ(error_of<c10::ValueError>([&] { read_text(folder.path()); }),
+            "corpus: expected one file in " + folder.path() +
+                " whose name contains \"valid\", got test.txt, train.txt. Name the files like "
+                "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or give a single file.");
 }
 
 TEST(CorpusText, AFolderWithTwoFilesForASplitIsRefused) {
   const TemporaryFolder folder;
   for (const char* name : {"train.1", "train.2", "valid", "test"}) folder.write(name, "a");
-  EXPECT_NE(error_of<c10::ValueError>([&] {
-              read_text(folder.path());
-            }).find("\"train\", got train.1, train.2."),
+  EXPECT_NE(error_of<c10::ValueError>([&] { read_text(folder.path()); }).find("\"train\", got train.1, train.2."),
             std::string::npos);
 }
 
@@ -102,8 +99,7 @@ TEST(CorpusText, AMissingPathIsRefused) {
 TEST(CorpusText, AnEmptyFileIsRefused) {
   const TemporaryFolder folder;
   folder.write("empty", "");
-  EXPECT_NE(error_of<c10::ValueError>([&] { read_text(folder.path("empty")); }).find("is empty"),
-            std::string::npos);
+  EXPECT_NE(error_of<c10::ValueError>([&] { read_text(folder.path("empty")); }).find("is empty"), std::string::npos);
 }
 
 TEST(CorpusText, AllFilesAreCutEachInOrderOfNamesWithoutLinks) {
@@ -129,11 +125,10 @@ TEST(CorpusText, TheDefaultIsTheLicencesOfDebian) {
 
 TEST(CorpusWords, AreSplitAsBasicEnglishDoes) {
   // What torchtext.data.utils.get_tokenizer("basic_english") returns.
-  EXPECT_EQ(tokenize("Don't stop (me), now! Or: when? \"Quote\"; end.<br />Next"),
-            (Words{"don", "'", "t", "stop", "(", "me", ")", ",", "now", "!", "or", "when", "?",
-                   "quote", "end", ".", "next"}));
-  EXPECT_EQ(tokenize(" = Valkyria Chronicles III = \n"),
-            (Words{"=", "valkyria", "chronicles", "iii", "="}));
+  EXPECT_EQ(
+      tokenize("Don't stop (me), now! Or: when? \"Quote\"; end.<br />Next"),
+      (Words{"don", "'", "t", "stop", "(", "me", ")", ",", "now", "!", "or", "when", "?", "quote", "end", ".", "next"}));
+  EXPECT_EQ(tokenize(" = Valkyria Chronicles III = \n"), (Words{"=", "valkyria", "chronicles", "iii", "="}));
   EXPECT_EQ(tokenize("a <unk> @-@ \t b\r\n"), (Words{"a", "<unk>", "@-@", "b"}));
   EXPECT_EQ(tokenize(" \t\r\n"), Words{});
   EXPECT_EQ(tokenize("\xc3\x84 b"), (Words{"\xc3\x84", "b"})) << "only ASCII is lowered";
@@ -164,16 +159,11 @@ TEST(CorpusVocabulary, EncodesLinesWithTheirEnd) {
 }
 
 TEST(CorpusVocabulary, RefusesWhatCannotBe) {
-  EXPECT_NE(error_of<c10::ValueError>([] { Vocabulary("\n\n"); }).find("got none"),
-            std::string::npos);
-  EXPECT_NE(error_of<c10::ValueError>([] { Vocabulary("a", {.min_frequency = 0}); }).find("got 0"),
-            std::string::npos);
-  EXPECT_NE(error_of<c10::ValueError>([] { Vocabulary("a", {.max_size = 2}); }).find("got 2"),
-            std::string::npos);
-  EXPECT_NE(error_of<c10::IndexError>([] { Vocabulary("a").word(3); }).find("[0, 3), got 3"),
-            std::string::npos);
-  EXPECT_NE(error_of<c10::IndexError>([] { Vocabulary("a").word(-1); }).find("got -1"),
-            std::string::npos);
+  EXPECT_NE(error_of<c10::ValueError>([] { Vocabulary("\n\n"); }).find("got none"), std::string::npos);
+  EXPECT_NE(error_of<c10::ValueError>([] { Vocabulary("a", {.min_frequency = 0}); }).find("got 0"), std::string::npos);
+  EXPECT_NE(error_of<c10::ValueError>([] { Vocabulary("a", {.max_size = 2}); }).find("got 2"), std::string::npos);
+  EXPECT_NE(error_of<c10::IndexError>([] { Vocabulary("a").word(3); }).find("[0, 3), got 3"), std::string::npos);
+  EXPECT_NE(error_of<c10::IndexError>([] { Vocabulary("a").word(-1); }).find("got -1"), std::string::npos);
 }
 
 TEST(CorpusBatches, ColumnsAreEqualPartsOfTheText) {
@@ -217,15 +207,11 @@ TEST(CorpusBatches, RefuseWhatDoesNotFit) {
   EXPECT_EQ(error_of<c10::ValueError>([] { batchify(at::arange(7), 4); }),
             "corpus: expected at least 8 tokens for batch_size=4, got 7. Give more text or a "
             "smaller --batch-size.");
-  EXPECT_NE(error_of<c10::ValueError>([] { batchify(at::arange(7), 0); }).find("got 0"),
-            std::string::npos);
+  EXPECT_NE(error_of<c10::ValueError>([] { batchify(at::arange(7), 0); }).find("got 0"), std::string::npos);
   const at::Tensor columns = batchify(at::arange(12), 2);
-  EXPECT_NE(error_of<c10::ValueError>([&] { num_batches(columns, 0); }).find("got 0"),
-            std::string::npos);
-  EXPECT_NE(error_of<c10::IndexError>([&] { get_batch(columns, 2, 3); }).find("[0, 2), got 2"),
-            std::string::npos);
-  EXPECT_NE(error_of<c10::IndexError>([&] { get_batch(columns, -1, 3); }).find("got -1"),
-            std::string::npos);
+  EXPECT_NE(error_of<c10::ValueError>([&] { num_batches(columns, 0); }).find("got 0"), std::string::npos);
+  EXPECT_NE(error_of<c10::IndexError>([&] { get_batch(columns, 2, 3); }).find("[0, 2), got 2"), std::string::npos);
+  EXPECT_NE(error_of<c10::IndexError>([&] { get_batch(columns, -1, 3); }).find("got -1"), std::string::npos);
 }
 
 }  // namespace

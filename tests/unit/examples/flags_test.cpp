@@ -27,20 +27,13 @@ TEST(Flags, WithoutArgumentsKeepTheDefaultsOfTheExample) {
 TEST(Flags, AllAreRead) {
   Flags flags;
   FlagParser parser("Trains.", flags);
-  EXPECT_EQ(parse(parser, {"--steps",    "50",
-                           "--epochs=2", "--batch-size",
-                           "32",         "--microbatches",
-                           "8",          "--pipeline-degree",
-                           "2",          "--schedule",
-                           "simple",     "--partition",
-                           "manual",     "--optimizer",
-                           "adam",       "--lr",
-                           "1e-3",       "--seed",
-                           "7",          "--threads",
-                           "3",          "--data",
-                           "/a b",       "--log",
-                           "x.jsonl"}),
-            std::nullopt);
+  EXPECT_EQ(
+      parse(parser,
+            {"--steps", "50",         "--epochs=2", "--batch-size", "32",     "--microbatches", "8",    "--pipeline-degree",
+             "2",       "--schedule", "simple",     "--partition",  "manual", "--optimizer",    "adam", "--lr",
+             "1e-3",    "--seed",     "7",          "--threads",    "3",      "--data",         "/a b", "--log",
+             "x.jsonl"}),
+      std::nullopt);
   EXPECT_EQ(flags.steps, 50);
   EXPECT_EQ(flags.epochs, 2);
   EXPECT_EQ(flags.batch_size, 32);
@@ -73,8 +66,7 @@ TEST(Flags, ThatAnExampleAddsAreReadToo) {
   parser.add("--dropout", dropout, "Probability");
   parser.add("--tied", is_tied, "Ties weights");
   parser.add("--name", name, "Name");
-  EXPECT_EQ(parse(parser, {"--bptt", "16", "--dropout", "0.5", "--tied", "--name", "b"}),
-            std::nullopt);
+  EXPECT_EQ(parse(parser, {"--bptt", "16", "--dropout", "0.5", "--tied", "--name", "b"}), std::nullopt);
   EXPECT_EQ(bptt, 16);
   EXPECT_EQ(dropout, 0.5);
   EXPECT_TRUE(is_tied);
@@ -117,8 +109,7 @@ std::string answer_to(const std::vector<const char*>& arguments) {
 TEST(Flags, ACountBelowItsMinimumIsAnsweredWithExpectedAndGot) {
   for (const char* flag : {"--epochs", "--batch-size", "--microbatches", "--threads", "--heads"}) {
     for (const char* value : {"0", "-1", "1.5", "many", "99999999999999999999"}) {
-      const std::string expected =
-          std::string(flag) + ": expected an integer, 1 or more, got " + value;
+      const std::string expected = std::string(flag) + ": expected an integer, 1 or more, got " + value;
       const std::string argument = std::string(flag) + "=" + value;
       EXPECT_NE(answer_to({argument.c_str()}).find(expected), std::string::npos) << expected;
     }
@@ -126,12 +117,9 @@ TEST(Flags, ACountBelowItsMinimumIsAnsweredWithExpectedAndGot) {
   for (const char* flag : {"--steps", "--pipeline-degree", "--seed", "--print-every"}) {
     EXPECT_EQ(answer_to({flag, "0"}), "accepted") << flag;
     const std::string text = answer_to({(std::string(flag) + "=-1").c_str()});
-    EXPECT_NE(text.find(std::string(flag) + ": expected an integer, 0 or more, got -1"),
-              std::string::npos)
-        << text;
+    EXPECT_NE(text.find(std::string(flag) + ": expected an integer, 0 or more, got -1"), std::string::npos) << text;
   }
-  EXPECT_NE(answer_to({"--lr=nan"}).find("--lr: expected a number above 0, got nan"),
-            std::string::npos);
+  EXPECT_NE(answer_to({"--lr=nan"}).find("--lr: expected a number above 0, got nan"), std::string::npos);
 }
 
 TEST(Flags, AWrongWordIsAnsweredWithTheRightOnes) {
@@ -139,8 +127,7 @@ TEST(Flags, AWrongWordIsAnsweredWithTheRightOnes) {
   FlagParser parser("Trains.", flags);
   testing::internal::CaptureStderr();
   parse(parser, {"--optimizer", "lbfgs"});
-  EXPECT_NE(testing::internal::GetCapturedStderr().find(
-                "--optimizer: expected adam|adamw|sgd, got lbfgs"),
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("--optimizer: expected adam|adamw|sgd, got lbfgs"),
             std::string::npos);
 }
 
@@ -163,10 +150,9 @@ TEST(Flags, HelpGoesToStdoutWithDefaultsAndEndsWithZero) {
   testing::internal::CaptureStdout();
   EXPECT_EQ(parse(parser, {"--help"}), 0);
   const std::string text = testing::internal::GetCapturedStdout();
-  for (const char* flag :
-       {"Trains a model.", "--steps", "--epochs", "--batch-size", "--microbatches",
-        "--pipeline-degree", "--schedule", "--partition", "--optimizer", "--lr", "--seed",
-        "--threads", "--data", "--log", "=20", "=simple", "=auto", "interleaved|simple"}) {
+  for (const char* flag : {"Trains a model.", "--steps", "--epochs", "--batch-size", "--microbatches", "--pipeline-degree",
+                           "--schedule", "--partition", "--optimizer", "--lr", "--seed", "--threads", "--data", "--log",
+                           "=20", "=simple", "=auto", "interleaved|simple"}) {
     EXPECT_NE(text.find(flag), std::string::npos) << flag << " in\n" << text;
   }
 }

@@ -24,16 +24,14 @@ std::string error_of(Function function) {
   return "no error";
 }
 
-#define EXPECT_ERROR(call, text) \
-  EXPECT_NE(error_of([&] { call; }).find(text), std::string::npos) << error_of([&] { call; })
+#define EXPECT_ERROR(call, text) EXPECT_NE(error_of([&] { call; }).find(text), std::string::npos) << error_of([&] { call; })
 
 std::string bytes(const std::vector<int>& values) { return {values.begin(), values.end()}; }
 
 // The file's text: its head, then `data`.
 std::string idx(const std::vector<int>& sizes, const std::vector<int>& data) {
   std::string text = bytes({0, 0, 8, static_cast<int>(sizes.size())});
-  for (const int size : sizes)
-    text += bytes({size >> 24, size >> 16 & 255, size >> 8 & 255, size & 255});
+  for (const int size : sizes) text += bytes({size >> 24, size >> 16 & 255, size >> 8 & 255, size & 255});
   return text + bytes(data);
 }
 
@@ -62,16 +60,14 @@ TEST(Idx, ReadsSizesAndBytes) {
 
 TEST(Idx, RefusesWhatIsNoIdxFile) {
   const TemporaryFolder folder;
-  EXPECT_ERROR(read_idx(folder.path("absent"), 1),
-               "absent, which does not exist or cannot be read");
+  EXPECT_ERROR(read_idx(folder.path("absent"), 1), "absent, which does not exist or cannot be read");
   EXPECT_ERROR(read_idx(folder.path(), 1), "which does not exist or cannot be read");
   folder.write("empty", "");
   EXPECT_ERROR(read_idx(folder.path("empty"), 1), "got a file of 0 bytes");
   folder.write("packed", bytes({0x1f, 0x8b, 8, 0, 0, 0, 0, 0}));
   EXPECT_ERROR(read_idx(folder.path("packed"), 1), "Unpack it with gunzip");
   folder.write("floats", bytes({0, 0, 13, 1, 0, 0, 0, 1, 0, 0, 0, 0}));
-  EXPECT_ERROR(read_idx(folder.path("floats"), 1),
-               "to start with the bytes 0 0 8 (IDX, unsigned bytes), got 0 0 13");
+  EXPECT_ERROR(read_idx(folder.path("floats"), 1), "to start with the bytes 0 0 8 (IDX, unsigned bytes), got 0 0 13");
   folder.write("text", "P5 28 28 255\n");
   EXPECT_ERROR(read_idx(folder.path("text"), 1), "got 80 53 32");
 }
@@ -121,8 +117,7 @@ TEST(Digits, AreFourFilesOfAFolder) {
 TEST(Digits, MayHaveADotInTheirNames) {
   const TemporaryFolder folder;
   write_digits(folder);
-  std::filesystem::rename(folder.path("train-images-idx3-ubyte"),
-                          folder.path("train-images.idx3-ubyte"));
+  std::filesystem::rename(folder.path("train-images-idx3-ubyte"), folder.path("train-images.idx3-ubyte"));
   EXPECT_EQ(read_digits(folder.path()).train.size(), 3);
 }
 

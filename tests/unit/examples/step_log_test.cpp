@@ -50,9 +50,7 @@ TEST(StepLog, NineDigitsTellNeighbouringFloatsApart) {
 TEST(StepLog, EveryLineIsThereAtOnceAndIsJson) {
   const TemporaryFolder folder;
   StepLog log(folder.path("log"), true);
-  log.step({.step = 1,
-            .loss = std::numeric_limits<double>::quiet_NaN(),
-            .step_s = std::numeric_limits<double>::infinity()});
+  log.step({.step = 1, .loss = std::numeric_limits<double>::quiet_NaN(), .step_s = std::numeric_limits<double>::infinity()});
   EXPECT_EQ(folder.read("log"), "{\"step\":1,\"loss\":null,\"step_s\":null}\n");
   log.finish({{"a \"name\"", 1}});
   std::istringstream lines(folder.read("log"));

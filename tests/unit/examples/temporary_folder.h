@@ -13,17 +13,15 @@ class TemporaryFolder {
  public:
   TemporaryFolder()
       : path_(std::filesystem::temp_directory_path() /
-              (std::string("smp_") + testing::UnitTest::GetInstance()->current_test_info()->name() +
-               "_" + std::to_string(::getpid()))) {
+              (std::string("smp_") + testing::UnitTest::GetInstance()->current_test_info()->name() + "_" +
+               std::to_string(::getpid()))) {
     std::filesystem::create_directory(path_);
   }
   ~TemporaryFolder() { std::filesystem::remove_all(path_); }
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
 
-  std::string path(const std::string& name = "") const {
-    return name.empty() ? path_.string() : (path_ / name).string();
-  }
+  std::string path(const std::string& name = "") const { return name.empty() ? path_.string() : (path_ / name).string(); }
   void write(const std::string& name, const std::string& text) const {
     std::ofstream(path_ / name, std::ios::binary) << text;
   }

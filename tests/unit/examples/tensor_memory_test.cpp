@@ -35,7 +35,9 @@ TEST(TensorMemory, CountsItsOwnThreadOnly) {
 }
 
 TEST(TensorMemory, EndsWithItsObject) {
-  { const TensorMemory memory; }
+  {
+    const TensorMemory memory;
+  }
   const TensorMemory next;
   EXPECT_EQ(tensor_of(10).numel(), 10);
   EXPECT_EQ(next.peak_bytes(), 10);

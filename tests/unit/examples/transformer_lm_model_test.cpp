@@ -10,9 +10,7 @@
 namespace transformer_lm {
 namespace {
 
-ModelOptions small() {
-  return {.vocab = 11, .width = 16, .heads = 2, .hidden = 24, .layers = 2, .max_tokens = 12};
-}
+ModelOptions small() { return {.vocab = 11, .width = 16, .heads = 2, .hidden = 24, .layers = 2, .max_tokens = 12}; }
 
 at::Tensor some_tokens(int64_t batch, int64_t length) {
   return torch::arange(batch * length).mul(7).remainder(11).view({batch, length});
@@ -36,9 +34,7 @@ TEST(TransformerLm, APlaceSeesNoLaterToken) {
 TEST(TransformerLm, OrderOfTokensMatters) {
   TransformerLm net(small());
   net.eval();
-  auto last = [&](std::vector<int64_t> tokens) {
-    return net.forward(torch::tensor(tokens).unsqueeze(0)).select(1, 2);
-  };
+  auto last = [&](std::vector<int64_t> tokens) { return net.forward(torch::tensor(tokens).unsqueeze(0)).select(1, 2); };
   EXPECT_FALSE(torch::allclose(last({1, 2, 3}), last({2, 1, 3}), 1e-4, 1e-5));
 }
 

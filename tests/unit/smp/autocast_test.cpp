@@ -1,7 +1,6 @@
 // Steps under CPU autocast against the same loop without smp, bit for bit.
-#include <gtest/gtest.h>
-
 #include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
 
 #include <functional>
 #include <set>
@@ -183,7 +182,8 @@ std::vector<Operators> operators() {
       {"LstmWithProjection", [=](const at::Tensor& x) { return std::get<0>(projected->forward(x)); }},
       {"Gru", [=](const at::Tensor& x) { return std::get<0>(gru->forward(x)); }},
       {"Inverse", [](const at::Tensor& x) { return torch::linalg_inv(x.matmul(x) + torch::eye(8)); }},
-      {"Padding", [=](const at::Tensor& x) { return F::pad(x.matmul(weight), F::PadFuncOptions({1, 1}).mode(torch::kReflect)); }},
+      {"Padding",
+       [=](const at::Tensor& x) { return F::pad(x.matmul(weight), F::PadFuncOptions({1, 1}).mode(torch::kReflect)); }},
   };
 }
 

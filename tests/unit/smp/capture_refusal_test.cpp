@@ -154,9 +154,7 @@ std::vector<Refusal> pointer_refusals() {
        },
        {"raw pointer to the result of aten::zeros_like", kFourth}},
       {"TensorOfAVector",
-       [](Model& model, at::Tensor data, at::Tensor) {
-         return model(data * torch::tensor(std::vector<float>(8, 0.5F)));
-       },
+       [](Model& model, at::Tensor data, at::Tensor) { return model(data * torch::tensor(std::vector<float>(8, 0.5F))); },
        {"raw pointer to the result of aten::empty", "outside of the step"}},
   };
 }
@@ -176,7 +174,8 @@ std::vector<Refusal> gradient_refusals() {
          loss.backward();
          return loss;
        },
-       {"as the only backward, got loss.backward() inside a step body, or torch::autograd::grad", "Train with model.backward(loss)"}},
+       {"as the only backward, got loss.backward() inside a step body, or torch::autograd::grad",
+        "Train with model.backward(loss)"}},
       {"AutogradGrad",
        [](Model& model, at::Tensor data, at::Tensor target) {
          const at::Tensor output = model(data);

@@ -10,8 +10,8 @@
 namespace smp {
 namespace {
 
-using support::message_of;
 using support::expect_bit_equal;
+using support::message_of;
 using tests::make_net;
 using tests::rows;
 using tests::run_smp_ranks;

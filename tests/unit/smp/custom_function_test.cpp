@@ -155,7 +155,8 @@ TEST_P(CustomFunction, IsRefusedInTheFirstStepAndInALaterOne) {
     bool on = true;
     auto step = smp::step([&](at::Tensor data) {
       return GetParam().body({*net, [&](const at::Tensor& x) { return model(x); },
-                              [&](const at::Tensor& loss) { model.backward(loss); }, data, 0, trace}, on);
+                              [&](const at::Tensor& loss) { model.backward(loss); }, data, 0, trace},
+                             on);
     });
     for (int s = 0; s < 6; ++s, on = !on) {
       const at::Tensor data = rows(4, 8, 10 + s);
@@ -167,8 +168,10 @@ TEST_P(CustomFunction, IsRefusedInTheFirstStepAndInALaterOne) {
       } else {
         std::vector<at::Tensor> want;
         for (const auto& part : support::split_batch({data}, 2)) {
-          want.push_back(GetParam().body({*twin, [&](const at::Tensor& x) { return twin->forward(x); },
-                                          [](const at::Tensor& loss) { loss.div(2).backward(); }, part[0], 0, trace}, on)
+          want.push_back(GetParam()
+                             .body({*twin, [&](const at::Tensor& x) { return twin->forward(x); },
+                                    [](const at::Tensor& loss) { loss.div(2).backward(); }, part[0], 0, trace},
+                                   on)
                              .detach());
         }
         support::expect_bit_equal(step(data).outputs(), want, what);
@@ -241,8 +244,7 @@ std::vector<std::pair<std::string, LoopBody<SmallNet>>> harmless() {
   };
 }
 
-INSTANTIATE_TEST_SUITE_P(Bodies, Harmless, testing::ValuesIn(harmless()),
-                         [](const auto& test) { return test.param.first; });
+INSTANTIATE_TEST_SUITE_P(Bodies, Harmless, testing::ValuesIn(harmless()), [](const auto& test) { return test.param.first; });
 
 }  // namespace
 }  // namespace smp

@@ -29,9 +29,7 @@ using Gradients = std::map<std::string, at::Tensor>;
 
 // What the caller has set apart from the step: how many bytes a bucket has does not matter to the
 // result.
-runtime::ReducerOptions small_buckets(bool overlap) {
-  return {.bucket_bytes = 24, .overlap = overlap};
-}
+runtime::ReducerOptions small_buckets(bool overlap) { return {.bucket_bytes = 24, .overlap = overlap}; }
 
 std::vector<at::Tensor> leaves(int count) {
   std::vector<at::Tensor> made;
@@ -92,7 +90,8 @@ TEST(GradientReducer, AveragesTheSameInSharedMemoryAndByMessages) {
       EXPECT_EQ(reducer.shared_bytes(), shares_memory ? 4 * (35 + 2) : 0);
       for (int step = 0; step < 3; ++step) {
         std::vector<at::Tensor> sums;
-        for (const at::Tensor& parameter : parameters) sums.push_back(torch::zeros_like(parameter, parameter.options().requires_grad(false)));
+        for (const at::Tensor& parameter : parameters)
+          sums.push_back(torch::zeros_like(parameter, parameter.options().requires_grad(false)));
         for (int rank = 0; rank < 3; ++rank) {
           for (size_t i = 0; i < parameters.size(); ++i) {
             const at::Tensor numbers = (torch::arange(sums[i].numel()) * 0.37 + step + 5 * rank).sin();
@@ -118,11 +117,9 @@ TEST(GradientReducer, AveragesTheSameInSharedMemoryAndByMessages) {
 TEST(GradientReducer, RefusesReplicasWithOtherParameters) {
   tests::run_ranks(2, [](runtime::Transport& replicas) {
     auto parameters = leaves(2 + replicas.rank());
-    EXPECT_TRUE(contains(message_of<c10::ValueError>([&] {
-                           runtime::GradientReducer reducer(parameters, replicas,
-                                                            small_buckets(true));
-                         }),
-                         "got others on replica 1"));
+    EXPECT_TRUE(contains(
+        message_of<c10::ValueError>([&] { runtime::GradientReducer reducer(parameters, replicas, small_buckets(true)); }),
+        "got others on replica 1"));
   });
 }
 
@@ -133,8 +130,7 @@ struct Run {
 };
 
 // Gradients of one step after two steps that leave theirs, on 4 ranks.
-Gradients gradients_of(
-    const Run& run, const std::function<void(DistributedModel<SmallNet>&, int step)>& before = {}) {
+Gradients gradients_of(const Run& run, const std::function<void(DistributedModel<SmallNet>&, int step)>& before = {}) {
   std::mutex mutex;
   Gradients all;
   run_smp_ranks(4, {.pipeline_parallel_degree = run.stages, .microbatches = 3, .seed = 9}, [&] {
@@ -159,8 +155,7 @@ TEST(DataParallel, OverlappedGivesTheSameBitsAsNotOverlapped) {
   for (const int stages : {1, 2, 4}) {
     const Gradients overlapped = gradients_of({.stages = stages});
     EXPECT_EQ(overlapped.size(), 8);
-    expect_bit_equal(gradients_of({.stages = stages, .options = {.overlapping_allreduce = false}}),
-                     overlapped, "gradient");
+    expect_bit_equal(gradients_of({.stages = stages, .options = {.overlapping_allreduce = false}}), overlapped, "gradient");
   }
 }
 
@@ -175,8 +170,8 @@ TEST(DataParallel, BucketsLeaveWhileATapeRuns) {
       size_t num_made = 0;  // when the first bucket leaves
       model.register_comm_hook([&](const GradientBucket& bucket) {
         if (bucket.index == 0) {
-          num_made = static_cast<size_t>(std::count_if(parameters.begin(), parameters.end(),
-                                                       [](const at::Tensor& parameter) { return parameter.grad().defined(); }));
+          num_made = static_cast<size_t>(std::count_if(
+              parameters.begin(), parameters.end(), [](const at::Tensor& parameter) { return parameter.grad().defined(); }));
         }
         return all_reduce_mean(bucket.gradients);
       });
@@ -192,33 +187,25 @@ TEST(DataParallel, BucketsLeaveWhileATapeRuns) {
 }
 
 TEST(DataParallel, AHookThatTakesTheMeanChangesNothing) {
-  const CommHook mean = [](const GradientBucket& bucket) {
-    return all_reduce_mean(bucket.gradients);
-  };
-  expect_bit_equal(gradients_of({.stages = 2, .hook = mean}), gradients_of({.stages = 2}),
-                   "gradient");
+  const CommHook mean = [](const GradientBucket& bucket) { return all_reduce_mean(bucket.gradients); };
+  expect_bit_equal(gradients_of({.stages = 2, .hook = mean}), gradients_of({.stages = 2}), "gradient");
 }
 
 TEST(DataParallel, Bf16HookIsCloseAndNotEqual) {
-  const Gradients want = gradients_of({.stages = 2}),
-                  got = gradients_of({.stages = 2, .hook = bf16_compress_hook});
+  const Gradients want = gradients_of({.stages = 2}), got = gradients_of({.stages = 2, .hook = bf16_compress_hook});
   expect_close(got, want, 2e-2, "gradient");
   EXPECT_GT(support::relative_difference(got.at("first.weight"), want.at("first.weight")), 1e-6);
 }
 
 TEST(DataParallel, RefusesWhatAHookReturnsInAnotherShape) {
-  const CommHook wrong = [](const GradientBucket& bucket) {
-    return bucket.gradients.narrow(0, 0, 1).clone();
-  };
-  EXPECT_TRUE(contains(message_of([&] { gradients_of({.hook = wrong}); }),
-                       "expected a tensor like the bucket"));
+  const CommHook wrong = [](const GradientBucket& bucket) { return bucket.gradients.narrow(0, 0, 1).clone(); };
+  EXPECT_TRUE(contains(message_of([&] { gradients_of({.hook = wrong}); }), "expected a tensor like the bucket"));
 }
 
 TEST(DataParallel, SumsOverMicrobatchesWhereAsked) {
   Gradients want = gradients_of({.stages = 2});
   for (auto& [name, gradient] : want) gradient = gradient * 3;
-  expect_close(gradients_of({.stages = 2, .options = {.average_grads_across_microbatches = false}}),
-               want, 1e-5, "gradient");
+  expect_close(gradients_of({.stages = 2, .options = {.average_grads_across_microbatches = false}}), want, 1e-5, "gradient");
 }
 
 // Steps that keep their gradients give, after one that does not, the mean over replicas of the sums
@@ -234,8 +221,7 @@ TEST(DataParallel, NoSyncAndBackwardPassesPerStepAverageTheSums) {
       if (step == 2) guards.erase(rank());
     };
     expect_close(gradients_of({.stages = stages}, guarded), want, 1e-5, "under NoSync");
-    expect_close(gradients_of({.stages = stages, .options = {.backward_passes_per_step = 3}}), want,
-                 1e-5, "every third");
+    expect_close(gradients_of({.stages = stages, .options = {.backward_passes_per_step = 3}}), want, 1e-5, "every third");
   }
 }
 
@@ -268,9 +254,7 @@ TEST(DataParallel, RefusesReplicasOfWhichOneKeepsItsGradients) {
     });
   };
   const std::string text = message_of<c10::ValueError>(one_keeps);
-  EXPECT_TRUE(contains(text, "gradients averaged on replica 0") &&
-              contains(text, "gradients kept on replica 1"))
-      << text;
+  EXPECT_TRUE(contains(text, "gradients averaged on replica 0") && contains(text, "gradients kept on replica 1")) << text;
 }
 
 /// One of two branches by a flag that replicas may set differently.
@@ -311,9 +295,7 @@ TEST(DataParallel, RefusesOptionsThatMeanNothing) {
     EXPECT_THROW(DistributedModel<SmallNet>(net, {.bucket_cap_mb = -1}), c10::ValueError);
     EXPECT_THROW(DistributedModel<SmallNet>(net, {.backward_passes_per_step = 0}), c10::ValueError);
     DistributedModel<SmallNet> model(net);
-    EXPECT_THROW(
-        DistributedModel<SmallNet>(make_net(), {.average_grads_across_microbatches = false}),
-        c10::ValueError);
+    EXPECT_THROW(DistributedModel<SmallNet>(make_net(), {.average_grads_across_microbatches = false}), c10::ValueError);
   });
 }
 

@@ -47,8 +47,7 @@ void expect_twins(const std::string& what, const Make& make) {
   for (const at::Tensor& tensor : before) num_unmade += runtime::is_unmade(tensor);
   EXPECT_EQ(num_unmade > 0, !before.empty());
   initialize_parameters(*delayed.module);
-  EXPECT_TRUE(torch::randn({5}).equal(
-      (torch::manual_seed(3), make(), torch::randn({5}), torch::randn({5}))))
+  EXPECT_TRUE(torch::randn({5}).equal((torch::manual_seed(3), make(), torch::randn({5}), torch::randn({5}))))
       << "generator moved";
   const auto expected = eager.module->named_parameters(), got = delayed.module->named_parameters();
   ASSERT_EQ(expected.size(), got.size());
@@ -59,8 +58,7 @@ void expect_twins(const std::string& what, const Make& make) {
     support::expect_bit_equal(got[item.key()], item.value(), item.key());
   }
   for (const auto& item : eager.module->named_buffers()) {
-    support::expect_bit_equal(delayed.module->named_buffers()[item.key()], item.value(),
-                              item.key());
+    support::expect_bit_equal(delayed.module->named_buffers()[item.key()], item.value(), item.key());
   }
 }
 
@@ -78,14 +76,12 @@ TEST(DelayedInitialisation, GivesTheModulesOfLibTorchTheirEagerValues) {
   expect_twins("Conv3d", of<nn::Conv3d>(2, 3, 3));
   expect_twins("ConvTranspose2d", of<nn::ConvTranspose2d>(3, 4, 3));
   expect_twins("BatchNorm2d", of<nn::BatchNorm2d>(8));
-  expect_twins(
-      "InstanceNorm1d",
-      of<nn::InstanceNorm1d>(nn::InstanceNorm1dOptions(8).affine(true).track_running_stats(true)));
+  expect_twins("InstanceNorm1d",
+               of<nn::InstanceNorm1d>(nn::InstanceNorm1dOptions(8).affine(true).track_running_stats(true)));
   expect_twins("GroupNorm", of<nn::GroupNorm>(2, 8));
   expect_twins("LayerNorm", of<nn::LayerNorm>(nn::LayerNormOptions({3, 8})));
   expect_twins("Embedding", of<nn::Embedding>(30, 8));
-  expect_twins("Embedding with padding",
-               of<nn::Embedding>(nn::EmbeddingOptions(30, 8).padding_idx(4)));
+  expect_twins("Embedding with padding", of<nn::Embedding>(nn::EmbeddingOptions(30, 8).padding_idx(4)));
   expect_twins("EmbeddingBag", of<nn::EmbeddingBag>(30, 8));
   expect_twins("RNN", of<nn::RNN>(nn::RNNOptions(5, 7).num_layers(2)));
   expect_twins("LSTM", of<nn::LSTM>(nn::LSTMOptions(5, 7).num_layers(2).bidirectional(true)));
@@ -94,18 +90,13 @@ TEST(DelayedInitialisation, GivesTheModulesOfLibTorchTheirEagerValues) {
   expect_twins("PReLU", of<nn::PReLU>());
   expect_twins("MultiheadAttention", of<nn::MultiheadAttention>(8, 2));
   expect_twins("MultiheadAttention with more",
-               of<nn::MultiheadAttention>(
-                   nn::MultiheadAttentionOptions(8, 2).add_bias_kv(true).kdim(4).vdim(6)));
+               of<nn::MultiheadAttention>(nn::MultiheadAttentionOptions(8, 2).add_bias_kv(true).kdim(4).vdim(6)));
   expect_twins("Transformer", of<nn::Transformer>(nn::TransformerOptions(16, 2, 2, 2)));
   expect_twins("TransformerEncoder", [] {
-    return nn::TransformerEncoder(
-               nn::TransformerEncoderOptions(nn::TransformerEncoderLayerOptions(16, 2), 3))
-        .ptr();
+    return nn::TransformerEncoder(nn::TransformerEncoderOptions(nn::TransformerEncoderLayerOptions(16, 2), 3)).ptr();
   });
-  expect_twins("AdaptiveLogSoftmax", [] {
-    return nn::AdaptiveLogSoftmaxWithLoss(nn::AdaptiveLogSoftmaxWithLossOptions(64, 20, {5, 10}))
-        .ptr();
-  });
+  expect_twins("AdaptiveLogSoftmax",
+               [] { return nn::AdaptiveLogSoftmaxWithLoss(nn::AdaptiveLogSoftmaxWithLossOptions(64, 20, {5, 10})).ptr(); });
   expect_twins("larger than a draw's part", of<nn::Linear>(700, 301));
 }
 
@@ -113,9 +104,7 @@ TEST(DelayedInitialisation, GivesTheModulesOfLibTorchTheirEagerValues) {
 struct Initialised : nn::Module {
   Initialised() {
     namespace init = nn::init;
-    const auto add = [&](const char* name, at::IntArrayRef sizes) {
-      return register_parameter(name, torch::empty(sizes));
-    };
+    const auto add = [&](const char* name, at::IntArrayRef sizes) { return register_parameter(name, torch::empty(sizes)); };
     init::uniform_(add("uniform", {3, 40}), -2, 1);
     init::normal_(add("normal", {3, 7}), 1, 3);
     init::normal_(add("few", {5}));
@@ -131,8 +120,7 @@ struct Initialised : nn::Module {
     init::kaiming_uniform_(add("kaiming_uniform", {6, 4}));
     init::kaiming_normal_(add("kaiming_normal", {6, 4}));
     register_parameter("random", torch::randn({20, 30}) * 0.02);
-    register_parameter("truncated",
-                       torch::rand({20, 30}).mul_(2).sub_(1).mul_(0.9).erfinv_().clamp_(-2, 2));
+    register_parameter("truncated", torch::rand({20, 30}).mul_(2).sub_(1).mul_(0.9).erfinv_().clamp_(-2, 2));
     register_parameter("transposed", torch::rand({20, 30}).t());
     register_parameter("normal_apart", torch::empty({20, 30}).t().normal_());
     register_parameter("doubles", torch::rand({20}, torch::kDouble));
@@ -150,9 +138,7 @@ struct Initialised : nn::Module {
     register_buffer("exponential", torch::empty({20}).exponential_());
     register_buffer("dropped", torch::dropout(torch::ones({50}), 0.5, true));
     auto table = torch::zeros({6, 8});
-    table.index_put_(
-        {torch::indexing::Slice(), torch::indexing::Slice(0, torch::indexing::None, 2)},
-        torch::rand({6, 4}));
+    table.index_put_({torch::indexing::Slice(), torch::indexing::Slice(0, torch::indexing::None, 2)}, torch::rand({6, 4}));
     table[2].fill_(7);
     table.select(1, 3).copy_(torch::from_blob(numbers, {6}, torch::kFloat));
     register_buffer("table", table.unsqueeze(0));
@@ -164,8 +150,7 @@ struct Initialised : nn::Module {
     register_buffer("scaled", table * torch::rand({1}).item<float>());
     named_parameters()["few"].set_requires_grad(false);
     named_parameters()["ones"].set_data(torch::rand({4}));
-    if (torch::rand({1}).item<double>() < 2 && table.equal(table.clone()))
-      register_buffer("taken", torch::rand({3}));
+    if (torch::rand({1}).item<double>() < 2 && table.equal(table.clone())) register_buffer("taken", torch::rand({3}));
   }
   float numbers[6] = {1, 2, 3, 4, 5, 6};
 };

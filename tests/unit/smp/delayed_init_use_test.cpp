@@ -5,8 +5,8 @@
 #include <torch/torch.h>
 
 #include "examples/common/tensor_memory.h"
-#include "runtime/libtorch/unmade.h"
 #include "runtime/device/random.h"
+#include "runtime/libtorch/unmade.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
@@ -43,10 +43,8 @@ TEST_P(DelayedOn, TrainsTheZooLikeTheUnsplitModels) {
     run_smp_ranks(GetParam(), config, [&] {
       const support::OracleResult mine = support::run_split(delayed(model));
       support::OracleResult want = whole;
-      std::erase_if(want.gradients,
-                    [&](const auto& item) { return !mine.gradients.contains(item.first); });
-      support::expect_same_step(mine, want, model.name,
-                                support::gradient_tolerance(model, GetParam()));
+      std::erase_if(want.gradients, [&](const auto& item) { return !mine.gradients.contains(item.first); });
+      support::expect_same_step(mine, want, model.name, support::gradient_tolerance(model, GetParam()));
     });
   }
 }
@@ -74,9 +72,8 @@ TEST_P(DelayedOn, HoldsNoMoreThanTheLocalParametersAndAPartOfADraw) {
     const at::NoGradGuard no_grad;
     step(rows(2, 1024, 1));
     int64_t local = 0;
-    for (const at::Tensor& parameter : model.local_parameters())
-      local += static_cast<int64_t>(parameter.nbytes());
-    EXPECT_EQ(local<30 * kMib, pp_size()> 1);
+    for (const at::Tensor& parameter : model.local_parameters()) local += static_cast<int64_t>(parameter.nbytes());
+    EXPECT_EQ(local < 30 * kMib, pp_size() > 1);
     EXPECT_LE(memory.peak_bytes(), local + kMib) << "until the end of the first step";
     EXPECT_GE(memory.current_bytes(), local);
   });
@@ -130,8 +127,7 @@ TEST_P(DelayedOn, GathersItsStateBeforeTheFirstStep) {
     const auto eager = seeded<SmallNet>(false), net = seeded<SmallNet>(true);
     DistributedModel expected(eager), model(net);
     expect_bit_equal(by_name(model.state_dict()), by_name(expected.state_dict()), "state");
-    expect_bit_equal(by_name(model.local_state_dict()), by_name(expected.local_state_dict()),
-                     "local state");
+    expect_bit_equal(by_name(model.local_state_dict()), by_name(expected.local_state_dict()), "local state");
     EXPECT_TRUE(runtime::is_unmade(net->first->weight)) << "nothing stays";
   });
 }
@@ -139,8 +135,7 @@ TEST_P(DelayedOn, GathersItsStateBeforeTheFirstStep) {
 TEST_P(DelayedOn, LoadsAStateBeforeTheFirstStep) {
   const auto other = tests::make_net();  // with other values
   StateDict all;
-  for (const auto& item : other->named_parameters())
-    all.entries.push_back({item.key(), item.value().detach(), false});
+  for (const auto& item : other->named_parameters()) all.entries.push_back({item.key(), item.value().detach(), false});
   run_smp_ranks(GetParam(), {.microbatches = 1}, [&] {
     const auto net = seeded<SmallNet>(true);
     DistributedModel model(net);
@@ -149,10 +144,9 @@ TEST_P(DelayedOn, LoadsAStateBeforeTheFirstStep) {
     part.entries.erase(part.entries.begin());
     model.load_state_dict(part, /*strict=*/false);
     EXPECT_TRUE(runtime::is_unmade(net->fourth->weight)) << "the values wait";
-    EXPECT_EQ(support::message_of<c10::ValueError>([&] {
-                model.state_dict();
-              }).find("state of a model: expected a step after"),
-              0U);
+    EXPECT_EQ(
+        support::message_of<c10::ValueError>([&] { model.state_dict(); }).find("state of a model: expected a step after"),
+        0U);
     EXPECT_FALSE(support::message_of<c10::ValueError>([&] { model.local_state_dict(); }).empty());
     const at::NoGradGuard no_grad;
     step(rows(2, 8, 1));
@@ -167,8 +161,7 @@ TEST_P(DelayedOn, LoadsAStateBeforeTheFirstStep) {
 TEST_P(DelayedOn, LoadsForAllWhereOneRankHasItsValuesAlready) {
   const auto other = tests::make_net();
   StateDict all;
-  for (const auto& item : other->named_parameters())
-    all.entries.push_back({item.key(), item.value().detach(), false});
+  for (const auto& item : other->named_parameters()) all.entries.push_back({item.key(), item.value().detach(), false});
   run_smp_ranks(GetParam(), {.microbatches = 1}, [&] {
     const auto net = seeded<SmallNet>(true);
     if (rank() == 0) initialize_parameters(*net);
@@ -251,8 +244,7 @@ TEST(DelayedInitialisation, GoesOnInASecondScope) {
   }
   initialize_parameters(*net);
   expect_bit_equal(net->first->weight.detach(), torch::full({8, 8}, 3.0), "first");
-  expect_bit_equal(net->second->weight.detach(),
-                   (eager->second->weight * 2 + eager->third->weight).detach(), "second");
+  expect_bit_equal(net->second->weight.detach(), (eager->second->weight * 2 + eager->third->weight).detach(), "second");
 }
 
 TEST(DelayedInitialisation, RefusesReadsOfValuesThatDoNotExist) {
@@ -260,10 +252,7 @@ TEST(DelayedInitialisation, RefusesReadsOfValuesThatDoNotExist) {
   for (const auto& read : std::vector<std::function<void()>>{
            [&] { net->first->weight.sum(); }, [&] { net->first->weight.data_ptr<float>(); },
            [&] { torch::nn::init::ones_(net->first->weight); }, [&] { net->to(torch::kDouble); },
-           [&] {
-             net->forward(torch::ones({2, 8}));
-           },
-           [&] { std::ostringstream() << net->first->bias; }}) {
+           [&] { net->forward(torch::ones({2, 8})); }, [&] { std::ostringstream() << net->first->bias; }}) {
     const std::string message = support::message_of<c10::Error>(read);
     EXPECT_NE(message.find("expected a tensor with values, got one made by aten::empty under "
                            "smp::DelayParamInitialization"),
@@ -288,12 +277,9 @@ TEST(DelayedInitialisation, RefusesWhatItCannotRecord) {
   const auto old = seeded<SmallNet>(true), older = seeded<SmallNet>(true);
   at::Tensor real_indices = torch::empty({3}, torch::kLong);
   const std::pair<const char*, std::function<void()>> cases[] = {
-      {"aten::nonzero: expected operators whose sizes do not depend on values",
-       [] { torch::ones({4}).nonzero(); }},
-      {"aten::resize_: expected operators that make or fill tensors",
-       [] { torch::ones({4}).resize_({9}); }},
-      {"aten::set_: expected operators that make or fill tensors",
-       [] { torch::ones({4}).set_(torch::ones({4})); }},
+      {"aten::nonzero: expected operators whose sizes do not depend on values", [] { torch::ones({4}).nonzero(); }},
+      {"aten::resize_: expected operators that make or fill tensors", [] { torch::ones({4}).resize_({9}); }},
+      {"aten::set_: expected operators that make or fill tensors", [] { torch::ones({4}).set_(torch::ones({4})); }},
       {"expected a tensor with values, got one made by aten::zeros",
        [] {
          auto zeros = torch::zeros({4});
@@ -305,18 +291,10 @@ TEST(DelayedInitialisation, RefusesWhatItCannotRecord) {
          auto values = torch::empty({3});
          torch::max_out(values, real_indices, torch::rand({3, 4}), 1);
        }},
-      {"sparse and quantized tensors cannot be captured",
-       [] {
-         torch::ones({4, 4}).to_sparse();
-       }},
-      {"expected dense tensors under",
-       [] {
-         torch::empty({4, 4}, torch::TensorOptions(torch::kSparse));
-       }},
+      {"sparse and quantized tensors cannot be captured", [] { torch::ones({4, 4}).to_sparse(); }},
+      {"expected dense tensors under", [] { torch::empty({4, 4}, torch::TensorOptions(torch::kSparse)); }},
       {"expected the tensors of one smp::DelayParamInitialization scope, got those of two",
-       [&] {
-         torch::cat({old->first->bias, older->first->bias});
-       }},
+       [&] { torch::cat({old->first->bias, older->first->bias}); }},
       {"expected construction without autocast",
        [] {
          at::autocast::set_autocast_enabled(at::kCPU, true);
@@ -344,17 +322,14 @@ TEST(DelayedInitialisation, AndStepsExcludeEachOther) {
     {
       const DelayParamInitialization delay;
       const std::string message = support::message_of<c10::ValueError>([&] { step(data); });
-      EXPECT_EQ(
-          message.find("step: expected all smp::DelayParamInitialization scopes to end before"), 0U)
-          << message;
+      EXPECT_EQ(message.find("step: expected all smp::DelayParamInitialization scopes to end before"), 0U) << message;
     }
     auto constructing = smp::step([&](at::Tensor x) {
       const DelayParamInitialization delay;
       return model(x);
     });
     const std::string message = support::message_of<c10::ValueError>([&] { constructing(data); });
-    EXPECT_NE(message.find("DelayParamInitialization: expected a call outside of step bodies"),
-              std::string::npos)
+    EXPECT_NE(message.find("DelayParamInitialization: expected a call outside of step bodies"), std::string::npos)
         << message;
     step(data);
   });

@@ -202,9 +202,8 @@ TYPED_TEST(ExactTies, TrainAsOnOneProcess) {
       config.stage = turn / 2 % 2 == 0 ? StageKind::kTape : StageKind::kAutograd;
       config.virtual_stages = turn % 3 == 2 ? 2 : 1;
       ++turn;
-      expect_as_in_a_loop<TypeParam>({.ranks = ranks, .config = config, .look = [&](auto&) {
-        with_relays += rank() == 0 && !relayed().empty();
-      }});
+      expect_as_in_a_loop<TypeParam>(
+          {.ranks = ranks, .config = config, .look = [&](auto&) { with_relays += rank() == 0 && !relayed().empty(); }});
     }
   }
   EXPECT_GE(with_relays, 1) << "of 9 runs; a second visit of the first rank takes the place of the others";
@@ -255,36 +254,38 @@ TEST(ExactTiesOfBodies, WithOtherReadersInOtherMicrobatches) {
 // Some only read the weight, or read another one that is frozen.
 TEST(ExactTiesOfBodies, WithReadersThatTrainNothing) {
   expect_as_in_a_loop<Repeated>({.ranks = 3, .prepare = [](Repeated& net) {
-    net.block->in->bias.set_requires_grad(false);
-    net.between = [&net](const at::Tensor& x, int i) {
-      if (i != 1 && i != 4) return x;
-      const at::NoGradGuard no_grad;
-      const at::Tensor scale = net.block->in->weight.norm();
-      const at::AutoGradMode with_grad(true);
-      return x / scale;
-    };
-  }});
+                                   net.block->in->bias.set_requires_grad(false);
+                                   net.between = [&net](const at::Tensor& x, int i) {
+                                     if (i != 1 && i != 4) return x;
+                                     const at::NoGradGuard no_grad;
+                                     const at::Tensor scale = net.block->in->weight.norm();
+                                     const at::AutoGradMode with_grad(true);
+                                     return x / scale;
+                                   };
+                                 }});
 }
 
 // The function is given the weight; around it are tapes, so that a stage's segments hand on gradients too.
 TEST(ExactTiesOfBodies, WithOpaqueReaders) {
   expect_as_in_a_loop<Repeated>({.ranks = 2, .steps = 9, .prepare = [](Repeated& net) {
-    net.between = [&net](const at::Tensor& x, int i) {
-      const auto product = [](at::Tensor left, at::Tensor right) { return torch::tanh(left.matmul(right)); };
-      return i % 2 == 1 ? opaque(product, x, net.block->in->weight) : x;
-    };
-  }});
+                                   net.between = [&net](const at::Tensor& x, int i) {
+                                     const auto product = [](at::Tensor left, at::Tensor right) {
+                                       return torch::tanh(left.matmul(right));
+                                     };
+                                     return i % 2 == 1 ? opaque(product, x, net.block->in->weight) : x;
+                                   };
+                                 }});
 }
 
 // On the rank that adds it up, with the whole gradient of each microbatch.
 TEST(ExactTiesOfBodies, RunHooksOnceWithTheWholeGradient) {
   std::atomic<int> calls = 0;
   expect_as_in_a_loop<Repeated>({.ranks = 3, .prepare = [&](Repeated& net) {
-    net.block->out->weight.register_hook([&](const at::Tensor& gradient) {
-      ++calls;
-      return gradient * gradient.norm();
-    });
-  }});
+                                   net.block->out->weight.register_hook([&](const at::Tensor& gradient) {
+                                     ++calls;
+                                     return gradient * gradient.norm();
+                                   });
+                                 }});
   constexpr int kSteps = 5, kMicrobatches = 2, kTwins = 3;
   EXPECT_EQ(calls, kSteps * kMicrobatches * (kTwins + 1));
 }
@@ -321,7 +322,8 @@ TEST(ExactTiesOfReplicas, AreAveragedAsEver) {
       step(tokens.chunk(2)[dp_rank()]);
       const std::vector twins{make<Repeated>(), make<Repeated>()};
       for (size_t r = 0; r < 2; ++r) {
-        for (const auto& part : support::split_batch({tokens.chunk(2)[r].clone()}, 3)) twins[r]->loss(part[0]).div(3).backward();
+        for (const auto& part : support::split_batch({tokens.chunk(2)[r].clone()}, 3))
+          twins[r]->loss(part[0]).div(3).backward();
       }
       for (const auto& [name, tensor] : model.local_named_parameters()) {
         const at::Tensor want = (twins[0]->named_parameters()[name].grad() + twins[1]->named_parameters()[name].grad()) / 2;

@@ -80,10 +80,12 @@ TEST_P(Factories, AreWrittenToByAnyOperator) {
       [](const at::Tensor& y) { return torch::zeros({2, 4}).add_(y).detach_().add_(y * 2); },
   };
   for (const auto& write : writes) {
-    check([&](const Body& run) {
-      const at::Tensor output = run.forward(run.data), written = write(output);
-      return trained(run, written.square().mean() + output.abs().mean());
-    }, 2);
+    check(
+        [&](const Body& run) {
+          const at::Tensor output = run.forward(run.data), written = write(output);
+          return trained(run, written.square().mean() + output.abs().mean());
+        },
+        2);
   }
 }
 
@@ -102,41 +104,47 @@ TEST_P(Factories, RequireAGradientFromTheWriteOn) {
 // Three ways, taken in turn, so that runs switch between recordings and go back from each.
 TEST_P(Factories, AreWrittenToOnSomeWaysOnly) {
   for (const auto& make : {+[] { return torch::zeros({2, 4}); }, +[] { return at::zeros({2, 4}); }}) {
-    check([&](const Body& run) {
-      const at::Tensor output = run.forward(run.data), sum = make();
-      at::Tensor loss;
-      if (run.step % 3 == 0) {
-        loss = (output * 2 + sum).square().mean();
-      } else if (run.step % 3 == 1) {
-        sum.add_(output);
-        loss = sum.square().mean() + output.abs().mean();
-      } else {
-        loss = (output.exp() + sum).square().mean();
-      }
-      return trained(run, loss);
-    }, 9);
+    check(
+        [&](const Body& run) {
+          const at::Tensor output = run.forward(run.data), sum = make();
+          at::Tensor loss;
+          if (run.step % 3 == 0) {
+            loss = (output * 2 + sum).square().mean();
+          } else if (run.step % 3 == 1) {
+            sum.add_(output);
+            loss = sum.square().mean() + output.abs().mean();
+          } else {
+            loss = (output.exp() + sum).square().mean();
+          }
+          return trained(run, loss);
+        },
+        9);
   }
 }
 
 TEST_P(Factories, AreTheLossOnSomeWaysOnly) {
-  check([](const Body& run) {
-    const at::Tensor output = run.forward(run.data);
-    at::Tensor loss = torch::zeros({});
-    if (run.step % 3 == 0) return trained(run, output.square().mean() + loss);
-    loss += output.abs().mean();
-    if (run.step % 3 == 1) loss += output.exp().mean();
-    return trained(run, loss);
-  }, 9);
+  check(
+      [](const Body& run) {
+        const at::Tensor output = run.forward(run.data);
+        at::Tensor loss = torch::zeros({});
+        if (run.step % 3 == 0) return trained(run, output.square().mean() + loss);
+        loss += output.abs().mean();
+        if (run.step % 3 == 1) loss += output.exp().mean();
+        return trained(run, loss);
+      },
+      9);
 }
 
 TEST_P(Factories, AreReshapedInPlaceOnSomeWaysOnly) {
-  check([](const Body& run) {
-    const at::Tensor output = run.forward(run.data), factors = torch::ones({4, 2});
-    if (run.step % 2 == 0) return trained(run, output.matmul(factors).square().mean());
-    factors.t_();
-    run.trace.push_back(static_cast<double>(factors.size(0)));
-    return trained(run, (factors * output).square().mean());
-  }, 6);
+  check(
+      [](const Body& run) {
+        const at::Tensor output = run.forward(run.data), factors = torch::ones({4, 2});
+        if (run.step % 2 == 0) return trained(run, output.matmul(factors).square().mean());
+        factors.t_();
+        run.trace.push_back(static_cast<double>(factors.size(0)));
+        return trained(run, (factors * output).square().mean());
+      },
+      6);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Factories, testing::Values(1, 2));

@@ -33,7 +33,9 @@ std::shared_ptr<SmallNet> net_of_rank() {
 }
 
 class FirstReads : public ::testing::TestWithParam<ReadLayout> {};
-INSTANTIATE_TEST_SUITE_P(Layouts, FirstReads, ::testing::Values(ReadLayout{1, 1}, ReadLayout{2, 1}, ReadLayout{2, 2}, ReadLayout{4, 2}, ReadLayout{3, 3}));
+INSTANTIATE_TEST_SUITE_P(Layouts, FirstReads,
+                         ::testing::Values(ReadLayout{1, 1}, ReadLayout{2, 1}, ReadLayout{2, 2}, ReadLayout{4, 2},
+                                           ReadLayout{3, 3}));
 
 // Ranks that initialise differently: what is read is what is returned.
 TEST_P(FirstReads, SeeTheWeightsThatTrain) {
@@ -241,7 +243,8 @@ TEST(ReadsThatDecideNumbers, RunEachForwardAFewTimes) {
     };
     double average = 1, want_average = 1;
     auto step = smp::step([&](at::Tensor data) {
-      return train([&](const at::Tensor& x) { return model(x); }, [&](const at::Tensor& loss) { model.backward(loss); }, data, average);
+      return train([&](const at::Tensor& x) { return model(x); }, [&](const at::Tensor& loss) { model.backward(loss); },
+                   data, average);
     });
     for (int s = 0; s < 3; ++s) {
       const at::Tensor data = rows(16, 8, s);

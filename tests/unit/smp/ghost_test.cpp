@@ -1,7 +1,6 @@
 // What a body may learn of its tensors: no values, through no door, and what torch::equal answers.
-#include <gtest/gtest.h>
-
 #include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
 
 #include <functional>
 
@@ -78,10 +77,12 @@ TEST_P(Hook, OnAnActivationIsRefusedWhileRecordingMatchingAndGoingBack) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Hook,
-                         testing::Values(Hook::ParamType{"Function", [](const at::Tensor& ghost) {
-                                           ghost.register_hook([](at::Tensor grad) { return grad * 2; });
-                                         }},
-                                         Hook::ParamType{"RetainGrad", [](const at::Tensor& ghost) { ghost.retain_grad(); }}),
+                         testing::Values(Hook::ParamType{"Function",
+                                                         [](const at::Tensor& ghost) {
+                                                           ghost.register_hook([](at::Tensor grad) { return grad * 2; });
+                                                         }},
+                                         Hook::ParamType{"RetainGrad",
+                                                         [](const at::Tensor& ghost) { ghost.retain_grad(); }}),
                          [](const auto& test) { return test.param.first; });
 
 // Its grad() would stay undefined.

@@ -54,8 +54,7 @@ void expect_means_of_complex_gradients(int ranks, const ModelOptions& options, b
     for (int s = 0; s < 3; ++s) {
       optimizer.zero_grad(), eager.zero_grad();
       step(batch(dp_rank(), s));
-      for (const int replica : {0, 1})
-        (twin->forward(batch(replica, s)).square().mean()).backward();
+      for (const int replica : {0, 1}) (twin->forward(batch(replica, s)).square().mean()).backward();
       for (at::Tensor& parameter : twin->parameters()) parameter.mutable_grad().div_(2);
       const double want = torch::nn::utils::clip_grad_norm_(twin->parameters(), 0.5);
       EXPECT_EQ(clip_grad_norm_(model, 0.5), want);
@@ -77,8 +76,7 @@ TEST(ComplexGradients, AreAveragedOverReplicas) {
 
 struct Words : torch::nn::Module {
   explicit Words(bool sparse)
-      : table(register_module(
-            "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(9, 8).sparse(sparse)))) {}
+      : table(register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(9, 8).sparse(sparse)))) {}
   at::Tensor forward(const at::Tensor& ids) { return last(torch::tanh(first(table(ids)))); }
   torch::nn::Embedding table;
   torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
@@ -104,14 +102,12 @@ void expect_sparse_training_as_in_plain_libtorch(int ranks) {
     for (int s = 0; s < 5; ++s) {
       optimizer.zero_grad(), eager.zero_grad();
       step(ids(s));
-      for (const auto& part : support::split_batch({ids(s)}, 2))
-        twin->forward(part[0]).square().mean().div(2).backward();
+      for (const auto& part : support::split_batch({ids(s)}, 2)) twin->forward(part[0]).square().mean().div(2).backward();
       optimizer.step(), eager.step();
       const auto want = twin->named_parameters();
       for (const auto& [name, parameter] : model.local_named_parameters()) {
         EXPECT_EQ(parameter.grad().is_sparse(), name == "table.weight");
-        expect_bit_equal(parameter.grad().to_dense(), want[name].grad().to_dense(),
-                         "gradient of " + name);
+        expect_bit_equal(parameter.grad().to_dense(), want[name].grad().to_dense(), "gradient of " + name);
         expect_bit_equal(parameter, want[name], name);
       }
     }
@@ -130,8 +126,7 @@ TEST(SparseGradients, AreRefusedByReplicasBeforeAnythingHappens) {
     run_smp_ranks(ranks, {.pipeline_parallel_degree = ranks / 2, .microbatches = 1}, [] {
       const auto net = make_words(true);
       DistributedModel model(net);
-      auto step =
-          smp::step([&](at::Tensor words) { model.backward(model(words).square().mean()); });
+      auto step = smp::step([&](at::Tensor words) { model.backward(model(words).square().mean()); });
       const std::string text = message_of([&] { step(ids(1)); });
       EXPECT_TRUE(contains(text, "aten::embedding with a sparse one for 'table.weight'")) << text;
       EXPECT_FALSE(model.partitioned() || net->last->weight.grad().defined());

@@ -49,7 +49,8 @@ TEST(NumGraphs, ThatAreForgottenAreWarnedOfOnce) {
     auto step = tests::training_step(model);
     for (int64_t size = 2; size < 20; size += 2) step(rows(size, 8, 1), rows(size, 4, 2));
   });
-  const std::string text = testing::internal::GetCapturedStderr(), warning = "2 programs have been captured and forgotten again";
+  const std::string text = testing::internal::GetCapturedStderr(),
+                    warning = "2 programs have been captured and forgotten again";
   ASSERT_NE(text.find(warning), std::string::npos) << text;
   EXPECT_EQ(text.find("captured and forgotten", text.find(warning) + warning.size()), std::string::npos) << text;
 }

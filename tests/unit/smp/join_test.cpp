@@ -147,7 +147,8 @@ TEST(JoinGradients, ThatWereKeptByNoSyncCountOnce) {
     });
     for (const auto& [r, s] : {std::pair{0, 0}, {1, 0}, {1, 1}}) (twin->forward(batch(r, s)).square().mean() / 2).backward();
     for (const auto& named : twin->named_parameters()) {
-      EXPECT_TRUE(at::allclose(net->named_parameters()[named.key()].grad(), named.value().grad(), 1e-10, 1e-12)) << named.key();
+      EXPECT_TRUE(at::allclose(net->named_parameters()[named.key()].grad(), named.value().grad(), 1e-10, 1e-12))
+          << named.key();
     }
   });
 }

@@ -73,8 +73,7 @@ TEST(ManualPlacement, SetAfterAConversionOverridesTheGuard) {
 std::string logged(const std::function<void()>& fn) {
   FILE* file = std::tmpfile();
   run_smp_ranks(2, {.microbatches = 2}, [&] {
-    if (rank() == 0)
-      engine::context("test").logger = engine::Logger(LogLevel::kWarning, fileno(file));
+    if (rank() == 0) engine::context("test").logger = engine::Logger(LogLevel::kWarning, fileno(file));
     fn();
   });
   std::string text(static_cast<size_t>(lseek(fileno(file), 0, SEEK_END)), '\0');

@@ -51,8 +51,7 @@ TEST_P(Ranks, HoldNoDataOfOtherStagesParametersAfterTheFirstStep) {
     for (const at::Tensor& parameter : net->parameters()) {
       auto* storage = parameter.storage().unsafeGetStorageImpl();
       all += static_cast<int64_t>(storage->nbytes());
-      if (storage->_mutable_data_ptr_no_checks().get() != nullptr)
-        held += static_cast<int64_t>(storage->nbytes());
+      if (storage->_mutable_data_ptr_no_checks().get() != nullptr) held += static_cast<int64_t>(storage->nbytes());
     }
     EXPECT_EQ(held, own_cost().parameter_bytes);
     EXPECT_EQ(held == all, pp_size() == 1);
@@ -78,14 +77,14 @@ TEST_P(TransformerPeak, IsPredictedWithinAFifthAndNeverBelow) {
     const Config config{.microbatches = layout.microbatches, .pipeline = layout.pipeline, .stage = stage};
     run_smp_ranks(layout.ranks, config, [stage] {
       TensorMemory memory;
-      const auto net = std::make_shared<transformer_lm::TransformerLm>(transformer_lm::ModelOptions{
-          .vocab = 500, .width = 64, .heads = 4, .hidden = 256, .layers = 4, .max_tokens = 32});
+      const auto net = std::make_shared<transformer_lm::TransformerLm>(
+          transformer_lm::ModelOptions{.vocab = 500, .width = 64, .heads = 4, .hidden = 256, .layers = 4, .max_tokens = 32});
       DistributedModel model(net);
       DistributedOptimizer optimizer(torch::optim::Adam(net->parameters(), 1e-3), model);
       auto step = smp::step([&](at::Tensor tokens, at::Tensor target) {
         const at::Tensor logits = model(tokens);
-        const at::Tensor loss = torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(2)}),
-                                                                     target.reshape(-1));
+        const at::Tensor loss =
+            torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(2)}), target.reshape(-1));
         model.backward(loss);
         return loss;
       });
@@ -97,8 +96,7 @@ TEST_P(TransformerPeak, IsPredictedWithinAFifthAndNeverBelow) {
         if (s == 0) memory.forget_peak();  // it began with the whole model on every rank
       }
       const auto measured = static_cast<double>(memory.peak_bytes());
-      const auto predicted =
-          static_cast<double>(model.predicted_peak_bytes().at(static_cast<size_t>(pp_rank())));
+      const auto predicted = static_cast<double>(model.predicted_peak_bytes().at(static_cast<size_t>(pp_rank())));
       const char* kind = stage == StageKind::kTape ? "tape" : "autograd";
       EXPECT_GE(predicted, measured) << kind << ", rank " << rank();
       EXPECT_LE(predicted, 1.2 * measured) << kind << ", rank " << rank();
@@ -106,19 +104,17 @@ TEST_P(TransformerPeak, IsPredictedWithinAFifthAndNeverBelow) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Layouts, TransformerPeak,
-    testing::Values(Layout{1, 1, Pipeline::kInterleaved}, Layout{1, 4, Pipeline::kInterleaved},
-                    Layout{1, 4, Pipeline::kSimple}, Layout{2, 1, Pipeline::kInterleaved},
-                    Layout{2, 2, Pipeline::kSimple}, Layout{2, 8, Pipeline::kInterleaved},
-                    Layout{2, 8, Pipeline::kSimple}, Layout{3, 4, Pipeline::kInterleaved},
-                    Layout{3, 8, Pipeline::kSimple}, Layout{4, 8, Pipeline::kInterleaved},
-                    Layout{4, 8, Pipeline::kSimple}));
+INSTANTIATE_TEST_SUITE_P(Layouts, TransformerPeak,
+                         testing::Values(Layout{1, 1, Pipeline::kInterleaved}, Layout{1, 4, Pipeline::kInterleaved},
+                                         Layout{1, 4, Pipeline::kSimple}, Layout{2, 1, Pipeline::kInterleaved},
+                                         Layout{2, 2, Pipeline::kSimple}, Layout{2, 8, Pipeline::kInterleaved},
+                                         Layout{2, 8, Pipeline::kSimple}, Layout{3, 4, Pipeline::kInterleaved},
+                                         Layout{3, 8, Pipeline::kSimple}, Layout{4, 8, Pipeline::kInterleaved},
+                                         Layout{4, 8, Pipeline::kSimple}));
 
 // What an optimizer takes beyond parameters and gradients, measured, on one and on two ranks.
 template <class Optimizer, class Options>
-void expect_memory(const std::string& what, const Options& options, double state,
-                   double workspace) {
+void expect_memory(const std::string& what, const Options& options, double state, double workspace) {
   for (const int ranks : {1, 2}) {
     run_smp_ranks(ranks, {}, [&] {
       TensorMemory memory;
@@ -133,17 +129,14 @@ void expect_memory(const std::string& what, const Options& options, double state
       optimizer.step();
       const partitioner::StageCost& cost = own_cost();
       const int64_t measured = at_construction + memory.current_bytes() - before;
-      EXPECT_EQ(cost.optimizer_bytes,
-                static_cast<int64_t>(state * static_cast<double>(cost.parameter_bytes)))
-          << what;
+      EXPECT_EQ(cost.optimizer_bytes, static_cast<int64_t>(state * static_cast<double>(cost.parameter_bytes))) << what;
       EXPECT_EQ(measured, cost.optimizer_bytes) << what;
       memory.forget_peak();
       const int64_t steady = memory.current_bytes();
       optimizer.step();
       constexpr double kLargest = 4 * 256 * 256;  // bytes
       constexpr double kScalars = 64;             // numbers that become tensors on their way
-      EXPECT_NEAR(static_cast<double>(memory.peak_bytes() - steady), workspace * kLargest, kScalars)
-          << what;
+      EXPECT_NEAR(static_cast<double>(memory.peak_bytes() - steady), workspace * kLargest, kScalars) << what;
     });
   }
 }
@@ -176,10 +169,8 @@ TEST(OptimizerMemory, LimitRefusesWithAdamWhatItAllowsWithSgd) {
     step(rows(4, 256, 1));
   };
   run_smp_ranks(1, config, [&] {
-    EXPECT_NO_THROW(
-        first_step([](WideNet& net) { return torch::optim::SGD(net.parameters(), 0.1); }));
-    EXPECT_THROW(first_step([](WideNet& net) { return torch::optim::Adam(net.parameters(), 0.1); }),
-                 c10::ValueError);
+    EXPECT_NO_THROW(first_step([](WideNet& net) { return torch::optim::SGD(net.parameters(), 0.1); }));
+    EXPECT_THROW(first_step([](WideNet& net) { return torch::optim::Adam(net.parameters(), 0.1); }), c10::ValueError);
   });
 }
 

@@ -23,13 +23,11 @@ using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
 
-constexpr float kInf = std::numeric_limits<float>::infinity(),
-                kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
 
 TEST(IsFinite, LooksAtEveryElementOfEveryType) {
   using runtime::is_finite;
-  EXPECT_TRUE(is_finite(at::Tensor()) && is_finite(torch::ones({2}, at::kLong)) &&
-              is_finite(torch::ones({0})));
+  EXPECT_TRUE(is_finite(at::Tensor()) && is_finite(torch::ones({2}, at::kLong)) && is_finite(torch::ones({0})));
   for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kComplexFloat}) {
     for (const double bad : {double(kNan), double(kInf), -double(kInf)}) {
       const at::Tensor numbers = torch::ones({7, 300}).to(type);
@@ -73,8 +71,7 @@ void run(Step& step, int s, Bad bad) {
 
 std::vector<at::Tensor> copies(const DistributedModelBase& model) {
   std::vector<at::Tensor> values;
-  for (const at::Tensor& parameter : model.local_parameters())
-    values.push_back(parameter.detach().clone());
+  for (const at::Tensor& parameter : model.local_parameters()) values.push_back(parameter.detach().clone());
   return values;
 }
 
@@ -96,10 +93,8 @@ class Texts {
 // then.
 std::string train(const Layout& layout, Nonfinite nonfinite, Bad bad) {
   Texts texts;
-  const Config config{.pipeline_parallel_degree = layout.stages,
-                      .microbatches = 2,
-                      .nonfinite = nonfinite,
-                      .log_level = LogLevel::kOff};
+  const Config config{
+      .pipeline_parallel_degree = layout.stages, .microbatches = 2, .nonfinite = nonfinite, .log_level = LogLevel::kOff};
   run_smp_ranks(layout.ranks, config, [&] {
     const auto net = make_net();
     DistributedModel model(net);
@@ -118,8 +113,7 @@ std::string train(const Layout& layout, Nonfinite nonfinite, Bad bad) {
       }
       const bool updates = nonfinite == Nonfinite::kIgnore || bad == Bad::kNothing || !goes_wrong;
       const std::vector<at::Tensor> after = copies(model);
-      for (size_t p = 0; p < after.size(); ++p)
-        EXPECT_EQ(at::equal(before[p], after[p]), !updates) << p;
+      for (size_t p = 0; p < after.size(); ++p) EXPECT_EQ(at::equal(before[p], after[p]), !updates) << p;
     }
     const int64_t num_updates = nonfinite == Nonfinite::kIgnore || bad == Bad::kNothing ? 3 : 2;
     for (const auto& [name, fields] : optimizer.local_state_dict().entries) {
@@ -133,18 +127,15 @@ TEST(Nonfinite, StopsAllRanksAlikeBeforeAnyWeightChanges) {
   for (const Layout& layout : kLayouts) {
     EXPECT_EQ(train(layout, Nonfinite::kStop, Bad::kNothing), "");
     const bool has_replicas = layout.ranks > layout.stages;
-    const std::string last = std::to_string(layout.ranks - 1),
-                      first_of_last = std::to_string(layout.ranks - layout.stages);
+    const std::string last = std::to_string(layout.ranks - 1), first_of_last = std::to_string(layout.ranks - layout.stages);
     const std::string loss = train(layout, Nonfinite::kStop, Bad::kLoss);
-    EXPECT_TRUE(contains(loss, "got inf in the loss of microbatch 1 on rank " + last +
-                                   " in training step 2. No rank has"))
+    EXPECT_TRUE(contains(loss, "got inf in the loss of microbatch 1 on rank " + last + " in training step 2. No rank has"))
         << loss;
     const std::string gradient = train(layout, Nonfinite::kStop, Bad::kGradient);
-    EXPECT_TRUE(contains(gradient, has_replicas ? "got nan or inf in the gradient of '"
-                                                : "got nan in the gradient of 'first.weight'"))
+    EXPECT_TRUE(contains(gradient,
+                         has_replicas ? "got nan or inf in the gradient of '" : "got nan in the gradient of 'first.weight'"))
         << gradient;
-    EXPECT_TRUE(contains(gradient, " on rank " + first_of_last + " in training step 2."))
-        << gradient;
+    EXPECT_TRUE(contains(gradient, " on rank " + first_of_last + " in training step 2.")) << gradient;
   }
 }
 
@@ -185,9 +176,8 @@ TEST(Nonfinite, CountsLossesOfARankThatTrainsNothingUntilGradientsAreCleared) {
     set_partition(*net->fourth, 1);
     DistributedModel model(net);
     DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
-    auto step = smp::step([&model](at::Tensor data, at::Tensor added) {
-      model.backward(model(data).square().mean() + added.mean());
-    });
+    auto step = smp::step(
+        [&model](at::Tensor data, at::Tensor added) { model.backward(model(data).square().mean() + added.mean()); });
     const at::Tensor nothing = torch::zeros({4, 1});
     step(rows(4, 8, 1), nothing + kInf);  // the gradients are finite
     step(rows(4, 8, 2), nothing);
@@ -214,8 +204,7 @@ TEST(Nonfinite, IsOfLossesAndGradientsOfTheModelThatIsUpdated) {
     infinite(rows(4, 8, 1));
     run(critics_step, 1, Bad::kGradient);
     EXPECT_EQ(message_of([&] { optimizer.step(); }), "");
-    EXPECT_TRUE(contains(message_of([&] { critics.step(); }),
-                         "got nan in the gradient of 'first.weight' on rank "));
+    EXPECT_TRUE(contains(message_of([&] { critics.step(); }), "got nan in the gradient of 'first.weight' on rank "));
   });
 }
 
@@ -227,61 +216,53 @@ TEST(Nonfinite, IsSeenByClipping) {
       DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
       auto step = spoiled_step(model);
       run(step, 1, Bad::kNothing);
-      if (pp_rank() == 0)
-        net->first->weight.mutable_grad()[0][0] = kNan;  // by the program, on one rank
+      if (pp_rank() == 0) net->first->weight.mutable_grad()[0][0] = kNan;  // by the program, on one rank
       EXPECT_TRUE(std::isnan(clip_grad_norm_(model, 1.0)));
-      EXPECT_TRUE(contains(message_of([&] { optimizer.step(); }),
-                           "a global norm of the gradients that is not finite"));
+      EXPECT_TRUE(contains(message_of([&] { optimizer.step(); }), "a global norm of the gradients that is not finite"));
     });
   }
 }
 
 // The replica without batches hears of it too.
 TEST(Nonfinite, IsSkippedWithinAJoin) {
-  run_smp_ranks(
-      4,
-      {.pipeline_parallel_degree = 2, .nonfinite = Nonfinite::kSkip, .log_level = LogLevel::kOff},
-      [] {
-        const auto net = make_net();
-        DistributedModel model(net);
-        DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
-        auto step = spoiled_step(model);
-        std::vector<at::Tensor> before;
-        smp::join([&] {
-          for (int s = 0; s < (dp_rank() == 0 ? 1 : 3); ++s) {
-            optimizer.zero_grad();
-            run(step, s, s == 2 ? Bad::kGradient : Bad::kNothing);
-            before = copies(model);
-            optimizer.step();
-          }
-        });
-        const std::vector<at::Tensor> after = copies(model);
-        for (size_t p = 0; p < after.size(); ++p) {
-          EXPECT_TRUE(at::isfinite(after[p]).all().item<bool>()) << p;
-          if (dp_rank() == 1) expect_bit_equal(before[p], after[p], "the update that was left out");
-        }
-      });
+  run_smp_ranks(4, {.pipeline_parallel_degree = 2, .nonfinite = Nonfinite::kSkip, .log_level = LogLevel::kOff}, [] {
+    const auto net = make_net();
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
+    auto step = spoiled_step(model);
+    std::vector<at::Tensor> before;
+    smp::join([&] {
+      for (int s = 0; s < (dp_rank() == 0 ? 1 : 3); ++s) {
+        optimizer.zero_grad();
+        run(step, s, s == 2 ? Bad::kGradient : Bad::kNothing);
+        before = copies(model);
+        optimizer.step();
+      }
+    });
+    const std::vector<at::Tensor> after = copies(model);
+    for (size_t p = 0; p < after.size(); ++p) {
+      EXPECT_TRUE(at::isfinite(after[p]).all().item<bool>()) << p;
+      if (dp_rank() == 1) expect_bit_equal(before[p], after[p], "the update that was left out");
+    }
+  });
 }
 
 TEST(Nonfinite, OfAReplicasLastBatchIsForgottenInAJoin) {
-  run_smp_ranks(
-      4,
-      {.pipeline_parallel_degree = 2, .nonfinite = Nonfinite::kSkip, .log_level = LogLevel::kOff},
-      [] {
-        const auto net = make_net();
-        DistributedModel model(net);
-        DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
-        auto step = spoiled_step(model);
-        smp::join([&] {
-          for (int s = 0; s < (dp_rank() == 0 ? 1 : 3); ++s) {
-            optimizer.zero_grad();
-            run(step, s, dp_rank() == 0 ? Bad::kLoss : Bad::kNothing);
-            const std::vector<at::Tensor> before = copies(model);
-            optimizer.step();
-            EXPECT_EQ(at::equal(before.front(), copies(model).front()), s == 0) << "step " << s;
-          }
-        });
-      });
+  run_smp_ranks(4, {.pipeline_parallel_degree = 2, .nonfinite = Nonfinite::kSkip, .log_level = LogLevel::kOff}, [] {
+    const auto net = make_net();
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
+    auto step = spoiled_step(model);
+    smp::join([&] {
+      for (int s = 0; s < (dp_rank() == 0 ? 1 : 3); ++s) {
+        optimizer.zero_grad();
+        run(step, s, dp_rank() == 0 ? Bad::kLoss : Bad::kNothing);
+        const std::vector<at::Tensor> before = copies(model);
+        optimizer.step();
+        EXPECT_EQ(at::equal(before.front(), copies(model).front()), s == 0) << "step " << s;
+      }
+    });
+  });
 }
 
 // The replica that has joined keeps its gradients, which nobody clears.

@@ -46,8 +46,8 @@ template <OpaqueForm kForm>
 struct ReversingNet : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor hidden = torch::relu(first(x));
-    const at::Tensor reversed = opaque(
-        [](at::Tensor t) { return OpaqueReversed<kForm>::apply(kForm == kWritten ? t.clone() : t, 0.5); }, hidden);
+    const at::Tensor reversed =
+        opaque([](at::Tensor t) { return OpaqueReversed<kForm>::apply(kForm == kWritten ? t.clone() : t, 0.5); }, hidden);
     return third(hidden) + fourth(torch::tanh(second(reversed)));
   }
   torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
@@ -70,9 +70,9 @@ struct OpaqueNet : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor hidden = first(x);
     const at::Tensor rounded = opaque([](at::Tensor t) { return RoundStraightThrough::apply(t * 4) / 4; }, hidden);
-    const auto [low, high] = opaque(
-        [](at::Tensor a, at::Tensor weight) { return std::make_tuple(a.matmul(weight).min(), a.max()); }, rounded,
-        second->weight);
+    const auto [low, high] =
+        opaque([](at::Tensor a, at::Tensor weight) { return std::make_tuple(a.matmul(weight).min(), a.max()); }, rounded,
+               second->weight);
     return third(torch::relu(second(rounded))) + low * high;
   }
   torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
@@ -196,10 +196,14 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Opaque, testing::Values(1, 2, 3));
 
 TEST(OpaqueResults, ShareNoMemoryWithInputsOrWithEachOther) {
   const at::Tensor x = torch::ones({2}, torch::requires_grad()) * 1;
-  const auto [same, view, other] =
-      opaque([](at::Tensor t) { return std::make_tuple(t, t.view({2, 1}), t.detach()); }, x);
+  const auto [same, view, other] = opaque([](at::Tensor t) { return std::make_tuple(t, t.view({2, 1}), t.detach()); }, x);
   for (const at::Tensor& result : {same, view, other}) EXPECT_FALSE(result.is_alias_of(x));
-  const auto [whole, part] = opaque([](at::Tensor t) { const at::Tensor y = t * 2; return std::make_tuple(y, y[0]); }, x);
+  const auto [whole, part] = opaque(
+      [](at::Tensor t) {
+        const at::Tensor y = t * 2;
+        return std::make_tuple(y, y[0]);
+      },
+      x);
   EXPECT_FALSE(part.is_alias_of(whole));
   expect_bit_equal(torch::autograd::grad({part}, {x})[0], torch::tensor({2.0F, 0.0F}), "gradient");
 }

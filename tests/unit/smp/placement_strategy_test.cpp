@@ -75,15 +75,15 @@ TEST(PlacementStrategy, StagesAboveReplicasGiveAStageNeighbouringRanks) {
 }
 
 TEST(PlacementStrategy, AnUnknownOneIsRefusedByName) {
-  const std::string message = support::message_of<c10::ValueError>(
-      [] { Config::from_json(R"({"placement_strategy": "PPD"})"); });
+  const std::string message =
+      support::message_of<c10::ValueError>([] { Config::from_json(R"({"placement_strategy": "PPD"})"); });
   EXPECT_TRUE(support::contains(message, "placement_strategy")) << message;
   EXPECT_TRUE(support::contains(message, "TPD")) << message;
 }
 
 TEST(PlacementStrategy, TensorParallelismIsRefusedByName) {
-  const std::string message = support::message_of<c10::ValueError>(
-      [] { Config::from_json(R"({"tensor_parallel_degree": 2})"); });
+  const std::string message =
+      support::message_of<c10::ValueError>([] { Config::from_json(R"({"tensor_parallel_degree": 2})"); });
   EXPECT_TRUE(support::contains(message, "tensor_parallel_degree: 2 is not available yet")) << message;
 }
 

@@ -22,7 +22,7 @@ struct BodyRun {
   Net& net;
   Forward forward;
   Backward backward;
-  at::Tensor data;             // [2, 8]
+  at::Tensor data;  // [2, 8]
   int step = 0;
   std::vector<double>& trace;  // what the body reads
 };
@@ -61,10 +61,10 @@ void expect_as_in_a_loop(const Loop& loop, const LoopBody<Net>& body) {
       const at::Tensor data = rows(2 * loop.microbatches, 8, 10 + s);
       std::vector<at::Tensor> want;
       for (const auto& part : support::split_batch({data}, loop.microbatches)) {
-        want.push_back(body({*twin, [&](const at::Tensor& x) { return twin->forward(x); },
-                             [&](const at::Tensor& loss) { loss.div(loop.microbatches).backward(); }, part[0], s,
-                             want_trace})
-                           .detach());
+        want.push_back(
+            body({*twin, [&](const at::Tensor& x) { return twin->forward(x); },
+                  [&](const at::Tensor& loss) { loss.div(loop.microbatches).backward(); }, part[0], s, want_trace})
+                .detach());
       }
       const std::string what = "step " + std::to_string(s);
       support::expect_bit_equal(step(data).outputs(), want, what);

@@ -113,15 +113,16 @@ PipelineRun run(const Draw& draw, Pipeline schedule, Counts& counts) {
   };
   const auto place = [&](torch::nn::Module& module) { draw.place(module); };
   const Config config{.microbatches = draw.microbatches, .pipeline = schedule, .exact_tied_weights = true};
-  PipelineRun made = support::run_on_pipeline(draw.model(), draw.ranks, config,
-                                              {.look = look, .place = place, .batch = kBatch, .steps = support::kStepsToTape});
+  PipelineRun made = support::run_on_pipeline(
+      draw.model(), draw.ranks, config, {.look = look, .place = place, .batch = kBatch, .steps = support::kStepsToTape});
   counts.taped += made.is_taped();
   return made;
 }
 
 /// Both schedules; false when the placement tears apart operators that no cut may separate, which is refused.
 bool check(const Draw& draw, Counts& counts) {
-  const OracleResult want = support::run_unsplit(draw.model(), draw.microbatches, {.batch = kBatch, .steps = support::kStepsToTape});
+  const OracleResult want =
+      support::run_unsplit(draw.model(), draw.microbatches, {.batch = kBatch, .steps = support::kStepsToTape});
   for (const Pipeline schedule : {Pipeline::kSimple, Pipeline::kInterleaved}) {
     try {
       support::expect_same_step(run(draw, schedule, counts).result, want, draw.text(schedule), 0.0);
@@ -141,8 +142,8 @@ TEST(RandomPlacements, OfRandomModelsTrainBitForBit) {
   for (int trained = 0; trained < kNumGraphs && !HasFailure(); ++seed) trained += check(Draw(seed), counts);
   std::cout << seed << " models, " << counts.runs << " runs, " << counts.revisits << " with a rank visited twice, "
             << counts.shared_parameters << " with a parameter in two stages, " << counts.relayed_parameters
-            << " with one on two ranks, " << counts.several_backwards
-            << " with several backwards, " << counts.taped << " from tapes\n";
+            << " with one on two ranks, " << counts.several_backwards << " with several backwards, " << counts.taped
+            << " from tapes\n";
   EXPECT_GE(counts.taped, 2 * kNumGraphs * 95 / 100);
   EXPECT_GT(counts.revisits, 200);
   EXPECT_GT(counts.shared_parameters, 20);

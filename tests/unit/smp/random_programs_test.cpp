@@ -45,11 +45,11 @@ Training train_plainly(const Program& program, int microbatches) {
       std::map<std::string, at::Tensor> after;
       optimizer.zero_grad();
       for (int m = 0; m < microbatches; ++m) {
-        const auto results = support::run_body(
-            program,
-            {*net, [&](const auto& arguments) { return net->forward(arguments); },
-             [&](const at::Tensor& loss) { loss.div(microbatches).backward({}, /*retain_graph=*/true); }},
-            support::program_microbatch(program, whole, m));
+        const auto results =
+            support::run_body(program,
+                              {*net, [&](const auto& arguments) { return net->forward(arguments); },
+                               [&](const at::Tensor& loss) { loss.div(microbatches).backward({}, /*retain_graph=*/true); }},
+                              support::program_microbatch(program, whole, m));
         after["loss of microbatch " + std::to_string(m)] = results[0].clone();
         after["output of microbatch " + std::to_string(m)] = results[1].clone();
       }
@@ -118,8 +118,8 @@ bool contains_one_of(const std::string& text, const std::vector<std::string>& pa
 /// A text of ours says where, and what to do.
 bool names_place_and_way_out(const std::string& text) {
   return contains_one_of(text, {"in or after module", "before any parameter", "step body", "argument", "aten::", "'"}) &&
-         contains_one_of(text, {"Call ", "Clear ", "Compute ", "Fill ", "Give ", "Hook ", "Make ", "Register ", "To carry", "Train ",
-                                "Use ", "Write ", "pass a clone()"}) &&
+         contains_one_of(text, {"Call ", "Clear ", "Compute ", "Fill ", "Give ", "Hook ", "Make ", "Register ", "To carry",
+                                "Train ", "Use ", "Write ", "pass a clone()"}) &&
          !contains(text, "INTERNAL ASSERT");
 }
 
@@ -158,7 +158,8 @@ TEST(RandomPrograms, EqualAPlainLoopOrAreRefused) {
   }
   std::cout << num_equal << " equal, " << num_thrown_alike << " throw in a plain loop and here, " << num_refused
             << " refused:\n";
-  for (const auto& [text, seeds] : refusals) std::cout << "  " << seeds.size() << " (seed " << seeds.front() << "): " << text << '\n';
+  for (const auto& [text, seeds] : refusals)
+    std::cout << "  " << seeds.size() << " (seed " << seeds.front() << "): " << text << '\n';
   EXPECT_GE(num_equal, static_cast<int>(kNumPrograms) * 2 / 5);  // and one tenth throws in a plain loop
 }
 

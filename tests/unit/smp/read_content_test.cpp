@@ -288,8 +288,9 @@ TEST_P(ReadContent, OnTheCpuIsRefusedAfterAWriteThroughAPointer) {
     weights.data_ptr<float>()[3] = 2;
     return (output * weights).square().mean();
   });
-  EXPECT_TRUE(contains(text, "aten::mul, in or after module 'fourth': expected tensors that the body has brought to the CPU to "
-                             "be written by operators only, got one of sizes [2, 4] that was written through a pointer."))
+  EXPECT_TRUE(contains(text,
+                       "aten::mul, in or after module 'fourth': expected tensors that the body has brought to the CPU to "
+                       "be written by operators only, got one of sizes [2, 4] that was written through a pointer."))
       << text;
 }
 

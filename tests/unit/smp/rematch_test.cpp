@@ -21,8 +21,7 @@ const std::vector<std::string> kModules = {"first", "second", "third", "fourth"}
 
 /// Both take the body on some module that is called like a function; `loss` of one microbatch,
 /// backward included.
-using Loss =
-    std::function<at::Tensor(const std::function<at::Tensor(at::Tensor)>& net, at::Tensor data)>;
+using Loss = std::function<at::Tensor(const std::function<at::Tensor(at::Tensor)>& net, at::Tensor data)>;
 
 /// Two steps, `change` between them; the gradients of each equal those of the module itself.
 void expect_as_eager(const Loss& loss, const std::function<void()>& change) {
@@ -41,8 +40,7 @@ void expect_as_eager(const Loss& loss, const std::function<void()>& change) {
       twin->zero_grad();
       const StepOutput losses = step(data);
       for (int m = 0; m < 2; ++m) {
-        const at::Tensor value =
-            loss([&](const at::Tensor& x) { return twin->forward(x); }, data.chunk(2)[m]);
+        const at::Tensor value = loss([&](const at::Tensor& x) { return twin->forward(x); }, data.chunk(2)[m]);
         (value / 2).backward();
         expect_bit_equal(losses[m], value.detach(), "loss of step " + std::to_string(s));
       }
@@ -208,16 +206,14 @@ TEST(ForeignMemory, AConstantOnALocalVectorIsCopiedWhenItIsUsed) {
     for (int s = 0; s < 2; ++s) {
       const StepOutput output = step(data);
       for (int m = 0; m < 2; ++m) {
-        expect_bit_equal(output[m], data.chunk(2)[m] * (0.5 + 2 * s + m),
-                         "step " + std::to_string(s));
+        expect_bit_equal(output[m], data.chunk(2)[m] * (0.5 + 2 * s + m), "step " + std::to_string(s));
       }
     }
   });
 }
 
 /// The text of the refusal of `body`, run after a step with `matched` and without.
-std::string refusal_of(const std::function<at::Tensor(Model&, at::Tensor, bool)>& body,
-                       bool is_second_run) {
+std::string refusal_of(const std::function<at::Tensor(Model&, at::Tensor, bool)>& body, bool is_second_run) {
   std::string text;
   run_smp_ranks(1, {.microbatches = 1}, [&] {
     Model model(make_net());
@@ -246,9 +242,7 @@ TEST_P(RefusedChange, DivisionOfTheLossAfterItsBackward) {
         return loss;
       },
       GetParam());
-  EXPECT_NE(
-      text.find("expected operators after backward() to leave the loss as it is, got aten::div_"),
-      std::string::npos)
+  EXPECT_NE(text.find("expected operators after backward() to leave the loss as it is, got aten::div_"), std::string::npos)
       << text;
 }
 
@@ -285,9 +279,7 @@ TEST_P(RefusedChange, ListWritesToAConstant) {
         return model(data);
       },
       GetParam());
-  EXPECT_NE(text.find("aten::_foreach_add_ writes to a tensor of sizes [1] that is neither"),
-            std::string::npos)
-      << text;
+  EXPECT_NE(text.find("aten::_foreach_add_ writes to a tensor of sizes [1] that is neither"), std::string::npos) << text;
 }
 
 TEST_P(RefusedChange, ListWritesOfGradientsIntoData) {
@@ -297,8 +289,7 @@ TEST_P(RefusedChange, ListWritesOfGradientsIntoData) {
         return model(data);
       },
       GetParam());
-  EXPECT_NE(text.find("expected aten::_foreach_mul_ to write no gradients"), std::string::npos)
-      << text;
+  EXPECT_NE(text.find("expected aten::_foreach_mul_ to write no gradients"), std::string::npos) << text;
 }
 
 TEST_P(RefusedChange, FreezingAndThawingInsideTheBody) {
@@ -311,8 +302,7 @@ TEST_P(RefusedChange, FreezingAndThawingInsideTheBody) {
         return output;
       },
       GetParam());
-  EXPECT_NE(text.find("expected 'fourth.weight' to keep requires_grad=false"), std::string::npos)
-      << text;
+  EXPECT_NE(text.find("expected 'fourth.weight' to keep requires_grad=false"), std::string::npos) << text;
 }
 
 TEST_P(RefusedChange, RewritingForeignMemoryBetweenTwoUses) {
@@ -328,9 +318,8 @@ TEST_P(RefusedChange, RewritingForeignMemoryBetweenTwoUses) {
   EXPECT_NE(text.find("was rewritten after its first use"), std::string::npos) << text;
 }
 
-INSTANTIATE_TEST_SUITE_P(Runs, RefusedChange, testing::Bool(), [](const auto& test) {
-  return test.param ? "AgainstARecording" : "AtFirst";
-});
+INSTANTIATE_TEST_SUITE_P(Runs, RefusedChange, testing::Bool(),
+                         [](const auto& test) { return test.param ? "AgainstARecording" : "AtFirst"; });
 
 }  // namespace
 }  // namespace smp

@@ -36,12 +36,10 @@ struct TwoModels {
 
   std::shared_ptr<SmallNet> first_net = make_net(), second_net = make_net();
   std::unique_ptr<DistributedModel<SmallNet>> first, second;
-  std::function<void(at::Tensor)> first_step = smp::step([this](at::Tensor x) {
-    first->backward((*first)(x).square().mean());
-  });
-  std::function<void(at::Tensor)> second_step = smp::step([this](at::Tensor x) {
-    second->backward((*second)(x).square().mean());
-  });
+  std::function<void(at::Tensor)> first_step =
+      smp::step([this](at::Tensor x) { first->backward((*first)(x).square().mean()); });
+  std::function<void(at::Tensor)> second_step =
+      smp::step([this](at::Tensor x) { second->backward((*second)(x).square().mean()); });
 };
 constexpr int kTwoReplicas = 2;
 const Config kOneStage = {.pipeline_parallel_degree = 1, .microbatches = 1};
@@ -112,9 +110,7 @@ TEST(ReplicaModels, AParameterThatIsUnfrozenLaterPassesThroughTheHook) {
       const auto net = make_net();
       DistributedModel model(net);
       net->first->weight.set_requires_grad(false);
-      model.register_comm_hook([](const GradientBucket& bucket) {
-        return all_reduce_mean(bucket.gradients, DP_GROUP) * 0;
-      });
+      model.register_comm_hook([](const GradientBucket& bucket) { return all_reduce_mean(bucket.gradients, DP_GROUP) * 0; });
       auto step = tests::training_step(model);
       step(rows(4, 8, 1), rows(4, 4, 1));
       for (const bool on : {true, false, true}) {
@@ -222,8 +218,7 @@ TEST(ReplicaModels, RefusesTrainingWithOtherOptimizerOptionsOnSomeRanksBeforeAnU
           DistributedOptimizer optimizer(torch::optim::AdamW(net->parameters(), 0.1), model);
           auto step = tests::training_step(model);
           for (int s = 0; s < 2; ++s) {
-            if (s == since && rank() == differs)
-              optimizer.get().param_groups()[0].options().set_lr(0.2);
+            if (s == since && rank() == differs) optimizer.get().param_groups()[0].options().set_lr(0.2);
             step(rows(4, 8, 1), rows(4, 4, 1));
             optimizer.step();
             if (rank() == 0) ++updates;
@@ -231,10 +226,8 @@ TEST(ReplicaModels, RefusesTrainingWithOtherOptimizerOptionsOnSomeRanksBeforeAnU
         });
       };
       const std::string text = message_of<c10::ValueError>(train);
-      EXPECT_EQ(contains(text, "optimizer 0 (AdamW), group 0: lr = 0.1' on "), differs >= 0)
-          << differs << text;
-      EXPECT_EQ(contains(text, "optimizer 0 (AdamW), group 0: lr = 0.2' on "), differs >= 0)
-          << differs << text;
+      EXPECT_EQ(contains(text, "optimizer 0 (AdamW), group 0: lr = 0.1' on "), differs >= 0) << differs << text;
+      EXPECT_EQ(contains(text, "optimizer 0 (AdamW), group 0: lr = 0.2' on "), differs >= 0) << differs << text;
       EXPECT_EQ(updates, differs >= 0 ? since : 2) << differs;
     }
   }
@@ -291,9 +284,7 @@ TEST(ReplicaModels, MessagesOfModelsDoNotMixAfterOneIsGone) {
     alone(rows(4, 256, 1));
     gone.reset();
     DistributedModel second(other, {.name = "second", .bucket_cap_mb = 1});
-    auto step = smp::step([&](at::Tensor x) {
-      first.backward((first(x) + 2 * second(x)).square().mean());
-    });
+    auto step = smp::step([&](at::Tensor x) { first.backward((first(x) + 2 * second(x)).square().mean()); });
     for (const int replica : {0, 1}) ((3 * twin->forward(rows(4, 256, replica))).square().mean() / 2).backward();
     for (int i = 0; i < 6; ++i) {
       first.zero_grad(), second.zero_grad();

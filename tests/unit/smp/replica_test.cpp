@@ -54,8 +54,7 @@ Trained train(const Job& job) {
       const at::Tensor data = rows(16, 8, 10 + s, at::kDouble), target = rows(16, 4, 20 + s, at::kDouble);
       const int64_t mine = 16 / replicas;
       optimizer.zero_grad();
-      const StepOutput loss =
-          step(data.narrow(0, dp_rank() * mine, mine), target.narrow(0, dp_rank() * mine, mine));
+      const StepOutput loss = step(data.narrow(0, dp_rank() * mine, mine), target.narrow(0, dp_rank() * mine, mine));
       losses.push_back(all_reduce_mean(loss.reduce_mean()));
       optimizer.step();
     }
@@ -220,9 +219,9 @@ TEST_P(Placed, ByHandEqualsTheUnsplitModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layers, Placed,
-                         testing::Values(Placement{{0, 0, 1}, true}, Placement{{0, 1, 1}, false},
-                                         Placement{{1, 1, 0}, true}, Placement{{1, 0}, false},
-                                         Placement{{0, 1, 0, 1}, true}, Placement{{2, 0, 1}, false}),
+                         testing::Values(Placement{{0, 0, 1}, true}, Placement{{0, 1, 1}, false}, Placement{{1, 1, 0}, true},
+                                         Placement{{1, 0}, false}, Placement{{0, 1, 0, 1}, true},
+                                         Placement{{2, 0, 1}, false}),
                          [](const auto& test) {
                            std::string name = test.param.by_guard ? "guard" : "set_partition";
                            for (const int stage : test.param.stages) name.append("_").append(std::to_string(stage));

@@ -11,8 +11,7 @@ namespace smp::tests {
 
 inline std::set<std::string> names_in(const std::string& folder) {
   std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    names.insert(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename());
   return names;
 }
 
@@ -20,8 +19,7 @@ inline std::set<std::string> names_in(const std::string& folder) {
 inline std::set<std::string> names_of_save(const std::string& folder) {
   const engine::SaveFiles files = engine::find_save(folder);
   std::set<std::string> names{"state.json"};
-  for (int rank = 0; rank < files.num_ranks; ++rank)
-    names.insert(std::filesystem::path(files.path(rank)).filename());
+  for (int rank = 0; rank < files.num_ranks; ++rank) names.insert(std::filesystem::path(files.path(rank)).filename());
   return names;
 }
 
@@ -30,8 +28,7 @@ inline void remove_index(const std::string& folder) {
   const engine::SaveFiles files = engine::find_save(folder);
   engine::SaveFiles old = files;
   old.id.clear();
-  for (int rank = 0; rank < files.num_ranks; ++rank)
-    std::filesystem::rename(files.path(rank), old.path(rank));
+  for (int rank = 0; rank < files.num_ranks; ++rank) std::filesystem::rename(files.path(rank), old.path(rank));
   std::filesystem::remove(files.index_path());
 }
 

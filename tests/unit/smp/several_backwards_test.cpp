@@ -40,9 +40,8 @@ void expect_same_bits(int ranks, Pipeline pipeline, const SharedBody& body) {
     alternate_ranks(*net);
     Model model(net);
     const Forward forward = [&](const at::Tensor& x) { return model(x); };
-    auto step = smp::step([&](at::Tensor data) {
-      return body(forward, [&](const at::Tensor& loss) { model.backward(loss); }, data);
-    });
+    auto step = smp::step(
+        [&](at::Tensor data) { return body(forward, [&](const at::Tensor& loss) { model.backward(loss); }, data); });
     for (int s = 0; s < 3; ++s) {
       const at::Tensor data = rows(8, 8, 10 + s);
       std::vector<at::Tensor> want;
@@ -83,9 +82,7 @@ TEST(BackwardRoot, ThatIsAParameterIsRefusedAndItsSumIsNot) {
 
 class SeveralBackwards : public testing::TestWithParam<std::tuple<int, Pipeline>> {
  protected:
-  void check(const SharedBody& body) {
-    expect_same_bits(std::get<0>(GetParam()), std::get<1>(GetParam()), body);
-  }
+  void check(const SharedBody& body) { expect_same_bits(std::get<0>(GetParam()), std::get<1>(GetParam()), body); }
 };
 
 TEST_P(SeveralBackwards, OfSeveralForwardsAddUpInOrder) {

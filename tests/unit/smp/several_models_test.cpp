@@ -199,8 +199,8 @@ TEST(SeveralOptimizers, AreOverOneModelEach) {
     DistributedModel second(critic);
     std::vector<at::Tensor> both = generator->parameters();
     for (const at::Tensor& parameter : critic->parameters()) both.push_back(parameter);
-    const std::string text =
-        message_of<c10::ValueError>([&] { DistributedOptimizer<torch::optim::SGD> optimizer(torch::optim::SGD(both, 0.1), first); });
+    const std::string text = message_of<c10::ValueError>(
+        [&] { DistributedOptimizer<torch::optim::SGD> optimizer(torch::optim::SGD(both, 0.1), first); });
     EXPECT_TRUE(contains(text, "sizes [8, 8]") && contains(text, "an optimizer of its own")) << text;
   });
 }

@@ -25,9 +25,8 @@ struct Layers : torch::nn::Module {
     for (int i : order) x = torch::tanh(layers[static_cast<size_t>(i)](x));
     return x;
   }
-  std::vector<Linear> layers = {
-      register_module("first", Linear(8, 8)), register_module("second", Linear(8, 8)),
-      register_module("third", Linear(8, 8)), register_module("fourth", Linear(8, 8))};
+  std::vector<Linear> layers = {register_module("first", Linear(8, 8)), register_module("second", Linear(8, 8)),
+                                register_module("third", Linear(8, 8)), register_module("fourth", Linear(8, 8))};
 };
 
 using Orders = std::vector<std::vector<int>>;  // by microbatch
@@ -71,9 +70,7 @@ class SeveralPrograms : public testing::TestWithParam<std::tuple<int, Pipeline>>
   }
 };
 
-TEST_P(SeveralPrograms, TakeAShorterWayOnSomeMicrobatches) {
-  expect_same_bits({{0, 1, 2, 3}, {0, 1, 2, 3}, {0, 3}});
-}
+TEST_P(SeveralPrograms, TakeAShorterWayOnSomeMicrobatches) { expect_same_bits({{0, 1, 2, 3}, {0, 1, 2, 3}, {0, 3}}); }
 
 TEST_P(SeveralPrograms, TakeLayersOfOtherRanksOnSomeMicrobatches) {
   expect_same_bits({{0, 1, 2, 3}, {2}, {0, 1}, {1, 3}}, {0, 1, 2, 3});
@@ -147,7 +144,8 @@ TEST(Programs, KeepNothingOfStepFunctionsThatAreGone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SeveralPrograms,
-                         testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(Pipeline::kSimple, Pipeline::kInterleaved)),
+                         testing::Combine(testing::Values(1, 2, 3, 4),
+                                          testing::Values(Pipeline::kSimple, Pipeline::kInterleaved)),
                          [](const auto& param) {
                            return std::to_string(std::get<0>(param.param)) +
                                   (std::get<1>(param.param) == Pipeline::kSimple ? "simple" : "interleaved");
@@ -170,26 +168,27 @@ struct TiedNet : torch::nn::Module {
 
 // On one rank, in two visits of it, or relayed: the gradient is that of one process, to the bit.
 TEST(TiedWeights, TrainExactlyWhereAskedFor) {
-  for (const int ranks : {2, 3}) run_smp_ranks(ranks, {.microbatches = 4, .exact_tied_weights = true}, [] {
-    const auto net = std::make_shared<TiedNet>(), twin = std::make_shared<TiedNet>();
-    tests::fill(*net), tests::fill(*twin);
-    DistributedModel model(net);
-    auto step = smp::step([&](at::Tensor tokens) {
-      const at::Tensor loss = model(tokens).square().mean();
-      model.backward(loss);
-      return loss;
-    });
-    for (int s = 0; s < 2; ++s) {
-      const at::Tensor tokens = torch::randint(512, {256}, tests::generator(static_cast<uint64_t>(s)), at::kLong);
-      const StepOutput losses = step(tokens);
-      for (int64_t m = 0; m < 4; ++m) {
-        const at::Tensor want = twin->forward(tokens.chunk(4)[m]).square().mean();
-        (want / 4).backward();
-        expect_bit_equal(losses[m], want.detach(), "loss");
+  for (const int ranks : {2, 3})
+    run_smp_ranks(ranks, {.microbatches = 4, .exact_tied_weights = true}, [] {
+      const auto net = std::make_shared<TiedNet>(), twin = std::make_shared<TiedNet>();
+      tests::fill(*net), tests::fill(*twin);
+      DistributedModel model(net);
+      auto step = smp::step([&](at::Tensor tokens) {
+        const at::Tensor loss = model(tokens).square().mean();
+        model.backward(loss);
+        return loss;
+      });
+      for (int s = 0; s < 2; ++s) {
+        const at::Tensor tokens = torch::randint(512, {256}, tests::generator(static_cast<uint64_t>(s)), at::kLong);
+        const StepOutput losses = step(tokens);
+        for (int64_t m = 0; m < 4; ++m) {
+          const at::Tensor want = twin->forward(tokens.chunk(4)[m]).square().mean();
+          (want / 4).backward();
+          expect_bit_equal(losses[m], want.detach(), "loss");
+        }
+        expect_twins(model, *twin, "step " + std::to_string(s));
       }
-      expect_twins(model, *twin, "step " + std::to_string(s));
-    }
-  });
+    });
 }
 
 // What the first batch placed in another order than the program's: a counter that is made before the model is called.

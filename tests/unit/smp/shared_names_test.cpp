@@ -64,13 +64,11 @@ std::shared_ptr<SharedNet> make_shared_net(bool reads_twice, uint64_t seed = 3) 
 // Clipped hard, so that a tensor that is clipped twice shows.
 void train_both(DistributedModel<SharedNet>& model, SharedNet& twin) {
   const double rate = 0.5, max_norm = 0.05;
-  DistributedOptimizer optimizer(torch::optim::SGD(unique_parameters(*model.module()), rate),
-                                 model);
+  DistributedOptimizer optimizer(torch::optim::SGD(unique_parameters(*model.module()), rate), model);
   torch::optim::SGD eager_optimizer(unique_parameters(twin), rate);
   auto step = tests::training_step(model);
   for (int s = 0; s < 3; ++s) {
-    const at::Tensor data = rows(4, 8, 10 + s, at::kDouble),
-                     target = rows(4, 8, 20 + s, at::kDouble);
+    const at::Tensor data = rows(4, 8, 10 + s, at::kDouble), target = rows(4, 8, 20 + s, at::kDouble);
     optimizer.zero_grad();
     eager_optimizer.zero_grad();
     step(data, target);
@@ -114,8 +112,7 @@ TEST_P(SharedNames, TrainAndSaveLikeOneProcess) {
     }
     EXPECT_EQ(entry, state.entries.end());
     for (const auto& item : plain->named_parameters()) {
-      expect_close(item.value(), twin->named_parameters()[item.key()], 1e-12,
-                   item.key() + " loaded");
+      expect_close(item.value(), twin->named_parameters()[item.key()], 1e-12, item.key() + " loaded");
     }
     EXPECT_TRUE(state.at("a.linear.weight").is_same(state.at("b.linear.weight")));
   });
@@ -156,11 +153,10 @@ TEST(SharedNames, ReadOnTwoStagesLiveOnBoth) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SharedNames,
-                         testing::Values(Case{1, true}, Case{2, true}, Case{3, true},
-                                         Case{1, false}, Case{2, false}, Case{3, false}),
+                         testing::Values(Case{1, true}, Case{2, true}, Case{3, true}, Case{1, false}, Case{2, false},
+                                         Case{3, false}),
                          [](const auto& test) {
-                           return std::to_string(test.param.ranks) +
-                                  (test.param.reads_twice ? "_read_twice" : "_read_once");
+                           return std::to_string(test.param.ranks) + (test.param.reads_twice ? "_read_twice" : "_read_once");
                          });
 
 }  // namespace

@@ -26,7 +26,8 @@ struct FlatNet : torch::nn::Module {
   explicit FlatNet(bool registers = true) {
     if (registers) register_buffer("flat", flat);
     for (int64_t i = 0; i < kLayers; ++i) {
-      weights.push_back(register_parameter("w" + std::to_string(i), flat.narrow(0, i * kSize, kSize).view({kWidth, kWidth})));
+      weights.push_back(
+          register_parameter("w" + std::to_string(i), flat.narrow(0, i * kSize, kSize).view({kWidth, kWidth})));
     }
   }
   at::Tensor forward(at::Tensor x) {
@@ -79,8 +80,7 @@ TEST_P(SharedStorage, TrainsLikeOneProcess) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, SharedStorage,
                          testing::Values(StorageCase{1}, StorageCase{2}, StorageCase{3},
-                                         StorageCase{.ranks = 2, .replicas = 2},
-                                         StorageCase{.ranks = 2, .registers = false},
+                                         StorageCase{.ranks = 2, .replicas = 2}, StorageCase{.ranks = 2, .registers = false},
                                          StorageCase{.ranks = 2, .delayed = true}));
 
 /// Reads a weight of a FlatNet, of which it registers a view.

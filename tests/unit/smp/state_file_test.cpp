@@ -31,8 +31,7 @@ struct FileTraining {
   explicit FileTraining(uint64_t seed = 3) { tests::fill(*net, seed); }
   std::shared_ptr<SmallNet> net = make_net(at::kFloat, 0.3);
   DistributedModel<SmallNet> model{net};
-  DistributedOptimizer<torch::optim::Adam> optimizer{torch::optim::Adam(net->parameters(), 0.01),
-                                                     model};
+  DistributedOptimizer<torch::optim::Adam> optimizer{torch::optim::Adam(net->parameters(), 0.01), model};
   decltype(tests::training_step(model)) step = tests::training_step(model);
 
   std::vector<at::Tensor> train(int first, int last) {
@@ -40,8 +39,7 @@ struct FileTraining {
     for (int s = first; s < last; ++s) {
       const int64_t mine = 8 / dp_size(), at = dp_rank() * mine;
       optimizer.zero_grad();
-      const auto loss =
-          step(rows(8, 8, 10 + s).narrow(0, at, mine), rows(8, 4, 50 + s).narrow(0, at, mine));
+      const auto loss = step(rows(8, 8, 10 + s).narrow(0, at, mine), rows(8, 4, 50 + s).narrow(0, at, mine));
       losses.push_back(all_reduce_mean(loss.reduce_mean()));
       optimizer.step();
     }
@@ -60,8 +58,7 @@ class StateFile : public testing::Test {
     run_smp_ranks(ranks, config(ranks, stages), [&] {
       FileTraining training;
       training.train(0, 3);
-      save_state(folder(), training.model, training.optimizer,
-                 {{"epoch", "3"}, {"rank", std::to_string(rank())}});
+      save_state(folder(), training.model, training.optimizer, {{"epoch", "3"}, {"rank", std::to_string(rank())}});
       const auto rest = training.train(3, 6);
       const std::lock_guard lock(mutex);
       losses = rest;
@@ -69,8 +66,7 @@ class StateFile : public testing::Test {
     return losses;
   }
 
-  void expect_resumed(int ranks, int stages, const std::vector<at::Tensor>& want,
-                      double tolerance = 0) const {
+  void expect_resumed(int ranks, int stages, const std::vector<at::Tensor>& want, double tolerance = 0) const {
     SCOPED_TRACE("on " + std::to_string(ranks) + " ranks, " + std::to_string(stages) + " stages");
     run_smp_ranks(ranks, config(ranks, stages), [&] {
       FileTraining training(77);
@@ -89,8 +85,8 @@ class StateFile : public testing::Test {
     run_smp_ranks(2, config(2, 2), [&] {
       FileTraining training;
       training.train(0, 1);
-      const std::string text = message_of<c10::ValueError>(
-          [&] { load_state(folder(), training.model, training.optimizer); });
+      const std::string text =
+          message_of<c10::ValueError>([&] { load_state(folder(), training.model, training.optimizer); });
       EXPECT_TRUE(contains(text, part)) << text;
       const auto got = training.train(1, 2);
       training.model.load_state_dict(training.model.state_dict());
@@ -152,8 +148,8 @@ TEST_F(StateFile, RemovesWhatKilledSavesHaveLeftAndNothingElse) {
   touch("rank_0_of_2." + other + ".safetensors");
   touch("rank_1_of_2." + other + ".safetensors." + other + ".writing");
   touch("state.json." + other + ".writing");
-  const std::set<std::string> not_ours = {"rank_0_of_2.safetensors.bak", "rank_0.safetensors",
-                                          "notes." + other + ".writing", "state.json.old"};
+  const std::set<std::string> not_ours = {"rank_0_of_2.safetensors.bak", "rank_0.safetensors", "notes." + other + ".writing",
+                                          "state.json.old"};
   for (const std::string& name : not_ours) touch(name);
   std::filesystem::create_symlink("notes", folder() + "/rank_7_of_8.safetensors");
   const auto want = save(2, 2);
@@ -199,9 +195,8 @@ TEST_F(StateFile, RefusesADamagedIndex) {
     return std::string(good).replace(good.find(part), part.size(), other);
   };
   for (const std::string& bad :
-       {std::string(), good.substr(0, good.size() / 2), with("smp save 1", "smp save 2"),
-        with("\"ranks\":2", "\"ranks\":0"), with("\"ranks\":2", "\"ranks\":\"2\""),
-        with("\"save\":\"", "\"save\":\"../")}) {
+       {std::string(), good.substr(0, good.size() / 2), with("smp save 1", "smp save 2"), with("\"ranks\":2", "\"ranks\":0"),
+        with("\"ranks\":2", "\"ranks\":\"2\""), with("\"save\":\"", "\"save\":\"../")}) {
     std::ofstream(index()) << bad;
     expect_refused("state.json': expected format \"smp save 1\", save and ranks, got");
   }
@@ -210,16 +205,14 @@ TEST_F(StateFile, RefusesADamagedIndex) {
 TEST_F(StateFile, RefusesEveryTruncatedOrChangedFile) {
   save(2, 2);
   std::string good(std::filesystem::file_size(file(1)), ' ');
-  std::ifstream(file(1), std::ios::binary)
-      .read(good.data(), static_cast<std::streamsize>(good.size()));
+  std::ifstream(file(1), std::ios::binary).read(good.data(), static_cast<std::streamsize>(good.size()));
   const auto expect_bad = [&](const std::string& bytes, const std::string& part) {
     std::ofstream(file(1), std::ios::binary) << bytes;
     expect_refused(part);
   };
   expect_bad(good.substr(0, good.size() - 1), "The file is damaged");
   expect_bad(good.substr(0, 4), "at least 8 bytes");
-  for (const size_t at :
-       {good.size() - 1, good.size() / 2, good.find("0.01"), good.find("training_steps") + 17}) {
+  for (const size_t at : {good.size() - 1, good.size() / 2, good.find("0.01"), good.find("training_steps") + 17}) {
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ 1);
     expect_bad(bad, "expected the checksum");
@@ -241,19 +234,16 @@ TEST_F(StateFile, RefusesAnotherModelAndAnotherOptimizer) {
   save(2, 2);
   run_smp_ranks(2, config(2, 2), [&] {
     FileTraining training;
-    DistributedOptimizer<torch::optim::SGD> sgd{torch::optim::SGD(training.net->parameters(), 0.1),
-                                                training.model};
+    DistributedOptimizer<torch::optim::SGD> sgd{torch::optim::SGD(training.net->parameters(), 0.1), training.model};
     const at::Tensor before = training.net->first->weight.detach().clone();
-    EXPECT_TRUE(
-        contains(message_of<c10::ValueError>([&] { load_state(folder(), training.model, sgd); }),
-                 "state of SGD, got that of Adam"));
+    EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { load_state(folder(), training.model, sgd); }),
+                         "state of SGD, got that of Adam"));
     expect_bit_equal(training.net->first->weight.detach(), before, "after a refused load");
   });
   run_smp_ranks(2, config(2, 2), [&] {
     auto other = std::make_shared<torch::nn::LinearImpl>(8, 8);
     DistributedModel<torch::nn::LinearImpl> model(other);
-    EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { load_state(folder(), model); }),
-                         "missing: 'weight'"));
+    EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { load_state(folder(), model); }), "missing: 'weight'"));
   });
 }
 
@@ -261,8 +251,7 @@ TEST_F(StateFile, KeepsTheOldSaveWhenARankCannotWrite) {
   const auto want = save(2, 2);
   const auto names = names_in(folder());
   // The file of one rank is larger than the limit, that of the other is not.
-  const auto sizes = std::minmax(
-      {std::filesystem::file_size(file(0)), std::filesystem::file_size(file(1))});
+  const auto sizes = std::minmax({std::filesystem::file_size(file(0)), std::filesystem::file_size(file(1))});
   ASSERT_GT(sizes.second, sizes.first + 100);
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit before{};
@@ -273,9 +262,7 @@ TEST_F(StateFile, KeepsTheOldSaveWhenARankCannotWrite) {
     FileTraining training;
     training.train(0, 1);
     EXPECT_TRUE(contains(
-        message_of([&] {
-          save_state(folder(), training.model, training.optimizer, {{"epoch", "3"}, {"rank", "0"}});
-        }),
+        message_of([&] { save_state(folder(), training.model, training.optimizer, {{"epoch", "3"}, {"rank", "0"}}); }),
         "File too large"));
   });
   setrlimit(RLIMIT_FSIZE, &before);
@@ -293,9 +280,7 @@ TEST_F(StateFile, KeepsTheOldSaveWhenANewOneCannotTakeItsPlace) {
     run_smp_ranks(3, config(3, 3), [&] {
       FileTraining training;
       const std::string text = message_of([&] { save_state(folder(), training.model); });
-      EXPECT_TRUE(contains(text, "state.json', which is to be replaced, got ") &&
-                  contains(text, what))
-          << text;
+      EXPECT_TRUE(contains(text, "state.json', which is to be replaced, got ") && contains(text, what)) << text;
     });
     std::filesystem::remove(index());
     EXPECT_EQ(names_in(folder()), names);
@@ -323,8 +308,7 @@ TEST_F(StateFile, OfAModelAloneAndOfAModelFromBoth) {
     EXPECT_EQ(load_state(folder(), training.model).at("epoch"), "3");
     save_state(folder(), training.model);
     EXPECT_TRUE(load_state(folder(), training.model).empty());
-    EXPECT_TRUE(contains(message_of<c10::ValueError>(
-                             [&] { load_state(folder(), training.model, training.optimizer); }),
+    EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { load_state(folder(), training.model, training.optimizer); }),
                          "an empty one on every rank"));
   });
 }

@@ -38,8 +38,7 @@ Optimizer make_optimizer(SmallNet& net, Options options) {
 
 struct AsSgd {
   static auto make(SmallNet& net) {
-    return make_optimizer<torch::optim::SGD>(
-        net, torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true));
+    return make_optimizer<torch::optim::SGD>(net, torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true));
   }
 };
 struct AsAdam {
@@ -49,29 +48,24 @@ struct AsAdam {
 };
 struct AsAdamW {
   static auto make(SmallNet& net) {
-    return make_optimizer<torch::optim::AdamW>(net,
-                                               torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+    return make_optimizer<torch::optim::AdamW>(net, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
   }
 };
 struct AsRmsprop {
   static auto make(SmallNet& net) {
-    return make_optimizer<torch::optim::RMSprop>(
-        net, torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true));
+    return make_optimizer<torch::optim::RMSprop>(net, torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true));
   }
 };
 struct AsAdagrad {
   static auto make(SmallNet& net) {
-    return make_optimizer<torch::optim::Adagrad>(net,
-                                                 torch::optim::AdagradOptions(0.05).lr_decay(0.01));
+    return make_optimizer<torch::optim::Adagrad>(net, torch::optim::AdagradOptions(0.05).lr_decay(0.01));
   }
 };
 
 /// One training run on this rank, from scratch.
 template <class Kind>
 struct Training {
-  explicit Training(uint64_t seed = 3) : net(make_net(at::kFloat, kDropout)) {
-    tests::fill(*net, seed);
-  }
+  explicit Training(uint64_t seed = 3) : net(make_net(at::kFloat, kDropout)) { tests::fill(*net, seed); }
   std::shared_ptr<SmallNet> net;
   Model model{net};
   DistributedOptimizer<decltype(Kind::make(*net))> optimizer{Kind::make(*net), model};
@@ -83,8 +77,7 @@ struct Training {
     for (int s = first; s < last; ++s) {
       const int64_t mine = 8 / dp_size(), at = dp_rank() * mine;
       optimizer.zero_grad();
-      const auto loss =
-          step(rows(8, 8, 10 + s).narrow(0, at, mine), rows(8, 4, 50 + s).narrow(0, at, mine));
+      const auto loss = step(rows(8, 8, 10 + s).narrow(0, at, mine), rows(8, 4, 50 + s).narrow(0, at, mine));
       losses.push_back(loss.reduce_mean());
       optimizer.step();
       scheduler.step();
@@ -112,10 +105,8 @@ constexpr World kWorlds[] = {{1, 1}, {2, 2}, {3, 3}, {4, 4}, {4, 2}, {2, 1}};
 
 void in_each_world(const std::function<void()>& fn) {
   for (const World& world : kWorlds) {
-    SCOPED_TRACE(std::to_string(world.ranks) + " ranks, " + std::to_string(world.stages) +
-                 " stages");
-    run_smp_ranks(world.ranks,
-                  {.pipeline_parallel_degree = world.stages, .microbatches = 2, .seed = 9}, fn);
+    SCOPED_TRACE(std::to_string(world.ranks) + " ranks, " + std::to_string(world.stages) + " stages");
+    run_smp_ranks(world.ranks, {.pipeline_parallel_degree = world.stages, .microbatches = 2, .seed = 9}, fn);
   }
 }
 
@@ -180,8 +171,7 @@ void resume_on_other_stages(int from, int to) {
       mine.entries.insert(mine.entries.end(), states[r].entries.begin(), states[r].entries.end());
       optimizer_mine.kind = optimizer_states[r].kind;
       optimizer_mine.groups = optimizer_states[r].groups;
-      optimizer_mine.entries.insert(optimizer_states[r].entries.begin(),
-                                    optimizer_states[r].entries.end());
+      optimizer_mine.entries.insert(optimizer_states[r].entries.begin(), optimizer_states[r].entries.end());
     }
     Training<AsAdam> run(77);
     for (int s = 0; s < 3; ++s) run.scheduler.step();
@@ -214,8 +204,7 @@ TEST(LoadStateDict, TakesTheValuesOfReplica0) {
     const auto other = make_net();
     tests::fill(*other, 100 + dp_rank());
     StateDict state;
-    for (const auto& item : other->named_parameters())
-      state.entries.push_back({item.key(), item.value()});
+    for (const auto& item : other->named_parameters()) state.entries.push_back({item.key(), item.value()});
     Training<AsSgd> run;
     run.train(0, 1);
     run.model.load_state_dict(state);
@@ -226,9 +215,7 @@ TEST(LoadStateDict, TakesTheValuesOfReplica0) {
   });
 }
 
-std::string refusal(const std::function<void()>& fn) {
-  return support::message_of<c10::ValueError>(fn);
-}
+std::string refusal(const std::function<void()>& fn) { return support::message_of<c10::ValueError>(fn); }
 
 TEST(LoadStateDict, ListsAllThatDoesNotFitOnEveryRankAndChangesNothing) {
   for (const bool after_first_step : {false, true}) {
@@ -249,9 +236,7 @@ TEST(LoadStateDict, ListsAllThatDoesNotFitOnEveryRankAndChangesNothing) {
                           "place of Float [8, 8]', 'fourth.bias: Float [5] in place of Float [4]'"),
                 std::string::npos)
           << text;
-      EXPECT_NE(refusal([&] {
-                  run.model.load_state_dict(state, /*strict=*/false);
-                }).find("wrong: 'second.weight"),
+      EXPECT_NE(refusal([&] { run.model.load_state_dict(state, /*strict=*/false); }).find("wrong: 'second.weight"),
                 std::string::npos);
       const StateDict now = run.model.state_dict();
       EXPECT_TRUE(now.steps == before.steps);
@@ -262,17 +247,16 @@ TEST(LoadStateDict, ListsAllThatDoesNotFitOnEveryRankAndChangesNothing) {
       state.entries.erase(state.entries.begin());
       state.entries[0].tensor = torch::full({8}, 5.0);
       run.model.load_state_dict(state, /*strict=*/false);
-      expect_bit_equal(run.model.state_dict().at("first.bias"), torch::full({8}, 5.0),
-                       "first.bias");
-      expect_bit_equal(run.model.state_dict().at("first.weight"), before.at("first.weight"),
-                       "first.weight");
+      expect_bit_equal(run.model.state_dict().at("first.bias"), torch::full({8}, 5.0), "first.bias");
+      expect_bit_equal(run.model.state_dict().at("first.weight"), before.at("first.weight"), "first.weight");
     });
   }
 }
 
 struct ExpandedNet : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))) + rows; }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8)), second = register_module("second", torch::nn::Linear(8, 8));
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8)),
+                    second = register_module("second", torch::nn::Linear(8, 8));
   at::Tensor rows = register_buffer("rows", torch::arange(2.0).view({2, 1}).expand({2, 8}));
 };
 
@@ -286,7 +270,8 @@ TEST(LoadStateDict, RefusesABufferWhoseElementsShareMemoryOnEveryRankAndChangesN
     StateDict state = model.state_dict();
     for (auto& entry : state.entries) entry.tensor = entry.tensor + 1;
     const std::string text = support::message_of<c10::ValueError>([&] { model.load_state_dict(state); });
-    EXPECT_TRUE(support::contains(text, "rows: strides [1, 0], by which elements share memory (register a clone())")) << text;
+    EXPECT_TRUE(support::contains(text, "rows: strides [1, 0], by which elements share memory (register a clone())"))
+        << text;
     for (const auto& entry : model.state_dict().entries) expect_bit_equal(entry.tensor, before.at(entry.name), entry.name);
   });
 }
@@ -297,9 +282,7 @@ TEST(LoadStateDict, RefusesRanksThatPassDifferentTensors) {
     StateDict state = run.model.state_dict();
     if (pp_rank() == 1) state.entries[2].tensor += 1;
     const std::string text = refusal([&] { run.model.load_state_dict(state); });
-    EXPECT_NE(text.find("got another 'second.weight' on pipeline rank 1 than on 0"),
-              std::string::npos)
-        << text;
+    EXPECT_NE(text.find("got another 'second.weight' on pipeline rank 1 than on 0"), std::string::npos) << text;
   });
 }
 
@@ -308,8 +291,7 @@ TEST(LoadStateDict, RefusesOnEveryRankWhatOneRankCannotOffer) {
     Training<AsSgd> run;
     StateDict state = run.model.state_dict();
     if (pp_rank() == 1) state.entries[2].tensor = at::Tensor();
-    EXPECT_NE(refusal([&] { run.model.load_state_dict(state); }).find("for 'second.weight'"),
-              std::string::npos);
+    EXPECT_NE(refusal([&] { run.model.load_state_dict(state); }).find("for 'second.weight'"), std::string::npos);
   });
 }
 
@@ -331,8 +313,7 @@ TEST(OptimizerState, OfAnotherOptimizerChangesNothing) {
     Training<AsAdam> run;
     run.train(0, 1);
     const OptimizerState before = run.optimizer.state_dict();
-    const auto expect_refused = [&](const std::string& part,
-                                    const std::function<void(OptimizerState&)>& change) {
+    const auto expect_refused = [&](const std::string& part, const std::function<void(OptimizerState&)>& change) {
       OptimizerState state = run.optimizer.state_dict();
       state.groups[0].options["lr"] = 7;
       change(state);
@@ -342,19 +323,14 @@ TEST(OptimizerState, OfAnotherOptimizerChangesNothing) {
     };
     expect_refused("state of Adam, got that of SGD", [](auto& state) { state.kind = "SGD"; });
     expect_refused("2 parameter groups, got 1", [](auto& state) { state.groups.pop_back(); });
-    expect_refused("group 1, got others",
-                   [](auto& state) { state.groups[1].parameters.pop_back(); });
-    expect_refused("group 0, got others",
-                   [](auto& state) { state.groups[0].options.erase("eps"); });
-    expect_refused("'first.bias: missing field exp_avg'",
-                   [](auto& state) { state.entries["first.bias"].erase("exp_avg"); });
+    expect_refused("group 1, got others", [](auto& state) { state.groups[1].parameters.pop_back(); });
+    expect_refused("group 0, got others", [](auto& state) { state.groups[0].options.erase("eps"); });
+    expect_refused("'first.bias: missing field exp_avg'", [](auto& state) { state.entries["first.bias"].erase("exp_avg"); });
     expect_refused("'third.bias: exp_avg is Float [3], the parameter Float [8]'",
                    [](auto& state) { state.entries["third.bias"]["exp_avg"] = torch::zeros({3}); });
-    expect_refused("unknown field speed",
-                   [](auto& state) { state.entries["third.bias"]["speed"] = torch::zeros({8}); });
-    expect_refused("'fifth.bias/step: no such parameter'", [](auto& state) {
-      state.entries["fifth.bias"]["step"] = torch::zeros({}, at::kLong);
-    });
+    expect_refused("unknown field speed", [](auto& state) { state.entries["third.bias"]["speed"] = torch::zeros({8}); });
+    expect_refused("'fifth.bias/step: no such parameter'",
+                   [](auto& state) { state.entries["fifth.bias"]["step"] = torch::zeros({}, at::kLong); });
     expect_refused("an empty one on every rank", [](auto& state) { state = {}; });
   });
 }

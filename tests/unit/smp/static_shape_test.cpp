@@ -49,11 +49,13 @@ std::vector<Form> forms() {
   return {
       {"IndexOfColumns", [](FormNet&, const at::Tensor& h) { return h.index({Slice(), kColumns}); }},
       {"IndexOfPairs", [](FormNet&, const at::Tensor& h) { return h.index({kColumns.remainder(2), kColumns}); }},
-      {"IndexWithANewDimension", [](FormNet&, const at::Tensor& h) { return h.index({None, Slice(), kColumns.to(at::kInt)}); }},
+      {"IndexWithANewDimension",
+       [](FormNet&, const at::Tensor& h) { return h.index({None, Slice(), kColumns.to(at::kInt)}); }},
       {"IndexByWhatTheBodyMakes", [](FormNet&, const at::Tensor& h) { return h.index({h.detach().argmax(0)}); }},
       {"IndexOfAWeight", [](FormNet& net, const at::Tensor& h) { return net.second->weight.index({kColumns}) + h[0]; }},
       {"IndexPutByAMask", [](FormNet&, const at::Tensor& h) { return h.index_put({h > 0}, torch::tensor(0.5)); }},
-      {"CatWithAnEmptyTensor", [](FormNet&, const at::Tensor& h) { return torch::cat({torch::empty({0}), h, torch::empty({0, 8})}); }},
+      {"CatWithAnEmptyTensor",
+       [](FormNet&, const at::Tensor& h) { return torch::cat({torch::empty({0}), h, torch::empty({0, 8})}); }},
       {"CatThatGrows",
        [](FormNet&, const at::Tensor& h) {
          at::Tensor all = torch::empty({0, 8});
@@ -69,16 +71,19 @@ std::vector<Form> forms() {
       {"PackedLstm",
        [](FormNet& net, const at::Tensor& h) {
          const at::Tensor state = torch::zeros({2, 2, 3});
-         return std::get<0>(at::lstm(h.reshape({4, 4}), kBatchSizes, {state, state}, net.lstm->all_weights(), true, 2, 0.0, true, false));
+         return std::get<0>(
+             at::lstm(h.reshape({4, 4}), kBatchSizes, {state, state}, net.lstm->all_weights(), true, 2, 0.0, true, false));
        }},
       {"PackedGru",
        [](FormNet& net, const at::Tensor& h) {
-         return std::get<0>(at::gru(h.reshape({4, 4}), kBatchSizes, torch::zeros({2, 2, 3}), net.gru->all_weights(), true, 1, 0.0,
-                                    true, true));
+         return std::get<0>(at::gru(h.reshape({4, 4}), kBatchSizes, torch::zeros({2, 2, 3}), net.gru->all_weights(), true, 1,
+                                    0.0, true, true));
        }},
       {"RepeatInterleave", [](FormNet&, const at::Tensor& h) { return torch::repeat_interleave(h, kRepeats, 0, 4); }},
       {"RepeatInterleaveOfRepeats",
-       [](FormNet&, const at::Tensor& h) { return h.index_select(0, torch::repeat_interleave(kRepeats, std::optional<int64_t>(4))); }},
+       [](FormNet&, const at::Tensor& h) {
+         return h.index_select(0, torch::repeat_interleave(kRepeats, std::optional<int64_t>(4)));
+       }},
       {"OneHot", [](FormNet&, const at::Tensor& h) { return torch::one_hot(h.detach().argmax(1), 8) * h; }},
       {"NonzeroStatic", [](FormNet&, const at::Tensor& h) { return at::nonzero_static(h.detach() > 0, 16, 0); }},
   };
@@ -150,7 +155,8 @@ TEST(Refusal, NamesWhatCameAfterTheModelWasWrapped) {
     auto step = smp::step([&](at::Tensor data) { return model(data).detach(); });
     const auto refusal = [&] { return message_of([&] { step(rows(4, 8, 1)); }); };
     net->first = net->replace_module("first", torch::nn::Linear(8, 8));
-    EXPECT_TRUE(contains(refusal(), "when it was wrapped") && contains(refusal(), "before DistributedModel is made")) << refusal();
+    EXPECT_TRUE(contains(refusal(), "when it was wrapped") && contains(refusal(), "before DistributedModel is made"))
+        << refusal();
   });
 }
 

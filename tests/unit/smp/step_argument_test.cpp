@@ -45,9 +45,12 @@ TEST(SplitArguments, TransposedArgumentsAreCopied) { EXPECT_FALSE(shares_memory(
 TEST(SplitArguments, ChannelsLastStaysChannelsLast) {
   const at::Tensor images = rows(4, 3 * 5 * 5, 1).view({4, 3, 5, 5}).contiguous(at::MemoryFormat::ChannelsLast);
   EXPECT_FALSE(shares_memory(images, 2));
-  EXPECT_TRUE(split_arguments({{.tensor = images}}, {.microbatches = 2})[0][0].is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_TRUE(
+      split_arguments({{.tensor = images}}, {.microbatches = 2})[0][0].is_contiguous(at::MemoryFormat::ChannelsLast));
 }
-TEST(SplitArguments, RowsWithoutElementsSplit) { EXPECT_EQ(split_arguments({{.tensor = rows(4, 0, 1)}}, {.microbatches = 2})[1][0].size(0), 2); }
+TEST(SplitArguments, RowsWithoutElementsSplit) {
+  EXPECT_EQ(split_arguments({{.tensor = rows(4, 0, 1)}}, {.microbatches = 2})[1][0].size(0), 2);
+}
 TEST(SplitArguments, PartsOutliveTheArgument) {
   std::vector<std::vector<at::Tensor>> parts;
   {
@@ -174,7 +177,8 @@ TEST_P(SharedArguments, ABufferThatTheBodyWritesIsRefused) {
     DistributedModel<Net> model(net);
     auto step = smp::step([&](at::Tensor data) { return model(data); });
     const std::string text = support::message_of<c10::ValueError>([&] { step(net->table.view({8, 4}).t()); });
-    EXPECT_TRUE(support::contains(text, "step argument 0") && support::contains(text, "'table', which the body writes to")) << text;
+    EXPECT_TRUE(support::contains(text, "step argument 0") && support::contains(text, "'table', which the body writes to"))
+        << text;
     expect_bit_equal(net->table, torch::ones({4, 8}), "the buffer");
   });
 }

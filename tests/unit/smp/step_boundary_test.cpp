@@ -28,8 +28,7 @@ struct ComplexNet : torch::nn::Module {
     if (splits) smp::set_partition(*second, 1);
   }
   struct Part : torch::nn::Module {
-    at::Tensor weight = register_parameter(
-        "weight", torch::complex(rows(4, 4, 5).contiguous(), rows(4, 4, 6).contiguous()));
+    at::Tensor weight = register_parameter("weight", torch::complex(rows(4, 4, 5).contiguous(), rows(4, 4, 6).contiguous()));
   };
   at::Tensor forward(const at::Tensor& x) { return x.matmul(first->weight).conj().matmul(second->weight).conj(); }
   std::shared_ptr<Part> first = register_module("first", std::make_shared<Part>());
@@ -175,7 +174,8 @@ TEST(Refusal, OfReplicasThatCallDifferentStepsNamesBoth) {
       ADD_FAILURE() << "expected a refusal";
     } catch (const c10::ValueError& error) {
       const std::string text = error.what_without_backtrace();
-      EXPECT_TRUE(contains(text, "step function 0 (training) after 1 training steps, gradients averaged on replica 0")) << text;
+      EXPECT_TRUE(contains(text, "step function 0 (training) after 1 training steps, gradients averaged on replica 0"))
+          << text;
       EXPECT_TRUE(contains(text, "step function 1 (evaluation) after 1 training steps on replica 1")) << text;
     }
     evaluate(rows(2, 8, 1), rows(2, 4, 2));

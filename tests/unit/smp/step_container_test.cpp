@@ -24,8 +24,7 @@ void expect_cut(Argument& argument, const Body& body, const at::Tensor& expected
     for (int s = 0; s < 2; ++s) {
       const StepOutput output = step(argument);
       ASSERT_EQ(output.size(), 4);
-      for (int m = 0; m < 4; ++m)
-        expect_bit_equal(output[m], expected.narrow(0, 2 * m, 2).clone(), "microbatch");
+      for (int m = 0; m < 4; ++m) expect_bit_equal(output[m], expected.narrow(0, 2 * m, 2).clone(), "microbatch");
     }
   });
 }
@@ -42,66 +41,54 @@ at::Tensor difference() { return left() - right(); }
 
 TEST(StepContainer, AVectorIsCutIntoVectors) {
   std::vector<at::Tensor> batch = {left(), right()};
-  expect_cut(
-      batch, [](std::vector<at::Tensor>& b) { return b[0] - b[1]; }, difference());
-  expect_cut(
-      batch, [](const std::vector<at::Tensor>& b) { return b[0] - b[1]; }, difference());
-  expect_cut(
-      batch, [](std::vector<at::Tensor> b) { return b[0] - b[1]; }, difference());
+  expect_cut(batch, [](std::vector<at::Tensor>& b) { return b[0] - b[1]; }, difference());
+  expect_cut(batch, [](const std::vector<at::Tensor>& b) { return b[0] - b[1]; }, difference());
+  expect_cut(batch, [](std::vector<at::Tensor> b) { return b[0] - b[1]; }, difference());
   EXPECT_TRUE(batch[0].is_same(left()));
 }
 
 TEST(StepContainer, AConstVectorIsCut) {
   const std::vector<at::Tensor> batch = {left(), right()};
-  expect_cut(
-      batch, [](const std::vector<at::Tensor>& b) { return b[0] - b[1]; }, difference());
+  expect_cut(batch, [](const std::vector<at::Tensor>& b) { return b[0] - b[1]; }, difference());
 }
 
 TEST(StepContainer, APairIsCut) {
   auto batch = std::make_pair(left(), right());
-  expect_cut(
-      batch, [](const auto& b) { return b.first - b.second; }, difference());
+  expect_cut(batch, [](const auto& b) { return b.first - b.second; }, difference());
 }
 
 TEST(StepContainer, ATupleKeepsWhatIsNoTensor) {
   auto batch = std::make_tuple(left(), 3, right());
-  expect_cut(
-      batch, [](const auto& b) { return (std::get<0>(b) - std::get<2>(b)) * std::get<1>(b); },
-      difference() * 3);
+  expect_cut(batch, [](const auto& b) { return (std::get<0>(b) - std::get<2>(b)) * std::get<1>(b); }, difference() * 3);
 }
 
 TEST(StepContainer, AnOptionalIsCutWhereItHasAValue) {
   std::optional<at::Tensor> batch = left();
-  expect_cut(
-      batch, [](const std::optional<at::Tensor>& b) { return *b * 2; }, left() * 2);
+  expect_cut(batch, [](const std::optional<at::Tensor>& b) { return *b * 2; }, left() * 2);
 }
 
 TEST(StepContainer, AnExampleIsCut) {
   torch::data::Example<> batch(left(), right());
-  expect_cut(
-      batch, [](const torch::data::Example<>& b) { return b.data - b.target; }, difference());
+  expect_cut(batch, [](const torch::data::Example<>& b) { return b.data - b.target; }, difference());
   torch::data::TensorExample unlabelled(left());
-  expect_cut(
-      unlabelled, [](const torch::data::TensorExample& b) { return b.data * 2; }, left() * 2);
+  expect_cut(unlabelled, [](const torch::data::TensorExample& b) { return b.data * 2; }, left() * 2);
 }
 
 TEST(StepContainer, NestedContainersAreCut) {
-  std::map<std::string, std::vector<std::array<at::Tensor, 1>>> batch = {{"b", {{right()}}},
-                                                                         {"a", {{left()}}}};
-  expect_cut(
-      batch, [](auto& b) { return b["a"][0][0] - b["b"][0][0]; }, difference());
+  std::map<std::string, std::vector<std::array<at::Tensor, 1>>> batch = {{"b", {{right()}}}, {"a", {{left()}}}};
+  expect_cut(batch, [](auto& b) { return b["a"][0][0] - b["b"][0][0]; }, difference());
 }
 
 TEST(StepContainer, TensorsBesideAContainerKeepTheirPlaces) {
   run_smp_ranks(1, {.microbatches = 4}, [] {
     DistributedModel<SmallNet> model(make_net());
-    auto step = smp::step([](at::Tensor x, const std::vector<at::Tensor>& b, at::Tensor y,
-                             double scale) { return (x * b[0] - b[1] * y) * scale; });
+    auto step = smp::step([](at::Tensor x, const std::vector<at::Tensor>& b, at::Tensor y, double scale) {
+      return (x * b[0] - b[1] * y) * scale;
+    });
     const at::NoGradGuard no_grad;
     const std::vector<at::Tensor> batch = {left(), right()};
     const at::Tensor y = rows(8, 8, 3);
-    expect_bit_equal(step(right(), batch, y, 2.0).concat(), (right() * left() - right() * y) * 2,
-                     "all");
+    expect_bit_equal(step(right(), batch, y, 2.0).concat(), (right() * left() - right() * y) * 2, "all");
   });
 }
 

@@ -101,9 +101,9 @@ at::Tensor net_of(const at::Tensor& data) {
 
 TEST(StepOptions, AWholeArgumentReachesEveryMicrobatch) {
   const at::Tensor data = rows(4, 8, 1), mask = rows(2, 8, 2), factor = torch::tensor(3.0);
-  const auto outputs = run(
-      [](Model& model, const at::Tensor& x, const at::Tensor& m, const at::Tensor& f) { return model(x * m) * f; },
-      {.non_split_inputs = {1, 2}}, data, mask, factor);
+  const auto outputs =
+      run([](Model& model, const at::Tensor& x, const at::Tensor& m, const at::Tensor& f) { return model(x * m) * f; },
+          {.non_split_inputs = {1, 2}}, data, mask, factor);
   for (int64_t m = 0; m < 2; ++m) {
     expect_bit_equal(outputs.at(static_cast<size_t>(m)), net_of(data.narrow(0, 2 * m, 2).clone() * mask) * 3.0, "part");
   }
@@ -112,9 +112,9 @@ TEST(StepOptions, AWholeArgumentReachesEveryMicrobatch) {
 TEST(StepOptions, AWholeArgumentMayBeMisalignedStridedOrAContainer) {
   const at::Tensor data = rows(4, 8, 1), misaligned = rows(3, 8, 2).flatten().narrow(0, 1, 16).view({2, 8});
   const std::vector<at::Tensor> whole{misaligned, rows(8, 2, 3).t()};
-  const auto outputs = run(
-      [](Model& model, const at::Tensor& x, const std::vector<at::Tensor>& w) { return model(x * w[0] + w[1]); },
-      {.non_split_inputs = {1}}, data, whole);
+  const auto outputs =
+      run([](Model& model, const at::Tensor& x, const std::vector<at::Tensor>& w) { return model(x * w[0] + w[1]); },
+          {.non_split_inputs = {1}}, data, whole);
   expect_bit_equal(outputs[1], net_of(data.narrow(0, 2, 2).clone() * whole[0] + whole[1]), "the second part");
 }
 
@@ -182,9 +182,9 @@ TEST(StepOptions, StructsAreCutAndKeepWhatIsNoTensor) {
   expect_bit_equal(run(body, {}, changeable)[1], want, "a struct that may change");
   EXPECT_TRUE(changeable.data.is_same(batch.data));
   const std::vector<Box<Batch>> nested{{batch}};
-  expect_bit_equal(run([&](Model& model, const std::vector<Box<Batch>>& boxes) { return body(model, boxes[0].content); },
-                       {}, nested)[1],
-                   want, "a struct in a template in a vector");
+  expect_bit_equal(
+      run([&](Model& model, const std::vector<Box<Batch>>& boxes) { return body(model, boxes[0].content); }, {}, nested)[1],
+      want, "a struct in a template in a vector");
 }
 
 TEST(StepOptions, ObjectsCutThemselvesOnTheLeaderOnly) {
@@ -234,10 +234,13 @@ TEST(StepOptions, MistakesAreRefusedOnEveryRank) {
   expect_refused({.input_split_axes = {{-1, 0}}}, "input_split_axes: expected positions from 0, got -1", data);
   expect_refused({.non_split_inputs = {0}, .input_split_axes = {{0, 1}}}, "got it in both", data);
   expect_refused({.detach_outputs = false}, "detach_outputs: expected true", data);
-  expect_refused({.input_split_axes = {{0, 2}}}, "step argument 0: input_split_axes: expected a dimension of -2 ... 1", data);
+  expect_refused({.input_split_axes = {{0, 2}}}, "step argument 0: input_split_axes: expected a dimension of -2 ... 1",
+                 data);
   expect_refused({.input_split_axes = {{0, -3}}}, "got -3", data);
-  expect_refused({.input_split_axes = {{1, 1}}}, "microbatch split of step argument 1 along dimension 1: expected a batch "
-                 "size divisible by microbatches=2, got 7", data, rows(4, 7, 1));
+  expect_refused({.input_split_axes = {{1, 1}}},
+                 "microbatch split of step argument 1 along dimension 1: expected a batch "
+                 "size divisible by microbatches=2, got 7",
+                 data, rows(4, 7, 1));
   expect_refused({}, "step argument 1: expected a tensor with a batch dimension", data, torch::tensor(1.0));
   expect_refused({.non_split_inputs = {0}}, "requires a gradient", torch::ones({2}, at::requires_grad()));
   expect_refused({}, "expected smp_slice to return the same number of tensors", Uneven{data});

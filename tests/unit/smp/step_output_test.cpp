@@ -13,8 +13,7 @@ using support::contains;
 using support::message_of;
 
 TEST(StepOutputs, SumOfBoolsCountsTheTrueOnes) {
-  const StepOutput outputs(
-      {torch::tensor({true, false}), torch::tensor({true, false}), torch::tensor({true, true})});
+  const StepOutput outputs({torch::tensor({true, false}), torch::tensor({true, false}), torch::tensor({true, true})});
   EXPECT_TRUE(torch::equal(outputs.reduce_sum(), torch::tensor({3, 1}, at::kLong)));
 }
 
@@ -41,20 +40,15 @@ TEST(StepOutputs, SumOfOneMicrobatchIsTheCallersOwn) {
 TEST(StepOutputs, MeanOfIntegersIsRefusedWithTheWayOut) {
   for (const at::ScalarType dtype : {at::kLong, at::kBool}) {
     const StepOutput outputs({torch::ones({}, dtype), torch::ones({}, dtype)});
-    const std::string message =
-        message_of<c10::ValueError>([&] { outputs.reduce_mean(); });
-    EXPECT_TRUE(contains(message, "reduce_mean") &&
-                contains(message, "reduce_sum().to(at::kDouble)"))
-        << message;
+    const std::string message = message_of<c10::ValueError>([&] { outputs.reduce_mean(); });
+    EXPECT_TRUE(contains(message, "reduce_mean") && contains(message, "reduce_sum().to(at::kDouble)")) << message;
   }
 }
 
 TEST(StepOutputs, EmptyOnesAreRefusedByName) {
   const StepOutput empty;
-  EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { empty.reduce_mean(); }),
-                       "StepOutput::reduce_mean"));
-  EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { empty.reduce_sum(); }),
-                       "StepOutput::reduce_sum"));
+  EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { empty.reduce_mean(); }), "StepOutput::reduce_mean"));
+  EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { empty.reduce_sum(); }), "StepOutput::reduce_sum"));
   EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { empty.concat(); }), "StepOutput::concat"));
   EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { empty.stack(); }), "StepOutput::stack"));
 }

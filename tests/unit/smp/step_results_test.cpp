@@ -233,11 +233,7 @@ TEST(StepResults, AnotherStructureInAnotherMicrobatchIsRefusedOnEveryRank) {
         return m == 0 ? Lists{{output}, {}} : Lists{{}, {output}};
       },
       text);
-  expect_refused(
-      [](const at::Tensor& output, int64_t m) {
-        return std::map<int64_t, at::Tensor>{{m, output}};
-      },
-      text);
+  expect_refused([](const at::Tensor& output, int64_t m) { return std::map<int64_t, at::Tensor>{{m, output}}; }, text);
   expect_refused(
       [](const at::Tensor& output, int64_t m) {
         using Two = std::array<std::optional<at::Tensor>, 2>;

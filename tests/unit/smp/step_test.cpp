@@ -15,8 +15,8 @@ namespace smp {
 namespace {
 
 using support::contains;
-using support::message_of;
 using support::expect_bit_equal;
+using support::message_of;
 using tests::eager_step;
 using tests::expect_twins;
 using tests::make_net;
@@ -236,9 +236,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Steps, testing::Values(1, 2, 3));
 TEST(Init, ComesBeforeEverything) {
   auto net = make_net();
   auto early = smp::step([](at::Tensor data) { return data; });
-  for (const std::string& message :
-       {message_of([&] { early(rows(4, 8, 1)); }), message_of([&] { Model model(net); }),
-        message_of([] { PartitionGuard guard(0); }), message_of([] { rank(); })}) {
+  for (const std::string& message : {message_of([&] { early(rows(4, 8, 1)); }), message_of([&] { Model model(net); }),
+                                     message_of([] { PartitionGuard guard(0); }), message_of([] { rank(); })}) {
     EXPECT_TRUE(contains(message, "expected smp::init() to have been called")) << message;
   }
 }

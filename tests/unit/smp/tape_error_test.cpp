@@ -27,7 +27,8 @@ void PrintTo(const Thrower& thrower, std::ostream* out) { *out << thrower.name; 
 std::vector<Thrower> throwers() {
   std::vector<Thrower> all;
   for (const bool is_used : {true, false}) {
-    const auto add = [&](const std::string& name, const std::string& text, std::function<at::Tensor(const Arguments&)> call) {
+    const auto add = [&](const std::string& name, const std::string& text,
+                         std::function<at::Tensor(const Arguments&)> call) {
       all.push_back({name + (is_used ? "Used" : "Unused"), text, std::move(call), is_used});
     };
     add("Inverse", "singular", [](const Arguments& a) { return at::linalg_inv(a.matrices); });
@@ -35,7 +36,8 @@ std::vector<Thrower> throwers() {
     add("Solution", "singular", [](const Arguments& a) { return at::linalg_solve(a.matrices, at::ones({2, 3, 1})); });
     add("Row", "out of range", [](const Arguments& a) { return a.output.index_select(0, a.indices); });
     add("Number", "out of bounds", [](const Arguments& a) { return a.output.gather(1, a.indices.view({2, 1})); });
-    add("Quotient", "ZeroDivisionError", [](const Arguments& a) { return at::div(a.indices * 0 + 7, 1 - a.indices, "floor").to(at::kFloat); });
+    add("Quotient", "ZeroDivisionError",
+        [](const Arguments& a) { return at::div(a.indices * 0 + 7, 1 - a.indices, "floor").to(at::kFloat); });
   }
   return all;
 }
@@ -55,7 +57,8 @@ class TapeErrors : public testing::TestWithParam<Thrower> {
         if (trains) model.backward(loss);
         return loss;
       });
-      const at::Tensor data = tests::rows(4, 8, 1), matrices = at::eye(3).repeat({4, 1, 1}), indices = at::zeros({4}, at::kLong);
+      const at::Tensor data = tests::rows(4, 8, 1), matrices = at::eye(3).repeat({4, 1, 1}),
+                       indices = at::zeros({4}, at::kLong);
       for (int s = 0; s < support::kStepsToTape; ++s) step(data, matrices, indices);
       for (const auto& report : support::stage_reports()) EXPECT_EQ(report.num_taped > 0, kind == StageKind::kTape);
       matrices[2].zero_();

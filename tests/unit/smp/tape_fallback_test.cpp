@@ -34,7 +34,8 @@ TORCH_LIBRARY(tape_test, library) {
 }
 
 at::Tensor call_counted(const at::Tensor& x) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tape_test::counted", "").typed<at::Tensor(const at::Tensor&)>();
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("tape_test::counted", "").typed<at::Tensor(const at::Tensor&)>();
   return op.call(x);
 }
 
@@ -45,8 +46,8 @@ StageReport report() {
 }
 
 // Trains a SmallNet and its plain twin, `change` in between.
-void expect_twins_after(int steps, const std::function<void(int, SmallNet&)>& change,
-                        const std::function<void()>& look = [] {}) {
+void expect_twins_after(
+    int steps, const std::function<void(int, SmallNet&)>& change, const std::function<void()>& look = [] {}) {
   tests::run_smp_ranks(1, {.microbatches = 2, .stage = StageKind::kTape, .log_level = LogLevel::kOff}, [&] {
     const auto net = tests::make_net(), twin = tests::make_net();
     DistributedModel model(net);
@@ -64,11 +65,13 @@ void expect_twins_after(int steps, const std::function<void(int, SmallNet&)>& ch
 }
 
 TEST(TapeFallback, AStageIsTapedAfterTwoSteps) {
-  expect_twins_after(3, [](int, SmallNet&) {}, [] {
-    EXPECT_EQ(report().num_taped, 2);
-    EXPECT_EQ(report().stays_on_autograd, "");
-    EXPECT_GT(report().num_backward_calls, report().num_forward_calls);
-  });
+  expect_twins_after(
+      3, [](int, SmallNet&) {},
+      [] {
+        EXPECT_EQ(report().num_taped, 2);
+        EXPECT_EQ(report().stays_on_autograd, "");
+        EXPECT_GT(report().num_backward_calls, report().num_forward_calls);
+      });
 }
 
 // Trains with one more term in the loss, and returns how the stage ran.
@@ -135,9 +138,7 @@ TEST(TapeFallback, AStageIsCutAroundAllThatIsNotLibTorchs) {
 }
 
 TEST(TapeFallback, AStageIsCutAroundWhatReadsValuesToo) {
-  const auto both = [](const at::Tensor& x) {
-    return ten_sines(at::cat(at::tensor_split(ten_sines(twice_opaque(x)), 2)));
-  };
+  const auto both = [](const at::Tensor& x) { return ten_sines(at::cat(at::tensor_split(ten_sines(twice_opaque(x)), 2))); };
   const StageReport got = train_with(both, 5);
   EXPECT_EQ(got.num_taped, 6);
   EXPECT_EQ(reason_of(got), "smp::opaque is none of LibTorch's own operators; aten::tensor_split reads values");
@@ -160,7 +161,8 @@ void expect_twins_around(Region region, int steps) {
       step_under_way = s;
       const at::Tensor data = rows(8, 8, s);
       step(data);
-      for (const auto& part : data.chunk(2)) (ten_sines(region(ten_sines(twin->forward(part.clone())))).sum() / 2).backward();
+      for (const auto& part : data.chunk(2))
+        (ten_sines(region(ten_sines(twin->forward(part.clone())))).sum() / 2).backward();
       tests::expect_twins(model, *twin, "step " + std::to_string(s));
     }
     EXPECT_EQ(report().num_taped, 2 * (steps - 2));
@@ -174,19 +176,24 @@ TEST(TapeFallback, GradientsPassThroughAnOpaqueRegionBetweenTapes) {
 
 // Behind the recording its gradient is a product, transposed.
 TEST(TapeFallback, AnOpaqueRegionMayGiveGradientsOfAnotherGeometryLater) {
-  expect_twins_around([](at::Tensor t) {
-    if (step_under_way < 4) return t * 2;
-    const at::Tensor twice = 2 * torch::eye(t.size(1));
-    return twice.mm(t.t().contiguous()).t().contiguous();
-  }, 6);
+  expect_twins_around(
+      [](at::Tensor t) {
+        if (step_under_way < 4) return t * 2;
+        const at::Tensor twice = 2 * torch::eye(t.size(1));
+        return twice.mm(t.t().contiguous()).t().contiguous();
+      },
+      6);
 }
 
 // A layout that a segment was not recorded for: its microbatches run under autograd, and the report says so.
 TEST(TapeFallback, AnOpaqueRegionMayGiveValuesOfAnotherGeometryLater) {
   step_under_way = 0;  // here: the call
-  const StageReport got = train_with([](const at::Tensor& x) {
-    return ten_sines(opaque([](at::Tensor t) { return step_under_way++ < 8 ? t * 2 : (t.t().contiguous() * 2).t(); }, ten_sines(x)));
-  }, 6);
+  const StageReport got = train_with(
+      [](const at::Tensor& x) {
+        return ten_sines(
+            opaque([](at::Tensor t) { return step_under_way++ < 8 ? t * 2 : (t.t().contiguous() * 2).t(); }, ten_sines(x)));
+      },
+      6);
   EXPECT_NE(got.stays_on_autograd.find("laid out in memory otherwise"), std::string::npos) << got.stays_on_autograd;
 }
 
@@ -199,7 +206,8 @@ TEST(TapeFallback, AGradientThatCannotTakeTheRecordedFormNamesTheStep) {
     expect_twins_around(shared_gradient_first, 6);
     ADD_FAILURE() << "expected an error";
   } catch (const std::exception& error) {
-    EXPECT_NE(std::string(error.what()).find("expected a gradient as in the microbatch that was recorded"), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("expected a gradient as in the microbatch that was recorded"),
+              std::string::npos)
         << error.what();
     EXPECT_NE(std::string(error.what()).find("stage: autograd"), std::string::npos) << error.what();
   }
@@ -238,24 +246,31 @@ TEST(TapeFallback, AWeightWrittenBeforeItsBackwardIsNoticed) {
 }
 
 TEST(TapeFallback, NumbersThatChangeStayOnAutograd) {
-  expect_twins_after(5, [](int s, SmallNet& net) { net.temperature = 2.0 + (s == 3 ? 1.5 : 0); }, [] {
-    EXPECT_EQ(report().num_taped, 4);  // steps 2 and 4
-    EXPECT_EQ(report().stays_on_autograd, "numbers that change from step to step");
-  });
+  expect_twins_after(
+      5, [](int s, SmallNet& net) { net.temperature = 2.0 + (s == 3 ? 1.5 : 0); },
+      [] {
+        EXPECT_EQ(report().num_taped, 4);  // steps 2 and 4
+        EXPECT_EQ(report().stays_on_autograd, "numbers that change from step to step");
+      });
 }
 
 TEST(TapeFallback, AnomalyModeStaysOnAutograd) {
-  expect_twins_after(5, [](int s, SmallNet&) { torch::autograd::AnomalyMode::set_enabled(s == 3); }, [] {
-    EXPECT_EQ(report().num_taped, 4);  // steps 2 and 4
-    EXPECT_EQ(report().stays_on_autograd, "anomaly mode");
-  });
+  expect_twins_after(
+      5, [](int s, SmallNet&) { torch::autograd::AnomalyMode::set_enabled(s == 3); },
+      [] {
+        EXPECT_EQ(report().num_taped, 4);  // steps 2 and 4
+        EXPECT_EQ(report().stays_on_autograd, "anomaly mode");
+      });
 }
 
 TEST(TapeFallback, EachReasonIsTold) {
-  expect_twins_after(6, [](int s, SmallNet& net) {
-    torch::autograd::AnomalyMode::set_enabled(s == 3);
-    net.temperature = 2.0 + (s == 4 ? 1.5 : 0);
-  }, [] { EXPECT_EQ(report().stays_on_autograd, "anomaly mode; numbers that change from step to step"); });
+  expect_twins_after(
+      6,
+      [](int s, SmallNet& net) {
+        torch::autograd::AnomalyMode::set_enabled(s == 3);
+        net.temperature = 2.0 + (s == 4 ? 1.5 : 0);
+      },
+      [] { EXPECT_EQ(report().stays_on_autograd, "anomaly mode; numbers that change from step to step"); });
 }
 
 // A tape that is recorded anew is compared anew.
@@ -292,20 +307,26 @@ TEST(TapeFallback, AFrozenParameterGetsNoGradientFromAnOldTape) {
 }
 
 TEST(TapeFallback, AParameterWithOtherMemoryIsReadFromThere) {
-  expect_twins_after(6, [](int s, SmallNet& net) {
-    if (s == 3) net.second->weight.set_data(net.second->weight.detach() * 0.5);
-  }, [] { EXPECT_GT(report().num_taped, 4); });
+  expect_twins_after(
+      6,
+      [](int s, SmallNet& net) {
+        if (s == 3) net.second->weight.set_data(net.second->weight.detach() * 0.5);
+      },
+      [] { EXPECT_GT(report().num_taped, 4); });
 }
 
 TEST(TapeFallback, HooksOnParametersAreCalled) {
   std::atomic<int> num_hooked = 0;
-  expect_twins_after(4, [&](int s, SmallNet& net) {
-    if (s != 2) return;
-    net.second->weight.register_hook([&](const at::Tensor& gradient) {
-      ++num_hooked;
-      return gradient * 3;
-    });
-  }, [] { EXPECT_EQ(report().stays_on_autograd, "hooks on parameters"); });
+  expect_twins_after(
+      4,
+      [&](int s, SmallNet& net) {
+        if (s != 2) return;
+        net.second->weight.register_hook([&](const at::Tensor& gradient) {
+          ++num_hooked;
+          return gradient * 3;
+        });
+      },
+      [] { EXPECT_EQ(report().stays_on_autograd, "hooks on parameters"); });
   EXPECT_EQ(num_hooked, 8);  // two steps of two microbatches, of the model and of its twin
 }
 

@@ -75,8 +75,8 @@ TEST(TapeRandomGraphs, EqualTheUnsplitModelOrSayWhyTheyAreNotTaped) {
   at::set_num_threads(1);
   int num_taped = 0;
   for (uint64_t seed = 0; seed < kNumGraphs; ++seed) {
-    const ZooModel model = support::random_graph(
-        seed, {.with_tied_weights = seed % 4 == 0, .with_more_losses = seed % 2 == 0});
+    const ZooModel model =
+        support::random_graph(seed, {.with_tied_weights = seed % 4 == 0, .with_more_losses = seed % 2 == 0});
     const int microbatches = 1 + static_cast<int>(seed / 2 % 2) * 3, ranks = 1 + static_cast<int>(seed % 3 == 0);
     const PipelineRun run = run_with(StageKind::kTape, model, ranks, microbatches);
     support::expect_same_step(run.result, support::run_unsplit(model, microbatches, {.steps = support::kStepsToTape}),
@@ -100,7 +100,8 @@ TEST(TapeRandomGraphs, EqualTheUnsplitModelInSegments) {
   int num_in_segments = 0;
   for (uint64_t seed = 0; seed < kNumGraphs; ++seed) {
     const ZooModel model = support::random_graph(
-        seed, {.operations = 36, .with_tied_weights = seed % 4 == 0, .with_more_losses = seed % 2 == 0, .tanh = opaque_tanh});
+        seed,
+        {.operations = 36, .with_tied_weights = seed % 4 == 0, .with_more_losses = seed % 2 == 0, .tanh = opaque_tanh});
     const int microbatches = 1 + static_cast<int>(seed / 2 % 2) * 3, ranks = 1 + static_cast<int>(seed % 3 == 0);
     const PipelineRun run = run_with(StageKind::kTape, model, ranks, microbatches);
     support::expect_same_step(run.result, support::run_unsplit(model, microbatches, {.steps = support::kStepsToTape}),

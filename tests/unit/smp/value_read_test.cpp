@@ -21,8 +21,7 @@ using tests::SmallNet;
 using Forward = std::function<at::Tensor(const at::Tensor&)>;
 using Backward = std::function<void(const at::Tensor&)>;
 /// What the body of one microbatch does, to models of ours and to plain modules; `trace` collects what it reads.
-using ReadBody =
-    std::function<at::Tensor(const Forward&, const Backward&, const at::Tensor&, std::vector<double>& trace)>;
+using ReadBody = std::function<at::Tensor(const Forward&, const Backward&, const at::Tensor&, std::vector<double>& trace)>;
 
 struct NormNet : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return last(torch::relu(norm(first(x)))); }
@@ -51,8 +50,8 @@ void expect_as_in_a_loop(const Layout& layout, const std::function<std::shared_p
     DistributedModel model(net);
     std::vector<double> trace, want_trace;
     auto step = smp::step([&](at::Tensor data) {
-      return body([&](const at::Tensor& x) { return model(x); }, [&](const at::Tensor& loss) { model.backward(loss); },
-                  data, trace);
+      return body([&](const at::Tensor& x) { return model(x); }, [&](const at::Tensor& loss) { model.backward(loss); }, data,
+                  trace);
     });
     for (int s = 0; s < 4; ++s) {
       const at::Tensor data = rows(6, 8, 10 + s);

@@ -8,8 +8,7 @@
 namespace {
 
 TEST(Version, OfTheLibraryEqualsTheHeader) {
-  EXPECT_EQ(smp::version(), std::to_string(SMP_VERSION_MAJOR) + "." +
-                                std::to_string(SMP_VERSION_MINOR) + "." +
+  EXPECT_EQ(smp::version(), std::to_string(SMP_VERSION_MAJOR) + "." + std::to_string(SMP_VERSION_MINOR) + "." +
                                 std::to_string(SMP_VERSION_PATCH));
 }
 

@@ -1,5 +1,6 @@
 // Buffers and weights that one microbatch writes to before an earlier one has run its backward: gradients are those of the
-// content that its forward saw. Where its own forward has written to what the backward needs, LibTorch refuses, and so do we.
+// content that its forward saw. Where its own forward has written to what the backward needs, LibTorch refuses, and so do
+// we.
 #include "tests/support/messages.h"
 #include "tests/support/split_run.h"
 #include "tests/unit/smp/plain_loop.h"
@@ -73,7 +74,8 @@ TEST_P(WrittenBuffers, OfANormThatIsInEvaluationAndThenInTrainingAreRefusedBefor
       return loss;
     });
     const std::string text = support::message_of([&] { step(tests::rows(4, 8, 1)); });
-    EXPECT_TRUE(support::contains(text, "' to stay as aten::batch_norm has found it until the backward, got aten::batch_norm in between"))
+    EXPECT_TRUE(support::contains(
+        text, "' to stay as aten::batch_norm has found it until the backward, got aten::batch_norm in between"))
         << text;
   });
 }
@@ -109,7 +111,8 @@ TEST_P(WrittenBuffers, OfTheModelsOwn) {
   const auto look = [] {
     for (const auto& report : support::stage_reports()) EXPECT_GT(report.num_taped, 0) << report.stays_on_autograd;
   };
-  expect_as_in_a_loop<CenterNet>({.ranks = GetParam(), .look = look}, [](const BodyRun<CenterNet>& run) { return train(run, run.data); });
+  expect_as_in_a_loop<CenterNet>({.ranks = GetParam(), .look = look},
+                                 [](const BodyRun<CenterNet>& run) { return train(run, run.data); });
 }
 
 /// Shrinks a weight before it uses it.
@@ -147,7 +150,8 @@ struct TiedNet : torch::nn::Module {
     const at::Tensor words = x.abs().mul(3).to(at::kLong).clamp(0, 9);
     return torch::nn::functional::linear(torch::tanh(middle(table(words).sum(1))), table->weight);
   }
-  torch::nn::Embedding table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 8).max_norm(0.5)));
+  torch::nn::Embedding table =
+      register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 8).max_norm(0.5)));
   torch::nn::Linear middle = register_module("middle", torch::nn::Linear(8, 8));
 };
 
@@ -299,11 +303,13 @@ TEST_P(WrittenWeights, BehindAUseThatTheBackwardNeedsAreRefused) {
     step(tests::rows(6, 8, 1));
   };
   try {
-    tests::run_smp_ranks(GetParam().ranks, {.microbatches = 3, .stage = GetParam().stage, .log_level = LogLevel::kOff}, train_once);
+    tests::run_smp_ranks(GetParam().ranks, {.microbatches = 3, .stage = GetParam().stage, .log_level = LogLevel::kOff},
+                         train_once);
     ADD_FAILURE() << "expected an error";
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    for (const char* part : {"modified by an inplace operation", "'scale'", "aten::mul_", "aten::mul has found it", "clone()"}) {
+    for (const char* part :
+         {"modified by an inplace operation", "'scale'", "aten::mul_", "aten::mul has found it", "clone()"}) {
       EXPECT_NE(text.find(part), std::string::npos) << text;
     }
   }

@@ -36,8 +36,7 @@ struct Peak {
   std::vector<int> stage_of_node{};
 };
 
-void train_step(const ZooModel& model, torch::nn::Module& module,
-                DistributedModel<torch::nn::Module>& distributed,
+void train_step(const ZooModel& model, torch::nn::Module& module, DistributedModel<torch::nn::Module>& distributed,
                 const std::vector<at::Tensor>& batch) {
   // A step of its own each time: it only records anew.
   auto step = smp::step([&](const std::vector<at::Tensor>& microbatch) {
@@ -94,11 +93,9 @@ class ZooPeak : public testing::TestWithParam<ZooModel> {
   int num_compared_ = 0;
 };
 
-void expect_predicted(const std::vector<Peak>& peaks, const std::string& what,
-                      double tolerance = kTolerance) {
+void expect_predicted(const std::vector<Peak>& peaks, const std::string& what, double tolerance = kTolerance) {
   for (size_t r = 0; r < peaks.size(); ++r) {
-    const std::string where =
-        what + ", rank " + std::to_string(r) + " of " + std::to_string(peaks.size());
+    const std::string where = what + ", rank " + std::to_string(r) + " of " + std::to_string(peaks.size());
     const auto measured = static_cast<double>(peaks[r].measured);
     EXPECT_GE(peaks[r].predicted, peaks[r].measured) << where;
     EXPECT_LE(static_cast<double>(peaks[r].predicted), tolerance * measured) << where;
@@ -125,7 +122,8 @@ TEST_P(ZooPeak, IsPredictedWithinATenthAndNeverBelow) {
         ++num_compared_;
         // Where gradients leave before those of parameters are made, kernels meet other tensors than under autograd.
         const double most = ranks == 1 ? 1 : 1.01;
-        EXPECT_LE(static_cast<double>(taped[r].last_step), most * static_cast<double>(eager[r].last_step)) << what << ", rank " << r << " of " << ranks;
+        EXPECT_LE(static_cast<double>(taped[r].last_step), most * static_cast<double>(eager[r].last_step))
+            << what << ", rank " << r << " of " << ranks;
       }
     }
   }
@@ -139,8 +137,8 @@ bool is_near(const std::vector<Peak>& peaks, double tolerance) {
 }
 
 // What is there at once depends on how far the other replica is: the most of a few runs, until all ranks have come near.
-std::vector<Peak> peaks_of_replicas(const ZooModel& model, const Config& config, int ranks, int64_t bucket_bytes, bool by_messages,
-                                    double tolerance) {
+std::vector<Peak> peaks_of_replicas(const ZooModel& model, const Config& config, int ranks, int64_t bucket_bytes,
+                                    bool by_messages, double tolerance) {
   constexpr int kMostRuns = 8;
   std::vector<Peak> most(static_cast<size_t>(ranks));
   for (int run = 0; run < kMostRuns && (run == 0 || !is_near(most, tolerance)); ++run) {
@@ -156,11 +154,14 @@ std::vector<Peak> peaks_of_replicas(const ZooModel& model, const Config& config,
 TEST_P(ZooPeak, WithReplicasIsPredictedWithinATenthAndNeverBelow) {
   for (const StageKind stage : {StageKind::kAutograd, StageKind::kTape}) {
     for (const bool one_bucket : {true, false}) {
-      for (const auto& [stages, by_messages] : {std::pair(1, false), std::pair(2, false), std::pair(1, true), std::pair(2, true)}) {
+      for (const auto& [stages, by_messages] :
+           {std::pair(1, false), std::pair(2, false), std::pair(1, true), std::pair(2, true)}) {
         const Config config{.pipeline_parallel_degree = stages, .microbatches = 4, .stage = stage};
         const double tolerance = one_bucket ? kTolerance : kManyBucketsTolerance;
-        const auto peaks = peaks_of_replicas(GetParam(), config, 2 * stages, one_bucket ? 1 << 20 : 1, by_messages, tolerance);
-        const std::string kind = std::string(stage == StageKind::kTape ? "tape" : "autograd") + (by_messages ? ", sent" : ", shared");
+        const auto peaks =
+            peaks_of_replicas(GetParam(), config, 2 * stages, one_bucket ? 1 << 20 : 1, by_messages, tolerance);
+        const std::string kind =
+            std::string(stage == StageKind::kTape ? "tape" : "autograd") + (by_messages ? ", sent" : ", shared");
         expect_predicted(peaks, kind + (one_bucket ? ", one bucket" : ", many buckets"), tolerance);
       }
     }

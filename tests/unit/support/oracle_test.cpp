@@ -1,5 +1,7 @@
 // The oracle and the zoo hold what every split run is measured against, so they are checked on
 // their own.
+#include "tests/support/oracle.h"
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/dropout.h>
@@ -20,7 +22,6 @@
 #include "runtime/device/random.h"
 #include "tests/support/bits.h"
 #include "tests/support/model_zoo.h"
-#include "tests/support/oracle.h"
 #include "tests/support/random_graph.h"
 
 namespace smp::support {
@@ -70,9 +71,8 @@ TEST_P(Zoo, TwoRunsAreBitEqual) {
 
 TEST_P(Zoo, RandomNumbersFollowSeedStepAndMicrobatch) {
   auto base = fresh_step(GetParam(), 2, {.base_seed = 11, .step = 4});
-  const RandomOptions others[] = {{.base_seed = 12, .step = 4},
-                                  {.base_seed = 11, .step = 5},
-                                  {.base_seed = 11, .step = 4, .first_microbatch = 2}};
+  const RandomOptions others[] = {
+      {.base_seed = 12, .step = 4}, {.base_seed = 11, .step = 5}, {.base_seed = 11, .step = 4, .first_microbatch = 2}};
   for (const auto& other : others) {
     auto step = fresh_step(GetParam(), 2, other);
     EXPECT_EQ(bit_difference(step.losses[0], base.losses[0]).empty(), !GetParam().has_random);
@@ -126,13 +126,10 @@ TEST_P(Zoo, SeedDecidesParametersAndInputs) {
   };
   expect_bit_equal(parameters(3), parameters(3), "parameter");
   auto one = parameters(3), other = parameters(4);
-  EXPECT_TRUE(std::any_of(one.begin(), one.end(), [&](const auto& entry) {
-    return !bit_difference(other.at(entry.first), entry.second).empty();
-  }));
+  EXPECT_TRUE(std::any_of(one.begin(), one.end(),
+                          [&](const auto& entry) { return !bit_difference(other.at(entry.first), entry.second).empty(); }));
   expect_bit_equal(GetParam().make_inputs(kBatch, 5), GetParam().make_inputs(kBatch, 5), "input");
-  EXPECT_NE(
-      bit_difference(GetParam().make_inputs(kBatch, 6)[0], GetParam().make_inputs(kBatch, 5)[0]),
-      "");
+  EXPECT_NE(bit_difference(GetParam().make_inputs(kBatch, 6)[0], GetParam().make_inputs(kBatch, 5)[0]), "");
 }
 
 TEST_P(Zoo, TiedWeightsAreDeclared) {
@@ -153,13 +150,10 @@ std::vector<ZooModel> models_with_independent_rows() {
   return models;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, IndependentRows, testing::ValuesIn(models_with_independent_rows()),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(All, IndependentRows, testing::ValuesIn(models_with_independent_rows()), case_name);
 INSTANTIATE_TEST_SUITE_P(All, WrittenModel, testing::ValuesIn(model_zoo()), case_name);
 INSTANTIATE_TEST_SUITE_P(All, Zoo, testing::ValuesIn(model_zoo()), case_name);
-INSTANTIATE_TEST_SUITE_P(RandomGraphs, Zoo,
-                         testing::Values(random_graph(1), random_graph(2), random_graph(3)),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(RandomGraphs, Zoo, testing::Values(random_graph(1), random_graph(2), random_graph(3)), case_name);
 
 TEST(ModelZoo, NamesAreDistinctAndUnknownOnesAreRefused) {
   std::set<std::string> names;
@@ -202,9 +196,8 @@ TEST(RandomGraph, TwentySeedsHoldEveryStructure) {
     runtime::InterceptScope scope(seen);
     model.body(*module, model.make_inputs(4, seed));
   }
-  for (const char* name :
-       {"relu_", "add_", "mul_", "chunk", "cat", "transpose", "reshape", "select", "expand",
-        "dropout", "layer_norm", "gelu", "tanh", "addmm", "matmul"}) {
+  for (const char* name : {"relu_", "add_", "mul_", "chunk", "cat", "transpose", "reshape", "select", "expand", "dropout",
+                           "layer_norm", "gelu", "tanh", "addmm", "matmul"}) {
     EXPECT_EQ(seen.names.count(std::string("aten::") + name), 1U) << name;
   }
 }
@@ -234,9 +227,7 @@ TEST(Oracle, EachRandomOperatorOfABodyHasNumbersOfItsOwn) {
   EXPECT_NE(bit_difference(step.outputs[0][0], step.outputs[1][0]), "");
 }
 
-TEST(Oracle, IndivisibleBatchIsRefused) {
-  EXPECT_THROW(split_batch({at::ones({10, 2})}, 4), c10::ValueError);
-}
+TEST(Oracle, IndivisibleBatchIsRefused) { EXPECT_THROW(split_batch({at::ones({10, 2})}, 4), c10::ValueError); }
 
 TEST(Oracle, MicrobatchesOwnAlignedStorage) {
   for (const auto& microbatch : split_batch({at::ones({15, 3})}, 5)) {

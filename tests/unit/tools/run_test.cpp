@@ -24,8 +24,7 @@ namespace {
 constexpr Machine kTwoCores = {.is_root = false, .num_cores = 2};
 
 bool has(const Launch& launch, const std::vector<std::string>& words) {
-  return std::search(launch.arguments.begin(), launch.arguments.end(), words.begin(),
-                     words.end()) != launch.arguments.end();
+  return std::search(launch.arguments.begin(), launch.arguments.end(), words.begin(), words.end()) != launch.arguments.end();
 }
 
 std::string output_of(const std::string& shell_line) {
@@ -40,8 +39,7 @@ std::string output_of(const std::string& shell_line) {
 }
 
 TEST(PlanLaunch, IsTheWholeLine) {
-  const auto launch =
-      plan_launch({.num_processes = 2, .program = {"./train", "--lr", "0.1"}}, kTwoCores);
+  const auto launch = plan_launch({.num_processes = 2, .program = {"./train", "--lr", "0.1"}}, kTwoCores);
   EXPECT_EQ(launch.shell_line(),
             "OMP_NUM_THREADS=${OMP_NUM_THREADS-1} "
             "GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} "
@@ -57,37 +55,31 @@ TEST(PlanLaunch, CopiesLargeMessagesOnceWhereProcessesMayReadEachOthersMemory) {
 }
 
 TEST(PlanLaunch, OversubscribesOnlyBeyondTheCores) {
-  EXPECT_FALSE(
-      has(plan_launch({.num_processes = 2, .program = {"a"}}, kTwoCores), {"--oversubscribe"}));
-  EXPECT_TRUE(
-      has(plan_launch({.num_processes = 3, .program = {"a"}}, kTwoCores), {"--oversubscribe"}));
+  EXPECT_FALSE(has(plan_launch({.num_processes = 2, .program = {"a"}}, kTwoCores), {"--oversubscribe"}));
+  EXPECT_TRUE(has(plan_launch({.num_processes = 3, .program = {"a"}}, kTwoCores), {"--oversubscribe"}));
 }
 
 TEST(PlanLaunch, TimeoutIsPassedOnOnlyWhenGiven) {
   EXPECT_FALSE(has(plan_launch({.program = {"a"}}, kTwoCores), {"--timeout"}));
-  EXPECT_TRUE(
-      has(plan_launch({.timeout_s = 30, .program = {"a"}}, kTwoCores), {"--timeout", "30"}));
+  EXPECT_TRUE(has(plan_launch({.timeout_s = 30, .program = {"a"}}, kTwoCores), {"--timeout", "30"}));
 }
 
 TEST(PlanLaunch, RootVariablesAreSetForRootOnly) {
   const auto user = plan_launch({.program = {"a"}}, {.is_root = false, .num_cores = 1});
   const auto root = plan_launch({.program = {"a"}}, {.is_root = true, .num_cores = 1});
   EXPECT_EQ(user.shell_line().find("ALLOW_RUN_AS_ROOT"), std::string::npos);
-  EXPECT_NE(root.shell_line().find("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"),
-            std::string::npos);
+  EXPECT_NE(root.shell_line().find("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"), std::string::npos);
 }
 
 TEST(ShellLine, SurvivesAShellWithEveryAwkwardArgument) {
-  const Launch launch = {.environment = {},
-                         .arguments = {"printf", "[%s]", "a b", "it's", "$HOME;`id`", "", "\"x\"",
-                                       "*", "~", "two\nlines", "#"}};
-  EXPECT_EQ(output_of(launch.shell_line()),
-            "[a b][it's][$HOME;`id`][][\"x\"][*][~][two\nlines][#]");
+  const Launch launch = {
+      .environment = {},
+      .arguments = {"printf", "[%s]", "a b", "it's", "$HOME;`id`", "", "\"x\"", "*", "~", "two\nlines", "#"}};
+  EXPECT_EQ(output_of(launch.shell_line()), "[a b][it's][$HOME;`id`][][\"x\"][*][~][two\nlines][#]");
 }
 
 TEST(ShellLine, LeavesAVariableThatTheUserHasSet) {
-  const Launch launch = {.environment = {{"SMP_TEST_A", "1", /*if_unset=*/true}},
-                         .arguments = {"printenv", "SMP_TEST_A"}};
+  const Launch launch = {.environment = {{"SMP_TEST_A", "1", /*if_unset=*/true}}, .arguments = {"printenv", "SMP_TEST_A"}};
   EXPECT_EQ(output_of(launch.shell_line()), "1\n");
   EXPECT_EQ(output_of("export SMP_TEST_A=5; " + launch.shell_line()), "5\n");
 }
@@ -103,8 +95,8 @@ TEST(ThisMachine, SaysWhenProcessesMayNotReadEachOthersMemory) {
                             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
                             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
     const sock_fprog program = {.len = std::size(filter), .filter = filter};
-    const bool is_filtered = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-                             prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+    const bool is_filtered =
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
     _exit(is_filtered && !this_machine().allows_cross_memory ? 0 : 1);
   }
   int status = -1;

@@ -19,9 +19,7 @@ OperatorCost cost_of_last(const GraphBuilder& builder, bool trains = true) {
 }
 
 /// Activation bytes of the last node when the value `root` is the loss.
-int64_t saved_by_last(const GraphBuilder& builder, ValueId root) {
-  return activation_bytes(builder.build(root)).back();
-}
+int64_t saved_by_last(const GraphBuilder& builder, ValueId root) { return activation_bytes(builder.build(root)).back(); }
 
 TEST(OperatorCost, LinearCountsMultiplyAddsAndBothGradients) {
   GraphBuilder g;
@@ -58,9 +56,7 @@ TEST(OperatorCost, BiasesAreNoFactorsOfTheirProducts) {
   const ValueId bias = g.parameter("b", {32});
   g.op("aten::addmm", {bias, g.input({8, 16}), g.parameter("w", {16, 32})}, {8, 32});
   EXPECT_EQ(cost_of_last(g).backward.flops, cost_of_last(g).forward.flops);
-  g.op("aten::conv2d",
-       {g.input({2, 3, 10, 10}), g.parameter("c", {7, 3, 3, 3}), g.parameter("d", {7})},
-       {2, 7, 8, 8});
+  g.op("aten::conv2d", {g.input({2, 3, 10, 10}), g.parameter("c", {7, 3, 3, 3}), g.parameter("d", {7})}, {2, 7, 8, 8});
   EXPECT_EQ(cost_of_last(g).backward.flops, cost_of_last(g).forward.flops);
 }
 
@@ -85,8 +81,7 @@ TEST(OperatorCost, ProductsOfOtherFormsCountWhatTheyContract) {
   g.op("aten::cdist", {g.input({10, 3}), g.input({20, 3})}, {10, 20});
   EXPECT_EQ(cost_of_last(g).forward.flops, 2 * 10 * 20 * 3);
   g.op("aten::chain_matmul", {}, {2, 5});
-  g.last_node().arguments.push_back(
-      ValueRefList{{g.input({2, 3}), g.input({3, 4}), g.input({4, 5})}, false});
+  g.last_node().arguments.push_back(ValueRefList{{g.input({2, 3}), g.input({3, 4}), g.input({4, 5})}, false});
   EXPECT_EQ(cost_of_last(g).forward.flops, 2 * (2 * 3 * 4) + 2 * (2 * 4 * 5));
 }
 
@@ -116,8 +111,7 @@ TEST(OperatorCost, ConvolutionCountsWeightsPerOutputElement) {
 
 TEST(OperatorCost, TransposedConvolutionCountsWeightsPerInputElement) {
   GraphBuilder g;
-  g.op("aten::conv_transpose2d", {g.input({2, 3, 10, 10}), g.parameter("w", {3, 7, 2, 2})},
-       {2, 7, 20, 20});
+  g.op("aten::conv_transpose2d", {g.input({2, 3, 10, 10}), g.parameter("w", {3, 7, 2, 2})}, {2, 7, 20, 20});
   EXPECT_EQ(cost_of_last(g).forward.flops, 2.0 * (2 * 3 * 10 * 10) * (7 * 2 * 2));
 }
 
@@ -125,8 +119,7 @@ TEST(OperatorCost, LstmCountsItsWeightsPerPosition) {
   GraphBuilder g;
   const ValueId x = g.input({5, 2, 8});
   const ValueId state = g.input({1, 2, 4});
-  const ValueId input_weight = g.parameter("w_ih", {16, 8}),
-                hidden_weight = g.parameter("w_hh", {16, 4});
+  const ValueId input_weight = g.parameter("w_ih", {16, 8}), hidden_weight = g.parameter("w_hh", {16, 4});
   g.op("aten::lstm", {x}, {5, 2, 4});
   Node& node = g.last_node();
   node.arguments.push_back(ValueRefList{{state, state}, false});
@@ -138,8 +131,8 @@ TEST(OperatorCost, LstmCountsItsWeightsPerPosition) {
 
 TEST(OperatorCost, AttentionCountsScoresAndMix) {
   GraphBuilder g;
-  g.op("aten::scaled_dot_product_attention",
-       {g.input({2, 4, 10, 8}), g.input({2, 4, 12, 8}), g.input({2, 4, 12, 8})}, {2, 4, 10, 8});
+  g.op("aten::scaled_dot_product_attention", {g.input({2, 4, 10, 8}), g.input({2, 4, 12, 8}), g.input({2, 4, 12, 8})},
+       {2, 4, 10, 8});
   EXPECT_EQ(cost_of_last(g).forward.flops, 2.0 * 2 * (2 * 4) * 10 * 12 * 8);
 }
 
@@ -193,10 +186,8 @@ TEST(OperatorCost, InPlaceFormUsesTheRowOfItsName) {
 }
 
 TEST(DeviceModel, SlowerOfComputeAndMemoryDecides) {
-  const DeviceModel device{.peak_gflops = 100,
-                           .memory_gigabytes_per_s = 10,
-                           .forward_overhead_us = 1,
-                           .backward_overhead_us = 3};
+  const DeviceModel device{
+      .peak_gflops = 100, .memory_gigabytes_per_s = 10, .forward_overhead_us = 1, .backward_overhead_us = 3};
   EXPECT_DOUBLE_EQ(device.forward_us({.flops = 1e6, .bytes = 1e3, .kernels = 1}), 10 + 1);
   EXPECT_DOUBLE_EQ(device.backward_us({.flops = 1e3, .bytes = 1e6, .kernels = 2}), 100 + 6);
 }
@@ -288,8 +279,7 @@ TEST(MemoryModel, MaskedFillKeepsItsMaskOnly) {
 TEST(MemoryModel, CrossEntropyKeepsTargetsLogSoftmaxAndTotalWeight) {
   GraphBuilder g;
   const ValueId logits = g.op("aten::add", {g.parameter("p", {8, 100})}, {8, 100});
-  const ValueId y =
-      g.op("aten::cross_entropy_loss", {logits, g.input({8}, c10::ScalarType::Long)}, {});
+  const ValueId y = g.op("aten::cross_entropy_loss", {logits, g.input({8}, c10::ScalarType::Long)}, {});
   EXPECT_EQ(saved_by_last(g, y), 4 * 8 * 100 + 8 * 8 + 4);
 }
 
@@ -323,9 +313,7 @@ int64_t saved_by_attention(double dropout, bool has_heads = true) {
   return saved_by_last(g, y) - tensors;
 }
 
-TEST(MemoryModel, AttentionInOneKernelKeepsANumberPerQuery) {
-  EXPECT_EQ(saved_by_attention(0), 4 * (2 * 4) * 10);
-}
+TEST(MemoryModel, AttentionInOneKernelKeepsANumberPerQuery) { EXPECT_EQ(saved_by_attention(0), 4 * (2 * 4) * 10); }
 
 /// Copies of queries, keys and values, and not the result.
 TEST(MemoryModel, AttentionWithDropoutKeepsItsWeightsThreeTimes) {

@@ -1,7 +1,8 @@
 // Times of operators in the place of predictions.
+#include "partitioner/cost/measured_costs.h"
+
 #include <gtest/gtest.h>
 
-#include "partitioner/cost/measured_costs.h"
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/partition/graph_costs.h"
 #include "partitioner/partition/partition.h"
@@ -115,9 +116,10 @@ TEST(MeasuredCosts, SurviveAsText) {
 
 TEST(MeasuredCosts, RefuseOtherTextsAndTakeNothingOfThem) {
   MeasuredCosts costs;
-  for (const std::string text : {"", "[]", "{\"a\": [1, 2]", "{\"a\": [1, 2], \"b\": [1]}", "{\"a\": [1, 2], \"b\": [1, 2, 0]}",
-                                 "{\"a\": [1, 2], \"b\": [1, -2]}", "{\"a\": [1, 2], \"b\": [1, 1e999]}",
-                                 "{\"a\": [1, 2], \"b\": [1, \"2\"]}", "{\"a\": [1, 2], \"averaging\": [1, 2]}"}) {
+  for (const std::string text :
+       {"", "[]", "{\"a\": [1, 2]", "{\"a\": [1, 2], \"b\": [1]}", "{\"a\": [1, 2], \"b\": [1, 2, 0]}",
+        "{\"a\": [1, 2], \"b\": [1, -2]}", "{\"a\": [1, 2], \"b\": [1, 1e999]}", "{\"a\": [1, 2], \"b\": [1, \"2\"]}",
+        "{\"a\": [1, 2], \"averaging\": [1, 2]}"}) {
     EXPECT_THROW(costs.add_json(text), c10::ValueError) << text;
   }
   EXPECT_EQ(costs.size(), 0u);

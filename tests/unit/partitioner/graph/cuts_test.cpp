@@ -1,10 +1,11 @@
 // Where a program may be cut: written storages, values that cannot travel, gradients through
 // writes.
+#include "partitioner/graph/cuts.h"
+
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "partitioner/graph/cuts.h"
 #include "partitioner/graph/gradient_flow.h"
 #include "tests/support/graph_builder.h"
 

@@ -1,4 +1,6 @@
 // Round trips, hash, equality, readable text and refusals of the graph's JSON form.
+#include "partitioner/graph/graph_io.h"
+
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +11,6 @@
 #include <random>
 #include <set>
 #include <string>
-
-#include "partitioner/graph/graph_io.h"
 
 namespace smp::partitioner {
 namespace {
@@ -26,20 +26,8 @@ Graph small_graph(std::vector<Argument> arguments = {}) {
   graph.values = {
       {ValueKind::kInput, "input.0", spec, kNoNode, 0, 0, false},
       {ValueKind::kParameter, "encoder.weight", weight, kNoNode, 0, 1, false},
-      {ValueKind::kBuffer,
-       "encoder.running_mean",
-       {{3}, {1}, 0, c10::ScalarType::Double, false},
-       kNoNode,
-       0,
-       2,
-       false},
-      {ValueKind::kConstant,
-       "constant.0",
-       {{}, {}, 0, c10::ScalarType::Long, false},
-       kNoNode,
-       0,
-       3,
-       true},
+      {ValueKind::kBuffer, "encoder.running_mean", {{3}, {1}, 0, c10::ScalarType::Double, false}, kNoNode, 0, 2, false},
+      {ValueKind::kConstant, "constant.0", {{}, {}, 0, c10::ScalarType::Long, false}, kNoNode, 0, 3, true},
       {ValueKind::kResult, "", spec, 0, 0, 4, false},
       {ValueKind::kResult, "", spec, 1, 0, 5, false},
   };
@@ -108,8 +96,7 @@ void expect_refused(const std::string& text, const std::vector<std::string>& par
 }
 
 /// The good text with one change.
-void expect_refused_after(const std::string& from, const std::string& to,
-                          const std::vector<std::string>& parts) {
+void expect_refused_after(const std::string& from, const std::string& to, const std::vector<std::string>& parts) {
   std::string text = serialise(small_graph());
   const size_t at = text.find(from);
   ASSERT_NE(at, std::string::npos) << from << " is not in " << text;
@@ -145,8 +132,7 @@ TEST(GraphIo, EveryDtypeSurvives) {
   for (int i = 0; i < static_cast<int>(c10::ScalarType::Undefined); ++i) {
     Graph graph = small_graph();
     graph.values[0].spec.dtype = static_cast<c10::ScalarType>(i);
-    EXPECT_EQ(deserialise_graph(serialise(graph)), graph)
-        << c10::toString(graph.values[0].spec.dtype);
+    EXPECT_EQ(deserialise_graph(serialise(graph)), graph) << c10::toString(graph.values[0].spec.dtype);
   }
 }
 
@@ -181,8 +167,7 @@ TEST(GraphIo, EqualityIsByBitsAndByType) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const auto graph_of = [](Argument argument) { return small_graph({std::move(argument)}); };
   const std::vector<std::function<Argument(double)>> wraps = {
-      [](double x) { return x; }, [](double x) { return std::vector<double>{x}; },
-      [](double x) { return ScalarList{{x}}; },
+      [](double x) { return x; }, [](double x) { return std::vector<double>{x}; }, [](double x) { return ScalarList{{x}}; },
       [](double x) { return std::complex<double>(1, x); }};
   for (const auto& wrap : wraps) {
     EXPECT_TRUE(same_graph(graph_of(wrap(nan)), graph_of(wrap(nan))));
@@ -249,24 +234,22 @@ TEST(GraphIo, HashIsTheSameInEveryProcess) {
 
 TEST(GraphIo, TextHasOneLinePerLeafAndNode) {
   const Graph graph =
-      small_graph({ValueRefList{{0, kNoValue}, true}, 2.0, 0.1, int64_t{2}, std::monostate{}, true,
-                   std::string("none"), std::vector<int64_t>{1, 2}, ScalarList{{int64_t{1}, 1.5}},
-                   std::vector<bool>{false}, std::complex<double>(1, -2), StageDevice{},
-                   NamedDevice{"cpu"}, UndefinedTensor{}});
-  EXPECT_EQ(
-      to_text(graph),
-      "# train; float32[2,3]\n"
-      "input %0 input.0: float32[2,3]\n"
-      "parameter %1 encoder.weight: float32[3,3]{1,3} requires_grad\n"
-      "buffer %2 encoder.running_mean: float64[3]\n"
-      "constant %3 constant.0: int64[]\n"
-      "%4: float32[2,3] = aten::addmm(%2 encoder.running_mean, %0 input.0, "
-      "%1 encoder.weight, 1, 1.0)   # encoder.layers.0\n"
-      "%5: float32[2,3], undefined = aten::test.Scalar([%0 input.0, None], 2.0, 0.1, 2, None, "
-      "true, \"none\", [1, 2], [1, 1.5], [false], (1.0, -2.0j), device, device(cpu), undefined)"
-      "   # no_grad, autocast float16, random 7, writes storage 5, writes storage 2\n"
-      "return %5, %4\n"
-      "backward %5\n");
+      small_graph({ValueRefList{{0, kNoValue}, true}, 2.0, 0.1, int64_t{2}, std::monostate{}, true, std::string("none"),
+                   std::vector<int64_t>{1, 2}, ScalarList{{int64_t{1}, 1.5}}, std::vector<bool>{false},
+                   std::complex<double>(1, -2), StageDevice{}, NamedDevice{"cpu"}, UndefinedTensor{}});
+  EXPECT_EQ(to_text(graph),
+            "# train; float32[2,3]\n"
+            "input %0 input.0: float32[2,3]\n"
+            "parameter %1 encoder.weight: float32[3,3]{1,3} requires_grad\n"
+            "buffer %2 encoder.running_mean: float64[3]\n"
+            "constant %3 constant.0: int64[]\n"
+            "%4: float32[2,3] = aten::addmm(%2 encoder.running_mean, %0 input.0, "
+            "%1 encoder.weight, 1, 1.0)   # encoder.layers.0\n"
+            "%5: float32[2,3], undefined = aten::test.Scalar([%0 input.0, None], 2.0, 0.1, 2, None, "
+            "true, \"none\", [1, 2], [1, 1.5], [false], (1.0, -2.0j), device, device(cpu), undefined)"
+            "   # no_grad, autocast float16, random 7, writes storage 5, writes storage 2\n"
+            "return %5, %4\n"
+            "backward %5\n");
 }
 
 TEST(GraphIo, TextThatIsNoGraphIsRefused) {
@@ -303,19 +286,14 @@ TEST(GraphIo, DamagedTextIsRefusedOrStillAGraph) {
 TEST(GraphIo, WrongFieldsAreNamed) {
   expect_refused_after("\"format\":1", "\"format\":2", {"format: expected", "got 2"});
   expect_refused_after("\"key\":", "\"kay\":", {"expected a field \"key\""});
-  expect_refused_after("\"format\":1", "\"format\":1,\"extra\":0",
-                       {"no other fields", "\"extra\""});
-  expect_refused_after("\"module\":\"\"", "\"module\":\"\",\"hook\":1",
-                       {"nodes[1]: expected no other fields", "\"hook\""});
+  expect_refused_after("\"format\":1", "\"format\":1,\"extra\":0", {"no other fields", "\"extra\""});
+  expect_refused_after("\"module\":\"\"", "\"module\":\"\",\"hook\":1", {"nodes[1]: expected no other fields", "\"hook\""});
   expect_refused_after("\"grad_enabled\":false", "\"grad_enabled\":0",
                        {"nodes[1].grad_enabled: expected true or false, got 0"});
-  expect_refused_after("\"kind\":\"buffer\"", "\"kind\":\"tensor\"",
-                       {"values[2].kind", "\"tensor\""});
-  expect_refused_after("\"dtype\":\"Double\"", "\"dtype\":\"Single\"",
-                       {"values[2].dtype", "\"Single\""});
+  expect_refused_after("\"kind\":\"buffer\"", "\"kind\":\"tensor\"", {"values[2].kind", "\"tensor\""});
+  expect_refused_after("\"dtype\":\"Double\"", "\"dtype\":\"Single\"", {"values[2].dtype", "\"Single\""});
   expect_refused_after("\"op\":\"aten::addmm\"", "\"op\":null", {"nodes[0].op", "a string"});
-  expect_refused_after("\"random_ordinal\":7", "\"random_ordinal\":2147483648",
-                       {"nodes[1].random_ordinal", "2147483648"});
+  expect_refused_after("\"random_ordinal\":7", "\"random_ordinal\":2147483648", {"nodes[1].random_ordinal", "2147483648"});
   expect_refused_after("\"random_ordinal\":7", "\"random_ordinal\":7.0", {"an integer"});
 }
 
@@ -327,10 +305,8 @@ TEST(GraphIo, IdsOutOfRangeAreNamed) {
   expect_refused_after("\"outputs\":[4]", "\"outputs\":[6]", {"nodes[0].outputs[0]"});
   expect_refused_after("{\"value\":2}", "{\"value\":6}", {"nodes[0].arguments[0].value", "got 6"});
   expect_refused_after("{\"value\":2}", "{\"values\":[0,-1]}", {"nodes[0].arguments[0].values[1]"});
-  expect_refused_after("{\"value\":2}", "{\"optional_values\":[-1,-2]}",
-                       {"nodes[0].arguments[0].optional_values[1]"});
-  expect_refused_after("\"written_storages\":[5,2]", "\"written_storages\":[-1]",
-                       {"nodes[1].written_storages[0]"});
+  expect_refused_after("{\"value\":2}", "{\"optional_values\":[-1,-2]}", {"nodes[0].arguments[0].optional_values[1]"});
+  expect_refused_after("\"written_storages\":[5,2]", "\"written_storages\":[-1]", {"nodes[1].written_storages[0]"});
   expect_refused_after("\"producer\":1", "\"producer\":2", {"values[5].producer"});
   expect_refused_after("\"producer\":-1", "\"producer\":0", {"values[0].producer"});
 }
@@ -359,31 +335,24 @@ TEST(GraphIo, BadArgumentsAreNamed) {
 }
 
 TEST(GraphIo, BadSizesAreNamed) {
-  expect_refused_after("\"sizes\":[2,3]", "\"sizes\":[2]",
-                       {"values[0].strides: expected 1 strides"});
+  expect_refused_after("\"sizes\":[2,3]", "\"sizes\":[2]", {"values[0].strides: expected 1 strides"});
   expect_refused_after("\"sizes\":[2,3]", "\"sizes\":[-2,3]", {"values[0].sizes[0]"});
-  expect_refused_after("\"sizes\":[2,3]", "\"sizes\":[4611686018427387904,3]",
-                       {"values[0].sizes", "2^63"});
-  expect_refused_after("\"sizes\":[2,3]", "\"sizes\":[0,9223372036854775807]",
-                       {"values[0].sizes", "2^63"});
-  expect_refused_after("\"strides\":[1,3],\"storage_offset\":4",
-                       "\"strides\":[1,4611686018427387904],\"storage_offset\":4",
+  expect_refused_after("\"sizes\":[2,3]", "\"sizes\":[4611686018427387904,3]", {"values[0].sizes", "2^63"});
+  expect_refused_after("\"sizes\":[2,3]", "\"sizes\":[0,9223372036854775807]", {"values[0].sizes", "2^63"});
+  expect_refused_after("\"strides\":[1,3],\"storage_offset\":4", "\"strides\":[1,4611686018427387904],\"storage_offset\":4",
                        {"values[1].strides", "2^63"});
-  expect_refused_after("\"storage_offset\":4", "\"storage_offset\":9223372036854775807",
-                       {"values[1].strides", "2^63"});
+  expect_refused_after("\"storage_offset\":4", "\"storage_offset\":9223372036854775807", {"values[1].strides", "2^63"});
 }
 
 // Tables are as long as the largest number of an alias set.
 TEST(GraphIo, AliasSetsThatNoValueCanHaveAreNamed) {
-  expect_refused_after("\"storage\":5", "\"storage\":2147483647",
-                       {"values[5].storage", "from -1 to 5", "2147483647"});
+  expect_refused_after("\"storage\":5", "\"storage\":2147483647", {"values[5].storage", "from -1 to 5", "2147483647"});
   expect_refused_after("\"written_storages\":[5,2]", "\"written_storages\":[5,6]",
                        {"nodes[1].written_storages[1]", "got 6"});
 }
 
 TEST(GraphIo, OutputsOfAnotherNodeAreNamed) {
-  expect_refused_after("\"outputs\":[4]", "\"outputs\":[5]",
-                       {"nodes[0].outputs[0]", "a result of this node", "got %5"});
+  expect_refused_after("\"outputs\":[4]", "\"outputs\":[5]", {"nodes[0].outputs[0]", "a result of this node", "got %5"});
   expect_refused_after("\"outputs\":[4]", "\"outputs\":[0]", {"got %0"});
   expect_refused_after("\"outputs\":[5,-1]", "\"outputs\":[-1,5]", {"nodes[1].outputs[1]"});
 }

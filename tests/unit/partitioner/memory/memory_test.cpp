@@ -5,10 +5,10 @@
 #include <set>
 #include <string>
 
-#include "partitioner/plan/message_buffers.h"
-#include "partitioner/partition/partition.h"
 #include "partitioner/memory/peak_memory.h"
 #include "partitioner/memory/stage_memory.h"
+#include "partitioner/partition/partition.h"
+#include "partitioner/plan/message_buffers.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/plan_cases.h"
 
@@ -23,7 +23,7 @@ using smp::testing::on_ranks;
 constexpr int64_t kActivation = 4 * 128 * 64;   // of mlp()
 constexpr int64_t kLayer = 4 * (64 * 64 + 64);  // weight and bias of one of its layers
 constexpr int64_t kLoss = 4;                    // returned, so in `results`
-constexpr int64_t kScalars = 64;  // numbers that become tensors on their way into a kernel
+constexpr int64_t kScalars = 64;                // numbers that become tensors on their way into a kernel
 
 /// What the prediction adds for what no table tells.
 int64_t with_margin(int64_t bytes) { return bytes + (bytes + 31) / 32; }
@@ -137,9 +137,8 @@ TEST(PeakMemory, WithOneMicrobatchGradientsAppearWhileActivationsGo) {
   const Graph graph = mlp(8);
   PartitionOptions options = on_ranks(1);
   options.num_microbatches = 1;
-  EXPECT_EQ(
-      partition(graph, options).predicted_peak_bytes[0],
-      with_margin(8 * kLayer + kActivation + 3 * kLoss + memory_on_one_rank(graph).first_backward));
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
+            with_margin(8 * kLayer + kActivation + 3 * kLoss + memory_on_one_rank(graph).first_backward));
 }
 
 TEST(PeakMemory, MemoryOfTheOptimizersStepCountsWhereItIsTheLargest) {
@@ -148,8 +147,7 @@ TEST(PeakMemory, MemoryOfTheOptimizersStepCountsWhereItIsTheLargest) {
   PartitionOptions options = on_ranks(1);
   const int64_t weight = 4 * 512 * 512, bias = 4 * 512, batch = 4 * (4 * 512 + kLoss) + 2 * kLoss;
   options.optimizer_workspace_factor = 3;
-  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
-            with_margin(2 * (weight + bias) + batch + 3 * weight));
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0], with_margin(2 * (weight + bias) + batch + 3 * weight));
 }
 
 TEST(PeakMemory, ReplicasAddABucketWhatComesForItAndOneGradient) {
@@ -164,16 +162,14 @@ TEST(PeakMemory, ReplicasAddABucketWhatComesForItAndOneGradient) {
   StageMemory memory = stage_memory(graph, GradientFlow(graph), plan, 0, options.gradient_bucket_bytes);
   constexpr int64_t kFlag = 4;  // travels with each gradient, and says that it is there
   EXPECT_EQ(memory.under_way, 2 * (gradients + 4 * kFlag));
-  EXPECT_EQ(plan.predicted_peak_bytes[0],
-            with_margin(2 * gradients + batch + memory.last_backward));
+  EXPECT_EQ(plan.predicted_peak_bytes[0], with_margin(2 * gradients + batch + memory.last_backward));
   // It leaves when the last gradient is added, and that one is still there.
   EXPECT_EQ(memory.last_backward, memory.under_way + weight + bias);
   EXPECT_EQ(memory.arriving, weight);
 
   // Without overlap it leaves when there is nothing else.
   options.gradients_overlap = false;
-  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
-            with_margin(4 * gradients + weight + batch));
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0], with_margin(4 * gradients + weight + batch));
 
   // In shared memory it is there for the whole step, and nothing comes for it.
   options.gradients_share_memory = true;
@@ -203,11 +199,9 @@ TEST(PeakMemory, EveryRankHoldsReturnedTensorsTwiceWhileTheyAreExchanged) {
   const int64_t returned = 4 * (4 * 256 * 512), arguments = 4 * (4 * 256 * 8);
   const int64_t parameters[] = {4 * (8 * 8 + 8), 4 * (512 * 8 + 512)};
   EXPECT_EQ(plan.predicted_peak_bytes[0],
-            with_margin(2 * parameters[0] + arguments + plan.stages[0].cost.message_bytes +
-                        2 * returned));
+            with_margin(2 * parameters[0] + arguments + plan.stages[0].cost.message_bytes + 2 * returned));
   EXPECT_EQ(plan.predicted_peak_bytes[1],
-            with_margin(2 * parameters[1] + arguments + 2 * kLoss +
-                        plan.stages[1].cost.message_bytes + 2 * returned));
+            with_margin(2 * parameters[1] + arguments + 2 * kLoss + plan.stages[1].cost.message_bytes + 2 * returned));
 }
 
 TEST(PeakMemory, SharedParametersAddTwoOfTheirGradientsInTheEnd) {
@@ -216,14 +210,12 @@ TEST(PeakMemory, SharedParametersAddTwoOfTheirGradientsInTheEnd) {
   const ValueId x = g.linear(g.linear_with(g.input({1, 512}), shared), "a", 8);
   const Graph graph = g.build(g.sum(g.linear_with(g.linear(x, "b", 512), shared)));
   PartitionOptions options = on_ranks(2);
-  options.homes = {
-      {"shared", {{0, 1}}}, {"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
+  options.homes = {{"shared", {{0, 1}}}, {"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
   const Plan plan = partition(graph, options);
   const int64_t weight = 4 * 512 * 512, other = 4 * (512 * 8 + 8);
   const int64_t arguments = 4 * (4 * 512), loss = 4 * kLoss;
   EXPECT_EQ(plan.predicted_peak_bytes[0],
-            with_margin(2 * (weight + other) + arguments + plan.stages[0].cost.message_bytes +
-                        loss + 2 * weight));
+            with_margin(2 * (weight + other) + arguments + plan.stages[0].cost.message_bytes + loss + 2 * weight));
 }
 
 /// 1F1B on two ranks: the first has two microbatches in flight, the last one.
@@ -252,8 +244,7 @@ TEST(PeakMemory, PredictedPeakIsEnoughAsALimit) {
         const Plan unlimited = partition(graph, options);
         const auto& peaks = unlimited.predicted_peak_bytes;
         options.memory_limit_bytes = *std::max_element(peaks.begin(), peaks.end());
-        EXPECT_EQ(partition(graph, options), unlimited)
-            << num_microbatches << " microbatches, " << num_ranks << " ranks";
+        EXPECT_EQ(partition(graph, options), unlimited) << num_microbatches << " microbatches, " << num_ranks << " ranks";
       }
     }
   }

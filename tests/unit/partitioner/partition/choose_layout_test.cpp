@@ -1,4 +1,6 @@
 // Layouts and numbers of microbatches, chosen by prediction: where one must win, it does.
+#include "partitioner/partition/choose_layout.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "partitioner/partition/choose_layout.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/plan_cases.h"
 
@@ -76,8 +77,7 @@ TEST(ChooseLayout, MemoryLimitLeavesPipelinesOnly) {
   EXPECT_GT(candidates.all[limited.best].pipeline_ranks, 1);
   EXPECT_NE(limited.predictions.back().refusal.find("memory limit"), std::string::npos);
   options.memory_limit_bytes = 1000;
-  EXPECT_NE(refusal_of([&] { choose_layout(candidates.all, options); }).find("memory limit"),
-            std::string::npos);
+  EXPECT_NE(refusal_of([&] { choose_layout(candidates.all, options); }).find("memory limit"), std::string::npos);
 }
 
 TEST(ChooseLayout, ListsWhatThereIsToChooseFrom) {
@@ -108,14 +108,11 @@ TEST(ChooseLayout, CountsWithTheMeasuredAveraging) {
 }
 
 TEST(ChooseLayout, RefusesNothingToChooseFromAndImpossibleCandidates) {
-  EXPECT_NE(refusal_of([] { choose_layout({}, {}); }).find("expected a candidate"),
-            std::string::npos);
+  EXPECT_NE(refusal_of([] { choose_layout({}, {}); }).find("expected a candidate"), std::string::npos);
   Candidates candidates;
   candidates.add(1, 1, 1, 8, 8);
   candidates.all[0].microbatches = 9;
-  EXPECT_NE(
-      refusal_of([&] { choose_layout(candidates.all, {}); }).find("a row for each microbatch"),
-      std::string::npos);
+  EXPECT_NE(refusal_of([&] { choose_layout(candidates.all, {}); }).find("a row for each microbatch"), std::string::npos);
 }
 
 }  // namespace

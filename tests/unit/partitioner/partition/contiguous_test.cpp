@@ -1,12 +1,13 @@
 // split_chain against exhaustive search and the quadratic table, its properties and its error
 // texts.
+#include "partitioner/partition/contiguous.h"
+
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
 
-#include "partitioner/partition/contiguous.h"
 #include "tests/support/chains.h"
 
 namespace smp::partitioner {
@@ -136,8 +137,7 @@ TEST(Contiguous, NoTrafficNoLimitsFillsEveryStage) {
 TEST(Contiguous, MoreTrafficNeverMakesTheSlowestStageFaster) {
   std::mt19937 random(5);
   for (int trial = 0; trial < 300; ++trial) {
-    Chain chain =
-        random_chain(random, {.max_operators = 30, .has_pins = false, .has_memory_limits = false});
+    Chain chain = random_chain(random, {.max_operators = 30, .has_pins = false, .has_memory_limits = false});
     const double before_us = split_chain(chain).slowest_stage_us;
     for (Crossing& crossing : chain.crossings) crossing.us += crossing.made_at % 3;
     EXPECT_GE(split_chain(chain).slowest_stage_us, before_us);
@@ -181,8 +181,7 @@ TEST(Contiguous, TooLittleMemoryNamesTheSmallestLimitThatWorks) {
   std::mt19937 random(6);
   int num_refused = 0;
   for (int trial = 0; trial < 300; ++trial) {
-    Chain chain =
-        random_chain(random, {.max_operators = 20, .has_pins = false, .has_memory_limits = false});
+    Chain chain = random_chain(random, {.max_operators = 20, .has_pins = false, .has_memory_limits = false});
     for (auto& bytes : chain.fixed_bytes) bytes = 1 + static_cast<int64_t>(random() % 50);
     for (auto& bytes : chain.activation_bytes) bytes = 1 + static_cast<int64_t>(random() % 9);
     for (auto& limits : chain.stages) limits = {2, 20};
@@ -222,9 +221,8 @@ TEST(Contiguous, VectorsOfDifferentLengthAreRefused) {
 
 TEST(Contiguous, SameInputGivesTheSameCuts) {
   std::mt19937 random(7);
-  const Chain chain = random_chain(
-      random,
-      {.max_operators = 200, .max_stages = 30, .has_pins = false, .has_memory_limits = false});
+  const Chain chain =
+      random_chain(random, {.max_operators = 200, .max_stages = 30, .has_pins = false, .has_memory_limits = false});
   EXPECT_EQ(split_chain(chain).cuts, split_chain(chain).cuts);
 }
 

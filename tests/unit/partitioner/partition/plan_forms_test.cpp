@@ -8,8 +8,8 @@
 #include <random>
 #include <string>
 
-#include "partitioner/plan/check_plan.h"
 #include "partitioner/partition/partition.h"
+#include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/plan_io.h"
 #include "partitioner/report/partition_table.h"
 #include "partitioner/report/partition_table_io.h"
@@ -115,8 +115,7 @@ TEST(PartitionTable, GapIsNeverNegativeZeroAndNeverNegative) {
   Plan plan = partition(graph, on_ranks(2));
   plan.slowest_stage_us = 100;
   plan.lower_bound_us = 100 * (1 + 1e-15);  // another order of additions
-  EXPECT_NE(partition_table(graph, plan).find("gap 0.0 %"), std::string::npos)
-      << partition_table(graph, plan);
+  EXPECT_NE(partition_table(graph, plan).find("gap 0.0 %"), std::string::npos) << partition_table(graph, plan);
   plan.lower_bound_us = 101;
   EXPECT_THROW(partition_table(graph, plan), c10::Error);
   plan.lower_bound_us = 0;

@@ -6,12 +6,12 @@
 #include <random>
 #include <string>
 
-#include "partitioner/plan/check_plan.h"
 #include "partitioner/partition/edit_distance.h"
 #include "partitioner/partition/graph_costs.h"
-#include "partitioner/plan/linearise.h"
 #include "partitioner/partition/partition.h"
 #include "partitioner/partition/visits.h"
+#include "partitioner/plan/check_plan.h"
+#include "partitioner/plan/linearise.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/plan_cases.h"
 
@@ -79,10 +79,8 @@ TEST(Partition, SkipIsRelayedFromTheLastReaderThroughTheOthers) {
   check(skip.graph, plan);
   EXPECT_EQ(ranks_of_nodes(plan), (std::vector<int>{0, 1, 2, 2, 2}));
   EXPECT_EQ(plan.activations,
-            (std::vector<Transfer>{
-                {skip.x, kInputStage, 0}, {skip.a, 0, 1}, {skip.a, 0, 2}, {skip.b, 1, 2}}));
-  EXPECT_EQ(plan.gradients,
-            (std::vector<Transfer>{{skip.a, 2, 1}, {skip.a, 1, 0}, {skip.b, 2, 1}}));
+            (std::vector<Transfer>{{skip.x, kInputStage, 0}, {skip.a, 0, 1}, {skip.a, 0, 2}, {skip.b, 1, 2}}));
+  EXPECT_EQ(plan.gradients, (std::vector<Transfer>{{skip.a, 2, 1}, {skip.a, 1, 0}, {skip.b, 2, 1}}));
 }
 
 TEST(Partition, EvaluationHasNoRelays) {
@@ -188,8 +186,7 @@ TEST(CutTraffic, CountsGradientsOnTheirWayBack) {
   const Graph graph = g.build(g.sum(trained));
   const DeviceModel device;
   const std::vector<double> traffic_us = cut_traffic_us(graph, device, program_order(graph).nodes);
-  EXPECT_EQ(traffic_us,
-            (std::vector<double>{0, device.message_us(400), 2 * device.message_us(200), 0}));
+  EXPECT_EQ(traffic_us, (std::vector<double>{0, device.message_us(400), 2 * device.message_us(200), 0}));
 }
 
 TEST(Partition, SecondGraphFollowsThePlacementOfTheFirst) {
@@ -240,18 +237,16 @@ TEST(EditDistance, CountsASwapOfNeighboursOnce) {
 TEST(Partition, RankOutOfRangeIsRefused) {
   PartitionOptions options = on_ranks(2);
   options.pins = {{"layers.1", 2}};
-  EXPECT_NE(refusal_of([&] { partition(mlp(3), options); }).find("rank from 0 to 1"),
-            std::string::npos);
+  EXPECT_NE(refusal_of([&] { partition(mlp(3), options); }).find("rank from 0 to 1"), std::string::npos);
   options.pins = {};
   options.auto_partition = false;
   options.default_partition = -1;
-  EXPECT_NE(refusal_of([&] { partition(mlp(3), options); }).find("default_partition"),
-            std::string::npos);
+  EXPECT_NE(refusal_of([&] { partition(mlp(3), options); }).find("default_partition"), std::string::npos);
 }
 
 /// By trying every assignment.
-double least_cost(const std::vector<RankSet>& allowed, const std::vector<double>& switch_us,
-                  double step_back_us, int num_ranks, size_t block = 0, int before = -1) {
+double least_cost(const std::vector<RankSet>& allowed, const std::vector<double>& switch_us, double step_back_us,
+                  int num_ranks, size_t block = 0, int before = -1) {
   if (block == allowed.size()) return 0;
   double least = 1e300;
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -259,8 +254,7 @@ double least_cost(const std::vector<RankSet>& allowed, const std::vector<double>
     if (!set.empty() && std::find(set.begin(), set.end(), rank) == set.end()) continue;
     const bool changes = before >= 0 && rank != before;
     const double change_us = changes ? switch_us[block] + (rank < before ? step_back_us : 0) : 0;
-    least = std::min(least, change_us + least_cost(allowed, switch_us, step_back_us, num_ranks,
-                                                   block + 1, rank));
+    least = std::min(least, change_us + least_cost(allowed, switch_us, step_back_us, num_ranks, block + 1, rank));
   }
   return least;
 }
@@ -284,9 +278,7 @@ TEST(Visits, EqualExhaustiveSearchOn300RandomPlacements) {
       const RankSet& set = allowed[b];
       EXPECT_TRUE(set.empty() || std::find(set.begin(), set.end(), ranks[b]) != set.end());
     }
-    EXPECT_EQ(least_cost(fixed, switch_us, 2, num_ranks),
-              least_cost(allowed, switch_us, 2, num_ranks))
-        << "trial " << trial;
+    EXPECT_EQ(least_cost(fixed, switch_us, 2, num_ranks), least_cost(allowed, switch_us, 2, num_ranks)) << "trial " << trial;
   }
 }
 
@@ -301,8 +293,7 @@ TEST(Partition, MemoryLimitThatRefusesNamesOneThatWorks) {
   const std::string text = refusal_of([&] { partition(graph, options); });
   const std::string before_number = "at least ";
   ASSERT_NE(text.find(before_number), std::string::npos) << text;
-  options.memory_limit_bytes =
-      std::stoll(text.substr(text.find(before_number) + before_number.size()));
+  options.memory_limit_bytes = std::stoll(text.substr(text.find(before_number) + before_number.size()));
   const Plan plan = partition(graph, options);
   for (int64_t bytes : plan.predicted_peak_bytes) EXPECT_LE(bytes, options.memory_limit_bytes);
 }
@@ -321,8 +312,7 @@ TEST(Partition, TwoVisitsOfARankHoldASharedWeightOnceAndSendNothingToEachOther) 
   EXPECT_GE(plan.predicted_peak_bytes[0], held);
   // At most two in flight, each with the value that goes from visit to visit and the shared
   // weight's gradient on its way, and a margin.
-  const int64_t most = held + shared_bytes + 4 * 8 +
-                       2 * (first.activation_bytes + last.activation_bytes) + 4 * 8 * 16 * 2 +
+  const int64_t most = held + shared_bytes + 4 * 8 + 2 * (first.activation_bytes + last.activation_bytes) + 4 * 8 * 16 * 2 +
                        std::max(first.workspace_bytes, last.workspace_bytes);
   EXPECT_LE(plan.predicted_peak_bytes[0], most + (most + 31) / 32);
   // Between ranks: a and b, forward and backward; a also goes from visit 0 to visit 2 within rank

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <string>
 
-#include "partitioner/plan/check_plan.h"
 #include "partitioner/partition/partition.h"
+#include "partitioner/plan/check_plan.h"
 #include "tests/support/graph_builder.h"
 
 namespace smp::partitioner {
@@ -34,8 +34,7 @@ TEST(VirtualStages, LieOnTheRanksRoundAfterRound) {
   ASSERT_EQ(twice.stages.size(), 8);
   for (int s = 0; s < 8; ++s) EXPECT_EQ(twice.stages[static_cast<size_t>(s)].rank, s % 4);
   EXPECT_LT(twice.predicted_bubble, once.predicted_bubble);
-  options.memory_limit_bytes =
-      *std::max_element(twice.predicted_peak_bytes.begin(), twice.predicted_peak_bytes.end());
+  options.memory_limit_bytes = *std::max_element(twice.predicted_peak_bytes.begin(), twice.predicted_peak_bytes.end());
   const Plan limited = partition(graph, options);
   for (int64_t bytes : limited.predicted_peak_bytes) EXPECT_LE(bytes, options.memory_limit_bytes);
 }

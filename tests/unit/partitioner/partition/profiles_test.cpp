@@ -1,5 +1,7 @@
 // Measured models (PipeDream's profiles) split into 2, 4, 8 and 16 stages: near the optimum, and how far
 // from the bound.
+#include "tests/support/profiles.h"
+
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +11,6 @@
 
 #include "partitioner/partition/contiguous.h"
 #include "tests/support/chains.h"
-#include "tests/support/profiles.h"
 
 namespace smp::partitioner {
 namespace {
@@ -43,17 +44,16 @@ TEST_P(Profiles, SplitIsOptimalAndItsGapIsPrinted) {
       ASSERT_TRUE(expected);
       EXPECT_NEAR(split.least_us, expected->slowest_stage_us, 1e-9 * expected->slowest_stage_us);
       EXPECT_LE(split.slowest_stage_us, 1.07 * split.least_us);
-      std::printf("%-13s K=%-2d link %-8s slowest %10.1f us, bound %10.1f us, gap %5.1f %%\n",
-                  GetParam().c_str(), num_stages, gigabytes_per_second > 1e3 ? "free" : "12 GB/s",
-                  split.slowest_stage_us, split.lower_bound_us,
+      std::printf("%-13s K=%-2d link %-8s slowest %10.1f us, bound %10.1f us, gap %5.1f %%\n", GetParam().c_str(),
+                  num_stages, gigabytes_per_second > 1e3 ? "free" : "12 GB/s", split.slowest_stage_us, split.lower_bound_us,
                   100 * (split.slowest_stage_us / split.lower_bound_us - 1));
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(PipeDream, Profiles,
-                         ::testing::Values("alexnet", "densenet121", "gnmt", "inception_v3",
-                                           "resnet18", "resnet50", "vgg16"),
+                         ::testing::Values("alexnet", "densenet121", "gnmt", "inception_v3", "resnet18", "resnet50",
+                                           "vgg16"),
                          [](const auto& model) { return model.param; });
 
 TEST(ReadProfile, ParsesNodesEdgesAndSeveralOutputs) {
@@ -68,9 +68,7 @@ TEST(ReadProfile, ParsesNodesEdgesAndSeveralOutputs) {
   for (const auto& [from, to] : profile.edges) EXPECT_LT(from, to);
 }
 
-TEST(ReadProfile, MissingFileIsRefused) {
-  EXPECT_THROW(read_profile(profile_path("nothing")), c10::ValueError);
-}
+TEST(ReadProfile, MissingFileIsRefused) { EXPECT_THROW(read_profile(profile_path("nothing")), c10::ValueError); }
 
 }  // namespace
 }  // namespace smp::partitioner

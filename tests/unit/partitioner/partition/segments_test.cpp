@@ -1,4 +1,6 @@
 // Stages cut around operators that are not taped.
+#include "partitioner/partition/segments.h"
+
 #include <gtest/gtest.h>
 
 #include <string>
@@ -8,7 +10,6 @@
 #include "partitioner/graph/untaped.h"
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/crossings.h"
-#include "partitioner/partition/segments.h"
 #include "tests/support/graph_builder.h"
 
 namespace smp::partitioner {

@@ -8,9 +8,9 @@
 #include <string>
 #include <utility>
 
-#include "partitioner/plan/check_plan.h"
 #include "partitioner/partition/contiguous.h"
 #include "partitioner/partition/predict_step.h"
+#include "partitioner/plan/check_plan.h"
 #include "tests/support/graph_builder.h"
 
 namespace smp::partitioner {

@@ -12,10 +12,10 @@
 #include "partitioner/graph/cuts.h"
 #include "partitioner/partition/build_plan.h"
 #include "partitioner/partition/chain_of_graph.h"
-#include "partitioner/plan/check_plan.h"
 #include "partitioner/partition/graph_costs.h"
-#include "partitioner/plan/linearise.h"
 #include "partitioner/partition/predict_step.h"
+#include "partitioner/plan/check_plan.h"
+#include "partitioner/plan/linearise.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/plan_cases.h"
 
@@ -197,8 +197,7 @@ TEST(Linearise, EveryOrderHoldsEveryNodeAfterWhatItReadsAndKeepsGroupsTogether) 
     const std::vector<double> node_us(graph.nodes.size(), 1);
     for (const Linearisation& order : linearisations(graph, node_us)) {
       std::vector<int> position(graph.nodes.size(), -1);
-      for (size_t p = 0; p < order.nodes.size(); ++p)
-        position[order.nodes[p]] = static_cast<int>(p);
+      for (size_t p = 0; p < order.nodes.size(); ++p) position[order.nodes[p]] = static_cast<int>(p);
       for (size_t n = 0; n < graph.nodes.size(); ++n) {
         ASSERT_GE(position[n], 0) << "node " << n;
         for (ValueId id : node_inputs(graph.nodes[n])) {
@@ -217,8 +216,7 @@ TEST(Linearise, ReadersOfAValueWithThreeGradientTermsStayInProgramOrder) {
   const ValueId a = g.linear(x, "a", 16), b = g.linear(x, "b", 16), c = g.linear(x, "c", 16);
   const ValueId ab = g.op("aten::add", {b, a}, {8, 16});
   const Graph graph = g.build(g.sum(g.op("aten::add", {ab, c}, {8, 16})));
-  for (const Linearisation& order :
-       linearisations(graph, std::vector<double>(graph.nodes.size(), 1))) {
+  for (const Linearisation& order : linearisations(graph, std::vector<double>(graph.nodes.size(), 1))) {
     std::vector<NodeId> readers;
     for (NodeId n : order.nodes) {
       const auto inputs = node_inputs(graph.nodes[n]);
@@ -228,9 +226,8 @@ TEST(Linearise, ReadersOfAValueWithThreeGradientTermsStayInProgramOrder) {
   }
   // A plan that places them otherwise is refused.
   PartitionOptions options = on_ranks(2);
-  Plan plan =
-      build_plan(graph, graph_costs(graph, options.device),
-                 {.stage_of_node = {0, 1, 0, 0, 1, 1, 1}, .rank_of_stage = {0, 1}}, options);
+  Plan plan = build_plan(graph, graph_costs(graph, options.device),
+                         {.stage_of_node = {0, 1, 0, 0, 1, 1, 1}, .rank_of_stage = {0, 1}}, options);
   const std::string text = smp::testing::refusal_of([&] { check(graph, plan); });
   EXPECT_NE(text.find("must add up in one order"), std::string::npos) << text;
 }
@@ -243,8 +240,8 @@ TEST(RankSpeed, SlowRankGetsLessAndTheStepIsShorterForIt) {
   EXPECT_GE(plan.stages[0].nodes.size(), 2 * plan.stages[1].nodes.size() - 3);
   // The stages of equal ranks, on these: half as fast as the slow one.
   std::vector<int> equal = partition(graph, on_ranks(2)).stage_of_node;
-  const Plan blind = build_plan(graph, graph_costs(graph, options.device),
-                                {.stage_of_node = equal, .rank_of_stage = {0, 1}}, options);
+  const Plan blind =
+      build_plan(graph, graph_costs(graph, options.device), {.stage_of_node = equal, .rank_of_stage = {0, 1}}, options);
   EXPECT_LT(plan.slowest_stage_us, 0.8 * blind.slowest_stage_us);
   EXPECT_LT(plan.predicted_step_us, 0.8 * predict_step(graph, blind, options).us);
 }

@@ -1,9 +1,10 @@
 // Homes of tensors: who has one, and that nobody takes a part for the whole.
+#include "partitioner/plan/home.h"
+
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include "partitioner/partition/partition.h"
-#include "partitioner/plan/home.h"
 #include "tests/support/graph_builder.h"
 
 namespace smp::partitioner {

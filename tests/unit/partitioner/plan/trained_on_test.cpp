@@ -1,4 +1,6 @@
 // Which ranks train a parameter that others read too, and how exact ties give its gradient to one of them.
+#include "partitioner/plan/trained_on.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,7 +8,6 @@
 
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/linearise.h"
-#include "partitioner/plan/trained_on.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/plan_cases.h"
 
@@ -157,7 +158,9 @@ TEST(ExactTies, AreRefusedWhereTheFirstReaderCannotLieThere) {
   options.adders["tied"] = 0;
   const std::string refusal = refusal_of([&] { partition(graph, options); });
   EXPECT_NE(refusal.find("got 'own1.bias' on rank 1 and 'tied' on rank 0, where exact_tied_weights adds up its "
-                         "gradient in other programs. Set exact_tied_weights to false"), std::string::npos) << refusal;
+                         "gradient in other programs. Set exact_tied_weights to false"),
+            std::string::npos)
+      << refusal;
 }
 
 }  // namespace

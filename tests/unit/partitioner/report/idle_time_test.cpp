@@ -1,9 +1,10 @@
 // Idle time by cause, against attributions made by hand.
+#include "partitioner/report/idle_time.h"
+
 #include <gtest/gtest.h>
 
 #include <numeric>
 
-#include "partitioner/report/idle_time.h"
 #include "partitioner/report/typical_step.h"
 #include "tests/unit/partitioner/report/timelines.h"
 
@@ -40,16 +41,20 @@ TEST(IdleTime, WaitsForWorkAreDependencyAndForMessagesCommunication) {
   const StepAttribution attribution = attribution_of(two_ranks());
   expect_filled(attribution);
   EXPECT_EQ(attribution.end_ns, 78);
-  const std::vector<CausedTime> first{{kHost, 0, 10},           {kCompute, 10, 20},
-                                      {kCommunication, 20, 21}, {kCommunication, 21, 25},  // rank 1 waits for its message
-                                      {kDependency, 25, 50},    {kCommunication, 50, 60},
-                                      {kCompute, 60, 75},       {kCommunication, 75, 76},
-                                      {kHost, 76, 77},          {kCommunication, 77, 78}};
-  const std::vector<CausedTime> second{{kHost, 0, 2},            {kHost, 2, 12},
-                                       {kDependency, 12, 20},    {kCommunication, 20, 25},
-                                       {kCompute, 25, 35},       {kCompute, 35, 50},
-                                       {kCommunication, 50, 52}, {kCommunication, 52, 60},  // rank 0 still receives
-                                       {kDependency, 60, 75},    {kCommunication, 75, 78}};
+  const std::vector<CausedTime> first{{kHost, 0, 10},           {kCompute, 10, 20},       {kCommunication, 20, 21},
+                                      {kCommunication, 21, 25},  // rank 1 waits for its message
+                                      {kDependency, 25, 50},    {kCommunication, 50, 60}, {kCompute, 60, 75},
+                                      {kCommunication, 75, 76}, {kHost, 76, 77},          {kCommunication, 77, 78}};
+  const std::vector<CausedTime> second{{kHost, 0, 2},
+                                       {kHost, 2, 12},
+                                       {kDependency, 12, 20},
+                                       {kCommunication, 20, 25},
+                                       {kCompute, 25, 35},
+                                       {kCompute, 35, 50},
+                                       {kCommunication, 50, 52},
+                                       {kCommunication, 52, 60},  // rank 0 still receives
+                                       {kDependency, 60, 75},
+                                       {kCommunication, 75, 78}};
   EXPECT_EQ(attribution.ranks[0], first);
   EXPECT_EQ(attribution.ranks[1], second);
   EXPECT_DOUBLE_EQ(attribution.bubble(), 1 - 25.0 / 78);
@@ -86,7 +91,8 @@ TEST(IdleTime, SumsUpWhereClocksAreWrong) {
 
 TEST(IdleTime, RankWithoutStageWaitsForAll) {
   PipelineStep step = two_ranks();
-  step.push_back({.number = 7, .trains = true, .start_ns = 0, .end_ns = 78, .spans = {span(kMessage, 0, 12), span(kResults, 12, 78)}});
+  step.push_back(
+      {.number = 7, .trains = true, .start_ns = 0, .end_ns = 78, .spans = {span(kMessage, 0, 12), span(kResults, 12, 78)}});
   const StepAttribution attribution = attribution_of(step);
   expect_filled(attribution);
   EXPECT_EQ(ns_of(attribution, 2, kCompute), 0);
@@ -116,9 +122,7 @@ TEST(PerformedSchedule, IsNoneWhereAnActionRanTwiceOrAMessageHasNoEnd) {
 TEST(TypicalStep, IsTheMedianOfTheMostFrequentTable) {
   PipelineStep evaluation = two_ranks();
   for (RankStep& rank : evaluation) {
-    std::erase_if(rank.spans, [](const Span& one) {
-      return one.is_action() && !one.action.is_forward();
-    });
+    std::erase_if(rank.spans, [](const Span& one) { return one.is_action() && !one.action.is_forward(); });
   }
   const auto record = testing::record_of({evaluation, two_ranks(30), two_ranks(10), two_ranks(20)});
   EXPECT_EQ(typical_step(record, 0), 3U);

@@ -1,11 +1,12 @@
 // The drawing: well-formed, with a bar for every action, and its words.
+#include "partitioner/report/timeline_svg.h"
+
 #include <gtest/gtest.h>
 
 #include <regex>
 #include <string>
 #include <vector>
 
-#include "partitioner/report/timeline_svg.h"
 #include "tests/unit/partitioner/report/timelines.h"
 
 namespace smp::partitioner {

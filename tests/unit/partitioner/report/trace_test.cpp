@@ -32,8 +32,14 @@ std::vector<json::object> in_category(const json::array& events, std::string_vie
 TEST(Trace, HoldsEveryActionWithItsPlaceAndTime) {
   const auto actions = in_category(events_of(record_of({two_ranks()})), "action");
   ASSERT_EQ(actions.size(), 8U);
-  EXPECT_EQ(actions[0], (json::object{{"ph", "X"}, {"pid", 0}, {"tid", 0}, {"cat", "action"}, {"name", "F 0"},
-                                      {"ts", 0.01}, {"dur", 0.01}, {"args", {{"step", 7}, {"stage", 0}, {"microbatch", 0}}}}));
+  EXPECT_EQ(actions[0], (json::object{{"ph", "X"},
+                                      {"pid", 0},
+                                      {"tid", 0},
+                                      {"cat", "action"},
+                                      {"name", "F 0"},
+                                      {"ts", 0.01},
+                                      {"dur", 0.01},
+                                      {"args", {{"step", 7}, {"stage", 0}, {"microbatch", 0}}}}));
   EXPECT_EQ(actions[4].at("name"), "receive F 0");
   EXPECT_EQ(actions[4].at("tid"), 1);
   EXPECT_EQ(actions[4].at("args").at("peer"), 0);
@@ -70,7 +76,8 @@ TEST(Trace, JoinsSendAndReceiveByAnArrow) {
 
 TEST(Trace, IdleTimeFillsWhatIsNotComputed) {
   double idle_us = 0;
-  for (const json::object& piece : in_category(events_of(record_of({two_ranks()})), "idle")) idle_us += piece.at("dur").as_double();
+  for (const json::object& piece : in_category(events_of(record_of({two_ranks()})), "idle"))
+    idle_us += piece.at("dur").as_double();
   EXPECT_NEAR(idle_us, (2 * 78 - 2 * 25) / 1000.0, 1e-9);
 }
 

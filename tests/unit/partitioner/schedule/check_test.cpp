@@ -1,4 +1,6 @@
 // Every rule of the schedule check, shown on a good table that one change makes bad.
+#include "partitioner/schedule/check.h"
+
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -6,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "partitioner/schedule/check.h"
 #include "partitioner/schedule/generate.h"
 #include "tests/unit/partitioner/schedule/schedule_graphs.h"
 
@@ -23,9 +24,7 @@ class ScheduleCheck : public ::testing::Test {
  protected:
   std::vector<Action>& column(int rank) { return schedule_.columns[rank]; }
 
-  void swap(int rank, const Action& one, const Action& other) {
-    std::iter_swap(find(rank, one), find(rank, other));
-  }
+  void swap(int rank, const Action& one, const Action& other) { std::iter_swap(find(rank, one), find(rank, other)); }
   void remove(int rank, const Action& action) { column(rank).erase(find(rank, action)); }
   void move_to(int rank, const Action& action, int index) {
     remove(rank, action);
@@ -90,7 +89,8 @@ TEST_F(ScheduleCheck, WeightGradientsMayComeAtTheEnd) {
     column(2).push_back({kWeightGradient, 2, m});
   }
   EXPECT_NO_THROW(check(schedule_, graph_));
-  EXPECT_EQ(schedule_.to_table().substr(schedule_.to_table().find("stage 2")), "stage 2 | F0 B0 F1 B1 F2 B2 F3 B3 W0 W1 W2 W3\n");
+  EXPECT_EQ(schedule_.to_table().substr(schedule_.to_table().find("stage 2")),
+            "stage 2 | F0 B0 F1 B1 F2 B2 F3 B3 W0 W1 W2 W3\n");
   schedule_.in_flight_limits[2] = 3;
   expect_rejected({"(2F3)", "at most 3", "stage 2, got 4"});
 }

@@ -1,4 +1,6 @@
 // Properties of generated schedules: closed forms on chains, random stage graphs, bad options.
+#include "partitioner/schedule/generate.h"
+
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -6,7 +8,6 @@
 #include <string>
 
 #include "partitioner/schedule/check.h"
-#include "partitioner/schedule/generate.h"
 #include "partitioner/schedule/simulate.h"
 #include "tests/unit/partitioner/schedule/schedule_graphs.h"
 
@@ -32,8 +33,7 @@ void for_each_size(const Visitor& visit) {
 /// should hold.
 template <typename InFlight>
 void expect_closed_forms(ScheduleKind kind, int p, int m, int active, const InFlight& in_flight) {
-  const Schedule schedule =
-      generate({.kind = kind, .active_microbatches = active}, testing::chain(p), m);
+  const Schedule schedule = generate({.kind = kind, .active_microbatches = active}, testing::chain(p), m);
   std::vector<int> held;
   for (int s = 0; s < p; ++s) held.push_back(in_flight(s));
   for (const StageTime time : {StageTime{1, 1}, StageTime{1, 2}}) {
@@ -48,24 +48,20 @@ void expect_closed_forms(ScheduleKind kind, int p, int m, int active, const InFl
 }
 
 TEST(ScheduleGenerate, SimpleChainHasClosedFormBubbleAndHoldsAllMicrobatches) {
-  for_each_size([](int p, int m) {
-    expect_closed_forms(ScheduleKind::kSimple, p, m, 0, [&](int) { return m; });
-  });
+  for_each_size([](int p, int m) { expect_closed_forms(ScheduleKind::kSimple, p, m, 0, [&](int) { return m; }); });
 }
 
 TEST(ScheduleGenerate, InterleavedChainHasClosedFormBubbleAndHoldsStagesMinusStage) {
   for_each_size([](int p, int m) {
-    expect_closed_forms(ScheduleKind::kInterleaved, p, m, 0,
-                        [&](int s) { return std::min(m, p - s); });
+    expect_closed_forms(ScheduleKind::kInterleaved, p, m, 0, [&](int s) { return std::min(m, p - s); });
   });
 }
 
 TEST(ScheduleGenerate, TwoMoreActiveMicrobatchesKeepBubbleAndHoldTwoMore) {
   for_each_size([](int p, int m) {
     // F0 runs at s and B0 is ready at 2p - 1 - s: more forwards than fit in between cannot start.
-    expect_closed_forms(ScheduleKind::kInterleaved, p, m, p + 2, [&](int s) {
-      return std::min({m, p + 2 - s, 2 * (p - s) - 1});
-    });
+    expect_closed_forms(ScheduleKind::kInterleaved, p, m, p + 2,
+                        [&](int s) { return std::min({m, p + 2 - s, 2 * (p - s) - 1}); });
   });
 }
 
@@ -104,8 +100,7 @@ TEST(ScheduleGenerate, AThousandRandomGraphsEndAndPassTheCheck) {
     SCOPED_TRACE(seed);
     const RandomCase given = random_case(seed);
     const Schedule schedule = generate(given.options, given.graph_of_microbatch);
-    ASSERT_NO_THROW(check(schedule, given.graph_of_microbatch))
-        << schedule.to_table(TableContent::kComputeAndTransfers);
+    ASSERT_NO_THROW(check(schedule, given.graph_of_microbatch)) << schedule.to_table(TableContent::kComputeAndTransfers);
     EXPECT_EQ(schedule, generate(given.options, given.graph_of_microbatch));
     const Simulation simulation = simulate_equal_stages(schedule, {1, 2});
     double busiest_us = 0;

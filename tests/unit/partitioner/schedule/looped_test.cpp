@@ -78,9 +78,8 @@ TEST(ScheduleLooped, FullGroupsHaveMegatronsColumns) {
           for (const Action& action : schedule.columns[static_cast<size_t>(rank)]) {
             if (action.is_compute() && action.kind != ActionKind::kWeightGradient) computed.push_back(action);
           }
-          EXPECT_TRUE(computed == megatron_column(rank, ranks, visits, groups * ranks))
-              << "rank " << rank << " of\n"
-              << schedule.to_table();
+          EXPECT_TRUE(computed == megatron_column(rank, ranks, visits, groups * ranks)) << "rank " << rank << " of\n"
+                                                                                        << schedule.to_table();
         }
       }
     }
@@ -128,8 +127,7 @@ TEST(ScheduleLooped, OtherPlacementsNumbersAndLimitsKeepTheGeneralOrder) {
   const ScheduleOptions three{.active_microbatches = 3};
   ScheduleOptions both = three;
   both.virtual_stages = 2;
-  EXPECT_EQ(generate(both, graph, 4),
-            generate(three, graph, 4));
+  EXPECT_EQ(generate(both, graph, 4), generate(three, graph, 4));
   both.virtual_stages = -1;
   EXPECT_THROW(generate(both, graph, 4), c10::ValueError);
 }

@@ -1,7 +1,8 @@
 // Tables whose sends wait for their receivers: which ones end.
+#include "partitioner/schedule/send_limits.h"
+
 #include <gtest/gtest.h>
 
-#include "partitioner/schedule/send_limits.h"
 #include "tests/unit/partitioner/schedule/schedule_graphs.h"
 
 namespace smp::partitioner {

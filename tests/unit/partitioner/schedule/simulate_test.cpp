@@ -1,9 +1,10 @@
 // The simulator against runs computed by hand.
+#include "partitioner/schedule/simulate.h"
+
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include "partitioner/schedule/check.h"
-#include "partitioner/schedule/simulate.h"
 #include "tests/unit/partitioner/schedule/schedule_graphs.h"
 
 namespace smp::partitioner {
@@ -111,9 +112,7 @@ TEST_F(Simulate, MicrobatchesMayTakeDifferentTimes) {
 }
 
 TEST_F(Simulate, StagesHoldAsManyMicrobatchesAsTheirScheduleLetsThem) {
-  const auto peaks = [&](ScheduleKind kind) {
-    return simulate(generate({kind}, graph_, 4), input_).peak_in_flight;
-  };
+  const auto peaks = [&](ScheduleKind kind) { return simulate(generate({kind}, graph_, 4), input_).peak_in_flight; };
   EXPECT_EQ(peaks(ScheduleKind::kInterleaved), (std::vector{2, 1}));
   EXPECT_EQ(peaks(ScheduleKind::kSimple), (std::vector{4, 4}));
 }

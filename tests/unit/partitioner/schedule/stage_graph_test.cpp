@@ -1,8 +1,9 @@
 // From plan and graph to stages and edges; which stages have a backward.
+#include "partitioner/schedule/stage_graph.h"
+
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-#include "partitioner/schedule/stage_graph.h"
 #include "tests/unit/partitioner/schedule/schedule_graphs.h"
 
 namespace smp::partitioner {

@@ -262,16 +262,13 @@ int compare(ScheduleKind kind, const std::string& text) {
   for (const auto& [size, rows] : expected) {
     const StageGraph graph = testing::chain(size.first);
     const Schedule schedule = generate({kind}, graph, size.second);
-    EXPECT_EQ(schedule.to_table(), rows)
-        << size.first << " stages, " << size.second << " microbatches";
+    EXPECT_EQ(schedule.to_table(), rows) << size.first << " stages, " << size.second << " microbatches";
     EXPECT_NO_THROW(check(schedule, graph));
   }
   return static_cast<int>(expected.size());
 }
 
-TEST(ScheduleTables, SimpleEqualsGPipe) {
-  EXPECT_EQ(compare(ScheduleKind::kSimple, kSimpleTables), 32);
-}
+TEST(ScheduleTables, SimpleEqualsGPipe) { EXPECT_EQ(compare(ScheduleKind::kSimple, kSimpleTables), 32); }
 
 TEST(ScheduleTables, InterleavedEqualsOneForwardOneBackward) {
   EXPECT_EQ(compare(ScheduleKind::kInterleaved, kInterleavedTables), 32);

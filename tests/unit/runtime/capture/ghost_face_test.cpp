@@ -1,7 +1,6 @@
 // What a body sees of its ghosts: the tensors of its rank, in every run, as far as they can be told without data.
-#include <gtest/gtest.h>
-
 #include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
@@ -176,10 +175,13 @@ class RealRun : public Interceptor {
     RealCall call{info.name + "." + info.overload, {}, {}, {}, at::GradMode::is_enabled(), current_autocast()};
     const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
     for (size_t i = first; i < stack.size() && info.kind == OperatorClass::kRecorded; ++i) {
-      call.arguments.push_back(to_argument(stack[i], [&](const at::Tensor& tensor) {
-        call.read.push_back(spec_of(tensor));
-        return 0;
-      }, info.name));
+      call.arguments.push_back(to_argument(
+          stack[i],
+          [&](const at::Tensor& tensor) {
+            call.read.push_back(spec_of(tensor));
+            return 0;
+          },
+          info.name));
     }
     op.callBoxed(stack);
     if (info.kind != OperatorClass::kRecorded) return;

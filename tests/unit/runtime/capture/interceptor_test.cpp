@@ -1,7 +1,8 @@
 // Which operators an interceptor receives: on its own thread and on those to which LibTorch hands the thread's state.
-#include <gtest/gtest.h>
+#include "runtime/capture/interceptor.h"
 
 #include <ATen/ThreadLocalState.h>
+#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/types.h>
 
@@ -9,8 +10,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include "runtime/capture/interceptor.h"
 
 namespace smp::runtime {
 namespace {

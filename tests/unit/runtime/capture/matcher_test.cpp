@@ -3,7 +3,6 @@
 #include "runtime/capture/matcher.h"
 
 #include <gtest/gtest.h>
-
 #include <torch/types.h>
 
 #include <functional>

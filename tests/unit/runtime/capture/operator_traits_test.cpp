@@ -1,12 +1,12 @@
 // The table of traits against the operators of this LibTorch: a name that is none would be a trait that nobody has.
-#include <gtest/gtest.h>
+#include "partitioner/graph/operator_traits.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 
-#include "partitioner/graph/operator_traits.h"
 #include "runtime/capture/operator_info.h"
 
 namespace smp::runtime {

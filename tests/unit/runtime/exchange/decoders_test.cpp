@@ -11,8 +11,8 @@
 #include "partitioner/cost/measured_costs.h"
 #include "partitioner/graph/cuts.h"
 #include "partitioner/graph/graph_io.h"
-#include "partitioner/plan/check_plan.h"
 #include "partitioner/partition/partition.h"
+#include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/plan_io.h"
 #include "runtime/exchange/boundary.h"
 #include "runtime/exchange/state_exchange.h"
@@ -48,8 +48,8 @@ Decoder tensors() {
   wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
   return {"tensor",
           {encoded(numbers), encoded(numbers.transpose(0, 2)), encoded(numbers.slice(1, 0, 2)), encoded(wrapped),
-           encoded(numbers.to(at::kBFloat16)), encoded(numbers.gt(3)), encoded(at::empty({0, 3})), encoded(at::ones({1, 5}).t()),
-           encoded(numbers.to(at::kComplexDouble))},
+           encoded(numbers.to(at::kBFloat16)), encoded(numbers.gt(3)), encoded(at::empty({0, 3})),
+           encoded(at::ones({1, 5}).t()), encoded(numbers.to(at::kComplexDouble))},
           [](std::string_view bytes) { read_tensor(bytes, "test"); }};
 }
 
@@ -58,23 +58,27 @@ NewProgram new_program() {
 }
 
 Decoder step_messages() {
-  StepMessage message{.step_function = 3, .step = 11, .evaluation_step = 12, .reduced = "1-", .settings = "settings", .num_microbatches = 5};
+  StepMessage message{
+      .step_function = 3, .step = 11, .evaluation_step = 12, .reduced = "1-", .settings = "settings", .num_microbatches = 5};
   message.trains = true;
   message.forgotten = {5, 6};
   message.new_programs = {new_program(), {.hash = 8, .graph = {}, .plan = {}, .constants = {}}};
   message.microbatches.assign(4, {.hash = 7});
-  message.microbatches.push_back({.hash = 8,
-                                  .scalars = {{1, 2, true}, {1, 3, int64_t{4}}, {2, 0, 0.5}, {2, 1, std::complex<double>(1, 2)}},
-                                  .constants = {{4, at::scalar_tensor(2.5)}}});
+  message.microbatches.push_back(
+      {.hash = 8,
+       .scalars = {{1, 2, true}, {1, 3, int64_t{4}}, {2, 0, 0.5}, {2, 1, std::complex<double>(1, 2)}},
+       .constants = {{4, at::scalar_tensor(2.5)}}});
   StepMessage refused{.error = "a batch that microbatches do not divide", .is_value_error = true, .round = Round::kJoined};
-  return {"step message", {encode(message), encode(refused), encode(StepMessage{})}, [](std::string_view bytes) { decode_step_message(bytes); }};
+  return {"step message", {encode(message), encode(refused), encode(StepMessage{})}, [](std::string_view bytes) {
+            decode_step_message(bytes);
+          }};
 }
 
 TEST(WireTensor, EveryGeometryArrivesAsItWas) {
   const at::Tensor numbers = at::arange(24, at::kFloat).reshape({2, 3, 4});
   const std::vector<int64_t> many_dimensions(300, 1);
-  for (const at::Tensor& sent : {numbers, numbers.transpose(0, 2), numbers.select(1, 1), at::empty({0, 3}), at::scalar_tensor(2.0),
-                                 at::ones(many_dimensions), numbers.to(at::kComplexFloat)}) {
+  for (const at::Tensor& sent : {numbers, numbers.transpose(0, 2), numbers.select(1, 1), at::empty({0, 3}),
+                                 at::scalar_tensor(2.0), at::ones(many_dimensions), numbers.to(at::kComplexFloat)}) {
     const at::Tensor came = read_tensor(encoded(sent), "test");
     EXPECT_EQ(came.scalar_type(), sent.scalar_type());
     EXPECT_EQ(came.strides(), sent.clone().strides());
@@ -161,7 +165,8 @@ Decoder boundaries() {
                     if (tensor.defined()) tensor.clone();  // reads all of it
                   }};
   const at::Tensor numbers = at::arange(12, at::kFloat).reshape({4, 3});
-  for (const at::Tensor& tensor : {numbers, at::arange(12, at::kFloat).reshape({3, 4}).t(), at::ones({3}).expand({4, 3}), at::Tensor()}) {
+  for (const at::Tensor& tensor :
+       {numbers, at::arange(12, at::kFloat).reshape({3, 4}).t(), at::ones({3}).expand({4, 3}), at::Tensor()}) {
     BufferPool pool;
     const PackedTensor packed = pack(tensor, max_message_bytes(spec), pool);
     decoder.corpus.emplace_back(packed.buffer->data(), static_cast<size_t>(packed.num_bytes));
@@ -179,9 +184,11 @@ TEST(Boundary, StridesBehindTheMessageAreRefused) {
 }
 
 Decoder offers() {
-  const std::map<std::string, at::Tensor> own{{"fc.weight", at::ones({2, 3})}, {"fc.bias", at::ones({3})}, {"steps", at::ones({}, at::kLong)}};
-  return {"offers", {StateExchange::encode(own, ""), StateExchange::encode({}, "no file")},
-          [](std::string_view bytes) { StateExchange::decode(bytes); }};
+  const std::map<std::string, at::Tensor> own{
+      {"fc.weight", at::ones({2, 3})}, {"fc.bias", at::ones({3})}, {"steps", at::ones({}, at::kLong)}};
+  return {"offers", {StateExchange::encode(own, ""), StateExchange::encode({}, "no file")}, [](std::string_view bytes) {
+            StateExchange::decode(bytes);
+          }};
 }
 
 TEST(Offers, OfPartsOfTensorsAreRefused) {
@@ -208,8 +215,9 @@ Decoder plans() {
 }
 
 Decoder costs() {
-  return {"costs", {R"({"aten::relu Float[2|1]":[1.5,2.5],"averaging":3.5})", "{}"},
-          [](std::string_view text) { partitioner::MeasuredCosts().add_json(text); }};
+  return {"costs", {R"({"aten::relu Float[2|1]":[1.5,2.5],"averaging":3.5})", "{}"}, [](std::string_view text) {
+            partitioner::MeasuredCosts().add_json(text);
+          }};
 }
 
 TEST(Decoders, SurviveDamage) {

@@ -1,4 +1,5 @@
-// The executor on loopback: it performs the table that it is given, whoever made it, and any sound table gives the same bits.
+// The executor on loopback: it performs the table that it is given, whoever made it, and any sound table gives the same
+// bits.
 #include "runtime/executor/executor.h"
 
 #include <ATen/ops/randn.h>
@@ -109,7 +110,8 @@ RunResult run(const Graph& graph, const Plan& plan, const Schedule& schedule, Ma
         one.program = &program;
         one.context.microbatch = m;
         one.context.is_last = m + 1 == kMicrobatches;
-        if (made == Made::kTapeButOneMicrobatch && step + 1 == kSteps && m == 2) one.context.scalars = {{kLeakyRelu, 1, 0.3}};
+        if (made == Made::kTapeButOneMicrobatch && step + 1 == kSteps && m == 2)
+          one.context.scalars = {{kLeakyRelu, 1, 0.3}};
         if (rank == 0) one.inputs = inputs[static_cast<size_t>(m)];
         one.tensors = [&](ValueId id) { return tensors.at(id); };
       }
@@ -144,8 +146,9 @@ class Executed : public ::testing::Test {
 
 TEST_F(Executed, LateWeightsAreASoundTable) {
   EXPECT_NO_THROW(check(late_, stages_));
-  EXPECT_EQ(late_.to_table(), "stage 0 | F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3\n"
-                              "stage 1 | F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3\n");
+  EXPECT_EQ(late_.to_table(),
+            "stage 0 | F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3\n"
+            "stage 1 | F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3\n");
 }
 
 TEST_F(Executed, WeightGradientsOfATapeAddUpAtAnyDistanceFromTheirBackward) { expect_same_bits(Made::kTape); }
@@ -161,7 +164,8 @@ class NotedStage : public Stage {
   NotedStage(const Graph& graph, const Plan& plan, int stage, std::string& notes)
       : values_(stage_values(graph, plan, stage)), notes_(notes) {}
   const StageValues& values() const override { return values_; }
-  std::vector<at::Tensor> forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs, const TensorLookup&) override {
+  std::vector<at::Tensor> forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs,
+                                  const TensorLookup&) override {
     notes_ += " F" + std::to_string(context.microbatch);
     if (!values_.backwards.front().has_loss) return {inputs.at(0).clone()};
     return {at::zeros({})};

@@ -120,7 +120,8 @@ TEST(CommonClock, IsRightToHalfTheShortestRoundTrip) {
   tests::run_ranks(3, [&](Transport& transport) {
     const auto rank = static_cast<size_t>(transport.rank());
     std::vector<int64_t> looks;
-    const ClockReading reading = measure_clock(transport, [&] { return looks.emplace_back(steady_now_ns() + kOffsets[rank]); });
+    const ClockReading reading =
+        measure_clock(transport, [&] { return looks.emplace_back(steady_now_ns() + kOffsets[rank]); });
     found[rank] = reading.offset_ns;
     if (rank != 0) return;
     const size_t per_rank = (looks.size() - 1) / 2;

@@ -1,11 +1,10 @@
 // Gradients when a step or a reduction fails half way.
-#include "runtime/gradients/tied_gradients.h"
-
 #include <gtest/gtest.h>
 
 #include <mutex>
 #include <stdexcept>
 
+#include "runtime/gradients/tied_gradients.h"
 #include "tests/support/bits.h"
 #include "tests/support/loopback_world.h"
 #include "tests/unit/smp/small_net.h"

@@ -50,9 +50,7 @@ TEST(Launch, WithoutLauncherIsAWorldOfOne) {
   EXPECT_EQ(detect_launch(in({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}})), Launch());
 }
 
-TEST(Launch, ReadsMpirun) {
-  EXPECT_EQ(detect_launch(in(kMpirun)), (Launch{Launch::Kind::kMpirun, 3, 8, 1, 2}));
-}
+TEST(Launch, ReadsMpirun) { EXPECT_EQ(detect_launch(in(kMpirun)), (Launch{Launch::Kind::kMpirun, 3, 8, 1, 2})); }
 
 TEST(Launch, ReadsMpirunInsideASlurmAllocation) {
   const Environment slurm{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}};
@@ -60,13 +58,10 @@ TEST(Launch, ReadsMpirunInsideASlurmAllocation) {
 }
 
 TEST(Launch, ReadsExplicitVariables) {
-  EXPECT_EQ(detect_launch(in({{"SMP_RANK", "1"}, {"SMP_WORLD_SIZE", "4"}})),
-            (Launch{Launch::Kind::kExplicit, 1, 4, 1, 4}));
-  EXPECT_EQ(detect_launch(in({{"SMP_RANK", "3"},
-                              {"SMP_WORLD_SIZE", "4"},
-                              {"SMP_LOCAL_RANK", "1"},
-                              {"SMP_LOCAL_SIZE", "2"}})),
-            (Launch{Launch::Kind::kExplicit, 3, 4, 1, 2}));
+  EXPECT_EQ(detect_launch(in({{"SMP_RANK", "1"}, {"SMP_WORLD_SIZE", "4"}})), (Launch{Launch::Kind::kExplicit, 1, 4, 1, 4}));
+  EXPECT_EQ(
+      detect_launch(in({{"SMP_RANK", "3"}, {"SMP_WORLD_SIZE", "4"}, {"SMP_LOCAL_RANK", "1"}, {"SMP_LOCAL_SIZE", "2"}})),
+      (Launch{Launch::Kind::kExplicit, 3, 4, 1, 2}));
 }
 
 TEST(Launch, TakesTwoLaunchersThatAgree) {
@@ -79,8 +74,7 @@ TEST(Launch, TakesTwoLaunchersThatAgree) {
 }
 
 TEST(Launch, RefusesTwoLaunchersThatDisagreeAndPrintsBoth) {
-  const std::string text =
-      refusal_of(kMpirun + Environment{{"SMP_RANK", "0"}, {"SMP_WORLD_SIZE", "2"}});
+  const std::string text = refusal_of(kMpirun + Environment{{"SMP_RANK", "0"}, {"SMP_WORLD_SIZE", "2"}});
   expect_contains(text, "SMP_RANK=0, SMP_WORLD_SIZE=2");
   expect_contains(text, "OMPI_COMM_WORLD_RANK=3, OMPI_COMM_WORLD_SIZE=8");
   const Environment torch{{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "0"}};
@@ -89,12 +83,10 @@ TEST(Launch, RefusesTwoLaunchersThatDisagreeAndPrintsBoth) {
 
 TEST(Launch, RefusesLaunchersThatItCannotServeAndSaysWhatWorks) {
   const std::pair<Environment, std::string> cases[] = {
-      {{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}},
-       "torchrun (RANK=1, WORLD_SIZE=4, LOCAL_RANK=1)"},
+      {{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}}, "torchrun (RANK=1, WORLD_SIZE=4, LOCAL_RANK=1)"},
       {{{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "torchrun (RANK=0, WORLD_SIZE=2)"},
       {{{"WORLD_SIZE", "2"}}, "torchrun (WORLD_SIZE=2)"},
-      {{{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}},
-       "torchrun (LOCAL_RANK=0, LOCAL_WORLD_SIZE=2)"},
+      {{{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}}, "torchrun (LOCAL_RANK=0, LOCAL_WORLD_SIZE=2)"},
       {{{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"PMIX_RANK", "1"}},
        "srun (SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=4)"},
       {{{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}}, "srun (SLURM_PROCID=3)"},
@@ -103,8 +95,7 @@ TEST(Launch, RefusesLaunchersThatItCannotServeAndSaysWhatWorks) {
       {{{"MVP_COMM_WORLD_SIZE", "2"}}, "MVAPICH (MVP_COMM_WORLD_SIZE=2)"},
       {{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}, "MPICH or Intel MPI (PMI_RANK=1, PMI_SIZE=4)"},
       {{{"PMI_RANK", "1"}}, "MPICH or Intel MPI (PMI_RANK=1)"},
-      {{{"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}},
-       "MPICH or Intel MPI (MPI_LOCALRANKID=0, MPI_LOCALNRANKS=2)"},
+      {{{"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}}, "MPICH or Intel MPI (MPI_LOCALRANKID=0, MPI_LOCALNRANKS=2)"},
       {{{"PALS_RANKID", "0"}, {"PALS_LOCAL_SIZE", "2"}}, "PALS (PALS_RANKID=0, PALS_LOCAL_SIZE=2)"},
       {{{"PMIX_RANK", "1"}}, "PMIX_RANK=1"},
       {{{"PMIX_RANK", "0"}}, "PMIX_RANK=0"}};
@@ -120,10 +111,7 @@ TEST(Launch, TakesOtherLaunchersWithOneProcess) {
         Environment{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}},
         Environment{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"PMIX_RANK", "0"}},
         Environment{{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "1"}},
-        Environment{{"PMI_RANK", "0"},
-                    {"PMI_SIZE", "1"},
-                    {"MPI_LOCALRANKID", "0"},
-                    {"MPI_LOCALNRANKS", "1"}}}) {
+        Environment{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}}}) {
     EXPECT_EQ(detect_launch(in(alone)), Launch());
   }
 }
@@ -132,8 +120,7 @@ TEST(Launch, ComplainsOfVariablesThatNobodysMpirunHasSet) {
   const Launch explicit_two = detect_launch(in({{"SMP_RANK", "0"}, {"SMP_WORLD_SIZE", "2"}}));
   EXPECT_EQ(describe_mismatch(explicit_two, 0, 2), "");
   const std::string alone = describe_mismatch(explicit_two, 0, 1);
-  expect_contains(
-      alone, "expected MPI to find rank 0 of 2 (SMP_RANK=0, SMP_WORLD_SIZE=2), got rank 0 of 1");
+  expect_contains(alone, "expected MPI to find rank 0 of 2 (SMP_RANK=0, SMP_WORLD_SIZE=2), got rank 0 of 1");
   expect_contains(alone, "`smp run -np N program`");
   expect_contains(describe_mismatch(detect_launch(in(kMpirun)), 2, 8), "OMPI_COMM_WORLD_RANK=3");
 }
@@ -143,8 +130,7 @@ TEST(Launch, RefusesIncompleteAndImpossibleSets) {
   expect_contains(refusal_of({{"SMP_RANK", "one"}, {"SMP_WORLD_SIZE", "2"}}), "got 'one'");
   expect_contains(refusal_of({{"SMP_RANK", "2"}, {"SMP_WORLD_SIZE", "2"}}), "got SMP_RANK=2");
   expect_contains(refusal_of({{"SMP_RANK", "-1"}, {"SMP_WORLD_SIZE", "2"}}), "got SMP_RANK=-1");
-  expect_contains(refusal_of({{"SMP_RANK", "1"}, {"SMP_WORLD_SIZE", "2"}, {"SMP_LOCAL_RANK", "2"}}),
-                  "got SMP_LOCAL_RANK=2");
+  expect_contains(refusal_of({{"SMP_RANK", "1"}, {"SMP_WORLD_SIZE", "2"}, {"SMP_LOCAL_RANK", "2"}}), "got SMP_LOCAL_RANK=2");
   expect_contains(refusal_of({{"SMP_RANK", ""}, {"SMP_WORLD_SIZE", "2"}}), "got ''");
 }
 

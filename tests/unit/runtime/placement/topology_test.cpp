@@ -12,8 +12,7 @@ namespace smp::runtime {
 namespace {
 
 using Kind = GroupKind;
-constexpr const char* kStrategies[] = {"DPT", "DTP", "PDT",     "PTD",
-                                       "TDP", "TPD", "cluster", "spread"};
+constexpr const char* kStrategies[] = {"DPT", "DTP", "PDT", "PTD", "TDP", "TPD", "cluster", "spread"};
 
 struct Placement {
   const char* strategy;
@@ -125,8 +124,7 @@ void check_sizes(const Topology& topology, ParallelDegrees degrees) {
   EXPECT_EQ(size(Kind::kModelParallel) * size(Kind::kReducedData), world);
   EXPECT_EQ(size(Kind::kPipeline) * size(Kind::kDataParallel), world);
   EXPECT_EQ(size(Kind::kPipeline) * size(Kind::kTensor) * size(Kind::kReducedData), world);
-  EXPECT_EQ(size(Kind::kModelParallel) * size(Kind::kDataParallel) == world,
-            degrees.tensor_degree == 1);
+  EXPECT_EQ(size(Kind::kModelParallel) * size(Kind::kDataParallel) == world, degrees.tensor_degree == 1);
 }
 
 TEST(Topology, KeepsTheIdentitiesForAllStrategiesAndSmallWorlds) {
@@ -134,8 +132,7 @@ TEST(Topology, KeepsTheIdentitiesForAllStrategiesAndSmallWorlds) {
     for (int pp = 1; pp <= 4; ++pp)
       for (int tp = 1; tp <= 4; ++tp)
         for (int rdp = 1; rdp <= 3; ++rdp) {
-          SCOPED_TRACE(testing::Message()
-                       << strategy << " pp " << pp << " tp " << tp << " rdp " << rdp);
+          SCOPED_TRACE(testing::Message() << strategy << " pp " << pp << " tp " << tp << " rdp " << rdp);
           const Topology topology(pp * tp * rdp, {pp, tp}, strategy);
           check_sizes(topology, {pp, tp});
           for (int rank = 0; rank < topology.world_size(); ++rank) check_rank(topology, rank);
@@ -148,9 +145,7 @@ TEST(Topology, RefusesAWorldThatTheDegreesDoNotDivide) {
     FAIL() << "expected c10::ValueError";
   } catch (const c10::ValueError& error) {
     const std::string text = error.what_without_backtrace();
-    EXPECT_NE(text.find("2 x 2 = 4, got 6 ranks. Start a multiple of 4 processes"),
-              std::string::npos)
-        << text;
+    EXPECT_NE(text.find("2 x 2 = 4, got 6 ranks. Start a multiple of 4 processes"), std::string::npos) << text;
   }
 }
 

@@ -36,8 +36,7 @@ TEST(Loopback, FailsAtOnceWhenAllRanksWaitAndSaysForWhat) {
     if (transport.rank() == 2) transport.barrier();
   });
   expect_contains(text, "deadlock");
-  expect_contains(text,
-                  "rank 0 waits for receive of at most 4 bytes with tag 7 from rank 1, action 2F0");
+  expect_contains(text, "rank 0 waits for receive of at most 4 bytes with tag 7 from rank 1, action 2F0");
   expect_contains(text, "rank 1 waits for send of 4 bytes with tag 8 to rank 2, action 1B3");
   expect_contains(text, "rank 2 waits for barrier");
 }

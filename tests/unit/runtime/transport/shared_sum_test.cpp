@@ -1,11 +1,12 @@
 // Sums in memory that ranks share, on every transport.
+#include "runtime/transport/shared_sum.h"
+
 #include <c10/util/BFloat16.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 
-#include "runtime/transport/shared_sum.h"
 #include "tests/unit/runtime/transport/transport_contract.h"
 
 namespace smp::runtime {
@@ -19,7 +20,8 @@ constexpr int64_t kMostElements = 100000;
 
 // Values of which every order of addition gives other bits.
 float term(int rank, int64_t i, int round) {
-  return std::ldexp(1.0F + static_cast<float>((i * 37 + rank * 101 + round) % 997) / 997.0F, static_cast<int>(i + rank) % 23);
+  return std::ldexp(1.0F + static_cast<float>((i * 37 + rank * 101 + round) % 997) / 997.0F,
+                    static_cast<int>(i + rank) % 23);
 }
 
 template <class T>
@@ -43,9 +45,11 @@ void expect_sum(Transport& group, SharedSum& sum, int64_t num_elements, c10::Sca
   std::vector<T> got(static_cast<size_t>(num_elements));
   const int64_t head = num_elements / 3;  // in two pieces, neither of them a part of one rank
   sum.read(0, {got.data(), head * static_cast<int64_t>(sizeof(T))});
-  sum.read(head * static_cast<int64_t>(sizeof(T)), {got.data() + head, (num_elements - head) * static_cast<int64_t>(sizeof(T))});
+  sum.read(head * static_cast<int64_t>(sizeof(T)),
+           {got.data() + head, (num_elements - head) * static_cast<int64_t>(sizeof(T))});
   sum.release();
-  EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(T)), 0) << num_elements << " " << type << " " << round;
+  EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(T)), 0)
+      << num_elements << " " << type << " " << round;
 }
 
 // Blocks are used again at once: a rank that is ahead must not write over what another still reads.

@@ -24,8 +24,7 @@ void check_sum_of(Transport& transport, int64_t num_elements, c10::ScalarType ty
   transport.all_reduce_sum(data.data(), num_elements, type);
   int64_t num_wrong = 0;
   for (int64_t i = 0; i < num_elements; ++i)
-    num_wrong += static_cast<double>(data[static_cast<size_t>(i)]) !=
-                 static_cast<double>(n * (n + 1) / 2 * (i % 7));
+    num_wrong += static_cast<double>(data[static_cast<size_t>(i)]) != static_cast<double>(n * (n + 1) / 2 * (i % 7));
   EXPECT_EQ(num_wrong, 0) << num_elements << " " << c10::toString(type);
 }
 
@@ -43,9 +42,8 @@ TEST_P(TransportCollectives, SumsToTheClosedForm) {
 
 // Values of which every order of addition gives other bits.
 float contribution(int rank, size_t i) {
-  return std::ldexp(
-      1.0F + static_cast<float>((i * 37 + static_cast<size_t>(rank) * 101) % 997) / 997.0F,
-      static_cast<int>(i + static_cast<size_t>(rank)) % 23);
+  return std::ldexp(1.0F + static_cast<float>((i * 37 + static_cast<size_t>(rank) * 101) % 997) / 997.0F,
+                    static_cast<int>(i + static_cast<size_t>(rank)) % 23);
 }
 
 TEST_P(TransportCollectives, AddsInTheOrderOfTheRanks) {
@@ -58,8 +56,7 @@ TEST_P(TransportCollectives, AddsInTheOrderOfTheRanks) {
         expected[i] = contribution(0, i);
         for (int rank = 1; rank < transport.size(); ++rank) expected[i] += contribution(rank, i);
       }
-      transport.all_reduce_sum(data.data(), static_cast<int64_t>(num_elements),
-                               c10::ScalarType::Float);
+      transport.all_reduce_sum(data.data(), static_cast<int64_t>(num_elements), c10::ScalarType::Float);
       EXPECT_EQ(data == expected, true) << num_elements;
     }
   });
@@ -88,13 +85,10 @@ TEST_P(TransportCollectives, BroadcastsFromEveryRoot) {
 
 TEST_P(TransportCollectives, GathersStringsOfDifferentLengths) {
   run([](Transport& transport) {
-    const auto text_of = [](int rank) {
-      return std::string(rank * 50000UL, static_cast<char>('a' + rank));
-    };
+    const auto text_of = [](int rank) { return std::string(rank * 50000UL, static_cast<char>('a' + rank)); };
     const auto all = transport.all_gather(text_of(transport.rank()));
     ASSERT_EQ(all.size(), static_cast<size_t>(transport.size()));
-    for (int rank = 0; rank < transport.size(); ++rank)
-      EXPECT_EQ(all[static_cast<size_t>(rank)], text_of(rank));
+    for (int rank = 0; rank < transport.size(); ++rank) EXPECT_EQ(all[static_cast<size_t>(rank)], text_of(rank));
   });
 }
 
@@ -115,13 +109,11 @@ TEST_P(TransportCollectives, KeepsGroupsApart) {
   run([](Transport& transport) {
     // Even and odd ranks; the same peers, tags and times in both and in the world.
     std::vector<int> members;
-    for (int rank = transport.rank() % 2; rank < transport.size(); rank += 2)
-      members.push_back(rank);
+    for (int rank = transport.rank() % 2; rank < transport.size(); rank += 2) members.push_back(rank);
     const auto group = transport.group(members);
     const auto same_again = transport.group(members);
     const int in_group = 1, in_same_again = 2, in_world = 3;
-    Request sent[] = {send(*group, next(*group), 0, in_group),
-                      send(*same_again, next(*group), 0, in_same_again),
+    Request sent[] = {send(*group, next(*group), 0, in_group), send(*same_again, next(*group), 0, in_same_again),
                       send(transport, members[static_cast<size_t>(next(*group))], 0, in_world)};
     const int source = members[static_cast<size_t>(previous(*group))];
     EXPECT_EQ(receive<int>(transport, source, 0), in_world);
@@ -139,8 +131,7 @@ TEST_P(TransportCollectives, MakesAGroupWithinAGroup) {
   run([](Transport& transport) {
     if (transport.rank() == 0 && transport.size() > 1) return;
     std::vector<int> tail;
-    for (int rank = transport.size() > 1 ? 1 : 0; rank < transport.size(); ++rank)
-      tail.push_back(rank);
+    for (int rank = transport.size() > 1 ? 1 : 0; rank < transport.size(); ++rank) tail.push_back(rank);
     const auto group = transport.group(tail);
     const auto alone = group->group({group->rank()});
     EXPECT_EQ(alone->size(), 1);

@@ -20,8 +20,7 @@ class MpiEnd : public testing::Environment {
   void TearDown() override { mpi::shutdown(*mpi::create()); }
 };
 
-[[maybe_unused]] const auto* const mpi_end =
-    is_under_mpirun() ? testing::AddGlobalTestEnvironment(new MpiEnd) : nullptr;
+[[maybe_unused]] const auto* const mpi_end = is_under_mpirun() ? testing::AddGlobalTestEnvironment(new MpiEnd) : nullptr;
 
 }  // namespace
 
@@ -42,8 +41,6 @@ void TransportContract::run(const Body& body) const {
 }
 
 int next(const Transport& transport) { return (transport.rank() + 1) % transport.size(); }
-int previous(const Transport& transport) {
-  return (transport.rank() + transport.size() - 1) % transport.size();
-}
+int previous(const Transport& transport) { return (transport.rank() + transport.size() - 1) % transport.size(); }
 
 }  // namespace smp::runtime

@@ -28,9 +28,8 @@ class TransportContract : public testing::TestWithParam<int> {
 };
 
 // A macro because GoogleTest's own pastes the name of the suite.
-#define SMP_FOR_EVERY_TRANSPORT(suite)                                              \
-  INSTANTIATE_TEST_SUITE_P(Transports, suite, testing::ValuesIn(contract_worlds()), \
-                           contract_world_name)
+#define SMP_FOR_EVERY_TRANSPORT(suite) \
+  INSTANTIATE_TEST_SUITE_P(Transports, suite, testing::ValuesIn(contract_worlds()), contract_world_name)
 
 int next(const Transport& transport);
 int previous(const Transport& transport);
@@ -42,8 +41,7 @@ Request send(Transport& transport, int dest, int tag, const T& value) {
 template <class T>
 T receive(Transport& transport, int source, int tag) {
   T value{};
-  EXPECT_EQ(transport.irecv(source, tag, &value, sizeof(value)).wait("receive"),
-            static_cast<int64_t>(sizeof(value)));
+  EXPECT_EQ(transport.irecv(source, tag, &value, sizeof(value)).wait("receive"), static_cast<int64_t>(sizeof(value)));
   return value;
 }
 

@@ -46,8 +46,7 @@ TEST_P(TransportFailures, RefusesCallersMistakesBeforeAnythingIsSent) {
     refused([&] { transport.group({}); });
     EXPECT_THROW(transport.all_reduce_sum(&value, 1, c10::ScalarType::Int), c10::TypeError);
     expect_contains(error_of([&] { (void)transport.isend(n, 0, &value, 4); }),
-                    "isend: expected a peer of 0 ... " + std::to_string(n - 1) + ", got rank " +
-                        std::to_string(n));
+                    "isend: expected a peer of 0 ... " + std::to_string(n - 1) + ", got rank " + std::to_string(n));
     transport.barrier();
   });
 }
@@ -99,8 +98,7 @@ TEST_P(TransportFailures, NamesWhatTimedOut) {
       int64_t value = 0;
       Request received = mine.irecv(1, 6, &value, sizeof(value));
       const std::string text = error_of([&] { received.wait("2F0", milliseconds(150)); });
-      expect_contains(text,
-                      "receive of at most 8 bytes with tag 6, peer rank 1, action 2F0, after ");
+      expect_contains(text, "receive of at most 8 bytes with tag 6, peer rank 1, action 2F0, after ");
       expect_contains(text, "timed out");
       EXPECT_THROW(mine.progress(), CommError);
       mine.abort("timed out");
@@ -136,9 +134,7 @@ TEST_P(TransportFailures, TellsAllRanksThatOneHasAborted) {
     } catch (const AbortedError& error) {
       EXPECT_EQ(error.failed_rank(), transport.size() - 1);
       EXPECT_FALSE(transport.abort("another rank's failure counts"));
-      EXPECT_STREQ(
-          error.what(),
-          ("rank " + std::to_string(transport.size() - 1) + " failed: the disk is full").c_str());
+      EXPECT_STREQ(error.what(), ("rank " + std::to_string(transport.size() - 1) + " failed: the disk is full").c_str());
     }
     EXPECT_THROW(transport.barrier(), AbortedError);
     EXPECT_THROW((void)transport.isend(0, 0, &value, 4), AbortedError);

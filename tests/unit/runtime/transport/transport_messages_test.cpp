@@ -16,8 +16,7 @@ TEST_P(TransportMessages, NumbersTheRanks) {
     EXPECT_GE(transport.rank(), 0);
     EXPECT_LT(transport.rank(), transport.size());
     const auto all = transport.all_gather(std::to_string(transport.rank()));
-    for (int rank = 0; rank < transport.size(); ++rank)
-      EXPECT_EQ(all[static_cast<size_t>(rank)], std::to_string(rank));
+    for (int rank = 0; rank < transport.size(); ++rank) EXPECT_EQ(all[static_cast<size_t>(rank)], std::to_string(rank));
   });
 }
 
@@ -41,8 +40,7 @@ TEST_P(TransportMessages, MatchesByTagNotByArrival) {
     std::iota(values.begin(), values.end(), 0);
     std::vector<Request> sent;
     for (const int& value : values) sent.push_back(send(transport, next(transport), value, value));
-    for (int tag = kNumTags - 1; tag >= 0; --tag)
-      ASSERT_EQ(receive<int>(transport, previous(transport), tag), tag);
+    for (int tag = kNumTags - 1; tag >= 0; --tag) ASSERT_EQ(receive<int>(transport, previous(transport), tag), tag);
     for (Request& request : sent) request.wait();
   });
 }
@@ -60,8 +58,7 @@ TEST_P(TransportMessages, ReceivesInAReceivePostedBeforeTheSend) {
   run([](Transport& transport) {
     std::vector<int> got(4, -1);
     std::vector<Request> received;
-    for (int& value : got)
-      received.push_back(transport.irecv(previous(transport), 1, &value, sizeof(value)));
+    for (int& value : got) received.push_back(transport.irecv(previous(transport), 1, &value, sizeof(value)));
     transport.barrier();
     const std::vector<int> values{10, 11, 12, 13};
     std::vector<Request> sent;
@@ -150,8 +147,7 @@ TEST_P(TransportMessages, FinishesDroppedSends) {
     std::vector<int> values(300);
     std::iota(values.begin(), values.end(), 0);
     for (const int& value : values) Request dropped = send(transport, next(transport), 4, value);
-    for (const int& value : values)
-      ASSERT_EQ(receive<int>(transport, previous(transport), 4), value);
+    for (const int& value : values) ASSERT_EQ(receive<int>(transport, previous(transport), 4), value);
     transport.barrier();
     transport.progress();
   });

@@ -8,10 +8,10 @@
 
 #include <stdexcept>
 
+#include "runtime/exchange/root_cause.h"
 #include "runtime/transport/error.h"
 #include "runtime/transport/loopback.h"
 #include "runtime/watch/peer_processes.h"
-#include "runtime/exchange/root_cause.h"
 #include "runtime/watch/termination.h"
 
 namespace smp::runtime {
@@ -72,8 +72,7 @@ TEST(PeerProcesses, NamesAZombieAndAnEndedProcess) {
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_EQ(peers.first_lost(), 1);
   EXPECT_FALSE(peers.is_rank_running(1));
-  EXPECT_EQ(peers.name_of(1),
-            "rank 1 (pid " + std::to_string(child) + " on host " + process.host + ")");
+  EXPECT_EQ(peers.name_of(1), "rank 1 (pid " + std::to_string(child) + " on host " + process.host + ")");
   close(end[0]);
 }
 
@@ -132,13 +131,12 @@ void throw_uncaught(const Exception& exception) {
 }
 
 TEST(RootCauseDeathTest, PrintsOneLineForAFailureOfItsOwn) {
-  EXPECT_EXIT(throw_uncaught(std::runtime_error("first\n  second\n")),
-              testing::ExitedWithCode(kExitFailed), "^\\[rank 1\\] first second\n$");
+  EXPECT_EXIT(throw_uncaught(std::runtime_error("first\n  second\n")), testing::ExitedWithCode(kExitFailed),
+              "^\\[rank 1\\] first second\n$");
 }
 
 TEST(RootCauseDeathTest, IsSilentAboutAFailureThatAnotherRankPrints) {
-  EXPECT_EXIT(throw_uncaught(AbortedError(0, "first")), testing::ExitedWithCode(kExitPeerFailed),
-              "^$");
+  EXPECT_EXIT(throw_uncaught(AbortedError(0, "first")), testing::ExitedWithCode(kExitPeerFailed), "^$");
 }
 
 TEST(RootCauseDeathTest, PrintsAFailureOfItsOwnThatWasCaughtAtFirst) {
@@ -156,8 +154,8 @@ TEST(RootCauseDeathTest, PrintsOneLineBeforeThereIsAWorld) {
 }
 
 TEST(RootCauseDeathTest, NamesAPeerThatCannotPrint) {
-  EXPECT_EXIT(throw_uncaught(PeerLostError(0, "rank 0 was killed")),
-              testing::ExitedWithCode(kExitPeerFailed), "^\\[rank 1\\] rank 0 was killed\n$");
+  EXPECT_EXIT(throw_uncaught(PeerLostError(0, "rank 0 was killed")), testing::ExitedWithCode(kExitPeerFailed),
+              "^\\[rank 1\\] rank 0 was killed\n$");
 }
 
 TEST(RootCause, DescribesExceptionsWithoutBacktrace) {

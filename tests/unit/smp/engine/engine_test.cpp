@@ -1,5 +1,5 @@
-// The engine as a language drives it that has neither torch::nn nor torch::optim: a model of plain tensors, an optimizer of a
-// few lines, a body as a function. Against the same code in a loop.
+// The engine as a language drives it that has neither torch::nn nor torch::optim: a model of plain tensors, an optimizer of
+// a few lines, a body as a function. Against the same code in a loop.
 #include "smp/engine/engine.h"
 
 #include <ATen/ATen.h>
@@ -169,7 +169,8 @@ TEST(Engine, TrainsPlainTensorsAsALoopDoes) {
       trained.net.is_training = net.is_training = s != 3;  // asked anew in every step
       const at::Tensor data = numbers({4, 8}, 10 + s);
       const Results results = trained.train(data);
-      expect_bit_equal(results.tensors.at(0).outputs(), train_in_a_loop(net, sgd, data), "losses of step " + std::to_string(s));
+      expect_bit_equal(results.tensors.at(0).outputs(), train_in_a_loop(net, sgd, data),
+                       "losses of step " + std::to_string(s));
     }
     EXPECT_LT(engine::local_named_parameters("test", *trained.model, "").size(), 2U);
     const StateDict state = engine::state_dict(*trained.model);
@@ -178,7 +179,8 @@ TEST(Engine, TrainsPlainTensorsAsALoopDoes) {
     expect_bit_equal(state.at("second"), net.second, "second");
     const OptimizerState momenta = engine::state_dict(*trained.optimizer);
     EXPECT_EQ(momenta.kind, "PlainSgd");
-    expect_bit_equal(momenta.entries.at("second").at("momentum"), sgd.momenta.at(net.second.unsafeGetTensorImpl()), "momentum");
+    expect_bit_equal(momenta.entries.at("second").at("momentum"), sgd.momenta.at(net.second.unsafeGetTensorImpl()),
+                     "momentum");
   });
 }
 

@@ -24,22 +24,17 @@ struct AttentionCase {
 at::Tensor attention(const AttentionCase& c, at::Device device) {
   const auto make = [&](int64_t heads, int64_t tokens, int64_t width) {
     const auto options = at::TensorOptions(device).dtype(c.dtype);
-    return c.transposes_query
-               ? at::ones({2, tokens, heads, width}, options).transpose(1, 2).requires_grad_()
-               : at::ones({2, heads, tokens, width}, options).requires_grad_();
+    return c.transposes_query ? at::ones({2, tokens, heads, width}, options).transpose(1, 2).requires_grad_()
+                              : at::ones({2, heads, tokens, width}, options).requires_grad_();
   };
   std::optional<Tensor> mask;
-  if (c.mask == AttentionCase::kBoolMask)
-    mask = at::ones({5, 7}, at::TensorOptions(device).dtype(at::kBool));
-  if (c.mask >= AttentionCase::kFloatMask)
-    mask = at::ones({5, 7}, at::TensorOptions(device).dtype(c.dtype));
+  if (c.mask == AttentionCase::kBoolMask) mask = at::ones({5, 7}, at::TensorOptions(device).dtype(at::kBool));
+  if (c.mask >= AttentionCase::kFloatMask) mask = at::ones({5, 7}, at::TensorOptions(device).dtype(c.dtype));
   if (c.mask == AttentionCase::kFloatMaskWithGradient) mask->requires_grad_();
-  const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "");
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "");
   torch::jit::Stack stack;
-  torch::jit::push(stack, make(4, 5, 6), make(c.num_key_heads, 7, 6),
-                   make(c.num_key_heads, 7, c.value_width), mask, c.dropout_p, c.is_causal,
-                   c10::IValue(), c.num_key_heads != 4);
+  torch::jit::push(stack, make(4, 5, 6), make(c.num_key_heads, 7, 6), make(c.num_key_heads, 7, c.value_width), mask,
+                   c.dropout_p, c.is_causal, c10::IValue(), c.num_key_heads != 4);
   runtime::call_on_meta(op, stack);
   return torch::jit::pop(stack).toTensor();
 }
@@ -73,8 +68,8 @@ TEST_F(MetaKernels, GroupNormKeepsChannelsLastThroughCallOnMeta) {
   for (const auto format : {at::MemoryFormat::ChannelsLast, at::MemoryFormat::Contiguous}) {
     const auto strides_on = [&](at::Device device) {
       torch::jit::Stack stack;
-      torch::jit::push(stack, at::ones({2, 4, 5, 6}, device).contiguous(format).requires_grad_(), 2,
-                       at::ones({4}, device), c10::IValue(), 1e-5, false);
+      torch::jit::push(stack, at::ones({2, 4, 5, 6}, device).contiguous(format).requires_grad_(), 2, at::ones({4}, device),
+                       c10::IValue(), 1e-5, false);
       runtime::call_on_meta(op, stack);
       const Tensor result = torch::jit::pop(stack).toTensor();
       EXPECT_TRUE(result.requires_grad());

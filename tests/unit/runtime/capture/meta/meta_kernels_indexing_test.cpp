@@ -75,8 +75,7 @@ std::vector<Call> gather_calls() {
       SMP_CALL(x.f({4, 6}).index_put({x.i({3})}, x.f({3, 6}))),
       SMP_CALL(x.f({4, 6}).index_put_({x.b({4, 6})}, x.f({}))),
       SMP_CALL(at::index_add(x.f({4, 6}), 0, x.i({2}), x.f({2, 6}))),
-      SMP_CALL(
-          at::index_copy(x.f({4, 6}), 0, at::arange(2, x.options().dtype(at::kLong)), x.f({2, 6}))),
+      SMP_CALL(at::index_copy(x.f({4, 6}), 0, at::arange(2, x.options().dtype(at::kLong)), x.f({2, 6}))),
       SMP_CALL(at::index_fill(x.f({4, 6}), 0, x.i({2}), 1)),
       SMP_CALL(at::masked_scatter(x.f({2, 3}), x.b({2, 3}), x.f({6}))),
       SMP_CALL(at::put(x.f({2, 3}), x.i({2}), x.f({2}))),
@@ -129,8 +128,7 @@ std::vector<Call> factory_calls() {
 
 std::vector<Call> indexing_calls() {
   auto calls = view_calls();
-  for (const auto& more : {gather_calls(), factory_calls()})
-    calls.insert(calls.end(), more.begin(), more.end());
+  for (const auto& more : {gather_calls(), factory_calls()}) calls.insert(calls.end(), more.begin(), more.end());
   return calls;
 }
 

@@ -13,8 +13,7 @@ Tensor Inputs::place(const Tensor& real) const {
     laid_out = real.transpose(-1, -2).contiguous().transpose(-1, -2);
   }
   if (!device.is_cpu()) {
-    laid_out =
-        at::empty_strided(laid_out.sizes(), laid_out.strides(), laid_out.options().device(device));
+    laid_out = at::empty_strided(laid_out.sizes(), laid_out.strides(), laid_out.options().device(device));
   }
   // A clone, because a leaf could not be written to.
   if (requires_grad && laid_out.is_floating_point()) return laid_out.requires_grad_().clone();
@@ -23,8 +22,7 @@ Tensor Inputs::place(const Tensor& real) const {
 
 Tensor Inputs::f(at::IntArrayRef sizes) const {
   const auto num_elements = c10::multiply_integers(sizes);
-  return place(
-      (at::arange(num_elements, at::kDouble).remainder(7) / 10 + 0.1).to(dtype).view(sizes));
+  return place((at::arange(num_elements, at::kDouble).remainder(7) / 10 + 0.1).to(dtype).view(sizes));
 }
 
 Tensor Inputs::i(at::IntArrayRef sizes, int64_t high) const {
@@ -32,8 +30,7 @@ Tensor Inputs::i(at::IntArrayRef sizes, int64_t high) const {
 }
 
 Tensor Inputs::b(at::IntArrayRef sizes) const {
-  return place(
-      at::arange(c10::multiply_integers(sizes), at::kLong).remainder(2).to(at::kBool).view(sizes));
+  return place(at::arange(c10::multiply_integers(sizes), at::kLong).remainder(2).to(at::kBool).view(sizes));
 }
 
 Tensor Inputs::c(at::IntArrayRef sizes) const {
@@ -42,8 +39,7 @@ Tensor Inputs::c(at::IntArrayRef sizes) const {
 }
 
 Tensor Inputs::spd(int64_t size) const {
-  return place(
-      (at::eye(size, at::kDouble) * 2 + at::full({size, size}, 0.1, at::kDouble)).to(dtype));
+  return place((at::eye(size, at::kDouble) * 2 + at::full({size, size}, 0.1, at::kDouble)).to(dtype));
 }
 
 }  // namespace smp::test

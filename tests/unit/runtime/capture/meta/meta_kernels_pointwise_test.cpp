@@ -218,8 +218,7 @@ std::vector<Call> writing_calls() {
 
 std::vector<Call> pointwise_calls() {
   auto calls = unary_calls();
-  for (const auto& more : {binary_calls(), writing_calls()})
-    calls.insert(calls.end(), more.begin(), more.end());
+  for (const auto& more : {binary_calls(), writing_calls()}) calls.insert(calls.end(), more.begin(), more.end());
   return calls;
 }
 

@@ -26,9 +26,8 @@ struct Geometry {
 };
 
 std::ostream& operator<<(std::ostream& stream, const Geometry& geometry) {
-  return stream << at::IntArrayRef(geometry.sizes) << " strides "
-                << at::IntArrayRef(geometry.strides) << ' ' << geometry.dtype
-                << (geometry.requires_grad ? " requires_grad" : "");
+  return stream << at::IntArrayRef(geometry.sizes) << " strides " << at::IntArrayRef(geometry.strides) << ' '
+                << geometry.dtype << (geometry.requires_grad ? " requires_grad" : "");
 }
 
 struct Outcome {
@@ -46,8 +45,8 @@ Outcome outcome_of(const Call& call, const Inputs& inputs) {
   Outcome outcome;
   try {
     for (const Tensor& tensor : call.run(inputs)) {
-      outcome.results.push_back({tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(),
-                                 tensor.requires_grad()});
+      outcome.results.push_back(
+          {tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(), tensor.requires_grad()});
     }
   } catch (const c10::Error& error) {
     outcome.error = error.what_without_backtrace();
@@ -68,8 +67,7 @@ const std::vector<Call>& all_calls() {
 
 int count_working_on_meta() {
   int num_working = 0;
-  for (const Call& call : all_calls())
-    num_working += outcome_of(call, {.device = at::kMeta}).error ? 0 : 1;
+  for (const Call& call : all_calls()) num_working += outcome_of(call, {.device = at::kMeta}).error ? 0 : 1;
   return num_working;
 }
 
@@ -116,13 +114,10 @@ int compare_with_cpu(const Inputs& inputs, const std::set<std::string>& stride_e
       continue;
     }
     const bool may_differ = stride_exceptions.count(call.text) > 0;
-    const bool is_equal = may_differ
-                              ? without_strides(real.results) == without_strides(meta.results)
-                              : real.results == meta.results;
-    EXPECT_TRUE(is_equal) << call.text << "\n  cpu:  " << text_of(real.results)
-                          << "\n  meta: " << text_of(meta.results);
-    EXPECT_TRUE(!may_differ || !kIsOldestTorch || real.results != meta.results)
-        << call.text << " is no exception any more";
+    const bool is_equal =
+        may_differ ? without_strides(real.results) == without_strides(meta.results) : real.results == meta.results;
+    EXPECT_TRUE(is_equal) << call.text << "\n  cpu:  " << text_of(real.results) << "\n  meta: " << text_of(meta.results);
+    EXPECT_TRUE(!may_differ || !kIsOldestTorch || real.results != meta.results) << call.text << " is no exception any more";
   }
   return num_compared;
 }
@@ -135,17 +130,11 @@ TEST_F(MetaKernels, SweepHasEqualGeometryAndGradientsWhenInputsRequireThem) {
   EXPECT_GE(compare_with_cpu({.requires_grad = true}), 500);
 }
 
-TEST_F(MetaKernels, SweepHasEqualGeometryInFloat64) {
-  EXPECT_GE(compare_with_cpu({.dtype = at::kDouble}), 500);
-}
+TEST_F(MetaKernels, SweepHasEqualGeometryInFloat64) { EXPECT_GE(compare_with_cpu({.dtype = at::kDouble}), 500); }
 
-TEST_F(MetaKernels, SweepHasEqualGeometryInBfloat16) {
-  EXPECT_GE(compare_with_cpu({.dtype = at::kBFloat16}), 400);
-}
+TEST_F(MetaKernels, SweepHasEqualGeometryInBfloat16) { EXPECT_GE(compare_with_cpu({.dtype = at::kBFloat16}), 400); }
 
-TEST_F(MetaKernels, SweepHasEqualGeometryInHalf) {
-  EXPECT_GE(compare_with_cpu({.dtype = at::kHalf}), 400);
-}
+TEST_F(MetaKernels, SweepHasEqualGeometryInHalf) { EXPECT_GE(compare_with_cpu({.dtype = at::kHalf}), 400); }
 
 // Here core's own Meta kernel or composite predicts other strides than its CPU kernel has.
 const std::set<std::string> kChannelsLastExceptions = {
@@ -168,9 +157,7 @@ TEST_F(MetaKernels, SweepHasEqualGeometryWhenTransposed) {
 
 TEST_F(MetaKernels, SweepHasEqualGeometryInChannelsLastWithOtherDtypes) {
   for (const auto dtype : {at::kDouble, at::kBFloat16}) {
-    EXPECT_GE(compare_with_cpu({.dtype = dtype, .layout = Layout::kChannelsLast},
-                               kChannelsLastExceptions),
-              400);
+    EXPECT_GE(compare_with_cpu({.dtype = dtype, .layout = Layout::kChannelsLast}, kChannelsLastExceptions), 400);
   }
 }
 
@@ -187,8 +174,7 @@ TEST_F(MetaKernels, EveryOperatorWithACpuKernelHasAMetaKernelOrAComposite) {
   using Key = c10::DispatchKey;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (name.name.rfind("aten::", 0) != 0 || !op || !op->hasKernelForDispatchKey(Key::CPU))
-      continue;
+    if (name.name.rfind("aten::", 0) != 0 || !op || !op->hasKernelForDispatchKey(Key::CPU)) continue;
     bool can_run = false;
     for (const Key key : {Key::Meta, Key::CompositeExplicitAutograd, Key::CompositeImplicitAutograd,
                           Key::CompositeExplicitAutogradNonFunctional}) {
@@ -240,8 +226,7 @@ TEST_F(MetaKernels, RefusalOfAReadValueSaysThatTheModelIsBeingCaptured) {
     at::empty({}, at::kMeta).item();
     FAIL() << "item() was not refused";
   } catch (const c10::NotImplementedError& error) {
-    EXPECT_NE(std::string(error.what()).find("was read while its model is being captured"),
-              std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("was read while its model is being captured"), std::string::npos);
   }
 }
 
@@ -251,8 +236,7 @@ TEST_F(MetaKernels, WrongSizesAreReportedWithTheOperatorThatWasRunOnZeros) {
     at::multi_margin_loss(x, at::empty({5}, at::TensorOptions(at::kMeta).dtype(at::kLong)));
     FAIL() << "a target of the wrong size was accepted";
   } catch (const c10::Error& error) {
-    EXPECT_NE(std::string(error.what()).find("aten::multi_margin_loss"), std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("aten::multi_margin_loss"), std::string::npos) << error.what();
   }
 }
 
@@ -262,13 +246,11 @@ TEST_F(MetaKernels, RandomOperatorsLeaveTheGeneratorsUntouched) {
   Tensor picks = at::empty({0}, at::TensorOptions(at::kMeta).dtype(at::kLong));
   auto own = at::detail::createCPUGenerator(7);
   const auto states = [&] {
-    return at::stack({at::globalContext().defaultGenerator(at::kCPU).get_state(), own.get_state()})
-        .clone();
+    return at::stack({at::globalContext().defaultGenerator(at::kCPU).get_state(), own.get_state()}).clone();
   };
   at::manual_seed(42);
   const Tensor before = states();
-  for (const std::optional<at::Generator>& generator :
-       {std::optional<at::Generator>(), std::optional(own)}) {
+  for (const std::optional<at::Generator>& generator : {std::optional<at::Generator>(), std::optional(own)}) {
     at::bernoulli_out(out, x, generator);
     at::multinomial_out(picks, x, 2, false, generator);
     at::rrelu_with_noise_out(out, x, noise, 0.1, 0.3, /*training=*/true, generator);
@@ -286,8 +268,7 @@ TEST_F(MetaKernels, InPlaceAndOutArgumentsAreHandedBack) {
   Tensor out = at::empty({0}, at::kMeta);
   EXPECT_TRUE(x.relu_().is_same(x));
   EXPECT_TRUE(at::hardtanh_(x).is_same(x));
-  EXPECT_TRUE(at::take_out(out, x, at::empty({4}, at::TensorOptions(at::kMeta).dtype(at::kLong)))
-                  .is_same(out));
+  EXPECT_TRUE(at::take_out(out, x, at::empty({4}, at::TensorOptions(at::kMeta).dtype(at::kLong))).is_same(out));
   EXPECT_EQ(out.sizes(), at::IntArrayRef({4}));
 }
 
@@ -299,8 +280,8 @@ TEST_F(MetaKernels, ResultsThatShareStorageOnTheCpuShareItOnMeta) {
   const auto shares = [](at::Device device) {
     const auto [query, key, value] =
         at::_transform_bias_rescale_qkv(at::ones({2, 3, 12}, device), at::ones({12}, device), 2);
-    return std::make_tuple(query.is_alias_of(key), query.is_alias_of(value), key.storage_offset(),
-                           value.storage_offset(), value.storage().nbytes());
+    return std::make_tuple(query.is_alias_of(key), query.is_alias_of(value), key.storage_offset(), value.storage_offset(),
+                           value.storage().nbytes());
   };
   EXPECT_TRUE(std::get<0>(shares(at::kCPU)));
   EXPECT_EQ(shares(at::kCPU), shares(at::kMeta));
@@ -313,8 +294,7 @@ TEST_F(MetaKernels, AutocastAndInferenceModeDoNotChangeGeometry) {
   EXPECT_EQ(at::max_unpool2d(x, index, {4, 4}).scalar_type(), at::kBFloat16);
   at::autocast::set_autocast_enabled(at::kCPU, false);
   const c10::InferenceMode inference;
-  EXPECT_EQ(std::get<0>(at::kthvalue(at::empty({2, 8}, at::kMeta), 2, 1)).sizes(),
-            at::IntArrayRef({2}));
+  EXPECT_EQ(std::get<0>(at::kthvalue(at::empty({2, 8}, at::kMeta), 2, 1)).sizes(), at::IntArrayRef({2}));
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ std::vector<Tensor> list_of(const std::tuple<Tensors...>& tensors) {
 /// A call whose name is its own text; `x` is the Inputs.
 #define SMP_CALL(...)                                                                            \
   ::smp::test::Call {                                                                            \
-#__VA_ARGS__, [](const ::smp::test::Inputs& x) { return ::smp::test::list_of(__VA_ARGS__); } \
+    #__VA_ARGS__, [](const ::smp::test::Inputs& x) { return ::smp::test::list_of(__VA_ARGS__); } \
   }
 
 std::vector<Call> pointwise_calls();

@@ -1,6 +1,4 @@
 // Our kernels give LibTorch's bits, and leave its generator where LibTorch does.
-#include "runtime/kernels/cpu/dropout.h"
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include "runtime/kernels/cpu/batch_norm.h"
+#include "runtime/kernels/cpu/dropout.h"
 
 namespace smp::runtime {
 namespace {
@@ -85,7 +84,8 @@ void expect_batch_norm_alike(const at::Tensor& input, bool has_parameters, bool 
   const BatchNormArguments own{input, weight, bias, copy(mean), copy(var), 0.1, epsilon};
   BatchNormResults got;
   ASSERT_TRUE(batch_norm_in_training(own, got)) << input.sizes();
-  const auto [output, save_mean, save_inverse_std] = at::native_batch_norm(input, weight, bias, mean, var, true, 0.1, epsilon);
+  const auto [output, save_mean, save_inverse_std] =
+      at::native_batch_norm(input, weight, bias, mean, var, true, 0.1, epsilon);
   EXPECT_TRUE(got.output.equal(output)) << input.sizes();
   EXPECT_TRUE(got.output.strides() == output.strides()) << input.sizes();
   EXPECT_TRUE(got.mean.equal(save_mean)) << input.sizes();
@@ -97,8 +97,8 @@ void expect_batch_norm_alike(const at::Tensor& input, bool has_parameters, bool 
 
 TEST(BatchNorm, HasTheBitsOfLibTorch) {
   const Seeded seeded(6);
-  const std::vector<std::vector<int64_t>> shapes = {{8, 32, 32, 32}, {8, 64, 16, 16}, {1, 8, 2, 1}, {3, 13, 5, 7}, {2, 9, 31},
-                                                    {4, 2, 3, 3, 3}, {1, 100, 1, 2}};
+  const std::vector<std::vector<int64_t>> shapes = {{8, 32, 32, 32}, {8, 64, 16, 16}, {1, 8, 2, 1},  {3, 13, 5, 7},
+                                                    {2, 9, 31},      {4, 2, 3, 3, 3}, {1, 100, 1, 2}};
   for (const auto& shape : shapes) {
     for (const double scale : {1e-20, 1.0, 1e15}) {
       const at::Tensor input = at::randn(shape).mul(scale).add(3 * scale);
@@ -125,14 +125,14 @@ TEST(BatchNorm, LeavesOtherTensorsToLibTorch) {
   };
   EXPECT_TRUE(runs(image, at::ones({4})));
   EXPECT_FALSE(runs(image.to(at::kDouble), at::ones({4}, at::kDouble)));
-  EXPECT_FALSE(runs(image.to(at::kBFloat16), at::ones({4})));                     // mixed
+  EXPECT_FALSE(runs(image.to(at::kBFloat16), at::ones({4})));  // mixed
   EXPECT_FALSE(runs(image.contiguous(at::MemoryFormat::ChannelsLast), at::ones({4})));
-  EXPECT_FALSE(runs(image.transpose(2, 3), at::ones({4})));                       // not one after the other
-  EXPECT_FALSE(runs(at::ones({6, 4}), at::ones({4})));                            // no images
-  EXPECT_FALSE(runs(at::ones({6, 4, 1, 1}), at::ones({4})));                      // channels last as well as first
-  EXPECT_FALSE(runs(at::ones({2, 1, 3, 3}), at::ones({1})));                      // the same
+  EXPECT_FALSE(runs(image.transpose(2, 3), at::ones({4})));   // not one after the other
+  EXPECT_FALSE(runs(at::ones({6, 4}), at::ones({4})));        // no images
+  EXPECT_FALSE(runs(at::ones({6, 4, 1, 1}), at::ones({4})));  // channels last as well as first
+  EXPECT_FALSE(runs(at::ones({2, 1, 3, 3}), at::ones({1})));  // the same
   EXPECT_FALSE(runs(at::ones({0, 4, 3, 3}), at::ones({4})));
-  EXPECT_FALSE(runs(image, at::ones({5})));                                       // LibTorch refuses it
+  EXPECT_FALSE(runs(image, at::ones({5})));  // LibTorch refuses it
   EXPECT_FALSE(runs(image, at::ones({8}).slice(0, 0, 8, 2)));
 }
 
@@ -166,7 +166,8 @@ TEST(OwnKernel, NormalisesInTrainingAndLeavesEvaluationToLibTorch) {
   const at::Tensor input = at::randn({3, 10, 4, 4}), weight = at::rand({10});
   for (const bool training : {true, false}) {
     const at::Tensor mean = at::rand({10}), var = at::rand({10}), own_mean = mean.clone(), own_var = var.clone();
-    const auto [output, save_mean, save_inverse_std] = at::native_batch_norm(input, weight, {}, mean, var, training, 0.1, 1e-5);
+    const auto [output, save_mean, save_inverse_std] =
+        at::native_batch_norm(input, weight, {}, mean, var, training, 0.1, 1e-5);
     torch::jit::Stack stack{input, weight, c10::IValue(), own_mean, own_var, training, 0.1, 1e-5};
     kernel(op, stack);
     ASSERT_EQ(stack.size(), 3u);

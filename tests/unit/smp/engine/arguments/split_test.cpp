@@ -89,7 +89,8 @@ ZooModel wide_layers() {
 TEST(SplitVisits, ThatThePlannerChoosesEqualTheUnsplitModelBitForBit) {
   at::set_num_threads(1);
   const ZooModel model = wide_layers();
-  const PipelineRun run = support::run_on_pipeline(model, 2, {.microbatches = 4, .virtual_stages = kAutoVirtualStages}, kLastOfSeveral);
+  const PipelineRun run =
+      support::run_on_pipeline(model, 2, {.microbatches = 4, .virtual_stages = kAutoVirtualStages}, kLastOfSeveral);
   EXPECT_GE(run.reports.size(), 4U);
   EXPECT_TRUE(run.is_taped()) << run.reasons();
   support::expect_same_step(run.result, support::run_unsplit(model, 4, kLastOfSeveral), "chosen visits",
@@ -100,8 +101,7 @@ std::string name_of(const testing::TestParamInfo<Split::ParamType>& test) {
   return std::get<0>(test.param).name + "_on_" + std::to_string(std::get<1>(test.param));
 }
 
-INSTANTIATE_TEST_SUITE_P(Zoo, Split,
-                         testing::Combine(testing::ValuesIn(support::model_zoo()), testing::Values(1, 2, 3, 4)),
+INSTANTIATE_TEST_SUITE_P(Zoo, Split, testing::Combine(testing::ValuesIn(support::model_zoo()), testing::Values(1, 2, 3, 4)),
                          name_of);
 
 // Branches that the program interleaves, sums of three and more gradients, values read far away: what another order of

@@ -52,8 +52,7 @@ std::string one_error(const std::string& problem) {
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& text)
-      : path_(std::filesystem::temp_directory_path() /
-              ("smp_config_test_" + std::to_string(::getpid()) + ".json")) {
+      : path_(std::filesystem::temp_directory_path() / ("smp_config_test_" + std::to_string(::getpid()) + ".json")) {
     std::ofstream(path_) << text;
   }
   ~TemporaryFile() { std::filesystem::remove(path_); }
@@ -66,16 +65,14 @@ class TemporaryFile {
 };
 
 TEST(ConfigSources, EachOverridesTheEarlierKeyByKey) {
-  const auto lookup =
-      environment({{"SMP_CONFIG", R"({"microbatches": 3, "seed": 30})"},
-                   {"SM_HP_MP_PARAMETERS", R"({"microbatches": 4, "partitions": 2})"}});
-  const Config config = Config::resolve(
-      {.microbatches = 2, .pipeline = smp::Pipeline::kSimple, .seed = 20, .threads = 5}, lookup);
-  EXPECT_EQ(config, (Config{.pipeline_parallel_degree = 2,
-                            .microbatches = 4,
-                            .pipeline = smp::Pipeline::kSimple,
-                            .seed = 30,
-                            .threads = 5}));
+  const auto lookup = environment({{"SMP_CONFIG", R"({"microbatches": 3, "seed": 30})"},
+                                   {"SM_HP_MP_PARAMETERS", R"({"microbatches": 4, "partitions": 2})"}});
+  const Config config =
+      Config::resolve({.microbatches = 2, .pipeline = smp::Pipeline::kSimple, .seed = 20, .threads = 5}, lookup);
+  EXPECT_EQ(
+      config,
+      (Config{
+          .pipeline_parallel_degree = 2, .microbatches = 4, .pipeline = smp::Pipeline::kSimple, .seed = 30, .threads = 5}));
 }
 
 TEST(ConfigSources, EnvironmentCanRestoreADefault) {
@@ -117,18 +114,14 @@ TEST(ConfigSources, WhatIsNoRegularFileIsRefused) {
   const TemporaryFile file("");
   std::filesystem::remove(file.path());
   ASSERT_EQ(::mkfifo(file.path().c_str(), 0600), 0);  // nobody will ever write into it
-  for (const auto& [path, what] :
-       {std::pair<std::string, std::string>{"/no/such/file.json", "No such file or directory"},
-        {"/", "it is a folder"},
-        {file.path(), "it is a FIFO"},
-        {"/dev/zero", "it is a device"}}) {
-    EXPECT_EQ(error_of([&, path = path] {
-                Config::resolve({}, environment({{"SMP_CONFIG", path}}));
-              }),
+  for (const auto& [path, what] : {std::pair<std::string, std::string>{"/no/such/file.json", "No such file or directory"},
+                                   {"/", "it is a folder"},
+                                   {file.path(), "it is a FIFO"},
+                                   {"/dev/zero", "it is a device"}}) {
+    EXPECT_EQ(error_of([&, path = path] { Config::resolve({}, environment({{"SMP_CONFIG", path}})); }),
               "configuration: 1 error\n  SMP_CONFIG: expected a JSON object or the path of a JSON "
               "file, got '" +
-                  path + "': " + what +
-                  ".\nCorrect the sources named above; docs/configuration.md lists every key.");
+                  path + "': " + what + ".\nCorrect the sources named above; docs/configuration.md lists every key.");
   }
 }
 
@@ -156,24 +149,23 @@ TEST(ConfigSources, SageMakersOwnExampleIsAccepted) {
 }
 
 TEST(ConfigErrors, OfAllSourcesAndKindsComeAtOnce) {
-  const auto lookup = environment(
-      {{"SMP_CONFIG", R"({"microbatchs": 4, "threads": "four", "tensor_parallel_degree": 2})"},
-       {"SM_HP_MP_PARAMETERS", R"({"partitions": 2, "pipeline_parallel_degree": 4, "ddp": 1})"}});
+  const auto lookup =
+      environment({{"SMP_CONFIG", R"({"microbatchs": 4, "threads": "four", "tensor_parallel_degree": 2})"},
+                   {"SM_HP_MP_PARAMETERS", R"({"partitions": 2, "pipeline_parallel_degree": 4, "ddp": 1})"}});
   const Config argument{.default_partition = 2, .timeout_s = 0};
-  EXPECT_EQ(
-      error_of([&] { Config::resolve(argument, lookup); }),
-      "configuration: 7 errors"
-      "\n  argument: timeout_s: expected a number, above 0, got 0"
-      "\n  SMP_CONFIG: unknown key \"microbatchs\"; did you mean \"microbatches\"?"
-      "\n  SMP_CONFIG: threads: expected an integer, 1 or more, got \"four\""
-      "\n  SMP_CONFIG: tensor_parallel_degree: 2 is not available yet. Remove the key or set it to "
-      "1"
-      "\n  SM_HP_MP_PARAMETERS: \"partitions\" and \"pipeline_parallel_degree\" name the same key: "
-      "expected one value, got 2 and 4. Remove one"
-      "\n  SM_HP_MP_PARAMETERS: ddp: expected true or false, got 1"
-      "\n  argument: default_partition: expected less than pipeline_parallel_degree=2 "
-      "(SM_HP_MP_PARAMETERS), got 2"
-      "\nCorrect the sources named above; docs/configuration.md lists every key.");
+  EXPECT_EQ(error_of([&] { Config::resolve(argument, lookup); }),
+            "configuration: 7 errors"
+            "\n  argument: timeout_s: expected a number, above 0, got 0"
+            "\n  SMP_CONFIG: unknown key \"microbatchs\"; did you mean \"microbatches\"?"
+            "\n  SMP_CONFIG: threads: expected an integer, 1 or more, got \"four\""
+            "\n  SMP_CONFIG: tensor_parallel_degree: 2 is not available yet. Remove the key or set it to "
+            "1"
+            "\n  SM_HP_MP_PARAMETERS: \"partitions\" and \"pipeline_parallel_degree\" name the same key: "
+            "expected one value, got 2 and 4. Remove one"
+            "\n  SM_HP_MP_PARAMETERS: ddp: expected true or false, got 1"
+            "\n  argument: default_partition: expected less than pipeline_parallel_degree=2 "
+            "(SM_HP_MP_PARAMETERS), got 2"
+            "\nCorrect the sources named above; docs/configuration.md lists every key.");
 }
 
 TEST(ConfigErrors, OfAJsonArgumentComeWithThoseOfTheEnvironment) {
@@ -192,21 +184,17 @@ TEST(ConfigErrors, EveryTypeSaysWhatItExpects) {
       {R"({"microbatches": true})", "microbatches: expected an integer, 1 or more, or \"auto\", got true"},
       {R"({"microbatches": "many"})", "microbatches: expected an integer, 1 or more, or \"auto\", got \"many\""},
       {R"({"microbatches": [2]})", "microbatches: expected an integer, 1 or more, or \"auto\", got [2]"},
-      {R"({"microbatches": 3000000000})",
-       "microbatches: expected at most 2147483647, got 3000000000"},
-      {R"({"seed": 18446744073709551615})",
-       "seed: expected an integer, 0 or more, got 18446744073709551615"},
+      {R"({"microbatches": 3000000000})", "microbatches: expected at most 2147483647, got 3000000000"},
+      {R"({"seed": 18446744073709551615})", "seed: expected an integer, 0 or more, got 18446744073709551615"},
       {R"({"memory_weight": 1.5})", "memory_weight: expected a number, 0 to 1, got 1.5"},
       {R"({"timeout_s": "1"})", "timeout_s: expected a number, above 0, got \"1\""},
-      {R"({"pipeline": "gpipe"})",
-       "pipeline: expected one of \"interleaved\", \"simple\", got \"gpipe\""},
+      {R"({"pipeline": "gpipe"})", "pipeline: expected one of \"interleaved\", \"simple\", got \"gpipe\""},
       {R"({"pipeline": 1})", "pipeline: expected one of \"interleaved\", \"simple\", got 1"},
       {R"({"placement_strategy": "DP"})",
        "placement_strategy: expected one of \"cluster\", \"spread\", \"DPT\", \"DTP\", \"PDT\", "
        "\"PTD\", \"TDP\", \"TPD\", got \"DP\""},
       {R"({"ddp_port": 65536})", "ddp_port: expected an integer, 0 to 65535, got 65536"},
-      {R"({"partition_file": "a"})",
-       "partition_file: \"a\" is not available yet. Remove the key or set it to \"\""},
+      {R"({"partition_file": "a"})", "partition_file: \"a\" is not available yet. Remove the key or set it to \"\""},
       {R"({"sharded_data_parallel_degree": 2})",
        "sharded_data_parallel_degree: 2 is not available yet. Remove the key or set it to 1"},
       {R"({"partitions": 0.5})", "partitions: expected an integer, 0 or more, got 0.5"},
@@ -215,13 +203,9 @@ TEST(ConfigErrors, EveryTypeSaysWhatItExpects) {
 }
 
 TEST(ConfigErrors, AFieldOutsideItsConstraintIsRefusedWithoutJson) {
-  const auto error = [](const Config& config) {
-    return error_of([&] { Config::resolve(config, environment({})); });
-  };
-  EXPECT_EQ(error({.microbatches = 0}),
-            one_error("microbatches: expected an integer, 1 or more, or \"auto\", got 0"));
-  EXPECT_EQ(error({.timeout_s = std::nan("")}),
-            one_error("timeout_s: expected a number, above 0, got nan"));
+  const auto error = [](const Config& config) { return error_of([&] { Config::resolve(config, environment({})); }); };
+  EXPECT_EQ(error({.microbatches = 0}), one_error("microbatches: expected an integer, 1 or more, or \"auto\", got 0"));
+  EXPECT_EQ(error({.timeout_s = std::nan("")}), one_error("timeout_s: expected a number, above 0, got nan"));
   EXPECT_EQ(error({.pipeline = static_cast<smp::Pipeline>(7)}),
             one_error("pipeline: expected one of \"interleaved\", \"simple\", got \"\""));
 }
@@ -234,19 +218,16 @@ TEST(ConfigErrors, AKeyGivenTwiceIsRefused) {
 }
 
 TEST(ConfigErrors, AliasesThatAgreeAreAccepted) {
-  EXPECT_EQ(Config::from_json(R"({"partitions": 2, "pipeline_parallel_degree": 2})"),
-            Config{.pipeline_parallel_degree = 2});
+  EXPECT_EQ(Config::from_json(R"({"partitions": 2, "pipeline_parallel_degree": 2})"), Config{.pipeline_parallel_degree = 2});
 }
 
 TEST(ConfigErrors, TextThatIsNoJsonObjectIsRefusedWithItsPlace) {
-  EXPECT_EQ(
-      json_error("{'microbatches': 4}")
-          .find(
-              "configuration: 1 error\n  argument: expected a JSON object, got a fault at byte 1, "
-              "near '{'microbatches': 4}'"),
-      0U);
-  for (const std::string text : {"", "{", R"({"seed": 1} x)", R"({"seed": True})", "\xff\xfe",
-                                 R"({"seed":1,})", R"({"a":[[[[[[1]]]]]]})"}) {
+  EXPECT_EQ(json_error("{'microbatches': 4}")
+                .find("configuration: 1 error\n  argument: expected a JSON object, got a fault at byte 1, "
+                      "near '{'microbatches': 4}'"),
+            0U);
+  for (const std::string text :
+       {"", "{", R"({"seed": 1} x)", R"({"seed": True})", "\xff\xfe", R"({"seed":1,})", R"({"a":[[[[[[1]]]]]]})"}) {
     EXPECT_NE(json_error(text).find("got a fault at byte"), std::string::npos) << text;
   }
   for (const std::string text : {"[1]", "4", "\"seed\"", "null"}) {

@@ -44,8 +44,7 @@ TEST(ConfigText, RoundTripsThroughJson) {
 TEST(ConfigText, DifferencesNameEveryFieldThatDiffers) {
   EXPECT_EQ(Config::differences({}, {}), std::vector<std::string>{});
   EXPECT_EQ(
-      Config::differences({.microbatches = 4, .pipeline = smp::Pipeline::kSimple},
-                          {.microbatches = 2, .timeout_s = 0.5}),
+      Config::differences({.microbatches = 4, .pipeline = smp::Pipeline::kSimple}, {.microbatches = 2, .timeout_s = 0.5}),
       (std::vector<std::string>{"microbatches: 4 against 2", "pipeline: simple against interleaved",
                                 "timeout_s: 600 against 0.5"}));
   size_t fields = 0;

@@ -48,11 +48,9 @@ TEST(Log, ALineHasTimeSeverityFileAndLine) {
   ::tzset();
   const auto where = std::source_location::current();
   const std::chrono::system_clock::time_point time(std::chrono::milliseconds(1714571106007));
-  EXPECT_EQ(
-      log_line(LogLevel::kWarning, time, where, "hello"),
-      "[2024-05-01 13:45:06.007: W smp/log_test.cpp:" + std::to_string(where.line()) + "] hello\n");
-  EXPECT_EQ(log_line(LogLevel::kInfo, time, where, "").substr(0, 28),
-            "[2024-05-01 13:45:06.007: I ");
+  EXPECT_EQ(log_line(LogLevel::kWarning, time, where, "hello"),
+            "[2024-05-01 13:45:06.007: W smp/log_test.cpp:" + std::to_string(where.line()) + "] hello\n");
+  EXPECT_EQ(log_line(LogLevel::kInfo, time, where, "").substr(0, 28), "[2024-05-01 13:45:06.007: I ");
 }
 
 TEST(Log, NamesTheLineThatSpeaks) {
@@ -61,8 +59,7 @@ TEST(Log, NamesTheLineThatSpeaks) {
     line = std::source_location::current().line() + 1;
     Logger(LogLevel::kInfo, descriptor).info("here");
   });
-  EXPECT_NE(text.find("log_test.cpp:" + std::to_string(line) + "] here\n"), std::string::npos)
-      << text;
+  EXPECT_NE(text.find("log_test.cpp:" + std::to_string(line) + "] here\n"), std::string::npos) << text;
 }
 
 TEST(Log, LevelsDropWhatIsBelowThem) {
@@ -84,8 +81,7 @@ TEST(Log, LinesOfThreadsDoNotMix) {
     std::vector<std::thread> threads;
     for (int thread = 0; thread < kThreads; ++thread) {
       threads.emplace_back([&logger, thread] {
-        for (int i = 0; i < kLines; ++i)
-          logger.info(std::string(100, static_cast<char>('a' + thread)));
+        for (int i = 0; i < kLines; ++i) logger.info(std::string(100, static_cast<char>('a' + thread)));
       });
     }
     for (auto& thread : threads) thread.join();
@@ -100,7 +96,7 @@ TEST(Log, LinesOfThreadsDoNotMix) {
 
 // A signal that interrupts a write in a full pipe leaves it half done.
 TEST(Log, AMessageInterruptedBySignalsIsWrittenWhole) {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = [](int) {};
   ASSERT_EQ(::sigaction(SIGUSR1, &action, nullptr), 0);
   int ends[2];
@@ -125,8 +121,7 @@ TEST(Log, AMessageInterruptedBySignalsIsWrittenWhole) {
 
 TEST(Log, AMessageLongerThanThePipeIsWrittenWhole) {
   const std::string message(1 << 20, 'x');
-  const std::string text =
-      written_by([&](int descriptor) { Logger(LogLevel::kInfo, descriptor).info(message); });
+  const std::string text = written_by([&](int descriptor) { Logger(LogLevel::kInfo, descriptor).info(message); });
   EXPECT_EQ(without_time_and_place(text), "I " + message + "\n");
 }
 

@@ -27,12 +27,10 @@ using tests::run_smp_ranks;
 // What a kill leaves behind depends on how many of these came before it, and on nothing else.
 const std::set<uint64_t> kChangesFiles = {
 #ifdef SYS_open  // the older half, which some processors never had
-    SYS_open,      SYS_creat,   SYS_mkdir,     SYS_rmdir,    SYS_rename,
-    SYS_link,      SYS_unlink,  SYS_symlink,
+    SYS_open,     SYS_creat,     SYS_mkdir,     SYS_rmdir,  SYS_rename,    SYS_link,      SYS_unlink,         SYS_symlink,
 #endif
-    SYS_openat,    SYS_mkdirat, SYS_renameat2, SYS_linkat,   SYS_unlinkat,
-    SYS_symlinkat, SYS_write,   SYS_writev,    SYS_pwrite64, SYS_ftruncate,
-    SYS_fallocate, SYS_fsync,   SYS_fdatasync, SYS_sendfile, SYS_copy_file_range};
+    SYS_openat,   SYS_mkdirat,   SYS_renameat2, SYS_linkat, SYS_unlinkat,  SYS_symlinkat, SYS_write,          SYS_writev,
+    SYS_pwrite64, SYS_ftruncate, SYS_fallocate, SYS_fsync,  SYS_fdatasync, SYS_sendfile,  SYS_copy_file_range};
 
 bool enters_a_call_that_changes_files(pid_t thread) {
   __ptrace_syscall_info call{};
@@ -75,12 +73,10 @@ bool is_killed_at(int number, const std::function<void()>& work) {
     }
     const int signal = WSTOPSIG(status);
     counts = counts || signal == SIGUSR1;
-    if (signal == kSyscall && counts && enters_a_call_that_changes_files(thread) &&
-        ++num_calls == number) {
+    if (signal == kSyscall && counts && enters_a_call_that_changes_files(thread) && ++num_calls == number) {
       kill(child, SIGKILL);
     }
-    const bool is_of_tracing =
-        signal == kSyscall || signal == SIGTRAP || signal == SIGSTOP || signal == SIGUSR1;
+    const bool is_of_tracing = signal == kSyscall || signal == SIGTRAP || signal == SIGSTOP || signal == SIGUSR1;
     ptrace(PTRACE_SYSCALL, thread, nullptr, is_of_tracing ? 0L : static_cast<long>(signal));
   }
 }
@@ -132,8 +128,7 @@ class KilledSave : public testing::Test {
       SCOPED_TRACE("killed at call " + std::to_string(number));
       is_killed = is_killed_at(number, [&] { save(number, ranks); });
       const int found = loaded();
-      EXPECT_TRUE(found == number || (is_killed && found == earlier))
-          << "found " << found << ", the earlier is " << earlier;
+      EXPECT_TRUE(found == number || (is_killed && found == earlier)) << "found " << found << ", the earlier is " << earlier;
       num_found_new += is_killed && found == number;
       earlier = found;
     }

@@ -44,11 +44,9 @@ const Obstacle kObstacles[] = {
     {"a folder", [](const auto& path) { return mkdir(path.c_str(), 0700) == 0; }},
     {"a FIFO", [](const auto& path) { return mkfifo(path.c_str(), 0600) == 0; }},
     {"a socket", make_socket},
-    {"a device",
-     [](const auto& path) { return mknod(path.c_str(), S_IFCHR | 0600, makedev(1, 3)) == 0; }},
-    {"a file of user 12345", [](const auto& path) {
-       return mknod(path.c_str(), S_IFREG | 0600, 0) == 0 && chown(path.c_str(), 12345, -1) == 0;
-     }}};
+    {"a device", [](const auto& path) { return mknod(path.c_str(), S_IFCHR | 0600, makedev(1, 3)) == 0; }},
+    {"a file of user 12345",
+     [](const auto& path) { return mknod(path.c_str(), S_IFREG | 0600, 0) == 0 && chown(path.c_str(), 12345, -1) == 0; }}};
 
 class RegularFile : public testing::Test {
  protected:
@@ -56,9 +54,7 @@ class RegularFile : public testing::Test {
   ~RegularFile() override { EXPECT_EQ(folder_.read("victim"), "untouched"); }
 
   std::string path() const { return folder_.path("a.safetensors"); }
-  std::ptrdiff_t num_files() const {
-    return std::distance(std::filesystem::directory_iterator(folder_.path()), {});
-  }
+  std::ptrdiff_t num_files() const { return std::distance(std::filesystem::directory_iterator(folder_.path()), {}); }
 
   TemporaryFolder folder_;
   const Safetensors file_{.tensors = {{"a", torch::ones({2})}}, .metadata = {}};
@@ -70,8 +66,7 @@ TEST_F(RegularFile, OfThisUserIsAllThatIsReplaced) {
       std::filesystem::remove(path());
       continue;
     }
-    struct stat before {
-    }, after{};
+    struct stat before{}, after{};
     lstat(path().c_str(), &before);
     const std::string text = message_of<c10::ValueError>([&] { write_safetensors(path(), file_); });
     EXPECT_TRUE(contains(text, "'" + path() + "', which is to be replaced, got " + name)) << text;
@@ -97,7 +92,7 @@ TEST_F(RegularFile, KeepsItsPermissionsWhenItIsReplaced) {
     engine::DurableFile(path()).commit();
     ASSERT_EQ(::chmod(path().c_str(), mode), 0);
     engine::DurableFile(path()).commit();
-    struct stat status {};
+    struct stat status{};
     ASSERT_EQ(::stat(path().c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, mode);
   }
@@ -126,9 +121,7 @@ TEST_F(RegularFile, IsAllThatIsRead) {
   for (const auto& [name, make] : kObstacles) {
     if (name == "a symbolic link" || name == "a file of user 12345" || !make(path())) continue;
     const std::string text = message_of([&] { read_safetensors(path()); });  // and does not block
-    EXPECT_TRUE(
-        contains(text, "expected a file that can be read, got '" + path() + "': it is " + name))
-        << text;
+    EXPECT_TRUE(contains(text, "expected a file that can be read, got '" + path() + "': it is " + name)) << text;
     std::filesystem::remove(path());
   }
   write_safetensors(path(), file_);

@@ -15,8 +15,8 @@
 #include "partitioner/partition/graph_costs.h"
 #include "partitioner/partition/predict_step.h"
 #include "runtime/stage/measure_stage.h"
-#include "smp/engine/rank/rank_state.h"
 #include "smp/engine/planning/cost_cache.h"
+#include "smp/engine/rank/rank_state.h"
 #include "smp/smp.h"
 #include "tests/support/bits.h"
 #include "tests/support/model_zoo.h"
@@ -60,9 +60,7 @@ Config measured(const std::string& cache = "off") {
   return {.microbatches = 2, .cost = CostSource::kMeasured, .cost_cache = cache, .log_level = LogLevel::kOff};
 }
 
-const partitioner::Plan& plan() {
-  return engine::rank_state("test").models.all().front()->first_program->plan;
-}
+const partitioner::Plan& plan() { return engine::rank_state("test").models.all().front()->first_program->plan; }
 
 runtime::StageTimes times_of(const engine::Program& program, int stage, runtime::MeasureOptions options) {
   std::vector<runtime::StageMeasurement> one;
@@ -94,7 +92,8 @@ TEST_P(Zoo, TrainsWithTheSameBitsOnMeasuredCosts) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Zoo, testing::ValuesIn(support::model_zoo()), [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, Zoo, testing::ValuesIn(support::model_zoo()),
+                         [](const auto& test) { return test.param.name; });
 
 // One stage with everything: under autograd and as a tape, each operator has its own time.
 TEST(MeasuredStage, HasATimeForEachOperatorAndForEachBackwardThatThereIs) {
@@ -172,7 +171,8 @@ struct MeanOfBatches : torch::nn::Module {
   }
 };
 
-// One graph only reads a buffer that another one updates: both share what they may, and the training's memory is not among it.
+// One graph only reads a buffer that another one updates: both share what they may, and the training's memory is not among
+// it.
 TEST(MeasuredStage, LeavesABufferAloneThatOnlyALaterGraphWritesTo) {
   run_smp_ranks(1, {.microbatches = 1, .log_level = LogLevel::kOff}, [] {
     const auto net = std::make_shared<MeanOfBatches>();

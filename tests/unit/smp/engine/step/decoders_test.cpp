@@ -7,8 +7,8 @@
 #include "partitioner/graph/graph.h"
 #include "smp/comm.h"
 #include "smp/config.h"
-#include "smp/engine/planning/measure_costs.h"
 #include "smp/engine/checkpoint/optimizer_state.h"
+#include "smp/engine/planning/measure_costs.h"
 #include "smp/engine/replicas/replica_step.h"
 #include "smp/engine/timeline/step_timeline.h"
 #include "smp/safetensors.h"
@@ -71,7 +71,9 @@ Decoder objects() {
                        {{1, 2, 3}, "text"},
                        {true, false},
                        {1, {{2, {{3, {}}, {4, {}}}}, {5, {}}}}};
-  return {"object", {bytes_of(all), bytes_of(Everything{})}, [](std::string_view bytes) { object_of<Everything>(std::string(bytes)); }};
+  return {"object", {bytes_of(all), bytes_of(Everything{})}, [](std::string_view bytes) {
+            object_of<Everything>(std::string(bytes));
+          }};
 }
 
 Tree tree_of_depth(int depth) {
@@ -89,8 +91,10 @@ TEST(Objects, CountsThatTheBytesCannotHoldAreRefused) {
 
 // Without a byte for each, a message of 8 bytes would keep the reader busy for ever.
 TEST(Objects, ElementsThatWriteNothingAreRefusedOnBothSides) {
-  EXPECT_TRUE(contains(message_of<c10::ValueError>([] { bytes_of(std::vector<Nothing>(2)); }), "a byte or a tensor at least of each of 2"));
-  EXPECT_TRUE(contains(message_of<c10::ValueError>([] { object_of<std::vector<Nothing>>(std::string(8, '\xFF')); }), "at most 0 elements"));
+  EXPECT_TRUE(contains(message_of<c10::ValueError>([] { bytes_of(std::vector<Nothing>(2)); }),
+                       "a byte or a tensor at least of each of 2"));
+  EXPECT_TRUE(contains(message_of<c10::ValueError>([] { object_of<std::vector<Nothing>>(std::string(8, '\xFF')); }),
+                       "at most 0 elements"));
   EXPECT_EQ(object_of<std::vector<Nothing>>(bytes_of(std::vector<Nothing>())).size(), 0);
 }
 
@@ -110,8 +114,9 @@ TEST(Objects, ABoolIsZeroOrOne) {
 Decoder files() {
   const auto folder = std::make_shared<TemporaryFolder>();
   const at::Tensor numbers = at::arange(6, at::kFloat);
-  write_safetensors(folder->path("a"), {.tensors = {{"ab", numbers.reshape({2, 3})}, {"c", at::ones({}, at::kLong)}, {"d", at::ones({0, 4})}},
-                                        .metadata = {{"key", "value"}}});
+  write_safetensors(folder->path("a"),
+                    {.tensors = {{"ab", numbers.reshape({2, 3})}, {"c", at::ones({}, at::kLong)}, {"d", at::ones({0, 4})}},
+                     .metadata = {{"key", "value"}}});
   write_safetensors(folder->path("b"), {});
   return {"safetensors", {folder->read("a"), folder->read("b")}, [folder](std::string_view bytes) {
             folder->write("c", std::string(bytes));
@@ -120,12 +125,14 @@ Decoder files() {
 }
 
 Decoder configurations() {
-  return {"configuration", {Config{}.to_json(), R"({"microbatches": 4, "pipeline": "simple", "rank_speed": [1, 0.5]})"},
+  return {"configuration",
+          {Config{}.to_json(), R"({"microbatches": 4, "pipeline": "simple", "rank_speed": [1, 0.5]})"},
           [](std::string_view text) { Config::from_json(text); }};
 }
 
 Decoder groups() {
-  OptimizerState state{.kind = "Adam", .groups = {{{{"lr", 0.1}, {"eps", 1e-8}}, {"fc.weight", "fc.bias"}}, {}}, .entries = {}};
+  OptimizerState state{
+      .kind = "Adam", .groups = {{{{"lr", 0.1}, {"eps", 1e-8}}, {"fc.weight", "fc.bias"}}, {}}, .entries = {}};
   return {"groups", {engine::groups_to_json(state)}, [](std::string_view text) {
             OptimizerState read;
             engine::groups_from_json(std::string(text), read);
@@ -134,35 +141,50 @@ Decoder groups() {
 
 Decoder timelines() {
   using partitioner::Activity;
-  const partitioner::RankTimeline rank{1, 2, {{7, true, 10, 90, {{Activity::kAction, {partitioner::ActionKind::kForward, 1, 2, -1}, 10, 20}, {Activity::kResults, {}, 20, 90}}}, {}}};
+  const partitioner::RankTimeline rank{
+      1,
+      2,
+      {{7,
+        true,
+        10,
+        90,
+        {{Activity::kAction, {partitioner::ActionKind::kForward, 1, 2, -1}, 10, 20}, {Activity::kResults, {}, 20, 90}}},
+       {}}};
   EXPECT_EQ(engine::decode_timeline(engine::encode(rank)), rank);
-  return {"timeline", {engine::encode(rank), engine::encode(partitioner::RankTimeline{})},
-          [](std::string_view bytes) { engine::decode_timeline(bytes); }};
+  return {"timeline", {engine::encode(rank), engine::encode(partitioner::RankTimeline{})}, [](std::string_view bytes) {
+            engine::decode_timeline(bytes);
+          }};
 }
 
 Decoder replica_steps() {
-  engine::ReplicaStep step{.step_function = 2, .training_steps = 5, .trains = true, .reduced = "1", .error = "no", .homes = "fc 0\n"};
-  return {"replica step", {engine::encode(step), engine::encode(engine::ReplicaStep{})},
-          [](std::string_view bytes) { engine::decode_replica_step(bytes); }};
+  engine::ReplicaStep step{
+      .step_function = 2, .training_steps = 5, .trains = true, .reduced = "1", .error = "no", .homes = "fc 0\n"};
+  return {"replica step", {engine::encode(step), engine::encode(engine::ReplicaStep{})}, [](std::string_view bytes) {
+            engine::decode_replica_step(bytes);
+          }};
 }
 
 Decoder measurements() {
   const std::vector<engine::GraphToPlan> graphs{{testing::mlp(1), {}}, {partitioner::Graph{}, {}}};
-  return {"measurement", {engine::encode_wanted(graphs, {100, 200}), engine::encode_wanted({}, {})},
+  return {"measurement",
+          {engine::encode_wanted(graphs, {100, 200}), engine::encode_wanted({}, {})},
           [](std::string_view bytes) { engine::decode_wanted(bytes); }};
 }
 
 TEST(Decoders, OfTheLibrarySurviveDamage) {
-  for (const Decoder& decoder : {objects(), files(), configurations(), groups(), timelines(), replica_steps(), measurements()}) {
+  for (const Decoder& decoder :
+       {objects(), files(), configurations(), groups(), timelines(), replica_steps(), measurements()}) {
     expect_survives_damage(decoder);
   }
 }
 
 TEST(Safetensors, SizesThatOverflowBesideAnEmptyDimensionAreRefused) {
   const TemporaryFolder folder;
-  const std::string header = R"({"a":{"dtype":"F32","shape":[0,4611686018427387904,4611686018427387904],"data_offsets":[0,0]}})";
+  const std::string header =
+      R"({"a":{"dtype":"F32","shape":[0,4611686018427387904,4611686018427387904],"data_offsets":[0,0]}})";
   folder.write("a", std::string({static_cast<char>(header.size()), 0, 0, 0, 0, 0, 0, 0}) + header);
-  EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { read_safetensors(folder.path("a")); }), "as many bytes for 'a' as its shape has"));
+  EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { read_safetensors(folder.path("a")); }),
+                       "as many bytes for 'a' as its shape has"));
 }
 
 TEST(Safetensors, AKeyThatComesTwiceWithinARowIsRefused) {

@@ -162,13 +162,15 @@ TEST_F(TimelineFiles, ChangeNoBits) {
 }
 
 TEST_F(TimelineFiles, AreRefusedWhereTheyCannotBe) {
-  const auto refusal = [](const std::string& path) { return message_of<c10::ValueError>([&] { engine::check_timeline_path(path); }); };
-  EXPECT_TRUE(contains(refusal(trace() + "/none/trace.json"), "expected a file that can be written, got '" + trace() + "/none/"));
+  const auto refusal = [](const std::string& path) {
+    return message_of<c10::ValueError>([&] { engine::check_timeline_path(path); });
+  };
+  EXPECT_TRUE(
+      contains(refusal(trace() + "/none/trace.json"), "expected a file that can be written, got '" + trace() + "/none/"));
   EXPECT_TRUE(contains(refusal(fs::path(trace()).parent_path()), "got a folder. Remove it"));
   for (const std::string& path : {trace(), drawing()}) {
     fs::create_symlink("elsewhere", path);
-    EXPECT_TRUE(
-        contains(refusal(trace()), "'" + path + "', which is to be replaced, got a symbolic link"));
+    EXPECT_TRUE(contains(refusal(trace()), "'" + path + "', which is to be replaced, got a symbolic link"));
     fs::remove(path);
   }
   EXPECT_TRUE(contains(refusal(drawing()), "expected the name of a JSON file"));
