@@ -10,6 +10,7 @@
 #include "partitioner/plan/message_buffers.h"
 #include "runtime/device/device.h"
 #include "runtime/exchange/tags.h"
+#include "runtime/libtorch/sole_owner.h"
 #include "runtime/transport/abandoned.h"
 
 namespace smp::runtime {
@@ -183,8 +184,7 @@ void Executor::backward(const Action& action, MicrobatchRun& run, size_t index) 
 // parameter's .grad, which later microbatches add to in place.
 at::Tensor Executor::loss_gradient(const TensorSpec& spec) {
   const auto is_untouched = [&] {
-    return loss_gradient_.use_count() == 1 && loss_gradient_.storage().use_count() == 1 &&
-           loss_gradient_._version() == loss_gradient_version_;
+    return is_sole_owner(loss_gradient_) && loss_gradient_._version() == loss_gradient_version_;
   };
   if (options_.loss_divisor != loss_gradient_divisor_ || !(spec == loss_gradient_spec_) || !is_untouched()) {
     loss_gradient_ =

@@ -18,6 +18,7 @@
 #include "runtime/exchange/tags.h"
 #include "runtime/gradients/tied_gradients.h"
 #include "runtime/libtorch/finite.h"
+#include "runtime/libtorch/sole_owner.h"
 #include "runtime/transport/shared_sum.h"
 
 namespace smp::runtime {
@@ -280,8 +281,7 @@ namespace {
 
 // Nobody else has the gradient or a part of its memory, and each element has its own.
 bool is_all_its_own(const at::Tensor& gradient) {
-  return gradient.defined() && gradient.use_count() == 1 && gradient.has_storage() && gradient.storage().use_count() == 1 &&
-         gradient.storage().nbytes() == gradient.nbytes() && gradient.is_non_overlapping_and_dense() && !gradient.is_neg() &&
+  return owns_all_of_its_memory(gradient) && gradient.is_non_overlapping_and_dense() && !gradient.is_neg() &&
          !gradient.is_conj();
 }
 

@@ -4,20 +4,11 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
+#include "runtime/libtorch/sole_owner.h"
+
 namespace smp::runtime {
 
-namespace {
-
 using torch::autograd::AccumulateGrad;
-
-// A view that autograd knows keeps its base, and that the memory.
-bool is_sole_owner(const at::Tensor& gradient) {
-  if (gradient.use_count() != 1 || !gradient.has_storage()) return false;
-  const bool is_only_view = gradient.is_view() && gradient._base().use_count() == 1;
-  return gradient.storage().use_count() == (is_only_view ? 2 : 1);
-}
-
-}  // namespace
 
 void add_to_grad(const at::Tensor& parameter, at::Tensor gradient) {
   const at::NoGradGuard no_grad;

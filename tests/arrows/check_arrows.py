@@ -68,7 +68,7 @@ ROOMS = {
     "runtime/exchange": ("device", "libtorch", "transport"),
     "runtime/placement": ("device", "libtorch", "capture", "transport", "exchange"),
     "runtime/gradients": ("device", "libtorch", "capture", "transport", "exchange", "placement"),
-    "runtime/executor": ("device", "stage", "transport", "exchange"),
+    "runtime/executor": ("device", "libtorch", "stage", "transport", "exchange"),
     "smp/engine/seam": ("context",),
     "smp/engine/files": (),
     "smp/engine/config": ("files",),

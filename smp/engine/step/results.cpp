@@ -9,6 +9,7 @@
 
 #include "runtime/exchange/boundary.h"
 #include "runtime/exchange/tags.h"
+#include "runtime/libtorch/sole_owner.h"
 #include "runtime/stage/stage_values.h"
 #include "runtime/transport/abandoned.h"
 
@@ -42,11 +43,6 @@ std::vector<Slot> result_slots(const std::vector<runtime::MicrobatchRun>& runs) 
 
 bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
-// A result that nothing else refers to any more, and that keeps no larger tensor's memory alive.
-bool is_sole_owner(const at::Tensor& tensor) {
-  return tensor.use_count() == 1 && tensor.storage().use_count() == 1 && tensor.storage().nbytes() == tensor.nbytes();
-}
-
 // Contiguous on every rank, so that what the user computes from it has the same bits there.
 at::Tensor copy(const at::Tensor& tensor) {
   if (!is_plain(tensor)) return tensor.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous);
@@ -61,7 +57,7 @@ at::Tensor copy(const at::Tensor& tensor) {
 at::Tensor own_copy(const runtime::MicrobatchRun& run, std::map<ValueId, at::Tensor>& made, ValueId id) {
   const auto found = made.find(id);
   if (found != made.end()) {
-    return is_sole_owner(found->second) && is_plain(found->second) ? found->second : copy(found->second);
+    return runtime::owns_all_of_its_memory(found->second) && is_plain(found->second) ? found->second : copy(found->second);
   }
   const auto& inputs = run.program->graph->inputs;
   const auto input = std::find(inputs.begin(), inputs.end(), id);
