@@ -17,7 +17,7 @@ static_assert(c10::gAlignment >= Device::kAlignment, "memory comes from LibTorch
 
 class Cpu final : public Device {
  public:
-  Cpu() : Device(c10::kCPU, c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU) {}
+  constexpr Cpu() : Device(c10::kCPU, c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU) {}
 
   c10::DataPtr allocate(int64_t num_bytes) const override {
     return c10::GetCPUAllocator()->allocate(static_cast<size_t>(num_bytes));
@@ -38,12 +38,11 @@ class Cpu final : public Device {
   at::Generator new_generator() const override { return at::detail::createCPUGenerator(); }
 };
 
+constinit const Cpu the_cpu;  // before all other initialisation and without a guard: it is asked for with each operator
+
 }  // namespace
 
-const Device& host() {
-  static const Cpu cpu;
-  return cpu;
-}
+const Device& host() { return the_cpu; }
 
 const Device& this_ranks_device() { return host(); }
 

@@ -48,8 +48,8 @@ class Device {
   virtual at::Generator new_generator() const = 0;
 
  protected:
-  Device(c10::DeviceType its_type, c10::DispatchKey its_backend, c10::DispatchKey its_autograd,
-         c10::DispatchKey its_autocast)
+  constexpr Device(c10::DeviceType its_type, c10::DispatchKey its_backend, c10::DispatchKey its_autograd,
+                   c10::DispatchKey its_autocast)
       : type(its_type), backend(its_backend), autograd(its_autograd), autocast(its_autocast) {}
   ~Device() = default;
 };

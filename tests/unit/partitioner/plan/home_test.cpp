@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "partitioner/partition/partition.h"
-#include "tests/support/graph_builder.h"
+#include "tests/support/plan_cases.h"
 
 namespace smp::partitioner {
 namespace {
