@@ -9,8 +9,6 @@
 #include <optional>
 #include <utility>
 
-#include "partitioner/graph/cuts.h"
-#include "partitioner/memory/peak_memory.h"
 #include "partitioner/partition/build_plan.h"
 #include "partitioner/partition/chain_of_graph.h"
 #include "partitioner/partition/contiguous.h"

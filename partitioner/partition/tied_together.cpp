@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "partitioner/memory/peak_memory.h"
-
 namespace smp::partitioner {
 namespace {
 

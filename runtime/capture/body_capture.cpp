@@ -73,17 +73,18 @@ void BodyCapture::match_or_record(const std::function<bool()>& matches) {
 void BodyCapture::go_back_to_recording() {
   matcher_.check_histories();
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);  // a body that ends too early comes here from no operator
-  recorder_ = std::make_unique<Recorder>(bindings_, ghost_run_);
+  auto recorder = std::make_unique<Recorder>(bindings_, ghost_run_);
   {
     // The operators so far were called under autograd, whatever the next one is called under (torch:: factories).
     const c10::impl::LocalDispatchKeySet now = c10::impl::tls_local_dispatch_key_set();
     const c10::impl::ForceDispatchKeyGuard under_autograd(
         now.included_, now.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-    recorder_->continue_from(matcher_.run(), matcher_.tensors_so_far(), matcher_.storages(), matcher_.used(),
-                             matcher_.position());
+    recorder->continue_from(matcher_.run(), matcher_.tensors_so_far(), matcher_.storages(), matcher_.used(),
+                            matcher_.position());
   }
-  for (const EarlierRead& earlier : reads_) recorder_->add_read(earlier.value, earlier.position);
-  for (const Root& root : roots_) recorder_->add_backward_root(root.loss, root.position);
+  for (const EarlierRead& earlier : reads_) recorder->add_read(earlier.value, earlier.position);
+  for (const Root& root : roots_) recorder->add_backward_root(root.loss, root.position);
+  recorder_ = std::move(recorder);
 }
 
 void BodyCapture::mark_backward(const at::Tensor& given) {

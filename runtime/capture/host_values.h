@@ -30,6 +30,8 @@ class BodyRun {
 class HostValues {
  public:
   HostValues(const Bindings& bindings, BodyRun& run) : bindings_(bindings), run_(run) {}
+  HostValues(const HostValues&) = delete;
+  HostValues& operator=(const HostValues&) = delete;
 
   bool empty() const { return hosts_.empty(); }
   void clear() noexcept;

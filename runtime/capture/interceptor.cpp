@@ -43,11 +43,7 @@ std::shared_ptr<Receivers> receivers_with(Interceptor& interceptor, InterceptSco
 
 void dispatch_to_interceptor(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
-  // Ghosts carry the key themselves, so a ghost that left its body, or its thread, still arrives here.
-  TORCH_CHECK(!interceptors().empty(), op.operator_name(),
-              ": expected a tensor with data, got a ghost of a step body that has ended (or of another thread's "
-              "body). Inside a step body tensors have shapes but no data; return what you need from the body and "
-              "read it from the StepOutput.");
+  TORCH_INTERNAL_ASSERT(!interceptors().empty(), op.operator_name(), " is to be intercepted by nobody");
   interceptors().back()->operator_called(op, *stack);
 }
 

@@ -16,7 +16,10 @@ inline constexpr c10::DispatchKey kCaptureKey = c10::DispatchKey::DeferredInit;
 /// and autograd see it. Operators called while `operator_called` runs go straight to LibTorch.
 class Interceptor {
  public:
+  Interceptor() = default;
   virtual ~Interceptor() = default;
+  Interceptor(const Interceptor&) = delete;
+  Interceptor& operator=(const Interceptor&) = delete;
   /// The call's arguments lie on top of `stack`; replace them by the results, e.g. with op.callBoxed(stack).
   virtual void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) = 0;
   /// The thread is about to run LibTorch's autograd engine (torch::autograd::grad, backward), for which there is no

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "partitioner/graph/graph_io.h"
 #include "runtime/capture/arguments.h"
@@ -50,21 +51,45 @@ void Matcher::check_constants() const {
   }
 }
 
+Matcher::Marks Matcher::marks() const {
+  return {at_.run.scalars.size(), at_.run.constants.size(), at_.used.size(), copies_.size()};
+}
+
+void Matcher::go_back_to(const Marks& before) {
+  at_.run.scalars.resize(before.scalars);
+  at_.run.constants.resize(before.constants);
+  at_.used.resize(before.used);
+  for (; copies_.size() > before.copies; copies_.pop_back()) {
+    Ghost& copy = *as_ghost(copies_.back());
+    ghosts_[static_cast<size_t>(std::exchange(copy.value, kNoValue))] = weak(at::Tensor());
+  }
+}
+
+template <class Matches>
+bool Matcher::keeps_if(const Matches& matches) {
+  const Marks before = marks();
+  try {
+    if (matches()) return true;
+  } catch (...) {
+    go_back_to(before);
+    throw;
+  }
+  go_back_to(before);
+  return false;
+}
+
 bool Matcher::matches_call(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto n = static_cast<size_t>(at_.position);
   if (n >= at_.recording->calls.size() || !(at_.recording->calls[n].op == op)) return false;
   const Node& node = at_.recording->graph.nodes[n];
   if (node.grad_enabled != at::GradMode::is_enabled() || !(node.autocast == current_autocast())) return false;
-  const size_t num_scalars = at_.run.scalars.size(), num_constants = at_.run.constants.size(), num_used = at_.used.size();
   const size_t first = stack.size() - node.arguments.size();
-  for (size_t i = 0; i < node.arguments.size(); ++i) {
-    if (matches_argument(stack[first + i], node.arguments[i], static_cast<int32_t>(i))) continue;
-    at_.run.scalars.resize(num_scalars);
-    at_.run.constants.resize(num_constants);
-    at_.used.resize(num_used);
-    return false;
-  }
-  return true;
+  return keeps_if([&] {
+    for (size_t i = 0; i < node.arguments.size(); ++i) {
+      if (!matches_argument(stack[first + i], node.arguments[i], static_cast<int32_t>(i))) return false;
+    }
+    return true;
+  });
 }
 
 bool Matcher::matches_argument(const c10::IValue& actual, const Argument& recorded, int32_t position) {
@@ -172,22 +197,24 @@ bool Matcher::matches_root(const at::Tensor& loss, size_t number) {
   const Graph& graph = at_.recording->graph;
   if (number >= graph.backward_roots.size()) return false;
   const ValueId root = graph.backward_roots[number];
-  if (!matches_tensor(loss, root)) return false;
   const int32_t storage = graph.values[root].storage;
-  return std::none_of(graph.nodes.begin() + at_.position, graph.nodes.end(), [storage](const Node& node) {
+  const bool is_written = std::any_of(graph.nodes.begin() + at_.position, graph.nodes.end(), [storage](const Node& node) {
     const auto& written = node.written_storages;
     return std::find(written.begin(), written.end(), storage) != written.end();
   });
+  return !is_written && keeps_if([&] { return matches_tensor(loss, root); });
 }
 
 bool Matcher::matches_end(const std::vector<at::Tensor>& returned, size_t num_roots) {
   const Graph& graph = at_.recording->graph;
   if (static_cast<size_t>(at_.position) != graph.nodes.size()) return false;
   if (num_roots != graph.backward_roots.size() || returned.size() != graph.returned.size()) return false;
-  for (size_t i = 0; i < returned.size(); ++i) {
-    if (!returned[i].defined() || !matches_tensor(returned[i], graph.returned[i])) return false;
-  }
-  return true;
+  return keeps_if([&] {
+    for (size_t i = 0; i < returned.size(); ++i) {
+      if (!returned[i].defined() || !matches_tensor(returned[i], graph.returned[i])) return false;
+    }
+    return true;
+  });
 }
 
 void Matcher::skip_synthesised() {

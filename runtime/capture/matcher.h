@@ -71,6 +71,15 @@ class Matcher {
     std::vector<c10::Storage> storages{};
   };
 
+  /// What matching adds to.
+  struct Marks {
+    size_t scalars, constants, used, copies;
+  };
+  Marks marks() const;
+  void go_back_to(const Marks& before);
+  /// matches(), of which nothing stays unless it returns true.
+  template <class Matches>
+  bool keeps_if(const Matches& matches);
   bool matches_argument(const c10::IValue& actual, const partitioner::Argument& recorded, int32_t position);
   bool matches_tensor(const at::Tensor& actual, partitioner::ValueId recorded);
   bool matches_copy(const at::Tensor& actual, Ghost& ghost, partitioner::ValueId recorded);

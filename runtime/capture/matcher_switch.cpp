@@ -52,12 +52,12 @@ std::shared_ptr<Recording> Matcher::switch_to_one_of(const std::vector<std::shar
                                                      const std::function<bool()>& goes_on) {
   if (others.size() == 1) return nullptr;  // it is the own one
   const State own = at_;
-  const size_t own_copies = copies_.size();
+  const Marks before = marks();
   for (const auto& candidate : others) {
     if (candidate == own.recording || !take_over(candidate, num_roots)) continue;
     if (goes_on()) return candidate;
+    go_back_to(before);  // of the ghosts, which are numbered by the candidate
     at_ = own;
-    for (; copies_.size() > own_copies; copies_.pop_back()) as_ghost(copies_.back())->value = kNoValue;
     ghosts_.resize(own.recording->graph.values.size(), weak(at::Tensor()));
   }
   return nullptr;

@@ -21,7 +21,8 @@ namespace {
 
 struct Entry {
   std::string name;
-  OpaqueFunction function;  // none: two under one number
+  /// Null: two under one number. Nobody copies a function: that of an interpreter may not be without it.
+  std::shared_ptr<const OpaqueFunction> function;
 };
 
 struct Table {
@@ -42,14 +43,14 @@ int64_t number_of(const std::string& name) {
   return static_cast<int64_t>(hash >> 1);
 }
 
-OpaqueFunction find(int64_t number) {
+std::shared_ptr<const OpaqueFunction> find(int64_t number) {
   Table& own = table();
   const std::lock_guard lock(own.mutex);
   const auto found = own.entries.find(number);
   TORCH_CHECK(found != own.entries.end(), "opaque: expected the same program on all ranks, got a function that this one ",
               "does not have (number ", number, "). Start the same executable everywhere.");
   const auto& [name, function] = found->second;
-  TORCH_CHECK(function.run != nullptr, "opaque: expected one function of a type name in the program, got two (", name,
+  TORCH_CHECK(function != nullptr, "opaque: expected one function of a type name in the program, got two (", name,
               "): lambdas in unnamed namespaces of two files. Give one of them a named function object.");
   return function;
 }
@@ -104,7 +105,8 @@ at::Tensor meta_like(const at::Tensor& output) {
 }
 
 std::vector<at::Tensor> opaque_kernel(int64_t number, const std::vector<at::Tensor>& inputs) {
-  const OpaqueFunction function = find(number);
+  const std::shared_ptr<const OpaqueFunction> found = find(number);  // until it has returned
+  const OpaqueFunction& function = *found;
   const bool on_meta = std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& t) { return t.is_meta(); });
   if (!on_meta) return run_checked(function, inputs);
   const UserRandomStateScope user_state;  // the function may draw
@@ -121,8 +123,9 @@ int64_t add_opaque(const std::string& name, OpaqueFunction function) {
   Table& own = table();
   const std::lock_guard lock(own.mutex);
   const int64_t number = number_of(name);
-  const auto [known, is_new] = own.entries.emplace(number, Entry{name, std::move(function)});
-  if (!is_new) known->second.function.run = nullptr;
+  const auto [known, is_new] =
+      own.entries.emplace(number, Entry{name, std::make_shared<OpaqueFunction>(std::move(function))});
+  if (!is_new) known->second.function = nullptr;
   return number;
 }
 

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "partitioner/graph/graph_io.h"
-
 namespace smp::runtime {
 
 using namespace partitioner;

@@ -16,7 +16,6 @@
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/operator_info.h"
-#include "runtime/capture/places.h"
 #include "runtime/delayed/draw.h"
 #include "runtime/device/device.h"
 #include "runtime/libtorch/unmade.h"

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 #include <sstream>
 
 #include "runtime/transport/error.h"
@@ -91,12 +92,10 @@ std::string describe_exception(const std::exception_ptr& exception) {
   }
 }
 
-int report_failure(const std::exception_ptr& exception) {
-  while (is_ending.exchange(true)) pause();  // another thread is at it
-  if (!exception) {
-    print_line("std::terminate was called without an exception");
-    return kExitFailed;
-  }
+namespace {
+
+int report(const std::exception_ptr& exception) {
+  if (!exception) return report_own("the program failed without an exception");
   try {
     std::rethrow_exception(exception);
   } catch (const AbortedError& error) {
@@ -108,6 +107,16 @@ int report_failure(const std::exception_ptr& exception) {
   } catch (...) {
     return report_own(describe_exception(exception));
   }
+}
+
+}  // namespace
+
+int report_failure(const std::exception_ptr& exception) {
+  thread_local std::optional<int> exit_code;  // what ends after it has been reported may fail too
+  if (exit_code) return *exit_code;
+  while (is_ending.exchange(true)) pause();  // another thread is at it
+  exit_code = report(exception);
+  return *exit_code;
 }
 
 void install_terminate_handler(const std::shared_ptr<Transport>& world) {

@@ -78,8 +78,15 @@ StateExchange::Offered StateExchange::decode(std::string_view bytes) {
 StateExchange::StateExchange(std::map<std::string, at::Tensor> own, std::string own_error, Transport& pipeline,
                              Transport& replicas)
     : own_(std::move(own)), pipeline_(pipeline), replicas_(replicas) {
-  for (auto& [name, tensor] : own_) tensor = tensor.detach().contiguous();
-  const std::vector<std::string> all = gather_from_first_replica(encode(own_, own_error), pipeline, replicas);
+  std::string offers;
+  try {
+    for (auto& [name, tensor] : own_) tensor = tensor.detach().contiguous();
+    offers = encode(own_, own_error);
+  } catch (const c10::Error& error) {  // of a tensor without data here; the others wait for what this rank offers
+    own_.clear();
+    offers = encode(own_, error.what_without_backtrace());
+  }
+  const std::vector<std::string> all = gather_from_first_replica(offers, pipeline, replicas);
   for (size_t r = 0; r < all.size(); ++r) add_offers(decode(all[r]), static_cast<int>(r));
 }
 

@@ -253,7 +253,7 @@ Executor::Expected Executor::post(const Action& action, const MicrobatchRun& run
   for (const Carried& carried : expected.values) {
     const int64_t bytes = max_message_bytes(run.program->graph->values[carried.value].spec);
     auto buffer = buffers_.take(bytes, channel);
-    expected.requests.push_back(pipeline_.irecv(source, channel, buffer->data(), bytes));
+    expected.requests.push_back(pipeline_.irecv(source, channel, buffer->memory(bytes)));
     expected.buffers.push_back(std::move(buffer));
   }
   return expected;

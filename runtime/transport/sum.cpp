@@ -46,8 +46,11 @@ int64_t check_sum(const DeviceMemory& terms, c10::ScalarType type) {
                         type == ScalarType::BFloat16 || type == ScalarType::Half;
   TORCH_CHECK_TYPE(is_known, "all_reduce_sum: expected Float, Double, Long, BFloat16 or Half, got ", type,
                    ". Convert the tensor before the call.");
-  const int64_t num_elements = terms.num_bytes / static_cast<int64_t>(c10::elementSize(type));
-  TORCH_CHECK_VALUE(num_elements >= 0, "all_reduce_sum: expected at least 0 elements, got ", num_elements, ".");
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(type));
+  const int64_t num_elements = terms.num_bytes / element_bytes;
+  TORCH_CHECK_VALUE(terms.num_bytes >= 0 && terms.num_bytes % element_bytes == 0,
+                    "all_reduce_sum: expected at least 0 elements and whole ones, got ", terms.num_bytes, " bytes of ", type,
+                    ".");
   check_host_memory("all_reduce_sum", terms);
   return num_elements;
 }

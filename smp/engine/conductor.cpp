@@ -17,7 +17,6 @@
 #include "smp/engine/replicas/replica_gradients.h"
 #include "smp/engine/replicas/replica_step.h"
 #include "smp/engine/step/leader.h"
-#include "smp/engine/step/nonfinite.h"
 
 namespace smp::engine {
 
@@ -151,6 +150,9 @@ void Conductor::check_is_for_us(const StepMessage& message) const {
   const auto is_unknown = [](char c) { return c != kAverages && c != kKeeps && c != kMakesNone; };
   const auto& reduced = message.reduced;
   const bool has_all = reduced.size() == rank_.models.all().size() || (reduced.empty() && !message.trains);
+  const auto num_values = static_cast<int64_t>(message.values.size());
+  TORCH_CHECK(num_values == 0 || num_values == message.num_microbatches, "step: expected a value for each of ",
+              message.num_microbatches, " microbatches, got ", num_values, ". Ranks run different versions of smp.");
   TORCH_CHECK(has_all && std::none_of(reduced.begin(), reduced.end(), is_unknown) &&
                   message.first_active_replica < context().replicas->size(),
               "step: expected a message for ", rank_.models.all().size(), " models and ", context().replicas->size(),

@@ -71,8 +71,8 @@ void check_parameters(const OptimizerView& optimizer, const Model& model) {
 }
 
 // Before the first step every rank holds every parameter.
-void take_over_loaded(Optimizer& optimizer) {
-  if (const auto load = std::exchange(optimizer.pending, nullptr)) load->apply_state();
+void take_over_loaded(const RankState& own, Optimizer& optimizer) {
+  if (const auto load = std::exchange(optimizer.pending, nullptr)) load->apply_state(own.models);
 }
 
 }  // namespace
@@ -232,7 +232,7 @@ bool begin_update(Optimizer& optimizer) {
     keep_local_state(own, optimizer);
     optimizer.has_local_state = true;
   }
-  take_over_loaded(optimizer);
+  take_over_loaded(own, optimizer);
   ++optimizer.num_steps;
   return true;
 }
@@ -240,15 +240,17 @@ bool begin_update(Optimizer& optimizer) {
 OptimizerState state_dict(Optimizer& optimizer) {
   const char* caller = "DistributedOptimizer::state_dict";
   refuse_in_body(caller);
-  take_over_loaded(optimizer);
-  return gathered_state(rank_state(caller), optimizer);
+  RankState& own = rank_state(caller);
+  take_over_loaded(own, optimizer);
+  return gathered_state(own, optimizer);
 }
 
 OptimizerState local_state_dict(Optimizer& optimizer) {
   const char* caller = "DistributedOptimizer::local_state_dict";
   refuse_in_body(caller);
-  take_over_loaded(optimizer);
-  OptimizerState state = local_state(rank_state(caller), optimizer);
+  RankState& own = rank_state(caller);
+  take_over_loaded(own, optimizer);
+  OptimizerState state = local_state(own, optimizer);
   for (auto& [parameter, fields] : state.entries) {
     for (auto& [field, tensor] : fields) tensor = tensor.clone();
   }
@@ -263,7 +265,7 @@ void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
   check_is_known(optimizer, caller);
   optimizer.pending = std::make_shared<OptimizerLoad>(own, optimizer, state, /*own_error=*/"");
   optimizer.pending->apply_options();
-  if (is_partitioned(*optimizer.model)) take_over_loaded(optimizer);
+  if (is_partitioned(*optimizer.model)) take_over_loaded(own, optimizer);
 }
 
 void zero_grad(const Optimizer& optimizer) {

@@ -59,8 +59,9 @@ void begin_join(const JoinOptions& options) {
 }
 
 void end_join() {
+  const Context* own = try_context();
+  if (own == nullptr || !own->is_in_join) return;  // one replica; it may have ended its models, and more
   RankState& rank = rank_state("smp::join");
-  if (!rank.context.is_in_join) return;  // one replica
   try {
     Conductor(rank).finish_join();
   } catch (...) {
@@ -71,9 +72,9 @@ void end_join() {
 }
 
 void abandon_join(const std::exception_ptr& exception) {
-  Context& own = context("smp::join");
-  if (!std::exchange(own.is_in_join, false)) return;
-  own.world->abort(runtime::describe_exception(exception));
+  Context* own = try_context();
+  if (own == nullptr || !std::exchange(own->is_in_join, false)) return;
+  own->world->abort(runtime::describe_exception(exception));
 }
 
 }  // namespace smp::engine

@@ -205,7 +205,7 @@ void broadcast_local_state(const RankState& own, Optimizer& optimizer, int sourc
 }
 
 OptimizerLoad::OptimizerLoad(RankState& own, Optimizer& optimizer, const OptimizerState& state, std::string own_error)
-    : own_(own), optimizer_(optimizer), exchange_(exchange_of(own, state, std::move(own_error))) {
+    : optimizer_(optimizer), exchange_(exchange_of(own, state, std::move(own_error))) {
   const char* caller = "DistributedOptimizer::load_state_dict: ";
   TORCH_CHECK_VALUE(exchange_.error().empty(), caller, exchange_.error());
   TORCH_CHECK_VALUE(exchange_.offers().contains(kGroups), caller,
@@ -279,12 +279,12 @@ void OptimizerLoad::apply_options() {
   for (size_t g = 0; g < groups_.groups.size(); ++g) optimizer_.view->set_options(g, groups_.groups[g].options);
 }
 
-void OptimizerLoad::apply_state() {
+void OptimizerLoad::apply_state(const Models& models) {
   const at::NoGradGuard no_grad;
   for (const OptimizerGroup& group : optimizer_.view->groups()) {
     for (const at::Tensor& parameter : group.parameters) {
       const std::string& name = name_of(*optimizer_.model, parameter);
-      const runtime::TensorHome home = own_.models.home(parameter);
+      const runtime::TensorHome home = models.home(parameter);
       StateFields fields;
       bool has_state = false;
       for (const auto& [field, is_count] : optimizer_.view->fields()) {
@@ -294,7 +294,7 @@ void OptimizerLoad::apply_state() {
         if (value.defined()) fields[field] = at::empty_like(is_count ? value : parameter).copy_(value);
       }
       optimizer_.view->erase_state(parameter);
-      if (has_state && own_.models.is_here(parameter)) optimizer_.view->set_state(parameter, fields);
+      if (has_state && models.is_here(parameter)) optimizer_.view->set_state(parameter, fields);
     }
   }
 }

@@ -39,13 +39,12 @@ class OptimizerLoad {
   /// Learning rates and the like.
   void apply_options();
   /// What the optimizer keeps per parameter, on the ranks that hold it. Collective over all ranks.
-  void apply_state();
+  void apply_state(const Models& models);
 
  private:
   std::string difference(const OptimizerState& want) const;
   std::string wrong_fields(const std::string& parameter, const at::Tensor& tensor, const OptionValues& options) const;
 
-  RankState& own_;
   Optimizer& optimizer_;
   runtime::StateExchange exchange_;
   OptimizerState groups_;  // to load, without entries
