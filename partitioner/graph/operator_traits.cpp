@@ -58,8 +58,6 @@ const std::unordered_map<std::string_view, Traits> kTraits = {
     {"aten::sym_stride", Trait::kAsksGeometry},
     {"aten::sym_numel", Trait::kAsksGeometry},
     {"aten::sym_storage_offset", Trait::kAsksGeometry},
-    {"aten::dim", Trait::kAsksGeometry},
-    {"aten::numel", Trait::kAsksGeometry},
     {"aten::is_floating_point", Trait::kAsksGeometry},
     {"aten::is_complex", Trait::kAsksGeometry},
     {"aten::is_signed", Trait::kAsksGeometry},

@@ -14,9 +14,9 @@ namespace smp::runtime {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-using Body = std::function<at::Tensor(const at::Tensor& argument)>;
+using OneBody = std::function<at::Tensor(const at::Tensor& argument)>;
 
-std::shared_ptr<Recording> record(const Bindings& bindings, const Body& body) {
+std::shared_ptr<Recording> record(const Bindings& bindings, const OneBody& body) {
   Recorder recorder(bindings, begin_ghost_run());
   const Tensors inputs = recorder.start({torch::ones({4, 8})});
   at::Tensor returned;
@@ -32,7 +32,7 @@ class MatchedRun : public Interceptor {
  public:
   explicit MatchedRun(const Bindings& bindings) : matcher(bindings) {}
 
-  bool equals(const std::shared_ptr<Recording>& recording, const Body& body) {
+  bool equals(const std::shared_ptr<Recording>& recording, const OneBody& body) {
     const Tensors inputs = matcher.start(recording, begin_ghost_run());
     const InterceptScope scope(*this);
     try {
@@ -63,7 +63,7 @@ class MatcherTest : public testing::Test {
  protected:
   const Bindings bindings_;
   const at::Tensor constant_ = torch::full({8}, 3.0);
-  const Body body_ = [this](const at::Tensor& x) { return (x * 2 + constant_).sum(); };
+  const OneBody body_ = [this](const at::Tensor& x) { return (x * 2 + constant_).sum(); };
   const std::shared_ptr<Recording> recording_ = record(bindings_, body_);
   MatchedRun run_{bindings_};
 };

@@ -1,0 +1,177 @@
+// Geometries of taped tensors, views past the dispatcher, and the calls that a tape does without.
+#include "runtime/stage/tape_lists.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/complex.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "runtime/stage/unused_calls.h"
+#include "tests/support/bits.h"
+
+namespace smp::runtime {
+namespace {
+
+using support::expect_bit_equal;
+
+TEST(TapeGeometry, FitsTensorsThatLieInMemoryInTheSameWay) {
+  const at::Tensor numbers = at::arange(12, at::kFloat).reshape({3, 4});
+  const TapeGeometry geometry = TapeGeometry::of(numbers);
+  EXPECT_TRUE(geometry.fits(numbers) && geometry.fits(at::ones({3, 4})));
+  EXPECT_EQ(geometry, TapeGeometry::of(at::ones({3, 4})));
+  const at::Tensor longer = at::ones({13}), complex = at::ones({3, 4}, at::kComplexFloat);
+  for (const at::Tensor& other :
+       {at::ones({4, 3}), at::ones({4, 3}).t(), at::ones({3, 4}, at::kInt), longer.slice(0, 1).view({3, 4}), at::Tensor()}) {
+    EXPECT_FALSE(geometry.fits(other)) << other.toString();
+  }
+  EXPECT_FALSE(geometry.fits(numbers.to_sparse()));
+  EXPECT_TRUE(TapeGeometry::of(complex).fits(complex));
+  EXPECT_FALSE(TapeGeometry::of(complex).fits(complex.conj())) << "lazily conjugated";
+}
+
+TEST(ViewOf, IsAnotherTensorOnTheSameMemoryWithItsVersion) {
+  const at::Tensor base = at::arange(12, at::kFloat).reshape({3, 4});
+  const at::Tensor column = base.select(1, 2), view = view_of(base, TapeGeometry::of(column));
+  expect_bit_equal(view, column, "view");
+  EXPECT_TRUE(view.is_alias_of(base) && !view.is_same(base));
+  base.mul_(2);
+  expect_bit_equal(view, column, "after a write");
+  EXPECT_EQ(view._version(), base._version());
+}
+
+/// A tape by hand, of one tensor of four numbers per slot unless said otherwise.
+class HandMadeTape : public ::testing::Test {
+ protected:
+  int32_t slot(const at::Tensor& like = at::ones({4})) {
+    lists_.slot_geometries.push_back(TapeGeometry::of(like));
+    lists_.slot_memories.push_back(static_cast<int32_t>(lists_.num_slots));
+    fixed_.emplace_back();
+    return static_cast<int32_t>(lists_.num_slots++);
+  }
+  TapeCall& call(const char* name, const char* overload, const std::vector<int32_t>& read,
+                 const std::vector<int32_t>& made) {
+    TapeCall& call =
+        lists_.calls.emplace_back(TapeCall{{.op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload)}});
+    for (const int32_t slot : read) {
+      call.tensors.push_back({static_cast<uint32_t>(call.arguments.size()), slot});
+      call.arguments.emplace_back();
+    }
+    call.outputs = made;
+    return call;
+  }
+  TapeCall& view(int32_t base, int32_t made) {
+    TapeCall& view = call("aten::as_strided", "", {base}, {made});
+    view.kind = TapeCall::Kind::kView;
+    view.geometry = lists_.slot_geometries[static_cast<size_t>(made)];
+    return view;
+  }
+  std::vector<std::string> names_after_dropping() {
+    drop_unused(lists_);
+    std::vector<std::string> names;
+    for (const TapeCall& call : lists_.calls)
+      names.push_back(call.kind == TapeCall::Kind::kView ? "view" : call.op.operator_name().name);
+    return names;
+  }
+
+  TapeLists lists_;
+  Slots fixed_;
+};
+using Names = std::vector<std::string>;
+
+TEST_F(HandMadeTape, DropsWhatNobodyUsesWithAllThatOnlyThatHasUsed) {
+  const int32_t x = slot(), a = slot(), b = slot(), v = slot(), y = slot();
+  call("aten::mul", "Tensor", {x, x}, {a});
+  call("aten::neg", "", {a}, {b});
+  view(b, v);
+  call("aten::add", "Tensor", {x, x}, {y});
+  lists_.outputs = {y};
+  lists_.forward_end = 4;
+  EXPECT_EQ(names_after_dropping(), Names{"aten::add"});
+  EXPECT_EQ(lists_.forward_end, 1U);
+}
+
+TEST_F(HandMadeTape, KeepsWhatHasAnEffectOrMayThrow) {
+  const int32_t x = slot(), integers = slot(at::ones({4}, at::kLong)), unused = slot(), selected = slot(),
+                quotient = slot(at::ones({4}, at::kLong));
+  call("aten::add_", "Tensor", {x, x}, {unused}).has_effect = true;
+  call("aten::index_select", "", {x, integers}, {selected});
+  call("aten::div", "Tensor_mode", {integers, integers}, {quotient});
+  call("aten::mul", "Tensor", {integers, integers}, {-1});
+  EXPECT_EQ(names_after_dropping(), (Names{"aten::add_", "aten::index_select", "aten::div"}))
+      << "an index may be out of range, a divisor zero";
+}
+
+TEST_F(HandMadeTape, KeepsGradientsOfParametersAndWhatTheyNeed) {
+  const int32_t root = slot(), gradient = slot(), other = slot(), result = slot();
+  call("aten::neg", "", {root}, {gradient});
+  call("aten::neg", "", {root}, {other});
+  call("aten::add_", "Tensor", {gradient}, {}).kind = TapeCall::Kind::kGradient;
+  call("aten::neg", "", {root}, {result});
+  lists_.backwards.resize(1);
+  lists_.backwards[0].end = 4;
+  lists_.backwards[0].results = {-1, result};
+  EXPECT_EQ(names_after_dropping(), (Names{"aten::neg", "aten::add_", "aten::neg"}));
+  EXPECT_EQ(lists_.backwards[0].end, 3U);
+}
+
+TEST_F(HandMadeTape, AViewOfAViewIsOneOfItsBase) {
+  const at::Tensor whole = at::ones({4, 4});
+  const int32_t base = slot(whole), row = slot(whole[0]), half = slot(whole[0].slice(0, 2)), y = slot();
+  view(base, row);
+  view(row, half);
+  call("aten::neg", "", {half}, {y});
+  lists_.outputs = {y};
+  fold_views(lists_, fixed_);
+  EXPECT_EQ(lists_.calls[1].tensors[0].slot, base);
+  EXPECT_EQ(names_after_dropping(), (Names{"view", "aten::neg"}));
+}
+
+TEST_F(HandMadeTape, AViewLikeItsBaseIsItsBase) {
+  const int32_t x = slot(), same = slot(), y = slot();
+  view(x, same);
+  call("aten::cat", "", {}, {y}).lists = {{.position = 0, .slots = {same, -1, x}}};
+  lists_.outputs = {y, same};
+  fold_views(lists_, fixed_);
+  EXPECT_EQ(names_after_dropping(), Names{"aten::cat"});
+  EXPECT_EQ(lists_.calls[0].lists[0].slots, (std::vector<int32_t>{x, -1, x}));
+  EXPECT_EQ(lists_.outputs, (std::vector<int32_t>{y, x}));
+}
+
+TEST_F(HandMadeTape, AViewLikeItsBaseStaysWhereGeometriesChangeInPlace) {
+  const int32_t x = slot(), same = slot();
+  view(x, same);
+  lists_.outputs = {same};
+  lists_.changes_geometry_in_place = true;
+  fold_views(lists_, fixed_);
+  EXPECT_EQ(names_after_dropping(), Names{"view"});
+}
+
+TEST_F(HandMadeTape, FixedTensorsAndTheirViewsBecomeArguments) {
+  const at::Tensor weight = at::arange(12, at::kFloat).reshape({3, 4});
+  const int32_t fixed = slot(weight), transposed = slot(weight.t()), x = slot(), y = slot();
+  lists_.own.push_back({{.value = 0, .slot = fixed}, weight, true});
+  view(fixed, transposed);
+  call("aten::mm", "", {x, transposed}, {y});
+  lists_.outputs = {y};
+  fold_views(lists_, fixed_);
+  EXPECT_EQ(names_after_dropping(), Names{"aten::mm"});
+  ASSERT_EQ(lists_.calls[0].tensors.size(), 1U);
+  EXPECT_EQ(lists_.calls[0].tensors[0].slot, x);
+  const at::Tensor baked = lists_.calls[0].arguments[1].toTensor();
+  expect_bit_equal(baked, weight.t(), "argument");
+  EXPECT_TRUE(baked.is_alias_of(weight));
+}
+
+TEST_F(HandMadeTape, AConstantOfThisRunIsNoFixedTensor) {
+  const at::Tensor constant = at::ones({4});
+  const int32_t own = slot(constant), y = slot();
+  lists_.own.push_back({{.value = 0, .slot = own}, constant, false});
+  call("aten::neg", "", {own}, {y});
+  fold_views(lists_, fixed_);
+  ASSERT_EQ(lists_.calls[0].tensors.size(), 1U) << "another microbatch has another";
+}
+
+}  // namespace
+}  // namespace smp::runtime
