@@ -295,6 +295,19 @@ TEST(LoadStateDict, RefusesOnEveryRankWhatOneRankCannotOffer) {
   });
 }
 
+TEST(LoadStateDict, RefusesOnEveryRankATensorWhoseDataLiveElsewhere) {
+  run_smp_ranks(2, {.microbatches = 2}, [] {
+    Training<AsSgd> run;
+    run.train(0, 1);
+    StateDict state = run.model.state_dict();
+    const auto parameters = run.net->named_parameters();
+    for (auto& entry : state.entries) {
+      if (pp_rank() == 1 && parameters.contains(entry.name)) entry.tensor = parameters[entry.name];
+    }
+    EXPECT_NE(refusal([&] { run.model.load_state_dict(state); }).find("live on pipeline rank 0"), std::string::npos);
+  });
+}
+
 // The numbers of steps travel under a name of smp's; a file may hold an entry of that name with fewer of them.
 TEST(LoadStateDict, RefusesNamesThatSmpUsesItself) {
   run_smp_ranks(1, {}, [] {

@@ -95,6 +95,20 @@ TEST_F(MatcherTest, KeepsNothingOfACallThatDoesNotMatch) {
   EXPECT_TRUE(run_.matcher.run().constants.empty());
 }
 
+TEST_F(MatcherTest, KeepsNothingOfArgumentsBeforeTheOneThatDoesNotMatch) {
+  const auto product = record(bindings_, [this](const at::Tensor& x) {
+    const at::Tensor scaled = x * 2;
+    return constant_ * scaled;
+  });
+  const at::Tensor other = torch::full({8}, 4.0);
+  EXPECT_FALSE(run_.equals(product, [&](const at::Tensor& x) {
+    const at::Tensor scaled = x * 2;
+    return other * x;
+  }));
+  EXPECT_TRUE(run_.matcher.run().constants.empty());
+  EXPECT_TRUE(run_.matcher.used().empty());
+}
+
 TEST_F(MatcherTest, DoesNotTakeAnotherTensorOperatorOrEnd) {
   EXPECT_FALSE(run_.equals(recording_, [&](const at::Tensor& x) { return (x - constant_).sum(); }));
   MatchedRun on_itself(bindings_);
