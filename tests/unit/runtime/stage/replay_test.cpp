@@ -3,6 +3,8 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
@@ -70,6 +72,20 @@ TEST(Replay, ReadsWhatNoneOfItsOperatorsMakeAndWhatPassesThrough) {
   EXPECT_EQ(second.slot_of(unused), -1);
   EXPECT_EQ(second.slot_of(x), -1);
   EXPECT_EQ(second.num_slots(), 3U);
+}
+
+TEST(Replay, ListsOfTensorsKeepTheirMissingElements) {
+  GraphBuilder g;
+  const ValueId x = g.input({2, 3}), index = g.input({2}, at::kLong);
+  const ValueId joined = g.op("aten::cat", {}, {4, 3});
+  g.last_node().arguments = {partitioner::ValueRefList{{x, x}}, int64_t{0}};
+  const ValueId picked = g.op("aten::index", {joined}, {4, 2});
+  g.last_node().overload = "Tensor";
+  g.last_node().arguments.emplace_back(partitioner::ValueRefList{{partitioner::kNoValue, index}, true});
+  ReplayOf it(g.build(), {picked});
+  const at::Tensor input = numbers({2, 3}, 1);
+  const at::Tensor columns = at::arange(2, at::kLong);
+  expect_bit_equal(it.run({{x, input}, {index, columns}})[0], at::cat({input, input}).index_select(1, columns), "columns");
 }
 
 /// Which results are there still when an operator is called.

@@ -10,6 +10,7 @@
 
 #include "runtime/stage/unused_calls.h"
 #include "tests/support/bits.h"
+#include "tests/unit/runtime/stage/hand_made_tape.h"
 
 namespace smp::runtime {
 namespace {
@@ -41,43 +42,7 @@ TEST(ViewOf, IsAnotherTensorOnTheSameMemoryWithItsVersion) {
   EXPECT_EQ(view._version(), base._version());
 }
 
-/// A tape by hand, of one tensor of four numbers per slot unless said otherwise.
-class HandMadeTape : public ::testing::Test {
- protected:
-  int32_t slot(const at::Tensor& like = at::ones({4})) {
-    lists_.slot_geometries.push_back(TapeGeometry::of(like));
-    lists_.slot_memories.push_back(static_cast<int32_t>(lists_.num_slots));
-    fixed_.emplace_back();
-    return static_cast<int32_t>(lists_.num_slots++);
-  }
-  TapeCall& call(const char* name, const char* overload, const std::vector<int32_t>& read,
-                 const std::vector<int32_t>& made) {
-    TapeCall& call =
-        lists_.calls.emplace_back(TapeCall{{.op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload)}});
-    for (const int32_t slot : read) {
-      call.tensors.push_back({static_cast<uint32_t>(call.arguments.size()), slot});
-      call.arguments.emplace_back();
-    }
-    call.outputs = made;
-    return call;
-  }
-  TapeCall& view(int32_t base, int32_t made) {
-    TapeCall& view = call("aten::as_strided", "", {base}, {made});
-    view.kind = TapeCall::Kind::kView;
-    view.geometry = lists_.slot_geometries[static_cast<size_t>(made)];
-    return view;
-  }
-  std::vector<std::string> names_after_dropping() {
-    drop_unused(lists_);
-    std::vector<std::string> names;
-    for (const TapeCall& call : lists_.calls)
-      names.push_back(call.kind == TapeCall::Kind::kView ? "view" : call.op.operator_name().name);
-    return names;
-  }
-
-  TapeLists lists_;
-  Slots fixed_;
-};
+using stage_graphs::HandMadeTape;
 using Names = std::vector<std::string>;
 
 TEST_F(HandMadeTape, DropsWhatNobodyUsesWithAllThatOnlyThatHasUsed) {
@@ -88,7 +53,8 @@ TEST_F(HandMadeTape, DropsWhatNobodyUsesWithAllThatOnlyThatHasUsed) {
   call("aten::add", "Tensor", {x, x}, {y});
   lists_.outputs = {y};
   lists_.forward_end = 4;
-  EXPECT_EQ(names_after_dropping(), Names{"aten::add"});
+  drop_unused(lists_);
+  EXPECT_EQ(names(), Names{"add"});
   EXPECT_EQ(lists_.forward_end, 1U);
 }
 
@@ -99,20 +65,21 @@ TEST_F(HandMadeTape, KeepsWhatHasAnEffectOrMayThrow) {
   call("aten::index_select", "", {x, integers}, {selected});
   call("aten::div", "Tensor_mode", {integers, integers}, {quotient});
   call("aten::mul", "Tensor", {integers, integers}, {-1});
-  EXPECT_EQ(names_after_dropping(), (Names{"aten::add_", "aten::index_select", "aten::div"}))
-      << "an index may be out of range, a divisor zero";
+  drop_unused(lists_);
+  EXPECT_EQ(names(), (Names{"add_", "index_select", "div"})) << "an index may be out of range, a divisor zero";
 }
 
 TEST_F(HandMadeTape, KeepsGradientsOfParametersAndWhatTheyNeed) {
-  const int32_t root = slot(), gradient = slot(), other = slot(), result = slot();
-  call("aten::neg", "", {root}, {gradient});
+  const int32_t root = slot(), of_parameter = slot(), other = slot(), result = slot();
+  call("aten::neg", "", {root}, {of_parameter});
   call("aten::neg", "", {root}, {other});
-  call("aten::add_", "Tensor", {gradient}, {}).kind = TapeCall::Kind::kGradient;
+  gradient(of_parameter);
   call("aten::neg", "", {root}, {result});
   lists_.backwards.resize(1);
   lists_.backwards[0].end = 4;
   lists_.backwards[0].results = {-1, result};
-  EXPECT_EQ(names_after_dropping(), (Names{"aten::neg", "aten::add_", "aten::neg"}));
+  drop_unused(lists_);
+  EXPECT_EQ(names(), (Names{"neg", "gradient", "neg"}));
   EXPECT_EQ(lists_.backwards[0].end, 3U);
 }
 
@@ -125,7 +92,8 @@ TEST_F(HandMadeTape, AViewOfAViewIsOneOfItsBase) {
   lists_.outputs = {y};
   fold_views(lists_, fixed_);
   EXPECT_EQ(lists_.calls[1].tensors[0].slot, base);
-  EXPECT_EQ(names_after_dropping(), (Names{"view", "aten::neg"}));
+  drop_unused(lists_);
+  EXPECT_EQ(names(), (Names{"view", "neg"}));
 }
 
 TEST_F(HandMadeTape, AViewLikeItsBaseIsItsBase) {
@@ -134,7 +102,8 @@ TEST_F(HandMadeTape, AViewLikeItsBaseIsItsBase) {
   call("aten::cat", "", {}, {y}).lists = {{.position = 0, .slots = {same, -1, x}}};
   lists_.outputs = {y, same};
   fold_views(lists_, fixed_);
-  EXPECT_EQ(names_after_dropping(), Names{"aten::cat"});
+  drop_unused(lists_);
+  EXPECT_EQ(names(), Names{"cat"});
   EXPECT_EQ(lists_.calls[0].lists[0].slots, (std::vector<int32_t>{x, -1, x}));
   EXPECT_EQ(lists_.outputs, (std::vector<int32_t>{y, x}));
 }
@@ -145,7 +114,8 @@ TEST_F(HandMadeTape, AViewLikeItsBaseStaysWhereGeometriesChangeInPlace) {
   lists_.outputs = {same};
   lists_.changes_geometry_in_place = true;
   fold_views(lists_, fixed_);
-  EXPECT_EQ(names_after_dropping(), Names{"view"});
+  drop_unused(lists_);
+  EXPECT_EQ(names(), Names{"view"});
 }
 
 TEST_F(HandMadeTape, FixedTensorsAndTheirViewsBecomeArguments) {
@@ -156,7 +126,8 @@ TEST_F(HandMadeTape, FixedTensorsAndTheirViewsBecomeArguments) {
   call("aten::mm", "", {x, transposed}, {y});
   lists_.outputs = {y};
   fold_views(lists_, fixed_);
-  EXPECT_EQ(names_after_dropping(), Names{"aten::mm"});
+  drop_unused(lists_);
+  EXPECT_EQ(names(), Names{"mm"});
   ASSERT_EQ(lists_.calls[0].tensors.size(), 1U);
   EXPECT_EQ(lists_.calls[0].tensors[0].slot, x);
   const at::Tensor baked = lists_.calls[0].arguments[1].toTensor();
