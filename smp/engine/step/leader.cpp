@@ -85,8 +85,9 @@ step_internal::Results Leader::run() {
     }
     message.trains = trains;
     if (call_.values) message.values = call_.values();
-    TORCH_CHECK_VALUE(!call_.values || message.values.size() == bodies_.size(), "step: expected a value for each of ",
-                      bodies_.size(), " microbatches, got ", message.values.size(), ".");
+    TORCH_CHECK_VALUE(message.values.empty() || message.values.size() == bodies_.size(),
+                      "step: expected a value for each of ", bodies_.size(), " microbatches, got ", message.values.size(),
+                      ".");
     const std::string payload = call_.payload ? call_.payload() : "";
     if (payload != rank_.programs.find(bodies_.front().recording->hash)->payload) message.payload = payload;
   } catch (...) {  // of any type: the others wait for this message

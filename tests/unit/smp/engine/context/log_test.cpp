@@ -49,7 +49,7 @@ TEST(Log, ALineHasTimeSeverityFileAndLine) {
   const auto where = std::source_location::current();
   const std::chrono::system_clock::time_point time(std::chrono::milliseconds(1714571106007));
   EXPECT_EQ(log_line(LogLevel::kWarning, time, where, "hello"),
-            "[2024-05-01 13:45:06.007: W smp/log_test.cpp:" + std::to_string(where.line()) + "] hello\n");
+            "[2024-05-01 13:45:06.007: W smp/engine/context/log_test.cpp:" + std::to_string(where.line()) + "] hello\n");
   EXPECT_EQ(log_line(LogLevel::kInfo, time, where, "").substr(0, 28), "[2024-05-01 13:45:06.007: I ");
 }
 
