@@ -29,6 +29,7 @@ const std::unordered_map<std::string_view, Traits> kTraits = {
     {"aten::nonzero_numpy", Trait::kShapeFromData},
     {"aten::argwhere", Trait::kShapeFromData},
     {"aten::masked_select", Trait::kShapeFromData},
+    {"aten::_unique", Trait::kShapeFromData},
     {"aten::_unique2", Trait::kShapeFromData},
     {"aten::unique_dim", Trait::kShapeFromData},
     {"aten::unique_consecutive", Trait::kShapeFromData},

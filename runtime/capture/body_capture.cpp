@@ -44,6 +44,7 @@ std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs
 }
 
 void BodyCapture::abandon() noexcept {
+  end_ghost_run();
   recorder_.reset();
   matcher_.reset();
   roots_.clear();

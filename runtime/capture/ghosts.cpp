@@ -16,6 +16,8 @@ namespace {
 
 using partitioner::TensorSpec;
 
+thread_local uint64_t running = 0;  // GhostRun::number of the body in progress
+
 struct RefuseBackward : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { refuse_backward(); }
   std::string name() const override { return "smp::RefuseBackward"; }
@@ -52,7 +54,19 @@ void check_no_hooks(const GhostRun& run, const std::string& place) {
 
 GhostRun begin_ghost_run() {
   static std::atomic<uint64_t> last = 0;
-  return {.number = ++last, .grad_fn = make_refuse_backward()};
+  running = ++last;
+  return {.number = running, .grad_fn = make_refuse_backward()};
+}
+
+void end_ghost_run() { running = 0; }
+
+const c10::Storage& Ghost::storage() const {
+  TORCH_CHECK(
+      run == running,
+      "expected a tensor with data, got a ghost of a step body that has ended, or of another thread's "
+      "body. Inside a step body tensors have shapes but no data; return what you need from the body and read it from the "
+      "StepOutput.");
+  return storage_;
 }
 
 Ghost::Ghost(c10::Storage&& storage, caffe2::TypeMeta dtype, uint64_t run_number, partitioner::ValueId value_id)
@@ -102,6 +116,11 @@ at::Tensor make_ghost(const TensorSpec& spec, const c10::Storage& storage, const
   ghost.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
   if (spec.requires_grad) torch::autograd::impl::set_gradient_edge(ghost, torch::autograd::Edge(run.grad_fn, 0));
   return ghost;
+}
+
+void set_signs(const at::Tensor& ghost, LazySigns signs) {
+  if (signs.conj) ghost._set_conj(true);
+  if (signs.neg) ghost._set_neg(true);
 }
 
 void set_gradient(const at::Tensor& ghost, bool requires_grad, const GhostRun& run) {

@@ -19,7 +19,9 @@ struct GhostRun {
   NodeHandle grad_fn{};  // of all that require a gradient: running it means that loss.backward() was called on one
 };
 
+/// On this thread, in place of the one before.
 GhostRun begin_ghost_run();
+void end_ghost_run();
 
 /// A tensor that has the device, keys and geometry of a real one of this rank, so that a body takes the same branches, on a
 /// storage that refuses raw access. Copies that LibTorch makes of it behind the dispatcher (tensor.data(), make_variable)
@@ -32,6 +34,9 @@ class Ghost final : public c10::TensorImpl {
                                                               bool allow_metadata_change) const override;
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
                                                               bool allow_metadata_change) const override;
+  /// Throws outside of the body: no operator is intercepted there, and LibTorch would make an ordinary tensor on the
+  /// storage, as view() does, that a later run could not tell from one of its own.
+  const c10::Storage& storage() const override;
 
   const uint64_t run;          // GhostRun::number
   partitioner::ValueId value;  // in the recording: the last one while it is recorded, the first one in a matched run
@@ -59,6 +64,14 @@ c10::Storage make_ghost_storage(size_t num_bytes, const std::string& maker);
 
 at::Tensor make_ghost(const partitioner::TensorSpec& spec, const c10::Storage& storage, const GhostRun& run,
                       partitioner::ValueId value);
+
+/// Of a tensor whose numbers are to be read with another sign: a lazy conj(), or imag() of one.
+struct LazySigns {
+  bool conj = false, neg = false;
+};
+
+inline LazySigns signs_of(const at::Tensor& tensor) { return {tensor.is_conj(), tensor.is_neg()}; }
+void set_signs(const at::Tensor& ghost, LazySigns signs);
 
 /// Lets a ghost require a gradient, with the run's function, or none.
 void set_gradient(const at::Tensor& ghost, bool requires_grad, const GhostRun& run);

@@ -1,4 +1,6 @@
 // The ghosts that a matched run hands out, and what they are in its recording.
+#include <algorithm>
+
 #include "runtime/capture/history.h"
 #include "runtime/capture/matcher.h"
 #include "runtime/capture/places.h"
@@ -16,6 +18,7 @@ at::Tensor Matcher::hand_out(ValueId id) {
   if (static_cast<size_t>(id) != first) return lock(ghosts_[first]);
   const Value& value = at_.recording->graph.values[id];
   at::Tensor ghost = make_ghost(value.spec, at_.storages[static_cast<size_t>(value.storage)], ghost_run_, id);
+  if (const auto signs = at_.recording->signs.find(id); signs != at_.recording->signs.end()) set_signs(ghost, signs->second);
   ghosts_[first] = weak(ghost);
   return ghost;
 }
@@ -28,9 +31,13 @@ void Matcher::follow_writes(const RecordedCall& call, const torch::jit::Stack& s
     if (!call.info->argument_written[i] || !arguments[i].isTensor() || as_ghost(arguments[i].toTensor()) == nullptr)
       continue;
     const at::Tensor& written = written_.emplace_back(arguments[i].toTensor());
-    if (!call.info->changes_geometry_in_place) continue;
-    const TensorSpec& spec = at_.recording->graph.values[node.outputs[0]].spec;
-    written.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
+    const auto& returned = call.info->returned_argument;
+    const auto result = std::find(returned.begin(), returned.end(), static_cast<int>(i));
+    if (result == returned.end()) continue;
+    const TensorSpec& spec = at_.recording->graph.values[node.outputs[static_cast<size_t>(result - returned.begin())]].spec;
+    if (!same_geometry(written, spec)) {  // t_(), and out= that makes room
+      written.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
+    }
   }
   for (const GradientChange& change : call.gradients) {
     const at::Tensor ghost = lock(ghosts_[static_cast<size_t>(change.first)]);

@@ -194,6 +194,11 @@ ValueId Recorder::alias_of(StorageInfo storage, const at::Tensor& tensor) {
               "autograd function returns such tensors). Its backward would be lost: write the function with "
               "differentiable operators, or call it through smp::opaque.");
   const Value base = recording_->graph.values[storage.first_value];
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.scalar_type() == base.spec.dtype && !tensor.is_conj() && !tensor.is_neg(), where(),
+                              ": expected data() and the like of tensors that read their memory as it was made, got one of ",
+                              tensor.scalar_type(), " on memory of ", base.spec.dtype,
+                              tensor.is_conj() || tensor.is_neg() ? ", with a lazy sign" : "",
+                              ". Call detach() in place of data(), or clone() the view first.");
   const bool grad_enabled = at::GradMode::is_enabled();
   const TensorSpec spec = spec_of(tensor);
   const ValueId detached = synthesise("aten::detach", {ValueRef{storage.first_value}}, base.spec, storage.id, grad_enabled);
@@ -235,6 +240,14 @@ void Recorder::check_not_frozen(const at::Tensor& tensor, const Value& value) co
 }
 
 void Recorder::refuse_unsupported(const OperatorInfo& info, const torch::jit::Stack& stack) const {
+  const auto* arguments = &stack.end()[-info.num_arguments];
+  for (size_t i = 0; i < info.argument_is_device.size(); ++i) {
+    const bool is_meta = info.argument_is_device[i] && arguments[i].isDevice() && arguments[i].toDevice().is_meta();
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !is_meta, describe_place(info.name, module_of(*recording_, last_module_)),
+        ": expected tensors of the rank's device, got the meta device, whose tensors have no data to ",
+        "compute with or to send. Ask the tensors themselves for sizes and dtypes.");
+  }
   switch (class_of_call(info, stack)) {
     case OperatorClass::kReadsValue:
       refuse_value_read(info.name, module_of(*recording_, last_module_));
@@ -314,6 +327,8 @@ void Recorder::bind_output(Node& node, const at::Tensor& seen) {
     return;
   }
   const auto producer = static_cast<NodeId>(recording_->graph.nodes.size());
+  const LazySigns signs = signs_of(stand_in_of(seen));
+  if (signs.conj || signs.neg) recording_->signs.emplace(static_cast<ValueId>(recording_->graph.values.size()), signs);
   node.outputs.push_back(new_value(
       {.kind = ValueKind::kResult, .spec = spec_of(stand_in_of(seen)), .producer = producer, .output_index = index}, seen));
 }

@@ -20,6 +20,9 @@ void Recorder::continue_from(const CapturedBody& matched, const std::vector<at::
   recording.graph.values.assign(old.graph.values.begin(), old.graph.values.begin() + num_values);
   recording.same_impl.assign(old.same_impl.begin(), old.same_impl.begin() + num_values);
   for (const Value& value : recording.graph.values) num_storages_ = std::max(num_storages_, value.storage + 1);
+  for (const auto& [id, signs] : old.signs) {
+    if (id < num_values) recording.signs.emplace(id, signs);
+  }
   recording.storages.assign(storages.begin(), storages.begin() + num_storages_);
   std::vector<at::Tensor> live(static_cast<size_t>(num_values));
   for (ValueId id = 0; id < num_values; ++id) {

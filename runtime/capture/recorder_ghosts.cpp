@@ -59,6 +59,7 @@ c10::Storage Recorder::ghost_storage(const at::Tensor& stand_in) {
 at::Tensor Recorder::ghost_of(const at::Tensor& stand_in) {
   at::Tensor ghost = make_ghost(spec_of(stand_in), ghost_storage(stand_in), run_, kNoValue);
   as_ghost(ghost)->stand_in = stand_in;
+  set_signs(ghost, signs_of(stand_in));
   return ghost;
 }
 

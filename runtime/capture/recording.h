@@ -5,10 +5,12 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "partitioner/graph/graph.h"
 #include "runtime/capture/constants.h"
+#include "runtime/capture/ghosts.h"
 #include "runtime/capture/operator_info.h"
 
 namespace smp::runtime {
@@ -45,6 +47,8 @@ struct Recording {
   std::vector<ConstantTensor> constants;
   /// By Value::storage: that of its ghosts, in every run. None where there is no ghost.
   std::vector<c10::Storage> storages;
+  /// Of the values that have any.
+  std::unordered_map<partitioner::ValueId, LazySigns> signs;
   uint64_t hash = 0;      // of the graph
   uint64_t last_use = 0;  // counts the runs of its body
 };

@@ -163,7 +163,10 @@ void Replay::prepare(const Graph& graph, NodeId n) {
       call.copies_lists = call.copies_lists || call.arguments.back().isList();
     }
   }
-  for (ValueId id : node.outputs) call.outputs.push_back(id == kNoValue ? -1 : slot_of_value_[id]);
+  for (ValueId id : node.outputs) {
+    call.outputs.push_back(id == kNoValue ? -1 : slot_of_value_[id]);
+    call.made.push_back(id == kNoValue ? TensorSpec{} : graph.values[id].spec);
+  }
   calls_.push_back(std::move(call));
 }
 
@@ -242,6 +245,26 @@ void Replay::call_operator(const Call& call, const MicrobatchContext& context, S
   watcher == nullptr ? call.op.callBoxed(stack_) : watcher->call_operator(call.op, stack_, call.node, call.random_ordinal);
 }
 
+// Everything behind an operator was recorded with the sizes that its meta kernel gave: an operator whose sizes depend on its
+// data, and says nothing of it, would be computed with those of zeros.
+void Replay::check_results(const Call& call) const {
+  size_t k = 0;
+  const auto check = [&](const at::Tensor& result) {
+    const TensorSpec& expected = call.made[k];
+    if (call.outputs[k++] < 0 || !result.defined()) return;
+    TORCH_CHECK(result.sizes() == expected.sizes && result.scalar_type() == expected.dtype, "expected sizes ",
+                at::IntArrayRef(expected.sizes), " and ", expected.dtype, " as recorded without data, got ", result.sizes(), " and ",
+                result.scalar_type(), ". Call what depends on data through smp::opaque, with the sizes that it promises.");
+  };
+  for (const c10::IValue& result : stack_) {
+    if (result.isTensor()) {
+      check(result.toTensor());
+    } else {
+      for (const at::Tensor& tensor : result.toTensorVector()) check(tensor);
+    }
+  }
+}
+
 std::string Replay::run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress,
                         StageWatcher* watcher) {
   PacedProgress paced(progress);
@@ -266,6 +289,7 @@ std::string Replay::run(Slots& slots, const MicrobatchContext& context, const st
       std::vector<Copy> copies;
       if (!call.kept.empty()) copies = give_copies(call, watcher);
       call_operator(call, context, watcher);
+      check_results(call);
       call.store(stack_, slots);
       if (!copies.empty()) note_saved(call, std::move(copies));
       running = nullptr;

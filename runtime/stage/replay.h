@@ -53,6 +53,7 @@ class Replay {
   };
   struct Call : FlatCall {
     std::vector<Kept> kept{};  // without those that have turned out not to be saved
+    std::vector<partitioner::TensorSpec> made{};  // as recorded; by outputs
     bool grad_enabled = true;
     partitioner::Autocast autocast{};
     int32_t random_ordinal = -1;
@@ -69,6 +70,7 @@ class Replay {
                   const std::vector<partitioner::ValueId>& kept);
   void push_arguments(const Call& call, const Slots& slots, const MicrobatchContext& context, size_t& next_override);
   void call_operator(const Call& call, const MicrobatchContext& context, StageWatcher* watcher);
+  void check_results(const Call& call) const;
   std::vector<Copy> give_copies(const Call& call, StageWatcher* watcher);
   void note_saved(Call& call, std::vector<Copy> copies);
   std::string mark_overwritten();

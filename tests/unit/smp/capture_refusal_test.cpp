@@ -50,6 +50,20 @@ std::vector<Refusal> value_refusals() {
       {"OneHotWithoutTheNumberOfClasses",
        [](Model& model, at::Tensor data, at::Tensor) { return torch::one_hot(model(data).argmax(1)).sum(); },
        {"aten::one_hot", kFourth, "depends on data"}},
+      {"Unique",
+       [](Model& model, at::Tensor data, at::Tensor) { return std::get<0>(torch::_unique(model(data))).sum(); },
+       {"aten::_unique", kFourth, "depends on data"}},
+      {"MetaDevice",
+       [](Model& model, at::Tensor data, at::Tensor) { return model(data).to(torch::kMeta); },
+       {"aten::to", kFourth, "got the meta device"}},
+      {"DataOfMemoryReadAsAnotherDtype",
+       [](Model& model, at::Tensor data, at::Tensor) { return (model(data) * 2).view(torch::kInt).data().sum(); },
+       {kFourth, "got one of Int on memory of Float", "detach()"}},
+      {"DataOfALazySign",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         return torch::imag(torch::view_as_complex(model(data).view({2, 2, 2})).conj()).data().sum();
+       },
+       {kFourth, "with a lazy sign", "detach()"}},
       {"BooleanIndex",
        [](Model& model, at::Tensor data, at::Tensor) {
          const at::Tensor output = model(data);

@@ -283,6 +283,18 @@ TEST(JoinEnds, WithoutSpreadingAnUpdateThatARankHasMissed) {
   }
 }
 
+TEST(JoinEnds, BehindTheLastModel) {
+  run_smp_ranks(2, {.pipeline_parallel_degree = 1, .microbatches = 1, .log_level = LogLevel::kOff}, [] {
+    std::vector<at::Tensor> losses;
+    smp::join([&] {
+      const auto net = make_net();
+      DistributedModel model(net);
+      losses = tests::training_step(model)(rows(4, 8, 1), rows(4, 4, 2)).outputs();
+    });
+    EXPECT_EQ(losses.size(), 1U);
+  });
+}
+
 TEST(JoinEnds, TheJobWhenTheLoopThrows) {
   const std::string text = message_of<std::exception>([] {
     run_smp_ranks(2, {.pipeline_parallel_degree = 1, .log_level = LogLevel::kOff}, [] {

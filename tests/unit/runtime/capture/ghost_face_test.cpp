@@ -7,6 +7,7 @@
 #include <functional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "partitioner/graph/graph_io.h"
@@ -120,6 +121,57 @@ TEST(GhostFace, IsLookedBehindByCpuItemAndPrinting) {
         return Tensors{output};
       });
       EXPECT_EQ(num_reads, i + 1);
+    }
+  }
+}
+
+// Models branch on is_conj(), and resolve_conj() is a copy or none by it.
+TEST(GhostFace, HasTheLazySignsOfItsTensorInMatchedRunsAndWhereOneEnds) {
+  const Bindings bindings;
+  BodyCapture capture(bindings);
+  for (const bool ends_otherwise : {false, false, true, true}) {
+    run(capture, {torch::ones({4, 8})}, [&](const Tensors& arguments) {
+      const at::Tensor number = torch::view_as_complex(arguments[0].view({4, 4, 2})), turned = number.conj();
+      if (ends_otherwise) torch::relu(arguments[0]);
+      EXPECT_FALSE(number.is_conj());
+      EXPECT_TRUE(turned.is_conj());
+      EXPECT_TRUE(torch::imag(turned).is_neg());
+      EXPECT_FALSE(turned.resolve_conj().is_conj());
+      return Tensors{torch::imag(turned) * 2};
+    });
+  }
+  EXPECT_EQ(capture.num_recordings(), 2);
+}
+
+TEST(GhostFace, HasTheSizesThatAnOperatorGivesItsOut) {
+  run_three_times([](const Tensors& arguments) {
+    at::Tensor product = torch::empty({0}), values = torch::empty({0}), indices = torch::empty({0}, torch::kLong);
+    torch::mul_out(product, arguments[0], arguments[0]);
+    torch::topk_out(values, indices, product, 3);
+    EXPECT_EQ(product.sizes(), (at::IntArrayRef{4, 8}));
+    EXPECT_EQ(values.sizes(), (at::IntArrayRef{4, 3}));
+    EXPECT_EQ(indices.sizes(), (at::IntArrayRef{4, 3}));
+    return Tensors{values * product.size(0)};
+  });
+}
+
+// Each of them is an ordinary tensor on the memory that the ghosts of all runs share.
+TEST(GhostRun, HasNoViewsMadeOutsideOfTheBodyOrOnAnotherThread) {
+  const Bindings bindings;
+  BodyCapture capture(bindings);
+  at::Tensor kept;
+  for (int i = 0; i < 3; ++i) {
+    run(capture, {torch::ones({4, 8})}, [&](const Tensors& arguments) {
+      kept = arguments[0] * 2;
+      std::string message;
+      std::thread([&] { message = message_of([&] { kept.view({32}); }); }).join();
+      EXPECT_NE(message.find("another thread's body"), std::string::npos) << message;
+      return Tensors{kept};
+    });
+    for (const auto& look : {+[](const at::Tensor& x) { return x.view({32}); }, +[](const at::Tensor& x) { return x[0]; },
+                             +[](const at::Tensor& x) { return x.detach(); }, +[](const at::Tensor& x) { return x + 1; }}) {
+      const std::string message = message_of([&] { look(kept); });
+      EXPECT_NE(message.find("ghost"), std::string::npos) << message;
     }
   }
 }

@@ -121,9 +121,12 @@ TEST(Replay, GradModeAndAutocastAreThoseOfEachOperatorAndTheOldOnesComeBack) {
   const ValueId x = g.input({2, 3}), weight = g.parameter("weight", {3}), trained = mul(g, x, weight),
                 frozen = mul(g, x, weight);
   g.last_node().grad_enabled = false;
-  const ValueId half = call(g, "aten::linear", {x, x}, {std::monostate()});
+  const ValueId half = g.op("aten::linear", {x, x}, {2, 2});
+  g.last_node().arguments.emplace_back();
+  g.spec(half).dtype = at::kBFloat16;
   g.last_node().autocast = {.enabled = true, .dtype = at::kBFloat16};
-  const ValueId whole = call(g, "aten::linear", {x, x}, {std::monostate()});
+  const ValueId whole = g.op("aten::linear", {x, x}, {2, 2});
+  g.last_node().arguments.emplace_back();
   ReplayOf it(g.build(), {trained, frozen, half, whole});
   const at::NoGradGuard outside;
   const auto got = it.run({{x, at::ones({2, 3})}, {weight, at::ones({3}).requires_grad_()}});
@@ -201,6 +204,21 @@ TEST(Replay, ErrorsNameOperatorModuleAndMicrobatch) {
       [&] { it.run({{x, at::ones({2})}, {other, at::ones({3})}}, {.microbatch = 2, .random = {}, .scalars = {}}); });
   EXPECT_TRUE(contains(text, "in aten::add of module 'encoder.0', microbatch 2")) << text;
   expect_bit_equal(it.run({{x, at::ones({3})}, {other, at::ones({3})}})[0], at::full({3}, 2.0), "the next microbatch");
+}
+
+TEST(Replay, ResultsOfOtherSizesOrDtypeThanRecordedAreRefused) {
+  GraphBuilder g;
+  const ValueId x = g.input({4}), places = g.op("aten::nonzero", {x}, {4, 1});
+  g.spec(places).dtype = at::kLong;
+  g.last_node().module = "encoder.0";
+  const ValueId active = g.relu(x);
+  ReplayOf it(g.build(), {places, active});
+  expect_bit_equal(it.run({{x, at::ones({4})}})[0], at::arange(4, at::kLong).view({4, 1}), "as recorded");
+  std::string text = support::message_of<c10::Error>([&] { it.run({{x, at::arange(4, at::kFloat)}}); });
+  EXPECT_TRUE(contains(text, "expected sizes [4, 1] and Long as recorded without data, got [3, 1] and Long")) << text;
+  EXPECT_TRUE(contains(text, "in aten::nonzero of module 'encoder.0', microbatch 0")) << text;
+  text = support::message_of<c10::Error>([&] { it.run({{x, at::ones({4}, at::kInt)}}); });
+  EXPECT_TRUE(contains(text, "got [4] and Int")) << text;
 }
 
 TEST(Replay, OperatorsWithArgumentsMissingAreRefused) {
