@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
+#include "partitioner/plan/action.h"
 #include "partitioner/plan/schedule_options.h"
 
 namespace smp::partitioner {
@@ -58,7 +59,10 @@ inline constexpr int kInputStage = -1;
 /// that several ranks read too: its first reader's rank adds up the gradient of each microbatch.
 struct Plan {
   int num_ranks = 1;
-  ScheduleOptions schedule;           // of the table that the predictions are of, and that runs
+  ScheduleOptions schedule;  // of the table that the predictions are of, and that runs
+  /// A table that no generator makes: by rank, the computations from first to last, each weight gradient anywhere behind its
+  /// backward. For steps of this program alone with as many microbatches; others have that of `schedule`. Empty: none.
+  std::vector<std::vector<Action>> table;
   bool exact_ties = false;            // else each rank adds up its own readers' part, exact to 1e-6
   std::vector<StagePlan> stages;      // each reads what earlier ones make
   std::vector<int> stage_of_node;     // by NodeId

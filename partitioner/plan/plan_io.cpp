@@ -63,6 +63,35 @@ ScheduleOptions read_schedule(const json::value& value, const Where& where) {
   return schedule;
 }
 
+/// An action is three numbers: kind, stage and microbatch.
+json::array write_table(const std::vector<std::vector<Action>>& table) {
+  json::array columns;
+  for (const auto& column : table) {
+    json::array& actions = columns.emplace_back(json::array()).as_array();
+    for (const Action& action : column) {
+      actions.push_back(json::array{static_cast<int>(action.kind), action.stage, action.microbatch});
+    }
+  }
+  return columns;
+}
+
+std::vector<std::vector<Action>> read_table(const json::value& value, const Where& where) {
+  std::vector<std::vector<Action>> table;
+  for (const json::value& column : read_array(value, where)) {
+    const Where actions = where.at(table.size());
+    std::vector<Action>& read = table.emplace_back();
+    for (const json::value& element : read_array(column, actions)) {
+      const Where here = actions.at(read.size());
+      const std::vector<int32_t> entry = read_ids(element, here, 0, kMaxInt32);
+      if (entry.size() != 3 || entry[0] >= static_cast<int32_t>(kNumComputations)) {
+        refuse(here, "[computation, stage, microbatch]", describe(element));
+      }
+      read.push_back({static_cast<ActionKind>(entry[0]), entry[1], entry[2]});
+    }
+  }
+  return table;
+}
+
 json::value write_stage(const StagePlan& stage) {
   return {{"rank", stage.rank},
           {"nodes", array_of(stage.nodes)},
@@ -121,6 +150,7 @@ std::string serialise(const Plan& plan) {
   return json::serialize(json::value{{"version", kFormatVersion},
                                      {"num_ranks", plan.num_ranks},
                                      {"schedule", write_schedule(plan.schedule)},
+                                     {"table", write_table(plan.table)},
                                      {"exact_ties", plan.exact_ties},
                                      {"stages", std::move(stages)},
                                      {"stage_of_node", array_of(plan.stage_of_node)},
@@ -147,6 +177,7 @@ Plan deserialise_plan(std::string_view text) {
   Plan plan;
   plan.num_ranks = static_cast<int>(read_integer(fields["num_ranks"], where.at("num_ranks"), 1, kMaxInt32));
   plan.schedule = read_schedule(fields["schedule"], where.at("schedule"));
+  plan.table = read_table(fields["table"], where.at("table"));
   plan.exact_ties = read_bool(fields["exact_ties"], where.at("exact_ties"));
   const Where stages = where.at("stages");
   for (const json::value& stage : read_array(fields["stages"], stages)) {

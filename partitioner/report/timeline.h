@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "partitioner/schedule/action.h"
+#include "partitioner/plan/action.h"
 
 namespace smp::partitioner {
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "partitioner/schedule/action.h"
+#include "partitioner/plan/action.h"
 #include "partitioner/schedule/microbatch_graphs.h"
 
 namespace smp::partitioner {

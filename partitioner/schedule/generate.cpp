@@ -266,19 +266,6 @@ std::vector<int> common_limits(const ScheduleOptions& options, const MicrobatchG
   return common;
 }
 
-/// By stage, at least 1.
-std::vector<int> most_in_flight(const MicrobatchGraphs& graphs, const std::vector<Action>& computations) {
-  std::vector<int> now(graphs.most_stages(), 0), most(graphs.most_stages(), 1);
-  for (const Action& action : computations) {
-    const int stage = action.stage;
-    if (!graphs.has_backward(stage, action.microbatch)) continue;
-    now[stage] += holds(action.row().makes, Item::kSaved) ? 1 : 0;
-    now[stage] -= holds(action.row().frees, Item::kSaved) ? 1 : 0;
-    most[stage] = std::max(most[stage], now[stage]);
-  }
-  return most;
-}
-
 }  // namespace
 
 std::vector<int> in_flight_limits(const ScheduleOptions& options, int num_ranks, int num_stages, int num_microbatches) {

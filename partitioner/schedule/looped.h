@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "partitioner/schedule/action.h"
+#include "partitioner/plan/action.h"
 #include "partitioner/schedule/microbatch_graphs.h"
 
 namespace smp::partitioner {

@@ -29,7 +29,7 @@ MAY_INCLUDE = {
         "partitioner/plan/message_buffers.h",  # what the planner counts on
         "partitioner/plan/plan.h",
         "partitioner/report/timeline.h",  # the spans that it records
-        "partitioner/schedule/action.h",
+        "partitioner/plan/action.h",
         "partitioner/schedule/schedule.h",
     ),
     "public header": ("smp/",),

@@ -11,6 +11,7 @@
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/trained_on.h"
 #include "partitioner/schedule/check.h"
+#include "partitioner/schedule/given.h"
 #include "partitioner/schedule/send_limits.h"
 #include "smp/engine/programs/write_conflicts.h"
 
@@ -281,7 +282,10 @@ Programs::Table Programs::make_table(const std::vector<Program*>& microbatches, 
     options.kind = ScheduleKind::kInterleaved;
     options.active_microbatches = 1;
   }
-  Table table{.schedule = generate(options, graphs), .buffers = {}};
+  const bool is_as_planned = part == TablePart::kWhole && options == microbatches.front()->plan.schedule;
+  std::optional<Schedule> given;
+  if (is_as_planned) given = given_schedule(microbatches.front()->plan.table, graphs);
+  Table table{.schedule = given ? std::move(*given) : generate(options, graphs), .buffers = {}};
   check(table.schedule, graphs);
   if (part != TablePart::kWhole) keep_only(part, table.schedule);
   const Program& first = *microbatches.front();

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "partitioner/partition/partition.h"
+#include "partitioner/plan/plan_io.h"
 #include "partitioner/schedule/check.h"
 #include "partitioner/schedule/generate.h"
+#include "partitioner/schedule/given.h"
 #include "partitioner/schedule/stage_graph.h"
 #include "tests/support/bits.h"
 #include "tests/support/graph_builder.h"
@@ -55,11 +57,13 @@ Plan plan_of(const Graph& graph) {
 }
 
 /// Each microbatch's weight gradients behind the backward of the next: a table that no generator of ours makes.
-Schedule with_late_weights(Schedule schedule) {
-  for (auto& column : schedule.columns) {
-    std::vector<Action> late;
+std::vector<std::vector<Action>> late_weights(const Schedule& schedule) {
+  std::vector<std::vector<Action>> columns;
+  for (const auto& column : schedule.columns) {
+    std::vector<Action>& late = columns.emplace_back();
     std::vector<Action> waiting;
     for (const Action& action : column) {
+      if (!action.is_compute()) continue;
       if (action.kind == ActionKind::kWeightGradient) {
         waiting.push_back(action);
         continue;
@@ -70,10 +74,15 @@ Schedule with_late_weights(Schedule schedule) {
       waiting.clear();
     }
     late.insert(late.end(), waiting.begin(), waiting.end());
-    column = late;
   }
-  schedule.in_flight_limits.assign(schedule.in_flight_limits.size(), schedule.num_microbatches);
-  return schedule;
+  return columns;
+}
+
+/// What another rank makes of a plan that comes with a table.
+Schedule sent(Plan plan, std::vector<std::vector<Action>> table, const StageGraph& stages) {
+  plan.table = std::move(table);
+  const std::vector<const StageGraph*> graphs(kMicrobatches, &stages);
+  return given_schedule(deserialise_plan(serialise(plan)).table, graphs).value();
 }
 
 enum class Made { kAutograd, kTape, kTapeButOneMicrobatch };
@@ -141,7 +150,7 @@ class Executed : public ::testing::Test {
   const Plan plan_ = plan_of(graph_);
   const StageGraph stages_ = stage_graph(plan_, graph_);
   const Schedule usual_ = generate({}, stages_, kMicrobatches);
-  const Schedule late_ = with_late_weights(usual_);
+  const Schedule late_ = sent(plan_, late_weights(usual_), stages_);
 };
 
 TEST_F(Executed, LateWeightsAreASoundTable) {

@@ -1,5 +1,5 @@
 // Text form, hash and other end of an action.
-#include "partitioner/schedule/action.h"
+#include "partitioner/plan/action.h"
 
 #include <c10/util/Exception.h>
 
