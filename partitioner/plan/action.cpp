@@ -3,8 +3,6 @@
 
 #include <c10/util/Exception.h>
 
-#include "partitioner/plan/plan.h"
-
 namespace smp::partitioner {
 namespace {
 

@@ -75,6 +75,8 @@ inline constexpr size_t kNumComputations = 3;  // the first rows
 
 constexpr const ActionRow& row_of(ActionKind kind) { return kActionRows[static_cast<size_t>(kind)]; }
 
+inline constexpr int kInputStage = -1;
+
 /// One action of one rank, for one microbatch.
 ///
 /// A transfer moves, in one go, every value that the plan lists between its two stages for that

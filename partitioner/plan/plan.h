@@ -48,8 +48,6 @@ struct Transfer {
   int backward = 0;  // of gradients: which of the graph's backwards; 0 for activations
   bool operator==(const Transfer&) const = default;
 };
-inline constexpr int kInputStage = -1;
-
 /// Everything a rank needs to execute a graph.
 ///
 /// `gradients` are the relays (docs/architecture.md, what makes results equal): the last consumer of a value sends its

@@ -253,8 +253,9 @@ void Replay::check_results(const Call& call) const {
     const TensorSpec& expected = call.made[k];
     if (call.outputs[k++] < 0 || !result.defined()) return;
     TORCH_CHECK(result.sizes() == expected.sizes && result.scalar_type() == expected.dtype, "expected sizes ",
-                at::IntArrayRef(expected.sizes), " and ", expected.dtype, " as recorded without data, got ", result.sizes(), " and ",
-                result.scalar_type(), ". Call what depends on data through smp::opaque, with the sizes that it promises.");
+                at::IntArrayRef(expected.sizes), " and ", expected.dtype, " as recorded without data, got ", result.sizes(),
+                " and ", result.scalar_type(),
+                ". Call what depends on data through smp::opaque, with the sizes that it promises.");
   };
   for (const c10::IValue& result : stack_) {
     if (result.isTensor()) {

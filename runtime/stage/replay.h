@@ -52,7 +52,7 @@ class Replay {
     c10::VariableVersion version;
   };
   struct Call : FlatCall {
-    std::vector<Kept> kept{};  // without those that have turned out not to be saved
+    std::vector<Kept> kept{};                     // without those that have turned out not to be saved
     std::vector<partitioner::TensorSpec> made{};  // as recorded; by outputs
     bool grad_enabled = true;
     partitioner::Autocast autocast{};
