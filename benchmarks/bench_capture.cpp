@@ -1,5 +1,4 @@
-// What capturing costs: a transformer of seven billion parameters on meta tensors, and recognising
-// its second run.
+// What capturing costs: a transformer of seven billion parameters on meta tensors, and recognising its second run.
 #include <torch/torch.h>
 
 #include "benchmarks/captured_step.h"

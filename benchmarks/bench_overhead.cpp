@@ -1,6 +1,5 @@
-// What smp adds per microbatch and stage to the stage's own forward and backward in a plain loop:
-// Linear(32) on 32 rows, messages of 4 KB. On one process nothing is sent; on two, each has a
-// stage.
+// What smp adds per microbatch and stage to the stage's own forward and backward in a plain loop: Linear(32) on 32 rows,
+// messages of 4 KB. On one process nothing is sent; on two, each has a stage.
 #include <torch/torch.h>
 
 #include "benchmarks/measure.h"

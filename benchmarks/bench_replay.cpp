@@ -1,5 +1,4 @@
-// What replaying a captured step costs against running it eagerly: forward and backward, one
-// thread, in turn.
+// What replaying a captured step costs against running it eagerly: forward and backward, one thread, in turn.
 #include <torch/torch.h>
 
 #include "benchmarks/captured_step.h"

@@ -1,6 +1,5 @@
-// How long a step takes where values pass stages on their way, and how long it was predicted to
-// take: U-Nets, an encoder and a decoder, and a language model with tied weights. Two processes
-// with two visits each: with two stages nothing passes one.
+// How long a step takes where values pass stages on their way, and how long it was predicted to take: U-Nets, an encoder and
+// a decoder, and a language model with tied weights. Two processes with two visits each: with two stages nothing passes one.
 #include <torch/torch.h>
 
 #include <functional>

@@ -1,6 +1,5 @@
-// How much faster two processes train the language model of the example than one: forward,
-// backward, clipping and SGD over eight microbatches. One process is the plain LibTorch loop,
-// without smp.
+// How much faster two processes train the language model of the example than one: forward, backward, clipping and SGD over
+// eight microbatches. One process is the plain LibTorch loop, without smp.
 #include <torch/torch.h>
 
 #include "benchmarks/measure.h"

@@ -19,8 +19,7 @@ using LossBody = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
 runtime::Bindings bindings_of(const torch::nn::Module& module);
 
-/// One run of `body` through `capture`, from begin to finish; the loss is differentiated and
-/// returned.
+/// One run of `body` through `capture`, from begin to finish; the loss is differentiated and returned.
 runtime::CapturedBody capture_loss(runtime::BodyCapture& capture, const std::vector<at::Tensor>& inputs,
                                    const LossBody& body);
 

@@ -78,8 +78,7 @@ struct Config {
 
   /// Whether the ranks form one pipeline, replicas of the whole model, or replicas of a shorter pipeline.  kAuto: the
   /// first step decides, by predicted time and memory_limit_mb; pipeline_parallel_degree must be 0 then.  Every rank
-  /// gives a step the whole batch and gets the results of all of it; each replica works on its part
-  /// (docs/automatic.md).
+  /// gives a step the whole batch and gets the results of all of it; each replica works on its part (docs/automatic.md).
   Parallelism parallelism = Parallelism::kManual;
 
   /// Parts that a batch is split into, per pipeline; at least 1, or kAutoMicrobatches ("auto" in JSON).  The batch must
@@ -163,8 +162,7 @@ struct Config {
   /// system again, which may take a third of a step (glibc only).  false: glibc's own rules.
   bool keep_memory = true;
 
-  /// What DistributedOptimizer::step() does after a training step with a loss or a gradient that is
-  /// not finite.
+  /// What DistributedOptimizer::step() does after a training step with a loss or a gradient that is not finite.
   Nonfinite nonfinite = Nonfinite::kStop;
 
   /// Seconds after which any wait for another rank fails; above 0.
@@ -219,18 +217,15 @@ struct Config {
   bool operator==(const Config&) const = default;
 
   /// Reads one JSON object, checks it and fills the rest with defaults.  Reads no environment.
-  /// Throws c10::ValueError that lists every error in the text: unknown keys with the nearest known
-  /// one, ill-typed values, violated constraints, aliases that disagree, features that do not exist
-  /// yet.
+  /// Throws c10::ValueError that lists every error in the text: unknown keys with the nearest known one, ill-typed values,
+  /// violated constraints, aliases that disagree, features that do not exist yet.
   static Config from_json(std::string_view text);
 
-  /// Lays SMP_CONFIG and SM_HP_MP_PARAMETERS, as `lookup` gives them, over `argument` and checks
-  /// the result. Throws c10::ValueError that lists every error of all sources, each with its
-  /// source.
+  /// Lays SMP_CONFIG and SM_HP_MP_PARAMETERS, as `lookup` gives them, over `argument` and checks the result. Throws
+  /// c10::ValueError that lists every error of all sources, each with its source.
   static Config resolve(const Config& argument, const EnvironmentLookup& lookup = environment_lookup());
 
-  /// As resolve, for an argument in JSON: its errors are listed together with those of the
-  /// environment.
+  /// As resolve, for an argument in JSON: its errors are listed together with those of the environment.
   static Config resolve_json(std::string_view argument, const EnvironmentLookup& lookup = environment_lookup());
 
   /// "Configuration parameters:" and one indented "key: value" line per key, in SageMaker's order.

@@ -19,9 +19,8 @@ struct Model;
 ///   model.register_comm_hook(smp::bf16_compress_hook);
 at::Tensor bf16_compress_hook(const GradientBucket& bucket);
 
-/// While it lives, the steps of `model` do not average gradients over replicas: each adds up its
-/// own, and the model's next step without a guard averages the sums. On every rank alike; the one of
-/// pp_rank() 0 counts.
+/// While it lives, the steps of `model` do not average gradients over replicas: each adds up its own, and the model's next
+/// step without a guard averages the sums. On every rank alike; the one of pp_rank() 0 counts.
 ///
 ///   {
 ///     smp::NoSync guard(model);

@@ -1,5 +1,4 @@
-// Models that are larger than the memory of one rank: constructed everywhere, initialised where
-// their parts live.
+// Models that are larger than the memory of one rank: constructed everywhere, initialised where their parts live.
 #pragma once
 
 #include <memory>
@@ -23,12 +22,10 @@ namespace smp {
 ///   smp::DistributedModel model(net);            // its first step makes the values that live on
 ///   each rank
 ///
-/// The rule: initialise inside the scope. Operators are recorded there and done in the first step
-/// that uses the model, each rank for its own tensors; the values are those that construction
-/// without the scope would have given, bit for bit, and so are the random numbers that the program
-/// draws afterwards. Reading a value before throws an error that tells the way out. Refused with
-/// c10::NotImplementedError: operators whose sizes depend on values, set_() and resize_(),
-/// autocast.
+/// The rule: initialise inside the scope. Operators are recorded there and done in the first step that uses the model, each
+/// rank for its own tensors; the values are those that construction without the scope would have given, bit for bit, and so
+/// are the random numbers that the program draws afterwards. Reading a value before throws an error that tells the way out.
+/// Refused with c10::NotImplementedError: operators whose sizes depend on values, set_() and resize_(), autocast.
 class DelayParamInitialization {
  public:
   /// Does nothing if not `enabled`, and inside of another scope. Throws c10::ValueError inside a
@@ -43,9 +40,8 @@ class DelayParamInitialization {
   std::unique_ptr<State> state_;
 };
 
-/// Gives all parameters and buffers of the module their values on this rank at once: for a module
-/// that no step uses. Does nothing for those that have them. Throws c10::ValueError inside a step
-/// body.
+/// Gives all parameters and buffers of the module their values on this rank at once: for a module that no step uses. Does
+/// nothing for those that have them. Throws c10::ValueError inside a step body.
 void initialize_parameters(const torch::nn::Module& module);
 
 }  // namespace smp

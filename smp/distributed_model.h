@@ -31,12 +31,11 @@ class DistributedModelBase {
   DistributedModelBase(const DistributedModelBase&) = delete;
   DistributedModelBase& operator=(const DistributedModelBase&) = delete;
 
-  /// Marks `loss` (a scalar made in this body from a model's output) as what is differentiated; the
-  /// gradient of its mean over microbatches is what (loss / microbatches).backward() gives. A body
-  /// may call it several times, for different losses: their gradients add up, in this order, as if
-  /// every call but the last kept its graph (retain_graph). As in LibTorch, every parameter that the
-  /// loss depends on gets a gradient, of whichever model. Throws c10::Error outside of a body, for a
-  /// loss that is no scalar of the body, and for the same loss twice.
+  /// Marks `loss` (a scalar made in this body from a model's output) as what is differentiated; the gradient of its mean
+  /// over microbatches is what (loss / microbatches).backward() gives. A body may call it several times, for different
+  /// losses: their gradients add up, in this order, as if every call but the last kept its graph (retain_graph). As in
+  /// LibTorch, every parameter that the loss depends on gets a gradient, of whichever model. Throws c10::Error outside of a
+  /// body, for a loss that is no scalar of the body, and for the same loss twice.
   void backward(const at::Tensor& loss);
 
   /// False until the first step that uses the model, which plans and places its parameters.
@@ -60,20 +59,17 @@ class DistributedModelBase {
   ///   model.load_state_dict(state);                      // every name must be there
   ///   model.load_state_dict(state, /*strict=*/false);    // what is there, of the names the model has
   ///
-  /// Throws c10::ValueError, on every rank alike and before anything changes, with all missing and
-  /// unexpected names (strict only) and all wrong shapes and types; for ranks that pass different
-  /// tensors under one name; inside a step body.
+  /// Throws c10::ValueError, on every rank alike and before anything changes, with all missing and unexpected names (strict
+  /// only) and all wrong shapes and types; for ranks that pass different tensors under one name; inside a step body.
   void load_state_dict(const StateDict& state, bool strict = true);
 
-  /// Replaces the mean over replicas, from the next step on; called in steps that make gradients of
-  /// the model. On every rank alike: the next training step is refused where replicas differ, and
-  /// ends the job where ranks of one pipeline do. An empty hook: the mean again. Throws
-  /// c10::ValueError inside a step body.
+  /// Replaces the mean over replicas, from the next step on; called in steps that make gradients of the model. On every rank
+  /// alike: the next training step is refused where replicas differ, and ends the job where ranks of one pipeline do. An
+  /// empty hook: the mean again. Throws c10::ValueError inside a step body.
   void register_comm_hook(CommHook hook);
 
-  /// Puts the module and everything below it into training mode, or evaluation mode; call it on
-  /// every rank. A step runs in the mode that its leader, pp_rank() 0, is in when the body is
-  /// called.
+  /// Puts the module and everything below it into training mode, or evaluation mode; call it on every rank. A step runs in
+  /// the mode that its leader, pp_rank() 0, is in when the body is called.
   void train(bool on = true);
   void eval() { train(false); }
   /// Sets every gradient to undefined. Throws c10::ValueError inside a step body.

@@ -48,12 +48,11 @@ class DistributedOptimizer {
       : optimizer_(std::make_unique<Optimizer>(std::move(optimizer))),
         adopted_(optimizer_internal::adopt(*optimizer_, model)) {}
 
-  /// Updates the local parameters with the gradients accumulated since zero_grad(). Call it on
-  /// every rank after the step function: where some have called it more often than others, the next
-  /// training step, state_dict(), save_state() and the end of a join throw c10::ValueError, until
-  /// load_state_dict() of the model makes all ranks equal again. Where options or parameter groups
-  /// differ between ranks, the same throw until they do not. Throws c10::ValueError inside a step
-  /// body, where there are no gradients yet.
+  /// Updates the local parameters with the gradients accumulated since zero_grad(). Call it on every rank after the step
+  /// function: where some have called it more often than others, the next training step, state_dict(), save_state() and the
+  /// end of a join throw c10::ValueError, until load_state_dict() of the model makes all ranks equal again. Where options or
+  /// parameter groups differ between ranks, the same throw until they do not. Throws c10::ValueError inside a step body,
+  /// where there are no gradients yet.
   ///
   /// Where a loss or a gradient of the model held NaN or infinity at the end of the last training
   /// step, all ranks throw c10::Error and none has changed anything; with Config::nonfinite = kSkip
@@ -65,19 +64,16 @@ class DistributedOptimizer {
   /// c10::ValueError inside a step body.
   void zero_grad() { optimizer_internal::zero_grad(adopted_); }
 
-  /// Options and state of all parameters, gathered to every rank of the pipeline; collective over
-  /// it. SGD, Adam, AdamW, RMSprop and Adagrad of LibTorch; throws c10::ValueError for others and
-  /// inside a step body.
+  /// Options and state of all parameters, gathered to every rank of the pipeline; collective over it. SGD, Adam, AdamW,
+  /// RMSprop and Adagrad of LibTorch; throws c10::ValueError for others and inside a step body.
   OptimizerState state_dict() { return optimizer_internal::state_dict(adopted_); }
   /// Options of all parameters and copies of the state of those on this rank, marked as partial.
   OptimizerState local_state_dict() { return optimizer_internal::local_state_dict(adopted_); }
-  /// Takes over options (learning rates too) and state. Collective over all ranks, before or after
-  /// the first step; what the ranks pass is put together as in DistributedModel::load_state_dict().
-  /// Before the first step the options change at once, and the state waits for the placement: no
-  /// rank ever holds more than it was given. A learning-rate scheduler keeps its own count: step it
-  /// as often as it had been stepped, then load. Throws c10::ValueError, on every rank alike and
-  /// before anything changes, when kind, groups, names, shapes or types are not those of this
-  /// optimizer.
+  /// Takes over options (learning rates too) and state. Collective over all ranks, before or after the first step; what the
+  /// ranks pass is put together as in DistributedModel::load_state_dict(). Before the first step the options change at once,
+  /// and the state waits for the placement: no rank ever holds more than it was given. A learning-rate scheduler keeps its
+  /// own count: step it as often as it had been stepped, then load. Throws c10::ValueError, on every rank alike and before
+  /// anything changes, when kind, groups, names, shapes or types are not those of this optimizer.
   void load_state_dict(const OptimizerState& state) { optimizer_internal::load_state_dict(adopted_, state); }
   /// The wrapped optimizer, for schedulers, param_groups and options.
   Optimizer& get() { return *optimizer_; }

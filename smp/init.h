@@ -13,13 +13,11 @@ namespace smp {
 ///   smp::init({.microbatches = 4});
 ///
 /// `argument` is overridden key by key by SMP_CONFIG and SM_HP_MP_PARAMETERS (docs/configuration.md).
-/// Throws c10::ValueError, on every rank and before anything else happens, for a configuration with errors (all of
-/// them at once), one that differs between ranks (with the keys), or a world it does not fit; c10::Error when called
-/// twice.
+/// Throws c10::ValueError, on every rank and before anything else happens, for a configuration with errors (all of them at
+/// once), one that differs between ranks (with the keys), or a world it does not fit; c10::Error when called twice.
 void init(const Config& argument = {});
-/// Leaves the job; collective. Objects made with smp must not be used afterwards. Throws
-/// c10::ValueError inside a step body and where optimizers differ between ranks, as a training step
-/// does; c10::Error before init.
+/// Leaves the job; collective. Objects made with smp must not be used afterwards. Throws c10::ValueError inside a step body
+/// and where optimizers differ between ranks, as a training step does; c10::Error before init.
 void shutdown();
 /// True from init to shutdown. Never throws.
 bool is_initialized();

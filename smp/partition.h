@@ -19,8 +19,7 @@ namespace smp {
 ///     }
 ///   };
 ///
-/// With Config::auto_partition = true the rest is placed by the planner, with false it goes to
-/// Config::default_partition.
+/// With Config::auto_partition = true the rest is placed by the planner, with false it goes to Config::default_partition.
 class PartitionGuard {
  public:
   /// Throws c10::ValueError unless 0 <= stage < pp_size(), and inside a step body; c10::Error
@@ -35,10 +34,9 @@ class PartitionGuard {
   std::unique_ptr<State> state_;
 };
 
-/// Places an existing module with everything below it; overrides guards. Before the first step.
-/// Converting the module afterwards (to(dtype)) is fine; a copy of it (clone()) is placed by
-/// itself. Throws c10::ValueError unless 0 <= stage < pp_size(), and inside a step body; c10::Error
-/// when the model is already partitioned.
+/// Places an existing module with everything below it; overrides guards. Before the first step. Converting the module
+/// afterwards (to(dtype)) is fine; a copy of it (clone()) is placed by itself. Throws c10::ValueError unless 0 <= stage <
+/// pp_size(), and inside a step body; c10::Error when the model is already partitioned.
 void set_partition(const torch::nn::Module& module, int stage);
 
 }  // namespace smp

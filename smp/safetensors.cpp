@@ -1,5 +1,4 @@
-// A file is: length of the header (8 bytes, little endian), header (JSON: name -> dtype, shape,
-// data_offsets), data.
+// A file is: length of the header (8 bytes, little endian), header (JSON: name -> dtype, shape, data_offsets), data.
 #include "smp/safetensors.h"
 
 #include <ATen/ops/empty.h>

@@ -1,5 +1,4 @@
-// Named tensors in a file, in the safetensors format (huggingface.co/docs/safetensors). Runs
-// nothing that the file holds.
+// Named tensors in a file, in the safetensors format (huggingface.co/docs/safetensors). Runs nothing that the file holds.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,11 +20,10 @@ struct Safetensors {
   std::map<std::string, std::string> metadata;
 };
 
-/// Writes `path` as a whole or not at all: under a temporary name next to it, to the disk, then
-/// renamed. Tensors of bool, (u)int8 to 64, half, bfloat16, float and double in any strides. Throws
-/// c10::ValueError, before anything is written, for other tensors, a name that comes twice or that
-/// the format reserves; c10::Error, with the system's reason, when the file cannot be written, and
-/// then `path` is as it was.
+/// Writes `path` as a whole or not at all: under a temporary name next to it, to the disk, then renamed. Tensors of bool,
+/// (u)int8 to 64, half, bfloat16, float and double in any strides. Throws c10::ValueError, before anything is written, for
+/// other tensors, a name that comes twice or that the format reserves; c10::Error, with the system's reason, when the file
+/// cannot be written, and then `path` is as it was.
 void write_safetensors(const std::string& path, const Safetensors& file);
 
 /// Reads a file of which nothing is believed: lengths, types, shapes and places of all tensors are

@@ -19,8 +19,7 @@
 
 namespace smp::step_internal {
 
-/// Types that hold no tensors, as far as their name tells. Each other type says how its tensors are
-/// visited, in order.
+/// Types that hold no tensors, as far as their name tells. Each other type says how its tensors are visited, in order.
 template <class T>
 struct Parts {
   static constexpr bool kHoldTensors = false;
@@ -85,8 +84,7 @@ struct Parts<std::tuple<Ts...>> : TupleParts<Ts...> {};
 template <class First, class Second>
 struct Parts<std::pair<First, Second>> : TupleParts<First, Second> {};
 
-/// torch::data::Example, whose header is too large to include here. Target is void where there is
-/// none.
+/// torch::data::Example, whose header is too large to include here. Target is void where there is none.
 template <class T>
 concept IsExample = requires(T example) {
   typename T::DataType;
@@ -125,8 +123,7 @@ struct ArgumentThatCannotBeCut {
                 "arguments of their own; or let the body capture the object ([&]), if every "
                 "microbatch is to see all of it.");
 };
-/// Any other template of tensors: a list handle, a hash map (no fixed order), a pointer to a
-/// container.
+/// Any other template of tensors: a list handle, a hash map (no fixed order), a pointer to a container.
 template <template <class...> class C, class... Ts>
   requires((holds_tensors<Ts> || ...) && !IsExample<C<Ts...>> && !HasFields<C<Ts...>>)
 struct Parts<C<Ts...>> {

@@ -31,16 +31,14 @@ class StepOutput {
   /// The same: results of a step are detached. For programs that say so.
   StepOutput detach() const { return *this; }
 
-  /// Mean over microbatches; same shape and dtype as one entry. Throws c10::ValueError for integers
-  /// and bools, whose mean is none of them (choose: reduce_sum().to(at::kDouble) / size()), and
-  /// when there is no entry.
+  /// Mean over microbatches; same shape and dtype as one entry. Throws c10::ValueError for integers and bools, whose mean is
+  /// none of them (choose: reduce_sum().to(at::kDouble) / size()), and when there is no entry.
   at::Tensor reduce_mean() const;
   /// Sum over microbatches; same shape as one entry and same dtype, but int64 for integers and
   /// bools (the number of true ones). Throws c10::ValueError when there is no entry.
   at::Tensor reduce_sum() const;
-  /// Concatenation along the batch dimension: [b, ...] per entry -> [sum of b, ...]. Throws
-  /// c10::ValueError when there is no entry, and what at::cat throws for entries that do not fit
-  /// (scalars: use stack).
+  /// Concatenation along the batch dimension: [b, ...] per entry -> [sum of b, ...]. Throws c10::ValueError when there is no
+  /// entry, and what at::cat throws for entries that do not fit (scalars: use stack).
   at::Tensor concat(int64_t batch_dim = 0) const;
   /// A new first dimension: [...] per entry -> [size(), ...]. Throws c10::ValueError when there is
   /// no entry, and what at::stack throws for entries of different shapes.

@@ -1,5 +1,4 @@
-// The version of smp, at compile time and at run time. CMake reads its own from the three numbers
-// here.
+// The version of smp, at compile time and at run time. CMake reads its own from the three numbers here.
 #pragma once
 
 #define SMP_VERSION_MAJOR 0

@@ -1,5 +1,4 @@
-// The command line that all examples share. An example sets its own defaults and adds its own
-// flags.
+// The command line that all examples share. An example sets its own defaults and adds its own flags.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +33,7 @@ struct Flags {
   smp::Config config() const;
 };
 
-/// Where an example has its data from. One that draws them has neither --data nor --epochs, and
-/// --steps is at least 1.
+/// Where an example has its data from. One that draws them has neither --data nor --epochs, and --steps is at least 1.
 enum class DataSource { kFiles, kDrawn };
 
 /// Reads a command line into Flags.

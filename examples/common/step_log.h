@@ -1,5 +1,4 @@
-// The JSON-lines file in which an example keeps its training: one line at the start, one per step,
-// one at the end.
+// The JSON-lines file in which an example keeps its training: one line at the start, one per step, one at the end.
 #pragma once
 
 #include <cstdint>

@@ -16,8 +16,7 @@ namespace examples {
 ///   ...
 ///   memory.peak_bytes();
 ///
-/// Uses the place of LibTorch's memory profiler: one of them at a time. Destroy it on the thread
-/// that made it.
+/// Uses the place of LibTorch's memory profiler: one of them at a time. Destroy it on the thread that made it.
 class TensorMemory {
  public:
   TensorMemory();

@@ -1,5 +1,4 @@
-// Trains a generator and a discriminator against each other, over all processes that the launcher
-// has started.
+// Trains a generator and a discriminator against each other, over all processes that the launcher has started.
 //
 //   gan                                   one process
 //   smp run -np 2 gan --partition manual  two: the generator on the first, the discriminator on the

@@ -14,12 +14,10 @@ struct Batch {
   at::Tensor labels;  // [rows], int64; kNoLabel where the set has ended
 };
 
-/// Label of a row that only fills a batch: no digit, so never guessed right, and cross-entropy's
-/// ignore_index.
+/// Label of a row that only fills a batch: no digit, so never guessed right, and cross-entropy's ignore_index.
 constexpr int64_t kNoLabel = -100;
 
-/// A permutation of `count` numbers, [count], int64; the same on every rank that gives the same
-/// seed.
+/// A permutation of `count` numbers, [count], int64; the same on every rank that gives the same seed.
 at::Tensor shuffled(int64_t count, int64_t seed);
 
 /// Rows first ... first + rows - 1 of `images` in that order ([n], int64).

@@ -9,10 +9,9 @@
 
 namespace mnist {
 
-/// Reads unsigned bytes: two zero bytes, the type 0x08, the number of dimensions, each dimension as
-/// four bytes with the highest first, then the data. Returns uint8 of those sizes on the CPU.
-/// Throws c10::ValueError for a file that cannot be read, has another type or number of dimensions,
-/// is empty, cut short, longer than it says, or still packed with gzip.
+/// Reads unsigned bytes: two zero bytes, the type 0x08, the number of dimensions, each dimension as four bytes with the
+/// highest first, then the data. Returns uint8 of those sizes on the CPU. Throws c10::ValueError for a file that cannot be
+/// read, has another type or number of dimensions, is empty, cut short, longer than it says, or still packed with gzip.
 at::Tensor read_idx(const std::string& path, int64_t num_dimensions);
 
 /// Pictures and what they show.
@@ -26,10 +25,9 @@ struct Digits {
   Images train, test;
 };
 
-/// Reads train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
-/// t10k-labels-idx1-ubyte from a folder (a dot in place of "-idx" too, as some archives have it).
-/// Throws c10::ValueError for a file that is missing, as read_idx does, for a label above 9, and
-/// for numbers or sizes of images that do not fit together.
+/// Reads train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte from a folder
+/// (a dot in place of "-idx" too, as some archives have it). Throws c10::ValueError for a file that is missing, as read_idx
+/// does, for a label above 9, and for numbers or sizes of images that do not fit together.
 Digits read_digits(const std::string& folder);
 
 }  // namespace mnist

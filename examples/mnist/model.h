@@ -1,5 +1,4 @@
-// The convolutional network of the example: an ordinary torch::nn::Module that knows nothing of
-// smp.
+// The convolutional network of the example: an ordinary torch::nn::Module that knows nothing of smp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,8 +27,7 @@ class ConvNet : public torch::nn::Module {
   /// Throws c10::ValueError for sizes that do not work.
   explicit ConvNet(const ConvNetOptions& options);
 
-  /// images: [batch, 1, rows, columns], float32. Returns the logarithms of the probabilities of the
-  /// ten digits, [batch, 10].
+  /// images: [batch, 1, rows, columns], float32. Returns the logarithms of the probabilities of the ten digits, [batch, 10].
   at::Tensor forward(at::Tensor images);
 
  private:

@@ -10,8 +10,7 @@
 
 namespace transformer_lm {
 
-/// Copies of this rank's parameters only: nothing is gathered, so no rank needs memory for more
-/// than its part of the model.
+/// Copies of this rank's parameters only: nothing is gathered, so no rank needs memory for more than its part of the model.
 ///
 ///   BestWeights best;
 ///   best.offer(valid_loss, model.local_named_parameters());   // after every epoch
@@ -29,8 +28,7 @@ class BestWeights {
   /// The lowest loss; infinity when is_empty().
   double loss() const { return loss_; }
 
-  /// Writes the copies into `parameters`: those that were offered, in the same order. Throws
-  /// c10::ValueError for others.
+  /// Writes the copies into `parameters`: those that were offered, in the same order. Throws c10::ValueError for others.
   void restore(const Parameters& parameters) const;
 
  private:

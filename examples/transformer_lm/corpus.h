@@ -23,8 +23,7 @@ struct Text {
 /// Throws c10::ValueError when the path does not exist or has another form.
 Text read_text(const std::string& path);
 
-/// Reads every regular file of `folder` (symbolic links left out) in order of names; each is cut as
-/// above.
+/// Reads every regular file of `folder` (symbolic links left out) in order of names; each is cut as above.
 Text read_all_files(const std::string& folder);
 
 /// Lower-case words and punctuation marks of a line, as torchtext's basic_english splits them.
@@ -52,8 +51,7 @@ class Vocabulary {
   /// Throws c10::IndexError outside 0 <= id < size().
   const std::string& word(int64_t id) const;
 
-  /// The words of `text` as numbers, line by line: [tokens], int64 on the CPU. Empty lines give
-  /// nothing.
+  /// The words of `text` as numbers, line by line: [tokens], int64 on the CPU. Empty lines give nothing.
   at::Tensor encode(std::string_view text) const;
 
  private:

@@ -22,8 +22,7 @@ class StepMemory {
   void finish();
 
   int64_t tensor_bytes() const { return tensor_bytes_; }
-  /// Growth of the process: tensors, and code and workspaces that LibTorch and MPI load on first
-  /// use.
+  /// Growth of the process: tensors, and code and workspaces that LibTorch and MPI load on first use.
   int64_t resident_bytes() const { return resident_bytes_; }
 
  private:

@@ -32,9 +32,8 @@ class TransformerLm : public torch::nn::Module {
   /// Throws c10::ValueError for sizes that do not fit together.
   explicit TransformerLm(const ModelOptions& options);
 
-  /// tokens: [batch, T], int64 in [0, vocab), T <= max_tokens. Returns the logits of the next token
-  /// at every place, [batch, T, vocab]; place t sees tokens 0 ... t only. Throws c10::ValueError
-  /// for a longer sequence.
+  /// tokens: [batch, T], int64 in [0, vocab), T <= max_tokens. Returns the logits of the next token at every place, [batch,
+  /// T, vocab]; place t sees tokens 0 ... t only. Throws c10::ValueError for a longer sequence.
   at::Tensor forward(const at::Tensor& tokens);
 
  private:

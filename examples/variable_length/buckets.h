@@ -1,5 +1,4 @@
-// Lines of text of many lengths, sorted into buckets of a few. No randomness but that of the seed
-// given.
+// Lines of text of many lengths, sorted into buckets of a few. No randomness but that of the seed given.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,9 +24,8 @@ struct BucketOptions {
   int64_t max_length = 24;  // longer lines are cut into parts; a multiple of `width`
 };
 
-/// ids: [tokens], int64, as Vocabulary::encode gives them. By rising length; lengths that no line
-/// has are left out. Throws c10::ValueError for ids that do not end with <eos>, and for widths and
-/// lengths that do not fit together.
+/// ids: [tokens], int64, as Vocabulary::encode gives them. By rising length; lengths that no line has are left out. Throws
+/// c10::ValueError for ids that do not end with <eos>, and for widths and lengths that do not fit together.
 std::vector<Bucket> make_buckets(const at::Tensor& ids, const BucketOptions& options);
 
 /// Lines first ... first + lines - 1 of a bucket.
@@ -40,8 +38,7 @@ struct Place {
 /// seed; what a bucket leaves over is left out.
 std::vector<Place> full_batches(const std::vector<Bucket>& buckets, int64_t lines, int64_t seed);
 
-/// Every line once, bucket by bucket, in batches of `lines` places of which the last may lie behind
-/// the bucket's end.
+/// Every line once, bucket by bucket, in batches of `lines` places of which the last may lie behind the bucket's end.
 std::vector<Place> all_batches(const std::vector<Bucket>& buckets, int64_t lines);
 
 /// Lines first ... first + lines - 1; those behind the end have no target at all.

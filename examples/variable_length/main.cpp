@@ -1,5 +1,4 @@
-// Trains a language model on lines of many lengths, over all processes that the launcher has
-// started.
+// Trains a language model on lines of many lengths, over all processes that the launcher has started.
 //
 //   variable_length                                one process
 //   smp run -np 2 variable_length --bucket-width 2  two, twice as many lengths
@@ -105,8 +104,7 @@ class Training {
     return get_lines(buckets[static_cast<size_t>(place.bucket)], place.first + smp::dp_rank() * rows_, rows_);
   }
 
-  /// Mean loss per word of all lines, in evaluation mode and without gradients. Collective over the
-  /// world.
+  /// Mean loss per word of all lines, in evaluation mode and without gradients. Collective over the world.
   template <class SumStep>
   double evaluate(SumStep& sum_step, const std::vector<Bucket>& buckets) {
     const torch::NoGradGuard no_grad;

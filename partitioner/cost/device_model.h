@@ -21,8 +21,7 @@ struct DeviceModel {
   double link_latency_us = 5;          // per message, each side
   bool operator==(const DeviceModel&) const = default;
 
-  /// max(flops / peak, bytes / bandwidth) + elementwise functions + overhead. (Roofline: Williams
-  /// et al., CACM 2009)
+  /// max(flops / peak, bytes / bandwidth) + elementwise functions + overhead. (Roofline: Williams et al., CACM 2009)
   double forward_us(const Work& work) const;
   double backward_us(const Work& work) const;
   /// One message of `num_bytes`, as either side sees it.

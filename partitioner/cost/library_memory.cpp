@@ -25,8 +25,7 @@ bool is_pointwise(const TensorSpec& weight) {
                      [](int64_t size) { return size == 1; });
 }
 
-/// Small ones, and those of single elements, run as a product. (ATen/native/Convolution.cpp,
-/// use_mkldnn)
+/// Small ones, and those of single elements, run as a product. (ATen/native/Convolution.cpp, use_mkldnn)
 bool is_blocked(const Graph& graph, const Node& node) {
   const TensorSpec& input = spec_of_argument(graph, node, 0);
   if (input.sizes.size() < 3 || input.dtype != c10::ScalarType::Float) return false;
@@ -63,8 +62,7 @@ struct LstmLayer {
   }
 };
 
-/// Arguments of aten::lstm: input, states, weights, has_biases, layers, dropout, train,
-/// bidirectional, batch_first.
+/// Arguments of aten::lstm: input, states, weights, has_biases, layers, dropout, train, bidirectional, batch_first.
 struct Lstm {
   int64_t layers = 1, directions = 1;
   bool drops = false;

@@ -1,5 +1,4 @@
-// Bytes that training keeps: parameters, gradients, optimizer state, and what autograd saves per
-// microbatch.
+// Bytes that training keeps: parameters, gradients, optimizer state, and what autograd saves per microbatch.
 #pragma once
 
 #include <cstdint>

@@ -26,8 +26,7 @@ struct OperatorCost {
 /// the output's gradient. The gradient of a parameter is also added to the accumulated one.
 OperatorCost operator_cost(const Graph& graph, const Node& node, bool trains);
 
-/// The part of a node's backward, in 0 to 1, that makes gradients of parameters, for which nothing waits
-/// but the optimizer.
+/// The part of a node's backward, in 0 to 1, that makes gradients of parameters, for which nothing waits but the optimizer.
 double parameter_share_of_backward(const Graph& graph, const Node& node);
 
 /// Whether autograd records a backward for `node`.

@@ -31,9 +31,8 @@ double product_flops_of(const Graph& graph, const Node& node, size_t left) {
   return 2 * elements_of_outputs(graph, node) * contracted;
 }
 
-/// Whether attention runs as one kernel on CPU, which asks for (batch, heads, positions, features),
-/// equal heads, no dropout, and a mask without gradient.
-/// (ATen/native/transformers/sdp_utils_cpp.cpp)
+/// Whether attention runs as one kernel on CPU, which asks for (batch, heads, positions, features), equal heads, no dropout,
+/// and a mask without gradient. (ATen/native/transformers/sdp_utils_cpp.cpp)
 bool is_flash_attention(const Graph& graph, const Node& node) {
   const TensorSpec& query = spec_of_argument(graph, node, 0);
   for (size_t position : {1, 2}) {
@@ -124,8 +123,7 @@ double convolution_flops(const Graph& graph, const Node& node) {
   const bool is_transposed =
       node.op.find("transpose") != std::string::npos ||
       (node.arguments.size() > 6 && std::get_if<bool>(&node.arguments[6]) && std::get<bool>(node.arguments[6]));
-  // Every element of the output (transposed: of the input) meets the weights of one of its
-  // channels.
+  // Every element of the output (transposed: of the input) meets the weights of one of its channels.
   const double elements = is_transposed ? static_cast<double>(spec_of_argument(graph, node, 0).num_elements())
                                         : elements_of_outputs(graph, node);
   const double channels = weight.sizes.empty() ? 1 : static_cast<double>(weight.sizes[0]);
@@ -139,9 +137,8 @@ double attention_flops(const Graph& graph, const Node& node) {
   return 4 * static_cast<double>(spec_of_argument(graph, node, 0).num_elements()) * keys;
 }
 
-/// One kernel keeps a float per query: the logarithm of the sum of its weights. Else copies of
-/// query, key and value stay, and the weights, (batch x heads, queries, keys); with dropout also
-/// its noise and their product.
+/// One kernel keeps a float per query: the logarithm of the sum of its weights. Else copies of query, key and value stay,
+/// and the weights, (batch x heads, queries, keys); with dropout also its noise and their product.
 int64_t attention_saved_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& query = spec_of_argument(graph, node, 0);
   const TensorSpec& key = spec_of_argument(graph, node, 1);
@@ -166,8 +163,7 @@ bool folds_to_rows(const TensorSpec& spec) {
   return true;
 }
 
-/// matmul of three and more dimensions with a matrix folds its left side, into a copy where a view
-/// cannot do it.
+/// matmul of three and more dimensions with a matrix folds its left side, into a copy where a view cannot do it.
 int64_t folded_copy_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& left = spec_of_argument(graph, node, 0);
   const TensorSpec& right = spec_of_argument(graph, node, 1);
@@ -209,8 +205,7 @@ int64_t cell_saved_bytes(const Graph& graph, const Node& node) {
 
 double cell_kernels(const Graph&, const Node&) { return 10; }
 
-/// About ten leaf kernels per step and pair of weights (input projections of a layer are one
-/// product).
+/// About ten leaf kernels per step and pair of weights (input projections of a layer are one product).
 double recurrent_kernels(const Graph& graph, const Node& node) {
   const TensorSpec& input = spec_of_argument(graph, node, 0);
   const size_t pairs = recurrent_weights(graph, node).size() / 2;
@@ -232,8 +227,7 @@ int64_t input_and_output_bytes(const Graph& graph, const Node& node) {
   return bytes_of_first_input(graph, node) + bytes_of_first_output(graph, node);
 }
 
-/// A sum of other numbers than those that are added, such as one of truth values, converts them all
-/// first.
+/// A sum of other numbers than those that are added, such as one of truth values, converts them all first.
 int64_t converted_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& input = spec_of_argument(graph, node, 0);
   if (bytes_of_first_output(graph, node) == 0) return 0;
@@ -294,8 +288,7 @@ int64_t dropout_saved_bytes(const Graph& graph, const Node& node) {
   return is(1, 0.0) || is(2, false) ? 0 : bytes_of_first_output(graph, node);
 }
 
-/// Mean and deviation of every normalised row. Arguments of aten::layer_norm: input, normalised
-/// sizes.
+/// Mean and deviation of every normalised row. Arguments of aten::layer_norm: input, normalised sizes.
 int64_t row_statistics_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& input = spec_of_argument(graph, node, 0);
   int64_t row = last_size(input);

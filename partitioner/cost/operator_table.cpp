@@ -97,8 +97,7 @@ const OperatorRow kRows[] = {
     {.op = "aten::rnn_relu_cell", .flops = cell_flops, .backward_factor = 2,
      .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
      .kernels = cell_kernels},
-    // Look-ups read and write rows of argument 0; their backward fills a gradient as large as all
-    // of it.
+    // Look-ups read and write rows of argument 0; their backward fills a gradient as large as all of it.
     {.op = "aten::embedding", .saves = kSavesIndices, .is_lookup = true},
     {.op = "aten::index", .saves = kSavesIndices, .is_lookup = true},
     {.op = "aten::index_select", .saves = kSavesIndices, .is_lookup = true},

@@ -1,5 +1,4 @@
-// One row per operator: what it computes and what autograd keeps of it. Adding an operator is one
-// line.
+// One row per operator: what it computes and what autograd keeps of it. Adding an operator is one line.
 #pragma once
 
 #include <cstdint>
@@ -28,23 +27,19 @@ enum class GradientForm : uint8_t {
 
 struct OperatorRow {
   std::string_view op;  // schema name without overload; "name_" (in place) uses the row of "name"
-  /// Floating-point operations of one forward call, a multiply-add counted as two. Null: bytes
-  /// decide.
+  /// Floating-point operations of one forward call, a multiply-add counted as two. Null: bytes decide.
   double (*flops)(const Graph&, const Node&) = nullptr;
-  /// Backward work in units of forward work; matrix products count per argument that needs a
-  /// gradient.
+  /// Backward work in units of forward work; matrix products count per argument that needs a gradient.
   double backward_factor = 1;
   double transcendentals_per_element = 0;  // exp, log, tanh, division: per output element
   double randoms_per_element = 0;          // drawn numbers, per output element
   uint8_t saves = kSavesNothing;
-  /// Bytes that autograd keeps beside recorded tensors: masks, indices, workspaces of composites.
-  /// May be null.
+  /// Bytes that autograd keeps beside recorded tensors: masks, indices, workspaces of composites. May be null.
   int64_t (*extra_saved_bytes)(const Graph&, const Node&) = nullptr;
   /// How many of the first tensor arguments are kept as copies, which extra_saved_bytes counts; a
   /// call that makes such copies keeps no outputs. May be null.
   int (*num_copies)(const Graph&, const Node&) = nullptr;
-  /// Bytes of the memory that the first output lies on, where it is larger than the tensor. May be
-  /// null.
+  /// Bytes of the memory that the first output lies on, where it is larger than the tensor. May be null.
   int64_t (*output_storage_bytes)(const Graph&, const Node&) = nullptr;
   /// Bytes that the forward holds for its own use, beyond its outputs. May be null.
   int64_t (*workspace_bytes)(const Graph&, const Node&) = nullptr;
@@ -52,8 +47,7 @@ struct OperatorRow {
   int64_t (*backward_workspace_bytes)(const Graph&, const Node&) = nullptr;
   GradientForm gradient = GradientForm::kOwn;
   bool is_product = false;  // matrix product or convolution
-  /// Products: where their factors stand; tensors elsewhere (a bias) are added. A list of tensors
-  /// counts whole.
+  /// Products: where their factors stand; tensors elsewhere (a bias) are added. A list of tensors counts whole.
   uint8_t first_factor = 0;
   uint8_t num_factors = 2;
   bool is_view = false;                                    // moves no bytes
@@ -62,8 +56,7 @@ struct OperatorRow {
   double (*kernels)(const Graph&, const Node&) = nullptr;  // leaf kernels of a composite; null: one
 };
 
-/// The row of a node's operator; for operators without one a row that moves its bytes once and
-/// saves its inputs.
+/// The row of a node's operator; for operators without one a row that moves its bytes once and saves its inputs.
 const OperatorRow& operator_row(const Node& node);
 
 /// Whether `node` only looks at memory that exists: then it moves no bytes.

@@ -8,18 +8,15 @@
 
 namespace smp::partitioner {
 
-/// By NodeId: the smallest node that must run on the same stage, itself if there is none. Two
-/// reasons:
+/// By NodeId: the smallest node that must run on the same stage, itself if there is none. Two reasons:
 ///
-/// - A storage that is written after its creation: everything that touches it, from its creation to
-/// its last
+/// - A storage that is written after its creation: everything that touches it, from its creation to its last
 ///   write, shares a stage (a received tensor is a leaf of its own; an in-place write there would
 ///   miss the others). If it belongs to a parameter, buffer, input or constant, later readers share
 ///   that stage, too: what is written is the one copy that this rank keeps. So do later
 ///   readers of a value from before the last write, a view: autograd makes it anew from what was
 ///   written.
-/// - A value that cannot travel (`can_travel`), or that is a view of a parameter (weights would be
-/// sent in every
+/// - A value that cannot travel (`can_travel`), or that is a view of a parameter (weights would be sent in every
 ///   microbatch): its producer and its readers share a stage. The base of a view may still travel:
 ///   then the view itself is replayed on the reader's side, because it runs there.
 ///

@@ -37,8 +37,7 @@ void GradientFlow::find_written_storages() {
       const auto is_differentiable_result = [&](ValueId id) {
         return id != kNoValue && graph_.values[id].storage == storage && graph_.values[id].spec.requires_grad;
       };
-      // batch_norm writes its statistics without differentiating them: no output lies on their
-      // storage.
+      // batch_norm writes its statistics without differentiating them: no output lies on their storage.
       if (std::any_of(node.outputs.begin(), node.outputs.end(), is_differentiable_result)) {
         is_written_[storage] = true;
       }

@@ -11,8 +11,7 @@ namespace smp::partitioner {
 /// requires a gradient counts as one: every value on it then carries the gradient, also those
 /// recorded before the write without requires_grad (`out = zeros(...); out[0].copy_(x)`).
 ///
-/// A superset: an argument that its operator does not differentiate is counted if it requires a
-/// gradient.
+/// A superset: an argument that its operator does not differentiate is counted if it requires a gradient.
 class GradientFlow {
  public:
   /// Of all backwards of the graph.

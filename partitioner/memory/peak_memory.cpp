@@ -43,9 +43,8 @@ int64_t constant_bytes(const Graph& graph, const Plan& plan, int rank) {
   return bytes;
 }
 
-/// Every rank is called with the arguments of all microbatches. Rank 0 copies them apart where a
-/// part would not be aligned, and once more where an operator writes to them. The last stage keeps
-/// the gradient of the loss.
+/// Every rank is called with the arguments of all microbatches. Rank 0 copies them apart where a part would not be aligned,
+/// and once more where an operator writes to them. The last stage keeps the gradient of the loss.
 int64_t step_bytes(const Graph& graph, const Plan& plan, int64_t num_microbatches, int rank) {
   constexpr int64_t kAlignment = 64;
   std::set<int32_t> written;
@@ -80,9 +79,8 @@ std::map<ValueId, std::set<int>> readers_of_parameters(const Graph& graph, const
   return ranks;
 }
 
-/// The sums of all shared parameters stand beside their gradients until the last is there; the
-/// first of the ranks that share one also holds the gradient that came and, from the third rank on,
-/// the sum so far. (runtime/gradients/tied_gradients.cpp)
+/// The sums of all shared parameters stand beside their gradients until the last is there; the first of the ranks that share
+/// one also holds the gradient that came and, from the third rank on, the sum so far. (runtime/gradients/tied_gradients.cpp)
 int64_t tied_bytes(const Graph& graph, const Plan& plan, int rank) {
   int64_t sums = 0, most = 0;
   for (const auto& [id, ranks] : readers_of_parameters(graph, plan)) {
@@ -137,10 +135,9 @@ Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& 
 /// the models of the oracle (tests/unit/smp/zoo_memory_test.cpp).
 int64_t with_margin(int64_t bytes) { return bytes + (bytes + 31) / 32; }
 
-/// What averaging over replicas takes when the step ends: a bucket, what the others send for it,
-/// and a new gradient beside the old one. Gradients of shared parameters, with those in their
-/// bucket, and all where nothing overlaps leave only then; of the others the last bucket is still
-/// to come. (runtime/gradients/gradient_reducer.cpp)
+/// What averaging over replicas takes when the step ends: a bucket, what the others send for it, and a new gradient beside
+/// the old one. Gradients of shared parameters, with those in their bucket, and all where nothing overlaps leave only then;
+/// of the others the last bucket is still to come. (runtime/gradients/gradient_reducer.cpp)
 int64_t reduction_bytes(const Fixed& fixed, const RankMemory& step, const PartitionOptions& options) {
   if (options.gradient_bucket_bytes == 0) return 0;
   if (options.gradients_overlap && !fixed.shares_gradients) return step.under_way + step.arriving;

@@ -1,5 +1,4 @@
-// The most memory that each rank holds at once in a training step, by the terms of which it is
-// made.
+// The most memory that each rank holds at once in a training step, by the terms of which it is made.
 #pragma once
 
 #include <vector>
@@ -9,8 +8,7 @@
 
 namespace smp::partitioner {
 
-/// Microbatches whose activations a stage holds at once: the schedule's limit, and never more than
-/// there are.
+/// Microbatches whose activations a stage holds at once: the schedule's limit, and never more than there are.
 std::vector<int> in_flight_by_stage(const PlanRequest& request, int num_stages);
 
 /// Fills in activation_bytes, workspace_bytes and message_bytes of every stage, and

@@ -17,8 +17,7 @@
 namespace smp::partitioner {
 namespace {
 
-// The copy of the generator's state from which the user's random numbers are restored after a
-// forward that draws some.
+// The copy of the generator's state from which the user's random numbers are restored after a forward that draws some.
 constexpr int64_t kGeneratorStateBytes = 5056;
 
 // Numbers that become tensors on their way into a kernel.
@@ -300,8 +299,7 @@ class StageWalk {
     if (!block.is_result) meter.drop(bytes_of(block));
   }
 
-  /// A product of more than two dimensions folds its gradient, too, into a copy if that comes
-  /// through a transpose.
+  /// A product of more than two dimensions folds its gradient, too, into a copy if that comes through a transpose.
   int64_t backward_workspace(const Node& node, const OperatorRow& row, ValueId output) const {
     const TensorSpec& spec = graph_.values[output].spec;
     const bool folds = row.is_product && spec.sizes.size() > 2;

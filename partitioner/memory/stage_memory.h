@@ -16,9 +16,8 @@ struct StageMemory {
   int64_t saved = 0;    // between its forward and its backward, results not included
   int64_t results = 0;  // storages of returned tensors that are made here: until the step ends
   int64_t forward = 0;  // at most during its forward, what it leaves included
-  /// At most during its backward, the still saved included. The first backward of a step makes the
-  /// gradients of the parameters, which stay and count here; a later one makes them for a moment
-  /// and adds them.
+  /// At most during its backward, the still saved included. The first backward of a step makes the gradients of the
+  /// parameters, which stay and count here; a later one makes them for a moment and adds them.
   int64_t first_backward = 0;
   int64_t later_backward = 0;
   /// The same for the last backward of a step, during which full buckets of gradients leave for the
@@ -38,11 +37,10 @@ struct StageMemory {
   bool operator==(const StageMemory&) const = default;
 };
 
-/// Walks the operators of `plan.stages[stage]` forwards, then backwards, and allocates and frees as
-/// the replay and LibTorch's autograd engine do: a tensor lives until its last reader has run or,
-/// if it is saved, until the backward of the last operator that saved it; a gradient until its
-/// operator's backward has run. Tensors from elsewhere, and gradients that come from there, lie in
-/// memory of the rank: rank_memory.h. Sent ones count until they are packed.
+/// Walks the operators of `plan.stages[stage]` forwards, then backwards, and allocates and frees as the replay and
+/// LibTorch's autograd engine do: a tensor lives until its last reader has run or, if it is saved, until the backward of the
+/// last operator that saved it; a gradient until its operator's backward has run. Tensors from elsewhere, and gradients that
+/// come from there, lie in memory of the rank: rank_memory.h. Sent ones count until they are packed.
 ///
 /// Expects the activations and gradients of `plan` to be filled in. `flow`: of all backwards of the graph; what no
 /// backward passes through is not saved. `bucket_bytes`: of gradients

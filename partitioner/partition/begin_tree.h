@@ -25,9 +25,8 @@ class BeginTree {
   /// Adds to cost and traffic of the begins [first, end).
   void add(size_t first, size_t end, double us);
 
-  /// Of the begins [first, end) that cost at most `limit_us`, `extra_us` included, the one with the
-  /// least traffic, then the first. If there is none, `least_us` is not more than any of them
-  /// costs.
+  /// Of the begins [first, end) that cost at most `limit_us`, `extra_us` included, the one with the least traffic, then the
+  /// first. If there is none, `least_us` is not more than any of them costs.
   std::optional<Found> find(size_t first, size_t end, double extra_us, double limit_us, double& least_us) const;
 
  private:

@@ -59,8 +59,7 @@ void add_stage_costs(const Graph& graph, const GraphCosts& costs, const Partitio
   }
 }
 
-/// Both ends of a message pay for it; within one rank nothing is sent. Step inputs leave from the
-/// first visit of rank 0.
+/// Both ends of a message pay for it; within one rank nothing is sent. Step inputs leave from the first visit of rank 0.
 void add_message_costs(const Graph& graph, const DeviceModel& device, Plan& plan) {
   const auto leader = std::find_if(plan.stages.begin(), plan.stages.end(), [](const auto& s) { return s.rank == 0; });
   const auto pay = [&](const Transfer& transfer) {

@@ -1,5 +1,4 @@
-// Fills a Plan from the decision "which stage runs which node": what crosses, what it costs, what
-// it holds.
+// Fills a Plan from the decision "which stage runs which node": what crosses, what it costs, what it holds.
 #pragma once
 
 #include <vector>

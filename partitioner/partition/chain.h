@@ -6,9 +6,8 @@
 
 namespace smp::partitioner {
 
-/// What is sent of one value, or of its gradient. A stage pays for a message that it sends and for
-/// one that it receives; one that passes by on its way from an earlier stage to a later one is
-/// free.
+/// What is sent of one value, or of its gradient. A stage pays for a message that it sends and for one that it receives; one
+/// that passes by on its way from an earlier stage to a later one is free.
 struct Crossing {
   int made_at = 0;           // operator
   std::vector<int> read_at;  // operators, ascending, behind made_at

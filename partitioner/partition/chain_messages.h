@@ -1,5 +1,4 @@
-// What the stages of a chain of blocks send and receive: for a stage that grows at its end, and for
-// all stages of a split.
+// What the stages of a chain of blocks send and receive: for a stage that grows at its end, and for all stages of a split.
 #pragma once
 
 #include <vector>

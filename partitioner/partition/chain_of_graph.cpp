@@ -11,9 +11,8 @@
 namespace smp::partitioner {
 namespace {
 
-/// By position: bytes of the parameters that are read there first. One that is read again far away
-/// (a tied weight) counts there again: its readers will hardly share a stage. The finished plan is
-/// checked exactly.
+/// By position: bytes of the parameters that are read there first. One that is read again far away (a tied weight) counts
+/// there again: its readers will hardly share a stage. The finished plan is checked exactly.
 std::vector<int64_t> usual_bytes(const Graph& graph, const std::vector<NodeId>& order, const PartitionOptions& options) {
   std::vector<int64_t> bytes(order.size(), 0);
   std::vector<int64_t> last_reader(graph.values.size(), -1);

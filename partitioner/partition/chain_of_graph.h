@@ -13,9 +13,8 @@
 
 namespace smp::partitioner {
 
-/// What is sent of the values of `graph`, step inputs and gradients included, where its nodes stand
-/// in `order`: operators are positions in it. A step input counts as made by the first operator,
-/// since the rank of the first stage holds it.
+/// What is sent of the values of `graph`, step inputs and gradients included, where its nodes stand in `order`: operators
+/// are positions in it. A step input counts as made by the first operator, since the rank of the first stage holds it.
 std::vector<Crossing> crossings(const Graph& graph, const DeviceModel& device, const std::vector<NodeId>& order);
 
 /// By position: bytes of the parameters that are read there first, never more than what a stage

@@ -100,8 +100,7 @@ class ChainProbe {
   std::vector<int> cuts_;
 };
 
-/// The largest number of non-empty stages <= K that some split has, times and traffic ignored; 0 if
-/// none.
+/// The largest number of non-empty stages <= K that some split has, times and traffic ignored; 0 if none.
 int largest_feasible_stage_count(const BlockChain& chain);
 
 }  // namespace smp::partitioner

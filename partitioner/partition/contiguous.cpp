@@ -1,5 +1,4 @@
-// Exact contiguous split: merge what may not be cut, parametric search over the slowest stage,
-// error texts.
+// Exact contiguous split: merge what may not be cut, parametric search over the slowest stage, error texts.
 #include "partitioner/partition/contiguous.h"
 
 #include <c10/util/Exception.h>
@@ -139,10 +138,9 @@ void refuse(const BlockChain& blocks, const std::vector<int>& positions) {
                     "optimizer with less state.");
 }
 
-/// Shrinks [lower, upper] until they meet. Lower is always a value below which probes fail, and a
-/// failed probe names the next value that can matter; upper is what some split costs, once one is
-/// known: good splits are close to the lower bound, so it is approached in growing steps until
-/// then.
+/// Shrinks [lower, upper] until they meet. Lower is always a value below which probes fail, and a failed probe names the
+/// next value that can matter; upper is what some split costs, once one is known: good splits are close to the lower bound,
+/// so it is approached in growing steps until then.
 double find_optimum(ChainProbe& probe, double lower_us, double upper_us) {
   double limit_us = lower_us, step_us = 0;
   while (lower_us < upper_us) {
@@ -160,8 +158,7 @@ double find_optimum(ChainProbe& probe, double lower_us, double upper_us) {
   return upper_us;
 }
 
-/// The best that `num_stages` stages can do: all equally busy, or the heaviest operator on the
-/// fastest.
+/// The best that `num_stages` stages can do: all equally busy, or the heaviest operator on the fastest.
 double least_us(const Chain& chain, double total_us, double heaviest_us, int num_stages) {
   double speed = 0, slowness = kInfinity;
   for (int s = 0; s < num_stages; ++s) {
@@ -224,8 +221,7 @@ ChainSplit split_chain(const Chain& chain) {
   if (num_stages == 0) refuse(blocks, positions);
 
   const double total_us = blocks.prefix_us.back();
-  // Not above the optimum even by rounding: the search may end at its lower bound only through a
-  // probe.
+  // Not above the optimum even by rounding: the search may end at its lower bound only through a probe.
   const double search_from_us = least_us(chain, total_us, heaviest(blocks.prefix_us), num_stages) * (1 - 1e-12);
   ChainSplit split;
   split.num_used_stages = num_stages;

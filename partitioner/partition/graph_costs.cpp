@@ -61,8 +61,7 @@ std::vector<double> cut_traffic_us(const Graph& graph, const DeviceModel& device
   for (size_t p = 0; p < order.size(); ++p) {
     for (ValueId id : node_inputs(graph.nodes[order[p]])) last[id] = p;
   }
-  // A value crosses the positions (producer, last reader]: added at the first, taken away behind
-  // the last.
+  // A value crosses the positions (producer, last reader]: added at the first, taken away behind the last.
   std::vector<double> change_us(graph.nodes.size() + 2, 0);
   std::vector<int> crossing(graph.nodes.size() + 2, 0);
   const GradientFlow gradients(graph);

@@ -1,5 +1,4 @@
-// The costs of a whole graph in the form that partitioning needs: per node, and per position of a
-// cut.
+// The costs of a whole graph in the form that partitioning needs: per node, and per position of a cut.
 #pragma once
 
 #include <cstdint>

@@ -132,9 +132,8 @@ int64_t counted_bytes(const Chain& chain, const ChainSplit& split, size_t stage)
   return bytes;
 }
 
-/// The chain counts less than a stage holds (workspaces, messages, storages that several stages
-/// keep). Where the finished plan is over the limit for that reason, that stage is allowed as much
-/// less than it has now and the split is made again.
+/// The chain counts less than a stage holds (workspaces, messages, storages that several stages keep). Where the finished
+/// plan is over the limit for that reason, that stage is allowed as much less than it has now and the split is made again.
 Attempt split_within(const Graph& graph, const GraphCosts& costs, const Linearisation& order, Chain chain,
                      const PartitionOptions& options) {
   constexpr int kMaxSplits = 8;
@@ -164,8 +163,7 @@ Attempt split_within(const Graph& graph, const GraphCosts& costs, const Linearis
   return attempt;
 }
 
-/// First with a count that excludes no split which fits, then with one closer to what a stage
-/// holds.
+/// First with a count that excludes no split which fits, then with one closer to what a stage holds.
 Attempt split_layout(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const Chain& usual,
                      const PartitionOptions& options) {
   Chain least = usual;
@@ -242,8 +240,7 @@ Plan split_pinned(const Graph& graph, const GraphCosts& costs, const Linearisati
   return std::move(*attempt.plan);
 }
 
-/// The best split of all orders. Where the graph is large, the chain's own bound decides which
-/// orders are worth a plan.
+/// The best split of all orders. Where the graph is large, the chain's own bound decides which orders are worth a plan.
 Plan split_freely(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options) {
   std::vector<double> node_us(graph.nodes.size());
   for (size_t n = 0; n < node_us.size(); ++n) node_us[n] = costs.forward_us[n] + costs.backward_us[n];

@@ -1,5 +1,4 @@
-// Which ranks may run an operator: pins of modules, the default rank, and parameters that are
-// placed already.
+// Which ranks may run an operator: pins of modules, the default rank, and parameters that are placed already.
 #pragma once
 
 #include <vector>
@@ -12,8 +11,7 @@ namespace smp::partitioner {
 /// Ranks that may run something. Empty: all.
 using RankSet = std::vector<int>;  // sorted, unique
 
-/// Throws c10::ValueError for ranks out of range, and for pins to modules that do not exist: did
-/// you mean?
+/// Throws c10::ValueError for ranks out of range, and for pins to modules that do not exist: did you mean?
 void check_pins(const Graph& graph, const PartitionOptions& options);
 
 /// By block of nodes that no cut separates (`starts`: position in `order` of the first node of each

@@ -109,8 +109,7 @@ Action counterpart(const Action& transfer);
 /// stage 2), gradients with B; the step inputs are stage "in": "inF0>3", "3<inF0".
 std::string to_string(const Action& action);
 
-/// The same without the performing stage, for a row that belongs to one stage: "F0", "F0>3",
-/// "<2F0".
+/// The same without the performing stage, for a row that belongs to one stage: "F0", "F0>3", "<2F0".
 std::string to_string_within_stage(const Action& action);
 
 }  // namespace smp::partitioner

@@ -6,8 +6,7 @@
 namespace smp::partitioner {
 namespace {
 
-/// By ValueId: the stages whose nodes read it, ascending; only nodes that backward passes through,
-/// if asked.
+/// By ValueId: the stages whose nodes read it, ascending; only nodes that backward passes through, if asked.
 std::vector<std::vector<int>> reading_stages(const Graph& graph, const std::vector<int>& stage_of_node,
                                              const GradientFlow* only_with_gradient) {
   std::vector<std::vector<int>> stages(graph.values.size());

@@ -22,15 +22,13 @@ Linearisation program_order(const Graph& graph);
 /// other), depth first with the longest rest of the program ahead, and always what keeps the fewest
 /// bytes alive. Branches that the program interleaves need not be cut both then.
 ///
-/// Every cut keeps what node_groups() asks for. The readers of a value that add to its gradient are in
-/// program order in all of them, so that the terms add up in the same order on every plan; two readers
-/// too, of which one may add several terms (a composite operator, a recurrent layer). Operators of one
-/// stage run in program order in any case. `node_us`: by NodeId.
+/// Every cut keeps what node_groups() asks for. The readers of a value that add to its gradient are in program order in all
+/// of them, so that the terms add up in the same order on every plan; two readers too, of which one may add several terms (a
+/// composite operator, a recurrent layer). Operators of one stage run in program order in any case. `node_us`: by NodeId.
 std::vector<Linearisation> linearisations(const Graph& graph, const std::vector<double>& node_us);
 
-/// Whose gradient the readers of a value add to. A value by itself, a parameter too; all values on a
-/// storage that is written in place together, since autograd makes views anew from what was written
-/// last.
+/// Whose gradient the readers of a value add to. A value by itself, a parameter too; all values on a storage that is written
+/// in place together, since autograd makes views anew from what was written last.
 struct GradientSums {
   explicit GradientSums(const Graph& graph);
   std::vector<int32_t> sum_of_value;

@@ -25,13 +25,11 @@ struct PlanRequest {
   int64_t memory_limit_bytes = -1;               // per rank; -1: none
   std::vector<int64_t> rank_memory_limit_bytes;  // by pipeline rank, in place of it; empty: the same for all
 
-  /// Module path or parameter name ("encoder.layers.3") -> rank; the longest matching prefix wins,
-  /// "" matches all.
+  /// Module path or parameter name ("encoder.layers.3") -> rank; the longest matching prefix wins, "" matches all.
   std::map<std::string, int> pins;
   bool auto_partition = true;
   int default_partition = 0;  // of parameters without a pin, when auto_partition is false
-  /// Every module path of the model, beyond those that the graph shows; a pin to one of them is no
-  /// mistake.
+  /// Every module path of the model, beyond those that the graph shows; a pin to one of them is no mistake.
   std::vector<std::string> known_modules;
 
   int num_stages() const { return num_ranks > 1 ? num_ranks * schedule.virtual_stages : 1; }

@@ -1,5 +1,4 @@
-// What planning decides: which rank runs which operators, and what crosses between them. Plain
-// data.
+// What planning decides: which rank runs which operators, and what crosses between them. Plain data.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +26,7 @@ struct StageCost {
   bool operator==(const StageCost&) const = default;
 };
 
-/// One visit of a rank: a run of operators executed together. Automatic partitioning gives one per
-/// rank.
+/// One visit of a rank: a run of operators executed together. Automatic partitioning gives one per rank.
 struct StagePlan {
   int rank = 0;                      // pipeline rank that executes it
   std::vector<NodeId> nodes;         // program order
@@ -38,9 +36,8 @@ struct StagePlan {
   bool operator==(const StagePlan&) const = default;
 };
 
-/// A value that crosses between stages: forward from its producer to one consumer, or its gradient
-/// in one of the graph's backwards. source == kInputStage: a step input, which the leader (pipeline
-/// rank 0) holds.
+/// A value that crosses between stages: forward from its producer to one consumer, or its gradient in one of the graph's
+/// backwards. source == kInputStage: a step input, which the leader (pipeline rank 0) holds.
 struct Transfer {
   ValueId value = kNoValue;
   int source = 0;    // stage index
@@ -74,9 +71,8 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-/// One stage of a plan cut into segments, which its rank runs one after the other. In `plan` they are
-/// the stages [first, first + is_taped.size()); all others are those of before. It says what crosses
-/// between them, not what they cost.
+/// One stage of a plan cut into segments, which its rank runs one after the other. In `plan` they are the stages [first,
+/// first + is_taped.size()); all others are those of before. It says what crosses between them, not what they cost.
 struct Segments {
   Plan plan;
   int first = 0;

@@ -115,8 +115,7 @@ StagePlan read_stage(const json::value& value, const Where& where, int num_ranks
   return stage;
 }
 
-/// Triples, and the backward beside them where it is not the first: a plan of a large model has
-/// thousands.
+/// Triples, and the backward beside them where it is not the first: a plan of a large model has thousands.
 json::array write_transfers(const std::vector<Transfer>& transfers) {
   json::array array;
   for (const Transfer& transfer : transfers) {

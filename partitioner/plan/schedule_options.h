@@ -12,8 +12,7 @@ enum class ScheduleKind : uint8_t {
 
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::kInterleaved;
-  /// Interleaved only: microbatches that the first stage may hold. 0: the number of ranks (1F1B on
-  /// a chain).
+  /// Interleaved only: microbatches that the first stage may hold. 0: the number of ranks (1F1B on a chain).
   int active_microbatches = 0;
   /// Visits of each rank. Above 1, interleaved and with active_microbatches 0: where stage s lies on rank s % num_ranks in
   /// that many rounds, and num_ranks divides the number of microbatches, Megatron's interleaved 1F1B (looped.h).

@@ -9,9 +9,8 @@
 
 namespace smp::partitioner {
 
-/// One line per stage, then the distance to the lower bound and the predicted step: its time, and
-/// the part of it in which ranks wait or talk instead of computing. The other times are per
-/// microbatch; memory is the predicted peak of the rank.
+/// One line per stage, then the distance to the lower bound and the predicted step: its time, and the part of it in which
+/// ranks wait or talk instead of computing. The other times are per microbatch; memory is the predicted peak of the rank.
 ///
 ///   stage | rank | modules              | parameters | forward + backward |   sends |   memory
 ///       0 |    0 | embed .. layers.1    |     4.10 M |           812.4 us | 10.0 us | 61.2 MiB

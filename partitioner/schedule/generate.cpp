@@ -19,8 +19,7 @@
 namespace smp::partitioner {
 namespace {
 
-/// Where one stage of one program stands. Work is in microbatch order, so counts say which
-/// microbatches are done.
+/// Where one stage of one program stands. Work is in microbatch order, so counts say which microbatches are done.
 struct Progress {
   int next_forward = 0;    // next microbatch of the program
   int forwards_done = 0;   // forwards of all microbatches of the program below are done

@@ -1,5 +1,4 @@
-// The stage graphs of one step, by microbatch, with their neighbours. Internal to the schedule
-// room.
+// The stage graphs of one step, by microbatch, with their neighbours. Internal to the schedule room.
 #pragma once
 
 #include <map>

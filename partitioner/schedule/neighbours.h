@@ -7,8 +7,7 @@
 
 namespace smp::partitioner {
 
-/// The stages on the other end of each stage's edges, ascending. Step inputs appear as source
-/// kInputStage.
+/// The stages on the other end of each stage's edges, ascending. Step inputs appear as source kInputStage.
 struct Neighbours {
   explicit Neighbours(const StageGraph& graph);
 

@@ -1,5 +1,4 @@
-// The table that all ranks compute from the same inputs and that the executor performs as it
-// stands.
+// The table that all ranks compute from the same inputs and that the executor performs as it stands.
 #pragma once
 
 #include <string>
@@ -31,8 +30,7 @@ struct Schedule {
   /// holds them between forward and backward may hold, the one that has just left.
   int send_limit(const Action& send) const;
 
-  /// One line per rank, "stage s | F0 B0"; where a rank has several stages or none, "rank r | 0F0
-  /// 2F0".
+  /// One line per rank, "stage s | F0 B0"; where a rank has several stages or none, "rank r | 0F0 2F0".
   std::string to_table(TableContent content = TableContent::kCompute) const;
   bool operator==(const Schedule&) const = default;
 };

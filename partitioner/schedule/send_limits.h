@@ -5,9 +5,8 @@
 
 namespace smp::partitioner {
 
-/// True when no rank waits for ever, although each send waits until its receiver has come to all
-/// but send_limit() - 1 of the messages before it. Expects a table that passes check(), of
-/// microbatches of one program.
+/// True when no rank waits for ever, although each send waits until its receiver has come to all but send_limit() - 1 of the
+/// messages before it. Expects a table that passes check(), of microbatches of one program.
 bool may_limit_sends(const Schedule& schedule);
 
 }  // namespace smp::partitioner

@@ -23,8 +23,7 @@ struct StageTime {
   bool operator==(const StageTime&) const = default;
 };
 
-/// Time to move one microbatch over one edge; its direction tells activations (source < target)
-/// from gradients.
+/// Time to move one microbatch over one edge; its direction tells activations (source < target) from gradients.
 struct EdgeTime {
   Edge edge;
   double us = 0;
@@ -32,8 +31,7 @@ struct EdgeTime {
 
 struct SimulationInput {
   std::vector<StageTime> times;  // by stage
-  /// By stage and microbatch, in place of `times`: what a real step has taken. Empty: every
-  /// microbatch takes the same.
+  /// By stage and microbatch, in place of `times`: what a real step has taken. Empty: every microbatch takes the same.
   std::vector<std::vector<StageTime>> microbatch_times{};
   std::vector<EdgeTime> transfers;  // an edge that is not listed takes no time
   /// false: transfers run beside computation. true: both ranks are busy for as long as the transfer
@@ -55,8 +53,7 @@ struct Simulation {
   std::vector<int> peak_in_flight;     // by stage
 };
 
-/// Performs `schedule` rank by rank in column order. Messages of one edge follow one another; sends
-/// are buffered.
+/// Performs `schedule` rank by rank in column order. Messages of one edge follow one another; sends are buffered.
 ///
 /// A forward keeps its activations until its stage's weight gradients of that microbatch; where the
 /// table has no backward (evaluation), it keeps nothing.

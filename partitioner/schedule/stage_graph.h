@@ -7,8 +7,7 @@
 
 namespace smp::partitioner {
 
-/// All values that move from one stage to another for one microbatch. source == kInputStage: step
-/// inputs.
+/// All values that move from one stage to another for one microbatch. source == kInputStage: step inputs.
 struct Edge {
   int source = 0;
   int target = 0;
@@ -17,8 +16,7 @@ struct Edge {
 
 /// Stages of one graph in program order, and the dependencies between them.
 ///
-/// Edges within one rank, and from kInputStage to rank 0, are local: nothing is sent, the order
-/// still holds.
+/// Edges within one rank, and from kInputStage to rank 0, are local: nothing is sent, the order still holds.
 struct StageGraph {
   int num_ranks = 1;
   std::vector<int> rank_of_stage;
@@ -34,8 +32,7 @@ struct StageGraph {
   bool operator==(const StageGraph&) const = default;
 };
 
-/// Condenses `plan`, made for `graph`, into its stage graph. Throws c10::ValueError if they do not
-/// fit together.
+/// Condenses `plan`, made for `graph`, into its stage graph. Throws c10::ValueError if they do not fit together.
 StageGraph stage_graph(const Plan& plan, const Graph& graph);
 
 /// Throws c10::ValueError unless ranks, edges and marks are in range, sorted, unique and acyclic.

@@ -1,5 +1,4 @@
-// Performs a schedule in the abstract: the order in which things can happen. Internal to the
-// schedule room.
+// Performs a schedule in the abstract: the order in which things can happen. Internal to the schedule room.
 #pragma once
 
 #include <functional>

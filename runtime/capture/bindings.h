@@ -19,8 +19,7 @@ struct NamedTensor {
   bool is_persistent = true;  // part of the model's state
 };
 
-/// The model's parameters and buffers, found by identity: by TensorImpl, else by the storage they
-/// live on.
+/// The model's parameters and buffers, found by identity: by TensorImpl, else by the storage they live on.
 ///
 /// A tensor that the module registers several times (one submodule under two names) is one tensor
 /// here too, under its first name: that one stands in graphs, plans and homes.

@@ -58,8 +58,7 @@ void Recorder::hold_written(const OperatorInfo& info, const Node& node, const st
   }
 }
 
-// The elements of a list are written but not returned, so no new value could say that one requires
-// a gradient now.
+// The elements of a list are written but not returned, so no new value could say that one requires a gradient now.
 void Recorder::check_list_write(const OperatorInfo& info, const Argument& written, const c10::IValue& seen) const {
   const auto& ids = std::get<ValueRefList>(written).ids;
   const auto tensors = seen.toTensorVector();

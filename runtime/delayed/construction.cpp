@@ -32,8 +32,7 @@ size_t first_argument(const OperatorInfo& info, const torch::jit::Stack& stack) 
   return stack.size() - static_cast<size_t>(info.num_arguments);
 }
 
-/// Calls `visit` for each defined tensor among the arguments, with the position and the place in a
-/// list (-1: in none).
+/// Calls `visit` for each defined tensor among the arguments, with the position and the place in a list (-1: in none).
 void for_each_tensor(const OperatorInfo& info, const torch::jit::Stack& stack,
                      const std::function<void(size_t, int, const at::Tensor&)>& visit) {
   const size_t first = first_argument(info, stack);

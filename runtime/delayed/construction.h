@@ -10,9 +10,8 @@ namespace smp::runtime {
 
 struct OperatorInfo;
 
-/// While it intercepts, tensors are made without values (unmade.h). What
-/// fills them is recorded, and the default generator moves on as if it had been done. Values that
-/// are read, by item() or by tensors that have data, are computed at once.
+/// While it intercepts, tensors are made without values (unmade.h). What fills them is recorded, and the default generator
+/// moves on as if it had been done. Values that are read, by item() or by tensors that have data, are computed at once.
 class Construction : public Interceptor {
  public:
   Construction();

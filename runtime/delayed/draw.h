@@ -12,12 +12,10 @@
 
 namespace smp::runtime {
 
-/// Most elements that one draw holds at a time, once and for all random operators that can be drawn
-/// in parts.
+/// Most elements that one draw holds at a time, once and for all random operators that can be drawn in parts.
 inline constexpr int64_t kDrawElements = int64_t{1} << 16;
 
-/// Whether the numbers that the operator draws depend on no value of its tensors: uniform_,
-/// normal_, randn, randperm, …
+/// Whether the numbers that the operator draws depend on no value of its tensors: uniform_, normal_, randn, randperm, …
 bool draws_by_geometry(const c10::OperatorHandle& op, bool has_tensors);
 
 /// Draws from `generator` as often as `op` does for a result of this geometry, in parts of at most

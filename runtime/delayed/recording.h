@@ -1,5 +1,4 @@
-// What the construction of modules did, as data, and how a part of it is done again. Intercepts
-// nothing.
+// What the construction of modules did, as data, and how a part of it is done again. Intercepts nothing.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -14,8 +13,7 @@
 
 namespace smp::runtime {
 
-/// Puts a tensor in place of an argument, or of an element of a list argument, which becomes
-/// another list.
+/// Puts a tensor in place of an argument, or of an element of a list argument, which becomes another list.
 void put_tensor(c10::IValue& argument, int element, const at::Tensor& tensor);
 
 /// Operators in program order, on storages: a tensor is a storage and a geometry on it, so that

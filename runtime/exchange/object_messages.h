@@ -8,8 +8,7 @@
 
 namespace smp::runtime {
 
-/// Gives `bytes` to each of `dests` and returns when all have received them. operation: for error texts. Throws
-/// CommError.
+/// Gives `bytes` to each of `dests` and returns when all have received them. operation: for error texts. Throws CommError.
 void hand_over(Transport& transport, const std::vector<int>& dests, const std::string& bytes, const std::string& operation);
 /// The next bytes that `source` hands over to this rank.
 std::string take_over(Transport& transport, int source, const std::string& operation);

@@ -1,5 +1,4 @@
-// Offers are compared by their hash; data travel tensor by tensor, so that no rank needs room for
-// more than one.
+// Offers are compared by their hash; data travel tensor by tensor, so that no rank needs room for more than one.
 #include "runtime/exchange/state_exchange.h"
 
 #include <ATen/ops/empty.h>

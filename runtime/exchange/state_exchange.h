@@ -1,5 +1,4 @@
-// Brings named tensors that ranks were given, in any split over a pipeline, to the ranks that hold
-// them.
+// Brings named tensors that ranks were given, in any split over a pipeline, to the ranks that hold them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,9 +17,8 @@ namespace smp::runtime {
 /// the other replicas pass does not count. Collective over both groups.
 std::vector<std::string> gather_from_first_replica(std::string_view bytes, Transport& pipeline, Transport& replicas);
 
-/// What the pipeline ranks of replica 0 offer together: full dictionaries, parts of one, or nothing
-/// on some ranks. Every rank of the job knows of all offers, so that every rank finds the same
-/// errors, before any data move.
+/// What the pipeline ranks of replica 0 offer together: full dictionaries, parts of one, or nothing on some ranks. Every
+/// rank of the job knows of all offers, so that every rank finds the same errors, before any data move.
 ///
 ///   StateExchange exchange(own, own_error, pipeline, replicas);   // collective
 ///   TORCH_CHECK_VALUE(exchange.error().empty(), exchange.error());
@@ -44,17 +42,14 @@ class StateExchange {
   /// Throws std::runtime_error for bytes that encode() did not write.
   static Offered decode(std::string_view bytes);
 
-  /// own: CPU tensors by name. own_error: why this rank has nothing to offer, for everybody.
-  /// Collective over both groups.
+  /// own: CPU tensors by name. own_error: why this rank has nothing to offer, for everybody. Collective over both groups.
   StateExchange(std::map<std::string, at::Tensor> own, std::string own_error, Transport& pipeline, Transport& replicas);
 
-  /// What a rank could not offer, or two ranks offer differently; empty when all is well. The same
-  /// on every rank.
+  /// What a rank could not offer, or two ranks offer differently; empty when all is well. The same on every rank.
   const std::string& error() const { return error_; }
   const std::map<std::string, Offer>& offers() const { return offers_; }
-  /// The contiguous tensor of an offer on the pipeline ranks of `home` in every
-  /// replica, undefined elsewhere. These may share it with the dictionary it came from.
-  /// Collective over both groups.
+  /// The contiguous tensor of an offer on the pipeline ranks of `home` in every replica, undefined elsewhere. These may
+  /// share it with the dictionary it came from. Collective over both groups.
   at::Tensor deliver(const std::string& name, const partitioner::TensorHome& home);
 
  private:

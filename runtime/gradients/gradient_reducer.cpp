@@ -1,5 +1,4 @@
-// Everything happens on the rank's own thread: hooks of a CPU backward fire in the thread that
-// called it.
+// Everything happens on the rank's own thread: hooks of a CPU backward fire in the thread that called it.
 #include "runtime/gradients/gradient_reducer.h"
 
 #include <ATen/core/grad_mode.h>
@@ -124,9 +123,8 @@ void GradientReducer::mark_ready(size_t parameter) {
   --buckets_[bucket_of_[parameter]].num_missing;
 }
 
-// One bucket under way at a time: its memory is that of one bucket and what the replicas send for
-// it. It is not unpacked at once, even where the sum is there at once: the gradient that filled it is still held by whoever
-// has made it.
+// One bucket under way at a time: its memory is that of one bucket and what the replicas send for it. It is not unpacked at
+// once, even where the sum is there at once: the gradient that filled it is still held by whoever has made it.
 void GradientReducer::advance() {
   if (sending_) {
     if (!is_summed()) return;

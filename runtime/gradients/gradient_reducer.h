@@ -17,8 +17,7 @@
 
 namespace smp::runtime {
 
-/// The gradients of one bucket, flat, and its place among all. Returns what replaces them, on every
-/// replica alike.
+/// The gradients of one bucket, flat, and its place among all. Returns what replaces them, on every replica alike.
 using BucketHook = std::function<at::Tensor(const at::Tensor& gradients, int64_t index, bool is_last)>;
 
 class SharedSum;
@@ -35,11 +34,10 @@ struct ReducerOptions {
 
 /// The gradients of one rank's parameters, which its replicas hold too, in the same order.
 ///
-/// Buckets are filled from the last parameter to the first, as a backward does, and sent in that
-/// order: a bucket leaves when all its gradients are final and those before it have left. Sums are
-/// made element by element in the order of the replicas, so that neither buckets nor timing change
-/// a bit. A gradient that is undefined here and defined on another replica counts as zeros; one
-/// that is undefined everywhere stays so.
+/// Buckets are filled from the last parameter to the first, as a backward does, and sent in that order: a bucket leaves when
+/// all its gradients are final and those before it have left. Sums are made element by element in the order of the replicas,
+/// so that neither buckets nor timing change a bit. A gradient that is undefined here and defined on another replica counts
+/// as zeros; one that is undefined everywhere stays so.
 ///
 ///   reducer.begin(replicas.size());
 ///   reducer.expect({i});          // the backward that follows is the last to touch parameter i
@@ -69,8 +67,7 @@ class GradientReducer {
   void progress() {
     if (sending_) is_summed();
   }
-  /// Collective. Throws CommError; the gradients of each bucket are then either all averaged or all
-  /// as they were.
+  /// Collective. Throws CommError; the gradients of each bucket are then either all averaged or all as they were.
   void finish();
   /// Parameters whose gradients held NaN or infinity here, before the mean of this step; those that
   /// have been taken are forgotten.

@@ -13,13 +13,11 @@
 
 namespace smp::runtime {
 
-/// Sums the gradients of tied weights over the pipeline ranks that hold them, once per step, in
-/// rank order. Gradients of earlier steps are set aside at construction and added by finish(), so
-/// that they are not summed twice. Where one rank alone trains a weight, the others only reading
-/// it, its microbatches add to a copy of them instead, in the order of a loop on one process. All
-/// ranks have the same earlier gradients, as finish() leaves them.
-/// Without a finish() that returns (the step failed), the destructor puts them back in place of what
-/// the step has added.
+/// Sums the gradients of tied weights over the pipeline ranks that hold them, once per step, in rank order. Gradients of
+/// earlier steps are set aside at construction and added by finish(), so that they are not summed twice. Where one rank
+/// alone trains a weight, the others only reading it, its microbatches add to a copy of them instead, in the order of a loop
+/// on one process. All ranks have the same earlier gradients, as finish() leaves them. Without a finish() that returns (the
+/// step failed), the destructor puts them back in place of what the step has added.
 class TiedGradients {
  public:
   /// The pipeline ranks that train a weight in this step, ascending; the same on all of them.
@@ -29,8 +27,7 @@ class TiedGradients {
   ~TiedGradients();
   TiedGradients(const TiedGradients&) = delete;
   TiedGradients& operator=(const TiedGradients&) = delete;
-  /// Collective over the ranks that share a tied weight. Throws CommError, and changes no gradient
-  /// then.
+  /// Collective over the ranks that share a tied weight. Throws CommError, and changes no gradient then.
   void finish();
 
  private:
@@ -52,10 +49,9 @@ at::Tensor reals(const at::Tensor& gradient);
 /// How many there are for a parameter.
 int64_t num_reals(const at::Tensor& parameter);
 
-/// Replaces every gradient by its sum over the replicas by `divisor`, in buckets of up to `bucket_bytes` per
-/// dtype. Parameters without a gradient here but with one elsewhere count as zero; without one
-/// anywhere they keep none. Collective. When it throws, the gradients of each bucket are either all
-/// averaged or all as they were.
+/// Replaces every gradient by its sum over the replicas by `divisor`, in buckets of up to `bucket_bytes` per dtype.
+/// Parameters without a gradient here but with one elsewhere count as zero; without one anywhere they keep none. Collective.
+/// When it throws, the gradients of each bucket are either all averaged or all as they were.
 void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes, int divisor);
 
 }  // namespace smp::runtime

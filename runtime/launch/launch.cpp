@@ -26,8 +26,7 @@ constexpr VariableSet kTorchrun{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", 
 // Launchers whose processes would each believe to be alone.
 constexpr VariableSet kRefusedLaunchers[] = {
     kTorchrun,
-    // A batch script and an interactive shell have SLURM_NTASKS too; only a step of srun has this
-    // size.
+    // A batch script and an interactive shell have SLURM_NTASKS too; only a step of srun has this size.
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
     {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
     {"MVAPICH", "MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_SIZE"},
@@ -82,8 +81,7 @@ void check_agree(const VariableSet& a_set, const Launch& a, const VariableSet& b
                     "). Unset the variables of the one that did not start this ", "process.");
 }
 
-// Any trace of a second process: a number above 0, or a count above 1. True where it says that
-// there is none.
+// Any trace of a second process: a number above 0, or a count above 1. True where it says that there is none.
 bool refuse_several(const EnvironmentLookup& lookup, const VariableSet& set) {
   std::string said;
   bool are_several = false;
@@ -123,8 +121,7 @@ std::optional<std::string> process_environment(const char* name) {
 Launch detect_launch(const EnvironmentLookup& lookup) {
   const auto explicit_launch = read(lookup, kExplicit, Launch::Kind::kExplicit);
   const auto mpirun = read(lookup, kOpenMpi, Launch::Kind::kMpirun);
-  // Without LOCAL_RANK, RANK and WORLD_SIZE beside another launcher's may be those of a host
-  // (Volcano).
+  // Without LOCAL_RANK, RANK and WORLD_SIZE beside another launcher's may be those of a host (Volcano).
   std::optional<Launch> torchrun;
   if (lookup(kTorchrun.local_rank)) torchrun = read(lookup, kTorchrun, Launch::Kind::kSingleProcess);
 

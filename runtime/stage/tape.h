@@ -1,6 +1,5 @@
-// A stage's forward and backwards as flat lists of leaf operators, run without autograd: the same kernels in the same
-// order as autograd ran them when the tape was recorded. Knows the graph for the texts of errors only; TapeRecorder fills
-// it.
+// A stage's forward and backwards as flat lists of leaf operators, run without autograd: the same kernels in the same order
+// as autograd ran them when the tape was recorded. Knows the graph for the texts of errors only; TapeRecorder fills it.
 #pragma once
 
 #include <functional>
@@ -34,9 +33,8 @@ class Tape {
   /// Fills the slots of one microbatch, runs the forward and returns the outputs. `own`: by position in lists().own.
   std::vector<at::Tensor> forward(Slots& slots, std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& own,
                                   const RunContext& context);
-  /// Runs one backward until its results are there. Slots that later calls need stay filled. A gradient that enters
-  /// in another geometry than was recorded is copied; throws c10::Error where that cannot be, or one is undefined that was
-  /// not.
+  /// Runs one backward until its results are there. Slots that later calls need stay filled. A gradient that enters in
+  /// another geometry than was recorded is copied; throws c10::Error where that cannot be, or one is undefined that was not.
   std::vector<at::Tensor> backward(Slots& slots, size_t index, std::vector<at::Tensor> gradients, const RunContext& context,
                                    const GradientSink& sink);
   /// Versions of the parameters and buffers that backwards read where they are. Throws c10::Error, as autograd does, if they

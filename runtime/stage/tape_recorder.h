@@ -1,5 +1,4 @@
-// Records one microbatch of a stage, forward and backwards, down to leaf operators, while autograd runs it
-// (docs/tape.md).
+// Records one microbatch of a stage, forward and backwards, down to leaf operators, while autograd runs it (docs/tape.md).
 #pragma once
 
 #include <c10/core/TensorImpl.h>

@@ -1,5 +1,4 @@
-// Owns the errors of the world outside: a peer, the network or time failed. Mistakes of a caller
-// are c10::Error.
+// Owns the errors of the world outside: a peer, the network or time failed. Mistakes of a caller are c10::Error.
 #pragma once
 
 #include <stdexcept>

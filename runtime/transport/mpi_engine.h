@@ -36,8 +36,7 @@ int to_mpi_count(int64_t count, const char* operation);
 /// The tag of a Notice, on a communicator of its own.
 constexpr int kNoticeTag = 0;
 
-/// One rank's end of the world. Nothing moves unless this rank calls: MPI has no thread of its own
-/// here.
+/// One rank's end of the world. Nothing moves unless this rank calls: MPI has no thread of its own here.
 ///
 /// A rank that fails sends the others a Notice; they look for it while they wait or call
 /// progress(). Who is killed sends nothing, so while they look they also see, every 0.2 s or at

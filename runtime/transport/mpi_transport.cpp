@@ -1,5 +1,4 @@
-// Owns the Transport of one MPI rank: the contract in terms of the engine and MPI's non-blocking
-// calls.
+// Owns the Transport of one MPI rank: the contract in terms of the engine and MPI's non-blocking calls.
 #include "runtime/transport/mpi_transport.h"
 
 #include <c10/util/Exception.h>

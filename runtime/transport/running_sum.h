@@ -1,5 +1,4 @@
-// A sum over ranks that goes on while the caller computes. The same bits as
-// Transport::all_reduce_sum.
+// A sum over ranks that goes on while the caller computes. The same bits as Transport::all_reduce_sum.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -12,9 +11,8 @@
 
 namespace smp::runtime {
 
-/// Replaces data by the sum over all ranks of the group, in rank order, in two hops as
-/// all_reduce_in_rank_order, of messages with the tags `tag` and `tag` + 1. Nothing moves by
-/// itself: the caller asks now and then whether it is done.
+/// Replaces data by the sum over all ranks of the group, in rank order, in two hops as all_reduce_in_rank_order, of messages
+/// with the tags `tag` and `tag` + 1. Nothing moves by itself: the caller asks now and then whether it is done.
 ///
 ///   RunningSum sum(replicas, kBucketTag, memory_of(flat), holder, type);   // all ranks, sums of one tag in the same order
 ///   while (computing) sum.advance(); sum.wait("gradients");

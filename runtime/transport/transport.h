@@ -21,8 +21,7 @@ namespace smp::runtime {
 /// Only Request calls this. A slot is given back by a test or wait that succeeds, or by drop.
 class RequestPool {
  public:
-  /// True when the message of `slot` is complete; then *num_bytes is its length and the slot is
-  /// free.
+  /// True when the message of `slot` is complete; then *num_bytes is its length and the slot is free.
   virtual bool test(uint32_t slot, int64_t* num_bytes) = 0;
   /// Waits until it is complete, frees the slot and returns the length of the message.
   virtual int64_t wait(uint32_t slot, std::string_view action, std::optional<std::chrono::milliseconds> timeout) = 0;
@@ -35,9 +34,8 @@ class RequestPool {
 
 /// One message under way, sent or received. Moves, does not copy; an empty one is complete.
 ///
-/// The buffer given to isend or irecv must stay alive until test() has said true or wait() has
-/// returned. A Request that is dropped earlier lets its message go on: keep that buffer until
-/// shutdown. The Transport must outlive its Requests.
+/// The buffer given to isend or irecv must stay alive until test() has said true or wait() has returned. A Request that is
+/// dropped earlier lets its message go on: keep that buffer until shutdown. The Transport must outlive its Requests.
 class [[nodiscard]] Request {
  public:
   Request() = default;
@@ -59,10 +57,9 @@ class [[nodiscard]] Request {
     return true;
   }
 
-  /// Waits for the message and returns its length in bytes; again at once when asked again.
-  /// action: what this rank is doing, for the error text ("2F0"). timeout: instead of the
-  /// transport's. Throws CommError after the time-out, for a truncated message, or when a peer has
-  /// failed.
+  /// Waits for the message and returns its length in bytes; again at once when asked again. action: what this rank is doing,
+  /// for the error text ("2F0"). timeout: instead of the transport's. Throws CommError after the time-out, for a truncated
+  /// message, or when a peer has failed.
   int64_t wait(std::string_view action = {}, std::optional<std::chrono::milliseconds> timeout = std::nullopt) {
     if (pool_ == nullptr) return num_bytes_;
     num_bytes_ = pool_->wait(slot_, action, timeout);
@@ -90,13 +87,11 @@ class [[nodiscard]] Request {
 ///   Request sent = transport.isend(1, 7, x.data(), num_bytes);   // x stays alive until
 ///   sent.wait() transport.irecv(1, 7, y.data(), num_bytes).wait("2F0"); sent.wait("2F0");
 ///
-/// Messages between two ranks with the same tag arrive in the order in which they were sent. An
-/// isend may return before the data has left, and may complete only when the receiver asks for the
-/// message: two ranks that both wait for their isend before they call irecv may wait for each other
-/// for ever. Collectives are called by all members of the group in the same order. Every wait ends
-/// after `timeout()` at the latest, with CommError; every call throws AbortedError or PeerLostError
-/// when a peer has ended the job or has died. Ranks in calls are ranks of this group, in errors of
-/// the world.
+/// Messages between two ranks with the same tag arrive in the order in which they were sent. An isend may return before the
+/// data has left, and may complete only when the receiver asks for the message: two ranks that both wait for their isend
+/// before they call irecv may wait for each other for ever. Collectives are called by all members of the group in the same
+/// order. Every wait ends after `timeout()` at the latest, with CommError; every call throws AbortedError or PeerLostError
+/// when a peer has ended the job or has died. Ranks in calls are ranks of this group, in errors of the world.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -107,12 +102,10 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  /// Sends a message of `from` (0 bytes allowed) to `dest` (itself allowed).
-  /// Throws c10::ValueError when dest, tag (0 ... kMaxTag) or the number of bytes is out of range, or `from` is memory of
-  /// a device that the transport does not send from.
+  /// Sends a message of `from` (0 bytes allowed) to `dest` (itself allowed). Throws c10::ValueError when dest, tag (0 ...
+  /// kMaxTag) or the number of bytes is out of range, or `from` is memory of a device that the transport does not send from.
   virtual Request isend(int dest, int tag, const DeviceMemory& from) = 0;
-  /// Receives at most as many bytes as `into` has; a longer message makes test() and wait() throw
-  /// CommError.
+  /// Receives at most as many bytes as `into` has; a longer message makes test() and wait() throw CommError.
   virtual Request irecv(int source, int tag, const DeviceMemory& into) = 0;
   /// The same on memory of the host.
   Request isend(int dest, int tag, const void* data, int64_t num_bytes) {
@@ -150,10 +143,9 @@ class Transport {
   /// not. False where this rank has heard of another rank's failure before: then that one counts.
   virtual bool abort(std::string_view message) noexcept = 0;
 
-  /// For a process that a failure ends, once it has printed all but its last line. Who has aborted
-  /// returns when the others have come here too, or are gone: its line is the last. Who has heard
-  /// of another rank's failure returns when that rank is gone, because a launcher kills the others
-  /// as soon as one ends. Takes at most two seconds.
+  /// For a process that a failure ends, once it has printed all but its last line. Who has aborted returns when the others
+  /// have come here too, or are gone: its line is the last. Who has heard of another rank's failure returns when that rank
+  /// is gone, because a launcher kills the others as soon as one ends. Takes at most two seconds.
   virtual void end_in_order() noexcept = 0;
 
   /// How long a wait may take; one value for this rank, whatever the group.

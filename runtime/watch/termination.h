@@ -1,14 +1,12 @@
-// Owns what a SIGTERM means while this process is one of several: look who died, instead of dying
-// mutely.
+// Owns what a SIGTERM means while this process is one of several: look who died, instead of dying mutely.
 #pragma once
 
 namespace smp::runtime {
 
-/// While one exists, a SIGTERM is noted (and handed to the handler that was there before) but does
-/// not end the process: mpirun sends it to the survivors as soon as one rank has died, and SIGKILL
-/// 0.9 s later, which is the time they have to say who died. Signal handlers are the process's, so
-/// there is one state for all objects. A SIGTERM that nobody has asked for is raised again by the
-/// last destructor.
+/// While one exists, a SIGTERM is noted (and handed to the handler that was there before) but does not end the process:
+/// mpirun sends it to the survivors as soon as one rank has died, and SIGKILL 0.9 s later, which is the time they have to
+/// say who died. Signal handlers are the process's, so there is one state for all objects. A SIGTERM that nobody has asked
+/// for is raised again by the last destructor.
 class TerminationWatch {
  public:
   TerminationWatch();

@@ -22,8 +22,7 @@ using partitioner::ValueKind;
 
 namespace {
 
-// What went wrong with placement by hand before the first step, told while it can still be put
-// right.
+// What went wrong with placement by hand before the first step, told while it can still be put right.
 void check_placement(Context& context, bool is_placed) {
   TORCH_CHECK_VALUE(*context.open_guards == 0, "PartitionGuard: expected all guards to end before the step, got ",
                     *context.open_guards, " alive. Put the guard and the making of the modules into braces of their own.");

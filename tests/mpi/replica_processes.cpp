@@ -1,6 +1,5 @@
-// Every model of the zoo on four processes, as replicas of a pipeline of the given number of
-// stages: gradients are those of the unsplit model over the whole batch, and the same bits whether
-// they travel during the backward or after it.
+// Every model of the zoo on four processes, as replicas of a pipeline of the given number of stages: gradients are those of
+// the unsplit model over the whole batch, and the same bits whether they travel during the backward or after it.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -1,6 +1,5 @@
-// A run of one process group from one step to another: starts or resumes, trains with dropout, Adam
-// and a scheduler, saves. Driven by resume_test.py: resume FOLDER FIRST LAST prints the losses of
-// steps FIRST to LAST - 1, exactly.
+// A run of one process group from one step to another: starts or resumes, trains with dropout, Adam and a scheduler, saves.
+// Driven by resume_test.py: resume FOLDER FIRST LAST prints the losses of steps FIRST to LAST - 1, exactly.
 #include <torch/torch.h>
 
 #include <cstdio>

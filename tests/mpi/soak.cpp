@@ -1,6 +1,5 @@
-// A long run under mpirun: dropout, batch norm, two lengths of sequence, evaluation with reads
-// every ten steps. What each process holds after 200 steps, it holds after the last one. `soak
-// STEPS STAGES`
+// A long run under mpirun: dropout, batch norm, two lengths of sequence, evaluation with reads every ten steps. What each
+// process holds after 200 steps, it holds after the last one. `soak STEPS STAGES`
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <torch/torch.h>

@@ -9,9 +9,8 @@
 
 namespace smp::support {
 
-/// Empty when both are undefined, or equal in dtype, sizes and every bit (NaNs and signed zeros
-/// too; strides may differ). Otherwise a sentence with the number of differing elements and the
-/// largest difference.
+/// Empty when both are undefined, or equal in dtype, sizes and every bit (NaNs and signed zeros too; strides may differ).
+/// Otherwise a sentence with the number of differing elements and the largest difference.
 std::string bit_difference(const at::Tensor& got, const at::Tensor& want);
 
 /// max |got - want| / max |want|, in double; 0 for two undefined or empty tensors. NaN where either

@@ -8,8 +8,7 @@
 
 namespace smp::testing {
 
-/// Every method returns the id of the value that it made. Tensors are float32 and contiguous unless
-/// said otherwise.
+/// Every method returns the id of the value that it made. Tensors are float32 and contiguous unless said otherwise.
 ///
 ///   GraphBuilder g;
 ///   auto x = g.input({8, 16});

@@ -1,5 +1,4 @@
-// Models as users write them, each with inputs and a loss: what splitting is compared on. Knows
-// nothing of smp.
+// Models as users write them, each with inputs and a loss: what splitting is compared on. Knows nothing of smp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,9 +23,8 @@ struct BodyResult {
   std::vector<at::Tensor> more_losses{};  // scalars with a backward of their own, after that of `loss`
 };
 
-/// One unmodified torch::nn::Module with everything that a training step on it needs.
-/// The batch dimension is 0 in every step argument, and any multiple of 40 fits 1, 2, 5 and 8
-/// microbatches.
+/// One unmodified torch::nn::Module with everything that a training step on it needs. The batch dimension is 0 in every step
+/// argument, and any multiple of 40 fits 1, 2, 5 and 8 microbatches.
 struct ZooModel {
   std::string name;
   /// A new module. Equal seeds give equal bits; safe while other threads run random operators under
@@ -42,8 +40,7 @@ struct ZooModel {
   bool has_random = false;  // draws random numbers in training mode
   /// Some parameter is used at more than one place, by one module called twice or by two modules.
   bool has_tied_weights = false;
-  /// The loss is a mean over rows that do not see each other: no batch statistics, no contrast
-  /// within the batch.
+  /// The loss is a mean over rows that do not see each other: no batch statistics, no contrast within the batch.
   bool rows_are_independent = true;
   /// Parameters that the loss does not reach, by qualified name.
   std::vector<std::string> without_gradient = {};

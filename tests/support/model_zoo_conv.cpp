@@ -114,8 +114,7 @@ ZooModel resnet() {
   };
 }
 
-// Ronneberger et al., MICCAI 2015: what the way down made is used again on the way up, the first
-// longest.
+// Ronneberger et al., MICCAI 2015: what the way down made is used again on the way up, the first longest.
 struct UNet : nn::Module {
   nn::Conv2d down0{conv3x3(1, 4)}, down1{conv3x3(4, 8)}, bottom{conv3x3(8, 12)};
   nn::GroupNorm norm0{2, 4}, norm1{2, 8};

@@ -30,8 +30,7 @@ ZooModel mlp() {
   };
 }
 
-// Variational auto-encoder: the sample is drawn by an operator without parameters in the middle of
-// the model.
+// Variational auto-encoder: the sample is drawn by an operator without parameters in the middle of the model.
 struct Vae : nn::Module {
   nn::Linear encode{24, 16}, mean{16, 6}, log_variance{16, 6}, decode1{6, 16}, decode2{16, 24};
   Vae() {
@@ -109,8 +108,7 @@ ZooModel tuple_output() {
   };
 }
 
-// A recommender: identifiers, features and a boolean mask; the mask is used at the start and at the
-// end.
+// A recommender: identifiers, features and a boolean mask; the mask is used at the start and at the end.
 struct Recommender : nn::Module {
   nn::Embedding items{30, 12};
   nn::Linear features{6, 12}, mix1{24, 24}, mix2{24, 12}, score{12, 1};
@@ -123,8 +121,7 @@ struct Recommender : nn::Module {
     register_module("score", score);
     register_module("dropout", dropout);
   }
-  // ids: [batch, slots]; profile: [batch, 6]; present: [batch, slots], bool -> scores [batch,
-  // slots].
+  // ids: [batch, slots]; profile: [batch, 6]; present: [batch, slots], bool -> scores [batch, slots].
   at::Tensor forward(const at::Tensor& ids, const at::Tensor& profile, const at::Tensor& present) {
     auto item = items(ids).masked_fill(present.logical_not().unsqueeze(-1), 0.0);
     auto user = features(profile).unsqueeze(1).expand_as(item);

@@ -83,8 +83,7 @@ struct EncoderModel : nn::Module {
   }
 };
 
-// Encoder and decoder; every decoder layer reads the encoder's output. The positional encoding is a
-// plain member.
+// Encoder and decoder; every decoder layer reads the encoder's output. The positional encoding is a plain member.
 struct TranslationModel : nn::Module {
   nn::Embedding source{kVocab, kWidth}, target{kVocab, kWidth};
   nn::Transformer transformer{nn::TransformerOptions(kWidth, 2, 2, 2).dim_feedforward(24).dropout(0.1)};

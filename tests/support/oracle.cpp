@@ -47,8 +47,7 @@ std::vector<std::vector<at::Tensor>> split_batch(const std::vector<at::Tensor>& 
                       argument.size(0));
     const int64_t rows = argument.size(0) / microbatches;
     for (int m = 0; m < microbatches; ++m) {
-      // A clone, because a view's data pointer may be misaligned, and that changes the bits of
-      // linear layers.
+      // A clone, because a view's data pointer may be misaligned, and that changes the bits of linear layers.
       result[m].push_back(argument.narrow(0, m * rows, rows).clone(at::MemoryFormat::Contiguous));
     }
   }

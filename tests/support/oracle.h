@@ -1,5 +1,4 @@
-// The unsplit model, run eagerly: the numbers that every split run must reproduce. Never uses our
-// own replay.
+// The unsplit model, run eagerly: the numbers that every split run must reproduce. Never uses our own replay.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,10 +31,9 @@ struct OracleResult {
 /// result[m][argument]. Throws c10::ValueError if `microbatches` does not divide a size.
 std::vector<std::vector<at::Tensor>> split_batch(const std::vector<at::Tensor>& full_batch, int microbatches);
 
-/// One step of `model` on `module`: for each microbatch in order the body with every random
-/// operator reseeded, then (loss / microbatches).backward() for each of its losses, which adds to the
-/// gradients that are there. With training=false the module is in evaluation mode and no gradient is computed. Leaves
-/// the user's random state as it was.
+/// One step of `model` on `module`: for each microbatch in order the body with every random operator reseeded, then (loss /
+/// microbatches).backward() for each of its losses, which adds to the gradients that are there. With training=false the
+/// module is in evaluation mode and no gradient is computed. Leaves the user's random state as it was.
 OracleResult run_oracle(const ZooModel& model, torch::nn::Module& module, const std::vector<at::Tensor>& full_batch,
                         int microbatches, RandomOptions random, bool training);
 
@@ -43,8 +41,7 @@ OracleResult run_oracle(const ZooModel& model, torch::nn::Module& module, const 
 std::map<std::string, at::Tensor> copy_gradients(const torch::nn::Module& module);
 std::map<std::string, at::Tensor> copy_buffers(const torch::nn::Module& module);
 
-/// Losses, outputs and buffers bit-equal; gradients too, or within `relative_gradients` where that
-/// is not 0.
+/// Losses, outputs and buffers bit-equal; gradients too, or within `relative_gradients` where that is not 0.
 void expect_same_step(const OracleResult& got, const OracleResult& want, const std::string& what,
                       double relative_gradients = 0.0);
 

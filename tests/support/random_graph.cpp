@@ -63,8 +63,7 @@ class Generator {
 
   Program generate() {
     for (int i = 0; i < options_.operations; ++i) add_operation();
-    // A layer at the end, whose result is always returned: the loss depends on some parameter,
-    // whatever came before.
+    // A layer at the end, whose result is always returned: the loss depends on some parameter, whatever came before.
     add_layer(static_cast<int>(pool_.size()) - 1);
     program_.outputs.push_back(static_cast<int>(pool_.size()) - 1);
     for (int extra = pick(4); extra > 0; --extra) {

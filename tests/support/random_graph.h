@@ -1,5 +1,4 @@
-// Seeded random models for the oracle: few elements, many of the structures that splitting can get
-// wrong.
+// Seeded random models for the oracle: few elements, many of the structures that splitting can get wrong.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +17,9 @@ struct RandomGraphOptions {
   std::function<at::Tensor(const at::Tensor&)> tanh{};  // called in the place of at::tanh, if given
 };
 
-/// A model of random structure, decided by `graph_seed` alone: linears, norms, elementwise
-/// operators, transposes, reshapes, chunks, selects, expands, writes in place, values used at
-/// several places, up to four outputs. Takes one float32 tensor [batch, 8]. `make(seed)` decides
-/// the weights.
+/// A model of random structure, decided by `graph_seed` alone: linears, norms, elementwise operators, transposes, reshapes,
+/// chunks, selects, expands, writes in place, values used at several places, up to four outputs. Takes one float32 tensor
+/// [batch, 8]. `make(seed)` decides the weights.
 ZooModel random_graph(uint64_t graph_seed, RandomGraphOptions options = {});
 
 }  // namespace smp::support

@@ -33,8 +33,7 @@ void register_meta_kernels() {
 namespace meta {
 
 bool has_meta_kernel(const c10::OperatorHandle& op) {
-  // hasComputedKernelForDispatchKey(Meta) is true for every operator: core's backend fallback
-  // counts there.
+  // hasComputedKernelForDispatchKey(Meta) is true for every operator: core's backend fallback counts there.
   using Key = c10::DispatchKey;
   for (const Key key : {Key::Meta, Key::CompositeExplicitAutograd, Key::CompositeImplicitAutograd,
                         Key::CompositeExplicitAutogradNonFunctional}) {

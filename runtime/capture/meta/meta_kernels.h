@@ -11,11 +11,10 @@ namespace smp::runtime {
 /// about 5 ms the first time. Registrations stay until the process ends and never replace an
 /// existing Meta kernel, so a Python process, whose torch brings its own, is left as it is.
 ///
-/// Layer 1 is written by hand: constant time, no memory. Layer 2 is one boxed kernel for all other
-/// operators: it runs the operator on the CPU, on zeros of the same geometry, and returns tensors
-/// of the results' geometry. It needs the memory and time of one such call, freed at its end; no
-/// real operator of a large model should meet it. Both lie below autograd: results keep their
-/// grad_fn. The default generator is left untouched.
+/// Layer 1 is written by hand: constant time, no memory. Layer 2 is one boxed kernel for all other operators: it runs the
+/// operator on the CPU, on zeros of the same geometry, and returns tensors of the results' geometry. It needs the memory and
+/// time of one such call, freed at its end; no real operator of a large model should meet it. Both lie below autograd:
+/// results keep their grad_fn. The default generator is left untouched.
 ///
 /// Operators whose result depends on values (item, equal, nonzero, masked_select, unique, ...)
 /// throw c10::NotImplementedError that names the operator.
@@ -36,11 +35,10 @@ class AssumedValues {
   bool has_checks_;
 };
 
-/// Calls `op` on `stack` like op.callBoxed, for calls whose tensors are on meta. Differs for two
-/// composites that LibTorch takes apart otherwise there than on the CPU, so that a following
-/// transpose + view behaves alike: scaled_dot_product_attention (always matrix products with a
-/// contiguous result on meta; on the CPU mostly a fused kernel whose result has the query's
-/// strides) and group_norm (loses channels_last on meta).
+/// Calls `op` on `stack` like op.callBoxed, for calls whose tensors are on meta. Differs for two composites that LibTorch
+/// takes apart otherwise there than on the CPU, so that a following transpose + view behaves alike:
+/// scaled_dot_product_attention (always matrix products with a contiguous result on meta; on the CPU mostly a fused kernel
+/// whose result has the query's strides) and group_norm (loses channels_last on meta).
 void call_on_meta(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 }  // namespace smp::runtime

@@ -1,5 +1,4 @@
-// The composites that LibTorch takes apart otherwise on meta than on the CPU: here they go the
-// CPU's way.
+// The composites that LibTorch takes apart otherwise on meta than on the CPU: here they go the CPU's way.
 #include <ATen/EmptyTensor.h>
 #include <ATen/OpMathType.h>
 #include <ATen/core/ivalue.h>
@@ -68,8 +67,7 @@ bool runs_fused_on_cpu(const AttentionCall& call) {
   return static_cast<sdp::SDPBackend>(choice) == sdp::SDPBackend::flash_attention;
 }
 
-/// Returns false, and leaves the stack alone, if the CPU too takes attention apart into matrix
-/// products.
+/// Returns false, and leaves the stack alone, if the CPU too takes attention apart into matrix products.
 bool attend_fused(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto call = read_attention_call(op, stack);
   if (!call.query.is_meta() || !runs_fused_on_cpu(call)) return false;

@@ -28,9 +28,8 @@ bool has_onednn_kernels(at::ScalarType type) {
   return type == at::kFloat || (type == at::kBFloat16 && has_bfloat16) || (type == at::kHalf && has_half);
 }
 
-/// The conditions under which LibTorch's CPU gives a 3-D convolution to oneDNN
-/// (ConvParams::use_mkldnn). Only there 3-D results keep channels_last; in 2-D the native kernels
-/// keep it too.
+/// The conditions under which LibTorch's CPU gives a 3-D convolution to oneDNN (ConvParams::use_mkldnn). Only there 3-D
+/// results keep channels_last; in 2-D the native kernels keep it too.
 bool runs_on_onednn(const Tensor& input, const Tensor& weight, bool is_strided, bool is_dilated, int64_t groups) {
   if (!at::globalContext().userEnabledMkldnn() || !has_onednn_kernels(input.scalar_type())) return false;
   if (input.scalar_type() != at::kFloat) return true;
@@ -49,8 +48,7 @@ MemoryFormat convolution_format(const Tensor& input, const Tensor& weight, bool 
   return wants_channels_last && can_keep_it ? format : MemoryFormat::Contiguous;
 }
 
-/// What aten::convolution reaches on meta, after padding lists are expanded and 1-D inputs made
-/// 2-D.
+/// What aten::convolution reaches on meta, after padding lists are expanded and 1-D inputs made 2-D.
 Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& /*bias*/, IntArrayRef stride,
                    IntArrayRef padding, IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups) {
   const auto is_not_one = [](int64_t step) { return step != 1; };
@@ -79,8 +77,7 @@ Tensor adaptive_avg_pool3d(const Tensor& self, IntArrayRef output_size) {
   return make(with_last_sizes(self, output_size), self.scalar_type());
 }
 
-/// A list of window parameters may hold one value for all dimensions; `stride` may be empty: the
-/// kernel's size.
+/// A list of window parameters may hold one value for all dimensions; `stride` may be empty: the kernel's size.
 int64_t window_at(IntArrayRef values, int64_t dim) { return values.size() == 1 ? values[0] : values[dim]; }
 
 std::tuple<Tensor, Tensor> max_pool3d(const Tensor& self, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
@@ -155,8 +152,7 @@ Tensor col2im(const Tensor& self, IntArrayRef output_size, IntArrayRef kernel, I
 }  // namespace
 
 void add_convolutions_and_pools(Table& table) {
-  // Not aten::convolution: a kernel there would take its place above and lose the 1-D case and
-  // empty batches.
+  // Not aten::convolution: a kernel there would take its place above and lose the 1-D case and empty batches.
   table.add("convolution_overrideable", &convolution);
   table.add("_adaptive_avg_pool2d", &adaptive_avg_pool2d);
   table.add("_adaptive_avg_pool3d", &adaptive_avg_pool3d);

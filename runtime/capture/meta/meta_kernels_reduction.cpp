@@ -1,5 +1,4 @@
-// Meta kernels of reductions and small products. Their results are contiguous whatever the input's
-// strides.
+// Meta kernels of reductions and small products. Their results are contiguous whatever the input's strides.
 #include <ATen/WrapDimUtilsMulti.h>
 #include <c10/util/irange.h>
 

@@ -1,5 +1,4 @@
-// What the files of hand-written meta kernels share: the table they register into and ways to make
-// a result.
+// What the files of hand-written meta kernels share: the table they register into and ways to make a result.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +13,7 @@ namespace smp::runtime::meta {
 /// Whether `op` can run on meta tensors as LibTorch ships it: by a Meta kernel or by a composite.
 bool has_meta_kernel(const c10::OperatorHandle& op);
 
-/// Registers kernels at aten/Meta, except where a Meta kernel exists or this LibTorch lacks the
-/// operator.
+/// Registers kernels at aten/Meta, except where a Meta kernel exists or this LibTorch lacks the operator.
 class Table {
  public:
   explicit Table(torch::Library& library) : library_(library) {}
@@ -42,20 +40,17 @@ void add_losses(Table& table);
 void add_transforms(Table& table);
 void add_attention(Table& table);
 
-/// Gives every aten operator that is still without a meta kernel the boxed one of layer 2
-/// (meta_fallback.cpp).
+/// Gives every aten operator that is still without a meta kernel the boxed one of layer 2 (meta_fallback.cpp).
 void add_fallbacks(torch::Library& library);
 
 /// A new meta tensor: contiguous, or in the given memory format.
 at::Tensor make(at::IntArrayRef sizes, at::ScalarType dtype, at::MemoryFormat format = at::MemoryFormat::Contiguous);
 
-/// A new meta tensor with the sizes of `tensor` and the strides that an elementwise operator would
-/// give it.
+/// A new meta tensor with the sizes of `tensor` and the strides that an elementwise operator would give it.
 at::Tensor make_like(const at::Tensor& tensor, at::ScalarType dtype);
 at::Tensor make_like(const at::Tensor& tensor);
 
-/// Brings `out` to the broadcast size of `inputs` as an elementwise `out=` kernel does. Dtypes stay
-/// as they are.
+/// Brings `out` to the broadcast size of `inputs` as an elementwise `out=` kernel does. Dtypes stay as they are.
 at::Tensor& fit_out(at::Tensor& out, std::initializer_list<const at::Tensor*> inputs);
 
 /// A new meta tensor of `dtype` with the broadcast size of `inputs` and TensorIterator's strides.

@@ -21,9 +21,8 @@ void sort_by_falling_stride(const Tensor& self, DimVector::iterator first, DimVe
   std::sort(first, last, [&](int64_t left, int64_t right) { return strides[left] > strides[right]; });
 }
 
-/// MKL transforms one collapsed batch, so its result is laid out batch dimensions first, in the
-/// input's stride order, then the transformed ones in the order of `dims`. Source: _exec_fft in
-/// aten/native/mkl/SpectralOps.cpp.
+/// MKL transforms one collapsed batch, so its result is laid out batch dimensions first, in the input's stride order, then
+/// the transformed ones in the order of `dims`. Source: _exec_fft in aten/native/mkl/SpectralOps.cpp.
 Tensor transformed(const Tensor& self, IntArrayRef sizes, IntArrayRef dims, at::ScalarType dtype) {
   if (!at::hasMKL()) return make(sizes, dtype);
   DimVector order(self.dim());
@@ -60,8 +59,7 @@ Tensor fft_c2c(const Tensor& self, IntArrayRef dims, int64_t /*normalization*/, 
 }
 
 Tensor fft_c2r(const Tensor& self, IntArrayRef dims, int64_t normalization, int64_t last_dim_size) {
-  // Several dimensions are transformed one after the other: complex ones first, the last one to
-  // real.
+  // Several dimensions are transformed one after the other: complex ones first, the last one to real.
   const auto complex_dims = dims.slice(0, dims.size() - 1);
   const Tensor input = complex_dims.empty() ? self : fft_c2c(self, complex_dims, normalization, /*forward=*/false);
   DimVector sizes(self.sizes());

@@ -1,5 +1,4 @@
-// The files of a save. Tensors are "model/NAME" and "optimizer/PARAMETER/FIELD", the rest is
-// metadata.
+// The files of a save. Tensors are "model/NAME" and "optimizer/PARAMETER/FIELD", the rest is metadata.
 #include <c10/util/Exception.h>
 
 #include <boost/crc.hpp>
@@ -214,8 +213,7 @@ void save(const std::string& folder, const StateDict& model, const OptimizerStat
       .folder = folder,
       .id = runtime::gather_from_first_replica(engine::random_digits(), *context.pipeline, *context.replicas).front(),
       .num_ranks = size};
-  // Of every rank, since each host may have a folder of its own; where they share it, the first to
-  // commit decides.
+  // Of every rank, since each host may have a folder of its own; where they share it, the first to commit decides.
   std::optional<engine::DurableFile> index;
   const auto write = [&] {
     if (!writes) return;

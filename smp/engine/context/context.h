@@ -37,8 +37,7 @@ struct StepNumbers {
 class ManualPlacement {
  public:
   enum class By { kGuard, kSetPartition };
-  /// kSetPartition overrides what was there, kGuard does not (the innermost guard sees a tensor
-  /// first).
+  /// kSetPartition overrides what was there, kGuard does not (the innermost guard sees a tensor first).
   void place(const at::Tensor& tensor, int stage, By by);
   /// Stage of a tensor, or -1.
   int stage_of(const at::Tensor& tensor) const;
@@ -103,9 +102,8 @@ Context& context(const char* caller);
 /// Null before smp::init.
 Context* try_context();
 
-/// Throws c10::ValueError naming `caller` when a step body runs on this rank: the body runs on one
-/// rank only, on tensors without data, so what concerns all ranks or real values cannot be done
-/// there. The step refuses it on every rank.
+/// Throws c10::ValueError naming `caller` when a step body runs on this rank: the body runs on one rank only, on tensors
+/// without data, so what concerns all ranks or real values cannot be done there. The step refuses it on every rank.
 void refuse_in_body(std::string_view caller,
                     std::string_view fix = "Call it on every rank, before or after the step function.");
 

@@ -9,8 +9,7 @@
 namespace smp::engine {
 namespace {
 
-// The compiler knows the path on the machine that built us; readers want the one in the source
-// tree.
+// The compiler knows the path on the machine that built us; readers want the one in the source tree.
 std::string_view path_in_tree(std::string_view path) {
   const size_t folder = path.rfind("/smp/");
   if (folder != std::string_view::npos) return path.substr(folder + 1);

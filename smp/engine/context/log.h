@@ -1,5 +1,4 @@
-// Owns the form of a log line and how it reaches stderr. Whether a rank speaks at all is its
-// caller's choice.
+// Owns the form of a log line and how it reaches stderr. Whether a rank speaks at all is its caller's choice.
 #pragma once
 
 #include <chrono>
@@ -11,8 +10,7 @@
 
 namespace smp::engine {
 
-/// "[2024-05-01 13:45:06.789: W smp/engine/job.cpp:42] message\n", in local time; "I" for
-/// LogLevel::kInfo.
+/// "[2024-05-01 13:45:06.789: W smp/engine/job.cpp:42] message\n", in local time; "I" for LogLevel::kInfo.
 std::string log_line(LogLevel severity, std::chrono::system_clock::time_point time, const std::source_location& where,
                      std::string_view message);
 

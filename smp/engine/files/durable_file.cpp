@@ -56,8 +56,7 @@ void DurableFile::discard() noexcept {
   ::unlink(temporary_.c_str());
 }
 
-// Some file systems give all files an owner of their own, so this file tells what our files look
-// like.
+// Some file systems give all files an owner of their own, so this file tells what our files look like.
 void DurableFile::check_destination() const {
   struct stat status{};
   if (::fstat(file_, &status) != 0) fail("look at");

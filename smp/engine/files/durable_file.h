@@ -36,9 +36,8 @@ class DurableFile {
   int file_ = -1;
 };
 
-/// What keeps a file of `owner` from taking the place of what is at `path`, or from removing it:
-/// "a symbolic link", "a folder", "a file of user 7"; empty for a regular file of `owner`, and for
-/// nothing at all.
+/// What keeps a file of `owner` from taking the place of what is at `path`, or from removing it: "a symbolic link", "a
+/// folder", "a file of user 7"; empty for a regular file of `owner`, and for nothing at all.
 std::string obstacle(const std::string& path, uid_t owner);
 
 /// 16 hexadecimal digits that nobody can foresee.

@@ -28,8 +28,7 @@ InputFile::InputFile(std::string path, std::string expected) : path_(std::move(p
     if (result != 0) fail(std::strerror(errno));
     if (!S_ISREG(status.st_mode)) fail(std::string("it is ") + kind_of_file(status.st_mode));
   };
-  // Before it is opened, since that alone wakes the writer of a FIFO; and after, since it may have
-  // been exchanged.
+  // Before it is opened, since that alone wakes the writer of a FIFO; and after, since it may have been exchanged.
   check(::stat(path_.c_str(), &status));
   file_ = ::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
   if (file_ < 0) fail(std::strerror(errno));

@@ -1,5 +1,4 @@
-// Owns a file while it is read. Only regular files: to open a FIFO would block, and a device may
-// have no end.
+// Owns a file while it is read. Only regular files: to open a FIFO would block, and a device may have no end.
 #pragma once
 
 #include <sys/types.h>

@@ -6,9 +6,8 @@
 
 namespace smp::engine {
 
-/// Files of different saves never have the same name, so a folder can hold two of them while the
-/// second takes the place of the first. The one that state.json names counts, from the moment in
-/// which that file gets its name:
+/// Files of different saves never have the same name, so a folder can hold two of them while the second takes the place of
+/// the first. The one that state.json names counts, from the moment in which that file gets its name:
 ///
 ///   every rank writes path(rank); when all are on the disk, index_text() is committed as
 ///   index_path(); when it is, remove_others()

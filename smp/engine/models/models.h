@@ -64,8 +64,7 @@ struct Model {
 void load_tensors(runtime::StateExchange& exchange, const Model& model,
                   const std::function<runtime::TensorHome(const at::Tensor&)>& home_of);
 
-/// Names are those of the view behind the model's prefix. Each model is placed as a whole by the first program that
-/// uses it.
+/// Names are those of the view behind the model's prefix. Each model is placed as a whole by the first program that uses it.
 class Models {
  public:
   explicit Models(Context& context) : context_(context) {}

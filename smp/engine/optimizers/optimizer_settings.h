@@ -1,5 +1,4 @@
-// What of the optimizers must be the same on all ranks: how often each has stepped, and its
-// options.
+// What of the optimizers must be the same on all ranks: how often each has stepped, and its options.
 #pragma once
 
 #include <string>

@@ -115,8 +115,7 @@ ReplicaGradients::ReplicaGradients(Context& context, const Models& models, const
 // `taken`: parameters of models before this one, which may share some with it. All replicas have the
 // same flags (describe_settings), so all make a reducer anew or none does.
 void ReplicaGradients::add(Model& model, const std::unordered_set<const void*>& taken) {
-  // Tied weights come first, that is last to leave: they are final when the pipeline has summed
-  // them.
+  // Tied weights come first, that is last to leave: they are final when the pipeline has summed them.
   std::vector<at::Tensor> parameters, own;
   Reducing reducing{.model = &model, .rest = {}};
   for (const runtime::NamedTensor& named : model.own.tensors()) {

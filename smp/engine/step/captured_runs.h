@@ -20,8 +20,7 @@ void add_own_constants(const runtime::Recording& recording, const Program& progr
 /// A step returns one tensor per microbatch and position. Throws c10::ValueError where bodies return other numbers of them.
 void check_same_returns(const std::vector<runtime::CapturedBody>& bodies);
 
-/// Throws c10::NotImplementedError where a parameter would get a sparse gradient that several ranks
-/// have to add up.
+/// Throws c10::NotImplementedError where a parameter would get a sparse gradient that several ranks have to add up.
 void check_dense_gradients(const runtime::Recording& recording,
                            const std::function<bool(const std::string& parameter)>& is_shared);
 

@@ -14,8 +14,7 @@ namespace smp::engine {
 /// cleared since. `has_step`: false on a replica that has joined; nobody clears its gradients.
 void note_cleared(const RankState& rank, bool has_step = true);
 
-/// Looks at the losses that were computed here. `programs` and `results` by microbatch; `reduced`:
-/// see kAverages.
+/// Looks at the losses that were computed here. `programs` and `results` by microbatch; `reduced`: see kAverages.
 void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& programs, const runtime::RankResults& results,
                  const std::string& reduced);
 
@@ -23,8 +22,7 @@ void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& p
 /// what their optimizers update, and tells all ranks. Collective over the world.
 void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t number);
 
-/// Whether an optimizer may update the model, as Config::nonfinite says. Throws c10::Error where
-/// that is an error.
+/// Whether an optimizer may update the model, as Config::nonfinite says. Throws c10::Error where that is an error.
 bool may_update(RankState& rank, const Model& model);
 
 }  // namespace smp::engine

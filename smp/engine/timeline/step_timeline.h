@@ -35,8 +35,7 @@ partitioner::RankTimeline decode_timeline(std::string_view bytes);
 /// collective parts together.
 class StepTimeline {
  public:
-  /// Steps that are not recorded: the first plans and places, tapes are recorded in the second and compared
-  /// by the third.
+  /// Steps that are not recorded: the first plans and places, tapes are recorded in the second and compared by the third.
   static constexpr int64_t kNumWarmUpSteps = 3;
 
   explicit StepTimeline(Context& context);

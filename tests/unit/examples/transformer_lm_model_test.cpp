@@ -1,5 +1,4 @@
-// The example's model alone, with plain LibTorch: shapes, causality, initial values, and that it
-// learns.
+// The example's model alone, with plain LibTorch: shapes, causality, initial values, and that it learns.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -1,5 +1,4 @@
-// Gradients of replicas: buckets on their way during the backward, steps that keep them, hooks,
-// unused parameters.
+// Gradients of replicas: buckets on their way during the backward, steps that keep them, hooks, unused parameters.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,8 +26,7 @@ using tests::run_smp_ranks;
 using tests::SmallNet;
 using Gradients = std::map<std::string, at::Tensor>;
 
-// What the caller has set apart from the step: how many bytes a bucket has does not matter to the
-// result.
+// What the caller has set apart from the step: how many bytes a bucket has does not matter to the result.
 runtime::ReducerOptions small_buckets(bool overlap) { return {.bucket_bytes = 24, .overlap = overlap}; }
 
 std::vector<at::Tensor> leaves(int count) {
@@ -208,8 +206,7 @@ TEST(DataParallel, SumsOverMicrobatchesWhereAsked) {
   expect_close(gradients_of({.stages = 2, .options = {.average_grads_across_microbatches = false}}), want, 1e-5, "gradient");
 }
 
-// Steps that keep their gradients give, after one that does not, the mean over replicas of the sums
-// over steps.
+// Steps that keep their gradients give, after one that does not, the mean over replicas of the sums over steps.
 TEST(DataParallel, NoSyncAndBackwardPassesPerStepAverageTheSums) {
   for (const int stages : {1, 2}) {
     const Gradients want = gradients_of({.stages = stages});

@@ -1,5 +1,4 @@
-// Values made later against values made at once, bit for bit: modules by themselves, and what else
-// constructors do.
+// Values made later against values made at once, bit for bit: modules by themselves, and what else constructors do.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

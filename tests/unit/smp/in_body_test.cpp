@@ -1,5 +1,4 @@
-// Calls that belong around a step are refused within its body, on every rank, and leave the job as
-// it was.
+// Calls that belong around a step are refused within its body, on every rank, and leave the job as it was.
 #include <gtest/gtest.h>
 
 #include <functional>

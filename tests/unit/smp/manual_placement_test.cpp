@@ -1,5 +1,4 @@
-// Stages chosen by hand survive what happens to a module between its construction and the first
-// step.
+// Stages chosen by hand survive what happens to a module between its construction and the first step.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,5 +1,4 @@
-// NaN and infinity in losses and gradients: no rank updates, all know why; sparse and complex
-// gradients.
+// NaN and infinity in losses and gradients: no rank updates, all know why; sparse and complex gradients.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -89,8 +88,7 @@ class Texts {
   std::mutex mutex_;
 };
 
-// The second of three steps goes wrong, on the last replica. Returns what optimizer.step() throws
-// then.
+// The second of three steps goes wrong, on the last replica. Returns what optimizer.step() throws then.
 std::string train(const Layout& layout, Nonfinite nonfinite, Bad bad) {
   Texts texts;
   const Config config{

@@ -19,8 +19,7 @@ using Model = DistributedModel<SmallNet>;
 
 const std::vector<std::string> kModules = {"first", "second", "third", "fourth"};
 
-/// Both take the body on some module that is called like a function; `loss` of one microbatch,
-/// backward included.
+/// Both take the body on some module that is called like a function; `loss` of one microbatch, backward included.
 using Loss = std::function<at::Tensor(const std::function<at::Tensor(at::Tensor)>& net, at::Tensor data)>;
 
 /// Two steps, `change` between them; the gradients of each equal those of the module itself.

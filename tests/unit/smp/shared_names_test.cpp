@@ -22,8 +22,7 @@ struct PartImpl : torch::nn::Module {
 };
 TORCH_MODULE(Part);
 
-/// first - part - middle | part - last, or only the second use of `part`, which has the names "a"
-/// and "b".
+/// first - part - middle | part - last, or only the second use of `part`, which has the names "a" and "b".
 struct SharedNet : torch::nn::Module {
   explicit SharedNet(bool reads_it_twice) : reads_twice(reads_it_twice) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -137,8 +136,7 @@ TEST_P(SharedNames, AreLocalOnceUnderTheFirst) {
   });
 }
 
-// The second use of `part` is fed by the last stage and feeds it, so with two reads the tensor
-// lives twice.
+// The second use of `part` is fed by the last stage and feeds it, so with two reads the tensor lives twice.
 TEST(SharedNames, ReadOnTwoStagesLiveOnBoth) {
   run_smp_ranks(2, {.microbatches = 2}, [] {
     const auto net = make_shared_net(true);

@@ -1,5 +1,4 @@
-// A stopped run in files: it goes on with the same bits on any number of ranks, and a wrong file
-// changes nothing.
+// A stopped run in files: it goes on with the same bits on any number of ranks, and a wrong file changes nothing.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 

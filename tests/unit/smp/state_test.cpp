@@ -1,5 +1,4 @@
-// State of model and optimizer: what is loaded goes on as if it had never stopped, and what does
-// not fit changes nothing.
+// State of model and optimizer: what is loaded goes on as if it had never stopped, and what does not fit changes nothing.
 #include <gtest/gtest.h>
 
 #include <mutex>

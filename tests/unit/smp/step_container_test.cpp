@@ -13,8 +13,7 @@ using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
 
-/// Runs `body` on `argument` in four microbatches; compares its [2, 8] results with `expected` [8,
-/// 8].
+/// Runs `body` on `argument` in four microbatches; compares its [2, 8] results with `expected` [8, 8].
 template <class Argument, class Body>
 void expect_cut(Argument& argument, const Body& body, const at::Tensor& expected) {
   run_smp_ranks(1, {.microbatches = 4}, [&] {

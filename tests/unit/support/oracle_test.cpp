@@ -1,5 +1,4 @@
-// The oracle and the zoo hold what every split run is measured against, so they are checked on
-// their own.
+// The oracle and the zoo hold what every split run is measured against, so they are checked on their own.
 #include "tests/support/oracle.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -95,8 +94,7 @@ TEST_P(IndependentRows, MicrobatchCountChangesNothing) {
   for (int microbatches : {2, 5}) {
     auto several = without_dropout(microbatches);
     for (const auto& [name, gradient] : one.gradients) {
-      // Zero in exact arithmetic, such as a bias before a norm that removes it: only rounding to
-      // compare.
+      // Zero in exact arithmetic, such as a bias before a norm that removes it: only rounding to compare.
       if (!gradient.defined() || gradient.abs().max().item<double>() < 1e-7) continue;
       expect_close(several.gradients.at(name), gradient, 1e-5, name);
     }

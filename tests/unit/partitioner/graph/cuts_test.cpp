@@ -1,5 +1,4 @@
-// Where a program may be cut: written storages, values that cannot travel, gradients through
-// writes.
+// Where a program may be cut: written storages, values that cannot travel, gradients through writes.
 #include "partitioner/graph/cuts.h"
 
 #include <gtest/gtest.h>

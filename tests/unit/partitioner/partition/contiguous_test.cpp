@@ -1,5 +1,4 @@
-// split_chain against exhaustive search and the quadratic table, its properties and its error
-// texts.
+// split_chain against exhaustive search and the quadratic table, its properties and its error texts.
 #include "partitioner/partition/contiguous.h"
 
 #include <c10/util/Exception.h>

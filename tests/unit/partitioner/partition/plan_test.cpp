@@ -315,8 +315,7 @@ TEST(Partition, TwoVisitsOfARankHoldASharedWeightOnceAndSendNothingToEachOther) 
   const int64_t most = held + shared_bytes + 4 * 8 + 2 * (first.activation_bytes + last.activation_bytes) + 4 * 8 * 16 * 2 +
                        std::max(first.workspace_bytes, last.workspace_bytes);
   EXPECT_LE(plan.predicted_peak_bytes[0], most + (most + 31) / 32);
-  // Between ranks: a and b, forward and backward; a also goes from visit 0 to visit 2 within rank
-  // 0.
+  // Between ranks: a and b, forward and backward; a also goes from visit 0 to visit 2 within rank 0.
   const double message_us = options.device.message_us(4 * 8 * 16);
   EXPECT_DOUBLE_EQ(plan.stages[1].cost.send_us, 5 * message_us);
   EXPECT_DOUBLE_EQ(plan.stages[0].cost.send_us, 2 * message_us);

@@ -1,5 +1,4 @@
-// Measured models (PipeDream's profiles) split into 2, 4, 8 and 16 stages: near the optimum, and how far
-// from the bound.
+// Measured models (PipeDream's profiles) split into 2, 4, 8 and 16 stages: near the optimum, and how far from the bound.
 #include "tests/support/profiles.h"
 
 #include <c10/util/Exception.h>

@@ -1,5 +1,4 @@
-// The split of a graph against the best one there is, by the plan's own cost, also where values pass
-// stages on their way.
+// The split of a graph against the best one there is, by the plan's own cost, also where values pass stages on their way.
 #include <gtest/gtest.h>
 
 #include <algorithm>

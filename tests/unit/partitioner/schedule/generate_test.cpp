@@ -29,8 +29,7 @@ void for_each_size(const Visitor& visit) {
   }
 }
 
-/// Checks one chain of p equal stages against (m + p - 1) (F + B); `in_flight(stage)` is what it
-/// should hold.
+/// Checks one chain of p equal stages against (m + p - 1) (F + B); `in_flight(stage)` is what it should hold.
 template <typename InFlight>
 void expect_closed_forms(ScheduleKind kind, int p, int m, int active, const InFlight& in_flight) {
   const Schedule schedule = generate({.kind = kind, .active_microbatches = active}, testing::chain(p), m);

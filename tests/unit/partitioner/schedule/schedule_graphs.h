@@ -10,8 +10,7 @@
 
 namespace smp::partitioner::testing {
 
-/// One stage per rank, each fed by the one before; the first reads the step's input, the last its
-/// target.
+/// One stage per rank, each fed by the one before; the first reads the step's input, the last its target.
 inline StageGraph chain(int num_stages, bool has_backward = true) {
   StageGraph graph;
   graph.num_ranks = num_stages;
@@ -45,8 +44,7 @@ class RandomGraphs {
     return rank_of_stage;
   }
 
-  /// Any acyclic graph: skips, branches, several stages per rank, ranks without a stage, relays,
-  /// stages without a backward.
+  /// Any acyclic graph: skips, branches, several stages per rank, ranks without a stage, relays, stages without a backward.
   StageGraph stage_graph(int num_ranks, std::vector<int> rank_of_stage) {
     StageGraph graph;
     graph.num_ranks = num_ranks;

@@ -1,6 +1,5 @@
-// Literal tables: 1 to 4 stages, 1 to 8 microbatches, both schedules. Stage s of p, interleaved:
-// min(m, p - s) forwards of warm-up, then backward and forward in turn (1F1B); simple: all
-// forwards, then all backwards (GPipe).
+// Literal tables: 1 to 4 stages, 1 to 8 microbatches, both schedules. Stage s of p, interleaved: min(m, p - s) forwards of
+// warm-up, then backward and forward in turn (1F1B); simple: all forwards, then all backwards (GPipe).
 #include <gtest/gtest.h>
 
 #include <map>

@@ -1,6 +1,5 @@
-// Drawing in parts moves a generator as far as drawing whole: for every operator and type that is
-// cut, over sizes around the groups of 16 in which LibTorch fills normal tensors and around the
-// size of a part.
+// Drawing in parts moves a generator as far as drawing whole: for every operator and type that is cut, over sizes around the
+// groups of 16 in which LibTorch fills normal tensors and around the size of a part.
 #include "runtime/delayed/draw.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,4 @@
-// Owns the proof of runtime/placement/topology: literal placements, identities for all small worlds,
-// refusals.
+// Owns the proof of runtime/placement/topology: literal placements, identities for all small worlds, refusals.
 #include "runtime/placement/topology.h"
 
 #include <c10/util/Exception.h>

@@ -1,5 +1,4 @@
-// Owns what the tests of the transport contract share: the worlds they run in, and short words for
-// messages.
+// Owns what the tests of the transport contract share: the worlds they run in, and short words for messages.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,8 +18,7 @@ using Body = std::function<void(Transport&)>;
 std::vector<int> contract_worlds();
 std::string contract_world_name(const testing::TestParamInfo<int>& world);
 
-/// A suite of tests that every transport passes. Derive one class per file, and
-/// SMP_FOR_EVERY_TRANSPORT(it).
+/// A suite of tests that every transport passes. Derive one class per file, and SMP_FOR_EVERY_TRANSPORT(it).
 class TransportContract : public testing::TestWithParam<int> {
  protected:
   /// Every rank runs `body`, in a world of its own that no earlier test has touched.

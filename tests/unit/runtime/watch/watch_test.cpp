@@ -1,5 +1,4 @@
-// Owns the proof of runtime/watch within one process; failure_test.py has the rest, with real
-// worlds.
+// Owns the proof of runtime/watch within one process; failure_test.py has the rest, with real worlds.
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <signal.h>

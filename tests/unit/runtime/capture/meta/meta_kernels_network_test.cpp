@@ -1,5 +1,4 @@
-// Network calls of the meta sweep: convolutions, pools, norms, attention, recurrent cells,
-// embeddings.
+// Network calls of the meta sweep: convolutions, pools, norms, attention, recurrent cells, embeddings.
 #include "tests/unit/runtime/capture/meta/meta_kernels_test.h"
 
 namespace smp::test {

@@ -73,8 +73,7 @@ std::vector<Call> loss_calls();
 std::vector<Call> reduction_calls();
 std::vector<Call> indexing_calls();
 
-/// Number of calls that LibTorch alone runs on meta; registers the kernels afterwards, whatever the
-/// order of the tests.
+/// Number of calls that LibTorch alone runs on meta; registers the kernels afterwards, whatever the order of the tests.
 int num_working_before();
 
 class MetaKernels : public ::testing::Test {

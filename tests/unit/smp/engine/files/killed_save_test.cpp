@@ -38,9 +38,8 @@ bool enters_a_call_that_changes_files(pid_t thread) {
   return call.op == PTRACE_SYSCALL_INFO_ENTRY && kChangesFiles.contains(call.entry.nr);
 }
 
-// Runs `work` in a child process that is killed when it is about to make the call `number` of the
-// above, counted on all its threads from the SIGUSR1 on that `work` sends to itself. False: it made
-// fewer calls and has ended well.
+// Runs `work` in a child process that is killed when it is about to make the call `number` of the above, counted on all its
+// threads from the SIGUSR1 on that `work` sends to itself. False: it made fewer calls and has ended well.
 bool is_killed_at(int number, const std::function<void()>& work) {
   const pid_t child = fork();
   if (child == 0) {
@@ -117,8 +116,7 @@ class KilledSave : public testing::Test {
     return number;
   }
 
-  // Saves again and again in the folder that the last one has left, each killed one call later,
-  // until one is not.
+  // Saves again and again in the folder that the last one has left, each killed one call later, until one is not.
   void expect_old_or_new(int ranks, int earlier) const {
     int num_found_new = 0;
     bool is_killed = true;

@@ -1,5 +1,4 @@
-// What is written takes the place of regular files of this user only, and what is read is a regular
-// file.
+// What is written takes the place of regular files of this user only, and what is read is a regular file.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
