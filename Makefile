@@ -39,7 +39,7 @@ endif
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
   -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv digits python-given configure build demo formatter format test bench peers install clean
+.PHONY: help packages venv digits python-given configure build demo formatter format tidy test bench peers install clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -108,6 +108,11 @@ formatter: $(environment)
 
 format: formatter  ## Lay out all C++ files as the tests want them
 	@find smp partitioner runtime tools examples benchmarks tests -name '*.h' -o -name '*.cpp' | xargs build/formatter/bin/clang-format -i
+
+tidy: $(environment)  ## What the compiler does not see, in the library (.clang-tidy): a quarter of an hour
+	@command -v run-clang-tidy >/dev/null || { echo "tidy: expected run-clang-tidy; as root: apt-get install clang-tidy" >&2; exit 1; }
+	@cmake --preset tidy $(options) >/dev/null
+	@run-clang-tidy -quiet -p build/tidy -j $(jobs) -extra-arg=-Wno-unknown-warning-option '/build/tidy/(smp|partitioner|runtime)/'
 
 # Configured anew, since that measures how long tests may take on this machine as it now is.
 test: formatter build  ## All tests that the preset runs

@@ -22,9 +22,9 @@ void DistributedModelBase::backward(const at::Tensor& loss) { engine::mark_backw
 bool DistributedModelBase::partitioned() const { return engine::is_partitioned(*model_); }
 
 std::vector<std::pair<std::string, at::Tensor>> DistributedModelBase::local_named_parameters() const {
-  return engine::local_named_parameters("local_named_parameters", *model_,
-                                        "The body sees all parameters: use those of the module itself, "
-                                        "module()->named_parameters().");
+  return engine::local_named_parameters(
+      "local_named_parameters", *model_,
+      "The body sees all parameters: use those of the module itself, module()->named_parameters().");
 }
 
 std::vector<at::Tensor> DistributedModelBase::local_parameters() const {

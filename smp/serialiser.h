@@ -74,9 +74,9 @@ class Writer {
  public:
   template <class T>
   void put(const T& object) {
-    static_assert(Serialisable<T>,
-                  "smp: no Serialiser for the type T named here. Specialise smp::Fields<T> (a struct) "
-                  "or smp::Serialiser<T>.");
+    static_assert(
+        Serialisable<T>,
+        "smp: no Serialiser for the type T named here. Specialise smp::Fields<T> (a struct) or smp::Serialiser<T>.");
     const Nesting one_deeper(depth_);
     Serialiser<T>::write(*this, object);
   }
@@ -116,9 +116,9 @@ class Reader {
  public:
   template <class T>
   T get() {
-    static_assert(Serialisable<T>,
-                  "smp: no Serialiser for the type T named here. Specialise smp::Fields<T> (a struct) "
-                  "or smp::Serialiser<T>.");
+    static_assert(
+        Serialisable<T>,
+        "smp: no Serialiser for the type T named here. Specialise smp::Fields<T> (a struct) or smp::Serialiser<T>.");
     const Nesting one_deeper(depth_);
     return Serialiser<T>::read(*this);
   }

@@ -31,17 +31,15 @@ void check_end(const Reader& in, const std::string& type) {
 
 void refuse_structure(size_t m) {
   TORCH_CHECK_VALUE(false,
-                    "step: expected the body to return the same sizes of containers, keys of maps and filled "
-                    "optionals for every microbatch, got others for microbatch ",
-                    m,
-                    " than for 0. Return a tensor of zeros "
-                    "where there is nothing to return.");
+                    "step: expected the body to return the same sizes of containers, keys of maps and filled optionals for "
+                    "every microbatch, got others for microbatch ",
+                    m, " than for 0. Return a tensor of zeros where there is nothing to return.");
 }
 
 void check_options(const StepOptions& options) {
   TORCH_CHECK_VALUE(options.detach_outputs,
-                    "step: detach_outputs: expected true, got false. Results are on every rank, "
-                    "and the graph behind them is not: what needs it belongs into the body.");
+                    "step: detach_outputs: expected true, got false. Results are on every rank, and the graph behind them "
+                    "is not: what needs it belongs into the body.");
   for (const int64_t position : options.non_split_inputs) {
     TORCH_CHECK_VALUE(position >= 0, "step: non_split_inputs: expected positions from 0, got ", position, ".");
   }

@@ -116,12 +116,10 @@ struct Parts<T> {
 template <class T>
 struct ArgumentThatCannotBeCut {
   static_assert(!std::is_same_v<T, T>,
-                "smp::step: expected tensors as arguments, or std::vector, list, deque, array, "
-                "map, optional, pair, "
-                "tuple or torch::data::Example of them, or a struct with smp::Fields, got the type T "
-                "named here, whose tensors cannot be cut into microbatches. Pass its tensors as "
-                "arguments of their own; or let the body capture the object ([&]), if every "
-                "microbatch is to see all of it.");
+                "smp::step: expected tensors as arguments, or std::vector, list, deque, array, map, optional, pair, tuple "
+                "or torch::data::Example of them, or a struct with smp::Fields, got the type T named here, whose tensors "
+                "cannot be cut into microbatches. Pass its tensors as arguments of their own; or let the body capture the "
+                "object ([&]), if every microbatch is to see all of it.");
 };
 /// Any other template of tensors: a list handle, a hash map (no fixed order), a pointer to a container.
 template <template <class...> class C, class... Ts>
@@ -156,11 +154,10 @@ inline constexpr bool is_plain_struct =
 /// they are.
 template <class Arg>
 class Argument {
-  static_assert(
-      !is_plain_struct<std::remove_cv_t<Arg>>,
-      "smp::step: expected a struct with smp::Fields as an argument, got a plain one, whose tensors, if it has any, "
-      "would not be cut into microbatches. Name its members with smp::Fields, or let the body capture it ([&]), if "
-      "every microbatch is to see all of it.");
+  static_assert(!is_plain_struct<std::remove_cv_t<Arg>>,
+                "smp::step: expected a struct with smp::Fields as an argument, got a plain one, whose tensors, if it has "
+                "any, would not be cut into microbatches. Name its members with smp::Fields, or let the body capture it "
+                "([&]), if every microbatch is to see all of it.");
 
  public:
   using Picked = Arg&;

@@ -29,9 +29,8 @@ namespace step_internal {
 template <class T>
 struct Gathered {
   static_assert(!holds_tensors<T>,
-                "smp::step: expected a body to return tensors, std::vector, array, map, optional, pair or "
-                "tuple of them, structs with smp::Fields, or what has an smp::Serialiser, got the type T "
-                "named here.");
+                "smp::step: expected a body to return tensors, std::vector, array, map, optional, pair or tuple of them, "
+                "structs with smp::Fields, or what has an smp::Serialiser, got the type T named here.");
   using Type = std::vector<T>;
   static Type gather(const std::vector<const T*>& parts) {
     Type values;

@@ -208,10 +208,10 @@ std::unique_ptr<engine::OptimizerView> view_as(Optimizer& optimizer) {
 }  // namespace
 
 std::unique_ptr<engine::OptimizerView> view_of(Optimizer& optimizer) {
-  TORCH_CHECK_VALUE(dynamic_cast<const LBFGS*>(&optimizer) == nullptr,
-                    "DistributedOptimizer: expected an optimizer that updates each element by itself (SGD, Adam, AdamW, "
-                    "RMSprop, Adagrad), got LBFGS, whose steps mix all parameters and cannot be split over ranks. "
-                    "Use one of those.");
+  TORCH_CHECK_VALUE(
+      dynamic_cast<const LBFGS*>(&optimizer) == nullptr,
+      "DistributedOptimizer: expected an optimizer that updates each element by itself (SGD, Adam, AdamW, RMSprop, "
+      "Adagrad), got LBFGS, whose steps mix all parameters and cannot be split over ranks. Use one of those.");
   constexpr std::array kKnown{view_as<SGD, SgdTable>, view_as<Adam, AdamTable<AdamOptions, AdamParamState>>,
                               view_as<AdamW, AdamTable<AdamWOptions, AdamWParamState>>, view_as<RMSprop, RmspropTable>,
                               view_as<Adagrad, AdagradTable>};

@@ -135,10 +135,8 @@ class Training {
 
   void print_line(int64_t step, const Coverage& coverage) {
     if (smp::rank() != 0) return;
-    std::printf(
-        "step %5ld | discriminator loss %.4f | generator loss %.4f | modes %ld of %ld | near one "
-        "%.0f %%\n",
-        step, discriminator_loss_, generator_loss_, coverage.modes, kNumModes, 100 * coverage.near_mode);
+    std::printf("step %5ld | discriminator loss %.4f | generator loss %.4f | modes %ld of %ld | near one %.0f %%\n", step,
+                discriminator_loss_, generator_loss_, coverage.modes, kNumModes, 100 * coverage.near_mode);
     std::fflush(stdout);
   }
 

@@ -24,9 +24,8 @@ class IdxFile {
     const bool is_file = fs::is_regular_file(path);  // to open a FIFO would block
     if (is_file) file_.open(path, std::ios::binary);
     TORCH_CHECK_VALUE(is_file && file_.good(), "mnist: expected a file of IDX data, got ", path,
-                      ", which does not exist or cannot be read. Give the folder of MNIST's four files with "
-                      "--data, or write "
-                      "them with prepare_digits.py; the build does so where its Python has scikit-learn.");
+                      ", which does not exist or cannot be read. Give the folder of MNIST's four files with --data, or "
+                      "write them with prepare_digits.py; the build does so where its Python has scikit-learn.");
     num_bytes_ = static_cast<int64_t>(fs::file_size(path));
   }
 
@@ -116,9 +115,8 @@ at::Tensor read_idx(const std::string& path, int64_t num_dimensions) {
 
 Digits read_digits(const std::string& folder) {
   TORCH_CHECK_VALUE(fs::is_directory(folder), "mnist: expected a folder with IDX files, got ", folder,
-                    ". Give the folder of MNIST's four files with --data, or write them with "
-                    "prepare_digits.py; the "
-                    "build does so where its Python has scikit-learn.");
+                    ". Give the folder of MNIST's four files with --data, or write them with prepare_digits.py; the build "
+                    "does so where its Python has scikit-learn.");
   Digits digits{read_images(folder, "train"), read_images(folder, "t10k")};
   const auto train = digits.train.pixels.sizes().slice(1), test = digits.test.pixels.sizes().slice(1);
   TORCH_CHECK_VALUE(train == test, "mnist: expected images of one size in ", folder, ", got ", train, " for training and ",

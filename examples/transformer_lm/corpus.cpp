@@ -67,10 +67,10 @@ fs::path file_of(const std::vector<fs::path>& files, const std::string& folder, 
   for (const auto& file : files) {
     if (file.filename().string().find(split) != std::string::npos) matches.push_back(file);
   }
-  TORCH_CHECK_VALUE(matches.size() == 1, "corpus: expected one file in ", folder, " whose name contains \"", split,
-                    "\", got ", names_of(matches.empty() ? files : matches),
-                    ". Name the files like wiki.train.tokens, wiki.valid.tokens and"
-                    " wiki.test.tokens, or give a single file.");
+  TORCH_CHECK_VALUE(
+      matches.size() == 1, "corpus: expected one file in ", folder, " whose name contains \"", split, "\", got ",
+      names_of(matches.empty() ? files : matches),
+      ". Name the files like wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or give a single file.");
   return matches.front();
 }
 

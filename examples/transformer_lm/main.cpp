@@ -188,8 +188,7 @@ class Training {
       save();
     } else if (smp::rank() == 0) {
       std::printf(
-          "no epoch had a finite validation loss: nothing is saved, and the test is of the "
-          "last weights. Lower --lr.\n");
+          "no epoch had a finite validation loss: nothing is saved, and the test is of the last weights. Lower --lr.\n");
     }
     return evaluate(model_, loss_step, data_.test, settings_.bptt);
   }

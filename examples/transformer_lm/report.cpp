@@ -37,11 +37,9 @@ double median(std::vector<double> values) {
 }
 
 void print_progress(const Progress& progress) {
-  std::printf(
-      "epoch %3ld | %4ld/%ld | lr %.3g | %6.1f ms/step | %6.0f tokens/s | loss %.3f | perplexity "
-      "%.1f\n",
-      progress.epoch, progress.batch, progress.batches, progress.lr, 1e3 * progress.step_s, progress.tokens_per_s,
-      progress.mean_loss, std::exp(progress.mean_loss));
+  std::printf("epoch %3ld | %4ld/%ld | lr %.3g | %6.1f ms/step | %6.0f tokens/s | loss %.3f | perplexity %.1f\n",
+              progress.epoch, progress.batch, progress.batches, progress.lr, 1e3 * progress.step_s, progress.tokens_per_s,
+              progress.mean_loss, std::exp(progress.mean_loss));
   std::fflush(stdout);
 }
 

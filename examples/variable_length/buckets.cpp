@@ -44,8 +44,7 @@ at::Tensor filled(const at::Tensor& rows, int64_t count, int64_t value) {
 
 std::vector<Bucket> make_buckets(const at::Tensor& ids, const BucketOptions& options) {
   TORCH_CHECK_VALUE(options.width > 0 && options.max_length > 0 && options.max_length % options.width == 0,
-                    "variable_length: expected a greatest length that is a multiple of the width of buckets, "
-                    "got ",
+                    "variable_length: expected a greatest length that is a multiple of the width of buckets, got ",
                     options.max_length, " and ", options.width, ". Change --max-length or --bucket-width.");
   const int64_t* first = ids.const_data_ptr<int64_t>();
   const int64_t* end = first + ids.numel();

@@ -140,10 +140,8 @@ class Training {
 
   void finish(double test_loss) {
     if (smp::rank() != 0) return;
-    std::printf(
-        "test perplexity %.1f | %ld graphs were made, for %zu lengths in training and %zu in "
-        "evaluation\n",
-        std::exp(test_loss), smp::num_graphs(), train_lengths_.size(), evaluation_lengths_.size());
+    std::printf("test perplexity %.1f | %ld graphs were made, for %zu lengths in training and %zu in evaluation\n",
+                std::exp(test_loss), smp::num_graphs(), train_lengths_.size(), evaluation_lengths_.size());
     log_.finish({{"test_loss", test_loss}, {"graphs", static_cast<double>(smp::num_graphs())}});
   }
 

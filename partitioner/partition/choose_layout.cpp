@@ -11,11 +11,11 @@ namespace {
 void check_candidate(const LayoutCandidate& candidate) {
   const bool is_valid = candidate.pipeline_ranks >= 1 && candidate.replicas >= 1 && candidate.microbatches >= 1 &&
                         candidate.rows >= candidate.microbatches && candidate.graph != nullptr;
-  TORCH_CHECK_VALUE(is_valid,
-                    "choose_layout: expected ranks, replicas and microbatches of at least 1, a row "
-                    "for each microbatch, and a graph, got ",
-                    candidate.pipeline_ranks, " ranks, ", candidate.replicas, " replicas, ", candidate.microbatches,
-                    " microbatches, ", candidate.rows, " rows.");
+  TORCH_CHECK_VALUE(
+      is_valid,
+      "choose_layout: expected ranks, replicas and microbatches of at least 1, a row for each microbatch, and a graph, got ",
+      candidate.pipeline_ranks, " ranks, ", candidate.replicas, " replicas, ", candidate.microbatches, " microbatches, ",
+      candidate.rows, " rows.");
 }
 
 PartitionOptions options_for(const LayoutCandidate& candidate, PartitionOptions options) {

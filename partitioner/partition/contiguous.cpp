@@ -126,16 +126,16 @@ void refuse(const BlockChain& blocks, const std::vector<int>& positions) {
                       " and to stage ", blocks.last_stage[block], ". Pin the parameters of all of them to one rank.");
   }
   TORCH_CHECK_VALUE(largest_feasible_stage_count(without_memory_limits(blocks)) > 0,
-                    "split_chain: expected pins that grow along the program and leave an operator "
-                    "for every stage before the last pinned one, got pins that no split into ",
+                    "split_chain: expected pins that grow along the program and leave an operator for every stage before "
+                    "the last pinned one, got pins that no split into ",
                     blocks.stages.size(), " stages meets. Remove a pin or use fewer stages.");
   int64_t largest_limit = 0;
   for (const auto& limits : blocks.stages) largest_limit = std::max(largest_limit, limits.memory_bytes);
   const int64_t needed = largest_limit + smallest_sufficient_growth(blocks);
-  TORCH_CHECK_VALUE(false, "split_chain: expected a memory limit of at least ", needed, " bytes per rank, got ",
-                    largest_limit, " with ", blocks.stages.size(), " stages. Raise the limit to ", needed,
-                    " bytes, use more ranks, more (smaller) microbatches, fewer active microbatches, or an "
-                    "optimizer with less state.");
+  TORCH_CHECK_VALUE(
+      false, "split_chain: expected a memory limit of at least ", needed, " bytes per rank, got ", largest_limit, " with ",
+      blocks.stages.size(), " stages. Raise the limit to ", needed,
+      " bytes, use more ranks, more (smaller) microbatches, fewer active microbatches, or an optimizer with less state.");
 }
 
 /// Shrinks [lower, upper] until they meet. Lower is always a value below which probes fail, and a failed probe names the

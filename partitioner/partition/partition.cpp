@@ -25,8 +25,7 @@ namespace {
 
 void check_options(const Graph& graph, const PartitionOptions& options) {
   TORCH_CHECK_VALUE(!graph.nodes.empty(),
-                    "partition: expected a graph with operators, got none. Call the model in the step "
-                    "body.");
+                    "partition: expected a graph with operators, got none. Call the model in the step body.");
   TORCH_CHECK_VALUE(options.num_ranks >= 1 && options.num_microbatches >= 1 && options.num_replicas >= 1,
                     "partition: expected num_ranks, num_microbatches and num_replicas of at least 1, got ",
                     options.num_ranks, ", ", options.num_microbatches, " and ", options.num_replicas, ".");
@@ -105,16 +104,15 @@ void refuse_memory(int64_t missing, const PartitionOptions& options) {
   int64_t limit = options.memory_limit_bytes;
   for (int64_t other : options.rank_memory_limit_bytes) limit = std::max(limit, other);
   const int64_t needed = limit + missing;
-  TORCH_CHECK_VALUE(options.rank_memory_limit_bytes.empty(), "partition: expected memory limits that are ", missing,
-                    " bytes higher, got at most ", limit, " with ", options.num_ranks, " ranks and ",
-                    options.num_microbatches, " microbatches. Raise the limit of each rank by ", missing,
-                    " bytes, use more ranks, more (smaller) microbatches, fewer active_microbatches, or an "
-                    "optimizer with less state.");
-  TORCH_CHECK_VALUE(false, "partition: expected a memory limit of at least ", needed, " bytes per rank, got ", limit,
-                    " with ", options.num_ranks, " ranks and ", options.num_microbatches,
-                    " microbatches. Raise the limit to ", needed,
-                    " bytes, use more ranks, more (smaller) microbatches, fewer "
-                    "active_microbatches, or an optimizer with less state.");
+  TORCH_CHECK_VALUE(
+      options.rank_memory_limit_bytes.empty(), "partition: expected memory limits that are ", missing,
+      " bytes higher, got at most ", limit, " with ", options.num_ranks, " ranks and ", options.num_microbatches,
+      " microbatches. Raise the limit of each rank by ", missing,
+      " bytes, use more ranks, more (smaller) microbatches, fewer active_microbatches, or an optimizer with less state.");
+  TORCH_CHECK_VALUE(
+      false, "partition: expected a memory limit of at least ", needed, " bytes per rank, got ", limit, " with ",
+      options.num_ranks, " ranks and ", options.num_microbatches, " microbatches. Raise the limit to ", needed,
+      " bytes, use more ranks, more (smaller) microbatches, fewer active_microbatches, or an optimizer with less state.");
 }
 
 /// A plan within the limits, or by how many bytes they were missed (more may be missing).

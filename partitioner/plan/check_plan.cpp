@@ -53,9 +53,7 @@ void check_order(const Graph& graph, const Plan& plan) {
       if (!flow.passes_gradient(static_cast<NodeId>(n))) continue;
       const int32_t sum = sums.sum_of_value[id];
       TORCH_CHECK_VALUE(!sums.is_ordered[sum] || stage >= last_stage[sum], "plan: expected the stages that read value ", id,
-                        " not to fall along the program, since the terms of its gradient must add "
-                        "up in one order.",
-                        kFix);
+                        " not to fall along the program, since the terms of its gradient must add up in one order.", kFix);
       last_stage[sum] = stage;
     }
   }
@@ -88,12 +86,10 @@ void check_parameters(const Graph& graph, const Plan& plan) {
 
 void check_transfers(const Graph& graph, const Plan& plan) {
   TORCH_CHECK_VALUE(plan.activations == activation_transfers(graph, plan.stage_of_node),
-                    "plan: expected one activation transfer per value and reading stage, ordered by (value, "
-                    "target), got ",
+                    "plan: expected one activation transfer per value and reading stage, ordered by (value, target), got ",
                     plan.activations.size(), " that are not these.", kFix);
   TORCH_CHECK_VALUE(plan.gradients == gradient_relays(graph, plan),
-                    "plan: expected the gradient of each value relayed from its last reader to its "
-                    "producer, got ",
+                    "plan: expected the gradient of each value relayed from its last reader to its producer, got ",
                     plan.gradients.size(), " relays that are not these.", kFix);
 }
 

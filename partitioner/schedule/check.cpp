@@ -67,8 +67,8 @@ class Checker {
     for_each_position([&](Position at) {
       const Action& action = action_at(at);
       TORCH_CHECK_VALUE(demanded.contains(action), "schedule check: ", describe(at),
-                        ": expected only what the stage graphs demand, got an action that no "
-                        "stage, edge or microbatch of theirs demands. Remove it.");
+                        ": expected only what the stage graphs demand, got an action that no stage, edge or microbatch of "
+                        "theirs demands. Remove it.");
       const int rank = graphs_.rank_of(action.stage, action.microbatch);
       TORCH_CHECK_VALUE(at.rank == rank, "schedule check: ", describe(at), ": expected on rank ", rank,
                         ", which holds the stage, got rank ", at.rank, ". Move it.");

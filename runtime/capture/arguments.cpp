@@ -46,8 +46,8 @@ Argument scalar_list_argument(const c10::IValue& boxed, const std::string& op) {
     } else {
       TORCH_CHECK_NOT_IMPLEMENTED(element.isDouble(), op, ": expected a list of numbers or tensors, got a list of ",
                                   element.tagKind(),
-                                  ". The operator cannot be captured; use another form of it in the "
-                                  "model, or compute it outside of the step and pass the result as an argument.");
+                                  ". The operator cannot be captured; use another form of it in the model, or compute it "
+                                  "outside of the step and pass the result as an argument.");
       list.elements.emplace_back(element.toDouble());
     }
   }

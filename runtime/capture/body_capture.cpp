@@ -94,11 +94,11 @@ void BodyCapture::mark_backward(const at::Tensor& given) {
                     loss.defined() ? c10::str("sizes ", loss.sizes()) : "an undefined tensor",
                     ". Reduce it with mean() or sum().");
   TORCH_CHECK_VALUE(loss.requires_grad(),
-                    "backward: expected a loss that depends on trainable parameters, got one that requires no "
-                    "gradient. Is grad mode off, or was the model's output detached?");
+                    "backward: expected a loss that depends on trainable parameters, got one that requires no gradient. Is "
+                    "grad mode off, or was the model's output detached?");
   TORCH_CHECK_VALUE(!current_autocast().enabled,
-                    "backward: expected a call outside of autocast, whose region ends with the loss, got one inside. "
-                    "End the region before backward(): gradients have the dtypes of their forward anyway.");
+                    "backward: expected a call outside of autocast, whose region ends with the loss, got one inside. End "
+                    "the region before backward(): gradients have the dtypes of their forward anyway.");
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
   match_or_record([&] { return matcher_.matches_root(loss, roots_.size()); });
   const NodeId at = position();

@@ -35,11 +35,11 @@ bool owns_memory(const at::Tensor& tensor) {
 }
 
 void check_unchanged(const ConstantTensor& constant, const std::string& place) {
-  TORCH_CHECK(same_content(constant.tensor, constant.content), place, ": expected tensors made outside of the step to ",
-              "keep their content while the body runs, got one of sizes ", constant.tensor.sizes(),
-              " that was rewritten after its first use, through a raw pointer or by another thread. Operators of the "
-              "body run later and would read other values: make a new tensor for each content, or pass it as an "
-              "argument of the step.");
+  TORCH_CHECK(
+      same_content(constant.tensor, constant.content), place, ": expected tensors made outside of the step to ",
+      "keep their content while the body runs, got one of sizes ", constant.tensor.sizes(),
+      " that was rewritten after its first use, through a raw pointer or by another thread. Operators of the body run later "
+      "and would read other values: make a new tensor for each content, or pass it as an argument of the step.");
 }
 
 }  // namespace smp::runtime

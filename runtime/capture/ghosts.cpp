@@ -27,29 +27,27 @@ struct RefuseBackward : torch::autograd::Node {
 
 void refuse_backward() {
   TORCH_CHECK(false,
-              "loss.backward() inside a step body: expected model.backward(loss), because the loss there is a ghost "
-              "without data and its own backward would train nothing. Call backward on the DistributedModel.");
+              "loss.backward() inside a step body: expected model.backward(loss), because the loss there is a ghost without "
+              "data and its own backward would train nothing. Call backward on the DistributedModel.");
 }
 
 void refuse_engine(const std::string& place) {
-  TORCH_CHECK(
-      false, place,
-      ": expected model.backward(loss) as the only backward, got loss.backward() inside a step body, or "
-      "torch::autograd::grad, which would run on ghosts and give no gradients. Train with model.backward(loss) of the "
-      "DistributedModel. What computes with gradients (a penalty) calls torch::autograd::grad within smp::opaque, on what "
-      "that is given, or outside of the step.");
+  TORCH_CHECK(false, place,
+              ": expected model.backward(loss) as the only backward, got loss.backward() inside a step body, or "
+              "torch::autograd::grad, which would run on ghosts and give no gradients. Train with model.backward(loss) of "
+              "the DistributedModel. What computes with gradients (a penalty) calls torch::autograd::grad within "
+              "smp::opaque, on what that is given, or outside of the step.");
 }
 
 void check_no_hooks(const GhostRun& run, const std::string& place) {
   torch::autograd::Node& node = *run.grad_fn;
   const bool has_hooks = !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() || !node.post_hooks().empty() ||
                          !node.retains_grad_hooks().empty();
-  TORCH_CHECK_NOT_IMPLEMENTED(!has_hooks, place,
-                              ": expected gradient hooks on parameters only, got one on a tensor that the step body "
-                              "made (register_hook, retain_grad). The body runs on ghosts and the backward on other "
-                              "tensors, so the hook would never run and grad() stay undefined. Hook the parameter, or "
-                              "change the gradient by operators: "
-                              "x * s + (x - x * s).detach() scales it by s.");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !has_hooks, place,
+      ": expected gradient hooks on parameters only, got one on a tensor that the step body made (register_hook, "
+      "retain_grad). The body runs on ghosts and the backward on other tensors, so the hook would never run and grad() stay "
+      "undefined. Hook the parameter, or change the gradient by operators: x * s + (x - x * s).detach() scales it by s.");
 }
 
 GhostRun begin_ghost_run() {
@@ -63,9 +61,8 @@ void end_ghost_run() { running = 0; }
 const c10::Storage& Ghost::storage() const {
   TORCH_CHECK(
       run == running,
-      "expected a tensor with data, got a ghost of a step body that has ended, or of another thread's "
-      "body. Inside a step body tensors have shapes but no data; return what you need from the body and read it from the "
-      "StepOutput.");
+      "expected a tensor with data, got a ghost of a step body that has ended, or of another thread's body. Inside a step "
+      "body tensors have shapes but no data; return what you need from the body and read it from the StepOutput.");
   return storage_;
 }
 
@@ -98,15 +95,12 @@ c10::Storage make_ghost_storage(size_t num_bytes, const std::string& maker) {
                                                        c10::DataPtr(nullptr, c10::Device(this_ranks_device().type)),
                                                        c10::GetAllocator(this_ranks_device().type), /*resizable=*/true);
   refuse_raw_pointers(
-      *storage,
-      "raw pointer to " + maker +
-          ": expected operators only, got an access to the data of a tensor (data_ptr, accessor, storage). The tensors of a "
-          "step body are ghosts: they have shapes but no data. Compute with operators, fill tensors by hand outside of the "
-          "step, and bring what you want to look at to the CPU first: tensor.cpu(). If an operator says this: expected a "
-          "tensor "
-          "with data, got a ghost of a step body that has ended (or of another thread's body); return what you need from "
-          "the "
-          "body and read it from the StepOutput.");
+      *storage, "raw pointer to " + maker +
+                    ": expected operators only, got an access to the data of a tensor (data_ptr, accessor, storage). The "
+                    "tensors of a step body are ghosts: they have shapes but no data. Compute with operators, fill tensors "
+                    "by hand outside of the step, and bring what you want to look at to the CPU first: tensor.cpu(). If an "
+                    "operator says this: expected a tensor with data, got a ghost of a step body that has ended (or of "
+                    "another thread's body); return what you need from the body and read it from the StepOutput.");
   return c10::Storage(std::move(storage));
 }
 

@@ -23,20 +23,19 @@ bool is_trained(const at::Tensor& tensor) {
 void refuse_custom_function(const at::Tensor& tensor, const std::string& place) {
   const auto [own, base] = history_of(tensor);
   const torch::autograd::Node* node = own != nullptr ? own : base;
-  TORCH_CHECK(
-      false, place, ": expected gradient functions that operators have made, got '", node != nullptr ? node->name() : "none",
-      "' on a tensor of sizes ", tensor.sizes(),
-      ": a custom autograd function (torch::autograd::Function) has put it there, and its backward cannot be captured. "
-      "Call it through smp::opaque, or write it with differentiable operators. If it is a buffer, an earlier microbatch may "
-      "have written to it with gradients: write to buffers under torch::NoGradGuard.");
+  TORCH_CHECK(false, place, ": expected gradient functions that operators have made, got '",
+              node != nullptr ? node->name() : "none", "' on a tensor of sizes ", tensor.sizes(),
+              ": a custom autograd function (torch::autograd::Function) has put it there, and its backward cannot be "
+              "captured. Call it through smp::opaque, or write it with differentiable operators. If it is a buffer, an "
+              "earlier microbatch may have written to it with gradients: write to buffers under torch::NoGradGuard.");
 }
 
 void refuse_trained(const at::Tensor& tensor, const std::string& place) {
-  TORCH_CHECK(
-      false, place, ": expected trainable tensors to be parameters of the model, got a tensor of sizes ", tensor.sizes(),
-      " of the step body that was made to require a gradient (requires_grad_). Nobody could read that: "
-      "the body runs on ghosts and the backward on other tensors. Register a parameter, or take gradients with respect to "
-      "inputs (a penalty) by torch::autograd::grad within smp::opaque.");
+  TORCH_CHECK(false, place, ": expected trainable tensors to be parameters of the model, got a tensor of sizes ",
+              tensor.sizes(),
+              " of the step body that was made to require a gradient (requires_grad_). Nobody could read that: the body "
+              "runs on ghosts and the backward on other tensors. Register a parameter, or take gradients with respect to "
+              "inputs (a penalty) by torch::autograd::grad within smp::opaque.");
 }
 
 }  // namespace smp::runtime

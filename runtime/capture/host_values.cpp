@@ -95,12 +95,10 @@ void HostValues::check_memory(const at::Tensor& real, const std::string& reader)
   TORCH_CHECK_NOT_IMPLEMENTED(
       now.substr(begin, num_bytes) == bytes_of(known->bytes).substr(begin, num_bytes),
       describe_place(reader, run_.current_module()),
-      ": expected tensors that the body has brought to the CPU to be written by "
-      "operators only, got one of sizes ",
+      ": expected tensors that the body has brought to the CPU to be written by operators only, got one of sizes ",
       real.sizes(),
-      " that was written through a pointer. The step computes with what "
-      "operators made. Write with operators (masked_fill_, copy_, where), or fill a tensor made outside of the step, before "
-      "its first use in the body.");
+      " that was written through a pointer. The step computes with what operators made. Write with operators (masked_fill_, "
+      "copy_, where), or fill a tensor made outside of the step, before its first use in the body.");
 }
 
 // Replaces host tensors among the arguments by their ghosts.

@@ -41,10 +41,8 @@ void MemoryRules::check_reads(const OperatorInfo& info, const Node& node) const 
     for (ValueId id : values_in(node.arguments[i])) {
       const Value& value = recording_.graph.values[id];
       TORCH_CHECK(value.spec.num_elements() == 0 || !uninitialised_.contains(value.storage), where_(), ": ", info.name,
-                  " reads the result of empty() before any operator has written it, so it was "
-                  "written through a raw "
-                  "pointer, which cannot be captured. Fill it with operators, or build it outside "
-                  "of the step.");
+                  " reads the result of empty() before any operator has written it, so it was written through a raw "
+                  "pointer, which cannot be captured. Fill it with operators, or build it outside of the step.");
     }
   }
 }
@@ -76,16 +74,14 @@ void MemoryRules::check_write(const OperatorInfo& info, ValueId id) const {
   const Value& value = graph.values[id];
   TORCH_CHECK(value.kind != ValueKind::kConstant, where_(), ": ", info.name, " writes to a tensor of sizes ",
               c10::IntArrayRef(value.spec.sizes),
-              " that is neither parameter, buffer nor argument of the step. The write would be "
-              "lost on other ranks: "
+              " that is neither parameter, buffer nor argument of the step. The write would be lost on other ranks: "
               "register it with register_buffer before the model is wrapped.");
-  TORCH_CHECK_NOT_IMPLEMENTED(std::none_of(graph.backward_roots.begin(), graph.backward_roots.end(),
-                                           [&](ValueId root) { return graph.values[root].storage == value.storage; }),
-                              where_(), ": expected operators after backward() to leave the loss as it is, got ", info.name,
-                              ", which writes to it. The stages run the backward after all operators of the body and would "
-                              "start from what was "
-                              "written. Make a new tensor of it: loss / 4 for loss /= 4, loss.detach() for "
-                              "loss.detach_().");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      std::none_of(graph.backward_roots.begin(), graph.backward_roots.end(),
+                   [&](ValueId root) { return graph.values[root].storage == value.storage; }),
+      where_(), ": expected operators after backward() to leave the loss as it is, got ", info.name,
+      ", which writes to it. The stages run the backward after all operators of the body and would start from what was "
+      "written. Make a new tensor of it: loss / 4 for loss /= 4, loss.detach() for loss.detach_().");
 }
 
 // The stages run the backwards after all operators of the body.
@@ -93,12 +89,11 @@ void MemoryRules::check_backwards_before(const OperatorInfo& info, ValueId id) c
   const Graph& graph = recording_.graph;
   const Value& value = graph.values[id];
   for (size_t k = 0; k < graph.backward_roots.size(); ++k) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !may_have_saved(graph.backward_roots[k], backward_positions_[k], value.storage), where_(),
-        ": expected operators after backward() to leave alone what the backward needs, got ", info.name,
-        ", which writes to ", describe(value),
-        ". The stages run the backward after all operators of the body. Make a new tensor (x = x + 1 for x += 1), let "
-        "the forward use a clone() of it, or write to it after the step.");
+    TORCH_CHECK_NOT_IMPLEMENTED(!may_have_saved(graph.backward_roots[k], backward_positions_[k], value.storage), where_(),
+                                ": expected operators after backward() to leave alone what the backward needs, got ",
+                                info.name, ", which writes to ", describe(value),
+                                ". The stages run the backward after all operators of the body. Make a new tensor (x = x + "
+                                "1 for x += 1), let the forward use a clone() of it, or write to it after the step.");
   }
 }
 
@@ -118,9 +113,8 @@ void MemoryRules::check_backward(ValueId root, NodeId position) const {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, where_(), ": expected ", describe(value), " to stay as ", recording_.calls[reader].info->name,
         " has found it until the backward, got ", recording_.calls[write->second].info->name,
-        " in between, which writes to it without autograd's notice: the gradients "
-        "of LibTorch would be those of other numbers than the forward's. Call the module in training mode first, or call "
-        "backward() before it.");
+        " in between, which writes to it without autograd's notice: the gradients of LibTorch would be those of other "
+        "numbers than the forward's. Call the module in training mode first, or call backward() before it.");
   });
 }
 

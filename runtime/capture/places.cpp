@@ -25,30 +25,30 @@ const std::string& module_in_texts(const partitioner::Graph& graph, partitioner:
 void refuse_value_read(const std::string& op, const std::string& module) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, describe_place(op, module),
-      ": the value of a tensor was read while the step body is captured. Expected operators only: the body runs on "
-      "ghosts, which have no data. Return the tensor from the body and read it from the StepOutput, pass the value as "
-      "an argument of the step, or replace the branch by torch::where.");
+      ": the value of a tensor was read while the step body is captured. Expected operators only: the body runs on ghosts, "
+      "which have no data. Return the tensor from the body and read it from the StepOutput, pass the value as an argument "
+      "of the step, or replace the branch by torch::where.");
 }
 
 void refuse_data_dependent_shape(const std::string& op, const std::string& module) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, describe_place(op, module),
-                              ": the shape of its result depends on data, which a captured graph cannot hold. Compute "
-                              "it outside of the step and pass it as an argument, use torch::where with a mask, or call "
-                              "code whose results have the same sizes for all data through smp::opaque.");
+                              ": the shape of its result depends on data, which a captured graph cannot hold. Compute it "
+                              "outside of the step and pass it as an argument, use torch::where with a mask, or call code "
+                              "whose results have the same sizes for all data through smp::opaque.");
 }
 
 void refuse_replaced_data(const std::string& op, const std::string& module) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, describe_place(op, module),
-                              ": expected operators that compute tensors, got one that replaces the data of an "
-                              "existing tensor (set_data, set_). Write into it with copy_ instead.");
+                              ": expected operators that compute tensors, got one that replaces the data of an existing "
+                              "tensor (set_data, set_). Write into it with copy_ instead.");
 }
 
 void refuse_stale_ghost(const std::string& place, const std::string& module) {
   TORCH_CHECK(false, describe_place(place, module),
-              ": got a ghost of an earlier run of the body, kept in a variable or module member. Expected tensors of "
-              "this run, parameters, buffers or arguments. To carry state from step to step return it from the body "
-              "and pass StepOutput::concat() to the next step, or copy_ it into a registered buffer. A mask or table that "
-              "forward makes on its first call and keeps: make it in the constructor, or in every call.");
+              ": got a ghost of an earlier run of the body, kept in a variable or module member. Expected tensors of this "
+              "run, parameters, buffers or arguments. To carry state from step to step return it from the body and pass "
+              "StepOutput::concat() to the next step, or copy_ it into a registered buffer. A mask or table that forward "
+              "makes on its first call and keeps: make it in the constructor, or in every call.");
 }
 
 partitioner::Autocast current_autocast() {

@@ -131,18 +131,15 @@ ValueId Recorder::bind_constant(const at::Tensor& tensor) {
               " that requires a gradient and is none of them. Call register_parameter and replace_module before "
               "DistributedModel is made, or detach() it outside of the step.");
   TORCH_CHECK_NOT_IMPLEMENTED(can_be_constant(tensor), where(),
-                              ": expected tensors made outside of the step to be on the "
-                              "CPU and to hold their values, got ",
+                              ": expected tensors made outside of the step to be on the CPU and to hold their values, got ",
                               tensor.toString(), tensor.is_conj() || tensor.is_neg() ? " with a lazy sign" : "",
                               ". Give the step cpu(), dequantize(), resolve_conj() or resolve_neg() of it.");
   for (const NamedTensor& named : bindings_.tensors()) {
     const bool is_gradient = named.tensor.grad().defined() && named.tensor.grad().is_alias_of(tensor);
     TORCH_CHECK_VALUE(!is_gradient, where(),
-                      ": expected a body that leaves gradients as they are, got one that uses the "
-                      "gradient of '",
-                      named.name,
-                      "'. Backwards run when all bodies have ended, on the rank that holds the "
-                      "parameter. Clear gradients before the step, and look at them after it.");
+                      ": expected a body that leaves gradients as they are, got one that uses the gradient of '", named.name,
+                      "'. Backwards run when all bodies have ended, on the rank that holds the parameter. Clear gradients "
+                      "before the step, and look at them after it.");
   }
   if (is_unmade(tensor)) {  // a member that is not registered: nobody places it
     const GeneratorHold hold;
@@ -190,9 +187,9 @@ ValueId Recorder::resolve_ghost(const at::Tensor& tensor, const Ghost& ghost) {
 // A copy made behind the dispatcher (tensor.data(), make_variable): a new TensorImpl on a known storage.
 ValueId Recorder::alias_of(StorageInfo storage, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
-              ": expected operators only, got a tensor with a gradient function that no operator made (a custom "
-              "autograd function returns such tensors). Its backward would be lost: write the function with "
-              "differentiable operators, or call it through smp::opaque.");
+              ": expected operators only, got a tensor with a gradient function that no operator made (a custom autograd "
+              "function returns such tensors). Its backward would be lost: write the function with differentiable "
+              "operators, or call it through smp::opaque.");
   const Value base = recording_->graph.values[storage.first_value];
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.scalar_type() == base.spec.dtype && !tensor.is_conj() && !tensor.is_neg(), where(),
                               ": expected data() and the like of tensors that read their memory as it was made, got one of ",
@@ -335,9 +332,9 @@ void Recorder::bind_output(Node& node, const at::Tensor& seen) {
 
 void Recorder::add_backward_root(const at::Tensor& loss, NodeId position) {
   const ValueId root = value_of(loss, "the loss given to backward()");
-  TORCH_CHECK_VALUE(!recording_->graph.is_backward_root(root),
-                    "backward: expected another loss in each backward() of a body, got the same one twice. Multiply it "
-                    "by 2 instead.");
+  TORCH_CHECK_VALUE(
+      !recording_->graph.is_backward_root(root),
+      "backward: expected another loss in each backward() of a body, got the same one twice. Multiply it by 2 instead.");
   const Value& value = recording_->graph.values[static_cast<size_t>(root)];
   TORCH_CHECK_VALUE(value.kind == ValueKind::kResult, "backward: expected a loss that operators make, got ",
                     value.name.empty() ? "a tensor that comes in" : "'" + value.name + "' of the model itself",

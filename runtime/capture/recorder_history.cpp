@@ -10,10 +10,10 @@ namespace smp::runtime {
 using namespace partitioner;
 
 void Recorder::check_made_here(const at::Tensor& tensor) const {
-  TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
-              ": expected operators of the step body only, got a tensor computed with gradients outside of it or on "
-              "another thread. Its gradient would be lost: compute it inside the body, on the body's thread, or "
-              "detach() it outside of the step.");
+  TORCH_CHECK(
+      tensor.grad_fn() == nullptr, where(),
+      ": expected operators of the step body only, got a tensor computed with gradients outside of it or on another thread. "
+      "Its gradient would be lost: compute it inside the body, on the body's thread, or detach() it outside of the step.");
 }
 
 void Recorder::check_history(const at::Tensor& tensor, const Identity& known) const {
@@ -64,11 +64,10 @@ void Recorder::check_list_write(const OperatorInfo& info, const Argument& writte
   const auto tensors = seen.toTensorVector();
   for (size_t k = 0; k < ids.size(); ++k) {
     if (ids[k] == kNoValue || recording_->graph.values[ids[k]].spec.requires_grad) continue;
-    TORCH_CHECK_NOT_IMPLEMENTED(!stand_in_of(tensors[k]).requires_grad(), where(), ": expected ", info.name,
-                                " to write no gradients into tensors that had none, got a tensor of sizes ",
-                                tensors[k].sizes(),
-                                " that requires a gradient since. Call the operator tensor by "
-                                "tensor, or the form that returns new tensors.");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !stand_in_of(tensors[k]).requires_grad(), where(), ": expected ", info.name,
+        " to write no gradients into tensors that had none, got a tensor of sizes ", tensors[k].sizes(),
+        " that requires a gradient since. Call the operator tensor by tensor, or the form that returns new tensors.");
   }
 }
 

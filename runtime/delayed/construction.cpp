@@ -90,29 +90,25 @@ void call_with_values(const c10::OperatorHandle& op, const OperatorInfo& info, t
 }
 
 void check_supported(const OperatorInfo& info, const Arguments& arguments) {
-  const char* fix =
-      " Make this part of the module outside of the scope, or from a std::vector by "
-      "torch::tensor().";
+  const char* fix = " Make this part of the module outside of the scope, or from a std::vector by torch::tensor().";
   // Of others nobody knows whether they draw random numbers.
-  TORCH_CHECK_NOT_IMPLEMENTED(info.name.starts_with("aten::"), info.name,
-                              ": expected operators of LibTorch under smp::DelayParamInitialization, "
-                              "got one of another library.",
-                              fix);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      info.name.starts_with("aten::"), info.name,
+      ": expected operators of LibTorch under smp::DelayParamInitialization, got one of another library.", fix);
   TORCH_CHECK_NOT_IMPLEMENTED(!arguments.writes_real || !arguments.writes_unmade, info.name,
-                              ": expected all results that are written to to be of the "
-                              "smp::DelayParamInitialization scope, got one that has values.",
+                              ": expected all results that are written to to be of the smp::DelayParamInitialization scope, "
+                              "got one that has values.",
                               fix);
-  TORCH_CHECK_NOT_IMPLEMENTED(!at::autocast::is_autocast_enabled(host().type), info.name, ": expected construction without ",
-                              "autocast under smp::DelayParamInitialization, got autocast enabled. "
-                              "Construct outside of it.");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !at::autocast::is_autocast_enabled(host().type), info.name, ": expected construction without ",
+      "autocast under smp::DelayParamInitialization, got autocast enabled. Construct outside of it.");
   TORCH_CHECK_NOT_IMPLEMENTED(info.kind != OperatorClass::kDataDependentShape, info.name,
                               ": expected operators whose sizes ",
                               "do not depend on values under smp::DelayParamInitialization, got one whose do.", fix);
   TORCH_CHECK_NOT_IMPLEMENTED(info.kind != OperatorClass::kReplacesData && info.kind != OperatorClass::kRunsBackward &&
                                   !info.changes_geometry_in_place,
                               info.name,
-                              ": expected operators that make or fill tensors under smp::DelayParamInitialization, got "
-                              "one ",
+                              ": expected operators that make or fill tensors under smp::DelayParamInitialization, got one ",
                               "that replaces the memory of a tensor, resizes it or differentiates.", fix);
 }
 
@@ -180,9 +176,9 @@ class CallOnTwins {
   }
 
   void take_recording(const Origin& origin) {
-    TORCH_CHECK_NOT_IMPLEMENTED(operation_.uses.empty() || recording_ == origin.source, info_.name, ": expected the ",
-                                "tensors of one smp::DelayParamInitialization scope, got those of "
-                                "two. Make all of them in one.");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        operation_.uses.empty() || recording_ == origin.source, info_.name, ": expected the ",
+        "tensors of one smp::DelayParamInitialization scope, got those of two. Make all of them in one.");
     recording_ = std::dynamic_pointer_cast<DelayedRecording>(origin.source);
     TORCH_INTERNAL_ASSERT(recording_ != nullptr);
   }

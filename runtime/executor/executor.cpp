@@ -35,8 +35,8 @@ int channel_of(int source_stage, int target_stage, bool activation) {
 void check_number_of_stages(const Plan& plan) {
   TORCH_CHECK_VALUE(plan.stages.size() <= static_cast<size_t>(kMaxStages), "step: expected a plan of at most ", kMaxStages,
                     " stages, got ", plan.stages.size(),
-                    ". Take fewer pipeline ranks (pipeline_parallel_degree) or fewer "
-                    "visits of each (virtual_stages, modules placed by hand).");
+                    ". Take fewer pipeline ranks (pipeline_parallel_degree) or fewer visits of each (virtual_stages, "
+                    "modules placed by hand).");
 }
 
 std::vector<Carried> values_on_edge(const Plan& plan, int source, int target, bool activations) {

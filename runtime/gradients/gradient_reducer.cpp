@@ -46,11 +46,9 @@ void GradientReducer::check_same_layout() const {
   const std::vector<std::string> all = replicas_.all_gather(text.str());
   for (size_t r = 1; r < all.size(); ++r) {
     TORCH_CHECK_VALUE(all[r] == all[0],
-                      "gradients: expected the same parameters with requires_grad, bucket size and "
-                      "communication hook on all replicas, got others on replica ",
-                      r,
-                      " than on 0. Freeze parameters "
-                      "and register hooks on every rank alike, before the first step.");
+                      "gradients: expected the same parameters with requires_grad, bucket size and communication hook on "
+                      "all replicas, got others on replica ",
+                      r, " than on 0. Freeze parameters and register hooks on every rank alike, before the first step.");
   }
 }
 

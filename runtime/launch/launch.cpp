@@ -34,10 +34,9 @@ constexpr VariableSet kRefusedLaunchers[] = {
     {"PALS", "PALS_RANKID", nullptr, "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"}};
 
 constexpr const char* kWhatWorks =
-    "Today several processes are started by Open MPI's mpirun: `smp run -np N program`, or `mpirun "
-    "-np N program`; inside a Slurm allocation it needs no host list. Unset the variables of a "
-    "launcher "
-    "that did not start this process: without one, a program is a world of one.";
+    "Today several processes are started by Open MPI's mpirun: `smp run -np N program`, or `mpirun -np N program`; inside a "
+    "Slurm allocation it needs no host list. Unset the variables of a launcher that did not start this process: without "
+    "one, a program is a world of one.";
 
 std::optional<int> number(const EnvironmentLookup& lookup, const char* name) {
   const std::optional<std::string> text = lookup(name);

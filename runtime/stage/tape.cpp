@@ -86,12 +86,10 @@ void Tape::check_versions(const std::vector<int64_t>& of_forward) const {
   for (size_t k = 0; k < saved_own_.size(); ++k) {
     const TapeOwn& own = lists_.own[saved_own_[k]];
     TORCH_CHECK(own.tensor._version() == of_forward[k],
-                "one of the variables needed for gradient computation has been modified by "
-                "an inplace operation: '",
+                "one of the variables needed for gradient computation has been modified by an inplace operation: '",
                 graph_.values[static_cast<size_t>(own.value)].name, "' is at version ", own.tensor._version(),
                 "; expected version ", of_forward[k],
-                " instead. Write to it when the step has ended, or "
-                "let the forward use a clone() of it.");
+                " instead. Write to it when the step has ended, or let the forward use a clone() of it.");
   }
 }
 

@@ -21,11 +21,8 @@ std::string text_of(const std::vector<int>& ranks) {
 
 void check_host_memory(const char* operation, const DeviceMemory& memory) {
   TORCH_CHECK_VALUE(memory.device == DeviceMemory().device, operation,
-                    ": expected memory of the host, which this transport "
-                    "moves, got memory of a device of type ",
-                    memory.device,
-                    ". Copy it to the host first, or take a "
-                    "transport of that device.");
+                    ": expected memory of the host, which this transport moves, got memory of a device of type ",
+                    memory.device, ". Copy it to the host first, or take a transport of that device.");
 }
 
 void check_message(const char* operation, int peer, int size, int tag, const DeviceMemory& memory) {

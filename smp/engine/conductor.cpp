@@ -45,8 +45,8 @@ class StepScope {
 
 step_internal::Results Conductor::run_step(int step_number, const step_internal::Call& call) {
   TORCH_CHECK(context().body_in_progress == nullptr,
-              "step: expected a call outside of step bodies, got one from within a body. "
-              "Call the step functions one after the other, or share a plain function between their bodies.");
+              "step: expected a call outside of step bodies, got one from within a body. Call the step functions one after "
+              "the other, or share a plain function between their bodies.");
   forget_ended_steps();
   const StepScope scope(context(), rank_.models);
   measure_costs(rank_, step_number, call);
@@ -189,10 +189,9 @@ void Conductor::check_settings(const StepMessage& message) const {
 
 void Conductor::accept(const StepMessage& message, int step_number) {
   TORCH_CHECK(message.step_function == step_number,
-              "step: expected all ranks of a pipeline to call the same step "
-              "function, got number ",
-              message.step_function, " on pipeline rank 0 and number ", step_number, " on pipeline rank ",
-              context().pipeline->rank(), ". Make and call step functions in the same order.");
+              "step: expected all ranks of a pipeline to call the same step function, got number ", message.step_function,
+              " on pipeline rank 0 and number ", step_number, " on pipeline rank ", context().pipeline->rank(),
+              ". Make and call step functions in the same order.");
   for (const runtime::NewProgram& fresh : message.new_programs) {
     partitioner::Graph graph = partitioner::deserialise_graph(fresh.graph);
     partitioner::Plan plan = partitioner::deserialise_plan(fresh.plan);

@@ -31,8 +31,8 @@ void check_placement(Context& context, bool is_placed) {
   if (lost == 0) return;
   context.logger.warning("set_partition: expected the placed tensors to live until the first step, got " +
                          std::to_string(lost) +
-                         " of them deleted. Their successors are placed by the planner; call "
-                         "set_partition again after a module was replaced or cloned.");
+                         " of them deleted. Their successors are placed by the planner; call set_partition again after a "
+                         "module was replaced or cloned.");
 }
 
 void check_options(const ModelOptions& options, const Context& context) {
@@ -63,8 +63,8 @@ void check_parameters(const OptimizerView& optimizer, const Model& model) {
       const auto* named = model.own.find(parameter);
       TORCH_CHECK_VALUE(named != nullptr, "DistributedOptimizer: expected parameters of its model alone, got one of sizes ",
                         parameter.sizes(),
-                        " that the model does not have. Each model takes an optimizer of its own: make one "
-                        "from net->parameters() of each, and call step() and zero_grad() of all of them.");
+                        " that the model does not have. Each model takes an optimizer of its own: make one from "
+                        "net->parameters() of each, and call step() and zero_grad() of all of them.");
     }
   }
 }
@@ -100,17 +100,16 @@ void remove_model(const Model& model) {
 void check_in_body(const Model& model) {
   Context& own = rank_state("DistributedModel").context;
   TORCH_CHECK(own.body_in_progress != nullptr,
-              "DistributedModel: expected a call inside a step body, got one outside. Wrap the code that calls the "
-              "model: auto train_step = smp::step([&](at::Tensor data) { ... });");
+              "DistributedModel: expected a call inside a step body, got one outside. Wrap the code that calls the model: "
+              "auto train_step = smp::step([&](at::Tensor data) { ... });");
   check_placement(own, is_partitioned(model));
 }
 
 void mark_backward(const at::Tensor& loss) {
   const Context& own = rank_state("backward").context;
   TORCH_CHECK(own.body_in_progress != nullptr,
-              "backward: expected a call inside a step body, got one outside. Move it into the body, "
-              "after the loss: auto train_step = smp::step([&](at::Tensor data) { ...; "
-              "model.backward(loss); });");
+              "backward: expected a call inside a step body, got one outside. Move it into the body, after the loss: auto "
+              "train_step = smp::step([&](at::Tensor data) { ...; model.backward(loss); });");
   own.body_in_progress->mark_backward(loss);
 }
 

@@ -90,8 +90,8 @@ std::vector<int> members_of(GroupKind kind, const char* caller) {
 
 void init(const Config& argument) {
   TORCH_CHECK(engine::try_context() == nullptr,
-              "smp::init: expected one call per process, got a second one. Call it once, at the top "
-              "of main(); smp::is_initialized() tells whether that has happened.");
+              "smp::init: expected one call per process, got a second one. Call it once, at the top of main(); "
+              "smp::is_initialized() tells whether that has happened.");
   const runtime::Launch launch = runtime::detect_launch();
   if (launch.kind != runtime::Launch::Kind::kSingleProcess) runtime::install_terminate_handler(launch.rank);
   // A configuration with errors is the same on all ranks in nearly every job, so each says so by itself, before MPI.

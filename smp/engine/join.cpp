@@ -50,8 +50,8 @@ void begin_join(const JoinOptions& options) {
   Context& own = rank.context;
   TORCH_CHECK_VALUE(!own.is_in_join, "smp::join: expected a call outside of another join, got one within it.");
   TORCH_CHECK_VALUE(own.config.parallelism == Parallelism::kManual,
-                    "smp::join: expected replicas with batches of their "
-                    "own, got parallelism=auto, where they share each batch. Give pipeline_parallel_degree.");
+                    "smp::join: expected replicas with batches of their own, got parallelism=auto, where they share each "
+                    "batch. Give pipeline_parallel_degree.");
   check(rank, options);
   if (own.replicas->size() == 1) return;
   own.is_in_join = true;

@@ -63,8 +63,8 @@ void engine::set_partition(const std::vector<at::Tensor>& tensors, int stage) {
   Context& own = context("set_partition");
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK(own.rank_state == nullptr || !own.rank_state->models.is_placed(tensor),
-                "set_partition: expected a call before the first step, got one after the model was "
-                "partitioned. Call it between the making of the module and the first step.");
+                "set_partition: expected a call before the first step, got one after the model was partitioned. Call it "
+                "between the making of the module and the first step.");
   }
   for (const at::Tensor& tensor : tensors) own.manual_placement.place(tensor, stage, By::kSetPartition);
 }

@@ -99,11 +99,9 @@ Results gather_shares(const Results& own, runtime::Transport& replicas) {
     });
   }
   TORCH_CHECK_VALUE(payloads.size() == 1,
-                    "step: expected the body to return the same sizes of containers, keys of maps and "
-                    "filled optionals on all replicas, got ",
-                    payloads.size(),
-                    " kinds. Return a tensor of zeros where there is "
-                    "nothing to return.");
+                    "step: expected the body to return the same sizes of containers, keys of maps and filled optionals on "
+                    "all replicas, got ",
+                    payloads.size(), " kinds. Return a tensor of zeros where there is nothing to return.");
   for (auto& gathered : tensors) all.tensors.emplace_back(std::move(gathered));
   return all;
 }

@@ -171,20 +171,17 @@ void run_on_zeros(const OperatorHandle& op, torch::jit::Stack* stack) {
 
 void refuse_read_value(const OperatorHandle& op, torch::jit::Stack* /*stack*/) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(),
-                              ": the value of a tensor was read while its model is being captured; "
-                              "expected operators whose result is a "
-                              "tensor, because a capture knows sizes but no values. Read the value "
-                              "outside of the model, or compute with "
-                              "tensors instead (torch::where for a branch)");
+                              ": the value of a tensor was read while its model is being captured; expected operators whose "
+                              "result is a tensor, because a capture knows sizes but no values. Read the value outside of "
+                              "the model, or compute with tensors instead (torch::where for a branch)");
 }
 
 void refuse_unknown_size(const OperatorHandle& op, torch::jit::Stack* /*stack*/) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(),
-                              ": the size of its result depends on the values of a tensor, which "
-                              "has none while its model is being captured. "
-                              "Use an operator with fixed sizes (a mask and torch::where instead "
-                              "of masked_select or nonzero), call code whose results have the same "
-                              "sizes for all data through smp::opaque, or move it out of the model");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, op.operator_name(),
+      ": the size of its result depends on the values of a tensor, which has none while its model is being captured. Use an "
+      "operator with fixed sizes (a mask and torch::where instead of masked_select or nonzero), call code whose results "
+      "have the same sizes for all data through smp::opaque, or move it out of the model");
 }
 
 bool returns_only_tensors(const OperatorHandle& op) {

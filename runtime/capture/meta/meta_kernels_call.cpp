@@ -177,10 +177,9 @@ std::tuple<Tensor, Tensor> flash_attention(const Tensor& query, const Tensor& /*
 }
 
 bool equal(const Tensor& /*self*/, const Tensor& /*other*/) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      num_weight_checks >= 0,
-      "aten::equal: the value of a tensor was read while its model is being "
-      "captured. Read it outside of the model, or compute with tensors instead (torch::where for a branch)");
+  TORCH_CHECK_NOT_IMPLEMENTED(num_weight_checks >= 0,
+                              "aten::equal: the value of a tensor was read while its model is being captured. Read it "
+                              "outside of the model, or compute with tensors instead (torch::where for a branch)");
   return num_weight_checks-- > 0;
 }
 

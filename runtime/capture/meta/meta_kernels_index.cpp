@@ -26,8 +26,8 @@ Tensor flip(const Tensor& self, at::IntArrayRef /*dims*/) { return make_like(sel
 
 Tensor repeat_interleave(const Tensor& repeats, std::optional<int64_t> output_size) {
   TORCH_CHECK_NOT_IMPLEMENTED(output_size.has_value(),
-                              "aten::repeat_interleave: the size of its result depends on the values of a tensor, "
-                              "which has none while its model is being captured; expected output_size to be given");
+                              "aten::repeat_interleave: the size of its result depends on the values of a tensor, which has "
+                              "none while its model is being captured; expected output_size to be given");
   return make({*output_size}, repeats.scalar_type());
 }
 

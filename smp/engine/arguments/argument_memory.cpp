@@ -73,8 +73,7 @@ void check_written(const std::vector<StepTensor>& arguments, size_t written, con
   const StepTensor& argument = arguments[written];
   for (const at::Tensor& tensor : tensors_of(argument)) {
     TORCH_CHECK_VALUE(!shares_with_itself(tensor), "step argument ", argument.position,
-                      ": expected elements that have memory "
-                      "of their own, since the body writes to them, got sizes ",
+                      ": expected elements that have memory of their own, since the body writes to them, got sizes ",
                       tensor.sizes(), " with strides ", tensor.strides(), " (expand, unfold). Pass a clone() of it.");
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -88,8 +87,7 @@ void check_written(const std::vector<StepTensor>& arguments, size_t written, con
   for (const at::Tensor& constant : constants) {
     TORCH_CHECK_VALUE(
         !share_memory(argument, {.tensor = constant}), "step argument ", argument.position,
-        ": expected memory of its own, since the body writes to it, got memory that it shares with a tensor of "
-        "sizes ",
+        ": expected memory of its own, since the body writes to it, got memory that it shares with a tensor of sizes ",
         constant.sizes(), " that the body uses, too, and that is no argument.", kCopies);
   }
 }
@@ -99,9 +97,8 @@ void check_against(const runtime::NamedTensor& named, const StepTensor& argument
   const bool is_used = std::any_of(graph.values.begin(), graph.values.end(),
                                    [&](const Value& value) { return is_named(value) && value.name == named.name; });
   TORCH_CHECK_VALUE(!is_used, "step argument ", argument.position,
-                    ": expected memory of its own, since the body writes to "
-                    "it, got memory of '",
-                    named.name, "', which the body uses, too.", kCopies);
+                    ": expected memory of its own, since the body writes to it, got memory of '", named.name,
+                    "', which the body uses, too.", kCopies);
 }
 
 void check_against_model(const StepTensor& argument, const Graph& graph, const runtime::Bindings& bindings) {
@@ -131,9 +128,8 @@ void check_against_writes(const StepTensor& argument, const Graph& graph, const 
     for (const runtime::NamedTensor& named : bindings.tensors()) {
       if (&bindings.first_on_storage(named) != first) continue;
       TORCH_CHECK_VALUE(!is_written(graph, named.name), "step argument ", argument.position,
-                        ": expected memory of its own, got that "
-                        "of '",
-                        named.name, "', which the body writes to: the argument would not show it. Pass a clone() of it.");
+                        ": expected memory of its own, got that of '", named.name,
+                        "', which the body writes to: the argument would not show it. Pass a clone() of it.");
     }
   }
 }

@@ -34,8 +34,8 @@ std::string describe(const Share& share) {
 void check_cut(const StepTensor& argument, const Share& share) {
   const at::Tensor& tensor = argument.tensor;
   TORCH_CHECK_VALUE(tensor.dim() > 0, "step argument ", argument.position,
-                    ": expected a tensor with a batch dimension, got a scalar. Pass numbers as numbers, let the "
-                    "body capture them, or name the argument in StepOptions::non_split_inputs.");
+                    ": expected a tensor with a batch dimension, got a scalar. Pass numbers as numbers, let the body "
+                    "capture them, or name the argument in StepOptions::non_split_inputs.");
   const int64_t axis = axis_of(argument);
   TORCH_CHECK_VALUE(axis >= 0 && axis < tensor.dim(), "step argument ", argument.position,
                     ": input_split_axes: expected a dimension of -", tensor.dim(), " ... ", tensor.dim() - 1, " for sizes ",

@@ -35,11 +35,10 @@ bool is_delayed(const Model& model) {
 
 // A copy of what the model will get would need all ranks, and a state is gathered over a pipeline.
 void check_no_pending_load(const Model& model) {
-  TORCH_CHECK_VALUE(
-      model.pending_loads.empty(),
-      "state of a model: expected a step after load_state_dict, got none: the model was constructed under "
-      "smp::DelayParamInitialization, and the loaded values wait for their ranks. Run a step first, or use the "
-      "state that was loaded.");
+  TORCH_CHECK_VALUE(model.pending_loads.empty(),
+                    "state of a model: expected a step after load_state_dict, got none: the model was constructed under "
+                    "smp::DelayParamInitialization, and the loaded values wait for their ranks. Run a step first, or use "
+                    "the state that was loaded.");
 }
 
 // A copy of a parameter or buffer of rank `owner`, on every rank of the pipeline.

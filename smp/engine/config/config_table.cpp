@@ -26,25 +26,24 @@ std::vector<Key> make_keys() {
        .alias = "partitions",
        .field = &Config::pipeline_parallel_degree,
        .range = kCountOrZero,
-       .meaning = "Stages of one pipeline; the world must be a multiple of it. 0 = the whole world "
-                  "is one pipeline (SageMaker requires the key)."},
+       .meaning = "Stages of one pipeline; the world must be a multiple of it. 0 = the whole world is one pipeline "
+                  "(SageMaker requires the key)."},
       {.name = "microbatches",
        .field = &Config::microbatches,
        .range = kCount,
        .word_for_auto = "auto",
-       .meaning = "Parts that a batch is split into, per pipeline. The batch must divide by it. `auto`: as many "
-                  "as are predicted to be fastest."},
+       .meaning = "Parts that a batch is split into, per pipeline. The batch must divide by it. `auto`: as many as are "
+                  "predicted to be fastest."},
       {.name = "pipeline",
        .field = &Config::pipeline,
        .choices = {"interleaved", "simple"},
-       .meaning = "Schedule: `interleaved` runs a backward as soon as it can (1F1B), `simple` runs "
-                  "all forwards first (GPipe)."},
+       .meaning =
+           "Schedule: `interleaved` runs a backward as soon as it can (1F1B), `simple` runs all forwards first (GPipe)."},
       {.name = "horovod", .value_without_field = false, .support = not_yet, .meaning = "TensorFlow only."},
       {.name = "ddp",
        .field = &Config::ddp,
        .support = no_effect,
-       .meaning = "Replicas are formed whenever the world is larger than one pipeline, with or "
-                  "without it."},
+       .meaning = "Replicas are formed whenever the world is larger than one pipeline, with or without it."},
       {.name = "tensor_parallel_degree",
        .value_without_field = int64_t{1},
        .support = not_yet,
@@ -63,8 +62,8 @@ std::vector<Key> make_keys() {
       {.name = "placement_strategy",
        .field = &Config::placement_strategy,
        .choices = {"cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD"},
-       .meaning = "Rank layout; the right-most letter varies fastest with the world rank. "
-                  "`cluster` = `DPT`, `spread` = `TPD`."},
+       .meaning =
+           "Rank layout; the right-most letter varies fastest with the world rank. `cluster` = `DPT`, `spread` = `TPD`."},
       {.name = "optimize",
        .field = &Config::optimize,
        .choices = {"memory", "speed"},
@@ -73,12 +72,11 @@ std::vector<Key> make_keys() {
       {.name = "default_partition",
        .field = &Config::default_partition,
        .range = kCountOrZero,
-       .meaning = "Stage of the modules that are not placed by hand when `auto_partition` is "
-                  "false; below `pipeline_parallel_degree`."},
+       .meaning = "Stage of the modules that are not placed by hand when `auto_partition` is false; below "
+                  "`pipeline_parallel_degree`."},
       {.name = "auto_partition",
        .field = &Config::auto_partition,
-       .meaning = "true: the planner places all modules that are not pinned; false: they go to "
-                  "`default_partition`."},
+       .meaning = "true: the planner places all modules that are not pinned; false: they go to `default_partition`."},
       {.name = "prescaled_batch",
        .field = &Config::prescaled_batch,
        .support = no_effect,
@@ -87,15 +85,13 @@ std::vector<Key> make_keys() {
        .field = &Config::memory_weight,
        .range = kFraction,
        .support = no_effect,
-       .meaning = "SageMaker's weight of memory against compute (its default: 0.8, or 0.2 with "
-                  "`optimize` = `speed`). "
-                  "Our planner minimises step time under `memory_limit_mb`."},
+       .meaning = "SageMaker's weight of memory against compute (its default: 0.8, or 0.2 with `optimize` = `speed`). Our "
+                  "planner minimises step time under `memory_limit_mb`."},
       {.name = "active_microbatches",
        .field = &Config::active_microbatches,
        .range = kCountOrZero,
        .meaning = "Most microbatches that the first stage holds at once under `interleaved`. 0 = "
-                  "`pipeline_parallel_degree`, which is 1F1B; "
-                  "SageMaker's default is `pipeline_parallel_degree` + 2."},
+                  "`pipeline_parallel_degree`, which is 1F1B; SageMaker's default is `pipeline_parallel_degree` + 2."},
       {.name = "fp16_params",
        .value_without_field = false,
        .support = not_yet,
@@ -127,15 +123,15 @@ std::vector<Key> make_keys() {
        .field = &Config::parallelism,
        .choices = {"manual", "auto"},
        .is_printed = false,
-       .meaning = "`auto`: the first step chooses between one pipeline, replicas, and replicas of a shorter "
-                  "pipeline; every rank gives each step the whole batch."},
+       .meaning = "`auto`: the first step chooses between one pipeline, replicas, and replicas of a shorter pipeline; every "
+                  "rank gives each step the whole batch."},
       {.name = "stage",
        .field = &Config::stage,
        .choices = {"autograd", "tape"},
        .is_printed = false,
-       .meaning = "`autograd`: stages run under LibTorch's autograd. `tape`: a stage is recorded once, down to leaf "
-                  "operators, and then runs without autograd, with the same bits; what cannot be taped stays on "
-                  "autograd, which the log says."},
+       .meaning =
+           "`autograd`: stages run under LibTorch's autograd. `tape`: a stage is recorded once, down to leaf operators, and "
+           "then runs without autograd, with the same bits; what cannot be taped stays on autograd, which the log says."},
       {.name = "cost",
        .field = &Config::cost,
        .choices = {"predicted", "measured"},
@@ -145,12 +141,11 @@ std::vector<Key> make_keys() {
       {.name = "cost_cache",
        .field = &Config::cost_cache,
        .is_printed = false,
-       .meaning = "Folder where measured times are kept from job to job; empty = the user's cache folder, "
-                  "\"off\" = they are not kept."},
+       .meaning = "Folder where measured times are kept from job to job; empty = the user's cache folder, \"off\" = they "
+                  "are not kept."},
       {.name = "broadcast_buffers",
        .field = &Config::broadcast_buffers,
-       .meaning = "true: replicas start every step with the buffers of dp_rank 0; false: only the "
-                  "first step."},
+       .meaning = "true: replicas start every step with the buffers of dp_rank 0; false: only the first step."},
       {.name = "bucket_cap_mb",
        .field = &Config::bucket_cap_mb,
        .range = kMebibytes,
@@ -158,13 +153,13 @@ std::vector<Key> make_keys() {
       {.name = "overlapping_allreduce",
        .field = &Config::overlapping_allreduce,
        .is_printed = false,
-       .meaning = "true: gradients travel between replicas while the last backward goes on; false: at "
-                  "the end of the step. The same bits either way."},
+       .meaning = "true: gradients travel between replicas while the last backward goes on; false: at the end of the step. "
+                  "The same bits either way."},
       {.name = "max_cached_graphs",
        .field = &Config::max_cached_graphs,
        .range = kCount,
-       .meaning = "Graphs (one per signature and structure) kept by each step function and each rank; the least "
-                  "recently used go first."},
+       .meaning = "Graphs (one per signature and structure) kept by each step function and each rank; the least recently "
+                  "used go first."},
       {.name = "memory_limit_mb",
        .field = &Config::memory_limit_mb,
        .range = kMebibytesOrZero,
@@ -176,8 +171,7 @@ std::vector<Key> make_keys() {
       {.name = "rank_speed",
        .field = &Config::rank_speed,
        .range = kAboveZero,
-       .meaning = "Relative speed of each pipeline rank: [1, 0.5] gives the second half as much to "
-                  "do. Empty = equal."},
+       .meaning = "Relative speed of each pipeline rank: [1, 0.5] gives the second half as much to do. Empty = equal."},
       {.name = "exact_tied_weights",
        .field = &Config::exact_tied_weights,
        .is_printed = false,
@@ -187,10 +181,8 @@ std::vector<Key> make_keys() {
        .field = &Config::virtual_stages,
        .range = {.least = 1, .most = 64},
        .word_for_auto = "auto",
-       .meaning =
-           "Visits of each rank by one microbatch; above 1 `interleaved` is Megatron's "
-           "interleaved 1F1B: a smaller bubble for more messages. `auto`: more than one where that is predicted to be "
-           "faster."},
+       .meaning = "Visits of each rank by one microbatch; above 1 `interleaved` is Megatron's interleaved 1F1B: a smaller "
+                  "bubble for more messages. `auto`: more than one where that is predicted to be faster."},
       {.name = "seed", .field = &Config::seed, .range = kNotNegative, .meaning = "Base seed of all random operators."},
       {.name = "threads",
        .field = &Config::threads,
@@ -205,9 +197,8 @@ std::vector<Key> make_keys() {
        .field = &Config::nonfinite,
        .choices = {"stop", "skip", "ignore"},
        .is_printed = false,
-       .meaning =
-           "What an optimizer does when a loss or a gradient holds NaN or infinity, on all ranks alike: `stop` throws "
-           "before any weight changes, `skip` leaves the update out, `ignore` looks at nothing."},
+       .meaning = "What an optimizer does when a loss or a gradient holds NaN or infinity, on all ranks alike: `stop` "
+                  "throws before any weight changes, `skip` leaves the update out, `ignore` looks at nothing."},
       {.name = "timeout_s",
        .field = &Config::timeout_s,
        .range = kWaitSeconds,
@@ -256,8 +247,7 @@ std::vector<Key> make_keys() {
        .value_without_field = false,
        .support = not_yet,
        .is_printed = false,
-       .meaning = "Parameters are initialised on their own rank; in C++ under the scope "
-                  "smp::DelayParamInitialization."},
+       .meaning = "Parameters are initialised on their own rank; in C++ under the scope smp::DelayParamInitialization."},
       {.name = "checkpoint_attentions",
        .value_without_field = false,
        .support = not_yet,

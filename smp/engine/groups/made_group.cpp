@@ -37,8 +37,8 @@ void check_outside_join(const Context& own, const char* caller, const std::vecto
   const bool is_own_replica =
       std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return std::count(mine.begin(), mine.end(), rank) > 0; });
   TORCH_CHECK_VALUE(is_own_replica, caller,
-                    ": expected a group within one pipeline in the loop of smp::join, got one with "
-                    "ranks of other replicas, which may have left the loop. Call it after smp::join.");
+                    ": expected a group within one pipeline in the loop of smp::join, got one with ranks of other replicas, "
+                    "which may have left the loop. Call it after smp::join.");
 }
 
 }  // namespace

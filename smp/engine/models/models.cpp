@@ -78,11 +78,9 @@ void check_whole(const std::vector<runtime::NamedTensor>& tensors, std::vector<C
   for (const runtime::NamedTensor& named : tensors) {
     const auto& storage = named.tensor.unsafeGetTensorImpl()->unsafe_storage();
     TORCH_CHECK_VALUE(!known.contains(storage.unsafeGetStorageImpl()),
-                      "DistributedModel: expected a module whose tensors "
-                      "are whole, got one whose '",
-                      named.name,
-                      "' a DistributedModel that is gone has spread over the ranks "
-                      "of the pipeline. Keep that one, or take its state_dict() and load it into a model of a new module.");
+                      "DistributedModel: expected a module whose tensors are whole, got one whose '", named.name,
+                      "' a DistributedModel that is gone has spread over the ranks of the pipeline. Keep that one, or take "
+                      "its state_dict() and load it into a model of a new module.");
   }
 }
 
@@ -94,18 +92,14 @@ bool is_identifier(const std::string& name) {
 
 std::shared_ptr<Model> Models::add(std::shared_ptr<const ModelView> view, const std::string& name) {
   TORCH_CHECK_VALUE(name.empty() || is_identifier(name),
-                    "DistributedModel: expected a name of letters, digits and "
-                    "underscores, got '",
-                    name,
-                    "'. It stands before the names of the model's tensors: 'generator' makes "
-                    "'generator.fc.weight'.");
+                    "DistributedModel: expected a name of letters, digits and underscores, got '", name,
+                    "'. It stands before the names of the model's tensors: 'generator' makes 'generator.fc.weight'.");
   std::string prefix = name.empty() ? "" : name + ".";
   if (name.empty() && num_made_ > 0) prefix = "model" + std::to_string(num_made_) + ".";
   for (const auto& other : models_) {
     TORCH_CHECK_VALUE(other->prefix != prefix,
-                      "DistributedModel: expected another name than that of a model that "
-                      "exists, got '",
-                      name, "' twice. Give each model a name of its own.");
+                      "DistributedModel: expected another name than that of a model that exists, got '", name,
+                      "' twice. Give each model a name of its own.");
   }
   check_whole(tensors_of(*view, ""), context_.spread_tensors);
   std::vector<runtime::NamedTensor> tensors = tensors_of_all();

@@ -51,15 +51,13 @@ std::string differing_optimizers(const std::string& caller, const std::string& o
   if (line != other) {
     return caller + ": expected every rank to call DistributedOptimizer::step() equally often, got " + line + " calls on " +
            rank + " and " + other + " on " + other_rank +
-           ". Each rank updates the parameters that live there, so parts of the model have missed "
-           "an update. Call step() of "
+           ". Each rank updates the parameters that live there, so parts of the model have missed an update. Call step() of "
            "every optimizer on every rank, and load an earlier state.";
   }
   while (line == other && std::getline(lines, line) && std::getline(other_lines, other)) continue;
   return caller + ": expected optimizers with the same options and parameter groups on every rank, got '" + line + "' on " +
          rank + " and '" + other + "' on " + other_rank +
-         ". Each rank updates a part of the model, or a replica of it, by its own options. Set "
-         "them on every rank alike, "
+         ". Each rank updates a part of the model, or a replica of it, by its own options. Set them on every rank alike, "
          "learning rates too.";
 }
 

@@ -63,8 +63,8 @@ std::vector<GraphTimes> GraphsMeasurement::run() {
     const size_t num_parts = plans_[g].stages.size();
     if (num_parts == 0) {
       rank_.context.logger.warning(
-          "cost=measured: expected LibTorch's own operators, got others (smp::opaque) in the step "
-          "body, which only training may run; its times are predicted.");
+          "cost=measured: expected LibTorch's own operators, got others (smp::opaque) in the step body, which only training "
+          "may run; its times are predicted.");
     }
     for (size_t s = 0; s < num_parts; ++s) (num_parts == 1 ? together.front() : together.emplace_back()).push_back({g, s});
   }

@@ -80,13 +80,12 @@ void check_one_copy(const Graph& graph, const runtime::TensorHomes& placed) {
     if (home == placed.end() || !home->second.is_tied()) continue;
     for (const Node& node : graph.nodes) {
       const auto& written = node.written_storages;
-      TORCH_CHECK_VALUE(std::find(written.begin(), written.end(), value.storage) == written.end(),
-                        "step: expected a body "
-                        "that writes to tensors which live on one rank, got ",
-                        node.op, ", which writes to '", value.name,
-                        "', and earlier steps that read it on several ranks, each a copy of its own. Pin its readers to one "
-                        "rank (smp::set_partition), call the step that writes to it first, or write to it between steps, on "
-                        "every rank.");
+      TORCH_CHECK_VALUE(
+          std::find(written.begin(), written.end(), value.storage) == written.end(),
+          "step: expected a body that writes to tensors which live on one rank, got ", node.op, ", which writes to '",
+          value.name,
+          "', and earlier steps that read it on several ranks, each a copy of its own. Pin its readers to one rank "
+          "(smp::set_partition), call the step that writes to it first, or write to it between steps, on every rank.");
     }
   }
 }
@@ -332,10 +331,9 @@ std::vector<uint64_t> Programs::forget_least_used(size_t max_programs) {
     if (++num_forgotten_ != max_programs) continue;
     context_.logger.warning(
         "step: " + std::to_string(num_forgotten_) +
-        " programs have been captured and forgotten again, as many as "
-        "max_cached_graphs keeps. Where shapes or branches do not come back, each microbatch is captured and "
-        "planned anew, which may take longer than to train it. Pad lengths to a few, choose by where() in "
-        "place of branches, or raise max_cached_graphs.");
+        " programs have been captured and forgotten again, as many as max_cached_graphs keeps. Where shapes or branches do "
+        "not come back, each microbatch is captured and planned anew, which may take longer than to train it. Pad lengths "
+        "to a few, choose by where() in place of branches, or raise max_cached_graphs.");
   }
   return forgotten;
 }

@@ -148,10 +148,8 @@ void ReplicaGradients::make_reducer(Model& model, std::vector<at::Tensor> parame
     model.reduction.by_messages = true;  // plans to come count with it
     context_.logger.warning(
         "gradients: expected room in shared memory for a bucket of each rank (bucket_cap_mb, or the largest parameter), got "
-        "too "
-        "little; they are sent as messages instead, and take a bucket more than predicted. Make room in /dev/shm (docker "
-        "run "
-        "--shm-size).");
+        "too little; they are sent as messages instead, and take a bucket more than predicted. Make room in /dev/shm "
+        "(docker run --shm-size).");
   }
 }
 

@@ -43,16 +43,16 @@ std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bo
     if (replicas[r].has_joined) continue;
     const std::string difference = " on replica " + std::to_string(first);
     if (!replicas[r].same_step(*active)) {
-      return Refusal{"step: expected all replicas to run the same step, got " + active->describe() + difference + " and " +
-                     replicas[r].describe() + " on replica " + std::to_string(r) +
-                     ". Give every replica the same number of batches (or see smp::join) and call step functions in the "
-                     "same order."};
+      return Refusal{
+          "step: expected all replicas to run the same step, got " + active->describe() + difference + " and " +
+          replicas[r].describe() + " on replica " + std::to_string(r) +
+          ". Give every replica the same number of batches (or see smp::join) and call step functions in the same order."};
     }
     // One that reads does not know yet what it will place.
     if (!replicas[r].reads && !active->reads && replicas[r].homes != active->homes) {
       return Refusal{
-          "step: expected the first step of a model to run, on all replicas, the same operators on the same "
-          "shapes, got a difference between replicas " +
+          "step: expected the first step of a model to run, on all replicas, the same operators on the same shapes, got a "
+          "difference between replicas " +
           std::to_string(first) + " and " + std::to_string(r) + ". Give all replicas batches of one size."};
     }
   }

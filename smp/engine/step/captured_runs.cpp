@@ -31,11 +31,9 @@ void check_same_returns(const std::vector<CapturedBody>& bodies) {
   const size_t count = bodies.front().recording->graph.returned.size();
   for (size_t m = 0; m < bodies.size(); ++m) {
     const size_t other = bodies[m].recording->graph.returned.size();
-    TORCH_CHECK_VALUE(other == count,
-                      "step: expected the body to return the same number of tensors for every "
-                      "microbatch, got ",
-                      count, " for microbatch 0 and ", other, " for ", m,
-                      ". Return a tensor of zeros where there is nothing to return.");
+    TORCH_CHECK_VALUE(
+        other == count, "step: expected the body to return the same number of tensors for every microbatch, got ", count,
+        " for microbatch 0 and ", other, " for ", m, ". Return a tensor of zeros where there is nothing to return.");
   }
 }
 
@@ -48,12 +46,10 @@ void check_dense_gradients(const runtime::Recording& recording,
     if (!flag) flag = schema.argumentIndexWithName("sparse_grad");  // gather
     if (!flag || !node.grad_enabled || !same_argument(node.arguments[static_cast<size_t>(*flag)], true)) continue;
     const Value& table = recording.graph.values[static_cast<size_t>(node_inputs(node).front())];
-    TORCH_CHECK_NOT_IMPLEMENTED(!table.spec.requires_grad || !is_shared(table.name),
-                                "step: expected dense gradients, which ranks "
-                                "can add up, got ",
-                                node.op, " with a sparse one for '", table.name,
-                                "', which several ranks train. "
-                                "Make it without sparse=true (EmbeddingOptions::sparse(false)).");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !table.spec.requires_grad || !is_shared(table.name), "step: expected dense gradients, which ranks can add up, got ",
+        node.op, " with a sparse one for '", table.name,
+        "', which several ranks train. Make it without sparse=true (EmbeddingOptions::sparse(false)).");
   }
 }
 
@@ -68,8 +64,7 @@ std::string hook_on_parts(const std::vector<std::shared_ptr<Program>>& programs,
     if (ranks.size() < 2) continue;
     return "step: expected no gradient hook on '" + named.name + "', got one, and " + std::to_string(ranks.size()) +
            " ranks that make parts of its gradient, which it would be given one by one. Set Config::exact_tied_weights: one "
-           "rank "
-           "makes the whole gradient then.";
+           "rank makes the whole gradient then.";
   }
   return {};
 }

@@ -137,10 +137,10 @@ void Leader::capture_bodies() {
     throw;
   }
   // net->zero_grad() within a body would clear those of this rank only, and before the others' backwards are done.
-  TORCH_CHECK_VALUE(put_back(gradients) == 0,
-                    "step: expected a body that leaves gradients as they are, got one that has cleared or replaced "
-                    "some (zero_grad). Backwards run when all bodies have ended, on every rank. Clear gradients before the "
-                    "step function is called.");
+  TORCH_CHECK_VALUE(
+      put_back(gradients) == 0,
+      "step: expected a body that leaves gradients as they are, got one that has cleared or replaced some (zero_grad). "
+      "Backwards run when all bodies have ended, on every rank. Clear gradients before the step function is called.");
 }
 
 runtime::BodyCapture& Leader::own_capture() {
@@ -284,8 +284,8 @@ void Leader::check_random_stream(bool trains) const {
   const bool draws =
       std::any_of(bodies_.begin(), bodies_.end(), [](const CapturedBody& body) { return has_random(*body.recording); });
   TORCH_CHECK_NOT_IMPLEMENTED(!draws,
-                              "step: expected a body that reads values and draws random numbers (dropout) to be "
-                              "either training or evaluation, got one that ",
+                              "step: expected a body that reads values and draws random numbers (dropout) to be either "
+                              "training or evaluation, got one that ",
                               *trains_ ? "looked like training" : "looked like evaluation",
                               " when it read and turned out to be ", trains ? "training" : "evaluation",
                               ". Evaluate under torch::NoGradGuard, with model.eval() where dropout is to rest, and let all "
@@ -313,11 +313,10 @@ void Leader::check_made(const Graph& graph) const {
     const auto named = std::find_if(all.begin(), all.end(), [&](const auto& other) { return other.name == value.name; });
     TORCH_CHECK_NOT_IMPLEMENTED(
         named == all.end() || !runtime::is_unmade(named->tensor),
-        "step: expected the first step of a model "
-        "with delayed parameters to read no values in its body, got one that does; '",
+        "step: expected the first step of a model with delayed parameters to read no values in its body, got one that does; "
+        "'",
         value.name,
-        "' has no values yet. Return what you want to know from the body in this step, or run a step "
-        "without reads first.");
+        "' has no values yet. Return what you want to know from the body in this step, or run a step without reads first.");
   }
 }
 

@@ -156,9 +156,8 @@ bool may_update(RankState& rank, const Model& model) {
   if (model.nonfinite.empty() || context.config.nonfinite == Nonfinite::kIgnore) return true;
   const std::string text = "DistributedOptimizer::step: expected finite losses and gradients, got " + model.nonfinite;
   TORCH_CHECK(context.config.nonfinite == Nonfinite::kSkip, text,
-              ". No rank has updated anything. Find the cause, or set "
-              "Config::nonfinite: skip leaves such updates out, as loss scaling needs it, and "
-              "ignore makes them.");
+              ". No rank has updated anything. Find the cause, or set Config::nonfinite: skip leaves such updates out, as "
+              "loss scaling needs it, and ignore makes them.");
   ++rank.num_skipped_updates;
   if (context.world->rank() == 0) {
     context.logger.warning(text + ": the update is skipped, as nonfinite=skip says; " +

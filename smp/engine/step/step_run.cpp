@@ -193,12 +193,10 @@ void StepRun::check_writes() const {
   const std::string conflict = write_conflict(programs);
   TORCH_CHECK_NOT_IMPLEMENTED(
       conflict.empty(),
-      "step: expected a body that reads values to leave alone what the backwards of earlier "
-      "microbatches need, got ",
+      "step: expected a body that reads values to leave alone what the backwards of earlier microbatches need, got ",
       conflict,
-      ". All forwards run before the first backward there. Write to "
-      "it in every microbatch or after the step, let the operator use a clone() of it, or return what "
-      "the body reads.");
+      ". All forwards run before the first backward there. Write to it in every microbatch or after the step, let the "
+      "operator use a clone() of it, or return what the body reads.");
 }
 
 // The leader's body waits for these.

@@ -62,8 +62,8 @@ TEST(CorpusText, AFolderWithoutOneSplitIsRefused) {
   folder.write("test.txt", "b");
   EXPECT_EQ(error_of<c10::ValueError>([&] { read_text(folder.path()); }),
             "corpus: expected one file in " + folder.path() +
-                " whose name contains \"valid\", got test.txt, train.txt. Name the files like "
-                "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or give a single file.");
+                " whose name contains \"valid\", got test.txt, train.txt. Name the files like wiki.train.tokens, "
+                "wiki.valid.tokens and wiki.test.tokens, or give a single file.");
 }
 
 TEST(CorpusText, AFolderWithTwoFilesForASplitIsRefused) {
@@ -92,8 +92,8 @@ TEST(CorpusText, AFileOfOneLineIsAllTraining) {
 
 TEST(CorpusText, AMissingPathIsRefused) {
   EXPECT_EQ(error_of<c10::ValueError>([] { read_text("/no/such/place"); }),
-            "corpus: expected an existing file or folder, got /no/such/place. Give a text file, or "
-            "a folder with train, valid and test files, with --data.");
+            "corpus: expected an existing file or folder, got /no/such/place. Give a text file, or a folder with train, "
+            "valid and test files, with --data.");
 }
 
 TEST(CorpusText, AnEmptyFileIsRefused) {
@@ -205,8 +205,7 @@ TEST(CorpusBatches, EveryTokenIsATargetExactlyOnce) {
 
 TEST(CorpusBatches, RefuseWhatDoesNotFit) {
   EXPECT_EQ(error_of<c10::ValueError>([] { batchify(at::arange(7), 4); }),
-            "corpus: expected at least 8 tokens for batch_size=4, got 7. Give more text or a "
-            "smaller --batch-size.");
+            "corpus: expected at least 8 tokens for batch_size=4, got 7. Give more text or a smaller --batch-size.");
   EXPECT_NE(error_of<c10::ValueError>([] { batchify(at::arange(7), 0); }).find("got 0"), std::string::npos);
   const at::Tensor columns = batchify(at::arange(12), 2);
   EXPECT_NE(error_of<c10::ValueError>([&] { num_batches(columns, 0); }).find("got 0"), std::string::npos);

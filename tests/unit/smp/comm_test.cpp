@@ -233,9 +233,8 @@ TEST(Comm, AnotherTypeThanWasSentIsNamedAndTheNextMessageArrives) {
       return;
     }
     const std::string message = message_of<c10::TypeError>([] { recv_from<std::map<std::string, int>>(0, WORLD_RANK); });
-    EXPECT_TRUE(contains(message,
-                         "expected an object of type std::map<std::string, int> from rank 0, got one of type "
-                         "std::vector<double>"))
+    EXPECT_TRUE(contains(
+        message, "expected an object of type std::map<std::string, int> from rank 0, got one of type std::vector<double>"))
         << message;
     EXPECT_EQ(recv_from<int>(0, WORLD_RANK), 5);
   });

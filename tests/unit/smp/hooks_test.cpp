@@ -117,8 +117,7 @@ TEST(Hooks, AreRefusedWhereTheyWouldNeverBeCalled) {
         contains(message_of([&] { model.register_step_pre_hook(nullptr); }), "expected a function, got an empty one"));
     step(rows(4, 8, 1), rows(4, 4, 2));
     EXPECT_TRUE(contains(message_of([&] { model.register_pre_partition_hook([] {}); }),
-                         "register_pre_partition_hook: "
-                         "expected a call before the first step"));
+                         "register_pre_partition_hook: expected a call before the first step"));
     EXPECT_TRUE(contains(message_of([&] { model.register_post_partition_hook([] {}); }), "before the first step"));
     EXPECT_TRUE(contains(message_of([&] { model.register_post_step_hook([] {}); }), "before the first step has ended"));
     EXPECT_NO_THROW(model.register_step_pre_hook([] {}));

@@ -289,8 +289,8 @@ TEST_P(ReadContent, OnTheCpuIsRefusedAfterAWriteThroughAPointer) {
     return (output * weights).square().mean();
   });
   EXPECT_TRUE(contains(text,
-                       "aten::mul, in or after module 'fourth': expected tensors that the body has brought to the CPU to "
-                       "be written by operators only, got one of sizes [2, 4] that was written through a pointer."))
+                       "aten::mul, in or after module 'fourth': expected tensors that the body has brought to the CPU to be "
+                       "written by operators only, got one of sizes [2, 4] that was written through a pointer."))
       << text;
 }
 

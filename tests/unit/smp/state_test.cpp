@@ -230,8 +230,7 @@ TEST(LoadStateDict, ListsAllThatDoesNotFitOnEveryRankAndChangesNothing) {
       state.entries[1].tensor = state.entries[1].tensor.to(at::kDouble);
       state.entries.push_back({"fifth.weight", torch::zeros({2})});
       const std::string text = refusal([&] { run.model.load_state_dict(state); });
-      EXPECT_NE(text.find("missing: 'first.weight'; unexpected: 'fifth.weight'; wrong: "
-                          "'second.weight: Double [8, 8] in "
+      EXPECT_NE(text.find("missing: 'first.weight'; unexpected: 'fifth.weight'; wrong: 'second.weight: Double [8, 8] in "
                           "place of Float [8, 8]', 'fourth.bias: Float [5] in place of Float [4]'"),
                 std::string::npos)
           << text;

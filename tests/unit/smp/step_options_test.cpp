@@ -237,10 +237,10 @@ TEST(StepOptions, MistakesAreRefusedOnEveryRank) {
   expect_refused({.input_split_axes = {{0, 2}}}, "step argument 0: input_split_axes: expected a dimension of -2 ... 1",
                  data);
   expect_refused({.input_split_axes = {{0, -3}}}, "got -3", data);
-  expect_refused({.input_split_axes = {{1, 1}}},
-                 "microbatch split of step argument 1 along dimension 1: expected a batch "
-                 "size divisible by microbatches=2, got 7",
-                 data, rows(4, 7, 1));
+  expect_refused(
+      {.input_split_axes = {{1, 1}}},
+      "microbatch split of step argument 1 along dimension 1: expected a batch size divisible by microbatches=2, got 7",
+      data, rows(4, 7, 1));
   expect_refused({}, "step argument 1: expected a tensor with a batch dimension", data, torch::tensor(1.0));
   expect_refused({.non_split_inputs = {0}}, "requires a gradient", torch::ones({2}, at::requires_grad()));
   expect_refused({}, "expected smp_slice to return the same number of tensors", Uneven{data});

@@ -237,19 +237,19 @@ TEST(GraphIo, TextHasOneLinePerLeafAndNode) {
       small_graph({ValueRefList{{0, kNoValue}, true}, 2.0, 0.1, int64_t{2}, std::monostate{}, true, std::string("none"),
                    std::vector<int64_t>{1, 2}, ScalarList{{int64_t{1}, 1.5}}, std::vector<bool>{false},
                    std::complex<double>(1, -2), StageDevice{}, NamedDevice{"cpu"}, UndefinedTensor{}});
-  EXPECT_EQ(to_text(graph),
-            "# train; float32[2,3]\n"
-            "input %0 input.0: float32[2,3]\n"
-            "parameter %1 encoder.weight: float32[3,3]{1,3} requires_grad\n"
-            "buffer %2 encoder.running_mean: float64[3]\n"
-            "constant %3 constant.0: int64[]\n"
-            "%4: float32[2,3] = aten::addmm(%2 encoder.running_mean, %0 input.0, "
-            "%1 encoder.weight, 1, 1.0)   # encoder.layers.0\n"
-            "%5: float32[2,3], undefined = aten::test.Scalar([%0 input.0, None], 2.0, 0.1, 2, None, "
-            "true, \"none\", [1, 2], [1, 1.5], [false], (1.0, -2.0j), device, device(cpu), undefined)"
-            "   # no_grad, autocast float16, random 7, writes storage 5, writes storage 2\n"
-            "return %5, %4\n"
-            "backward %5\n");
+  EXPECT_EQ(
+      to_text(graph),
+      "# train; float32[2,3]\n"
+      "input %0 input.0: float32[2,3]\n"
+      "parameter %1 encoder.weight: float32[3,3]{1,3} requires_grad\n"
+      "buffer %2 encoder.running_mean: float64[3]\n"
+      "constant %3 constant.0: int64[]\n"
+      "%4: float32[2,3] = aten::addmm(%2 encoder.running_mean, %0 input.0, %1 encoder.weight, 1, 1.0)   # encoder.layers.0\n"
+      "%5: float32[2,3], undefined = aten::test.Scalar([%0 input.0, None], 2.0, 0.1, 2, None, true, \"none\", [1, 2], [1, "
+      "1.5], [false], (1.0, -2.0j), device, device(cpu), undefined)   # no_grad, autocast float16, random 7, writes storage "
+      "5, writes storage 2\n"
+      "return %5, %4\n"
+      "backward %5\n");
 }
 
 TEST(GraphIo, TextThatIsNoGraphIsRefused) {

@@ -157,8 +157,8 @@ TEST(ExactTies, AreRefusedWhereTheFirstReaderCannotLieThere) {
   check(graph, partition(graph, options));
   options.adders["tied"] = 0;
   const std::string refusal = refusal_of([&] { partition(graph, options); });
-  EXPECT_NE(refusal.find("got 'own1.bias' on rank 1 and 'tied' on rank 0, where exact_tied_weights adds up its "
-                         "gradient in other programs. Set exact_tied_weights to false"),
+  EXPECT_NE(refusal.find("got 'own1.bias' on rank 1 and 'tied' on rank 0, where exact_tied_weights adds up its gradient in "
+                         "other programs. Set exact_tied_weights to false"),
             std::string::npos)
       << refusal;
 }

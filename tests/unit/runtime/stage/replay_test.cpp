@@ -263,10 +263,9 @@ TEST(Replay, ABufferWrittenAfterItsUseMakesTheBackwardThrowAndIsNamed) {
   CountingStage stage(false);
   ReplayOf it(stage.g.build(), {stage.product});
   const at::Tensor product = it.run(stage.external)[0];
-  EXPECT_TRUE(contains(
-      it.said,
-      "expected 'count' to stay as aten::mul of module 'reader' has found it until the backward, got aten::add_ of module "
-      "'writer' in the same forward"))
+  EXPECT_TRUE(contains(it.said,
+                       "expected 'count' to stay as aten::mul of module 'reader' has found it until the backward, got "
+                       "aten::add_ of module 'writer' in the same forward"))
       << it.said;
   EXPECT_THROW(product.sum().backward(), c10::Error);
 }

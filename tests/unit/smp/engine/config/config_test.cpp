@@ -106,8 +106,8 @@ TEST(ConfigSources, AFaultInAFileNamesTheFile) {
   const auto lookup = environment({{"SMP_CONFIG", file.path()}});
   EXPECT_EQ(error_of([&] { Config::resolve({}, lookup); }),
             "configuration: 1 error\n  SMP_CONFIG (" + file.path() +
-                "): threads: expected an integer, 1 or more, got 0"
-                "\nCorrect the sources named above; docs/configuration.md lists every key.");
+                "): threads: expected an integer, 1 or more, got 0\nCorrect the sources named above; docs/configuration.md "
+                "lists every key.");
 }
 
 TEST(ConfigSources, WhatIsNoRegularFileIsRefused) {
@@ -119,9 +119,8 @@ TEST(ConfigSources, WhatIsNoRegularFileIsRefused) {
                                    {file.path(), "it is a FIFO"},
                                    {"/dev/zero", "it is a device"}}) {
     EXPECT_EQ(error_of([&, path = path] { Config::resolve({}, environment({{"SMP_CONFIG", path}})); }),
-              "configuration: 1 error\n  SMP_CONFIG: expected a JSON object or the path of a JSON "
-              "file, got '" +
-                  path + "': " + what + ".\nCorrect the sources named above; docs/configuration.md lists every key.");
+              "configuration: 1 error\n  SMP_CONFIG: expected a JSON object or the path of a JSON file, got '" + path +
+                  "': " + what + ".\nCorrect the sources named above; docs/configuration.md lists every key.");
   }
 }
 
@@ -154,27 +153,21 @@ TEST(ConfigErrors, OfAllSourcesAndKindsComeAtOnce) {
                    {"SM_HP_MP_PARAMETERS", R"({"partitions": 2, "pipeline_parallel_degree": 4, "ddp": 1})"}});
   const Config argument{.default_partition = 2, .timeout_s = 0};
   EXPECT_EQ(error_of([&] { Config::resolve(argument, lookup); }),
-            "configuration: 7 errors"
-            "\n  argument: timeout_s: expected a number, above 0, got 0"
-            "\n  SMP_CONFIG: unknown key \"microbatchs\"; did you mean \"microbatches\"?"
-            "\n  SMP_CONFIG: threads: expected an integer, 1 or more, got \"four\""
-            "\n  SMP_CONFIG: tensor_parallel_degree: 2 is not available yet. Remove the key or set it to "
-            "1"
-            "\n  SM_HP_MP_PARAMETERS: \"partitions\" and \"pipeline_parallel_degree\" name the same key: "
-            "expected one value, got 2 and 4. Remove one"
-            "\n  SM_HP_MP_PARAMETERS: ddp: expected true or false, got 1"
-            "\n  argument: default_partition: expected less than pipeline_parallel_degree=2 "
-            "(SM_HP_MP_PARAMETERS), got 2"
-            "\nCorrect the sources named above; docs/configuration.md lists every key.");
+            "configuration: 7 errors\n  argument: timeout_s: expected a number, above 0, got 0\n  SMP_CONFIG: unknown key "
+            "\"microbatchs\"; did you mean \"microbatches\"?\n  SMP_CONFIG: threads: expected an integer, 1 or more, got "
+            "\"four\"\n  SMP_CONFIG: tensor_parallel_degree: 2 is not available yet. Remove the key or set it to 1\n  "
+            "SM_HP_MP_PARAMETERS: \"partitions\" and \"pipeline_parallel_degree\" name the same key: expected one value, "
+            "got 2 and 4. Remove one\n  SM_HP_MP_PARAMETERS: ddp: expected true or false, got 1\n  argument: "
+            "default_partition: expected less than pipeline_parallel_degree=2 (SM_HP_MP_PARAMETERS), got 2\nCorrect the "
+            "sources named above; docs/configuration.md lists every key.");
 }
 
 TEST(ConfigErrors, OfAJsonArgumentComeWithThoseOfTheEnvironment) {
   const auto lookup = environment({{"SMP_CONFIG", R"({"seed": -1})"}});
-  EXPECT_EQ(error_of([&] { Config::resolve_json(R"({"threads": 0})", lookup); }),
-            "configuration: 2 errors"
-            "\n  argument: threads: expected an integer, 1 or more, got 0"
-            "\n  SMP_CONFIG: seed: expected an integer, 0 or more, got -1"
-            "\nCorrect the sources named above; docs/configuration.md lists every key.");
+  EXPECT_EQ(
+      error_of([&] { Config::resolve_json(R"({"threads": 0})", lookup); }),
+      "configuration: 2 errors\n  argument: threads: expected an integer, 1 or more, got 0\n  SMP_CONFIG: seed: expected an "
+      "integer, 0 or more, got -1\nCorrect the sources named above; docs/configuration.md lists every key.");
 }
 
 TEST(ConfigErrors, EveryTypeSaysWhatItExpects) {
@@ -191,8 +184,8 @@ TEST(ConfigErrors, EveryTypeSaysWhatItExpects) {
       {R"({"pipeline": "gpipe"})", "pipeline: expected one of \"interleaved\", \"simple\", got \"gpipe\""},
       {R"({"pipeline": 1})", "pipeline: expected one of \"interleaved\", \"simple\", got 1"},
       {R"({"placement_strategy": "DP"})",
-       "placement_strategy: expected one of \"cluster\", \"spread\", \"DPT\", \"DTP\", \"PDT\", "
-       "\"PTD\", \"TDP\", \"TPD\", got \"DP\""},
+       "placement_strategy: expected one of \"cluster\", \"spread\", \"DPT\", \"DTP\", \"PDT\", \"PTD\", \"TDP\", \"TPD\", "
+       "got \"DP\""},
       {R"({"ddp_port": 65536})", "ddp_port: expected an integer, 0 to 65535, got 65536"},
       {R"({"partition_file": "a"})", "partition_file: \"a\" is not available yet. Remove the key or set it to \"\""},
       {R"({"sharded_data_parallel_degree": 2})",
@@ -223,8 +216,8 @@ TEST(ConfigErrors, AliasesThatAgreeAreAccepted) {
 
 TEST(ConfigErrors, TextThatIsNoJsonObjectIsRefusedWithItsPlace) {
   EXPECT_EQ(json_error("{'microbatches': 4}")
-                .find("configuration: 1 error\n  argument: expected a JSON object, got a fault at byte 1, "
-                      "near '{'microbatches': 4}'"),
+                .find("configuration: 1 error\n  argument: expected a JSON object, got a fault at byte 1, near "
+                      "'{'microbatches': 4}'"),
             0U);
   for (const std::string text :
        {"", "{", R"({"seed": 1} x)", R"({"seed": True})", "\xff\xfe", R"({"seed":1,})", R"({"a":[[[[[[1]]]]]]})"}) {
