@@ -46,6 +46,9 @@ AMONG_NEAR = 2  # times the rounds, for each of these
 MOST_STOLEN = 0.05  # of the cores' time in a round that counts
 MOST_REPEATED = 3  # for each round
 
+# What `smp run` sets for its ranks, for torch's as well: huge pages are no merit of either side.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
 num_rounds = collections.Counter()
 
 
@@ -130,14 +133,14 @@ def free_port():
 
 def smp_side(binaries, model, microbatches, layout):
     command = [binaries / "smp", "run", "-np", "2", binaries / "smp_peer", model, str(microbatches), layout]
-    return Side([[str(word) for word in command]], {"OMP_NUM_THREADS": "1"})
+    return Side([[str(word) for word in command]], ENVIRONMENT)
 
 
 def torch_side(model, microbatches, contenders):
     port = free_port()
     commands = [[sys.executable, str(HERE / "peer.py"), str(rank), port, model, str(microbatches), *contenders]
                 for rank in (0, 1)]
-    return Side(commands, {"OMP_NUM_THREADS": "1"})
+    return Side(commands, ENVIRONMENT)
 
 
 def steps_of_turn(seconds):
