@@ -168,8 +168,12 @@ TEST(GhostRun, HasNoViewsMadeOutsideOfTheBodyOrOnAnotherThread) {
       EXPECT_NE(message.find("another thread's body"), std::string::npos) << message;
       return Tensors{kept};
     });
-    for (const auto& look : {+[](const at::Tensor& x) { return x.view({32}); }, +[](const at::Tensor& x) { return x[0]; },
-                             +[](const at::Tensor& x) { return x.detach(); }, +[](const at::Tensor& x) { return x + 1; }}) {
+    const at::Tensor copy = kept.detach();  // made without the storage's leave, so it is a ghost of the same run
+    ASSERT_NE(as_ghost(copy), nullptr);
+    EXPECT_EQ(as_ghost(copy)->run, as_ghost(kept)->run);
+    for (const auto& look :
+         {+[](const at::Tensor& x) { return x.view({32}); }, +[](const at::Tensor& x) { return x[0]; },
+          +[](const at::Tensor& x) { return x.detach().view({32}); }, +[](const at::Tensor& x) { return x + 1; }}) {
       const std::string message = message_of([&] { look(kept); });
       EXPECT_NE(message.find("ghost"), std::string::npos) << message;
     }

@@ -36,7 +36,11 @@ class RecorderBackward : public ::testing::Test {
     return support::message_of<c10::Error>([&] { recorded(body); });
   }
   static NodeId position(const Recorder& recorder) { return static_cast<NodeId>(recorder.recording().graph.nodes.size()); }
-  static void backward(Recorder& recorder, const at::Tensor& loss) { recorder.add_backward_root(loss, position(recorder)); }
+  /// As BodyCapture calls it: nothing is intercepted meanwhile.
+  static void backward(Recorder& recorder, const at::Tensor& loss) {
+    const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
+    recorder.add_backward_root(loss, position(recorder));
+  }
   /// As within an operator that the body has called, which is when bodies read.
   static ValueId read(Recorder& recorder, const at::Tensor& tensor) {
     const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
