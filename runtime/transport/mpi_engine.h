@@ -140,9 +140,9 @@ class Engine final : public RequestPool {
   uint32_t num_looks_around_ = 0;
 
   std::exception_ptr failure_;
-  bool is_failure_of_peer_ = false;
-  int culprit_ = -1;            // the other rank that has failed, unless it is gone
-  std::vector<bool> is_quiet_;  // by rank
+  std::atomic<bool> is_failure_of_peer_ = false;  // helper threads read it in abort()
+  int culprit_ = -1;                              // the other rank that has failed, unless it is gone
+  std::vector<bool> is_quiet_;                    // by rank
   MPI_Request notice_request_ = MPI_REQUEST_NULL;
   Notice incoming_notice_;
   Notice outgoing_notice_;
