@@ -20,14 +20,12 @@ class RankEnd final : public RequestPool {
       : hub(std::move(the_hub)), world_rank(the_rank), timeout(the_timeout) {}
 
   bool test(uint32_t slot, int64_t* num_bytes) override { return hub->test(world_rank, slot, num_bytes); }
-  int64_t wait(uint32_t slot, std::string_view action, std::optional<std::chrono::milliseconds> own_timeout) override {
-    return hub->wait(world_rank, slot, action, own_timeout.value_or(timeout));
-  }
+  int64_t wait(uint32_t slot, std::string_view action) override { return hub->wait(world_rank, slot, action, timeout); }
   void drop(uint32_t slot) noexcept override { hub->drop(world_rank, slot); }
 
   const std::shared_ptr<LoopbackHub> hub;
   const int world_rank;
-  std::chrono::milliseconds timeout;
+  const std::chrono::milliseconds timeout;
 };
 
 void copy_to_all(const void* source, int64_t num_bytes, const std::vector<void*>& buffers) {
@@ -103,8 +101,6 @@ class LoopbackTransport final : public Transport {
 
   bool abort(std::string_view message) noexcept override { return hub().abort(end_->world_rank, message); }
   void end_in_order() noexcept override {}  // the ranks are one process
-  std::chrono::milliseconds timeout() const override { return end_->timeout; }
-  void set_timeout(std::chrono::milliseconds timeout) override { end_->timeout = timeout; }
 
  private:
   LoopbackHub& hub() const { return *end_->hub; }

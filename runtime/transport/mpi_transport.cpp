@@ -64,8 +64,6 @@ class MpiTransport final : public Transport {
 
   bool abort(std::string_view message) noexcept override { return engine_->abort(message); }
   void end_in_order() noexcept override { engine_->end_in_order(); }
-  std::chrono::milliseconds timeout() const override { return engine_->timeout; }
-  void set_timeout(std::chrono::milliseconds timeout) override { engine_->timeout = timeout; }
 
  private:
   int world_rank(int rank) const { return members_[static_cast<size_t>(rank)]; }
@@ -203,11 +201,9 @@ void initialise_mpi() {
 
 }  // namespace
 
-bool is_available() { return true; }
-
-std::shared_ptr<Transport> create(const Options& options) {
+std::shared_ptr<Transport> create(std::chrono::milliseconds timeout) {
   initialise_mpi();
-  auto engine = std::make_shared<Engine>(options.timeout);
+  auto engine = std::make_shared<Engine>(timeout);
   std::vector<int> members(static_cast<size_t>(engine->world_size()));
   std::iota(members.begin(), members.end(), 0);
   return std::make_shared<MpiTransport>(engine, engine->world(), std::move(members), engine->world_rank());

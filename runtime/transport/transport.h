@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,7 +23,7 @@ class RequestPool {
   /// True when the message of `slot` is complete; then *num_bytes is its length and the slot is free.
   virtual bool test(uint32_t slot, int64_t* num_bytes) = 0;
   /// Waits until it is complete, frees the slot and returns the length of the message.
-  virtual int64_t wait(uint32_t slot, std::string_view action, std::optional<std::chrono::milliseconds> timeout) = 0;
+  virtual int64_t wait(uint32_t slot, std::string_view action) = 0;
   /// Nobody will ask for `slot` again; the message itself goes on, and the slot is freed behind it.
   virtual void drop(uint32_t slot) noexcept = 0;
 
@@ -58,11 +57,10 @@ class [[nodiscard]] Request {
   }
 
   /// Waits for the message and returns its length in bytes; again at once when asked again. action: what this rank is doing,
-  /// for the error text ("2F0"). timeout: instead of the transport's. Throws CommError after the time-out, for a truncated
-  /// message, or when a peer has failed.
-  int64_t wait(std::string_view action = {}, std::optional<std::chrono::milliseconds> timeout = std::nullopt) {
+  /// for the error text ("2F0"). Throws CommError after the time-out, for a truncated message, or when a peer has failed.
+  int64_t wait(std::string_view action = {}) {
     if (pool_ == nullptr) return num_bytes_;
-    num_bytes_ = pool_->wait(slot_, action, timeout);
+    num_bytes_ = pool_->wait(slot_, action);
     pool_ = nullptr;
     return num_bytes_;
   }
@@ -90,8 +88,9 @@ class [[nodiscard]] Request {
 /// Messages between two ranks with the same tag arrive in the order in which they were sent. An isend may return before the
 /// data has left, and may complete only when the receiver asks for the message: two ranks that both wait for their isend
 /// before they call irecv may wait for each other for ever. Collectives are called by all members of the group in the same
-/// order. Every wait ends after `timeout()` at the latest, with CommError; every call throws AbortedError or PeerLostError
-/// when a peer has ended the job or has died. Ranks in calls are ranks of this group, in errors of the world.
+/// order. Every wait ends after the time-out that the transport was made with, with CommError; every call throws
+/// AbortedError or PeerLostError when a peer has ended the job or has died. Ranks in calls are ranks of this group, in
+/// errors of the world.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -147,10 +146,6 @@ class Transport {
   /// have come here too, or are gone: its line is the last. Who has heard of another rank's failure returns when that rank
   /// is gone, because a launcher kills the others as soon as one ends. Takes at most two seconds.
   virtual void end_in_order() noexcept = 0;
-
-  /// How long a wait may take; one value for this rank, whatever the group.
-  virtual std::chrono::milliseconds timeout() const = 0;
-  virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
   /// A string of a length that the receiver does not know: length first, then the bytes, in parts
   /// of at most `part_bytes`, because one message of MPI carries less than 2 GiB. Both block. No more memory than one part
