@@ -8,7 +8,6 @@
 
 #include "runtime/transport/checks.h"
 #include "runtime/transport/loopback_hub.h"
-#include "runtime/transport/sum.h"
 
 namespace smp::runtime {
 namespace {
@@ -27,12 +26,6 @@ class RankEnd final : public RequestPool {
   const int world_rank;
   const std::chrono::milliseconds timeout;
 };
-
-void copy_to_all(const void* source, int64_t num_bytes, const std::vector<void*>& buffers) {
-  if (num_bytes == 0) return;
-  for (void* buffer : buffers)
-    if (buffer != source) std::memcpy(buffer, source, static_cast<size_t>(num_bytes));
-}
 
 class LoopbackTransport final : public Transport {
  public:
@@ -63,22 +56,15 @@ class LoopbackTransport final : public Transport {
     return made;
   }
 
-  void all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) override {
-    const int64_t num_elements = check_sum(terms, type);
-    meet("all_reduce_sum of " + std::to_string(num_elements) + " " + c10::toString(type), terms.data,
-         [&](const std::vector<void*>& buffers) {
-           void* sum = buffers.front();
-           sum_in_order({buffers.begin(), buffers.end()}, sum, num_elements, type);
-           copy_to_all(sum, num_elements * static_cast<int64_t>(c10::elementSize(type)), buffers);
-         });
-  }
-
   void broadcast(const DeviceMemory& bytes, int root) override {
-    check_broadcast(bytes, root, size());
+    check_message("broadcast", root, size(), 0, bytes);
     const std::string name =
         "broadcast of " + std::to_string(bytes.num_bytes) + " bytes from rank " + std::to_string(world_rank(root));
     meet(name, bytes.data, [&](const std::vector<void*>& buffers) {
-      copy_to_all(buffers[static_cast<size_t>(root)], bytes.num_bytes, buffers);
+      const void* const from = buffers[static_cast<size_t>(root)];
+      for (void* to : buffers) {
+        if (to != from && bytes.num_bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes.num_bytes));
+      }
     });
   }
 

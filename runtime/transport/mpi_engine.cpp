@@ -36,8 +36,8 @@ void check_tags(MPI_Comm world) {
   int* largest = nullptr;
   int is_known = 0;
   mpi_check(MPI_Comm_get_attr(world, MPI_TAG_UB, static_cast<void*>(&largest), &is_known), "MPI_TAG_UB");
-  if (is_known != 0 && *largest <= kMaxTag)
-    throw CommError("mpi transport: expected an MPI with tags up to " + std::to_string(kMaxTag + 1) +
+  if (is_known != 0 && *largest < kMaxTag)
+    throw CommError("mpi transport: expected an MPI with tags up to " + std::to_string(kMaxTag) +
                     ", got one with tags up to " + std::to_string(*largest) +
                     " (MPI_TAG_UB). Choose another transport of it.");
 }

@@ -124,12 +124,14 @@ class Transport {
 
   /// Replaces `terms` by the sum over all ranks, added in the order of the ranks: the same bits on
   /// every rank, in every run and over every transport. Float, Double, Long; BFloat16 and Half are
-  /// summed in float32 and rounded once. Throws c10::TypeError for other types.
-  virtual void all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) = 0;
+  /// summed in float32 and rounded once. Throws c10::TypeError for other types. By messages of the tags kSumTag and
+  /// kSumTag + 1 (running_sum.cpp), unless the transport has a way of its own.
+  virtual void all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type);
   void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) {
     all_reduce_sum({data, num_elements * static_cast<int64_t>(c10::elementSize(type))}, type);
   }
-  /// Copies the bytes of rank `root` to all others.
+  /// Copies the bytes of rank `root` to all others. After a CommError of a collective, as with a Request that is dropped,
+  /// its message goes on: keep the buffer (keeping() of abandoned.h).
   virtual void broadcast(const DeviceMemory& bytes, int root) = 0;
   void broadcast(void* data, int64_t num_bytes, int root) { broadcast({data, num_bytes}, root); }
   /// Every rank's bytes, of any length each, by rank.
@@ -151,6 +153,9 @@ class Transport {
   /// of at most `part_bytes`, because one message of MPI carries less than 2 GiB. Both block. No more memory than one part
   /// beyond what has arrived is taken for a length that is wrong. action: for error texts.
   void send_bytes(int dest, int tag, std::string_view bytes, int64_t part_bytes = kPartBytes);
+  /// Starts what send_bytes does. `num_bytes`, the length of `bytes`, stays alive as they do.
+  std::vector<Request> isend_bytes(int dest, int tag, std::string_view bytes, const int64_t& num_bytes,
+                                   int64_t part_bytes = kPartBytes);
   std::string receive_bytes(int source, int tag, int64_t part_bytes = kPartBytes,
                             const std::string& action = "receive_bytes");
   static constexpr int64_t kPartBytes = int64_t{1} << 30;
@@ -159,8 +164,10 @@ class Transport {
   Transport() = default;
 };
 
-/// Largest tag a caller may use. One more must be below MPI_TAG_UB, which is 2^23 - 1 with UCX.
-constexpr int kMaxTag = (1 << 23) - 3;
+/// Largest tag. MPI_TAG_UB is 2^23 - 1 with UCX.
+constexpr int kMaxTag = (1 << 23) - 1;
+/// All tags below are the callers'.
+constexpr int kSumTag = kMaxTag - 1;
 /// Default of every transport: longer than any step, short enough that a hung job ends.
 constexpr std::chrono::milliseconds kDefaultTimeout = std::chrono::seconds(120);
 

@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 
 #include "runtime/transport/error.h"
@@ -118,6 +119,18 @@ TEST_P(TransportFailures, TimesOutInACollective) {
     });
   };
   run(body, milliseconds(150));
+}
+
+// Rank 0 gives one element less: it is sent more than it has room for, and the others less than they expect.
+TEST_P(TransportFailures, FindsSumsOfDifferentLengths) {
+  run([](Transport& transport) {
+    if (transport.size() == 1) return;
+    static std::array<float, 8> terms;  // which nobody writes to: the messages may go on behind the failure
+    const bool is_short = transport.rank() == 0;
+    const std::string text =
+        error_of([&] { transport.all_reduce_sum(terms.data(), is_short ? 7 : 8, c10::ScalarType::Float); });
+    expect_contains(text, is_short ? "truncated: expected at most 28 bytes, got 32" : "as many elements on every rank");
+  });
 }
 
 TEST_P(TransportFailures, TellsAllRanksThatOneHasAborted) {
