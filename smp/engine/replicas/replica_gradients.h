@@ -46,7 +46,7 @@ class ReplicaGradients : public runtime::BackwardObserver {
  private:
   struct Reducing {
     Model* model;
-    std::vector<at::Tensor> rest;  // frozen: a gradient is of earlier steps, which may have kept it
+    std::vector<at::Tensor> frozen;  // a gradient is of earlier steps, which may have kept it
   };
   /// Parameters that become final in one backward and its weight gradients, by model.
   struct Final {
@@ -55,6 +55,7 @@ class ReplicaGradients : public runtime::BackwardObserver {
   };
   void add(Model& model, const std::unordered_set<const void*>& taken);
   void make_reducer(Model& model, std::vector<at::Tensor> parameters);
+  void average_frozen(const Reducing& reducing) const;
 
   Context& context_;
   const Models& models_;
