@@ -155,11 +155,16 @@ void ReplicaGradients::make_reducer(Model& model, std::vector<at::Tensor> parame
 
 void ReplicaGradients::begin(const std::vector<Action>& column, const std::vector<runtime::MicrobatchRun>& microbatches) {
   std::unordered_map<std::string_view, Final*> last;  // by parameter: what makes it final
+  const Action* before = nullptr;                     // the computation before this one
   for (const Action& action : column) {
+    if (!action.is_compute()) continue;
+    const Action* const previous = std::exchange(before, &action);
     if (action.kind != ActionKind::kWeightGradient) continue;
     const runtime::RankProgram& program = *microbatches[static_cast<size_t>(action.microbatch)].program;
     Final& own = final_[{action.stage, action.microbatch}];
-    own.has_one_backward = program.stages.at(action.stage)->values().backwards.size() == 1;
+    const Action backward{ActionKind::kBackward, action.stage, action.microbatch};
+    const bool is_behind_its_own = previous != nullptr && *previous == backward;
+    own.is_next = is_behind_its_own && program.stages.at(action.stage)->values().backwards.size() == 1;
     for (const ValueId id : program.plan->stages[static_cast<size_t>(action.stage)].parameters) {
       last[program.graph->values[static_cast<size_t>(id)].name] = &own;
     }
@@ -182,7 +187,7 @@ void ReplicaGradients::begin(const std::vector<Action>& column, const std::vecto
 
 void ReplicaGradients::before_backward(const Action& action) {
   const Final& now = final_.at({action.stage, action.microbatch});
-  if (!now.has_one_backward) return;
+  if (!now.is_next) return;
   for (const auto& [r, parameters] : now.parameters) reducing_[r].model->reduction.reducer->expect(parameters);
 }
 
