@@ -3,9 +3,7 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <climits>
-#include <cstring>
 
 namespace smp::runtime::mpi {
 namespace {

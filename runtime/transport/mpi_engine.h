@@ -7,8 +7,6 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
-#include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
