@@ -5,12 +5,14 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <memory>
 #include <stdexcept>
 
 #include "partitioner/graph/tensor_bytes.h"
 #include "runtime/device/device.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
+#include "runtime/transport/abandoned.h"
 
 namespace smp::runtime {
 namespace {
@@ -126,7 +128,7 @@ at::Tensor StateExchange::deliver(const std::string& name, const partitioner::Te
   if (replicas_.rank() == 0) tensor = from_pipeline(name, offer, home);
   if (replicas_.size() == 1 || !home.is_on(pipeline_.rank())) return tensor;
   if (replicas_.rank() > 0) tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
-  replicas_.broadcast(memory_of(tensor), 0);
+  keeping(std::make_shared<at::Tensor>(tensor), [&] { replicas_.broadcast(memory_of(tensor), 0); });
   return tensor;
 }
 

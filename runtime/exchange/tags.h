@@ -24,7 +24,7 @@ enum Tag : int {
 
 /// Stages of one plan, and reducers of the same replicas, whose messages have tags of their own.
 constexpr int kMaxStages = (1 << 10) - 2;
-constexpr int kMaxReducers = (kMaxTag - kFirstBucketTag) / 2;
+constexpr int kMaxReducers = (kSumTag - kFirstBucketTag) / 2;
 static_assert(kFirstStageTag + 4 * (kMaxStages + 2) * (kMaxStages + 2) <= kFirstBucketTag);
 
 }  // namespace smp::runtime

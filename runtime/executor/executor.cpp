@@ -10,7 +10,6 @@
 #include "partitioner/plan/message_buffers.h"
 #include "runtime/device/device.h"
 #include "runtime/exchange/tags.h"
-#include "runtime/libtorch/sole_owner.h"
 #include "runtime/transport/abandoned.h"
 
 namespace smp::runtime {
@@ -22,6 +21,16 @@ namespace {
 constexpr int kFollowingData = 1;  // added to a channel's tag: second messages overtake posted receives of first ones
 
 int rank_of_stage(const Plan& plan, int stage) { return stage == kInputStage ? 0 : plan.stages[stage].rank; }
+
+// The values that move along an edge of stages in one direction, in the order of their messages.
+std::vector<Carried> values_on_edge(const Plan& plan, int source, int target, bool activations) {
+  std::vector<Carried> values;
+  for (const Transfer& transfer : activations ? plan.activations : plan.gradients) {
+    if (transfer.source == source && transfer.target == target) values.push_back({transfer.value, transfer.backward});
+  }
+  std::sort(values.begin(), values.end());
+  return values;
+}
 
 }  // namespace
 
@@ -37,15 +46,6 @@ void check_number_of_stages(const Plan& plan) {
                     " stages, got ", plan.stages.size(),
                     ". Take fewer pipeline ranks (pipeline_parallel_degree) or fewer visits of each (virtual_stages, "
                     "modules placed by hand).");
-}
-
-std::vector<Carried> values_on_edge(const Plan& plan, int source, int target, bool activations) {
-  std::vector<Carried> values;
-  for (const Transfer& transfer : activations ? plan.activations : plan.gradients) {
-    if (transfer.source == source && transfer.target == target) values.push_back({transfer.value, transfer.backward});
-  }
-  std::sort(values.begin(), values.end());
-  return values;
 }
 
 RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> microbatches, const RunOptions& options) {
@@ -83,9 +83,7 @@ void Executor::drop_everything(std::span<MicrobatchRun> microbatches) {
   for (MicrobatchRun& run : microbatches) {
     for (auto& [index, stage] : run.program->stages) stage->reset();
   }
-  for (Sent& sent : sent_) {
-    if (sent.buffer) abandon(std::move(sent.buffer));
-  }
+  for (Sent& sent : sent_) abandon(std::move(sent.buffer));
   for (Expected& expected : expected_) {
     for (auto& buffer : expected.buffers) abandon(std::move(buffer));
   }
@@ -123,6 +121,10 @@ at::Tensor Executor::take_activation(int microbatch, ValueId value, int stage, c
   return run.inputs[static_cast<size_t>(at - inputs.begin())];
 }
 
+int Executor::place_for(const Plan& plan, int target) const {
+  return rank_of_stage(plan, target) == pipeline_.rank() ? target : -2 - target;
+}
+
 void Executor::forward(const Action& action, MicrobatchRun& run) {
   if (run.before_forward) run.before_forward(action.stage);
   Stage& stage = *run.program->stages.at(action.stage);
@@ -134,9 +136,7 @@ void Executor::forward(const Action& action, MicrobatchRun& run) {
   for (size_t i = 0; i < ids.size(); ++i) {
     for (const Transfer& transfer : plan.activations) {
       if (transfer.value != ids[i] || transfer.source != action.stage) continue;
-      // Remote targets: kept under the source stage until the send action of the table.
-      const bool local = rank_of_stage(plan, transfer.target) == pipeline_.rank();
-      activations_[{action.microbatch, {ids[i]}, local ? transfer.target : -2 - transfer.target}] = outputs[i];
+      activations_[{action.microbatch, {ids[i]}, place_for(plan, transfer.target)}] = outputs[i];
     }
     const auto is_among = [&](const std::vector<ValueId>& some) {
       return std::find(some.begin(), some.end(), ids[i]) != some.end();
@@ -162,7 +162,10 @@ void Executor::backward(const Action& action, MicrobatchRun& run, size_t index) 
   std::vector<at::Tensor> gradients;
   for (size_t i = 0; i < values.roots.size(); ++i) {
     if (i == 0 && values.has_loss) {
-      gradients.push_back(loss_gradient(run.program->graph->values[values.roots[0]].spec));
+      // Of loss in (loss / M).backward(). A new one each time: views of it can end as a parameter's .grad.
+      const TensorSpec& loss = run.program->graph->values[values.roots[0]].spec;
+      const auto options = at::TensorOptions(loss.dtype).device(this_ranks_device().type);
+      gradients.push_back(at::ones(loss.sizes, options).div(options_.loss_divisor));
       continue;
     }
     auto node = gradients_.extract({action.microbatch, {values.roots[i], number}, action.stage});
@@ -173,27 +176,9 @@ void Executor::backward(const Action& action, MicrobatchRun& run, size_t index) 
   for (size_t i = 0; i < values.results.size(); ++i) {
     for (const Transfer& transfer : plan.gradients) {
       if (transfer.backward != number || transfer.value != values.results[i] || transfer.source != action.stage) continue;
-      const bool local = rank_of_stage(plan, transfer.target) == pipeline_.rank();
-      const int place = local ? transfer.target : -2 - transfer.target;
-      gradients_[{action.microbatch, {transfer.value, number}, place}] = results[i];
+      gradients_[{action.microbatch, {transfer.value, number}, place_for(plan, transfer.target)}] = results[i];
     }
   }
-}
-
-// The gradient of loss in (loss / M).backward(). A new one whenever the last may have changed: views of it can end as a
-// parameter's .grad, which later microbatches add to in place.
-at::Tensor Executor::loss_gradient(const TensorSpec& spec) {
-  const auto is_untouched = [&] {
-    return is_sole_owner(loss_gradient_) && loss_gradient_._version() == loss_gradient_version_;
-  };
-  if (options_.loss_divisor != loss_gradient_divisor_ || !(spec == loss_gradient_spec_) || !is_untouched()) {
-    loss_gradient_ =
-        at::ones(spec.sizes, at::TensorOptions(spec.dtype).device(this_ranks_device().type)).div(options_.loss_divisor);
-    loss_gradient_version_ = loss_gradient_._version();
-    loss_gradient_divisor_ = options_.loss_divisor;
-    loss_gradient_spec_ = spec;
-  }
-  return loss_gradient_;
 }
 
 void Executor::send(const Action& action, const MicrobatchRun& run) {
@@ -209,7 +194,7 @@ void Executor::send(const Action& action, const MicrobatchRun& run) {
       tensor = take_activation(action.microbatch, id, kInputStage, run);
     } else {
       auto& waiting = activation ? activations_ : gradients_;
-      auto node = waiting.extract({action.microbatch, carried, -2 - action.peer});
+      auto node = waiting.extract({action.microbatch, carried, place_for(plan, action.peer)});
       TORCH_INTERNAL_ASSERT(node, to_string(action), " misses value ", id);
       tensor = std::move(node.mapped());
     }

@@ -44,9 +44,6 @@ struct Carried {
 /// Throws c10::ValueError for a plan whose messages would need more tags than transports have.
 void check_number_of_stages(const partitioner::Plan& plan);
 
-/// The values that move along an edge of stages in one direction, in the order of their messages.
-std::vector<Carried> values_on_edge(const partitioner::Plan& plan, int source, int target, bool activations);
-
 /// The number of an edge and direction: the tag of its messages, and its name in the statistics of message buffers.
 int channel_of(int source_stage, int target_stage, bool activation);
 
@@ -98,6 +95,7 @@ class Executor {
     auto operator<=>(const Key&) const = default;
   };
 
+  int place_for(const partitioner::Plan& plan, int target) const;
   void drop_everything(std::span<MicrobatchRun> microbatches);
   void perform(const partitioner::Action& action, std::span<MicrobatchRun> microbatches);
   void forward(const partitioner::Action& action, MicrobatchRun& run);
@@ -109,7 +107,6 @@ class Executor {
   void expect_ahead(const std::vector<partitioner::Action>& column, std::span<MicrobatchRun> microbatches);
   Expected post(const partitioner::Action& action, const MicrobatchRun& run);
   at::Tensor take_activation(int microbatch, partitioner::ValueId value, int stage, const MicrobatchRun& run);
-  at::Tensor loss_gradient(const partitioner::TensorSpec& spec);
   void reap_sent();
 
   Transport& pipeline_;
@@ -122,10 +119,6 @@ class Executor {
   std::map<Key, at::Tensor> activations_;  // received or local
   std::map<Key, at::Tensor> gradients_;
   RankResults results_;
-  at::Tensor loss_gradient_;
-  partitioner::TensorSpec loss_gradient_spec_;
-  int loss_gradient_divisor_ = 0;
-  int64_t loss_gradient_version_ = 0;
 };
 
 }  // namespace smp::runtime

@@ -39,7 +39,6 @@ class TimelineRecorder {
   size_t num_steps() const { return steps_.size(); }
   /// What has been recorded behind the warm-up.
   std::vector<partitioner::RankStep> steps() const;
-  size_t capacity() const { return spans_.capacity(); }
 
  private:
   struct Step {

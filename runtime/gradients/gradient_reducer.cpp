@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -15,12 +16,31 @@
 
 #include "runtime/device/device.h"
 #include "runtime/exchange/tags.h"
-#include "runtime/gradients/tied_gradients.h"
 #include "runtime/libtorch/finite.h"
 #include "runtime/libtorch/sole_owner.h"
+#include "runtime/transport/abandoned.h"
 #include "runtime/transport/shared_sum.h"
 
 namespace smp::runtime {
+namespace {
+
+/// What sums over replicas are made of: a view of the gradient, or of its complex numbers as pairs.
+at::Tensor reals(const at::Tensor& gradient) {
+  TORCH_CHECK_NOT_IMPLEMENTED(gradient.layout() == at::kStrided,
+                              "gradients: expected dense ones, which replicas can add up, got ", gradient.toString(), " ",
+                              gradient.sizes(), ". Make dense ones (sparse=false of an embedding).");
+  return gradient.is_complex() ? at::view_as_real(gradient.resolve_conj()) : gradient;
+}
+
+int64_t num_reals(const at::Tensor& parameter) { return parameter.is_complex() ? 2 * parameter.numel() : parameter.numel(); }
+
+/// Nobody else has the gradient or a part of its memory, and each element has its own.
+bool is_all_its_own(const at::Tensor& gradient) {
+  return owns_all_of_its_memory(gradient) && gradient.is_non_overlapping_and_dense() && !gradient.is_neg() &&
+         !gradient.is_conj();
+}
+
+}  // namespace
 
 GradientReducer::GradientReducer(std::vector<at::Tensor> parameters, Transport& replicas, ReducerOptions options)
     : parameters_(std::move(parameters)),
@@ -234,9 +254,8 @@ void GradientReducer::complete() {
   if (options_.hook) {
     gradients = hooked(gradients, done.bucket);
     if (!gradients.is_contiguous() || gradients.is_neg()) gradients = gradients.clone(at::MemoryFormat::Contiguous);
-    at::Tensor own = flags.clone();
-    replicas_.all_reduce_sum(memory_of(own), own.scalar_type());
-    flags = own;
+    flags = flags.clone();
+    keeping(std::make_shared<at::Tensor>(flags), [&] { replicas_.all_reduce_sum(memory_of(flags), flags.scalar_type()); });
   } else if (!done.sum) {  // else each replica has divided its part
     gradients.div_(divisor_);
   }
@@ -272,16 +291,6 @@ void GradientReducer::unpack(const Bucket& bucket, const Means& means, const at:
     offset += num_reals(parameter);
   }
 }
-
-namespace {
-
-// Nobody else has the gradient or a part of its memory, and each element has its own.
-bool is_all_its_own(const at::Tensor& gradient) {
-  return owns_all_of_its_memory(gradient) && gradient.is_non_overlapping_and_dense() && !gradient.is_neg() &&
-         !gradient.is_conj();
-}
-
-}  // namespace
 
 // Into a new tensor where somebody else has the old one, or the rest of the backward still reads its memory.
 // (partitioner/memory/leaving_gradients.h counts a new one always.)

@@ -1,4 +1,4 @@
-// Gradients that several ranks hold: tied weights summed over stages, everything averaged over replicas.
+// Gradients of tied weights, which several ranks of a pipeline hold: summed over its stages.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,16 +42,5 @@ class TiedGradients {
   Transport& pipeline_;
   std::vector<Tied> tied_;  // none after finish()
 };
-
-/// What sums over replicas are made of: a view of the gradient, or of its complex numbers as pairs.
-/// Throws c10::NotImplementedError for a sparse one.
-at::Tensor reals(const at::Tensor& gradient);
-/// How many there are for a parameter.
-int64_t num_reals(const at::Tensor& parameter);
-
-/// Replaces every gradient by its sum over the replicas by `divisor`, in buckets of up to `bucket_bytes` per dtype.
-/// Parameters without a gradient here but with one elsewhere count as zero; without one anywhere they keep none. Collective.
-/// When it throws, the gradients of each bucket are either all averaged or all as they were.
-void average_gradients(const std::vector<at::Tensor>& parameters, Transport& replicas, int64_t bucket_bytes, int divisor);
 
 }  // namespace smp::runtime

@@ -18,7 +18,6 @@ struct VariableSet {
   const char* local_size;
 };
 
-constexpr VariableSet kExplicit{"SMP_*", "SMP_RANK", "SMP_WORLD_SIZE", "SMP_LOCAL_RANK", "SMP_LOCAL_SIZE"};
 constexpr VariableSet kOpenMpi{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
 constexpr VariableSet kTorchrun{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
@@ -74,10 +73,11 @@ std::string text_of(const VariableSet& set, const Launch& launch) {
   return std::string(set.rank) + "=" + std::to_string(launch.rank) + ", " + set.size + "=" + std::to_string(launch.size);
 }
 
-void check_agree(const VariableSet& a_set, const Launch& a, const VariableSet& b_set, const Launch& b) {
-  TORCH_CHECK_VALUE(a.rank == b.rank && a.size == b.size, "launch: expected one launcher, got two that ",
-                    "disagree: ", text_of(a_set, a), " (", a_set.launcher, ") and ", text_of(b_set, b), " (", b_set.launcher,
-                    "). Unset the variables of the one that did not start this ", "process.");
+void check_agree(const Launch& mpirun, const Launch& torchrun) {
+  TORCH_CHECK_VALUE(mpirun.rank == torchrun.rank && mpirun.size == torchrun.size,
+                    "launch: expected one launcher, got two that disagree: ", text_of(kOpenMpi, mpirun), " (",
+                    kOpenMpi.launcher, ") and ", text_of(kTorchrun, torchrun), " (", kTorchrun.launcher,
+                    "). Unset the variables of the one that did not start this process.");
 }
 
 // Any trace of a second process: a number above 0, or a count above 1. True where it says that there is none.
@@ -118,21 +118,15 @@ std::optional<std::string> process_environment(const char* name) {
 }
 
 Launch detect_launch(const EnvironmentLookup& lookup) {
-  const auto explicit_launch = read(lookup, kExplicit, Launch::Kind::kExplicit);
   const auto mpirun = read(lookup, kOpenMpi, Launch::Kind::kMpirun);
   // Without LOCAL_RANK, RANK and WORLD_SIZE beside another launcher's may be those of a host (Volcano).
   std::optional<Launch> torchrun;
   if (lookup(kTorchrun.local_rank)) torchrun = read(lookup, kTorchrun, Launch::Kind::kSingleProcess);
 
-  if (explicit_launch && mpirun) check_agree(kExplicit, *explicit_launch, kOpenMpi, *mpirun);
   if (mpirun) {
     // Scripts set torchrun's variables from mpirun's for torch.distributed; then they are equal.
-    if (torchrun) check_agree(kOpenMpi, *mpirun, kTorchrun, *torchrun);
+    if (torchrun) check_agree(*mpirun, *torchrun);
     return *mpirun;
-  }
-  if (explicit_launch) {
-    if (torchrun) check_agree(kExplicit, *explicit_launch, kTorchrun, *torchrun);
-    return *explicit_launch;
   }
   refuse_unknown(lookup);
   return {};
@@ -140,8 +134,7 @@ Launch detect_launch(const EnvironmentLookup& lookup) {
 
 std::string describe_mismatch(const Launch& launch, int rank, int size) {
   if (launch.rank == rank && launch.size == size) return "";
-  const VariableSet& set = launch.kind == Launch::Kind::kExplicit ? kExplicit : kOpenMpi;
-  return c10::str("launch: expected MPI to find rank ", launch.rank, " of ", launch.size, " (", text_of(set, launch),
+  return c10::str("launch: expected MPI to find rank ", launch.rank, " of ", launch.size, " (", text_of(kOpenMpi, launch),
                   "), got rank ", rank, " of ", size,
                   ": these variables are not those of the launcher that started this process. ", kWhatWorks);
 }

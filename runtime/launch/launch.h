@@ -12,7 +12,6 @@ struct Launch {
   enum class Kind {
     kSingleProcess,  ///< no launcher: a world of one
     kMpirun,         ///< Open MPI's mpirun
-    kExplicit,       ///< SMP_RANK and SMP_WORLD_SIZE; the processes still find each other through MPI
   };
   Kind kind = Kind::kSingleProcess;
   int rank = 0;
@@ -31,10 +30,9 @@ std::optional<std::string> process_environment(const char* name);
 
 /// Which launcher started this process.
 ///
-/// Reads, in this order, SMP_RANK, SMP_WORLD_SIZE, SMP_LOCAL_RANK, SMP_LOCAL_SIZE (the local ones default to one host) and
-/// OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE. Throws c10::ValueError when a set is incomplete or no number, when
-/// two sets disagree, and when another launcher (torchrun, srun, MPICH, Intel MPI, MVAPICH) started several processes that
-/// would not find each other.
+/// Reads OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE (the local ones default to one host). Throws
+/// c10::ValueError when the set is incomplete or no number, when torchrun's set disagrees, and when another launcher
+/// (torchrun, srun, MPICH, Intel MPI, MVAPICH) started several processes that would not find each other.
 Launch detect_launch(const EnvironmentLookup& lookup = process_environment);
 
 /// Empty where MPI has found what `launch` says, rank `rank` of `size`; else the complaint.

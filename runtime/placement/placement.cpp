@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 
@@ -13,6 +14,7 @@
 #include "runtime/exchange/wire.h"
 #include "runtime/libtorch/raw_pointers.h"
 #include "runtime/libtorch/unmade.h"
+#include "runtime/transport/abandoned.h"
 
 namespace smp::runtime {
 
@@ -67,7 +69,7 @@ void broadcast_tensors(const std::vector<at::Tensor>& tensors, Transport& group,
   const at::NoGradGuard no_grad;
   for (at::Tensor tensor : tensors) {
     const at::Tensor data = tensor.detach().contiguous();
-    group.broadcast(memory_of(data), source);
+    keeping(std::make_shared<at::Tensor>(data), [&] { group.broadcast(memory_of(data), source); });
     if (!data.is_alias_of(tensor)) tensor.copy_(data);
   }
 }

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace smp::runtime {
 namespace {
@@ -16,17 +17,6 @@ std::string letters_of(std::string_view strategy) {
   TORCH_CHECK_VALUE(sorted == "DPT", "placement_strategy: expected cluster, spread or an order of the ",
                     "letters D, P and T (DPT, DTP, PDT, PTD, TDP, TPD), got '", strategy, "'.");
   return std::string(strategy);
-}
-
-int& digit_of(Topology::Coordinates& coordinates, char letter) {
-  switch (letter) {
-    case 'D':
-      return coordinates.rdp_rank;
-    case 'P':
-      return coordinates.pp_rank;
-    default:
-      return coordinates.tp_rank;
-  }
 }
 
 bool is_same_group(GroupKind kind, const Topology::Coordinates& a, const Topology::Coordinates& b) {
@@ -63,39 +53,18 @@ Topology::Topology(int world_size, ParallelDegrees degrees, std::string_view str
   rdp_degree_ = static_cast<int>(world_size / replica_size);
 }
 
-int Topology::degree(char letter) const {
-  switch (letter) {
-    case 'D':
-      return rdp_degree_;
-    case 'P':
-      return degrees_.pipeline_degree;
-    default:
-      return degrees_.tensor_degree;
-  }
-}
-
 Topology::Coordinates Topology::coordinates(int world_rank) const {
   TORCH_CHECK_INDEX(world_rank >= 0 && world_rank < world_size_, "topology: expected a world rank of 0 ... ",
                     world_size_ - 1, ", got ", world_rank, ".");
   Coordinates coordinates;
   int rest = world_rank;
+  const auto take_digit = [&rest](int degree) { return std::exchange(rest, rest / degree) % degree; };
   for (auto letter = letters_.rbegin(); letter != letters_.rend(); ++letter) {
-    digit_of(coordinates, *letter) = rest % degree(*letter);
-    rest /= degree(*letter);
+    if (*letter == 'D') coordinates.rdp_rank = take_digit(rdp_degree_);
+    if (*letter == 'P') coordinates.pp_rank = take_digit(degrees_.pipeline_degree);
+    if (*letter == 'T') coordinates.tp_rank = take_digit(degrees_.tensor_degree);
   }
   return coordinates;
-}
-
-int Topology::world_rank(const Coordinates& coordinates) const {
-  Coordinates digits = coordinates;
-  int world_rank = 0;
-  for (const char letter : letters_) {
-    const int digit = digit_of(digits, letter);
-    TORCH_CHECK_INDEX(digit >= 0 && digit < degree(letter), "topology: expected a coordinate ", letter, " of 0 ... ",
-                      degree(letter) - 1, ", got ", digit, ".");
-    world_rank = world_rank * degree(letter) + digit;
-  }
-  return world_rank;
 }
 
 std::vector<int> Topology::group(GroupKind kind, int world_rank) const {

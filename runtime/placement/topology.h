@@ -23,7 +23,7 @@ struct ParallelDegrees {
   int tensor_degree = 1;
 };
 
-/// World rank <-> (reduced-data, pipeline, tensor) coordinates.
+/// World rank -> (reduced-data, pipeline, tensor) coordinates.
 ///
 /// The strategy orders the letters D, P and T; the right-most varies fastest with the world rank.
 /// "cluster" is DPT: neighbouring ranks form one replica. "spread" is TPD.
@@ -46,8 +46,6 @@ class Topology {
   int world_size() const { return world_size_; }
   /// Throws c10::IndexError outside 0 <= world_rank < world_size().
   Coordinates coordinates(int world_rank) const;
-  /// Throws c10::IndexError when a coordinate is out of range.
-  int world_rank(const Coordinates& coordinates) const;
 
   /// World ranks of the group of `kind` that `world_rank` belongs to, ascending.
   std::vector<int> group(GroupKind kind, int world_rank) const;
@@ -56,8 +54,6 @@ class Topology {
   int group_size(GroupKind kind) const;
 
  private:
-  int degree(char letter) const;
-
   int world_size_;
   ParallelDegrees degrees_;
   int rdp_degree_;

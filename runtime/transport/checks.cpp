@@ -27,17 +27,9 @@ void check_host_memory(const char* operation, const DeviceMemory& memory) {
 
 void check_message(const char* operation, int peer, int size, int tag, const DeviceMemory& memory) {
   check_host_memory(operation, memory);
-  if (peer >= 0 && peer < size && tag >= 0 && tag <= kMaxTag && memory.num_bytes >= 0) [[likely]]
-    return;
   TORCH_CHECK_VALUE(peer >= 0 && peer < size, operation, ": expected a peer of 0 ... ", size - 1, ", got rank ", peer, ".");
   TORCH_CHECK_VALUE(tag >= 0 && tag <= kMaxTag, operation, ": expected a tag of 0 ... ", kMaxTag, ", got ", tag, ".");
-  TORCH_CHECK_VALUE(false, operation, ": expected at least 0 bytes, got ", memory.num_bytes, ".");
-}
-
-void check_broadcast(const DeviceMemory& memory, int root, int size) {
-  check_host_memory("broadcast", memory);
-  TORCH_CHECK_VALUE(root >= 0 && root < size, "broadcast: expected a root of 0 ... ", size - 1, ", got rank ", root, ".");
-  TORCH_CHECK_VALUE(memory.num_bytes >= 0, "broadcast: expected at least 0 bytes, got ", memory.num_bytes, ".");
+  TORCH_CHECK_VALUE(memory.num_bytes >= 0, operation, ": expected at least 0 bytes, got ", memory.num_bytes, ".");
 }
 
 int check_group(const std::vector<int>& ranks, int my_rank, int size) {

@@ -11,8 +11,6 @@ namespace smp::runtime {
 void check_host_memory(const char* operation, const DeviceMemory& memory);
 /// Throws c10::ValueError unless 0 <= peer < size, 0 <= tag <= kMaxTag, and `memory` is of the host and of 0 bytes or more.
 void check_message(const char* operation, int peer, int size, int tag, const DeviceMemory& memory);
-/// Throws c10::ValueError unless 0 <= root < size, and `memory` is of the host and of 0 bytes or more.
-void check_broadcast(const DeviceMemory& memory, int root, int size);
 /// Throws c10::ValueError unless `ranks` are distinct ranks below `size` with `my_rank` among them.
 /// Returns my_rank's index in it.
 int check_group(const std::vector<int>& ranks, int my_rank, int size);

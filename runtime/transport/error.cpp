@@ -20,8 +20,7 @@ std::string text_of(const CommError::Where& where, const std::string& reason) {
 
 }  // namespace
 
-CommError::CommError(Where where, const std::string& reason)
-    : std::runtime_error(text_of(where, reason)), where_(std::move(where)) {}
+CommError::CommError(const Where& where, const std::string& reason) : std::runtime_error(text_of(where, reason)) {}
 CommError::CommError(const std::string& reason) : std::runtime_error(reason) {}
 CommError::~CommError() = default;
 
@@ -29,8 +28,7 @@ AbortedError::AbortedError(int failed_rank, const std::string& message)
     : CommError("rank " + std::to_string(failed_rank) + " failed: " + message), failed_rank_(failed_rank) {}
 AbortedError::~AbortedError() = default;
 
-PeerLostError::PeerLostError(int lost_rank, const std::string& description)
-    : CommError(description), lost_rank_(lost_rank) {}
+PeerLostError::PeerLostError(const std::string& description) : CommError(description) {}
 PeerLostError::~PeerLostError() = default;
 
 }  // namespace smp

@@ -12,19 +12,14 @@ class CommError : public std::runtime_error {
  public:
   /// What was going on.
   struct Where {
-    std::string operation = {};  ///< "receive of 4096 bytes with tag 7", "all_reduce_sum of 3 Float"
+    std::string operation = {};  ///< "receive of 4096 bytes with tag 7", "barrier"
     int peer = -1;               ///< world rank; -1: a collective, or no peer in particular
     std::string action = {};     ///< the schedule's action, "2F0"; empty outside a schedule
     double seconds = 0;          ///< time spent waiting
   };
-  CommError(Where where, const std::string& reason);
+  CommError(const Where& where, const std::string& reason);
   explicit CommError(const std::string& reason);
   ~CommError() override;
-
-  const Where& where() const noexcept { return where_; }
-
- private:
-  Where where_;
 };
 
 /// Another rank failed and ended the job; that rank itself reports the cause.
@@ -44,13 +39,8 @@ class AbortedError : public CommError {
 class PeerLostError : public CommError {
  public:
   /// description: "rank 2 (pid 123 on host x) was killed …"
-  PeerLostError(int lost_rank, const std::string& description);
+  explicit PeerLostError(const std::string& description);
   ~PeerLostError() override;
-
-  int lost_rank() const noexcept { return lost_rank_; }
-
- private:
-  int lost_rank_;
 };
 
 }  // namespace smp

@@ -8,7 +8,6 @@
 
 #include "runtime/transport/checks.h"
 #include "runtime/transport/loopback_hub.h"
-#include "runtime/transport/sum.h"
 
 namespace smp::runtime {
 namespace {
@@ -20,21 +19,13 @@ class RankEnd final : public RequestPool {
       : hub(std::move(the_hub)), world_rank(the_rank), timeout(the_timeout) {}
 
   bool test(uint32_t slot, int64_t* num_bytes) override { return hub->test(world_rank, slot, num_bytes); }
-  int64_t wait(uint32_t slot, std::string_view action, std::optional<std::chrono::milliseconds> own_timeout) override {
-    return hub->wait(world_rank, slot, action, own_timeout.value_or(timeout));
-  }
+  int64_t wait(uint32_t slot, std::string_view action) override { return hub->wait(world_rank, slot, action, timeout); }
   void drop(uint32_t slot) noexcept override { hub->drop(world_rank, slot); }
 
   const std::shared_ptr<LoopbackHub> hub;
   const int world_rank;
-  std::chrono::milliseconds timeout;
+  const std::chrono::milliseconds timeout;
 };
-
-void copy_to_all(const void* source, int64_t num_bytes, const std::vector<void*>& buffers) {
-  if (num_bytes == 0) return;
-  for (void* buffer : buffers)
-    if (buffer != source) std::memcpy(buffer, source, static_cast<size_t>(num_bytes));
-}
 
 class LoopbackTransport final : public Transport {
  public:
@@ -65,22 +56,15 @@ class LoopbackTransport final : public Transport {
     return made;
   }
 
-  void all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) override {
-    const int64_t num_elements = check_sum(terms, type);
-    meet("all_reduce_sum of " + std::to_string(num_elements) + " " + c10::toString(type), terms.data,
-         [&](const std::vector<void*>& buffers) {
-           void* sum = buffers.front();
-           sum_in_order({buffers.begin(), buffers.end()}, sum, num_elements, type);
-           copy_to_all(sum, num_elements * static_cast<int64_t>(c10::elementSize(type)), buffers);
-         });
-  }
-
   void broadcast(const DeviceMemory& bytes, int root) override {
-    check_broadcast(bytes, root, size());
+    check_message("broadcast", root, size(), 0, bytes);
     const std::string name =
         "broadcast of " + std::to_string(bytes.num_bytes) + " bytes from rank " + std::to_string(world_rank(root));
     meet(name, bytes.data, [&](const std::vector<void*>& buffers) {
-      copy_to_all(buffers[static_cast<size_t>(root)], bytes.num_bytes, buffers);
+      const void* const from = buffers[static_cast<size_t>(root)];
+      for (void* to : buffers) {
+        if (to != from && bytes.num_bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes.num_bytes));
+      }
     });
   }
 
@@ -103,8 +87,6 @@ class LoopbackTransport final : public Transport {
 
   bool abort(std::string_view message) noexcept override { return hub().abort(end_->world_rank, message); }
   void end_in_order() noexcept override {}  // the ranks are one process
-  std::chrono::milliseconds timeout() const override { return end_->timeout; }
-  void set_timeout(std::chrono::milliseconds timeout) override { end_->timeout = timeout; }
 
  private:
   LoopbackHub& hub() const { return *end_->hub; }

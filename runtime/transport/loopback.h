@@ -23,7 +23,6 @@ class LoopbackWorld {
   LoopbackWorld(const LoopbackWorld&) = delete;
   LoopbackWorld& operator=(const LoopbackWorld&) = delete;
 
-  int size() const { return size_; }
   /// What rank `rank` communicates with; call once per rank. It may outlive the world.
   std::shared_ptr<Transport> transport(int rank) const;
   /// Says that `rank` has finished: who still waits for it waits in vain, and is told so.

@@ -62,17 +62,12 @@ uint32_t LoopbackHub::take_slot(int rank) {
   return slot;
 }
 
-uint32_t LoopbackHub::post(int rank, const Posted& posted) {
+uint32_t LoopbackHub::post(int rank, const LoopbackPosted& posted) {
   const std::lock_guard lock(mutex_);
   throw_if_failed();
   const uint32_t slot = take_slot(rank);
   LoopbackMessage& message = at({rank, slot});
-  message.kind = posted.kind;
-  message.peer = posted.peer;
-  message.tag = posted.tag;
-  message.group = posted.group;
-  message.data = posted.data;
-  message.num_bytes = posted.num_bytes;
+  static_cast<LoopbackPosted&>(message) = posted;
   if (posted.kind == Kind::kSend)
     match_send(rank, slot);
   else

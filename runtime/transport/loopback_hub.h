@@ -18,20 +18,25 @@
 
 namespace smp::runtime {
 
-/// One send, receive or collective of one rank.
-struct LoopbackMessage {
+/// What a rank posts: one send, receive or collective.
+struct LoopbackPosted {
   enum class Kind : uint8_t { kSend, kReceive, kCollective };
-  enum class State : uint8_t { kPosted, kDone, kTruncated };
 
   Kind kind = Kind::kSend;
-  bool is_dropped = false;
-  std::atomic<State> state = State::kPosted;
-  int owner = 0;  // world ranks
-  int peer = 0;
+  int peer = 0;  // a world rank
   int tag = 0;
   uint32_t group = 0;
   void* data = nullptr;
-  int64_t num_bytes = 0;    // a receive: at most
+  int64_t num_bytes = 0;  // a receive: at most
+};
+
+/// And what becomes of it.
+struct LoopbackMessage : LoopbackPosted {
+  enum class State : uint8_t { kPosted, kDone, kTruncated };
+
+  bool is_dropped = false;
+  std::atomic<State> state = State::kPosted;
+  int owner = 0;            // a world rank
   int64_t moved_bytes = 0;  // of the matching message
   std::string collective;   // what a collective is called in errors; equal on all its members
 };
@@ -40,19 +45,11 @@ struct LoopbackMessage {
 class LoopbackHub {
  public:
   using Milliseconds = std::chrono::milliseconds;
-  struct Posted {
-    LoopbackMessage::Kind kind;
-    int peer;
-    int tag;
-    uint32_t group;
-    void* data;
-    int64_t num_bytes;
-  };
   using Combine = std::function<void(const std::vector<void*>& contributions)>;
 
   explicit LoopbackHub(int size);
 
-  uint32_t post(int rank, const Posted& posted);
+  uint32_t post(int rank, const LoopbackPosted& posted);
   /// Joins a collective; the last of `members` to come runs `combine` over all contributions, in
   /// the order of the members. Differing names fail the world.
   uint32_t meet(int rank, uint32_t group, const std::vector<int>& members, std::string name, void* contribution,

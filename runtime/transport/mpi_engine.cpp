@@ -3,9 +3,7 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <climits>
-#include <cstring>
 
 namespace smp::runtime::mpi {
 namespace {
@@ -36,8 +34,8 @@ void check_tags(MPI_Comm world) {
   int* largest = nullptr;
   int is_known = 0;
   mpi_check(MPI_Comm_get_attr(world, MPI_TAG_UB, static_cast<void*>(&largest), &is_known), "MPI_TAG_UB");
-  if (is_known != 0 && *largest <= kMaxTag)
-    throw CommError("mpi transport: expected an MPI with tags up to " + std::to_string(kMaxTag + 1) +
+  if (is_known != 0 && *largest < kMaxTag)
+    throw CommError("mpi transport: expected an MPI with tags up to " + std::to_string(kMaxTag) +
                     ", got one with tags up to " + std::to_string(*largest) +
                     " (MPI_TAG_UB). Choose another transport of it.");
 }
@@ -54,22 +52,23 @@ std::vector<std::string> gather_identities(MPI_Comm comm, int size) {
   return identities;
 }
 
-}  // namespace
-
-void throw_mpi_error(int code, CommError::Where where) {
-  char text[MPI_MAX_ERROR_STRING] = "unknown error";
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  throw CommError(std::move(where), std::string("MPI failed: ") + text);
-}
-
+// MPI counts in int.
 int to_mpi_count(int64_t count, const char* operation) {
   TORCH_CHECK_VALUE(count <= INT_MAX, operation, ": expected at most ", INT_MAX, " bytes in one message of MPI, got ", count,
                     ". More microbatches make the tensors between stages smaller.");
   return static_cast<int>(count);
 }
 
-Engine::Engine(Milliseconds the_timeout) : timeout(the_timeout) {
+}  // namespace
+
+void throw_mpi_error(int code, const CommError::Where& where) {
+  char text[MPI_MAX_ERROR_STRING] = "unknown error";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw CommError(where, std::string("MPI failed: ") + text);
+}
+
+Engine::Engine(Milliseconds timeout) : timeout_(timeout) {
   // Open MPI reports errors of non-blocking collectives there, and would end the process on the spot.
   mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_tags(MPI_COMM_WORLD);
@@ -169,20 +168,20 @@ CommError::Where Engine::where_of(const Slot& message, std::string_view action, 
 }
 
 template <class IsDone, class WhereOf>
-void Engine::wait_until(const IsDone& is_done, const WhereOf& where, Milliseconds limit) {
+void Engine::wait_until(const IsDone& is_done, const WhereOf& where) {
   Backoff backoff(has_own_core_);
   while (!is_done()) {
     backoff.pause();
-    if (backoff.elapsed() < limit) continue;
+    if (backoff.elapsed() < timeout_) continue;
     const std::chrono::duration<double> waited = backoff.elapsed();
     fail(std::make_exception_ptr(CommError(where(waited.count()), "timed out")));
   }
 }
 
-int64_t Engine::wait(uint32_t slot, std::string_view action, std::optional<Milliseconds> limit) {
+int64_t Engine::wait(uint32_t slot, std::string_view action) {
   int64_t num_bytes = 0;
   wait_until([&] { return look(slot, &num_bytes, action); },
-             [&](double seconds) { return where_of(at(slot), action, seconds); }, limit.value_or(timeout));
+             [&](double seconds) { return where_of(at(slot), action, seconds); });
   return num_bytes;
 }
 
@@ -196,7 +195,7 @@ void Engine::wait(MPI_Request request, const std::string& operation) {
     return done != 0;
   };
   const auto where = [&](double seconds) { return CommError::Where{.operation = operation, .seconds = seconds}; };
-  wait_until(is_done, where, timeout);
+  wait_until(is_done, where);
 }
 
 void Engine::drop(uint32_t slot) noexcept {

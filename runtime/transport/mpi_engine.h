@@ -7,8 +7,6 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
-#include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,17 +22,12 @@
 namespace smp::runtime::mpi {
 
 /// Throws the CommError of a failed MPI call.
-[[noreturn]] void throw_mpi_error(int code, CommError::Where where);
+[[noreturn]] void throw_mpi_error(int code, const CommError::Where& where);
 /// Throws CommError unless code is MPI_SUCCESS.
 inline void mpi_check(int code, const char* operation) {
   if (code != MPI_SUCCESS) [[unlikely]]
     throw_mpi_error(code, {.operation = operation});
 }
-/// MPI counts in int. Throws c10::ValueError above INT_MAX.
-int to_mpi_count(int64_t count, const char* operation);
-
-/// The tag of a Notice, on a communicator of its own.
-constexpr int kNoticeTag = 0;
 
 /// One rank's end of the world. Nothing moves unless this rank calls: MPI has no thread of its own here.
 ///
@@ -46,6 +39,7 @@ class Engine final : public RequestPool {
   using Milliseconds = std::chrono::milliseconds;
 
   /// Collective over MPI_COMM_WORLD, which must be initialised.
+  /// timeout: of every wait.
   explicit Engine(Milliseconds timeout);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -61,7 +55,7 @@ class Engine final : public RequestPool {
   Request isend(MPI_Comm comm, int peer, int world_peer, int tag, const void* data, int64_t num_bytes);
   Request irecv(MPI_Comm comm, int peer, int world_peer, int tag, void* data, int64_t max_bytes);
   bool test(uint32_t slot, int64_t* num_bytes) override;
-  int64_t wait(uint32_t slot, std::string_view action, std::optional<Milliseconds> timeout) override;
+  int64_t wait(uint32_t slot, std::string_view action) override;
   void drop(uint32_t slot) noexcept override;
 
   /// Waits for a request that has no slot, a collective's.
@@ -77,8 +71,6 @@ class Engine final : public RequestPool {
   bool has_failed() const { return failure_ != nullptr; }
   /// No message will come any more, nor any failure. Collective in effect: call it after a barrier.
   void close() noexcept;
-
-  Milliseconds timeout = kDefaultTimeout;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -105,7 +97,7 @@ class Engine final : public RequestPool {
                                         std::string_view action) const;
   CommError::Where where_of(const Slot& message, std::string_view action, double seconds) const;
   template <class IsDone, class WhereOf>
-  void wait_until(const IsDone& is_done, const WhereOf& where, Milliseconds limit);
+  void wait_until(const IsDone& is_done, const WhereOf& where);
   void finish_dropped();
 
   // mpi_failure.cpp
@@ -125,6 +117,7 @@ class Engine final : public RequestPool {
   void abort_from_own_thread(std::string_view message) noexcept;
   void abort_from_other_thread(std::string_view message) noexcept;
 
+  Milliseconds timeout_;
   MPI_Comm world_ = MPI_COMM_NULL;
   MPI_Comm control_ = MPI_COMM_NULL;
   MPI_Comm notices_ = MPI_COMM_NULL;
@@ -140,9 +133,9 @@ class Engine final : public RequestPool {
   uint32_t num_looks_around_ = 0;
 
   std::exception_ptr failure_;
-  bool is_failure_of_peer_ = false;
-  int culprit_ = -1;            // the other rank that has failed, unless it is gone
-  std::vector<bool> is_quiet_;  // by rank
+  std::atomic<bool> is_failure_of_peer_ = false;  // helper threads read it in abort()
+  int culprit_ = -1;                              // the other rank that has failed, unless it is gone
+  std::vector<bool> is_quiet_;                    // by rank
   MPI_Request notice_request_ = MPI_REQUEST_NULL;
   Notice incoming_notice_;
   Notice outgoing_notice_;

@@ -8,6 +8,7 @@
 namespace smp::runtime::mpi {
 namespace {
 
+constexpr int kNoticeTag = 0;  // on a communicator of its own
 constexpr auto kLivenessInterval = std::chrono::milliseconds(200);
 // What a peer said before it died is on its way for at most this long.
 constexpr auto kNoticeGrace = std::chrono::milliseconds(50);
@@ -69,7 +70,7 @@ void Engine::look_for_notice() {
     return;
   is_failure_of_peer_ = true;
   const std::string text(notice->text, static_cast<size_t>(notice->num_chars));
-  if (notice->kind == Notice::Kind::kPeerLost) fail(std::make_exception_ptr(PeerLostError(notice->rank, text)));
+  if (notice->kind == Notice::Kind::kPeerLost) fail(std::make_exception_ptr(PeerLostError(text)));
   culprit_ = notice->rank;
   fail(std::make_exception_ptr(AbortedError(notice->rank, text)));
 }
@@ -82,7 +83,7 @@ void Engine::look_for_lost_peers() {
   is_failure_of_peer_ = true;
   const std::string text = peers_->name_of(*lost) + " was killed or ended without a word";
   spread(make_notice(Notice::Kind::kPeerLost, *lost, text));
-  fail(std::make_exception_ptr(PeerLostError(*lost, text)));
+  fail(std::make_exception_ptr(PeerLostError(text)));
 }
 
 void Engine::answer_termination() {

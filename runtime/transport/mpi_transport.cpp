@@ -4,31 +4,18 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <climits>
 #include <numeric>
 
 #include "runtime/launch/launch.h"
 #include "runtime/transport/abandoned.h"
-#include "runtime/transport/all_reduce.h"
 #include "runtime/transport/checks.h"
 #include "runtime/transport/mpi_engine.h"
-#include "runtime/transport/sum.h"
 
 namespace smp::runtime::mpi {
 namespace {
 
-// One call of a collective; larger ones are done in parts.
-constexpr int64_t kMaxPart = int64_t{1} << 30;
-
-constexpr int kSumTag = kMaxTag + 1;  // out of the callers' reach
-
 std::atomic<bool> owns_mpi = false;  // MPI is the process's, and so is who initialised it
-
-// Calls fn(offset, count) for parts of at most kMaxPart.
-template <class Fn>
-void for_each_part(int64_t total, const Fn& fn) {
-  for (int64_t offset = 0; offset < total; offset += kMaxPart)
-    fn(offset, static_cast<int>(std::min(kMaxPart, total - offset)));
-}
 
 class MpiTransport final : public Transport {
  public:
@@ -55,7 +42,6 @@ class MpiTransport final : public Transport {
     engine_->throw_if_failed();
     mpi_check(MPI_Comm_free(&comm_), "MPI_Comm_free");
   }
-  void all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) override;
   void broadcast(const DeviceMemory& bytes, int root) override;
   std::vector<std::string> all_gather(std::string_view bytes) override;
   void barrier() override {
@@ -64,24 +50,17 @@ class MpiTransport final : public Transport {
 
   bool abort(std::string_view message) noexcept override { return engine_->abort(message); }
   void end_in_order() noexcept override { engine_->end_in_order(); }
-  std::chrono::milliseconds timeout() const override { return engine_->timeout; }
-  void set_timeout(std::chrono::milliseconds timeout) override { engine_->timeout = timeout; }
 
  private:
   int world_rank(int rank) const { return members_[static_cast<size_t>(rank)]; }
 
-  // Starts a collective and waits for it. buffers: what it works on, unless that outlives it.
+  // Starts a collective and waits for it. After a failure MPI goes on with it whenever it is called.
   template <class Start>
-  void start(const std::string& operation, const Start& call, const std::shared_ptr<const void>& buffers = nullptr) {
+  void start(const std::string& operation, const Start& call) {
     engine_->throw_if_failed();
     MPI_Request request = MPI_REQUEST_NULL;
     mpi_check(call(&request), operation.c_str());
-    try {
-      engine_->wait(request, operation);
-    } catch (...) {  // MPI goes on with it whenever it is called
-      if (buffers) abandon(buffers);
-      throw;
-    }
+    engine_->wait(request, operation);
   }
 
   // MPI_Comm_create_group blocks without end, so nobody enters it before all members are there.
@@ -127,29 +106,16 @@ std::shared_ptr<Transport> MpiTransport::group(const std::vector<int>& ranks) {
   return std::make_shared<MpiTransport>(engine_, comm, std::move(members), my_index);
 }
 
-void MpiTransport::all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) {
-  const int64_t num_elements = check_sum(terms, type);
-  engine_->throw_if_failed();
-  if (size() == 1) return;
-  const auto isend = [&](int dest, const void* from, int64_t num_bytes) {
-    return engine_->isend(comm_, dest, world_rank(dest), kSumTag, from, num_bytes);
-  };
-  const auto irecv = [&](int source, void* to, int64_t max_bytes) {
-    return engine_->irecv(comm_, source, world_rank(source), kSumTag, to, max_bytes);
-  };
-  const std::string action = "all_reduce_sum of " + std::to_string(num_elements) + " " + c10::toString(type);
-  all_reduce_in_rank_order({rank(), size(), isend, irecv}, terms.data, num_elements, type, action);
-}
-
 void MpiTransport::broadcast(const DeviceMemory& bytes, int root) {
-  check_broadcast(bytes, root, size());
+  check_message("broadcast", root, size(), 0, bytes);
   const std::string operation =
       "broadcast of " + std::to_string(bytes.num_bytes) + " bytes from rank " + std::to_string(world_rank(root));
-  for_each_part(bytes.num_bytes, [&](int64_t offset, int count) {
+  for (int64_t offset = 0; offset < bytes.num_bytes; offset += kPartBytes) {
+    const auto count = static_cast<int>(std::min(kPartBytes, bytes.num_bytes - offset));
     start(operation, [&](MPI_Request* request) {
       return MPI_Ibcast(static_cast<char*>(bytes.data) + offset, count, MPI_BYTE, root, comm_, request);
     });
-  });
+  }
 }
 
 struct GatherBuffers {
@@ -165,25 +131,27 @@ std::vector<std::string> MpiTransport::all_gather(std::string_view bytes) {
   const auto own = std::make_shared<GatherBuffers>(GatherBuffers{.my_length = static_cast<int64_t>(bytes.size()),
                                                                  .mine = std::string(bytes),
                                                                  .lengths = std::vector<int64_t>(num_ranks)});
-  const auto gather_lengths = [&](MPI_Request* request) {
-    return MPI_Iallgather(&own->my_length, 1, MPI_INT64_T, own->lengths.data(), 1, MPI_INT64_T, comm_, request);
-  };
-  start("all_gather of lengths", gather_lengths, own);
-  to_mpi_count(std::accumulate(own->lengths.begin(), own->lengths.end(), int64_t{0}), "all_gather");
-  own->counts.assign(own->lengths.begin(), own->lengths.end());
-  own->starts.resize(num_ranks);
-  std::exclusive_scan(own->counts.begin(), own->counts.end(), own->starts.begin(), 0);
-  own->all.resize(static_cast<size_t>(own->starts.back() + own->counts.back()));
-  const auto gather = [&](MPI_Request* request) {
-    return MPI_Iallgatherv(own->mine.data(), own->counts[static_cast<size_t>(rank_)], MPI_BYTE, own->all.data(),
-                           own->counts.data(), own->starts.data(), MPI_BYTE, comm_, request);
-  };
-  start("all_gather", gather, own);
-  std::vector<std::string> gathered;
-  for (size_t rank = 0; rank < num_ranks; ++rank) {
-    gathered.push_back(own->all.substr(static_cast<size_t>(own->starts[rank]), static_cast<size_t>(own->counts[rank])));
-  }
-  return gathered;
+  return keeping(own, [&] {
+    start("all_gather of lengths", [&](MPI_Request* request) {
+      return MPI_Iallgather(&own->my_length, 1, MPI_INT64_T, own->lengths.data(), 1, MPI_INT64_T, comm_, request);
+    });
+    const int64_t total = std::accumulate(own->lengths.begin(), own->lengths.end(), int64_t{0});
+    TORCH_CHECK_VALUE(total <= INT_MAX, "all_gather: expected at most ", INT_MAX, " bytes of all ranks together, got ",
+                      total, ". Send what is that large from rank to rank, or gather it in parts.");
+    own->counts.assign(own->lengths.begin(), own->lengths.end());
+    own->starts.resize(num_ranks);
+    std::exclusive_scan(own->counts.begin(), own->counts.end(), own->starts.begin(), 0);
+    own->all.resize(static_cast<size_t>(total));
+    start("all_gather", [&](MPI_Request* request) {
+      return MPI_Iallgatherv(own->mine.data(), own->counts[static_cast<size_t>(rank_)], MPI_BYTE, own->all.data(),
+                             own->counts.data(), own->starts.data(), MPI_BYTE, comm_, request);
+    });
+    std::vector<std::string> gathered;
+    for (size_t rank = 0; rank < num_ranks; ++rank) {
+      gathered.push_back(own->all.substr(static_cast<size_t>(own->starts[rank]), static_cast<size_t>(own->counts[rank])));
+    }
+    return gathered;
+  });
 }
 
 void initialise_mpi() {
@@ -203,11 +171,9 @@ void initialise_mpi() {
 
 }  // namespace
 
-bool is_available() { return true; }
-
-std::shared_ptr<Transport> create(const Options& options) {
+std::shared_ptr<Transport> create(std::chrono::milliseconds timeout) {
   initialise_mpi();
-  auto engine = std::make_shared<Engine>(options.timeout);
+  auto engine = std::make_shared<Engine>(timeout);
   std::vector<int> members(static_cast<size_t>(engine->world_size()));
   std::iota(members.begin(), members.end(), 0);
   return std::make_shared<MpiTransport>(engine, engine->world(), std::move(members), engine->world_rank());

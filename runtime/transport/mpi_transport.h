@@ -9,17 +9,10 @@
 
 namespace smp::runtime::mpi {
 
-struct Options {
-  std::chrono::milliseconds timeout = kDefaultTimeout;
-};
-
-/// Was this build made with MPI?
-bool is_available();
-
 /// The world of this process's launcher. Collective over all its processes. Initialises MPI when nobody has; then, and only
-/// then, shutdown() finalises it. Several transports may be made, one after the other. Throws CommError when MPI fails,
-/// c10::NotImplementedError where is_available() is false.
-std::shared_ptr<Transport> create(const Options& options = {});
+/// then, shutdown() finalises it. timeout: of every wait. Several transports may be made, one after the other. Throws
+/// CommError when MPI fails, c10::NotImplementedError in a build without MPI.
+std::shared_ptr<Transport> create(std::chrono::milliseconds timeout = kDefaultTimeout);
 
 /// Ends `world`, which create() made: collective, waits for all ranks, then finalises MPI if create() initialised it. After
 /// a failure it does nothing, because the others will not come. Afterwards no transport may be used. A rank that ends

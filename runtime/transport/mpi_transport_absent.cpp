@@ -5,9 +5,7 @@
 
 namespace smp::runtime::mpi {
 
-bool is_available() { return false; }
-
-std::shared_ptr<Transport> create(const Options&) {
+std::shared_ptr<Transport> create(std::chrono::milliseconds) {
   TORCH_CHECK_NOT_IMPLEMENTED(false,
                               "mpi transport: expected a build with MPI, this one has none. Install libopenmpi-dev and ",
                               "openmpi-bin and build again, or start a single process.");

@@ -1,11 +1,20 @@
-// Reduce-scatter, then all-gather, both direct; between them each rank sums its part.
+// Two hops, between which each rank sums its part; or one, of all of the data. And the sum that is waited for at once.
 #include "runtime/transport/running_sum.h"
+
+#include <algorithm>
 
 #include "runtime/device/device.h"
 #include "runtime/transport/abandoned.h"
+#include "runtime/transport/error.h"
 #include "runtime/transport/sum.h"
 
 namespace smp::runtime {
+namespace {
+
+// Below, one hop with all of the data is faster than two with parts of it.
+constexpr int64_t kMaxBytesInOneHop = 4096;
+
+}  // namespace
 
 RunningSum::RunningSum(Transport& group, int tag, const DeviceMemory& terms, const std::shared_ptr<void>& holder,
                        c10::ScalarType type, PartDone part_done)
@@ -14,6 +23,7 @@ RunningSum::RunningSum(Transport& group, int tag, const DeviceMemory& terms, con
       data_(holder, terms.data),
       num_elements_(check_sum(terms, type)),
       type_(type),
+      in_one_hop_(terms.num_bytes <= kMaxBytesInOneHop),
       part_done_(std::move(part_done)) {
   start_gather();
 }
@@ -24,10 +34,12 @@ RunningSum::~RunningSum() {
   abandon(received_);
 }
 
+// What `rank` sums.
 RunningSum::Part RunningSum::part(int rank) const {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(type_));
-  const int64_t first = num_elements_ * rank / group_->size(), end = num_elements_ * (rank + 1) / group_->size();
-  return {static_cast<char*>(data_.get()) + first * element_bytes, end - first, (end - first) * element_bytes};
+  const int64_t first = in_one_hop_ ? 0 : num_elements_ * rank / group_->size();
+  const int64_t end = in_one_hop_ ? num_elements_ : num_elements_ * (rank + 1) / group_->size();
+  return {first, static_cast<char*>(data_.get()) + first * element_bytes, end - first, (end - first) * element_bytes};
 }
 
 char* RunningSum::received_from(int rank) const {
@@ -41,12 +53,12 @@ void RunningSum::start_gather() {
   received_ = {owner, owner->get()};
   for (int step = 1; step < size; ++step) {  // not all to rank 0 first
     const int other = (me + step) % size;
-    requests_.push_back(group_->irecv(other, tag_, received_from(other), mine.num_bytes));
+    messages_.push_back({group_->irecv(other, tag_, received_from(other), mine.num_bytes), mine.num_bytes});
   }
   for (int step = 1; step < size; ++step) {
     const int other = (me + step) % size;
     const Part theirs = part(other);
-    requests_.push_back(group_->isend(other, tag_, theirs.data, theirs.num_bytes));
+    messages_.push_back({group_->isend(other, tag_, theirs.data, theirs.num_bytes), theirs.num_bytes});
   }
 }
 
@@ -56,13 +68,13 @@ void RunningSum::start_spread() {
   for (int step = 1; step < size; ++step) {
     const int other = (me + step) % size;
     const Part theirs = part(other);
-    requests_.push_back(group_->irecv(other, tag_ + 1, theirs.data, theirs.num_bytes));
-    requests_.push_back(group_->isend(other, tag_ + 1, mine.data, mine.num_bytes));
+    messages_.push_back({group_->irecv(other, tag_ + 1, theirs.data, theirs.num_bytes), theirs.num_bytes});
+    messages_.push_back({group_->isend(other, tag_ + 1, mine.data, mine.num_bytes), mine.num_bytes});
   }
 }
 
 void RunningSum::finish_hop() {
-  requests_.clear();
+  messages_.clear();
   if (hop_ == Hop::kSpread) {
     hop_ = Hop::kDone;
     return;
@@ -73,15 +85,23 @@ void RunningSum::finish_hop() {
     terms.push_back(rank == group_->rank() ? mine.data : received_from(rank));
   }
   sum_in_order(terms, mine.data, mine.num_elements, type_);
-  if (part_done_) part_done_(num_elements_ * group_->rank() / group_->size(), mine.num_elements);
-  hop_ = Hop::kSpread;
-  start_spread();
+  if (part_done_) part_done_(mine.first, mine.num_elements);
+  hop_ = in_one_hop_ ? Hop::kDone : Hop::kSpread;
+  if (hop_ == Hop::kSpread) start_spread();
+}
+
+void RunningSum::check_length(Message& done, std::string_view action) {
+  const int64_t num_bytes = done.request.wait(action);
+  if (num_bytes == done.num_bytes) return;
+  throw CommError({.operation = "sum over ranks", .action = std::string(action)},
+                  "expected as many elements on every rank, a message of " + std::to_string(done.num_bytes) +
+                      " bytes, got one of " + std::to_string(num_bytes) + ". Give tensors of one size on all ranks.");
 }
 
 bool RunningSum::advance() {
   while (hop_ != Hop::kDone) {
-    while (!requests_.empty() && requests_.back().test()) requests_.pop_back();
-    if (!requests_.empty()) return false;
+    for (; !messages_.empty() && messages_.back().request.test(); messages_.pop_back()) check_length(messages_.back(), {});
+    if (!messages_.empty()) return false;
     finish_hop();
   }
   return true;
@@ -89,9 +109,23 @@ bool RunningSum::advance() {
 
 void RunningSum::wait(std::string_view action) {
   while (hop_ != Hop::kDone) {
-    for (Request& request : requests_) request.wait(action);
+    for (Message& message : messages_) check_length(message, action);
     finish_hop();
   }
+}
+
+void Transport::all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) {
+  const std::string action = "all_reduce_sum of " + std::to_string(check_sum(terms, type)) + " " + c10::toString(type);
+  if (size() == 1) return progress();
+  // A rank's share of what is summed at a time, and what the others send for it, should stay in the cache.
+  const int64_t most_bytes = size() * (int64_t{256} << 10);
+  int64_t first = 0;
+  do {
+    const DeviceMemory some{static_cast<char*>(terms.data) + first, std::min(most_bytes, terms.num_bytes - first),
+                            terms.device};
+    RunningSum(*this, kSumTag, some, nullptr, type).wait(action);
+    first += most_bytes;
+  } while (first < terms.num_bytes);
 }
 
 }  // namespace smp::runtime

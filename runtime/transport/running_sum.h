@@ -11,8 +11,12 @@
 
 namespace smp::runtime {
 
-/// Replaces data by the sum over all ranks of the group, in rank order, in two hops as all_reduce_in_rank_order, of messages
-/// with the tags `tag` and `tag` + 1. Nothing moves by itself: the caller asks now and then whether it is done.
+/// Replaces data by the sum over all ranks of the group, in rank order, by messages with the tags `tag` and `tag` + 1.
+/// Nothing moves by itself: the caller asks now and then whether it is done.
+///
+/// Each rank sums one part of the data: it receives that part from all others, and sends them the sum (reduce-scatter, then
+/// all-gather, both direct). That moves 2 (n - 1) / n times the data per rank, which is the least possible, in two hops.
+/// Short data goes to everybody at once, in one hop, and every rank sums all of it.
 ///
 ///   RunningSum sum(replicas, kBucketTag, memory_of(flat), holder, type);   // all ranks, sums of one tag in the same order
 ///   while (computing) sum.advance(); sum.wait("gradients");
@@ -20,19 +24,20 @@ namespace smp::runtime {
 /// One that is destroyed before it is done leaves its buffer to the messages under way.
 class RunningSum {
  public:
-  /// Called once with the elements of `data` that this rank has summed, before the others get them:
-  /// what is done to all elements alike is done by one rank each.
+  /// Called once with the elements of `data` that this rank has summed, before others get them: what is done to all elements
+  /// alike, with the same bits on every rank.
   using PartDone = std::function<void(int64_t first, int64_t num_elements)>;
 
-  /// Float, Double, BFloat16 or Half terms, at most 1 GiB per rank of the group, in memory of the host that `holder` keeps
-  /// until the end.
+  /// Float, Double, Long, BFloat16 or Half terms, at most 1 GiB per rank of the group, in memory of the host that `holder`
+  /// keeps until the end, or the caller where it is null.
   RunningSum(Transport& group, int tag, const DeviceMemory& terms, const std::shared_ptr<void>& holder, c10::ScalarType type,
              PartDone part_done = {});
   ~RunningSum();
   RunningSum(RunningSum&&) = default;
   RunningSum& operator=(RunningSum&&) = delete;
 
-  /// Moves on what can be moved on and returns whether all is done. Never blocks. Throws CommError.
+  /// Moves on what can be moved on and returns whether all is done. Never blocks. Throws CommError, also where another rank
+  /// gives more or fewer elements.
   bool advance();
   /// Throws CommError with `action` in its text after the time-out.
   void wait(std::string_view action);
@@ -40,10 +45,16 @@ class RunningSum {
  private:
   enum class Hop { kGather, kSpread, kDone };
   struct Part {
+    int64_t first;
     char* data;
     int64_t num_elements;
     int64_t num_bytes;
   };
+  struct Message {
+    Request request;
+    int64_t num_bytes;  // that it must have
+  };
+  static void check_length(Message& done, std::string_view action);
   Part part(int rank) const;
   char* received_from(int rank) const;
   void start_gather();
@@ -55,9 +66,10 @@ class RunningSum {
   std::shared_ptr<void> data_;
   int64_t num_elements_;
   c10::ScalarType type_;
+  bool in_one_hop_;
   PartDone part_done_;
   std::shared_ptr<void> received_;  // of my part, by rank; from LibTorch's allocator, as `data`
-  std::vector<Request> requests_;
+  std::vector<Message> messages_;
   Hop hop_ = Hop::kGather;
 };
 

@@ -25,20 +25,24 @@ void receive_exactly(Transport& transport, int source, int tag, void* data, int6
 
 }  // namespace
 
+std::vector<Request> Transport::isend_bytes(int dest, int tag, std::string_view bytes, const int64_t& num_bytes,
+                                            int64_t part_bytes) {
+  std::vector<Request> sent;
+  sent.push_back(isend(dest, tag, &num_bytes, sizeof num_bytes));
+  for (int64_t start = 0; start < num_bytes; start += part_bytes) {
+    sent.push_back(isend(dest, tag, bytes.data() + start, std::min(part_bytes, num_bytes - start)));
+  }
+  return sent;
+}
+
 void Transport::send_bytes(int dest, int tag, std::string_view bytes, int64_t part_bytes) {
   const auto num_bytes = static_cast<int64_t>(bytes.size());
-  Request size_sent = isend(dest, tag, &num_bytes, sizeof(num_bytes));
-  std::vector<Request> parts_sent;
-  for (int64_t start = 0; start < num_bytes; start += part_bytes) {
-    parts_sent.push_back(isend(dest, tag, bytes.data() + start, std::min(part_bytes, num_bytes - start)));
-  }
-  size_sent.wait("send_bytes");
-  for (Request& part : parts_sent) part.wait("send_bytes");
+  for (Request& sent : isend_bytes(dest, tag, bytes, num_bytes, part_bytes)) sent.wait("send_bytes");
 }
 
 std::string Transport::receive_bytes(int source, int tag, int64_t part_bytes, const std::string& action) {
   const auto message = std::make_shared<Incoming>();
-  try {
+  keeping(message, [&] {
     receive_exactly(*this, source, tag, &message->num_bytes, sizeof message->num_bytes, action);
     if (message->num_bytes < 0) throw CommError(action + ": expected a length, got " + std::to_string(message->num_bytes));
     for (int64_t start = 0; start < message->num_bytes; start += part_bytes) {
@@ -46,10 +50,7 @@ std::string Transport::receive_bytes(int source, int tag, int64_t part_bytes, co
       message->bytes.resize(static_cast<size_t>(start + part));
       receive_exactly(*this, source, tag, message->bytes.data() + start, part, action);
     }
-  } catch (...) {
-    abandon(message);  // the transport may still write to it
-    throw;
-  }
+  });
   return std::move(message->bytes);
 }
 

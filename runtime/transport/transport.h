@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,7 +23,7 @@ class RequestPool {
   /// True when the message of `slot` is complete; then *num_bytes is its length and the slot is free.
   virtual bool test(uint32_t slot, int64_t* num_bytes) = 0;
   /// Waits until it is complete, frees the slot and returns the length of the message.
-  virtual int64_t wait(uint32_t slot, std::string_view action, std::optional<std::chrono::milliseconds> timeout) = 0;
+  virtual int64_t wait(uint32_t slot, std::string_view action) = 0;
   /// Nobody will ask for `slot` again; the message itself goes on, and the slot is freed behind it.
   virtual void drop(uint32_t slot) noexcept = 0;
 
@@ -58,11 +57,10 @@ class [[nodiscard]] Request {
   }
 
   /// Waits for the message and returns its length in bytes; again at once when asked again. action: what this rank is doing,
-  /// for the error text ("2F0"). timeout: instead of the transport's. Throws CommError after the time-out, for a truncated
-  /// message, or when a peer has failed.
-  int64_t wait(std::string_view action = {}, std::optional<std::chrono::milliseconds> timeout = std::nullopt) {
+  /// for the error text ("2F0"). Throws CommError after the time-out, for a truncated message, or when a peer has failed.
+  int64_t wait(std::string_view action = {}) {
     if (pool_ == nullptr) return num_bytes_;
-    num_bytes_ = pool_->wait(slot_, action, timeout);
+    num_bytes_ = pool_->wait(slot_, action);
     pool_ = nullptr;
     return num_bytes_;
   }
@@ -90,8 +88,9 @@ class [[nodiscard]] Request {
 /// Messages between two ranks with the same tag arrive in the order in which they were sent. An isend may return before the
 /// data has left, and may complete only when the receiver asks for the message: two ranks that both wait for their isend
 /// before they call irecv may wait for each other for ever. Collectives are called by all members of the group in the same
-/// order. Every wait ends after `timeout()` at the latest, with CommError; every call throws AbortedError or PeerLostError
-/// when a peer has ended the job or has died. Ranks in calls are ranks of this group, in errors of the world.
+/// order. Every wait ends after the time-out that the transport was made with, with CommError; every call throws
+/// AbortedError or PeerLostError when a peer has ended the job or has died. Ranks in calls are ranks of this group, in
+/// errors of the world.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -125,12 +124,14 @@ class Transport {
 
   /// Replaces `terms` by the sum over all ranks, added in the order of the ranks: the same bits on
   /// every rank, in every run and over every transport. Float, Double, Long; BFloat16 and Half are
-  /// summed in float32 and rounded once. Throws c10::TypeError for other types.
-  virtual void all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) = 0;
+  /// summed in float32 and rounded once. Throws c10::TypeError for other types. By messages of the tags kSumTag and
+  /// kSumTag + 1 (running_sum.cpp), unless the transport has a way of its own.
+  virtual void all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type);
   void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) {
     all_reduce_sum({data, num_elements * static_cast<int64_t>(c10::elementSize(type))}, type);
   }
-  /// Copies the bytes of rank `root` to all others.
+  /// Copies the bytes of rank `root` to all others. After a CommError of a collective, as with a Request that is dropped,
+  /// its message goes on: keep the buffer (keeping() of abandoned.h).
   virtual void broadcast(const DeviceMemory& bytes, int root) = 0;
   void broadcast(void* data, int64_t num_bytes, int root) { broadcast({data, num_bytes}, root); }
   /// Every rank's bytes, of any length each, by rank.
@@ -148,14 +149,13 @@ class Transport {
   /// is gone, because a launcher kills the others as soon as one ends. Takes at most two seconds.
   virtual void end_in_order() noexcept = 0;
 
-  /// How long a wait may take; one value for this rank, whatever the group.
-  virtual std::chrono::milliseconds timeout() const = 0;
-  virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
-
   /// A string of a length that the receiver does not know: length first, then the bytes, in parts
   /// of at most `part_bytes`, because one message of MPI carries less than 2 GiB. Both block. No more memory than one part
   /// beyond what has arrived is taken for a length that is wrong. action: for error texts.
   void send_bytes(int dest, int tag, std::string_view bytes, int64_t part_bytes = kPartBytes);
+  /// Starts what send_bytes does. `num_bytes`, the length of `bytes`, stays alive as they do.
+  std::vector<Request> isend_bytes(int dest, int tag, std::string_view bytes, const int64_t& num_bytes,
+                                   int64_t part_bytes = kPartBytes);
   std::string receive_bytes(int source, int tag, int64_t part_bytes = kPartBytes,
                             const std::string& action = "receive_bytes");
   static constexpr int64_t kPartBytes = int64_t{1} << 30;
@@ -164,8 +164,10 @@ class Transport {
   Transport() = default;
 };
 
-/// Largest tag a caller may use. One more must be below MPI_TAG_UB, which is 2^23 - 1 with UCX.
-constexpr int kMaxTag = (1 << 23) - 3;
+/// Largest tag. MPI_TAG_UB is 2^23 - 1 with UCX.
+constexpr int kMaxTag = (1 << 23) - 1;
+/// All tags below are the callers'.
+constexpr int kSumTag = kMaxTag - 1;
 /// Default of every transport: longer than any step, short enough that a hung job ends.
 constexpr std::chrono::milliseconds kDefaultTimeout = std::chrono::seconds(120);
 

@@ -62,7 +62,7 @@ std::chrono::milliseconds timeout_of(const Config& config) {
 std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, const Config& config, bool& uses_mpi) {
   uses_mpi = launch.kind != runtime::Launch::Kind::kSingleProcess;
   if (!uses_mpi) return runtime::LoopbackWorld(1, timeout_of(config)).transport(0);
-  auto world = runtime::mpi::create({.timeout = timeout_of(config)});
+  auto world = runtime::mpi::create(timeout_of(config));
   // Everybody hears of it, so that nobody waits for a rank that has thrown.
   const std::string own = runtime::describe_mismatch(launch, world->rank(), world->size());
   for (const std::string& complaint : world->all_gather(own)) TORCH_CHECK_VALUE(complaint.empty(), complaint);

@@ -16,6 +16,7 @@
 
 #include "runtime/device/device.h"
 #include "runtime/device/random.h"
+#include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
 #include "runtime/libtorch/unmade.h"
 #include "smp/engine/checkpoint/model_state.h"
@@ -53,11 +54,40 @@ OptimizerState without_entries(const Optimizer& optimizer) {
   return state;
 }
 
-void read_entries(runtime::WireReader& in, OptimizerState& state) {
-  while (!in.at_end()) {
-    const std::string parameter = in.get_string(), field = in.get_string();
-    state.entries[parameter][field] = in.get_tensor();
+using Entries = decltype(OptimizerState::entries);
+
+// Its copy on every rank of `group`, where rank `owner` has it.
+at::Tensor copied(const at::Tensor& tensor, int owner, runtime::Transport& group) {
+  if (owner != group.rank()) {
+    return runtime::read_tensor(group.receive_bytes(owner, runtime::kStateTag), "state of an optimizer");
   }
+  runtime::WireWriter out;
+  out.put(tensor);
+  const std::string bytes = out.take();
+  for (int r = 0; r < group.size(); ++r) {
+    if (r != owner) group.send_bytes(r, runtime::kStateTag, bytes);
+  }
+  return tensor.detach().clone();
+}
+
+// The entries of all ranks on each: names at once, data one tensor at a time, since all may be more than a message can be.
+Entries gathered(const Entries& own, runtime::Transport& group) {
+  runtime::WireWriter names;
+  for (const auto& [parameter, fields] : own) {
+    for (const auto& [field, tensor] : fields) names.put(parameter), names.put(field);
+  }
+  const std::vector<std::string> all = group.all_gather(names.take());
+  Entries entries;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    runtime::read_all(all[static_cast<size_t>(rank)], "names of an optimizer's state", [&](runtime::WireReader& in) {
+      while (!in.at_end()) {
+        const std::string parameter = in.get_string(), field = in.get_string();
+        const at::Tensor mine = rank == group.rank() ? own.at(parameter).at(field) : at::Tensor();
+        entries[parameter][field] = copied(mine, rank, group);
+      }
+    });
+  }
+  return entries;
 }
 
 std::map<std::string, at::Tensor> offered(const OptimizerState& state, std::string& error) {
@@ -149,22 +179,14 @@ void keep_local_state(const RankState& own, Optimizer& optimizer) {
 OptimizerState gathered_state(const RankState& own, const Optimizer& optimizer) {
   OptimizerState state = local_state(own, optimizer);
   state.is_partial = false;
-  runtime::WireWriter out;
-  const int me = own.context.pipeline->rank();
+  runtime::Transport& pipeline = *own.context.pipeline;
   for (const OptimizerGroup& group : optimizer.view->groups()) {
     for (const at::Tensor& parameter : group.parameters) {
-      const auto entry = state.entries.find(name_of(*optimizer.model, parameter));
-      if (entry == state.entries.end() || own.models.home(parameter).owner() != me) continue;
-      for (const auto& [field, tensor] : entry->second) {
-        out.put(entry->first), out.put(field);
-        out.put(tensor);
-      }
+      const bool is_owner = own.models.home(parameter).owner() == pipeline.rank();
+      if (!is_owner) state.entries.erase(name_of(*optimizer.model, parameter));
     }
   }
-  state.entries.clear();
-  for (const std::string& bytes : own.context.pipeline->all_gather(out.take())) {
-    runtime::read_all(bytes, "state of an optimizer", [&](runtime::WireReader& in) { read_entries(in, state); });
-  }
+  state.entries = gathered(state.entries, pipeline);
   return state;
 }
 
@@ -172,24 +194,12 @@ void broadcast_local_state(const RankState& own, Optimizer& optimizer, int sourc
   const at::NoGradGuard no_grad;
   runtime::Transport& replicas = *own.context.replicas;
   check_is_known(optimizer, "smp::join");
-  runtime::WireWriter out;
-  if (replicas.rank() == source) {
-    const OptimizerState state = local_state(own, optimizer);
-    out.put(groups_to_json(state));
-    for (const auto& [parameter, fields] : state.entries) {
-      for (const auto& [field, tensor] : fields) {
-        out.put(parameter), out.put(field);
-        out.put(tensor);
-      }
-    }
-  }
-  const std::vector<std::string> all = replicas.all_gather(out.take());
-  if (replicas.rank() == source) return;
   OptimizerState state;
-  runtime::read_all(all[static_cast<size_t>(source)], "state of an optimizer", [&](runtime::WireReader& in) {
-    groups_from_json(in.get_string(), state);
-    read_entries(in, state);
-  });
+  if (replicas.rank() == source) state = local_state(own, optimizer);
+  const auto texts = replicas.all_gather(replicas.rank() == source ? groups_to_json(state) : "");
+  state.entries = gathered(state.entries, replicas);
+  if (replicas.rank() == source) return;
+  groups_from_json(texts[static_cast<size_t>(source)], state);
   const std::vector<OptimizerGroup> groups = optimizer.view->groups();
   TORCH_CHECK_VALUE(state.groups.size() == groups.size(), "smp::join: expected ", groups.size(),
                     " parameter groups as here, got ", state.groups.size(), " from replica ", source,

@@ -275,24 +275,25 @@ const Schedule& Programs::schedule(const std::vector<Program*>& microbatches, Ta
 Programs::Table Programs::make_table(const std::vector<Program*>& microbatches, TablePart part) const {
   std::vector<const StageGraph*> graphs;
   for (const Program* program : microbatches) graphs.push_back(&program->stage_graph);
+  const bool is_whole = part == TablePart::kWhole;
+  const bool in_turn = is_whole && !write_conflict(microbatches).empty();  // one microbatch after the other
   ScheduleOptions options = microbatches.front()->plan.schedule;
-  if (part != TablePart::kWhole) options.kind = ScheduleKind::kSimple;
-  if (part == TablePart::kWhole && !write_conflict(microbatches).empty()) {  // one microbatch after the other
+  if (!is_whole) options.kind = ScheduleKind::kSimple;
+  if (in_turn) {
     options.kind = ScheduleKind::kInterleaved;
     options.active_microbatches = 1;
   }
-  const bool is_as_planned = part == TablePart::kWhole && options == microbatches.front()->plan.schedule;
   std::optional<Schedule> given;
-  if (is_as_planned) given = given_schedule(microbatches.front()->plan.table, graphs);
+  if (is_whole && !in_turn) given = given_schedule(microbatches.front()->plan.table, graphs);
   Table table{.schedule = given ? std::move(*given) : generate(options, graphs), .buffers = {}};
   check(table.schedule, graphs);
-  if (part != TablePart::kWhole) keep_only(part, table.schedule);
+  if (!is_whole) keep_only(part, table.schedule);
   const Program& first = *microbatches.front();
   const bool is_uniform = std::all_of(microbatches.begin(), microbatches.end(),
                                       [&](const Program* program) { return program->hash == first.hash; });
   Schedule& made = table.schedule;
-  made.limits_sends = part == TablePart::kWhole && is_uniform && may_limit_sends(made);
-  if (part == TablePart::kWhole && is_uniform && (first.graph.has_backward() || made.limits_sends)) {
+  made.limits_sends = is_whole && is_uniform && may_limit_sends(made);
+  if (is_whole && is_uniform && (first.graph.has_backward() || made.limits_sends)) {
     table.buffers =
         message_buffers(first.graph, first.plan, made, context_.pipeline->rank(), context_.config.stage == StageKind::kTape);
   }

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "runtime/gradients/tied_gradients.h"
+#include "runtime/transport/abandoned.h"
 #include "smp/engine/models/program.h"
 #include "smp/engine/replicas/replica_step.h"
 
@@ -117,13 +117,13 @@ ReplicaGradients::ReplicaGradients(Context& context, const Models& models, const
 void ReplicaGradients::add(Model& model, const std::unordered_set<const void*>& taken) {
   // Tied weights come first, that is last to leave: they are final when the pipeline has summed them.
   std::vector<at::Tensor> parameters, own;
-  Reducing reducing{.model = &model, .rest = {}};
+  Reducing reducing{.model = &model, .frozen = {}};
   for (const runtime::NamedTensor& named : model.own.tensors()) {
     const bool is_taken = taken.contains(named.tensor.unsafeGetTensorImpl());
     if (named.kind != ValueKind::kParameter || !models_.is_here(named.tensor) || is_taken) continue;
     const bool is_trained = named.tensor.requires_grad() && named.tensor.is_leaf();
     const bool is_tied = models_.home(named.tensor).is_tied();
-    (!is_trained ? reducing.rest : is_tied ? parameters : own).push_back(named.tensor);
+    (!is_trained ? reducing.frozen : is_tied ? parameters : own).push_back(named.tensor);
   }
   parameters.insert(parameters.end(), own.begin(), own.end());
   make_reducer(model, std::move(parameters));
@@ -155,11 +155,16 @@ void ReplicaGradients::make_reducer(Model& model, std::vector<at::Tensor> parame
 
 void ReplicaGradients::begin(const std::vector<Action>& column, const std::vector<runtime::MicrobatchRun>& microbatches) {
   std::unordered_map<std::string_view, Final*> last;  // by parameter: what makes it final
+  const Action* before = nullptr;                     // the computation before this one
   for (const Action& action : column) {
+    if (!action.is_compute()) continue;
+    const Action* const previous = std::exchange(before, &action);
     if (action.kind != ActionKind::kWeightGradient) continue;
     const runtime::RankProgram& program = *microbatches[static_cast<size_t>(action.microbatch)].program;
     Final& own = final_[{action.stage, action.microbatch}];
-    own.has_one_backward = program.stages.at(action.stage)->values().backwards.size() == 1;
+    const Action backward{ActionKind::kBackward, action.stage, action.microbatch};
+    const bool is_behind_its_own = previous != nullptr && *previous == backward;
+    own.is_next = is_behind_its_own && program.stages.at(action.stage)->values().backwards.size() == 1;
     for (const ValueId id : program.plan->stages[static_cast<size_t>(action.stage)].parameters) {
       last[program.graph->values[static_cast<size_t>(id)].name] = &own;
     }
@@ -182,7 +187,7 @@ void ReplicaGradients::begin(const std::vector<Action>& column, const std::vecto
 
 void ReplicaGradients::before_backward(const Action& action) {
   const Final& now = final_.at({action.stage, action.microbatch});
-  if (!now.has_one_backward) return;
+  if (!now.is_next) return;
   for (const auto& [r, parameters] : now.parameters) reducing_[r].model->reduction.reducer->expect(parameters);
 }
 
@@ -195,8 +200,31 @@ void ReplicaGradients::after_weight_gradients(const Action& action) {
 void ReplicaGradients::finish() {
   for (const Reducing& reducing : reducing_) {
     reducing.model->reduction.reducer->finish();
-    runtime::average_gradients(reducing.rest, *context_.replicas, reducing.model->reduction.bucket_bytes, divisor_);
+    average_frozen(reducing);
   }
+}
+
+// Those that some replica has: as a rule none, so that no reducer is kept for them.
+void ReplicaGradients::average_frozen(const Reducing& reducing) const {
+  if (reducing.frozen.empty()) return;
+  const auto num_replicas = std::make_shared<std::vector<int64_t>>();  // that have a gradient, by parameter
+  for (const at::Tensor& parameter : reducing.frozen) num_replicas->push_back(parameter.grad().defined());
+  runtime::keeping(num_replicas, [&] {
+    const auto size = static_cast<int64_t>(num_replicas->size());
+    context_.replicas->all_reduce_sum(num_replicas->data(), size, c10::ScalarType::Long);
+  });
+  std::vector<at::Tensor> kept;
+  for (size_t i = 0; i < reducing.frozen.size(); ++i) {
+    if ((*num_replicas)[i] > 0) kept.push_back(reducing.frozen[i]);
+  }
+  if (kept.empty()) return;
+  runtime::GradientReducer reducer(std::move(kept), *context_.replicas,
+                                   {.bucket_bytes = reducing.model->reduction.bucket_bytes,
+                                    .shares_memory = false,
+                                    .overlap = false,
+                                    .number = reducing.model->number});
+  reducer.begin(divisor_);
+  reducer.finish();
 }
 
 }  // namespace smp::engine

@@ -46,15 +46,18 @@ class ReplicaGradients : public runtime::BackwardObserver {
  private:
   struct Reducing {
     Model* model;
-    std::vector<at::Tensor> rest;  // frozen: a gradient is of earlier steps, which may have kept it
+    std::vector<at::Tensor> frozen;  // a gradient is of earlier steps, which may have kept it
   };
   /// Parameters that become final in one backward and its weight gradients, by model.
   struct Final {
     std::map<size_t, std::vector<size_t>> parameters;
-    bool has_one_backward = true;
+    /// By the next accumulation after the backward has begun. Not where it is several, nor where other computations, of a
+    /// table that came with its plan, stand between it and its weight gradients: theirs may accumulate first.
+    bool is_next = false;
   };
   void add(Model& model, const std::unordered_set<const void*>& taken);
   void make_reducer(Model& model, std::vector<at::Tensor> parameters);
+  void average_frozen(const Reducing& reducing) const;
 
   Context& context_;
   const Models& models_;

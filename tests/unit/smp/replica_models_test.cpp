@@ -3,6 +3,9 @@
 
 #include <functional>
 
+#include "partitioner/plan/action.h"
+#include "smp/engine/models/program.h"
+#include "smp/engine/rank/rank_state.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
@@ -296,6 +299,60 @@ TEST(ReplicaModels, MessagesOfModelsDoNotMixAfterOneIsGone) {
         expect_close(other->parameters()[p].grad(), want * 2 / 3, 1e-4, "second");
       }
     }
+  });
+}
+
+using Columns = std::vector<std::vector<partitioner::Action>>;
+
+/// Each microbatch's weight gradients behind the backward of the next, on two stages.
+Columns late_weights(int num_microbatches) {
+  using partitioner::ActionKind;
+  Columns columns(2);
+  for (int m = 0; m < num_microbatches; ++m) columns[0].push_back({ActionKind::kForward, 0, m});
+  for (const int stage : {0, 1}) {
+    std::vector<partitioner::Action>& column = columns[static_cast<size_t>(stage)];
+    for (int m = 0; m < num_microbatches; ++m) {
+      if (stage == 1) column.push_back({ActionKind::kForward, stage, m});
+      column.push_back({ActionKind::kBackward, stage, m});
+      if (m > 0) column.push_back({ActionKind::kWeightGradient, stage, m - 1});
+    }
+    column.push_back({ActionKind::kWeightGradient, stage, num_microbatches - 1});
+  }
+  return columns;
+}
+
+/// The program of the first model, as if its plan had come with this table.
+std::shared_ptr<engine::Program> with_table(const Columns& table) {
+  engine::RankState& rank = engine::rank_state("test");
+  const auto known = rank.models.all().front()->first_program;
+  partitioner::Plan plan = known->plan;
+  plan.table = table;
+  rank.programs.erase(known->hash);
+  const auto program = rank.programs.add(known->graph, std::move(plan), known->hash);
+  program->constants = known->constants;
+  return program;
+}
+
+TEST(ReplicaModels, ATableWithLateWeightGradientsIsAveragedWhole) {
+  constexpr int kMicrobatches = 4, kSteps = 6;  // the first ones record and compare tapes
+  run_smp_ranks(2 * kTwoReplicas, {.pipeline_parallel_degree = 2, .microbatches = kMicrobatches}, [] {
+    const auto net = make_net(), late_net = make_net();
+    DistributedModel late_model(late_net, {.name = "late"}), model(net, {.name = "usual"});
+    auto late_step = tests::training_step(late_model), step = tests::training_step(model);
+    const auto train = [](auto& distributed, auto& function, uint64_t seed) {
+      distributed.zero_grad();
+      function(rows(8, 8, 100 * seed + dp_rank()), rows(8, 4, seed));
+    };
+    train(late_model, late_step, 1);
+    const auto program = with_table(late_weights(kMicrobatches));
+    for (int s = 0; s < kSteps; ++s) {
+      train(model, step, s);
+      train(late_model, late_step, s);
+      tests::expect_twins(late_model, *net, "step " + std::to_string(s));
+    }
+    const auto& [index, stage] = *program->rank_program.stages.begin();
+    EXPECT_EQ(stage->report().num_weight_calls > 0, index == 1)
+        << "behind the gradients that leave: the first stage has none";
   });
 }
 

@@ -10,7 +10,10 @@
 #include <array>
 #include <functional>
 #include <limits>
+#include <stdexcept>
 
+#include "examples/common/tensor_memory.h"
+#include "runtime/transport/error.h"
 #include "tests/support/bits.h"
 #include "tests/support/loopback_world.h"
 #include "tests/support/messages.h"
@@ -132,6 +135,16 @@ TEST(StateExchange, ReplicasGetWhatTheFirstHasInThePlaceOfTheirOwn) {
     EXPECT_EQ(exchange.error(), "");
     expect_bit_equal(exchange.deliver("weight", {{0}}), at::full({2}, 0.0), "weight");
   });
+}
+
+TEST(StateExchange, DeliveryThatFailsLeavesItsBufferToTheTransport) {
+  EXPECT_ANY_THROW(run_replicas(1, 2, [](Transport& pipeline, Transport& replicas) {
+    StateExchange exchange({{"weight", at::ones({1000})}}, "", pipeline, replicas);
+    if (replicas.rank() == 0) throw std::runtime_error("gone");
+    const examples::TensorMemory memory;
+    EXPECT_THROW(exchange.deliver("weight", {{0}}), CommError);
+    EXPECT_EQ(memory.current_bytes(), 4000) << "the tensor that was to be filled";
+  }));
 }
 
 TEST(StateExchange, TensorsInAnotherOrderOfDimensionsAndWithoutElementsArrive) {

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "runtime/gradients/gradient_reducer.h"
 #include "runtime/gradients/tied_gradients.h"
 #include "tests/support/bits.h"
 #include "tests/support/loopback_world.h"
@@ -118,18 +119,17 @@ TEST(TiedGradients, OfOneRankThatTrainsForTheFirstTimeReachTheOthers) {
   });
 }
 
-// The other replica leaves after the first of the two messages of average_gradients.
-TEST(AverageGradients, ThatFailLeaveEveryGradientAsItWas) {
+// The other replica leaves before the bucket does.
+TEST(GradientReducer, ThatFailsLeavesEveryGradientAsItWas) {
   Weights weights;
   weights.tied.mutable_grad() = torch::full({3}, 7.0);
   EXPECT_ANY_THROW(tests::run_ranks(2, [&](Transport& replicas) {
-    if (replicas.rank() == 0) {
-      average_gradients({weights.tied, weights.own}, replicas, 1 << 20, replicas.size());
-    } else {
-      std::vector<int64_t> have = {1, 1};
-      replicas.all_reduce_sum(have.data(), 2, c10::ScalarType::Long);
-      throw std::runtime_error("gone");
-    }
+    const std::vector<at::Tensor> parameters =
+        replicas.rank() == 0 ? std::vector{weights.tied, weights.own} : std::vector{torch::ones({3}), torch::ones({2})};
+    GradientReducer reducer(parameters, replicas, {.shares_memory = false, .overlap = false});
+    if (replicas.rank() == 1) throw std::runtime_error("gone");
+    reducer.begin(replicas.size());
+    reducer.finish();
   }));
   support::expect_bit_equal(weights.tied.grad(), torch::full({3}, 7.0), "its gradient");
   EXPECT_FALSE(weights.own.grad().defined());

@@ -32,6 +32,10 @@ const Environment kMpirun{{"OMPI_COMM_WORLD_RANK", "3"},
                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                           {"PMIX_RANK", "3"}};
 
+Environment of_mpirun(const std::string& rank, const std::string& size) {
+  return {{"OMPI_COMM_WORLD_RANK", rank}, {"OMPI_COMM_WORLD_SIZE", size}};
+}
+
 std::string refusal_of(const Environment& environment) {
   try {
     detect_launch(in(environment));
@@ -50,18 +54,14 @@ TEST(Launch, WithoutLauncherIsAWorldOfOne) {
   EXPECT_EQ(detect_launch(in({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}})), Launch());
 }
 
-TEST(Launch, ReadsMpirun) { EXPECT_EQ(detect_launch(in(kMpirun)), (Launch{Launch::Kind::kMpirun, 3, 8, 1, 2})); }
+TEST(Launch, ReadsMpirun) {
+  EXPECT_EQ(detect_launch(in(kMpirun)), (Launch{Launch::Kind::kMpirun, 3, 8, 1, 2}));
+  EXPECT_EQ(detect_launch(in(of_mpirun("1", "4"))), (Launch{Launch::Kind::kMpirun, 1, 4, 1, 4}));
+}
 
 TEST(Launch, ReadsMpirunInsideASlurmAllocation) {
   const Environment slurm{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}};
   EXPECT_EQ(detect_launch(in(kMpirun + slurm)).size, 8);
-}
-
-TEST(Launch, ReadsExplicitVariables) {
-  EXPECT_EQ(detect_launch(in({{"SMP_RANK", "1"}, {"SMP_WORLD_SIZE", "4"}})), (Launch{Launch::Kind::kExplicit, 1, 4, 1, 4}));
-  EXPECT_EQ(
-      detect_launch(in({{"SMP_RANK", "3"}, {"SMP_WORLD_SIZE", "4"}, {"SMP_LOCAL_RANK", "1"}, {"SMP_LOCAL_SIZE", "2"}})),
-      (Launch{Launch::Kind::kExplicit, 3, 4, 1, 2}));
 }
 
 TEST(Launch, TakesTwoLaunchersThatAgree) {
@@ -69,16 +69,13 @@ TEST(Launch, TakesTwoLaunchersThatAgree) {
   EXPECT_EQ(detect_launch(in(kMpirun + torch)).kind, Launch::Kind::kMpirun);
   const Environment of_hosts{{"RANK", "1"}, {"WORLD_SIZE", "2"}};  // Volcano's, of a host each
   EXPECT_EQ(detect_launch(in(kMpirun + of_hosts)).kind, Launch::Kind::kMpirun);
-  const Environment same{{"SMP_RANK", "3"}, {"SMP_WORLD_SIZE", "8"}};
-  EXPECT_EQ(detect_launch(in(kMpirun + same)).kind, Launch::Kind::kMpirun);
 }
 
 TEST(Launch, RefusesTwoLaunchersThatDisagreeAndPrintsBoth) {
-  const std::string text = refusal_of(kMpirun + Environment{{"SMP_RANK", "0"}, {"SMP_WORLD_SIZE", "2"}});
-  expect_contains(text, "SMP_RANK=0, SMP_WORLD_SIZE=2");
-  expect_contains(text, "OMPI_COMM_WORLD_RANK=3, OMPI_COMM_WORLD_SIZE=8");
   const Environment torch{{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "0"}};
-  expect_contains(refusal_of(kMpirun + torch), "RANK=0, WORLD_SIZE=4 (torchrun)");
+  const std::string text = refusal_of(kMpirun + torch);
+  expect_contains(text, "OMPI_COMM_WORLD_RANK=3, OMPI_COMM_WORLD_SIZE=8 (Open MPI's mpirun)");
+  expect_contains(text, "RANK=0, WORLD_SIZE=4 (torchrun)");
 }
 
 TEST(Launch, RefusesLaunchersThatItCannotServeAndSaysWhatWorks) {
@@ -117,21 +114,22 @@ TEST(Launch, TakesOtherLaunchersWithOneProcess) {
 }
 
 TEST(Launch, ComplainsOfVariablesThatNobodysMpirunHasSet) {
-  const Launch explicit_two = detect_launch(in({{"SMP_RANK", "0"}, {"SMP_WORLD_SIZE", "2"}}));
-  EXPECT_EQ(describe_mismatch(explicit_two, 0, 2), "");
-  const std::string alone = describe_mismatch(explicit_two, 0, 1);
-  expect_contains(alone, "expected MPI to find rank 0 of 2 (SMP_RANK=0, SMP_WORLD_SIZE=2), got rank 0 of 1");
+  const Launch two = detect_launch(in(of_mpirun("0", "2")));
+  EXPECT_EQ(describe_mismatch(two, 0, 2), "");
+  const std::string alone = describe_mismatch(two, 0, 1);
+  expect_contains(alone, "find rank 0 of 2 (OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE=2), got rank 0 of 1");
   expect_contains(alone, "`smp run -np N program`");
   expect_contains(describe_mismatch(detect_launch(in(kMpirun)), 2, 8), "OMPI_COMM_WORLD_RANK=3");
 }
 
 TEST(Launch, RefusesIncompleteAndImpossibleSets) {
-  expect_contains(refusal_of({{"SMP_RANK", "1"}}), "got only SMP_RANK");
-  expect_contains(refusal_of({{"SMP_RANK", "one"}, {"SMP_WORLD_SIZE", "2"}}), "got 'one'");
-  expect_contains(refusal_of({{"SMP_RANK", "2"}, {"SMP_WORLD_SIZE", "2"}}), "got SMP_RANK=2");
-  expect_contains(refusal_of({{"SMP_RANK", "-1"}, {"SMP_WORLD_SIZE", "2"}}), "got SMP_RANK=-1");
-  expect_contains(refusal_of({{"SMP_RANK", "1"}, {"SMP_WORLD_SIZE", "2"}, {"SMP_LOCAL_RANK", "2"}}), "got SMP_LOCAL_RANK=2");
-  expect_contains(refusal_of({{"SMP_RANK", ""}, {"SMP_WORLD_SIZE", "2"}}), "got ''");
+  expect_contains(refusal_of({{"OMPI_COMM_WORLD_RANK", "1"}}), "got only OMPI_COMM_WORLD_RANK");
+  expect_contains(refusal_of(of_mpirun("one", "2")), "got 'one'");
+  expect_contains(refusal_of(of_mpirun("2", "2")), "got OMPI_COMM_WORLD_RANK=2");
+  expect_contains(refusal_of(of_mpirun("-1", "2")), "got OMPI_COMM_WORLD_RANK=-1");
+  expect_contains(refusal_of(of_mpirun("1", "2") + Environment{{"OMPI_COMM_WORLD_LOCAL_RANK", "2"}}),
+                  "got OMPI_COMM_WORLD_LOCAL_RANK=2");
+  expect_contains(refusal_of(of_mpirun("", "2")), "got ''");
 }
 
 TEST(Launch, SetsMpiDefaultsButKeepsTheUsers) {

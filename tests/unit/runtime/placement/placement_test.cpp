@@ -9,12 +9,15 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "examples/common/tensor_memory.h"
 #include "runtime/delayed/construction.h"
 #include "runtime/libtorch/unmade.h"
+#include "runtime/transport/error.h"
 #include "tests/support/bits.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/loopback_world.h"
@@ -148,6 +151,16 @@ TEST(BroadcastTensors, GiveTheSourcesValuesInEveryGeometry) {
     support::expect_bit_equal(whole.select(1, 0), at::full({4}, own), "the rest of that");
     EXPECT_EQ(transposed.strides(), at::IntArrayRef({1, 3}));
   });
+}
+
+TEST(BroadcastTensors, ThatFailLeaveTheirBufferToTheTransport) {
+  EXPECT_ANY_THROW(tests::run_ranks(2, [](Transport& group) {
+    if (group.rank() == 1) throw std::runtime_error("gone");
+    const at::Tensor column = at::zeros({1000, 2}).select(1, 0);
+    const examples::TensorMemory memory;
+    EXPECT_THROW(broadcast_tensors({column}, group, 1), CommError);
+    EXPECT_EQ(memory.current_bytes(), 4000) << "a dense copy of the column";
+  }));
 }
 
 /// This rank of two replicas of two pipeline ranks.

@@ -99,7 +99,6 @@ bool contains(const std::vector<int>& group, const std::vector<int>& part) {
 
 void check_rank(const Topology& topology, int rank) {
   const auto coordinates = topology.coordinates(rank);
-  EXPECT_EQ(topology.world_rank(coordinates), rank);
   EXPECT_EQ(topology.group_rank(Kind::kPipeline, rank), coordinates.pp_rank);
   EXPECT_EQ(topology.group_rank(Kind::kTensor, rank), coordinates.tp_rank);
   EXPECT_EQ(topology.group_rank(Kind::kReducedData, rank), coordinates.rdp_rank);
@@ -160,7 +159,6 @@ TEST(Topology, RefusesRanksOutsideTheWorld) {
   const Topology topology(4, {.pipeline_degree = 2});
   EXPECT_THROW(topology.coordinates(4), c10::IndexError);
   EXPECT_THROW(topology.coordinates(-1), c10::IndexError);
-  EXPECT_THROW(topology.world_rank({.rdp_rank = 2}), c10::IndexError);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <functional>
 #include <stdexcept>
 
+#include "examples/common/tensor_memory.h"
 #include "runtime/transport/error.h"
 #include "tests/support/loopback_world.h"
 
@@ -78,10 +79,20 @@ TEST(Loopback, RefusesCollectivesThatDiffer) {
   });
   expect_contains(kinds, "rank 0 calls barrier, rank 1 calls broadcast of 4 bytes from rank 0");
   const std::string sizes = error_of(2, [](Transport& transport) {
-    std::vector<float> data(8);
-    transport.all_reduce_sum(data.data(), 7 + transport.rank(), c10::ScalarType::Float);
+    std::vector<char> data(8);
+    transport.broadcast(data.data(), 7 + transport.rank(), 0);
   });
-  expect_contains(sizes, "all_reduce_sum of 7 Float, rank 1 calls all_reduce_sum of 8 Float");
+  expect_contains(sizes, "broadcast of 7 bytes from rank 0, rank 1 calls broadcast of 8 bytes from rank 0");
+}
+
+TEST(RunningSum, ThatFailsLeavesItsBuffersToTheMessages) {
+  EXPECT_ANY_THROW(run_ranks(2, [](Transport& transport) {
+    if (transport.rank() == 1) throw std::runtime_error("gone");
+    std::vector<float> data(2000);
+    const examples::TensorMemory memory;
+    EXPECT_THROW(transport.all_reduce_sum(data.data(), 2000, c10::ScalarType::Float), CommError);
+    EXPECT_EQ(memory.current_bytes(), 2 * 4000) << "room for half of the elements of each rank";
+  }));
 }
 
 TEST(Loopback, KeepsTheSenderWaitingUntilTheMessageIsTaken) {

@@ -10,7 +10,6 @@ namespace smp::runtime {
 namespace {
 
 constexpr int kUnderMpirun = 0;
-constexpr auto kTestTimeout = std::chrono::seconds(60);
 
 bool is_under_mpirun() { return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr; }
 
@@ -33,11 +32,11 @@ std::string contract_world_name(const testing::TestParamInfo<int>& world) {
   return world.param == kUnderMpirun ? "Mpi" : "Loopback" + std::to_string(world.param);
 }
 
-void TransportContract::run(const Body& body) const {
+void TransportContract::run(const Body& body, std::chrono::milliseconds timeout) const {
   if (GetParam() == kUnderMpirun)
-    body(*mpi::create({.timeout = kTestTimeout}));
+    body(*mpi::create(timeout));
   else
-    tests::run_ranks(GetParam(), body, kTestTimeout);
+    tests::run_ranks(GetParam(), body, timeout);
 }
 
 int next(const Transport& transport) { return (transport.rank() + 1) % transport.size(); }

@@ -21,8 +21,8 @@ std::string contract_world_name(const testing::TestParamInfo<int>& world);
 /// A suite of tests that every transport passes. Derive one class per file, and SMP_FOR_EVERY_TRANSPORT(it).
 class TransportContract : public testing::TestWithParam<int> {
  protected:
-  /// Every rank runs `body`, in a world of its own that no earlier test has touched.
-  void run(const Body& body) const;
+  /// Every rank runs `body`, in a world of its own that no earlier test has touched, whose waits end after `timeout`.
+  void run(const Body& body, std::chrono::milliseconds timeout = std::chrono::seconds(60)) const;
 };
 
 // A macro because GoogleTest's own pastes the name of the suite.

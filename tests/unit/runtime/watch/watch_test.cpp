@@ -153,7 +153,7 @@ TEST(RootCauseDeathTest, PrintsOneLineBeforeThereIsAWorld) {
 }
 
 TEST(RootCauseDeathTest, NamesAPeerThatCannotPrint) {
-  EXPECT_EXIT(throw_uncaught(PeerLostError(0, "rank 0 was killed")), testing::ExitedWithCode(kExitPeerFailed),
+  EXPECT_EXIT(throw_uncaught(PeerLostError("rank 0 was killed")), testing::ExitedWithCode(kExitPeerFailed),
               "^\\[rank 1\\] rank 0 was killed\n$");
 }
 

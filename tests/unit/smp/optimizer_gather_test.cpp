@@ -1,0 +1,65 @@
+// An optimizer's state goes from rank to rank tensor by tensor: all of it may be more than a collective holds.
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "smp/engine/rank/rank_state.h"
+#include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/small_net.h"
+
+namespace smp {
+namespace {
+
+using runtime::DeviceMemory;
+using tests::rows;
+
+/// Its collectives hold little, as those of MPI hold 2 GiB.
+class SmallCollectives : public runtime::Transport {
+ public:
+  explicit SmallCollectives(std::shared_ptr<Transport> transport) : to_(std::move(transport)) {}
+  int rank() const override { return to_->rank(); }
+  int size() const override { return to_->size(); }
+  runtime::Request isend(int dest, int tag, const DeviceMemory& from) override { return to_->isend(dest, tag, from); }
+  runtime::Request irecv(int source, int tag, const DeviceMemory& into) override { return to_->irecv(source, tag, into); }
+  void progress() override { to_->progress(); }
+  std::shared_ptr<Transport> group(const std::vector<int>& ranks) override { return to_->group(ranks); }
+  void broadcast(const DeviceMemory& bytes, int root) override { to_->broadcast(bytes, root); }
+  std::vector<std::string> all_gather(std::string_view bytes) override {
+    std::vector<std::string> all = to_->all_gather(bytes);
+    size_t total = 0;
+    for (const std::string& one : all) total += one.size();
+    TORCH_CHECK_VALUE(total <= 2000, "all_gather of ", total, " bytes");
+    return all;
+  }
+  void barrier() override { to_->barrier(); }
+  bool abort(std::string_view message) noexcept override { return to_->abort(message); }
+  void end_in_order() noexcept override { to_->end_in_order(); }
+
+ private:
+  const std::shared_ptr<Transport> to_;
+};
+
+TEST(OptimizerState, MayBeMoreThanACollectiveHolds) {
+  tests::run_smp_ranks(2, {.pipeline_parallel_degree = 2, .microbatches = 2}, [] {
+    const auto net = tests::make_net();
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(torch::optim::Adam(net->parameters(), 0.1), model);
+    auto step = tests::training_step(model);
+    step(rows(8, 8, 1), rows(8, 4, 2));
+    optimizer.step();
+    const OptimizerState whole = optimizer.state_dict();
+    auto& pipeline = engine::rank_state("test").context.pipeline;
+    const auto own = std::exchange(pipeline, std::make_shared<SmallCollectives>(pipeline));
+    const OptimizerState again = optimizer.state_dict();
+    pipeline = own;
+    ASSERT_EQ(again.entries.size(), 8U);
+    for (const auto& [parameter, fields] : whole.entries) {
+      for (const auto& [field, tensor] : fields) {
+        support::expect_bit_equal(again.entries.at(parameter).at(field), tensor, parameter + " " + field);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace smp
