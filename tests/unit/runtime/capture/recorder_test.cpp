@@ -218,6 +218,13 @@ TEST_F(RecorderTest, WritesToViewsOfConstantsAreRefused) {
   EXPECT_TRUE(table.equal(torch::zeros({4, 8})));
 }
 
+TEST_F(RecorderTest, ConstantsMayBeUsedWhileAGradientIsSparse) {
+  scale_.mutable_grad() = torch::ones({8}).to_sparse();
+  EXPECT_EQ(refusal([](const at::Tensor& x) { return x.add(torch::eye(8).narrow(0, 0, 4)); }), "");
+  const at::Tensor constant = torch::ones({8});
+  EXPECT_EQ(refusal([&](const at::Tensor& x) { return x.add(constant); }), "");
+}
+
 TEST_F(RecorderTest, ConstantsRewrittenWhileTheBodyRunsAreRefused) {
   const at::Tensor constant = torch::zeros({8});
   const std::string text = refusal([&](const at::Tensor& x) {
