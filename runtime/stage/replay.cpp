@@ -245,13 +245,15 @@ void Replay::call_operator(const Call& call, const MicrobatchContext& context, S
   watcher == nullptr ? call.op.callBoxed(stack_) : watcher->call_operator(call.op, stack_, call.node, call.random_ordinal);
 }
 
-// Everything behind an operator was recorded with the sizes that its meta kernel gave: an operator whose sizes depend on its
-// data, and says nothing of it, would be computed with those of zeros.
+// Everything behind an operator was recorded with the results that its meta kernel gave: an operator whose sizes depend on
+// its data, and says nothing of it, would be computed with those of zeros. A function of smp::opaque may return another
+// number of them as well.
 void Replay::check_results(const Call& call) const {
-  size_t k = 0;
+  size_t num_results = 0;
   const auto check = [&](const at::Tensor& result) {
+    const size_t k = num_results++;
+    if (k >= call.outputs.size() || call.outputs[k] < 0 || !result.defined()) return;
     const TensorSpec& expected = call.made[k];
-    if (call.outputs[k++] < 0 || !result.defined()) return;
     TORCH_CHECK(result.sizes() == expected.sizes && result.scalar_type() == expected.dtype, "expected sizes ",
                 at::IntArrayRef(expected.sizes), " and ", expected.dtype, " as recorded without data, got ", result.sizes(),
                 " and ", result.scalar_type(),
@@ -264,6 +266,9 @@ void Replay::check_results(const Call& call) const {
       for (const at::Tensor& tensor : result.toTensorVector()) check(tensor);
     }
   }
+  TORCH_CHECK(num_results == call.outputs.size(), "expected ", call.outputs.size(),
+              " results as recorded without data, got ", num_results,
+              ". Call what depends on data through smp::opaque, with as many results as it gives for zeros.");
 }
 
 std::string Replay::run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress,

@@ -221,6 +221,21 @@ TEST(Replay, ResultsOfOtherSizesOrDtypeThanRecordedAreRefused) {
   EXPECT_TRUE(contains(text, "got [4] and Int")) << text;
 }
 
+TEST(Replay, MoreOrFewerResultsThanRecordedAreRefused) {
+  GraphBuilder g;
+  const ValueId x = g.input({2, 4}), second = g.input({4}), first = g.op("aten::unbind", {x}, {4});
+  g.last_node().overload = "int";
+  g.last_node().arguments.emplace_back(int64_t{0});
+  g.last_node().outputs.push_back(second);
+  ReplayOf it(g.build(), {first, second});
+  expect_bit_equal(it.run({{x, at::ones({2, 4})}}), {at::ones({4}), at::ones({4})}, "as recorded");
+  for (const int64_t rows : {1, 3}) {
+    const std::string text = support::message_of<c10::Error>([&] { it.run({{x, at::ones({rows, 4})}}); });
+    EXPECT_TRUE(contains(text, "expected 2 results as recorded without data, got " + std::to_string(rows))) << text;
+    EXPECT_TRUE(contains(text, "smp::opaque")) << text;
+  }
+}
+
 TEST(Replay, OperatorsWithArgumentsMissingAreRefused) {
   GraphBuilder g;
   const ValueId x = g.input({2}), y = g.op("aten::leaky_relu", {x}, {2});
