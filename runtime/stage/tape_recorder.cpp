@@ -140,7 +140,7 @@ void TapeRecorder::call_operator(const c10::OperatorHandle& op, torch::jit::Stac
   lists_.has_random = lists_.has_random || random_ordinal >= 0;
   const size_t first_call = lists_.calls.size();
   {
-    const InterceptScope scope(*this);
+    const InterceptWithin scope(*this);  // a body that reads a value runs the stage within one of its operators
     op.callBoxed(stack);
   }
   node_by_sequence_.emplace(at::sequence_number::peek(), node);
@@ -167,7 +167,7 @@ NodeId TapeRecorder::node_of_backward() const {
 void TapeRecorder::run_backward(const std::function<void()>& engine) {
   if (current_autocast().enabled) refuse("autocast is on where the step is called");
   {
-    const InterceptScope scope(*this);
+    const InterceptWithin scope(*this);
     engine();
   }
 }
