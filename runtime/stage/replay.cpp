@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "runtime/capture/arguments.h"
+#include "runtime/capture/opaque.h"
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
 #include "runtime/device/device.h"
@@ -238,8 +239,10 @@ std::string Replay::mark_overwritten() {
 }
 
 void Replay::call_operator(const Call& call, const MicrobatchContext& context, StageWatcher* watcher) {
+  std::shared_ptr<void> interpreter;
   std::optional<OperatorSeedGuard> seed;
   if (call.random_ordinal >= 0) {
+    interpreter = interpreter_for(call.op, stack_);  // first: who holds it may wait for the generator
     seed.emplace(operator_seed(context.random, static_cast<uint64_t>(call.random_ordinal)));
   }
   watcher == nullptr ? call.op.callBoxed(stack_) : watcher->call_operator(call.op, stack_, call.node, call.random_ordinal);
