@@ -156,8 +156,9 @@ void HostValues::operator_called(const c10::OperatorHandle& op, torch::jit::Stac
   update_aliases(written, call);
 }
 
-// On the CPU a tensor and its cpu() are one, so what is written to the one is fetched for the other.
+// Where the host computes, a tensor and its cpu() are one, so what is written to the one is fetched for the other.
 void HostValues::update_aliases(const std::vector<at::Tensor>& written, const HostCall& call) {
+  if (this_ranks_device().type != host().type) return;
   for (size_t h = 0; h < hosts_.size() && !written.empty(); ++h) {
     const auto [real, ghost] = hosts_[h];
     const auto is_behind = [&, memory = run_.memory_of(ghost)](const at::Tensor& other) {

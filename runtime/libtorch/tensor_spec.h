@@ -17,7 +17,7 @@ inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-/// A tensor of this geometry on `storage`, which is on the rank's device or the meta device.
+/// A tensor of this geometry on `storage`, which is on the host, the rank's device or the meta device.
 at::Tensor tensor_of(const partitioner::TensorSpec& spec, const c10::Storage& storage);
 
 }  // namespace smp::runtime
