@@ -1,4 +1,4 @@
-// The geometry of tensors, and tensors of a geometry.
+// The geometry of tensors, tensors of a geometry, and those that are constants of a graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,6 +6,12 @@
 #include "partitioner/graph/graph.h"
 
 namespace smp::runtime {
+
+/// The content of a constant of a graph, as of one run.
+struct ConstantContent {
+  partitioner::ValueId value = partitioner::kNoValue;
+  at::Tensor tensor;
+};
 
 partitioner::TensorSpec spec_of(const at::Tensor& tensor);
 

@@ -70,7 +70,6 @@ TEST(TapeFallback, AStageIsTapedAfterTwoSteps) {
       [] {
         EXPECT_EQ(report().num_taped, 2);
         EXPECT_EQ(report().stays_on_autograd, "");
-        EXPECT_GT(report().num_backward_calls, report().num_forward_calls);
       });
 }
 

@@ -150,7 +150,7 @@ TEST(Replay, ModesComeBackWhenAnOperatorThrows) {
 }
 
 at::Tensor dropped(const at::Tensor& x, const RandomState& random, uint64_t ordinal) {
-  const OperatorSeedGuard seed(operator_seed(random, ordinal));
+  const GeneratorHold seed(operator_seed(random, ordinal));
   return at::dropout(x, 0.5, true);
 }
 
@@ -182,7 +182,7 @@ TEST(Replay, NumbersOfAMicrobatchStandInForTheRecordedOnesOnce) {
   const ValueId x = g.input({4}), y = call(g, "aten::leaky_relu", {x}, {0.1}), z = call(g, "aten::leaky_relu", {y}, {0.5});
   ReplayOf it(g.build(), {z});
   const External external{{x, at::full({4}, -1.0)}};
-  const auto slope = [&](const std::vector<ArgumentOverride>& scalars) {
+  const auto slope = [&](const std::vector<partitioner::ScalarOverride>& scalars) {
     return it.run(external, {.random = {}, .scalars = scalars})[0].min();
   };
   expect_bit_equal(slope({}), at::full({}, 0.1F).mul_(-1).mul_(0.5), "as recorded");
