@@ -62,9 +62,10 @@ std::tuple<Ts...> unpack(const Tensors& tensors, std::type_identity<std::tuple<T
 ///
 /// `function` is a lambda without captures or a function object without members: what it works on it is given, parameters
 /// included, because it runs in another process. It takes tensors and returns a tensor, a std::vector or a std::tuple of
-/// them; sizes and dtypes must follow from those of the inputs, since capture learns them by a call on zeros. It may draw
-/// random numbers from LibTorch's default generator. A result that shares memory with an input or with another result (a
-/// gradient reversal returns a view) is cloned. Throws c10::Error when it writes to an input: clone() that first.
+/// them, always as many; sizes and dtypes must follow from those of the inputs, since capture learns them by a call on
+/// zeros. It may draw random numbers from LibTorch's default generator. A result that shares memory with an input or with
+/// another result (a gradient reversal returns a view) is cloned. Throws c10::Error when it writes to an input: clone() that
+/// first.
 template <class F, class... Inputs>
   requires std::is_empty_v<F> && std::is_default_constructible_v<F> && (std::is_convertible_v<Inputs, at::Tensor> && ...)
 auto opaque(F, const Inputs&... inputs) {

@@ -89,6 +89,13 @@ using Argument = std::variant<std::monostate, UndefinedTensor, ValueRef, ValueRe
                               std::complex<double>, std::string, std::vector<int64_t>, std::vector<double>,
                               std::vector<bool>, ScalarList, StageDevice, NamedDevice>;
 
+/// An argument that is another number in one run of the graph than it was recorded with.
+struct ScalarOverride {
+  NodeId node = kNoNode;
+  int32_t argument = 0;
+  Argument value;  // bool, int64, double or complex
+};
+
 struct Autocast {
   bool enabled = false;
   c10::ScalarType dtype = c10::ScalarType::BFloat16;

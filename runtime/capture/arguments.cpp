@@ -61,22 +61,6 @@ Argument device_argument(const c10::Device& device) {
 
 }  // namespace
 
-void map_tensors(c10::IValue& boxed, const std::function<at::Tensor(const at::Tensor&)>& replace) {
-  if (boxed.isTensor()) {
-    if (boxed.toTensor().defined()) boxed = replace(boxed.toTensor());
-  } else if (boxed.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : boxed.toTensorVector()) list.push_back(tensor.defined() ? replace(tensor) : tensor);
-    boxed = std::move(list);
-  } else if (boxed.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& tensor : boxed.toOptionalTensorVector()) {
-      list.push_back(tensor && tensor->defined() ? std::optional(replace(*tensor)) : tensor);
-    }
-    boxed = std::move(list);
-  }
-}
-
 Argument to_argument(const c10::IValue& boxed, const TensorToValue& resolve, const std::string& op) {
   if (boxed.isTensor()) return tensor_argument(boxed.toTensor(), resolve);
   if (boxed.isNone()) return std::monostate{};

@@ -17,9 +17,6 @@ using TensorToValue = std::function<partitioner::ValueId(const at::Tensor&)>;
 /// The tensor of a value while a graph runs.
 using ValueToTensor = std::function<at::Tensor(partitioner::ValueId)>;
 
-/// Calls `replace` for each defined tensor in `boxed`, lists included.
-void map_tensors(c10::IValue& boxed, const std::function<at::Tensor(const at::Tensor&)>& replace);
-
 /// Data form of a boxed argument. Tensors inside go through `resolve`.
 /// Throws NotImplementedError naming `op` for argument types a graph cannot hold.
 partitioner::Argument to_argument(const c10::IValue& boxed, const TensorToValue& resolve, const std::string& op);

@@ -13,9 +13,6 @@ struct ConstantTensor {
   partitioner::ValueId value = partitioner::kNoValue;
   at::Tensor tensor;   // the user's
   at::Tensor content;  // a dense copy, made at the first use in a body
-
-  /// What the recording was made with.
-  const at::Tensor& recorded() const { return content; }
 };
 
 /// False for tensors that are not on the CPU or whose bytes are not their values (quantized, lazily conjugated or negated).

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/capture/arguments.h"
 #include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
 #include "runtime/device/device.h"
+#include "runtime/libtorch/boxed_tensors.h"
 
 namespace smp::runtime {
 namespace {
@@ -31,12 +31,10 @@ at::Tensor copy_of(const at::Tensor& stand_in) {
   return stand_in.alias();
 }
 
-bool casts() { return current_autocast().enabled && !c10::impl::tls_is_dispatch_key_excluded(this_ranks_device().autocast); }
-
 }  // namespace
 
 void GhostCalls::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  if (casts() && may_be_taken_apart(op.operator_name().name)) {
+  if (autocast_casts() && may_be_taken_apart(op.operator_name().name)) {
     for (const auto key : {this_ranks_device().autocast, c10::DispatchKey::CompositeImplicitAutograd}) {
       if (op.hasKernelForDispatchKey(key)) return take_apart(op, key, stack);
     }

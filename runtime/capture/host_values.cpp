@@ -10,6 +10,7 @@
 #include "runtime/capture/interceptor.h"
 #include "runtime/capture/places.h"
 #include "runtime/device/device.h"
+#include "runtime/libtorch/boxed_tensors.h"
 
 namespace smp::runtime {
 
@@ -33,14 +34,14 @@ bool asks_for_host_copy(const OperatorInfo& info, const torch::jit::Stack& stack
 namespace {
 
 // The arguments on the stack that the operator writes to and the stages hold.
-std::vector<at::Tensor> written_on_stages(const OperatorInfo& info, torch::jit::Stack& stack, const Bindings& bindings) {
+std::vector<at::Tensor> written_on_stages(const OperatorInfo& info, const torch::jit::Stack& stack,
+                                          const Bindings& bindings) {
   std::vector<at::Tensor> written;
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
   for (size_t i = first; i < stack.size(); ++i) {
     if (!info.argument_written[i - first]) continue;
-    map_tensors(stack[i], [&](const at::Tensor& tensor) {
+    for_each_tensor(stack[i], [&](int, const at::Tensor& tensor) {
       if (as_ghost(tensor) != nullptr || bindings.find_storage(tensor) != nullptr) written.push_back(tensor);
-      return tensor;
     });
   }
   return written;
@@ -156,8 +157,9 @@ void HostValues::operator_called(const c10::OperatorHandle& op, torch::jit::Stac
   update_aliases(written, call);
 }
 
-// On the CPU a tensor and its cpu() are one, so what is written to the one is fetched for the other.
+// Where the host computes, a tensor and its cpu() are one, so what is written to the one is fetched for the other.
 void HostValues::update_aliases(const std::vector<at::Tensor>& written, const HostCall& call) {
+  if (this_ranks_device().type != host().type) return;
   for (size_t h = 0; h < hosts_.size() && !written.empty(); ++h) {
     const auto [real, ghost] = hosts_[h];
     const auto is_behind = [&, memory = run_.memory_of(ghost)](const at::Tensor& other) {
@@ -178,20 +180,18 @@ void HostValues::update_aliases(const std::vector<at::Tensor>& written, const Ho
 void HostValues::finish_host_call(const HostCall& call, size_t first, torch::jit::Stack& stack) {
   std::vector<at::Tensor> ghosts;
   for (size_t i = first; i < stack.size(); ++i) {
-    map_tensors(stack[i], [&](const at::Tensor& made) {
+    for_each_tensor(stack[i], [&](int, const at::Tensor& made) {
       ghosts.push_back(ghost_of(made));  // cpu() of what is here has brought it here once more
-      return made;
     });
   }
   for (const at::Tensor& host : call.written) note_memory(host, /*is_written=*/true);
   size_t next = 0;
   for (size_t i = first; i < stack.size(); ++i) {
     stack[i] = call.real[i - first];
-    map_tensors(stack[i], [&](const at::Tensor& tensor) {
+    for_each_tensor(stack[i], [&](int, const at::Tensor& tensor) {
       const at::Tensor& ghost = ghosts.at(next++);
       if (ghost_of(tensor).is_same(tensor)) hosts_.push_back({tensor, ghost});
       note_memory(tensor, /*is_written=*/false);
-      return tensor;
     });
   }
 }

@@ -72,10 +72,13 @@ void MemoryRules::add(const OperatorInfo& info, const Node& node) {
 void MemoryRules::check_write(const OperatorInfo& info, ValueId id) const {
   const Graph& graph = recording_.graph;
   const Value& value = graph.values[id];
-  TORCH_CHECK(value.kind != ValueKind::kConstant, where_(), ": ", info.name, " writes to a tensor of sizes ",
-              c10::IntArrayRef(value.spec.sizes),
-              " that is neither parameter, buffer nor argument of the step. The write would be lost on other ranks: "
-              "register it with register_buffer before the model is wrapped.");
+  // A view that the body makes of a constant is a result, on the constant's memory.
+  for (const Value& other : graph.values) {
+    TORCH_CHECK(other.kind != ValueKind::kConstant || other.storage != value.storage, where_(), ": ", info.name,
+                " writes to a tensor of sizes ", c10::IntArrayRef(other.spec.sizes),
+                " that is neither parameter, buffer nor argument of the step. The write would be lost on other ranks: "
+                "register it with register_buffer before the model is wrapped.");
+  }
   TORCH_CHECK_NOT_IMPLEMENTED(
       std::none_of(graph.backward_roots.begin(), graph.backward_roots.end(),
                    [&](ValueId root) { return graph.values[root].storage == value.storage; }),

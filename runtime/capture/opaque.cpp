@@ -91,6 +91,11 @@ std::vector<at::Tensor> run_checked(const OpaqueFunction& function, const std::v
   return outputs;
 }
 
+const c10::OperatorHandle& opaque_operator() {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("smp::opaque", "");
+  return op;
+}
+
 at::Tensor zeros_like_meta(const at::Tensor& meta) {
   at::Tensor zeros =
       at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(this_ranks_device().type)).zero_();
@@ -135,12 +140,17 @@ void set_interpreter(std::function<std::shared_ptr<void>()> hold) {
   own.hold_interpreter = std::move(hold);
 }
 
+std::shared_ptr<void> interpreter_for(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (!(op == opaque_operator())) return nullptr;
+  const int64_t number = stack[stack.size() - op.schema().arguments().size()].toInt();
+  return find(number)->needs_interpreter ? hold_interpreter() : nullptr;
+}
+
 std::vector<at::Tensor> call_opaque(int64_t number, const std::vector<at::Tensor>& inputs) {
   TORCH_CHECK_VALUE(!inputs.empty(), "opaque: expected at least one tensor as input, got none. Compute it outside of the ",
                     "body, or with operators.");
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("smp::opaque", "");
   torch::jit::Stack stack{number, inputs};
-  op.callBoxed(stack);
+  opaque_operator().callBoxed(stack);
   return stack.back().toTensorVector();
 }
 

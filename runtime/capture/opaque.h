@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <cstdint>
 #include <functional>
@@ -22,6 +23,10 @@ int64_t add_opaque(const std::string& name, OpaqueFunction function);
 
 /// `hold` holds the interpreter for this thread as long as what it returns lives. For functions that need it, from now on.
 void set_interpreter(std::function<std::shared_ptr<void>()> hold);
+
+/// The interpreter, held, if `op` is smp::opaque and the function that `stack` has for it needs one. For a caller that takes
+/// locks around the call, which those who hold the interpreter may wait for.
+std::shared_ptr<void> interpreter_for(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 /// Calls the operator, so that a body in progress records it.
 std::vector<at::Tensor> call_opaque(int64_t number, const std::vector<at::Tensor>& inputs);

@@ -56,6 +56,10 @@ partitioner::Autocast current_autocast() {
   return {.enabled = true, .dtype = at::autocast::get_autocast_dtype(this_ranks_device().type)};
 }
 
+bool autocast_casts() {
+  return current_autocast().enabled && !c10::impl::tls_is_dispatch_key_excluded(this_ranks_device().autocast);
+}
+
 std::vector<at::Tensor> flatten_outputs(const torch::jit::Stack& stack) {
   std::vector<at::Tensor> tensors;
   for (const c10::IValue& result : stack) {
@@ -84,10 +88,7 @@ void set_modes(bool grad_enabled, const partitioner::Autocast& autocast) {
   }
 }
 
-AmbientModes::AmbientModes(const partitioner::Node& node)
-    : grad_enabled_(at::GradMode::is_enabled()), autocast_(current_autocast()) {
-  set_modes(node.grad_enabled, node.autocast);
-}
+AmbientModes::AmbientModes() : grad_enabled_(at::GradMode::is_enabled()), autocast_(current_autocast()) {}
 
 AmbientModes::~AmbientModes() { set_modes(grad_enabled_, autocast_); }
 

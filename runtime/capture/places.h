@@ -27,14 +27,16 @@ const std::string& module_in_texts(const partitioner::Graph& graph, partitioner:
 
 /// Autocast of the thread, for the rank's device.
 partitioner::Autocast current_autocast();
+/// Whether it casts the arguments of operators: it is on, and this is not within one whose arguments it has cast.
+bool autocast_casts();
 
 /// Every tensor on the stack in order, lists flattened; undefined ones kept.
 std::vector<at::Tensor> flatten_outputs(const torch::jit::Stack& stack);
 
-/// Sets grad mode and autocast as they were when `node` was recorded; restores them at the end.
+/// Restores grad mode and autocast at the end.
 class AmbientModes {
  public:
-  explicit AmbientModes(const partitioner::Node& node);
+  AmbientModes();
   ~AmbientModes();
   AmbientModes(const AmbientModes&) = delete;
   AmbientModes& operator=(const AmbientModes&) = delete;

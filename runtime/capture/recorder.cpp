@@ -135,7 +135,8 @@ ValueId Recorder::bind_constant(const at::Tensor& tensor) {
                               tensor.toString(), tensor.is_conj() || tensor.is_neg() ? " with a lazy sign" : "",
                               ". Give the step cpu(), dequantize(), resolve_conj() or resolve_neg() of it.");
   for (const NamedTensor& named : bindings_.tensors()) {
-    const bool is_gradient = named.tensor.grad().defined() && named.tensor.grad().is_alias_of(tensor);
+    const at::Tensor& grad = named.tensor.grad();
+    const bool is_gradient = grad.defined() && grad.has_storage() && grad.is_alias_of(tensor);
     TORCH_CHECK_VALUE(!is_gradient, where(),
                       ": expected a body that leaves gradients as they are, got one that uses the gradient of '", named.name,
                       "'. Backwards run when all bodies have ended, on the rank that holds the parameter. Clear gradients "

@@ -63,7 +63,8 @@ void Recorder::run_again(NodeId n, std::vector<at::Tensor>& live) {
     stack.push_back(to_ivalue(argument, [&](ValueId id) { return live[id]; }, c10::Device(this_ranks_device().type)));
   }
   {
-    const AmbientModes modes(node);
+    const AmbientModes ambient;
+    set_modes(node.grad_enabled, node.autocast);
     calls_.operator_called(call.op, stack);
   }
   const auto outputs = flatten_outputs(stack);

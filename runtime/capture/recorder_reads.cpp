@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "runtime/capture/recorder.h"
+#include "runtime/libtorch/boxed_tensors.h"
 
 namespace smp::runtime {
 
@@ -35,9 +36,8 @@ ValueId Recorder::add_read(ValueId value, NodeId position) {
 void Recorder::keep_before_write(const OperatorInfo& info, const torch::jit::Stack& stack) {
   Graph& graph = recording_->graph;
   if (graph.read.empty()) return;
-  const auto keep = [&](const at::Tensor& written) {
-    if (!written.defined() || !written.has_storage()) return;
-    const StorageInfo* storage = find_storage(written);
+  const auto keep = [&](int, const at::Tensor& written) {
+    const StorageInfo* storage = written.has_storage() ? find_storage(written) : nullptr;
     if (storage == nullptr) return;
     for (size_t k = 0; k < graph.read.size(); ++k) {
       if (graph.values[graph.read[k]].storage == storage->id) graph.read[k] = keep_content(graph.read[k]);
@@ -45,12 +45,7 @@ void Recorder::keep_before_write(const OperatorInfo& info, const torch::jit::Sta
   };
   const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
   for (size_t i = 0; i < info.argument_written.size(); ++i) {
-    if (!info.argument_written[i]) continue;
-    const c10::IValue& argument = stack[first + i];
-    if (argument.isTensor()) keep(argument.toTensor());
-    if (argument.isTensorList()) {
-      for (const at::Tensor& tensor : argument.toTensorVector()) keep(tensor);
-    }
+    if (info.argument_written[i]) for_each_tensor(stack[first + i], keep);
   }
 }
 

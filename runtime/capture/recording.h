@@ -53,25 +53,12 @@ struct Recording {
   uint64_t last_use = 0;  // counts the runs of its body
 };
 
-/// A Scalar argument whose value differs from the recorded one in this run; the graph stays the same.
-struct ScalarOverride {
-  partitioner::NodeId node = partitioner::kNoNode;
-  int32_t argument = 0;
-  partitioner::Argument value;
-};
-
-/// A constant whose content differs from the recorded one in this run: a copy, as it was when the body used it.
-struct ConstantOverride {
-  partitioner::ValueId value = partitioner::kNoValue;
-  at::Tensor tensor;
-};
-
 /// One run of a step body, as data: which recording, and what differs from it.
 struct CapturedBody {
   std::shared_ptr<const Recording> recording;
-  std::vector<ScalarOverride> scalars;
-  std::vector<ConstantOverride> constants;
-  std::vector<at::Tensor> outside{};  // constants of this run, as the program has them
+  std::vector<partitioner::ScalarOverride> scalars;
+  std::vector<ConstantContent> constants;  // copies, as they were when the body used them
+  std::vector<at::Tensor> outside{};       // constants of this run, as the program has them
 };
 
 /// Whether two recordings agree on their first `num_nodes` operators, numbers aside that may change between runs.

@@ -18,10 +18,10 @@ struct ValueRead {
   const partitioner::Graph& graph;           // holds the run's operators so far: its first num_nodes
   partitioner::NodeId num_nodes = 0;
   std::vector<partitioner::ValueId> values{};
-  bool is_local = false;                              // the step's inputs and constants alone decide them
-  std::vector<ScalarOverride> scalars{};              // where the run differs from `graph`
-  std::vector<ConstantOverride> changed_constants{};  // and from the constants recorded with it
-  std::vector<ConstantOverride> constants{};          // content of every constant used so far
+  bool is_local = false;                               // the step's inputs and constants alone decide them
+  std::vector<partitioner::ScalarOverride> scalars{};  // where the run differs from `graph`
+  std::vector<ConstantContent> changed_constants{};    // and from the constants recorded with it
+  std::vector<ConstantContent> constants{};            // content of every constant used so far
 };
 
 /// Returns real tensors, by ValueRead::values.

@@ -18,6 +18,7 @@
 #include "runtime/capture/operator_info.h"
 #include "runtime/delayed/draw.h"
 #include "runtime/device/device.h"
+#include "runtime/libtorch/boxed_tensors.h"
 #include "runtime/libtorch/unmade.h"
 
 namespace smp::runtime {
@@ -37,22 +38,7 @@ void for_each_tensor(const OperatorInfo& info, const torch::jit::Stack& stack,
                      const std::function<void(size_t, int, const at::Tensor&)>& visit) {
   const size_t first = first_argument(info, stack);
   for (size_t i = first; i < stack.size(); ++i) {
-    const c10::IValue& argument = stack[i];
-    if (argument.isTensor()) {
-      if (argument.toTensor().defined()) visit(i - first, -1, argument.toTensor());
-    } else if (argument.isTensorList()) {
-      int element = 0;
-      for (const at::Tensor& tensor : argument.toTensorVector()) {
-        if (tensor.defined()) visit(i - first, element, tensor);
-        ++element;
-      }
-    } else if (argument.isOptionalTensorList()) {
-      int element = 0;
-      for (const std::optional<at::Tensor>& tensor : argument.toOptionalTensorVector()) {
-        if (tensor && tensor->defined()) visit(i - first, element, *tensor);
-        ++element;
-      }
-    }
+    runtime::for_each_tensor(stack[i], [&](int element, const at::Tensor& tensor) { visit(i - first, element, tensor); });
   }
 }
 

@@ -12,6 +12,7 @@
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
 #include "runtime/device/device.h"
+#include "runtime/libtorch/boxed_tensors.h"
 #include "runtime/libtorch/unmade.h"
 
 namespace smp::runtime {
@@ -70,21 +71,6 @@ class ReplayedDefaultDtype {
 
 }  // namespace
 
-void put_tensor(c10::IValue& argument, int element, const at::Tensor& tensor) {
-  const auto index = static_cast<size_t>(element);
-  if (element < 0) {
-    argument = tensor;
-  } else if (argument.isTensorList()) {
-    c10::List<at::Tensor> list = argument.toTensorList().copy();
-    list.set(index, tensor);
-    argument = std::move(list);
-  } else {
-    c10::List<std::optional<at::Tensor>> list = argument.toOptionalTensorList().copy();
-    list.set(index, tensor);
-    argument = std::move(list);
-  }
-}
-
 int32_t DelayedRecording::new_storage(int64_t num_bytes) {
   num_bytes_.push_back(num_bytes);
   return static_cast<int32_t>(num_bytes_.size()) - 1;
@@ -133,8 +119,8 @@ class DelayedRecording::Run {
   void keep(const Operation& operation, const Made& made, const std::vector<at::Tensor>& inputs, const at::Tensor& output) {
     const TensorSpec real = spec_of(output);
     TORCH_CHECK(real.sizes == made.geometry.sizes && real.dtype == made.geometry.dtype, operation.op.operator_name(),
-                ": expected sizes ", made.geometry.sizes, " and type ", made.geometry.dtype,
-                " as when the module was constructed, got ", real.sizes, " and ", real.dtype, ".");
+                ": expected sizes ", at::IntArrayRef(made.geometry.sizes), " and type ", made.geometry.dtype,
+                " as when the module was constructed, got ", at::IntArrayRef(real.sizes), " and ", real.dtype, ".");
     c10::Storage& own = storages_[static_cast<size_t>(made.storage)];
     const auto bytes = static_cast<size_t>(recording_.num_bytes_[static_cast<size_t>(made.storage)]);
     const bool fits = same_geometry(output, made.geometry) && output.storage().nbytes() == bytes;

@@ -13,9 +13,6 @@
 
 namespace smp::runtime {
 
-/// Puts a tensor in place of an argument, or of an element of a list argument, which becomes another list.
-void put_tensor(c10::IValue& argument, int element, const at::Tensor& tensor);
-
 /// Operators in program order, on storages: a tensor is a storage and a geometry on it, so that
 /// views, detach() and copies made behind the dispatcher need no records of their own.
 ///

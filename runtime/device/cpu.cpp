@@ -6,9 +6,11 @@
 #include <unistd.h>
 
 #include <cstring>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "runtime/device/device.h"
-#include "runtime/device/process_memory.h"
 
 namespace smp::runtime {
 namespace {
@@ -29,7 +31,11 @@ class Cpu final : public Device {
     if (num_bytes > 0) std::memcpy(to, from, static_cast<size_t>(num_bytes));
   }
   int64_t free_bytes() const override { return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE); }
-  void release_free_memory() const override { return_freed_memory(); }
+  void release_free_memory() const override {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+  }
 
   Event record() const override { return {}; }
   void wait(const Event& /*event*/) const override {}

@@ -8,7 +8,4 @@ namespace smp::runtime {
 /// a language model with 10,000 words and 1,120 tokens. Without effect on other C libraries.
 void keep_freed_memory();
 
-/// Gives what is free now back to the system, once: after the weights of other ranks are gone.
-void return_freed_memory();
-
 }  // namespace smp::runtime

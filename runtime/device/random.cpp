@@ -40,13 +40,13 @@ uint32_t operator_seed(const RandomState& state, uint64_t ordinal) {
 
 bool is_random(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
 
-OperatorSeedGuard::OperatorSeedGuard(uint32_t seed) : lock_(default_generator().mutex) {
+GeneratorHold::GeneratorHold() : lock_(default_generator().mutex) {}
+
+GeneratorHold::GeneratorHold(uint32_t seed) : GeneratorHold() {
   at::Generator generator = this_ranks_device().default_generator();
   std::lock_guard<std::mutex> inner(generator.mutex());
   generator.set_current_seed(seed);
 }
-
-GeneratorHold::GeneratorHold() : lock_(default_generator().mutex) {}
 
 UserRandomStateScope::UserRandomStateScope() {
   auto& own = default_generator();

@@ -22,20 +22,13 @@ uint32_t operator_seed(const RandomState& state, uint64_t ordinal);
 /// True for operators that draw from the default generator, composites such as dropout included.
 bool is_random(const c10::OperatorHandle& op);
 
-/// Reseeds the default generator of the rank's device for one operator and holds it until destroyed: the generator is one
-/// per process, and in tests several ranks are threads of one process.
-class OperatorSeedGuard {
- public:
-  explicit OperatorSeedGuard(uint32_t seed);
-
- private:
-  std::unique_lock<std::mutex> lock_;
-};
-
-/// Keeps other ranks of the process from the default generator. Not within an OperatorSeedGuard.
+/// Keeps other ranks of the process from the default generator until destroyed: the generator is one per process, and in
+/// tests several ranks are threads of one process. Not within another one.
 class GeneratorHold {
  public:
   GeneratorHold();
+  /// Reseeds that of the rank's device, for one operator.
+  explicit GeneratorHold(uint32_t seed);
 
  private:
   std::unique_lock<std::mutex> lock_;

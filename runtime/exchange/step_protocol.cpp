@@ -48,7 +48,7 @@ Argument get_scalar(WireReader& in) {
   return std::complex<double>(real, in.get<double>());
 }
 
-void put_constants(WireWriter& out, const std::vector<NewProgram::Constant>& constants) {
+void put_constants(WireWriter& out, const std::vector<ConstantContent>& constants) {
   out.put<uint32_t>(static_cast<uint32_t>(constants.size()));
   for (const auto& constant : constants) {
     out.put(constant.value);
@@ -56,9 +56,9 @@ void put_constants(WireWriter& out, const std::vector<NewProgram::Constant>& con
   }
 }
 
-std::vector<NewProgram::Constant> get_constants(WireReader& in) {
+std::vector<ConstantContent> get_constants(WireReader& in) {
   constexpr size_t kLeastBytes = sizeof(partitioner::ValueId) + kLeastTensorBytes;
-  std::vector<NewProgram::Constant> constants(in.get_count<uint32_t>(kLeastBytes));
+  std::vector<ConstantContent> constants(in.get_count<uint32_t>(kLeastBytes));
   for (auto& constant : constants) {
     constant.value = in.get_at_least<partitioner::ValueId>(0);
     constant.tensor = in.get_tensor();

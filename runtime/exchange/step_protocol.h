@@ -2,8 +2,6 @@
 // sends nothing.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
+#include "runtime/libtorch/tensor_spec.h"
 
 namespace smp::runtime {
 
@@ -20,23 +19,14 @@ struct NewProgram {
   uint64_t hash = 0;
   std::string graph;
   std::string plan;
-  struct Constant {
-    partitioner::ValueId value = partitioner::kNoValue;
-    at::Tensor tensor;
-  };
-  std::vector<Constant> constants;
+  std::vector<ConstantContent> constants;
 };
 
 /// What one microbatch runs: a program by hash, and what differs from it.
 struct MicrobatchProgram {
   uint64_t hash = 0;
-  struct Scalar {
-    partitioner::NodeId node = partitioner::kNoNode;
-    int32_t argument = 0;
-    partitioner::Argument value;  // bool, int64, double or complex
-  };
-  std::vector<Scalar> scalars{};
-  std::vector<NewProgram::Constant> constants{};
+  std::vector<partitioner::ScalarOverride> scalars{};
+  std::vector<ConstantContent> constants{};
 };
 
 /// A step runs as one round, unless its body reads values: then as several, because the leader goes on with the body

@@ -13,6 +13,10 @@ int64_t extent_bytes(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t ele
                                                                static_cast<size_t>(storage_offset)));
 }
 
+int64_t extent_bytes(const partitioner::TensorSpec& spec) {
+  return extent_bytes(spec.sizes, spec.strides, static_cast<int64_t>(c10::elementSize(spec.dtype)), spec.storage_offset);
+}
+
 at::Tensor tensor_on(const Device& device, void* data, at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype,
                      Holder holder) {
   const int64_t bytes = extent_bytes(sizes, strides, static_cast<int64_t>(c10::elementSize(dtype)));

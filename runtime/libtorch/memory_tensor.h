@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "partitioner/graph/graph.h"
 #include "runtime/device/device.h"
 
 namespace smp::runtime {
@@ -17,5 +18,6 @@ at::Tensor tensor_on(const Device& device, void* data, at::IntArrayRef sizes, at
 
 /// Bytes from `storage_offset` elements before the first element to one past the last; 0 for an empty tensor.
 int64_t extent_bytes(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t element_bytes, int64_t storage_offset = 0);
+int64_t extent_bytes(const partitioner::TensorSpec& spec);
 
 }  // namespace smp::runtime

@@ -21,7 +21,10 @@ bool same_geometry(const at::Tensor& tensor, const TensorSpec& spec) {
 }
 
 at::Tensor tensor_of(const TensorSpec& spec, const c10::Storage& storage) {
-  const auto key = storage.device_type() == c10::kMeta ? c10::DispatchKey::Meta : this_ranks_device().backend;
+  const c10::DeviceType type = storage.device_type();
+  const auto key = type == c10::kMeta    ? c10::DispatchKey::Meta
+                   : type == host().type ? host().backend
+                                         : this_ranks_device().backend;
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key),
                                                          c10::scalarTypeToTypeMeta(spec.dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);

@@ -1,4 +1,4 @@
-// The geometry of tensors, and tensors of a geometry.
+// The geometry of tensors, tensors of a geometry, and those that are constants of a graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,6 +6,12 @@
 #include "partitioner/graph/graph.h"
 
 namespace smp::runtime {
+
+/// The content of a constant of a graph, as of one run.
+struct ConstantContent {
+  partitioner::ValueId value = partitioner::kNoValue;
+  at::Tensor tensor;
+};
 
 partitioner::TensorSpec spec_of(const at::Tensor& tensor);
 
@@ -17,7 +23,7 @@ inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-/// A tensor of this geometry on `storage`, which is on the rank's device or the meta device.
+/// A tensor of this geometry on `storage`, which is on the host, the rank's device or the meta device.
 at::Tensor tensor_of(const partitioner::TensorSpec& spec, const c10::Storage& storage);
 
 }  // namespace smp::runtime

@@ -67,8 +67,6 @@ AutogradStage::AutogradStage(const Graph& graph, const Plan& plan, int stage, St
   }
 }
 
-AutogradStage::~AutogradStage() = default;
-
 std::vector<ValueId> AutogradStage::own_values() const {
   std::vector<ValueId> values;
   for (const Entry& own : own_tensors_) values.push_back(own.value);

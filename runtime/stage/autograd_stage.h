@@ -28,7 +28,6 @@ struct InputGradients : torch::autograd::Node {
 class AutogradStage : public Stage {
  public:
   AutogradStage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage, StageOptions options);
-  ~AutogradStage() override;
 
   const StageValues& values() const override { return values_; }
   std::vector<at::Tensor> forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs,

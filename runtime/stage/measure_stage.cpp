@@ -19,7 +19,7 @@ namespace {
 
 using namespace partitioner;
 
-constexpr int kWarmUps = 4;  // under autograd, recorded, compared, and once from the tape
+constexpr int kWarmUps = 4;  // of a tape: under autograd, recorded, compared, and once from the tape
 constexpr int kLeastTurns = 16;
 constexpr double kShortTurnUs = 1e4;
 
@@ -47,19 +47,15 @@ at::Tensor copy_of(const at::Tensor& tensor) {
 /// One microbatch, by NodeId.
 struct Sample {
   std::vector<double> forward_us, backward_us;
-  std::vector<int> backward_calls;
   double whole_backward_us = 0;
   int64_t last_ns = 0;
 
-  explicit Sample(size_t num_nodes) : forward_us(num_nodes), backward_us(num_nodes), backward_calls(num_nodes) {}
+  explicit Sample(size_t num_nodes) : forward_us(num_nodes), backward_us(num_nodes) {}
 
   /// The time since the last call, or since the start.
   void add(NodeId node, bool is_backward) {
     const int64_t now = now_ns();
-    if (node != kNoNode) {
-      (is_backward ? backward_us : forward_us)[static_cast<size_t>(node)] += us_between(last_ns, now);
-      if (is_backward) ++backward_calls[static_cast<size_t>(node)];
-    }
+    if (node != kNoNode) (is_backward ? backward_us : forward_us)[static_cast<size_t>(node)] += us_between(last_ns, now);
     last_ns = now;
   }
   double total_us() const { return std::accumulate(forward_us.begin(), forward_us.end(), whole_backward_us); }
@@ -106,42 +102,30 @@ class StageMeasurement::Impl {
       : graph_(graph), plan_(plan), stage_(stage), options_(std::move(options)) {
     const UserRandomStateScope user_state;
     const OperatorTimer timer = [this](NodeId node, bool is_backward) { now_->add(node, is_backward); };
-    StageOptions taped;
-    taped.timer = timer;
-    tape_ = make_tape_stage(graph_, plan_, stage_, taped);
-    for (int k = 0; k < kWarmUps; ++k) run(*tape_, nullptr);
-    is_taped_ = tape_->report().num_taped > 0;
-    if (is_taped_ && options_.tape) return;
+    if (options_.tape) {
+      StageOptions taped;
+      taped.timer = timer;
+      tape_ = make_tape_stage(graph_, plan_, stage_, taped);
+      for (int k = 0; k < kWarmUps; ++k) run(*tape_, nullptr);
+      if (tape_->report().num_taped > 0) return;
+      tape_.reset();
+    }
     reference_.emplace(graph_, plan_, stage_, StageOptions{});
     watcher_.emplace(timer);
-    run(*reference_, &*watcher_);
+    for (int k = 0; k < kWarmUps; ++k) run(*reference_, &*watcher_);
   }
 
   void take_turn() {
     const UserRandomStateScope user_state;
-    if (is_taped_) take_turn_of(*tape_, nullptr, of_tape_);
-    if (reference_) take_turn_of(*reference_, &*watcher_, of_reference_);
+    tape_ ? take_turn_of(*tape_, nullptr) : take_turn_of(*reference_, &*watcher_);
   }
 
   StageTimes times() const {
-    if (!reference_) {
-      const Sample tape = mean_of(of_tape_);
-      return {tape.forward_us, tape.backward_us};
-    }
-    const Sample autograd = mean_of(of_reference_);
-    return {autograd.forward_us, is_taped_ ? with_overhead(mean_of(of_tape_), autograd) : by_expectation(autograd)};
+    const Sample mean = mean_of(samples_);
+    return {mean.forward_us, tape_ ? mean.backward_us : by_expectation(mean)};
   }
 
  private:
-  // Autograd takes the same kernels, and about as long more for each of them.
-  static std::vector<double> with_overhead(const Sample& tape, const Sample& autograd) {
-    const int num_calls = std::accumulate(tape.backward_calls.begin(), tape.backward_calls.end(), 0);
-    const double overhead_us = std::max(0.0, autograd.whole_backward_us - tape.whole_backward_us) / std::max(1, num_calls);
-    std::vector<double> backward_us = tape.backward_us;
-    for (size_t n = 0; n < backward_us.size(); ++n) backward_us[n] += overhead_us * tape.backward_calls[n];
-    return backward_us;
-  }
-
   std::vector<double> by_expectation(const Sample& autograd) const {
     std::vector<double> backward_us(graph_.nodes.size(), 0);
     const std::vector<NodeId>& nodes = plan_.stages[static_cast<size_t>(stage_)].nodes;
@@ -158,11 +142,11 @@ class StageMeasurement::Impl {
 
   // Short ones run again and again, the first time to have everything in the caches.
   template <class AnyStage>
-  void take_turn_of(AnyStage& stage, StageWatcher* watcher, std::vector<Sample>& samples) {
+  void take_turn_of(AnyStage& stage, StageWatcher* watcher) {
     const int64_t begin = now_ns();
     Sample first = run(stage, watcher);
-    if (us_between(begin, now_ns()) > kShortTurnUs) return samples.push_back(std::move(first));
-    do samples.push_back(run(stage, watcher));
+    if (us_between(begin, now_ns()) > kShortTurnUs) return samples_.push_back(std::move(first));
+    do samples_.push_back(run(stage, watcher));
     while (us_between(begin, now_ns()) < kShortTurnUs);
   }
 
@@ -232,11 +216,10 @@ class StageMeasurement::Impl {
   const Plan& plan_;
   const int stage_;
   const MeasureOptions options_;
-  std::unique_ptr<Stage> tape_;
-  bool is_taped_ = false;
-  std::optional<AutogradStage> reference_;
+  std::unique_ptr<Stage> tape_;             // null: the stage is measured under autograd
+  std::optional<AutogradStage> reference_;  // which is there in the place of a tape
   std::optional<ForwardTimer> watcher_;
-  std::vector<Sample> of_tape_, of_reference_;
+  std::vector<Sample> samples_;
   Sample* now_ = nullptr;
   uint64_t num_runs_ = 0;
   std::unordered_map<ValueId, at::Tensor> made_, constants_, gradients_;

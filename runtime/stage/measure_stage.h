@@ -33,7 +33,7 @@ struct StageTimes {
 /// is written to, and no gradient is added to a given parameter.
 ///
 /// On a tape each leaf operator is timed by itself and counts for the operator of the graph that it belongs to, or whose
-/// gradient it makes. Under autograd forwards are timed so, and the time of the backward is dealt out as the tape's is.
+/// gradient it makes. Under autograd forwards are timed so, and the time of the backward is dealt out by expectation.
 /// All that runs operators throws what they throw.
 class StageMeasurement {
  public:

@@ -9,9 +9,11 @@
 #include <unordered_set>
 
 #include "runtime/capture/arguments.h"
+#include "runtime/capture/opaque.h"
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
 #include "runtime/device/device.h"
+#include "runtime/libtorch/boxed_tensors.h"
 #include "runtime/stage/paced_progress.h"
 
 namespace smp::runtime {
@@ -34,21 +36,10 @@ at::Tensor element_of(const c10::IValue& argument, int32_t element) {
   return argument.isTensorList() ? argument.toTensorList().get(k) : argument.toOptionalTensorList().get(k).value();
 }
 
-void set_element(c10::IValue& argument, int32_t element, const at::Tensor& tensor) {
-  if (element < 0) {
-    argument = tensor;
-  } else if (argument.isTensorList()) {
-    argument.toTensorList().set(static_cast<size_t>(element), tensor);
-  } else {
-    argument.toOptionalTensorList().set(static_cast<size_t>(element), tensor);
-  }
-}
-
 bool requires_grad(const c10::IValue& argument) {
-  if (argument.isTensor()) return argument.toTensor().requires_grad();
-  if (!argument.isTensorList()) return false;
-  const auto tensors = argument.toTensorVector();
-  return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+  bool does = false;
+  for_each_tensor(argument, [&](int, const at::Tensor& tensor) { does = does || tensor.requires_grad(); });
+  return does;
 }
 
 std::string overwritten_text(const Graph& graph, int32_t storage, const Node& reader, const Node& writer) {
@@ -187,7 +178,7 @@ void Replay::plan_frees(const Graph& graph, const std::vector<NodeId>& nodes, co
 void Replay::push_arguments(const Call& call, const Slots& slots, const MicrobatchContext& context, size_t& next_override) {
   const size_t first = call.push(stack_, slots);
   for (; next_override < context.scalars.size() && context.scalars[next_override].node <= call.node; ++next_override) {
-    const ArgumentOverride& changed = context.scalars[next_override];
+    const ScalarOverride& changed = context.scalars[next_override];
     if (changed.node != call.node) continue;
     TORCH_CHECK_VALUE(static_cast<size_t>(changed.argument) < call.arguments.size(), "replay: expected one of the ",
                       call.arguments.size(), " arguments of ", call.op.operator_name(), ", got number ", changed.argument,
@@ -209,7 +200,7 @@ std::vector<Replay::Copy> Replay::give_copies(const Call& call, StageWatcher* wa
     watcher == nullptr ? clone.callBoxed(copy) : watcher->call_operator(clone, copy, call.node, -1);
     const at::Tensor tensor = std::move(copy.front()).toTensor();
     copies.push_back({tensor.storage().getWeakStorageImpl(), tensor.unsafeGetTensorImpl()->version_counter()});
-    set_element(argument, call.kept[k].element, tensor);
+    put_tensor(argument, call.kept[k].element, tensor);
   }
   return copies;
 }
@@ -238,20 +229,24 @@ std::string Replay::mark_overwritten() {
 }
 
 void Replay::call_operator(const Call& call, const MicrobatchContext& context, StageWatcher* watcher) {
-  std::optional<OperatorSeedGuard> seed;
+  std::shared_ptr<void> interpreter;
+  std::optional<GeneratorHold> seed;
   if (call.random_ordinal >= 0) {
+    interpreter = interpreter_for(call.op, stack_);  // first: who holds it may wait for the generator
     seed.emplace(operator_seed(context.random, static_cast<uint64_t>(call.random_ordinal)));
   }
   watcher == nullptr ? call.op.callBoxed(stack_) : watcher->call_operator(call.op, stack_, call.node, call.random_ordinal);
 }
 
-// Everything behind an operator was recorded with the sizes that its meta kernel gave: an operator whose sizes depend on its
-// data, and says nothing of it, would be computed with those of zeros.
+// Everything behind an operator was recorded with the results that its meta kernel gave: an operator whose sizes depend on
+// its data, and says nothing of it, would be computed with those of zeros. A function of smp::opaque may return another
+// number of them as well.
 void Replay::check_results(const Call& call) const {
-  size_t k = 0;
+  size_t num_results = 0;
   const auto check = [&](const at::Tensor& result) {
+    const size_t k = num_results++;
+    if (k >= call.outputs.size() || call.outputs[k] < 0 || !result.defined()) return;
     const TensorSpec& expected = call.made[k];
-    if (call.outputs[k++] < 0 || !result.defined()) return;
     TORCH_CHECK(result.sizes() == expected.sizes && result.scalar_type() == expected.dtype, "expected sizes ",
                 at::IntArrayRef(expected.sizes), " and ", expected.dtype, " as recorded without data, got ", result.sizes(),
                 " and ", result.scalar_type(),
@@ -264,6 +259,9 @@ void Replay::check_results(const Call& call) const {
       for (const at::Tensor& tensor : result.toTensorVector()) check(tensor);
     }
   }
+  TORCH_CHECK(num_results == call.outputs.size(), "expected ", call.outputs.size(),
+              " results as recorded without data, got ", num_results,
+              ". Call what depends on data through smp::opaque, with as many results as it gives for zeros.");
 }
 
 std::string Replay::run(Slots& slots, const MicrobatchContext& context, const std::function<void()>& progress,
@@ -273,9 +271,8 @@ std::string Replay::run(Slots& slots, const MicrobatchContext& context, const st
   overwritten_.clear();
   size_t next_override = 0;
   const UncachedCasts uncached;
-  const bool grad_enabled = at::GradMode::is_enabled();
-  const Autocast autocast = current_autocast();
-  Autocast current = autocast;
+  const AmbientModes ambient;
+  Autocast current = current_autocast();
   const Call* running = nullptr;
   try {
     for (size_t n = 0; n < calls_.size(); ++n) {
@@ -297,16 +294,11 @@ std::string Replay::run(Slots& slots, const MicrobatchContext& context, const st
       paced();
     }
   } catch (c10::Error& error) {
-    set_modes(grad_enabled, autocast);
     if (running != nullptr) {
       error.add_context("in " + describe_run(running->op.operator_name().name, running->module, context.microbatch));
     }
     throw;
-  } catch (...) {
-    set_modes(grad_enabled, autocast);
-    throw;
   }
-  set_modes(grad_enabled, autocast);
   return mark_overwritten();
 }
 

@@ -14,27 +14,18 @@
 
 namespace smp::runtime {
 
-/// A number that differs from the recorded one for one microbatch; sorted by node.
-struct ArgumentOverride {
-  partitioner::NodeId node = partitioner::kNoNode;
-  int32_t argument = 0;
-  partitioner::Argument value;
-};
-
 /// What one forward needs besides its inputs.
 struct MicrobatchContext {
   int microbatch = 0;
   bool is_last = false;  // of its step
   RandomState random;
-  std::vector<ArgumentOverride> scalars;
+  std::vector<partitioner::ScalarOverride> scalars;  // sorted by node
 };
 
 /// How a stage has run so far.
 struct StageReport {
-  int64_t num_taped = 0;         // microbatches that ran from the tape
-  size_t num_forward_calls = 0;  // of the tape; 0: there is none
-  size_t num_backward_calls = 0;
-  size_t num_weight_calls = 0;      // of them: behind the gradients that leave
+  int64_t num_taped = 0;            // microbatches that ran from the tape
+  size_t num_weight_calls = 0;      // of the tape: behind the gradients that leave
   std::string stays_on_autograd{};  // why some or all of its work does; empty: nothing does
   size_t num_on_autograd = 0;       // operators of the graph that cannot be taped, or go with one that cannot
 };

@@ -59,8 +59,6 @@ class StageChain : public Stage {
       all.num_on_autograd += link.num_on_autograd + one.num_on_autograd;
       if (link.num_on_autograd > 0) continue;
       all.num_taped = std::min(all.num_taped, one.num_taped);
-      all.num_forward_calls += one.num_forward_calls;
-      all.num_backward_calls += one.num_backward_calls;
       all.num_weight_calls += one.num_weight_calls;
       const bool is_new = std::find(reasons.begin(), reasons.end(), one.stays_on_autograd) == reasons.end();
       if (is_new && !one.stays_on_autograd.empty()) reasons.push_back(one.stays_on_autograd);

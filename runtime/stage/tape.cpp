@@ -151,13 +151,12 @@ std::vector<at::Tensor> Tape::forward(Slots& slots, std::vector<at::Tensor> inpu
 namespace {
 
 // The same numbers in another geometry; undefined where some elements of that share memory.
-at::Tensor with_geometry(const at::Tensor& tensor, const TapeGeometry& geometry) {
+at::Tensor with_geometry(const at::Tensor& tensor, const TensorSpec& geometry) {
   const bool shares =
       std::any_of(geometry.strides.begin(), geometry.strides.end(), [](int64_t stride) { return stride == 0; });
   if (shares || !tensor.sizes().equals(geometry.sizes) || tensor.scalar_type() != geometry.dtype) return {};
   const auto element_bytes = static_cast<int64_t>(tensor.element_size());
-  const int64_t bytes = extent_bytes(geometry.sizes, geometry.strides, element_bytes, geometry.storage_offset);
-  const at::Tensor memory = at::empty({bytes / element_bytes}, tensor.options());
+  const at::Tensor memory = at::empty({extent_bytes(geometry) / element_bytes}, tensor.options());
   return memory.as_strided(geometry.sizes, geometry.strides, geometry.storage_offset).copy_(tensor);
 }
 
@@ -169,14 +168,14 @@ void Tape::fit_roots(size_t index, std::vector<at::Tensor>& gradients) const {
   const at::NoGradGuard no_grad;
   const TapeBackward& backward = lists_.backwards[index];
   for (size_t i = 0; i < gradients.size(); ++i) {
-    bool fits = backward.has_root[i] == gradients[i].defined();
-    if (fits && backward.roots[i] >= 0 && !backward.root_geometries[i].fits(gradients[i])) {
+    bool is_alike = backward.has_root[i] == gradients[i].defined();
+    if (is_alike && backward.roots[i] >= 0 && !fits(gradients[i], backward.root_geometries[i])) {
       gradients[i] = with_geometry(gradients[i], backward.root_geometries[i]);
-      fits = gradients[i].defined();
+      is_alike = gradients[i].defined();
     }
-    TORCH_CHECK(fits, "expected a gradient as in the microbatch that was recorded for a taped stage, ",
-                backward.has_root[i] ? c10::str("of sizes ", backward.root_geometries[i].sizes, " and strides ",
-                                                backward.root_geometries[i].strides)
+    TORCH_CHECK(is_alike, "expected a gradient as in the microbatch that was recorded for a taped stage, ",
+                backward.has_root[i] ? c10::str("of sizes ", at::IntArrayRef(backward.root_geometries[i].sizes),
+                                                " and strides ", at::IntArrayRef(backward.root_geometries[i].strides))
                                      : std::string("none"),
                 ", got another as root ", i, " of backward ", index,
                 ". An smp::opaque region whose gradients change their form needs stage: autograd.");
@@ -219,7 +218,7 @@ void Tape::run_calls(Slots& slots, size_t& n, size_t end, const RunContext& cont
   PacedProgress progress(context.progress);
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowAutograd without_autograd;
-  std::optional<OperatorSeedGuard> seed;
+  std::optional<GeneratorHold> seed;
   stack_.clear();
   for (; n < end; ++n) {
     const TapeCall& call = lists_.calls[n];

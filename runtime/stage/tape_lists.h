@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/SmallVector.h>
 
 #include <vector>
 
@@ -12,16 +11,9 @@
 
 namespace smp::runtime {
 
-/// What a view, or an input, must look like.
-struct TapeGeometry {
-  c10::SmallVector<int64_t, 5> sizes, strides;
-  int64_t storage_offset = 0;
-  c10::ScalarType dtype = c10::ScalarType::Float;
-
-  static TapeGeometry of(const at::Tensor& tensor);
-  bool fits(const at::Tensor& tensor) const;
-  bool operator==(const TapeGeometry&) const = default;
-};
+/// What a view, or an input, must look like; whether autograd knows it does not matter.
+partitioner::TensorSpec geometry_of(const at::Tensor& tensor);
+bool fits(const at::Tensor& tensor, const partitioner::TensorSpec& geometry);
 
 struct TapeCall : FlatCall {
   enum class Kind : uint8_t {
@@ -35,8 +27,8 @@ struct TapeCall : FlatCall {
   bool grad_enabled = false;    // as it was recorded: mkldnn_rnn_layer looks at it, although nothing is recorded for it
   bool ends_random = false;     // the last of the operators that draw under one seed
   int32_t random_ordinal = -1;  // >= 0: the first of them
-  TapeGeometry geometry{};      // kView
-  int32_t parameter = -1;       // kGradient: among the own tensors
+  partitioner::TensorSpec geometry{};               // kView
+  int32_t parameter = -1;                           // kGradient: among the own tensors
   partitioner::NodeId node = partitioner::kNoNode;  // the operator of the graph that this is part of, or of its backward
 };
 
@@ -44,7 +36,7 @@ struct TapeCall : FlatCall {
 struct TapeBinding {
   partitioner::ValueId value = partitioner::kNoValue;
   int32_t slot = -1;  // -1: not read
-  TapeGeometry geometry{};
+  partitioner::TensorSpec geometry{};
   bool is_written = false;
 };
 
@@ -57,7 +49,7 @@ struct TapeBackward {
   size_t end = 0;              // behind its last call
   size_t results_end = 0;      // behind the last one on which the results depend
   std::vector<int32_t> roots;  // slots of the gradients that enter; -1: not read
-  std::vector<TapeGeometry> root_geometries;
+  std::vector<partitioner::TensorSpec> root_geometries;
   std::vector<bool> has_root;    // whether that gradient is defined
   std::vector<int32_t> results;  // slots; -1: undefined
   std::vector<int32_t> left;     // results that no later call reads
@@ -72,13 +64,13 @@ struct TapeLists {
   std::vector<TapeOwn> own;
   std::vector<int32_t> outputs;  // slots
   std::vector<TapeBackward> backwards;
-  std::vector<TapeGeometry> slot_geometries;
+  std::vector<partitioner::TensorSpec> slot_geometries;
   std::vector<int32_t> slot_memories;  // slots of one number lie on the same memory
   bool has_random = false;
   bool changes_geometry_in_place = false;  // then two slots may start as one tensor and differ later
 };
 
 /// A tensor on the same memory, past the dispatcher: 5 times cheaper than a view operator.
-at::Tensor view_of(const at::Tensor& base, const TapeGeometry& geometry);
+at::Tensor view_of(const at::Tensor& base, const partitioner::TensorSpec& geometry);
 
 }  // namespace smp::runtime

@@ -19,11 +19,6 @@ bool is_convolution(const TapeCall& call) {
   return call.kind == TapeCall::Kind::kOperator && call.op.operator_name().name == "aten::convolution_backward";
 }
 
-int64_t bytes_of(const TapeGeometry& geometry) {
-  return extent_bytes(geometry.sizes, geometry.strides, static_cast<int64_t>(c10::elementSize(geometry.dtype)),
-                      geometry.storage_offset);
-}
-
 class LastBackward {
  public:
   explicit LastBackward(TapeLists& lists)
@@ -134,7 +129,7 @@ class LastBackward {
     for (size_t slot = 0; slot < lists_.num_slots; ++slot) {
       const size_t memory = memory_of(static_cast<int32_t>(slot));
       if (memory_bytes_.size() <= memory) memory_bytes_.resize(memory + 1, 0);
-      memory_bytes_[memory] = std::max(memory_bytes_[memory], bytes_of(lists_.slot_geometries[slot]));
+      memory_bytes_[memory] = std::max(memory_bytes_[memory], extent_bytes(lists_.slot_geometries[slot]));
     }
     for (const TapeOwn& own : lists_.own) {
       if (own.slot >= 0) memory_bytes_[memory_of(own.slot)] = 0;  // there in any order

@@ -13,6 +13,7 @@
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
 #include "runtime/device/device.h"
+#include "runtime/libtorch/boxed_tensors.h"
 
 namespace smp::runtime {
 
@@ -25,12 +26,6 @@ bool is_composite(const c10::OperatorHandle& op) {
   const Device& device = this_ranks_device();
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(device.backend) && !op.hasKernelForDispatchKey(device.autograd);
-}
-
-bool is_cast_by_autocast(const c10::OperatorHandle& op) {
-  const c10::DispatchKey key = this_ranks_device().autocast;
-  return current_autocast().enabled && !c10::impl::tls_local_dispatch_key_set().excluded_.has(key) &&
-         op.hasKernelForDispatchKey(key);
 }
 
 bool is_plain(const at::Tensor& tensor) {
@@ -71,8 +66,8 @@ int32_t TapeRecorder::add(const at::Tensor& tensor) {
     return -1;
   }
   const auto slot = static_cast<int32_t>(lists_.num_slots++);
-  lists_.slot_geometries.push_back(TapeGeometry::of(tensor));
-  tensors_.insert_or_assign(tensor.unsafeGetTensorImpl(), Known{WeakTensor(tensor.getIntrusivePtr()), slot});
+  lists_.slot_geometries.push_back(geometry_of(tensor));
+  tensors_.insert_or_assign(tensor.unsafeGetTensorImpl(), Known{weak(tensor), slot});
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   auto memory = memories_.find(storage);
   if (memory == memories_.end()) {
@@ -100,13 +95,13 @@ int32_t TapeRecorder::slot_of(const at::Tensor& tensor, const std::string& reade
     refuse(reader + " reads a tensor of unknown origin, sizes " + c10::str(tensor.sizes()));
     return -1;
   }
-  const TapeGeometry geometry = TapeGeometry::of(tensor);
+  const TensorSpec geometry = geometry_of(tensor);
   const std::vector<int32_t>& slots = memory->second.slots;
   const auto same = std::find_if(slots.rbegin(), slots.rend(), [&](int32_t slot) {
     return lists_.slot_geometries[static_cast<size_t>(slot)] == geometry;
   });
   if (same != slots.rend()) {
-    tensors_.insert_or_assign(tensor.unsafeGetTensorImpl(), Known{WeakTensor(tensor.getIntrusivePtr()), *same});
+    tensors_.insert_or_assign(tensor.unsafeGetTensorImpl(), Known{weak(tensor), *same});
     return *same;
   }
   const int32_t base = slots.back();
@@ -125,7 +120,7 @@ int32_t TapeRecorder::slot_of(const at::Tensor& tensor, const std::string& reade
 
 void TapeRecorder::entered(ValueId value, const at::Tensor& tensor) {
   const auto own = own_position_.find(value);
-  TapeBinding binding{.value = value, .slot = add(tensor), .geometry = TapeGeometry::of(tensor)};
+  TapeBinding binding{.value = value, .slot = add(tensor), .geometry = geometry_of(tensor)};
   if (own == own_position_.end()) {
     lists_.inputs.push_back(std::move(binding));
   } else {
@@ -140,7 +135,7 @@ void TapeRecorder::call_operator(const c10::OperatorHandle& op, torch::jit::Stac
   lists_.has_random = lists_.has_random || random_ordinal >= 0;
   const size_t first_call = lists_.calls.size();
   {
-    const InterceptScope scope(*this);
+    const InterceptWithin scope(*this);  // a body that reads a value runs the stage within one of its operators
     op.callBoxed(stack);
   }
   node_by_sequence_.emplace(at::sequence_number::peek(), node);
@@ -167,7 +162,7 @@ NodeId TapeRecorder::node_of_backward() const {
 void TapeRecorder::run_backward(const std::function<void()>& engine) {
   if (current_autocast().enabled) refuse("autocast is on where the step is called");
   {
-    const InterceptScope scope(*this);
+    const InterceptWithin scope(*this);
     engine();
   }
 }
@@ -181,7 +176,7 @@ void TapeRecorder::operator_called(const c10::OperatorHandle& op, torch::jit::St
     refuse(why);
     return op.callBoxed(stack);
   }
-  if (is_cast_by_autocast(op)) {
+  if (autocast_casts() && op.hasKernelForDispatchKey(this_ranks_device().autocast)) {
     const InterceptWithin scope(*this);
     op.callBoxedForDispatchKey(this_ranks_device().autocast, stack);
   } else if (is_composite(op)) {
@@ -210,9 +205,7 @@ void TapeRecorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stac
     take_argument(made, static_cast<uint32_t>(i), stack[first + i], info.name);
     if (!writes_now(info, stack, first, i)) continue;
     made.has_effect = call_writes = true;
-    if (stack[first + i].isTensor()) note_write(stack[first + i].toTensor());
-    if (!stack[first + i].isTensorList()) continue;
-    for (const at::Tensor& tensor : stack[first + i].toTensorVector()) note_write(tensor);
+    for_each_tensor(stack[first + i], [this](int, const at::Tensor& tensor) { note_write(tensor); });
   }
   lists_.changes_geometry_in_place = lists_.changes_geometry_in_place || info.changes_geometry_in_place;
   if (!refusal_.empty()) return op.callBoxed(stack);
@@ -247,7 +240,7 @@ void TapeRecorder::call(const c10::OperatorHandle& op, torch::jit::Stack& stack,
 }
 
 void TapeRecorder::note_write(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return;
+  if (!tensor.has_storage()) return;
   const auto memory = memories_.find(tensor.storage().unsafeGetStorageImpl());
   if (memory == memories_.end()) return;
   const std::vector<int32_t>& slots = memory->second.slots;
@@ -312,7 +305,7 @@ bool TapeRecorder::record_views(const TapeCall& call, const std::vector<at::Tens
     if (known_slot(output) >= 0) continue;
     TapeCall view{{.op = call.op, .tensors = {{0, base}}}};
     view.kind = TapeCall::Kind::kView;
-    view.geometry = TapeGeometry::of(output);
+    view.geometry = geometry_of(output);
     view.outputs = {add(output)};
     push(std::move(view));
   }
@@ -343,7 +336,7 @@ void TapeRecorder::begin_backward(const std::vector<at::Tensor>& gradients) {
   for (const at::Tensor& gradient : gradients) {
     backward.has_root.push_back(gradient.defined());
     backward.roots.push_back(gradient.defined() && refusal_.empty() ? add(gradient) : -1);
-    backward.root_geometries.push_back(gradient.defined() ? TapeGeometry::of(gradient) : TapeGeometry{});
+    backward.root_geometries.push_back(gradient.defined() ? geometry_of(gradient) : TensorSpec{});
   }
 }
 

@@ -1,15 +1,13 @@
 // Records one microbatch of a stage, forward and backwards, down to leaf operators, while autograd runs it (docs/tape.md).
 #pragma once
 
-#include <c10/core/TensorImpl.h>
-#include <c10/util/intrusive_ptr.h>
-
 #include <map>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "runtime/capture/ghosts.h"
 #include "runtime/capture/interceptor.h"
 #include "runtime/stage/stage_watcher.h"
 #include "runtime/stage/tape.h"
@@ -40,7 +38,6 @@ class TapeRecorder : public StageWatcher, private Interceptor {
   TapeLists take() { return std::move(lists_); }
 
  private:
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Known {
     WeakTensor tensor;  // keeps the address from being used again
     int32_t slot;

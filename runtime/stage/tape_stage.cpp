@@ -33,13 +33,9 @@ class TapeStage : public Stage {
   StageReport report() const override {
     StageReport report{.num_taped = num_taped_, .stays_on_autograd = all_said()};
     if (phase_ == Phase::kRefused) report.num_on_autograd = nodes_.size();
-    if (tape_) {
-      report.num_forward_calls = tape_->lists().forward_end;
-      report.num_backward_calls = tape_->lists().calls.size() - report.num_forward_calls;
-      if (values().has_backward) {
-        const TapeBackward& last = tape_->lists().backwards.back();
-        report.num_weight_calls = last.end - last.results_end;
-      }
+    if (tape_ && values().has_backward) {
+      const TapeBackward& last = tape_->lists().backwards.back();
+      report.num_weight_calls = last.end - last.results_end;
     }
     return report;
   }
@@ -171,14 +167,14 @@ class TapeStage : public Stage {
       const at::Tensor& now = own_[i];
       const bool is_same = !known.is_fixed || (now.is_same(known.tensor) && now.storage().is_alias_of(fixed_memory_[i]));
       if (!is_same || now.requires_grad() != requires_grad_[i]) return Fit::kOtherTensors;
-      if (!known.geometry.fits(now)) return known.is_fixed ? Fit::kOtherTensors : other_geometry();
+      if (!fits(now, known.geometry)) return known.is_fixed ? Fit::kOtherTensors : other_geometry();
       if (now.requires_grad() && has_gradient_hooks(now)) {
         say("hooks on parameters");
         return Fit::kOtherGeometry;
       }
     }
     for (size_t i = 0; i < inputs.size(); ++i) {
-      if (!lists.inputs[i].geometry.fits(inputs[i])) return other_geometry();
+      if (!fits(inputs[i], lists.inputs[i].geometry)) return other_geometry();
     }
     return Fit::kFits;
   }

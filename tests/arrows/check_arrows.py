@@ -61,7 +61,7 @@ ROOMS = {
     "runtime/watch": (),
     "runtime/kernels/cpu": (),
     "runtime/capture": ("device", "libtorch", "capture/meta"),
-    "runtime/capture/meta": ("device",),
+    "runtime/capture/meta": ("device", "libtorch"),
     "runtime/delayed": ("device", "libtorch", "capture", "capture/meta"),
     "runtime/stage": ("device", "libtorch", "kernels/cpu", "capture"),
     "runtime/transport": ("device", "launch", "watch"),

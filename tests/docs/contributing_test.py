@@ -12,8 +12,8 @@ import sys
 
 # The task as the table names it, and (file, what is changed there), written down by reading the code.
 TASKS = {
-    "a meta kernel": [("runtime/capture/meta/meta_kernels_index.cpp", 'table.add("roll"'),
-                      ("tests/unit/runtime/capture/meta/meta_kernels_indexing_test.cpp", "roll")],
+    "a meta kernel": [("runtime/capture/meta/meta_kernels_index.cpp", 'table.add("index_select"'),
+                      ("tests/unit/runtime/capture/meta/meta_kernels_indexing_test.cpp", "index_select")],
     "a schedule": [("partitioner/plan/schedule_options.h", "enum class ScheduleKind"),
                    ("partitioner/plan/plan_io.cpp", "ScheduleKind::kInterleaved"),
                    ("partitioner/schedule/generate.cpp", "looped_columns("),

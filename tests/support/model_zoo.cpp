@@ -17,7 +17,7 @@ std::shared_ptr<torch::nn::Module> build_seeded(uint64_t seed,
   runtime::UserRandomStateScope user;
   // Held while building: an initialiser that draws between another thread's reseed and its operator
   // would change that operator's numbers.
-  runtime::OperatorSeedGuard guard(static_cast<uint32_t>(seed));
+  runtime::GeneratorHold guard(static_cast<uint32_t>(seed));
   return build();
 }
 

@@ -28,7 +28,7 @@ struct BodyResult {
 struct ZooModel {
   std::string name;
   /// A new module. Equal seeds give equal bits; safe while other threads run random operators under
-  /// OperatorSeedGuard, and leaves the user's random state as it was.
+  /// GeneratorHold, and leaves the user's random state as it was.
   std::function<std::shared_ptr<torch::nn::Module>(uint64_t seed)> make;
   /// Step arguments (inputs, then targets), contiguous, from a generator of their own.
   std::function<std::vector<at::Tensor>(int64_t batch, uint64_t seed)> make_inputs;

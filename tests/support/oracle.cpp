@@ -22,7 +22,7 @@ class Reseeder : public runtime::Interceptor {
 
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override {
     if (!runtime::is_random(op)) return op.callBoxed(stack);
-    runtime::OperatorSeedGuard guard(runtime::operator_seed(state_, next_ordinal_++));
+    runtime::GeneratorHold guard(runtime::operator_seed(state_, next_ordinal_++));
     op.callBoxed(stack);
   }
 

@@ -14,6 +14,7 @@
 
 #include "runtime/capture/meta/meta_kernels_table.h"
 #include "runtime/device/device.h"
+#include "runtime/libtorch/boxed_tensors.h"
 
 namespace smp::runtime::meta {
 namespace {
@@ -40,8 +41,8 @@ class Probe {
  public:
   explicit Probe(const OperatorHandle& op) : op_(op) {}
 
-  IValue to_cpu(const IValue& value);
-  IValue to_meta(const IValue& value);
+  IValue to_cpu(IValue value);
+  IValue to_meta(IValue value);
   /// Gives written meta arguments the geometry that the operator gave their twins (out= resizes).
   void copy_written_geometry() const;
 
@@ -66,7 +67,7 @@ Tensor Probe::fresh_twin(const Tensor& meta) const {
 }
 
 Tensor Probe::twin_of(const Tensor& meta) {
-  if (!meta.defined() || !meta.is_meta()) return meta;
+  if (!meta.is_meta()) return meta;
   for (const Twin& twin : twins_) {
     if (twin.meta.is_same(meta)) return twin.cpu;
   }
@@ -74,26 +75,13 @@ Tensor Probe::twin_of(const Tensor& meta) {
   return twins_.back().cpu;
 }
 
-IValue Probe::to_cpu(const IValue& value) {
-  if (value.isTensor()) return twin_of(value.toTensor());
+IValue Probe::to_cpu(IValue value) {
   if (value.isDevice()) return at::Device(host().type);
-  if (value.isTensorList()) {
-    std::vector<Tensor> tensors;
-    for (const Tensor& tensor : value.toTensorVector()) tensors.push_back(twin_of(tensor));
-    return tensors;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<Tensor>> tensors;
-    for (const std::optional<Tensor>& tensor : value.toOptionalTensorVector()) {
-      tensors.push_back(tensor.has_value() ? std::optional(twin_of(*tensor)) : std::nullopt);
-    }
-    return tensors;
-  }
+  map_tensors(value, [this](const Tensor& meta) { return twin_of(meta); });
   return value;
 }
 
 Tensor Probe::result_of(const Tensor& cpu) {
-  if (!cpu.defined()) return cpu;
   for (const Twin& twin : twins_) {
     if (twin.cpu.is_same(cpu)) return twin.meta;
   }
@@ -117,12 +105,9 @@ Tensor Probe::meta_of_storage(const Tensor& cpu) const {
   return make({static_cast<int64_t>(cpu.storage().nbytes() / cpu.element_size())}, cpu.scalar_type());
 }
 
-IValue Probe::to_meta(const IValue& value) {
-  if (value.isTensor()) return result_of(value.toTensor());
-  TORCH_INTERNAL_ASSERT(value.isTensorList(), "refused when registered: ", op_.operator_name());
-  std::vector<Tensor> tensors;
-  for (const Tensor& tensor : value.toTensorVector()) tensors.push_back(result_of(tensor));
-  return tensors;
+IValue Probe::to_meta(IValue value) {
+  map_tensors(value, [this](const Tensor& cpu) { return result_of(cpu); });
+  return value;
 }
 
 void Probe::copy_written_geometry() const {
@@ -166,22 +151,7 @@ void run_on_zeros(const OperatorHandle& op, torch::jit::Stack* stack) {
   }
   probe.copy_written_geometry();
   torch::jit::drop(*stack, arguments.size());
-  for (const IValue& value : cpu_stack) stack->push_back(probe.to_meta(value));
-}
-
-void refuse_read_value(const OperatorHandle& op, torch::jit::Stack* /*stack*/) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(),
-                              ": the value of a tensor was read while its model is being captured; expected operators whose "
-                              "result is a tensor, because a capture knows sizes but no values. Read the value outside of "
-                              "the model, or compute with tensors instead (torch::where for a branch)");
-}
-
-void refuse_unknown_size(const OperatorHandle& op, torch::jit::Stack* /*stack*/) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, op.operator_name(),
-      ": the size of its result depends on the values of a tensor, which has none while its model is being captured. Use an "
-      "operator with fixed sizes (a mask and torch::where instead of masked_select or nonzero), call code whose results "
-      "have the same sizes for all data through smp::opaque, or move it out of the model");
+  for (IValue& value : cpu_stack) stack->push_back(probe.to_meta(std::move(value)));
 }
 
 bool returns_only_tensors(const OperatorHandle& op) {
@@ -192,12 +162,21 @@ bool returns_only_tensors(const OperatorHandle& op) {
   return true;
 }
 
+void refuse(const OperatorHandle& op, torch::jit::Stack* /*stack*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, op.operator_name(), ": the value of a tensor was read while its model is being captured; expected operators ",
+      returns_only_tensors(op) ? "whose results have" : "that return tensors, with",
+      " the same sizes for all data, because a capture knows sizes but no values. Compute with tensors (a mask and "
+      "torch::where in place of a branch, masked_select or nonzero), read the value outside of the model, or call code "
+      "whose "
+      "results have the same sizes for all data through smp::opaque");
+}
+
 torch::CppFunction fallback_for(const OperatorHandle& op) {
-  if (!returns_only_tensors(op)) return torch::CppFunction::makeFromBoxedFunction<&refuse_read_value>();
-  if (op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape)) {
-    return torch::CppFunction::makeFromBoxedFunction<&refuse_unknown_size>();
-  }
-  return torch::CppFunction::makeFromBoxedFunction<&run_on_zeros>();
+  const bool depends_on_values =
+      !returns_only_tensors(op) || op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
+  return depends_on_values ? torch::CppFunction::makeFromBoxedFunction<&refuse>()
+                           : torch::CppFunction::makeFromBoxedFunction<&run_on_zeros>();
 }
 
 }  // namespace

@@ -24,7 +24,6 @@ void register_meta_kernels() {
     meta::add_norms(table);
     meta::add_convolutions_and_pools(table);
     meta::add_losses(table);
-    meta::add_transforms(table);
     meta::add_attention(table);
     meta::add_fallbacks(*library);
   });

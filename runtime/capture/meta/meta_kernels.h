@@ -11,10 +11,10 @@ namespace smp::runtime {
 /// about 5 ms the first time. Registrations stay until the process ends and never replace an
 /// existing Meta kernel, so a Python process, whose torch brings its own, is left as it is.
 ///
-/// Layer 1 is written by hand: constant time, no memory. Layer 2 is one boxed kernel for all other operators: it runs the
-/// operator on the CPU, on zeros of the same geometry, and returns tensors of the results' geometry. It needs the memory and
-/// time of one such call, freed at its end; no real operator of a large model should meet it. Both lie below autograd:
-/// results keep their grad_fn. The default generator is left untouched.
+/// Layer 1 is written by hand, for what large models are made of and for what zeros do not tell: constant time, no memory.
+/// Layer 2 is one boxed kernel for all other operators: it runs the operator on the CPU, on zeros of the same geometry, and
+/// returns tensors of the results' geometry. It needs the memory and time of one such call, freed at its end. Both lie below
+/// autograd: results keep their grad_fn. The default generator is left untouched.
 ///
 /// Operators whose result depends on values (item, equal, nonzero, masked_select, unique, ...)
 /// throw c10::NotImplementedError that names the operator.

@@ -1,11 +1,7 @@
-// Meta kernels of convolutions, pools and other windows over images.
+// Meta kernels of convolutions, pools and shuffles of pixels.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/native/ConvUtils.h>
-#include <ATen/native/Pool.h>
-#include <c10/util/irange.h>
-
-#include <tuple>
 
 #include "runtime/capture/meta/meta_kernels_table.h"
 
@@ -73,34 +69,6 @@ Tensor adaptive_avg_pool2d(const Tensor& self, IntArrayRef output_size) {
   return make(with_last_sizes(self, output_size), self.scalar_type(), self.suggest_memory_format());
 }
 
-Tensor adaptive_avg_pool3d(const Tensor& self, IntArrayRef output_size) {
-  return make(with_last_sizes(self, output_size), self.scalar_type());
-}
-
-/// A list of window parameters may hold one value for all dimensions; `stride` may be empty: the kernel's size.
-int64_t window_at(IntArrayRef values, int64_t dim) { return values.size() == 1 ? values[0] : values[dim]; }
-
-std::tuple<Tensor, Tensor> max_pool3d(const Tensor& self, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
-                                      IntArrayRef dilation, bool ceil_mode) {
-  at::DimVector windows;
-  for (const auto dim : c10::irange(3)) {
-    windows.push_back(at::native::pooling_output_shape<int64_t>(
-        self.size(dim - 3), window_at(kernel, dim), window_at(padding, dim),
-        window_at(stride.empty() ? kernel : stride, dim), window_at(dilation, dim), ceil_mode));
-  }
-  const auto sizes = with_last_sizes(self, windows);
-  const auto format = self.suggest_memory_format();
-  return {make(sizes, self.scalar_type(), format), make(sizes, at::kLong, format)};
-}
-
-Tensor reflection_pad2d(const Tensor& self, IntArrayRef padding) {
-  const int64_t height = self.size(-2), width = self.size(-1);
-  TORCH_CHECK(padding[0] < width && padding[1] < width && padding[2] < height && padding[3] < height,
-              "reflection_pad2d(): expected padding below the image size ", height, " x ", width, ", got ", padding);
-  const auto sizes = with_last_sizes(self, {height + padding[2] + padding[3], width + padding[0] + padding[1]});
-  return make(sizes, self.scalar_type(), self.suggest_memory_format());
-}
-
 /// [..., c * factor^2, h, w] to [..., c, h * factor, w * factor]. LibTorch's composite loses
 /// channels_last here, the CPU keeps it.
 Tensor pixel_shuffle(const Tensor& self, int64_t factor) {
@@ -122,47 +90,14 @@ Tensor pixel_unshuffle(const Tensor& self, int64_t factor) {
   return make(sizes, self.scalar_type(), self.suggest_memory_format());
 }
 
-/// input: [n, c, h, w]; grid: [n, out_h, out_w, 2].
-Tensor grid_sampler_2d(const Tensor& input, const Tensor& grid, int64_t /*interpolation*/, int64_t /*padding*/,
-                       bool /*align_corners*/) {
-  return make({input.size(0), input.size(1), grid.size(1), grid.size(2)}, input.scalar_type());
-}
-
-/// [n?, c, h, w] to [n?, c * kernel pixels, windows].
-Tensor im2col(const Tensor& self, IntArrayRef kernel, IntArrayRef dilation, IntArrayRef padding, IntArrayRef stride) {
-  int64_t num_windows = 1;
-  for (const auto dim : c10::irange(2)) {
-    const int64_t reach = window_at(dilation, dim) * (window_at(kernel, dim) - 1) + 1;
-    num_windows *= (self.size(dim - 2) + 2 * window_at(padding, dim) - reach) / window_at(stride, dim) + 1;
-  }
-  const int64_t num_rows = self.size(-3) * window_at(kernel, 0) * window_at(kernel, 1);
-  if (self.dim() == 3) return make({num_rows, num_windows}, self.scalar_type());
-  return make({self.size(0), num_rows, num_windows}, self.scalar_type());
-}
-
-/// [n?, c * kernel pixels, windows] to [n?, c, h, w].
-Tensor col2im(const Tensor& self, IntArrayRef output_size, IntArrayRef kernel, IntArrayRef /*dilation*/,
-              IntArrayRef /*padding*/, IntArrayRef /*stride*/) {
-  const int64_t num_channels = self.size(-2) / (window_at(kernel, 0) * window_at(kernel, 1));
-  const int64_t height = window_at(output_size, 0), width = window_at(output_size, 1);
-  if (self.dim() == 2) return make({num_channels, height, width}, self.scalar_type());
-  return make({self.size(0), num_channels, height, width}, self.scalar_type());
-}
-
 }  // namespace
 
 void add_convolutions_and_pools(Table& table) {
   // Not aten::convolution: a kernel there would take its place above and lose the 1-D case and empty batches.
   table.add("convolution_overrideable", &convolution);
   table.add("_adaptive_avg_pool2d", &adaptive_avg_pool2d);
-  table.add("_adaptive_avg_pool3d", &adaptive_avg_pool3d);
-  table.add("max_pool3d_with_indices", &max_pool3d);
-  table.add("reflection_pad2d", &reflection_pad2d);
   table.add("pixel_shuffle", &pixel_shuffle);
   table.add("pixel_unshuffle", &pixel_unshuffle);
-  table.add("grid_sampler_2d", &grid_sampler_2d);
-  table.add("im2col", &im2col);
-  table.add("col2im", &col2im);
 }
 
 }  // namespace smp::runtime::meta

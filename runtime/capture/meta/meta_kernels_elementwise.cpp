@@ -27,30 +27,7 @@ std::tuple<Tensor, Tensor> log_sigmoid(const Tensor& self) {
   return {make(self.sizes(), self.scalar_type()), make(self.sizes(), self.scalar_type())};
 }
 
-Tensor to_floating(const Tensor& self) {
-  Tensor out;
-  return Tensor(at::TensorIterator::unary_float_op(out, self).output());
-}
-
-Tensor logit(const Tensor& self, std::optional<double> /*eps*/) { return to_floating(self); }
-
-Tensor angle(const Tensor& self) {
-  return self.is_complex() ? make(self.sizes(), c10::toRealValueType(self.scalar_type())) : to_floating(self);
-}
-
-Tensor rrelu(const Tensor& self, Tensor& /*noise*/, const Scalar& /*lower*/, const Scalar& /*upper*/, bool /*training*/,
-             std::optional<at::Generator> /*generator*/) {
-  return make(self.sizes(), self.scalar_type());
-}
-
 Tensor& unary_out(const Tensor& self, Tensor& out) { return fit_out(out, {&self}); }
-
-Tensor& binary_out(const Tensor& self, const Tensor& other, Tensor& out) { return fit_out(out, {&self, &other}); }
-
-Tensor& nan_to_num_out(const Tensor& self, std::optional<double> /*nan*/, std::optional<double> /*posinf*/,
-                       std::optional<double> /*neginf*/, Tensor& out) {
-  return fit_out(out, {&self});
-}
 
 Tensor where(const Tensor& condition, const Tensor& self, const Tensor& other) {
   return broadcast(at::native::result_type(self, other), {&condition, &self, &other});
@@ -71,10 +48,6 @@ Tensor remainder(const Scalar& self, const Tensor& other) {
   return at::remainder(at::native::wrapped_scalar_tensor(self), other);
 }
 
-Tensor poisson(const Tensor& self, std::optional<at::Generator> /*generator*/) {
-  return make(self.sizes(), self.scalar_type());
-}
-
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double /*p*/, std::optional<bool> /*train*/) {
   return {make_like(input), make_like(input, at::kBool)};
 }
@@ -87,25 +60,13 @@ void add_elementwise(Table& table) {
   table.add("hardtanh", &hardtanh);
   table.add("_prelu_kernel", &prelu);
   table.add("log_sigmoid_forward", &log_sigmoid);
-  table.add("logit", &logit);
-  table.add("rrelu_with_noise", &rrelu);
   table.add("isnan", &is_nan);
-  table.add("angle", &angle);
-  table.add("angle.out", &unary_out);
   table.add("abs.out", &unary_out);
-  table.add("logical_not.out", &unary_out);
-  table.add("logical_and.out", &binary_out);
-  table.add("logical_or.out", &binary_out);
-  table.add("logical_xor.out", &binary_out);
-  table.add("nan_to_num.out", &nan_to_num_out);
-  table.add("complex.out", &binary_out);
-  table.add("polar.out", &binary_out);
   table.add("where.self", &where);
   table.add("where.self_out", &where_out);
   table.add("floor_divide", &floor_divide);
   table.add("rsub.Tensor", &rsub);
   table.add("remainder.Scalar_Tensor", &remainder);
-  table.add("poisson", &poisson);
   table.add("native_dropout", &native_dropout);
 }
 

@@ -1,5 +1,4 @@
 // Meta kernels of losses and of embedding bags.
-#include <ATen/TensorIterator.h>
 #include <ATen/core/Reduction.h>
 
 #include <tuple>
@@ -13,28 +12,10 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-/// self: [n, classes, h, w]; target: [n, h, w].
-std::tuple<Tensor, Tensor> nll_loss2d(const Tensor& self, const Tensor& target, const OptionalTensor& /*weight*/,
-                                      int64_t reduction, int64_t /*ignore_index*/) {
-  TORCH_CHECK(self.dim() == 4 && target.dim() == 3 && self.size(0) == target.size(0) && self.size(2) == target.size(1) &&
-                  self.size(3) == target.size(2),
-              "nll_loss2d(): expected [n, classes, h, w] and targets [n, h, w], got ", self.sizes(), " and ",
-              target.sizes());
-  const Tensor total_weight = make({}, self.scalar_type());
-  if (reduction == at::Reduction::None) return {make(target.sizes(), self.scalar_type()), total_weight};
-  return {make({}, self.scalar_type()), total_weight};
-}
-
 Tensor binary_cross_entropy(const Tensor& self, const Tensor& target, const OptionalTensor& /*weight*/, int64_t reduction) {
   TORCH_CHECK_VALUE(self.sizes() == target.sizes(), "binary_cross_entropy(): expected a target of sizes ", self.sizes(),
                     ", got ", target.sizes());
   return reduction == at::Reduction::None ? make_like(self) : make({}, self.scalar_type());
-}
-
-Tensor huber_loss(const Tensor& self, const Tensor& target, int64_t reduction, double /*delta*/) {
-  Tensor unset;
-  const Tensor loss(at::TensorIterator::binary_op(unset, self, target).output());
-  return reduction == at::Reduction::None ? loss : make({}, loss.scalar_type());
 }
 
 constexpr int64_t kSum = 0, kMax = 2;  // modes of embedding_bag
@@ -77,9 +58,7 @@ Four embedding_bag_forward_only(const Tensor& weight, const Tensor& indices, con
 }  // namespace
 
 void add_losses(Table& table) {
-  table.add("nll_loss2d_forward", &nll_loss2d);
   table.add("binary_cross_entropy", &binary_cross_entropy);
-  table.add("huber_loss", &huber_loss);
   table.add("_embedding_bag", &embedding_bag);
   table.add("_embedding_bag_forward_only", &embedding_bag_forward_only);
 }

@@ -49,18 +49,12 @@ Three group_norm(const Tensor& input, const OptionalTensor& weight, const Option
           make({batch_size, num_groups}, dtype)};
 }
 
-std::tuple<Tensor, Tensor> weight_norm(const Tensor& v, const Tensor& g, int64_t /*dim*/) {
-  const auto norm_type = at::isReducedFloatingType(g.scalar_type()) ? at::kFloat : g.scalar_type();
-  return {make(v.sizes(), v.scalar_type()), make_like(g, norm_type)};
-}
-
 }  // namespace
 
 void add_norms(Table& table) {
   table.add("native_batch_norm", &batch_norm);
   table.add("native_layer_norm", &layer_norm);
   table.add("native_group_norm", &group_norm);
-  table.add("_weight_norm_interface", &weight_norm);
 }
 
 }  // namespace smp::runtime::meta

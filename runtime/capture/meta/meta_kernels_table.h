@@ -37,7 +37,6 @@ void add_indexing(Table& table);
 void add_norms(Table& table);
 void add_convolutions_and_pools(Table& table);
 void add_losses(Table& table);
-void add_transforms(Table& table);
 void add_attention(Table& table);
 
 /// Gives every aten operator that is still without a meta kernel the boxed one of layer 2 (meta_fallback.cpp).

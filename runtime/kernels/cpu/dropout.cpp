@@ -10,8 +10,12 @@
 #include <cmath>
 #include <mutex>
 
-#include "runtime/kernels/cpu/batch_norm.h"
-#include "runtime/kernels/cpu/wide_vectors.h"
+// Compiled for machines with and without wide vectors; which one runs is decided when the program is loaded.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define SMP_WIDE_VECTORS __attribute__((target_clones("default", "avx2")))
+#else
+#define SMP_WIDE_VECTORS
+#endif
 
 namespace smp::runtime {
 namespace {
@@ -134,10 +138,7 @@ bool fill_bernoulli(at::Tensor& mask, double p) {
 
 OwnKernel own_kernel_of(const c10::OperatorHandle& op) {
   const c10::OperatorName& name = op.operator_name();
-  if (name.name == "aten::bernoulli_" && name.overload_name == "float") return bernoulli_in_place;
-  const bool is_batch_norm = name.name == "aten::native_batch_norm" && name.overload_name.empty();
-  // Tried now, for in the midst of a step it would count towards the most memory that is in use.
-  return is_batch_norm && batch_norm_adds_up_alike() ? own_native_batch_norm : nullptr;
+  return name.name == "aten::bernoulli_" && name.overload_name == "float" ? bernoulli_in_place : nullptr;
 }
 
 }  // namespace smp::runtime

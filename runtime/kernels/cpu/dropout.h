@@ -1,4 +1,4 @@
-// Kernels of ours in the place of LibTorch's, with the same bits.
+// A kernel of ours in the place of LibTorch's, with the same bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,7 @@ namespace smp::runtime {
 using OwnKernel = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 /// Null where LibTorch's is as good. There is one for aten::bernoulli_, which draws the masks of dropout: LibTorch asks its
-/// generator for each number, which takes a sixth of a transformer's training. And there is one for aten::native_batch_norm
-/// (batch_norm.h), whose statistics take 6 % of the training of a ResNet.
+/// generator for each number, which takes a sixth of a transformer's training.
 OwnKernel own_kernel_of(const c10::OperatorHandle& op);
 
 /// Fills `mask` as mask.bernoulli_(p) does with the default generator, which is then in the same state. False, and nothing

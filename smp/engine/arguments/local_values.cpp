@@ -84,8 +84,7 @@ std::vector<at::Tensor> compute_locally(const runtime::ValueRead& read, const st
   for (ValueId id : read.values) {
     if (read.graph.values[id].kind != ValueKind::kResult && !slots[replay.slot_of(id)].defined()) fill(id);
   }
-  runtime::MicrobatchContext context{.microbatch = 0, .random = random, .scalars = {}};
-  for (const auto& scalar : read.scalars) context.scalars.push_back({scalar.node, scalar.argument, scalar.value});
+  const runtime::MicrobatchContext context{.microbatch = 0, .random = random, .scalars = read.scalars};
   const runtime::UserRandomStateScope user_state;
   replay.run(slots, context, {});
   std::vector<at::Tensor> values;

@@ -21,7 +21,7 @@ void add_own_constants(const runtime::Recording& recording, const Program& progr
     const bool overridden =
         std::any_of(sent.begin(), sent.end(), [&](const auto& other) { return other.value == constant.value; });
     const at::Tensor& known = program.constants.at(constant.value);
-    const at::Tensor& own = constant.recorded();
+    const at::Tensor& own = constant.content;
     if (overridden || own.is_same(known) || runtime::same_content(own, known)) continue;
     microbatch.constants.push_back({constant.value, own});
   }

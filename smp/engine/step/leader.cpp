@@ -326,9 +326,7 @@ Program& Leader::add_microbatch(const CapturedBody& body, StepMessage& message) 
   const std::shared_ptr<Program> known = rank_.programs.find(recording.hash);
   Program& program = known ? *known : add_program(recording, message);
   check_argument_memory(arguments_, program.graph, program.written_inputs, body.outside, rank_.models.bindings());
-  runtime::MicrobatchProgram microbatch{.hash = recording.hash};
-  for (const auto& scalar : body.scalars) microbatch.scalars.push_back({scalar.node, scalar.argument, scalar.value});
-  for (const auto& constant : body.constants) microbatch.constants.push_back({constant.value, constant.tensor});
+  runtime::MicrobatchProgram microbatch{.hash = recording.hash, .scalars = body.scalars, .constants = body.constants};
   add_own_constants(recording, program, microbatch);
   message.num_microbatches = static_cast<int32_t>(inputs_.size());
   message.microbatches.push_back(std::move(microbatch));
@@ -352,7 +350,7 @@ Program& Leader::add_program(const runtime::Recording& recording, StepMessage& m
   }
   const auto program = rank_.programs.add(recording.graph, std::move(plan), recording.hash);
   for (const runtime::ConstantTensor& constant : recording.constants) {
-    fresh.constants.push_back({constant.value, program->constants[constant.value] = constant.recorded()});
+    fresh.constants.push_back({constant.value, program->constants[constant.value] = constant.content});
   }
   added_.push_back(recording.hash);
   message.new_programs.push_back(std::move(fresh));

@@ -127,7 +127,7 @@ runtime::MicrobatchRun StepRun::make_run(const StepMessage& message, size_t inde
   run.context.is_last = run.context.microbatch + 1 == message.num_microbatches;
   run.context.random = random_state(rank_, message.trains, message.trains ? message.step : message.evaluation_step, number,
                                     static_cast<uint64_t>(message.num_microbatches));
-  for (const auto& scalar : microbatch.scalars) run.context.scalars.push_back({scalar.node, scalar.argument, scalar.value});
+  run.context.scalars = microbatch.scalars;
   if (!inputs.empty()) {
     run.inputs = message.round == Round::kWhole ? std::move(inputs[number]) : inputs[number];
     for (size_t input : program->written_inputs) run.inputs[input] = run.inputs[input].clone();

@@ -209,7 +209,7 @@ TEST(DelayedInitialisation, KnowsPartitionGuardsAroundAndWithin) {
     torch::nn::Linear around{nullptr}, within{nullptr};
     {
       const runtime::UserRandomStateScope user;
-      const runtime::OperatorSeedGuard guard(17);
+      const runtime::GeneratorHold guard(17);
       {
         const PartitionGuard on_stage(2);
         const DelayParamInitialization delay;

@@ -214,6 +214,28 @@ TEST(OpaqueRefused, WhenTheFunctionWritesToItsInputOrReturnsNothing) {
   EXPECT_TRUE(contains(message_of([&] { opaque([](at::Tensor) { return at::Tensor(); }, x); }), "an undefined one"));
 }
 
+TEST(OpaqueRefused, AnotherNumberOfResultsThanOnZeros) {
+  for (const float value : {-1.0F, 1.0F}) {
+    run_smp_ranks(1, {}, [&] {
+      DistributedModel model(tests::make_net());
+      auto step = smp::step([&](at::Tensor data) {
+        const at::Tensor shifted = model(data).mul(0).add(value);
+        const auto parts = opaque(
+            [](at::Tensor t) {
+              const auto count = static_cast<size_t>(2 + t.flatten()[0].item<float>());
+              return std::vector<at::Tensor>(count, t);
+            },
+            shifted);
+        return parts[0] + parts[1];
+      });
+      const at::NoGradGuard no_grad;
+      const std::string text = message_of([&] { step(rows(4, 8, 1)); });
+      EXPECT_TRUE(contains(text, "expected 2 results as recorded without data, got " + std::to_string(2 + int(value))))
+          << text;
+    });
+  }
+}
+
 TEST(OpaqueRefused, AHookBeforeTheRegionInTheFirstStep) {
   run_smp_ranks(1, {}, [] {
     DistributedModel model(tests::make_net());

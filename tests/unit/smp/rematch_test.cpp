@@ -281,6 +281,23 @@ TEST_P(RefusedChange, ListWritesToAConstant) {
   EXPECT_NE(text.find("aten::_foreach_add_ writes to a tensor of sizes [1] that is neither"), std::string::npos) << text;
 }
 
+TEST_P(RefusedChange, WritesToViewsOfAConstant) {
+  at::Tensor table = torch::zeros({4, 4});
+  const std::vector<std::function<void()>> writes = {[&] { table[0] = 2; }, [&] { table.slice(0, 0, 2).add_(1); },
+                                                     [&] { table.detach().add_(1); }, [&] { table.cpu().add_(1); }};
+  for (size_t n = 0; n < writes.size(); ++n) {
+    const std::string text = refusal_of(
+        [&](Model& model, const at::Tensor& data, bool bad) {
+          const at::Tensor output = model(data) + table;
+          if (bad) writes[n]();
+          return output;
+        },
+        GetParam());
+    EXPECT_NE(text.find("writes to a tensor of sizes [4, 4] that is neither"), std::string::npos)
+        << "form " << n << ": " << text;
+  }
+}
+
 TEST_P(RefusedChange, ListWritesOfGradientsIntoData) {
   const std::string text = refusal_of(
       [&](Model& model, const at::Tensor& data, bool bad) {

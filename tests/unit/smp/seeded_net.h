@@ -12,7 +12,7 @@ namespace smp::tests {
 template <class Net, class... Args>
 std::shared_ptr<Net> seeded(bool delayed, Args... args) {
   const runtime::UserRandomStateScope user;
-  const runtime::OperatorSeedGuard guard(17);
+  const runtime::GeneratorHold guard(17);
   const DelayParamInitialization delay(delayed);
   return std::make_shared<Net>(args...);
 }

@@ -238,7 +238,7 @@ TEST(UserRandomState, ConcurrentScopesRestoreTheStateBeforeTheFirst) {
   auto before = user_random_state();
   auto draw = [](uint64_t ordinal) {
     runtime::UserRandomStateScope scope;
-    runtime::OperatorSeedGuard guard(runtime::operator_seed({}, ordinal));
+    runtime::GeneratorHold guard(runtime::operator_seed({}, ordinal));
     at::rand({16});
   };
   {

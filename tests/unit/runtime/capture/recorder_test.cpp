@@ -202,6 +202,29 @@ TEST_F(RecorderTest, WritesToConstantsAreRefused) {
   EXPECT_TRUE(contains(text, "in or after module 'encoder.fc': aten::add_ writes to a tensor of sizes [1]")) << text;
 }
 
+TEST_F(RecorderTest, WritesToViewsOfConstantsAreRefused) {
+  at::Tensor table = torch::zeros({4, 8});
+  const std::vector<std::function<void()>> writes = {[&] { table[0] = 2; }, [&] { table.slice(0, 0, 2).add_(1); },
+                                                     [&] { table.detach().add_(1); }, [&] { table.cpu().add_(1); },
+                                                     [&] { table.variable_data().add_(1); }};
+  for (size_t n = 0; n < writes.size(); ++n) {
+    const std::string text = refusal([&](const at::Tensor& x) {
+      writes[n]();
+      return x.mm(weight_).add(table);
+    });
+    EXPECT_TRUE(contains(text, "writes to a tensor of sizes [4, 8] that is neither parameter, buffer nor argument"))
+        << "form " << n << ": " << text;
+  }
+  EXPECT_TRUE(table.equal(torch::zeros({4, 8})));
+}
+
+TEST_F(RecorderTest, ConstantsMayBeUsedWhileAGradientIsSparse) {
+  scale_.mutable_grad() = torch::ones({8}).to_sparse();
+  EXPECT_EQ(refusal([](const at::Tensor& x) { return x.add(torch::eye(8).narrow(0, 0, 4)); }), "");
+  const at::Tensor constant = torch::ones({8});
+  EXPECT_EQ(refusal([&](const at::Tensor& x) { return x.add(constant); }), "");
+}
+
 TEST_F(RecorderTest, ConstantsRewrittenWhileTheBodyRunsAreRefused) {
   const at::Tensor constant = torch::zeros({8});
   const std::string text = refusal([&](const at::Tensor& x) {

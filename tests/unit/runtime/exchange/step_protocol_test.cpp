@@ -25,7 +25,7 @@ std::string refusal_of_message(const std::string& bytes) {
   return support::message_of<std::runtime_error>([&] { decode_step_message(bytes); });
 }
 
-void expect_same(const std::vector<NewProgram::Constant>& got, const std::vector<NewProgram::Constant>& want) {
+void expect_same(const std::vector<ConstantContent>& got, const std::vector<ConstantContent>& want) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_EQ(got[i].value, want[i].value);

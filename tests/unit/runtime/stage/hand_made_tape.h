@@ -15,7 +15,7 @@ namespace smp::runtime::stage_graphs {
 class HandMadeTape : public ::testing::Test {
  protected:
   int32_t slot(const at::Tensor& like = at::ones({4})) {
-    lists_.slot_geometries.push_back(TapeGeometry::of(like));
+    lists_.slot_geometries.push_back(geometry_of(like));
     lists_.slot_memories.push_back(static_cast<int32_t>(lists_.num_slots));
     fixed_.emplace_back();
     return static_cast<int32_t>(lists_.num_slots++);

@@ -150,7 +150,7 @@ TEST(Replay, ModesComeBackWhenAnOperatorThrows) {
 }
 
 at::Tensor dropped(const at::Tensor& x, const RandomState& random, uint64_t ordinal) {
-  const OperatorSeedGuard seed(operator_seed(random, ordinal));
+  const GeneratorHold seed(operator_seed(random, ordinal));
   return at::dropout(x, 0.5, true);
 }
 
@@ -182,7 +182,7 @@ TEST(Replay, NumbersOfAMicrobatchStandInForTheRecordedOnesOnce) {
   const ValueId x = g.input({4}), y = call(g, "aten::leaky_relu", {x}, {0.1}), z = call(g, "aten::leaky_relu", {y}, {0.5});
   ReplayOf it(g.build(), {z});
   const External external{{x, at::full({4}, -1.0)}};
-  const auto slope = [&](const std::vector<ArgumentOverride>& scalars) {
+  const auto slope = [&](const std::vector<partitioner::ScalarOverride>& scalars) {
     return it.run(external, {.random = {}, .scalars = scalars})[0].min();
   };
   expect_bit_equal(slope({}), at::full({}, 0.1F).mul_(-1).mul_(0.5), "as recorded");
@@ -219,6 +219,21 @@ TEST(Replay, ResultsOfOtherSizesOrDtypeThanRecordedAreRefused) {
   EXPECT_TRUE(contains(text, "in aten::nonzero of module 'encoder.0', microbatch 0")) << text;
   text = support::message_of<c10::Error>([&] { it.run({{x, at::ones({4}, at::kInt)}}); });
   EXPECT_TRUE(contains(text, "got [4] and Int")) << text;
+}
+
+TEST(Replay, MoreOrFewerResultsThanRecordedAreRefused) {
+  GraphBuilder g;
+  const ValueId x = g.input({2, 4}), second = g.input({4}), first = g.op("aten::unbind", {x}, {4});
+  g.last_node().overload = "int";
+  g.last_node().arguments.emplace_back(int64_t{0});
+  g.last_node().outputs.push_back(second);
+  ReplayOf it(g.build(), {first, second});
+  expect_bit_equal(it.run({{x, at::ones({2, 4})}}), {at::ones({4}), at::ones({4})}, "as recorded");
+  for (const int64_t rows : {1, 3}) {
+    const std::string text = support::message_of<c10::Error>([&] { it.run({{x, at::ones({rows, 4})}}); });
+    EXPECT_TRUE(contains(text, "expected 2 results as recorded without data, got " + std::to_string(rows))) << text;
+    EXPECT_TRUE(contains(text, "smp::opaque")) << text;
+  }
 }
 
 TEST(Replay, OperatorsWithArgumentsMissingAreRefused) {

@@ -19,22 +19,22 @@ using support::expect_bit_equal;
 
 TEST(TapeGeometry, FitsTensorsThatLieInMemoryInTheSameWay) {
   const at::Tensor numbers = at::arange(12, at::kFloat).reshape({3, 4});
-  const TapeGeometry geometry = TapeGeometry::of(numbers);
-  EXPECT_TRUE(geometry.fits(numbers) && geometry.fits(at::ones({3, 4})));
-  EXPECT_EQ(geometry, TapeGeometry::of(at::ones({3, 4})));
+  const partitioner::TensorSpec geometry = geometry_of(numbers);
+  EXPECT_TRUE(fits(numbers, geometry) && fits(at::ones({3, 4}), geometry));
+  EXPECT_EQ(geometry, geometry_of(at::ones({3, 4})));
   const at::Tensor longer = at::ones({13}), complex = at::ones({3, 4}, at::kComplexFloat);
   for (const at::Tensor& other :
        {at::ones({4, 3}), at::ones({4, 3}).t(), at::ones({3, 4}, at::kInt), longer.slice(0, 1).view({3, 4}), at::Tensor()}) {
-    EXPECT_FALSE(geometry.fits(other)) << other.toString();
+    EXPECT_FALSE(fits(other, geometry)) << other.toString();
   }
-  EXPECT_FALSE(geometry.fits(numbers.to_sparse()));
-  EXPECT_TRUE(TapeGeometry::of(complex).fits(complex));
-  EXPECT_FALSE(TapeGeometry::of(complex).fits(complex.conj())) << "lazily conjugated";
+  EXPECT_FALSE(fits(numbers.to_sparse(), geometry));
+  EXPECT_TRUE(fits(complex, geometry_of(complex)));
+  EXPECT_FALSE(fits(complex.conj(), geometry_of(complex))) << "lazily conjugated";
 }
 
 TEST(ViewOf, IsAnotherTensorOnTheSameMemoryWithItsVersion) {
   const at::Tensor base = at::arange(12, at::kFloat).reshape({3, 4});
-  const at::Tensor column = base.select(1, 2), view = view_of(base, TapeGeometry::of(column));
+  const at::Tensor column = base.select(1, 2), view = view_of(base, geometry_of(column));
   expect_bit_equal(view, column, "view");
   EXPECT_TRUE(view.is_alias_of(base) && !view.is_same(base));
   base.mul_(2);

@@ -59,9 +59,9 @@ TEST_F(TapeRecorderTest, InputsAndOwnTensorsAreBoundToSlots) {
   const TapeLists lists = lists_of({call("aten::mul", "Tensor", {x, weight_})});
   ASSERT_EQ(lists.inputs.size(), 1U);
   EXPECT_EQ(lists.inputs[0].value, 0);
-  EXPECT_TRUE(lists.inputs[0].geometry.fits(x));
+  EXPECT_TRUE(fits(x, lists.inputs[0].geometry));
   ASSERT_EQ(lists.own.size(), 1U);
-  EXPECT_TRUE(lists.own[0].tensor.is_same(weight_) && lists.own[0].is_fixed && lists.own[0].geometry.fits(weight_));
+  EXPECT_TRUE(lists.own[0].tensor.is_same(weight_) && lists.own[0].is_fixed && fits(weight_, lists.own[0].geometry));
   ASSERT_EQ(lists.calls.size(), 1U);
   EXPECT_EQ(lists.calls[0].tensors[0].slot, lists.inputs[0].slot);
   EXPECT_EQ(lists.calls[0].tensors[1].slot, lists.own[0].slot);
@@ -76,7 +76,7 @@ TEST_F(TapeRecorderTest, CompositesAreTheirLeavesAndViewsAreGeometries) {
   const at::Tensor x = input(), matrix = entered(1, numbers({4, 3}, 2));
   const TapeLists lists = lists_of({call("aten::linear", "", {x, matrix, c10::IValue()})});
   EXPECT_EQ(names_in(lists, 0, lists.calls.size()), (std::vector<std::string>{"view", "mm"}));
-  EXPECT_EQ(lists.calls[0].geometry, TapeGeometry::of(matrix.t()));
+  EXPECT_EQ(lists.calls[0].geometry, geometry_of(matrix.t()));
   EXPECT_EQ(lists.slot_memories[static_cast<size_t>(lists.calls[0].outputs[0])],
             lists.slot_memories[static_cast<size_t>(lists.inputs[1].slot)]);
 }
@@ -254,12 +254,12 @@ TEST_F(RecordedStage, GradientsOfParametersAndInputsAreNamed) {
     if (call.kind != Kind::kGradient) continue;
     const TapeOwn& own = lists_.own.at(static_cast<size_t>(call.parameter));
     parameters.insert(stage_.graph.values[static_cast<size_t>(own.value)].name);
-    EXPECT_EQ(lists_.slot_geometries[static_cast<size_t>(call.tensors[0].slot)].sizes, TapeGeometry::of(own.tensor).sizes);
+    EXPECT_EQ(lists_.slot_geometries[static_cast<size_t>(call.tensors[0].slot)].sizes, geometry_of(own.tensor).sizes);
   }
   EXPECT_EQ(parameters, (std::set<std::string>{"fc.bias", "fc.weight"}));
   const TapeBackward& backward = lists_.backwards[0];
   ASSERT_EQ(backward.results.size(), 1U);
-  EXPECT_TRUE(lists_.slot_geometries[static_cast<size_t>(backward.results[0])].fits(left_.results[0]));
+  EXPECT_TRUE(fits(left_.results[0], lists_.slot_geometries[static_cast<size_t>(backward.results[0])]));
   EXPECT_EQ(backward.has_root, std::vector<bool>{true});
   EXPECT_GE(backward.roots[0], 0);
 }

@@ -108,8 +108,8 @@ TEST(MeasuredStage, HasATimeForEachOperatorAndForEachBackwardThatThereIs) {
     step(rows(8, 8, 0));
     const auto& program = *engine::rank_state("test").models.all().front()->first_program;
     for (const bool tape : {true, false}) {
-      const auto times = times_of(program, 0, {.tape = tape});
       const auto predicted = partitioner::graph_costs(program.graph, {});
+      const auto times = times_of(program, 0, {.tape = tape, .expected_backward_us = predicted.backward_us});
       for (size_t n = 0; n < program.graph.nodes.size(); ++n) {
         const std::string& op = program.graph.nodes[n].op;
         if (op == "aten::detach" || op == "aten::t") continue;  // part of others' arguments on a tape
