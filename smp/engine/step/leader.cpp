@@ -309,10 +309,9 @@ StepMessage Leader::new_message(Round round, size_t first) const {
 void Leader::check_made(const Graph& graph) const {
   for (const Value& value : graph.values) {
     if (!is_named(value) || rank_.models.homes().contains(value.name)) continue;
-    const auto& all = rank_.models.bindings().tensors();
-    const auto named = std::find_if(all.begin(), all.end(), [&](const auto& other) { return other.name == value.name; });
+    const runtime::NamedTensor* named = rank_.models.bindings().find_named(value.name);
     TORCH_CHECK_NOT_IMPLEMENTED(
-        named == all.end() || !runtime::is_unmade(named->tensor),
+        named == nullptr || !runtime::is_unmade(named->tensor),
         "step: expected the first step of a model with delayed parameters to read no values in its body, got one that does; "
         "'",
         value.name,
