@@ -85,6 +85,33 @@ TEST_P(MicrobatchesAuto, BodiesMayRead) {
   });
 }
 
+// The body runs for its graphs before it runs for the step, which is then refused.
+TEST(MicrobatchesAuto, TrialsLeaveGradientsAsTheyAre) {
+  run_smp_ranks(2, {.microbatches = kAutoMicrobatches, .log_level = LogLevel::kOff}, [] {
+    const auto net = make_net();
+    DistributedModel model(net);
+    bool clears = false;
+    auto step = smp::step([&](at::Tensor data) {
+      for (at::Tensor parameter : net->parameters()) {
+        if (clears) parameter.mutable_grad().reset();
+      }
+      const at::Tensor loss = model(data).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    step(rows(12, 8, 1));
+    std::vector<at::Tensor> gradients;
+    for (const auto& [name, parameter] : model.local_named_parameters()) gradients.push_back(parameter.grad().clone());
+    clears = true;
+    const std::string text = support::message_of<c10::ValueError>([&] { step(rows(16, 8, 1)); });
+    EXPECT_TRUE(support::contains(text, "expected a body that leaves gradients as they are")) << text;
+    size_t next = 0;
+    for (const auto& [name, parameter] : model.local_named_parameters()) {
+      expect_bit_equal(parameter.grad(), gradients[next++], name);
+    }
+  });
+}
+
 TEST(MicrobatchesAuto, NeedAnArgumentToCut) {
   run_smp_ranks(2, {.microbatches = kAutoMicrobatches, .log_level = LogLevel::kOff}, [] {
     DistributedModel model(make_net());
