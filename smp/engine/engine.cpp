@@ -263,7 +263,9 @@ void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
   check_is_known(optimizer, caller);
   optimizer.pending = std::make_shared<OptimizerLoad>(own, optimizer, state, /*own_error=*/"");
   optimizer.pending->apply_options();
-  if (is_partitioned(*optimizer.model)) take_over_loaded(own, optimizer);
+  // Before the first step every rank holds every parameter, and waits to take over the state of its own alone. The groups
+  // that the load has come through end with the step that decides the layout.
+  if (is_partitioned(*optimizer.model) || !own.context.is_laid_out) take_over_loaded(own, optimizer);
 }
 
 void zero_grad(const Optimizer& optimizer) {
