@@ -96,20 +96,22 @@ std::string drawing_path(const std::string& trace) {
   return path.extension() == ".json" ? path.replace_extension(".svg").string() : trace + ".svg";
 }
 
-void check_timeline_path(const std::string& trace) {
-  if (trace.empty()) return;
-  TORCH_CHECK_VALUE(std::filesystem::path(trace).extension() != ".svg", "timeline: expected the name of a JSON file, got '",
-                    trace, "'. Name the trace, as in trace.json; the drawing is written beside it as trace.svg.");
+std::string timeline_complaint(const std::string& trace) {
+  if (trace.empty()) return "";
+  if (std::filesystem::path(trace).extension() == ".svg") {
+    return "timeline: expected the name of a JSON file, got '" + trace +
+           "'. Name the trace, as in trace.json; the drawing is written beside it as trace.svg.";
+  }
   for (const std::string& path : {trace, drawing_path(trace)}) {
-    std::string reason;
     try {
       const DurableFile probe(path);
     } catch (...) {
-      reason = runtime::describe_exception(std::current_exception());
+      return "timeline: expected a file that can be written, got '" + path +
+             "': " + runtime::describe_exception(std::current_exception()) +
+             " Name a file in a folder that exists and that rank 0 may write to, or leave the key out.";
     }
-    TORCH_CHECK_VALUE(reason.empty(), "timeline: expected a file that can be written, got '", path, "': ", reason,
-                      " Name a file in a folder that exists and that rank 0 may write to, or leave the key out.");
   }
+  return "";
 }
 
 StepTimeline::StepTimeline(Context& context)
