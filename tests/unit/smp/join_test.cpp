@@ -201,6 +201,7 @@ TEST(JoinRefuses, WhatAllReplicasDoTogether) {
       refused([&] { optimizer.load_state_dict(optimizer.state_dict()); });
       refused([] { smp::join([] {}); });
       barrier(CommGroup::PP_GROUP);
+      EXPECT_EQ(get_dp_process_group().rank(), dp_rank());  // asks nobody
     });
     barrier(CommGroup::WORLD);
   });
