@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "runtime/transport/transport.h"
 #include "smp/config.h"
 #include "smp/engine/context/log.h"
+#include "smp/options.h"
 
 namespace smp::runtime {
 class BodyCapture;
@@ -30,6 +32,13 @@ struct RankState;
 struct StepNumbers {
   int num_made = 0;
   std::vector<int> ended;  // that no object has any more, and that the conductor has not forgotten yet
+};
+
+/// A join in progress.
+struct JoinState {
+  JoinOptions options{};
+  uint64_t num_steps = 0;        // of this replica in it
+  bool has_ended_early = false;  // for all replicas, as throw_on_early_termination asks
 };
 
 /// Stages chosen by hand, by tensor and by storage: a module that detaches what it was given keeps
@@ -70,7 +79,7 @@ struct Context {
   runtime::Topology topology;
   std::shared_ptr<runtime::Transport> world, pipeline, replicas, shards;
   bool replicas_share_memory = false;  // until the groups are known: all ranks do
-  bool is_in_join = false;             // replicas may be at different steps
+  std::optional<JoinState> join;       // within it replicas may be at different steps
   bool is_in_step = false;             // and yet they are not
   bool is_laid_out = true;  // false: the first step will say how many ranks form a pipeline; one of all ranks until then
   std::shared_ptr<MadeGroups> made_groups;  // by new_group

@@ -56,9 +56,7 @@ step_internal::Results Leader::run() {
   std::exception_ptr own_error;
   try {
     capture_bodies();
-    // Whatever a body that caught one of these has made of it.
-    if (failure_) std::rethrow_exception(failure_);
-    if (refusal_) throw_refusal(*refusal_);
+    check_goes_on();
     check_same_returns(bodies_);
     const bool trains = std::any_of(bodies_.begin(), bodies_.end(),
                                     [](const CapturedBody& body) { return body.recording->graph.has_backward(); });
@@ -330,14 +328,7 @@ Program& Leader::add_program(const runtime::Recording& recording, StepMessage& m
 
 std::optional<step_internal::Results> Leader::perform(StepMessage& message) {
   send(message);
-  try {
-    return run_.perform(message, inputs_);
-  } catch (...) {
-    // The others are in the middle of this step and would wait for ever, should the caller go on.
-    failure_ = std::current_exception();
-    rank_.context.world->abort(runtime::describe_exception(std::current_exception()));
-    throw;
-  }
+  return or_fail([&] { return run_.perform(message, inputs_); });
 }
 
 void Leader::send(StepMessage& message) {
@@ -355,6 +346,7 @@ void Leader::refuse(StepMessage& message) {
   message.new_programs.clear();
   message.microbatches.clear();
   run_.drop_from(0);
+  if (rank_.context.join && rank_.context.join->has_ended_early) message.round = Round::kJoined;
   send(message);
 }
 
