@@ -1,18 +1,16 @@
 // How long the exact contiguous split takes, with traffic and memory limits, and a whole plan.
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "benchmarks/measure.h"
 #include "partitioner/partition/contiguous.h"
 #include "partitioner/partition/partition.h"
 #include "tests/support/graph_builder.h"
 
 namespace {
 
+using namespace smp::benchmarks;
 using smp::partitioner::Chain;
 
 /// Goes to the next operator and, one in eight, to one further on; its gradient comes back from both.
@@ -45,21 +43,17 @@ Chain transformer_like_chain(int num_operators, int num_stages, unsigned seed) {
   return chain;
 }
 
-double median_ms(int num_operators, int num_stages, int repetitions) {
-  std::vector<double> ms;
+double median_s(int num_operators, int num_stages, int repetitions) {
+  std::vector<double> seconds;
   for (int i = 0; i < repetitions; ++i) {
     const Chain chain = transformer_like_chain(num_operators, num_stages, static_cast<unsigned>(i));
-    const auto start = std::chrono::steady_clock::now();
+    const double start = seconds_now();
     const auto split = smp::partitioner::split_chain(chain);
-    const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
-    if (split.num_used_stages != num_stages || split.slowest_stage_us < split.lower_bound_us) {
-      std::fprintf(stderr, "bench_partition: expected %d stages, got %d\n", num_stages, split.num_used_stages);
-      std::exit(1);
-    }
-    ms.push_back(elapsed.count());
+    seconds.push_back(seconds_now() - start);
+    require(split.num_used_stages == num_stages && split.slowest_stage_us >= split.lower_bound_us,
+            "expected " + std::to_string(num_stages) + " stages, got " + std::to_string(split.num_used_stages));
   }
-  std::nth_element(ms.begin(), ms.begin() + repetitions / 2, ms.end());
-  return ms[ms.size() / 2];
+  return median(seconds);
 }
 
 /// Everything that planning does, on a captured step: orders, splits, memory, schedules, simulations.
@@ -74,23 +68,17 @@ double plan_s(int num_operators, int num_ranks) {
   smp::partitioner::PartitionOptions options;
   options.num_ranks = num_ranks;
   options.num_microbatches = 4 * num_ranks;
-  const auto start = std::chrono::steady_clock::now();
+  const double start = seconds_now();
   const auto plan = smp::partitioner::partition(graph, options);
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  return plan.predicted_step_us > 0 ? elapsed.count() : 0;
+  const double seconds = seconds_now() - start;
+  require(plan.predicted_step_us > 0, "expected a plan with a predicted time, got none");
+  return seconds;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string only = argc > 1 ? argv[1] : "";
-  if (only.empty() || only == "partition_1000x64_ms") {
-    std::printf("partition_1000x64_ms %.3f ms\n", median_ms(1000, 64, 101));
-  }
-  if (only.empty() || only == "partition_100000x64_s") {
-    std::printf("partition_100000x64_s %.3f s\n", median_ms(100000, 64, 5) / 1000);
-  }
-  if (only.empty() || only == "plan_10000x64_s") {
-    std::printf("plan_10000x64_s %.3f s\n", plan_s(10000, 64));
-  }
+  if (is_wanted(argc, argv, "partition_1000x64_ms")) report("partition_1000x64_ms", 1e3 * median_s(1000, 64, 101), "ms");
+  if (is_wanted(argc, argv, "partition_100000x64_s")) report("partition_100000x64_s", median_s(100000, 64, 5), "s");
+  if (is_wanted(argc, argv, "plan_10000x64_s")) report("plan_10000x64_s", plan_s(10000, 64), "s");
 }

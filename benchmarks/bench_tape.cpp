@@ -5,24 +5,11 @@
 #include "benchmarks/captured_step.h"
 #include "benchmarks/measure.h"
 #include "examples/common/tensor_memory.h"
-#include "examples/transformer_lm/model.h"
 
 namespace {
 
 using namespace smp::benchmarks;
 namespace nn = torch::nn;
-
-struct Case {
-  std::shared_ptr<nn::Module> module;
-  std::vector<at::Tensor> inputs;
-  LossBody body;
-
-  at::Tensor run_eagerly() const {
-    const at::Tensor loss = body(inputs);
-    loss.backward();
-    return loss;
-  }
-};
 
 Case mlp(int layers, int64_t width, int64_t rows) {
   torch::manual_seed(1);
@@ -36,21 +23,6 @@ Case mlp(int layers, int64_t width, int64_t rows) {
           }};
 }
 
-struct TransformerSize {
-  int64_t width, vocabulary, rows, tokens;
-};
-
-Case transformer(const TransformerSize& size, double dropout) {
-  torch::manual_seed(1);
-  auto net = std::make_shared<transformer_lm::TransformerLm>(transformer_lm::ModelOptions{
-      .vocab = size.vocabulary, .width = size.width, .heads = 4, .hidden = 4 * size.width, .layers = 4, .dropout = dropout});
-  const auto random_tokens = [&size] { return torch::randint(size.vocabulary, {size.rows, size.tokens}, torch::kLong); };
-  return {net, {random_tokens(), random_tokens()}, [net, vocabulary = size.vocabulary](const auto& inputs) {
-            const auto logits = net->forward(inputs[0]);
-            return nn::functional::cross_entropy(logits.reshape({-1, vocabulary}), inputs[1].reshape({-1}));
-          }};
-}
-
 // `checked` is `timed` without randomness.
 void measure(const char* name, const Case& timed, const Case& checked, int calls_per_round) {
   constexpr int kRounds = 41, kWarmUp = 3;  // recorded, compared, taped
@@ -60,12 +32,8 @@ void measure(const char* name, const Case& timed, const Case& checked, int calls
   OneStageReplay tape(*timed.module, timed.inputs, timed.body, smp::runtime::make_tape_stage);
   for (int i = 0; i < kWarmUp; ++i) tape.run();
   require(tape.stays_on_autograd().empty(), std::string(name) + " is not taped: " + tape.stays_on_autograd());
-  const auto many = [calls_per_round](auto&& call) {
-    return [call, calls_per_round] {
-      for (int i = 0; i < calls_per_round; ++i) call();
-    };
-  };
-  const Comparison times = compare(kRounds, many([&] { timed.run_eagerly(); }), many([&] { tape.run(); }));
+  const Comparison times = compare(kRounds, repeated(calls_per_round, [&] { timed.run_eagerly(); }),
+                                   repeated(calls_per_round, [&] { tape.run(); }));
   const double to_us = 1e6 / calls_per_round;
   report(name, times.ratio, "x", {{"eager us", times.first_seconds * to_us}, {"tape us", times.second_seconds * to_us}});
 }

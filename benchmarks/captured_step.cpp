@@ -6,12 +6,30 @@
 #include <algorithm>
 
 #include "benchmarks/measure.h"
+#include "examples/transformer_lm/model.h"
 #include "partitioner/partition/partition.h"
 
 namespace smp::benchmarks {
 
 using partitioner::ValueId;
 using partitioner::ValueKind;
+
+at::Tensor Case::run_eagerly() const {
+  const at::Tensor loss = body(inputs);
+  loss.backward();
+  return loss;
+}
+
+Case transformer(const TransformerSize& size, double dropout) {
+  torch::manual_seed(1);
+  auto net = std::make_shared<transformer_lm::TransformerLm>(transformer_lm::ModelOptions{
+      .vocab = size.vocabulary, .width = size.width, .heads = 4, .hidden = 4 * size.width, .layers = 4, .dropout = dropout});
+  const auto random_tokens = [&size] { return torch::randint(size.vocabulary, {size.rows, size.tokens}, torch::kLong); };
+  return {net, {random_tokens(), random_tokens()}, [net, vocabulary = size.vocabulary](const auto& inputs) {
+            const auto logits = net->forward(inputs[0]);
+            return torch::nn::functional::cross_entropy(logits.reshape({-1, vocabulary}), inputs[1].reshape({-1}));
+          }};
+}
 
 runtime::Bindings bindings_of(const torch::nn::Module& module) {
   std::vector<runtime::NamedTensor> tensors;

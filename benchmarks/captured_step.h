@@ -19,6 +19,23 @@ using LossBody = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
 runtime::Bindings bindings_of(const torch::nn::Module& module);
 
+/// A module, what it is given, and its loss.
+struct Case {
+  std::shared_ptr<torch::nn::Module> module;
+  std::vector<at::Tensor> inputs;
+  LossBody body;
+
+  /// Forward and backward of one microbatch.
+  at::Tensor run_eagerly() const;
+};
+
+struct TransformerSize {
+  int64_t width, vocabulary, rows, tokens;
+};
+
+/// The language model of the example, with four layers.
+Case transformer(const TransformerSize& size, double dropout);
+
 /// One run of `body` through `capture`, from begin to finish; the loss is differentiated and returned.
 runtime::CapturedBody capture_loss(runtime::BodyCapture& capture, const std::vector<at::Tensor>& inputs,
                                    const LossBody& body);

@@ -22,6 +22,12 @@ double seconds_of(const std::function<void()>& work) {
   return seconds_now() - start;
 }
 
+std::function<void()> repeated(int times, std::function<void()> work) {
+  return [times, work = std::move(work)] {
+    for (int i = 0; i < times; ++i) work();
+  };
+}
+
 Comparison compare(int rounds, const std::function<void()>& first, const std::function<void()>& second) {
   constexpr int kWarmUp = 2;
   std::vector<double> firsts, seconds, ratios, extras;

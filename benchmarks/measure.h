@@ -17,6 +17,9 @@ double median(std::vector<double> values);
 /// Seconds of one call.
 double seconds_of(const std::function<void()>& work);
 
+/// `work`, so often.
+std::function<void()> repeated(int times, std::function<void()> work);
+
 struct Comparison {
   double ratio = 0;          // median over the rounds of first / second
   double first_seconds = 0;  // medians

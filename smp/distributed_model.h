@@ -60,7 +60,8 @@ class DistributedModelBase {
   ///   model.load_state_dict(state, /*strict=*/false);    // what is there, of the names the model has
   ///
   /// Throws c10::ValueError, on every rank alike and before anything changes, with all missing and unexpected names (strict
-  /// only) and all wrong shapes and types; for ranks that pass different tensors under one name; inside a step body.
+  /// only) and all wrong shapes and types; for ranks that pass different tensors under one name; inside a step body; for a
+  /// model with delayed parameters before the first step of parallelism=auto, which decides where they will be.
   void load_state_dict(const StateDict& state, bool strict = true);
 
   /// Replaces the mean over replicas, from the next step on; called in steps that make gradients of the model. On every rank

@@ -66,12 +66,16 @@ class DistributedOptimizer {
 
   /// Options and state of all parameters, gathered to every rank of the pipeline; collective over it. SGD, Adam, AdamW,
   /// RMSprop and Adagrad of LibTorch; throws c10::ValueError for others and inside a step body.
+  ///
+  /// Between load_state_dict() before the first step and the first step() this and local_state_dict() bring what was loaded
+  /// to its ranks: collective over all ranks then, and refused by c10::ValueError in the loop of smp::join.
   OptimizerState state_dict() { return optimizer_internal::state_dict(adopted_); }
   /// Options of all parameters and copies of the state of those on this rank, marked as partial.
   OptimizerState local_state_dict() { return optimizer_internal::local_state_dict(adopted_); }
   /// Takes over options (learning rates too) and state. Collective over all ranks, before or after the first step; what the
   /// ranks pass is put together as in DistributedModel::load_state_dict(). Before the first step the options change at once,
-  /// and the state waits for the placement: no rank ever holds more than it was given. A learning-rate scheduler keeps its
+  /// and the state waits for the placement: no rank ever holds more than it was given (with parallelism=auto all ranks take
+  /// all of it over at once, since groups change with the first step). A learning-rate scheduler keeps its
   /// own count: step it as often as it had been stepped, then load. Throws c10::ValueError, on every rank alike and before
   /// anything changes, when kind, groups, names, shapes or types are not those of this optimizer.
   void load_state_dict(const OptimizerState& state) { optimizer_internal::load_state_dict(adopted_, state); }

@@ -25,7 +25,8 @@ namespace smp {
 /// load_state_dict, save_state): the others may have left it. Learning-rate schedulers are the program's: step them by
 /// epoch, outside.
 ///
-/// Collective over all ranks. An exception that leaves the loop ends the job, because the others wait. Throws
+/// Collective over all ranks. An exception that leaves the loop ends the job, because the others wait; that of
+/// throw_on_early_termination leaves the join on all of them instead. Throws
 /// c10::ValueError, on every rank alike and before the loop, for options that differ, for parallelism=auto (replicas share
 /// their batches), for a communication hook with divide_by_initial_world_size = false, and for optimizers whose state is not
 /// known (see DistributedOptimizer::state_dict); inside a step body or another join.

@@ -48,6 +48,11 @@ bool Reader::get_bool() {
   return byte != 0;
 }
 
+void Reader::expect_end(const std::string& type) const {
+  TORCH_CHECK_VALUE(at_end(), "message: expected Serialiser::read of ", type, " to read all that Serialiser::write wrote, ",
+                    "got some left. Read in the order of writing.");
+}
+
 uint64_t Reader::get_count() {
   const auto count = get<uint64_t>();
   const size_t left = bytes_.size() + (tensors_ == nullptr ? 0 : tensors_->size() - next_tensor_);

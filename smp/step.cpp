@@ -24,11 +24,6 @@ void check_position(const char* option, int64_t position, int64_t num_arguments)
 
 Results run(int step_number, const Call& call) { return engine::run_step(step_number, call); }
 
-void check_end(const Reader& in, const std::string& type) {
-  TORCH_CHECK_VALUE(in.at_end(), "step: expected Serialiser::read of ", type, ", which the body returns, to read all that ",
-                    "Serialiser::write wrote, got some left. Read in the order of writing.");
-}
-
 void refuse_structure(size_t m) {
   TORCH_CHECK_VALUE(false,
                     "step: expected the body to return the same sizes of containers, keys of maps and filled optionals for "

@@ -51,8 +51,6 @@ GatheredType<Part> gather_parts(const std::vector<const T*>& parts, const Pick& 
 
 /// Throws c10::ValueError: microbatch `m` has other elements than microbatch 0.
 [[noreturn]] void refuse_structure(size_t m);
-/// Throws c10::ValueError when a Serialiser has left something of what `type` was written as.
-void check_end(const Reader& in, const std::string& type);
 
 }  // namespace step_internal
 
@@ -280,7 +278,7 @@ class Returned {
   static Value read(std::string_view bytes, const Tensors& tensors) {
     Reader in(bytes, tensors);
     Value value = in.get<Value>();
-    check_end(in, type_name<Value>());
+    in.expect_end(type_name<Value>());
     return value;
   }
 

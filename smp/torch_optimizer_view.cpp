@@ -173,8 +173,11 @@ class KnownView : public UnknownView {
   std::optional<StateFields> state(const at::Tensor& parameter) const override {
     const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
     if (found == optimizer_.state().end()) return std::nullopt;
+    // An optimizer that is derived from a known one may keep a state of its own.
+    auto* known = dynamic_cast<State*>(found->second.get());
+    TORCH_CHECK_VALUE(known != nullptr, "DistributedOptimizer: ", refusal());
     StateFields fields;
-    Table::visit_state(static_cast<State&>(*found->second), [&](const char* name, auto& value) {
+    Table::visit_state(*known, [&](const char* name, auto& value) {
       if constexpr (is_count<decltype(value)>) {
         fields[name] = at::scalar_tensor(value, at::TensorOptions().dtype(at::kLong));
       } else if (value.defined()) {

@@ -16,6 +16,7 @@ Bindings::Bindings(std::vector<NamedTensor> named) {
     if (each.tensor.has_storage()) {
       by_storage_.emplace(impl->unsafe_storage().unsafeGetStorageImpl(), tensors_.size());
     }
+    by_name_.emplace(each.name, tensors_.size());
     tensors_.push_back(std::move(each));
   }
 }
@@ -23,6 +24,11 @@ Bindings::Bindings(std::vector<NamedTensor> named) {
 const NamedTensor* Bindings::find(const at::Tensor& tensor) const {
   auto found = by_impl_.find(tensor.unsafeGetTensorImpl());
   return found == by_impl_.end() ? nullptr : &tensors_[found->second];
+}
+
+const NamedTensor* Bindings::find_named(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &tensors_[found->second];
 }
 
 const NamedTensor* Bindings::find_storage(const at::Tensor& tensor) const {

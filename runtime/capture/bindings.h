@@ -39,6 +39,8 @@ class Bindings {
 
   /// Null when `tensor` is no parameter or buffer itself.
   const NamedTensor* find(const at::Tensor& tensor) const;
+  /// Null when none of tensors() has this name.
+  const NamedTensor* find_named(const std::string& name) const;
   /// Null when no parameter or buffer lives on the storage of `tensor`.
   const NamedTensor* find_storage(const at::Tensor& tensor) const;
   /// The first of tensors() that lives on the storage of `named`, one of them.
@@ -53,6 +55,7 @@ class Bindings {
   std::vector<Name> names_;
   std::unordered_map<const c10::TensorImpl*, size_t> by_impl_;
   std::unordered_map<const c10::StorageImpl*, size_t> by_storage_;
+  std::unordered_map<std::string, size_t> by_name_;
 };
 
 }  // namespace smp::runtime

@@ -12,6 +12,17 @@ namespace smp::runtime {
 /// what() of any exception, without the C++ backtrace that c10::Error adds.
 std::string describe_exception(const std::exception_ptr& exception);
 
+/// What fn() returns. What it throws ends the job before it goes on: the others wait for this rank, or soon will.
+template <class Fn>
+decltype(auto) or_end_the_job(Transport& world, const Fn& fn) {
+  try {
+    return fn();
+  } catch (...) {
+    world.abort(describe_exception(std::current_exception()));
+    throw;
+  }
+}
+
 /// Exit codes of a process that the terminate handler ends.
 constexpr int kExitFailed = 1;
 constexpr int kExitPeerFailed = 3;

@@ -76,9 +76,9 @@ StateExchange::Offered StateExchange::decode(std::string_view bytes) {
   });
 }
 
-StateExchange::StateExchange(std::map<std::string, at::Tensor> own, std::string own_error, Transport& pipeline,
-                             Transport& replicas)
-    : own_(std::move(own)), pipeline_(pipeline), replicas_(replicas) {
+StateExchange::StateExchange(std::map<std::string, at::Tensor> own, std::string own_error,
+                             std::shared_ptr<Transport> pipeline, std::shared_ptr<Transport> replicas)
+    : own_(std::move(own)), pipeline_(std::move(pipeline)), replicas_(std::move(replicas)) {
   std::string offers;
   try {
     for (auto& [name, tensor] : own_) tensor = tensor.detach().contiguous();
@@ -87,7 +87,7 @@ StateExchange::StateExchange(std::map<std::string, at::Tensor> own, std::string 
     own_.clear();
     offers = encode(own_, error.what_without_backtrace());
   }
-  const std::vector<std::string> all = gather_from_first_replica(offers, pipeline, replicas);
+  const std::vector<std::string> all = gather_from_first_replica(offers, *pipeline_, *replicas_);
   for (size_t r = 0; r < all.size(); ++r) add_offers(decode(all[r]), static_cast<int>(r));
 }
 
@@ -105,16 +105,16 @@ void StateExchange::add_offers(const Offered& offered, int pipeline_rank) {
 }
 
 at::Tensor StateExchange::from_pipeline(const std::string& name, const Offer& offer, const partitioner::TensorHome& home) {
-  const int me = pipeline_.rank(), source = offer.ranks.front();
+  const int me = pipeline_->rank(), source = offer.ranks.front();
   if (me == source) {
     for (const int holder : home.whole_on()) {
       if (contains(offer.ranks, holder)) continue;
-      pipeline_.send_bytes(holder, kStateTag, bytes_of(own_.at(name)));
+      pipeline_->send_bytes(holder, kStateTag, bytes_of(own_.at(name)));
     }
   }
   if (!home.is_on(me)) return {};
   if (contains(offer.ranks, me)) return own_.at(name);
-  const std::string bytes = pipeline_.receive_bytes(source, kStateTag);
+  const std::string bytes = pipeline_->receive_bytes(source, kStateTag);
   TORCH_INTERNAL_ASSERT(bytes.size() == static_cast<size_t>(*partitioner::dense_bytes(offer.sizes, offer.dtype)), "'", name,
                         "' came with another size than it was offered with");
   at::Tensor tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
@@ -125,10 +125,10 @@ at::Tensor StateExchange::from_pipeline(const std::string& name, const Offer& of
 at::Tensor StateExchange::deliver(const std::string& name, const partitioner::TensorHome& home) {
   const Offer& offer = offers_.at(name);
   at::Tensor tensor;
-  if (replicas_.rank() == 0) tensor = from_pipeline(name, offer, home);
-  if (replicas_.size() == 1 || !home.is_on(pipeline_.rank())) return tensor;
-  if (replicas_.rank() > 0) tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
-  keeping(std::make_shared<at::Tensor>(tensor), [&] { replicas_.broadcast(memory_of(tensor), 0); });
+  if (replicas_->rank() == 0) tensor = from_pipeline(name, offer, home);
+  if (replicas_->size() == 1 || !home.is_on(pipeline_->rank())) return tensor;
+  if (replicas_->rank() > 0) tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
+  keeping(std::make_shared<at::Tensor>(tensor), [&] { replicas_->broadcast(memory_of(tensor), 0); });
   return tensor;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,7 +44,9 @@ class StateExchange {
   static Offered decode(std::string_view bytes);
 
   /// own: CPU tensors by name. own_error: why this rank has nothing to offer, for everybody. Collective over both groups.
-  StateExchange(std::map<std::string, at::Tensor> own, std::string own_error, Transport& pipeline, Transport& replicas);
+  /// Shares the groups, since a delivery may wait for a step.
+  StateExchange(std::map<std::string, at::Tensor> own, std::string own_error, std::shared_ptr<Transport> pipeline,
+                std::shared_ptr<Transport> replicas);
 
   /// What a rank could not offer, or two ranks offer differently; empty when all is well. The same on every rank.
   const std::string& error() const { return error_; }
@@ -57,8 +60,7 @@ class StateExchange {
   at::Tensor from_pipeline(const std::string& name, const Offer& offer, const partitioner::TensorHome& home);
 
   std::map<std::string, at::Tensor> own_;
-  Transport& pipeline_;
-  Transport& replicas_;
+  std::shared_ptr<Transport> pipeline_, replicas_;
   std::map<std::string, Offer> offers_;
   std::string error_;
 };

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <stdexcept>
+#include <tuple>
 
 #include "runtime/exchange/wire.h"
 
@@ -50,10 +51,7 @@ Argument get_scalar(WireReader& in) {
 
 void put_constants(WireWriter& out, const std::vector<ConstantContent>& constants) {
   out.put<uint32_t>(static_cast<uint32_t>(constants.size()));
-  for (const auto& constant : constants) {
-    out.put(constant.value);
-    out.put(constant.tensor);
-  }
+  for (const auto& constant : constants) out.put(std::tie(constant.value, constant.tensor));
 }
 
 std::vector<ConstantContent> get_constants(WireReader& in) {
@@ -114,17 +112,17 @@ std::vector<MicrobatchProgram> get_microbatches(WireReader& in) {
   return microbatches;
 }
 
+// What needs no bounds, in the order in which it travels.
+auto head_of(auto& message) {
+  return std::tie(message.step_function, message.step, message.evaluation_step, message.reduced, message.settings,
+                  message.optimizers, message.is_value_error, message.error);
+}
+
 StepMessage get_message(WireReader& in) {
   constexpr size_t kLeastProgramBytes = 3 * sizeof(uint64_t) + sizeof(uint32_t);  // hash, two texts, constants
   if (in.get<uint32_t>() != kStepMagic) throw std::runtime_error("step message: expected one, got other bytes");
-  StepMessage message{.step_function = in.get<int32_t>()};
-  message.step = in.get<uint64_t>();
-  message.evaluation_step = in.get<uint64_t>();
-  message.reduced = in.get_string();
-  message.settings = in.get_string();
-  message.optimizers = in.get_string();
-  message.is_value_error = in.get<bool>();
-  message.error = in.get_string();
+  StepMessage message;
+  in.get_into(head_of(message));
   message.round = in.get_enumerator(Round::kJoined);
   message.num_microbatches = in.get_at_least<int32_t>(0);
   message.first = in.get_at_least<int32_t>(0);
@@ -147,31 +145,18 @@ StepMessage get_message(WireReader& in) {
 std::string encode(const StepMessage& message) {
   WireWriter out;
   out.put(kStepMagic);
-  out.put(message.step_function);
-  out.put(message.step);
-  out.put(message.evaluation_step);
-  out.put(std::string_view(message.reduced));
-  out.put(std::string_view(message.settings));
-  out.put(std::string_view(message.optimizers));
-  out.put(message.is_value_error);
-  out.put(std::string_view(message.error));
-  out.put(message.round);
-  out.put(message.num_microbatches);
-  out.put(message.first);
-  out.put(message.trains);
-  out.put(message.first_active_replica);
-  out.put(message.gradient_divisor);
+  out.put(head_of(message));
+  out.put(std::tie(message.round, message.num_microbatches, message.first, message.trains, message.first_active_replica,
+                   message.gradient_divisor));
   out.put<uint32_t>(static_cast<uint32_t>(message.values.size()));
-  for (const std::string& value : message.values) out.put(std::string_view(value));
+  for (const std::string& value : message.values) out.put(value);
   out.put(message.payload.has_value());
-  if (message.payload) out.put(std::string_view(*message.payload));
+  if (message.payload) out.put(*message.payload);
   out.put<uint32_t>(static_cast<uint32_t>(message.forgotten.size()));
   for (uint64_t hash : message.forgotten) out.put(hash);
   out.put<uint32_t>(static_cast<uint32_t>(message.new_programs.size()));
   for (const NewProgram& program : message.new_programs) {
-    out.put(program.hash);
-    out.put(std::string_view(program.graph));
-    out.put(std::string_view(program.plan));
+    out.put(std::tie(program.hash, program.graph, program.plan));
     put_constants(out, program.constants);
   }
   out.put<uint32_t>(static_cast<uint32_t>(message.microbatches.size()));

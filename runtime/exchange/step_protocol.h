@@ -37,7 +37,7 @@ enum class Round : uint8_t {
   kProbe,    // the same, and forget it: the values that it reads are all that is wanted
   kFinish,   // backward of all microbatches; ends the step
   kShadow,   // a step of other replicas: averages gradients with them; ends the step
-  kJoined,   // the replicas have no more steps in this join; no step
+  kJoined,   // the replicas have no more steps in this join: no step; with an error, the join ends early
 };
 
 /// One round of a step. `error` non-empty: the leader refused the step, and everybody throws that text.

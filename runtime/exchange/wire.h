@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -31,6 +32,11 @@ class WireWriter {
   }
   /// Geometry and data of a CPU tensor; is_wrapped_number is kept.
   void put(const at::Tensor& tensor);
+  /// One after the other: the members of a struct, by std::tie.
+  template <class... T>
+  void put(const std::tuple<T...>& values) {
+    std::apply([this](const auto&... each) { (put(each), ...); }, values);
+  }
   std::string take() { return std::move(bytes_); }
 
  private:
@@ -86,6 +92,11 @@ class WireReader {
   /// A type whose tensors travel.
   c10::ScalarType get_dtype();
   at::Tensor get_tensor();
+  /// Numbers, bools and texts that were put as a tuple, into the variables that the tuple refers to.
+  template <class... T>
+  void get_into(const std::tuple<T&...>& values) {
+    std::apply([this](auto&... each) { (get_into(each), ...); }, values);
+  }
   bool at_end() const { return left_.empty(); }
 
  private:
@@ -93,6 +104,12 @@ class WireReader {
   friend auto read_all(std::string_view bytes, std::string_view what, const Read& read);
   WireReader(std::string_view bytes, std::string_view what) : what_(what), all_(bytes), left_(bytes) {}
 
+  void get_into(std::string& text) { text = get_string(); }
+  template <class T>
+    requires std::is_arithmetic_v<T>
+  void get_into(T& number) {
+    number = get<T>();
+  }
   std::string_view raw(size_t num_bytes);
   /// The one place that judges whether a message is long enough for what it says.
   void check_room(uint64_t count, size_t least_bytes) const;

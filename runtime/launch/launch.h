@@ -19,6 +19,8 @@ struct Launch {
   int local_rank = 0;  ///< among the ranks of this host
   int local_size = 1;
 
+  /// Whether processes find each other through MPI.
+  bool uses_mpi() const { return kind != Kind::kSingleProcess; }
   bool operator==(const Launch&) const = default;
 };
 

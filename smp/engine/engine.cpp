@@ -69,9 +69,17 @@ void check_parameters(const OptimizerView& optimizer, const Model& model) {
   }
 }
 
-// Before the first step every rank holds every parameter.
 void take_over_loaded(const RankState& own, Optimizer& optimizer) {
   if (const auto load = std::exchange(optimizer.pending, nullptr)) load->apply_state(own.models);
+}
+
+// The state that a call asks for: a load that waits for the first step reaches all ranks now, those of other replicas too.
+const RankState& rank_with_state(Optimizer& optimizer, const char* caller) {
+  refuse_in_body(caller);
+  if (optimizer.pending) refuse_in_join(caller);
+  RankState& own = rank_state(caller);
+  take_over_loaded(own, optimizer);
+  return own;
 }
 
 }  // namespace
@@ -94,7 +102,7 @@ void remove_model(const Model& model) {
   rank.models.remove(model);
   rank.captures.clear();
   rank.programs.clear();
-  if (rank.models.all().empty()) own->rank_state.reset();
+  forget_without_models(*own);
 }
 
 void check_in_body(const Model& model) {
@@ -112,8 +120,6 @@ void mark_backward(const at::Tensor& loss) {
               "train_step = smp::step([&](at::Tensor data) { ...; model.backward(loss); });");
   own.body_in_progress->mark_backward(loss);
 }
-
-bool is_partitioned(const Model& model) { return model.first_program != nullptr; }
 
 std::vector<std::pair<std::string, at::Tensor>> local_named_parameters(const char* caller, const Model& model,
                                                                        std::string_view fix) {
@@ -236,19 +242,11 @@ bool begin_update(Optimizer& optimizer) {
 }
 
 OptimizerState state_dict(Optimizer& optimizer) {
-  const char* caller = "DistributedOptimizer::state_dict";
-  refuse_in_body(caller);
-  RankState& own = rank_state(caller);
-  take_over_loaded(own, optimizer);
-  return gathered_state(own, optimizer);
+  return gathered_state(rank_with_state(optimizer, "DistributedOptimizer::state_dict"), optimizer);
 }
 
 OptimizerState local_state_dict(Optimizer& optimizer) {
-  const char* caller = "DistributedOptimizer::local_state_dict";
-  refuse_in_body(caller);
-  RankState& own = rank_state(caller);
-  take_over_loaded(own, optimizer);
-  OptimizerState state = local_state(own, optimizer);
+  OptimizerState state = local_state(rank_with_state(optimizer, "DistributedOptimizer::local_state_dict"), optimizer);
   for (auto& [parameter, fields] : state.entries) {
     for (auto& [field, tensor] : fields) tensor = tensor.clone();
   }
@@ -263,7 +261,9 @@ void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
   check_is_known(optimizer, caller);
   optimizer.pending = std::make_shared<OptimizerLoad>(own, optimizer, state, /*own_error=*/"");
   optimizer.pending->apply_options();
-  if (is_partitioned(*optimizer.model)) take_over_loaded(own, optimizer);
+  // Before the first step every rank holds every parameter, and waits to take over the state of its own alone. The groups
+  // that the load has come through end with the step that decides the layout.
+  if (is_partitioned(*optimizer.model) || !own.context.is_laid_out) take_over_loaded(own, optimizer);
 }
 
 void zero_grad(const Optimizer& optimizer) {

@@ -41,6 +41,10 @@ std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Lau
   };
   check_per_rank("rank_speed", resolved.rank_speed);
   check_per_rank("rank_memory_limit_mb", resolved.rank_memory_limit_mb);
+  // Rank 0 writes it.
+  const std::string own = world->rank() == 0 ? timeline_complaint(resolved.timeline) : "";
+  const std::string complaint = resolved.timeline.empty() ? "" : world->all_gather(own).front();
+  TORCH_CHECK_VALUE(complaint.empty(), complaint);
   auto made = std::make_shared<Context>(resolved, launch, std::move(world));
   made->made_groups = std::make_shared<MadeGroups>(made->world);
   if (!made->config.timeline.empty()) made->timeline = std::make_shared<StepTimeline>(*made);
@@ -59,9 +63,8 @@ std::chrono::milliseconds timeout_of(const Config& config) {
   return std::chrono::milliseconds(static_cast<int64_t>(config.timeout_s * 1000));
 }
 
-std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, const Config& config, bool& uses_mpi) {
-  uses_mpi = launch.kind != runtime::Launch::Kind::kSingleProcess;
-  if (!uses_mpi) return runtime::LoopbackWorld(1, timeout_of(config)).transport(0);
+std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, const Config& config) {
+  if (!launch.uses_mpi()) return runtime::LoopbackWorld(1, timeout_of(config)).transport(0);
   auto world = runtime::mpi::create(timeout_of(config));
   // Everybody hears of it, so that nobody waits for a rank that has thrown.
   const std::string own = runtime::describe_mismatch(launch, world->rank(), world->size());
@@ -93,18 +96,15 @@ void init(const Config& argument) {
               "smp::init: expected one call per process, got a second one. Call it once, at the top of main(); "
               "smp::is_initialized() tells whether that has happened.");
   const runtime::Launch launch = runtime::detect_launch();
-  if (launch.kind != runtime::Launch::Kind::kSingleProcess) runtime::install_terminate_handler(launch.rank);
+  if (launch.uses_mpi()) runtime::install_terminate_handler(launch.rank);
   // A configuration with errors is the same on all ranks in nearly every job, so each says so by itself, before MPI.
   const Config resolved = Config::resolve(argument);
-  if (launch.rank == 0) engine::check_timeline_path(resolved.timeline);
-  bool uses_mpi = false;
-  std::shared_ptr<runtime::Transport> world = join_world(launch, resolved, uses_mpi);
-  if (uses_mpi) runtime::install_terminate_handler(world);
+  std::shared_ptr<runtime::Transport> world = join_world(launch, resolved);
+  if (launch.uses_mpi()) runtime::install_terminate_handler(world);
   if (resolved.keep_memory) runtime::keep_freed_memory();
   at::set_num_threads(static_cast<int>(resolved.threads));
   runtime::install_interceptor();
   auto made = engine::make_context(resolved, launch, std::move(world));
-  made->uses_mpi = uses_mpi;
   if (made->world->rank() == 0) made->logger.info(made->config.to_text());
   engine::set_process_context(std::move(made));
 }
@@ -113,15 +113,13 @@ void shutdown() {
   engine::refuse_in_body("smp::shutdown");
   engine::refuse_in_join("smp::shutdown");
   auto& own = context("smp::shutdown");
-  if (own.rank_state) {
-    engine::check_optimizers(*own.rank_state, *own.world, "smp::shutdown");
-  } else {  // the last model of this rank is gone, others may have theirs
-    engine::check_same_optimizers(*own.world, "", "rank ", "smp::shutdown");
-  }
+  // The last model of this rank may be gone while others have theirs.
+  const std::string optimizers = own.rank_state ? engine::describe_optimizers(*own.rank_state) : "";
+  engine::check_same_optimizers(*own.world, optimizers, "rank ", "smp::shutdown");
   own.world->barrier();
   if (own.timeline) own.timeline->finish();
   const auto world = own.world;
-  const bool uses_mpi = own.uses_mpi;
+  const bool uses_mpi = own.launch.uses_mpi();
   engine::set_process_context(nullptr);
   if (uses_mpi) runtime::mpi::shutdown(*world);
 }

@@ -60,12 +60,9 @@ void check_outside_hooks(const RankState& rank) {
 // the step, or out of it.
 void call_hooks(const RankState& rank, const std::function<void(const Model&)>& call) {
   const std::vector<std::shared_ptr<Model>> models = rank.models.all();
-  try {
+  runtime::or_end_the_job(*rank.context.world, [&] {
     for (const auto& model : models) call(*model);
-  } catch (...) {
-    rank.context.world->abort(runtime::describe_exception(std::current_exception()));
-    throw;
-  }
+  });
 }
 
 // Replicas that share a batch: the results of all of it, in the order of the batch. Replicas of one batch return the same
@@ -117,10 +114,10 @@ Results run_step(int step_number, const Call& call) {
   if (rank.context.body_in_progress == nullptr) {
     call_hooks(rank, [](const Model& model) { model.hooks->call(Moment::kBeforeStep); });
   }
-  Results results = Conductor(rank).run_step(step_number, call);
+  Results results = run_step_on(rank, step_number, call);
   const bool shares_batch = rank.context.config.parallelism == Parallelism::kAuto && rank.context.replicas->size() > 1;
   if (shares_batch) results = gather_shares(results, *rank.context.replicas);
-  call_hooks(rank, [](const Model& model) { model.hooks->step_ends(model.first_program != nullptr); });
+  call_hooks(rank, [](const Model& model) { model.hooks->step_ends(is_partitioned(model)); });
   return results;
 }
 

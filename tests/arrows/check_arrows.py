@@ -89,6 +89,8 @@ ROOMS = {
 STILL_IN_CYCLES = ("tests/",)
 ONLY_PUBLIC_SMP = ("public header", "python_bindings", "examples")
 LIBRARY = ("partitioner", "runtime", "public header", "smp", "engine")
+OF_NO_LANGUAGE = ("partitioner", "runtime", "engine")
+CXX_HEADERS = re.compile(r"smp/(serialiser|fields|step|step_arguments|step_results|distributed_\w+|opaque|smp)\.h")
 OF_A_LANGUAGE = re.compile(r"torch/(csrc/api/include/torch/)?(nn|optim)\b")
 DECLARES_A_LANGUAGE = re.compile(r"\bnamespace\s+torch\s*::\s*(nn|optim)\b|\btorch::(nn|optim)::")
 PARTITIONER_THIRD_PARTY = ("c10/core/ScalarType.h", "c10/util/Exception.h")
@@ -134,6 +136,8 @@ def may_include_ours(floor, included):
         return True  # the code blocks of a page, which the build writes
     if not included.startswith(MAY_INCLUDE[floor]):
         return False
+    if floor == "engine" and CXX_HEADERS.fullmatch(included):
+        return False  # types and templates of C++, which another language does not have
     if floor == "smp" and included.startswith("smp/engine/"):
         return included.startswith(SEAM)
     return not (floor in ONLY_PUBLIC_SMP and included.startswith("smp/engine/"))
@@ -142,7 +146,7 @@ def may_include_ours(floor, included):
 def may_include_foreign(floor, path, included):
     if included == "torch/torch.h":
         return floor not in LIBRARY
-    if floor == "engine" and OF_A_LANGUAGE.match(included):
+    if floor in OF_NO_LANGUAGE and OF_A_LANGUAGE.match(included):
         return False
     if floor != "partitioner" or "/" not in included and not included.endswith(".h"):
         return True  # every standard header is a bare word
@@ -203,8 +207,8 @@ class Checker:
                 self.check_include(path, number, *include.groups())
         reads_environment = floor_of(path) in MAY_READ_ENVIRONMENT or ENVIRONMENT_FILES.match(path)
         for number, line in enumerate(COMMENT_OR_STRING.sub(blank, text).splitlines(), 1):
-            if floor_of(path) == "engine" and DECLARES_A_LANGUAGE.search(line):
-                self.report(path, number, "the engine knows neither torch::nn nor torch::optim")
+            if floor_of(path) in OF_NO_LANGUAGE and DECLARES_A_LANGUAGE.search(line):
+                self.report(path, number, f"{floor_of(path)} knows neither torch::nn nor torch::optim")
             if not reads_environment and READS_ENVIRONMENT.search(line):
                 self.report(path, number, "only smp/config* and runtime/launch may read the environment")
 

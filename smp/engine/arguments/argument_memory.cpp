@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 
 #include "runtime/device/device.h"
@@ -92,23 +93,9 @@ void check_written(const std::vector<StepTensor>& arguments, size_t written, con
   }
 }
 
-// `graph` uses the named tensor.
-void check_against(const runtime::NamedTensor& named, const StepTensor& argument, const Graph& graph) {
-  const bool is_used = std::any_of(graph.values.begin(), graph.values.end(),
-                                   [&](const Value& value) { return is_named(value) && value.name == named.name; });
-  TORCH_CHECK_VALUE(!is_used, "step argument ", argument.position,
-                    ": expected memory of its own, since the body writes to it, got memory of '", named.name,
-                    "', which the body uses, too.", kCopies);
-}
-
-void check_against_model(const StepTensor& argument, const Graph& graph, const runtime::Bindings& bindings) {
-  for (const at::Tensor& tensor : tensors_of(argument)) {
-    const runtime::NamedTensor* first = bindings.find_storage(tensor);
-    if (first == nullptr) continue;
-    for (const runtime::NamedTensor& named : bindings.tensors()) {
-      if (&bindings.first_on_storage(named) == first) check_against(named, argument, graph);
-    }
-  }
+bool is_used(const Graph& graph, const std::string& name) {
+  return std::any_of(graph.values.begin(), graph.values.end(),
+                     [&](const Value& value) { return is_named(value) && value.name == name; });
 }
 
 bool is_written(const Graph& graph, const std::string& name) {
@@ -120,18 +107,31 @@ bool is_written(const Graph& graph, const std::string& name) {
          });
 }
 
-// The step has taken its arguments before the body writes to the model.
-void check_against_writes(const StepTensor& argument, const Graph& graph, const runtime::Bindings& bindings) {
+// The name of a parameter or buffer on memory of the argument which is as asked; null: there is none.
+const std::string* find_named_on(const StepTensor& argument, const runtime::Bindings& bindings,
+                                 const std::function<bool(const std::string& name)>& is_wanted) {
   for (const at::Tensor& tensor : tensors_of(argument)) {
     const runtime::NamedTensor* first = bindings.find_storage(tensor);
     if (first == nullptr) continue;
     for (const runtime::NamedTensor& named : bindings.tensors()) {
-      if (&bindings.first_on_storage(named) != first) continue;
-      TORCH_CHECK_VALUE(!is_written(graph, named.name), "step argument ", argument.position,
-                        ": expected memory of its own, got that of '", named.name,
-                        "', which the body writes to: the argument would not show it. Pass a clone() of it.");
+      if (&bindings.first_on_storage(named) == first && is_wanted(named.name)) return &named.name;
     }
   }
+  return nullptr;
+}
+
+void check_against_uses(const StepTensor& argument, const Graph& graph, const runtime::Bindings& bindings) {
+  const auto* used = find_named_on(argument, bindings, [&](const std::string& name) { return is_used(graph, name); });
+  TORCH_CHECK_VALUE(used == nullptr, "step argument ", argument.position,
+                    ": expected memory of its own, since the body writes to it, got memory of '", *used,
+                    "', which the body uses, too.", kCopies);
+}
+
+// The step has taken its arguments before the body writes to the model.
+void check_against_writes(const StepTensor& argument, const Graph& graph, const runtime::Bindings& bindings) {
+  const auto* written = find_named_on(argument, bindings, [&](const std::string& name) { return is_written(graph, name); });
+  TORCH_CHECK_VALUE(written == nullptr, "step argument ", argument.position, ": expected memory of its own, got that of '",
+                    *written, "', which the body writes to: the argument would not show it. Pass a clone() of it.");
 }
 
 }  // namespace
@@ -141,7 +141,7 @@ void check_argument_memory(const std::vector<StepTensor>& arguments, const Graph
   for (const StepTensor& argument : arguments) check_against_writes(argument, graph, bindings);
   for (size_t input : written) {
     check_written(arguments, input, constants);
-    check_against_model(arguments[input], graph, bindings);
+    check_against_uses(arguments[input], graph, bindings);
   }
 }
 

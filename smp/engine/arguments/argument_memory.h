@@ -7,7 +7,7 @@
 
 #include "partitioner/graph/graph.h"
 #include "runtime/capture/bindings.h"
-#include "smp/step_arguments.h"
+#include "smp/step_call.h"
 
 namespace smp::engine {
 

@@ -21,13 +21,11 @@ namespace {
 class Sources {
  public:
   Sources(const runtime::ValueRead& read, const std::vector<at::Tensor>& inputs, const runtime::Bindings& bindings)
-      : read_(read), inputs_(inputs) {
-    for (const auto& named : bindings.tensors()) by_name_.emplace(named.name, named.tensor);
-  }
+      : read_(read), inputs_(inputs), bindings_(bindings) {}
 
   at::Tensor operator()(ValueId id) const {
     const Value& value = read_.graph.values[id];
-    if (is_named(value)) return by_name_.at(value.name);
+    if (is_named(value)) return bindings_.find_named(value.name)->tensor;
     const auto input = std::find(read_.graph.inputs.begin(), read_.graph.inputs.end(), id);
     if (input != read_.graph.inputs.end()) return inputs_[static_cast<size_t>(input - read_.graph.inputs.begin())];
     const auto constant =
@@ -39,7 +37,7 @@ class Sources {
  private:
   const runtime::ValueRead& read_;
   const std::vector<at::Tensor>& inputs_;
-  std::unordered_map<std::string, at::Tensor> by_name_;
+  const runtime::Bindings& bindings_;
 };
 
 /// Copies that may be written to. What shares memory goes on to share it.

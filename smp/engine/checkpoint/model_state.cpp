@@ -99,8 +99,8 @@ std::shared_ptr<runtime::StateExchange> exchange_of(const RankState& own, const 
                                                     std::string own_error) {
   auto tensors = offered(state, own_error);
   if (is_delayed(model)) tensors.emplace(kIsDelayed, at::tensor({1}, at::kLong));
-  return std::make_shared<runtime::StateExchange>(std::move(tensors), std::move(own_error), *own.context.pipeline,
-                                                  *own.context.replicas);
+  return std::make_shared<runtime::StateExchange>(std::move(tensors), std::move(own_error), own.context.pipeline,
+                                                  own.context.replicas);
 }
 
 // As expand() makes them.
@@ -212,6 +212,10 @@ ModelLoad::ModelLoad(RankState& own, Model& model, const StateDict& state, bool 
   TORCH_CHECK_VALUE(exchange_->error().empty(), "load_state_dict: ", exchange_->error());
   const std::string difference = LoadDifference(model.own, *exchange_).text(strict);
   TORCH_CHECK_VALUE(difference.empty(), "load_state_dict: ", difference);
+  TORCH_CHECK_VALUE(own.context.is_laid_out || !exchange_->offers().contains(kIsDelayed),
+                    "load_state_dict: expected a step before it, got none: the model was constructed under "
+                    "smp::DelayParamInitialization, and with parallelism=auto the first step decides which ranks will hold "
+                    "what is loaded. Run a step first, or construct the model without that scope.");
 }
 
 void ModelLoad::apply() {

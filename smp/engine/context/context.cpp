@@ -115,8 +115,7 @@ void refuse_in_body(std::string_view caller, std::string_view fix) {
 
 void refuse_in_join(std::string_view caller) {
   const Context* own = try_context();
-  TORCH_CHECK_VALUE(own == nullptr || !own->is_in_join, caller,
-                    ": expected a call outside of smp::join, got one from its loop. ",
+  TORCH_CHECK_VALUE(own == nullptr || !own->join, caller, ": expected a call outside of smp::join, got one from its loop. ",
                     "All replicas do this together, and the others may have left the loop. Call it after smp::join.");
 }
 

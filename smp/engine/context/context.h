@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "runtime/transport/transport.h"
 #include "smp/config.h"
 #include "smp/engine/context/log.h"
+#include "smp/options.h"
 
 namespace smp::runtime {
 class BodyCapture;
@@ -30,6 +32,13 @@ struct RankState;
 struct StepNumbers {
   int num_made = 0;
   std::vector<int> ended;  // that no object has any more, and that the conductor has not forgotten yet
+};
+
+/// A join in progress.
+struct JoinState {
+  JoinOptions options{};
+  uint64_t num_steps = 0;        // of this replica in it
+  bool has_ended_early = false;  // for all replicas, as throw_on_early_termination asks
 };
 
 /// Stages chosen by hand, by tensor and by storage: a module that detaches what it was given keeps
@@ -70,7 +79,7 @@ struct Context {
   runtime::Topology topology;
   std::shared_ptr<runtime::Transport> world, pipeline, replicas, shards;
   bool replicas_share_memory = false;  // until the groups are known: all ranks do
-  bool is_in_join = false;             // replicas may be at different steps
+  std::optional<JoinState> join;       // within it replicas may be at different steps
   bool is_in_step = false;             // and yet they are not
   bool is_laid_out = true;  // false: the first step will say how many ranks form a pipeline; one of all ranks until then
   std::shared_ptr<MadeGroups> made_groups;  // by new_group
@@ -80,11 +89,10 @@ struct Context {
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   std::vector<WeakTensor> spread_tensors;  // over a pipeline, by models that are gone; their data are not whole anywhere
   std::shared_ptr<int> open_guards = std::make_shared<int>(0);  // PartitionGuards alive
-  std::shared_ptr<RankState> rank_state;                        // of the models, once there is one
+  std::shared_ptr<RankState> rank_state;                        // of the models and of a join, once there is one
   runtime::BodyCapture* body_in_progress = nullptr;             // the capture of the step body that runs right now
   std::shared_ptr<StepNumbers> steps = std::make_shared<StepNumbers>();
-  int64_t num_graphs = 0;  // that programs were made of
-  bool uses_mpi = false;
+  int64_t num_graphs = 0;                  // that programs were made of
   std::shared_ptr<StepTimeline> timeline;  // null: none was asked for, or it has been written
 
   runtime::Transport& group(runtime::GroupKind which) const;

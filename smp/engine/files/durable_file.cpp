@@ -26,13 +26,17 @@ std::string obstacle(const std::string& path, uid_t owner) {
   return status.st_uid == owner ? "" : "a file of user " + std::to_string(status.st_uid);
 }
 
+std::string hex_digits(uint64_t number) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(number));
+  return digits;
+}
+
 std::string random_digits() {
   uint64_t number = 0;
   TORCH_CHECK(::getrandom(&number, sizeof number, 0) == sizeof number,
               "expected random numbers from the system, got an error: ", std::strerror(errno), ".");
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(number));
-  return digits;
+  return hex_digits(number);
 }
 
 DurableFile::DurableFile(std::string path) : path_(std::move(path)), temporary_(path_ + "." + random_digits() + ".writing") {

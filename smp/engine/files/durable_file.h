@@ -42,5 +42,7 @@ std::string obstacle(const std::string& path, uid_t owner);
 
 /// 16 hexadecimal digits that nobody can foresee.
 std::string random_digits();
+/// 16 of them.
+std::string hex_digits(uint64_t number);
 
 }  // namespace smp::engine

@@ -14,26 +14,10 @@ namespace smp {
 
 using engine::context;
 using engine::GroupUse;
+using engine::kind_of;
+using engine::text_of;
 
 namespace {
-
-runtime::GroupKind kind_of(RankType rank_type) {
-  switch (rank_type) {
-    case RankType::WORLD_RANK:
-      return runtime::GroupKind::kWorld;
-    case RankType::MP_RANK:
-      return runtime::GroupKind::kModelParallel;
-    case RankType::DP_RANK:
-      return runtime::GroupKind::kDataParallel;
-    case RankType::PP_RANK:
-      return runtime::GroupKind::kPipeline;
-    case RankType::TP_RANK:
-      return runtime::GroupKind::kTensor;
-    case RankType::RDP_RANK:
-      return runtime::GroupKind::kReducedData;
-  }
-  TORCH_CHECK_VALUE(false, "RankType: expected one of its enumerators, got ", static_cast<int>(rank_type), ".");
-}
 
 constexpr const char* kRankTypes[] = {"WORLD_RANK", "MP_RANK", "DP_RANK", "PP_RANK", "TP_RANK", "RDP_RANK"};
 
@@ -67,12 +51,6 @@ std::string without_type(const std::string& message, const std::string& type, co
   return message.substr(sizeof(uint64_t) + sent.size());
 }
 
-std::string text_of(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return "{" + text + "}";
-}
-
 void check_list(const std::vector<int>& ranks, int world_size) {
   TORCH_CHECK_VALUE(!ranks.empty(), "smp::new_group: expected at least one rank, got none.");
   for (const int rank : ranks) {
@@ -93,7 +71,7 @@ ProcessGroup group_of_kind(CommGroup kind, const char* caller) {
 std::vector<int> ProcessGroup::ranks() const { return GroupUse("ProcessGroup", *this).ranks(); }
 int ProcessGroup::size() const { return static_cast<int>(ranks().size()); }
 bool ProcessGroup::is_member() const { return GroupUse("ProcessGroup", *this).is_member(); }
-int ProcessGroup::rank() const { return GroupUse("ProcessGroup", *this).transport().rank(); }
+int ProcessGroup::rank() const { return GroupUse("ProcessGroup", *this).rank(); }
 
 ProcessGroup new_group(const std::vector<int>& ranks) {
   engine::refuse_in_body("smp::new_group");
@@ -180,11 +158,6 @@ std::vector<std::string> all_gather_bytes(const std::string& bytes, const std::s
     gathered[r] = without_type(gathered[r], type, "smp::allgather", ranks[r]);
   }
   return gathered;
-}
-
-void check_end(const Reader& in, const std::string& type) {
-  TORCH_CHECK_VALUE(in.at_end(), "message: expected Serialiser::read of ", type,
-                    " to read all that Serialiser::write wrote, got some left.");
 }
 
 }  // namespace comm_internal

@@ -12,27 +12,26 @@ namespace smp::engine {
 
 namespace {
 
-runtime::GroupKind kind_of(CommGroup group) {
-  switch (group) {
-    case CommGroup::WORLD:
-      return runtime::GroupKind::kWorld;
-    case CommGroup::MP_GROUP:
-      return runtime::GroupKind::kModelParallel;
-    case CommGroup::DP_GROUP:
-      return runtime::GroupKind::kDataParallel;
-    case CommGroup::PP_GROUP:
-      return runtime::GroupKind::kPipeline;
-    case CommGroup::TP_GROUP:
-      return runtime::GroupKind::kTensor;
-    case CommGroup::RDP_GROUP:
-      return runtime::GroupKind::kReducedData;
-  }
-  TORCH_CHECK_VALUE(false, "CommGroup: expected one of its enumerators, got ", static_cast<int>(group), ".");
+// All three name the same kinds in one order.
+constexpr bool is_one_kind(CommGroup group, RankType rank_type, runtime::GroupKind kind) {
+  return static_cast<int>(group) == static_cast<int>(kind) && static_cast<int>(rank_type) == static_cast<int>(kind);
+}
+static_assert(is_one_kind(CommGroup::WORLD, RankType::WORLD_RANK, runtime::GroupKind::kWorld) &&
+              is_one_kind(CommGroup::MP_GROUP, RankType::MP_RANK, runtime::GroupKind::kModelParallel) &&
+              is_one_kind(CommGroup::DP_GROUP, RankType::DP_RANK, runtime::GroupKind::kDataParallel) &&
+              is_one_kind(CommGroup::PP_GROUP, RankType::PP_RANK, runtime::GroupKind::kPipeline) &&
+              is_one_kind(CommGroup::TP_GROUP, RankType::TP_RANK, runtime::GroupKind::kTensor) &&
+              is_one_kind(CommGroup::RDP_GROUP, RankType::RDP_RANK, runtime::GroupKind::kReducedData));
+
+runtime::GroupKind kind_of(int enumerator, const char* type) {
+  TORCH_CHECK_VALUE(enumerator >= 0 && enumerator <= static_cast<int>(runtime::GroupKind::kReducedData), type,
+                    ": expected one of its enumerators, got ", enumerator, ".");
+  return static_cast<runtime::GroupKind>(enumerator);
 }
 
 // Other replicas may have left the loop, or be at another step of it.
 void check_outside_join(const Context& own, const char* caller, const std::vector<int>& ranks) {
-  if (!own.is_in_join || own.is_in_step) return;
+  if (!own.join || own.is_in_step) return;
   const std::vector<int> mine = own.topology.group(runtime::GroupKind::kPipeline, own.world->rank());
   const bool is_own_replica =
       std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return std::count(mine.begin(), mine.end(), rank) > 0; });
@@ -42,6 +41,9 @@ void check_outside_join(const Context& own, const char* caller, const std::vecto
 }
 
 }  // namespace
+
+runtime::GroupKind kind_of(CommGroup group) { return kind_of(static_cast<int>(group), "CommGroup"); }
+runtime::GroupKind kind_of(RankType rank_type) { return kind_of(static_cast<int>(rank_type), "RankType"); }
 
 std::vector<uint64_t> MadeGroups::ended() const {
   std::vector<uint64_t> numbers;
@@ -83,6 +85,12 @@ GroupUse::GroupUse(const char* caller, const ProcessGroup& group) : caller_(call
                     "ended. Make it anew after smp::init.");
 }
 
+std::string text_of(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return "{" + text + "}";
+}
+
 std::vector<int> GroupUse::ranks() const {
   if (made_ != nullptr) return made_->ranks;
   const Context& own = context(caller_);
@@ -90,20 +98,20 @@ std::vector<int> GroupUse::ranks() const {
   return own.topology.group(kind_of(kind_), own.world->rank());
 }
 
+int GroupUse::rank() const {
+  const std::vector<int> members = ranks();
+  const int own = context(caller_).world->rank();
+  const auto place = std::find(members.begin(), members.end(), own);
+  TORCH_CHECK_VALUE(place != members.end(), caller_, ": expected a call on a member of the process group ", text_of(members),
+                    ", got one on rank ", own, ". Ask group.is_member() first.");
+  return static_cast<int>(place - members.begin());
+}
+
 runtime::Transport& GroupUse::transport() const {
   const Context& own = context(caller_);
-  if (made_ == nullptr) {
-    const runtime::GroupKind kind = kind_of(kind_);
-    own.check_laid_out(kind, caller_);
-    check_outside_join(own, caller_, own.topology.group(kind, own.world->rank()));
-    return own.group(kind);
-  }
-  check_outside_join(own, caller_, made_->ranks);
-  std::string members;
-  for (const int rank : made_->ranks) members += (members.empty() ? "" : ", ") + std::to_string(rank);
-  TORCH_CHECK_VALUE(made_->is_member, caller_, ": expected a call on a member of the process group {", members,
-                    "}, got one on rank ", own.world->rank(), ". Ask group.is_member() first.");
-  return *made_->transport.lock();  // which the job holds as well
+  check_outside_join(own, caller_, ranks());
+  rank();                                                                          // throws on a rank that is no member
+  return made_ == nullptr ? own.group(kind_of(kind_)) : *made_->transport.lock();  // which the job holds as well
 }
 
 }  // namespace smp::engine

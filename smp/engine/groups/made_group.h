@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "runtime/placement/topology.h"
 #include "runtime/transport/transport.h"
-#include "smp/comm.h"
+#include "smp/process_group.h"
 
 namespace smp::engine {
 
@@ -45,6 +47,13 @@ class MadeGroups {
   std::vector<Group> groups_;  // by number, the same on all ranks
 };
 
+/// Throws c10::ValueError for a number that is none of the enumerators.
+runtime::GroupKind kind_of(CommGroup group);
+runtime::GroupKind kind_of(RankType rank_type);
+
+/// "{0, 2}".
+std::string text_of(const std::vector<int>& ranks);
+
 /// A ProcessGroup in a call of `caller`, which errors name. Throws c10::Error before init, and c10::ValueError for a group
 /// that shutdown has ended.
 class GroupUse {
@@ -52,7 +61,8 @@ class GroupUse {
   GroupUse(const char* caller, const ProcessGroup& group);
   std::vector<int> ranks() const;
   bool is_member() const { return made_ == nullptr || made_->is_member; }
-  /// Throws c10::ValueError on a rank that is no member.
+  /// These throw c10::ValueError on a rank that is no member.
+  int rank() const;
   runtime::Transport& transport() const;
 
   static ProcessGroup value_of(const std::shared_ptr<MadeGroup>& made) { return ProcessGroup(made); }

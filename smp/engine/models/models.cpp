@@ -90,6 +90,8 @@ bool is_identifier(const std::string& name) {
 
 }  // namespace
 
+bool is_partitioned(const Model& model) { return model.first_program != nullptr; }
+
 std::shared_ptr<Model> Models::add(std::shared_ptr<const ModelView> view, const std::string& name) {
   TORCH_CHECK_VALUE(name.empty() || is_identifier(name),
                     "DistributedModel: expected a name of letters, digits and underscores, got '", name,
@@ -191,8 +193,6 @@ const runtime::TensorHome* Models::find_home(const at::Tensor& tensor) const {
 
 bool Models::is_placed(const at::Tensor& tensor) const { return find_home(tensor) != nullptr; }
 
-bool Models::is_placed(const Model& model) const { return model.first_program != nullptr; }
-
 bool Models::is_here(const at::Tensor& tensor) const {
   const runtime::TensorHome* home = find_home(tensor);
   return home == nullptr || home->is_on(context_.pipeline->rank());
@@ -255,14 +255,14 @@ runtime::TensorHomes Models::homes_after(const Graph& graph, const Plan& plan, c
 std::vector<std::shared_ptr<Model>> Models::to_place(const Graph& graph) const {
   std::vector<std::shared_ptr<Model>> found;
   for (const auto& model : models_) {
-    if (model->first_program == nullptr && uses(graph, *model)) found.push_back(model);
+    if (!is_partitioned(*model) && uses(graph, *model)) found.push_back(model);
   }
   return found;
 }
 
 bool Models::are_alike() const {
   return std::all_of(models_.begin(), models_.end(),
-                     [this](const auto& model) { return is_placed(*model) || model->is_alike; });
+                     [this](const auto& model) { return is_partitioned(*model) || model->is_alike; });
 }
 
 void Models::make_alike() {
@@ -270,7 +270,7 @@ void Models::make_alike() {
     const auto& own = model->own.tensors();
     const bool is_put_off =
         std::any_of(own.begin(), own.end(), [](const auto& named) { return runtime::is_unmade(named.tensor); });
-    if (is_placed(*model) || is_put_off || std::exchange(model->is_alike, true)) continue;
+    if (is_partitioned(*model) || is_put_off || std::exchange(model->is_alike, true)) continue;
     std::vector<at::Tensor> tensors;
     for (const runtime::NamedTensor& named : model->own.tensors()) {
       if (!is_placed(named.tensor)) tensors.push_back(named.tensor);
@@ -280,7 +280,7 @@ void Models::make_alike() {
 }
 
 void Models::forget_alike() {
-  for (const auto& model : models_) model->is_alike = model->is_alike && is_placed(*model);
+  for (const auto& model : models_) model->is_alike = model->is_alike && is_partitioned(*model);
 }
 
 void load_tensors(runtime::StateExchange& exchange, const Model& model,

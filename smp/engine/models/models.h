@@ -60,6 +60,9 @@ struct Model {
   std::string nonfinite{};  // in the last step, or a loss since gradients were cleared, on all ranks alike: what
 };
 
+/// Whether a program has placed it.
+bool is_partitioned(const Model& model);
+
 /// Writes what `exchange` offers into the tensors of the model that somebody holds, by name. Collective over all ranks.
 void load_tensors(runtime::StateExchange& exchange, const Model& model,
                   const std::function<runtime::TensorHome(const at::Tensor&)>& home_of);
@@ -85,7 +88,6 @@ class Models {
   std::string training_flags() const;
 
   bool is_placed(const at::Tensor& tensor) const;
-  bool is_placed(const Model& model) const;
   /// Whether this rank holds the tensor's data; every rank does before it is placed.
   bool is_here(const at::Tensor& tensor) const;
   bool is_placed_here(const at::Tensor& tensor) const { return is_placed(tensor) && is_here(tensor); }

@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iomanip>
-#include <sstream>
 
 #include "partitioner/graph/graph_io.h"
 #include "runtime/exchange/root_cause.h"
@@ -24,12 +22,6 @@ std::string processor() {
     if (line.starts_with("model name")) return line.substr(line.find(':') + 1);
   }
   return "unknown";
-}
-
-std::string digits_of(uint64_t number) {
-  std::ostringstream digits;
-  digits << std::hex << std::setw(16) << std::setfill('0') << number;
-  return digits.str();
 }
 
 std::filesystem::path folder_of(const Config& config, const EnvironmentLookup& lookup) {
@@ -53,7 +45,7 @@ CostCache::CostCache(const Config& config, int ranks_per_host, const Logger& log
   machine << processor() << ", " << ranks_per_host << " ranks of " << config.threads << " threads, LibTorch "
           << TORCH_VERSION << ", stage " << static_cast<int>(config.stage) << ", smp " << version() << ", times "
           << kTimesVersion;
-  path_ = folder / ("costs-" + digits_of(partitioner::hash(machine.str())) + ".json");
+  path_ = folder / ("costs-" + hex_digits(partitioner::hash(machine.str())) + ".json");
 }
 
 partitioner::MeasuredCosts CostCache::read() const {

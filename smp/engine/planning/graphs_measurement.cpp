@@ -127,10 +127,8 @@ at::Tensor GraphsMeasurement::tensor_of(const Graph& graph, const std::vector<at
   const Value& value = graph.values[static_cast<size_t>(id)];
   const auto input = static_cast<size_t>(std::find(graph.inputs.begin(), graph.inputs.end(), id) - graph.inputs.begin());
   if (input < inputs.size()) return with_geometry(inputs[input], value.spec);
-  const auto& named = rank_.models.bindings().tensors();
-  const auto known = std::find_if(named.begin(), named.end(), [&](const auto& one) { return one.name == value.name; });
-  const bool is_here =
-      is_named(value) && known != named.end() && rank_.models.is_here(known->tensor) && !runtime::is_unmade(known->tensor);
+  const runtime::NamedTensor* known = is_named(value) ? rank_.models.bindings().find_named(value.name) : nullptr;
+  const bool is_here = known != nullptr && rank_.models.is_here(known->tensor) && !runtime::is_unmade(known->tensor);
   return is_here ? known->tensor : at::Tensor();
 }
 

@@ -174,18 +174,13 @@ Wanted decode_wanted(std::string_view bytes) {
 
 void measure_costs(RankState& rank, int step_number, const step_internal::Call& call) {
   const Context& context = rank.context;
-  if (context.config.cost != CostSource::kMeasured || context.is_in_join) return;
+  if (context.config.cost != CostSource::kMeasured || context.join) return;
   const auto& models = rank.models.all();
   const bool is_planned =
-      std::all_of(models.begin(), models.end(), [&](const auto& model) { return rank.models.is_placed(*model); });
+      std::all_of(models.begin(), models.end(), [](const auto& model) { return is_partitioned(*model); });
   if (is_planned || !rank.measured_steps.insert(step_number).second) return;
-  runtime::Transport& world = *context.world;
-  try {
-    world.rank() == 0 ? Measuring(rank).run(call) : measure_with_first(rank);
-  } catch (...) {  // the others would wait for this rank
-    world.abort(runtime::describe_exception(std::current_exception()));
-    throw;
-  }
+  runtime::or_end_the_job(*context.world,
+                          [&] { context.world->rank() == 0 ? Measuring(rank).run(call) : measure_with_first(rank); });
 }
 
 }  // namespace smp::engine

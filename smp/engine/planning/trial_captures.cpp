@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "runtime/capture/body_capture.h"
 #include "smp/engine/arguments/local_values.h"
+#include "smp/engine/arguments/run_body.h"
 #include "smp/engine/arguments/split.h"
 #include "smp/engine/rank/rank_state.h"
 
@@ -54,27 +54,15 @@ Graph TrialCaptures::capture(const std::vector<at::Tensor>& inputs) {
     until_read->returned.clear();
     throw BodyStopped{};
   });
-  std::vector<at::Tensor> ghosts = capture.begin(inputs, rank_.models.training_flags());
-  rank_.context.body_in_progress = &capture;
+  const HeldGradients gradients(rank_.models.bindings());
   try {
-    std::vector<at::Tensor> returned;
-    {
-      const runtime::InterceptScope scope(capture);
-      returned = call_.body(ghosts, 0);
-    }
-    rank_.context.body_in_progress = nullptr;
-    // A body that caught what stopped it has gone on without the value.
-    if (until_read) throw BodyStopped{};
-    return capture.finish(returned).recording->graph;
-  } catch (const BodyStopped&) {
-    rank_.context.body_in_progress = nullptr;
-    capture.abandon();
-    return std::move(*until_read);
+    const runtime::CapturedBody whole =
+        run_body(rank_.context, capture, call_, inputs, rank_.models.training_flags(), /*m=*/0);
+    if (!until_read) return whole.recording->graph;
   } catch (...) {
-    rank_.context.body_in_progress = nullptr;
-    capture.abandon();
-    throw;
+    if (!until_read) throw;
   }
+  return std::move(*until_read);  // whatever a body that caught what stopped it has done without the value
 }
 
 }  // namespace smp::engine

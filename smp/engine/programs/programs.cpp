@@ -220,16 +220,14 @@ std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
   program->written_inputs = written_inputs(program->graph);
   program->written_tensors = written_tensors(program->graph, program->plan);
   const runtime::Bindings& bindings = models_.bindings();
-  std::unordered_map<std::string, const runtime::NamedTensor*> by_name;
-  for (const runtime::NamedTensor& named : bindings.tensors()) by_name.emplace(named.name, &named);
   for (const Value& value : program->graph.values) {
-    const bool is_named = value.kind == ValueKind::kParameter || value.kind == ValueKind::kBuffer;
-    const auto known = is_named ? by_name.find(value.name) : by_name.end();
-    TORCH_CHECK_VALUE(!is_named || known != by_name.end(), "step: expected the same model on all ranks, got the tensor '",
+    const runtime::NamedTensor* known = is_named(value) ? bindings.find_named(value.name) : nullptr;
+    TORCH_CHECK_VALUE(known != nullptr || !is_named(value), "step: expected the same model on all ranks, got the tensor '",
                       value.name, "' from the leader, which this rank's model does not have.");
-    if (is_named) check_same_tensor(value, known->second->tensor);
-    if (is_named) program->memory_names.emplace(value.storage, bindings.first_on_storage(*known->second).name);
-    program->named_tensors.push_back(is_named ? known->second->tensor : at::Tensor());
+    program->named_tensors.push_back(known != nullptr ? known->tensor : at::Tensor());
+    if (known == nullptr) continue;
+    check_same_tensor(value, known->tensor);
+    program->memory_names.emplace(value.storage, bindings.first_on_storage(*known).name);
   }
   program->trained = trained_by(program->graph, program->named_tensors);
   program->trained_on = partitioner::trained_on(program->graph, program->plan);

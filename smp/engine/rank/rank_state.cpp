@@ -13,9 +13,13 @@ std::vector<std::shared_ptr<Optimizer>> RankState::live_optimizers() const {
   return alive;
 }
 
+void forget_without_models(Context& context) {
+  if (context.rank_state && context.rank_state->models.all().empty() && !context.join) context.rank_state.reset();
+}
+
 RankState& rank_state(const char* caller) {
   Context& own = context(caller);
-  TORCH_CHECK(own.rank_state != nullptr, caller,
+  TORCH_CHECK(own.rank_state != nullptr && !own.rank_state->models.all().empty(), caller,
               ": expected a DistributedModel, got none. Wrap the module first: ", "smp::DistributedModel model(net);");
   return *own.rank_state;
 }

@@ -15,17 +15,10 @@
 #include "smp/engine/models/models.h"
 #include "smp/engine/programs/programs.h"
 #include "smp/engine/timeline/step_timeline.h"
-#include "smp/options.h"
 
 namespace smp::engine {
 
 struct Optimizer;
-
-/// The join in progress, or the last one.
-struct JoinState {
-  JoinOptions options{};
-  uint64_t num_steps = 0;  // of this replica in it
-};
 
 /// Numbers of microbatches chosen so far, by step function and rows of the batch.
 using AutoMicrobatches = std::map<std::pair<int, int64_t>, int64_t>;
@@ -47,12 +40,14 @@ struct RankState {
   std::map<int, std::unique_ptr<runtime::BodyCapture>> captures;  // by step number
   AutoMicrobatches auto_microbatches;
   std::set<int> measured_steps;  // step functions whose operators were timed, or known
-  JoinState join;
   uint64_t training_steps = 0;
   std::vector<std::weak_ptr<Optimizer>> optimizers;
   uint64_t evaluation_steps = 0;     // steps without a backward
   uint64_t num_skipped_updates = 0;  // because of numbers that were not finite
 };
+
+/// Ends what the rank keeps when its last model is gone. A join, which takes part in the steps of others, keeps it.
+void forget_without_models(Context& context);
 
 /// Of this rank's models. Throws c10::Error naming `caller` when there is no model.
 RankState& rank_state(const char* caller);

@@ -47,17 +47,6 @@ std::string reductions(const Models& models, const std::vector<std::shared_ptr<P
   return reduced;
 }
 
-std::string describe_reductions(const Models& models) {
-  const std::string reduced = reductions(models);
-  std::string text;
-  for (size_t m = 0; m < models.all().size(); ++m) {
-    const Reduction& own = models.all()[m]->reduction;
-    text += (m == 0 ? "" : ", ") + std::string(reduced[m] == kAverages ? "averaged" : "kept");
-    if (own.hook) text += " by communication hook " + std::to_string(own.num_hooks);
-  }
-  return text;
-}
-
 std::string describe_settings(const Models& models) {
   std::ostringstream text;
   for (const auto& model : models.all()) {
@@ -107,7 +96,7 @@ ReplicaGradients::ReplicaGradients(Context& context, const Models& models, const
   std::unordered_set<const void*> taken;
   for (size_t m = 0; m < models.all().size(); ++m) {
     Model& model = *models.all()[m];
-    if (reduced[m] == kAverages && models.is_placed(model)) add(model, taken);
+    if (reduced[m] == kAverages && is_partitioned(model)) add(model, taken);
     for (const auto& named : model.own.tensors()) taken.insert(named.tensor.unsafeGetTensorImpl());
   }
 }

@@ -19,8 +19,6 @@ namespace smp::engine {
 std::string reductions(const Models& models);
 /// The same of a step of these programs, with kMakesNone for models that no backward of theirs reaches.
 std::string reductions(const Models& models, const std::vector<std::shared_ptr<Program>>& programs);
-/// reductions(models) with what must not differ between replicas, for people to read.
-std::string describe_reductions(const Models& models);
 /// What must not differ between any two ranks in a training step, for people to read: which
 /// parameters require gradients, and which models have communication hooks.
 std::string describe_settings(const Models& models);

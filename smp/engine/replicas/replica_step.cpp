@@ -2,42 +2,58 @@
 #include "smp/engine/replicas/replica_step.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "runtime/exchange/wire.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 
 namespace smp::engine {
 
+namespace {
+
+// What travels, in this order.
+auto members_of(auto& step) {
+  return std::tie(step.step_function, step.training_steps, step.trains, step.reduced, step.asked, step.settings,
+                  step.optimizers, step.error, step.is_value_error, step.reads, step.homes, step.has_joined,
+                  step.joined_after);
+}
+
+}  // namespace
+
 bool ReplicaStep::same_step(const ReplicaStep& other) const {
   // What a body becomes is not known while it reads.
-  const bool same_kind = reads || other.reads || (trains == other.trains && reduction == other.reduction);
+  const bool same_kind = reads || other.reads || (trains == other.trains && asked == other.asked);
   return step_function == other.step_function && training_steps == other.training_steps && same_kind;
 }
 
 std::string ReplicaStep::describe() const {
-  return "step function " + std::to_string(step_function) + (trains ? " (training)" : " (evaluation)") + " after " +
-         std::to_string(training_steps) + " training steps" + (reduction.empty() ? "" : ", gradients " + reduction);
+  std::string text = "step function " + std::to_string(step_function) + (trains ? " (training)" : " (evaluation)") +
+                     " after " + std::to_string(training_steps) + " training steps";
+  for (size_t m = 0; m < asked.size(); ++m) {
+    text += std::string(m == 0 ? ", gradients " : ", ") + (asked[m] == kAverages ? "averaged" : "kept");
+  }
+  return text;
 }
 
 std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bool ends_early) {
-  for (size_t r = 0; r < replicas.size(); ++r) {
-    if (replicas[r].error.empty()) continue;
-    return Refusal{"replica " + std::to_string(r) + " refused the step: " + replicas[r].error, replicas[r].is_value_error};
-  }
   const auto has_joined = [](const ReplicaStep& step) { return step.has_joined; };
   const auto active = std::find_if_not(replicas.begin(), replicas.end(), has_joined);
   const auto joined = std::find_if(replicas.begin(), replicas.end(), has_joined);
   const auto first = static_cast<size_t>(active - replicas.begin());
-  if (active != replicas.end() && joined != replicas.end()) {
-    const std::string who = "replica " + std::to_string(joined - replicas.begin());
-    if (ends_early) {
-      return Refusal{"smp::join: " + who + " has no batch left while replica " + std::to_string(first) +
-                     " has one, and throw_on_early_termination is set."};
-    }
-    if (!active->homes.empty()) {
-      return Refusal{"step: expected a batch on every replica for the step that places a model, got none on " + who +
-                     ", which has run out of batches. Give each replica at least one in smp::join."};
-    }
+  const bool some_have_joined = active != replicas.end() && joined != replicas.end();
+  const std::string who = "replica " + std::to_string(joined - replicas.begin());
+  if (some_have_joined && ends_early) {
+    return Refusal{.text = "smp::join: " + who + " has no batch left while replica " + std::to_string(first) +
+                           " has one, and throw_on_early_termination is set.",
+                   .ends_join = true};
+  }
+  for (size_t r = 0; r < replicas.size(); ++r) {
+    if (replicas[r].error.empty()) continue;
+    return Refusal{"replica " + std::to_string(r) + " refused the step: " + replicas[r].error, replicas[r].is_value_error};
+  }
+  if (some_have_joined && !active->homes.empty()) {
+    return Refusal{"step: expected a batch on every replica for the step that places a model, got none on " + who +
+                   ", which has run out of batches. Give each replica at least one in smp::join."};
   }
   for (size_t r = first + 1; r < replicas.size(); ++r) {
     if (replicas[r].has_joined) continue;
@@ -55,6 +71,12 @@ std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bo
           "difference between replicas " +
           std::to_string(first) + " and " + std::to_string(r) + ". Give all replicas batches of one size."};
     }
+  }
+  for (size_t r = 0; r < replicas.size() && some_have_joined; ++r) {
+    if (replicas[r].reduced.size() == active->reduced.size()) continue;
+    return Refusal{"step: expected the same models on all replicas, got " + std::to_string(active->reduced.size()) +
+                   " on replica " + std::to_string(first) + " and " + std::to_string(replicas[r].reduced.size()) +
+                   " on replica " + std::to_string(r) + ". Keep them until smp::join returns."};
   }
   if (active == replicas.end() || !active->trains || active->reads) return std::nullopt;
   for (size_t r = first + 1; r < replicas.size(); ++r) {
@@ -94,37 +116,14 @@ std::optional<int> most_steps_of_joined(const std::vector<ReplicaStep>& replicas
 
 std::string encode(const ReplicaStep& step) {
   runtime::WireWriter out;
-  out.put(step.step_function);
-  out.put(step.training_steps);
-  out.put(step.trains);
-  out.put(step.reduced);
-  out.put(step.reduction);
-  out.put(step.settings);
-  out.put(step.optimizers);
-  out.put(step.error);
-  out.put(step.is_value_error);
-  out.put(step.reads);
-  out.put(step.homes);
-  out.put(step.has_joined);
-  out.put(step.joined_after);
+  out.put(members_of(step));
   return out.take();
 }
 
 ReplicaStep decode_replica_step(std::string_view bytes) {
   return runtime::read_all(bytes, "step of a replica", [](runtime::WireReader& in) {
-    ReplicaStep step{.step_function = in.get<int32_t>()};
-    step.training_steps = in.get<uint64_t>();
-    step.trains = in.get<bool>();
-    step.reduced = in.get_string();
-    step.reduction = in.get_string();
-    step.settings = in.get_string();
-    step.optimizers = in.get_string();
-    step.error = in.get_string();
-    step.is_value_error = in.get<bool>();
-    step.reads = in.get<bool>();
-    step.homes = in.get_string();
-    step.has_joined = in.get<bool>();
-    step.joined_after = in.get<uint64_t>();
+    ReplicaStep step;
+    in.get_into(members_of(step));
     return step;
   });
 }

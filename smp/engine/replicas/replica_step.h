@@ -21,7 +21,7 @@ struct ReplicaStep {
   uint64_t training_steps = 0;  // finished before this one
   bool trains = false;
   std::string reduced{};     // by model: kAverages and others
-  std::string reduction{};   // how it treats the gradients of each model, in words
+  std::string asked{};       // of a training step: the same, of models that it makes no gradients of too
   std::string settings{};    // what must not differ between ranks that train, in words
   std::string optimizers{};  // their steps and options, in lines
   std::string error{};
@@ -32,13 +32,14 @@ struct ReplicaStep {
   uint64_t joined_after = 0;  // then: steps of its own
 
   bool same_step(const ReplicaStep& other) const;
-  /// "step function 1 (evaluation) after 20 training steps".
+  /// "step function 1 (training) after 20 training steps, gradients averaged".
   std::string describe() const;
 };
 
 struct Refusal {
   std::string text;
   bool is_value_error = true;
+  bool ends_join = false;
 };
 
 /// What keeps the replicas from running this step together, if anything does. `ends_early`: all must have one.

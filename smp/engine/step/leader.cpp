@@ -14,6 +14,7 @@
 #include "runtime/libtorch/unmade.h"
 #include "smp/engine/arguments/argument_memory.h"
 #include "smp/engine/arguments/local_values.h"
+#include "smp/engine/arguments/run_body.h"
 #include "smp/engine/arguments/split.h"
 #include "smp/engine/planning/auto_layout.h"
 #include "smp/engine/replicas/replica_gradients.h"
@@ -28,17 +29,6 @@ using runtime::StepMessage;
 using runtime::ValueRead;
 
 namespace {
-
-// Gradients as they were; returns how many were not.
-int64_t put_back(const std::vector<std::pair<at::Tensor, at::Tensor>>& gradients) {
-  int64_t num_changed = 0;
-  for (auto [parameter, gradient] : gradients) {
-    if (parameter.grad().is_same(gradient)) continue;
-    ++num_changed;
-    parameter.mutable_grad() = gradient;
-  }
-  return num_changed;
-}
 
 bool is_value_error(const std::exception_ptr& error) {
   try {
@@ -66,9 +56,7 @@ step_internal::Results Leader::run() {
   std::exception_ptr own_error;
   try {
     capture_bodies();
-    // Whatever a body that caught one of these has made of it.
-    if (failure_) std::rethrow_exception(failure_);
-    if (refusal_) throw_refusal(*refusal_);
+    check_goes_on();
     check_same_returns(bodies_);
     const bool trains = std::any_of(bodies_.begin(), bodies_.end(),
                                     [](const CapturedBody& body) { return body.recording->graph.has_backward(); });
@@ -126,19 +114,10 @@ void Leader::capture_bodies() {
   runtime::BodyCapture& capture = own_capture();
   capture.set_reader([this](const ValueRead& wanted) { return read(wanted); });
   const std::string key = rank_.models.training_flags();
-  std::vector<std::pair<at::Tensor, at::Tensor>> gradients;
-  for (const runtime::NamedTensor& named : rank_.models.bindings().tensors()) {
-    if (named.kind == ValueKind::kParameter) gradients.emplace_back(named.tensor, named.tensor.grad());
-  }
-  try {
-    while (bodies_.size() < inputs_.size()) capture_body(capture, key);
-  } catch (...) {
-    put_back(gradients);
-    throw;
-  }
-  // net->zero_grad() within a body would clear those of this rank only, and before the others' backwards are done.
+  HeldGradients gradients(rank_.models.bindings());
+  while (bodies_.size() < inputs_.size()) capture_body(capture, key);
   TORCH_CHECK_VALUE(
-      put_back(gradients) == 0,
+      gradients.put_back() == 0,
       "step: expected a body that leaves gradients as they are, got one that has cleared or replaced some (zero_grad). "
       "Backwards run when all bodies have ended, on every rank. Clear gradients before the step function is called.");
 }
@@ -153,32 +132,21 @@ runtime::BodyCapture& Leader::own_capture() {
 
 void Leader::capture_body(runtime::BodyCapture& capture, const std::string& key) {
   const size_t m = bodies_.size();
-  std::vector<at::Tensor> ghosts = capture.begin(inputs_[m], key);
-  rank_.context.body_in_progress = &capture;
-  try {
-    std::vector<at::Tensor> returned;
-    {
-      const runtime::InterceptScope scope(capture);
-      returned = call_.body(ghosts, static_cast<int64_t>(m));
-    }
-    bodies_.push_back(capture.finish(returned));
-  } catch (...) {
-    rank_.context.body_in_progress = nullptr;
-    capture.abandon();
-    throw;
-  }
-  rank_.context.body_in_progress = nullptr;
+  bodies_.push_back(run_body(rank_.context, capture, call_, inputs_[m], key, m));
   if (m < assumed_.size() && !same_run(assumed_[m], bodies_[m])) {
     assumed_.resize(m);
     ahead_ = Ahead::kOneByOne;
   }
 }
 
-std::vector<at::Tensor> Leader::read(const ValueRead& wanted) {
-  const size_t m = bodies_.size();
-  // A body that has caught the exception of an earlier read: there is nothing that could answer it.
+void Leader::check_goes_on() const {
   if (failure_) std::rethrow_exception(failure_);
   if (refusal_) throw_refusal(*refusal_);
+}
+
+std::vector<at::Tensor> Leader::read(const ValueRead& wanted) {
+  const size_t m = bodies_.size();
+  check_goes_on();
   if (wanted.is_local) {
     return compute_locally(wanted, *runtime::local_slice(wanted.graph, wanted.num_nodes, wanted.values), inputs_[m],
                            rank_.models.bindings(), {});
@@ -309,10 +277,9 @@ StepMessage Leader::new_message(Round round, size_t first) const {
 void Leader::check_made(const Graph& graph) const {
   for (const Value& value : graph.values) {
     if (!is_named(value) || rank_.models.homes().contains(value.name)) continue;
-    const auto& all = rank_.models.bindings().tensors();
-    const auto named = std::find_if(all.begin(), all.end(), [&](const auto& other) { return other.name == value.name; });
+    const runtime::NamedTensor* named = rank_.models.bindings().find_named(value.name);
     TORCH_CHECK_NOT_IMPLEMENTED(
-        named == all.end() || !runtime::is_unmade(named->tensor),
+        named == nullptr || !runtime::is_unmade(named->tensor),
         "step: expected the first step of a model with delayed parameters to read no values in its body, got one that does; "
         "'",
         value.name,
@@ -359,14 +326,7 @@ Program& Leader::add_program(const runtime::Recording& recording, StepMessage& m
 
 std::optional<step_internal::Results> Leader::perform(StepMessage& message) {
   send(message);
-  try {
-    return run_.perform(message, inputs_);
-  } catch (...) {
-    // The others are in the middle of this step and would wait for ever, should the caller go on.
-    failure_ = std::current_exception();
-    rank_.context.world->abort(runtime::describe_exception(std::current_exception()));
-    throw;
-  }
+  return or_fail([&] { return run_.perform(message, inputs_); });
 }
 
 void Leader::send(StepMessage& message) {
@@ -384,6 +344,7 @@ void Leader::refuse(StepMessage& message) {
   message.new_programs.clear();
   message.microbatches.clear();
   run_.drop_from(0);
+  if (rank_.context.join && rank_.context.join->has_ended_early) message.round = Round::kJoined;
   send(message);
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/exchange/root_cause.h"
 #include "runtime/exchange/step_protocol.h"
 #include "smp/engine/replicas/replica_step.h"
 #include "smp/engine/step/step_run.h"
@@ -59,6 +60,21 @@ class Leader {
   bool all_here(const runtime::ValueRead& read) const;
   void check_made(const partitioner::Graph& graph) const;
 
+  /// Throws what has ended the step, which a body may have caught: nothing could answer another read.
+  void check_goes_on() const;
+  /// What fn() returns. What it throws is the failure of this step, and ends the job.
+  template <class Fn>
+  auto or_fail(const Fn& fn) {
+    return runtime::or_end_the_job(*rank_.context.world, [&] {
+      try {
+        return fn();
+      } catch (...) {
+        failure_ = std::current_exception();
+        throw;
+      }
+    });
+  }
+
   runtime::StepMessage new_message(runtime::Round round, size_t first) const;
   Program& add_microbatch(const runtime::CapturedBody& body, runtime::StepMessage& message);
   Program& add_program(const runtime::Recording& recording, runtime::StepMessage& message);
@@ -66,6 +82,8 @@ class Leader {
   void leave_out_dropped();
   void check_random_stream(bool trains) const;
 
+  std::vector<ReplicaStep> meet(const ReplicaStep& own);
+  bool ends_early() const;
   void follow_active(const std::vector<ReplicaStep>& all, runtime::StepMessage& message);
   void meet_replicas(runtime::StepMessage& message, bool is_last);
   void send(runtime::StepMessage& message);
@@ -86,7 +104,7 @@ class Leader {
   Meeting next_meeting_ = Meeting::kFirst;
   int32_t first_active_replica_ = 0;
   int32_t gradient_divisor_ = 1;
-  std::exception_ptr failure_;                   // of a round
+  std::exception_ptr failure_;                   // of a round or a meeting
   std::optional<runtime::StepMessage> refusal_;  // by the replicas, in answer to a read
   std::vector<uint64_t> added_;                  // programs new in this step
   std::vector<uint64_t> forgotten_;              // programs that the followers do not know to be forgotten

@@ -45,10 +45,17 @@ void Leader::follow_active(const std::vector<ReplicaStep>& all, StepMessage& mes
   const auto is_active = [](const ReplicaStep& step) { return !step.has_joined; };
   const auto first = std::find_if(all.begin(), all.end(), is_active);
   message.first_active_replica = first_active_replica_ = static_cast<int32_t>(first - all.begin());
-  const bool by_all = rank_.join.options.divide_by_initial_world_size;
+  const bool by_all = !rank_.context.join || rank_.context.join->options.divide_by_initial_world_size;
   gradient_divisor_ = static_cast<int32_t>(by_all ? all.size() : std::count_if(all.begin(), all.end(), is_active));
   message.gradient_divisor = gradient_divisor_;
 }
+
+// The followers see nothing of it: they wait for a message of this rank.
+std::vector<ReplicaStep> Leader::meet(const ReplicaStep& own) {
+  return or_fail([&] { return gather(own, *rank_.context.replicas); });
+}
+
+bool Leader::ends_early() const { return rank_.context.join && rank_.context.join->options.throw_on_early_termination; }
 
 // The leaders of the replicas meet before the first message of a step, and where one of them reads values once more at its
 // end. They see each other's refusals, whether all run the same step, and whether all place their models alike.
@@ -71,15 +78,16 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
   own.reduced = message.reduced;
   own.settings = message.settings;
   own.optimizers = message.optimizers;
-  if (own.trains) own.reduction = describe_reductions(rank_.models);
+  if (own.trains) own.asked = reductions(rank_.models);
   own.reads = !is_last;
   if (is_last && own.error.empty()) own.homes = new_homes();
-  const std::vector<ReplicaStep> all = gather(own, replicas);
+  const std::vector<ReplicaStep> all = meet(own);
   const bool one_reads = std::any_of(all.begin(), all.end(), [](const ReplicaStep& other) { return other.reads; });
   next_meeting_ = meeting == Meeting::kFirst && one_reads ? Meeting::kLast : Meeting::kNone;
   follow_active(all, message);
   if (is_last && own.trains) message.reduced = united_reductions(all);
-  const std::optional<Refusal> refusal = disagreement(all, rank_.join.options.throw_on_early_termination);
+  const std::optional<Refusal> refusal = disagreement(all, ends_early());
+  if (refusal && refusal->ends_join) rank_.context.join->has_ended_early = true;
   if (refusal && message.error.empty()) {
     message.error = refusal->text;
     message.is_value_error = refusal->is_value_error;
@@ -104,18 +112,20 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
 std::optional<int> Leader::shadow() {
   ReplicaStep own;
   own.has_joined = true;
-  own.joined_after = rank_.join.num_steps;
+  own.joined_after = rank_.context.join->num_steps;
+  own.reduced = reductions(rank_.models);
   own.settings = describe_settings(rank_.models);
-  std::vector<ReplicaStep> all = gather(own, *rank_.context.replicas);
+  std::vector<ReplicaStep> all = meet(own);
   if (const auto source = most_steps_of_joined(all)) return source;
   StepMessage message = new_message(Round::kShadow, 0);
   const auto refused = [&] {
-    const auto refusal = disagreement(all, rank_.join.options.throw_on_early_termination);
+    const auto refusal = disagreement(all, ends_early());
     if (refusal) message.error = refusal->text, message.is_value_error = refusal->is_value_error;
     return refusal.has_value();
   };
   if (refused()) {
-    if (!rank_.join.options.throw_on_early_termination) return std::nullopt;
+    if (!ends_early()) return std::nullopt;
+    message.round = Round::kJoined;
     send(message);
     throw_refusal(message);
   }
@@ -125,7 +135,7 @@ std::optional<int> Leader::shadow() {
     StepMessage begin = message;
     begin.round = Round::kForward;
     perform(begin);
-    all = gather(own, *rank_.context.replicas);
+    all = meet(own);
     if (refused()) {
       send(message);
       return std::nullopt;

@@ -267,7 +267,7 @@ step_internal::Results StepRun::end(const StepMessage& message, TablePart part) 
     agree_on_nonfinite(rank_, message.reduced, message.step + 1);
   }
   count(message);
-  ++rank_.join.num_steps;
+  if (rank_.context.join) ++rank_.context.join->num_steps;
   return returned;
 }
 

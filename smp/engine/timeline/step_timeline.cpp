@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <tuple>
 
 #include "partitioner/partition/predict_step.h"
 #include "partitioner/report/timeline_svg.h"
@@ -24,22 +25,21 @@ using Phase = runtime::TimelineRecorder::Phase;
 
 namespace {
 
+// What needs no bounds, in the order in which it travels.
+auto head_of(auto& step) { return std::tie(step.number, step.trains, step.start_ns, step.end_ns); }
+auto numbers_of(auto& span) {
+  return std::tie(span.action.stage, span.action.microbatch, span.action.peer, span.start_ns, span.end_ns);
+}
+
 RankStep get_step(runtime::WireReader& in) {
   constexpr size_t kSpanBytes = sizeof(Activity) + sizeof(ActionKind) + 3 * sizeof(int32_t) + 2 * sizeof(int64_t);
   RankStep step;
-  step.number = in.get<int64_t>();
-  step.trains = in.get<bool>();
-  step.start_ns = in.get<int64_t>();
-  step.end_ns = in.get<int64_t>();
+  in.get_into(head_of(step));
   step.spans.resize(in.get_count<uint64_t>(kSpanBytes));
   for (Span& span : step.spans) {
     span.activity = in.get_enumerator(Activity::kResults);
     span.action.kind = in.get_enumerator(kActionRows.back().kind);
-    span.action.stage = in.get<int32_t>();
-    span.action.microbatch = in.get<int32_t>();
-    span.action.peer = in.get<int32_t>();
-    span.start_ns = in.get<int64_t>();
-    span.end_ns = in.get<int64_t>();
+    in.get_into(numbers_of(span));
   }
   return step;
 }
@@ -68,23 +68,14 @@ void write_trace_file(const std::string& path, const std::vector<RankTimeline>& 
 
 std::string encode(const RankTimeline& rank) {
   runtime::WireWriter out;
-  out.put(rank.replica);
-  out.put(rank.pipeline_rank);
+  out.put(std::tie(rank.replica, rank.pipeline_rank));
   out.put(static_cast<uint64_t>(rank.steps.size()));
   for (const RankStep& step : rank.steps) {
-    out.put(step.number);
-    out.put(step.trains);
-    out.put(step.start_ns);
-    out.put(step.end_ns);
+    out.put(head_of(step));
     out.put(static_cast<uint64_t>(step.spans.size()));
     for (const Span& span : step.spans) {
-      out.put(span.activity);
-      out.put(span.action.kind);
-      out.put(span.action.stage);
-      out.put(span.action.microbatch);
-      out.put(span.action.peer);
-      out.put(span.start_ns);
-      out.put(span.end_ns);
+      out.put(std::tie(span.activity, span.action.kind));
+      out.put(numbers_of(span));
     }
   }
   return out.take();
@@ -105,20 +96,22 @@ std::string drawing_path(const std::string& trace) {
   return path.extension() == ".json" ? path.replace_extension(".svg").string() : trace + ".svg";
 }
 
-void check_timeline_path(const std::string& trace) {
-  if (trace.empty()) return;
-  TORCH_CHECK_VALUE(std::filesystem::path(trace).extension() != ".svg", "timeline: expected the name of a JSON file, got '",
-                    trace, "'. Name the trace, as in trace.json; the drawing is written beside it as trace.svg.");
+std::string timeline_complaint(const std::string& trace) {
+  if (trace.empty()) return "";
+  if (std::filesystem::path(trace).extension() == ".svg") {
+    return "timeline: expected the name of a JSON file, got '" + trace +
+           "'. Name the trace, as in trace.json; the drawing is written beside it as trace.svg.";
+  }
   for (const std::string& path : {trace, drawing_path(trace)}) {
-    std::string reason;
     try {
       const DurableFile probe(path);
     } catch (...) {
-      reason = runtime::describe_exception(std::current_exception());
+      return "timeline: expected a file that can be written, got '" + path +
+             "': " + runtime::describe_exception(std::current_exception()) +
+             " Name a file in a folder that exists and that rank 0 may write to, or leave the key out.";
     }
-    TORCH_CHECK_VALUE(reason.empty(), "timeline: expected a file that can be written, got '", path, "': ", reason,
-                      " Name a file in a folder that exists and that rank 0 may write to, or leave the key out.");
   }
+  return "";
 }
 
 StepTimeline::StepTimeline(Context& context)

@@ -23,8 +23,8 @@ class Programs;
 /// The file of the drawing: `trace` with .svg in place of .json, or behind its name.
 std::string drawing_path(const std::string& trace);
 
-/// Throws c10::ValueError where the files of Config::timeline could not be written. Leaves earlier ones as they are.
-void check_timeline_path(const std::string& trace);
+/// Why the files of Config::timeline could not be written; empty: they can. Leaves earlier ones as they are.
+std::string timeline_complaint(const std::string& trace);
 
 /// One rank's record, to send.
 std::string encode(const partitioner::RankTimeline& rank);

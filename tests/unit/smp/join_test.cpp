@@ -184,6 +184,53 @@ TEST(JoinEnds, EarlyWhereThatIsAskedFor) {
   });
 }
 
+TEST(JoinEnds, EarlyAndTheJobGoesOn) {
+  for (const bool reads : {false, true}) {
+    run_smp_ranks(4, {.pipeline_parallel_degree = 2, .log_level = LogLevel::kOff}, [reads] {
+      const at::NoGradGuard no_grad;
+      DistributedModel model(make_net());
+      auto step = smp::step([&](at::Tensor data) {
+        const at::Tensor result = model(data);
+        EXPECT_FALSE(reads && std::isnan(result.sum().item<float>()));
+        return result;
+      });
+      const auto run = [&] {
+        for (int s = 0; s < 1 + dp_rank(); ++s) step(rows(4, 8, s));
+      };
+      const auto join_early = [](const std::function<void()>& loop) {
+        return message_of<c10::ValueError>([&] { smp::join(loop, {.throw_on_early_termination = true}); });
+      };
+      const std::string text = join_early(run);
+      EXPECT_TRUE(contains(text, "replica 0 has no batch left")) << text;
+      barrier(CommGroup::WORLD);
+      EXPECT_EQ(step(rows(4, 8, 7)).concat().size(0), 4);
+      // A loop that goes on although its step has said so is told again.
+      join_early([&] {
+        if (message_of<c10::ValueError>(run).empty()) return;
+        const std::string again = message_of<c10::ValueError>([&] { step(rows(4, 8, 1)); });
+        EXPECT_TRUE(contains(again, "has ended early")) << again;
+      });
+      EXPECT_EQ(step(rows(4, 8, 7)).concat().size(0), 4);
+    });
+  }
+}
+
+TEST(JoinRefuses, TheStateOfAnOptimizerWhoseLoadWaits) {
+  run_smp_ranks(2, {.pipeline_parallel_degree = 1, .log_level = LogLevel::kOff}, [] {
+    const auto net = make_net();
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
+    optimizer.load_state_dict(optimizer.state_dict());
+    smp::join([&] {
+      for (const std::string& text : {message_of<c10::ValueError>([&] { optimizer.state_dict(); }),
+                                      message_of<c10::ValueError>([&] { optimizer.local_state_dict(); })}) {
+        EXPECT_TRUE(contains(text, "outside of smp::join")) << text;
+      }
+    });
+    EXPECT_EQ(optimizer.state_dict().groups.size(), 1U);
+  });
+}
+
 TEST(JoinRefuses, WhatAllReplicasDoTogether) {
   run_smp_ranks(2, {.pipeline_parallel_degree = 1, .log_level = LogLevel::kOff}, [] {
     const auto net = make_net();
@@ -201,6 +248,7 @@ TEST(JoinRefuses, WhatAllReplicasDoTogether) {
       refused([&] { optimizer.load_state_dict(optimizer.state_dict()); });
       refused([] { smp::join([] {}); });
       barrier(CommGroup::PP_GROUP);
+      EXPECT_EQ(get_dp_process_group().rank(), dp_rank());  // asks nobody
     });
     barrier(CommGroup::WORLD);
   });
@@ -293,6 +341,46 @@ TEST(JoinEnds, BehindTheLastModel) {
     });
     EXPECT_EQ(losses.size(), 1U);
   });
+}
+
+TEST(JoinOptions, OutliveTheLastModel) {
+  run_smp_ranks(2, {.pipeline_parallel_degree = 1, .microbatches = 1, .log_level = LogLevel::kOff}, [] {
+    {
+      DistributedModel first(make_net());
+    }
+    const auto net = make_net(), twin = make_net();
+    std::optional<DistributedModel<SmallNet>> model;
+    smp::join(
+        [&] {
+          {
+            DistributedModel another(make_net());
+          }
+          model.emplace(net);
+          auto step = tests::training_step(*model);
+          step(rows(4, 8, 1), rows(4, 4, 1));
+          model->zero_grad();
+          if (rank() == 1) step(rows(4, 8, 2), rows(4, 4, 2));
+        },
+        {.divide_by_initial_world_size = false});
+    at::mse_loss(twin->forward(rows(4, 8, 2)), rows(4, 4, 2)).backward();
+    for (const auto& named : twin->named_parameters()) {
+      expect_bit_equal(net->named_parameters()[named.key()].grad(), named.value().grad(), named.key());
+    }
+  });
+}
+
+// Replica 0 has let its model go; the other would go on with it.
+TEST(JoinRefuses, StepsOfModelsThatAReplicaHasEnded) {
+  const std::string text = message_of<c10::ValueError>([] {
+    run_smp_ranks(4, {.pipeline_parallel_degree = 2, .log_level = LogLevel::kOff}, [] {
+      smp::join([&] {
+        DistributedModel model(make_net());
+        auto step = smp::step([&](at::Tensor data) { return model(data); });
+        for (int s = 0; s < 1 + dp_rank(); ++s) step(rows(4, 8, s));
+      });
+    });
+  });
+  EXPECT_TRUE(contains(text, "expected the same models on all replicas, got 1 on replica 1 and 0 on replica 0")) << text;
 }
 
 TEST(JoinEnds, TheJobWhenTheLoopThrows) {

@@ -346,6 +346,32 @@ TEST(OptimizerState, OfAnotherOptimizerChangesNothing) {
   });
 }
 
+/// Adam with a state of its own.
+struct CountingAdam : torch::optim::Adam {
+  struct State : torch::optim::OptimizerParamState {
+    int64_t count = 0;
+    std::unique_ptr<OptimizerParamState> clone() const override { return std::make_unique<State>(*this); }
+  };
+  using Adam::Adam;
+  at::Tensor step(LossClosure = nullptr) override {
+    for (const at::Tensor& parameter : param_groups().front().params()) {
+      state()[parameter.unsafeGetTensorImpl()] = std::make_unique<State>();
+    }
+    return {};
+  }
+};
+
+TEST(OptimizerState, OfAKindThatIsNotKnownIsRefusedWithWhatIsKnown) {
+  run_smp_ranks(2, {.log_level = LogLevel::kOff}, [] {
+    const auto net = make_net();
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(CountingAdam(net->parameters(), torch::optim::AdamOptions(0.1)), model);
+    optimizer.step();
+    const std::string text = support::message_of<c10::ValueError>([&] { optimizer.local_state_dict(); });
+    EXPECT_TRUE(support::contains(text, "expected SGD, Adam, AdamW, RMSprop or Adagrad of LibTorch")) << text;
+  });
+}
+
 TEST(OptimizerState, IsRefusedInBodies) {
   EXPECT_THROW(run_smp_ranks(1, {},
                              [] {

@@ -22,26 +22,28 @@ namespace smp::runtime {
 namespace {
 
 using State = std::map<std::string, at::Tensor>;
+using Group = std::shared_ptr<Transport>;
 using support::contains;
 using support::expect_bit_equal;
 
 /// What each rank does, as `pipeline_ranks` times `num_replicas` threads.
 void run_replicas(int pipeline_ranks, int num_replicas,
-                  const std::function<void(Transport& pipeline, Transport& replicas)>& fn) {
+                  const std::function<void(const Group& pipeline, const Group& replicas)>& fn) {
   tests::run_ranks(pipeline_ranks * num_replicas, [&](Transport& world) {
     const int first = world.rank() / pipeline_ranks * pipeline_ranks;
     std::vector<int> pipeline, replicas;
     for (int r = 0; r < pipeline_ranks; ++r) pipeline.push_back(first + r);
     for (int r = world.rank() % pipeline_ranks; r < world.size(); r += pipeline_ranks) replicas.push_back(r);
     const auto pipeline_group = world.group(pipeline), replica_group = world.group(replicas);
-    fn(*pipeline_group, *replica_group);
+    fn(pipeline_group, replica_group);
   });
 }
 
 TEST(GatherFromFirstReplica, GivesEveryRankTheBytesOfReplica0ByPipelineRank) {
-  run_replicas(3, 2, [](Transport& pipeline, Transport& replicas) {
-    const std::string own = replicas.rank() > 0 ? "does not count" : std::string(static_cast<size_t>(pipeline.rank()), 'x');
-    EXPECT_EQ(gather_from_first_replica(own, pipeline, replicas), (std::vector<std::string>{"", "x", "xx"}));
+  run_replicas(3, 2, [](const Group& pipeline, const Group& replicas) {
+    const std::string own =
+        replicas->rank() > 0 ? "does not count" : std::string(static_cast<size_t>(pipeline->rank()), 'x');
+    EXPECT_EQ(gather_from_first_replica(own, *pipeline, *replicas), (std::vector<std::string>{"", "x", "xx"}));
   });
 }
 
@@ -72,11 +74,11 @@ TEST(Offers, DifferWhereABitDiffers) {
 }
 
 TEST(StateExchange, TellsEveryRankWhoHasWhat) {
-  run_replicas(3, 2, [](Transport& pipeline, Transport& replicas) {
+  run_replicas(3, 2, [](const Group& pipeline, const Group& replicas) {
     State own;
-    if (replicas.rank() == 0 && pipeline.rank() != 1) own["both"] = at::ones({2, 3});
-    if (replicas.rank() == 0 && pipeline.rank() == 1) own["middle"] = at::ones({4}, at::kLong);
-    if (replicas.rank() == 1) own["does not count"] = at::ones({1});
+    if (replicas->rank() == 0 && pipeline->rank() != 1) own["both"] = at::ones({2, 3});
+    if (replicas->rank() == 0 && pipeline->rank() == 1) own["middle"] = at::ones({4}, at::kLong);
+    if (replicas->rank() == 1) own["does not count"] = at::ones({1});
     const StateExchange exchange(own, "", pipeline, replicas);
     EXPECT_EQ(exchange.error(), "");
     ASSERT_EQ(exchange.offers().size(), 2U);
@@ -88,8 +90,8 @@ TEST(StateExchange, TellsEveryRankWhoHasWhat) {
 }
 
 TEST(StateExchange, WhatOneRankCannotOfferEveryRankIsTold) {
-  run_replicas(3, 2, [](Transport& pipeline, Transport& replicas) {
-    const std::string own = pipeline.rank() == 0 ? "" : "no file on rank " + std::to_string(pipeline.rank());
+  run_replicas(3, 2, [](const Group& pipeline, const Group& replicas) {
+    const std::string own = pipeline->rank() == 0 ? "" : "no file on rank " + std::to_string(pipeline->rank());
     EXPECT_EQ(StateExchange({}, own, pipeline, replicas).error(), "no file on rank 1") << "the first that came";
   });
 }
@@ -97,8 +99,8 @@ TEST(StateExchange, WhatOneRankCannotOfferEveryRankIsTold) {
 TEST(StateExchange, OffersThatDifferNameTheTensorAndBothRanks) {
   const std::array<at::Tensor, 3> others{at::full({2, 3}, 2.0), at::ones({3, 2}), at::ones({2, 3}, at::kInt)};
   for (const at::Tensor& other : others) {
-    run_replicas(3, 2, [&](Transport& pipeline, Transport& replicas) {
-      const State own{{"same", at::ones({1})}, {"weight", pipeline.rank() == 2 ? other : at::ones({2, 3})}};
+    run_replicas(3, 2, [&](const Group& pipeline, const Group& replicas) {
+      const State own{{"same", at::ones({1})}, {"weight", pipeline->rank() == 2 ? other : at::ones({2, 3})}};
       const std::string text = StateExchange(own, "", pipeline, replicas).error();
       EXPECT_TRUE(contains(text, "got another 'weight' on pipeline rank 2 than on 0. Read the same save on every rank."))
           << text;
@@ -107,22 +109,22 @@ TEST(StateExchange, OffersThatDifferNameTheTensorAndBothRanks) {
 }
 
 TEST(StateExchange, DeliversToTheRanksOfTheHomeInEveryReplica) {
-  run_replicas(3, 2, [](Transport& pipeline, Transport& replicas) {
+  run_replicas(3, 2, [](const Group& pipeline, const Group& replicas) {
     const at::Tensor weight = at::arange(6, at::kFloat).reshape({2, 3});
     State own;
-    if (replicas.rank() == 0 && pipeline.rank() == 1) own["weight"] = weight;
+    if (replicas->rank() == 0 && pipeline->rank() == 1) own["weight"] = weight;
     StateExchange exchange(own, "", pipeline, replicas);
     for (const std::vector<int>& home : std::vector<std::vector<int>>{{0}, {1}, {0, 2}, {0, 1, 2}}) {
       const at::Tensor came = exchange.deliver("weight", home);
       const partitioner::TensorHome ranks(home);
-      expect_bit_equal(came, ranks.is_on(pipeline.rank()) ? weight : at::Tensor(),
+      expect_bit_equal(came, ranks.is_on(pipeline->rank()) ? weight : at::Tensor(),
                        "home from rank " + std::to_string(home[0]));
     }
   });
 }
 
 TEST(StateExchange, WhoOffersATensorGetsItsOwn) {
-  run_replicas(2, 1, [](Transport& pipeline, Transport& replicas) {
+  run_replicas(2, 1, [](const Group& pipeline, const Group& replicas) {
     const at::Tensor weight = at::ones({2});
     StateExchange exchange({{"weight", weight}}, "", pipeline, replicas);
     EXPECT_TRUE(exchange.deliver("weight", {{0, 1}}).is_alias_of(weight));
@@ -130,8 +132,8 @@ TEST(StateExchange, WhoOffersATensorGetsItsOwn) {
 }
 
 TEST(StateExchange, ReplicasGetWhatTheFirstHasInThePlaceOfTheirOwn) {
-  run_replicas(1, 3, [](Transport& pipeline, Transport& replicas) {
-    StateExchange exchange({{"weight", at::full({2}, 1.0 * replicas.rank())}}, "", pipeline, replicas);
+  run_replicas(1, 3, [](const Group& pipeline, const Group& replicas) {
+    StateExchange exchange({{"weight", at::full({2}, 1.0 * replicas->rank())}}, "", pipeline, replicas);
     EXPECT_EQ(exchange.error(), "");
     expect_bit_equal(exchange.deliver("weight", {{0}}), at::full({2}, 0.0), "weight");
   });
@@ -148,10 +150,10 @@ TEST(StateExchange, DeliveryThatFailsLeavesItsBufferToTheTransport) {
 }
 
 TEST(StateExchange, TensorsInAnotherOrderOfDimensionsAndWithoutElementsArrive) {
-  run_replicas(2, 2, [](Transport& pipeline, Transport& replicas) {
+  run_replicas(2, 2, [](const Group& pipeline, const Group& replicas) {
     const at::Tensor transposed = at::arange(6, at::kFloat).reshape({2, 3}).t();
     State own;
-    if (pipeline.rank() == 0)
+    if (pipeline->rank() == 0)
       own = {{"transposed", transposed.clone().requires_grad_()},
              {"empty", at::empty({0, 3})},
              {"half", at::ones({}, at::kHalf)}};

@@ -242,6 +242,27 @@ TEST(Engine, JoinsAreBegunAndEnded) {
   });
 }
 
+// The followers of a leader that does not understand the others wait for its message.
+TEST(Engine, EndsTheJobWhereReplicasDoNotUnderstandEachOther) {
+  run_smp_ranks(4, {.pipeline_parallel_degree = 2, .microbatches = kMicrobatches}, [] {
+    Engine trained;
+    if (rank() == 2) engine::rank_state("test").context.replicas->all_gather("no step");
+    if (rank() >= 2) return;
+    const std::string text = message_of<std::exception>([&] { trained.train(numbers({4, 8}, 10)); });
+    EXPECT_TRUE(contains(text, "step of a replica: expected")) << rank() << ": " << text;
+  });
+}
+
+TEST(Engine, RefusedModelsLeaveNothingBehind) {
+  run_smp_ranks(2, kConfig, [] {
+    const PlainNet net;
+    const auto add = [&] { engine::add_model(std::make_shared<PlainView>(net), {.name = "no name"}); };
+    EXPECT_TRUE(contains(message_of(add), "letters, digits and underscores"));
+    const std::string text = message_of<std::exception>([] { engine::run_step(0, {}); });
+    EXPECT_TRUE(contains(text, "expected a DistributedModel, got none")) << text;
+  });
+}
+
 /// Doubles its input while the interpreter is held.
 std::atomic<int> num_held = 0;
 std::atomic<bool> was_free = false;

@@ -2,6 +2,8 @@
 #include <ATen/ops/cat.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
@@ -85,6 +87,33 @@ TEST_P(MicrobatchesAuto, BodiesMayRead) {
   });
 }
 
+// The body runs for its graphs before it runs for the step, which is then refused.
+TEST(MicrobatchesAuto, TrialsLeaveGradientsAsTheyAre) {
+  run_smp_ranks(2, {.microbatches = kAutoMicrobatches, .log_level = LogLevel::kOff}, [] {
+    const auto net = make_net();
+    DistributedModel model(net);
+    bool clears = false;
+    auto step = smp::step([&](at::Tensor data) {
+      for (at::Tensor parameter : net->parameters()) {
+        if (clears) parameter.mutable_grad().reset();
+      }
+      const at::Tensor loss = model(data).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    step(rows(12, 8, 1));
+    std::vector<at::Tensor> gradients;
+    for (const auto& [name, parameter] : model.local_named_parameters()) gradients.push_back(parameter.grad().clone());
+    clears = true;
+    const std::string text = support::message_of<c10::ValueError>([&] { step(rows(16, 8, 1)); });
+    EXPECT_TRUE(support::contains(text, "expected a body that leaves gradients as they are")) << text;
+    size_t next = 0;
+    for (const auto& [name, parameter] : model.local_named_parameters()) {
+      expect_bit_equal(parameter.grad(), gradients[next++], name);
+    }
+  });
+}
+
 TEST(MicrobatchesAuto, NeedAnArgumentToCut) {
   run_smp_ranks(2, {.microbatches = kAutoMicrobatches, .log_level = LogLevel::kOff}, [] {
     DistributedModel model(make_net());
@@ -132,6 +161,66 @@ TEST_P(AutoParallelism, GivesTheResultsOfTheWholeBatchOnEveryRank) {
       }
     }
     EXPECT_EQ(pp_size() * dp_size(), size());
+  });
+}
+
+auto squares_step(DistributedModel<tests::SmallNet>& model) {
+  return smp::step([&](at::Tensor data) {
+    const at::Tensor loss = model(data).square().mean();
+    model.backward(loss);
+    return loss;
+  });
+}
+
+// The groups that the load came through end with the step that decides the layout.
+TEST_P(AutoParallelism, GoesOnFromALoadedState) {
+  const auto [ranks, microbatches] = GetParam();
+  StateDict state;
+  OptimizerState averages;
+  std::map<std::string, at::Tensor> want;
+  run_smp_ranks(1, {.microbatches = 2}, [&] {
+    const auto net = make_net(at::kDouble);
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(torch::optim::Adam(net->parameters(), 0.01), model);
+    auto step = squares_step(model);
+    for (int s = 0; s < 3; ++s) {
+      state = model.state_dict();
+      averages = optimizer.state_dict();
+      optimizer.zero_grad();
+      step(rows(24, 8, s, at::kDouble));
+      optimizer.step();
+    }
+    for (const auto& [name, parameter] : model.local_named_parameters()) want[name] = parameter.detach().clone();
+  });
+  run_smp_ranks(ranks, auto_config(microbatches), [&] {
+    const auto net = make_net(at::kDouble);
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(torch::optim::Adam(net->parameters(), 0.01), model);
+    auto step = squares_step(model);
+    model.load_state_dict(state);
+    optimizer.load_state_dict(averages);
+    step(rows(24, 8, 2, at::kDouble));
+    optimizer.step();
+    for (const auto& [name, parameter] : model.local_named_parameters()) {
+      EXPECT_TRUE(at::allclose(parameter, want.at(name), 1e-10, 1e-12)) << name;
+    }
+  });
+}
+
+TEST(AutoParallelism, RefusesALoadIntoADelayedModelBeforeTheFirstStep) {
+  run_smp_ranks(2, auto_config(2), [] {
+    const StateDict state = DistributedModel(make_net()).state_dict();
+    std::shared_ptr<tests::SmallNet> net;
+    {
+      const DelayParamInitialization delay;
+      net = std::make_shared<tests::SmallNet>();
+    }
+    DistributedModel model(net);
+    const std::string text = support::message_of<c10::ValueError>([&] { model.load_state_dict(state); });
+    EXPECT_TRUE(support::contains(text, "with parallelism=auto the first step decides")) << text;
+    auto step = squares_step(model);
+    step(rows(24, 8, 1));
+    model.load_state_dict(state);
   });
 }
 

@@ -8,7 +8,9 @@
 #include <set>
 
 #include "smp/engine/context/context.h"
+#include "smp/engine/job.h"
 #include "smp/engine/timeline/step_timeline.h"
+#include "tests/support/loopback_world.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
@@ -162,9 +164,7 @@ TEST_F(TimelineFiles, ChangeNoBits) {
 }
 
 TEST_F(TimelineFiles, AreRefusedWhereTheyCannotBe) {
-  const auto refusal = [](const std::string& path) {
-    return message_of<c10::ValueError>([&] { engine::check_timeline_path(path); });
-  };
+  const auto refusal = engine::timeline_complaint;
   EXPECT_TRUE(
       contains(refusal(trace() + "/none/trace.json"), "expected a file that can be written, got '" + trace() + "/none/"));
   EXPECT_TRUE(contains(refusal(fs::path(trace()).parent_path()), "got a folder. Remove it"));
@@ -174,12 +174,24 @@ TEST_F(TimelineFiles, AreRefusedWhereTheyCannotBe) {
     fs::remove(path);
   }
   EXPECT_TRUE(contains(refusal(drawing()), "expected the name of a JSON file"));
-  engine::check_timeline_path("");
+  EXPECT_EQ(refusal(""), "");
   std::ofstream(trace()) << "earlier";
-  engine::check_timeline_path(trace());
+  EXPECT_EQ(refusal(trace()), "");
   std::ifstream in(trace());
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), "earlier");
   EXPECT_EQ(std::distance(fs::directory_iterator(fs::path(trace()).parent_path()), fs::directory_iterator()), 1);
+}
+
+// Only rank 0 would write them.
+TEST_F(TimelineFiles, ThatRank0CannotWriteAreRefusedOnEveryRank) {
+  const std::string path = trace() + "/none/trace.json";
+  tests::run_ranks(2, [&](runtime::Transport& transport) {
+    const std::shared_ptr<runtime::Transport> borrowed(std::shared_ptr<void>(), &transport);
+    const runtime::Launch launch{.rank = transport.rank(), .size = transport.size()};
+    const std::string text =
+        message_of<c10::ValueError>([&] { engine::make_context({.timeline = path}, launch, borrowed); });
+    EXPECT_TRUE(contains(text, "expected a file that can be written, got '" + path)) << text;
+  });
 }
 
 TEST(DrawingPath, StandsBesideTheTrace) {

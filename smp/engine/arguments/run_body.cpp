@@ -1,0 +1,51 @@
+// Around the call of a body.
+#include "smp/engine/arguments/run_body.h"
+
+namespace smp::engine {
+namespace {
+
+/// While it lives, calls of this rank come from the body that is captured.
+struct BodyScope {
+  BodyScope(Context& own, runtime::BodyCapture& capture) : context(own) { context.body_in_progress = &capture; }
+  ~BodyScope() { context.body_in_progress = nullptr; }
+  BodyScope(const BodyScope&) = delete;
+  BodyScope& operator=(const BodyScope&) = delete;
+  Context& context;
+};
+
+}  // namespace
+
+HeldGradients::HeldGradients(const runtime::Bindings& bindings) {
+  for (const runtime::NamedTensor& named : bindings.tensors()) {
+    if (named.kind == partitioner::ValueKind::kParameter) gradients_.emplace_back(named.tensor, named.tensor.grad());
+  }
+}
+
+int64_t HeldGradients::put_back() {
+  int64_t num_changed = 0;
+  for (auto& [parameter, gradient] : gradients_) {
+    if (parameter.grad().is_same(gradient)) continue;
+    ++num_changed;
+    parameter.mutable_grad() = gradient;
+  }
+  return num_changed;
+}
+
+runtime::CapturedBody run_body(Context& context, runtime::BodyCapture& capture, const step_internal::Call& call,
+                               const std::vector<at::Tensor>& inputs, const std::string& training_flags, size_t m) {
+  const std::vector<at::Tensor> ghosts = capture.begin(inputs, training_flags);
+  const BodyScope scope(context, capture);
+  try {
+    std::vector<at::Tensor> returned;
+    {
+      const runtime::InterceptScope intercept(capture);
+      returned = call.body(ghosts, static_cast<int64_t>(m));
+    }
+    return capture.finish(returned);
+  } catch (...) {
+    capture.abandon();
+    throw;
+  }
+}
+
+}  // namespace smp::engine
