@@ -79,10 +79,7 @@ class ColumnWalk {
     }
     for (const Action& action : column) {
       post_ahead(column);
-      if (action.kind == ActionKind::kForward) forward(action);
-      if (action.kind == ActionKind::kBackward) backward(action);
-      if (action.kind == ActionKind::kWeightGradient) weight_gradients(action);
-      if (action.is_receive()) --posted_[channel(action)];
+      perform(action);
     }
     memory_.buffers = arrivals_.most();
     add_sends(column);
@@ -92,7 +89,24 @@ class ColumnWalk {
  private:
   using Channel = std::tuple<bool, int, int>;  // is activation, stage, peer
 
-  static Channel channel(const Action& action) { return {action.is_activation(), action.stage, action.peer}; }
+  void perform(const Action& action) {
+    switch (action.kind) {
+      case ActionKind::kForward:
+        return forward(action);
+      case ActionKind::kBackward:
+        return backward(action);
+      case ActionKind::kWeightGradient:
+        return weight_gradients(action);
+      case ActionKind::kSendActivation:
+      case ActionKind::kSendGradient:
+        return;  // add_sends()
+      case ActionKind::kReceiveActivation:
+      case ActionKind::kReceiveGradient:
+        --posted_[channel(action)];
+    }
+  }
+
+  static Channel channel(const Action& action) { return {action.is_forward(), action.stage, action.peer}; }
 
   /// As the executor does: in the column's order, until one edge has enough.
   void post_ahead(const std::vector<Action>& column) {
@@ -102,10 +116,10 @@ class ColumnWalk {
       int64_t& posted = posted_[channel(action)];
       if (posted >= kReceivesAhead) return;
       ++posted;
-      const EdgeValues& values = action.is_activation() ? activations_ : gradients_;
+      const EdgeValues& values = action.is_forward() ? activations_ : gradients_;
       for (ValueId id : values.at({action.peer, action.stage})) {
         arrivals_.take(buffer_bytes(graph_.values[id]));
-        if (action.is_activation()) continue;
+        if (action.is_forward()) continue;
         const int64_t slice = slice_of(action.peer, id);
         if (slice > 0) arrivals_.take(slice + kAlignment);
       }
@@ -224,7 +238,7 @@ class ColumnWalk {
     const int64_t all = schedule_.num_microbatches;
     for (const Action& action : column) {
       if (!action.is_send() || !seen.insert(channel(action)).second) continue;
-      const bool is_activation = action.is_activation();
+      const bool is_activation = action.is_forward();
       const EdgeValues& values = is_activation ? activations_ : gradients_;
       const int64_t limit = schedule_.send_limit(action);
       for (ValueId id : values.at({action.stage, action.peer})) {

@@ -1,6 +1,8 @@
 // Panels of bars; a small writer of SVG elements.
 #include "partitioner/report/timeline_svg.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -175,9 +177,21 @@ class Drawing {
 
 /// The class of a bar in the drawing.
 const char* class_of(const Action& action) {
-  if (action.is_send()) return "send";
-  if (action.kind == ActionKind::kForward) return "forward";
-  return action.kind == ActionKind::kBackward ? "backward" : "weight";
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return "forward";
+    case ActionKind::kBackward:
+      return "backward";
+    case ActionKind::kWeightGradient:
+      return "weight";
+    case ActionKind::kSendActivation:
+    case ActionKind::kSendGradient:
+      return "send";
+    case ActionKind::kReceiveActivation:
+    case ActionKind::kReceiveGradient:
+      break;  // waits
+  }
+  TORCH_INTERNAL_ASSERT(false, to_string(action), " is not drawn");
 }
 
 std::vector<Bars> simulated_bars(const Schedule& schedule, const Simulation& simulation, double shift_us) {

@@ -8,6 +8,8 @@
 #include <map>
 #include <string>
 
+#include "partitioner/schedule/dependencies.h"
+
 namespace smp::partitioner {
 namespace {
 
@@ -82,9 +84,8 @@ class TraceWriter {
   }
 
   void arrow(const RankTimeline& rank, const RankStep& step, const Span& span) {
-    const Action& action = span.action;
-    const int source = action.is_send() ? action.stage : action.peer, target = action.is_send() ? action.peer : action.stage;
-    const Arrow transfer{rank.replica, step.number, action.is_activation(), source, target, action.microbatch};
+    const Action &action = span.action, send = send_of(action);
+    const Arrow transfer{rank.replica, step.number, send.is_forward(), send.stage, send.peer, send.microbatch};
     const auto [id, is_new] = arrows_.try_emplace(transfer, static_cast<int64_t>(arrows_.size()));
     json::object made =
         fields(action.is_send() ? "s" : "f", rank, "message", "message", action.is_send() ? span.start_ns : span.end_ns);

@@ -13,7 +13,7 @@ std::vector<int> most_in_flight(const MicrobatchGraphs& graphs, const std::vecto
     const int stage = action.stage;
     if (!graphs.has_backward(stage, action.microbatch)) continue;
     now[stage] += holds(action.row().makes, Item::kSaved) ? 1 : 0;
-    now[stage] -= holds(action.row().frees, Item::kSaved) ? 1 : 0;
+    now[stage] -= action.row().frees == Item::kSaved ? 1 : 0;
     most[stage] = std::max(most[stage], now[stage]);
   }
   return most;

@@ -12,7 +12,7 @@
 #include "partitioner/plan/trained_on.h"
 #include "partitioner/schedule/check.h"
 #include "partitioner/schedule/given.h"
-#include "partitioner/schedule/send_limits.h"
+#include "partitioner/schedule/walk.h"
 #include "smp/engine/programs/write_conflicts.h"
 
 namespace smp::engine {

@@ -27,6 +27,28 @@ inline StageGraph chain(int num_stages, bool has_backward = true) {
   return graph;
 }
 
+/// By stage: the microbatches that it holds at most between a forward and the weight gradients.
+inline std::vector<int> peak_in_flight(const Schedule& schedule) {
+  const auto num_stages = static_cast<int>(schedule.in_flight_limits.size());
+  std::vector<char> is_trained(static_cast<size_t>(num_stages * schedule.num_microbatches), 0);
+  std::vector<int> now(schedule.in_flight_limits.size(), 0), peak = now;
+  const auto mark_of = [&](const Action& action) -> char& {
+    return is_trained[static_cast<size_t>(action.microbatch * num_stages + action.stage)];
+  };
+  for (const auto& column : schedule.columns) {
+    for (const Action& action : column) {
+      if (action.kind == ActionKind::kWeightGradient) mark_of(action) = 1;
+    }
+    for (const Action& action : column) {
+      if (!action.is_compute() || !mark_of(action)) continue;
+      int &held = now[action.stage], &most = peak[action.stage];
+      held += (action.kind == ActionKind::kForward) - (action.kind == ActionKind::kWeightGradient);
+      most = std::max(most, held);
+    }
+  }
+  return peak;
+}
+
 class RandomGraphs {
  public:
   explicit RandomGraphs(uint64_t seed) : generator_(seed) {}

@@ -20,6 +20,7 @@
 #include "tests/support/bits.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/loopback_world.h"
+#include "tests/support/schedule_text.h"
 
 namespace smp::runtime {
 namespace {
@@ -155,7 +156,7 @@ class Executed : public ::testing::Test {
 
 TEST_F(Executed, LateWeightsAreASoundTable) {
   EXPECT_NO_THROW(check(late_, stages_));
-  EXPECT_EQ(late_.to_table(),
+  EXPECT_EQ(support::to_table(late_),
             "stage 0 | F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3\n"
             "stage 1 | F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3\n");
 }
