@@ -26,6 +26,24 @@ struct StageCost {
   bool operator==(const StageCost&) const = default;
 };
 
+/// The fields of StageCost by name, as text forms have them.
+struct StageTimeField {
+  const char* name;
+  double StageCost::* us;
+};
+inline constexpr StageTimeField kStageTimes[] = {{"forward_us", &StageCost::forward_us},
+                                                 {"backward_us", &StageCost::backward_us},
+                                                 {"weight_us", &StageCost::weight_us},
+                                                 {"send_us", &StageCost::send_us}};
+struct StageBytesField {
+  const char* name;
+  int64_t StageCost::* bytes;
+};
+inline constexpr StageBytesField kStageBytes[] = {
+    {"parameter_bytes", &StageCost::parameter_bytes}, {"gradient_bytes", &StageCost::gradient_bytes},
+    {"optimizer_bytes", &StageCost::optimizer_bytes}, {"activation_bytes", &StageCost::activation_bytes},
+    {"workspace_bytes", &StageCost::workspace_bytes}, {"message_bytes", &StageCost::message_bytes}};
+
 /// One visit of a rank: a run of operators executed together. Automatic partitioning gives one per rank.
 struct StagePlan {
   int rank = 0;                      // pipeline rank that executes it

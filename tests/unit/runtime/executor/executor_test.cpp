@@ -80,10 +80,10 @@ std::vector<std::vector<Action>> late_weights(const Schedule& schedule) {
 }
 
 /// What another rank makes of a plan that comes with a table.
-Schedule sent(Plan plan, std::vector<std::vector<Action>> table, const StageGraph& stages) {
+Schedule sent(const Graph& graph, Plan plan, std::vector<std::vector<Action>> table, const StageGraph& stages) {
   plan.table = std::move(table);
   const std::vector<const StageGraph*> graphs(kMicrobatches, &stages);
-  return given_schedule(deserialise_plan(serialise(plan)).table, graphs).value();
+  return given_schedule(deserialise_plan(serialise(plan), graph).table, graphs).value();
 }
 
 enum class Made { kAutograd, kTape, kTapeButOneMicrobatch };
@@ -151,7 +151,7 @@ class Executed : public ::testing::Test {
   const Plan plan_ = plan_of(graph_);
   const StageGraph stages_ = stage_graph(plan_, graph_);
   const Schedule usual_ = generate({}, stages_, kMicrobatches);
-  const Schedule late_ = sent(plan_, late_weights(usual_), stages_);
+  const Schedule late_ = sent(graph_, plan_, late_weights(usual_), stages_);
 };
 
 TEST_F(Executed, LateWeightsAreASoundTable) {
