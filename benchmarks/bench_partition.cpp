@@ -52,7 +52,7 @@ double median_ms(int num_operators, int num_stages, int repetitions) {
     const auto start = std::chrono::steady_clock::now();
     const auto split = smp::partitioner::split_chain(chain);
     const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
-    if (split.num_used_stages != num_stages || split.slowest_stage_us < split.lower_bound_us) {
+    if (split.num_used_stages != num_stages || split.slowest_stage_us < split.least_us) {
       std::fprintf(stderr, "bench_partition: expected %d stages, got %d\n", num_stages, split.num_used_stages);
       std::exit(1);
     }

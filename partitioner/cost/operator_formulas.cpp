@@ -18,10 +18,7 @@ double elements_of_outputs(const Graph& graph, const Node& node) {
   return elements;
 }
 
-int64_t bytes_of_first_output(const Graph& graph, const Node& node) {
-  const bool has_output = !node.outputs.empty() && node.outputs[0] != kNoValue;
-  return has_output ? graph.values[node.outputs[0]].spec.num_bytes() : 0;
-}
+int64_t bytes_of_first_output(const Graph& graph, const Node& node) { return spec_of_output(graph, node).num_bytes(); }
 
 int64_t last_size(const TensorSpec& spec) { return spec.sizes.empty() ? 1 : spec.sizes.back(); }
 
@@ -92,7 +89,7 @@ double tensordot_flops(const Graph& graph, const Node& node) {
   double contracted = 1;
   const auto rank = static_cast<int64_t>(self.sizes.size());
   for (size_t i = 0; dims != nullptr && rank > 0 && i < dims->size(); ++i) {
-    contracted *= static_cast<double>(self.sizes[static_cast<size_t>(((*dims)[i] + rank) % rank)]);
+    contracted *= static_cast<double>(self.sizes[static_cast<size_t>(((*dims)[i] % rank + rank) % rank)]);
   }
   return 2 * elements_of_outputs(graph, node) * contracted;
 }
@@ -100,7 +97,7 @@ double tensordot_flops(const Graph& graph, const Node& node) {
 /// From left to right; too large where another order is cheaper.
 double matrix_chain_flops(const Graph& graph, const Node& node) {
   double flops = 0;
-  const auto rows = static_cast<double>(spec_of_argument(graph, node, 0).sizes.front());
+  const auto rows = static_cast<double>(size_or(spec_of_argument(graph, node, 0), 0, 1));
   bool is_first = true;
   for (ValueId id : node_inputs(node)) {
     if (!is_first) flops += 2 * rows * static_cast<double>(graph.values[id].spec.num_elements());
@@ -200,7 +197,7 @@ double cell_flops(const Graph& graph, const Node& node) {
 int64_t cell_saved_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& weight = spec_of_argument(graph, node, 2);
   const auto element = static_cast<int64_t>(c10::elementSize(spec_of_argument(graph, node, 0).dtype));
-  return 2 * weight.sizes.front() * recurrent_positions(graph, node) * element;
+  return 2 * size_or(weight, 0, 1) * recurrent_positions(graph, node) * element;
 }
 
 double cell_kernels(const Graph&, const Node&) { return 10; }
@@ -214,8 +211,7 @@ double recurrent_kernels(const Graph& graph, const Node& node) {
 }
 
 int64_t pooling_indices_bytes(const Graph& graph, const Node& node) {
-  const bool has_output = !node.outputs.empty() && node.outputs[0] != kNoValue;
-  return has_output ? 8 * graph.values[node.outputs[0]].spec.num_elements() : 0;
+  return 8 * spec_of_output(graph, node).num_elements();
 }
 
 int64_t bytes_of_first_input(const Graph& graph, const Node& node) { return spec_of_argument(graph, node, 0).num_bytes(); }
@@ -230,9 +226,8 @@ int64_t input_and_output_bytes(const Graph& graph, const Node& node) {
 /// A sum of other numbers than those that are added, such as one of truth values, converts them all first.
 int64_t converted_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& input = spec_of_argument(graph, node, 0);
-  if (bytes_of_first_output(graph, node) == 0) return 0;
-  const TensorSpec& sum = graph.values[node.outputs[0]].spec;
-  if (input.dtype == sum.dtype) return 0;
+  const TensorSpec& sum = spec_of_output(graph, node);
+  if (sum.num_elements() == 0 || input.dtype == sum.dtype) return 0;
   return input.num_elements() * (sum.num_bytes() / sum.num_elements());
 }
 

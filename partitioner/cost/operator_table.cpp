@@ -9,6 +9,33 @@
 namespace smp::partitioner {
 namespace {
 
+constexpr OperatorRow convolution(std::string_view op) {
+  return {.op = op,
+          .flops = convolution_flops,
+          .saves = kSavesOperands,
+          .workspace_bytes = convolution_workspace_bytes,
+          .backward_workspace_bytes = convolution_backward_workspace_bytes,
+          .is_product = true};
+}
+
+constexpr OperatorRow recurrent(std::string_view op) {
+  return {.op = op,
+          .flops = recurrent_flops,
+          .backward_factor = 2,
+          .saves = kSavesInputs | kSavesOutputs,
+          .extra_saved_bytes = recurrent_saved_bytes,
+          .kernels = recurrent_kernels};
+}
+
+constexpr OperatorRow cell(std::string_view op) {
+  return {.op = op,
+          .flops = cell_flops,
+          .backward_factor = 2,
+          .saves = kSavesInputs | kSavesOutputs,
+          .extra_saved_bytes = cell_saved_bytes,
+          .kernels = cell_kernels};
+}
+
 // Rows are written as they are read: name, then only what differs from "moves its bytes once".
 // clang-format off
 const OperatorRow kRows[] = {
@@ -47,27 +74,9 @@ const OperatorRow kRows[] = {
     {.op = "aten::einsum", .flops = einsum_flops, .saves = kSavesOperands, .is_product = true,
      .first_factor = 1, .num_factors = 1},
     // Convolutions.
-    {.op = "aten::conv1d", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
-    {.op = "aten::conv2d", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
-    {.op = "aten::conv3d", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
-    {.op = "aten::convolution", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
-    {.op = "aten::conv_transpose1d", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
-    {.op = "aten::conv_transpose2d", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
-    {.op = "aten::conv_transpose3d", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
+    convolution("aten::conv1d"), convolution("aten::conv2d"), convolution("aten::conv3d"),
+    convolution("aten::convolution"), convolution("aten::conv_transpose1d"),
+    convolution("aten::conv_transpose2d"), convolution("aten::conv_transpose3d"),
     // Composites with products inside.
     {.op = "aten::scaled_dot_product_attention", .flops = attention_flops, .backward_factor = 2.5,
      .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = attention_saved_bytes,
@@ -76,27 +85,8 @@ const OperatorRow kRows[] = {
      .saves = kSavesInputs | kSavesOutputs,
      .extra_saved_bytes = lstm_saved_bytes, .workspace_bytes = lstm_workspace_bytes,
      .backward_workspace_bytes = lstm_backward_workspace_bytes, .kernels = recurrent_kernels},
-    {.op = "aten::gru", .flops = recurrent_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs,
-     .extra_saved_bytes = recurrent_saved_bytes, .kernels = recurrent_kernels},
-    {.op = "aten::rnn_tanh", .flops = recurrent_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs,
-     .extra_saved_bytes = recurrent_saved_bytes, .kernels = recurrent_kernels},
-    {.op = "aten::rnn_relu", .flops = recurrent_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs,
-     .extra_saved_bytes = recurrent_saved_bytes, .kernels = recurrent_kernels},
-    {.op = "aten::lstm_cell", .flops = cell_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
-     .kernels = cell_kernels},
-    {.op = "aten::gru_cell", .flops = cell_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
-     .kernels = cell_kernels},
-    {.op = "aten::rnn_tanh_cell", .flops = cell_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
-     .kernels = cell_kernels},
-    {.op = "aten::rnn_relu_cell", .flops = cell_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
-     .kernels = cell_kernels},
+    recurrent("aten::gru"), recurrent("aten::rnn_tanh"), recurrent("aten::rnn_relu"),
+    cell("aten::lstm_cell"), cell("aten::gru_cell"), cell("aten::rnn_tanh_cell"), cell("aten::rnn_relu_cell"),
     // Look-ups read and write rows of argument 0; their backward fills a gradient as large as all of it.
     {.op = "aten::embedding", .saves = kSavesIndices, .is_lookup = true},
     {.op = "aten::index", .saves = kSavesIndices, .is_lookup = true},

@@ -6,7 +6,11 @@
 #include "partitioner/cost/memory_model.h"
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/memory/peak_memory.h"
+#include "partitioner/partition/predict_step.h"
 #include "partitioner/plan/derive.h"
+#include "partitioner/schedule/generate.h"
+#include "partitioner/schedule/stage_graph.h"
+#include "partitioner/schedule/walk.h"
 
 namespace smp::partitioner {
 namespace {
@@ -33,8 +37,7 @@ void add_stage_costs(const Graph& graph, const GraphCosts& costs, const Partitio
 void add_message_costs(const Graph& graph, const DeviceModel& device, Plan& plan) {
   const auto leader = std::find_if(plan.stages.begin(), plan.stages.end(), [](const auto& s) { return s.rank == 0; });
   const auto pay = [&](const Transfer& transfer) {
-    const int source_rank = transfer.source == kInputStage ? 0 : plan.stages[transfer.source].rank;
-    if (source_rank == plan.stages[transfer.target].rank) return;
+    if (plan.rank_of(transfer.source) == plan.rank_of(transfer.target)) return;
     const double us = device.message_us(message_bytes(graph.values[transfer.value]));
     plan.stages[transfer.target].cost.send_us += us;
     if (transfer.source != kInputStage) {
@@ -76,7 +79,10 @@ Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignme
   }
   plan.lower_bound_us = std::max(costs.total_us / speed, costs.heaviest_us / fastest);
   plan.slowest_stage_us = slowest_rank_us(plan);
-  add_memory(graph, options, plan);
+  Schedule schedule = generate(plan.schedule, stage_graph(plan, graph), options.num_microbatches);
+  schedule.limits_sends = may_limit_sends(schedule);
+  add_memory(graph, schedule, options, plan);
+  add_prediction(graph, schedule, options.device, plan);
   return plan;
 }
 

@@ -10,7 +10,6 @@
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/graph/gradient_flow.h"
 #include "partitioner/partition/chain_messages.h"
-#include "partitioner/partition/predict_step.h"
 #include "partitioner/schedule/generate.h"
 #include "partitioner/schedule/simulate.h"
 #include "partitioner/schedule/stage_graph.h"
@@ -138,7 +137,7 @@ class CutShifter {
     return edges;
   }
 
-  /// As predict_step() of mean times.
+  /// As add_prediction() makes it of mean times.
   double step_us(const std::vector<int>& cuts) {
     SimulationInput input;
     input.transfers_occupy_ranks = true;
@@ -184,7 +183,7 @@ Plan with_shifted_cuts(const Graph& graph, const GraphCosts& costs, const Linear
   split.cuts = CutShifter(graph, costs, order, options, plan).shift(cuts);
   if (split.cuts == cuts) return plan;
   Plan shifted = build_plan(graph, costs, assign_stages(split, order.nodes, options.num_ranks), options);
-  const bool is_better = predict_step(graph, shifted, options).us < predict_step(graph, plan, options).us;
+  const bool is_better = shifted.predicted_step_us < plan.predicted_step_us;
   return is_better && largest_excess(shifted, options) == 0 ? std::move(shifted) : std::move(plan);
 }
 

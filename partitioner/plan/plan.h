@@ -86,6 +86,8 @@ struct Plan {
   double lower_bound_us = 0;    // slowest possible stage: max(total / ranks, heaviest operator), per microbatch
   double slowest_stage_us = 0;  // of this plan, per microbatch
   std::vector<int64_t> predicted_peak_bytes;  // by pipeline rank
+  /// The pipeline rank that holds a stage; the step inputs (kInputStage) lie on rank 0.
+  int rank_of(int stage) const { return stage == kInputStage ? 0 : stages[static_cast<size_t>(stage)].rank; }
   bool operator==(const Plan&) const = default;
 };
 

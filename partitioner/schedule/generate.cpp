@@ -20,12 +20,18 @@
 namespace smp::partitioner {
 namespace {
 
-/// Where one stage of one program stands. Work is in microbatch order, so counts say which microbatches are done.
+/// Where one stage of one program stands with its forwards or its backwards, which are in microbatch order.
 struct Progress {
-  int next_forward = 0;    // next microbatch of the program
-  int forwards_done = 0;   // forwards of all microbatches of the program below are done
-  int next_backward = 0;   // next microbatch of the program with a backward here
-  int backwards_done = 0;  // backwards of all microbatches of the program below are done
+  int next = 0;  // microbatch of the program, with a backward here
+  int done = 0;  // all microbatches of the program below are
+};
+
+/// Of forwards and of backwards.
+template <class Of>
+struct Directions {
+  Of forward{}, backward{};
+  Of& of(const Action& action) { return action.is_forward() ? forward : backward; }
+  const Of& of(const Action& action) const { return action.is_forward() ? forward : backward; }
 };
 
 /// Computations that one rank has still to start, by microbatch.
@@ -40,8 +46,7 @@ class Generator {
         progress_(graphs.num_programs()),
         stages_of_rank_(graphs.num_ranks()),
         forwards_left_(graphs.num_ranks(), 0),
-        forwards_left_of_(graphs.num_ranks()),
-        backwards_left_of_(graphs.num_ranks()),
+        left_of_(graphs.num_ranks()),
         in_flight_(graphs.num_ranks()),
         is_woken_(graphs.num_ranks(), false) {
     for (int m = 0; m < graphs.num_microbatches(); ++m) add_microbatch(m);
@@ -64,7 +69,7 @@ class Generator {
 
   void add_microbatch(int m) {
     const int program = graphs_.program_of(m);
-    std::vector<Progress>& progress = progress_[program];
+    std::vector<Directions<Progress>>& progress = progress_[program];
     const bool is_first = progress.empty() && graphs_.num_stages(m) > 0;
     if (is_first) progress.resize(graphs_.num_stages(m));
     for (int stage = 0; stage < graphs_.num_stages(m); ++stage) {
@@ -72,14 +77,14 @@ class Generator {
       ++forwards_left_[rank];
       if (is_first) {
         stages_of_rank_[rank].push_back({program, stage});
-        progress[stage].next_forward = next_of(program, -1);
-        progress[stage].next_backward = next_backward(program, stage, -1);
+        progress[stage] = {{next_of(program, -1)}, {next_backward(program, stage, -1)}};
       }
       if (graphs_.num_programs() == 1) continue;
-      forwards_left_of_[rank].resize(graphs_.num_microbatches(), 0);
-      backwards_left_of_[rank].resize(graphs_.num_microbatches(), 0);
-      ++forwards_left_of_[rank][m];
-      if (graphs_.has_backward(stage, m)) ++backwards_left_of_[rank][m];
+      auto& [forwards, backwards] = left_of_[rank];
+      forwards.resize(graphs_.num_microbatches(), 0);
+      backwards.resize(graphs_.num_microbatches(), 0);
+      ++forwards[m];
+      backwards[m] += graphs_.has_backward(stage, m) ? 1 : 0;
     }
   }
 
@@ -107,8 +112,7 @@ class Generator {
   }
 
   bool is_done(const Action& needed) const {
-    const Progress& own = progress_[graphs_.program_of(needed.microbatch)][needed.stage];
-    return (needed.is_forward() ? own.forwards_done : own.backwards_done) > needed.microbatch;
+    return progress_[graphs_.program_of(needed.microbatch)][needed.stage].of(needed).done > needed.microbatch;
   }
 
   bool is_ready(int rank, const Action& action) const {
@@ -120,7 +124,7 @@ class Generator {
     if (!is_forward && kind_ == ScheduleKind::kSimple && forwards_left_[rank] > 0) return false;
     bool all_done = true;
     for_each_computation_before(action, graphs_, [&](const Action& needed) { all_done = all_done && is_done(needed); });
-    return all_done && is_turn_of(m, (is_forward ? forwards_left_of_ : backwards_left_of_)[rank]);
+    return all_done && is_turn_of(m, left_of_[rank].of(action));
   }
 
   std::optional<Action> best_ready(int rank) const {
@@ -131,9 +135,9 @@ class Generator {
       if (is_ready(rank, action) && (!best || order(action) < order(*best))) best = action;
     };
     for (const Visit visit : stages_of_rank_[rank]) {
-      const Progress& own = progress_[visit.program][visit.stage];
-      offer({ActionKind::kBackward, visit.stage, own.next_backward});
-      offer({ActionKind::kForward, visit.stage, own.next_forward});
+      const auto& [forward, backward] = progress_[visit.program][visit.stage];
+      offer({ActionKind::kBackward, visit.stage, backward.next});
+      offer({ActionKind::kForward, visit.stage, forward.next});
     }
     return best;
   }
@@ -141,18 +145,13 @@ class Generator {
   void start(int rank, const Action& action) {
     const int stage = action.stage, m = action.microbatch;
     const int program = graphs_.program_of(m);
-    const bool is_forward = action.is_forward();
-    Progress& own = progress_[program][stage];
-    if (is_forward) {
-      own.next_forward = next_of(program, m);
+    int& next = progress_[program][stage].of(action).next;
+    next = action.is_forward() ? next_of(program, m) : next_backward(program, stage, m);
+    if (action.is_forward()) {
       --forwards_left_[rank];
       if (graphs_.has_backward(stage, m)) in_flight_[rank].add(program, stage, m);
-    } else {
-      own.next_backward = next_backward(program, stage, m);
     }
-    if (graphs_.num_programs() > 1) {
-      --(is_forward ? forwards_left_of_ : backwards_left_of_)[rank][m];
-    }
+    if (graphs_.num_programs() > 1) --left_of_[rank].of(action)[m];
     running_.push_back(action);
     append_with_followers(action, started_);
   }
@@ -160,13 +159,8 @@ class Generator {
   void complete(const Action& action) {
     const int program = graphs_.program_of(action.microbatch);
     const int rank = graphs_.rank_of(action.stage, action.microbatch);
-    Progress& own = progress_[program][action.stage];
-    if (action.is_forward()) {
-      own.forwards_done = action.microbatch + 1;
-    } else {
-      own.backwards_done = action.microbatch + 1;
-      in_flight_[rank].remove(program, action.stage, action.microbatch);
-    }
+    progress_[program][action.stage].of(action).done = action.microbatch + 1;
+    if (!action.is_forward()) in_flight_[rank].remove(program, action.stage, action.microbatch);
     wake(rank);
     for_each_send_of(action, graphs_, [&](const Action& send) { wake(graphs_.rank_of(send.peer, send.microbatch)); });
   }
@@ -190,14 +184,13 @@ class Generator {
   ScheduleKind kind_;
   const MicrobatchGraphs& graphs_;
   const std::vector<int>& limits_;
-  std::vector<std::vector<Progress>> progress_;     // by program and stage
-  std::vector<std::vector<Visit>> stages_of_rank_;  // ascending
-  std::vector<int> forwards_left_;                  // by rank: not started
-  std::vector<WorkLeft> forwards_left_of_;          // by rank; empty for one program
-  std::vector<WorkLeft> backwards_left_of_;
-  std::vector<InFlight> in_flight_;  // by rank
-  std::vector<Action> running_;      // at most one of each rank; all take equally long
-  std::vector<bool> is_woken_;       // by rank
+  std::vector<std::vector<Directions<Progress>>> progress_;  // by program and stage
+  std::vector<std::vector<Visit>> stages_of_rank_;           // ascending
+  std::vector<int> forwards_left_;                           // by rank: not started
+  std::vector<Directions<WorkLeft>> left_of_;                // by rank; empty for one program
+  std::vector<InFlight> in_flight_;                          // by rank
+  std::vector<Action> running_;                              // at most one of each rank; all take equally long
+  std::vector<bool> is_woken_;                               // by rank
   std::vector<int> woken_;
   std::vector<Action> started_;  // with what stands directly behind each
 };
@@ -224,7 +217,7 @@ std::vector<int> in_flight_limits(const ScheduleOptions& options, int num_ranks,
   const int active = options.active_microbatches == 0 ? num_ranks : options.active_microbatches;
   for (int64_t stage = 0; stage < num_stages; ++stage) {
     const int64_t depth = num_stages <= num_ranks ? stage : stage * num_ranks / num_stages;
-    limits[stage] = static_cast<int>(std::max<int64_t>(1, active - depth));
+    limits[stage] = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(active - depth, num_microbatches)));
   }
   return limits;
 }

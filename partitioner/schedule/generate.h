@@ -12,8 +12,9 @@ namespace smp::partitioner {
 
 /// The largest number of microbatches that `stage` may hold between forward and backward, by stage.
 ///
-/// Interleaved: max(1, A - s) with one stage per rank; with several, s is scaled by num_ranks / num_stages, since a
-/// microbatch then passes that many stages in the time in which each rank completes one microbatch. Simple: all of them.
+/// Interleaved: max(1, A - s) with one stage per rank, and never more than there are; with several, s is scaled by num_ranks
+/// / num_stages, since a microbatch then passes that many stages in the time in which each rank completes one microbatch.
+/// Simple: all of them.
 std::vector<int> in_flight_limits(const ScheduleOptions& options, int num_ranks, int num_stages, int num_microbatches);
 
 /// The schedule of one step; `graph_of_microbatch[m]` is the stage graph of microbatch m. One pointer is one program.

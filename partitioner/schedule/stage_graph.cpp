@@ -74,7 +74,6 @@ StageGraph stage_graph(const Plan& plan, const Graph& graph) {
   result.stage_has_backward.assign(num_stages, true);
   validate(result);
   result.stage_has_backward = stages_with_backward(plan, graph);
-  result.has_backward = graph.has_backward();
   return result;
 }
 

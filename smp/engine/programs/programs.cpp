@@ -6,7 +6,7 @@
 
 #include "partitioner/graph/gradient_flow.h"
 #include "partitioner/memory/rank_memory.h"
-#include "partitioner/partition/choose_layout.h"
+#include "partitioner/partition/partition.h"
 #include "partitioner/partition/segments.h"
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/trained_on.h"
@@ -134,7 +134,6 @@ Plan Programs::make_plan(const Graph& graph, const runtime::TensorHomes& placed,
     const PartitionOptions options = options_on(graph, homes, num_microbatches);
     Plan plan = partition(graph, options);
     check(graph, plan);
-    if (graph.has_backward()) plan.predicted_step_us += averaging_us(plan, options.num_replicas, options);
     return plan;
   };
   const runtime::TensorHomes used = used_by(graph, placed);

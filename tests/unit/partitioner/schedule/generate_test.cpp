@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "partitioner/schedule/check.h"
@@ -124,7 +125,6 @@ TEST(ScheduleGenerate, ParallelTowersRunAtTheSameTime) {
   graph.rank_of_stage = {0, 1, 2};
   graph.activations = {{kInputStage, 0}, {kInputStage, 1}, {0, 2}, {1, 2}};
   graph.gradients = {{2, 0}, {2, 1}};
-  graph.has_backward = true;
   graph.stage_has_backward = {true, true, true};
   const Schedule schedule = generate({ScheduleKind::kInterleaved}, graph, 3);
   check(schedule, graph);
@@ -163,6 +163,11 @@ TEST(ScheduleGenerate, LimitsScaleWithVisits) {
   EXPECT_EQ(in_flight_limits({ScheduleKind::kInterleaved, 2}, 4, 4, 9), (std::vector{2, 1, 1, 1}));
   EXPECT_EQ(in_flight_limits({ScheduleKind::kInterleaved}, 2, 4, 9), (std::vector{2, 2, 1, 1}));
   EXPECT_EQ(in_flight_limits({ScheduleKind::kSimple}, 2, 3, 9), (std::vector{9, 9, 9}));
+  constexpr int kMost = std::numeric_limits<int>::max();
+  EXPECT_EQ(in_flight_limits({ScheduleKind::kInterleaved, kMost}, 4, 4, 9), (std::vector{9, 9, 9, 9}));
+  EXPECT_EQ(
+      generate({ScheduleKind::kInterleaved, kMost}, testing::chain(2), 9).send_limit({ActionKind::kSendActivation, 0, 0, 1}),
+      9 + 1);
 }
 
 TEST(ScheduleGenerate, LoopedPlacementFillsThePipeline) {

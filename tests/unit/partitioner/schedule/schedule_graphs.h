@@ -14,7 +14,6 @@ namespace smp::partitioner::testing {
 inline StageGraph chain(int num_stages, bool has_backward = true) {
   StageGraph graph;
   graph.num_ranks = num_stages;
-  graph.has_backward = has_backward;
   graph.stage_has_backward.assign(num_stages, has_backward);
   graph.activations.push_back({kInputStage, 0});
   if (num_stages > 1) graph.activations.push_back({kInputStage, num_stages - 1});
@@ -71,10 +70,10 @@ class RandomGraphs {
     StageGraph graph;
     graph.num_ranks = num_ranks;
     graph.rank_of_stage = std::move(rank_of_stage);
-    graph.has_backward = happens(0.8);
+    const bool has_backward = happens(0.8);
     const double density = number(1, 8) / 10.0;
     for (int stage = 0; stage < graph.num_stages(); ++stage) {
-      graph.stage_has_backward.push_back(graph.has_backward && happens(0.9));
+      graph.stage_has_backward.push_back(has_backward && happens(0.9));
       for (int source = kInputStage; source < stage; ++source) {
         if (happens(density)) graph.activations.push_back({source, stage});
         if (source == kInputStage || !happens(density)) continue;
