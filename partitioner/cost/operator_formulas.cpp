@@ -52,8 +52,7 @@ int64_t recurrent_positions(const Graph& graph, const Node& node) { return num_r
 /// Weights of all layers and directions: the two-dimensional members of the parameter list.
 std::vector<const TensorSpec*> recurrent_weights(const Graph& graph, const Node& node) {
   std::vector<const TensorSpec*> weights;
-  if (node.arguments.size() < 3) return weights;
-  if (const auto* list = std::get_if<ValueRefList>(&node.arguments[2])) {
+  if (const auto* list = argument_if<ValueRefList>(node, 2)) {
     for (ValueId id : list->ids) {
       if (id != kNoValue && graph.values[id].spec.sizes.size() == 2) {
         weights.push_back(&graph.values[id].spec);
@@ -85,7 +84,7 @@ double bilinear_flops(const Graph& graph, const Node& node) {
 /// Arguments of aten::tensordot: self, other, the contracted dimensions of each.
 double tensordot_flops(const Graph& graph, const Node& node) {
   const TensorSpec& self = spec_of_argument(graph, node, 0);
-  const auto* dims = node.arguments.size() > 2 ? std::get_if<std::vector<int64_t>>(&node.arguments[2]) : nullptr;
+  const auto* dims = argument_if<std::vector<int64_t>>(node, 2);
   double contracted = 1;
   const auto rank = static_cast<int64_t>(self.sizes.size());
   for (size_t i = 0; dims != nullptr && rank > 0 && i < dims->size(); ++i) {
@@ -117,9 +116,7 @@ double einsum_flops(const Graph& graph, const Node& node) {
 
 double convolution_flops(const Graph& graph, const Node& node) {
   const TensorSpec& weight = spec_of_argument(graph, node, 1);
-  const bool is_transposed =
-      node.op.find("transpose") != std::string::npos ||
-      (node.arguments.size() > 6 && std::get_if<bool>(&node.arguments[6]) && std::get<bool>(node.arguments[6]));
+  const bool is_transposed = node.op.find("transpose") != std::string::npos || argument_or(node, 6, false);
   // Every element of the output (transposed: of the input) meets the weights of one of its channels.
   const double elements = is_transposed ? static_cast<double>(spec_of_argument(graph, node, 0).num_elements())
                                         : elements_of_outputs(graph, node);
@@ -268,26 +265,22 @@ int64_t cosine_saved_bytes(const Graph& graph, const Node& node) {
 
 /// The gradient of a divisor is -grad * ((input / divisor) / divisor).
 int64_t quotient_backward_bytes(const Graph& graph, const Node& node) {
-  const auto* divisor = node.arguments.size() > 1 ? std::get_if<ValueRef>(&node.arguments[1]) : nullptr;
+  const auto* divisor = argument_if<ValueRef>(node, 1);
   const bool has_gradient = divisor != nullptr && graph.values[divisor->id].spec.requires_grad;
   return has_gradient ? 3 * bytes_of_first_output(graph, node) : 0;
 }
 
 /// dropout is input * noise, and the input itself where nothing is dropped.
 int64_t dropout_saved_bytes(const Graph& graph, const Node& node) {
-  const auto is = [&](size_t position, const auto& wanted) {
-    const auto* argument =
-        position < node.arguments.size() ? std::get_if<std::decay_t<decltype(wanted)>>(&node.arguments[position]) : nullptr;
-    return argument != nullptr && *argument == wanted;
-  };
-  return is(1, 0.0) || is(2, false) ? 0 : bytes_of_first_output(graph, node);
+  const bool drops = argument_or(node, 1, 1.0) != 0 && argument_or(node, 2, true);
+  return drops ? bytes_of_first_output(graph, node) : 0;
 }
 
 /// Mean and deviation of every normalised row. Arguments of aten::layer_norm: input, normalised sizes.
 int64_t row_statistics_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& input = spec_of_argument(graph, node, 0);
   int64_t row = last_size(input);
-  if (const auto* sizes = node.arguments.size() > 1 ? std::get_if<std::vector<int64_t>>(&node.arguments[1]) : nullptr) {
+  if (const auto* sizes = argument_if<std::vector<int64_t>>(node, 1)) {
     row = 1;
     for (int64_t size : *sizes) row *= size;
   }

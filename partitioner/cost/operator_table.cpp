@@ -36,6 +36,8 @@ constexpr OperatorRow cell(std::string_view op) {
           .kernels = cell_kernels};
 }
 
+constexpr OperatorRow view(std::string_view op) { return {.op = op, .is_view = true}; }
+
 // Rows are written as they are read: name, then only what differs from "moves its bytes once".
 // clang-format off
 const OperatorRow kRows[] = {
@@ -188,21 +190,14 @@ const OperatorRow kRows[] = {
     {.op = "aten::cosine_embedding_loss", .saves = kSavesInputs, .extra_saved_bytes = cosine_loss_saved_bytes,
      .workspace_bytes = cosine_loss_workspace_bytes, .backward_workspace_bytes = cosine_loss_workspace_bytes},
     // Views move nothing.
-    {.op = "aten::view", .is_view = true}, {.op = "aten::_unsafe_view", .is_view = true},
-    {.op = "aten::unflatten", .is_view = true}, {.op = "aten::t", .is_view = true},
-    {.op = "aten::transpose", .is_view = true}, {.op = "aten::permute", .is_view = true},
-    {.op = "aten::expand", .is_view = true}, {.op = "aten::expand_as", .is_view = true},
-    {.op = "aten::view_as", .is_view = true}, {.op = "aten::squeeze", .is_view = true},
-    {.op = "aten::unsqueeze", .is_view = true}, {.op = "aten::select", .is_view = true},
-    {.op = "aten::slice", .is_view = true}, {.op = "aten::narrow", .is_view = true},
-    {.op = "aten::chunk", .is_view = true}, {.op = "aten::split", .is_view = true},
-    {.op = "aten::split_with_sizes", .is_view = true}, {.op = "aten::unbind", .is_view = true},
-    {.op = "aten::alias", .is_view = true}, {.op = "aten::detach", .is_view = true},
-    {.op = "aten::as_strided", .is_view = true}, {.op = "aten::diagonal", .is_view = true},
-    {.op = "aten::unfold", .is_view = true}, {.op = "aten::movedim", .is_view = true},
-    {.op = "aten::swapaxes", .is_view = true}, {.op = "aten::numpy_T", .is_view = true},
-    {.op = "aten::lift_fresh", .is_view = true}, {.op = "aten::empty", .is_view = true},
-    {.op = "aten::empty_like", .is_view = true}, {.op = "aten::new_empty", .is_view = true},
+    view("aten::view"), view("aten::_unsafe_view"), view("aten::unflatten"), view("aten::t"),
+    view("aten::transpose"), view("aten::permute"), view("aten::expand"), view("aten::expand_as"),
+    view("aten::view_as"), view("aten::squeeze"), view("aten::unsqueeze"), view("aten::select"),
+    view("aten::slice"), view("aten::narrow"), view("aten::chunk"), view("aten::split"),
+    view("aten::split_with_sizes"), view("aten::unbind"), view("aten::alias"), view("aten::detach"),
+    view("aten::as_strided"), view("aten::diagonal"), view("aten::unfold"), view("aten::movedim"),
+    view("aten::swapaxes"), view("aten::numpy_T"), view("aten::lift_fresh"), view("aten::empty"),
+    view("aten::empty_like"), view("aten::new_empty"),
 };
 // clang-format on
 

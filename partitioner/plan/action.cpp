@@ -26,13 +26,11 @@ size_t ActionHash::operator()(const Action& action) const {
   return (key ^ key >> 32) * 0x9E3779B97F4A7C15u;
 }
 
-std::string to_string(const Action& action) { return stage_name(action.stage) + to_string_within_stage(action); }
-
-std::string to_string_within_stage(const Action& action) {
-  const std::string work = action.row().letter + std::to_string(action.microbatch);
-  if (action.is_send()) return work + ">" + stage_name(action.peer);
-  if (action.is_receive()) return std::string("<").append(stage_name(action.peer)).append(work);
-  return work;
+std::string to_string(const Action& action) {
+  const std::string stage = stage_name(action.stage), work = action.row().letter + std::to_string(action.microbatch);
+  if (action.is_send()) return stage + work + ">" + stage_name(action.peer);
+  if (action.is_receive()) return stage + "<" + stage_name(action.peer) + work;
+  return stage + work;
 }
 
 }  // namespace smp::partitioner

@@ -45,36 +45,23 @@ struct ActionRow {
   Item frees;  // held until then: what the limits of microbatches in flight count
 };
 
-inline constexpr std::array<ActionRow, 7> kActionRows{{
-    {ActionKind::kForward,
-     "forward",
-     'F',
-     ActionRow::Role::kCompute,
-     true,
-     {Item::kInputs},
-     {Item::kOutputs, Item::kSaved},
-     Item::kNone},
-    {ActionKind::kBackward,
-     "backward",
-     'B',
-     ActionRow::Role::kCompute,
-     false,
-     {Item::kSaved, Item::kOutputGradients},
-     {Item::kInputGradients, Item::kRest},
-     Item::kNone},
-    {ActionKind::kWeightGradient, "weight gradient", 'W', ActionRow::Role::kCompute, false, {Item::kRest}, {}, Item::kSaved},
-    {ActionKind::kSendActivation, "send F", 'F', ActionRow::Role::kSend, true, {Item::kOutputs}, {}, Item::kNone},
-    {ActionKind::kReceiveActivation, "receive F", 'F', ActionRow::Role::kReceive, true, {}, {Item::kInputs}, Item::kNone},
-    {ActionKind::kSendGradient, "send B", 'B', ActionRow::Role::kSend, false, {Item::kInputGradients}, {}, Item::kNone},
-    {ActionKind::kReceiveGradient,
-     "receive B",
-     'B',
-     ActionRow::Role::kReceive,
-     false,
-     {},
-     {Item::kOutputGradients},
-     Item::kNone},
-}};
+constexpr std::array<ActionRow, 7> action_rows() {
+  using enum ActionKind;
+  using enum ActionRow::Role;
+  using enum Item;
+  // clang-format off
+  return {{
+      {kForward, "forward", 'F', kCompute, true, {kInputs}, {kOutputs, kSaved}, kNone},
+      {kBackward, "backward", 'B', kCompute, false, {kSaved, kOutputGradients}, {kInputGradients, kRest}, kNone},
+      {kWeightGradient, "weight gradient", 'W', kCompute, false, {kRest}, {}, kSaved},
+      {kSendActivation, "send F", 'F', kSend, true, {kOutputs}, {}, kNone},
+      {kReceiveActivation, "receive F", 'F', kReceive, true, {}, {kInputs}, kNone},
+      {kSendGradient, "send B", 'B', kSend, false, {kInputGradients}, {}, kNone},
+      {kReceiveGradient, "receive B", 'B', kReceive, false, {}, {kOutputGradients}, kNone},
+  }};
+  // clang-format on
+}
+inline constexpr std::array<ActionRow, 7> kActionRows = action_rows();
 inline constexpr size_t kNumComputations = 3;  // the first rows
 
 constexpr const ActionRow& row_of(ActionKind kind) { return kActionRows[static_cast<size_t>(kind)]; }
@@ -106,8 +93,5 @@ struct ActionHash {
 /// "2F0": stage 2, forward of microbatch 0. Sends "2F0>3" (to stage 3), receives "3<2F0" (from
 /// stage 2), gradients with B; the step inputs are stage "in": "inF0>3", "3<inF0".
 std::string to_string(const Action& action);
-
-/// The same without the performing stage, for a row that belongs to one stage: "F0", "F0>3", "<2F0".
-std::string to_string_within_stage(const Action& action);
 
 }  // namespace smp::partitioner

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "partitioner/graph/graph.h"
@@ -27,19 +28,11 @@ struct StageCost {
 };
 
 /// The fields of StageCost by name, as text forms have them.
-struct StageTimeField {
-  const char* name;
-  double StageCost::* us;
-};
-inline constexpr StageTimeField kStageTimes[] = {{"forward_us", &StageCost::forward_us},
-                                                 {"backward_us", &StageCost::backward_us},
-                                                 {"weight_us", &StageCost::weight_us},
-                                                 {"send_us", &StageCost::send_us}};
-struct StageBytesField {
-  const char* name;
-  int64_t StageCost::* bytes;
-};
-inline constexpr StageBytesField kStageBytes[] = {
+inline constexpr std::pair<const char*, double StageCost::*> kStageTimes[] = {{"forward_us", &StageCost::forward_us},
+                                                                              {"backward_us", &StageCost::backward_us},
+                                                                              {"weight_us", &StageCost::weight_us},
+                                                                              {"send_us", &StageCost::send_us}};
+inline constexpr std::pair<const char*, int64_t StageCost::*> kStageBytes[] = {
     {"parameter_bytes", &StageCost::parameter_bytes}, {"gradient_bytes", &StageCost::gradient_bytes},
     {"optimizer_bytes", &StageCost::optimizer_bytes}, {"activation_bytes", &StageCost::activation_bytes},
     {"workspace_bytes", &StageCost::workspace_bytes}, {"message_bytes", &StageCost::message_bytes}};

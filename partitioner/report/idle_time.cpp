@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -221,16 +220,10 @@ std::optional<Schedule> performed_schedule(const PipelineStep& step) {
       schedule.num_microbatches = std::max(schedule.num_microbatches, span.action.microbatch + 1);
     }
   }
-  size_t num_sent = 0, num_received = 0;
-  for (const auto& column : schedule.columns) {
-    for (const Action& action : column) {
-      num_sent += action.is_send();
-      if (!action.is_receive()) continue;
-      ++num_received;
-      if (!performed.contains(send_of(action))) return std::nullopt;
-    }
-  }
-  if (schedule.num_microbatches == 0 || num_sent != num_received) return std::nullopt;
+  const bool has_both_ends = std::all_of(performed.begin(), performed.end(), [&](const Action& action) {
+    return action.is_compute() || performed.contains(counterpart(action));
+  });
+  if (schedule.num_microbatches == 0 || !has_both_ends) return std::nullopt;
   schedule.in_flight_limits.assign(static_cast<size_t>(num_stages), schedule.num_microbatches);
   return schedule;
 }
@@ -258,9 +251,8 @@ std::string idle_table(const StepAttribution& attribution) {
   const auto add_row = [&](const std::string& name, const std::array<int64_t, kNumCauses>& sums, double num_ns) {
     Row row{name};
     for (const int64_t ns : sums) {
-      char percent[32];
-      std::snprintf(percent, sizeof percent, "%.1f %% (", num_ns > 0 ? 100 * static_cast<double>(ns) / num_ns : 0);
-      row.push_back(percent + time_text(static_cast<double>(ns) / kNsPerUs) + ")");
+      const double part = num_ns > 0 ? static_cast<double>(ns) / num_ns : 0;
+      row.push_back(percent_text(part) + " (" + time_text(static_cast<double>(ns) / kNsPerUs) + ")");
     }
     rows.push_back(row);
   };

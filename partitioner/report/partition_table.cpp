@@ -1,10 +1,9 @@
-// Text forms of a plan.
+// Text form of a plan.
 #include "partitioner/report/partition_table.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <boost/json.hpp>
 #include <cstdio>
 #include <iterator>
 #include <vector>
@@ -36,7 +35,8 @@ std::string compact_modules(const StagePlan& stage) {
   return stage.modules.front() + " .. " + stage.modules.back();
 }
 
-/// Elements of the stage's parameters; buffers do not count.
+}  // namespace
+
 int64_t num_parameters(const Graph& graph, const StagePlan& stage) {
   int64_t elements = 0;
   for (ValueId id : stage.parameters) {
@@ -45,8 +45,6 @@ int64_t num_parameters(const Graph& graph, const StagePlan& stage) {
   }
   return elements;
 }
-
-}  // namespace
 
 double gap_percent(const Plan& plan) {
   constexpr double kRounding = 0.05;  // less is printed as 0.0
@@ -72,28 +70,6 @@ std::string partition_table(const Graph& graph, const Plan& plan) {
                 time_text(plan.slowest_stage_us).c_str(), time_text(plan.lower_bound_us).c_str(), gap_percent(plan),
                 time_text(plan.predicted_step_us).c_str(), 100 * plan.predicted_bubble);
   return aligned(rows, kModulesColumn) + summary;
-}
-
-std::string partition_table_json(const Graph& graph, const Plan& plan) {
-  namespace json = boost::json;
-  json::array stages;
-  for (const StagePlan& stage : plan.stages) {
-    json::object& fields = stages.emplace_back(json::object()).get_object();
-    fields["rank"] = stage.rank;
-    fields["modules"] = json::array(stage.modules.begin(), stage.modules.end());
-    fields["parameters"] = num_parameters(graph, stage);
-    for (const auto& [name, us] : kStageTimes) fields[name] = stage.cost.*us;
-    for (const auto& [name, bytes] : kStageBytes) fields[name] = stage.cost.*bytes;
-  }
-  const auto& peak = plan.predicted_peak_bytes;
-  return json::serialize(json::value{{"num_ranks", plan.num_ranks},
-                                     {"stages", std::move(stages)},
-                                     {"slowest_stage_us", plan.slowest_stage_us},
-                                     {"lower_bound_us", plan.lower_bound_us},
-                                     {"gap_percent", gap_percent(plan)},
-                                     {"predicted_step_us", plan.predicted_step_us},
-                                     {"predicted_bubble", plan.predicted_bubble},
-                                     {"predicted_peak_bytes", json::array(peak.begin(), peak.end())}});
 }
 
 }  // namespace smp::partitioner

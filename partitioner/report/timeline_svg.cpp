@@ -42,12 +42,6 @@ std::string number(double value) {
   return text;
 }
 
-std::string percent(double part) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %%", 100 * part);
-  return text;
-}
-
 struct Bar {
   std::string kind;   // a class of the style
   std::string label;  // drawn where there is room
@@ -217,7 +211,7 @@ double first_action_us(const PipelineStep& step, const StepAttribution& attribut
 }
 
 std::string numbers(const std::string& what, double us, double bubble) {
-  return what + " " + time_text(us) + ", bubble " + percent(bubble);
+  return what + " " + time_text(us) + ", bubble " + percent_text(bubble);
 }
 
 double measured_us(const StepAttribution& attribution) { return static_cast<double>(attribution.num_ns()) / kNsPerUs; }

@@ -34,9 +34,6 @@ struct Directions {
   const Of& of(const Action& action) const { return action.is_forward() ? forward : backward; }
 };
 
-/// Computations that one rank has still to start, by microbatch.
-using WorkLeft = std::vector<int>;
-
 class Generator {
  public:
   Generator(ScheduleKind kind, const MicrobatchGraphs& graphs, const std::vector<int>& limits)
@@ -103,7 +100,7 @@ class Generator {
 
   /// Stages of several programs may share parameters in any way. So a rank goes on to a microbatch
   /// of another program only when it is done with those before.
-  bool is_turn_of(int m, const WorkLeft& left) const {
+  bool is_turn_of(int m, const std::vector<int>& left) const {
     if (graphs_.num_programs() == 1) return true;
     for (int before = 0; before < m; ++before) {
       if (left[before] > 0 && graphs_.program_of(before) != graphs_.program_of(m)) return false;
@@ -187,7 +184,7 @@ class Generator {
   std::vector<std::vector<Directions<Progress>>> progress_;  // by program and stage
   std::vector<std::vector<Visit>> stages_of_rank_;           // ascending
   std::vector<int> forwards_left_;                           // by rank: not started
-  std::vector<Directions<WorkLeft>> left_of_;                // by rank; empty for one program
+  std::vector<Directions<std::vector<int>>> left_of_;        // by rank and microbatch: not started; empty for one program
   std::vector<InFlight> in_flight_;                          // by rank
   std::vector<Action> running_;                              // at most one of each rank; all take equally long
   std::vector<bool> is_woken_;                               // by rank

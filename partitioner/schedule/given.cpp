@@ -7,7 +7,6 @@
 #include <unordered_set>
 
 #include "partitioner/schedule/dependencies.h"
-#include "partitioner/schedule/in_flight.h"
 #include "partitioner/schedule/transfers.h"
 
 namespace smp::partitioner {
@@ -47,6 +46,20 @@ std::vector<Action> in_one_order(const std::vector<std::vector<Action>>& columns
                       " waiting for ever before ", to_string(columns[rank][next[rank]]), ".");
   }
   return order;
+}
+
+/// By stage, at least 1: microbatches whose saved tensors it holds at once, with the computations of one program in this
+/// order.
+std::vector<int> most_in_flight(const MicrobatchGraphs& graphs, const std::vector<Action>& computations) {
+  std::vector<int> now(graphs.most_stages(), 0), most(graphs.most_stages(), 1);
+  for (const Action& action : computations) {
+    const int stage = action.stage;
+    if (!graphs.has_backward(stage, action.microbatch)) continue;
+    now[stage] += holds(action.row().makes, Item::kSaved) ? 1 : 0;
+    now[stage] -= action.row().frees == Item::kSaved ? 1 : 0;
+    most[stage] = std::max(most[stage], now[stage]);
+  }
+  return most;
 }
 
 int num_microbatches(const std::vector<std::vector<Action>>& columns) {

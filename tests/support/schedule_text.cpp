@@ -32,7 +32,7 @@ std::string row(const std::vector<Action>& column, std::optional<int> stage, Tab
       if (!is_shown) continue;
     }
     text += ' ';
-    text += action.stage == stage ? to_string_within_stage(action) : to_string(action);
+    text += to_string(action).substr(action.stage == stage ? std::to_string(action.stage).size() : 0);
   }
   return text;
 }
