@@ -2,7 +2,6 @@
 #include "partitioner/cost/library_memory.h"
 
 #include <algorithm>
-#include <functional>
 
 #include "partitioner/cost/argument_specs.h"
 

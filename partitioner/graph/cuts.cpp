@@ -2,7 +2,6 @@
 #include "partitioner/graph/cuts.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 namespace smp::partitioner {

@@ -1,10 +1,7 @@
 // Graphs as exact JSON, and back with every check that text of unknown origin needs.
 #include "partitioner/graph/graph_io.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
-#include <optional>
 
 #include "partitioner/graph/graph_json_io.h"
 #include "partitioner/graph/tensor_bytes.h"

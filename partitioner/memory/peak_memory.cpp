@@ -65,22 +65,15 @@ int64_t step_bytes(const Graph& graph, const Plan& plan, int64_t num_microbatche
   return num_microbatches * bytes + loss;
 }
 
-/// By parameter with gradient: the ranks that read it.
-std::map<ValueId, std::set<int>> readers_of_parameters(const Graph& graph, const Plan& plan) {
-  std::map<ValueId, std::set<int>> ranks;
-  for (const StagePlan& stage : plan.stages) {
-    for (ValueId id : stage.parameters) {
-      if (parameter_bytes(graph.values[id], 0).gradient > 0) ranks[id].insert(stage.rank);
-    }
-  }
-  return ranks;
-}
-
 /// The sums of all shared parameters stand beside their gradients until the last is there; the first of the ranks that share
 /// one also holds the gradient that came and, from the third rank on, the sum so far. (runtime/gradients/tied_gradients.cpp)
 int64_t tied_bytes(const Graph& graph, const Plan& plan, int rank) {
+  std::map<ValueId, std::set<int>> readers;
+  for (const StagePlan& stage : plan.stages) {
+    for (ValueId id : stage.parameters) readers[id].insert(stage.rank);
+  }
   int64_t sums = 0, most = 0;
-  for (const auto& [id, ranks] : readers_of_parameters(graph, plan)) {
+  for (const auto& [id, ranks] : readers) {
     if (ranks.size() < 2 || !ranks.contains(rank)) continue;
     const int64_t bytes = parameter_bytes(graph.values[id], 0).gradient;
     sums += bytes;

@@ -4,7 +4,6 @@
 // here.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <vector>
 

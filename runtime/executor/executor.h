@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "partitioner/plan/message_buffers.h"

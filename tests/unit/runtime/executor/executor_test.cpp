@@ -212,7 +212,7 @@ TEST_F(Executed, ExactlyTheTableIsPerformed) {
     for (size_t rank = 0; rank < kRanks; ++rank) {
       std::string expected;
       for (const Action& action : schedule.columns[rank]) {
-        if (action.is_compute()) expected += " " + to_string_within_stage(action);
+        if (action.is_compute()) expected += std::string(" ") + action.row().letter + std::to_string(action.microbatch);
       }
       EXPECT_EQ(notes[rank], expected);
     }
