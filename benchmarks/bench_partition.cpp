@@ -50,7 +50,7 @@ double median_s(int num_operators, int num_stages, int repetitions) {
     const double start = seconds_now();
     const auto split = smp::partitioner::split_chain(chain);
     seconds.push_back(seconds_now() - start);
-    require(split.num_used_stages == num_stages && split.slowest_stage_us >= split.lower_bound_us,
+    require(split.num_used_stages == num_stages && split.slowest_stage_us >= split.least_us,
             "expected " + std::to_string(num_stages) + " stages, got " + std::to_string(split.num_used_stages));
   }
   return median(seconds);

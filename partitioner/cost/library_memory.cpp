@@ -2,7 +2,6 @@
 #include "partitioner/cost/library_memory.h"
 
 #include <algorithm>
-#include <functional>
 
 #include "partitioner/cost/argument_specs.h"
 
@@ -30,11 +29,6 @@ bool is_blocked(const Graph& graph, const Node& node) {
   const TensorSpec& input = spec_of_argument(graph, node, 0);
   if (input.sizes.size() < 3 || input.dtype != c10::ScalarType::Float) return false;
   return input.sizes[0] >= kBlock || !is_pointwise(spec_of_argument(graph, node, 1));
-}
-
-const TensorSpec* output_spec(const Graph& graph, const Node& node) {
-  const bool is_there = !node.outputs.empty() && node.outputs[0] != kNoValue;
-  return is_there ? &graph.values[node.outputs[0]].spec : nullptr;
 }
 
 /// One layer and direction of an LSTM.
@@ -96,25 +90,25 @@ Lstm lstm_of(const Graph& graph, const Node& node) {
 }  // namespace
 
 int64_t convolution_workspace_bytes(const Graph& graph, const Node& node) {
-  const TensorSpec* output = output_spec(graph, node);
-  if (output == nullptr || !is_blocked(graph, node)) return 0;
+  if (!is_blocked(graph, node)) return 0;
+  const TensorSpec& output = spec_of_output(graph, node);
   const bool is_transposed = node.op.find("transpose") != std::string::npos;
   const TensorSpec& weight = spec_of_argument(graph, node, 1);
   if (is_transposed) {
-    return blocked_bytes(spec_of_argument(graph, node, 0)) + 2 * blocked_bytes(*output) + weight.num_bytes() + 5 * kPage;
+    return blocked_bytes(spec_of_argument(graph, node, 0)) + 2 * blocked_bytes(output) + weight.num_bytes() + 5 * kPage;
   }
-  const bool is_plain = weight.sizes[1] < kBlock / 2;  // few channels are read as they are
-  return blocked_bytes(*output) + (is_plain ? 0 : weight.num_bytes());
+  const bool is_plain = size_or(weight, 1, 1) < kBlock / 2;  // few channels are read as they are
+  return blocked_bytes(output) + (is_plain ? 0 : weight.num_bytes());
 }
 
 int64_t convolution_backward_workspace_bytes(const Graph& graph, const Node& node) {
-  const TensorSpec* output = output_spec(graph, node);
-  if (output == nullptr || !is_blocked(graph, node)) return 0;
+  if (!is_blocked(graph, node)) return 0;
+  const TensorSpec& output = spec_of_output(graph, node);
   const TensorSpec& input = spec_of_argument(graph, node, 0);
   const bool is_wide = input.sizes[1] >= kBlock / 2;
-  const bool is_half = is_wide && output->sizes[1] < kBlock / 2;  // then half a block is enough
-  return blocked_bytes(*output, is_half ? kBlock / 2 : kBlock) +
-         (input.requires_grad || is_wide ? blocked_bytes(input) : 0) + spec_of_argument(graph, node, 1).num_bytes();
+  const bool is_half = is_wide && size_or(output, 1, 1) < kBlock / 2;  // then half a block is enough
+  return blocked_bytes(output, is_half ? kBlock / 2 : kBlock) + (input.requires_grad || is_wide ? blocked_bytes(input) : 0) +
+         spec_of_argument(graph, node, 1).num_bytes();
 }
 
 int64_t lstm_saved_bytes(const Graph& graph, const Node& node) {

@@ -48,12 +48,7 @@ ParameterBytes parameter_bytes(const Value& value, double optimizer_state_factor
 }
 
 std::vector<char> permanent_storages(const Graph& graph) {
-  std::vector<char> is_permanent(storage_bytes(graph).size(), 0);
-  for (const Value& value : graph.values) {
-    const bool is_per_microbatch = value.kind == ValueKind::kInput || value.kind == ValueKind::kResult;
-    if (!is_per_microbatch && value.storage >= 0) is_permanent[value.storage] = 1;
-  }
-  return is_permanent;
+  return storages_of(graph, [](const Value& value) { return is_named(value) || value.kind == ValueKind::kConstant; });
 }
 
 std::vector<int32_t> saved_storages(const Graph& graph, const Node& node, const std::vector<char>& is_permanent) {

@@ -18,10 +18,7 @@ double elements_of_outputs(const Graph& graph, const Node& node) {
   return elements;
 }
 
-int64_t bytes_of_first_output(const Graph& graph, const Node& node) {
-  const bool has_output = !node.outputs.empty() && node.outputs[0] != kNoValue;
-  return has_output ? graph.values[node.outputs[0]].spec.num_bytes() : 0;
-}
+int64_t bytes_of_first_output(const Graph& graph, const Node& node) { return spec_of_output(graph, node).num_bytes(); }
 
 int64_t last_size(const TensorSpec& spec) { return spec.sizes.empty() ? 1 : spec.sizes.back(); }
 
@@ -55,8 +52,7 @@ int64_t recurrent_positions(const Graph& graph, const Node& node) { return num_r
 /// Weights of all layers and directions: the two-dimensional members of the parameter list.
 std::vector<const TensorSpec*> recurrent_weights(const Graph& graph, const Node& node) {
   std::vector<const TensorSpec*> weights;
-  if (node.arguments.size() < 3) return weights;
-  if (const auto* list = std::get_if<ValueRefList>(&node.arguments[2])) {
+  if (const auto* list = argument_if<ValueRefList>(node, 2)) {
     for (ValueId id : list->ids) {
       if (id != kNoValue && graph.values[id].spec.sizes.size() == 2) {
         weights.push_back(&graph.values[id].spec);
@@ -88,11 +84,11 @@ double bilinear_flops(const Graph& graph, const Node& node) {
 /// Arguments of aten::tensordot: self, other, the contracted dimensions of each.
 double tensordot_flops(const Graph& graph, const Node& node) {
   const TensorSpec& self = spec_of_argument(graph, node, 0);
-  const auto* dims = node.arguments.size() > 2 ? std::get_if<std::vector<int64_t>>(&node.arguments[2]) : nullptr;
+  const auto* dims = argument_if<std::vector<int64_t>>(node, 2);
   double contracted = 1;
   const auto rank = static_cast<int64_t>(self.sizes.size());
   for (size_t i = 0; dims != nullptr && rank > 0 && i < dims->size(); ++i) {
-    contracted *= static_cast<double>(self.sizes[static_cast<size_t>(((*dims)[i] + rank) % rank)]);
+    contracted *= static_cast<double>(self.sizes[static_cast<size_t>(((*dims)[i] % rank + rank) % rank)]);
   }
   return 2 * elements_of_outputs(graph, node) * contracted;
 }
@@ -100,7 +96,7 @@ double tensordot_flops(const Graph& graph, const Node& node) {
 /// From left to right; too large where another order is cheaper.
 double matrix_chain_flops(const Graph& graph, const Node& node) {
   double flops = 0;
-  const auto rows = static_cast<double>(spec_of_argument(graph, node, 0).sizes.front());
+  const auto rows = static_cast<double>(size_or(spec_of_argument(graph, node, 0), 0, 1));
   bool is_first = true;
   for (ValueId id : node_inputs(node)) {
     if (!is_first) flops += 2 * rows * static_cast<double>(graph.values[id].spec.num_elements());
@@ -120,9 +116,7 @@ double einsum_flops(const Graph& graph, const Node& node) {
 
 double convolution_flops(const Graph& graph, const Node& node) {
   const TensorSpec& weight = spec_of_argument(graph, node, 1);
-  const bool is_transposed =
-      node.op.find("transpose") != std::string::npos ||
-      (node.arguments.size() > 6 && std::get_if<bool>(&node.arguments[6]) && std::get<bool>(node.arguments[6]));
+  const bool is_transposed = node.op.find("transpose") != std::string::npos || argument_or(node, 6, false);
   // Every element of the output (transposed: of the input) meets the weights of one of its channels.
   const double elements = is_transposed ? static_cast<double>(spec_of_argument(graph, node, 0).num_elements())
                                         : elements_of_outputs(graph, node);
@@ -200,7 +194,7 @@ double cell_flops(const Graph& graph, const Node& node) {
 int64_t cell_saved_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& weight = spec_of_argument(graph, node, 2);
   const auto element = static_cast<int64_t>(c10::elementSize(spec_of_argument(graph, node, 0).dtype));
-  return 2 * weight.sizes.front() * recurrent_positions(graph, node) * element;
+  return 2 * size_or(weight, 0, 1) * recurrent_positions(graph, node) * element;
 }
 
 double cell_kernels(const Graph&, const Node&) { return 10; }
@@ -214,8 +208,7 @@ double recurrent_kernels(const Graph& graph, const Node& node) {
 }
 
 int64_t pooling_indices_bytes(const Graph& graph, const Node& node) {
-  const bool has_output = !node.outputs.empty() && node.outputs[0] != kNoValue;
-  return has_output ? 8 * graph.values[node.outputs[0]].spec.num_elements() : 0;
+  return 8 * spec_of_output(graph, node).num_elements();
 }
 
 int64_t bytes_of_first_input(const Graph& graph, const Node& node) { return spec_of_argument(graph, node, 0).num_bytes(); }
@@ -230,9 +223,8 @@ int64_t input_and_output_bytes(const Graph& graph, const Node& node) {
 /// A sum of other numbers than those that are added, such as one of truth values, converts them all first.
 int64_t converted_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& input = spec_of_argument(graph, node, 0);
-  if (bytes_of_first_output(graph, node) == 0) return 0;
-  const TensorSpec& sum = graph.values[node.outputs[0]].spec;
-  if (input.dtype == sum.dtype) return 0;
+  const TensorSpec& sum = spec_of_output(graph, node);
+  if (sum.num_elements() == 0 || input.dtype == sum.dtype) return 0;
   return input.num_elements() * (sum.num_bytes() / sum.num_elements());
 }
 
@@ -273,26 +265,22 @@ int64_t cosine_saved_bytes(const Graph& graph, const Node& node) {
 
 /// The gradient of a divisor is -grad * ((input / divisor) / divisor).
 int64_t quotient_backward_bytes(const Graph& graph, const Node& node) {
-  const auto* divisor = node.arguments.size() > 1 ? std::get_if<ValueRef>(&node.arguments[1]) : nullptr;
+  const auto* divisor = argument_if<ValueRef>(node, 1);
   const bool has_gradient = divisor != nullptr && graph.values[divisor->id].spec.requires_grad;
   return has_gradient ? 3 * bytes_of_first_output(graph, node) : 0;
 }
 
 /// dropout is input * noise, and the input itself where nothing is dropped.
 int64_t dropout_saved_bytes(const Graph& graph, const Node& node) {
-  const auto is = [&](size_t position, const auto& wanted) {
-    const auto* argument =
-        position < node.arguments.size() ? std::get_if<std::decay_t<decltype(wanted)>>(&node.arguments[position]) : nullptr;
-    return argument != nullptr && *argument == wanted;
-  };
-  return is(1, 0.0) || is(2, false) ? 0 : bytes_of_first_output(graph, node);
+  const bool drops = argument_or(node, 1, 1.0) != 0 && argument_or(node, 2, true);
+  return drops ? bytes_of_first_output(graph, node) : 0;
 }
 
 /// Mean and deviation of every normalised row. Arguments of aten::layer_norm: input, normalised sizes.
 int64_t row_statistics_bytes(const Graph& graph, const Node& node) {
   const TensorSpec& input = spec_of_argument(graph, node, 0);
   int64_t row = last_size(input);
-  if (const auto* sizes = node.arguments.size() > 1 ? std::get_if<std::vector<int64_t>>(&node.arguments[1]) : nullptr) {
+  if (const auto* sizes = argument_if<std::vector<int64_t>>(node, 1)) {
     row = 1;
     for (int64_t size : *sizes) row *= size;
   }

@@ -9,6 +9,35 @@
 namespace smp::partitioner {
 namespace {
 
+constexpr OperatorRow convolution(std::string_view op) {
+  return {.op = op,
+          .flops = convolution_flops,
+          .saves = kSavesOperands,
+          .workspace_bytes = convolution_workspace_bytes,
+          .backward_workspace_bytes = convolution_backward_workspace_bytes,
+          .is_product = true};
+}
+
+constexpr OperatorRow recurrent(std::string_view op) {
+  return {.op = op,
+          .flops = recurrent_flops,
+          .backward_factor = 2,
+          .saves = kSavesInputs | kSavesOutputs,
+          .extra_saved_bytes = recurrent_saved_bytes,
+          .kernels = recurrent_kernels};
+}
+
+constexpr OperatorRow cell(std::string_view op) {
+  return {.op = op,
+          .flops = cell_flops,
+          .backward_factor = 2,
+          .saves = kSavesInputs | kSavesOutputs,
+          .extra_saved_bytes = cell_saved_bytes,
+          .kernels = cell_kernels};
+}
+
+constexpr OperatorRow view(std::string_view op) { return {.op = op, .is_view = true}; }
+
 // Rows are written as they are read: name, then only what differs from "moves its bytes once".
 // clang-format off
 const OperatorRow kRows[] = {
@@ -47,27 +76,9 @@ const OperatorRow kRows[] = {
     {.op = "aten::einsum", .flops = einsum_flops, .saves = kSavesOperands, .is_product = true,
      .first_factor = 1, .num_factors = 1},
     // Convolutions.
-    {.op = "aten::conv1d", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
-    {.op = "aten::conv2d", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
-    {.op = "aten::conv3d", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
-    {.op = "aten::convolution", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
-    {.op = "aten::conv_transpose1d", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
-    {.op = "aten::conv_transpose2d", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
-    {.op = "aten::conv_transpose3d", .flops = convolution_flops, .saves = kSavesOperands,
-     .workspace_bytes = convolution_workspace_bytes,
-     .backward_workspace_bytes = convolution_backward_workspace_bytes, .is_product = true},
+    convolution("aten::conv1d"), convolution("aten::conv2d"), convolution("aten::conv3d"),
+    convolution("aten::convolution"), convolution("aten::conv_transpose1d"),
+    convolution("aten::conv_transpose2d"), convolution("aten::conv_transpose3d"),
     // Composites with products inside.
     {.op = "aten::scaled_dot_product_attention", .flops = attention_flops, .backward_factor = 2.5,
      .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = attention_saved_bytes,
@@ -76,27 +87,8 @@ const OperatorRow kRows[] = {
      .saves = kSavesInputs | kSavesOutputs,
      .extra_saved_bytes = lstm_saved_bytes, .workspace_bytes = lstm_workspace_bytes,
      .backward_workspace_bytes = lstm_backward_workspace_bytes, .kernels = recurrent_kernels},
-    {.op = "aten::gru", .flops = recurrent_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs,
-     .extra_saved_bytes = recurrent_saved_bytes, .kernels = recurrent_kernels},
-    {.op = "aten::rnn_tanh", .flops = recurrent_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs,
-     .extra_saved_bytes = recurrent_saved_bytes, .kernels = recurrent_kernels},
-    {.op = "aten::rnn_relu", .flops = recurrent_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs,
-     .extra_saved_bytes = recurrent_saved_bytes, .kernels = recurrent_kernels},
-    {.op = "aten::lstm_cell", .flops = cell_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
-     .kernels = cell_kernels},
-    {.op = "aten::gru_cell", .flops = cell_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
-     .kernels = cell_kernels},
-    {.op = "aten::rnn_tanh_cell", .flops = cell_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
-     .kernels = cell_kernels},
-    {.op = "aten::rnn_relu_cell", .flops = cell_flops, .backward_factor = 2,
-     .saves = kSavesInputs | kSavesOutputs, .extra_saved_bytes = cell_saved_bytes,
-     .kernels = cell_kernels},
+    recurrent("aten::gru"), recurrent("aten::rnn_tanh"), recurrent("aten::rnn_relu"),
+    cell("aten::lstm_cell"), cell("aten::gru_cell"), cell("aten::rnn_tanh_cell"), cell("aten::rnn_relu_cell"),
     // Look-ups read and write rows of argument 0; their backward fills a gradient as large as all of it.
     {.op = "aten::embedding", .saves = kSavesIndices, .is_lookup = true},
     {.op = "aten::index", .saves = kSavesIndices, .is_lookup = true},
@@ -198,21 +190,14 @@ const OperatorRow kRows[] = {
     {.op = "aten::cosine_embedding_loss", .saves = kSavesInputs, .extra_saved_bytes = cosine_loss_saved_bytes,
      .workspace_bytes = cosine_loss_workspace_bytes, .backward_workspace_bytes = cosine_loss_workspace_bytes},
     // Views move nothing.
-    {.op = "aten::view", .is_view = true}, {.op = "aten::_unsafe_view", .is_view = true},
-    {.op = "aten::unflatten", .is_view = true}, {.op = "aten::t", .is_view = true},
-    {.op = "aten::transpose", .is_view = true}, {.op = "aten::permute", .is_view = true},
-    {.op = "aten::expand", .is_view = true}, {.op = "aten::expand_as", .is_view = true},
-    {.op = "aten::view_as", .is_view = true}, {.op = "aten::squeeze", .is_view = true},
-    {.op = "aten::unsqueeze", .is_view = true}, {.op = "aten::select", .is_view = true},
-    {.op = "aten::slice", .is_view = true}, {.op = "aten::narrow", .is_view = true},
-    {.op = "aten::chunk", .is_view = true}, {.op = "aten::split", .is_view = true},
-    {.op = "aten::split_with_sizes", .is_view = true}, {.op = "aten::unbind", .is_view = true},
-    {.op = "aten::alias", .is_view = true}, {.op = "aten::detach", .is_view = true},
-    {.op = "aten::as_strided", .is_view = true}, {.op = "aten::diagonal", .is_view = true},
-    {.op = "aten::unfold", .is_view = true}, {.op = "aten::movedim", .is_view = true},
-    {.op = "aten::swapaxes", .is_view = true}, {.op = "aten::numpy_T", .is_view = true},
-    {.op = "aten::lift_fresh", .is_view = true}, {.op = "aten::empty", .is_view = true},
-    {.op = "aten::empty_like", .is_view = true}, {.op = "aten::new_empty", .is_view = true},
+    view("aten::view"), view("aten::_unsafe_view"), view("aten::unflatten"), view("aten::t"),
+    view("aten::transpose"), view("aten::permute"), view("aten::expand"), view("aten::expand_as"),
+    view("aten::view_as"), view("aten::squeeze"), view("aten::unsqueeze"), view("aten::select"),
+    view("aten::slice"), view("aten::narrow"), view("aten::chunk"), view("aten::split"),
+    view("aten::split_with_sizes"), view("aten::unbind"), view("aten::alias"), view("aten::detach"),
+    view("aten::as_strided"), view("aten::diagonal"), view("aten::unfold"), view("aten::movedim"),
+    view("aten::swapaxes"), view("aten::numpy_T"), view("aten::lift_fresh"), view("aten::empty"),
+    view("aten::empty_like"), view("aten::new_empty"),
 };
 // clang-format on
 

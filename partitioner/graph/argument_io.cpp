@@ -7,14 +7,6 @@
 namespace smp::partitioner::json_io {
 namespace {
 
-template <typename Elements>
-json::array array_of(const Elements& elements, const json::storage_ptr& storage) {
-  json::array array(storage);
-  array.reserve(elements.size());
-  for (const auto& element : elements) array.emplace_back(element);
-  return array;
-}
-
 json::value tagged(std::string_view tag, json::value content, const json::storage_ptr& storage) {
   json::object object(storage);
   object.reserve(1);

@@ -2,7 +2,6 @@
 #include "partitioner/graph/cuts.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 namespace smp::partitioner {
@@ -79,13 +78,13 @@ bool is_stale_view(const Value& value, NodeId reader, const std::vector<StorageU
   return is_view && value.producer < use.last_write && use.last_write < reader;
 }
 
-size_t count_storages(const Graph& graph) {
-  int32_t last = -1;
-  for (const Value& value : graph.values) last = std::max(last, value.storage);
-  for (const Node& node : graph.nodes) {
-    for (int32_t storage : node.written_storages) last = std::max(last, storage);
-  }
-  return static_cast<size_t>(last + 1);
+/// Whether a value keeps its geometry, and its meaning, when it is sent. `storage_extent_bytes`: storage_bytes(graph).
+bool can_travel(const Graph& graph, ValueId id, const std::vector<int64_t>& storage_extent_bytes) {
+  const Value& value = graph.values[id];
+  if (value.spec.num_elements() == 0) return true;
+  if (value.storage < 0) return value.spec.storage_offset == 0 && is_dense(value.spec);
+  return value.spec.storage_offset == 0 && is_dense(value.spec) &&
+         extent_bytes(value.spec) == storage_extent_bytes[value.storage];
 }
 
 }  // namespace
@@ -98,7 +97,7 @@ int64_t extent_bytes(const TensorSpec& spec) {
 }
 
 std::vector<int64_t> storage_bytes(const Graph& graph) {
-  std::vector<int64_t> bytes(count_storages(graph), 0);
+  std::vector<int64_t> bytes(graph.num_storages(), 0);
   for (const Value& value : graph.values) {
     if (value.storage < 0) continue;
     bytes[value.storage] = std::max(bytes[value.storage], extent_bytes(value.spec));
@@ -106,25 +105,9 @@ std::vector<int64_t> storage_bytes(const Graph& graph) {
   return bytes;
 }
 
-std::vector<char> is_named_storage(const Graph& graph) {
-  std::vector<char> is_named(count_storages(graph), 0);
-  for (const Value& value : graph.values) {
-    if (value.storage >= 0 && value.kind != ValueKind::kResult) is_named[value.storage] = 1;
-  }
-  return is_named;
-}
-
-bool can_travel(const Graph& graph, ValueId id, const std::vector<int64_t>& storage_extent_bytes) {
-  const Value& value = graph.values[id];
-  if (value.spec.num_elements() == 0) return true;
-  if (value.storage < 0) return value.spec.storage_offset == 0 && is_dense(value.spec);
-  return value.spec.storage_offset == 0 && is_dense(value.spec) &&
-         extent_bytes(value.spec) == storage_extent_bytes[value.storage];
-}
-
 std::vector<NodeId> node_groups(const Graph& graph) {
   UnionFind groups(graph.nodes.size());
-  const std::vector<char> is_named = is_named_storage(graph);
+  const std::vector<char> is_named = storages_of(graph, [](const Value& value) { return value.kind != ValueKind::kResult; });
   const std::vector<StorageUse> uses = uses_by_storage(graph, is_named.size(), is_named);
   for (size_t s = 0; const StorageUse& use : uses) {
     const bool is_kept = is_named[s++];
@@ -134,10 +117,8 @@ std::vector<NodeId> node_groups(const Graph& graph) {
     }
   }
   const std::vector<int64_t> extents = storage_bytes(graph);
-  std::vector<char> is_parameter(extents.size(), 0);
-  for (const Value& value : graph.values) {
-    if (value.storage >= 0 && value.kind == ValueKind::kParameter) is_parameter[value.storage] = 1;
-  }
+  const std::vector<char> is_parameter =
+      storages_of(graph, [](const Value& value) { return value.kind == ValueKind::kParameter; });
   for (NodeId n = 0; n < static_cast<NodeId>(graph.nodes.size()); ++n) {
     for (ValueId id : node_inputs(graph.nodes[n])) {
       const Value& value = graph.values[id];

@@ -21,13 +21,8 @@ GradientFlow::GradientFlow(const Graph& graph, const std::vector<ValueId>& roots
 }
 
 void GradientFlow::find_written_storages() {
-  int32_t last = -1;
-  for (const Value& value : graph_.values) last = std::max(last, value.storage);
-  for (const Node& node : graph_.nodes) {
-    for (int32_t storage : node.written_storages) last = std::max(last, storage);
-  }
-  is_written_.assign(last + 1, false);
-  storage_.assign(last + 1, false);
+  is_written_.assign(graph_.num_storages(), false);
+  storage_.assign(graph_.num_storages(), false);
   for (const Node& node : graph_.nodes) {
     const std::vector<ValueId> inputs = node_inputs(node);
     const bool writes_gradient =

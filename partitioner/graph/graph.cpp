@@ -17,6 +17,15 @@ bool Graph::is_backward_root(ValueId value) const {
   return std::find(backward_roots.begin(), backward_roots.end(), value) != backward_roots.end();
 }
 
+size_t Graph::num_storages() const {
+  int32_t last = -1;
+  for (const Value& value : values) last = std::max(last, value.storage);
+  for (const Node& node : nodes) {
+    for (int32_t storage : node.written_storages) last = std::max(last, storage);
+  }
+  return static_cast<size_t>(last + 1);
+}
+
 std::vector<ValueId> node_inputs(const Node& node) {
   std::vector<ValueId> inputs;
   const auto add = [&inputs](ValueId id) {

@@ -129,6 +129,7 @@ struct Graph {
 
   bool has_backward() const { return !backward_roots.empty(); }
   bool is_backward_root(ValueId value) const;
+  size_t num_storages() const;  // alias sets, of values and of what is written
   bool operator==(const Graph&) const = default;
 };
 

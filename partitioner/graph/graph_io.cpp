@@ -1,10 +1,7 @@
 // Graphs as exact JSON, and back with every check that text of unknown origin needs.
 #include "partitioner/graph/graph_io.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
-#include <optional>
 
 #include "partitioner/graph/graph_json_io.h"
 #include "partitioner/graph/tensor_bytes.h"
@@ -17,20 +14,12 @@ using namespace json_io;
 // Graph, nodes, node, arguments, argument, list, double: nothing of ours is deeper.
 constexpr size_t kMaxGraphDepth = 8;
 
-template <typename Integers>
-json::array integers(const Integers& numbers, const json::storage_ptr& storage) {
-  json::array array(storage);
-  array.reserve(numbers.size());
-  for (const auto number : numbers) array.emplace_back(number);
-  return array;
-}
-
 json::value write_value(const Value& value, const json::storage_ptr& storage) {
   const TensorSpec& spec = value.spec;
   return json::value({{"kind", kValueKinds[static_cast<size_t>(value.kind)]},
                       {"name", value.name},
-                      {"sizes", integers(spec.sizes, storage)},
-                      {"strides", integers(spec.strides, storage)},
+                      {"sizes", array_of(spec.sizes, storage)},
+                      {"strides", array_of(spec.strides, storage)},
                       {"storage_offset", spec.storage_offset},
                       {"dtype", c10::toString(spec.dtype)},
                       {"requires_grad", spec.requires_grad},
@@ -50,8 +39,8 @@ json::value write_node(const Node& node, const json::storage_ptr& storage) {
   return json::value({{"op", node.op},
                       {"overload", node.overload},
                       {"arguments", std::move(arguments)},
-                      {"outputs", integers(node.outputs, storage)},
-                      {"written_storages", integers(node.written_storages, storage)},
+                      {"outputs", array_of(node.outputs, storage)},
+                      {"written_storages", array_of(node.written_storages, storage)},
                       {"grad_enabled", node.grad_enabled},
                       {"autocast", node.autocast.enabled},
                       {"autocast_dtype", c10::toString(node.autocast.dtype)},
@@ -168,16 +157,6 @@ void check_outputs(const Graph& graph, const Where& root) {
   }
 }
 
-json::value parse(std::string_view text, const Where& root, const json::storage_ptr& storage) {
-  json::parse_options options;
-  options.max_depth = kMaxGraphDepth;
-  options.allow_invalid_utf8 = true;  // names may be any bytes
-  boost::system::error_code error;
-  json::value document = json::parse(json::string_view(text.data(), text.size()), error, storage, options);
-  if (error) refuse(root, "JSON at most " + std::to_string(kMaxGraphDepth) + " deep", error.message());
-  return document;
-}
-
 int32_t count(const json::value& value, const Where& where) {
   const size_t size = read_array(value, where).size();
   if (size > static_cast<size_t>(kMaxInt32)) {
@@ -198,10 +177,10 @@ std::string serialise(const Graph& graph) {
   for (const Node& node : graph.nodes) nodes.push_back(write_node(node, storage));
   return json::serialize(json::value({{"format", kFormatVersion},
                                       {"key", graph.key},
-                                      {"inputs", integers(graph.inputs, storage)},
-                                      {"returned", integers(graph.returned, storage)},
-                                      {"read", integers(graph.read, storage)},
-                                      {"backward_roots", integers(graph.backward_roots, storage)},
+                                      {"inputs", array_of(graph.inputs, storage)},
+                                      {"returned", array_of(graph.returned, storage)},
+                                      {"read", array_of(graph.read, storage)},
+                                      {"backward_roots", array_of(graph.backward_roots, storage)},
                                       {"values", std::move(values)},
                                       {"nodes", std::move(nodes)}},
                                      storage));
@@ -209,8 +188,8 @@ std::string serialise(const Graph& graph) {
 
 Graph deserialise_graph(std::string_view text) {
   json::monotonic_resource memory;
-  const Where root;
-  const json::value document = parse(text, root, &memory);
+  const Where root{.field = "graph"};
+  const json::value document = parse(text, root, kMaxGraphDepth, &memory);
   Fields fields(document, root);
   read_integer(fields["format"], root.at("format"), kFormatVersion, kFormatVersion);
   const Where values = root.at("values");
@@ -220,7 +199,7 @@ Graph deserialise_graph(std::string_view text) {
   Graph graph;
   graph.key = read_string(fields["key"], root.at("key"));
   graph.inputs = read_ids(fields["inputs"], root.at("inputs"), 0, num_values - 1);
-  graph.returned = read_ids(fields["returned"], root.at("returned"), kNoValue, num_values - 1);
+  graph.returned = read_ids(fields["returned"], root.at("returned"), 0, num_values - 1);
   graph.read = read_ids(fields["read"], root.at("read"), 0, num_values - 1);
   graph.backward_roots = read_ids(fields["backward_roots"], root.at("backward_roots"), 0, num_values - 1);
   fields.expect_no_more();

@@ -1,4 +1,4 @@
-// Graphs as text: exact JSON to send and save, lines to read, a hash and an equality by bits.
+// Graphs as text: exact JSON to send and save, a hash and an equality by bits.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,6 @@ std::string serialise(const Graph& graph);
 /// deep, ids and alias sets out of range, outputs of another node, results used before they are made, and sizes and strides
 /// that overflow throw c10::ValueError with the place in the text ("nodes[3].outputs[0]").
 Graph deserialise_graph(std::string_view text);
-
-/// For people: first inputs, parameters, buffers and constants, then one line per node.
-///
-///   %12: float32[32,35,200] = aten::addmm(%4 encoder.bias, %3, %11, 1, 1)   # encoder.layers.0
-///
-/// Strides follow in braces where a tensor is not contiguous; remarks such as no_grad stand behind the module.
-std::string to_text(const Graph& graph);
 
 /// FNV-1a (64 bits): the same in every process and on every machine. That of a graph is that of `serialise(graph)`.
 uint64_t hash(std::string_view bytes);

@@ -10,9 +10,9 @@ namespace smp::partitioner::json_io {
 namespace {
 
 std::string path(const Where& where) {
-  std::string text = where.parent == nullptr ? std::string() : path(*where.parent);
+  if (where.parent == nullptr) return {};
+  std::string text = path(*where.parent);
   if (where.index >= 0) return text.append("[").append(std::to_string(where.index)).append("]");
-  if (where.field.empty()) return text;
   if (!text.empty()) text += '.';
   return text.append(where.field);
 }
@@ -27,8 +27,20 @@ int hex_digit(char c) {
 
 void refuse(const Where& where, const std::string& expected, const std::string& got) {
   const std::string place = path(where);
-  TORCH_CHECK_VALUE(false, "graph data: ", place.empty() ? "the text" : place, ": expected ", expected, ", got ", got,
-                    ". Pass what serialise() of the same smp version wrote, unchanged.");
+  const Where* root = &where;
+  while (root->parent != nullptr) root = root->parent;
+  TORCH_CHECK_VALUE(false, root->field, " data: ", place.empty() ? "the text" : place, ": expected ", expected, ", got ",
+                    got, ". Pass what serialise() of the same smp version wrote, unchanged.");
+}
+
+json::value parse(std::string_view text, const Where& root, size_t max_depth, const json::storage_ptr& storage) {
+  json::parse_options options;
+  options.max_depth = max_depth;
+  options.allow_invalid_utf8 = true;
+  boost::system::error_code error;
+  json::value document = json::parse(json::string_view(text.data(), text.size()), error, storage, options);
+  if (error) refuse(root, "JSON at most " + std::to_string(max_depth) + " deep", error.message());
+  return document;
 }
 
 std::string quoted(std::string_view text) { return std::string("\"").append(text).append("\""); }

@@ -21,7 +21,8 @@ inline constexpr int32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 /// Names of ValueKind, in its order.
 inline constexpr std::array<std::string_view, 5> kValueKinds = {"parameter", "buffer", "input", "constant", "result"};
 
-/// Where in the text we are: a list on the stack, so that nothing is spent on paths without errors.
+/// Where in the text we are; the root says what the text is. A list on the stack, so that nothing is spent on paths without
+/// errors.
 struct Where {
   const Where* parent = nullptr;
   std::string_view field;
@@ -31,8 +32,20 @@ struct Where {
   Where at(size_t element) const { return {this, {}, static_cast<int64_t>(element)}; }
 };
 
-/// Throws c10::ValueError: "graph data: nodes[3].outputs: expected <expected>, got <got>".
+/// Throws c10::ValueError: "graph data: nodes[3].outputs: expected <expected>, got <got>". The first word is the root's
+/// field.
 [[noreturn]] void refuse(const Where& where, const std::string& expected, const std::string& got);
+
+/// `text` as JSON of at most `max_depth` levels; names in it may be any bytes.
+json::value parse(std::string_view text, const Where& root, size_t max_depth, const json::storage_ptr& storage = {});
+
+template <typename Elements>
+json::array array_of(const Elements& elements, const json::storage_ptr& storage = {}) {
+  json::array array(storage);
+  array.reserve(elements.size());
+  for (const auto& element : elements) array.emplace_back(element);
+  return array;
+}
 
 /// The text in double quotes.
 std::string quoted(std::string_view text);

@@ -10,8 +10,6 @@
 #include "partitioner/graph/cuts.h"
 #include "partitioner/memory/rank_memory.h"
 #include "partitioner/memory/stage_memory.h"
-#include "partitioner/schedule/generate.h"
-#include "partitioner/schedule/stage_graph.h"
 
 namespace smp::partitioner {
 namespace {
@@ -19,10 +17,9 @@ namespace {
 /// What one rank holds in every moment of a step.
 struct Fixed {
   int64_t parameters = 0;         // with buffers, constants and optimizer state
-  int64_t largest_parameter = 0;  // of those with gradient
+  int64_t largest_parameter = 0;  // of those that get a gradient
   int64_t step = 0;               // arguments and their microbatches
-  bool shares_gradients = false;  // other ranks read a parameter of this one too
-  int64_t tied = 0;               // what adding up the gradients of shared parameters takes, at most
+  int64_t tied = 0;               // what adding up the gradients of parameters that other ranks read too takes, at most
   int64_t messages = 0;
   int64_t shared_bucket = 0;  // that other replicas read
   int64_t always() const { return parameters + step + messages + shared_bucket; }
@@ -68,22 +65,15 @@ int64_t step_bytes(const Graph& graph, const Plan& plan, int64_t num_microbatche
   return num_microbatches * bytes + loss;
 }
 
-/// By parameter with gradient: the ranks that read it.
-std::map<ValueId, std::set<int>> readers_of_parameters(const Graph& graph, const Plan& plan) {
-  std::map<ValueId, std::set<int>> ranks;
-  for (const StagePlan& stage : plan.stages) {
-    for (ValueId id : stage.parameters) {
-      if (parameter_bytes(graph.values[id], 0).gradient > 0) ranks[id].insert(stage.rank);
-    }
-  }
-  return ranks;
-}
-
 /// The sums of all shared parameters stand beside their gradients until the last is there; the first of the ranks that share
 /// one also holds the gradient that came and, from the third rank on, the sum so far. (runtime/gradients/tied_gradients.cpp)
 int64_t tied_bytes(const Graph& graph, const Plan& plan, int rank) {
+  std::map<ValueId, std::set<int>> readers;
+  for (const StagePlan& stage : plan.stages) {
+    for (ValueId id : stage.parameters) readers[id].insert(stage.rank);
+  }
   int64_t sums = 0, most = 0;
-  for (const auto& [id, ranks] : readers_of_parameters(graph, plan)) {
+  for (const auto& [id, ranks] : readers) {
     if (ranks.size() < 2 || !ranks.contains(rank)) continue;
     const int64_t bytes = parameter_bytes(graph.values[id], 0).gradient;
     sums += bytes;
@@ -113,6 +103,7 @@ Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& 
       if (!held.insert(id).second) continue;
       const ParameterBytes bytes = parameter_bytes(graph.values[id], options.optimizer_state_factor);
       fixed.parameters += bytes.parameter + bytes.optimizer;
+      if (!graph.has_backward()) continue;
       fixed.largest_parameter = std::max(fixed.largest_parameter, bytes.gradient);
       gradients += bytes.gradient;
       flags += bytes.gradient > 0 ? static_cast<int64_t>(c10::elementSize(graph.values[id].spec.dtype)) : 0;
@@ -124,10 +115,7 @@ Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& 
   }
   fixed.parameters += constant_bytes(graph, plan, rank);
   fixed.step = step_bytes(graph, plan, options.num_microbatches, rank);
-  for (const auto& [id, ranks] : readers_of_parameters(graph, plan)) {
-    fixed.shares_gradients |= ranks.size() > 1 && ranks.contains(rank);
-  }
-  fixed.tied = tied_bytes(graph, plan, rank);
+  fixed.tied = graph.has_backward() ? tied_bytes(graph, plan, rank) : 0;
   return fixed;
 }
 
@@ -140,7 +128,7 @@ int64_t with_margin(int64_t bytes) { return bytes + (bytes + 31) / 32; }
 /// of the others the last bucket is still to come. (runtime/gradients/gradient_reducer.cpp)
 int64_t reduction_bytes(const Fixed& fixed, const RankMemory& step, const PartitionOptions& options) {
   if (options.gradient_bucket_bytes == 0) return 0;
-  if (options.gradients_overlap && !fixed.shares_gradients) return step.under_way + step.arriving;
+  if (options.gradients_overlap && fixed.tied == 0) return step.under_way + step.arriving;
   const int64_t bucket = std::min(step.gradients, std::max(options.gradient_bucket_bytes, fixed.largest_parameter));
   return (options.gradients_share_memory ? 0 : 2 * bucket) + fixed.largest_parameter;
 }
@@ -163,13 +151,7 @@ int64_t exchange_bytes(const Fixed& fixed, const RankMemory& step, int64_t own, 
 
 }  // namespace
 
-std::vector<int> in_flight_by_stage(const PlanRequest& request, int num_stages) {
-  std::vector<int> limits = in_flight_limits(request.schedule, request.num_ranks, num_stages, request.num_microbatches);
-  for (int& limit : limits) limit = std::min(limit, request.num_microbatches);
-  return limits;
-}
-
-void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan) {
+void add_memory(const Graph& graph, const Schedule& schedule, const PartitionOptions& options, Plan& plan) {
   const GradientFlow flow(graph);
   std::vector<StageMemory> memory;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
@@ -179,7 +161,6 @@ void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan)
     cost.activation_bytes = memory[s].saved;
     cost.workspace_bytes = std::max(memory[s].forward, memory[s].later_backward) - memory[s].saved;
   }
-  const Schedule schedule = generate(plan.schedule, stage_graph(plan, graph), options.num_microbatches);
   int64_t all_results = 0;
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     all_results += result_bytes(graph, plan, options.num_microbatches, rank);

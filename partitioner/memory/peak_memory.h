@@ -1,18 +1,14 @@
 // The most memory that each rank holds at once in a training step, by the terms of which it is made.
 #pragma once
 
-#include <vector>
-
 #include "partitioner/plan/options.h"
 #include "partitioner/plan/plan.h"
+#include "partitioner/schedule/schedule.h"
 
 namespace smp::partitioner {
 
-/// Microbatches whose activations a stage holds at once: the schedule's limit, and never more than there are.
-std::vector<int> in_flight_by_stage(const PlanRequest& request, int num_stages);
-
 /// Fills in activation_bytes, workspace_bytes and message_bytes of every stage, and
-/// predicted_peak_bytes. Nodes, parameters, transfers and the other bytes of `plan` must be there.
+/// predicted_peak_bytes. Nodes, parameters, transfers and the other bytes of `plan` must be there; `schedule` is its table.
 ///
 /// The peak of a rank is the largest of these moments, each with its parameters, buffers, constants
 /// and optimizer state, with message buffers, and with the step's arguments:
@@ -26,6 +22,6 @@ std::vector<int> in_flight_by_stage(const PlanRequest& request, int num_stages);
 ///
 /// Expects that gradients are undefined when a step begins, as after zero_grad(). What the caller
 /// holds beside the step's arguments is not counted, nor is what libraries take for themselves.
-void add_memory(const Graph& graph, const PartitionOptions& options, Plan& plan);
+void add_memory(const Graph& graph, const Schedule& schedule, const PartitionOptions& options, Plan& plan);
 
 }  // namespace smp::partitioner

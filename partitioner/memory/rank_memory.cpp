@@ -78,11 +78,8 @@ class ColumnWalk {
       has_backward_.insert(action.stage);
     }
     for (const Action& action : column) {
-      post_ahead(column);
-      if (action.kind == ActionKind::kForward) forward(action);
-      if (action.kind == ActionKind::kBackward) backward(action);
-      if (action.kind == ActionKind::kWeightGradient) weight_gradients(action);
-      if (action.is_receive()) --posted_[channel(action)];
+      ahead_.post(column, [this](const Action& receive) { post(receive); });
+      perform(action);
     }
     memory_.buffers = arrivals_.most();
     add_sends(column);
@@ -90,32 +87,33 @@ class ColumnWalk {
   }
 
  private:
-  using Channel = std::tuple<bool, int, int>;  // is activation, stage, peer
-
-  static Channel channel(const Action& action) { return {action.is_activation(), action.stage, action.peer}; }
-
-  /// As the executor does: in the column's order, until one edge has enough.
-  void post_ahead(const std::vector<Action>& column) {
-    for (; next_ < column.size(); ++next_) {
-      const Action& action = column[next_];
-      if (!action.is_receive()) continue;
-      int64_t& posted = posted_[channel(action)];
-      if (posted >= kReceivesAhead) return;
-      ++posted;
-      const EdgeValues& values = action.is_activation() ? activations_ : gradients_;
-      for (ValueId id : values.at({action.peer, action.stage})) {
-        arrivals_.take(buffer_bytes(graph_.values[id]));
-        if (action.is_activation()) continue;
-        const int64_t slice = slice_of(action.peer, id);
-        if (slice > 0) arrivals_.take(slice + kAlignment);
-      }
+  void perform(const Action& action) {
+    switch (action.kind) {
+      case ActionKind::kForward:
+        return forward(action);
+      case ActionKind::kBackward:
+        return backward(action);
+      case ActionKind::kWeightGradient:
+        return weight_gradients(action);
+      case ActionKind::kSendActivation:
+      case ActionKind::kSendGradient:
+        return;  // add_sends()
+      case ActionKind::kReceiveActivation:
+      case ActionKind::kReceiveGradient:
+        ahead_.take(action);
     }
   }
 
-  bool is_local(const Transfer& transfer) const {
-    const int source = transfer.source == kInputStage ? 0 : plan_.stages[transfer.source].rank;
-    return source == plan_.stages[transfer.target].rank;
+  void post(const Action& receive) {
+    const EdgeValues& values = receive.is_forward() ? activations_ : gradients_;
+    for (ValueId id : values.at({receive.peer, receive.stage})) {
+      arrivals_.take(buffer_bytes(graph_.values[id]));
+      const int64_t slice = receive.is_forward() ? 0 : slice_of(receive.peer, id);
+      if (slice > 0) arrivals_.take(slice + kAlignment);
+    }
   }
+
+  bool is_local(const Transfer& transfer) const { return plan_.rank_of(transfer.source) == plan_.rank_of(transfer.target); }
 
   /// Calls use(transfer) for what comes to `stage`, step inputs of rank 0 aside.
   template <class Use>
@@ -220,13 +218,13 @@ class ColumnWalk {
   }
 
   void add_sends(const std::vector<Action>& column) {
-    std::set<Channel> seen;
+    std::set<std::tuple<ActionKind, int, int>> seen;
     const int64_t all = schedule_.num_microbatches;
     for (const Action& action : column) {
-      if (!action.is_send() || !seen.insert(channel(action)).second) continue;
-      const bool is_activation = action.is_activation();
+      if (!action.is_send() || !seen.emplace(action.kind, action.stage, action.peer).second) continue;
+      const bool is_activation = action.is_forward();
       const EdgeValues& values = is_activation ? activations_ : gradients_;
-      const int64_t limit = schedule_.send_limit(action);
+      const int64_t limit = schedule_.limits_sends ? schedule_.send_limit(action) : all;
       for (ValueId id : values.at({action.stage, action.peer})) {
         const int64_t slice = is_activation ? 0 : slice_of(action.stage, id);
         const int64_t bytes = slice > 0 ? kMessageOverheadBytes + slice : buffer_bytes(graph_.values[id]);
@@ -242,8 +240,7 @@ class ColumnWalk {
   const std::vector<StageMemory>& stages_;
   const bool repeats_a_microbatch_;
   const EdgeValues activations_, gradients_;
-  std::map<Channel, int64_t> posted_;
-  size_t next_ = 0;  // position in the column up to which receives are posted
+  ReceivesAhead ahead_;
   int64_t now_ = 0;
   BufferMeter arrivals_;
   std::map<std::pair<int, ValueId>, int64_t> slices_;  // by source stage and value

@@ -31,7 +31,7 @@ struct RankMemory {
 ///
 /// A buffer is in use from the moment its receive is posted until the tensor in it dies, which is
 /// exact. One that is sent is free when the message has left, which depends on the receiver: as
-/// many count as the schedule's limit lets the receiver be behind.
+/// many count as the schedule's limit lets the receiver be behind, and all where it does not limit sends.
 ///
 /// `repeats_a_microbatch`: in one step the last microbatch runs twice, from its inputs on, which stay
 /// until then. (runtime/stage/tape_comparison.h)

@@ -2,44 +2,18 @@
 #include "partitioner/partition/build_plan.h"
 
 #include <algorithm>
-#include <set>
-#include <string>
 
 #include "partitioner/cost/memory_model.h"
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/memory/peak_memory.h"
-#include "partitioner/plan/crossings.h"
+#include "partitioner/partition/predict_step.h"
+#include "partitioner/plan/derive.h"
+#include "partitioner/schedule/generate.h"
+#include "partitioner/schedule/stage_graph.h"
+#include "partitioner/schedule/walk.h"
 
 namespace smp::partitioner {
 namespace {
-
-void add_once(std::vector<std::string>& names, const std::string& name) {
-  if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end()) {
-    names.push_back(name);
-  }
-}
-
-/// "encoder.0" for "encoder.0.weight"; empty for a parameter of the root module.
-std::string owner_of(const std::string& parameter) {
-  const size_t dot = parameter.rfind('.');
-  return dot == std::string::npos ? "" : parameter.substr(0, dot);
-}
-
-void add_nodes(const Graph& graph, const std::vector<int>& stage_of_node, Plan& plan) {
-  std::vector<std::set<ValueId>> seen(plan.stages.size());
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    const Node& node = graph.nodes[n];
-    StagePlan& stage = plan.stages[stage_of_node[n]];
-    stage.nodes.push_back(static_cast<NodeId>(n));
-    add_once(stage.modules, node.module);
-    for (ValueId id : node_inputs(node)) {
-      const Value& value = graph.values[id];
-      if (!is_named(value) || !seen[stage_of_node[n]].insert(id).second) continue;
-      stage.parameters.push_back(id);
-      if (node.module.empty()) add_once(stage.modules, owner_of(value.name));
-    }
-  }
-}
 
 void add_stage_costs(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options, Plan& plan) {
   for (StagePlan& stage : plan.stages) {
@@ -63,8 +37,7 @@ void add_stage_costs(const Graph& graph, const GraphCosts& costs, const Partitio
 void add_message_costs(const Graph& graph, const DeviceModel& device, Plan& plan) {
   const auto leader = std::find_if(plan.stages.begin(), plan.stages.end(), [](const auto& s) { return s.rank == 0; });
   const auto pay = [&](const Transfer& transfer) {
-    const int source_rank = transfer.source == kInputStage ? 0 : plan.stages[transfer.source].rank;
-    if (source_rank == plan.stages[transfer.target].rank) return;
+    if (plan.rank_of(transfer.source) == plan.rank_of(transfer.target)) return;
     const double us = device.message_us(message_bytes(graph.values[transfer.value]));
     plan.stages[transfer.target].cost.send_us += us;
     if (transfer.source != kInputStage) {
@@ -96,9 +69,7 @@ Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignme
   plan.stage_of_node = assignment.stage_of_node;
   plan.stages.resize(assignment.rank_of_stage.size());
   for (size_t s = 0; s < plan.stages.size(); ++s) plan.stages[s].rank = assignment.rank_of_stage[s];
-  add_nodes(graph, plan.stage_of_node, plan);
-  plan.activations = activation_transfers(graph, plan.stage_of_node);
-  plan.gradients = gradient_relays(graph, plan);
+  derive(graph, plan);
   add_stage_costs(graph, costs, options, plan);
   add_message_costs(graph, options.device, plan);
   double speed = 0, fastest = 0;
@@ -108,7 +79,10 @@ Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignme
   }
   plan.lower_bound_us = std::max(costs.total_us / speed, costs.heaviest_us / fastest);
   plan.slowest_stage_us = slowest_rank_us(plan);
-  add_memory(graph, options, plan);
+  Schedule schedule = generate(plan.schedule, stage_graph(plan, graph), options.num_microbatches);
+  schedule.limits_sends = may_limit_sends(schedule);
+  add_memory(graph, schedule, options, plan);
+  add_prediction(graph, schedule, options.device, plan);
   return plan;
 }
 

@@ -14,7 +14,7 @@ struct StageAssignment {
   std::vector<int> rank_of_stage;
 };
 
-/// All of a plan but predicted_step_us, which takes a schedule (predict_step.h).
+/// All of a plan, of one pipeline: the averaging over replicas is not in predicted_step_us.
 Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignment& assignment,
                 const PartitionOptions& options);
 

@@ -6,7 +6,7 @@
 
 #include "partitioner/cost/memory_model.h"
 #include "partitioner/graph/gradient_flow.h"
-#include "partitioner/memory/peak_memory.h"
+#include "partitioner/schedule/generate.h"
 
 namespace smp::partitioner {
 namespace {
@@ -29,10 +29,14 @@ std::vector<int64_t> usual_bytes(const Graph& graph, const std::vector<NodeId>& 
   return bytes;
 }
 
+std::vector<int> in_flight_of(const PlanRequest& request) {
+  return in_flight_limits(request.schedule, request.num_ranks, request.num_stages(), request.num_microbatches);
+}
+
 }  // namespace
 
 std::vector<int64_t> least_bytes(const Graph& graph, const std::vector<NodeId>& order, const PartitionOptions& options) {
-  const std::vector<int> in_flight = in_flight_by_stage(options, options.num_stages());
+  const std::vector<int> in_flight = in_flight_of(options);
   const bool meets_gradients = *std::max_element(in_flight.begin(), in_flight.end()) < options.num_microbatches;
   std::vector<int64_t> bytes(order.size(), 0);
   std::vector<char> is_counted(graph.values.size(), 0);
@@ -86,7 +90,7 @@ Chain make_chain(const Graph& graph, const GraphCosts& costs, const Linearisatio
   chain.fixed_bytes = usual_bytes(graph, order.nodes, options);
   chain.crossings = crossings(graph, options.device, order.nodes);
   chain.cut_allowed = order.cut_allowed;
-  const std::vector<int> in_flight = in_flight_by_stage(options, options.num_stages());
+  const std::vector<int> in_flight = in_flight_of(options);
   for (size_t s = 0; s < in_flight.size(); ++s) {
     const int rank = static_cast<int>(s) % options.num_ranks;
     chain.stages.push_back({in_flight[s], options.limit_of(rank), 1 / options.speed_of(rank)});

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 namespace smp::partitioner {
-namespace {}  // namespace
 
 BeginWindow::BeginWindow(const BlockChain& chain, int stage, int first_begin)
     : chain_(chain), limits_(chain.stages[stage]), stage_(stage), begin_(first_begin), pins_seen_(first_begin) {}

@@ -29,12 +29,6 @@ PartitionOptions options_for(const LayoutCandidate& candidate, PartitionOptions 
   return options;
 }
 
-int64_t most_gradients(const Plan& plan) {
-  std::vector<int64_t> bytes(static_cast<size_t>(plan.num_ranks), 0);
-  for (const StagePlan& stage : plan.stages) bytes[stage.rank] += stage.cost.gradient_bytes;
-  return *std::max_element(bytes.begin(), bytes.end());
-}
-
 LayoutPrediction predict(const LayoutCandidate& candidate, const PartitionOptions& given) {
   const PartitionOptions options = options_for(candidate, given);
   LayoutPrediction prediction;
@@ -44,9 +38,7 @@ LayoutPrediction predict(const LayoutCandidate& candidate, const PartitionOption
     prediction.refusal = error.what_without_backtrace();
     return prediction;
   }
-  prediction.step_us = prediction.plan->predicted_step_us;
-  prediction.step_us += averaging_us(*prediction.plan, candidate.replicas, options);
-  prediction.us_per_row = prediction.step_us / static_cast<double>(candidate.rows * candidate.replicas);
+  prediction.us_per_row = prediction.plan->predicted_step_us / static_cast<double>(candidate.rows * candidate.replicas);
   return prediction;
 }
 
@@ -66,25 +58,6 @@ std::vector<int> microbatch_counts(int64_t rows, int most) {
     if (rows % count == 0) counts.push_back(count);
   }
   return counts;
-}
-
-double averaging_us(const DeviceModel& device, int64_t bytes, int replicas, int64_t bucket_bytes) {
-  if (replicas <= 1 || bytes == 0) return 0;
-  const int64_t bucket = bucket_bytes > 0 ? std::min(bytes, bucket_bytes) : bytes;
-  const double num_buckets = static_cast<double>((bytes + bucket - 1) / bucket);
-  const double messages = 2.0 * (replicas - 1);
-  // A part of a bucket leaves while another comes.
-  const double part_us = device.message_us(bucket / replicas);
-  return num_buckets * messages * part_us;
-}
-
-double averaging_us(const Plan& plan, int replicas, const PartitionOptions& options) {
-  const int64_t bytes = most_gradients(plan);
-  const double us_per_mib = options.measured != nullptr ? options.measured->averaging_us_per_mib() : 0;
-  if (us_per_mib == 0 || replicas == 1) return averaging_us(options.device, bytes, replicas, options.gradient_bucket_bytes);
-  // Of what two replicas take. In shared memory each reads and writes as much however many they are.
-  const double share = options.gradients_share_memory ? 1 : 2.0 * (replicas - 1) / replicas;
-  return share * us_per_mib * static_cast<double>(bytes) / (1 << 20);
 }
 
 LayoutChoice choose_layout(const std::vector<LayoutCandidate>& candidates, const PartitionOptions& options) {

@@ -26,8 +26,7 @@ struct LayoutCandidate {
 struct LayoutPrediction {
   std::optional<Plan> plan;  // none where it does not fit into memory
   std::string refusal;       // then why
-  double step_us = 0;        // forwards, backwards, and the averaging over the replicas
-  double us_per_row = 0;     // step_us by rows of all replicas
+  double us_per_row = 0;     // the predicted step by rows of all replicas
 };
 
 struct LayoutChoice {
@@ -40,12 +39,6 @@ std::vector<std::pair<int, int>> layouts_of(int num_ranks);
 
 /// Divisors of `rows`, ascending, up to `most`.
 std::vector<int> microbatch_counts(int64_t rows, int most);
-
-/// Time to average `bytes` of gradients over `replicas`, one ring for each bucket: each rank sends
-/// and receives 2 (R - 1) / R of them. (Patarasuk & Yuan, JPDC 2009)
-double averaging_us(const DeviceModel& device, int64_t bytes, int replicas, int64_t bucket_bytes);
-/// The same for the rank of `plan` with the most gradients, as measured where it was.
-double averaging_us(const Plan& plan, int replicas, const PartitionOptions& options);
 
 /// Plans every candidate under `options`, whose num_ranks, num_microbatches and
 /// gradient_bucket_bytes are the candidate's (`options.gradient_bucket_bytes` counts where it has

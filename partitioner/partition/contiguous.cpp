@@ -1,4 +1,4 @@
-// Exact contiguous split: merge what may not be cut, parametric search over the slowest stage, error texts.
+// Exact contiguous split: merge what may not be cut, parametric search over the slowest stage.
 #include "partitioner/partition/contiguous.h"
 
 #include <c10/util/Exception.h>
@@ -13,18 +13,10 @@ namespace {
 
 void check_lengths(const Chain& chain) {
   const size_t n = chain.time_us.size();
-  TORCH_CHECK_VALUE(n >= 1 && !chain.stages.empty(), "split_chain: expected at least one operator and one stage, got ", n,
-                    " operators and ", chain.stages.size(), " stages.");
-  const bool per_operator_fit = chain.fixed_bytes.size() == n && chain.activation_bytes.size() == n &&
-                                (chain.first_stage.empty() || chain.first_stage.size() == n) &&
-                                chain.first_stage.size() == chain.last_stage.size();
-  const bool speeds_fit =
-      std::all_of(chain.stages.begin(), chain.stages.end(), [](const auto& stage) { return stage.slowness > 0; });
-  TORCH_CHECK_VALUE(speeds_fit, "split_chain: expected slowness above 0 for every stage.");
-  TORCH_CHECK_VALUE(per_operator_fit && chain.cut_allowed.size() == n + 1, "split_chain: expected ", n,
-                    " entries per operator and ", n + 1, " per cut, got fixed_bytes ", chain.fixed_bytes.size(),
-                    ", activation_bytes ", chain.activation_bytes.size(), ", first_stage ", chain.first_stage.size(),
-                    ", last_stage ", chain.last_stage.size(), ", cut_allowed ", chain.cut_allowed.size(), ".");
+  TORCH_INTERNAL_ASSERT(n >= 1 && !chain.stages.empty() && chain.cut_allowed.size() == n + 1);
+  TORCH_INTERNAL_ASSERT(chain.fixed_bytes.size() == n && chain.activation_bytes.size() == n);
+  TORCH_INTERNAL_ASSERT(chain.first_stage.empty() || chain.first_stage.size() == n);
+  TORCH_INTERNAL_ASSERT(chain.first_stage.size() == chain.last_stage.size());
 }
 
 /// Positions 0 and n and every allowed cut between them: the borders of the blocks.
@@ -118,26 +110,6 @@ BlockChain without_memory_limits(BlockChain blocks) {
   return blocks;
 }
 
-void refuse(const BlockChain& blocks, const std::vector<int>& positions) {
-  for (size_t block = 0; block < blocks.first_stage.size(); ++block) {
-    TORCH_CHECK_VALUE(blocks.first_stage[block] <= blocks.last_stage[block],
-                      "split_chain: expected one stage for the operators ", positions[block], " to ",
-                      positions[block + 1] - 1, ", which no cut may separate, got pins to stage ", blocks.first_stage[block],
-                      " and to stage ", blocks.last_stage[block], ". Pin the parameters of all of them to one rank.");
-  }
-  TORCH_CHECK_VALUE(largest_feasible_stage_count(without_memory_limits(blocks)) > 0,
-                    "split_chain: expected pins that grow along the program and leave an operator for every stage before "
-                    "the last pinned one, got pins that no split into ",
-                    blocks.stages.size(), " stages meets. Remove a pin or use fewer stages.");
-  int64_t largest_limit = 0;
-  for (const auto& limits : blocks.stages) largest_limit = std::max(largest_limit, limits.memory_bytes);
-  const int64_t needed = largest_limit + smallest_sufficient_growth(blocks);
-  TORCH_CHECK_VALUE(
-      false, "split_chain: expected a memory limit of at least ", needed, " bytes per rank, got ", largest_limit, " with ",
-      blocks.stages.size(), " stages. Raise the limit to ", needed,
-      " bytes, use more ranks, more (smaller) microbatches, fewer active microbatches, or an optimizer with less state.");
-}
-
 /// Shrinks [lower, upper] until they meet. Lower is always a value below which probes fail, and a failed probe names the
 /// next value that can matter; upper is what some split costs, once one is known: good splits are close to the lower bound,
 /// so it is approached in growing steps until then.
@@ -218,7 +190,7 @@ ChainSplit split_chain(const Chain& chain) {
   const std::vector<int> positions = allowed_positions(chain);
   BlockChain blocks = merge_blocks(chain, positions);
   const int num_stages = largest_feasible_stage_count(blocks);
-  if (num_stages == 0) refuse(blocks, positions);
+  TORCH_INTERNAL_ASSERT(num_stages > 0, "pins or limits leave no split");
 
   const double total_us = blocks.prefix_us.back();
   // Not above the optimum even by rounding: the search may end at its lower bound only through a probe.
@@ -228,8 +200,6 @@ ChainSplit split_chain(const Chain& chain) {
   const std::vector<int> borders = best_borders(blocks, num_stages, search_from_us, split);
   for (const int border : borders) split.cuts.push_back(positions[border]);
   split.cuts.resize(chain.num_stages() + 1, chain.num_operators());
-  const double heaviest_operator_us = *std::max_element(chain.time_us.begin(), chain.time_us.end());
-  split.lower_bound_us = least_us(chain, total_us, heaviest_operator_us, chain.num_stages());
   return split;
 }
 

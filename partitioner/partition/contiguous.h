@@ -12,8 +12,7 @@ struct ChainSplit {
   std::vector<int> cuts;    // K + 1 positions; stage s is [cuts[s], cuts[s + 1])
   int num_used_stages = 0;  // stages from here on are empty: too few operators or allowed cuts
   double slowest_stage_us = 0;
-  double least_us = 0;        // no split within the limits has a faster slowest stage
-  double lower_bound_us = 0;  // max(total / sum of speeds, heaviest operator on the fastest)
+  double least_us = 0;  // no split within the limits has a faster slowest stage
 };
 
 /// Splits `chain` so that the slowest stage is as fast as possible.
@@ -30,8 +29,7 @@ struct ChainSplit {
 /// slowest_stage_us == least_us, and always where no value is read on several later stages;
 /// otherwise it is at most by their quotient from the optimum.
 ///
-/// Throws c10::ValueError when vectors disagree in length, when pins leave no split, and when no
-/// split fits in memory; the last names the smallest limit that works.
+/// Expects that pins leave a split, and that one fits in memory.
 ChainSplit split_chain(const Chain& chain);
 
 /// Whether some split meets the pins and allowed cuts, memory aside.

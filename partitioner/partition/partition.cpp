@@ -187,15 +187,9 @@ Attempt split_layout(const Graph& graph, const GraphCosts& costs, const Linearis
   TORCH_INTERNAL_ASSERT(false, "refused");
 }
 
-void add_prediction(const Graph& graph, const PartitionOptions& options, Plan& plan) {
-  const StepPrediction step = predict_step(graph, plan, options);
-  plan.predicted_step_us = step.us;
-  plan.predicted_bubble = step.bubble;
-}
-
 /// Of the plans whose slowest rank is within `kNear` of the best one's, the one with the shortest
 /// step; of equal ones the first. With several visits of all: there the slowest stage says little.
-Plan best_of(const Graph& graph, const PartitionOptions& options, std::vector<Plan> plans) {
+Plan best_of(const PartitionOptions& options, std::vector<Plan> plans) {
   constexpr double kNear = 1.05, kBetter = 1 - 1e-9;
   const bool takes_near_only = options.schedule.virtual_stages <= 1;
   double slowest_us = plans.front().slowest_stage_us;
@@ -203,7 +197,6 @@ Plan best_of(const Graph& graph, const PartitionOptions& options, std::vector<Pl
   std::optional<size_t> best;
   for (size_t i = 0; i < plans.size(); ++i) {
     if (takes_near_only && plans[i].slowest_stage_us > kNear * slowest_us) continue;
-    add_prediction(graph, options, plans[i]);
     if (best && plans[i].predicted_step_us >= kBetter * plans[*best].predicted_step_us) continue;
     best = i;
   }
@@ -215,10 +208,7 @@ Plan best_of(const Graph& graph, const PartitionOptions& options, std::vector<Pl
 Plan with_or_without_ties(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options, Plan apart) {
   constexpr double kNearly = 1.05;
   std::optional<Plan> together = with_ties_together(graph, costs, apart, options);
-  if (!together) return apart;
-  add_prediction(graph, options, *together);
-  add_prediction(graph, options, apart);
-  const bool is_near = together->predicted_step_us <= kNearly * apart.predicted_step_us;
+  const bool is_near = together && together->predicted_step_us <= kNearly * apart.predicted_step_us;
   return is_near ? std::move(*together) : apart;
 }
 
@@ -250,7 +240,7 @@ Plan split_freely(const Graph& graph, const GraphCosts& costs, const PartitionOp
       attempt.plan = with_shifted_cuts(graph, costs, order, options, std::move(*attempt.plan));
     plans.push_back(std::move(*attempt.plan));
   }
-  if (!plans.empty()) return with_or_without_ties(graph, costs, options, best_of(graph, options, std::move(plans)));
+  if (!plans.empty()) return with_or_without_ties(graph, costs, options, best_of(options, std::move(plans)));
   const Linearisation order = program_order(graph);
   return split_pinned(graph, costs, order, make_chain(graph, costs, order, options), options);
 }
@@ -308,12 +298,6 @@ Plan place(const Graph& graph, const PartitionOptions& options) {
   return plan;
 }
 
-Plan placed(const Graph& graph, const PartitionOptions& options) {
-  Plan plan = place(graph, options);
-  add_prediction(graph, options, plan);
-  return plan;
-}
-
 /// Whether the planner may cut more stages than ranks, for a step whose ranks take them round after round (looped.h).
 bool may_loop(const Graph& graph, const PartitionOptions& options) {
   const bool is_free = options.auto_partition && options.homes.empty() && options.pins.empty();
@@ -326,12 +310,12 @@ bool may_loop(const Graph& graph, const PartitionOptions& options) {
 Plan with_best_visits(const Graph& graph, PartitionOptions options) {
   constexpr int kMostVisits = 4;
   constexpr double kShorter = 0.99;
-  Plan best = placed(graph, options);
+  Plan best = place(graph, options);
   for (int visits = 2; visits <= kMostVisits && may_loop(graph, options); ++visits) {
     options.schedule.virtual_stages = visits;
     std::optional<Plan> plan;
     try {
-      plan = placed(graph, options);
+      plan = place(graph, options);
     } catch (const c10::ValueError&) {
       break;  // does not fit into memory: more visits keep more activations
     }
@@ -346,7 +330,9 @@ Plan with_best_visits(const Graph& graph, PartitionOptions options) {
 
 Plan partition(const Graph& graph, const PartitionOptions& options) {
   check_options(graph, options);
-  return options.chooses_visits ? with_best_visits(graph, options) : placed(graph, options);
+  Plan plan = options.chooses_visits ? with_best_visits(graph, options) : place(graph, options);
+  if (graph.has_backward()) plan.predicted_step_us += averaging_us(plan, options.num_replicas, options);
+  return plan;
 }
 
 }  // namespace smp::partitioner

@@ -1,4 +1,4 @@
-// The predicted time of a step: its schedule, made and performed on paper.
+// The predicted time of a step: its schedule, performed on paper, and the averaging over replicas.
 #pragma once
 
 #include "partitioner/plan/options.h"
@@ -7,16 +7,17 @@
 
 namespace smp::partitioner {
 
-struct StepPrediction {
-  double us = 0;      // from the first body to the last backward
-  double bubble = 0;  // the part of the schedule in which a rank does not compute, mean over ranks
-};
-
 /// The times of `plan`, made for `graph`, for one microbatch. A message keeps both its ranks busy.
 SimulationInput predicted_times(const Graph& graph, const Plan& plan, const DeviceModel& device);
 
-/// The step of `plan`, made for `graph`, under its schedule, on the device of `options`. A message keeps both its ranks
-/// busy.
-StepPrediction predict_step(const Graph& graph, const Plan& plan, const PartitionOptions& options);
+/// Fills in predicted_step_us, from the first body to the last backward, and predicted_bubble. `schedule`: of `plan`, made
+/// for `graph`.
+void add_prediction(const Graph& graph, const Schedule& schedule, const DeviceModel& device, Plan& plan);
+
+/// Time to average `bytes` of gradients over `replicas`, one ring for each bucket: each rank sends
+/// and receives 2 (R - 1) / R of them. (Patarasuk & Yuan, JPDC 2009)
+double averaging_us(const DeviceModel& device, int64_t bytes, int replicas, int64_t bucket_bytes);
+/// The same for the rank of `plan` with the most gradients, as measured where it was.
+double averaging_us(const Plan& plan, int replicas, const PartitionOptions& options);
 
 }  // namespace smp::partitioner

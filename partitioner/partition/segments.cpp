@@ -2,11 +2,10 @@
 #include "partitioner/partition/segments.h"
 
 #include <algorithm>
-#include <set>
 
 #include "partitioner/graph/cuts.h"
 #include "partitioner/graph/untaped.h"
-#include "partitioner/plan/crossings.h"
+#include "partitioner/plan/derive.h"
 
 namespace smp::partitioner {
 namespace {
@@ -46,17 +45,6 @@ std::vector<Run> joined(const std::vector<Run>& runs) {
   return all;
 }
 
-/// Parameters and buffers, each once.
-std::vector<ValueId> read_by(const Graph& graph, const std::vector<NodeId>& nodes) {
-  std::set<ValueId> read;
-  for (const NodeId n : nodes) {
-    for (const ValueId id : node_inputs(graph.nodes[static_cast<size_t>(n)])) {
-      if (is_named(graph.values[static_cast<size_t>(id)])) read.insert(id);
-    }
-  }
-  return {read.begin(), read.end()};
-}
-
 }  // namespace
 
 std::optional<Segments> cut_into_segments(const Graph& graph, const Plan& plan, int stage) {
@@ -79,13 +67,9 @@ std::optional<Segments> cut_into_segments(const Graph& graph, const Plan& plan, 
   for (size_t i = 0; i < runs.size(); ++i) {
     const int segment = stage + static_cast<int>(i);
     for (const NodeId n : runs[i].nodes) cut.stage_of_node[static_cast<size_t>(n)] = segment;
-    StagePlan& of_segment = cut.stages[static_cast<size_t>(segment)];
-    of_segment.nodes = std::move(runs[i].nodes);
-    of_segment.parameters = read_by(graph, of_segment.nodes);
     segments.is_taped.push_back(runs[i].is_taped);
   }
-  cut.activations = activation_transfers(graph, cut.stage_of_node);
-  cut.gradients = gradient_relays(graph, cut);
+  derive(graph, cut);
   return segments;
 }
 

@@ -10,7 +10,6 @@
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/graph/gradient_flow.h"
 #include "partitioner/partition/chain_messages.h"
-#include "partitioner/partition/predict_step.h"
 #include "partitioner/schedule/generate.h"
 #include "partitioner/schedule/simulate.h"
 #include "partitioner/schedule/stage_graph.h"
@@ -33,7 +32,7 @@ class CutShifter {
         options_(options),
         stages_(stage_graph(plan, graph)),
         crossings_(crossings(graph, options.device, order.nodes)),
-        until_(1, StageTime{0, 0, 0}),
+        until_(1, StageTime{{}}),
         num_trained_until_(1, 0) {
     const GradientFlow flow(graph);
     for (NodeId n : order.nodes) {
@@ -41,8 +40,9 @@ class CutShifter {
       const StageTime& before = until_.back();
       const double share = options.weight_gradients_wait ? parameter_share_of_backward(graph, graph.nodes[n]) : 0;
       const double weight_us = share * costs.backward_us[n];
-      until_.push_back({before.forward_us + costs.forward_us[n], before.backward_us + costs.backward_us[n] - weight_us,
-                        before.weight_us + weight_us});
+      const auto& [forward_until_us, backward_until_us, weight_until_us] = before.us;
+      until_.push_back({forward_until_us + costs.forward_us[n], backward_until_us + costs.backward_us[n] - weight_us,
+                        weight_until_us + weight_us});
     }
     mean_us_ = time_us(0, static_cast<int>(order.nodes.size())) / static_cast<double>(plan.stages.size());
   }
@@ -65,7 +65,7 @@ class CutShifter {
  private:
   double time_us(int begin, int end) const {
     const StageTime &from = until_[static_cast<size_t>(begin)], &to = until_[static_cast<size_t>(end)];
-    return to.us() - from.us();
+    return to.total_us() - from.total_us();
   }
 
   /// Of the places between two cuts for one that is at `cut`: those not further than `reach` times a mean stage, at most
@@ -137,7 +137,7 @@ class CutShifter {
     return edges;
   }
 
-  /// As predict_step() of mean times.
+  /// As add_prediction() makes it of mean times.
   double step_us(const std::vector<int>& cuts) {
     SimulationInput input;
     input.transfers_occupy_ranks = true;
@@ -154,9 +154,8 @@ class CutShifter {
     for (size_t s = 0; s + 1 < cuts.size(); ++s) {
       const StageTime &from = until_[static_cast<size_t>(cuts[s])], &to = until_[static_cast<size_t>(cuts[s + 1])];
       const double speed = options_.speed_of(static_cast<int>(s) % options_.num_ranks);
-      const auto between = [speed](double begin, double end) { return std::max(0.0, end - begin) / speed; };
-      input.times.push_back({between(from.forward_us, to.forward_us), between(from.backward_us, to.backward_us),
-                             between(from.weight_us, to.weight_us)});
+      StageTime& time = input.times.emplace_back();
+      for (size_t i = 0; i < kNumComputations; ++i) time.us[i] = std::max(0.0, to.us[i] - from.us[i]) / speed;
     }
     const Schedule& actions = schedule(std::move(stages));
     for (const auto& column : actions.columns) num_actions_left_ -= std::min(num_actions_left_, column.size());
@@ -184,7 +183,7 @@ Plan with_shifted_cuts(const Graph& graph, const GraphCosts& costs, const Linear
   split.cuts = CutShifter(graph, costs, order, options, plan).shift(cuts);
   if (split.cuts == cuts) return plan;
   Plan shifted = build_plan(graph, costs, assign_stages(split, order.nodes, options.num_ranks), options);
-  const bool is_better = predict_step(graph, shifted, options).us < predict_step(graph, plan, options).us;
+  const bool is_better = shifted.predicted_step_us < plan.predicted_step_us;
   return is_better && largest_excess(shifted, options) == 0 ? std::move(shifted) : std::move(plan);
 }
 

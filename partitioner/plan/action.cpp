@@ -1,7 +1,5 @@
-// Text form, hash and other end of an action.
+// Text form and hash of an action.
 #include "partitioner/plan/action.h"
-
-#include <c10/util/Exception.h>
 
 namespace smp::partitioner {
 namespace {
@@ -28,21 +26,11 @@ size_t ActionHash::operator()(const Action& action) const {
   return (key ^ key >> 32) * 0x9E3779B97F4A7C15u;
 }
 
-Action counterpart(const Action& transfer) {
-  TORCH_INTERNAL_ASSERT(!transfer.is_compute(), to_string(transfer), " has no other end");
-  const bool is_send = transfer.is_send();
-  const ActionKind kind = transfer.is_activation() ? (is_send ? ActionKind::kReceiveActivation : ActionKind::kSendActivation)
-                                                   : (is_send ? ActionKind::kReceiveGradient : ActionKind::kSendGradient);
-  return {kind, transfer.peer, transfer.microbatch, transfer.stage};
-}
-
-std::string to_string(const Action& action) { return stage_name(action.stage) + to_string_within_stage(action); }
-
-std::string to_string_within_stage(const Action& action) {
-  const std::string work = action.row().letter + std::to_string(action.microbatch);
-  if (action.is_send()) return work + ">" + stage_name(action.peer);
-  if (action.is_receive()) return std::string("<").append(stage_name(action.peer)).append(work);
-  return work;
+std::string to_string(const Action& action) {
+  const std::string stage = stage_name(action.stage), work = action.row().letter + std::to_string(action.microbatch);
+  if (action.is_send()) return stage + work + ">" + stage_name(action.peer);
+  if (action.is_receive()) return stage + "<" + stage_name(action.peer) + work;
+  return stage + work;
 }
 
 }  // namespace smp::partitioner

@@ -32,45 +32,36 @@ enum class Item : uint8_t {
   kRest,             // what is left of a backward behind the gradients that leave
 };
 
-/// One kind of action. A new kind is a row here, and a case of the executor that performs it.
+/// One kind of action. A new kind is a row here, and a case of each switch over ActionKind, which the compiler asks for.
 struct ActionRow {
   enum class Role : uint8_t { kCompute, kSend, kReceive };
   ActionKind kind;
   std::string_view name;
   char letter;  // of the computation, or of the one whose results travel
   Role role;
+  bool is_forward;            // of the forward direction: the others belong to a backward
   std::array<Item, 2> reads;  // each must be there: dependencies.h
   std::array<Item, 2> makes;
-  std::array<Item, 2> frees;
+  Item frees;  // held until then: what the limits of microbatches in flight count
 };
 
-inline constexpr std::array<ActionRow, 7> kActionRows{{
-    {ActionKind::kForward,
-     "forward",
-     'F',
-     ActionRow::Role::kCompute,
-     {Item::kInputs},
-     {Item::kOutputs, Item::kSaved},
-     {Item::kInputs}},
-    {ActionKind::kBackward,
-     "backward",
-     'B',
-     ActionRow::Role::kCompute,
-     {Item::kSaved, Item::kOutputGradients},
-     {Item::kInputGradients, Item::kRest},
-     {Item::kOutputGradients}},
-    {ActionKind::kWeightGradient,
-     "weight gradient",
-     'W',
-     ActionRow::Role::kCompute,
-     {Item::kRest},
-     {},
-     {Item::kSaved, Item::kRest}},
-    {ActionKind::kSendActivation, "send F", 'F', ActionRow::Role::kSend, {Item::kOutputs}, {}, {Item::kOutputs}},
-    {ActionKind::kReceiveActivation, "receive F", 'F', ActionRow::Role::kReceive, {}, {Item::kInputs}, {}},
-    {ActionKind::kSendGradient, "send B", 'B', ActionRow::Role::kSend, {Item::kInputGradients}, {}, {Item::kInputGradients}},
-    {ActionKind::kReceiveGradient, "receive B", 'B', ActionRow::Role::kReceive, {}, {Item::kOutputGradients}, {}},
-}};
+constexpr std::array<ActionRow, 7> action_rows() {
+  using enum ActionKind;
+  using enum ActionRow::Role;
+  using enum Item;
+  // clang-format off
+  return {{
+      {kForward, "forward", 'F', kCompute, true, {kInputs}, {kOutputs, kSaved}, kNone},
+      {kBackward, "backward", 'B', kCompute, false, {kSaved, kOutputGradients}, {kInputGradients, kRest}, kNone},
+      {kWeightGradient, "weight gradient", 'W', kCompute, false, {kRest}, {}, kSaved},
+      {kSendActivation, "send F", 'F', kSend, true, {kOutputs}, {}, kNone},
+      {kReceiveActivation, "receive F", 'F', kReceive, true, {}, {kInputs}, kNone},
+      {kSendGradient, "send B", 'B', kSend, false, {kInputGradients}, {}, kNone},
+      {kReceiveGradient, "receive B", 'B', kReceive, false, {}, {kOutputGradients}, kNone},
+  }};
+  // clang-format on
+}
+inline constexpr std::array<ActionRow, 7> kActionRows = action_rows();
 inline constexpr size_t kNumComputations = 3;  // the first rows
 
 constexpr const ActionRow& row_of(ActionKind kind) { return kActionRows[static_cast<size_t>(kind)]; }
@@ -91,10 +82,7 @@ struct Action {
   bool is_compute() const { return row().role == ActionRow::Role::kCompute; }
   bool is_send() const { return row().role == ActionRow::Role::kSend; }
   bool is_receive() const { return row().role == ActionRow::Role::kReceive; }
-  /// A transfer of the forward direction.
-  bool is_activation() const { return kind == ActionKind::kSendActivation || kind == ActionKind::kReceiveActivation; }
-  /// Of the forward direction: the others belong to a backward.
-  bool is_forward() const { return kind == ActionKind::kForward || is_activation(); }
+  bool is_forward() const { return row().is_forward; }
   bool operator==(const Action&) const = default;
 };
 
@@ -102,14 +90,8 @@ struct ActionHash {
   size_t operator()(const Action& action) const;
 };
 
-/// The action at the other end of a transfer: the receive of a send, the send of a receive.
-Action counterpart(const Action& transfer);
-
 /// "2F0": stage 2, forward of microbatch 0. Sends "2F0>3" (to stage 3), receives "3<2F0" (from
 /// stage 2), gradients with B; the step inputs are stage "in": "inF0>3", "3<inF0".
 std::string to_string(const Action& action);
-
-/// The same without the performing stage, for a row that belongs to one stage: "F0", "F0>3", "<2F0".
-std::string to_string_within_stage(const Action& action);
 
 }  // namespace smp::partitioner

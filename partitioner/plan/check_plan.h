@@ -6,9 +6,9 @@
 
 namespace smp::partitioner {
 
-/// Throws c10::ValueError with the first contradiction: every node on exactly one stage, in program order, stages monotone
-/// along the program, ranks in range, operators that share written storages on one stage, every value that a stage reads
-/// present or transferred, every relay ending at the producer, no transfer too many.
+/// Throws c10::ValueError with the first contradiction in where `plan`, complete by derive(), has its operators: each reads
+/// what is made on its stage or before, terms of a gradient add up in one order, and operators that share written storages
+/// are on one stage.
 void check(const Graph& graph, const Plan& plan);
 
 }  // namespace smp::partitioner

@@ -259,7 +259,7 @@ Linearisation lay_out(const Blocks& blocks, const std::vector<int>& order, size_
 
 GradientSums::GradientSums(const Graph& graph) : sum_of_value(graph.values.size()) {
   const auto num_values = static_cast<int32_t>(graph.values.size());
-  std::vector<char> is_written(storage_bytes(graph).size(), 0);
+  std::vector<char> is_written(graph.num_storages(), 0);
   for (const Node& node : graph.nodes) {
     for (int32_t storage : node.written_storages) is_written[storage] = 1;
   }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "partitioner/graph/graph.h"
@@ -25,6 +26,16 @@ struct StageCost {
   int64_t message_bytes = 0;     // buffers of messages on their way: all of its rank, on the first
   bool operator==(const StageCost&) const = default;
 };
+
+/// The fields of StageCost by name, as text forms have them.
+inline constexpr std::pair<const char*, double StageCost::*> kStageTimes[] = {{"forward_us", &StageCost::forward_us},
+                                                                              {"backward_us", &StageCost::backward_us},
+                                                                              {"weight_us", &StageCost::weight_us},
+                                                                              {"send_us", &StageCost::send_us}};
+inline constexpr std::pair<const char*, int64_t StageCost::*> kStageBytes[] = {
+    {"parameter_bytes", &StageCost::parameter_bytes}, {"gradient_bytes", &StageCost::gradient_bytes},
+    {"optimizer_bytes", &StageCost::optimizer_bytes}, {"activation_bytes", &StageCost::activation_bytes},
+    {"workspace_bytes", &StageCost::workspace_bytes}, {"message_bytes", &StageCost::message_bytes}};
 
 /// One visit of a rank: a run of operators executed together. Automatic partitioning gives one per rank.
 struct StagePlan {
@@ -68,6 +79,8 @@ struct Plan {
   double lower_bound_us = 0;    // slowest possible stage: max(total / ranks, heaviest operator), per microbatch
   double slowest_stage_us = 0;  // of this plan, per microbatch
   std::vector<int64_t> predicted_peak_bytes;  // by pipeline rank
+  /// The pipeline rank that holds a stage; the step inputs (kInputStage) lie on rank 0.
+  int rank_of(int stage) const { return stage == kInputStage ? 0 : stages[static_cast<size_t>(stage)].rank; }
   bool operator==(const Plan&) const = default;
 };
 

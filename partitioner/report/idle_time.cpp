@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "partitioner/report/text_table.h"
+#include "partitioner/schedule/dependencies.h"
 
 namespace smp::partitioner {
 namespace {
@@ -32,7 +32,7 @@ SimulationInput balanced_times(const Schedule& schedule, const SimulationInput& 
     const ActionKind kind = kActionRows[i].kind;
     double total_us = 0;
     for (const auto& stage : measured.microbatch_times) {
-      for (const StageTime& time : stage) total_us += time.us_of(kind);
+      for (const StageTime& time : stage) total_us += time.of(kind);
     }
     const auto number_in = [kind](const std::vector<Action>& column) {
       return std::count_if(column.begin(), column.end(), [kind](const Action& action) { return action.kind == kind; });
@@ -42,7 +42,7 @@ SimulationInput balanced_times(const Schedule& schedule, const SimulationInput& 
     for (const auto& column : schedule.columns) {
       const double us = total_us / num_ranks / static_cast<double>(number_in(column));
       for (const Action& action : column) {
-        if (action.kind == kind) balanced.microbatch_times[action.stage][action.microbatch].us_of(kind) = us;
+        if (action.kind == kind) balanced.microbatch_times[action.stage][action.microbatch].of(kind) = us;
       }
     }
   }
@@ -85,7 +85,7 @@ class Attributor {
   Awaited awaited(size_t rank, const Span& span) const {
     Awaited found{rank, span.start_ns};
     if (span.is_receive()) {
-      const auto sending = sendings_.find(counterpart(span.action));
+      const auto sending = sendings_.find(send_of(span.action));
       if (sending != sendings_.end()) found = sending->second;
     } else if (span.activity == Activity::kResults) {
       for (const Awaited& other : results_) {
@@ -220,16 +220,10 @@ std::optional<Schedule> performed_schedule(const PipelineStep& step) {
       schedule.num_microbatches = std::max(schedule.num_microbatches, span.action.microbatch + 1);
     }
   }
-  size_t num_sent = 0, num_received = 0;
-  for (const auto& column : schedule.columns) {
-    for (const Action& action : column) {
-      num_sent += action.is_send();
-      if (!action.is_receive()) continue;
-      ++num_received;
-      if (!performed.contains(counterpart(action))) return std::nullopt;
-    }
-  }
-  if (schedule.num_microbatches == 0 || num_sent != num_received) return std::nullopt;
+  const bool has_both_ends = std::all_of(performed.begin(), performed.end(), [&](const Action& action) {
+    return action.is_compute() || performed.contains(counterpart(action));
+  });
+  if (schedule.num_microbatches == 0 || !has_both_ends) return std::nullopt;
   schedule.in_flight_limits.assign(static_cast<size_t>(num_stages), schedule.num_microbatches);
   return schedule;
 }
@@ -237,13 +231,13 @@ std::optional<Schedule> performed_schedule(const PipelineStep& step) {
 SimulationInput measured_times(const PipelineStep& step, const Schedule& schedule) {
   SimulationInput input;
   input.microbatch_times.assign(schedule.in_flight_limits.size(),
-                                std::vector<StageTime>(static_cast<size_t>(schedule.num_microbatches), StageTime{0, 0, 0}));
+                                std::vector<StageTime>(static_cast<size_t>(schedule.num_microbatches), StageTime{{}}));
   for (const RankStep& rank : step) {
     for (const Span& span : rank.spans) {
       if (!span.is_compute()) continue;
       const Action& action = span.action;
       StageTime& time = input.microbatch_times[static_cast<size_t>(action.stage)][static_cast<size_t>(action.microbatch)];
-      time.us_of(action.kind) += duration_us(span);
+      time.of(action.kind) += duration_us(span);
     }
   }
   return input;
@@ -257,9 +251,8 @@ std::string idle_table(const StepAttribution& attribution) {
   const auto add_row = [&](const std::string& name, const std::array<int64_t, kNumCauses>& sums, double num_ns) {
     Row row{name};
     for (const int64_t ns : sums) {
-      char percent[32];
-      std::snprintf(percent, sizeof percent, "%.1f %% (", num_ns > 0 ? 100 * static_cast<double>(ns) / num_ns : 0);
-      row.push_back(percent + time_text(static_cast<double>(ns) / kNsPerUs) + ")");
+      const double part = num_ns > 0 ? static_cast<double>(ns) / num_ns : 0;
+      row.push_back(percent_text(part) + " (" + time_text(static_cast<double>(ns) / kNsPerUs) + ")");
     }
     rows.push_back(row);
   };

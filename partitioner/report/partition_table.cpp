@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <iterator>
 #include <vector>
 
 #include "partitioner/report/text_table.h"
@@ -28,22 +27,14 @@ std::string bytes_text(int64_t bytes) {
   return mebibytes < 1024 ? with_unit(mebibytes, " MiB") : with_unit(mebibytes / 1024, " GiB");
 }
 
-}  // namespace
-
-double gap_percent(const Plan& plan) {
-  constexpr double kRounding = 0.05;  // less is printed as 0.0
-  if (plan.lower_bound_us <= 0) return 0;
-  const double gap = 100 * (plan.slowest_stage_us / plan.lower_bound_us - 1);
-  TORCH_INTERNAL_ASSERT(gap > -kRounding, "the slowest stage takes ", plan.slowest_stage_us,
-                        " us, less than its lower bound of ", plan.lower_bound_us, " us");
-  return std::max(0.0, gap);  // sums in another order differ in their last bits
-}
-
+/// "first .. last" module of a stage, "-" for none.
 std::string compact_modules(const StagePlan& stage) {
   if (stage.modules.empty()) return "-";
   if (stage.modules.size() == 1) return stage.modules.front();
   return stage.modules.front() + " .. " + stage.modules.back();
 }
+
+}  // namespace
 
 int64_t num_parameters(const Graph& graph, const StagePlan& stage) {
   int64_t elements = 0;
@@ -52,6 +43,15 @@ int64_t num_parameters(const Graph& graph, const StagePlan& stage) {
     if (value.kind == ValueKind::kParameter) elements += value.spec.num_elements();
   }
   return elements;
+}
+
+double gap_percent(const Plan& plan) {
+  constexpr double kRounding = 0.05;  // less is printed as 0.0
+  if (plan.lower_bound_us <= 0) return 0;
+  const double gap = 100 * (plan.slowest_stage_us / plan.lower_bound_us - 1);
+  TORCH_INTERNAL_ASSERT(gap > -kRounding, "the slowest stage takes ", plan.slowest_stage_us,
+                        " us, less than its lower bound of ", plan.lower_bound_us, " us");
+  return std::max(0.0, gap);  // sums in another order differ in their last bits
 }
 
 std::string partition_table(const Graph& graph, const Plan& plan) {

@@ -1,7 +1,6 @@
-// A plan for people: the table that rank 0 prints at the start.
+// A plan for people, the table that rank 0 prints at the start, and for programs that read logs.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "partitioner/graph/graph.h"
@@ -20,10 +19,12 @@ std::string partition_table(const Graph& graph, const Plan& plan);
 /// (slowest / lower bound - 1) in percent, never below 0; 0 when there is no work.
 double gap_percent(const Plan& plan);
 
-/// "first .. last" module of a stage, "-" for none.
-std::string compact_modules(const StagePlan& stage);
-
 /// Elements of the stage's parameters; buffers do not count.
 int64_t num_parameters(const Graph& graph, const StagePlan& stage);
+
+/// The same as JSON, one line: {"num_ranks", "stages": [{"rank", "modules", "parameters", and the fields of StageCost}],
+/// "slowest_stage_us", "lower_bound_us", "gap_percent", "predicted_step_us", "predicted_bubble", "predicted_peak_bytes"}. To
+/// read, not to restore: that is plan_io.h.
+std::string partition_table_json(const Graph& graph, const Plan& plan);
 
 }  // namespace smp::partitioner

@@ -1,30 +1,20 @@
 // JSON form of the partition table.
-#include "partitioner/report/partition_table_io.h"
-
 #include <boost/json.hpp>
 
 #include "partitioner/report/partition_table.h"
 
 namespace smp::partitioner {
 
-namespace json = boost::json;
-
 std::string partition_table_json(const Graph& graph, const Plan& plan) {
+  namespace json = boost::json;
   json::array stages;
   for (const StagePlan& stage : plan.stages) {
-    const StageCost& cost = stage.cost;
-    stages.push_back({{"rank", stage.rank},
-                      {"modules", json::array(stage.modules.begin(), stage.modules.end())},
-                      {"parameters", num_parameters(graph, stage)},
-                      {"forward_us", cost.forward_us},
-                      {"backward_us", cost.backward_us},
-                      {"send_us", cost.send_us},
-                      {"parameter_bytes", cost.parameter_bytes},
-                      {"gradient_bytes", cost.gradient_bytes},
-                      {"optimizer_bytes", cost.optimizer_bytes},
-                      {"activation_bytes", cost.activation_bytes},
-                      {"workspace_bytes", cost.workspace_bytes},
-                      {"message_bytes", cost.message_bytes}});
+    json::object& fields = stages.emplace_back(json::object()).get_object();
+    fields["rank"] = stage.rank;
+    fields["modules"] = json::array(stage.modules.begin(), stage.modules.end());
+    fields["parameters"] = num_parameters(graph, stage);
+    for (const auto& [name, us] : kStageTimes) fields[name] = stage.cost.*us;
+    for (const auto& [name, bytes] : kStageBytes) fields[name] = stage.cost.*bytes;
   }
   const auto& peak = plan.predicted_peak_bytes;
   return json::serialize(json::value{{"num_ranks", plan.num_ranks},

@@ -17,6 +17,12 @@ std::string time_text(double us) {
   return us < 1e6 ? with_unit(us / 1e3, " ms") : with_unit(us / 1e6, " s");
 }
 
+std::string percent_text(double part) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %%", 100 * part);
+  return text;
+}
+
 std::string aligned(const std::vector<Row>& rows, size_t left_aligned_column) {
   std::vector<size_t> width(rows.front().size(), 0);
   for (const Row& row : rows) {

@@ -10,6 +10,9 @@ namespace smp::partitioner {
 /// "812.4 us", "8.12 ms", "1.50 s".
 std::string time_text(double us);
 
+/// "12.3 %" of 0.123.
+std::string percent_text(double part);
+
 /// A number with two decimals below 10 and one above, then the unit.
 std::string with_unit(double number, const char* unit);
 

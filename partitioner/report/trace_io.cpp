@@ -8,6 +8,8 @@
 #include <map>
 #include <string>
 
+#include "partitioner/schedule/dependencies.h"
+
 namespace smp::partitioner {
 namespace {
 
@@ -82,9 +84,8 @@ class TraceWriter {
   }
 
   void arrow(const RankTimeline& rank, const RankStep& step, const Span& span) {
-    const Action& action = span.action;
-    const int source = action.is_send() ? action.stage : action.peer, target = action.is_send() ? action.peer : action.stage;
-    const Arrow transfer{rank.replica, step.number, action.is_activation(), source, target, action.microbatch};
+    const Action &action = span.action, send = send_of(action);
+    const Arrow transfer{rank.replica, step.number, send.is_forward(), send.stage, send.peer, send.microbatch};
     const auto [id, is_new] = arrows_.try_emplace(transfer, static_cast<int64_t>(arrows_.size()));
     json::object made =
         fields(action.is_send() ? "s" : "f", rank, "message", "message", action.is_send() ? span.start_ns : span.end_ns);
@@ -94,22 +95,22 @@ class TraceWriter {
   }
 
   void write_idle_times() {
-    std::map<int, std::vector<const RankTimeline*>> replicas;
-    for (const RankTimeline& rank : ranks_) replicas[rank.replica].push_back(&rank);
-    for (auto& [replica, members] : replicas) {
-      std::sort(members.begin(), members.end(),
-                [](const auto* a, const auto* b) { return a->pipeline_rank < b->pipeline_rank; });
-      for (size_t s = 0; s < members.front()->steps.size(); ++s) {
-        const PipelineStep step = pipeline_step(ranks_, replica, s);
-        const std::optional<Schedule> schedule = performed_schedule(step);
-        if (!schedule) continue;
-        const StepAttribution attribution = attribute(step, *schedule);
-        for (size_t rank = 0; rank < members.size(); ++rank) {
-          for (const CausedTime& piece : attribution.ranks[rank]) {
-            if (piece.cause == Cause::kCompute) continue;
-            slice(*members[rank], "idle", name_of(piece.cause), piece.start_ns, piece.end_ns, {{"step", step[rank].number}});
-          }
-        }
+    std::map<int, size_t> num_steps;  // by replica
+    for (const RankTimeline& rank : ranks_) num_steps[rank.replica] = rank.steps.size();
+    for (const auto& [replica, number] : num_steps) {
+      for (size_t s = 0; s < number; ++s) write_idle_times(replica, pipeline_step(ranks_, replica, s));
+    }
+  }
+
+  void write_idle_times(int replica, const PipelineStep& step) {
+    const std::optional<Schedule> schedule = performed_schedule(step);
+    if (!schedule) return;
+    const StepAttribution attribution = attribute(step, *schedule);
+    for (int rank = 0; rank < std::ssize(step); ++rank) {
+      for (const CausedTime& piece : attribution.ranks[rank]) {
+        if (piece.cause == Cause::kCompute) continue;
+        slice({replica, rank, {}}, "idle", name_of(piece.cause), piece.start_ns, piece.end_ns,
+              {{"step", step[rank].number}});
       }
     }
   }

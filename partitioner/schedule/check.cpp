@@ -16,7 +16,7 @@
 namespace smp::partitioner {
 namespace {
 
-/// Source stage and rank, target stage and rank, activations.
+/// Source stage and rank, target stage and rank, forward.
 using Channel = std::tuple<int, int, int, int, bool>;
 
 class Checker {
@@ -117,27 +117,23 @@ class Checker {
                       ": expected microbatches in ascending ", "order, got it after ", describe(before), ". Exchange them.");
   }
 
-  Channel channel_of(const Action& send) const {
-    const int m = send.microbatch;
-    return {send.stage, graphs_.rank_of(send.stage, m), send.peer, graphs_.rank_of(send.peer, m), send.is_activation()};
+  Channel channel_of(const Action& transfer) const {
+    const auto& [kind, source, m, target] = send_of(transfer);
+    return {source, graphs_.rank_of(source, m), target, graphs_.rank_of(target, m), row_of(kind).is_forward};
   }
 
   void check_channel_order() const {
     std::map<Channel, std::vector<Position>> sends, receives;
     for_each_position([&](Position at) {
       const Action& action = action_at(at);
-      if (action.is_send()) {
-        sends[channel_of(action)].push_back(at);
-      } else if (action.is_receive()) {
-        receives[channel_of(counterpart(action))].push_back(at);
-      }
+      if (!action.is_compute()) (action.is_send() ? sends : receives)[channel_of(action)].push_back(at);
     });
     for (const auto& [channel, sent] : sends) {
       const auto& received = receives.at(channel);
       for (size_t i = 0; i < sent.size(); ++i) {
-        TORCH_CHECK_VALUE(action_at(received[i]) == counterpart(action_at(sent[i])),
-                          "schedule check: ", describe(received[i]), ": expected message ", i, " of its channel to be ",
-                          describe(sent[i]), ", got another. Receive in the order of the sends.");
+        TORCH_CHECK_VALUE(send_of(action_at(received[i])) == action_at(sent[i]), "schedule check: ", describe(received[i]),
+                          ": expected message ", i, " of its channel to be ", describe(sent[i]),
+                          ", got another. Receive in the order of the sends.");
       }
     }
   }
@@ -152,7 +148,7 @@ class Checker {
     if (!action.is_compute() || !graphs_.has_backward(action.stage, action.microbatch)) return;
     InFlight& in_flight = in_flight_[at.rank];
     const int program = graphs_.program_of(action.microbatch);
-    if (holds(action.row().frees, Item::kSaved)) in_flight.remove(program, action.stage, action.microbatch);
+    if (action.row().frees == Item::kSaved) in_flight.remove(program, action.stage, action.microbatch);
     if (!holds(action.row().makes, Item::kSaved)) return;
     in_flight.add(program, action.stage, action.microbatch);
     const int held = in_flight.held(program, action.stage);
@@ -166,8 +162,8 @@ class Checker {
     const std::vector<Position> stuck = walk(schedule_, [this](Position at, Position) { perform(at); });
     std::string report;
     for (const Position& at : stuck) {
-      report += (report.empty() ? "" : "; ") + describe(at) + " waits for " +
-                describe(position_of_.at(counterpart(action_at(at))));
+      report +=
+          (report.empty() ? "" : "; ") + describe(at) + " waits for " + describe(position_of_.at(send_of(action_at(at))));
     }
     TORCH_CHECK_VALUE(stuck.empty(), "schedule check: expected every receive to get its message, ",
                       "got a deadlock: ", report, ". Send before the receives that wait for it.");

@@ -1,4 +1,4 @@
-// Puts given columns into one order and proves them.
+// Puts columns into one order that can be performed.
 #include "partitioner/schedule/given.h"
 
 #include <c10/util/Exception.h>
@@ -6,10 +6,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "partitioner/plan/plan.h"
 #include "partitioner/schedule/dependencies.h"
-#include "partitioner/schedule/in_flight.h"
-#include "partitioner/schedule/microbatch_graphs.h"
 #include "partitioner/schedule/transfers.h"
 
 namespace smp::partitioner {
@@ -19,47 +16,50 @@ void check_computation(const Action& action, int rank, const MicrobatchGraphs& g
   const int m = action.microbatch;
   const bool exists = action.is_compute() && m >= 0 && m < graphs.num_microbatches() && action.stage >= 0 &&
                       action.stage < graphs.num_stages(m) && action.peer == -1;
-  const bool is_here = exists && graphs.rank_of(action.stage, m) == rank &&
-                       (action.kind == ActionKind::kForward || graphs.has_backward(action.stage, m));
-  TORCH_CHECK_VALUE(is_here, "schedule: expected computations of rank ", rank, "'s own stages in its column, got ",
-                    exists ? to_string(action) : "none of this plan", ".");
+  TORCH_CHECK_VALUE(exists && graphs.rank_of(action.stage, m) == rank, "schedule: expected computations of rank ", rank,
+                    "'s own stages in its column, got ", exists ? to_string(action) : "none of this plan", ".");
 }
 
-/// What makes what a transfer moves; `needed` itself where it is a computation.
-Action maker(const Action& needed) {
-  if (needed.is_compute()) return needed;
-  return {needed.is_forward() ? ActionKind::kForward : ActionKind::kBackward, needed.peer, needed.microbatch};
-}
-
-/// All of them, in an order in which they can be performed.
+/// All of them, by the time at which they can start if each takes as long as any other, with what follows it at once.
 std::vector<Action> in_one_order(const std::vector<std::vector<Action>>& columns, const MicrobatchGraphs& graphs) {
   std::vector<Action> order;
   std::unordered_set<Action, ActionHash> done;
   std::vector<size_t> next(columns.size(), 0);
   const auto is_ready = [&](const Action& action) {
     bool ready = true;
-    for_each_dependency(action, graphs, [&](const Action& needed) {
-      const Action made = maker(needed);
-      ready = ready && (made.stage == kInputStage || done.contains(made));
-    });
+    for_each_computation_before(action, graphs, [&](const Action& needed) { ready = ready && done.contains(needed); });
     return ready;
   };
   for (bool goes_on = true; goes_on;) {
-    goes_on = false;
+    const size_t num_before = order.size();
     for (size_t rank = 0; rank < columns.size(); ++rank) {
-      for (; next[rank] < columns[rank].size() && is_ready(columns[rank][next[rank]]); ++next[rank], goes_on = true) {
-        const Action& action = columns[rank][next[rank]];
-        TORCH_CHECK_VALUE(done.insert(action).second, "schedule: expected each computation once, got ", to_string(action),
-                          " twice.");
-        order.push_back(action);
-      }
+      const std::vector<Action>& column = columns[rank];
+      if (next[rank] == column.size() || !is_ready(column[next[rank]])) continue;
+      do order.push_back(column[next[rank]++]);
+      while (next[rank] < column.size() && follows_at_once(column[next[rank]], order.back()));
     }
+    done.insert(order.begin() + static_cast<std::ptrdiff_t>(num_before), order.end());
+    goes_on = order.size() > num_before;
   }
   for (size_t rank = 0; rank < columns.size(); ++rank) {
     TORCH_CHECK_VALUE(next[rank] == columns[rank].size(), "schedule: expected columns that end, got rank ", rank,
                       " waiting for ever before ", to_string(columns[rank][next[rank]]), ".");
   }
   return order;
+}
+
+/// By stage, at least 1: microbatches whose saved tensors it holds at once, with the computations of one program in this
+/// order.
+std::vector<int> most_in_flight(const MicrobatchGraphs& graphs, const std::vector<Action>& computations) {
+  std::vector<int> now(graphs.most_stages(), 0), most(graphs.most_stages(), 1);
+  for (const Action& action : computations) {
+    const int stage = action.stage;
+    if (!graphs.has_backward(stage, action.microbatch)) continue;
+    now[stage] += holds(action.row().makes, Item::kSaved) ? 1 : 0;
+    now[stage] -= action.row().frees == Item::kSaved ? 1 : 0;
+    most[stage] = std::max(most[stage], now[stage]);
+  }
+  return most;
 }
 
 int num_microbatches(const std::vector<std::vector<Action>>& columns) {
@@ -81,12 +81,11 @@ std::optional<Schedule> given_schedule(const std::vector<std::vector<Action>>& c
   for (size_t rank = 0; rank < columns.size(); ++rank) {
     for (const Action& action : columns[rank]) check_computation(action, static_cast<int>(rank), graphs);
   }
+  return schedule_of(columns, graphs);
+}
+
+Schedule schedule_of(const std::vector<std::vector<Action>>& columns, const MicrobatchGraphs& graphs) {
   const std::vector<Action> computations = in_one_order(columns, graphs);
-  const std::unordered_set<Action, ActionHash> there(computations.begin(), computations.end());
-  for (const Action& demanded : demanded_actions(graphs)) {
-    TORCH_CHECK_VALUE(!demanded.is_compute() || there.contains(demanded),
-                      "schedule: expected each computation once, got no ", to_string(demanded), ".");
-  }
   Schedule schedule;
   schedule.num_ranks = graphs.num_ranks();
   schedule.num_microbatches = graphs.num_microbatches();

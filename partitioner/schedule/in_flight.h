@@ -3,10 +3,6 @@
 
 #include <map>
 #include <utility>
-#include <vector>
-
-#include "partitioner/plan/action.h"
-#include "partitioner/schedule/microbatch_graphs.h"
 
 namespace smp::partitioner {
 
@@ -38,9 +34,5 @@ class InFlight {
   std::map<std::pair<int, int>, int> stages_;       // by program and stage: microbatches
   std::map<int, std::map<int, int>> microbatches_;  // by program and microbatch: stages
 };
-
-/// By stage, at least 1: microbatches whose saved tensors one program's stages hold at once, with its computations in this
-/// order.
-std::vector<int> most_in_flight(const MicrobatchGraphs& graphs, const std::vector<Action>& computations);
 
 }  // namespace smp::partitioner

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "partitioner/schedule/dependencies.h"
+
 namespace smp::partitioner {
 
 bool is_looped(const MicrobatchGraphs& graphs, int visits) {
@@ -39,7 +41,7 @@ std::vector<std::vector<Action>> looped_columns(const MicrobatchGraphs& graphs, 
       if (i < before) continue;
       const Action& backward = backwards[i - before];
       if (graphs.has_backward(backward.stage, backward.microbatch)) {
-        columns[rank].push_back(backward);
+        append_with_followers(backward, columns[rank]);
       }
     }
   }

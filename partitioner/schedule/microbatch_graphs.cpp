@@ -7,6 +7,13 @@
 
 namespace smp::partitioner {
 
+Neighbours::Neighbours(int num_stages, const std::vector<Edge>& edges) : sources(num_stages), targets(num_stages) {
+  for (const Edge& edge : edges) {
+    sources[edge.target].push_back(edge.source);
+    if (edge.source != kInputStage) targets[edge.source].push_back(edge.target);
+  }
+}
+
 MicrobatchGraphs::MicrobatchGraphs(std::span<const StageGraph* const> graph_of_microbatch)
     : graphs_(graph_of_microbatch.begin(), graph_of_microbatch.end()) {
   TORCH_CHECK_VALUE(!graphs_.empty(), "schedule: expected at least one microbatch, got none. Set microbatches >= 1.");
@@ -19,10 +26,12 @@ MicrobatchGraphs::MicrobatchGraphs(std::span<const StageGraph* const> graph_of_m
       TORCH_CHECK_VALUE(graph->num_ranks == graphs_[0]->num_ranks, "schedule: expected microbatch ", m,
                         " to be planned for the ", graphs_[0]->num_ranks, " ranks of microbatch 0, got ", graph->num_ranks,
                         ". Plan all programs of a step for the same ranks.");
-      found = owned_.emplace(graph, Program{num_programs(), Neighbours(*graph)}).first;
+      const int num_stages = graph->num_stages();
+      found =
+          owned_.emplace(graph, Program{num_programs(), {num_stages, graph->activations}, {num_stages, graph->gradients}})
+              .first;
     }
-    programs_.push_back(found->second.number);
-    neighbours_.push_back(&found->second.neighbours);
+    programs_.push_back(&found->second);
   }
 }
 

@@ -1,15 +1,12 @@
 // The table that all ranks compute from the same inputs and that the executor performs as it stands.
 #pragma once
 
-#include <string>
+#include <algorithm>
 #include <vector>
 
 #include "partitioner/plan/action.h"
 
 namespace smp::partitioner {
-
-/// kCompute: without transfers, and a backward with its weight gradients as one "B0" where nothing stands between them.
-enum class TableContent { kCompute, kComputeAndTransfers };
 
 /// One column of actions per pipeline rank, performed from first to last.
 ///
@@ -23,15 +20,16 @@ struct Schedule {
   std::vector<int> in_flight_limits;         // by stage: microbatches between their forward and their weight gradients
 
   /// A rank that sends waits while send_limit() earlier messages of that edge and direction are
-  /// under way. false: it never waits, because such a table could wait for ever (send_limits.h).
+  /// under way. false: it never waits, because such a table could wait for ever (walk.h).
   bool limits_sends = false;
 
   /// Microbatches of the edge of `send` that may be under way at once: one more than the stage that
   /// holds them between forward and backward may hold, the one that has just left.
-  int send_limit(const Action& send) const;
-
-  /// One line per rank, "stage s | F0 B0"; where a rank has several stages or none, "rank r | 0F0 2F0".
-  std::string to_table(TableContent content = TableContent::kCompute) const;
+  int send_limit(const Action& send) const {
+    // The stage that runs its backward when all that it sent has come back.
+    const int holder = send.is_forward() ? std::max(send.stage, 0) : send.peer;
+    return in_flight_limits[static_cast<size_t>(holder)] + 1;
+  }
   bool operator==(const Schedule&) const = default;
 };
 

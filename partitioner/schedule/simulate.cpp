@@ -8,7 +8,6 @@
 #include <map>
 #include <utility>
 
-#include "partitioner/schedule/dependencies.h"
 #include "partitioner/schedule/walk.h"
 
 namespace smp::partitioner {
@@ -17,21 +16,11 @@ namespace {
 class Simulator {
  public:
   Simulator(const Schedule& schedule, const SimulationInput& input)
-      : schedule_(schedule),
-        input_(input),
-        clock_us_(schedule.columns.size(), 0),
-        busy_us_(schedule.columns.size(), 0),
-        in_flight_(schedule.in_flight_limits.size(), 0) {
+      : schedule_(schedule), input_(input), clock_us_(schedule.columns.size(), 0), busy_us_(schedule.columns.size(), 0) {
     for (const EdgeTime& transfer : input.transfers) transfer_us_[transfer.edge] = transfer.us;
-    result_.peak_in_flight.assign(in_flight_.size(), 0);
-    has_backward_.assign(in_flight_.size(), std::vector<bool>(schedule.num_microbatches, false));
     for (const auto& column : schedule.columns) {
       result_.times.emplace_back(column.size());
       arrival_us_.emplace_back(column.size());
-      for (const Action& action : column) {
-        if (action.kind != ActionKind::kBackward) continue;
-        has_backward_[action.stage][action.microbatch] = true;
-      }
     }
   }
 
@@ -62,23 +51,14 @@ class Simulator {
   }
 
   void compute(int rank, const Action& action) {
-    const double us = time_of(action).us_of(action.kind);
+    const double us = time_of(action).of(action.kind);
     clock_us_[rank] += us;
     busy_us_[rank] += us;
-    if (!has_backward_[action.stage][action.microbatch]) return;
-    if (holds(action.row().makes, Item::kSaved)) hold(action.stage, 1);
-    if (holds(action.row().frees, Item::kSaved)) hold(action.stage, -1);
   }
 
   const StageTime& time_of(const Action& action) const {
     if (input_.microbatch_times.empty()) return input_.times[action.stage];
     return input_.microbatch_times[action.stage][action.microbatch];
-  }
-
-  void hold(int stage, int change) {
-    in_flight_[stage] += change;
-    int& peak = result_.peak_in_flight[stage];
-    peak = std::max(peak, in_flight_[stage]);
   }
 
   void send(Position at, const Action& action) {
@@ -98,7 +78,6 @@ class Simulator {
     for (double clock : clock_us_) result_.makespan_us = std::max(result_.makespan_us, clock);
     for (size_t rank = 0; rank < clock_us_.size(); ++rank) {
       const double busy = result_.makespan_us > 0 ? busy_us_[rank] / result_.makespan_us : 1;
-      result_.bubble_of_rank.push_back(1 - busy);
       result_.bubble += (1 - busy) / static_cast<double>(clock_us_.size());
     }
   }
@@ -108,11 +87,9 @@ class Simulator {
   Simulation result_;
   std::vector<double> clock_us_;  // by rank
   std::vector<double> busy_us_;   // by rank
-  std::vector<int> in_flight_;    // by stage
   std::map<Edge, double> transfer_us_;
   std::map<Edge, double> channel_free_us_;
   std::vector<std::vector<double>> arrival_us_;  // by the position of the send
-  std::vector<std::vector<bool>> has_backward_;  // by stage and microbatch
 };
 
 void check_input(const Schedule& schedule, const SimulationInput& input) {
@@ -126,7 +103,7 @@ void check_input(const Schedule& schedule, const SimulationInput& input) {
   };
   const auto check_times = [&](const std::vector<StageTime>& times) {
     for (const StageTime& time : times) {
-      for (const double us : {time.forward_us, time.backward_us, time.weight_us}) check_time(us);
+      for (const double us : time.us) check_time(us);
     }
   };
   check_times(input.times);

@@ -1,6 +1,8 @@
 // Predicts how a schedule runs: times and bubble, by performing exactly its table.
 #pragma once
 
+#include <array>
+#include <numeric>
 #include <vector>
 
 #include "partitioner/schedule/schedule.h"
@@ -8,20 +10,16 @@
 
 namespace smp::partitioner {
 
-/// Time of one stage for one microbatch, in microseconds.
+/// Times of one stage for one microbatch, in microseconds: of a forward, a backward until the gradients that leave the stage
+/// are there, and what is behind it.
 struct StageTime {
-  double forward_us = 1;
-  double backward_us = 1;  // until the gradients that leave the stage are there
-  double weight_us = 0;    // gradients of parameters, behind it
-  /// Of a computation.
-  double& us_of(ActionKind kind) {
-    if (kind == ActionKind::kForward) return forward_us;
-    return kind == ActionKind::kBackward ? backward_us : weight_us;
-  }
-  double us_of(ActionKind kind) const { return StageTime(*this).us_of(kind); }
-  double us() const { return forward_us + backward_us + weight_us; }
+  std::array<double, kNumComputations> us{1, 1};
+  double& of(ActionKind computation) { return us.at(static_cast<size_t>(computation)); }
+  double of(ActionKind computation) const { return us.at(static_cast<size_t>(computation)); }
+  double total_us() const { return std::accumulate(us.begin(), us.end(), 0.0); }
   bool operator==(const StageTime&) const = default;
 };
+static_assert(kNumComputations == 3, "predict_step.cpp and shift_cuts.cpp give each computation its time");
 
 /// Time to move one microbatch over one edge; its direction tells activations (source < target) from gradients.
 struct EdgeTime {
@@ -48,15 +46,10 @@ struct ActionTime {
 struct Simulation {
   std::vector<std::vector<ActionTime>> times;  // as Schedule::columns
   double makespan_us = 0;
-  std::vector<double> bubble_of_rank;  // fraction of the makespan in which the rank does not compute
-  double bubble = 0;                   // mean over ranks
-  std::vector<int> peak_in_flight;     // by stage
+  double bubble = 0;  // fraction of the makespan in which a rank does not compute, mean over ranks
 };
 
 /// Performs `schedule` rank by rank in column order. Messages of one edge follow one another; sends are buffered.
-///
-/// A forward keeps its activations until its stage's weight gradients of that microbatch; where the
-/// table has no backward (evaluation), it keeps nothing.
 ///
 /// Throws c10::ValueError where the input has the wrong sizes, or where the schedule deadlocks.
 Simulation simulate(const Schedule& schedule, const SimulationInput& input);

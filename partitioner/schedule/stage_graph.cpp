@@ -3,7 +3,7 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
+#include <set>
 
 #include "partitioner/graph/gradient_flow.h"
 
@@ -11,12 +11,9 @@ namespace smp::partitioner {
 namespace {
 
 std::vector<Edge> unique_edges(const std::vector<Transfer>& transfers) {
-  std::vector<Edge> edges;
-  edges.reserve(transfers.size());
-  for (const Transfer& transfer : transfers) edges.push_back({transfer.source, transfer.target});
-  std::sort(edges.begin(), edges.end());
-  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
-  return edges;
+  std::set<Edge> edges;
+  for (const Transfer& transfer : transfers) edges.insert({transfer.source, transfer.target});
+  return {edges.begin(), edges.end()};
 }
 
 std::vector<bool> stages_with_backward(const Plan& plan, const Graph& graph) {
@@ -74,7 +71,6 @@ StageGraph stage_graph(const Plan& plan, const Graph& graph) {
   result.stage_has_backward.assign(num_stages, true);
   validate(result);
   result.stage_has_backward = stages_with_backward(plan, graph);
-  result.has_backward = graph.has_backward();
   return result;
 }
 

@@ -20,9 +20,8 @@ struct Edge {
 struct StageGraph {
   int num_ranks = 1;
   std::vector<int> rank_of_stage;
-  std::vector<Edge> activations;  // sorted, unique; source < target
-  std::vector<Edge> gradients;    // sorted, unique; source > target: backward of source before that of target
-  bool has_backward = false;
+  std::vector<Edge> activations;         // sorted, unique; source < target
+  std::vector<Edge> gradients;           // sorted, unique; source > target: backward of source before that of target
   std::vector<bool> stage_has_backward;  // false: nothing on that stage leads to the backward root
 
   int num_stages() const { return static_cast<int>(rank_of_stage.size()); }

@@ -36,17 +36,15 @@ std::vector<InputSend> input_sends(std::span<const Action> computations, const M
   std::vector<int> leader_forward(graphs.num_microbatches(), std::numeric_limits<int>::max());
   for (int i = 0; i < static_cast<int>(computations.size()); ++i) {
     const Action& action = computations[i];
-    if (action.kind != ActionKind::kForward || graphs.rank_of(action.stage, action.microbatch) != kLeaderRank) continue;
+    if (!action.is_forward() || graphs.rank_of(action.stage, action.microbatch) != kLeaderRank) continue;
     leader_forward[action.microbatch] = std::min(leader_forward[action.microbatch], i);
   }
   std::vector<InputSend> sends;
   for (int i = 0; i < static_cast<int>(computations.size()); ++i) {
-    const auto& [kind, stage, microbatch, peer] = computations[i];
-    if (kind != ActionKind::kForward || graphs.rank_of(stage, microbatch) == kLeaderRank) continue;
-    const auto& sources = graphs.neighbours(microbatch).activation_sources[stage];
-    if (sources.empty() || sources.front() != kInputStage) continue;
-    sends.push_back(
-        {std::min(leader_forward[microbatch], i), {ActionKind::kSendActivation, kInputStage, microbatch, stage}});
+    for_each_dependency(computations[i], graphs, [&](const Action& needed) {
+      if (!needed.is_receive() || needed.peer != kInputStage) return;
+      sends.push_back({std::min(leader_forward[needed.microbatch], i), send_of(needed)});
+    });
   }
   keep_channel_order(graphs, sends);
   std::stable_sort(sends.begin(), sends.end(), [](const InputSend& a, const InputSend& b) { return a.due < b.due; });
@@ -58,16 +56,7 @@ void append_with_transfers(const Action& action, const MicrobatchGraphs& graphs,
     if (needed.is_receive()) column.push_back(needed);
   });
   column.push_back(action);
-  const Neighbours& neighbours = graphs.neighbours(action.microbatch);
-  const auto send_all = [&](ActionKind send, const std::vector<int>& targets) {
-    for (const int target : targets) {
-      if (graphs.is_local(action.stage, target, action.microbatch)) continue;
-      column.push_back({send, action.stage, action.microbatch, target});
-    }
-  };
-  if (action.kind == ActionKind::kForward)
-    send_all(ActionKind::kSendActivation, neighbours.activation_targets[action.stage]);
-  if (action.kind == ActionKind::kBackward) send_all(ActionKind::kSendGradient, neighbours.gradient_targets[action.stage]);
+  for_each_send_of(action, graphs, [&](const Action& send) { column.push_back(send); });
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "partitioner/plan/message_buffers.h"
 #include "runtime/device/device.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/transport/abandoned.h"
@@ -19,8 +18,6 @@ using namespace partitioner;
 namespace {
 
 constexpr int kFollowingData = 1;  // added to a channel's tag: second messages overtake posted receives of first ones
-
-int rank_of_stage(const Plan& plan, int stage) { return stage == kInputStage ? 0 : plan.stages[stage].rank; }
 
 // The values that move along an edge of stages in one direction, in the order of their messages.
 std::vector<Carried> values_on_edge(const Plan& plan, int source, int target, bool activations) {
@@ -54,10 +51,12 @@ RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> mic
   if (options_.loss_divisor == 0) options_.loss_divisor = static_cast<int>(microbatches.size());
   const auto& column = schedule.columns[static_cast<size_t>(pipeline_.rank())];
   results_.assign(microbatches.size(), {});
-  next_expected_ = 0;
+  ahead_ = {};
   try {
     for (const Action& action : column) {
-      expect_ahead(column, microbatches);
+      ahead_.post(column, [&](const Action& receive) {
+        expected_.push_back(post(receive, microbatches[static_cast<size_t>(receive.microbatch)]));
+      });
       {
         const RecordedSpan span(options_.recorder, action);
         perform(action, microbatches);
@@ -122,7 +121,7 @@ at::Tensor Executor::take_activation(int microbatch, ValueId value, int stage, c
 }
 
 int Executor::place_for(const Plan& plan, int target) const {
-  return rank_of_stage(plan, target) == pipeline_.rank() ? target : -2 - target;
+  return plan.rank_of(target) == pipeline_.rank() ? target : -2 - target;
 }
 
 void Executor::forward(const Action& action, MicrobatchRun& run) {
@@ -183,7 +182,7 @@ void Executor::backward(const Action& action, MicrobatchRun& run, size_t index) 
 
 void Executor::send(const Action& action, const MicrobatchRun& run) {
   const Plan& plan = *run.program->plan;
-  const bool activation = action.kind == ActionKind::kSendActivation;
+  const bool activation = action.is_forward();
   const int channel = channel_of(action.stage, action.peer, activation);
   const std::vector<Carried> values = values_on_edge(plan, action.stage, action.peer, activation);
   if (schedule_->limits_sends) wait_for_room(action, channel, values.size());
@@ -200,7 +199,7 @@ void Executor::send(const Action& action, const MicrobatchRun& run) {
     }
     const int64_t max_bytes = max_message_bytes(run.program->graph->values[id].spec);
     PackedTensor packed = pack(tensor, max_bytes, buffers_, channel);
-    const int dest = rank_of_stage(plan, action.peer);
+    const int dest = plan.rank_of(action.peer);
     sent_.push_back(
         {pipeline_.isend(dest, channel, packed.buffer->memory(packed.num_bytes)), packed.buffer, channel, false});
     if (packed.following_bytes > 0) {
@@ -229,11 +228,11 @@ void Executor::wait_for_room(const Action& action, int channel, size_t num_value
 
 Executor::Expected Executor::post(const Action& action, const MicrobatchRun& run) {
   const Plan& plan = *run.program->plan;
-  const bool activation = action.kind == ActionKind::kReceiveActivation;
+  const bool activation = action.is_forward();
   Expected expected;
   expected.action = action;
   expected.values = values_on_edge(plan, action.peer, action.stage, activation);
-  const int source = rank_of_stage(plan, action.peer);
+  const int source = plan.rank_of(action.peer);
   const int channel = channel_of(action.peer, action.stage, activation);
   for (const Carried& carried : expected.values) {
     const int64_t bytes = max_message_bytes(run.program->graph->values[carried.value].spec);
@@ -244,23 +243,11 @@ Executor::Expected Executor::post(const Action& action, const MicrobatchRun& run
   return expected;
 }
 
-void Executor::expect_ahead(const std::vector<Action>& column, std::span<MicrobatchRun> microbatches) {
-  for (; next_expected_ < column.size(); ++next_expected_) {
-    const Action& action = column[next_expected_];
-    if (!action.is_receive()) continue;
-    const auto posted = std::count_if(expected_.begin(), expected_.end(), [&](const Expected& other) {
-      return other.action.kind == action.kind && other.action.stage == action.stage && other.action.peer == action.peer;
-    });
-    if (posted >= kReceivesAhead) return;
-    expected_.push_back(post(action, microbatches[static_cast<size_t>(action.microbatch)]));
-  }
-}
-
 void Executor::receive(const Action& action, std::span<MicrobatchRun> microbatches) {
   TORCH_INTERNAL_ASSERT(!expected_.empty() && expected_.front().action == action, "receives out of order");
   Expected& expected = expected_.front();  // stays there, with its buffers, until all has arrived
   const Graph& graph = *microbatches[static_cast<size_t>(action.microbatch)].program->graph;
-  const bool activation = action.kind == ActionKind::kReceiveActivation;
+  const bool activation = action.is_forward();
   for (size_t i = 0; i < expected.values.size(); ++i) {
     const int64_t num_bytes = expected.requests[i].wait(to_string(action));
     const Carried& carried = expected.values[i];
@@ -269,13 +256,14 @@ void Executor::receive(const Action& action, std::span<MicrobatchRun> microbatch
       const int tag = channel_of(action.peer, action.stage, activation) + kFollowingData;
       following = expected.buffers.emplace_back(buffers_.take(bytes, tag));
       const Plan& plan = *microbatches[static_cast<size_t>(action.microbatch)].program->plan;
-      Request data = pipeline_.irecv(rank_of_stage(plan, action.peer), tag, following->memory(bytes));
+      Request data = pipeline_.irecv(plan.rank_of(action.peer), tag, following->memory(bytes));
       TORCH_CHECK(data.wait(to_string(action)) == bytes, "boundary: expected ", bytes, " bytes of data, got fewer.");
     }
     at::Tensor tensor = unpack(expected.buffers[i], num_bytes, graph.values[carried.value].spec, following);
     (activation ? activations_ : gradients_)[{action.microbatch, carried, action.stage}] = std::move(tensor);
   }
   expected_.pop_front();
+  ahead_.take(action);
 }
 
 void Executor::reap_sent() {

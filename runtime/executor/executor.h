@@ -6,9 +6,9 @@
 #include <map>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
+#include "partitioner/plan/message_buffers.h"
 #include "partitioner/plan/plan.h"
 #include "partitioner/schedule/schedule.h"
 #include "runtime/exchange/boundary.h"
@@ -104,7 +104,6 @@ class Executor {
   void send(const partitioner::Action& action, const MicrobatchRun& run);
   void wait_for_room(const partitioner::Action& action, int channel, size_t num_values);
   void receive(const partitioner::Action& action, std::span<MicrobatchRun> microbatches);
-  void expect_ahead(const std::vector<partitioner::Action>& column, std::span<MicrobatchRun> microbatches);
   Expected post(const partitioner::Action& action, const MicrobatchRun& run);
   at::Tensor take_activation(int microbatch, partitioner::ValueId value, int stage, const MicrobatchRun& run);
   void reap_sent();
@@ -115,7 +114,7 @@ class Executor {
   const partitioner::Schedule* schedule_ = nullptr;  // while it runs
   std::deque<Sent> sent_;
   std::deque<Expected> expected_;
-  size_t next_expected_ = 0;               // position in the column up to which receives are posted
+  partitioner::ReceivesAhead ahead_;       // what of the column is in expected_, or has been
   std::map<Key, at::Tensor> activations_;  // received or local
   std::map<Key, at::Tensor> gradients_;
   RankResults results_;

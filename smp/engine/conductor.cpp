@@ -89,7 +89,7 @@ void accept(RankState& rank, const StepMessage& message, int step_number) {
               ". Make and call step functions in the same order.");
   for (const runtime::NewProgram& fresh : message.new_programs) {
     partitioner::Graph graph = partitioner::deserialise_graph(fresh.graph);
-    partitioner::Plan plan = partitioner::deserialise_plan(fresh.plan);
+    partitioner::Plan plan = partitioner::deserialise_plan(fresh.plan, graph);
     TORCH_CHECK_VALUE(plan.num_ranks == rank.context.pipeline->size(), "step: expected a plan for ",
                       rank.context.pipeline->size(), " pipeline ranks, got one for ", plan.num_ranks, ".");
     partitioner::check(graph, plan);

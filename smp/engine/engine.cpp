@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "partitioner/report/partition_table.h"
-#include "partitioner/report/partition_table_io.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/root_cause.h"
 #include "runtime/libtorch/unmade.h"

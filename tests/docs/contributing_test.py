@@ -20,7 +20,7 @@ TASKS = {
                    ("smp/config.h", "enum class Pipeline"),
                    ("smp/engine/config/config_table.cpp", '{"interleaved", "simple"}'),
                    ("smp/engine/programs/programs.cpp", "options.schedule = {.kind =")],
-    "a new kind of action": [("partitioner/plan/action.h", "kActionRows{{"),
+    "a new kind of action": [("partitioner/plan/action.h", "action_rows() {"),
                              ("runtime/executor/executor.cpp", "case ActionKind::kWeightGradient")],
     "a configuration key": [("smp/config.h", "struct Config {"),
                             ("smp/engine/config/config_table.cpp", "std::vector<Key> make_keys()"),

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "partitioner/schedule/generate.h"
+#include "tests/support/schedule_text.h"
 #include "tests/unit/partitioner/schedule/schedule_graphs.h"
 
 namespace smp::partitioner {
@@ -22,7 +23,7 @@ void expect_in(const std::string& page, const std::string& table) {
   EXPECT_NE(content_of(page).find("```text\n" + table), std::string::npos) << "expected in " << page << ":\n" << table;
 }
 
-std::string table_of_chain(ScheduleKind kind) { return generate({kind}, testing::chain(3), 4).to_table(); }
+std::string table_of_chain(ScheduleKind kind) { return support::to_table(generate({kind}, testing::chain(3), 4)); }
 
 TEST(Readme, ShowsTheInterleavedScheduleOfThreeStages) {
   expect_in("README.md", table_of_chain(ScheduleKind::kInterleaved));
@@ -35,7 +36,7 @@ TEST(SchedulesPage, ShowsInterleavedOnceAndWithTwoVisits) {
   looped.num_ranks = 2;
   looped.rank_of_stage = {0, 1, 0, 1};
   const ScheduleOptions twice{.virtual_stages = 2};
-  expect_in("docs/schedules.md", generate(twice, looped, 4).to_table());
+  expect_in("docs/schedules.md", support::to_table(generate(twice, looped, 4)));
 }
 
 }  // namespace

@@ -233,4 +233,17 @@ std::optional<ReferenceSplit> split_by_table(const Chain& chain) {
   return best;
 }
 
+double lower_bound_us(const Chain& chain) {
+  double speed = 0, fastest = 0, total_us = 0, heaviest_us = 0;
+  for (const auto& stage : chain.stages) {
+    speed += 1 / stage.slowness;
+    fastest = std::max(fastest, 1 / stage.slowness);
+  }
+  for (const double us : chain.time_us) {
+    total_us += us;
+    heaviest_us = std::max(heaviest_us, us);
+  }
+  return std::max(total_us / speed, heaviest_us / fastest);
+}
+
 }  // namespace smp::testing

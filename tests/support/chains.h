@@ -41,6 +41,9 @@ std::optional<ReferenceSplit> split_exhaustively(const partitioner::Chain& chain
 /// None if nothing is feasible.
 std::optional<ReferenceSplit> split_by_table(const partitioner::Chain& chain);
 
+/// max(total / sum of speeds, heaviest operator on the fastest): no split is faster.
+double lower_bound_us(const partitioner::Chain& chain);
+
 /// The slowest stage between `cuts`, with all messages; infinity where cuts, pins or memory forbid one.
 double reference_slowest_us(const partitioner::Chain& chain, const std::vector<int>& cuts);
 

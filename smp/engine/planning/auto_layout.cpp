@@ -117,7 +117,7 @@ std::string describe(const Comparison& comparison, bool shared) {
              : i == 1 ? "; next "
                       : ", ")
          << describe(Layout{one.pipeline_ranks, one.replicas, one.microbatches}) << (i == 0 ? ", predicted " : " ")
-         << choice.predictions[order[i]].step_us / 1000 << " ms" << (i == 0 ? " per step" : "");
+         << choice.predictions[order[i]].plan->predicted_step_us / 1000 << " ms" << (i == 0 ? " per step" : "");
   }
   return text.str();
 }

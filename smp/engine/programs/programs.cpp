@@ -6,13 +6,13 @@
 
 #include "partitioner/graph/gradient_flow.h"
 #include "partitioner/memory/rank_memory.h"
-#include "partitioner/partition/choose_layout.h"
+#include "partitioner/partition/partition.h"
 #include "partitioner/partition/segments.h"
 #include "partitioner/plan/check_plan.h"
 #include "partitioner/plan/trained_on.h"
 #include "partitioner/schedule/check.h"
 #include "partitioner/schedule/given.h"
-#include "partitioner/schedule/send_limits.h"
+#include "partitioner/schedule/walk.h"
 #include "smp/engine/programs/write_conflicts.h"
 
 namespace smp::engine {
@@ -134,7 +134,6 @@ Plan Programs::make_plan(const Graph& graph, const runtime::TensorHomes& placed,
     const PartitionOptions options = options_on(graph, homes, num_microbatches);
     Plan plan = partition(graph, options);
     check(graph, plan);
-    if (graph.has_backward()) plan.predicted_step_us += averaging_us(plan, options.num_replicas, options);
     return plan;
   };
   const runtime::TensorHomes used = used_by(graph, placed);

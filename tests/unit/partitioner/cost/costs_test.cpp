@@ -33,6 +33,28 @@ TEST(OperatorCost, LinearCountsMultiplyAddsAndBothGradients) {
             2 * cost.forward.bytes + 2 * 4 * (32 * 16 + 32) + 4 * 8 * 32);  // accumulating, summing
 }
 
+/// Graphs come from other ranks, too.
+TEST(OperatorCost, TensorsMayHaveFewerDimensionsThanTheirOperatorTakes) {
+  GraphBuilder g;
+  const ValueId x = g.input({16, 9, 4, 4}), scalar = g.parameter("scalar", {});
+  g.op("aten::conv2d", {x, scalar}, {});
+  g.op("aten::conv2d", {x, g.parameter("row", {9})}, {9});
+  g.op("aten::lstm_cell", {x, x, scalar, scalar}, {16, 9});
+  g.op("aten::chain_matmul", {scalar, x}, {});
+  g.op("aten::tensordot", {x, x}, {4, 4});
+  g.last_node().arguments.emplace_back(std::vector<int64_t>{-9, 1000});
+  const Graph graph = g.build(g.sum(x));
+  for (const Node& node : graph.nodes) {
+    const OperatorRow& row = operator_row(node);
+    const double flops = row.flops == nullptr ? 0 : row.flops(graph, node);
+    EXPECT_GE(flops, 0) << node.op;
+    for (const auto bytes : {row.extra_saved_bytes, row.workspace_bytes, row.backward_workspace_bytes}) {
+      const int64_t counted = bytes == nullptr ? 0 : bytes(graph, node);
+      EXPECT_GE(counted, 0) << node.op;
+    }
+  }
+}
+
 TEST(OperatorCost, ProductWithOneTrainedArgumentCostsOneForwardBackward) {
   GraphBuilder g;
   const ValueId weight = g.parameter("w", {16, 32});

@@ -12,6 +12,8 @@
 #include <set>
 #include <string>
 
+#include "tests/support/graph_text.h"
+
 namespace smp::partitioner {
 namespace {
 
@@ -238,7 +240,7 @@ TEST(GraphIo, TextHasOneLinePerLeafAndNode) {
                    std::vector<int64_t>{1, 2}, ScalarList{{int64_t{1}, 1.5}}, std::vector<bool>{false},
                    std::complex<double>(1, -2), StageDevice{}, NamedDevice{"cpu"}, UndefinedTensor{}});
   EXPECT_EQ(
-      to_text(graph),
+      support::to_text(graph),
       "# train; float32[2,3]\n"
       "input %0 input.0: float32[2,3]\n"
       "parameter %1 encoder.weight: float32[3,3]{1,3} requires_grad\n"
@@ -275,7 +277,7 @@ TEST(GraphIo, DamagedTextIsRefusedOrStillAGraph) {
     std::string damaged = text;
     damaged[random() % damaged.size()] = static_cast<char>(random() % 256);
     try {
-      to_text(deserialise_graph(damaged));  // walks every id
+      support::to_text(deserialise_graph(damaged));  // walks every id
     } catch (const c10::ValueError&) {
       ++refused;
     }
@@ -300,7 +302,7 @@ TEST(GraphIo, WrongFieldsAreNamed) {
 TEST(GraphIo, IdsOutOfRangeAreNamed) {
   expect_refused_after("\"inputs\":[0]", "\"inputs\":[6]", {"inputs[0]", "from 0 to 5", "got 6"});
   expect_refused_after("\"inputs\":[0]", "\"inputs\":[-1]", {"inputs[0]", "got -1"});
-  expect_refused_after("\"returned\":[5,4]", "\"returned\":[5,-2]", {"returned[1]"});
+  expect_refused_after("\"returned\":[5,4]", "\"returned\":[5,-1]", {"returned[1]", "from 0 to 5"});
   expect_refused_after("\"backward_roots\":[5]", "\"backward_roots\":[6]", {"backward_roots"});
   expect_refused_after("\"outputs\":[4]", "\"outputs\":[6]", {"nodes[0].outputs[0]"});
   expect_refused_after("{\"value\":2}", "{\"value\":6}", {"nodes[0].arguments[0].value", "got 6"});

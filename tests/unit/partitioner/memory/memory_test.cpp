@@ -2,13 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <string>
 
-#include "partitioner/memory/peak_memory.h"
+#include "partitioner/memory/rank_memory.h"
 #include "partitioner/memory/stage_memory.h"
 #include "partitioner/partition/partition.h"
 #include "partitioner/plan/message_buffers.h"
+#include "partitioner/schedule/generate.h"
+#include "partitioner/schedule/stage_graph.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/plan_cases.h"
 
@@ -231,6 +234,48 @@ TEST(PeakMemory, MessagesCountOnBothSidesOfACut) {
   EXPECT_EQ(plan.stages[1].cost.message_bytes, (3 + 3) * message);
   options.num_microbatches = 1;
   EXPECT_EQ(partition(graph, options).stages[0].cost.message_bytes, 2 * message);
+}
+
+TEST(PeakMemory, MessagesThatNothingLimitsCountAllAtOnce) {
+  const Graph graph = mlp(2);
+  PartitionOptions options = on_ranks(2);
+  options.pins = {{"layers.0", 0}, {"layers.1", 1}};
+  const Plan plan = partition(graph, options);
+  Schedule schedule = generate(plan.schedule, stage_graph(plan, graph), 16);
+  for (const bool limits_sends : {true, false}) {
+    schedule.limits_sends = limits_sends;
+    const BufferCounts expected{{kActivation + kMessageOverheadBytes, (limits_sends ? 3 : 16) + 3}};
+    EXPECT_EQ(message_buffers(graph, plan, schedule, 0, false), expected);
+  }
+}
+
+TEST(PeakMemory, MoreActiveMicrobatchesThanThereAreCountAsAllOfThem) {
+  const Graph graph = mlp(4);
+  PartitionOptions options = on_ranks(2);
+  options.schedule.active_microbatches = options.num_microbatches + 1;  // the second rank holds one less
+  const auto all = partition(graph, options).predicted_peak_bytes;
+  options.schedule.active_microbatches = std::numeric_limits<int>::max();
+  EXPECT_EQ(partition(graph, options).predicted_peak_bytes, all);
+}
+
+/// It adds up no gradients and steps no optimizer.
+TEST(PeakMemory, EvaluationHoldsNothingOfTraining) {
+  const auto peak_of = [](const std::string& second, double workspace) {
+    GraphBuilder g;
+    const ValueId first = g.parameter("first", {512, 512});
+    const ValueId again = second == "first" ? first : g.parameter(second, {512, 512});
+    g.linear_with(g.linear(g.linear(g.linear_with(g.input({1, 512}), first), "a", 8), "b", 512), again);
+    PartitionOptions options = on_ranks(2);
+    options.homes = {{"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}, {"second", {{1}}}};
+    options.homes["first"] = {second == "first" ? std::vector<int>{0, 1} : std::vector<int>{0}};
+    options.optimizer_workspace_factor = workspace;
+    options.gradient_bucket_bytes = int64_t{1} << 30;
+    options.gradients_overlap = false;
+    return partition(g.build(), options).predicted_peak_bytes;
+  };
+  const auto expected = peak_of("second", 0);
+  EXPECT_EQ(peak_of("first", 0), expected) << "a tied weight";
+  EXPECT_EQ(peak_of("second", 3), expected) << "the optimizer's step";
 }
 
 TEST(PeakMemory, PredictedPeakIsEnoughAsALimit) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "partitioner/partition/predict_step.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/plan_cases.h"
 
@@ -45,7 +46,16 @@ TEST(ChooseLayout, MorePartsFillThePipelineUntilTheirOverheadCostsMore) {
   EXPECT_GE(large.all[of_large.best].microbatches, 16);
   const LayoutChoice of_small = choose_layout(small.all, {});
   EXPECT_LT(small.all[of_small.best].microbatches, large.all[of_large.best].microbatches);
-  EXPECT_GT(of_small.predictions.back().step_us, of_small.predictions[of_small.best].step_us);
+  EXPECT_GT(of_small.predictions.back().plan->predicted_step_us,
+            of_small.predictions[of_small.best].plan->predicted_step_us);
+}
+
+TEST(ChooseLayout, EvaluationHasNoGradientsToAverage) {
+  GraphBuilder g;
+  g.relu(g.linear(g.input({64, 64}), "fc", 64));
+  const Graph graph = g.build();
+  const LayoutChoice choice = choose_layout({{1, 2, 1, 64, &graph}}, {});
+  EXPECT_DOUBLE_EQ(choice.predictions[0].us_per_row * 64 * 2, partition(graph, {}).predicted_step_us);
 }
 
 TEST(ChooseLayout, ReplicasWinWhereGradientsAreSmallAndPipelinesWhereTheyAreLarge) {

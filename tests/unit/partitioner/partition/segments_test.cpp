@@ -9,7 +9,6 @@
 
 #include "partitioner/graph/untaped.h"
 #include "partitioner/plan/check_plan.h"
-#include "partitioner/plan/crossings.h"
 #include "tests/support/graph_builder.h"
 
 namespace smp::partitioner {

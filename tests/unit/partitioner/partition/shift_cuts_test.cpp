@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "partitioner/partition/contiguous.h"
-#include "partitioner/partition/predict_step.h"
 #include "partitioner/plan/check_plan.h"
 #include "tests/support/graph_builder.h"
 
@@ -51,7 +50,7 @@ struct Case {
   }
   Plan with_equal_stages() const { return with_cuts(split_chain(make_chain(graph, costs, order, options))); }
   Plan shifted() const { return with_shifted_cuts(graph, costs, order, options, with_equal_stages()); }
-  double step_us(const Plan& plan) const { return predict_step(graph, plan, options).us; }
+  double step_us(const Plan& plan) const { return plan.predicted_step_us; }
 
   double best_step_us() const {
     const int n = static_cast<int>(order.nodes.size());

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "partitioner/report/typical_step.h"
+#include "tests/support/schedule_text.h"
 #include "tests/unit/partitioner/report/timelines.h"
 
 namespace smp::partitioner {
@@ -102,7 +103,7 @@ TEST(IdleTime, RankWithoutStageWaitsForAll) {
 TEST(PerformedSchedule, IsTheTableOfTheStep) {
   const std::optional<Schedule> schedule = performed_schedule(two_ranks());
   ASSERT_TRUE(schedule);
-  EXPECT_EQ(schedule->to_table(), "stage 0 | F0 B0\nstage 1 | F0 B0\n");
+  EXPECT_EQ(support::to_table(*schedule), "stage 0 | F0 B0\nstage 1 | F0 B0\n");
   EXPECT_EQ(schedule->num_microbatches, 1);
 }
 

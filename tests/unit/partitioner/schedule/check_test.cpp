@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "partitioner/schedule/generate.h"
+#include "tests/support/schedule_text.h"
 #include "tests/unit/partitioner/schedule/schedule_graphs.h"
 
 namespace smp::partitioner {
@@ -34,7 +35,7 @@ class ScheduleCheck : public ::testing::Test {
   void expect_rejected(const std::vector<std::string>& parts) {
     try {
       check(schedule_, graph_);
-      FAIL() << "accepted:\n" << schedule_.to_table(TableContent::kComputeAndTransfers);
+      FAIL() << "accepted:\n" << support::to_table(schedule_, support::TableContent::kComputeAndTransfers);
     } catch (const c10::ValueError& error) {
       const std::string text = error.what_without_backtrace();
       for (const std::string& part : parts) {
@@ -89,7 +90,7 @@ TEST_F(ScheduleCheck, WeightGradientsMayComeAtTheEnd) {
     column(2).push_back({kWeightGradient, 2, m});
   }
   EXPECT_NO_THROW(check(schedule_, graph_));
-  EXPECT_EQ(schedule_.to_table().substr(schedule_.to_table().find("stage 2")),
+  EXPECT_EQ(support::to_table(schedule_).substr(support::to_table(schedule_).find("stage 2")),
             "stage 2 | F0 B0 F1 B1 F2 B2 F3 B3 W0 W1 W2 W3\n");
   schedule_.in_flight_limits[2] = 3;
   expect_rejected({"(2F3)", "at most 3", "stage 2, got 4"});
@@ -174,7 +175,7 @@ TEST(ScheduleCheckOfPrograms, RanksTakeMicrobatchesOfDifferentProgramsInOrder) {
   EXPECT_NO_THROW(check(schedule, one));
   try {
     check(schedule, mixed);
-    FAIL() << "accepted:\n" << schedule.to_table();
+    FAIL() << "accepted:\n" << support::to_table(schedule);
   } catch (const c10::ValueError& error) {
     const std::string text = error.what_without_backtrace();
     EXPECT_NE(text.find("expected microbatches in ascending order"), std::string::npos) << text;
@@ -186,11 +187,11 @@ TEST(ScheduleCheckOfPrograms, WeightGradientsComeBeforeTheBackwardOfAnotherProgr
   const StageGraph one = testing::chain(1), other = one;
   const std::vector<const StageGraph*> mixed{&one, &other};
   Schedule schedule = generate({}, mixed);
-  EXPECT_EQ(schedule.to_table(), "stage 0 | F0 B0 F1 B1\n");
+  EXPECT_EQ(support::to_table(schedule), "stage 0 | F0 B0 F1 B1\n");
   schedule.in_flight_limits = {2};
   std::vector<Action>& column = schedule.columns[0];
   std::rotate(column.begin() + 2, column.begin() + 3, column.end());
-  EXPECT_EQ(schedule.to_table(), "stage 0 | F0 B0 F1 B1 W0\n") << "W0 is the last";
+  EXPECT_EQ(support::to_table(schedule), "stage 0 | F0 B0 F1 B1 W0\n") << "W0 is the last";
   EXPECT_THROW(check(schedule, mixed), c10::ValueError);
   EXPECT_THROW(check(schedule, one), c10::ValueError) << "W1 before W0";
 }

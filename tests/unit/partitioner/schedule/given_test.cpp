@@ -31,7 +31,8 @@ std::vector<const StageGraph*> all(const StageGraph& graph, int num_microbatches
 }
 
 std::string refusal(const StageGraph& graph, const Columns& columns, int num_microbatches) {
-  return support::message_of<c10::ValueError>([&] { given_schedule(columns, all(graph, num_microbatches)); });
+  const auto graphs = all(graph, num_microbatches);
+  return support::message_of<c10::ValueError>([&] { check(given_schedule(columns, graphs).value(), graphs); });
 }
 
 TEST(GivenSchedule, IsTheGeneratedTableOfItsComputations) {
@@ -73,8 +74,8 @@ TEST(GivenSchedule, RefusesWhatNoRankCouldPerform) {
         changed([](Columns& columns) { columns[1].push_back(columns[0][0]); }));
   is_in("got none of this plan", changed([](Columns& columns) { columns[0].push_back({ActionKind::kForward, 7, 0}); }));
   is_in("got none of this plan", changed([](Columns& columns) { columns[0].push_back({ActionKind::kForward, 0, -1}); }));
-  is_in("once, got 0F0 twice", changed([](Columns& columns) { columns[0].push_back(columns[0][0]); }));
-  is_in("once, got no 1W1", changed([](Columns& columns) { columns[1].pop_back(); }));
+  is_in("(0F0): expected once, got it at position", changed([](Columns& columns) { columns[0].push_back(columns[0][0]); }));
+  is_in("expected 1W1, got none", changed([](Columns& columns) { columns[1].pop_back(); }));
   is_in("waiting for ever before 0W1", changed([](Columns& columns) { std::swap(columns[0][0], columns[0].back()); }));
 }
 

@@ -14,7 +14,6 @@ namespace smp::partitioner::testing {
 inline StageGraph chain(int num_stages, bool has_backward = true) {
   StageGraph graph;
   graph.num_ranks = num_stages;
-  graph.has_backward = has_backward;
   graph.stage_has_backward.assign(num_stages, has_backward);
   graph.activations.push_back({kInputStage, 0});
   if (num_stages > 1) graph.activations.push_back({kInputStage, num_stages - 1});
@@ -25,6 +24,28 @@ inline StageGraph chain(int num_stages, bool has_backward = true) {
     if (has_backward) graph.gradients.push_back({stage, stage - 1});
   }
   return graph;
+}
+
+/// By stage: the microbatches that it holds at most between a forward and the weight gradients.
+inline std::vector<int> peak_in_flight(const Schedule& schedule) {
+  const auto num_stages = static_cast<int>(schedule.in_flight_limits.size());
+  std::vector<char> is_trained(static_cast<size_t>(num_stages * schedule.num_microbatches), 0);
+  std::vector<int> now(schedule.in_flight_limits.size(), 0), peak = now;
+  const auto mark_of = [&](const Action& action) -> char& {
+    return is_trained[static_cast<size_t>(action.microbatch * num_stages + action.stage)];
+  };
+  for (const auto& column : schedule.columns) {
+    for (const Action& action : column) {
+      if (action.kind == ActionKind::kWeightGradient) mark_of(action) = 1;
+    }
+    for (const Action& action : column) {
+      if (!action.is_compute() || !mark_of(action)) continue;
+      int &held = now[action.stage], &most = peak[action.stage];
+      held += (action.kind == ActionKind::kForward) - (action.kind == ActionKind::kWeightGradient);
+      most = std::max(most, held);
+    }
+  }
+  return peak;
 }
 
 class RandomGraphs {
@@ -49,10 +70,10 @@ class RandomGraphs {
     StageGraph graph;
     graph.num_ranks = num_ranks;
     graph.rank_of_stage = std::move(rank_of_stage);
-    graph.has_backward = happens(0.8);
+    const bool has_backward = happens(0.8);
     const double density = number(1, 8) / 10.0;
     for (int stage = 0; stage < graph.num_stages(); ++stage) {
-      graph.stage_has_backward.push_back(graph.has_backward && happens(0.9));
+      graph.stage_has_backward.push_back(has_backward && happens(0.9));
       for (int source = kInputStage; source < stage; ++source) {
         if (happens(density)) graph.activations.push_back({source, stage});
         if (source == kInputStage || !happens(density)) continue;

@@ -1,8 +1,8 @@
 // Tables whose sends wait for their receivers: which ones end.
-#include "partitioner/schedule/send_limits.h"
-
 #include <gtest/gtest.h>
 
+#include "partitioner/schedule/walk.h"
+#include "tests/support/schedule_text.h"
 #include "tests/unit/partitioner/schedule/schedule_graphs.h"
 
 namespace smp::partitioner {
@@ -23,7 +23,7 @@ TEST(SendLimits, HoldForTrainingAndEvaluationOnChains) {
     for (const bool has_backward : {true, false}) {
       for (int stages = 1; stages <= 8; ++stages) {
         const Schedule schedule = generate({kind}, testing::chain(stages, has_backward), 20);
-        EXPECT_TRUE(may_limit_sends(schedule)) << schedule.to_table();
+        EXPECT_TRUE(may_limit_sends(schedule)) << support::to_table(schedule);
       }
     }
   }

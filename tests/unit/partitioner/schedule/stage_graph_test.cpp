@@ -59,7 +59,6 @@ TEST_F(StageGraphOfPlan, TransfersBecomeUniqueEdges) {
   EXPECT_EQ(result.activations, (std::vector<Edge>{{kInputStage, 0}, {0, 1}, {0, 2}, {1, 2}}));
   EXPECT_EQ(result.gradients, (std::vector<Edge>{{1, 0}, {2, 1}}));
   EXPECT_EQ(result.stage_has_backward, (std::vector{true, true, true}));
-  EXPECT_TRUE(result.has_backward);
   EXPECT_TRUE(result.is_local({kInputStage, 0}));
   EXPECT_TRUE(result.is_local({0, 2}));
   EXPECT_FALSE(result.is_local({0, 1}));
@@ -72,7 +71,6 @@ TEST_F(StageGraphOfPlan, EvaluationHasNoBackwardAnywhere) {
   plan_.activations = {{1, 0, 1}};
   plan_.gradients = {{1, 1, 0}};  // the plan was made for training
   const StageGraph result = stage_graph(plan_, graph_);
-  EXPECT_FALSE(result.has_backward);
   EXPECT_TRUE(result.gradients.empty());
   EXPECT_EQ(result.stage_has_backward, (std::vector{false, false}));
 }

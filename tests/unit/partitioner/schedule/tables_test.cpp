@@ -8,6 +8,7 @@
 
 #include "partitioner/schedule/check.h"
 #include "partitioner/schedule/generate.h"
+#include "tests/support/schedule_text.h"
 #include "tests/unit/partitioner/schedule/schedule_graphs.h"
 
 namespace smp::partitioner {
@@ -261,7 +262,7 @@ int compare(ScheduleKind kind, const std::string& text) {
   for (const auto& [size, rows] : expected) {
     const StageGraph graph = testing::chain(size.first);
     const Schedule schedule = generate({kind}, graph, size.second);
-    EXPECT_EQ(schedule.to_table(), rows) << size.first << " stages, " << size.second << " microbatches";
+    EXPECT_EQ(support::to_table(schedule), rows) << size.first << " stages, " << size.second << " microbatches";
     EXPECT_NO_THROW(check(schedule, graph));
   }
   return static_cast<int>(expected.size());
@@ -279,14 +280,14 @@ TEST(ScheduleTables, EvaluationIsForwardsOnlyForBothKinds) {
       "stage 0 | F0 F1 F2\n"
       "stage 1 | F0 F1 F2\n"
       "stage 2 | F0 F1 F2\n";
-  EXPECT_EQ(generate({ScheduleKind::kSimple}, graph, 3).to_table(), expected);
-  EXPECT_EQ(generate({ScheduleKind::kInterleaved}, graph, 3).to_table(), expected);
+  EXPECT_EQ(support::to_table(generate({ScheduleKind::kSimple}, graph, 3)), expected);
+  EXPECT_EQ(support::to_table(generate({ScheduleKind::kInterleaved}, graph, 3)), expected);
 }
 
 TEST(ScheduleTables, TwoMoreActiveMicrobatchesDeepenTheWarmUp) {
   // Eager 1F1B: SageMaker's default of active_microbatches = stages + 2.
   const Schedule schedule = generate({.kind = ScheduleKind::kInterleaved, .active_microbatches = 5}, testing::chain(3), 6);
-  EXPECT_EQ(schedule.to_table(),
+  EXPECT_EQ(support::to_table(schedule),
             "stage 0 | F0 F1 F2 F3 F4 B0 F5 B1 B2 B3 B4 B5\n"
             "stage 1 | F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5\n"
             "stage 2 | F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5\n");
@@ -294,7 +295,7 @@ TEST(ScheduleTables, TwoMoreActiveMicrobatchesDeepenTheWarmUp) {
 
 TEST(ScheduleTables, TransfersStandBesideTheirComputations) {
   const Schedule schedule = generate({ScheduleKind::kInterleaved}, testing::chain(3), 2);
-  EXPECT_EQ(schedule.to_table(TableContent::kComputeAndTransfers),
+  EXPECT_EQ(support::to_table(schedule, support::TableContent::kComputeAndTransfers),
             "stage 0 | inF0>2 F0 F0>1 inF1>2 F1 F1>1 <1B0 B0 W0 <1B1 B1 W1\n"
             "stage 1 | <0F0 F0 F0>2 <0F1 F1 F1>2 <2B0 B0 B0>0 W0 <2B1 B1 B1>0 W1\n"
             "stage 2 | <inF0 <1F0 F0 B0 B0>1 W0 <inF1 <1F1 F1 B1 B1>1 W1\n");
@@ -304,14 +305,14 @@ TEST(ScheduleTables, SeveralStagesOfOneRankAreNumbered) {
   StageGraph graph = testing::chain(4);
   graph.num_ranks = 3;
   graph.rank_of_stage = {0, 1, 0, 1};  // rank 2 has none
-  EXPECT_EQ(generate({ScheduleKind::kInterleaved}, graph, 2).to_table(),
+  EXPECT_EQ(support::to_table(generate({ScheduleKind::kInterleaved}, graph, 2)),
             "rank 0 | 0F0 0F1 2F0 2F1 2B0 0B0 2B1 0B1\n"
             "rank 1 | 1F0 1F1 3F0 3B0 3F1 1B0 3B1 1B1\n"
             "rank 2 |\n");
 }
 
 TEST(ScheduleTables, LabelsOfTenStagesAlign) {
-  const std::string table = generate({ScheduleKind::kSimple}, testing::chain(11), 1).to_table();
+  const std::string table = support::to_table(generate({ScheduleKind::kSimple}, testing::chain(11), 1));
   EXPECT_TRUE(table.starts_with("stage  0 | F0 B0\n")) << table;
   EXPECT_TRUE(table.ends_with("stage 10 | F0 B0\n")) << table;
 }

@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "partitioner/cost/measured_costs.h"
-#include "partitioner/graph/cuts.h"
 #include "partitioner/graph/graph_io.h"
 #include "partitioner/partition/partition.h"
 #include "partitioner/plan/check_plan.h"
@@ -18,7 +17,9 @@
 #include "runtime/exchange/state_exchange.h"
 #include "runtime/exchange/step_protocol.h"
 #include "runtime/exchange/wire.h"
+#include "runtime/stage/stage_values.h"
 #include "tests/support/damage.h"
+#include "tests/support/graph_text.h"
 #include "tests/support/messages.h"
 #include "tests/support/plan_cases.h"
 
@@ -198,19 +199,26 @@ TEST(Offers, OfPartsOfTensorsAreRefused) {
   EXPECT_TRUE(contains(text, "expected whole tensors, got part 0 of 2 of 'w'")) << text;
 }
 
+/// What a follower does with a program: `graph` and `plan` may come from anywhere.
+void take_in(const Graph& graph, std::string_view plan_text) {
+  const partitioner::Plan plan = partitioner::deserialise_plan(plan_text, graph);
+  check(graph, plan);
+  for (int s = 0; s < static_cast<int>(plan.stages.size()); ++s) stage_values(graph, plan, s);
+}
+
 Decoder graphs() {
   const Graph graph = testing::mlp(2);
-  return {"graph", {serialise(graph), serialise(Graph{})}, [](std::string_view text) {
+  return {"graph", {serialise(graph)}, [plan = serialise(partition(graph, testing::on_ranks(2)))](std::string_view text) {
             const Graph read = partitioner::deserialise_graph(text);
-            to_text(read);
-            node_groups(read);
+            support::to_text(read);
+            take_in(read, plan);
           }};
 }
 
 Decoder plans() {
   const auto graph = std::make_shared<const Graph>(testing::mlp(2));
   return {"plan", {serialise(partition(*graph, testing::on_ranks(2)))}, [graph](std::string_view text) {
-            check(*graph, partitioner::deserialise_plan(text));
+            take_in(*graph, text);
           }};
 }
 

@@ -20,6 +20,7 @@
 #include "tests/support/bits.h"
 #include "tests/support/graph_builder.h"
 #include "tests/support/loopback_world.h"
+#include "tests/support/schedule_text.h"
 
 namespace smp::runtime {
 namespace {
@@ -79,10 +80,10 @@ std::vector<std::vector<Action>> late_weights(const Schedule& schedule) {
 }
 
 /// What another rank makes of a plan that comes with a table.
-Schedule sent(Plan plan, std::vector<std::vector<Action>> table, const StageGraph& stages) {
+Schedule sent(const Graph& graph, Plan plan, std::vector<std::vector<Action>> table, const StageGraph& stages) {
   plan.table = std::move(table);
   const std::vector<const StageGraph*> graphs(kMicrobatches, &stages);
-  return given_schedule(deserialise_plan(serialise(plan)).table, graphs).value();
+  return given_schedule(deserialise_plan(serialise(plan), graph).table, graphs).value();
 }
 
 enum class Made { kAutograd, kTape, kTapeButOneMicrobatch };
@@ -150,12 +151,12 @@ class Executed : public ::testing::Test {
   const Plan plan_ = plan_of(graph_);
   const StageGraph stages_ = stage_graph(plan_, graph_);
   const Schedule usual_ = generate({}, stages_, kMicrobatches);
-  const Schedule late_ = sent(plan_, late_weights(usual_), stages_);
+  const Schedule late_ = sent(graph_, plan_, late_weights(usual_), stages_);
 };
 
 TEST_F(Executed, LateWeightsAreASoundTable) {
   EXPECT_NO_THROW(check(late_, stages_));
-  EXPECT_EQ(late_.to_table(),
+  EXPECT_EQ(support::to_table(late_),
             "stage 0 | F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3\n"
             "stage 1 | F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3\n");
 }
@@ -211,7 +212,7 @@ TEST_F(Executed, ExactlyTheTableIsPerformed) {
     for (size_t rank = 0; rank < kRanks; ++rank) {
       std::string expected;
       for (const Action& action : schedule.columns[rank]) {
-        if (action.is_compute()) expected += " " + to_string_within_stage(action);
+        if (action.is_compute()) expected += std::string(" ") + action.row().letter + std::to_string(action.microbatch);
       }
       EXPECT_EQ(notes[rank], expected);
     }

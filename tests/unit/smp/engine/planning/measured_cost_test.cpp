@@ -14,6 +14,8 @@
 #include "partitioner/partition/choose_layout.h"
 #include "partitioner/partition/graph_costs.h"
 #include "partitioner/partition/predict_step.h"
+#include "partitioner/schedule/generate.h"
+#include "partitioner/schedule/stage_graph.h"
 #include "runtime/stage/measure_stage.h"
 #include "smp/engine/planning/cost_cache.h"
 #include "smp/engine/rank/rank_state.h"
@@ -283,7 +285,10 @@ void expect_averaging_is_measured_and_predicted() {
   EXPECT_GT(options.measured->averaging_us_per_mib(), 0);
   const double averaging_us = partitioner::averaging_us(plan(), 2, options);
   EXPECT_GT(averaging_us, 0);
-  EXPECT_DOUBLE_EQ(plan().predicted_step_us, partitioner::predict_step(graph, plan(), options).us + averaging_us);
+  partitioner::Plan alone = plan();
+  const auto schedule = partitioner::generate(alone.schedule, partitioner::stage_graph(alone, graph), 2);
+  partitioner::add_prediction(graph, schedule, options.device, alone);
+  EXPECT_DOUBLE_EQ(plan().predicted_step_us, alone.predicted_step_us + averaging_us);
 }
 
 TEST(MeasuredCosts, OfAveragingCountWhereNoOperatorCouldBeMeasured) {

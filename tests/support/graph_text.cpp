@@ -1,11 +1,13 @@
 // Graphs for people.
+#include "tests/support/graph_text.h"
+
 #include <array>
 #include <charconv>
 
-#include "partitioner/graph/graph_io.h"
-
-namespace smp::partitioner {
+namespace smp::support {
 namespace {
+
+using namespace partitioner;
 
 template <typename Elements, typename Print>
 std::string join(const Elements& elements, std::string_view separator, const Print& print) {
@@ -168,4 +170,4 @@ class Printer {
 
 std::string to_text(const Graph& graph) { return Printer(graph).print(); }
 
-}  // namespace smp::partitioner
+}  // namespace smp::support

@@ -1,10 +1,64 @@
-// Reading stages of every value, forward and backward.
-#include "partitioner/plan/crossings.h"
+// Readers of every value by stage, forward and backward.
+#include "partitioner/plan/derive.h"
+
+#include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <set>
+
+#include "partitioner/graph/gradient_flow.h"
 
 namespace smp::partitioner {
 namespace {
+
+constexpr const char* kPlanAgain = " Plan this graph again with partition().";
+
+void check_assignment(const Graph& graph, const Plan& plan) {
+  TORCH_CHECK_VALUE(plan.stage_of_node.size() == graph.nodes.size(), "plan: expected a stage for each of ",
+                    graph.nodes.size(), " nodes, got ", plan.stage_of_node.size(), ".", kPlanAgain);
+  const int num_stages = static_cast<int>(plan.stages.size());
+  std::vector<bool> has_operator(plan.stages.size(), false);
+  for (const int stage : plan.stage_of_node) {
+    TORCH_CHECK_VALUE(stage >= 0 && stage < num_stages, "plan: expected operators on stages 0 to ", num_stages - 1, ", got ",
+                      stage, ".", kPlanAgain);
+    has_operator[stage] = true;
+  }
+  for (int stage = 0; stage < num_stages; ++stage) {
+    const int rank = plan.stages[stage].rank;
+    TORCH_CHECK_VALUE(rank >= 0 && rank < plan.num_ranks, "plan: expected stage ", stage, " on a rank from 0 to ",
+                      plan.num_ranks - 1, ", got ", rank, ".", kPlanAgain);
+    TORCH_CHECK_VALUE(has_operator[stage], "plan: expected operators on stage ", stage, ", got none.", kPlanAgain);
+  }
+}
+
+void add_once(std::vector<std::string>& names, const std::string& name) {
+  if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end()) {
+    names.push_back(name);
+  }
+}
+
+/// "encoder.0" for "encoder.0.weight"; empty for a parameter of the root module.
+std::string owner_of(const std::string& parameter) {
+  const size_t dot = parameter.rfind('.');
+  return dot == std::string::npos ? "" : parameter.substr(0, dot);
+}
+
+void add_nodes(const Graph& graph, Plan& plan) {
+  for (StagePlan& stage : plan.stages) stage.nodes.clear(), stage.parameters.clear(), stage.modules.clear();
+  std::vector<std::set<ValueId>> seen(plan.stages.size());
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const Node& node = graph.nodes[n];
+    StagePlan& stage = plan.stages[plan.stage_of_node[n]];
+    stage.nodes.push_back(static_cast<NodeId>(n));
+    add_once(stage.modules, node.module);
+    for (ValueId id : node_inputs(node)) {
+      const Value& value = graph.values[id];
+      if (!is_named(value) || !seen[plan.stage_of_node[n]].insert(id).second) continue;
+      stage.parameters.push_back(id);
+      if (node.module.empty()) add_once(stage.modules, owner_of(value.name));
+    }
+  }
+}
 
 /// By ValueId: the stages whose nodes read it, ascending; only nodes that backward passes through, if asked.
 std::vector<std::vector<int>> reading_stages(const Graph& graph, const std::vector<int>& stage_of_node,
@@ -26,8 +80,6 @@ std::vector<std::vector<int>> reading_stages(const Graph& graph, const std::vect
   return stages;
 }
 
-}  // namespace
-
 std::vector<Transfer> activation_transfers(const Graph& graph, const std::vector<int>& stage_of_node) {
   std::vector<Transfer> transfers;
   const auto readers = reading_stages(graph, stage_of_node, nullptr);
@@ -42,8 +94,6 @@ std::vector<Transfer> activation_transfers(const Graph& graph, const std::vector
   }
   return transfers;
 }
-
-namespace {
 
 /// From the last reader down to the producer.
 void add_value_relays(ValueId id, const std::vector<int>& readers, int producer, int backward,
@@ -70,8 +120,6 @@ void add_parameter_relays(ValueId id, const std::vector<int>& readers, const Pla
   }
 }
 
-}  // namespace
-
 std::vector<Transfer> gradient_relays(const Graph& graph, const Plan& plan) {
   const std::vector<int>& stage_of_node = plan.stage_of_node;
   std::vector<Transfer> relays;
@@ -91,6 +139,15 @@ std::vector<Transfer> gradient_relays(const Graph& graph, const Plan& plan) {
     }
   }
   return relays;
+}
+
+}  // namespace
+
+void derive(const Graph& graph, Plan& plan) {
+  check_assignment(graph, plan);
+  add_nodes(graph, plan);
+  plan.activations = activation_transfers(graph, plan.stage_of_node);
+  plan.gradients = gradient_relays(graph, plan);
 }
 
 }  // namespace smp::partitioner
