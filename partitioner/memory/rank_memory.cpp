@@ -7,7 +7,7 @@
 
 #include "partitioner/cost/memory_model.h"
 #include "partitioner/graph/cuts.h"
-#include "partitioner/plan/message_buffers.h"
+#include "partitioner/plan/message_rules.h"
 #include "partitioner/schedule/stage_graph.h"
 
 namespace smp::partitioner {

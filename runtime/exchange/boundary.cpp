@@ -9,7 +9,7 @@
 #include <span>
 
 #include "partitioner/graph/tensor_bytes.h"
-#include "partitioner/plan/message_buffers.h"
+#include "partitioner/plan/message_rules.h"
 #include "runtime/libtorch/memory_tensor.h"
 
 namespace smp::runtime {

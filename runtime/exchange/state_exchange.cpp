@@ -23,6 +23,17 @@ bool contains(const std::vector<int>& ranks, int rank) { return std::find(ranks.
 
 }  // namespace
 
+at::Tensor copy_on_all(const at::Tensor& tensor, int owner, Transport& group, std::string_view what) {
+  if (owner != group.rank()) return read_tensor(group.receive_bytes(owner, kStateTag), what);
+  WireWriter out;
+  out.put(tensor);
+  const std::string bytes = out.take();
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank != owner) group.send_bytes(rank, kStateTag, bytes);
+  }
+  return tensor.detach().clone();
+}
+
 std::vector<std::string> gather_from_first_replica(std::string_view bytes, Transport& pipeline, Transport& replicas) {
   const bool counts = replicas.rank() == 0;
   std::vector<std::string> gathered;

@@ -18,6 +18,10 @@ namespace smp::runtime {
 /// the other replicas pass does not count. Collective over both groups.
 std::vector<std::string> gather_from_first_replica(std::string_view bytes, Transport& pipeline, Transport& replicas);
 
+/// A copy on every rank of `group` of a tensor that rank `owner` has; the others' `tensor` does not count. `what` it is part
+/// of is named where a message is damaged. Collective over the group.
+at::Tensor copy_on_all(const at::Tensor& tensor, int owner, Transport& group, std::string_view what);
+
 /// What the pipeline ranks of replica 0 offer together: full dictionaries, parts of one, or nothing on some ranks. Every
 /// rank of the job knows of all offers, so that every rank finds the same errors, before any data move.
 ///

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "partitioner/plan/message_buffers.h"
+#include "partitioner/plan/message_rules.h"
 #include "partitioner/plan/plan.h"
 #include "partitioner/schedule/schedule.h"
 #include "runtime/exchange/boundary.h"

@@ -26,7 +26,7 @@ MAY_INCLUDE = {
         "partitioner/graph/tensor_bytes.h",  # what a geometry takes, checked
         "partitioner/graph/untaped.h",  # one answer for the planner and the recorder
         "partitioner/plan/home.h",  # where tensors live
-        "partitioner/plan/message_buffers.h",  # what the planner counts on
+        "partitioner/plan/message_rules.h",  # what the planner counts on
         "partitioner/plan/plan.h",
         "partitioner/report/timeline.h",  # the spans that it records
         "partitioner/plan/action.h",

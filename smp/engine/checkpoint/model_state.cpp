@@ -12,8 +12,7 @@
 
 #include "runtime/device/device.h"
 #include "runtime/device/random.h"
-#include "runtime/exchange/tags.h"
-#include "runtime/exchange/wire.h"
+#include "runtime/exchange/state_exchange.h"
 #include "runtime/libtorch/unmade.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 
@@ -39,20 +38,6 @@ void check_no_pending_load(const Model& model) {
                     "state of a model: expected a step after load_state_dict, got none: the model was constructed under "
                     "smp::DelayParamInitialization, and the loaded values wait for their ranks. Run a step first, or use "
                     "the state that was loaded.");
-}
-
-// A copy of a parameter or buffer of rank `owner`, on every rank of the pipeline.
-at::Tensor gathered(const at::Tensor& tensor, int owner, runtime::Transport& pipeline) {
-  if (owner != pipeline.rank()) {
-    return runtime::read_tensor(pipeline.receive_bytes(owner, runtime::kStateTag), "state of a model");
-  }
-  runtime::WireWriter out;
-  out.put(tensor);
-  const std::string bytes = out.take();
-  for (int r = 0; r < pipeline.size(); ++r) {
-    if (r != owner) pipeline.send_bytes(r, runtime::kStateTag, bytes);
-  }
-  return tensor.detach().clone();
 }
 
 at::Tensor value_of(const at::Tensor& tensor) {
@@ -185,7 +170,8 @@ StateDict gathered_state(const RankState& own, const Model& model) {
       continue;
     }
     const bool is_placed = own.models.is_placed(named.tensor);
-    copies.push_back(is_placed ? gathered(named.tensor, own.models.home(named.tensor).owner(), *own.context.pipeline)
+    copies.push_back(is_placed ? runtime::copy_on_all(named.tensor, own.models.home(named.tensor).owner(),
+                                                      *own.context.pipeline, "state of a model")
                                : value_of(named.tensor).detach().clone());
   }
   StateDict state = without_tensors(own, model);

@@ -16,7 +16,7 @@
 
 #include "runtime/device/device.h"
 #include "runtime/device/random.h"
-#include "runtime/exchange/tags.h"
+#include "runtime/exchange/state_exchange.h"
 #include "runtime/exchange/wire.h"
 #include "runtime/libtorch/unmade.h"
 #include "smp/engine/checkpoint/model_state.h"
@@ -56,20 +56,6 @@ OptimizerState without_entries(const Optimizer& optimizer) {
 
 using Entries = decltype(OptimizerState::entries);
 
-// Its copy on every rank of `group`, where rank `owner` has it.
-at::Tensor copied(const at::Tensor& tensor, int owner, runtime::Transport& group) {
-  if (owner != group.rank()) {
-    return runtime::read_tensor(group.receive_bytes(owner, runtime::kStateTag), "state of an optimizer");
-  }
-  runtime::WireWriter out;
-  out.put(tensor);
-  const std::string bytes = out.take();
-  for (int r = 0; r < group.size(); ++r) {
-    if (r != owner) group.send_bytes(r, runtime::kStateTag, bytes);
-  }
-  return tensor.detach().clone();
-}
-
 // The entries of all ranks on each: names at once, data one tensor at a time, since all may be more than a message can be.
 Entries gathered(const Entries& own, runtime::Transport& group) {
   runtime::WireWriter names;
@@ -83,7 +69,7 @@ Entries gathered(const Entries& own, runtime::Transport& group) {
       while (!in.at_end()) {
         const std::string parameter = in.get_string(), field = in.get_string();
         const at::Tensor mine = rank == group.rank() ? own.at(parameter).at(field) : at::Tensor();
-        entries[parameter][field] = copied(mine, rank, group);
+        entries[parameter][field] = runtime::copy_on_all(mine, rank, group, "state of an optimizer");
       }
     });
   }

@@ -4,9 +4,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "runtime/device/device.h"
 #include "runtime/exchange/object_messages.h"
+#include "runtime/transport/abandoned.h"
 #include "smp/engine/context/context.h"
 #include "smp/engine/groups/made_group.h"
 
@@ -119,7 +121,8 @@ at::Tensor all_reduce_mean(const at::Tensor& tensor, const ProcessGroup& group) 
                     "all_reduce_mean: expected a floating-point CPU tensor, got ",
                     tensor.defined() ? tensor.toString() : "an undefined one", ". Convert it first: tensor.to(at::kFloat).");
   at::Tensor mean = tensor.detach().clone(at::MemoryFormat::Contiguous);
-  transport.all_reduce_sum(runtime::memory_of(mean), mean.scalar_type());
+  runtime::keeping(std::make_shared<at::Tensor>(mean),
+                   [&] { transport.all_reduce_sum(runtime::memory_of(mean), mean.scalar_type()); });
   return mean.div_(transport.size());
 }
 

@@ -9,7 +9,7 @@
 #include "partitioner/memory/rank_memory.h"
 #include "partitioner/memory/stage_memory.h"
 #include "partitioner/partition/partition.h"
-#include "partitioner/plan/message_buffers.h"
+#include "partitioner/plan/message_rules.h"
 #include "partitioner/schedule/generate.h"
 #include "partitioner/schedule/stage_graph.h"
 #include "tests/support/graph_builder.h"

@@ -1,5 +1,5 @@
-// What a message takes beside its tensor, and how many wait: numbers that the runtime obeys and the
-// prediction of memory counts.
+// Rules of messages between stages, which the runtime obeys and the prediction of memory counts: which receives are posted
+// ahead, and what a message takes beside its tensor.
 #pragma once
 
 #include <cstdint>
