@@ -10,14 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "partitioner/graph/graph_io.h"
-#include "runtime/capture/arguments.h"
 #include "runtime/capture/body_capture.h"
 #include "runtime/capture/ghosts.h"
-#include "runtime/capture/operator_info.h"
-#include "runtime/capture/places.h"
 #include "tests/support/messages.h"
-#include "tests/support/model_zoo.h"
 
 namespace smp::runtime {
 namespace {
@@ -214,90 +209,6 @@ TEST(GhostGradient, ReachesAllNamesOfTheMemoryThatIsWritten) {
   }
   EXPECT_EQ(capture.num_recordings(), 1);
 }
-
-/// What a run on real tensors calls.
-struct RealCall {
-  std::string op;
-  std::vector<partitioner::Argument> arguments;
-  std::vector<partitioner::TensorSpec> read, made;
-  bool grad_enabled;
-  partitioner::Autocast autocast;
-};
-
-class RealRun : public Interceptor {
- public:
-  void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override {
-    const OperatorInfo& info = operator_info(op);
-    RealCall call{info.name + "." + info.overload, {}, {}, {}, at::GradMode::is_enabled(), current_autocast()};
-    const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
-    for (size_t i = first; i < stack.size() && info.kind == OperatorClass::kRecorded; ++i) {
-      call.arguments.push_back(to_argument(
-          stack[i],
-          [&](const at::Tensor& tensor) {
-            call.read.push_back(spec_of(tensor));
-            return 0;
-          },
-          info.name));
-    }
-    op.callBoxed(stack);
-    if (info.kind != OperatorClass::kRecorded) return;
-    for (const at::Tensor& made : flatten_outputs({stack.begin() + static_cast<ptrdiff_t>(first), stack.end()})) {
-      if (made.defined()) call.made.push_back(spec_of(made));
-    }
-    calls.push_back(std::move(call));
-  }
-  std::vector<RealCall> calls;
-};
-
-class RecordingOfTheZoo : public testing::TestWithParam<support::ZooModel> {};
-
-TEST_P(RecordingOfTheZoo, IsThatOfTheRealRunOperatorByOperator) {
-  const auto net = GetParam().make(1);
-  const Tensors inputs = GetParam().make_inputs(5, 2);
-  const Body body = [&](const Tensors& arguments) { return Tensors{GetParam().body(*net, arguments).loss}; };
-  const Bindings bindings = bindings_of(*net);
-  BodyCapture capture(bindings);
-  const CapturedBody captured = run(capture, inputs, body);
-  RealRun real;
-  {
-    const InterceptScope scope(real);
-    body(inputs);
-  }
-  const partitioner::Graph& graph = captured.recording->graph;
-  size_t next = 0;
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    if (captured.recording->calls[n].synthesised) continue;
-    const partitioner::Node& node = graph.nodes[n];
-    ASSERT_LT(next, real.calls.size()) << node.op;
-    const RealCall& call = real.calls[next++];
-    const std::string where = "operator " + std::to_string(n) + ", " + node.op;
-    ASSERT_EQ(node.op + "." + node.overload, call.op) << where;
-    EXPECT_EQ(node.grad_enabled, call.grad_enabled) << where;
-    EXPECT_TRUE(node.autocast == call.autocast) << where;
-    ASSERT_EQ(node.arguments.size(), call.arguments.size()) << where;
-    std::vector<partitioner::TensorSpec> read, made;
-    for (size_t i = 0; i < node.arguments.size(); ++i) {
-      if (const auto* ref = std::get_if<partitioner::ValueRef>(&node.arguments[i])) {
-        read.push_back(graph.values[ref->id].spec);
-      } else if (const auto* refs = std::get_if<partitioner::ValueRefList>(&node.arguments[i])) {
-        for (const auto id : refs->ids) {
-          if (id != partitioner::kNoValue) read.push_back(graph.values[id].spec);
-        }
-      } else {
-        EXPECT_TRUE(partitioner::same_argument(node.arguments[i], call.arguments[i])) << where << ", argument " << i;
-      }
-    }
-    for (const auto id : node.outputs) {
-      if (id != partitioner::kNoValue) made.push_back(graph.values[id].spec);
-    }
-    EXPECT_TRUE(read == call.read) << where << ": reads other tensors";
-    EXPECT_TRUE(made == call.made) << where << ": makes other tensors";
-  }
-  EXPECT_EQ(next, real.calls.size());
-}
-
-INSTANTIATE_TEST_SUITE_P(Models, RecordingOfTheZoo, testing::ValuesIn(support::model_zoo()),
-                         [](const auto& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace smp::runtime

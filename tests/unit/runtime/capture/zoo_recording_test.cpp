@@ -27,7 +27,7 @@ using partitioner::Value;
 using partitioner::ValueId;
 using partitioner::ValueKind;
 
-Bindings bindings_of(const torch::nn::Module& module) {
+Bindings names_of(const torch::nn::Module& module) {
   std::vector<NamedTensor> named;
   for (const auto& item : module.named_parameters()) named.push_back({ValueKind::kParameter, item.key(), item.value()});
   for (const auto& item : module.named_buffers()) named.push_back({ValueKind::kBuffer, item.key(), item.value()});
@@ -96,7 +96,7 @@ class RealRun : public Interceptor {
 };
 
 Graph real_graph(const support::ZooModel& model, torch::nn::Module& module, const std::vector<at::Tensor>& inputs) {
-  const Bindings bindings = bindings_of(module);
+  const Bindings bindings = names_of(module);
   RealRun run(bindings, inputs);
   const InterceptScope scope(run);
   model.body(module, inputs);
@@ -104,7 +104,7 @@ Graph real_graph(const support::ZooModel& model, torch::nn::Module& module, cons
 }
 
 Graph ghost_graph(const support::ZooModel& model, torch::nn::Module& module, const std::vector<at::Tensor>& inputs) {
-  const Bindings bindings = bindings_of(module);
+  const Bindings bindings = names_of(module);
   BodyCapture capture(bindings);
   const std::vector<at::Tensor> ghosts = capture.begin(inputs, "");
   support::BodyResult result;
@@ -171,7 +171,7 @@ TEST_P(ZooRecording, EqualsTheRealRunOperatorByOperator) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, ZooRecording, testing::ValuesIn(support::model_zoo()),
+INSTANTIATE_TEST_SUITE_P(Models, ZooRecording, ::testing::ValuesIn(support::model_zoo()),
                          [](const auto& model) { return model.param.name; });
 
 }  // namespace
