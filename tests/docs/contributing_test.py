@@ -53,6 +53,8 @@ TASKS = {
     "a hook": [("smp/engine/context/hooks.h", "enum class Moment"),
                ("smp/distributed_model.h", "HookHandle register_step_pre_hook("),
                ("smp/engine/step_entry.cpp", "Moment::kBeforeStep"),
+               ("smp/engine/context/hooks.cpp", "void Hooks::step_ends("),
+               ("smp/engine/engine.cpp", "HookHandle add_hook("),
                ("smp/engine/step/step_run.cpp", "Moment::kBeforePartition"),
                ("tests/unit/smp/hooks_test.cpp", "TEST")],
     "a benchmark": [("benchmarks/CMakeLists.txt", "smp_add_benchmark("), ("benchmarks/CMakeLists.txt", "MEASURES"),
