@@ -14,6 +14,7 @@
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
 #include "runtime/device/random.h"
+#include "runtime/libtorch/boxed_tensors.h"
 #include "runtime/libtorch/tensor_spec.h"
 #include "tests/support/model_zoo.h"
 
