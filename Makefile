@@ -89,7 +89,7 @@ configure: $(environment)
 
 build: digits configure  ## Everything, into build/<preset>/bin
 	@echo "build: libraries, programs, tests and benchmarks, on $(jobs) cores"
-	@cmake --build $(build) --parallel $(jobs)
+	@cmake --build $(build) --target all smp_benchmarks --parallel $(jobs)
 	@cat $(build)/torch_taken.txt
 
 demo: configure  ## Build the library and the language model, and train it on two processes for two minutes
@@ -115,7 +115,10 @@ tidy: $(environment)  ## What the compiler does not see, in the library (.clang-
 	@run-clang-tidy -quiet -p build/tidy -j $(jobs) -extra-arg=-Wno-unknown-warning-option '/build/tidy/(smp|partitioner|runtime)/'
 
 # Configured anew, since that measures how long tests may take on this machine as it now is.
-test: formatter build  ## All tests that the preset runs
+test: formatter digits configure  ## All tests that the preset runs
+	@echo "build: libraries, programs and tests, on $(jobs) cores; no benchmarks"
+	@cmake --build $(build) --parallel $(jobs)
+	@cat $(build)/torch_taken.txt
 	@cmake $(build) | grep 'time limits'
 	@ctest --preset $(PRESET) --parallel $(jobs)
 

@@ -1,10 +1,11 @@
 # smp_add_benchmark: a program of measurements, and the list by which `make bench [ONLY=name]` runs them.
 set_property(GLOBAL PROPERTY SMP_BENCHMARKS "")
+add_custom_target(smp_benchmarks)
 
 # smp_add_benchmark(program SOURCES a.cpp ... MEASURES name ... [LIBS target ...] [RANKS n ...])
 # `program name` prints "name value unit" for each of MEASURES. With RANKS, one number for all measures or
 # one for each, it runs on so many processes, and exists only where MPI was found and the program smp, which
-# starts it, is built.
+# starts it, is built. Built by the target smp_benchmarks, and not by all: no test runs it.
 function(smp_add_benchmark program)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBS;MEASURES;RANKS")
   if(NOT arg_SOURCES OR NOT arg_MEASURES OR arg_UNPARSED_ARGUMENTS)
@@ -14,6 +15,8 @@ function(smp_add_benchmark program)
     return()
   endif()
   smp_add_program(${program} SOURCES ${arg_SOURCES} LIBS ${arg_LIBS})
+  set_target_properties(${program} PROPERTIES EXCLUDE_FROM_ALL ON)
+  add_dependencies(smp_benchmarks ${program})
   foreach(measure IN LISTS arg_MEASURES)
     set(command "'$<TARGET_FILE:${program}>' ${measure}")
     if(arg_RANKS)
