@@ -27,7 +27,8 @@ void check_host_memory(const char* operation, const DeviceMemory& memory) {
 
 void check_message(const char* operation, int peer, int size, int tag, const DeviceMemory& memory) {
   check_host_memory(operation, memory);
-  TORCH_CHECK_VALUE(peer >= 0 && peer < size, operation, ": expected a peer of 0 ... ", size - 1, ", got rank ", peer, ".");
+  TORCH_CHECK_VALUE(peer >= 0 && peer < size, operation, ": expected a rank of this group, 0 ... ", size - 1, ", got ", peer,
+                    ".");
   TORCH_CHECK_VALUE(tag >= 0 && tag <= kMaxTag, operation, ": expected a tag of 0 ... ", kMaxTag, ", got ", tag, ".");
   TORCH_CHECK_VALUE(memory.num_bytes >= 0, operation, ": expected at least 0 bytes, got ", memory.num_bytes, ".");
 }

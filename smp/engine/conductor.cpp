@@ -91,7 +91,8 @@ void accept(RankState& rank, const StepMessage& message, int step_number) {
     partitioner::Graph graph = partitioner::deserialise_graph(fresh.graph);
     partitioner::Plan plan = partitioner::deserialise_plan(fresh.plan, graph);
     TORCH_CHECK_VALUE(plan.num_ranks == rank.context.pipeline->size(), "step: expected a plan for ",
-                      rank.context.pipeline->size(), " pipeline ranks, got one for ", plan.num_ranks, ".");
+                      rank.context.pipeline->size(), " pipeline ranks, got one for ", plan.num_ranks,
+                      ". Ranks run different programs or versions of smp.");
     partitioner::check(graph, plan);
     const auto program = rank.programs.add(std::move(graph), std::move(plan), fresh.hash);
     for (const auto& constant : fresh.constants) program->constants[constant.value] = constant.tensor;

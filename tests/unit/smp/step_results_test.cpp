@@ -244,7 +244,8 @@ TEST(StepResults, AnotherStructureInAnotherMicrobatchIsRefusedOnEveryRank) {
 
 TEST(StepResults, ASerialiserThatReadsLessThanItWroteIsRefusedOnEveryRank) {
   const std::string text = "to read all that Serialiser::write wrote, got some left";
-  expect_refused([](const at::Tensor&, int64_t) { return std::vector<Half>{{1}, {2}, {3}}; }, text);
+  expect_refused([](const at::Tensor&, int64_t) { return std::vector<Half>{{1}, {2}, {3}}; },
+                 "step results: expected Serialiser::read of std::vector<");
   expect_refused([](const at::Tensor& output, int64_t) { return std::make_tuple(output, Half{1}); }, text);
 }
 
