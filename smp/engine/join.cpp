@@ -1,5 +1,6 @@
 // Joins: begun and ended by every rank, the loop of each in between.
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <string>
@@ -50,16 +51,12 @@ void check(const Context& context, const JoinOptions& options) {
 }
 
 /// The end of a join, however it comes.
-struct JoinScope {
-  explicit JoinScope(Context& context) : own(context) {}
-  ~JoinScope() {
+[[nodiscard]] auto ending(Context& own) {
+  return c10::make_scope_exit([&own] {
     own.join.reset();
     forget_without_models(own);
-  }
-  JoinScope(const JoinScope&) = delete;
-  JoinScope& operator=(const JoinScope&) = delete;
-  Context& own;
-};
+  });
+}
 
 }  // namespace
 
@@ -82,14 +79,14 @@ void begin_join(const JoinOptions& options) {
 void end_join() {
   Context* own = try_context();
   if (own == nullptr || !own->join) return;  // one replica; it may have ended its models, and more
-  const JoinScope scope(*own);
+  const auto end = ending(*own);
   if (!own->join->has_ended_early) finish_join(*own->rank_state);
 }
 
 void abandon_join(const std::exception_ptr& exception) {
   Context* own = try_context();
   if (own == nullptr || !own->join) return;
-  const JoinScope scope(*own);
+  const auto end = ending(*own);
   if (!own->join->has_ended_early) own->world->abort(runtime::describe_exception(exception));
 }
 
