@@ -4,20 +4,16 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <string>
 
 #include "runtime/transport/transport.h"
 
 namespace smp::runtime {
-namespace {
 
 std::string text_of(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return "[" + text + "]";
+  return "{" + text + "}";
 }
-
-}  // namespace
 
 void check_host_memory(const char* operation, const DeviceMemory& memory) {
   TORCH_CHECK_VALUE(memory.device == DeviceMemory().device, operation,
