@@ -1,4 +1,4 @@
-// What a program may send between them outside of steps.
+// What ranks may send each other outside of steps.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -72,7 +72,7 @@ template <class T>
 T object_of(const std::string& bytes) {
   Reader in(bytes);
   T object = in.get<T>();
-  in.expect_end(type_name<T>());
+  in.expect_end(type_name<T>(), "message");
   return object;
 }
 

@@ -48,8 +48,8 @@ bool Reader::get_bool() {
   return byte != 0;
 }
 
-void Reader::expect_end(const std::string& type) const {
-  TORCH_CHECK_VALUE(at_end(), "message: expected Serialiser::read of ", type, " to read all that Serialiser::write wrote, ",
+void Reader::expect_end(const std::string& type, const char* where) const {
+  TORCH_CHECK_VALUE(at_end(), where, ": expected Serialiser::read of ", type, " to read all that Serialiser::write wrote, ",
                     "got some left. Read in the order of writing.");
 }
 

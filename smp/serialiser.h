@@ -130,8 +130,8 @@ class Reader {
   /// Has memory of its own.
   at::Tensor get_tensor();
   bool at_end() const { return bytes_.empty() && (tensors_ == nullptr || next_tensor_ == tensors_->size()); }
-  /// Throws c10::ValueError when the Serialiser of `type` has left something.
-  void expect_end(const std::string& type) const;
+  /// Throws c10::ValueError when the Serialiser of `type` has left something. where: as its text names the bytes.
+  void expect_end(const std::string& type, const char* where) const;
 
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
   /// For bytes of a Writer whose tensors went elsewhere: they come from there.

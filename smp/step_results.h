@@ -278,7 +278,7 @@ class Returned {
   static Value read(std::string_view bytes, const Tensors& tensors) {
     Reader in(bytes, tensors);
     Value value = in.get<Value>();
-    in.expect_end(type_name<Value>());
+    in.expect_end(type_name<Value>(), "step results");
     return value;
   }
 

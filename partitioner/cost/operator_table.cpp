@@ -18,23 +18,21 @@ constexpr OperatorRow convolution(std::string_view op) {
           .is_product = true};
 }
 
-constexpr OperatorRow recurrent(std::string_view op) {
+constexpr OperatorRow gated(std::string_view op, decltype(OperatorRow::flops) flops,
+                            decltype(OperatorRow::extra_saved_bytes) saved_bytes, decltype(OperatorRow::kernels) kernels) {
   return {.op = op,
-          .flops = recurrent_flops,
+          .flops = flops,
           .backward_factor = 2,
           .saves = kSavesInputs | kSavesOutputs,
-          .extra_saved_bytes = recurrent_saved_bytes,
-          .kernels = recurrent_kernels};
+          .extra_saved_bytes = saved_bytes,
+          .kernels = kernels};
 }
 
-constexpr OperatorRow cell(std::string_view op) {
-  return {.op = op,
-          .flops = cell_flops,
-          .backward_factor = 2,
-          .saves = kSavesInputs | kSavesOutputs,
-          .extra_saved_bytes = cell_saved_bytes,
-          .kernels = cell_kernels};
+constexpr OperatorRow recurrent(std::string_view op) {
+  return gated(op, recurrent_flops, recurrent_saved_bytes, recurrent_kernels);
 }
+
+constexpr OperatorRow cell(std::string_view op) { return gated(op, cell_flops, cell_saved_bytes, cell_kernels); }
 
 constexpr OperatorRow view(std::string_view op) { return {.op = op, .is_view = true}; }
 

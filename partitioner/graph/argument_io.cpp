@@ -1,7 +1,5 @@
 // Arguments as JSON. Plain JSON where its type says all: null, bool, integer, string; otherwise an
 // object with one field, whose name is the type.
-#include <type_traits>
-
 #include "partitioner/graph/graph_json_io.h"
 
 namespace smp::partitioner::json_io {

@@ -1,4 +1,4 @@
-// Names and readers that both directions of the JSON form share. Internal to the graph room.
+// What all JSON forms of the partitioner share: names, readers, writers and refusals.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// The most memory that each rank holds at once in a training step, by the terms of which it is made.
+// The most memory that each rank holds at once in a step, by the terms of which it is made.
 #pragma once
 
 #include "partitioner/plan/options.h"

@@ -1,4 +1,4 @@
-// Stages, transfers, costs and memory of a given assignment.
+// Stages, transfers, costs, memory and predicted step of a given assignment.
 #include "partitioner/partition/build_plan.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Fills a Plan from the decision "which stage runs which node": what crosses, what it costs, what it holds.
+// Fills a Plan from the decision "which stage runs which node": what crosses, what it costs, what it holds, and the
+// predicted step.
 #pragma once
 
 #include <vector>

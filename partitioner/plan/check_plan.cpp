@@ -5,12 +5,11 @@
 
 #include "partitioner/graph/cuts.h"
 #include "partitioner/graph/gradient_flow.h"
+#include "partitioner/plan/derive.h"
 #include "partitioner/plan/linearise.h"
 
 namespace smp::partitioner {
 namespace {
-
-constexpr const char* kFix = " Plan this graph again with partition().";
 
 /// What an operator reads comes from its own stage or an earlier one; the terms of a gradient add
 /// up in program order (linearise.h).
@@ -24,11 +23,12 @@ void check_order(const Graph& graph, const Plan& plan) {
       const NodeId producer = graph.values[id].producer;
       const int made_on = producer == kNoNode ? 0 : plan.stage_of_node[producer];
       TORCH_CHECK_VALUE(made_on <= stage, "plan: expected node ", n, " (", graph.nodes[n].op, ") on stage ", made_on,
-                        ", where what it reads is made, or later, got stage ", stage, ".", kFix);
+                        ", where what it reads is made, or later, got stage ", stage, ".", kPlanAgain);
       if (!flow.passes_gradient(static_cast<NodeId>(n))) continue;
       const int32_t sum = sums.sum_of_value[id];
       TORCH_CHECK_VALUE(!sums.is_ordered[sum] || stage >= last_stage[sum], "plan: expected the stages that read value ", id,
-                        " not to fall along the program, since the terms of its gradient must add up in one order.", kFix);
+                        " not to fall along the program, since the terms of its gradient must add up in one order.",
+                        kPlanAgain);
       last_stage[sum] = stage;
     }
   }
@@ -39,7 +39,7 @@ void check_groups(const Graph& graph, const Plan& plan) {
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     TORCH_CHECK_VALUE(plan.stage_of_node[n] == plan.stage_of_node[first_of_group[n]], "plan: expected nodes ",
                       first_of_group[n], " (", graph.nodes[first_of_group[n]].op, ") and ", n, " (", graph.nodes[n].op,
-                      ") on one stage: they share a written storage or a value that cannot be sent.", kFix);
+                      ") on one stage: they share a written storage or a value that cannot be sent.", kPlanAgain);
   }
 }
 

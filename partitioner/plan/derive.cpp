@@ -11,8 +11,6 @@
 namespace smp::partitioner {
 namespace {
 
-constexpr const char* kPlanAgain = " Plan this graph again with partition().";
-
 void check_assignment(const Graph& graph, const Plan& plan) {
   TORCH_CHECK_VALUE(plan.stage_of_node.size() == graph.nodes.size(), "plan: expected a stage for each of ",
                     graph.nodes.size(), " nodes, got ", plan.stage_of_node.size(), ".", kPlanAgain);

@@ -6,6 +6,9 @@
 
 namespace smp::partitioner {
 
+/// The way out of a plan, or a table of one, that contradicts its graph, for the ends of error texts.
+inline constexpr const char* kPlanAgain = " Plan this graph again with partition().";
+
 /// Fills in nodes, parameters and modules of each stage, activations and gradients, out of stage_of_node, the ranks of the
 /// stages and exact_ties. The only place that makes them: they do not travel with a plan.
 ///

@@ -17,7 +17,7 @@ inline constexpr int64_t kReceivesAhead = 2;
 /// Which receives of its column a rank has posted: in the column's order, until one edge and direction has enough.
 class ReceivesAhead {
  public:
-  /// Calls post(receive) for each that may be posted now.
+  /// Calls post_one(receive) for each that may be posted now.
   template <class Post>
   void post(const std::vector<Action>& column, const Post& post_one) {
     for (; next_ < column.size(); ++next_) {

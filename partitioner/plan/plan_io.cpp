@@ -40,7 +40,7 @@ ScheduleOptions read_schedule(const json::value& value, const Where& where) {
     return static_cast<int>(read_integer(fields[name], where.at(name), least, most));
   };
   ScheduleOptions schedule;
-  schedule.kind = static_cast<ScheduleKind>(integer("kind", 0, static_cast<int>(ScheduleKind::kInterleaved)));
+  schedule.kind = static_cast<ScheduleKind>(integer("kind", 0, static_cast<int>(kLastScheduleKind)));
   schedule.active_microbatches = integer("active_microbatches", 0, kMaxInt32);
   schedule.virtual_stages = integer("virtual_stages", 1, kMaxInt32);
   fields.expect_no_more();

@@ -9,6 +9,7 @@ enum class ScheduleKind : uint8_t {
   kSimple,       // fill-drain: a rank's backwards start when its forwards are done (GPipe, NeurIPS 2019)
   kInterleaved,  // SageMaker's word for backward first; 1F1B (PipeDream, SOSP 2019) on a chain
 };
+inline constexpr ScheduleKind kLastScheduleKind = ScheduleKind::kInterleaved;
 
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::kInterleaved;

@@ -16,15 +16,15 @@ namespace smp::partitioner {
 ///   slowest stage 822.4 us, lower bound 790.0 us, gap 4.1 %; predicted step 7.4 ms, bubble 11.3 %
 std::string partition_table(const Graph& graph, const Plan& plan);
 
+/// The same as JSON, one line: {"num_ranks", "stages": [{"rank", "modules", "parameters", and the fields of StageCost}],
+/// "slowest_stage_us", "lower_bound_us", "gap_percent", "predicted_step_us", "predicted_bubble", "predicted_peak_bytes"}. To
+/// read, not to restore: that is plan_io.h.
+std::string partition_table_json(const Graph& graph, const Plan& plan);
+
 /// (slowest / lower bound - 1) in percent, never below 0; 0 when there is no work.
 double gap_percent(const Plan& plan);
 
 /// Elements of the stage's parameters; buffers do not count.
 int64_t num_parameters(const Graph& graph, const StagePlan& stage);
-
-/// The same as JSON, one line: {"num_ranks", "stages": [{"rank", "modules", "parameters", and the fields of StageCost}],
-/// "slowest_stage_us", "lower_bound_us", "gap_percent", "predicted_step_us", "predicted_bubble", "predicted_peak_bytes"}. To
-/// read, not to restore: that is plan_io.h.
-std::string partition_table_json(const Graph& graph, const Plan& plan);
 
 }  // namespace smp::partitioner

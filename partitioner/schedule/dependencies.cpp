@@ -1,4 +1,4 @@
-// All actions of a step, out of the table of actions and the edges of the stage graphs.
+// Other ends, followers and all actions of a step, out of the table of actions, and proofs about that table.
 #include "partitioner/schedule/dependencies.h"
 
 #include <c10/util/Exception.h>

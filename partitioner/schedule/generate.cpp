@@ -1,4 +1,4 @@
-// The event simulation that orders a step's computations.
+// The table of a step: of a simulation in ticks, or of looped columns.
 #include "partitioner/schedule/generate.h"
 
 #include <c10/util/Exception.h>

@@ -1,4 +1,4 @@
-// Makes the table of a step out of its stage graphs: one generator for every kind of schedule.
+// Makes the table of a step out of its stage graphs: by a simulation in ticks, or of looped columns.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace smp::partitioner {
 
-/// The largest number of microbatches that `stage` may hold between forward and backward, by stage.
+/// The largest number of microbatches that `stage` may hold between forward and weight gradients, by stage.
 ///
 /// Interleaved: max(1, A - s) with one stage per rank, and never more than there are; with several, s is scaled by num_ranks
 /// / num_stages, since a microbatch then passes that many stages in the time in which each rank completes one microbatch.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "partitioner/plan/derive.h"
 #include "partitioner/schedule/dependencies.h"
 #include "partitioner/schedule/transfers.h"
 
@@ -17,7 +18,7 @@ void check_computation(const Action& action, int rank, const MicrobatchGraphs& g
   const bool exists = action.is_compute() && m >= 0 && m < graphs.num_microbatches() && action.stage >= 0 &&
                       action.stage < graphs.num_stages(m) && action.peer == -1;
   TORCH_CHECK_VALUE(exists && graphs.rank_of(action.stage, m) == rank, "schedule: expected computations of rank ", rank,
-                    "'s own stages in its column, got ", exists ? to_string(action) : "none of this plan", ".");
+                    "'s own stages in its column, got ", exists ? to_string(action) : "none of this plan", ".", kPlanAgain);
 }
 
 /// All of them, by the time at which they can start if each takes as long as any other, with what follows it at once.
@@ -43,7 +44,7 @@ std::vector<Action> in_one_order(const std::vector<std::vector<Action>>& columns
   }
   for (size_t rank = 0; rank < columns.size(); ++rank) {
     TORCH_CHECK_VALUE(next[rank] == columns[rank].size(), "schedule: expected columns that end, got rank ", rank,
-                      " waiting for ever before ", to_string(columns[rank][next[rank]]), ".");
+                      " waiting for ever before ", to_string(columns[rank][next[rank]]), ".", kPlanAgain);
   }
   return order;
 }
@@ -77,7 +78,7 @@ std::optional<Schedule> given_schedule(const std::vector<std::vector<Action>>& c
   const MicrobatchGraphs graphs(graph_of_microbatch);
   if (graphs.num_programs() != 1 || num_microbatches(columns) != graphs.num_microbatches()) return std::nullopt;
   TORCH_CHECK_VALUE(static_cast<int>(columns.size()) == graphs.num_ranks(), "schedule: expected a column for each of ",
-                    graphs.num_ranks(), " ranks, got ", columns.size(), ".");
+                    graphs.num_ranks(), " ranks, got ", columns.size(), ".", kPlanAgain);
   for (size_t rank = 0; rank < columns.size(); ++rank) {
     for (const Action& action : columns[rank]) check_computation(action, static_cast<int>(rank), graphs);
   }

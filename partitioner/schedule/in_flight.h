@@ -1,4 +1,4 @@
-// How many microbatches one rank holds between their forward and their backward. Internal to the schedule room.
+// How many microbatches one rank holds between their forward and their weight gradients. Internal to the schedule room.
 #pragma once
 
 #include <map>

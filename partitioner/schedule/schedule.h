@@ -24,7 +24,7 @@ struct Schedule {
   bool limits_sends = false;
 
   /// Microbatches of the edge of `send` that may be under way at once: one more than the stage that
-  /// holds them between forward and backward may hold, the one that has just left.
+  /// holds them between forward and weight gradients may hold, the one that has just left.
   int send_limit(const Action& send) const {
     // The stage that runs its backward when all that it sent has come back.
     const int holder = send.is_forward() ? std::max(send.stage, 0) : send.peer;

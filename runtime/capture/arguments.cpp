@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <type_traits>
 
 #include "runtime/capture/ghosts.h"
 #include "runtime/device/device.h"

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <unordered_map>
 
 #include "partitioner/graph/operator_traits.h"
 #include "runtime/capture/constants.h"
@@ -34,18 +33,18 @@ size_t first_argument(const OperatorInfo& info, const torch::jit::Stack& stack) 
 }
 
 /// Calls `visit` for each defined tensor among the arguments, with the position and the place in a list (-1: in none).
-void for_each_tensor(const OperatorInfo& info, const torch::jit::Stack& stack,
-                     const std::function<void(size_t, int, const at::Tensor&)>& visit) {
+void for_each_argument_tensor(const OperatorInfo& info, const torch::jit::Stack& stack,
+                              const std::function<void(size_t, int, const at::Tensor&)>& visit) {
   const size_t first = first_argument(info, stack);
   for (size_t i = first; i < stack.size(); ++i) {
-    runtime::for_each_tensor(stack[i], [&](int element, const at::Tensor& tensor) { visit(i - first, element, tensor); });
+    for_each_tensor(stack[i], [&](int element, const at::Tensor& tensor) { visit(i - first, element, tensor); });
   }
 }
 
 /// What the handler looks at before it decides.
 struct Arguments {
   Arguments(const OperatorInfo& info, const torch::jit::Stack& stack) {
-    for_each_tensor(info, stack, [&](size_t position, int, const at::Tensor& tensor) {
+    for_each_argument_tensor(info, stack, [&](size_t position, int, const at::Tensor& tensor) {
       ++num_tensors;
       num_unmade += is_unmade(tensor);
       if (info.argument_written[position]) (is_unmade(tensor) ? writes_unmade : writes_real) = true;
@@ -69,7 +68,7 @@ bool is_filled_by_pointer(const OperatorInfo& info, const Arguments& arguments, 
 void call_with_values(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack) {
   const torch::jit::Stack before = stack;
   const size_t first = first_argument(info, stack);
-  for_each_tensor(info, before, [&](size_t position, int element, const at::Tensor& tensor) {
+  for_each_argument_tensor(info, before, [&](size_t position, int element, const at::Tensor& tensor) {
     if (is_unmade(tensor)) put_tensor(stack[first + position], element, value_of(tensor));
   });
   op.callBoxed(stack);
@@ -139,7 +138,7 @@ class CallOnTwins {
   // All tensors of one storage get twins on one storage.
   void take_twins() {
     const torch::jit::Stack before = stack_;
-    for_each_tensor(info_, before, [&](size_t position, int element, const at::Tensor& tensor) {
+    for_each_argument_tensor(info_, before, [&](size_t position, int element, const at::Tensor& tensor) {
       at::Tensor twin;
       if (const Origin* origin = origin_of(tensor)) {
         take_recording(*origin);
@@ -261,7 +260,7 @@ class CallOnTwins {
       const size_t first = stack_.size() - info_.returned_argument.size();
       const bool gives_tensor = info_.returned_argument.size() == 1 && stack_[first].isTensor();
       if (gives_tensor && draw_in_parts(operation_.op, spec_of(stack_[first].toTensor()), generator_)) return;
-      for_each_tensor(info_, originals_, [&](size_t position, int element, const at::Tensor& tensor) {
+      for_each_argument_tensor(info_, originals_, [&](size_t position, int element, const at::Tensor& tensor) {
         put_tensor(arguments[position], element,
                    at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)));
       });

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <map>
 #include <unordered_set>
 
 #include "runtime/capture/ghosts.h"

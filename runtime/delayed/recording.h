@@ -5,7 +5,6 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
-#include <map>
 #include <vector>
 
 #include "partitioner/graph/graph.h"

@@ -25,7 +25,7 @@ void hand_over(Transport& transport, const std::vector<int>& dests, const std::s
   keeping(message, [&] {
     std::vector<std::vector<Request>> sent;
     for (const int dest : dests) {
-      sent.push_back(transport.isend_bytes(dest, kObjectTag, message->bytes, message->num_bytes));
+      sent.push_back(transport.isend_bytes(dest, kObjectTag, message->bytes, &message->num_bytes));
     }
     for (size_t d = 0; d < dests.size(); ++d) {
       const std::string action = waits_for(operation, dests[d]);

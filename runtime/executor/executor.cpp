@@ -257,7 +257,9 @@ void Executor::receive(const Action& action, std::span<MicrobatchRun> microbatch
       following = expected.buffers.emplace_back(buffers_.take(bytes, tag));
       const Plan& plan = *microbatches[static_cast<size_t>(action.microbatch)].program->plan;
       Request data = pipeline_.irecv(plan.rank_of(action.peer), tag, following->memory(bytes));
-      TORCH_CHECK(data.wait(to_string(action)) == bytes, "boundary: expected ", bytes, " bytes of data, got fewer.");
+      const int64_t got = data.wait(to_string(action));
+      TORCH_CHECK(got == bytes, "boundary: expected ", bytes, " bytes of data, as announced, got ", got,
+                  ". Ranks run different versions of smp.");
     }
     at::Tensor tensor = unpack(expected.buffers[i], num_bytes, graph.values[carried.value].spec, following);
     (activation ? activations_ : gradients_)[{action.microbatch, carried, action.stage}] = std::move(tensor);

@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 

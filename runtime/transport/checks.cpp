@@ -4,20 +4,16 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <string>
 
 #include "runtime/transport/transport.h"
 
 namespace smp::runtime {
-namespace {
 
 std::string text_of(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return "[" + text + "]";
+  return "{" + text + "}";
 }
-
-}  // namespace
 
 void check_host_memory(const char* operation, const DeviceMemory& memory) {
   TORCH_CHECK_VALUE(memory.device == DeviceMemory().device, operation,
@@ -27,7 +23,8 @@ void check_host_memory(const char* operation, const DeviceMemory& memory) {
 
 void check_message(const char* operation, int peer, int size, int tag, const DeviceMemory& memory) {
   check_host_memory(operation, memory);
-  TORCH_CHECK_VALUE(peer >= 0 && peer < size, operation, ": expected a peer of 0 ... ", size - 1, ", got rank ", peer, ".");
+  TORCH_CHECK_VALUE(peer >= 0 && peer < size, operation, ": expected a rank of this group, 0 ... ", size - 1, ", got ", peer,
+                    ".");
   TORCH_CHECK_VALUE(tag >= 0 && tag <= kMaxTag, operation, ": expected a tag of 0 ... ", kMaxTag, ", got ", tag, ".");
   TORCH_CHECK_VALUE(memory.num_bytes >= 0, operation, ": expected at least 0 bytes, got ", memory.num_bytes, ".");
 }

@@ -1,12 +1,15 @@
 // Owns the refusals that all transports share: mistakes of the caller, before anything is sent.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "runtime/device/memory.h"
 
 namespace smp::runtime {
 
+/// A list of ranks in an error text: "{0, 2}".
+std::string text_of(const std::vector<int>& ranks);
 /// Throws c10::ValueError unless it is memory of the host.
 void check_host_memory(const char* operation, const DeviceMemory& memory);
 /// Throws c10::ValueError unless 0 <= peer < size, 0 <= tag <= kMaxTag, and `memory` is of the host and of 0 bytes or more.

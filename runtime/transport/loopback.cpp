@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "runtime/transport/checks.h"
+#include "runtime/transport/group_transport.h"
 #include "runtime/transport/loopback_hub.h"
 
 namespace smp::runtime {
@@ -27,14 +28,10 @@ class RankEnd final : public RequestPool {
   const std::chrono::milliseconds timeout;
 };
 
-class LoopbackTransport final : public Transport {
+class LoopbackTransport final : public GroupTransport {
  public:
-  // members: world ranks by rank of the group.
   LoopbackTransport(std::shared_ptr<RankEnd> end, uint32_t group_id, std::vector<int> members, int rank)
-      : end_(std::move(end)), group_id_(group_id), members_(std::move(members)), rank_(rank) {}
-
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(members_.size()); }
+      : GroupTransport(std::move(members), rank), end_(std::move(end)), group_id_(group_id) {}
 
   Request isend(int dest, int tag, const DeviceMemory& from) override {
     check_message("isend", dest, size(), tag, from);
@@ -47,9 +44,8 @@ class LoopbackTransport final : public Transport {
   void progress() override { hub().throw_if_failed(); }
 
   std::shared_ptr<Transport> group(const std::vector<int>& ranks) override {
-    const int new_rank = check_group(ranks, rank_, size());
-    std::vector<int> members;
-    for (const int rank : ranks) members.push_back(world_rank(rank));
+    const int new_rank = check_group(ranks, rank(), size());
+    std::vector<int> members = world_ranks(ranks);
     const uint32_t id = hub().group_id(end_->world_rank, group_id_, members);
     auto made = std::make_shared<LoopbackTransport>(end_, id, std::move(members), new_rank);
     made->meet("group", nullptr, [](const auto&) {});
@@ -90,19 +86,16 @@ class LoopbackTransport final : public Transport {
 
  private:
   LoopbackHub& hub() const { return *end_->hub; }
-  int world_rank(int rank) const { return members_[static_cast<size_t>(rank)]; }
 
   Request post(LoopbackMessage::Kind kind, int peer, int tag, const DeviceMemory& memory) {
     return {*end_, hub().post(end_->world_rank, {kind, world_rank(peer), tag, group_id_, memory.data, memory.num_bytes})};
   }
   void meet(std::string name, void* contribution, const LoopbackHub::Combine& combine) {
-    Request(*end_, hub().meet(end_->world_rank, group_id_, members_, std::move(name), contribution, combine)).wait();
+    Request(*end_, hub().meet(end_->world_rank, group_id_, members(), std::move(name), contribution, combine)).wait();
   }
 
   std::shared_ptr<RankEnd> end_;
   uint32_t group_id_;
-  std::vector<int> members_;
-  int rank_;
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "runtime/launch/launch.h"
 #include "runtime/transport/abandoned.h"
 #include "runtime/transport/checks.h"
+#include "runtime/transport/group_transport.h"
 #include "runtime/transport/mpi_engine.h"
 
 namespace smp::runtime::mpi {
@@ -17,14 +18,11 @@ namespace {
 
 std::atomic<bool> owns_mpi = false;  // MPI is the process's, and so is who initialised it
 
-class MpiTransport final : public Transport {
+class MpiTransport final : public GroupTransport {
  public:
-  // members: world ranks by rank of the group.
   MpiTransport(std::shared_ptr<Engine> engine, MPI_Comm comm, std::vector<int> members, int rank)
-      : engine_(std::move(engine)), comm_(comm), members_(std::move(members)), rank_(rank) {}
+      : GroupTransport(std::move(members), rank), engine_(std::move(engine)), comm_(comm) {}
 
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(members_.size()); }
   Engine& engine() { return *engine_; }
 
   Request isend(int dest, int tag, const DeviceMemory& from) override {
@@ -52,8 +50,6 @@ class MpiTransport final : public Transport {
   void end_in_order() noexcept override { engine_->end_in_order(); }
 
  private:
-  int world_rank(int rank) const { return members_[static_cast<size_t>(rank)]; }
-
   // Starts a collective and waits for it. After a failure MPI goes on with it whenever it is called.
   template <class Start>
   void start(const std::string& operation, const Start& call) {
@@ -68,8 +64,6 @@ class MpiTransport final : public Transport {
 
   std::shared_ptr<Engine> engine_;
   MPI_Comm comm_;
-  std::vector<int> members_;
-  int rank_;
 };
 
 void MpiTransport::meet_members(const std::vector<int>& members, int my_index) {
@@ -89,9 +83,8 @@ void MpiTransport::meet_members(const std::vector<int>& members, int my_index) {
 }
 
 std::shared_ptr<Transport> MpiTransport::group(const std::vector<int>& ranks) {
-  const int my_index = check_group(ranks, rank_, size());
-  std::vector<int> members;
-  for (const int rank : ranks) members.push_back(world_rank(rank));
+  const int my_index = check_group(ranks, rank(), size());
+  std::vector<int> members = world_ranks(ranks);
   meet_members(members, my_index);
 
   MPI_Group world = MPI_GROUP_NULL;
@@ -143,7 +136,7 @@ std::vector<std::string> MpiTransport::all_gather(std::string_view bytes) {
     std::exclusive_scan(own->counts.begin(), own->counts.end(), own->starts.begin(), 0);
     own->all.resize(static_cast<size_t>(total));
     start("all_gather", [&](MPI_Request* request) {
-      return MPI_Iallgatherv(own->mine.data(), own->counts[static_cast<size_t>(rank_)], MPI_BYTE, own->all.data(),
+      return MPI_Iallgatherv(own->mine.data(), own->counts[static_cast<size_t>(rank())], MPI_BYTE, own->all.data(),
                              own->counts.data(), own->starts.data(), MPI_BYTE, comm_, request);
     });
     std::vector<std::string> gathered;

@@ -18,8 +18,8 @@ namespace smp::runtime {
 /// all-gather, both direct). That moves 2 (n - 1) / n times the data per rank, which is the least possible, in two hops.
 /// Short data goes to everybody at once, in one hop, and every rank sums all of it.
 ///
-///   RunningSum sum(replicas, kBucketTag, memory_of(flat), holder, type);   // all ranks, sums of one tag in the same order
-///   while (computing) sum.advance(); sum.wait("gradients");
+///   RunningSum sum(replicas, kFirstBucketTag, memory_of(flat), holder, type);   // all ranks, sums of one tag in the same
+///   order while (computing) sum.advance(); sum.wait("gradients");
 ///
 /// One that is destroyed before it is done leaves its buffer to the messages under way.
 class RunningSum {

@@ -18,7 +18,7 @@ namespace smp::runtime {
 /// block, sums one part of all blocks in the order of the ranks, and reads the others' parts where they are. Empty messages
 /// of one tag tell how far a rank is: its terms are there, its part is summed, it has read the sum.
 ///
-///   SharedSum sum(replicas, kBucketTag, std::move(memory));
+///   SharedSum sum(replicas, kFirstBucketTag, std::move(memory));
 ///   if (sum.is_free()) { ... write to sum.own() ...; sum.start(count, at::kFloat); }
 ///   while (computing) sum.advance();
 ///   sum.wait("gradients"); sum.read(0, count * 4, mine); sum.release();

@@ -25,19 +25,19 @@ void receive_exactly(Transport& transport, int source, int tag, void* data, int6
 
 }  // namespace
 
-std::vector<Request> Transport::isend_bytes(int dest, int tag, std::string_view bytes, const int64_t& num_bytes,
+std::vector<Request> Transport::isend_bytes(int dest, int tag, std::string_view bytes, const int64_t* num_bytes,
                                             int64_t part_bytes) {
   std::vector<Request> sent;
-  sent.push_back(isend(dest, tag, &num_bytes, sizeof num_bytes));
-  for (int64_t start = 0; start < num_bytes; start += part_bytes) {
-    sent.push_back(isend(dest, tag, bytes.data() + start, std::min(part_bytes, num_bytes - start)));
+  sent.push_back(isend(dest, tag, num_bytes, sizeof *num_bytes));
+  for (int64_t start = 0; start < *num_bytes; start += part_bytes) {
+    sent.push_back(isend(dest, tag, bytes.data() + start, std::min(part_bytes, *num_bytes - start)));
   }
   return sent;
 }
 
 void Transport::send_bytes(int dest, int tag, std::string_view bytes, int64_t part_bytes) {
   const auto num_bytes = static_cast<int64_t>(bytes.size());
-  for (Request& sent : isend_bytes(dest, tag, bytes, num_bytes, part_bytes)) sent.wait("send_bytes");
+  for (Request& sent : isend_bytes(dest, tag, bytes, &num_bytes, part_bytes)) sent.wait("send_bytes");
 }
 
 std::string Transport::receive_bytes(int source, int tag, int64_t part_bytes, const std::string& action) {

@@ -153,8 +153,8 @@ class Transport {
   /// of at most `part_bytes`, because one message of MPI carries less than 2 GiB. Both block. No more memory than one part
   /// beyond what has arrived is taken for a length that is wrong. action: for error texts.
   void send_bytes(int dest, int tag, std::string_view bytes, int64_t part_bytes = kPartBytes);
-  /// Starts what send_bytes does. `num_bytes`, the length of `bytes`, stays alive as they do.
-  std::vector<Request> isend_bytes(int dest, int tag, std::string_view bytes, const int64_t& num_bytes,
+  /// Starts what send_bytes does. `*num_bytes`, the length of `bytes`, stays alive as they do.
+  std::vector<Request> isend_bytes(int dest, int tag, std::string_view bytes, const int64_t* num_bytes,
                                    int64_t part_bytes = kPartBytes);
   std::string receive_bytes(int source, int tag, int64_t part_bytes = kPartBytes,
                             const std::string& action = "receive_bytes");

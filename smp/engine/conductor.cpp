@@ -2,6 +2,7 @@
 #include "smp/engine/conductor.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <optional>
@@ -27,20 +28,13 @@ using runtime::StepMessage;
 namespace {
 
 /// A step, from its first message to its last: within a join, all replicas do the same in here.
-class StepScope {
- public:
-  StepScope(Context& context, Models& models) : context_(context), models_(models) { context_.is_in_step = true; }
-  ~StepScope() {
-    context_.is_in_step = false;
-    models_.forget_alike();
-  }
-  StepScope(const StepScope&) = delete;
-  StepScope& operator=(const StepScope&) = delete;
-
- private:
-  Context& context_;
-  Models& models_;
-};
+[[nodiscard]] auto step_scope(RankState& rank) {
+  rank.context.is_in_step = true;
+  return c10::make_scope_exit([&rank] {
+    rank.context.is_in_step = false;
+    rank.models.forget_alike();
+  });
+}
 
 void check_is_for_us(const RankState& rank, const StepMessage& message) {
   const auto is_unknown = [](char c) { return c != kAverages && c != kKeeps && c != kMakesNone; };
@@ -91,7 +85,8 @@ void accept(RankState& rank, const StepMessage& message, int step_number) {
     partitioner::Graph graph = partitioner::deserialise_graph(fresh.graph);
     partitioner::Plan plan = partitioner::deserialise_plan(fresh.plan, graph);
     TORCH_CHECK_VALUE(plan.num_ranks == rank.context.pipeline->size(), "step: expected a plan for ",
-                      rank.context.pipeline->size(), " pipeline ranks, got one for ", plan.num_ranks, ".");
+                      rank.context.pipeline->size(), " pipeline ranks, got one for ", plan.num_ranks,
+                      ". Ranks run different programs or versions of smp.");
     partitioner::check(graph, plan);
     const auto program = rank.programs.add(std::move(graph), std::move(plan), fresh.hash);
     for (const auto& constant : fresh.constants) program->constants[constant.value] = constant.tensor;
@@ -145,7 +140,7 @@ void take_over_from(RankState& rank, int replica) {
 int lead_join(RankState& rank) {
   const step_internal::Call none;
   for (;;) {
-    const StepScope scope(rank.context, rank.models);
+    const auto scope = step_scope(rank);
     begin_recorded_step(rank.context);
     Leader leader(rank, 0, none);
     const std::optional<int> source = leader.shadow();
@@ -158,7 +153,7 @@ int lead_join(RankState& rank) {
 
 int follow_join(RankState& rank) {
   for (;;) {
-    const StepScope scope(rank.context, rank.models);
+    const auto scope = step_scope(rank);
     begin_recorded_step(rank.context);
     StepRun run(rank);
     for (bool is_over = false; !is_over;) {
@@ -183,7 +178,7 @@ step_internal::Results run_step_on(RankState& rank, int step_number, const step_
                     "step: expected no more steps in a smp::join that has ended early, as throw_on_early_termination asks, "
                     "got one. Leave its loop.");
   forget_ended_steps(rank);
-  const StepScope scope(rank.context, rank.models);
+  const auto scope = step_scope(rank);
   measure_costs(rank, step_number, call);
   begin_recorded_step(rank.context);
   if (!rank.context.is_laid_out) lay_out(rank, step_number, call);

@@ -109,7 +109,7 @@ void check_in_body(const Model& model) {
   TORCH_CHECK(own.body_in_progress != nullptr,
               "DistributedModel: expected a call inside a step body, got one outside. Wrap the code that calls the model: "
               "auto train_step = smp::step([&](at::Tensor data) { ... });");
-  check_placement(own, is_partitioned(model));
+  check_placement(own, model.is_partitioned());
 }
 
 void mark_backward(const at::Tensor& loss) {
@@ -119,6 +119,8 @@ void mark_backward(const at::Tensor& loss) {
               "train_step = smp::step([&](at::Tensor data) { ...; model.backward(loss); });");
   own.body_in_progress->mark_backward(loss);
 }
+
+bool is_partitioned(const Model& model) { return model.is_partitioned(); }
 
 std::vector<std::pair<std::string, at::Tensor>> local_named_parameters(const char* caller, const Model& model,
                                                                        std::string_view fix) {
@@ -169,7 +171,7 @@ HookHandle add_hook(const char* caller, const Model& model, Moment moment, Hook 
   refuse_in_body(caller);
   TORCH_CHECK_VALUE(hook != nullptr, caller, ": expected a function, got an empty one.");
   const bool is_about_partition = moment == Moment::kBeforePartition || moment == Moment::kAfterPartition;
-  TORCH_CHECK(!is_about_partition || !is_partitioned(model), caller, ": expected a call before the first step, ",
+  TORCH_CHECK(!is_about_partition || !model.is_partitioned(), caller, ": expected a call before the first step, ",
               "which partitions the model, got one after it. The hook would never be called.");
   TORCH_CHECK(moment != Moment::kAfterFirstStep || !model.hooks->has_stepped(), caller, ": expected a call before ",
               "the first step has ended, got one after it. register_step_post_hook is called after every step.");
@@ -231,7 +233,7 @@ bool begin_update(Optimizer& optimizer) {
   refuse_in_body(caller);
   RankState& own = rank_state(caller);
   if (!may_update(own, *optimizer.model)) return false;
-  if (!optimizer.has_local_state && is_partitioned(*optimizer.model)) {
+  if (!optimizer.has_local_state && optimizer.model->is_partitioned()) {
     keep_local_state(own, optimizer);
     optimizer.has_local_state = true;
   }
@@ -262,7 +264,7 @@ void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
   optimizer.pending->apply_options();
   // Before the first step every rank holds every parameter, and waits to take over the state of its own alone. The groups
   // that the load has come through end with the step that decides the layout.
-  if (is_partitioned(*optimizer.model) || !own.context.is_laid_out) take_over_loaded(own, optimizer);
+  if (optimizer.model->is_partitioned() || !own.context.is_laid_out) take_over_loaded(own, optimizer);
 }
 
 void zero_grad(const Optimizer& optimizer) {

@@ -1,6 +1,6 @@
-// The engine as a language calls it, beside smp::init, smp/comm.h and smp/config.h, which need no types of a language:
-// models, optimizers, steps, joins, and how a rank fails. Below it nobody knows how modules, optimizers and functions of a
-// language look; above it nobody knows of plans, programs and messages.
+// The engine as a language calls it, beside smp::init, smp/process_group.h and smp/config.h, which need no types of a
+// language: models, optimizers, steps, joins, and how a rank fails. Below it nobody knows how modules, optimizers and
+// functions of a language look; above it nobody knows of plans, programs and messages.
 //
 // Calls belong to the rank of the calling thread. They throw c10::Error before smp::init, and where they concern all ranks
 // or real values, c10::ValueError within a step body, which runs on one rank and without data.

@@ -1,5 +1,6 @@
 // Joins: begun and ended by every rank, the loop of each in between.
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <string>
@@ -18,7 +19,8 @@ std::string why_not(const Context& own, const JoinOptions& options) {
   const bool is_hooked =
       std::any_of(models.begin(), models.end(), [](const auto& model) { return bool(model->reduction.hook); });
   if (is_hooked && !options.divide_by_initial_world_size) {
-    return "expected divide_by_initial_world_size with a communication hook, which divides by itself, got false.";
+    return "expected divide_by_initial_world_size with a communication hook, which divides by itself, got false. "
+           "Set it, or make the model without the hook.";
   }
   try {
     for (const auto& alive : own.rank_state->live_optimizers()) check_is_known(*alive, "smp::join");
@@ -28,30 +30,33 @@ std::string why_not(const Context& own, const JoinOptions& options) {
   return "";
 }
 
+// flags: as check() sends them, "10".
+std::string options_text(const std::string& flags) {
+  const auto word = [](char flag) { return flag == '1' ? "true" : "false"; };
+  return c10::str("{.divide_by_initial_world_size = ", word(flags[0]), ", .throw_on_early_termination = ", word(flags[1]),
+                  "}");
+}
+
 // Of every rank alike, or of one of them.
 void check(const Context& context, const JoinOptions& options) {
   const std::string own =
       std::to_string(options.divide_by_initial_world_size) + std::to_string(options.throw_on_early_termination);
   const std::vector<std::string> all = context.world->all_gather(own + why_not(context, options));
   for (size_t r = 0; r < all.size(); ++r) {
-    TORCH_CHECK_VALUE(all[r].substr(0, own.size()) == all[0].substr(0, own.size()),
-                      "smp::join: expected the same options on all ranks, got a difference between rank 0 and rank ", r,
-                      ".");
+    const std::string first = all[0].substr(0, own.size()), flags = all[r].substr(0, own.size());
+    TORCH_CHECK_VALUE(flags == first, "smp::join: expected the same options on all ranks, got ", options_text(first),
+                      " on rank 0 and ", options_text(flags), " on rank ", r, ". Give every rank the same.");
     TORCH_CHECK_VALUE(all[r].size() == own.size(), "smp::join: rank ", r, ": ", all[r].substr(own.size()));
   }
 }
 
 /// The end of a join, however it comes.
-struct JoinScope {
-  explicit JoinScope(Context& context) : own(context) {}
-  ~JoinScope() {
+[[nodiscard]] auto ending(Context& own) {
+  return c10::make_scope_exit([&own] {
     own.join.reset();
     forget_without_models(own);
-  }
-  JoinScope(const JoinScope&) = delete;
-  JoinScope& operator=(const JoinScope&) = delete;
-  Context& own;
-};
+  });
+}
 
 }  // namespace
 
@@ -59,7 +64,9 @@ void begin_join(const JoinOptions& options) {
   const char* caller = "smp::join";
   refuse_in_body(caller);
   Context& own = context(caller);
-  TORCH_CHECK_VALUE(!own.join, "smp::join: expected a call outside of another join, got one within it.");
+  TORCH_CHECK_VALUE(!own.join,
+                    "smp::join: expected a call outside of another join, got one within it. "
+                    "Let the loop of that one return first.");
   TORCH_CHECK_VALUE(own.config.parallelism == Parallelism::kManual,
                     "smp::join: expected replicas with batches of their own, got parallelism=auto, where they share each "
                     "batch. Give pipeline_parallel_degree.");
@@ -72,14 +79,14 @@ void begin_join(const JoinOptions& options) {
 void end_join() {
   Context* own = try_context();
   if (own == nullptr || !own->join) return;  // one replica; it may have ended its models, and more
-  const JoinScope scope(*own);
+  const auto end = ending(*own);
   if (!own->join->has_ended_early) finish_join(*own->rank_state);
 }
 
 void abandon_join(const std::exception_ptr& exception) {
   Context* own = try_context();
   if (own == nullptr || !own->join) return;
-  const JoinScope scope(*own);
+  const auto end = ending(*own);
   if (!own->join->has_ended_early) own->world->abort(runtime::describe_exception(exception));
 }
 

@@ -117,7 +117,7 @@ Results run_step(int step_number, const Call& call) {
   Results results = run_step_on(rank, step_number, call);
   const bool shares_batch = rank.context.config.parallelism == Parallelism::kAuto && rank.context.replicas->size() > 1;
   if (shares_batch) results = gather_shares(results, *rank.context.replicas);
-  call_hooks(rank, [](const Model& model) { model.hooks->step_ends(is_partitioned(model)); });
+  call_hooks(rank, [](const Model& model) { model.hooks->step_ends(model.is_partitioned()); });
   return results;
 }
 

@@ -168,8 +168,7 @@ void refuse(const OperatorHandle& op, torch::jit::Stack* /*stack*/) {
       returns_only_tensors(op) ? "whose results have" : "that return tensors, with",
       " the same sizes for all data, because a capture knows sizes but no values. Compute with tensors (a mask and "
       "torch::where in place of a branch, masked_select or nonzero), read the value outside of the model, or call code "
-      "whose "
-      "results have the same sizes for all data through smp::opaque");
+      "whose results have the same sizes for all data through smp::opaque");
 }
 
 torch::CppFunction fallback_for(const OperatorHandle& op) {

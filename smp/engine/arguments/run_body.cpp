@@ -1,19 +1,9 @@
 // Around the call of a body.
 #include "smp/engine/arguments/run_body.h"
 
+#include <c10/util/ScopeExit.h>
+
 namespace smp::engine {
-namespace {
-
-/// While it lives, calls of this rank come from the body that is captured.
-struct BodyScope {
-  BodyScope(Context& own, runtime::BodyCapture& capture) : context(own) { context.body_in_progress = &capture; }
-  ~BodyScope() { context.body_in_progress = nullptr; }
-  BodyScope(const BodyScope&) = delete;
-  BodyScope& operator=(const BodyScope&) = delete;
-  Context& context;
-};
-
-}  // namespace
 
 HeldGradients::HeldGradients(const runtime::Bindings& bindings) {
   for (const runtime::NamedTensor& named : bindings.tensors()) {
@@ -34,7 +24,8 @@ int64_t HeldGradients::put_back() {
 runtime::CapturedBody run_body(Context& context, runtime::BodyCapture& capture, const step_internal::Call& call,
                                const std::vector<at::Tensor>& inputs, const std::string& training_flags, size_t m) {
   const std::vector<at::Tensor> ghosts = capture.begin(inputs, training_flags);
-  const BodyScope scope(context, capture);
+  context.body_in_progress = &capture;  // calls of this rank come from the body
+  const auto end = c10::make_scope_exit([&] { context.body_in_progress = nullptr; });
   try {
     std::vector<at::Tensor> returned;
     {

@@ -8,8 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/capture/bindings.h"
 #include "runtime/capture/body_capture.h"
-#include "smp/engine/rank/rank_state.h"
+#include "smp/engine/context/context.h"
 #include "smp/step_call.h"
 
 namespace smp::engine {

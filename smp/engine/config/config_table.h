@@ -1,5 +1,5 @@
 // Owns the table of configuration keys: one row per key.  Parsing, checks, printing and the page
-// docs/configuration.md are derived from it; a new knob is one row here and one field in smp/config.h.
+// docs/configuration.md are derived from it; a new knob is one row in config_table.cpp and one field in smp/config.h.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string_view>

@@ -1,7 +1,7 @@
 // Calling hooks.
 #include "smp/engine/context/hooks.h"
 
-#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <vector>
 
@@ -23,16 +23,12 @@ void Hooks::call(Moment moment) {
   for (const auto& [id, entry] : hooks_) {
     if (entry.moment == moment) due.push_back(id);
   }
-  struct Calling {
-    explicit Calling(bool& flag) : is_calling(flag) { is_calling = true; }
-    ~Calling() { is_calling = false; }
-    bool& is_calling;
-  };
   for (const int64_t id : due) {
     const auto found = hooks_.find(id);
     if (found == hooks_.end()) continue;   // an earlier hook has removed it
     const Hook hook = found->second.hook;  // it may remove itself
-    const Calling calling(is_calling_);
+    is_calling_ = true;
+    const auto end = c10::make_scope_exit([this] { is_calling_ = false; });
     hook();
   }
 }

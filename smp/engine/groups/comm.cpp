@@ -9,6 +9,7 @@
 #include "runtime/device/device.h"
 #include "runtime/exchange/object_messages.h"
 #include "runtime/transport/abandoned.h"
+#include "runtime/transport/checks.h"
 #include "smp/engine/context/context.h"
 #include "smp/engine/groups/made_group.h"
 
@@ -17,7 +18,6 @@ namespace smp {
 using engine::context;
 using engine::GroupUse;
 using engine::kind_of;
-using engine::text_of;
 
 namespace {
 
@@ -57,9 +57,9 @@ void check_list(const std::vector<int>& ranks, int world_size) {
   TORCH_CHECK_VALUE(!ranks.empty(), "smp::new_group: expected at least one rank, got none.");
   for (const int rank : ranks) {
     TORCH_CHECK_VALUE(rank >= 0 && rank < world_size, "smp::new_group: expected ranks of 0 ... ", world_size - 1, ", got ",
-                      rank, " in ", text_of(ranks), ".");
+                      rank, " in ", runtime::text_of(ranks), ".");
     TORCH_CHECK_VALUE(std::count(ranks.begin(), ranks.end(), rank) == 1, "smp::new_group: expected each rank once, got ",
-                      rank, " several times in ", text_of(ranks), ".");
+                      rank, " several times in ", runtime::text_of(ranks), ".");
   }
 }
 
@@ -81,7 +81,7 @@ ProcessGroup new_group(const std::vector<int>& ranks) {
   engine::Context& own = context("smp::new_group");
   check_list(ranks, own.world->size());
   Writer out;
-  out.put(text_of(ranks));
+  out.put(runtime::text_of(ranks));
   out.put(own.made_groups->ended());
   std::vector<std::string> lists;
   std::vector<std::vector<uint64_t>> ended;

@@ -4,8 +4,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <string>
 
+#include "runtime/transport/checks.h"
 #include "smp/engine/context/context.h"
 
 namespace smp::engine {
@@ -85,12 +85,6 @@ GroupUse::GroupUse(const char* caller, const ProcessGroup& group) : caller_(call
                     "ended. Make it anew after smp::init.");
 }
 
-std::string text_of(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return "{" + text + "}";
-}
-
 std::vector<int> GroupUse::ranks() const {
   if (made_ != nullptr) return made_->ranks;
   const Context& own = context(caller_);
@@ -98,19 +92,25 @@ std::vector<int> GroupUse::ranks() const {
   return own.topology.group(kind_of(kind_), own.world->rank());
 }
 
-int GroupUse::rank() const {
+void GroupUse::check_is_member() const {
   const std::vector<int> members = ranks();
   const int own = context(caller_).world->rank();
-  const auto place = std::find(members.begin(), members.end(), own);
-  TORCH_CHECK_VALUE(place != members.end(), caller_, ": expected a call on a member of the process group ", text_of(members),
-                    ", got one on rank ", own, ". Ask group.is_member() first.");
+  TORCH_CHECK_VALUE(std::count(members.begin(), members.end(), own) == 1, caller_,
+                    ": expected a call on a member of the process group ", runtime::text_of(members), ", got one on rank ",
+                    own, ". Ask group.is_member() first.");
+}
+
+int GroupUse::rank() const {
+  check_is_member();
+  const std::vector<int> members = ranks();
+  const auto place = std::find(members.begin(), members.end(), context(caller_).world->rank());
   return static_cast<int>(place - members.begin());
 }
 
 runtime::Transport& GroupUse::transport() const {
   const Context& own = context(caller_);
   check_outside_join(own, caller_, ranks());
-  rank();                                                                          // throws on a rank that is no member
+  check_is_member();
   return made_ == nullptr ? own.group(kind_of(kind_)) : *made_->transport.lock();  // which the job holds as well
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "runtime/placement/topology.h"
@@ -51,9 +50,6 @@ class MadeGroups {
 runtime::GroupKind kind_of(CommGroup group);
 runtime::GroupKind kind_of(RankType rank_type);
 
-/// "{0, 2}".
-std::string text_of(const std::vector<int>& ranks);
-
 /// A ProcessGroup in a call of `caller`, which errors name. Throws c10::Error before init, and c10::ValueError for a group
 /// that shutdown has ended.
 class GroupUse {
@@ -62,6 +58,7 @@ class GroupUse {
   std::vector<int> ranks() const;
   bool is_member() const { return made_ == nullptr || made_->is_member; }
   /// These throw c10::ValueError on a rank that is no member.
+  void check_is_member() const;
   int rank() const;
   runtime::Transport& transport() const;
 

@@ -90,8 +90,6 @@ bool is_identifier(const std::string& name) {
 
 }  // namespace
 
-bool is_partitioned(const Model& model) { return model.first_program != nullptr; }
-
 std::shared_ptr<Model> Models::add(std::shared_ptr<const ModelView> view, const std::string& name) {
   TORCH_CHECK_VALUE(name.empty() || is_identifier(name),
                     "DistributedModel: expected a name of letters, digits and underscores, got '", name,
@@ -255,14 +253,14 @@ runtime::TensorHomes Models::homes_after(const Graph& graph, const Plan& plan, c
 std::vector<std::shared_ptr<Model>> Models::to_place(const Graph& graph) const {
   std::vector<std::shared_ptr<Model>> found;
   for (const auto& model : models_) {
-    if (!is_partitioned(*model) && uses(graph, *model)) found.push_back(model);
+    if (!model->is_partitioned() && uses(graph, *model)) found.push_back(model);
   }
   return found;
 }
 
 bool Models::are_alike() const {
   return std::all_of(models_.begin(), models_.end(),
-                     [this](const auto& model) { return is_partitioned(*model) || model->is_alike; });
+                     [this](const auto& model) { return model->is_partitioned() || model->is_alike; });
 }
 
 void Models::make_alike() {
@@ -270,7 +268,7 @@ void Models::make_alike() {
     const auto& own = model->own.tensors();
     const bool is_put_off =
         std::any_of(own.begin(), own.end(), [](const auto& named) { return runtime::is_unmade(named.tensor); });
-    if (is_partitioned(*model) || is_put_off || std::exchange(model->is_alike, true)) continue;
+    if (model->is_partitioned() || is_put_off || std::exchange(model->is_alike, true)) continue;
     std::vector<at::Tensor> tensors;
     for (const runtime::NamedTensor& named : model->own.tensors()) {
       if (!is_placed(named.tensor)) tensors.push_back(named.tensor);
@@ -280,7 +278,7 @@ void Models::make_alike() {
 }
 
 void Models::forget_alike() {
-  for (const auto& model : models_) model->is_alike = model->is_alike && is_partitioned(*model);
+  for (const auto& model : models_) model->is_alike = model->is_alike && model->is_partitioned();
 }
 
 void load_tensors(runtime::StateExchange& exchange, const Model& model,

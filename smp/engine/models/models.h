@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -58,10 +57,10 @@ struct Model {
   bool is_cleared = false;  // before this step: gradients here of one of its optimizers, all of them
   bool nonfinite_is_loss = false;
   std::string nonfinite{};  // in the last step, or a loss since gradients were cleared, on all ranks alike: what
-};
 
-/// Whether a program has placed it.
-bool is_partitioned(const Model& model);
+  /// Whether a program has placed it.
+  bool is_partitioned() const { return first_program != nullptr; }
+};
 
 /// Writes what `exchange` offers into the tensors of the model that somebody holds, by name. Collective over all ranks.
 void load_tensors(runtime::StateExchange& exchange, const Model& model,

@@ -3,7 +3,6 @@
 
 #include <torch/version.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 

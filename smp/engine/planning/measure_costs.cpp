@@ -7,7 +7,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <exception>
 #include <numeric>
 
 #include "partitioner/graph/graph_io.h"
@@ -177,7 +176,7 @@ void measure_costs(RankState& rank, int step_number, const step_internal::Call& 
   if (context.config.cost != CostSource::kMeasured || context.join) return;
   const auto& models = rank.models.all();
   const bool is_planned =
-      std::all_of(models.begin(), models.end(), [](const auto& model) { return is_partitioned(*model); });
+      std::all_of(models.begin(), models.end(), [](const auto& model) { return model->is_partitioned(); });
   if (is_planned || !rank.measured_steps.insert(step_number).second) return;
   runtime::or_end_the_job(*context.world,
                           [&] { context.world->rank() == 0 ? Measuring(rank).run(call) : measure_with_first(rank); });

@@ -90,6 +90,16 @@ void check_one_copy(const Graph& graph, const runtime::TensorHomes& placed) {
   }
 }
 
+ScheduleKind schedule_kind(Pipeline pipeline) {
+  switch (pipeline) {
+    case Pipeline::kInterleaved:
+      return ScheduleKind::kInterleaved;
+    case Pipeline::kSimple:
+      return ScheduleKind::kSimple;
+  }
+  TORCH_INTERNAL_ASSERT(false, "config_table.cpp lets no other pipeline pass");
+}
+
 void keep_only(TablePart part, Schedule& schedule) {
   for (auto& column : schedule.columns) {
     std::erase_if(column, [part](const Action& action) { return action.is_forward() != (part == TablePart::kForward); });
@@ -172,10 +182,9 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::TensorH
   options.num_ranks = context_.pipeline->size();
   options.num_microbatches = num_microbatches;
   options.num_replicas = context_.replicas->size();
-  // A step whose body reads runs all forwards first.
-  const bool is_simple = config.pipeline == Pipeline::kSimple || !graph.read.empty();
   options.chooses_visits = config.virtual_stages == kAutoVirtualStages;
-  options.schedule = {.kind = is_simple ? ScheduleKind::kSimple : ScheduleKind::kInterleaved,
+  // A step whose body reads runs all forwards first.
+  options.schedule = {.kind = graph.read.empty() ? schedule_kind(config.pipeline) : ScheduleKind::kSimple,
                       .active_microbatches = static_cast<int>(config.active_microbatches),
                       .virtual_stages = options.chooses_visits ? 1 : static_cast<int>(config.virtual_stages)};
   options.memory_limit_bytes = config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : -1;

@@ -96,7 +96,7 @@ ReplicaGradients::ReplicaGradients(Context& context, const Models& models, const
   std::unordered_set<const void*> taken;
   for (size_t m = 0; m < models.all().size(); ++m) {
     Model& model = *models.all()[m];
-    if (reduced[m] == kAverages && is_partitioned(model)) add(model, taken);
+    if (reduced[m] == kAverages && model.is_partitioned()) add(model, taken);
     for (const auto& named : model.own.tensors()) taken.insert(named.tensor.unsafeGetTensorImpl());
   }
 }

@@ -43,8 +43,9 @@ std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bo
   const bool some_have_joined = active != replicas.end() && joined != replicas.end();
   const std::string who = "replica " + std::to_string(joined - replicas.begin());
   if (some_have_joined && ends_early) {
-    return Refusal{.text = "smp::join: " + who + " has no batch left while replica " + std::to_string(first) +
-                           " has one, and throw_on_early_termination is set.",
+    return Refusal{.text = "smp::join: expected batches on all replicas, as throw_on_early_termination asks, got none on " +
+                           who + " and one on replica " + std::to_string(first) +
+                           ". Catch this and go on, or give each replica as many.",
                    .ends_join = true};
   }
   for (size_t r = 0; r < replicas.size(); ++r) {

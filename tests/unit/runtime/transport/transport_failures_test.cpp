@@ -47,7 +47,7 @@ TEST_P(TransportFailures, RefusesCallersMistakesBeforeAnythingIsSent) {
     refused([&] { transport.group({}); });
     EXPECT_THROW(transport.all_reduce_sum(&value, 1, c10::ScalarType::Int), c10::TypeError);
     expect_contains(error_of([&] { (void)transport.isend(n, 0, &value, 4); }),
-                    "isend: expected a peer of 0 ... " + std::to_string(n - 1) + ", got rank " + std::to_string(n));
+                    "isend: expected a rank of this group, 0 ... " + std::to_string(n - 1) + ", got " + std::to_string(n));
     transport.barrier();
   });
 }
