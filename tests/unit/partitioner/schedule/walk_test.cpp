@@ -1,7 +1,8 @@
 // Tables whose sends wait for their receivers: which ones end.
+#include "partitioner/schedule/walk.h"
+
 #include <gtest/gtest.h>
 
-#include "partitioner/schedule/walk.h"
 #include "tests/support/schedule_text.h"
 #include "tests/unit/partitioner/schedule/schedule_graphs.h"
 
