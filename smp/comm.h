@@ -41,7 +41,7 @@ void tp_barrier();
 void rdp_barrier();
 
 /// Mean of `tensor` over the ranks of the group, the same bits on each; a new tensor of the same shape. float32, float64,
-/// bfloat16, half. Collective over the group. Throws c10::ValueError for other tensors.
+/// bfloat16, half. Collective over the group. Throws c10::ValueError for other tensors, and on all ranks where they differ.
 at::Tensor all_reduce_mean(const at::Tensor& tensor, const ProcessGroup& group = CommGroup::DP_GROUP);
 
 namespace comm_internal {

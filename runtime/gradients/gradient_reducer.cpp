@@ -179,7 +179,7 @@ void GradientReducer::launch() {
   // The storage is what the messages read and write, whatever happens to the tensor.
   constexpr int64_t kMaxPartBytes = int64_t{1} << 30;
   if (static_cast<int64_t>(sending.flat.nbytes()) / replicas_.size() >= kMaxPartBytes) {
-    replicas_.all_reduce_sum(memory_of(sending.flat), sending.flat.scalar_type());
+    keeping(owner, [&] { replicas_.all_reduce_sum(memory_of(sending.flat), sending.flat.scalar_type()); });
     return;
   }
   sending.sum.emplace(replicas_, kFirstBucketTag + 2 * options_.number, memory_of(sending.flat), owner,

@@ -163,9 +163,16 @@ void keep_local_state(const RankState& own, Optimizer& optimizer) {
 }
 
 OptimizerState gathered_state(const RankState& own, const Optimizer& optimizer) {
-  OptimizerState state = local_state(own, optimizer);
-  state.is_partial = false;
   runtime::Transport& pipeline = *own.context.pipeline;
+  OptimizerState state;
+  std::string refused;  // on this rank alone, while the others go on
+  try {
+    state = local_state(own, optimizer);
+  } catch (const c10::ValueError& error) {
+    refused = error.what_without_backtrace();
+  }
+  for (const std::string& text : pipeline.all_gather(refused)) TORCH_CHECK_VALUE(text.empty(), text);
+  state.is_partial = false;
   for (const OptimizerGroup& group : optimizer.view->groups()) {
     for (const at::Tensor& parameter : group.parameters) {
       const bool is_owner = own.models.home(parameter).owner() == pipeline.rank();

@@ -120,6 +120,12 @@ at::Tensor all_reduce_mean(const at::Tensor& tensor, const ProcessGroup& group) 
   TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && runtime::is_on_this_ranks_device(tensor),
                     "all_reduce_mean: expected a floating-point CPU tensor, got ",
                     tensor.defined() ? tensor.toString() : "an undefined one", ". Convert it first: tensor.to(at::kFloat).");
+  // A sum does not see all differences: parts of several tensors may have the lengths of one.
+  const std::string own = c10::str(tensor.numel(), " elements of ", tensor.scalar_type());
+  for (const std::string& other : transport.all_gather(own)) {
+    TORCH_CHECK_VALUE(other == own, "all_reduce_mean: expected tensors of one size and type on all ranks of the group, got ",
+                      own, " on this rank and ", other, " on another. Call it with the same tensors in the same order.");
+  }
   at::Tensor mean = tensor.detach().clone(at::MemoryFormat::Contiguous);
   runtime::keeping(std::make_shared<at::Tensor>(mean),
                    [&] { transport.all_reduce_sum(runtime::memory_of(mean), mean.scalar_type()); });

@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <unordered_set>
 
 #include "runtime/libtorch/finite.h"
+#include "runtime/transport/abandoned.h"
 #include "smp/engine/optimizers/optimizer.h"
 #include "smp/engine/replicas/replica_step.h"
 
@@ -127,23 +129,25 @@ void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t nu
   const Context& context = rank.context;
   if (context.config.nonfinite == Nonfinite::kIgnore) return;
   std::vector<std::string> found;
-  std::vector<int64_t> num_ranks;  // that have found something, and whose gradients were cleared, by model
+  // That have found something, and whose gradients were cleared, by model.
+  const auto num_ranks = std::make_shared<std::vector<int64_t>>();
   for (size_t i = 0; i < reduced.size(); ++i) {
     found.push_back(reduced[i] == kMakesNone ? "" : find(rank, *rank.models.all()[i]));
-    num_ranks.push_back(!found.back().empty());
-    num_ranks.push_back(rank.models.all()[i]->is_cleared);
+    num_ranks->push_back(!found.back().empty());
+    num_ranks->push_back(rank.models.all()[i]->is_cleared);
   }
   for (const auto* group : {&context.pipeline, &context.replicas}) {
-    (*group)->all_reduce_sum(num_ranks.data(), static_cast<int64_t>(num_ranks.size()), c10::ScalarType::Long);
+    const auto count = static_cast<int64_t>(num_ranks->size());
+    runtime::keeping(num_ranks, [&] { (*group)->all_reduce_sum(num_ranks->data(), count, c10::ScalarType::Long); });
   }
   for (size_t i = 0; i < reduced.size(); ++i) {
     if (reduced[i] == kMakesNone) continue;
     Model& model = *rank.models.all()[i];
-    if (!model.nonfinite_is_loss || num_ranks[2 * i + 1] > 0) {
+    if (!model.nonfinite_is_loss || (*num_ranks)[2 * i + 1] > 0) {
       model.nonfinite.clear();
       model.nonfinite_is_loss = false;
     }
-    if (num_ranks[2 * i] == 0) continue;
+    if ((*num_ranks)[2 * i] == 0) continue;
     const std::string now = nearest_to_the_cause(context.world->all_gather(found[i]));
     if (!model.nonfinite.empty()) continue;
     model.nonfinite = now.substr(1) + " in training step " + std::to_string(number);

@@ -310,6 +310,18 @@ TEST(Comm, AnOutsiderOfAGroupIsToldSo) {
   });
 }
 
+// Two pieces of one tensor may be as long as two tensors.
+TEST(Comm, MeansOfOtherSizesOrTypesAreRefusedOnAllRanks) {
+  run_smp_ranks(2, {}, [] {
+    const at::Tensor other = rank() == 0 ? torch::ones({4}) : torch::ones({2}, at::kDouble);
+    for (const at::Tensor& mine : {torch::ones({131072 * (1 + 2 * rank())}), other}) {
+      const std::string text = refusal([&] { all_reduce_mean(mine); });
+      EXPECT_TRUE(contains(text, "all_reduce_mean: expected tensors of one size and type")) << rank() << ": " << text;
+    }
+    EXPECT_DOUBLE_EQ(all_reduce_mean(torch::full({1}, 1.0 * rank())).item<double>(), 0.5);
+  });
+}
+
 TEST(Comm, AGroupOfAnEndedJobAndACallBeforeInitAreRefused) {
   std::optional<ProcessGroup> kept;
   run_smp_ranks(1, {}, [&] { kept = new_group({0}); });

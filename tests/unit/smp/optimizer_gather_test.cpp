@@ -1,9 +1,11 @@
-// An optimizer's state goes from rank to rank tensor by tensor: all of it may be more than a collective holds.
+// How an optimizer's state goes from rank to rank: tensor by tensor, and refused on all where one cannot give it.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <utility>
 
 #include "smp/engine/rank/rank_state.h"
+#include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 
@@ -58,6 +60,30 @@ TEST(OptimizerState, MayBeMoreThanACollectiveHolds) {
         support::expect_bit_equal(again.entries.at(parameter).at(field), tensor, parameter + " " + field);
       }
     }
+  });
+}
+
+struct OwnState : torch::optim::OptimizerCloneableParamState<OwnState> {};
+struct OwnSgd : torch::optim::SGD {
+  using SGD::SGD;
+  at::Tensor step(LossClosure = nullptr) override {
+    for (const at::Tensor& parameter : param_groups().front().params()) {
+      if (parameter.grad().defined()) state_[parameter.unsafeGetTensorImpl()] = std::make_unique<OwnState>();
+    }
+    return {};
+  }
+};
+
+TEST(OptimizerState, ThatOneRankCannotGiveIsRefusedOnAll) {
+  tests::run_smp_ranks(2, {.pipeline_parallel_degree = 2, .microbatches = 2}, [] {
+    const auto net = tests::make_net();
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(OwnSgd({net->first->weight}, torch::optim::SGDOptions(0.1)), model);
+    auto step = tests::training_step(model);
+    step(rows(8, 8, 1), rows(8, 4, 2));
+    optimizer.step();
+    const std::string text = support::message_of<c10::ValueError>([&] { optimizer.state_dict(); });
+    EXPECT_TRUE(support::contains(text, "expected SGD, Adam, AdamW, RMSprop or Adagrad of LibTorch")) << rank() << text;
   });
 }
 
