@@ -1,4 +1,4 @@
-// Two hops, between which each rank sums its part; or one, of all of the data. And the sum that is waited for at once.
+// Two hops, between which each rank sums its part. And the sum that is waited for at once.
 #include "runtime/transport/running_sum.h"
 
 #include <algorithm>
@@ -9,12 +9,6 @@
 #include "runtime/transport/sum.h"
 
 namespace smp::runtime {
-namespace {
-
-// Below, one hop with all of the data is faster than two with parts of it.
-constexpr int64_t kMaxBytesInOneHop = 4096;
-
-}  // namespace
 
 RunningSum::RunningSum(Transport& group, int tag, const DeviceMemory& terms, const std::shared_ptr<void>& holder,
                        c10::ScalarType type, PartDone part_done)
@@ -23,7 +17,6 @@ RunningSum::RunningSum(Transport& group, int tag, const DeviceMemory& terms, con
       data_(holder, terms.data),
       num_elements_(check_sum(terms, type)),
       type_(type),
-      in_one_hop_(terms.num_bytes <= kMaxBytesInOneHop),
       part_done_(std::move(part_done)) {
   start_gather();
 }
@@ -37,8 +30,7 @@ RunningSum::~RunningSum() {
 // What `rank` sums.
 RunningSum::Part RunningSum::part(int rank) const {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(type_));
-  const int64_t first = in_one_hop_ ? 0 : num_elements_ * rank / group_->size();
-  const int64_t end = in_one_hop_ ? num_elements_ : num_elements_ * (rank + 1) / group_->size();
+  const int64_t first = num_elements_ * rank / group_->size(), end = num_elements_ * (rank + 1) / group_->size();
   return {first, static_cast<char*>(data_.get()) + first * element_bytes, end - first, (end - first) * element_bytes};
 }
 
@@ -86,8 +78,8 @@ void RunningSum::finish_hop() {
   }
   sum_in_order(terms, mine.data, mine.num_elements, type_);
   if (part_done_) part_done_(mine.first, mine.num_elements);
-  hop_ = in_one_hop_ ? Hop::kDone : Hop::kSpread;
-  if (hop_ == Hop::kSpread) start_spread();
+  hop_ = Hop::kSpread;
+  start_spread();
 }
 
 void RunningSum::check_length(Message& done, std::string_view action) {

@@ -16,7 +16,6 @@ namespace smp::runtime {
 ///
 /// Each rank sums one part of the data: it receives that part from all others, and sends them the sum (reduce-scatter, then
 /// all-gather, both direct). That moves 2 (n - 1) / n times the data per rank, which is the least possible, in two hops.
-/// Short data goes to everybody at once, in one hop, and every rank sums all of it.
 ///
 ///   RunningSum sum(replicas, kFirstBucketTag, memory_of(flat), holder, type);   // all ranks, sums of one tag in the same
 ///   order while (computing) sum.advance(); sum.wait("gradients");
@@ -66,7 +65,6 @@ class RunningSum {
   std::shared_ptr<void> data_;
   int64_t num_elements_;
   c10::ScalarType type_;
-  bool in_one_hop_;
   PartDone part_done_;
   std::shared_ptr<void> received_;  // of my part, by rank; from LibTorch's allocator, as `data`
   std::vector<Message> messages_;

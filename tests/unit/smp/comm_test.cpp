@@ -315,10 +315,10 @@ TEST(Comm, MeansOfOtherSizesOrTypesAreRefusedOnAllRanks) {
   run_smp_ranks(2, {}, [] {
     const at::Tensor other = rank() == 0 ? torch::ones({4}) : torch::ones({2}, at::kDouble);
     for (const at::Tensor& mine : {torch::ones({131072 * (1 + 2 * rank())}), other}) {
-      const std::string text = refusal([&] { all_reduce_mean(mine); });
+      const std::string text = refusal([&] { all_reduce_mean(mine, CommGroup::WORLD); });
       EXPECT_TRUE(contains(text, "all_reduce_mean: expected tensors of one size and type")) << rank() << ": " << text;
     }
-    EXPECT_DOUBLE_EQ(all_reduce_mean(torch::full({1}, 1.0 * rank())).item<double>(), 0.5);
+    EXPECT_DOUBLE_EQ(all_reduce_mean(torch::full({1}, 1.0 * rank()), CommGroup::WORLD).item<double>(), 0.5);
   });
 }
 
