@@ -245,8 +245,9 @@ TEST(Engine, JoinsAreBegunAndEnded) {
 // The followers of a leader that does not understand the others wait for its message.
 TEST(Engine, EndsTheJobWhereReplicasDoNotUnderstandEachOther) {
   run_smp_ranks(4, {.pipeline_parallel_degree = 2, .microbatches = kMicrobatches}, [] {
-    // Ranks of the second replica may hear of the end at any moment.
+    // Ranks of the second replica may hear of the end at any moment from here on.
     const std::string text = message_of<std::exception>([&] {
+      barrier();
       Engine trained;
       if (rank() == 2) engine::rank_state("test").context.replicas->all_gather("no step");
       if (rank() < 2) trained.train(numbers({4, 8}, 10));
