@@ -12,6 +12,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "smp/comm.h"
 #include "smp/engine/opaque_table.h"
 #include "smp/engine/rank/rank_state.h"
 #include "smp/init.h"
