@@ -35,8 +35,8 @@ class RunningSum {
   RunningSum(RunningSum&&) = default;
   RunningSum& operator=(RunningSum&&) = delete;
 
-  /// Moves on what can be moved on and returns whether all is done. Never blocks. Throws CommError, also where another rank
-  /// gives more or fewer elements.
+  /// Moves on what can be moved on and returns whether all is done. Never blocks. Throws CommError, also where another
+  /// rank's part is longer or shorter than its own; two different sums may agree in some parts, and those ranks wait.
   bool advance();
   /// Throws CommError with `action` in its text after the time-out.
   void wait(std::string_view action);
