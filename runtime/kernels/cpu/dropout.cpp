@@ -10,8 +10,9 @@
 #include <cmath>
 #include <mutex>
 
-// Compiled for machines with and without wide vectors; which one runs is decided when the program is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// Compiled for machines with and without wide vectors; which one runs is decided when the program is loaded, by code that
+// runs before ThreadSanitizer's, and would call that.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define SMP_WIDE_VECTORS __attribute__((target_clones("default", "avx2")))
 #else
 #define SMP_WIDE_VECTORS
