@@ -39,10 +39,10 @@ endif
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
   -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv digits python-given configure build demo formatter format tidy test bench peers install clean
+.PHONY: help packages venv digits python-given configure build demo demo-python formatter format tidy test bench peers install clean
 
 help:  ## This list
-	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 	@echo
 	@echo "  Programs in build/<preset>/bin: transformer_lm, mnist, gan, variable_length (docs/examples.md);"
 	@echo "  smp run -np 2 PROGRAM starts two processes"
@@ -98,6 +98,11 @@ demo: configure  ## Build the library and the language model, and train it on tw
 	@cat $(build)/torch_taken.txt
 	@examples/transformer_lm/demo $(build) $(build)/demo
 
+demo-python: digits configure  ## Build the Python package, and train on handwritten digits on two processes
+	@echo "build: smp and the extension of the package, on $(jobs) cores; no tests and no benchmarks"
+	@cmake --build $(build) --target smp_program smp_python --parallel $(jobs)
+	@PYTHONPATH=$(build)/python $(build)/bin/smp run -np 2 $(python) examples/mnist_sagemaker/train.py
+
 # Beside every interpreter, since a given one gets nothing installed.
 formatter: $(environment)
 	@if [ ! -x build/formatter/bin/clang-format ]; then \
@@ -107,7 +112,7 @@ formatter: $(environment)
 	fi
 
 format: formatter  ## Lay out all C++ files as the tests want them
-	@find smp partitioner runtime tools examples benchmarks tests -name '*.h' -o -name '*.cpp' | xargs build/formatter/bin/clang-format -i
+	@find smp partitioner runtime tools examples benchmarks python_bindings tests -name '*.h' -o -name '*.cpp' | xargs build/formatter/bin/clang-format -i
 
 tidy: $(environment)  ## What the compiler does not see, in the library (.clang-tidy): a quarter of an hour
 	@command -v run-clang-tidy >/dev/null || { echo "tidy: expected run-clang-tidy; as root: apt-get install clang-tidy" >&2; exit 1; }

@@ -7,7 +7,7 @@ set -euo pipefail
 
 required=(g++ cmake ninja-build git ca-certificates libcli11-dev libboost-json1.81-dev libgtest-dev)
 optional=(ccache mold)
-venv=(python3-venv)
+venv=(python3-venv python3-dev)
 mpi=(libopenmpi-dev openmpi-bin)
 for argument in "$@"; do
   case $argument in

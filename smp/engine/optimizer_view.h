@@ -38,7 +38,8 @@ class OptimizerView {
   virtual OptimizerMemory memory() const = 0;
   virtual std::vector<OptimizerGroup> groups() const = 0;
 
-  /// "AdamW". Empty: options and state are not known, and nothing below is asked but refusal() and erase_state().
+  /// "AdamW". Empty: options and state are not known, and nothing below is asked but refusal(), state() and
+  /// erase_state().
   virtual std::string kind() const = 0;
   /// What a caller is told who wants the state where it is not known: "expected ..., got ...".
   virtual std::string refusal() const = 0;

@@ -4,7 +4,7 @@ import pathlib
 import subprocess
 import sys
 
-FOLDERS = ("smp", "partitioner", "runtime", "tools", "examples", "benchmarks", "tests")
+FOLDERS = ("smp", "partitioner", "runtime", "tools", "examples", "benchmarks", "python_bindings", "tests")
 
 
 def main(root, clang_format):

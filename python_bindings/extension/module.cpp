@@ -1,0 +1,180 @@
+// The module _engine: smp/engine/engine.h and the calls beside it, for the package around it and nobody else.
+#include <c10/util/Exception.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "python_bindings/extension/interpreter.h"
+#include "python_bindings/extension/step.h"
+#include "python_bindings/extension/views.h"
+#include "runtime/transport/error.h"
+#include "smp/comm.h"
+#include "smp/engine/engine.h"
+#include "smp/init.h"
+
+namespace smp::python {
+namespace {
+
+// What the engine gives out is opaque, and Python's classes need a type that they can see.
+struct ModelHandle {
+  std::shared_ptr<engine::Model> model;
+};
+struct OptimizerHandle {
+  std::shared_ptr<engine::Optimizer> optimizer;
+};
+
+/// A function that takes and returns plain values, called without the lock.
+template <class Result, class... Args>
+auto without_lock(Result (*function)(Args...)) {
+  return [function](Args... args) { return unlocked([&] { return function(args...); }); };
+}
+
+void bind_job(py::module_& module) {
+  module.def("init", [](const std::string& json) {
+    const Config config = Config::from_json(json);
+    unlocked([&] { init(config); });
+  });
+  module.def("shutdown", without_lock(&shutdown));
+  module.def("is_initialized", &is_initialized);
+  module.def("config", [] { return config().to_json(); });
+  module.def("rank", &rank), module.def("size", &size);
+  module.def("local_rank", &local_rank), module.def("local_size", &local_size);
+  module.def("pp_rank", &pp_rank), module.def("pp_size", &pp_size);
+  module.def("dp_rank", &dp_rank), module.def("dp_size", &dp_size);
+  module.def("mp_rank", &mp_rank), module.def("mp_size", &mp_size);
+  module.def("tp_rank", &tp_rank), module.def("tp_size", &tp_size);
+  module.def("rdp_rank", &rdp_rank), module.def("rdp_size", &rdp_size);
+  module.def("get_world_group", &get_world_group), module.def("get_mp_group", &get_mp_group);
+  module.def("get_dp_group", &get_dp_group), module.def("get_pp_group", &get_pp_group);
+  module.def("get_tp_group", &get_tp_group), module.def("get_rdp_group", &get_rdp_group);
+}
+
+void bind_comm(py::module_& module) {
+  py::enum_<CommGroup>(module, "CommGroup")
+      .value("WORLD", WORLD)
+      .value("MP_GROUP", MP_GROUP)
+      .value("DP_GROUP", DP_GROUP)
+      .value("PP_GROUP", PP_GROUP)
+      .value("TP_GROUP", TP_GROUP)
+      .value("RDP_GROUP", RDP_GROUP);
+  py::enum_<RankType>(module, "RankType")
+      .value("WORLD_RANK", WORLD_RANK)
+      .value("MP_RANK", MP_RANK)
+      .value("DP_RANK", DP_RANK)
+      .value("PP_RANK", PP_RANK)
+      .value("TP_RANK", TP_RANK)
+      .value("RDP_RANK", RDP_RANK);
+  module.def("barrier", [](CommGroup group) { unlocked([&] { barrier(group); }); });
+  // Objects travel pickled, as a type of their own: C++ ranks of the same job see that they cannot read them.
+  static const std::string kPickled = "a Python object";
+  module.def("send", [](const std::string& bytes, int dest, RankType type) {
+    comm_internal::check_call("smp.send");
+    unlocked([&] { comm_internal::send_bytes(bytes, kPickled, dest, type); });
+  });
+  module.def("recv_from", [](int source, RankType type) {
+    comm_internal::check_call("smp.recv_from");
+    return py::bytes(unlocked([&] { return comm_internal::receive_bytes(kPickled, source, type); }));
+  });
+  module.def("broadcast", [](const std::string& bytes, CommGroup group) {
+    comm_internal::check_call("smp.broadcast");
+    unlocked([&] { comm_internal::broadcast_bytes(bytes, kPickled, group); });
+  });
+  module.def("allgather", [](const std::string& bytes, CommGroup group) {
+    comm_internal::check_call("smp.allgather");
+    py::list objects;
+    for (const std::string& each : unlocked([&] { return comm_internal::all_gather_bytes(bytes, kPickled, group); })) {
+      objects.append(py::bytes(each));
+    }
+    return objects;
+  });
+}
+
+void bind_models(py::module_& module) {
+  py::class_<ModelOptions>(module, "ModelOptions")
+      .def(py::init<>())
+      .def_readwrite("overlapping_allreduce", &ModelOptions::overlapping_allreduce)
+      .def_readwrite("bucket_cap_mb", &ModelOptions::bucket_cap_mb)
+      .def_readwrite("average_grads_across_microbatches", &ModelOptions::average_grads_across_microbatches)
+      .def_readwrite("broadcast_buffers", &ModelOptions::broadcast_buffers)
+      .def_readwrite("backward_passes_per_step", &ModelOptions::backward_passes_per_step);
+  py::class_<ModelHandle>(module, "Model");
+  module.def("add_model", [](py::object view, const ModelOptions& options) {
+    return unlocked([&, model = model_view(std::move(view))] { return ModelHandle{engine::add_model(model, options)}; });
+  });
+  module.def("remove_model", [](const ModelHandle& own) { unlocked([&] { engine::remove_model(*own.model); }); });
+  module.def("check_in_body", [](const ModelHandle& own) { engine::check_in_body(*own.model); });
+  module.def("mark_backward", [](const at::Tensor& loss) { unlocked([&] { engine::mark_backward(loss); }); });
+  module.def("is_partitioned", [](const ModelHandle& own) { return engine::is_partitioned(*own.model); });
+  module.def("local_named_parameters", [](const ModelHandle& own) {
+    return engine::local_named_parameters("local_named_parameters", *own.model,
+                                          "The body sees all parameters: use model.named_parameters().");
+  });
+  module.def("state_dict", [](const ModelHandle& own) {
+    const StateDict state = unlocked([&] { return engine::state_dict(*own.model); });
+    py::list entries;
+    for (const StateDict::Entry& entry : state.entries) entries.append(py::make_tuple(entry.name, entry.tensor));
+    return entries;
+  });
+  module.def("set_partition", &engine::set_partition);
+  module.def("plan_text", [](const ModelHandle& own) { return engine::plan_text(*own.model); });
+  module.def("plan_json", [](const ModelHandle& own) { return engine::plan_json(*own.model); });
+}
+
+void bind_optimizers(py::module_& module) {
+  py::class_<OptimizerHandle>(module, "Optimizer");
+  module.def("add_optimizer", [](py::object view, const ModelHandle& own) {
+    auto seen = optimizer_view(std::move(view));
+    return unlocked([&] { return OptimizerHandle{engine::add_optimizer(std::move(seen), own.model)}; });
+  });
+  module.def("begin_update",
+             [](const OptimizerHandle& own) { return unlocked([&] { return engine::begin_update(*own.optimizer); }); });
+}
+
+// Errors of C++ are those that torch makes of its own; failures of others keep their type, since report_failure asks for it.
+void bind_errors(py::module_& module) {
+  static const py::exception<CommError> comm(module, "CommError", PyExc_RuntimeError);
+  static const py::exception<AbortedError> aborted(module, "AbortedError", comm.ptr());
+  static const py::exception<PeerLostError> lost(module, "PeerLostError", comm.ptr());
+  static thread_local std::exception_ptr failure;  // the last of another rank, for report_failure
+  py::register_local_exception_translator([](std::exception_ptr error) {
+    if (!error) return;
+    try {
+      std::rethrow_exception(error);
+    } catch (const AbortedError& e) {
+      failure = error;
+      py::set_error(aborted, e.what());
+    } catch (const PeerLostError& e) {
+      failure = error;
+      py::set_error(lost, e.what());
+    } catch (const CommError& e) {
+      py::set_error(comm, e.what());
+    } catch (py::error_already_set&) {
+      throw;
+    } catch (...) {
+      torch::translate_exception_to_python(std::current_exception());
+    }
+  });
+  module.def("report_failure", [](const std::string& message, bool is_of_other_rank) {
+    const std::exception_ptr cause =
+        is_of_other_rank && failure ? failure : std::make_exception_ptr(std::runtime_error(message));
+    return unlocked([&] { return engine::report_failure(cause); });
+  });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_engine, module) {
+  bind_errors(module);
+  bind_job(module);
+  bind_comm(module);
+  bind_models(module);
+  bind_optimizers(module);
+  bind_step(module);
+}
+
+}  // namespace smp::python

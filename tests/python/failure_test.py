@@ -1,0 +1,42 @@
+"""A failure of one rank ends the job, and what is printed ends with the traceback and the rank that failed first."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+SCRIPT = pathlib.Path(__file__).with_name("failing_script.py")
+
+
+def run(where):
+    """Its exit code, and what it printed but for mpirun's own lines."""
+    command = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable, str(SCRIPT), where]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ended.returncode, ended.stderr.partition("-" * 70)[0].strip().splitlines()
+
+
+class Failure(unittest.TestCase):
+    def test_ends_as_it_should_without_one(self):
+        self.assertEqual(run("nowhere"), (0, []))
+
+    def test_outside_of_steps(self):
+        code, lines = run("outside")
+        self.assertNotEqual(code, 0)
+        self.assertEqual(lines[0], "Traceback (most recent call last):")
+        self.assertEqual(lines[-2:], ["ValueError: on rank 1", "[rank 1] ValueError: on rank 1"])
+
+    def test_in_a_body(self):
+        code, lines = run("body")
+        self.assertNotEqual(code, 0)
+        self.assertIn('    raise KeyError("in the body")', lines)
+        self.assertIn("KeyError: 'in the body'", lines)
+        self.assertTrue(any("KeyError: 'in the body'" in line for line in lines if line.startswith("[rank 1]")), lines)
+
+    def test_a_code_of_its_own(self):
+        code, _ = run("exit")
+        self.assertEqual(code, 5)
+
+
+if __name__ == "__main__":
+    unittest.main()
