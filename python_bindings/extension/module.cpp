@@ -7,6 +7,7 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "python_bindings/extension/interpreter.h"
@@ -16,6 +17,7 @@
 #include "smp/comm.h"
 #include "smp/engine/engine.h"
 #include "smp/init.h"
+#include "smp/partition.h"
 
 namespace smp::python {
 namespace {
@@ -41,7 +43,6 @@ void bind_job(py::module_& module) {
   });
   module.def("shutdown", without_lock(&shutdown));
   module.def("is_initialized", &is_initialized);
-  module.def("config", [] { return config().to_json(); });
   module.def("rank", &rank), module.def("size", &size);
   module.def("local_rank", &local_rank), module.def("local_size", &local_size);
   module.def("pp_rank", &pp_rank), module.def("pp_size", &pp_size);
@@ -109,6 +110,7 @@ void bind_models(py::module_& module) {
   module.def("remove_model", [](const ModelHandle& own) { unlocked([&] { engine::remove_model(*own.model); }); });
   module.def("check_in_body", [](const ModelHandle& own) { engine::check_in_body(*own.model); });
   module.def("mark_backward", [](const at::Tensor& loss) { unlocked([&] { engine::mark_backward(loss); }); });
+  module.def("autograd_called", &engine::autograd_called);
   module.def("is_partitioned", [](const ModelHandle& own) { return engine::is_partitioned(*own.model); });
   module.def("local_named_parameters", [](const ModelHandle& own) {
     return engine::local_named_parameters("local_named_parameters", *own.model,
@@ -120,9 +122,18 @@ void bind_models(py::module_& module) {
     for (const StateDict::Entry& entry : state.entries) entries.append(py::make_tuple(entry.name, entry.tensor));
     return entries;
   });
+  module.def("load_state_dict",
+             [](const ModelHandle& own, const std::vector<std::pair<std::string, at::Tensor>>& tensors, bool strict) {
+               StateDict state;
+               for (const auto& [name, tensor] : tensors) state.entries.push_back({name, tensor});
+               unlocked([&] { engine::load_state_dict(*own.model, state, strict); });
+             });
+  module.def("clip_grad_norm", [](const ModelHandle& own, double max_norm, double norm_type) {
+    return unlocked([&] { return engine::clip_grad_norm(*own.model, max_norm, norm_type); });
+  });
+  py::class_<PartitionGuard>(module, "PartitionGuard").def(py::init<int>());
   module.def("set_partition", &engine::set_partition);
   module.def("plan_text", [](const ModelHandle& own) { return engine::plan_text(*own.model); });
-  module.def("plan_json", [](const ModelHandle& own) { return engine::plan_json(*own.model); });
 }
 
 void bind_optimizers(py::module_& module) {

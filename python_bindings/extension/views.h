@@ -1,5 +1,5 @@
 // Models and optimizers of Python as the engine sees them: objects with the methods of ModelView and OptimizerView
-// (smdistributed/modelparallel/torch/_views.py).
+// (smdistributed/modelparallel/torch/views.py).
 #pragma once
 
 #include <memory>

@@ -120,6 +120,11 @@ void mark_backward(const at::Tensor& loss) {
   own.body_in_progress->mark_backward(loss);
 }
 
+void autograd_called() {
+  const Context* own = try_context();
+  if (own != nullptr && own->body_in_progress != nullptr) own->body_in_progress->engine_called();
+}
+
 bool is_partitioned(const Model& model) { return model.is_partitioned(); }
 
 std::vector<std::pair<std::string, at::Tensor>> local_named_parameters(const char* caller, const Model& model,

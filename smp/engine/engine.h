@@ -39,6 +39,8 @@ void remove_model(const Model& model);
 void check_in_body(const Model& model);
 /// In a body: `loss` is what is differentiated.
 void mark_backward(const at::Tensor& loss);
+/// Before LibTorch's autograd engine runs, where a language does not take the process's default one. Throws within a body.
+void autograd_called();
 bool is_partitioned(const Model& model);
 /// fix: the way out that a refusal within a body names.
 std::vector<std::pair<std::string, at::Tensor>> local_named_parameters(const char* caller, const Model& model,

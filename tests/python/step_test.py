@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import types
 import unittest
 
 import support
@@ -134,6 +135,39 @@ class Contract(unittest.TestCase):
         support.same_bits(self, [out.concat()], [self.reference(x) * table * 2.0], "output")
         support.same_bits(self, [back.concat()], [columns.t()], "columns")
 
+    def test_gives_each_argument_to_its_parameter(self):
+        @smp.step
+        def body(model, first, /, second=None, *, third=None, **others):
+            assert second is None and set(others) == {"first"}, (second, others)
+            return model(first) + third + others["first"]
+
+        x, y, z = smp.allgather((torch.randn(8, 4), torch.randn(8, 4), torch.randn(8, 4)), smp.WORLD)[0]
+        with torch.no_grad():
+            out = body(self.model, x, third=y, first=z)
+        support.same_bits(self, [out.concat()], [self.reference(x) + y + z], "output")
+
+        @smp.step
+        def with_defaults(model, x, mask=None, labels=None):
+            assert mask is None
+            return model(x) * labels
+
+        with torch.no_grad():
+            out = with_defaults(self.model, x, labels=y)
+        support.same_bits(self, [out.concat()], [self.reference(x) * y], "output")
+
+    def test_sets_and_mappings(self):
+        @smp.step
+        def body(model, batch, tensors):
+            (only,) = tensors
+            return {"set": {only * 1}, "mapping": collections.UserDict(y=model(batch["x"]))}
+
+        batch = types.MappingProxyType({"x": torch.ones(8, 4)})
+        with torch.no_grad():
+            result = body(self.model, batch, {torch.ones(4)})
+        self.assertIsInstance(result["mapping"], collections.UserDict)
+        support.same_bits(self, [result["mapping"]["y"].concat()], [self.reference(batch["x"])], "output")
+        self.assertEqual(len(result["set"]), 1)
+
     def test_does_not_bind(self):
         class Trainer:
             @smp.step
@@ -173,6 +207,15 @@ class Contract(unittest.TestCase):
 
         with self.assertRaisesRegex(RuntimeError, "model.backward"):
             backward(self.model, torch.ones(8, 4))
+
+        @smp.step
+        def penalty(model, x):
+            y = model(x)
+            (gradient,) = torch.autograd.grad(y.sum(), y)
+            model.backward((y * gradient).sum())
+
+        with self.assertRaisesRegex(RuntimeError, "torch::autograd::grad"):
+            penalty(self.model, torch.ones(8, 4))
 
         @smp.step
         def fails(model, x):

@@ -16,8 +16,9 @@ using partitioner::Graph;
 
 namespace {
 
-/// Thrown through a body that reads a value which only a run could tell.
-struct BodyStopped {};
+/// Thrown through a body that reads a value which only a run could tell; through an interpreter's frames as well, which
+/// translate what the standard knows.
+struct BodyStopped : std::exception {};
 
 }  // namespace
 

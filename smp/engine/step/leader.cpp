@@ -83,7 +83,7 @@ step_internal::Results Leader::run() {
     message.error = runtime::describe_exception(own_error);
     message.is_value_error = is_value_error(own_error);
   }
-  if (failure_) std::rethrow_exception(own_error);
+  if (failure_) std::rethrow_exception(failure_);
   meet_replicas(message, /*is_last=*/true);
   if (!message.error.empty()) {
     refuse(message);

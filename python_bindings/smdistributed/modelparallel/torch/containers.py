@@ -1,5 +1,6 @@
 """Walks through the containers that step functions take and return."""
 
+import collections
 import collections.abc
 import copy
 
@@ -22,6 +23,8 @@ def map_leaves(value, leaf):
         items = {key: map_leaves(item, leaf) for key, item in value.items()}
         if type(value) is dict:
             return items
+        if not isinstance(value, (dict, collections.UserDict)):
+            return type(value)(items)
         copied = copy.copy(value)
         for key, item in items.items():
             copied[key] = item

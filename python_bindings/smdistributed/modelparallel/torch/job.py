@@ -42,6 +42,7 @@ def init(config=None):
     """
     _engine.init(json.dumps(config or {}))
     sys.excepthook = _end_with(sys.excepthook)
+    sys.exit = _noting_its_code(sys.exit)
     atexit.register(_leave)
 
 
@@ -50,9 +51,24 @@ def shutdown():
     _engine.shutdown()
 
 
+_exit_code = None  # of sys.exit, if that was called
+
+
+def _noting_its_code(leave):
+    def noting(code=None):
+        global _exit_code
+        _exit_code = code
+        leave(code)
+
+    return noting
+
+
 def _leave():
     if not _engine.is_initialized():
         return
+    if _exit_code:  # the others may be in a step, and would wait for this rank
+        _engine.report_failure(f"the script called sys.exit({_exit_code!r})", False)
+        _end(_exit_code if isinstance(_exit_code, int) else 1)
     try:
         _engine.shutdown()
     except Exception:  # the end of a script has no caller
@@ -63,16 +79,22 @@ def _end_with(previous):
     """The hook for an exception that nobody handles: its traceback, then the end of the job."""
 
     def hook(kind, error, trace):
-        if not _engine.is_initialized() or issubclass(kind, KeyboardInterrupt):
+        if not _engine.is_initialized():
             previous(kind, error, trace)
             return
         is_of_other = isinstance(error, (_engine.AbortedError, _engine.PeerLostError))
-        if not is_of_other:
+        if not is_of_other and previous is not sys.__excepthook__:
             previous(kind, error, trace)
+        elif not is_of_other:  # in one call, so that no other rank's lines come between
+            sys.stderr.write("".join(traceback.format_exception(kind, error, trace)))
         message = "".join(traceback.format_exception_only(kind, error)).strip()
-        code = _engine.report_failure(message, is_of_other)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # the others may be gone, so nothing collective may come after
+        _end(_engine.report_failure(message, is_of_other))
 
     return hook
+
+
+def _end(code):
+    """The others may be gone, so nothing collective may come after."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -4,6 +4,8 @@ import gc
 import weakref
 
 import torch
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as _EXTRA_STATE
+from torch.nn.modules.module import _IncompatibleKeys
 
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch.comm import CommGroup, allgather
@@ -16,6 +18,7 @@ _gone = set()  # of them, those that nobody on this rank has any more
 
 class DistributedModel(torch.nn.Module):
     """Wraps `module`. Within a step function it is called like the module, and `backward` takes the place of loss.backward().
+    Made on all ranks, after smp.init.
 
     overlapping_allreduce, bucket_cap_mb, average_grads_across_microbatches, broadcast_buffers, backward_passes_per_step: as
     in C++ (smp/options.h). trace_device, trace_execution_times, trace_memory_usage, gradient_as_bucket_view: accepted, without
@@ -38,6 +41,8 @@ class DistributedModel(torch.nn.Module):
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"DistributedModel: expected a torch.nn.Module, got {type(module).__name__}.")
         super().__init__()
+        if not _engine.is_initialized():
+            raise RuntimeError("DistributedModel: expected a call after smp.init, got one before.")
         _remove_gone()
         options = _engine.ModelOptions()
         options.overlapping_allreduce = overlapping_allreduce
@@ -48,6 +53,12 @@ class DistributedModel(torch.nn.Module):
         self._engine_model = _engine.add_model(ModelView(module), options)
         self.module = module
         self.training = module.training
+        self._registered = [
+            (path, registered, list(registered.items()))
+            for path, each in module.named_modules()
+            for registered in (each._parameters, each._buffers)
+            if registered
+        ]
         _models.add(self)
         number = max(_engine_models, default=-1) + 1
         _engine_models[number] = self._engine_model
@@ -80,6 +91,7 @@ class DistributedModel(torch.nn.Module):
 
     def state_dict(self, *, gather_to_rank0=False):
         """Copies of all parameters and buffers under the module's own names. Collective over the pipeline."""
+        check_registered("state_dict")
         tensors = dict(_engine.state_dict(self._engine_model))
         if gather_to_rank0 and _engine.mp_rank() != 0:
             return {}
@@ -88,6 +100,24 @@ class DistributedModel(torch.nn.Module):
             state[name] = tensors.get(name, state[name])
         return state
 
+    def load_state_dict(self, state_dict, strict=True):
+        """Of all parameters and buffers, under the module's own names: what state_dict() returns. Collective over all ranks;
+        what a rank does not hold it may leave out."""
+        check_registered("load_state_dict")
+        tensors = {name: value for name, value in state_dict.items() if not name.endswith(_EXTRA_STATE)}
+        _engine.load_state_dict(self._engine_model, list(tensors.items()), strict)
+        own = self.module.state_dict(keep_vars=True)
+        for name, value in state_dict.items():
+            if name.endswith(_EXTRA_STATE) and name in own:
+                self.module.get_submodule(name.removesuffix(_EXTRA_STATE).removesuffix(".")).set_extra_state(value)
+        missing = [name for name in own if name not in state_dict]
+        return _IncompatibleKeys(missing, [name for name in state_dict if name not in own])
+
+    def clip_grad_norm_(self, max_norm, norm_type=2.0):
+        """Scales the gradients of all ranks down to one global norm of at most `max_norm`; returns what it was. Collective over
+        the pipeline. torch.nn.utils.clip_grad_norm_ would know those of this rank only."""
+        return _engine.clip_grad_norm(self._engine_model, max_norm, norm_type)
+
     def get_module(self):
         return self.module
 
@@ -95,6 +125,37 @@ class DistributedModel(torch.nn.Module):
     def plan(self):
         """What each stage runs, as a table; empty before the first step."""
         return _engine.plan_text(self._engine_model)
+
+
+def check_registered(caller):
+    """Before a step, and where state is asked for: the engine knows the tensors that models had when they were wrapped."""
+    replaced = [name for model in _models for name in _replaced_in(model)]
+    if replaced:
+        raise ValueError(
+            f"{caller}: expected the parameters and buffers that the models had when they were wrapped, got others for "
+            f"{', '.join(replaced)}. Write to them in place (self.mean.copy_(new)), and convert modules before DistributedModel."
+        )
+
+
+def put_back_registered():
+    """After bodies: what they put in place of parameters and buffers holds no data. Returns the names."""
+    names = []
+    for model in _models:
+        replaced = list(_replaced_in(model))
+        for _, registered, before in model._registered if replaced else ():
+            registered.clear()
+            registered.update(before)
+        names += replaced
+    return names
+
+
+def _replaced_in(model):
+    for path, registered, before in model._registered:
+        if len(registered) != len(before) or any(registered.get(name) is not tensor for name, tensor in before):
+            kept = dict(before)
+            for name in {**kept, **registered}:
+                if name not in registered or name not in kept or registered[name] is not kept[name]:
+                    yield f"{path}.{name}" if path else name
 
 
 def _remove_gone():

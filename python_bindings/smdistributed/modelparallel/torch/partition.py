@@ -2,11 +2,7 @@
 
 import contextlib
 
-import torch
-
 from smdistributed.modelparallel import _engine
-
-_stages = []  # of the partition blocks around, innermost last
 
 
 @contextlib.contextmanager
@@ -16,18 +12,11 @@ def partition(stage):
     with smp.partition(1):
         self.head = nn.Linear(512, 10)
     """
-    _stages.append(stage)
-    handle = torch.nn.modules.module.register_module_parameter_registration_hook(_place)
+    guard = _engine.PartitionGuard(stage)
     try:
         yield
     finally:
-        handle.remove()
-        _stages.pop()
-
-
-def _place(module, name, parameter):
-    if parameter is not None:
-        _engine.set_partition([parameter], _stages[-1])
+        del guard  # its end is that of the block
 
 
 def set_partition(module, stage):

@@ -9,6 +9,21 @@ import torch
 
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch.containers import map_leaves
+from smdistributed.modelparallel.torch.model import check_registered, put_back_registered
+
+
+def _asking(run_backward):
+    """Python runs an engine of its own, which no C++ can ask in its name."""
+
+    def asking(*args, **kwargs):
+        _engine.autograd_called()
+        return run_backward(*args, **kwargs)
+
+    return asking
+
+
+for _module in (torch.autograd, torch.autograd.graph):  # each has the function under its own name
+    _module._engine_run_backward = _asking(_module._engine_run_backward)
 
 
 class StepOutput:
@@ -53,6 +68,10 @@ def step(function=None, *, non_split_inputs=(), input_split_axes=None, detach_ou
 
     non_split_inputs: names of arguments that every microbatch gets whole. input_split_axes: by name, the dimension along which
     an argument is cut; 0 for the others. Results are always detached: they exist on ranks that have no graph of them.
+
+    The body runs on pp_rank() 0 only, on tensors that have shapes but no data, and gets copies of the containers among its
+    arguments. Arguments of other ranks are ignored, and what the body does to Python's objects happens on that rank alone: return
+    what others are to know.
     """
     if not detach_outputs:
         raise NotImplementedError(
@@ -80,7 +99,10 @@ class StepFunction:
 
     def __call__(self, *args, **kwargs):
         call = _Call(self._function, self._signature.bind(*args, **kwargs), self._whole, self._axes)
-        tensors, values, payload = _engine.run_step(self._number, call)
+        try:
+            tensors, values, payload = _engine.run_step(self._number, call)
+        finally:
+            put_back_registered()
         return call.results(tensors, values, payload)
 
 
@@ -115,10 +137,14 @@ class _Call:
 
             return leaf
 
-        named = {}
-        for position, (name, value) in enumerate(self._named_arguments()):
-            named[name] = map_leaves(value, leaf_of(position, name))
-        self._skeleton = named
+        check_registered("step")
+        self._skeleton = {}
+        for position, (name, value) in enumerate(self._bound.arguments.items()):
+            if self._bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                filled = {key: map_leaves(item, leaf_of(position, key)) for key, item in value.items()}
+            else:
+                filled = map_leaves(value, leaf_of(position, name))
+            self._skeleton[name] = filled
         return tensors
 
     def body(self, inputs, microbatch):
@@ -128,7 +154,8 @@ class _Call:
             return value.pieces[microbatch] if isinstance(value, _Pieces) else value
 
         filled = {name: map_leaves(value, leaf) for name, value in self._skeleton.items()}
-        returned = self._function(*self._positional(filled), **self._keywords(filled))
+        call = inspect.BoundArguments(self._bound.signature, filled)
+        returned = self._function(*call.args, **call.kwargs)
         tensors, values = [], []
 
         def keep(value):
@@ -139,6 +166,7 @@ class _Call:
             return _ValueAt(len(values) - 1)
 
         structure = None if returned is None else map_leaves(returned, keep)
+        del self._returned[microbatch:]  # of a run for the plan's sake
         self._returned.append((pickle.dumps(structure), pickle.dumps(values)))
         return tensors
 
@@ -146,6 +174,12 @@ class _Call:
         return [values for _, values in self._returned]
 
     def payload(self):
+        replaced = put_back_registered()
+        if replaced:
+            raise NotImplementedError(
+                f"step: expected parameters and buffers to stay the same tensors, got others in place of {', '.join(replaced)}. "
+                "The body runs without data, so what it assigns is lost. Write to them in place: self.mean.copy_(new)."
+            )
         structures = [structure for structure, _ in self._returned]
         for microbatch, structure in enumerate(structures):
             if structure != structures[0]:
@@ -167,45 +201,22 @@ class _Call:
 
         return map_leaves(pickle.loads(payload), leaf)
 
-    def _named_arguments(self):
-        """(name, value); those of *args have the name of the whole, those of **kwargs their own."""
-        for name, value in self._bound.arguments.items():
-            kind = self._bound.signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                yield from value.items()
-            else:
-                yield name, value
 
-    def _positional(self, filled):
-        for name, parameter in self._bound.signature.parameters.items():
-            if name not in self._bound.arguments:
-                continue
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                yield from filled[name]
-            elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-                yield filled[name]
-
-    def _keywords(self, filled):
-        parameters = self._bound.signature.parameters
-        positional = {name for name, p in parameters.items() if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)}
-        return {name: value for name, value in filled.items() if name not in positional}
-
-
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
 class _TensorAt:
     """Stands for a tensor of an argument or a result."""
 
     index: int
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
 class _ValueAt:
     """Stands for anything else in a result."""
 
     index: int
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Pieces:
     """An argument that has cut itself, by microbatch."""
 
