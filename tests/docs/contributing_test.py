@@ -57,6 +57,9 @@ TASKS = {
                ("smp/engine/engine.cpp", "HookHandle add_hook("),
                ("smp/engine/step/step_run.cpp", "Moment::kBeforePartition"),
                ("tests/unit/smp/hooks_test.cpp", "TEST")],
+    "something that Python can call": [("python_bindings/extension/module.cpp", "module.def("),
+                                       ("python_bindings/smdistributed/modelparallel/torch/__init__.py", "import"),
+                                       ("tests/python/step_test.py", "def test_")],
     "a benchmark": [("benchmarks/CMakeLists.txt", "smp_add_benchmark("), ("benchmarks/CMakeLists.txt", "MEASURES"),
                     ("benchmarks/measure.h", "void report("), ("benchmarks/measure.h", "void require(")],
 }

@@ -16,6 +16,31 @@
     optimizer.step()
 """
 
+import torch  # its libraries, before the extension that links them  # noqa: F401, I001
+
+from smdistributed.modelparallel._engine import (
+    dp_rank,
+    dp_size,
+    get_dp_group,
+    get_mp_group,
+    get_pp_group,
+    get_rdp_group,
+    get_tp_group,
+    get_world_group,
+    is_initialized,
+    local_rank,
+    local_size,
+    mp_rank,
+    mp_size,
+    pp_rank,
+    pp_size,
+    rank,
+    rdp_rank,
+    rdp_size,
+    size,
+    tp_rank,
+    tp_size,
+)
 from smdistributed.modelparallel.torch import model, optimizer
 from smdistributed.modelparallel.torch.comm import (
     CommGroup,
@@ -31,31 +56,7 @@ from smdistributed.modelparallel.torch.comm import (
     send,
     tp_barrier,
 )
-from smdistributed.modelparallel.torch.job import (
-    dp_rank,
-    dp_size,
-    get_dp_group,
-    get_mp_group,
-    get_pp_group,
-    get_rdp_group,
-    get_tp_group,
-    get_world_group,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mp_rank,
-    mp_size,
-    pp_rank,
-    pp_size,
-    rank,
-    rdp_rank,
-    rdp_size,
-    shutdown,
-    size,
-    tp_rank,
-    tp_size,
-)
+from smdistributed.modelparallel.torch.job import init, shutdown
 from smdistributed.modelparallel.torch.model import DistributedModel
 from smdistributed.modelparallel.torch.optimizer import DistributedOptimizer
 from smdistributed.modelparallel.torch.partition import partition, set_partition

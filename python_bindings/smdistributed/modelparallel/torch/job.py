@@ -6,32 +6,7 @@ import os
 import sys
 import traceback
 
-import torch  # its libraries, before the extension that links them  # noqa: F401
-
 from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel._engine import (  # noqa: F401
-    dp_rank,
-    dp_size,
-    get_dp_group,
-    get_mp_group,
-    get_pp_group,
-    get_rdp_group,
-    get_tp_group,
-    get_world_group,
-    is_initialized,
-    local_rank,
-    local_size,
-    mp_rank,
-    mp_size,
-    pp_rank,
-    pp_size,
-    rank,
-    rdp_rank,
-    rdp_size,
-    size,
-    tp_rank,
-    tp_size,
-)
 
 
 def init(config=None):
