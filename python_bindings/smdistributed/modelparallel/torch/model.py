@@ -21,7 +21,7 @@ class DistributedModel(torch.nn.Module):
     Made on all ranks, after smp.init.
 
     overlapping_allreduce, bucket_cap_mb, average_grads_across_microbatches, broadcast_buffers, backward_passes_per_step: as
-    in C++ (smp/options.h). trace_device, trace_execution_times, trace_memory_usage, gradient_as_bucket_view: accepted, without
+    in C++ (smp/options.h); bucket_cap_mb 0 is the configuration's. trace_device, trace_execution_times, trace_memory_usage, gradient_as_bucket_view: accepted, without
     effect, since the capture runs no operator.
     """
 
@@ -34,7 +34,7 @@ class DistributedModel(torch.nn.Module):
         overlapping_allreduce=True,
         backward_passes_per_step=1,
         average_grads_across_microbatches=True,
-        bucket_cap_mb=25,
+        bucket_cap_mb=0,
         broadcast_buffers=True,
         gradient_as_bucket_view=False,
     ):
