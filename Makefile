@@ -9,6 +9,7 @@ UNITY  ?=
 ONLY   ?=
 TORCH  := 2.11.0
 CLANG_FORMAT := 19.1.7
+TRANSFORMERS := 4.56.2
 
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
@@ -39,7 +40,7 @@ endif
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
   -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv digits python-given configure build demo demo-python formatter format tidy test bench peers install clean
+.PHONY: help packages venv digits transformers python-given configure build demo demo-python formatter format tidy test bench peers install clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -103,6 +104,15 @@ demo-python: digits configure  ## Build the Python package, and train on handwri
 	@cmake --build $(build) --target smp_program smp_python --parallel $(jobs)
 	@PYTHONPATH=$(build)/python $(build)/bin/smp run -np 2 $(python) examples/mnist_sagemaker/train.py
 
+# For the tests of its models only.
+transformers: $(environment)
+	@[ "$(environment)" = venv ] || exit 0; \
+	if ! $(call has,transformers-$(TRANSFORMERS).); then \
+	  echo "setup: transformers $(TRANSFORMERS) goes into $(venv)"; \
+	  $(venv)/bin/pip install --no-compile --retries 1 transformers==$(TRANSFORMERS) || \
+	    echo "setup: going on without it; the models of transformers stay untested" >&2; \
+	fi
+
 # Beside every interpreter, since a given one gets nothing installed.
 formatter: $(environment)
 	@if [ ! -x build/formatter/bin/clang-format ]; then \
@@ -120,7 +130,7 @@ tidy: $(environment)  ## What the compiler does not see, in the library (.clang-
 	@run-clang-tidy -quiet -p build/tidy -j $(jobs) -extra-arg=-Wno-unknown-warning-option '/build/tidy/(smp|partitioner|runtime)/'
 
 # Configured anew, since that measures how long tests may take on this machine as it now is.
-test: formatter digits configure  ## All tests that the preset runs
+test: formatter digits transformers configure  ## All tests that the preset runs
 	@echo "build: libraries, programs and tests, on $(jobs) cores; no benchmarks"
 	@cmake --build $(build) --parallel $(jobs)
 	@cat $(build)/torch_taken.txt

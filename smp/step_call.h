@@ -45,6 +45,9 @@ struct Call {
   /// How what the bodies returned is put together from tensors and values, the same for all microbatches: travels with the
   /// program that the step runs, and again only when it changes. Empty: nothing.
   std::function<std::string()> payload{};
+  /// Whether tensor.cpu() in the body is a read, as in C++, where pointers may follow. Else the body asks for what it looks
+  /// at (engine::look_at), and cpu() is what to() is: on the CPU the tensor itself.
+  bool cpu_is_read = true;
 };
 
 /// What a step brings to every rank: outputs by returned tensor, and the leader's values and payload.

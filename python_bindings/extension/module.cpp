@@ -110,6 +110,13 @@ void bind_models(py::module_& module) {
   module.def("remove_model", [](const ModelHandle& own) { unlocked([&] { engine::remove_model(*own.model); }); });
   module.def("check_in_body", [](const ModelHandle& own) { engine::check_in_body(*own.model); });
   module.def("mark_backward", [](const at::Tensor& loss) { unlocked([&] { engine::mark_backward(loss); }); });
+  module.def("look_at", [](const at::Tensor& tensor, const py::function& look) {
+    const auto locked_look = [&](const at::Tensor& content) {
+      const py::gil_scoped_acquire lock;
+      look(content);
+    };
+    return unlocked([&] { return engine::look_at(tensor, locked_look); });
+  });
   module.def("autograd_called", &engine::autograd_called);
   module.def("is_partitioned", [](const ModelHandle& own) { return engine::is_partitioned(*own.model); });
   module.def("local_named_parameters", [](const ModelHandle& own) {

@@ -32,6 +32,8 @@ void put_full_key(const std::vector<at::Tensor>& inputs, const std::string& key,
   put(static_cast<int64_t>(at::get_default_dtype_as_scalartype()));
 }
 
+c10::OperatorHandle find_operator(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
+
 }  // namespace
 
 std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs, const std::string& key) {
@@ -106,7 +108,15 @@ void BodyCapture::mark_backward(const at::Tensor& given) {
   roots_.push_back({loss, at});
 }
 
-void BodyCapture::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+void BodyCapture::operator_called(const c10::OperatorHandle& called, torch::jit::Stack& stack) {
+  // Python's torch.tensor([1, 2]) hides from all keys how it makes the tensor; then it lifts what it has made, which the
+  // body may write to, and detaches it in place.
+  static const c10::OperatorHandle lift = find_operator("aten::lift_fresh"), detach = find_operator("aten::detach_"),
+                                   clone = find_operator("aten::clone");
+  if (called == detach && !stack.back().toTensor().requires_grad()) return;
+  const bool is_literal = called == lift && as_ghost(stack.back().toTensor()) == nullptr;
+  if (is_literal) stack.emplace_back();  // its memory format
+  const c10::OperatorHandle& op = is_literal ? clone : called;
   hosts_.empty() ? record_or_match(op, stack) : hosts_.operator_called(op, stack);
 }
 
@@ -116,13 +126,13 @@ void BodyCapture::record_or_match(const c10::OperatorHandle& op, torch::jit::Sta
   if (!recorder_ && matcher_.matches_call(op, stack)) {
     equal_.operator_follows(op, stack);
     const OperatorInfo& info = *matcher_.recording()->calls[static_cast<size_t>(matcher_.position())].info;
-    const bool is_for_host = reader_ && asks_for_host_copy(info, stack);
+    const bool is_for_host = reader_ && cpu_is_read_ && asks_for_host_copy(info, stack);
     answer(stack);
     if (is_for_host) stack.back() = hosts_.host_of(stack.back().toTensor());
     return;
   }
   const OperatorInfo& info = operator_info(op);
-  const bool is_for_host = reader_ && asks_for_host_copy(info, stack);
+  const bool is_for_host = reader_ && cpu_is_read_ && asks_for_host_copy(info, stack);
   if (info.kind == OperatorClass::kReadsValue && reader_) {
     equal_.operator_follows(op, stack);
     return answer_read(op, stack);

@@ -38,8 +38,11 @@ class BodyCapture : public Interceptor, private BodyRun {
   explicit BodyCapture(const Bindings& bindings, int64_t max_recordings = 64)
       : bindings_(bindings), recordings_(max_recordings), matcher_(bindings), equal_(bindings), hosts_(bindings, *this) {}
 
-  /// Without one, values cannot be read.
-  void set_reader(ValueReader reader) { reader_ = std::move(reader); }
+  /// Without one, values cannot be read. cpu_is_read: what follows on tensor.cpu() may be pointers, so it is a read.
+  void set_reader(ValueReader reader, bool cpu_is_read = true) {
+    reader_ = std::move(reader);
+    cpu_is_read_ = cpu_is_read;
+  }
 
   /// `key` tells signatures apart that the geometry of `inputs` does not (training flag, grad mode, …).
   std::vector<at::Tensor> begin(const std::vector<at::Tensor>& inputs, const std::string& key);
@@ -47,6 +50,8 @@ class BodyCapture : public Interceptor, private BodyRun {
   /// now: in-place operators may give it another one later. Throws c10::Error for the same loss again, one that is no
   /// scalar or that requires no gradient.
   void mark_backward(const at::Tensor& loss);
+  /// A copy of what a ghost, a parameter or a buffer holds now; of others, undefined. Called with the capture key excluded.
+  at::Tensor look_at(const at::Tensor& tensor);
   CapturedBody finish(const std::vector<at::Tensor>& returned);
   /// Drops the run after an exception in the body.
   void abandon() noexcept;
@@ -96,6 +101,7 @@ class BodyCapture : public Interceptor, private BodyRun {
   EqualAnswers equal_;
   HostValues hosts_;
   ValueReader reader_;
+  bool cpu_is_read_ = true;
   int64_t num_matched_ = 0, num_recordings_ = 0;
 };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "runtime/capture/body_capture.h"
+#include "runtime/capture/places.h"
 
 namespace smp::runtime {
 
@@ -56,6 +57,12 @@ std::vector<at::Tensor> BodyCapture::read(const std::vector<at::Tensor>& tensors
   run.values = values;
   run.is_local = is_local;
   return reader_(run);
+}
+
+at::Tensor BodyCapture::look_at(const at::Tensor& tensor) {
+  if (as_ghost(tensor) == nullptr && bindings_.find_storage(tensor) == nullptr) return {};
+  if (!reader_) refuse_value_read("a look at a tensor", current_module());
+  return read({tensor}).front().clone();
 }
 
 void BodyCapture::answer_read(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

@@ -10,7 +10,6 @@
 
 #include "partitioner/graph/graph_io.h"
 #include "runtime/capture/arguments.h"
-#include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/places.h"
 #include "runtime/device/random.h"
 #include "runtime/libtorch/unmade.h"
@@ -49,9 +48,7 @@ Recorder::Recorder(const Bindings& bindings, GhostRun run)
           run_, [this](const at::Tensor& seen) { return stand_in_of(seen); },
           [this](const at::Tensor& stand_in) { return ghost_of(stand_in); }),
       recording_(std::make_shared<Recording>()),
-      rules_(*recording_, [this] { return where(); }) {
-  register_meta_kernels();
-}
+      rules_(*recording_, [this] { return where(); }) {}
 
 std::vector<at::Tensor> Recorder::start(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> ghosts;

@@ -11,6 +11,7 @@
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/history.h"
 #include "runtime/capture/memory_rules.h"
+#include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/recording.h"
 
 namespace smp::runtime {
@@ -108,6 +109,7 @@ class Recorder : public Interceptor {
 
   const Bindings& bindings_;
   const GhostRun run_;
+  OverPythonsKernels kernels_;
   GhostCalls calls_;
   std::shared_ptr<Recording> recording_;
   MemoryRules rules_;

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "partitioner/report/partition_table.h"
+#include "runtime/capture/ghosts.h"
+#include "runtime/capture/places.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/root_cause.h"
 #include "runtime/libtorch/unmade.h"
@@ -118,6 +120,18 @@ void mark_backward(const at::Tensor& loss) {
               "backward: expected a call inside a step body, got one outside. Move it into the body, after the loss: auto "
               "train_step = smp::step([&](at::Tensor data) { ...; model.backward(loss); });");
   own.body_in_progress->mark_backward(loss);
+}
+
+bool look_at(const at::Tensor& tensor, const std::function<void(const at::Tensor& content)>& look) {
+  const Context* own = try_context();
+  if (own == nullptr || own->body_in_progress == nullptr) {
+    if (runtime::as_ghost(tensor) != nullptr) runtime::refuse_stale_ghost("a look at a tensor", "");
+    return false;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard off(runtime::kCaptureKey);
+  const at::Tensor content = own->body_in_progress->look_at(tensor);
+  if (content.defined()) look(content);
+  return content.defined();
 }
 
 void autograd_called() {

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -39,6 +40,10 @@ void remove_model(const Model& model);
 void check_in_body(const Model& model);
 /// In a body: `loss` is what is differentiated.
 void mark_backward(const at::Tensor& loss);
+/// In a body: calls look with a copy of what the tensor holds, the microbatch's as far as the body has come; operators are
+/// not captured within. False for tensors that hold it themselves, and outside of a body. Throws for one of a body that has
+/// ended.
+bool look_at(const at::Tensor& tensor, const std::function<void(const at::Tensor& content)>& look);
 /// Before LibTorch's autograd engine runs, where a language does not take the process's default one. Throws within a body.
 void autograd_called();
 bool is_partitioned(const Model& model);

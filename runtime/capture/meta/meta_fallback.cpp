@@ -190,4 +190,9 @@ void add_fallbacks(torch::Library& library) {
   }
 }
 
+void add_fallback(torch::Library& library, const char* name) {
+  const auto op = c10::Dispatcher::singleton().findSchema({name, ""});
+  if (op.has_value()) library.impl(name, fallback_for(*op));
+}
+
 }  // namespace smp::runtime::meta

@@ -5,11 +5,17 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorIterator.h>
 
+#include <memory>
 #include <mutex>
 
 #include "runtime/capture/meta/meta_kernels_table.h"
 
 namespace smp::runtime {
+namespace {
+
+bool is_python_process = false;
+
+}  // namespace
 
 void register_meta_kernels() {
   static std::once_flag once;
@@ -17,17 +23,23 @@ void register_meta_kernels() {
     // Never destroyed: at exit the dispatcher may be gone before any static of ours.
     static auto* const library =
         new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);
-    meta::Table table(*library);
-    meta::add_elementwise(table);
-    meta::add_reductions(table);
-    meta::add_indexing(table);
-    meta::add_norms(table);
-    meta::add_convolutions_and_pools(table);
-    meta::add_losses(table);
-    meta::add_attention(table);
+    is_python_process = !meta::lacks_meta_kernel("_embedding_bag");  // C++ has none
+    meta::Table table(*library, &meta::lacks_meta_kernel);
+    meta::add_all(table);
     meta::add_fallbacks(*library);
   });
 }
+
+OverPythonsKernels::OverPythonsKernels() {
+  register_meta_kernels();
+  if (!is_python_process) return;
+  library_ = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);
+  meta::Table table(*library_, [](const std::string& name) { return name == "_embedding_bag"; });
+  meta::add_losses(table);
+  meta::add_fallback(*library_, "aten::_grouped_mm");
+}
+
+OverPythonsKernels::~OverPythonsKernels() = default;
 
 namespace meta {
 
@@ -41,7 +53,17 @@ bool has_meta_kernel(const c10::OperatorHandle& op) {
   return false;
 }
 
-bool Table::wants(const std::string& name) {
+void add_all(Table& table) {
+  add_elementwise(table);
+  add_reductions(table);
+  add_indexing(table);
+  add_norms(table);
+  add_convolutions_and_pools(table);
+  add_losses(table);
+  add_attention(table);
+}
+
+bool lacks_meta_kernel(const std::string& name) {
   const auto dot = name.find('.');
   const c10::OperatorName full{"aten::" + name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
   const auto op = c10::Dispatcher::singleton().findSchema(full);

@@ -4,6 +4,12 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <memory>
+
+namespace torch {
+class Library;
+}
+
 namespace smp::runtime {
 
 /// Registers, once per process, meta kernels for the aten operators that have a CPU kernel but
@@ -19,6 +25,18 @@ namespace smp::runtime {
 /// Operators whose result depends on values (item, equal, nonzero, masked_select, unique, ...)
 /// throw c10::NotImplementedError that names the operator.
 void register_meta_kernels();
+
+/// In a Python process, while a recording is made: our kernels of the operators whose meta kernels of Python's torch give
+/// other sizes than the CPU (_embedding_bag) or take fewer dtypes (_grouped_mm). Later registrations win, and their end
+/// brings the earlier ones back.
+class OverPythonsKernels {
+ public:
+  OverPythonsKernels();
+  ~OverPythonsKernels();
+
+ private:
+  std::unique_ptr<torch::Library> library_;
+};
 
 /// Where a composite looks at values that decide nothing about its results' geometry, while it runs on meta tensors:
 /// answers aten::cov whether its weights and observations are fit, and gives packed RNNs, whose tensors are on the stack,

@@ -13,22 +13,24 @@ namespace smp::runtime::meta {
 /// Whether `op` can run on meta tensors as LibTorch ships it: by a Meta kernel or by a composite.
 bool has_meta_kernel(const c10::OperatorHandle& op);
 
-/// Registers kernels at aten/Meta, except where a Meta kernel exists or this LibTorch lacks the operator.
+/// Whether there is an operator of this name ("add.Tensor"), and nothing registered for it at Meta.
+bool lacks_meta_kernel(const std::string& name);
+
+/// Registers kernels at aten/Meta, those whose names it wants.
 class Table {
  public:
-  explicit Table(torch::Library& library) : library_(library) {}
+  Table(torch::Library& library, bool (*wants)(const std::string& name)) : library_(library), wants_(wants) {}
 
   /// `name` without "aten::", with its overload. Replaces a composite: its results must have the
   /// same geometry.
   template <typename Kernel>
   void add(const char* name, Kernel&& kernel) {
-    if (wants(name)) library_.impl(name, std::forward<Kernel>(kernel));
+    if (wants_(name)) library_.impl(name, std::forward<Kernel>(kernel));
   }
 
  private:
-  static bool wants(const std::string& name);
-
   torch::Library& library_;
+  bool (*wants_)(const std::string& name);
 };
 
 void add_elementwise(Table& table);
@@ -38,9 +40,12 @@ void add_norms(Table& table);
 void add_convolutions_and_pools(Table& table);
 void add_losses(Table& table);
 void add_attention(Table& table);
+void add_all(Table& table);
 
 /// Gives every aten operator that is still without a meta kernel the boxed one of layer 2 (meta_fallback.cpp).
 void add_fallbacks(torch::Library& library);
+/// Gives it to this operator, where LibTorch has that.
+void add_fallback(torch::Library& library, const char* name);
 
 /// A new meta tensor: contiguous, or in the given memory format.
 at::Tensor make(at::IntArrayRef sizes, at::ScalarType dtype, at::MemoryFormat format = at::MemoryFormat::Contiguous);

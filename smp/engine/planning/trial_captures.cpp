@@ -47,14 +47,15 @@ const std::vector<at::Tensor>& TrialCaptures::inputs_of(const Graph* graph) cons
 Graph TrialCaptures::capture(const std::vector<at::Tensor>& inputs) {
   runtime::BodyCapture capture(rank_.models.bindings());
   std::optional<Graph> until_read;
-  capture.set_reader([&](const runtime::ValueRead& wanted) {
+  const runtime::ValueReader read_or_stop = [&](const runtime::ValueRead& wanted) {
     const auto local = runtime::local_slice(wanted.graph, wanted.num_nodes, wanted.values);
     if (local) return compute_locally(wanted, *local, inputs, rank_.models.bindings(), {});
     until_read = wanted.graph;
     until_read->read = wanted.values;
     until_read->returned.clear();
     throw BodyStopped{};
-  });
+  };
+  capture.set_reader(read_or_stop, call_.cpu_is_read);
   const HeldGradients gradients(rank_.models.bindings());
   try {
     const runtime::CapturedBody whole =

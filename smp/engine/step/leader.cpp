@@ -112,7 +112,7 @@ MicrobatchInputs Leader::split() {
 void Leader::capture_bodies() {
   inputs_ = split();
   runtime::BodyCapture& capture = own_capture();
-  capture.set_reader([this](const ValueRead& wanted) { return read(wanted); });
+  capture.set_reader([this](const ValueRead& wanted) { return read(wanted); }, call_.cpu_is_read);
   const std::string key = rank_.models.training_flags();
   HeldGradients gradients(rank_.models.bindings());
   while (bodies_.size() < inputs_.size()) capture_body(capture, key);

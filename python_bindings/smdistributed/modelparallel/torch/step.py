@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import io
 import pickle
 import warnings
 
@@ -10,20 +11,6 @@ import torch
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch.containers import map_leaves
 from smdistributed.modelparallel.torch.model import check_registered, put_back_registered
-
-
-def _asking(run_backward):
-    """Python runs an engine of its own, which no C++ can ask in its name."""
-
-    def asking(*args, **kwargs):
-        _engine.autograd_called()
-        return run_backward(*args, **kwargs)
-
-    return asking
-
-
-for _module in (torch.autograd, torch.autograd.graph):  # each has the function under its own name
-    _module._engine_run_backward = _asking(_module._engine_run_backward)
 
 
 class StepOutput:
@@ -167,7 +154,7 @@ class _Call:
 
         structure = None if returned is None else map_leaves(returned, keep)
         del self._returned[microbatch:]  # of a run for the plan's sake
-        self._returned.append((pickle.dumps(structure), pickle.dumps(values)))
+        self._returned.append((pickle.dumps(structure), _dumps(values, tensors)))
         return tensors
 
     def values(self):
@@ -192,7 +179,7 @@ class _Call:
 
     def results(self, tensors, values, payload):
         """On every rank."""
-        by_microbatch = [pickle.loads(each) for each in values]
+        by_microbatch = [_loads(each, [tensor[m] for tensor in tensors]) for m, each in enumerate(values)]
 
         def leaf(value):
             if isinstance(value, _TensorAt):
@@ -200,6 +187,32 @@ class _Call:
             return [each[value.index] for each in by_microbatch] if isinstance(value, _ValueAt) else value
 
         return map_leaves(pickle.loads(payload), leaf)
+
+
+def _dumps(values, tensors):
+    """Pickled values. Tensors within, as those of transformers' caches, are added to `tensors` in place of that."""
+    positions = {}
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value):
+            if not isinstance(value, torch.Tensor):
+                return None
+            if id(value) not in positions:
+                positions[id(value)] = len(tensors)
+                tensors.append(value)
+            return positions[id(value)]
+
+    file = io.BytesIO()
+    Pickler(file).dump(values)
+    return file.getvalue()
+
+
+def _loads(data, tensors):
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, position):
+            return tensors[position]
+
+    return Unpickler(io.BytesIO(data)).load()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,0 +1,52 @@
+"""What Python does to tensors of a step body without calling an operator: autograd's engine, and looks at their values.
+
+Imported once; outside of step bodies everything is as torch has it.
+"""
+
+import functools
+
+import torch
+
+from smdistributed.modelparallel import _engine
+
+
+def _asking(run_backward):
+    """Python runs an engine of its own, which no C++ can ask in its name."""
+
+    def asking(*args, **kwargs):
+        _engine.autograd_called()
+        return run_backward(*args, **kwargs)
+
+    return asking
+
+
+for _module in (torch.autograd, torch.autograd.graph):  # each has the function under its own name
+    _module._engine_run_backward = _asking(_module._engine_run_backward)
+
+
+def _looking(name, look):
+    """Replaces a method of tensors: those without data of their own give look(their values, self, ...)."""
+    plain = getattr(torch.Tensor, name)
+
+    @functools.wraps(plain)
+    def looking(self, *args, **kwargs):
+        seen = []
+        if _engine.look_at(self, lambda values: seen.append(look(values, self, *args, **kwargs))):
+            return seen[0]
+        return plain(self, *args, **kwargs)
+
+    setattr(torch.Tensor, name, looking)
+
+
+def _numpy(values, tensor, *, force=False):
+    if tensor.requires_grad and not force:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+    array = values.numpy()
+    array.flags.writeable = False  # a copy: what is written to it would be lost
+    return array
+
+
+_looking("numpy", _numpy)
+_looking("tolist", lambda values, _: values.tolist())
+_looking("__repr__", lambda values, _, **kwargs: values.__repr__(**kwargs))
+_looking("is_shared", lambda _, __: False)  # torch ends the process where it cannot tell

@@ -1,0 +1,201 @@
+"""Models of transformers, built from configurations: six steps against the plain model, bit for bit.
+
+With dropout the plain model draws other numbers, so there one process is the reference of several.
+"""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import support
+import torch
+import transformers as tf
+
+import smdistributed.modelparallel.torch as smp
+
+TOKENS, WORDS, CLASSES, BATCH, STEPS = 12, 50, 3, 8, 6
+SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
+WORDED = {"vocab_size": WORDS, **SIZES}
+
+
+def family(model, config, dropouts=(), labels="tokens", **sizes):
+    return {"model": model, "config": config, "dropouts": dropouts, "labels": labels, "sizes": sizes}
+
+
+BERTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+FAMILIES = {
+    "gpt2": family(
+        tf.GPT2LMHeadModel, tf.GPT2Config, ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        n_layer=4, n_embd=32, n_head=2, vocab_size=WORDS, n_positions=32, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    ),
+    "bert": family(tf.BertForSequenceClassification, tf.BertConfig, BERTS, "classes", num_labels=CLASSES, **WORDED),
+    "bert_mlm": family(tf.BertForMaskedLM, tf.BertConfig, BERTS, **WORDED),
+    "roberta": family(
+        tf.RobertaForSequenceClassification, tf.RobertaConfig, BERTS, "classes",
+        num_labels=CLASSES, pad_token_id=1, max_position_embeddings=40, **WORDED,
+    ),
+    "distilbert": family(
+        tf.DistilBertForSequenceClassification, tf.DistilBertConfig,
+        ("dropout", "attention_dropout", "seq_classif_dropout"), "classes",
+        num_labels=CLASSES, vocab_size=WORDS, dim=32, n_layers=4, n_heads=2, hidden_dim=64,
+    ),
+    "t5": family(
+        tf.T5ForConditionalGeneration, tf.T5Config, ("dropout_rate",),
+        vocab_size=WORDS, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0,
+    ),
+    "vit": family(
+        tf.ViTForImageClassification, tf.ViTConfig, BERTS, "images",
+        image_size=16, patch_size=4, num_labels=CLASSES, **SIZES,
+    ),
+    "llama": family(tf.LlamaForCausalLM, tf.LlamaConfig, num_key_value_heads=1, **WORDED),
+    "qwen2": family(tf.Qwen2ForCausalLM, tf.Qwen2Config, num_key_value_heads=1, **WORDED),
+}  # fmt: skip
+if int(tf.__version__.split(".")[0]) >= 5:  # before, Mixtral sent tokens to experts by data-dependent shapes
+    FAMILIES["mixtral"] = family(
+        tf.MixtralForCausalLM, tf.MixtralConfig, num_key_value_heads=1, num_local_experts=4, **WORDED
+    )
+
+
+def model_of(name, attention, dropout):
+    made = FAMILIES[name]
+    torch.manual_seed(0)
+    rest = {} if dropout else dict.fromkeys(made["dropouts"], 0.0)
+    return made["model"](made["config"](attn_implementation=attention, **made["sizes"], **rest)).train()
+
+
+def batch_of(name, padding, seed):
+    generator = torch.Generator().manual_seed(seed)
+    classes = torch.randint(0, CLASSES, (BATCH,), generator=generator)
+    if FAMILIES[name]["labels"] == "images":
+        return {"pixel_values": torch.randn(BATCH, 3, 16, 16, generator=generator), "labels": classes}
+    tokens = torch.randint(2, WORDS, (BATCH, TOKENS), generator=generator)
+    batch = {"input_ids": tokens, "labels": tokens.clone() if FAMILIES[name]["labels"] == "tokens" else classes}
+    if padding:
+        lengths = TOKENS - torch.arange(BATCH) % 5
+        places = torch.arange(TOKENS) if padding == "right" else torch.arange(TOKENS - 1, -1, -1)
+        batch["attention_mask"] = (places < lengths[:, None]).long()
+    return batch
+
+
+@smp.step
+def train_step(model, batch):
+    output = model(**batch)
+    model.backward(output["loss"])
+    return output
+
+
+class Models(unittest.TestCase):
+    def check(self, name, attention, padding):
+        net = model_of(name, attention, dropout=False)
+        plain = copy.deepcopy(net)
+        model = smp.DistributedModel(net)
+        optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+        plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
+        for number in range(STEPS):
+            batch = batch_of(name, padding, number)
+            optimizer.zero_grad()
+            ours = train_step(model, batch)
+            optimizer.step()
+            plain_optimizer.zero_grad()
+            theirs = []
+            for m in range(support.MICROBATCHES):
+                theirs.append(plain(**{key: each.chunk(support.MICROBATCHES)[m].clone() for key, each in batch.items()}))
+                (theirs[-1].loss / support.MICROBATCHES).backward()
+            plain_optimizer.step()
+            self.assertIs(type(ours), type(theirs[0]))
+            self.assertEqual(list(ours), list(theirs[0]))
+            for key in ("loss", "logits"):
+                support.same_bits(self, ours[key].outputs, [each[key] for each in theirs], f"{key} of step {number}")
+            if "past_key_values" in ours:
+                self.check_caches(ours["past_key_values"], [each.past_key_values for each in theirs])
+            for path, parameter in model.local_named_parameters():
+                expected = plain.get_parameter(path).grad
+                self.assertEqual(parameter.grad is None, expected is None, path)
+                if expected is not None:
+                    support.same_bits(self, [parameter.grad], [expected], f"gradient of {path}, step {number}")
+        state, expected = model.state_dict(), plain.state_dict()
+        support.same_bits(self, state, expected, "parameters and buffers")
+        sizes = smp.allgather(sum(p.numel() for p in model.local_parameters()), smp.PP_GROUP)
+        self.assertGreater(min(sizes), 0, "a rank without parameters")
+
+    def check_caches(self, ours, theirs):
+        """One object of transformers per microbatch, with tensors inside."""
+        self.assertEqual([type(each) for each in ours], [type(each) for each in theirs])
+        for mine, plain in zip(ours, theirs, strict=True):
+            tensors = [[], []]
+            for cache, found in ((mine, tensors[0]), (plain, tensors[1])):
+                for layer in getattr(cache, "self_attention_cache", cache).layers:
+                    found += [layer.keys, layer.values]
+            support.same_bits(self, *tensors, "cache")
+
+    def test_equal_the_plain_model(self):
+        for name in FAMILIES:
+            padding = None if name == "vit" else "right"
+            for attention in ("eager",) if name == "t5" else ("eager", "sdpa"):
+                with self.subTest(name, attention=attention):
+                    self.check(name, attention, padding)
+
+    def test_without_and_with_other_padding(self):
+        for padding in (None, "left"):
+            for name in ("gpt2", "bert", "llama"):
+                with self.subTest(name, padding=padding):
+                    self.check(name, "sdpa", padding)
+
+
+def with_dropout(name):
+    """Losses and what was trained, of six steps with dropout, as bytes that other processes can compare."""
+    model = smp.DistributedModel(model_of(name, "sdpa" if name != "t5" else "eager", dropout=True))
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+    losses = []
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        losses += train_step(model, batch_of(name, None, number))["loss"].outputs
+        optimizer.step()
+    return losses, model.state_dict()
+
+
+class Dropout(unittest.TestCase):
+    def test_is_that_of_one_process(self):
+        if smp.size() == 1:
+            losses, _ = with_dropout("gpt2")
+            plain = model_of("gpt2", "sdpa", dropout=False)
+            part = {key: each.chunk(support.MICROBATCHES)[0] for key, each in batch_of("gpt2", None, 0).items()}
+            self.assertNotEqual(losses[0], plain(**part).loss, "dropout rests")
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "reference")
+            if smp.rank() == 0:
+                launcher = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
+                environment = {key: value for key, value in os.environ.items() if not key.startswith(launcher)}
+                subprocess.run([sys.executable, __file__, "--reference", path], env=environment, check=True)
+            reference = None
+            if smp.rank() == 0:
+                with open(path, "rb") as file:
+                    reference = pickle.load(file)
+            reference = smp.allgather(reference, smp.WORLD)[0]
+        for name in FAMILIES:
+            if not FAMILIES[name]["dropouts"]:
+                continue
+            with self.subTest(name):
+                losses, state = with_dropout(name)
+                support.same_bits(self, losses, reference[name][0], "losses")
+                support.same_bits(self, state, reference[name][1], "parameters and buffers")
+
+
+def setUpModule():
+    # One process adds up the gradients of a tied weight in one order only.
+    smp.init({"microbatches": support.MICROBATCHES, "exact_tied_weights": True, "log_level": "off"})
+
+
+if __name__ == "__main__":
+    if "--reference" in sys.argv:
+        setUpModule()
+        results = {name: with_dropout(name) for name in FAMILIES if FAMILIES[name]["dropouts"]}
+        with open(sys.argv[-1], "wb") as output:
+            pickle.dump(results, output)
+    else:
+        support.main()
