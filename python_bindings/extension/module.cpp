@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "python_bindings/extension/interpreter.h"
+#include "python_bindings/extension/opaque.h"
 #include "python_bindings/extension/step.h"
 #include "python_bindings/extension/views.h"
 #include "runtime/transport/error.h"
@@ -117,6 +118,7 @@ void bind_models(py::module_& module) {
     };
     return unlocked([&] { return engine::look_at(tensor, locked_look); });
   });
+  module.def("is_capturing", &engine::is_capturing);
   module.def("autograd_called", &engine::autograd_called);
   module.def("is_partitioned", [](const ModelHandle& own) { return engine::is_partitioned(*own.model); });
   module.def("local_named_parameters", [](const ModelHandle& own) {
@@ -193,6 +195,7 @@ PYBIND11_MODULE(_engine, module) {
   bind_models(module);
   bind_optimizers(module);
   bind_step(module);
+  bind_opaque(module);
 }
 
 }  // namespace smp::python

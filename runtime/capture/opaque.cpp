@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <string_view>
 
 #include "runtime/capture/ghosts.h"
 #include "runtime/device/device.h"
@@ -32,7 +33,7 @@ struct Table {
 };
 
 Table& table() {
-  static Table own;
+  static auto& own = *new Table;  // never destroyed: an interpreter may end before, and its functions could not go then
   return own;
 }
 
@@ -78,11 +79,12 @@ void separate(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& i
   }
 }
 
-std::vector<at::Tensor> run_checked(const OpaqueFunction& function, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> run_checked(const OpaqueFunction& function, const std::vector<at::Tensor>& inputs,
+                                    const std::string& details) {
   const std::shared_ptr<void> interpreter = function.needs_interpreter ? hold_interpreter() : nullptr;
   std::vector<int64_t> versions;
   for (const at::Tensor& input : inputs) versions.push_back(input._version());
-  std::vector<at::Tensor> outputs = function.run(inputs);
+  std::vector<at::Tensor> outputs = function.run(inputs, details);
   for (size_t i = 0; i < inputs.size(); ++i) {
     TORCH_CHECK(inputs[i]._version() == versions[i], "opaque: expected a function that leaves its inputs as they are, got ",
                 "one that writes to input ", i, ". Let it clone() the input first.");
@@ -109,15 +111,15 @@ at::Tensor meta_like(const at::Tensor& output) {
   return meta;
 }
 
-std::vector<at::Tensor> opaque_kernel(int64_t number, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> opaque_kernel(int64_t number, const std::vector<at::Tensor>& inputs, const std::string& details) {
   const std::shared_ptr<const OpaqueFunction> found = find(number);  // until it has returned
   const OpaqueFunction& function = *found;
   const bool on_meta = std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& t) { return t.is_meta(); });
-  if (!on_meta) return run_checked(function, inputs);
+  if (!on_meta) return run_checked(function, inputs, details);
   const UserRandomStateScope user_state;  // the function may draw
   std::vector<at::Tensor> zeros;
   for (const at::Tensor& input : inputs) zeros.push_back(input.is_meta() ? zeros_like_meta(input) : input);
-  std::vector<at::Tensor> outputs = run_checked(function, zeros);
+  std::vector<at::Tensor> outputs = run_checked(function, zeros, details);
   for (at::Tensor& output : outputs) output = meta_like(output);
   return outputs;
 }
@@ -146,19 +148,21 @@ std::shared_ptr<void> interpreter_for(const c10::OperatorHandle& op, const torch
   return find(number)->needs_interpreter ? hold_interpreter() : nullptr;
 }
 
-std::vector<at::Tensor> call_opaque(int64_t number, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> call_opaque(int64_t number, const std::vector<at::Tensor>& inputs, const std::string& details) {
   TORCH_CHECK_VALUE(!inputs.empty(), "opaque: expected at least one tensor as input, got none. Compute it outside of the ",
                     "body, or with operators.");
-  torch::jit::Stack stack{number, inputs};
+  torch::jit::Stack stack{number, inputs, details};
   opaque_operator().callBoxed(stack);
   return stack.back().toTensorVector();
 }
 
 // Seeded like a random operator, whether it draws numbers or not.
 TORCH_LIBRARY(smp, library) {
-  library.def("opaque(int function, Tensor[] inputs) -> Tensor[]", {at::Tag::nondeterministic_seeded});
+  library.def("opaque(int function, Tensor[] inputs, str details) -> Tensor[]", {at::Tag::nondeterministic_seeded});
   library.impl("opaque", c10::DispatchKey::CompositeImplicitAutograd,
-               [](int64_t function, at::TensorList inputs) { return opaque_kernel(function, inputs.vec()); });
+               [](int64_t function, at::TensorList inputs, std::string_view details) {
+                 return opaque_kernel(function, inputs.vec(), std::string(details));
+               });
 }
 
 }  // namespace smp::runtime

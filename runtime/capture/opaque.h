@@ -13,7 +13,8 @@
 namespace smp::runtime {
 
 struct OpaqueFunction {
-  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)> run;
+  /// details: what the caller of call_opaque gave, on whatever rank it runs.
+  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs, const std::string& details)> run;
   bool needs_interpreter = false;  // is called with the interpreter of its language held
 };
 
@@ -28,7 +29,8 @@ void set_interpreter(std::function<std::shared_ptr<void>()> hold);
 /// locks around the call, which those who hold the interpreter may wait for.
 std::shared_ptr<void> interpreter_for(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-/// Calls the operator, so that a body in progress records it.
-std::vector<at::Tensor> call_opaque(int64_t number, const std::vector<at::Tensor>& inputs);
+/// Calls the operator, so that a body in progress records it. `details` is text that belongs to the call, as numbers belong
+/// to other operators: a call with another text is another call.
+std::vector<at::Tensor> call_opaque(int64_t number, const std::vector<at::Tensor>& inputs, const std::string& details = "");
 
 }  // namespace smp::runtime

@@ -134,6 +134,12 @@ bool look_at(const at::Tensor& tensor, const std::function<void(const at::Tensor
   return content.defined();
 }
 
+bool is_capturing() {
+  const Context* own = try_context();
+  return own != nullptr && own->body_in_progress != nullptr &&
+         !c10::impl::tls_is_dispatch_key_excluded(runtime::kCaptureKey);
+}
+
 void autograd_called() {
   const Context* own = try_context();
   if (own != nullptr && own->body_in_progress != nullptr) own->body_in_progress->engine_called();

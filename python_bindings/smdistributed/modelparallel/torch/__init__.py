@@ -41,7 +41,7 @@ from smdistributed.modelparallel._engine import (
     tp_rank,
     tp_size,
 )
-from smdistributed.modelparallel.torch import ghosts, model, optimizer
+from smdistributed.modelparallel.torch import ghosts, model, opaque, optimizer
 from smdistributed.modelparallel.torch.comm import (
     CommGroup,
     RankType,

@@ -1,9 +1,11 @@
 """The step function: a loop body written for one batch, run as a pipeline of microbatches."""
 
+import contextlib
 import dataclasses
 import inspect
 import io
 import pickle
+import sys
 import warnings
 
 import torch
@@ -142,7 +144,8 @@ class _Call:
 
         filled = {name: map_leaves(value, leaf) for name, value in self._skeleton.items()}
         call = inspect.BoundArguments(self._bound.signature, filled)
-        returned = self._function(*call.args, **call.kwargs)
+        with _without_compiler():
+            returned = self._function(*call.args, **call.kwargs)
         tensors, values = [], []
 
         def keep(value):
@@ -187,6 +190,11 @@ class _Call:
             return [each[value.index] for each in by_microbatch] if isinstance(value, _ValueAt) else value
 
         return map_leaves(pickle.loads(payload), leaf)
+
+
+def _without_compiler():
+    """Where torch.compile has been used, what it has compiled runs as it was written, so that it can be captured."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 def _dumps(values, tensors):

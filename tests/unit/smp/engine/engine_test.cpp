@@ -270,7 +270,7 @@ TEST(Engine, RefusedModelsLeaveNothingBehind) {
 /// Doubles its input while the interpreter is held.
 std::atomic<int> num_held = 0;
 std::atomic<bool> was_free = false;
-Tensors doubled(const Tensors& inputs) {
+Tensors doubled(const Tensors& inputs, const std::string& /*details*/) {
   if (num_held == 0) was_free = true;
   return {inputs.at(0) * 2};
 }

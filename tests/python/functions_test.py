@@ -1,0 +1,146 @@
+"""Custom autograd functions, torch.utils.checkpoint and torch.compile in bodies, against the plain loop bit for bit."""
+
+import copy
+import unittest
+
+import support
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+import smdistributed.modelparallel.torch as smp
+
+
+def setUpModule():
+    torch.manual_seed(0)
+    smp.init({"microbatches": support.MICROBATCHES, "log_level": "off"})
+
+
+class ScaledGradient(torch.autograd.Function):
+    """A forward and a backward that do not belong together."""
+
+    @staticmethod
+    def forward(ctx, x, scale, names=None):
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x * ctx.scale, None, None
+
+
+class Split(torch.autograd.Function):
+    """In the newer style, with two results beside a plain value, and a look at the data."""
+
+    @staticmethod
+    def forward(x, shift):
+        largest = torch.from_numpy(x.detach().numpy().max(1, keepdims=True).copy())
+        return x - largest, x + shift, {"kind": "split"}
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, first, second, _):
+        (x,) = ctx.saved_tensors
+        return first * 3 + second * x.sign(), None
+
+
+class Custom(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.scale = 0.5
+
+    def forward(self, x):
+        h = ScaledGradient.apply(self.first(x), self.scale, ("a", "b"))
+        low, high, plain = Split.apply(self.second(h), 1.5)
+        assert plain == {"kind": "split"}
+        return self.third(low * high)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4))
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        # A reentrant checkpoint of what needs no gradient gives none, not even to its parameters.
+        x = self.first(torch.utils.checkpoint.checkpoint(self.blocks[0], x, use_reentrant=self.reentrant))
+        for block in self.blocks:
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+class Functions(unittest.TestCase):
+    def check(self, net, steps=3, between=lambda module, number: None):
+        plain = copy.deepcopy(net)
+        model = smp.DistributedModel(net)
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+
+        @smp.step
+        def train_step(model, x):
+            loss = model(x).square().mean()
+            model.backward(loss)
+            return loss
+
+        for number in range(steps):
+            between(net, number), between(plain, number)
+            x = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
+            optimizer.zero_grad()
+            losses = train_step(model, x).outputs
+            plain_optimizer.zero_grad()
+            expected = support.plain_step(plain, lambda model, x: model(x).square().mean(), x)
+            support.same_bits(self, losses, expected, f"losses of step {number}")
+            for path, parameter in model.local_named_parameters():
+                support.same_bits(self, [parameter.grad], [plain.get_parameter(path).grad], f"gradient of {path}")
+            optimizer.step()
+            plain_optimizer.step()
+        support.same_bits(self, model.state_dict(), plain.state_dict(), "parameters")
+
+    def test_custom_backward(self):
+        self.check(Custom())
+
+    def test_arguments_are_never_stale(self):
+        def between(module, number):
+            module.scale = 0.5 + number % 2
+
+        self.check(Custom(), steps=5, between=between)
+
+    def test_functions_that_cannot_be_sent_are_refused(self):
+        class Local(torch.autograd.Function):
+            forward = ScaledGradient.forward
+            backward = ScaledGradient.backward
+
+        model = smp.DistributedModel(nn.Linear(4, 4))
+        for function, argument, reason in ((Local, 1.0, "Local"), (ScaledGradient, nn.Linear(1, 1), "Linear within")):
+
+            @smp.step
+            def body(model, x, function=function, argument=argument):
+                return function.apply(model(x), argument)
+
+            with self.assertRaisesRegex(RuntimeError, reason):
+                body(model, torch.ones(8, 4))
+
+    def test_checkpointed_blocks(self):
+        for reentrant in (False, True):
+            with self.subTest(reentrant=reentrant), self.assertWarnsOnLeader():
+                self.check(Checkpointed(reentrant))
+
+    def assertWarnsOnLeader(self):
+        if smp.pp_rank() == 0:
+            return self.assertWarnsRegex(UserWarning, "do not recompute")
+        return self.subTest()
+
+    def test_compiled_modules_run_as_they_were_written(self):
+        self.check(torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), backend="eager"))
+
+
+if __name__ == "__main__":
+    support.main()
