@@ -1,6 +1,8 @@
 """Start and end of a job, and who this process is in it."""
 
+import ast
 import atexit
+import itertools
 import json
 import os
 import sys
@@ -12,10 +14,11 @@ from smdistributed.modelparallel import _engine
 def init(config=None):
     """Joins the job that the launcher started, and fixes the configuration. First call of every script, on every rank.
 
-    `config`: a dict of keys (docs/configuration.md), each overridden by SMP_CONFIG and SM_HP_MP_PARAMETERS. Raises ValueError,
-    on every rank and before anything else happens, for a configuration with errors, all of them at once.
+    `config`: a dict of keys (docs/configuration.md), each overridden by the script's argument --mp_parameters key=value,key=value,
+    by SMP_CONFIG and by SM_HP_MP_PARAMETERS. Raises ValueError, on every rank and before anything else happens, for a
+    configuration with errors, all of them at once.
     """
-    _engine.init(json.dumps(config or {}))
+    _engine.init(json.dumps({**(config or {}), **_parameters_of(sys.argv[1:])}))
     sys.excepthook = _end_with(sys.excepthook)
     sys.exit = _noting_its_code(sys.exit)
     atexit.register(_leave)
@@ -24,6 +27,28 @@ def init(config=None):
 def shutdown():
     """Leaves the job; collective. A script that ends does so by itself."""
     _engine.shutdown()
+
+
+def _parameters_of(arguments):
+    """The keys and values of --mp_parameters, which SageMaker gives to every script."""
+    name = "--mp_parameters"
+    texts = [each.removeprefix(f"{name}=") for each in arguments if each.startswith(f"{name}=")]
+    texts += [text for option, text in itertools.pairwise(arguments) if option == name]
+    parameters = {}
+    for item in ",".join(texts).split(","):
+        key, equals, value = item.strip().partition("=")
+        if key and not equals:
+            raise ValueError(f"{name}: expected key=value,key=value, got {item!r}.")
+        if key:
+            parameters[key] = _value_of(value)
+    return parameters
+
+
+def _value_of(text):
+    try:
+        return ast.literal_eval(text)  # 4, 0.5, True
+    except (SyntaxError, ValueError):
+        return {"true": True, "false": False}.get(text, text)
 
 
 _exit_code = None  # of sys.exit, if that was called

@@ -1,0 +1,216 @@
+"""python -m smdistributed.modelparallel.cpu script.py args...: runs a CUDA script on a machine without GPUs.
+
+What asks for a CUDA device gets the CPU, what steers one does nothing, and what measures one says 0 (docs/python_cpu.md). With a
+GPU at hand the script runs as it is.
+"""
+
+import os
+import runpy
+import sys
+import time
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_Device = torch.device
+
+
+def _on_cpu(value):
+    """`value` with "cuda:1" and torch.device("cuda", 1) as the CPU; other values are themselves."""
+    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+        return "cpu"
+    if isinstance(value, _Device) and value.type == "cuda":
+        return _Device("cpu")
+    return value
+
+
+class _Devices(type):
+    def __instancecheck__(cls, value):
+        return isinstance(value, _Device)
+
+
+class _MappedDevice(metaclass=_Devices):
+    """In place of torch.device, of which there are no subclasses."""
+
+    def __new__(cls, kind, index=None):
+        if isinstance(kind, int):  # an index is one of CUDA
+            return _Device("cpu")
+        mapped = _on_cpu(kind)
+        return _Device(mapped) if mapped is not kind or index is None else _Device(kind, index)
+
+
+class _Mapping(TorchFunctionMode):
+    """Every call of torch: its devices, and the few functions whose meaning is CUDA."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
+        if function in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+            return args[0]
+        if function is torch.Tensor.type:
+            if len(args) == 1 and not kwargs:
+                return function(*args).replace("torch.", "torch.cuda.", 1)
+            args = (args[0], _tensor_type_on_cpu(args[1]), *args[2:])
+        kwargs.pop("pin_memory", None)  # only a transfer to a GPU would use it
+        return function(*(_on_cpu(value) for value in args), **kwargs)
+
+
+def _tensor_type_on_cpu(kind):
+    if isinstance(kind, str):
+        return kind.replace("torch.cuda.", "torch.")
+    return getattr(kind, "dtype", kind)
+
+
+class _TensorTypes(type):
+    def __instancecheck__(cls, value):
+        return isinstance(value, torch.Tensor) and value.dtype == cls.dtype
+
+
+def _tensor_type(dtype):
+    """torch.cuda.HalfTensor and its like: constructors, and classes of tensors of that dtype."""
+
+    def make(cls, *args):
+        if len(args) == 1 and not isinstance(args[0], int):
+            return torch.tensor(args[0], dtype=dtype)
+        return torch.empty(args, dtype=dtype)
+
+    return _TensorTypes("Tensor", (), {"dtype": dtype, "__new__": make})
+
+
+class _Event:
+    """Everything before it has been done when it is recorded."""
+
+    def __init__(self, *args, **kwargs):
+        self._seconds = None
+
+    def record(self, stream=None):
+        self._seconds = time.perf_counter()
+
+    def elapsed_time(self, other):
+        return (other._seconds - self._seconds) * 1e3
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        pass
+
+    def wait(self, stream=None):
+        pass
+
+
+class _Stream:
+    """The one order in which everything runs."""
+
+    device = _Device("cpu")
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return False
+
+    def record_event(self, event=None):
+        event = event or _Event()
+        event.record()
+        return event
+
+    def query(self):
+        return True
+
+    def wait_stream(self, stream):
+        pass
+
+    wait_event = wait_stream
+
+    def synchronize(self):
+        pass
+
+
+def _is_available():
+    """Scripts that refuse to start without CUDA start; torch itself is told the truth, or it would use it."""
+    caller = sys._getframe(1).f_globals.get("__name__", "")
+    return caller.split(".")[0] != "torch"
+
+
+def map_cuda():
+    """From now on, in this thread; once."""
+    cuda = torch.cuda
+    cuda.is_available = _is_available
+    cuda.is_initialized = lambda: False
+    cuda.current_device = lambda: 0
+    cuda.device_count = lambda: int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) if _is_available() else 0
+    cuda.get_device_name = lambda device=None: "CPU"
+    cuda.get_device_capability = lambda device=None: (0, 0)
+    for name in ("set_device", "synchronize", "empty_cache", "ipc_collect", "init", "manual_seed", "manual_seed_all"):
+        setattr(cuda, name, lambda *args, **kwargs: None)
+    for name in dir(cuda):
+        if name.startswith("reset_") and ("memory" in name):
+            setattr(cuda, name, lambda *args, **kwargs: None)
+        elif name in ("memory_allocated", "memory_reserved", "memory_cached") or name.startswith("max_memory_"):
+            setattr(cuda, name, lambda *args, **kwargs: 0)
+    cuda.memory_stats = lambda *args, **kwargs: {}
+    cuda.memory_summary = lambda *args, **kwargs: ""
+    cuda.Event, cuda.Stream = _Event, _Stream
+    cuda.stream = lambda stream: stream if stream is not None else _Stream()
+    cuda.device = lambda device: _Stream()
+    cuda.current_stream = cuda.default_stream = lambda device=None: _Stream()
+    types = {"Half": torch.half, "BFloat16": torch.bfloat16, "Float": torch.float, "Double": torch.double, "Byte": torch.uint8}
+    types |= {"Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64, "Bool": torch.bool}
+    for name, dtype in types.items():
+        setattr(cuda, f"{name}Tensor", _tensor_type(dtype))
+
+    torch.device = _MappedDevice
+    torch.nn.Module.cuda = lambda self, device=None: self
+    to = torch.nn.Module.to
+    torch.nn.Module.to = lambda self, *args, **kwargs: to(
+        self, *(_on_cpu(value) for value in args), **{name: _on_cpu(value) for name, value in kwargs.items()}
+    )
+    _map_argument(torch.autocast, "__init__", "device_type")
+    _map_argument(torch.amp.GradScaler, "__init__", "device")
+    _map_argument(torch, "load", "map_location")
+    _map_argument(torch.distributed, "init_process_group", "backend", lambda name: "gloo" if name in (None, "nccl") else name)
+    _Mapping().__enter__()
+
+
+def _map_argument(owner, name, argument, mapped=_on_cpu):
+    """The first argument beside self, or the keyword of that name."""
+    plain = getattr(owner, name)
+    first = 1 if isinstance(owner, type) or name == "load" else 0
+
+    def mapping(*args, **kwargs):
+        if argument in kwargs:
+            kwargs[argument] = mapped(kwargs[argument])
+        elif len(args) > first:
+            args = (*args[:first], mapped(args[first]), *args[first + 1 :])
+        return plain(*args, **kwargs)
+
+    setattr(owner, name, mapping)
+
+
+def _sagemaker_folders():
+    """Scripts read these as os.environ[...] before anything else."""
+    here = os.getcwd()
+    for name, value in {
+        "SM_NUM_GPUS": os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+        "SM_CURRENT_HOST": "algo-1",
+        "SM_MODULE_DIR": here,
+        "SM_OUTPUT_DATA_DIR": os.path.join(here, "output"),
+        "SM_MODEL_DIR": os.path.join(here, "model"),
+        "SM_CHANNEL_TRAIN": os.path.join(here, "train"),
+        "SM_CHANNEL_TEST": os.path.join(here, "test"),
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("python -m smdistributed.modelparallel.cpu: expected a script, got nothing. Give its path, then its arguments.")
+    if not torch.cuda.is_available():
+        map_cuda()
+    _sagemaker_folders()
+    del sys.argv[0]
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
