@@ -39,7 +39,7 @@ auto without_lock(Result (*function)(Args...)) {
 
 void bind_job(py::module_& module) {
   module.def("init", [](const std::string& json) {
-    const Config config = Config::from_json(json);
+    const Config config = Config::resolve_json(json);  // all errors at once; init lays the environment over it once more
     unlocked([&] { init(config); });
   });
   module.def("shutdown", without_lock(&shutdown));
