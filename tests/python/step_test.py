@@ -155,6 +155,25 @@ class Contract(unittest.TestCase):
             out = with_defaults(self.model, x, labels=y)
         support.same_bits(self, [out.concat()], [self.reference(x) * y], "output")
 
+    def test_evaluates_batches_that_microbatches_do_not_divide(self):
+        @smp.step(input_split_axes={"columns": 1})
+        def body(model, x, columns):
+            return model(x), columns.sum(0)
+
+        x, columns = torch.arange(44.0).reshape(11, 4), torch.arange(22.0).reshape(2, 11)
+        with torch.no_grad():
+            for rows in (11, 8, 5, 11):
+                out, sums = body(self.model, x[:rows], columns[:, :rows])
+                self.assertEqual([len(each) for each in out], [len(each) for each in torch.tensor_split(x[:rows], 4)])
+                state = self.model.state_dict()
+                expected = [F.linear(part.clone(), state["weight"], state["bias"]) for part in torch.tensor_split(x[:rows], 4)]
+                support.same_bits(self, out.outputs, expected, "outputs")
+                support.same_bits(self, [sums.concat()], [columns[:, :rows].sum(0)], "columns")
+            with self.assertRaisesRegex(ValueError, "at least one row for each of 4"):
+                body(self.model, x[:3], columns)
+        with self.assertRaisesRegex(ValueError, "divisible"):  # training
+            body(self.model, x, columns)
+
     def test_sets_and_mappings(self):
         @smp.step
         def body(model, batch, tensors):

@@ -116,7 +116,9 @@ class _Call:
 
             def leaf(value):
                 if isinstance(value, torch.Tensor):
-                    tensors.append((value, position, axis, is_whole, []))
+                    uneven = replicas == 1 and not is_whole and not torch.is_grad_enabled()
+                    pieces = _uneven_pieces(value, axis, microbatches) if uneven else []
+                    tensors.append((value, position, axis, is_whole, pieces))
                     return _TensorAt(len(tensors) - 1)
                 if hasattr(value, "smp_slice") and not is_whole:
                     return _Pieces([value.smp_slice(parts, first + m, axis) for m in range(microbatches)])
@@ -242,6 +244,19 @@ class _Pieces:
     """An argument that has cut itself, by microbatch."""
 
     pieces: list
+
+
+def _uneven_pieces(tensor, axis, microbatches):
+    """The last batch of an evaluation, of which the last pieces are one shorter. Nothing where even ones will do."""
+    if not -tensor.dim() <= axis < tensor.dim() or tensor.shape[axis] % microbatches == 0:
+        return []
+    rows = tensor.shape[axis]
+    if rows < microbatches:
+        raise ValueError(
+            f"step: expected at least one row for each of {microbatches} microbatches, got a tensor of sizes {tuple(tensor.shape)}, "
+            f"which is cut along dimension {axis}. Leave the batch out (drop_last), or pad it."
+        )
+    return list(torch.tensor_split(tensor, microbatches, axis))
 
 
 _plain = (str, bytes, int, float, bool, complex, type(None), torch.nn.Module, torch.device, torch.dtype)
