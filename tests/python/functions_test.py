@@ -77,9 +77,35 @@ class Checkpointed(nn.Module):
         return x
 
 
+class Shrinking(nn.Module):
+    """Halves until it is small: a loop over data, which no graph holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("limit", torch.tensor(0.5))
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x, *, scale=1.0):
+        y = self.linear(self.drop(x)) * scale
+        while y.norm() > self.limit:
+            y = y / 2
+        return {"y": y}
+
+
+class WithShrinking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.shrinking, self.last = nn.Linear(4, 4), Shrinking(), nn.Linear(4, 4)
+        self.shrinking.register_forward_hook(lambda module, args, output: {"y": output["y"] + 1})
+
+    def forward(self, x):
+        return self.last(self.shrinking(self.first(x), scale=2.0)["y"])
+
+
 class Functions(unittest.TestCase):
-    def check(self, net, steps=3, between=lambda module, number: None):
-        plain = copy.deepcopy(net)
+    def check(self, net, plain=None, steps=3, between=lambda module, number: None):
+        plain = plain or copy.deepcopy(net)
         model = smp.DistributedModel(net)
         optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
@@ -132,6 +158,15 @@ class Functions(unittest.TestCase):
         for reentrant in (False, True):
             with self.subTest(reentrant=reentrant), self.assertWarnsOnLeader():
                 self.check(Checkpointed(reentrant))
+
+    def test_opaque_modules(self):
+        net = WithShrinking()
+        net.shrinking.drop.eval()  # plain torch draws other numbers
+        plain = copy.deepcopy(net)
+        smp.opaque(net.shrinking)
+        self.check(net, plain=plain)
+        with self.assertRaisesRegex(TypeError, "got int"):
+            smp.opaque(3)
 
     def assertWarnsOnLeader(self):
         if smp.pp_rank() == 0:

@@ -41,7 +41,7 @@ from smdistributed.modelparallel._engine import (
     tp_rank,
     tp_size,
 )
-from smdistributed.modelparallel.torch import ghosts, model, opaque, optimizer
+from smdistributed.modelparallel.torch import ghosts, model, optimizer
 from smdistributed.modelparallel.torch.comm import (
     CommGroup,
     RankType,
@@ -58,6 +58,7 @@ from smdistributed.modelparallel.torch.comm import (
 )
 from smdistributed.modelparallel.torch.job import init, shutdown
 from smdistributed.modelparallel.torch.model import DistributedModel
+from smdistributed.modelparallel.torch.opaque import opaque
 from smdistributed.modelparallel.torch.optimizer import DistributedOptimizer
 from smdistributed.modelparallel.torch.partition import partition, set_partition
 from smdistributed.modelparallel.torch.step import StepOutput, step  # the function; the module stays importable

@@ -1,6 +1,8 @@
-"""Code of Python that a graph cannot hold, run as one operator on the rank of its stage: custom autograd functions."""
+"""Code of Python that a graph cannot hold, run as one operator on the rank of its stage: custom autograd functions, and modules
+that opaque() was given."""
 
 import base64
+import functools
 import io
 import pickle
 import warnings
@@ -11,6 +13,7 @@ import torch.utils.checkpoint
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch.containers import map_leaves
 
+_modules = []  # by number: those of opaque(), made on all ranks in the same order
 _structures = {}  # by call: what it returned when it was recorded, with _TensorAt in place of tensors
 
 
@@ -30,12 +33,13 @@ class _Arguments(pickle.Pickler):
 
 def _run(tensors, details):
     """On the rank of the stage, and on zeros where the call is recorded."""
-    function, args, kwargs = pickle.loads(base64.b64decode(details))
+    target, args, kwargs = pickle.loads(base64.b64decode(details))
 
     def filled(value):
         return tensors[value.index] if isinstance(value, _TensorAt) else value
 
-    returned = _apply.__get__(None, function)(*map_leaves(args, filled), **map_leaves(kwargs, filled))
+    function = functools.partial(_run_module, target) if isinstance(target, int) else _apply.__get__(None, target)
+    returned = function(*map_leaves(args, filled), **map_leaves(kwargs, filled))
     found = []
     structure = map_leaves(returned, _keeping(found))
     if len(_structures) == 65536:  # arguments that differ with every call
@@ -54,18 +58,18 @@ def _keeping(tensors):
     return keep
 
 
-def _call(function, args, kwargs):
+def _call(name, target, args, kwargs):
     tensors = []
     keep = _keeping(tensors)
-    call = (function, map_leaves(args, keep), map_leaves(kwargs, keep))
+    call = (target, map_leaves(args, keep), map_leaves(kwargs, keep))
     file = io.BytesIO()
     try:
         _Arguments(file).dump(call)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise NotImplementedError(
-            f"{function.__qualname__}: expected a custom autograd function that other ranks can find and call, with tensors and "
-            f"plain values as arguments, got one that cannot be sent ({error}). Define it at the top of a module, and give it "
-            "the tensors that it works on one by one."
+            f"{name}: expected a call that another rank can make, with tensors and plain values as arguments, got one that cannot "
+            f"be sent ({error}). Define a custom autograd function at the top of a module, and give it the tensors that it works "
+            "on one by one."
         ) from error
     details = base64.b64encode(file.getvalue()).decode()
     found = _engine.call_opaque(tensors, details)
@@ -73,6 +77,52 @@ def _call(function, args, kwargs):
 
 
 _engine.set_opaque(_run)
+
+
+def opaque(module):
+    """Returns `module`, whose forward from now on runs as one operator, by its own code: loops over data, other libraries. Called on
+    all ranks, before the first step.
+
+    It takes tensors and plain values, in containers, and returns tensors whose sizes follow from theirs: a step learns them
+    from a call on zeros. Buffers that it writes to are refused. Attributes that change between steps change on all ranks.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"opaque: expected a torch.nn.Module, got {type(module).__name__}.")
+    own = type(module)
+    module._opaque_number = len(_modules)
+    module.__class__ = type(own.__name__, (_Opaque, own), {})
+    _modules.append(_Plain(module))
+    return module
+
+
+class _Opaque:
+    """What is different about a module that opaque() was given."""
+
+    def forward(self, *args, **kwargs):
+        if not _engine.is_capturing():
+            return super().forward(*args, **kwargs)
+        state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        is_training = [each.training for each in self.modules()]
+        return _call(type(self).__name__, self._opaque_number, (state, is_training, *args), kwargs)
+
+
+class _Plain(torch.nn.Module):
+    """Calls forward alone: hooks have been around it in the body."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args, **kwargs):
+        return self.module.forward(*args, **kwargs)
+
+
+def _run_module(number, state, is_training, *args, **kwargs):
+    plain = _modules[number]
+    for each, trains in zip(plain.module.modules(), is_training, strict=True):
+        each.training = trains
+    return torch.func.functional_call(plain, {f"module.{name}": value for name, value in state.items()}, args, kwargs)
+
 
 # A custom autograd function has a backward of its own, which operators of its forward would not tell of.
 _apply = torch.autograd.Function.__dict__["apply"]
@@ -87,7 +137,7 @@ def _applying(cls, *args, **kwargs):
     needs_gradient = torch.is_grad_enabled() and any(needs_gradient)
     if cls is torch.utils.checkpoint.CheckpointFunction:
         return _without_recomputing(needs_gradient, *args)
-    return _call(cls, args, kwargs) if needs_gradient else plain(*args, **kwargs)
+    return _call(cls.__qualname__, cls, args, kwargs) if needs_gradient else plain(*args, **kwargs)
 
 
 torch.autograd.Function.apply = classmethod(_applying)
