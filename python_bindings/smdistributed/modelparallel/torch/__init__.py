@@ -42,6 +42,7 @@ from smdistributed.modelparallel._engine import (
     tp_size,
 )
 from smdistributed.modelparallel.torch import ghosts, model, optimizer
+from smdistributed.modelparallel.torch.checkpoint import load, resume_from_checkpoint, save, save_checkpoint
 from smdistributed.modelparallel.torch.comm import (
     CommGroup,
     RankType,
