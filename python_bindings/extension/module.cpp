@@ -20,6 +20,7 @@
 #include "smp/engine/engine.h"
 #include "smp/init.h"
 #include "smp/partition.h"
+#include "smp/state_reader.h"
 
 namespace smp::python {
 namespace {
@@ -137,14 +138,29 @@ void bind_models(py::module_& module) {
   // (name, tensor) of each, and the counts of steps.
   module.def("state_dict",
              [](const ModelHandle& own) { return to_python(unlocked([&] { return engine::state_dict(*own.model); })); });
-  module.def("local_state_dict",
-             [](const ModelHandle& own) { return to_python(unlocked([&] { return engine::local_state_dict(*own.model); })); });
-  module.def("load_state_dict", [](const ModelHandle& own, const NamedTensors& tensors, const std::optional<StepCounts>& steps,
-                                   bool strict) {
-    StateDict state;
-    for (const auto& [name, tensor] : tensors) state.entries.push_back({name, tensor});
-    if (steps) state.steps = {.training = steps->first, .evaluation = steps->second};
-    unlocked([&] { engine::load_state_dict(*own.model, state, strict); });
+  module.def("local_state_dict", [](const ModelHandle& own) {
+    return to_python(unlocked([&] { return engine::local_state_dict(*own.model); }));
+  });
+  module.def("load_state_dict",
+             [](const ModelHandle& own, const NamedTensors& tensors, const std::optional<StepCounts>& steps, bool strict) {
+               StateDict state;
+               for (const auto& [name, tensor] : tensors) state.entries.push_back({name, tensor});
+               if (steps) state.steps = {.training = steps->first, .evaluation = steps->second};
+               unlocked([&] { engine::load_state_dict(*own.model, state, strict); });
+             });
+  module.def("save_state", [](const std::string& folder, const ModelHandle& own, const UserContent& user) {
+    unlocked([&] { state_file_internal::save(folder, engine::local_state_dict(*own.model), {}, user); });
+  });
+  module.def("load_state", [](const std::string& folder, const ModelHandle& own) {
+    const UserContent user = unlocked([&] {
+      state_file_internal::Reader reader(folder);
+      reader.check_model(*own.model);
+      reader.apply_model();
+      return reader.user();
+    });
+    py::dict content;  // C++ keeps any bytes
+    for (const auto& [key, value] : user) content[py::bytes(key)] = py::bytes(value);
+    return content;
   });
   module.def("clip_grad_norm", [](const ModelHandle& own, double max_norm, double norm_type) {
     return unlocked([&] { return engine::clip_grad_norm(*own.model, max_norm, norm_type); });

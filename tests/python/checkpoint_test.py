@@ -224,6 +224,23 @@ class Files(Case):
             with lacks, self.assertRaisesRegex(ImportError, "pip install safetensors"):
                 smp.resume_from_checkpoint(f"{folder}/single", "model.safetensors", partial=False, model=other.model)
 
+    def test_of_cpp_load(self):
+        """That C++ reads what they hold, and the other way round, is one code (tests/unit/smp/state_file_test.cpp)."""
+        run = Run()
+        run.train(0)
+        with shared_folder() as folder:
+            smp.save_state(folder, run.model, {"epoch": "3"})
+            files = [name for name in os.listdir(folder) if name != "state.json"]
+            self.assertEqual(sorted(name[:11] for name in files), [f"rank_{r}_of_{smp.pp_size()}" for r in range(smp.pp_size())])
+            for is_placed in (False, True):
+                other = Run()
+                if is_placed:
+                    other.train(7)
+                self.assertEqual(smp.load_state(folder, other.model), {"epoch": "3"})
+                self.same(other.model.state_dict(), run.model.state_dict())
+            with self.assertRaisesRegex(ValueError, "Float \\[20, 12\\] in place of Float \\[20, 8\\]"):
+                smp.load_state(folder, Run(width=8).model)
+
     def test_run_no_code(self):
         with shared_folder() as folder:
             mark = f"{folder}/mark"
@@ -260,7 +277,8 @@ class Files(Case):
             self.assertEqual(list(found), list(content))
             for name, value in content.items():
                 self.assertIs(type(found[name]), type(value))
-                self.assertTrue(numpy.all(found[name] == value) if name in ("state", "random") else found[name] == value, name)
+                equal = found[name] == value
+                self.assertTrue(equal.all() if name in ("state", "random") else equal, name)
 
     def test_that_are_damaged_are_refused(self):
         with shared_folder() as folder:

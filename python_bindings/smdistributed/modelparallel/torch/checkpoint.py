@@ -277,6 +277,19 @@ def resume_from_checkpoint(
     return content
 
 
+def save_state(folder, model, user_content=None):
+    """Writes the model as smp::save_state of C++ does, with texts by name: a C++ program, and load_state, go on from it in any
+    number of partitions. An optimizer is not in it. Collective over all ranks."""
+    _engine.save_state(os.fspath(folder), model._engine_model, user_content or {})
+
+
+def load_state(folder, model):
+    """Loads the model of a folder that smp::save_state of C++ or save_state wrote, and returns its texts by name. Collective over
+    all ranks."""
+    content = _engine.load_state(os.fspath(folder), model._engine_model)
+    return {key.decode(errors="surrogateescape"): value.decode(errors="surrogateescape") for key, value in content.items()}
+
+
 def _newest(folder):
     path = os.path.join(folder, "newest")
     if not os.path.isfile(path):
