@@ -4,7 +4,9 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdint>
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -19,6 +21,7 @@
 #include "smp/engine/engine.h"
 #include "smp/init.h"
 #include "smp/partition.h"
+#include "smp/state_reader.h"
 
 namespace smp::python {
 namespace {
@@ -96,6 +99,15 @@ void bind_comm(py::module_& module) {
   });
 }
 
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+using StepCounts = std::pair<uint64_t, uint64_t>;  // training, evaluation
+
+std::pair<NamedTensors, StepCounts> to_python(const StateDict& state) {
+  NamedTensors tensors;
+  for (const StateDict::Entry& entry : state.entries) tensors.emplace_back(entry.name, entry.tensor);
+  return {std::move(tensors), StepCounts(state.steps->training, state.steps->evaluation)};
+}
+
 void bind_models(py::module_& module) {
   py::class_<ModelOptions>(module, "ModelOptions")
       .def(py::init<>())
@@ -125,18 +137,33 @@ void bind_models(py::module_& module) {
     return engine::local_named_parameters("local_named_parameters", *own.model,
                                           "The body sees all parameters: use model.named_parameters().");
   });
-  module.def("state_dict", [](const ModelHandle& own) {
-    const StateDict state = unlocked([&] { return engine::state_dict(*own.model); });
-    py::list entries;
-    for (const StateDict::Entry& entry : state.entries) entries.append(py::make_tuple(entry.name, entry.tensor));
-    return entries;
+  // (name, tensor) of each, and the counts of steps.
+  module.def("state_dict",
+             [](const ModelHandle& own) { return to_python(unlocked([&] { return engine::state_dict(*own.model); })); });
+  module.def("local_state_dict", [](const ModelHandle& own) {
+    return to_python(unlocked([&] { return engine::local_state_dict(*own.model); }));
   });
   module.def("load_state_dict",
-             [](const ModelHandle& own, const std::vector<std::pair<std::string, at::Tensor>>& tensors, bool strict) {
+             [](const ModelHandle& own, const NamedTensors& tensors, const std::optional<StepCounts>& steps, bool strict) {
                StateDict state;
                for (const auto& [name, tensor] : tensors) state.entries.push_back({name, tensor});
+               if (steps) state.steps = {.training = steps->first, .evaluation = steps->second};
                unlocked([&] { engine::load_state_dict(*own.model, state, strict); });
              });
+  module.def("save_state", [](const std::string& folder, const ModelHandle& own, const UserContent& user) {
+    unlocked([&] { state_file_internal::save(folder, engine::local_state_dict(*own.model), {}, user); });
+  });
+  module.def("load_state", [](const std::string& folder, const ModelHandle& own) {
+    const UserContent user = unlocked([&] {
+      state_file_internal::Reader reader(folder);
+      reader.check_model(*own.model);
+      reader.apply_model();
+      return reader.user();
+    });
+    py::dict content;  // C++ keeps any bytes
+    for (const auto& [key, value] : user) content[py::bytes(key)] = py::bytes(value);
+    return content;
+  });
   module.def("clip_grad_norm", [](const ModelHandle& own, double max_norm, double norm_type) {
     return unlocked([&] { return engine::clip_grad_norm(*own.model, max_norm, norm_type); });
   });

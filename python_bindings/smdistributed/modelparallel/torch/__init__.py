@@ -42,6 +42,14 @@ from smdistributed.modelparallel._engine import (
     tp_size,
 )
 from smdistributed.modelparallel.torch import ghosts, model, optimizer
+from smdistributed.modelparallel.torch.checkpoint import (
+    load,
+    load_state,
+    resume_from_checkpoint,
+    save,
+    save_checkpoint,
+    save_state,
+)
 from smdistributed.modelparallel.torch.comm import (
     CommGroup,
     RankType,

@@ -4,10 +4,9 @@ import gc
 import weakref
 
 import torch
-from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as _EXTRA_STATE
-from torch.nn.modules.module import _IncompatibleKeys
 
 from smdistributed.modelparallel import _engine
+from smdistributed.modelparallel.torch import state_dicts
 from smdistributed.modelparallel.torch.comm import CommGroup, allgather
 from smdistributed.modelparallel.torch.views import ModelView
 
@@ -92,26 +91,19 @@ class DistributedModel(torch.nn.Module):
     def state_dict(self, *, gather_to_rank0=False):
         """Copies of all parameters and buffers under the module's own names. Collective over the pipeline."""
         check_registered("state_dict")
-        tensors = dict(_engine.state_dict(self._engine_model))
-        if gather_to_rank0 and _engine.mp_rank() != 0:
-            return {}
-        state = self.module.state_dict(keep_vars=True)  # its order, and what is in it beside tensors of the model
-        for name in state:
-            state[name] = tensors.get(name, state[name])
-        return state
+        tensors, steps = _engine.state_dict(self._engine_model)
+        return {} if gather_to_rank0 and _engine.mp_rank() != 0 else state_dicts.whole(self.module, tensors, steps)
 
-    def load_state_dict(self, state_dict, strict=True):
-        """Of all parameters and buffers, under the module's own names: what state_dict() returns. Collective over all ranks;
-        what a rank does not hold it may leave out."""
-        check_registered("load_state_dict")
-        tensors = {name: value for name, value in state_dict.items() if not name.endswith(_EXTRA_STATE)}
-        _engine.load_state_dict(self._engine_model, list(tensors.items()), strict)
-        own = self.module.state_dict(keep_vars=True)
-        for name, value in state_dict.items():
-            if name.endswith(_EXTRA_STATE) and name in own:
-                self.module.get_submodule(name.removesuffix(_EXTRA_STATE).removesuffix(".")).set_extra_state(value)
-        missing = [name for name in own if name not in state_dict]
-        return _IncompatibleKeys(missing, [name for name in state_dict if name not in own])
+    def local_state_dict(self):
+        """What is on this rank of it, with `_smp_is_partial`."""
+        check_registered("local_state_dict")
+        return state_dicts.part(self.module, *_engine.local_state_dict(self._engine_model))
+
+    def load_state_dict(self, state_dict, strict=True, same_partition_load=False):
+        """What state_dict() returns, or local_state_dict() on each rank, under the module's own names. Collective over all ranks:
+        what those of dp_rank() 0 pass is put together. same_partition_load is without effect: values move only where their
+        rank did not bring them."""
+        return state_dicts.load(self, state_dict, strict, check_registered)
 
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
         """Scales the gradients of all ranks down to one global norm of at most `max_norm`; returns what it was. Collective over
@@ -127,13 +119,14 @@ class DistributedModel(torch.nn.Module):
         return _engine.plan_text(self._engine_model)
 
 
-def check_registered(caller):
+def check_registered(caller=""):
     """Before a step, and where state is asked for: the engine knows the tensors that models had when they were wrapped."""
     replaced = [name for model in _models for name in _replaced_in(model)]
     if replaced:
         raise ValueError(
-            f"{caller}: expected the parameters and buffers that the models had when they were wrapped, got others for "
-            f"{', '.join(replaced)}. Write to them in place (self.mean.copy_(new)), and convert modules before DistributedModel."
+            f"{caller and caller + ': '}expected the parameters and buffers that the models had when they were wrapped, got "
+            f"others for {', '.join(replaced)}. Write to them in place (self.mean.copy_(new)), and convert modules before "
+            "DistributedModel."
         )
 
 
@@ -147,6 +140,15 @@ def put_back_registered():
             registered.update(before)
         names += replaced
     return names
+
+
+def only_model():
+    """The one model that there is."""
+    if len(_models) != 1:
+        raise ValueError(
+            f"expected one DistributedModel in this process, got {len(_models)}. Pass the one that is meant: model=..."
+        )
+    return next(iter(_models))
 
 
 def _replaced_in(model):

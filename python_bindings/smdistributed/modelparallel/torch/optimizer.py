@@ -1,11 +1,22 @@
 """DistributedOptimizer: the optimizer itself, which updates on each rank what lives there."""
 
+import weakref
+
 import torch
 
 from smdistributed.modelparallel import _engine
+from smdistributed.modelparallel.torch.agreement import agreed
 from smdistributed.modelparallel.torch.comm import CommGroup, allgather
 from smdistributed.modelparallel.torch.model import model_of
+from smdistributed.modelparallel.torch.state_dicts import PARTIAL
 from smdistributed.modelparallel.torch.views import OptimizerView
+
+_PARTS = "_smp_pp_size"  # of how many a partial dictionary is one
+_OF_ELEMENTS = {  # of torch's optimizers: one number for each of the parameter's
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum", "prev",
+    "step_size", "ax",
+}  # fmt: skip
+_optimizers = []  # weakly, in the order in which they were made
 
 
 def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=False, **dynamic_loss_args):  # noqa: N802
@@ -28,7 +39,17 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     optimizer.__class__ = type(own.__name__, (_Distributed, own), {})
     if patched is not None:
         optimizer.step = _as_schedulers_patch(optimizer)
+    _optimizers.append(weakref.ref(optimizer))
     return optimizer
+
+
+def optimizer_of(model):
+    """The last one made over this model, or None."""
+    own = {id(parameter) for parameter in model.parameters()}
+    for optimizer in (each() for each in reversed(_optimizers)):
+        if optimizer is not None and own.issuperset(map(id, optimizer._parameters())):
+            return optimizer
+    return None
 
 
 def _as_schedulers_patch(optimizer):
@@ -56,21 +77,61 @@ class _Distributed:
     def state_dict(self):
         """With the state of all parameters. Collective over the pipeline."""
         self._keep_local_state()
-        gathered = super().state_dict()
-        state = {}
-        for part in allgather(gathered["state"], CommGroup.PP_GROUP):
-            state.update(part)
-        gathered["state"] = dict(sorted(state.items()))
-        return gathered
+        own = super().state_dict()
+        return {**own, "state": self._gathered(own["state"])}
 
-    def local_state_dict(self):
-        """With the state of the parameters on this rank."""
-        return super().state_dict()
+    def local_state_dict(self, gather_if_shard=True):
+        """With the state of the parameters on this rank, and `_smp_is_partial`. gather_if_shard is without effect: no state is
+        sharded."""
+        self._keep_local_state()
+        return {**super().state_dict(), PARTIAL: True, _PARTS: _engine.pp_size()}
 
     def load_state_dict(self, state_dict):
-        """Of all parameters; this rank keeps the state of its own."""
+        """Of all parameters, or local_state_dict() on each rank; this rank keeps the state of its own. Collective over all ranks,
+        each of which passes one."""
+        agreed("load_state_dict", lambda: self.check_state(state_dict))
+        kinds = allgather(bool(state_dict.get(PARTIAL)), CommGroup.WORLD)
+        if len(set(kinds)) > 1:
+            raise ValueError(
+                "load_state_dict: expected local_state_dict() of an optimizer on every rank or on none, got it on ranks "
+                f"{', '.join(str(rank) for rank, is_partial in enumerate(kinds) if is_partial)} alone."
+            )
+        if kinds[0]:
+            state_dict = {**state_dict, "state": self._gathered(state_dict["state"])}
         super().load_state_dict(state_dict)
         self._keep_local_state()
+
+    def check_state(self, state_dict):
+        """Raises what is wrong with it, before anything is loaded."""
+        if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= set(state_dict):
+            raise TypeError("expected what an optimizer's state_dict() returns, got something else.")
+        if state_dict.get(PARTIAL) and state_dict.get(_PARTS) != _engine.pp_size():
+            raise ValueError(
+                f"expected the parts of an optimizer from {_engine.pp_size()} partitions, got one of "
+                f"{state_dict.get(_PARTS)}. Start as many partitions, or save optimizer.state_dict(), which any number loads."
+            )
+        given, own = ([len(group["params"]) for group in groups] for groups in (state_dict["param_groups"], self.param_groups))
+        if given != own:
+            raise ValueError(
+                f"expected groups of {own} parameters, got {given}. Load the state of the same optimizer."
+            )
+        for index, parameter in enumerate(self._parameters()):
+            for name, value in state_dict["state"].get(index, {}).items():
+                if name in _OF_ELEMENTS and value is not None and value.shape != parameter.shape:
+                    raise ValueError(
+                        f"expected {name} of parameter {index} to be of its shape {tuple(parameter.shape)}, got "
+                        f"{tuple(value.shape)}. Load the state of the same optimizer over the same model."
+                    )
+
+    def _gathered(self, state):
+        """What the ranks of the pipeline have together, one parameter at a time: all may be more than a message can be."""
+        indices = range(len(self._parameters()))
+        whole = {}
+        for index in indices:
+            for own in allgather(state.get(index), CommGroup.PP_GROUP):
+                if own is not None:
+                    whole[index] = own
+        return {**whole, **{key: value for key, value in state.items() if key not in indices}}
 
     def _keep_local_state(self):
         model = model_of(self._parameters())

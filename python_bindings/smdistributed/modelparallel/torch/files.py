@@ -1,0 +1,178 @@
+"""Checkpoint files: written whole or not at all, and read without running what may be pickled in them."""
+
+import argparse
+import importlib
+import json
+import os
+import pickle
+import re
+import zipfile
+
+import numpy
+import torch
+
+from smdistributed.modelparallel import _engine
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_MOST_INDEX_BYTES = 100_000_000  # as safetensors allows a header
+_core = importlib.import_module("numpy._core.multiarray" if hasattr(numpy, "_core") else "numpy.core.multiarray")
+_ALLOWED = [  # beside torch's own: tensors, containers, numbers, texts, torch.Size, dtypes
+    argparse.Namespace,
+    *((function, f"numpy.{core}.multiarray.{name}")
+      for core in ("core", "_core")
+      for name in ("scalar", "_reconstruct")
+      for function in [getattr(_core, name)]),
+    numpy.ndarray,
+    numpy.dtype,
+    *{type(numpy.dtype(kind)) for kind in numpy.sctypeDict.values() if numpy.dtype(kind).kind in "biufc"},
+]  # fmt: skip
+
+
+def check_name(name, what):
+    """A name that stays in the folder that it is put into."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"expected {what} of at most 128 letters, digits, '.', '_' and '-', the first a letter or digit, got {name!r}."
+        )
+
+
+def temporary_of(path):
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(folder, f".{name}.{_engine.rank()}.tmp")
+
+
+def stage(path, fill):
+    """A temporary file beside `path` with what fill(file) writes, once that is on the disk."""
+    temporary = temporary_of(path)
+    remove(temporary)
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        remove(temporary)
+        raise
+    return temporary
+
+
+def write(path, fill):
+    """Gives `path` what fill(file) writes. Whenever that is interrupted, it has this or what it had before."""
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"expected a file or nothing at '{path}', got a folder.")
+    os.replace(stage(path, fill), path)
+    sync_folder(os.path.dirname(os.path.abspath(path)))
+
+
+def remove(path):
+    if os.path.lexists(path):
+        os.unlink(path)
+
+
+def sync_folder(folder):
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_trusted(trusted):
+    return os.environ.get("SMP_TRUSTED_CHECKPOINTS") == "1" if trusted is None else bool(trusted)
+
+
+def read(path, trusted=None, map_location=None, pickle_module=pickle, **arguments):
+    """What torch.save or safetensors wrote. Of pickled objects, unless they are trusted, only those that can run no code."""
+    if path.endswith(".safetensors"):
+        return _read_safetensors(path)
+    _check_sums(path)
+    if is_trusted(trusted):
+        return torch.load(path, map_location, pickle_module, weights_only=False, **arguments)
+    if pickle_module is not pickle:
+        raise ValueError("expected trusted=True with a pickle_module, whose loading may run code, got the module alone.")
+    with torch.serialization.safe_globals(_ALLOWED):
+        try:
+            return torch.load(path, map_location, weights_only=True, **arguments)
+        except pickle.UnpicklingError as error:
+            raise pickle.UnpicklingError(
+                "expected tensors, containers, numbers, texts, numpy arrays and argparse.Namespace, whose loading runs no code, "
+                f"got {_kinds_in(path) or error} in '{path}'. If you trust whoever wrote it: trusted=True, or "
+                "SMP_TRUSTED_CHECKPOINTS=1 in the environment."
+            ) from None
+
+
+def _check_sums(path):
+    """Of a file of torch.save, which torch does not look at."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"expected the checksums that '{path}' was written with, got another: {damaged} is damaged.")
+
+
+def _kinds_in(path):
+    try:
+        return ", ".join(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)))
+    except Exception:  # of a form that this function does not know
+        return ""
+
+
+def _read_safetensors(path):
+    try:
+        from safetensors import SafetensorError, torch as safetensors
+    except ImportError:
+        raise ImportError(f"expected the package safetensors for '{path}', got none: pip install safetensors") from None
+    try:
+        return safetensors.load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"expected a file of safetensors, got '{path}': {error}.") from None
+
+
+def model_files(folder, name):
+    """Where a whole model is that was saved as `name`, by this package or as Hugging Face does: one file, or several with or
+    without an index; model.safetensors in place of pytorch_model.bin."""
+    for each in [name, "model.safetensors"] if name == "pytorch_model.bin" else [name]:
+        path = os.path.join(folder, each)
+        if os.path.isfile(path):
+            return [path]
+        if os.path.isfile(path + ".index.json"):
+            return _indexed(path + ".index.json")
+        parts = _numbered(folder, *os.path.splitext(each))
+        if parts:
+            return parts
+    there = ", ".join(sorted(os.listdir(folder))[:20]) if os.path.isdir(folder) else "no such folder"
+    raise FileNotFoundError(f"expected a model '{name}' in '{folder}', got: {there or 'an empty folder'}.")
+
+
+def _indexed(path):
+    if os.path.getsize(path) > _MOST_INDEX_BYTES:
+        raise ValueError(f"expected an index of at most {_MOST_INDEX_BYTES} bytes, got '{path}' of {os.path.getsize(path)}.")
+    try:
+        with open(path, encoding="utf-8") as file:
+            names = sorted(set(json.load(file)["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(f"expected an index with a weight_map of names to files, got '{path}': {error!r}.") from None
+    for name in names:
+        check_name(name, f"names of files in '{path}'")
+    return [os.path.join(os.path.dirname(path), name) for name in names]
+
+
+def _numbered(folder, stem, extension):
+    pattern = re.compile(rf"{re.escape(stem)}-(\d{{5}})-of-(\d{{5}}){re.escape(extension)}")
+    found = [match for match in map(pattern.fullmatch, sorted(os.listdir(folder) if os.path.isdir(folder) else [])) if match]
+    if [(int(match[1]), int(match[2])) for match in found] != [(part + 1, len(found)) for part in range(len(found))]:
+        raise ValueError(f"expected all parts of one model, got {', '.join(match[0] for match in found)} in '{folder}'.")
+    return [os.path.join(folder, match[0]) for match in found]
+
+
+def read_model(paths, trusted):
+    state = None
+    for path in paths:
+        part = read(path, trusted, map_location="cpu")
+        if not isinstance(part, dict):
+            raise TypeError(f"expected a state dictionary in '{path}', got {type(part).__name__}.")
+        twice = set(state or ()).intersection(part)
+        if twice:
+            raise ValueError(f"expected each name in one file, got '{min(twice)}' in '{path}' again.")
+        state = part if state is None else {**state, **part}
+    return state
