@@ -1,6 +1,7 @@
 """DistributedModel: a module whose parameters are spread over the ranks by the first step."""
 
 import gc
+import json
 import weakref
 
 import torch
@@ -8,7 +9,10 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as _EXTRA_STATE
 from torch.nn.modules.module import _IncompatibleKeys
 
 from smdistributed.modelparallel import _engine
+from smdistributed.modelparallel.torch import state_mod
 from smdistributed.modelparallel.torch.comm import CommGroup, allgather
+from smdistributed.modelparallel.torch.members import Members, Replicated
+from smdistributed.modelparallel.torch.plan import Plan
 from smdistributed.modelparallel.torch.views import ModelView
 
 _models = weakref.WeakSet()
@@ -16,13 +20,13 @@ _engine_models = {}  # what the engine has of models, by the order in which they
 _gone = set()  # of them, those that nobody on this rank has any more
 
 
-class DistributedModel(torch.nn.Module):
+class DistributedModel(Members, torch.nn.Module):
     """Wraps `module`. Within a step function it is called like the module, and `backward` takes the place of loss.backward().
     Made on all ranks, after smp.init.
 
     overlapping_allreduce, bucket_cap_mb, average_grads_across_microbatches, broadcast_buffers, backward_passes_per_step: as
-    in C++ (smp/options.h); bucket_cap_mb 0 is the configuration's. trace_device, trace_execution_times, trace_memory_usage, gradient_as_bucket_view: accepted, without
-    effect, since the capture runs no operator.
+    in C++ (smp/options.h); bucket_cap_mb 0 is the configuration's. The others are accepted, without effect: the capture runs no
+    operator, and parameters may be unused.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class DistributedModel(torch.nn.Module):
         bucket_cap_mb=0,
         broadcast_buffers=True,
         gradient_as_bucket_view=False,
+        find_unused_parameters=False,
     ):
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"DistributedModel: expected a torch.nn.Module, got {type(module).__name__}.")
@@ -51,8 +56,11 @@ class DistributedModel(torch.nn.Module):
         options.broadcast_buffers = broadcast_buffers
         options.backward_passes_per_step = backward_passes_per_step
         self._engine_model = _engine.add_model(ModelView(module), options)
-        self.module = module
+        self.module = Replicated(module) if json.loads(_engine.config())["ddp"] else module
         self.training = module.training
+        self._averages_microbatches = average_grads_across_microbatches
+        self._optimizer = None  # a weak reference to the last that was made for it
+        self._make_hooks(weakref.ref(self))
         self._registered = [
             (path, registered, list(registered.items()))
             for path, each in module.named_modules()
@@ -60,13 +68,22 @@ class DistributedModel(torch.nn.Module):
             if registered
         ]
         _models.add(self)
+        state_mod.state.note_model(self)
         number = max(_engine_models, default=-1) + 1
         _engine_models[number] = self._engine_model
         weakref.finalize(self, _gone.add, number).atexit = False
 
     def forward(self, *args, **kwargs):
+        if self._runs_bare():
+            return self.module(*args, **kwargs)
         _engine.check_in_body(self._engine_model)
         return self.module(*args, **kwargs)
+
+    def _runs_bare(self):
+        """Outside of steps a module that is whole here is an ordinary one, as far as no replica has to hear of its gradients."""
+        if _engine.is_in_body() or _engine.pp_size() > 1:
+            return False
+        return _engine.dp_size() == 1 or (self.partitioned and not torch.is_grad_enabled())
 
     def backward(self, tensors, grad_tensors=None):
         """In a step function: `tensors` is the loss that the gradients are of."""
@@ -82,20 +99,13 @@ class DistributedModel(torch.nn.Module):
         """Whether the first step has spread the parameters."""
         return _engine.is_partitioned(self._engine_model)
 
-    def local_named_parameters(self):
-        """(name, parameter) of those whose values are on this rank; after the first step."""
-        return iter(_engine.local_named_parameters(self._engine_model))
-
-    def local_parameters(self):
-        return (parameter for _, parameter in self.local_named_parameters())
-
     def state_dict(self, *, gather_to_rank0=False):
         """Copies of all parameters and buffers under the module's own names. Collective over the pipeline."""
         check_registered("state_dict")
         tensors = dict(_engine.state_dict(self._engine_model))
         if gather_to_rank0 and _engine.mp_rank() != 0:
             return {}
-        state = self.module.state_dict(keep_vars=True)  # its order, and what is in it beside tensors of the model
+        state = self.get_module().state_dict(keep_vars=True)  # its order, and what is in it beside tensors of the model
         for name in state:
             state[name] = tensors.get(name, state[name])
         return state
@@ -106,10 +116,10 @@ class DistributedModel(torch.nn.Module):
         check_registered("load_state_dict")
         tensors = {name: value for name, value in state_dict.items() if not name.endswith(_EXTRA_STATE)}
         _engine.load_state_dict(self._engine_model, list(tensors.items()), strict)
-        own = self.module.state_dict(keep_vars=True)
+        own = self.get_module().state_dict(keep_vars=True)
         for name, value in state_dict.items():
             if name.endswith(_EXTRA_STATE) and name in own:
-                self.module.get_submodule(name.removesuffix(_EXTRA_STATE).removesuffix(".")).set_extra_state(value)
+                self.get_module().get_submodule(name.removesuffix(_EXTRA_STATE).removesuffix(".")).set_extra_state(value)
         missing = [name for name in own if name not in state_dict]
         return _IncompatibleKeys(missing, [name for name in state_dict if name not in own])
 
@@ -119,12 +129,13 @@ class DistributedModel(torch.nn.Module):
         return _engine.clip_grad_norm(self._engine_model, max_norm, norm_type)
 
     def get_module(self):
-        return self.module
+        """The module that was wrapped."""
+        return self.module.module if isinstance(self.module, Replicated) else self.module
 
     @property
     def plan(self):
         """What each stage runs, as a table; empty before the first step."""
-        return _engine.plan_text(self._engine_model)
+        return Plan(_engine.plan_text(self._engine_model), _engine.plan_json(self._engine_model))
 
 
 def check_registered(caller):
