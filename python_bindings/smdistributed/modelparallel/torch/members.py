@@ -76,7 +76,7 @@ class Members:
         if not callable(hook):
             raise TypeError(f"{caller}: expected a function, got {type(hook).__name__}.")
         if is_late:
-            raise RuntimeError(f"{caller}: expected a call before the first step of the model, got one after: too late to be called.")
+            raise RuntimeError(f"{caller}: expected a call before the model's first step, got one after it. It would never run.")
         handle = RemovableHandle(hooks)
         hooks[handle.id] = hook
         return handle
@@ -99,8 +99,8 @@ class Members:
 
     @contextlib.contextmanager
     def join(self, divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False):
-        """Around a loop whose number of batches differs between replicas. Those that have fewer keep up with the others, and at the
-        end all have parameters, buffers and optimizers of the one with the most steps. Collective over all ranks.
+        """Around a loop whose number of batches differs between replicas. Those that have fewer keep up with the others, and at
+        the end all have parameters, buffers and optimizers of the one with the most steps. Collective over all ranks.
 
         with model.join():
             for images, labels in loader: ...
@@ -120,9 +120,10 @@ class Members:
         _engine.end_join()
 
     def register_comm_hook(self, state, hook):
-        """hook(state, bucket) takes the place of the mean over replicas, in steps from now on: it returns a tensor, or a future of
-        one, in place of bucket.buffer(). That holds sums over microbatches (of average_grads_across_microbatches or not), so the hook
-        divides by their number as well as by dp_size(). None: the mean again. On every rank alike; not called for one replica.
+        """hook(state, bucket) takes the place of the mean over replicas, in steps from now on: it returns a tensor, or a future
+        of one, in place of bucket.buffer(). That holds sums over microbatches, whatever average_grads_across_microbatches says:
+        the hook divides by their number as well as by dp_size(). None: the mean again. On every rank alike; not called where
+        there is one replica.
         """
         if hook is None:
             _engine.register_comm_hook(self._engine_model, None)
@@ -132,7 +133,7 @@ class Members:
         microbatches = json.loads(_engine.config())["microbatches"] if self._averages_microbatches else 1
         if not isinstance(microbatches, int):
             raise ValueError(
-                f"register_comm_hook: expected a number of microbatches, got {microbatches!r}, by which the hook could not divide. "
+                f"register_comm_hook: expected a number of microbatches, got {microbatches!r}, by which no hook could divide. "
                 "Set the key microbatches."
             )
 
@@ -141,7 +142,8 @@ class Members:
             if isinstance(returned, torch._C.Future):
                 returned = returned.wait()
             returned = returned[0] if isinstance(returned, (list, tuple)) else returned
-            if not isinstance(returned, torch.Tensor) or returned.shape != gradients.shape or returned.dtype != gradients.dtype:
+            expected = (gradients.shape, gradients.dtype)
+            if not isinstance(returned, torch.Tensor) or (returned.shape, returned.dtype) != expected:
                 raise ValueError(
                     f"register_comm_hook: expected the hook to return a tensor of shape {tuple(gradients.shape)} and "
                     f"{gradients.dtype}, got {_kind(returned)}. Return what replaces bucket.buffer()."
@@ -170,8 +172,8 @@ class Members:
         """The model itself, where this rank has all of it: before the first step, and on one stage."""
         if self.partitioned and _engine.pp_size() > 1:
             raise NotImplementedError(
-                "cpu: expected a model that is not spread over ranks yet, got one on several. Load model.state_dict() into a module "
-                "of your own to use it elsewhere."
+                "cpu: expected a model that is not spread over ranks yet, got one on several. Load model.state_dict() into a "
+                "module of your own to use it elsewhere."
             )
         return self
 
@@ -182,7 +184,7 @@ class Members:
             if made.dtype != tensor.dtype or made.device != tensor.device:
                 raise NotImplementedError(
                     f"DistributedModel: expected conversions of the module before it is wrapped, got one of {name} from "
-                    f"{tensor.dtype} to {made.dtype} on {made.device} after. Convert it first: DistributedModel(module.to(dtype))."
+                    f"{tensor.dtype} to {made.dtype} on {made.device} after. Write DistributedModel(module.to(dtype))."
                 )
         return self
 

@@ -21,7 +21,7 @@ _ABSENT = {
 
 
 class State:
-    """cfg: the configuration in force, by key; what a script writes there, smp does not read. Raises RuntimeError before smp.init."""
+    """cfg: the configuration in force, by key; what a script writes there, smp does not read. RuntimeError before smp.init."""
 
     # Pairs of functions that translate state dictionaries to transformers' and back: its own names are kept, so none.
     module_manager = types.SimpleNamespace(translate_functions=())
