@@ -18,6 +18,7 @@
 #include "python_bindings/extension/views.h"
 #include "runtime/transport/error.h"
 #include "smp/comm.h"
+#include "smp/engine/context/context.h"
 #include "smp/engine/engine.h"
 #include "smp/init.h"
 #include "smp/partition.h"
@@ -47,6 +48,12 @@ void bind_job(py::module_& module) {
   });
   module.def("shutdown", without_lock(&shutdown));
   module.def("is_initialized", &is_initialized);
+  module.def("config", [] { return config().to_json(); });
+  module.def("is_in_body", [] {
+    const engine::Context* own = engine::try_context();
+    return own != nullptr && own->body_in_progress != nullptr;
+  });
+  module.def("refuse_in_body", [](const std::string& caller) { engine::refuse_in_body(caller); });
   module.def("rank", &rank), module.def("size", &size);
   module.def("local_rank", &local_rank), module.def("local_size", &local_size);
   module.def("pp_rank", &pp_rank), module.def("pp_size", &pp_size);
@@ -137,6 +144,10 @@ void bind_models(py::module_& module) {
     return engine::local_named_parameters("local_named_parameters", *own.model,
                                           "The body sees all parameters: use model.named_parameters().");
   });
+  module.def("local_named_buffers", [](const ModelHandle& own) {
+    return engine::local_named_buffers("local_named_buffers", *own.model,
+                                       "The body sees all buffers: use model.named_buffers().");
+  });
   // (name, tensor) of each, and the counts of steps.
   module.def("state_dict",
              [](const ModelHandle& own) { return to_python(unlocked([&] { return engine::state_dict(*own.model); })); });
@@ -170,6 +181,40 @@ void bind_models(py::module_& module) {
   py::class_<PartitionGuard>(module, "PartitionGuard").def(py::init<int>());
   module.def("set_partition", &engine::set_partition);
   module.def("plan_text", [](const ModelHandle& own) { return engine::plan_text(*own.model); });
+  module.def("plan_json", [](const ModelHandle& own) { return engine::plan_json(*own.model); });
+}
+
+/// What the program does around steps: hooks, and replicas.
+void bind_hooks(py::module_& module) {
+  module.def("add_hooks", [](const ModelHandle& own, py::object after_partition, py::object after_first_step) {
+    const auto add = [&](engine::Moment moment, py::object function) {
+      engine::add_hook("DistributedModel", *own.model, moment, [kept = keep(std::move(function))] {
+        const py::gil_scoped_acquire lock;
+        (*kept)();
+      });
+    };
+    add(engine::Moment::kAfterPartition, std::move(after_partition));
+    add(engine::Moment::kAfterFirstStep, std::move(after_first_step));
+  });
+  // hook(gradients, index, is_last), or None
+  module.def("register_comm_hook", [](const ModelHandle& own, py::object function) {
+    CommHook hook;
+    if (!function.is_none()) {
+      hook = [kept = keep(std::move(function))](const GradientBucket& bucket) {
+        const py::gil_scoped_acquire lock;
+        return (*kept)(bucket.gradients, bucket.index, bucket.is_last).cast<at::Tensor>();
+      };
+    }
+    unlocked([&] { engine::register_comm_hook(*own.model, std::move(hook)); });
+  });
+  module.def("begin_no_sync", [](const ModelHandle& own) { engine::begin_no_sync(*own.model); });
+  module.def("end_no_sync", [](const ModelHandle& own) { engine::end_no_sync(*own.model); });
+  module.def("begin_join", [](bool divide_by_initial_world_size, bool throw_on_early_termination) {
+    const JoinOptions options{.divide_by_initial_world_size = divide_by_initial_world_size,
+                              .throw_on_early_termination = throw_on_early_termination};
+    unlocked([&] { engine::begin_join(options); });
+  });
+  module.def("end_join", without_lock(&engine::end_join));
 }
 
 void bind_optimizers(py::module_& module) {
@@ -206,10 +251,14 @@ void bind_errors(py::module_& module) {
       torch::translate_exception_to_python(std::current_exception());
     }
   });
-  module.def("report_failure", [](const std::string& message, bool is_of_other_rank) {
-    const std::exception_ptr cause =
-        is_of_other_rank && failure ? failure : std::make_exception_ptr(std::runtime_error(message));
-    return unlocked([&] { return engine::report_failure(cause); });
+  const auto cause_of = [](const std::string& message, bool is_of_other_rank) {
+    return is_of_other_rank && failure ? failure : std::make_exception_ptr(std::runtime_error(message));
+  };
+  module.def("report_failure", [cause_of](const std::string& message, bool is_of_other_rank) {
+    return unlocked([&] { return engine::report_failure(cause_of(message, is_of_other_rank)); });
+  });
+  module.def("abandon_join", [cause_of](const std::string& message, bool is_of_other_rank) {
+    unlocked([&] { engine::abandon_join(cause_of(message, is_of_other_rank)); });
   });
 }
 
@@ -220,6 +269,7 @@ PYBIND11_MODULE(_engine, module) {
   bind_job(module);
   bind_comm(module);
   bind_models(module);
+  bind_hooks(module);
   bind_optimizers(module);
   bind_step(module);
   bind_opaque(module);

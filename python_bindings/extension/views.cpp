@@ -1,7 +1,6 @@
 // Each method takes the lock and asks the object.
 #include "python_bindings/extension/views.h"
 
-#include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -57,25 +56,35 @@ class PythonOptimizer : public engine::OptimizerView {
     }
     return groups;
   }
-  std::string kind() const override { return ""; }  // its state is gathered in Python, not by the engine
-  std::string refusal() const override {
+  std::string kind() const override {
     const py::gil_scoped_acquire lock;
-    return view_->attr("refusal")().cast<std::string>();
+    return view_->attr("kind")().cast<std::string>();
   }
-  void set_options(size_t, const engine::OptionValues&) override { refuse(); }
-  std::vector<engine::StateField> fields() const override { refuse(); }
-  std::vector<std::string> needed_fields(const engine::OptionValues&) const override { refuse(); }
-  bool makes_state() const override { refuse(); }
-  std::optional<engine::StateFields> state(const at::Tensor&) const override { return std::nullopt; }
-  void set_state(const at::Tensor&, const engine::StateFields&) override { refuse(); }
+  std::string refusal() const override {
+    return "expected a torch.optim.Optimizer, got another object, whose state is not known. Give smp the optimizer within.";
+  }
+  void set_options(size_t group, const engine::OptionValues& values) override {
+    const py::gil_scoped_acquire lock;
+    view_->attr("set_options")(group, values);
+  }
+  // Loads are made in Python, where fields may be anything; the engine knows those that are there.
+  std::vector<engine::StateField> fields() const override { return {}; }
+  std::vector<std::string> needed_fields(const engine::OptionValues&) const override { return {}; }
+  bool makes_state() const override { return true; }
+  std::optional<engine::StateFields> state(const at::Tensor& parameter) const override {
+    const py::gil_scoped_acquire lock;
+    return view_->attr("state")(parameter).cast<std::optional<engine::StateFields>>();
+  }
+  void set_state(const at::Tensor& parameter, const engine::StateFields& fields) override {
+    const py::gil_scoped_acquire lock;
+    view_->attr("set_state")(parameter, fields);
+  }
   void erase_state(const at::Tensor& parameter) override {
     const py::gil_scoped_acquire lock;
     view_->attr("erase_state")(parameter);
   }
 
  private:
-  [[noreturn]] void refuse() const { TORCH_CHECK_NOT_IMPLEMENTED(false, refusal()); }
-
   std::shared_ptr<const py::object> view_;
 };
 

@@ -74,6 +74,17 @@ void take_over_loaded(const RankState& own, Optimizer& optimizer) {
   if (const auto load = std::exchange(optimizer.pending, nullptr)) load->apply_state(own.models);
 }
 
+std::vector<std::pair<std::string, at::Tensor>> local_tensors(const char* caller, const Model& model, ValueKind kind,
+                                                              std::string_view fix) {
+  refuse_in_body(caller, fix);
+  const Models& models = rank_state(caller).models;
+  std::vector<std::pair<std::string, at::Tensor>> local;
+  for (const auto& named : model.own.tensors()) {
+    if (named.kind == kind && models.is_here(named.tensor)) local.emplace_back(named.name, named.tensor);
+  }
+  return local;
+}
+
 // The state that a call asks for: a load that waits for the first step reaches all ranks now, those of other replicas too.
 const RankState& rank_with_state(Optimizer& optimizer, const char* caller) {
   refuse_in_body(caller);
@@ -149,13 +160,12 @@ bool is_partitioned(const Model& model) { return model.is_partitioned(); }
 
 std::vector<std::pair<std::string, at::Tensor>> local_named_parameters(const char* caller, const Model& model,
                                                                        std::string_view fix) {
-  refuse_in_body(caller, fix);
-  const Models& models = rank_state(caller).models;
-  std::vector<std::pair<std::string, at::Tensor>> local;
-  for (const auto& named : model.own.tensors()) {
-    if (named.kind == ValueKind::kParameter && models.is_here(named.tensor)) local.emplace_back(named.name, named.tensor);
-  }
-  return local;
+  return local_tensors(caller, model, ValueKind::kParameter, fix);
+}
+
+std::vector<std::pair<std::string, at::Tensor>> local_named_buffers(const char* caller, const Model& model,
+                                                                    std::string_view fix) {
+  return local_tensors(caller, model, ValueKind::kBuffer, fix);
 }
 
 StateDict state_dict(const Model& model) {

@@ -52,6 +52,9 @@ bool is_partitioned(const Model& model);
 /// fix: the way out that a refusal within a body names.
 std::vector<std::pair<std::string, at::Tensor>> local_named_parameters(const char* caller, const Model& model,
                                                                        std::string_view fix);
+/// Buffers likewise.
+std::vector<std::pair<std::string, at::Tensor>> local_named_buffers(const char* caller, const Model& model,
+                                                                    std::string_view fix);
 StateDict state_dict(const Model& model);
 StateDict local_state_dict(const Model& model);
 void load_state_dict(Model& model, const StateDict& state, bool strict);

@@ -1,4 +1,4 @@
-"""Fails on one of two ranks, where its argument says: outside of steps, or in the body of one."""
+"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, or in a hook."""
 
 import sys
 
@@ -20,6 +20,12 @@ def body(model, x):
 
 if sys.argv[1] == "outside" and smp.rank() == 1:
     raise ValueError("on rank 1")
+def hook(model, optimizer):
+    raise KeyError("in a hook")
+
+
+if sys.argv[1] == "hook" and smp.rank() == 1:
+    model.register_post_step_hook(hook)
 if sys.argv[1] == "exit" and smp.rank() == 1:
     sys.exit(5)
 with torch.no_grad():

@@ -33,6 +33,12 @@ class Failure(unittest.TestCase):
         self.assertIn("KeyError: 'in the body'", lines)
         self.assertTrue(any("KeyError: 'in the body'" in line for line in lines if line.startswith("[rank 1]")), lines)
 
+    def test_in_a_hook(self):
+        code, lines = run("hook")
+        self.assertNotEqual(code, 0)
+        self.assertIn("KeyError: 'in a hook'", lines)
+        self.assertEqual(lines[-1], "[rank 1] KeyError: 'in a hook'")
+
     def test_a_code_of_its_own(self):
         """On one rank, while the other waits in a step for it."""
         code, lines = run("exit")

@@ -31,7 +31,7 @@ def same_bits(test, ours, theirs, what):
 
 def main():
     """unittest.main, where a failure on one rank ends the job: the others wait for it."""
-    program = unittest.main(exit=False, verbosity=0, module="__main__")
+    program = unittest.main(exit=False, verbosity=0, failfast=True, module="__main__")
     if not program.result.wasSuccessful():
         sys.stderr.flush()
         os._exit(1)

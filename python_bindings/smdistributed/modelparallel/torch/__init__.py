@@ -41,7 +41,7 @@ from smdistributed.modelparallel._engine import (
     tp_rank,
     tp_size,
 )
-from smdistributed.modelparallel.torch import ghosts, model, optimizer
+from smdistributed.modelparallel.torch import ghosts, missing, model, optimizer
 from smdistributed.modelparallel.torch.checkpoint import (
     load,
     load_state,
@@ -64,11 +64,29 @@ from smdistributed.modelparallel.torch.comm import (
     send,
     tp_barrier,
 )
+from smdistributed.modelparallel.torch.groups import (
+    get_dp_process_group,
+    get_mp_process_group,
+    get_pp_process_group,
+    get_rdp_process_group,
+    get_tp_process_group,
+    get_world_process_group,
+)
 from smdistributed.modelparallel.torch.job import init, shutdown
+from smdistributed.modelparallel.torch.missing import (
+    delay_param_initialization,
+    model_creation,
+    set_activation_checkpointing,
+    set_tensor_parallelism,
+    tensor_parallelism,
+    tp_register,
+    tp_register_with_module,
+)
 from smdistributed.modelparallel.torch.model import DistributedModel
 from smdistributed.modelparallel.torch.opaque import opaque
 from smdistributed.modelparallel.torch.optimizer import DistributedOptimizer
 from smdistributed.modelparallel.torch.partition import partition, set_partition
+from smdistributed.modelparallel.torch.state_mod import is_tracing, state
 from smdistributed.modelparallel.torch.step import StepOutput, step  # the function; the module stays importable
 
 WORLD = CommGroup.WORLD
@@ -83,3 +101,5 @@ DP_RANK = RankType.DP_RANK
 PP_RANK = RankType.PP_RANK
 TP_RANK = RankType.TP_RANK
 RDP_RANK = RankType.RDP_RANK
+
+missing.make_modules()

@@ -267,7 +267,7 @@ def resume_from_checkpoint(
         state = {}
         if _engine.rank() == 0:
             state = files.read_model(files.model_files(folder, name), trusted)
-            state = with_tied(own.module, state if translate_function is None else translate_function(state))
+            state = with_tied(own.get_module(), state if translate_function is None else translate_function(state))
         return own, None, state, None, _read_content(content, trusted)
 
     model, optimizer, state, optimizer_state, content = agreed("resume_from_checkpoint", read)

@@ -9,6 +9,7 @@ import sys
 import traceback
 
 from smdistributed.modelparallel import _engine
+from smdistributed.modelparallel.torch import groups
 
 
 def init(config=None):
@@ -26,6 +27,8 @@ def init(config=None):
 
 def shutdown():
     """Leaves the job; collective. A script that ends does so by itself."""
+    _engine.refuse_in_body("smp.shutdown")
+    groups.leave()
     _engine.shutdown()
 
 
@@ -70,7 +73,7 @@ def _leave():
         _engine.report_failure(f"the script called sys.exit({_exit_code!r})", False)
         _end(_exit_code if isinstance(_exit_code, int) else 1)
     try:
-        _engine.shutdown()
+        shutdown()
     except Exception:  # the end of a script has no caller
         sys.excepthook(*sys.exc_info())
 

@@ -1,13 +1,16 @@
 """DistributedModel: a module whose parameters are spread over the ranks by the first step."""
 
 import gc
+import json
 import weakref
 
 import torch
 
 from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel.torch import state_dicts
+from smdistributed.modelparallel.torch import state_dicts, state_mod
 from smdistributed.modelparallel.torch.comm import CommGroup, allgather
+from smdistributed.modelparallel.torch.members import Members, Replicated
+from smdistributed.modelparallel.torch.plan import Plan
 from smdistributed.modelparallel.torch.views import ModelView
 
 _models = weakref.WeakSet()
@@ -15,13 +18,13 @@ _engine_models = {}  # what the engine has of models, by the order in which they
 _gone = set()  # of them, those that nobody on this rank has any more
 
 
-class DistributedModel(torch.nn.Module):
+class DistributedModel(Members, torch.nn.Module):
     """Wraps `module`. Within a step function it is called like the module, and `backward` takes the place of loss.backward().
     Made on all ranks, after smp.init.
 
     overlapping_allreduce, bucket_cap_mb, average_grads_across_microbatches, broadcast_buffers, backward_passes_per_step: as
-    in C++ (smp/options.h); bucket_cap_mb 0 is the configuration's. trace_device, trace_execution_times, trace_memory_usage, gradient_as_bucket_view: accepted, without
-    effect, since the capture runs no operator.
+    in C++ (smp/options.h); bucket_cap_mb 0 is the configuration's. The others are accepted, without effect: the capture runs no
+    operator, and parameters may be unused.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class DistributedModel(torch.nn.Module):
         bucket_cap_mb=0,
         broadcast_buffers=True,
         gradient_as_bucket_view=False,
+        find_unused_parameters=False,
     ):
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"DistributedModel: expected a torch.nn.Module, got {type(module).__name__}.")
@@ -50,8 +54,11 @@ class DistributedModel(torch.nn.Module):
         options.broadcast_buffers = broadcast_buffers
         options.backward_passes_per_step = backward_passes_per_step
         self._engine_model = _engine.add_model(ModelView(module), options)
-        self.module = module
+        self.module = Replicated(module) if json.loads(_engine.config())["ddp"] else module
         self.training = module.training
+        self._averages_microbatches = average_grads_across_microbatches
+        self._optimizer = None  # a weak reference to the last that was made for it
+        self._make_hooks(weakref.ref(self))
         self._registered = [
             (path, registered, list(registered.items()))
             for path, each in module.named_modules()
@@ -59,13 +66,22 @@ class DistributedModel(torch.nn.Module):
             if registered
         ]
         _models.add(self)
+        state_mod.state.note_model(self)
         number = max(_engine_models, default=-1) + 1
         _engine_models[number] = self._engine_model
         weakref.finalize(self, _gone.add, number).atexit = False
 
     def forward(self, *args, **kwargs):
+        if self._runs_bare():
+            return self.module(*args, **kwargs)
         _engine.check_in_body(self._engine_model)
         return self.module(*args, **kwargs)
+
+    def _runs_bare(self):
+        """Outside of steps a module that is whole here is an ordinary one, as far as no replica has to hear of its gradients."""
+        if _engine.is_in_body() or _engine.pp_size() > 1:
+            return False
+        return _engine.dp_size() == 1 or (self.partitioned and not torch.is_grad_enabled())
 
     def backward(self, tensors, grad_tensors=None):
         """In a step function: `tensors` is the loss that the gradients are of."""
@@ -81,23 +97,16 @@ class DistributedModel(torch.nn.Module):
         """Whether the first step has spread the parameters."""
         return _engine.is_partitioned(self._engine_model)
 
-    def local_named_parameters(self):
-        """(name, parameter) of those whose values are on this rank; after the first step."""
-        return iter(_engine.local_named_parameters(self._engine_model))
-
-    def local_parameters(self):
-        return (parameter for _, parameter in self.local_named_parameters())
-
     def state_dict(self, *, gather_to_rank0=False):
         """Copies of all parameters and buffers under the module's own names. Collective over the pipeline."""
         check_registered("state_dict")
         tensors, steps = _engine.state_dict(self._engine_model)
-        return {} if gather_to_rank0 and _engine.mp_rank() != 0 else state_dicts.whole(self.module, tensors, steps)
+        return {} if gather_to_rank0 and _engine.mp_rank() != 0 else state_dicts.whole(self.get_module(), tensors, steps)
 
     def local_state_dict(self):
         """What is on this rank of it, with `_smp_is_partial`."""
         check_registered("local_state_dict")
-        return state_dicts.part(self.module, *_engine.local_state_dict(self._engine_model))
+        return state_dicts.part(self.get_module(), *_engine.local_state_dict(self._engine_model))
 
     def load_state_dict(self, state_dict, strict=True, same_partition_load=False):
         """What state_dict() returns, or local_state_dict() on each rank, under the module's own names. Collective over all ranks:
@@ -111,12 +120,13 @@ class DistributedModel(torch.nn.Module):
         return _engine.clip_grad_norm(self._engine_model, max_norm, norm_type)
 
     def get_module(self):
-        return self.module
+        """The module that was wrapped."""
+        return self.module.module if isinstance(self.module, Replicated) else self.module
 
     @property
     def plan(self):
         """What each stage runs, as a table; empty before the first step."""
-        return _engine.plan_text(self._engine_model)
+        return Plan(_engine.plan_text(self._engine_model), _engine.plan_json(self._engine_model))
 
 
 def check_registered(caller=""):

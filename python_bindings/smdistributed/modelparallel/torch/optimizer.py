@@ -5,6 +5,7 @@ import weakref
 import torch
 
 from smdistributed.modelparallel import _engine
+from smdistributed.modelparallel.torch import state_mod
 from smdistributed.modelparallel.torch.agreement import agreed
 from smdistributed.modelparallel.torch.comm import CommGroup, allgather
 from smdistributed.modelparallel.torch.model import model_of
@@ -22,7 +23,8 @@ _optimizers = []  # weakly, in the order in which they were made
 def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=False, **dynamic_loss_args):  # noqa: N802
     """Returns `optimizer`, whose class now derives from its own: schedulers and isinstance see what they saw before.
 
-    The optimizer has to update each parameter by its own gradient. Loss scales are accepted, without effect, for float32.
+    The optimizer has to update each parameter by its own gradient. Loss scales are accepted, without effect, for float32. It may
+    be any object with param_groups, step and zero_grad, as wrappers of optimizers are; its state is that of its rank then.
     """
     del dynamic_loss_args
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -35,8 +37,11 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     model = model_of(parameters)
     own = type(optimizer)
     optimizer._engine_optimizer = _engine.add_optimizer(OptimizerView(optimizer), model._engine_model)
+    model._optimizer = weakref.ref(optimizer)
+    state_mod.state.note_optimizer(optimizer)
     patched = vars(optimizer).pop("step", None)  # by a scheduler that was made before, around the step of the class
-    optimizer.__class__ = type(own.__name__, (_Distributed, own), {})
+    ours = _Distributed if isinstance(optimizer, torch.optim.Optimizer) else _Updates
+    optimizer.__class__ = type(own.__name__, (ours, own), {})
     if patched is not None:
         optimizer.step = _as_schedulers_patch(optimizer)
     _optimizers.append(weakref.ref(optimizer))
@@ -63,8 +68,13 @@ def _as_schedulers_patch(optimizer):
     return patched
 
 
-class _Distributed:
-    """What is different about an optimizer whose parameters are spread over ranks."""
+class _Updates:
+    """What is different about an object that updates parameters which are spread over ranks."""
+
+    # What transformers and accelerate ask of an optimizer before they leave it as it is.
+    _is_accelerate_prepared = True
+    step_was_skipped = False
+    redefined_params = False
 
     def step(self, closure=None):
         if closure is not None:
@@ -73,6 +83,35 @@ class _Distributed:
             )
         if _engine.begin_update(self._engine_optimizer):
             super().step()
+
+    def zero_grad(self, *args, **kwargs):
+        _engine.refuse_in_body("zero_grad")
+        super().zero_grad(*args, **kwargs)
+
+    def clip_master_grads(self, max_norm, norm_type=2.0):
+        """Scales the gradients of all ranks down to one global norm; returns what it was. Collective over the pipeline."""
+        return model_of(self._parameters()).clip_grad_norm_(max_norm, norm_type)
+
+    clip_grad_norm = clip_master_grads
+
+    def param_name_to_index(self):
+        """The place of each parameter among those of state_dict(), by the module's own name."""
+        names = {id(parameter): name for name, parameter in model_of(self._parameters()).get_module().named_parameters()}
+        return {names[id(parameter)]: index for index, parameter in enumerate(self._parameters())}
+
+    def _param_id_to_index(self):
+        return {id(parameter): index for index, parameter in enumerate(self._parameters())}
+
+    def _param_index_to_param_local(self):
+        local = {id(parameter) for parameter in model_of(self._parameters()).local_parameters()}
+        return {index: parameter for index, parameter in enumerate(self._parameters()) if id(parameter) in local}
+
+    def _parameters(self):
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+
+class _Distributed(_Updates):
+    """And what is different about the state of a torch.optim.Optimizer."""
 
     def state_dict(self):
         """With the state of all parameters. Collective over the pipeline."""
@@ -85,6 +124,8 @@ class _Distributed:
         sharded."""
         self._keep_local_state()
         return {**super().state_dict(), PARTIAL: True, _PARTS: _engine.pp_size()}
+
+    orig_state_dict = local_state_dict
 
     def load_state_dict(self, state_dict):
         """Of all parameters, or local_state_dict() on each rank; this rank keeps the state of its own. Collective over all ranks,
@@ -141,6 +182,3 @@ class _Distributed:
         for parameter in self._parameters():
             if id(parameter) not in local:
                 self.state.pop(parameter, None)
-
-    def _parameters(self):
-        return [parameter for group in self.param_groups for parameter in group["params"]]

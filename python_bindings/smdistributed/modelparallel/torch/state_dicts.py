@@ -53,7 +53,7 @@ def _steps_of(state):
 
 
 def load(model, state, strict, check):
-    own = model.module.state_dict(keep_vars=True)
+    own = model.get_module().state_dict(keep_vars=True)
 
     def split():
         check()
@@ -83,7 +83,7 @@ def load(model, state, strict, check):
     _engine.load_state_dict(model._engine_model, list(tensors.items()), steps, strict)
     for name, value in extra.items():
         if name in own:
-            model.module.get_submodule(name.removesuffix(_EXTRA_STATE).removesuffix(".")).set_extra_state(value)
+            model.get_module().get_submodule(name.removesuffix(_EXTRA_STATE).removesuffix(".")).set_extra_state(value)
     return _IncompatibleKeys(missing, unexpected)
 
 

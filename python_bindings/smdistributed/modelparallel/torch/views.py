@@ -1,6 +1,10 @@
 """Models and optimizers as the engine asks about them (smp/engine/model_view.h, smp/engine/optimizer_view.h)."""
 
+import pickle
+
 import torch
+
+_OTHERS = "beside tensors"
 
 
 class ModelView:
@@ -38,14 +42,45 @@ class OptimizerView:
         """(parameters, options that are numbers): ranks compare them, since each updates a part by its own."""
         return [(list(group["params"]), _numbers_of(group)) for group in self.optimizer.param_groups]
 
-    def refusal(self):
-        return (
-            f"{type(self.optimizer).__name__}: expected an optimizer of a C++ program, got one of Python, whose state is not "
-            "gathered from ranks yet. Save what optimizer.state_dict() returns on each rank."
-        )
+    def kind(self):
+        return type(self.optimizer).__name__ if isinstance(self.optimizer, torch.optim.Optimizer) else ""
+
+    def set_options(self, index, numbers):
+        """What groups() gives of a group, of another replica."""
+        group = self.optimizer.param_groups[index]
+        for name, value in group.items():
+            if isinstance(value, tuple):
+                items = enumerate(value)
+                group[name] = tuple(_as(each, numbers.get(f"{name}[{i}]")) for i, each in items)
+            else:
+                group[name] = _as(value, numbers.get(name))
+
+    def state(self, parameter):
+        """Tensors by name, and in one of bytes what is not a tensor; None if the parameter was never updated."""
+        state = getattr(self.optimizer, "state", {}).get(parameter)
+        if not state:
+            return None
+        fields = {name: value.detach() for name, value in state.items() if _is_field(name, value)}
+        others = {name: value for name, value in state.items() if name not in fields}
+        return {**fields, _OTHERS: torch.frombuffer(bytearray(pickle.dumps(others)), dtype=torch.uint8)}
+
+    def set_state(self, parameter, fields):
+        others = pickle.loads(fields.pop(_OTHERS).numpy().tobytes())  # of another process of this job
+        self.optimizer.state[parameter] = {**fields, **others}
 
     def erase_state(self, parameter):
-        self.optimizer.state.pop(parameter, None)
+        getattr(self.optimizer, "state", {}).pop(parameter, None)
+
+
+def _is_field(name, value):
+    return isinstance(name, str) and isinstance(value, torch.Tensor) and value.layout == torch.strided
+
+
+def _as(value, number):
+    """`number` in place of an option, of its type."""
+    if number is None:
+        return value
+    return value.fill_(number) if isinstance(value, torch.Tensor) else type(value)(number)
 
 
 def _numbers_of(group):

@@ -1,0 +1,214 @@
+"""What a model offers beside steps: the share of a rank, hooks, moves, calls without a step."""
+
+import copy
+import unittest
+
+import support
+import torch
+from torch import nn
+
+import smdistributed.modelparallel.torch as smp
+
+
+def setUpModule():
+    torch.manual_seed(0)
+    smp.init({"microbatches": support.MICROBATCHES, "log_level": "off"})
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def loss_of(model, x):
+    return model(x).pow(2).mean()
+
+
+@smp.step
+def train_step(model, x):
+    loss = loss_of(model, x)
+    model.backward(loss)
+    return loss
+
+
+def batch(seed=0):
+    return torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+
+
+class Share(unittest.TestCase):
+    def test_is_all_before_the_first_step_and_a_part_after(self):
+        net = Net()
+        model = smp.DistributedModel(net, find_unused_parameters=True)
+        self.assertEqual(dict(model.local_named_buffers()), dict(net.named_buffers()))
+        self.assertEqual(dict(model.local_named_modules()), dict(net.named_modules()))
+        train_step(model, batch())
+        parts = smp.allgather([name for name, _ in model.local_named_modules()], smp.PP_GROUP)
+        owners = ["layers.0", "layers.2", "layers.3", "layers.4"]
+        self.assertEqual(sorted(set().union(*parts)), owners)
+        buffers = smp.allgather([name for name, _ in model.local_named_buffers()], smp.PP_GROUP)
+        self.assertEqual(set().union(*buffers), {name for name, _ in net.named_buffers()})
+        modules = list(model.local_modules())
+        for tensor in [*model.local_parameters(), *model.local_buffers()]:
+            self.assertTrue(any(tensor is own for module in modules for own in module.state_dict(keep_vars=True).values()))
+        self.assertIn("layers.0", parts[0])
+        self.assertEqual("layers.0" in parts[-1], smp.size() == 1)
+
+    def test_is_asked_for_outside_of_bodies(self):
+        model = smp.DistributedModel(Net())
+
+        @smp.step
+        def asks(model, x):
+            return [*model.local_buffers(), model(x)]
+
+        with self.assertRaisesRegex(ValueError, "named_buffers"):
+            asks(model, batch())
+
+    def test_has_no_tensor_parallel_part(self):
+        model = smp.DistributedModel(Net())
+        parameter = next(model.parameters())
+        self.assertFalse(model.is_distributed_parameter(parameter) or model.is_scaled_batch_buffer(parameter))
+        self.assertEqual([*model.distributed_modules(), *model.scaled_batch_reducer_named_parameters()], [])
+        self.assertEqual(dict(model.default_reducer_named_parameters()), dict(model.get_module().named_parameters()))
+
+
+class Hooks(unittest.TestCase):
+    def test_are_called_once_in_order_on_every_rank(self):
+        net = Net()
+        model = smp.DistributedModel(net)
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+        called = []
+
+        def note(what):
+            def hook(*got):
+                self.assertEqual(got, (model, optimizer))
+                called.append((what, model.partitioned, len(list(model.local_parameters())), smp.allgather(what, smp.WORLD)[0]))
+
+            return hook
+
+        model.register_post_step_hook(note("stepped"))
+        model.register_post_partition_hook(note("first"))
+        gone = model.register_post_partition_hook(note("gone"))
+        removed = []
+        model.register_post_partition_hook(lambda *_: removed.append(late.remove()))
+        late = model.register_post_partition_hook(note("late"))
+        model.register_post_partition_hook(note("second"))
+        gone.remove()
+        train_step(model, batch())
+        train_step(model, batch())
+        here = len(list(model.local_parameters()))
+        self.assertEqual(called, [(what, True, here, what) for what in ("first", "second", "stepped")])
+        self.assertEqual(removed, [None])
+
+    def test_are_refused_where_they_would_not_be_called(self):
+        model = smp.DistributedModel(Net())
+        with self.assertRaisesRegex(TypeError, "int"):
+            model.register_post_step_hook(3)
+
+        @smp.step
+        def registers(model, x):
+            model.register_post_step_hook(print)
+            return model(x)
+
+        with self.assertRaisesRegex(ValueError, "register_post_step_hook"):
+            registers(model, batch())
+        train_step(model, batch())
+        for register in (model.register_post_partition_hook, model.register_post_step_hook):
+            with self.assertRaisesRegex(RuntimeError, "first step"):
+                register(print)
+
+    def test_do_not_keep_a_model(self):
+        gone = []
+        model = smp.DistributedModel(Net())
+        model.register_post_step_hook(lambda model, optimizer: None)
+        torch.nn.Module.__setattr__(model, "last", type("Last", (), {"__del__": lambda self: gone.append(1)})())
+        del model
+        smp.DistributedModel(Net())  # whose making collects
+        self.assertEqual(gone, [1])
+
+
+class Moves(unittest.TestCase):
+    def test_to_a_device_are_none(self):
+        model = smp.DistributedModel(Net())
+        for moved in (model.to("cuda:0"), model.cuda(), model.cpu(), model.to(torch.float32), model.float(), model.to("cpu", torch.float32)):
+            self.assertIs(moved, model)
+        train_step(model, batch())
+        self.assertIs(model.to("cuda"), model)
+        if smp.size() == 1:
+            self.assertIs(model.cpu(), model)
+        else:
+            with self.assertRaisesRegex(NotImplementedError, "state_dict"):
+                model.cpu()
+
+    def test_to_a_type_are_refused(self):
+        model = smp.DistributedModel(Net())
+        for convert in (model.half, model.double, lambda: model.to(torch.bfloat16), lambda: model.to("meta", torch.float64)):
+            with self.assertRaisesRegex(NotImplementedError, r"layers.0.weight from torch.float32"):
+                convert()
+        train_step(model, batch())
+
+
+class Bare(unittest.TestCase):
+    def test_calls_are_those_of_the_module_on_one_rank(self):
+        net = Net()
+        plain = copy.deepcopy(net)
+        model = smp.DistributedModel(net)
+        if smp.pp_size() > 1:
+            with self.assertRaisesRegex(RuntimeError, "step body"):
+                model(batch())
+            return
+        optimizers = [smp.DistributedOptimizer(torch.optim.Adam(net.parameters())), torch.optim.Adam(plain.parameters())]
+        for seed in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            if seed == 1:
+                train_step(model, batch(seed))
+                support.plain_step(plain, loss_of, batch(seed))
+            else:
+                losses = [loss_of(each, batch(seed)) for each in (model, plain)]
+                for loss in losses:
+                    loss.backward()
+                support.same_bits(self, losses[:1], losses[1:], "losses")
+            for optimizer in optimizers:
+                optimizer.step()
+        support.same_bits(self, model.state_dict(), plain.state_dict(), "parameters and buffers")
+
+
+class Gradients(unittest.TestCase):
+    def test_are_cleared_outside_of_bodies(self):
+        net = Net()
+        model = smp.DistributedModel(net)
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+        train_step(model, batch())
+        model.zero_grad()
+        self.assertTrue(all(parameter.grad is None for parameter in model.parameters()))
+        for clear in (model.zero_grad, optimizer.zero_grad):
+
+            @smp.step
+            def clears(model, x, clear):
+                clear()
+                return model(x)
+
+            with self.assertRaisesRegex(ValueError, "zero_grad"):
+                clears(model, batch(), clear)
+
+
+class Plans(unittest.TestCase):
+    def test_show_themselves(self):
+        model = smp.DistributedModel(Net())
+        self.assertFalse(model.plan)
+        train_step(model, batch())
+        plan = model.plan
+        self.assertIn("slowest stage", str(plan))
+        self.assertEqual(repr(plan), str(plan))
+        self.assertEqual(len(plan.as_dict["stages"]), smp.size())
+        shown = plan._repr_html_()
+        self.assertEqual(shown.count("<tr>"), len(str(plan).splitlines()))
+        self.assertIn("<td>layers.0", shown)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,125 @@
+"""Names of SageMaker's library: they import, what asks for nothing is accepted, and use of what is missing says so."""
+
+import importlib
+import subprocess
+import sys
+import unittest
+
+import support
+import torch
+from torch import nn
+
+import smdistributed.modelparallel.torch as smp
+
+PACKAGE = "smdistributed.modelparallel"
+MODULES = {
+    "torch.model": ["DistributedModel"],
+    "torch.nn": [
+        "FusedLayerNorm",
+        "FlashAttentionLayer",
+        "DistributedModule",
+        "DistributedLinear",
+        "DistributedEmbedding",
+        "DistributedTransformer",
+        "DistributedTransformerLayer",
+        "DistributedTransformerLMHead",
+        "DistributedAttentionLayer",
+        "DistributedTransformerOutputLayer",
+    ],
+    "torch.nn.huggingface.gpt2": ["translate_hf_state_dict_to_smdistributed", "get_hf_gpt2_transformer_layer_hooks"],
+    "torch.nn.huggingface.gptj": ["translate_state_dict_to_hf_gptj"],
+    "torch.nn.huggingface.gptneo": ["translate_state_dict_to_hf_gptneo"],
+    "torch.nn.huggingface.bert": ["translate_state_dict_to_hf_bert"],
+    "torch.nn.huggingface.roberta": ["translate_state_dict_to_smdistributed"],
+    "torch.optimizers": ["FusedLAMB", "FusedLamb", "FusedNovoGrad", "FusedAdam"],
+    "torch.amp": ["GradScaler"],
+    "torch.fp16": ["FP16_Module", "FP16_Optimizer"],
+    "torch.patches.checkpoint": ["checkpoint", "checkpoint_sequential"],
+    "torch.state_mod": ["state"],
+    "torch.utils": ["rmsg", "get_distribution_axis"],
+    "torch.sharded_data_parallel_checkpoint": ["get_full_state_dict_from_sharded_data_parallel_checkpoint"],
+    "torch.exceptions": ["CommError"],
+    "backend.exceptions": ["CommError"],
+    "test.torch.utils": ["dump_model", "verify"],
+}
+WORK = {"DistributedModel", "FusedLayerNorm", "GradScaler", "state", "rmsg", "get_distribution_axis", "CommError"}
+
+
+class Names(unittest.TestCase):
+    def test_import_by_path_and_by_attribute(self):
+        for path, names in MODULES.items():
+            module = importlib.import_module(f"{PACKAGE}.{path}")
+            for name in names:
+                self.assertTrue(hasattr(module, name), f"{path}.{name}")
+        self.assertIs(smp.nn.huggingface.gpt2, sys.modules[f"{PACKAGE}.torch.nn.huggingface.gpt2"])
+        self.assertIs(smp.state_mod.state, smp.state)
+
+    def test_import_before_the_package(self):
+        imports = "; ".join(f"import {PACKAGE}.{path}" for path in ("backend.exceptions", "test.torch.utils"))
+        subprocess.run([sys.executable, "-c", imports], check=True)
+
+    def test_of_what_is_missing_say_so(self):
+        for path, names in MODULES.items():
+            for name in set(names) - WORK:
+                with self.assertRaisesRegex(NotImplementedError, rf"{name}: .* smp has no \w+"):
+                    getattr(importlib.import_module(f"{PACKAGE}.{path}"), name)(1, key=2)
+
+    def test_are_classes_to_ask_about(self):
+        self.assertFalse(isinstance(nn.Linear(2, 2), (smp.nn.DistributedModule, smp.optimizers.FusedAdam)))
+
+        class Derived(smp.nn.DistributedModule):
+            def __init__(self):
+                super().__init__()
+
+        with self.assertRaisesRegex(NotImplementedError, "tensor parallelism"):
+            Derived()
+
+
+class Contexts(unittest.TestCase):
+    def test_that_ask_for_nothing_are_accepted(self):
+        with smp.tensor_parallelism(enabled=False, fused_softmax=True), smp.delay_param_initialization(enabled=False):
+            with smp.model_creation(tensor_parallelism=False, dtype=torch.float32, zero_init=False):
+                module = nn.Linear(2, 2)
+        smp.set_tensor_parallelism(module, enabled=False)
+        smp.set_tensor_parallelism(nn.ModuleList([module]), False)
+        smp.tp_register_with_module(nn.Linear, smp.nn.DistributedLinear)
+        self.assertIs(smp.tp_register(smp.nn.DistributedLinear)(nn.Linear), nn.Linear)
+
+    def test_that_ask_for_what_is_missing_are_refused(self):
+        module = nn.Linear(2, 2)
+        for ask, what in (
+            (smp.tensor_parallelism().__enter__, "tensor parallelism"),
+            (lambda: smp.set_tensor_parallelism(module, attention_in_fp32=True), "attention_in_fp32"),
+            (smp.model_creation(tensor_parallelism=True).__enter__, "tensor parallelism"),
+            (smp.model_creation(dtype=torch.float16).__enter__, "float16"),
+            (smp.model_creation(zero_init=True).__enter__, "zero_init"),
+            (smp.delay_param_initialization().__enter__, "delayed"),
+            (lambda: smp.set_activation_checkpointing(module), "activation checkpointing"),
+        ):
+            with self.assertRaisesRegex(NotImplementedError, what):
+                ask()
+
+
+class Works(unittest.TestCase):
+    def test_what_is_small(self):
+        self.assertEqual(smp.utils.rmsg("here"), f"[{smp.rank()}] here")
+        self.assertIsNone(smp.utils.get_distribution_axis(nn.Parameter(torch.ones(1))))
+        self.assertTrue(torch.equal(smp.nn.FusedLayerNorm(4, eps=1e-5)(torch.eye(4)), nn.LayerNorm(4)(torch.eye(4))))
+
+    def test_a_scaler_that_scales_nothing(self):
+        parameter = nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        scaler = smp.amp.GradScaler(enabled=False)
+        scaler.scale(parameter.sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        self.assertEqual(parameter.tolist(), [0, 0])
+        scaler.load_state_dict(scaler.state_dict())
+        with self.assertRaisesRegex(NotImplementedError, "bfloat16"):
+            smp.amp.GradScaler().scale(parameter.sum())
+
+
+if __name__ == "__main__":
+    smp.init({"log_level": "off"})
+    support.main()

@@ -1,0 +1,129 @@
+"""What an optimizer offers beside updates, an optimizer of the script's own, and a wrapper of one."""
+
+import copy
+import unittest
+
+import support
+import torch
+from torch import nn
+
+import smdistributed.modelparallel.torch as smp
+
+
+def setUpModule():
+    torch.manual_seed(0)
+    smp.init({"microbatches": support.MICROBATCHES, "log_level": "off"})
+
+
+def loss_of(model, x):
+    return model(x).pow(2).mean()
+
+
+@smp.step
+def train_step(model, x):
+    loss = loss_of(model, x)
+    model.backward(loss)
+    return loss
+
+
+def batch(seed):
+    return torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+
+
+class HandWrittenSgd(torch.optim.Optimizer):
+    def __init__(self, parameters, lr=0.1):
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    state["count"] = state.get("count", 0) + 1
+                    parameter.data -= group["lr"] / state["count"] * parameter.grad
+
+
+class Wrapper:
+    """As scripts wrap optimizers for float16: no torch.optim.Optimizer."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.cleared = None
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    def step(self):
+        self.optimizer.step()
+
+    def zero_grad(self, set_grads_to_None=False):  # noqa: N803
+        self.cleared = set_grads_to_None
+        self.optimizer.zero_grad(set_grads_to_None)
+
+
+class Optimizers(unittest.TestCase):
+    def setUp(self):
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.plain = copy.deepcopy(self.net)
+
+    def train(self, optimizer, plain_optimizer, model):
+        for seed in range(3):
+            optimizer.zero_grad()
+            plain_optimizer.zero_grad()
+            train_step(model, batch(seed))
+            support.plain_step(self.plain, loss_of, batch(seed))
+            optimizer.step()
+            plain_optimizer.step()
+        support.same_bits(self, model.state_dict(), self.plain.state_dict(), "parameters")
+
+    def test_of_the_scripts_own(self):
+        optimizer = HandWrittenSgd(self.net.parameters())  # before wrapping
+        model = smp.DistributedModel(self.net)
+        optimizer = smp.DistributedOptimizer(
+            optimizer, static_loss_scale=None, dynamic_loss_scale=True, dynamic_loss_args={"scale_window": 1000}
+        )
+        self.assertIsInstance(optimizer, HandWrittenSgd)
+        self.train(optimizer, HandWrittenSgd(self.plain.parameters()), model)
+        self.assertEqual(optimizer.state_dict()["state"], {index: {"count": 3} for index in range(6)})
+
+    def test_that_is_a_wrapper(self):
+        model = smp.DistributedModel(self.net)
+        wrapper = Wrapper(torch.optim.Adam(self.net.parameters()))
+        optimizer = smp.DistributedOptimizer(wrapper)
+        self.assertIs(optimizer, wrapper)
+        self.train(optimizer, Wrapper(torch.optim.Adam(self.plain.parameters())), model)
+        optimizer.zero_grad(set_grads_to_None=True)
+        self.assertTrue(optimizer.cleared)
+        optimizer.param_groups[0]["lr"] = 0.5
+        self.assertEqual(optimizer.optimizer.param_groups[0]["lr"], 0.5)
+
+    def test_tell_indices_and_parts(self):
+        model = smp.DistributedModel(self.net)
+        weights = [each.weight for each in self.net if hasattr(each, "weight")]
+        biases = [each.bias for each in self.net if hasattr(each, "bias")]
+        optimizer = smp.DistributedOptimizer(torch.optim.Adam([{"params": weights}, {"params": biases}]))
+        names = ["0.weight", "2.weight", "4.weight", "0.bias", "2.bias", "4.bias"]
+        self.assertEqual(optimizer.param_name_to_index(), {name: index for index, name in enumerate(names)})
+        self.assertEqual(optimizer._param_id_to_index()[id(biases[0])], 3)
+        train_step(model, batch(0))
+        optimizer.step()
+        local = optimizer._param_index_to_param_local()
+        self.assertEqual({names[index] for index in local}, {name for name, _ in model.local_named_parameters()})
+        self.assertEqual(set(optimizer.orig_state_dict()["state"]), set(local))
+        self.assertEqual(set(optimizer.state_dict()["state"]), set(range(6)))
+        self.assertTrue(optimizer._is_accelerate_prepared)
+        self.assertFalse(optimizer.step_was_skipped or optimizer.redefined_params)
+
+    def test_clip_by_the_norm_of_all_ranks(self):
+        model = smp.DistributedModel(self.net)
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(self.net.parameters(), lr=0.1))
+        train_step(model, batch(0))
+        support.plain_step(self.plain, loss_of, batch(0))
+        expected = torch.nn.utils.clip_grad_norm_(self.plain.parameters(), 0.01).item()
+        self.assertAlmostEqual(optimizer.clip_grad_norm(0.01), expected, places=6)
+        self.assertAlmostEqual(optimizer.clip_master_grads(0.01), 0.01, places=6)
+
+
+if __name__ == "__main__":
+    support.main()
