@@ -40,7 +40,7 @@ endif
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
   -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv digits transformers python-given configure build demo demo-python formatter format tidy test bench peers install clean
+.PHONY: help packages venv digits transformers python-given configure build demo demo-python formatter format tidy test bench peers install wheel clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -146,5 +146,8 @@ peers: build  ## Measure smp against torch.distributed.pipelining on six models 
 install: build  ## Libraries, public headers, package files and bin/smp under PREFIX (default /usr/local)
 	@cmake --install $(build) --prefix "$$(realpath -ms '$(PREFIX)')"
 
-clean:  ## Remove build/ (.venv stays)
-	rm -rf build
+wheel: $(environment)  ## A wheel of the Python package for this Python and torch, in dist/
+	@$(python) -m pip wheel --no-deps --wheel-dir dist --config-settings=cmake.define.SMP_WITH_MPI=$(MPI) .
+
+clean:  ## Remove build/ and dist/ (.venv stays)
+	rm -rf build dist

@@ -17,7 +17,7 @@
 """
 
 import torch  # its libraries, before the extension that links them  # noqa: F401, I001
-
+from smdistributed.modelparallel import _check_torch  # that they are those which it links  # noqa: F401
 from smdistributed.modelparallel._engine import (
     dp_rank,
     dp_size,

@@ -1,0 +1,6 @@
+from contextlib import AbstractContextManager
+
+from torch import nn
+
+def partition(stage: int) -> AbstractContextManager[None]: ...
+def set_partition(module: nn.Module, stage: int) -> None: ...
