@@ -133,22 +133,21 @@ void mark_backward(const at::Tensor& loss) {
   own.body_in_progress->mark_backward(loss);
 }
 
-bool look_at(const at::Tensor& tensor, const std::function<void(const at::Tensor& content)>& look) {
-  const Context* own = try_context();
-  if (own == nullptr || own->body_in_progress == nullptr) {
-    if (runtime::as_ghost(tensor) != nullptr) runtime::refuse_stale_ghost("a look at a tensor", "");
-    return false;
-  }
-  const c10::impl::ExcludeDispatchKeyGuard off(runtime::kCaptureKey);
-  const at::Tensor content = own->body_in_progress->look_at(tensor);
-  if (content.defined()) look(content);
-  return content.defined();
-}
-
 bool is_capturing() {
   const Context* own = try_context();
   return own != nullptr && own->body_in_progress != nullptr &&
          !c10::impl::tls_is_dispatch_key_excluded(runtime::kCaptureKey);
+}
+
+bool look_at(const at::Tensor& tensor, const std::function<void(const at::Tensor& content)>& look) {
+  if (!is_capturing()) {  // in a stage that runs while its body waits for a value, tensors hold what they hold
+    if (runtime::as_ghost(tensor) != nullptr) runtime::refuse_stale_ghost("a look at a tensor", "");
+    return false;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard off(runtime::kCaptureKey);
+  const at::Tensor content = try_context()->body_in_progress->look_at(tensor);
+  if (content.defined()) look(content);
+  return content.defined();
 }
 
 void autograd_called() {

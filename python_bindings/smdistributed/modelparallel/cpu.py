@@ -4,6 +4,7 @@ What asks for a CUDA device gets the CPU, what steers one does nothing, and what
 GPU at hand the script runs as it is.
 """
 
+import copyreg
 import os
 import runpy
 import sys
@@ -32,11 +33,17 @@ class _Devices(type):
 class _MappedDevice(metaclass=_Devices):
     """In place of torch.device, of which there are no subclasses."""
 
-    def __new__(cls, kind, index=None):
+    def __new__(cls, type=None, index=None, *, device=None):  # noqa: A002
+        kind = device if type is None else type
         if isinstance(kind, int):  # an index is one of CUDA
             return _Device("cpu")
         mapped = _on_cpu(kind)
         return _Device(mapped) if mapped is not kind or index is None else _Device(kind, index)
+
+
+# Devices are pickled by the name torch.device, which is that of the class above.
+_MappedDevice.__module__, _MappedDevice.__qualname__ = "torch", "device"
+copyreg.pickle(_Device, lambda device: (_MappedDevice, (str(device),)))
 
 
 class _Mapping(TorchFunctionMode):
@@ -69,9 +76,9 @@ def _tensor_type(dtype):
     """torch.cuda.HalfTensor and its like: constructors, and classes of tensors of that dtype."""
 
     def make(cls, *args):
-        if len(args) == 1 and not isinstance(args[0], int):
+        if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
             return torch.tensor(args[0], dtype=dtype)
-        return torch.empty(args, dtype=dtype)
+        return torch.empty(*args or (0,), dtype=dtype)
 
     return _TensorTypes("Tensor", (), {"dtype": dtype, "__new__": make})
 
@@ -131,8 +138,15 @@ class _Stream:
 
 def _is_available():
     """Scripts that refuse to start without CUDA start; torch itself is told the truth, or it would use it."""
-    caller = sys._getframe(1).f_globals.get("__name__", "")
-    return caller.split(".")[0] != "torch"
+    return not _is_torch(sys._getframe(1))
+
+
+def _device_count():
+    return 0 if _is_torch(sys._getframe(1)) else int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1))
+
+
+def _is_torch(frame):
+    return frame.f_globals.get("__name__", "").split(".")[0] == "torch"
 
 
 def map_cuda():
@@ -141,7 +155,7 @@ def map_cuda():
     cuda.is_available = _is_available
     cuda.is_initialized = lambda: False
     cuda.current_device = lambda: 0
-    cuda.device_count = lambda: int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) if _is_available() else 0
+    cuda.device_count = _device_count
     cuda.get_device_name = lambda device=None: "CPU"
     cuda.get_device_capability = lambda device=None: (0, 0)
     for name in ("set_device", "synchronize", "empty_cache", "ipc_collect", "init", "manual_seed", "manual_seed_all"):

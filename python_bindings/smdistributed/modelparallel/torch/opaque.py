@@ -14,7 +14,7 @@ from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch.containers import map_leaves
 
 _modules = []  # by number: those of opaque(), made on all ranks in the same order
-_structures = {}  # by call: what it returned when it was recorded, with _TensorAt in place of tensors
+_structures = {}  # by call and sizes of its tensors: the containers that it returned when it was recorded
 
 
 class _TensorAt:
@@ -39,13 +39,38 @@ def _run(tensors, details):
         return tensors[value.index] if isinstance(value, _TensorAt) else value
 
     function = functools.partial(_run_module, target) if isinstance(target, int) else _apply.__get__(None, target)
-    returned = function(*map_leaves(args, filled), **map_leaves(kwargs, filled))
+    args, kwargs = map_leaves(args, filled), map_leaves(kwargs, filled)
+    before = _plain_parts(args, kwargs)
+    returned = function(*args, **kwargs)
+    if _plain_parts(args, kwargs) != before:
+        raise NotImplementedError(
+            f"{target}: expected a call that leaves its arguments as they are, got one that writes to a container or an object among "
+            "them. It gets copies: return tensors in place of that."
+        )
     found = []
     structure = map_leaves(returned, _keeping(found))
+    map_leaves(structure, functools.partial(_check_result, target))
+    key = _key(details, tensors)
     if len(_structures) == 65536:  # arguments that differ with every call
         del _structures[next(iter(_structures))]
-    _structures[details] = structure
+    _structures[key] = structure
     return found
+
+
+def _key(details, tensors):
+    return details, tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+
+
+def _plain_parts(args, kwargs):
+    return pickle.dumps(map_leaves((args, kwargs), lambda value: None if isinstance(value, torch.Tensor) else value))
+
+
+def _check_result(target, value):
+    if value is not None and not isinstance(value, _TensorAt):
+        raise NotImplementedError(
+            f"{target}: expected tensors as results, in containers or alone, got a {type(value).__name__} among them. It runs after the "
+            "body, which cannot have its values: return torch.tensor(value), or compute them in the body."
+        )
 
 
 def _keeping(tensors):
@@ -73,7 +98,7 @@ def _call(name, target, args, kwargs):
         ) from error
     details = base64.b64encode(file.getvalue()).decode()
     found = _engine.call_opaque(tensors, details)
-    return map_leaves(_structures[details], lambda value: found[value.index] if isinstance(value, _TensorAt) else value)
+    return map_leaves(_structures[_key(details, tensors)], lambda value: found[value.index] if isinstance(value, _TensorAt) else value)
 
 
 _engine.set_opaque(_run)
@@ -132,11 +157,15 @@ def _applying(cls, *args, **kwargs):
     plain = _apply.__get__(None, cls)
     if not _engine.is_capturing() or torch._C._are_functorch_transforms_active():
         return plain(*args, **kwargs)
-    needs_gradient = []
-    map_leaves((args, kwargs), lambda value: needs_gradient.append(isinstance(value, torch.Tensor) and value.requires_grad))
-    needs_gradient = torch.is_grad_enabled() and any(needs_gradient)
+
+    def needs(values):
+        return torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+
     if cls is torch.utils.checkpoint.CheckpointFunction:
-        return _without_recomputing(needs_gradient, *args)
+        return _without_recomputing(needs(args), *args)  # which looks into no container
+    values = []
+    map_leaves((args, kwargs), values.append)
+    needs_gradient = needs(values)
     return _call(cls.__qualname__, cls, args, kwargs) if needs_gradient else plain(*args, **kwargs)
 
 
