@@ -18,7 +18,6 @@
 #include "python_bindings/extension/views.h"
 #include "runtime/transport/error.h"
 #include "smp/comm.h"
-#include "smp/engine/context/context.h"
 #include "smp/engine/engine.h"
 #include "smp/init.h"
 #include "smp/partition.h"
@@ -49,11 +48,10 @@ void bind_job(py::module_& module) {
   module.def("shutdown", without_lock(&shutdown));
   module.def("is_initialized", &is_initialized);
   module.def("config", [] { return config().to_json(); });
-  module.def("is_in_body", [] {
-    const engine::Context* own = engine::try_context();
-    return own != nullptr && own->body_in_progress != nullptr;
+  module.def("is_in_body", &engine::is_in_body);
+  module.def("refuse_in_body", [](const std::string& caller) {
+    engine::refuse_in_body(caller, "Call it on every rank, before or after the step function.");
   });
-  module.def("refuse_in_body", [](const std::string& caller) { engine::refuse_in_body(caller); });
   module.def("rank", &rank), module.def("size", &size);
   module.def("local_rank", &local_rank), module.def("local_size", &local_size);
   module.def("pp_rank", &pp_rank), module.def("pp_size", &pp_size);

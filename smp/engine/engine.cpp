@@ -133,6 +133,11 @@ void mark_backward(const at::Tensor& loss) {
   own.body_in_progress->mark_backward(loss);
 }
 
+bool is_in_body() {
+  const Context* own = try_context();
+  return own != nullptr && own->body_in_progress != nullptr;
+}
+
 bool is_capturing() {
   const Context* own = try_context();
   return own != nullptr && own->body_in_progress != nullptr &&

@@ -44,6 +44,9 @@ void mark_backward(const at::Tensor& loss);
 /// not captured within. False for tensors that hold it themselves, and outside of a body. Throws for one of a body that has
 /// ended.
 bool look_at(const at::Tensor& tensor, const std::function<void(const at::Tensor& content)>& look);
+bool is_in_body();
+/// Throws c10::ValueError in a body; `fix` ends its text.
+void refuse_in_body(std::string_view caller, std::string_view fix);
 /// Whether an operator that this thread calls now would be captured.
 bool is_capturing();
 /// Before LibTorch's autograd engine runs, where a language does not take the process's default one. Throws within a body.
