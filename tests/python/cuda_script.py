@@ -1,6 +1,7 @@
 """A script for GPUs only, as cpu_test.py runs it without one: rows of what CUDA scripts call, with what they expect."""
 
 import os
+import pickle
 import sys
 import tempfile
 
@@ -51,6 +52,8 @@ assert torch.cuda.max_memory_allocated() == torch.cuda.memory_reserved(device) =
 assert loss.type() == "torch.cuda.FloatTensor" and isinstance(loss, torch.cuda.FloatTensor)
 assert loss.half().type() == "torch.cuda.HalfTensor" and not isinstance(loss, torch.cuda.HalfTensor)
 assert torch.equal(torch.cuda.FloatTensor([1, 2]), torch.tensor([1.0, 2.0])) and torch.cuda.IntTensor(2, 3).shape == (2, 3)
+assert torch.cuda.FloatTensor(torch.Size([2, 3])).shape == (2, 3) and torch.cuda.FloatTensor().shape == (0,)
+assert pickle.loads(pickle.dumps({"device": device})) == {"device": torch.device(type="cuda", index=0)}
 with tempfile.TemporaryFile() as file:
     torch.save(nn.Linear(2, 2).state_dict(), file)
     for place in ("cuda:0", device, {"cuda:0": "cuda:1"}):

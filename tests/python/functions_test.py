@@ -49,6 +49,41 @@ class Split(torch.autograd.Function):
         return first * 3 + second * x.sign(), None
 
 
+class Plain(torch.autograd.Function):
+    """With a result that no body can have."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2, float(x.detach().sum())
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        return gradient * 2
+
+
+class Appending(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, out):
+        out.append(3.0)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class Unbound(torch.autograd.Function):
+    """As many results as its argument has columns."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return tuple(column.clone() for column in x.unbind(1))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return torch.stack(gradients, 1) * 2
+
+
 class Custom(nn.Module):
     def __init__(self):
         super().__init__()
@@ -138,6 +173,27 @@ class Functions(unittest.TestCase):
             module.scale = 0.5 + number % 2
 
         self.check(Custom(), steps=5, between=between)
+
+    def test_plain_results_and_writes_to_arguments_are_refused(self):
+        model = smp.DistributedModel(nn.Linear(4, 4))
+        for body, reason in (
+            (lambda model, x: Plain.apply(model(x))[0], "Plain: expected tensors as results"),
+            (lambda model, x: Appending.apply(model(x), []), "Appending: expected a call that leaves its arguments"),
+        ):
+            with self.assertRaisesRegex(RuntimeError, reason):
+                smp.step(body)(model, torch.ones(8, 4))
+
+    def test_results_are_known_by_sizes(self):
+        model = smp.DistributedModel(nn.Linear(4, 4))
+
+        @smp.step
+        def body(model, x, width):
+            columns = Unbound.apply(model(x)[:, :width])
+            model.backward(sum(columns).mean())
+            return len(columns)
+
+        for width in (4, 2, 4, 3):
+            self.assertEqual(body(model, torch.ones(8, 4), width), [width] * support.MICROBATCHES)
 
     def test_functions_that_cannot_be_sent_are_refused(self):
         class Local(torch.autograd.Function):

@@ -107,7 +107,8 @@ class Contract(unittest.TestCase):
         @smp.step
         def body(model, x):
             y = model(x)
-            return {"loss": y.sum(), "size": len(x), "both": pair(y, [y.mean(), "text"])}
+            plain = {"shape": y.shape, "names": frozenset(["a"])}
+            return {"loss": y.sum(), "size": len(x), "both": pair(y, [y.mean(), "text"]), "plain": plain}
 
         x = torch.ones(8, 4)
         with torch.no_grad():
@@ -116,6 +117,7 @@ class Contract(unittest.TestCase):
         self.assertEqual(result["size"], [2, 2, 2, 2])
         self.assertIsInstance(result["both"], pair)
         self.assertEqual(result["both"].b[1], ["text"] * 4)
+        self.assertEqual(result["plain"], {"shape": [torch.Size([2, 4])] * 4, "names": [frozenset(["a"])] * 4})
         support.same_bits(self, [result["both"].a.concat()], [self.reference(x)], "output")
 
     def reference(self, x):

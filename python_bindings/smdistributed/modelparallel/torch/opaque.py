@@ -44,7 +44,7 @@ def _run(tensors, details):
     returned = function(*args, **kwargs)
     if _plain_parts(args, kwargs) != before:
         raise NotImplementedError(
-            f"{target}: expected a call that leaves its arguments as they are, got one that writes to a container or an object among "
+            f"{_name_of(target)}: expected a call that leaves its arguments as they are, got one that writes to a container or an object among "
             "them. It gets copies: return tensors in place of that."
         )
     found = []
@@ -55,6 +55,10 @@ def _run(tensors, details):
         del _structures[next(iter(_structures))]
     _structures[key] = structure
     return found
+
+
+def _name_of(target):
+    return type(_modules[target].module).__qualname__ if isinstance(target, int) else target.__qualname__
 
 
 def _key(details, tensors):
@@ -68,7 +72,7 @@ def _plain_parts(args, kwargs):
 def _check_result(target, value):
     if value is not None and not isinstance(value, _TensorAt):
         raise NotImplementedError(
-            f"{target}: expected tensors as results, in containers or alone, got a {type(value).__name__} among them. It runs after the "
+            f"{_name_of(target)}: expected tensors as results, in containers or alone, got a {type(value).__name__} among them. It runs after the "
             "body, which cannot have its values: return torch.tensor(value), or compute them in the body."
         )
 
@@ -83,7 +87,7 @@ def _keeping(tensors):
     return keep
 
 
-def _call(name, target, args, kwargs):
+def _call(target, args, kwargs):
     tensors = []
     keep = _keeping(tensors)
     call = (target, map_leaves(args, keep), map_leaves(kwargs, keep))
@@ -92,7 +96,7 @@ def _call(name, target, args, kwargs):
         _Arguments(file).dump(call)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise NotImplementedError(
-            f"{name}: expected a call that another rank can make, with tensors and plain values as arguments, got one that cannot "
+            f"{_name_of(target)}: expected a call that another rank can make, with tensors and plain values as arguments, got one that cannot "
             f"be sent ({error}). Define a custom autograd function at the top of a module, and give it the tensors that it works "
             "on one by one."
         ) from error
@@ -128,7 +132,7 @@ class _Opaque:
             return super().forward(*args, **kwargs)
         state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         is_training = [each.training for each in self.modules()]
-        return _call(type(self).__name__, self._opaque_number, (state, is_training, *args), kwargs)
+        return _call(self._opaque_number, (state, is_training, *args), kwargs)
 
 
 class _Plain(torch.nn.Module):
@@ -166,7 +170,7 @@ def _applying(cls, *args, **kwargs):
     values = []
     map_leaves((args, kwargs), values.append)
     needs_gradient = needs(values)
-    return _call(cls.__qualname__, cls, args, kwargs) if needs_gradient else plain(*args, **kwargs)
+    return _call(cls, args, kwargs) if needs_gradient else plain(*args, **kwargs)
 
 
 torch.autograd.Function.apply = classmethod(_applying)

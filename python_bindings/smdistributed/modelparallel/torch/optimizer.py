@@ -17,7 +17,6 @@ _OF_ELEMENTS = {  # of torch's optimizers: one number for each of the parameter'
     "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum", "prev",
     "step_size", "ax",
 }  # fmt: skip
-_optimizers = []  # weakly, in the order in which they were made
 
 
 def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=False, **dynamic_loss_args):  # noqa: N802
@@ -44,17 +43,12 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     optimizer.__class__ = type(own.__name__, (ours, own), {})
     if patched is not None:
         optimizer.step = _as_schedulers_patch(optimizer)
-    _optimizers.append(weakref.ref(optimizer))
     return optimizer
 
 
 def optimizer_of(model):
     """The last one made over this model, or None."""
-    own = {id(parameter) for parameter in model.parameters()}
-    for optimizer in (each() for each in reversed(_optimizers)):
-        if optimizer is not None and own.issuperset(map(id, optimizer._parameters())):
-            return optimizer
-    return None
+    return model._optimizer and model._optimizer()
 
 
 def _as_schedulers_patch(optimizer):

@@ -199,30 +199,40 @@ def _without_compiler():
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
+class _Pickler(pickle.Pickler):
+    """Tensors within, as those of transformers' caches, are added to `tensors` in place of their data."""
+
+    def __init__(self, file, tensors):
+        super().__init__(file)
+        self._tensors = tensors
+        self._positions = {}
+
+    def persistent_id(self, value):
+        if not isinstance(value, torch.Tensor):
+            return None
+        if id(value) not in self._positions:
+            self._positions[id(value)] = len(self._tensors)
+            self._tensors.append(value)
+        return self._positions[id(value)]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file, tensors):
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, position):
+        return self._tensors[position]
+
+
 def _dumps(values, tensors):
-    """Pickled values. Tensors within, as those of transformers' caches, are added to `tensors` in place of that."""
-    positions = {}
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, value):
-            if not isinstance(value, torch.Tensor):
-                return None
-            if id(value) not in positions:
-                positions[id(value)] = len(tensors)
-                tensors.append(value)
-            return positions[id(value)]
-
     file = io.BytesIO()
-    Pickler(file).dump(values)
+    _Pickler(file, tensors).dump(values)
     return file.getvalue()
 
 
 def _loads(data, tensors):
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, position):
-            return tensors[position]
-
-    return Unpickler(io.BytesIO(data)).load()
+    return _Unpickler(io.BytesIO(data), tensors).load()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
