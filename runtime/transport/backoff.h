@@ -28,13 +28,16 @@ class Backoff {
       return;
     }
     if (start_ == Clock::time_point()) start_ = Clock::now();
-    if (elapsed() < sleep_after_) {
+    if (!sleeps_after(elapsed())) {
       sched_yield();
       return;
     }
     const timespec sleep{0, kSleepNanoseconds};
     nanosleep(&sleep, nullptr);
   }
+
+  /// Whether a wait that has taken so long gives its core away.
+  bool sleeps_after(Clock::duration waited) const { return waited >= sleep_after_; }
 
   /// Time since the spinning ended; zero before.
   Clock::duration elapsed() const { return start_ == Clock::time_point() ? Clock::duration::zero() : Clock::now() - start_; }
