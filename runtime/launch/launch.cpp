@@ -33,9 +33,10 @@ constexpr VariableSet kRefusedLaunchers[] = {
     {"PALS", "PALS_RANKID", nullptr, "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"}};
 
 constexpr const char* kWhatWorks =
-    "Today several processes are started by Open MPI's mpirun: `smp run -np N program`, or `mpirun -np N program`; inside a "
-    "Slurm allocation it needs no host list. Unset the variables of a launcher that did not start this process: without "
-    "one, a program is a world of one.";
+    "Several processes are started by Open MPI's mpirun: `smp run -np N program`, or `mpirun -np N program`, which inside a "
+    "Slurm allocation needs no host list; or by torchrun, which sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
+    "MASTER_ADDR and MASTER_PORT. Unset the variables of a launcher that did not start this process: without one, a program "
+    "is a world of one.";
 
 std::optional<int> number(const EnvironmentLookup& lookup, const char* name) {
   const std::optional<std::string> text = lookup(name);
@@ -67,6 +68,18 @@ std::optional<Launch> read(const EnvironmentLookup& lookup, const VariableSet& s
   if (const auto local_size = number(lookup, set.local_size)) launch.local_size = *local_size;
   check_range(set, launch);
   return launch;
+}
+
+Launch::Store read_store(const EnvironmentLookup& lookup) {
+  const std::optional<std::string> host = lookup("MASTER_ADDR");
+  const std::optional<int> port = number(lookup, "MASTER_PORT");
+  TORCH_CHECK_VALUE(host && port, "launch: expected MASTER_ADDR and MASTER_PORT beside RANK and WORLD_SIZE, got only ",
+                    host   ? "MASTER_ADDR"
+                    : port ? "MASTER_PORT"
+                           : "the latter",
+                    ". torchrun sets them; who starts processes otherwise gives the address of rank 0 and a free port of it.");
+  TORCH_CHECK_VALUE(*port > 0 && *port < 65536, "launch: expected MASTER_PORT from 1 to 65535, got ", *port, ".");
+  return {*host, *port, lookup("TORCHELASTIC_USE_AGENT_STORE") == "True", lookup("TORCHELASTIC_RESTART_COUNT").value_or("0")};
 }
 
 std::string text_of(const VariableSet& set, const Launch& launch) {
@@ -121,12 +134,16 @@ Launch detect_launch(const EnvironmentLookup& lookup) {
   const auto mpirun = read(lookup, kOpenMpi, Launch::Kind::kMpirun);
   // Without LOCAL_RANK, RANK and WORLD_SIZE beside another launcher's may be those of a host (Volcano).
   std::optional<Launch> torchrun;
-  if (lookup(kTorchrun.local_rank)) torchrun = read(lookup, kTorchrun, Launch::Kind::kSingleProcess);
+  if (lookup(kTorchrun.local_rank)) torchrun = read(lookup, kTorchrun, Launch::Kind::kTorchrun);
 
   if (mpirun) {
     // Scripts set torchrun's variables from mpirun's for torch.distributed; then they are equal.
     if (torchrun) check_agree(*mpirun, *torchrun);
     return *mpirun;
+  }
+  if (torchrun && torchrun->size > 1) {
+    torchrun->store = read_store(lookup);
+    return *torchrun;
   }
   refuse_unknown(lookup);
   return {};

@@ -12,15 +12,24 @@ struct Launch {
   enum class Kind {
     kSingleProcess,  ///< no launcher: a world of one
     kMpirun,         ///< Open MPI's mpirun
+    kTorchrun,       ///< torchrun, or who sets its variables
+  };
+  /// Where the processes that torchrun starts meet.
+  struct Store {
+    std::string host{};
+    int port = 0;
+    bool is_kept_by_launcher = false;  ///< otherwise by rank 0
+    std::string attempt = "0";         ///< torchrun's, which starts all ranks anew after a failure
+    bool operator==(const Store&) const = default;
   };
   Kind kind = Kind::kSingleProcess;
   int rank = 0;
   int size = 1;
   int local_rank = 0;  ///< among the ranks of this host
   int local_size = 1;
+  Store store{};  ///< of kTorchrun
 
-  /// Whether processes find each other through MPI.
-  bool uses_mpi() const { return kind != Kind::kSingleProcess; }
+  bool has_others() const { return kind != Kind::kSingleProcess; }
   bool operator==(const Launch&) const = default;
 };
 
@@ -32,9 +41,10 @@ std::optional<std::string> process_environment(const char* name);
 
 /// Which launcher started this process.
 ///
-/// Reads OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE (the local ones default to one host). Throws
-/// c10::ValueError when the set is incomplete or no number, when torchrun's set disagrees, and when another launcher
-/// (torchrun, srun, MPICH, Intel MPI, MVAPICH) started several processes that would not find each other.
+/// Reads OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE (the local ones default to one host), and else torchrun's
+/// RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Throws c10::ValueError when the set is
+/// incomplete or no number, when both are there and disagree, and when another launcher (srun, MPICH, Intel MPI, MVAPICH)
+/// started several processes that would not find each other.
 Launch detect_launch(const EnvironmentLookup& lookup = process_environment);
 
 /// Empty where MPI has found what `launch` says, rank `rank` of `size`; else the complaint.

@@ -1,4 +1,4 @@
-// Owns the inline progress of MPI: messages, waiting loops, notices of failure.
+// Owns the inline progress of MPI: messages, and notices of failure.
 #include "runtime/transport/mpi_engine.h"
 
 #include <c10/util/Exception.h>
@@ -8,19 +8,17 @@
 namespace smp::runtime::mpi {
 namespace {
 
+constexpr int kNoticeTag = 0;  // on a communicator of its own
 // A look at the failures of others costs as much as one at a message, so not every one is worth it.
 constexpr uint32_t kLooksPerLookAround = 32;
 
-// Threads of other ranks on the same core need it while this one waits.
-bool has_own_core(MPI_Comm world) {
+int num_ranks_of_host(MPI_Comm world) {
   MPI_Comm host = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "split by host");
-  int num_local_ranks = 1;
-  mpi_check(MPI_Comm_size(host, &num_local_ranks), "size of host");
+  int num_ranks = 1;
+  mpi_check(MPI_Comm_size(host, &num_ranks), "size of host");
   mpi_check(MPI_Comm_free(&host), "free of host group");
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  return sched_getaffinity(0, sizeof(cores), &cores) == 0 && num_local_ranks <= CPU_COUNT(&cores);
+  return num_ranks;
 }
 
 MPI_Comm duplicate(MPI_Comm comm) {
@@ -68,21 +66,19 @@ void throw_mpi_error(int code, const CommError::Where& where) {
   throw CommError(where, std::string("MPI failed: ") + text);
 }
 
-Engine::Engine(Milliseconds timeout) : timeout_(timeout) {
+Engine::Engine(Milliseconds timeout) {
   // Open MPI reports errors of non-blocking collectives there, and would end the process on the spot.
   mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_tags(MPI_COMM_WORLD);
   world_ = duplicate(MPI_COMM_WORLD);
   control_ = duplicate(world_);
   notices_ = duplicate(world_);
-  mpi_check(MPI_Comm_rank(world_, &rank_), "MPI_Comm_rank");
-  mpi_check(MPI_Comm_size(world_, &size_), "MPI_Comm_size");
-  has_own_core_ = has_own_core(world_);
-  peers_.emplace(rank_, gather_identities(world_, size_));
-  is_quiet_.resize(static_cast<size_t>(size_));
-  if (size_ == 1) return;
-  termination_watch_.emplace();
-  post_notice_receive();
+  int rank = 0, size = 1;
+  mpi_check(MPI_Comm_rank(world_, &rank), "MPI_Comm_rank");
+  mpi_check(MPI_Comm_size(world_, &size), "MPI_Comm_size");
+  NoticeCarrier& carrier = *this;
+  watch_.emplace(carrier, rank, gather_identities(world_, size), num_ranks_of_host(world_), timeout);
+  if (size > 1) post_notice_receive();
 }
 
 Engine::~Engine() {
@@ -91,8 +87,7 @@ Engine::~Engine() {
 }
 
 void Engine::close() noexcept {
-  if (has_failed()) acknowledge_termination();
-  termination_watch_.reset();
+  watch_->close();
   int is_finalized = 0;
   MPI_Finalized(&is_finalized);
   if (is_finalized != 0 || notice_request_ == MPI_REQUEST_NULL) return;
@@ -101,7 +96,7 @@ void Engine::close() noexcept {
 }
 
 uint32_t Engine::take_slot() {
-  throw_if_failed();
+  watch_->throw_if_failed();
   if (free_slots_.empty()) {
     free_slots_.push_back(static_cast<uint32_t>(slots_.size()));
     slots_.emplace_back();
@@ -130,7 +125,7 @@ Request Engine::irecv(MPI_Comm comm, int peer, int world_peer, int tag, void* da
 bool Engine::test(uint32_t slot, int64_t* num_bytes) { return look(slot, num_bytes, {}); }
 
 bool Engine::look(uint32_t slot, int64_t* num_bytes, std::string_view action) {
-  throw_if_failed();
+  watch_->throw_if_failed();
   Slot& message = at(slot);
   int is_done = 0;
   MPI_Status status;
@@ -167,27 +162,16 @@ CommError::Where Engine::where_of(const Slot& message, std::string_view action, 
   return {operation, message.peer, std::string(action), seconds};
 }
 
-template <class IsDone, class WhereOf>
-void Engine::wait_until(const IsDone& is_done, const WhereOf& where) {
-  Backoff backoff(has_own_core_);
-  while (!is_done()) {
-    backoff.pause();
-    if (backoff.elapsed() < timeout_) continue;
-    const std::chrono::duration<double> waited = backoff.elapsed();
-    fail(std::make_exception_ptr(CommError(where(waited.count()), "timed out")));
-  }
-}
-
 int64_t Engine::wait(uint32_t slot, std::string_view action) {
   int64_t num_bytes = 0;
-  wait_until([&] { return look(slot, &num_bytes, action); },
+  watch_->wait_until([&] { return look(slot, &num_bytes, action); },
              [&](double seconds) { return where_of(at(slot), action, seconds); });
   return num_bytes;
 }
 
 void Engine::wait(MPI_Request request, const std::string& operation) {
   const auto is_done = [&] {
-    throw_if_failed();
+    watch_->throw_if_failed();
     int done = 0;
     const int code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
     if (code != MPI_SUCCESS) throw_mpi_error(code, {.operation = operation});
@@ -195,7 +179,7 @@ void Engine::wait(MPI_Request request, const std::string& operation) {
     return done != 0;
   };
   const auto where = [&](double seconds) { return CommError::Where{.operation = operation, .seconds = seconds}; };
-  wait_until(is_done, where);
+  watch_->wait_until(is_done, where);
 }
 
 void Engine::drop(uint32_t slot) noexcept {
@@ -216,9 +200,47 @@ void Engine::finish_dropped() {
   });
 }
 
-void Engine::progress() {
-  throw_if_failed();
-  look_around();
+void Engine::look_around() {
+  watch_->look_around();
+  if (!dropped_slots_.empty()) finish_dropped();
+}
+
+void Engine::progress() { look_around(); }
+
+void Engine::send_notice(const Notice& notice, int peer) noexcept {
+  MPI_Request request = MPI_REQUEST_NULL;
+  const int code = MPI_Isend(&notice, notice.num_bytes(), MPI_BYTE, peer, kNoticeTag, notices_, &request);
+  if (code == MPI_SUCCESS) outgoing_.push_back(request);
+}
+
+bool Engine::drive_notices() noexcept {
+  bool are_all_done = true;
+  for (MPI_Request& request : outgoing_) {
+    int is_done = 1;
+    if (request != MPI_REQUEST_NULL) MPI_Test(&request, &is_done, MPI_STATUS_IGNORE);
+    are_all_done = are_all_done && is_done != 0;
+  }
+  return are_all_done;
+}
+
+void Engine::post_notice_receive() {
+  mpi_check(MPI_Irecv(&incoming_notice_, sizeof(Notice), MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag, notices_, &notice_request_),
+            "MPI_Irecv of notices");
+}
+
+std::optional<Notice> Engine::receive_notice() {
+  int has_come = 0;
+  mpi_check(MPI_Test(&notice_request_, &has_come, MPI_STATUS_IGNORE), "look for a notice");
+  if (has_come == 0) [[likely]]
+    return std::nullopt;
+  const Notice notice = incoming_notice_;
+  post_notice_receive();
+  return notice;
+}
+
+void Engine::give_up_messages() noexcept {
+  for (Slot& slot : slots_)
+    if (slot.is_receive && slot.request != MPI_REQUEST_NULL) MPI_Cancel(&slot.request);
 }
 
 }  // namespace smp::runtime::mpi

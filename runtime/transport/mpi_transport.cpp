@@ -37,7 +37,7 @@ class MpiTransport final : public GroupTransport {
 
   std::shared_ptr<Transport> group(const std::vector<int>& ranks) override;
   void end_group() override {
-    engine_->throw_if_failed();
+    engine_->watch().throw_if_failed();
     mpi_check(MPI_Comm_free(&comm_), "MPI_Comm_free");
   }
   void broadcast(const DeviceMemory& bytes, int root) override;
@@ -46,14 +46,14 @@ class MpiTransport final : public GroupTransport {
     start("barrier", [&](MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
   }
 
-  bool abort(std::string_view message) noexcept override { return engine_->abort(message); }
-  void end_in_order() noexcept override { engine_->end_in_order(); }
+  bool abort(std::string_view message) noexcept override { return engine_->watch().abort(message); }
+  void end_in_order() noexcept override { engine_->watch().end_in_order(); }
 
  private:
   // Starts a collective and waits for it. After a failure MPI goes on with it whenever it is called.
   template <class Start>
   void start(const std::string& operation, const Start& call) {
-    engine_->throw_if_failed();
+    engine_->watch().throw_if_failed();
     MPI_Request request = MPI_REQUEST_NULL;
     mpi_check(call(&request), operation.c_str());
     engine_->wait(request, operation);
@@ -174,7 +174,7 @@ std::shared_ptr<Transport> create(std::chrono::milliseconds timeout) {
 
 void shutdown(Transport& world) {
   auto& mine = dynamic_cast<MpiTransport&>(world);
-  if (mine.engine().has_failed()) return;
+  if (mine.engine().watch().has_failed()) return;
   mine.barrier();
   mine.engine().close();
   if (owns_mpi.exchange(false)) mpi_check(MPI_Finalize(), "MPI_Finalize");

@@ -9,6 +9,7 @@
 #include "runtime/exchange/root_cause.h"
 #include "runtime/transport/loopback.h"
 #include "runtime/transport/mpi_transport.h"
+#include "runtime/transport/socket_transport.h"
 #include "smp/engine/groups/made_group.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/rank/rank_state.h"
@@ -64,7 +65,8 @@ std::chrono::milliseconds timeout_of(const Config& config) {
 }
 
 std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, const Config& config) {
-  if (!launch.uses_mpi()) return runtime::LoopbackWorld(1, timeout_of(config)).transport(0);
+  if (!launch.has_others()) return runtime::LoopbackWorld(1, timeout_of(config)).transport(0);
+  if (launch.kind == runtime::Launch::Kind::kTorchrun) return runtime::sockets::create(launch, timeout_of(config));
   auto world = runtime::mpi::create(timeout_of(config));
   // Everybody hears of it, so that nobody waits for a rank that has thrown.
   const std::string own = runtime::describe_mismatch(launch, world->rank(), world->size());
@@ -96,11 +98,11 @@ void init(const Config& argument) {
               "smp::init: expected one call per process, got a second one. Call it once, at the top of main(); "
               "smp::is_initialized() tells whether that has happened.");
   const runtime::Launch launch = runtime::detect_launch();
-  if (launch.uses_mpi()) runtime::install_terminate_handler(launch.rank);
-  // A configuration with errors is the same on all ranks in nearly every job, so each says so by itself, before MPI.
+  if (launch.has_others()) runtime::install_terminate_handler(launch.rank);
+  // A configuration with errors is the same on all ranks in nearly every job, so each says so by itself, before they meet.
   const Config resolved = Config::resolve(argument);
   std::shared_ptr<runtime::Transport> world = join_world(launch, resolved);
-  if (launch.uses_mpi()) runtime::install_terminate_handler(world);
+  if (launch.has_others()) runtime::install_terminate_handler(world);
   if (resolved.keep_memory) runtime::keep_freed_memory();
   at::set_num_threads(static_cast<int>(resolved.threads));
   runtime::install_interceptor();
@@ -119,9 +121,10 @@ void shutdown() {
   own.world->barrier();
   if (own.timeline) own.timeline->finish();
   const auto world = own.world;
-  const bool uses_mpi = own.launch.uses_mpi();
+  const runtime::Launch::Kind kind = own.launch.kind;
   engine::set_process_context(nullptr);
-  if (uses_mpi) runtime::mpi::shutdown(*world);
+  if (kind == runtime::Launch::Kind::kMpirun) runtime::mpi::shutdown(*world);
+  if (kind == runtime::Launch::Kind::kTorchrun) runtime::sockets::shutdown(*world);
 }
 
 bool is_initialized() { return engine::try_context() != nullptr; }

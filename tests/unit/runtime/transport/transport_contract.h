@@ -14,7 +14,7 @@ namespace smp::runtime {
 
 using Body = std::function<void(Transport&)>;
 
-/// The loopback with 1 ... 5 ranks when the program was started alone, MPI when by mpirun.
+/// The loopback and sockets with up to 5 ranks when the program was started alone, MPI when by mpirun.
 std::vector<int> contract_worlds();
 std::string contract_world_name(const testing::TestParamInfo<int>& world);
 

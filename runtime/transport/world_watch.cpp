@@ -1,14 +1,16 @@
-// Owns how a failure reaches the other ranks of an MPI world, and how this rank learns of theirs.
+// Owns how a failure reaches the other ranks of a world, and how this rank learns of theirs.
+#include "runtime/transport/world_watch.h"
+
+#include <sched.h>
+#include <time.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "runtime/transport/mpi_engine.h"
-
-namespace smp::runtime::mpi {
+namespace smp::runtime {
 namespace {
 
-constexpr int kNoticeTag = 0;  // on a communicator of its own
 constexpr auto kLivenessInterval = std::chrono::milliseconds(200);
 // What a peer said before it died is on its way for at most this long.
 constexpr auto kNoticeGrace = std::chrono::milliseconds(50);
@@ -24,10 +26,30 @@ void sleep_for_a_moment() {
   nanosleep(&moment, nullptr);
 }
 
+// Threads of other ranks on the same core need it while this one waits.
+bool have_own_cores(int num_local_ranks) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  return sched_getaffinity(0, sizeof(cores), &cores) == 0 && num_local_ranks <= CPU_COUNT(&cores);
+}
+
 }  // namespace
 
-void Engine::look_around() {
-  if (size_ == 1) return finish_dropped();
+WorldWatch::WorldWatch(NoticeCarrier& carrier, int rank, const std::vector<std::string>& identities,
+                       int num_local_ranks, Milliseconds timeout)
+    : carrier_(carrier),
+      rank_(rank),
+      size_(static_cast<int>(identities.size())),
+      has_own_core_(have_own_cores(num_local_ranks)),
+      timeout_(timeout),
+      is_quiet_(identities.size()),
+      peers_(rank, identities) {
+  if (size_ > 1) termination_watch_.emplace();
+}
+
+void WorldWatch::look_around() {
+  throw_if_failed();
+  if (size_ == 1) return;
   look_for_notice();
   if (has_foreign_abort_.load(std::memory_order_acquire)) [[unlikely]] {
     abort_from_own_thread(foreign_abort_);
@@ -35,37 +57,26 @@ void Engine::look_around() {
     has_spread_foreign_abort_.store(true);
     throw_if_failed();
   }
-  if (!dropped_slots_.empty()) finish_dropped();
   if (is_termination_requested()) [[unlikely]]
     answer_termination();
-  if (++num_looks_around_ % 16 != 0) return;
+  if (++num_looks_ % 16 != 0) return;
   const auto now = Clock::now();
   if (now - last_liveness_check_ < kLivenessInterval) return;
   last_liveness_check_ = now;
   look_for_lost_peers();
 }
 
-void Engine::post_notice_receive() {
-  mpi_check(MPI_Irecv(&incoming_notice_, sizeof(Notice), MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag, notices_, &notice_request_),
-            "MPI_Irecv of notices");
-}
-
 // A failure that has come; who is quiet is only noted.
-std::optional<Engine::Notice> Engine::poll_notice() {
+std::optional<Notice> WorldWatch::next_failure() {
   for (;;) {
-    int has_come = 0;
-    mpi_check(MPI_Test(&notice_request_, &has_come, MPI_STATUS_IGNORE), "look for a notice");
-    if (has_come == 0) [[likely]]
-      return std::nullopt;
-    const Notice notice = incoming_notice_;
-    post_notice_receive();
-    if (notice.kind != Notice::Kind::kQuiet) return notice;
-    is_quiet_[static_cast<size_t>(notice.rank)] = true;
+    const std::optional<Notice> notice = carrier_.receive_notice();
+    if (!notice || notice->kind != Notice::Kind::kQuiet) return notice;
+    is_quiet_[static_cast<size_t>(notice->rank)] = true;
   }
 }
 
-void Engine::look_for_notice() {
-  const std::optional<Notice> notice = poll_notice();
+void WorldWatch::look_for_notice() {
+  const std::optional<Notice> notice = next_failure();
   if (!notice) [[likely]]
     return;
   is_failure_of_peer_ = true;
@@ -75,18 +86,20 @@ void Engine::look_for_notice() {
   fail(std::make_exception_ptr(AbortedError(notice->rank, text)));
 }
 
-void Engine::look_for_lost_peers() {
-  const std::optional<int> lost = peers_->first_lost();
-  if (!lost) return;
+void WorldWatch::look_for_lost_peers() {
+  if (const std::optional<int> lost = peers_.first_lost()) lose(*lost);
+}
+
+void WorldWatch::lose(int peer) {
   // It may have said why, or another rank that it was killed, before they went.
   for (const auto start = Clock::now(); Clock::now() - start < kNoticeGrace; sleep_for_a_moment()) look_for_notice();
   is_failure_of_peer_ = true;
-  const std::string text = peers_->name_of(*lost) + " was killed or ended without a word";
-  spread(make_notice(Notice::Kind::kPeerLost, *lost, text));
+  const std::string text = peers_.name_of(peer) + " was killed or ended without a word";
+  spread(make_notice(Notice::Kind::kPeerLost, peer, text));
   fail(std::make_exception_ptr(PeerLostError(text)));
 }
 
-void Engine::answer_termination() {
+void WorldWatch::answer_termination() {
   look_for_lost_peers();
   const auto now = Clock::now();
   if (termination_noticed_ == Clock::time_point()) termination_noticed_ = now;
@@ -94,15 +107,13 @@ void Engine::answer_termination() {
   fail(std::make_exception_ptr(CommError("ended by SIGTERM while all ranks were alive")));
 }
 
-void Engine::fail(std::exception_ptr failure) {
+void WorldWatch::fail(std::exception_ptr failure) {
   failure_ = std::move(failure);
-  // Their buffers may go while the failure unwinds the callers.
-  for (Slot& slot : slots_)
-    if (slot.is_receive && slot.request != MPI_REQUEST_NULL) MPI_Cancel(&slot.request);
+  carrier_.give_up_messages();  // their buffers may go while the failure unwinds the callers
   std::rethrow_exception(failure_);
 }
 
-Engine::Notice Engine::make_notice(Notice::Kind kind, int rank, std::string_view text) const {
+Notice WorldWatch::make_notice(Notice::Kind kind, int rank, std::string_view text) const {
   Notice notice;
   notice.kind = kind;
   notice.rank = rank;
@@ -111,34 +122,15 @@ Engine::Notice Engine::make_notice(Notice::Kind kind, int rank, std::string_view
   return notice;
 }
 
-void Engine::spread(const Notice& notice) noexcept {
+void WorldWatch::spread(const Notice& notice) noexcept {
   if (std::exchange(has_spread_, true)) return;
   outgoing_notice_ = notice;
   for (int peer = 0; peer < size_; ++peer)
-    if (peer != rank_) send_notice(outgoing_notice_, peer);
-  drive_notices();
+    if (peer != rank_) carrier_.send_notice(outgoing_notice_, peer);
+  carrier_.drive_notices();
 }
 
-// `notice` must stay as it is.
-void Engine::send_notice(const Notice& notice, int peer) noexcept {
-  const int num_bytes = static_cast<int>(offsetof(Notice, text)) + notice.num_chars;
-  MPI_Request request = MPI_REQUEST_NULL;
-  const int code = MPI_Isend(&notice, num_bytes, MPI_BYTE, peer, kNoticeTag, notices_, &request);
-  if (code == MPI_SUCCESS) outgoing_.push_back(request);
-}
-
-// Are all on their way?
-bool Engine::drive_notices() noexcept {
-  bool are_all_done = true;
-  for (MPI_Request& request : outgoing_) {
-    int is_done = 1;
-    if (request != MPI_REQUEST_NULL) MPI_Test(&request, &is_done, MPI_STATUS_IGNORE);
-    are_all_done = are_all_done && is_done != 0;
-  }
-  return are_all_done;
-}
-
-bool Engine::abort(std::string_view message) noexcept {
+bool WorldWatch::abort(std::string_view message) noexcept {
   if (is_failure_of_peer_) return false;  // they know
   if (size_ == 1) return true;
   if (std::this_thread::get_id() == own_thread_)
@@ -148,32 +140,32 @@ bool Engine::abort(std::string_view message) noexcept {
   return true;
 }
 
-void Engine::abort_from_own_thread(std::string_view message) noexcept {
+void WorldWatch::abort_from_own_thread(std::string_view message) noexcept {
   if (!failure_) failure_ = std::make_exception_ptr(AbortedError(rank_, std::string(message)));
   spread(make_notice(Notice::Kind::kAborted, rank_, message));
   const auto start = Clock::now();
-  while (!drive_notices() && Clock::now() - start < kAbortLimit) sleep_for_a_moment();
+  while (!carrier_.drive_notices() && Clock::now() - start < kAbortLimit) sleep_for_a_moment();
 }
 
 // Another thread's failure is in order once the rank's own thread has spread it.
-void Engine::end_in_order() noexcept {
+void WorldWatch::end_in_order() noexcept {
   if (size_ == 1 || std::this_thread::get_id() != own_thread_) return;
   try {
     wait_for_my_turn();
   } catch (const CommError&) {
-    return;  // MPI has failed: nobody can be waited for
+    return;  // nobody can be waited for
   }
 }
 
-void Engine::wait_for_my_turn() {
+void WorldWatch::wait_for_my_turn() {
   quiet_notice_ = make_notice(Notice::Kind::kQuiet, rank_, "");
   for (int peer = 0; peer < size_; ++peer)
-    if (peer != rank_ && (culprit_ < 0 || peer == culprit_)) send_notice(quiet_notice_, peer);
+    if (peer != rank_ && (culprit_ < 0 || peer == culprit_)) carrier_.send_notice(quiet_notice_, peer);
   const auto start = Clock::now();
   auto terminated = Clock::time_point::max();
   while (!is_my_turn_to_end()) {
-    drive_notices();
-    poll_notice();  // who fails now too becomes quiet as well
+    carrier_.drive_notices();
+    next_failure();  // who fails now too becomes quiet as well
     const auto now = Clock::now();
     if (is_termination_requested() && terminated == Clock::time_point::max()) terminated = now;
     if (now - start > (culprit_ < 0 ? kAbortLimit : kPeerAbortLimit)) return;
@@ -182,18 +174,23 @@ void Engine::wait_for_my_turn() {
   }
 }
 
-bool Engine::is_my_turn_to_end() const {
-  if (culprit_ >= 0) return !peers_->is_rank_running(culprit_);
+bool WorldWatch::is_my_turn_to_end() const {
+  if (culprit_ >= 0) return !peers_.is_rank_running(culprit_);
   for (int peer = 0; peer < size_; ++peer)
-    if (peer != rank_ && !is_quiet_[static_cast<size_t>(peer)] && peers_->is_rank_running(peer)) return false;
+    if (peer != rank_ && !is_quiet_[static_cast<size_t>(peer)] && peers_.is_rank_running(peer)) return false;
   return true;
 }
 
-void Engine::abort_from_other_thread(std::string_view message) noexcept {
+void WorldWatch::abort_from_other_thread(std::string_view message) noexcept {
   foreign_abort_ = message;
   has_foreign_abort_.store(true, std::memory_order_release);
   const auto start = Clock::now();
   while (!has_spread_foreign_abort_.load() && Clock::now() - start < kPeerAbortLimit) sleep_for_a_moment();
 }
 
-}  // namespace smp::runtime::mpi
+void WorldWatch::close() noexcept {
+  if (has_failed()) acknowledge_termination();
+  termination_watch_.reset();
+}
+
+}  // namespace smp::runtime

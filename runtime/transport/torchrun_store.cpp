@@ -1,0 +1,55 @@
+// Owns the store of torch.distributed that a world started by torchrun meets over.
+#include <sys/socket.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <boost/asio/connect.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/udp.hpp>
+
+#include "runtime/transport/error.h"
+#include "runtime/transport/socket_transport.h"
+
+namespace smp::runtime::sockets {
+namespace {
+
+namespace asio = boost::asio;
+
+// The address of this host from which it reaches `host`. Nothing is sent.
+std::string own_address_towards(const std::string& host, const std::string& port) {
+  asio::io_context io;
+  asio::ip::udp::socket socket(io);
+  asio::connect(socket, asio::ip::udp::resolver(io).resolve(host, port));
+  return socket.local_endpoint().address().to_string();
+}
+
+}  // namespace
+
+std::shared_ptr<Transport> create(const Launch& launch, std::chrono::milliseconds timeout) {
+  static int num_worlds = 0;  // of this process; all ranks make them in the same order
+  const Launch::Store& at = launch.store;
+  const std::string place = at.host + ":" + std::to_string(at.port);
+  Newcomer self{launch.rank, launch.size, launch.local_size};
+  try {
+    if (launch.local_size < launch.size) self.host = own_address_towards(at.host, std::to_string(at.port));
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(at.port);
+    options.isServer = launch.rank == 0 && !at.is_kept_by_launcher;
+    options.waitWorkers = false;
+    options.timeout = timeout;
+    options.multiTenant = true;
+    const auto store = c10::make_intrusive<c10d::TCPStore>(at.host, options);
+    c10d::PrefixStore own("smp/" + at.attempt + "/" + std::to_string(num_worlds++), store);
+    std::shared_ptr<Transport> world = create(own, self, timeout);
+    world->barrier();  // the store may go with rank 0
+    return world;
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    throw CommError("expected the store of torch.distributed at " + place +
+                    " (MASTER_ADDR, MASTER_PORT), got: " + text.substr(0, text.find('\n')));
+  }
+}
+
+}  // namespace smp::runtime::sockets

@@ -1,0 +1,140 @@
+// Owns how a rank waits in a world whose other ranks may fail: how their failures reach it, and its own reaches them.
+// Internal to the transport room.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "runtime/transport/backoff.h"
+#include "runtime/transport/error.h"
+#include "runtime/watch/peer_processes.h"
+#include "runtime/watch/termination.h"
+
+namespace smp::runtime {
+
+/// What a failing rank tells the others.
+struct Notice {
+  enum class Kind : int32_t { kAborted, kPeerLost, kQuiet };
+  Kind kind = Kind::kAborted;
+  int32_t rank = 0;  ///< that failed, died, or has printed all but its last line
+  int32_t num_chars = 0;
+  char text[4000];
+
+  /// Of the bytes that have to be sent.
+  int num_bytes() const { return static_cast<int>(offsetof(Notice, text)) + num_chars; }
+};
+
+/// What notices travel by, apart from all messages.
+class NoticeCarrier {
+ public:
+  /// Starts to send `notice`, which stays as it is. A peer that is gone is none to tell.
+  virtual void send_notice(const Notice& notice, int peer) noexcept = 0;
+  /// Moves what has been started. Is all of it on its way?
+  virtual bool drive_notices() noexcept = 0;
+  /// One that has come. Never blocks. Throws CommError.
+  virtual std::optional<Notice> receive_notice() = 0;
+  /// This rank has failed: nothing may be written any more to the buffers of messages under way.
+  virtual void give_up_messages() noexcept = 0;
+
+ protected:
+  ~NoticeCarrier() = default;
+};
+
+/// One rank's view of a world that may fail.
+///
+/// A rank that fails sends the others a Notice; they look for it while they wait or call look_around(). Who is killed sends
+/// nothing, so they also see, every 0.2 s or at once after a launcher's SIGTERM, whether the processes of their host are
+/// alive.
+class WorldWatch {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  /// identities: of all ranks, as ProcessIdentity::serialised. num_local_ranks: of this host, which share its cores.
+  /// timeout: of every wait.
+  WorldWatch(NoticeCarrier& carrier, int rank, const std::vector<std::string>& identities, int num_local_ranks,
+             Milliseconds timeout);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// Throws what has failed before, if anything has.
+  void throw_if_failed() const {
+    if (failure_) [[unlikely]]
+      std::rethrow_exception(failure_);
+  }
+  bool has_failed() const { return failure_ != nullptr; }
+
+  /// Throws when this or another rank has failed. Never blocks.
+  void look_around();
+  /// The process of `peer` is gone. Throws what it said before, or that it said nothing.
+  [[noreturn]] void lose(int peer);
+  /// Waits until is_done(); where(seconds), a CommError::Where, is asked for after the time-out.
+  template <class IsDone, class WhereOf>
+  void wait_until(const IsDone& is_done, const WhereOf& where);
+
+  /// As Transport::abort and end_in_order.
+  bool abort(std::string_view message) noexcept;
+  void end_in_order() noexcept;
+  /// No failure will come any more.
+  void close() noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::optional<Notice> next_failure();
+  void look_for_notice();
+  void look_for_lost_peers();
+  void answer_termination();
+  [[noreturn]] void fail(std::exception_ptr failure);
+  Notice make_notice(Notice::Kind kind, int rank, std::string_view text) const;
+  void spread(const Notice& notice) noexcept;
+  bool is_my_turn_to_end() const;
+  void wait_for_my_turn();
+  void abort_from_own_thread(std::string_view message) noexcept;
+  void abort_from_other_thread(std::string_view message) noexcept;
+
+  NoticeCarrier& carrier_;
+  int rank_;
+  int size_;
+  bool has_own_core_;
+  Milliseconds timeout_;
+  std::thread::id own_thread_ = std::this_thread::get_id();
+  uint32_t num_looks_ = 0;
+
+  std::exception_ptr failure_;
+  std::atomic<bool> is_failure_of_peer_ = false;  // helper threads read it in abort()
+  int culprit_ = -1;                              // the other rank that has failed, unless it is gone
+  std::vector<bool> is_quiet_;                    // by rank
+  Notice outgoing_notice_;
+  Notice quiet_notice_;
+  bool has_spread_ = false;
+  PeerProcesses peers_;
+  std::optional<TerminationWatch> termination_watch_;
+  Clock::time_point last_liveness_check_ = Clock::now();
+  Clock::time_point termination_noticed_;
+
+  // An abort that another thread of this process asks the rank's own thread to spread.
+  std::atomic<bool> has_foreign_abort_ = false;
+  std::atomic<bool> has_spread_foreign_abort_ = false;
+  std::string foreign_abort_;
+};
+
+template <class IsDone, class WhereOf>
+void WorldWatch::wait_until(const IsDone& is_done, const WhereOf& where) {
+  Backoff backoff(has_own_core_);
+  while (!is_done()) {
+    backoff.pause();
+    if (backoff.elapsed() < timeout_) continue;
+    const std::chrono::duration<double> waited = backoff.elapsed();
+    fail(std::make_exception_ptr(CommError(where(waited.count()), "timed out")));
+  }
+}
+
+}  // namespace smp::runtime
