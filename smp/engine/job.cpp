@@ -7,9 +7,7 @@
 #include "runtime/capture/interceptor.h"
 #include "runtime/device/process_memory.h"
 #include "runtime/exchange/root_cause.h"
-#include "runtime/transport/loopback.h"
-#include "runtime/transport/mpi_transport.h"
-#include "runtime/transport/socket_transport.h"
+#include "runtime/transport/world.h"
 #include "smp/engine/groups/made_group.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/rank/rank_state.h"
@@ -64,16 +62,6 @@ std::chrono::milliseconds timeout_of(const Config& config) {
   return std::chrono::milliseconds(static_cast<int64_t>(config.timeout_s * 1000));
 }
 
-std::shared_ptr<runtime::Transport> join_world(const runtime::Launch& launch, const Config& config) {
-  if (!launch.has_others()) return runtime::LoopbackWorld(1, timeout_of(config)).transport(0);
-  if (launch.kind == runtime::Launch::Kind::kTorchrun) return runtime::sockets::create(launch, timeout_of(config));
-  auto world = runtime::mpi::create(timeout_of(config));
-  // Everybody hears of it, so that nobody waits for a rank that has thrown.
-  const std::string own = runtime::describe_mismatch(launch, world->rank(), world->size());
-  for (const std::string& complaint : world->all_gather(own)) TORCH_CHECK_VALUE(complaint.empty(), complaint);
-  return world;
-}
-
 // Of this rank.
 int rank_in(GroupKind kind, const char* caller) {
   const auto& own = context(caller);
@@ -101,7 +89,7 @@ void init(const Config& argument) {
   if (launch.has_others()) runtime::install_terminate_handler(launch.rank);
   // A configuration with errors is the same on all ranks in nearly every job, so each says so by itself, before they meet.
   const Config resolved = Config::resolve(argument);
-  std::shared_ptr<runtime::Transport> world = join_world(launch, resolved);
+  std::shared_ptr<runtime::Transport> world = runtime::join_world(launch, timeout_of(resolved));
   if (launch.has_others()) runtime::install_terminate_handler(world);
   if (resolved.keep_memory) runtime::keep_freed_memory();
   at::set_num_threads(static_cast<int>(resolved.threads));
@@ -121,10 +109,9 @@ void shutdown() {
   own.world->barrier();
   if (own.timeline) own.timeline->finish();
   const auto world = own.world;
-  const runtime::Launch::Kind kind = own.launch.kind;
+  const runtime::Launch launch = own.launch;
   engine::set_process_context(nullptr);
-  if (kind == runtime::Launch::Kind::kMpirun) runtime::mpi::shutdown(*world);
-  if (kind == runtime::Launch::Kind::kTorchrun) runtime::sockets::shutdown(*world);
+  runtime::leave_world(launch, *world);
 }
 
 bool is_initialized() { return engine::try_context() != nullptr; }

@@ -1,4 +1,4 @@
-// Owns the worlds that fail: each mode is one way. Driven by failure_test.py; run under mpirun.
+// Owns the worlds that fail: each mode is one way. Driven by failure_test.py; run under mpirun or as by torchrun.
 #include <c10/util/Exception.h>
 #include <signal.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "runtime/exchange/root_cause.h"
-#include "runtime/transport/mpi_transport.h"
+#include "runtime/transport/world.h"
 
 namespace {
 
@@ -117,7 +117,7 @@ void interrupted(Transport& world) {
 
 void finish(Transport& world) {
   exchange(world, [] {});
-  smp::runtime::mpi::shutdown(world);
+  smp::runtime::leave_world(smp::runtime::detect_launch(), world);
 }
 
 const std::map<std::string, void (*)(Transport&)> kModes{
@@ -140,7 +140,8 @@ const std::map<std::string, void (*)(Transport&)> kModes{
 int main(int argc, char** argv) {
   TORCH_CHECK_VALUE(argc == 3 && kModes.count(argv[1]) == 1, "usage: failing_world MODE TOKEN");
   const bool times_out = argv[1] == std::string("timed_out");
-  const auto world = smp::runtime::mpi::create(times_out ? milliseconds(300) : smp::runtime::kDefaultTimeout);
+  const auto world = smp::runtime::join_world(smp::runtime::detect_launch(),
+                                              times_out ? milliseconds(300) : smp::runtime::kDefaultTimeout);
   smp::runtime::install_terminate_handler(world);
   kModes.at(argv[1])(*world);
 }

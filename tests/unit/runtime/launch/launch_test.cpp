@@ -59,6 +59,32 @@ TEST(Launch, ReadsMpirun) {
   EXPECT_EQ(detect_launch(in(of_mpirun("1", "4"))), (Launch{Launch::Kind::kMpirun, 1, 4, 1, 4}));
 }
 
+const Environment kTorchrun{{"RANK", "3"},       {"WORLD_SIZE", "8"},          {"LOCAL_RANK", "1"},
+                            {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "first.host"}, {"MASTER_PORT", "29500"}};
+
+TEST(Launch, ReadsTorchrun) {
+  Launch expected{Launch::Kind::kTorchrun, 3, 8, 1, 2, {"first.host", 29500}};
+  EXPECT_EQ(detect_launch(in(kTorchrun)), expected);
+  const Environment elastic{{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}};
+  expected.store = {"first.host", 29500, true, "2"};
+  EXPECT_EQ(detect_launch(in(kTorchrun + elastic)), expected);
+  const Environment slurm{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}};  // torchrun on each of two hosts
+  EXPECT_EQ(detect_launch(in(kTorchrun + slurm)).size, 8);
+}
+
+TEST(Launch, RefusesTorchrunsVariablesWithoutAPlaceToMeet) {
+  Environment environment = kTorchrun;
+  environment.erase("MASTER_ADDR");
+  expect_contains(refusal_of(environment), "expected MASTER_ADDR and MASTER_PORT beside RANK and WORLD_SIZE, got only MASTER_PORT");
+  environment["MASTER_ADDR"] = "first.host";
+  environment["MASTER_PORT"] = "70000";
+  expect_contains(refusal_of(environment), "expected MASTER_PORT from 1 to 65535, got 70000");
+  environment.erase("MASTER_PORT");
+  expect_contains(refusal_of(environment), "got only MASTER_ADDR");
+  environment.erase("MASTER_ADDR");
+  expect_contains(refusal_of(environment), "got neither");
+}
+
 TEST(Launch, ReadsMpirunInsideASlurmAllocation) {
   const Environment slurm{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}};
   EXPECT_EQ(detect_launch(in(kMpirun + slurm)).size, 8);
@@ -80,7 +106,6 @@ TEST(Launch, RefusesTwoLaunchersThatDisagreeAndPrintsBoth) {
 
 TEST(Launch, RefusesLaunchersThatItCannotServeAndSaysWhatWorks) {
   const std::pair<Environment, std::string> cases[] = {
-      {{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}}, "torchrun (RANK=1, WORLD_SIZE=4, LOCAL_RANK=1)"},
       {{{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "torchrun (RANK=0, WORLD_SIZE=2)"},
       {{{"WORLD_SIZE", "2"}}, "torchrun (WORLD_SIZE=2)"},
       {{{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}}, "torchrun (LOCAL_RANK=0, LOCAL_WORLD_SIZE=2)"},
