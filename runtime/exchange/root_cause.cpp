@@ -6,11 +6,17 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
 #include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <optional>
 #include <sstream>
 
+#include "runtime/launch/launch.h"
 #include "runtime/transport/error.h"
 
 namespace smp::runtime {
@@ -51,8 +57,19 @@ void print_line(const std::string& message) {
   [[maybe_unused]] const ssize_t num_written = write(STDERR_FILENO, line.data(), line.size());
 }
 
+// Where torchrun looks for the cause, which its summary shows. A front end that knows more has written it before.
+void write_error_file(const std::string& message) noexcept {
+  const std::optional<std::string> path = process_environment("TORCHELASTIC_ERROR_FILE");
+  std::error_code error;
+  if (!path || std::filesystem::exists(*path, error)) return;
+  const boost::json::object extra{{"timestamp", std::to_string(std::time(nullptr))}};
+  std::ofstream(*path) << boost::json::serialize(
+      boost::json::object{{"message", boost::json::object{{"message", message}, {"extraInfo", extra}}}});
+}
+
 // Who failed first has the last word.
 int report_own(const std::string& message) {
+  write_error_file(message);
   flush_all();
   const auto world = failing_world.lock();
   const bool is_first = world == nullptr || world->abort(message);

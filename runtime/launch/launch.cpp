@@ -73,13 +73,15 @@ std::optional<Launch> read(const EnvironmentLookup& lookup, const VariableSet& s
 Launch::Store read_store(const EnvironmentLookup& lookup) {
   const std::optional<std::string> host = lookup("MASTER_ADDR");
   const std::optional<int> port = number(lookup, "MASTER_PORT");
-  TORCH_CHECK_VALUE(host && port, "launch: expected MASTER_ADDR and MASTER_PORT beside RANK and WORLD_SIZE, got ",
-                    host   ? "only MASTER_ADDR"
-                    : port ? "only MASTER_PORT"
-                           : "neither",
-                    ". torchrun sets them; who starts processes otherwise gives the address of rank 0 and a free port of it.");
+  TORCH_CHECK_VALUE(
+      host && port, "launch: expected MASTER_ADDR and MASTER_PORT beside RANK and WORLD_SIZE, got ",
+      host   ? "only MASTER_ADDR"
+      : port ? "only MASTER_PORT"
+             : "neither",
+      ". torchrun sets them; who starts processes otherwise gives the address of rank 0 and a free port of it.");
   TORCH_CHECK_VALUE(*port > 0 && *port < 65536, "launch: expected MASTER_PORT from 1 to 65535, got ", *port, ".");
-  return {*host, *port, lookup("TORCHELASTIC_USE_AGENT_STORE") == "True", lookup("TORCHELASTIC_RESTART_COUNT").value_or("0")};
+  return {*host, *port, lookup("TORCHELASTIC_USE_AGENT_STORE") == "True",
+          lookup("TORCHELASTIC_RESTART_COUNT").value_or("0")};
 }
 
 std::string text_of(const VariableSet& set, const Launch& launch) {

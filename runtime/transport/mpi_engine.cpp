@@ -165,7 +165,7 @@ CommError::Where Engine::where_of(const Slot& message, std::string_view action, 
 int64_t Engine::wait(uint32_t slot, std::string_view action) {
   int64_t num_bytes = 0;
   watch_->wait_until([&] { return look(slot, &num_bytes, action); },
-             [&](double seconds) { return where_of(at(slot), action, seconds); });
+                     [&](double seconds) { return where_of(at(slot), action, seconds); });
   return num_bytes;
 }
 

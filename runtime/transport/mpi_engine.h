@@ -1,4 +1,5 @@
-// Owns what all groups of one MPI rank share: messages under way, and waiting for them. Internal to the MPI transport, and the one place that includes <mpi.h>.
+// Owns what all groups of one MPI rank share: messages under way, and waiting for them. Internal to the MPI transport, and
+// the one place that includes <mpi.h>.
 #pragma once
 
 #include <mpi.h>

@@ -79,8 +79,8 @@ void Engine::finish(uint32_t slot) {
 }
 
 Request Engine::isend(uint64_t channel, int peer, int tag, const void* data, int64_t num_bytes) {
-  const uint32_t slot = take_slot(
-      {.peer = peer, .tag = tag, .channel = channel, .max_bytes = num_bytes, .num_bytes = num_bytes});
+  const uint32_t slot =
+      take_slot({.peer = peer, .tag = tag, .channel = channel, .max_bytes = num_bytes, .num_bytes = num_bytes});
   Messages& messages = messages_[static_cast<size_t>(peer)];
   const MessageHeader header{.channel = channel, .num_bytes = num_bytes, .tag = tag};
   if (messages.link) {
@@ -218,8 +218,8 @@ void Engine::look_around() {
 
 char* Engine::Notices::begin(const MessageHeader& header) {
   if (header.num_bytes > static_cast<int64_t>(sizeof coming)) {
-    throw CommError("socket transport: expected a notice of at most " + std::to_string(sizeof coming) + " bytes, got one of " +
-                    std::to_string(header.num_bytes));
+    throw CommError("socket transport: expected a notice of at most " + std::to_string(sizeof coming) +
+                    " bytes, got one of " + std::to_string(header.num_bytes));
   }
   tag = header.tag;
   return reinterpret_cast<char*>(&coming);

@@ -23,8 +23,8 @@ namespace smp::runtime::sockets {
 /// One rank's end of the world. Nothing moves unless this rank calls: there is no thread.
 ///
 /// A message is sent whether it is asked for or not, and waits at the receiver, so a send never waits for a receive unless
-/// the receiver does not call at all. Notices of failure have connections of their own: a large message does not hold them up,
-/// and one that is broken off does not garble them.
+/// the receiver does not call at all. Notices of failure have connections of their own: a large message does not hold them
+/// up, and one that is broken off does not garble them.
 class Engine final : public RequestPool, private NoticeCarrier {
  public:
   Engine(Meeting meeting, std::chrono::milliseconds timeout);

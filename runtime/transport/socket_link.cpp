@@ -39,9 +39,9 @@ void SocketLink::write() {
     if (message.num_written < total) {
       const int64_t header_done = std::min(message.num_written, kHeaderBytes);
       const int64_t data_done = message.num_written - header_done;
-      iovec parts[2] = {{reinterpret_cast<char*>(&message.header) + header_done, static_cast<size_t>(kHeaderBytes - header_done)},
-                        {const_cast<char*>(message.data) + data_done,
-                         static_cast<size_t>(message.header.num_bytes - data_done)}};
+      iovec parts[2] = {
+          {reinterpret_cast<char*>(&message.header) + header_done, static_cast<size_t>(kHeaderBytes - header_done)},
+          {const_cast<char*>(message.data) + data_done, static_cast<size_t>(message.header.num_bytes - data_done)}};
       msghdr text{};
       text.msg_iov = parts;
       text.msg_iovlen = message.header.num_bytes > 0 ? 2 : 1;

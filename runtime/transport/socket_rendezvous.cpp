@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/random.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <array>
 #include <boost/asio/connect.hpp>
@@ -17,6 +16,7 @@
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <cstring>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "runtime/transport/error.h"
 #include "runtime/watch/peer_processes.h"
@@ -70,12 +70,11 @@ asio::generic::stream_protocol::endpoint endpoint_of(const Address& address) {
 }
 
 std::string serialised(const Address& address) {
-  return boost::json::serialize(boost::json::object{
-      {"host", address.host},
-                                                      {"port", address.port},
-                                                      {"name", address.name},
-                                                      {"secret", address.secret},
-                                                      {"identity", address.identity}});
+  return boost::json::serialize(boost::json::object{{"host", address.host},
+                                                    {"port", address.port},
+                                                    {"name", address.name},
+                                                    {"secret", address.secret},
+                                                    {"identity", address.identity}});
 }
 
 Address parse(const std::string& text) {
@@ -150,8 +149,9 @@ class Meeter {
       boost::system::error_code error;
       if (socket.connect(endpoint, error)) {
         throw CommError({.operation = "meeting of " + std::to_string(self_.size) + " ranks", .peer = peer},
-                        "expected it to be reached at '" + address.host + ":" + std::to_string(address.port) + "', got: " +
-                            error.message() + ". MASTER_ADDR decides which addresses are used: give one that all hosts reach.");
+                        "expected it to be reached at '" + address.host + ":" + std::to_string(address.port) +
+                            "', got: " + error.message() +
+                            ". MASTER_ADDR decides which addresses are used: give one that all hosts reach.");
       }
       Hello hello{{}, self_.rank, purpose};
       address.secret.copy(hello.secret.data(), kSecretChars);
@@ -166,7 +166,8 @@ class Meeter {
     if (poll(&waiting, 1, static_cast<int>(left().count())) == 0) {
       std::string ranks;
       for (int peer = self_.rank + 1; peer < self_.size; ++peer)
-        if (meeting_.notices[static_cast<size_t>(peer)].number() < 0) ranks += (ranks.empty() ? "" : ", ") + std::to_string(peer);
+        if (meeting_.notices[static_cast<size_t>(peer)].number() < 0)
+          ranks += (ranks.empty() ? "" : ", ") + std::to_string(peer);
       throw CommError({.operation = "meeting of " + std::to_string(self_.size) + " ranks"}, missing(ranks));
     }
     boost::system::error_code error;
@@ -191,7 +192,8 @@ class Meeter {
   }
 
   std::chrono::milliseconds left() const {
-    return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(end_ - Clock::now()), std::chrono::milliseconds(1));
+    return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(end_ - Clock::now()),
+                    std::chrono::milliseconds(1));
   }
   std::string missing(const std::string& ranks) const {
     return "expected all ranks to come within " + std::to_string(timeout_.count() / 1000) + " s, got none of rank " + ranks;

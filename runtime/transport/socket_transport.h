@@ -12,8 +12,8 @@ namespace smp::runtime::sockets {
 
 /// The world that torchrun started, or who sets its variables. Collective over all its processes, which meet over the store
 /// of torch.distributed at MASTER_ADDR:MASTER_PORT; torchrun keeps it, otherwise rank 0 does, and a later
-/// init_process_group of the script shares it. timeout: of the meeting and of every wait. Several transports may be made, one
-/// after the other. Throws CommError.
+/// init_process_group of the script shares it. timeout: of the meeting and of every wait. Several transports may be made,
+/// one after the other. Throws CommError.
 std::shared_ptr<Transport> create(const Launch& launch, std::chrono::milliseconds timeout = kDefaultTimeout);
 
 /// The same over a store that is there, for ranks that may be threads of one process.

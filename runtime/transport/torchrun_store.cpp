@@ -1,11 +1,11 @@
 // Owns the store of torch.distributed that a world started by torchrun meets over.
 #include <sys/socket.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/udp.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "runtime/transport/error.h"
 #include "runtime/transport/socket_transport.h"

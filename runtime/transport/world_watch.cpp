@@ -35,8 +35,8 @@ bool have_own_cores(int num_local_ranks) {
 
 }  // namespace
 
-WorldWatch::WorldWatch(NoticeCarrier& carrier, int rank, const std::vector<std::string>& identities,
-                       int num_local_ranks, Milliseconds timeout)
+WorldWatch::WorldWatch(NoticeCarrier& carrier, int rank, const std::vector<std::string>& identities, int num_local_ranks,
+                       Milliseconds timeout)
     : carrier_(carrier),
       rank_(rank),
       size_(static_cast<int>(identities.size())),

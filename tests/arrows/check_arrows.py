@@ -65,7 +65,7 @@ ROOMS = {
     "runtime/delayed": ("device", "libtorch", "capture", "capture/meta"),
     "runtime/stage": ("device", "libtorch", "kernels/cpu", "capture"),
     "runtime/transport": ("device", "launch", "watch"),
-    "runtime/exchange": ("device", "libtorch", "transport"),
+    "runtime/exchange": ("device", "launch", "libtorch", "transport"),
     "runtime/placement": ("device", "libtorch", "capture", "transport", "exchange"),
     "runtime/gradients": ("device", "libtorch", "capture", "transport", "exchange", "placement"),
     "runtime/executor": ("device", "libtorch", "stage", "transport", "exchange"),

@@ -8,6 +8,8 @@ import os
 import sys
 import traceback
 
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import groups
 
@@ -86,6 +88,11 @@ def _end_with(previous):
             previous(kind, error, trace)
             return
         is_of_other = isinstance(error, (_engine.AbortedError, _engine.PeerLostError))
+        if not is_of_other and "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun's summary shows the first
+            try:
+                raise error.with_traceback(trace)  # it records what is being handled
+            except BaseException:
+                get_error_handler().record_exception(error)
         if not is_of_other and previous is not sys.__excepthook__:
             previous(kind, error, trace)
         elif not is_of_other:  # in one call, so that no other rank's lines come between

@@ -59,8 +59,12 @@ TEST(Launch, ReadsMpirun) {
   EXPECT_EQ(detect_launch(in(of_mpirun("1", "4"))), (Launch{Launch::Kind::kMpirun, 1, 4, 1, 4}));
 }
 
-const Environment kTorchrun{{"RANK", "3"},       {"WORLD_SIZE", "8"},          {"LOCAL_RANK", "1"},
-                            {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "first.host"}, {"MASTER_PORT", "29500"}};
+const Environment kTorchrun{{"RANK", "3"},
+                            {"WORLD_SIZE", "8"},
+                            {"LOCAL_RANK", "1"},
+                            {"LOCAL_WORLD_SIZE", "2"},
+                            {"MASTER_ADDR", "first.host"},
+                            {"MASTER_PORT", "29500"}};
 
 TEST(Launch, ReadsTorchrun) {
   Launch expected{Launch::Kind::kTorchrun, 3, 8, 1, 2, {"first.host", 29500}};
@@ -75,7 +79,8 @@ TEST(Launch, ReadsTorchrun) {
 TEST(Launch, RefusesTorchrunsVariablesWithoutAPlaceToMeet) {
   Environment environment = kTorchrun;
   environment.erase("MASTER_ADDR");
-  expect_contains(refusal_of(environment), "expected MASTER_ADDR and MASTER_PORT beside RANK and WORLD_SIZE, got only MASTER_PORT");
+  expect_contains(refusal_of(environment),
+                  "expected MASTER_ADDR and MASTER_PORT beside RANK and WORLD_SIZE, got only MASTER_PORT");
   environment["MASTER_ADDR"] = "first.host";
   environment["MASTER_PORT"] = "70000";
   expect_contains(refusal_of(environment), "expected MASTER_PORT from 1 to 65535, got 70000");
