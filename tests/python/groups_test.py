@@ -10,7 +10,7 @@ from torch import nn
 
 import smdistributed.modelparallel.torch as smp
 
-WORLD_SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+WORLD_SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "1"))
 GROUPS = {
     "world": (smp.get_world_process_group, smp.get_world_group),
     "mp": (smp.get_mp_process_group, smp.get_mp_group),

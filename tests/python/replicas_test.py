@@ -10,7 +10,7 @@ from torch import nn
 
 import smdistributed.modelparallel.torch as smp
 
-WORLD_SIZE = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+WORLD_SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["WORLD_SIZE"])
 
 
 def setUpModule():

@@ -1,30 +1,18 @@
 """Three steps, a checkpoint and three more in a new job are six steps, bit for bit."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 import unittest
 
+import resuming
 import support
 import torch
 
-SCRIPT = pathlib.Path(__file__).with_name("resuming_script.py")
-LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_")  # a job within a job
-
 
 def run(action, folder, partitions, replicas=1):
-    ranks = partitions * replicas
-    command = [sys.executable, str(SCRIPT), action, str(folder)]
-    if ranks > 1:
-        command = [os.environ.get("MPIRUN", "mpirun"), "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command]
-    allowed = "OMPI_ALLOW_RUN_AS_ROOT"
-    environment = {key: value for key, value in os.environ.items() if key.startswith(allowed) or not key.startswith(LAUNCHERS)}
-    environment["SMP_CONFIG"] = json.dumps({"partitions": partitions})
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    return ended.stderr if ended.returncode else ""
+    configuration = {"SMP_CONFIG": json.dumps({"partitions": partitions})}
+    return support.fork_ranks(partitions * replicas, lambda: resuming.main(action, folder), configuration)
 
 
 def result(folder, name):

@@ -1,7 +1,10 @@
 """What tests of the Python package share: the plain loop that a step is compared with."""
 
+import atexit
 import os
+import socket
 import sys
+import tempfile
 import unittest
 
 import torch
@@ -27,6 +30,42 @@ def same_bits(test, ours, theirs, what):
         pairs = ((ours[name], theirs[name]) for name in ours)
     for index, (a, b) in enumerate(pairs):
         test.assertTrue(torch.equal(a, b), f"{what}: {list(ours)[index] if isinstance(ours, dict) else index}: {a} and {b}")
+
+
+def fork_ranks(count, run, environment):
+    """Calls run() on as many processes as ranks, with torchrun's variables; what they wrote to stderr, if one has failed.
+
+    Forks are ready at once, where a process of its own first imports torch for seconds. So smp must be without a job here.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    job = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with tempfile.TemporaryFile() as errors:
+        ranks = []
+        for rank in range(count):
+            ranks.append(os.fork())
+            if ranks[-1] == 0:
+                os.dup2(errors.fileno(), 2)
+                os.environ.update(environment)
+                os.environ.update({key: str(value) for key, value in {**job, "RANK": rank, "LOCAL_RANK": rank}.items()})
+                _run_and_end(run)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
+        errors.seek(0)
+        return errors.read().decode() or f"exit codes {codes}" if any(codes) else ""
+
+
+def _run_and_end(run):
+    """As the interpreter ends, without what the parent's would do at its end."""
+    try:
+        run()
+        atexit._run_exitfuncs()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # smp's ends here
+        os._exit(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def main():

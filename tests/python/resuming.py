@@ -4,7 +4,6 @@ whole: all of them; first: three, then checkpoints; partial,full: twice those th
 """
 
 import os
-import sys
 
 import torch
 from torch import nn
@@ -83,6 +82,3 @@ def main(action, folder):
             training = Training()
             training.resume(folder, tag)
             training.leave(os.path.join(folder, f"{tag}.pt"))
-
-
-main(*sys.argv[1:])
