@@ -197,7 +197,8 @@ def main():
     net = TransformerLm(vocab, args.width, args.heads, args.hidden, args.layers, args.dropout, args.bptt)
     model = smp.DistributedModel(net)
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=args.lr))
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.95)
+    # LibTorch's StepLR, which main.cpp has, lowers the rate from its second call on only.
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epochs: 0.95 ** max(epochs - 1, 0))
     train(model, optimizer, scheduler, train_columns, valid_columns, args)
     if not args.no_evaluation:
         loss = evaluate(model, test_columns, args.bptt)
