@@ -5,6 +5,7 @@
 """
 
 import argparse
+import itertools
 from pydoc_data.topics import topics
 
 import torch
@@ -65,12 +66,9 @@ def main():
     model = smp.DistributedModel(GPT2LMHeadModel(config))
     optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=args.lr))
     model.train()
-    batches, losses = iter(loader), []
-    for step in tqdm(range(1, args.steps + 1), disable=smp.rank() != 0, leave=False):
-        tokens = next(batches, None)
-        if tokens is None:  # the next epoch
-            batches = iter(loader)
-            tokens = next(batches)
+    batches = itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), args.steps)  # epoch after epoch
+    losses = []
+    for step, tokens in enumerate(tqdm(batches, total=args.steps, disable=smp.rank() != 0, leave=False), 1):
         optimizer.zero_grad()
         losses.append(train_step(model, tokens).reduce_mean().item())
         optimizer.step()

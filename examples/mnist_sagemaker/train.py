@@ -18,6 +18,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import smdistributed.modelparallel.torch as smp
 
+try:
+    from tqdm import tqdm
+except ImportError:  # no progress bar then
+
+    def tqdm(batches, **_):
+        return batches
+
+
 NUM_TRAIN = 1437
 
 
@@ -59,7 +67,7 @@ def test_step(model, images, labels):
 def train(model, optimizer, loader, epoch):
     model.train()
     losses = []
-    for images, labels in loader:
+    for images, labels in tqdm(loader, disable=smp.rank() != 0, leave=False):
         optimizer.zero_grad()
         losses.append(train_step(model, images, labels).reduce_mean().item())
         optimizer.step()

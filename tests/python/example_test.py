@@ -1,37 +1,76 @@
-"""The example in SageMaker's style prints the same lines on one and on two processes, placed automatically and by hand."""
+"""The examples in Python print the same lines on one and on two processes, and the language model those of its C++ twin."""
 
+import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import unittest
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "mnist_sagemaker" / "train.py"
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+TEXT = EXAMPLES.parent / "docs" / "glossary.md"
 MPIRUN = os.environ.get("MPIRUN")  # none in a build without MPI
+TRANSFORMER_LM = os.environ.get("TRANSFORMER_LM")  # the C++ program; none in a build without examples
+
+LANGUAGE_MODEL = ["--data", str(TEXT), "--width", "16", "--hidden", "24", "--heads", "2", "--layers", "2", "--bptt", "8"]
+LANGUAGE_MODEL += ["--epochs", "3", "--batch-size", "16", "--print-every", "10"]
+TINY = ["--steps", "4", "--print-every", "2", "--batch-size", "8", "--layers", "2", "--width", "16", "--length", "16"]
+TINY += ["--vocab", "300"]
 
 
-def lines_of(launcher, parameters, *flags):
-    environment = {**os.environ, "SM_HP_MP_PARAMETERS": parameters}
-    command = [*launcher, sys.executable, str(EXAMPLE), "--epochs", "1", *flags]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def output_of(command, **environment):
+    run = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     if run.returncode != 0:
         raise AssertionError(f"{command} ended with {run.returncode}: {run.stdout}{run.stderr}")
     return run.stdout.splitlines(), run.stderr
 
 
+def lines_of(processes, example, *flags, **environment):
+    launcher = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", str(processes)] if processes > 1 else []
+    return output_of([*launcher, sys.executable, str(EXAMPLES / example / "train.py"), *flags], **environment)
+
+
 class Example(unittest.TestCase):
-    def test_same_on_one_and_two_processes(self):
-        alone, _ = lines_of([], '{"partitions": 1, "microbatches": 4}')
-        self.assertEqual(len(alone), 2)
+    def check(self, example, flags, num_lines, **environment):
+        """Lines of one process, which two print as well, as a pipeline."""
+        alone, _ = lines_of(1, example, *flags)
+        self.assertEqual(len(alone), num_lines, alone)
+        if MPIRUN is not None:
+            two, log = lines_of(2, example, *flags, **environment)
+            self.assertEqual(two, alone)
+            self.assertIn("Partition assignments:", log)
+        return alone
+
+    def test_mnist_in_sagemakers_style(self):
+        alone = self.check("mnist_sagemaker", ["--epochs", "1"], 2, SM_HP_MP_PARAMETERS='{"partitions": 2}')
         self.assertIn("of 360 images are read rightly", alone[1])
-        if MPIRUN is None:
-            return
-        launcher = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2"]
-        automatic, log = lines_of(launcher, '{"partitions": 2, "microbatches": 4}')
-        self.assertEqual(automatic, alone)
-        self.assertIn("Partition assignments:", log)
-        by_hand, _ = lines_of(launcher, '{"partitions": 2, "microbatches": 4, "auto_partition": false}', "--partition", "manual")
-        self.assertEqual(by_hand, alone)
+        if MPIRUN is not None:
+            parameters = '{"partitions": 2, "auto_partition": false}'
+            by_hand, _ = lines_of(2, "mnist_sagemaker", "--epochs", "1", "--partition", "manual", SM_HP_MP_PARAMETERS=parameters)
+            self.assertEqual(by_hand, alone)
+
+    def test_mnist_of_ddp_on_stages_and_on_replicas(self):
+        alone = self.check("mnist_ddp", ["--epochs", "1"], 2, SMP_CONFIG='{"partitions": 2}')
+        if MPIRUN is not None:
+            replicas, log = lines_of(2, "mnist_ddp", "--epochs", "1")
+            self.assertEqual(replicas, alone)
+            self.assertIn("pipeline_parallel_degree: 1\n", log)
+
+    def test_language_model_as_in_cpp(self):
+        python = self.check("transformer_lm", LANGUAGE_MODEL, 20)
+        if TRANSFORMER_LM is not None:
+            cpp, _ = output_of([TRANSFORMER_LM, *LANGUAGE_MODEL])
+            figure = re.compile(r"(?:loss|perplexity) [\d.]+")
+            self.assertEqual(figure.findall("\n".join(python)), figure.findall("\n".join(cpp)))
+
+    @unittest.skipUnless(importlib.util.find_spec("transformers"), "no transformers")
+    def test_gpt2(self):
+        self.assertRegex(self.check("gpt2", TINY, 3)[2], r"^test loss 5\.\d+, perplexity")
+
+    @unittest.skipUnless(importlib.util.find_spec("transformers"), "no transformers")
+    def test_bert(self):
+        self.assertRegex(self.check("bert", TINY, 3)[2], r"masked words are found")
 
 
 if __name__ == "__main__":
