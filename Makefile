@@ -10,6 +10,8 @@ ONLY   ?=
 TORCH  := 2.11.0
 CLANG_FORMAT := 19.1.7
 TRANSFORMERS := 4.56.2
+NBCLIENT := 0.11.0
+IPYKERNEL := 7.4.0
 
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
@@ -40,7 +42,7 @@ endif
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
   -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv digits transformers python-given configure build demo demo-python formatter format tidy test bench peers install wheel clean
+.PHONY: help packages venv digits transformers notebooks python-given configure build demo demo-python formatter format tidy test bench peers install wheel clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -113,6 +115,15 @@ transformers: $(environment)
 	    echo "setup: going on without it; the models of transformers stay untested" >&2; \
 	fi
 
+# For the tests of docs/notebooks only.
+notebooks: $(environment)
+	@[ "$(environment)" = venv ] || exit 0; \
+	if ! $(call has,nbclient-$(NBCLIENT).) || ! $(call has,ipykernel-$(IPYKERNEL).); then \
+	  echo "setup: nbclient $(NBCLIENT) and ipykernel $(IPYKERNEL) go into $(venv)"; \
+	  $(venv)/bin/pip install --no-compile --retries 1 nbclient==$(NBCLIENT) ipykernel==$(IPYKERNEL) || \
+	    echo "setup: going on without them; the notebooks stay untested" >&2; \
+	fi
+
 # Beside every interpreter, since a given one gets nothing installed.
 formatter: $(environment)
 	@if [ ! -x build/formatter/bin/clang-format ]; then \
@@ -130,7 +141,7 @@ tidy: $(environment)  ## What the compiler does not see, in the library (.clang-
 	@run-clang-tidy -quiet -p build/tidy -j $(jobs) -extra-arg=-Wno-unknown-warning-option '/build/tidy/(smp|partitioner|runtime)/'
 
 # Configured anew, since that measures how long tests may take on this machine as it now is.
-test: formatter digits transformers configure  ## All tests that the preset runs
+test: formatter digits transformers notebooks configure  ## All tests that the preset runs
 	@echo "build: libraries, programs and tests, on $(jobs) cores; no benchmarks"
 	@cmake --build $(build) --parallel $(jobs)
 	@cat $(build)/torch_taken.txt
