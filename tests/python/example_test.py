@@ -47,7 +47,8 @@ class Example(unittest.TestCase):
         self.assertIn("of 360 images are read rightly", alone[1])
         if MPIRUN is not None:
             parameters = '{"partitions": 2, "auto_partition": false}'
-            by_hand, _ = lines_of(2, "mnist_sagemaker", "--epochs", "1", "--partition", "manual", SM_HP_MP_PARAMETERS=parameters)
+            flags = ["--epochs", "1", "--partition", "manual"]
+            by_hand, _ = lines_of(2, "mnist_sagemaker", *flags, SM_HP_MP_PARAMETERS=parameters)
             self.assertEqual(by_hand, alone)
 
     def test_mnist_of_ddp_on_stages_and_on_replicas(self):
