@@ -28,7 +28,7 @@ TASKS = {
                             ("docs/configuration.md", "### Keys that steer smp")],
     "a transport": [("runtime/transport/transport.h", "class Transport "),
                     ("tests/unit/runtime/transport/transport_contract.cpp", "void TransportContract::run("),
-                    ("smp/engine/job.cpp", "join_world(const runtime::Launch")],
+                    ("runtime/transport/world.cpp", "join_world(const Launch")],
     "a kind of device": [("runtime/device/device.h", "class Device"), ("runtime/device/cpu.cpp", "this_ranks_device"),
                          ("tests/unit/runtime/device/device_test.cpp", "TEST(")],
     "an operator's cost": [("partitioner/cost/operator_table.cpp", "const OperatorRow kRows[]"),
