@@ -1,31 +1,20 @@
 """Checkpoint files: written whole or not at all, and read without running what may be pickled in them."""
 
 import argparse
-import importlib
 import json
 import os
 import pickle
 import re
 import zipfile
 
-import numpy
 import torch
 
 from smdistributed.modelparallel import _engine
+from smdistributed.modelparallel.torch import arrays
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MOST_INDEX_BYTES = 100_000_000  # as safetensors allows a header
-_core = importlib.import_module("numpy._core.multiarray" if hasattr(numpy, "_core") else "numpy.core.multiarray")
-_ALLOWED = [  # beside torch's own: tensors, containers, numbers, texts, torch.Size, dtypes
-    argparse.Namespace,
-    *((function, f"numpy.{core}.multiarray.{name}")
-      for core in ("core", "_core")
-      for name in ("scalar", "_reconstruct")
-      for function in [getattr(_core, name)]),
-    numpy.ndarray,
-    numpy.dtype,
-    *{type(numpy.dtype(kind)) for kind in numpy.sctypeDict.values() if numpy.dtype(kind).kind in "biufc"},
-]  # fmt: skip
+_ALLOWED = [argparse.Namespace, *arrays.standing_in()]  # beside torch's own: tensors, containers, numbers, texts, torch.Size, dtypes
 
 
 def check_name(name, what):
@@ -92,7 +81,7 @@ def read(path, trusted=None, map_location=None, pickle_module=pickle, **argument
         raise ValueError("expected trusted=True with a pickle_module, whose loading may run code, got the module alone.")
     with torch.serialization.safe_globals(_ALLOWED):
         try:
-            return torch.load(path, map_location, weights_only=True, **arguments)
+            return arrays.made(torch.load(path, map_location, weights_only=True, **arguments), {})
         except pickle.UnpicklingError as error:
             raise pickle.UnpicklingError(
                 "expected tensors, containers, numbers, texts, numpy arrays and argparse.Namespace, whose loading runs no code, "
