@@ -316,6 +316,9 @@ class Checkpoints(Case):
                     run.save(folder, f"rank{smp.rank()}")
                 with self.assertRaisesRegex(ValueError, r"a tag.*\(on rank 1\)"):
                     run.save(folder, "a" if smp.rank() != 1 else "")
+            for tag in ("newest", "user_content_a", "a_partial"):
+                with self.assertRaisesRegex(ValueError, "files of other tags"):
+                    run.save(folder, tag, partial=False)
             self.assertEqual(os.listdir(folder), [])
             for partial in (True, False):
                 with self.assertRaises(FileNotFoundError):
@@ -337,6 +340,40 @@ class Checkpoints(Case):
                 run.resume(folder, "b")
             with self.assertRaisesRegex(ValueError, "Pass the one that is meant"):
                 smp.save_checkpoint(folder, "c")
+
+    def test_are_resumed_alike_on_all_ranks(self):
+        with shared_folder() as folder:
+            run = Run()
+            run.train(0)
+            for tag in "ab":
+                run.save(folder, tag)
+            run.save(folder, "a", partial=False)
+            for options in ({"tag": "b"}, {"partial": False}, {"strict": False}, {"load_optimizer": False}):
+                options = options if smp.rank() == smp.size() - 1 else {}
+                if smp.size() > 1:
+                    with self.assertRaisesRegex(ValueError, "the same call on all ranks"):
+                        run.resume(folder, **options)
+            run.train(1)
+
+    def test_are_not_written_through_links(self):
+        with shared_folder() as folder:
+            run = Run()
+
+            def link():
+                for name in ("elsewhere", "old"):
+                    os.mkdir(f"{folder}/{name}")
+                    open(f"{folder}/{name}/user_content.pt", "w").close()
+                os.symlink(f"{folder}/elsewhere", f"{folder}/a_partial")
+                os.symlink(f"{folder}/old", f"{folder}/c_partial")
+                os.symlink(f"{folder}/old", f"{folder}/.b_partial.tmp")
+
+            on_rank_0(link)
+            with self.assertRaisesRegex(OSError, "got a link"):
+                run.save(folder)
+            run.save(folder, "b", num_kept_partial_checkpoints=1)
+            self.assertEqual(os.listdir(f"{folder}/elsewhere") + os.listdir(f"{folder}/old"), ["user_content.pt"] * 2)
+            self.assertTrue(os.path.islink(f"{folder}/c_partial"))
+            self.assertIsNone(run.resume(folder, None))
 
     def test_go_when_there_are_more(self):
         with shared_folder() as folder:

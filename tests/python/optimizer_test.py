@@ -1,13 +1,16 @@
 """What an optimizer offers beside updates, an optimizer of the script's own, and a wrapper of one."""
 
 import copy
+import os
 import unittest
 
 import support
 import torch
+from checkpoint_test import shared_folder
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
+from smdistributed.modelparallel.torch.optimizer import only_optimizer
 
 
 def setUpModule():
@@ -57,6 +60,13 @@ class Wrapper:
     def step(self):
         self.optimizer.step()
 
+    def state_dict(self):
+        return {"inner": self.optimizer.state_dict(), "cleared": self.cleared}
+
+    def load_state_dict(self, state):
+        self.cleared = state["cleared"]
+        self.optimizer.load_state_dict(state["inner"])
+
     def zero_grad(self, set_grads_to_None=False):  # noqa: N803
         self.cleared = set_grads_to_None
         self.optimizer.zero_grad(set_grads_to_None)
@@ -97,6 +107,61 @@ class Optimizers(unittest.TestCase):
         self.assertTrue(optimizer.cleared)
         optimizer.param_groups[0]["lr"] = 0.5
         self.assertEqual(optimizer.optimizer.param_groups[0]["lr"], 0.5)
+
+    def test_that_is_a_wrapper_goes_on_from_a_checkpoint(self):
+        wrapped = [nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)) for _ in range(2)]
+        models = [smp.DistributedModel(net) for net in wrapped]
+        optimizers = [smp.DistributedOptimizer(Wrapper(torch.optim.Adam(net.parameters()))) for net in wrapped]
+
+        def train(run, *seeds):
+            for seed in seeds:
+                optimizers[run].zero_grad()
+                loss = train_step(models[run], batch(seed))
+                optimizers[run].step()
+            return loss.outputs
+
+        train(0, 0, 1)
+        with shared_folder() as folder:
+            smp.save_checkpoint(folder, "a", model=models[0], optimizer=optimizers[0])
+            smp.resume_from_checkpoint(folder, model=models[1], optimizer=optimizers[1])
+        support.same_bits(self, train(1, 2, 3), train(0, 2, 3), "losses")
+
+    def test_keep_arguments_and_results_of_their_step(self):
+        class Scaling(torch.optim.SGD):
+            def step(self, closure=None, scale=1.0):
+                for parameter in self.param_groups[0]["params"]:
+                    if parameter.grad is not None:
+                        parameter.data.add_(parameter.grad, alpha=scale)
+                return "stepped"
+
+        model = smp.DistributedModel(self.net)
+        optimizer = smp.DistributedOptimizer(Scaling(self.net.parameters(), lr=0.1))
+        train_step(model, batch(0))
+        support.plain_step(self.plain, loss_of, batch(0))
+        results = [each.step(scale=0.5) for each in (optimizer, Scaling(self.plain.parameters(), lr=0.1))]
+        self.assertEqual(results, ["stepped"] * 2)
+        support.same_bits(self, model.state_dict(), self.plain.state_dict(), "parameters")
+
+    def test_are_wrapped_once(self):
+        model = smp.DistributedModel(self.net)
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        with self.assertRaisesRegex(TypeError, "Wrap it once"):
+            smp.DistributedOptimizer(optimizer)
+
+    def test_with_parts_of_a_model_are_not_saved_alone(self):
+        model = smp.DistributedModel(self.net)
+        parts = [
+            smp.DistributedOptimizer(torch.optim.SGD(self.net[layer].parameters(), lr=0.1, momentum=0.9)) for layer in (0, 2)
+        ]
+        with shared_folder() as folder:
+            for call in (smp.save_checkpoint, smp.resume_from_checkpoint):
+                with self.assertRaisesRegex(ValueError, "got 2 with parts of them.*optimizer="):
+                    call(folder, "a", model=model)
+            self.assertEqual(os.listdir(folder), [])
+        whole = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        smp.DistributedOptimizer(whole)
+        self.assertIs(only_optimizer(model), whole)
+        del parts
 
     def test_tell_indices_and_parts(self):
         model = smp.DistributedModel(self.net)

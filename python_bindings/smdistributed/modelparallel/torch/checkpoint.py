@@ -12,7 +12,7 @@ from smdistributed.modelparallel.torch import files
 from smdistributed.modelparallel.torch.agreement import agreed
 from smdistributed.modelparallel.torch.comm import CommGroup, allgather
 from smdistributed.modelparallel.torch.model import check_registered, only_model
-from smdistributed.modelparallel.torch.optimizer import optimizer_of
+from smdistributed.modelparallel.torch.optimizer import only_optimizer
 from smdistributed.modelparallel.torch.state_dicts import with_tied
 
 
@@ -74,6 +74,10 @@ def save_checkpoint(
 
     def check():
         files.check_name(tag, "a tag")
+        if tag == "newest" or tag.startswith("user_content_") or tag.endswith("_partial"):
+            raise ValueError(
+                f"expected a tag other than newest, user_content_... and ..._partial, which name files of other tags, got {tag!r}."
+            )
         kept = num_kept_partial_checkpoints
         if kept is not None and not (type(kept) is int and kept > 0):
             raise ValueError(f"expected num_kept_partial_checkpoints of at least 1, got {kept!r}.")
@@ -82,7 +86,10 @@ def save_checkpoint(
         for name in () if partial else (tag, f"user_content_{tag}"):
             if os.path.isdir(os.path.join(path, name)):
                 raise IsADirectoryError(f"expected a file or nothing at '{os.path.join(path, name)}', got a folder.")
-        return os.path.abspath(path), own, optimizer_of(own) if optimizer is None else optimizer
+        folder = os.path.join(path, f"{tag}_partial")
+        if partial and os.path.lexists(folder) and (os.path.islink(folder) or not os.path.isdir(folder)):
+            raise FileExistsError(f"expected a folder or nothing at '{folder}', got a link or a file. Move it away.")
+        return os.path.abspath(path), own, (only_optimizer(own) if optimizer is None else optimizer) if partial else None
 
     path, model, optimizer = agreed("save_checkpoint", check)
     _check_alike("save_checkpoint", path, tag, partial, partial and optimizer is not None)
@@ -119,8 +126,7 @@ def _save_parts(path, tag, model, optimizer, user_content):
         if _engine.rank() == 0:
             os.makedirs(path, exist_ok=True)
             _finish_swap(folder)
-            if os.path.lexists(new):
-                shutil.rmtree(new)
+            files.remove_tree(new)
             os.mkdir(new)
 
     def fill():
@@ -172,7 +178,7 @@ def _finish_swap(folder):
     for name in os.listdir(old):
         if not _OURS.fullmatch(name) and not os.path.lexists(os.path.join(folder, name)):
             os.rename(os.path.join(old, name), os.path.join(folder, name))
-    shutil.rmtree(old)
+    files.remove_tree(old)
 
 
 def _num_parts(folder):
@@ -188,7 +194,8 @@ def _keep(path, newest, number):
         name
         for name in os.listdir(path)
         if name.endswith("_partial") and name != newest and os.path.isfile(os.path.join(path, name, "user_content.pt"))
-    ]
+        and not os.path.islink(os.path.join(path, name))
+    ]  # fmt: skip
     others.sort(key=when)
     for name in others[: len(others) - (number - 1)] if number - 1 < len(others) else []:
         shutil.rmtree(os.path.join(path, name))
@@ -249,18 +256,24 @@ def resume_from_checkpoint(
     trusted: as in smp.load. load_optimizer_states is the name that load_optimizer had once; load_sharded_optimizer_state is
     without effect: no state is sharded.
     """
-    wants_optimizer = partial and load_optimizer and load_optimizer_states
+    wants_optimizer = bool(partial and load_optimizer and load_optimizer_states)
+
+    def find():
+        folder = os.path.abspath(path)
+        name = _newest(folder) if tag is None else tag
+        files.check_name(name, "a tag")
+        return folder, name
+
+    folder, name = agreed("resume_from_checkpoint", find)
+    _check_alike("resume_from_checkpoint", folder, name, bool(partial), bool(strict), wants_optimizer)
 
     def read():
         own = only_model() if model is None else model
-        own_optimizer = (optimizer_of(own) if optimizer is None else optimizer) if wants_optimizer else None
+        own_optimizer = (only_optimizer(own) if optimizer is None else optimizer) if wants_optimizer else None
         if wants_optimizer and own_optimizer is None:
             raise ValueError(
                 "expected a DistributedOptimizer, got none. Make it before, or pass load_optimizer=False."
             )
-        folder = os.path.abspath(path)
-        name = _newest(folder) if tag is None else tag
-        files.check_name(name, "a tag")
         if partial:
             return own, own_optimizer, *_read_parts(folder, name, own_optimizer, trusted)
         content = _content_path(folder, name)

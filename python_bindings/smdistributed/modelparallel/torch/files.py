@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import zipfile
 
 import torch
@@ -56,6 +57,14 @@ def write(path, fill):
 def remove(path):
     if os.path.lexists(path):
         os.unlink(path)
+
+
+def remove_tree(path):
+    """A link itself, not what it leads to."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        remove(path)
 
 
 def sync_folder(folder):

@@ -244,7 +244,7 @@ class Replicated(torch.nn.Module):
 
 
 def _call(model, hooks):
-    optimizer = model._optimizer and model._optimizer()
+    optimizer = model._last_optimizer()
     for number in list(hooks):
         if number in hooks:  # no earlier hook has removed it
             hooks[number](model, optimizer)

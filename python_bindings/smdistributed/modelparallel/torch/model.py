@@ -57,7 +57,7 @@ class DistributedModel(Members, torch.nn.Module):
         self.module = Replicated(module) if json.loads(_engine.config())["ddp"] else module
         self.training = module.training
         self._averages_microbatches = average_grads_across_microbatches
-        self._optimizer = None  # a weak reference to the last that was made for it
+        self._optimizers = []  # weak references to those that were made for it
         self._make_hooks(weakref.ref(self))
         self._registered = [
             (path, registered, list(registered.items()))
@@ -118,6 +118,9 @@ class DistributedModel(Members, torch.nn.Module):
         """Scales the gradients of all ranks down to one global norm of at most `max_norm`; returns what it was. Collective over
         the pipeline. torch.nn.utils.clip_grad_norm_ would know those of this rank only."""
         return _engine.clip_grad_norm(self._engine_model, max_norm, norm_type)
+
+    def _last_optimizer(self):
+        return self._optimizers[-1]() if self._optimizers else None
 
     def get_module(self):
         """The module that was wrapped."""

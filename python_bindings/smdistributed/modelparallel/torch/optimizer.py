@@ -26,6 +26,8 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     be any object with param_groups, step and zero_grad, as wrappers of optimizers are; its state is that of its rank then.
     """
     del dynamic_loss_args
+    if isinstance(optimizer, _Updates):
+        raise TypeError("DistributedOptimizer: expected an optimizer as it was made, got one that is distributed. Wrap it once.")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     is_scaled = dynamic_loss_scale or static_loss_scale not in (None, 1.0)
     if is_scaled and any(parameter.dtype == torch.float16 for parameter in parameters):
@@ -36,7 +38,7 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     model = model_of(parameters)
     own = type(optimizer)
     optimizer._engine_optimizer = _engine.add_optimizer(OptimizerView(optimizer), model._engine_model)
-    model._optimizer = weakref.ref(optimizer)
+    model._optimizers.append(weakref.ref(optimizer))
     state_mod.state.note_optimizer(optimizer)
     patched = vars(optimizer).pop("step", None)  # by a scheduler that was made before, around the step of the class
     ours = _Distributed if isinstance(optimizer, torch.optim.Optimizer) else _Updates
@@ -46,9 +48,21 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     return optimizer
 
 
-def optimizer_of(model):
-    """The last one made over this model, or None."""
-    return model._optimizer and model._optimizer()
+def only_optimizer(model):
+    """The last one made over this model, or None; an error where others update what it does not."""
+    last = model._last_optimizer()
+    others = [each for each in (made() for made in model._optimizers) if each is not None and each is not last]
+    known = _ids(last) if last is not None else set()
+    if any(not _ids(each) <= known for each in others):
+        raise ValueError(
+            f"expected one optimizer of all parameters, got {len(others) + 1} with parts of them. Pass the one that is meant, "
+            "optimizer=..., and take the state of others by themselves: smp.save(other.local_state_dict(), ...)."
+        )
+    return last
+
+
+def _ids(optimizer):
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _as_schedulers_patch(optimizer):
@@ -70,13 +84,12 @@ class _Updates:
     step_was_skipped = False
     redefined_params = False
 
-    def step(self, closure=None):
+    def step(self, closure=None, **kwargs):
         if closure is not None:
             raise ValueError(
                 "step: expected no closure, got one. It would run the model outside of a step function; call that first."
             )
-        if _engine.begin_update(self._engine_optimizer):
-            super().step()
+        return super().step(**kwargs) if _engine.begin_update(self._engine_optimizer) else None
 
     def zero_grad(self, *args, **kwargs):
         _engine.refuse_in_body("zero_grad")
@@ -87,6 +100,13 @@ class _Updates:
         return model_of(self._parameters()).clip_grad_norm_(max_norm, norm_type)
 
     clip_grad_norm = clip_master_grads
+
+    def local_state_dict(self, gather_if_shard=True):
+        """What its own state_dict() returns: its state is that of its rank."""
+        return super().state_dict()
+
+    def check_state(self, state_dict):
+        """Its own load_state_dict() knows what is wrong with it."""
 
     def param_name_to_index(self):
         """The place of each parameter among those of state_dict(), by the module's own name."""
