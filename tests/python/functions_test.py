@@ -224,6 +224,22 @@ class Functions(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "got int"):
             smp.opaque(3)
 
+    def test_copies_of_opaque_modules_have_attributes_of_their_own(self):
+        class Scaled(nn.Linear):
+            scale = 1.0
+
+            def forward(self, x):
+                return super().forward(x) * self.scale
+
+        plain = nn.Sequential(*(Scaled(4, 4) for _ in range(3)))
+        block = smp.opaque(copy.deepcopy(plain[0]))
+        net = nn.Sequential(*(copy.deepcopy(block) for _ in range(3)))
+        net.load_state_dict(plain.state_dict())
+        for layers in (net, plain):
+            for number, layer in enumerate(layers):
+                layer.scale = 1.0 + number
+        self.check(net, plain=plain)
+
     def assertWarnsOnLeader(self):
         if smp.pp_rank() == 0:
             return self.assertWarnsRegex(UserWarning, "do not recompute")

@@ -118,14 +118,22 @@ def opaque(module):
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"opaque: expected a torch.nn.Module, got {type(module).__name__}.")
     own = type(module)
-    module._opaque_number = len(_modules)
     module.__class__ = type(own.__name__, (_Opaque, own), {})
-    _modules.append(_Plain(module))
+    _add(module)
     return module
 
 
+def _add(module):
+    module._opaque_number = len(_modules)
+    _modules.append(_Plain(module))
+
+
 class _Opaque:
-    """What is different about a module that opaque() was given."""
+    """What is different about a module that opaque() was given, and about its copies."""
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        _add(self)
 
     def forward(self, *args, **kwargs):
         if not _engine.is_capturing():
