@@ -41,8 +41,8 @@ class Arrays(unittest.TestCase):
 
     def test_are_found_in_containers(self):
         array = numpy.arange(3.0)
-        content = {"t": (1, [array, (array,)]), "n": argparse.Namespace(a=array), "o": collections.OrderedDict(a=array), "d": array.dtype}
-        content["itself"] = content
+        content = {"t": (1, [array, (array,)]), "n": argparse.Namespace(a=array), "o": collections.OrderedDict(a=array)}
+        content |= {"d": array.dtype, "itself": content}
         found = loaded(content)
         places = [found["t"][1][0], found["t"][1][1][0], found["n"].a, found["o"]["a"]]
         for place in places:

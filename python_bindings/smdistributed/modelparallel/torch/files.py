@@ -15,7 +15,8 @@ from smdistributed.modelparallel.torch import arrays
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MOST_INDEX_BYTES = 100_000_000  # as safetensors allows a header
-_ALLOWED = [argparse.Namespace, *arrays.standing_in()]  # beside torch's own: tensors, containers, numbers, texts, torch.Size, dtypes
+# Beside torch's own: tensors, containers, numbers, texts, torch.Size, dtypes.
+_ALLOWED = [argparse.Namespace, *arrays.standing_in()]
 
 
 def check_name(name, what):
