@@ -1,6 +1,5 @@
 """What tests of the Python package share: the plain loop that a step is compared with."""
 
-import atexit
 import os
 import socket
 import sys
@@ -8,6 +7,8 @@ import tempfile
 import unittest
 
 import torch
+
+import smdistributed.modelparallel.torch as smp
 
 MICROBATCHES = 4
 
@@ -56,10 +57,11 @@ def fork_ranks(count, run, environment):
 
 
 def _run_and_end(run):
-    """As the interpreter ends, without what the parent's would do at its end."""
+    """As the interpreter ends, but for what the parent does at its own end, as to remove temporary folders."""
     try:
         run()
-        atexit._run_exitfuncs()
+        if smp.is_initialized():
+            smp.shutdown()
     except BaseException:
         sys.excepthook(*sys.exc_info())  # smp's ends here
         os._exit(1)

@@ -169,7 +169,7 @@ class Dropout(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "reference")
             if smp.rank() == 0:
-                launcher = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
+                launcher = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "RANK", "WORLD_SIZE", "LOCAL_")
                 environment = {key: value for key, value in os.environ.items() if not key.startswith(launcher)}
                 subprocess.run([sys.executable, __file__, "--reference", path], env=environment, check=True)
             reference = None
