@@ -5,7 +5,8 @@ import subprocess
 import sys
 import unittest
 
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cuda_script.py")
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+SCRIPT = os.path.join(FOLDER, "cuda_script.py")
 
 
 def run(*launcher, arguments=(SCRIPT, "--epochs", "2")):
@@ -24,6 +25,10 @@ class CudaScripts(unittest.TestCase):
             both = run(*launcher)
             self.assertEqual(both.returncode, 0, both.stderr)
             self.assertEqual(both.stdout, alone.stdout)
+
+    def test_that_train_by_themselves(self):
+        calls = run(arguments=(os.path.join(FOLDER, "cuda_calls.py"),))
+        self.assertEqual((calls.returncode, calls.stdout), (0, "all called\n"), calls.stderr)
 
     def test_want_a_script(self):
         nothing = run(arguments=())

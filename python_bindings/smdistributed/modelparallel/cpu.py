@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _Device = torch.device
+_Generator = torch.Generator
 
 
 def _on_cpu(value):
@@ -23,6 +24,15 @@ def _on_cpu(value):
     if isinstance(value, _Device) and value.type == "cuda":
         return _Device("cpu")
     return value
+
+
+def _device_on_cpu(value):
+    """The same where a device is expected, so that an index is one of CUDA."""
+    return "cpu" if type(value) is int else _on_cpu(value)
+
+
+def _keywords_on_cpu(kwargs):
+    return {name: (_device_on_cpu if name == "device" else _on_cpu)(value) for name, value in kwargs.items()}
 
 
 class _Devices(type):
@@ -35,9 +45,7 @@ class _MappedDevice(metaclass=_Devices):
 
     def __new__(cls, type=None, index=None, *, device=None):  # noqa: A002
         kind = device if type is None else type
-        if isinstance(kind, int):  # an index is one of CUDA
-            return _Device("cpu")
-        mapped = _on_cpu(kind)
+        mapped = _device_on_cpu(kind)
         return _Device(mapped) if mapped is not kind or index is None else _Device(kind, index)
 
 
@@ -46,13 +54,27 @@ _MappedDevice.__module__, _MappedDevice.__qualname__ = "torch", "device"
 copyreg.pickle(_Device, lambda device: (_MappedDevice, (str(device),)))
 
 
+class _Generators(type):
+    def __instancecheck__(cls, value):
+        return isinstance(value, _Generator)
+
+
+class _MappedGenerator(metaclass=_Generators):
+    """In place of torch.Generator."""
+
+    def __new__(cls, device="cpu"):
+        return _Generator(_device_on_cpu(device))
+
+
 class _Mapping(TorchFunctionMode):
     """Every call of torch: its devices, and the few functions whose meaning is CUDA."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
+        kwargs = _keywords_on_cpu(kwargs or {})
         if function in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
+        if function is torch.Tensor.to and len(args) > 1:
+            args = (args[0], _device_on_cpu(args[1]), *args[2:])
         if function is torch.Tensor.type:
             if len(args) == 1 and not kwargs:
                 return function(*args).replace("torch.", "torch.cuda.", 1)
@@ -176,17 +198,46 @@ def map_cuda():
     for name, dtype in types.items():
         setattr(cuda, f"{name}Tensor", _tensor_type(dtype))
 
-    torch.device = _MappedDevice
+    # The one generator that there is.
+    cuda.get_rng_state = cuda.random.get_rng_state = lambda device=None: torch.get_rng_state()
+    cuda.set_rng_state = cuda.random.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
+    cuda.get_rng_state_all = cuda.random.get_rng_state_all = lambda: [torch.get_rng_state()]
+    cuda.set_rng_state_all = cuda.random.set_rng_state_all = lambda states: torch.set_rng_state(states[0])
+    cuda.initial_seed = torch.initial_seed
+    fork = torch.random.fork_rng
+    torch.random.fork_rng = lambda devices=None, *args, **kwargs: fork((), *args, **kwargs)
+
+    torch.device, torch.Generator = _MappedDevice, _MappedGenerator
     torch.nn.Module.cuda = lambda self, device=None: self
+    torch.Tensor.record_stream = lambda self, stream: None
     to = torch.nn.Module.to
-    torch.nn.Module.to = lambda self, *args, **kwargs: to(
-        self, *(_on_cpu(value) for value in args), **{name: _on_cpu(value) for name, value in kwargs.items()}
-    )
+    torch.nn.Module.to = lambda self, *args, **kwargs: to(self, *map(_device_on_cpu, args), **_keywords_on_cpu(kwargs))
     _map_argument(torch.autocast, "__init__", "device_type")
+    for name in ("custom_fwd", "custom_bwd"):
+        _map_argument(torch.amp, name, "device_type")
+    torch.is_autocast_enabled = _of_autocast(torch.is_autocast_enabled)  # without an argument of CUDA
+    torch.get_autocast_dtype = _of_autocast(torch.get_autocast_dtype)
+    torch.get_autocast_gpu_dtype = torch.get_autocast_dtype
     _map_argument(torch.amp.GradScaler, "__init__", "device")
     _map_argument(torch, "load", "map_location")
     _map_argument(torch.distributed, "init_process_group", "backend", lambda name: "gloo" if name in (None, "nccl") else name)
+    for module in (torch.autograd, torch.autograd.graph):  # each has the function under its own name
+        module._engine_run_backward = _mapping_within(module._engine_run_backward)
     _Mapping().__enter__()
+
+
+def _of_autocast(ask):
+    return lambda device_type="cuda": ask(_on_cpu(device_type))
+
+
+def _mapping_within(run_backward):
+    """A mode is off while torch runs the function that it was asked about, here with backwards and hooks of the script."""
+
+    def run(*args, **kwargs):
+        with _Mapping():
+            return run_backward(*args, **kwargs)
+
+    return run
 
 
 def _map_argument(owner, name, argument, mapped=_on_cpu):
