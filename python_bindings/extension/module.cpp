@@ -15,6 +15,7 @@
 #include "python_bindings/extension/interpreter.h"
 #include "python_bindings/extension/opaque.h"
 #include "python_bindings/extension/step.h"
+#include "python_bindings/extension/texts.h"
 #include "python_bindings/extension/views.h"
 #include "runtime/transport/error.h"
 #include "smp/comm.h"
@@ -237,12 +238,12 @@ void bind_errors(py::module_& module) {
       std::rethrow_exception(error);
     } catch (const AbortedError& e) {
       failure = error;
-      py::set_error(aborted, e.what());
+      py::set_error(aborted, in_python(e.what()).c_str());
     } catch (const PeerLostError& e) {
       failure = error;
-      py::set_error(lost, e.what());
+      py::set_error(lost, in_python(e.what()).c_str());
     } catch (const CommError& e) {
-      py::set_error(comm, e.what());
+      py::set_error(comm, in_python(e.what()).c_str());
     } catch (py::error_already_set&) {
       throw;
     } catch (...) {
@@ -262,6 +263,9 @@ void bind_errors(py::module_& module) {
 
 }  // namespace
 
+      py::error_already_set raised;
+      put_in_python(raised);
+      raised.restore();
 PYBIND11_MODULE(_engine, module) {
   bind_errors(module);
   bind_job(module);

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "python_bindings/extension/texts.h"
 #include "smp/engine/engine.h"
 #include "smp/step_call.h"
 
@@ -35,6 +36,7 @@ auto locked(const Fn& fn) {
   try {
     return fn();
   } catch (const py::error_already_set& error) {
+    put_in_python(error);  // torch may have made it of an error of the engine
     if (!error.matches(PyExc_ValueError)) throw;
     throw PythonValueError(py::str(error.value()), error);
   }

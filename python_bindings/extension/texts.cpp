@@ -1,0 +1,51 @@
+// A table of words: the engine names what its callers in C++ would write. Operators ("aten::add") are the same in both.
+#include "python_bindings/extension/texts.h"
+
+#include <regex>
+#include <utility>
+#include <vector>
+
+namespace smp::python {
+namespace {
+
+using Word = std::pair<std::regex, const char*>;
+
+// In this order: whole phrases before what they are made of.
+const std::vector<Word>& words() {
+  static const std::vector<Word> table{
+      {std::regex(R"((at the top of|first in) main\(\))"), "$1 the script"},
+      {std::regex(R"(smp::DistributedModel model\(net\);)"), "model = smp.DistributedModel(net)."},
+      {std::regex(R"(Wrap the code that calls the model: auto train_step = smp::step\(.*?\}\);)"),
+       "Put the code that calls the model into a function under @smp.step."},
+      {std::regex(R"(: auto train_step = smp::step\(.*?\}\);)"), ", in a function under @smp.step."},
+      {std::regex("torch::NoGradGuard"), "torch.no_grad()"},
+      {std::regex("smp::DelayParamInitialization"), "smp.delay_param_initialization"},
+      {std::regex("DataLoaderOptions::drop_last"), "drop_last=True of the DataLoader"},
+      {std::regex(R"(sparse=true \(EmbeddingOptions::sparse\(false\)\))"), "sparse=True"},
+      {std::regex(R"(StepOptions::(\w+))"), "$1 of smp.step"},
+      {std::regex(R"(Config::(\w+))"), "the key $1"},
+      {std::regex(R"(\b(DistributedModel|DistributedOptimizer|StepOutput)::)"), "$1."},
+      {std::regex("torch::autograd::"), "torch.autograd."},
+      {std::regex(R"(\b(smp|torch)::(?=\w))"), "$1."},
+      {std::regex("net->"), "net."},
+  };
+  return table;
+}
+
+}  // namespace
+
+std::string in_python(std::string text) {
+  if (text.find("::") == std::string::npos && text.find("->") == std::string::npos) return text;
+  for (const auto& [cpp, python] : words()) text = std::regex_replace(text, cpp, python);
+  return text;
+}
+
+void put_in_python(const py::error_already_set& error) {
+  const py::object value = error.value();
+  const py::tuple args = value.attr("args");
+  if (args.size() == 1 && py::isinstance<py::str>(args[0])) {
+    value.attr("args") = py::make_tuple(in_python(args[0].cast<std::string>()));
+  }
+}
+
+}  // namespace smp::python

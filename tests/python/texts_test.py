@@ -1,0 +1,75 @@
+"""Errors of the engine name what a script would write, on every rank, whatever way they come."""
+
+import traceback
+import unittest
+
+import support
+import torch
+from torch import nn
+
+import smdistributed.modelparallel.torch as smp
+
+
+def setUpModule():
+    with unittest.TestCase().assertRaisesRegex(RuntimeError, r"smp\.init\(\) .* Call smp\.init\(\) first in the script"):
+        smp.rank()
+    smp.init({"microbatches": 4, "log_level": "off"})
+
+
+def no_cpp(text):
+    return "::" not in text.replace("aten::", "") and "->" not in text
+
+
+class Texts(unittest.TestCase):
+    def setUp(self):
+        self.model = smp.DistributedModel(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)))
+
+    def test_of_calls(self):
+        calls = [
+            (lambda: smp.init({}), RuntimeError, "smp.init: expected one call.*at the top of the script; smp.is_init"),
+            (lambda: self.model.backward(torch.ones(1)), RuntimeError, r"after the loss, in a function under @smp\.step"),
+            (lambda: smp.set_partition(self.model.module, 9), ValueError, r"use smp\.pp_size\(\)"),
+        ]
+        if smp.size() > 1:
+            calls.append((lambda: self.model(torch.ones(1, 4)), RuntimeError, r"into a function under @smp\.step"))
+        for call, kind, words in calls:
+            with self.assertRaisesRegex(kind, words) as caught:
+                call()
+            self.assertTrue(no_cpp(str(caught.exception)), caught.exception)
+
+    def test_of_steps(self):
+        """The rank that runs the body raises what torch or the engine has thrown; the others are told by a message."""
+
+        def branches(model, x):
+            y = model(x)
+            model.backward(y[y.nonzero()[:, 0]].sum())
+
+        def differentiates(model, x):
+            model(x).sum().backward()
+
+        for body, rows, words in (
+            (branches, 8, r"torch\.where .* smp\.opaque"),
+            (differentiates, 8, r"torch\.autograd\.grad .*smp\.opaque"),
+            (branches, 6, r"drop_last=True of the DataLoader\) or change the key microbatches"),
+        ):
+            try:
+                smp.step(body)(self.model, torch.ones(rows, 4))
+                self.fail("nothing raised")
+            except Exception as error:
+                self.assertRegex(str(error), words)
+                self.assertTrue(no_cpp(str(error)), error)
+                frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+            self.assertEqual(body.__name__ in frames, smp.rank() == 0 and rows == 8)
+
+    def test_of_scripts_stay_as_they_are(self):
+        def raises(model, x):
+            raise KeyError("std::vector", "a->b")
+
+        with self.assertRaises(Exception) as caught:
+            smp.step(raises)(self.model, torch.ones(8, 4))
+        self.assertIn("std::vector", str(caught.exception))
+        self.assertIn("a->b", str(caught.exception))
+
+
+if __name__ == "__main__":
+    support.main()
