@@ -49,6 +49,20 @@ void bind_job(py::module_& module) {
   module.def("shutdown", without_lock(&shutdown));
   module.def("is_initialized", &is_initialized);
   module.def("config", [] { return config().to_json(); });
+  module.def("default_config", [] { return Config().to_json(); });
+  // write(is_warning, message, file, line), kept as long as the process: at its end there is no interpreter to give it back
+  // to.
+  module.def("set_log_sink", [](py::function write) {
+    engine::set_log_sink([kept = write.release()](LogLevel severity, std::string_view message, std::string_view file,
+                                                  int line) {
+      const py::gil_scoped_acquire lock;
+      try {
+        kept(severity == LogLevel::kWarning, in_python(std::string(message)), file, line);
+      } catch (py::error_already_set& error) {  // a handler of the script; the engine goes on, as without anybody to read
+        error.discard_as_unraisable("a log message of smp");
+      }
+    });
+  });
   module.def("is_in_body", &engine::is_in_body);
   module.def("refuse_in_body", [](const std::string& caller) {
     engine::refuse_in_body(caller, "Call it on every rank, before or after the step function.");

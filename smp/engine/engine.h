@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "smp/engine/context/hooks.h"
+#include "smp/engine/context/log.h"
 #include "smp/engine/model_view.h"
 #include "smp/engine/optimizer_view.h"
 #include "smp/hooks.h"
@@ -112,3 +113,5 @@ void abandon_join(const std::exception_ptr& exception);
 int report_failure(const std::exception_ptr& exception);
 
 }  // namespace smp::engine
+// Log messages go to stderr, or where set_log_sink (smp/engine/context/log.h) says.
+

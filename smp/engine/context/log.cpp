@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <ctime>
+#include <utility>
 
 namespace smp::engine {
 namespace {
@@ -31,7 +32,14 @@ std::string time_text(std::chrono::system_clock::time_point time) {
   return text;
 }
 
+LogSink& process_sink() {
+  static LogSink sink;
+  return sink;
+}
+
 }  // namespace
+
+void set_log_sink(LogSink sink) { process_sink() = std::move(sink); }
 
 std::string log_line(LogLevel severity, std::chrono::system_clock::time_point time, const std::source_location& where,
                      std::string_view message) {
@@ -51,6 +59,9 @@ void Logger::warning(std::string_view message, const std::source_location& where
 
 void Logger::write(LogLevel severity, std::string_view message, const std::source_location& where) const {
   if (severity < level_) return;
+  if (file_descriptor_ == kStderr && process_sink()) {
+    return process_sink()(severity, message, path_in_tree(where.file_name()), static_cast<int>(where.line()));
+  }
   const std::string line = log_line(severity, std::chrono::system_clock::now(), where, message);
   // A pipe may take a long message in parts.  A reader that is gone is no reason to end training.
   for (size_t written = 0; written < line.size();) {

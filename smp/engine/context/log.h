@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <source_location>
 #include <string>
 #include <string_view>
@@ -14,8 +15,13 @@ namespace smp::engine {
 std::string log_line(LogLevel severity, std::chrono::system_clock::time_point time, const std::source_location& where,
                      std::string_view message);
 
-/// Writes lines to a file descriptor. A message is written by one call, so lines of threads and of
-/// processes that share stderr do not mix; a message of several lines stays together.
+/// What takes a process's messages in place of stderr, for a language with a log of its own. `file` and `line`: who speaks.
+using LogSink = std::function<void(LogLevel severity, std::string_view message, std::string_view file, int line)>;
+/// Before smp::init; an empty one is stderr again.
+void set_log_sink(LogSink sink);
+
+/// Writes lines to a file descriptor, or to the sink in place of stderr. A message is written by one call, so lines of
+/// threads and of processes that share stderr do not mix; a message of several lines stays together.
 class Logger {
  public:
   static constexpr int kStderr = 2;

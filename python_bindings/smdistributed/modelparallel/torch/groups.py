@@ -7,6 +7,7 @@ import socket
 import torch.distributed as dist
 
 from smdistributed.modelparallel import _engine
+from smdistributed.modelparallel.torch import logs
 from smdistributed.modelparallel.torch.comm import CommGroup, allgather
 
 _KINDS = {
@@ -77,6 +78,10 @@ def _make():
         )
     groups = {members: dist.new_group(list(members)) for members in sorted(set().union(*(each for _, each in ranks)))}
     _made.update({kind: groups[tuple(members)] for kind, members in lists.items()})
+    logs.info(
+        f"[{_engine.rank()}] Finished initializing torch distributed process groups. pp_rank: {_engine.pp_rank()}, "
+        f"tp_rank: {_engine.tp_rank()}, dp_rank: {_engine.dp_rank()}, rdp_rank: {_engine.rdp_rank()}"
+    )
 
 
 def _initialise():

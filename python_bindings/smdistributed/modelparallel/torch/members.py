@@ -9,6 +9,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from smdistributed.modelparallel import _engine
+from smdistributed.modelparallel.torch import logs
 
 
 class Members:
@@ -62,6 +63,7 @@ class Members:
 
         def after_partition():
             model = weak_self()
+            logs.partitioned(model)
             _call(model, model._after_partition)
 
         def after_first_step():

@@ -62,6 +62,29 @@ TEST(Log, NamesTheLineThatSpeaks) {
   EXPECT_NE(text.find("log_test.cpp:" + std::to_string(line) + "] here\n"), std::string::npos) << text;
 }
 
+TEST(Log, ASinkTakesTheMessagesThatWouldGoToStderr) {
+  struct Message {
+    LogLevel severity;
+    std::string text, file;
+    int line;
+  };
+  std::vector<Message> taken;
+  smp::engine::set_log_sink([&](LogLevel severity, std::string_view message, std::string_view file, int line) {
+    taken.push_back({severity, std::string(message), std::string(file), line});
+  });
+  Logger(LogLevel::kWarning).info("dropped");
+  const auto line = static_cast<int>(std::source_location::current().line() + 1);
+  Logger(LogLevel::kWarning).warning("b");
+  const std::string written = written_by([](int descriptor) { Logger(LogLevel::kInfo, descriptor).info("to a file"); });
+  smp::engine::set_log_sink({});
+  EXPECT_NE(written.find("to a file"), std::string::npos);
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_EQ(taken[0].severity, LogLevel::kWarning);
+  EXPECT_EQ(taken[0].text, "b");
+  EXPECT_TRUE(taken[0].file.ends_with("smp/engine/context/log_test.cpp")) << taken[0].file;
+  EXPECT_EQ(taken[0].line, line);
+}
+
 TEST(Log, LevelsDropWhatIsBelowThem) {
   const auto text_at = [](LogLevel level) {
     return without_time_and_place(written_by([&](int descriptor) {
