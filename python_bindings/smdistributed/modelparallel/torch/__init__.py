@@ -64,6 +64,7 @@ from smdistributed.modelparallel.torch.comm import (
     send,
     tp_barrier,
 )
+from smdistributed.modelparallel.torch.doctor import doctor  # the function; the module stays importable, as below
 from smdistributed.modelparallel.torch.groups import (
     get_dp_process_group,
     get_mp_process_group,

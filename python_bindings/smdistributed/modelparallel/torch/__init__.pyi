@@ -12,6 +12,7 @@ from smdistributed.modelparallel.torch.comm import rdp_barrier as rdp_barrier
 from smdistributed.modelparallel.torch.comm import recv_from as recv_from
 from smdistributed.modelparallel.torch.comm import send as send
 from smdistributed.modelparallel.torch.comm import tp_barrier as tp_barrier
+from smdistributed.modelparallel.torch.doctor import doctor as doctor
 from smdistributed.modelparallel.torch.job import init as init
 from smdistributed.modelparallel.torch.job import shutdown as shutdown
 from smdistributed.modelparallel.torch.model import DistributedModel as DistributedModel
