@@ -193,6 +193,7 @@ void bind_models(py::module_& module) {
   });
   py::class_<PartitionGuard>(module, "PartitionGuard").def(py::init<int>());
   module.def("set_partition", &engine::set_partition);
+  module.def("timeline_drawing", &engine::timeline_drawing);
   module.def("plan_text", [](const ModelHandle& own) { return engine::plan_text(*own.model); });
   module.def("plan_json", [](const ModelHandle& own) { return engine::plan_json(*own.model); });
 }
@@ -262,6 +263,9 @@ void bind_errors(py::module_& module) {
       throw;
     } catch (...) {
       torch::translate_exception_to_python(std::current_exception());
+      py::error_already_set raised;
+      put_in_python(raised);
+      raised.restore();
     }
   });
   const auto cause_of = [](const std::string& message, bool is_of_other_rank) {
@@ -277,9 +281,6 @@ void bind_errors(py::module_& module) {
 
 }  // namespace
 
-      py::error_already_set raised;
-      put_in_python(raised);
-      raised.restore();
 PYBIND11_MODULE(_engine, module) {
   bind_errors(module);
   bind_job(module);

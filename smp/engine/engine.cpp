@@ -250,6 +250,11 @@ std::vector<int64_t> predicted_peak_bytes(const Model& model) {
   return program == nullptr ? std::vector<int64_t>{} : program->plan.predicted_peak_bytes;
 }
 
+std::pair<std::string, std::string> timeline_drawing() {
+  const TimelineDrawing& drawing = context("timeline").timeline_drawing;
+  return {drawing.text, drawing.svg};
+}
+
 void make_values(const std::vector<at::Tensor>& tensors) {
   refuse_in_body("initialize_parameters");
   const runtime::GeneratorHold hold;

@@ -101,6 +101,9 @@ step_internal::Results run_step(int step_number, const step_internal::Call& call
 /// Graphs that steps have made on this rank.
 int64_t num_graphs();
 
+/// Text and SVG of a typical step, on world rank 0 once Config::timeline has been written; empty else (docs/timeline.md).
+std::pair<std::string, std::string> timeline_drawing();
+
 // Joins: smp/join.h. Between the two a language runs its loop; what leaves it in between, it reports and hands on.
 
 void begin_join(const JoinOptions& options);
@@ -112,6 +115,6 @@ void abandon_join(const std::exception_ptr& exception);
 /// another rank has failed before and prints its own, and returns the exit code for this process, which is to end now.
 int report_failure(const std::exception_ptr& exception);
 
-}  // namespace smp::engine
 // Log messages go to stderr, or where set_log_sink (smp/engine/context/log.h) says.
 
+}  // namespace smp::engine

@@ -2,6 +2,7 @@
 
 import copy
 import unittest
+import xml.etree.ElementTree as ElementTree
 
 import support
 import torch
@@ -208,6 +209,16 @@ class Plans(unittest.TestCase):
         shown = plan._repr_html_()
         self.assertEqual(shown.count("<tr>"), len(str(plan).splitlines()))
         self.assertIn("<td>layers.0", shown)
+        picture = ElementTree.fromstring(plan.svg)
+        bars = [each for each in picture if each.tag.endswith("rect")]
+        self.assertEqual(len(bars), 3 * smp.size())  # forward, backward, send
+        longest = max(sum(float(bar.get("width")) for bar in bars[3 * s : 3 * s + 3]) for s in range(smp.size()))
+        self.assertAlmostEqual(longest, 700, delta=1)
+        self.assertIn(plan.svg, shown)
+
+    def test_of_time_want_the_key(self):
+        with self.assertRaisesRegex(ValueError, "timeline: expected the key timeline in the configuration, got none"):
+            smp.timeline()
 
 
 if __name__ == "__main__":

@@ -59,3 +59,6 @@ assert_type(smp.rank(), int)
 assert_type(smp.get_pp_group(), list[int])
 assert_type(smp.allgather("seen", smp.PP_GROUP), list[str])
 smp.barrier(smp.WORLD_RANK)  # type: ignore[arg-type]
+assert_type(smp.doctor().warnings, list[str])
+assert_type(smp.timeline().svg, str)
+assert_type(model.plan.svg, str)

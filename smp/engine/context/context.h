@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -68,6 +69,11 @@ class ManualPlacement {
   std::unordered_map<const c10::StorageImpl*, PlacedStorage> by_storage_;
 };
 
+/// A typical step that Config::timeline has recorded.
+struct TimelineDrawing {
+  std::string text, svg;
+};
+
 /// Everything one rank owns besides the user's objects.
 struct Context {
   Context(Config resolved, const runtime::Launch& launch, std::shared_ptr<runtime::Transport> world);
@@ -93,6 +99,7 @@ struct Context {
   std::shared_ptr<StepNumbers> steps = std::make_shared<StepNumbers>();
   int64_t num_graphs = 0;                  // that programs were made of
   std::shared_ptr<StepTimeline> timeline;  // null: none was asked for, or it has been written
+  TimelineDrawing timeline_drawing;        // on world rank 0, once it has been written
 
   runtime::Transport& group(runtime::GroupKind which) const;
   /// Forms the groups anew, with pipelines of `pipeline_ranks`. Collective over the world.

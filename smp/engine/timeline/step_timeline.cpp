@@ -196,9 +196,10 @@ void StepTimeline::write(const std::vector<RankTimeline>& ranks) const {
   const StepAttribution attribution = attribute(step, schedule);
   std::optional<SimulationInput> predicted;
   if (const Prediction& known = predictions_.at(*typical)) predicted = *known;
-  write_file(drawing_path(trace), timeline_svg(step, schedule, attribution, predicted));
-  context_.logger.info(text + "\n" + timeline_title(step, schedule, attribution, predicted) + ", drawn in " +
-                       drawing_path(trace) + "\n" + idle_table(attribution));
+  const std::string title = timeline_title(step, schedule, attribution, predicted), table = idle_table(attribution);
+  context_.timeline_drawing = {title + "\n" + table, timeline_svg(step, schedule, attribution, predicted)};
+  write_file(drawing_path(trace), context_.timeline_drawing.svg);
+  context_.logger.info(text + "\n" + title + ", drawn in " + drawing_path(trace) + "\n" + table);
 }
 
 }  // namespace smp::engine

@@ -88,7 +88,8 @@ from smdistributed.modelparallel.torch.opaque import opaque
 from smdistributed.modelparallel.torch.optimizer import DistributedOptimizer
 from smdistributed.modelparallel.torch.partition import partition, set_partition
 from smdistributed.modelparallel.torch.state_mod import is_tracing, state
-from smdistributed.modelparallel.torch.step import StepOutput, step  # the function; the module stays importable
+from smdistributed.modelparallel.torch.step import StepOutput, step
+from smdistributed.modelparallel.torch.timeline import timeline
 
 WORLD = CommGroup.WORLD
 MP_GROUP = CommGroup.MP_GROUP

@@ -43,6 +43,7 @@ from smdistributed.modelparallel.torch.state_mod import is_tracing as is_tracing
 from smdistributed.modelparallel.torch.state_mod import state as state
 from smdistributed.modelparallel.torch.step import StepOutput as StepOutput
 from smdistributed.modelparallel.torch.step import step as step
+from smdistributed.modelparallel.torch.timeline import timeline as timeline
 
 WORLD: CommGroup
 MP_GROUP: CommGroup
