@@ -143,7 +143,7 @@ std::vector<char> allowed_cuts(const Graph& graph) {
   std::vector<char> allowed(graph.nodes.size() + 1, 1);
   NodeId spanned_until = 0;  // cuts before nodes up to this one lie inside a group
   for (NodeId p = 0; p < num_nodes; ++p) {
-    allowed[p] = p == 0 || p > spanned_until;
+    allowed[p] = p == 0 || p > spanned_until ? 1 : 0;
     spanned_until = std::max(spanned_until, last_of_group[first_of_group[p]]);
   }
   return allowed;

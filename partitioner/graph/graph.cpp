@@ -18,10 +18,10 @@ bool Graph::is_backward_root(ValueId value) const {
 }
 
 size_t Graph::num_storages() const {
-  int32_t last = -1;
-  for (const Value& value : values) last = std::max(last, value.storage);
+  int64_t last = -1;
+  for (const Value& value : values) last = std::max<int64_t>(last, value.storage);
   for (const Node& node : nodes) {
-    for (int32_t storage : node.written_storages) last = std::max(last, storage);
+    for (int32_t storage : node.written_storages) last = std::max<int64_t>(last, storage);
   }
   return static_cast<size_t>(last + 1);
 }

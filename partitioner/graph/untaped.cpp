@@ -39,7 +39,7 @@ std::string why_untaped(std::string_view op, std::string_view overload) {
 }
 
 std::string why_untaped(const Graph& graph, const Node& node) {
-  const std::string by_name = why_untaped(node.op, node.overload);
+  std::string by_name = why_untaped(node.op, node.overload);
   if (!by_name.empty() || !graph.has_backward() || !node.grad_enabled) return by_name;
   if (makes_sparse_gradient(node)) return node.op + " makes sparse gradients";
   const bool is_complex = trains_complex_numbers(graph, node);

@@ -140,7 +140,7 @@ int largest_feasible_stage_count(const BlockChain& chain) {
     int latest_reached = -1;  // the latest reached border before `end`
     for (int end = 1; end <= num_blocks; ++end) {
       if (reached[end - 1]) latest_reached = end - 1;
-      next[end] = latest_reached >= window.earliest_begin(end);
+      next[end] = latest_reached >= window.earliest_begin(end) ? 1 : 0;
     }
     if (next[num_blocks]) largest = stage + 1;
     std::swap(reached, next);

@@ -160,7 +160,7 @@ double slowest_of(const BlockChain& blocks, const std::vector<int>& borders) {
 std::vector<int> best_borders(BlockChain& blocks, int num_stages, double search_from_us, ChainSplit& split) {
   ChainProbe probe(blocks, num_stages);
   split.least_us = find_optimum(probe, search_from_us, kInfinity);
-  const std::vector<int> first = probe.cuts();
+  std::vector<int> first = probe.cuts();
   split.slowest_stage_us = slowest_of(blocks, first);
   if (split.slowest_stage_us <= split.least_us) return first;
   blocks.messages.count(first);

@@ -209,7 +209,7 @@ Plan with_or_without_ties(const Graph& graph, const GraphCosts& costs, const Par
   constexpr double kNearly = 1.05;
   std::optional<Plan> together = with_ties_together(graph, costs, apart, options);
   const bool is_near = together && together->predicted_step_us <= kNearly * apart.predicted_step_us;
-  return is_near ? std::move(*together) : apart;
+  return is_near ? std::move(*together) : std::move(apart);
 }
 
 /// The pins' chain in program order, if they leave a split.

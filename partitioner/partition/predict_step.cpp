@@ -44,11 +44,11 @@ void add_prediction(const Graph& graph, const Schedule& schedule, const DeviceMo
 double averaging_us(const DeviceModel& device, int64_t bytes, int replicas, int64_t bucket_bytes) {
   if (replicas <= 1 || bytes == 0) return 0;
   const int64_t bucket = bucket_bytes > 0 ? std::min(bytes, bucket_bytes) : bytes;
-  const double num_buckets = static_cast<double>((bytes + bucket - 1) / bucket);
+  const int64_t num_buckets = (bytes + bucket - 1) / bucket;
   const double messages = 2.0 * (replicas - 1);
   // A part of a bucket leaves while another comes.
   const double part_us = device.message_us(bucket / replicas);
-  return num_buckets * messages * part_us;
+  return static_cast<double>(num_buckets) * messages * part_us;
 }
 
 double averaging_us(const Plan& plan, int replicas, const PartitionOptions& options) {

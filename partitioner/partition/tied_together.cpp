@@ -43,7 +43,7 @@ Readers readers_of_shared(const Graph& graph, const Plan& apart, const std::vect
 /// Operators [0, end) for one stage per rank; the first stage pays for the rest too.
 Chain front_of(const Chain& all, int end, const std::vector<int64_t>& own_bytes) {
   Chain front = all;
-  const auto keep = [end](auto& list, int extra) { list.resize(static_cast<size_t>(end + extra)); };
+  const auto keep = [end](auto& list, size_t extra) { list.resize(static_cast<size_t>(end) + extra); };
   keep(front.time_us, 0), keep(front.fixed_bytes, 0), keep(front.activation_bytes, 0);
   keep(front.cut_allowed, 1);
   std::erase_if(front.crossings, [end](const Crossing& crossing) { return crossing.made_at >= end; });

@@ -230,9 +230,10 @@ std::vector<int> fewest_bytes_first(const Graph& graph, const Blocks& blocks) {
   constexpr size_t kWindow = 16;
   LiveBytes live(graph, blocks);
   return take_in_turn(blocks, [&](const std::vector<int>& ready, const std::vector<int>&) {
+    const size_t first = ready.size() - std::min(ready.size(), kWindow);
     size_t best = ready.size() - 1;
     int64_t least = live.change(ready[best]);
-    for (size_t i = best; i-- > 0 && ready.size() - i <= kWindow;) {
+    for (size_t i = best; i-- > first;) {
       const int64_t change = live.change(ready[i]);
       if (change < least) {
         least = change;
@@ -282,7 +283,7 @@ GradientSums::GradientSums(const Graph& graph) : sum_of_value(graph.values.size(
       }
     }
   }
-  for (const int terms : num_terms) is_ordered.push_back(terms > 1);
+  for (const int terms : num_terms) is_ordered.push_back(terms > 1 ? 1 : 0);
 }
 
 Linearisation program_order(const Graph& graph) {
