@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import support
 import torch
+from support import batch, loss_of, make_step
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
@@ -25,19 +26,7 @@ class Net(nn.Module):
         return self.layers(x)
 
 
-def loss_of(model, x):
-    return model(x).pow(2).mean()
-
-
-@smp.step
-def train_step(model, x):
-    loss = loss_of(model, x)
-    model.backward(loss)
-    return loss
-
-
-def batch(seed=0):
-    return torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+train_step = make_step()
 
 
 class Share(unittest.TestCase):

@@ -7,6 +7,7 @@ import unittest
 import support
 import torch
 from checkpoint_test import shared_folder
+from support import batch, loss_of, make_step
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
@@ -18,19 +19,7 @@ def setUpModule():
     smp.init({"microbatches": support.MICROBATCHES, "log_level": "off"})
 
 
-def loss_of(model, x):
-    return model(x).pow(2).mean()
-
-
-@smp.step
-def train_step(model, x):
-    loss = loss_of(model, x)
-    model.backward(loss)
-    return loss
-
-
-def batch(seed):
-    return torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+train_step = make_step()
 
 
 class HandWrittenSgd(torch.optim.Optimizer):

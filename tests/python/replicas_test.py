@@ -6,6 +6,7 @@ import unittest
 
 import support
 import torch
+from support import loss_of, make_step
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
@@ -22,23 +23,8 @@ def make_net():
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
-def loss_of(model, x):
-    return model(x).pow(2).mean()
-
-
-def make_step():
-    @smp.step
-    def train_step(model, x):
-        loss = loss_of(model, x)
-        model.backward(loss)
-        return loss
-
-    return train_step
-
-
 def batch(number, replica=None):
-    seed = 100 * number + (smp.dp_rank() if replica is None else replica)
-    return torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+    return support.batch(100 * number + (smp.dp_rank() if replica is None else replica))
 
 
 class Plain:

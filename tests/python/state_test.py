@@ -6,6 +6,7 @@ import warnings
 
 import support
 import torch
+from support import batch, loss_of, make_step
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
@@ -18,24 +19,6 @@ def setUpModule():
 
 def make_net():
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 3))
-
-
-def loss_of(model, x):
-    return model(x).pow(2).mean()
-
-
-def make_step():
-    @smp.step
-    def train_step(model, x):
-        loss = loss_of(model, x)
-        model.backward(loss)
-        return loss
-
-    return train_step
-
-
-def batch(seed):
-    return torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
 
 
 class Run:

@@ -1,4 +1,4 @@
-"""What tests of the Python package share: the plain loop that a step is compared with."""
+"""What tests of the Python package share: a loss with its step, and the plain loop that a step is compared with."""
 
 import os
 import socket
@@ -11,6 +11,27 @@ import torch
 import smdistributed.modelparallel.torch as smp
 
 MICROBATCHES = 4
+
+
+def batch(seed=0):
+    """For models of six features."""
+    return torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def loss_of(model, x):
+    return model(x).pow(2).mean()
+
+
+def make_step():
+    """A step function of its own, with programs of its own."""
+
+    @smp.step
+    def train_step(model, x):
+        loss = loss_of(model, x)
+        model.backward(loss)
+        return loss
+
+    return train_step
 
 
 def plain_step(model, loss_of, *batch, microbatches=MICROBATCHES):
