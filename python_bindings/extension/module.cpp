@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -64,9 +65,7 @@ void bind_job(py::module_& module) {
     });
   });
   module.def("is_in_body", &engine::is_in_body);
-  module.def("refuse_in_body", [](const std::string& caller) {
-    engine::refuse_in_body(caller, "Call it on every rank, before or after the step function.");
-  });
+  module.def("refuse_in_body", [](std::string_view caller) { engine::refuse_in_body(caller); });
   module.def("rank", &rank), module.def("size", &size);
   module.def("local_rank", &local_rank), module.def("local_size", &local_size);
   module.def("pp_rank", &pp_rank), module.def("pp_size", &pp_size);

@@ -46,8 +46,8 @@ void mark_backward(const at::Tensor& loss);
 /// ended.
 bool look_at(const at::Tensor& tensor, const std::function<void(const at::Tensor& content)>& look);
 bool is_in_body();
-/// Throws c10::ValueError in a body; `fix` ends its text.
-void refuse_in_body(std::string_view caller, std::string_view fix);
+/// Throws c10::ValueError in a body.
+void refuse_in_body(std::string_view caller);
 /// Whether an operator that this thread calls now would be captured.
 bool is_capturing();
 /// Before LibTorch's autograd engine runs, where a language does not take the process's default one. Throws within a body.

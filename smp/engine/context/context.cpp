@@ -107,6 +107,10 @@ Context& context(const char* caller) {
   return *found;
 }
 
+void refuse_in_body(std::string_view caller) {
+  refuse_in_body(caller, "Call it on every rank, before or after the step function.");
+}
+
 void refuse_in_body(std::string_view caller, std::string_view fix) {
   const Context* own = try_context();
   TORCH_CHECK_VALUE(own == nullptr || own->body_in_progress == nullptr, caller,

@@ -118,8 +118,9 @@ Context* try_context();
 
 /// Throws c10::ValueError naming `caller` when a step body runs on this rank: the body runs on one rank only, on tensors
 /// without data, so what concerns all ranks or real values cannot be done there. The step refuses it on every rank.
-void refuse_in_body(std::string_view caller,
-                    std::string_view fix = "Call it on every rank, before or after the step function.");
+/// `fix` ends the text; without one it is to call on every rank, before or after the step function.
+void refuse_in_body(std::string_view caller);
+void refuse_in_body(std::string_view caller, std::string_view fix);
 
 /// Throws c10::ValueError naming `caller` in the loop of smp::join, where replicas need not be at the same step.
 void refuse_in_join(std::string_view caller);
