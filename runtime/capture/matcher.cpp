@@ -117,8 +117,7 @@ bool Matcher::matches_argument(const c10::IValue& actual, const Argument& record
     return std::holds_alternative<UndefinedTensor>(recorded) && actual.isTensor() && !actual.toTensor().defined();
   }
   const RecordedCall& call = at_.recording->calls[static_cast<size_t>(at_.position)];
-  c10::IValue copy = actual;
-  Argument value = to_argument(copy, nullptr, call.info->name);
+  Argument value = to_argument(actual, nullptr, call.info->name);
   if (same_argument(value, recorded)) return true;
   // Another number of the same type leaves the geometry alone: the graph stays, the number travels.
   const bool may_change = !actual.isNone() && may_travel(call, static_cast<size_t>(position), value, recorded);

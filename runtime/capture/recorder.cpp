@@ -183,7 +183,7 @@ ValueId Recorder::resolve_ghost(const at::Tensor& tensor, const Ghost& ghost) {
 }
 
 // A copy made behind the dispatcher (tensor.data(), make_variable): a new TensorImpl on a known storage.
-ValueId Recorder::alias_of(StorageInfo storage, const at::Tensor& tensor) {
+ValueId Recorder::alias_of(const StorageInfo& storage, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
               ": expected operators only, got a tensor with a gradient function that no operator made (a custom autograd "
               "function returns such tensors). Its backward would be lost: write the function with differentiable "

@@ -72,7 +72,7 @@ class Recorder : public Interceptor {
   partitioner::ValueId resolve_ghost(const at::Tensor& tensor, const Ghost& ghost);
   partitioner::ValueId bind_real(const at::Tensor& tensor, const at::Tensor& geometry, partitioner::Value value);
   partitioner::ValueId bind_constant(const at::Tensor& tensor);
-  partitioner::ValueId alias_of(StorageInfo storage, const at::Tensor& tensor);
+  partitioner::ValueId alias_of(const StorageInfo& storage, const at::Tensor& tensor);
   partitioner::ValueId new_value(partitioner::Value value, const at::Tensor& seen);
   void take_real(partitioner::ValueId id, const at::Tensor& tensor, const at::Tensor& geometry);
   void take_value(partitioner::ValueId id, const at::Tensor& seen);

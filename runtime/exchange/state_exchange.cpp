@@ -87,7 +87,7 @@ StateExchange::Offered StateExchange::decode(std::string_view bytes) {
   });
 }
 
-StateExchange::StateExchange(std::map<std::string, at::Tensor> own, std::string own_error,
+StateExchange::StateExchange(std::map<std::string, at::Tensor> own, const std::string& own_error,
                              std::shared_ptr<Transport> pipeline, std::shared_ptr<Transport> replicas)
     : own_(std::move(own)), pipeline_(std::move(pipeline)), replicas_(std::move(replicas)) {
   std::string offers;

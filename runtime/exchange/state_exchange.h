@@ -49,7 +49,7 @@ class StateExchange {
 
   /// own: CPU tensors by name. own_error: why this rank has nothing to offer, for everybody. Collective over both groups.
   /// Shares the groups, since a delivery may wait for a step.
-  StateExchange(std::map<std::string, at::Tensor> own, std::string own_error, std::shared_ptr<Transport> pipeline,
+  StateExchange(std::map<std::string, at::Tensor> own, const std::string& own_error, std::shared_ptr<Transport> pipeline,
                 std::shared_ptr<Transport> replicas);
 
   /// What a rank could not offer, or two ranks offer differently; empty when all is well. The same on every rank.

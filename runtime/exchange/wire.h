@@ -35,7 +35,7 @@ class WireWriter {
   /// One after the other: the members of a struct, by std::tie.
   template <class... T>
   void put(const std::tuple<T...>& values) {
-    std::apply([this](const auto&... each) { (put(each), ...); }, values);
+    std::apply([this](const auto&... each) { (this->put(each), ...); }, values);
   }
   std::string take() { return std::move(bytes_); }
 
@@ -56,7 +56,8 @@ class WireReader {
       return get_between<uint8_t>(0, 1) != 0;
     } else {
       T number;
-      std::memcpy(&number, raw(sizeof number).data(), sizeof number);
+      const std::string_view bytes = raw(sizeof number);
+      std::memcpy(&number, bytes.data(), bytes.size());
       return number;
     }
   }
@@ -95,7 +96,7 @@ class WireReader {
   /// Numbers, bools and texts that were put as a tuple, into the variables that the tuple refers to.
   template <class... T>
   void get_into(const std::tuple<T&...>& values) {
-    std::apply([this](auto&... each) { (get_into(each), ...); }, values);
+    std::apply([this](auto&... each) { (this->get_into(each), ...); }, values);
   }
   bool at_end() const { return left_.empty(); }
 

@@ -67,7 +67,7 @@ void make_local_values(const TensorHomes& homes, const Bindings& bindings, int p
 void broadcast_tensors(const std::vector<at::Tensor>& tensors, Transport& group, int source) {
   if (group.size() == 1) return;
   const at::NoGradGuard no_grad;
-  for (at::Tensor tensor : tensors) {
+  for (const at::Tensor& tensor : tensors) {
     const at::Tensor data = tensor.detach().contiguous();
     keeping(std::make_shared<at::Tensor>(data), [&] { group.broadcast(memory_of(data), source); });
     if (!data.is_alias_of(tensor)) tensor.copy_(data);

@@ -37,7 +37,7 @@ class NamedBlock {
       do error = posix_fallocate(block.get_mapping_handle().handle, 0, num_bytes);
       while (error == EINTR);
       is_whole_ = error == 0;
-    } catch (const ipc::interprocess_exception&) {
+    } catch (const ipc::interprocess_exception&) {  // NOLINT(bugprone-empty-catch): then there is none, as name() says
     }
   }
   ~NamedBlock() {
