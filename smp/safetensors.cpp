@@ -129,7 +129,7 @@ class HeaderReader {
     return read;
   }
 
-  Row read_row(std::string name, const boost::json::value& value) const {
+  Row read_row(const std::string& name, const boost::json::value& value) const {
     require(value.is_object(), "an object for '" + name + "'", "another type");
     const boost::json::object& object = value.get_object();
     Row row{.name = name};

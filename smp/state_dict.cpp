@@ -11,14 +11,16 @@ namespace {
 
 // The module tree, by the last component of names.
 struct Tree {
+  std::string name;
   std::vector<const StateDict::Entry*> own;
-  std::vector<std::pair<std::string, Tree>> children;
+  std::vector<Tree> children;
 
-  Tree& child(const std::string& name) {
-    for (auto& [key, tree] : children) {
-      if (key == name) return tree;
+  Tree& child(const std::string& child_name) {
+    for (Tree& known : children) {
+      if (known.name == child_name) return known;
     }
-    return children.emplace_back(name, Tree()).second;
+    children.emplace_back().name = child_name;
+    return children.back();
   }
   Tree& descend(const std::string& path) {
     Tree* tree = this;
@@ -38,10 +40,10 @@ void write(torch::serialize::OutputArchive& archive, const Tree& tree) {
   for (const StateDict::Entry* entry : tree.own) {
     archive.write(last_component(entry->name), entry->tensor, entry->is_buffer);
   }
-  for (const auto& [name, child] : tree.children) {
+  for (const Tree& child : tree.children) {
     torch::serialize::OutputArchive nested(archive.compilation_unit());
     write(nested, child);
-    archive.write(name, nested);
+    archive.write(child.name, nested);
   }
 }
 

@@ -197,7 +197,7 @@ class KnownView : public UnknownView {
         value = found->second;
       }
     });
-    optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+    optimizer_.state().insert_or_assign(parameter.unsafeGetTensorImpl(), std::move(state));
   }
 };
 

@@ -314,7 +314,7 @@ void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
 void zero_grad(const Optimizer& optimizer) {
   refuse_in_body("DistributedOptimizer::zero_grad");
   for (const OptimizerGroup& group : optimizer.view->groups()) {
-    for (at::Tensor parameter : group.parameters) parameter.mutable_grad().reset();
+    for (const at::Tensor& parameter : group.parameters) parameter.mutable_grad().reset();
   }
 }
 

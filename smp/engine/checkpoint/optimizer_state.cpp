@@ -94,7 +94,7 @@ std::map<std::string, at::Tensor> offered(const OptimizerState& state, std::stri
 
 runtime::StateExchange exchange_of(const RankState& own, const OptimizerState& state, std::string own_error) {
   auto tensors = offered(state, own_error);
-  return {std::move(tensors), std::move(own_error), own.context.pipeline, own.context.replicas};
+  return {std::move(tensors), own_error, own.context.pipeline, own.context.replicas};
 }
 
 }  // namespace

@@ -68,13 +68,14 @@ void SaveFiles::remove_others() const noexcept try {
   static const std::regex name(R"((?:state\.json|rank_\d+_of_\d+(\.[0-9a-f]{16})?\.safetensors)(\.[0-9a-f]{16}\.writing)?)");
   struct stat index{};
   if (::stat(index_path().c_str(), &index) != 0) return;
-  for_each_match(folder, name, [&](const std::smatch& match, const fs::path& path) {
+  static_cast<void>(for_each_match(folder, name, [&](const std::smatch& match, const fs::path& path) {
     const bool is_unfinished = match[2].matched;
     const bool is_kept = path == index_path() || match[1] == "." + id;
     std::error_code ignored;
     if ((is_unfinished || !is_kept) && obstacle(path, index.st_uid).empty()) fs::remove(path, ignored);
-  });
-} catch (const std::exception&) {  // the next save tries again
+  }));
+} catch (const std::exception&) {
+  return;  // the next save tries again
 }
 
 SaveFiles find_save(const fs::path& folder) {

@@ -260,7 +260,7 @@ std::vector<std::shared_ptr<Model>> Models::to_place(const Graph& graph) const {
 
 bool Models::are_alike() const {
   return std::all_of(models_.begin(), models_.end(),
-                     [this](const auto& model) { return model->is_partitioned() || model->is_alike; });
+                     [](const auto& model) { return model->is_partitioned() || model->is_alike; });
 }
 
 void Models::make_alike() {

@@ -29,12 +29,13 @@ int64_t most_bytes(const Plan& plan) {
 /// As few parts as fit into memory one after the other.
 Plan parts_of(const Graph& graph) {
   PartitionOptions options;
-  const Plan plan = partition(graph, options);
+  Plan plan = partition(graph, options);
   const int64_t parts = std::min<int64_t>(1 + most_bytes(plan) / kMeasuredAtOnce, static_cast<int64_t>(graph.nodes.size()));
   for (options.num_ranks = static_cast<int>(parts); options.num_ranks > 1; options.num_ranks /= 2) {
     try {
       return partition(graph, options);
-    } catch (const c10::ValueError&) {  // it cannot be cut so often
+    } catch (const c10::ValueError&) {
+      continue;  // it cannot be cut so often
     }
   }
   return plan;
@@ -115,11 +116,11 @@ void GraphsMeasurement::keep(const Part& part, const runtime::StageTimes& of_par
 
 runtime::MeasureOptions GraphsMeasurement::options_of(const Part& part,
                                                       const std::shared_ptr<runtime::OwnTensors>& own) const {
-  const auto& [graph, inputs] = graphs_[part.graph];
-  const auto lookup = [this, &graph = graph, &inputs = inputs](ValueId id) { return tensor_of(graph, inputs, id); };
+  const GraphToPlan& measured = graphs_[part.graph];
+  const auto lookup = [this, &measured](ValueId id) { return tensor_of(measured.graph, measured.inputs, id); };
   return {.tape = rank_.context.config.stage == StageKind::kTape,
           .tensors = lookup,
-          .expected_backward_us = graph_costs(graph, DeviceModel{}).backward_us,
+          .expected_backward_us = graph_costs(measured.graph, DeviceModel{}).backward_us,
           .own = own};
 }
 
