@@ -9,6 +9,7 @@ UNITY  ?=
 ONLY   ?=
 TORCH  := 2.11.0
 CLANG_FORMAT := 19.1.7
+CLANG_TIDY := 19.1.0.1
 TRANSFORMERS := 4.56.2
 NBCLIENT := 0.11.0
 IPYKERNEL := 7.4.0
@@ -42,7 +43,7 @@ endif
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
   -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv digits transformers notebooks python-given configure build demo demo-python formatter format tidy test bench peers install wheel clean
+.PHONY: help packages venv digits transformers notebooks python-given configure build demo demo-python formatter format linter tidy test bench peers install wheel clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -125,20 +126,25 @@ notebooks: $(environment)
 	fi
 
 # Beside every interpreter, since a given one gets nothing installed.
+tool = if [ ! -x build/formatter/bin/$(1) ]; then \
+  echo "setup: $(1) $(2) goes into build/formatter"; \
+  python3 -m venv build/formatter; \
+  build/formatter/bin/pip install --quiet $(1)==$(2); \
+fi
 formatter: $(environment)
-	@if [ ! -x build/formatter/bin/clang-format ]; then \
-	  echo "setup: clang-format $(CLANG_FORMAT) goes into build/formatter"; \
-	  python3 -m venv build/formatter; \
-	  build/formatter/bin/pip install --quiet clang-format==$(CLANG_FORMAT); \
-	fi
+	@$(call tool,clang-format,$(CLANG_FORMAT))
+# Debian's is 14, which does not read <source_location> of g++ 12.
+linter: $(environment)
+	@$(call tool,clang-tidy,$(CLANG_TIDY))
 
 format: formatter  ## Lay out all C++ files as the tests want them
 	@find smp partitioner runtime tools examples benchmarks python_bindings tests -name '*.h' -o -name '*.cpp' | xargs build/formatter/bin/clang-format -i
 
-tidy: $(environment)  ## What the compiler does not see, in the library (.clang-tidy): a quarter of an hour
-	@command -v run-clang-tidy >/dev/null || { echo "tidy: expected run-clang-tidy; as root: apt-get install clang-tidy" >&2; exit 1; }
+# By the build's batches of files: the headers of a batch are read once.
+tidy: linter  ## What the compiler does not see, in the library (.clang-tidy): ten minutes
 	@cmake --preset tidy $(options) >/dev/null
-	@run-clang-tidy -quiet -p build/tidy -j $(jobs) -extra-arg=-Wno-unknown-warning-option '/build/tidy/(smp|partitioner|runtime)/'
+	@sed -nE 's,^ *"file": "($(CURDIR)(/build/tidy)?/(smp|partitioner|runtime)/.*)".*,\1,p' build/tidy/compile_commands.json | \
+	  xargs -n 1 -P $(jobs) build/formatter/bin/clang-tidy --quiet -p build/tidy --extra-arg=-Wno-unknown-warning-option
 
 # Configured anew, since that measures how long tests may take on this machine as it now is.
 test: formatter digits transformers notebooks configure  ## All tests that the preset runs
