@@ -178,7 +178,7 @@ class Meeter {
     Hello hello{};
     socket.non_blocking(true);  // it has come whole, or is none
     asio::read(socket, asio::buffer(&hello, sizeof hello), error);
-    socket.non_blocking(false, error);
+    socket.non_blocking(false);
     const bool is_known = std::string_view(hello.secret.data(), kSecretChars) == own_.secret;
     if (error || !is_known || hello.rank <= self_.rank || hello.rank >= self_.size) return false;
     return keep(hello.purpose, hello.rank, std::move(socket));
