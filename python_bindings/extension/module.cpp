@@ -65,6 +65,9 @@ void bind_job(py::module_& module) {
     });
   });
   module.def("is_in_body", &engine::is_in_body);
+  // "key: value in force against the other" for each in which they differ.
+  module.def("differences",
+             [](const std::string& json) { return Config::differences(config(), Config::resolve_json(json)); });
   module.def("refuse_in_body", [](std::string_view caller) { engine::refuse_in_body(caller); });
   module.def("rank", &rank), module.def("size", &size);
   module.def("local_rank", &local_rank), module.def("local_size", &local_size);

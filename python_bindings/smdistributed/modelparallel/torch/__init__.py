@@ -41,7 +41,7 @@ from smdistributed.modelparallel._engine import (
     tp_rank,
     tp_size,
 )
-from smdistributed.modelparallel.torch import ghosts, missing, model, optimizer
+from smdistributed.modelparallel.torch import clipping, ghosts, missing, model, optimizer
 from smdistributed.modelparallel.torch.checkpoint import (
     load,
     load_state,
@@ -105,3 +105,4 @@ TP_RANK = RankType.TP_RANK
 RDP_RANK = RankType.RDP_RANK
 
 missing.make_modules()
+clipping.replace_torchs()

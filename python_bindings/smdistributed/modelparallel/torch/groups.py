@@ -23,8 +23,8 @@ _store = None  # where ranks met, if smp initialised torch.distributed
 
 
 def get_world_process_group():
-    """My group of that kind. The first of these calls makes all of them: collective over all ranks; with gloo, where the script
-    has not initialised torch.distributed."""
+    """My group of that kind. With the key ddp, smp.init has made all of them; else the first of these calls does: collective over
+    all ranks. With gloo, where the script has not initialised torch.distributed."""
     return _group(CommGroup.WORLD)
 
 
@@ -48,6 +48,15 @@ def get_rdp_process_group():
     return _group(CommGroup.RDP_GROUP)
 
 
+def join():
+    """At the end of smp.init: with the key ddp, whatever uses torch.distributed finds it initialised. Collective over all ranks."""
+    config = json.loads(_engine.config())
+    if config["ddp"] and config["parallelism"] == "auto":  # the first step says who is in which group
+        _join_torch()
+    elif config["ddp"]:
+        _make()
+
+
 def leave():
     """Ends what smp has initialised. A script's own initialisation stays."""
     global _store
@@ -64,24 +73,28 @@ def _group(kind):
 
 
 def _make():
-    lists = {kind: ranks() for kind, ranks in _KINDS.items()}
+    _join_torch()
+    lists = {kind: tuple(ranks()) for kind, ranks in _KINDS.items()}
+    everyones = set().union(*allgather(list(lists.values()), CommGroup.WORLD))
+    groups = {members: dist.new_group(list(members)) for members in sorted(everyones)}
+    _made.update({kind: groups[members] for kind, members in lists.items()})
+    logs.info(
+        f"[{_engine.rank()}] Finished initializing torch distributed process groups. pp_rank: {_engine.pp_rank()}, "
+        f"tp_rank: {_engine.tp_rank()}, dp_rank: {_engine.dp_rank()}, rdp_rank: {_engine.rdp_rank()}"
+    )
+
+
+def _join_torch():
     own = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None
-    ranks = allgather((own, [tuple(each) for each in lists.values()]), CommGroup.WORLD)
-    found = [initialised for initialised, _ in ranks]
-    if found == [None] * len(ranks):
+    found = allgather(own, CommGroup.WORLD)
+    if found == [None] * len(found):
         _initialise()
-    elif found != [(rank, len(ranks)) for rank in range(len(ranks))]:
+    elif found != [(rank, len(found)) for rank in range(len(found))]:
         raise RuntimeError(
             "process groups: expected torch.distributed to be initialised on no rank, or on all with smp's ranks, got "
             f"{found} as (rank, size) by smp.rank(). Leave it to smp, or call init_process_group(rank=smp.rank(), "
             "world_size=smp.size())."
         )
-    groups = {members: dist.new_group(list(members)) for members in sorted(set().union(*(each for _, each in ranks)))}
-    _made.update({kind: groups[tuple(members)] for kind, members in lists.items()})
-    logs.info(
-        f"[{_engine.rank()}] Finished initializing torch distributed process groups. pp_rank: {_engine.pp_rank()}, "
-        f"tp_rank: {_engine.tp_rank()}, dp_rank: {_engine.dp_rank()}, rdp_rank: {_engine.rdp_rank()}"
-    )
 
 
 def _initialise():

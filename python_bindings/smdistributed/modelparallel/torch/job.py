@@ -11,7 +11,7 @@ import traceback
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel.torch import groups
+from smdistributed.modelparallel.torch import groups, ranks_of_accelerate
 
 
 def init(config=None):
@@ -20,11 +20,35 @@ def init(config=None):
     `config`: a dict of keys (docs/configuration.md), each overridden by the script's argument --mp_parameters key=value,key=value,
     by SMP_CONFIG and by SM_HP_MP_PARAMETERS. Raises ValueError, on every rank and before anything else happens, for a
     configuration with errors, all of them at once.
+
+    Libraries may have made the first call when they were imported, as transformers does. A later one changes nothing: the keys
+    that it names must have the values in force, else ValueError names those that have not.
     """
-    _engine.init(json.dumps({**(config or {}), **_parameters_of(sys.argv[1:])}))
+    named = {**(config or {}), **_parameters_of(sys.argv[1:])}
+    if _engine.is_initialized():
+        _check_in_force(named)
+        return
+    _engine.init(json.dumps(named))
     sys.excepthook = _end_with(sys.excepthook)
     sys.exit = _noting_its_code(sys.exit)
     atexit.register(_leave)
+    ranks_of_accelerate.hide_stages()
+    groups.join()
+
+
+def _check_in_force(named):
+    """Ranks, groups and plans already follow from the first call."""
+    named = {key: value for key, value in named.items() if value is not None}
+    in_force = json.loads(_engine.config())
+    if "partitions" in named:  # by its other name
+        del in_force["pipeline_parallel_degree"]
+    differences = _engine.differences(json.dumps({**in_force, **named}))
+    if differences:
+        raise ValueError(
+            "smp.init: expected a second call to name the values in force, got others for "
+            f"{'; '.join(differences)} (in force against named). Give them to the first call, which may have been an import "
+            "of transformers: in SM_HP_MP_PARAMETERS or SMP_CONFIG, or by calling smp.init before. Or leave them out here."
+        )
 
 
 def shutdown():

@@ -7,7 +7,7 @@ import weakref
 import torch
 
 from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel.torch import state_dicts, state_mod
+from smdistributed.modelparallel.torch import ranks_of_accelerate, state_dicts, state_mod
 from smdistributed.modelparallel.torch.comm import CommGroup, allgather
 from smdistributed.modelparallel.torch.members import Members, Replicated
 from smdistributed.modelparallel.torch.plan import Plan
@@ -46,6 +46,7 @@ class DistributedModel(Members, torch.nn.Module):
         super().__init__()
         if not _engine.is_initialized():
             raise RuntimeError("DistributedModel: expected a call after smp.init, got one before.")
+        ranks_of_accelerate.check()
         _remove_gone()
         options = _engine.ModelOptions()
         options.overlapping_allreduce = overlapping_allreduce
@@ -153,6 +154,11 @@ def put_back_registered():
             registered.update(before)
         names += replaced
     return names
+
+
+def all_models():
+    """Those that are in use."""
+    return list(_models)
 
 
 def only_model():
