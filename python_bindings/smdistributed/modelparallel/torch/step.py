@@ -18,12 +18,16 @@ from smdistributed.modelparallel.torch.model import check_registered, put_back_r
 class StepOutput:
     """One tensor per microbatch, the same on every rank; detached, and the caller's own."""
 
-    def __init__(self, outputs):
+    def __init__(self, outputs, rows=None):
         self.outputs = list(outputs)
+        self._rows = rows  # of the batch, by microbatch, where they differ
 
     def reduce_mean(self):
-        """Mean over microbatches, of the shape of one."""
-        return torch.stack(self.outputs).mean(0)
+        """Mean over microbatches, of the shape of one. Where an evaluation's microbatches differ in rows, they weigh by them: means
+        over rows become that of the batch."""
+        if self._rows is None:
+            return torch.stack(self.outputs).mean(0)
+        return sum(rows * output for rows, output in zip(self._rows, self.outputs, strict=True)) / sum(self._rows)
 
     def reduce_sum(self):
         return torch.stack(self.outputs).sum(0)
@@ -104,6 +108,7 @@ class _Call:
         self._whole = whole
         self._axes = axes
         self._skeleton = None
+        self._rows = None  # of the first argument whose microbatches differ in them
         self._returned = []  # by microbatch: (structure, values beside tensors), pickled
 
     def arguments(self, microbatches, replica, replicas):
@@ -118,6 +123,8 @@ class _Call:
                 if isinstance(value, torch.Tensor):
                     uneven = replicas == 1 and not is_whole and not torch.is_grad_enabled()
                     pieces = _uneven_pieces(value, axis, microbatches) if uneven else []
+                    if pieces and self._rows is None:
+                        self._rows = [piece.shape[axis] for piece in pieces]
                     tensors.append((value, position, axis, is_whole, pieces))
                     return _TensorAt(len(tensors) - 1)
                 if hasattr(value, "smp_slice") and not is_whole:
@@ -180,18 +187,19 @@ class _Call:
                     f"{pickle.loads(structures[0])} for microbatch 0 and {pickle.loads(structure)} for microbatch {microbatch}. "
                     "Return a tensor of zeros where there is nothing to return."
                 )
-        return structures[0]
+        return pickle.dumps((self._rows, structures[0]))
 
     def results(self, tensors, values, payload):
         """On every rank."""
+        rows, structure = pickle.loads(payload)
         by_microbatch = [_loads(each, [tensor[m] for tensor in tensors]) for m, each in enumerate(values)]
 
         def leaf(value):
             if isinstance(value, _TensorAt):
-                return StepOutput(tensors[value.index])
+                return StepOutput(tensors[value.index], rows)
             return [each[value.index] for each in by_microbatch] if isinstance(value, _ValueAt) else value
 
-        return map_leaves(pickle.loads(payload), leaf)
+        return map_leaves(pickle.loads(structure), leaf)
 
 
 def _without_compiler():
