@@ -43,5 +43,35 @@ class Parameters(unittest.TestCase):
             self.assertNotIn("microbatches", text)
 
 
+class SecondCall(unittest.TestCase):
+    """SageMaker's row 34: an import of transformers may have made the first."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.enterClassContext(mock.patch.dict(os.environ, {"SM_HP_MP_PARAMETERS": '{"partitions": 1, "microbatches": 4}'}))
+        cls.enterClassContext(mock.patch.object(sys, "argv", sys.argv[:1]))
+        smp.init({"log_level": "off"})
+
+    def test_changes_nothing(self):
+        before = vars(smp.state.cfg)
+        smp.init()
+        smp.init({"partitions": 1, "log_level": "off", "pipeline": None})
+        smp.init({"pipeline_parallel_degree": 1, "tensor_parallel_degree": 1, "placement_strategy": "cluster"})
+        smp.init({"microbatches": 8})  # the environment overrides it here as there
+        self.assertEqual(vars(smp.state.cfg), before)
+
+    def test_names_other_values(self):
+        with self.assertRaisesRegex(ValueError, "pipeline: interleaved against simple; ddp: false against true"):
+            smp.init({"pipeline": "simple", "ddp": True, "log_level": "off"})
+        with self.assertRaisesRegex(ValueError, "microbatchez"):
+            smp.init({"microbatchez": 4})
+        with mock.patch.object(sys, "argv", [*sys.argv, "--mp_parameters", "seed=3"]):
+            with self.assertRaisesRegex(ValueError, "seed: 0 against 3"):
+                smp.init()
+        with mock.patch.dict(os.environ, {"SM_HP_MP_PARAMETERS": ""}):
+            with self.assertRaisesRegex(ValueError, "pipeline_parallel_degree: 1 against 2"):
+                smp.init({"partitions": 2})
+
+
 if __name__ == "__main__":
     unittest.main()

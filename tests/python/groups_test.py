@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
+from smdistributed.modelparallel.torch import groups
 
 WORLD_SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "1"))
 GROUPS = {
@@ -27,10 +28,16 @@ def setUpModule():
 
 
 class ProcessGroups(unittest.TestCase):
+    def test_0_are_made_by_init_under_ddp(self):
+        """So a call of one rank alone does not wait."""
+        self.assertEqual((dist.get_rank(), dist.get_world_size()), (smp.rank(), smp.size()))
+        if smp.rank() == 0:
+            self.assertEqual(dist.get_process_group_ranks(smp.get_pp_process_group()), smp.get_pp_group())
+
     def test_1_need_one_torch_distributed(self):
-        """Before the others: it is initialised once."""
         if WORLD_SIZE == 1:
             return
+        groups.leave()
         if smp.rank() == 1:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         with self.assertRaisesRegex(RuntimeError, r"\(0, 1\)"):

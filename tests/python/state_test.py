@@ -80,6 +80,25 @@ class State(unittest.TestCase):
         for name, parameter in run.model.local_named_parameters():
             torch.testing.assert_close(parameter.grad, plain.get_parameter(name).grad)
 
+    def test_clips_so_by_torchs_function_too(self):
+        net = make_net()
+        plain = copy.deepcopy(net)
+        run = Run(net)
+        run.step(run.model, batch(0))
+        support.plain_step(plain, loss_of, batch(0))
+        expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+        norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), 0.01)
+        torch.testing.assert_close(norm, expected)
+        for name, parameter in run.model.local_named_parameters():
+            torch.testing.assert_close(parameter.grad, plain.get_parameter(name).grad)
+        own = [parameter.grad for parameter in run.model.local_parameters()]
+        norm = torch.nn.utils.clip_grad_norm_(run.model.local_parameters(), 1.0)
+        torch.testing.assert_close(norm, torch.nn.utils.get_total_norm(own))
+        if smp.pp_size() > 1:
+            some = [*run.model.parameters()][:-1]
+            with self.assertRaisesRegex(ValueError, f"all {len(some) + 1} trainable .* got {len(some)} of them and 0 others"):
+                torch.nn.utils.clip_grad_norm_(some, 1.0)
+
     def test_refuses_a_wrong_name(self):
         run = Run(make_net())
         with self.assertRaisesRegex(ValueError, "9.weight"):

@@ -137,6 +137,17 @@ class Contract(unittest.TestCase):
         support.same_bits(self, [out.concat()], [self.reference(x) * table * 2.0], "output")
         support.same_bits(self, [back.concat()], [columns.t()], "columns")
 
+    def test_weighs_an_uneven_evaluation_by_rows(self):
+        @smp.step
+        def body(model, x):
+            return model(x).mean()
+
+        x = smp.allgather(torch.randn(14, 4), smp.WORLD)[0]
+        with torch.no_grad():
+            for rows in (8, 6, 14):  # the middle one of microbatches of 2, 2, 1 and 1 rows
+                mean = self.reference(x[:rows]).mean()
+                torch.testing.assert_close(body(self.model, x[:rows]).reduce_mean(), mean)
+
     def test_gives_each_argument_to_its_parameter(self):
         @smp.step
         def body(model, first, /, second=None, *, third=None, **others):
