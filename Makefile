@@ -13,6 +13,7 @@ CLANG_TIDY := 19.1.0.1
 TRANSFORMERS := 4.56.2
 NBCLIENT := 0.11.0
 IPYKERNEL := 7.4.0
+ACCELERATE := 1.10.1
 
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
@@ -107,13 +108,18 @@ demo-python: digits configure  ## Build the Python package, and train on handwri
 	@cmake --build $(build) --target smp_program smp_python --parallel $(jobs)
 	@PYTHONPATH=$(build)/python $(build)/bin/smp run -np 2 $(python) examples/mnist_sagemaker/train.py
 
-# For the tests of its models only.
+# For the tests of its models and its Trainer only.
 transformers: $(environment)
 	@[ "$(environment)" = venv ] || exit 0; \
 	if ! $(call has,transformers-$(TRANSFORMERS).); then \
 	  echo "setup: transformers $(TRANSFORMERS) goes into $(venv)"; \
 	  $(venv)/bin/pip install --no-compile --retries 1 transformers==$(TRANSFORMERS) || \
 	    echo "setup: going on without it; the models of transformers stay untested" >&2; \
+	fi; \
+	if ! $(call has,accelerate-$(ACCELERATE).); then \
+	  echo "setup: accelerate $(ACCELERATE) goes into $(venv)"; \
+	  $(venv)/bin/pip install --no-compile --retries 1 accelerate==$(ACCELERATE) || \
+	    echo "setup: going on without it; the Trainer of transformers stays untested" >&2; \
 	fi
 
 # For the tests of docs/notebooks only.

@@ -2,7 +2,10 @@
 
 import copy
 import os
+import sys
+import types
 import unittest
+from unittest import mock
 
 import support
 import torch
@@ -230,6 +233,26 @@ class Bare(Replicas):
         if smp.pp_size() == 1:
             with torch.no_grad():
                 support.same_bits(self, [self.model(batch(0))], [self.plain.nets[0](batch(0))], "evaluation")
+
+
+class Accelerate(unittest.TestCase):
+    """It is to take replicas for processes with data of their own, and stages not."""
+
+    def make_model_with(self, processes):
+        state = types.SimpleNamespace(PartialState=types.SimpleNamespace(_shared_state={"num_processes": processes}))
+        with mock.patch.dict(sys.modules, {"accelerate.state": state}):
+            return smp.DistributedModel(make_net())
+
+    def test_counts_a_pipeline_as_one(self):
+        if smp.mp_size() == 1:
+            self.assertNotIn("PMI_SIZE", os.environ)
+            self.make_model_with(WORLD_SIZE)
+            return
+        self.assertEqual(os.environ["PMI_SIZE"], "1")
+        with self.assertRaisesRegex(RuntimeError, f"got {WORLD_SIZE}, to each"):
+            self.make_model_with(WORLD_SIZE)
+        with self.assertWarnsRegex(UserWarning, "all 2 replicas the same data"):
+            self.make_model_with(1)
 
 
 if __name__ == "__main__":

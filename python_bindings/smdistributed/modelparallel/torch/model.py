@@ -117,7 +117,7 @@ class DistributedModel(Members, torch.nn.Module):
 
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
         """Scales the gradients of all ranks down to one global norm of at most `max_norm`; returns what it was. Collective over
-        the pipeline. torch.nn.utils.clip_grad_norm_ would know those of this rank only."""
+        the pipeline. torch.nn.utils.clip_grad_norm_ does the same for model.parameters()."""
         return _engine.clip_grad_norm(self._engine_model, max_norm, norm_type)
 
     def _last_optimizer(self):
