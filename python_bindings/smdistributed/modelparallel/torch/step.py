@@ -18,9 +18,10 @@ from smdistributed.modelparallel.torch.model import check_registered, put_back_r
 class StepOutput:
     """One tensor per microbatch, the same on every rank; detached, and the caller's own."""
 
-    def __init__(self, outputs, rows=None):
+    _rows = None  # of the batch, by microbatch, where they differ
+
+    def __init__(self, outputs):
         self.outputs = list(outputs)
-        self._rows = rows  # of the batch, by microbatch, where they differ
 
     def reduce_mean(self):
         """Mean over microbatches, of the shape of one. Where an evaluation's microbatches differ in rows, they weigh by them: means
@@ -196,7 +197,9 @@ class _Call:
 
         def leaf(value):
             if isinstance(value, _TensorAt):
-                return StepOutput(tensors[value.index], rows)
+                output = StepOutput(tensors[value.index])
+                output._rows = rows
+                return output
             return [each[value.index] for each in by_microbatch] if isinstance(value, _ValueAt) else value
 
         return map_leaves(pickle.loads(structure), leaf)
