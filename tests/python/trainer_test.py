@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,8 @@ import unittest
 
 from safetensors.torch import load_file
 
-SCRIPT = pathlib.Path(__file__).with_name("trainer_script.py")
+SCRIPT = pathlib.Path(__file__).resolve().with_name("trainer_script.py")
+PAGE = SCRIPT.parents[2] / "docs" / "coming_from_trainer.md"
 MODELS = ("language_model", "classifier")
 STAGES = {
     "SM_HP_MP_PARAMETERS": '{"partitions": 2, "microbatches": 4, "ddp": true, "log_level": "off"}',
@@ -18,16 +20,23 @@ STAGES = {
 }
 
 
-def run(test, processes, folder, how):
-    """What the script has noted of each model."""
-    environment, command = dict(os.environ), [sys.executable, str(SCRIPT), str(folder), how]
-    if processes > 1:
-        environment |= STAGES
-        on_cpu = ["-m", "smdistributed.modelparallel.cpu"]
-        command = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", str(processes), *command]
-        command[command.index(str(SCRIPT)) : command.index(str(SCRIPT))] = on_cpu
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+def start(test, *launcher, arguments, variables, folder):
+    command = [*launcher, *map(str, arguments)]
+    environment = {**os.environ, **variables}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
     test.assertEqual(ended.returncode, 0, ended.stderr[-3000:])
+    return ended.stdout
+
+
+def start_stages(test, *arguments, folder):
+    launcher = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable]
+    return start(
+        test, *launcher, "-m", "smdistributed.modelparallel.cpu", arguments=arguments, variables=STAGES, folder=folder
+    )
+
+
+def noted(folder, how):
+    """By the script, of each model."""
     return {name: json.loads((folder / f"{name}_{how}.json").read_text()) for name in MODELS}
 
 
@@ -38,8 +47,9 @@ class OfTransformers(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.plain, cls.stages = pathlib.Path(folder.name, "plain"), pathlib.Path(folder.name, "stages")
         cls.plain.mkdir(), cls.stages.mkdir()
-        cls.expected = run(cls(), 1, cls.plain, "fresh")
-        cls.fresh = run(cls(), 2, cls.stages, "fresh")
+        start(cls(), sys.executable, arguments=[SCRIPT, cls.plain, "fresh"], variables={}, folder=cls.plain)
+        start_stages(cls(), SCRIPT, cls.stages, "fresh", folder=cls.stages)
+        cls.expected, cls.fresh = noted(cls.plain, "fresh"), noted(cls.stages, "fresh")
 
     def close(self, ours, theirs, what):
         self.assertEqual(len(ours), len(theirs), what)
@@ -67,10 +77,17 @@ class OfTransformers(unittest.TestCase):
                 self.assertLess((value - theirs[key]).abs().max(), 1e-4, f"{name}: {key}")
 
     def test_resumes(self):
-        resumed = run(self, 2, self.stages, "resume")
+        start_stages(self, SCRIPT, self.stages, "resume", folder=self.stages)
+        resumed = noted(self.stages, "resume")
         for name in MODELS:
             self.assertEqual(resumed[name]["losses"], self.fresh[name]["losses"][3:], name)
             self.assertEqual(resumed[name]["evaluations"][-1], self.fresh[name]["evaluations"][-1], name)
+
+    def test_runs_the_script_of_the_page(self):
+        (script,) = re.findall("```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        (self.stages / "train.py").write_text(script)
+        self.assertIn("eval_loss", start_stages(self, "train.py", folder=self.stages))
+        self.assertTrue((self.stages / "run" / "last" / "model.safetensors").exists())
 
 
 if __name__ == "__main__":
