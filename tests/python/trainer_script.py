@@ -1,7 +1,7 @@
 """Trains a language model and a classifier with transformers' Trainer, for trainer_test.py: FOLDER fresh|resume.
 
-The script says nothing of smp: with SageMaker's variables in its environment, transformers takes the way through smp by itself. The
-first label of a text is left out, as no position predicts it, since the Trainer counts it on its other way only.
+The script says nothing of smp: with SageMaker's variables in its environment, transformers takes the way through smp by itself.
+The first label of a text is left out, as no position predicts it, since the Trainer counts it on its other way only.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""transformers' Trainer: a script that says nothing of smp trains, evaluates, saves and resumes on two stages as on one process."""
+"""transformers' Trainer: a script that says nothing of smp trains, evaluates, saves and resumes on two stages as on one."""
 
 import json
 import os

@@ -11,8 +11,8 @@ _torchs = torch.nn.utils.clip_grad_norm_
 
 
 def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-    """Given the parameters of a DistributedModel on several stages, clips by the norm of all ranks; collective over the pipeline
-    then. Any others, and those of local_parameters(), are clipped by torch's."""
+    """Given the parameters of a DistributedModel on several stages, clips by the norm of all ranks; collective over the
+    pipeline then. Any others, and those of local_parameters(), are clipped by torch's."""
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     model = _spread_over_stages(parameters)
     if model is None:
@@ -43,8 +43,8 @@ def _spread_over_stages(parameters):
             return model
         if not given <= {id(parameter) for parameter in model.local_parameters()}:
             raise ValueError(
-                f"clip_grad_norm_: expected all {len(trainable)} trainable parameters of a model that is spread over ranks, got "
-                f"{len(given & trainable)} of them and {len(given - own)} others, whose norm no rank could know. Pass "
+                f"clip_grad_norm_: expected all {len(trainable)} trainable parameters of a model that is spread over ranks, "
+                f"got {len(given & trainable)} of them and {len(given - own)} others, whose norm no rank could know. Pass "
                 "model.parameters(), or model.local_parameters() to clip those of each rank by themselves."
             )
     return None

@@ -23,8 +23,8 @@ _store = None  # where ranks met, if smp initialised torch.distributed
 
 
 def get_world_process_group():
-    """My group of that kind. With the key ddp, smp.init has made all of them; else the first of these calls does: collective over
-    all ranks. With gloo, where the script has not initialised torch.distributed."""
+    """My group of that kind. With the key ddp, smp.init has made all of them; else the first of these calls does: collective
+    over all ranks. With gloo, where the script has not initialised torch.distributed."""
     return _group(CommGroup.WORLD)
 
 
@@ -49,7 +49,7 @@ def get_rdp_process_group():
 
 
 def join():
-    """At the end of smp.init: with the key ddp, whatever uses torch.distributed finds it initialised. Collective over all ranks."""
+    """At the end of smp.init: with the key ddp, what uses torch.distributed finds it initialised. Collective over all ranks."""
     config = json.loads(_engine.config())
     if config["ddp"] and config["parallelism"] == "auto":  # the first step says who is in which group
         _join_torch()

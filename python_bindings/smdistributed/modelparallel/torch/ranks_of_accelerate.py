@@ -9,8 +9,8 @@ from smdistributed.modelparallel import _engine
 
 
 def hide_stages():
-    """After smp.init. accelerate gives each of the launcher's processes data of its own, which is right for replicas, but ranks of
-    one pipeline work on the same. The first variable that it looks at is MPICH's, for which MPI has no more use."""
+    """After smp.init. accelerate gives each of the launcher's processes data of its own, which is right for replicas, but ranks
+    of one pipeline work on the same. The first variable that it looks at is MPICH's, for which MPI has no more use."""
     if _work_on_the_same():
         os.environ["PMI_SIZE"] = "1"
 
@@ -29,8 +29,8 @@ def check():
         )
     if not _is_laid_out_later() and _engine.dp_size() > 1:
         warnings.warn(
-            f"accelerate counts one process, so it gives all {_engine.dp_size()} replicas the same data. Give each its own by a "
-            "sampler for smp.dp_rank() of smp.dp_size(), or start one pipeline only.",
+            f"accelerate counts one process, so it gives all {_engine.dp_size()} replicas the same data. Give each its own "
+            "by a sampler for smp.dp_rank() of smp.dp_size(), or start one pipeline only.",
             stacklevel=3,
         )
 

@@ -24,8 +24,8 @@ class StepOutput:
         self.outputs = list(outputs)
 
     def reduce_mean(self):
-        """Mean over microbatches, of the shape of one. Where an evaluation's microbatches differ in rows, they weigh by them: means
-        over rows become that of the batch."""
+        """Mean over microbatches, of the shape of one. Where an evaluation's microbatches differ in rows, they weigh by them:
+        means over rows become that of the batch."""
         if self._rows is None:
             return torch.stack(self.outputs).mean(0)
         return sum(rows * output for rows, output in zip(self._rows, self.outputs, strict=True)) / sum(self._rows)
