@@ -1,4 +1,4 @@
-"""Trains a language model and a classifier with transformers' Trainer, for trainer_test.py: FOLDER fresh|resume.
+"""Trains a language model and a classifier with transformers' Trainer, for trainer_test.py: FOLDER.
 
 The script says nothing of smp: with SageMaker's variables in its environment, transformers takes the way through smp by itself.
 The first label of a text is left out, as no position predicts it, since the Trainer counts it on its other way only.
@@ -12,7 +12,7 @@ import sys
 import torch
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-FOLDER, HOW = pathlib.Path(sys.argv[1]), sys.argv[2]
+FOLDER = pathlib.Path(sys.argv[1])
 
 
 class Recorded(Trainer):
@@ -60,23 +60,25 @@ def metrics(evaluated):
     return {"rows": len(evaluated.label_ids), "weighed": float((torch.tensor(logits) * weights).mean())}
 
 
-def run(name, model, rows):
+def run(name, model, rows, checkpoint):
+    """What a Trainer of this model has seen, saved to a file of that name."""
     folder = FOLDER / name
     arguments = TrainingArguments(
         str(folder), max_steps=6, save_steps=3, eval_steps=3, eval_strategy="steps", per_device_train_batch_size=8,
         per_device_eval_batch_size=8, learning_rate=1e-3, max_grad_norm=0.5, seed=3, report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = Recorded(model, arguments, train_dataset=rows(64), eval_dataset=rows(22), compute_metrics=metrics)
-    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-3") if HOW == "resume" else None)
+    trainer.train(resume_from_checkpoint=checkpoint and str(folder / checkpoint))
     keys = ("eval_loss", "eval_rows", "eval_weighed")
     evaluations = [[each[key] for key in keys] for each in trainer.state.log_history if "eval_loss" in each]
     trainer.save_model(str(folder / "last"))
     if trainer.is_world_process_zero():
         result = {"losses": trainer.losses, "evaluations": evaluations, "processes": trainer.accelerator.num_processes}
-        (FOLDER / f"{name}_{HOW}.json").write_text(json.dumps(result))
+        (FOLDER / f"{name}_{checkpoint}.json").write_text(json.dumps(result))
 
 
 for each_name, make, each_rows in (("language_model", language_model, texts), ("classifier", classifier, sentences)):
-    torch.manual_seed(0)
-    run(each_name, make(), each_rows)
-    gc.collect()  # the Trainer refers to itself, and a checkpoint is loaded into the one model that there is
+    for each_checkpoint in (None, "checkpoint-3"):
+        torch.manual_seed(0)
+        run(each_name, make(), each_rows, each_checkpoint)
+        gc.collect()  # the Trainer refers to itself, and a checkpoint is loaded into the one model that there is

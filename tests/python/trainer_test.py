@@ -35,9 +35,9 @@ def start_stages(test, *arguments, folder):
     )
 
 
-def noted(folder, how):
-    """By the script, of each model."""
-    return {name: json.loads((folder / f"{name}_{how}.json").read_text()) for name in MODELS}
+def noted(folder, checkpoint):
+    """By the script, of each model, trained on from there."""
+    return {name: json.loads((folder / f"{name}_{checkpoint}.json").read_text()) for name in MODELS}
 
 
 class OfTransformers(unittest.TestCase):
@@ -47,9 +47,9 @@ class OfTransformers(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.plain, cls.stages = pathlib.Path(folder.name, "plain"), pathlib.Path(folder.name, "stages")
         cls.plain.mkdir(), cls.stages.mkdir()
-        start(cls(), sys.executable, arguments=[SCRIPT, cls.plain, "fresh"], variables={}, folder=cls.plain)
-        start_stages(cls(), SCRIPT, cls.stages, "fresh", folder=cls.stages)
-        cls.expected, cls.fresh = noted(cls.plain, "fresh"), noted(cls.stages, "fresh")
+        start(cls(), sys.executable, arguments=[SCRIPT, cls.plain], variables={}, folder=cls.plain)
+        start_stages(cls(), SCRIPT, cls.stages, folder=cls.stages)
+        cls.expected, cls.fresh = noted(cls.plain, None), noted(cls.stages, None)
 
     def close(self, ours, theirs, what):
         self.assertEqual(len(ours), len(theirs), what)
@@ -77,8 +77,7 @@ class OfTransformers(unittest.TestCase):
                 self.assertLess((value - theirs[key]).abs().max(), 1e-4, f"{name}: {key}")
 
     def test_resumes(self):
-        start_stages(self, SCRIPT, self.stages, "resume", folder=self.stages)
-        resumed = noted(self.stages, "resume")
+        resumed = noted(self.stages, "checkpoint-3")
         for name in MODELS:
             self.assertEqual(resumed[name]["losses"], self.fresh[name]["losses"][3:], name)
             self.assertEqual(resumed[name]["evaluations"][-1], self.fresh[name]["evaluations"][-1], name)
