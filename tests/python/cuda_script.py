@@ -48,7 +48,6 @@ end.record()
 torch.cuda.synchronize()
 assert start.elapsed_time(end) >= 0
 torch.cuda.reset_max_memory_cached()
-torch.cuda.set_rng_state(torch.cuda.get_rng_state(device)), torch.cuda.random.set_rng_state_all(torch.cuda.get_rng_state_all())
 assert torch.cuda.max_memory_allocated() == torch.cuda.memory_reserved(device) == 0
 assert loss.type() == "torch.cuda.FloatTensor" and isinstance(loss, torch.cuda.FloatTensor)
 assert loss.half().type() == "torch.cuda.HalfTensor" and not isinstance(loss, torch.cuda.HalfTensor)

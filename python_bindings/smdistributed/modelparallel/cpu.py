@@ -187,10 +187,6 @@ def map_cuda():
             setattr(cuda, name, lambda *args, **kwargs: None)
         elif name in ("memory_allocated", "memory_reserved", "memory_cached") or name.startswith("max_memory_"):
             setattr(cuda, name, lambda *args, **kwargs: 0)
-    no_state = torch.empty(0, dtype=torch.uint8)
-    for module in (cuda, cuda.random):
-        module.get_rng_state, module.get_rng_state_all = lambda device="cuda": no_state, list
-        module.set_rng_state = module.set_rng_state_all = lambda *args, **kwargs: None
     cuda.memory_stats = lambda *args, **kwargs: {}
     cuda.memory_summary = lambda *args, **kwargs: ""
     cuda.Event, cuda.Stream = _Event, _Stream
