@@ -26,7 +26,6 @@ class Texts(unittest.TestCase):
 
     def test_of_calls(self):
         calls = [
-            (lambda: smp.init({}), RuntimeError, "smp.init: expected one call.*at the top of the script; smp.is_init"),
             (lambda: self.model.backward(torch.ones(1)), RuntimeError, r"after the loss, in a function under @smp\.step"),
             (lambda: smp.set_partition(self.model.module, 9), ValueError, r"use smp\.pp_size\(\)"),
         ]
