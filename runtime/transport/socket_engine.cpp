@@ -163,12 +163,12 @@ bool Engine::look(uint32_t slot, int64_t* num_bytes, std::string_view action) {
     if (lost_ || ++num_looks_ % kLooksPerLookAround == 0) look_around();
     return false;
   }
-  *num_bytes = message.num_bytes;
-  free_slot(slot);
-  if (message.num_bytes > message.max_bytes) {
+  if (message.num_bytes > message.max_bytes) {  // its Request still has the slot, and drops it
     throw CommError(where_of(message, action, 0), "truncated: expected at most " + std::to_string(message.max_bytes) +
                                                       " bytes, got " + std::to_string(message.num_bytes));
   }
+  *num_bytes = message.num_bytes;
+  free_slot(slot);
   return true;
 }
 

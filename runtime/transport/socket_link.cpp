@@ -2,12 +2,16 @@
 #include "runtime/transport/socket_link.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <set>
 
 #include "runtime/transport/error.h"
 
@@ -18,10 +22,40 @@ constexpr int64_t kHeaderBytes = sizeof(MessageHeader);
 // Small messages come many at once; large ones go where they belong without a copy.
 constexpr int64_t kBufferBytes = 64 << 10;
 
+// Those that are open. Its lock is held while the process forks, so that the child finds the list whole.
+struct OpenDescriptors {
+  std::mutex mutex;
+  std::set<int> numbers;
+};
+OpenDescriptors& open_descriptors() {
+  static auto* const all = [] {
+    pthread_atfork([] { open_descriptors().mutex.lock(); }, [] { open_descriptors().mutex.unlock(); },
+                   [] {
+                     const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+                     // The numbers stay taken: their owners may still close them.
+                     for (const int number : open_descriptors().numbers) dup3(nothing, number, O_CLOEXEC);
+                     close(nothing);
+                     open_descriptors().mutex.unlock();
+                   });
+    return new OpenDescriptors;
+  }();
+  return *all;
+}
+
 }  // namespace
 
+Descriptor::Descriptor(int number) : number_(number) {
+  OpenDescriptors& all = open_descriptors();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (number >= 0) all.numbers.insert(number);
+}
+
 Descriptor::~Descriptor() {
-  if (number_ >= 0) close(number_);
+  if (number_ < 0) return;
+  OpenDescriptors& all = open_descriptors();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.numbers.erase(number_);
+  close(number_);
 }
 
 SocketLink::SocketLink(Descriptor socket, Owner& owner)
@@ -47,7 +81,8 @@ void SocketLink::write() {
       text.msg_iovlen = message.header.num_bytes > 0 ? 2 : 1;
       const ssize_t num_bytes = sendmsg(descriptor(), &text, MSG_DONTWAIT | MSG_NOSIGNAL);
       if (num_bytes < 0 && errno == EINTR) continue;
-      if (num_bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+      if (num_bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM)) return;
+      if (num_bytes < 0) shutdown(descriptor(), SHUT_RDWR);  // what comes next would pass for the rest of this message
       message.num_written = num_bytes < 0 ? total : message.num_written + num_bytes;
       if (message.num_written < total) continue;
     }

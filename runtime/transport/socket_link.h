@@ -19,11 +19,12 @@ struct MessageHeader {
 };
 static_assert(sizeof(MessageHeader) == 24);
 
-/// A file descriptor that is closed with its owner.
+/// A file descriptor that is closed with its owner. Forks of this process do not share it: theirs reads and writes nothing,
+/// so they neither take what comes for this rank nor hide that it has ended.
 class Descriptor {
  public:
   Descriptor() = default;
-  explicit Descriptor(int number) : number_(number) {}
+  explicit Descriptor(int number);
   Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
     std::swap(number_, other.number_);

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 
 #include <array>
 #include <boost/asio/connect.hpp>
@@ -11,11 +12,10 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
-#include <boost/asio/read.hpp>
-#include <boost/asio/write.hpp>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <cstring>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "runtime/transport/error.h"
@@ -30,8 +30,13 @@ using Socket = asio::generic::stream_protocol::socket;
 using Acceptor = asio::basic_socket_acceptor<asio::generic::stream_protocol>;
 
 constexpr size_t kSecretChars = 32;
+constexpr size_t kNameChars = 36;
+constexpr size_t kIdentityChars = 512;  // most of them
 // Who has connected and says nothing holds up the others for so long.
-constexpr auto kHelloLimit = std::chrono::seconds(5);
+constexpr auto kHelloLimit = std::chrono::milliseconds(5000);
+// Longer than a few of those that say nothing take.
+constexpr auto kWelcomeLimit = std::chrono::milliseconds(30000);
+constexpr auto kRetryInterval = std::chrono::milliseconds(20);
 
 enum class Purpose : int32_t { kMessages, kNotices };
 
@@ -40,13 +45,14 @@ struct Hello {
   std::array<char, kSecretChars> secret;  // of who is connected to
   int32_t rank;
   Purpose purpose;
+  std::array<char, kIdentityChars> identity;
 };
 
 // Where a rank listens.
 struct Address {
   std::string host;  // empty: a socket of Unix
   int64_t port = 0;
-  std::string name;  // of a socket of Unix
+  std::string name;  // of a socket of Unix, and the answer to a Hello
   std::string secret;
   std::string identity;
 };
@@ -92,23 +98,34 @@ Descriptor made(Socket socket, bool is_tcp) {
   return Descriptor(socket.release());
 }
 
+// Reads as many bytes as asked for, within `limit`.
+bool read_whole(Socket& socket, void* data, size_t num_bytes, std::chrono::milliseconds limit) {
+  const timeval time{limit.count() / 1000, limit.count() % 1000 * 1000};
+  setsockopt(socket.native_handle(), SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
+  return recv(socket.native_handle(), data, num_bytes, MSG_WAITALL) == static_cast<ssize_t>(num_bytes);
+}
+
+bool write_whole(Socket& socket, const void* data, size_t num_bytes) {  // which fit into the system's buffer
+  return send(socket.native_handle(), data, num_bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(num_bytes);
+}
+
 class Meeter {
  public:
   Meeter(c10d::Store& store, const Newcomer& self, std::chrono::milliseconds timeout)
       : store_(store), self_(self), end_(Clock::now() + timeout), timeout_(timeout), acceptor_(io_) {
     meeting_.rank = self.rank;
     meeting_.num_local_ranks = self.num_local_ranks;
+    meeting_.identities.resize(static_cast<size_t>(self.size));
     meeting_.messages.resize(static_cast<size_t>(self.size));
     meeting_.notices.resize(static_cast<size_t>(self.size));
   }
 
   Meeting meet() {
     listen();
-    for (int peer = 0; peer < self_.size; ++peer) {
-      const Address address = address_of(peer);
-      meeting_.identities.push_back(address.identity);
-      if (peer < self_.rank) connect(peer, address);
-    }
+    for (int peer = 0; peer < self_.rank; ++peer) connect(peer);
+    // Those who read it find a rank that accepts.
+    const std::string text = serialised(own_);
+    store_.set(key_of(self_.rank), std::vector<uint8_t>(text.begin(), text.end()));
     for (int num_left = 2 * (self_.size - 1 - self_.rank); num_left > 0;) num_left -= accept() ? 1 : 0;
     return std::move(meeting_);
   }
@@ -120,14 +137,14 @@ class Meeter {
     acceptor_.open(endpoint.protocol());
     acceptor_.bind(endpoint);
     acceptor_.listen();
+    acceptor_.non_blocking(true);  // who has connected may be gone again
+    meeting_.identities[static_cast<size_t>(self_.rank)] = own_.identity;
     if (!own_.host.empty()) {
       asio::ip::tcp::endpoint bound;
       const auto chosen = acceptor_.local_endpoint();
       std::memcpy(bound.data(), chosen.data(), chosen.size());
       own_.port = bound.port();
     }
-    const std::string text = serialised(own_);
-    store_.set(key_of(self_.rank), std::vector<uint8_t>(text.begin(), text.end()));
   }
 
   Address address_of(int peer) {
@@ -141,29 +158,48 @@ class Meeter {
     }
   }
 
-  void connect(int peer, const Address& address) {
+  // torchrun keeps its store when it starts all ranks anew, and its hosts count attempts differently. So an address may be of
+  // a process that is gone, until the one in its place has written its own.
+  void connect(int peer) {
+    for (;;) {
+      const Address address = address_of(peer);
+      const std::string complaint = complaint_of_connecting(peer, address);
+      if (complaint.empty()) return;
+      if (Clock::now() >= end_) {
+        throw CommError({.operation = "meeting of " + std::to_string(self_.size) + " ranks", .peer = peer},
+                        "expected it to be reached at '" + address.host + ":" + std::to_string(address.port) +
+                            "', got: " + complaint +
+                            ". MASTER_ADDR decides which addresses are used: give one that all hosts reach.");
+      }
+      std::this_thread::sleep_for(kRetryInterval);
+    }
+  }
+
+  std::string complaint_of_connecting(int peer, const Address& address) {
     for (const Purpose purpose : {Purpose::kMessages, Purpose::kNotices}) {
       Socket socket(io_);
       const auto endpoint = endpoint_of(address);
       socket.open(endpoint.protocol());
       boost::system::error_code error;
-      if (socket.connect(endpoint, error)) {
-        throw CommError({.operation = "meeting of " + std::to_string(self_.size) + " ranks", .peer = peer},
-                        "expected it to be reached at '" + address.host + ":" + std::to_string(address.port) +
-                            "', got: " + error.message() +
-                            ". MASTER_ADDR decides which addresses are used: give one that all hosts reach.");
-      }
-      Hello hello{{}, self_.rank, purpose};
+      if (socket.connect(endpoint, error)) return error.message();
+      Hello hello{{}, self_.rank, purpose, {}};
       address.secret.copy(hello.secret.data(), kSecretChars);
-      asio::write(socket, asio::buffer(&hello, sizeof hello));
+      own_.identity.copy(hello.identity.data(), kIdentityChars - 1);
+      std::array<char, kNameChars> welcome{};
+      if (!write_whole(socket, &hello, sizeof hello) ||
+          !read_whole(socket, welcome.data(), welcome.size(), std::min(left(), kWelcomeLimit)) ||
+          std::string_view(welcome.data(), welcome.size()) != address.name)
+        return "no answer of a rank of this job";
       keep(purpose, peer, std::move(socket));
     }
+    meeting_.identities[static_cast<size_t>(peer)] = address.identity;
+    return "";
   }
 
   // True for one that was expected. Others, of anybody who finds the port, are closed.
   bool accept() {
     pollfd waiting{acceptor_.native_handle(), POLLIN, 0};
-    if (poll(&waiting, 1, static_cast<int>(left().count())) == 0) {
+    if (poll(&waiting, 1, static_cast<int>(left().count())) == 0 || Clock::now() >= end_) {
       std::string ranks;
       for (int peer = self_.rank + 1; peer < self_.size; ++peer)
         if (meeting_.notices[static_cast<size_t>(peer)].number() < 0)
@@ -173,22 +209,22 @@ class Meeter {
     boost::system::error_code error;
     Socket socket = acceptor_.accept(error);
     if (error) return false;
-    pollfd speaking{socket.native_handle(), POLLIN, 0};
-    if (poll(&speaking, 1, static_cast<int>(std::chrono::milliseconds(kHelloLimit).count())) != 1) return false;
     Hello hello{};
-    socket.non_blocking(true);  // it has come whole, or is none
-    asio::read(socket, asio::buffer(&hello, sizeof hello), error);
-    socket.non_blocking(false);
+    if (!read_whole(socket, &hello, sizeof hello, std::min(left(), kHelloLimit))) return false;
     const bool is_known = std::string_view(hello.secret.data(), kSecretChars) == own_.secret;
-    if (error || !is_known || hello.rank <= self_.rank || hello.rank >= self_.size) return false;
+    if (!is_known || hello.rank <= self_.rank || hello.rank >= self_.size) return false;
+    if (!write_whole(socket, own_.name.data(), kNameChars)) return false;
+    meeting_.identities[static_cast<size_t>(hello.rank)] = hello.identity.data();
     return keep(hello.purpose, hello.rank, std::move(socket));
   }
 
+  // True for the first. A later one is of the same rank, which was started anew or has had no answer.
   bool keep(Purpose purpose, int peer, Socket socket) {
     auto& of_purpose = purpose == Purpose::kMessages ? meeting_.messages : meeting_.notices;
-    if (of_purpose[static_cast<size_t>(peer)].number() >= 0) return false;
-    of_purpose[static_cast<size_t>(peer)] = made(std::move(socket), !own_.host.empty());
-    return true;
+    Descriptor& kept = of_purpose[static_cast<size_t>(peer)];
+    const bool is_first = kept.number() < 0;
+    kept = made(std::move(socket), !own_.host.empty());
+    return is_first;
   }
 
   std::chrono::milliseconds left() const {

@@ -39,9 +39,12 @@ std::shared_ptr<Transport> create(const Launch& launch, std::chrono::millisecond
     options.timeout = timeout;
     options.multiTenant = true;
     const auto store = c10::make_intrusive<c10d::TCPStore>(at.host, options);
-    c10d::PrefixStore own("smp/" + at.attempt + "/" + std::to_string(num_worlds++), store);
+    // The script's process group may come to it at any later time. Never destroyed: a fork has not the thread that serves it.
+    static auto* const kept = new c10::intrusive_ptr<c10d::TCPStore>;
+    if (options.isServer) *kept = store;
+    c10d::PrefixStore own("smp/" + std::to_string(num_worlds++), store);
     std::shared_ptr<Transport> world = create(own, self, timeout);
-    world->barrier();  // the store may go with rank 0
+    world->barrier();  // where rank 0 keeps the store, that ends with it
     return world;
   } catch (const CommError&) {
     throw;

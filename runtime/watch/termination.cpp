@@ -1,6 +1,7 @@
 // Owns the SIGTERM handler.
 #include "runtime/watch/termination.h"
 
+#include <pthread.h>
 #include <signal.h>
 
 #include <atomic>
@@ -23,10 +24,18 @@ void note_termination(int signal, siginfo_t* info, void* context) {
     earlier_handler.sa_handler(signal);
 }
 
+// A fork is no rank: who ends it with SIGTERM, as multiprocessing does its workers, waits until it has ended.
+void watch_no_more() {
+  if (num_watches == 0) return;
+  is_requested = false;
+  sigaction(SIGTERM, &earlier_handler, nullptr);
+}
+
 }  // namespace
 
 TerminationWatch::TerminationWatch() {
   const std::lock_guard lock(install_mutex);
+  [[maybe_unused]] static const int forks = pthread_atfork(nullptr, nullptr, watch_no_more);
   if (num_watches++ > 0) return;
   sigaction(SIGTERM, nullptr, &earlier_handler);
   struct sigaction ours{};

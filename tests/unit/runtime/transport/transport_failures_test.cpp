@@ -83,6 +83,18 @@ TEST_P(TransportFailures, ReportsATruncatedMessage) {
     expect_contains(text, "action 2F0");
     expect_contains(text, "truncated: expected at most 8 bytes, got 16");
     transport.barrier();
+    received = {};  // what it held serves one later message, not two
+    int64_t later[2] = {};
+    Request first = transport.irecv(transport.rank(), 1, &later[0], sizeof later[0]);
+    Request second = transport.irecv(transport.rank(), 2, &later[1], sizeof later[1]);
+    transport.isend(transport.rank(), 2, &values[1], sizeof values[1]).wait();
+    EXPECT_EQ(second.wait(), 8);
+    EXPECT_EQ(later[1], 2);
+    EXPECT_FALSE(first.test());
+    transport.isend(transport.rank(), 1, &values[0], sizeof values[0]).wait();
+    EXPECT_EQ(first.wait(), 8);
+    EXPECT_EQ(later[0], 1);
+    transport.barrier();
   });
 }
 

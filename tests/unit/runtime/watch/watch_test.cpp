@@ -120,6 +120,22 @@ TEST(TerminationWatchDeathTest, ForgetsAnAcknowledgedSignal) {
       testing::ExitedWithCode(0), "");
 }
 
+TEST(TerminationWatchDeathTest, LeavesForksTheHandlerThatWasThereBefore) {
+  EXPECT_EXIT(
+      {
+        const TerminationWatch watch;
+        const pid_t child = fork();
+        if (child == 0) {
+          raise(SIGTERM);
+          _exit(0);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        _exit(WIFSIGNALED(status) ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
 template <class Exception>
 void throw_uncaught(const Exception& exception) {
   const LoopbackWorld world(2);
