@@ -80,8 +80,7 @@ Launch::Store read_store(const EnvironmentLookup& lookup) {
              : "neither",
       ". torchrun sets them; who starts processes otherwise gives the address of rank 0 and a free port of it.");
   TORCH_CHECK_VALUE(*port > 0 && *port < 65536, "launch: expected MASTER_PORT from 1 to 65535, got ", *port, ".");
-  return {*host, *port, lookup("TORCHELASTIC_USE_AGENT_STORE") == "True",
-          lookup("TORCHELASTIC_RESTART_COUNT").value_or("0")};
+  return {*host, *port, lookup("TORCHELASTIC_USE_AGENT_STORE") == "True"};
 }
 
 std::string text_of(const VariableSet& set, const Launch& launch) {

@@ -19,7 +19,6 @@ struct Launch {
     std::string host{};
     int port = 0;
     bool is_kept_by_launcher = false;  ///< otherwise by rank 0
-    std::string attempt = "0";         ///< torchrun's, which starts all ranks anew after a failure
     bool operator==(const Store&) const = default;
   };
   Kind kind = Kind::kSingleProcess;

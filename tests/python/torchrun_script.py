@@ -1,5 +1,7 @@
-"""Started by torchrun: trains as the plain loop does, with or without a process group of its own; or fails on rank 1."""
+"""Started by torchrun: trains as the plain loop does, also with a process group of its own or forks; or fails on rank 1."""
 
+import multiprocessing
+import os
 import sys
 
 import torch
@@ -34,6 +36,14 @@ if sys.argv[1] == "own group":
 smp.init({"microbatches": MICROBATCHES, "partitions": 2, "log_level": "off"})
 if sys.argv[1] == "failure" and smp.rank() == 1:
     raise ValueError("on rank 1")
+if sys.argv[1] == "forks" and smp.rank() == 0:  # are no ranks: a SIGTERM ends them, and their failure is not the job's
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        pool.map(abs, [1])
+    pool.join()
+    child = os.fork()
+    if child == 0:
+        sys.exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 model, optimizer = made()
 model, optimizer = smp.DistributedModel(model), smp.DistributedOptimizer(optimizer)
 plain, plain_optimizer = made()

@@ -28,7 +28,9 @@ def init(config=None):
     if _engine.is_initialized():
         _check_in_force(named)
         return
+    global _process
     _engine.init(json.dumps(named))
+    _process = os.getpid()
     sys.excepthook = _end_with(sys.excepthook)
     sys.exit = _noting_its_code(sys.exit)
     atexit.register(_leave)
@@ -81,6 +83,11 @@ def _value_of(text):
 
 
 _exit_code = None  # of sys.exit, if that was called
+_process = None  # that has called init: its forks are no ranks, and end without a word to the others
+
+
+def _is_in_job():
+    return _engine.is_initialized() and os.getpid() == _process
 
 
 def _noting_its_code(leave):
@@ -93,7 +100,7 @@ def _noting_its_code(leave):
 
 
 def _leave():
-    if not _engine.is_initialized():
+    if not _is_in_job():
         return
     if _exit_code:  # the others may be in a step, and would wait for this rank
         _engine.report_failure(f"the script called sys.exit({_exit_code!r})", False)
@@ -108,7 +115,7 @@ def _end_with(previous):
     """The hook for an exception that nobody handles: its traceback, then the end of the job."""
 
     def hook(kind, error, trace):
-        if not _engine.is_initialized():
+        if not _is_in_job():
             previous(kind, error, trace)
             return
         is_of_other = isinstance(error, (_engine.AbortedError, _engine.PeerLostError))

@@ -69,8 +69,8 @@ const Environment kTorchrun{{"RANK", "3"},
 TEST(Launch, ReadsTorchrun) {
   Launch expected{Launch::Kind::kTorchrun, 3, 8, 1, 2, {"first.host", 29500}};
   EXPECT_EQ(detect_launch(in(kTorchrun)), expected);
-  const Environment elastic{{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}};
-  expected.store = {"first.host", 29500, true, "2"};
+  const Environment elastic{{"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+  expected.store = {"first.host", 29500, true};
   EXPECT_EQ(detect_launch(in(kTorchrun + elastic)), expected);
   const Environment slurm{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}};  // torchrun on each of two hosts
   EXPECT_EQ(detect_launch(in(kTorchrun + slurm)).size, 8);
