@@ -158,8 +158,8 @@ class Meeter {
     }
   }
 
-  // torchrun keeps its store when it starts all ranks anew, and its hosts count attempts differently. So an address may be of
-  // a process that is gone, until the one in its place has written its own.
+  // torchrun keeps its store when it starts all ranks anew, and its hosts count attempts differently. So an address may be
+  // of a process that is gone, until the one in its place has written its own.
   void connect(int peer) {
     for (;;) {
       const Address address = address_of(peer);
@@ -167,9 +167,8 @@ class Meeter {
       if (complaint.empty()) return;
       if (Clock::now() >= end_) {
         throw CommError({.operation = "meeting of " + std::to_string(self_.size) + " ranks", .peer = peer},
-                        "expected it to be reached at '" + address.host + ":" + std::to_string(address.port) +
-                            "', got: " + complaint +
-                            ". MASTER_ADDR decides which addresses are used: give one that all hosts reach.");
+                        "expected it to be reached at '" + address.host + ":" + std::to_string(address.port) + "', got: " +
+                            complaint + ". MASTER_ADDR decides which addresses are used: give one that all hosts reach.");
       }
       std::this_thread::sleep_for(kRetryInterval);
     }

@@ -39,7 +39,8 @@ std::shared_ptr<Transport> create(const Launch& launch, std::chrono::millisecond
     options.timeout = timeout;
     options.multiTenant = true;
     const auto store = c10::make_intrusive<c10d::TCPStore>(at.host, options);
-    // The script's process group may come to it at any later time. Never destroyed: a fork has not the thread that serves it.
+    // The script's process group may come to it at any later time. Never destroyed: a fork has not the thread that serves
+    // it.
     static auto* const kept = new c10::intrusive_ptr<c10d::TCPStore>;
     if (options.isServer) *kept = store;
     c10d::PrefixStore own("smp/" + std::to_string(num_worlds++), store);

@@ -59,4 +59,4 @@ for step in range(4):
 total = torch.tensor([float(smp.rank())])
 dist.all_reduce(total, group=smp.get_pp_process_group())
 assert total.item() == 1, total
-print(f"rank {smp.rank()} of {smp.size()}: the plain loop's losses")
+sys.stdout.write(f"rank {smp.rank()} of {smp.size()}: the plain loop's losses\n")  # in one call: the ranks share a pipe
