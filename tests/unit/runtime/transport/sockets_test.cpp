@@ -72,7 +72,9 @@ TEST(Sockets, LookAgainForARankWhoseAddressIsOfAProcessThatIsGone) {
   c10d::HashStore store;
   store.set("address/0", std::vector<uint8_t>(text.begin(), text.end()));
   auto second = second_rank(store, "127.0.0.1", shutdown);
-  { const Descriptor came(accept(gone.number(), nullptr, nullptr)); }
+  {
+    const Descriptor came(accept(gone.number(), nullptr, nullptr));
+  }
   shutdown(*create(store, {0, 2, 2, "127.0.0.1"}, kTimeout));
   second.get();
 }
