@@ -108,7 +108,7 @@ demo-python: digits configure  ## Build the Python package, and train on handwri
 	@cmake --build $(build) --target smp_program smp_python --parallel $(jobs)
 	@PYTHONPATH=$(build)/python $(build)/bin/smp run -np 2 $(python) examples/mnist_sagemaker/train.py
 
-# For the tests of its models and its Trainer only.
+# For the tests of its models and its Trainer, and for benchmarks of its models.
 transformers: $(environment)
 	@[ "$(environment)" = venv ] || exit 0; \
 	if ! $(call has,transformers-$(TRANSFORMERS).); then \
@@ -160,11 +160,12 @@ test: formatter digits transformers notebooks configure  ## All tests that the p
 	@cmake $(build) | grep 'time limits'
 	@ctest --preset $(PRESET) --parallel $(jobs)
 
-bench: build  ## All measurements, or ONLY=name; "name value unit" each
+bench: build transformers  ## All measurements, or ONLY=name; "name value unit" each
 	@benchmarks/run $(build)/benchmarks.txt $(ONLY)
 
-peers: build  ## Measure smp against torch.distributed.pipelining on six models (docs/peers.md)
+peers: build transformers  ## Measure smp against torch.distributed.pipelining on six models, in C++ and in Python (docs/peers.md)
 	$(python) benchmarks/peers/run.py $(build)/bin
+	PYTHONPATH=$(build)/python $(python) benchmarks/peers/run.py $(build)/bin --python
 
 install: build  ## Libraries, public headers, package files and bin/smp under PREFIX (default /usr/local)
 	@cmake --install $(build) --prefix "$$(realpath -ms '$(PREFIX)')"

@@ -31,6 +31,19 @@ function(smp_add_benchmark program)
   endforeach()
 endfunction()
 
+# smp_add_python_benchmark(script MEASURES name ...): the same of a script, which finds the package of the build.
+function(smp_add_python_benchmark script)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "MEASURES")
+  if(NOT arg_MEASURES OR arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "smp_add_python_benchmark(${script}): expected MEASURES, got '${ARGN}'")
+  endif()
+  add_dependencies(smp_benchmarks smp_python)
+  set(command "PYTHONPATH='${PROJECT_BINARY_DIR}/python' '${SMP_PYTHON}' -B '${CMAKE_CURRENT_SOURCE_DIR}/${script}'")
+  foreach(measure IN LISTS arg_MEASURES)
+    set_property(GLOBAL APPEND_STRING PROPERTY SMP_BENCHMARKS "${measure} ${command} ${measure}\n")
+  endforeach()
+endfunction()
+
 # Writes build/<preset>/benchmarks.txt; called once, after the last benchmark.
 function(smp_write_benchmark_list)
   get_property(benchmarks GLOBAL PROPERTY SMP_BENCHMARKS)

@@ -3,8 +3,8 @@
 python peer.py RANK PORT MODEL MICROBATCHES CONTENDER...
 
 Contenders: gpipe, 1f1b, interleaved (torch.distributed.pipelining on two ranks, the best cut by measured time), ddp
-(two replicas, gloo) and one (a single process). Reads lines "CONTENDER N" on rank 0: N steps, answered by the seconds
-of each in one line. Ends with its input.
+(two replicas, gloo), ddp-compiled (the same over torch.compile) and one (a single process). Reads lines "CONTENDER N" on
+rank 0: N steps, answered by the seconds of each in one line. Ends with its input.
 """
 import os
 import statistics
@@ -95,10 +95,11 @@ def pipelined(kind, visits, rank, model, microbatches):
     return step
 
 
-def replicated(rank, model):
+def replicated(rank, model, is_compiled=False):
     """DDP at its best: half of the batch at once, buckets in which the gradients live."""
     layers, x, y, loss = make(model)
-    net = DistributedDataParallel(nn.Sequential(*layers), gradient_as_bucket_view=True)
+    net = nn.Sequential(*layers)
+    net = DistributedDataParallel(torch.compile(net) if is_compiled else net, gradient_as_bucket_view=True)
     return accumulate(net, loss, x.chunk(WORLD)[rank], y.chunk(WORLD)[rank], 1)
 
 
@@ -131,7 +132,7 @@ def main():
         if name in SCHEDULES:
             steps[name] = pipelined(*SCHEDULES[name], rank, model, microbatches)
         else:
-            steps[name] = replicated(rank, model) if name == "ddp" else alone(rank, model)
+            steps[name] = alone(rank, model) if name == "one" else replicated(rank, model, name == "ddp-compiled")
         for _ in range(3):
             steps[name]()
     if rank == 0:

@@ -2,6 +2,7 @@
 
 make peers                                 the six models, pipelines of 4 and 8 microbatches, and the best of all
 python run.py BUILD/bin [MODEL ...]        some of them; --rounds 5
+python run.py BUILD/bin --python           smp in Python, pipelines of 8 microbatches; PYTHONPATH has the package
 
 For each model the contenders take turns of a quarter of a second (40 steps at most, one at least) in a random order, --rounds
 times; a turn's time is the median of its steps, a ratio the median of the rounds' ratios: a machine that changes its speed does so
@@ -12,6 +13,8 @@ vs_tdp_*         a pipeline of two ranks against the best schedule of torch.dist
 vs_torch_best_*  smp with everything left to it against the fastest of what torch offers
 smp_choice_*     what smp has chosen for itself against the fastest of its own layouts, each in INSTANCES; 1: none is faster
 predicted_*      predicted over measured time of a step, each of a job that has just begun
+vs_tdp_py_*      and vs_torch_best_py_*: the first two with smp in Python. DDP over torch.compile is timed beside them, and
+                 is no peer: it computes other bits
 """
 import argparse
 import collections
@@ -30,8 +33,10 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 PIPELINES = ["gpipe", "1f1b", "interleaved"]
+COMPILED = "ddp-compiled"
 WORLD = 2
 MICROBATCHES = [4, 8]
+MICROBATCHES_IN_PYTHON = [8]
 OTHER_LAYOUTS = [("pipeline", 16), ("replicas", 1), ("replicas", 2), ("replicas", 4)]
 BATCH = {"gpt2": 8}  # where it is less than the most microbatches above
 MODELS = ["lm-small", "lm-medium", "mlp-tiny", "mlp-wide", "gpt2", "resnet"]
@@ -131,8 +136,8 @@ def free_port():
         return str(probe.getsockname()[1])
 
 
-def smp_side(binaries, model, microbatches, layout):
-    command = [binaries / "smp", "run", "-np", "2", binaries / "smp_peer", model, str(microbatches), layout]
+def smp_side(binaries, program, model, microbatches, layout):
+    command = [binaries / "smp", "run", "-np", "2", *program, model, microbatches, layout]
     return Side([[str(word) for word in command]], ENVIRONMENT)
 
 
@@ -262,22 +267,27 @@ class Contest:
     """smp and its peers on one model. All of torch's processes and smp's that are compared with them live at once; those of
     smp's other layouts later, for not all would fit into the memory of a small machine."""
 
-    def __init__(self, binaries, model, rounds):
-        self.binaries, self.model, self.rounds = binaries, model, rounds
+    def __init__(self, binaries, model, rounds, is_python=False):
+        self.binaries, self.model, self.rounds, self.is_python = binaries, model, rounds, is_python
+        self.microbatches = MICROBATCHES_IN_PYTHON if is_python else MICROBATCHES
         self.chosen = self.smp("auto", "auto")
-        self.pipelines = {count: self.smp(count, "pipeline") for count in MICROBATCHES}
+        self.pipelines = {count: self.smp(count, "pipeline") for count in self.microbatches}
         self.against_torch = self.measure_against_torch()
 
     def smp(self, microbatches, layout):
-        return smp_side(self.binaries, self.model, microbatches, layout)
+        program = [sys.executable, HERE / "smp_peer.py"] if self.is_python else [self.binaries / "smp_peer"]
+        return smp_side(self.binaries, program, self.model, microbatches, layout)
 
     def measure_against_torch(self):
         sides = {"smp": (self.chosen, ""), **{f"smp {count}": (side, "") for count, side in self.pipelines.items()}}
         torch = {}
-        for count in MICROBATCHES:
-            kinds = (["one", "ddp"] if count == MICROBATCHES[0] else []) + PIPELINES  # the first two have no microbatches
-            side = torch_side(self.model, count, kinds)
-            torch.update({kind if kind in ("one", "ddp") else f"{kind} {count}": (side, kind + " ") for kind in kinds})
+        for count in self.microbatches:
+            whole = []  # contenders without microbatches
+            if count == self.microbatches[0]:
+                whole = ["one", "ddp"] + [COMPILED] * self.is_python
+            side = torch_side(self.model, count, whole + PIPELINES)
+            torch.update({kind: (side, kind + " ") for kind in whole})
+            torch.update({f"{kind} {count}": (side, kind + " ") for kind in PIPELINES})
         times = measure({**sides, **torch}, AGAINST_TORCH * self.rounds)
         close_all(torch)
         return times
@@ -287,14 +297,22 @@ class Contest:
         raw = medians({name: self.against_torch[name] for name in (own, *others)})
         return ratio_of(self.against_torch, min(others, key=raw.get), own), milliseconds(raw)
 
+    @property
+    def language(self):
+        return "py_" if self.is_python else ""
+
     def vs_tdp(self, microbatches):
         ratio, raw = self.ratio_to_best(f"smp {microbatches}", [f"{kind} {microbatches}" for kind in PIPELINES])
-        report(f"vs_tdp_{self.model}_m{microbatches}", ratio, raw)
+        report(f"vs_tdp_{self.language}{self.model}_m{microbatches}", ratio, raw)
         return ratio
 
     def vs_torch_best(self):
-        ratio, raw = self.ratio_to_best("smp", [name for name in self.against_torch if not name.startswith("smp")])
-        report(f"vs_torch_best_{self.model}", ratio, raw)
+        peers = [name for name in self.against_torch if not name.startswith("smp") and name != COMPILED]
+        ratio, raw = self.ratio_to_best("smp", peers)
+        if COMPILED in self.against_torch:
+            beside, = medians({COMPILED: self.against_torch[COMPILED]}).values()
+            raw += f"; no peer: {COMPILED} {beside * 1e3:.2f} ms"
+        report(f"vs_torch_best_{self.language}{self.model}", ratio, raw)
         return ratio
 
     def choice(self):
@@ -302,7 +320,7 @@ class Contest:
         replicas, ranks, microbatches = (int(number) for number in self.chosen.says[1].split("x"))
         chosen = ("pipeline", microbatches) if replicas == 1 else ("replicas", microbatches // replicas)
         layouts = {"smp": chosen}
-        for layout, count in [("pipeline", count) for count in MICROBATCHES] + OTHER_LAYOUTS:
+        for layout, count in [("pipeline", count) for count in self.microbatches] + OTHER_LAYOUTS:
             if (layout, count) != chosen and count <= BATCH.get(self.model, count):
                 layouts[f"{layout} {count}"] = (layout, count)
         kept = {"smp": self.chosen, **{f"pipeline {count}": side for count, side in self.pipelines.items()}}
@@ -323,7 +341,7 @@ class Contest:
                f"{milliseconds(raw)}; all others took a tenth longer in the first rounds, and more; smp has chosen {choice}")
 
     def predictions(self):
-        for count in MICROBATCHES:
+        for count in self.microbatches:
             compare_prediction(lambda count=count: self.smp(count, "pipeline"), f"{self.model}_m{count}")
         compare_prediction(lambda: self.smp("auto", "auto"), f"{self.model}_chosen")
 
@@ -336,16 +354,21 @@ def main():
     parser.add_argument("binaries", type=pathlib.Path)
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--python", action="store_true")
     arguments = parser.parse_args()
     ratios = {}
     try:
         with awake_cores():
             for model in arguments.models:
-                subprocess.run([sys.executable, "-B", HERE / "twins.py", arguments.binaries, model], check=True)
-                contest = Contest(arguments.binaries, model, arguments.rounds)
-                for count in MICROBATCHES:
-                    ratios.setdefault(f"vs_tdp_geomean_m{count}", []).append(contest.vs_tdp(count))
-                ratios.setdefault("vs_torch_best_geomean", []).append(contest.vs_torch_best())
+                if not arguments.python:  # there both sides have the same file of models
+                    subprocess.run([sys.executable, "-B", HERE / "twins.py", arguments.binaries, model], check=True)
+                contest = Contest(arguments.binaries, model, arguments.rounds, arguments.python)
+                for count in contest.microbatches:
+                    ratios.setdefault(f"vs_tdp_{contest.language}geomean_m{count}", []).append(contest.vs_tdp(count))
+                ratios.setdefault(f"vs_torch_best_{contest.language}geomean", []).append(contest.vs_torch_best())
+                if arguments.python:
+                    contest.close()
+                    continue
                 contest.choice()
                 contest.close()
                 contest.predictions()

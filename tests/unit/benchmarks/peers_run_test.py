@@ -101,6 +101,7 @@ class Choice(unittest.TestCase):
         self.started = {}
         self.contest = run.Contest.__new__(run.Contest)
         self.contest.model, self.contest.rounds, self.contest.smp = "net", 2, self.start
+        self.contest.microbatches = run.MICROBATCHES
         self.contest.chosen = Side(0.1)
         self.contest.chosen.says = ["ready", "2x1x4"]
         self.contest.pipelines = {4: Side(0.3), 8: Side(0.3)}
