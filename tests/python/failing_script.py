@@ -1,12 +1,18 @@
-"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, or in a hook."""
+"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, or in a hook; or where MPI is
+initialised by the script, nowhere."""
 
+import ctypes
 import sys
 
 import torch
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
+from smdistributed.modelparallel import _engine
 
+mpi = ctypes.CDLL(_engine.__file__)  # the one that smp uses
+if sys.argv[1] == "mpi":  # as mpi4py has done when a script begins
+    assert mpi.MPI_Init(None, None) == 0
 smp.init({"microbatches": 2, "log_level": "off"})
 model = smp.DistributedModel(nn.Linear(4, 4))
 
@@ -30,3 +36,8 @@ if sys.argv[1] == "exit" and smp.rank() == 1:
     sys.exit(5)
 with torch.no_grad():
     body(model, torch.ones(4, 4))
+if sys.argv[1] == "mpi":
+    smp.shutdown()
+    is_finalized = ctypes.c_int(1)
+    assert mpi.MPI_Finalized(ctypes.byref(is_finalized)) == 0 and is_finalized.value == 0
+    assert mpi.MPI_Finalize() == 0

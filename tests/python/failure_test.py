@@ -20,6 +20,9 @@ class Failure(unittest.TestCase):
     def test_ends_as_it_should_without_one(self):
         self.assertEqual(run("nowhere"), (0, []))
 
+    def test_leaves_mpi_to_who_has_initialised_it(self):
+        self.assertEqual(run("mpi"), (0, []))
+
     def test_outside_of_steps(self):
         code, lines = run("outside")
         self.assertNotEqual(code, 0)
