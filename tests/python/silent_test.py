@@ -1,0 +1,221 @@
+"""What could go wrong without an error, and does not: it has the bits of the plain loop, or is refused."""
+
+import copy
+import ctypes
+import random
+import threading
+import types
+import unittest
+
+import support
+import torch
+from support import batch
+from torch import nn
+
+import smdistributed.modelparallel.torch as smp
+
+FACTOR = 1.0  # of Told.forward
+
+
+def setUpModule():
+    torch.manual_seed(0)
+    smp.init({"microbatches": support.MICROBATCHES, "log_level": "off"})
+
+
+class Told(nn.Module):
+    """Reads whatever Python has at hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)])
+        self.config = types.SimpleNamespace(scale=1.0, depth=2)
+        self.temperature = 1.0
+        self.activation = torch.tanh
+        self.table = torch.ones(6)  # neither a parameter nor a buffer
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        for layer in self.layers[: self.config.depth]:
+            x = self.activation(layer(x)) * self.config.scale / self.temperature
+        return self.layers[2](x * self.table) * FACTOR * self.calls
+
+
+def loss_of(model, x):
+    return model(x).square().mean()
+
+
+class Compared(unittest.TestCase):
+    def make(self, net, loss_of=loss_of):
+        """Steps of both, and what is done to the modules of both before each."""
+        plain = copy.deepcopy(net)
+        model = smp.DistributedModel(net)
+
+        @smp.step
+        def train_step(x):
+            loss = loss_of(model, x)
+            model.backward(loss)
+            return loss
+
+        def step(what, change=lambda net: None):
+            change(net), change(plain)
+            model.zero_grad(), plain.zero_grad()
+            losses = train_step(batch()).outputs
+            support.same_bits(self, losses, support.plain_step(plain, loss_of, batch()), f"losses, {what}")
+            for name, parameter in model.local_named_parameters():
+                expected = plain.get_parameter(name).grad
+                self.assertEqual(parameter.grad is None, expected is None, f"{name}, {what}")
+                if expected is not None:
+                    support.same_bits(self, [parameter.grad], [expected], f"gradient of {name}, {what}")
+
+        return step
+
+
+class NeverStale(Compared):
+    def test_whatever_forward_reads(self):
+        def module_global(net):
+            global FACTOR
+            FACTOR = 0.5
+
+        step = self.make(Told())
+        for what, change in (
+            ("at first", lambda net: None),
+            ("again", lambda net: None),
+            ("attribute", lambda net: setattr(net, "temperature", 2.0)),
+            ("configuration", lambda net: setattr(net.config, "scale", 0.25)),
+            ("number of layers", lambda net: setattr(net.config, "depth", 1)),
+            ("function", lambda net: setattr(net, "activation", torch.sigmoid)),
+            ("global", module_global),
+            ("another tensor", lambda net: setattr(net, "table", torch.arange(6.0))),
+            ("number of layers again", lambda net: setattr(net.config, "depth", 2)),
+        ):
+            step(what, change)
+
+    def test_microbatches_that_differ(self):
+        """By a draw of Python's, as LayerDrop's."""
+
+        class Drops(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+                self.head = nn.Linear(6, 3)
+                self.random = random.Random(0)
+
+            def forward(self, x):
+                for layer in self.layers:
+                    if self.random.random() < 0.5:
+                        x = layer(x)
+                return self.head(x)
+
+        step = self.make(Drops())
+        for number in range(6):
+            step(f"step {number}")
+
+
+class Refused(unittest.TestCase):
+    def refuses(self, forward, text):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(6, 6)
+                self.table = torch.zeros(6)
+
+        Net.forward = forward
+        model = smp.DistributedModel(Net())
+
+        @smp.step
+        def train_step(x):
+            loss = loss_of(model, x)
+            model.backward(loss)
+            return loss
+
+        with self.assertRaisesRegex(RuntimeError, text):
+            train_step(batch())
+
+    def test_operators_of_another_thread(self):
+        def elsewhere(compute):
+            """What compute() returns or raises in a thread of its own."""
+            results, errors = [], []
+
+            def work():
+                try:
+                    results.append(compute())
+                except RuntimeError as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            if errors:
+                raise errors[0]
+            return results[0]
+
+        self.refuses(lambda self, x: elsewhere(lambda: self.inner(x)), "raw pointer to step argument 0")
+        self.refuses(
+            lambda self, x: nn.functional.linear(x, elsewhere(lambda: self.inner.weight * 2)), "outside of it or on another thread"
+        )
+
+    def test_raw_memory(self):
+        def forward(self, x):
+            y = self.inner(x)
+            ctypes.memset(y.data_ptr(), 0, y.numel() * y.element_size())
+            return y
+
+        self.refuses(forward, "raw pointer to the result of aten::linear, in or after module .inner.")
+
+    def test_data_that_is_put_in_place(self):
+        def forward(self, x):
+            self.inner.weight.data = self.inner.weight.data * 0.5
+            return self.inner(x)
+
+        self.refuses(forward, "replaces the data of an existing tensor")
+
+    def test_writes_to_tensors_that_are_no_buffers(self):
+        def forward(self, x):
+            self.table.add_(1)
+            return self.inner(x) + self.table
+
+        self.refuses(forward, "aten::add_ writes to a tensor of sizes .6. that is neither parameter")
+
+    def test_shapes_that_depend_on_data(self):
+        def forward(self, x):
+            y = self.inner(x)
+            return y[y > 0]
+
+        self.refuses(forward, "aten::index.*the shape of its result depends on data")
+
+
+class Waiting(unittest.TestCase):
+    def test_leaves_python_to_other_threads(self):
+        """One that counts, while this rank computes or waits for the others."""
+        model = smp.DistributedModel(nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))))
+        x = torch.randn(1024, 256)
+
+        @smp.step
+        def train_step(x):
+            loss = loss_of(model, x)
+            model.backward(loss)
+            return loss
+
+        for _ in range(2):
+            train_step(x)
+        count, ends = 0, threading.Event()
+
+        def counts():
+            nonlocal count
+            while not ends.is_set():
+                count += 1
+
+        thread = threading.Thread(target=counts)
+        thread.start()
+        before = count
+        for _ in range(3):
+            train_step(x)
+        after = count
+        ends.set()
+        thread.join()
+        self.assertGreater(after, before)
+
+
+if __name__ == "__main__":
+    support.main()
