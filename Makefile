@@ -14,6 +14,7 @@ TRANSFORMERS := 4.56.2
 NBCLIENT := 0.11.0
 IPYKERNEL := 7.4.0
 ACCELERATE := 1.10.1
+MYPY := 2.4.1
 
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
@@ -44,7 +45,7 @@ endif
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
   -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv digits transformers notebooks python-given configure build demo demo-python formatter format linter tidy test bench peers install wheel clean
+.PHONY: help packages venv digits transformers notebooks types python-given configure build demo demo-python formatter format linter tidy test bench peers install wheel clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -108,28 +109,28 @@ demo-python: digits configure  ## Build the Python package, and train on handwri
 	@cmake --build $(build) --target smp_program smp_python --parallel $(jobs)
 	@PYTHONPATH=$(build)/python $(build)/bin/smp run -np 2 $(python) examples/mnist_sagemaker/train.py
 
+# $(call optional,distribution,version,what goes untested without it)
+optional = if ! $(call has,$(1)-$(2).); then \
+  echo "setup: $(1) $(2) goes into $(venv)"; \
+  $(venv)/bin/pip install --no-compile --retries 1 $(1)==$(2) || echo "setup: going on without it; $(3) untested" >&2; \
+fi
+
 # For the tests of its models and its Trainer, and for benchmarks of its models.
 transformers: $(environment)
 	@[ "$(environment)" = venv ] || exit 0; \
-	if ! $(call has,transformers-$(TRANSFORMERS).); then \
-	  echo "setup: transformers $(TRANSFORMERS) goes into $(venv)"; \
-	  $(venv)/bin/pip install --no-compile --retries 1 transformers==$(TRANSFORMERS) || \
-	    echo "setup: going on without it; the models of transformers stay untested" >&2; \
-	fi; \
-	if ! $(call has,accelerate-$(ACCELERATE).); then \
-	  echo "setup: accelerate $(ACCELERATE) goes into $(venv)"; \
-	  $(venv)/bin/pip install --no-compile --retries 1 accelerate==$(ACCELERATE) || \
-	    echo "setup: going on without it; the Trainer of transformers stays untested" >&2; \
-	fi
+	$(call optional,transformers,$(TRANSFORMERS),the models of transformers stay); \
+	$(call optional,accelerate,$(ACCELERATE),the Trainer of transformers stays)
 
 # For the tests of docs/notebooks only.
 notebooks: $(environment)
 	@[ "$(environment)" = venv ] || exit 0; \
-	if ! $(call has,nbclient-$(NBCLIENT).) || ! $(call has,ipykernel-$(IPYKERNEL).); then \
-	  echo "setup: nbclient $(NBCLIENT) and ipykernel $(IPYKERNEL) go into $(venv)"; \
-	  $(venv)/bin/pip install --no-compile --retries 1 nbclient==$(NBCLIENT) ipykernel==$(IPYKERNEL) || \
-	    echo "setup: going on without them; the notebooks stay untested" >&2; \
-	fi
+	$(call optional,nbclient,$(NBCLIENT),the notebooks stay); \
+	$(call optional,ipykernel,$(IPYKERNEL),the notebooks stay)
+
+# For the test of the stubs only.
+types: $(environment)
+	@[ "$(environment)" = venv ] || exit 0; \
+	$(call optional,mypy,$(MYPY),what type checkers see of the package stays)
 
 # Beside every interpreter, since a given one gets nothing installed.
 tool = if [ ! -x build/formatter/bin/$(1) ]; then \
@@ -153,7 +154,7 @@ tidy: linter  ## What the compiler does not see, in the library (.clang-tidy): t
 	  xargs -n 1 -P $(jobs) build/formatter/bin/clang-tidy --quiet -p build/tidy --extra-arg=-Wno-unknown-warning-option
 
 # Configured anew, since that measures how long tests may take on this machine as it now is.
-test: formatter digits transformers notebooks configure  ## All tests that the preset runs
+test: formatter digits transformers notebooks types configure  ## All tests that the preset runs
 	@echo "build: libraries, programs and tests, on $(jobs) cores; no benchmarks"
 	@cmake --build $(build) --parallel $(jobs)
 	@cat $(build)/torch_taken.txt
