@@ -205,7 +205,7 @@ struct Config {
   /// Pipeline tasks ahead of which offloaded activations are loaded back; at least 1.
   int64_t activation_loading_horizon = 4;
 
-  /// Port of torch.distributed, 0 to 65535; 0 = none.
+  /// Port at which rank 0 listens for Python's process groups, 0 to 65535; 0 = one that the system chooses.
   int64_t ddp_port = 0;
 
   /// Backend of torch.distributed: "auto" or "nccl".

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <exception>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -14,7 +13,9 @@
 #include <vector>
 
 #include "python_bindings/extension/interpreter.h"
+#include "python_bindings/extension/model_handle.h"
 #include "python_bindings/extension/opaque.h"
+#include "python_bindings/extension/state.h"
 #include "python_bindings/extension/step.h"
 #include "python_bindings/extension/texts.h"
 #include "python_bindings/extension/views.h"
@@ -23,15 +24,10 @@
 #include "smp/engine/engine.h"
 #include "smp/init.h"
 #include "smp/partition.h"
-#include "smp/state_reader.h"
 
 namespace smp::python {
 namespace {
 
-// What the engine gives out is opaque, and Python's classes need a type that they can see.
-struct ModelHandle {
-  std::shared_ptr<engine::Model> model;
-};
 struct OptimizerHandle {
   std::shared_ptr<engine::Optimizer> optimizer;
 };
@@ -121,15 +117,6 @@ void bind_comm(py::module_& module) {
   });
 }
 
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-using StepCounts = std::pair<uint64_t, uint64_t>;  // training, evaluation
-
-std::pair<NamedTensors, StepCounts> to_python(const StateDict& state) {
-  NamedTensors tensors;
-  for (const StateDict::Entry& entry : state.entries) tensors.emplace_back(entry.name, entry.tensor);
-  return {std::move(tensors), StepCounts(state.steps->training, state.steps->evaluation)};
-}
-
 void bind_models(py::module_& module) {
   py::class_<ModelOptions>(module, "ModelOptions")
       .def(py::init<>())
@@ -162,33 +149,6 @@ void bind_models(py::module_& module) {
   module.def("local_named_buffers", [](const ModelHandle& own) {
     return engine::local_named_buffers("local_named_buffers", *own.model,
                                        "The body sees all buffers: use model.named_buffers().");
-  });
-  // (name, tensor) of each, and the counts of steps.
-  module.def("state_dict",
-             [](const ModelHandle& own) { return to_python(unlocked([&] { return engine::state_dict(*own.model); })); });
-  module.def("local_state_dict", [](const ModelHandle& own) {
-    return to_python(unlocked([&] { return engine::local_state_dict(*own.model); }));
-  });
-  module.def("load_state_dict",
-             [](const ModelHandle& own, const NamedTensors& tensors, const std::optional<StepCounts>& steps, bool strict) {
-               StateDict state;
-               for (const auto& [name, tensor] : tensors) state.entries.push_back({name, tensor});
-               if (steps) state.steps = {.training = steps->first, .evaluation = steps->second};
-               unlocked([&] { engine::load_state_dict(*own.model, state, strict); });
-             });
-  module.def("save_state", [](const std::string& folder, const ModelHandle& own, const UserContent& user) {
-    unlocked([&] { state_file_internal::save(folder, engine::local_state_dict(*own.model), {}, user); });
-  });
-  module.def("load_state", [](const std::string& folder, const ModelHandle& own) {
-    const UserContent user = unlocked([&] {
-      state_file_internal::Reader reader(folder);
-      reader.check_model(*own.model);
-      reader.apply_model();
-      return reader.user();
-    });
-    py::dict content;  // C++ keeps any bytes
-    for (const auto& [key, value] : user) content[py::bytes(key)] = py::bytes(value);
-    return content;
   });
   module.def("clip_grad_norm", [](const ModelHandle& own, double max_norm, double norm_type) {
     return unlocked([&] { return engine::clip_grad_norm(*own.model, max_norm, norm_type); });
@@ -288,6 +248,7 @@ PYBIND11_MODULE(_engine, module) {
   bind_job(module);
   bind_comm(module);
   bind_models(module);
+  bind_state(module);
   bind_hooks(module);
   bind_optimizers(module);
   bind_step(module);

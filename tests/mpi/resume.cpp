@@ -1,5 +1,6 @@
-// A run of one process group from one step to another: starts or resumes, trains with dropout, Adam and a scheduler, saves.
-// Driven by resume_test.py: resume FOLDER FIRST LAST prints the losses of steps FIRST to LAST - 1, exactly.
+// A run of one process group from one step to another: starts or resumes, trains with dropout, an optimizer and a scheduler,
+// saves. resume FOLDER FIRST LAST [OPTIMIZER] prints the losses of steps FIRST to LAST - 1, exactly. Driven by resume_test.py,
+// and by tests/python/cpp_files_test.py, where Python takes turns with it.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -30,17 +31,12 @@ at::Tensor batch(int step) {
   return whole.chunk(smp::dp_size())[smp::dp_rank()];
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const std::string folder = argv[1];
-  const int first = std::stoi(argv[2]), last = std::stoi(argv[3]);
-  (void)argc;
+int run(const std::string& folder, int first, int last, const auto& make_optimizer) {
   smp::init();
   torch::manual_seed(first);  // what is not loaded differs
   Net net;
   smp::DistributedModel model(net);
-  smp::DistributedOptimizer optimizer(torch::optim::Adam(net->parameters(), 0.01), model);
+  smp::DistributedOptimizer optimizer(make_optimizer(net->parameters()), model);
   torch::optim::StepLR scheduler(optimizer, /*step_size=*/3, /*gamma=*/0.5);
   auto step = smp::step([&](at::Tensor tokens) {
     auto loss = torch::cross_entropy_loss(model(tokens), tokens.flatten());
@@ -62,4 +58,20 @@ int main(int argc, char** argv) {
   smp::save_state(folder, model, optimizer, {{"step", std::to_string(last)}});
   std::fflush(stdout);
   smp::shutdown();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace torch::optim;
+  const std::string kind = argc > 4 ? argv[4] : "Adam";
+  const auto with = [&](const auto& make) { return run(argv[1], std::stoi(argv[2]), std::stoi(argv[3]), make); };
+  if (kind == "SGD") {
+    return with([](auto all) { return SGD(all, SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(1e-3)); });
+  }
+  if (kind == "RMSprop") return with([](auto all) { return RMSprop(all, RMSpropOptions(0.01).momentum(0.9)); });
+  if (kind == "Adagrad") return with([](auto all) { return Adagrad(all, AdagradOptions(0.1).lr_decay(0.01)); });
+  if (kind == "AdamW") return with([](auto all) { return AdamW(all, AdamWOptions(0.01).amsgrad(true)); });
+  return with([](auto all) { return Adam(all, AdamOptions(0.01)); });
 }

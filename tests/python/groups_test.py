@@ -1,7 +1,10 @@
 """Groups as torch.distributed's process groups, and small questions about the job."""
 
+import json
 import os
+import socket
 import unittest
+from unittest import mock
 
 import support
 import torch
@@ -44,6 +47,22 @@ class ProcessGroups(unittest.TestCase):
             smp.get_dp_process_group()
         if smp.rank() == 1:
             dist.destroy_process_group()
+
+    def test_1_meet_at_the_port_of_the_configuration(self):
+        groups.leave()
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = smp.allgather(taken.getsockname()[1], smp.WORLD)[0]
+            config = json.dumps({**json.loads(groups._engine.config()), "ddp_port": port})
+            with mock.patch.object(groups._engine, "config", lambda: config):
+                with self.assertRaisesRegex(RuntimeError, f"(?s)127.0.0.1:{port}, got: .*name another, or none"):
+                    smp.get_dp_process_group()
+                smp.barrier()
+                taken.close()
+                smp.barrier()
+                smp.get_dp_process_group()
+        self.assertEqual(groups._store.port, port)
 
     def test_2_sum_over_their_members(self):
         for name, (process_group, ranks) in GROUPS.items():

@@ -62,7 +62,7 @@ std::vector<Key> make_keys() {
        .field = &Config::ddp_port,
        .range = kPort,
        .support = no_effect,
-       .meaning = "Port of torch.distributed; 0 = none."},
+       .meaning = "Port at which rank 0 listens for Python's process groups; 0 = one that the system chooses."},
       {.name = "ddp_dist_backend",
        .field = &Config::ddp_dist_backend,
        .choices = {"auto", "nccl"},

@@ -8,7 +8,7 @@ import shutil
 import torch
 
 from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel.torch import files
+from smdistributed.modelparallel.torch import files, libtorch_state
 from smdistributed.modelparallel.torch.agreement import agreed
 from smdistributed.modelparallel.torch.comm import CommGroup, allgather
 from smdistributed.modelparallel.torch.model import check_registered, only_model
@@ -290,17 +290,32 @@ def resume_from_checkpoint(
     return content
 
 
-def save_state(folder, model, user_content=None):
-    """Writes the model as smp::save_state of C++ does, with texts by name: a C++ program, and load_state, go on from it in any
-    number of partitions. An optimizer is not in it. Collective over all ranks."""
-    _engine.save_state(os.fspath(folder), model._engine_model, user_content or {})
+def save_state(folder, model, user_content=None, *, optimizer=None):
+    """Writes the model as smp::save_state of C++ does, with texts by name, and options and state of an optimizer that is SGD, Adam,
+    AdamW, RMSprop or Adagrad of torch.optim: a C++ program, and load_state, go on from it in any number of partitions. Collective
+    over all ranks."""
+    _begin("save_state", folder, optimizer)
+    state = ("", [], {})
+    if optimizer is not None:
+        state = agreed("save_state", lambda: libtorch_state.of(optimizer, model))
+    _engine.save_state(os.fspath(folder), model._engine_model, *state, user_content or {})
 
 
-def load_state(folder, model):
-    """Loads the model of a folder that smp::save_state of C++ or save_state wrote, and returns its texts by name. Collective over
-    all ranks."""
-    content = _engine.load_state(os.fspath(folder), model._engine_model)
-    return {key.decode(errors="surrogateescape"): value.decode(errors="surrogateescape") for key, value in content.items()}
+def load_state(folder, model, *, optimizer=None):
+    """Loads the model, and the optimizer where one is given, of a folder that smp::save_state of C++ or save_state wrote, and
+    returns its texts by name. Collective over all ranks; where it raises, on all, nothing has changed."""
+    _begin("load_state", folder, optimizer)
+
+    def load_optimizer(*state):
+        if optimizer is not None:
+            libtorch_state.load(optimizer, model, *state)
+
+    return _engine.load_state(os.fspath(folder), model._engine_model, load_optimizer)
+
+
+def _begin(caller, folder, optimizer):
+    _engine.refuse_in_body(f"smp.{caller}")
+    _check_alike(caller, os.fspath(folder), optimizer is not None)
 
 
 def _newest(folder):

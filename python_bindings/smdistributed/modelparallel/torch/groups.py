@@ -98,20 +98,24 @@ def _join_torch():
 
 
 def _initialise():
-    """Through a store on rank 0, at a port that the system chooses. Sockets may be refused there: all ranks are told."""
+    """Through a store on rank 0, at the key ddp_port. Sockets may be refused there: all ranks are told."""
     global _store
-    timeout = datetime.timedelta(seconds=json.loads(_engine.config())["timeout_s"])
+    config = json.loads(_engine.config())
+    timeout = datetime.timedelta(seconds=config["timeout_s"])
     host = "127.0.0.1" if _engine.local_size() == _engine.size() else socket.gethostname()
-    port, error = 0, ""
+    port, error = config["ddp_port"], ""  # 0: the system chooses one
     if _engine.rank() == 0:
         try:
-            _store = dist.TCPStore(host, 0, _engine.size(), is_master=True, timeout=timeout, wait_for_workers=False)
+            _store = dist.TCPStore(host, port, _engine.size(), is_master=True, timeout=timeout, wait_for_workers=False)
             port = _store.port
         except Exception as failure:
             error = str(failure)
     host, port, error = allgather((host, port, error), CommGroup.WORLD)[0]
     if error:
-        raise RuntimeError(f"process groups: expected rank 0 to open a socket at {host}, got: {error}")
+        raise RuntimeError(
+            f"process groups: expected rank 0 to open a socket at {host}:{port}, got: {error}. Where the key ddp_port names a port "
+            "that is taken, name another, or none."
+        )
     if _engine.rank() != 0:
         _store = dist.TCPStore(host, port, _engine.size(), is_master=False, timeout=timeout)
     dist.init_process_group("gloo", store=_store, rank=_engine.rank(), world_size=_engine.size(), timeout=timeout)

@@ -80,7 +80,10 @@ def _as(value, number):
     """`number` in place of an option, of its type."""
     if number is None:
         return value
-    return value.fill_(number) if isinstance(value, torch.Tensor) else type(value)(number)
+    if isinstance(value, torch.Tensor):
+        return value.fill_(number)
+    is_whole = isinstance(value, bool) or number.is_integer()  # lr=1 may have become 0.5
+    return type(value)(number) if is_whole else number
 
 
 def _numbers_of(group):

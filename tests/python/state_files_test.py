@@ -1,0 +1,218 @@
+"""Optimizers in the files of C++: what goes on from them, and what is refused."""
+
+import copy
+import glob
+import os
+import unittest
+
+import support
+import torch
+from checkpoint_test import shared_folder
+from support import batch, make_step
+from torch import nn, optim
+
+import smdistributed.modelparallel.torch as smp
+from smdistributed.modelparallel import _engine
+
+
+def setUpModule():
+    torch.manual_seed(0)
+    smp.init({"microbatches": support.MICROBATCHES, "log_level": "off"})
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.middle = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 6)
+        self.decoder = nn.Linear(16, 6)
+        self.decoder.weight = self.head.weight
+
+    def forward(self, x):
+        hidden = torch.tanh(self.middle(torch.tanh(self.first(x))))
+        return self.head(hidden) + self.decoder(hidden)
+
+
+OPTIMIZERS = {
+    "SGD": lambda all: optim.SGD(all, lr=0.1, momentum=0.9),
+    "SGD without state": lambda all: optim.SGD(all, lr=torch.tensor(0.1)),
+    "Adam": lambda all: optim.Adam(all, lr=0.01),
+    "AdamW": lambda all: optim.AdamW(all, lr=0.01, amsgrad=True),
+    "RMSprop": lambda all: optim.RMSprop(all, lr=0.01, centered=True, momentum=0.5),
+    "Adagrad": lambda all: optim.Adagrad(all, lr=0.1),
+}
+
+
+class Run:
+    def __init__(self, make):
+        self.net = Net()
+        self.model = smp.DistributedModel(self.net)
+        self.optimizer = smp.DistributedOptimizer(make(self.net.parameters()))
+        self.step = make_step()
+
+    def train(self, *seeds):
+        for seed in seeds:
+            self.optimizer.zero_grad()
+            loss = self.step(self.model, batch(seed))
+            self.optimizer.step()
+        return loss.outputs
+
+    def save(self, folder):
+        smp.save_state(folder, self.model, {"at": "2"}, optimizer=self.optimizer)
+
+    def load(self, folder):
+        return smp.load_state(folder, self.model, optimizer=self.optimizer)
+
+
+def of_two_groups(parameters):
+    first, *rest = parameters
+    return optim.Adam([{"params": rest}, {"params": [first], "lr": 0.5, "betas": (0.5, 0.75)}], lr=1)
+
+
+class Optimizers(unittest.TestCase):
+    def test_go_on_with_the_same_bits(self):
+        for name, make in {**OPTIMIZERS, "two groups": of_two_groups}.items():
+            with self.subTest(name), shared_folder() as folder:
+                run = Run(make)
+                run.train(0, 1)
+                for group in run.optimizer.param_groups:
+                    group["lr"] = group["lr"] * 0.5
+                run.save(folder)
+                expected = run.train(2, 3)
+                for is_placed in (False, True):
+                    other = Run(make)
+                    if is_placed:
+                        other.train(7)
+                    self.assertEqual(other.load(folder), {"at": "2"})
+                    self.assertEqual(
+                        [float(group["lr"]) for group in other.optimizer.param_groups],
+                        [float(group["lr"]) for group in run.optimizer.param_groups],
+                    )
+                    support.same_bits(self, other.train(2, 3), expected, f"losses, placed: {is_placed}")
+                    support.same_bits(self, other.model.state_dict(), run.model.state_dict(), "parameters")
+                    local = {id(parameter) for parameter in other.model.local_parameters()}
+                    self.assertLessEqual({id(parameter) for parameter in other.optimizer.state}, local)
+
+    def test_that_were_never_updated_are_saved(self):
+        with shared_folder() as folder:
+            run = Run(OPTIMIZERS["Adagrad"])
+            run.save(folder)
+            other = Run(OPTIMIZERS["Adagrad"])
+            other.load(folder)
+            support.same_bits(self, other.train(0, 1), run.train(0, 1), "losses")
+
+    def test_stay_where_a_model_is_loaded_alone(self):
+        with shared_folder() as folder:
+            run = Run(OPTIMIZERS["Adam"])
+            run.train(0, 1)
+            run.save(folder)
+            before = copy.deepcopy(run.optimizer.state_dict())
+            self.assertEqual(smp.load_state(folder, run.model), {"at": "2"})
+            self.assertEqual(str(run.optimizer.state_dict()), str(before))
+
+
+class Refused(unittest.TestCase):
+    def check(self, run, text, folder, kind=ValueError):
+        """And nothing changes."""
+        before = [run.model.state_dict(), run.optimizer.state_dict()]
+        with self.assertRaisesRegex(kind, text):
+            run.load(folder)
+        self.assertEqual(str([run.model.state_dict(), run.optimizer.state_dict()]), str(before))
+
+    def test_are_other_optimizers(self):
+        with shared_folder() as folder:
+            run = Run(OPTIMIZERS["Adam"])
+            run.train(0)
+            run.save(folder)
+            self.check(Run(OPTIMIZERS["AdamW"]), "expected the state of AdamW, got that of Adam", folder)
+            self.check(Run(of_two_groups), "expected the parameters and options of 2 groups of Adam, got others in 1", folder)
+            reversed_ = Run(lambda parameters: optim.Adam([*parameters][::-1]))
+            self.check(reversed_, "over the same parameters, in the same order", folder)
+
+    def test_is_a_save_without_one(self):
+        with shared_folder() as folder:
+            run = Run(OPTIMIZERS["SGD"])
+            run.train(0)
+            smp.save_state(folder, run.model)
+            self.check(run, "expected the state of an optimizer, got a save without", folder)
+
+    def test_is_what_cpp_does_not_have(self):
+        class Own(optim.SGD):
+            pass
+
+        makers = {
+            "expected maximize=False of SGD, as in LibTorch, got True": lambda all: optim.SGD(all, maximize=True),
+            "expected decoupled_weight_decay=False of Adam": lambda all: optim.Adam(all, decoupled_weight_decay=True),
+            "expected SGD, Adam, AdamW, RMSprop, Adagrad of torch.optim, .*got Own": Own,
+            "got NAdam": optim.NAdam,
+        }
+        for text, make in makers.items():
+            with self.subTest(text), shared_folder() as folder:
+                run = Run(make)
+                with self.assertRaisesRegex(ValueError, text):
+                    run.save(folder)
+                self.assertEqual(os.listdir(folder), [])
+
+    def test_is_an_optimizer_of_another_model(self):
+        run, other = Run(OPTIMIZERS["SGD"]), Run(OPTIMIZERS["SGD"])
+        with shared_folder() as folder, self.assertRaisesRegex(ValueError, "got one of another model"):
+            smp.save_state(folder, run.model, optimizer=other.optimizer)
+
+    def test_are_calls_with_one_on_some_ranks_alone(self):
+        if smp.size() == 1:
+            self.skipTest("one rank")
+        run = Run(OPTIMIZERS["SGD"])
+        with shared_folder() as folder, self.assertRaisesRegex(ValueError, "expected the same call on all ranks"):
+            smp.save_state(folder, run.model, optimizer=run.optimizer if smp.rank() == 0 else None)
+
+    def test_are_forged_entries(self):
+        """Of a file whose checksum is right."""
+        whole = {"step": torch.tensor(1), "exp_avg": torch.zeros(16), "exp_avg_sq": torch.zeros(16)}
+        forged = {
+            "got that of 'nobody.bias'": {"nobody.bias": whole},
+            "expected exp_avg of 'first.bias' to be torch.float32 of shape .16,., got torch.float32 of .3,.": {
+                "first.bias": {**whole, "exp_avg": torch.zeros(3)}
+            },
+            "got torch.float64": {"first.bias": {**whole, "exp_avg": torch.zeros(16).double()}},
+            "expected step of 'first.bias' to be torch.int64": {"first.bias": {**whole, "step": torch.tensor(1.0)}},
+            "torch.float32 holds, got -1": {"first.bias": {**whole, "step": torch.tensor(-1)}},
+            "torch.float32 holds, got 16777217": {"first.bias": {**whole, "step": torch.tensor(2**24 + 1)}},
+            "expected exp_avg, exp_avg_sq, step of 'first.bias' for Adam, got exp_avg": {"first.bias": {"exp_avg": torch.zeros(16)}},
+            "got exp_avg, exp_avg_sq, hook, step": {"first.bias": {**whole, "hook": torch.zeros(16)}},
+        }
+        run = Run(OPTIMIZERS["Adam"])
+        run.train(0)
+        names = [name for name, _ in run.net.named_parameters()]
+        options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "amsgrad": 0.0}
+
+        def write(folder, kind, groups, entries):
+            entries = entries if smp.rank() == smp.size() - 1 or smp.dp_size() > 1 else {}
+            _engine.save_state(folder, run.model._engine_model, kind, groups, entries, {})
+
+        for text, entries in forged.items():
+            with self.subTest(text), shared_folder() as folder:
+                write(folder, "Adam", [(options, names)], entries)
+                self.check(run, text, folder)
+        with shared_folder() as folder:
+            write(folder, "Adam", [({**options, "hook": 1.0}, names)], {})
+            self.check(run, "expected the parameters and options of 1 groups", folder)
+            write(folder, "Adagrad", [({"lr": 1, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 0}, names)], {})
+            self.check(Run(OPTIMIZERS["Adagrad"]), "expected the state of all 7 parameters, as Adagrad has it, got that of 0", folder)
+
+    def test_is_a_damaged_file(self):
+        with shared_folder() as folder:
+            run = Run(OPTIMIZERS["Adam"])
+            run.train(0)
+            run.save(folder)
+            if smp.rank() == 0:
+                [path] = glob.glob(f"{folder}/rank_0_of_*.safetensors")
+                with open(path, "r+b") as file:
+                    file.seek(-3, os.SEEK_END)
+                    file.write(b"???")
+            smp.barrier()
+            self.check(run, "expected the checksum .* The file is damaged", folder)
+
+
+if __name__ == "__main__":
+    support.main()
