@@ -28,7 +28,6 @@ OPTIMIZERS = {
     "SGD": lambda all: optim.SGD(all, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
     "RMSprop": lambda all: optim.RMSprop(all, lr=0.01, momentum=0.9),
     "Adagrad": lambda all: optim.Adagrad(all, lr=0.1, lr_decay=0.01),
-    "Adam": lambda all: optim.Adam(all, lr=0.01),
     "AdamW": lambda all: optim.AdamW(all, lr=0.01, amsgrad=True),
 }
 
@@ -47,7 +46,7 @@ def main(folder, first, last, kind):
     optimizer = smp.DistributedOptimizer(OPTIMIZERS[kind](model.parameters()))
     scheduler = optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
     if first > 0:
-        for _ in range(first):
+        for _ in range(first - 1):
             scheduler.step()
         assert smp.load_state(folder, model, optimizer=optimizer) == {"step": str(first)}
     for step in range(first, last):
@@ -55,7 +54,8 @@ def main(folder, first, last, kind):
         optimizer.zero_grad()
         loss = train_step(model, tokens.chunk(smp.dp_size())[smp.dp_rank()]).reduce_mean()
         optimizer.step()
-        scheduler.step()
+        if step > 0:  # LibTorch's StepLR lowers the rate one step later
+            scheduler.step()
         loss = sum(smp.allgather(loss, smp.DP_GROUP)) / smp.dp_size()
         if smp.rank() == 0:
             print("loss", step, loss.item().hex())

@@ -291,9 +291,9 @@ def resume_from_checkpoint(
 
 
 def save_state(folder, model, user_content=None, *, optimizer=None):
-    """Writes the model as smp::save_state of C++ does, with texts by name, and options and state of an optimizer that is SGD, Adam,
-    AdamW, RMSprop or Adagrad of torch.optim: a C++ program, and load_state, go on from it in any number of partitions. Collective
-    over all ranks."""
+    """Writes the model as smp::save_state of C++ does, with texts by name, and options and state of an optimizer that is SGD,
+    Adam, AdamW, RMSprop or Adagrad of torch.optim: a C++ program, and load_state, go on from it in any number of partitions.
+    Collective over all ranks."""
     _begin("save_state", folder, optimizer)
     state = ("", [], {})
     if optimizer is not None:

@@ -113,8 +113,8 @@ def _initialise():
     host, port, error = allgather((host, port, error), CommGroup.WORLD)[0]
     if error:
         raise RuntimeError(
-            f"process groups: expected rank 0 to open a socket at {host}:{port}, got: {error}. Where the key ddp_port names a port "
-            "that is taken, name another, or none."
+            f"process groups: expected rank 0 to open a socket at {host}:{port}, got: {error}. Where the key ddp_port names "
+            "a port that is taken, name another, or none."
         )
     if _engine.rank() != 0:
         _store = dist.TCPStore(host, port, _engine.size(), is_master=False, timeout=timeout)

@@ -47,7 +47,8 @@ def of(optimizer, model):
         unknown = [field for field in fields if field not in known]
         if unknown:
             raise ValueError(
-                f"expected the state of {kind.__name__} to be {', '.join(known)}, got '{unknown[0]}', which files of C++ do not hold."
+                f"expected the state of {kind.__name__} to be {', '.join(known)}, got '{unknown[0]}' too, which files of C++ "
+                "do not hold. Use save_checkpoint."
             )
         if _COUNT in fields:
             fields[_COUNT] = torch.tensor(int(fields[_COUNT]))
@@ -77,9 +78,12 @@ def load(optimizer, model, kind, groups, entries):
     def checked():
         _check_groups(optimizer, own, kind, groups, names)
         options = [numbers for numbers, group in groups for _ in group]
+        unknown = [name for name in entries if name not in names]
+        if unknown:
+            raise ValueError(f"expected the state of the optimizer's parameters, got that of '{unknown[0]}'.")
         return {
             names[name]: _checked(own, name, parameters[names[name]], fields, options[names[name]])
-            for name, fields in _known(entries, names)
+            for name, fields in entries.items()
         }
 
     part = agreed(caller, checked)
@@ -99,11 +103,13 @@ def load(optimizer, model, kind, groups, entries):
 
 def _kind_of(optimizer, model):
     """The class that it had before it was distributed."""
+    if not hasattr(optimizer, "_engine_optimizer"):
+        raise TypeError(f"expected what smp.DistributedOptimizer returns, got {type(optimizer).__name__}. Wrap it.")
     kind = type(optimizer).__bases__[-1]
     if kind not in _KINDS:
         raise ValueError(
-            f"expected {', '.join(each.__name__ for each in _KINDS)} of torch.optim, which files of C++ hold, got {kind.__name__}. "
-            "Leave optimizer out, and use save_checkpoint for its state."
+            f"expected {', '.join(each.__name__ for each in _KINDS)} of torch.optim, which files of C++ hold, got "
+            f"{kind.__name__}. Leave optimizer out, and use save_checkpoint for its state."
         )
     if model_of(optimizer._parameters()) is not model:
         raise ValueError("expected an optimizer of the model's parameters, got one of another model.")
@@ -112,7 +118,8 @@ def _kind_of(optimizer, model):
         for option, value in (("maximize", False), ("decoupled_weight_decay", decouples)):
             if group.get(option, value) != value:
                 raise ValueError(
-                    f"expected {option}={value} of {kind.__name__}, as in LibTorch, got {group[option]}, which C++ would not follow."
+                    f"expected {option}={value} of {kind.__name__}, as in LibTorch, got {group[option]}, which C++ would not "
+                    "follow. Use save_checkpoint."
                 )
     return kind
 
@@ -130,13 +137,6 @@ def _check_groups(optimizer, own, kind, groups, names):
             f"expected the parameters and options of {len(wanted)} groups of {own.__name__}, got others in {len(given)}. Make "
             "the optimizer over the same parameters, in the same order."
         )
-
-
-def _known(entries, names):
-    for name in entries:
-        if name not in names:
-            raise ValueError(f"expected the state of the optimizer's parameters, got that of '{name}'.")
-    return entries.items()
 
 
 def _checked(kind, name, parameter, fields, options):
