@@ -1,4 +1,5 @@
-// A model of the engine as an object of Python: what the engine gives out is opaque, and a class needs a type that can be seen.
+// A model of the engine as an object of Python: what the engine gives out is opaque, and a class needs a type that can
+// be seen.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
-// A run of one process group from one step to another: starts or resumes, trains with dropout, an optimizer and a scheduler,
-// saves. resume FOLDER FIRST LAST [OPTIMIZER] prints the losses of steps FIRST to LAST - 1, exactly. Driven by resume_test.py,
-// and by tests/python/cpp_files_test.py, where Python takes turns with it.
+// A run of one process group from one step to another: starts or resumes, trains with dropout, an optimizer and a
+// scheduler, saves. resume FOLDER FIRST LAST [OPTIMIZER] prints the losses of steps FIRST to LAST - 1, exactly. Driven by
+// resume_test.py, and by tests/python/cpp_files_test.py, where Python takes turns with it.
 #include <torch/torch.h>
 
 #include <cstdio>
