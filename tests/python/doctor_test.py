@@ -33,7 +33,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(report.ranks[0]["versions"]["torch"], torch.__version__)
         self.assertEqual(printed, f"{report}\n" if smp.rank() == 0 else "")
         self.assertEqual(len(set(smp.allgather(str(report), smp.WORLD))), 1)
-        for words in ("torch: ", "Python: ", f"{report.ranks[0]['cores']} cores, 1 threads", "microbatches: 2 (default 1)"):
+        for words in ("torch: ", "Python: ", f"{len(os.sched_getaffinity(0))} cores, 1 threads", "microbatches: 2 (default 1)"):
             self.assertIn(words, str(report))
         self.assertEqual(report.config["log_level"], ("off", "info"))
         self.assertNotIn("seed", report.config)
@@ -75,7 +75,7 @@ class Doctor(unittest.TestCase):
 
 def a_rank(number, host="here", versions=None, **changed):
     own = {"torch": "2.11.0+cpu", "torch it was built with": "2.11.0", **(versions or {})}
-    rank = {"rank": number, "host": host, "cores": 4, "threads": 1, "messages": "MPI", "OMP_NUM_THREADS": "1"}
+    rank = {"rank": number, "host": host, "cores": [0, 1, 2, 3], "threads": 1, "messages": "MPI", "OMP_NUM_THREADS": "1"}
     return {**rank, "OMPI_MCA_btl": None, "versions": own, **changed}
 
 
@@ -95,7 +95,9 @@ class Warnings(unittest.TestCase):
             self.assertEqual(len(report.warnings), 1, report.warnings)
             self.assertIn(words, report.warnings[0])
             self.assertIn(f"warning: {report.warnings[0]}", str(report))
-        for ranks in (two, [a_rank(0, OMP_NUM_THREADS=None)], [{**each, "OMPI_MCA_btl": "^openib"} for each in two]):
+        bound = [a_rank(0, cores=[0], threads=1), a_rank(1, cores=[1], threads=1)]  # as mpirun binds them
+        self.assertIn("2 cores, 1 threads", str(Report(bound, {}, [])))
+        for ranks in (two, bound, [a_rank(0, OMP_NUM_THREADS=None)], [{**each, "OMPI_MCA_btl": "^openib"} for each in two]):
             self.assertEqual(Report(ranks, {}, []).warnings, [])
             self.assertIn("no warnings", str(Report(ranks, {}, [])))
 

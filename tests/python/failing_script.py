@@ -1,5 +1,5 @@
-"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, or in a hook; or where MPI is
-initialised by the script, nowhere."""
+"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, in a hook, or in the order of calls;
+or where MPI is initialised by the script, nowhere."""
 
 import ctypes
 import sys
@@ -14,7 +14,11 @@ mpi = ctypes.CDLL(_engine.__file__)  # the one that smp uses
 if sys.argv[1] == "mpi":  # as mpi4py has done when a script begins
     assert mpi.MPI_Init(None, None) == 0
 smp.init({"microbatches": 2, "log_level": "off"})
-model = smp.DistributedModel(nn.Linear(4, 4))
+net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.ReLU())
+if sys.argv[1] == "order":
+    for layer in (net[1], net[2]) if smp.rank() == 0 else (net[2], net[1]):
+        smp.opaque(layer)
+model = smp.DistributedModel(net)
 
 
 @smp.step

@@ -42,6 +42,13 @@ class Failure(unittest.TestCase):
         self.assertIn("KeyError: 'in a hook'", lines)
         self.assertEqual(lines[-1], "[rank 1] KeyError: 'in a hook'")
 
+    def test_in_the_order_of_opaque_modules(self):
+        """Where one rank would run Tanh for the other's ReLU."""
+        code, lines = run("order")
+        self.assertNotEqual(code, 0)
+        error = "ValueError: opaque: expected calls for the same modules in the same order on all ranks, got others on pp_rank "
+        self.assertTrue(any(line.startswith(f"{error}1 than on 0 (the first that differs is 1)") for line in lines), lines)
+
     def test_a_code_of_its_own(self):
         """On one rank, while the other waits in a step for it."""
         code, lines = run("exit")

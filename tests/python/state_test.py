@@ -91,13 +91,32 @@ class State(unittest.TestCase):
         torch.testing.assert_close(norm, expected)
         for name, parameter in run.model.local_named_parameters():
             torch.testing.assert_close(parameter.grad, plain.get_parameter(name).grad)
-        own = [parameter.grad for parameter in run.model.local_parameters()]
-        norm = torch.nn.utils.clip_grad_norm_(run.model.local_parameters(), 1.0)
-        torch.testing.assert_close(norm, torch.nn.utils.get_total_norm(own))
         if smp.pp_size() > 1:
-            some = [*run.model.parameters()][:-1]
-            with self.assertRaisesRegex(ValueError, f"all {len(some) + 1} trainable .* got {len(some)} of them and 0 others"):
-                torch.nn.utils.clip_grad_norm_(some, 1.0)
+            everything = [*run.model.parameters()]
+            with_gradients = [parameter for parameter in everything if parameter.grad is not None]
+            for some in (everything[:-1], with_gradients, run.model.local_parameters()):
+                with self.assertRaisesRegex(ValueError, f"all {len(everything)} trainable .* of them and 0 others"):
+                    torch.nn.utils.clip_grad_norm_(some, 1.0)
+            run.model.zero_grad()
+            with self.assertRaisesRegex(ValueError, "got 0 of them"):  # what a rank without gradients would pass
+                torch.nn.utils.clip_grad_norm_([], 1.0)
+
+    def test_clips_in_torchs_own_function(self):
+        """Which is what a script has that has imported it by its name before smp."""
+        function = torch.nn.utils.clip_grad_norm_
+        self.assertEqual(function.__code__.co_filename, torch.nn.utils.clip_grad.__file__)
+        run, plain = Run(make_net().double()), make_net().double()
+        plain.load_state_dict(run.net.state_dict())
+        run.step(run.model, batch(0).double())
+        support.plain_step(plain, loss_of, batch(0).double())
+        expected = function.__wrapped__(plain.parameters(), 0.01)
+        norm = function(run.model.parameters(), 0.01)
+        self.assertEqual(norm.dtype, torch.float64)
+        torch.testing.assert_close(norm, expected)
+        other = torch.nn.Parameter(torch.ones(2))
+        other.grad = torch.full((2,), 3.0)
+        self.assertAlmostEqual(function(other, 1.0).item(), 18**0.5, places=5)
+        torch.testing.assert_close(other.grad, torch.full((2,), 0.5**0.5))
 
     def test_refuses_a_wrong_name(self):
         run = Run(make_net())

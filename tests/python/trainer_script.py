@@ -11,6 +11,7 @@ import sys
 
 import torch
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers.utils import is_sagemaker_mp_enabled
 
 FOLDER = pathlib.Path(sys.argv[1])
 
@@ -77,6 +78,29 @@ def run(name, model, rows, checkpoint):
         (FOLDER / f"{name}_{checkpoint}.json").write_text(json.dumps(result))
 
 
+def refused():
+    """What Trainers with losses of their own say on the way through smp."""
+
+    class Thrice(Trainer):
+        def compute_loss(self, *args, **kwargs):
+            return 3 * super().compute_loss(*args, **kwargs)
+
+    texts_of_errors = []
+    for kind, changed, given in (
+        (Trainer, {"label_smoothing_factor": 0.1}, {}),
+        (Trainer, {}, {"compute_loss_func": lambda outputs, labels, num_items_in_batch: outputs["logits"].sum()}),
+        (Thrice, {}, {}),
+    ):
+        arguments = TrainingArguments(str(FOLDER / "refused"), max_steps=1, report_to=[], disable_tqdm=True, **changed)
+        try:
+            kind(classifier(), arguments, train_dataset=sentences(8), **given).train()
+        except NotImplementedError as error:
+            texts_of_errors.append(str(error))
+    (FOLDER / "refused.json").write_text(json.dumps(texts_of_errors))
+
+
+if is_sagemaker_mp_enabled():
+    refused()
 for each_name, make, each_rows in (("language_model", language_model, texts), ("classifier", classifier, sentences)):
     for each_checkpoint in (None, "checkpoint-3"):
         torch.manual_seed(0)

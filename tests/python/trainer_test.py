@@ -82,6 +82,12 @@ class OfTransformers(unittest.TestCase):
             self.assertEqual(resumed[name]["losses"], self.fresh[name]["losses"][3:], name)
             self.assertEqual(resumed[name]["evaluations"][-1], self.fresh[name]["evaluations"][-1], name)
 
+    def test_refuses_losses_that_transformers_would_leave_out(self):
+        errors = json.loads((self.stages / "refused.json").read_text())
+        self.assertEqual(len(errors), 3, errors)
+        for error, name in zip(errors, ("label_smoothing_factor", "compute_loss_func", "a compute_loss of its own"), strict=True):
+            self.assertIn(f"got {name}. Compute the loss in the model's forward", error)
+
     def test_runs_the_script_of_the_page(self):
         (script,) = re.findall("```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
         (self.stages / "train.py").write_text(script)

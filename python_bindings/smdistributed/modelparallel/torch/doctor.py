@@ -37,8 +37,7 @@ class Report:
             by_host.setdefault(rank["host"], []).append(rank)
         for host, ranks in by_host.items():
             numbers = ", ".join(str(rank["rank"]) for rank in ranks)
-            each = ranks[0]
-            lines.append(f"host {host}: rank {numbers}; {each['cores']} cores, {each['threads']} threads in each rank")
+            lines.append(f"host {host}: rank {numbers}; {_cores(ranks)} cores, {ranks[0]['threads']} threads in each rank")
         lines += [f"{key}: {value} (default {default})" for key, (value, default) in self.config.items()]
         for link in self.links:
             first, second = link["ranks"]
@@ -70,7 +69,7 @@ def _this_rank():
     return {
         "rank": _engine.rank(),
         "host": socket.gethostname(),
-        "cores": len(os.sched_getaffinity(0)),  # that this process may use
+        "cores": sorted(os.sched_getaffinity(0)),  # that this process may use: one of them where MPI binds ranks
         "threads": torch.get_num_threads(),
         "messages": "none" if _engine.size() == 1 else "MPI" if "OMPI_COMM_WORLD_SIZE" in os.environ else "sockets",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
@@ -131,6 +130,11 @@ def _one_way_s(content, first):
     return statistics.median(seconds)
 
 
+def _cores(ranks):
+    """How many these have together."""
+    return len(set().union(*(rank["cores"] for rank in ranks)))
+
+
 def _warnings_of(ranks):
     warnings = []
     versions = ranks[0]["versions"]
@@ -150,7 +154,7 @@ def _warnings_of(ranks):
         warnings.append("messages go through sockets, on one host too. Start by smp run or mpirun for shared memory.")
     hosts = {rank["host"]: [each for each in ranks if each["host"] == rank["host"]] for rank in ranks}
     for host, there in hosts.items():
-        threads, cores = sum(rank["threads"] for rank in there), there[0]["cores"]
+        threads, cores = sum(rank["threads"] for rank in there), _cores(there)
         if threads > cores:
             warnings.append(
                 f"{len(there)} ranks on {host} run {threads} threads on {cores} cores, so they wait for each other. Start "

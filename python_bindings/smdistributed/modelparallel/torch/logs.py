@@ -9,13 +9,16 @@ from smdistributed.modelparallel import _engine
 _FORM = "[%(asctime)s.%(msecs)03d: %(levelname).1s %(pathname)s:%(lineno)d] %(message)s"
 
 
-class _Stderr(logging.Handler):
-    """What sys.stderr is at that moment, which notebooks and tests change. A message is written by one call, so that those of
-    several processes do not mix."""
+class _Stderr(logging.StreamHandler):
+    """What sys.stderr is at that moment, which notebooks and tests change, and which a script may close. A message is written
+    by one call, so that those of several processes do not mix."""
 
-    def emit(self, record):
-        sys.stderr.write(self.format(record) + "\n")
-        sys.stderr.flush()
+    def __init__(self):
+        logging.Handler.__init__(self)  # StreamHandler's would set the stream
+
+    @property
+    def stream(self):
+        return sys.stderr
 
 
 def _make_logger():

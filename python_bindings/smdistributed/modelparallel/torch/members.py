@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import logs
+from smdistributed.modelparallel.torch.opaque import check_order
 
 
 class Members:
@@ -63,6 +64,7 @@ class Members:
 
         def after_partition():
             model = weak_self()
+            check_order(model.get_module())
             logs.partitioned(model)
             _call(model, model._after_partition)
 

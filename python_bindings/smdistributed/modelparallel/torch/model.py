@@ -7,7 +7,7 @@ import weakref
 import torch
 
 from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel.torch import ranks_of_accelerate, state_dicts, state_mod
+from smdistributed.modelparallel.torch import loss_of_trainer, ranks_of_accelerate, state_dicts, state_mod
 from smdistributed.modelparallel.torch.comm import CommGroup, allgather
 from smdistributed.modelparallel.torch.members import Members, Replicated
 from smdistributed.modelparallel.torch.plan import Plan
@@ -47,6 +47,7 @@ class DistributedModel(Members, torch.nn.Module):
         if not _engine.is_initialized():
             raise RuntimeError("DistributedModel: expected a call after smp.init, got one before.")
         ranks_of_accelerate.check()
+        loss_of_trainer.check()
         _remove_gone()
         options = _engine.ModelOptions()
         options.overlapping_allreduce = overlapping_allreduce

@@ -11,6 +11,7 @@ import torch
 import torch.utils.checkpoint
 
 from smdistributed.modelparallel import _engine
+from smdistributed.modelparallel.torch.comm import CommGroup, allgather
 from smdistributed.modelparallel.torch.containers import map_leaves
 
 _modules = []  # by number: those of opaque(), made on all ranks in the same order
@@ -126,6 +127,19 @@ def opaque(module):
 def _add(module):
     module._opaque_number = len(_modules)
     _modules.append(_Plain(module))
+
+
+def check_order(module):
+    """In the first step, on all ranks of the pipeline: a call of a module names it by its number."""
+    numbers = {path: each._opaque_number for path, each in module.named_modules() if isinstance(each, _Opaque)}
+    for rank, others in enumerate(allgather(numbers, CommGroup.PP_GROUP)):
+        differing = [path for path in {**numbers, **others} if numbers.get(path) != others.get(path)]
+        if differing:
+            raise ValueError(
+                f"opaque: expected calls for the same modules in the same order on all ranks, got others on pp_rank {rank} than on "
+                f"{_engine.pp_rank()} (the first that differs is {differing[0] or 'the model itself'}). Call smp.opaque before the "
+                "first step, and under no condition of the rank."
+            )
 
 
 class _Opaque:

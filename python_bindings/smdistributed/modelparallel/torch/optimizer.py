@@ -23,11 +23,12 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     """Returns `optimizer`, whose class now derives from its own: schedulers and isinstance see what they saw before.
 
     The optimizer has to update each parameter by its own gradient. Loss scales are accepted, without effect, for float32. It may
-    be any object with param_groups, step and zero_grad, as wrappers of optimizers are; its state is that of its rank then.
+    be any object with param_groups, step and zero_grad, as wrappers of optimizers are; its state is that of its rank then. One
+    that is distributed already is returned as it is: transformers' Trainer passes it again where it trains a second time.
     """
     del dynamic_loss_args
     if isinstance(optimizer, _Updates):
-        raise TypeError("DistributedOptimizer: expected an optimizer as it was made, got one that is distributed. Wrap it once.")
+        return optimizer
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     is_scaled = dynamic_loss_scale or static_loss_scale not in (None, 1.0)
     if is_scaled and any(parameter.dtype == torch.float16 for parameter in parameters):
