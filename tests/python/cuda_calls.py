@@ -1,6 +1,7 @@
 """What CUDA scripts call beside training with smp, as cpu_test.py runs it without a GPU, with what they expect."""
 
 import copy
+import io
 
 import torch
 from torch import nn
@@ -101,4 +102,28 @@ stream.wait_event(second)
 second.wait()
 second.synchronize()
 assert first.query() and stream.query() and first.elapsed_time(second) >= 0
+# Files that were written on a GPU.
+file = io.BytesIO()
+tag, torch.serialization.location_tag = torch.serialization.location_tag, lambda storage: "cuda:0"
+torch.save(x.detach(), file)
+torch.serialization.location_tag = tag
+for where in (None, {"cuda:0": "cuda:1"}, "cuda:1", torch.device("cuda"), lambda storage, location: storage.cuda(1)):
+    file.seek(0)
+    assert torch.load(file, map_location=where).device == CPU
+file.seek(0)
+assert torch.load(file).device == CPU
+
+# What is asked of the device, and defaults.
+properties = torch.cuda.get_device_properties(0)
+free, total = torch.cuda.mem_get_info()
+assert properties.total_memory == total > free > 0 and not torch.cuda.is_current_stream_capturing()
+torch.cuda.set_per_process_memory_fraction(0.5)
+for kind in ("torch.cuda.DoubleTensor", torch.cuda.DoubleTensor):
+    torch.set_default_tensor_type(kind)
+    assert torch.ones(1).dtype is torch.float64
+    torch.set_default_tensor_type(torch.cuda.FloatTensor)
+    assert torch.ones(1).dtype is torch.float32
+assert torch.amp.GradScaler().is_enabled()
+assert torch.compile(lambda y: y.cuda() + torch.ones(3, device="cuda"), backend="eager")(x.detach()).tolist() == [2, 2, 2]
+
 print("all called")

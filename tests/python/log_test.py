@@ -90,6 +90,15 @@ class Lines(unittest.TestCase):
         texts = [record.getMessage() for record in records]
         self.assertEqual(sum(text.startswith("Partition assignments:") for text in texts), smp.rank() == 0)
 
+    def test_survive_a_stderr_that_nobody_reads(self):
+        class Broken(io.StringIO):
+            def write(self, text):
+                raise BrokenPipeError
+
+        for stream in (Broken(), None):
+            with contextlib.redirect_stderr(stream):
+                self.assertTrue(train().partitioned)
+
     def test_survive_a_handler_that_fails(self):
         """Within the engine, which no exception of a handler may leave half done."""
 

@@ -205,6 +205,16 @@ class Plans(unittest.TestCase):
         self.assertAlmostEqual(longest, 700, delta=1)
         self.assertIn(plan.svg, shown)
 
+    def test_show_names_with_any_characters(self):
+        net = nn.Sequential()
+        net.add_module("<b>|&\"'", nn.Linear(6, 6))
+        model = smp.DistributedModel(net)
+        train_step(model, batch())
+        self.assertEqual(ElementTree.fromstring(model.plan.svg)[-1].text, "<b>|&\"'")
+        table = ElementTree.fromstring(model.plan._repr_html_().partition("</svg>")[2])
+        self.assertEqual([len(row) for row in table[:-1]], [7] * (len(table) - 1))
+        self.assertEqual(table[1][2].text, "<b>|&\"'")
+
     def test_of_time_want_the_key(self):
         with self.assertRaisesRegex(ValueError, "timeline: expected the key timeline in the configuration, got none"):
             smp.timeline()

@@ -5,6 +5,7 @@ GPU at hand the script runs as it is.
 """
 
 import copyreg
+import inspect
 import os
 import runpy
 import sys
@@ -24,6 +25,11 @@ def _on_cpu(value):
     if isinstance(value, _Device) and value.type == "cuda":
         return _Device("cpu")
     return value
+
+
+def _location_on_cpu(where):
+    """Of tensors in a file: by default that which they were saved from, by a dict that of another GPU."""
+    return "cpu" if where is None or isinstance(where, dict) else _on_cpu(where)
 
 
 def _device_on_cpu(value):
@@ -89,6 +95,12 @@ def _tensor_type_on_cpu(kind):
     return getattr(kind, "dtype", kind)
 
 
+def _default_type_on_cpu(kind):
+    if isinstance(kind, _TensorTypes):
+        return torch.zeros((), dtype=kind.dtype).type().replace("torch.cuda.", "torch.")
+    return _tensor_type_on_cpu(kind) if isinstance(kind, str) else kind
+
+
 class _TensorTypes(type):
     def __instancecheck__(cls, value):
         return isinstance(value, torch.Tensor) and value.dtype == cls.dtype
@@ -125,6 +137,22 @@ class _Event:
 
     def wait(self, stream=None):
         pass
+
+
+def _memory_bytes(pages):
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages)
+
+
+class _Properties:
+    """Of the one device that there is."""
+
+    name = "CPU"
+    major = minor = 0
+    multi_processor_count = os.cpu_count()
+
+    @property
+    def total_memory(self):
+        return _memory_bytes("SC_PHYS_PAGES")
 
 
 class _Stream:
@@ -180,7 +208,13 @@ def map_cuda():
     cuda.device_count = _device_count
     cuda.get_device_name = lambda device=None: "CPU"
     cuda.get_device_capability = lambda device=None: (0, 0)
-    for name in ("set_device", "synchronize", "empty_cache", "ipc_collect", "init", "manual_seed", "manual_seed_all"):
+    cuda.get_device_properties = lambda device=None: _Properties()
+    cuda.mem_get_info = lambda device=None: (_memory_bytes("SC_AVPHYS_PAGES"), _memory_bytes("SC_PHYS_PAGES"))
+    cuda.is_current_stream_capturing = lambda: False
+    for name in (
+        "set_device", "synchronize", "empty_cache", "ipc_collect", "init", "manual_seed", "manual_seed_all",
+        "set_per_process_memory_fraction",
+    ):  # fmt: skip
         setattr(cuda, name, lambda *args, **kwargs: None)
     for name in dir(cuda):
         if name.startswith("reset_") and ("memory" in name):
@@ -219,7 +253,8 @@ def map_cuda():
     torch.get_autocast_dtype = _of_autocast(torch.get_autocast_dtype)
     torch.get_autocast_gpu_dtype = torch.get_autocast_dtype
     _map_argument(torch.amp.GradScaler, "__init__", "device")
-    _map_argument(torch, "load", "map_location")
+    _map_argument(torch, "load", "map_location", _location_on_cpu)
+    _map_argument(torch, "set_default_tensor_type", "t", _default_type_on_cpu)
     _map_argument(torch.distributed, "init_process_group", "backend", lambda name: "gloo" if name in (None, "nccl") else name)
     for module in (torch.autograd, torch.autograd.graph):  # each has the function under its own name
         module._engine_run_backward = _mapping_within(module._engine_run_backward)
@@ -241,8 +276,9 @@ def _mapping_within(run_backward):
 
 
 def _map_argument(owner, name, argument, mapped=_on_cpu):
-    """The first argument beside self, or the keyword of that name."""
+    """The first argument beside self, or the keyword of that name, or its default."""
     plain = getattr(owner, name)
+    default = inspect.signature(plain).parameters[argument].default
     first = 1 if isinstance(owner, type) or name == "load" else 0
 
     def mapping(*args, **kwargs):
@@ -250,6 +286,8 @@ def _map_argument(owner, name, argument, mapped=_on_cpu):
             kwargs[argument] = mapped(kwargs[argument])
         elif len(args) > first:
             args = (*args[:first], mapped(args[first]), *args[first + 1 :])
+        elif default is not inspect.Parameter.empty:
+            kwargs[argument] = mapped(default)
         return plain(*args, **kwargs)
 
     setattr(owner, name, mapping)
@@ -270,7 +308,7 @@ def _sagemaker_folders():
         os.environ.setdefault(name, value)
 
 
-if __name__ == "__main__":
+def _run():
     if len(sys.argv) < 2:
         sys.exit("python -m smdistributed.modelparallel.cpu: expected a script, got nothing. Give its path, then its arguments.")
     if not torch.cuda.is_available():
@@ -279,3 +317,9 @@ if __name__ == "__main__":
     del sys.argv[0]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    from smdistributed.modelparallel import cpu  # __main__ will be the script, and torch.compile looks here for what is mapped
+
+    cpu._run()

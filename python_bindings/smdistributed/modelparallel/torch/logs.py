@@ -10,7 +10,7 @@ _FORM = "[%(asctime)s.%(msecs)03d: %(levelname).1s %(pathname)s:%(lineno)d] %(me
 
 
 class _Stderr(logging.StreamHandler):
-    """What sys.stderr is at that moment, which notebooks and tests change, and which a script may close. A message is written
+    """What sys.stderr is at that moment, which notebooks and tests change; broken or None, it ends no job. A message is written
     by one call, so that those of several processes do not mix."""
 
     def __init__(self):

@@ -53,6 +53,9 @@ class Plan:
         if not self:
             return "<i>no plan before the first step</i>"
         rows = [line.split("|") for line in self._text.splitlines()]
+        for row in rows:  # names of modules may have the bar that is between columns
+            end = 3 + max(len(row) - len(rows[0]), 0)
+            row[2:end] = ["|".join(row[2:end])] if len(row) > 1 else []
         lines = []
         for row in rows:
             cell = "th" if row is rows[0] else "td"
