@@ -46,19 +46,27 @@ class Texts(unittest.TestCase):
         def differentiates(model, x):
             model(x).sum().backward()
 
-        for body, rows, words in (
-            (branches, 8, r"torch\.where .* smp\.opaque"),
-            (differentiates, 8, r"torch\.autograd\.grad .*smp\.opaque"),
-            (branches, 6, r"drop_last=True of the DataLoader\) or change the key microbatches"),
+        def reads(model, x):
+            y = nn.functional.dropout(model(x))
+            y.sum().item()
+            return y
+
+        for body, sizes, words in (
+            (branches, (8, 4), r"torch\.where .* smp\.opaque"),
+            (differentiates, (8, 4), r"torch\.autograd\.grad .*smp\.opaque"),
+            (reads, (8, 4), r"Evaluate under torch\.no_grad\(\), with"),
+            (branches, (6, 4), r"drop_last=True of the DataLoader\) or change the key microbatches"),
+            (branches, (), r"name the argument in non_split_inputs of smp\.step"),
         ):
             try:
-                smp.step(body)(self.model, torch.ones(rows, 4))
+                smp.step(body)(self.model, torch.ones(sizes))
                 self.fail("nothing raised")
             except Exception as error:
                 self.assertRegex(str(error), words)
                 self.assertTrue(no_cpp(str(error)), error)
                 frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-            self.assertEqual(body.__name__ in frames, smp.rank() == 0 and rows == 8)
+            raised_within = body in (branches, differentiates) and sizes == (8, 4)
+            self.assertEqual(body.__name__ in frames, smp.rank() == 0 and raised_within)
 
     def test_of_scripts_stay_as_they_are(self):
         def raises(model, x):
