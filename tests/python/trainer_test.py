@@ -85,7 +85,8 @@ class OfTransformers(unittest.TestCase):
     def test_refuses_losses_that_transformers_would_leave_out(self):
         errors = json.loads((self.stages / "refused.json").read_text())
         self.assertEqual(len(errors), 3, errors)
-        for error, name in zip(errors, ("label_smoothing_factor", "compute_loss_func", "a compute_loss of its own"), strict=True):
+        names = ("label_smoothing_factor", "compute_loss_func", "a compute_loss of its own")
+        for error, name in zip(errors, names, strict=True):
             self.assertIn(f"got {name}. Compute the loss in the model's forward", error)
 
     def test_runs_the_script_of_the_page(self):
