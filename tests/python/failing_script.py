@@ -1,5 +1,5 @@
-"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, in a hook, or in the order of calls;
-or where MPI is initialised by the script, nowhere."""
+"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, in a hook, or in the order of
+calls; or where MPI is initialised by the script, nowhere."""
 
 import ctypes
 import sys

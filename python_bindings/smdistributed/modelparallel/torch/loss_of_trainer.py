@@ -17,8 +17,8 @@ def check():
     names = [name for name, is_asked_for in found.items() if is_asked_for]
     if names:
         raise NotImplementedError(
-            f"{type(trainer).__name__}: expected the loss that the model returns, since transformers looks at no other where it "
-            f"uses smp, got {', '.join(names)}. Compute the loss in the model's forward, and leave that out here."
+            f"{type(trainer).__name__}: expected the loss that the model returns, since transformers asks for no other where "
+            f"it uses smp, got {', '.join(names)}. Compute the loss in the model's forward, and leave that out here."
         )
 
 
