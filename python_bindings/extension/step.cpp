@@ -38,7 +38,7 @@ auto locked(const Fn& fn) {
   } catch (const py::error_already_set& error) {
     put_in_python(error);  // torch may have made it of an error of the engine
     if (!error.matches(PyExc_ValueError)) throw;
-    throw PythonValueError(py::str(error.value()), error);
+    throw PythonValueError(escaped_text(error.value()), error);
   }
 }
 

@@ -43,9 +43,13 @@ std::string in_python(std::string text) {
 void put_in_python(const py::error_already_set& error) {
   const py::object value = error.value();
   const py::tuple args = value.attr("args");
-  if (args.size() == 1 && py::isinstance<py::str>(args[0])) {
-    value.attr("args") = py::make_tuple(in_python(args[0].cast<std::string>()));
-  }
+  if (args.size() != 1 || !py::isinstance<py::str>(args[0])) return;
+  const std::string own = escaped_text(args[0]), text = in_python(own);
+  if (text != own) value.attr("args") = py::make_tuple(text);
+}
+
+std::string escaped_text(const py::handle& value) {
+  return py::str(value).attr("encode")("utf-8", "backslashreplace").cast<py::bytes>();
 }
 
 }  // namespace smp::python

@@ -49,14 +49,17 @@ double clip_grad_norm(Model& model, double max_norm, double norm_type) {
     });
   }
   if (by_position.empty()) return 0.0;
+  c10::ScalarType widest = by_position.begin()->second.scalar_type();
+  for (const auto& [position, norm] : by_position) widest = c10::promoteTypes(widest, norm.scalar_type());
   std::vector<at::Tensor> norms;
-  for (auto& [position, norm] : by_position) norms.push_back(norm.to(by_position.begin()->second.scalar_type()));
+  for (const auto& [position, norm] : by_position) norms.push_back(norm.to(widest));
   const at::Tensor total = norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms), norm_type);
   const at::Tensor coefficient = (max_norm / (total + 1e-6)).clamp_max(1.0);
+  const bool only_measures = std::isinf(max_norm);
   for (const auto& named : model.own.tensors()) {
     at::Tensor gradient = named.tensor.grad();
     const bool is_mine = named.kind == partitioner::ValueKind::kParameter && own.models.is_here(named.tensor);
-    if (is_mine && gradient.defined()) gradient.mul_(coefficient.to(gradient.scalar_type()));
+    if (is_mine && gradient.defined() && !only_measures) gradient.mul_(coefficient.to(gradient.scalar_type()));
   }
   const auto norm = total.item<double>();
   if (!std::isfinite(norm)) model.nonfinite = "a global norm of the gradients that is not finite";

@@ -1,6 +1,7 @@
 """State that is spread over ranks, and what a body may not do to it."""
 
 import copy
+import math
 import unittest
 import warnings
 
@@ -100,6 +101,16 @@ class State(unittest.TestCase):
             run.model.zero_grad()
             with self.assertRaisesRegex(ValueError, "got 0 of them"):  # what a rank without gradients would pass
                 torch.nn.utils.clip_grad_norm_([], 1.0)
+
+    def test_leaves_gradients_that_are_not_finite_alone_where_it_raises_or_measures(self):
+        run = Run(make_net())
+        run.step(run.model, batch(0))
+        next(run.model.local_parameters()).grad[0] = math.inf
+        before = [parameter.grad.clone() for parameter in run.model.local_parameters()]
+        with self.assertRaisesRegex(RuntimeError, "finite norm|non-finite"):
+            torch.nn.utils.clip_grad_norm_(run.model.parameters(), 0.01, error_if_nonfinite=True)
+        self.assertEqual(run.model.clip_grad_norm_(math.inf), math.inf)
+        support.same_bits(self, [parameter.grad for parameter in run.model.local_parameters()], before, "gradients")
 
     def test_clips_in_torchs_own_function(self):
         """Which is what a script has that has imported it by its name before smp."""

@@ -77,6 +77,13 @@ class Texts(unittest.TestCase):
         self.assertIn("std::vector", str(caught.exception))
         self.assertIn("a->b", str(caught.exception))
 
+        def raises_surrogates(model, x):
+            raise ValueError("a name of a file, caf\udce9")
+
+        with self.assertRaisesRegex(ValueError, "a name of a file, caf") as caught:
+            smp.step(raises_surrogates)(self.model, torch.ones(8, 4))
+        self.assertIn("\udce9" if smp.rank() == 0 else "\\udce9", str(caught.exception))
+
 
 if __name__ == "__main__":
     support.main()

@@ -21,12 +21,12 @@ def _clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fal
     model = _owner(parameters, spread)
     if model is None:
         return _torchs(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
-    norm = model.clip_grad_norm_(max_norm, float(norm_type))
-    if error_if_nonfinite and not math.isfinite(norm):
+    if error_if_nonfinite and not math.isfinite(norm := model.clip_grad_norm_(math.inf, float(norm_type))):
         raise RuntimeError(
             f"clip_grad_norm_: expected a finite norm of order {norm_type} of the gradients, got {norm}. The optimizer's step "
             "names the loss or gradient that it comes from; error_if_nonfinite=False leaves it to that."
         )
+    norm = model.clip_grad_norm_(max_norm, float(norm_type))
     return torch.tensor(norm, dtype=functools.reduce(torch.promote_types, {parameter.dtype for parameter in parameters}))
 
 
