@@ -162,6 +162,10 @@ struct Config {
   /// system again, which may take a third of a step (glibc only).  false: glibc's own rules.
   bool keep_memory = true;
 
+  /// Python: smp.model_creation() makes modules as smp.delay_param_initialization() does. In C++ without effect: open the
+  /// scope DelayParamInitialization.
+  bool delayed_parameter_initialization = false;
+
   /// What DistributedOptimizer::step() does after a training step with a loss or a gradient that is not finite.
   Nonfinite nonfinite = Nonfinite::kStop;
 

@@ -25,7 +25,7 @@ namespace smp {
 /// The rule: initialise inside the scope. Operators are recorded there and done in the first step that uses the model, each
 /// rank for its own tensors; the values are those that construction without the scope would have given, bit for bit, and so
 /// are the random numbers that the program draws afterwards. Reading a value before throws an error that tells the way out.
-/// Refused with c10::NotImplementedError: operators whose sizes depend on values, set_() and resize_(), autocast.
+/// Refused with c10::NotImplementedError: operators whose sizes depend on values, resize_(), autocast.
 class DelayParamInitialization {
  public:
   /// Does nothing if not `enabled`, and inside of another scope. Throws c10::ValueError inside a

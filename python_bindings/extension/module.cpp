@@ -6,9 +6,11 @@
 
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -160,6 +162,32 @@ void bind_models(py::module_& module) {
   module.def("plan_json", [](const ModelHandle& own) { return engine::plan_json(*own.model); });
 }
 
+/// A `with` statement's scope; what it switches on is its thread's.
+class Delay {
+ public:
+  ~Delay() {
+    if (thread_ != std::this_thread::get_id()) static_cast<void>(construction_.release());  // it went with its thread
+  }
+  void end() {
+    TORCH_CHECK(
+        thread_ == std::this_thread::get_id(),
+        "smp.delay_param_initialization: expected its end on the thread of its beginning, got another thread. Put the "
+        "with statement into one function.");
+    construction_.reset();
+  }
+
+ private:
+  std::thread::id thread_ = std::this_thread::get_id();
+  std::unique_ptr<engine::DelayedConstruction> construction_ = std::make_unique<engine::DelayedConstruction>();
+};
+
+void bind_delay(py::module_& module) {
+  py::class_<Delay>(module, "Delay").def(py::init<>()).def("end", &Delay::end);
+  module.def("in_python", &in_python);
+  module.def("has_values", &engine::has_values);
+  module.def("make_values", [](const std::vector<at::Tensor>& tensors) { unlocked([&] { engine::make_values(tensors); }); });
+}
+
 /// What the program does around steps: hooks, and replicas.
 void bind_hooks(py::module_& module) {
   module.def("add_hooks", [](const ModelHandle& own, py::object after_partition, py::object after_first_step) {
@@ -249,6 +277,7 @@ PYBIND11_MODULE(_engine, module) {
   bind_comm(module);
   bind_models(module);
   bind_state(module);
+  bind_delay(module);
   bind_hooks(module);
   bind_optimizers(module);
   bind_step(module);

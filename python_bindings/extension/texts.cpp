@@ -19,6 +19,7 @@ const std::vector<Word>& words() {
        "Put the code that calls the model into a function under @smp.step."},
       {std::regex(R"(: auto train_step = smp::step\(.*?\}\);)"), ", in a function under @smp.step."},
       {std::regex("torch::NoGradGuard"), "torch.no_grad()"},
+      {std::regex("a std::vector"), "a list"},
       {std::regex("smp::DelayParamInitialization"), "smp.delay_param_initialization"},
       {std::regex("DataLoaderOptions::drop_last"), "drop_last=True of the DataLoader"},
       {std::regex(R"(sparse=true \(EmbeddingOptions::sparse\(false\)\))"), "sparse=True"},

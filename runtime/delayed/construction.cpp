@@ -11,6 +11,7 @@
 #include <functional>
 
 #include "partitioner/graph/operator_traits.h"
+#include "runtime/capture/arguments.h"
 #include "runtime/capture/constants.h"
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/meta/meta_kernels.h"
@@ -59,7 +60,6 @@ struct Arguments {
   std::optional<c10::Device> device;
 };
 
-// LibTorch fills the tensor of torch::tensor(vector) through a pointer.
 bool is_filled_by_pointer(const OperatorInfo& info, const Arguments& arguments, const torch::jit::Stack& stack) {
   return info.name == "aten::empty" && info.overload == "memory_format" && arguments.device &&
          stack[first_argument(info, stack)].isIntList() && stack[first_argument(info, stack)].toIntVector().size() == 1;
@@ -74,7 +74,35 @@ void call_with_values(const c10::OperatorHandle& op, const OperatorInfo& info, t
   op.callBoxed(stack);
 }
 
-void check_supported(const OperatorInfo& info, const Arguments& arguments) {
+bool replaces_memory(const OperatorInfo& info) {
+  return info.name == "aten::set_" && (info.overload == "source_Tensor" || info.overload == "source_Storage");
+}
+
+// set_(source): LibTorch's own asks where the memory is that the tensor had.
+void replace_memory(const OperatorInfo& info, torch::jit::Stack& stack) {
+  const size_t first = first_argument(info, stack);
+  const at::Tensor self = stack[first].toTensor();
+  const c10::IValue source = stack[first + 1];
+  TensorSpec geometry{.strides = {1}, .dtype = self.scalar_type()};
+  c10::Storage storage;
+  if (source.isTensor()) {
+    geometry = spec_of(source.toTensor());
+    storage = source.toTensor().storage();
+  } else {
+    storage = source.toStorage();
+    geometry.sizes = {static_cast<int64_t>(storage.nbytes() / self.itemsize())};
+  }
+  TORCH_CHECK_TYPE(geometry.dtype == self.scalar_type(), info.name, ": expected a source of type ", self.scalar_type(),
+                   ", got ", geometry.dtype, ". Convert it before: source.to(tensor.dtype()).");
+  c10::TensorImpl& impl = *self.unsafeGetTensorImpl();
+  impl.set_storage_keep_dtype(std::move(storage));
+  impl.set_sizes_and_strides(geometry.sizes, geometry.strides, geometry.storage_offset);
+  impl.bump_version();
+  stack.erase(stack.end() - info.num_arguments, stack.end());
+  stack.emplace_back(self);
+}
+
+void check_supported(const OperatorInfo& info, OperatorClass kind, const Arguments& arguments) {
   const char* fix = " Make this part of the module outside of the scope, or from a std::vector by torch::tensor().";
   // Of others nobody knows whether they draw random numbers.
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -87,14 +115,12 @@ void check_supported(const OperatorInfo& info, const Arguments& arguments) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !at::autocast::is_autocast_enabled(host().type), info.name, ": expected construction without ",
       "autocast under smp::DelayParamInitialization, got autocast enabled. Construct outside of it.");
-  TORCH_CHECK_NOT_IMPLEMENTED(info.kind != OperatorClass::kDataDependentShape, info.name,
-                              ": expected operators whose sizes ",
+  TORCH_CHECK_NOT_IMPLEMENTED(kind != OperatorClass::kDataDependentShape, info.name, ": expected operators whose sizes ",
                               "do not depend on values under smp::DelayParamInitialization, got one whose do.", fix);
-  TORCH_CHECK_NOT_IMPLEMENTED(info.kind != OperatorClass::kReplacesData && info.kind != OperatorClass::kRunsBackward &&
-                                  !info.changes_geometry_in_place,
-                              info.name,
-                              ": expected operators that make or fill tensors under smp::DelayParamInitialization, got one ",
-                              "that replaces the memory of a tensor, resizes it or differentiates.", fix);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      kind != OperatorClass::kReplacesData && kind != OperatorClass::kRunsBackward && !info.changes_geometry_in_place,
+      info.name, ": expected operators that make or fill tensors under smp::DelayParamInitialization, got one ",
+      "that replaces the memory of a tensor, resizes it or differentiates.", fix);
 }
 
 /// One call, made on meta twins of its arguments.
@@ -241,6 +267,9 @@ class CallOnTwins {
     }
     TORCH_CHECK_NOT_IMPLEMENTED(live.has_storage(), info_.name, ": expected dense tensors under ",
                                 "smp::DelayParamInitialization, got ", live.toString(), ". Make it outside of the scope.");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !live.is_conj() && !live.is_neg(), info_.name, ": expected tensors without a lazy sign under ",
+        "smp::DelayParamInitialization, got one with. Use conj_physical(), or make it outside of it.");
     const TensorSpec geometry = spec_of(live);
     for (const Twin& twin : twins_) {
       if (twin.meta.is_alias_of(live.storage())) return tensor_of(geometry, twin.original);
@@ -284,17 +313,20 @@ class CallOnTwins {
 
 }  // namespace
 
-Construction::Construction() : recording_(std::make_shared<DelayedRecording>()) { register_meta_kernels(); }
+Construction::Construction(Literals literals) : literals_(literals), recording_(std::make_shared<DelayedRecording>()) {
+  register_meta_kernels();
+}
 
 void Construction::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const OperatorInfo& info = operator_info(op);
   const Arguments arguments(info, stack);
   const bool is_factory = arguments.num_tensors == 0;
   const bool is_elsewhere = arguments.device && arguments.device->type() != host().type;
-  if (is_factory ? is_elsewhere || info.kind != OperatorClass::kRecorded || is_filled_by_pointer(info, arguments, stack)
-                 : arguments.num_unmade == 0) {
+  const bool is_literal = literals_ == Literals::kThroughPointers && is_filled_by_pointer(info, arguments, stack);
+  if (is_factory ? is_elsewhere || info.kind != OperatorClass::kRecorded || is_literal : arguments.num_unmade == 0) {
     return op.callBoxed(stack);
   }
+  if (replaces_memory(info)) return replace_memory(info, stack);
   const bool is_on_handles =
       has(Trait::kOnHandle, info.name) || info.kind == OperatorClass::kGeometryQuery ||
       (info.changes_geometry_in_place && !info.makes_uninitialised && info.name != "aten::resize_as_");
@@ -304,7 +336,7 @@ void Construction::operator_called(const c10::OperatorHandle& op, torch::jit::St
     const at::NoGradGuard no_grad;
     return call_with_values(op, info, stack);
   }
-  check_supported(info, arguments);
+  check_supported(info, class_of_call(info, stack), arguments);
   CallOnTwins(op, info, stack, recording_).run(is_factory);
 }
 
@@ -312,7 +344,10 @@ namespace {
 thread_local int open_scopes = 0;
 }
 
-ConstructionScope::ConstructionScope() : scope_(construction_, InterceptScope::Place::kBelowAll) { ++open_scopes; }
+ConstructionScope::ConstructionScope(Literals literals)
+    : construction_(literals), scope_(construction_, InterceptScope::Place::kBelowAll) {
+  ++open_scopes;
+}
 ConstructionScope::~ConstructionScope() { --open_scopes; }
 bool ConstructionScope::is_open() { return open_scopes > 0; }
 

@@ -31,11 +31,12 @@ c10::Storage make_unmade_storage(Origin origin, int64_t num_bytes, const std::st
       c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(num_bytes),
       c10::DataPtr(nullptr, new Origin(std::move(origin)), &delete_origin, c10::Device(host().type)),
       c10::GetAllocator(host().type), /*resizable=*/true);
+  // In the words of any language: it is thrown by LibTorch, and passes no boundary at which others could be put in.
   refuse_raw_pointers(*storage, "expected a tensor with values, got one made by " + maker +
-                                    " under smp::DelayParamInitialization, which has none yet. It gets them in the first "
-                                    "step of its DistributedModel, on the ranks that hold it. Initialise it by operators "
-                                    "inside the scope; smp::initialize_parameters(*module) gives a module its values at "
-                                    "once, and DistributedModel::state_dict() copies of them.");
+                                    " under delayed initialisation, which has none yet. It gets them in the first step of "
+                                    "its DistributedModel, on the ranks that hold it. Initialise it by operators inside the "
+                                    "scope; initialize_parameters(module) of smp gives a module its values at once, and "
+                                    "state_dict() of the DistributedModel copies of them.");
   return c10::Storage(std::move(storage));
 }
 

@@ -2,6 +2,7 @@
 #include "runtime/delayed/construction.h"
 #include "smp/delayed_init.h"
 #include "smp/engine/context/context.h"
+#include "smp/engine/engine.h"
 
 namespace smp {
 
@@ -16,4 +17,18 @@ DelayParamInitialization::DelayParamInitialization(bool enabled) {
 
 DelayParamInitialization::~DelayParamInitialization() = default;
 
+namespace engine {
+
+struct DelayedConstruction::State {
+  runtime::ConstructionScope scope{runtime::Literals::kHidden};
+};
+
+DelayedConstruction::DelayedConstruction() {
+  refuse_in_body("smp::DelayParamInitialization", "Construct modules before the step.");
+  state_ = std::make_unique<State>();
+}
+
+DelayedConstruction::~DelayedConstruction() = default;
+
+}  // namespace engine
 }  // namespace smp

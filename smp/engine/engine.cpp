@@ -8,6 +8,7 @@
 #include "partitioner/report/partition_table.h"
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
+#include "runtime/delayed/construction.h"
 #include "runtime/device/random.h"
 #include "runtime/exchange/root_cause.h"
 #include "runtime/libtorch/unmade.h"
@@ -145,6 +146,12 @@ bool is_capturing() {
 }
 
 bool look_at(const at::Tensor& tensor, const std::function<void(const at::Tensor& content)>& look) {
+  if (runtime::ConstructionScope::is_open() && runtime::is_unmade(tensor)) {
+    const c10::impl::ExcludeDispatchKeyGuard off(runtime::kCaptureKey);
+    const runtime::GeneratorHold hold;
+    look(runtime::value_of(tensor));
+    return true;
+  }
   if (!is_capturing()) {  // in a stage that runs while its body waits for a value, tensors hold what they hold
     if (runtime::as_ghost(tensor) != nullptr) runtime::refuse_stale_ghost("a look at a tensor", "");
     return false;
@@ -254,6 +261,8 @@ std::pair<std::string, std::string> timeline_drawing() {
   const TimelineDrawing& drawing = context("timeline").timeline_drawing;
   return {drawing.text, drawing.svg};
 }
+
+bool has_values(const at::Tensor& tensor) { return !runtime::is_unmade(tensor); }
 
 void make_values(const std::vector<at::Tensor>& tensors) {
   refuse_in_body("initialize_parameters");

@@ -42,8 +42,8 @@ void check_in_body(const Model& model);
 /// In a body: `loss` is what is differentiated.
 void mark_backward(const at::Tensor& loss);
 /// In a body: calls look with a copy of what the tensor holds, the microbatch's as far as the body has come; operators are
-/// not captured within. False for tensors that hold it themselves, and outside of a body. Throws for one of a body that has
-/// ended.
+/// not captured within. In a scope of delayed construction likewise. False for tensors that hold it themselves, and outside
+/// of both. Throws for one of a body that has ended.
 bool look_at(const at::Tensor& tensor, const std::function<void(const at::Tensor& content)>& look);
 bool is_in_body();
 /// Throws c10::ValueError in a body.
@@ -79,6 +79,21 @@ std::vector<int64_t> predicted_peak_bytes(const Model& model);
 /// Before the first step: these tensors go to that stage. Throws c10::ValueError for a stage that there is not, and
 /// c10::Error for tensors that have been placed.
 void set_partition(const std::vector<at::Tensor>& tensors, int stage);
+/// smp::DelayParamInitialization for a language that hides from LibTorch's dispatcher how it makes tensors of literals, as
+/// Python does.
+class DelayedConstruction {
+ public:
+  DelayedConstruction();
+  ~DelayedConstruction();
+  DelayedConstruction(const DelayedConstruction&) = delete;
+  DelayedConstruction& operator=(const DelayedConstruction&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+/// False for tensors made under smp::DelayParamInitialization, until they get their values.
+bool has_values(const at::Tensor& tensor);
 /// Gives tensors made under smp::DelayParamInitialization their values.
 void make_values(const std::vector<at::Tensor>& tensors);
 

@@ -93,7 +93,6 @@ class Contexts(unittest.TestCase):
             (smp.model_creation(tensor_parallelism=True).__enter__, "tensor parallelism"),
             (smp.model_creation(dtype=torch.float16).__enter__, "float16"),
             (smp.model_creation(zero_init=True).__enter__, "zero_init"),
-            (smp.delay_param_initialization().__enter__, "delayed"),
             (lambda: smp.set_activation_checkpointing(module), "activation checkpointing"),
         ):
             with self.assertRaisesRegex(NotImplementedError, what):

@@ -22,6 +22,16 @@ def loss_of(model, x):
     return model(x).pow(2).mean()
 
 
+def make_evaluation():
+    """Of what models return."""
+
+    @smp.step
+    def evaluate(model, x):
+        return model(x)
+
+    return evaluate
+
+
 def make_step():
     """A step function of its own, with programs of its own."""
 
@@ -52,6 +62,31 @@ def same_bits(test, ours, theirs, what):
         pairs = ((ours[name], theirs[name]) for name in ours)
     for index, (a, b) in enumerate(pairs):
         test.assertTrue(torch.equal(a, b), f"{what}: {list(ours)[index] if isinstance(ours, dict) else index}: {a} and {b}")
+
+
+def made(construct, is_delayed):
+    """The module, and the state in which its construction leaves the generator."""
+    torch.manual_seed(7)
+    with smp.delay_param_initialization(enabled=is_delayed):
+        module = construct()
+    return module, torch.get_rng_state()
+
+
+def tensors_of(module):
+    return {name: tensor.detach() for each in (module.named_parameters, module.named_buffers)
+            for name, tensor in each(remove_duplicate=False)}  # fmt: skip
+
+
+def without_memory(module):
+    """Names of the tensors that have no memory: not yet, or because they are elsewhere."""
+
+    def has_memory(tensor):
+        try:
+            return tensor.data_ptr() != 0
+        except RuntimeError:
+            return False
+
+    return {name for name, tensor in tensors_of(module).items() if not has_memory(tensor)}
 
 
 def fork_ranks(count, run, environment):

@@ -16,6 +16,7 @@ import torch
 import transformers as tf
 
 import smdistributed.modelparallel.torch as smp
+from smdistributed.modelparallel import _engine
 
 TOKENS, WORDS, CLASSES, BATCH, STEPS = 12, 50, 3, 8, 6
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
@@ -88,6 +89,11 @@ def train_step(model, batch):
     return output
 
 
+@smp.step
+def evaluate(model, batch):
+    return model(**batch)["loss"]
+
+
 class Models(unittest.TestCase):
     def check(self, name, attention, padding):
         net = model_of(name, attention, dropout=False)
@@ -144,6 +150,32 @@ class Models(unittest.TestCase):
             for name in ("gpt2", "bert", "llama"):
                 with self.subTest(name, padding=padding):
                     self.check(name, "sdpa", padding)
+
+
+class DelayedInitialisation(unittest.TestCase):
+    def test_makes_the_values_of_an_ordinary_construction(self):
+        for name in FAMILIES:
+            with self.subTest(name):
+                plain = model_of(name, "eager", dropout=False)
+                after = torch.get_rng_state()
+                with smp.delay_param_initialization():
+                    net = model_of(name, "eager", dropout=False)
+                self.assertTrue(torch.equal(torch.get_rng_state(), after), "the generator's end state")
+                self.assertFalse(any(_engine.has_values(parameter) for parameter in net.parameters()))
+                model = smp.DistributedModel(net)
+                before = model.state_dict()
+                with torch.no_grad():
+                    evaluate(model, batch_of(name, None, 0))
+                here = {id(tensor) for tensor in (*model.local_parameters(), *model.local_buffers())}
+                own = dict(plain.named_parameters(remove_duplicate=False))
+                own.update(plain.named_buffers(remove_duplicate=False))
+                ours = dict(net.named_parameters(remove_duplicate=False))
+                ours.update(net.named_buffers(remove_duplicate=False))
+                for path, tensor in ours.items():
+                    if id(tensor) in here:
+                        support.same_bits(self, [tensor], [own[path]], path)
+                for state in (before, model.state_dict()):
+                    support.same_bits(self, state, plain.state_dict(), "state")
 
 
 def with_dropout(name):

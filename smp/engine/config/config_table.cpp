@@ -229,8 +229,11 @@ std::vector<Key> make_keys() {
                     "Internal key of SageMaker: float32 gradients are accumulated in float32 anyway."),
       without_field("fp16", false, not_yet, kUnprinted, "Half-precision training."),
       without_field("bf16", false, not_yet, kUnprinted, "bfloat16 training."),
-      without_field("delayed_parameter_initialization", false, not_yet, kUnprinted,
-                    "Parameters are initialised on their own rank; in C++ under the scope smp::DelayParamInitialization."),
+      {.name = "delayed_parameter_initialization",
+       .field = &Config::delayed_parameter_initialization,
+       .is_printed = false,
+       .meaning = "Python: modules made in `smp.model_creation()` get their values in the first step, each parameter on its "
+                  "own rank. Everywhere else, and in C++, the scope around the construction says so."},
       without_field("checkpoint_attentions", false, not_yet, kUnprinted,
                     "Recomputes the attention of tensor-parallel layers."),
       {.name = "sharded_data_parallel_degree",

@@ -149,6 +149,9 @@ struct Initialised : nn::Module {
     register_buffer("scaled", table * torch::rand({1}).item<float>());
     named_parameters()["few"].set_requires_grad(false);
     named_parameters()["ones"].set_data(torch::rand({4}));
+    register_buffer("rows", torch::rand({6, 4}).index({torch::tensor({3, 1, 1})}));
+    const at::NoGradGuard no_grad;
+    register_parameter("other_memory", torch::zeros({2, 2})).set_(torch::rand({5}));
     if (torch::rand({1}).item<double>() < 2 && table.equal(table.clone())) register_buffer("taken", torch::rand({3}));
   }
   float numbers[6] = {1, 2, 3, 4, 5, 6};

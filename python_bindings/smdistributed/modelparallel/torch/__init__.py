@@ -64,6 +64,7 @@ from smdistributed.modelparallel.torch.comm import (
     send,
     tp_barrier,
 )
+from smdistributed.modelparallel.torch.delayed import delay_param_initialization, initialize_parameters
 from smdistributed.modelparallel.torch.doctor import doctor  # the function; the module stays importable, as below
 from smdistributed.modelparallel.torch.groups import (
     get_dp_process_group,
@@ -75,7 +76,6 @@ from smdistributed.modelparallel.torch.groups import (
 )
 from smdistributed.modelparallel.torch.job import init, shutdown
 from smdistributed.modelparallel.torch.missing import (
-    delay_param_initialization,
     model_creation,
     set_activation_checkpointing,
     set_tensor_parallelism,

@@ -12,6 +12,8 @@ from smdistributed.modelparallel.torch.comm import rdp_barrier as rdp_barrier
 from smdistributed.modelparallel.torch.comm import recv_from as recv_from
 from smdistributed.modelparallel.torch.comm import send as send
 from smdistributed.modelparallel.torch.comm import tp_barrier as tp_barrier
+from smdistributed.modelparallel.torch.delayed import delay_param_initialization as delay_param_initialization
+from smdistributed.modelparallel.torch.delayed import initialize_parameters as initialize_parameters
 from smdistributed.modelparallel.torch.doctor import doctor as doctor
 from smdistributed.modelparallel.torch.job import init as init
 from smdistributed.modelparallel.torch.job import shutdown as shutdown
@@ -31,7 +33,6 @@ from smdistributed.modelparallel.torch.groups import get_pp_process_group as get
 from smdistributed.modelparallel.torch.groups import get_rdp_process_group as get_rdp_process_group
 from smdistributed.modelparallel.torch.groups import get_tp_process_group as get_tp_process_group
 from smdistributed.modelparallel.torch.groups import get_world_process_group as get_world_process_group
-from smdistributed.modelparallel.torch.missing import delay_param_initialization as delay_param_initialization
 from smdistributed.modelparallel.torch.missing import model_creation as model_creation
 from smdistributed.modelparallel.torch.missing import set_activation_checkpointing as set_activation_checkpointing
 from smdistributed.modelparallel.torch.missing import set_tensor_parallelism as set_tensor_parallelism

@@ -46,7 +46,11 @@ def _numpy(values, tensor, *, force=False):
     return array
 
 
+def _repr(values, tensor, **kwargs):
+    return values.requires_grad_(tensor.requires_grad and tensor.is_leaf).__repr__(**kwargs)
+
+
 _looking("numpy", _numpy)
 _looking("tolist", lambda values, _: values.tolist())
-_looking("__repr__", lambda values, _, **kwargs: values.__repr__(**kwargs))
+_looking("__repr__", _repr)
 _looking("is_shared", lambda _, __: False)  # torch ends the process where it cannot tell

@@ -4,12 +4,14 @@ Values that ask for nothing are accepted: tensor_parallelism(enabled=False), a G
 """
 
 import contextlib
+import json
 import sys
 import types
 
 import torch
 
 from smdistributed.modelparallel import _engine
+from smdistributed.modelparallel.torch.delayed import delay_param_initialization
 
 _TENSOR = "tensor parallelism. Use the module of torch or transformers itself, which smp splits into stages as it is"
 _KERNELS = "fused kernels. Use the one of torch.optim or torch.nn"
@@ -17,7 +19,7 @@ _TRANSLATION = "translation of state dictionaries. Those of smp have the module'
 _FP16 = "float16 training. Train in float32, or under torch.autocast with bfloat16, which needs no loss scale"
 _RECOMPUTATION = "activation checkpointing. Leave the call out: numbers are the same, memory is not saved; more stages save some"
 _SHARDED = "sharded data parallelism. model.state_dict() gathers the parameters of all ranks"
-_DELAYED = "delayed initialisation of Python modules. Make the module as usual; enabled=False asks for nothing"
+_ZEROS = "initialisation by zeros. Leave zero_init out: modules initialise themselves"
 _TOOLS = "comparison of models with TensorFlow's. Compare model.state_dict() instead"
 
 _HUGGING_FACE = {
@@ -112,19 +114,14 @@ def tp_register_with_module(cls, dist_module, init_hook=None, forward_hook=None,
 
 
 @contextlib.contextmanager
-def delay_param_initialization(enabled=True):
-    """Accepted with enabled=False."""
-    _refuse("delay_param_initialization", {"enabled": True} if enabled else None, _DELAYED)
-    yield
-
-
-@contextlib.contextmanager
 def model_creation(tensor_parallelism=False, dtype=None, **tp_config):  # noqa: A002
-    """Accepted where it asks for nothing: no tensor parallelism, the default dtype."""
+    """delay_param_initialization, where the key delayed_parameter_initialization asks for it. No tensor parallelism, and the
+    default dtype."""
     _refuse("model_creation", {"tensor_parallelism": True, **tp_config} if tensor_parallelism else None, _TENSOR)
     _refuse("model_creation", {"dtype": dtype} if dtype not in (None, torch.get_default_dtype()) else None, _FP16)
-    _refuse("model_creation", {"zero_init": True} if tp_config.get("zero_init") else None, _DELAYED)
-    yield
+    _refuse("model_creation", {"zero_init": True} if tp_config.get("zero_init") else None, _ZEROS)
+    with delay_param_initialization(json.loads(_engine.config())["delayed_parameter_initialization"]):
+        yield
 
 
 def set_activation_checkpointing(module, preserve_rng_state=True, pack_args_as_tuple=False, strategy="each"):

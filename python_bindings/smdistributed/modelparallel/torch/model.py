@@ -9,6 +9,7 @@ import torch
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import loss_of_trainer, ranks_of_accelerate, state_dicts, state_mod
 from smdistributed.modelparallel.torch.comm import CommGroup, allgather
+from smdistributed.modelparallel.torch.delayed import initialize_parameters
 from smdistributed.modelparallel.torch.members import Members, Replicated
 from smdistributed.modelparallel.torch.plan import Plan
 from smdistributed.modelparallel.torch.views import ModelView
@@ -56,7 +57,10 @@ class DistributedModel(Members, torch.nn.Module):
         options.broadcast_buffers = broadcast_buffers
         options.backward_passes_per_step = backward_passes_per_step
         self._engine_model = _engine.add_model(ModelView(module), options)
-        self.module = Replicated(module) if json.loads(_engine.config())["ddp"] else module
+        config = json.loads(_engine.config())
+        if config["parallelism"] == "manual" and _engine.pp_size() == 1:  # where it may be called outside of steps
+            initialize_parameters(module)
+        self.module = Replicated(module) if config["ddp"] else module
         self.training = module.training
         self._averages_microbatches = average_grads_across_microbatches
         self._optimizers = []  # weak references to those that were made for it

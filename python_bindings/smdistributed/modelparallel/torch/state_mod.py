@@ -14,7 +14,6 @@ _ABSENT = {
     "horovod": False,
     "offload_activations": False,
     "shard_optimizer_state": False,
-    "delayed_parameter_initialization": False,
     "sharded_data_parallel_degree": 1,
     "tensor_parallel_degree": 1,
 }

@@ -1,0 +1,6 @@
+from contextlib import AbstractContextManager
+
+from torch import nn
+
+def delay_param_initialization(enabled: bool = ...) -> AbstractContextManager[None]: ...
+def initialize_parameters(module: nn.Module) -> None: ...
