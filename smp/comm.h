@@ -52,7 +52,9 @@ void send_bytes(const std::string& bytes, const std::string& type, int dest, Ran
 /// Throws c10::TypeError unless what was sent is of `type`.
 std::string receive_bytes(const std::string& type, int source, RankType rank_type);
 void broadcast_bytes(const std::string& bytes, const std::string& type, const ProcessGroup& group);
-std::vector<std::string> all_gather_bytes(const std::string& bytes, const std::string& type, const ProcessGroup& group);
+/// call: what it is a part of on all ranks of the group, if it is.
+std::vector<std::string> all_gather_bytes(const std::string& bytes, const std::string& type, const ProcessGroup& group,
+                                          std::string_view call = {});
 
 /// Texts of any kind travel as std::string.
 template <class T>
@@ -80,7 +82,7 @@ T object_of(const std::string& bytes) {
 
 /// Gives `object` to another rank, and returns when it has called recv_from. Any type with a Serialiser: tensors (sizes,
 /// dtype, bits and the strides of dense ones are kept, gradients are not), strings, numbers, containers, structs with
-/// Fields. Two ranks that send to each other at the same time wait for each other: let one receive first.
+/// Fields. Two ranks that send to each other at the same time are refused: let one receive first.
 ///
 ///   if (smp::rank() == 0) smp::send(vocabulary, 1, smp::WORLD_RANK);
 ///   if (smp::rank() == 1) vocabulary = smp::recv_from<Vocabulary>(0, smp::WORLD_RANK);

@@ -109,10 +109,10 @@ void bind_comm(py::module_& module) {
     comm_internal::check_call("smp.broadcast");
     unlocked([&] { comm_internal::broadcast_bytes(bytes, kPickled, group); });
   });
-  module.def("allgather", [](const std::string& bytes, CommGroup group) {
+  module.def("allgather", [](const std::string& bytes, CommGroup group, const std::string& call) {
     comm_internal::check_call("smp.allgather");
     py::list objects;
-    for (const std::string& each : unlocked([&] { return comm_internal::all_gather_bytes(bytes, kPickled, group); })) {
+    for (const std::string& each : unlocked([&] { return comm_internal::all_gather_bytes(bytes, kPickled, group, call); })) {
       objects.append(py::bytes(each));
     }
     return objects;

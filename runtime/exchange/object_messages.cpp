@@ -1,4 +1,4 @@
-// Handing bytes over: length, bytes in parts, and an empty message back.
+// Handing bytes over: length, then bytes in parts.
 #include "runtime/exchange/object_messages.h"
 
 #include <memory>
@@ -14,10 +14,6 @@ struct Outgoing {
   std::string bytes;
 };
 
-std::string waits_for(const std::string& operation, int dest) {
-  return operation + ", which waits until rank " + std::to_string(dest) + " calls recv_from";
-}
-
 }  // namespace
 
 void hand_over(Transport& transport, const std::vector<int>& dests, const std::string& bytes, const std::string& operation) {
@@ -27,18 +23,14 @@ void hand_over(Transport& transport, const std::vector<int>& dests, const std::s
     for (const int dest : dests) {
       sent.push_back(transport.isend_bytes(dest, kObjectTag, message->bytes, &message->num_bytes));
     }
-    for (size_t d = 0; d < dests.size(); ++d) {
-      const std::string action = waits_for(operation, dests[d]);
-      for (Request& request : sent[d]) request.wait(action);
-      transport.irecv(dests[d], kObjectReceivedTag, nullptr, 0).wait(action);
+    for (std::vector<Request>& requests : sent) {
+      for (Request& request : requests) request.wait(operation);
     }
   });
 }
 
 std::string take_over(Transport& transport, int source, const std::string& operation) {
-  std::string bytes = transport.receive_bytes(source, kObjectTag, Transport::kPartBytes, operation);
-  transport.isend(source, kObjectReceivedTag, nullptr, 0).wait(operation);
-  return bytes;
+  return transport.receive_bytes(source, kObjectTag, Transport::kPartBytes, operation);
 }
 
 }  // namespace smp::runtime

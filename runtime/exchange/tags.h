@@ -10,7 +10,7 @@ enum Tag : int {
   kResultTag = 2,             // returned tensors at its end
   kStateTag = 3,              // state_dict
   kObjectTag = 4,             // objects that a program sends; over the world
-  kObjectReceivedTag = 5,     // and the answer that they have arrived
+  kCallTag = 5,               // which call a rank is in; over the world
   kReadTag = 7,               // values that the leader's body reads
   kTiedTag = 8,               // copies of parameters that several ranks read
   kTiedGradientTag = 9,       // and their gradients

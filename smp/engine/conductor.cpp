@@ -14,6 +14,7 @@
 #include "runtime/exchange/root_cause.h"
 #include "runtime/exchange/tags.h"
 #include "smp/engine/checkpoint/optimizer_state.h"
+#include "smp/engine/context/call.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/planning/measure_costs.h"
 #include "smp/engine/replicas/replica_gradients.h"
@@ -27,13 +28,19 @@ using runtime::StepMessage;
 
 namespace {
 
-/// A step, from its first message to its last: within a join, all replicas do the same in here.
-[[nodiscard]] auto step_scope(RankState& rank) {
+/// What fn() returns, which is a step, from its first message to its last: within a join, all replicas do the same in here.
+/// A leader waits for nobody at its beginning: who is not in it hears of it, and ends the job.
+template <class Fn>
+auto in_step(RankState& rank, const Fn& fn) {
   rank.context.is_in_step = true;
-  return c10::make_scope_exit([&rank] {
+  const auto scope = c10::make_scope_exit([&rank] {
     rank.context.is_in_step = false;
     rank.models.forget_alike();
   });
+  const std::vector<int> ranks = ranks_of_step(rank.context);
+  tell_call(rank.context, "step", ranks);
+  if (!rank.leads()) hear_call(rank.context, "step", {ranks.front()});
+  return naming_call("step", ranks, fn);
 }
 
 void check_is_for_us(const RankState& rank, const StepMessage& message) {
@@ -140,31 +147,37 @@ void take_over_from(RankState& rank, int replica) {
 int lead_join(RankState& rank) {
   const step_internal::Call none;
   for (;;) {
-    const auto scope = step_scope(rank);
-    begin_recorded_step(rank.context);
-    Leader leader(rank, 0, none);
-    const std::optional<int> source = leader.shadow();
-    end_recorded_step(rank.context);
-    if (!source) continue;
-    leader.end_join(*source);
-    return *source;
+    const std::optional<int> over = in_step(rank, [&] {
+      begin_recorded_step(rank.context);
+      Leader leader(rank, 0, none);
+      const std::optional<int> source = leader.shadow();
+      end_recorded_step(rank.context);
+      if (source) leader.end_join(*source);
+      return source;
+    });
+    if (over) return *over;
   }
+}
+
+// The replica that all take over from, once there are no more steps.
+std::optional<int> follow_shadow(RankState& rank) {
+  begin_recorded_step(rank.context);
+  StepRun run(rank);
+  for (bool is_over = false; !is_over;) {
+    const StepMessage message = receive_message(rank);
+    if (message.round == Round::kJoined) {
+      if (!message.error.empty()) throw_refusal(message);
+      return message.first_active_replica;
+    }
+    is_over = !message.error.empty() || perform(rank, run, message, message.step_function).has_value();
+  }
+  end_recorded_step(rank.context);
+  return std::nullopt;
 }
 
 int follow_join(RankState& rank) {
   for (;;) {
-    const auto scope = step_scope(rank);
-    begin_recorded_step(rank.context);
-    StepRun run(rank);
-    for (bool is_over = false; !is_over;) {
-      const StepMessage message = receive_message(rank);
-      if (message.round == Round::kJoined) {
-        if (!message.error.empty()) throw_refusal(message);
-        return message.first_active_replica;
-      }
-      is_over = !message.error.empty() || perform(rank, run, message, message.step_function).has_value();
-    }
-    end_recorded_step(rank.context);
+    if (const auto over = in_step(rank, [&] { return follow_shadow(rank); })) return *over;
   }
 }
 
@@ -178,13 +191,14 @@ step_internal::Results run_step_on(RankState& rank, int step_number, const step_
                     "step: expected no more steps in a smp::join that has ended early, as throw_on_early_termination asks, "
                     "got one. Leave its loop.");
   forget_ended_steps(rank);
-  const auto scope = step_scope(rank);
-  measure_costs(rank, step_number, call);
-  begin_recorded_step(rank.context);
-  if (!rank.context.is_laid_out) lay_out(rank, step_number, call);
-  auto returned = rank.leads() ? Leader(rank, step_number, call).run() : follow(rank, step_number);
-  end_recorded_step(rank.context);
-  return returned;
+  return in_step(rank, [&] {
+    measure_costs(rank, step_number, call);
+    begin_recorded_step(rank.context);
+    if (!rank.context.is_laid_out) lay_out(rank, step_number, call);
+    auto returned = rank.leads() ? Leader(rank, step_number, call).run() : follow(rank, step_number);
+    end_recorded_step(rank.context);
+    return returned;
+  });
 }
 
 void finish_join(RankState& rank) {

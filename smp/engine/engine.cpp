@@ -14,6 +14,7 @@
 #include "runtime/libtorch/unmade.h"
 #include "smp/engine/checkpoint/model_state.h"
 #include "smp/engine/checkpoint/optimizer_state.h"
+#include "smp/engine/context/call.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/rank/rank_state.h"
 #include "smp/engine/step/nonfinite.h"
@@ -72,7 +73,9 @@ void check_parameters(const OptimizerView& optimizer, const Model& model) {
 }
 
 void take_over_loaded(const RankState& own, Optimizer& optimizer) {
-  if (const auto load = std::exchange(optimizer.pending, nullptr)) load->apply_state(own.models);
+  if (optimizer.pending == nullptr) return;
+  in_call(own.context, "taking over of an optimizer's loaded state", runtime::GroupKind::kWorld,
+          [&] { std::exchange(optimizer.pending, nullptr)->apply_state(own.models); });
 }
 
 std::vector<std::pair<std::string, at::Tensor>> local_tensors(const char* caller, const Model& model, ValueKind kind,
@@ -181,7 +184,8 @@ std::vector<std::pair<std::string, at::Tensor>> local_named_buffers(const char* 
 
 StateDict state_dict(const Model& model) {
   refuse_in_body("state_dict");
-  return gathered_state(rank_state("state_dict"), model);
+  const RankState& own = rank_state("state_dict");
+  return in_call(own.context, "state_dict", runtime::GroupKind::kPipeline, [&] { return gathered_state(own, model); });
 }
 
 StateDict local_state_dict(const Model& model) {
@@ -194,7 +198,9 @@ StateDict local_state_dict(const Model& model) {
 void load_state_dict(Model& model, const StateDict& state, bool strict) {
   refuse_in_body("load_state_dict");
   refuse_in_join("load_state_dict");
-  ModelLoad(rank_state("load_state_dict"), model, state, strict, /*own_error=*/"").apply();
+  RankState& own = rank_state("load_state_dict");
+  in_call(own.context, "load_state_dict", runtime::GroupKind::kWorld,
+          [&] { ModelLoad(own, model, state, strict, /*own_error=*/"").apply(); });
 }
 
 void zero_grad(const Model& model) {
@@ -296,7 +302,9 @@ bool begin_update(Optimizer& optimizer) {
 }
 
 OptimizerState state_dict(Optimizer& optimizer) {
-  return gathered_state(rank_with_state(optimizer, "DistributedOptimizer::state_dict"), optimizer);
+  const RankState& own = rank_with_state(optimizer, "DistributedOptimizer::state_dict");
+  return in_call(own.context, "state_dict of an optimizer", runtime::GroupKind::kPipeline,
+                 [&] { return gathered_state(own, optimizer); });
 }
 
 OptimizerState local_state_dict(Optimizer& optimizer) {
@@ -313,7 +321,8 @@ void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
   refuse_in_join(caller);
   RankState& own = rank_state(caller);
   check_is_known(optimizer, caller);
-  optimizer.pending = std::make_shared<OptimizerLoad>(own, optimizer, state, /*own_error=*/"");
+  in_call(own.context, "load_state_dict of an optimizer", runtime::GroupKind::kWorld,
+          [&] { optimizer.pending = std::make_shared<OptimizerLoad>(own, optimizer, state, /*own_error=*/""); });
   optimizer.pending->apply_options();
   // Before the first step every rank holds every parameter, and waits to take over the state of its own alone. The groups
   // that the load has come through end with the step that decides the layout.

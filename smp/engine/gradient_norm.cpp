@@ -9,6 +9,7 @@
 #include <map>
 
 #include "runtime/exchange/wire.h"
+#include "smp/engine/context/call.h"
 #include "smp/engine/engine.h"
 #include "smp/engine/rank/rank_state.h"
 
@@ -40,7 +41,10 @@ double clip_grad_norm(Model& model, double max_norm, double norm_type) {
   const at::NoGradGuard no_grad;
   const RankState& own = rank_state("clip_grad_norm_");
   std::map<uint64_t, at::Tensor> by_position;
-  for (const std::string& bytes : own.context.pipeline->all_gather(own_norms(own, model.own, norm_type))) {
+  const std::vector<std::string> all = in_call(own.context, "clip_grad_norm_", runtime::GroupKind::kPipeline, [&] {
+    return own.context.pipeline->all_gather(own_norms(own, model.own, norm_type));
+  });
+  for (const std::string& bytes : all) {
     runtime::read_all(bytes, "norms of gradients", [&](runtime::WireReader& in) {
       while (!in.at_end()) {
         const auto position = in.get<uint64_t>();

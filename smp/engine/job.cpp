@@ -8,6 +8,7 @@
 #include "runtime/device/process_memory.h"
 #include "runtime/exchange/root_cause.h"
 #include "runtime/transport/world.h"
+#include "smp/engine/context/call.h"
 #include "smp/engine/groups/made_group.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/rank/rank_state.h"
@@ -105,9 +106,11 @@ void shutdown() {
   auto& own = context("smp::shutdown");
   // The last model of this rank may be gone while others have theirs.
   const std::string optimizers = own.rank_state ? engine::describe_optimizers(*own.rank_state) : "";
-  engine::check_same_optimizers(*own.world, optimizers, "rank ", "smp::shutdown");
-  own.world->barrier();
-  if (own.timeline) own.timeline->finish();
+  engine::in_call(own, "shutdown", GroupKind::kWorld, [&] {
+    engine::check_same_optimizers(*own.world, optimizers, "rank ", "smp::shutdown");
+    own.world->barrier();
+    if (own.timeline) own.timeline->finish();
+  });
   const auto world = own.world;
   const runtime::Launch launch = own.launch;
   engine::set_process_context(nullptr);

@@ -8,6 +8,7 @@
 #include "runtime/exchange/root_cause.h"
 #include "smp/engine/checkpoint/optimizer_state.h"
 #include "smp/engine/conductor.h"
+#include "smp/engine/context/call.h"
 #include "smp/engine/engine.h"
 
 namespace smp::engine {
@@ -38,10 +39,11 @@ std::string options_text(const std::string& flags) {
 }
 
 // Of every rank alike, or of one of them.
-void check(const Context& context, const JoinOptions& options) {
+void check(Context& context, const JoinOptions& options) {
   const std::string own =
       std::to_string(options.divide_by_initial_world_size) + std::to_string(options.throw_on_early_termination);
-  const std::vector<std::string> all = context.world->all_gather(own + why_not(context, options));
+  const std::vector<std::string> all = in_call(context, "join", runtime::GroupKind::kWorld,
+                                               [&] { return context.world->all_gather(own + why_not(context, options)); });
   for (size_t r = 0; r < all.size(); ++r) {
     const std::string first = all[0].substr(0, own.size()), flags = all[r].substr(0, own.size());
     TORCH_CHECK_VALUE(flags == first, "smp::join: expected the same options on all ranks, got ", options_text(first),

@@ -81,6 +81,16 @@ void send_without_receiver() {
   wait_for_the_failure();
 }
 
+void barrier_without_partner() {
+  if (smp::rank() == 0) smp::pp_barrier();
+  wait_for_the_failure();
+}
+
+void different_calls() {
+  if (smp::rank() == 3) smp::barrier();
+  smp::allgather(1, smp::WORLD);
+}
+
 void another_type() {
   if (smp::rank() == 0) smp::send(1.5, 1, smp::WORLD_RANK);
   if (smp::rank() == 1) smp::recv_from<std::string>(0, smp::WORLD_RANK);
@@ -99,6 +109,8 @@ const std::map<std::string, void (*)()> kCases{
     {"groups", groups},
     {"broadcast_in_another_group", broadcast_in_another_group},
     {"send_without_receiver", send_without_receiver},
+    {"barrier_without_partner", barrier_without_partner},
+    {"different_calls", different_calls},
     {"another_type", another_type},
     {"outsider", outsider},
     {"different_lists", different_lists},

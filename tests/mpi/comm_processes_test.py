@@ -12,6 +12,8 @@ ENDS = {
     "broadcast_in_another_group": (2, ("peer rank 0", "action smp::recv_from of int", "timed out")),
     "send_without_receiver": (0, ("peer rank 3", "action smp::send of int, which waits until rank 3 calls recv_from",
                                   "timed out")),
+    "barrier_without_partner": (0, ("peer rank 1", "action barrier of PP_GROUP, which waits until rank 1 calls it too",
+                                    "timed out")),
     "another_type": (1, ("smp::recv_from: expected an object of type std::string from rank 0, got one of type double",)),
     "outsider": (3, ("smp::barrier: expected a call on a member of the process group {0, 1, 2}, got one on rank 3",)),
 }
@@ -40,6 +42,12 @@ class CommProcesses(worlds.WorldTestCase):
                 self.assertTrue(last.startswith(f"[rank {rank}]"), self.output)
                 for text in texts:
                     self.assertIn(text, last)
+
+    def test_calls_that_differ_are_named(self):
+        lines, code = self.run_world("different_calls")
+        self.assertNotEqual(code, 0, self.output)
+        self.assertIn("barrier of WORLD on rank 3", worlds.reports(lines)[-1])
+        self.assertIn("allgather of WORLD on rank", worlds.reports(lines)[-1])
 
     def test_lists_that_differ_are_refused_on_every_rank(self):
         lines, code = self.run_world("different_lists")

@@ -17,6 +17,7 @@
 #include "runtime/exchange/wire.h"
 #include "smp/engine/checkpoint/model_state.h"
 #include "smp/engine/checkpoint/optimizer_state.h"
+#include "smp/engine/context/call.h"
 #include "smp/engine/files/durable_file.h"
 #include "smp/engine/files/save_files.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
@@ -202,10 +203,10 @@ class Share {
 
 }  // namespace
 
-void save(const std::string& folder, const StateDict& model, const OptimizerState& optimizer, const UserContent& user) {
-  engine::refuse_in_body("save_state");
-  engine::refuse_in_join("save_state");
-  const engine::Context& context = engine::context("save_state");
+namespace {
+
+void save_together(const engine::Context& context, const std::string& folder, const StateDict& model,
+                   const OptimizerState& optimizer, const UserContent& user) {
   engine::check_optimizers(engine::rank_state("save_state"), *context.world, "save_state");
   const int rank = context.pipeline->rank(), size = context.pipeline->size();
   const bool writes = context.replicas->rank() == 0;
@@ -242,25 +243,41 @@ void save(const std::string& folder, const StateDict& model, const OptimizerStat
   TORCH_CHECK(complaint.empty(), "save_state: ", complaint);
 }
 
+}  // namespace
+
+void save(const std::string& folder, const StateDict& model, const OptimizerState& optimizer, const UserContent& user) {
+  engine::refuse_in_body("save_state");
+  engine::refuse_in_join("save_state");
+  engine::Context& context = engine::context("save_state");
+  engine::in_call(context, "save_state", runtime::GroupKind::kWorld,
+                  [&] { save_together(context, folder, model, optimizer, user); });
+}
+
 struct Reader::Contents {
   std::optional<Share> share;  // none on replicas but the first, and on ranks that nothing could be read on
   StateDict no_model;
   OptimizerState no_optimizer;
   UserContent user;
   std::optional<engine::ModelLoad> model;
+
+  void read(const std::string& folder, const engine::Context& context);
 };
 
 Reader::Reader(const std::string& folder) : contents_(std::make_unique<Contents>()) {
   engine::refuse_in_body("load_state");
   engine::refuse_in_join("load_state");
-  const engine::Context& context = engine::context("load_state");
-  const auto read = [&] {
+  engine::Context& context = engine::context("load_state");
+  engine::in_call(context, "load_state", runtime::GroupKind::kWorld, [&] { contents_->read(folder, context); });
+}
+
+void Reader::Contents::read(const std::string& folder, const engine::Context& context) {
+  const auto read_share = [&] {
     if (context.replicas->rank() > 0) return;
-    contents_->share.emplace(folder, context.pipeline->rank(), context.pipeline->size());
+    share.emplace(folder, context.pipeline->rank(), context.pipeline->size());
   };
-  const std::string complaint = first_complaint(complaint_of(read), context);
+  const std::string complaint = first_complaint(complaint_of(read_share), context);
   TORCH_CHECK_VALUE(complaint.empty(), "load_state: ", complaint);
-  const std::string own = contents_->share ? contents_->share->describe() : "";
+  const std::string own = share ? share->describe() : "";
   std::set<std::string> ids;
   for (const std::string& bytes : runtime::gather_from_first_replica(own, *context.pipeline, *context.replicas)) {
     runtime::read_all(bytes, "names of saves", [&](runtime::WireReader& in) {
@@ -270,11 +287,11 @@ Reader::Reader(const std::string& folder) : contents_(std::make_unique<Contents>
   TORCH_CHECK_VALUE(ids.size() == 1, "load_state: expected the files of one save in '", folder, "', got those of ",
                     ids.size(), ". A later save was interrupted while it replaced them; take another one.");
   runtime::WireWriter out;
-  if (contents_->share) {
-    for (const auto& [key, value] : contents_->share->user) out.put(key), out.put(value);
+  if (share) {
+    for (const auto& [key, value] : share->user) out.put(key), out.put(value);
   }
   const std::string first = runtime::gather_from_first_replica(out.take(), *context.pipeline, *context.replicas).front();
-  take_content(first, contents_->user);
+  take_content(first, user);
 }
 
 Reader::~Reader() = default;

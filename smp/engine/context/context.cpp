@@ -52,6 +52,7 @@ Context::Context(Config resolved, const runtime::Launch& launched, std::shared_p
       launch(launched),
       topology(make_topology(config, transport->size(), config.pipeline_parallel_degree)),
       world(std::move(transport)),
+      calls(world),
       is_laid_out(config.parallelism == Parallelism::kManual),
       logger(config.log_level) {
   form_groups();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/exchange/boundary.h"
+#include "runtime/exchange/calls.h"
 #include "runtime/launch/launch.h"
 #include "runtime/placement/topology.h"
 #include "runtime/transport/transport.h"
@@ -83,6 +84,7 @@ struct Context {
   runtime::Launch launch;
   runtime::Topology topology;
   std::shared_ptr<runtime::Transport> world, pipeline, replicas, shards;
+  runtime::Calls calls;                // that ranks are in
   bool replicas_share_memory = false;  // until the groups are known: all ranks do
   std::optional<JoinState> join;       // within it replicas may be at different steps
   bool is_in_step = false;             // and yet they are not

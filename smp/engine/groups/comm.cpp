@@ -10,6 +10,7 @@
 #include "runtime/exchange/object_messages.h"
 #include "runtime/transport/abandoned.h"
 #include "runtime/transport/checks.h"
+#include "smp/engine/context/call.h"
 #include "smp/engine/context/context.h"
 #include "smp/engine/groups/made_group.h"
 
@@ -53,6 +54,22 @@ std::string without_type(const std::string& message, const std::string& type, co
   return message.substr(sizeof(uint64_t) + sent.size());
 }
 
+// On both ranks, whichever calls what.
+std::string object_from(int source, int dest) {
+  return "hand-over of an object from rank " + std::to_string(source) + " to rank " + std::to_string(dest) +
+         " (send, broadcast, recv_from)";
+}
+
+// To those that are known to wait for it.
+void hand_over(const std::vector<int>& dests, const std::string& message, const std::string& operation) {
+  engine::Context& own = context("smp::send");
+  for (const int dest : dests) own.calls.tell(dest, object_from(own.world->rank(), dest));
+  for (const int dest : dests) {
+    own.calls.hear(dest, operation + ", which waits until rank " + std::to_string(dest) + " calls recv_from");
+  }
+  runtime::hand_over(*own.world, dests, message, operation);
+}
+
 void check_list(const std::vector<int>& ranks, int world_size) {
   TORCH_CHECK_VALUE(!ranks.empty(), "smp::new_group: expected at least one rank, got none.");
   for (const int rank : ranks) {
@@ -85,7 +102,9 @@ ProcessGroup new_group(const std::vector<int>& ranks) {
   out.put(own.made_groups->ended());
   std::vector<std::string> lists;
   std::vector<std::vector<uint64_t>> ended;
-  for (const std::string& bytes : own.world->all_gather(out.take())) {
+  const std::vector<std::string> all =
+      engine::in_call(own, "new_group", runtime::GroupKind::kWorld, [&] { return own.world->all_gather(out.take()); });
+  for (const std::string& bytes : all) {
     Reader in(bytes);
     lists.push_back(in.get<std::string>());
     ended.push_back(in.get<std::vector<uint64_t>>());
@@ -106,7 +125,9 @@ ProcessGroup get_rdp_process_group() { return group_of_kind(CommGroup::RDP_GROUP
 
 void barrier(const ProcessGroup& group) {
   engine::refuse_in_body("smp::barrier");
-  GroupUse("smp::barrier", group).transport().barrier();
+  const GroupUse use("smp::barrier", group);
+  runtime::Transport& transport = use.transport();
+  engine::in_call(context("smp::barrier"), use.name_of("barrier"), use.ranks(), [&] { transport.barrier(); });
 }
 void mp_barrier() { barrier(CommGroup::MP_GROUP); }
 void dp_barrier() { barrier(CommGroup::DP_GROUP); }
@@ -116,19 +137,23 @@ void rdp_barrier() { barrier(CommGroup::RDP_GROUP); }
 
 at::Tensor all_reduce_mean(const at::Tensor& tensor, const ProcessGroup& group) {
   engine::refuse_in_body("smp::all_reduce_mean", "Return the tensor from the body and reduce what the step returns.");
-  auto& transport = GroupUse("smp::all_reduce_mean", group).transport();
+  const GroupUse use("smp::all_reduce_mean", group);
+  runtime::Transport& transport = use.transport();
   TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && runtime::is_on_this_ranks_device(tensor),
                     "all_reduce_mean: expected a floating-point CPU tensor, got ",
                     tensor.defined() ? tensor.toString() : "an undefined one", ". Convert it first: tensor.to(at::kFloat).");
-  // A sum does not see all differences: parts of several tensors may have the lengths of one.
-  const std::string own = c10::str(tensor.numel(), " elements of ", tensor.scalar_type());
-  for (const std::string& other : transport.all_gather(own)) {
-    TORCH_CHECK_VALUE(other == own, "all_reduce_mean: expected tensors of one size and type on all ranks of the group, got ",
-                      own, " on this rank and ", other, " on another. Call it with the same tensors in the same order.");
-  }
   at::Tensor mean = tensor.detach().clone(at::MemoryFormat::Contiguous);
-  runtime::keeping(std::make_shared<at::Tensor>(mean),
-                   [&] { transport.all_reduce_sum(runtime::memory_of(mean), mean.scalar_type()); });
+  engine::in_call(context("smp::all_reduce_mean"), use.name_of("all_reduce_mean"), use.ranks(), [&] {
+    // A sum does not see all differences: parts of several tensors may have the lengths of one.
+    const std::string own = c10::str(tensor.numel(), " elements of ", tensor.scalar_type());
+    for (const std::string& other : transport.all_gather(own)) {
+      TORCH_CHECK_VALUE(other == own,
+                        "all_reduce_mean: expected tensors of one size and type on all ranks of the group, got ", own,
+                        " on this rank and ", other, " on another. Call it with the same tensors in the same order.");
+    }
+    runtime::keeping(std::make_shared<at::Tensor>(mean),
+                     [&] { transport.all_reduce_sum(runtime::memory_of(mean), mean.scalar_type()); });
+  });
   return mean.div_(transport.size());
 }
 
@@ -141,28 +166,34 @@ void check_call(const char* caller) {
 
 void send_bytes(const std::string& bytes, const std::string& type, int dest, RankType rank_type) {
   const int rank = partner("smp::send", dest, rank_type);
-  runtime::hand_over(*context("smp::send").world, {rank}, with_type(bytes, type), "smp::send of " + type);
+  hand_over({rank}, with_type(bytes, type), "smp::send of " + type);
 }
 
 std::string receive_bytes(const std::string& type, int source, RankType rank_type) {
   const int rank = partner("smp::recv_from", source, rank_type);
+  engine::Context& own = context("smp::recv_from");
   const std::string action = "smp::recv_from of " + type;
-  return without_type(runtime::take_over(*context("smp::recv_from").world, rank, action), type, "smp::recv_from", rank);
+  own.calls.tell(rank, object_from(rank, own.world->rank()));
+  own.calls.hear(rank, action + ", which waits until rank " + std::to_string(rank) + " sends it");
+  return without_type(runtime::take_over(*own.world, rank, action), type, "smp::recv_from", rank);
 }
 
 void broadcast_bytes(const std::string& bytes, const std::string& type, const ProcessGroup& group) {
   const GroupUse use("smp::broadcast", group);
   use.transport();  // throws on a rank that is no member
-  auto& world = *context("smp::broadcast").world;
   std::vector<int> others = use.ranks();
-  std::erase(others, world.rank());
-  runtime::hand_over(world, others, with_type(bytes, type), "smp::broadcast of " + type);
+  std::erase(others, rank());
+  hand_over(others, with_type(bytes, type), "smp::broadcast of " + type);
 }
 
-std::vector<std::string> all_gather_bytes(const std::string& bytes, const std::string& type, const ProcessGroup& group) {
+std::vector<std::string> all_gather_bytes(const std::string& bytes, const std::string& type, const ProcessGroup& group,
+                                          std::string_view call) {
   const GroupUse use("smp::allgather", group);
   const std::vector<int> ranks = use.ranks();
-  std::vector<std::string> gathered = use.transport().all_gather(with_type(bytes, type));
+  runtime::Transport& transport = use.transport();
+  std::vector<std::string> gathered =
+      engine::in_call(context("smp::allgather"), call.empty() ? use.name_of("allgather") : std::string(call), ranks,
+                      [&] { return transport.all_gather(with_type(bytes, type)); });
   for (size_t r = 0; r < gathered.size(); ++r) {
     gathered[r] = without_type(gathered[r], type, "smp::allgather", ranks[r]);
   }

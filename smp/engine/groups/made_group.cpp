@@ -40,6 +40,8 @@ void check_outside_join(const Context& own, const char* caller, const std::vecto
                     "which may have left the loop. Call it after smp::join.");
 }
 
+constexpr const char* kGroups[] = {"WORLD", "MP_GROUP", "DP_GROUP", "PP_GROUP", "TP_GROUP", "RDP_GROUP"};
+
 }  // namespace
 
 runtime::GroupKind kind_of(CommGroup group) { return kind_of(static_cast<int>(group), "CommGroup"); }
@@ -57,12 +59,12 @@ std::shared_ptr<MadeGroup> MadeGroups::add(const std::shared_ptr<MadeGroups>& gr
                                            const std::vector<std::vector<uint64_t>>& all_ended) {
   groups->free(all_ended);
   runtime::Transport& world = *groups->world_;
-  auto made = std::make_shared<MadeGroup>(MadeGroup{.ranks = ranks});
+  auto made = std::make_shared<MadeGroup>(MadeGroup{.number = groups->num_made_++, .ranks = ranks});
   made->job = groups;
   made->is_member = std::count(ranks.begin(), ranks.end(), world.rank()) == 1;
   const auto transport = made->is_member ? world.group(ranks) : nullptr;
   made->transport = transport;
-  groups->groups_.push_back({groups->num_made_++, ranks, transport, made});
+  groups->groups_.push_back({made->number, ranks, transport, made});
   return made;
 }
 
@@ -112,6 +114,12 @@ runtime::Transport& GroupUse::transport() const {
   check_outside_join(own, caller_, ranks());
   check_is_member();
   return made_ == nullptr ? own.group(kind_of(kind_)) : *made_->transport.lock();  // which the job holds as well
+}
+
+std::string GroupUse::name_of(std::string_view call) const {
+  const std::string group = made_ == nullptr ? kGroups[static_cast<size_t>(kind_)]
+                                             : "group " + std::to_string(made_->number) + " " + runtime::text_of(ranks());
+  return std::string(call) + " of " + group;
 }
 
 }  // namespace smp::engine

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/placement/topology.h"
@@ -14,6 +16,7 @@ class MadeGroups;
 
 /// A group made by smp::new_group; all its ProcessGroup values of this rank share it.
 struct MadeGroup {
+  uint64_t number = 0;     // the same on all ranks
   std::vector<int> ranks;  // of the world, by rank of the group
   bool is_member = false;
   std::weak_ptr<runtime::Transport> transport{};  // the job's; none where this rank is no member
@@ -61,6 +64,8 @@ class GroupUse {
   void check_is_member() const;
   int rank() const;
   runtime::Transport& transport() const;
+  /// `call` over this group, by the name that it has on all ranks and in all languages: "barrier of PP_GROUP".
+  std::string name_of(std::string_view call) const;
 
   static ProcessGroup value_of(const std::shared_ptr<MadeGroup>& made) { return ProcessGroup(made); }
 

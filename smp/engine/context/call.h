@@ -1,0 +1,53 @@
+// Calls that ranks make together, from their first message to their last.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/placement/topology.h"
+#include "runtime/transport/error.h"
+#include "smp/engine/context/context.h"
+
+namespace smp::engine {
+
+/// Whom this rank makes a step with: its pipeline, the leader first, and its replicas.
+std::vector<int> ranks_of_step(const Context& context);
+
+/// This rank is in the call `name` with `ranks` of the world, its own among them or not. The name is the same on all of
+/// them, in whatever language they call it. Waits for none of them.
+void tell_call(Context& context, std::string_view name, const std::vector<int>& ranks);
+
+/// Waits until they are in that call as well. Throws c10::Error, and ends the job, where one of them is in another.
+void hear_call(Context& context, std::string_view name, const std::vector<int>& ranks);
+
+/// With the call that failed.
+CommError failed_call(std::string_view name, const std::vector<int>& ranks, const CommError& error);
+
+/// What fn() returns. A wait that takes too long names the call and its ranks.
+template <class Fn>
+decltype(auto) naming_call(std::string_view name, const std::vector<int>& ranks, const Fn& fn) {
+  try {
+    return fn();
+  } catch (const AbortedError&) {
+    throw;
+  } catch (const PeerLostError&) {
+    throw;
+  } catch (const CommError& error) {
+    throw failed_call(name, ranks, error);
+  }
+}
+
+/// What fn() returns, once all of `ranks` are in the call `name`. All calls begin so, but steps.
+template <class Fn>
+decltype(auto) in_call(Context& context, std::string_view name, const std::vector<int>& ranks, const Fn& fn) {
+  tell_call(context, name, ranks);
+  hear_call(context, name, ranks);
+  return naming_call(name, ranks, fn);
+}
+template <class Fn>
+decltype(auto) in_call(Context& context, std::string_view name, runtime::GroupKind kind, const Fn& fn) {
+  return in_call(context, name, context.topology.group(kind, context.world->rank()), fn);
+}
+
+}  // namespace smp::engine
