@@ -2,8 +2,7 @@
 
 import pickle
 
-from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel.torch.comm import CommGroup, allgather
+from smdistributed.modelparallel.torch.comm import gathered
 
 # What travels to other ranks: their constructors take a text.
 _KINDS = (FileNotFoundError, OSError, pickle.UnpicklingError, TypeError, ValueError, ImportError, NotImplementedError)
@@ -18,13 +17,7 @@ def agreed(caller, call):
     except Exception as error:
         kind = next((each for each in _KINDS if isinstance(error, each)), RuntimeError)
         failure, cause = (kind, str(error)), error
-    try:
-        failures = allgather(failure, CommGroup.WORLD)
-    except _engine.CommError as error:
-        if type(error) is not _engine.CommError:  # of a rank that has failed, and says why
-            raise
-        raise _engine.CommError(f"{caller}: expected a call on all ranks, got none on some: {error}") from None
-    for rank, failed in enumerate(failures):
+    for rank, failed in enumerate(gathered(caller, failure)):
         if failed is not None:
             kind, text = failed
             raise kind(f"{caller}: {text}" + (f" (on rank {rank})" if rank else "")) from cause

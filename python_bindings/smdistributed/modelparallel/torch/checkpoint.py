@@ -10,7 +10,7 @@ import torch
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import files, libtorch_state
 from smdistributed.modelparallel.torch.agreement import agreed
-from smdistributed.modelparallel.torch.comm import CommGroup, allgather
+from smdistributed.modelparallel.torch.comm import gathered
 from smdistributed.modelparallel.torch.model import check_registered, only_model
 from smdistributed.modelparallel.torch.optimizer import only_optimizer
 from smdistributed.modelparallel.torch.state_dicts import with_tied
@@ -108,7 +108,7 @@ def save_checkpoint(
 
 
 def _check_alike(caller, *given):
-    for rank, other in enumerate(allgather(given, CommGroup.WORLD)):
+    for rank, other in enumerate(gathered(caller, given)):
         if other != given:
             raise ValueError(f"{caller}: expected the same call on all ranks, got {given} here and {other} on rank {rank}.")
 

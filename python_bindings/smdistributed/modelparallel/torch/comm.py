@@ -25,7 +25,12 @@ def broadcast(obj, group):
 
 def allgather(obj, group):
     """The objects of all members, by rank of the group. Collective over the group."""
-    return [pickle.loads(each) for each in _engine.allgather(pickle.dumps(obj), group)]
+    return gathered("", obj, group)
+
+
+def gathered(call, obj, group=CommGroup.WORLD):
+    """The same, as a part of `call`, which errors name."""
+    return [pickle.loads(each) for each in _engine.allgather(pickle.dumps(obj), group, call)]
 
 
 def barrier(group=CommGroup.WORLD):

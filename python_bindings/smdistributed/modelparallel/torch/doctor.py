@@ -12,7 +12,7 @@ import time
 import torch
 
 from smdistributed.modelparallel import __version__, _built_with, _engine
-from smdistributed.modelparallel.torch.comm import CommGroup, RankType, allgather, barrier
+from smdistributed.modelparallel.torch.comm import RankType, barrier, gathered
 
 _SMALL, _LARGE = 8, 4 << 20  # bytes
 _ROUNDS = {_SMALL: 50, _LARGE: 5}
@@ -56,7 +56,7 @@ def doctor():
     from the defaults, how fast objects travel between neighbouring ranks, and what is likely to be wrong. Collective over all
     ranks, outside of steps."""
     _engine.refuse_in_body("smp.doctor")
-    ranks = allgather(_this_rank(), CommGroup.WORLD)
+    ranks = gathered("doctor", _this_rank())
     config, defaults = json.loads(_engine.config()), json.loads(_engine.default_config())
     differing = {key: (value, defaults[key]) for key, value in config.items() if value != defaults[key]}
     report = Report(ranks, differing, _measure_links())
@@ -112,7 +112,7 @@ def _measure_links():
             if _engine.rank() == first:
                 speed = _LARGE / seconds[_LARGE]
                 own.append({"ranks": (first, first + 1), "latency_us": seconds[_SMALL] * 1e6, "bytes_per_s": speed})
-    return sum(allgather(own, CommGroup.WORLD), [])
+    return sum(gathered("doctor", own), [])
 
 
 def _one_way_s(content, first):

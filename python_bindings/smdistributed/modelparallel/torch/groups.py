@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import logs
-from smdistributed.modelparallel.torch.comm import CommGroup, allgather
+from smdistributed.modelparallel.torch.comm import CommGroup, gathered
 
 _KINDS = {
     CommGroup.WORLD: _engine.get_world_group,
@@ -75,7 +75,7 @@ def _group(kind):
 def _make():
     _join_torch()
     lists = {kind: tuple(ranks()) for kind, ranks in _KINDS.items()}
-    everyones = set().union(*allgather(list(lists.values()), CommGroup.WORLD))
+    everyones = set().union(*gathered("process groups", list(lists.values())))
     groups = {members: dist.new_group(list(members)) for members in sorted(everyones)}
     _made.update({kind: groups[members] for kind, members in lists.items()})
     logs.info(
@@ -86,7 +86,7 @@ def _make():
 
 def _join_torch():
     own = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None
-    found = allgather(own, CommGroup.WORLD)
+    found = gathered("process groups", own)
     if found == [None] * len(found):
         _initialise()
     elif found != [(rank, len(found)) for rank in range(len(found))]:
@@ -110,7 +110,7 @@ def _initialise():
             port = _store.port
         except Exception as failure:
             error = str(failure)
-    host, port, error = allgather((host, port, error), CommGroup.WORLD)[0]
+    host, port, error = gathered("process groups", (host, port, error))[0]
     if error:
         raise RuntimeError(
             f"process groups: expected rank 0 to open a socket at {host}:{port}, got: {error}. Where the key ddp_port names "

@@ -8,7 +8,7 @@ import torch
 
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import loss_of_trainer, ranks_of_accelerate, state_dicts, state_mod
-from smdistributed.modelparallel.torch.comm import CommGroup, allgather
+from smdistributed.modelparallel.torch.comm import gathered
 from smdistributed.modelparallel.torch.delayed import initialize_parameters
 from smdistributed.modelparallel.torch.members import Members, Replicated
 from smdistributed.modelparallel.torch.plan import Plan
@@ -187,7 +187,7 @@ def _replaced_in(model):
 def _remove_gone():
     """When a model is made: those that are gone on all ranks. When an object goes is each interpreter's own affair."""
     gc.collect()
-    for number in set.intersection(*allgather(_gone, CommGroup.WORLD)):
+    for number in set.intersection(*gathered("DistributedModel", _gone)):
         _engine.remove_model(_engine_models.pop(number))
         _gone.discard(number)
 

@@ -7,7 +7,7 @@ import torch
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import state_mod
 from smdistributed.modelparallel.torch.agreement import agreed
-from smdistributed.modelparallel.torch.comm import CommGroup, allgather
+from smdistributed.modelparallel.torch.comm import CommGroup, gathered
 from smdistributed.modelparallel.torch.model import model_of
 from smdistributed.modelparallel.torch.state_dicts import PARTIAL
 from smdistributed.modelparallel.torch.views import OptimizerView
@@ -146,7 +146,7 @@ class _Distributed(_Updates):
         """Of all parameters, or local_state_dict() on each rank; this rank keeps the state of its own. Collective over all ranks,
         each of which passes one."""
         agreed("load_state_dict", lambda: self.check_state(state_dict))
-        kinds = allgather(bool(state_dict.get(PARTIAL)), CommGroup.WORLD)
+        kinds = gathered("load_state_dict of an optimizer", bool(state_dict.get(PARTIAL)))
         if len(set(kinds)) > 1:
             raise ValueError(
                 "load_state_dict: expected local_state_dict() of an optimizer on every rank or on none, got it on ranks "
@@ -184,7 +184,7 @@ class _Distributed(_Updates):
         indices = range(len(self._parameters()))
         whole = {}
         for index in indices:
-            for own in allgather(state.get(index), CommGroup.PP_GROUP):
+            for own in gathered("state of an optimizer", state.get(index), CommGroup.PP_GROUP):
                 if own is not None:
                     whole[index] = own
         return {**whole, **{key: value for key, value in state.items() if key not in indices}}

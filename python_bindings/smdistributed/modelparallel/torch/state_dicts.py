@@ -9,7 +9,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch.agreement import agreed
-from smdistributed.modelparallel.torch.comm import CommGroup, allgather
+from smdistributed.modelparallel.torch.comm import gathered
 from smdistributed.modelparallel.torch.views import ModelView
 
 PARTIAL = "_smp_is_partial"
@@ -68,7 +68,7 @@ def load(model, state, strict, check):
 
     tensors, others, steps = agreed("load_state_dict", split)
     passed, extra = set(), {}
-    for dp_rank, names, values in allgather((_engine.dp_rank(), list(tensors), others), CommGroup.WORLD):
+    for dp_rank, names, values in gathered("load_state_dict", (_engine.dp_rank(), list(tensors), others)):
         if dp_rank == 0:
             passed.update(names)
             extra.update(values)
