@@ -3,7 +3,7 @@
 import torch
 
 from smdistributed.modelparallel.torch.agreement import agreed
-from smdistributed.modelparallel.torch.comm import CommGroup, allgather
+from smdistributed.modelparallel.torch.comm import gathered
 from smdistributed.modelparallel.torch.model import model_of
 from smdistributed.modelparallel.torch.views import OptimizerView
 
@@ -61,7 +61,7 @@ def load(optimizer, model, kind, groups, entries):
     nothing has changed."""
     caller = "load_state"
     own = agreed(caller, lambda: _kind_of(optimizer, model))
-    read = [each for each in allgather((kind, groups), CommGroup.WORLD) if each[0]]  # some ranks may have read no file
+    read = [each for each in gathered(caller, (kind, groups)) if each[0]]  # some ranks may have read no file
     if not read:
         raise ValueError(f"{caller}: expected the state of an optimizer, got a save without. Leave optimizer out.")
     if any(each != read[0] for each in read):
@@ -89,7 +89,7 @@ def load(optimizer, model, kind, groups, entries):
     part = agreed(caller, checked)
     state = {}
     for index in range(len(parameters)):  # one at a time: all may be more than a message can be
-        for each in allgather(part.get(index), CommGroup.WORLD):
+        for each in gathered(caller, part.get(index)):
             if each is not None:
                 state[index] = each
     if own is torch.optim.Adagrad and len(state) < len(parameters):  # made with it, and not by a step

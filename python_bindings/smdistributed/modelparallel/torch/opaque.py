@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 
 from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel.torch.comm import CommGroup, allgather
+from smdistributed.modelparallel.torch.comm import CommGroup, gathered
 from smdistributed.modelparallel.torch.containers import map_leaves
 
 _modules = []  # by number: those of opaque(), made on all ranks in the same order
@@ -132,7 +132,7 @@ def _add(module):
 def check_order(module):
     """In the first step, on all ranks of the pipeline: a call of a module names it by its number."""
     numbers = {path: each._opaque_number for path, each in module.named_modules() if isinstance(each, _Opaque)}
-    for rank, others in enumerate(allgather(numbers, CommGroup.PP_GROUP)):
+    for rank, others in enumerate(gathered("opaque", numbers, CommGroup.PP_GROUP)):
         differing = [path for path in {**numbers, **others} if numbers.get(path) != others.get(path)]
         if differing:
             raise ValueError(
