@@ -83,7 +83,7 @@ ROOMS = {
     "smp/engine/arguments": ("context",),
     "smp/engine/planning": ("context", "files", "rank", "arguments"),
     "smp/engine/step": ("models", "programs", "rank", "optimizers", "replicas", "arguments", "planning"),
-    "smp/engine/checkpoint": ("files", "rank", "optimizers"),
+    "smp/engine/checkpoint": ("context", "files", "rank", "optimizers"),
 }
 # Units in which a cycle is left: tests' support.
 STILL_IN_CYCLES = ("tests/",)
