@@ -226,6 +226,7 @@ class Refusals(unittest.TestCase):
                 read()
             self.assertNotIn("::D", str(caught.exception))
         self.assertFalse(weight.is_shared())
+        self.assertFalse(weight.untyped_storage().is_shared())
 
     def test_of_what_cannot_be_recorded(self):
         old, _ = made(Net, True)
@@ -260,13 +261,14 @@ class Refusals(unittest.TestCase):
             scope.__exit__(None, None, None)
 
     def test_leave_no_scope_open(self):
-        try:
-            with smp.delay_param_initialization():
-                raise KeyError("not smp's")
-        except KeyError as error:
-            kept = error  # and with it the frames that it came through
-            self.assertTrue(_engine.has_values(torch.ones(2)))
-        self.assertEqual(kept.args, ("not smp's",))
+        for text in ("not smp's", "no UTF-8: \udcff"):
+            try:
+                with smp.delay_param_initialization():
+                    raise KeyError(text)
+            except KeyError as error:
+                kept = error  # and with it the frames that it came through
+                self.assertTrue(_engine.has_values(torch.ones(2)))
+            self.assertEqual(kept.args, (text,))
 
     def test_of_steps_within(self):
         model = smp.DistributedModel(Net())

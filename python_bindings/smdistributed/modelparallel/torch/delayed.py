@@ -28,7 +28,8 @@ def delay_param_initialization(enabled=True):
         yield
     except Exception as error:  # what torch has made of an error of the engine
         if len(error.args) == 1 and isinstance(error.args[0], str):
-            error.args = (_engine.in_python(error.args[0]),)
+            with contextlib.suppress(TypeError):  # the script's own, which UTF-8 cannot hold
+                error.args = (_engine.in_python(error.args[0]),)
         raise
     finally:
         delay.end()
@@ -62,9 +63,17 @@ def _deepcopy(plain):
 
 
 def _is_shared(plain):
-    """torch ends the process where it cannot tell."""
-    return lambda self: _engine.has_values(self) and plain(self)
+    """torch ends the process where it cannot tell. Of a storage: tensors ask theirs."""
+
+    def is_shared(self):
+        try:
+            self.data_ptr()
+        except RuntimeError:
+            return False
+        return plain(self)
+
+    return is_shared
 
 
 torch.Tensor.__deepcopy__ = _deepcopy(torch.Tensor.__deepcopy__)
-torch.Tensor.is_shared = _is_shared(torch.Tensor.is_shared)
+torch.UntypedStorage.is_shared = _is_shared(torch.UntypedStorage.is_shared)
