@@ -168,6 +168,14 @@ class Refused(unittest.TestCase):
         with shared_folder() as folder, self.assertRaisesRegex(ValueError, "expected the same call on all ranks"):
             smp.save_state(folder, run.model, optimizer=run.optimizer if smp.rank() == 0 else None)
 
+    def test_is_content_that_is_no_texts(self):
+        run = Run(OPTIMIZERS["SGD"])
+        for content in ({"epoch": 3}, {3: "epoch"}, [("epoch", "3")], "epoch", {"name": "\udcff"}, run.optimizer):
+            with shared_folder() as folder:
+                with self.assertRaisesRegex(TypeError, "save_state: expected user_content to be texts by name"):
+                    smp.save_state(folder, run.model, content if smp.rank() == 0 else None)
+                self.assertEqual(os.listdir(folder), [])
+
     def test_are_forged_entries(self):
         """Of a file whose checksum is right."""
         whole = {"step": torch.tensor(1), "exp_avg": torch.zeros(16), "exp_avg_sq": torch.zeros(16)}

@@ -295,10 +295,14 @@ def save_state(folder, model, user_content=None, *, optimizer=None):
     Adam, AdamW, RMSprop or Adagrad of torch.optim: a C++ program, and load_state, go on from it in any number of partitions.
     Collective over all ranks."""
     _begin("save_state", folder, optimizer)
-    state = ("", [], {})
-    if optimizer is not None:
-        state = agreed("save_state", lambda: libtorch_state.of(optimizer, model))
-    _engine.save_state(os.fspath(folder), model._engine_model, *state, user_content or {})
+    content = user_content or {}
+
+    def check():
+        _check_texts(content)
+        return ("", [], {}) if optimizer is None else libtorch_state.of(optimizer, model)
+
+    state = agreed("save_state", check)
+    _engine.save_state(os.fspath(folder), model._engine_model, *state, content)
 
 
 def load_state(folder, model, *, optimizer=None):
@@ -311,6 +315,16 @@ def load_state(folder, model, *, optimizer=None):
             libtorch_state.load(optimizer, model, *state)
 
     return _engine.load_state(os.fspath(folder), model._engine_model, load_optimizer)
+
+
+def _check_texts(content):
+    try:
+        "".join([*content, *content.values()]).encode()
+    except (AttributeError, TypeError, UnicodeEncodeError):
+        raise TypeError(
+            f"expected user_content to be texts by name, which files of C++ hold, got {content!r}. Pass json.dumps() of what "
+            "is none, and the optimizer as optimizer=."
+        ) from None
 
 
 def _begin(caller, folder, optimizer):
