@@ -10,21 +10,22 @@ namespace {
 
 using Word = std::pair<std::regex, const char*>;
 
-// In this order: whole phrases before what they are made of.
+// In this order: whole phrases before what they are made of. Repetitions are bounded: std::regex recurses at each, and the
+// texts of a script may be long.
 const std::vector<Word>& words() {
   static const std::vector<Word> table{
       {std::regex(R"((at the top of|first in) main\(\))"), "$1 the script"},
       {std::regex(R"(smp::DistributedModel model\(net\);)"), "model = smp.DistributedModel(net)."},
-      {std::regex(R"(Wrap the code that calls the model: auto train_step = smp::step\(.*?\}\);)"),
+      {std::regex(R"(Wrap the code that calls the model: auto train_step = smp::step\(.{0,400}?\}\);)"),
        "Put the code that calls the model into a function under @smp.step."},
-      {std::regex(R"(: auto train_step = smp::step\(.*?\}\);)"), ", in a function under @smp.step."},
+      {std::regex(R"(: auto train_step = smp::step\(.{0,400}?\}\);)"), ", in a function under @smp.step."},
       {std::regex("torch::NoGradGuard"), "torch.no_grad()"},
       {std::regex("a std::vector"), "a list"},
       {std::regex("smp::DelayParamInitialization"), "smp.delay_param_initialization"},
       {std::regex("DataLoaderOptions::drop_last"), "drop_last=True of the DataLoader"},
       {std::regex(R"(sparse=true \(EmbeddingOptions::sparse\(false\)\))"), "sparse=True"},
-      {std::regex(R"(StepOptions::(\w+))"), "$1 of smp.step"},
-      {std::regex(R"(Config::(\w+))"), "the key $1"},
+      {std::regex(R"(StepOptions::(\w{1,64}))"), "$1 of smp.step"},
+      {std::regex(R"(Config::(?=\w))"), "the key "},
       {std::regex(R"(\b(DistributedModel|DistributedOptimizer|StepOutput)::)"), "$1."},
       {std::regex("torch::autograd::"), "torch.autograd."},
       {std::regex(R"(\b(smp|torch)::(?=\w))"), "$1."},

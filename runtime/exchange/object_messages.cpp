@@ -16,15 +16,17 @@ struct Outgoing {
 
 }  // namespace
 
-void hand_over(Transport& transport, const std::vector<int>& dests, const std::string& bytes, const std::string& operation) {
+void hand_over(Transport& transport, const std::vector<int>& dests, const std::string& bytes, const std::string& operation,
+               const std::function<void(int dest)>& hear) {
   const auto message = std::make_shared<const Outgoing>(Outgoing{static_cast<int64_t>(bytes.size()), bytes});
   keeping(message, [&] {
     std::vector<std::vector<Request>> sent;
     for (const int dest : dests) {
       sent.push_back(transport.isend_bytes(dest, kObjectTag, message->bytes, &message->num_bytes));
     }
-    for (std::vector<Request>& requests : sent) {
-      for (Request& request : requests) request.wait(operation);
+    for (size_t d = 0; d < dests.size(); ++d) {
+      hear(dests[d]);
+      for (Request& request : sent[d]) request.wait(operation);
     }
   });
 }

@@ -1,6 +1,7 @@
-// Messages of a length that the receiver does not know, handed over: the receiver is known to take them.
+// Messages of a length that the receiver does not know, handed over: the sender waits for the receivers.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -8,9 +9,10 @@
 
 namespace smp::runtime {
 
-/// Gives `bytes` to each of `dests`, which have told that they call take_over (calls.h). operation: for error texts. Throws
-/// CommError.
-void hand_over(Transport& transport, const std::vector<int>& dests, const std::string& bytes, const std::string& operation);
+/// Gives `bytes` to each of `dests`, in whatever order they take them. hear(dest) waits until `dest` has told that it calls
+/// take_over (calls.h). operation: for error texts. Throws CommError, and what hear() throws.
+void hand_over(Transport& transport, const std::vector<int>& dests, const std::string& bytes, const std::string& operation,
+               const std::function<void(int dest)>& hear);
 /// The next bytes that `source` hands over to this rank.
 std::string take_over(Transport& transport, int source, const std::string& operation);
 

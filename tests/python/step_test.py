@@ -293,6 +293,18 @@ class Communication(unittest.TestCase):
             self.assertEqual((number, text), (1, "two"))
             self.assertTrue(torch.equal(tensor, torch.ones(2)))
 
+    def test_a_receiver_may_wait_for_another_one(self):
+        if smp.size() < 3:
+            return
+        if smp.rank() == 0:
+            smp.broadcast("all", smp.WORLD)
+        elif smp.rank() == 1:
+            smp.send(smp.recv_from(0, smp.WORLD_RANK) + " of us", 2, smp.WORLD_RANK)
+        elif smp.rank() == 2:
+            self.assertEqual([smp.recv_from(source, smp.WORLD_RANK) for source in (1, 0)], ["all of us", "all"])
+        else:
+            self.assertEqual(smp.recv_from(0, smp.WORLD_RANK), "all")
+
 
 if __name__ == "__main__":
     support.main()

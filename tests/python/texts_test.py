@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
+from smdistributed.modelparallel import _engine
 
 
 def setUpModule():
@@ -67,6 +68,11 @@ class Texts(unittest.TestCase):
                 frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
             raised_within = body in (branches, differentiates) and sizes == (8, 4)
             self.assertEqual(body.__name__ in frames, smp.rank() == 0 and raised_within)
+
+    def test_may_be_long(self):
+        for begin, end in (("Config::", ""), ("StepOptions::", ""), (": auto train_step = smp::step(", "});")):
+            text = _engine.in_python(begin + "x" * 300_000 + end)
+            self.assertGreater(len(text), 300_000)
 
     def test_of_scripts_stay_as_they_are(self):
         def raises(model, x):

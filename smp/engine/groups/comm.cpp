@@ -60,14 +60,14 @@ std::string object_from(int source, int dest) {
          " (send, broadcast, recv_from)";
 }
 
-// To those that are known to wait for it.
+// Bytes go out before the others are heard: one receiver may wait for another one that has them already. Who is in another
+// call takes none of them.
 void hand_over(const std::vector<int>& dests, const std::string& message, const std::string& operation) {
   engine::Context& own = context("smp::send");
   for (const int dest : dests) own.calls.tell(dest, object_from(own.world->rank(), dest));
-  for (const int dest : dests) {
+  runtime::hand_over(*own.world, dests, message, operation, [&](int dest) {
     own.calls.hear(dest, operation + ", which waits until rank " + std::to_string(dest) + " calls recv_from");
-  }
-  runtime::hand_over(*own.world, dests, message, operation);
+  });
 }
 
 void check_list(const std::vector<int>& ranks, int world_size) {
