@@ -140,8 +140,9 @@ const std::map<std::string, void (*)(Transport&)> kModes{
 int main(int argc, char** argv) {
   TORCH_CHECK_VALUE(argc == 3 && kModes.count(argv[1]) == 1, "usage: failing_world MODE TOKEN");
   const bool times_out = argv[1] == std::string("timed_out");
-  const auto world =
-      smp::runtime::join_world(smp::runtime::detect_launch(), times_out ? milliseconds(300) : smp::runtime::kDefaultTimeout);
+  // Over sockets the ranks have to meet within it.
+  const auto world = smp::runtime::join_world(smp::runtime::detect_launch(),
+                                              times_out ? milliseconds(10'000) : smp::runtime::kDefaultTimeout);
   smp::runtime::install_terminate_handler(world);
   kModes.at(argv[1])(*world);
 }
