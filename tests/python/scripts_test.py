@@ -44,16 +44,17 @@ class Optimizers(unittest.TestCase):
         optimizer.clip_master_grads(1.0)  # as callers do who switch sharding off
 
     def test_without_a_rate_are_torchs_business(self):
-        def end(net):
+        def end(make):
             try:
-                torch.optim.SGD(net.parameters(), lr=None).step()
+                make(torch.optim.SGD(net.parameters(), lr=None)).step()
             except Exception as error:  # noqa: BLE001
                 return type(error), str(error)
 
         net = make_net()
-        expected = end(net)
+        expected = end(lambda optimizer: optimizer)
         smp.DistributedModel(net)
-        self.assertEqual(end(net), expected)
+        self.assertEqual(end(smp.DistributedOptimizer), expected)
+        self.assertIsNotNone(expected)
 
     def test_are_made_of_a_models_parameters_before_its_first_step(self):
         net = make_net()

@@ -2,13 +2,17 @@
 
 import copy
 import ctypes
+import os
+import pathlib
 import random
+import sys
 import threading
 import types
 import unittest
 
 import support
 import torch
+from checkpoint_test import on_rank_0, shared_folder
 from support import batch
 from torch import nn
 
@@ -187,34 +191,29 @@ class Refused(unittest.TestCase):
 
 class Waiting(unittest.TestCase):
     def test_leaves_python_to_other_threads(self):
-        """One that counts, while this rank computes or waits for the others."""
-        model = smp.DistributedModel(nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))))
-        x = torch.randn(1024, 256)
-
-        @smp.step
-        def train_step(x):
-            loss = loss_of(model, x)
-            model.backward(loss)
-            return loss
-
-        for _ in range(2):
-            train_step(x)
-        count, ends = 0, threading.Event()
-
-        def counts():
-            nonlocal count
-            while not ends.is_set():
-                count += 1
-
-        thread = threading.Thread(target=counts)
-        thread.start()
-        before = count
-        for _ in range(3):
-            train_step(x)
-        after = count
-        ends.set()
-        thread.join()
-        self.assertGreater(after, before)
+        """Rank 1 waits in a step for rank 0, which waits for a thread of rank 1."""
+        model = smp.DistributedModel(nn.Linear(6, 3))
+        train_step = support.make_step()
+        train_step(model, batch())
+        if smp.size() == 1:
+            return
+        with shared_folder() as folder:
+            pipe = os.path.join(folder, "pipe")
+            on_rank_0(lambda: os.mkfifo(pipe))
+            interval = sys.getswitchinterval()
+            if smp.rank() == 0:
+                with open(pipe) as file:
+                    self.assertEqual(file.read(), "here")
+            elif smp.rank() == 1:
+                begins = threading.Event()
+                thread = threading.Thread(target=lambda: begins.wait() and pathlib.Path(pipe).write_text("here"))
+                thread.start()
+                sys.setswitchinterval(1000)  # seconds: the lock is given away, and not taken
+                begins.set()
+            train_step(model, batch())
+            sys.setswitchinterval(interval)
+            if smp.rank() == 1:
+                thread.join()
 
 
 if __name__ == "__main__":
