@@ -105,7 +105,7 @@ class Works(unittest.TestCase):
         self.assertIsNone(smp.utils.get_distribution_axis(nn.Parameter(torch.ones(1))))
         self.assertTrue(torch.equal(smp.nn.FusedLayerNorm(4, eps=1e-5)(torch.eye(4)), nn.LayerNorm(4)(torch.eye(4))))
 
-    def test_a_scaler_that_scales_nothing(self):
+    def test_a_scaler_that_is_switched_off(self):
         parameter = nn.Parameter(torch.ones(2))
         optimizer = torch.optim.SGD([parameter], lr=1.0)
         scaler = smp.amp.GradScaler(enabled=False)
@@ -115,8 +115,6 @@ class Works(unittest.TestCase):
         scaler.update()
         self.assertEqual(parameter.tolist(), [0, 0])
         scaler.load_state_dict(scaler.state_dict())
-        with self.assertRaisesRegex(NotImplementedError, "bfloat16"):
-            smp.amp.GradScaler().scale(parameter.sum())
 
 
 if __name__ == "__main__":

@@ -24,7 +24,65 @@ def make_net():
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
+class Modules(unittest.TestCase):
+    def test_call_their_base_class_as_sagemakers_library_spells_it(self):
+        class Doubled(nn.Sequential):
+            def forward(self, x):
+                return 2 * super()._orig_forward(x)
+
+        class Negative(Doubled):
+            def forward(self, x):
+                return -super()._orig_forward(x)
+
+        net = Negative(*make_net())
+        plain = copy.deepcopy(net)
+        model = smp.DistributedModel(net)
+        losses = make_step()(model, batch())
+        support.same_bits(self, losses.outputs, support.plain_step(plain, loss_of, batch()), "losses")
+        support.same_bits(self, [plain(batch())], [-2 * nn.Sequential(*plain)(batch())], "what the plain module computes")
+
+    def test_that_are_compiled_keep_the_names_of_the_original(self):
+        net = make_net()
+        model = smp.DistributedModel(torch.compile(net, backend="eager"))
+        self.assertIs(model.get_module(), net)
+        make_step()(model, batch())
+        make_net().load_state_dict(model.state_dict())
+
+    def test_evaluate_where_training_has_cut_them(self):
+        """torch evaluates these layers by one operator of all their parameters, which are on two ranks here."""
+        torch.manual_seed(2)
+        layer = nn.TransformerEncoderLayer(6, 2, 16, dropout=0.0, batch_first=True)
+        plain = copy.deepcopy(layer).eval()
+        model = smp.DistributedModel(layer)
+        for part, stage in ((layer.self_attn, 0), (layer.linear2, smp.pp_size() - 1)):
+            smp.set_partition(part, stage)
+        x = batch().unsqueeze(1)
+        make_step()(model, x)
+        model.eval()
+        with torch.no_grad():
+            ours = support.make_evaluation()(model, x)
+            for fast in (False, True):
+                torch.backends.mha.set_fastpath_enabled(fast)
+                expected = plain(x)
+                self.assertTrue(torch.equal(ours.concat(), expected) if not fast else torch.allclose(ours.concat(), expected))
+        self.assertTrue(torch.backends.mha.get_fastpath_enabled())
+
+    def test_are_fed_batches_and_no_loader(self):
+        model = smp.DistributedModel(make_net())
+        loader = torch.utils.data.DataLoader(batch())
+        with self.assertRaisesRegex(ValueError, "got the DataLoader. Loop over it"):
+            make_step()(model, loader)
+
+
 class Optimizers(unittest.TestCase):
+    def test_are_of_the_class_that_made_them(self):
+        net = make_net()
+        model = smp.DistributedModel(net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.assertNotIsInstance(optimizer, smp.DistributedOptimizer)
+        smp.DistributedOptimizer(optimizer)
+        self.assertIsInstance(optimizer, smp.DistributedOptimizer)
+
     def test_have_rates_that_are_set_by_hand_on_every_rank(self):
         net = make_net()
         plain = copy.deepcopy(net)

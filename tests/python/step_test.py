@@ -175,15 +175,21 @@ class Contract(unittest.TestCase):
 
         x, columns = torch.arange(44.0).reshape(11, 4), torch.arange(22.0).reshape(2, 11)
         with torch.no_grad():
-            for rows in (11, 8, 5, 11):
+            for rows in (11, 8, 5, 11, 3, 1):
+                self.model.eval()
                 out, sums = body(self.model, x[:rows], columns[:, :rows])
-                self.assertEqual([len(each) for each in out], [len(each) for each in torch.tensor_split(x[:rows], 4)])
+                parts = torch.tensor_split(x[:rows], min(rows, 4))
+                self.assertEqual([len(each) for each in out], [len(each) for each in parts])
                 state = self.model.state_dict()
-                expected = [F.linear(part.clone(), state["weight"], state["bias"]) for part in torch.tensor_split(x[:rows], 4)]
+                expected = [F.linear(part.clone(), state["weight"], state["bias"]) for part in parts]
                 support.same_bits(self, out.outputs, expected, "outputs")
                 support.same_bits(self, [sums.concat()], [columns[:, :rows].sum(0)], "columns")
-            with self.assertRaisesRegex(ValueError, "at least one row for each of 4"):
-                body(self.model, x[:3], columns)
+            for rows, number in ((11, 5), (3, 8)):
+                with self.assertRaisesRegex(ValueError, f"{min(rows, number)} and {max(rows, number)}. Pass"):
+                    body(self.model, x[:rows], columns[:, :number])
+            self.model.train()
+            with self.assertRaisesRegex(ValueError, "4 microbatches of a batch of 3 rows, got one that trains"):
+                body(self.model, x[:3], columns[:, :3])
         with self.assertRaisesRegex(ValueError, "divisible"):  # training
             body(self.model, x, columns)
 

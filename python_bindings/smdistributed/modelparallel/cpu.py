@@ -192,7 +192,12 @@ def _is_available():
 
 
 def _device_count():
-    return 0 if _is_torch(sys._getframe(1)) else int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1))
+    return 0 if _is_torch(sys._getframe(1)) else int(_processes_here())
+
+
+def _processes_here():
+    """As mpirun or torchrun says it."""
+    return os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _is_torch(frame):
@@ -297,7 +302,7 @@ def _sagemaker_folders():
     """Scripts read these as os.environ[...] before anything else."""
     here = os.getcwd()
     for name, value in {
-        "SM_NUM_GPUS": os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+        "SM_NUM_GPUS": _processes_here(),
         "SM_CURRENT_HOST": "algo-1",
         "SM_MODULE_DIR": here,
         "SM_OUTPUT_DATA_DIR": os.path.join(here, "output"),

@@ -1,3 +1,4 @@
+from smdistributed.modelparallel.torch import amp as amp
 from smdistributed.modelparallel.torch import model as model
 from smdistributed.modelparallel.torch import optimizer as optimizer
 from smdistributed.modelparallel.torch.comm import CommGroup as CommGroup

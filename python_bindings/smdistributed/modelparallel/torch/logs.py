@@ -46,10 +46,18 @@ _engine.set_log_sink(_write)
 
 def info(message):
     """For those who read the lines of SageMaker's library; the engine says the rest. With log_level info only."""
-    if json.loads(_engine.config())["log_level"] == "info":
-        caller = sys._getframe(1)
+    _say(message, False, ("info",))
+
+
+def warning(message):
+    _say(message, True, ("info", "warning"))
+
+
+def _say(message, is_warning, levels):
+    if json.loads(_engine.config())["log_level"] in levels:
+        caller = sys._getframe(2)
         folder, package, file = caller.f_code.co_filename.rpartition("smdistributed/")
-        _write(False, message, package + file, caller.f_lineno)
+        _write(is_warning, message, package + file, caller.f_lineno)
 
 
 def partitioned(model):

@@ -173,12 +173,7 @@ class Members:
         return self
 
     def cpu(self):
-        """The model itself, where this rank has all of it: before the first step, and on one stage."""
-        if self.partitioned and _engine.pp_size() > 1:
-            raise NotImplementedError(
-                "cpu: expected a model that is not spread over ranks yet, got one on several. Load model.state_dict() into a "
-                "module of your own to use it elsewhere."
-            )
+        """Without effect. state_dict() has the parameters of all ranks, for a module of your own."""
         return self
 
     def _apply(self, fn, recurse=True):

@@ -1,6 +1,6 @@
 """Names of SageMaker's library, so that scripts import them, and what they say where smp cannot do yet what they stand for.
 
-Values that ask for nothing are accepted: tensor_parallelism(enabled=False), a GradScaler that scales nothing.
+Values that ask for nothing are accepted: tensor_parallelism(enabled=False).
 """
 
 import contextlib
@@ -66,7 +66,6 @@ _NAMES = {
     **{f"nn.huggingface.{name}": {_TRANSLATION: functions} for name, functions in _HUGGING_FACE.items()},
     "optimizers": {_KERNELS: ("FusedLAMB", "FusedLamb", "FusedNovoGrad", "FusedAdam")},
     "fp16": {_FP16: ("FP16_Module", "FP16_Optimizer")},
-    "amp": {},
     "patches": {},
     "patches.checkpoint": {_RECOMPUTATION: ("checkpoint", "checkpoint_sequential")},
     "sharded_data_parallel_checkpoint": {_SHARDED: ("get_full_state_dict_from_sharded_data_parallel_checkpoint",)},
@@ -133,18 +132,6 @@ class FusedLayerNorm(torch.nn.LayerNorm):
     """torch's, which is fused already."""
 
 
-class GradScaler(torch.amp.GradScaler):
-    """Scales nothing: step(optimizer) updates, update() does nothing, and scale() is refused unless enabled=False."""
-
-    def __init__(self, *args, enabled=True, **kwargs):
-        super().__init__("cpu", *args, enabled=False, **kwargs)
-        self._is_wanted = enabled
-
-    def scale(self, outputs):
-        _refuse("GradScaler.scale", {"enabled": True} if self._is_wanted else None, _FP16)
-        return outputs
-
-
 def rmsg(message):
     """`message` behind the rank that says it."""
     return f"[{_engine.rank()}] {message}"
@@ -157,7 +144,6 @@ def get_distribution_axis(parameter):
 
 _PRESENT = {
     "nn": (FusedLayerNorm,),
-    "amp": (GradScaler,),
     "exceptions": (_engine.CommError, _engine.AbortedError, _engine.PeerLostError),
     "utils": (rmsg, get_distribution_axis),
 }

@@ -44,6 +44,7 @@ class DistributedModel(Members, torch.nn.Module):
     ):
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"DistributedModel: expected a torch.nn.Module, got {type(module).__name__}.")
+        module = getattr(module, "_orig_mod", module)  # of torch.compile: the original is captured, and names its parameters
         super().__init__()
         if not _engine.is_initialized():
             raise RuntimeError("DistributedModel: expected a call after smp.init, got one before.")
@@ -90,20 +91,16 @@ class DistributedModel(Members, torch.nn.Module):
         return _engine.dp_size() == 1 or (self.partitioned and not torch.is_grad_enabled())
 
     def backward(self, tensors, grad_tensors=None):
-        """In a step function: `tensors` is the loss that the gradients are of."""
-        if grad_tensors is not None or not isinstance(tensors, torch.Tensor):
-            raise NotImplementedError(
-                "backward: expected one loss and no grad_tensors, got "
-                f"{type(tensors).__name__} and {type(grad_tensors).__name__}. Sum the losses, each times its gradient."
-            )
-        _engine.mark_backward(tensors)
+        """In a step function, what torch.autograd.backward(tensors, grad_tensors) does: `tensors` is the loss that the gradients
+        are of, or several tensors, each with its gradient of the same shape (None for a scalar)."""
+        _engine.mark_backward(_loss_of(tensors, grad_tensors))
 
     @property
     def partitioned(self):
         """Whether the first step has spread the parameters."""
         return _engine.is_partitioned(self._engine_model)
 
-    def state_dict(self, *, gather_to_rank0=False):
+    def state_dict(self, gather_to_rank0=False):
         """Copies of all parameters and buffers under the module's own names. Collective over the pipeline."""
         check_registered("state_dict")
         tensors, steps = _engine.state_dict(self._engine_model)
@@ -136,6 +133,31 @@ class DistributedModel(Members, torch.nn.Module):
     def plan(self):
         """What each stage runs, as a table; empty before the first step."""
         return Plan(_engine.plan_text(self._engine_model), _engine.plan_json(self._engine_model))
+
+
+def _loss_of(tensors, gradients):
+    """The scalar that has these gradients."""
+    tensors = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+    if gradients is None:
+        gradients = (None,) * len(tensors)
+    gradients = (gradients,) if isinstance(gradients, torch.Tensor) else tuple(gradients)
+    if not tensors or len(gradients) != len(tensors):
+        raise ValueError(
+            f"backward: expected a gradient for each tensor, got {len(tensors)} tensors and {len(gradients)} gradients. Pass None "
+            "as that of a scalar."
+        )
+    if len(tensors) == 1 and gradients[0] is None:
+        return tensors[0]
+    loss = 0
+    for number, (tensor, gradient) in enumerate(zip(tensors, gradients, strict=True)):
+        shape = () if gradient is None else tuple(gradient.shape)
+        if tuple(tensor.shape) != shape or not tensor.requires_grad:
+            raise ValueError(
+                f"backward: expected tensor {number} to require a gradient and to be of its gradient's shape {shape}, got "
+                f"{tuple(tensor.shape)} with requires_grad={tensor.requires_grad}."
+            )
+        loss = loss + (tensor if gradient is None else (tensor * gradient.detach()).sum())
+    return loss
 
 
 def check_registered(caller=""):

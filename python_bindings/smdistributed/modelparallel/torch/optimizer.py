@@ -19,34 +19,42 @@ _OF_ELEMENTS = {  # of torch's optimizers: one number for each of the parameter'
 }  # fmt: skip
 
 
-def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=False, **dynamic_loss_args):  # noqa: N802
-    """Returns `optimizer`, whose class now derives from its own: schedulers and isinstance see what they saw before.
+class _AsksForUpdates(type):
+    def __instancecheck__(cls, optimizer):
+        return isinstance(optimizer, _Updates)
+
+
+class DistributedOptimizer(metaclass=_AsksForUpdates):
+    """DistributedOptimizer(optimizer) is `optimizer`, whose class now derives from its own: schedulers and isinstance see what they
+    saw before.
 
     The optimizer has to update each parameter by its own gradient. Loss scales are accepted, without effect, for float32. It may
     be any object with param_groups, step and zero_grad, as wrappers of optimizers are; its state is that of its rank then. One
     that is distributed already is returned as it is: transformers' Trainer passes it again where it trains a second time.
     """
-    del dynamic_loss_args
-    if isinstance(optimizer, _Updates):
+
+    def __new__(cls, optimizer, static_loss_scale=1.0, dynamic_loss_scale=False, **dynamic_loss_args):
+        del dynamic_loss_args
+        if isinstance(optimizer, _Updates):
+            return optimizer
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        is_scaled = dynamic_loss_scale or static_loss_scale not in (None, 1.0)
+        if is_scaled and any(parameter.dtype == torch.float16 for parameter in parameters):
+            raise NotImplementedError(
+                "DistributedOptimizer: expected float32 parameters where a loss scale is asked for, got float16 ones, for which there "
+                "is no scaling yet. Train in float32, or under torch.autocast with bfloat16."
+            )
+        model = model_of(parameters)
+        own = type(optimizer)
+        optimizer._engine_optimizer = _engine.add_optimizer(OptimizerView(optimizer), model._engine_model)
+        model._optimizers.append(weakref.ref(optimizer))
+        state_mod.state.note_optimizer(optimizer)
+        patched = vars(optimizer).pop("step", None)  # by a scheduler that was made before, around the step of the class
+        ours = _Distributed if isinstance(optimizer, torch.optim.Optimizer) else _Updates
+        optimizer.__class__ = type(own.__name__, (ours, own), {})
+        if patched is not None:
+            optimizer.step = _as_schedulers_patch(optimizer)
         return optimizer
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    is_scaled = dynamic_loss_scale or static_loss_scale not in (None, 1.0)
-    if is_scaled and any(parameter.dtype == torch.float16 for parameter in parameters):
-        raise NotImplementedError(
-            "DistributedOptimizer: expected float32 parameters where a loss scale is asked for, got float16 ones, for which there "
-            "is no scaling yet. Train in float32, or under torch.autocast with bfloat16."
-        )
-    model = model_of(parameters)
-    own = type(optimizer)
-    optimizer._engine_optimizer = _engine.add_optimizer(OptimizerView(optimizer), model._engine_model)
-    model._optimizers.append(weakref.ref(optimizer))
-    state_mod.state.note_optimizer(optimizer)
-    patched = vars(optimizer).pop("step", None)  # by a scheduler that was made before, around the step of the class
-    ours = _Distributed if isinstance(optimizer, torch.optim.Optimizer) else _Updates
-    optimizer.__class__ = type(own.__name__, (ours, own), {})
-    if patched is not None:
-        optimizer.step = _as_schedulers_patch(optimizer)
-    return optimizer
 
 
 def only_optimizer(model):

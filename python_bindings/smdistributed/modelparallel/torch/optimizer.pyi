@@ -19,9 +19,11 @@ class _Distributed(_Updates, Optimizer):  # type: ignore[misc]
     def orig_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]: ...
     def check_state(self, state_dict: dict[str, Any]) -> None: ...
 
-def DistributedOptimizer(
-    optimizer: Optimizer,
-    static_loss_scale: float | None = 1.0,
-    dynamic_loss_scale: bool = False,
-    **dynamic_loss_args: Any,
-) -> _Distributed: ...
+class DistributedOptimizer:
+    def __new__(  # type: ignore[misc]
+        cls,
+        optimizer: Optimizer,
+        static_loss_scale: float | None = 1.0,
+        dynamic_loss_scale: bool = False,
+        **dynamic_loss_args: Any,
+    ) -> _Distributed: ...

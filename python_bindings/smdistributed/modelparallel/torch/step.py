@@ -6,13 +6,14 @@ import inspect
 import io
 import pickle
 import sys
-import warnings
 
 import torch
+import torch.utils.data
 
 from smdistributed.modelparallel import _engine
+from smdistributed.modelparallel.torch import logs
 from smdistributed.modelparallel.torch.containers import map_leaves
-from smdistributed.modelparallel.torch.model import check_registered, put_back_registered
+from smdistributed.modelparallel.torch.model import all_models, check_registered, put_back_registered
 
 
 class StepOutput:
@@ -109,7 +110,7 @@ class _Call:
         self._whole = whole
         self._axes = axes
         self._skeleton = None
-        self._rows = None  # of the first argument whose microbatches differ in them
+        self._rows = None  # of the first argument whose microbatches differ in them; 0 for those that repeat others
         self._returned = []  # by microbatch: (structure, values beside tensors), pickled
 
     def arguments(self, microbatches, replica, replicas):
@@ -123,9 +124,8 @@ class _Call:
             def leaf(value):
                 if isinstance(value, torch.Tensor):
                     uneven = replicas == 1 and not is_whole and not torch.is_grad_enabled()
-                    pieces = _uneven_pieces(value, axis, microbatches) if uneven else []
-                    if pieces and self._rows is None:
-                        self._rows = [piece.shape[axis] for piece in pieces]
+                    rows, pieces = _uneven_pieces(value, axis, microbatches) if uneven else (None, [])
+                    self._rows = self._rows or rows
                     tensors.append((value, position, axis, is_whole, pieces))
                     return _TensorAt(len(tensors) - 1)
                 if hasattr(value, "smp_slice") and not is_whole:
@@ -144,6 +144,8 @@ class _Call:
             else:
                 filled = map_leaves(value, leaf_of(position, name))
             self._skeleton[name] = filled
+        if self._rows is not None:
+            _check_same_rows({value.shape[axis] for value, _, axis, is_whole, _ in tensors if not is_whole and value.dim() > axis})
         return tensors
 
     def body(self, inputs, microbatch):
@@ -154,8 +156,12 @@ class _Call:
 
         filled = {name: map_leaves(value, leaf) for name, value in self._skeleton.items()}
         call = inspect.BoundArguments(self._bound.signature, filled)
-        with _without_compiler():
-            returned = self._function(*call.args, **call.kwargs)
+        try:
+            with _as_written():
+                returned = self._function(*call.args, **call.kwargs)
+        except Exception as error:
+            _end_with_the_scripts_line(error.__traceback__)
+            raise
         tensors, values = [], []
 
         def keep(value):
@@ -193,11 +199,15 @@ class _Call:
     def results(self, tensors, values, payload):
         """On every rank."""
         rows, structure = pickle.loads(payload)
-        by_microbatch = [_loads(each, [tensor[m] for tensor in tensors]) for m, each in enumerate(values)]
+        microbatches = len(values)
+        if rows is not None and 0 in rows:  # what follows repeats the last row
+            microbatches = rows.index(0)
+            rows = None
+        by_microbatch = [_loads(each, [tensor[m] for tensor in tensors]) for m, each in enumerate(values[:microbatches])]
 
         def leaf(value):
             if isinstance(value, _TensorAt):
-                output = StepOutput(tensors[value.index])
+                output = StepOutput(tensors[value.index][:microbatches])
                 output._rows = rows
                 return output
             return [each[value.index] for each in by_microbatch] if isinstance(value, _ValueAt) else value
@@ -205,9 +215,29 @@ class _Call:
         return map_leaves(pickle.loads(structure), leaf)
 
 
-def _without_compiler():
-    """Where torch.compile has been used, what it has compiled runs as it was written, so that it can be captured."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+def _end_with_the_scripts_line(trace):
+    """Where smp's Python refuses a call, by leaving out what torch and smp have called since."""
+    frames = []
+    while trace is not None:
+        frames.append((trace, trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]))
+        trace = trace.tb_next
+    scripts = [frame for frame, package in frames if package not in ("torch", "smdistributed")]
+    if frames[-1][1] == "smdistributed" and scripts:
+        scripts[-1].tb_next = None
+
+
+@contextlib.contextmanager
+def _as_written():
+    """Runs what torch.compile has compiled, and layers which torch's evaluation computes by one fused operator
+    (nn.TransformerEncoderLayer), as they were written: stages that have been cut within them could not run them otherwise."""
+    uses_compiler = "torch._dynamo" in sys.modules
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.compiler.set_stance("force_eager") if uses_compiler else contextlib.nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
 class _Pickler(pickle.Pickler):
@@ -268,16 +298,31 @@ class _Pieces:
 
 
 def _uneven_pieces(tensor, axis, microbatches):
-    """The last batch of an evaluation, of which the last pieces are one shorter. Nothing where even ones will do."""
+    """Of the last batch of an evaluation: (rows of each piece, pieces), the last of which are one shorter; where there are fewer
+    rows than pieces the last row is repeated, and counts as none. (None, []) where even pieces will do."""
     if not -tensor.dim() <= axis < tensor.dim() or tensor.shape[axis] % microbatches == 0:
-        return []
+        return None, []
     rows = tensor.shape[axis]
     if rows < microbatches:
+        _check_none_trains(f"{microbatches} microbatches of a batch of {rows} rows")
+        repeated = [tensor.narrow(axis, min(piece, rows - 1), 1) for piece in range(microbatches)]
+        return [1] * rows + [0] * (microbatches - rows), repeated
+    pieces = list(torch.tensor_split(tensor, microbatches, axis))
+    return [piece.shape[axis] for piece in pieces], pieces
+
+
+def _check_same_rows(counts):
+    if len(counts) > 1:
         raise ValueError(
-            f"step: expected at least one row for each of {microbatches} microbatches, got a tensor of sizes {tuple(tensor.shape)}, "
-            f"which is cut along dimension {axis}. Leave the batch out (drop_last), or pad it."
+            "step: expected arguments of as many rows each where microbatches do not divide them, since their pieces would not "
+            f"belong together, got {' and '.join(map(str, sorted(counts)))}. Pass what is no batch as non_split_inputs."
         )
-    return list(torch.tensor_split(tensor, microbatches, axis))
+
+
+def _check_none_trains(what):
+    """Rows that are computed twice would count twice in what forward writes, as in the statistics of batch normalisation."""
+    if any(model.training for model in all_models()):
+        raise ValueError(f"step: expected models in evaluation mode for {what}, got one that trains. Call model.eval() first.")
 
 
 _plain = (str, bytes, int, float, bool, complex, type(None), torch.nn.Module, torch.device, torch.dtype)
@@ -285,11 +330,12 @@ _warned = set()
 
 
 def _warn_not_split(value):
+    if isinstance(value, torch.utils.data.DataLoader):
+        raise ValueError("step: expected batches of a DataLoader, got the DataLoader. Loop over it, and pass what it yields.")
     if isinstance(value, _plain) or type(value) in _warned:
         return
     _warned.add(type(value))
-    warnings.warn(
+    logs.warning(
         f"Non-splittable object of type {type(value)} passed to smp.step. Every microbatch gets all of it. If it holds tensors "
-        "to be split, give its class a method smp_slice(self, num_mb, mb, axis).",
-        stacklevel=4,
+        "to be split, give its class a method smp_slice(self, num_mb, mb, axis)."
     )

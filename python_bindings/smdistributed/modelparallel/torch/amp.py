@@ -1,0 +1,37 @@
+"""smp.amp: a loss scale that all ranks agree on."""
+
+import torch
+
+from smdistributed.modelparallel import _engine
+from smdistributed.modelparallel.torch.comm import CommGroup, gathered
+
+
+class GradScaler(torch.amp.GradScaler):
+    """torch's, for a model that is spread over ranks. In a step function `model.backward(scaler.scale(loss))`; after it, on all
+    ranks, `scaler.unscale_(optimizer)` where gradients are clipped, `scaler.step(optimizer)` and `scaler.update()`. An update is
+    left out on all ranks where a gradient of any has overflowed. Collective over all ranks: unscale_, or step without it.
+    """
+
+    def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True):
+        super().__init__("cpu", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        if enabled:
+            self._lazy_init_scale_growth_tracker(torch.device("cpu"))  # torch's would be in a body, whose tensors hold no data
+
+    def unscale_(self, optimizer):
+        _engine.refuse_in_body("GradScaler.unscale_")
+        super().unscale_(optimizer)
+
+    def step(self, optimizer, *args, **kwargs):
+        _engine.refuse_in_body("GradScaler.step")
+        optimizer._step_supports_amp_scaling = False  # a fused one would look for overflows on its own rank
+        return super().step(optimizer, *args, **kwargs)
+
+    def update(self, new_scale=None):
+        _engine.refuse_in_body("GradScaler.update")
+        super().update(new_scale)
+
+    def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
+        own = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        overflowed = any(found.item() for found in own.values())
+        found_inf.fill_(any(gathered("GradScaler.unscale_", overflowed, CommGroup.WORLD)))
+        return {found_inf.device: found_inf}
