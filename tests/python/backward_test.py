@@ -80,24 +80,22 @@ class Scaler(unittest.TestCase):
         seen = []
         for number in range(steps):
             optimizer.zero_grad()
-            losses_at(model, scaler, batch(number) * (1e30 if number == 2 else 1))
+            losses_at(model, scaler, batch(number), 1e37 if number == 2 else 1.0)
             if number % 2:
                 scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             scaler.step(optimizer)
             scaler.update()
-            seen.append((scaler.get_scale(), model.state_dict()))
+            seen.append((scaler.get_scale(), copy.deepcopy(model.state_dict())))
         return seen
 
     def test_scales_and_skips_as_torchs_in_one_process(self):
         @smp.step
-        def step(model, scaler, x):
-            loss = loss_of(model, x)
-            model.backward(scaler.scale(loss))
-            return loss
+        def step(model, scaler, x, factor):
+            model.backward(scaler.scale(loss_of(model, x) * factor))
 
-        def plain_step(model, scaler, x):
-            support.plain_step(model, lambda model, part: scaler.scale(loss_of(model, part)), x)
+        def plain_step(model, scaler, x, factor):
+            support.plain_step(model, lambda model, part: scaler.scale(loss_of(model, part) * factor), x)
 
         def distributed(net):
             return smp.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
@@ -121,13 +119,13 @@ class Scaler(unittest.TestCase):
         scaler = smp.amp.GradScaler(init_scale=2.0**10)
 
         @smp.step
-        def step(model, scaler, x):
-            model.backward(scaler.scale(loss_of(model, x)))
+        def step(model, scaler, x, factor):
+            model.backward(scaler.scale(loss_of(model, x) * factor))
 
-        for factor in (1, 1e30):
+        for factor in (1.0, 1e37):
             before = model.state_dict()
             optimizer.zero_grad()
-            step(model, scaler, batch() * factor)
+            step(model, scaler, batch(), factor)
             scaler.step(optimizer)
             scaler.update()
             self.assertEqual(torch.equal(before["0.weight"], model.state_dict()["0.weight"]), factor > 1)
