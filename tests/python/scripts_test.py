@@ -24,7 +24,7 @@ def make_net():
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
-class Modules(unittest.TestCase):
+class Forwards(unittest.TestCase):
     def test_call_their_base_class_as_sagemakers_library_spells_it(self):
         class Doubled(nn.Sequential):
             def forward(self, x):
