@@ -1,3 +1,4 @@
+// Clipping by the engine, which knows the gradients of all ranks.
 #include "smp/clip.h"
 
 #include "smp/distributed_model.h"

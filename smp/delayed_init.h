@@ -19,8 +19,7 @@ namespace smp {
 ///     net = std::make_shared<Net>();             // sizes, no memory
 ///     torch::nn::init::xavier_uniform_(net->head->weight);
 ///   }
-///   smp::DistributedModel model(net);            // its first step makes the values that live on
-///   each rank
+///   smp::DistributedModel model(net);            // its first step makes each rank's values
 ///
 /// The rule: initialise inside the scope. Operators are recorded there and done in the first step that uses the model, each
 /// rank for its own tensors; the values are those that construction without the scope would have given, bit for bit, and so

@@ -13,8 +13,8 @@ namespace smp {
 ///
 ///   smp::OptimizerState state = optimizer.state_dict();
 ///   state.groups[0].options["lr"];                       // of the first group
-///   state.entries.at("fc.weight").at("exp_avg");         // shape of the parameter; "step" is a
-///   scalar, int64
+///   state.entries.at("fc.weight").at("exp_avg");         // shape of the parameter
+///   state.entries.at("fc.weight").at("step");            // a scalar, int64
 struct OptimizerState {
   struct Group {
     std::map<std::string, double> options;  // "lr", "weight_decay", "beta1" ...; flags are 0 or 1

@@ -12,9 +12,9 @@ namespace smp {
 
 /// What a safetensors file holds: dense CPU tensors and texts.
 ///
-///   smp::write_safetensors("weights.safetensors", {.tensors = {{"fc.weight", weight}}, .metadata =
-///   {{"epoch", "3"}}}); smp::Safetensors file = smp::read_safetensors("weights.safetensors");   //
-///   Python's safetensors reads it too
+///   smp::Safetensors written{.tensors = {{"fc.weight", weight}}, .metadata = {{"epoch", "3"}}};
+///   smp::write_safetensors("weights.safetensors", written);   // Python's safetensors reads it too
+///   smp::Safetensors file = smp::read_safetensors("weights.safetensors");
 struct Safetensors {
   std::vector<std::pair<std::string, at::Tensor>> tensors;  // in the order of their data
   std::map<std::string, std::string> metadata;

@@ -18,8 +18,7 @@ namespace smp {
 ///
 ///   smp::save_state("run/step_400", model, optimizer, {{"epoch", "3"}});
 ///   ...
-///   smp::UserContent user = smp::load_state("run/step_400", model, optimizer);   // before the
-///   first step, or later
+///   smp::UserContent user = smp::load_state("run/step_400", model, optimizer);   // before the first step or later
 ///
 /// Throws c10::Error on every rank alike when a file cannot be written, or when FOLDER/state.json
 /// is no regular file of this user; c10::ValueError inside a step body.

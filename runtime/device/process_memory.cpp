@@ -1,4 +1,4 @@
-// mallopt
+// glibc's settings; other C libraries keep theirs.
 #include "runtime/device/process_memory.h"
 
 #include <cstdlib>

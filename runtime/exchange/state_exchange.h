@@ -27,8 +27,7 @@ at::Tensor copy_on_all(const at::Tensor& tensor, int owner, Transport& group, st
 ///
 ///   StateExchange exchange(own, own_error, pipeline, replicas);   // collective
 ///   TORCH_CHECK_VALUE(exchange.error().empty(), exchange.error());
-///   at::Tensor weight = exchange.deliver("weight", home);         // collective; defined on
-///   the ranks of the home
+///   at::Tensor weight = exchange.deliver("weight", home);         // collective; defined on the home's ranks
 class StateExchange {
  public:
   struct Offer {

@@ -17,8 +17,9 @@ namespace smp::runtime {
 /// Each rank sums one part of the data: it receives that part from all others, and sends them the sum (reduce-scatter, then
 /// all-gather, both direct). That moves 2 (n - 1) / n times the data per rank, which is the least possible, in two hops.
 ///
-///   RunningSum sum(replicas, kFirstBucketTag, memory_of(flat), holder, type);   // all ranks, sums of one tag in the same
-///   order while (computing) sum.advance(); sum.wait("gradients");
+///   RunningSum sum(replicas, kFirstBucketTag, memory_of(flat), holder, type);   // all ranks, in the same order
+///   while (computing) sum.advance();
+///   sum.wait("gradients");
 ///
 /// One that is destroyed before it is done leaves its buffer to the messages under way.
 class RunningSum {

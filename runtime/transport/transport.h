@@ -82,8 +82,9 @@ class [[nodiscard]] Request {
 /// The rule: one thread at a time, the rank's own. Nothing moves behind its back, so a rank that
 /// computes for long calls progress() between operators.
 ///
-///   Request sent = transport.isend(1, 7, x.data(), num_bytes);   // x stays alive until
-///   sent.wait() transport.irecv(1, 7, y.data(), num_bytes).wait("2F0"); sent.wait("2F0");
+///   Request sent = transport.isend(1, 7, memory_of(x));   // x stays alive until sent.wait()
+///   transport.irecv(1, 7, memory_of(y)).wait("2F0");
+///   sent.wait("2F0");
 ///
 /// Messages between two ranks with the same tag arrive in the order in which they were sent. An isend may return before the
 /// data has left, and may complete only when the receiver asks for the message: two ranks that both wait for their isend

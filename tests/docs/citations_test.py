@@ -9,8 +9,8 @@ import re
 import sys
 import xml.etree.ElementTree
 
-TOPS = ("smp", "partitioner", "runtime", "tests", "benchmarks", "examples", "tools", "cmake", "docs")
-TEXTS = {".h", ".cpp", ".py", ".txt", ".cmake", ".in", ".sh", ".md", ""}
+TOPS = ("smp", "partitioner", "runtime", "python_bindings", "tests", "benchmarks", "examples", "tools", "cmake", "docs")
+TEXTS = {".h", ".cpp", ".py", ".pyi", ".txt", ".cmake", ".in", ".sh", ".md", ""}
 INVENTED = ("tests/arrows/", "tests/docs/citations_test.py")  # trees and pages that are made up
 PAGE = re.compile(r"(?<![\w./$}@*-])[\w./-]*\w\.md\b")
 SOURCE = re.compile(rf"(?<![\w./-])(?:{'|'.join(TOPS)})/[\w./-]*\w\.(?:h|cpp|py|cmake|svg)\b")
@@ -33,7 +33,7 @@ def is_there(root, file, cited):
 
 
 def missing_in(root, file, text):
-    comment = {".md": "", ".h": "//", ".cpp": "//"}.get(file.suffix, "#")
+    comment = {".md": "", ".py": "", ".h": "//", ".cpp": "//"}.get(file.suffix, "#")
     for number, line in enumerate(text.splitlines(), 1):
         for cited in PAGE.findall(line):
             if not is_there(root, file, cited.lstrip("/")):

@@ -1,4 +1,4 @@
-"""The Python blocks of each page run, one after the other in one program, on one process and on two.
+"""The Python blocks of each page run, one after the other as one module, on one process and on two.
 
 They find the names below. A text block right under one is the end of the error that it raises.
 """
@@ -7,6 +7,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import types
 import unittest
 
 import support
@@ -32,9 +33,12 @@ class Net(nn.Module):
 
 
 def names_of(page):
-    """What every page may use."""
+    """What every page may use, in a module where pickle finds what the page defines."""
+    module = types.ModuleType(f"{page.stem}_page")
+    sys.modules[module.__name__] = module
     loader = [(torch.randn(8, 8), torch.randint(8, (8,))) for _ in range(3)]
-    return {"__name__": page.stem, "torch": torch, "nn": nn, "F": F, "smp": smp, "Net": Net, "loader": loader}
+    vars(module).update(torch=torch, nn=nn, F=F, smp=smp, Net=Net, loader=loader)
+    return vars(module)
 
 
 def run_block(block, line, page, names, expected):
@@ -45,7 +49,8 @@ def run_block(block, line, page, names, expected):
     try:
         exec(code, names)
     except Exception as error:
-        assert str(error).endswith(expected), f"line {line}: expected an error that ends with\n{expected}\ngot\n{error}"
+        text = str(error).partition("\n\nAt:\n")[0]  # other ranks are also told where it was raised
+        assert text.endswith(expected), f"line {line}: expected an error that ends with\n{expected}\ngot\n{error}"
     else:
         raise AssertionError(f"line {line}: expected an error, got none: {expected}")
 

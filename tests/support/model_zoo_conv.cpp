@@ -1,6 +1,7 @@
 // convnet, resnet, unet: images, batch norm, long skips, writes in place.
 #include <torch/torch.h>
 
+#include "tests/support/model_zoo.h"
 #include "tests/support/model_zoo_parts.h"
 
 namespace smp::support {

@@ -1,6 +1,7 @@
 // mlp, vae, tuple_output, several_inputs: models of linear layers.
 #include <torch/torch.h>
 
+#include "tests/support/model_zoo.h"
 #include "tests/support/model_zoo_parts.h"
 
 namespace smp::support {

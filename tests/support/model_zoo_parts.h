@@ -5,12 +5,14 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
-#include "tests/support/model_zoo.h"
-
 namespace smp::support {
+
+struct ZooModel;
 
 /// Each adds the models of one file.
 void add_dense_models(std::vector<ZooModel>& zoo);

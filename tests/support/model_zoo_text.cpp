@@ -1,6 +1,7 @@
 // lstm, transformer_encoder, transformer, gpt: sequences of tokens, masks, tied embedding and head.
 #include <torch/torch.h>
 
+#include "tests/support/model_zoo.h"
 #include "tests/support/model_zoo_parts.h"
 
 namespace smp::support {

@@ -1,6 +1,7 @@
 // two_towers, shared_weight_towers: parameters that are used at more than one place.
 #include <torch/torch.h>
 
+#include "tests/support/model_zoo.h"
 #include "tests/support/model_zoo_parts.h"
 
 namespace smp::support {

@@ -1,6 +1,7 @@
 // vit, mixer, convnext: transposes and permutes around norms, so that strides matter.
 #include <torch/torch.h>
 
+#include "tests/support/model_zoo.h"
 #include "tests/support/model_zoo_parts.h"
 
 namespace smp::support {

@@ -1,3 +1,4 @@
+// Sources of keys, one laid over the other, and what is wrong with each.
 #include "smp/engine/config/config_draft.h"
 
 #include <c10/util/Exception.h>

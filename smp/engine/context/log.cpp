@@ -1,3 +1,4 @@
+// The prefix of a log line, and one write for each message.
 #include "smp/engine/context/log.h"
 
 #include <unistd.h>

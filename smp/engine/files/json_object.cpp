@@ -1,3 +1,4 @@
+// Boost parses; a second pass looks for keys that occur twice.
 #include "smp/engine/files/json_object.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Graphs out, times back.
+// Asks all ranks to run what is to be planned, takes rank 0's times, and keeps those of operators for later jobs.
 #include "smp/engine/planning/measure_costs.h"
 
 #include <ATen/ops/ones_like.h>
