@@ -158,7 +158,7 @@ void bind_models(py::module_& module) {
   py::class_<PartitionGuard>(module, "PartitionGuard").def(py::init<int>());
   module.def("set_partition", &engine::set_partition);
   module.def("timeline_drawing", &engine::timeline_drawing);
-  module.def("plan_text", [](const ModelHandle& own) { return engine::plan_text(*own.model); });
+  module.def("plan_text", [](const ModelHandle& own) { return in_python(engine::plan_text(*own.model)); });
   module.def("plan_json", [](const ModelHandle& own) { return engine::plan_json(*own.model); });
 }
 

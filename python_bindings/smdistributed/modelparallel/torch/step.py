@@ -160,6 +160,7 @@ class _Call:
             with _as_written():
                 returned = self._function(*call.args, **call.kwargs)
         except Exception as error:
+            _refuse_replaced(put_back_registered())  # what the error says may follow from that
             _end_with_the_scripts_line(error.__traceback__)
             raise
         tensors, values = [], []
@@ -180,12 +181,7 @@ class _Call:
         return [values for _, values in self._returned]
 
     def payload(self):
-        replaced = put_back_registered()
-        if replaced:
-            raise NotImplementedError(
-                f"step: expected parameters and buffers to stay the same tensors, got others in place of {', '.join(replaced)}. "
-                "The body runs without data, so what it assigns is lost. Write to them in place: self.mean.copy_(new)."
-            )
+        _refuse_replaced(put_back_registered())
         structures = [structure for structure, _ in self._returned]
         for microbatch, structure in enumerate(structures):
             if structure != structures[0]:
@@ -309,6 +305,14 @@ def _uneven_pieces(tensor, axis, microbatches):
         return [1] * rows + [0] * (microbatches - rows), repeated
     pieces = list(torch.tensor_split(tensor, microbatches, axis))
     return [piece.shape[axis] for piece in pieces], pieces
+
+
+def _refuse_replaced(names):
+    if names:
+        raise NotImplementedError(
+            f"step: expected parameters and buffers to stay the same tensors, got others in place of {', '.join(names)}. The body "
+            "runs without data, so what it assigns is lost. Write to them in place: self.mean.copy_(new)."
+        )
 
 
 def _check_same_rows(counts):
