@@ -145,7 +145,9 @@ class _Call:
                 filled = map_leaves(value, leaf_of(position, name))
             self._skeleton[name] = filled
         if self._rows is not None:
-            _check_same_rows({value.shape[axis] for value, _, axis, is_whole, _ in tensors if not is_whole and value.dim() > axis})
+            _check_same_rows(
+                {value.shape[axis] for value, _, axis, is_whole, _ in tensors if not is_whole and _has_axis(value, axis)}
+            )
         return tensors
 
     def body(self, inputs, microbatch):
@@ -293,10 +295,14 @@ class _Pieces:
     pieces: list
 
 
+def _has_axis(tensor, axis):
+    return -tensor.dim() <= axis < tensor.dim()
+
+
 def _uneven_pieces(tensor, axis, microbatches):
     """Of the last batch of an evaluation: (rows of each piece, pieces), the last of which are one shorter; where there are fewer
     rows than pieces the last row is repeated, and counts as none. (None, []) where even pieces will do."""
-    if not -tensor.dim() <= axis < tensor.dim() or tensor.shape[axis] % microbatches == 0:
+    if not _has_axis(tensor, axis) or tensor.shape[axis] % microbatches == 0:
         return None, []
     rows = tensor.shape[axis]
     if rows < microbatches:
