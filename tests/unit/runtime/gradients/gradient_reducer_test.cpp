@@ -29,5 +29,15 @@ TEST(GradientReducer, ThatFailsLeavesEveryGradientAsItWas) {
   EXPECT_FALSE(without.grad().defined());
 }
 
+// Ranks share memory of the host, which one parameter of another device cannot be summed in.
+TEST(GradientReducer, SharesMemoryOnlyWhereAllParametersAreOnTheHost) {
+  tests::run_ranks(2, [](Transport& replicas) {
+    const at::Tensor here = torch::ones({3}), elsewhere = torch::ones({3}, torch::kMeta);
+    const ReducerOptions options{.shares_memory = true, .overlap = false};
+    EXPECT_GT(GradientReducer({here}, replicas, options).shared_bytes(), 0);
+    EXPECT_EQ(GradientReducer({here, elsewhere}, replicas, options).shared_bytes(), 0);
+  });
+}
+
 }  // namespace
 }  // namespace smp::runtime
