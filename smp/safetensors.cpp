@@ -1,7 +1,6 @@
 // A file is: length of the header (8 bytes, little endian), header (JSON: name -> dtype, shape, data_offsets), data.
 #include "smp/safetensors.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -201,7 +200,7 @@ Safetensors read_safetensors(const std::string& path) {
   Safetensors file;
   const HeaderReader reader(path, file_bytes - sizeof header_bytes - header_bytes);
   for (const Row& row : reader.read(header, file.metadata)) {
-    at::Tensor tensor = at::empty(row.sizes, at::TensorOptions().dtype(row.dtype));
+    at::Tensor tensor = runtime::host().empty(row.sizes, row.dtype);
     if (tensor.nbytes() > 0) in.read(runtime::memory_of(tensor).data, tensor.nbytes());
     file.tensors.emplace_back(row.name, std::move(tensor));
   }

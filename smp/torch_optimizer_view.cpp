@@ -14,6 +14,8 @@
 #include <array>
 #include <type_traits>
 
+#include "runtime/device/device.h"
+
 namespace smp {
 namespace {
 
@@ -179,7 +181,7 @@ class KnownView : public UnknownView {
     StateFields fields;
     Table::visit_state(*known, [&](const char* name, auto& value) {
       if constexpr (is_count<decltype(value)>) {
-        fields[name] = at::scalar_tensor(value, at::TensorOptions().dtype(at::kLong));
+        fields[name] = at::scalar_tensor(value, at::TensorOptions(runtime::host().type).dtype(at::kLong));
       } else if (value.defined()) {
         fields[name] = value.detach();
       }

@@ -102,6 +102,7 @@ Launch plan_launch(const RunOptions& options, const Machine& machine) {
   if (options.timeout_s > 0) {
     launch.arguments.insert(launch.arguments.end(), {"--timeout", std::to_string(options.timeout_s)});
   }
+  if (options.program.front().ends_with(".py")) launch.arguments.push_back("python3");  // of PATH, as an environment sets it
   launch.arguments.insert(launch.arguments.end(), options.program.begin(), options.program.end());
   return launch;
 }

@@ -90,18 +90,23 @@ class ColumnWalk {
   void perform(const Action& action) {
     switch (action.kind) {
       case ActionKind::kForward:
-        return forward(action);
+        forward(action);
+        break;
       case ActionKind::kBackward:
-        return backward(action);
-      case ActionKind::kWeightGradient:
-        return weight_gradients(action);
-      case ActionKind::kSendActivation:
+        backward(action);
+        break;
+      case ActionKind::kWeightGradient:  // what its row says
+      case ActionKind::kSendActivation:  // add_sends()
       case ActionKind::kSendGradient:
-        return;  // add_sends()
+        break;
       case ActionKind::kReceiveActivation:
       case ActionKind::kReceiveGradient:
         ahead_.take(action);
     }
+    if (holds(action.row().makes, Item::kWeightGradients) && made_gradients_.insert(action.stage).second) {
+      add_gradients(action.stage);
+    }
+    if (action.row().frees == Item::kSaved) free_saved(action);
   }
 
   void post(const Action& receive) {
@@ -196,11 +201,9 @@ class ColumnWalk {
     for_arrivals(plan_.gradients, action.stage, [&](const Transfer& transfer) { release(transfer, true); });
   }
 
-  /// What the backward has left to do may want all that the forward has saved.
-  void weight_gradients(const Action& action) {
+  void free_saved(const Action& action) {
     const StageMemory& stage = stages_[static_cast<size_t>(action.stage)];
     now_ -= stage.saved;
-    if (made_gradients_.insert(action.stage).second) add_gradients(action.stage);
     for_arrivals(plan_.activations, action.stage, [&](const Transfer& transfer) {
       const bool was_saved = stage.saved_arrivals.contains(transfer.value) || is_compared(action);
       if (was_saved && !stage.returned_arrivals.contains(transfer.value)) release(transfer, false);

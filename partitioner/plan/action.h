@@ -30,7 +30,12 @@ enum class Item : uint8_t {
   kOutputGradients,  // from other stages
   kInputGradients,   // for other stages
   kRest,             // what is left of a backward behind the gradients that leave
+  kWeightGradients,  // of the stage's parameters, for replicas and optimizers
 };
+
+constexpr bool holds(const std::array<Item, 2>& items, Item item) {
+  return item != Item::kNone && (items[0] == item || items[1] == item);
+}
 
 /// One kind of action. A new kind is a row here, and a case of each switch over ActionKind, which the compiler asks for.
 struct ActionRow {
@@ -42,7 +47,7 @@ struct ActionRow {
   bool is_forward;            // of the forward direction: the others belong to a backward
   std::array<Item, 2> reads;  // each must be there: dependencies.h
   std::array<Item, 2> makes;
-  Item frees;  // held until then: what the limits of microbatches in flight count
+  Item frees;  // held until then, as what is left of a backward may want all of it: what limits in flight count
 };
 
 constexpr std::array<ActionRow, 7> action_rows() {
@@ -53,7 +58,7 @@ constexpr std::array<ActionRow, 7> action_rows() {
   return {{
       {kForward, "forward", 'F', kCompute, true, {kInputs}, {kOutputs, kSaved}, kNone},
       {kBackward, "backward", 'B', kCompute, false, {kSaved, kOutputGradients}, {kInputGradients, kRest}, kNone},
-      {kWeightGradient, "weight gradient", 'W', kCompute, false, {kRest}, {}, kSaved},
+      {kWeightGradient, "weight gradient", 'W', kCompute, false, {kRest}, {kWeightGradients}, kSaved},
       {kSendActivation, "send F", 'F', kSend, true, {kOutputs}, {}, kNone},
       {kReceiveActivation, "receive F", 'F', kReceive, true, {}, {kInputs}, kNone},
       {kSendGradient, "send B", 'B', kSend, false, {kInputGradients}, {}, kNone},

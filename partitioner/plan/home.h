@@ -21,16 +21,12 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-/// Of the ranks that hold a tensor. Symbolic: no index of a device stands in a plan or a home.
-enum class HomeDevice : uint8_t { kOfRank };
-
 /// Placement, exchange of state, save files and planning all say so where a tensor lives.
 class TensorHome {
  public:
   TensorHome() = default;
   /// ranks: pipeline ranks that hold it, ascending, the first of them its owner.
-  TensorHome(std::vector<int> ranks, Shard shard = {}, HomeDevice device = HomeDevice::kOfRank)
-      : ranks_(std::move(ranks)), shard_(shard), device_(device) {}
+  TensorHome(std::vector<int> ranks, Shard shard = {}) : ranks_(std::move(ranks)), shard_(shard) {}
 
   static TensorHome on_all(int num_ranks) {
     std::vector<int> ranks(static_cast<size_t>(num_ranks));
@@ -50,14 +46,11 @@ class TensorHome {
   bool is_on(int rank) const { return std::find(whole_on().begin(), whole_on().end(), rank) != ranks_.end(); }
   bool is_tied() const { return whole_on().size() > 1; }
 
-  const Shard& shard() const { return shard_; }
-  HomeDevice device() const { return device_; }
   bool operator==(const TensorHome&) const = default;
 
  private:
   std::vector<int> ranks_;
   Shard shard_;
-  HomeDevice device_ = HomeDevice::kOfRank;
 };
 
 /// By name of a parameter or buffer: the first, of several.

@@ -145,13 +145,8 @@ class Checker {
       TORCH_CHECK_VALUE(before.rank != at.rank || before.index < at.index, "schedule check: ", describe(at),
                         ": expected after ", describe(before), ", got before it. Exchange them.");
     });
-    if (!action.is_compute() || !graphs_.has_backward(action.stage, action.microbatch)) return;
-    InFlight& in_flight = in_flight_[at.rank];
-    const int program = graphs_.program_of(action.microbatch);
-    if (action.row().frees == Item::kSaved) in_flight.remove(program, action.stage, action.microbatch);
-    if (!holds(action.row().makes, Item::kSaved)) return;
-    in_flight.add(program, action.stage, action.microbatch);
-    const int held = in_flight.held(program, action.stage);
+    if (!in_flight_[at.rank].count(action, graphs_)) return;
+    const int held = in_flight_[at.rank].held(graphs_.program_of(action.microbatch), action.stage);
     const int limit = schedule_.in_flight_limits[action.stage];
     TORCH_CHECK_VALUE(held <= limit, "schedule check: ", describe(at), ": expected at most ", limit,
                       " microbatches in flight on stage ", action.stage, ", got ", held,

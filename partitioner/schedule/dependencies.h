@@ -4,17 +4,12 @@
 // here.
 #pragma once
 
-#include <array>
 #include <vector>
 
 #include "partitioner/plan/action.h"
 #include "partitioner/schedule/microbatch_graphs.h"
 
 namespace smp::partitioner {
-
-constexpr bool holds(const std::array<Item, 2>& items, Item item) {
-  return item != Item::kNone && (items[0] == item || items[1] == item);
-}
 
 /// The one kind of action that makes `item`.
 constexpr ActionKind maker_of(Item item) {

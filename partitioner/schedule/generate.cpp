@@ -146,7 +146,7 @@ class Generator {
     next = action.is_forward() ? next_of(program, m) : next_backward(program, stage, m);
     if (action.is_forward()) {
       --forwards_left_[rank];
-      if (graphs_.has_backward(stage, m)) in_flight_[rank].add(program, stage, m);
+      in_flight_[rank].count(action, graphs_);
     }
     if (graphs_.num_programs() > 1) --left_of_[rank].of(action)[m];
     running_.push_back(action);
@@ -157,7 +157,11 @@ class Generator {
     const int program = graphs_.program_of(action.microbatch);
     const int rank = graphs_.rank_of(action.stage, action.microbatch);
     progress_[program][action.stage].of(action).done = action.microbatch + 1;
-    if (!action.is_forward()) in_flight_[rank].remove(program, action.stage, action.microbatch);
+    if (!action.is_forward()) {
+      std::vector<Action> done;
+      append_with_followers(action, done);
+      for (const Action& each : done) in_flight_[rank].count(each, graphs_);
+    }
     wake(rank);
     for_each_send_of(action, graphs_, [&](const Action& send) { wake(graphs_.rank_of(send.peer, send.microbatch)); });
   }

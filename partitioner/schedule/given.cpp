@@ -8,6 +8,7 @@
 
 #include "partitioner/plan/derive.h"
 #include "partitioner/schedule/dependencies.h"
+#include "partitioner/schedule/in_flight.h"
 #include "partitioner/schedule/transfers.h"
 
 namespace smp::partitioner {
@@ -52,13 +53,11 @@ std::vector<Action> in_one_order(const std::vector<std::vector<Action>>& columns
 /// By stage, at least 1: microbatches whose saved tensors it holds at once, with the computations of one program in this
 /// order.
 std::vector<int> most_in_flight(const MicrobatchGraphs& graphs, const std::vector<Action>& computations) {
-  std::vector<int> now(graphs.most_stages(), 0), most(graphs.most_stages(), 1);
+  InFlight in_flight;  // a stage lies on one rank, so that it can be that of all
+  std::vector<int> most(graphs.most_stages(), 1);
   for (const Action& action : computations) {
-    const int stage = action.stage;
-    if (!graphs.has_backward(stage, action.microbatch)) continue;
-    now[stage] += holds(action.row().makes, Item::kSaved) ? 1 : 0;
-    now[stage] -= action.row().frees == Item::kSaved ? 1 : 0;
-    most[stage] = std::max(most[stage], now[stage]);
+    in_flight.count(action, graphs);
+    most[action.stage] = std::max(most[action.stage], in_flight.held(graphs.program_of(action.microbatch), action.stage));
   }
   return most;
 }

@@ -4,6 +4,9 @@
 #include <map>
 #include <utility>
 
+#include "partitioner/plan/action.h"
+#include "partitioner/schedule/microbatch_graphs.h"
+
 namespace smp::partitioner {
 
 class InFlight {
@@ -19,15 +22,16 @@ class InFlight {
     return number;
   }
 
-  void add(int program, int stage, int microbatch) {
-    ++stages_[{program, stage}];
-    ++microbatches_[program][microbatch];
-  }
-
-  void remove(int program, int stage, int microbatch) {
-    --stages_[{program, stage}];
+  /// Counts what `computation` saves for a backward, or frees. True where that makes the rank hold more.
+  bool count(const Action& computation, const MicrobatchGraphs& graphs) {
+    const ActionRow& row = computation.row();
+    const int change = (holds(row.makes, Item::kSaved) ? 1 : 0) - (row.frees == Item::kSaved ? 1 : 0);
+    const int m = computation.microbatch, program = graphs.program_of(m);
+    if (change == 0 || !graphs.has_backward(computation.stage, m)) return false;
+    stages_[{program, computation.stage}] += change;
     std::map<int, int>& held = microbatches_[program];
-    if (--held[microbatch] == 0) held.erase(microbatch);
+    if ((held[m] += change) == 0) held.erase(m);
+    return change > 0;
   }
 
  private:

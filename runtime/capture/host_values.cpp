@@ -80,7 +80,7 @@ void HostValues::note_memory(const at::Tensor& real, bool is_written) {
                             [&](const HostMemory& memory) { return memory.storage.is_alias_of(real.storage()); });
   if (known != memory_.end() && !is_written) return;
   if (known == memory_.end()) known = memory_.insert(known, {real.storage(), {}});
-  known->bytes = tensor_of_bytes({static_cast<const char*>(known->storage.data()), known->storage.nbytes()});
+  known->bytes = tensor_of_bytes(bytes_of(known->storage));
 }
 
 // A write through a pointer leaves no trace but this.
@@ -92,7 +92,7 @@ void HostValues::check_memory(const at::Tensor& real, const std::string& reader)
   for (int64_t d = 0; d < real.dim(); ++d) num_elements += (real.size(d) - 1) * real.stride(d);
   const auto begin = static_cast<size_t>(real.storage_offset()) * real.itemsize();
   const auto num_bytes = static_cast<size_t>(num_elements) * real.itemsize();
-  const std::string_view now(static_cast<const char*>(known->storage.data()), known->storage.nbytes());
+  const std::string_view now = bytes_of(known->storage);
   TORCH_CHECK_NOT_IMPLEMENTED(
       now.substr(begin, num_bytes) == bytes_of(known->bytes).substr(begin, num_bytes),
       describe_place(reader, run_.current_module()),

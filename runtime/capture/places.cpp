@@ -60,9 +60,9 @@ bool autocast_casts() {
   return current_autocast().enabled && !c10::impl::tls_is_dispatch_key_excluded(this_ranks_device().autocast);
 }
 
-std::vector<at::Tensor> flatten_outputs(const torch::jit::Stack& stack) {
+std::vector<at::Tensor> flatten_outputs(std::span<const c10::IValue> results) {
   std::vector<at::Tensor> tensors;
-  for (const c10::IValue& result : stack) {
+  for (const c10::IValue& result : results) {
     if (result.isTensor()) {
       tensors.push_back(result.toTensor());
     } else if (result.isTensorList()) {

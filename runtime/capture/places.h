@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,8 +31,8 @@ partitioner::Autocast current_autocast();
 /// Whether it casts the arguments of operators: it is on, and this is not within one whose arguments it has cast.
 bool autocast_casts();
 
-/// Every tensor on the stack in order, lists flattened; undefined ones kept.
-std::vector<at::Tensor> flatten_outputs(const torch::jit::Stack& stack);
+/// Every tensor of these results in order, lists flattened; undefined ones kept.
+std::vector<at::Tensor> flatten_outputs(std::span<const c10::IValue> results);
 
 /// Restores grad mode and autocast at the end.
 class AmbientModes {

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <span>
 
 #include "partitioner/graph/graph_io.h"
 #include "runtime/capture/arguments.h"
@@ -286,7 +287,8 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
   const bool returns_list = info.returned_argument.size() == 1 && stack.back().isTensorList();
   rules_.check_writes(info, node);
   hold_written(info, node, originals);
-  bind_outputs(info, node, stack);
+  const auto results = std::span(stack).last(info.returned_argument.size());
+  for (const at::Tensor& tensor : flatten_outputs(results)) bind_output(node, tensor);
   rules_.add(info, node);
   RecordedCall call{.op = op, .info = &info, .returns_list = returns_list};
   call.gradients = follow_writes(node);
@@ -303,16 +305,6 @@ void Recorder::note_module(Node& node) {
     last_module_ = dot == std::string::npos ? "" : value.name.substr(0, dot);
   }
   node.module = last_module_;
-}
-
-void Recorder::bind_outputs(const OperatorInfo& info, Node& node, const torch::jit::Stack& stack) {
-  for (auto result = stack.end() - static_cast<ptrdiff_t>(info.returned_argument.size()); result != stack.end(); ++result) {
-    if (result->isTensor()) {
-      bind_output(node, result->toTensor());
-    } else if (result->isTensorList()) {
-      for (const at::Tensor& tensor : result->toTensorVector()) bind_output(node, tensor);
-    }
-  }
 }
 
 void Recorder::bind_output(Node& node, const at::Tensor& seen) {

@@ -103,7 +103,6 @@ class Recorder : public Interceptor {
   void hold_written(const OperatorInfo& info, const partitioner::Node& node, const std::vector<c10::IValue>& arguments);
   void check_list_write(const OperatorInfo& info, const partitioner::Argument& written, const c10::IValue& seen) const;
   void note_module(partitioner::Node& node);
-  void bind_outputs(const OperatorInfo& info, partitioner::Node& node, const torch::jit::Stack& stack);
   void bind_output(partitioner::Node& node, const at::Tensor& seen);
   std::string where() const;
 

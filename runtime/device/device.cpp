@@ -27,6 +27,10 @@ bool is_on_this_ranks_device(const at::Tensor& tensor) { return tensor.device().
 
 const void* data_of(const at::Tensor& tensor) { return tensor.const_data_ptr(); }
 
+const void* data_of(const c10::Storage& storage) {
+  return storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+}
+
 DeviceMemory memory_of(const at::Tensor& dense) {
   return {dense.mutable_data_ptr(), static_cast<int64_t>(dense.nbytes()), dense.device().type()};
 }
@@ -35,6 +39,12 @@ std::string_view bytes_of(const at::Tensor& dense) {
   TORCH_CHECK_VALUE(is_on_host(dense), "bytes of a tensor: expected one on the host, got ", dense.toString(), " on ",
                     dense.device(), ". Bring it there first: tensor.cpu().");
   return {static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()};
+}
+
+std::string_view bytes_of(const c10::Storage& storage) {
+  TORCH_CHECK_VALUE(storage.device_type() == host().type, "bytes of a storage: expected one on the host, got one on ",
+                    storage.device(), ". Bring its tensor there first: tensor.cpu().");
+  return {static_cast<const char*>(storage.data()), storage.nbytes()};
 }
 
 void set_bytes(const at::Tensor& dense, std::string_view bytes) {

@@ -66,10 +66,13 @@ bool is_on_this_ranks_device(const at::Tensor& tensor);
 
 /// Where the data begin, on the tensor's device, to be read.
 const void* data_of(const at::Tensor& tensor);
+/// The same of a storage; null for one without data.
+const void* data_of(const c10::Storage& storage);
 /// The data of a dense tensor, to be read and written to.
 DeviceMemory memory_of(const at::Tensor& dense);
 /// The data of a dense tensor on the host, as long as it lives. Throws c10::ValueError for one elsewhere.
 std::string_view bytes_of(const at::Tensor& dense);
+std::string_view bytes_of(const c10::Storage& storage);
 /// Replaces the data of a dense tensor by as many bytes of the host.
 void set_bytes(const at::Tensor& dense, std::string_view bytes);
 /// A new tensor of bytes on the host.

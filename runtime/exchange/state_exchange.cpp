@@ -1,7 +1,6 @@
 // Offers are compared by their hash; data travel tensor by tensor, so that no rank needs room for more than one.
 #include "runtime/exchange/state_exchange.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -128,7 +127,7 @@ at::Tensor StateExchange::from_pipeline(const std::string& name, const Offer& of
   const std::string bytes = pipeline_->receive_bytes(source, kStateTag);
   TORCH_INTERNAL_ASSERT(bytes.size() == static_cast<size_t>(*partitioner::dense_bytes(offer.sizes, offer.dtype)), "'", name,
                         "' came with another size than it was offered with");
-  at::Tensor tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
+  at::Tensor tensor = host().empty(offer.sizes, offer.dtype);
   set_bytes(tensor, bytes);
   return tensor;
 }
@@ -138,7 +137,7 @@ at::Tensor StateExchange::deliver(const std::string& name, const partitioner::Te
   at::Tensor tensor;
   if (replicas_->rank() == 0) tensor = from_pipeline(name, offer, home);
   if (replicas_->size() == 1 || !home.is_on(pipeline_->rank())) return tensor;
-  if (replicas_->rank() > 0) tensor = at::empty(offer.sizes, at::TensorOptions().dtype(offer.dtype));
+  if (replicas_->rank() > 0) tensor = host().empty(offer.sizes, offer.dtype);
   keeping(std::make_shared<at::Tensor>(tensor), [&] { replicas_->broadcast(memory_of(tensor), 0); });
   return tensor;
 }

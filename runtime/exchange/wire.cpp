@@ -89,7 +89,7 @@ at::Tensor WireReader::get_tensor() {
   if (dtype == c10::ScalarType::Bool && std::any_of(data.begin(), data.end(), is_no_bool)) {
     refuse("bytes of 0 and 1 as bools", "others", data.size());
   }
-  at::Tensor tensor = at::empty_strided(sizes, strides, at::TensorOptions().dtype(dtype));
+  at::Tensor tensor = at::empty_strided(sizes, strides, at::TensorOptions(host().type).dtype(dtype));
   if (!data.empty() && !tensor.is_non_overlapping_and_dense()) refuse_strides();
   set_bytes(tensor, data);
   if (is_wrapped_number) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);

@@ -61,7 +61,7 @@ RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> mic
         const RecordedSpan span(options_.recorder, action);
         perform(action, microbatches);
       }
-      if (action.kind == ActionKind::kWeightGradient && options_.observer != nullptr) {
+      if (holds(action.row().makes, Item::kWeightGradients) && options_.observer != nullptr) {
         const RecordedSpan span(options_.recorder, Activity::kCollective);
         options_.observer->after_weight_gradients(action);
       }

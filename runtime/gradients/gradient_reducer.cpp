@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
@@ -17,6 +16,7 @@
 #include "runtime/device/device.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/libtorch/finite.h"
+#include "runtime/libtorch/memory_tensor.h"
 #include "runtime/libtorch/sole_owner.h"
 #include "runtime/transport/abandoned.h"
 #include "runtime/transport/shared_sum.h"
@@ -48,6 +48,7 @@ GradientReducer::GradientReducer(std::vector<at::Tensor> parameters, Transport& 
       options_(std::move(options)),
       is_expected_(parameters_.size(), 0),
       is_ready_(parameters_.size(), 0) {
+  options_.shares_memory = options_.shares_memory && std::all_of(parameters_.begin(), parameters_.end(), is_on_host);
   check_same_layout();
   make_buckets();
   if (options_.shares_memory && !options_.hook) share_memory();
@@ -199,9 +200,9 @@ int64_t GradientReducer::num_elements(const Bucket& bucket) const {
 }
 
 at::Tensor GradientReducer::new_flat(const Bucket& bucket) const {
+  if (shared_) return tensor_on(host(), shared_->own(), {num_elements(bucket)}, {1}, dtype(bucket), /*holder=*/nullptr);
   const auto options = parameters_[bucket.parameters.front()].options().dtype(dtype(bucket)).requires_grad(false);
-  return shared_ ? at::from_blob(shared_->own(), {num_elements(bucket)}, options)
-                 : at::empty({num_elements(bucket)}, options);
+  return at::empty({num_elements(bucket)}, options);
 }
 
 void GradientReducer::pack(const Bucket& bucket, at::Tensor& flat) {
@@ -227,7 +228,7 @@ void GradientReducer::pack(const Bucket& bucket, at::Tensor& flat) {
     next += num_reals(parameter) * flat.element_size();
   }
   at::Tensor own_flags = flat.narrow(0, flat.numel() - num_flags(bucket), num_flags(bucket));
-  own_flags.copy_(at::from_blob(flags.data(), {num_flags(bucket)}, at::kDouble));
+  own_flags.copy_(tensor_on(host(), flags.data(), {num_flags(bucket)}, {1}, at::kDouble, /*holder=*/nullptr));
 }
 
 void GradientReducer::complete() {
@@ -282,11 +283,11 @@ at::Tensor GradientReducer::hooked(const at::Tensor& gradients, size_t bucket) c
 
 void GradientReducer::unpack(const Bucket& bucket, const Means& means, const at::Tensor& flags) {
   const at::Tensor on_host = flags.to(host().type, at::kDouble);
-  const auto num_replicas = on_host.accessor<double, 1>();
+  const auto* num_replicas = static_cast<const double*>(data_of(on_host));
   int64_t offset = 0;
   for (size_t k = 0; k < bucket.parameters.size(); ++k) {
     at::Tensor& parameter = parameters_[bucket.parameters[k]];
-    const bool is_anywhere = num_replicas[static_cast<int64_t>(k)] > 0;
+    const bool is_anywhere = num_replicas[k] > 0;
     if (is_anywhere) unpack(parameter, dtype(bucket), means, offset);
     offset += num_reals(parameter);
   }

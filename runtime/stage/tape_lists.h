@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
-#include "runtime/kernels/cpu/dropout.h"
+#include "runtime/kernels/cpu/own_kernels.h"
 #include "runtime/stage/flat_call.h"
 
 namespace smp::runtime {

@@ -13,23 +13,33 @@ from check_arrows import CODE, COMMENT_OR_STRING, blank
 LIBRARY = ("partitioner", "runtime", "smp")
 # The seam, and kernels that are of one kind of device by their nature.
 OF_A_DEVICE = ("runtime/device/", "runtime/kernels/cpu/")
+FACTORY = "(?:empty|empty_strided|zeros|ones|full|arange|tensor|scalar_tensor|rand|randn)"
 # What is said in place of each.
 FORBIDDEN = {
-    r"kCPU|is_cpu|(?:DispatchKey::)CPU": "host() or this_ranks_device() says which device is meant",
-    r"kCUDA|is_cuda|(?:DispatchKey::)CUDA": "host() or this_ranks_device() says which device is meant",
+    r"kCPU|is_cpu|(?:DispatchKey|DeviceType)::CPU": "host() or this_ranks_device() says which device is meant",
+    r"kCUDA|is_cuda|(?:DispatchKey|DeviceType)::CUDA": "host() or this_ranks_device() says which device is meant",
+    # Without a device: no options at all, or nothing but a dtype.
+    r"(?:TensorOptions(?=\(\))|(?:at|torch|c10)::dtype)": "TensorOptions(host().type) or Device::empty",
+    rf"at::{FACTORY}(?=\((?:\{{[^{{}}]*\}}|.*, at::k[A-Z]\w+)\))": "options of host() or this_ranks_device()",
     r"Auto(?:cast|grad)(?:CPU|CUDA)": "Device::autocast and Device::autograd",
     r"\w*(?:CPU|CUDA)Generator\w*": "Device::default_generator and Device::new_generator",
     r"GetCPUAllocator|empty_cpu": "Device::allocate and Device::empty",
     r"memcpy|memcmp|memmove": "Device::copy, set_bytes and bytes_of",
-    r"(?:const_|mutable_)?data_ptr": "data_of, memory_of and bytes_of",
+    r"_?(?:const_|mutable_)?data_ptr(?:_no_checks)?": "data_of, memory_of and bytes_of",
+    r"\w*[sS]torage\w*(?:\([^()]*\))?(?:\.|->)(?:mutable_)?data": "data_of and bytes_of of a storage",
+    r"(?:packed_)?accessor(?:32|64)?": "data_of",
+    r"from_blob": "tensor_on",
     r"steady_clock|high_resolution_clock": "Device::now_ns",
 }
 FORBIDDEN = {re.compile(rf"\b({pattern})\b"): instead for pattern, instead in FORBIDDEN.items()}
 HOST_MEMORY = "memory of the host, which is all that it moves: it refuses that of others"
+HOW_FREED = "who frees the memory, not where it is"
 TIME_LIMIT = "how long a rank waits for others, not what its device does"
 # file -> token -> why it may.
 EXCEPTIONS = {
+    "runtime/capture/constants.cpp": {"_mutable_data_ptr_no_checks": HOW_FREED},
     "runtime/exchange/wire.h": {"memcpy": "numbers in the bytes of a message"},
+    "runtime/libtorch/unmade.cpp": {"_mutable_data_ptr_no_checks": HOW_FREED},
     "runtime/transport/backoff.h": {"steady_clock": TIME_LIMIT},
     "runtime/transport/loopback.cpp": {"memcpy": HOST_MEMORY},
     "runtime/transport/loopback_hub.cpp": {"memcpy": HOST_MEMORY, "steady_clock": TIME_LIMIT},

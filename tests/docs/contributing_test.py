@@ -37,7 +37,7 @@ TASKS = {
     "what an operator does that its schema does not say": [
         ("partitioner/graph/operator_traits.cpp", "Traits> kTraits = {"),
         ("partitioner/graph/operator_traits.h", "enum class Trait"),
-        ("tests/unit/runtime/capture/operator_traits_test.cpp", "TEST(")],
+        ("tests/unit/partitioner/graph/operator_traits_test.cpp", "TEST(")],
     "a refusal": [("runtime/capture/places.cpp", "the shape of its result depends on data"),
                   ("docs/refusals.md", "the shape of its result depends on data"),
                   ("docs/promises.md", "## Refused")],

@@ -17,6 +17,7 @@
 
 #include "runtime/capture/meta/meta_kernels.h"
 #include "runtime/capture/meta/meta_kernels_table.h"
+#include "runtime/device/device.h"
 
 namespace smp::runtime {
 namespace {
@@ -120,9 +121,7 @@ int64_t weight_checks_of(const c10::OperatorHandle& op, const torch::jit::Stack&
 }
 
 /// Neither a meta tensor nor what says that it is on the CPU and has no data.
-bool has_values(const Tensor& tensor) {
-  return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
-}
+bool has_values(const Tensor& tensor) { return data_of(tensor.storage()) != nullptr; }
 
 /// lstm.data and its kin: as many sequences as the state has, and steps until all items are used up.
 void assume_batch_sizes(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -136,7 +135,7 @@ void assume_batch_sizes(const c10::OperatorHandle& op, torch::jit::Stack& stack)
                     num_sequences, " sequences, got ", num_items);
   std::vector<int64_t> sizes(static_cast<size_t>(num_items / num_sequences), num_sequences);
   if (num_items % num_sequences > 0) sizes.push_back(num_items % num_sequences);
-  batch_sizes = at::tensor(sizes, at::kLong);
+  batch_sizes = at::tensor(sizes, at::TensorOptions(host().type).dtype(at::kLong));
 }
 
 }  // namespace

@@ -123,13 +123,6 @@ bool draws_alike() {
       .equal(at::Tensor(ours.unsafeGetGeneratorImpl()->get_state()));
 }
 
-void bernoulli_in_place(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  enum : size_t { kSelf, kProbability, kGenerator };
-  at::Tensor& self = stack[kSelf].toTensor();
-  if (!stack[kGenerator].isNone() || !fill_bernoulli(self, stack[kProbability].toDouble())) return op.callBoxed(stack);
-  stack.resize(1);
-}
-
 }  // namespace
 
 bool fill_bernoulli(at::Tensor& mask, double p) {
@@ -137,9 +130,11 @@ bool fill_bernoulli(at::Tensor& mask, double p) {
   return is_alike && fill_with(mask, p, at::detail::getDefaultCPUGenerator());
 }
 
-OwnKernel own_kernel_of(const c10::OperatorHandle& op) {
-  const c10::OperatorName& name = op.operator_name();
-  return name.name == "aten::bernoulli_" && name.overload_name == "float" ? bernoulli_in_place : nullptr;
+void bernoulli_in_place(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  enum : size_t { kSelf, kProbability, kGenerator };
+  at::Tensor& self = stack[kSelf].toTensor();
+  if (!stack[kGenerator].isNone() || !fill_bernoulli(self, stack[kProbability].toDouble())) return op.callBoxed(stack);
+  stack.resize(1);
 }
 
 }  // namespace smp::runtime

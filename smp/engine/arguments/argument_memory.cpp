@@ -32,7 +32,7 @@ Extent extent_of(const at::Tensor& tensor) {
 
 /// Which bytes of `extent` the tensor has: 1 for each.
 at::Tensor bytes_of(const at::Tensor& tensor, const Extent& extent) {
-  at::Tensor bytes = at::zeros({extent.end - extent.first}, at::kByte);
+  at::Tensor bytes = at::zeros({extent.end - extent.first}, at::TensorOptions(runtime::host().type).dtype(at::kByte));
   const auto width = static_cast<int64_t>(tensor.element_size());
   std::vector<int64_t> sizes = tensor.sizes().vec(), strides = tensor.strides().vec();
   for (int64_t& stride : strides) stride *= width;

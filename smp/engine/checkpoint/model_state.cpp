@@ -45,6 +45,10 @@ at::Tensor value_of(const at::Tensor& tensor) {
   return runtime::value_of(tensor);
 }
 
+at::Tensor tensor_on_host(std::initializer_list<int64_t> numbers) {
+  return at::tensor(numbers, at::TensorOptions(runtime::host().type).dtype(at::kLong));
+}
+
 StateDict without_tensors(const RankState& own, const Model& model) {
   StateDict state;
   state.steps = {own.training_steps, own.evaluation_steps};
@@ -74,7 +78,7 @@ std::map<std::string, at::Tensor> offered(const StateDict& state, std::string& e
   }
   if (state.steps) {
     const auto training = static_cast<int64_t>(state.steps->training);
-    tensors.emplace(kSteps, at::tensor({training, static_cast<int64_t>(state.steps->evaluation)}, at::kLong));
+    tensors.emplace(kSteps, tensor_on_host({training, static_cast<int64_t>(state.steps->evaluation)}));
   }
   if (!error.empty()) tensors.clear();
   return tensors;
@@ -83,7 +87,7 @@ std::map<std::string, at::Tensor> offered(const StateDict& state, std::string& e
 std::shared_ptr<runtime::StateExchange> exchange_of(const RankState& own, const Model& model, const StateDict& state,
                                                     std::string own_error) {
   auto tensors = offered(state, own_error);
-  if (is_delayed(model)) tensors.emplace(kIsDelayed, at::tensor({1}, at::kLong));
+  if (is_delayed(model)) tensors.emplace(kIsDelayed, tensor_on_host({1}));
   return std::make_shared<runtime::StateExchange>(std::move(tensors), std::move(own_error), own.context.pipeline,
                                                   own.context.replicas);
 }

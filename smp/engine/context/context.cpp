@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
+#include "runtime/device/device.h"
 #include "runtime/transport/shared_memory.h"
 
 namespace smp::engine {
@@ -64,7 +65,8 @@ void Context::form_groups() {
   shards = world->group(topology.group(runtime::GroupKind::kTensor, world->rank()));
   constexpr int64_t kTrialBytes = 4096;
   runtime::Transport& averaging = is_laid_out ? *replicas : *world;
-  replicas_share_memory = averaging.size() > 1 && runtime::SharedMemory::make(averaging, kTrialBytes) != nullptr;
+  const bool is_host = runtime::this_ranks_device().type == runtime::host().type;
+  replicas_share_memory = is_host && averaging.size() > 1 && runtime::SharedMemory::make(averaging, kTrialBytes) != nullptr;
 }
 
 Context::~Context() = default;

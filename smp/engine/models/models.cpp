@@ -50,10 +50,10 @@ void check_names(const std::vector<runtime::NamedTensor>& tensors) {
 void check_memory(const std::vector<runtime::NamedTensor>& tensors) {
   std::map<std::pair<const char*, const c10::StorageImpl*>, const std::string*> by_address;
   for (const runtime::NamedTensor& named : tensors) {
-    c10::StorageImpl* storage = named.tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-    if (storage == nullptr || storage->nbytes() == 0) continue;
-    const void* data = storage->_mutable_data_ptr_no_checks().get();
-    if (data != nullptr) by_address.emplace(std::pair(static_cast<const char*>(data), storage), &named.name);
+    const c10::Storage& storage = named.tensor.unsafeGetTensorImpl()->unsafe_storage();
+    if (!storage || storage.nbytes() == 0) continue;
+    const auto* data = static_cast<const char*>(runtime::data_of(storage));
+    if (data != nullptr) by_address.emplace(std::pair(data, storage.unsafeGetStorageImpl()), &named.name);
   }
   const char* end = nullptr;
   const std::string* last = nullptr;

@@ -60,7 +60,8 @@ double averaging_us_per_mib(const Context& context, const std::vector<int64_t>& 
   constexpr int kTimes = 5;
   runtime::Transport& world = *context.world;
   std::vector<at::Tensor> parameters;
-  for (const int64_t count : elements) parameters.push_back(at::zeros({count}, at::kFloat).set_requires_grad(true));
+  const auto options = at::TensorOptions(runtime::this_ranks_device().type).dtype(at::kFloat);
+  for (const int64_t count : elements) parameters.push_back(at::zeros({count}, options).set_requires_grad(true));
   const int64_t bucket_bytes = context.config.bucket_cap_mb * (int64_t{1} << 20);
   runtime::GradientReducer reducer(parameters, world, {.bucket_bytes = bucket_bytes, .overlap = false});
   std::vector<double> us;

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "partitioner/schedule/dependencies.h"
 #include "runtime/transport/abandoned.h"
 #include "smp/engine/models/program.h"
 #include "smp/engine/replicas/replica_step.h"
@@ -148,11 +149,10 @@ void ReplicaGradients::begin(const std::vector<Action>& column, const std::vecto
   for (const Action& action : column) {
     if (!action.is_compute()) continue;
     const Action* const previous = std::exchange(before, &action);
-    if (action.kind != ActionKind::kWeightGradient) continue;
+    if (!holds(action.row().makes, Item::kWeightGradients)) continue;
     const runtime::RankProgram& program = *microbatches[static_cast<size_t>(action.microbatch)].program;
     Final& own = final_[{action.stage, action.microbatch}];
-    const Action backward{ActionKind::kBackward, action.stage, action.microbatch};
-    const bool is_behind_its_own = previous != nullptr && *previous == backward;
+    const bool is_behind_its_own = previous != nullptr && follows_at_once(action, *previous);
     own.is_next = is_behind_its_own && program.stages.at(action.stage)->values().backwards.size() == 1;
     for (const ValueId id : program.plan->stages[static_cast<size_t>(action.stage)].parameters) {
       last[program.graph->values[static_cast<size_t>(id)].name] = &own;

@@ -153,7 +153,12 @@ TEST(Refusal, OfABodyThatThrowsAnythingReachesEveryRank) {
       if (throws) throw 7;
       return model(x);
     });
-    EXPECT_ANY_THROW(step(rows(2, 8, 1)));
+    const auto run = [&] { step(rows(2, 8, 1)); };
+    if (rank() == 0) {
+      EXPECT_THROW(run(), int);
+    } else {
+      EXPECT_THROW(run(), c10::Error);
+    }
     throws = false;
     EXPECT_EQ(step(rows(2, 8, 1)).concat().size(0), 2);
   });
@@ -226,7 +231,9 @@ TEST(StepBodies, ThatClearGradientsAreRefusedAndLoseNone) {
     DistributedModel model(net);
     bool clears = false, throws = false;
     auto step = smp::step([&](at::Tensor data) {
-      if (clears) net->zero_grad();
+      for (at::Tensor& parameter : net->parameters()) {
+        if (clears) parameter.mutable_grad() = at::Tensor();  // zero_grad() calls an operator on it, and is refused for that
+      }
       if (throws) throw std::runtime_error("not yet");
       const at::Tensor loss = model(data).square().mean();
       model.backward(loss);
@@ -239,7 +246,7 @@ TEST(StepBodies, ThatClearGradientsAreRefusedAndLoseNone) {
     const std::string text = support::message_of<c10::ValueError>([&] { step(rows(4, 8, 1)); });
     EXPECT_TRUE(contains(text, "leaves gradients as they are")) << text;
     throws = true;
-    EXPECT_ANY_THROW(step(rows(4, 8, 1)));
+    EXPECT_TRUE(contains(support::message_of<std::exception>([&] { step(rows(4, 8, 1)); }), "not yet"));
     const std::vector<at::Tensor> parameters = model.local_parameters();
     for (size_t i = 0; i < parameters.size(); ++i) expect_bit_equal(parameters[i].grad(), before[i], "gradient");
   });

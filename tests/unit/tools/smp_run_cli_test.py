@@ -26,6 +26,10 @@ class SmpRun(unittest.TestCase):
                 result = smp("run", "--dry-run", *arguments, "prog")
                 self.assertRegex(result.stderr, r"mpirun -np 2 .*--timeout 9 prog\n$")
 
+    def test_a_script_runs_under_the_python_of_path_whatever_its_mode(self):
+        result = smp("run", "-np", "2", "--dry-run", "train.py", "other.py")
+        self.assertRegex(result.stderr, r"16384 (--oversubscribe )?python3 train\.py other\.py\n$")
+
     def test_bad_usage_exits_with_2_and_says_what_is_wrong(self):
         for arguments, message in (
             ([], "subcommand is required"),

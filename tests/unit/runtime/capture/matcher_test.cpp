@@ -59,7 +59,7 @@ class MatchedRun : public Interceptor {
   struct Differs {};
 };
 
-class MatcherTest : public testing::Test {
+class MatchedBody : public testing::Test {
  protected:
   const Bindings bindings_;
   const at::Tensor constant_ = torch::full({8}, 3.0);
@@ -68,7 +68,7 @@ class MatcherTest : public testing::Test {
   MatchedRun run_{bindings_};
 };
 
-TEST_F(MatcherTest, AnswersTheSameCallsWithGhostsOfTheSameGeometry) {
+TEST_F(MatchedBody, AnswersTheSameCallsWithGhostsOfTheSameGeometry) {
   EXPECT_TRUE(run_.equals(recording_, [&](const at::Tensor& x) {
     const at::Tensor scaled = x * 2;
     EXPECT_NE(as_ghost(scaled), nullptr);
@@ -79,7 +79,7 @@ TEST_F(MatcherTest, AnswersTheSameCallsWithGhostsOfTheSameGeometry) {
   EXPECT_TRUE(run_.matcher.run().constants.empty());
 }
 
-TEST_F(MatcherTest, KeepsAnotherNumberAndAnotherConstant) {
+TEST_F(MatchedBody, KeepsAnotherNumberAndAnotherConstant) {
   const at::Tensor other = torch::full({8}, 4.0);
   ASSERT_TRUE(run_.equals(recording_, [&](const at::Tensor& x) { return (x * 5 + other).sum(); }));
   ASSERT_EQ(run_.matcher.run().scalars.size(), 1U);
@@ -87,7 +87,7 @@ TEST_F(MatcherTest, KeepsAnotherNumberAndAnotherConstant) {
   EXPECT_TRUE(run_.matcher.run().constants[0].tensor.equal(other));
 }
 
-TEST_F(MatcherTest, KeepsNothingOfACallThatDoesNotMatch) {
+TEST_F(MatchedBody, KeepsNothingOfACallThatDoesNotMatch) {
   const at::Tensor wrong_size = torch::full({4, 8}, 3.0);
   EXPECT_FALSE(run_.equals(recording_, [&](const at::Tensor& x) { return (x * 2 + wrong_size).sum(); }));
   EXPECT_EQ(run_.matcher.position(), 1);
@@ -95,7 +95,7 @@ TEST_F(MatcherTest, KeepsNothingOfACallThatDoesNotMatch) {
   EXPECT_TRUE(run_.matcher.run().constants.empty());
 }
 
-TEST_F(MatcherTest, KeepsNothingOfArgumentsBeforeTheOneThatDoesNotMatch) {
+TEST_F(MatchedBody, KeepsNothingOfArgumentsBeforeTheOneThatDoesNotMatch) {
   const auto product = record(bindings_, [this](const at::Tensor& x) {
     const at::Tensor scaled = x * 2;
     return constant_ * scaled;
@@ -109,7 +109,7 @@ TEST_F(MatcherTest, KeepsNothingOfArgumentsBeforeTheOneThatDoesNotMatch) {
   EXPECT_TRUE(run_.matcher.used().empty());
 }
 
-TEST_F(MatcherTest, DoesNotTakeAnotherTensorOperatorOrEnd) {
+TEST_F(MatchedBody, DoesNotTakeAnotherTensorOperatorOrEnd) {
   EXPECT_FALSE(run_.equals(recording_, [&](const at::Tensor& x) { return (x - constant_).sum(); }));
   MatchedRun on_itself(bindings_);
   EXPECT_FALSE(on_itself.equals(recording_, [&](const at::Tensor& x) { return (x * 2 + x).sum(); }));
@@ -117,7 +117,7 @@ TEST_F(MatcherTest, DoesNotTakeAnotherTensorOperatorOrEnd) {
   EXPECT_FALSE(ends_early.equals(recording_, [&](const at::Tensor& x) { return x * 2 + constant_; }));
 }
 
-TEST_F(MatcherTest, DoesNotTakeAGhostOfAnotherRun) {
+TEST_F(MatchedBody, DoesNotTakeAGhostOfAnotherRun) {
   at::Tensor kept;
   MatchedRun first(bindings_);
   ASSERT_TRUE(first.equals(recording_, [&](const at::Tensor& x) {
@@ -127,7 +127,7 @@ TEST_F(MatcherTest, DoesNotTakeAGhostOfAnotherRun) {
   EXPECT_FALSE(run_.equals(recording_, [&](const at::Tensor&) { return body_(kept); }));
 }
 
-TEST_F(MatcherTest, GoesOnWithARecordingThatBeganInTheSameWay) {
+TEST_F(MatchedBody, GoesOnWithARecordingThatBeganInTheSameWay) {
   const auto other = record(bindings_, [this](const at::Tensor& x) { return (x * 2 + constant_).mean(); });
   run_.on_difference = [&] { return std::vector{recording_, other}; };
   EXPECT_TRUE(run_.equals(recording_, [&](const at::Tensor& x) { return (x * 3 + constant_).mean(); }));
@@ -136,7 +136,7 @@ TEST_F(MatcherTest, GoesOnWithARecordingThatBeganInTheSameWay) {
   EXPECT_EQ(run_.matcher.run().scalars.size(), 1U) << "the number that differed before the switch";
 }
 
-TEST_F(MatcherTest, StaysWhereItWasWhenNoOtherRecordingGoesOn) {
+TEST_F(MatchedBody, StaysWhereItWasWhenNoOtherRecordingGoesOn) {
   const auto other = record(bindings_, [this](const at::Tensor& x) { return (x * 2 + constant_).mean(); });
   run_.on_difference = [&] { return std::vector{recording_, other}; };
   EXPECT_FALSE(run_.equals(recording_, [&](const at::Tensor& x) { return (x * 3 + constant_).prod(); }));

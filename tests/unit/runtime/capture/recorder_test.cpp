@@ -22,7 +22,7 @@ using partitioner::ValueKind;
 using partitioner::ValueRef;
 using support::contains;
 
-class RecorderTest : public ::testing::Test {
+class RecordedBody : public ::testing::Test {
  protected:
   using Recorded = std::function<at::Tensor(const at::Tensor& argument)>;
 
@@ -60,7 +60,7 @@ ValueId argument_of(const Graph& graph, NodeId n, size_t position) {
 }
 const Value& value_in(const Graph& graph, ValueId id) { return graph.values.at(static_cast<size_t>(id)); }
 
-TEST_F(RecorderTest, ValuesAreNumberedInOrderOfAppearance) {
+TEST_F(RecordedBody, ValuesAreNumberedInOrderOfAppearance) {
   const auto recording = recorded([&](const at::Tensor& x) { return x.mm(weight_).add(mean_); });
   const Graph& graph = recording->graph;
   EXPECT_EQ(names_of_operators(graph), (std::vector<std::string>{"aten::mm", "aten::add"}));
@@ -76,14 +76,14 @@ TEST_F(RecorderTest, ValuesAreNumberedInOrderOfAppearance) {
   EXPECT_TRUE(recording->tensors[1].is_same(weight_) && recording->tensors[3].is_same(mean_));
 }
 
-TEST_F(RecorderTest, OneTensorIsOneValueHoweverOftenItIsUsed) {
+TEST_F(RecordedBody, OneTensorIsOneValueHoweverOftenItIsUsed) {
   const auto recording = recorded([&](const at::Tensor& x) { return x.mm(weight_).mm(weight_).mul(x); });
   EXPECT_EQ(argument_of(recording->graph, 0, 1), argument_of(recording->graph, 1, 1));
   EXPECT_EQ(argument_of(recording->graph, 2, 1), 0);
   EXPECT_EQ(recording->graph.values.size(), 5U);
 }
 
-TEST_F(RecorderTest, ViewsLieOnTheMemoryOfTheirBaseAndNewTensorsOnTheirOwn) {
+TEST_F(RecordedBody, ViewsLieOnTheMemoryOfTheirBaseAndNewTensorsOnTheirOwn) {
   const Graph graph = recorded([&](const at::Tensor& x) { return x.mm(weight_.t()).select(0, 1).mul(2); })->graph;
   const auto memory_of_result = [&](NodeId n) {
     return value_in(graph, graph.nodes.at(static_cast<size_t>(n)).outputs[0]).storage;
@@ -95,7 +95,7 @@ TEST_F(RecorderTest, ViewsLieOnTheMemoryOfTheirBaseAndNewTensorsOnTheirOwn) {
   EXPECT_NE(memory_of_result(3), memory_of_result(2));
 }
 
-TEST_F(RecorderTest, AWriteInPlaceMakesANewValueOfTheSameTensorOnTheSameMemory) {
+TEST_F(RecordedBody, AWriteInPlaceMakesANewValueOfTheSameTensorOnTheSameMemory) {
   const auto recording = recorded([&](const at::Tensor& x) {
     at::Tensor y = x.mul(2);
     const at::Tensor row = y.select(0, 0);
@@ -113,7 +113,7 @@ TEST_F(RecorderTest, AWriteInPlaceMakesANewValueOfTheSameTensorOnTheSameMemory) 
   EXPECT_EQ(argument_of(graph, 3, 1), row);
 }
 
-TEST_F(RecorderTest, AWriteToABufferIsOneOfTheModel) {
+TEST_F(RecordedBody, AWriteToABufferIsOneOfTheModel) {
   const Graph graph = recorded([&](const at::Tensor& x) {
                         const at::NoGradGuard no_grad;
                         mean_.add_(x.mean(0));
@@ -126,7 +126,7 @@ TEST_F(RecorderTest, AWriteToABufferIsOneOfTheModel) {
   EXPECT_EQ(mean_.sum().item<float>(), 0) << "nothing has run";
 }
 
-TEST_F(RecorderTest, AliasesMadeBehindTheDispatcherBecomeOperators) {
+TEST_F(RecordedBody, AliasesMadeBehindTheDispatcherBecomeOperators) {
   const auto recording = recorded([&](const at::Tensor& x) {
     const at::Tensor y = x.mul(2);
     return y.variable_data().mm(weight_.variable_data());
@@ -144,7 +144,7 @@ TEST_F(RecorderTest, AliasesMadeBehindTheDispatcherBecomeOperators) {
   EXPECT_FALSE(value_in(graph, argument_of(graph, 5, 1)).spec.requires_grad);
 }
 
-TEST_F(RecorderTest, AnythingElseIsAConstantWithACopyOfItsContent) {
+TEST_F(RecordedBody, AnythingElseIsAConstantWithACopyOfItsContent) {
   const at::Tensor constant = torch::full({8}, 3.0), expanded = torch::ones({1}).expand({8});
   const auto recording = recorded([&](const at::Tensor& x) { return x.add(constant).mul(constant).add(expanded); });
   const Graph& graph = recording->graph;
@@ -156,7 +156,7 @@ TEST_F(RecorderTest, AnythingElseIsAConstantWithACopyOfItsContent) {
   EXPECT_EQ(value_in(graph, argument_of(graph, 2, 1)).spec.strides, std::vector<int64_t>{1}) << "a dense copy travels";
 }
 
-TEST_F(RecorderTest, NumbersStayNumbersAndWrappedOnesStayWrapped) {
+TEST_F(RecordedBody, NumbersStayNumbersAndWrappedOnesStayWrapped) {
   at::Tensor wrapped = torch::scalar_tensor(0.5, torch::kDouble);
   wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
   const Graph graph = recorded([&](const at::Tensor& x) { return x.mul(wrapped).add(x, 3); })->graph;
@@ -166,7 +166,7 @@ TEST_F(RecorderTest, NumbersStayNumbersAndWrappedOnesStayWrapped) {
   EXPECT_EQ(std::get<int64_t>(graph.nodes[1].arguments[2]), 3);
 }
 
-TEST_F(RecorderTest, RandomOperatorsAreCountedAndOthersAreNot) {
+TEST_F(RecordedBody, RandomOperatorsAreCountedAndOthersAreNot) {
   const Graph graph =
       recorded([&](const at::Tensor& x) { return torch::dropout(torch::dropout(x, 0.5, true).mul(2), 0.5, true); })->graph;
   std::vector<int32_t> ordinals;
@@ -174,7 +174,7 @@ TEST_F(RecorderTest, RandomOperatorsAreCountedAndOthersAreNot) {
   EXPECT_EQ(ordinals, (std::vector<int32_t>{0, -1, 1}));
 }
 
-TEST_F(RecorderTest, OperatorsAreOfTheModuleWhoseTensorWasUsedLast) {
+TEST_F(RecordedBody, OperatorsAreOfTheModuleWhoseTensorWasUsedLast) {
   const Graph graph =
       recorded([&](const at::Tensor& x) { return x.relu().mm(weight_).relu().add(mean_).mul(scale_); })->graph;
   std::vector<std::string> modules;
@@ -182,7 +182,7 @@ TEST_F(RecorderTest, OperatorsAreOfTheModuleWhoseTensorWasUsedLast) {
   EXPECT_EQ(modules, (std::vector<std::string>{"", "encoder.fc", "encoder.fc", "encoder.norm", ""}));
 }
 
-TEST_F(RecorderTest, RefusalsNameOperatorAndModule) {
+TEST_F(RecordedBody, RefusalsNameOperatorAndModule) {
   EXPECT_TRUE(contains(refusal([&](const at::Tensor& x) { return x.mm(weight_).nonzero(); }),
                        "aten::nonzero, in or after module 'encoder.fc': the shape"));
   EXPECT_TRUE(contains(refusal([&](const at::Tensor& x) { return x.mul(scale_).masked_select(x); }),
@@ -191,18 +191,18 @@ TEST_F(RecorderTest, RefusalsNameOperatorAndModule) {
       contains(refusal([](const at::Tensor& x) { return x.nonzero(); }), "aten::nonzero, before any parameter was used: "));
 }
 
-TEST_F(RecorderTest, ErrorsOfOperatorsNameTheirPlace) {
+TEST_F(RecordedBody, ErrorsOfOperatorsNameTheirPlace) {
   const std::string text = refusal([&](const at::Tensor& x) { return x.mm(weight_).mm(x); });
   EXPECT_TRUE(contains(text, "while capturing aten::mm, in or after module 'encoder.fc'")) << text;
 }
 
-TEST_F(RecorderTest, WritesToConstantsAreRefused) {
+TEST_F(RecordedBody, WritesToConstantsAreRefused) {
   at::Tensor calls = torch::zeros({1});
   const std::string text = refusal([&](const at::Tensor& x) { return x.mm(weight_).add(calls.add_(1)); });
   EXPECT_TRUE(contains(text, "in or after module 'encoder.fc': aten::add_ writes to a tensor of sizes [1]")) << text;
 }
 
-TEST_F(RecorderTest, WritesToViewsOfConstantsAreRefused) {
+TEST_F(RecordedBody, WritesToViewsOfConstantsAreRefused) {
   at::Tensor table = torch::zeros({4, 8});
   const std::vector<std::function<void()>> writes = {[&] { table[0] = 2; }, [&] { table.slice(0, 0, 2).add_(1); },
                                                      [&] { table.detach().add_(1); }, [&] { table.cpu().add_(1); },
@@ -218,14 +218,14 @@ TEST_F(RecorderTest, WritesToViewsOfConstantsAreRefused) {
   EXPECT_TRUE(table.equal(torch::zeros({4, 8})));
 }
 
-TEST_F(RecorderTest, ConstantsMayBeUsedWhileAGradientIsSparse) {
+TEST_F(RecordedBody, ConstantsMayBeUsedWhileAGradientIsSparse) {
   scale_.mutable_grad() = torch::ones({8}).to_sparse();
   EXPECT_EQ(refusal([](const at::Tensor& x) { return x.add(torch::eye(8).narrow(0, 0, 4)); }), "");
   const at::Tensor constant = torch::ones({8});
   EXPECT_EQ(refusal([&](const at::Tensor& x) { return x.add(constant); }), "");
 }
 
-TEST_F(RecorderTest, ConstantsRewrittenWhileTheBodyRunsAreRefused) {
+TEST_F(RecordedBody, ConstantsRewrittenWhileTheBodyRunsAreRefused) {
   const at::Tensor constant = torch::zeros({8});
   const std::string text = refusal([&](const at::Tensor& x) {
     const at::Tensor y = x.add(constant);
@@ -235,20 +235,20 @@ TEST_F(RecorderTest, ConstantsRewrittenWhileTheBodyRunsAreRefused) {
   EXPECT_TRUE(contains(text, "one of sizes [8] that was rewritten after its first use")) << text;
 }
 
-TEST_F(RecorderTest, MemoryThatNoOperatorHasWrittenIsNotRead) {
+TEST_F(RecordedBody, MemoryThatNoOperatorHasWrittenIsNotRead) {
   const std::string text = refusal([&](const at::Tensor& x) { return x.mm(weight_).add(torch::empty({8})); });
   EXPECT_TRUE(contains(text, "aten::add reads the result of empty() before any operator has written it")) << text;
   EXPECT_EQ(refusal([&](const at::Tensor& x) { return x.add(torch::empty({8}).fill_(1)); }), "");
 }
 
-TEST_F(RecorderTest, GhostsOfAnotherRunAreRefused) {
+TEST_F(RecordedBody, GhostsOfAnotherRunAreRefused) {
   std::vector<at::Tensor> earlier;
   recorded([](const at::Tensor& x) { return x.mul(2); }, &earlier);
   const std::string text = refusal([&](const at::Tensor& x) { return x.mm(weight_).add(earlier[0]); });
   EXPECT_TRUE(contains(text, "in or after module 'encoder.fc': got a ghost of an earlier run of the body")) << text;
 }
 
-TEST_F(RecorderTest, ParametersFrozenWhileTheBodyRunsAreRefusedByName) {
+TEST_F(RecordedBody, ParametersFrozenWhileTheBodyRunsAreRefusedByName) {
   const std::string text = refusal([&](const at::Tensor& x) {
     const at::Tensor y = x.mm(weight_);
     weight_.requires_grad_(false);

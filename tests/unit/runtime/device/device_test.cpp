@@ -88,5 +88,13 @@ TEST(TensorBytes, GoInAndOutOfDenseTensors) {
   EXPECT_THROW(bytes_of(at::empty({2}, at::kMeta)), c10::ValueError);
 }
 
+TEST(StorageBytes, AreThoseOfAllItsTensors) {
+  const at::Tensor tensor = tensor_of_bytes("abcd"), meta = at::empty({2}, at::kMeta);
+  EXPECT_EQ(bytes_of(tensor.slice(0, 2).storage()), "abcd");
+  EXPECT_EQ(data_of(tensor.slice(0, 2).storage()), data_of(tensor));
+  EXPECT_EQ(data_of(meta.storage()), nullptr);
+  EXPECT_THROW(bytes_of(meta.storage()), c10::ValueError);
+}
+
 }  // namespace
 }  // namespace smp::runtime

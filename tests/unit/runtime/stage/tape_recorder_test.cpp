@@ -32,7 +32,7 @@ std::vector<std::string> names_in(const TapeLists& lists, size_t begin, size_t e
   return names;
 }
 
-class TapeRecorderTest : public ::testing::Test {
+class RecordedTape : public ::testing::Test {
  protected:
   at::Tensor entered(ValueId value, const at::Tensor& tensor) {
     recorder_.entered(value, tensor);
@@ -53,7 +53,7 @@ class TapeRecorderTest : public ::testing::Test {
   TapeRecorder recorder_{{{{.value = 7}, weight_, true}}};
 };
 
-TEST_F(TapeRecorderTest, InputsAndOwnTensorsAreBoundToSlots) {
+TEST_F(RecordedTape, InputsAndOwnTensorsAreBoundToSlots) {
   const at::Tensor x = input();
   entered(7, weight_);
   const TapeLists lists = lists_of({call("aten::mul", "Tensor", {x, weight_})});
@@ -72,7 +72,7 @@ TEST_F(TapeRecorderTest, InputsAndOwnTensorsAreBoundToSlots) {
   EXPECT_EQ(std::set<int32_t>(lists.slot_memories.begin(), lists.slot_memories.end()).size(), 3U);
 }
 
-TEST_F(TapeRecorderTest, CompositesAreTheirLeavesAndViewsAreGeometries) {
+TEST_F(RecordedTape, CompositesAreTheirLeavesAndViewsAreGeometries) {
   const at::Tensor x = input(), matrix = entered(1, numbers({4, 3}, 2));
   const TapeLists lists = lists_of({call("aten::linear", "", {x, matrix, c10::IValue()})});
   EXPECT_EQ(names_in(lists, 0, lists.calls.size()), (std::vector<std::string>{"view", "mm"}));
@@ -81,7 +81,7 @@ TEST_F(TapeRecorderTest, CompositesAreTheirLeavesAndViewsAreGeometries) {
             lists.slot_memories[static_cast<size_t>(lists.inputs[1].slot)]);
 }
 
-TEST_F(TapeRecorderTest, ATensorIsKnownByItsMemoryAndGeometryWhoeverHandsItOut) {
+TEST_F(RecordedTape, ATensorIsKnownByItsMemoryAndGeometryWhoeverHandsItOut) {
   const at::Tensor x = input();
   const at::Tensor sum = call("aten::add", "Tensor", {x.detach(), x.alias(), 1});
   const TapeLists lists = lists_of({call("aten::mul", "Tensor", {sum.detach(), x.flatten().view({2, 3})})});
@@ -92,7 +92,7 @@ TEST_F(TapeRecorderTest, ATensorIsKnownByItsMemoryAndGeometryWhoeverHandsItOut) 
   EXPECT_EQ(lists.calls[1].tensors[1].slot, lists.inputs[0].slot);
 }
 
-TEST_F(TapeRecorderTest, AnotherGeometryOfKnownMemoryIsAViewOfIt) {
+TEST_F(RecordedTape, AnotherGeometryOfKnownMemoryIsAViewOfIt) {
   const at::Tensor x = input();
   const TapeLists lists = lists_of({call("aten::neg", "", {x.t()})});
   EXPECT_EQ(names_in(lists, 0, 2), (std::vector<std::string>{"view", "neg"}));
@@ -100,7 +100,7 @@ TEST_F(TapeRecorderTest, AnotherGeometryOfKnownMemoryIsAViewOfIt) {
   EXPECT_EQ(lists.calls[1].tensors[0].slot, lists.calls[0].outputs[0]);
 }
 
-TEST_F(TapeRecorderTest, AWriteInPlaceHasAnEffectAndMarksWhatItWritesTo) {
+TEST_F(RecordedTape, AWriteInPlaceHasAnEffectAndMarksWhatItWritesTo) {
   const at::Tensor x = input();
   entered(7, weight_);
   const at::Tensor view = call("aten::select", "int", {x, 0, 1});
@@ -114,7 +114,7 @@ TEST_F(TapeRecorderTest, AWriteInPlaceHasAnEffectAndMarksWhatItWritesTo) {
   EXPECT_EQ(lists.outputs, std::vector<int32_t>{lists.inputs[0].slot});
 }
 
-TEST_F(TapeRecorderTest, ListsNumbersAndMissingTensorsKeepTheirPlaces) {
+TEST_F(RecordedTape, ListsNumbersAndMissingTensorsKeepTheirPlaces) {
   const at::Tensor x = input();
   at::Tensor wrapped = at::scalar_tensor(0.5, at::kDouble);
   wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -127,7 +127,7 @@ TEST_F(TapeRecorderTest, ListsNumbersAndMissingTensorsKeepTheirPlaces) {
   EXPECT_TRUE(lists.calls[1].arguments[1].toTensor().is_same(wrapped)) << "a number in the form of a tensor is an argument";
 }
 
-TEST_F(TapeRecorderTest, TheLeavesOfARandomOperatorDrawUnderOneSeed) {
+TEST_F(RecordedTape, TheLeavesOfARandomOperatorDrawUnderOneSeed) {
   const at::Tensor x = input();
   const TapeLists lists = lists_of({call("aten::neg", "", {call("aten::dropout", "", {x, 0.5, true}, 4)})});
   EXPECT_TRUE(lists.has_random);
@@ -145,7 +145,7 @@ TEST_F(TapeRecorderTest, TheLeavesOfARandomOperatorDrawUnderOneSeed) {
   EXPECT_FALSE(lists.calls.back().has_effect || lists.calls.back().ends_random);
 }
 
-TEST_F(TapeRecorderTest, WhatIsReadFromNowhereIsRefusedAndTheResultIsRight) {
+TEST_F(RecordedTape, WhatIsReadFromNowhereIsRefusedAndTheResultIsRight) {
   const at::Tensor x = input(), stranger = at::ones({2, 3});
   expect_bit_equal(call("aten::add", "Tensor", {x, stranger, 1}), x.add(1), "sum");
   EXPECT_EQ(recorder_.refusal(), "aten::add reads a tensor of unknown origin, sizes [2, 3]");
@@ -153,24 +153,24 @@ TEST_F(TapeRecorderTest, WhatIsReadFromNowhereIsRefusedAndTheResultIsRight) {
   EXPECT_EQ(recorder_.refusal(), "aten::add reads a tensor of unknown origin, sizes [2, 3]") << "the first counts";
 }
 
-TEST_F(TapeRecorderTest, OperatorsWhoseResultDependsOnValuesAreRefused) {
+TEST_F(RecordedTape, OperatorsWhoseResultDependsOnValuesAreRefused) {
   call("aten::masked_select", "", {input(), entered(1, at::ones({2, 3}, at::kBool))});
   EXPECT_EQ(recorder_.refusal(), "aten::masked_select reads values, or replaces memory");
 }
 
-TEST_F(TapeRecorderTest, TensorsWithoutStridesAreRefused) {
+TEST_F(RecordedTape, TensorsWithoutStridesAreRefused) {
   call("aten::neg", "", {call("aten::to_sparse", "", {input(), c10::IValue(), c10::IValue(), c10::IValue()})});
   EXPECT_NE(recorder_.refusal(), "");
 }
 
-TEST_F(TapeRecorderTest, RandomNumbersOfABackwardAreRefused) {
+TEST_F(RecordedTape, RandomNumbersOfABackwardAreRefused) {
   recorder_.end_forward({input()});
   recorder_.begin_backward({at::ones({2, 3})});
   recorder_.run_backward([] { at::rand({2}); });
   EXPECT_EQ(recorder_.refusal(), "aten::rand draws random numbers in the backward");
 }
 
-TEST_F(TapeRecorderTest, ABackwardUnderAutocastIsRefused) {
+TEST_F(RecordedTape, ABackwardUnderAutocastIsRefused) {
   recorder_.end_forward({input()});
   recorder_.begin_backward({at::ones({2, 3})});
   at::autocast::set_autocast_enabled(at::kCPU, true);

@@ -1,4 +1,6 @@
 // Our kernel gives LibTorch's bits, and leaves its generator where LibTorch does.
+#include "runtime/kernels/cpu/own_kernels.h"
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>

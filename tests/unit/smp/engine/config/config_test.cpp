@@ -136,7 +136,7 @@ TEST(ConfigSources, SageMakersOwnExampleIsAccepted) {
       "pipeline": "interleaved", "optimize": "speed", "placement_strategy": "spread",
       "memory_weight": 0.8, "tensor_parallel_degree": 1, "prescaled_batch": true, "fp16": false,
       "sharded_data_parallel_degree": 0, "_match_weights": true, "offload_activations": false,
-      "sdp_reduce_bucket_size": 5e8, "skip_tracing": true, "static_mode": false})");
+      "sdp_reduce_bucket_size": 5e8, "skip_tracing": true, "static_mode": false, "trace_device": "cpu"})");
   EXPECT_EQ(config, (Config{.pipeline_parallel_degree = 2,
                             .microbatches = 4,
                             .placement_strategy = "spread",
