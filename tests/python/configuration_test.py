@@ -6,6 +6,8 @@ import sys
 import unittest
 from unittest import mock
 
+import support
+
 import smdistributed.modelparallel.torch as smp
 from smdistributed.modelparallel.torch import job
 
@@ -41,6 +43,21 @@ class Parameters(unittest.TestCase):
             self.assertIn("threads", text)
             self.assertIn("SMP_CONFIG: bucket_cap_mb", text)
             self.assertNotIn("microbatches", text)
+
+
+    def test_precedence_of_four_sources(self):
+        """Each names one key more than the one before."""
+        keys = ["microbatches", "seed", "timeline_steps", "max_cached_graphs"]
+
+        def run():
+            sys.argv = [sys.argv[0], "--mp_parameters", "microbatches=3,seed=3,timeline_steps=3"]
+            smp.init({**dict.fromkeys(keys, 4), "log_level": "off"})
+            got = [getattr(smp.state.cfg, key) for key in keys]
+            if got != [1, 2, 3, 4]:
+                raise AssertionError(got)
+
+        sources = {"SM_HP_MP_PARAMETERS": '{"microbatches": 1}', "SMP_CONFIG": '{"microbatches": 2, "seed": 2}'}
+        self.assertEqual(support.fork_ranks(1, run, sources), "")
 
 
 class SecondCall(unittest.TestCase):

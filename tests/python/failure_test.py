@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import unittest
@@ -9,11 +10,18 @@ import unittest
 SCRIPT = pathlib.Path(__file__).with_name("failing_script.py")
 
 
+# Behind all that ranks print: paragraphs between rules, in which no rank says a word.
+MPIRUNS_OWN = re.compile(r"(-{70,}\n(?!-{70})((?!.*(Traceback|Error|\[rank \d)|-{70}).*\n)+-{70,}\n)*")
+
+
 def run(where):
-    """Its exit code, and what it printed but for mpirun's own lines."""
+    """Its exit code, and what it printed but for mpirun's own lines, which are the last."""
     command = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable, str(SCRIPT), where]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    return ended.returncode, ended.stderr.partition("-" * 70)[0].strip().splitlines()
+    printed, rule, behind = ended.stderr.partition("-" * 70)
+    if not MPIRUNS_OWN.fullmatch(rule + behind):
+        raise AssertionError(f"expected nothing behind mpirun's first line but its own, got {behind}")
+    return ended.returncode, printed.strip().splitlines()
 
 
 class Failure(unittest.TestCase):

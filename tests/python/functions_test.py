@@ -1,4 +1,5 @@
-"""Custom autograd functions, torch.utils.checkpoint and torch.compile in bodies, against the plain loop bit for bit."""
+"""Custom autograd functions, torch.utils.checkpoint, torch.compile, hooks and parametrizations of modules in bodies, against
+the plain loop bit for bit."""
 
 import copy
 import unittest
@@ -7,6 +8,7 @@ import support
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import smdistributed.modelparallel.torch as smp
 
@@ -138,6 +140,13 @@ class WithShrinking(nn.Module):
         return self.last(self.shrinking(self.first(x), scale=2.0)["y"])
 
 
+class Scaled(nn.Linear):
+    factor = 1.0
+
+    def forward(self, x, *, scale=1.0):
+        return super().forward(x) * self.factor * scale
+
+
 class Functions(unittest.TestCase):
     def check(self, net, plain=None, steps=3, between=lambda module, number: None):
         plain = plain or copy.deepcopy(net)
@@ -225,20 +234,36 @@ class Functions(unittest.TestCase):
             smp.opaque(3)
 
     def test_copies_of_opaque_modules_have_attributes_of_their_own(self):
-        class Scaled(nn.Linear):
-            scale = 1.0
-
-            def forward(self, x):
-                return super().forward(x) * self.scale
-
         plain = nn.Sequential(*(Scaled(4, 4) for _ in range(3)))
         block = smp.opaque(copy.deepcopy(plain[0]))
         net = nn.Sequential(*(copy.deepcopy(block) for _ in range(3)))
         net.load_state_dict(plain.state_dict())
         for layers in (net, plain):
             for number, layer in enumerate(layers):
-                layer.scale = 1.0 + number
+                layer.factor = 1.0 + number
         self.check(net, plain=plain)
+
+    def test_hooks_of_modules(self):
+        def with_more_scale(module, args, kwargs):
+            return args, {**kwargs, "scale": kwargs.get("scale", 1.0) * 3}
+
+        net = nn.Sequential(nn.Linear(4, 4), Scaled(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4)))
+        net.register_forward_pre_hook(lambda module, args: args[0] * 2)
+        net[0].register_forward_hook(lambda module, args, output: torch.cat([output[:, 2:], args[0][:, :2]], 1))
+        net[1].register_forward_pre_hook(lambda module, args: (args[0].sin(),))
+        net[1].register_forward_pre_hook(with_more_scale, with_kwargs=True)
+        net[1].register_forward_hook(lambda module, args, kwargs, output: output * len(kwargs) + 1, with_kwargs=True)
+        net[2].register_forward_hook(lambda module, args, output: output * module.weight_of_hook)
+
+        def between(module, number):
+            module[2].weight_of_hook = 0.5 + number % 2
+            if number == 3:
+                module[1]._forward_pre_hooks.clear()
+
+        self.check(net, steps=5, between=between)
+
+    def test_parametrizations(self):
+        self.check(nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 8)), nn.Tanh(), Scaled(8, 4)))
 
     def assertWarnsOnLeader(self):
         if smp.pp_rank() == 0:

@@ -1,4 +1,4 @@
-"""What a model offers beside steps: the share of a rank, hooks, moves, calls without a step."""
+"""What a model offers beside steps: the share of a rank, placement by hand, options, hooks, moves, calls without a step."""
 
 import copy
 import unittest
@@ -62,7 +62,52 @@ class Share(unittest.TestCase):
         parameter = next(model.parameters())
         self.assertFalse(model.is_distributed_parameter(parameter) or model.is_scaled_batch_buffer(parameter))
         self.assertEqual([*model.distributed_modules(), *model.scaled_batch_reducer_named_parameters()], [])
-        self.assertEqual(dict(model.default_reducer_named_parameters()), dict(model.get_module().named_parameters()))
+        train_step(model, batch())
+        for own in (model.default_reducer_named_parameters(), model.virtual_named_parameters()):
+            self.assertEqual(dict(own), dict(model.local_named_parameters()))
+
+
+class Placement(unittest.TestCase):
+    def test_by_hand(self):
+        """The first layer and the last on the last rank, what is between them on the first."""
+        last = smp.pp_size() - 1
+        with smp.partition(last):
+            first = nn.Linear(6, 16)
+        with smp.partition(0):
+            between = nn.Sequential(nn.Tanh(), nn.Linear(16, 16), nn.BatchNorm1d(16))
+        net = nn.Sequential(first, between, nn.Linear(16, 3))
+        plain = copy.deepcopy(net)
+        model = smp.DistributedModel(net)
+        smp.set_partition(net[2], last)
+        losses = train_step(model, batch())
+        support.same_bits(self, losses.outputs, support.plain_step(plain, loss_of, batch()), "losses")
+        share = [name for own in (model.local_named_parameters(), model.local_named_buffers()) for name, _ in own]
+        wanted = {name: 0 if name.startswith("1") else last for name in net.state_dict()}
+        self.assertEqual(set(share), {name for name, rank in wanted.items() if rank == smp.pp_rank()})
+        for name, parameter in model.local_named_parameters():
+            support.same_bits(self, [parameter.grad], [plain.get_parameter(name).grad], f"gradient of {name}")
+        with self.assertRaisesRegex(RuntimeError, "first step"):
+            smp.set_partition(net[2], 0)
+
+
+class Options(unittest.TestCase):
+    def test_sum_gradients_and_are_accepted_without_effect(self):
+        net = Net()
+        plain = copy.deepcopy(net)
+        model = smp.DistributedModel(
+            net,
+            trace_device="cpu",
+            trace_execution_times=True,
+            trace_memory_usage=True,
+            overlapping_allreduce=False,
+            average_grads_across_microbatches=False,
+            gradient_as_bucket_view=True,
+        )
+        train_step(model, batch())
+        for part in batch().chunk(support.MICROBATCHES):
+            loss_of(plain, part.clone()).backward()
+        for name, parameter in model.local_named_parameters():
+            support.same_bits(self, [parameter.grad], [plain.get_parameter(name).grad], f"gradient of {name}")
 
 
 class Hooks(unittest.TestCase):

@@ -86,6 +86,20 @@ class Optimizers(unittest.TestCase):
         self.train(optimizer, HandWrittenSgd(self.plain.parameters()), model)
         self.assertEqual(optimizer.state_dict()["state"], {index: {"count": 3} for index in range(6)})
 
+    def test_of_torch(self):
+        for kind in ("Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD"):
+            with self.subTest(kind):
+                self.setUp()
+                model = smp.DistributedModel(self.net)
+                optimizer = smp.DistributedOptimizer(getattr(torch.optim, kind)(model.parameters(), lr=0.01))
+                plain_optimizer = getattr(torch.optim, kind)(self.plain.parameters(), lr=0.01)
+                self.train(optimizer, plain_optimizer, model)
+                states = [each.state_dict()["state"] for each in (optimizer, plain_optimizer)]
+                self.assertEqual(*map(sorted, states))
+                for index in states[1]:
+                    fields = [{name: torch.as_tensor(value) for name, value in each[index].items()} for each in states]
+                    support.same_bits(self, *fields, f"state of parameter {index}")
+
     def test_that_is_a_wrapper(self):
         model = smp.DistributedModel(self.net)
         wrapper = Wrapper(torch.optim.Adam(self.net.parameters()))

@@ -222,6 +222,29 @@ class Chain(Replicas):
         self.step(self.model, batch(0))
 
 
+class Options(Replicas):
+    def test_without_overlap_gradients_are_the_same(self):
+        net = make_net()
+        self.plain, self.model = Plain(net), smp.DistributedModel(net, overlapping_allreduce=False)
+        self.step(self.model, batch(0))
+        self.plain.step(0)
+        self.plain.average()
+        self.assert_gradients(self.plain.gradients(), "mean")
+
+    def test_buffers_begin_a_step_with_those_of_the_first_replica_or_their_own(self):
+        for broadcasts in (True, False):
+            net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 3))
+            plain, model, step = Plain(net), smp.DistributedModel(net, broadcast_buffers=broadcasts), make_step()
+            for number in range(3):
+                if broadcasts:
+                    plain.nets[1].load_state_dict(plain.nets[0].state_dict())  # nothing else differs: no weight is updated
+                plain.step(number)
+                step(model, batch(number))
+                expected = dict(plain.nets[smp.dp_rank()].named_buffers())
+                for name, buffer in model.local_named_buffers():
+                    support.same_bits(self, [buffer], [expected[name]], f"{name}, broadcast: {broadcasts}, step {number}")
+
+
 class Bare(Replicas):
     def test_calls_are_for_evaluation_only(self):
         message = "step body"

@@ -77,6 +77,15 @@ class Compared(unittest.TestCase):
 
 class NeverStale(Compared):
     def test_whatever_forward_reads(self):
+        slope = 1.0
+
+        def closure(x):
+            return torch.tanh(x) * slope
+
+        def closed_over(net):
+            nonlocal slope
+            slope = 0.5
+
         def module_global(net):
             global FACTOR
             FACTOR = 0.5
@@ -90,6 +99,8 @@ class NeverStale(Compared):
             ("number of layers", lambda net: setattr(net.config, "depth", 1)),
             ("function", lambda net: setattr(net, "activation", torch.sigmoid)),
             ("global", module_global),
+            ("closure", lambda net: setattr(net, "activation", closure)),
+            ("variable of a closure", closed_over),
             ("another tensor", lambda net: setattr(net, "table", torch.arange(6.0))),
             ("number of layers again", lambda net: setattr(net.config, "depth", 2)),
         ):
@@ -114,6 +125,67 @@ class NeverStale(Compared):
         step = self.make(Drops())
         for number in range(6):
             step(f"step {number}")
+
+
+class Modes(Compared):
+    """Of torch, which bodies and their callers switch."""
+
+    def test_autocast_in_a_body_and_around_a_step(self):
+        def within(model, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                output = model(x)
+            assert output.dtype == torch.bfloat16
+            return output.float().square().mean()
+
+        net = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3))
+        plain = copy.deepcopy(net)
+        step = self.make(net, within)
+        for number in range(3):
+            step(f"step {number}")
+        model, evaluate = smp.DistributedModel(copy.deepcopy(plain)), support.make_evaluation()
+        parts = [part.clone() for part in batch().chunk(support.MICROBATCHES)]
+        for is_around in (True, False, True):
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_around):
+                outputs = evaluate(model, batch()).outputs
+                self.assertEqual(outputs[0].dtype, torch.bfloat16 if is_around else torch.float32)
+                support.same_bits(self, outputs, [plain(part) for part in parts], "outputs")
+        with torch.autocast("cpu", torch.bfloat16), self.assertRaisesRegex(ValueError, "a call outside of autocast"):
+            support.make_step()(model, batch())
+
+    def test_gradients_in_a_part_of_a_body(self):
+        """As a model that is its own teacher."""
+
+        def within_a_block(model, x):
+            with torch.no_grad():
+                target = model(x * 0.5)
+            return (model(x) - target).square().mean()
+
+        def by_function(model, x):
+            torch.set_grad_enabled(False)
+            target = model(x * 0.5)
+            torch.set_grad_enabled(True)
+            return (model(x) - target).square().mean()
+
+        for loss in (within_a_block, by_function):
+            step = self.make(nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)), loss)
+            for number in range(3):
+                step(f"step {number}")
+
+    def test_gradients_in_a_part_of_forward(self):
+        class Frozen(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+                self.is_frozen = True
+
+            def forward(self, x):
+                with torch.set_grad_enabled(not self.is_frozen):
+                    x = self.first(x)
+                return self.second(x)
+
+        step = self.make(Frozen())
+        for number in range(4):
+            step(f"step {number}", lambda net: setattr(net, "is_frozen", number % 2 == 0))  # noqa: B023
 
 
 class Refused(unittest.TestCase):
@@ -180,6 +252,9 @@ class Refused(unittest.TestCase):
             return self.inner(x) + self.table
 
         self.refuses(forward, "aten::add_ writes to a tensor of sizes .6. that is neither parameter")
+
+    def test_data_that_nothing_has_written(self):
+        self.refuses(lambda self, x: self.inner(x) * torch.empty(6), r"reads the result of empty\(\) before any operator")
 
     def test_shapes_that_depend_on_data(self):
         def forward(self, x):

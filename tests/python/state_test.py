@@ -69,6 +69,23 @@ class State(unittest.TestCase):
         losses = support.plain_step(plain, loss_of, batch(1))
         support.same_bits(self, run.train(1), losses, "losses")
 
+    def test_is_gathered_to_one_rank_or_to_all(self):
+        run = Run(make_net())
+        run.train(0)
+        state = run.model.state_dict()
+        gathered = run.model.state_dict(gather_to_rank0=True)
+        support.same_bits(self, gathered, state if smp.mp_rank() == 0 else {}, "gathered")
+
+    def test_that_says_it_is_whole_is_loaded(self):
+        run, other = Run(make_net()), Run(make_net())
+        run.train(0)
+        state = {**run.model.state_dict(), "_smp_is_partial": False}
+        for is_placed in (False, True):
+            if is_placed:
+                other.train(1)
+            other.model.load_state_dict(state)
+            support.same_bits(self, other.model.state_dict(), run.model.state_dict(), f"state, placed: {is_placed}")
+
     def test_clips_by_the_norm_of_all_ranks(self):
         net = make_net()
         plain = copy.deepcopy(net)

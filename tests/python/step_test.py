@@ -271,6 +271,8 @@ class Contract(unittest.TestCase):
         if smp.pp_size() > 1:
             with self.assertRaisesRegex(RuntimeError, "step body"):
                 self.model(torch.ones(8, 4))
+        with self.assertRaisesRegex(NotImplementedError, "detach_outputs=True, got False. Results are on every rank"):
+            smp.step(detach_outputs=False)(lambda model: None)
         with self.assertRaisesRegex(ValueError, "tabel"):
             smp.step(non_split_inputs=["tabel"])(lambda model, table: None)
 

@@ -13,6 +13,7 @@ import unittest
 
 import support
 import torch
+import torch.nn.functional as F
 import transformers as tf
 
 import smdistributed.modelparallel.torch as smp
@@ -23,7 +24,7 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "i
 WORDED = {"vocab_size": WORDS, **SIZES}
 
 
-def family(model, config, dropouts=(), labels="tokens", **sizes):
+def family(model, config, dropouts, labels="tokens", **sizes):
     return {"model": model, "config": config, "dropouts": dropouts, "labels": labels, "sizes": sizes}
 
 
@@ -52,19 +53,23 @@ FAMILIES = {
         tf.ViTForImageClassification, tf.ViTConfig, BERTS, "images",
         image_size=16, patch_size=4, num_labels=CLASSES, **SIZES,
     ),
-    "llama": family(tf.LlamaForCausalLM, tf.LlamaConfig, num_key_value_heads=1, **WORDED),
-    "qwen2": family(tf.Qwen2ForCausalLM, tf.Qwen2Config, num_key_value_heads=1, **WORDED),
+    "llama": family(tf.LlamaForCausalLM, tf.LlamaConfig, ("attention_dropout",), num_key_value_heads=1, **WORDED),
+    "qwen2": family(tf.Qwen2ForCausalLM, tf.Qwen2Config, ("attention_dropout",), num_key_value_heads=1, **WORDED),
 }  # fmt: skip
 if int(tf.__version__.split(".")[0]) >= 5:  # before, Mixtral sent tokens to experts by data-dependent shapes
     FAMILIES["mixtral"] = family(
-        tf.MixtralForCausalLM, tf.MixtralConfig, num_key_value_heads=1, num_local_experts=4, **WORDED
+        tf.MixtralForCausalLM, tf.MixtralConfig, ("attention_dropout",), num_key_value_heads=1, num_local_experts=4, **WORDED
     )
+
+
+def attention_of(name):
+    return "eager" if name == "t5" else "sdpa"
 
 
 def model_of(name, attention, dropout):
     made = FAMILIES[name]
     torch.manual_seed(0)
-    rest = {} if dropout else dict.fromkeys(made["dropouts"], 0.0)
+    rest = dict.fromkeys(made["dropouts"], 0.1 if dropout else 0.0)
     return made["model"](made["config"](attn_implementation=attention, **made["sizes"], **rest)).train()
 
 
@@ -82,9 +87,19 @@ def batch_of(name, padding, seed):
     return batch
 
 
+def output_of(model, batch):
+    """With the model's own loss, or one of its logits where the batch has targets in place of labels."""
+    targets = batch.pop("targets", None)
+    output = model(**batch)
+    if targets is not None:
+        loss = F.cross_entropy(output["logits"].flatten(0, -2), targets.flatten())
+        output = type(output)(**{**output, "loss": loss})
+    return output
+
+
 @smp.step
 def train_step(model, batch):
-    output = model(**batch)
+    output = output_of(model, batch)
     model.backward(output["loss"])
     return output
 
@@ -95,21 +110,24 @@ def evaluate(model, batch):
 
 
 class Models(unittest.TestCase):
-    def check(self, name, attention, padding):
+    def check(self, name, attention, padding, steps=STEPS, has_labels=True):
         net = model_of(name, attention, dropout=False)
         plain = copy.deepcopy(net)
         model = smp.DistributedModel(net)
         optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
         plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
-        for number in range(STEPS):
+        for number in range(steps):
             batch = batch_of(name, padding, number)
+            if not has_labels:
+                batch["targets"] = batch.pop("labels")
             optimizer.zero_grad()
             ours = train_step(model, batch)
             optimizer.step()
             plain_optimizer.zero_grad()
             theirs = []
             for m in range(support.MICROBATCHES):
-                theirs.append(plain(**{key: each.chunk(support.MICROBATCHES)[m].clone() for key, each in batch.items()}))
+                part = {key: each.chunk(support.MICROBATCHES)[m].clone() for key, each in batch.items()}
+                theirs.append(output_of(plain, part))
                 (theirs[-1].loss / support.MICROBATCHES).backward()
             plain_optimizer.step()
             self.assertIs(type(ours), type(theirs[0]))
@@ -141,15 +159,21 @@ class Models(unittest.TestCase):
     def test_equal_the_plain_model(self):
         for name in FAMILIES:
             padding = None if name == "vit" else "right"
-            for attention in ("eager",) if name == "t5" else ("eager", "sdpa"):
+            for attention in sorted({"eager", attention_of(name)}):
                 with self.subTest(name, attention=attention):
                     self.check(name, attention, padding)
 
     def test_without_and_with_other_padding(self):
         for padding in (None, "left"):
-            for name in ("gpt2", "bert", "llama"):
-                with self.subTest(name, padding=padding):
-                    self.check(name, "sdpa", padding)
+            for name in FAMILIES:
+                if FAMILIES[name]["labels"] != "images":
+                    with self.subTest(name, padding=padding):
+                        self.check(name, attention_of(name), padding, steps=3)
+
+    def test_with_a_loss_of_the_bodys_own(self):
+        for name in ("gpt2", "bert", "vit", "llama"):
+            with self.subTest(name):
+                self.check(name, "sdpa", None if name == "vit" else "left", steps=3, has_labels=False)
 
 
 class DelayedInitialisation(unittest.TestCase):
@@ -179,43 +203,53 @@ class DelayedInitialisation(unittest.TestCase):
 
 
 def with_dropout(name):
-    """Losses and what was trained, of six steps with dropout, as bytes that other processes can compare."""
-    model = smp.DistributedModel(model_of(name, "sdpa" if name != "t5" else "eager", dropout=True))
+    """Of six steps with dropout: losses, gradients and buffers of this rank by step, and what was trained."""
+    model = smp.DistributedModel(model_of(name, attention_of(name), dropout=True))
     optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
-    losses = []
+    losses, local = [], []
     for number in range(STEPS):
         optimizer.zero_grad()
         losses += train_step(model, batch_of(name, None, number))["loss"].outputs
+        gradients = {f"gradient of {path}": each.grad for path, each in model.local_named_parameters()}
+        tensors = {**gradients, **dict(model.local_named_buffers())}
+        local.append({what: tensor.clone() for what, tensor in tensors.items() if tensor is not None})
         optimizer.step()
-    return losses, model.state_dict()
+    return losses, local, model.state_dict()
 
 
 class Dropout(unittest.TestCase):
-    def test_is_that_of_one_process(self):
-        if smp.size() == 1:
-            losses, _ = with_dropout("gpt2")
-            plain = model_of("gpt2", "sdpa", dropout=False)
-            part = {key: each.chunk(support.MICROBATCHES)[0] for key, each in batch_of("gpt2", None, 0).items()}
-            self.assertNotEqual(losses[0], plain(**part).loss, "dropout rests")
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "reference")
-            if smp.rank() == 0:
-                launcher = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "RANK", "WORLD_SIZE", "LOCAL_")
-                environment = {key: value for key, value in os.environ.items() if not key.startswith(launcher)}
+    """The reference is one process: plain torch draws other numbers."""
+
+    @classmethod
+    def setUpClass(cls):
+        reference = None
+        if smp.rank() == 0:
+            launcher = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "RANK", "WORLD_SIZE", "LOCAL_")
+            environment = {key: value for key, value in os.environ.items() if not key.startswith(launcher)}
+            with tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "reference")
                 subprocess.run([sys.executable, __file__, "--reference", path], env=environment, check=True)
-            reference = None
-            if smp.rank() == 0:
                 with open(path, "rb") as file:
                     reference = pickle.load(file)
-            reference = smp.allgather(reference, smp.WORLD)[0]
+        cls.reference = smp.allgather(reference, smp.WORLD)[0]
+
+    def test_is_that_of_one_process(self):
         for name in FAMILIES:
-            if not FAMILIES[name]["dropouts"]:
-                continue
             with self.subTest(name):
-                losses, state = with_dropout(name)
-                support.same_bits(self, losses, reference[name][0], "losses")
-                support.same_bits(self, state, reference[name][1], "parameters and buffers")
+                losses, local, state = with_dropout(name)
+                expected_losses, expected, expected_state = self.reference[name]
+                support.same_bits(self, losses, expected_losses, "losses")
+                for number, (tensors, whole) in enumerate(zip(local, expected, strict=True)):
+                    support.same_bits(self, tensors, {what: whole[what] for what in tensors}, f"step {number}")
+                    held = smp.allgather(list(tensors), smp.PP_GROUP)
+                    self.assertEqual(set().union(*held), set(whole), f"gradients and buffers of step {number}")
+                support.same_bits(self, state, expected_state, "parameters and buffers")
+                self.assertNotEqual(losses[0], self.loss_without(name), "dropout rests")
+
+    def loss_without(self, name):
+        """Of the first microbatch, and with the same bits where dropout rests."""
+        part = {key: each.chunk(support.MICROBATCHES)[0].clone() for key, each in batch_of(name, None, 0).items()}
+        return model_of(name, attention_of(name), dropout=False)(**part).loss
 
 
 def setUpModule():
@@ -226,7 +260,7 @@ def setUpModule():
 if __name__ == "__main__":
     if "--reference" in sys.argv:
         setUpModule()
-        results = {name: with_dropout(name) for name in FAMILIES if FAMILIES[name]["dropouts"]}
+        results = {name: with_dropout(name) for name in FAMILIES}
         with open(sys.argv[-1], "wb") as output:
             pickle.dump(results, output)
     else:
