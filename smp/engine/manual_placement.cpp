@@ -19,26 +19,28 @@ int checked_stage(const char* caller, int stage) {
   return stage;
 }
 
-// Notes the memory of every tensor that is made while the guard lives; parameters keep that memory.
+// Notes the memory of every tensor that is made while the guard lives and no other in it; parameters keep that memory.
 struct Creations : runtime::Interceptor {
-  Creations(engine::ManualPlacement& manual_placement, int guarded_stage)
-      : placement(manual_placement), stage(guarded_stage) {}
+  Creations(engine::ManualPlacement& manual_placement, int guarded_stage, const int& open_guards)
+      : placement(manual_placement), stage(guarded_stage), num_open(open_guards), depth(open_guards + 1) {}
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override {
     const size_t below = stack.size() - op.schema().arguments().size();
     runtime::pass_on(*this, op, stack);
-    for (size_t i = below; i < stack.size(); ++i) {
+    for (size_t i = below; depth == num_open && i < stack.size(); ++i) {
       if (stack[i].isTensor()) placement.place(stack[i].toTensor(), stage, By::kGuard);
     }
   }
   engine::ManualPlacement& placement;
   int stage;
+  const int& num_open;
+  int depth;
 };
 
 }  // namespace
 
 struct PartitionGuard::State {
   State(std::shared_ptr<int> guards, engine::ManualPlacement& placement, int stage)
-      : open_guards(std::move(guards)), creations(placement, stage), scope(creations) {
+      : open_guards(std::move(guards)), creations(placement, stage, *open_guards), scope(creations) {
     ++*open_guards;
   }
   ~State() { --*open_guards; }

@@ -73,8 +73,8 @@ class Placement(unittest.TestCase):
         last = smp.pp_size() - 1
         with smp.partition(last):
             first = nn.Linear(6, 16)
-        with smp.partition(0):
-            between = nn.Sequential(nn.Tanh(), nn.Linear(16, 16), nn.BatchNorm1d(16))
+            with smp.partition(0):
+                between = nn.Sequential(nn.Tanh(), nn.Linear(16, 16), nn.BatchNorm1d(16))
         net = nn.Sequential(first, between, nn.Linear(16, 3))
         plain = copy.deepcopy(net)
         model = smp.DistributedModel(net)

@@ -47,7 +47,7 @@ struct JoinState {
 class ManualPlacement {
  public:
   enum class By { kGuard, kSetPartition };
-  /// kSetPartition overrides what was there, kGuard does not (the innermost guard sees a tensor first).
+  /// kSetPartition overrides what was there, kGuard does not: a later guard may see the tensor again.
   void place(const at::Tensor& tensor, int stage, By by);
   /// Stage of a tensor, or -1.
   int stage_of(const at::Tensor& tensor) const;

@@ -28,6 +28,21 @@ struct Guarded : torch::nn::Module {
   torch::nn::Linear second = register_module("second", torch::nn::Linear(8, 8));
 };
 
+struct GuardedTwice : torch::nn::Module {
+  GuardedTwice() {
+    const PartitionGuard guard(1);
+    first = register_module("first", torch::nn::Linear(8, 8));
+    {
+      const PartitionGuard inner(0);
+      second = register_module("second", torch::nn::Linear(8, 8));
+      torch::nn::init::zeros_(first->bias);  // is seen again
+    }
+    third = register_module("third", torch::nn::Linear(8, 8));
+  }
+  at::Tensor forward(const at::Tensor& x) { return third(second(torch::tanh(first(x)))); }
+  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+};
+
 template <class Net>
 std::set<std::string> local_after_a_step(const std::shared_ptr<Net>& net, at::ScalarType dtype) {
   DistributedModel<Net> model(net);
@@ -45,6 +60,15 @@ TEST(ManualPlacement, OfAGuardHoldsAfterAConversion) {
     set_partition(*net->second, 0);
     net->to(at::kDouble);
     EXPECT_EQ(local_after_a_step(net, at::kDouble).contains("first.weight"), pp_rank() == 1);
+  });
+}
+
+TEST(ManualPlacement, OfTheInnermostGuardCounts) {
+  run_smp_ranks(2, {}, [] {
+    const std::set<std::string> local = local_after_a_step(std::make_shared<GuardedTwice>(), at::kFloat);
+    for (const char* name : {"first.weight", "first.bias", "third.weight", "second.weight"}) {
+      EXPECT_EQ(local.contains(name), pp_rank() == (name[0] == 's' ? 0 : 1)) << name;
+    }
   });
 }
 
