@@ -173,8 +173,7 @@ class Moves(unittest.TestCase):
         train_step(model, batch())
         for moved in (model.to("cuda"), model.cpu()):
             self.assertIs(moved, model)
-        state = model.cpu().state_dict(True)
-        self.assertEqual(list(state), list(Net().state_dict()) if smp.mp_rank() == 0 else [])
+        self.assertEqual(bool(model.cpu().state_dict(True)), smp.mp_rank() == 0)
 
     def test_to_a_type_are_refused(self):
         model = smp.DistributedModel(Net())
