@@ -51,11 +51,15 @@ class Backward(unittest.TestCase):
     def test_of_a_loss_beside_a_tensor(self):
         self.check(lambda y: [y.pow(2).mean(), y.sin()], lambda x: (None, x[:, 2:4]))
 
+    def test_of_complex_tensors(self):
+        self.check(lambda y: torch.complex(y, y.sin()), lambda x: torch.complex(x[:, :2], x[:, 2:4]))
+
     def test_refuses_what_torch_refuses(self):
         model = smp.DistributedModel(make_net())
         for ask, words in (
-            (lambda y: model.backward([y.sum(), y]), r"tensor 1 .* shape \(\), got \(4, 2\)"),
-            (lambda y: model.backward(y, y.detach()[:1]), r"shape \(1, 2\), got \(4, 2\)"),
+            (lambda y: model.backward([y.sum(), y]), r"tensor 1 .* got torch.float32 of sizes \(4, 2\)"),
+            (lambda y: model.backward(y, y.detach()[:1]), r"sizes \(4, 2\), .* and torch.float32 of sizes \(1, 2\)"),
+            (lambda y: model.backward(y, y.detach() * 1j), "and torch.complex64 of sizes"),
             (lambda y: model.backward([y.sum(), y.sum()], [None]), "got 2 tensors and 1 gradients"),
             (lambda y: model.backward([]), "got 0 tensors"),
             (lambda y: model.backward([y.sum(), y.detach().sum()]), "tensor 1 .* requires_grad=False"),
@@ -67,6 +71,17 @@ class Backward(unittest.TestCase):
 
             with self.assertRaisesRegex(ValueError, words):
                 step(model, batch())
+
+    def test_is_told_what_a_loss_is(self):
+        for nothing in (None, 3.0, {"loss": 1}):
+
+            @smp.step
+            def step(model, x, nothing=nothing):
+                model(x)
+                model.backward(nothing)
+
+            with self.assertRaisesRegex(TypeError if smp.pp_rank() == 0 else RuntimeError, "expected tensors, got"):
+                step(smp.DistributedModel(make_net()), batch())
 
 
 class Scaler(unittest.TestCase):
@@ -132,7 +147,9 @@ class Scaler(unittest.TestCase):
         self.assertEqual(scaler.get_scale(), 512)
         other = smp.amp.GradScaler()
         other.load_state_dict(scaler.state_dict())
-        self.assertEqual(other.get_scale(), 512)
+        for each in (other, copy.deepcopy(scaler)):
+            self.assertEqual(each.get_scale(), 512)
+            step(model, each, batch(), 1.0)
 
     def test_updates_outside_of_steps(self):
         net = make_net()

@@ -34,6 +34,7 @@ class Forwards(unittest.TestCase):
             def forward(self, x):
                 return -super()._orig_forward(x)
 
+        self.assertFalse(hasattr(Doubled, "_orig_forward") or hasattr(nn.Linear(1, 1), "_orig_forward"))  # as patches ask
         net = Negative(*make_net())
         plain = copy.deepcopy(net)
         model = smp.DistributedModel(net)

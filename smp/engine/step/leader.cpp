@@ -40,6 +40,12 @@ bool is_value_error(const std::exception_ptr& error) {
   }
 }
 
+bool same_sizes(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& one, const at::Tensor& other) {
+    return one.defined() == other.defined() && (!one.defined() || one.sizes() == other.sizes());
+  });
+}
+
 }  // namespace
 
 void throw_refusal(const StepMessage& message) {
@@ -211,16 +217,17 @@ bool Leader::all_here(const ValueRead& wanted) const {
                       [&](const Value& value) { return is_named(value) && elsewhere.contains(value.name); });
 }
 
-// Forwards of the microbatches before `end` that have not run: those of bodies that have ended, and of later ones, taken to
-// be like `current`.
+// Forwards of the microbatches before `end` that have not run: those of bodies that have ended, and of later ones as far as
+// their arguments have the sizes of the next body's, taken to be like `current`.
 void Leader::forward_until(size_t end, const CapturedBody& current) {
   const size_t first = assumed_.size();
   if (first >= end) return;
   if (ahead_ == Ahead::kNone) ahead_ = Ahead::kAll;
   if (!trains_) trains_ = current.recording->graph.has_backward();
   StepMessage message = new_message(Round::kForward, first);
-  for (size_t m = first; m < end; ++m) {
-    assumed_.push_back(m < bodies_.size() ? bodies_[m] : current);
+  const size_t next = bodies_.size();
+  for (size_t m = first; m < end && (m <= next || same_sizes(inputs_[m], inputs_[next])); ++m) {
+    assumed_.push_back(m < next ? bodies_[m] : current);
     add_microbatch(assumed_.back(), message);
   }
   meet_replicas(message, /*is_last=*/false);

@@ -17,6 +17,11 @@ class GradScaler(torch.amp.GradScaler):
         if enabled:
             self._lazy_init_scale_growth_tracker(torch.device("cpu"))  # torch's would be in a body, whose tensors hold no data
 
+    def __setstate__(self, state):
+        vars(self).update(state)
+        if self.is_enabled():
+            self._lazy_init_scale_growth_tracker(torch.device("cpu"))
+
     def unscale_(self, optimizer):
         _engine.refuse_in_body("GradScaler.unscale_")
         super().unscale_(optimizer)

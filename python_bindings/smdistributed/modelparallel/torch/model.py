@@ -92,7 +92,8 @@ class DistributedModel(Members, torch.nn.Module):
 
     def backward(self, tensors, grad_tensors=None):
         """In a step function, what torch.autograd.backward(tensors, grad_tensors) does: `tensors` is the loss that the gradients
-        are of, or several tensors, each with its gradient of the same shape (None for a scalar)."""
+        are of, or several tensors, each with its gradient of the same shape (None for one of one element). The sum of all tensors
+        times their gradients is the step's loss, and finite."""
         _engine.mark_backward(_loss_of(tensors, grad_tensors))
 
     @property
@@ -137,10 +138,13 @@ class DistributedModel(Members, torch.nn.Module):
 
 def _loss_of(tensors, gradients):
     """The scalar that has these gradients."""
-    tensors = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+    tensors = tuple(tensors) if isinstance(tensors, (list, tuple)) else (tensors,)
     if gradients is None:
         gradients = (None,) * len(tensors)
-    gradients = (gradients,) if isinstance(gradients, torch.Tensor) else tuple(gradients)
+    gradients = tuple(gradients) if isinstance(gradients, (list, tuple)) else (gradients,)
+    for each in (*tensors, *(gradient for gradient in gradients if gradient is not None)):
+        if not isinstance(each, torch.Tensor):
+            raise TypeError(f"backward: expected tensors, got {type(each).__name__}. A model without labels returns no loss.")
     if not tensors or len(gradients) != len(tensors):
         raise ValueError(
             f"backward: expected a gradient for each tensor, got {len(tensors)} tensors and {len(gradients)} gradients. Pass None "
@@ -150,14 +154,20 @@ def _loss_of(tensors, gradients):
         return tensors[0]
     loss = 0
     for number, (tensor, gradient) in enumerate(zip(tensors, gradients, strict=True)):
-        shape = () if gradient is None else tuple(gradient.shape)
-        if tuple(tensor.shape) != shape or not tensor.requires_grad:
+        if gradient is None:
+            gradient = torch.ones_like(tensor) if tensor.numel() == 1 else torch.ones(())
+        if tensor.shape != gradient.shape or tensor.is_complex() != gradient.is_complex() or not tensor.requires_grad:
             raise ValueError(
-                f"backward: expected tensor {number} to require a gradient and to be of its gradient's shape {shape}, got "
-                f"{tuple(tensor.shape)} with requires_grad={tensor.requires_grad}."
+                f"backward: expected tensor {number} to require a gradient, and to be of its gradient's shape and as complex, got "
+                f"{_kind(tensor)}, with requires_grad={tensor.requires_grad}, and {_kind(gradient)}."
             )
-        loss = loss + (tensor if gradient is None else (tensor * gradient.detach()).sum())
+        product = (tensor * gradient.detach().conj()).sum()
+        loss = loss + (product.real if product.is_complex() else product)
     return loss
+
+
+def _kind(tensor):
+    return f"{tensor.dtype} of sizes {tuple(tensor.shape)}"
 
 
 def check_registered(caller=""):

@@ -13,7 +13,7 @@ import torch.utils.data
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import logs
 from smdistributed.modelparallel.torch.containers import map_leaves
-from smdistributed.modelparallel.torch.model import all_models, check_registered, put_back_registered
+from smdistributed.modelparallel.torch.model import check_registered, put_back_registered
 
 
 class StepOutput:
@@ -110,7 +110,7 @@ class _Call:
         self._whole = whole
         self._axes = axes
         self._skeleton = None
-        self._rows = None  # of the first argument whose microbatches differ in them; 0 for those that repeat others
+        self._rows = None  # of the first argument whose microbatches differ in them
         self._returned = []  # by microbatch: (structure, values beside tensors), pickled
 
     def arguments(self, microbatches, replica, replicas):
@@ -197,15 +197,11 @@ class _Call:
     def results(self, tensors, values, payload):
         """On every rank."""
         rows, structure = pickle.loads(payload)
-        microbatches = len(values)
-        if rows is not None and 0 in rows:  # what follows repeats the last row
-            microbatches = rows.index(0)
-            rows = None
-        by_microbatch = [_loads(each, [tensor[m] for tensor in tensors]) for m, each in enumerate(values[:microbatches])]
+        by_microbatch = [_loads(each, [tensor[m] for tensor in tensors]) for m, each in enumerate(values)]
 
         def leaf(value):
             if isinstance(value, _TensorAt):
-                output = StepOutput(tensors[value.index][:microbatches])
+                output = StepOutput(tensors[value.index])
                 output._rows = rows
                 return output
             return [each[value.index] for each in by_microbatch] if isinstance(value, _ValueAt) else value
@@ -300,15 +296,16 @@ def _has_axis(tensor, axis):
 
 
 def _uneven_pieces(tensor, axis, microbatches):
-    """Of the last batch of an evaluation: (rows of each piece, pieces), the last of which are one shorter; where there are fewer
-    rows than pieces the last row is repeated, and counts as none. (None, []) where even pieces will do."""
+    """Of the last batch of an evaluation: (rows of each piece, pieces), the last of which are one shorter. (None, []) where even
+    pieces will do."""
     if not _has_axis(tensor, axis) or tensor.shape[axis] % microbatches == 0:
         return None, []
     rows = tensor.shape[axis]
     if rows < microbatches:
-        _check_none_trains(f"{microbatches} microbatches of a batch of {rows} rows")
-        repeated = [tensor.narrow(axis, min(piece, rows - 1), 1) for piece in range(microbatches)]
-        return [1] * rows + [0] * (microbatches - rows), repeated
+        raise ValueError(
+            f"step: expected at least one row for each of {microbatches} microbatches, got a tensor of sizes {tuple(tensor.shape)}, "
+            f"which is cut along dimension {axis}. Leave the batch out (drop_last), or pad it."
+        )
     pieces = list(torch.tensor_split(tensor, microbatches, axis))
     return [piece.shape[axis] for piece in pieces], pieces
 
@@ -327,12 +324,6 @@ def _check_same_rows(counts):
             "step: expected arguments of as many rows each where microbatches do not divide them, since their pieces would not "
             f"belong together, got {' and '.join(map(str, sorted(counts)))}. Pass what is no batch as non_split_inputs."
         )
-
-
-def _check_none_trains(what):
-    """Rows that are computed twice would count twice in what forward writes, as in the statistics of batch normalisation."""
-    if any(model.training for model in all_models()):
-        raise ValueError(f"step: expected models in evaluation mode for {what}, got one that trains. Call model.eval() first.")
 
 
 _plain = (str, bytes, int, float, bool, complex, type(None), torch.nn.Module, torch.device, torch.dtype)
