@@ -9,7 +9,7 @@ import sys
 import unittest
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
-TEXT = EXAMPLES.parent / "docs" / "glossary.md"
+TEXT = EXAMPLES.parent / "LICENSE"
 MPIRUN = os.environ.get("MPIRUN")  # none in a build without MPI
 TRANSFORMER_LM = os.environ.get("TRANSFORMER_LM")  # the C++ program; none in a build without examples
 
@@ -59,11 +59,11 @@ class Example(unittest.TestCase):
             self.assertIn("pipeline_parallel_degree: 1\n", log)
 
     def test_language_model_as_in_cpp(self):
-        python = self.check("transformer_lm", LANGUAGE_MODEL, 7)
+        python = self.check("transformer_lm", LANGUAGE_MODEL, 12)
         if TRANSFORMER_LM is not None:
             cpp, _ = output_of([TRANSFORMER_LM, *LANGUAGE_MODEL])
             ours, theirs = (re.findall(r"(?<=loss )[\d.]+", "\n".join(lines)) for lines in (python, cpp))
-            self.assertEqual(len(ours), 7)
+            self.assertEqual(len(ours), 12)
             for our, their in zip(ours, theirs, strict=True):
                 self.assertAlmostEqual(float(our), float(their), delta=0.0015)  # printed with three decimals
 
