@@ -176,6 +176,53 @@ class Models(unittest.TestCase):
                 self.check(name, "sdpa", None if name == "vit" else "left", steps=3, has_labels=False)
 
 
+class Calls(torch.overrides.TorchFunctionMode):
+    """What a forward asks of torch: functions, with the tensors that they return."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        returned = function(*args, **(kwargs or {}))
+        results = returned if isinstance(returned, (list, tuple)) else [returned]
+        tensors = [(tuple(each.shape), each.dtype, each.device) for each in results if isinstance(each, torch.Tensor)]
+        self.seen.append((torch.overrides.resolve_name(function) or repr(function), tensors))
+        return returned
+
+
+class Recording(unittest.TestCase):
+    def test_asks_for_what_a_run_on_real_tensors_asks_for(self):
+        for name in FAMILIES:
+            for attention in sorted({"eager", attention_of(name)}):
+                with self.subTest(name, attention=attention):
+                    net = model_of(name, attention, dropout=True)
+                    plain = copy.deepcopy(net)
+                    model = smp.DistributedModel(net)
+                    ghosts = []
+
+                    @smp.step
+                    def step(model, batch, ghosts=ghosts):
+                        with Calls() as calls:
+                            loss = model(**batch)["loss"]
+                        ghosts.append(calls.seen)
+                        model.backward(loss)
+
+                    batch = batch_of(name, None if name == "vit" else "left", 0)
+                    for _ in range(2):  # recorded, then matched
+                        step(model, batch)
+                    part = {key: each.chunk(support.MICROBATCHES)[0].clone() for key, each in batch.items()}
+                    real = []
+                    for _ in range(2):  # a first forward asks for more, as for the kind of problem that labels say
+                        with Calls() as calls:
+                            plain(**part)
+                        real.append(calls.seen)
+                    self.assertGreater(len(real[0]), 50)
+                    for number, seen in enumerate(ghosts):
+                        self.assertEqual(seen, real[min(number, 1)])
+                    self.assertEqual(bool(ghosts), smp.pp_rank() == 0)
+
+
 class DelayedInitialisation(unittest.TestCase):
     def test_makes_the_values_of_an_ordinary_construction(self):
         for name in FAMILIES:
