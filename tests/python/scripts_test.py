@@ -25,23 +25,6 @@ def make_net():
 
 
 class Forwards(unittest.TestCase):
-    def test_call_their_base_class_as_sagemakers_library_spells_it(self):
-        class Doubled(nn.Sequential):
-            def forward(self, x):
-                return 2 * super()._orig_forward(x)
-
-        class Negative(Doubled):
-            def forward(self, x):
-                return -super()._orig_forward(x)
-
-        self.assertFalse(hasattr(Doubled, "_orig_forward") or hasattr(nn.Linear(1, 1), "_orig_forward"))  # as patches ask
-        net = Negative(*make_net())
-        plain = copy.deepcopy(net)
-        model = smp.DistributedModel(net)
-        losses = make_step()(model, batch())
-        support.same_bits(self, losses.outputs, support.plain_step(plain, loss_of, batch()), "losses")
-        support.same_bits(self, [plain(batch())], [-2 * nn.Sequential(*plain)(batch())], "what the plain module computes")
-
     def test_that_are_compiled_keep_the_names_of_the_original(self):
         net = make_net()
         model = smp.DistributedModel(torch.compile(net, backend="eager"))

@@ -41,7 +41,7 @@ from smdistributed.modelparallel._engine import (
     tp_rank,
     tp_size,
 )
-from smdistributed.modelparallel.torch import amp, clipping, ghosts, missing, model, optimizer, original_forward
+from smdistributed.modelparallel.torch import amp, clipping, ghosts, missing, model, optimizer
 from smdistributed.modelparallel.torch.checkpoint import (
     load,
     load_state,
@@ -106,4 +106,3 @@ RDP_RANK = RankType.RDP_RANK
 
 missing.make_modules()
 clipping.replace_torchs()
-original_forward.provide()
