@@ -9,7 +9,8 @@ from smdistributed.modelparallel.torch.comm import CommGroup, gathered
 class GradScaler(torch.amp.GradScaler):
     """torch's, for a model that is spread over ranks. In a step function `model.backward(scaler.scale(loss))`; after it, on all
     ranks, `scaler.unscale_(optimizer)` where gradients are clipped, `scaler.step(optimizer)` and `scaler.update()`. An update is
-    left out on all ranks where a gradient of any has overflowed. Collective over all ranks: unscale_, or step without it.
+    left out on all ranks where a gradient of any has overflowed; a scaled loss that overflows while no gradient does is refused by
+    the optimizer. Collective over all ranks: unscale_, or step without it.
     """
 
     def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True):
