@@ -7,6 +7,8 @@ import sys
 import tempfile
 import unittest
 
+import torch
+
 SOURCE = pathlib.Path(__file__).resolve().parents[2] / "python_bindings" / "smdistributed"
 TRAIN = """
 import torch
@@ -65,6 +67,12 @@ class Install(unittest.TestCase):
         error = run.stderr.splitlines()[-1]
         self.assertTrue(error.startswith("ImportError: smdistributed.modelparallel: expected torch 1.13, "), run.stderr)
         self.assertIn("pip install", error)
+
+    def test_requires_the_torch_that_it_was_built_for_and_numpy(self):
+        ask = f"import sys; sys.path.insert(0, {str(SOURCE.parent)!r})\n"
+        ask += "import requirements; print(requirements.dynamic_metadata({}, {}))"
+        minor = ".".join(torch.__version__.split(".")[:2])
+        self.assertEqual(self.python(ask).stdout, f"{{'dependencies': ['numpy', 'torch=={minor}.*']}}\n")
 
     def test_is_the_version_that_scripts_compare_with(self):
         run = self.python("import smdistributed.modelparallel as package; print(package.__version__)")
