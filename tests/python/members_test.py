@@ -1,6 +1,7 @@
 """What a model offers beside steps: the share of a rank, placement by hand, options, hooks, moves, calls without a step."""
 
 import copy
+import pickle
 import unittest
 import xml.etree.ElementTree as ElementTree
 
@@ -27,6 +28,19 @@ class Net(nn.Module):
 
 
 train_step = make_step()
+
+
+class Copies(unittest.TestCase):
+    def test_are_refused_with_what_to_take_instead(self):
+        model = smp.DistributedModel(Net(), find_unused_parameters=True)
+        optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters()))
+        for _ in range(2):
+            for take in (copy.copy, copy.deepcopy, pickle.dumps):
+                with self.assertRaisesRegex(TypeError, r"DistributedModel: expected neither copies .* model.state_dict\(\)"):
+                    take(model)
+                with self.assertRaisesRegex(TypeError, r"Adam: expected neither copies .* optimizer.state_dict\(\)"):
+                    take(optimizer)
+            train_step(model, batch())
 
 
 class Share(unittest.TestCase):

@@ -123,6 +123,12 @@ class DistributedModel(Members, torch.nn.Module):
         the pipeline. torch.nn.utils.clip_grad_norm_ does the same for model.parameters()."""
         return _engine.clip_grad_norm(self._engine_model, max_norm, norm_type)
 
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            "DistributedModel: expected neither copies nor pickles of one, whose parameters are on several ranks. Copy the module "
+            "before it is wrapped; what it has learned since is model.state_dict(), which the copy loads, and smp.save_checkpoint."
+        )
+
     def _last_optimizer(self):
         return self._optimizers[-1]() if self._optimizers else None
 

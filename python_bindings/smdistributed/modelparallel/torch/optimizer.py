@@ -93,6 +93,12 @@ class _Updates:
     step_was_skipped = False
     redefined_params = False
 
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            f"{type(self).__name__}: expected neither copies nor pickles of a distributed optimizer, whose state is on several ranks. "
+            "Take optimizer.state_dict() or smp.save_checkpoint."
+        )
+
     def step(self, closure=None, **kwargs):
         if closure is not None:
             raise ValueError(
