@@ -227,8 +227,9 @@ void bind_optimizers(py::module_& module) {
     auto seen = optimizer_view(std::move(view));
     return unlocked([&] { return OptimizerHandle{engine::add_optimizer(std::move(seen), own.model)}; });
   });
-  module.def("begin_update",
-             [](const OptimizerHandle& own) { return unlocked([&] { return engine::begin_update(*own.optimizer); }); });
+  module.def("begin_update", [](const OptimizerHandle& own, bool has_finite_gradients) {
+    return unlocked([&] { return engine::begin_update(*own.optimizer, has_finite_gradients); });
+  });
 }
 
 // Errors of C++ are those that torch makes of its own; failures of others keep their type, since report_failure asks for it.

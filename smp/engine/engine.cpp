@@ -28,7 +28,8 @@ namespace {
 // What went wrong with placement by hand before the first step, told while it can still be put right.
 void check_placement(Context& context, bool is_placed) {
   TORCH_CHECK_VALUE(*context.open_guards == 0, "PartitionGuard: expected all guards to end before the step, got ",
-                    *context.open_guards, " alive. Put the guard and the making of the modules into braces of their own.");
+                    context.open_guards->load(),
+                    " alive. Put the guard and the making of the modules into braces of their own.");
   if (is_placed) return;
   const int64_t lost = context.manual_placement.take_lost();
   if (lost == 0) return;
@@ -287,11 +288,11 @@ std::shared_ptr<Optimizer> add_optimizer(std::unique_ptr<OptimizerView> view, co
   return optimizer;
 }
 
-bool begin_update(Optimizer& optimizer) {
+bool begin_update(Optimizer& optimizer, bool has_finite_gradients) {
   const char* caller = "DistributedOptimizer::step";
   refuse_in_body(caller);
   RankState& own = rank_state(caller);
-  if (!may_update(own, *optimizer.model)) return false;
+  if (!may_update(own, *optimizer.model, has_finite_gradients)) return false;
   if (!optimizer.has_local_state && optimizer.model->is_partitioned()) {
     keep_local_state(own, optimizer);
     optimizer.has_local_state = true;

@@ -102,8 +102,9 @@ void make_values(const std::vector<at::Tensor>& tensors);
 /// Throws c10::ValueError where the view updates what the model does not have.
 std::shared_ptr<Optimizer> add_optimizer(std::unique_ptr<OptimizerView> view, const std::shared_ptr<Model>& model);
 /// Before each update, on all ranks: takes over what was loaded and counts. False: this update is left out
-/// (Config::nonfinite).
-bool begin_update(Optimizer& optimizer);
+/// (Config::nonfinite). `has_finite_gradients`: the caller has seen to it on all ranks, whatever the loss, as loss scalers
+/// do.
+bool begin_update(Optimizer& optimizer, bool has_finite_gradients = false);
 OptimizerState state_dict(Optimizer& optimizer);
 OptimizerState local_state_dict(Optimizer& optimizer);
 void load_state_dict(Optimizer& optimizer, const OptimizerState& state);

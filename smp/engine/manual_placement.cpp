@@ -1,5 +1,10 @@
 // Recognising the tensors of modules that are placed by hand.
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+
+#include <atomic>
+#include <memory>
+#include <utility>
 
 #include "runtime/capture/interceptor.h"
 #include "smp/engine/engine.h"
@@ -21,30 +26,32 @@ int checked_stage(const char* caller, int stage) {
 
 // Notes the memory of every tensor that is made while the guard lives and no other in it; parameters keep that memory.
 struct Creations : runtime::Interceptor {
-  Creations(engine::ManualPlacement& manual_placement, int guarded_stage, const int& open_guards)
-      : placement(manual_placement), stage(guarded_stage), num_open(open_guards), depth(open_guards + 1) {}
+  Creations(engine::ManualPlacement& manual_placement, int guarded_stage)
+      : placement(manual_placement), stage(guarded_stage) {}
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override {
     const size_t below = stack.size() - op.schema().arguments().size();
+    const bool is_innermost = !std::exchange(is_asked_within, true);
+    const auto end = c10::make_scope_exit([&] { is_asked_within = !is_innermost; });
     runtime::pass_on(*this, op, stack);
-    for (size_t i = below; depth == num_open && i < stack.size(); ++i) {
+    for (size_t i = below; is_innermost && i < stack.size(); ++i) {
       if (stack[i].isTensor()) placement.place(stack[i].toTensor(), stage, By::kGuard);
     }
   }
+  static thread_local bool is_asked_within;  // the innermost guard is asked first, and passes the call on
   engine::ManualPlacement& placement;
   int stage;
-  const int& num_open;
-  int depth;
 };
+thread_local bool Creations::is_asked_within = false;
 
 }  // namespace
 
 struct PartitionGuard::State {
-  State(std::shared_ptr<int> guards, engine::ManualPlacement& placement, int stage)
-      : open_guards(std::move(guards)), creations(placement, stage, *open_guards), scope(creations) {
+  State(std::shared_ptr<std::atomic<int>> guards, engine::ManualPlacement& placement, int stage)
+      : open_guards(std::move(guards)), creations(placement, stage), scope(creations) {
     ++*open_guards;
   }
   ~State() { --*open_guards; }
-  std::shared_ptr<int> open_guards;  // may outlive smp
+  std::shared_ptr<std::atomic<int>> open_guards;  // may outlive smp
   Creations creations;
   runtime::InterceptScope scope;
 };

@@ -151,6 +151,28 @@ class Scaler(unittest.TestCase):
             self.assertEqual(each.get_scale(), 512)
             step(model, each, batch(), 1.0)
 
+    def test_lets_each_optimizer_decide_for_itself(self):
+        nets = make_net(), make_net()
+        models = [smp.DistributedModel(net) for net in nets]
+        optimizers = [smp.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1)) for net in nets]
+        scaler = smp.amp.GradScaler(init_scale=2.0**10)
+
+        @smp.step
+        def step(overflows, other, x):
+            overflows.backward(scaler.scale(loss_of(overflows, x) * 1e37))
+            other.backward(scaler.scale(loss_of(other, x)))
+
+        before = [model.state_dict() for model in models]
+        step(*models, batch())
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        self.assertEqual(scaler.get_scale(), 512)
+        kept = [torch.equal(old["0.weight"], model.state_dict()["0.weight"]) for old, model in zip(before, models, strict=True)]
+        self.assertEqual(kept, [True, False])
+        with self.assertRaisesRegex(RuntimeError, "finite"):  # without the scaler
+            optimizers[1].step()
+
     def test_updates_outside_of_steps(self):
         net = make_net()
         model = smp.DistributedModel(net)

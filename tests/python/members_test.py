@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 import unittest
 import xml.etree.ElementTree as ElementTree
 
@@ -102,6 +103,40 @@ class Placement(unittest.TestCase):
             support.same_bits(self, [parameter.grad], [plain.get_parameter(name).grad], f"gradient of {name}")
         with self.assertRaisesRegex(RuntimeError, "first step"):
             smp.set_partition(net[2], 0)
+
+    def test_by_hand_in_two_threads(self):
+        last, together, parts = smp.pp_size() - 1, threading.Barrier(2), {}
+
+        def make(stage, part):
+            with smp.partition(stage):
+                together.wait()
+                parts[part] = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+                together.wait()
+
+        threads = [threading.Thread(target=make, args=arguments) for arguments in ((last, "first"), (0, "second"))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        model = smp.DistributedModel(nn.ModuleDict(parts))
+        smp.step(lambda model, x: model.module["first"](model.module["second"](x)).sum())(model, batch())
+        share = {name.split(".")[0] for name, _ in model.local_named_parameters()}
+        own = {part for part, stage in (("first", last), ("second", 0)) if stage == smp.pp_rank()}
+        self.assertEqual(share, own)
+
+    def test_by_hand_ends_where_it_began(self):
+        def layers():
+            with smp.partition(0):
+                yield nn.Linear(6, 6)
+                yield nn.Linear(6, 6)
+
+        with self.assertRaisesRegex(RuntimeError, "opposite order"):
+            with smp.partition(0):
+                made = layers()
+                next(made)
+        with self.assertRaisesRegex(RuntimeError, "opposite order"):
+            made.close()
+        train_step(smp.DistributedModel(Net(), find_unused_parameters=True), batch())  # no block is left
 
 
 class Options(unittest.TestCase):

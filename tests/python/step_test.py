@@ -191,6 +191,16 @@ class Contract(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "divisible"):  # training
             body(self.model, x, columns)
 
+        @smp.step
+        def trains(model, x):
+            with torch.enable_grad():
+                model.backward(model(x).sum())
+
+        with torch.no_grad(), self.assertRaisesRegex(ValueError, r"as many rows each.*got \[3, 3, 3, 2\]"):
+            trains(self.model, x)
+        with torch.no_grad():
+            trains(self.model, x[:8])
+
     def test_reads_values_of_microbatches_of_other_sizes(self):
         counts = {"rows": 0, "sum": 0.0}
 
@@ -257,6 +267,26 @@ class Contract(unittest.TestCase):
         expected = self.reference(x)[:2]
         self.assertEqual(sums, [expected.sum().item()] * 4)
         self.assertEqual(texts, [f"{float(expected.mean()):.3f}"] * 4)
+
+    def test_reads_the_bits_that_it_returns(self):
+        for layer in (nn.Linear(8, 8), nn.GRU(8, 8)):  # whose products take another kernel where no weight needs a gradient
+            plain = copy.deepcopy(layer)
+            model = smp.DistributedModel(layer)
+
+            @smp.step
+            def read(model, x):
+                y = model(x.transpose(0, 1))
+                y = y[0] if isinstance(y, tuple) else y
+                return y, torch.from_numpy(y.numpy())
+
+            x = torch.randn(8, 5, 8)
+            with torch.no_grad():
+                for _ in range(2):
+                    returned, values = read(model, x)
+                    for one, other, part in zip(returned, values, x.chunk(4), strict=True):
+                        expected = plain(part.transpose(0, 1))
+                        self.assertTrue(torch.equal(one, expected[0] if isinstance(expected, tuple) else expected))
+                        self.assertTrue(torch.equal(one, other))
 
     def test_refuses_with_the_way_out(self):
         @smp.step

@@ -75,8 +75,11 @@ std::vector<at::Tensor> compute_locally(const runtime::ValueRead& read, const st
   runtime::Slots slots(replay.num_slots());
   Copies copy;
   const auto fill = [&](ValueId id) {
-    const at::Tensor tensor = source(id).detach();
-    slots[replay.slot_of(id)] = written.contains(read.graph.values[id].storage) ? copy(tensor) : tensor;
+    const at::Tensor original = source(id);
+    const at::Tensor tensor = original.detach();
+    at::Tensor& slot = slots[replay.slot_of(id)];
+    slot = written.contains(read.graph.values[id].storage) ? copy(tensor) : tensor;
+    slot.set_requires_grad(original.requires_grad());  // aten::matmul chooses its kernel by it, and so its last digits
   };
   for (ValueId id : replay.external()) fill(id);
   for (ValueId id : read.values) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -95,9 +96,9 @@ struct Context {
   ManualPlacement manual_placement;
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   std::vector<WeakTensor> spread_tensors;  // over a pipeline, by models that are gone; their data are not whole anywhere
-  std::shared_ptr<int> open_guards = std::make_shared<int>(0);  // PartitionGuards alive
-  std::shared_ptr<RankState> rank_state;                        // of the models and of a join, once there is one
-  runtime::BodyCapture* body_in_progress = nullptr;             // the capture of the step body that runs right now
+  std::shared_ptr<std::atomic<int>> open_guards = std::make_shared<std::atomic<int>>(0);  // PartitionGuards alive
+  std::shared_ptr<RankState> rank_state;             // of the models and of a join, once there is one
+  runtime::BodyCapture* body_in_progress = nullptr;  // the capture of the step body that runs right now
   std::shared_ptr<StepNumbers> steps = std::make_shared<StepNumbers>();
   int64_t num_graphs = 0;                  // that programs were made of
   std::shared_ptr<StepTimeline> timeline;  // null: none was asked for, or it has been written

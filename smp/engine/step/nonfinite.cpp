@@ -155,8 +155,9 @@ void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t nu
   }
 }
 
-bool may_update(RankState& rank, const Model& model) {
+bool may_update(RankState& rank, const Model& model, bool has_finite_gradients) {
   const Context& context = rank.context;
+  if (has_finite_gradients && model.nonfinite_is_loss) return true;
   if (model.nonfinite.empty() || context.config.nonfinite == Nonfinite::kIgnore) return true;
   const std::string text = "DistributedOptimizer::step: expected finite losses and gradients, got " + model.nonfinite;
   TORCH_CHECK(context.config.nonfinite == Nonfinite::kSkip, text,

@@ -22,7 +22,8 @@ void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& p
 /// what their optimizers update, and tells all ranks. Collective over the world.
 void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t number);
 
-/// Whether an optimizer may update the model, as Config::nonfinite says. Throws c10::Error where that is an error.
-bool may_update(RankState& rank, const Model& model);
+/// Whether an optimizer may update the model, as Config::nonfinite says; with finite gradients whatever the loss was. Throws
+/// c10::Error where that is an error.
+bool may_update(RankState& rank, const Model& model, bool has_finite_gradients);
 
 }  // namespace smp::engine

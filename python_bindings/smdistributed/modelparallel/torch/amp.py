@@ -9,8 +9,8 @@ from smdistributed.modelparallel.torch.comm import CommGroup, gathered
 class GradScaler(torch.amp.GradScaler):
     """torch's, for a model that is spread over ranks. In a step function `model.backward(scaler.scale(loss))`; after it, on all
     ranks, `scaler.unscale_(optimizer)` where gradients are clipped, `scaler.step(optimizer)` and `scaler.update()`. An update is
-    left out on all ranks where a gradient of any has overflowed; a scaled loss that overflows while no gradient does is refused by
-    the optimizer. Collective over all ranks: unscale_, or step without it.
+    left out on all ranks where a gradient of any has overflowed, and made where only a loss has, or one of another model.
+    Collective over all ranks: unscale_, or step without it.
     """
 
     def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True):
@@ -30,7 +30,11 @@ class GradScaler(torch.amp.GradScaler):
     def step(self, optimizer, *args, **kwargs):
         _engine.refuse_in_body("GradScaler.step")
         optimizer._step_supports_amp_scaling = False  # a fused one would look for overflows on its own rank
-        return super().step(optimizer, *args, **kwargs)
+        optimizer._has_finite_gradients = self.is_enabled()  # else it makes no update
+        try:
+            return super().step(optimizer, *args, **kwargs)
+        finally:
+            optimizer._has_finite_gradients = False
 
     def update(self, new_scale=None):
         _engine.refuse_in_body("GradScaler.update")

@@ -28,6 +28,8 @@ class DistributedModel(Members, torch.nn.Module):
     operator, and parameters may be unused.
     """
 
+    _uneven_rows = None  # of the microbatches of the step whose body runs, where they differ
+
     def __init__(
         self,
         module,
@@ -94,6 +96,11 @@ class DistributedModel(Members, torch.nn.Module):
         """In a step function, what torch.autograd.backward(tensors, grad_tensors) does: `tensors` is the loss that the gradients
         are of, or several tensors, each with its gradient of the same shape (None for one of one element). The sum of all tensors
         times their gradients is the step's loss, and finite."""
+        if self._uneven_rows is not None:
+            raise ValueError(
+                f"DistributedModel.backward: expected microbatches of as many rows each, whose mean the gradients are, got "
+                f"{self._uneven_rows} rows. Leave the last batch out of training (drop_last=True), or pad it."
+            )
         _engine.mark_backward(_loss_of(tensors, grad_tensors))
 
     @property

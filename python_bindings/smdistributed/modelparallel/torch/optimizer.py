@@ -91,6 +91,7 @@ class _Updates:
     # What transformers and accelerate ask of an optimizer before they leave it as it is.
     _is_accelerate_prepared = True
     step_was_skipped = False
+    _has_finite_gradients = False  # as a loss scaler knows, whatever the loss
     redefined_params = False
 
     def __reduce_ex__(self, protocol):
@@ -104,7 +105,7 @@ class _Updates:
             raise ValueError(
                 "step: expected no closure, got one. It would run the model outside of a step function; call that first."
             )
-        return super().step(**kwargs) if _engine.begin_update(self._engine_optimizer) else None
+        return super().step(**kwargs) if _engine.begin_update(self._engine_optimizer, self._has_finite_gradients) else None
 
     def zero_grad(self, *args, **kwargs):
         _engine.refuse_in_body("zero_grad")

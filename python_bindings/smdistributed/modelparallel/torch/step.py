@@ -13,7 +13,7 @@ import torch.utils.data
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import logs
 from smdistributed.modelparallel.torch.containers import map_leaves
-from smdistributed.modelparallel.torch.model import check_registered, put_back_registered
+from smdistributed.modelparallel.torch.model import DistributedModel, check_registered, put_back_registered
 
 
 class StepOutput:
@@ -158,6 +158,7 @@ class _Call:
 
         filled = {name: map_leaves(value, leaf) for name, value in self._skeleton.items()}
         call = inspect.BoundArguments(self._bound.signature, filled)
+        DistributedModel._uneven_rows = self._rows
         try:
             with _as_written():
                 returned = self._function(*call.args, **call.kwargs)
