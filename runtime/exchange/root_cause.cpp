@@ -15,6 +15,7 @@
 #include <iostream>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "runtime/launch/launch.h"
 #include "runtime/transport/error.h"
@@ -131,6 +132,11 @@ int report(const std::exception_ptr& exception) {
 int report_failure(const std::exception_ptr& exception) {
   thread_local std::optional<int> exit_code;  // what ends after it has been reported may fail too
   if (exit_code) return *exit_code;
+  thread_local bool is_reporting = false;
+  if (std::exchange(is_reporting, true)) {
+    print_line("the report of a failure has failed itself");
+    return kExitFailed;
+  }
   while (is_ending.exchange(true)) pause();  // another thread is at it
   exit_code = report(exception);
   return *exit_code;

@@ -20,7 +20,8 @@ struct ProcessState {
 // Field 3 and field 22 of /proc/<pid>/stat; field 2, the name, may hold blanks and parentheses.
 std::optional<ProcessState> state_of(const std::string& pid) {
   std::ifstream file("/proc/" + pid + "/stat");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  std::getline(file, text, '\0');  // empty where the process ends meanwhile; iterators of the buffer would throw
   const size_t end_of_name = text.rfind(')');
   if (end_of_name == std::string::npos) return std::nullopt;
   std::istringstream fields(text.substr(end_of_name + 1));

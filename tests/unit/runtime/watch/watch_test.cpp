@@ -173,6 +173,15 @@ TEST(RootCauseDeathTest, NamesAPeerThatCannotPrint) {
               "^\\[rank 1\\] rank 0 was killed\n$");
 }
 
+struct CannotTell : std::exception {
+  const char* what() const noexcept override { std::terminate(); }
+};
+
+TEST(RootCauseDeathTest, EndsWhereTheReportFails) {
+  EXPECT_EXIT(throw_uncaught(CannotTell()), testing::ExitedWithCode(kExitFailed),
+              "^\\[rank 1\\] the report of a failure has failed itself\n$");
+}
+
 TEST(RootCause, DescribesExceptionsWithoutBacktrace) {
   const auto text_of = [](const auto& fn) {
     try {
