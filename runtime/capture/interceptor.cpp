@@ -22,7 +22,7 @@ using torch::autograd::variable_list;
 // A C function pointer is all the dispatcher takes, so the receivers are found through the thread, in what LibTorch hands on
 // to the threads that it has run a backward: the dispatch key goes there as well. It has no kind for others than itself;
 // this one serves nothing but its own tests.
-constexpr auto kKind = c10::DebugInfoKind::TEST_INFO_2;
+c10::DebugInfoKind kind() { return c10::DebugInfoKind::TEST_INFO_2; }  // no constant from LibTorch 2.15 on
 
 struct Receivers : c10::DebugInfoBase {
   std::vector<Interceptor*> interceptors;  // the last receives the calls
@@ -30,7 +30,7 @@ struct Receivers : c10::DebugInfoBase {
 
 const std::vector<Interceptor*>& interceptors() {
   static const std::vector<Interceptor*> none;
-  const auto* receivers = static_cast<const Receivers*>(c10::ThreadLocalDebugInfo::get(kKind));
+  const auto* receivers = static_cast<const Receivers*>(c10::ThreadLocalDebugInfo::get(kind()));
   return receivers == nullptr ? none : receivers->interceptors;
 }
 
@@ -90,7 +90,7 @@ void install_interceptor() {
 }
 
 InterceptScope::InterceptScope(Interceptor& interceptor, Place place)
-    : receivers_((install_interceptor(), kKind), receivers_with(interceptor, place)), include_(kCaptureKey) {}
+    : receivers_((install_interceptor(), kind()), receivers_with(interceptor, place)), include_(kCaptureKey) {}
 
 InterceptScope::~InterceptScope() = default;
 
