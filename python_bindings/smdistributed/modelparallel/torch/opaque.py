@@ -224,6 +224,6 @@ def _around(generator):
     return around
 
 
-torch.utils.checkpoint._checkpoint_without_reentrant_generator = _around(
-    torch.utils.checkpoint._checkpoint_without_reentrant_generator
-)
+for _name in ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl"):  # torch 2.11, 2.15
+    if hasattr(torch.utils.checkpoint, _name):
+        setattr(torch.utils.checkpoint, _name, _around(getattr(torch.utils.checkpoint, _name)))
