@@ -2,6 +2,7 @@
 
 import gc
 import json
+import sys
 import weakref
 
 import torch
@@ -44,7 +45,7 @@ class DistributedModel(Members, torch.nn.Module):
     ):
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"DistributedModel: expected a torch.nn.Module, got {type(module).__name__}.")
-        module = getattr(module, "_orig_mod", module)  # of torch.compile: the original is captured, and names its parameters
+        module = _uncompiled(module)
         super().__init__()
         if not _engine.is_initialized():
             raise RuntimeError("DistributedModel: expected a call after smp.init, got one before.")
@@ -140,6 +141,24 @@ class DistributedModel(Members, torch.nn.Module):
     def plan(self):
         """What each stage runs, as a table; empty before the first step."""
         return Plan(_engine.plan_text(self._engine_model), _engine.plan_json(self._engine_model))
+
+
+def _uncompiled(module):
+    """Of torch.compile the original: that is captured, and names its parameters."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes seconds
+    if compiler is None or not isinstance(module, compiler.OptimizedModule):
+        return module
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    own = [name for name in hooks if vars(module)[name]]
+    forward = vars(module).get("_forward", module.forward)  # the former where the original was lazy
+    if not hasattr(forward, "_torchdynamo_orig_callable"):
+        own.append("forward")
+    if own:
+        raise ValueError(
+            "DistributedModel: expected hooks on the module that torch.compile was given, got "
+            f"{', '.join(own)} of the compiled one, which no step calls. Put them on the module itself, before or after that."
+        )
+    return module._orig_mod
 
 
 def _loss_of(tensors, gradients):
