@@ -2,6 +2,7 @@
 
 import gc
 import json
+import operator
 import sys
 import weakref
 
@@ -68,10 +69,9 @@ class DistributedModel(Members, torch.nn.Module):
         self._optimizers = []  # weak references to those that were made for it
         self._make_hooks(weakref.ref(self))
         self._registered = [
-            (path, registered, list(registered.items()))
+            (path, registered, dict(registered.items()))
             for path, each in module.named_modules()
-            for registered in (each._parameters, each._buffers)
-            if registered
+            for registered in (each._parameters, each._buffers, each._modules)
         ]
         _models.add(self)
         state_mod.state.note_model(self)
@@ -197,7 +197,7 @@ def _kind(tensor):
 
 def check_registered(caller=""):
     """Before a step, and where state is asked for: the engine knows the tensors that models had when they were wrapped."""
-    replaced = [name for model in _models for name in _replaced_in(model)]
+    replaced = [name for model in _models for names, _, _ in _replaced_in(model) for name in names]
     if replaced:
         raise ValueError(
             f"{caller and caller + ': '}expected the parameters and buffers that the models had when they were wrapped, got "
@@ -208,14 +208,15 @@ def check_registered(caller=""):
 
 def put_back_registered():
     """After bodies: what they put in place of parameters and buffers holds no data. Returns the names."""
-    names = []
-    for model in _models:
-        replaced = list(_replaced_in(model))
-        for _, registered, before in model._registered if replaced else ():
-            registered.clear()
+    found = [each for model in _models for each in _replaced_in(model)]
+    for _, registered, before in found:
+        if isinstance(registered, dict):
+            registered.clear()  # which keeps their order
             registered.update(before)
-        names += replaced
-    return names
+        else:  # of TorchScript, where none comes or goes
+            for name, value in before.items():
+                registered[name] = value
+    return [name for names, _, _ in found for name in names]
 
 
 def all_models():
@@ -233,12 +234,30 @@ def only_model():
 
 
 def _replaced_in(model):
+    """(names of tensors, the dictionary of a module that they are in, what that had when the model was wrapped)"""
     for path, registered, before in model._registered:
-        if len(registered) != len(before) or any(registered.get(name) is not tensor for name, tensor in before):
-            kept = dict(before)
-            for name in {**kept, **registered}:
-                if name not in registered or name not in kept or registered[name] is not kept[name]:
-                    yield f"{path}.{name}" if path else name
+        if not registered and not before:
+            continue  # as most
+        now = registered if isinstance(registered, dict) else dict(registered.items())  # that of TorchScript is none
+        if now.keys() == before.keys() and all(map(operator.is_, map(now.get, before), before.values())):
+            continue
+        prefix = f"{path}." if path else ""
+        changed = [name for name in {**before, **now} if now.get(name) is not before.get(name)]
+        names = [other for name in changed for other in _others(prefix + name, before.get(name), now.get(name))]
+        if names:
+            yield names, registered, before
+
+
+def _others(name, before, now):
+    """What is there now under names of tensors. Modules without tensors come and go: a body runs their code as it is."""
+    if not isinstance(before, torch.nn.Module) and not isinstance(now, torch.nn.Module):
+        return [name]
+    had, has = (_tensors_of(each) if isinstance(each, torch.nn.Module) else {} for each in (before, now))
+    return [f"{name}.{own}" for own, tensor in has.items() if had.get(own) is not tensor]
+
+
+def _tensors_of(module):
+    return {name: tensor for name, tensor, *_ in ModelView(module).tensors()}
 
 
 def _remove_gone():

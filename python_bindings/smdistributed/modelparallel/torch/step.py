@@ -313,8 +313,9 @@ def _uneven_pieces(tensor, axis, microbatches):
 def _refuse_replaced(names):
     if names:
         raise NotImplementedError(
-            f"step: expected parameters and buffers to stay the same tensors, got others in place of {', '.join(names)}. The body "
-            "runs without data, so what it assigns is lost. Write to them in place: self.mean.copy_(new)."
+            f"step: expected the body to leave the model its parameters and buffers, got others for {', '.join(names)}. "
+            "The body runs without data, so what it assigns is lost. Register buffers in the constructor, and write to them "
+            "in place: self.mean.copy_(new)."
         )
 
 
