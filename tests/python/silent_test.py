@@ -311,6 +311,24 @@ class Replaced(unittest.TestCase):
                     train_step(model, batch())
                 support.same_bits(self, model.state_dict(), before, names)
 
+    def test_between_steps_is_refused_until_all_is_back(self):
+        net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+        model, other = smp.DistributedModel(net), smp.DistributedModel(nn.Linear(6, 3))
+        evaluate = support.make_evaluation()
+        for owner, name, replacement in (
+            (net[0], "bias", nn.Parameter(torch.zeros(6))),
+            (net[1], "running_mean", torch.zeros(6)),
+            (net, "2", nn.Linear(6, 3)),
+        ):
+            before = getattr(owner, name)
+            setattr(owner, name, replacement)
+            for each in (model, model, other):
+                with self.assertRaisesRegex(ValueError, f"step: .* got others for .*{name}"):
+                    evaluate(each, batch())
+                self.assertIs(getattr(owner, name), replacement)
+            setattr(owner, name, before)
+            evaluate(model, batch())
+
 
 class Waiting(unittest.TestCase):
     def test_leaves_python_to_other_threads(self):
