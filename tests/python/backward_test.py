@@ -173,6 +173,22 @@ class Scaler(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "finite"):  # without the scaler
             optimizers[1].step()
 
+    def test_takes_no_device(self):
+        for device in ("cuda", torch.device("cpu")):
+            with self.assertRaisesRegex(TypeError, f"a number as init_scale, got .*{torch.device(device).type}"):
+                smp.amp.GradScaler(device)
+
+    def test_in_a_step_is_none_of_torchs(self):
+        model, scaler = smp.DistributedModel(make_net()), torch.amp.GradScaler("cpu")
+
+        @smp.step
+        def step(model, x):
+            model.backward(scaler.scale(loss_of(model, x)))
+
+        with self.assertRaisesRegex(RuntimeError, r"expected smp.amp.GradScaler in a step function, got torch.amp"):
+            step(model, batch())
+        self.assertEqual(scaler.scale(torch.ones(())).item(), scaler.get_scale())
+
     def test_updates_outside_of_steps(self):
         net = make_net()
         model = smp.DistributedModel(net)

@@ -1,5 +1,5 @@
-"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, in a hook, or in the order of
-calls; or where MPI is initialised by the script, nowhere."""
+"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, in a hook, in the order of
+calls, or because a parameter is another one there; or where MPI is initialised by the script, nowhere."""
 
 import ctypes
 import sys
@@ -36,6 +36,12 @@ def hook(model, optimizer):
 
 if sys.argv[1] == "hook" and smp.rank() == 1:
     model.register_post_step_hook(hook)
+if sys.argv[1] == "replaced" and smp.rank() == 1:  # the other is in the step, and hears of it in that
+    net[0].bias = nn.Parameter(torch.zeros(4))
+    try:
+        body(model, torch.ones(4, 4))
+    except ValueError as error:
+        print(error, file=sys.stderr)
 if sys.argv[1] == "exit" and smp.rank() == 1:
     sys.exit(5)
 with torch.no_grad():

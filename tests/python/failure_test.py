@@ -57,6 +57,14 @@ class Failure(unittest.TestCase):
         error = "ValueError: opaque: expected calls for the same modules in the same order on all ranks, got others on pp_rank "
         self.assertTrue(any(line.startswith(f"{error}1 than on 0 (the first that differs is 1)") for line in lines), lines)
 
+    def test_of_a_parameter_that_is_replaced_on_one_rank(self):
+        """Which no other sees. Caught there, as it is here once, it comes again."""
+        code, lines = run("replaced")
+        self.assertNotEqual(code, 0)
+        error = "step: expected the parameters and buffers that the models had when they were wrapped, got others for 0"
+        self.assertTrue(lines[0].startswith(error), lines)
+        self.assertTrue(lines[-1].startswith(f"[rank 1] ValueError: {error}"), lines)
+
     def test_a_code_of_its_own(self):
         """On one rank, while the other waits in a step for it."""
         code, lines = run("exit")

@@ -270,6 +270,17 @@ class Functions(unittest.TestCase):
             return self.assertWarnsRegex(UserWarning, "do not recompute")
         return self.subTest()
 
+    def test_modules_of_torchscript(self):
+        plain = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+        net = copy.deepcopy(plain)
+        net[0], net[2] = torch.jit.script(net[0]), torch.jit.trace(net[2], torch.ones(2, 6))
+        model, train_step = smp.DistributedModel(net), support.make_step()
+        for seed in range(3):
+            losses = train_step(model, support.batch(seed)).outputs
+            support.same_bits(self, losses, support.plain_step(plain, support.loss_of, support.batch(seed)), "losses")
+        for name, parameter in model.local_named_parameters():
+            support.same_bits(self, [parameter.grad], [plain.get_parameter(name).grad], f"gradient of {name}")
+
     def test_compiled_modules_run_as_they_were_written(self):
         self.check(torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), backend="eager"))
 

@@ -207,6 +207,12 @@ class Join(Replicas):
         with self.model.join(enable=False), self.model.join():
             self.step(self.model, batch(0))
 
+    def test_has_no_scaler(self):
+        optimizer, scaler = self.make(torch.optim.SGD), smp.amp.GradScaler()
+        self.step(self.model, batch(0))
+        with self.model.join(), self.assertRaisesRegex(ValueError, "GradScaler.unscale_: .* in the loop of smp.join"):
+            scaler.unscale_(optimizer)
+
     def test_with_other_options_on_one_rank_is_refused(self):
         with self.assertRaisesRegex(ValueError, "same options"):
             with self.model.join(divide_by_initial_world_size=smp.rank() > 0):

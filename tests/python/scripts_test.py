@@ -24,6 +24,30 @@ def make_net():
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
+class Half(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self._orig_mod = module
+
+    def forward(self, x):
+        return self._orig_mod(x) * 0.5
+
+
+class PassesOn(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def forward(self, x):
+        return self.base(x) + 1
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base"), name)
+
+
 class Forwards(unittest.TestCase):
     def test_that_are_compiled_keep_the_names_of_the_original(self):
         net = make_net()
@@ -31,6 +55,25 @@ class Forwards(unittest.TestCase):
         self.assertIs(model.get_module(), net)
         make_step()(model, batch())
         make_net().load_state_dict(model.state_dict())
+
+    def test_that_are_compiled_have_their_hooks_on_the_original(self):
+        hooked, pre_hooked, patched = (torch.compile(make_net(), backend="eager") for _ in range(3))
+        hooked.register_forward_hook(lambda module, args, output: output * 2)
+        pre_hooked.register_forward_pre_hook(print)
+        patched.forward = lambda x: x
+        for compiled, own in ((hooked, "_forward_hooks"), (pre_hooked, "_forward_pre_hooks"), (patched, "forward")):
+            with self.assertRaisesRegex(ValueError, f"torch.compile was given, got {own} of the compiled one"):
+                smp.DistributedModel(compiled)
+        lazy = torch.compile(nn.Sequential(nn.LazyLinear(3)), backend="eager")
+        self.assertIs(smp.DistributedModel(lazy).get_module(), lazy._orig_mod)
+
+    def test_of_wrappers_that_look_like_compiled_modules(self):
+        """By an attribute that they have, or pass on as PEFT's do."""
+        for module in (Half(make_net()), PassesOn(torch.compile(make_net(), backend="eager"))):
+            plain = copy.deepcopy(module)
+            outputs = support.make_evaluation()(smp.DistributedModel(module), batch()).outputs
+            expected = [plain(part.clone()) for part in batch().chunk(support.MICROBATCHES)]
+            support.same_bits(self, outputs, expected, "outputs")
 
     def test_evaluate_where_training_has_cut_them(self):
         """torch evaluates these layers by one operator of all their parameters, which are on two ranks here."""

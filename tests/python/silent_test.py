@@ -103,6 +103,8 @@ class NeverStale(Compared):
             ("variable of a closure", closed_over),
             ("another tensor", lambda net: setattr(net, "table", torch.arange(6.0))),
             ("number of layers again", lambda net: setattr(net.config, "depth", 2)),
+            ("a module", lambda net: (delattr(net, "activation"), setattr(net, "activation", nn.Tanh()))),
+            ("another module", lambda net: setattr(net, "activation", nn.ReLU())),
         ):
             step(what, change)
 
@@ -262,6 +264,70 @@ class Refused(unittest.TestCase):
             return y[y > 0]
 
         self.refuses(forward, "aten::index.*the shape of its result depends on data")
+
+
+class KeepsMean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        self.mean = x.mean(0)
+        return x - self.mean
+
+
+class Registering(nn.Module):
+    """Gives itself, or a module of its own, a tensor in forward."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.inner, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6, affine=False)
+        self.act = nn.Tanh()
+        self.change = change
+
+    def forward(self, x):
+        y = self.act(self.norm(self.inner(x)))
+        self.change(self, y)
+        return y
+
+
+class Replaced(unittest.TestCase):
+    """Parameters and buffers, by others than the engine knows."""
+
+    def test_in_a_body(self):
+        changes = {
+            "last": lambda net, y: net.register_buffer("last", y.detach().mean(0)),
+            "act.last": lambda net, y: net.act.register_buffer("last", y.detach().mean(0)),
+            "norm.running_mean, norm.running_var": lambda net, y: setattr(net, "norm", nn.BatchNorm1d(6, affine=False)),
+            "added.running_mean, added.running_var": lambda net, y: setattr(net, "added", nn.BatchNorm1d(6, affine=False)),
+        }
+        nets = {names: Registering(change) for names, change in changes.items()}
+        nets["0.mean"] = nn.Sequential(torch.jit.script(KeepsMean()), nn.Linear(6, 6))
+        for names, net in nets.items():
+            model, train_step = smp.DistributedModel(net), support.make_step()
+            before = model.state_dict()
+            for _ in range(2):
+                with self.assertRaisesRegex(RuntimeError, f"got others for {names}.*self.mean.copy_"):
+                    train_step(model, batch())
+                support.same_bits(self, model.state_dict(), before, names)
+
+    def test_between_steps_is_refused_until_all_is_back(self):
+        net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+        model, other = smp.DistributedModel(net), smp.DistributedModel(nn.Linear(6, 3))
+        evaluate = support.make_evaluation()
+        for owner, name, replacement in (
+            (net[0], "bias", nn.Parameter(torch.zeros(6))),
+            (net[1], "running_mean", torch.zeros(6)),
+            (net, "2", nn.Linear(6, 3)),
+        ):
+            before = getattr(owner, name)
+            setattr(owner, name, replacement)
+            for each in (model, model, other):
+                with self.assertRaisesRegex(ValueError, f"step: .* got others for .*{name}"):
+                    evaluate(each, batch())
+                self.assertIs(getattr(owner, name), replacement)
+            setattr(owner, name, before)
+            evaluate(model, batch())
 
 
 class Waiting(unittest.TestCase):

@@ -171,7 +171,7 @@ class Replacing(unittest.TestCase):
             net = Net(reads)
             mean = net.mean
             model = smp.DistributedModel(net)
-            with self.assertRaisesRegex(RuntimeError, "in place of mean"):
+            with self.assertRaisesRegex(RuntimeError, "others for mean"):
                 make_step()(model, batch(0))
             self.assertIs(net.mean, mean)
 

@@ -1,5 +1,7 @@
 """smp.amp: a loss scale that all ranks agree on."""
 
+import functools
+
 import torch
 
 from smdistributed.modelparallel import _engine
@@ -14,6 +16,11 @@ class GradScaler(torch.amp.GradScaler):
     """
 
     def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True):
+        if isinstance(init_scale, (str, torch.device)):
+            raise TypeError(
+                f"GradScaler: expected a number as init_scale, got {init_scale!r}. Leave out the device, which "
+                "torch.amp.GradScaler takes first: smp.amp.GradScaler()."
+            )
         super().__init__("cpu", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         if enabled:
             self._lazy_init_scale_growth_tracker(torch.device("cpu"))  # torch's would be in a body, whose tensors hold no data
@@ -45,3 +52,20 @@ class GradScaler(torch.amp.GradScaler):
         overflowed = any(found.item() for found in own.values())
         found_inf.fill_(any(gathered("GradScaler.unscale_", overflowed, CommGroup.WORLD)))
         return {found_inf.device: found_inf}
+
+
+_scale = torch.amp.GradScaler.scale
+
+
+@functools.wraps(_scale)
+def _refusing_in_body(scaler, outputs):
+    """torch's own would decide on each rank for itself, and makes its scale in the body."""
+    if scaler.is_enabled() and not isinstance(scaler, GradScaler) and _engine.is_in_body():
+        raise NotImplementedError(
+            f"GradScaler.scale: expected smp.amp.GradScaler in a step function, got {type(scaler).__module__}."
+            f"{type(scaler).__name__}, whose scale is that of one rank. Write scaler = smp.amp.GradScaler()."
+        )
+    return _scale(scaler, outputs)
+
+
+torch.amp.GradScaler.scale = _refusing_in_body

@@ -30,7 +30,10 @@ def allgather(obj, group):
 
 def gathered(call, obj, group=CommGroup.WORLD):
     """The same, as a part of `call`, which errors name."""
-    return [pickle.loads(each) for each in _engine.allgather(pickle.dumps(obj), group, call)]
+    try:
+        return [pickle.loads(each) for each in _engine.allgather(pickle.dumps(obj), group, call)]
+    except ValueError as error:
+        raise ValueError(str(error).replace("smp.allgather", call or "smp.allgather")) from None
 
 
 def barrier(group=CommGroup.WORLD):

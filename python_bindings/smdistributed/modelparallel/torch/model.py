@@ -2,6 +2,8 @@
 
 import gc
 import json
+import operator
+import sys
 import weakref
 
 import torch
@@ -46,7 +48,7 @@ class DistributedModel(Members, torch.nn.Module):
     ):
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"DistributedModel: expected a torch.nn.Module, got {type(module).__name__}.")
-        module = getattr(module, "_orig_mod", module)  # of torch.compile: the original is captured, and names its parameters
+        module = _uncompiled(module)
         super().__init__()
         if not _engine.is_initialized():
             raise RuntimeError("DistributedModel: expected a call after smp.init, got one before.")
@@ -69,10 +71,9 @@ class DistributedModel(Members, torch.nn.Module):
         self._optimizers = []  # weak references to those that were made for it
         self._make_hooks(weakref.ref(self))
         self._registered = [
-            (path, registered, list(registered.items()))
+            (path, registered, dict(registered.items()))
             for path, each in module.named_modules()
-            for registered in (each._parameters, each._buffers)
-            if registered
+            for registered in (each._parameters, each._buffers, each._modules)
         ]
         _models.add(self)
         state_mod.state.note_model(self)
@@ -149,6 +150,24 @@ class DistributedModel(Members, torch.nn.Module):
         return Plan(_engine.plan_text(self._engine_model), _engine.plan_json(self._engine_model))
 
 
+def _uncompiled(module):
+    """Of torch.compile the original: that is captured, and names its parameters."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes seconds
+    if compiler is None or not isinstance(module, compiler.OptimizedModule):
+        return module
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    own = [name for name in hooks if vars(module)[name]]
+    forward = vars(module).get("_forward", module.forward)  # the former where the original was lazy
+    if not hasattr(forward, "_torchdynamo_orig_callable"):
+        own.append("forward")
+    if own:
+        raise ValueError(
+            "DistributedModel: expected hooks on the module that torch.compile was given, got "
+            f"{', '.join(own)} of the compiled one, which no step calls. Put them on the module itself, before or after that."
+        )
+    return module._orig_mod
+
+
 def _loss_of(tensors, gradients):
     """The scalar that has these gradients."""
     tensors = tuple(tensors) if isinstance(tensors, (list, tuple)) else (tensors,)
@@ -185,7 +204,7 @@ def _kind(tensor):
 
 def check_registered(caller=""):
     """Before a step, and where state is asked for: the engine knows the tensors that models had when they were wrapped."""
-    replaced = [name for model in _models for name in _replaced_in(model)]
+    replaced = [name for model in _models for names, _, _ in _replaced_in(model) for name in names]
     if replaced:
         raise ValueError(
             f"{caller and caller + ': '}expected the parameters and buffers that the models had when they were wrapped, got "
@@ -196,14 +215,15 @@ def check_registered(caller=""):
 
 def put_back_registered():
     """After bodies: what they put in place of parameters and buffers holds no data. Returns the names."""
-    names = []
-    for model in _models:
-        replaced = list(_replaced_in(model))
-        for _, registered, before in model._registered if replaced else ():
-            registered.clear()
+    found = [each for model in _models for each in _replaced_in(model)]
+    for _, registered, before in found:
+        if isinstance(registered, dict):
+            registered.clear()  # which keeps their order
             registered.update(before)
-        names += replaced
-    return names
+        else:  # of TorchScript, where none comes or goes
+            for name, value in before.items():
+                registered[name] = value
+    return [name for names, _, _ in found for name in names]
 
 
 def all_models():
@@ -221,12 +241,30 @@ def only_model():
 
 
 def _replaced_in(model):
+    """(names of tensors, the dictionary of a module that they are in, what that had when the model was wrapped)"""
     for path, registered, before in model._registered:
-        if len(registered) != len(before) or any(registered.get(name) is not tensor for name, tensor in before):
-            kept = dict(before)
-            for name in {**kept, **registered}:
-                if name not in registered or name not in kept or registered[name] is not kept[name]:
-                    yield f"{path}.{name}" if path else name
+        if not registered and not before:
+            continue  # as most
+        now = registered if isinstance(registered, dict) else dict(registered.items())  # that of TorchScript is none
+        if now.keys() == before.keys() and all(map(operator.is_, map(now.get, before), before.values())):
+            continue
+        prefix = f"{path}." if path else ""
+        changed = [name for name in {**before, **now} if now.get(name) is not before.get(name)]
+        names = [other for name in changed for other in _others(prefix + name, before.get(name), now.get(name))]
+        if names:
+            yield names, registered, before
+
+
+def _others(name, before, now):
+    """What is there now under names of tensors. Modules without tensors come and go: a body runs their code as it is."""
+    if not isinstance(before, torch.nn.Module) and not isinstance(now, torch.nn.Module):
+        return [name]
+    had, has = (_tensors_of(each) if isinstance(each, torch.nn.Module) else {} for each in (before, now))
+    return [f"{name}.{own}" for own, tensor in has.items() if had.get(own) is not tensor]
+
+
+def _tensors_of(module):
+    return {name: tensor for name, tensor, *_ in ModelView(module).tensors()}
 
 
 def _remove_gone():

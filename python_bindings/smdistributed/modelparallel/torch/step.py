@@ -94,10 +94,12 @@ class StepFunction:
 
     def __call__(self, *args, **kwargs):
         call = _Call(self._function, self._signature.bind(*args, **kwargs), self._whole, self._axes)
+        check_registered("step")  # on every rank, and before the others wait for one of them
         try:
             tensors, values, payload = _engine.run_step(self._number, call)
-        finally:
+        except BaseException:
             put_back_registered()
+            raise
         return call.results(tensors, values, payload)
 
 
@@ -136,7 +138,6 @@ class _Call:
 
             return leaf
 
-        check_registered("step")
         self._skeleton = {}
         for position, (name, value) in enumerate(self._bound.arguments.items()):
             if self._bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
@@ -314,8 +315,9 @@ def _uneven_pieces(tensor, axis, microbatches):
 def _refuse_replaced(names):
     if names:
         raise NotImplementedError(
-            f"step: expected parameters and buffers to stay the same tensors, got others in place of {', '.join(names)}. The body "
-            "runs without data, so what it assigns is lost. Write to them in place: self.mean.copy_(new)."
+            f"step: expected the body to leave the model its parameters and buffers, got others for {', '.join(names)}. "
+            "The body runs without data, so what it assigns is lost. Register buffers in the constructor, and write to them "
+            "in place: self.mean.copy_(new)."
         )
 
 
