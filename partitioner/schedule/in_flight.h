@@ -30,7 +30,8 @@ class InFlight {
     if (change == 0 || !graphs.has_backward(computation.stage, m)) return false;
     stages_[{program, computation.stage}] += change;
     std::map<int, int>& held = microbatches_[program];
-    if ((held[m] += change) == 0) held.erase(m);
+    held[m] += change;
+    if (held[m] == 0) held.erase(m);
     return change > 0;
   }
 
