@@ -98,8 +98,9 @@ class BlockRanks {
     TORCH_CHECK_VALUE(
         false, "partition: expected one rank for operators ", first_node_, " (", describe(first_node_), ") to ",
         end_node_ - 1, " (", describe(end_node_ - 1),
-        "), which no cut may separate (in-place writes, or values that cannot be sent), got '", reason_, "' on rank ",
-        to_text(ranks_), " and '", name, "' on rank ", to_text(required),
+        "), which no cut may separate (in-place writes, a norm's of its statistics in evaluation too; values that cannot "
+        "be sent), got '",
+        reason_, "' on rank ", to_text(ranks_), " and '", name, "' on rank ", to_text(required),
         is_adder ? ", where exact_tied_weights adds up its gradient in other programs. Set exact_tied_weights to false, pin"
                  : ". Pin",
         " both to one rank, or replace the in-place operator between them.");
