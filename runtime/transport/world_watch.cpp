@@ -125,10 +125,10 @@ Notice WorldWatch::make_notice(Notice::Kind kind, int rank, std::string_view tex
 void WorldWatch::spread(const Notice& notice) noexcept {
   if (std::exchange(has_spread_, true)) return;
   outgoing_notice_ = notice;
-  const bool names_a_lost_one =
-      notice.kind == Notice::Kind::kPeerLost;  // who may live behind a broken link, and knows better
+  // A lost rank may live behind a broken link, and knows better.
+  const int lost = notice.kind == Notice::Kind::kPeerLost ? notice.rank : -1;
   for (int peer = 0; peer < size_; ++peer)
-    if (peer != rank_ && !(names_a_lost_one && peer == notice.rank)) carrier_.send_notice(outgoing_notice_, peer);
+    if (peer != rank_ && peer != lost) carrier_.send_notice(outgoing_notice_, peer);
   carrier_.drive_notices();
 }
 

@@ -37,7 +37,7 @@ class GradScaler(torch.amp.GradScaler):
     def step(self, optimizer, *args, **kwargs):
         _engine.refuse_in_body("GradScaler.step")
         optimizer._step_supports_amp_scaling = False  # a fused one would look for overflows on its own rank
-        optimizer._has_finite_gradients = self.is_enabled()  # else it makes no update
+        optimizer._has_finite_gradients = self.is_enabled()  # as those have for which it makes an update
         try:
             return super().step(optimizer, *args, **kwargs)
         finally:
