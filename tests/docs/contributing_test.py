@@ -13,6 +13,8 @@ import sys
 # The task as the table names it, and (file, what is changed there), written down by reading the code.
 TASKS = {
     "a meta kernel": [("runtime/capture/meta/meta_kernels_index.cpp", 'table.add("index_select"'),
+                      ("runtime/capture/meta/meta_kernels_call.cpp", "void call_on_meta("),
+                      ("runtime/capture/meta/meta_kernels.cpp", "OverPythonsKernels::OverPythonsKernels()"),
                       ("tests/unit/runtime/capture/meta/meta_kernels_indexing_test.cpp", "index_select")],
     "a schedule": [("partitioner/plan/schedule_options.h", "enum class ScheduleKind"),
                    ("partitioner/plan/schedule_options.h", "kLastScheduleKind"),
@@ -27,6 +29,8 @@ TASKS = {
                             ("smp/engine/config/config_table.h", "using Field = std::variant"),
                             ("docs/configuration.md", "### Keys that steer smp")],
     "a transport": [("runtime/transport/transport.h", "class Transport "),
+                    ("runtime/launch/launch.h", "enum class Kind"),
+                    ("tests/unit/runtime/transport/transport_contract.cpp", "std::vector<int> contract_worlds()"),
                     ("tests/unit/runtime/transport/transport_contract.cpp", "void TransportContract::run("),
                     ("runtime/transport/world.cpp", "join_world(const Launch")],
     "a kind of device": [("runtime/device/device.h", "class Device"), ("runtime/device/cpu.cpp", "this_ranks_device"),
@@ -50,7 +54,11 @@ TASKS = {
                  ("smp/engine/models/models.cpp", "partition_table("),
                  ("smp/engine/engine.cpp", "plan_text("),
                  ("smp/engine/timeline/step_timeline.cpp", "timeline_svg(")],
-    "a hook": [("smp/engine/context/hooks.h", "enum class Moment"),
+    "what replicas do with gradients": [("smp/hooks.h", "CommHook"),
+                                        ("smp/engine/engine.cpp", "register_comm_hook("),
+                                        ("runtime/gradients/gradient_reducer.cpp", "hooked"),
+                                        ("tests/unit/smp/data_parallel_test.cpp", "TEST")],
+    "a hook around steps": [("smp/engine/context/hooks.h", "enum class Moment"),
                ("smp/distributed_model.h", "HookHandle register_step_pre_hook("),
                ("smp/engine/step_entry.cpp", "Moment::kBeforeStep"),
                ("smp/engine/context/hooks.cpp", "void Hooks::step_ends("),
@@ -62,6 +70,8 @@ TASKS = {
                                        ("tests/python/step_test.py", "def test_")],
     "a benchmark": [("benchmarks/CMakeLists.txt", "smp_add_benchmark("), ("benchmarks/CMakeLists.txt", "MEASURES"),
                     ("benchmarks/measure.h", "void report("), ("benchmarks/measure.h", "void require(")],
+    "a test": [("tests/mpi/CMakeLists.txt", "RANKS"), ("tests/mpi/worlds.py", "class WorldTestCase"),
+               ("tests/support/smp_ranks.h", "run_smp_ranks"), ("tests/support/loopback_world.h", "run_ranks")],
 }
 PATH = re.compile(r"`([\w.*-]+(?:/[\w.*-]+)+/?)`")
 
