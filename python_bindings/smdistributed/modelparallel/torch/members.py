@@ -63,15 +63,17 @@ class Members:
         self._has_stepped = False
 
         def after_partition():
-            model = weak_self()
-            check_order(model.get_module())
-            logs.partitioned(model)
-            _call(model, model._after_partition)
+            model = weak_self()  # None where another has taken its place before the first step
+            check_order(model and model.get_module())
+            if model is not None:
+                logs.partitioned(model)
+                _call(model, model._after_partition)
 
         def after_first_step():
             model = weak_self()
-            _call(model, model._after_first_step)
-            model._has_stepped = True
+            if model is not None:
+                _call(model, model._after_first_step)
+                model._has_stepped = True
 
         _engine.add_hooks(self._engine_model, after_partition, after_first_step)
 

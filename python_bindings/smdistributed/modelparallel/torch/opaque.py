@@ -130,9 +130,13 @@ def _add(module):
 
 
 def check_order(module):
-    """In the first step, on all ranks of the pipeline: a call of a module names it by its number."""
-    numbers = {path: each._opaque_number for path, each in module.named_modules() if isinstance(each, _Opaque)}
-    for rank, others in enumerate(gathered("opaque", numbers, CommGroup.PP_GROUP)):
+    """In the first step, on all ranks of the pipeline: a call of a module names it by its number. None where the module's model
+    is gone, which ranks need not find at the same time."""
+    named = [] if module is None else module.named_modules()
+    numbers = {path: each._opaque_number for path, each in named if isinstance(each, _Opaque)}
+    for rank, (is_gone, others) in enumerate(gathered("opaque", (module is None, numbers), CommGroup.PP_GROUP)):
+        if is_gone or module is None:
+            continue
         differing = [path for path in {**numbers, **others} if numbers.get(path) != others.get(path)]
         if differing:
             raise ValueError(
