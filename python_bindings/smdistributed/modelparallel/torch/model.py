@@ -48,8 +48,9 @@ class DistributedModel(Members, torch.nn.Module):
     ):
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"DistributedModel: expected a torch.nn.Module, got {type(module).__name__}.")
-        module = _uncompiled(module)
+        compiled, module = module, _uncompiled(module)
         super().__init__()
+        self._compiled = () if compiled is module else (compiled,)  # in a tuple, it is no submodule
         if not _engine.is_initialized():
             raise RuntimeError("DistributedModel: expected a call after smp.init, got one before.")
         ranks_of_accelerate.check()
@@ -155,17 +156,28 @@ def _uncompiled(module):
     compiler = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes seconds
     if compiler is None or not isinstance(module, compiler.OptimizedModule):
         return module
+    _refuse_hooks("DistributedModel", module)
+    return module._orig_mod
+
+
+def _refuse_hooks(caller, compiled):
     hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    own = [name for name in hooks if vars(module)[name]]
-    forward = vars(module).get("_forward", module.forward)  # the former where the original was lazy
+    own = [name for name in hooks if vars(compiled)[name]]
+    forward = vars(compiled).get("_forward", compiled.forward)  # the former where the original was lazy
     if not hasattr(forward, "_torchdynamo_orig_callable"):
         own.append("forward")
     if own:
         raise ValueError(
-            "DistributedModel: expected hooks on the module that torch.compile was given, got "
-            f"{', '.join(own)} of the compiled one, which no step calls. Put them on the module itself, before or after that."
+            f"{caller}: expected hooks on the module that torch.compile was given, got {', '.join(own)} of the compiled one, which "
+            "no step calls. Put them on the module itself, before or after that."
         )
-    return module._orig_mod
+
+
+def check_hooks():
+    """Before a step, as when models were wrapped."""
+    for model in _models:
+        for compiled in model._compiled:
+            _refuse_hooks("step", compiled)
 
 
 def _loss_of(tensors, gradients):
