@@ -57,6 +57,13 @@ class Failure(unittest.TestCase):
         error = "ValueError: opaque: expected calls for the same modules in the same order on all ranks, got others on pp_rank "
         self.assertTrue(any(line.startswith(f"{error}1 than on 0 (the first that differs is 1)") for line in lines), lines)
 
+    def test_of_an_opaque_module_that_gives_a_parameter_other_data(self):
+        """Which are the same on zeros, where the call is recorded."""
+        code, lines = run("doubled")
+        self.assertNotEqual(code, 0)
+        error = "NotImplementedError: Doubling: expected a forward that leaves the parameters, .* got others for bias. "
+        self.assertTrue(any(re.search(error, line) for line in lines), lines)
+
     def test_of_a_parameter_that_is_replaced_on_one_rank(self):
         """Which no other sees. Caught there, as it is here once, it comes again."""
         code, lines = run("replaced")

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import operator
 import sys
 import weakref
 
@@ -14,6 +13,7 @@ from smdistributed.modelparallel.torch.comm import gathered
 from smdistributed.modelparallel.torch.delayed import initialize_parameters
 from smdistributed.modelparallel.torch.members import Members, Replicated
 from smdistributed.modelparallel.torch.plan import Plan
+from smdistributed.modelparallel.torch.registered import changed_in, put_back, registered_in
 from smdistributed.modelparallel.torch.views import ModelView
 
 _models = weakref.WeakSet()
@@ -71,11 +71,7 @@ class DistributedModel(Members, torch.nn.Module):
         self._averages_microbatches = average_grads_across_microbatches
         self._optimizers = []  # weak references to those that were made for it
         self._make_hooks(weakref.ref(self))
-        self._registered = [
-            (path, registered, dict(registered.items()))
-            for path, each in module.named_modules()
-            for registered in (each._parameters, each._buffers, each._modules)
-        ]
+        self._registered = registered_in(module)
         _models.add(self)
         state_mod.state.note_model(self)
         number = max(_engine_models, default=-1) + 1
@@ -229,12 +225,7 @@ def put_back_registered():
     """After bodies: what they put in place of parameters and buffers holds no data. Returns the names."""
     found = [each for model in _models for each in _replaced_in(model)]
     for _, registered, before in found:
-        if isinstance(registered, dict):
-            registered.clear()  # which keeps their order
-            registered.update(before)
-        else:  # of TorchScript, where none comes or goes
-            for name, value in before.items():
-                registered[name] = value
+        put_back(registered, before)
     return [name for names, _, _ in found for name in names]
 
 
@@ -254,15 +245,8 @@ def only_model():
 
 def _replaced_in(model):
     """(names of tensors, the dictionary of a module that they are in, what that had when the model was wrapped)"""
-    for path, registered, before in model._registered:
-        if not registered and not before:
-            continue  # as most
-        now = registered if isinstance(registered, dict) else dict(registered.items())  # that of TorchScript is none
-        if now.keys() == before.keys() and all(map(operator.is_, map(now.get, before), before.values())):
-            continue
-        prefix = f"{path}." if path else ""
-        changed = [name for name in {**before, **now} if now.get(name) is not before.get(name)]
-        names = [other for name in changed for other in _others(prefix + name, before.get(name), now.get(name))]
+    for changed, registered, before in changed_in(model._registered):
+        names = [other for name, (had, has) in changed.items() for other in _others(name, had, has)]
         if names:
             yield names, registered, before
 
