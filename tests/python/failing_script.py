@@ -1,6 +1,6 @@
-"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, in a hook, in the order of
-calls, because a parameter is another one there, or an opaque module gives one other data; or where MPI is initialised by the
-script, nowhere."""
+"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, in a hook or by what one has
+replaced, in the order of calls, because a parameter is another one there, or an opaque module gives one other data; or where
+MPI is initialised by the script, nowhere."""
 
 import ctypes
 import sys
@@ -46,6 +46,12 @@ def hook(model, optimizer):
     raise KeyError("in a hook")
 
 
+def replacing_hook(model, optimizer):
+    net[0].bias = nn.Parameter(torch.ones(4))
+
+
+if sys.argv[1] == "replacing_hook" and smp.rank() == 1:
+    model.register_post_partition_hook(replacing_hook)
 if sys.argv[1] == "hook" and smp.rank() == 1:
     model.register_post_step_hook(hook)
 if sys.argv[1] == "replaced" and smp.rank() == 1:  # the other is in the step, and hears of it in that

@@ -50,6 +50,13 @@ class Failure(unittest.TestCase):
         self.assertIn("KeyError: 'in a hook'", lines)
         self.assertEqual(lines[-1], "[rank 1] KeyError: 'in a hook'")
 
+    def test_in_a_hook_that_replaces_a_parameter(self):
+        """Before any forward, which would run with the old one."""
+        code, lines = run("replacing_hook")
+        self.assertNotEqual(code, 0)
+        error = "[rank 1] ValueError: register_post_partition_hook: expected the parameters and buffers that the models had when "
+        self.assertTrue(lines[-1].startswith(error), lines)
+
     def test_in_the_order_of_opaque_modules(self):
         """Where one rank would run Tanh for the other's ReLU."""
         code, lines = run("order")

@@ -70,7 +70,7 @@ class DistributedModel(Members, torch.nn.Module):
         self.training = module.training
         self._averages_microbatches = average_grads_across_microbatches
         self._optimizers = []  # weak references to those that were made for it
-        self._make_hooks(weakref.ref(self))
+        self._make_hooks(weakref.ref(self), check_registered)
         self._registered = registered_in(module)
         _models.add(self)
         state_mod.state.note_model(self)
