@@ -13,7 +13,7 @@ from smdistributed.modelparallel.torch.comm import gathered
 from smdistributed.modelparallel.torch.delayed import initialize_parameters
 from smdistributed.modelparallel.torch.members import Members, Replicated
 from smdistributed.modelparallel.torch.plan import Plan
-from smdistributed.modelparallel.torch.registered import changed_in, put_back, registered_in
+from smdistributed.modelparallel.torch.registered import SharedMemory, changed_in, put_back, registered_in
 from smdistributed.modelparallel.torch.views import ModelView
 
 _models = weakref.WeakSet()
@@ -72,6 +72,7 @@ class DistributedModel(Members, torch.nn.Module):
         self._optimizers = []  # weak references to those that were made for it
         self._make_hooks(weakref.ref(self), check_registered)
         self._registered = registered_in(module)
+        self._shared_memory = SharedMemory(module)
         _models.add(self)
         state_mod.state.note_model(self)
         number = max(_engine_models, default=-1) + 1
@@ -218,6 +219,13 @@ def check_registered(caller=""):
             f"{caller and caller + ': '}expected the parameters and buffers that the models had when they were wrapped, got "
             f"others for {', '.join(replaced)}. Write to them in place (self.mean.copy_(new)), and convert modules before "
             "DistributedModel."
+        )
+    shared = [name for model in _models for name in model._shared_memory.shared_since(model.partitioned)]
+    if shared:
+        raise ValueError(
+            f"{caller and caller + ': '}expected parameters and buffers with memory of their own, unless they shared it in the first "
+            f"step, which puts those on the same ranks, got {', '.join(shared)} on the same. Tie them before that (head.weight = "
+            "embedding.weight), or give each its own (head.weight.data = new.clone())."
         )
 
 
