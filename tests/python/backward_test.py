@@ -173,6 +173,39 @@ class Scaler(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "finite"):  # without the scaler
             optimizers[1].step()
 
+    def test_that_differ_by_rank_are_refused(self):
+        """As where one rank alone loads their state: each would divide by its own scale."""
+        net = make_net()
+        model = smp.DistributedModel(net)
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+        scaler = smp.amp.GradScaler(init_scale=2.0**10)
+        own = scaler.state_dict()
+
+        @smp.step
+        def step(model, x):
+            model.backward(scaler.scale(loss_of(model, x)))
+
+        last = smp.rank() == smp.size() - 1
+        for change, text in (
+            (lambda: scaler.load_state_dict({**own, "scale": 64.0}), r"got scale 1024.0 on rank 0 and scale 64.0 on rank \d"),
+            (lambda: scaler.update(64.0), r"got scale 1024.0 on rank 0 and scale 64.0 on rank \d"),
+            (lambda: scaler.load_state_dict({**own, "_growth_tracker": 3}), r"_growth_tracker 0 .* _growth_tracker 3 on rank \d"),
+        ):
+            if last:
+                change()
+            before = model.state_dict()
+            optimizer.zero_grad()
+            step(model, batch())
+            if smp.size() > 1:
+                with self.assertRaisesRegex(ValueError, f"GradScaler.unscale_: .*{text}.*on all ranks alike"):
+                    scaler.step(optimizer)
+                support.same_bits(self, model.state_dict(), before, "weights")
+            scaler = smp.amp.GradScaler(init_scale=2.0**10)
+        optimizer.zero_grad()
+        step(model, batch())
+        scaler.step(optimizer)
+        self.assertFalse(torch.equal(model.state_dict()["0.weight"], before["0.weight"]))
+
     def test_takes_no_device(self):
         for device in ("cuda", torch.device("cpu")):
             with self.assertRaisesRegex(TypeError, f"a number as init_scale, got .*{torch.device(device).type}"):

@@ -1,5 +1,6 @@
-"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, in a hook, in the order of
-calls, or because a parameter is another one there; or where MPI is initialised by the script, nowhere."""
+"""Fails on one of two ranks, where its argument says: outside of steps, in the body of one, in a hook or by what one has
+replaced, in the order of calls, because a parameter is another one there, or an opaque module gives one other data; or where
+MPI is initialised by the script, nowhere."""
 
 import ctypes
 import sys
@@ -14,7 +15,18 @@ mpi = ctypes.CDLL(_engine.__file__)  # the one that smp uses
 if sys.argv[1] == "mpi":  # as mpi4py has done when a script begins
     assert mpi.MPI_Init(None, None) == 0
 smp.init({"microbatches": 2, "log_level": "off"})
+
+
+class Doubling(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        self.bias.data = self.bias.data * 2
+        return y
+
+
 net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.ReLU())
+if sys.argv[1] == "doubled":
+    net[0] = smp.opaque(Doubling(4, 4))
 if sys.argv[1] == "order":
     for layer in (net[1], net[2]) if smp.rank() == 0 else (net[2], net[1]):
         smp.opaque(layer)
@@ -34,6 +46,12 @@ def hook(model, optimizer):
     raise KeyError("in a hook")
 
 
+def replacing_hook(model, optimizer):
+    net[0].bias = nn.Parameter(torch.ones(4))
+
+
+if sys.argv[1] == "replacing_hook" and smp.rank() == 1:
+    model.register_post_partition_hook(replacing_hook)
 if sys.argv[1] == "hook" and smp.rank() == 1:
     model.register_post_step_hook(hook)
 if sys.argv[1] == "replaced" and smp.rank() == 1:  # the other is in the step, and hears of it in that

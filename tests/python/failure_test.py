@@ -50,12 +50,26 @@ class Failure(unittest.TestCase):
         self.assertIn("KeyError: 'in a hook'", lines)
         self.assertEqual(lines[-1], "[rank 1] KeyError: 'in a hook'")
 
+    def test_in_a_hook_that_replaces_a_parameter(self):
+        """Before any forward, which would run with the old one."""
+        code, lines = run("replacing_hook")
+        self.assertNotEqual(code, 0)
+        error = "[rank 1] ValueError: register_post_partition_hook: expected the parameters and buffers that the models had when "
+        self.assertTrue(lines[-1].startswith(error), lines)
+
     def test_in_the_order_of_opaque_modules(self):
         """Where one rank would run Tanh for the other's ReLU."""
         code, lines = run("order")
         self.assertNotEqual(code, 0)
         error = "ValueError: opaque: expected calls for the same modules in the same order on all ranks, got others on pp_rank "
         self.assertTrue(any(line.startswith(f"{error}1 than on 0 (the first that differs is 1)") for line in lines), lines)
+
+    def test_of_an_opaque_module_that_gives_a_parameter_other_data(self):
+        """Which are the same on zeros, where the call is recorded."""
+        code, lines = run("doubled")
+        self.assertNotEqual(code, 0)
+        error = "NotImplementedError: Doubling: expected a forward that leaves the parameters, .* got others for bias. "
+        self.assertTrue(any(re.search(error, line) for line in lines), lines)
 
     def test_of_a_parameter_that_is_replaced_on_one_rank(self):
         """Which no other sees. Caught there, as it is here once, it comes again."""

@@ -147,6 +147,19 @@ class Scaled(nn.Linear):
         return super().forward(x) * self.factor * scale
 
 
+class Replacing(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.linear, self.act = nn.Linear(4, 4), nn.Tanh()
+        self.register_buffer("mean", torch.zeros(4))
+        self.change = change
+
+    def forward(self, x):
+        y = self.act(self.linear(x)) - self.mean
+        self.change(self, x)
+        return y
+
+
 class Functions(unittest.TestCase):
     def check(self, net, plain=None, steps=3, between=lambda module, number: None):
         plain = plain or copy.deepcopy(net)
@@ -232,6 +245,30 @@ class Functions(unittest.TestCase):
         self.check(net, plain=plain)
         with self.assertRaisesRegex(TypeError, "got int"):
             smp.opaque(3)
+
+    def test_opaque_modules_that_replace_what_they_have(self):
+        changes = (
+            ("mean", lambda net, x: setattr(net, "mean", x.mean(0))),
+            ("last", lambda net, x: net.register_buffer("last", x.mean(0))),
+            ("act", lambda net, x: setattr(net, "act", nn.ReLU())),
+            ("linear.weight", lambda net, x: setattr(net.linear, "weight", nn.Parameter(torch.ones(4, 4)))),
+            ("linear.bias", lambda net, x: setattr(net.linear.bias, "data", net.linear.bias.data + 1)),
+        )
+        for position in (0, 1):
+            for name, change in changes:
+                layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+                layers[position] = smp.opaque(Replacing(change))
+                net = nn.Sequential(*layers)
+                model, evaluate = smp.DistributedModel(net), support.make_evaluation()
+                smp.set_partition(net[0], 0), smp.set_partition(net[1], smp.pp_size() - 1)
+                before = model.state_dict()
+                for _ in range(2):
+                    with self.assertRaisesRegex(RuntimeError, f"Replacing: expected a forward .* got others for {name}. "):
+                        evaluate(model, torch.ones(8, 4))
+                self.assertEqual(list(net[position]._modules), ["linear", "act"])
+                support.same_bits(self, model.state_dict(), before, name)
+                net[position].change = lambda net, x: setattr(net.linear.bias, "data", net.linear.bias.data.clone())
+                evaluate(model, torch.ones(8, 4))
 
     def test_copies_of_opaque_modules_have_attributes_of_their_own(self):
         plain = nn.Sequential(*(Scaled(4, 4) for _ in range(3)))

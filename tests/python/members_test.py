@@ -159,6 +159,51 @@ class Options(unittest.TestCase):
             support.same_bits(self, [parameter.grad], [plain.get_parameter(name).grad], f"gradient of {name}")
 
 
+class Again(unittest.TestCase):
+    """One module in two models, as where a notebook's cell is run twice."""
+
+    def trains(self, net, make):
+        """make(net): models of it, which are trained in turn."""
+        plain = copy.deepcopy(net)
+        models = make(net)
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+        plains = torch.optim.SGD(plain.parameters(), lr=0.1)
+        for number in range(4):
+            optimizer.zero_grad(), plains.zero_grad()
+            losses = train_step(models[number % len(models)], batch(number)).outputs
+            support.same_bits(self, losses, support.plain_step(plain, loss_of, batch(number)), f"losses {number}")
+            optimizer.step(), plains.step()
+            support.same_bits(self, models[-1].state_dict(), plain.state_dict(), f"state {number}")
+
+    def test_in_place_of_one_without_a_step(self):
+        def make(net):
+            model = smp.DistributedModel(net)
+            model.register_post_partition_hook(lambda *_: self.fail("of the first"))
+            model = smp.DistributedModel(net)
+            model.register_post_step_hook(lambda *_: called.append(1))
+            return [model]
+
+        called = []
+        net = Net()
+        smp.opaque(net.layers[1])
+        self.trains(net, make)
+        self.assertEqual(called, [1])
+
+    def test_beside_another(self):
+        for steps in (0, 1):
+
+            def make(net, steps=steps):
+                first = smp.DistributedModel(net)
+                for _ in range(steps):
+                    with torch.no_grad():
+                        evaluate(first, batch())
+                return [smp.DistributedModel(net), first]
+
+            evaluate = support.make_evaluation()
+            net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+            self.trains(net, make)
+
+
 class Hooks(unittest.TestCase):
     def test_are_called_once_in_order_on_every_rank(self):
         net = Net()

@@ -64,6 +64,20 @@ class Forwards(unittest.TestCase):
         for compiled, own in ((hooked, "_forward_hooks"), (pre_hooked, "_forward_pre_hooks"), (patched, "forward")):
             with self.assertRaisesRegex(ValueError, f"torch.compile was given, got {own} of the compiled one"):
                 smp.DistributedModel(compiled)
+        later = torch.compile(make_net(), backend="eager")
+        model, evaluate = smp.DistributedModel(later), support.make_evaluation()
+        for add, own in (
+            (lambda: later.register_forward_hook(lambda module, args, output: output * 2), "_forward_hooks"),
+            (lambda: setattr(later, "forward", lambda x: x), "forward"),
+        ):
+            evaluate(model, batch())
+            forward, handle = later.forward, add()
+            with self.assertRaisesRegex(ValueError, f"step: .* torch.compile was given, got {own} of the compiled one"):
+                evaluate(model, batch())
+            later.forward = forward
+            if handle is not None:
+                handle.remove()
+        evaluate(model, batch())
         lazy = torch.compile(nn.Sequential(nn.LazyLinear(3)), backend="eager")
         self.assertIs(smp.DistributedModel(lazy).get_module(), lazy._orig_mod)
 

@@ -50,8 +50,22 @@ class GradScaler(torch.amp.GradScaler):
     def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
         own = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         overflowed = any(found.item() for found in own.values())
-        found_inf.fill_(any(gathered("GradScaler.unscale_", overflowed, CommGroup.WORLD)))
+        ranks = gathered("GradScaler.unscale_", (overflowed, self.state_dict()), CommGroup.WORLD)
+        states = [state for _, state in ranks]
+        for rank, state in enumerate(states):
+            if state != states[0]:
+                names = [name for name in state if state[name] != states[0].get(name)]
+                raise ValueError(
+                    f"GradScaler.unscale_: expected the same scaler on all ranks, got {_part(states[0], names)} on rank 0 and "
+                    f"{_part(state, names)} on rank {rank}. Make it, load its state and call update(new_scale) on all ranks alike. "
+                    "Each rank has divided its gradients by its own scale: call zero_grad before the next step."
+                )
+        found_inf.fill_(any(overflowed for overflowed, _ in ranks))
         return {found_inf.device: found_inf}
+
+
+def _part(state, names):
+    return ", ".join(f"{name} {state[name]}" for name in names)
 
 
 _scale = torch.amp.GradScaler.scale

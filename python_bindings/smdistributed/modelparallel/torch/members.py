@@ -56,22 +56,26 @@ class Members:
         """Once, at the end of the first step that uses the model. Returns a handle with remove()."""
         return self._add_hook("register_post_step_hook", self._after_first_step, hook, self._has_stepped)
 
-    def _make_hooks(self, weak_self):
-        """weak_self: the engine keeps what it calls until all ranks have let the model go."""
+    def _make_hooks(self, weak_self, check):
+        """weak_self: the engine keeps what it calls until all ranks have let the model go. check(caller) is called after hooks
+        that come before a forward."""
         self._after_partition = collections.OrderedDict()
         self._after_first_step = collections.OrderedDict()
         self._has_stepped = False
 
         def after_partition():
-            model = weak_self()
-            check_order(model.get_module())
-            logs.partitioned(model)
-            _call(model, model._after_partition)
+            model = weak_self()  # None where another has taken its place before the first step
+            check_order(model and model.get_module())
+            if model is not None:
+                logs.partitioned(model)
+                _call(model, model._after_partition)
+                check("register_post_partition_hook")
 
         def after_first_step():
             model = weak_self()
-            _call(model, model._after_first_step)
-            model._has_stepped = True
+            if model is not None:
+                _call(model, model._after_first_step)
+                model._has_stepped = True
 
         _engine.add_hooks(self._engine_model, after_partition, after_first_step)
 

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import operator
 import sys
 import weakref
 
@@ -14,6 +13,7 @@ from smdistributed.modelparallel.torch.comm import gathered
 from smdistributed.modelparallel.torch.delayed import initialize_parameters
 from smdistributed.modelparallel.torch.members import Members, Replicated
 from smdistributed.modelparallel.torch.plan import Plan
+from smdistributed.modelparallel.torch.registered import SharedMemory, changed_in, put_back, registered_in
 from smdistributed.modelparallel.torch.views import ModelView
 
 _models = weakref.WeakSet()
@@ -48,8 +48,9 @@ class DistributedModel(Members, torch.nn.Module):
     ):
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"DistributedModel: expected a torch.nn.Module, got {type(module).__name__}.")
-        module = _uncompiled(module)
+        compiled, module = module, _uncompiled(module)
         super().__init__()
+        self._compiled = () if compiled is module else (compiled,)  # in a tuple, it is no submodule
         if not _engine.is_initialized():
             raise RuntimeError("DistributedModel: expected a call after smp.init, got one before.")
         ranks_of_accelerate.check()
@@ -69,12 +70,9 @@ class DistributedModel(Members, torch.nn.Module):
         self.training = module.training
         self._averages_microbatches = average_grads_across_microbatches
         self._optimizers = []  # weak references to those that were made for it
-        self._make_hooks(weakref.ref(self))
-        self._registered = [
-            (path, registered, dict(registered.items()))
-            for path, each in module.named_modules()
-            for registered in (each._parameters, each._buffers, each._modules)
-        ]
+        self._make_hooks(weakref.ref(self), check_registered)
+        self._registered = registered_in(module)
+        self._shared_memory = SharedMemory(module)
         _models.add(self)
         state_mod.state.note_model(self)
         number = max(_engine_models, default=-1) + 1
@@ -155,17 +153,28 @@ def _uncompiled(module):
     compiler = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes seconds
     if compiler is None or not isinstance(module, compiler.OptimizedModule):
         return module
+    _refuse_hooks("DistributedModel", module)
+    return module._orig_mod
+
+
+def _refuse_hooks(caller, compiled):
     hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    own = [name for name in hooks if vars(module)[name]]
-    forward = vars(module).get("_forward", module.forward)  # the former where the original was lazy
+    own = [name for name in hooks if vars(compiled)[name]]
+    forward = vars(compiled).get("_forward", compiled.forward)  # the former where the original was lazy
     if not hasattr(forward, "_torchdynamo_orig_callable"):
         own.append("forward")
     if own:
         raise ValueError(
-            "DistributedModel: expected hooks on the module that torch.compile was given, got "
-            f"{', '.join(own)} of the compiled one, which no step calls. Put them on the module itself, before or after that."
+            f"{caller}: expected hooks on the module that torch.compile was given, got {', '.join(own)} of the compiled one, which "
+            "no step calls. Put them on the module itself, before or after that."
         )
-    return module._orig_mod
+
+
+def check_hooks():
+    """Before a step, as when models were wrapped."""
+    for model in _models:
+        for compiled in model._compiled:
+            _refuse_hooks("step", compiled)
 
 
 def _loss_of(tensors, gradients):
@@ -211,18 +220,20 @@ def check_registered(caller=""):
             f"others for {', '.join(replaced)}. Write to them in place (self.mean.copy_(new)), and convert modules before "
             "DistributedModel."
         )
+    shared = [name for model in _models for name in model._shared_memory.shared_since(model.partitioned)]
+    if shared:
+        raise ValueError(
+            f"{caller and caller + ': '}expected parameters and buffers with memory of their own, unless they shared it in the first "
+            f"step, which puts those on the same ranks, got {', '.join(shared)} on the same. Tie them before that (head.weight = "
+            "embedding.weight), or give each its own (head.weight.data = new.clone())."
+        )
 
 
 def put_back_registered():
     """After bodies: what they put in place of parameters and buffers holds no data. Returns the names."""
     found = [each for model in _models for each in _replaced_in(model)]
     for _, registered, before in found:
-        if isinstance(registered, dict):
-            registered.clear()  # which keeps their order
-            registered.update(before)
-        else:  # of TorchScript, where none comes or goes
-            for name, value in before.items():
-                registered[name] = value
+        put_back(registered, before)
     return [name for names, _, _ in found for name in names]
 
 
@@ -242,15 +253,8 @@ def only_model():
 
 def _replaced_in(model):
     """(names of tensors, the dictionary of a module that they are in, what that had when the model was wrapped)"""
-    for path, registered, before in model._registered:
-        if not registered and not before:
-            continue  # as most
-        now = registered if isinstance(registered, dict) else dict(registered.items())  # that of TorchScript is none
-        if now.keys() == before.keys() and all(map(operator.is_, map(now.get, before), before.values())):
-            continue
-        prefix = f"{path}." if path else ""
-        changed = [name for name in {**before, **now} if now.get(name) is not before.get(name)]
-        names = [other for name in changed for other in _others(prefix + name, before.get(name), now.get(name))]
+    for changed, registered, before in changed_in(model._registered):
+        names = [other for name, (had, has) in changed.items() for other in _others(name, had, has)]
         if names:
             yield names, registered, before
 

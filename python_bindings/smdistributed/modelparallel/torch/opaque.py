@@ -13,6 +13,7 @@ import torch.utils.checkpoint
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch.comm import CommGroup, gathered
 from smdistributed.modelparallel.torch.containers import map_leaves
+from smdistributed.modelparallel.torch.registered import changed_in, put_back, registered_in
 
 _modules = []  # by number: those of opaque(), made on all ranks in the same order
 _structures = {}  # by call and sizes of its tensors: the containers that it returned when it was recorded
@@ -114,7 +115,9 @@ def opaque(module):
     all ranks, before the first step.
 
     It takes tensors and plain values, in containers, and returns tensors whose sizes follow from theirs: a step learns them
-    from a call on zeros. Buffers that it writes to are refused. Attributes that change between steps change on all ranks.
+    from a call on zeros. Buffers that it writes to or replaces are refused, as are parameters and submodules that it replaces.
+    Attributes that change between steps change on all ranks. One that forward changes, as a count of its calls, changes on the
+    rank of its stage, and with each call on zeros on pp_rank 0: let the caller count, and pass the number.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"opaque: expected a torch.nn.Module, got {type(module).__name__}.")
@@ -130,9 +133,13 @@ def _add(module):
 
 
 def check_order(module):
-    """In the first step, on all ranks of the pipeline: a call of a module names it by its number."""
-    numbers = {path: each._opaque_number for path, each in module.named_modules() if isinstance(each, _Opaque)}
-    for rank, others in enumerate(gathered("opaque", numbers, CommGroup.PP_GROUP)):
+    """In the first step, on all ranks of the pipeline: a call of a module names it by its number. None where the module's model
+    is gone, which ranks need not find at the same time."""
+    named = [] if module is None else module.named_modules()
+    numbers = {path: each._opaque_number for path, each in named if isinstance(each, _Opaque)}
+    for rank, (is_gone, others) in enumerate(gathered("opaque", (module is None, numbers), CommGroup.PP_GROUP)):
+        if is_gone or module is None:
+            continue
         differing = [path for path in {**numbers, **others} if numbers.get(path) != others.get(path)]
         if differing:
             raise ValueError(
@@ -165,7 +172,29 @@ class _Plain(torch.nn.Module):
         self.module = module
 
     def forward(self, *args, **kwargs):
-        return self.module.forward(*args, **kwargs)
+        registered = registered_in(self.module)
+        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        data = {name: tensor.detach() for name, tensor in tensors.items()}
+        returned = self.module.forward(*args, **kwargs)
+        names = [name for name, tensor in tensors.items() if not _has(tensor, data[name])]
+        for changed, own, before in list(changed_in(registered)):
+            names += changed
+            put_back(own, before)
+        if names:
+            raise NotImplementedError(
+                f"{type(self.module).__qualname__}: expected a forward that leaves the parameters, buffers and submodules of its module "
+                f"in their places, got others for {', '.join(names)}. It is called with tensors that are gone after it, so what it "
+                "assigns is lost. Make them in the constructor, and return what is to be kept: the body may write it to a buffer in "
+                "place (self.mean.copy_(new))."
+            )
+        return returned
+
+
+def _has(tensor, data):
+    """Other memory with the same numbers, as flatten_parameters() makes it, does no harm."""
+    if tensor.is_set_to(data):
+        return True
+    return (tensor.shape, tensor.dtype) == (data.shape, data.dtype) and torch.equal(tensor, data)
 
 
 def _run_module(number, state, is_training, *args, **kwargs):

@@ -13,7 +13,7 @@ import torch.utils.data
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import logs
 from smdistributed.modelparallel.torch.containers import map_leaves
-from smdistributed.modelparallel.torch.model import DistributedModel, check_registered, put_back_registered
+from smdistributed.modelparallel.torch.model import DistributedModel, check_hooks, check_registered, put_back_registered
 
 
 class StepOutput:
@@ -95,6 +95,7 @@ class StepFunction:
     def __call__(self, *args, **kwargs):
         call = _Call(self._function, self._signature.bind(*args, **kwargs), self._whole, self._axes)
         check_registered("step")  # on every rank, and before the others wait for one of them
+        check_hooks()
         try:
             tensors, values, payload = _engine.run_step(self._number, call)
         except BaseException:
