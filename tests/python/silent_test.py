@@ -129,6 +129,27 @@ class NeverStale(Compared):
             step(f"step {number}")
 
 
+    def test_an_alias_of_a_weight_now_and_then(self):
+        """As a norm for the log: a run leaves a recording without the alias for one that has it."""
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        plain = copy.deepcopy(net)
+        model = smp.DistributedModel(net)
+
+        @smp.step
+        def train_step(x, has_norm):
+            loss = loss_of(model, x)
+            model.backward(loss)
+            return loss, net[2].weight.detach().norm() if has_norm else loss
+
+        for number, has_norm in enumerate((False, True, False, True, True, False)):
+            losses, norms = train_step(batch(), has_norm)
+            expected = support.plain_step(plain, loss_of, batch())
+            support.same_bits(self, losses.outputs, expected, f"losses of step {number}")
+            if has_norm:
+                expected = [plain[2].weight.detach().norm()] * support.MICROBATCHES
+            support.same_bits(self, norms.outputs, expected, f"norms of step {number}")
+
+
 class Modes(Compared):
     """Of torch, which bodies and their callers switch."""
 
