@@ -76,6 +76,7 @@ void GradientReducer::check_same_layout() const {
 void GradientReducer::make_buckets() {
   bucket_of_.resize(parameters_.size());
   int64_t bytes = 0;
+  for (const at::Tensor& parameter : parameters_) layouts_.push_back(layout_of(parameter));
   for (size_t i = parameters_.size(); i-- > 0;) {
     const auto own = static_cast<int64_t>(parameters_[i].nbytes());
     const bool fits = !buckets_.empty() && bytes + own <= options_.bucket_bytes &&
@@ -95,6 +96,13 @@ void GradientReducer::share_memory() {
   if (most == 0 || replicas_.size() == 1) return;
   auto memory = SharedMemory::make(replicas_, most);
   if (memory) shared_ = std::make_unique<SharedSum>(replicas_, kFirstBucketTag + 2 * options_.number, std::move(memory));
+}
+
+bool GradientReducer::is_for(const std::vector<at::Tensor>& parameters) const {
+  const auto is_same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+  const auto has_layout = [](const at::Tensor& a, const Layout& layout) { return layout_of(a) == layout; };
+  return std::equal(parameters_.begin(), parameters_.end(), parameters.begin(), parameters.end(), is_same) &&
+         std::equal(parameters.begin(), parameters.end(), layouts_.begin(), layouts_.end(), has_layout);
 }
 
 int64_t GradientReducer::shared_bytes() const { return shared_ ? shared_->num_bytes() : 0; }

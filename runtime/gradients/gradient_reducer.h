@@ -55,6 +55,8 @@ class GradientReducer {
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const ReducerOptions& options() const { return options_; }
+  /// Is it of these parameters, and have they the types and sizes that its buckets were made for?
+  bool is_for(const std::vector<at::Tensor>& parameters) const;
   /// Of the block that this rank has for its buckets where replicas share memory; 0: they are sent.
   int64_t shared_bytes() const;
 
@@ -108,7 +110,11 @@ class GradientReducer {
   void complete();
   at::Tensor hooked(const at::Tensor& gradients, size_t bucket) const;
 
+  using Layout = std::pair<c10::ScalarType, int64_t>;  // type and number of elements
+  static Layout layout_of(const at::Tensor& tensor) { return {tensor.scalar_type(), tensor.numel()}; }
+
   std::vector<at::Tensor> parameters_;
+  std::vector<Layout> layouts_;  // of these, when the buckets were made
   Transport& replicas_;
   ReducerOptions options_;
   std::unique_ptr<SharedSum> shared_;  // null: buckets are sent

@@ -101,6 +101,24 @@ class NoSync(Replicas):
         self.assert_gradients(self.plain.gradients(), "second pass")
 
 
+class OtherTypes(Replicas):
+    def test_of_a_model_that_becomes_double_between_steps(self):
+        """Its buckets take twice the memory. Where stages hold the model, no rank has all of it."""
+        self.step(self.model, batch(0))
+        if smp.pp_size() > 1:
+            with self.assertRaisesRegex(RuntimeError, "live on pipeline rank"):
+                self.net.double()
+            return
+        self.model.zero_grad()
+        for net in (self.net, *self.plain.nets):
+            net.double()
+        self.step(self.model, batch(1).double())
+        for replica, net in enumerate(self.plain.nets):
+            support.plain_step(net, loss_of, batch(1, replica).double())
+        self.plain.average()
+        self.assert_gradients(self.plain.gradients(), "in double")
+
+
 class CommHook(Replicas):
     def test_gets_sums_over_microbatches_and_replaces_the_mean(self):
         self.step(self.model, batch(0))

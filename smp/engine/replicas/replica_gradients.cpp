@@ -126,11 +126,7 @@ void ReplicaGradients::make_reducer(Model& model, std::vector<at::Tensor> parame
   options.looks_for_nonfinite = context_.config.nonfinite != Nonfinite::kIgnore;
   // A hook may block, and replicas need not be equally far in two models.
   if (options.hook && models_.all().size() > 1) options.overlap = false;
-  if (reducer && reducer->options().overlap == options.overlap) {
-    const auto& known = reducer->parameters();
-    const auto is_same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
-    if (std::equal(known.begin(), known.end(), parameters.begin(), parameters.end(), is_same)) return;
-  }
+  if (reducer && reducer->options().overlap == options.overlap && reducer->is_for(parameters)) return;
   reducer.reset();  // its hooks go before those of the new one come
   const bool wants_memory = context_.replicas_share_memory && options.shares_memory && !options.hook && !parameters.empty();
   reducer = std::make_unique<runtime::GradientReducer>(std::move(parameters), *context_.replicas, std::move(options));
