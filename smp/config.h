@@ -169,8 +169,9 @@ struct Config {
   /// What DistributedOptimizer::step() does after a training step with a loss or a gradient that is not finite.
   Nonfinite nonfinite = Nonfinite::kStop;
 
-  /// Seconds after which any wait for another rank fails; above 0.
-  double timeout_s = 600;
+  /// Seconds after which any wait for another rank fails; above 0. Five times as many where ranks start, measure, plan
+  /// (the first call of a step function), save and load.
+  double timeout_s = 120;
 
   /// Log lines that reach stderr.
   LogLevel log_level = LogLevel::kInfo;

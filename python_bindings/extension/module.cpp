@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -42,11 +43,13 @@ auto without_lock(Result (*function)(Args...)) {
 
 void bind_job(py::module_& module) {
   module.def("init", [](const std::string& json) {
-    const Config config = Config::resolve_json(json);  // all errors at once; init lays the environment over it once more
+    // All errors at once; init lays the environment over it once more.
+    const Config config = with_exit_code(ExitCode::kUsage, [&] { return Config::resolve_json(json); });
     unlocked([&] { init(config); });
   });
   module.def("shutdown", without_lock(&shutdown));
   module.def("is_initialized", &is_initialized);
+  module.def("stop_requested", without_lock(&stop_requested));
   module.def("config", [] { return config().to_json(); });
   module.def("default_config", [] { return Config().to_json(); });
   // write(is_warning, message, file, line), kept as long as the process: at its end there is no interpreter to give it back
@@ -237,7 +240,8 @@ void bind_errors(py::module_& module) {
   static const py::exception<CommError> comm(module, "CommError", PyExc_RuntimeError);
   static const py::exception<AbortedError> aborted(module, "AbortedError", comm.ptr());
   static const py::exception<PeerLostError> lost(module, "PeerLostError", comm.ptr());
-  static thread_local std::exception_ptr failure;  // the last of another rank, for report_failure
+  static const py::exception<HangError> hang(module, "HangError", comm.ptr());
+  static thread_local std::exception_ptr failure;  // the last of another rank or a wait, for report_failure
   py::register_local_exception_translator([](std::exception_ptr error) {
     if (!error) return;
     try {
@@ -248,6 +252,9 @@ void bind_errors(py::module_& module) {
     } catch (const PeerLostError& e) {
       failure = error;
       py::set_error(lost, in_python(e.what()).c_str());
+    } catch (const HangError& e) {
+      failure = error;
+      py::set_error(hang, in_python(e.what()).c_str());
     } catch (const CommError& e) {
       py::set_error(comm, in_python(e.what()).c_str());
     } catch (py::error_already_set&) {
@@ -256,14 +263,19 @@ void bind_errors(py::module_& module) {
       torch::translate_exception_to_python(std::current_exception());
       py::error_already_set raised;
       put_in_python(raised);
+      if (const ExitCode code = exit_code_of(error); code != ExitCode::kFailed) {
+        raised.value().attr("_smp_exit_code") = static_cast<int>(code);
+      }
       raised.restore();
     }
   });
-  const auto cause_of = [](const std::string& message, bool is_of_other_rank) {
-    return is_of_other_rank && failure ? failure : std::make_exception_ptr(std::runtime_error(message));
+  const auto cause_of = [](const std::string& message, bool is_kept) {
+    return is_kept && failure ? failure : std::make_exception_ptr(std::runtime_error(message));
   };
-  module.def("report_failure", [cause_of](const std::string& message, bool is_of_other_rank) {
-    return unlocked([&] { return engine::report_failure(cause_of(message, is_of_other_rank)); });
+  module.def("report_failure", [cause_of](const std::string& message, bool is_kept, std::optional<int> code) {
+    const auto cause = code && !is_kept ? std::make_exception_ptr(Coded(std::runtime_error(message), ExitCode{*code}))
+                                        : cause_of(message, is_kept);
+    return unlocked([&] { return engine::report_failure(cause); });
   });
   module.def("abandon_join", [cause_of](const std::string& message, bool is_of_other_rank) {
     unlocked([&] { engine::abandon_join(cause_of(message, is_of_other_rank)); });

@@ -67,10 +67,12 @@ void Calls::hear(int partner, std::string_view action) {
   ++peer.num_heard;
   if (peer.heard.text() == peer.told.text()) return;
   or_end_the_job(*world_, [&] {
-    TORCH_CHECK(false, "expected every rank to make the same calls in the same order, got ", peer.told.text(), " on rank ",
-                world_->rank(), " and ", peer.heard.text(), " on rank ", partner, " (call ", peer.num_heard,
-                " of the two together). Make each call on all the ranks that it concerns, outside of conditions that hold "
-                "on some of them only.");
+    with_exit_code(ExitCode::kDesync, [&] {
+      TORCH_CHECK(false, "expected every rank to make the same calls in the same order, got ", peer.told.text(), " on rank ",
+                  world_->rank(), " and ", peer.heard.text(), " on rank ", partner, " (call ", peer.num_heard,
+                  " of the two together). Make each call on all the ranks that it concerns, outside of conditions that hold "
+                  "on some of them only.");
+    });
   });
 }
 

@@ -16,6 +16,7 @@
 #include <optional>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 #include "runtime/launch/launch.h"
 #include "runtime/transport/error.h"
@@ -26,6 +27,7 @@ namespace {
 // A terminate handler takes no argument.
 std::weak_ptr<Transport> failing_world;
 int failing_rank = 0;
+bool has_no_others = false;
 std::atomic<bool> is_ending = false;
 
 void flush_all() {
@@ -51,11 +53,18 @@ std::string one_line(const std::string& message) {
   return result;
 }
 
-void print_line(const std::string& message) {
+void print_lines(const std::vector<std::string>& messages) {
   flush_all();
-  const std::string line = "[rank " + std::to_string(failing_rank) + "] " + one_line(message) + "\n";
-  // In one call, so that no other rank's line comes between.
-  [[maybe_unused]] const ssize_t num_written = write(STDERR_FILENO, line.data(), line.size());
+  std::string lines;
+  for (const std::string& message : messages) {
+    lines += has_no_others ? message + "\n" : "[rank " + std::to_string(failing_rank) + "] " + one_line(message) + "\n";
+  }
+  // In one call where the system allows it, so that no other rank's line comes between.
+  for (size_t done = 0; done < lines.size();) {
+    const ssize_t num_written = write(STDERR_FILENO, lines.data() + done, lines.size() - done);
+    if (num_written <= 0) return;
+    done += static_cast<size_t>(num_written);
+  }
 }
 
 // Where torchrun looks for the cause, which its summary shows. A front end that knows more has written it before.
@@ -69,25 +78,26 @@ void write_error_file(const std::string& message) noexcept {
 }
 
 // Who failed first has the last word.
-int report_own(const std::string& message) {
+int report_own(const std::string& message, ExitCode code, std::vector<std::string> lines = {}) {
   write_error_file(message);
   flush_all();
   const auto world = failing_world.lock();
   const bool is_first = world == nullptr || world->abort(message);
-  if (!is_first) print_line(message);
+  lines.push_back(message);
+  if (!is_first) print_lines(lines);
   if (world != nullptr) world->end_in_order();
   if (is_first) {
     if (world != nullptr && world->size() > 1) let_mpirun_print();
-    print_line(message);
+    print_lines(lines);
     let_mpirun_print();  // it kills those who fail at the same time, once this rank has ended
   }
-  return kExitFailed;
+  return static_cast<int>(code);
 }
 
 int follow_peer() {
   flush_all();
   if (const auto world = failing_world.lock()) world->end_in_order();
-  return kExitPeerFailed;
+  return static_cast<int>(ExitCode::kPeerFailed);
 }
 
 [[noreturn]] void end_world() {
@@ -113,17 +123,19 @@ std::string describe_exception(const std::exception_ptr& exception) {
 namespace {
 
 int report(const std::exception_ptr& exception) {
-  if (!exception) return report_own("the program failed without an exception");
+  if (!exception) return report_own("the program failed without an exception", ExitCode::kFailed);
   try {
     std::rethrow_exception(exception);
   } catch (const AbortedError& error) {
     // Its own, where the program has caught the failure and gone on: then nobody else prints it.
-    return error.failed_rank() == failing_rank ? report_own(error.what()) : follow_peer();
+    return error.failed_rank() == failing_rank ? report_own(error.what(), ExitCode::kFailed) : follow_peer();
   } catch (const PeerLostError& error) {
-    print_line(error.what());
+    print_lines({error.what()});
     return follow_peer();
+  } catch (const HangError& error) {
+    return report_own(error.what(), error.exit_code(), error.ranks());
   } catch (...) {
-    return report_own(describe_exception(exception));
+    return report_own(describe_exception(exception), exit_code_of(exception));
   }
 }
 
@@ -134,8 +146,8 @@ int report_failure(const std::exception_ptr& exception) {
   if (exit_code) return *exit_code;
   thread_local bool is_reporting = false;
   if (std::exchange(is_reporting, true)) {
-    print_line("the report of a failure has failed itself");
-    return kExitFailed;
+    print_lines({"the report of a failure has failed itself"});
+    return static_cast<int>(ExitCode::kFailed);
   }
   while (is_ending.exchange(true)) pause();  // another thread is at it
   exit_code = report(exception);
@@ -145,12 +157,14 @@ int report_failure(const std::exception_ptr& exception) {
 void install_terminate_handler(const std::shared_ptr<Transport>& world) {
   failing_world = world;
   failing_rank = world->rank();
+  has_no_others = world->size() == 1;
   std::set_terminate(end_world);
 }
 
-void install_terminate_handler(int rank) {
+void install_terminate_handler(int rank, bool is_alone) {
   failing_world.reset();
   failing_rank = rank;
+  has_no_others = is_alone;
   std::set_terminate(end_world);
 }
 

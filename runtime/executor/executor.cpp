@@ -3,6 +3,7 @@
 
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <utility>
@@ -29,6 +30,14 @@ std::vector<Carried> values_on_edge(const Plan& plan, int source, int target, bo
   return values;
 }
 
+// "aten::addmm of 'encoder.2.linear1'"
+std::string describe_value(const Graph& graph, ValueId id) {
+  const Value& value = graph.values[id];
+  if (value.producer == kNoNode) return "'" + value.name + "'";
+  const Node& node = graph.nodes[value.producer];
+  return node.op + (node.module.empty() ? "" : " of '" + node.module + "'");
+}
+
 }  // namespace
 
 // Messages of one channel keep their order. The same numbers for every plan, because the programs of one step may have
@@ -52,11 +61,14 @@ RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> mic
   const auto& column = schedule.columns[static_cast<size_t>(pipeline_.rank())];
   results_.assign(microbatches.size(), {});
   ahead_ = {};
+  microbatches_ = microbatches;
+  const auto at_no_action = c10::make_scope_exit([this] { action_ = nullptr; });
   try {
     for (const Action& action : column) {
       ahead_.post(column, [&](const Action& receive) {
         expected_.push_back(post(receive, microbatches[static_cast<size_t>(receive.microbatch)]));
       });
+      action_ = &action;
       {
         const RecordedSpan span(options_.recorder, action);
         perform(action, microbatches);
@@ -67,6 +79,7 @@ RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> mic
       }
       reap_sent();
     }
+    action_ = nullptr;
     const RecordedSpan span(sent_.empty() ? nullptr : options_.recorder, Activity::kLastSends);
     for (Sent& sent : sent_) sent.request.wait("end of step");
     sent_.clear();
@@ -76,6 +89,22 @@ RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> mic
   }
   TORCH_INTERNAL_ASSERT(activations_.empty() && gradients_.empty(), "values were received and never used");
   return std::move(results_);
+}
+
+std::string Executor::describe() const {
+  if (action_ == nullptr) return "";
+  std::string text = std::string(action_->row().name) + " of microbatch " + std::to_string(action_->microbatch) +
+                     " on stage " + std::to_string(action_->stage);
+  if (action_->is_compute()) return text;
+  const bool is_from_peer = action_->is_receive();
+  const RankProgram& program = *microbatches_[static_cast<size_t>(action_->microbatch)].program;
+  const auto [source, target] =
+      is_from_peer ? std::pair(action_->peer, action_->stage) : std::pair(action_->stage, action_->peer);
+  const char* separator = action_->is_forward() ? ", with " : ", with the gradient of ";
+  for (const Carried& carried : values_on_edge(*program.plan, source, target, action_->is_forward())) {
+    text += std::exchange(separator, " and ") + describe_value(*program.graph, carried.value);
+  }
+  return text;
 }
 
 void Executor::drop_everything(std::span<MicrobatchRun> microbatches) {

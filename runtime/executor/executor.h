@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "partitioner/plan/message_rules.h"
@@ -74,6 +75,9 @@ class Executor {
   /// Throws CommError and its kin with the action's text; whatever an operator throws.
   RankResults run(const partitioner::Schedule& schedule, std::span<MicrobatchRun> microbatches,
                   const RunOptions& options = {});
+  /// The action that it performs, in words: "receive B of microbatch 3 on stage 1, with the gradient of aten::mm of 'head'".
+  /// Empty when there is none.
+  std::string describe() const;
 
  private:
   struct Sent {
@@ -112,6 +116,8 @@ class Executor {
   BufferPool& buffers_;
   RunOptions options_;                               // of this step
   const partitioner::Schedule* schedule_ = nullptr;  // while it runs
+  std::span<MicrobatchRun> microbatches_;            // and these two
+  const partitioner::Action* action_ = nullptr;
   std::deque<Sent> sent_;
   std::deque<Expected> expected_;
   partitioner::ReceivesAhead ahead_;       // what of the column is in expected_, or has been

@@ -157,10 +157,10 @@ std::string describe_mismatch(const Launch& launch, int rank, int size) {
                   ": these variables are not those of the launcher that started this process. ", kWhatWorks);
 }
 
-void set_mpi_defaults() {
+void set_mpi_defaults(const Launch& launch) {
   constexpr int kKeepTheUsers = 0;
   setenv("OMPI_MCA_pml", "ob1", kKeepTheUsers);
-  setenv("OMPI_MCA_btl", "self,vader,tcp", kKeepTheUsers);
+  setenv("OMPI_MCA_btl", launch.local_size < launch.size ? "self,vader,tcp" : "self,vader", kKeepTheUsers);
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", kKeepTheUsers);  // docs/decisions/large-messages.md
   setenv("OMPI_MCA_btl_vader_eager_limit", "16384", kKeepTheUsers);
 }

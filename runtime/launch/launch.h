@@ -51,7 +51,8 @@ Launch detect_launch(const EnvironmentLookup& lookup = process_environment);
 std::string describe_mismatch(const Launch& launch, int rank, int size);
 
 /// Sets, where neither the user nor `smp run` has, how Open MPI moves messages between processes of one host: in one go up
-/// to 16 KB, larger ones in two copies, which no machine forbids. Call before MPI is initialised; later it has no effect.
-void set_mpi_defaults();
+/// to 16 KB, larger ones in two copies, which no machine forbids; and that ranks which are all on one host open no port.
+/// Call before MPI is initialised; later it has no effect.
+void set_mpi_defaults(const Launch& launch);
 
 }  // namespace smp::runtime

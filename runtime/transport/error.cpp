@@ -2,27 +2,29 @@
 #include "runtime/transport/error.h"
 
 #include <cstdio>
+#include <utility>
 
 namespace smp {
-namespace {
 
-std::string text_of(const CommError::Where& where, const std::string& reason) {
-  std::string text = where.operation;
-  if (where.peer >= 0) text += ", peer rank " + std::to_string(where.peer);
-  if (!where.action.empty()) text += ", action " + where.action;
-  if (where.seconds > 0) {
-    char seconds[32];
-    std::snprintf(seconds, sizeof(seconds), ", after %.1f s", where.seconds);
-    text += seconds;
+std::string CommError::Where::text() const {
+  std::string text = operation;
+  if (peer >= 0) text += ", peer rank " + std::to_string(peer);
+  if (!action.empty()) text += ", action " + action;
+  if (seconds > 0) {
+    char waited[32];
+    std::snprintf(waited, sizeof(waited), ", after %.1f s", seconds);
+    text += waited;
   }
-  return text + ": " + reason;
+  return text;
 }
 
-}  // namespace
-
-CommError::CommError(const Where& where, const std::string& reason) : std::runtime_error(text_of(where, reason)) {}
+CommError::CommError(const Where& where, const std::string& reason) : std::runtime_error(where.text() + ": " + reason) {}
 CommError::CommError(const std::string& reason) : std::runtime_error(reason) {}
 CommError::~CommError() = default;
+
+HangError::HangError(const std::string& cause, std::vector<std::string> ranks)
+    : CommError(cause), HasExitCode(ExitCode::kHang), ranks_(std::move(ranks)) {}
+HangError::~HangError() = default;
 
 AbortedError::AbortedError(int failed_rank, const std::string& message)
     : CommError("rank " + std::to_string(failed_rank) + " failed: " + message), failed_rank_(failed_rank) {}

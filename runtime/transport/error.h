@@ -3,6 +3,9 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
+
+#include "runtime/watch/exit_code.h"
 
 namespace smp {
 
@@ -16,10 +19,25 @@ class CommError : public std::runtime_error {
     int peer = -1;               ///< world rank; -1: a collective, or no peer in particular
     std::string action = {};     ///< the schedule's action, "2F0"; empty outside a schedule
     double seconds = 0;          ///< time spent waiting
+
+    std::string text() const;
   };
   CommError(const Where& where, const std::string& reason);
   explicit CommError(const std::string& reason);
   ~CommError() override;
+};
+
+/// A wait took too long. what() is one line; ranks() says what each rank was doing.
+class HangError : public CommError, public HasExitCode {
+ public:
+  /// ranks: a line for each, by world rank.
+  HangError(const std::string& cause, std::vector<std::string> ranks);
+  ~HangError() override;
+
+  const std::vector<std::string>& ranks() const noexcept { return ranks_; }
+
+ private:
+  std::vector<std::string> ranks_;
 };
 
 /// Another rank failed and ended the job; that rank itself reports the cause.

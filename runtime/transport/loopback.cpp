@@ -25,7 +25,7 @@ class RankEnd final : public RequestPool {
 
   const std::shared_ptr<LoopbackHub> hub;
   const int world_rank;
-  const std::chrono::milliseconds timeout;
+  std::chrono::milliseconds timeout;
 };
 
 class LoopbackTransport final : public GroupTransport {
@@ -81,6 +81,7 @@ class LoopbackTransport final : public GroupTransport {
     meet("barrier", nullptr, [](const auto&) {});
   }
 
+  void set_timeout(std::chrono::milliseconds timeout) override { end_->timeout = timeout; }
   bool abort(std::string_view message) noexcept override { return hub().abort(end_->world_rank, message); }
   void end_in_order() noexcept override {}  // the ranks are one process
 

@@ -190,7 +190,7 @@ int64_t LoopbackHub::wait(int rank, uint32_t slot, std::string_view action, Mill
     mine.waits_for.reset();
     if (!is_over) {
       const std::chrono::duration<double> waited = Clock::now() - start;
-      const CommError error(where_of(mine.messages[slot], action, waited.count()), "timed out");
+      const HangError error(where_of(mine.messages[slot], action, waited.count()).text() + ": timed out", {});
       // Who waits no more may free its buffer, so nothing may move any more.
       fail("rank " + std::to_string(rank) + ": " + error.what());
       throw error;

@@ -46,6 +46,8 @@ class MpiTransport final : public GroupTransport {
     start("barrier", [&](MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
   }
 
+  void set_timeout(std::chrono::milliseconds timeout) override { engine_->watch().set_timeout(timeout); }
+  void describe_by(std::function<std::string()> doing) override { engine_->watch().describe_by(std::move(doing)); }
   bool abort(std::string_view message) noexcept override { return engine_->watch().abort(message); }
   void end_in_order() noexcept override { engine_->watch().end_in_order(); }
 
@@ -154,7 +156,7 @@ void initialise_mpi() {
   int is_initialized = 0;
   mpi_check(MPI_Initialized(&is_initialized), "MPI_Initialized");
   if (is_initialized != 0) return;
-  set_mpi_defaults();
+  set_mpi_defaults(detect_launch());
   int provided = MPI_THREAD_SINGLE;
   mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
   owns_mpi = true;

@@ -2,6 +2,8 @@
 #include "runtime/transport/socket_rendezvous.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -91,9 +93,23 @@ Address parse(const std::string& text) {
 
 std::string key_of(int rank) { return "address/" + std::to_string(rank); }
 
+// A host that cannot be reached is missed after 14 s: its kernel, which answers for ranks that compute or are stopped, does
+// not answer. On the connections of notices at least, where nothing is under way. TCP_USER_TIMEOUT would also break those
+// whose receiver computes, with its buffers full.
+void miss_unreachable_hosts(int socket) {
+  const int is_on = 1, idle_s = 5, interval_s = 3, num_probes = 3;
+  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &is_on, sizeof is_on);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &num_probes, sizeof num_probes);
+}
+
 // Small messages go at once, and the processes that this one starts do not hold connections open.
 Descriptor made(Socket socket, bool is_tcp) {
-  if (is_tcp) socket.set_option(asio::ip::tcp::no_delay(true));
+  if (is_tcp) {
+    socket.set_option(asio::ip::tcp::no_delay(true));
+    miss_unreachable_hosts(socket.native_handle());
+  }
   fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
   return Descriptor(socket.release());
 }
@@ -153,8 +169,7 @@ class Meeter {
       const std::vector<uint8_t> text = store_.get(key_of(peer));
       return parse(std::string(text.begin(), text.end()));
     } catch (const std::exception& error) {
-      throw CommError({.operation = "meeting of " + std::to_string(self_.size) + " ranks", .peer = peer},
-                      missing(std::to_string(peer)) + ": " + first_line(error.what()));
+      fail(peer, missing(std::to_string(peer)) + ": " + first_line(error.what()));
     }
   }
 
@@ -166,9 +181,8 @@ class Meeter {
       const std::string complaint = complaint_of_connecting(peer, address);
       if (complaint.empty()) return;
       if (Clock::now() >= end_) {
-        throw CommError({.operation = "meeting of " + std::to_string(self_.size) + " ranks", .peer = peer},
-                        "expected it to be reached at '" + address.host + ":" + std::to_string(address.port) + "', got: " +
-                            complaint + ". MASTER_ADDR decides which addresses are used: give one that all hosts reach.");
+        fail(peer, "expected it to be reached at '" + address.host + ":" + std::to_string(address.port) + "', got: " +
+                       complaint + ". MASTER_ADDR decides which addresses are used: give one that all hosts reach.");
       }
       std::this_thread::sleep_for(kRetryInterval);
     }
@@ -203,7 +217,7 @@ class Meeter {
       for (int peer = self_.rank + 1; peer < self_.size; ++peer)
         if (meeting_.notices[static_cast<size_t>(peer)].number() < 0)
           ranks += (ranks.empty() ? "" : ", ") + std::to_string(peer);
-      throw CommError({.operation = "meeting of " + std::to_string(self_.size) + " ranks"}, missing(ranks));
+      fail(/*peer=*/-1, missing(ranks));
     }
     boost::system::error_code error;
     Socket socket = acceptor_.accept(error);
@@ -226,6 +240,10 @@ class Meeter {
     return is_first;
   }
 
+  [[noreturn]] void fail(int peer, const std::string& reason) const {
+    const CommError::Where where{.operation = "meeting of " + std::to_string(self_.size) + " ranks", .peer = peer};
+    throw HangError(where.text() + ": " + reason, {});
+  }
   std::chrono::milliseconds left() const {
     return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(end_ - Clock::now()),
                     std::chrono::milliseconds(1));

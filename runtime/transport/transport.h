@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -89,7 +90,7 @@ class [[nodiscard]] Request {
 /// Messages between two ranks with the same tag arrive in the order in which they were sent. An isend may return before the
 /// data has left, and may complete only when the receiver asks for the message: two ranks that both wait for their isend
 /// before they call irecv may wait for each other for ever. Collectives are called by all members of the group in the same
-/// order. Every wait ends after the time-out that the transport was made with, with CommError; every call throws
+/// order. Every wait ends after the time-out, with CommError; every call throws
 /// AbortedError or PeerLostError when a peer has ended the job or has died. Ranks in calls are ranks of this group, in
 /// errors of the world.
 class Transport {
@@ -139,6 +140,12 @@ class Transport {
   virtual std::vector<std::string> all_gather(std::string_view bytes) = 0;
   /// Returns when every rank has called it.
   virtual void barrier() = 0;
+
+  /// Of all waits from now on, in every group.
+  virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
+  /// What the rank is doing, in words: other ranks that wait for it in vain ask. Called on the rank's own thread, while it
+  /// waits or calls progress().
+  virtual void describe_by(std::function<std::string()> /*doing*/) {}
 
   /// Ends the job: the next or present call of every other rank of the world throws
   /// AbortedError(rank, message). Returns after at most a second, whether they have heard it or

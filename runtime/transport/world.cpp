@@ -3,14 +3,23 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "runtime/transport/loopback.h"
 #include "runtime/transport/mpi_transport.h"
 #include "runtime/transport/socket_transport.h"
+#include "runtime/watch/deadline.h"
 
 namespace smp::runtime {
 namespace {
 
+constexpr std::chrono::milliseconds kLeastStart = std::chrono::seconds(60);  // of MPI, on a busy machine
+
 std::shared_ptr<Transport> join_mpi(const Launch& launch, std::chrono::milliseconds timeout) {
+  const auto limit = std::max(timeout, kLeastStart);
+  const Deadline deadline(limit, c10::str("[rank ", launch.rank, "] expected MPI to start within ", limit.count() / 1000,
+                                          " s, got no answer of it: another rank is stopped or was not started, or its ",
+                                          "host cannot be reached. timeout_s decides how long ranks wait."));
   auto world = mpi::create(timeout);
   // Everybody hears of it, so that nobody waits for a rank that has thrown.
   const std::string own = describe_mismatch(launch, world->rank(), world->size());

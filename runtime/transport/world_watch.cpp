@@ -18,8 +18,14 @@ constexpr auto kNoticeGrace = std::chrono::milliseconds(50);
 constexpr auto kTerminationGrace = std::chrono::milliseconds(300);
 // For those that compute, and hear of a failure late or never.
 constexpr auto kAbortLimit = std::chrono::milliseconds(1000);
-// Longer than the rank waits whose turn comes first.
+// Longer than another thread's failure takes to be spread.
 constexpr auto kPeerAbortLimit = std::chrono::milliseconds(2000);
+// Longer than the rank takes whose turn comes first: it tells those that hear nothing, prints, and gives its memory back.
+constexpr auto kCulpritLimit = std::chrono::milliseconds(6000);
+// Who computes answers behind the operator that runs.
+constexpr auto kAnswerLimit = std::chrono::milliseconds(3000);
+// Until the rank that has asked before has heard the others, and said what it has found.
+constexpr auto kFindingLimit = std::chrono::milliseconds(6000);
 
 void sleep_for_a_moment() {
   const timespec moment{0, 1'000'000};
@@ -43,6 +49,7 @@ WorldWatch::WorldWatch(NoticeCarrier& carrier, int rank, const std::vector<std::
       has_own_core_(have_own_cores(num_local_ranks)),
       timeout_(timeout),
       is_quiet_(identities.size()),
+      heard_(identities.size()),
       peers_(rank, identities) {
   if (size_ > 1) termination_watch_.emplace();
 }
@@ -66,13 +73,73 @@ void WorldWatch::look_around() {
   look_for_lost_peers();
 }
 
-// A failure that has come; who is quiet is only noted.
+// A failure that has come; who is quiet or answers is only noted, and who asks gets an answer.
 std::optional<Notice> WorldWatch::next_failure() {
   for (;;) {
     const std::optional<Notice> notice = carrier_.receive_notice();
-    if (!notice || notice->kind != Notice::Kind::kQuiet) return notice;
-    is_quiet_[static_cast<size_t>(notice->rank)] = true;
+    if (!notice) return notice;
+    const int num_chars = notice->num_chars;
+    if (notice->rank < 0 || notice->rank >= size_ || num_chars < 0 || num_chars > static_cast<int>(sizeof notice->text))
+      throw CommError("expected a notice of a rank of this world, got one of rank " + std::to_string(notice->rank) +
+                      " with " + std::to_string(num_chars) + " characters. Ranks run different versions of smp.");
+    switch (notice->kind) {
+      case Notice::Kind::kAborted:
+      case Notice::Kind::kPeerLost:
+        return notice;
+      case Notice::Kind::kQuiet:
+        is_quiet_[static_cast<size_t>(notice->rank)] = true;
+        break;
+      case Notice::Kind::kQuestion:
+        first_asker_ = std::min(first_asker_, notice->rank);
+        answer(notice->rank);
+        break;
+      case Notice::Kind::kAnswer:
+        heard_[static_cast<size_t>(notice->rank)] = notice->content();
+        break;
+    }
   }
+}
+
+std::string WorldWatch::doing() const {
+  std::string text = doing_ ? doing_() : "";
+  if (wait_ == nullptr) return text.empty() ? "computes" : text;
+  return text + (text.empty() ? "waits: " : ", waits: ") + (*wait_)().text();
+}
+
+void WorldWatch::answer(int asker) {
+  answers_.push_back(make_notice(Notice::Kind::kAnswer, rank_, doing()));
+  carrier_.send_notice(answers_.back(), asker);
+  carrier_.drive_notices();
+}
+
+// Until all have answered, or some do not. Of several ranks that ask at once, the lowest goes on to say what it has found.
+void WorldWatch::ask_all() {
+  first_asker_ = std::min(first_asker_, rank_);
+  question_ = make_notice(Notice::Kind::kQuestion, rank_, "");
+  for (int peer = 0; peer < size_; ++peer)
+    if (peer != rank_) carrier_.send_notice(question_, peer);
+  heard_[static_cast<size_t>(rank_)] = doing();
+  for (const auto start = Clock::now(); Clock::now() - start < (first_asker_ < rank_ ? kFindingLimit : kAnswerLimit);
+       sleep_for_a_moment()) {
+    carrier_.drive_notices();
+    look_around();
+    const bool have_all = std::all_of(heard_.begin(), heard_.end(), [](const auto& answer) { return answer.has_value(); });
+    if (have_all && first_asker_ == rank_) return;
+  }
+}
+
+void WorldWatch::time_out(const CommError::Where& where) {
+  ask_all();
+  look_for_lost_peers();
+  std::string silent;
+  std::vector<std::string> ranks;
+  for (int rank = 0; rank < size_; ++rank) {
+    const auto& answer = heard_[static_cast<size_t>(rank)];
+    ranks.push_back(peers_.name_of(rank) + ": " + (answer ? *answer : "no answer; " + peers_.seen_of(rank)));
+    if (!answer) silent += (silent.empty() ? "" : ", ") + peers_.name_of(rank) + " does not answer: " + peers_.seen_of(rank);
+  }
+  if (silent.empty()) silent = "all ranks answer, so they wait for each other, or for a call that one of them does not make";
+  fail(std::make_exception_ptr(HangError(where.text() + ": timed out; " + silent, std::move(ranks))));
 }
 
 void WorldWatch::look_for_notice() {
@@ -80,8 +147,8 @@ void WorldWatch::look_for_notice() {
   if (!notice) [[likely]]
     return;
   is_failure_of_peer_ = true;
-  const std::string text(notice->text, static_cast<size_t>(notice->num_chars));
-  if (notice->kind == Notice::Kind::kPeerLost) fail(std::make_exception_ptr(PeerLostError(text)));
+  const std::string text = notice->content();
+  if (notice->kind == Notice::Kind::kPeerLost) fail_without(text);
   culprit_ = notice->rank;
   fail(std::make_exception_ptr(AbortedError(notice->rank, text)));
 }
@@ -96,7 +163,11 @@ void WorldWatch::lose(int peer) {
   is_failure_of_peer_ = true;
   const std::string text = peers_.name_of(peer) + " was killed or ended without a word";
   spread(make_notice(Notice::Kind::kPeerLost, peer, text));
-  fail(std::make_exception_ptr(PeerLostError(text)));
+  fail_without(text);
+}
+
+void WorldWatch::fail_without(const std::string& lost) {
+  fail(std::make_exception_ptr(PeerLostError(lost + "; this rank, which ends too, " + doing())));
 }
 
 void WorldWatch::answer_termination() {
@@ -104,7 +175,7 @@ void WorldWatch::answer_termination() {
   const auto now = Clock::now();
   if (termination_noticed_ == Clock::time_point()) termination_noticed_ = now;
   if (now - termination_noticed_ < kTerminationGrace) return;
-  fail(std::make_exception_ptr(CommError("ended by SIGTERM while all ranks were alive")));
+  fail(std::make_exception_ptr(CommError("ended by SIGTERM or SIGUSR1 while all ranks were alive")));
 }
 
 void WorldWatch::fail(std::exception_ptr failure) {
@@ -170,14 +241,15 @@ void WorldWatch::wait_for_my_turn() {
     next_failure();  // who fails now too becomes quiet as well
     const auto now = Clock::now();
     if (is_termination_requested() && terminated == Clock::time_point::max()) terminated = now;
-    if (now - start > (culprit_ < 0 ? kAbortLimit : kPeerAbortLimit)) return;
+    if (now - start > (culprit_ < 0 ? kAbortLimit : kCulpritLimit)) return;
     if (terminated < now && now - terminated > kTerminationGrace) return;
     sleep_for_a_moment();
   }
 }
 
 bool WorldWatch::is_my_turn_to_end() const {
-  if (culprit_ >= 0) return !peers_.is_rank_running(culprit_);
+  // Its launcher has seen its exit code when nothing is left of it, and this rank's comes second.
+  if (culprit_ >= 0) return !peers_.is_rank_there(culprit_);
   for (int peer = 0; peer < size_; ++peer)
     if (peer != rank_ && !is_quiet_[static_cast<size_t>(peer)] && peers_.is_rank_running(peer)) return false;
   return true;

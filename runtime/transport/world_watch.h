@@ -5,7 +5,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <exception>
+#include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,16 +22,17 @@
 
 namespace smp::runtime {
 
-/// What a failing rank tells the others.
+/// What ranks tell each other of a failure.
 struct Notice {
-  enum class Kind : int32_t { kAborted, kPeerLost, kQuiet };
+  enum class Kind : int32_t { kAborted, kPeerLost, kQuiet, kQuestion, kAnswer };
   Kind kind = Kind::kAborted;
-  int32_t rank = 0;  ///< that failed, died, or has printed all but its last line
+  int32_t rank = 0;  ///< that failed, died, has printed all but its last line, asks what others are doing, or answers
   int32_t num_chars = 0;
   char text[4000];
 
   /// Of the bytes that have to be sent.
   int num_bytes() const { return static_cast<int>(offsetof(Notice, text)) + num_chars; }
+  std::string content() const { return {text, static_cast<size_t>(num_chars)}; }
 };
 
 /// What notices travel by, apart from all messages.
@@ -51,7 +55,8 @@ class NoticeCarrier {
 ///
 /// A rank that fails sends the others a Notice; they look for it while they wait or call look_around(). Who is killed sends
 /// nothing, so they also see, every 0.2 s or at once after a launcher's SIGTERM, whether the processes of their host are
-/// alive.
+/// alive. Who has waited for too long asks all others what they are doing; a rank that hangs is the one that does not
+/// answer.
 class WorldWatch {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -75,7 +80,11 @@ class WorldWatch {
   void look_around();
   /// The process of `peer` is gone. Throws what it said before, or that it said nothing.
   [[noreturn]] void lose(int peer);
-  /// Waits until is_done(); where(seconds), a CommError::Where, is asked for after the time-out.
+  /// Of all waits from now on.
+  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
+  /// What this rank is doing, in words, for those that ask. Called on its own thread.
+  void describe_by(std::function<std::string()> doing) { doing_ = std::move(doing); }
+  /// Waits until is_done(); where(seconds), a CommError::Where, says for what. Throws HangError after the time-out.
   template <class IsDone, class WhereOf>
   void wait_until(const IsDone& is_done, const WhereOf& where);
 
@@ -88,11 +97,16 @@ class WorldWatch {
  private:
   using Clock = std::chrono::steady_clock;
 
+  std::string doing() const;
+  void answer(int asker);
+  [[noreturn]] void time_out(const CommError::Where& where);
+  void ask_all();
   std::optional<Notice> next_failure();
   void look_for_notice();
   void look_for_lost_peers();
   void answer_termination();
   [[noreturn]] void fail(std::exception_ptr failure);
+  [[noreturn]] void fail_without(const std::string& lost);
   Notice make_notice(Notice::Kind kind, int rank, std::string_view text) const;
   void spread(const Notice& notice) noexcept;
   bool is_my_turn_to_end() const;
@@ -105,6 +119,8 @@ class WorldWatch {
   int size_;
   bool has_own_core_;
   Milliseconds timeout_;
+  std::function<std::string()> doing_;
+  const std::function<CommError::Where()>* wait_ = nullptr;  // that this rank is in
   std::thread::id own_thread_ = std::this_thread::get_id();
   uint32_t num_looks_ = 0;
 
@@ -115,6 +131,10 @@ class WorldWatch {
   Notice outgoing_notice_;
   Notice quiet_notice_;
   bool has_spread_ = false;
+  Notice question_;
+  std::deque<Notice> answers_;                         // of this rank; a notice stays as it is
+  std::vector<std::optional<std::string>> heard_;      // answers of others, by rank
+  int first_asker_ = std::numeric_limits<int>::max();  // the lowest rank that has asked
   PeerProcesses peers_;
   std::optional<TerminationWatch> termination_watch_;
   Clock::time_point last_liveness_check_ = Clock::now();
@@ -128,13 +148,20 @@ class WorldWatch {
 
 template <class IsDone, class WhereOf>
 void WorldWatch::wait_until(const IsDone& is_done, const WhereOf& where) {
+  if (is_done()) return;
   Backoff backoff(has_own_core_);
-  while (!is_done()) {
+  const std::function<CommError::Where()> now = [&] {
+    return where(std::chrono::duration<double>(backoff.elapsed()).count());
+  };
+  struct Waiting {
+    WorldWatch* watch;
+    ~Waiting() { watch->wait_ = nullptr; }
+  } const waiting{this};
+  wait_ = &now;
+  do {
     backoff.pause();
-    if (backoff.elapsed() < timeout_) continue;
-    const std::chrono::duration<double> waited = backoff.elapsed();
-    fail(std::make_exception_ptr(CommError(where(waited.count()), "timed out")));
-  }
+    if (backoff.elapsed() >= timeout_) time_out(now());
+  } while (!is_done());
 }
 
 }  // namespace smp::runtime

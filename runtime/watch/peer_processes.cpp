@@ -34,42 +34,55 @@ std::optional<ProcessState> state_of(const std::string& pid) {
 }
 
 bool is_same_host(const ProcessIdentity& a, const ProcessIdentity& b) {
-  return a.host == b.host && a.pid_namespace == b.pid_namespace;
+  return a.host == b.host && a.boot == b.boot && a.pid_namespace == b.pid_namespace;
 }
 
 }  // namespace
 
 std::string ProcessIdentity::serialised() const {
-  return host + "\n" + pid_namespace + "\n" + std::to_string(pid) + "\n" + std::to_string(start_ticks);
+  return host + "\n" + boot + "\n" + pid_namespace + "\n" + std::to_string(pid) + "\n" + std::to_string(start_ticks);
 }
 
 ProcessIdentity ProcessIdentity::parse(const std::string& text) {
   ProcessIdentity process;
   std::istringstream lines(text);
   std::getline(lines, process.host);
+  std::getline(lines, process.boot);
   std::getline(lines, process.pid_namespace);
   lines >> process.pid >> process.start_ticks;
-  TORCH_CHECK_VALUE(lines && lines.eof(), "process identity: expected host, pid namespace, pid and ",
-                    "start time on four lines, got '", text, "'.");
+  TORCH_CHECK_VALUE(lines && lines.eof(), "process identity: expected host, boot, pid namespace, ",
+                    "pid and start time on five lines, got '", text, "'.");
   return process;
 }
 
 ProcessIdentity this_process() {
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
+  std::string boot;
+  std::ifstream boot_file("/proc/sys/kernel/random/boot_id");
+  std::getline(boot_file, boot);
   std::array<char, 64> name_space{};
   // Where it cannot be read it stays empty for all, and the host's name alone decides.
   [[maybe_unused]] const ssize_t length = readlink("/proc/self/ns/pid", name_space.data(), name_space.size() - 1);
   const auto state = state_of("self");
-  return {host.data(), name_space.data(), getpid(), state ? state->start_ticks : 0};
+  return {host.data(), boot, name_space.data(), getpid(), state ? state->start_ticks : 0};
 }
 
-bool is_running(const ProcessIdentity& process) {
+namespace {
+
+// A letter of the host's, 0 where the process is gone; nothing where this process cannot tell.
+std::optional<char> letter_of(const ProcessIdentity& process) {
   static const ProcessIdentity me = this_process();
-  const bool can_tell = me.start_ticks != 0 && is_same_host(process, me);
-  if (!can_tell) return true;
+  if (me.start_ticks == 0 || !is_same_host(process, me)) return std::nullopt;
   const auto state = state_of(std::to_string(process.pid));
-  return state && state->letter != 'Z' && state->letter != 'X' && state->start_ticks == process.start_ticks;
+  return state && state->start_ticks == process.start_ticks ? state->letter : '\0';
+}
+
+}  // namespace
+
+bool is_running(const ProcessIdentity& process) {
+  const std::optional<char> letter = letter_of(process);
+  return !letter || (*letter != 0 && *letter != 'Z' && *letter != 'X');
 }
 
 PeerProcesses::PeerProcesses(int my_rank, const std::vector<std::string>& identities) {
@@ -88,6 +101,26 @@ std::optional<int> PeerProcesses::first_lost() const {
 }
 
 bool PeerProcesses::is_rank_running(int rank) const { return is_running(processes_[static_cast<size_t>(rank)]); }
+
+bool PeerProcesses::is_rank_there(int rank) const { return letter_of(processes_[static_cast<size_t>(rank)]) != '\0'; }
+
+std::string PeerProcesses::seen_of(int rank) const {
+  const std::optional<char> letter = letter_of(processes_[static_cast<size_t>(rank)]);
+  if (!letter) return "it is on another host";
+  switch (*letter) {
+    case 0:
+    case 'X':
+    case 'Z':
+      return "it has ended";
+    case 'T':
+    case 't':
+      return "it is stopped, by a signal or a debugger";
+    case 'R':
+      return "it computes, in an operator or in the program's own code";
+    default:
+      return "it waits for something else, in the program's own code";
+  }
+}
 
 std::string PeerProcesses::name_of(int rank) const {
   const ProcessIdentity& process = processes_[static_cast<size_t>(rank)];

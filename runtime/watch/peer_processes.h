@@ -11,6 +11,7 @@ namespace smp::runtime {
 /// What tells a process from all others, also after its pid has been used again.
 struct ProcessIdentity {
   std::string host;
+  std::string boot;           ///< of the kernel; hosts may have the same name
   std::string pid_namespace;  ///< pids of another one mean nothing here
   int64_t pid = 0;
   int64_t start_ticks = 0;  ///< since the host started
@@ -38,6 +39,10 @@ class PeerProcesses {
   bool is_rank_running(int rank) const;
   /// "rank 2 (pid 123 on host x)"
   std::string name_of(int rank) const;
+  /// What can be seen of a rank that says nothing: "it is stopped".
+  std::string seen_of(int rank) const;
+  /// Is there still something of its process, if only what its parent has not yet fetched? As above where that is unknown.
+  bool is_rank_there(int rank) const;
 
  private:
   std::vector<ProcessIdentity> processes_;

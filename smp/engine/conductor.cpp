@@ -38,6 +38,7 @@ auto in_step(RankState& rank, const Fn& fn) {
     rank.models.forget_alike();
   });
   const std::vector<int> ranks = ranks_of_step(rank.context);
+  const InCall in_call(rank.context, "step");
   tell_call(rank.context, "step", ranks);
   if (!rank.leads()) hear_call(rank.context, "step", {ranks.front()});
   return naming_call("step", ranks, fn);
@@ -120,6 +121,7 @@ void end_recorded_step(Context& context) {
 void forget_ended_steps(RankState& rank) {
   for (const int number : std::exchange(rank.context.steps->ended, {})) {
     rank.captures.erase(number);
+    rank.context.begun_steps.erase(number);
     std::erase_if(rank.auto_microbatches, [number](const auto& chosen) { return chosen.first.first == number; });
   }
 }
@@ -191,12 +193,15 @@ step_internal::Results run_step_on(RankState& rank, int step_number, const step_
                     "step: expected no more steps in a smp::join that has ended early, as throw_on_early_termination asks, "
                     "got one. Leave its loop.");
   forget_ended_steps(rank);
+  std::optional<LongWaits> while_it_is_new;
+  if (rank.context.begun_steps.insert(step_number).second) while_it_is_new.emplace(rank.context);
   return in_step(rank, [&] {
     measure_costs(rank, step_number, call);
     begin_recorded_step(rank.context);
     if (!rank.context.is_laid_out) lay_out(rank, step_number, call);
     auto returned = rank.leads() ? Leader(rank, step_number, call).run() : follow(rank, step_number);
     end_recorded_step(rank.context);
+    rank.context.has_started = true;
     return returned;
   });
 }

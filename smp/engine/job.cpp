@@ -7,7 +7,9 @@
 #include "runtime/capture/interceptor.h"
 #include "runtime/device/process_memory.h"
 #include "runtime/exchange/root_cause.h"
+#include "runtime/transport/abandoned.h"
 #include "runtime/transport/world.h"
+#include "runtime/watch/termination.h"
 #include "smp/engine/context/call.h"
 #include "smp/engine/groups/made_group.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
@@ -16,6 +18,17 @@
 #include "smp/init.h"
 
 namespace smp::engine {
+namespace {
+
+std::string describe_doing(const Context& context) {
+  const RankState* rank = context.rank_state.get();
+  const std::string steps = rank == nullptr ? "no step" : std::to_string(rank->training_steps) + " training steps";
+  if (context.call.empty()) return "is outside of smp's calls after " + steps;
+  const std::string part = rank == nullptr ? "" : rank->executor->describe();
+  return "is in " + std::string(context.call) + " after " + steps + (part.empty() ? "" : ": " + part);
+}
+
+}  // namespace
 
 std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Launch& launch,
                                       std::shared_ptr<runtime::Transport> world) {
@@ -48,6 +61,10 @@ std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Lau
   auto made = std::make_shared<Context>(resolved, launch, std::move(world));
   made->made_groups = std::make_shared<MadeGroups>(made->world);
   if (!made->config.timeline.empty()) made->timeline = std::make_shared<StepTimeline>(*made);
+  made->world->describe_by([own = std::weak_ptr<Context>(made)] {
+    const auto alive = own.lock();
+    return alive ? describe_doing(*alive) : "";
+  });
   return made;
 }
 
@@ -58,10 +75,6 @@ namespace {
 
 using engine::context;
 using runtime::GroupKind;
-
-std::chrono::milliseconds timeout_of(const Config& config) {
-  return std::chrono::milliseconds(static_cast<int64_t>(config.timeout_s * 1000));
-}
 
 // Of this rank.
 int rank_in(GroupKind kind, const char* caller) {
@@ -86,16 +99,17 @@ void init(const Config& argument) {
   TORCH_CHECK(engine::try_context() == nullptr,
               "smp::init: expected one call per process, got a second one. Call it once, at the top of main(); "
               "smp::is_initialized() tells whether that has happened.");
-  const runtime::Launch launch = runtime::detect_launch();
-  if (launch.has_others()) runtime::install_terminate_handler(launch.rank);
+  runtime::install_terminate_handler(/*rank=*/0, /*is_alone=*/true);
+  const runtime::Launch launch = with_exit_code(ExitCode::kUsage, [] { return runtime::detect_launch(); });
+  runtime::install_terminate_handler(launch.rank, !launch.has_others());
   // A configuration with errors is the same on all ranks in nearly every job, so each says so by itself, before they meet.
-  const Config resolved = Config::resolve(argument);
-  std::shared_ptr<runtime::Transport> world = runtime::join_world(launch, timeout_of(resolved));
-  if (launch.has_others()) runtime::install_terminate_handler(world);
+  const Config resolved = with_exit_code(ExitCode::kUsage, [&] { return Config::resolve(argument); });
+  std::shared_ptr<runtime::Transport> world = runtime::join_world(launch, engine::long_timeout(resolved));
+  runtime::install_terminate_handler(world);
   if (resolved.keep_memory) runtime::keep_freed_memory();
   at::set_num_threads(static_cast<int>(resolved.threads));
   runtime::install_interceptor();
-  auto made = engine::make_context(resolved, launch, std::move(world));
+  auto made = with_exit_code(ExitCode::kUsage, [&] { return engine::make_context(resolved, launch, std::move(world)); });
   if (made->world->rank() == 0) made->logger.info(made->config.to_text());
   engine::set_process_context(std::move(made));
 }
@@ -115,6 +129,18 @@ void shutdown() {
   const runtime::Launch launch = own.launch;
   engine::set_process_context(nullptr);
   runtime::leave_world(launch, *world);
+}
+
+bool stop_requested() {
+  engine::refuse_in_body("smp::stop_requested");
+  engine::refuse_in_join("smp::stop_requested");
+  auto& own = context("smp::stop_requested");
+  runtime::expect_stop_signals();
+  return engine::in_call(own, "stop_requested", GroupKind::kWorld, [&] {
+    const auto num_asked = std::make_shared<int64_t>(runtime::is_stop_signalled() ? 1 : 0);
+    runtime::keeping(num_asked, [&] { own.world->all_reduce_sum(num_asked.get(), 1, c10::ScalarType::Long); });
+    return *num_asked > 0;
+  });
 }
 
 bool is_initialized() { return engine::try_context() != nullptr; }

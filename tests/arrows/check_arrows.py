@@ -65,7 +65,7 @@ ROOMS = {
     "runtime/delayed": ("device", "libtorch", "capture", "capture/meta"),
     "runtime/stage": ("device", "libtorch", "kernels/cpu", "capture"),
     "runtime/transport": ("device", "launch", "watch"),
-    "runtime/exchange": ("device", "launch", "libtorch", "transport"),
+    "runtime/exchange": ("device", "launch", "watch", "libtorch", "transport"),
     "runtime/placement": ("device", "libtorch", "capture", "transport", "exchange"),
     "runtime/gradients": ("device", "libtorch", "capture", "transport", "exchange", "placement"),
     "runtime/executor": ("device", "libtorch", "stage", "transport", "exchange"),
@@ -97,7 +97,7 @@ ONE_FILE_EACH = {"<mpi.h>": r"^mpi\.h$", "<nccl.h>": r"^nccl\.h$", "CUDA": r"^(c
 MAY_ASK_MPI = "tests/mpi/"  # tests of real processes, which read MPI's settings from outside
 READS_ENVIRONMENT = re.compile(r"\b(?:secure_)?getenv\s*\(|\benviron\b")
 ENVIRONMENT_FILES = re.compile(r"^(smp/engine/config|runtime/launch)/")
-MAY_READ_ENVIRONMENT = ("tests", "benchmarks")
+MAY_READ_ENVIRONMENT = ("tools", "tests", "benchmarks")
 MAX_LINES = 400
 CODE = (".h", ".cpp")
 COUNTED = CODE + (".py", ".cmake", ".txt")

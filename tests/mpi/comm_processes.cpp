@@ -119,7 +119,7 @@ const std::map<std::string, void (*)()> kCases{
 }  // namespace
 
 int main(int, char** argv) {
-  smp::init({.pipeline_parallel_degree = 2, .timeout_s = 3, .log_level = smp::LogLevel::kOff});
+  smp::init({.pipeline_parallel_degree = 2, .timeout_s = 0.6, .log_level = smp::LogLevel::kOff});
   kCases.at(argv[1])();
   smp::shutdown();
   std::printf("done\n");

@@ -3,10 +3,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -21,6 +23,7 @@ using smp::runtime::Transport;
 using std::chrono::milliseconds;
 
 constexpr int kNumRounds = 20;
+constexpr milliseconds kShort(500);
 
 void say(const Transport& world, const std::string& text) { std::printf("say: rank %d %s\n", world.rank(), text.c_str()); }
 
@@ -104,8 +107,43 @@ void left_early(Transport& world) {
 }
 
 void timed_out(Transport& world) {
+  world.set_timeout(kShort);
   int value = 0;
   if (world.rank() == 0) world.irecv(1, 5, &value, sizeof(value)).wait("2F0");
+  compute_for_ever(world);
+}
+
+// Rank 1 stops, and rank 0 waits for it; rank 2, which waits for rank 0, is no cause.
+void hangs(Transport& world, const std::function<void()>& hang) {
+  world.describe_by([&world] { return "is rank " + std::to_string(world.rank()) + " in step 7"; });
+  world.barrier();
+  world.set_timeout(kShort);
+  int value = 0;
+  if (world.rank() == 1) hang();
+  world.irecv(world.rank() == 0 ? 1 : 0, 5, &value, sizeof(value)).wait("2F0");
+}
+
+void stopped(Transport& world) {
+  hangs(world, [] { raise(SIGSTOP); });
+}
+
+void loops(Transport& world) {
+  hangs(world, [] {
+    for (std::atomic<bool> goes_on = true; goes_on;) continue;
+  });
+}
+
+// A circle of waits, in which all hang and each answers.
+void circle(Transport& world) {
+  world.barrier();
+  world.set_timeout(kShort);
+  int value = 0;
+  world.irecv((world.rank() + 1) % world.size(), 5, &value, sizeof(value)).wait("2F0");
+}
+
+void out_of_memory(Transport& world) {
+  world.barrier();
+  if (world.rank() == 1) throw std::bad_alloc();
   compute_for_ever(world);
 }
 
@@ -131,6 +169,10 @@ const std::map<std::string, void (*)(Transport&)> kModes{
     {"killed_in_a_collective", killed_in_a_collective},
     {"left_early", left_early},
     {"timed_out", timed_out},
+    {"stopped", stopped},
+    {"loops", loops},
+    {"circle", circle},
+    {"out_of_memory", out_of_memory},
     {"interrupted", interrupted},
     {"finish", finish},
 };
@@ -139,10 +181,7 @@ const std::map<std::string, void (*)(Transport&)> kModes{
 
 int main(int argc, char** argv) {
   TORCH_CHECK_VALUE(argc == 3 && kModes.count(argv[1]) == 1, "usage: failing_world MODE TOKEN");
-  const bool times_out = argv[1] == std::string("timed_out");
-  // Over sockets the ranks have to meet within it.
-  const auto world = smp::runtime::join_world(smp::runtime::detect_launch(),
-                                              times_out ? milliseconds(10'000) : smp::runtime::kDefaultTimeout);
+  const auto world = smp::runtime::join_world(smp::runtime::detect_launch(), smp::runtime::kDefaultTimeout);
   smp::runtime::install_terminate_handler(world);
   kModes.at(argv[1])(*world);
 }

@@ -4,7 +4,7 @@ Usage: failure_test.py FAILING_WORLD MPIRUN [mpirun flag ...]. Every world must 
 name the culprit as its last word, and leave no process.
 """
 
-import re
+import signal
 import sys
 
 import worlds
@@ -20,7 +20,8 @@ class Failure(worlds.WorldTestCase):
     def run_failing(self, mode):
         job = self.start_mode(mode)
         lines = self.finish_ranks(job)
-        self.assertNotEqual(job.returncode, 0, self.output)
+        self.code = job.returncode
+        self.assertNotEqual(self.code, 0, self.output)
         return lines
 
     def test_world_that_finishes_says_nothing(self):
@@ -69,18 +70,67 @@ class Failure(worlds.WorldTestCase):
         for line in reports:
             self.assertRegex(line, r"\] rank 2 \(pid \d+ on host .+\) was killed or ended", self.output)
 
+    def check_hang(self, mode, rank, cause, lines):
+        """One block of one rank: what each was doing, and the cause as its last line."""
+        self.maxDiff = None
+        reports = worlds.reports(self.run_failing(mode))
+        self.assertEqual(self.code, 4, self.output)
+        self.assertEqual(len(reports), 4, self.output)
+        wait = r"receive of at most 4 bytes with tag 5, peer rank \d, action 2F0, after \d+\.\d s"
+        for report, line in zip(reports, [*lines, f"WAIT: timed out; {cause}"]):
+            self.assertRegex(report, rf"^\[rank {rank}\] " + line.replace("WAIT", wait) + "$", self.output)
+
     def test_timeout_names_operation_peer_action_and_seconds(self):
-        reports = worlds.reports(self.run_failing("timed_out"))
-        self.assertEqual(len(reports), 1, self.output)
-        self.assertTrue(re.fullmatch(
-            r"\[rank 0\] receive of at most 4 bytes with tag 5, peer rank 1, action 2F0, "
-            r"after \d+\.\d s: timed out", reports[0]), self.output)
+        self.check_hang("timed_out", 0, "all ranks answer, so .*",
+                        [r"rank 0 \(pid \d+ on host .+\): waits: WAIT", r"rank 1 \(.*\): computes",
+                         r"rank 2 \(.*\): computes"])
+
+    def test_a_rank_that_hangs_is_named_by_one(self):
+        for mode, seen in (("stopped", "it is stopped, by a signal or a debugger"),
+                           ("loops", "it computes, in an operator or in the program's own code")):
+            with self.subTest(mode):
+                self.check_hang(mode, 0, rf"rank 1 \(pid \d+ on host .+\) does not answer: {seen}",
+                                [r"rank 0 \(.*\): is rank 0 in step 7, waits: WAIT", rf"rank 1 \(.*\): no answer; {seen}",
+                                 r"rank 2 \(.*\): is rank 2 in step 7, waits: WAIT"])
+
+    def test_ranks_that_wait_for_each_other_all_answer(self):
+        self.check_hang("circle", "[012]", "all ranks answer, so they wait for each other, or for a call that one of them does not make",
+                        [rf"rank {rank} \(.*\): waits: WAIT" for rank in range(3)])
+
+    def test_the_code_of_the_job_is_that_of_the_cause(self):
+        for _ in range(10):
+            self.run_failing("throw_in_exchange")
+            self.assertEqual(self.code, 1, self.output)
+        self.run_failing("out_of_memory")
+        self.assertEqual(self.code, 8, self.output)
+
+    def start_ready(self, mode):
+        """Every rank has said that it is ready."""
+        job = self.start_mode(mode)
+        for _ in range(3):
+            while "ready" not in (line := job.stdout.readline()):
+                self.assertTrue(line, "ended before it was ready")
+        return job
+
+    def test_ranks_of_one_host_listen_nowhere(self):
+        """But for the store of torch.distributed, which rank 0 keeps where torchrun does not."""
+        job = self.start_ready("interrupted")
+        ranks = [pid for pid in worlds.processes_with(self.token) if worlds.name_of(pid) == "failing_world"]
+        self.assertEqual(len(ranks), 3)
+        self.assertLessEqual(sum(len(worlds.listening_ports(pid)) for pid in ranks), "start_ranks" in self.mpirun[0])
+        job.terminate()
+        self.finish(job)
+
+    def test_a_request_to_stop_that_nobody_expects_ends_the_job(self):
+        job = self.start_ready("interrupted")
+        job.send_signal(signal.SIGUSR1)
+        reports = worlds.reports(self.finish_ranks(job))
+        self.assertGreaterEqual(len(reports), 1, self.output)
+        for line in reports:
+            self.assertIn("ended by SIGTERM", line)
 
     def test_interrupted_job_ends_and_says_so(self):
-        job = self.start_mode("interrupted")
-        for line in job.stdout:
-            if "ready" in line:
-                break
+        job = self.start_ready("interrupted")
         job.terminate()
         reports = worlds.reports(self.finish_ranks(job))
         self.assertGreaterEqual(len(reports), 1, self.output)

@@ -1,6 +1,7 @@
 // A run of one process group from one step to another: starts or resumes, trains with dropout, an optimizer and a
-// scheduler, saves. resume FOLDER FIRST LAST [OPTIMIZER] prints the losses of steps FIRST to LAST - 1, exactly. Driven by
-// resume_test.py, and by tests/python/cpp_files_test.py, where Python takes turns with it.
+// scheduler, saves. resume FOLDER FIRST LAST [OPTIMIZER] prints the losses of steps FIRST to LAST - 1, exactly. Stops
+// earlier where it is asked to. Driven by resume_test.py, and by tests/python/cpp_files_test.py, where Python takes turns
+// with it.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -54,9 +55,14 @@ int run(const std::string& folder, int first, int last, const auto& make_optimiz
     optimizer.step();
     scheduler.step();
     if (smp::rank() == 0) std::printf("loss %d %a\n", s, loss.item<double>());
+    std::fflush(stdout);
+    if (smp::stop_requested()) {
+      smp::save_state(folder, model, optimizer, {{"step", std::to_string(s + 1)}});
+      smp::shutdown();
+      return smp::kExitPreempted;
+    }
   }
   smp::save_state(folder, model, optimizer, {{"step", std::to_string(last)}});
-  std::fflush(stdout);
   smp::shutdown();
   return 0;
 }

@@ -6,6 +6,7 @@ Usage: resume_test.py RESUME MPIRUN [mpirun flag ...].
 import json
 import pathlib
 import random
+import signal
 import sys
 import tempfile
 
@@ -52,6 +53,24 @@ class Resume(worlds.WorldTestCase):
             self.finish(job, TIMEOUT_S)
             self.assertNotEqual(job.returncode, 0)
             self.assertIn(f"{file.name}': expected", self.output)
+
+    def test_a_signal_saves_behind_a_step(self):
+        """To mpirun, as Slurm sends it ahead of its limit. What goes on is what would have."""
+        for ranks in ((2, 2), (4, 2)):
+            with self.subTest(ranks), tempfile.TemporaryDirectory() as folder:
+                config = {"microbatches": 4 // (ranks[0] // ranks[1]), "pipeline_parallel_degree": ranks[1], "seed": 5,
+                          "log_level": "warning"}
+                job = self.start(ranks[0], folder + "/run", "0", "1000000",
+                                 environment={"SMP_CONFIG": json.dumps(config)})
+                got = [job.stdout.readline().strip() for _ in range(3)]
+                self.assertTrue(got[-1].startswith("loss 2"), got)
+                job.send_signal(signal.SIGUSR1)
+                got += [line.strip() for line in job.stdout if line.startswith("loss ")]
+                self.finish(job, TIMEOUT_S)
+                self.assertEqual(job.returncode, 75)
+                last = len(got) + 3
+                got += self.losses(folder + "/run", len(got), last, *ranks)
+                self.assertEqual(got, self.losses(folder + "/whole", 0, last, *ranks))
 
 
 if __name__ == "__main__":

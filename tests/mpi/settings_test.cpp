@@ -48,7 +48,7 @@ TEST(MpiSettings, AreMadeByInitAndNotByTheCommandLine) {
   int provided = 0;
   ASSERT_EQ(MPI_T_init_thread(MPI_THREAD_SINGLE, &provided), MPI_SUCCESS);
   EXPECT_EQ(value_of("pml"), "ob1");
-  EXPECT_EQ(value_of("btl"), "self,vader,tcp");
+  EXPECT_EQ(value_of("btl"), "self,vader");
   EXPECT_EQ(value_of("btl_vader_single_copy_mechanism"), "none");
   EXPECT_EQ(value_of("btl_vader_eager_limit"), "16384");
   MPI_T_finalize();

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Starts ranks with torchrun's variables, where torchrun itself takes seconds and prints lines of its own.
 
-Usage: start_ranks.py -np N PROGRAM ARGUMENT... As torchrun it ends the others with SIGTERM when one has failed, and its
-exit code is that of the first failure.
+Usage: start_ranks.py -np N PROGRAM ARGUMENT... As torchrun it ends the others with SIGTERM when one has failed, and with SIGKILL
+those that it does not end. Its exit code is that of the first failure.
 """
 
 import os
@@ -25,16 +25,22 @@ def main(option, count, *command):
     ranks = [subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
              for rank in range(int(count))]
 
-    def end_all(*_):
+    def send_all(number):
         for rank in ranks:
             if rank.returncode is None:
-                rank.terminate()
+                os.kill(rank.pid, number)
+
+    def end_all(*_):
+        send_all(signal.SIGTERM)
+        signal.alarm(2)
 
     signal.signal(signal.SIGTERM, end_all)
+    signal.signal(signal.SIGUSR1, lambda number, _: send_all(number))
+    signal.signal(signal.SIGALRM, lambda *_: send_all(signal.SIGKILL))
     failed = 0
     left = {rank.pid: rank for rank in ranks}
     while left:
-        pid, status = os.wait()
+        pid, status = os.wait()  # goes on behind a handler
         code = os.waitstatus_to_exitcode(status)
         left.pop(pid).returncode = code
         if code != 0 and failed == 0:

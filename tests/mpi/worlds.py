@@ -26,16 +26,26 @@ def processes_with(token):
     return found
 
 
+def name_of(pid):
+    """What its program is called, cut to 15 characters."""
+    return pathlib.Path("/proc", str(pid), "comm").read_text().strip()
+
+
 def left_behind(token):
     """Those of them that do not end. One that mpirun has killed may take a while to give its memory back."""
     for pid in processes_with(token):
-        try:
-            descriptor = os.pidfd_open(int(pid))
-        except ProcessLookupError:
-            continue
-        select.select([descriptor], [], [], TIMEOUT_S)
-        os.close(descriptor)
+        wait_for_end(int(pid))
     return processes_with(token)
+
+
+def wait_for_end(pid):
+    """Of a process that ends by itself."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    select.select([descriptor], [], [], TIMEOUT_S)
+    os.close(descriptor)
 
 
 def pid_of_rank(token, rank):
@@ -45,6 +55,23 @@ def pid_of_rank(token, rank):
         if variable in pathlib.Path("/proc", pid, "environ").read_bytes().split(b"\0"):
             return int(pid)
     raise LookupError(f"rank {rank} of {token} is not running")
+
+
+def listening_ports(pid):
+    """The TCP ports on which a process listens."""
+    sockets = set()
+    for descriptor in pathlib.Path("/proc", str(pid), "fd").iterdir():
+        try:
+            sockets.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+        except OSError:  # closed meanwhile
+            pass
+    ports = []
+    for table in ("tcp", "tcp6"):
+        for line in pathlib.Path("/proc", str(pid), "net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in sockets:
+                ports.append(int(fields[1].rpartition(":")[2], 16))
+    return ports
 
 
 class WorldTestCase(unittest.TestCase):

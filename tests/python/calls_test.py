@@ -139,8 +139,8 @@ PAIRS = BOTH_WAYS + [pair[::-1] for pair in BOTH_WAYS] + ONE_WAY
 
 def run(parts, folder, config):
     """The part of this rank, and what became of it, as a line that no other output looks like."""
-    job = Job(folder, **config)
     try:
+        job = Job(folder, **config)  # whose step others may have behind them, and end the job
         parts[smp.rank()](job)
         if smp.is_initialized():
             smp.shutdown()

@@ -1,8 +1,10 @@
 """Fails on one of two ranks, where its argument says: outside of steps, in the body of one, in a hook or by what one has
-replaced, in the order of calls, because a parameter is another one there, or an opaque module gives one other data; or where
-MPI is initialised by the script, nowhere."""
+replaced, in the order of calls, because a parameter is another one there, or an opaque module gives one other data; in other
+ways that have an exit code of their own; or where MPI is initialised by the script, nowhere."""
 
 import ctypes
+import os
+import signal
 import sys
 
 import torch
@@ -14,7 +16,7 @@ from smdistributed.modelparallel import _engine
 mpi = ctypes.CDLL(_engine.__file__)  # the one that smp uses
 if sys.argv[1] == "mpi":  # as mpi4py has done when a script begins
     assert mpi.MPI_Init(None, None) == 0
-smp.init({"microbatches": 2, "log_level": "off"})
+smp.init({"microbatches": 2, "log_level": "off", "timeout_s": 2 if sys.argv[1] == "hangs" else 120})
 
 
 class Doubling(nn.Linear):
@@ -62,6 +64,22 @@ if sys.argv[1] == "replaced" and smp.rank() == 1:  # the other is in the step, a
         print(error, file=sys.stderr)
 if sys.argv[1] == "exit" and smp.rank() == 1:
     sys.exit(5)
+if sys.argv[1] == "loads":
+    smp.resume_from_checkpoint("/nonexistent")
+if sys.argv[1] == "memory" and smp.rank() == 1:
+    torch.empty(1 << 60)
+if sys.argv[1] == "calls" and smp.rank() == 1:
+    smp.barrier()
+if sys.argv[1] == "hangs":
+    with torch.no_grad():
+        body(model, torch.ones(4, 4))  # behind the first step the time-out is that of the configuration
+    while smp.rank() == 1:
+        pass
+if sys.argv[1] == "stops":
+    while not smp.stop_requested():
+        if smp.rank() == 0:
+            os.kill(os.getpid(), signal.SIGUSR1)
+    sys.exit(smp.EXIT_PREEMPTED)
 with torch.no_grad():
     body(model, torch.ones(4, 4))
 if sys.argv[1] == "mpi":

@@ -79,6 +79,23 @@ class Failure(unittest.TestCase):
         self.assertTrue(lines[0].startswith(error), lines)
         self.assertTrue(lines[-1].startswith(f"[rank 1] ValueError: {error}"), lines)
 
+    def test_codes_by_kind(self):
+        for where, code in (("loads", 7), ("memory", 8), ("calls", 5), ("stops", 75)):
+            with self.subTest(where):
+                self.assertEqual(run(where)[0], code)
+
+    def test_a_configuration_that_is_wrong(self):
+        os.environ["SMP_CONFIG"] = '{"microbatchs": 1}'
+        self.addCleanup(os.environ.pop, "SMP_CONFIG")
+        self.assertEqual(run("nowhere")[0], 2)
+
+    def test_a_rank_that_hangs(self):
+        code, lines = run("hangs")
+        self.assertEqual(code, 4)
+        self.assertRegex(lines[-3], r"^\[rank 0\] rank 0 \(.*\): is in step after 0 training steps, waits: ")
+        self.assertRegex(lines[-2], r"^\[rank 0\] rank 1 \(.*\): no answer; it computes, in an operator or in the program's own")
+        self.assertRegex(lines[-1], r"^\[rank 0\] .*timed out; rank 1 \(pid \d+ on host .*\) does not answer: it computes")
+
     def test_a_code_of_its_own(self):
         """On one rank, while the other waits in a step for it."""
         code, lines = run("exit")

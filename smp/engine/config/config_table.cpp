@@ -203,7 +203,9 @@ std::vector<Key> make_keys() {
       {.name = "timeout_s",
        .field = &Config::timeout_s,
        .range = kWaitSeconds,
-       .meaning = "Seconds after which any wait for another rank fails."},
+       .meaning =
+           "Seconds after which any wait for another rank fails; five times as many at the start, in the first call of a "
+           "step function, and in saves and loads."},
       {.name = "log_level",
        .field = &Config::log_level,
        .choices = {"info", "warning", "off"},

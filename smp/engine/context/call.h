@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/placement/topology.h"
@@ -24,6 +25,19 @@ void hear_call(Context& context, std::string_view name, const std::vector<int>& 
 /// With the call that failed.
 CommError failed_call(std::string_view name, const std::vector<int>& ranks, const CommError& error);
 
+/// While it lives, this rank is in the call `name`, for those that ask what it is doing.
+class InCall {
+ public:
+  InCall(Context& context, std::string_view name) : context_(context), outer_(std::exchange(context.call, name)) {}
+  ~InCall() { context_.call = outer_; }
+  InCall(const InCall&) = delete;
+  InCall& operator=(const InCall&) = delete;
+
+ private:
+  Context& context_;
+  std::string_view outer_;
+};
+
 /// What fn() returns. A wait that takes too long names the call and its ranks.
 template <class Fn>
 decltype(auto) naming_call(std::string_view name, const std::vector<int>& ranks, const Fn& fn) {
@@ -33,6 +47,8 @@ decltype(auto) naming_call(std::string_view name, const std::vector<int>& ranks,
     throw;
   } catch (const PeerLostError&) {
     throw;
+  } catch (const HangError& error) {
+    throw HangError(failed_call(name, ranks, error).what(), error.ranks());
   } catch (const CommError& error) {
     throw failed_call(name, ranks, error);
   }
@@ -41,6 +57,7 @@ decltype(auto) naming_call(std::string_view name, const std::vector<int>& ranks,
 /// What fn() returns, once all of `ranks` are in the call `name`. All calls begin so, but steps.
 template <class Fn>
 decltype(auto) in_call(Context& context, std::string_view name, const std::vector<int>& ranks, const Fn& fn) {
+  const InCall scope(context, name);
   tell_call(context, name, ranks);
   hear_call(context, name, ranks);
   return naming_call(name, ranks, fn);

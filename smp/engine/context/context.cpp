@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 #include "runtime/device/device.h"
 #include "runtime/transport/shared_memory.h"
 
@@ -22,7 +24,15 @@ runtime::Topology make_topology(const Config& config, int world_size, int64_t pi
   return runtime::Topology(world_size, {.pipeline_degree = static_cast<int>(pipeline_ranks)}, config.placement_strategy);
 }
 
+constexpr double kLongWait = 5;  // times as long
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
 }  // namespace
+
+std::chrono::milliseconds long_timeout(const Config& config) { return milliseconds(kLongWait * config.timeout_s); }
 
 void ManualPlacement::place(const at::Tensor& tensor, int stage, By by) {
   if (!tensor.defined() || !tensor.has_storage()) return;
@@ -70,6 +80,13 @@ void Context::form_groups() {
 }
 
 Context::~Context() = default;
+
+LongWaits::LongWaits(const Context& context) : context_(context) {
+  context_.world->set_timeout(long_timeout(context_.config));
+}
+LongWaits::~LongWaits() {
+  if (context_.has_started) context_.world->set_timeout(milliseconds(context_.config.timeout_s));
+}
 
 void Context::lay_out(int pipeline_ranks) {
   config.pipeline_parallel_degree = pipeline_ranks;

@@ -4,8 +4,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -76,6 +78,9 @@ struct TimelineDrawing {
   std::string text, svg;
 };
 
+/// How long a rank waits for another one, while one of them plans, measures or writes, as until the first step has ended.
+std::chrono::milliseconds long_timeout(const Config& config);
+
 /// Everything one rank owns besides the user's objects.
 struct Context {
   Context(Config resolved, const runtime::Launch& launch, std::shared_ptr<runtime::Transport> world);
@@ -89,6 +94,9 @@ struct Context {
   bool replicas_share_memory = false;  // until the groups are known: all ranks do
   std::optional<JoinState> join;       // within it replicas may be at different steps
   bool is_in_step = false;             // and yet they are not
+  bool has_started = false;            // a step has ended
+  std::set<int> begun_steps;           // numbers of step functions that were called
+  std::string_view call = {};          // that this rank is in with others
   bool is_laid_out = true;  // false: the first step will say how many ranks form a pipeline; one of all ranks until then
   std::shared_ptr<MadeGroups> made_groups;  // by new_group
   runtime::BufferPool buffers;
@@ -112,6 +120,18 @@ struct Context {
 
  private:
   void form_groups();
+};
+
+/// While one lives, waits may take long_timeout; behind it Config::timeout_s, once a step has ended.
+class LongWaits {
+ public:
+  explicit LongWaits(const Context& context);
+  ~LongWaits();
+  LongWaits(const LongWaits&) = delete;
+  LongWaits& operator=(const LongWaits&) = delete;
+
+ private:
+  const Context& context_;
 };
 
 /// This rank's context. Throws c10::Error naming `caller` before smp::init.

@@ -160,9 +160,11 @@ bool may_update(RankState& rank, const Model& model, bool has_finite_gradients) 
   if (has_finite_gradients && model.nonfinite_is_loss) return true;
   if (model.nonfinite.empty() || context.config.nonfinite == Nonfinite::kIgnore) return true;
   const std::string text = "DistributedOptimizer::step: expected finite losses and gradients, got " + model.nonfinite;
-  TORCH_CHECK(context.config.nonfinite == Nonfinite::kSkip, text,
-              ". No rank has updated anything. Find the cause, or set Config::nonfinite: skip leaves such updates out, as "
-              "loss scaling needs it, and ignore makes them.");
+  with_exit_code(ExitCode::kNumerics, [&] {
+    TORCH_CHECK(context.config.nonfinite == Nonfinite::kSkip, text,
+                ". No rank has updated anything. Find the cause, or set Config::nonfinite: skip leaves such updates out, as "
+                "loss scaling needs it, and ignore makes them.");
+  });
   ++rank.num_skipped_updates;
   if (context.world->rank() == 0) {
     context.logger.warning(text + ": the update is skipped, as nonfinite=skip says; " +

@@ -34,6 +34,7 @@ class SmallCollectives : public runtime::Transport {
     return all;
   }
   void barrier() override { to_->barrier(); }
+  void set_timeout(std::chrono::milliseconds timeout) override { to_->set_timeout(timeout); }
   bool abort(std::string_view message) noexcept override { return to_->abort(message); }
   void end_in_order() noexcept override { to_->end_in_order(); }
 

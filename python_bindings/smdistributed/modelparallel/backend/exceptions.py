@@ -2,6 +2,6 @@
 
 import torch  # its libraries, before the extension that links them  # noqa: F401
 
-from smdistributed.modelparallel._engine import AbortedError, CommError, PeerLostError
+from smdistributed.modelparallel._engine import AbortedError, CommError, HangError, PeerLostError
 
-__all__ = ["AbortedError", "CommError", "PeerLostError"]
+__all__ = ["AbortedError", "CommError", "HangError", "PeerLostError"]

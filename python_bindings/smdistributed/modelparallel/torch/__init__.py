@@ -74,7 +74,7 @@ from smdistributed.modelparallel.torch.groups import (
     get_tp_process_group,
     get_world_process_group,
 )
-from smdistributed.modelparallel.torch.job import init, shutdown
+from smdistributed.modelparallel.torch.job import EXIT_PREEMPTED, init, shutdown, stop_requested
 from smdistributed.modelparallel.torch.missing import (
     model_creation,
     set_activation_checkpointing,

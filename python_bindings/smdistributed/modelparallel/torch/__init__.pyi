@@ -17,7 +17,9 @@ from smdistributed.modelparallel.torch.delayed import delay_param_initialization
 from smdistributed.modelparallel.torch.delayed import initialize_parameters as initialize_parameters
 from smdistributed.modelparallel.torch.doctor import doctor as doctor
 from smdistributed.modelparallel.torch.job import init as init
+from smdistributed.modelparallel.torch.job import EXIT_PREEMPTED as EXIT_PREEMPTED
 from smdistributed.modelparallel.torch.job import shutdown as shutdown
+from smdistributed.modelparallel.torch.job import stop_requested as stop_requested
 from smdistributed.modelparallel.torch.model import DistributedModel as DistributedModel
 from smdistributed.modelparallel.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 from smdistributed.modelparallel.torch.partition import partition as partition

@@ -1,5 +1,6 @@
 """Checkpoints: parts by rank, from which a job with as many partitions goes on, and whole models, which any number loads."""
 
+import functools
 import os
 import pickle
 import re
@@ -15,7 +16,24 @@ from smdistributed.modelparallel.torch.model import check_registered, only_model
 from smdistributed.modelparallel.torch.optimizer import only_optimizer
 from smdistributed.modelparallel.torch.state_dicts import with_tied
 
+_EXIT_CODE = 7  # of a process that such an error ends (docs/reliability.md)
 
+
+def _of_checkpoints(function):
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except _engine.CommError:
+            raise
+        except Exception as error:
+            error._smp_exit_code = getattr(error, "_smp_exit_code", _EXIT_CODE)
+            raise
+
+    return call
+
+
+@_of_checkpoints
 def save(obj, f, partial=True, pickle_module=pickle, pickle_protocol=2, v3=False):
     """torch.save(obj, f), whole or not at all. With partial, what each pp_rank has, as f_{pp_rank}_{tp_rank}, or with v3
     f_{pp_rank}_{tp_rank}_{rdp_rank}: one rank writes one file, so without v3 call it where rdp_rank() is 0, and without partial
@@ -24,6 +42,7 @@ def save(obj, f, partial=True, pickle_module=pickle, pickle_protocol=2, v3=False
     files.write(path, lambda file: torch.save(obj, file, pickle_module, pickle_protocol))
 
 
+@_of_checkpoints
 def load(f, map_location=None, pickle_module=pickle, partial=True, back_compat=False, *, trusted=None, **pickle_load_args):
     """What save wrote, here the part of this rank; also f_{mp_rank} of early versions, which back_compat prefers.
 
@@ -54,6 +73,7 @@ def _part_of(f, back_compat):
     return f + there[0]
 
 
+@_of_checkpoints
 def save_checkpoint(
     path,
     tag,
@@ -234,6 +254,7 @@ def _content_path(path, tag):
     return staged if os.path.exists(staged) and not os.path.exists(model) else content
 
 
+@_of_checkpoints
 def resume_from_checkpoint(
     path,
     tag=None,
@@ -290,6 +311,7 @@ def resume_from_checkpoint(
     return content
 
 
+@_of_checkpoints
 def save_state(folder, model, user_content=None, *, optimizer=None):
     """Writes the model as smp::save_state of C++ does, with texts by name, and options and state of an optimizer that is SGD,
     Adam, AdamW, RMSprop or Adagrad of torch.optim: a C++ program, and load_state, go on from it in any number of partitions.
@@ -305,6 +327,7 @@ def save_state(folder, model, user_content=None, *, optimizer=None):
     _engine.save_state(os.fspath(folder), model._engine_model, *state, content)
 
 
+@_of_checkpoints
 def load_state(folder, model, *, optimizer=None):
     """Loads the model, and the optimizer where one is given, of a folder that smp::save_state of C++ or save_state wrote, and
     returns its texts by name. Collective over all ranks; where it raises, on all, nothing has changed."""

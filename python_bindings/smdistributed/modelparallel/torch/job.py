@@ -14,6 +14,9 @@ from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import groups, ranks_of_accelerate
 
 
+EXIT_PREEMPTED = 75  # of a job that has stopped as asked and is to be resumed
+
+
 def init(config=None):
     """Joins the job that the launcher started, and fixes the configuration. First call of every script, on every rank.
 
@@ -29,9 +32,10 @@ def init(config=None):
         _check_in_force(named)
         return
     global _process
-    _engine.init(json.dumps(named))
+    if _process is None:
+        sys.excepthook = _end_with(sys.excepthook)
     _process = os.getpid()
-    sys.excepthook = _end_with(sys.excepthook)
+    _engine.init(json.dumps(named))
     sys.exit = _noting_its_code(sys.exit)
     atexit.register(_leave)
     ranks_of_accelerate.hide_stages()
@@ -58,6 +62,12 @@ def shutdown():
     _engine.refuse_in_body("smp.shutdown")
     groups.leave()
     _engine.shutdown()
+
+
+def stop_requested():
+    """Has somebody asked for a stop, by SIGUSR1 to a rank or to mpirun, or by SIGTERM to `smp run`? Collective, with the same answer
+    on all ranks: ask between steps, then save and leave by sys.exit(smp.EXIT_PREEMPTED)."""
+    return _engine.stop_requested()
 
 
 def _parameters_of(arguments):
@@ -102,8 +112,8 @@ def _noting_its_code(leave):
 def _leave():
     if not _is_in_job():
         return
-    if _exit_code:  # the others may be in a step, and would wait for this rank
-        _engine.report_failure(f"the script called sys.exit({_exit_code!r})", False)
+    if _exit_code and _exit_code != EXIT_PREEMPTED:  # the others may be in a step, and would wait for this rank
+        _engine.report_failure(f"the script called sys.exit({_exit_code!r})", False, None)
         _end(_exit_code if isinstance(_exit_code, int) else 1)
     try:
         shutdown()
@@ -115,10 +125,14 @@ def _end_with(previous):
     """The hook for an exception that nobody handles: its traceback, then the end of the job."""
 
     def hook(kind, error, trace):
+        code = getattr(error, "_smp_exit_code", None)
         if not _is_in_job():
             previous(kind, error, trace)
+            if code and os.getpid() == _process:
+                raise SystemExit(code)  # the interpreter's own would be 1
             return
         is_of_other = isinstance(error, (_engine.AbortedError, _engine.PeerLostError))
+        is_kept = is_of_other or isinstance(error, _engine.HangError)
         if not is_of_other and "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun's summary shows the first
             try:
                 raise error.with_traceback(trace)  # it records what is being handled
@@ -129,7 +143,9 @@ def _end_with(previous):
         elif not is_of_other:  # in one call, so that no other rank's lines come between
             sys.stderr.write("".join(traceback.format_exception(kind, error, trace)))
         message = "".join(traceback.format_exception_only(kind, error)).strip()
-        _end(_engine.report_failure(message, is_of_other))
+        if isinstance(error, MemoryError):
+            code = 8
+        _end(_engine.report_failure(message, is_kept, code))
 
     return hook
 

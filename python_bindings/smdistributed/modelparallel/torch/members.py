@@ -123,7 +123,8 @@ class Members:
             yield
         except BaseException as error:
             text = "".join(traceback.format_exception_only(error)).strip()
-            _engine.abandon_join(text, isinstance(error, (_engine.AbortedError, _engine.PeerLostError)))
+            kept = (_engine.AbortedError, _engine.PeerLostError, _engine.HangError)
+            _engine.abandon_join(text, isinstance(error, kept))
             raise
         _engine.end_join()
 

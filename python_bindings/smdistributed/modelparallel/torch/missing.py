@@ -144,7 +144,7 @@ def get_distribution_axis(parameter):
 
 _PRESENT = {
     "nn": (FusedLayerNorm,),
-    "exceptions": (_engine.CommError, _engine.AbortedError, _engine.PeerLostError),
+    "exceptions": (_engine.CommError, _engine.AbortedError, _engine.PeerLostError, _engine.HangError),
     "utils": (rmsg, get_distribution_axis),
 }
 

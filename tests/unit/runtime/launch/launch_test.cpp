@@ -165,10 +165,14 @@ TEST(Launch, RefusesIncompleteAndImpossibleSets) {
 TEST(Launch, SetsMpiDefaultsButKeepsTheUsers) {
   setenv("OMPI_MCA_btl_vader_eager_limit", "4096", 1);
   unsetenv("OMPI_MCA_pml");
-  set_mpi_defaults();
+  unsetenv("OMPI_MCA_btl");
+  set_mpi_defaults({.size = 4, .local_size = 4});
   EXPECT_EQ(process_environment("OMPI_MCA_btl_vader_eager_limit"), "4096");
   EXPECT_EQ(process_environment("OMPI_MCA_pml"), "ob1");
   EXPECT_EQ(process_environment("OMPI_MCA_btl_vader_single_copy_mechanism"), "none");
+  EXPECT_EQ(process_environment("OMPI_MCA_btl"), "self,vader");
+  unsetenv("OMPI_MCA_btl");
+  set_mpi_defaults({.size = 4, .local_size = 2});
   EXPECT_EQ(process_environment("OMPI_MCA_btl"), "self,vader,tcp");
 }
 

@@ -16,16 +16,20 @@
 namespace smp::runtime {
 namespace {
 
+constexpr int kFailed = static_cast<int>(ExitCode::kFailed);
+constexpr int kPeerFailed = static_cast<int>(ExitCode::kPeerFailed);
+
 TEST(PeerProcesses, KnowsThatThisProcessRuns) { EXPECT_TRUE(is_running(this_process())); }
 
 TEST(PeerProcesses, SurvivesSerialising) {
   const ProcessIdentity me = this_process();
   const ProcessIdentity copy = ProcessIdentity::parse(me.serialised());
   EXPECT_EQ(copy.host, me.host);
+  EXPECT_EQ(copy.boot, me.boot);
   EXPECT_EQ(copy.pid_namespace, me.pid_namespace);
   EXPECT_EQ(copy.pid, getpid());
   EXPECT_EQ(copy.start_ticks, me.start_ticks);
-  EXPECT_THROW(ProcessIdentity::parse("host\nnamespace\n12"), c10::ValueError);
+  EXPECT_THROW(ProcessIdentity::parse("host\nboot\nnamespace\n12"), c10::ValueError);
 }
 
 TEST(PeerProcesses, TakesAReusedPidForAnotherProcess) {
@@ -39,6 +43,10 @@ TEST(PeerProcesses, CannotTellAcrossHostsAndPidNamespaces) {
   other.pid = 1 << 30;
   EXPECT_FALSE(is_running(other));
   other.host += "-other";
+  EXPECT_TRUE(is_running(other));
+  other = this_process();
+  other.pid = 1 << 30;
+  other.boot = "another machine of the same name";
   EXPECT_TRUE(is_running(other));
   other = this_process();
   other.pid = 1 << 30;
@@ -146,16 +154,16 @@ void throw_uncaught(const Exception& exception) {
 }
 
 TEST(RootCauseDeathTest, PrintsOneLineForAFailureOfItsOwn) {
-  EXPECT_EXIT(throw_uncaught(std::runtime_error("first\n  second\n")), testing::ExitedWithCode(kExitFailed),
+  EXPECT_EXIT(throw_uncaught(std::runtime_error("first\n  second\n")), testing::ExitedWithCode(kFailed),
               "^\\[rank 1\\] first second\n$");
 }
 
 TEST(RootCauseDeathTest, IsSilentAboutAFailureThatAnotherRankPrints) {
-  EXPECT_EXIT(throw_uncaught(AbortedError(0, "first")), testing::ExitedWithCode(kExitPeerFailed), "^$");
+  EXPECT_EXIT(throw_uncaught(AbortedError(0, "first")), testing::ExitedWithCode(kPeerFailed), "^$");
 }
 
 TEST(RootCauseDeathTest, PrintsAFailureOfItsOwnThatWasCaughtAtFirst) {
-  EXPECT_EXIT(throw_uncaught(AbortedError(1, "first")), testing::ExitedWithCode(kExitFailed),
+  EXPECT_EXIT(throw_uncaught(AbortedError(1, "first")), testing::ExitedWithCode(kFailed),
               "^\\[rank 1\\] rank 1 failed: first\n$");
 }
 
@@ -165,11 +173,20 @@ TEST(RootCauseDeathTest, PrintsOneLineBeforeThereIsAWorld) {
     install_terminate_handler(2);
     throw_error();
   };
-  EXPECT_EXIT(fail(), testing::ExitedWithCode(kExitFailed), "^\\[rank 2\\] a setting is wrong\n$");
+  EXPECT_EXIT(fail(), testing::ExitedWithCode(kFailed), "^\\[rank 2\\] a setting is wrong\n$");
+}
+
+TEST(RootCauseDeathTest, PrintsTheTextAsItIsAndGivesItsCodeWithoutOthers) {
+  const auto throw_error = [] { throw Coded(std::runtime_error("two\n  settings are wrong"), ExitCode::kUsage); };
+  const auto fail = [&]() noexcept {
+    install_terminate_handler(0, /*is_alone=*/true);
+    throw_error();
+  };
+  EXPECT_EXIT(fail(), testing::ExitedWithCode(2), "^two\n  settings are wrong\n$");
 }
 
 TEST(RootCauseDeathTest, NamesAPeerThatCannotPrint) {
-  EXPECT_EXIT(throw_uncaught(PeerLostError("rank 0 was killed")), testing::ExitedWithCode(kExitPeerFailed),
+  EXPECT_EXIT(throw_uncaught(PeerLostError("rank 0 was killed")), testing::ExitedWithCode(kPeerFailed),
               "^\\[rank 1\\] rank 0 was killed\n$");
 }
 
@@ -178,7 +195,7 @@ struct CannotTell : std::exception {
 };
 
 TEST(RootCauseDeathTest, EndsWhereTheReportFails) {
-  EXPECT_EXIT(throw_uncaught(CannotTell()), testing::ExitedWithCode(kExitFailed),
+  EXPECT_EXIT(throw_uncaught(CannotTell()), testing::ExitedWithCode(kFailed),
               "^\\[rank 1\\] the report of a failure has failed itself\n$");
 }
 

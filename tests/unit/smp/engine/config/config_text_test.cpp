@@ -46,7 +46,7 @@ TEST(ConfigText, DifferencesNameEveryFieldThatDiffers) {
   EXPECT_EQ(
       Config::differences({.microbatches = 4, .pipeline = smp::Pipeline::kSimple}, {.microbatches = 2, .timeout_s = 0.5}),
       (std::vector<std::string>{"microbatches: 4 against 2", "pipeline: simple against interleaved",
-                                "timeout_s: 600 against 0.5"}));
+                                "timeout_s: 120 against 0.5"}));
   size_t fields = 0;
   for (const auto& key : smp::engine::config_keys()) fields += key.field.index() != 0 ? 1 : 0;
   EXPECT_EQ(Config::differences({}, every_field_changed()).size(), fields);
@@ -85,7 +85,7 @@ TEST(ConfigText, PrintsSageMakersListThenOurs) {
   virtual_stages: 1
   seed: 0
   threads: 1
-  timeout_s: 600
+  timeout_s: 120
   log_level: info)");
 }
 
