@@ -8,7 +8,7 @@ set -euo pipefail
 required=(g++ cmake ninja-build git ca-certificates libcli11-dev libboost-json1.81-dev libgtest-dev)
 optional=(ccache mold)
 venv=(python3-venv python3-dev)
-mpi=(libopenmpi-dev openmpi-bin)
+mpi=(libopenmpi-dev openmpi-bin iproute2)  # the last for tests with two hosts
 for argument in "$@"; do
   case $argument in
     --without-mpi) mpi=() ;;

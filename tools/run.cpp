@@ -1,4 +1,4 @@
-// `smp run`: builds mpirun's argument vector and becomes mpirun, without a shell in between.
+// `smp run`: builds mpirun's argument vector and runs it, without a shell in between.
 #include "tools/run.h"
 
 #include <sched.h>
@@ -8,15 +8,20 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
+#include <initializer_list>
 #include <iostream>
 #include <set>
 
+#include "tools/supervise.h"
+
 namespace smp::tools {
 namespace {
+
+constexpr int kUsageError = 2;
+constexpr int kExitPreempted = 75;  // smp/init.h
 
 int num_physical_cores() {
   cpu_set_t allowed;
@@ -58,10 +63,20 @@ std::string quoted(const std::string& word) {
   return out + "'";
 }
 
+bool finds_other_hosts() {
+  const char* slurm = getenv("SLURM_JOB_NUM_NODES");
+  if (slurm != nullptr && std::string(slurm) != "1") return true;
+  const auto are_set = {"PBS_NODEFILE", "LSB_HOSTS", "LSB_MCPU_HOSTS", "PE_HOSTFILE", "OMPI_MCA_orte_default_hostfile"};
+  return std::any_of(are_set.begin(), are_set.end(), [](const char* name) { return getenv(name) != nullptr; });
+}
+
 }  // namespace
 
 Machine this_machine() {
-  return {.is_root = geteuid() == 0, .num_cores = num_physical_cores(), .allows_cross_memory = may_read_memory_of_others()};
+  return {.is_root = geteuid() == 0,
+          .num_cores = num_physical_cores(),
+          .allows_cross_memory = may_read_memory_of_others(),
+          .has_other_hosts = finds_other_hosts()};
 }
 
 std::string Launch::shell_line() const {
@@ -90,15 +105,37 @@ Launch plan_launch(const RunOptions& options, const Machine& machine) {
     launch.environment.push_back({"OMPI_ALLOW_RUN_AS_ROOT", "1"});
     launch.environment.push_back({"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"});
   }
+  const bool has_other_hosts = !options.hosts.empty() || !options.host_file.empty() || machine.has_other_hosts;
   // Binding would put all threads of a rank on one core. ob1 is what the MPI transport is tuned for, and a 4 KB payload with
   // its header misses the default eager limit.
   launch.arguments = {"mpirun", "-np", std::to_string(options.num_processes), "--bind-to", "none"};
-  for (const char* setting : {"pml ob1", "btl self,vader,tcp", "btl_vader_eager_limit 16384"}) {
-    const std::string text = setting;
-    const auto space = text.find(' ');
-    launch.arguments.insert(launch.arguments.end(), {"--mca", text.substr(0, space), text.substr(space + 1)});
+  const auto add = [&](std::initializer_list<std::string> words) {
+    launch.arguments.insert(launch.arguments.end(), words.begin(), words.end());
+  };
+  add({"--mca", "pml", "ob1", "--mca", "btl", has_other_hosts ? "self,vader,tcp" : "self,vader"});
+  add({"--mca", "btl_vader_eager_limit", "16384"});
+  // On one host nothing of a job can be reached from another.
+  if (!has_other_hosts) add({"--mca", "oob_tcp_if_include", "lo"});
+  // A host that cannot be reached is missed within 15 s, by mpirun and by its daemons, which then end their ranks.
+  if (has_other_hosts) {
+    add({"--mca", "oob_tcp_keepalive_time", "5", "--mca", "oob_tcp_keepalive_intvl", "3"});
+    add({"--mca", "oob_tcp_keepalive_probes", "3"});
   }
-  if (options.num_processes > machine.num_cores) launch.arguments.push_back("--oversubscribe");
+  if (has_other_hosts && !options.interface.empty()) {
+    add({"--mca", "btl_tcp_if_include", options.interface, "--mca", "oob_tcp_if_include", options.interface});
+  }
+  if (!options.hosts.empty()) add({"--host", options.hosts});
+  if (!options.host_file.empty()) add({"--hostfile", options.host_file});
+  if (has_other_hosts) {  // mpirun hands its own variables OMPI_* on, and others that are named
+    for (const auto& variable : launch.environment)
+      if (!variable.name.starts_with("OMPI_")) add({"-x", variable.name});
+    add({"-x", "SMP_RESTART_COUNT"});
+    for (const char* name : {"SMP_CONFIG", "SM_HP_MP_PARAMETERS", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH"})
+      if (getenv(name) != nullptr) add({"-x", name});
+  }
+  if (!options.log_dir.empty()) add({"--output-filename", options.log_dir + ":nojobid"});
+  if (options.tag_output) add({"--tag-output"});
+  if (options.num_processes > machine.num_cores && !has_other_hosts) add({"--oversubscribe"});
   if (options.timeout_s > 0) {
     launch.arguments.insert(launch.arguments.end(), {"--timeout", std::to_string(options.timeout_s)});
   }
@@ -114,14 +151,23 @@ int run(const RunOptions& options) {
   for (const auto& variable : launch.environment) {
     setenv(variable.name.c_str(), variable.value.c_str(), /*overwrite=*/!variable.if_unset);
   }
-  std::vector<char*> argv;
-  for (const auto& argument : launch.arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  execvp(argv[0], argv.data());
-  std::cerr << "smp run: expected Open MPI's mpirun in PATH, got: " << std::strerror(errno)
-            << ". Install it (Debian: openmpi-bin), or run the program alone, on one process: " << quoted(options.program[0])
-            << std::endl;
-  return 2;
+  Supervisor supervisor{std::chrono::seconds(options.grace_s)};
+  for (int num_restarts = 0;; ++num_restarts) {
+    setenv("SMP_RESTART_COUNT", std::to_string(num_restarts).c_str(), /*overwrite=*/1);
+    int code = kUsageError;
+    try {
+      code = supervisor.run(launch.arguments);
+    } catch (const NotStarted& error) {
+      std::cerr << "smp run: expected Open MPI's mpirun in PATH, got: " << error.code().message()
+                << ". Install it (Debian: openmpi-bin), or run the program alone, on one process: "
+                << quoted(options.program[0]) << std::endl;
+    }
+    const bool is_over = code == 0 || code == kUsageError || code == kExitPreempted || supervisor.is_stopping() ||
+                         num_restarts == options.max_restarts;
+    if (is_over) return code;
+    std::cerr << "smp run: the job has ended with " << code << "; restart " << num_restarts + 1 << " of "
+              << options.max_restarts << std::endl;
+  }
 }
 
 }  // namespace smp::tools

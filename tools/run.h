@@ -1,4 +1,4 @@
-// Owns `smp run`: the command line that starts a program under Open MPI's mpirun.
+// Owns `smp run`: the command line that starts a program under Open MPI's mpirun, and starts it again.
 #pragma once
 
 #include <string>
@@ -10,6 +10,13 @@ namespace smp::tools {
 struct RunOptions {
   int num_processes = 1;
   int timeout_s = 0;  // 0: no limit
+  int grace_s = 30;   // for a save, after a request to stop
+  int max_restarts = 0;
+  std::string hosts{};      // "a:4,b:4"; empty: those of the allocation, or this one
+  std::string host_file{};  // of mpirun's form, in their place
+  std::string interface{};  // that hosts reach each other over: "eth0" or "10.0.0.0/16"; empty: any
+  std::string log_dir{};    // empty: to this terminal alone
+  bool tag_output = false;
   bool dry_run = false;
   std::vector<std::string> program;  // path and arguments, passed on untouched
 };
@@ -18,6 +25,7 @@ struct Machine {
   bool is_root = false;
   int num_cores = 1;                 // physical cores that this process may use, as Open MPI counts its slots
   bool allows_cross_memory = false;  // a process may read the memory of another that is not its child
+  bool has_other_hosts = false;      // mpirun finds several by itself: an allocation of a scheduler, or a file
 };
 
 /// The machine and user that this process runs on.
@@ -40,8 +48,9 @@ struct Launch {
 /// What `smp run` executes on `machine`.
 Launch plan_launch(const RunOptions& options, const Machine& machine);
 
-/// Prints the launch to stderr and becomes mpirun. Returns only after a dry run (0) or when mpirun
-/// cannot be started (2, with the reason on stderr).
+/// Prints the launch to stderr, runs it under a Supervisor (tools/supervise.h) and returns its exit code; 2, with the reason
+/// on stderr, when mpirun cannot be started. A job that fails is started again, up to max_restarts times, unless somebody
+/// has asked for a stop or the command line or configuration was wrong (2). SMP_RESTART_COUNT says how often it was.
 int run(const RunOptions& options);
 
 }  // namespace smp::tools

@@ -32,6 +32,11 @@ std::error_code for_each_match(const fs::path& folder, const std::regex& name, c
   return error;
 }
 
+const std::regex& file_of_a_save() {
+  static const std::regex name(R"((?:state\.json|rank_\d+_of_\d+(\.[0-9a-f]{16})?\.safetensors)(\.[0-9a-f]{16}\.writing)?)");
+  return name;
+}
+
 SaveFiles read_index(const fs::path& folder) {
   SaveFiles found{.folder = folder};
   const JsonObject index = parse_json_object(InputFile(found.index_path(), "expected the index of a save").read_all());
@@ -65,15 +70,28 @@ std::string SaveFiles::index_text() const {
 }
 
 void SaveFiles::remove_others() const noexcept try {
-  static const std::regex name(R"((?:state\.json|rank_\d+_of_\d+(\.[0-9a-f]{16})?\.safetensors)(\.[0-9a-f]{16}\.writing)?)");
   struct stat index{};
   if (::stat(index_path().c_str(), &index) != 0) return;
-  static_cast<void>(for_each_match(folder, name, [&](const std::smatch& match, const fs::path& path) {
+  static_cast<void>(for_each_match(folder, file_of_a_save(), [&](const std::smatch& match, const fs::path& path) {
     const bool is_unfinished = match[2].matched;
     const bool is_kept = path == index_path() || match[1] == "." + id;
     std::error_code ignored;
     if ((is_unfinished || !is_kept) && obstacle(path, index.st_uid).empty()) fs::remove(path, ignored);
   }));
+} catch (const std::exception&) {
+  return;  // the next save tries again
+}
+
+void remove_save(const fs::path& folder) noexcept try {
+  struct stat own{};
+  if (::lstat(folder.c_str(), &own) != 0 || !S_ISDIR(own.st_mode)) return;
+  std::error_code ignored;
+  const fs::path index = SaveFiles{.folder = folder}.index_path();
+  if (obstacle(index, own.st_uid).empty()) fs::remove(index, ignored);
+  static_cast<void>(for_each_match(folder, file_of_a_save(), [&](const std::smatch&, const fs::path& path) {
+    if (obstacle(path, own.st_uid).empty()) fs::remove(path, ignored);
+  }));
+  fs::remove(folder, ignored);  // fails where it holds more
 } catch (const std::exception&) {
   return;  // the next save tries again
 }

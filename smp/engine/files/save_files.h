@@ -24,6 +24,9 @@ struct SaveFiles {
   void remove_others() const noexcept;
 };
 
+/// Removes the save of a folder, whole or not, and the folder if nothing else is in it. Its index goes first.
+void remove_save(const std::filesystem::path& folder) noexcept;
+
 /// The save of a folder. Throws c10::ValueError where there is none or state.json is damaged.
 SaveFiles find_save(const std::filesystem::path& folder);
 

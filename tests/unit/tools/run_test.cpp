@@ -43,7 +43,22 @@ TEST(PlanLaunch, IsTheWholeLine) {
   EXPECT_EQ(launch.shell_line(),
             "OMP_NUM_THREADS=${OMP_NUM_THREADS-1} GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} "
             "OMPI_MCA_btl_vader_single_copy_mechanism=${OMPI_MCA_btl_vader_single_copy_mechanism-none} mpirun -np 2 "
-            "--bind-to none --mca pml ob1 --mca btl self,vader,tcp --mca btl_vader_eager_limit 16384 ./train --lr 0.1");
+            "--bind-to none --mca pml ob1 --mca btl self,vader --mca btl_vader_eager_limit 16384 "
+            "--mca oob_tcp_if_include lo ./train --lr 0.1");
+}
+
+TEST(PlanLaunch, ReachesOtherHostsOverTheNetworkThatIsNamed) {
+  setenv("SMP_CONFIG", "{}", 1);
+  const auto launch =
+      plan_launch({.num_processes = 8, .hosts = "a:4,b:4", .interface = "eth1", .program = {"a"}}, kTwoCores);
+  unsetenv("SMP_CONFIG");
+  EXPECT_TRUE(has(launch, {"--mca", "btl", "self,vader,tcp"}));
+  EXPECT_TRUE(has(launch, {"--mca", "btl_tcp_if_include", "eth1", "--mca", "oob_tcp_if_include", "eth1"}));
+  EXPECT_TRUE(has(launch, {"--host", "a:4,b:4"}));
+  EXPECT_TRUE(has(launch, {"-x", "OMP_NUM_THREADS"}));
+  EXPECT_TRUE(has(launch, {"-x", "SMP_CONFIG"}));
+  EXPECT_FALSE(has(launch, {"--oversubscribe"}));
+  EXPECT_TRUE(has(plan_launch({.host_file = "hosts", .program = {"a"}}, kTwoCores), {"--hostfile", "hosts"}));
 }
 
 TEST(PlanLaunch, CopiesLargeMessagesOnceWhereProcessesMayReadEachOthersMemory) {

@@ -1,0 +1,118 @@
+"""Two hosts on one machine: network namespaces h1 and h2 with names of their own, on a switch whose cables can be pulled. Needs root
+and iproute2.
+
+  with two_hosts.Hosts() as hosts:
+      hosts.start("h1", ["smp", "run", "--hosts", "h1:1,h2:1", ...])
+      hosts.cut()
+
+In place of ssh mpirun has a script, which asks this process to start what is to run on the other host: as there, it is no child
+of mpirun's.
+"""
+
+import contextlib
+import os
+import pathlib
+import signal
+import socketserver
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+
+ADDRESSES = {"h1": "10.77.0.1", "h2": "10.77.0.2"}
+
+
+AGENT = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as asked:
+    asked.connect(sys.argv[1])
+    asked.sendall(chr(0).join(sys.argv[2:]).encode())
+    asked.shutdown(socket.SHUT_WR)
+    sys.exit(int(asked.recv(16) or 255))
+"""
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+class Hosts:
+    def __enter__(self):
+        self.cleanup = contextlib.ExitStack()
+        with self.cleanup:
+            self.folder = pathlib.Path(self.cleanup.enter_context(tempfile.TemporaryDirectory()))
+            mark = uuid.uuid4().hex[:6]  # several at once
+            self.spaces = {name: f"smp-{mark}-{name}" for name in ("switch", *ADDRESSES)}
+            for space in self.spaces.values():
+                ip("netns", "add", space)
+                self.cleanup.callback(ip, "netns", "del", space)
+            self.cleanup.callback(self.kill_all)
+            ip("-n", self.spaces["switch"], "link", "add", "bridge", "type", "bridge")
+            ip("-n", self.spaces["switch"], "link", "set", "bridge", "up")
+            for name, address in ADDRESSES.items():
+                own = self.spaces[name]
+                ip("-n", self.spaces["switch"], "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", own)
+                ip("-n", self.spaces["switch"], "link", "set", name, "master", "bridge", "up")
+                ip("-n", own, "addr", "add", f"{address}/24", "dev", "eth0")
+                for link in ("eth0", "lo"):
+                    ip("-n", own, "link", "set", link, "up")
+            (self.folder / "hosts").write_text("".join(f"{address} {name}\n" for name, address in ADDRESSES.items()))
+            for name in ADDRESSES:
+                self.script(f"on_{name}", f"""exec ip netns exec {self.spaces[name]} unshare -u -m bash -c '
+                    hostname {name}; mount --bind {self.folder}/hosts /etc/hosts; exec "$@"' - "$@" """)
+            self.agent = self.script("agent", f"exec {sys.executable} -c '{AGENT}' {self.folder}/asked \"$@\"")
+            self.serve()
+            self.cleanup = self.cleanup.pop_all()
+        return self
+
+    def __exit__(self, *_):
+        self.cleanup.close()
+
+    def script(self, name, text):
+        path = self.folder / name
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    def serve(self):
+        hosts = self
+
+        class Asked(socketserver.StreamRequestHandler):
+            def handle(self):
+                host, *command = self.rfile.read().decode().split("\0")
+                started = subprocess.run([hosts.folder / f"on_{host}", "bash", "-c", " ".join(command)],
+                                         stdin=subprocess.DEVNULL, check=False)
+                with contextlib.suppress(BrokenPipeError):
+                    self.wfile.write(str(started.returncode % 256).encode())
+
+        server = socketserver.ThreadingUnixStreamServer(str(self.folder / "asked"), Asked)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.cleanup.callback(server.server_close)
+        self.cleanup.callback(server.shutdown)
+
+    def start(self, host, command, environment):
+        """A process of `host`, with what it prints on one pipe."""
+        return subprocess.Popen([self.folder / f"on_{host}", *map(str, command)], text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, env={**environment, "OMPI_MCA_plm_rsh_agent": str(self.agent)})
+
+    def cut(self):
+        """Pulls the cable of h2."""
+        ip("-n", self.spaces["switch"], "link", "set", "h2", "down")
+
+    def wait_until_quiet(self, host):
+        """All that its connections have sent has arrived."""
+        command = ["ip", "netns", "exec", self.spaces[host], "ss", "-tnH"]
+        while any(line.split()[2] != "0" for line in subprocess.check_output(command, text=True).splitlines()):
+            pass
+
+    def processes(self, host):
+        listed = subprocess.run(["ip", "netns", "pids", self.spaces[host]], check=True, capture_output=True, text=True)
+        return [int(pid) for pid in listed.stdout.split()]
+
+    def kill_all(self):
+        for name in ADDRESSES:
+            for pid in self.processes(name):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

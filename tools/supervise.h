@@ -1,0 +1,45 @@
+// Owns the life of a started mpirun: signals on to it, an end for it, and nothing left behind it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <set>
+#include <string>
+#include <system_error>
+#include <vector>
+
+namespace smp::tools {
+
+/// The program could not be executed.
+struct NotStarted : std::system_error {
+  using std::system_error::system_error;
+};
+
+/// Runs `arguments` (a program of PATH and what it gets) and returns its exit code, 128 + the number of the signal that
+/// ended it. Throws NotStarted.
+///
+/// SIGTERM and SIGHUP ask for a stop: they arrive as SIGUSR1, which mpirun hands to its ranks, so that a program that looks
+/// at smp::stop_requested() ends its step and saves. Who has not ended after `grace`, or at the second signal, gets SIGTERM,
+/// and 5 s later SIGKILL, with all it has started. SIGINT, SIGUSR1 and SIGUSR2 go on as they are. The program is a process
+/// group of its own, unless a terminal is its standard input: then what that sends reaches both. When this process is
+/// killed, the program gets a SIGTERM.
+///
+/// What the program leaves behind is ended and removed: processes; where mpirun was killed, its session folder and the
+/// shared memory of its ranks.
+class Supervisor {
+ public:
+  explicit Supervisor(std::chrono::seconds grace);
+  int run(const std::vector<std::string>& arguments);
+  /// Has somebody asked for a stop?
+  bool is_stopping() const { return is_stopping_; }
+
+ private:
+  void end_those_left() const;
+
+  std::chrono::seconds grace_;
+  std::set<pid_t> not_of_the_job_;  // children that this process had before
+  bool is_stopping_ = false;
+};
+
+}  // namespace smp::tools
