@@ -15,8 +15,8 @@
 namespace smp {
 
 // Everything below throws c10::Error before init, c10::ValueError within a step body (which only pp_rank() 0 runs) and for
-// a group that this rank does not belong to. A partner that does not come is a std::runtime_error after Config::timeout_s,
-// which names both sides and ends the job.
+// a group that this rank does not belong to. A partner that does not come is a std::runtime_error after five times
+// Config::timeout_s, which names both sides and ends the job.
 
 /// The group of these ranks of the world, numbered anew in this order. Collective over the world: all ranks, members or
 /// not, call it with the same list, else all throw c10::ValueError. Also throws it for an empty list, a rank out of range

@@ -169,8 +169,8 @@ struct Config {
   /// What DistributedOptimizer::step() does after a training step with a loss or a gradient that is not finite.
   Nonfinite nonfinite = Nonfinite::kStop;
 
-  /// Seconds after which any wait for another rank fails; above 0. Five times as many where ranks start, measure, plan
-  /// (the first call of a step function), save and load.
+  /// Seconds after which a wait for another rank within a step fails; above 0. Five times as many at the start, in the first
+  /// call of a step function, which is measured and planned, and in all other calls.
   double timeout_s = 120;
 
   /// Log lines that reach stderr.

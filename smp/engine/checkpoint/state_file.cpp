@@ -249,7 +249,6 @@ void save(const std::string& folder, const StateDict& model, const OptimizerStat
   engine::refuse_in_body("save_state");
   engine::refuse_in_join("save_state");
   engine::Context& context = engine::context("save_state");
-  const engine::LongWaits while_others_write(context);
   with_exit_code(ExitCode::kCheckpoint, [&] {
     engine::in_call(context, "save_state", runtime::GroupKind::kWorld,
                     [&] { save_together(context, folder, model, optimizer, user); });
@@ -270,7 +269,6 @@ Reader::Reader(const std::string& folder) : contents_(std::make_unique<Contents>
   engine::refuse_in_body("load_state");
   engine::refuse_in_join("load_state");
   engine::Context& context = engine::context("load_state");
-  const engine::LongWaits while_others_read(context);
   with_exit_code(ExitCode::kCheckpoint, [&] {
     engine::in_call(context, "load_state", runtime::GroupKind::kWorld, [&] { contents_->read(folder, context); });
   });

@@ -203,9 +203,8 @@ std::vector<Key> make_keys() {
       {.name = "timeout_s",
        .field = &Config::timeout_s,
        .range = kWaitSeconds,
-       .meaning =
-           "Seconds after which any wait for another rank fails; five times as many at the start, in the first call of a "
-           "step function, and in saves and loads."},
+       .meaning = "Seconds after which a wait for another rank within a step fails; five times as many at the start, in the "
+                  "first call of a step function, and in all other calls."},
       {.name = "log_level",
        .field = &Config::log_level,
        .choices = {"info", "warning", "off"},

@@ -54,10 +54,12 @@ decltype(auto) naming_call(std::string_view name, const std::vector<int>& ranks,
   }
 }
 
-/// What fn() returns, once all of `ranks` are in the call `name`. All calls begin so, but steps.
+/// What fn() returns, once all of `ranks` are in the call `name`. All calls begin so, but steps, and wait for longer than
+/// these: what another rank does before it comes (an evaluation, a download), or in the call (a write), takes its time.
 template <class Fn>
 decltype(auto) in_call(Context& context, std::string_view name, const std::vector<int>& ranks, const Fn& fn) {
   const InCall scope(context, name);
+  const LongWaits waits(context);
   tell_call(context, name, ranks);
   hear_call(context, name, ranks);
   return naming_call(name, ranks, fn);
