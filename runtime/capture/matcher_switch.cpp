@@ -34,8 +34,8 @@ bool Matcher::take_over(const std::shared_ptr<Recording>& candidate, size_t num_
     const auto &roots = candidate->graph.backward_roots, &own = at_.recording->graph.backward_roots;
     if (k >= roots.size() || roots[k] != own[k]) return false;
   }
-  // What is made from here on lies with the ghosts that the body holds, where these share their memory. A parameter has none,
-  // unless the recording makes an alias of it.
+  // What is made from here on lies with the ghosts that the body holds, where these share their memory. A parameter has
+  // none, unless the recording makes an alias of it.
   std::vector<c10::Storage> storages = candidate->storages;
   for (ValueId id = 0; id < values_of_prefix(candidate->graph, at_.position); ++id) {
     const auto storage = static_cast<size_t>(candidate->graph.values[id].storage);
