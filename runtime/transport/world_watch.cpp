@@ -161,7 +161,9 @@ void WorldWatch::lose(int peer) {
   // It may have said why, or another rank that it was killed, before they went.
   for (const auto start = Clock::now(); Clock::now() - start < kNoticeGrace; sleep_for_a_moment()) look_for_notice();
   is_failure_of_peer_ = true;
-  const std::string text = peers_.name_of(peer) + " was killed or ended without a word";
+  const char* seen = peers_.is_of_this_host(peer) ? " was killed or ended without a word"
+                                                  : " was killed, ended without a word, or its host cannot be reached";
+  const std::string text = peers_.name_of(peer) + seen;
   spread(make_notice(Notice::Kind::kPeerLost, peer, text));
   fail_without(text);
 }

@@ -102,6 +102,8 @@ std::optional<int> PeerProcesses::first_lost() const {
 
 bool PeerProcesses::is_rank_running(int rank) const { return is_running(processes_[static_cast<size_t>(rank)]); }
 
+bool PeerProcesses::is_of_this_host(int rank) const { return letter_of(processes_[static_cast<size_t>(rank)]).has_value(); }
+
 bool PeerProcesses::is_rank_there(int rank) const { return letter_of(processes_[static_cast<size_t>(rank)]) != '\0'; }
 
 std::string PeerProcesses::seen_of(int rank) const {

@@ -39,6 +39,8 @@ class PeerProcesses {
   bool is_rank_running(int rank) const;
   /// "rank 2 (pid 123 on host x)"
   std::string name_of(int rank) const;
+  /// And of its pids: only then can be told whether it runs.
+  bool is_of_this_host(int rank) const;
   /// What can be seen of a rank that says nothing: "it is stopped".
   std::string seen_of(int rank) const;
   /// Is there still something of its process, if only what its parent has not yet fetched? As above where that is unknown.

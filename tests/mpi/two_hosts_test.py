@@ -68,6 +68,20 @@ class TwoHosts(unittest.TestCase):
         self.assertNotEqual(job.returncode, 0)
         self.assertRegex(output, r"lost communication with a remote daemon[\s\S]*on node h2")
 
+    def test_a_cut_between_ranks_of_torchrun_ends_both(self):
+        common = {**os.environ, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500",
+                  "MASTER_ADDR": two_hosts.ADDRESSES["h1"]}
+        ranks = [self.hosts.start(host, [FAILING_WORLD, "interrupted", "token"], {**common, "RANK": str(rank)})
+                 for rank, host in enumerate(("h1", "h2"))]
+        for rank in ranks:
+            while "ready" not in (line := rank.stdout.readline()):
+                self.assertTrue(line, "ended before it was ready")
+        self.hosts.cut()
+        for rank, other in zip(ranks, ("rank 1 \\(.*h2\\)", "rank 0 \\(.*h1\\)")):
+            output, _ = rank.communicate(timeout=LIMIT_S)
+            self.assertRegex(output, f"{other} was killed, ended without a word, or its host cannot be reached")
+            self.assertEqual(rank.returncode, 3, output)
+
     def test_a_rank_that_is_killed_ends_both(self):
         job = self.start_ready("interrupted", "token")
         [rank] = [pid for pid in self.hosts.processes("h2") if worlds.name_of(pid).startswith("failing")]

@@ -16,7 +16,7 @@ from smdistributed.modelparallel import _engine
 mpi = ctypes.CDLL(_engine.__file__)  # the one that smp uses
 if sys.argv[1] == "mpi":  # as mpi4py has done when a script begins
     assert mpi.MPI_Init(None, None) == 0
-smp.init({"microbatches": 2, "log_level": "off", "timeout_s": 2 if sys.argv[1] == "hangs" else 120})
+smp.init({"microbatches": 2, "log_level": "off", "timeout_s": 2 if sys.argv[1].startswith("hangs") else 120})
 
 
 class Doubling(nn.Linear):
@@ -26,7 +26,21 @@ class Doubling(nn.Linear):
         return y
 
 
+class Waits(nn.Linear):
+    hangs = False
+
+    def forward(self, x):
+        while self.hangs:
+            pass
+        return super().forward(x)
+
+
 net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.ReLU())
+if sys.argv[1] == "hangs_inside":
+    with smp.partition(1):
+        middle = smp.opaque(Waits(4, 4))
+    with smp.partition(0):
+        net = nn.Sequential(nn.Linear(4, 4), middle, nn.Linear(4, 4))
 if sys.argv[1] == "doubled":
     net[0] = smp.opaque(Doubling(4, 4))
 if sys.argv[1] == "order":
@@ -75,6 +89,10 @@ if sys.argv[1] == "hangs":
         body(model, torch.ones(4, 4))  # behind the first step the time-out is that of the configuration
     while smp.rank() == 1:
         pass
+if sys.argv[1] == "hangs_inside":
+    with torch.no_grad():
+        body(model, torch.ones(4, 4))
+    Waits.hangs = smp.rank() == 1
 if sys.argv[1] == "stops":
     while not smp.stop_requested():
         if smp.rank() == 0:
