@@ -12,11 +12,20 @@
 #include "runtime/transport/checks.h"
 #include "runtime/transport/group_transport.h"
 #include "runtime/transport/mpi_engine.h"
+#include "runtime/watch/deadline.h"
 
 namespace smp::runtime::mpi {
 namespace {
 
 std::atomic<bool> owns_mpi = false;  // MPI is the process's, and so is who initialised it
+
+// Of MPI's own calls that all ranks have come to, on a busy machine.
+constexpr std::chrono::milliseconds kLongestCall = std::chrono::seconds(60);
+
+std::string stays_away(int rank, const char* what) {
+  return c10::str("[rank ", rank, "] expected MPI to ", what, " within ", kLongestCall.count() / 1000,
+                  " s, got no answer of it: another rank is stopped, or its host cannot be reached.");
+}
 
 class MpiTransport final : public GroupTransport {
  public:
@@ -94,7 +103,10 @@ std::shared_ptr<Transport> MpiTransport::group(const std::vector<int>& ranks) {
   MPI_Comm comm = MPI_COMM_NULL;
   mpi_check(MPI_Comm_group(engine_->world(), &world), "MPI_Comm_group");
   mpi_check(MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group), "MPI_Group_incl");
-  mpi_check(MPI_Comm_create_group(engine_->world(), group, 0, &comm), "MPI_Comm_create_group");
+  {
+    const Deadline deadline(kLongestCall, stays_away(engine_->world_rank(), "make a group"));
+    mpi_check(MPI_Comm_create_group(engine_->world(), group, 0, &comm), "MPI_Comm_create_group");
+  }
   mpi_check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   mpi_check(MPI_Group_free(&group), "MPI_Group_free");
   mpi_check(MPI_Group_free(&world), "MPI_Group_free");
@@ -179,6 +191,7 @@ void shutdown(Transport& world) {
   if (mine.engine().watch().has_failed()) return;
   mine.barrier();
   mine.engine().close();
+  const Deadline deadline(kLongestCall, stays_away(mine.engine().world_rank(), "end"));
   if (owns_mpi.exchange(false)) mpi_check(MPI_Finalize(), "MPI_Finalize");
 }
 
