@@ -39,8 +39,8 @@ class SaveSeries {
     end_save(step);
   }
 
-  /// load_state of the save with the highest step that loads; nothing in a folder without saves. Those that are missing a
-  /// file, damaged or of another model are passed over, and the log says why. Collective over all ranks. Throws
+  /// load_state of the save with the highest step that loads; nothing in a folder without finished saves. Those that are
+  /// unfinished, damaged or of another model are passed over, and the log says why. Collective over all ranks. Throws
   /// c10::ValueError where there are saves and none of them loads, so that no run begins anew by accident.
   template <class Optimizer>
   std::optional<Resumed> resume(DistributedModelBase& model, DistributedOptimizer<Optimizer>& optimizer) {

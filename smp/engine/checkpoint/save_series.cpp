@@ -38,11 +38,19 @@ std::set<int64_t> steps_in(const std::string& series) {
   return steps;
 }
 
-// As world rank 0 sees it, from the highest on.
-std::vector<int64_t> agreed_steps(const engine::Context& context, const std::string& series) {
+// Those that were finished, as world rank 0 sees it, from the highest on. A run whose first save was cut short has none.
+std::vector<int64_t> agreed_steps(engine::Context& context, const std::string& series) {
   runtime::WireWriter out;
   if (context.world->rank() == 0) {
-    for (const int64_t step : steps_in(series)) out.put(step);
+    for (const int64_t step : steps_in(series)) {
+      const engine::SaveFiles files{.folder = folder_of(series, step)};
+      std::error_code error;
+      if (fs::exists(files.index_path(), error) || error) {  // one that cannot be read is for load_state to complain of
+        out.put(step);
+      } else {
+        context.logger.warning("passed over: '" + files.folder.string() + "' is unfinished: it has no state.json.");
+      }
+    }
   }
   std::vector<int64_t> steps;
   runtime::read_all(context.world->all_gather(out.take()).front(), "steps of saves", [&](runtime::WireReader& in) {

@@ -134,6 +134,17 @@ TEST_F(SaveSeriesTest, NothingToResumeIsNothingAndNothingThatLoadsIsAnError) {
   });
 }
 
+TEST_F(SaveSeriesTest, ARunWhoseFirstSaveWasCutShortBeginsAnew) {
+  save({1});
+  fs::remove(folder() + "/step_1/state.json");
+  run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
+    Training training(7);
+    EXPECT_FALSE(SaveSeries(folder()).resume(training.model, training.optimizer));
+  });
+  save({1});
+  expect_resumed(1);
+}
+
 TEST_F(SaveSeriesTest, NeverRemovesTheSaveThatItHasMade) {
   save({8}, 1);
   save({2}, 1);
