@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <filesystem>
@@ -26,6 +27,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kTermLimit = std::chrono::seconds(5);
 constexpr auto kKillLimit = std::chrono::seconds(10);  // for processes that a file system holds
+constexpr auto kStuckLimit = std::chrono::seconds(30);
+constexpr auto kLookInterval = std::chrono::seconds(3);
 constexpr auto kPollInterval = std::chrono::milliseconds(20);
 
 [[noreturn]] void throw_errno(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
@@ -106,9 +109,15 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
-// Of this process, without `left_out` and theirs. By parent: field 4 of /proc/<pid>/stat, behind the name in parentheses.
-std::set<pid_t> descendants(const std::set<pid_t>& left_out) {
-  std::multiset<std::pair<pid_t, pid_t>> children;
+struct Process {
+  pid_t parent, id;
+  bool has_ended;  // and its parent has not fetched its status
+  auto operator<=>(const Process&) const = default;
+};
+
+// By parent: state and parent are fields 3 and 4 of /proc/<pid>/stat, behind the name in parentheses.
+std::set<Process> processes() {
+  std::set<Process> found;
   for (const fs::path& process : entries_of("/proc")) {
     const std::string name = process.filename();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
@@ -116,16 +125,22 @@ std::set<pid_t> descendants(const std::set<pid_t>& left_out) {
     std::string text;
     std::getline(file, text, '\0');
     const size_t end_of_name = text.rfind(") ");
-    if (end_of_name == std::string::npos || text[end_of_name + 2] == 'Z') continue;
-    children.emplace(std::stoi(text.substr(end_of_name + 4)), std::stoi(name));
+    if (end_of_name == std::string::npos) continue;
+    found.insert({std::stoi(text.substr(end_of_name + 4)), std::stoi(name), text[end_of_name + 2] == 'Z'});
   }
+  return found;
+}
+
+// Of this process, without `left_out` and theirs, and without those that have ended.
+std::set<pid_t> descendants(const std::set<pid_t>& left_out, const std::set<Process>& all = processes()) {
   std::set<pid_t> found;
   std::vector<pid_t> parents{getpid()};
   while (!parents.empty()) {
     const pid_t parent = parents.back();
     parents.pop_back();
-    for (auto child = children.lower_bound({parent, 0}); child != children.end() && child->first == parent; ++child) {
-      if (!left_out.contains(child->second) && found.insert(child->second).second) parents.push_back(child->second);
+    for (auto child = all.lower_bound({parent, 0, false}); child != all.end() && child->parent == parent; ++child) {
+      if (child->has_ended || left_out.contains(child->id)) continue;
+      if (found.insert(child->id).second) parents.push_back(child->id);
     }
   }
   return found;
@@ -164,6 +179,15 @@ void remove_files(pid_t mpirun) {
 
 Supervisor::Supervisor(std::chrono::seconds grace) : grace_(grace), not_of_the_job_(descendants({})) {}
 
+// Nothing lives but the program, which does not fetch the status of a child. Where mpirun goes on for ranks elsewhere, it
+// has.
+bool Supervisor::is_stuck(pid_t program) const {
+  const std::set<Process> all = processes();
+  const bool waits =
+      std::any_of(all.begin(), all.end(), [&](auto& each) { return each.parent == program && each.has_ended; });
+  return waits && descendants(not_of_the_job_, all) == std::set{program};
+}
+
 // What has lost its parent is this process's child.
 void Supervisor::end_those_left() const {
   const auto start = Clock::now();
@@ -187,9 +211,22 @@ int Supervisor::run(const std::vector<std::string>& arguments) {
   const pid_t program = start(arguments, is_group, signals.before());
   auto next_deadline = Clock::time_point::max();
   int next_signal = SIGTERM;
+  auto next_look = Clock::now();
+  auto stuck_since = Clock::time_point::max();
   std::optional<int> status;
   while (!status) {
     const auto now = Clock::now();
+    if (now >= next_look) {
+      next_look = now + kLookInterval;
+      if (!is_stuck(program))
+        stuck_since = Clock::time_point::max();
+      else if (stuck_since > now)
+        stuck_since = now;
+      else if (now - stuck_since >= kStuckLimit) {
+        std::cerr << "smp run: " << arguments[0] << " does not end though all that it has started has: killed" << std::endl;
+        kill(program, SIGKILL);
+      }
+    }
     if (now >= next_deadline) {
       next_signal == SIGTERM ? void(kill(program, SIGTERM)) : signal_all(descendants(not_of_the_job_), SIGKILL);
       next_deadline = now + kTermLimit;

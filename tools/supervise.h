@@ -25,6 +25,9 @@ struct NotStarted : std::system_error {
 /// group of its own, unless a terminal is its standard input: then what that sends reaches both. When this process is
 /// killed, the program gets a SIGTERM.
 ///
+/// A program all of whose children have ended, and that has not fetched the status of one for 30 s, gets SIGKILL: mpirun of
+/// Open MPI 4.1 stays for ever where a rank ends while it makes its connection to it.
+///
 /// What the program leaves behind is ended and removed: processes; where mpirun was killed, its session folder and the
 /// shared memory of its ranks.
 class Supervisor {
@@ -36,6 +39,7 @@ class Supervisor {
 
  private:
   void end_those_left() const;
+  bool is_stuck(pid_t program) const;
 
   std::chrono::seconds grace_;
   std::set<pid_t> not_of_the_job_;  // children that this process had before

@@ -117,6 +117,18 @@ class Supervised(unittest.TestCase):
         self.assertEqual(smp("run", "-np", "2", sys.executable, "-c", leave).returncode, 0)
         self.assertEqual(worlds.processes_with(token), [])
 
+    def test_a_program_that_stays_when_its_ranks_have_gone_is_ended(self):
+        """mpirun does so now and then where a rank ends while the two connect; stopped, it does so always."""
+        job = self.start(program="stays")
+        mpirun = self.mpirun_of(job)
+        os.kill(mpirun, signal.SIGSTOP)
+        for rank in self.ranks():
+            os.kill(rank, signal.SIGKILL)
+        _, printed = job.communicate(timeout=LIMIT_S)
+        self.assertEqual(job.returncode, 128 + signal.SIGKILL)
+        self.assertIn("smp run: mpirun does not end though all that it has started has: killed\n", printed)
+        self.assertEqual(worlds.processes_with(self.token), [])
+
     def test_children_of_before_are_none_of_its_business(self):
         line = f"sleep 1000 >/dev/null 2>&1 & echo $!; exec {SMP} run -np 1 true"
         result = subprocess.run(["sh", "-c", line], stdout=subprocess.PIPE, text=True, check=True, env=worlds.ENVIRONMENT)
