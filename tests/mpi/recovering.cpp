@@ -1,0 +1,56 @@
+// A run that goes on from its newest save, however it has ended before. recovering FOLDER LAST prints the loss of each step
+// below LAST, exactly, and saves behind one in ten. Ends with 75 where it is asked to stop. Driven by fault_soak.py.
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <string>
+
+#include "smp/smp.h"
+
+namespace {
+
+constexpr int kVocabulary = 50, kWidth = 32, kStepsBetweenSaves = 10;
+
+at::Tensor batch(int64_t step) {
+  auto numbers = at::make_generator<at::CPUGeneratorImpl>(100 + step);
+  const at::Tensor whole = torch::randint(kVocabulary, {8, 9}, numbers, torch::kLong);
+  return whole.chunk(smp::dp_size())[smp::dp_rank()];
+}
+
+}  // namespace
+
+int main(int /*argc*/, char** argv) {
+  std::puts("begins");
+  std::fflush(stdout);
+  smp::init();
+  torch::manual_seed(1);
+  torch::nn::Sequential net(torch::nn::Embedding(kVocabulary, kWidth),
+                            torch::nn::Flatten(torch::nn::FlattenOptions().start_dim(0).end_dim(1)),
+                            torch::nn::BatchNorm1d(kWidth), torch::nn::Linear(kWidth, kWidth), torch::nn::ReLU(),
+                            torch::nn::Dropout(0.2), torch::nn::Linear(kWidth, kVocabulary));
+  smp::DistributedModel model(net);
+  smp::DistributedOptimizer optimizer(torch::optim::Adam(net->parameters(), 1e-3), model);
+  auto train_step = smp::step([&](at::Tensor tokens) {
+    auto loss = torch::cross_entropy_loss(model(tokens), tokens.flatten());
+    model.backward(loss);
+    return loss;
+  });
+  smp::SaveSeries saves(argv[1]);
+  const int64_t last = std::stoll(argv[2]);
+  int64_t step = 0;
+  if (const auto resumed = saves.resume(model, optimizer)) step = resumed->step;
+  for (; step < last; ++step) {
+    optimizer.zero_grad();
+    const at::Tensor loss = smp::all_reduce_mean(train_step(batch(step)).reduce_mean());
+    optimizer.step();
+    if (smp::rank() == 0) std::printf("loss %lld %a\n", static_cast<long long>(step), loss.item<double>());
+    std::fflush(stdout);
+    const bool stops = smp::stop_requested();
+    if (stops || step + 1 == last || (step + 1) % kStepsBetweenSaves == 0) saves.save(step + 1, model, optimizer);
+    if (stops) {
+      smp::shutdown();
+      return smp::kExitPreempted;
+    }
+  }
+  smp::shutdown();
+}
