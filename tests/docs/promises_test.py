@@ -1,4 +1,4 @@
-"""Every line of docs/promises.md names tests that exist.
+"""Every line of docs/promises.md and of the table in SECURITY.md names tests that exist.
 
   promises_test.py SOURCE_DIR
 
@@ -35,14 +35,15 @@ def existing(tests):
 def main():
     source = pathlib.Path(sys.argv[1])
     known = existing(source / "tests")
-    promises = [line for line in (source / "docs/promises.md").read_text().splitlines() if line.startswith("| ")]
-    promises = [line for line in promises if not re.match(r"\| (Promise|Number|-)", line)]
-    assert len(promises) > 20, f"docs/promises.md: expected rows of promises, got {len(promises)}"
-    for line in promises:
-        tests = NAMED.findall(line.rsplit("|", 2)[1])
-        assert tests, f"docs/promises.md: no test in the last column of: {line}"
-        for test in tests:
-            assert test in known, f"docs/promises.md: no test {test}, named in: {line}"
+    for page, least in ("docs/promises.md", 20), ("SECURITY.md", 5):
+        promises = [line for line in (source / page).read_text().splitlines() if line.startswith("| ")]
+        promises = [line for line in promises if not re.match(r"\| (Promise|Number|-)", line)]
+        assert len(promises) > least, f"{page}: expected rows of promises, got {len(promises)}"
+        for line in promises:
+            tests = NAMED.findall(line.rsplit("|", 2)[1])
+            assert tests, f"{page}: no test in the last column of: {line}"
+            for test in tests:
+                assert test in known, f"{page}: no test {test}, named in: {line}"
 
 
 main()
