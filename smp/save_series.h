@@ -29,8 +29,8 @@ class SaveSeries {
   /// num_kept: how many saves stay. Throws c10::ValueError below 1.
   explicit SaveSeries(std::string folder, int num_kept = 2);
 
-  /// save_state behind `step`. When it is whole, the earlier ones but the newest num_kept - 1 are removed; what else is in
-  /// the folders stays. Collective over all ranks. Throws as save_state does, with all earlier saves in their place;
+  /// save_state behind `step`. When it is whole, what is older than the newest num_kept finished ones is removed; what else
+  /// is in the folders stays. Collective over all ranks. Throws as save_state does, with all earlier saves in their place;
   /// c10::ValueError for a negative step.
   template <class Optimizer>
   void save(int64_t step, const DistributedModelBase& model, DistributedOptimizer<Optimizer>& optimizer,
@@ -41,7 +41,8 @@ class SaveSeries {
 
   /// load_state of the save with the highest step that loads; nothing in a folder without finished saves. Those that are
   /// unfinished, damaged or of another model are passed over, and the log says why. Collective over all ranks. Throws
-  /// c10::ValueError where there are saves and none of them loads, so that no run begins anew by accident.
+  /// c10::ValueError where there are finished saves and none of them loads, so that no run begins anew by accident, and
+  /// where the folder cannot be read.
   template <class Optimizer>
   std::optional<Resumed> resume(DistributedModelBase& model, DistributedOptimizer<Optimizer>& optimizer) {
     return resume_by([&](const std::string& folder) { return load_state(folder, model, optimizer); });

@@ -24,39 +24,47 @@ std::string folder_of(const std::string& series, int64_t step) {
   return fs::path(series) / (std::string(kName) + std::to_string(step));
 }
 
-// Of all names that folder_of gives, finished saves or not.
-std::set<int64_t> steps_in(const std::string& series) {
+// Of all names that folder_of gives, finished saves or not. No folder has none.
+std::set<int64_t> steps_in(const std::string& series, std::error_code& error) {
   std::set<int64_t> steps;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(series, ignored)) {
-    const std::string name = entry.path().filename();
+  for (fs::directory_iterator entry(series, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename();
     int64_t step = -1;
     if (!name.starts_with(kName)) continue;
     const auto read = std::from_chars(name.data() + kName.size(), name.data() + name.size(), step);
-    if (read.ec == std::errc() && step >= 0 && folder_of(series, step) == entry.path()) steps.insert(step);
+    if (read.ec == std::errc() && step >= 0 && folder_of(series, step) == entry->path()) steps.insert(step);
   }
+  if (error == std::errc::no_such_file_or_directory) error.clear();
   return steps;
 }
 
-// Those that were finished, as world rank 0 sees it, from the highest on. A run whose first save was cut short has none.
-std::vector<int64_t> agreed_steps(engine::Context& context, const std::string& series) {
+struct Saves {
+  std::vector<int64_t> finished{}, unfinished{};  // the highest first
+};
+
+// As world rank 0 sees them. A run whose first save was cut short has no finished one.
+Saves agreed_saves(const engine::Context& context, const std::string& series) {
   runtime::WireWriter out;
   if (context.world->rank() == 0) {
-    for (const int64_t step : steps_in(series)) {
-      const engine::SaveFiles files{.folder = folder_of(series, step)};
-      std::error_code error;
-      if (fs::exists(files.index_path(), error) || error) {  // one that cannot be read is for load_state to complain of
-        out.put(step);
-      } else {
-        context.logger.warning("passed over: '" + files.folder.string() + "' is unfinished: it has no state.json.");
-      }
+    std::error_code error;
+    const std::set<int64_t> steps = steps_in(series, error);
+    out.put(error ? "'" + series + "': expected a folder of saves, or none, got: " + error.message() + "." : "");
+    for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+      out.put(*step);
+      out.put(engine::has_save(folder_of(series, *step)));
     }
   }
-  std::vector<int64_t> steps;
+  Saves saves;
+  std::string complaint;
   runtime::read_all(context.world->all_gather(out.take()).front(), "steps of saves", [&](runtime::WireReader& in) {
-    while (!in.at_end()) steps.insert(steps.begin(), in.get<int64_t>());
+    complaint = in.get_string();
+    while (!in.at_end()) {
+      const auto step = in.get<int64_t>();
+      (in.get<bool>() ? saves.finished : saves.unfinished).push_back(step);
+    }
   });
-  return steps;
+  with_exit_code(ExitCode::kCheckpoint, [&] { TORCH_CHECK_VALUE(complaint.empty(), complaint); });
+  return saves;
 }
 
 }  // namespace
@@ -70,19 +78,22 @@ std::string SaveSeries::begin_save(int64_t step) const {
   return folder_of(folder_, step);
 }
 
-// By each rank that has written: hosts may have folders of their own.
+// By each rank that has written, since hosts may have folders of their own; which saves are finished only rank 0 sees.
 void SaveSeries::end_save(int64_t step) const {
-  const engine::Context& context = engine::context("SaveSeries::save");
-  const std::set<int64_t> steps = steps_in(folder_);
-  if (context.world->rank() == 0 && steps.upper_bound(step) != steps.end()) {
-    context.logger.warning("'" + folder_of(folder_, *steps.rbegin()) +
+  engine::Context& context = engine::context("SaveSeries::save");
+  std::vector<int64_t> finished = engine::in_call(context, "SaveSeries::save", runtime::GroupKind::kWorld,
+                                                  [&] { return agreed_saves(context, folder_).finished; });
+  if (context.world->rank() == 0 && finished.front() > step) {
+    context.logger.warning("'" + folder_of(folder_, finished.front()) +
                            "' is of a later step than this save: resume() tries " +
                            "it first. Remove it if it is of another run.");
   }
-  if (context.replicas->rank() > 0) return;
-  int num_seen = 0;
-  for (auto earlier = std::make_reverse_iterator(steps.upper_bound(step)); earlier != steps.rend(); ++earlier) {
-    if (++num_seen > num_kept_) engine::remove_save(folder_of(folder_, *earlier));
+  std::erase_if(finished, [&](int64_t other) { return other > step; });
+  if (context.replicas->rank() > 0 || finished.size() <= static_cast<size_t>(num_kept_)) return;
+  const int64_t oldest_kept = finished[static_cast<size_t>(num_kept_) - 1];
+  std::error_code ignored;
+  for (const int64_t earlier : steps_in(folder_, ignored)) {
+    if (earlier < oldest_kept) engine::remove_save(folder_of(folder_, earlier));
   }
 }
 
@@ -91,21 +102,27 @@ std::optional<SaveSeries::Resumed> SaveSeries::resume_by(
   engine::refuse_in_body("SaveSeries::resume");
   engine::refuse_in_join("SaveSeries::resume");
   engine::Context& context = engine::context("SaveSeries::resume");
-  const std::vector<int64_t> steps = engine::in_call(context, "SaveSeries::resume", runtime::GroupKind::kWorld,
-                                                     [&] { return agreed_steps(context, folder_); });
+  const Saves saves = engine::in_call(context, "SaveSeries::resume", runtime::GroupKind::kWorld,
+                                      [&] { return agreed_saves(context, folder_); });
+  const auto pass_over = [&](const std::string& complaint) {
+    if (context.world->rank() == 0) context.logger.warning("passed over: " + complaint);
+  };
+  for (const int64_t step : saves.unfinished) {
+    pass_over("'" + folder_of(folder_, step) + "' is unfinished: it has no state.json.");
+  }
   std::string newest_complaint;
-  for (const int64_t step : steps) {
+  for (const int64_t step : saves.finished) {
     try {
       return Resumed{step, load(folder_of(folder_, step))};
     } catch (const c10::ValueError& error) {  // on all ranks alike, and nothing has changed
       const std::string complaint = error.what_without_backtrace();
       if (newest_complaint.empty()) newest_complaint = complaint;
-      if (context.world->rank() == 0) context.logger.warning("passed over: " + complaint);
+      pass_over(complaint);
     }
   }
   with_exit_code(ExitCode::kCheckpoint, [&] {
-    TORCH_CHECK_VALUE(steps.empty(), "SaveSeries::resume: expected one of ", steps.size(), " saves in '", folder_,
-                      "' to load, got none. The newest: ", newest_complaint, " Take another folder to begin anew.");
+    TORCH_CHECK_VALUE(saves.finished.empty(), "SaveSeries::resume: expected one of ", saves.finished.size(), " saves in '",
+                      folder_, "' to load, got none. The newest: ", newest_complaint, " Take another folder to begin anew.");
   });
   return std::nullopt;
 }

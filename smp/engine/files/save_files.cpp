@@ -32,6 +32,14 @@ std::error_code for_each_match(const fs::path& folder, const std::regex& name, c
   return error;
 }
 
+// Of the files of a save without an index.
+std::set<int> sizes_without_index(const fs::path& folder, std::error_code& error) {
+  static const std::regex name(R"(rank_\d+_of_(\d{1,6})\.safetensors)");
+  std::set<int> sizes;
+  error = for_each_match(folder, name, [&](const std::smatch& match, auto&) { sizes.insert(std::stoi(match[1])); });
+  return sizes;
+}
+
 const std::regex& file_of_a_save() {
   static const std::regex name(R"((?:state\.json|rank_\d+_of_\d+(\.[0-9a-f]{16})?\.safetensors)(\.[0-9a-f]{16}\.writing)?)");
   return name;
@@ -96,13 +104,17 @@ void remove_save(const fs::path& folder) noexcept try {
   return;  // the next save tries again
 }
 
+bool has_save(const fs::path& folder) {
+  std::error_code error;
+  const bool has_index = fs::exists(SaveFiles{.folder = folder}.index_path(), error);
+  return has_index || error || !sizes_without_index(folder, error).empty() || error;
+}
+
 SaveFiles find_save(const fs::path& folder) {
   SaveFiles found{.folder = folder};
   if (fs::exists(found.index_path())) return read_index(folder);
-  static const std::regex name(R"(rank_\d+_of_(\d{1,6})\.safetensors)");
-  std::set<int> sizes;
-  const std::error_code error =
-      for_each_match(folder, name, [&](const std::smatch& match, auto&) { sizes.insert(std::stoi(match[1])); });
+  std::error_code error;
+  const std::set<int> sizes = sizes_without_index(folder, error);
   TORCH_CHECK_VALUE(!sizes.empty(), "expected the folder of a save, got '", folder.string(),
                     "', which has no file state.json", error ? " (" + error.message() + ")" : "", ".");
   TORCH_CHECK_VALUE(sizes.size() == 1, "expected the files of one save in '", folder.string(), "', got those of ",

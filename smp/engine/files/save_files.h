@@ -27,6 +27,9 @@ struct SaveFiles {
 /// Removes the save of a folder, whole or not, and the folder if nothing else is in it. Its index goes first.
 void remove_save(const std::filesystem::path& folder) noexcept;
 
+/// Whether find_save has something to find, whole or damaged: not where a first save was cut short.
+bool has_save(const std::filesystem::path& folder);
+
 /// The save of a folder. Throws c10::ValueError where there is none or state.json is damaged.
 SaveFiles find_save(const std::filesystem::path& folder);
 

@@ -145,6 +145,35 @@ TEST_F(SaveSeriesTest, ARunWhoseFirstSaveWasCutShortBeginsAnew) {
   expect_resumed(1);
 }
 
+TEST_F(SaveSeriesTest, UnfinishedSavesDoNotPushFinishedOnesOut) {
+  save({1, 2});
+  fs::create_directories(folder() + "/step_3");
+  std::ofstream(folder() + "/step_3/rank_0_of_2.0123456789abcdef.safetensors") << "cut short";
+  save({4});
+  EXPECT_EQ(names(), (std::set<std::string>{"step_2", "step_3", "step_4"}));
+  save({5});
+  EXPECT_EQ(names(), (std::set<std::string>{"step_4", "step_5"}));
+}
+
+TEST_F(SaveSeriesTest, ASaveOfAnEarlierVersionCounts) {
+  save({1});
+  for (const auto& entry : fs::directory_iterator(folder() + "/step_1")) {
+    const std::string path = entry.path();  // rank_0_of_2.ID.safetensors
+    if (entry.path().extension() == ".safetensors") fs::rename(path, path.substr(0, path.size() - 29) + ".safetensors");
+  }
+  fs::remove(folder() + "/step_1/state.json");
+  expect_resumed(1);
+}
+
+TEST_F(SaveSeriesTest, AFolderThatCannotBeReadIsAnError) {
+  std::ofstream(folder()) << "in the way";
+  run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
+    Training training(7);
+    const auto call = [&] { SaveSeries(folder()).resume(training.model, training.optimizer); };
+    EXPECT_TRUE(contains(message_of<c10::ValueError>(call), "expected a folder of saves, or none, got: Not a directory"));
+  });
+}
+
 TEST_F(SaveSeriesTest, NeverRemovesTheSaveThatItHasMade) {
   save({8}, 1);
   save({2}, 1);
