@@ -82,6 +82,7 @@ class WorldWatch {
   [[noreturn]] void lose(int peer);
   /// Of all waits from now on.
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
+  Milliseconds timeout() const { return timeout_; }
   /// What this rank is doing, in words, for those that ask. Called on its own thread.
   void describe_by(std::function<std::string()> doing) { doing_ = std::move(doing); }
   /// Waits until is_done(); where(seconds), a CommError::Where, says for what. Throws HangError after the time-out.

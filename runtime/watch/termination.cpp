@@ -62,7 +62,10 @@ void watch_no_more() {
   sigaction(SIGTERM, &earlier_handler, nullptr);
   struct sigaction present{};
   sigaction(SIGUSR1, nullptr, &present);
-  if (is_ours(present)) sigaction(SIGUSR1, &earlier_stop_handler, nullptr);
+  if (!is_ours(present)) return;
+  struct sigaction nothing = earlier_stop_handler;
+  if (is_default(nothing)) nothing.sa_handler = SIG_IGN;  // mpirun asks all processes of a rank's group to stop
+  sigaction(SIGUSR1, &nothing, nullptr);
 }
 
 }  // namespace

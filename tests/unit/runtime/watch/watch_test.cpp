@@ -144,6 +144,23 @@ TEST(TerminationWatchDeathTest, LeavesForksTheHandlerThatWasThereBefore) {
       testing::ExitedWithCode(0), "");
 }
 
+// As workers that load data: mpirun sends it to all processes of a rank's group.
+TEST(TerminationWatchDeathTest, ForksPassOverRequestsToStop) {
+  EXPECT_EXIT(
+      {
+        const TerminationWatch watch;
+        const pid_t child = fork();
+        if (child == 0) {
+          raise(SIGUSR1);
+          _exit(0);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        _exit(WIFSIGNALED(status) ? 1 : 0);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
 template <class Exception>
 void throw_uncaught(const Exception& exception) {
   const LoopbackWorld world(2);
