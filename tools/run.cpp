@@ -114,6 +114,8 @@ Launch plan_launch(const RunOptions& options, const Machine& machine) {
   };
   add({"--mca", "pml", "ob1", "--mca", "btl", has_other_hosts ? "self,vader,tcp" : "self,vader"});
   add({"--mca", "btl_vader_eager_limit", "16384"});
+  // A request to stop is for ranks, not for what they have started, as workers that load data.
+  add({"--mca", "odls_base_signal_direct_children_only", "1"});
   // On one host nothing of a job can be reached from another.
   if (!has_other_hosts) add({"--mca", "oob_tcp_if_include", "lo"});
   // A host that cannot be reached is missed within 15 s, by mpirun and by its daemons, which then end their ranks.

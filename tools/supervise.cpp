@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <optional>
 #include <sstream>
 #include <thread>
@@ -162,8 +164,11 @@ void remove_files(pid_t mpirun) {
   for (const fs::path& folder : entries_of(fs::temp_directory_path(ignored))) {
     const std::string name = folder.filename();
     const fs::path session = folder / ("pid." + std::to_string(mpirun));
+    struct stat own{};
+    const bool is_ours = lstat(folder.c_str(), &own) == 0 && S_ISDIR(own.st_mode) && own.st_uid == getuid();
+    if (!is_ours || !name.starts_with("ompi.") || !name.ends_with(user)) continue;
     uint64_t job = 0;
-    if (!name.starts_with("ompi.") || !name.ends_with(user) || !(std::ifstream(session / "contact.txt") >> job)) continue;
+    if (!(std::ifstream(session / "contact.txt") >> job)) continue;
     std::ostringstream half;
     half << user << "." << std::hex << (job >> 16);
     for (const fs::path& segment : entries_of("/dev/shm")) {
@@ -175,17 +180,26 @@ void remove_files(pid_t mpirun) {
   }
 }
 
+bool has_unfetched_child(const std::set<Process>& all, pid_t parent) {
+  return std::any_of(all.begin(), all.end(), [&](auto& each) { return each.parent == parent && each.has_ended; });
+}
+
+// Whoever reads what it prints does not: mpirun looks after nothing while it waits for him.
+bool is_output_held_up() {
+  pollfd outputs[] = {{STDOUT_FILENO, POLLOUT, 0}, {STDERR_FILENO, POLLOUT, 0}};
+  return poll(outputs, std::size(outputs), 0) < static_cast<int>(std::size(outputs));
+}
+
 }  // namespace
 
 Supervisor::Supervisor(std::chrono::seconds grace) : grace_(grace), not_of_the_job_(descendants({})) {}
 
-// Nothing lives but the program, which does not fetch the status of a child. Where mpirun goes on for ranks elsewhere, it
+// Nothing lives but the program, which does not fetch the status of a child: where mpirun goes on for ranks elsewhere, it
 // has.
 bool Supervisor::is_stuck(pid_t program) const {
   const std::set<Process> all = processes();
-  const bool waits =
-      std::any_of(all.begin(), all.end(), [&](auto& each) { return each.parent == program && each.has_ended; });
-  return waits && descendants(not_of_the_job_, all) == std::set{program};
+  const bool is_alone = descendants(not_of_the_job_, all) == std::set{program};
+  return is_alone && has_unfetched_child(all, program) && !is_output_held_up();
 }
 
 // What has lost its parent is this process's child.
@@ -193,8 +207,9 @@ void Supervisor::end_those_left() const {
   const auto start = Clock::now();
   for (int signal = SIGTERM; Clock::now() - start < kTermLimit + kKillLimit;) {
     reap();
-    const std::set<pid_t> left = descendants(not_of_the_job_);
-    if (left.empty()) return reap();  // one that ended just now
+    const std::set<Process> all = processes();
+    const std::set<pid_t> left = descendants(not_of_the_job_, all);
+    if (left.empty() && !has_unfetched_child(all, getpid())) return;  // its threads may take longer to end
     signal_all(left, signal);
     signal = Clock::now() - start < kTermLimit ? 0 : SIGKILL;
     std::this_thread::sleep_for(kPollInterval);
@@ -254,6 +269,10 @@ int Supervisor::run(const std::vector<std::string>& arguments) {
         is_stopping_ = true;
         if (is_group || info->ssi_code != SI_KERNEL) kill(program, SIGINT);  // else it has reached both
         break;
+      case SIGUSR1:
+        is_stopping_ = true;
+        kill(program, SIGUSR1);
+        break;
       default:
         kill(program, static_cast<int>(info->ssi_signo));
     }
@@ -261,7 +280,7 @@ int Supervisor::run(const std::vector<std::string>& arguments) {
   end_those_left();
   if (WIFSIGNALED(*status)) remove_files(program);
   while (const auto late = signals.next(std::chrono::milliseconds(0))) {
-    is_stopping_ = is_stopping_ || late->ssi_signo == SIGTERM || late->ssi_signo == SIGHUP || late->ssi_signo == SIGINT;
+    is_stopping_ = is_stopping_ || (late->ssi_signo != SIGCHLD && late->ssi_signo != SIGUSR2);
   }
   return WIFEXITED(*status) ? WEXITSTATUS(*status) : 128 + WTERMSIG(*status);
 }

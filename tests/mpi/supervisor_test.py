@@ -23,13 +23,21 @@ def smp(*arguments):
     return subprocess.run([SMP, *arguments], capture_output=True, text=True, check=False)
 
 
-# Says what has come, and ends as its argument says: "stops" with 75 at SIGUSR1, "stays" at nothing but SIGKILL.
+# Says what has come, and ends as its argument says: "stops" with 75 at SIGUSR1, if its worker still answers, "fails" then,
+# "stays" at nothing but SIGKILL.
 RANK = r"""
-import os, signal, sys
+import os, signal, subprocess, sys
+worker = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+def worker_answers():
+    worker.stdin.write(b"x\n")
+    return worker.stdout.readline() == b"x\n"
 def come(number, _):
     os.write(1, f"{signal.Signals(number).name}\n".encode())
     if sys.argv[1] == "stops":
-        sys.exit(75)
+        sys.exit(75 if worker_answers() else 1)
+    if sys.argv[1] == "fails":
+        sys.exit(1)
+worker_answers()
 for number in (signal.SIGUSR1, signal.SIGTERM):
     signal.signal(number, come)
 os.write(1, b"ready\n")
@@ -70,6 +78,15 @@ class Supervised(unittest.TestCase):
         self.assertEqual(printed.split().count("SIGUSR1"), 2)
         self.assertEqual(job.returncode, 75)
         self.assertEqual(self.ranks(), [])
+
+    def test_a_job_that_was_asked_to_stop_is_not_started_again(self):
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            with self.subTest(number):
+                job = self.start("--max-restarts", "1", program="fails")
+                job.send_signal(number)
+                _, printed = job.communicate(timeout=LIMIT_S)
+                self.assertEqual(job.returncode, 1)
+                self.assertNotIn("restart 1", printed)
 
     def test_who_does_not_stop_is_killed(self):
         job = self.start("--grace", "1", program="stays")

@@ -44,7 +44,7 @@ TEST(PlanLaunch, IsTheWholeLine) {
             "OMP_NUM_THREADS=${OMP_NUM_THREADS-1} GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} "
             "OMPI_MCA_btl_vader_single_copy_mechanism=${OMPI_MCA_btl_vader_single_copy_mechanism-none} mpirun -np 2 "
             "--bind-to none --mca pml ob1 --mca btl self,vader --mca btl_vader_eager_limit 16384 "
-            "--mca oob_tcp_if_include lo ./train --lr 0.1");
+            "--mca odls_base_signal_direct_children_only 1 --mca oob_tcp_if_include lo ./train --lr 0.1");
 }
 
 TEST(PlanLaunch, ReachesOtherHostsOverTheNetworkThatIsNamed) {
