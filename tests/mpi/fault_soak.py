@@ -24,7 +24,8 @@ import time
 import worlds
 
 PREEMPTED = 75
-LIMIT_S = 90 * worlds.SLOWNESS  # in which a job prints something: a rank stopped while MPI starts is missed after 60
+# In which a job prints something: a rank that is stopped while MPI starts is missed after 60, an mpirun that stays after 30 more.
+LIMIT_S = 120 * worlds.SLOWNESS
 
 
 def kill_a_rank(job):
@@ -79,7 +80,10 @@ class Job:
         return pid
 
     def ranks(self):
-        return children(self.mpirun())
+        """Those that live; IndexError without one."""
+        found = children(self.mpirun())
+        found[0]
+        return found
 
     def state(self):
         """The tensors of all ranks behind the last step. Files of saves that faults have cut short may lie beside theirs."""
@@ -90,27 +94,31 @@ class Job:
     def _run(self):
         config = {"microbatches": 2, "pipeline_parallel_degree": self.options.stages, "seed": 5, "log_level": "warning",
                   "timeout_s": 3 * worlds.SLOWNESS}
-        line = [self.options.smp, "run", "-np", str(self.options.ranks), "--max-restarts", "1000000", self.options.recovering,
-                str(self.folder), str(self.options.steps)]
+        line = [self.options.smp, "run", "-np", str(self.options.ranks), "--max-restarts", str(4 * self.options.faults),
+                self.options.recovering, str(self.folder), str(self.options.steps)]
         self.process = subprocess.Popen(line, stdout=subprocess.PIPE, bufsize=0,
                                         env={**worlds.ENVIRONMENT, "SMP_CONFIG": json.dumps(config)})
-        while printed := self._line():
-            match printed.split():
-                case ["begins"]:
-                    self.num_begun += 1
-                    self._inject(-self.num_begun)
-                case ["loss", step, loss]:
-                    if self.losses.setdefault(step, loss) != loss:
-                        sys.exit(f"step {step} had the loss {self.losses[step]}, and has {loss} after a restart")
-                    self._inject(int(step))
-        return self.process.wait()
+        try:
+            while printed := self._line():
+                self._hear(printed.split())
+            return self.process.wait()
+        finally:
+            self.process.kill()
+
+    def _hear(self, words):
+        match words:
+            case ["begins"]:
+                self.num_begun += 1
+                self._inject(-self.num_begun)
+            case ["loss", step, loss]:
+                if self.losses.setdefault(step, loss) != loss:
+                    sys.exit(f"step {step} had the loss {self.losses[step]}, and has {loss} after a restart")
+                self._inject(int(step))
 
     def _line(self):
         """The next one that the job prints; empty at its end."""
         if not select.select([self.process.stdout], [], [], LIMIT_S)[0]:
-            job = [self.process.pid, self.mpirun(), *self.ranks()]
-            subprocess.run(["ps", "-o", "pid,stat,etime,args", *map(str, job)], check=False)
-            self.process.kill()
+            subprocess.run(["ps", "-eo", "pid,ppid,stat,etime,args"], check=False)
             sys.exit(f"the job has printed nothing for {LIMIT_S} s")
         return self.process.stdout.readline().decode()
 
@@ -134,7 +142,9 @@ def tensors(safetensors):
 
 
 def children(pid):
-    return [int(each) for each in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Those that have not ended."""
+    found = [int(each) for each in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [each for each in found if pathlib.Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[0] != "Z"]
 
 
 def main():
