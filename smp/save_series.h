@@ -39,10 +39,9 @@ class SaveSeries {
     end_save(step);
   }
 
-  /// load_state of the save with the highest step that loads; nothing in a folder without finished saves. Those that are
-  /// unfinished, damaged or of another model are passed over, and the log says why. Collective over all ranks. Throws
-  /// c10::ValueError where there are finished saves and none of them loads, so that no run begins anew by accident, and
-  /// where the folder cannot be read.
+  /// load_state of the save with the highest step that loads; nothing in a folder without finished saves. Others are passed
+  /// over, and the log says why. Collective over all ranks. Throws c10::ValueError where there are finished saves and none
+  /// loads, so that no run begins anew by accident, and where the folder cannot be read.
   template <class Optimizer>
   std::optional<Resumed> resume(DistributedModelBase& model, DistributedOptimizer<Optimizer>& optimizer) {
     return resume_by([&](const std::string& folder) { return load_state(folder, model, optimizer); });
