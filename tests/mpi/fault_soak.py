@@ -2,7 +2,8 @@
 
 Usage: fault_soak.py SMP RECOVERING [--ranks N] [--stages N] [--steps N] [--faults N] [--seed N]
 
-Faults come behind random steps, and one in six where a restarted rank begins; of each kind there are as many. A rank is killed, or
+Faults come behind random steps, and one in six where a restarted rank begins; of each kind there are as many. The job waits behind
+each step until its fault has come, so that none depends on how fast what it prints arrives. A rank is killed, or
 stopped for good; all ranks are killed at once; mpirun is; a rank is asked to stop, whereupon the job is begun anew by hand; the
 newest save is damaged and a rank killed. Prints how many of each there were, how often the job was started, and the goodput: the
 time of the job without faults over the time with them.
@@ -68,6 +69,8 @@ class Job:
         self.done = collections.Counter()
         self.losses = {}
         self.num_begun = 0
+        os.mkfifo(f"{folder}.pace")
+        self.pace = os.open(f"{folder}.pace", os.O_RDWR)
         begin = time.monotonic()
         while (code := self._run()) == PREEMPTED:
             pass
@@ -95,7 +98,7 @@ class Job:
         config = {"microbatches": 2, "pipeline_parallel_degree": self.options.stages, "seed": 5, "log_level": "warning",
                   "timeout_s": 3 * worlds.SLOWNESS}
         line = [self.options.smp, "run", "-np", str(self.options.ranks), "--max-restarts", str(4 * self.options.faults),
-                self.options.recovering, str(self.folder), str(self.options.steps)]
+                self.options.recovering, str(self.folder), str(self.options.steps), f"{self.folder}.pace"]
         self.process = subprocess.Popen(line, stdout=subprocess.PIPE, bufsize=0,
                                         env={**worlds.ENVIRONMENT, "SMP_CONFIG": json.dumps(config)})
         try:
@@ -109,11 +112,12 @@ class Job:
         match words:
             case ["begins"]:
                 self.num_begun += 1
-                self._inject(-self.num_begun)
+                self._inject(lambda when: when == -self.num_begun)
             case ["loss", step, loss]:
                 if self.losses.setdefault(step, loss) != loss:
                     sys.exit(f"step {step} had the loss {self.losses[step]}, and has {loss} after a restart")
-                self._inject(int(step))
+                self._inject(lambda when: 0 <= when <= int(step))  # a killed mpirun may not have passed some steps on
+                os.write(self.pace, b"\n")
 
     def _line(self):
         """The next one that the job prints; empty at its end."""
@@ -122,10 +126,9 @@ class Job:
             sys.exit(f"the job has printed nothing for {LIMIT_S} s")
         return self.process.stdout.readline().decode()
 
-    def _inject(self, when):
+    def _inject(self, is_due):
         """A fault that cannot come yet, since the job is ending of another, or has too few saves, comes with a later one."""
-        if when in self.faults:
-            self.postponed.append(self.faults.pop(when))
+        self.postponed += [self.faults.pop(when) for when in sorted(self.faults) if is_due(when)]
         if self.postponed:
             try:
                 self.postponed[0](self)
@@ -160,7 +163,7 @@ def main():
     random.shuffle(kinds)
     at_starts = options.faults // 6
     places = random.sample(range(options.steps * 3 // 4), options.faults - at_starts)
-    places += random.sample(range(-options.ranks * (options.faults - at_starts), -options.ranks), at_starts)
+    places += random.sample(range(-options.ranks * (options.faults // 2), -options.ranks), at_starts)
     with tempfile.TemporaryDirectory() as folder:
         without = Job(options, f"{folder}/without", {})
         under = Job(options, f"{folder}/under", zip(places, kinds))

@@ -1,6 +1,6 @@
-// A run that goes on from its newest save, however it has ended before. recovering FOLDER LAST prints the loss of each step
-// below LAST, exactly, and saves behind one in ten. Ends with 75 where it is asked to stop. Driven by fault_soak.py and
-// slurm_test.py.
+// A run that goes on from its newest save, however it has ended before. recovering FOLDER LAST [PACE] prints the loss of each
+// step below LAST, exactly, and saves behind one in ten; behind each it waits for a byte of the pipe PACE. Ends with 75 where
+// it is asked to stop. Driven by fault_soak.py and slurm_test.py.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -20,7 +20,7 @@ at::Tensor batch(int64_t step) {
 
 }  // namespace
 
-int main(int /*argc*/, char** argv) {
+int main(int argc, char** argv) {
   std::puts("begins");
   std::fflush(stdout);
   smp::init();
@@ -38,6 +38,8 @@ int main(int /*argc*/, char** argv) {
   });
   smp::SaveSeries saves(argv[1]);
   const int64_t last = std::stoll(argv[2]);
+  std::FILE* const pace = argc > 3 && smp::rank() == 0 ? std::fopen(argv[3], "r") : nullptr;
+  if (pace != nullptr) std::setvbuf(pace, nullptr, _IONBF, 0);  // else a rank that dies takes more than its own byte
   int64_t step = 0;
   if (const auto resumed = saves.resume(model, optimizer)) step = resumed->step;
   for (; step < last; ++step) {
@@ -46,6 +48,7 @@ int main(int /*argc*/, char** argv) {
     optimizer.step();
     if (smp::rank() == 0) std::printf("loss %lld %a\n", static_cast<long long>(step), loss.item<double>());
     std::fflush(stdout);
+    if (pace != nullptr) std::fgetc(pace);
     const bool stops = smp::stop_requested();
     if (stops || step + 1 == last || (step + 1) % kStepsBetweenSaves == 0) saves.save(step + 1, model, optimizer);
     if (stops) {
