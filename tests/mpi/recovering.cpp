@@ -1,6 +1,6 @@
-// A run that goes on from its newest save, however it has ended before. recovering FOLDER LAST [PACE] prints the loss of each
-// step below LAST, exactly, and saves behind one in ten; behind each it waits for a byte of the pipe PACE. Ends with 75 where
-// it is asked to stop. Driven by fault_soak.py and slurm_test.py.
+// A run that goes on from its newest save, however it has ended before. recovering FOLDER LAST [PACE] prints the loss of
+// each step below LAST, exactly, and saves behind one in ten; behind each it waits for a byte of the pipe PACE. Ends with 75
+// where it is asked to stop. Driven by fault_soak.py and slurm_test.py.
 #include <torch/torch.h>
 
 #include <cstdio>
