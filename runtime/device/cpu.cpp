@@ -32,7 +32,8 @@ class Cpu final : public Device {
   }
   int64_t free_bytes() const override { return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE); }
   void release_free_memory() const override {
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)  // whose own allocator leaves glibc's without arenas to walk
+    // A sanitizer's own allocator leaves glibc's without arenas to walk.
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     malloc_trim(0);
 #endif
   }
