@@ -2,7 +2,7 @@
 
   extract_blocks.py program PAGE OUT      the block with main(), as it stands
   extract_blocks.py refusals PAGE OUT     one test per block; a text block right after one is what it throws
-  extract_blocks.py walk PAGE OUT         the blocks one after the other in one function
+  extract_blocks.py walk PAGE OUT         the blocks one after the other, as a page of walked_pages.cpp
   extract_blocks.py file PAGE OUT         the block whose first line is "// " and the name of OUT
 """
 
@@ -56,8 +56,19 @@ TEST({suite}, {name}) {{
     return "".join(tests)
 
 
-def walk(blocks):
-    return "".join(code for language, code, _ in blocks if language == "cpp")
+def walk(blocks, name):
+    code = "".join(code for language, code, _ in blocks if language == "cpp")
+    return f"""#include "tests/docs/walked_page.h"
+
+namespace walked_page {{
+namespace {{
+int walk_{name}() {{
+{code}  return 0;
+}}
+[[maybe_unused]] const bool has_{name} = pages().emplace("{name}", walk_{name}).second;
+}}  // namespace
+}}  // namespace walked_page
+"""
 
 
 def file(blocks, name):
@@ -69,7 +80,8 @@ def file(blocks, name):
 def main():
     form, page, out = sys.argv[1:]
     blocks = blocks_of(pathlib.Path(page).read_text())
-    named = {"refusals": pathlib.Path(page).stem.title() + "Page", "file": pathlib.Path(out).name}
+    stem = pathlib.Path(page).stem
+    named = {"refusals": stem.title() + "Page", "walk": stem, "file": pathlib.Path(out).name}
     make = {"program": program, "refusals": refusals, "walk": walk, "file": file}[form]
     code = make(blocks, named[form]) if form in named else make(blocks)
     pathlib.Path(out).write_text(f"// Made from {pathlib.Path(page).name}; change the page.\n{code}")

@@ -8,6 +8,7 @@ import unittest
 import resuming
 import support
 import torch
+import torch._dynamo  # which the first optimizer loads, in each fork anew
 
 
 def run(action, folder, partitions, replicas=1):
