@@ -63,7 +63,8 @@ def walk(blocks, name):
 namespace walked_page {{
 namespace {{
 int walk_{name}() {{
-{code}  return 0;
+{code}  smp::shutdown();
+  return 0;
 }}
 [[maybe_unused]] const bool has_{name} = pages().emplace("{name}", walk_{name}).second;
 }}  // namespace

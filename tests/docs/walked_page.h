@@ -18,7 +18,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-/// The pages of this program, by name.
+/// The pages of this program, by name. Each shuts down as a reader's program does, with its models alive.
 inline std::map<std::string, int (*)()>& pages() {
   static std::map<std::string, int (*)()> all;
   return all;

@@ -1,7 +1,6 @@
 // Usage: walked_pages PAGE. Runs the C++ blocks of a page of docs/ in an empty folder.
 #include <iostream>
 
-#include "smp/smp.h"
 #include "tests/docs/walked_page.h"
 
 int main(int argc, char** argv) {
@@ -12,7 +11,5 @@ int main(int argc, char** argv) {
     std::cerr << '\n';
     return 2;
   }
-  const int code = page->second();
-  smp::shutdown();
-  return code;
+  return page->second();
 }

@@ -4,9 +4,10 @@ Usage: fault_soak.py SMP RECOVERING [--ranks N] [--stages N] [--steps N] [--faul
 
 Faults come behind random steps, and one in six where a restarted rank begins; of each kind there are as many. A rank is killed, or
 stopped for good; all ranks are killed at once; mpirun is; a rank is asked to stop, whereupon the job is begun anew by hand; the
-newest save is damaged and a rank killed. The job waits behind each step until its fault has come, so that none depends on how
-fast what it prints arrives. Prints how many of each there were, how often the job was started, and the goodput: the time of the
-job without faults over the time with them; both wait for this script, so that it is lower than that of a job that does not.
+newest save is damaged and a rank killed. The job waits behind each step for this script, and so is at most a few steps further
+than what has arrived of its output: one for each step whose reader was killed. Prints how many of each there were, how often the
+job was started, and the goodput: the time of the job without faults over the time with them; both wait for this script, so that
+it is lower than that of a job that does not.
 """
 
 import argparse

@@ -16,7 +16,8 @@ from smdistributed.modelparallel import _engine
 mpi = ctypes.CDLL(_engine.__file__)  # the one that smp uses
 if sys.argv[1] == "mpi":  # as mpi4py has done when a script begins
     assert mpi.MPI_Init(None, None) == 0
-smp.init({"microbatches": 2, "log_level": "off", "timeout_s": 2 if sys.argv[1].startswith("hangs") else 120})
+soon = 2 * int(os.environ.get("SMP_TEST_SLOWNESS", 1))
+smp.init({"microbatches": 2, "log_level": "off", "timeout_s": soon if sys.argv[1].startswith("hangs") else 120})
 
 
 class Doubling(nn.Linear):

@@ -94,11 +94,11 @@ def fork_ranks(count, run, environment):
 
     Forks are ready at once, where a process of its own first imports torch for seconds. So smp must be without a job here.
     """
-    with socket.socket() as probe:
+    with socket.socket() as probe, tempfile.TemporaryFile() as errors:
         probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # held until the end, so that only our ranks take the port
         port = probe.getsockname()[1]
-    job = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    with tempfile.TemporaryFile() as errors:
+        job = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         ranks = []
         for rank in range(count):
             ranks.append(os.fork())

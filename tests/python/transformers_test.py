@@ -28,6 +28,17 @@ class Models(transformers_models.Compared):
                 with self.subTest(name, attention=attention):
                     self.check(name, attention, padding, STEPS)
 
+    def test_without_padding(self):
+        for name in FAMILIES:
+            if FAMILIES[name]["labels"] != "images":
+                with self.subTest(name):
+                    self.check(name, attention_of(name), None, steps=3)
+
+    def test_with_a_loss_of_the_bodys_own(self):
+        for name in ("gpt2", "bert", "vit", "llama"):
+            with self.subTest(name):
+                self.check(name, "sdpa", None if name == "vit" else "left", steps=3, has_labels=False)
+
 
 def with_dropout(name):
     """Of six steps with dropout: losses, gradients and buffers of this rank by step, and what was trained."""
