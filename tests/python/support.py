@@ -1,5 +1,6 @@
 """What tests of the Python package share: a loss with its step, and the plain loop that a step is compared with."""
 
+import gc
 import os
 import socket
 import sys
@@ -114,6 +115,7 @@ def fork_ranks(count, run, environment):
 
 def _run_and_end(run):
     """As the interpreter ends, but for what the parent does at its own end, as to remove temporary folders."""
+    gc.freeze()  # else each DistributedModel, which collects, goes through all that the parent has imported: half of most tests
     try:
         run()
         if smp.is_initialized():
