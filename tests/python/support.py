@@ -62,7 +62,8 @@ def same_bits(test, ours, theirs, what):
         test.assertEqual(list(ours), list(theirs), what)
         pairs = ((ours[name], theirs[name]) for name in ours)
     for index, (a, b) in enumerate(pairs):
-        test.assertTrue(torch.equal(a, b), f"{what}: {list(ours)[index] if isinstance(ours, dict) else index}: {a} and {b}")
+        if not torch.equal(a, b):  # the text takes longer than most training
+            test.fail(f"{what}: {list(ours)[index] if isinstance(ours, dict) else index}: {a} and {b}")
 
 
 def made(construct, is_delayed):
