@@ -1,4 +1,4 @@
-// Usage: walked_pages PAGE. Runs the C++ blocks of a page of docs/ in an empty folder.
+// Usage: walked_pages PAGE. Runs the C++ blocks of a page of docs/ in the current folder.
 #include <iostream>
 
 #include "tests/docs/walked_page.h"

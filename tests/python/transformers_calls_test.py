@@ -1,4 +1,4 @@
-"""Models of transformers: how they are called, recorded and constructed."""
+"""Models of transformers: how they are called (padding on the left too), recorded and constructed."""
 
 import copy
 import unittest

@@ -1,4 +1,4 @@
-"""Models of transformers: six steps against the plain model, bit for bit.
+"""Models of transformers: steps against the plain model, bit for bit.
 
 With dropout the plain model draws other numbers, so there one process is the reference of several.
 """
