@@ -45,7 +45,7 @@ class SocketTransport final : public GroupTransport {
   void barrier() override;
 
   void set_timeout(std::chrono::milliseconds timeout) override { engine_->watch().set_timeout(timeout); }
-  void describe_by(std::function<std::string()> doing) override { engine_->watch().describe_by(std::move(doing)); }
+  void describe_by(const std::function<std::string()>& doing) override { engine_->watch().describe_by(doing); }
   bool abort(std::string_view message) noexcept override { return engine_->watch().abort(message); }
   void end_in_order() noexcept override { engine_->watch().end_in_order(); }
 

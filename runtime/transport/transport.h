@@ -145,7 +145,7 @@ class Transport {
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
   /// What the rank is doing, in words: other ranks that wait for it in vain ask. Called on the rank's own thread, while it
   /// waits or calls progress().
-  virtual void describe_by(std::function<std::string()> /*doing*/) {}
+  virtual void describe_by(const std::function<std::string()>& /*doing*/) {}
 
   /// Ends the job: the next or present call of every other rank of the world throws
   /// AbortedError(rank, message). Returns after at most a second, whether they have heard it or
