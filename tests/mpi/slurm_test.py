@@ -125,7 +125,8 @@ class Batch(unittest.TestCase):
         self.slurm("scancel", "--signal=USR1", "--batch", job)
         self.slurm.wait_until(job, "JobState=PENDING Reason=BeginTime")
         self.assertLess(len(self.losses(output.read_text().splitlines())), NUM_STEPS)
-        self.slurm("scontrol", "update", "job", job, "StartTime=now")  # in place of two minutes later
+        # In place of two minutes later; in the second in which it has ended the first start Slurm lets no other begin.
+        self.slurm("scontrol", "update", "job", job, "StartTime=now+2")
         self.slurm.wait_until(job, "JobState=COMPLETED")
         whole = self.slurm(SMP, "run", "-np", "2", RECOVERING, f"{self.folder}/whole", str(NUM_STEPS))
         self.assertEqual(self.losses(output.read_text().splitlines()), self.losses(whole.splitlines()))
