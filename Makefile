@@ -45,7 +45,7 @@ endif
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
   -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv digits transformers notebooks types python-given configure build demo demo-python formatter format linter tidy test bench peers install wheel clean
+.PHONY: help packages venv digits transformers notebooks types python-given configure build demo demo-python formatter format linter tidy test test-gpu bench peers install wheel clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -160,6 +160,11 @@ test: formatter digits transformers notebooks types configure  ## All tests that
 	@cat $(build)/torch_taken.txt
 	@cmake $(build) | grep 'time limits'
 	@ctest --preset $(PRESET) --parallel $(jobs)
+
+test-gpu:  ## What one GPU can show; without one, builds it all and says what was not run
+	@$(MAKE) configure PRESET=gpu MPI=OFF
+	@cmake --build build/gpu --parallel $(jobs) --target gpu_loopback_test gpu_training_test gpu_oracle_test bench_gpu
+	@tests/gpu/run.sh build/gpu $(python)
 
 bench: build transformers  ## All measurements, or ONLY=name; "name value unit" each
 	@benchmarks/run $(build)/benchmarks.txt $(ONLY)

@@ -7,7 +7,8 @@
 # Input:  SMP_PYTHON        interpreter whose torch is used; the user's choice, kept in the cache.
 #         SMP_PYTHON_HINTS  tried, if they exist, before the python3 in PATH (our .venv; in an installed
 #                           smp, the interpreter that it was built with).
-# Output: torch_wheel::cpu, torch_wheel::c10, TorchWheel_VERSION, TorchWheel_DIR.
+# Output: torch_wheel::cpu, torch_wheel::c10, TorchWheel_VERSION, TorchWheel_DIR; torch_wheel::cuda where the wheel has CUDA and
+#         the headers of CUDA's runtime are there, from the wheel's own dependencies or from the toolkit.
 if(SMP_PYTHON MATCHES "^[^/]+/")  # a relative path is one from where cmake was called
   set(SMP_PYTHON "${SMP_PYTHON}" CACHE FILEPATH "Python interpreter whose torch wheel is used")
 endif()
@@ -52,4 +53,17 @@ if(TorchWheel_FOUND AND NOT TARGET torch_wheel::cpu)
   set_target_properties(torch_wheel::cpu PROPERTIES
     IMPORTED_LOCATION "${TorchWheel_LIBRARY}"
     INTERFACE_LINK_LIBRARIES torch_wheel::c10)
+endif()
+
+if(TorchWheel_FOUND AND NOT TARGET torch_wheel::cuda AND EXISTS "${TorchWheel_DIR}/lib/libtorch_cuda.so")
+  file(GLOB _cuda_of_wheel "${TorchWheel_DIR}/../nvidia/cu[0-9]*")
+  find_path(TorchWheel_CUDA_INCLUDE cuda_runtime_api.h HINTS ${_cuda_of_wheel} "$ENV{CUDA_HOME}" /usr/local/cuda PATH_SUFFIXES include)
+  file(GLOB _cudart ${_cuda_of_wheel}/lib/libcudart.so.* "${TorchWheel_CUDA_INCLUDE}/../lib64/libcudart.so")
+  if(TorchWheel_CUDA_INCLUDE AND _cudart)
+    list(GET _cudart 0 _cudart)
+    add_library(torch_wheel::cuda INTERFACE IMPORTED)
+    target_include_directories(torch_wheel::cuda SYSTEM INTERFACE "${TorchWheel_CUDA_INCLUDE}")
+    target_link_libraries(torch_wheel::cuda INTERFACE "${TorchWheel_DIR}/lib/libtorch_cuda.so"
+      "${TorchWheel_DIR}/lib/libc10_cuda.so" "${_cudart}" torch_wheel::cpu)
+  endif()
 endif()

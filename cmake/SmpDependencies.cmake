@@ -1,5 +1,5 @@
-# What we build on: LibTorch from the wheel, Boost.JSON, and MPI if it is there.
-# Output: SMP_HAVE_MPI, by which runtime/CMakeLists.txt chooses the transport's source file.
+# What we build on: LibTorch from the wheel, Boost.JSON, and MPI and CUDA if they are there.
+# Output: SMP_HAVE_MPI and SMP_HAVE_CUDA, by which runtime/CMakeLists.txt chooses source files.
 list(APPEND SMP_PYTHON_HINTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
 find_package(TorchWheel 2.11 REQUIRED)
 # docs/compatibility.md says what was run with which.
@@ -26,6 +26,18 @@ elseif(SMP_CI)
   message(FATAL_ERROR "SMP_CI: expected MPI, found none. Install libopenmpi-dev and openmpi-bin, or drop -DSMP_CI=ON.")
 else()
   message(STATUS "smp: no MPI; loopback and the single process only")
+endif()
+set(SMP_HAVE_CUDA FALSE)
+if(NOT SMP_WITH_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "SMP_WITH_CUDA: expected AUTO, ON or OFF, got ${SMP_WITH_CUDA}")
+elseif(TARGET torch_wheel::cuda AND NOT SMP_WITH_CUDA STREQUAL "OFF")
+  set(SMP_HAVE_CUDA TRUE)
+  message(STATUS "smp: CUDA with the headers in ${TorchWheel_CUDA_INCLUDE}")
+elseif(SMP_WITH_CUDA STREQUAL "ON")
+  message(FATAL_ERROR "SMP_WITH_CUDA: expected a torch with CUDA and cuda_runtime_api.h, got ${TorchWheel_DIR} without one. "
+    "Install torch's CUDA build with its dependencies, or the CUDA toolkit.")
+else()
+  message(STATUS "smp: no CUDA; ranks compute on the CPU")
 endif()
 set(torch_taken "smp: torch ${TorchWheel_VERSION} in ${TorchWheel_DIR}")
 message(STATUS "${torch_taken}")

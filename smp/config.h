@@ -22,6 +22,19 @@ enum class StageKind {
   kTape,      ///< recorded once and run without autograd, bit for bit the same; what cannot be taped runs under autograd
 };
 
+/// What ranks compute on.
+enum class DeviceKind {
+  kAuto,  ///< "auto": CUDA where this machine has a driver and a GPU, else the CPU
+  kCpu,
+  kCuda,
+};
+
+/// Whether stages on CUDA give their work to the device as CUDA graphs.
+enum class CudaGraphs {
+  kAuto,  ///< "auto": where a stage runs from its tape, and the tape can be recorded as graphs
+  kOff,
+};
+
 /// Where the planner's times of operators come from.
 enum class CostSource {
   kPredicted,  ///< "predicted": a model of the device; the same plan on every machine
@@ -95,6 +108,14 @@ struct Config {
 
   /// How stages run: always under autograd, or as tapes where that is possible.
   StageKind stage = StageKind::kTape;
+
+  /// What ranks compute on, all on the same kind. A rank takes the GPU of its local rank among those that
+  /// CUDA_VISIBLE_DEVICES shows; more ranks than GPUs share them.
+  DeviceKind device = DeviceKind::kCpu;
+
+  /// Whether tapes on CUDA are recorded as CUDA graphs and replayed, with the same bits. Takes memory for each microbatch in
+  /// flight that stays taken between steps.
+  CudaGraphs cuda_graphs = CudaGraphs::kAuto;
 
   /// Whether plans are made from predicted or from measured times. Measuring delays a step function's first step by
   /// ten microbatches or more, once for each kind of machine (docs/measured_costs.md).

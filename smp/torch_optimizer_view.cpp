@@ -196,7 +196,7 @@ class KnownView : public UnknownView {
       if constexpr (is_count<decltype(value)>) {
         value = found->second.template item<int64_t>();
       } else {
-        value = found->second;
+        value = found->second.to(parameter.device());
       }
     });
     optimizer_.state().insert_or_assign(parameter.unsafeGetTensorImpl(), std::move(state));

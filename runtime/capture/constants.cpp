@@ -10,8 +10,8 @@
 namespace smp::runtime {
 
 bool can_be_constant(const at::Tensor& tensor) {
-  return is_on_this_ranks_device(tensor) && as_ghost(tensor) == nullptr && !tensor.is_quantized() && !tensor.is_conj() &&
-         !tensor.is_neg();
+  return (is_on_this_ranks_device(tensor) || is_on_host(tensor)) && as_ghost(tensor) == nullptr && !tensor.is_quantized() &&
+         !tensor.is_conj() && !tensor.is_neg();
 }
 
 at::Tensor snapshot_of(const at::Tensor& tensor) {
@@ -27,7 +27,8 @@ bool same_content(const at::Tensor& tensor, const at::Tensor& snapshot) {
     return false;
   }
   if (!tensor.is_non_overlapping_and_dense()) return same_content(snapshot_of(tensor), snapshot);
-  return tensor.strides() == snapshot.strides() && bytes_of(tensor) == bytes_of(snapshot);
+  if (tensor.strides() != snapshot.strides() || tensor.device() != snapshot.device()) return false;
+  return bytes_of(tensor.to(host().type)) == bytes_of(snapshot.to(host().type));
 }
 
 bool owns_memory(const at::Tensor& tensor) {

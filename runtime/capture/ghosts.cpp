@@ -93,7 +93,7 @@ c10::intrusive_ptr<c10::TensorImpl> Ghost::shallow_copy_and_detach(c10::Variable
 
 c10::Storage make_ghost_storage(size_t num_bytes, const std::string& maker) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), num_bytes,
-                                                       c10::DataPtr(nullptr, c10::Device(this_ranks_device().type)),
+                                                       c10::DataPtr(nullptr, this_ranks_device().current()),
                                                        c10::GetAllocator(this_ranks_device().type), /*resizable=*/true);
   refuse_raw_pointers(
       *storage, "raw pointer to " + maker +

@@ -70,7 +70,7 @@ at::Tensor HostValues::ghost_leaving(const at::Tensor& tensor) const {
 at::Tensor HostValues::host_of(const at::Tensor& ghost) {
   if (as_ghost(ghost) == nullptr) return ghost;
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
-  hosts_.push_back({run_.read({ghost}).front().clone(), ghost});  // the body may write to it
+  hosts_.push_back({run_.read({ghost}).front().clone().to(host().type), ghost});  // the body may write to it
   note_memory(hosts_.back().real, /*is_written=*/false);
   return hosts_.back().real;
 }

@@ -5,12 +5,14 @@
 #include <c10/core/alignment.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
 
 #include "runtime/device/device.h"
+#include "runtime/device/random.h"
 
 namespace smp::runtime {
 namespace {
@@ -21,6 +23,10 @@ class Cpu final : public Device {
  public:
   constexpr Cpu() : Device(c10::kCPU, c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU) {}
 
+  int count() const override { return 1; }
+  void use(int /*index*/) const override {}
+  c10::Device current() const override { return type; }
+
   c10::DataPtr allocate(int64_t num_bytes) const override {
     return c10::GetCPUAllocator()->allocate(static_cast<size_t>(num_bytes));
   }
@@ -30,6 +36,8 @@ class Cpu final : public Device {
   void copy(void* to, const void* from, int64_t num_bytes) const override {
     if (num_bytes > 0) std::memcpy(to, from, static_cast<size_t>(num_bytes));
   }
+  c10::DataPtr allocate_pinned(int64_t num_bytes) const override { return allocate(num_bytes); }
+  void start_copy(void* to, const void* from, int64_t num_bytes) const override { copy(to, from, num_bytes); }
   int64_t free_bytes() const override { return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE); }
   void release_free_memory() const override {
     // A sanitizer's own allocator leaves glibc's without arenas to walk.
@@ -40,17 +48,26 @@ class Cpu final : public Device {
 
   Event record() const override { return {}; }
   void wait(const Event& /*event*/) const override {}
+  bool has_reached(const Event& /*event*/) const override { return true; }
+  void go_on_behind(const Event& /*event*/) const override {}
 
   at::Generator default_generator() const override { return at::detail::getDefaultCPUGenerator(); }
   at::Generator new_generator() const override { return at::detail::createCPUGenerator(); }
+  void seed(at::Generator& generator, uint64_t stream, uint64_t ordinal, Draws /*draws*/) const override {
+    generator.set_current_seed(operator_seed(stream, ordinal));
+  }
 };
 
 constinit const Cpu the_cpu;  // before all other initialisation and without a guard: it is asked for with each operator
+
+constinit std::atomic<const Device*> chosen = &the_cpu;
 
 }  // namespace
 
 const Device& host() { return the_cpu; }
 
-const Device& this_ranks_device() { return host(); }
+const Device& this_ranks_device() { return *chosen.load(std::memory_order_relaxed); }
+
+void use_device(const Device& device) { chosen.store(&device); }
 
 }  // namespace smp::runtime

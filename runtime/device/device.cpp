@@ -12,18 +12,42 @@ int64_t Device::now_ns() const {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-const Device& device_holding(const at::Tensor& tensor) {
+namespace {
+
+const Device* find_device(c10::DeviceType type) {
   for (const Device* device : {&this_ranks_device(), &host()}) {
-    if (tensor.device().type() == device->type) return *device;
+    if (type == device->type) return device;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "expected a tensor on the host or on this rank's device (",
+  return nullptr;
+}
+
+}  // namespace
+
+const Device& device_of(const DeviceMemory& memory) {
+  const Device* device = find_device(memory.device);
+  TORCH_CHECK_NOT_IMPLEMENTED(device != nullptr, "expected memory of the host or of this rank's device (",
+                              this_ranks_device().type, "), got memory of ", memory.device, ".");
+  return *device;
+}
+
+const Device& device_holding(const at::Tensor& tensor) {
+  const Device* device = find_device(tensor.device().type());
+  TORCH_CHECK_NOT_IMPLEMENTED(device != nullptr, "expected a tensor on the host or on this rank's device (",
                               c10::DeviceTypeName(this_ranks_device().type, /*lower_case=*/true), "), got one on ",
                               tensor.device(), ". Move it there: tensor.to(parameter.device()).");
+  return *device;
 }
 
 bool is_on_host(const at::Tensor& tensor) { return tensor.device().type() == host().type; }
 
-bool is_on_this_ranks_device(const at::Tensor& tensor) { return tensor.device().type() == this_ranks_device().type; }
+bool is_within_reach(const at::Tensor& tensor) {
+  return tensor.defined() && (is_on_host(tensor) || is_on_this_ranks_device(tensor));
+}
+
+bool is_on_this_ranks_device(const at::Tensor& tensor) {
+  const Device& device = this_ranks_device();
+  return tensor.device().type() == device.type && (device.type == host().type || tensor.device() == device.current());
+}
 
 const void* data_of(const at::Tensor& tensor) { return tensor.const_data_ptr(); }
 

@@ -63,8 +63,8 @@ void check_extent(const Header& header) {
 
 }  // namespace
 
-MessageBuffer::MessageBuffer(int64_t capacity_bytes)
-    : data_(device_.allocate(capacity_bytes)), capacity_bytes_(capacity_bytes) {}
+MessageBuffer::MessageBuffer(int64_t capacity_bytes, const Device& device)
+    : device_(device), data_(device_.allocate(capacity_bytes)), capacity_bytes_(capacity_bytes) {}
 
 // Buffers come back from tensors, which may die on any thread.
 struct BufferPool::Shelf {
@@ -169,13 +169,26 @@ int64_t max_message_bytes(const partitioner::TensorSpec& spec) {
   return kHeaderBytes + kAlignment + std::max(extent, spec.num_elements() * element_bytes);
 }
 
+std::shared_ptr<MessageBuffer> first_message(const partitioner::TensorSpec& spec, BufferPool& pool, int channel) {
+  if (this_ranks_device().type == host().type) return pool.take(max_message_bytes(spec), channel);
+  return std::make_shared<MessageBuffer>(kHeaderBytes, host());
+}
+
+int64_t following_capacity(int64_t announced_bytes, const partitioner::TensorSpec& spec) {
+  return this_ranks_device().type == host().type ? announced_bytes : std::max(announced_bytes, max_message_bytes(spec));
+}
+
 PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool, int channel) {
   Header header;
   if (!tensor.defined()) {
-    PackedTensor packed{pool.take(max_bytes, channel), kHeaderBytes, 0};
+    const bool is_host = this_ranks_device().type == host().type;
+    PackedTensor packed{is_host ? pool.take(max_bytes, channel) : std::make_shared<MessageBuffer>(kHeaderBytes, host()),
+                        kHeaderBytes};
     packed.buffer->device().copy(packed.buffer->data(), &header, sizeof header);
     return packed;
   }
+  TORCH_CHECK_NOT_IMPLEMENTED(is_on_this_ranks_device(tensor), "boundary: expected tensors of the rank's device between ",
+                              "stages, got ", tensor.toString(), ". Move it there in forward: tensor.to(other.device()).");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.dim() <= kMaxDims, "boundary: expected a tensor of at most ", kMaxDims,
                               " dimensions between stages, got ", tensor.dim());
   const void* data = data_of(tensor);
@@ -189,10 +202,17 @@ PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool,
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), header.sizes);
   std::copy(tensor.strides().begin(), tensor.strides().end(), header.strides);
   const int64_t num_bytes = kHeaderBytes + header.misalignment + header.data_bytes;
-  PackedTensor packed{pool.take(std::max(num_bytes, max_bytes), channel), num_bytes, 0};
-  if (num_bytes > max_bytes) packed = {std::move(packed.buffer), kHeaderBytes, num_bytes - kHeaderBytes};
+  const auto all = pool.take(std::max(num_bytes, max_bytes), channel);
+  all->device().copy(all->data() + kHeaderBytes + header.misalignment, data, header.data_bytes);
+  PackedTensor packed{all, num_bytes};
+  const bool is_host = all->device().type == host().type;
+  if (!is_host && header.data_bytes == 0) {
+    packed = {std::make_shared<MessageBuffer>(kHeaderBytes, host()), kHeaderBytes};
+  } else if (!is_host || num_bytes > max_bytes) {
+    packed = {is_host ? all : std::make_shared<MessageBuffer>(kHeaderBytes, host()), kHeaderBytes, all, kHeaderBytes,
+              num_bytes - kHeaderBytes};
+  }
   packed.buffer->device().copy(packed.buffer->data(), &header, sizeof header);
-  packed.buffer->device().copy(packed.buffer->data() + kHeaderBytes + header.misalignment, data, header.data_bytes);
   return packed;
 }
 
@@ -212,12 +232,16 @@ at::Tensor unpack(const std::shared_ptr<MessageBuffer>& buffer, int64_t num_byte
   }
   const at::IntArrayRef sizes(header.sizes, header.dims), strides(header.strides, header.dims);
   check_extent(header);
-  if (!following && num_bytes - kHeaderBytes - header.misalignment != header.data_bytes) refuse("a truncated one");
+  const int64_t data_bytes = num_bytes == kHeaderBytes ? 0 : num_bytes - kHeaderBytes - header.misalignment;
+  if (!following && data_bytes != header.data_bytes) refuse("a truncated one");
   if (!sizes.equals(spec.sizes) || header.dtype != static_cast<int8_t>(spec.dtype)) {
     refuse(c10::str("one of sizes ", sizes, " and type ", static_cast<c10::ScalarType>(header.dtype), " instead of ",
                     at::IntArrayRef(spec.sizes), " and ", spec.dtype));
   }
   if (header.is_conj != 0 && !c10::isComplexType(spec.dtype)) refuse("the conjugate of a real one");
+  if (!following && buffer->device().type != this_ranks_device().type) {  // a header alone: the tensor is empty
+    return tensor_on(this_ranks_device(), nullptr, sizes, strides, spec.dtype, nullptr);
+  }
   const auto& holder = following ? following : buffer;
   char* data = holder->data() + (following ? 0 : kHeaderBytes) + header.misalignment;
   at::Tensor tensor = tensor_on(holder->device(), data, sizes, strides, spec.dtype, holder);

@@ -12,11 +12,11 @@
 
 namespace smp::runtime {
 
-/// Memory of one message, on the rank's device. Goes back to its pool when the last holder lets go. From LibTorch's
+/// Memory of one message. Goes back to its pool when the last holder lets go. From LibTorch's
 /// allocator, so that its memory profilers see what a rank holds in messages: received activations stay there.
 class MessageBuffer {
  public:
-  explicit MessageBuffer(int64_t capacity_bytes);
+  explicit MessageBuffer(int64_t capacity_bytes, const Device& device = this_ranks_device());
   MessageBuffer(const MessageBuffer&) = delete;
   MessageBuffer& operator=(const MessageBuffer&) = delete;
   char* data() const { return static_cast<char*>(data_.get()); }
@@ -26,7 +26,7 @@ class MessageBuffer {
   DeviceMemory memory(int64_t num_bytes, int64_t begin = 0) const { return {data() + begin, num_bytes, device_.type}; }
 
  private:
-  const Device& device_ = this_ranks_device();
+  const Device& device_;
   c10::DataPtr data_;
   int64_t capacity_bytes_;
 };
@@ -60,15 +60,21 @@ class BufferPool {
 };
 
 /// A packed tensor, ready to be sent. When it is longer than the receiver expects (a gradient that is a slice of a
-/// larger tensor), the message is the header alone and the data follow in a second message.
+/// larger tensor), the message is the header alone and the data follow in a second message. So they do from a device that is
+/// not the host: a header in its memory would have to be waited for by whoever reads it.
 struct PackedTensor {
   std::shared_ptr<MessageBuffer> buffer;
-  int64_t num_bytes = 0;        // of the first message
-  int64_t following_bytes = 0;  // of the second, which lies behind the first; 0: there is none
+  int64_t num_bytes = 0;                       // of the first message
+  std::shared_ptr<MessageBuffer> following{};  // of the second; null: there is none
+  int64_t following_begin = 0, following_bytes = 0;
 };
 
 /// Largest message that a value of this spec makes in the forward direction.
 int64_t max_message_bytes(const partitioner::TensorSpec& spec);
+/// What it is received into: all of it, or on a device that is not the host its header.
+std::shared_ptr<MessageBuffer> first_message(const partitioner::TensorSpec& spec, BufferPool& pool, int channel);
+/// Of a buffer for the second message, as announced: on a device all data come so, and take the buffers that are reserved.
+int64_t following_capacity(int64_t announced_bytes, const partitioner::TensorSpec& spec);
 
 /// Packs header (dtype, sizes, strides, alignment, definedness) and data. Strided tensors travel with their strides
 /// and gaps, expanded ones as their base: a copy in another layout would change the bits of the operators after it,

@@ -24,13 +24,14 @@ bool contains(const std::vector<int>& ranks, int rank) { return std::find(ranks.
 
 at::Tensor copy_on_all(const at::Tensor& tensor, int owner, Transport& group, std::string_view what) {
   if (owner != group.rank()) return read_tensor(group.receive_bytes(owner, kStateTag), what);
+  const at::Tensor on_host = tensor.detach().to(host().type);
   WireWriter out;
-  out.put(tensor);
+  out.put(on_host);
   const std::string bytes = out.take();
   for (int rank = 0; rank < group.size(); ++rank) {
     if (rank != owner) group.send_bytes(rank, kStateTag, bytes);
   }
-  return tensor.detach().clone();
+  return on_host.clone();
 }
 
 std::vector<std::string> gather_from_first_replica(std::string_view bytes, Transport& pipeline, Transport& replicas) {

@@ -15,6 +15,8 @@ namespace {
 
 constexpr size_t kBytesPerDimension = 2 * sizeof(int64_t);  // size and stride
 
+enum class Place : uint8_t { kHost, kWrappedNumber, kRanksDevice };  // a wrapped number is on the host
+
 bool travels(c10::ScalarType dtype) {
   return dtype >= c10::ScalarType::Byte && dtype < c10::ScalarType::Undefined && !c10::isQIntType(dtype);
 }
@@ -45,12 +47,15 @@ void WireReader::refuse(const std::string& expected, const std::string& got, siz
 }
 
 void WireWriter::put(const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(is_on_host(tensor) && tensor.layout() == at::kStrided && travels(tensor.scalar_type()),
-                    "control message: expected a dense CPU tensor that is not quantized, got ", tensor.toString(), ".");
+  const bool is_here = is_on_host(tensor);
+  TORCH_CHECK_VALUE(is_within_reach(tensor) && tensor.layout() == at::kStrided && travels(tensor.scalar_type()),
+                    "control message: expected a dense tensor of the host or the rank's device that is not quantized, got ",
+                    tensor.toString(), ".");
   // Content is what matters here; strides are those of a dense copy in the same dimension order.
-  const at::Tensor dense = tensor.detach().clone();
+  const at::Tensor dense = is_here ? tensor.detach().clone() : tensor.detach().clone().to(host().type);
   put(dense.scalar_type());
-  put(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  const bool is_wrapped_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  put(is_wrapped_number ? Place::kWrappedNumber : is_here ? Place::kHost : Place::kRanksDevice);
   put(static_cast<uint32_t>(dense.dim()));
   for (int64_t d = 0; d < dense.dim(); ++d) {
     put<int64_t>(dense.size(d));
@@ -67,7 +72,8 @@ c10::ScalarType WireReader::get_dtype() {
 
 at::Tensor WireReader::get_tensor() {
   const c10::ScalarType dtype = get_dtype();
-  const bool is_wrapped_number = get<bool>();
+  const auto place = get_enumerator(Place::kRanksDevice);
+  const bool is_wrapped_number = place == Place::kWrappedNumber;
   std::vector<int64_t> sizes(get_count<uint32_t>(kBytesPerDimension)), strides(sizes.size());
   for (size_t d = 0; d < sizes.size(); ++d) {
     sizes[d] = get_at_least<int64_t>(0);
@@ -93,7 +99,7 @@ at::Tensor WireReader::get_tensor() {
   if (!data.empty() && !tensor.is_non_overlapping_and_dense()) refuse_strides();
   set_bytes(tensor, data);
   if (is_wrapped_number) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return tensor;
+  return place == Place::kRanksDevice ? tensor.to(this_ranks_device().type) : tensor;
 }
 
 at::Tensor read_tensor(std::string_view bytes, std::string_view what) {

@@ -30,7 +30,7 @@ class WireWriter {
     put<uint64_t>(text.size());
     bytes_.append(text);
   }
-  /// Geometry and data of a CPU tensor; is_wrapped_number is kept.
+  /// Geometry and data of a tensor of the host or of the rank's device, where its reader gets it; is_wrapped_number is kept.
   void put(const at::Tensor& tensor);
   /// One after the other: the members of a struct, by std::tie.
   template <class... T>

@@ -1,7 +1,7 @@
 // Performs a schedule's column.
 #include "runtime/executor/executor.h"
 
-#include <ATen/ops/ones.h>
+#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
@@ -193,7 +193,7 @@ void Executor::backward(const Action& action, MicrobatchRun& run, size_t index) 
       // Of loss in (loss / M).backward(). A new one each time: views of it can end as a parameter's .grad.
       const TensorSpec& loss = run.program->graph->values[values.roots[0]].spec;
       const auto options = at::TensorOptions(loss.dtype).device(this_ranks_device().type);
-      gradients.push_back(at::ones(loss.sizes, options).div(options_.loss_divisor));
+      gradients.push_back(at::full(loss.sizes, 1.0 / options_.loss_divisor, options));
       continue;
     }
     auto node = gradients_.extract({action.microbatch, {values.roots[i], number}, action.stage});
@@ -231,10 +231,9 @@ void Executor::send(const Action& action, const MicrobatchRun& run) {
     const int dest = plan.rank_of(action.peer);
     sent_.push_back(
         {pipeline_.isend(dest, channel, packed.buffer->memory(packed.num_bytes)), packed.buffer, channel, false});
-    if (packed.following_bytes > 0) {
-      sent_.push_back(
-          {pipeline_.isend(dest, channel + kFollowingData, packed.buffer->memory(packed.following_bytes, packed.num_bytes)),
-           packed.buffer, channel, true});
+    if (packed.following) {
+      const DeviceMemory data = packed.following->memory(packed.following_bytes, packed.following_begin);
+      sent_.push_back({pipeline_.isend(dest, channel + kFollowingData, data), packed.following, channel, true});
     }
   }
 }
@@ -264,8 +263,9 @@ Executor::Expected Executor::post(const Action& action, const MicrobatchRun& run
   const int source = plan.rank_of(action.peer);
   const int channel = channel_of(action.peer, action.stage, activation);
   for (const Carried& carried : expected.values) {
-    const int64_t bytes = max_message_bytes(run.program->graph->values[carried.value].spec);
-    auto buffer = buffers_.take(bytes, channel);
+    const TensorSpec& spec = run.program->graph->values[carried.value].spec;
+    auto buffer = first_message(spec, buffers_, channel);
+    const int64_t bytes = std::min(buffer->capacity_bytes(), max_message_bytes(spec));
     expected.requests.push_back(pipeline_.irecv(source, channel, buffer->memory(bytes)));
     expected.buffers.push_back(std::move(buffer));
   }
@@ -280,17 +280,18 @@ void Executor::receive(const Action& action, std::span<MicrobatchRun> microbatch
   for (size_t i = 0; i < expected.values.size(); ++i) {
     const int64_t num_bytes = expected.requests[i].wait(to_string(action));
     const Carried& carried = expected.values[i];
+    const TensorSpec& spec = graph.values[carried.value].spec;
     std::shared_ptr<MessageBuffer> following;
     if (const int64_t bytes = announced_bytes(*expected.buffers[i], num_bytes); bytes > 0) {
       const int tag = channel_of(action.peer, action.stage, activation) + kFollowingData;
-      following = expected.buffers.emplace_back(buffers_.take(bytes, tag));
+      following = expected.buffers.emplace_back(buffers_.take(following_capacity(bytes, spec), tag));
       const Plan& plan = *microbatches[static_cast<size_t>(action.microbatch)].program->plan;
       Request data = pipeline_.irecv(plan.rank_of(action.peer), tag, following->memory(bytes));
       const int64_t got = data.wait(to_string(action));
       TORCH_CHECK(got == bytes, "boundary: expected ", bytes, " bytes of data, as announced, got ", got,
                   ". Ranks run different versions of smp.");
     }
-    at::Tensor tensor = unpack(expected.buffers[i], num_bytes, graph.values[carried.value].spec, following);
+    at::Tensor tensor = unpack(expected.buffers[i], num_bytes, spec, following);
     (activation ? activations_ : gradients_)[{action.microbatch, carried, action.stage}] = std::move(tensor);
   }
   expected_.pop_front();

@@ -187,7 +187,8 @@ void GradientReducer::launch() {
   }
   // The storage is what the messages read and write, whatever happens to the tensor.
   constexpr int64_t kMaxPartBytes = int64_t{1} << 30;
-  if (static_cast<int64_t>(sending.flat.nbytes()) / replicas_.size() >= kMaxPartBytes) {
+  const bool is_too_large = static_cast<int64_t>(sending.flat.nbytes()) / replicas_.size() >= kMaxPartBytes;
+  if (is_too_large || !is_on_host(sending.flat)) {
     keeping(owner, [&] { replicas_.all_reduce_sum(memory_of(sending.flat), sending.flat.scalar_type()); });
     return;
   }

@@ -3,10 +3,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 namespace smp::runtime {
 
 /// True for an undefined tensor. Takes one pass over its memory: a sum that is finite has finite
 /// terms. Only where it is not, each element is looked at, because sums may overflow.
 bool is_finite(const at::Tensor& tensor);
+/// All of them, with one answer to wait for where a device is not the host.
+bool are_finite(const std::vector<at::Tensor>& tensors);
 
 }  // namespace smp::runtime

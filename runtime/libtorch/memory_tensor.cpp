@@ -21,7 +21,7 @@ at::Tensor tensor_on(const Device& device, void* data, at::IntArrayRef sizes, at
                      Holder holder) {
   const int64_t bytes = extent_bytes(sizes, strides, static_cast<int64_t>(c10::elementSize(dtype)));
   c10::DataPtr memory(
-      data, new Holder(std::move(holder)), [](void* held) { delete static_cast<Holder*>(held); }, c10::Device(device.type));
+      data, new Holder(std::move(holder)), [](void* held) { delete static_cast<Holder*>(held); }, device.current());
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes),
                                                        std::move(memory), /*allocator=*/nullptr, /*resizable=*/false);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(

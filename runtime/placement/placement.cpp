@@ -13,6 +13,7 @@
 #include "runtime/exchange/tags.h"
 #include "runtime/exchange/wire.h"
 #include "runtime/libtorch/raw_pointers.h"
+#include "runtime/libtorch/tensor_spec.h"
 #include "runtime/libtorch/unmade.h"
 #include "runtime/transport/abandoned.h"
 
@@ -68,7 +69,7 @@ void broadcast_tensors(const std::vector<at::Tensor>& tensors, Transport& group,
   if (group.size() == 1) return;
   const at::NoGradGuard no_grad;
   for (const at::Tensor& tensor : tensors) {
-    const at::Tensor data = tensor.detach().contiguous();
+    const at::Tensor data = tensor.detach().contiguous().to(host().type);
     keeping(std::make_shared<at::Tensor>(data), [&] { group.broadcast(memory_of(data), source); });
     if (!data.is_alias_of(tensor)) tensor.copy_(data);
   }
@@ -85,6 +86,46 @@ void synchronise(const TensorHomes& homes, const Bindings& bindings, Transport& 
     if (homes.at(named.name).is_on(pipeline.rank())) held.push_back(named.tensor);
   }
   broadcast_tensors(held, replicas, 0);
+}
+
+namespace {
+
+c10::Storage copied_to(const Device& device, const c10::Storage& storage) {
+  const auto num_bytes = static_cast<int64_t>(storage.nbytes());
+  c10::DataPtr memory = device.allocate(num_bytes);
+  device.copy(memory.get(), data_of(storage), num_bytes);
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(), std::move(memory),
+                                               c10::GetAllocator(device.type), /*resizable=*/true);
+}
+
+// Of a tensor whose data are elsewhere.
+c10::Storage faced_as(const Device& device, const c10::Storage& storage) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
+                                               c10::DataPtr(nullptr, device.current()), c10::GetAllocator(device.type),
+                                               /*resizable=*/true);
+}
+
+}  // namespace
+
+bool move_to_device(const Bindings& bindings, const std::function<bool(const NamedTensor&)>& is_here) {
+  const Device& device = this_ranks_device();
+  std::map<const c10::StorageImpl*, c10::Storage> moved;
+  std::vector<c10::Storage> left;  // alive, so that no new one has the address of an old one
+  for (const NamedTensor& named : bindings.tensors()) {
+    at::Tensor tensor = named.tensor;
+    if (device.type == host().type || is_on_this_ranks_device(tensor)) continue;
+    const bool stays_unmade = is_here(named) && is_unmade(tensor);
+    if (stays_unmade) continue;
+    const c10::Storage storage = tensor.storage();
+    const auto [found, is_first] = moved.try_emplace(storage.unsafeGetStorageImpl());
+    if (is_first) {
+      found->second = is_here(named) ? copied_to(device, storage) : faced_as(device, storage);
+      left.push_back(storage);
+    }
+    tensor.set_data(tensor_of(spec_of(tensor), found->second));
+    if (tensor.is_leaf() && tensor.grad().defined()) tensor.mutable_grad() = tensor.grad().to(device.current());
+  }
+  return !moved.empty();
 }
 
 void release_others(const TensorHomes& homes, const Bindings& bindings, int pipeline_rank) {

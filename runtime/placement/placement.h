@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <vector>
 
 #include "partitioner/plan/home.h"
@@ -28,6 +29,11 @@ void broadcast_tensors(const std::vector<at::Tensor>& tensors, Transport& group,
 /// Copies tied tensors from their owner to the other ranks that hold them, and everything from replica 0 to the other
 /// replicas. Collective over the pipeline and the replicas.
 void synchronise(const TensorHomes& homes, const Bindings& bindings, Transport& pipeline, Transport& replicas);
+
+/// Moves tensors to this rank's device, with their gradients: their data where they are to be here, else their face alone.
+/// Tensors on one storage stay on one. Who has made views of them outside of `bindings` keeps the old data. True when it has
+/// moved any: storages are others then.
+bool move_to_device(const Bindings& bindings, const std::function<bool(const NamedTensor&)>& is_here);
 
 /// Frees the data of every tensor that this rank does not hold. The tensor objects and their sizes stay, and every
 /// access to the data throws a text that names the owner.

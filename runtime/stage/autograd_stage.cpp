@@ -2,6 +2,7 @@
 // AccumulateGrad, which would re-stride them to the leaf's layout.
 #include "runtime/stage/autograd_stage.h"
 
+#include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
@@ -20,6 +21,19 @@ namespace smp::runtime {
 using namespace partitioner;
 
 namespace {
+
+// What the engine runs while it lives.
+class OnThisThread {
+ public:
+  OnThisThread() { set(false); }
+  ~OnThisThread() { set(before_); }
+  OnThisThread(const OnThisThread&) = delete;
+  OnThisThread& operator=(const OnThisThread&) = delete;
+
+ private:
+  static void set(bool takes_others) { c10::AutogradState::get_tls_state().set_multithreading_enabled(takes_others); }
+  bool before_ = c10::AutogradState::get_tls_state().get_multithreading_enabled();
+};
 
 // In the place of a parameter's AccumulateGrad, and run as early as that: shows the gradient before it is added.
 struct WatchedGradient : torch::autograd::Node {
@@ -144,6 +158,9 @@ std::vector<at::Tensor> AutogradStage::backward(int microbatch, size_t index, st
   root_tensors.clear();
   if (!roots.empty()) {
     const auto run_engine = [&] {
+      // On this thread, as a backward on the CPU runs: ranks that are threads would share the engine's thread of the device,
+      // and hooks would run there.
+      const OnThisThread on_this_thread;
       // A later backward of the body may pass through the same operators, which the first would free.
       torch::autograd::Engine::get_default_engine().execute(roots, root_gradients, /*keep_graph=*/!is_last,
                                                             /*create_graph=*/false, /*accumulate_grad=*/true);

@@ -24,7 +24,7 @@ uint64_t bit_digest(const at::Tensor& tensor) {
     if (tensor.stride(d) == 0 && tensor.size(d) > 0) once = once.select(d, 0);
   }
   const at::Tensor dense = once.is_non_overlapping_and_dense() ? once : once.contiguous();
-  if (dense.nbytes() > 0) mix(std::hash<std::string_view>{}(bytes_of(dense)));
+  if (dense.nbytes() > 0) mix(std::hash<std::string_view>{}(bytes_of(dense.to(host().type))));
   return digest;
 }
 

@@ -41,6 +41,7 @@ void FlatCall::store(torch::jit::Stack& stack, Slots& slots) const {
     ++k;
   };
   for (c10::IValue& result : stack) {
+    if (result.isInt()) continue;  // a size, which the calls that take it hold
     if (result.isTensor()) {
       store_one(std::move(result).toTensor());
     } else {

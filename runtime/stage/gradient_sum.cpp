@@ -20,6 +20,10 @@ void add_to_grad(const at::Tensor& parameter, at::Tensor gradient) {
     AccumulateGrad::accumulateGrad(parameter, sum, gradient, /*num_expected_refs=*/1,
                                    [&sum](at::Tensor&& made) { sum = std::move(made); });
   }
+  tell_accumulated(parameter, std::move(gradient));
+}
+
+void tell_accumulated(const at::Tensor& parameter, at::Tensor gradient) {
   const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
   if (!accumulator) return;
   const torch::autograd::variable_list none, gradients{std::move(gradient)};

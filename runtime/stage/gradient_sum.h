@@ -10,6 +10,9 @@ namespace smp::runtime {
 /// taken over only where nothing else refers to its memory.
 void add_to_grad(const at::Tensor& parameter, at::Tensor gradient);
 
+/// Runs the hooks that wait for the gradient of a parameter, which has been added otherwise.
+void tell_accumulated(const at::Tensor& parameter, at::Tensor gradient);
+
 /// Whether the user has put hooks on the parameter that look at its gradient before it is added.
 bool has_gradient_hooks(const at::Tensor& parameter);
 

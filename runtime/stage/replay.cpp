@@ -233,7 +233,7 @@ void Replay::call_operator(const Call& call, const MicrobatchContext& context, S
   std::optional<GeneratorHold> seed;
   if (call.random_ordinal >= 0) {
     interpreter = interpreter_for(call.op, stack_);  // first: who holds it may wait for the generator
-    seed.emplace(operator_seed(context.random, static_cast<uint64_t>(call.random_ordinal)));
+    seed.emplace(context.random, static_cast<uint64_t>(call.random_ordinal), draws_of(call.op, stack_));
   }
   watcher == nullptr ? call.op.callBoxed(stack_) : watcher->call_operator(call.op, stack_, call.node, call.random_ordinal);
 }

@@ -25,7 +25,9 @@ struct MicrobatchContext {
 /// How a stage has run so far.
 struct StageReport {
   int64_t num_taped = 0;            // microbatches that ran from the tape
+  int64_t num_replayed = 0;         // of those, as graphs of the device
   size_t num_weight_calls = 0;      // of the tape: behind the gradients that leave
+  std::string stays_off_graphs{};   // why none, where they are asked for; empty: nothing speaks against it
   std::string stays_on_autograd{};  // why some or all of its work does; empty: nothing does
   size_t num_on_autograd = 0;       // operators of the graph that cannot be taped, or go with one that cannot
 };
@@ -62,6 +64,9 @@ struct StageOptions {
   std::function<void()> progress;
   /// Told each reason for which a stage, or a part of its work, stays on autograd, once. May be empty.
   std::function<void(const std::string& reason)> stays_on_autograd{};
+  bool uses_graphs = false;  // tapes are recorded as graphs of the device
+  /// Told why a stage that could use graphs does not, once. May be empty.
+  std::function<void(const std::string& reason)> stays_off_graphs{};
   /// For measuring. May be empty.
   OperatorTimer timer{};
 };

@@ -52,17 +52,21 @@ class StageChain : public Stage {
   const StageValues& values() const override { return values_; }
 
   StageReport report() const override {
-    StageReport all{.num_taped = std::numeric_limits<int64_t>::max()};
+    constexpr int64_t kNoneYet = std::numeric_limits<int64_t>::max();
+    StageReport all{.num_taped = kNoneYet, .num_replayed = kNoneYet};
     std::vector<std::string> reasons = reasons_;
     for (const Link& link : links_) {
       const StageReport one = link.stage->report();
       all.num_on_autograd += link.num_on_autograd + one.num_on_autograd;
       if (link.num_on_autograd > 0) continue;
       all.num_taped = std::min(all.num_taped, one.num_taped);
+      all.num_replayed = std::min(all.num_replayed, one.num_replayed);
       all.num_weight_calls += one.num_weight_calls;
+      if (all.stays_off_graphs.empty()) all.stays_off_graphs = one.stays_off_graphs;
       const bool is_new = std::find(reasons.begin(), reasons.end(), one.stays_on_autograd) == reasons.end();
       if (is_new && !one.stays_on_autograd.empty()) reasons.push_back(one.stays_on_autograd);
     }
+    if (all.num_replayed == kNoneYet) all.num_replayed = 0;
     std::string& text = all.stays_on_autograd;
     for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
     if (all.num_on_autograd < num_operators_) {

@@ -10,7 +10,9 @@
 #include <optional>
 #include <unordered_set>
 
+#include "runtime/device/device.h"
 #include "runtime/libtorch/memory_tensor.h"
+#include "runtime/stage/constant_calls.h"
 #include "runtime/stage/paced_progress.h"
 #include "runtime/stage/replay.h"
 #include "runtime/stage/tape_order.h"
@@ -38,12 +40,15 @@ std::vector<int> last_uses(const TapeLists& lists) {
 
 }  // namespace
 
-Tape::Tape(TapeLists recorded, const Graph& graph) : graph_(graph), lists_(std::move(recorded)), fixed_(lists_.num_slots) {
+Tape::Tape(TapeLists recorded, const Graph& graph, bool folds_host_tensors)
+    : graph_(graph), lists_(std::move(recorded)), fixed_(lists_.num_slots) {
+  const bool is_on_cpu = this_ranks_device().type == host().type;
+  if (!is_on_cpu) fold_constants(lists_, fixed_, folds_host_tensors);  // there a mask is soon made, and here it is sent over
   fold_views(lists_, fixed_);
   drop_unused(lists_);
   put_results_first(lists_);
   for (TapeCall& call : lists_.calls) {
-    if (call.kind == TapeCall::Kind::kOperator) call.kernel = own_kernel_of(call.op);
+    if (is_on_cpu && call.kind == TapeCall::Kind::kOperator) call.kernel = own_kernel_of(call.op);
     for (const auto& list : call.lists) {
       for (const int32_t slot : list.slots) {
         if (slot >= 0 && fixed_[static_cast<size_t>(slot)].defined()) fixed_in_lists_.push_back(slot);
@@ -139,7 +144,7 @@ std::vector<at::Tensor> Tape::forward(Slots& slots, std::vector<at::Tensor> inpu
   inputs.clear();
   {
     std::optional<UserRandomStateScope> user_state;
-    if (lists_.has_random) user_state.emplace();
+    if (lists_.has_random && context.graph == nullptr) user_state.emplace();
     run(slots, 0, lists_.forward_end, context, nullptr);
   }
   std::vector<at::Tensor> outputs;
@@ -214,23 +219,43 @@ void Tape::run(Slots& slots, size_t begin, size_t end, const RunContext& context
   }
 }
 
+namespace {
+
+// Work of the host is no part of a graph: its replays would find the numbers of the recording.
+void check_drawn_on_device(const torch::jit::Stack& results) {
+  for (const c10::IValue& result : results) {
+    const bool is_on_host_alone = result.isTensor() && result.toTensor().defined() && is_on_host(result.toTensor());
+    TORCH_CHECK(!is_on_host_alone, "random numbers that are drawn on the host");
+  }
+}
+
+}  // namespace
+
 void Tape::run_calls(Slots& slots, size_t& n, size_t end, const RunContext& context, const GradientSink* sink) {
   PacedProgress progress(context.progress);
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowAutograd without_autograd;
   std::optional<GeneratorHold> seed;
+  bool draws_in_graph = false;
   stack_.clear();
   for (; n < end; ++n) {
     const TapeCall& call = lists_.calls[n];
     if (call.kind == TapeCall::Kind::kOperator) {
       if (call.random_ordinal >= 0) {
-        seed.emplace(operator_seed(context.random, static_cast<uint64_t>(call.random_ordinal)));
+        const auto ordinal = static_cast<uint64_t>(call.random_ordinal);
+        if (context.graph == nullptr) {
+          seed.emplace(context.random, ordinal, call.draws);
+        } else {
+          context.graph->seed(ordinal);
+          draws_in_graph = true;
+        }
       }
       if (call.grad_enabled != at::GradMode::is_enabled()) at::GradMode::set_enabled(call.grad_enabled);
       call.push(stack_, slots);
       call.kernel != nullptr ? call.kernel(call.op, stack_) : call.op.callBoxed(stack_);
+      if (draws_in_graph) check_drawn_on_device(stack_);
       call.store(stack_, slots);
-      if (call.ends_random) seed.reset();
+      if (call.ends_random) seed.reset(), draws_in_graph = false;
     } else {
       const auto source = static_cast<size_t>(call.tensors.front().slot);
       if (call.kind == TapeCall::Kind::kView) {

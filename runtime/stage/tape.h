@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
+#include "runtime/device/graph.h"
 #include "runtime/device/random.h"
 #include "runtime/stage/stage.h"
 #include "runtime/stage/tape_lists.h"
@@ -19,14 +20,16 @@ using GradientSink = std::function<void(size_t own, at::Tensor gradient)>;
 
 class Tape {
  public:
-  /// Drops what nobody uses and cannot throw, folds views of fixed tensors into arguments, plans when tensors die.
-  Tape(TapeLists recorded, const partitioner::Graph& graph);
+  /// Runs what is the same in every microbatch, drops what nobody uses and cannot throw, folds views of fixed tensors into
+  /// arguments, plans when tensors die.
+  Tape(TapeLists recorded, const partitioner::Graph& graph, bool folds_host_tensors = true);
 
   struct RunContext {
     RandomState random;
     int microbatch = 0;
     const std::function<void()>& progress;  // called between operators; may be empty
     const OperatorTimer& timer;             // called behind each of them; may be empty
+    DeviceGraph* graph = nullptr;           // that records the run: it draws as the graph says
   };
 
   const TapeLists& lists() const { return lists_; }

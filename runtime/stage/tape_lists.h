@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
+#include "runtime/device/device.h"
 #include "runtime/kernels/cpu/own_kernels.h"
 #include "runtime/stage/flat_call.h"
 
@@ -22,11 +23,12 @@ struct TapeCall : FlatCall {
     kGradient,  // tensors[0] is the gradient of a parameter, whole
   };
   Kind kind = Kind::kOperator;
-  OwnKernel kernel = nullptr;   // kOperator: in the place of the dispatcher's
-  bool has_effect = false;      // writes or draws
-  bool grad_enabled = false;    // as it was recorded: mkldnn_rnn_layer looks at it, although nothing is recorded for it
-  bool ends_random = false;     // the last of the operators that draw under one seed
-  int32_t random_ordinal = -1;  // >= 0: the first of them
+  OwnKernel kernel = nullptr;      // kOperator: in the place of the dispatcher's
+  bool has_effect = false;         // writes or draws
+  bool grad_enabled = false;       // as it was recorded: mkldnn_rnn_layer looks at it, although nothing is recorded for it
+  bool ends_random = false;        // the last of the operators that draw under one seed
+  int32_t random_ordinal = -1;     // >= 0: the first of them
+  Draws draws = Draws::kByThread;  // what the operator of the graph does
   partitioner::TensorSpec geometry{};               // kView
   int32_t parameter = -1;                           // kGradient: among the own tensors
   partitioner::NodeId node = partitioner::kNoNode;  // the operator of the graph that this is part of, or of its backward
@@ -41,8 +43,9 @@ struct TapeBinding {
 };
 
 struct TapeOwn : TapeBinding {
-  at::Tensor tensor;      // as it is outside of autograd
-  bool is_fixed = false;  // a parameter or buffer: the same tensor in every microbatch
+  at::Tensor tensor;       // as it is outside of autograd
+  bool is_fixed = false;   // a parameter or buffer: the same tensor in every microbatch
+  bool is_folded = false;  // a constant of which calls have been folded: the tape is for this tensor
 };
 
 struct TapeBackward {

@@ -32,6 +32,21 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_conj() && !tensor.is_neg();
 }
 
+// The attentions of CUDA: the lengths of sequences, which the tape's geometry fixes, beside tensors.
+bool returns_sizes(const c10::OperatorHandle& op) {
+  const auto& returns = op.schema().returns();
+  if (returns.empty() || !returns.front().type()->isSubtypeOf(*c10::TensorType::get())) return false;
+  return std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+    return result.type()->isSubtypeOf(*c10::TensorType::get()) || result.real_type()->kind() == c10::TypeKind::SymIntType;
+  });
+}
+
+std::vector<at::Tensor> tensors_of(const torch::jit::Stack& results) {
+  torch::jit::Stack tensors = results;
+  std::erase_if(tensors, [](const c10::IValue& result) { return result.isInt(); });
+  return flatten_outputs(tensors);
+}
+
 // In evaluation a norm only reads its statistics.
 bool writes_now(const OperatorInfo& info, const torch::jit::Stack& stack, size_t first, size_t argument) {
   if (!info.argument_written[argument]) return false;
@@ -132,6 +147,7 @@ void TapeRecorder::call_operator(const c10::OperatorHandle& op, torch::jit::Stac
                                  int32_t random_ordinal) {
   node_ = node;
   random_ordinal_ = random_ordinal;
+  draws_ = draws_of(op, stack);
   lists_.has_random = lists_.has_random || random_ordinal >= 0;
   const size_t first_call = lists_.calls.size();
   {
@@ -190,13 +206,15 @@ void TapeRecorder::operator_called(const c10::OperatorHandle& op, torch::jit::St
 void TapeRecorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const OperatorInfo& info = operator_info(op);
   if (info.kind == OperatorClass::kGeometryQuery) return op.callBoxed(stack);
-  if (class_of_call(info, stack) != OperatorClass::kRecorded) {
+  const OperatorClass kind = class_of_call(info, stack);
+  if (kind != OperatorClass::kRecorded && !(kind == OperatorClass::kReadsValue && returns_sizes(op))) {
     refuse(info.name + " reads values, or replaces memory");
   } else if (is_in_backward_ && is_random(op)) {
     refuse(info.name + " draws random numbers in the backward");
   }
   TapeCall made{{.op = op}};
   made.random_ordinal = std::exchange(random_ordinal_, -1);
+  made.draws = draws_;
   made.has_effect = is_random(op);
   made.grad_enabled = at::GradMode::is_enabled();
   bool call_writes = false;
@@ -211,7 +229,7 @@ void TapeRecorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stac
   if (!refusal_.empty()) return op.callBoxed(stack);
 
   call(op, stack, call_writes);
-  const std::vector<at::Tensor> outputs = flatten_outputs(stack);
+  const std::vector<at::Tensor> outputs = tensors_of(stack);
   if (record_views(made, outputs)) return;
   for (const at::Tensor& output : outputs) {
     const int32_t known = output.defined() ? known_slot(output) : -1;

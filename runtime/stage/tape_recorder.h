@@ -71,6 +71,7 @@ class TapeRecorder : public StageWatcher, private Interceptor {
   partitioner::NodeId node_ = partitioner::kNoNode;           // whose operator runs, or ran last
   std::map<uint64_t, partitioner::NodeId> node_by_sequence_;  // by the number behind the last autograd node that it made
   int32_t random_ordinal_ = -1;                               // of that, until its first leaf
+  Draws draws_ = Draws::kByThread;                            // of that
 };
 
 }  // namespace smp::runtime

@@ -6,10 +6,13 @@
 #include <map>
 #include <optional>
 
+#include "runtime/device/device.h"
+#include "runtime/libtorch/deterministic.h"
 #include "runtime/stage/autograd_stage.h"
 #include "runtime/stage/gradient_sum.h"
 #include "runtime/stage/tape.h"
 #include "runtime/stage/tape_comparison.h"
+#include "runtime/stage/tape_graphs.h"
 #include "runtime/stage/tape_recorder.h"
 
 namespace smp::runtime {
@@ -31,7 +34,10 @@ class TapeStage : public Stage {
   const StageValues& values() const override { return reference_.values(); }
 
   StageReport report() const override {
-    StageReport report{.num_taped = num_taped_, .stays_on_autograd = all_said()};
+    StageReport report{.num_taped = num_taped_,
+                       .num_replayed = graphs_ ? graphs_->num_replayed() : 0,
+                       .stays_off_graphs = graphs_ ? graphs_->reason() : "",
+                       .stays_on_autograd = all_said()};
     if (phase_ == Phase::kRefused) report.num_on_autograd = nodes_.size();
     if (tape_ && values().has_backward) {
       const TapeBackward& last = tape_->lists().backwards.back();
@@ -83,8 +89,11 @@ class TapeStage : public Stage {
   void weight_gradients(int microbatch) override {
     const auto flight = in_flight_.find(microbatch);
     if (flight == in_flight_.end()) return;  // nothing was left, or it was needed before
-    Tape& tape = *flight->second.tape;
-    tape.weight_gradients(flight->second.slots, run_context(flight->second.random, microbatch), sink_of(tape));
+    Flight& own = flight->second;
+    if (!own.is_replayed || !own.graphs->weight_gradients(*own.lane, own.random)) {
+      go_on_without_graphs(own);
+      own.tape->weight_gradients(own.slots, run_context(own.random, microbatch), sink_of(*own.tape));
+    }
     land(flight);
   }
 
@@ -109,7 +118,10 @@ class TapeStage : public Stage {
     Slots slots;
     RandomState random;
     std::vector<int64_t> versions;
-    bool waits = false;  // for its weight gradients
+    std::shared_ptr<TapeGraphs> graphs{};
+    std::shared_ptr<TapeGraphs::Lane> lane{};
+    bool is_replayed = false;  // so far; then the slots are empty
+    bool waits = false;        // for its weight gradients
   };
   using Flights = std::map<int, Flight>;
 
@@ -123,6 +135,7 @@ class TapeStage : public Stage {
 
   void forget() {
     tape_.reset();
+    graphs_.reset();
     phase_ = Phase::kUnrecorded;
     num_waited_ = 0;
   }
@@ -130,6 +143,7 @@ class TapeStage : public Stage {
   void refuse(const std::string& reason) {
     phase_ = Phase::kRefused;
     tape_.reset();
+    graphs_.reset();
     said_.clear();  // what was said before is a part of it
     say(reason);
   }
@@ -167,6 +181,10 @@ class TapeStage : public Stage {
       const at::Tensor& now = own_[i];
       const bool is_same = !known.is_fixed || (now.is_same(known.tensor) && now.storage().is_alias_of(fixed_memory_[i]));
       if (!is_same || now.requires_grad() != requires_grad_[i]) return Fit::kOtherTensors;
+      if (known.is_folded && !now.is_same(known.tensor)) {  // it changes: the next tape reads it in each microbatch
+        folds_host_tensors_ = false;
+        return Fit::kOtherTensors;
+      }
       if (!fits(now, known.geometry)) return known.is_fixed ? Fit::kOtherTensors : other_geometry();
       if (now.requires_grad() && has_gradient_hooks(now)) {
         say("hooks on parameters");
@@ -222,7 +240,7 @@ class TapeStage : public Stage {
   void end_recording() {
     watched_.reset();
     if (recorder_->refusal().empty()) {
-      tape_ = std::make_shared<Tape>(recorder_->take(), graph_);
+      tape_ = std::make_shared<Tape>(recorder_->take(), graph_, folds_host_tensors_);
       phase_ = Phase::kRecorded;
     } else {
       refuse(recorder_->refusal());
@@ -231,6 +249,7 @@ class TapeStage : public Stage {
   }
 
   std::vector<at::Tensor> compare_forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs) {
+    const auto deterministic = comparison_mode();
     comparison_.emplace(reference_, *tape_, context, inputs, own_);
     phase_ = Phase::kComparing;
     watched_ = context.microbatch;
@@ -240,8 +259,13 @@ class TapeStage : public Stage {
   }
 
   std::vector<at::Tensor> compare_backward(size_t index, std::vector<at::Tensor> gradients) {
+    const auto deterministic = comparison_mode();
     auto results = comparison_->backward(index, std::move(gradients));
     return index + 1 == values().backwards.size() ? end_comparison(std::move(results)) : results;
+  }
+
+  std::unique_ptr<DeterministicScope> comparison_mode() const {
+    return compares_deterministic_ ? std::make_unique<DeterministicScope>() : nullptr;
   }
 
   std::vector<at::Tensor> end_comparison(std::vector<at::Tensor> results) {
@@ -249,7 +273,12 @@ class TapeStage : public Stage {
     const std::string difference = comparison_->finish(options_.progress, results);
     watched_.reset();
     comparison_.reset();
+    if (!difference.empty() && this_ranks_device().type != host().type && !std::exchange(compares_deterministic_, true)) {
+      phase_ = Phase::kRecorded;  // kernels that give other bits in each run have others that do not
+      return results;
+    }
     phase_ = Phase::kTaped;
+    if (has_graphs_) graphs_ = std::make_shared<TapeGraphs>(tape_);
     if (!difference.empty()) refuse("with the tape " + difference + " has other bits");
     return results;
   }
@@ -260,16 +289,33 @@ class TapeStage : public Stage {
 
   std::vector<at::Tensor> run_forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs) {
     ++num_taped_;
-    Slots slots = take_slots();
-    auto outputs = tape_->forward(slots, std::move(inputs), own_, run_context(context.random, context.microbatch));
+    std::vector<at::Tensor> outputs;
+    Flight flight{.tape = tape_, .slots = {}, .random = context.random, .versions = {}, .graphs = graphs_};
+    if (graphs_) flight.lane = graphs_->forward(inputs, own_, context.random, outputs);
+    flight.is_replayed = flight.lane != nullptr;
+    if (!flight.is_replayed) {
+      flight.slots = take_slots();
+      const Tape::RunContext run = run_context(context.random, context.microbatch);
+      outputs = tape_->forward(flight.slots, std::move(inputs), own_, run);
+    }
+    flight.versions = tape_->versions();
+    say_why_without_graphs();
     if (values().has_backward) {
-      const bool is_new =
-          in_flight_.emplace(context.microbatch, Flight{tape_, std::move(slots), context.random, tape_->versions()}).second;
+      const bool is_new = in_flight_.emplace(context.microbatch, std::move(flight)).second;
       TORCH_INTERNAL_ASSERT(is_new, "microbatch ", context.microbatch, " is still in flight");
     } else {
-      give_back(std::move(slots));
+      end(flight);
     }
     return outputs;
+  }
+
+  static void go_on_without_graphs(Flight& flight) {
+    if (std::exchange(flight.is_replayed, false)) flight.slots = TapeGraphs::slots_of(*flight.lane);
+  }
+
+  void say_why_without_graphs() {
+    if (!options_.stays_off_graphs || !graphs_ || graphs_->reason().empty()) return;
+    std::exchange(options_.stays_off_graphs, {})(graphs_->reason());  // once
   }
 
   std::vector<at::Tensor> run_backward(Flights::iterator flight, size_t index, std::vector<at::Tensor> gradients) {
@@ -278,7 +324,12 @@ class TapeStage : public Stage {
     Tape& tape = *flight->second.tape;
     tape.check_versions(flight->second.versions);
     run_what_waits(&tape);
-    auto results = tape.backward(flight->second.slots, index, std::move(gradients), context, sink_of(tape));
+    Flight& own = flight->second;
+    std::vector<at::Tensor> results;
+    if (!own.is_replayed || !own.graphs->backward(*own.lane, gradients, own.random, results)) {
+      go_on_without_graphs(own);
+      results = tape.backward(own.slots, index, std::move(gradients), context, sink_of(tape));
+    }
     if (is_last) tape.leaves_weights() ? void(flight->second.waits = true) : land(flight);
     return results;
   }
@@ -298,9 +349,11 @@ class TapeStage : public Stage {
   }
 
   void land(Flights::iterator flight) {
-    give_back(std::move(flight->second.slots));
+    end(flight->second);
     in_flight_.erase(flight);
   }
+
+  void end(Flight& flight) { flight.is_replayed ? flight.graphs->count_replayed() : give_back(std::move(flight.slots)); }
 
   Slots take_slots() {
     if (free_slots_.empty()) return {};
@@ -325,7 +378,9 @@ class TapeStage : public Stage {
   std::unique_ptr<TapeRecorder> recorder_;
   std::optional<TapeComparison> comparison_;
   std::shared_ptr<Tape> tape_;
-  std::vector<bool> requires_grad_;  // by own tensor, as recorded
+  const bool has_graphs_ = options_.uses_graphs && !options_.timer && this_ranks_device().new_graph(nullptr) != nullptr;
+  std::shared_ptr<TapeGraphs> graphs_;  // null: none are used
+  std::vector<bool> requires_grad_;     // by own tensor, as recorded
   std::vector<c10::Storage> fixed_memory_;
   Flights in_flight_;
   std::vector<Slots> free_slots_;
@@ -333,6 +388,7 @@ class TapeStage : public Stage {
   int64_t num_taped_ = 0;
   int num_waited_ = 0;
   bool comes_again_ = false;  // a whole step has run
+  bool compares_deterministic_ = false, folds_host_tensors_ = true;
 };
 
 }  // namespace

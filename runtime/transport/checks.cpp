@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "runtime/device/device.h"
 #include "runtime/transport/transport.h"
 
 namespace smp::runtime {
@@ -21,12 +22,15 @@ void check_host_memory(const char* operation, const DeviceMemory& memory) {
                     memory.device, ". Copy it to the host first, or take a transport of that device.");
 }
 
-void check_message(const char* operation, int peer, int size, int tag, const DeviceMemory& memory) {
-  check_host_memory(operation, memory);
+void check_ranks_memory(const char* operation, const DeviceMemory& memory) {
+  if (memory.device != this_ranks_device().type) check_host_memory(operation, memory);
+}
+
+void check_message(const char* operation, int peer, int size, int tag, int64_t num_bytes) {
   TORCH_CHECK_VALUE(peer >= 0 && peer < size, operation, ": expected a rank of this group, 0 ... ", size - 1, ", got ", peer,
                     ".");
   TORCH_CHECK_VALUE(tag >= 0 && tag <= kMaxTag, operation, ": expected a tag of 0 ... ", kMaxTag, ", got ", tag, ".");
-  TORCH_CHECK_VALUE(memory.num_bytes >= 0, operation, ": expected at least 0 bytes, got ", memory.num_bytes, ".");
+  TORCH_CHECK_VALUE(num_bytes >= 0, operation, ": expected at least 0 bytes, got ", num_bytes, ".");
 }
 
 int check_group(const std::vector<int>& ranks, int my_rank, int size) {

@@ -12,8 +12,10 @@ namespace smp::runtime {
 std::string text_of(const std::vector<int>& ranks);
 /// Throws c10::ValueError unless it is memory of the host.
 void check_host_memory(const char* operation, const DeviceMemory& memory);
-/// Throws c10::ValueError unless 0 <= peer < size, 0 <= tag <= kMaxTag, and `memory` is of the host and of 0 bytes or more.
-void check_message(const char* operation, int peer, int size, int tag, const DeviceMemory& memory);
+/// Throws c10::ValueError unless it is memory of the host or of this rank's device.
+void check_ranks_memory(const char* operation, const DeviceMemory& memory);
+/// Throws c10::ValueError unless 0 <= peer < size, 0 <= tag <= kMaxTag and 0 <= num_bytes.
+void check_message(const char* operation, int peer, int size, int tag, int64_t num_bytes);
 /// Throws c10::ValueError unless `ranks` are distinct ranks below `size` with `my_rank` among them.
 /// Returns my_rank's index in it.
 int check_group(const std::vector<int>& ranks, int my_rank, int size);

@@ -3,7 +3,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <cstring>
 #include <numeric>
 
 #include "runtime/transport/checks.h"
@@ -34,13 +33,16 @@ class LoopbackTransport final : public GroupTransport {
       : GroupTransport(std::move(members), rank), end_(std::move(end)), group_id_(group_id) {}
 
   Request isend(int dest, int tag, const DeviceMemory& from) override {
-    check_message("isend", dest, size(), tag, from);
+    check_ranks_memory("isend", from);
+    check_message("isend", dest, size(), tag, from.num_bytes);
     return post(LoopbackMessage::Kind::kSend, dest, tag, from);
   }
   Request irecv(int source, int tag, const DeviceMemory& into) override {
-    check_message("irecv", source, size(), tag, into);
+    check_ranks_memory("irecv", into);
+    check_message("irecv", source, size(), tag, into.num_bytes);
     return post(LoopbackMessage::Kind::kReceive, source, tag, into);
   }
+  bool moves_memory_of(c10::DeviceType /*device*/) const override { return true; }
   void progress() override { hub().throw_if_failed(); }
 
   std::shared_ptr<Transport> group(const std::vector<int>& ranks) override {
@@ -53,14 +55,18 @@ class LoopbackTransport final : public GroupTransport {
   }
 
   void broadcast(const DeviceMemory& bytes, int root) override {
-    check_message("broadcast", root, size(), 0, bytes);
+    check_ranks_memory("broadcast", bytes);
+    check_message("broadcast", root, size(), 0, bytes.num_bytes);
     const std::string name =
         "broadcast of " + std::to_string(bytes.num_bytes) + " bytes from rank " + std::to_string(world_rank(root));
+    const Device& device = device_of(bytes);
+    device.wait(device.record());
     meet(name, bytes.data, [&](const std::vector<void*>& buffers) {
       const void* const from = buffers[static_cast<size_t>(root)];
       for (void* to : buffers) {
-        if (to != from && bytes.num_bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes.num_bytes));
+        if (to != from) device.copy(to, from, bytes.num_bytes);
       }
+      device.wait(device.record());
     });
   }
 
@@ -89,7 +95,8 @@ class LoopbackTransport final : public GroupTransport {
   LoopbackHub& hub() const { return *end_->hub; }
 
   Request post(LoopbackMessage::Kind kind, int peer, int tag, const DeviceMemory& memory) {
-    return {*end_, hub().post(end_->world_rank, {kind, world_rank(peer), tag, group_id_, memory.data, memory.num_bytes})};
+    return {*end_,
+            hub().post(end_->world_rank, {kind, world_rank(peer), tag, group_id_, memory, device_of(memory).record()})};
   }
   void meet(std::string name, void* contribution, const LoopbackHub::Combine& combine) {
     Request(*end_, hub().meet(end_->world_rank, group_id_, members(), std::move(name), contribution, combine)).wait();

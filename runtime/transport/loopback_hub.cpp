@@ -4,8 +4,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
+#include <utility>
 
 #include "runtime/transport/error.h"
 
@@ -21,7 +21,7 @@ constexpr int kNumYields = 50;  // about as long as a neighbour's small operator
 std::string text_of(const LoopbackMessage& message) {
   if (message.kind == Kind::kCollective) return message.collective;
   const bool is_send = message.kind == Kind::kSend;
-  return (is_send ? "send of " : "receive of at most ") + std::to_string(message.num_bytes) + " bytes with tag " +
+  return (is_send ? "send of " : "receive of at most ") + std::to_string(message.memory.num_bytes) + " bytes with tag " +
          std::to_string(message.tag);
 }
 
@@ -58,6 +58,7 @@ uint32_t LoopbackHub::take_slot(int rank) {
   LoopbackMessage& message = mine.messages[slot];
   message.state.store(State::kPosted, std::memory_order_relaxed);
   message.is_dropped = false;
+  message.moved = nullptr;
   message.owner = rank;
   return slot;
 }
@@ -104,13 +105,19 @@ void LoopbackHub::match_receive(int rank, uint32_t slot) {
 }
 
 void LoopbackHub::move(Slot send_slot, Slot receive_slot) {
-  const LoopbackMessage& send = at(send_slot);
+  LoopbackMessage& send = at(send_slot);
   LoopbackMessage& receive = at(receive_slot);
-  const int64_t num_bytes = std::min(send.num_bytes, receive.num_bytes);
-  if (num_bytes > 0) std::memcpy(receive.data, send.data, static_cast<size_t>(num_bytes));
-  receive.moved_bytes = send.num_bytes;
-  at(send_slot).moved_bytes = send.num_bytes;
-  const bool fits = send.num_bytes <= receive.num_bytes;
+  const bool fits = send.memory.num_bytes <= receive.memory.num_bytes;
+  const Device& device = device_of(send.memory);
+  TORCH_CHECK(&device == &device_of(receive.memory),
+              "loopback: expected both ends of a message to be memory of one kind of ", "device, got a ",
+              text_with_peer(send), " of memory of ", send.memory.device, " and a ", text_with_peer(receive),
+              " into memory of ", receive.memory.device);
+  device.go_on_behind(send.reached);
+  device.go_on_behind(receive.reached);
+  device.copy(receive.memory.data, send.memory.data, std::min(send.memory.num_bytes, receive.memory.num_bytes));
+  send.moved = receive.moved = device.record();
+  send.moved_bytes = receive.moved_bytes = send.memory.num_bytes;
   finish(send_slot, State::kDone);
   finish(receive_slot, fits ? State::kDone : State::kTruncated);
 }
@@ -203,9 +210,10 @@ int64_t LoopbackHub::wait(int rank, uint32_t slot, std::string_view action, Mill
 
 int64_t LoopbackHub::take_result(int rank, uint32_t slot, std::string_view action) {
   Rank& mine = rank_at(rank);
-  const LoopbackMessage& message = mine.messages[slot];
+  LoopbackMessage& message = mine.messages[slot];
+  if (message.moved) device_of(message.memory).go_on_behind(std::exchange(message.moved, nullptr));
   if (message.state.load(std::memory_order_relaxed) == State::kTruncated)
-    throw CommError(where_of(message, action, 0), "truncated: expected at most " + std::to_string(message.num_bytes) +
+    throw CommError(where_of(message, action, 0), "truncated: expected at most " + std::to_string(message.memory.num_bytes) +
                                                       " bytes, got " + std::to_string(message.moved_bytes));
   mine.free_slots.push_back(slot);
   return message.moved_bytes;

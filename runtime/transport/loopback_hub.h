@@ -16,6 +16,8 @@
 #include <tuple>
 #include <vector>
 
+#include "runtime/device/device.h"
+
 namespace smp::runtime {
 
 /// What a rank posts: one send, receive or collective.
@@ -26,8 +28,8 @@ struct LoopbackPosted {
   int peer = 0;  // a world rank
   int tag = 0;
   uint32_t group = 0;
-  void* data = nullptr;
-  int64_t num_bytes = 0;  // a receive: at most
+  DeviceMemory memory{};  // a receive: at most so many bytes
+  Event reached{};        // the memory may be read, or written to
 };
 
 /// And what becomes of it.
@@ -38,6 +40,7 @@ struct LoopbackMessage : LoopbackPosted {
   std::atomic<State> state = State::kPosted;
   int owner = 0;            // a world rank
   int64_t moved_bytes = 0;  // of the matching message
+  Event moved{};            // all of them
   std::string collective;   // what a collective is called in errors; equal on all its members
 };
 
@@ -45,6 +48,7 @@ struct LoopbackMessage : LoopbackPosted {
 class LoopbackHub {
  public:
   using Milliseconds = std::chrono::milliseconds;
+  /// Returns when the contributions may be used again.
   using Combine = std::function<void(const std::vector<void*>& contributions)>;
 
   explicit LoopbackHub(int size);

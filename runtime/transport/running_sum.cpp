@@ -5,6 +5,7 @@
 
 #include "runtime/device/device.h"
 #include "runtime/transport/abandoned.h"
+#include "runtime/transport/checks.h"
 #include "runtime/transport/error.h"
 #include "runtime/transport/sum.h"
 
@@ -107,6 +108,13 @@ void RunningSum::wait(std::string_view action) {
 }
 
 void Transport::all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) {
+  check_ranks_memory("all_reduce_sum", terms);
+  if (const Device& device = device_of(terms); device.type != host().type) {
+    const auto on_host = std::make_shared<const c10::DataPtr>(host().allocate(terms.num_bytes));
+    device.copy(on_host->get(), terms.data, terms.num_bytes);
+    keeping(on_host, [&] { all_reduce_sum({on_host->get(), terms.num_bytes}, type); });
+    return device.copy(terms.data, on_host->get(), terms.num_bytes);
+  }
   const std::string action = "all_reduce_sum of " + std::to_string(check_sum(terms, type)) + " " + c10::toString(type);
   if (size() == 1) return progress();
   // A rank's share of what is summed at a time, and what the others send for it, should stay in the cache.

@@ -30,11 +30,13 @@ class SocketTransport final : public GroupTransport {
   Engine& engine() { return *engine_; }
 
   Request isend(int dest, int tag, const DeviceMemory& from) override {
-    check_message("isend", dest, size(), tag, from);
+    check_host_memory("isend", from);
+    check_message("isend", dest, size(), tag, from.num_bytes);
     return engine_->isend(channel_, world_rank(dest), tag, from.data, from.num_bytes);
   }
   Request irecv(int source, int tag, const DeviceMemory& into) override {
-    check_message("irecv", source, size(), tag, into);
+    check_host_memory("irecv", into);
+    check_message("irecv", source, size(), tag, into.num_bytes);
     return engine_->irecv(channel_, world_rank(source), tag, into.data, into.num_bytes);
   }
   void progress() override { engine_->progress(); }
@@ -81,7 +83,8 @@ std::shared_ptr<Transport> SocketTransport::group(const std::vector<int>& ranks)
 }
 
 void SocketTransport::broadcast(const DeviceMemory& bytes, int root) {
-  check_message("broadcast", root, size(), 0, bytes);
+  check_host_memory("broadcast", bytes);
+  check_message("broadcast", root, size(), 0, bytes.num_bytes);
   const std::string operation =
       "broadcast of " + std::to_string(bytes.num_bytes) + " bytes from rank " + std::to_string(world_rank(root));
   if (rank() != root) return receive(root, kBroadcastTag, bytes.data, bytes.num_bytes, operation);

@@ -113,6 +113,8 @@ class Transport {
     return isend(dest, tag, {const_cast<void*>(data), num_bytes});  // which isend only reads
   }
   Request irecv(int source, int tag, void* data, int64_t max_bytes) { return irecv(source, tag, {data, max_bytes}); }
+  /// Whether messages may be memory of that kind of device; else a staged transport is put before it.
+  virtual bool moves_memory_of(c10::DeviceType device) const { return device == DeviceMemory().device; }
   /// Moves everything that is under way a little on. Throws when a peer has failed; never blocks.
   virtual void progress() = 0;
 

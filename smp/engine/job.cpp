@@ -5,12 +5,15 @@
 #include <c10/util/Exception.h>
 
 #include "runtime/capture/interceptor.h"
+#include "runtime/device/device.h"
 #include "runtime/device/process_memory.h"
 #include "runtime/exchange/root_cause.h"
 #include "runtime/transport/abandoned.h"
+#include "runtime/transport/staged_transport.h"
 #include "runtime/transport/world.h"
 #include "runtime/watch/termination.h"
 #include "smp/engine/context/call.h"
+#include "smp/engine/context/rank_device.h"
 #include "smp/engine/groups/made_group.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/rank/rank_state.h"
@@ -58,7 +61,12 @@ std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Lau
   const std::string own = world->rank() == 0 ? timeline_complaint(resolved.timeline) : "";
   const std::string complaint = resolved.timeline.empty() ? "" : world->all_gather(own).front();
   TORCH_CHECK_VALUE(complaint.empty(), complaint);
+  const int device_index = take_device(resolved, launch, *world, Logger(resolved.log_level));
+  const std::shared_ptr<runtime::Transport> joined = world;
+  if (!world->moves_memory_of(runtime::this_ranks_device().type)) world = runtime::make_staged(std::move(world));
   auto made = std::make_shared<Context>(resolved, launch, std::move(world));
+  made->joined = joined;
+  made->device_index = device_index;
   made->made_groups = std::make_shared<MadeGroups>(made->world);
   if (!made->config.timeline.empty()) made->timeline = std::make_shared<StepTimeline>(*made);
   made->world->describe_by([own = std::weak_ptr<Context>(made)] {
@@ -125,7 +133,7 @@ void shutdown() {
     own.world->barrier();
     if (own.timeline) own.timeline->finish();
   });
-  const auto world = own.world;
+  const auto world = own.joined;
   const runtime::Launch launch = own.launch;
   engine::set_process_context(nullptr);
   runtime::leave_world(launch, *world);

@@ -56,6 +56,7 @@ ROOMS = {
     "partitioner/partition": ("graph", "cost", "plan", "schedule", "memory"),
     "partitioner/report": ("graph", "plan", "schedule"),
     "runtime/device": (),
+    "runtime/device/cuda": ("device",),
     "runtime/libtorch": ("device",),
     "runtime/launch": (),
     "runtime/watch": (),
@@ -93,7 +94,9 @@ BEHIND_CXX_HEADER = {"smp/engine/groups/comm.cpp": "smp/comm.h"}  # its function
 OF_A_LANGUAGE = re.compile(r"torch/(csrc/api/include/torch/)?(nn|optim)\b")
 DECLARES_A_LANGUAGE = re.compile(r"\bnamespace\s+torch\s*::\s*(nn|optim)\b|\btorch::(nn|optim)::")
 PARTITIONER_THIRD_PARTY = ("c10/core/ScalarType.h", "c10/util/Exception.h")
-ONE_FILE_EACH = {"<mpi.h>": r"^mpi\.h$", "<nccl.h>": r"^nccl\.h$", "CUDA": r"^(cuda|c10/cuda|ATen/cuda)\b"}
+ONE_FILE_EACH = {"<mpi.h>": r"^mpi\.h$", "<nccl.h>": r"^nccl\.h$"}
+CUDA = re.compile(r"^(cuda|c10/cuda|ATen/cuda)\b")
+OF_CUDA = "runtime/device/cuda/"
 MAY_ASK_MPI = "tests/mpi/"  # tests of real processes, which read MPI's settings from outside
 READS_ENVIRONMENT = re.compile(r"\b(?:secure_)?getenv\s*\(|\benviron\b")
 ENVIRONMENT_FILES = re.compile(r"^(smp/engine/config|runtime/launch)/")
@@ -181,6 +184,8 @@ class Checker:
         if ours:
             self.units.setdefault(unit_of(path), set()).add(unit_of(included))
             self.check_room(path, line, included)
+        if CUDA.match(included) and not path.startswith(OF_CUDA):
+            self.report(path, line, f"CUDA may be included in {OF_CUDA} only")
         for what, pattern in ONE_FILE_EACH.items():
             if re.match(pattern, included) and not path.startswith(MAY_ASK_MPI):
                 self.includers[what].append((path, line))

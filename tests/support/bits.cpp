@@ -48,7 +48,7 @@ void for_each_name(const std::map<std::string, at::Tensor>& got, const std::map<
 
 double relative_difference(const at::Tensor& got, const at::Tensor& want) {
   if (!got.defined() || !want.defined() || want.numel() == 0) return 0.0;
-  auto a = got.detach().to(at::kDouble), b = want.detach().to(at::kDouble);
+  auto a = got.detach().cpu().to(at::kDouble), b = want.detach().cpu().to(at::kDouble);
   auto distance = a.sub(b).abs().max().item<double>();
   auto scale = b.abs().max().item<double>();
   return distance == 0.0 ? 0.0 : distance / scale;
@@ -57,7 +57,7 @@ double relative_difference(const at::Tensor& got, const at::Tensor& want) {
 std::string bit_difference(const at::Tensor& got, const at::Tensor& want) {
   auto shapes = shape_difference(got, want);
   if (!shapes.empty() || !want.defined()) return shapes;
-  auto a = got.detach().contiguous(), b = want.detach().contiguous();
+  auto a = got.detach().cpu().contiguous(), b = want.detach().cpu().contiguous();
   const auto* left = static_cast<const char*>(a.const_data_ptr());
   const auto* right = static_cast<const char*>(b.const_data_ptr());
   const size_t size = b.element_size();

@@ -79,7 +79,7 @@ struct EncoderModel : nn::Module {
   }
   at::Tensor forward(const at::Tensor& tokens) {
     auto x = embedding(tokens.t()) * std::sqrt(double(kWidth)) + position;
-    auto mask = nn::TransformerImpl::generate_square_subsequent_mask(tokens.size(1));
+    auto mask = nn::TransformerImpl::generate_square_subsequent_mask(tokens.size(1)).to(x.device());
     return decoder(encoder(x, mask)).transpose(0, 1);
   }
 };
@@ -97,9 +97,10 @@ struct TranslationModel : nn::Module {
     register_module("generator", generator);
   }
   at::Tensor forward(const at::Tensor& from, const at::Tensor& to) {
-    auto source_tokens = source(from.t()) + position;
-    auto target_tokens = target(to.t()) + position;
-    auto mask = nn::TransformerImpl::generate_square_subsequent_mask(to.size(1));
+    const at::Tensor places = position.to(from.device());
+    auto source_tokens = source(from.t()) + places;
+    auto target_tokens = target(to.t()) + places;
+    auto mask = nn::TransformerImpl::generate_square_subsequent_mask(to.size(1)).to(to.device());
     return generator(transformer(source_tokens, target_tokens, /*src_mask=*/at::Tensor(), mask)).transpose(0, 1);
   }
 };

@@ -22,7 +22,7 @@ class Reseeder : public runtime::Interceptor {
 
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override {
     if (!runtime::is_random(op)) return op.callBoxed(stack);
-    runtime::GeneratorHold guard(runtime::operator_seed(state_, next_ordinal_++));
+    runtime::GeneratorHold guard(state_, next_ordinal_++, runtime::draws_of(op, stack));
     op.callBoxed(stack);
   }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "runtime/device/device.h"
 #include "smp/engine/models/models.h"
 #include "smp/engine/rank/rank_state.h"
 #include "smp/smp.h"
@@ -112,12 +113,16 @@ PipelineRun run_on_pipeline(const ZooModel& model, int ranks, Config config, con
 
 OracleResult run_unsplit(const ZooModel& model, int microbatches, const SplitOptions& options) {
   const auto module = model.make(kModelSeed);
+  const at::Device device = runtime::this_ranks_device().current();
+  module->to(device);
   OracleResult result;
   for (int s = 0; s < options.steps; ++s) {
     if (options.clears_gradients) clear_gradients(*module);
     const auto step = static_cast<uint64_t>(s);
-    result = run_oracle(model, *module, model.make_inputs(options.batch, kDataSeed + step), microbatches,
-                        {.base_seed = kSplitBaseSeed, .step = step}, /*training=*/true);
+    std::vector<at::Tensor> inputs = model.make_inputs(options.batch, kDataSeed + step);
+    for (at::Tensor& input : inputs) input = input.to(device);
+    result =
+        run_oracle(model, *module, inputs, microbatches, {.base_seed = kSplitBaseSeed, .step = step}, /*training=*/true);
   }
   return result;
 }

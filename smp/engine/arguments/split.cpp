@@ -1,6 +1,7 @@
 // Splitting of step arguments.
 #include "smp/engine/arguments/split.h"
 
+#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 #include <c10/util/strides.h>
 
@@ -19,8 +20,10 @@ using step_internal::Share;
 using step_internal::StepTensor;
 
 void check_data(const at::Tensor& tensor, int64_t position) {
-  TORCH_CHECK_VALUE(tensor.defined() && runtime::is_on_this_ranks_device(tensor) && tensor.layout() == at::kStrided,
-                    "step argument ", position, ": expected a dense CPU tensor, got ",
+  TORCH_CHECK_VALUE(runtime::is_within_reach(tensor) && tensor.layout() == at::kStrided, "step argument ", position,
+                    ": expected a dense CPU tensor",
+                    runtime::this_ranks_device().type == runtime::host().type ? "" : ", or one ",
+                    runtime::this_ranks_device().type == runtime::host().type ? "" : "of the rank's device", ", got ",
                     tensor.defined() ? tensor.toString() : "an undefined one", ".");
   TORCH_CHECK_VALUE(!tensor.requires_grad(), "step argument ", position,
                     ": expected data, got a tensor that requires a gradient, which would be lost. detach() it.");
@@ -55,8 +58,18 @@ void check_argument(const StepTensor& argument, const Share& share) {
 
 bool is_dense(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
+// By way of pinned memory of our own: nobody waits for the device, and the caller may write to the argument again when the
+// step has returned.
+at::Tensor on_this_ranks_device(const at::Tensor& tensor) {
+  if (runtime::is_on_this_ranks_device(tensor)) return tensor;
+  const at::Tensor staged = at::empty_like(tensor.detach(), tensor.options().requires_grad(false).pinned_memory(true));
+  staged.copy_(tensor.detach());
+  return staged.to(runtime::this_ranks_device().current(), tensor.scalar_type(), /*non_blocking=*/true);
+}
+
 // All of a tensor, in its own memory where that is aligned.
-at::Tensor whole(const at::Tensor& tensor) {
+at::Tensor whole(const at::Tensor& argument) {
+  const at::Tensor tensor = on_this_ranks_device(argument);
   const bool is_aligned = reinterpret_cast<uintptr_t>(runtime::data_of(tensor)) % kAlignment == 0;
   return is_dense(tensor) && is_aligned ? tensor.detach() : tensor.detach().clone();
 }
@@ -113,7 +126,7 @@ std::vector<at::Tensor> parts_of(const StepTensor& argument, const Share& share)
   if (!parts.empty()) return parts;
   if (argument.is_whole) return std::vector<at::Tensor>(static_cast<size_t>(microbatches), whole(argument.tensor));
   const int64_t axis = axis_of(argument);
-  const at::Tensor own = own_rows(argument, share);
+  const at::Tensor own = on_this_ranks_device(own_rows(argument, share));
   return axis == 0 && is_dense(own) ? cut_dense(own, microbatches) : cut_strided(own, axis, microbatches);
 }
 

@@ -42,7 +42,7 @@ void check_no_pending_load(const Model& model) {
 
 at::Tensor value_of(const at::Tensor& tensor) {
   const runtime::GeneratorHold hold;
-  return runtime::value_of(tensor);
+  return runtime::value_of(tensor).to(runtime::host().type);
 }
 
 at::Tensor tensor_on_host(std::initializer_list<int64_t> numbers) {
@@ -69,10 +69,10 @@ std::map<std::string, at::Tensor> offered(const StateDict& state, std::string& e
   for (const StateDict::Entry& entry : state.entries) {
     if ((entry.name == kSteps || entry.name == kIsDelayed) && error.empty())
       error = "expected names of parameters and buffers, got '" + entry.name + "', which smp uses itself.";
-    const bool is_plain =
-        entry.tensor.defined() && runtime::is_on_host(entry.tensor) && entry.tensor.layout() == at::kStrided;
+    const bool is_plain = runtime::is_within_reach(entry.tensor) && entry.tensor.layout() == at::kStrided;
     if (!is_plain && error.empty()) error = "expected dense CPU tensors, got another one for '" + entry.name + "'.";
-    if (is_plain && !tensors.emplace(entry.name, entry.tensor).second && error.empty()) {
+    const bool is_new = !is_plain || tensors.emplace(entry.name, entry.tensor.to(runtime::host().type)).second;
+    if (!is_new && error.empty()) {
       error = "expected each name once, got '" + entry.name + "' twice.";
     }
   }

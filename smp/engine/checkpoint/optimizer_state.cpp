@@ -80,11 +80,11 @@ std::map<std::string, at::Tensor> offered(const OptimizerState& state, std::stri
   std::map<std::string, at::Tensor> tensors;
   for (const auto& [parameter, fields] : state.entries) {
     for (const auto& [field, tensor] : fields) {
-      const bool is_plain = tensor.defined() && runtime::is_on_host(tensor) && tensor.layout() == at::kStrided;
+      const bool is_plain = runtime::is_within_reach(tensor) && tensor.layout() == at::kStrided;
       if (!is_plain && error.empty()) {
         error = "expected dense CPU tensors, got another one for '" + field + "' of '" + parameter + "'.";
       }
-      if (is_plain) tensors.emplace(parameter + "/" + field, tensor);
+      if (is_plain) tensors.emplace(parameter + "/" + field, tensor.to(runtime::host().type));
     }
   }
   if (!error.empty()) return {};
@@ -143,8 +143,10 @@ OptimizerState local_state(const RankState& own, const Optimizer& optimizer) {
   state.is_partial = true;
   for (const OptimizerGroup& group : optimizer.view->groups()) {
     for (const at::Tensor& parameter : group.parameters) {
-      const auto fields = optimizer.view->state(parameter);
-      if (fields && own.models.is_here(parameter)) state.entries[name_of(*optimizer.model, parameter)] = *fields;
+      auto fields = optimizer.view->state(parameter);
+      if (!fields || !own.models.is_here(parameter)) continue;
+      for (auto& [name, tensor] : *fields) tensor = tensor.to(runtime::host().type);
+      state.entries[name_of(*optimizer.model, parameter)] = std::move(*fields);
     }
   }
   return state;
@@ -158,8 +160,17 @@ void keep_local_state(const RankState& own, Optimizer& optimizer) {
       for (const auto& [name, tensor] : optimizer.view->state(parameter).value_or(StateFields())) kept.push_back(tensor);
     }
   }
-  const runtime::GeneratorHold hold;
-  runtime::make_values(kept);
+  {
+    const runtime::GeneratorHold hold;
+    runtime::make_values(kept);
+  }
+  if (runtime::this_ranks_device().type == runtime::host().type) return;
+  for (const OptimizerGroup& group : optimizer.view->groups()) {  // made, or loaded, before the parameters have moved
+    for (const at::Tensor& parameter : group.parameters) {
+      const auto fields = optimizer.view->state(parameter);
+      if (fields) optimizer.view->set_state(parameter, *fields);
+    }
+  }
 }
 
 OptimizerState gathered_state(const RankState& own, const Optimizer& optimizer) {

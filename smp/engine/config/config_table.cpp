@@ -133,6 +133,19 @@ std::vector<Key> make_keys() {
        .meaning =
            "`autograd`: stages run under LibTorch's autograd. `tape`: a stage is recorded once, down to leaf operators, and "
            "then runs without autograd, with the same bits; what cannot be taped stays on autograd, which the log says."},
+      {.name = "device",
+       .field = &Config::device,
+       .choices = {"auto", "cpu", "cuda"},
+       .is_printed = false,
+       .meaning = "What ranks compute on: `cuda` is the GPU of a rank's local rank, `auto` is that where there is one, else "
+                  "the CPU."},
+      {.name = "cuda_graphs",
+       .field = &Config::cuda_graphs,
+       .choices = {"auto", "off"},
+       .is_printed = false,
+       .meaning =
+           "`auto`: tapes of stages on CUDA are recorded as CUDA graphs and replayed, with the same bits, where that is "
+           "possible."},
       {.name = "cost",
        .field = &Config::cost,
        .choices = {"predicted", "measured"},

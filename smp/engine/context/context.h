@@ -88,15 +88,17 @@ struct Context {
 
   Config config;  // resolved; pipeline_parallel_degree is never 0 here
   runtime::Launch launch;
+  int device_index = 0;  // among this rank's devices of its kind
   runtime::Topology topology;
   std::shared_ptr<runtime::Transport> world, pipeline, replicas, shards;
-  runtime::Calls calls;                // that ranks are in
-  bool replicas_share_memory = false;  // until the groups are known: all ranks do
-  std::optional<JoinState> join;       // within it replicas may be at different steps
-  bool is_in_step = false;             // and yet they are not
-  bool has_started = false;            // a step has ended
-  std::set<int> begun_steps;           // numbers of step functions that were called
-  std::string_view call = {};          // that this rank is in with others
+  std::shared_ptr<runtime::Transport> joined;  // the world as it was joined: what moves the host's memory alone is staged
+  runtime::Calls calls;                        // that ranks are in
+  bool replicas_share_memory = false;          // until the groups are known: all ranks do
+  std::optional<JoinState> join;               // within it replicas may be at different steps
+  bool is_in_step = false;                     // and yet they are not
+  bool has_started = false;                    // a step has ended
+  std::set<int> begun_steps;                   // numbers of step functions that were called
+  std::string_view call = {};                  // that this rank is in with others
   bool is_laid_out = true;  // false: the first step will say how many ranks form a pipeline; one of all ranks until then
   std::shared_ptr<MadeGroups> made_groups;  // by new_group
   runtime::BufferPool buffers;

@@ -139,8 +139,8 @@ at::Tensor all_reduce_mean(const at::Tensor& tensor, const ProcessGroup& group) 
   engine::refuse_in_body("smp::all_reduce_mean", "Return the tensor from the body and reduce what the step returns.");
   const GroupUse use("smp::all_reduce_mean", group);
   runtime::Transport& transport = use.transport();
-  TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && runtime::is_on_this_ranks_device(tensor),
-                    "all_reduce_mean: expected a floating-point CPU tensor, got ",
+  TORCH_CHECK_VALUE(runtime::is_within_reach(tensor) && tensor.is_floating_point(),
+                    "all_reduce_mean: expected a floating-point tensor of the CPU or the rank's device, got ",
                     tensor.defined() ? tensor.toString() : "an undefined one", ". Convert it first: tensor.to(at::kFloat).");
   at::Tensor mean = tensor.detach().clone(at::MemoryFormat::Contiguous);
   engine::in_call(context("smp::all_reduce_mean"), use.name_of("all_reduce_mean"), use.ranks(), [&] {

@@ -274,7 +274,15 @@ void Models::make_alike() {
       if (!is_placed(named.tensor)) tensors.push_back(named.tensor);
     }
     runtime::broadcast_tensors(tensors, *context_.world, 0);
+    move_to_device(model->own, [](const auto&) { return true; });
   }
+}
+
+void Models::move_to_device(const runtime::Bindings& bindings,
+                            const std::function<bool(const runtime::NamedTensor&)>& is_here) {
+  if (!runtime::move_to_device(bindings, is_here)) return;
+  bind_all();
+  for (const auto& model : models_) model->own = runtime::Bindings(tensors_of(*model->view, ""));
 }
 
 void Models::forget_alike() {
@@ -329,7 +337,8 @@ void Models::place(const std::shared_ptr<const Program>& program, Placement plac
   runtime::make_local_values(homes, fresh, context_.pipeline->rank());
   load_pending(fresh, homes);
   runtime::synchronise(homes, runtime::Bindings(std::move(unlike)), *context_.pipeline, *context_.replicas);
-  runtime::release_others(homes, fresh, context_.pipeline->rank());
+  move_to_device(fresh, [&](const auto& named) { return homes.at(named.name).is_on(context_.pipeline->rank()); });
+  runtime::release_others(homes, runtime::Bindings(fresh.tensors()), context_.pipeline->rank());
   if (moves_values) runtime::this_ranks_device().release_free_memory();
   homes_ = std::move(homes);
   if (placement == Placement::kUsedTensors) return;

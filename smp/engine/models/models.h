@@ -118,6 +118,7 @@ class Models {
   bool uses(const partitioner::Graph& graph, const Model& model) const;
   std::vector<runtime::NamedTensor> tensors_of_all() const;
   void bind_all();
+  void move_to_device(const runtime::Bindings& bindings, const std::function<bool(const runtime::NamedTensor&)>& is_here);
   void follow_storages();
   void load_pending(const runtime::Bindings& fresh, const runtime::TensorHomes& homes);
 

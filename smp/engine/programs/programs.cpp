@@ -256,6 +256,10 @@ std::shared_ptr<Program> Programs::add(Graph graph, Plan plan, uint64_t hash) {
     options.stays_on_autograd = [this, s](const std::string& reason) {
       context_.logger.info("stage " + std::to_string(s) + " stays on autograd: " + reason);
     };
+    options.uses_graphs = context_.config.cuda_graphs == CudaGraphs::kAuto;
+    options.stays_off_graphs = [this, s](const std::string& reason) {
+      context_.logger.info("stage " + std::to_string(s) + " runs without CUDA graphs: " + reason);
+    };
     mine.stages.emplace(s, make_stage(program->graph, program->plan, s, options, context_.config.stage));
   }
   return programs_.insert_or_assign(hash, std::move(program)).first->second;

@@ -72,10 +72,11 @@ std::string find(const RankState& rank, Model& model) {
   if (model.reduction.reducer) before_mean = model.reduction.reducer->take_nonfinite();
   if (!model.nonfinite_loss.empty()) return kLoss + model.nonfinite_loss;
   const auto& all = model.own.tensors();
-  const auto has_finite = [](const runtime::NamedTensor& named) {
-    return named.kind != ValueKind::kParameter || runtime::is_finite(named.tensor.grad());
-  };
-  if (before_mean.empty() && std::all_of(all.begin(), all.end(), has_finite)) return "";
+  std::vector<at::Tensor> gradients;
+  for (const runtime::NamedTensor& named : all) {
+    if (named.kind == ValueKind::kParameter) gradients.push_back(named.tensor.grad());
+  }
+  if (before_mean.empty() && runtime::are_finite(gradients)) return "";
   Parameters parameters;
   for (const Parameters& some : updated_parameters(rank, model))
     parameters.insert(parameters.end(), some.begin(), some.end());
@@ -112,6 +113,13 @@ void note_cleared(const RankState& rank, bool has_step) {
 void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& programs, const runtime::RankResults& results,
                  const std::string& reduced) {
   if (rank.context.config.nonfinite == Nonfinite::kIgnore) return;
+  std::vector<at::Tensor> losses;
+  for (size_t m = 0; m < programs.size(); ++m) {
+    for (const partitioner::ValueId root : programs[m]->graph.backward_roots) {
+      if (const auto loss = results[m].find(root); loss != results[m].end()) losses.push_back(loss->second);
+    }
+  }
+  if (runtime::are_finite(losses)) return;
   for (size_t m = 0; m < programs.size(); ++m) {
     for (const partitioner::ValueId root : programs[m]->graph.backward_roots) {
       const auto loss = results[m].find(root);

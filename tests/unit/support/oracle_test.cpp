@@ -238,7 +238,7 @@ TEST(UserRandomState, ConcurrentScopesRestoreTheStateBeforeTheFirst) {
   auto before = user_random_state();
   auto draw = [](uint64_t ordinal) {
     runtime::UserRandomStateScope scope;
-    runtime::GeneratorHold guard(runtime::operator_seed({}, ordinal));
+    runtime::GeneratorHold guard({}, ordinal);
     at::rand({16});
   };
   {

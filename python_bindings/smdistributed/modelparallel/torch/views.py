@@ -66,7 +66,8 @@ class OptimizerView:
 
     def set_state(self, parameter, fields):
         others = pickle.loads(fields.pop(_OTHERS).numpy().tobytes())  # of another process of this job
-        self.optimizer.state[parameter] = {**fields, **others}
+        on_device = {name: value if name == "step" else value.to(parameter.device) for name, value in fields.items()}
+        self.optimizer.state[parameter] = {**on_device, **others}
 
     def erase_state(self, parameter):
         getattr(self.optimizer, "state", {}).pop(parameter, None)

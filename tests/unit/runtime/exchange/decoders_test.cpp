@@ -113,7 +113,7 @@ TEST(WireTensor, OtherLiesAreNamedWithTheirByte) {
   };
   EXPECT_TRUE(contains(refused(0, int8_t{99}), "expected a number from 0 to")) << refused(0, int8_t{99});
   EXPECT_TRUE(contains(refused(0, static_cast<int8_t>(at::kQInt8)), "the type of a dense tensor at byte 0, got 12"));
-  EXPECT_TRUE(contains(refused(1, uint8_t{2}), "from 0 to 1 at byte 1, got 2"));
+  EXPECT_TRUE(contains(refused(1, uint8_t{3}), "from 0 to 2 at byte 1, got 3"));
   EXPECT_TRUE(contains(refused(1, uint8_t{1}), "a wrapped number without dimensions"));
   EXPECT_TRUE(contains(refused(2, uint32_t{3000}), "3000 items of at least 16 bytes at byte 6, got 64 bytes that are left"));
   EXPECT_TRUE(contains(refused(6, int64_t{-2}), "at byte 6, got -2"));

@@ -150,7 +150,7 @@ TEST(Replay, ModesComeBackWhenAnOperatorThrows) {
 }
 
 at::Tensor dropped(const at::Tensor& x, const RandomState& random, uint64_t ordinal) {
-  const GeneratorHold seed(operator_seed(random, ordinal));
+  const GeneratorHold seed(random, ordinal);
   return at::dropout(x, 0.5, true);
 }
 

@@ -8,12 +8,15 @@
 
 #include "runtime/transport/mpi_transport.h"
 #include "runtime/transport/socket_transport.h"
+#include "runtime/transport/staged_transport.h"
 #include "tests/support/loopback_world.h"
 
 namespace smp::runtime {
 namespace {
 
-constexpr int kUnderMpirun = 0;  // other worlds are numbers of ranks, below 0 of ranks that are connected by sockets
+// Other worlds are numbers of ranks, below 0 of ranks that are connected by sockets, and that many more of such ranks whose
+// messages are staged.
+constexpr int kUnderMpirun = 0, kStaged = 100;
 
 bool is_under_mpirun() { return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr; }
 
@@ -53,17 +56,26 @@ void run_over_sockets(int num_ranks, const Body& body, std::chrono::milliseconds
 
 std::vector<int> contract_worlds() {
   if (is_under_mpirun()) return {kUnderMpirun};
-  return {1, 2, 3, 4, 5, -1, -2, -3, -5};
+  return {1, 2, 3, 4, 5, -1, -2, -3, -5, kStaged + 2, kStaged + 3};
 }
 
 std::string contract_world_name(const testing::TestParamInfo<int>& world) {
   if (world.param == kUnderMpirun) return "Mpi";
+  if (world.param > kStaged) return "Staged" + std::to_string(world.param - kStaged);
   return world.param > 0 ? "Loopback" + std::to_string(world.param) : "Sockets" + std::to_string(-world.param);
 }
 
 void TransportContract::run(const Body& body, std::chrono::milliseconds timeout) const {
   if (GetParam() == kUnderMpirun)
     body(*mpi::create(timeout));
+  else if (GetParam() > kStaged)
+    run_over_sockets(
+        GetParam() - kStaged,
+        [&](Transport& transport) {
+          const std::shared_ptr<Transport> borrowed(std::shared_ptr<void>(), &transport);
+          body(*make_staged(borrowed, Staged::kAllMemory));
+        },
+        timeout);
   else if (GetParam() < 0)
     run_over_sockets(-GetParam(), body, timeout);
   else

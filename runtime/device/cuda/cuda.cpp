@@ -1,0 +1,101 @@
+// CUDA: LibTorch's caching allocator, its current device and stream of the thread, and its generators.
+#include <ATen/Context.h>
+#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/EmptyTensor.h>
+#include <ATen/cuda/PinnedMemoryAllocator.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "runtime/device/cuda/cuda_graph.h"
+#include "runtime/device/device.h"
+
+namespace smp::runtime {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+bool is_of_host(const void* data) {
+  cudaPointerAttributes attributes{};
+  C10_CUDA_CHECK(cudaPointerGetAttributes(&attributes, data));
+  return attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost;
+}
+
+// Another seed for each operator (the multiplier of SplitMix64).
+uint64_t own_stream(uint64_t stream, uint64_t ordinal) { return stream ^ (~ordinal * 0x9e3779b97f4a7c15ULL); }
+
+class Cuda final : public Device {
+ public:
+  constexpr Cuda()
+      : Device(c10::kCUDA, c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA) {}
+
+  int count() const override { return c10::cuda::device_count(); }
+  void use(int index) const override { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); }
+  c10::Device current() const override { return {type, c10::cuda::current_device()}; }
+
+  c10::DataPtr allocate(int64_t num_bytes) const override {
+    return allocator::get()->allocate(static_cast<size_t>(num_bytes));
+  }
+  at::Tensor empty(at::IntArrayRef sizes, c10::ScalarType dtype) const override {
+    return at::Tensor(at::detail::empty_cuda(sizes, dtype, current(), std::nullopt));
+  }
+  void copy(void* to, const void* from, int64_t num_bytes) const override {
+    if (num_bytes == 0) return;
+    start_copy(to, from, num_bytes);
+    if (is_of_host(to) || is_of_host(from)) c10::cuda::getCurrentCUDAStream().synchronize();
+  }
+  c10::DataPtr allocate_pinned(int64_t num_bytes) const override {
+    return at::cuda::getPinnedMemoryAllocator()->allocate(static_cast<size_t>(num_bytes));
+  }
+  void start_copy(void* to, const void* from, int64_t num_bytes) const override {
+    const auto stream = c10::cuda::getCurrentCUDAStream();
+    C10_CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault, stream));
+  }
+  int64_t free_bytes() const override {
+    size_t free = 0, total = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    const auto stats = allocator::getDeviceStats(c10::cuda::current_device());
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return static_cast<int64_t>(free) + stats.reserved_bytes[kAll].current - stats.allocated_bytes[kAll].current;
+  }
+  void release_free_memory() const override { allocator::emptyCache(); }
+
+  Event record() const override {
+    auto event = std::make_shared<at::cuda::CUDAEvent>();  // without timing
+    event->record();
+    return event;
+  }
+  void wait(const Event& event) const override {
+    if (event) static_cast<at::cuda::CUDAEvent*>(event.get())->synchronize();
+  }
+  bool has_reached(const Event& event) const override {
+    return !event || static_cast<at::cuda::CUDAEvent*>(event.get())->query();
+  }
+  void go_on_behind(const Event& event) const override {
+    if (event) static_cast<at::cuda::CUDAEvent*>(event.get())->block(c10::cuda::getCurrentCUDAStream());
+  }
+
+  std::unique_ptr<DeviceGraph> new_graph(const DeviceGraph* before) const override { return make_cuda_graph(before); }
+
+  at::Generator default_generator() const override { return at::cuda::detail::getDefaultCUDAGenerator(); }
+  at::Generator new_generator() const override { return at::cuda::detail::createCUDAGenerator(); }
+  void seed(at::Generator& generator, uint64_t stream, uint64_t ordinal, Draws draws) const override {
+    // A range of offsets is too small for what is drawn by element, and would run into those of the operators behind it.
+    if (draws == Draws::kByElement) return generator.set_current_seed(own_stream(stream, ordinal));
+    generator.set_current_seed(stream);
+    generator.set_offset(philox_offset(ordinal));
+  }
+};
+
+const Cuda the_cuda;
+
+}  // namespace
+}  // namespace smp::runtime
+
+/// All that the library shows. Throws c10::Error where LibTorch finds no GPU, or the driver is too old for it.
+extern "C" [[gnu::visibility("default")]] const smp::runtime::Device* smp_cuda_device() {
+  c10::cuda::device_count_ensure_non_zero();
+  at::globalContext().lazyInitDevice(c10::kCUDA);
+  return &smp::runtime::the_cuda;
+}

@@ -1,0 +1,46 @@
+// LibTorch's switch for operators that have several ways, for a while.
+#pragma once
+
+#include <ATen/Context.h>
+
+#include <mutex>
+
+namespace smp::runtime {
+
+/// While one lives, operators take a way that gives the same bits in every run, where they have one and LibTorch does not
+/// ask for more than a warning otherwise. A setting of the process: ranks that are its threads are slower meanwhile, no
+/// more.
+class DeterministicScope {
+ public:
+  DeterministicScope() {
+    const std::lock_guard<std::mutex> lock(setting().mutex);
+    if (setting().num_scopes++ > 0) return;
+    auto& context = at::globalContext();
+    setting().was_on = context.deterministicAlgorithms();
+    setting().was_on_in_cudnn = context.deterministicCuDNN();
+    if (!setting().was_on) context.setDeterministicAlgorithms(true, /*warn_only=*/true);
+    context.setDeterministicCuDNN(true);
+  }
+  ~DeterministicScope() {
+    const std::lock_guard<std::mutex> lock(setting().mutex);
+    if (--setting().num_scopes > 0) return;
+    auto& context = at::globalContext();
+    if (!setting().was_on) context.setDeterministicAlgorithms(false, /*warn_only=*/false);
+    context.setDeterministicCuDNN(setting().was_on_in_cudnn);
+  }
+  DeterministicScope(const DeterministicScope&) = delete;
+  DeterministicScope& operator=(const DeterministicScope&) = delete;
+
+ private:
+  struct Setting {
+    std::mutex mutex;
+    int num_scopes = 0;
+    bool was_on = false, was_on_in_cudnn = false;
+  };
+  static Setting& setting() {
+    static Setting setting;
+    return setting;
+  }
+};
+
+}  // namespace smp::runtime

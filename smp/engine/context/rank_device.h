@@ -1,0 +1,16 @@
+// Owns the choice of what a rank computes on.
+#pragma once
+
+#include "runtime/launch/launch.h"
+#include "runtime/transport/transport.h"
+#include "smp/config.h"
+#include "smp/engine/context/log.h"
+
+namespace smp::engine {
+
+/// Makes the device that `config` asks for this rank's, and the one of its local rank LibTorch's current one of this thread;
+/// returns its index among those of its kind. Collective. Throws c10::Error on all ranks where one has no such device, with
+/// what it lacks, or where "auto" finds different kinds on them.
+int take_device(const Config& config, const runtime::Launch& launch, runtime::Transport& world, const Logger& logger);
+
+}  // namespace smp::engine

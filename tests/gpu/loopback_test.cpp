@@ -1,0 +1,87 @@
+// Messages between ranks that are threads, each with a stream of its own on the one GPU: who reads a message waits for who
+// has made it, and who writes to its memory again waits for who has read it. The host waits for neither.
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "runtime/device/device.h"
+#include "runtime/transport/staged_transport.h"
+#include "tests/support/loopback_world.h"
+
+namespace smp::runtime {
+namespace {
+
+constexpr int64_t kElements = 1 << 20;
+
+/// This thread's work goes to a stream of its own while it lives.
+class OwnStream {
+ public:
+  OwnStream() : before_(guard().exchangeStream(guard().getStreamFromGlobalPool(this_ranks_device().current()))) {}
+  ~OwnStream() { guard().exchangeStream(before_); }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+ private:
+  static const c10::impl::DeviceGuardImplInterface& guard() { return *c10::impl::getDeviceGuardImpl(at::kCUDA); }
+  c10::Stream before_;
+};
+
+// Takes the GPU some milliseconds.
+at::Tensor something_slow() {
+  at::Tensor x = torch::ones({2048, 2048}, at::kCUDA);
+  for (int i = 0; i < 20; ++i) x = x.mm(x).div_(2048);
+  return x;
+}
+
+// The messages themselves, or by way of the host as transports move them that know no device.
+class LoopbackOnGpu : public testing::TestWithParam<bool> {
+ protected:
+  static void run(int num_ranks, const std::function<void(Transport&)>& body) {
+    tests::run_ranks(num_ranks, [&](Transport& transport) {
+      const OwnStream stream;
+      const std::shared_ptr<Transport> borrowed(std::shared_ptr<void>(), &transport);
+      GetParam() ? body(*make_staged(borrowed)) : body(transport);
+    });
+  }
+};
+
+TEST_P(LoopbackOnGpu, MessagesComeBehindWhatMadeThemAndBeforeWhatOverwritesThem) {
+  run(2, [](Transport& transport) {
+    at::Tensor memory = torch::zeros({kElements}, at::kCUDA), seen = torch::zeros({40}, at::kCUDA);
+    for (int i = 0; i < 40; ++i) {
+      if (transport.rank() == 0) {
+        something_slow();
+        memory.fill_(i);
+        Request sent = transport.isend(1, 7, memory_of(memory));
+        sent.wait("send");
+        memory.fill_(-1);  // before the receiver has copied it, if nothing orders the two
+      } else {
+        Request received = transport.irecv(0, 7, memory_of(memory));
+        received.wait("receive");
+        seen[i] = memory.min() + memory.max();
+        if (i % 3 == 0) something_slow();
+      }
+    }
+    if (transport.rank() == 1) {
+      EXPECT_TRUE(at::equal(seen.cpu(), torch::arange(40, at::kFloat) * 2)) << seen.cpu();
+    }
+  });
+}
+
+TEST_P(LoopbackOnGpu, SumsAndBroadcastsTensorsOfTheDevice) {
+  run(3, [](Transport& transport) {
+    something_slow();
+    at::Tensor terms = torch::full({kElements}, transport.rank() + 1, at::TensorOptions(at::kCUDA).dtype(at::kFloat));
+    transport.all_reduce_sum(memory_of(terms), terms.scalar_type());
+    EXPECT_TRUE(terms.eq(6).all().item<bool>());
+    at::Tensor told = torch::full({kElements}, transport.rank(), at::TensorOptions(at::kCUDA).dtype(at::kFloat));
+    transport.broadcast(memory_of(told), 2);
+    EXPECT_TRUE(told.eq(2).all().item<bool>());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, LoopbackOnGpu, testing::Values(false, true),
+                         [](const testing::TestParamInfo<bool>& way) { return way.param ? "ByTheHost" : "OnTheDevice"; });
+
+}  // namespace
+}  // namespace smp::runtime

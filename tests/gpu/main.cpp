@@ -1,0 +1,20 @@
+// GoogleTest's main on a GPU: a machine without one fails, it skips nothing.
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <iostream>
+
+#include "runtime/device/loaded_devices.h"
+
+int main(int argc, char** argv) {
+  try {  // first: whoever lists the tests asks whether they can run
+    const smp::runtime::Device& device = smp::runtime::cuda_device();
+    smp::runtime::use_device(device);
+    device.use(0);
+  } catch (const c10::Error& error) {
+    std::cerr << error.what_without_backtrace() << '\n';
+    return 1;
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

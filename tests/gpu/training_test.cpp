@@ -1,0 +1,95 @@
+// Many steps on a GPU: the losses of the CPU, and no memory that grows.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+
+#include "runtime/device/device.h"
+#include "runtime/device/random.h"
+#include "smp/smp.h"
+#include "tests/support/smp_ranks.h"
+
+namespace smp {
+namespace {
+
+namespace nn = torch::nn;
+
+constexpr int64_t kWidth = 32, kClasses = 10, kRows = 32;
+
+// Draws no random numbers: those of a GPU are others.
+std::shared_ptr<nn::SequentialImpl> make_net() {
+  const runtime::GeneratorHold seeded(3);  // ranks that are threads share the generator
+  nn::Sequential net(nn::Linear(kWidth, 64), nn::GELU(), nn::LayerNorm(nn::LayerNormOptions({64})), nn::Linear(64, 64),
+                     nn::Tanh(), nn::BatchNorm1d(64), nn::Linear(64, kClasses));
+  return net.ptr();
+}
+
+struct Files {
+  std::string load_from{}, save_to{};  // before the first step, behind the last
+};
+
+std::vector<double> losses_on(DeviceKind device, int ranks, int steps, const std::function<void(int step)>& look = {},
+                              const Files& files = {}) {
+  std::vector<double> losses;
+  tests::run_smp_ranks(ranks, {.microbatches = 4, .device = device}, [&] {
+    const auto net = make_net();
+    DistributedModel<nn::SequentialImpl> model(net);
+    DistributedOptimizer optimizer(torch::optim::AdamW(net->parameters(), torch::optim::AdamWOptions(1e-3)), model);
+    auto step = smp::step([&](at::Tensor rows, at::Tensor classes) {
+      const at::Tensor loss = torch::nll_loss(torch::log_softmax(model(rows), 1), classes);
+      model.backward(loss);
+      return loss;
+    });
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(17);
+    const at::Tensor rows = torch::randn({kRows, kWidth}, generator);
+    const at::Tensor classes = torch::randint(kClasses, {kRows}, generator, torch::TensorOptions(torch::kLong));
+    if (!files.load_from.empty()) load_state(files.load_from, model, optimizer);
+    for (int i = 0; i < steps; ++i) {
+      optimizer.zero_grad();
+      const StepOutput loss = step(rows, classes);
+      optimizer.step();
+      if (rank() == 0) losses.push_back(loss.reduce_mean().item<double>());
+      if (rank() == 0 && look) look(i);
+    }
+    if (!files.save_to.empty()) save_state(files.save_to, model, optimizer);
+  });
+  return losses;
+}
+
+TEST(TrainingOnGpu, HasTheLossesOfTheCpu) {
+  constexpr int kSteps = 50;
+  const std::vector<double> want = losses_on(DeviceKind::kCpu, 1, kSteps);
+  EXPECT_LT(want.back(), 0.8 * want.front());
+  for (const int ranks : {1, 2}) {
+    const std::vector<double> got = losses_on(DeviceKind::kCuda, ranks, kSteps);
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-3 * want[i]) << "step " << i;
+  }
+}
+
+TEST(TrainingOnGpu, TakesNoMoreMemoryAfterAThousandSteps) {
+  int64_t early = 0, late = 0;
+  losses_on(DeviceKind::kCuda, 1, 1000, [&](int step) {
+    if (step == 99) early = runtime::this_ranks_device().free_bytes();
+    if (step == 999) late = runtime::this_ranks_device().free_bytes();
+  });
+  EXPECT_GE(late, early) << early - late << " bytes fewer are free";
+}
+
+TEST(StateOfAGpu, IsOnTheHostInFilesAndGoesOnAnywhere) {
+  const std::string folder = testing::TempDir() + "smp_gpu_state";
+  constexpr int kBefore = 12, kAfter = 8;
+  std::filesystem::remove_all(folder);
+  losses_on(DeviceKind::kCuda, 2, kBefore, {}, {.save_to = folder});
+  const std::vector<double> whole = losses_on(DeviceKind::kCuda, 2, kBefore + kAfter);
+  const std::vector<double> want(whole.begin() + kBefore, whole.end());
+  for (const int ranks : {1, 2}) {
+    EXPECT_EQ(losses_on(DeviceKind::kCuda, ranks, kAfter, {}, {.load_from = folder}), want) << ranks << " ranks";
+  }
+  const std::vector<double> on_cpu = losses_on(DeviceKind::kCpu, 1, kAfter, {}, {.load_from = folder});
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(on_cpu[i], want[i], 1e-3 * want[i]) << "step " << i;
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace smp

@@ -1,0 +1,93 @@
+// Messages of a device's memory: who waits for whom, as a device that writes it down has seen it.
+#include <gtest/gtest.h>
+
+#include "runtime/transport/loopback.h"
+#include "runtime/transport/staged_transport.h"
+#include "tests/support/recording_device.h"
+
+namespace smp::runtime {
+namespace {
+
+using support::RecordingDevice;
+using support::UseDevice;
+using Log = std::vector<std::string>;
+
+class DeviceMessages : public testing::Test {
+ protected:
+  DeviceMemory memory(std::string& bytes) const { return {bytes.data(), static_cast<int64_t>(bytes.size()), device_.type}; }
+
+  const RecordingDevice device_;
+  const UseDevice used_{device_};
+  LoopbackWorld world_{2};
+  std::string from_ = "numbers", into_ = std::string(7, ' ');
+};
+
+TEST_F(DeviceMessages, OfThreadsAreCopiedBehindBothSidesAndBothGoOnBehindTheCopy) {
+  const auto sender = world_.transport(0), receiver = world_.transport(1);
+  RecordingDevice::run_as(0);
+  Request sent = sender->isend(1, 7, memory(from_));
+  RecordingDevice::run_as(1);
+  Request received = receiver->irecv(0, 7, memory(into_));  // comes second, and so moves them
+  EXPECT_EQ(device_.take_log(),
+            (Log{"0 records 0", "1 records 1", "1 behind 0", "1 behind 1", "1 copies", "1 waits", "1 records 2"}));
+  EXPECT_EQ(received.wait(), 7);
+  EXPECT_EQ(device_.take_log(), Log{"1 behind 2"});
+  RecordingDevice::run_as(0);
+  EXPECT_TRUE(sent.test());
+  EXPECT_EQ(device_.take_log(), Log{"0 behind 2"});
+  EXPECT_EQ(into_, from_);
+}
+
+TEST_F(DeviceMessages, ByWayOfTheHostLeaveWhenTheDeviceHasMadeThem) {
+  const auto sender = make_staged(world_.transport(0)), receiver = make_staged(world_.transport(1));
+  RecordingDevice::run_as(0);
+  Request sent = sender->isend(1, 7, memory(from_));
+  EXPECT_EQ(device_.take_log(), (Log{"0 copies", "0 records 0"}));
+  RecordingDevice::run_as(1);
+  Request received = receiver->irecv(0, 7, memory(into_));
+  EXPECT_FALSE(received.test()) << "the device has not come so far";
+  RecordingDevice::run_as(0);
+  EXPECT_FALSE(sent.test());
+  EXPECT_EQ(sent.wait(), 7);
+  EXPECT_EQ(device_.take_log(), Log{"0 waits for 0"});
+  RecordingDevice::run_as(1);
+  EXPECT_EQ(received.wait(), 7);
+  EXPECT_EQ(device_.take_log(), (Log{"1 copies", "1 records 1"}));
+  EXPECT_EQ(into_, from_);
+}
+
+// Else two ranks that send to each other and then wait for a message would keep back what the other waits for.
+TEST_F(DeviceMessages, ByWayOfTheHostLeaveBeforeTheirRankWaitsForAnything) {
+  const auto sender = make_staged(world_.transport(0)), receiver = make_staged(world_.transport(1));
+  RecordingDevice::run_as(0);
+  Request sent = sender->isend(1, 7, memory(from_));
+  std::string answer = "back";
+  Request answered = receiver->isend(0, 8, answer.data(), 4);
+  std::string heard(4, ' ');
+  EXPECT_EQ(sender->irecv(1, 8, heard.data(), 4).wait(), 4);
+  EXPECT_EQ(heard, answer);
+  EXPECT_EQ(receiver->irecv(0, 7, memory(into_)).wait(), 7) << "it was sent meanwhile";
+  EXPECT_TRUE(sent.test() && answered.test());
+}
+
+TEST_F(DeviceMessages, OfOneTagKeepTheirOrderWhateverMemoryTheyAre) {
+  const auto sender = make_staged(world_.transport(0)), receiver = make_staged(world_.transport(1));
+  std::string second = "of host";
+  Request first = sender->isend(1, 7, memory(from_)), then = sender->isend(1, 7, second.data(), 7);
+  std::string got(7, ' ');
+  Request a = receiver->irecv(0, 7, memory(into_)), b = receiver->irecv(0, 7, got.data(), 7);
+  then.wait();
+  first.wait();
+  EXPECT_EQ(a.wait() + b.wait(), 14);
+  EXPECT_EQ(into_ + got, from_ + second);
+}
+
+TEST_F(DeviceMessages, AreRefusedWhereTheDeviceIsNotTheRanks) {
+  DeviceMemory other = memory(from_);
+  other.device = c10::kXLA;
+  EXPECT_THROW((void)world_.transport(0)->isend(1, 7, other), c10::ValueError);
+  EXPECT_THROW((void)make_staged(world_.transport(0))->irecv(1, 7, other), c10::ValueError);
+}
+
+}  // namespace
+}  // namespace smp::runtime
