@@ -4,13 +4,11 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/CPUAllocator.h>
 
-#include <algorithm>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/device/device.h"
