@@ -1,4 +1,4 @@
-# What we build on: LibTorch from the wheel, Boost.JSON, and MPI and CUDA if they are there.
+# What we build on: LibTorch from the wheel, Boost.JSON, OpenSSL, and MPI and CUDA if they are there.
 # Output: SMP_HAVE_MPI and SMP_HAVE_CUDA, by which runtime/CMakeLists.txt chooses source files.
 list(APPEND SMP_PYTHON_HINTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
 find_package(TorchWheel 2.11 REQUIRED)
@@ -10,6 +10,7 @@ if(NOT torch_minor MATCHES "^2\\.(11|15)$" AND NOT SMP_ALLOW_NEWER_TORCH)
     "this one with -DSMP_ALLOW_NEWER_TORCH=ON and run all tests.")
 endif()
 find_package(Boost 1.81 REQUIRED COMPONENTS json)
+find_package(OpenSSL 3.0 REQUIRED COMPONENTS Crypto)
 
 set(SMP_HAVE_MPI FALSE)
 if(SMP_WITH_MPI STREQUAL "ON")

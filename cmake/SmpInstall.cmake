@@ -14,6 +14,9 @@ if(SMP_HAVE_CUDA)
 endif()
 if(SMP_BUILD_TOOLS)
   install(TARGETS smp_program)
+  if(NOT SKBUILD)
+    install(TARGETS smp_doctor smp_selftest)
+  endif()
 endif()
 
 # LibTorch's C++ ABI holds within one minor version: [2.11, 2.12).

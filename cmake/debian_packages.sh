@@ -5,7 +5,7 @@
 # that the build can do without are missing.
 set -euo pipefail
 
-required=(g++ cmake ninja-build git ca-certificates libcli11-dev libboost-json1.81-dev libgtest-dev)
+required=(g++ cmake ninja-build git ca-certificates libcli11-dev libboost-json1.81-dev libssl-dev libgtest-dev)
 optional=(ccache mold)
 venv=(python3-venv python3-dev)
 mpi=(libopenmpi-dev openmpi-bin iproute2)  # the last for tests with two hosts

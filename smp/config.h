@@ -197,6 +197,10 @@ struct Config {
   /// Log lines that reach stderr.
   LogLevel log_level = LogLevel::kInfo;
 
+  /// File with the key of saves: they are signed with it, and those that are not are refused (docs/state.md). Of this user,
+  /// readable by nobody else, with 32 bytes or more. Empty = no signature.
+  std::string save_key_file = "";
+
   /// File for a Chrome trace of what every rank did in some steps; beside it, in SVG, one of them under its simulation
   /// (docs/timeline.md).  World rank 0 writes both.  Empty = no recording.
   std::string timeline = "";

@@ -39,6 +39,7 @@ std::vector<at::Tensor> DistributedModelBase::local_parameters() const {
 
 StateDict DistributedModelBase::state_dict() const { return engine::state_dict(*model_); }
 
+void DistributedModelBase::check_replicas() const { engine::check_replicas(*model_); }
 StateDict DistributedModelBase::local_state_dict() const { return engine::local_state_dict(*model_); }
 
 void DistributedModelBase::load_state_dict(const StateDict& state, bool strict) {

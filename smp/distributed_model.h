@@ -63,6 +63,11 @@ class DistributedModelBase {
   /// model with delayed parameters before the first step of parallelism=auto, which decides where they will be.
   void load_state_dict(const StateDict& state, bool strict = true);
 
+  /// Compares the parameters of all replicas, bit by bit. Collective over all ranks, for about as long as it takes to read
+  /// them once. Throws c10::Error on every rank alike, with the first parameter that differs and on which replicas; before
+  /// the first step; inside a step body.
+  void check_replicas() const;
+
   /// Replaces the mean over replicas, from the next step on; called in steps that make gradients of the model. On every rank
   /// alike: the next training step is refused where replicas differ, and ends the job where ranks of one pipeline do. An
   /// empty hook: the mean again. Throws c10::ValueError inside a step body.

@@ -32,6 +32,8 @@ OptimizerState local_state_dict(const Handle& optimizer);
 void load_state_dict(const Handle& optimizer, const OptimizerState& state);
 }  // namespace optimizer_internal
 
+struct OptimizerAccess;
+
 /// Owns any elementwise torch::optim optimizer built from the module's parameters.
 ///
 ///   smp::DistributedOptimizer optimizer(torch::optim::AdamW(net->parameters(), 1e-3), model);
@@ -84,8 +86,18 @@ class DistributedOptimizer {
   operator torch::optim::Optimizer&() { return *optimizer_; }  // NOLINT: schedulers take it by reference
 
  private:
+  friend struct OptimizerAccess;
+
   std::unique_ptr<Optimizer> optimizer_;
   optimizer_internal::Handle adopted_;  // goes before optimizer_
+};
+
+/// For smp's own sources: what the engine calls an optimizer.
+struct OptimizerAccess {
+  template <class Optimizer>
+  static const optimizer_internal::Handle& of(const DistributedOptimizer<Optimizer>& optimizer) {
+    return optimizer.adopted_;
+  }
 };
 
 }  // namespace smp

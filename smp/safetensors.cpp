@@ -91,8 +91,10 @@ class HeaderReader {
       member.key() == kMetadata ? read_metadata(member.value(), metadata)
                                 : rows.push_back(read_row(std::string(member.key()), member.value()));
     }
-    std::sort(rows.begin(), rows.end(),
-              [](const Row& a, const Row& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
+    // Tensors without numbers are at the same place, and the checksum of a save goes by the order in which they were
+    // written.
+    std::stable_sort(rows.begin(), rows.end(),
+                     [](const Row& a, const Row& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
     check_places(rows);
     return rows;
   }

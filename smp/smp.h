@@ -15,6 +15,7 @@
 #include "smp/opaque.h"
 #include "smp/partition.h"
 #include "smp/safetensors.h"
+#include "smp/save_parts.h"
 #include "smp/save_series.h"
 #include "smp/serialiser.h"
 #include "smp/state_dict.h"

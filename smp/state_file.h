@@ -4,9 +4,7 @@
 
 #include <string>
 
-#include "smp/distributed_model.h"
-#include "smp/distributed_optimizer.h"
-#include "smp/state_reader.h"
+#include "smp/save_parts.h"
 
 namespace smp {
 
@@ -25,31 +23,33 @@ namespace smp {
 template <class Optimizer>
 void save_state(const std::string& folder, const DistributedModelBase& model, DistributedOptimizer<Optimizer>& optimizer,
                 const UserContent& user = {}) {
-  state_file_internal::save(folder, model.local_state_dict(), optimizer.local_state_dict(), user);
+  state_file_internal::save(folder, state_file_internal::states_of(state_file_internal::parts_of(model, optimizer)), user);
 }
 /// The same without an optimizer.
 inline void save_state(const std::string& folder, const DistributedModelBase& model, const UserContent& user = {}) {
-  state_file_internal::save(folder, model.local_state_dict(), {}, user);
+  state_file_internal::save(folder, state_file_internal::states_of(state_file_internal::parts_of(model)), user);
+}
+/// The same of several. Throws c10::ValueError for names that are none, and without a model.
+inline void save_state(const std::string& folder, const SaveParts& parts, const UserContent& user = {}) {
+  state_file_internal::save(folder, state_file_internal::states_of(state_file_internal::checked(parts)), user);
 }
 
 /// Goes on where save_state() was called, on any number of ranks, and returns its content.
 /// Collective over all ranks; dp_rank() 0 reads: rank R of P reads every P-th file, from R on.
 /// Throws c10::ValueError, on every rank alike and before anything changes, for files that are
 /// missing, damaged, of different saves, or of another model or optimizer; inside a step body.
+/// Files that a rank does not see are copied to its folder from one that does, and stay there.
 template <class Optimizer>
 UserContent load_state(const std::string& folder, DistributedModelBase& model, DistributedOptimizer<Optimizer>& optimizer) {
-  state_file_internal::Reader reader(folder);
-  reader.check_model(ModelAccess::of(model));
-  optimizer.load_state_dict(reader.optimizer());
-  reader.apply_model();
-  return reader.user();
+  return state_file_internal::load(folder, state_file_internal::parts_of(model, optimizer));
 }
 /// The model alone, also of a save that has an optimizer.
 inline UserContent load_state(const std::string& folder, DistributedModelBase& model) {
-  state_file_internal::Reader reader(folder);
-  reader.check_model(ModelAccess::of(model));
-  reader.apply_model();
-  return reader.user();
+  return state_file_internal::load(folder, state_file_internal::parts_of(model));
+}
+/// Those of several that are named; all of them, or, where one does not fit, none.
+inline UserContent load_state(const std::string& folder, const SaveParts& parts) {
+  return state_file_internal::load(folder, state_file_internal::checked(parts));
 }
 
 }  // namespace smp

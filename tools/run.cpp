@@ -9,12 +9,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <initializer_list>
 #include <iostream>
+#include <optional>
 #include <set>
 
+#include "tools/hosts.h"
 #include "tools/supervise.h"
 
 namespace smp::tools {
@@ -22,6 +25,8 @@ namespace {
 
 constexpr int kUsageError = 2;
 constexpr int kExitPreempted = 75;  // smp/init.h
+constexpr int kKilled = 137;        // by SIGKILL
+constexpr auto kHostLimit = std::chrono::seconds(10);
 
 int num_physical_cores() {
   cpu_set_t allowed;
@@ -70,7 +75,66 @@ bool finds_other_hosts() {
   return std::any_of(are_set.begin(), are_set.end(), [](const char* name) { return getenv(name) != nullptr; });
 }
 
+// While it lives, signals that would end this process wait.
+class SignalsWait {
+ public:
+  SignalsWait() {
+    sigemptyset(&ours_);
+    for (const int signal : {SIGTERM, SIGHUP, SIGINT, SIGUSR1})
+      if (!is_ignored(signal)) sigaddset(&ours_, signal);  // Linux keeps those too where they are blocked
+    sigprocmask(SIG_BLOCK, &ours_, &before_);
+  }
+  ~SignalsWait() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsWait(const SignalsWait&) = delete;
+  SignalsWait& operator=(const SignalsWait&) = delete;
+
+  /// Has one come, or several? They will not come again.
+  bool take() const {
+    const timespec at_once{};
+    bool has_come = false;
+    while (sigtimedwait(&ours_, nullptr, &at_once) > 0) has_come = true;
+    return has_come;
+  }
+
+ private:
+  sigset_t ours_, before_;
+};
+
+int64_t memory_kills() {
+  std::ifstream vmstat("/proc/vmstat");
+  return num_memory_kills(vmstat);
+}
+
+void tell_of_memory_kills(int64_t number) {
+  if (number <= 0) return;
+  std::cerr
+      << "smp run: while the job ran, the kernel has killed " << number
+      << " processes of this host for want of memory, ranks that ended with 137 likely among them. Less is needed with more "
+         "stages (pipeline_parallel_degree), more and smaller microbatches, or fewer of them at once (active_microbatches)."
+      << std::endl;
+}
+
+// As many processes as hosts that answer have room for; nothing where that is too few.
+std::optional<RunOptions> on_hosts_that_answer(const RunOptions& options) {
+  const std::vector<Host> answering = hosts_that_answer(parse_hosts(options.hosts), kHostLimit);
+  RunOptions left = options;
+  left.hosts = to_text(answering);
+  left.num_processes = std::min(options.num_processes, num_processes_of(answering));
+  if (left.num_processes >= options.min_processes) return left;
+  std::cerr << "smp run: expected hosts with " << options.min_processes << " processes to answer within "
+            << kHostLimit.count() << " s, got " << (answering.empty() ? "none" : left.hosts) << " of " << options.hosts
+            << std::endl;
+  return std::nullopt;
+}
+
 }  // namespace
+
+int64_t num_memory_kills(std::istream& vmstat) {
+  int64_t number = 0;
+  for (std::string name; vmstat >> name >> number;)
+    if (name == "oom_kill") return number;
+  return 0;
+}
 
 Machine this_machine() {
   return {.is_root = geteuid() == 0,
@@ -132,7 +196,8 @@ Launch plan_launch(const RunOptions& options, const Machine& machine) {
     for (const auto& variable : launch.environment)
       if (!variable.name.starts_with("OMPI_")) add({"-x", variable.name});
     add({"-x", "SMP_RESTART_COUNT"});
-    for (const char* name : {"SMP_CONFIG", "SM_HP_MP_PARAMETERS", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH"})
+    for (const char* name :
+         {"SMP_CONFIG", "SM_HP_MP_PARAMETERS", "SMP_TRUSTED_CHECKPOINTS", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH"})
       if (getenv(name) != nullptr) add({"-x", name});
   }
   if (!options.log_dir.empty()) add({"--output-filename", options.log_dir + ":nojobid"});
@@ -147,7 +212,8 @@ Launch plan_launch(const RunOptions& options, const Machine& machine) {
 }
 
 int run(const RunOptions& options) {
-  const Launch launch = plan_launch(options, this_machine());
+  const Machine machine = this_machine();
+  Launch launch = plan_launch(options, machine);
   std::cerr << "smp run: " << launch.shell_line() << std::endl;
   if (options.dry_run) return 0;
   for (const auto& variable : launch.environment) {
@@ -157,6 +223,7 @@ int run(const RunOptions& options) {
   for (int num_restarts = 0;; ++num_restarts) {
     setenv("SMP_RESTART_COUNT", std::to_string(num_restarts).c_str(), /*overwrite=*/1);
     int code = kUsageError;
+    const int64_t kills_before = memory_kills();
     try {
       code = supervisor.run(launch.arguments);
     } catch (const NotStarted& error) {
@@ -164,11 +231,20 @@ int run(const RunOptions& options) {
                 << ". Install it (Debian: openmpi-bin), or run the program alone, on one process: "
                 << quoted(options.program[0]) << std::endl;
     }
+    if (code == kKilled) tell_of_memory_kills(memory_kills() - kills_before);
     const bool is_over = code == 0 || code == kUsageError || code == kExitPreempted || supervisor.is_stopping() ||
                          num_restarts == options.max_restarts;
     if (is_over) return code;
     std::cerr << "smp run: the job has ended with " << code << "; restart " << num_restarts + 1 << " of "
               << options.max_restarts << std::endl;
+    if (options.min_processes == 0) continue;
+    const SignalsWait signals;
+    const std::optional<RunOptions> left = on_hosts_that_answer(options);
+    if (signals.take()) return kExitPreempted;
+    if (!left) return code;
+    if (left->num_processes < options.num_processes)
+      std::cerr << "smp run: it goes on with " << left->num_processes << " processes, on " << left->hosts << std::endl;
+    launch = plan_launch(*left, machine);
   }
 }
 

@@ -43,10 +43,7 @@ class Signals {
     sigset_t wanted;
     sigemptyset(&wanted);
     for (const int signal : {SIGCHLD, SIGTERM, SIGHUP, SIGINT, SIGUSR1, SIGUSR2}) {
-      struct sigaction present{};
-      sigaction(signal, nullptr, &present);
-      const bool is_ignored = (present.sa_flags & SA_SIGINFO) == 0 && present.sa_handler == SIG_IGN;  // under nohup
-      if (!is_ignored) sigaddset(&wanted, signal);
+      if (!is_ignored(signal)) sigaddset(&wanted, signal);
     }
     sigprocmask(SIG_BLOCK, &wanted, &before_);
     descriptor_ = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -191,6 +188,12 @@ bool is_output_held_up() {
 }
 
 }  // namespace
+
+bool is_ignored(int signal) {
+  struct sigaction present{};
+  sigaction(signal, nullptr, &present);
+  return (present.sa_flags & SA_SIGINFO) == 0 && present.sa_handler == SIG_IGN;
+}
 
 Supervisor::Supervisor(std::chrono::seconds grace) : grace_(grace), not_of_the_job_(descendants({})) {}
 

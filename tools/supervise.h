@@ -16,6 +16,9 @@ struct NotStarted : std::system_error {
   using std::system_error::system_error;
 };
 
+/// Whether this process ignores it, as SIGHUP under nohup.
+bool is_ignored(int signal);
+
 /// Runs `arguments` (a program of PATH and what it gets) and returns its exit code, 128 + the number of the signal that
 /// ended it. Throws NotStarted.
 ///

@@ -50,6 +50,7 @@ void bind_job(py::module_& module) {
   module.def("shutdown", without_lock(&shutdown));
   module.def("is_initialized", &is_initialized);
   module.def("stop_requested", without_lock(&stop_requested));
+  module.def("answer_with_stack", [](const py::function& add) { engine::answer_with_stack([&](int file) { add(file); }); });
   module.def("config", [] { return config().to_json(); });
   module.def("default_config", [] { return Config().to_json(); });
   // write(is_warning, message, file, line), kept as long as the process: at its end there is no interpreter to give it back
@@ -71,6 +72,7 @@ void bind_job(py::module_& module) {
              [](const std::string& json) { return Config::differences(config(), Config::resolve_json(json)); });
   module.def("refuse_in_body", [](std::string_view caller) { engine::refuse_in_body(caller); });
   module.def("rank", &rank), module.def("size", &size);
+  module.def("launched_local_size", &engine::launched_local_size);
   module.def("local_rank", &local_rank), module.def("local_size", &local_size);
   module.def("pp_rank", &pp_rank), module.def("pp_size", &pp_size);
   module.def("dp_rank", &dp_rank), module.def("dp_size", &dp_size);
@@ -158,6 +160,7 @@ void bind_models(py::module_& module) {
   module.def("clip_grad_norm", [](const ModelHandle& own, double max_norm, double norm_type) {
     return unlocked([&] { return engine::clip_grad_norm(*own.model, max_norm, norm_type); });
   });
+  module.def("check_replicas", [](const ModelHandle& own) { unlocked([&] { engine::check_replicas(*own.model); }); });
   py::class_<PartitionGuard>(module, "PartitionGuard").def(py::init<int>());
   module.def("set_partition", &engine::set_partition);
   module.def("timeline_drawing", &engine::timeline_drawing);

@@ -6,13 +6,16 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "python_bindings/extension/model_handle.h"
 #include "smp/engine/engine.h"
+#include "smp/engine/save_series.h"
 #include "smp/state_reader.h"
 
 namespace smp::python {
@@ -54,6 +57,65 @@ py::tuple optimizer_to_python(const OptimizerState& state) {
   return py::make_tuple(text_of(state.kind), groups, entries);
 }
 
+using NamedModels = std::vector<std::pair<std::string, const ModelHandle*>>;
+using NamedOptimizers = std::vector<std::tuple<std::string, std::string, OptimizerGroups, OptimizerEntries>>;  // name, kind
+
+// Copies of the models', but the optimizers' own.
+state_file_internal::SavedStates states_of(const NamedModels& models, const NamedOptimizers& optimizers) {
+  state_file_internal::SavedStates states;
+  for (const auto& [name, model] : models) {
+    states.models.emplace(name, engine::local_state_dict(*model->model));
+    if (!engine::is_partitioned(*model->model)) states.unplaced.insert(name);
+  }
+  for (const auto& [name, kind, groups, entries] : optimizers) {
+    OptimizerState optimizer{.kind = kind, .groups = {}, .entries = entries, .is_partial = true};
+    for (const auto& [options, parameters] : groups) optimizer.groups.push_back({options, parameters});
+    states.optimizers.emplace(name, std::move(optimizer));
+  }
+  return states;
+}
+
+// Python goes on while the last file is written.
+struct DeleteUnlocked {
+  void operator()(engine::SaveSeries* series) const {
+    unlocked([&] { delete series; });
+  }
+};
+
+void save_in_series(engine::SaveSeries& series, int64_t step, const NamedModels& models, const NamedOptimizers& optimizers,
+                    const UserContent& user, bool in_background) {
+  unlocked([&] {
+    series.finish();
+    state_file_internal::SavedStates states = states_of(models, optimizers);
+    for (auto& [name, optimizer] : states.optimizers) {
+      for (auto& [parameter, fields] : optimizer.entries) {
+        for (auto& [field, tensor] : fields)
+          if (in_background) tensor = tensor.clone();  // torch's own state, which the next step changes
+      }
+    }
+    series.save(step, states, user, in_background);
+  });
+}
+
+// Calls load with a folder, and takes its ValueError for a save that does not load.
+py::object resume_from_series(const std::vector<engine::SaveSeries*>& series, const py::function& load) {
+  py::object content;  // of any bytes, which UserContent would refuse
+  const auto resumed = unlocked([&] {
+    return engine::SaveSeries::resume(series, [&](const std::string& folder) {
+      const py::gil_scoped_acquire lock;
+      try {
+        content = load(folder);
+        return UserContent();
+      } catch (py::error_already_set& error) {
+        if (!error.matches(PyExc_ValueError)) throw;
+        throw c10::ValueError({__func__, __FILE__, __LINE__}, py::str(error.value()));
+      }
+    });
+  });
+  if (!resumed) return py::none();
+  return py::make_tuple(resumed->first, content);
+}
+
 }  // namespace
 
 void bind_state(py::module_& module) {
@@ -70,22 +132,34 @@ void bind_state(py::module_& module) {
                if (steps) state.steps = {.training = steps->first, .evaluation = steps->second};
                unlocked([&] { engine::load_state_dict(*own.model, state, strict); });
              });
-  module.def("save_state", [](const std::string& folder, const ModelHandle& own, const std::string& kind,
-                              const OptimizerGroups& groups, const OptimizerEntries& entries, const UserContent& user) {
-    OptimizerState optimizer{.kind = kind, .groups = {}, .entries = entries, .is_partial = true};
-    for (const auto& [options, parameters] : groups) optimizer.groups.push_back({options, parameters});
-    unlocked([&] { state_file_internal::save(folder, engine::local_state_dict(*own.model), optimizer, user); });
+  module.def("save_state", [](const std::string& folder, const NamedModels& models, const NamedOptimizers& optimizers,
+                              const UserContent& user) {
+    unlocked([&] { state_file_internal::save(folder, states_of(models, optimizers), user); });
   });
-  // Calls check with the kind, groups and entries of an optimizer that this rank has read, before the model changes.
-  module.def("load_state", [](const std::string& folder, const ModelHandle& own, const py::function& check) {
+  py::class_<engine::SaveSeries, std::unique_ptr<engine::SaveSeries, DeleteUnlocked>>(module, "SaveSeries")
+      .def(py::init([](const std::string& folder, int num_kept, bool on_each_host) {
+        const SaveCopies copies = on_each_host ? SaveCopies::kOnEachHost : SaveCopies::kOne;
+        return new engine::SaveSeries(folder, num_kept, copies);
+      }))
+      .def("save", &save_in_series)
+      .def("finish", [](engine::SaveSeries& series) { unlocked([&] { series.finish(); }); })
+      .def_static("resume", &resume_from_series);
+  // Calls check with the kind, groups and entries that this rank has read of each optimizer, and when all fit what it has
+  // returned, before models change.
+  module.def("load_state", [](const std::string& folder, const NamedModels& models,
+                              const std::vector<std::string>& optimizers, const py::function& check) {
     const UserContent user = unlocked([&] {
-      state_file_internal::Reader reader(folder);
-      reader.check_model(*own.model);
+      state_file_internal::Reader reader(folder, state_file_internal::keys_of(models), optimizers);
+      for (const auto& [name, model] : models) reader.check(name, *model->model);
+      for (const std::string& name : optimizers) static_cast<void>(reader.optimizer(name));
       {
         const py::gil_scoped_acquire lock;
-        check(*optimizer_to_python(reader.optimizer()));
+        std::vector<py::object> applications;
+        for (const std::string& name : optimizers)
+          applications.push_back(check(name, *optimizer_to_python(reader.optimizer(name))));
+        for (const py::object& apply : applications) apply();
       }
-      reader.apply_model();
+      reader.apply();
       return reader.user();
     });
     py::dict content;

@@ -133,7 +133,7 @@ int report(const std::exception_ptr& exception) {
     print_lines({error.what()});
     return follow_peer();
   } catch (const HangError& error) {
-    return report_own(error.what(), error.exit_code(), error.ranks());
+    return report_own(error.what(), error.exit_code(), error.lines());
   } catch (...) {
     return report_own(describe_exception(exception), exit_code_of(exception));
   }

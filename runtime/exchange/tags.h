@@ -18,6 +18,7 @@ enum Tag : int {
   kMeasureTag = 11,           // graphs whose operators are to be timed, and the times
   kTimelineTag = 12,          // what a rank has recorded; over the world
   kClockTag = 13,             // what time it is; over the world
+  kSaveTag = 14,              // files of a save; over the world
   kFirstStageTag = 64,        // from here: activations and gradients, four for each pair of stages
   kFirstBucketTag = 5 << 20,  // from here, between replicas: gradients and their sums, two for each reducer
 };

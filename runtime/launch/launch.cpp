@@ -4,7 +4,9 @@
 #include <c10/util/Exception.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <charconv>
+#include <string_view>
 
 namespace smp::runtime {
 namespace {
@@ -20,13 +22,14 @@ struct VariableSet {
 
 constexpr VariableSet kOpenMpi{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+// A step of it; a batch script and an interactive shell have SLURM_NTASKS too.
+constexpr VariableSet kSrun{"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr};
 constexpr VariableSet kTorchrun{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
 // Launchers whose processes would each believe to be alone.
 constexpr VariableSet kRefusedLaunchers[] = {
     kTorchrun,
-    // A batch script and an interactive shell have SLURM_NTASKS too; only a step of srun has this size.
-    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
+    kSrun,
     {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
     {"MVAPICH", "MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_SIZE"},
     {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
@@ -34,7 +37,8 @@ constexpr VariableSet kRefusedLaunchers[] = {
 
 constexpr const char* kWhatWorks =
     "Several processes are started by Open MPI's mpirun: `smp run -np N program`, or `mpirun -np N program`, which inside a "
-    "Slurm allocation needs no host list; or by torchrun, which sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
+    "Slurm allocation needs no host list; by `srun --mpi=pmix program`; or by torchrun, which sets RANK, WORLD_SIZE, "
+    "LOCAL_RANK, LOCAL_WORLD_SIZE, "
     "MASTER_ADDR and MASTER_PORT. Unset the variables of a launcher that did not start this process: without one, a program "
     "is a world of one.";
 
@@ -51,9 +55,10 @@ std::optional<int> number(const EnvironmentLookup& lookup, const char* name) {
 void check_range(const VariableSet& set, const Launch& launch) {
   TORCH_CHECK_VALUE(launch.size >= 1 && launch.rank >= 0 && launch.rank < launch.size, "launch: expected 0 <= ", set.rank,
                     " < ", set.size, ", got ", set.rank, "=", launch.rank, " and ", set.size, "=", launch.size, ".");
+  const char* local_size = set.local_size ? set.local_size : "the size";
   TORCH_CHECK_VALUE(launch.local_rank >= 0 && launch.local_rank < launch.local_size,
-                    "launch: expected 0 <= ", set.local_rank, " < ", set.local_size, ", got ", set.local_rank, "=",
-                    launch.local_rank, " and ", set.local_size, "=", launch.local_size, ".");
+                    "launch: expected 0 <= ", set.local_rank, " < ", local_size, ", got ", set.local_rank, "=",
+                    launch.local_rank, " and ", local_size, "=", launch.local_size, ".");
 }
 
 // What `set` says, or nothing when neither its rank nor its size is there.
@@ -65,7 +70,8 @@ std::optional<Launch> read(const EnvironmentLookup& lookup, const VariableSet& s
                     rank ? set.rank : set.size, ". Set both or neither.");
   Launch launch{kind, *rank, *size, *rank, *size};
   if (const auto local_rank = number(lookup, set.local_rank)) launch.local_rank = *local_rank;
-  if (const auto local_size = number(lookup, set.local_size)) launch.local_size = *local_size;
+  const std::optional<int> local_size = set.local_size ? number(lookup, set.local_size) : std::nullopt;
+  launch.local_size = local_size.value_or(launch.size);
   check_range(set, launch);
   return launch;
 }
@@ -83,14 +89,53 @@ Launch::Store read_store(const EnvironmentLookup& lookup) {
   return {*host, *port, lookup("TORCHELASTIC_USE_AGENT_STORE") == "True"};
 }
 
+// How many tasks the node `node` has of those in "2(x3),1": 2 on each of three, and 1.
+std::optional<int> tasks_on(int node, std::string_view counts) {
+  while (!counts.empty()) {
+    const std::string_view entry = counts.substr(0, counts.find(','));
+    counts.remove_prefix(std::min(counts.size(), entry.size() + 1));
+    int tasks = 0, nodes = 1;
+    const char* const end = entry.data() + entry.size();
+    auto read = std::from_chars(entry.data(), end, tasks);
+    if (read.ec != std::errc()) return std::nullopt;
+    if (read.ptr != end) {
+      const std::string_view times(read.ptr, static_cast<size_t>(end - read.ptr));
+      if (!times.starts_with("(x") || !times.ends_with(")")) return std::nullopt;
+      read = std::from_chars(read.ptr + 2, end - 1, nodes);
+      if (read.ec != std::errc() || read.ptr != end - 1) return std::nullopt;
+    }
+    if (node < nodes) return tasks;
+    node -= nodes;
+  }
+  return std::nullopt;
+}
+
+// A step of srun whose tasks find each other: PMIx is there.
+std::optional<Launch> read_srun(const EnvironmentLookup& lookup) {
+  if (!lookup("PMIX_RANK") || number(lookup, kSrun.size).value_or(1) == 1) return std::nullopt;
+  Launch launch = read(lookup, kSrun, Launch::Kind::kSrun).value();
+  const std::string counts = lookup("SLURM_STEP_TASKS_PER_NODE").value_or("");
+  const std::optional<int> node = number(lookup, "SLURM_NODEID"), tasks = tasks_on(node.value_or(0), counts);
+  TORCH_CHECK_VALUE(tasks && lookup(kSrun.local_rank) && launch.local_rank < *tasks,
+                    "launch: expected SLURM_LOCALID, and in ",
+                    "SLURM_STEP_TASKS_PER_NODE as many tasks of each node as in 2(x3),1, more than that, got '", counts,
+                    "' for node ", node.value_or(0), ". srun sets them.");
+  launch.local_size = *tasks;
+  return launch;
+}
+
 std::string text_of(const VariableSet& set, const Launch& launch) {
   return std::string(set.rank) + "=" + std::to_string(launch.rank) + ", " + set.size + "=" + std::to_string(launch.size);
 }
 
-void check_agree(const Launch& mpirun, const Launch& torchrun) {
-  TORCH_CHECK_VALUE(mpirun.rank == torchrun.rank && mpirun.size == torchrun.size,
-                    "launch: expected one launcher, got two that disagree: ", text_of(kOpenMpi, mpirun), " (",
-                    kOpenMpi.launcher, ") and ", text_of(kTorchrun, torchrun), " (", kTorchrun.launcher,
+const VariableSet& set_of(const Launch& mpi) { return mpi.kind == Launch::Kind::kSrun ? kSrun : kOpenMpi; }
+
+bool agree(const Launch& a, const Launch& b) { return a.rank == b.rank && a.size == b.size; }
+
+void check_agree(const Launch& mpi, const Launch& torchrun) {
+  TORCH_CHECK_VALUE(agree(mpi, torchrun),
+                    "launch: expected one launcher, got two that disagree: ", text_of(set_of(mpi), mpi), " (",
+                    set_of(mpi).launcher, ") and ", text_of(kTorchrun, torchrun), " (", kTorchrun.launcher,
                     "). Unset the variables of the one that did not start this process.");
 }
 
@@ -137,10 +182,14 @@ Launch detect_launch(const EnvironmentLookup& lookup) {
   std::optional<Launch> torchrun;
   if (lookup(kTorchrun.local_rank)) torchrun = read(lookup, kTorchrun, Launch::Kind::kTorchrun);
 
-  if (mpirun) {
-    // Scripts set torchrun's variables from mpirun's for torch.distributed; then they are equal.
-    if (torchrun) check_agree(*mpirun, *torchrun);
-    return *mpirun;
+  // Scripts set torchrun's variables from mpirun's for torch.distributed; then they are equal.
+  if (mpirun && torchrun) check_agree(*mpirun, *torchrun);
+  if (mpirun) return *mpirun;
+  if (const auto srun = read_srun(lookup)) {
+    // srun starts a torchrun on each node, too.
+    const bool is_of_torchrun = torchrun && torchrun->size > 1 && !agree(*srun, *torchrun);
+    if (torchrun && !is_of_torchrun) check_agree(*srun, *torchrun);
+    if (!is_of_torchrun) return *srun;
   }
   if (torchrun && torchrun->size > 1) {
     torchrun->store = read_store(lookup);
@@ -152,8 +201,8 @@ Launch detect_launch(const EnvironmentLookup& lookup) {
 
 std::string describe_mismatch(const Launch& launch, int rank, int size) {
   if (launch.rank == rank && launch.size == size) return "";
-  return c10::str("launch: expected MPI to find rank ", launch.rank, " of ", launch.size, " (", text_of(kOpenMpi, launch),
-                  "), got rank ", rank, " of ", size,
+  return c10::str("launch: expected MPI to find rank ", launch.rank, " of ", launch.size, " (",
+                  text_of(set_of(launch), launch), "), got rank ", rank, " of ", size,
                   ": these variables are not those of the launcher that started this process. ", kWhatWorks);
 }
 

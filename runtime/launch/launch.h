@@ -12,6 +12,7 @@ struct Launch {
   enum class Kind {
     kSingleProcess,  ///< no launcher: a world of one
     kMpirun,         ///< Open MPI's mpirun
+    kSrun,           ///< Slurm's srun, where MPI meets over PMIx
     kTorchrun,       ///< torchrun, or who sets its variables
   };
   /// Where the processes that torchrun starts meet.
@@ -28,6 +29,7 @@ struct Launch {
   int local_size = 1;
   Store store{};  ///< of kTorchrun
 
+  bool has_mpi() const { return kind == Kind::kMpirun || kind == Kind::kSrun; }
   bool has_others() const { return kind != Kind::kSingleProcess; }
   bool operator==(const Launch&) const = default;
 };
@@ -41,9 +43,10 @@ std::optional<std::string> process_environment(const char* name);
 /// Which launcher started this process.
 ///
 /// Reads OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE (the local ones default to one host), and else torchrun's
-/// RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Throws c10::ValueError when the set is
-/// incomplete or no number, when both are there and disagree, and when another launcher (srun, MPICH, Intel MPI, MVAPICH)
-/// started several processes that would not find each other.
+/// RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and else, beside PMIX_RANK, those of a step
+/// of srun. Throws c10::ValueError when the set is incomplete or no number, when the first two are there and disagree, and
+/// when another launcher (srun without PMIx, MPICH, Intel MPI, MVAPICH) started several processes that would not find each
+/// other.
 Launch detect_launch(const EnvironmentLookup& lookup = process_environment);
 
 /// Empty where MPI has found what `launch` says, rank `rank` of `size`; else the complaint.

@@ -22,8 +22,8 @@ CommError::CommError(const Where& where, const std::string& reason) : std::runti
 CommError::CommError(const std::string& reason) : std::runtime_error(reason) {}
 CommError::~CommError() = default;
 
-HangError::HangError(const std::string& cause, std::vector<std::string> ranks)
-    : CommError(cause), HasExitCode(ExitCode::kHang), ranks_(std::move(ranks)) {}
+HangError::HangError(const std::string& cause, std::vector<std::string> lines)
+    : CommError(cause), HasExitCode(ExitCode::kHang), lines_(std::move(lines)) {}
 HangError::~HangError() = default;
 
 AbortedError::AbortedError(int failed_rank, const std::string& message)

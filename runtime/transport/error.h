@@ -27,17 +27,17 @@ class CommError : public std::runtime_error {
   ~CommError() override;
 };
 
-/// A wait took too long. what() is one line; ranks() says what each rank was doing.
+/// A wait took too long. what() is one line; lines() say what each rank was doing, and where those are that do not answer.
 class HangError : public CommError, public HasExitCode {
  public:
-  /// ranks: a line for each, by world rank.
-  HangError(const std::string& cause, std::vector<std::string> ranks);
+  /// lines: of each rank, by world rank.
+  HangError(const std::string& cause, std::vector<std::string> lines);
   ~HangError() override;
 
-  const std::vector<std::string>& ranks() const noexcept { return ranks_; }
+  const std::vector<std::string>& lines() const noexcept { return lines_; }
 
  private:
-  std::vector<std::string> ranks_;
+  std::vector<std::string> lines_;
 };
 
 /// Another rank failed and ended the job; that rank itself reports the cause.

@@ -12,7 +12,7 @@
 #include "runtime/transport/checks.h"
 #include "runtime/transport/group_transport.h"
 #include "runtime/transport/mpi_engine.h"
-#include "runtime/watch/deadline.h"
+#include "runtime/watch/alarm.h"
 
 namespace smp::runtime::mpi {
 namespace {
@@ -22,11 +22,12 @@ std::atomic<bool> owns_mpi = false;  // MPI is the process's, and so is who init
 // For one of MPI's own calls that all ranks have come to, on a busy machine.
 constexpr std::chrono::milliseconds kLeastLimit = std::chrono::seconds(60);
 
-Deadline deadline_of(Engine& engine, const char* what) {
+Alarm end_of_waiting(Engine& engine, const char* what) {
   const auto limit = std::max(engine.watch().timeout(), kLeastLimit);
-  return {limit, c10::str("[rank ", engine.world_rank(), "] expected MPI to ", what, " within ", limit.count() / 1000,
-                          " s, got no answer of it: another rank or mpirun is stopped, or a host cannot be reached. ",
-                          "timeout_s decides how long ranks wait.")};
+  return {limit,
+          ending_with(c10::str("[rank ", engine.world_rank(), "] expected MPI to ", what, " within ", limit.count() / 1000,
+                               " s, got no answer of it: another rank or mpirun is stopped, or a host cannot be reached. ",
+                               "timeout_s decides how long ranks wait."))};
 }
 
 class MpiTransport final : public GroupTransport {
@@ -108,7 +109,7 @@ std::shared_ptr<Transport> MpiTransport::group(const std::vector<int>& ranks) {
   mpi_check(MPI_Comm_group(engine_->world(), &world), "MPI_Comm_group");
   mpi_check(MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group), "MPI_Group_incl");
   {
-    const Deadline deadline = deadline_of(*engine_, "make a group");
+    const Alarm end = end_of_waiting(*engine_, "make a group");
     mpi_check(MPI_Comm_create_group(engine_->world(), group, 0, &comm), "MPI_Comm_create_group");
   }
   mpi_check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -196,7 +197,7 @@ void shutdown(Transport& world) {
   if (mine.engine().watch().has_failed()) return;
   mine.barrier();
   mine.engine().close();
-  const Deadline deadline = deadline_of(mine.engine(), "end");
+  const Alarm end = end_of_waiting(mine.engine(), "end");
   if (owns_mpi.exchange(false)) mpi_check(MPI_Finalize(), "MPI_Finalize");
 }
 

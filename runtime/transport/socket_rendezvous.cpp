@@ -8,6 +8,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/connect.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
@@ -16,9 +17,13 @@
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
+#include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <list>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "runtime/transport/error.h"
 #include "runtime/watch/peer_processes.h"
@@ -34,9 +39,7 @@ using Acceptor = asio::basic_socket_acceptor<asio::generic::stream_protocol>;
 constexpr size_t kSecretChars = 32;
 constexpr size_t kNameChars = 36;
 constexpr size_t kIdentityChars = 512;  // most of them
-// Who has connected and says nothing holds up the others for so long.
-constexpr auto kHelloLimit = std::chrono::milliseconds(5000);
-// Longer than a few of those that say nothing take.
+constexpr size_t kMostGuests = 64;      // that have connected and not yet said who they are, each with the memory of a Hello
 constexpr auto kWelcomeLimit = std::chrono::milliseconds(30000);
 constexpr auto kRetryInterval = std::chrono::milliseconds(20);
 
@@ -121,6 +124,13 @@ bool read_whole(Socket& socket, void* data, size_t num_bytes, std::chrono::milli
   return recv(socket.native_handle(), data, num_bytes, MSG_WAITALL) == static_cast<ssize_t>(num_bytes);
 }
 
+// In a time that does not depend on where they differ.
+bool are_equal(std::string_view a, std::string_view b) {
+  unsigned char difference = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) difference |= static_cast<unsigned char>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
 bool write_whole(Socket& socket, const void* data, size_t num_bytes) {  // which fit into the system's buffer
   return send(socket.native_handle(), data, num_bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(num_bytes);
 }
@@ -142,7 +152,7 @@ class Meeter {
     // Those who read it find a rank that accepts.
     const std::string text = serialised(own_);
     store_.set(key_of(self_.rank), std::vector<uint8_t>(text.begin(), text.end()));
-    for (int num_left = 2 * (self_.size - 1 - self_.rank); num_left > 0;) num_left -= accept() ? 1 : 0;
+    receive_the_others();
     return std::move(meeting_);
   }
 
@@ -209,26 +219,64 @@ class Meeter {
     return "";
   }
 
-  // True for one that was expected. Others, of anybody who finds the port, are closed.
-  bool accept() {
-    pollfd waiting{acceptor_.native_handle(), POLLIN, 0};
-    if (poll(&waiting, 1, static_cast<int>(left().count())) == 0 || Clock::now() >= end_) {
+  // Who has connected, and what of its Hello has come.
+  struct Guest {
+    Socket socket;
+    Hello hello{};
+    size_t num_bytes = 0;
+    bool has_gone = false;
+
+    bool has_said_all() const { return num_bytes == sizeof hello; }
+    void listen() {
+      char* const rest = reinterpret_cast<char*>(&hello) + num_bytes;
+      const ssize_t come = recv(socket.native_handle(), rest, sizeof hello - num_bytes, MSG_DONTWAIT);
+      if (come > 0) num_bytes += static_cast<size_t>(come);
+      has_gone = come == 0 || (come < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+    }
+  };
+
+  // Anybody who finds the port may connect and say nothing, as often as it likes: nobody waits for it, and the oldest of too
+  // many that have not said all go.
+  void receive_the_others() {
+    std::list<Guest> guests;
+    for (int num_left = 2 * (self_.size - 1 - self_.rank); num_left > 0;) {
+      wait_for_a_word(guests);
+      boost::system::error_code error;
+      for (size_t accepted = 0; accepted < kMostGuests; ++accepted) {
+        Socket socket = acceptor_.accept(error);
+        if (error) break;
+        guests.push_back(Guest{std::move(socket)});
+      }
+      for (auto guest = guests.begin(); guest != guests.end();) {
+        guest->listen();
+        if (guest->has_said_all()) num_left -= admit(std::move(*guest)) ? 1 : 0;
+        guest = guest->has_gone || guest->has_said_all() ? guests.erase(guest) : std::next(guest);
+      }
+      while (guests.size() > kMostGuests) guests.pop_front();
+    }
+  }
+
+  void wait_for_a_word(const std::list<Guest>& guests) {
+    std::vector<pollfd> waiting{{acceptor_.native_handle(), POLLIN, 0}};
+    for (const Guest& guest : guests) waiting.push_back({const_cast<Socket&>(guest.socket).native_handle(), POLLIN, 0});
+    if (poll(waiting.data(), waiting.size(), static_cast<int>(left().count())) == 0 || Clock::now() >= end_) {
       std::string ranks;
       for (int peer = self_.rank + 1; peer < self_.size; ++peer)
         if (meeting_.notices[static_cast<size_t>(peer)].number() < 0)
           ranks += (ranks.empty() ? "" : ", ") + std::to_string(peer);
       fail(/*peer=*/-1, missing(ranks));
     }
-    boost::system::error_code error;
-    Socket socket = acceptor_.accept(error);
-    if (error) return false;
-    Hello hello{};
-    if (!read_whole(socket, &hello, sizeof hello, std::min(left(), kHelloLimit))) return false;
-    const bool is_known = std::string_view(hello.secret.data(), kSecretChars) == own_.secret;
+  }
+
+  // True for one that was expected. Others are closed.
+  bool admit(Guest guest) {
+    const Hello& hello = guest.hello;
+    const bool is_known = are_equal({hello.secret.data(), kSecretChars}, own_.secret);
     if (!is_known || hello.rank <= self_.rank || hello.rank >= self_.size) return false;
-    if (!write_whole(socket, own_.name.data(), kNameChars)) return false;
-    meeting_.identities[static_cast<size_t>(hello.rank)] = hello.identity.data();
-    return keep(hello.purpose, hello.rank, std::move(socket));
+    if (!write_whole(guest.socket, own_.name.data(), kNameChars)) return false;
+    const std::string_view identity(hello.identity.data(), strnlen(hello.identity.data(), kIdentityChars));
+    meeting_.identities[static_cast<size_t>(hello.rank)] = identity;
+    return keep(hello.purpose, hello.rank, std::move(guest.socket));
   }
 
   // True for the first. A later one is of the same rank, which was started anew or has had no answer.
@@ -249,7 +297,10 @@ class Meeter {
                     std::chrono::milliseconds(1));
   }
   std::string missing(const std::string& ranks) const {
-    return "expected all ranks to come within " + std::to_string(timeout_.count() / 1000) + " s, got none of rank " + ranks;
+    const bool is_loopback = !own_.host.empty() && asio::ip::make_address(own_.host).is_loopback();
+    return "expected all ranks to come within " + std::to_string(timeout_.count() / 1000) + " s, got none of rank " + ranks +
+           (is_loopback ? ". MASTER_ADDR is an address that no other host reaches: give that of rank 0 in their network"
+                        : "");
   }
   static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "runtime/launch/addresses.h"
 #include "runtime/transport/error.h"
 #include "runtime/transport/socket_transport.h"
 
@@ -51,8 +52,10 @@ std::shared_ptr<Transport> create(const Launch& launch, std::chrono::millisecond
     throw;
   } catch (const std::exception& error) {
     const std::string text = error.what();
+    const std::string holder = text.find("EADDRINUSE") == std::string::npos ? "" : listener_on(at.port);
     throw CommError("expected the store of torch.distributed at " + place +
-                    " (MASTER_ADDR, MASTER_PORT), got: " + text.substr(0, text.find('\n')));
+                    " (MASTER_ADDR, MASTER_PORT), got: " + text.substr(0, text.find('\n')) +
+                    (holder.empty() ? "" : ". The port is that of " + holder + ": give another MASTER_PORT."));
   }
 }
 

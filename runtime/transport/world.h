@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 #include "runtime/launch/launch.h"
 #include "runtime/transport/transport.h"
@@ -13,6 +14,9 @@ namespace smp::runtime {
 /// processes. timeout: of every wait. Throws CommError when the others cannot be reached, c10::ValueError, on all ranks,
 /// when MPI has found other ranks than `launch` says.
 std::shared_ptr<Transport> join_world(const Launch& launch, std::chrono::milliseconds timeout = kDefaultTimeout);
+
+/// What a rank says while it waits there for longer than usual.
+std::string text_of_waiting(const Launch& launch, std::chrono::milliseconds so_far, std::chrono::milliseconds limit);
 
 /// Ends it: collective, waits for all ranks. After a failure it does nothing, because the others will not come. Afterwards
 /// `world` may not be used.

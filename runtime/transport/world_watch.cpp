@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <utility>
+
+#include "runtime/watch/stack.h"
 
 namespace smp::runtime {
 namespace {
@@ -24,8 +27,20 @@ constexpr auto kPeerAbortLimit = std::chrono::milliseconds(2000);
 constexpr auto kCulpritLimit = std::chrono::milliseconds(6000);
 // Who computes answers behind the operator that runs.
 constexpr auto kAnswerLimit = std::chrono::milliseconds(3000);
+// For the answers of processes, and those of other hosts' to come here.
+constexpr auto kStackLimit = std::chrono::milliseconds(1500);
 // Until the rank that has asked before has heard the others, and said what it has found.
 constexpr auto kFindingLimit = std::chrono::milliseconds(6000);
+
+// As many as there is room for.
+std::string lines_of(const std::vector<std::string>& texts, size_t most_chars) {
+  std::string result;
+  for (const std::string& text : texts) {
+    if (result.size() + text.size() + 1 > most_chars) break;
+    result += text + "\n";
+  }
+  return result;
+}
 
 void sleep_for_a_moment() {
   const timespec moment{0, 1'000'000};
@@ -50,14 +65,19 @@ WorldWatch::WorldWatch(NoticeCarrier& carrier, int rank, const std::vector<std::
       timeout_(timeout),
       is_quiet_(identities.size()),
       heard_(identities.size()),
+      stacks_(identities.size()),
       peers_(rank, identities) {
-  if (size_ > 1) termination_watch_.emplace();
+  if (size_ == 1) return;
+  termination_watch_.emplace();
+  answer_with_stack();
 }
 
 void WorldWatch::look_around() {
   throw_if_failed();
   if (size_ == 1) return;
   look_for_notice();
+  if (!asked_stacks_.empty()) [[unlikely]]
+    look_for_stacks();
   if (has_foreign_abort_.load(std::memory_order_acquire)) [[unlikely]] {
     abort_from_own_thread(foreign_abort_);
     end_in_order();
@@ -91,10 +111,17 @@ std::optional<Notice> WorldWatch::next_failure() {
         break;
       case Notice::Kind::kQuestion:
         first_asker_ = std::min(first_asker_, notice->rank);
-        answer(notice->rank);
+        tell(notice->rank, Notice::Kind::kAnswer, rank_, doing());
         break;
       case Notice::Kind::kAnswer:
         heard_[static_cast<size_t>(notice->rank)] = notice->content();
+        break;
+      case Notice::Kind::kStackQuestion:
+        for (int rank = 0; rank < size_; ++rank)
+          if (std::to_string(rank) == notice->content()) ask_for_stack(rank, notice->rank);
+        break;
+      case Notice::Kind::kStack:
+        stacks_[static_cast<size_t>(notice->rank)] = notice->content();
         break;
     }
   }
@@ -106,10 +133,33 @@ std::string WorldWatch::doing() const {
   return text + (text.empty() ? "waits: " : ", waits: ") + (*wait_)().text();
 }
 
-void WorldWatch::answer(int asker) {
-  answers_.push_back(make_notice(Notice::Kind::kAnswer, rank_, doing()));
-  carrier_.send_notice(answers_.back(), asker);
+void WorldWatch::tell(int peer, Notice::Kind kind, int rank, const std::string& text) {
+  told_.push_back(make_notice(kind, rank, text));
+  carrier_.send_notice(told_.back(), peer);
   carrier_.drive_notices();
+}
+
+void WorldWatch::ask_for_stack(int rank, int asker) {
+  if (std::optional<StackQuestion> question = peers_.ask_for_stack(rank))
+    asked_stacks_.push_back({rank, asker, std::move(*question)});
+  else if (asker == rank_)
+    stacks_[static_cast<size_t>(rank)] = "";
+  else
+    tell(asker, Notice::Kind::kStack, rank, "");
+}
+
+// Those that have come.
+void WorldWatch::look_for_stacks() {
+  std::erase_if(asked_stacks_, [&](const AskedStack& asked) {
+    const std::optional<std::vector<std::string>> frames = asked.question.answer();
+    if (!frames) return false;
+    const std::string lines = lines_of(*frames, sizeof Notice::text);
+    if (asked.asker == rank_)
+      stacks_[static_cast<size_t>(asked.rank)] = lines;
+    else
+      tell(asked.asker, Notice::Kind::kStack, asked.rank, lines);
+    return true;
+  });
 }
 
 // Until all have answered, or some do not. Of several ranks that ask at once, the lowest goes on to say what it has found.
@@ -128,18 +178,55 @@ void WorldWatch::ask_all() {
   }
 }
 
+// A rank of its host that answers, if there is one.
+std::optional<int> WorldWatch::witness_of(int rank) const {
+  if (peers_.are_of_one_host(rank_, rank)) return rank_;
+  for (int witness = 0; witness < size_; ++witness)
+    if (heard_[static_cast<size_t>(witness)] && peers_.are_of_one_host(witness, rank)) return witness;
+  return std::nullopt;
+}
+
+// Who does not answer is in code that is not smp's. Its process says where, to a rank of its host.
+void WorldWatch::ask_for_stacks() {
+  std::vector<size_t> awaited;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (heard_[static_cast<size_t>(rank)]) continue;
+    const std::optional<int> witness = witness_of(rank);
+    if (!witness) continue;
+    awaited.push_back(static_cast<size_t>(rank));
+    if (*witness == rank_)
+      ask_for_stack(rank, rank_);
+    else
+      tell(*witness, Notice::Kind::kStackQuestion, rank_, std::to_string(rank));
+  }
+  const auto are_here = [&] {
+    return std::all_of(awaited.begin(), awaited.end(), [&](size_t rank) { return stacks_[rank].has_value(); });
+  };
+  for (const auto start = Clock::now(); !are_here() && Clock::now() - start < kStackLimit; sleep_for_a_moment()) {
+    carrier_.drive_notices();
+    look_around();
+  }
+}
+
 void WorldWatch::time_out(const CommError::Where& where) {
   ask_all();
   look_for_lost_peers();
+  ask_for_stacks();
+  look_for_lost_peers();
   std::string silent;
-  std::vector<std::string> ranks;
+  std::vector<std::string> lines;
   for (int rank = 0; rank < size_; ++rank) {
     const auto& answer = heard_[static_cast<size_t>(rank)];
-    ranks.push_back(peers_.name_of(rank) + ": " + (answer ? *answer : "no answer; " + peers_.seen_of(rank)));
-    if (!answer) silent += (silent.empty() ? "" : ", ") + peers_.name_of(rank) + " does not answer: " + peers_.seen_of(rank);
+    lines.push_back(peers_.name_of(rank) + ": " + (answer ? *answer : "no answer; " + peers_.seen_of(rank)));
+    if (answer) continue;
+    std::istringstream stack(stacks_[static_cast<size_t>(rank)].value_or(""));
+    int depth = 0;
+    for (std::string frame; std::getline(stack, frame);)
+      lines.push_back("rank " + std::to_string(rank) + " #" + std::to_string(depth++) + " " + frame);
+    silent += (silent.empty() ? "" : ", ") + peers_.name_of(rank) + " does not answer: " + peers_.seen_of(rank);
   }
   if (silent.empty()) silent = "all ranks answer, so they wait for each other, or for a call that one of them does not make";
-  fail(std::make_exception_ptr(HangError(where.text() + ": timed out; " + silent, std::move(ranks))));
+  fail(std::make_exception_ptr(HangError(where.text() + ": timed out; " + silent, std::move(lines))));
 }
 
 void WorldWatch::look_for_notice() {

@@ -19,14 +19,16 @@
 #include "runtime/transport/error.h"
 #include "runtime/watch/peer_processes.h"
 #include "runtime/watch/termination.h"
+#include "runtime/watch/wait_limit.h"
 
 namespace smp::runtime {
 
 /// What ranks tell each other of a failure.
 struct Notice {
-  enum class Kind : int32_t { kAborted, kPeerLost, kQuiet, kQuestion, kAnswer };
+  enum class Kind : int32_t { kAborted, kPeerLost, kQuiet, kQuestion, kAnswer, kStackQuestion, kStack };
   Kind kind = Kind::kAborted;
-  int32_t rank = 0;  ///< that failed, died, has printed all but its last line, asks what others are doing, or answers
+  /// That failed, died, has printed all but its last line, asks or answers; or whose stack is told.
+  int32_t rank = 0;
   int32_t num_chars = 0;
   char text[4000];
 
@@ -56,7 +58,7 @@ class NoticeCarrier {
 /// A rank that fails sends the others a Notice; they look for it while they wait or call look_around(). Who is killed sends
 /// nothing, so they also see, every 0.2 s or at once after a launcher's SIGTERM, whether the processes of their host are
 /// alive. Who has waited for too long asks all others what they are doing; a rank that hangs is the one that does not
-/// answer.
+/// answer, and a rank of its host has its process tell where it is.
 class WorldWatch {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -98,10 +100,20 @@ class WorldWatch {
  private:
   using Clock = std::chrono::steady_clock;
 
+  struct AskedStack {
+    int rank;
+    int asker;
+    StackQuestion question;
+  };
+
   std::string doing() const;
-  void answer(int asker);
+  void tell(int peer, Notice::Kind kind, int rank, const std::string& text);
   [[noreturn]] void time_out(const CommError::Where& where);
   void ask_all();
+  void ask_for_stacks();
+  void ask_for_stack(int rank, int asker);
+  std::optional<int> witness_of(int rank) const;
+  void look_for_stacks();
   std::optional<Notice> next_failure();
   void look_for_notice();
   void look_for_lost_peers();
@@ -133,8 +145,10 @@ class WorldWatch {
   Notice quiet_notice_;
   bool has_spread_ = false;
   Notice question_;
-  std::deque<Notice> answers_;                         // of this rank; a notice stays as it is
-  std::vector<std::optional<std::string>> heard_;      // answers of others, by rank
+  std::deque<Notice> told_;                         // to single ranks; a notice stays as it is
+  std::vector<std::optional<std::string>> heard_;   // answers of others, by rank
+  std::vector<std::optional<std::string>> stacks_;  // of those that do not answer, by rank; a line for each function
+  std::deque<AskedStack> asked_stacks_;
   int first_asker_ = std::numeric_limits<int>::max();  // the lowest rank that has asked
   PeerProcesses peers_;
   std::optional<TerminationWatch> termination_watch_;
@@ -159,9 +173,10 @@ void WorldWatch::wait_until(const IsDone& is_done, const WhereOf& where) {
     ~Waiting() { watch->wait_ = nullptr; }
   } const waiting{this};
   wait_ = &now;
+  WaitLimit limit;
   do {
     backoff.pause();
-    if (backoff.elapsed() >= timeout_) time_out(now());
+    if (limit.is_over(backoff.elapsed(), timeout_)) time_out(now());
   } while (!is_done());
 }
 

@@ -15,7 +15,7 @@ enum class ExitCode : int {
   kPeerFailed = 3,  ///< another rank has failed, and says why
   kHang = 4,        ///< a wait took too long
   kDesync = 5,      ///< ranks are in different calls
-  kNumerics = 6,    ///< NaN or infinity
+  kNumerics = 6,    ///< NaN, infinity, or replicas that differ
   kCheckpoint = 7,  ///< a save that cannot be written or loaded
   kOutOfMemory = 8,
 };

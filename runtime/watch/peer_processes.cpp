@@ -8,6 +8,7 @@
 #include <array>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 
 namespace smp::runtime {
 namespace {
@@ -122,6 +123,17 @@ std::string PeerProcesses::seen_of(int rank) const {
     default:
       return "it waits for something else, in the program's own code";
   }
+}
+
+bool PeerProcesses::are_of_one_host(int rank, int other) const {
+  return is_same_host(processes_[static_cast<size_t>(rank)], processes_[static_cast<size_t>(other)]);
+}
+
+std::optional<StackQuestion> PeerProcesses::ask_for_stack(int rank) const {
+  const ProcessIdentity& process = processes_[static_cast<size_t>(rank)];
+  const std::optional<char> letter = letter_of(process);
+  if (!letter || std::string_view("\0TtXZ", 5).find(*letter) != std::string_view::npos) return std::nullopt;
+  return StackQuestion(static_cast<pid_t>(process.pid));
 }
 
 std::string PeerProcesses::name_of(int rank) const {

@@ -1,10 +1,12 @@
-// Owns whether the processes of the other ranks of this host are alive. Looks, never signals.
+// Owns what can be seen of the processes of the other ranks of this host: whether they are alive, and where they are.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "runtime/watch/stack.h"
 
 namespace smp::runtime {
 
@@ -43,6 +45,10 @@ class PeerProcesses {
   bool is_of_this_host(int rank) const;
   /// What can be seen of a rank that says nothing: "it is stopped".
   std::string seen_of(int rank) const;
+  /// Have both their processes on one host, and one of its pids?
+  bool are_of_one_host(int rank, int other) const;
+  /// To a rank of this host, unless it is stopped or has ended.
+  std::optional<StackQuestion> ask_for_stack(int rank) const;
   /// Is there still something of its process, if only what its parent has not yet fetched? As above where that is unknown.
   bool is_rank_there(int rank) const;
 

@@ -12,6 +12,7 @@
 #include "runtime/device/random.h"
 #include "runtime/exchange/root_cause.h"
 #include "runtime/libtorch/unmade.h"
+#include "runtime/watch/stack.h"
 #include "smp/engine/checkpoint/model_state.h"
 #include "smp/engine/checkpoint/optimizer_state.h"
 #include "smp/engine/context/call.h"
@@ -71,12 +72,6 @@ void check_parameters(const OptimizerView& optimizer, const Model& model) {
                         "net->parameters() of each, and call step() and zero_grad() of all of them.");
     }
   }
-}
-
-void take_over_loaded(const RankState& own, Optimizer& optimizer) {
-  if (optimizer.pending == nullptr) return;
-  in_call(own.context, "taking over of an optimizer's loaded state", runtime::GroupKind::kWorld,
-          [&] { std::exchange(optimizer.pending, nullptr)->apply_state(own.models); });
 }
 
 std::vector<std::pair<std::string, at::Tensor>> local_tensors(const char* caller, const Model& model, ValueKind kind,
@@ -317,17 +312,8 @@ OptimizerState local_state_dict(Optimizer& optimizer) {
 }
 
 void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
-  const char* caller = "DistributedOptimizer::load_state_dict";
-  refuse_in_body(caller);
-  refuse_in_join(caller);
-  RankState& own = rank_state(caller);
-  check_is_known(optimizer, caller);
-  in_call(own.context, "load_state_dict of an optimizer", runtime::GroupKind::kWorld,
-          [&] { optimizer.pending = std::make_shared<OptimizerLoad>(own, optimizer, state, /*own_error=*/""); });
-  optimizer.pending->apply_options();
-  // Before the first step every rank holds every parameter, and waits to take over the state of its own alone. The groups
-  // that the load has come through end with the step that decides the layout.
-  if (optimizer.model->is_partitioned() || !own.context.is_laid_out) take_over_loaded(own, optimizer);
+  RankState& own = rank_state("DistributedOptimizer::load_state_dict");
+  apply_load(own, optimizer, checked_load(own, optimizer, state));
 }
 
 void zero_grad(const Optimizer& optimizer) {
@@ -338,5 +324,9 @@ void zero_grad(const Optimizer& optimizer) {
 }
 
 int report_failure(const std::exception_ptr& exception) { return runtime::report_failure(exception); }
+
+void answer_with_stack(const std::function<void(int file)>& add) {
+  if (context("answer_with_stack").world->size() > 1) runtime::answer_with_stack(add);
+}
 
 }  // namespace smp::engine

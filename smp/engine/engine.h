@@ -68,9 +68,12 @@ HookHandle add_hook(const char* caller, const Model& model, Moment moment, Hook 
 /// Between the two, steps keep the model's gradients to their replica. On every rank alike; they nest.
 void begin_no_sync(Model& model);
 void end_no_sync(Model& model);
+/// Ranks of this host, as the launcher says; before init too.
+int launched_local_size();
 /// Scales the model's gradients down to a global norm of at most `max_norm`; returns what it was. Collective over the
 /// pipeline.
 double clip_grad_norm(Model& model, double max_norm, double norm_type);
+void check_replicas(const Model& model);
 std::string plan_text(const Model& model);
 std::string plan_json(const Model& model);
 double predicted_step_s(const Model& model);
@@ -130,6 +133,9 @@ void abandon_join(const std::exception_ptr& exception);
 /// A failure that nobody handles, by whoever catches it last: tells the other ranks, prints "[rank R] <message>" unless
 /// another rank has failed before and prints its own, and returns the exit code for this process, which is to end now.
 int report_failure(const std::exception_ptr& exception);
+/// For a language that knows more of where a rank hangs: add(file) installs a handler of SIGURG that writes to `file`, as
+/// Python's faulthandler does. Not called where nobody will ask.
+void answer_with_stack(const std::function<void(int file)>& add);
 
 // Log messages go to stderr, or where set_log_sink (smp/engine/context/log.h) says.
 

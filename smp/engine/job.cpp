@@ -14,6 +14,7 @@
 #include "runtime/watch/termination.h"
 #include "smp/engine/context/call.h"
 #include "smp/engine/context/rank_device.h"
+#include "smp/engine/engine.h"
 #include "smp/engine/groups/made_group.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/rank/rank_state.h"
@@ -34,7 +35,10 @@ std::string describe_doing(const Context& context) {
 }  // namespace
 
 std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Launch& launch,
-                                      std::shared_ptr<runtime::Transport> world) {
+                                      std::shared_ptr<runtime::Transport> world, const std::string& software) {
+  const std::string different = differing_versions(world->all_gather(software));
+  TORCH_CHECK_VALUE(different.empty(), "smp::init: expected the same software on all ranks, got: ", different,
+                    ". Install the same on all hosts.");
   // One collective, and everybody sees the same texts, so everybody throws or nobody does.
   const std::vector<std::string> configs = world->all_gather(resolved.to_json());
   for (size_t r = 1; r < configs.size(); ++r) {
@@ -143,7 +147,8 @@ bool stop_requested() {
   engine::refuse_in_body("smp::stop_requested");
   engine::refuse_in_join("smp::stop_requested");
   auto& own = context("smp::stop_requested");
-  runtime::expect_stop_signals();
+  // torchrun kills 30 s later, mpirun at once.
+  runtime::expect_stop_signals(/*also_termination=*/own.launch.kind == runtime::Launch::Kind::kTorchrun);
   return engine::in_call(own, "stop_requested", GroupKind::kWorld, [&] {
     const auto num_asked = std::make_shared<int64_t>(runtime::is_stop_signalled() ? 1 : 0);
     runtime::keeping(num_asked, [&] { own.world->all_reduce_sum(num_asked.get(), 1, c10::ScalarType::Long); });
@@ -158,6 +163,7 @@ const Config& config() { return context("smp::config").config; }
 int rank() { return context("smp::rank").world->rank(); }
 int size() { return context("smp::size").world->size(); }
 int local_rank() { return context("smp::local_rank").launch.local_rank; }
+int engine::launched_local_size() { return runtime::detect_launch().local_size; }
 int local_size() { return context("smp::local_size").launch.local_size; }
 int pp_rank() { return rank_in(GroupKind::kPipeline, "smp::pp_rank"); }
 int pp_size() { return size_of(GroupKind::kPipeline, "smp::pp_size"); }

@@ -13,7 +13,7 @@ import sys
 # the types of floor 1, never its algorithms: it gets tables, callbacks and programs from above.
 BELOW_CONDUCTOR = ("partitioner/", "runtime/", "smp/")
 # What a language sees of the engine: the bindings of Python these, the C++ API also how files are read and written.
-SEAM_HEADERS = tuple(f"smp/engine/{name}.h" for name in ("engine", "model_view", "optimizer_view", "opaque_table"))
+SEAM_HEADERS = tuple(f"smp/engine/{name}.h" for name in ("engine", "model_view", "optimizer_view", "opaque_table", "save_series"))
 SEAM = (*SEAM_HEADERS, "smp/engine/files/")
 MAY_INCLUDE = {
     "partitioner": ("partitioner/",),

@@ -48,6 +48,8 @@ EXCEPTIONS = {
     "runtime/transport/socket_rendezvous.cpp": {"memcpy": "an address", "steady_clock": TIME_LIMIT},
     "runtime/transport/world_watch.cpp": {"memcpy": "the text of a notice"},
     "runtime/transport/world_watch.h": {"steady_clock": TIME_LIMIT},
+    "runtime/watch/alarm.cpp": {"steady_clock": TIME_LIMIT},
+    "runtime/watch/wait_limit.h": {"steady_clock": TIME_LIMIT},
 }
 
 

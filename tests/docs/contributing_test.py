@@ -49,7 +49,7 @@ TASKS = {
                                ("smp/engine/checkpoint/model_state.cpp", "StateDict without_tensors("),
                                ("smp/engine/checkpoint/model_state.cpp", "offered(const StateDict& state"),
                                ("smp/engine/checkpoint/model_state.cpp", "void ModelLoad::apply()"),
-                               ("smp/engine/checkpoint/state_file.cpp", "Safetensors to_file(")],
+                               ("smp/engine/checkpoint/state_format.cpp", "Safetensors states_to_file(")],
     "a report": [("partitioner/report/partition_table.cpp", "std::string partition_table("),
                  ("smp/engine/models/models.cpp", "partition_table("),
                  ("smp/engine/engine.cpp", "plan_text("),

@@ -118,25 +118,26 @@ void timed_out(Transport& world) {
   compute_for_ever(world);
 }
 
-// Rank 1 stops, and rank 0 waits for it; rank 2, which waits for rank 0, is no cause.
-void hangs(Transport& world, const std::function<void()>& hang) {
+// Rank `culprit` hangs, and rank 0 waits for it; others, which wait for rank 0, are no cause.
+void hangs(Transport& world, int culprit, const std::function<void()>& hang) {
   world.describe_by([&world] { return "is rank " + std::to_string(world.rank()) + " in step 7"; });
   world.barrier();
   world.set_timeout(kShort);
   int value = 0;
-  if (world.rank() == 1) hang();
-  world.irecv(world.rank() == 0 ? 1 : 0, 5, &value, sizeof(value)).wait("2F0");
+  if (world.rank() == culprit) hang();
+  world.irecv(world.rank() == 0 ? culprit : 0, 5, &value, sizeof(value)).wait("2F0");
 }
 
 void stopped(Transport& world) {
-  hangs(world, [] { raise(SIGSTOP); });
+  hangs(world, 1, [] { raise(SIGSTOP); });
 }
 
-void loops(Transport& world) {
-  hangs(world, [] {
-    for (std::atomic<bool> goes_on = true; goes_on;) continue;
-  });
+void loop() {
+  for (std::atomic<bool> goes_on = true; goes_on;) continue;
 }
+
+void loops(Transport& world) { hangs(world, 1, loop); }
+void last_loops(Transport& world) { hangs(world, world.size() - 1, loop); }
 
 // A circle of waits, in which all hang and each answers.
 void circle(Transport& world) {
@@ -176,6 +177,7 @@ const std::map<std::string, void (*)(Transport&)> kModes{
     {"timed_out", timed_out},
     {"stopped", stopped},
     {"loops", loops},
+    {"last_loops", last_loops},
     {"circle", circle},
     {"out_of_memory", out_of_memory},
     {"interrupted", interrupted},

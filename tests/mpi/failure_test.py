@@ -4,6 +4,7 @@ Usage: failure_test.py FAILING_WORLD MPIRUN [mpirun flag ...]. Every world must 
 name the culprit as its last word, and leave no process.
 """
 
+import re
 import signal
 import sys
 
@@ -75,6 +76,8 @@ class Failure(worlds.WorldTestCase):
         self.maxDiff = None
         reports = worlds.reports(self.run_failing(mode))
         self.assertEqual(self.code, 4, self.output)
+        self.stack = [line for line in reports if re.match(rf"\[rank {rank}\] rank 1 #\d+ ", line)]
+        reports = [line for line in reports if line not in self.stack]
         self.assertEqual(len(reports), 4, self.output)
         wait = r"receive of at most 4 bytes with tag 5, peer rank \d, action 2F0, after \d+\.\d s"
         for report, line in zip(reports, [*lines, f"WAIT: timed out; {cause}"]):
@@ -92,6 +95,11 @@ class Failure(worlds.WorldTestCase):
                 self.check_hang(mode, 0, rf"rank 1 \(pid \d+ on host .+\) does not answer: {seen}",
                                 [r"rank 0 \(.*\): is rank 0 in step 7, waits: WAIT", rf"rank 1 \(.*\): no answer; {seen}",
                                  r"rank 2 \(.*\): is rank 2 in step 7, waits: WAIT"])
+                if mode == "stopped":  # it says nothing, and nobody waits for that
+                    self.assertEqual(self.stack, [])
+                else:
+                    self.assertRegex(self.stack[0], r"#0 failing_world\+0x")
+                    self.assertRegex("\n".join(self.stack), r"#\d+ __libc_start_main in libc")
 
     def test_ranks_that_wait_for_each_other_all_answer(self):
         self.check_hang("circle", "[012]", "all ranks answer, so they wait for each other, or for a call that one of them does not make",

@@ -1,8 +1,11 @@
 // A run that goes on from its newest save, however it has ended before. recovering FOLDER LAST [PACE] prints the loss of
-// each step below LAST, exactly, and saves behind one in ten; behind each it waits for a byte of the pipe PACE. Ends with 75
-// where it is asked to stop. Driven by fault_soak.py and slurm_test.py.
+// each step below LAST, exactly, and saves behind one in ten; behind each it waits for a byte of the pipe PACE. A FOLDER
+// that ends with '@' is one of each host's own, FOLDER and the host's name, and gets a save behind every step. Ends with 75
+// where it is asked to stop. Driven by fault_soak.py, slurm_test.py and two_hosts_test.py.
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include <array>
 #include <cstdio>
 #include <string>
 
@@ -16,6 +19,12 @@ at::Tensor batch(int64_t step) {
   auto numbers = at::make_generator<at::CPUGeneratorImpl>(100 + step);
   const at::Tensor whole = torch::randint(kVocabulary, {8, 9}, numbers, torch::kLong);
   return whole.chunk(smp::dp_size())[smp::dp_rank()];
+}
+
+std::string host() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
 }
 
 }  // namespace
@@ -36,7 +45,10 @@ int main(int argc, char** argv) {
     model.backward(loss);
     return loss;
   });
-  smp::SaveSeries saves(argv[1]);
+  const std::string folder = argv[1];
+  const bool is_of_host = folder.ends_with('@');
+  smp::SaveSeries saves =
+      is_of_host ? smp::SaveSeries(folder + host(), 2, smp::SaveCopies::kOnEachHost) : smp::SaveSeries(folder);
   const int64_t last = std::stoll(argv[2]);
   std::FILE* const pace = argc > 3 && smp::rank() == 0 ? std::fopen(argv[3], "r") : nullptr;
   if (pace != nullptr) std::setvbuf(pace, nullptr, _IONBF, 0);  // else a rank that dies takes more than its own byte
@@ -50,11 +62,16 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
     if (pace != nullptr) std::fgetc(pace);
     const bool stops = smp::stop_requested();
-    if (stops || step + 1 == last || (step + 1) % kStepsBetweenSaves == 0) saves.save(step + 1, model, optimizer);
+    if (is_of_host)
+      saves.save_in_background(step + 1, model, optimizer);
+    else if (stops || step + 1 == last || (step + 1) % kStepsBetweenSaves == 0)
+      saves.save(step + 1, model, optimizer);
     if (stops) {
+      saves.finish();
       smp::shutdown();
       return smp::kExitPreempted;
     }
   }
+  saves.finish();
   smp::shutdown();
 }

@@ -1,142 +1,121 @@
-"""deploy/slurm.sbatch under a Slurm of one node, made for the test. Needs root, and Debian's packages slurm-wlm and munge.
+"""Batch files of deploy/ and srun under Slurms made for the test, of one node and of two. Needs root, iproute2, and Debian's packages
+slurm-wlm and munge.
 
-Usage: slurm_test.py SMP RECOVERING SBATCH
+Usage: slurm_test.py OneNode|TwoNodes SMP RECOVERING DEPLOY
 """
 
-import json
 import os
 import pathlib
-import re
 import select
-import socket
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 import unittest
 
+import two_hosts
 import worlds
+from slurm import LIMIT_S, Slurm, losses
 
-LIMIT_S = 60 * worlds.SLOWNESS
 NUM_STEPS = 3000
-CONFIG = """
-ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={controller}
-SlurmdPort={node}
-AuthInfo=socket={folder}/munge.socket
-SlurmUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
-SelectType=select/cons_tres
-NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
-PartitionName=all Nodes={host} Default=YES State=UP
-"""
 
 
-def free_ports(number):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+class SlurmTestCase(unittest.TestCase):
+    hosts = None
 
-
-class Slurm:
-    """A controller and a node on this machine, until it is closed."""
-
-    def __init__(self, folder):
-        self.folder = pathlib.Path(folder)
-        self.host = socket.gethostname().partition(".")[0]
-        controller, node = free_ports(2)
-        config = self.folder / "slurm.conf"
-        config.write_text(CONFIG.format(folder=folder, host=self.host, controller=controller, node=node))
-        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # v2 wants a mounted hierarchy
-        key = self.folder / "munge.key"
-        key.write_bytes(os.urandom(128))
-        key.chmod(0o400)
-        (self.folder / "state").mkdir()
-        config_of_ranks = {"microbatches": 2, "pipeline_parallel_degree": 2, "seed": 5, "log_level": "warning"}
-        self.environment = {**worlds.ENVIRONMENT, "SLURM_CONF": str(config), "OMP_NUM_THREADS": "1",
-                            "SMP_CONFIG": json.dumps(config_of_ranks), "PATH": f"{SMP.parent}:{os.environ['PATH']}"}
-        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-        munge = [f"--{option}={folder}/munge.{name}" for option, name in files.items()]
-        self.daemons = []
-        self._start("munged", "--foreground", "--force", *munge)
-        self._wait_for("munge", "-n", "-S", f"{folder}/munge.socket")
-        self._start("slurmctld", "-D")
-        self._wait_for("scontrol", "ping")
-        self._start("slurmd", "-D")
-
-    def _start(self, *command):
-        log = open(self.folder / f"{command[0]}.log", "wb")
-        self.daemons.append(subprocess.Popen(command, env=self.environment, stdout=log, stderr=log))
-
-    def _wait_for(self, *command):
-        end = time.monotonic() + LIMIT_S
-        while subprocess.run(command, env=self.environment, capture_output=True, check=False).returncode != 0:
-            if time.monotonic() > end:
-                log = self.folder / f"{self.daemons[-1].args[0]}.log"
-                raise AssertionError(f"{command} fails: {log.read_text()}")
-
-    def __call__(self, *command):
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True, timeout=LIMIT_S)
-        return done.stdout
-
-    def wait_until(self, job, words):
-        end = time.monotonic() + LIMIT_S
-        while words not in (found := self("scontrol", "show", "job", job)):
-            if time.monotonic() > end or re.search("JobState=(FAILED|CANCELLED|TIMEOUT)", found):
-                raise AssertionError(found)
-
-    def close(self):
-        for daemon in reversed(self.daemons):
-            daemon.terminate()
-            daemon.wait()
-
-
-class Batch(unittest.TestCase):
     def setUp(self):
         self.folder = self.enterContext(tempfile.TemporaryDirectory())
-        self.slurm = Slurm(self.folder)
+        self.slurm = Slurm(self.folder, SMP, self.hosts)
         self.addCleanup(self.slurm.close)
+        self.output = pathlib.Path(self.folder, "output")
 
-    def losses(self, lines):
-        return [line.strip() for line in lines if line.startswith("loss ")]
-
-    def test_goes_on_where_it_was_asked_to_stop(self):
-        output = pathlib.Path(self.folder, "output")
-        output.touch()
-        program = RECOVERING, f"{self.folder}/run", str(NUM_STEPS)
-        job = self.slurm("sbatch", "--parsable", f"--output={output}", SBATCH, *program).strip()
-        with subprocess.Popen(["tail", "-f", "-n", "+1", str(output)], stdout=subprocess.PIPE, text=True) as tail:
+    def wait_for_a_loss(self):
+        """Of a job that prints to the output."""
+        command = ["tail", "-F", "-n", "+1", self.output]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0) as tail:
             self.addCleanup(tail.kill)
-            got = []
-            while not got:
-                self.assertTrue(select.select([tail.stdout], [], [], LIMIT_S)[0], output.read_text())
-                got = self.losses([tail.stdout.readline()])
+            line = b""
+            while not line.startswith(b"loss "):
+                self.assertTrue(select.select([tail.stdout], [], [], LIMIT_S)[0], self.output)
+                line = tail.stdout.readline()
             tail.kill()
+
+    def check_that_it_goes_on(self, file, *options):
+        """A job that is asked to stop, and queued again."""
+        program = RECOVERING, f"{self.folder}/run", str(NUM_STEPS)
+        job = self.slurm("sbatch", "--parsable", *options, f"--output={self.output}", DEPLOY / file, *program).strip()
+        self.wait_for_a_loss()
         self.slurm("scancel", "--signal=USR1", "--batch", job)
         self.slurm.wait_until(job, "JobState=PENDING Reason=BeginTime")
-        self.assertLess(len(self.losses(output.read_text().splitlines())), NUM_STEPS)
+        self.assertLess(len(losses(self.output.read_text().splitlines())), NUM_STEPS)
+        self.slurm.wait_until_idle()
         # In place of two minutes later; in the second in which it has ended the first start Slurm lets no other begin.
         self.slurm("scontrol", "update", "job", job, "StartTime=now+2")
         self.slurm.wait_until(job, "JobState=COMPLETED")
         whole = self.slurm(SMP, "run", "-np", "2", RECOVERING, f"{self.folder}/whole", str(NUM_STEPS))
-        self.assertEqual(self.losses(output.read_text().splitlines()), self.losses(whole.splitlines()))
+        self.assertEqual(losses(self.output.read_text().splitlines()), losses(whole.splitlines()))
 
-    def test_srun_alone_is_refused_with_what_works(self):
+
+class OneNode(SlurmTestCase):
+    def test_goes_on_where_it_was_asked_to_stop(self):
+        self.check_that_it_goes_on("slurm.sbatch")
+
+    def test_srun_starts_ranks_that_meet_over_pmix(self):
+        step = self.slurm("srun", "--mpi=pmix", "-n", "2", RECOVERING, f"{self.folder}/step", "12")
+        whole = self.slurm(SMP, "run", "-np", "2", RECOVERING, f"{self.folder}/whole", "12")
+        self.assertEqual(len(losses(whole.splitlines())), 12)
+        self.assertEqual(losses(step.splitlines()), losses(whole.splitlines()))
+
+    def test_srun_without_pmix_is_refused_with_what_works(self):
         with self.assertRaises(subprocess.CalledProcessError) as caught:
             self.slurm("srun", "-n", "2", RECOVERING, f"{self.folder}/run", "1")
         self.assertIn("launch: expected a launcher that smp knows, got srun", caught.exception.stderr)
 
 
+class TwoNodes(SlurmTestCase):
+    """Each with a rank."""
+
+    def setUp(self):
+        self.hosts = self.enterContext(two_hosts.Hosts())
+        super().setUp()
+
+    def submit(self, file, *program):
+        """A batch job, which has ended: its exit code."""
+        return subprocess.run(
+            [self.hosts.folder / "on_h1", "sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", f"--output={self.output}",
+             DEPLOY / file, RECOVERING, *program], env=self.slurm.environment, stdout=subprocess.DEVNULL, check=False,
+            timeout=2 * LIMIT_S).returncode
+
+    def ranks(self, host):
+        return [pid for pid in self.hosts.processes(host) if worlds.name_of(pid).startswith("recovering")]
+
+    def test_both_ways_to_start_ranks_have_the_losses_of_one_host(self):
+        whole = self.slurm(SMP, "run", "-np", "2", RECOVERING, f"{self.folder}/whole", "12")
+        self.assertEqual(len(losses(whole.splitlines())), 12)
+        for file in ("slurm_srun.sbatch", "slurm.sbatch"):
+            code = self.submit(file, f"{self.folder}/{file}", "12")
+            self.assertEqual(code, 0, self.output.read_text())
+            self.assertEqual(losses(self.output.read_text().splitlines()), losses(whole.splitlines()), file)
+            self.output.unlink()
+
+    def test_goes_on_where_it_was_asked_to_stop(self):
+        self.check_that_it_goes_on("slurm_srun.sbatch", "--nodes=2", "--ntasks-per-node=1")
+
+    def test_a_rank_that_is_killed_on_one_node_ends_both(self):
+        pace = f"{self.folder}/pace"
+        os.mkfifo(pace)
+        held = os.open(pace, os.O_RDWR)  # nobody writes, so that the job waits behind its first step
+        self.addCleanup(os.close, held)
+        job = threading.Thread(target=self.submit, args=("slurm_srun.sbatch", f"{self.folder}/run", "12", pace))
+        job.start()
+        self.wait_for_a_loss()
+        [rank] = self.ranks("h2")
+        os.kill(rank, 9)
+        job.join()
+        self.assertEqual([self.ranks(host) for host in ("h1", "h2")], [[], []], self.output.read_text())
+
+
 if __name__ == "__main__":
-    SMP, RECOVERING, SBATCH = map(pathlib.Path, sys.argv[1:])
-    unittest.main(argv=["test"], verbosity=2)
+    TESTS, *paths = sys.argv[1:]
+    SMP, RECOVERING, DEPLOY = map(pathlib.Path, paths)
+    unittest.main(argv=["test", TESTS], verbosity=2)

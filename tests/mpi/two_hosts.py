@@ -6,7 +6,7 @@ and iproute2.
       hosts.cut()
 
 In place of ssh mpirun has a script, which asks this process to start what is to run on the other host: as there, it is no child
-of mpirun's.
+of mpirun's. `serve_ssh` puts Debian's openssh-server in its place.
 """
 
 import contextlib
@@ -38,6 +38,8 @@ def ip(*words):
 
 
 class Hosts:
+    is_cut = False
+
     def __enter__(self):
         self.cleanup = contextlib.ExitStack()
         with self.cleanup:
@@ -81,6 +83,8 @@ class Hosts:
         class Asked(socketserver.StreamRequestHandler):
             def handle(self):
                 host, *command = self.rfile.read().decode().split("\0")
+                if hosts.is_cut:
+                    return  # the agent ends with 255, as ssh does
                 started = subprocess.run([hosts.folder / f"on_{host}", "bash", "-c", " ".join(command)],
                                          stdin=subprocess.DEVNULL, check=False)
                 with contextlib.suppress(BrokenPipeError):
@@ -92,6 +96,28 @@ class Hosts:
         self.cleanup.callback(server.server_close)
         self.cleanup.callback(server.shutdown)
 
+    def serve_ssh(self):
+        """A daemon on each host, whose keys the others know; nothing of this machine's own ssh is read or changed."""
+        pathlib.Path("/run/sshd").mkdir(exist_ok=True)
+        for key in ("own_key", "host_key"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key], check=True)
+        known = (self.folder / "host_key.pub").read_text()
+        (self.folder / "known_hosts").write_text("".join(f"{name} {known}" for name in ADDRESSES))
+        (self.folder / "ssh_config").write_text(f"IdentityFile {self.folder}/own_key\nIdentitiesOnly yes\nBatchMode yes\n"
+                                                f"UserKnownHostsFile {self.folder}/known_hosts\nStrictHostKeyChecking yes\n")
+        self.agent = f"ssh -F {self.folder}/ssh_config"
+        for name, address in ADDRESSES.items():
+            config = self.folder / f"sshd_config_{name}"
+            config.write_text(f"ListenAddress {address}\nHostKey {self.folder}/host_key\nUsePAM no\nStrictModes no\nPidFile none\n"
+                              f"AuthorizedKeysFile {self.folder}/own_key.pub\nPasswordAuthentication no\n")
+            daemon = subprocess.Popen([self.folder / f"on_{name}", "/usr/sbin/sshd", "-D", "-e", "-f", config],
+                                      stderr=subprocess.PIPE, text=True)
+            self.cleanup.callback(daemon.wait)
+            self.cleanup.callback(daemon.kill)
+            line = daemon.stderr.readline()
+            if "listening" not in line:
+                raise RuntimeError(line + daemon.stderr.read())
+
     def start(self, host, command, environment):
         """A process of `host`, with what it prints on one pipe."""
         return subprocess.Popen([self.folder / f"on_{host}", *map(str, command)], text=True, stdout=subprocess.PIPE,
@@ -99,6 +125,7 @@ class Hosts:
 
     def cut(self):
         """Pulls the cable of h2."""
+        self.is_cut = True
         ip("-n", self.spaces["switch"], "link", "set", "h2", "down")
 
     def wait_until_quiet(self, host):

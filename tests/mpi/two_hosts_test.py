@@ -1,12 +1,13 @@
 """Jobs of two hosts: that they run and have the bits of one, what they listen on, and what becomes of them when the network between
 the hosts is gone.
 
-Usage: two_hosts_test.py SMP FAILING_WORLD RESUME
+Usage: two_hosts_test.py TwoHosts|OverSsh SMP FAILING_WORLD RESUME RECOVERING
 """
 
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -18,15 +19,19 @@ import worlds
 LIMIT_S = 120 * worlds.SLOWNESS
 
 
-class TwoHosts(unittest.TestCase):
+class HostsTestCase(unittest.TestCase):
     def setUp(self):
         self.hosts = self.enterContext(two_hosts.Hosts())
 
-    def start(self, *program, config=None, num_ranks=2):
+    def processes(self, host):
+        """Without those of ssh's daemon."""
+        return [pid for pid in self.hosts.processes(host) if worlds.name_of(pid) != "sshd"]
+
+    def start(self, *program, config=None, num_ranks=2, options=()):
         each = num_ranks // 2
         environment = {**worlds.ENVIRONMENT, "SMP_CONFIG": json.dumps(config or {})}
         return self.hosts.start("h1", [SMP, "run", "--hosts", f"h1:{each},h2:{each}", "--interface", "eth0", "-np", num_ranks,
-                                       *program], environment)
+                                       *options, *program], environment)
 
     def start_ready(self, mode, token):
         job = self.start(FAILING_WORLD, mode, token)
@@ -39,11 +44,20 @@ class TwoHosts(unittest.TestCase):
     def finish(self, job):
         """What a job has printed, of which no process is left. A host that is cut off notices by itself."""
         output, _ = job.communicate(timeout=LIMIT_S)
-        for pid in self.hosts.processes("h2"):
+        for pid in self.processes("h2"):
             worlds.wait_for_end(pid)
-        self.assertEqual([self.hosts.processes(host) for host in ("h1", "h2")], [[], []], output)
+        self.assertEqual([self.processes(host) for host in ("h1", "h2")], [[], []], output)
         return output
 
+    def check_a_killed_rank(self):
+        job = self.start_ready("interrupted", "token")
+        [rank] = [pid for pid in self.processes("h2") if worlds.name_of(pid).startswith("failing")]
+        os.kill(rank, 9)
+        output = self.finish(job)
+        self.assertEqual(job.returncode, 137, output)
+
+
+class TwoHosts(HostsTestCase):
     def test_have_the_bits_of_one(self):
         config = {"microbatches": 4, "seed": 5, "log_level": "warning"}
         with tempfile.TemporaryDirectory() as folder:
@@ -68,6 +82,70 @@ class TwoHosts(unittest.TestCase):
         self.assertNotEqual(job.returncode, 0)
         self.assertRegex(output, r"lost communication with a remote daemon[\s\S]*on node h2")
 
+    def test_a_job_goes_on_with_the_host_that_is_left(self):
+        """With the losses of one that nothing happens to. It waits behind each step until this script lets it go on."""
+        config = {"microbatches": 2, "seed": 5, "log_level": "warning"}
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkfifo(f"{folder}/pace")
+            pace = os.open(f"{folder}/pace", os.O_RDWR)
+            self.addCleanup(os.close, pace)
+            losses = {}
+            for case in ("whole", "cut"):
+                job = self.start(RECOVERING, f"{folder}/{case}", "14", f"{folder}/pace", config=config, num_ranks=4,
+                                 options=("--max-restarts", 1, "--min-np", 2))
+                printed = []
+                while line := job.stdout.readline():
+                    printed.append(line)
+                    if not line.startswith("loss"):
+                        continue
+                    _, step, loss = line.split()
+                    self.assertEqual(losses.setdefault(step, loss), loss, "".join(printed))
+                    if case == "cut" and step == "11" and sum(each.startswith("loss 11 ") for each in printed) == 1:
+                        self.hosts.wait_until_quiet("h2")
+                        self.hosts.cut()
+                    else:
+                        os.write(pace, b"\n")
+                output = self.finish(job)
+                self.assertEqual(job.returncode, 0, "".join(printed) + output)
+            self.assertIn("smp run: it goes on with 2 processes, on h1:2\n", printed)
+            self.assertEqual([line.split()[1] for line in printed if line.startswith("loss")],
+                             [str(step) for step in (*range(12), *range(10, 14))])
+
+    def losses_of(self, folder, pace, kill_at=None):
+        """By step, of a job of two replicas, whose rank on h2 may be killed behind a step."""
+        config = {"pipeline_parallel_degree": 2, "microbatches": 2, "seed": 5, "log_level": "warning"}
+        job = self.start(RECOVERING, folder, "14", pace, config=config, num_ranks=4)
+        printed, losses = [], {}
+        while line := job.stdout.readline():
+            printed.append(line)
+            if not line.startswith("loss"):
+                continue
+            _, step, losses[int(line.split()[1])] = line.split()
+            if step == kill_at:
+                os.kill(next(pid for pid in self.hosts.processes("h2") if worlds.name_of(pid).startswith("recovering")), 9)
+            else:
+                self.write_to(pace)
+        output = "".join(printed) + self.finish(job)
+        self.assertEqual(job.returncode, 137 if kill_at else 0, output)
+        return losses
+
+    def write_to(self, pace):
+        with open(pace, "wb", buffering=0) as file:
+            file.write(b"\n")
+
+    def test_what_the_host_of_one_replica_has_is_enough(self):
+        """Hosts have folders of their own; that of h1, which reads, is lost."""
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkfifo(f"{folder}/pace")
+            pace = os.open(f"{folder}/pace", os.O_RDWR)  # there is always a reader
+            self.addCleanup(os.close, pace)
+            whole = self.losses_of(f"{folder}/whole@", f"{folder}/pace")
+            self.losses_of(f"{folder}/killed@", f"{folder}/pace", kill_at="11")
+            shutil.rmtree(f"{folder}/killed@h1")
+            resumed = self.losses_of(f"{folder}/killed@", f"{folder}/pace")
+            self.assertIn(min(resumed), (10, 11))  # the last save may have been under way
+            self.assertEqual(resumed, {step: whole[step] for step in range(min(resumed), 14)})
+
     def test_a_cut_between_ranks_of_torchrun_ends_both(self):
         common = {**os.environ, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500",
                   "MASTER_ADDR": two_hosts.ADDRESSES["h1"]}
@@ -82,14 +160,48 @@ class TwoHosts(unittest.TestCase):
             self.assertRegex(output, f"{other} was killed, ended without a word, or its host cannot be reached")
             self.assertEqual(rank.returncode, 3, output)
 
-    def test_a_rank_that_is_killed_ends_both(self):
-        job = self.start_ready("interrupted", "token")
-        [rank] = [pid for pid in self.hosts.processes("h2") if worlds.name_of(pid).startswith("failing")]
-        os.kill(rank, 9)
+    def test_a_rank_that_hangs_on_the_other_says_where(self):
+        """To the rank beside it, which hands it on."""
+        job = self.start(FAILING_WORLD, "last_loops", "token", num_ranks=4)
         output = self.finish(job)
-        self.assertEqual(job.returncode, 137, output)
+        self.assertEqual(job.returncode, 4, output)
+        self.assertRegex(output, r"\[rank 0\] rank 3 \(.*on host h2\): no answer; it is on another host")
+        self.assertRegex(output, r"\[rank 0\] rank 3 #0 failing_world\+0x")
+
+    def test_a_rank_that_is_killed_ends_both(self):
+        self.check_a_killed_rank()
+
+
+class OverSsh(HostsTestCase):
+    """By Debian's openssh-server on both."""
+
+    def setUp(self):
+        super().setUp()
+        self.hosts.serve_ssh()
+
+    def test_jobs_have_the_bits_of_one_host_and_a_configuration_arrives_as_it_is(self):
+        with tempfile.TemporaryDirectory() as folder:
+            timeline = f"{folder}/a;$(touch b) `c`, 'd' \"e\" \\ \n f"
+            config = {"microbatches": 4, "seed": 5, "log_level": "warning"}
+            over_ssh = self.finish(self.start(RESUME, f"{folder}/2", "0", "4", config={**config, "timeline": timeline}))
+            alone = self.hosts.start("h1", [RESUME, f"{folder}/alone", "0", "4"],
+                                     {**os.environ, "SMP_CONFIG": json.dumps(config)})
+            losses = re.findall("loss .*", self.finish(alone))
+            self.assertEqual(len(losses), 4)
+            self.assertEqual(re.findall("loss .*", over_ssh), losses, over_ssh)
+            self.assertTrue(os.path.exists(timeline), os.listdir(folder))
+
+    def test_hosts_are_looked_over_and_train(self):
+        for command in ("doctor", "selftest"):
+            options = [SMP, command, "--hosts", "h1:1,h2:1", "--interface", "eth0", "-np", 2]
+            job = self.hosts.start("h1", options, {**worlds.ENVIRONMENT, "SMP_CONFIG": '{"microbatches": 2}'})
+            output = self.finish(job)
+            self.assertEqual(job.returncode, 0, output)
+
+    def test_a_rank_that_is_killed_ends_both(self):
+        self.check_a_killed_rank()
 
 
 if __name__ == "__main__":
-    SMP, FAILING_WORLD, RESUME = sys.argv[1:]
-    unittest.main(argv=["test"], verbosity=2)
+    TESTS, SMP, FAILING_WORLD, RESUME, RECOVERING = sys.argv[1:]
+    unittest.main(argv=["test", TESTS], verbosity=2)

@@ -92,15 +92,18 @@ class Failure(unittest.TestCase):
     def test_a_rank_that_hangs(self):
         code, lines = run("hangs")
         self.assertEqual(code, 4)
-        self.assertRegex(lines[-3], r"^\[rank 0\] rank 0 \(.*\): is in step after 0 training steps, waits: ")
-        self.assertRegex(lines[-2], r"^\[rank 0\] rank 1 \(.*\): no answer; it computes, in an operator or in the program's own")
+        self.assertRegex(lines[-4], r"^\[rank 0\] rank 0 \(.*\): is in step after 0 training steps, waits: ")
+        self.assertRegex(lines[-3], r"^\[rank 0\] rank 1 \(.*\): no answer; it computes, in an operator or in the program's own")
+        self.assertRegex(lines[-2], rf"^\[rank 0\] rank 1 #0 <module> at {re.escape(str(SCRIPT))}:\d+$")
         self.assertRegex(lines[-1], r"^\[rank 0\] .*timed out; rank 1 \(pid \d+ on host .*\) does not answer: it computes")
 
     def test_a_rank_that_hangs_inside_a_step(self):
         """What waits for it says for which operator of which module."""
         code, lines = run("hangs_inside")
         self.assertEqual(code, 4)
-        self.assertRegex(lines[-3], r"is in step after 0 training steps: receive F of microbatch 0 on stage \d, with smp::opaque of '1'")
+        answers = [line for line in lines if not re.match(r"\[rank 0\] rank 1 #\d+ ", line)]
+        self.assertRegex(answers[-3], r"is in step after 0 training steps: receive F of microbatch 0 on stage \d, with smp::opaque of '1'")
+        self.assertIn(f"[rank 0] rank 1 #0 forward at {SCRIPT}", "\n".join(lines))
         self.assertRegex(lines[-1], r"^\[rank 0\] step of ranks \{0, 1\}: .*timed out; rank 1 .* does not answer: it computes")
 
     def test_a_code_of_its_own(self):

@@ -62,6 +62,18 @@ class Replicas(unittest.TestCase):
             support.same_bits(self, [parameter.grad], [expected[name]], f"{what}: gradient of {name}")
 
 
+class Differing(Replicas):
+    def test_are_told(self):
+        self.step(self.model, batch(0))
+        self.model.check_replicas()
+        if smp.dp_rank() == 1:
+            with torch.no_grad():
+                for _, parameter in self.model.local_named_parameters():
+                    parameter.view(-1)[0].add_(1)
+        with self.assertRaisesRegex(RuntimeError, "parameter '0.weight', got one value on replica 0 and another on replica 1"):
+            self.model.check_replicas()
+
+
 class NoSync(Replicas):
     def test_keeps_gradients_until_a_step_outside(self):
         with self.model.no_sync():

@@ -111,6 +111,90 @@ class Optimizers(unittest.TestCase):
             self.assertEqual(smp.load_state(folder, run.model), {"at": "2"})
             self.assertEqual(str(run.optimizer.state_dict()), str(before))
 
+    def test_of_several_models_go_on_together_or_not_at_all(self):
+        def of(runs, optimizer_names=None):
+            models = {name: run.model for name, run in runs.items()}
+            return models, {name: run.optimizer for name, run in zip(optimizer_names or runs, runs.values())}
+
+        def make():
+            return {"first": Run(OPTIMIZERS["Adam"]), "second.2": Run(OPTIMIZERS["SGD"])}
+
+        with shared_folder() as folder:
+            runs = make()
+            models, optimizers = of(runs)
+            for run in runs.values():
+                run.train(0, 1)
+            smp.save_state(folder, models, {"at": "2"}, optimizer=optimizers)
+            expected = [run.train(2, 3) for run in runs.values()]
+            others = make()
+            models, optimizers = of(others)
+            before = others["first"].model.state_dict()
+            for given, text in (
+                ({"first": models["first"], "third": models["second.2"]}, "the model 'third', got one with 'first', 'second.2'"),
+                (models["first"], "the model without a name, got one with 'first', 'second.2'"),
+                ({"../x": models["first"]}, "expected the name of a DistributedModel of at most 128"),
+                ({}, "expected a DistributedModel, or several by name, got none"),
+            ):
+                with self.assertRaisesRegex(ValueError, text):
+                    smp.load_state(folder, given)
+            with self.assertRaisesRegex(ValueError, "expected the state of SGD, got that of Adam|of Adam, got that of SGD"):
+                smp.load_state(folder, models, optimizer=of(others, reversed(others))[1])
+            with self.assertRaisesRegex(TypeError, "expected a DistributedModel, or several by name, got Net"):
+                smp.load_state(folder, others["first"].net)
+            support.same_bits(self, others["first"].model.state_dict(), before, "after refused loads")
+            self.assertEqual(smp.load_state(folder, models, optimizer=optimizers), {"at": "2"})
+            for run, losses in zip(others.values(), expected):
+                support.same_bits(self, run.train(2, 3), losses, "losses")
+
+
+class Series(unittest.TestCase):
+    def test_on_each_host_and_of_several_models(self):
+        with shared_folder() as folder:
+            run = Run(OPTIMIZERS["Adam"])
+            run.train(0)
+            saves = smp.SaveSeries(folder, on_each_host=True)
+            content = {"of": str(smp.rank())}
+            saves.save(1, {"a": run.model}, content, optimizer={"a": run.optimizer}, in_background=True)
+            expected = run.train(1)
+            other = Run(OPTIMIZERS["Adam"])
+            self.assertEqual(saves.resume({"a": other.model}, optimizer={"a": other.optimizer}), (1, {"of": "0"}))
+            support.same_bits(self, other.train(1), expected, "losses")
+
+    def test_goes_on_with_the_same_bits_from_the_newest_that_loads(self):
+        for in_background in (False, True):
+            with self.subTest(in_background), shared_folder() as folder:
+                run = Run(OPTIMIZERS["Adam"])
+                saves = smp.SaveSeries(folder)
+                self.assertIsNone(saves.resume(run.model, optimizer=run.optimizer))
+                for step in (1, 2, 3):
+                    run.train(step)
+                    saves.save(step, run.model, {"at": f"{step}"}, optimizer=run.optimizer, in_background=in_background)
+                expected = run.train(4)
+                saves.finish()
+                self.assertEqual(sorted(os.listdir(folder)), ["step_2", "step_3"])
+                other = Run(OPTIMIZERS["Adam"])
+                self.assertEqual(smp.SaveSeries(folder).resume(other.model, optimizer=other.optimizer), (3, {"at": "3"}))
+                support.same_bits(self, other.train(4), expected, "losses")
+                support.same_bits(self, other.model.state_dict(), run.model.state_dict(), "parameters")
+                smp.barrier()
+                if smp.rank() == 0:
+                    for file in glob.glob(f"{folder}/step_3/*.safetensors"):
+                        os.truncate(file, 100)
+                smp.barrier()
+                self.assertEqual(smp.SaveSeries(folder).resume(other.model, optimizer=other.optimizer), (2, {"at": "2"}))
+
+    def test_of_which_none_loads_is_an_error(self):
+        with shared_folder() as folder:
+            run = Run(OPTIMIZERS["SGD"])
+            smp.SaveSeries(folder).save(1, run.model, optimizer=run.optimizer)
+            other = Run(OPTIMIZERS["Adam"])
+            with self.assertRaisesRegex(ValueError, "expected one of 1 saves in .* to load, got none. The newest: .*SGD"):
+                smp.SaveSeries(folder).resume(other.model, optimizer=other.optimizer)
+            with self.assertRaisesRegex(ValueError, "expected to keep 1 save or more, got 0"):
+                smp.SaveSeries(folder, 0)
+            with self.assertRaisesRegex(ValueError, "expected a step of 0 or more, got -1"):
+                smp.SaveSeries(folder).save(-1, run.model, optimizer=run.optimizer)
+
 
 class Refused(unittest.TestCase):
     def check(self, run, text, folder, kind=ValueError):
@@ -200,7 +284,7 @@ class Refused(unittest.TestCase):
 
         def write(folder, kind, groups, entries):
             entries = entries if smp.rank() == smp.size() - 1 or smp.dp_size() > 1 else {}
-            _engine.save_state(folder, run.model._engine_model, kind, groups, entries, {})
+            _engine.save_state(folder, [("", run.model._engine_model)], [("", kind, groups, entries)], {})
 
         for text, entries in forged.items():
             with self.subTest(text), shared_folder() as folder:

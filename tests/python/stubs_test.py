@@ -48,7 +48,8 @@ class Stubs(unittest.TestCase):
             self.compare(functions_of(body), module, stub.name)
             for each in body:
                 own = vars(getattr(module, each.name, object)) if isinstance(each, ast.ClassDef) else {}
-                methods = {name for name, value in own.items() if inspect.isfunction(value) or isinstance(value, property)}
+                others = property, staticmethod
+                methods = {name for name, value in own.items() if inspect.isfunction(value) or isinstance(value, others)}
                 if methods:
                     declared = functions_of(each.body)
                     self.assertEqual({n for n in declared if n[0] != "_"}, {n for n in methods if n[0] != "_"}, each.name)

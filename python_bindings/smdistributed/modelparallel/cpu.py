@@ -14,6 +14,8 @@ import time
 import torch
 from torch.overrides import TorchFunctionMode
 
+from smdistributed.modelparallel import _engine
+
 _Device = torch.device
 _Generator = torch.Generator
 
@@ -196,8 +198,7 @@ def _device_count():
 
 
 def _processes_here():
-    """As mpirun or torchrun says it."""
-    return os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return str(_engine.launched_local_size())
 
 
 def _is_torch(frame):

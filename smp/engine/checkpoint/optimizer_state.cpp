@@ -13,6 +13,7 @@
 #include <charconv>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "runtime/device/device.h"
 #include "runtime/device/random.h"
@@ -20,6 +21,7 @@
 #include "runtime/exchange/wire.h"
 #include "runtime/libtorch/unmade.h"
 #include "smp/engine/checkpoint/model_state.h"
+#include "smp/engine/context/call.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 
 namespace smp::engine {
@@ -216,6 +218,29 @@ void broadcast_local_state(const RankState& own, Optimizer& optimizer, int sourc
       if (entry != state.entries.end()) optimizer.view->set_state(parameter, entry->second);
     }
   }
+}
+
+std::shared_ptr<OptimizerLoad> checked_load(RankState& own, Optimizer& optimizer, const OptimizerState& state) {
+  const char* caller = "DistributedOptimizer::load_state_dict";
+  refuse_in_body(caller);
+  refuse_in_join(caller);
+  check_is_known(optimizer, caller);
+  return in_call(own.context, "load_state_dict of an optimizer", runtime::GroupKind::kWorld,
+                 [&] { return std::make_shared<OptimizerLoad>(own, optimizer, state, /*own_error=*/""); });
+}
+
+void apply_load(RankState& own, Optimizer& optimizer, std::shared_ptr<OptimizerLoad> load) {
+  optimizer.pending = std::move(load);
+  optimizer.pending->apply_options();
+  // Before the first step every rank holds every parameter, and waits to take over the state of its own alone. The groups
+  // that the load has come through end with the step that decides the layout.
+  if (optimizer.model->is_partitioned() || !own.context.is_laid_out) take_over_loaded(own, optimizer);
+}
+
+void take_over_loaded(const RankState& own, Optimizer& optimizer) {
+  if (optimizer.pending == nullptr) return;
+  in_call(own.context, "taking over of an optimizer's loaded state", runtime::GroupKind::kWorld,
+          [&] { std::exchange(optimizer.pending, nullptr)->apply_state(own.models); });
 }
 
 OptimizerLoad::OptimizerLoad(RankState& own, Optimizer& optimizer, const OptimizerState& state, std::string own_error)

@@ -1,6 +1,7 @@
 // The state of an optimizer over a model: gathered, taken locally, loaded; and its groups as text.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "runtime/exchange/state_exchange.h"
@@ -29,6 +30,15 @@ void keep_local_state(const RankState& own, Optimizer& optimizer);
 std::string groups_to_json(const OptimizerState& state);
 /// Reads what groups_to_json wrote into `state`. Throws c10::ValueError for any other text.
 void groups_from_json(const std::string& json, OptimizerState& state);
+
+class OptimizerLoad;
+
+/// The two halves of DistributedOptimizer::load_state_dict: what it throws, and what it changes. Each is collective over all
+/// ranks.
+std::shared_ptr<OptimizerLoad> checked_load(RankState& own, Optimizer& optimizer, const OptimizerState& state);
+void apply_load(RankState& own, Optimizer& optimizer, std::shared_ptr<OptimizerLoad> load);
+/// What was loaded before the first step goes to the ranks that the parameters have now. Collective over all ranks.
+void take_over_loaded(const RankState& own, Optimizer& optimizer);
 
 /// A state that has been checked against the optimizer and not yet been written into it.
 class OptimizerLoad {

@@ -222,6 +222,12 @@ std::vector<Key> make_keys() {
        .field = &Config::log_level,
        .choices = {"info", "warning", "off"},
        .meaning = "Log lines that reach stderr."},
+      {.name = "save_key_file",
+       .field = &Config::save_key_file,
+       .is_printed = false,
+       .meaning =
+           "File with a key, of this user alone and of 32 bytes or more: saves are signed with it, and those that are not "
+           "are refused. Empty = no signature."},
       {.name = "timeline",
        .field = &Config::timeline,
        .is_printed = false,

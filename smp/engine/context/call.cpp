@@ -35,6 +35,13 @@ void hear_call(Context& context, std::string_view name, const std::vector<int>& 
   }
 }
 
+std::string first_complaint(const std::string& own, const Context& context) {
+  for (const std::string& text : context.world->all_gather(own)) {
+    if (!text.empty()) return text;
+  }
+  return "";
+}
+
 CommError failed_call(std::string_view name, const std::vector<int>& ranks, const CommError& error) {
   return CommError(std::string(name) + " of ranks " + runtime::text_of(ranks) + ": " + error.what());
 }

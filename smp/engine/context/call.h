@@ -22,6 +22,9 @@ void tell_call(Context& context, std::string_view name, const std::vector<int>& 
 /// Waits until they are in that call as well. Throws c10::Error, and ends the job, where one of them is in another.
 void hear_call(Context& context, std::string_view name, const std::vector<int>& ranks);
 
+/// The first text of a rank that is not empty, on every rank. Collective over the world.
+std::string first_complaint(const std::string& own, const Context& context);
+
 /// With the call that failed.
 CommError failed_call(std::string_view name, const std::vector<int>& ranks, const CommError& error);
 
@@ -48,7 +51,7 @@ decltype(auto) naming_call(std::string_view name, const std::vector<int>& ranks,
   } catch (const PeerLostError&) {
     throw;
   } catch (const HangError& error) {
-    throw HangError(failed_call(name, ranks, error).what(), error.ranks());
+    throw HangError(failed_call(name, ranks, error).what(), error.lines());
   } catch (const CommError& error) {
     throw failed_call(name, ranks, error);
   }

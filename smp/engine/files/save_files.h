@@ -1,8 +1,13 @@
 // The files of a save, and which save of a folder counts.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <limits>
+#include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 namespace smp::engine {
 
@@ -11,6 +16,9 @@ namespace smp::engine {
 ///
 ///   every rank writes path(rank); when all are on the disk, index_text() is committed as
 ///   index_path(); when it is, remove_others()
+///
+/// In a folder without state.json, as a job leaves it that is killed while it saves in the background, the save counts whose
+/// files are all there, and of several the one that was written last.
 struct SaveFiles {
   std::filesystem::path folder{};
   std::string id{};   // random_digits(); empty in a save without state.json, as they were once
@@ -23,6 +31,33 @@ struct SaveFiles {
   /// are regular files of the owner of state.json.
   void remove_others() const noexcept;
 };
+
+/// SERIES/step_N.
+std::filesystem::path folder_of_step(const std::filesystem::path& series, int64_t step);
+/// N; nothing for a folder of another name.
+std::optional<int64_t> step_of(const std::filesystem::path& folder);
+
+/// 16 hexadecimal digits.
+bool is_save_id(const std::string& text);
+
+/// What a folder has of a save, whose other files may lie on other hosts.
+struct SeenSave {
+  std::string id{};
+  int num_ranks = 0;
+  std::set<int> ranks{};  // whose files are here
+  // When the last of them was: nanoseconds by the clock of the host, which may count from a year to come.
+  int64_t written = std::numeric_limits<int64_t>::min();
+  bool is_indexed = false;
+
+  bool is_complete() const;
+};
+/// That of `saves`, where it is made if it is not there.
+SeenSave& save_of(std::vector<SeenSave>& saves, const std::string& id, int num_ranks);
+/// Of those that are complete the one that counts: that of an index, or the one that was written last; null without one.
+const SeenSave* counting_save(const std::vector<SeenSave>& saves);
+
+/// All of them, but for a save that has no id. Throws c10::ValueError where state.json is damaged.
+std::vector<SeenSave> seen_saves(const std::filesystem::path& folder);
 
 /// Removes the save of a folder, whole or not, and the folder if nothing else is in it. Its index goes first.
 void remove_save(const std::filesystem::path& folder) noexcept;

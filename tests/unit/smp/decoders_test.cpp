@@ -8,6 +8,7 @@
 #include "smp/comm.h"
 #include "smp/config.h"
 #include "smp/engine/checkpoint/optimizer_state.h"
+#include "smp/engine/checkpoint/spread_save.h"
 #include "smp/engine/planning/measure_costs.h"
 #include "smp/engine/replicas/replica_step.h"
 #include "smp/engine/timeline/step_timeline.h"
@@ -171,9 +172,21 @@ Decoder measurements() {
           [](std::string_view bytes) { engine::decode_wanted(bytes); }};
 }
 
+Decoder folder_views() {
+  const engine::SeenSave whole{
+      .id = "0123456789abcdef", .num_ranks = 3, .ranks = {0, 1, 2}, .written = 7, .is_indexed = true};
+  runtime::WireWriter out, empty;
+  engine::put_view({.has_save = true, .is_damaged = false, .saves = {whole, {.id = "fedcba9876543210"}}}, out);
+  engine::put_view({}, empty);
+  const std::string bytes = out.take();
+  const auto read = [](std::string_view text) { return runtime::read_all(text, "view", engine::get_view); };
+  EXPECT_TRUE(read(bytes).saves.front().is_complete());
+  return {"view of a save's folder", {bytes, empty.take()}, read};
+}
+
 TEST(Decoders, OfTheLibrarySurviveDamage) {
   for (const Decoder& decoder :
-       {objects(), files(), configurations(), groups(), timelines(), replica_steps(), measurements()}) {
+       {objects(), files(), configurations(), groups(), timelines(), replica_steps(), measurements(), folder_views()}) {
     expect_survives_damage(decoder);
   }
 }

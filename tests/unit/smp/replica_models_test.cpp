@@ -47,6 +47,27 @@ struct TwoModels {
 constexpr int kTwoReplicas = 2;
 const Config kOneStage = {.pipeline_parallel_degree = 1, .microbatches = 1};
 
+TEST(ReplicaModels, ThatDifferInOneBitAreTold) {
+  run_smp_ranks(6, {.pipeline_parallel_degree = 2, .microbatches = 2, .log_level = LogLevel::kOff}, [] {
+    const auto net = tests::make_net();
+    DistributedModel<SmallNet> model(net);
+    auto step = tests::training_step(model);
+    EXPECT_TRUE(contains(message_of([&] { model.check_replicas(); }), "expected a call after the first step"));
+    step(rows(8, 8, 1), rows(8, 4, 2));
+    model.check_replicas();
+    std::string changed;
+    if (rank() == size() - 1) {
+      const auto [name, parameter] = model.local_named_parameters().back();
+      changed = name;
+      const at::Tensor bits = parameter.detach().view(at::kInt).view(-1);
+      bits[bits.numel() - 1].bitwise_xor_(1);
+    }
+    changed = allgather(changed, CommGroup::WORLD).back();
+    EXPECT_TRUE(contains(message_of([&] { model.check_replicas(); }),
+                         "parameter '" + changed + "', got one value on replicas 0, 1 and another on replica 2"));
+  });
+}
+
 TEST(ReplicaModels, BackwardPassesPerStepCountsTheStepsOfItsModel) {
   run_smp_ranks(kTwoReplicas, kOneStage, [] {
     TwoModels both(2);

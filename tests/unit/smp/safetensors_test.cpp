@@ -69,6 +69,18 @@ TEST_F(SafetensorsFile, KeepsEveryTypeShapeAndBit) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder()), {}), 1);
 }
 
+TEST_F(SafetensorsFile, KeepsTheOrderOfTensorsWithoutNumbers) {
+  Safetensors file{.tensors = {{"first", torch::ones({3})}}, .metadata = {}};
+  for (int i = 0; i < 40; ++i) file.tensors.emplace_back("empty " + std::to_string(i), torch::empty({0, 3}));
+  write_safetensors(path(), file);
+  const Safetensors read = read_safetensors(path());
+  ASSERT_EQ(read.tensors.size(), file.tensors.size());
+  std::vector<std::string> got, want;
+  for (const auto& [name, tensor] : read.tensors) got.push_back(name);
+  for (const auto& [name, tensor] : file.tensors) want.push_back(name);
+  EXPECT_EQ(got, want);
+}
+
 TEST_F(SafetensorsFile, RefusesWhatItCannotWriteAndLeavesTheOldFile) {
   write_safetensors(path(), {.tensors = {{"a", torch::ones({2})}}, .metadata = {}});
   const std::string before = bytes();

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 
+#include "smp/safetensors.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/examples/temporary_folder.h"
@@ -73,6 +75,23 @@ class SaveSeriesTest : public testing::Test {
     }
   }
 
+  fs::path path_of(int64_t step, const std::string& file) const {
+    return fs::path(folder()) / ("step_" + std::to_string(step)) / file;
+  }
+
+  // The file of a rank of a save; the name has the save's own digits.
+  fs::path file_of(int64_t step, int rank) const {
+    for (const auto& entry : fs::directory_iterator(path_of(step, "")))
+      if (entry.path().filename().string().starts_with("rank_" + std::to_string(rank) + "_of_2.")) return entry.path();
+    return "none";
+  }
+
+  // As a kill leaves it before the last rank has its file on the disk.
+  void cut_short(int64_t step) const {
+    fs::remove(path_of(step, "state.json"));
+    fs::remove(file_of(step, 1));
+  }
+
   TemporaryFolder folder_;
 };
 
@@ -96,7 +115,7 @@ TEST_F(SaveSeriesTest, LeavesWhatIsNotOfASave) {
 TEST_F(SaveSeriesTest, PassesOverADamagedSaveAndAnUnfinishedOne) {
   save({1, 2, 3}, 3);
   damage(3);
-  fs::remove(folder() + "/step_2/state.json");
+  cut_short(2);
   fs::create_directories(folder() + "/step_4");
   expect_resumed(1);
 }
@@ -136,13 +155,112 @@ TEST_F(SaveSeriesTest, NothingToResumeIsNothingAndNothingThatLoadsIsAnError) {
 
 TEST_F(SaveSeriesTest, ARunWhoseFirstSaveWasCutShortBeginsAnew) {
   save({1});
-  fs::remove(folder() + "/step_1/state.json");
+  cut_short(1);
   run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
     Training training(7);
     EXPECT_FALSE(SaveSeries(folder()).resume(training.model, training.optimizer));
   });
   save({1});
   expect_resumed(1);
+}
+
+TEST_F(SaveSeriesTest, InTheBackgroundHasTheStateOfItsCall) {
+  run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
+    Training training(3);
+    SaveSeries saves(folder(), 3);
+    for (int64_t step = 1; step <= 2; ++step) {  // the second one's into the memory of the first
+      training.train();
+      saves.save_in_background(2 * step, training.model, training.optimizer, {{"step", std::to_string(2 * step)}});
+      saves.finish();
+      saves.save(2 * step + 1, training.model, training.optimizer);
+      saves.save_in_background(2 * step, training.model, training.optimizer, {{"step", std::to_string(2 * step)}});
+      training.train();
+      saves.finish();
+    }
+  });
+  EXPECT_EQ(names(), (std::set<std::string>{"step_3", "step_4", "step_5"}));
+  for (int rank = 0; rank < 2; ++rank) {
+    const Safetensors expected = read_safetensors(file_of(5, rank)), got = read_safetensors(file_of(4, rank));
+    ASSERT_EQ(got.tensors.size(), expected.tensors.size());
+    for (size_t i = 0; i < got.tensors.size(); ++i) {
+      EXPECT_EQ(got.tensors[i].first, expected.tensors[i].first);
+      EXPECT_TRUE(got.tensors[i].second.equal(expected.tensors[i].second)) << got.tensors[i].first;
+    }
+  }
+  fs::remove_all(path_of(5, ""));
+  expect_resumed(4);
+}
+
+TEST_F(SaveSeriesTest, InTheBackgroundCountsWhenAllFilesAreThere) {
+  save({1});
+  run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
+    Training training(3);
+    training.train();
+    SaveSeries saves(folder());
+    saves.save_in_background(2, training.model, training.optimizer, {{"step", "2"}});
+  });
+  EXPECT_FALSE(fs::exists(path_of(2, "state.json")));
+  expect_resumed(2);
+  fs::remove(file_of(2, 1));
+  expect_resumed(1);
+}
+
+TEST_F(SaveSeriesTest, TheLastOfTwoWholeSavesWithoutAnIndexCounts) {
+  const auto save_without_index = [&](const std::string& text) {
+    run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
+      Training training(3);
+      SaveSeries(folder()).save_in_background(2, training.model, training.optimizer, {{"step", text}});
+    });
+  };
+  save_without_index("1");
+  const auto now = fs::file_time_type::clock::now();
+  for (int rank = 0; rank < 2; ++rank) fs::last_write_time(file_of(2, rank), now - std::chrono::hours(1));
+  save_without_index("2");
+  expect_resumed(2);
+}
+
+TEST_F(SaveSeriesTest, InTheBackgroundFailsWithFinish) {
+  save({1, 2});
+  std::ofstream(folder() + "/step_3") << "in the way";
+  run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
+    Training training(3);
+    training.train();
+    SaveSeries saves(folder(), 1);
+    saves.save_in_background(3, training.model, training.optimizer);
+    training.train();
+    EXPECT_THROW(saves.finish(), c10::Error);
+    saves.finish();  // nothing is under way any more
+    saves.save_in_background(4, training.model, training.optimizer, {{"step", "4"}});
+    saves.finish();
+  });
+  fs::remove(folder() + "/step_3");
+  EXPECT_EQ(names(), (std::set<std::string>{"step_4"}));
+  expect_resumed(4);
+}
+
+// The rank that cannot write is of the first replica when the save begins, and of the second when it is to count.
+TEST_F(SaveSeriesTest, InTheBackgroundFailsThoughTheLayoutHasChangedMeanwhile) {
+  std::ofstream(folder() + "_of_rank_1") << "in the way";
+  run_smp_ranks(2, {.parallelism = Parallelism::kAuto, .microbatches = 1, .log_level = LogLevel::kOff}, [&] {
+    Training training(3);
+    SaveSeries saves(folder() + (rank() == 1 ? "_of_rank_1" : ""));
+    saves.save_in_background(1, training.model, training.optimizer);
+    training.train();
+    EXPECT_EQ(dp_size(), 2);
+    EXPECT_TRUE(contains(message_of([&] { saves.finish(); }), "Not a directory"));
+  });
+  EXPECT_FALSE(fs::exists(path_of(1, "state.json")));
+}
+
+TEST_F(SaveSeriesTest, WhatCannotBeWrittenIsSaidAtTheEndOfTheSeries) {
+  std::ofstream(folder()) << "in the way";
+  testing::internal::CaptureStderr();
+  run_smp_ranks(1, {.log_level = LogLevel::kOff}, [&] {
+    Training training(3);
+    SaveSeries(folder()).save_in_background(7, training.model, training.optimizer);
+  });
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(text, "smp: the save of step 7 failed: ") && contains(text, "Not a directory")) << text;
 }
 
 TEST_F(SaveSeriesTest, UnfinishedSavesDoNotPushFinishedOnesOut) {
@@ -172,6 +290,30 @@ TEST_F(SaveSeriesTest, AFolderThatCannotBeReadIsAnError) {
     const auto call = [&] { SaveSeries(folder()).resume(training.model, training.optimizer); };
     EXPECT_TRUE(contains(message_of<c10::ValueError>(call), "expected a folder of saves, or none, got: Not a directory"));
   });
+}
+
+TEST_F(SaveSeriesTest, ARenamedSaveIsNotOfTheStepOfItsNewName) {
+  save({1, 2});
+  fs::rename(fs::path(folder()) / "step_1", fs::path(folder()) / "step_9");
+  expect_resumed(2);
+}
+
+TEST_F(SaveSeriesTest, StaysInItsFolderWhereTheProgramGoesElsewhere) {
+  const fs::path before = fs::current_path();
+  fs::create_directories(folder_.path("elsewhere/run/step_1"));
+  run_smp_ranks(1, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
+    fs::current_path(folder_.path(""));
+    Training training(3);
+    SaveSeries saves("run", 1);
+    for (const int64_t step : {1, 2}) {
+      saves.save_in_background(step, training.model, training.optimizer);
+      fs::current_path(folder_.path("elsewhere"));
+    }
+    saves.finish();
+    fs::current_path(before);
+  });
+  EXPECT_EQ(names(), (std::set<std::string>{"step_2"}));
+  EXPECT_TRUE(fs::exists(folder_.path("elsewhere/run/step_1")));
 }
 
 TEST_F(SaveSeriesTest, NeverRemovesTheSaveThatItHasMade) {

@@ -250,19 +250,36 @@ TEST(Init, StepWithoutAModelIsRefused) {
   });
 }
 
-TEST(Init, DifferentConfigurationsAreRefusedOnEveryRank) {
+// The message of each of two ranks.
+void expect_refused_on_every_rank(const std::string& expected, const std::function<Config(int rank)>& config_of,
+                                  const std::function<std::string(int rank)>& software_of) {
   std::mutex mutex;
   std::multiset<std::string> messages;
   tests::run_ranks(2, [&](runtime::Transport& transport) {
     const std::shared_ptr<runtime::Transport> borrowed(std::shared_ptr<void>(), &transport);
-    const Config config{.microbatches = 2 + transport.rank(), .log_level = LogLevel::kOff};
-    const runtime::Launch launch{.rank = transport.rank(), .size = transport.size()};
-    const std::string message = message_of([&] { engine::make_context(config, launch, borrowed); });
+    const int rank = transport.rank();
+    const runtime::Launch launch{.rank = rank, .size = transport.size()};
+    const std::string message =
+        message_of([&] { engine::make_context(config_of(rank), launch, borrowed, software_of(rank)); });
     const std::lock_guard<std::mutex> lock(mutex);
     messages.insert(message);
   });
   EXPECT_EQ(messages.count(*messages.begin()), 2U);
-  EXPECT_TRUE(contains(*messages.begin(), "rank 0 and rank 1: microbatches")) << *messages.begin();
+  EXPECT_TRUE(contains(*messages.begin(), expected)) << *messages.begin();
+}
+
+TEST(Init, DifferentConfigurationsAreRefusedOnEveryRank) {
+  expect_refused_on_every_rank(
+      "rank 0 and rank 1: microbatches",
+      [](int rank) { return Config{.microbatches = 2 + rank, .log_level = LogLevel::kOff}; },
+      [](int) { return engine::versions(); });
+}
+
+TEST(Init, DifferentSoftwareIsRefusedOnEveryRank) {
+  expect_refused_on_every_rank(
+      "expected the same software on all ranks, got: rank 0 has smp 0; rank 1 has smp 1. Install the same",
+      [](int) { return Config{.microbatches = 2, .log_level = LogLevel::kOff}; },
+      [](int rank) { return "smp " + std::to_string(rank); });
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -120,6 +121,13 @@ TEST(ThisMachine, LeavesNoChildBehind) {
   this_machine();
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
   EXPECT_EQ(errno, ECHILD);
+}
+
+TEST(MemoryKills, AreThoseThatTheKernelCounts) {
+  std::istringstream vmstat("nr_free_pages 5\ndrop_pagecache 0\noom_kill 3\nnuma_pte_updates 0\n"),
+      other("nr_free_pages 5\n");
+  EXPECT_EQ(num_memory_kills(vmstat), 3);
+  EXPECT_EQ(num_memory_kills(other), 0);
 }
 
 }  // namespace

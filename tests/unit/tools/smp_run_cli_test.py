@@ -41,6 +41,10 @@ class SmpRun(unittest.TestCase):
             (["run", "-np", "0", "prog"], "not in range"),
             (["run", "-np", "2"], "expected a program"),
             (["run", "-np", "2", "--nope", "prog"], "--nope: no such option"),
+            (["run", "-np", "2", "--min-np", "1", "prog"], "--min-np requires --hosts"),
+            (["run", "-np", "2", "--hosts", "a:2", "--min-np", "1", "prog"], "--min-np requires --max-restarts"),
+            (["run", "-np", "2", "--hosts", "a:x", "--max-restarts", "1", "--min-np", "1", "p"], "expected hosts and processes"),
+            (["run", "-np", "3", "--hosts", "a,b", "--max-restarts", "1", "--min-np", "3", "p"], "at most the 2 processes"),
         ):
             with self.subTest(arguments):
                 result = smp(*arguments)

@@ -42,14 +42,7 @@ from smdistributed.modelparallel._engine import (
     tp_size,
 )
 from smdistributed.modelparallel.torch import amp, clipping, ghosts, missing, model, optimizer
-from smdistributed.modelparallel.torch.checkpoint import (
-    load,
-    load_state,
-    resume_from_checkpoint,
-    save,
-    save_checkpoint,
-    save_state,
-)
+from smdistributed.modelparallel.torch.checkpoint import load, resume_from_checkpoint, save, save_checkpoint
 from smdistributed.modelparallel.torch.comm import (
     CommGroup,
     RankType,
@@ -87,6 +80,8 @@ from smdistributed.modelparallel.torch.model import DistributedModel
 from smdistributed.modelparallel.torch.opaque import opaque
 from smdistributed.modelparallel.torch.optimizer import DistributedOptimizer
 from smdistributed.modelparallel.torch.partition import partition, set_partition
+from smdistributed.modelparallel.torch.save_series import SaveSeries
+from smdistributed.modelparallel.torch.state_files import load_state, save_state
 from smdistributed.modelparallel.torch.state_mod import is_tracing, state
 from smdistributed.modelparallel.torch.step import StepOutput, step
 from smdistributed.modelparallel.torch.timeline import timeline

@@ -25,11 +25,11 @@ from smdistributed.modelparallel.torch.optimizer import DistributedOptimizer as 
 from smdistributed.modelparallel.torch.partition import partition as partition
 from smdistributed.modelparallel.torch.partition import set_partition as set_partition
 from smdistributed.modelparallel.torch.checkpoint import load as load
-from smdistributed.modelparallel.torch.checkpoint import load_state as load_state
+from smdistributed.modelparallel.torch.state_files import load_state as load_state
 from smdistributed.modelparallel.torch.checkpoint import resume_from_checkpoint as resume_from_checkpoint
 from smdistributed.modelparallel.torch.checkpoint import save as save
 from smdistributed.modelparallel.torch.checkpoint import save_checkpoint as save_checkpoint
-from smdistributed.modelparallel.torch.checkpoint import save_state as save_state
+from smdistributed.modelparallel.torch.state_files import save_state as save_state
 from smdistributed.modelparallel.torch.groups import get_dp_process_group as get_dp_process_group
 from smdistributed.modelparallel.torch.groups import get_mp_process_group as get_mp_process_group
 from smdistributed.modelparallel.torch.groups import get_pp_process_group as get_pp_process_group
@@ -43,6 +43,7 @@ from smdistributed.modelparallel.torch.missing import tensor_parallelism as tens
 from smdistributed.modelparallel.torch.missing import tp_register as tp_register
 from smdistributed.modelparallel.torch.missing import tp_register_with_module as tp_register_with_module
 from smdistributed.modelparallel.torch.opaque import opaque as opaque
+from smdistributed.modelparallel.torch.save_series import SaveSeries as SaveSeries
 from smdistributed.modelparallel.torch.state_mod import is_tracing as is_tracing
 from smdistributed.modelparallel.torch.state_mod import state as state
 from smdistributed.modelparallel.torch.step import StepOutput as StepOutput

@@ -9,7 +9,7 @@ import shutil
 import torch
 
 from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel.torch import files, libtorch_state
+from smdistributed.modelparallel.torch import files
 from smdistributed.modelparallel.torch.agreement import agreed
 from smdistributed.modelparallel.torch.comm import gathered
 from smdistributed.modelparallel.torch.model import check_registered, only_model
@@ -19,7 +19,7 @@ from smdistributed.modelparallel.torch.state_dicts import with_tied
 _EXIT_CODE = 7  # of a process that such an error ends (docs/reliability.md)
 
 
-def _of_checkpoints(function):
+def of_checkpoints(function):
     @functools.wraps(function)
     def call(*args, **kwargs):
         try:
@@ -33,7 +33,7 @@ def _of_checkpoints(function):
     return call
 
 
-@_of_checkpoints
+@of_checkpoints
 def save(obj, f, partial=True, pickle_module=pickle, pickle_protocol=2, v3=False):
     """torch.save(obj, f), whole or not at all. With partial, what each pp_rank has, as f_{pp_rank}_{tp_rank}, or with v3
     f_{pp_rank}_{tp_rank}_{rdp_rank}: one rank writes one file, so without v3 call it where rdp_rank() is 0, and without partial
@@ -42,7 +42,7 @@ def save(obj, f, partial=True, pickle_module=pickle, pickle_protocol=2, v3=False
     files.write(path, lambda file: torch.save(obj, file, pickle_module, pickle_protocol))
 
 
-@_of_checkpoints
+@of_checkpoints
 def load(f, map_location=None, pickle_module=pickle, partial=True, back_compat=False, *, trusted=None, **pickle_load_args):
     """What save wrote, here the part of this rank; also f_{mp_rank} of early versions, which back_compat prefers.
 
@@ -73,7 +73,7 @@ def _part_of(f, back_compat):
     return f + there[0]
 
 
-@_of_checkpoints
+@of_checkpoints
 def save_checkpoint(
     path,
     tag,
@@ -112,7 +112,7 @@ def save_checkpoint(
         return os.path.abspath(path), own, (only_optimizer(own) if optimizer is None else optimizer) if partial else None
 
     path, model, optimizer = agreed("save_checkpoint", check)
-    _check_alike("save_checkpoint", path, tag, partial, partial and optimizer is not None)
+    check_alike("save_checkpoint", path, tag, partial, partial and optimizer is not None)
     if partial:
         _save_parts(path, tag, model, optimizer, user_content)
     else:
@@ -127,7 +127,7 @@ def save_checkpoint(
     agreed("save_checkpoint", finish)
 
 
-def _check_alike(caller, *given):
+def check_alike(caller, *given):
     for rank, other in enumerate(gathered(caller, given)):
         if other != given:
             raise ValueError(f"{caller}: expected the same call on all ranks, got {given} here and {other} on rank {rank}.")
@@ -254,7 +254,7 @@ def _content_path(path, tag):
     return staged if os.path.exists(staged) and not os.path.exists(model) else content
 
 
-@_of_checkpoints
+@of_checkpoints
 def resume_from_checkpoint(
     path,
     tag=None,
@@ -286,7 +286,7 @@ def resume_from_checkpoint(
         return folder, name
 
     folder, name = agreed("resume_from_checkpoint", find)
-    _check_alike("resume_from_checkpoint", folder, name, bool(partial), bool(strict), wants_optimizer)
+    check_alike("resume_from_checkpoint", folder, name, bool(partial), bool(strict), wants_optimizer)
 
     def read():
         own = only_model() if model is None else model
@@ -309,50 +309,6 @@ def resume_from_checkpoint(
     if optimizer is not None:
         optimizer.load_state_dict(optimizer_state)
     return content
-
-
-@_of_checkpoints
-def save_state(folder, model, user_content=None, *, optimizer=None):
-    """Writes the model as smp::save_state of C++ does, with texts by name, and options and state of an optimizer that is SGD,
-    Adam, AdamW, RMSprop or Adagrad of torch.optim: a C++ program, and load_state, go on from it in any number of partitions.
-    Collective over all ranks."""
-    _begin("save_state", folder, optimizer)
-    content = user_content or {}
-
-    def check():
-        _check_texts(content)
-        return ("", [], {}) if optimizer is None else libtorch_state.of(optimizer, model)
-
-    state = agreed("save_state", check)
-    _engine.save_state(os.fspath(folder), model._engine_model, *state, content)
-
-
-@_of_checkpoints
-def load_state(folder, model, *, optimizer=None):
-    """Loads the model, and the optimizer where one is given, of a folder that smp::save_state of C++ or save_state wrote, and
-    returns its texts by name. Collective over all ranks; where it raises, on all, nothing has changed."""
-    _begin("load_state", folder, optimizer)
-
-    def load_optimizer(*state):
-        if optimizer is not None:
-            libtorch_state.load(optimizer, model, *state)
-
-    return _engine.load_state(os.fspath(folder), model._engine_model, load_optimizer)
-
-
-def _check_texts(content):
-    try:
-        "".join([*content, *content.values()]).encode()
-    except (AttributeError, TypeError, UnicodeEncodeError):
-        raise TypeError(
-            f"expected user_content to be texts by name, which files of C++ hold, got {content!r}. Pass json.dumps() of what "
-            "is none, and the optimizer as optimizer=."
-        ) from None
-
-
-def _begin(caller, folder, optimizer):
-    _engine.refuse_in_body(f"smp.{caller}")
-    _check_alike(caller, os.fspath(folder), optimizer is not None)
 
 
 def _newest(folder):

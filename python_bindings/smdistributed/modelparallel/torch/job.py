@@ -2,9 +2,11 @@
 
 import ast
 import atexit
+import faulthandler
 import itertools
 import json
 import os
+import signal
 import sys
 import traceback
 
@@ -36,10 +38,20 @@ def init(config=None):
         sys.excepthook = _end_with(sys.excepthook)
     _process = os.getpid()
     _engine.init(json.dumps(named))
+    # Where a rank hangs, the lines of the script say more than the interpreter's functions.
+    _engine.answer_with_stack(lambda file: faulthandler.register(signal.SIGURG, file=file, all_threads=False))
     sys.exit = _noting_its_code(sys.exit)
     atexit.register(_leave)
+    _tell_ranks_of_srun()
     ranks_of_accelerate.hide_stages()
     groups.join()
+
+
+def _tell_ranks_of_srun():
+    """As mpirun says it, for those that look: srun has no variables that accelerate or a script would know."""
+    if "PMIX_RANK" in os.environ and "OMPI_COMM_WORLD_SIZE" not in os.environ and _engine.size() > 1:
+        own = {"RANK": _engine.rank(), "SIZE": _engine.size(), "LOCAL_RANK": _engine.local_rank(), "LOCAL_SIZE": _engine.local_size()}
+        os.environ.update({f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()})
 
 
 def _check_in_force(named):

@@ -30,7 +30,7 @@ _KINDS = {
 
 
 def of(optimizer, model):
-    """(kind, [(options, names)], {name: fields}) of this rank, for _engine.save_state."""
+    """kind, [(options, names)], {name: fields} of this rank, for _engine.save_state."""
     kind = _kind_of(optimizer, model)
     options, known = _KINDS[kind]
     names = {}  # the first of each: it is the parameter's own, where several modules share it
@@ -56,9 +56,9 @@ def of(optimizer, model):
     return kind.__name__, groups, entries
 
 
-def load(optimizer, model, kind, groups, entries):
-    """What _engine.load_state has read on each rank, into the optimizer. Collective over all ranks; where it raises, on all,
-    nothing has changed."""
+def loading(optimizer, model, kind, groups, entries):
+    """What loads into the optimizer what _engine.load_state has read on each rank, when it is called. Collective over all ranks;
+    changes nothing, and raises on all."""
     caller = "load_state"
     own = agreed(caller, lambda: _kind_of(optimizer, model))
     read = [each for each in gathered(caller, (kind, groups)) if each[0]]  # some ranks may have read no file
@@ -96,9 +96,13 @@ def load(optimizer, model, kind, groups, entries):
         raise ValueError(
             f"{caller}: expected the state of all {len(parameters)} parameters, as Adagrad has it, got that of {len(state)}."
         )
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.local_state_dict()["param_groups"]})
-    for index, (numbers, _) in enumerate(groups):
-        OptimizerView(optimizer).set_options(index, {_IN_PYTHON.get(name, name): value for name, value in numbers.items()})
+
+    def load():
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.local_state_dict()["param_groups"]})
+        for index, (numbers, _) in enumerate(groups):
+            OptimizerView(optimizer).set_options(index, {_IN_PYTHON.get(name, name): value for name, value in numbers.items()})
+
+    return load
 
 
 def _kind_of(optimizer, model):

@@ -129,6 +129,11 @@ class DistributedModel(Members, torch.nn.Module):
         the pipeline. torch.nn.utils.clip_grad_norm_ does the same for model.parameters()."""
         return _engine.clip_grad_norm(self._engine_model, max_norm, norm_type)
 
+    def check_replicas(self):
+        """Compares the parameters of all replicas, bit by bit, and raises RuntimeError on every rank with the first that differs.
+        Collective over all ranks; after the first step."""
+        _engine.check_replicas(self._engine_model)
+
     def __reduce_ex__(self, protocol):
         raise TypeError(
             "DistributedModel: expected neither copies nor pickles of one, whose parameters are on several ranks. Copy the module "

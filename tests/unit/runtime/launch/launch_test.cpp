@@ -95,6 +95,32 @@ TEST(Launch, ReadsMpirunInsideASlurmAllocation) {
   EXPECT_EQ(detect_launch(in(kMpirun + slurm)).size, 8);
 }
 
+Environment of_srun(const std::string& rank, const std::string& node, const std::string& counts) {
+  return {{"SLURM_PROCID", rank}, {"SLURM_STEP_NUM_TASKS", "5"},         {"SLURM_LOCALID", "0"},
+          {"SLURM_NODEID", node}, {"SLURM_STEP_TASKS_PER_NODE", counts}, {"PMIX_RANK", rank}};
+}
+
+TEST(Launch, ReadsAStepOfSrunThatMeetsOverPmix) {
+  EXPECT_EQ(detect_launch(in(of_srun("2", "1", "2(x2),1"))), (Launch{Launch::Kind::kSrun, 2, 5, 0, 2}));
+  EXPECT_EQ(detect_launch(in(of_srun("4", "2", "2(x2),1"))), (Launch{Launch::Kind::kSrun, 4, 5, 0, 1}));
+  EXPECT_EQ(detect_launch(in(of_srun("0", "0", "5"))), (Launch{Launch::Kind::kSrun, 0, 5, 0, 5}));
+  expect_contains(describe_mismatch(detect_launch(in(of_srun("0", "0", "5"))), 0, 1),
+                  "(SLURM_PROCID=0, SLURM_STEP_NUM_TASKS=5)");
+}
+
+TEST(Launch, TakesTorchrunThatSrunHasStartedOnEachNode) {
+  EXPECT_EQ(detect_launch(in(kTorchrun + of_srun("0", "0", "1(x5)"))).kind, Launch::Kind::kTorchrun);
+  const Environment alike{{"RANK", "2"}, {"WORLD_SIZE", "5"}, {"LOCAL_RANK", "0"}};  // of a script, for torch.distributed
+  EXPECT_EQ(detect_launch(in(alike + of_srun("2", "1", "2(x2),1"))).kind, Launch::Kind::kSrun);
+  const Environment alone{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}};
+  expect_contains(refusal_of(alone + of_srun("2", "1", "2(x2),1")), "SLURM_PROCID=2, SLURM_STEP_NUM_TASKS=5 (srun)");
+}
+
+TEST(Launch, RefusesCountsOfSrunThatItCannotRead) {
+  for (const char* counts : {"", "x", "2(", "2(x", "2(x2", "2(x2),", "2(x)", "2x2", "2(x2)1", "-2", "0", "2(x99999999999)"})
+    expect_contains(refusal_of(of_srun("4", "2", counts)), "in SLURM_STEP_TASKS_PER_NODE as many tasks of each node");
+}
+
 TEST(Launch, TakesTwoLaunchersThatAgree) {
   const Environment torch{{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}};
   EXPECT_EQ(detect_launch(in(kMpirun + torch)).kind, Launch::Kind::kMpirun);
@@ -114,8 +140,7 @@ TEST(Launch, RefusesLaunchersThatItCannotServeAndSaysWhatWorks) {
       {{{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "torchrun (RANK=0, WORLD_SIZE=2)"},
       {{{"WORLD_SIZE", "2"}}, "torchrun (WORLD_SIZE=2)"},
       {{{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}}, "torchrun (LOCAL_RANK=0, LOCAL_WORLD_SIZE=2)"},
-      {{{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"PMIX_RANK", "1"}},
-       "srun (SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=4)"},
+      {{{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}, "srun (SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=4)"},
       {{{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}}, "srun (SLURM_PROCID=3)"},
       {{{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "2"}},
        "MVAPICH (MV2_COMM_WORLD_RANK=0, MV2_COMM_WORLD_SIZE=2)"},

@@ -112,6 +112,22 @@ TEST(Sockets, CloseConnectionsOfStrangers) {
   second.get();
 }
 
+TEST(Sockets, AreNotHeldUpByStrangersThatSayNothing) {
+  c10d::HashStore store;
+  auto first = std::async(std::launch::async, [&] { shutdown(*create(store, {0, 2, 2, "127.0.0.1"}, kTimeout)); });
+  const std::vector<uint8_t> text = store.get("address/0");  // waits for it
+  const auto port = boost::json::parse(std::string(text.begin(), text.end())).at("port").to_number<uint16_t>();
+  sockaddr_in address = local_address(port);
+  std::vector<Descriptor> strangers;
+  for (int i = 0; i < 500; ++i) {
+    strangers.emplace_back(socket(AF_INET, SOCK_STREAM, 0));
+    ASSERT_EQ(connect(strangers.back().number(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    if (i % 2 == 0) send(strangers.back().number(), "half a word", 11, MSG_NOSIGNAL);
+  }
+  second_rank(store, "127.0.0.1", shutdown).get();
+  first.get();
+}
+
 TEST(Sockets, NameARankWhoseConnectionsEnd) {
   for (const std::string host : {"", "127.0.0.1"}) {
     c10d::HashStore store;

@@ -1,23 +1,44 @@
 // Owns the proof of runtime/watch within one process; failure_test.py has the rest, with real worlds.
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "runtime/exchange/root_cause.h"
 #include "runtime/transport/error.h"
 #include "runtime/transport/loopback.h"
 #include "runtime/watch/peer_processes.h"
+#include "runtime/watch/stack.h"
 #include "runtime/watch/termination.h"
+#include "runtime/watch/wait_limit.h"
 
 namespace smp::runtime {
 namespace {
 
 constexpr int kFailed = static_cast<int>(ExitCode::kFailed);
 constexpr int kPeerFailed = static_cast<int>(ExitCode::kPeerFailed);
+
+TEST(WaitLimit, CountsNoTimeInWhichTheProcessWasStopped) {
+  using std::chrono::seconds;
+  WaitLimit limit;
+  int looks = 0;
+  for (; !limit.is_over(std::chrono::milliseconds(500 * looks), seconds(10)); ++looks) continue;
+  EXPECT_EQ(looks, 20);
+  WaitLimit stopped;
+  EXPECT_FALSE(stopped.is_over(seconds(1), seconds(10)));
+  EXPECT_FALSE(stopped.is_over(seconds(3601), seconds(10)));  // one more
+  EXPECT_FALSE(stopped.is_over(seconds(3608), seconds(10)));  // and another one
+  for (int more = 1; more < 7; ++more) EXPECT_FALSE(stopped.is_over(seconds(3608 + more), seconds(10))) << more;
+  EXPECT_TRUE(stopped.is_over(seconds(3615), seconds(10)));
+}
 
 TEST(PeerProcesses, KnowsThatThisProcessRuns) { EXPECT_TRUE(is_running(this_process())); }
 
@@ -81,6 +102,66 @@ TEST(PeerProcesses, NamesAZombieAndAnEndedProcess) {
   EXPECT_FALSE(peers.is_rank_running(1));
   EXPECT_EQ(peers.name_of(1), "rank 1 (pid " + std::to_string(child) + " on host " + process.host + ")");
   close(end[0]);
+}
+
+// Of a child that runs `child` and then waits.
+std::vector<std::string> stack_of_child(void (*child)()) {
+  int ready[2];
+  EXPECT_EQ(pipe(ready), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    child();
+    close(ready[1]);
+    for (;;) pause();
+  }
+  close(ready[1]);
+  char byte = 0;
+  EXPECT_EQ(read(ready[0], &byte, 1), 0);
+  close(ready[0]);
+  const StackQuestion question(pid);
+  std::optional<std::vector<std::string>> stack;
+  while (!(stack = question.answer())) sched_yield();
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  return *stack;
+}
+
+bool has_own_frame(const std::vector<std::string>& stack) {
+  return std::any_of(stack.begin(), stack.end(),
+                     [](const std::string& frame) { return frame.starts_with("watch_test+0x"); });
+}
+
+TEST(Stack, IsToldByAProcessThatAnswers) {
+  EXPECT_TRUE(has_own_frame(stack_of_child([] { answer_with_stack(); })));
+}
+
+TEST(Stack, IsEmptyWhereNobodyAnswers) {
+  EXPECT_TRUE(stack_of_child([] {}).empty());
+  EXPECT_TRUE(stack_of_child([] {
+                signal(SIGURG, [](int) {});  // the program's own
+                answer_with_stack();
+              }).empty());
+}
+
+TEST(Stack, OfAForkIsNotThatOfItsParent) {
+  answer_with_stack();
+  EXPECT_TRUE(stack_of_child([] {}).empty());
+  EXPECT_TRUE(has_own_frame(stack_of_child([] { answer_with_stack(); })));
+}
+
+TEST(Stack, OfAScriptIsReadAsFaulthandlerWritesIt) {
+  static int answers = -1;
+  const std::vector<std::string> stack = stack_of_child([] {
+    answer_with_stack([](int file) {
+      answers = file;
+      signal(SIGURG, [](int) {
+        constexpr std::string_view kText =
+            "Current thread 0x00007f (most recent call first):\n  File \"a, line 1 in b/train.py\", line 33 in forward\n";
+        [[maybe_unused]] const ssize_t size = write(answers, kText.data(), kText.size());
+      });
+    });
+  });
+  EXPECT_EQ(stack, std::vector<std::string>{"forward at a, line 1 in b/train.py:33"});
 }
 
 int num_earlier_calls = 0;

@@ -1,0 +1,57 @@
+"""A rank that is killed in any phase of a step, or in a save, ends the job and is named; nothing of it is left.
+
+Usage: killed_in_test.py SMP KILLED_IN [--times N]
+Prints how long it took from each death to the end of the last process: operations want 5 s at most.
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import uuid
+
+import worlds
+
+PHASES = ("forward", "backward", "reduction", "optimizer", "save")
+RANKS = (0, 1)  # one that leads, and one that does not; both write
+LIMIT_S = 60 * worlds.SLOWNESS
+
+
+class Killed(unittest.TestCase):
+    def test_in_any_phase_is_named_and_nothing_is_left(self):
+        slowest = 0
+        for phase in PHASES:
+            for rank in RANKS:
+                for _ in range(OPTIONS.times):
+                    with self.subTest(phase=phase, rank=rank), tempfile.TemporaryDirectory() as folder:
+                        slowest = max(slowest, self.seconds_to_the_end(phase, rank, folder))
+        print(f"{len(PHASES) * len(RANKS) * OPTIONS.times} kills, the slowest end {slowest:.1f} s later", file=sys.stderr)
+
+    def seconds_to_the_end(self, phase, rank, folder):
+        token = f"token-{uuid.uuid4().hex}"
+        job = subprocess.run([OPTIONS.smp, "run", "-np", "4", OPTIONS.killed_in, phase, str(rank), f"{folder}/save", token],
+                             env=worlds.ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             timeout=LIMIT_S, check=False)
+        left = worlds.left_behind(token)
+        end = time.monotonic()
+        self.assertEqual((left, job.returncode), ([], 137), job.stdout)
+        deaths = re.findall(r"^dies at (\S+)$", job.stdout, re.M)
+        self.assertEqual(len(deaths), 1, job.stdout)
+        others = {int(each) for each in re.findall(r"^\[rank (\d)\] ", job.stdout, re.M)}
+        self.assertTrue(others and rank not in others, job.stdout)
+        self.assertRegex(job.stdout, rf"(?m)^\[rank \d\] .*rank {rank} \(pid \d+ on host \S+\) was killed")
+        self.assertFalse(pathlib.Path(folder, "save", "state.json").exists())
+        return end - float(deaths[0])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("smp")
+    parser.add_argument("killed_in")
+    parser.add_argument("--times", type=int, default=1, help="each phase and rank; 5 make 50 kills")
+    OPTIONS = parser.parse_args()
+    unittest.main(argv=["test"], verbosity=2)
