@@ -32,13 +32,9 @@ FAULTS = {
     "loops": "an endless loop",
 }
 NUM_RANKS = 4
-# By itself, as its last words; by others; by mpirun; by torchrun's summary. Not: a list of all ranks that wait.
-ACCUSED = re.compile(
-    r"^\[rank ?2\]:? *\S*(Error|Traceback|Exception)|"
-    r"\brank 2 (\(.*?\))?.*(was killed|does not answer|no answer|is stopped|has left|expected|got)|"
-    r"rank 2 with PID|^\s*rank +: 2 ",
-    re.MULTILINE,
-)
+# By others, by mpirun, or by torchrun's summary; a list of all ranks that wait is none of it.
+ACCUSED = re.compile(r"\bon (rank|replica) 2\b|rank 2 \(.*\) (was killed|does not answer)|rank 2 with PID|Root Cause[^=]*?rank +: 2 ")
+LAST_WORDS = re.compile(r"^\[rank ?(\d+)\]:? *\S*(?:Error|Traceback)", re.MULTILINE)
 START_LIMIT_S = 120
 
 
@@ -96,7 +92,9 @@ class Job:
         self.process.wait()
 
     def names_culprit(self):
-        return bool(ACCUSED.search(self.output.read_text(errors="replace")))
+        """Where all ranks say why they end, that of the culprit is one of many."""
+        printed = self.output.read_text(errors="replace")
+        return bool(ACCUSED.search(printed)) or set(LAST_WORDS.findall(printed)) == {"2"}
 
 
 def measured(side, launcher, fault, limit_s, kept):
