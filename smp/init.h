@@ -24,7 +24,7 @@ bool is_initialized();
 
 /// Has somebody asked for a stop? Collective, and the same answer on all ranks: ask between steps, then save and end with
 /// kExitPreempted (docs/reliability.md). A SIGUSR1 to any rank asks, or one to `mpirun`, which hands it to all, or a SIGTERM
-/// to `smp run` or torchrun. Before the first call such a signal ends the job.
+/// to `smp run`. Before the first call such a signal ends the job.
 bool stop_requested();
 /// Exit code of a job that has stopped as asked and is to be resumed (EX_TEMPFAIL).
 constexpr int kExitPreempted = 75;

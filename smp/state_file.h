@@ -18,8 +18,9 @@ namespace smp {
 ///   ...
 ///   smp::UserContent user = smp::load_state("run/step_400", model, optimizer);   // before the first step or later
 ///
-/// Throws c10::Error on every rank alike when a file cannot be written, or when FOLDER/state.json
-/// is no regular file of this user; c10::ValueError inside a step body.
+/// Throws c10::Error on every rank alike when a file cannot be written, when FOLDER/state.json is
+/// no regular file of this user, or when ranks of a pipeline have made different models that no
+/// step has used; c10::ValueError inside a step body.
 template <class Optimizer>
 void save_state(const std::string& folder, const DistributedModelBase& model, DistributedOptimizer<Optimizer>& optimizer,
                 const UserContent& user = {}) {

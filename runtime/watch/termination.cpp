@@ -16,7 +16,6 @@ struct sigaction earlier_handler{};       // of SIGTERM
 struct sigaction earlier_stop_handler{};  // of SIGUSR1
 std::atomic<bool> is_requested = false;
 std::atomic<bool> is_stop_expected = false;
-std::atomic<bool> does_termination_stop = false;
 std::atomic<bool> has_stop_come = false;
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler may not lock");
 
@@ -28,8 +27,7 @@ void hand_on(const struct sigaction& earlier, int signal, siginfo_t* info, void*
 }
 
 void note_termination(int signal, siginfo_t* info, void* context) {
-  const bool asks = does_termination_stop.load(std::memory_order_relaxed) && !has_stop_come.exchange(true);
-  if (!asks) is_requested.store(true, std::memory_order_relaxed);
+  is_requested.store(true, std::memory_order_relaxed);
   hand_on(earlier_handler, signal, info, context);
 }
 
@@ -91,9 +89,8 @@ TerminationWatch::~TerminationWatch() {
 }
 
 bool is_termination_requested() noexcept { return is_requested.load(std::memory_order_relaxed); }
-void expect_stop_signals(bool also_termination) {
+void expect_stop_signals() {
   const std::lock_guard lock(install_mutex);
-  does_termination_stop = also_termination;
   if (is_stop_expected.exchange(true)) return;
   struct sigaction present{};
   sigaction(SIGUSR1, nullptr, &present);

@@ -23,9 +23,8 @@ bool is_termination_requested() noexcept;
 void acknowledge_termination() noexcept;
 
 /// From now on, and as long as the process lives, a SIGUSR1 (mpirun hands it on to all ranks) asks for a stop and does
-/// nothing else, but for the handler that was there before. also_termination: so does a SIGTERM, unless somebody has asked
-/// before; for launchers that send it long before they kill.
-void expect_stop_signals(bool also_termination = false);
+/// nothing else, but for the handler that was there before.
+void expect_stop_signals();
 /// Has one come since then?
 bool is_stop_signalled() noexcept;
 

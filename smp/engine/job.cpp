@@ -147,8 +147,7 @@ bool stop_requested() {
   engine::refuse_in_body("smp::stop_requested");
   engine::refuse_in_join("smp::stop_requested");
   auto& own = context("smp::stop_requested");
-  // torchrun kills 30 s later, mpirun at once.
-  runtime::expect_stop_signals(/*also_termination=*/own.launch.kind == runtime::Launch::Kind::kTorchrun);
+  runtime::expect_stop_signals();
   return engine::in_call(own, "stop_requested", GroupKind::kWorld, [&] {
     const auto num_asked = std::make_shared<int64_t>(runtime::is_stop_signalled() ? 1 : 0);
     runtime::keeping(num_asked, [&] { own.world->all_reduce_sum(num_asked.get(), 1, c10::ScalarType::Long); });

@@ -27,7 +27,9 @@ namespace fs = std::filesystem;
 std::set<int64_t> steps_in(const std::string& series, std::error_code& error) {
   std::set<int64_t> steps;
   for (fs::directory_iterator entry(series, error), end; !error && entry != end; entry.increment(error)) {
-    if (const std::optional<int64_t> step = step_of(entry->path())) steps.insert(*step);
+    std::error_code ignored;
+    const std::optional<int64_t> step = step_of(entry->path());
+    if (step && entry->is_directory(ignored)) steps.insert(*step);
   }
   if (error == std::errc::no_such_file_or_directory) error.clear();
   return steps;

@@ -93,7 +93,7 @@ class Scripts(unittest.TestCase):
 
     def test_hosts_are_counted(self):
         with tempfile.TemporaryDirectory() as folder:
-            pathlib.Path(folder, "hosts").write_text("# ours\na slots=4\nb slots=2\n\nc\n")
+            pathlib.Path(folder, "hosts").write_text("# ours\na slots=3\nb slots=2\n\nc\na\n")
             called = pathlib.Path(folder, "smp")
             called.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
             called.chmod(0o755)

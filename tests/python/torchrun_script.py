@@ -1,6 +1,4 @@
-"""Started by torchrun: trains as the plain loop does, also with a process group of its own or forks; fails on rank 1; or goes on until
-it is asked to stop.
-"""
+"""Started by torchrun: trains as the plain loop does, also with a process group of its own or forks; or fails on rank 1."""
 
 import multiprocessing
 import os
@@ -46,14 +44,6 @@ if sys.argv[1] == "forks" and smp.rank() == 0:  # are no ranks: a SIGTERM ends t
     if child == 0:
         sys.exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-if sys.argv[1] == "stops":
-    smp.stop_requested()  # a signal before the first call ends the job
-    sys.stdout.write("trains\n")
-    sys.stdout.flush()
-    while not smp.stop_requested():
-        pass
-    sys.stdout.write(f"rank {smp.rank()} was asked to stop\n")
-    sys.exit(smp.EXIT_PREEMPTED)
 model, optimizer = made()
 model, optimizer = smp.DistributedModel(model), smp.DistributedOptimizer(optimizer)
 plain, plain_optimizer = made()

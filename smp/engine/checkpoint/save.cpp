@@ -69,13 +69,16 @@ std::string take_from_first(state_file_internal::SavedStates& states, UserConten
 std::string complaint_of_unplaced(const state_file_internal::SavedStates& states, runtime::Transport& pipeline) {
   runtime::WireWriter own;
   std::vector<std::string> names;
-  for (const std::string& part : states.unplaced) {
-    for (const StateDict::Entry& entry : states.models.at(part).entries) {
-      names.push_back((part.empty() ? "" : part + "/") + entry.name);
-      own.put(runtime::bit_digest(entry.tensor));
+  const std::string complaint = complaint_of([&] {
+    for (const std::string& part : states.unplaced) {
+      for (const StateDict::Entry& entry : states.models.at(part).entries) {
+        names.push_back((part.empty() ? "" : part + "/") + entry.name);
+        own.put(runtime::bit_digest(entry.tensor));
+      }
     }
-  }
+  });
   const std::vector<std::string> all = pipeline.all_gather(own.take());
+  if (!complaint.empty()) return complaint;
   for (size_t rank = 1; rank < all.size(); ++rank) {
     const auto [first, other] = std::mismatch(all[0].begin(), all[0].end(), all[rank].begin(), all[rank].end());
     if (first == all[0].end() && other == all[rank].end()) continue;

@@ -292,6 +292,14 @@ TEST_F(SaveSeriesTest, AFolderThatCannotBeReadIsAnError) {
   });
 }
 
+TEST_F(SaveSeriesTest, AFileOfASavesNameIsNone) {
+  save({1, 2});
+  std::ofstream(fs::path(folder()) / "step_3") << "text";
+  expect_resumed(2);
+  save({4});
+  EXPECT_EQ(names(), (std::set<std::string>{"step_2", "step_3", "step_4"}));
+}
+
 TEST_F(SaveSeriesTest, ARenamedSaveIsNotOfTheStepOfItsNewName) {
   save({1, 2});
   fs::rename(fs::path(folder()) / "step_1", fs::path(folder()) / "step_9");
