@@ -7,6 +7,7 @@ PYTHON ?=
 MPI    ?= $(if $(filter no-mpi,$(PRESET)),OFF,AUTO)
 UNITY  ?=
 ONLY   ?=
+SECONDS ?= 60
 TORCH  := 2.11.0
 CLANG_FORMAT := 19.1.7
 CLANG_TIDY := 19.1.0.1
@@ -45,7 +46,7 @@ endif
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
   -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv digits transformers notebooks types python-given configure build demo demo-python formatter format linter tidy test test-gpu bench peers install wheel clean
+.PHONY: help packages venv digits transformers notebooks types python-given configure build demo demo-python formatter format linter tidy test fuzz test-gpu bench peers install wheel clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -160,6 +161,11 @@ test: formatter digits transformers notebooks types configure  ## All tests that
 	@cat $(build)/torch_taken.txt
 	@cmake $(build) | grep 'time limits'
 	@ctest --preset $(PRESET) --parallel $(jobs)
+
+fuzz:  ## Decoders of messages and files under libFuzzer, SECONDS=60 each; needs clang-16 and libclang-rt-16-dev
+	@$(MAKE) configure PRESET=fuzz MPI=OFF
+	@cmake --build build/fuzz --parallel $(jobs) --target fuzz
+	@tests/fuzz/run.sh build/fuzz/bin/fuzz build/fuzz/corpus $(SECONDS) $(jobs)
 
 test-gpu:  ## What one GPU can show; without one, builds it all and says what was not run
 	@$(MAKE) configure PRESET=gpu MPI=OFF

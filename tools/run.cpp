@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <initializer_list>
@@ -74,31 +73,6 @@ bool finds_other_hosts() {
   const auto are_set = {"PBS_NODEFILE", "LSB_HOSTS", "LSB_MCPU_HOSTS", "PE_HOSTFILE", "OMPI_MCA_orte_default_hostfile"};
   return std::any_of(are_set.begin(), are_set.end(), [](const char* name) { return getenv(name) != nullptr; });
 }
-
-// While it lives, signals that would end this process wait.
-class SignalsWait {
- public:
-  SignalsWait() {
-    sigemptyset(&ours_);
-    for (const int signal : {SIGTERM, SIGHUP, SIGINT, SIGUSR1})
-      if (!is_ignored(signal)) sigaddset(&ours_, signal);  // Linux keeps those too where they are blocked
-    sigprocmask(SIG_BLOCK, &ours_, &before_);
-  }
-  ~SignalsWait() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsWait(const SignalsWait&) = delete;
-  SignalsWait& operator=(const SignalsWait&) = delete;
-
-  /// Has one come, or several? They will not come again.
-  bool take() const {
-    const timespec at_once{};
-    bool has_come = false;
-    while (sigtimedwait(&ours_, nullptr, &at_once) > 0) has_come = true;
-    return has_come;
-  }
-
- private:
-  sigset_t ours_, before_;
-};
 
 int64_t memory_kills() {
   std::ifstream vmstat("/proc/vmstat");
@@ -238,9 +212,8 @@ int run(const RunOptions& options) {
     std::cerr << "smp run: the job has ended with " << code << "; restart " << num_restarts + 1 << " of "
               << options.max_restarts << std::endl;
     if (options.min_processes == 0) continue;
-    const SignalsWait signals;
     const std::optional<RunOptions> left = on_hosts_that_answer(options);
-    if (signals.take()) return kExitPreempted;
+    if (supervisor.is_stopping()) return kExitPreempted;
     if (!left) return code;
     if (left->num_processes < options.num_processes)
       std::cerr << "smp run: it goes on with " << left->num_processes << " processes, on " << left->hosts << std::endl;

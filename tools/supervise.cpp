@@ -35,6 +35,15 @@ constexpr auto kPollInterval = std::chrono::milliseconds(20);
 
 [[noreturn]] void throw_errno(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
+// As SIGHUP under nohup.
+bool is_ignored(int signal) {
+  struct sigaction present{};
+  sigaction(signal, nullptr, &present);
+  return (present.sa_flags & SA_SIGINFO) == 0 && present.sa_handler == SIG_IGN;
+}
+
+}  // namespace
+
 // Signals that are read from a descriptor while it lives, in place of handlers.
 class Signals {
  public:
@@ -70,6 +79,8 @@ class Signals {
   sigset_t before_;
   int descriptor_ = -1;
 };
+
+namespace {
 
 // A child that is `arguments`, or the error of its exec.
 pid_t start(const std::vector<std::string>& arguments, bool is_group, const sigset_t& mask) {
@@ -189,13 +200,17 @@ bool is_output_held_up() {
 
 }  // namespace
 
-bool is_ignored(int signal) {
-  struct sigaction present{};
-  sigaction(signal, nullptr, &present);
-  return (present.sa_flags & SA_SIGINFO) == 0 && present.sa_handler == SIG_IGN;
-}
+Supervisor::Supervisor(std::chrono::seconds grace)
+    : signals_(std::make_unique<const Signals>()), grace_(grace), not_of_the_job_(descendants({})) {}
 
-Supervisor::Supervisor(std::chrono::seconds grace) : grace_(grace), not_of_the_job_(descendants({})) {}
+Supervisor::~Supervisor() = default;
+
+bool Supervisor::is_stopping() {
+  while (const auto late = signals_->next(std::chrono::milliseconds(0))) {
+    is_stopping_ = is_stopping_ || (late->ssi_signo != SIGCHLD && late->ssi_signo != SIGUSR2);
+  }
+  return is_stopping_;
+}
 
 // Nothing lives but the program, which does not fetch the status of a child: where mpirun goes on for ranks elsewhere, it
 // has.
@@ -224,9 +239,8 @@ void Supervisor::end_those_left() const {
 
 int Supervisor::run(const std::vector<std::string>& arguments) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
-  const Signals signals;
   const bool is_group = isatty(STDIN_FILENO) == 0;
-  const pid_t program = start(arguments, is_group, signals.before());
+  const pid_t program = start(arguments, is_group, signals_->before());
   auto next_deadline = Clock::time_point::max();
   int next_signal = SIGTERM;
   auto next_look = Clock::now();
@@ -250,7 +264,7 @@ int Supervisor::run(const std::vector<std::string>& arguments) {
       next_deadline = now + kTermLimit;
       next_signal = SIGKILL;
     }
-    const auto info = signals.next(std::chrono::milliseconds(100));
+    const auto info = signals_->next(std::chrono::milliseconds(100));
     if (!info) continue;
     switch (static_cast<int>(info->ssi_signo)) {
       case SIGCHLD: {
@@ -282,9 +296,6 @@ int Supervisor::run(const std::vector<std::string>& arguments) {
   }
   end_those_left();
   if (WIFSIGNALED(*status)) remove_files(program);
-  while (const auto late = signals.next(std::chrono::milliseconds(0))) {
-    is_stopping_ = is_stopping_ || (late->ssi_signo != SIGCHLD && late->ssi_signo != SIGUSR2);
-  }
   return WIFEXITED(*status) ? WEXITSTATUS(*status) : 128 + WTERMSIG(*status);
 }
 

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <memory>
 #include <set>
 #include <string>
 #include <system_error>
@@ -16,8 +17,7 @@ struct NotStarted : std::system_error {
   using std::system_error::system_error;
 };
 
-/// Whether this process ignores it, as SIGHUP under nohup.
-bool is_ignored(int signal);
+class Signals;
 
 /// Runs `arguments` (a program of PATH and what it gets) and returns its exit code, 128 + the number of the signal that
 /// ended it. Throws NotStarted.
@@ -33,17 +33,24 @@ bool is_ignored(int signal);
 ///
 /// What the program leaves behind is ended and removed: processes; where mpirun was killed, its session folder and the
 /// shared memory of its ranks.
+///
+/// As long as it lives, also between two programs, none of these signals ends this process.
 class Supervisor {
  public:
   explicit Supervisor(std::chrono::seconds grace);
+  ~Supervisor();
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+
   int run(const std::vector<std::string>& arguments);
-  /// Has somebody asked for a stop?
-  bool is_stopping() const { return is_stopping_; }
+  /// Has somebody asked for a stop, so far?
+  bool is_stopping();
 
  private:
   void end_those_left() const;
   bool is_stuck(pid_t program) const;
 
+  std::unique_ptr<const Signals> signals_;
   std::chrono::seconds grace_;
   std::set<pid_t> not_of_the_job_;  // children that this process had before
   bool is_stopping_ = false;

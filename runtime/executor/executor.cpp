@@ -71,7 +71,9 @@ RankResults Executor::run(const Schedule& schedule, std::span<MicrobatchRun> mic
       action_ = &action;
       {
         const RecordedSpan span(options_.recorder, action);
+        const int64_t start_ns = host().now_ns();
         perform(action, microbatches);
+        if (action.is_compute()) computing_ns_ += host().now_ns() - start_ns;
       }
       if (holds(action.row().makes, Item::kWeightGradients) && options_.observer != nullptr) {
         const RecordedSpan span(options_.recorder, Activity::kCollective);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "partitioner/plan/message_rules.h"
@@ -78,6 +79,8 @@ class Executor {
   /// The action that it performs, in words: "receive B of microbatch 3 on stage 1, with the gradient of aten::mm of 'head'".
   /// Empty when there is none.
   std::string describe() const;
+  /// How long the forwards and backwards since the last call have taken the host.
+  int64_t take_computing_ns() { return std::exchange(computing_ns_, 0); }
 
  private:
   struct Sent {
@@ -118,6 +121,7 @@ class Executor {
   const partitioner::Schedule* schedule_ = nullptr;  // while it runs
   std::span<MicrobatchRun> microbatches_;            // and these two
   const partitioner::Action* action_ = nullptr;
+  int64_t computing_ns_ = 0;
   std::deque<Sent> sent_;
   std::deque<Expected> expected_;
   partitioner::ReceivesAhead ahead_;       // what of the column is in expected_, or has been

@@ -20,6 +20,7 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <list>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -259,7 +260,8 @@ class Meeter {
   void wait_for_a_word(const std::list<Guest>& guests) {
     std::vector<pollfd> waiting{{acceptor_.native_handle(), POLLIN, 0}};
     for (const Guest& guest : guests) waiting.push_back({const_cast<Socket&>(guest.socket).native_handle(), POLLIN, 0});
-    if (poll(waiting.data(), waiting.size(), static_cast<int>(left().count())) == 0 || Clock::now() >= end_) {
+    const auto limit_ms = static_cast<int>(std::min<int64_t>(left().count(), std::numeric_limits<int>::max()));
+    if (poll(waiting.data(), waiting.size(), limit_ms) == 0 || Clock::now() >= end_) {
       std::string ranks;
       for (int peer = self_.rank + 1; peer < self_.size; ++peer)
         if (meeting_.notices[static_cast<size_t>(peer)].number() < 0)

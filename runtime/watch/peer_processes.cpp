@@ -40,6 +40,8 @@ bool is_same_host(const ProcessIdentity& a, const ProcessIdentity& b) {
 
 }  // namespace
 
+std::string ProcessIdentity::text() const { return "pid " + std::to_string(pid) + " on host " + host; }
+
 std::string ProcessIdentity::serialised() const {
   return host + "\n" + boot + "\n" + pid_namespace + "\n" + std::to_string(pid) + "\n" + std::to_string(start_ticks);
 }
@@ -138,7 +140,7 @@ std::optional<StackQuestion> PeerProcesses::ask_for_stack(int rank) const {
 
 std::string PeerProcesses::name_of(int rank) const {
   const ProcessIdentity& process = processes_[static_cast<size_t>(rank)];
-  return "rank " + std::to_string(rank) + " (pid " + std::to_string(process.pid) + " on host " + process.host + ")";
+  return "rank " + std::to_string(rank) + " (" + process.text() + ")";
 }
 
 }  // namespace smp::runtime

@@ -18,6 +18,8 @@ struct ProcessIdentity {
   int64_t pid = 0;
   int64_t start_ticks = 0;  ///< since the host started
 
+  /// "pid 123 on host x"
+  std::string text() const;
   std::string serialised() const;
   /// Throws c10::ValueError when `text` is not what serialised() gives.
   static ProcessIdentity parse(const std::string& text);

@@ -128,11 +128,20 @@ class Hosts:
         self.is_cut = True
         ip("-n", self.spaces["switch"], "link", "set", "h2", "down")
 
+    def sockets(self, host, *options):
+        """The words of each line of `ss -tnH`."""
+        command = ["ip", "netns", "exec", self.spaces[host], "ss", "-tnH", *options]
+        return [line.split() for line in subprocess.check_output(command, text=True).splitlines()]
+
     def wait_until_quiet(self, host):
         """All that its connections have sent has arrived."""
-        command = ["ip", "netns", "exec", self.spaces[host], "ss", "-tnH"]
-        while any(line.split()[2] != "0" for line in subprocess.check_output(command, text=True).splitlines()):
+        while any(words[2] != "0" for words in self.sockets(host)):
             pass
+
+    def listening(self, host, but):
+        """The addresses on which somebody listens on another port than that."""
+        ends = [words[3].rpartition(":") for words in self.sockets(host, "-l")]
+        return {address for address, _, port in ends if int(port) != but}
 
     def processes(self, host):
         listed = subprocess.run(["ip", "netns", "pids", self.spaces[host]], check=True, capture_output=True, text=True)

@@ -17,6 +17,7 @@ import two_hosts
 import worlds
 
 LIMIT_S = 120 * worlds.SLOWNESS
+STORE_PORT = 29500
 
 
 class HostsTestCase(unittest.TestCase):
@@ -146,14 +147,34 @@ class TwoHosts(HostsTestCase):
             self.assertIn(min(resumed), (10, 11))  # the last save may have been under way
             self.assertEqual(resumed, {step: whole[step] for step in range(min(resumed), 14)})
 
-    def test_a_cut_between_ranks_of_torchrun_ends_both(self):
-        common = {**os.environ, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500",
-                  "MASTER_ADDR": two_hosts.ADDRESSES["h1"]}
-        ranks = [self.hosts.start(host, [FAILING_WORLD, "interrupted", "token"], {**common, "RANK": str(rank)})
-                 for rank, host in enumerate(("h1", "h2"))]
+    def start_of_torchrun(self, rank):
+        """One of two ranks, each on a host of its own, the first of which keeps the store."""
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                       "MASTER_PORT": str(STORE_PORT), "MASTER_ADDR": two_hosts.ADDRESSES["h1"]}
+        return self.hosts.start(f"h{rank + 1}", [FAILING_WORLD, "interrupted", "token"], environment)
+
+    def wait_until_ready(self, *ranks):
         for rank in ranks:
             while "ready" not in (line := rank.stdout.readline()):
                 self.assertTrue(line, "ended before it was ready")
+
+    def test_ranks_of_torchrun_listen_on_the_address_of_their_host_alone(self):
+        """And only until they have met. torch's own store listens everywhere."""
+        first = self.start_of_torchrun(0)
+        while not (listening := self.hosts.listening("h1", but=STORE_PORT)):
+            self.assertIsNone(first.poll())
+        self.assertEqual(listening, {two_hosts.ADDRESSES["h1"]})
+        second = self.start_of_torchrun(1)
+        self.wait_until_ready(first, second)
+        for host in two_hosts.ADDRESSES:
+            self.assertEqual(self.hosts.listening(host, but=STORE_PORT), set())
+        self.hosts.cut()
+        for rank in (first, second):
+            rank.communicate(timeout=LIMIT_S)
+
+    def test_a_cut_between_ranks_of_torchrun_ends_both(self):
+        ranks = [self.start_of_torchrun(rank) for rank in (0, 1)]
+        self.wait_until_ready(*ranks)
         self.hosts.cut()
         for rank, other in zip(ranks, ("rank 1 \\(.*h2\\)", "rank 0 \\(.*h1\\)")):
             output, _ = rank.communicate(timeout=LIMIT_S)

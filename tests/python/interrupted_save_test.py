@@ -1,71 +1,74 @@
-"""Saves that die between any two changes of their folder leave a whole checkpoint."""
+"""Saves that are killed at any system call, or to which the system refuses one, leave a whole checkpoint."""
 
+import ctypes
+import errno
 import os
+import platform
+import signal
 import tempfile
+import unittest
 
 import support
 from checkpoint_test import Case, Run, setUpModule  # noqa: F401
 
+KILLS = 0
+FAULTS = ctypes.CDLL(os.environ["SYSTEM_FAULTS"])  # tests/support/system_faults.h
 
-class Killed(BaseException):
-    pass
 
-
-class Kill:
-    """From the n-th call of one that changes a folder on, none is made."""
-
-    CALLS = ("replace", "rename", "unlink", "mkdir", "rmdir", "fsync")
-
-    def __init__(self, after):
-        self.left = after
-
-    def __enter__(self):
-        self.plain = {name: getattr(os, name) for name in self.CALLS}
-        for name, call in self.plain.items():
-            setattr(os, name, self.counting(call))
-
-    def __exit__(self, *_):
-        for name, call in self.plain.items():
-            setattr(os, name, call)
-
-    def counting(self, call):
-        def counted(*args, **kwargs):
-            if self.left == 0:
-                raise Killed
-            self.left -= 1
-            return call(*args, **kwargs)
-
-        return counted
+def run_with_fault(number, error, work):
+    """work() in a child, to whose n-th call that changes files this happens: whether there was one, and whether it ended well."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # no tracebacks
+            FAULTS.smp_let_parent_trace()
+            os.kill(os.getpid(), signal.SIGUSR1)  # counts from here
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    ended = FAULTS.smp_trace_with_fault(child, number, error)
+    if ended < 0:
+        raise AssertionError(f"the child of call {number} and error {error} has not ended as it should")
+    return bool(ended & 1), bool(ended & 2)
 
 
 class Interrupted(Case):
-    def check(self, partial):
+    def check(self, partial, errors):
         old, new = Run(), Run()
         runs = {"old": old.model.state_dict(), "new": new.model.state_dict()}
         seen = []
-        for after in range(100):
-            with tempfile.TemporaryDirectory() as folder:
+        has_come, number = True, 0
+        while has_come:
+            number += 1
+            with self.subTest(call=number), tempfile.TemporaryDirectory() as folder:
                 old.save(folder, partial=partial, user_content="old")
-                try:
-                    with Kill(after):
-                        new.save(folder, partial=partial, user_content="new")
-                except Killed:
-                    pass
-                else:
-                    break
+                has_come, is_well = run_with_fault(
+                    number, errors[number % len(errors)], lambda: new.save(folder, partial=partial, user_content="new")
+                )
+                self.assertTrue(has_come or is_well)
                 other = Run()
                 seen.append(other.resume(folder, None, partial=partial))
-                self.same(other.model.state_dict(), runs[seen[-1]], f"after {after} calls")
+                self.same(other.model.state_dict(), runs[seen[-1]], "what was found")
+                self.assertTrue(seen[-1] == "new" or not is_well)
                 old.save(folder, partial=partial, user_content="again")
                 self.assertEqual(other.resume(folder, None, partial=partial), "again")
                 self.assertFalse([name for name in os.listdir(folder) if name.startswith(".")])
-        self.assertEqual(seen, sorted(seen, reverse=True))
+        self.assertGreater(number, 15)
         self.assertEqual(set(seen), {"old", "new"})
+        if errors == [KILLS]:
+            self.assertEqual(seen, sorted(seen, reverse=True))  # "old" until the call that decides
 
-    def test_saves_leave_the_old_or_the_new(self):
+    def test_killed_at_any_call_they_leave_the_old_or_the_new(self):
         for partial in (True, False):
             with self.subTest(partial=partial):
-                self.check(partial)
+                self.check(partial, [KILLS])
+
+    @unittest.skipUnless(platform.machine() == "x86_64", "calls are refused in the registers of x86-64")
+    def test_on_a_disk_that_is_full_or_fails_they_leave_the_old_or_the_new(self):
+        for partial in (True, False):
+            with self.subTest(partial=partial):
+                self.check(partial, [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
 // Bits, bytes, numbers, ends, and parts of one message in another.
 #include "tests/support/damage.h"
 
-#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
 #include <random>
-#include <stdexcept>
-#include <typeinfo>
 
 #include "tests/support/counted_memory.h"
 
@@ -99,33 +96,20 @@ std::string hexadecimal(std::string_view bytes) {
   return text;
 }
 
-bool is_of_smp(const c10::Error& error) {
-  return std::string_view(error.what_without_backtrace()).find("INTERNAL ASSERT") == std::string_view::npos;
-}
-
 }  // namespace
 
 std::string refusal_of(const Decoder& decoder, std::string_view message) {
-  std::string refusal;
+  Outcome outcome;
   const auto fail = [&](const std::string& what) {
     ADD_FAILURE() << decoder.name << ": " << what << " for " << hexadecimal(message);
   };
-  const int64_t asked_for = bytes_asked_for([&] {
-    try {
-      decoder.decode(message);
-    } catch (const c10::Error& error) {
-      refusal = error.what_without_backtrace();
-      if (!is_of_smp(error)) fail(refusal);
-    } catch (const std::exception& error) {
-      refusal = error.what();
-      if (typeid(error) != typeid(std::runtime_error)) fail(std::string(typeid(error).name()) + " " + refusal);
-    }
-  });
+  const int64_t asked_for = bytes_asked_for([&] { outcome = outcome_of(decoder, message); });
+  if (!outcome.fault.empty()) fail(outcome.fault);
   if (asked_for > most_bytes_for(message.size())) {
     fail("expected at most " + std::to_string(most_bytes_for(message.size())) + " bytes of memory, got " +
          std::to_string(asked_for));
   }
-  return refusal;
+  return outcome.refusal;
 }
 
 void expect_survives_damage(const Decoder& decoder) {

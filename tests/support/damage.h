@@ -1,18 +1,13 @@
 // Damaged messages for decoders: always the same ones, so that a failure comes again.
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
+
+#include "tests/support/decoder.h"
 
 namespace smp::support {
-
-struct Decoder {
-  std::string name;
-  std::vector<std::string> corpus;  // what the encoder wrote
-  std::function<void(std::string_view)> decode;
-};
 
 /// What a decode may ask of memory, in all, for a message of so many bytes: numbers of one byte become structs, JSON becomes
 /// trees, and an error has a text.

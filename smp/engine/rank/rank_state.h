@@ -15,6 +15,7 @@
 #include "smp/engine/models/models.h"
 #include "smp/engine/programs/programs.h"
 #include "smp/engine/timeline/step_timeline.h"
+#include "smp/engine/timeline/stragglers.h"
 
 namespace smp::engine {
 
@@ -44,6 +45,8 @@ struct RankState {
   std::vector<std::weak_ptr<Optimizer>> optimizers;
   uint64_t evaluation_steps = 0;     // steps without a backward
   uint64_t num_skipped_updates = 0;  // because of numbers that were not finite
+  PaceRecorder pace;
+  std::optional<Stragglers> stragglers;  // on world rank 0, once there has been a window
 };
 
 /// Ends what the rank keeps when its last model is gone. A join, which takes part in the steps of others, keeps it.

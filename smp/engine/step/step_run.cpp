@@ -308,6 +308,25 @@ void StepRun::count(const StepMessage& message) {
   } else {
     rank_.evaluation_steps = message.evaluation_step + 1;
   }
+  note_pace(message);
+}
+
+// All ranks of the world count the same training steps.
+void StepRun::note_pace(const StepMessage& message) {
+  const int64_t computing_ns = rank_.executor->take_computing_ns();
+  const Context& context = rank_.context;
+  if (!message.trains || context.world->size() == 1) return;
+  rank_.pace.add(computing_ns, programs_.empty() ? 0 : programs_.front()->hash);
+  if (rank_.training_steps % Stragglers::kWindow != 0) return;
+  std::vector<Pace> paces;
+  for (const std::string& bytes : context.world->all_gather(encode(rank_.pace.take()))) paces.push_back(decode_pace(bytes));
+  if (context.world->rank() != 0) return;
+  if (!rank_.stragglers) {
+    std::vector<int> pipeline_ranks;
+    for (int r = 0; r < context.world->size(); ++r) pipeline_ranks.push_back(context.topology.coordinates(r).pp_rank);
+    rank_.stragglers.emplace(std::move(pipeline_ranks));
+  }
+  for (const std::string& line : rank_.stragglers->end_window(paces)) context.logger.warning(line);
 }
 
 void StepRun::broadcast_buffers(int source) {

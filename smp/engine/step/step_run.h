@@ -57,6 +57,7 @@ class StepRun {
   std::vector<StepOutput> exchange_recorded_results();
   void shadow(const runtime::StepMessage& message);
   void count(const runtime::StepMessage& message);
+  void note_pace(const runtime::StepMessage& message);
   void broadcast_buffers(int source);
 
   RankState& rank_;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -13,8 +14,7 @@ class TemporaryFolder {
  public:
   TemporaryFolder()
       : path_(std::filesystem::temp_directory_path() /
-              (std::string("smp_") + testing::UnitTest::GetInstance()->current_test_info()->name() + "_" +
-               std::to_string(::getpid()))) {
+              (std::string("smp_") + name_of_test() + "_" + std::to_string(::getpid()) + "_" + std::to_string(number()))) {
     std::filesystem::create_directory(path_);
   }
   ~TemporaryFolder() { std::filesystem::remove_all(path_); }
@@ -32,5 +32,14 @@ class TemporaryFolder {
   }
 
  private:
+  static std::string name_of_test() {
+    const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
+    return test == nullptr ? "none" : test->name();
+  }
+  static int number() {
+    static std::atomic<int> num_made{0};
+    return num_made++;
+  }
+
   std::filesystem::path path_;
 };

@@ -1,0 +1,30 @@
+"""A rank that takes longer than the others is named within 20 steps, and the job goes on.
+
+Usage: stragglers_test.py STRAGGLING MPIRUN [mpirun flag ...]
+"""
+
+import sys
+
+import worlds
+
+
+class Stragglers(worlds.WorldTestCase):
+    def lines(self, rank, section):
+        job = self.start(4, str(rank), section)
+        lines = self.finish(job)
+        self.assertEqual(job.returncode, 0, self.output)
+        return [line for line in lines if "straggler: " in line]
+
+    def check(self, rank, section, words):
+        found = self.lines(rank, section)
+        self.assertTrue(any(f"rank {rank} (pid " in line and words in line for line in found), self.output)
+
+    def test_a_rank_whose_operators_take_longer_is_named(self):
+        self.check(3, "computing", " computes for ")
+
+    def test_a_rank_whose_program_takes_longer_is_named(self):
+        self.check(0, "between", " outside of smp ")
+
+
+if __name__ == "__main__":
+    worlds.main(sys.argv[1:])
