@@ -206,9 +206,8 @@ int run(const RunOptions& options) {
                 << quoted(options.program[0]) << std::endl;
     }
     if (code == kKilled) tell_of_memory_kills(memory_kills() - kills_before);
-    const bool is_over = code == 0 || code == kUsageError || code == kExitPreempted || supervisor.is_stopping() ||
-                         num_restarts == options.max_restarts;
-    if (is_over) return code;
+    const bool is_over = code == 0 || code == kUsageError || code == kExitPreempted || num_restarts == options.max_restarts;
+    if (supervisor.is_stopping() || is_over) return code;
     std::cerr << "smp run: the job has ended with " << code << "; restart " << num_restarts + 1 << " of "
               << options.max_restarts << std::endl;
     if (options.min_processes == 0) continue;

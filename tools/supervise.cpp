@@ -59,6 +59,8 @@ class Signals {
     if (descriptor_ < 0) throw_errno("signalfd");
   }
   ~Signals() {
+    // What has come too late does not end this process.
+    while (next(std::chrono::milliseconds(0))) continue;
     close(descriptor_);
     sigprocmask(SIG_SETMASK, &before_, nullptr);
   }

@@ -33,9 +33,9 @@ namespace {
 template <class Fn>
 auto in_step(RankState& rank, const Fn& fn) {
   rank.context.is_in_step = true;
-  rank.pace.begin_step();
+  rank.pace.begin_step(rank.context.in_calls_ns);
   const auto scope = c10::make_scope_exit([&rank] {
-    rank.pace.end_step();
+    rank.pace.end_step(rank.context.in_calls_ns);
     rank.context.is_in_step = false;
     rank.models.forget_alike();
   });

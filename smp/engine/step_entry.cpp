@@ -10,6 +10,7 @@
 #include "runtime/exchange/root_cause.h"
 #include "runtime/exchange/wire.h"
 #include "smp/engine/conductor.h"
+#include "smp/engine/context/call.h"
 #include "smp/engine/engine.h"
 #include "smp/step_call.h"
 
@@ -116,7 +117,10 @@ Results run_step(int step_number, const Call& call) {
   }
   Results results = run_step_on(rank, step_number, call);
   const bool shares_batch = rank.context.config.parallelism == Parallelism::kAuto && rank.context.replicas->size() > 1;
-  if (shares_batch) results = gather_shares(results, *rank.context.replicas);
+  if (shares_batch) {
+    const InCall in_call(rank.context, "step");
+    results = gather_shares(results, *rank.context.replicas);
+  }
   call_hooks(rank, [](const Model& model) { model.hooks->step_ends(model.is_partitioned()); });
   return results;
 }

@@ -50,6 +50,8 @@ TASKS = {
                                ("smp/engine/checkpoint/model_state.cpp", "offered(const StateDict& state"),
                                ("smp/engine/checkpoint/model_state.cpp", "void ModelLoad::apply()"),
                                ("smp/engine/checkpoint/state_format.cpp", "Safetensors states_to_file(")],
+    "a message or a file of a new form": [("tests/support/runtime_decoders.cpp", "runtime_decoders()"),
+                                          ("tests/support/library_decoders.cpp", "library_decoders()")],
     "a report": [("partitioner/report/partition_table.cpp", "std::string partition_table("),
                  ("smp/engine/models/models.cpp", "partition_table("),
                  ("smp/engine/engine.cpp", "plan_text("),

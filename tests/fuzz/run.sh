@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Each decoder for some seconds. What has been found interesting stays in CORPUS, what has broken one in CORPUS/NAME/crash-*.
+# Each decoder for some seconds. What has been found interesting stays in CORPUS/NAME, and a message that has broken one as crash-*,
+# oom-* or timeout-* of it.
 # Usage: run.sh FUZZ CORPUS SECONDS [JOBS]
 set -euo pipefail
 

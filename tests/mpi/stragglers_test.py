@@ -3,6 +3,7 @@
 Usage: stragglers_test.py STRAGGLING MPIRUN [mpirun flag ...]
 """
 
+import re
 import sys
 
 import worlds
@@ -17,13 +18,14 @@ class Stragglers(worlds.WorldTestCase):
 
     def check(self, rank, section, words):
         found = self.lines(rank, section)
-        self.assertTrue(any(f"rank {rank} (pid " in line and words in line for line in found), self.output)
+        named = {re.search(r"rank (\d) \(pid ", line)[1] for line in found if words in line}
+        self.assertEqual(named, {str(rank)}, self.output)
 
     def test_a_rank_whose_operators_take_longer_is_named(self):
         self.check(3, "computing", " computes for ")
 
     def test_a_rank_whose_program_takes_longer_is_named(self):
-        self.check(0, "between", " outside of smp ")
+        self.check(0, "between", " from the end of a step ")
 
 
 if __name__ == "__main__":

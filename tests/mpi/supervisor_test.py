@@ -46,6 +46,25 @@ while True:
 """
 
 
+# In place of mpirun: ends with a code and leaves a process, which answers the SIGTERM that ends it by a signal to `smp run`.
+LEAVING = r"""
+import os, signal, subprocess, sys
+LEFT = r'''
+import os, signal, sys
+def come(*_):
+    os.kill(int(sys.argv[1]), int(sys.argv[2]))
+    os._exit(0)
+signal.signal(signal.SIGTERM, come)
+os.write(1, b"ready\n")
+while True:
+    signal.pause()
+'''
+left = subprocess.Popen([sys.executable, "-c", LEFT, str(os.getppid()), os.environ["SIGNAL"]], stdout=subprocess.PIPE)
+left.stdout.readline()
+sys.exit(int(os.environ["CODE"]))
+"""
+
+
 class Supervised(unittest.TestCase):
     def start(self, *options, program):
         """Two ranks that are ready."""
@@ -133,6 +152,19 @@ class Supervised(unittest.TestCase):
                 "start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
         self.assertEqual(smp("run", "-np", "2", sys.executable, "-c", leave).returncode, 0)
         self.assertEqual(worlds.processes_with(token), [])
+
+    def test_a_signal_that_comes_when_the_job_has_ended_does_not_change_its_code(self):
+        with tempfile.TemporaryDirectory() as folder:
+            mpirun = pathlib.Path(folder, "mpirun")
+            mpirun.write_text(f"#!{sys.executable}\n{LEAVING}")
+            mpirun.chmod(0o755)
+            for code in (0, 75):
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                    with self.subTest(code=code, number=number):
+                        environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "CODE": str(code),
+                                       "SIGNAL": str(int(number))}
+                        run = subprocess.run([SMP, "run", "-np", "1", "true"], env=environment, capture_output=True, check=False)
+                        self.assertEqual(run.returncode, code, run.stderr)
 
     def test_a_program_that_stays_when_its_ranks_have_gone_is_ended(self):
         """mpirun does so now and then where a rank ends while the two connect; stopped, it does so always."""

@@ -147,11 +147,14 @@ class TwoHosts(HostsTestCase):
             self.assertIn(min(resumed), (10, 11))  # the last save may have been under way
             self.assertEqual(resumed, {step: whole[step] for step in range(min(resumed), 14)})
 
-    def start_of_torchrun(self, rank):
-        """One of two ranks, each on a host of its own, the first of which keeps the store."""
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+    def start_of_torchrun(self, rank, on_second=1):
+        """The first rank, which keeps the store, on h1; one of the others on h2."""
+        local = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        if rank > 0:
+            local = {"LOCAL_RANK": str(rank - 1), "LOCAL_WORLD_SIZE": str(on_second)}
+        environment = {**os.environ, **local, "RANK": str(rank), "WORLD_SIZE": str(1 + on_second),
                        "MASTER_PORT": str(STORE_PORT), "MASTER_ADDR": two_hosts.ADDRESSES["h1"]}
-        return self.hosts.start(f"h{rank + 1}", [FAILING_WORLD, "interrupted", "token"], environment)
+        return self.hosts.start("h1" if rank == 0 else "h2", [FAILING_WORLD, "interrupted", "token"], environment)
 
     def wait_until_ready(self, *ranks):
         for rank in ranks:
@@ -159,17 +162,19 @@ class TwoHosts(HostsTestCase):
                 self.assertTrue(line, "ended before it was ready")
 
     def test_ranks_of_torchrun_listen_on_the_address_of_their_host_alone(self):
-        """And only until they have met. torch's own store listens everywhere."""
-        first = self.start_of_torchrun(0)
-        while not (listening := self.hosts.listening("h1", but=STORE_PORT)):
-            self.assertIsNone(first.poll())
-        self.assertEqual(listening, {two_hosts.ADDRESSES["h1"]})
-        second = self.start_of_torchrun(1)
-        self.wait_until_ready(first, second)
+        """And only until they have met: here until the third has come. torch's own store listens everywhere."""
+        ranks = []
+        for rank, (host, address) in enumerate(two_hosts.ADDRESSES.items()):
+            ranks.append(self.start_of_torchrun(rank, on_second=2))
+            while not (listening := self.hosts.listening(host, but=STORE_PORT)):
+                self.assertIsNone(ranks[-1].poll())
+            self.assertEqual(listening, {address})
+        ranks.append(self.start_of_torchrun(2, on_second=2))
+        self.wait_until_ready(*ranks)
         for host in two_hosts.ADDRESSES:
             self.assertEqual(self.hosts.listening(host, but=STORE_PORT), set())
         self.hosts.cut()
-        for rank in (first, second):
+        for rank in ranks:
             rank.communicate(timeout=LIMIT_S)
 
     def test_a_cut_between_ranks_of_torchrun_ends_both(self):

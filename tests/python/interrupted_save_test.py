@@ -1,5 +1,6 @@
-"""Saves that are killed at any system call, or to which the system refuses one, leave a whole checkpoint."""
+"""Saves that are killed at any call that changes files, or to which the system refuses one, leave a whole checkpoint."""
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -29,6 +30,9 @@ def run_with_fault(number, error, work):
         os._exit(0)
     ended = FAULTS.smp_trace_with_fault(child, number, error)
     if ended < 0:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         raise AssertionError(f"the child of call {number} and error {error} has not ended as it should")
     return bool(ended & 1), bool(ended & 2)
 
@@ -42,6 +46,7 @@ class Interrupted(Case):
         while has_come:
             number += 1
             with self.subTest(call=number), tempfile.TemporaryDirectory() as folder:
+                has_come = False  # unless it is said below
                 old.save(folder, partial=partial, user_content="old")
                 has_come, is_well = run_with_fault(
                     number, errors[number % len(errors)], lambda: new.save(folder, partial=partial, user_content="new")

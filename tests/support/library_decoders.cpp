@@ -132,7 +132,7 @@ Decoder folder_views() {
 }
 
 Decoder paces() {
-  const engine::Pace pace{.computing_ns = 1, .step_ns = 2, .between_ns = 3, .slowdown = 1.5, .process = "pid 7 on host a"};
+  const engine::Pace pace{.period_ns = 2, .has_run = true, .process = "pid 7 on host a"};
   return {"pace", {engine::encode(pace), engine::encode(engine::Pace{})}, [](std::string_view bytes) {
             engine::decode_pace(bytes);
           }};

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <sys/user.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdint>
@@ -20,6 +21,9 @@ namespace {
 const std::set<uint64_t> kChangesFiles = {
 #ifdef SYS_open  // the older half, which some processors never had
     SYS_open,     SYS_creat,     SYS_mkdir,     SYS_rmdir,  SYS_rename,    SYS_link,      SYS_unlink,         SYS_symlink,
+#endif
+#ifdef SYS_renameat
+    SYS_renameat,
 #endif
     SYS_openat,   SYS_mkdirat,   SYS_renameat2, SYS_linkat, SYS_unlinkat,  SYS_symlinkat, SYS_write,          SYS_writev,
     SYS_pwrite64, SYS_ftruncate, SYS_fallocate, SYS_fsync,  SYS_fdatasync, SYS_sendfile,  SYS_copy_file_range};
@@ -53,13 +57,13 @@ void refuse_call(pid_t thread, int error) {
 }  // namespace
 
 void let_parent_trace() {
-  ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+  if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(1);
   raise(SIGSTOP);
 }
 
 Ended trace_with_fault(pid_t child, int number, int error) {
   int status = 0;
-  expect(waitpid(child, &status, 0) == child && WIFSTOPPED(status), "a child that let_parent_trace() has stopped");
+  expect(waitpid(child, &status, 0) == child && WIFSTOPPED(status), "a child that may be traced and has stopped");
   constexpr long kOptions = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_EXITKILL;
   expect(ptrace(PTRACE_SETOPTIONS, child, nullptr, kOptions) == 0, "the right to trace");
   ptrace(PTRACE_SYSCALL, child, nullptr, nullptr);

@@ -12,7 +12,7 @@ struct Ended {
   bool is_well = false;   // with 0
 };
 
-/// In a child process, before anything else: its parent sees its calls.
+/// In a child process, before anything else: its parent sees its calls. Ends it with 1 where that is forbidden.
 void let_parent_trace();
 
 /// In its parent. When the child is about to make the call `number` that changes files, counted from 1 on all its threads

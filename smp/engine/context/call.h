@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/device/device.h"
 #include "runtime/placement/topology.h"
 #include "runtime/transport/error.h"
 #include "smp/engine/context/context.h"
@@ -32,13 +33,17 @@ CommError failed_call(std::string_view name, const std::vector<int>& ranks, cons
 class InCall {
  public:
   InCall(Context& context, std::string_view name) : context_(context), outer_(std::exchange(context.call, name)) {}
-  ~InCall() { context_.call = outer_; }
+  ~InCall() {
+    context_.call = outer_;
+    if (outer_.empty()) context_.in_calls_ns += runtime::host().now_ns() - begun_ns_;
+  }
   InCall(const InCall&) = delete;
   InCall& operator=(const InCall&) = delete;
 
  private:
   Context& context_;
   std::string_view outer_;
+  int64_t begun_ns_ = runtime::host().now_ns();
 };
 
 /// What fn() returns. A wait that takes too long names the call and its ranks.

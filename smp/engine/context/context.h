@@ -99,6 +99,7 @@ struct Context {
   bool has_started = false;                    // a step has ended
   std::set<int> begun_steps;                   // numbers of step functions that were called
   std::string_view call = {};                  // that this rank is in with others
+  int64_t in_calls_ns = 0;                     // how long it has been in those that have ended
   bool is_laid_out = true;  // false: the first step will say how many ranks form a pipeline; one of all ranks until then
   std::shared_ptr<MadeGroups> made_groups;  // by new_group
   runtime::BufferPool buffers;

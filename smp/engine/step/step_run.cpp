@@ -71,6 +71,7 @@ std::optional<step_internal::Results> StepRun::perform(const StepMessage& messag
 // find every value on every rank.
 void StepRun::begin(const StepMessage& message) {
   const bool is_first = !std::exchange(has_begun_, true);
+  if (is_first) rank_.executor->take_computing_ns();  // of a step that was refused
   for (const runtime::NewProgram& fresh : message.new_programs) {
     added_.emplace_back(rank_.programs.find(fresh.hash), message.round);
   }
@@ -313,11 +314,19 @@ void StepRun::count(const StepMessage& message) {
 
 // All ranks of the world count the same training steps.
 void StepRun::note_pace(const StepMessage& message) {
-  const int64_t computing_ns = rank_.executor->take_computing_ns();
-  const Context& context = rank_.context;
+  Context& context = rank_.context;
+  int64_t computing_ns = rank_.executor->take_computing_ns();
   if (!message.trains || context.world->size() == 1) return;
-  rank_.pace.add(computing_ns, programs_.empty() ? 0 : programs_.front()->hash);
+  // The host may be ahead of a device, and a hook may wait for other replicas in the middle of a backward.
+  const auto& models = rank_.models.all();
+  const bool has_hook =
+      std::any_of(models.begin(), models.end(), [](const auto& model) { return bool(model->reduction.hook); });
+  if (&runtime::this_ranks_device() != &runtime::host() || has_hook) computing_ns = 0;
+  std::optional<uint64_t> alike;
+  for (const auto& program : programs_) alike = alike.value_or(0) * 31 + program->hash;
+  rank_.pace.add(computing_ns, alike);
   if (rank_.training_steps % Stragglers::kWindow != 0) return;
+  const runtime::RecordedSpan span(rank_.recorder(), Activity::kCollective);
   std::vector<Pace> paces;
   for (const std::string& bytes : context.world->all_gather(encode(rank_.pace.take()))) paces.push_back(decode_pace(bytes));
   if (context.world->rank() != 0) return;

@@ -82,8 +82,11 @@ TEST(Decoders, OfTheLibraryReadWhatWasWritten) {
   const std::string bytes = view.take();
   const engine::SeenSave read = runtime::read_all(bytes, "view", engine::get_view).saves.at(0);
   EXPECT_TRUE(read.id == save.id && read.ranks == save.ranks && read.written == 7 && read.is_indexed);
-  const engine::Pace pace = engine::decode_pace(engine::encode({.between_ns = 3, .slowdown = 1.5, .process = "pid 7"}));
-  EXPECT_TRUE(pace.between_ns == 3 && pace.slowdown == 1.5 && pace.process == "pid 7");
+  engine::Pace sent{.period_ns = 3, .has_run = true, .process = "pid 7"};
+  sent.sections[engine::Pace::kBetween] = {.ns = 5, .slowdown = 1.5};
+  const engine::Pace pace = engine::decode_pace(engine::encode(sent));
+  EXPECT_TRUE(pace.period_ns == 3 && pace.has_run && pace.process == "pid 7");
+  EXPECT_TRUE(pace.sections[engine::Pace::kBetween].ns == 5 && pace.sections[engine::Pace::kBetween].slowdown == 1.5);
 }
 
 TEST(Decoders, OfTheLibrarySurviveDamage) {
