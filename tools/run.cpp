@@ -210,13 +210,14 @@ int run(const RunOptions& options) {
     if (supervisor.is_stopping() || is_over) return code;
     std::cerr << "smp run: the job has ended with " << code << "; restart " << num_restarts + 1 << " of "
               << options.max_restarts << std::endl;
-    if (options.min_processes == 0) continue;
-    const std::optional<RunOptions> left = on_hosts_that_answer(options);
-    if (supervisor.is_stopping()) return kExitPreempted;
-    if (!left) return code;
-    if (left->num_processes < options.num_processes)
-      std::cerr << "smp run: it goes on with " << left->num_processes << " processes, on " << left->hosts << std::endl;
-    launch = plan_launch(*left, machine);
+    if (options.min_processes > 0) {
+      const std::optional<RunOptions> left = on_hosts_that_answer(options);
+      if (!left && !supervisor.is_stopping()) return code;
+      if (left && left->num_processes < options.num_processes)
+        std::cerr << "smp run: it goes on with " << left->num_processes << " processes, on " << left->hosts << std::endl;
+      if (left) launch = plan_launch(*left, machine);
+    }
+    if (supervisor.is_stopping()) return kExitPreempted;  // there is nothing yet that could be asked
   }
 }
 

@@ -58,12 +58,8 @@ class Signals {
     descriptor_ = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
     if (descriptor_ < 0) throw_errno("signalfd");
   }
-  ~Signals() {
-    // What has come too late does not end this process.
-    while (next(std::chrono::milliseconds(0))) continue;
-    close(descriptor_);
-    sigprocmask(SIG_SETMASK, &before_, nullptr);
-  }
+  // They stay blocked: none that comes now is to end this process with another code than its job's.
+  ~Signals() { close(descriptor_); }
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
 

@@ -34,7 +34,7 @@ class Signals;
 /// What the program leaves behind is ended and removed: processes; where mpirun was killed, its session folder and the
 /// shared memory of its ranks.
 ///
-/// As long as it lives, also between two programs, none of these signals ends this process.
+/// Once it is made, also between two programs and behind the last, none of these signals ends this process.
 class Supervisor {
  public:
   explicit Supervisor(std::chrono::seconds grace);

@@ -7,8 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <optional>
 #include <stdexcept>
 
+#include "runtime/transport/error.h"
 #include "runtime/transport/socket_link.h"
 #include "tests/support/library_decoders.h"
 #include "tests/support/runtime_decoders.h"
@@ -52,17 +54,23 @@ std::string framed(std::string_view text) {
 
 Decoder connections() {
   return {"connection", {framed("message") + framed("") + framed("x")}, [](std::string_view bytes) {
+            using runtime::sockets::Descriptor;
             int ends[2] = {-1, -1};
             if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) != 0) throw std::runtime_error("socketpair");
             Receiver receiver;
-            runtime::sockets::SocketLink link(runtime::sockets::Descriptor(ends[0]), receiver);
+            runtime::sockets::SocketLink link(Descriptor(ends[0]), receiver);
+            std::optional<Descriptor> sender{ends[1]};
             const auto half = bytes.size() / 2;
-            for (const std::string_view part : {bytes.substr(0, half), bytes.substr(half)}) {
-              if (write(ends[1], part.data(), part.size()) < 0) break;
+            try {
+              for (const std::string_view part : {bytes.substr(0, half), bytes.substr(half)}) {
+                if (write(ends[1], part.data(), part.size()) < 0) break;
+                link.read();
+              }
+              sender.reset();
               link.read();
+            } catch (const CommError& error) {
+              throw std::runtime_error(error.what());
             }
-            close(ends[1]);
-            link.read();
           }};
 }
 

@@ -64,6 +64,7 @@ std::string object_from(int source, int dest) {
 // call takes none of them.
 void hand_over(const std::vector<int>& dests, const std::string& message, const std::string& operation) {
   engine::Context& own = context("smp::send");
+  const engine::InCall in_call(own, "send");
   for (const int dest : dests) own.calls.tell(dest, object_from(own.world->rank(), dest));
   runtime::hand_over(*own.world, dests, message, operation, [&](int dest) {
     own.calls.hear(dest, operation + ", which waits until rank " + std::to_string(dest) + " calls recv_from");
@@ -172,6 +173,7 @@ void send_bytes(const std::string& bytes, const std::string& type, int dest, Ran
 std::string receive_bytes(const std::string& type, int source, RankType rank_type) {
   const int rank = partner("smp::recv_from", source, rank_type);
   engine::Context& own = context("smp::recv_from");
+  const engine::InCall in_call(own, "recv_from");
   const std::string action = "smp::recv_from of " + type;
   own.calls.tell(rank, object_from(rank, own.world->rank()));
   own.calls.hear(rank, action + ", which waits until rank " + std::to_string(rank) + " sends it");

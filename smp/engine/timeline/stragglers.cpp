@@ -77,7 +77,7 @@ void PaceRecorder::add(int64_t computing_ns, std::optional<uint64_t> alike, int6
     is_alike_ = false;
     best_ns_ = {};
   }
-  Pace step{.period_ns = now_ns - begun_ns_ + between_ns_, .has_run = alike.has_value()};
+  Pace step{.period_ns = now_ns - std::exchange(added_ns_, now_ns).value_or(begun_ns_), .has_run = alike.has_value()};
   step.sections[Pace::kComputing].ns = computing_ns;
   step.sections[Pace::kBetween].ns = between_ns_;
   if (!window_) window_ = step;
@@ -113,8 +113,10 @@ std::vector<std::string> Stragglers::end_span() {
     for (const Pace::Section section : {Pace::kComputing, Pace::kBetween}) {
       std::string text = line(r, section);
       State& state = states_[r][section];
-      state.spans = text.empty() ? 0 : state.spans + 1;
-      if (state.spans < state.needed) continue;
+      state.slow = text.empty() ? 0 : state.slow + 1;
+      state.well = text.empty() ? state.well + 1 : 0;
+      if (state.well >= state.needed) state.needed = kSpans;
+      if (state.slow < state.needed) continue;
       state.needed *= 2;
       lines.push_back(std::move(text));
     }
@@ -142,7 +144,7 @@ std::string Stragglers::line(size_t rank, Pace::Section section) const {
   if (ratio < kSlow || time * (1 - 1 / ratio) < kMatters * period) return "";
   const std::string beside =
       beside_twins >= beside_itself ? "its like on other replicas" : "it did before, unlike other ranks";
-  const std::string times = printed("%.1f", ratio) + " times as long as " + beside + ", and the others wait for it. ";
+  const std::string times = printed("%.1f", ratio) + " times as long as " + beside + ", and the others may wait for it. ";
   const std::string name = "straggler: rank " + std::to_string(rank) + " (" + own.process + ")";
   if (section == Pace::kComputing) {
     return name + " computes for " + in_seconds(time) + " in a step, " + times +

@@ -25,7 +25,7 @@ struct Pace {
 
   // Forwards and backwards; and from the end of a step to the next, outside of calls that wait for other ranks.
   std::array<Time, kNumSections> sections{};
-  int64_t period_ns = 0;  // a step with all that it waits for, and what lies before it
+  int64_t period_ns = 0;  // from the end of one training step to the end of the next
   bool has_run = false;   // stages in each of these steps; a replica without a batch does not
   std::string process{};  // "pid 7 on host a"
 
@@ -54,6 +54,7 @@ class PaceRecorder {
  private:
   std::string process_;
   int64_t begun_ns_ = 0;
+  std::optional<int64_t> added_ns_;
   std::optional<int64_t> ended_ns_;                    // by a clock that stands still in calls
   int64_t between_ns_ = 0;                             // before the step in progress
   std::optional<Pace> window_;                         // none: no step yet
@@ -74,15 +75,15 @@ class Stragglers {
   explicit Stragglers(std::vector<int> pipeline_ranks, int64_t now_ns = runtime::host().now_ns())
       : pipeline_ranks_(std::move(pipeline_ranks)), begun_ns_(now_ns), states_(pipeline_ranks_.size()) {}
 
-  /// A line for each rank that has become one, and again when it has been one twice as long. paces: of the ranks of the
-  /// world.
+  /// A line for each rank that has become one, and again when it has been one for twice as many spans, unless it has been
+  /// well for as long meanwhile. paces: of the ranks of the world.
   std::vector<std::string> end_window(const std::vector<Pace>& paces, int64_t now_ns = runtime::host().now_ns());
 
  private:
   static constexpr int kSpans = 2;
   struct State {
-    int spans = 0;        // on end in which it was one
-    int needed = kSpans;  // for the next line
+    int slow = 0, well = 0;  // spans on end
+    int needed = kSpans;     // for the next line
   };
 
   std::vector<std::string> end_span();

@@ -48,6 +48,8 @@ TEST(Stragglers, AreToldBehindTheirSecondSpanAndAgainOnlyAfterTwiceAsMany) {
   EXPECT_EQ(lines_of(stragglers, well, 1).size(), 0);
   EXPECT_EQ(lines_of(stragglers, slow, 7).size(), 0);
   EXPECT_EQ(lines_of(stragglers, slow, 1).size(), 1);
+  EXPECT_EQ(lines_of(stragglers, well, 16).size(), 0);  // long enough to begin anew
+  EXPECT_EQ(lines_of(stragglers, slow, 2).size(), 1);
 }
 
 TEST(Stragglers, WithoutReplicasARankIsComparedWithItselfBefore) {
