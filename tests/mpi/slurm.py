@@ -112,6 +112,10 @@ class Slurm:
             if time.monotonic() > end:
                 raise AssertionError(found)
 
+    def logs(self):
+        """What all daemons have said, for the message of a failure."""
+        return "\n".join(f"{daemon.log.name}:\n{daemon.log.read_text()}" for daemon in self.daemons)
+
     def close(self):
         for daemon in reversed(self.daemons):
             daemon.terminate()

@@ -27,6 +27,11 @@ class Stragglers(worlds.WorldTestCase):
     def test_a_rank_whose_program_takes_longer_is_named(self):
         self.check(0, "between", " from the end of a step ")
 
+    def test_those_that_wait_for_it_in_a_call_are_not(self):
+        for call in ("send", "recv_from", "allgather"):
+            with self.subTest(call):
+                self.check(1, call, " from the end of a step ")
+
 
 if __name__ == "__main__":
     worlds.main(sys.argv[1:])

@@ -1,5 +1,6 @@
 // Two replicas of two stages, one of whose ranks does more than the others from step kFrom on, in its operators or between
-// its steps: straggling RANK computing|between TOKEN. Driven by stragglers_test.py.
+// its steps: straggling RANK computing|between|recv_from|send|allgather TOKEN; behind its steps all others wait for it in
+// the call that is named. Driven by stragglers_test.py.
 #include <torch/torch.h>
 
 #include <chrono>
@@ -35,13 +36,29 @@ struct Net : torch::nn::Module {
       register_module("layers", torch::nn::Sequential(torch::nn::Linear(16, 16), torch::nn::Linear(16, 16)));
 };
 
+/// All ranks but `slow` wait for it in `call`, if that is one.
+void wait_for(int slow, std::string_view call) {
+  const bool others_send = call == "send";
+  if (call == "allgather") smp::allgather(smp::rank(), smp::CommGroup::WORLD);
+  if (!others_send && call != "recv_from") return;
+  for (int other = 0; other < smp::size(); ++other) {
+    const bool is_slow = smp::rank() == slow;
+    if (other == slow || (!is_slow && smp::rank() != other)) continue;
+    const int peer = is_slow ? other : slow;
+    if (is_slow == others_send)
+      smp::recv_from<int>(peer, smp::WORLD_RANK);
+    else
+      smp::send(0, peer, smp::WORLD_RANK);
+  }
+}
+
 }  // namespace
 
 int main(int, char** argv) {
-  const bool is_between = std::string_view(argv[2]) == "between";
+  const int slow = std::stoi(argv[1]);
+  const std::string_view where = argv[2];
   std::chrono::milliseconds between{0};
   smp::init({.pipeline_parallel_degree = 2, .microbatches = 2, .log_level = smp::LogLevel::kWarning});
-  const bool is_slow = smp::rank() == std::stoi(argv[1]);
   auto net = std::make_shared<Net>();
   smp::DistributedModel model(net);
   auto train_step = smp::step([&](at::Tensor x) {
@@ -50,9 +67,10 @@ int main(int, char** argv) {
     return loss;
   });
   for (int step = 0; step < kTo; ++step) {
-    if (step == kFrom && is_slow) (is_between ? between : in_operators) = kLong;
+    if (step == kFrom && smp::rank() == slow) (where == "computing" ? in_operators : between) = kLong;
     train_step(torch::ones({8, 16}));
     work_for(between);
+    wait_for(slow, where);
   }
   smp::shutdown();
 }

@@ -90,6 +90,14 @@ class Supervised(unittest.TestCase):
         [pid] = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         return int(pid)
 
+    def environment_with_mpirun(self, script):
+        """One whose mpirun is this."""
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        mpirun = pathlib.Path(folder, "mpirun")
+        mpirun.write_text(script)
+        mpirun.chmod(0o755)
+        return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
     def test_sigterm_asks_for_a_stop(self):
         job = self.start(program="stops")
         job.terminate()
@@ -154,17 +162,37 @@ class Supervised(unittest.TestCase):
         self.assertEqual(worlds.processes_with(token), [])
 
     def test_a_signal_that_comes_when_the_job_has_ended_does_not_change_its_code(self):
-        with tempfile.TemporaryDirectory() as folder:
-            mpirun = pathlib.Path(folder, "mpirun")
-            mpirun.write_text(f"#!{sys.executable}\n{LEAVING}")
-            mpirun.chmod(0o755)
-            for code in (0, 75):
-                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-                    with self.subTest(code=code, number=number):
-                        environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "CODE": str(code),
-                                       "SIGNAL": str(int(number))}
-                        run = subprocess.run([SMP, "run", "-np", "1", "true"], env=environment, capture_output=True, check=False)
-                        self.assertEqual(run.returncode, code, run.stderr)
+        environment = self.environment_with_mpirun(f"#!{sys.executable}\n{LEAVING}")
+        for code in (0, 75):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                with self.subTest(code=code, number=number):
+                    variables = {"CODE": str(code), "SIGNAL": str(int(number))}
+                    run = subprocess.run([SMP, "run", "-np", "1", "true"], env={**environment, **variables}, capture_output=True,
+                                         check=False)
+                    self.assertEqual(run.returncode, code, run.stderr)
+
+    def test_a_stop_between_two_starts_ends_it_with_the_code_of_a_stop(self):
+        """It is held there by a pipe that takes no more of what it prints."""
+        environment = self.environment_with_mpirun("#!/bin/sh\nread -r line\nexit 9\n")
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            with self.subTest(number):
+                printed, out = os.pipe()
+                filling = os.open(f"/proc/self/fd/{out}", os.O_WRONLY | os.O_NONBLOCK)
+                run = subprocess.Popen([SMP, "run", "-np", "1", "--max-restarts", "1", "true"], env=environment,
+                                       stdin=subprocess.PIPE, stderr=out)
+                os.close(out)
+                with os.fdopen(printed, "rb", buffering=0) as lines:
+                    self.assertIn(b"mpirun", lines.readline())
+                    with self.assertRaises(BlockingIOError):
+                        while True:
+                            os.write(filling, b".")
+                    os.close(filling)
+                    run.stdin.close()
+                    while pathlib.Path(f"/proc/{run.pid}/syscall").read_text().split()[1:2] != ["0x2"]:
+                        self.assertIsNone(run.poll())
+                    run.send_signal(number)
+                    self.assertIn(b"the job has ended with 9", lines.read())
+                self.assertEqual(run.wait(), 75)
 
     def test_a_program_that_stays_when_its_ranks_have_gone_is_ended(self):
         """mpirun does so now and then where a rank ends while the two connect; stopped, it does so always."""
