@@ -50,7 +50,7 @@ class Slurm:
 
     def __init__(self, folder, smp, hosts=None):
         self.folder = pathlib.Path(folder)
-        addresses = two_hosts.ADDRESSES if hosts else {socket.gethostname().partition(".")[0]: "127.0.0.1"}
+        addresses = hosts.addresses if hosts else {socket.gethostname().partition(".")[0]: "127.0.0.1"}
         self.on = {name: [hosts.folder / f"on_{name}"] if hosts else [] for name in addresses}
         self.first, *_ = addresses
         controller, node = free_ports(2)

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces h1 and h2 with names of their own, on a switch whose cables can be pulled. Needs root
+"""Two or three hosts on one machine: network namespaces h1, h2 and h3 with names of their own, on a switch whose cables can be pulled. Needs root
 and iproute2.
 
   with two_hosts.Hosts() as hosts:
@@ -20,7 +20,7 @@ import tempfile
 import threading
 import uuid
 
-ADDRESSES = {"h1": "10.77.0.1", "h2": "10.77.0.2"}
+ADDRESSES = {"h1": "10.77.0.1", "h2": "10.77.0.2", "h3": "10.77.0.3"}
 
 
 AGENT = """
@@ -40,27 +40,30 @@ def ip(*words):
 class Hosts:
     is_cut = False
 
+    def __init__(self, number=2):
+        self.addresses = dict(list(ADDRESSES.items())[:number])
+
     def __enter__(self):
         self.cleanup = contextlib.ExitStack()
         with self.cleanup:
             self.folder = pathlib.Path(self.cleanup.enter_context(tempfile.TemporaryDirectory()))
             mark = uuid.uuid4().hex[:6]  # several at once
-            self.spaces = {name: f"smp-{mark}-{name}" for name in ("switch", *ADDRESSES)}
+            self.spaces = {name: f"smp-{mark}-{name}" for name in ("switch", *self.addresses)}
             for space in self.spaces.values():
                 ip("netns", "add", space)
                 self.cleanup.callback(ip, "netns", "del", space)
             self.cleanup.callback(self.kill_all)
             ip("-n", self.spaces["switch"], "link", "add", "bridge", "type", "bridge")
             ip("-n", self.spaces["switch"], "link", "set", "bridge", "up")
-            for name, address in ADDRESSES.items():
+            for name, address in self.addresses.items():
                 own = self.spaces[name]
                 ip("-n", self.spaces["switch"], "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", own)
                 ip("-n", self.spaces["switch"], "link", "set", name, "master", "bridge", "up")
                 ip("-n", own, "addr", "add", f"{address}/24", "dev", "eth0")
                 for link in ("eth0", "lo"):
                     ip("-n", own, "link", "set", link, "up")
-            (self.folder / "hosts").write_text("".join(f"{address} {name}\n" for name, address in ADDRESSES.items()))
-            for name in ADDRESSES:
+            (self.folder / "hosts").write_text("".join(f"{address} {name}\n" for name, address in self.addresses.items()))
+            for name in self.addresses:
                 self.script(f"on_{name}", f"""exec ip netns exec {self.spaces[name]} unshare -u -m bash -c '
                     hostname {name}; mount --bind {self.folder}/hosts /etc/hosts; exec "$@"' - "$@" """)
             self.agent = self.script("agent", f"exec {sys.executable} -c '{AGENT}' {self.folder}/asked \"$@\"")
@@ -102,11 +105,11 @@ class Hosts:
         for key in ("own_key", "host_key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key], check=True)
         known = (self.folder / "host_key.pub").read_text()
-        (self.folder / "known_hosts").write_text("".join(f"{name} {known}" for name in ADDRESSES))
+        (self.folder / "known_hosts").write_text("".join(f"{name} {known}" for name in self.addresses))
         (self.folder / "ssh_config").write_text(f"IdentityFile {self.folder}/own_key\nIdentitiesOnly yes\nBatchMode yes\n"
                                                 f"UserKnownHostsFile {self.folder}/known_hosts\nStrictHostKeyChecking yes\n")
         self.agent = f"ssh -F {self.folder}/ssh_config"
-        for name, address in ADDRESSES.items():
+        for name, address in self.addresses.items():
             config = self.folder / f"sshd_config_{name}"
             config.write_text(f"ListenAddress {address}\nHostKey {self.folder}/host_key\nUsePAM no\nStrictModes no\nPidFile none\n"
                               f"AuthorizedKeysFile {self.folder}/own_key.pub\nPasswordAuthentication no\n")
@@ -148,7 +151,7 @@ class Hosts:
         return [int(pid) for pid in listed.stdout.split()]
 
     def kill_all(self):
-        for name in ADDRESSES:
+        for name in self.addresses:
             for pid in self.processes(name):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

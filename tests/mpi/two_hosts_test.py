@@ -1,5 +1,5 @@
-"""Jobs of two hosts: that they run and have the bits of one, what they listen on, and what becomes of them when the network between
-the hosts is gone.
+"""Jobs of two and three hosts: that they run and have the bits of one, what they listen on, and what becomes of them when the
+network between the hosts is gone.
 
 Usage: two_hosts_test.py TwoHosts|OverSsh SMP FAILING_WORLD RESUME RECOVERING
 """
@@ -29,15 +29,16 @@ class HostsTestCase(unittest.TestCase):
         return [pid for pid in self.hosts.processes(host) if worlds.name_of(pid) != "sshd"]
 
     def start(self, *program, config=None, num_ranks=2, options=()):
-        each = num_ranks // 2
+        hosts = ",".join(f"{name}:{num_ranks // len(self.hosts.addresses)}" for name in self.hosts.addresses)
         environment = {**worlds.ENVIRONMENT, "SMP_CONFIG": json.dumps(config or {})}
-        return self.hosts.start("h1", [SMP, "run", "--hosts", f"h1:{each},h2:{each}", "--interface", "eth0", "-np", num_ranks,
+        return self.hosts.start("h1", [SMP, "run", "--hosts", hosts, "--interface", "eth0", "-np", num_ranks,
                                        *options, *program], environment)
 
     def start_ready(self, mode, token):
-        job = self.start(FAILING_WORLD, mode, token)
+        num_ranks = len(self.hosts.addresses)
+        job = self.start(FAILING_WORLD, mode, token, num_ranks=num_ranks)
         self.printed = []
-        while sum("ready" in line for line in self.printed) < 2:
+        while sum("ready" in line for line in self.printed) < num_ranks:
             self.printed.append(job.stdout.readline())
             self.assertTrue(self.printed[-1], "".join(self.printed))
         return job
@@ -45,9 +46,10 @@ class HostsTestCase(unittest.TestCase):
     def finish(self, job):
         """What a job has printed, of which no process is left. A host that is cut off notices by itself."""
         output, _ = job.communicate(timeout=LIMIT_S)
-        for pid in self.processes("h2"):
-            worlds.wait_for_end(pid)
-        self.assertEqual([self.processes(host) for host in ("h1", "h2")], [[], []], output)
+        for host in self.hosts.addresses:
+            for pid in self.processes(host) if host != "h1" else ():
+                worlds.wait_for_end(pid)
+        self.assertEqual([pid for host in self.hosts.addresses for pid in self.processes(host)], [], output)
         return output
 
     def check_a_killed_rank(self):
@@ -59,27 +61,41 @@ class HostsTestCase(unittest.TestCase):
 
 
 class TwoHosts(HostsTestCase):
-    def test_have_the_bits_of_one(self):
+    def check_bits(self, *numbers_of_ranks):
         config = {"microbatches": 4, "seed": 5, "log_level": "warning"}
         with tempfile.TemporaryDirectory() as folder:
             losses = []
-            for ranks in (2, 4):
+            for ranks in numbers_of_ranks:
                 output = self.finish(self.start(RESUME, f"{folder}/{ranks}", "0", "4", config=config, num_ranks=ranks))
                 losses.append(re.findall("loss .*", output))
                 self.assertEqual(len(losses[-1]), 4, output)
-            self.assertEqual(losses[0], losses[1])
+            self.assertEqual(losses[0], losses[-1])
             alone = self.hosts.start("h1", [RESUME, f"{folder}/alone", "0", "4"],
                                      {**os.environ, "SMP_CONFIG": json.dumps(config)})
             self.assertEqual(re.findall("loss .*", self.finish(alone)), losses[0])
 
+    def test_have_the_bits_of_one(self):
+        self.check_bits(2, 4)
+
+    def test_three_have_the_bits_of_one(self):
+        self.hosts = self.enterContext(two_hosts.Hosts(3))
+        self.check_bits(3)
+
     def test_a_cut_between_them_ends_both_and_names_the_host(self):
+        self.check_cut()
+
+    def test_a_cut_between_one_of_three_and_the_others_ends_all(self):
+        self.hosts = self.enterContext(two_hosts.Hosts(3))
+        self.check_cut()
+
+    def check_cut(self):
         job = self.start_ready("interrupted", "token")
         self.assertGreater(len(self.hosts.processes("h2")), 0)
         self.hosts.wait_until_quiet("h2")  # else TCP tries for a quarter of an hour, as docs/reliability.md says
         self.hosts.cut()
         begin = time.monotonic()
         output = self.finish(job)
-        print(f"both hosts had ended {time.monotonic() - begin:.1f} s after the cut", file=sys.stderr)
+        print(f"all hosts had ended {time.monotonic() - begin:.1f} s after the cut", file=sys.stderr)
         self.assertNotEqual(job.returncode, 0)
         self.assertRegex(output, r"lost communication with a remote daemon[\s\S]*on node h2")
 
@@ -153,7 +169,7 @@ class TwoHosts(HostsTestCase):
         if rank > 0:
             local = {"LOCAL_RANK": str(rank - 1), "LOCAL_WORLD_SIZE": str(on_second)}
         environment = {**os.environ, **local, "RANK": str(rank), "WORLD_SIZE": str(1 + on_second),
-                       "MASTER_PORT": str(STORE_PORT), "MASTER_ADDR": two_hosts.ADDRESSES["h1"]}
+                       "MASTER_PORT": str(STORE_PORT), "MASTER_ADDR": self.hosts.addresses["h1"]}
         return self.hosts.start("h1" if rank == 0 else "h2", [FAILING_WORLD, "interrupted", "token"], environment)
 
     def wait_until_ready(self, *ranks):
@@ -164,14 +180,14 @@ class TwoHosts(HostsTestCase):
     def test_ranks_of_torchrun_listen_on_the_address_of_their_host_alone(self):
         """And only until they have met: here until the third has come. torch's own store listens everywhere."""
         ranks = []
-        for rank, (host, address) in enumerate(two_hosts.ADDRESSES.items()):
+        for rank, (host, address) in enumerate(self.hosts.addresses.items()):
             ranks.append(self.start_of_torchrun(rank, on_second=2))
             while not (listening := self.hosts.listening(host, but=STORE_PORT)):
                 self.assertIsNone(ranks[-1].poll())
             self.assertEqual(listening, {address})
         ranks.append(self.start_of_torchrun(2, on_second=2))
         self.wait_until_ready(*ranks)
-        for host in two_hosts.ADDRESSES:
+        for host in self.hosts.addresses:
             self.assertEqual(self.hosts.listening(host, but=STORE_PORT), set())
         self.hosts.cut()
         for rank in ranks:

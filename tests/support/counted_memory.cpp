@@ -64,6 +64,12 @@ void* operator new(size_t num_bytes) { return smp::support::counted_new(num_byte
 void* operator new(size_t num_bytes, std::align_val_t alignment) {
   return smp::support::counted_new(num_bytes, static_cast<size_t>(alignment));
 }
+// Elsewhere the standard library's calls the first of these; AddressSanitizer has one of its own.
+void* operator new(size_t num_bytes, const std::nothrow_t&) noexcept try {
+  return operator new(num_bytes);
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
