@@ -95,8 +95,8 @@ std::optional<int> tasks_on(int node, std::string_view counts) {
     const std::string_view entry = counts.substr(0, counts.find(','));
     counts.remove_prefix(std::min(counts.size(), entry.size() + 1));
     int tasks = 0, nodes = 1;
-    const char* const end = entry.data() + entry.size();
-    auto read = std::from_chars(entry.data(), end, tasks);
+    const char *const begin = entry.data(), *const end = begin + entry.size();
+    auto read = std::from_chars(begin, end, tasks);
     if (read.ec != std::errc()) return std::nullopt;
     if (read.ptr != end) {
       const std::string_view times(read.ptr, static_cast<size_t>(end - read.ptr));

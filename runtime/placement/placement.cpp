@@ -116,7 +116,7 @@ bool move_to_device(const Bindings& bindings, const std::function<bool(const Nam
     if (device.type == host().type || is_on_this_ranks_device(tensor)) continue;
     const bool stays_unmade = is_here(named) && is_unmade(tensor);
     if (stays_unmade) continue;
-    const c10::Storage storage = tensor.storage();
+    const c10::Storage& storage = tensor.storage();
     const auto [found, is_first] = moved.try_emplace(storage.unsafeGetStorageImpl());
     if (is_first) {
       found->second = is_here(named) ? copied_to(device, storage) : faced_as(device, storage);

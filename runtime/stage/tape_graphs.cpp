@@ -226,7 +226,7 @@ TapeGraphs::Turn TapeGraphs::turn_of(const std::vector<size_t>& parameters) cons
 }
 
 GradientSink TapeGraphs::sink_for(Turn turn, std::vector<char>& is_begun) {
-  is_begun.assign(tape_->lists().own.size(), turn == Turn::kAdds);
+  is_begun.assign(tape_->lists().own.size(), static_cast<char>(turn == Turn::kAdds));
   return [this, &is_begun](size_t own, at::Tensor gradient) {
     TORCH_CHECK(gradient.layout() == at::kStrided, "a sparse gradient");
     if (!std::exchange(is_begun[own], char{1})) return begin_sum(own, std::move(gradient));

@@ -36,6 +36,7 @@ struct sigaction handler_before{};
 
 void* interrupted_place(const void* context) {
 #if defined(__x86_64__)
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): a register holds it
   return reinterpret_cast<void*>(static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
 #elif defined(__aarch64__)
   return reinterpret_cast<void*>(static_cast<const ucontext_t*>(context)->uc_mcontext.pc);

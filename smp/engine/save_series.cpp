@@ -78,7 +78,7 @@ SaveSeries::SaveSeries(const std::string& folder, int num_kept, SaveCopies copie
 SaveSeries::~SaveSeries() {
   wait();
   if (save_ && !save_->complaint().empty())
-    std::cerr << "smp: the save of step " << step_ << " failed: " << save_->complaint() << std::endl;
+    std::cerr << "smp: the save of step " << step_ << " failed: " << save_->complaint() << '\n';
 }
 
 void SaveSeries::save(int64_t step, const state_file_internal::SavedStates& states, const UserContent& user,

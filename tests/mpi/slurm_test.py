@@ -17,7 +17,7 @@ import two_hosts
 import worlds
 from slurm import LIMIT_S, Slurm, losses
 
-NUM_STEPS = 3000
+NUM_STEPS = 1000
 
 
 class SlurmTestCase(unittest.TestCase):

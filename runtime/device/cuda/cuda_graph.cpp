@@ -85,7 +85,7 @@ class CudaGraph final : public DeviceGraph {
     try {
       c10::cuda::CUDACachingAllocator::endAllocateToPool(c10::cuda::current_device(), pool_);
       c10::cuda::CUDACachingAllocator::releasePool(c10::cuda::current_device(), pool_);
-    } catch (const c10::Error&) {  // it had ended before
+    } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): it had ended before
     }
   }
 

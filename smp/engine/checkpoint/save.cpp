@@ -54,7 +54,7 @@ std::string take_from_first(state_file_internal::SavedStates& states, UserConten
   const bool are_plain = std::all_of(taken.begin(), taken.end(), [](const at::Tensor* tensor) {
     return runtime::is_on_host(*tensor) && tensor->layout() == at::kStrided;
   });
-  const std::string complaint =
+  std::string complaint =
       first_complaint(are_plain ? "" : "expected dense buffers, which replicas copy, got another one.", context);
   if (!complaint.empty()) return complaint;
   for (at::Tensor* tensor : taken) *tensor = runtime::copy_on_all(*tensor, 0, *context.replicas, "buffers of a save");
@@ -69,7 +69,7 @@ std::string take_from_first(state_file_internal::SavedStates& states, UserConten
 std::string complaint_of_unplaced(const state_file_internal::SavedStates& states, runtime::Transport& pipeline) {
   runtime::WireWriter own;
   std::vector<std::string> names;
-  const std::string complaint = complaint_of([&] {
+  std::string complaint = complaint_of([&] {
     for (const std::string& part : states.unplaced) {
       for (const StateDict::Entry& entry : states.models.at(part).entries) {
         names.push_back((part.empty() ? "" : part + "/") + entry.name);

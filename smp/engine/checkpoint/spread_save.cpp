@@ -154,7 +154,7 @@ std::optional<SaveFiles> bring_together(const fs::path& folder, const Context& c
   for (const RankView& view : views) folders.push_back(view.folder);
   const std::optional<SeenSave> save = complete_save(folders);
   if (!save) return std::nullopt;
-  const SaveFiles files{.folder = folder, .id = save->id, .num_ranks = save->num_ranks};
+  SaveFiles files{.folder = folder, .id = save->id, .num_ranks = save->num_ranks};
   const std::string complaint = copy_files(files, *save, views, context);
   TORCH_CHECK_VALUE(complaint.empty(), "load_state: expected to copy the files of the save '", save->id,
                     "' between hosts, got: ", complaint);
