@@ -8,7 +8,8 @@
 #         SMP_PYTHON_HINTS  tried, if they exist, before the python3 in PATH (our .venv; in an installed
 #                           smp, the interpreter that it was built with).
 # Output: torch_wheel::cpu, torch_wheel::c10, TorchWheel_VERSION, TorchWheel_DIR; torch_wheel::cuda where the wheel has CUDA and
-#         the headers of CUDA's runtime are there, from the wheel's own dependencies or from the toolkit.
+#         the headers of CUDA's runtime are there, from the wheel's own dependencies or from the toolkit; torch_wheel::nccl
+#         where the NCCL of the wheel's dependencies is there, too.
 if(SMP_PYTHON MATCHES "^[^/]+/")  # a relative path is one from where cmake was called
   set(SMP_PYTHON "${SMP_PYTHON}" CACHE FILEPATH "Python interpreter whose torch wheel is used")
 endif()
@@ -65,5 +66,12 @@ if(TorchWheel_FOUND AND NOT TARGET torch_wheel::cuda AND EXISTS "${TorchWheel_DI
     target_include_directories(torch_wheel::cuda SYSTEM INTERFACE "${TorchWheel_CUDA_INCLUDE}")
     target_link_libraries(torch_wheel::cuda INTERFACE "${TorchWheel_DIR}/lib/libtorch_cuda.so"
       "${TorchWheel_DIR}/lib/libc10_cuda.so" "${_cudart}" torch_wheel::cpu)
+    # The NCCL that this torch loads.
+    set(_nccl "${TorchWheel_DIR}/../nvidia/nccl")
+    if(EXISTS "${_nccl}/include/nccl.h" AND EXISTS "${_nccl}/lib/libnccl.so.2")
+      add_library(torch_wheel::nccl INTERFACE IMPORTED)
+      target_include_directories(torch_wheel::nccl SYSTEM INTERFACE "${_nccl}/include")
+      target_link_libraries(torch_wheel::nccl INTERFACE "${_nccl}/lib/libnccl.so.2")
+    endif()
   endif()
 endif()

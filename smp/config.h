@@ -117,6 +117,10 @@ struct Config {
   /// flight that stays taken between steps.
   CudaGraphs cuda_graphs = CudaGraphs::kAuto;
 
+  /// Whether messages between ranks that are processes, each with a GPU of its own, go over NCCL; else by way of the host.
+  /// Has never run between GPUs (docs/gpu.md), and so is not the default.
+  bool nccl = false;
+
   /// Whether plans are made from predicted or from measured times. Measuring delays a step function's first step by
   /// ten microbatches or more, once for each kind of machine (docs/measured_costs.md).
   CostSource cost = CostSource::kPredicted;

@@ -26,6 +26,7 @@ class Cpu final : public Device {
   int count() const override { return 1; }
   void use(int /*index*/) const override {}
   c10::Device current() const override { return type; }
+  std::string identity() const override { return {}; }  // ranks share it
 
   c10::DataPtr allocate(int64_t num_bytes) const override {
     return c10::GetCPUAllocator()->allocate(static_cast<size_t>(num_bytes));

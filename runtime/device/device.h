@@ -8,12 +8,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "runtime/device/graph.h"
 #include "runtime/device/memory.h"
 
 namespace smp::runtime {
+
+class DeviceLinks;
 
 /// A point in the order of what a device was given to do. Null: it has been reached.
 using Event = std::shared_ptr<void>;
@@ -39,6 +42,8 @@ class Device {
   virtual void use(int index) const = 0;
   /// That one, as its tensors name it.
   virtual c10::Device current() const = 0;
+  /// That one, among all of its kind on all hosts.
+  virtual std::string identity() const = 0;
 
   static constexpr int64_t kAlignment = 64;  // of the memory that it allocates
   virtual c10::DataPtr allocate(int64_t num_bytes) const = 0;
@@ -70,6 +75,8 @@ class Device {
   /// Nothing is recorded in it yet. It may use the memory that tensors of `before` have freed, with which it is replayed in
   /// turn, in the order of recording. Null: this kind of device has none.
   virtual std::unique_ptr<DeviceGraph> new_graph(const DeviceGraph* /*before*/) const { return nullptr; }
+  /// Between devices of its kind, one for each rank. Null: by way of the host alone.
+  virtual const DeviceLinks* links() const { return nullptr; }
 
   virtual at::Generator default_generator() const = 0;
   virtual at::Generator new_generator() const = 0;

@@ -5,6 +5,7 @@
 
 #include <numeric>
 
+#include "runtime/transport/backoff.h"
 #include "runtime/transport/checks.h"
 #include "runtime/transport/group_transport.h"
 #include "runtime/transport/loopback_hub.h"
@@ -88,6 +89,13 @@ class LoopbackTransport final : public GroupTransport {
   }
 
   void set_timeout(std::chrono::milliseconds timeout) override { end_->timeout = timeout; }
+  void wait_until(const std::function<bool()>& is_done, const std::function<CommError::Where(double)>& where) override {
+    for (Backoff backoff(/*has_own_core=*/false); !is_done(); backoff.pause()) {
+      progress();
+      if (backoff.elapsed() < end_->timeout) continue;
+      throw HangError(where(std::chrono::duration<double>(backoff.elapsed()).count()).text() + ": timed out", {});
+    }
+  }
   bool abort(std::string_view message) noexcept override { return hub().abort(end_->world_rank, message); }
   void end_in_order() noexcept override {}  // the ranks are one process
 

@@ -62,6 +62,14 @@ class MpiTransport final : public GroupTransport {
 
   void set_timeout(std::chrono::milliseconds timeout) override { engine_->watch().set_timeout(timeout); }
   void describe_by(const std::function<std::string()>& doing) override { engine_->watch().describe_by(doing); }
+  void do_beside(const std::function<void()>& move) override { engine_->watch().do_beside(move); }
+  void wait_until(const std::function<bool()>& is_done, const std::function<CommError::Where(double)>& where) override {
+    const auto is_done_now = [&] {
+      engine_->progress();
+      return is_done();
+    };
+    engine_->watch().wait_until(is_done_now, where);
+  }
   bool abort(std::string_view message) noexcept override { return engine_->watch().abort(message); }
   void end_in_order() noexcept override { engine_->watch().end_in_order(); }
 

@@ -199,6 +199,11 @@ class StagedTransport final : public Transport {
 
   void set_timeout(std::chrono::milliseconds timeout) override { inner_->set_timeout(timeout); }
   void describe_by(const std::function<std::string()>& doing) override { inner_->describe_by(doing); }
+  void do_beside(const std::function<void()>& move) override { inner_->do_beside(move); }
+  void wait_until(const std::function<bool()>& is_done, const std::function<CommError::Where(double)>& where) override {
+    end_->send(/*all=*/true);
+    inner_->wait_until(is_done, where);
+  }
   bool abort(std::string_view message) noexcept override { return inner_->abort(message); }
   void end_in_order() noexcept override { inner_->end_in_order(); }
 

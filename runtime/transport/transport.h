@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "runtime/device/memory.h"
+#include "runtime/transport/error.h"
 
 namespace smp::runtime {
 
@@ -122,6 +123,9 @@ class Transport {
   /// Collective over the members only. Its messages never mix with those of another group.
   virtual std::shared_ptr<Transport> group(const std::vector<int>& ranks) = 0;
 
+  /// Returns when what is moving has arrived, also on devices. Before the world is left, ahead of a barrier.
+  virtual void settle() {}
+
   /// Frees what a sub-group holds of the transport's limited numbers. Collective over its members, when nothing is under
   /// way; no call of it may follow.
   virtual void end_group() {}
@@ -148,6 +152,12 @@ class Transport {
   /// What the rank is doing, in words: other ranks that wait for it in vain ask. Called on the rank's own thread, while it
   /// waits or calls progress().
   virtual void describe_by(const std::function<std::string()>& /*doing*/) {}
+  /// What else moves messages of this rank, by calls of this world that do not wait: called on the rank's own thread, while
+  /// it waits for another process.
+  virtual void do_beside(const std::function<void()>& /*move*/) {}
+  /// Waits until is_done(), which is called again and again and tests messages of this world. where(seconds): for what, in
+  /// the HangError after the time-out.
+  virtual void wait_until(const std::function<bool()>& is_done, const std::function<CommError::Where(double)>& where) = 0;
 
   /// Ends the job: the next or present call of every other rank of the world throws
   /// AbortedError(rank, message). Returns after at most a second, whether they have heard it or

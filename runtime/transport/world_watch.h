@@ -87,6 +87,8 @@ class WorldWatch {
   Milliseconds timeout() const { return timeout_; }
   /// What this rank is doing, in words, for those that ask. Called on its own thread.
   void describe_by(std::function<std::string()> doing) { doing_ = std::move(doing); }
+  /// Called in every wait.
+  void do_beside(std::function<void()> move) { beside_ = std::move(move); }
   /// Waits until is_done(); where(seconds), a CommError::Where, says for what. Throws HangError after the time-out.
   template <class IsDone, class WhereOf>
   void wait_until(const IsDone& is_done, const WhereOf& where);
@@ -133,6 +135,7 @@ class WorldWatch {
   bool has_own_core_;
   Milliseconds timeout_;
   std::function<std::string()> doing_;
+  std::function<void()> beside_;
   const std::function<CommError::Where()>* wait_ = nullptr;  // that this rank is in
   std::thread::id own_thread_ = std::this_thread::get_id();
   uint32_t num_looks_ = 0;
@@ -177,6 +180,7 @@ void WorldWatch::wait_until(const IsDone& is_done, const WhereOf& where) {
   do {
     backoff.pause();
     if (limit.is_over(backoff.elapsed(), timeout_)) time_out(now());
+    if (beside_) beside_();
   } while (!is_done());
 }
 

@@ -9,6 +9,7 @@
 #include "runtime/device/process_memory.h"
 #include "runtime/exchange/root_cause.h"
 #include "runtime/transport/abandoned.h"
+#include "runtime/transport/linked_transport.h"
 #include "runtime/transport/staged_transport.h"
 #include "runtime/transport/world.h"
 #include "runtime/watch/termination.h"
@@ -65,12 +66,15 @@ std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Lau
   const std::string own = world->rank() == 0 ? timeline_complaint(resolved.timeline) : "";
   const std::string complaint = resolved.timeline.empty() ? "" : world->all_gather(own).front();
   TORCH_CHECK_VALUE(complaint.empty(), complaint);
-  const int device_index = take_device(resolved, launch, *world, Logger(resolved.log_level));
+  const RankDevice device = take_device(resolved, launch, *world, Logger(resolved.log_level));
   const std::shared_ptr<runtime::Transport> joined = world;
-  if (!world->moves_memory_of(runtime::this_ranks_device().type)) world = runtime::make_staged(std::move(world));
+  if (!world->moves_memory_of(runtime::this_ranks_device().type)) {
+    world = device.links != nullptr ? runtime::make_linked(std::move(world), *device.links)
+                                    : runtime::make_staged(std::move(world));
+  }
   auto made = std::make_shared<Context>(resolved, launch, std::move(world));
   made->joined = joined;
-  made->device_index = device_index;
+  made->device_index = device.index;
   made->made_groups = std::make_shared<MadeGroups>(made->world);
   if (!made->config.timeline.empty()) made->timeline = std::make_shared<StepTimeline>(*made);
   made->world->describe_by([own = std::weak_ptr<Context>(made)] {
@@ -134,6 +138,7 @@ void shutdown() {
   const std::string optimizers = own.rank_state ? engine::describe_optimizers(*own.rank_state) : "";
   engine::in_call(own, "shutdown", GroupKind::kWorld, [&] {
     engine::check_same_optimizers(*own.world, optimizers, "rank ", "smp::shutdown");
+    own.world->settle();
     own.world->barrier();
     if (own.timeline) own.timeline->finish();
   });

@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "runtime/device/device.h"
+#include <chrono>
+#include <thread>
+
+#include "runtime/device/links.h"
 #include "runtime/transport/staged_transport.h"
 #include "tests/support/loopback_world.h"
 
@@ -77,6 +80,28 @@ TEST_P(LoopbackOnGpu, SumsAndBroadcastsTensorsOfTheDevice) {
     at::Tensor told = torch::full({kElements}, transport.rank(), at::TensorOptions(at::kCUDA).dtype(at::kFloat));
     transport.broadcast(memory_of(told), 2);
     EXPECT_TRUE(told.eq(2).all().item<bool>());
+  });
+}
+
+// All that one GPU can show of NCCL, which wants one for each end: it is set up on both, and its refusal reaches both.
+TEST(LinksOnGpu, TellBothEndsWhatKeepsThemApart) {
+  const DeviceLinks* const links = this_ranks_device().links();
+  ASSERT_NE(links, nullptr);
+  const std::string name = links->new_name();
+  tests::run_ranks(2, [&](Transport& transport) {
+    const auto link = links->connect(name, transport.rank() == 0 ? DeviceLinks::End::kSender : DeviceLinks::End::kReceiver);
+    const at::Tensor memory = torch::zeros({kElements}, at::kCUDA);
+    std::string refusal;
+    try {
+      link->start(memory_of(memory), this_ranks_device().record());
+      const auto begin = std::chrono::steady_clock::now();
+      while (!link->next_given() && std::chrono::steady_clock::now() - begin < std::chrono::minutes(1)) {
+        std::this_thread::yield();
+      }
+    } catch (const c10::Error& error) {
+      refusal = error.what_without_backtrace();
+    }
+    EXPECT_NE(refusal.find("Duplicate GPU detected"), std::string::npos) << refusal;
   });
 }
 

@@ -9,7 +9,7 @@ set -uo pipefail
 build=${1:?"tests/gpu/run.sh: expected the folder of a build of the preset gpu"}
 python=${2:-python3}
 torch=$("$python" -c 'import torch, os; print(os.path.dirname(torch.__file__))') || exit 1
-libraries=("$build/lib" "$torch/lib" "$torch"/../nvidia/cu*/lib)
+libraries=("$build/lib" "$torch/lib" "$torch"/../nvidia/cu*/lib "$torch"/../nvidia/nccl/lib)
 export LD_LIBRARY_PATH="$(IFS=:; echo "${libraries[*]}")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" OMP_NUM_THREADS=1
 
 if ! "$build/bin/gpu_loopback_test" --gtest_list_tests > /dev/null; then

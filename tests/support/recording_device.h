@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -27,6 +28,7 @@ class RecordingDevice final : public runtime::Device {
   int count() const override { return 1; }
   void use(int /*index*/) const override {}
   c10::Device current() const override { return {type, 0}; }
+  std::string identity() const override { return "the only one"; }
 
   c10::DataPtr allocate(int64_t num_bytes) const override {
     return c10::GetCPUAllocator()->allocate(static_cast<size_t>(num_bytes));
@@ -56,13 +58,17 @@ class RecordingDevice final : public runtime::Device {
   }
   bool has_reached(const runtime::Event& event) const override {
     const std::lock_guard lock(mutex_);
-    return reached_.contains(event.get());
+    return !event || has_reached_all_ || reached_.contains(event.get());
   }
-  void go_on_behind(const runtime::Event& event) const override { note("behind " + number(event)); }
+  void go_on_behind(const runtime::Event& event) const override {
+    if (event) note("behind " + number(event));
+  }
   void reach(const runtime::Event& event) const {
     const std::lock_guard lock(mutex_);
     reached_.insert(event.get());
   }
+
+  void reach_all() const { has_reached_all_ = true; }
 
   at::Generator default_generator() const override { return at::detail::getDefaultCPUGenerator(); }
   at::Generator new_generator() const override { return at::detail::createCPUGenerator(); }
@@ -88,6 +94,7 @@ class RecordingDevice final : public runtime::Device {
   mutable int num_events_ = 0;
   mutable std::vector<std::string> log_;
   mutable std::set<const void*> reached_;
+  mutable std::atomic<bool> has_reached_all_ = false;
 };
 
 /// The device of all ranks while it lives.

@@ -1,5 +1,6 @@
 // CUDA: LibTorch's caching allocator, its current device and stream of the thread, and its generators.
 #include <ATen/Context.h>
+#include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/EmptyTensor.h>
@@ -9,6 +10,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "runtime/device/cuda/cuda_graph.h"
+#include "runtime/device/cuda/nccl_links.h"
 #include "runtime/device/device.h"
 
 namespace smp::runtime {
@@ -33,6 +35,10 @@ class Cuda final : public Device {
   int count() const override { return c10::cuda::device_count(); }
   void use(int index) const override { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); }
   c10::Device current() const override { return {type, c10::cuda::current_device()}; }
+  std::string identity() const override {
+    const cudaUUID_t& uuid = at::cuda::getCurrentDeviceProperties()->uuid;
+    return {uuid.bytes, sizeof uuid.bytes};
+  }
 
   c10::DataPtr allocate(int64_t num_bytes) const override {
     return allocator::get()->allocate(static_cast<size_t>(num_bytes));
@@ -77,6 +83,7 @@ class Cuda final : public Device {
   }
 
   std::unique_ptr<DeviceGraph> new_graph(const DeviceGraph* before) const override { return make_cuda_graph(before); }
+  const DeviceLinks* links() const override { return nccl_links(); }
 
   at::Generator default_generator() const override { return at::cuda::detail::getDefaultCUDAGenerator(); }
   at::Generator new_generator() const override { return at::cuda::detail::createCUDAGenerator(); }

@@ -146,6 +146,11 @@ std::vector<Key> make_keys() {
        .meaning =
            "`auto`: tapes of stages on CUDA are recorded as CUDA graphs and replayed, with the same bits, where that is "
            "possible."},
+      {.name = "nccl",
+       .field = &Config::nccl,
+       .is_printed = false,
+       .meaning = "true: messages between stages go over NCCL where each rank is a process with a GPU of its own, which has "
+                  "never run ([GPUs](gpu.md#verified)); false: by way of the host."},
       {.name = "cost",
        .field = &Config::cost,
        .choices = {"predicted", "measured"},

@@ -3,6 +3,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <set>
 #include <string>
 
 #include "runtime/device/device.h"
@@ -27,7 +29,8 @@ constexpr char kFound = '+', kFailed = '-';
 
 }  // namespace
 
-int take_device(const Config& config, const runtime::Launch& launch, runtime::Transport& world, const Logger& logger) {
+RankDevice take_device(const Config& config, const runtime::Launch& launch, runtime::Transport& world,
+                       const Logger& logger) {
   const runtime::Device* found = nullptr;
   std::string own;
   try {
@@ -44,14 +47,20 @@ int take_device(const Config& config, const runtime::Launch& launch, runtime::Tr
                 ". Set device to \"cpu\", or start on machines with GPUs alone.");
   }
   runtime::use_device(*found);
-  const int count = found->count(), index = launch.local_rank % count;
-  found->use(index);
-  if (found->type != runtime::host().type && launch.local_size > count && launch.local_rank == 0) {
-    logger.warning("expected a GPU for each of the " + std::to_string(launch.local_size) + " ranks of this host, got " +
-                   std::to_string(count) + ": ranks share them, and wait for each other. Start as many ranks as GPUs (-np " +
-                   std::to_string(count) + ").");
+  RankDevice taken{.index = launch.local_rank % found->count()};
+  found->use(taken.index);
+  if (found->type == runtime::host().type) return taken;
+  const runtime::DeviceLinks* const links = config.nccl ? found->links() : nullptr;
+  const std::vector<std::string> identities = world.all_gather(found->identity()),
+                                 can_link = world.all_gather(links != nullptr ? "yes" : "no");
+  const size_t num_devices = std::set<std::string>(identities.begin(), identities.end()).size();
+  if (num_devices < identities.size() && world.rank() == 0) {
+    logger.warning("expected a GPU for each of " + std::to_string(identities.size()) + " ranks, got " +
+                   std::to_string(num_devices) +
+                   ": ranks share them, and wait for each other. Start as many ranks as GPUs on each host.");
   }
-  return index;
+  if (num_devices == identities.size() && std::count(can_link.begin(), can_link.end(), "no") == 0) taken.links = links;
+  return taken;
 }
 
 }  // namespace smp::engine

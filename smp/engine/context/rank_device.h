@@ -1,6 +1,7 @@
 // Owns the choice of what a rank computes on.
 #pragma once
 
+#include "runtime/device/links.h"
 #include "runtime/launch/launch.h"
 #include "runtime/transport/transport.h"
 #include "smp/config.h"
@@ -8,9 +9,15 @@
 
 namespace smp::engine {
 
-/// Makes the device that `config` asks for this rank's, and the one of its local rank LibTorch's current one of this thread;
-/// returns its index among those of its kind. Collective. Throws c10::Error on all ranks where one has no such device, with
+struct RankDevice {
+  int index = 0;  // among those of its kind
+  /// Between devices, each of one rank; null where messages go by way of the host.
+  const runtime::DeviceLinks* links = nullptr;
+};
+
+/// Makes the device that `config` asks for this rank's, and the one of its local rank LibTorch's current one of this thread.
+/// Collective. Throws c10::Error on all ranks where one has no such device, with
 /// what it lacks, or where "auto" finds different kinds on them.
-int take_device(const Config& config, const runtime::Launch& launch, runtime::Transport& world, const Logger& logger);
+RankDevice take_device(const Config& config, const runtime::Launch& launch, runtime::Transport& world, const Logger& logger);
 
 }  // namespace smp::engine

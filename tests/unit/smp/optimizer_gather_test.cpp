@@ -35,6 +35,9 @@ class SmallCollectives : public runtime::Transport {
   }
   void barrier() override { to_->barrier(); }
   void set_timeout(std::chrono::milliseconds timeout) override { to_->set_timeout(timeout); }
+  void wait_until(const std::function<bool()>& is_done, const std::function<CommError::Where(double)>& where) override {
+    to_->wait_until(is_done, where);
+  }
   bool abort(std::string_view message) noexcept override { return to_->abort(message); }
   void end_in_order() noexcept override { to_->end_in_order(); }
 

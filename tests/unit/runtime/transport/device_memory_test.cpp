@@ -1,9 +1,13 @@
 // Messages of a device's memory: who waits for whom, as a device that writes it down has seen it.
 #include <gtest/gtest.h>
 
+#include <future>
+
+#include "runtime/transport/linked_transport.h"
 #include "runtime/transport/loopback.h"
 #include "runtime/transport/staged_transport.h"
 #include "tests/support/recording_device.h"
+#include "tests/support/thread_links.h"
 
 namespace smp::runtime {
 namespace {
@@ -80,6 +84,74 @@ TEST_F(DeviceMessages, OfOneTagKeepTheirOrderWhateverMemoryTheyAre) {
   first.wait();
   EXPECT_EQ(a.wait() + b.wait(), 14);
   EXPECT_EQ(into_ + got, from_ + second);
+}
+
+// Each end starts to move the message behind what it had given the device when it asked for it, in the order in which the
+// receiver has found it; the host waits for the device only for memory that a sender may overwrite.
+class MessagesOverLinks : public DeviceMessages {
+ protected:
+  MessagesOverLinks() {
+    auto first = std::async(std::launch::async, [this] { return make_linked(world_.transport(0), links_); });
+    receiver_ = make_linked(world_.transport(1), links_);
+    sender_ = first.get();
+  }
+
+  const support::ThreadLinks links_{device_};
+  std::shared_ptr<Transport> sender_, receiver_;
+};
+
+TEST_F(MessagesOverLinks, MoveWhenBothRanksAreThereAndTheReceiverGoesOnBehindThem) {
+  RecordingDevice::run_as(0);
+  Request sent = sender_->isend(1, 7, memory(from_));
+  EXPECT_FALSE(sent.test());
+  EXPECT_EQ(device_.take_log(), Log{"0 records 0"});
+  RecordingDevice::run_as(1);
+  Request received = receiver_->irecv(0, 7, memory(into_));
+  EXPECT_FALSE(received.test()) << "the sender's device has not been given it: who waits for half a transfer answers nobody";
+  EXPECT_EQ(device_.take_log(), (Log{"1 records 1", "1 behind 1", "1 records 2"}));
+  RecordingDevice::run_as(0);
+  EXPECT_FALSE(sent.test()) << "the device has not come so far";
+  EXPECT_EQ(device_.take_log(), (Log{"0 behind 0", "0 records 3"}));
+  RecordingDevice::run_as(1);
+  EXPECT_EQ(received.wait(), 7);
+  EXPECT_EQ(device_.take_log(), Log{"1 behind 2"});
+  EXPECT_EQ(into_, from_);
+  device_.reach_all();
+  EXPECT_EQ(sent.wait(), 7);
+  EXPECT_EQ(device_.take_log(), Log{});
+}
+
+TEST_F(MessagesOverLinks, ThatAreTooLongKeepTheirPlaceUntilTheyAreDropped) {
+  device_.reach_all();
+  std::string second = "again it", got(8, ' ');
+  Request sent = sender_->isend(1, 7, memory(from_)), then = sender_->isend(1, 8, memory(second));
+  {
+    std::string small(3, ' ');
+    Request refused = receiver_->irecv(0, 7, memory(small));
+    EXPECT_THROW(refused.wait(), CommError);
+    Request received = receiver_->irecv(0, 8, memory(got));
+    EXPECT_THROW(refused.wait(), CommError) << "asked again";
+    EXPECT_EQ(sent.wait(), 7) << "as one that was taken";
+    EXPECT_EQ(then.wait(), 8);
+    refused = {};
+    EXPECT_EQ(received.wait(), 8);
+  }
+  EXPECT_EQ(got, second);
+}
+
+TEST_F(MessagesOverLinks, AreRefusedWhereOneSideGivesMemoryOfTheHost) {
+  Request sent = sender_->isend(1, 7, from_.data(), 7);
+  Request received = receiver_->irecv(0, 7, memory(into_));
+  try {
+    received.wait("2F0");
+    FAIL() << into_;
+  } catch (const CommError& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "receive of at most 7 bytes with tag 7, peer rank 0, action 2F0: expected a message of a device's memory, as "
+        "that of the receive is, got one of the host's");
+  }
+  EXPECT_EQ(sent.wait(), 7);
 }
 
 TEST_F(DeviceMessages, AreRefusedWhereTheDeviceIsNotTheRanks) {

@@ -6,17 +6,19 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "runtime/transport/linked_transport.h"
 #include "runtime/transport/mpi_transport.h"
 #include "runtime/transport/socket_transport.h"
 #include "runtime/transport/staged_transport.h"
 #include "tests/support/loopback_world.h"
+#include "tests/support/thread_links.h"
 
 namespace smp::runtime {
 namespace {
 
 // Other worlds are numbers of ranks, below 0 of ranks that are connected by sockets, and that many more of such ranks whose
-// messages are staged.
-constexpr int kUnderMpirun = 0, kStaged = 100;
+// messages are staged, or go over links.
+constexpr int kUnderMpirun = 0, kStaged = 100, kLinked = 200;
 
 bool is_under_mpirun() { return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr; }
 
@@ -56,11 +58,12 @@ void run_over_sockets(int num_ranks, const Body& body, std::chrono::milliseconds
 
 std::vector<int> contract_worlds() {
   if (is_under_mpirun()) return {kUnderMpirun};
-  return {1, 2, 3, 4, 5, -1, -2, -3, -5, kStaged + 2, kStaged + 3};
+  return {1, 2, 3, 4, 5, -1, -2, -3, -5, kStaged + 2, kStaged + 3, kLinked + 2, kLinked + 3};
 }
 
 std::string contract_world_name(const testing::TestParamInfo<int>& world) {
   if (world.param == kUnderMpirun) return "Mpi";
+  if (world.param > kLinked) return "Linked" + std::to_string(world.param - kLinked);
   if (world.param > kStaged) return "Staged" + std::to_string(world.param - kStaged);
   return world.param > 0 ? "Loopback" + std::to_string(world.param) : "Sockets" + std::to_string(-world.param);
 }
@@ -70,10 +73,12 @@ void TransportContract::run(const Body& body, std::chrono::milliseconds timeout)
     body(*mpi::create(timeout));
   else if (GetParam() > kStaged)
     run_over_sockets(
-        GetParam() - kStaged,
+        GetParam() % kStaged,
         [&](Transport& transport) {
+          static const support::ThreadLinks links;
           const std::shared_ptr<Transport> borrowed(std::shared_ptr<void>(), &transport);
-          body(*make_staged(borrowed, Staged::kAllMemory));
+          body(GetParam() > kLinked ? *make_linked(borrowed, links, Linked::kAllMemory)
+                                    : *make_staged(borrowed, Staged::kAllMemory));
         },
         timeout);
   else if (GetParam() < 0)

@@ -153,6 +153,24 @@ TEST_P(TransportMessages, FinishesDroppedSends) {
   });
 }
 
+TEST_P(TransportMessages, FinishesASendWhoseReceiverHasAskedForItAndWaitsForSomethingElse) {
+  run([](Transport& transport) {
+    Request received, sent;
+    int64_t got = 0;
+    const int64_t mine = transport.rank();
+    if (transport.rank() == 0) received = transport.irecv(transport.size() - 1, 7, &got, sizeof got);
+    transport.barrier();
+    if (transport.rank() == transport.size() - 1) {
+      sent = send(transport, 0, 7, mine);
+      if (transport.rank() != 0) sent.wait("send");
+    }
+    transport.barrier();
+    received.wait("receive");
+    sent.wait("send");
+    EXPECT_EQ(got, transport.rank() == 0 ? transport.size() - 1 : 0);
+  });
+}
+
 TEST_P(TransportMessages, SendsStringsOfUnknownLength) {
   run([](Transport& transport) {
     const std::string text(static_cast<size_t>(transport.rank()) * 10000, 'x');
