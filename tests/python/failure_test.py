@@ -14,10 +14,14 @@ SCRIPT = pathlib.Path(__file__).with_name("failing_script.py")
 MPIRUNS_OWN = re.compile(r"(-{70,}\n(?!-{70})((?!.*(Traceback|Error|\[rank \d)|-{70}).*\n)+-{70,}\n)*")
 
 
+def launched(where):
+    command = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable, str(SCRIPT), where]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def run(where):
     """Its exit code, and what it printed but for mpirun's own lines, which are the last."""
-    command = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable, str(SCRIPT), where]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = launched(where)
     printed, rule, behind = ended.stderr.partition("-" * 70)
     if not MPIRUNS_OWN.fullmatch(rule + behind):
         raise AssertionError(f"expected nothing behind mpirun's first line but its own, got {behind}")
@@ -82,12 +86,15 @@ class Failure(unittest.TestCase):
     def test_codes_by_kind(self):
         for where, code in (("loads", 7), ("memory", 8), ("calls", 5), ("stops", 75)):
             with self.subTest(where):
-                self.assertEqual(run(where)[0], code)
+                self.assertEqual(launched(where).returncode, code)
 
     def test_a_configuration_that_is_wrong(self):
+        """Before ranks know of one another: what one prints may come behind mpirun's lines about another."""
         os.environ["SMP_CONFIG"] = '{"microbatchs": 1}'
         self.addCleanup(os.environ.pop, "SMP_CONFIG")
-        self.assertEqual(run("nowhere")[0], 2)
+        ended = launched("nowhere")
+        self.assertEqual(ended.returncode, 2)
+        self.assertIn('unknown key "microbatchs"; did you mean "microbatches"?', ended.stderr)
 
     def test_a_rank_that_hangs(self):
         code, lines = run("hangs")
