@@ -109,10 +109,12 @@ class Hosts:
         (self.folder / "ssh_config").write_text(f"IdentityFile {self.folder}/own_key\nIdentitiesOnly yes\nBatchMode yes\n"
                                                 f"UserKnownHostsFile {self.folder}/known_hosts\nStrictHostKeyChecking yes\n")
         self.agent = f"ssh -F {self.folder}/ssh_config"
+        options = [f"{name}={os.environ[name]}" for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS") if name in os.environ]
         for name, address in self.addresses.items():
             config = self.folder / f"sshd_config_{name}"
             config.write_text(f"ListenAddress {address}\nHostKey {self.folder}/host_key\nUsePAM no\nStrictModes no\nPidFile none\n"
-                              f"AuthorizedKeysFile {self.folder}/own_key.pub\nPasswordAuthentication no\n")
+                              f"AuthorizedKeysFile {self.folder}/own_key.pub\nPasswordAuthentication no\n"
+                              + (f"SetEnv {' '.join(options)}\n" if options else ""))
             daemon = subprocess.Popen([self.folder / f"on_{name}", "/usr/sbin/sshd", "-D", "-e", "-f", config],
                                       stderr=subprocess.PIPE, text=True)
             self.cleanup.callback(daemon.wait)
