@@ -86,7 +86,7 @@ class Failure(unittest.TestCase):
     def test_codes_by_kind(self):
         for where, code in (("loads", 7), ("memory", 8), ("calls", 5), ("stops", 75)):
             with self.subTest(where):
-                self.assertEqual(launched(where).returncode, code)
+                self.assertEqual(run(where)[0], code)
 
     def test_a_configuration_that_is_wrong(self):
         """Before ranks know of one another: what one prints may come behind mpirun's lines about another."""
