@@ -17,6 +17,16 @@ namespace {
 class StagingEnd final : public RequestPool {
  public:
   explicit StagingEnd(Staged staged) : staged_(staged) {}
+  // What messages under way are written to and read from stays.
+  ~StagingEnd() {
+    for (Slot& slot : slots_) {
+      slot.request = {};
+      slot.inner.reset();
+      if (slot.staged) abandon(std::make_shared<c10::DataPtr>(std::move(slot.staged)));
+    }
+  }
+  StagingEnd(const StagingEnd&) = delete;
+  StagingEnd& operator=(const StagingEnd&) = delete;
 
   bool is_staged(const DeviceMemory& memory) const { return staged_ == Staged::kAllMemory || memory.device != host().type; }
 

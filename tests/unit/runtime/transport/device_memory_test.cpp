@@ -60,6 +60,17 @@ TEST_F(DeviceMessages, ByWayOfTheHostLeaveWhenTheDeviceHasMadeThem) {
   EXPECT_EQ(into_, from_);
 }
 
+// AddressSanitizer sees it where they do not.
+TEST_F(DeviceMessages, ByWayOfTheHostKeepTheirMemoryWhenTheirTransportEndsFirst) {
+  const auto sender = make_staged(world_.transport(0));
+  {
+    const auto receiver = make_staged(world_.transport(1));
+    const Request dropped = receiver->irecv(0, 7, memory(into_));
+  }
+  EXPECT_EQ(sender->isend(1, 7, memory(from_)).wait(), 7);
+  EXPECT_EQ(into_, std::string(7, ' ')) << "nobody asks for it";
+}
+
 // Else two ranks that send to each other and then wait for a message would keep back what the other waits for.
 TEST_F(DeviceMessages, ByWayOfTheHostLeaveBeforeTheirRankWaitsForAnything) {
   const auto sender = make_staged(world_.transport(0)), receiver = make_staged(world_.transport(1));
