@@ -11,6 +11,7 @@
 #include <malloc.h>
 #endif
 
+#include "runtime/device/cpu_sum.h"
 #include "runtime/device/device.h"
 #include "runtime/device/random.h"
 
@@ -39,6 +40,10 @@ class Cpu final : public Device {
   }
   c10::DataPtr allocate_pinned(int64_t num_bytes) const override { return allocate(num_bytes); }
   void start_copy(void* to, const void* from, int64_t num_bytes) const override { copy(to, from, num_bytes); }
+  void sum_in_order(const std::vector<const void*>& terms, void* sum, int64_t num_elements,
+                    c10::ScalarType dtype) const override {
+    sum_on_cpu(terms, sum, num_elements, dtype);
+  }
   int64_t free_bytes() const override { return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE); }
   void release_free_memory() const override {
     // A sanitizer's own allocator leaves glibc's without arenas to walk.

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/device/graph.h"
 #include "runtime/device/memory.h"
@@ -57,6 +58,11 @@ class Device {
   /// As copy(), and returns at once also where memory of the host is one side, which stays as it is until the device has
   /// come there.
   virtual void start_copy(void* to, const void* from, int64_t num_bytes) const = 0;
+  /// Writes the elementwise sum of `terms`, added in their order, to `sum`, which may be one of them: all its memory, in
+  /// order with all else that it is given to do. Float, Double, Long; BFloat16 and Half are summed in float32 and rounded
+  /// once. The same bits on every kind of device.
+  virtual void sum_in_order(const std::vector<const void*>& terms, void* sum, int64_t num_elements,
+                            c10::ScalarType dtype) const = 0;
   /// Memory that could still be allocated.
   virtual int64_t free_bytes() const = 0;
   /// Gives memory that is free, and that an allocator keeps, back to whoever else may want it.
@@ -91,7 +97,7 @@ class Device {
   ~Device() = default;
 };
 
-/// What is done on the host whatever computes: files, control messages, construction of modules, sums of transports.
+/// What is done on the host whatever computes: files, control messages, construction of modules.
 const Device& host();
 /// What this rank computes on: the host until use_device.
 const Device& this_ranks_device();

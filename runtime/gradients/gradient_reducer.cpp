@@ -165,7 +165,19 @@ void GradientReducer::advance() {
 
 bool GradientReducer::is_summed() {
   if (shared_) return shared_->advance();
-  return !sending_->sum || sending_->sum->advance();
+  if (sending_->sum && !sending_->sum->advance()) return false;
+  return device_holding(sending_->flat).has_reached(read_flags());
+}
+
+const Event& GradientReducer::read_flags() {
+  Sending& sending = *sending_;
+  if (is_on_host(sending.flat) || sending.flags_on_host) return sending.flags_read;
+  const Device& device = device_holding(sending.flat);
+  const int64_t num_bytes = num_flags(buckets_[sending.bucket]) * static_cast<int64_t>(sending.flat.element_size());
+  const DeviceMemory flat = memory_of(sending.flat);
+  sending.flags_on_host = device.allocate_pinned(num_bytes);
+  device.start_copy(sending.flags_on_host.get(), static_cast<char*>(flat.data) + flat.num_bytes - num_bytes, num_bytes);
+  return sending.flags_read = device.record();
 }
 
 void GradientReducer::launch() {
@@ -188,7 +200,7 @@ void GradientReducer::launch() {
   // The storage is what the messages read and write, whatever happens to the tensor.
   constexpr int64_t kMaxPartBytes = int64_t{1} << 30;
   const bool is_too_large = static_cast<int64_t>(sending.flat.nbytes()) / replicas_.size() >= kMaxPartBytes;
-  if (is_too_large || !is_on_host(sending.flat)) {
+  if (is_too_large) {
     keeping(owner, [&] { replicas_.all_reduce_sum(memory_of(sending.flat), sending.flat.scalar_type()); });
     return;
   }
@@ -215,14 +227,15 @@ at::Tensor GradientReducer::new_flat(const Bucket& bucket) const {
 }
 
 void GradientReducer::pack(const Bucket& bucket, at::Tensor& flat) {
-  std::vector<double> flags;
+  at::Tensor flags = flat.narrow(0, flat.numel() - num_flags(bucket), num_flags(bucket)).fill_(1);
   const Device& device = device_holding(flat);
   auto* const begin = static_cast<char*>(memory_of(flat).data);
   char* next = begin;
-  for (const size_t i : bucket.parameters) {
+  for (size_t k = 0; k < bucket.parameters.size(); ++k) {
+    const size_t i = bucket.parameters[k];
     const at::Tensor& parameter = parameters_[i];
     const at::Tensor& gradient = parameter.grad();
-    flags.push_back(gradient.defined() ? 1 : 0);
+    if (!gradient.defined()) flags.select(0, static_cast<int64_t>(k)).zero_();
     const bool is_plain = gradient.defined() && gradient.layout() == at::kStrided &&
                           gradient.scalar_type() == parameter.scalar_type() && gradient.is_contiguous() &&
                           !gradient.is_neg() && !gradient.is_conj();
@@ -236,8 +249,6 @@ void GradientReducer::pack(const Bucket& bucket, at::Tensor& flat) {
     if (options_.looks_for_nonfinite && !is_finite(gradient)) nonfinite_.push_back(i);
     next += num_reals(parameter) * flat.element_size();
   }
-  at::Tensor own_flags = flat.narrow(0, flat.numel() - num_flags(bucket), num_flags(bucket));
-  own_flags.copy_(tensor_on(host(), flags.data(), {num_flags(bucket)}, {1}, at::kDouble, /*holder=*/nullptr));
 }
 
 void GradientReducer::complete() {
@@ -266,8 +277,10 @@ void GradientReducer::complete() {
     if (!gradients.is_contiguous() || gradients.is_neg()) gradients = gradients.clone(at::MemoryFormat::Contiguous);
     flags = flags.clone();
     keeping(std::make_shared<at::Tensor>(flags), [&] { replicas_.all_reduce_sum(memory_of(flags), flags.scalar_type()); });
-  } else if (!done.sum) {  // else each replica has divided its part
-    gradients.div_(divisor_);
+  } else {
+    if (!done.sum) gradients.div_(divisor_);  // else each replica has divided its part
+    if (done.flags_on_host)
+      flags = tensor_on(host(), done.flags_on_host.get(), {num_flags(bucket)}, {1}, flags.scalar_type(), /*holder=*/nullptr);
   }
   const auto* data = static_cast<const char*>(data_of(gradients));
   const Means means{.read =
@@ -323,6 +336,7 @@ void GradientReducer::finish() {
   while (sending_ || next_ < buckets_.size()) {
     if (shared_) sending_ ? shared_->wait("gradients") : shared_->wait_until_free("gradients");
     if (sending_ && sending_->sum) sending_->sum->wait("gradients");
+    if (sending_ && !shared_) device_holding(sending_->flat).wait(read_flags());
     advance();
   }
   if (shared_) shared_->wait_until_free("gradients");  // messages do not outlive the step, as the transport need not

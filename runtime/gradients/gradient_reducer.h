@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/device/device.h"
 #include "runtime/libtorch/node_handle.h"
 #include "runtime/transport/running_sum.h"
 #include "runtime/transport/transport.h"
@@ -84,6 +85,9 @@ class GradientReducer {
     size_t bucket;
     at::Tensor flat;                // gradients, then one flag per parameter: how many replicas have one
     std::optional<RunningSum> sum;  // of what is sent
+    // Those of a device, once the sum is there: the host does not wait for the device while a backward goes on.
+    c10::DataPtr flags_on_host{};
+    Event flags_read{};
   };
   /// A bucket's means: copied to a dense tensor, or as a tensor.
   struct Means {
@@ -96,6 +100,7 @@ class GradientReducer {
   int64_t num_elements(const Bucket& bucket) const;
   void share_memory();
   bool is_summed();
+  const Event& read_flags();
   void check_same_layout() const;
   void make_buckets();
   void watch(size_t parameter);

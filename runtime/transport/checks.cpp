@@ -33,6 +33,21 @@ void check_message(const char* operation, int peer, int size, int tag, int64_t n
   TORCH_CHECK_VALUE(num_bytes >= 0, operation, ": expected at least 0 bytes, got ", num_bytes, ".");
 }
 
+int64_t check_sum(const DeviceMemory& terms, c10::ScalarType type) {
+  using c10::ScalarType;
+  const bool is_known = type == ScalarType::Float || type == ScalarType::Double || type == ScalarType::Long ||
+                        type == ScalarType::BFloat16 || type == ScalarType::Half;
+  TORCH_CHECK_TYPE(is_known, "all_reduce_sum: expected Float, Double, Long, BFloat16 or Half, got ", type,
+                   ". Convert the tensor before the call.");
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(type));
+  const int64_t num_elements = terms.num_bytes / element_bytes;
+  TORCH_CHECK_VALUE(terms.num_bytes >= 0 && terms.num_bytes % element_bytes == 0,
+                    "all_reduce_sum: expected at least 0 elements and whole ones, got ", terms.num_bytes, " bytes of ", type,
+                    ".");
+  check_ranks_memory("all_reduce_sum", terms);
+  return num_elements;
+}
+
 int check_group(const std::vector<int>& ranks, int my_rank, int size) {
   for (const int rank : ranks) {
     TORCH_CHECK_VALUE(rank >= 0 && rank < size, "group: expected ranks of 0 ... ", size - 1, ", got rank ", rank, " in ",

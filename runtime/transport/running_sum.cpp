@@ -7,7 +7,6 @@
 #include "runtime/transport/abandoned.h"
 #include "runtime/transport/checks.h"
 #include "runtime/transport/error.h"
-#include "runtime/transport/sum.h"
 
 namespace smp::runtime {
 
@@ -17,13 +16,22 @@ RunningSum::RunningSum(Transport& group, int tag, const DeviceMemory& terms, con
       tag_(tag),
       data_(holder, terms.data),
       num_elements_(check_sum(terms, type)),
+      device_(&device_of(terms)),
       type_(type),
       part_done_(std::move(part_done)) {
-  start_gather();
+  try {
+    start_gather();
+  } catch (...) {  // what was posted before goes on
+    abandon_memory();
+    throw;
+  }
 }
 
 RunningSum::~RunningSum() {
-  if (data_ == nullptr || hop_ == Hop::kDone) return;
+  if (data_ != nullptr && hop_ != Hop::kDone) abandon_memory();
+}
+
+void RunningSum::abandon_memory() const {
   abandon(data_);
   abandon(received_);
 }
@@ -32,37 +40,43 @@ RunningSum::~RunningSum() {
 RunningSum::Part RunningSum::part(int rank) const {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(type_));
   const int64_t first = num_elements_ * rank / group_->size(), end = num_elements_ * (rank + 1) / group_->size();
-  return {first, static_cast<char*>(data_.get()) + first * element_bytes, end - first, (end - first) * element_bytes};
+  void* const data = static_cast<char*>(data_.get()) + first * element_bytes;
+  return {first, end - first, {data, (end - first) * element_bytes, device_->type}};
 }
 
-char* RunningSum::received_from(int rank) const {
-  return static_cast<char*>(received_.get()) + rank * part(group_->rank()).num_bytes;
+DeviceMemory RunningSum::received_from(int rank) const {
+  const int64_t num_bytes = part(group_->rank()).memory.num_bytes;
+  return {static_cast<char*>(received_.get()) + rank * num_bytes, num_bytes, device_->type};
+}
+
+void RunningSum::receive(int from, int tag, const DeviceMemory& into) {
+  messages_.push_back({group_->irecv(from, tag, into), into.num_bytes});
+}
+
+void RunningSum::send(int to, int tag, const DeviceMemory& memory) {
+  messages_.push_back({group_->isend(to, tag, memory), memory.num_bytes});
 }
 
 void RunningSum::start_gather() {
   const int me = group_->rank(), size = group_->size();
-  const Part mine = part(me);
-  const auto owner = std::make_shared<c10::DataPtr>(host().allocate(mine.num_bytes * size));
+  const auto owner = std::make_shared<c10::DataPtr>(device_->allocate(part(me).memory.num_bytes * size));
   received_ = {owner, owner->get()};
   for (int step = 1; step < size; ++step) {  // not all to rank 0 first
     const int other = (me + step) % size;
-    messages_.push_back({group_->irecv(other, tag_, received_from(other), mine.num_bytes), mine.num_bytes});
+    receive(other, tag_, received_from(other));
   }
   for (int step = 1; step < size; ++step) {
     const int other = (me + step) % size;
-    const Part theirs = part(other);
-    messages_.push_back({group_->isend(other, tag_, theirs.data, theirs.num_bytes), theirs.num_bytes});
+    send(other, tag_, part(other).memory);
   }
 }
 
 void RunningSum::start_spread() {
   const int me = group_->rank(), size = group_->size();
-  const Part mine = part(me);
   for (int step = 1; step < size; ++step) {
     const int other = (me + step) % size;
-    const Part theirs = part(other);
-    messages_.push_back({group_->irecv(other, tag_ + 1, theirs.data, theirs.num_bytes), theirs.num_bytes});
-    messages_.push_back({group_->isend(other, tag_ + 1, mine.data, mine.num_bytes), mine.num_bytes});
+    receive(other, tag_ + 1, part(other).memory);
+    send(other, tag_ + 1, part(me).memory);
   }
 }
 
@@ -75,9 +89,9 @@ void RunningSum::finish_hop() {
   const Part mine = part(group_->rank());
   std::vector<const void*> terms;
   for (int rank = 0; rank < group_->size(); ++rank) {
-    terms.push_back(rank == group_->rank() ? mine.data : received_from(rank));
+    terms.push_back(rank == group_->rank() ? mine.memory.data : received_from(rank).data);
   }
-  sum_in_order(terms, mine.data, mine.num_elements, type_);
+  device_->sum_in_order(terms, mine.memory.data, mine.num_elements, type_);
   if (part_done_) part_done_(mine.first, mine.num_elements);
   hop_ = Hop::kSpread;
   start_spread();
@@ -108,17 +122,10 @@ void RunningSum::wait(std::string_view action) {
 }
 
 void Transport::all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) {
-  check_ranks_memory("all_reduce_sum", terms);
-  if (const Device& device = device_of(terms); device.type != host().type) {
-    const auto on_host = std::make_shared<const c10::DataPtr>(host().allocate(terms.num_bytes));
-    device.copy(on_host->get(), terms.data, terms.num_bytes);
-    keeping(on_host, [&] { all_reduce_sum({on_host->get(), terms.num_bytes}, type); });
-    return device.copy(terms.data, on_host->get(), terms.num_bytes);
-  }
   const std::string action = "all_reduce_sum of " + std::to_string(check_sum(terms, type)) + " " + c10::toString(type);
   if (size() == 1) return progress();
-  // A rank's share of what is summed at a time, and what the others send for it, should stay in the cache.
-  const int64_t most_bytes = size() * (int64_t{256} << 10);
+  // A rank's share of what is summed at a time, and what the others send for it, should stay in the host's cache.
+  const int64_t most_bytes = size() * (int64_t{256} << (terms.device == host().type ? 10 : 16));
   int64_t first = 0;
   do {
     const DeviceMemory some{static_cast<char*>(terms.data) + first, std::min(most_bytes, terms.num_bytes - first),

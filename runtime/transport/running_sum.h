@@ -11,6 +11,8 @@
 
 namespace smp::runtime {
 
+class Device;
+
 /// Replaces data by the sum over all ranks of the group, in rank order, by messages with the tags `tag` and `tag` + 1.
 /// Nothing moves by itself: the caller asks now and then whether it is done.
 ///
@@ -28,8 +30,8 @@ class RunningSum {
   /// alike, with the same bits on every rank.
   using PartDone = std::function<void(int64_t first, int64_t num_elements)>;
 
-  /// Float, Double, Long, BFloat16 or Half terms, at most 1 GiB per rank of the group, in memory of the host that `holder`
-  /// keeps until the end, or the caller where it is null.
+  /// Float, Double, Long, BFloat16 or Half terms, at most 1 GiB per rank of the group, in memory of the host or of this
+  /// rank's device that `holder` keeps until the end, or the caller where it is null. Sums are made where the terms are.
   RunningSum(Transport& group, int tag, const DeviceMemory& terms, const std::shared_ptr<void>& holder, c10::ScalarType type,
              PartDone part_done = {});
   ~RunningSum();
@@ -45,18 +47,19 @@ class RunningSum {
  private:
   enum class Hop { kGather, kSpread, kDone };
   struct Part {
-    int64_t first;
-    char* data;
-    int64_t num_elements;
-    int64_t num_bytes;
+    int64_t first, num_elements;
+    DeviceMemory memory;
   };
   struct Message {
     Request request;
     int64_t num_bytes;  // that it must have
   };
+  void abandon_memory() const;
   static void check_length(Message& done, std::string_view action);
   Part part(int rank) const;
-  char* received_from(int rank) const;
+  DeviceMemory received_from(int rank) const;
+  void receive(int from, int tag, const DeviceMemory& into);
+  void send(int to, int tag, const DeviceMemory& memory);
   void start_gather();
   void start_spread();
   void finish_hop();
@@ -65,6 +68,7 @@ class RunningSum {
   int tag_;
   std::shared_ptr<void> data_;
   int64_t num_elements_;
+  const Device* device_;
   c10::ScalarType type_;
   PartDone part_done_;
   std::shared_ptr<void> received_;  // of my part, by rank; from LibTorch's allocator, as `data`

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/device/device.h"
 #include "runtime/transport/checks.h"
-#include "runtime/transport/sum.h"
 
 namespace smp::runtime {
 
@@ -45,7 +45,7 @@ void SharedSum::finish_hop() {
   const int64_t first_byte = first * static_cast<int64_t>(c10::elementSize(type_));
   std::vector<const void*> terms;
   for (int rank = 0; rank < group_.size(); ++rank) terms.push_back(memory_->of(rank) + first_byte);
-  sum_in_order(terms, own() + first_byte, count, type_);
+  host().sum_in_order(terms, own() + first_byte, count, type_);
   if (part_done_) part_done_(first, count);
   tell(Hop::kParts);
 }

@@ -1,5 +1,6 @@
 // Messages between ranks that are threads, each with a stream of its own on the one GPU: who reads a message waits for who
 // has made it, and who writes to its memory again waits for who has read it. The host waits for neither.
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -77,6 +78,14 @@ TEST_P(LoopbackOnGpu, SumsAndBroadcastsTensorsOfTheDevice) {
     at::Tensor terms = torch::full({kElements}, transport.rank() + 1, at::TensorOptions(at::kCUDA).dtype(at::kFloat));
     transport.all_reduce_sum(memory_of(terms), terms.scalar_type());
     EXPECT_TRUE(terms.eq(6).all().item<bool>());
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kHalf}) {
+      auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(transport.rank()));
+      at::Tensor on_host = torch::randn({10001}, generator, at::kDouble).mul_(1000).to(dtype);
+      at::Tensor on_device = on_host.to(at::kCUDA);
+      transport.all_reduce_sum(memory_of(on_host), dtype);
+      transport.all_reduce_sum(memory_of(on_device), dtype);
+      EXPECT_TRUE(at::equal(on_device.cpu(), on_host)) << dtype;
+    }
     at::Tensor told = torch::full({kElements}, transport.rank(), at::TensorOptions(at::kCUDA).dtype(at::kFloat));
     transport.broadcast(memory_of(told), 2);
     EXPECT_TRUE(told.eq(2).all().item<bool>());

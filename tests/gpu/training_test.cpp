@@ -29,9 +29,10 @@ struct Files {
 };
 
 std::vector<double> losses_on(DeviceKind device, int ranks, int steps, const std::function<void(int step)>& look = {},
-                              const Files& files = {}) {
+                              const Files& files = {}, int replicas = 1) {
   std::vector<double> losses;
-  tests::run_smp_ranks(ranks, {.microbatches = 4, .device = device}, [&] {
+  const Config config{.pipeline_parallel_degree = ranks / replicas, .microbatches = 4, .device = device};
+  tests::run_smp_ranks(ranks, config, [&] {
     const auto net = make_net();
     DistributedModel<nn::SequentialImpl> model(net);
     DistributedOptimizer optimizer(torch::optim::AdamW(net->parameters(), torch::optim::AdamWOptions(1e-3)), model);
@@ -41,8 +42,9 @@ std::vector<double> losses_on(DeviceKind device, int ranks, int steps, const std
       return loss;
     });
     auto generator = at::make_generator<at::CPUGeneratorImpl>(17);
-    const at::Tensor rows = torch::randn({kRows, kWidth}, generator);
-    const at::Tensor classes = torch::randint(kClasses, {kRows}, generator, torch::TensorOptions(torch::kLong));
+    const auto own = [&](const at::Tensor& batch) { return batch.chunk(replicas)[static_cast<size_t>(dp_rank())]; };
+    const at::Tensor rows = own(torch::randn({kRows, kWidth}, generator));
+    const at::Tensor classes = own(torch::randint(kClasses, {kRows}, generator, torch::TensorOptions(torch::kLong)));
     if (!files.load_from.empty()) load_state(files.load_from, model, optimizer);
     for (int i = 0; i < steps; ++i) {
       optimizer.zero_grad();
@@ -64,6 +66,16 @@ TEST(TrainingOnGpu, HasTheLossesOfTheCpu) {
     const std::vector<double> got = losses_on(DeviceKind::kCuda, ranks, kSteps);
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-3 * want[i]) << "step " << i;
+  }
+}
+
+TEST(TrainingOnGpu, HasTheLossesOfReplicasOnTheCpu) {
+  constexpr int kSteps = 20, kReplicas = 2;
+  for (const int ranks : {2, 4}) {
+    const std::vector<double> want = losses_on(DeviceKind::kCpu, ranks, kSteps, {}, {}, kReplicas);
+    const std::vector<double> got = losses_on(DeviceKind::kCuda, ranks, kSteps, {}, {}, kReplicas);
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-3 * want[i]) << ranks << " ranks, step " << i;
   }
 }
 

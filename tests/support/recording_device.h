@@ -43,6 +43,11 @@ class RecordingDevice final : public runtime::Device {
     if (num_bytes > 0) std::memcpy(to, from, static_cast<size_t>(num_bytes));
     note("copies");
   }
+  void sum_in_order(const std::vector<const void*>& terms, void* sum, int64_t num_elements,
+                    c10::ScalarType dtype) const override {
+    note("sums");
+    runtime::host().sum_in_order(terms, sum, num_elements, dtype);
+  }
   int64_t free_bytes() const override { return 0; }
   void release_free_memory() const override {}
 

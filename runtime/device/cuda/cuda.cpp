@@ -1,10 +1,12 @@
 // CUDA: LibTorch's caching allocator, its current device and stream of the thread, and its generators.
 #include <ATen/Context.h>
+#include <ATen/OpMathType.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/EmptyTensor.h>
 #include <ATen/cuda/PinnedMemoryAllocator.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -57,6 +59,16 @@ class Cuda final : public Device {
   void start_copy(void* to, const void* from, int64_t num_bytes) const override {
     const auto stream = c10::cuda::getCurrentCUDAStream();
     C10_CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault, stream));
+  }
+  void sum_in_order(const std::vector<const void*>& terms, void* sum, int64_t num_elements,
+                    c10::ScalarType dtype) const override {
+    if (num_elements == 0) return;
+    const auto tensor = [&](const void* data) {
+      return at::from_blob(const_cast<void*>(data), {num_elements}, at::TensorOptions(current()).dtype(dtype));
+    };
+    at::Tensor total = tensor(terms.front()).to(at::toOpMathType(dtype), /*non_blocking=*/false, /*copy=*/true);
+    for (size_t i = 1; i < terms.size(); ++i) total.add_(tensor(terms[i]));
+    tensor(sum).copy_(total);
   }
   int64_t free_bytes() const override {
     size_t free = 0, total = 0;

@@ -5,6 +5,7 @@
 
 #include "runtime/transport/linked_transport.h"
 #include "runtime/transport/loopback.h"
+#include "runtime/transport/running_sum.h"
 #include "runtime/transport/staged_transport.h"
 #include "tests/support/recording_device.h"
 #include "tests/support/thread_links.h"
@@ -163,6 +164,50 @@ TEST_F(MessagesOverLinks, AreRefusedWhereOneSideGivesMemoryOfTheHost) {
         "that of the receive is, got one of the host's");
   }
   EXPECT_EQ(sent.wait(), 7);
+}
+
+// Two ranks' terms, in turn, until both have the sum. What the device of rank 0 was given to do.
+class SumsOfADevice : public MessagesOverLinks {
+ protected:
+  Log run(Transport& first, Transport& second) {
+    device_.take_log();
+    RecordingDevice::run_as(0);
+    RunningSum mine(first, 7, memory(here_), nullptr, c10::ScalarType::Float);
+    RecordingDevice::run_as(1);
+    RunningSum theirs(second, 7, memory(there_), nullptr, c10::ScalarType::Float);
+    for (bool is_done = false; !is_done;) {
+      RecordingDevice::run_as(0);
+      is_done = mine.advance();
+      RecordingDevice::run_as(1);
+      is_done = theirs.advance() && is_done;
+    }
+    Log log = device_.take_log();
+    std::erase_if(log, [](const std::string& does) { return does[0] != '0' || does.starts_with("0 records"); });
+    return log;
+  }
+
+  void expect_sums() const {
+    EXPECT_EQ(here_, (std::vector<float>{11, 22, 33, 44}));
+    EXPECT_EQ(there_, here_);
+  }
+
+  DeviceMemory memory(std::vector<float>& terms) const {
+    return {terms.data(), static_cast<int64_t>(terms.size() * sizeof(float)), device_.type};
+  }
+
+  std::vector<float> here_ = {1, 2, 3, 4}, there_ = {10, 20, 30, 40};
+};
+
+TEST_F(SumsOfADevice, AreMadeThereBehindWhatHasComeOverLinks) {
+  device_.reach_all();
+  EXPECT_EQ(run(*sender_, *receiver_), Log{});
+  expect_sums();
+}
+
+TEST_F(SumsOfADevice, AreMadeThereBehindWhatHasComeByWayOfTheHost) {
+  device_.reach_all();
+  EXPECT_EQ(run(*make_staged(world_.transport(0)), *make_staged(world_.transport(1))), Log{});
+  expect_sums();
 }
 
 TEST_F(DeviceMessages, AreRefusedWhereTheDeviceIsNotTheRanks) {

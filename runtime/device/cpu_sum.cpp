@@ -1,5 +1,5 @@
-// Owns the loops behind runtime/transport/sum.h.
-#include "runtime/transport/sum.h"
+// Loops of which the compiler makes vector instructions.
+#include "runtime/device/cpu_sum.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
@@ -7,8 +7,6 @@
 
 #include <array>
 #include <type_traits>
-
-#include "runtime/transport/checks.h"
 
 namespace smp::runtime {
 namespace {
@@ -40,22 +38,7 @@ void sum_elements(const std::vector<const void*>& terms, void* result, int64_t n
 
 }  // namespace
 
-int64_t check_sum(const DeviceMemory& terms, c10::ScalarType type) {
-  using c10::ScalarType;
-  const bool is_known = type == ScalarType::Float || type == ScalarType::Double || type == ScalarType::Long ||
-                        type == ScalarType::BFloat16 || type == ScalarType::Half;
-  TORCH_CHECK_TYPE(is_known, "all_reduce_sum: expected Float, Double, Long, BFloat16 or Half, got ", type,
-                   ". Convert the tensor before the call.");
-  const auto element_bytes = static_cast<int64_t>(c10::elementSize(type));
-  const int64_t num_elements = terms.num_bytes / element_bytes;
-  TORCH_CHECK_VALUE(terms.num_bytes >= 0 && terms.num_bytes % element_bytes == 0,
-                    "all_reduce_sum: expected at least 0 elements and whole ones, got ", terms.num_bytes, " bytes of ", type,
-                    ".");
-  check_host_memory("all_reduce_sum", terms);
-  return num_elements;
-}
-
-void sum_in_order(const std::vector<const void*>& terms, void* sum, int64_t num_elements, c10::ScalarType type) {
+void sum_on_cpu(const std::vector<const void*>& terms, void* sum, int64_t num_elements, c10::ScalarType type) {
   switch (type) {
     case c10::ScalarType::Float:
       return sum_elements<float, float>(terms, sum, num_elements);
@@ -68,7 +51,7 @@ void sum_in_order(const std::vector<const void*>& terms, void* sum, int64_t num_
     case c10::ScalarType::Half:
       return sum_elements<c10::Half, float>(terms, sum, num_elements);
     default:
-      TORCH_INTERNAL_ASSERT(false, "check_sum let pass ", type);
+      TORCH_INTERNAL_ASSERT(false, "expected a type that sums are made of, got ", type);
   }
 }
 
