@@ -60,7 +60,7 @@ class Device {
   virtual void start_copy(void* to, const void* from, int64_t num_bytes) const = 0;
   /// Writes the elementwise sum of `terms`, added in their order, to `sum`, which may be one of them: all its memory, in
   /// order with all else that it is given to do. Float, Double, Long; BFloat16 and Half are summed in float32 and rounded
-  /// once. The same bits on every kind of device.
+  /// once. The same bits of numbers on every kind of device.
   virtual void sum_in_order(const std::vector<const void*>& terms, void* sum, int64_t num_elements,
                             c10::ScalarType dtype) const = 0;
   /// Memory that could still be allocated.

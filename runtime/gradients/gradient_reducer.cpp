@@ -2,6 +2,7 @@
 #include "runtime/gradients/gradient_reducer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_real.h>
@@ -11,6 +12,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include "runtime/device/device.h"
@@ -57,6 +59,7 @@ GradientReducer::GradientReducer(std::vector<at::Tensor> parameters, Transport& 
 }
 
 GradientReducer::~GradientReducer() {
+  forget_sending();
   for (const auto& [node, key] : watched_) node->del_post_hook(key);
 }
 
@@ -122,7 +125,7 @@ void GradientReducer::begin(int divisor) {
   divisor_ = divisor;
   is_armed_ = true;
   next_ = 0;
-  sending_.reset();
+  forget_sending();
   nonfinite_.clear();
   std::fill(is_expected_.begin(), is_expected_.end(), 0);
   std::fill(is_ready_.begin(), is_ready_.end(), 0);
@@ -163,21 +166,44 @@ void GradientReducer::advance() {
   if (options_.hook) complete();
 }
 
+// A hook is waited for anyway.
+bool GradientReducer::looks_at_once(const at::Tensor& flat) const { return is_on_host(flat) || options_.hook; }
+
 bool GradientReducer::is_summed() {
   if (shared_) return shared_->advance();
   if (sending_->sum && !sending_->sum->advance()) return false;
-  return device_holding(sending_->flat).has_reached(read_flags());
+  return device_holding(sending_->flat).has_reached(tell_host());
 }
 
-const Event& GradientReducer::read_flags() {
+const Event& GradientReducer::tell_host() {
   Sending& sending = *sending_;
-  if (is_on_host(sending.flat) || sending.flags_on_host) return sending.flags_read;
+  if (is_on_host(sending.flat) || sending.told) return sending.is_told;
+  const at::NoGradGuard no_grad;
   const Device& device = device_holding(sending.flat);
-  const int64_t num_bytes = num_flags(buckets_[sending.bucket]) * static_cast<int64_t>(sending.flat.element_size());
-  const DeviceMemory flat = memory_of(sending.flat);
-  sending.flags_on_host = device.allocate_pinned(num_bytes);
-  device.start_copy(sending.flags_on_host.get(), static_cast<char*>(flat.data) + flat.num_bytes - num_bytes, num_bytes);
-  return sending.flags_read = device.record();
+  const int64_t count = num_flags(buckets_[sending.bucket]);
+  at::Tensor numbers = sending.flat.narrow(0, sending.flat.numel() - count, count).to(at::kFloat);
+  if (sending.norms.defined()) numbers = at::cat({numbers, sending.norms});
+  c10::DataPtr told = device.allocate_pinned(static_cast<int64_t>(numbers.nbytes()));
+  device.start_copy(told.get(), data_of(numbers), static_cast<int64_t>(numbers.nbytes()));
+  sending.is_told = device.record();
+  sending.told = std::move(told);
+  return sending.is_told;
+}
+
+// As long as any message: what has come may be behind a transfer whose other rank is gone.
+void GradientReducer::wait_until_told() {
+  const Device& device = device_holding(sending_->flat);
+  const Event& is_told = tell_host();
+  if (device.has_reached(is_told)) return;
+  replicas_.wait_until([&] { return device.has_reached(is_told); },
+                       [](double seconds) { return CommError::Where{.operation = "gradients", .seconds = seconds}; });
+}
+
+// The device may still write to what it tells.
+void GradientReducer::forget_sending() {
+  if (sending_ && sending_->told && !device_holding(sending_->flat).has_reached(sending_->is_told))
+    abandon(std::make_shared<c10::DataPtr>(std::move(sending_->told)));
+  sending_.reset();
 }
 
 void GradientReducer::launch() {
@@ -185,6 +211,7 @@ void GradientReducer::launch() {
   const Bucket& bucket = buckets_[next_];
   Sending& sending = sending_.emplace(Sending{.bucket = next_, .flat = new_flat(bucket), .sum = {}});
   pack(bucket, sending.flat);
+  if (options_.looks_for_nonfinite && !looks_at_once(sending.flat)) sending.norms = norms(bucket);
   ++next_;
   if (options_.hook) return;
   auto owner = std::make_shared<at::Tensor>(sending.flat);
@@ -246,9 +273,30 @@ void GradientReducer::pack(const Bucket& bucket, at::Tensor& flat) {
       at::Tensor part = flat.narrow(0, offset, num_reals(parameter));
       gradient.defined() ? part.copy_(reals(gradient).reshape({-1})) : part.zero_();
     }
-    if (options_.looks_for_nonfinite && !is_finite(gradient)) nonfinite_.push_back(i);
+    if (options_.looks_for_nonfinite && looks_at_once(flat) && !is_finite(gradient)) nonfinite_.push_back(i);
     next += num_reals(parameter) * flat.element_size();
   }
+}
+
+at::Tensor GradientReducer::norms(const Bucket& bucket) const {
+  std::vector<at::Tensor> gradients;
+  for (const size_t i : bucket.parameters) {
+    if (parameters_[i].grad().defined()) gradients.push_back(parameters_[i].grad());
+  }
+  return gradients.empty() ? at::Tensor() : norms_of(gradients);
+}
+
+// The gradients are still this replica's own.
+at::Tensor GradientReducer::told_flags(const Sending& done) {
+  auto* const flags = static_cast<float*>(done.told.get());
+  const Bucket& bucket = buckets_[done.bucket];
+  const float* norm = flags + num_flags(bucket);
+  for (const size_t i : bucket.parameters) {
+    const at::Tensor& gradient = parameters_[i].grad();
+    if (!done.norms.defined() || !gradient.defined()) continue;
+    if (!std::isfinite(*norm++) && !is_finite(gradient)) nonfinite_.push_back(i);
+  }
+  return tensor_on(host(), flags, {num_flags(bucket)}, {1}, at::kFloat, /*holder=*/nullptr);
 }
 
 void GradientReducer::complete() {
@@ -277,11 +325,10 @@ void GradientReducer::complete() {
     if (!gradients.is_contiguous() || gradients.is_neg()) gradients = gradients.clone(at::MemoryFormat::Contiguous);
     flags = flags.clone();
     keeping(std::make_shared<at::Tensor>(flags), [&] { replicas_.all_reduce_sum(memory_of(flags), flags.scalar_type()); });
-  } else {
-    if (!done.sum) gradients.div_(divisor_);  // else each replica has divided its part
-    if (done.flags_on_host)
-      flags = tensor_on(host(), done.flags_on_host.get(), {num_flags(bucket)}, {1}, flags.scalar_type(), /*holder=*/nullptr);
+  } else if (!done.sum) {  // else each replica has divided its part
+    gradients.div_(divisor_);
   }
+  if (done.told) flags = told_flags(done);
   const auto* data = static_cast<const char*>(data_of(gradients));
   const Means means{.read =
                         [&](int64_t first, const at::Tensor& to) {
@@ -336,7 +383,7 @@ void GradientReducer::finish() {
   while (sending_ || next_ < buckets_.size()) {
     if (shared_) sending_ ? shared_->wait("gradients") : shared_->wait_until_free("gradients");
     if (sending_ && sending_->sum) sending_->sum->wait("gradients");
-    if (sending_ && !shared_) device_holding(sending_->flat).wait(read_flags());
+    if (sending_ && !shared_) wait_until_told();
     advance();
   }
   if (shared_) shared_->wait_until_free("gradients");  // messages do not outlive the step, as the transport need not

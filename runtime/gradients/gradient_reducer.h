@@ -85,9 +85,10 @@ class GradientReducer {
     size_t bucket;
     at::Tensor flat;                // gradients, then one flag per parameter: how many replicas have one
     std::optional<RunningSum> sum;  // of what is sent
-    // Those of a device, once the sum is there: the host does not wait for the device while a backward goes on.
-    c10::DataPtr flags_on_host{};
-    Event flags_read{};
+    // Of a device. The host does not wait for it while a backward goes on: it is told when the sum is there.
+    at::Tensor norms{};    // of the gradients that are defined
+    c10::DataPtr told{};   // pinned floats: the flags, then the norms
+    Event is_told{};
   };
   /// A bucket's means: copied to a dense tensor, or as a tensor.
   struct Means {
@@ -100,7 +101,10 @@ class GradientReducer {
   int64_t num_elements(const Bucket& bucket) const;
   void share_memory();
   bool is_summed();
-  const Event& read_flags();
+  bool looks_at_once(const at::Tensor& flat) const;
+  const Event& tell_host();
+  void wait_until_told();
+  void forget_sending();
   void check_same_layout() const;
   void make_buckets();
   void watch(size_t parameter);
@@ -110,6 +114,8 @@ class GradientReducer {
   void launch();
   at::Tensor new_flat(const Bucket& bucket) const;
   void pack(const Bucket& bucket, at::Tensor& flat);
+  at::Tensor norms(const Bucket& bucket) const;
+  at::Tensor told_flags(const Sending& done);
   void unpack(const Bucket& bucket, const Means& means, const at::Tensor& flags);
   void unpack(at::Tensor& parameter, c10::ScalarType type, const Means& means, int64_t offset);
   void complete();

@@ -25,6 +25,13 @@ bool is_finite(const at::Tensor& tensor) {
   return at::isfinite(values).all().item<bool>();
 }
 
+at::Tensor norms_of(const std::vector<at::Tensor>& tensors) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> norms = at::_foreach_norm(tensors, 2);
+  for (at::Tensor& norm : norms) norm = norm.to(at::kFloat);
+  return at::stack(norms);
+}
+
 bool are_finite(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> elsewhere;  // looked at together: each answer would be waited for
   for (const at::Tensor& tensor : tensors) {
@@ -36,10 +43,7 @@ bool are_finite(const std::vector<at::Tensor>& tensors) {
     }
   }
   if (elsewhere.empty()) return true;
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> norms = at::_foreach_norm(elsewhere, 2);
-  for (at::Tensor& norm : norms) norm = norm.to(at::kFloat);
-  if (at::isfinite(at::stack(norms)).all().item<bool>()) return true;
+  if (at::isfinite(norms_of(elsewhere)).all().item<bool>()) return true;
   return std::all_of(elsewhere.begin(), elsewhere.end(), is_finite);  // squares of finite numbers may be infinite
 }
 

@@ -33,7 +33,7 @@ void check_message(const char* operation, int peer, int size, int tag, int64_t n
   TORCH_CHECK_VALUE(num_bytes >= 0, operation, ": expected at least 0 bytes, got ", num_bytes, ".");
 }
 
-int64_t check_sum(const DeviceMemory& terms, c10::ScalarType type) {
+int64_t check_sum(const Transport& group, const DeviceMemory& terms, c10::ScalarType type) {
   using c10::ScalarType;
   const bool is_known = type == ScalarType::Float || type == ScalarType::Double || type == ScalarType::Long ||
                         type == ScalarType::BFloat16 || type == ScalarType::Half;
@@ -45,6 +45,7 @@ int64_t check_sum(const DeviceMemory& terms, c10::ScalarType type) {
                     "all_reduce_sum: expected at least 0 elements and whole ones, got ", terms.num_bytes, " bytes of ", type,
                     ".");
   check_ranks_memory("all_reduce_sum", terms);
+  if (!group.moves_memory_of(terms.device)) check_host_memory("all_reduce_sum", terms);
   return num_elements;
 }
 

@@ -15,14 +15,14 @@ RunningSum::RunningSum(Transport& group, int tag, const DeviceMemory& terms, con
     : group_(&group),
       tag_(tag),
       data_(holder, terms.data),
-      num_elements_(check_sum(terms, type)),
+      num_elements_(check_sum(group, terms, type)),
       device_(&device_of(terms)),
       type_(type),
       part_done_(std::move(part_done)) {
   try {
     start_gather();
-  } catch (...) {  // what was posted before goes on
-    abandon_memory();
+  } catch (...) {
+    if (!messages_.empty()) abandon_memory();  // they go on
     throw;
   }
 }
@@ -122,10 +122,10 @@ void RunningSum::wait(std::string_view action) {
 }
 
 void Transport::all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) {
-  const std::string action = "all_reduce_sum of " + std::to_string(check_sum(terms, type)) + " " + c10::toString(type);
+  const std::string action = "all_reduce_sum of " + std::to_string(check_sum(*this, terms, type)) + " " + c10::toString(type);
   if (size() == 1) return progress();
   // A rank's share of what is summed at a time, and what the others send for it, should stay in the host's cache.
-  const int64_t most_bytes = size() * (int64_t{256} << (terms.device == host().type ? 10 : 16));
+  const int64_t most_bytes = terms.device == host().type ? size() * (int64_t{256} << 10) : int64_t{64} << 20;
   int64_t first = 0;
   do {
     const DeviceMemory some{static_cast<char*>(terms.data) + first, std::min(most_bytes, terms.num_bytes - first),

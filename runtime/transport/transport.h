@@ -132,7 +132,8 @@ class Transport {
 
   /// Replaces `terms` by the sum over all ranks, added in the order of the ranks: the same bits on
   /// every rank, in every run and over every transport. Float, Double, Long; BFloat16 and Half are
-  /// summed in float32 and rounded once. Throws c10::TypeError for other types. By messages of the tags kSumTag and
+  /// summed in float32 and rounded once. All ranks give memory of one kind of device, where the sum is made. Throws
+  /// c10::TypeError for other types. By messages of the tags kSumTag and
   /// kSumTag + 1 (running_sum.cpp), unless the transport has a way of its own.
   virtual void all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type);
   void all_reduce_sum(void* data, int64_t num_elements, c10::ScalarType type) {

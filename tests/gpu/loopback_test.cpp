@@ -1,7 +1,6 @@
 // Messages between ranks that are threads, each with a stream of its own on the one GPU: who reads a message waits for who
 // has made it, and who writes to its memory again waits for who has read it. The host waits for neither.
 #include <ATen/CPUGeneratorImpl.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -10,25 +9,13 @@
 
 #include "runtime/device/links.h"
 #include "runtime/transport/staged_transport.h"
+#include "tests/gpu/on_gpu.h"
 #include "tests/support/loopback_world.h"
 
 namespace smp::runtime {
 namespace {
 
 constexpr int64_t kElements = 1 << 20;
-
-/// This thread's work goes to a stream of its own while it lives.
-class OwnStream {
- public:
-  OwnStream() : before_(guard().exchangeStream(guard().getStreamFromGlobalPool(this_ranks_device().current()))) {}
-  ~OwnStream() { guard().exchangeStream(before_); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-
- private:
-  static const c10::impl::DeviceGuardImplInterface& guard() { return *c10::impl::getDeviceGuardImpl(at::kCUDA); }
-  c10::Stream before_;
-};
 
 // Takes the GPU some milliseconds.
 at::Tensor something_slow() {
@@ -42,7 +29,7 @@ class LoopbackOnGpu : public testing::TestWithParam<bool> {
  protected:
   static void run(int num_ranks, const std::function<void(Transport&)>& body) {
     tests::run_ranks(num_ranks, [&](Transport& transport) {
-      const OwnStream stream;
+      const tests::OwnStream stream;
       const std::shared_ptr<Transport> borrowed(std::shared_ptr<void>(), &transport);
       GetParam() ? body(*make_staged(borrowed)) : body(transport);
     });
@@ -79,12 +66,14 @@ TEST_P(LoopbackOnGpu, SumsAndBroadcastsTensorsOfTheDevice) {
     transport.all_reduce_sum(memory_of(terms), terms.scalar_type());
     EXPECT_TRUE(terms.eq(6).all().item<bool>());
     for (const auto dtype : {at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kHalf}) {
-      auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(transport.rank()));
-      at::Tensor on_host = torch::randn({10001}, generator, at::kDouble).mul_(1000).to(dtype);
-      at::Tensor on_device = on_host.to(at::kCUDA);
-      transport.all_reduce_sum(memory_of(on_host), dtype);
-      transport.all_reduce_sum(memory_of(on_device), dtype);
-      EXPECT_TRUE(at::equal(on_device.cpu(), on_host)) << dtype;
+      for (const int64_t size : {0, 1, 2, 10001}) {  // fewer than ranks: some have nothing to sum
+        auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(transport.rank()));
+        at::Tensor on_host = torch::randn({size}, generator, at::kDouble).mul_(1000).to(dtype);
+        at::Tensor on_device = on_host.to(at::kCUDA);
+        transport.all_reduce_sum(memory_of(on_host), dtype);
+        transport.all_reduce_sum(memory_of(on_device), dtype);
+        EXPECT_TRUE(at::equal(on_device.cpu(), on_host)) << size << " of " << dtype;
+      }
     }
     at::Tensor told = torch::full({kElements}, transport.rank(), at::TensorOptions(at::kCUDA).dtype(at::kFloat));
     transport.broadcast(memory_of(told), 2);

@@ -7,6 +7,7 @@
 #include "runtime/device/device.h"
 #include "runtime/device/random.h"
 #include "smp/smp.h"
+#include "tests/gpu/on_gpu.h"
 #include "tests/support/smp_ranks.h"
 
 namespace smp {
@@ -17,10 +18,10 @@ namespace nn = torch::nn;
 constexpr int64_t kWidth = 32, kClasses = 10, kRows = 32;
 
 // Draws no random numbers: those of a GPU are others.
-std::shared_ptr<nn::SequentialImpl> make_net() {
+std::shared_ptr<nn::SequentialImpl> make_net(int64_t hidden) {
   const runtime::GeneratorHold seeded(3);  // ranks that are threads share the generator
-  nn::Sequential net(nn::Linear(kWidth, 64), nn::GELU(), nn::LayerNorm(nn::LayerNormOptions({64})), nn::Linear(64, 64),
-                     nn::Tanh(), nn::BatchNorm1d(64), nn::Linear(64, kClasses));
+  nn::Sequential net(nn::Linear(kWidth, hidden), nn::GELU(), nn::LayerNorm(nn::LayerNormOptions({hidden})),
+                     nn::Linear(hidden, hidden), nn::Tanh(), nn::BatchNorm1d(hidden), nn::Linear(hidden, kClasses));
   return net.ptr();
 }
 
@@ -31,9 +32,11 @@ struct Files {
 std::vector<double> losses_on(DeviceKind device, int ranks, int steps, const std::function<void(int step)>& look = {},
                               const Files& files = {}, int replicas = 1) {
   std::vector<double> losses;
-  const Config config{.pipeline_parallel_degree = ranks / replicas, .microbatches = 4, .device = device};
+  const Config config{
+      .pipeline_parallel_degree = ranks / replicas, .microbatches = 4, .device = device, .bucket_cap_mb = 1};
   tests::run_smp_ranks(ranks, config, [&] {
-    const auto net = make_net();
+    const tests::OwnStream stream(device == DeviceKind::kCuda);
+    const auto net = make_net(replicas > 1 ? 1024 : 64);  // several buckets, which leave while the backward goes on
     DistributedModel<nn::SequentialImpl> model(net);
     DistributedOptimizer optimizer(torch::optim::AdamW(net->parameters(), torch::optim::AdamWOptions(1e-3)), model);
     auto step = smp::step([&](at::Tensor rows, at::Tensor classes) {

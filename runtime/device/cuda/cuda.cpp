@@ -49,14 +49,14 @@ class Cuda final : public Device {
     return at::Tensor(at::detail::empty_cuda(sizes, dtype, current(), std::nullopt));
   }
   void copy(void* to, const void* from, int64_t num_bytes) const override {
-    if (num_bytes == 0) return;
     start_copy(to, from, num_bytes);
-    if (is_of_host(to) || is_of_host(from)) c10::cuda::getCurrentCUDAStream().synchronize();
+    if (num_bytes > 0 && (is_of_host(to) || is_of_host(from))) c10::cuda::getCurrentCUDAStream().synchronize();
   }
   c10::DataPtr allocate_pinned(int64_t num_bytes) const override {
     return at::cuda::getPinnedMemoryAllocator()->allocate(static_cast<size_t>(num_bytes));
   }
   void start_copy(void* to, const void* from, int64_t num_bytes) const override {
+    if (num_bytes == 0) return;
     const auto stream = c10::cuda::getCurrentCUDAStream();
     C10_CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault, stream));
   }

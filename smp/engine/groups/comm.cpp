@@ -146,10 +146,10 @@ at::Tensor all_reduce_mean(const at::Tensor& tensor, const ProcessGroup& group) 
   at::Tensor mean = tensor.detach().clone(at::MemoryFormat::Contiguous);
   engine::in_call(context("smp::all_reduce_mean"), use.name_of("all_reduce_mean"), use.ranks(), [&] {
     // A sum does not see all differences: parts of several tensors may have the lengths of one.
-    const std::string own = c10::str(tensor.numel(), " elements of ", tensor.scalar_type());
+    const std::string own = c10::str(tensor.numel(), " elements of ", tensor.scalar_type(), " on ", tensor.device().type());
     for (const std::string& other : transport.all_gather(own)) {
       TORCH_CHECK_VALUE(other == own,
-                        "all_reduce_mean: expected tensors of one size and type on all ranks of the group, got ", own,
+                        "all_reduce_mean: expected tensors of one size and type, on one kind of device, on all ranks of the group, got ", own,
                         " on this rank and ", other, " on another. Call it with the same tensors in the same order.");
     }
     runtime::keeping(std::make_shared<at::Tensor>(mean),

@@ -175,12 +175,14 @@ class SumsOfADevice : public MessagesOverLinks {
     RunningSum mine(first, 7, memory(here_), nullptr, c10::ScalarType::Float);
     RecordingDevice::run_as(1);
     RunningSum theirs(second, 7, memory(there_), nullptr, c10::ScalarType::Float);
-    for (bool is_done = false; !is_done;) {
+    bool is_done = false;
+    for (int turn = 0; !is_done && turn < 100; ++turn) {
       RecordingDevice::run_as(0);
       is_done = mine.advance();
       RecordingDevice::run_as(1);
       is_done = theirs.advance() && is_done;
     }
+    EXPECT_TRUE(is_done);
     Log log = device_.take_log();
     std::erase_if(log, [](const std::string& does) { return does[0] != '0' || does.starts_with("0 records"); });
     return log;
