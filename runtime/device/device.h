@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "runtime/device/graph.h"
+#include "runtime/device/lane.h"
 #include "runtime/device/memory.h"
 
 namespace smp::runtime {
@@ -78,6 +79,8 @@ class Device {
   /// Nanoseconds on this process's clock when all that the device was given to do is done.
   int64_t now_ns() const;
 
+  /// Null: this kind of device does one thing after another.
+  virtual std::unique_ptr<DeviceLane> new_lane() const { return nullptr; }
   /// Nothing is recorded in it yet. It may use the memory that tensors of `before` have freed, with which it is replayed in
   /// turn, in the order of recording. Null: this kind of device has none.
   virtual std::unique_ptr<DeviceGraph> new_graph(const DeviceGraph* /*before*/) const { return nullptr; }

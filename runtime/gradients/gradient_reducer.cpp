@@ -50,7 +50,9 @@ GradientReducer::GradientReducer(std::vector<at::Tensor> parameters, Transport& 
       options_(std::move(options)),
       is_expected_(parameters_.size(), 0),
       is_ready_(parameters_.size(), 0) {
-  options_.shares_memory = options_.shares_memory && std::all_of(parameters_.begin(), parameters_.end(), is_on_host);
+  const bool are_on_host = std::all_of(parameters_.begin(), parameters_.end(), is_on_host);
+  options_.shares_memory = options_.shares_memory && are_on_host;
+  if (!are_on_host && !options_.hook) lane_ = this_ranks_device().new_lane();  // a hook is of the program's order
   check_same_layout();
   make_buckets();
   if (options_.shares_memory && !options_.hook) share_memory();
@@ -150,12 +152,23 @@ void GradientReducer::add_ready(const std::vector<size_t>& parameters) {
 void GradientReducer::mark_ready(size_t parameter) {
   if (is_ready_[parameter]) return;
   is_ready_[parameter] = 1;
-  --buckets_[bucket_of_[parameter]].num_missing;
+  Bucket& bucket = buckets_[bucket_of_[parameter]];
+  if (--bucket.num_missing == 0 && lane_) bucket.ready = this_ranks_device().record();
+}
+
+void GradientReducer::progress() {
+  const OnLane on_lane(lane_.get());
+  if (sending_) is_summed();
+}
+
+void GradientReducer::advance() {
+  const OnLane on_lane(lane_.get());
+  move_on();
 }
 
 // One bucket under way at a time: its memory is that of one bucket and what the replicas send for it. It is not unpacked at
 // once, even where the sum is there at once: the gradient that filled it is still held by whoever has made it.
-void GradientReducer::advance() {
+void GradientReducer::move_on() {
   if (sending_) {
     if (!is_summed()) return;
     complete();
@@ -209,6 +222,7 @@ void GradientReducer::forget_sending() {
 void GradientReducer::launch() {
   const at::NoGradGuard no_grad;
   const Bucket& bucket = buckets_[next_];
+  if (lane_) this_ranks_device().go_on_behind(bucket.ready);
   Sending& sending = sending_.emplace(Sending{.bucket = next_, .flat = new_flat(bucket), .sum = {}});
   pack(bucket, sending.flat);
   if (options_.looks_for_nonfinite && !looks_at_once(sending.flat)) sending.norms = norms(bucket);
@@ -337,6 +351,7 @@ void GradientReducer::complete() {
                         },
                     .part = [&](int64_t first, int64_t count) { return gradients.narrow(0, first, count); }};
   unpack(bucket, means, flags);
+  if (lane_) lane_->join();
 }
 
 at::Tensor GradientReducer::hooked(const at::Tensor& gradients, size_t bucket) const {
@@ -380,11 +395,12 @@ void GradientReducer::unpack(at::Tensor& parameter, c10::ScalarType type, const 
 void GradientReducer::finish() {
   is_armed_ = false;
   for (size_t i = 0; i < parameters_.size(); ++i) mark_ready(i);
+  const OnLane on_lane(lane_.get());
   while (sending_ || next_ < buckets_.size()) {
     if (shared_) sending_ ? shared_->wait("gradients") : shared_->wait_until_free("gradients");
     if (sending_ && sending_->sum) sending_->sum->wait("gradients");
     if (sending_ && !shared_) wait_until_told();
-    advance();
+    move_on();
   }
   if (shared_) shared_->wait_until_free("gradients");  // messages do not outlive the step, as the transport need not
 }

@@ -67,9 +67,7 @@ class GradientReducer {
   void expect(const std::vector<size_t>& parameters);
   void add_ready(const std::vector<size_t>& parameters);
   /// Moves on the sum that is under way, if any; touches no gradient. Never blocks. Throws CommError.
-  void progress() {
-    if (sending_) is_summed();
-  }
+  void progress();
   /// Collective. Throws CommError; the gradients of each bucket are then either all averaged or all as they were.
   void finish();
   /// Parameters whose gradients held NaN or infinity here, before the mean of this step; those that
@@ -80,6 +78,7 @@ class GradientReducer {
   struct Bucket {
     std::vector<size_t> parameters;
     size_t num_missing = 0;
+    Event ready{};  // of a device, when none is missing
   };
   struct Sending {
     size_t bucket;
@@ -111,6 +110,7 @@ class GradientReducer {
   void accumulated(size_t parameter);
   void mark_ready(size_t parameter);
   void advance();
+  void move_on();
   void launch();
   at::Tensor new_flat(const Bucket& bucket) const;
   void pack(const Bucket& bucket, at::Tensor& flat);
@@ -129,6 +129,9 @@ class GradientReducer {
   Transport& replicas_;
   ReducerOptions options_;
   std::unique_ptr<SharedSum> shared_;  // null: buckets are sent
+  /// Where a device does all this, in memory of the lane: behind gradients that are ready, beside the rest of the backward,
+  /// which goes on behind the means. Null: in the order of the program.
+  std::unique_ptr<DeviceLane> lane_;
   std::vector<Bucket> buckets_;        // in the order in which they leave
   std::vector<size_t> bucket_of_;
   std::vector<std::pair<NodeHandle, uintptr_t>> watched_;  // alive, else their hooks go

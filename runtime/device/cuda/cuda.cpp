@@ -29,6 +29,24 @@ bool is_of_host(const void* data) {
 // Another seed for each operator (the multiplier of SplitMix64).
 uint64_t own_stream(uint64_t stream, uint64_t ordinal) { return stream ^ (~ordinal * 0x9e3779b97f4a7c15ULL); }
 
+class Lane final : public DeviceLane {
+ public:
+  void enter() override {
+    rest_ = c10::cuda::getCurrentCUDAStream();
+    c10::cuda::setCurrentCUDAStream(own_);
+  }
+  void leave() noexcept override { c10::cuda::setCurrentCUDAStream(rest_); }
+  void join() override {
+    at::cuda::CUDAEvent now;
+    now.record(own_);
+    now.block(rest_);
+  }
+
+ private:
+  const c10::cuda::CUDAStream own_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/true);
+  c10::cuda::CUDAStream rest_ = own_;
+};
+
 class Cuda final : public Device {
  public:
   constexpr Cuda()
@@ -94,6 +112,7 @@ class Cuda final : public Device {
     if (event) static_cast<at::cuda::CUDAEvent*>(event.get())->block(c10::cuda::getCurrentCUDAStream());
   }
 
+  std::unique_ptr<DeviceLane> new_lane() const override { return std::make_unique<Lane>(); }
   std::unique_ptr<DeviceGraph> new_graph(const DeviceGraph* before) const override { return make_cuda_graph(before); }
   const DeviceLinks* links() const override { return nccl_links(); }
 

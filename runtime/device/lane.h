@@ -1,0 +1,33 @@
+// What a device does beside the rest of a thread's work.
+#pragma once
+
+namespace smp::runtime {
+
+/// A CUDA stream. Memory that is allocated on it, also by tensors, is used again by it alone.
+class DeviceLane {
+ public:
+  virtual ~DeviceLane() = default;
+  /// What this thread gives the device until leave() is done in the lane's own order; events order it with the rest.
+  virtual void enter() = 0;
+  virtual void leave() noexcept = 0;
+  /// On it: the rest goes on behind what the lane has been given so far.
+  virtual void join() = 0;
+};
+
+/// On `lane` while it lives; null: nowhere else.
+class OnLane {
+ public:
+  explicit OnLane(DeviceLane* lane) : lane_(lane) {
+    if (lane_ != nullptr) lane_->enter();
+  }
+  ~OnLane() {
+    if (lane_ != nullptr) lane_->leave();
+  }
+  OnLane(const OnLane&) = delete;
+  OnLane& operator=(const OnLane&) = delete;
+
+ private:
+  DeviceLane* lane_;
+};
+
+}  // namespace smp::runtime
