@@ -202,13 +202,16 @@ class SumsOfADevice : public MessagesOverLinks {
 
 TEST_F(SumsOfADevice, AreMadeThereBehindWhatHasComeOverLinks) {
   device_.reach_all();
-  EXPECT_EQ(run(*sender_, *receiver_), Log{});
+  const Log want = {"0 behind 0",  "0 behind 1",  "0 behind 6", "0 sums",  // 6: the end of the other's terms
+                    "0 behind 10", "0 behind 12", "0 behind 11"};
+  EXPECT_EQ(run(*sender_, *receiver_), want);
   expect_sums();
 }
 
 TEST_F(SumsOfADevice, AreMadeThereBehindWhatHasComeByWayOfTheHost) {
   device_.reach_all();
-  EXPECT_EQ(run(*make_staged(world_.transport(0)), *make_staged(world_.transport(1))), Log{});
+  EXPECT_EQ(run(*make_staged(world_.transport(0)), *make_staged(world_.transport(1))),
+            (Log{"0 copies", "0 copies", "0 sums", "0 copies", "0 copies"}));
   expect_sums();
 }
 

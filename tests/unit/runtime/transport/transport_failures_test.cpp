@@ -165,5 +165,43 @@ TEST_P(TransportFailures, TellsAllRanksThatOneHasAborted) {
   });
 }
 
+// Receives, and refuses to send.
+class SendsNothing final : public Transport {
+ public:
+  explicit SendsNothing(Transport& inner) : inner_(inner) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  Request isend(int, int, const DeviceMemory&) override { throw CommError({.operation = "send"}, "refused"); }
+  Request irecv(int source, int tag, const DeviceMemory& into) override { return inner_.irecv(source, tag, into); }
+  void progress() override { inner_.progress(); }
+  std::shared_ptr<Transport> group(const std::vector<int>& ranks) override { return inner_.group(ranks); }
+  void broadcast(const DeviceMemory& bytes, int root) override { inner_.broadcast(bytes, root); }
+  std::vector<std::string> all_gather(std::string_view bytes) override { return inner_.all_gather(bytes); }
+  void barrier() override { inner_.barrier(); }
+  void set_timeout(milliseconds timeout) override { inner_.set_timeout(timeout); }
+  void wait_until(const std::function<bool()>& is_done, const std::function<CommError::Where(double)>& where) override {
+    inner_.wait_until(is_done, where);
+  }
+  bool abort(std::string_view message) noexcept override { return inner_.abort(message); }
+  void end_in_order() noexcept override { inner_.end_in_order(); }
+
+ private:
+  Transport& inner_;
+};
+
+// What another rank sends later is written there.
+TEST_P(TransportFailures, KeepTheMemoryOfASumWhoseMessagesWereBegun) {
+  run([](Transport& transport) {
+    if (transport.size() == 1) return;
+    SendsNothing refusing(transport);
+    const auto terms = std::make_shared<std::vector<float>>(8 * static_cast<size_t>(transport.size()));
+    const auto num_bytes = static_cast<int64_t>(terms->size() * sizeof(float));
+    const auto begin = [&] { RunningSum(refusing, 3, {terms->data(), num_bytes}, terms, c10::ScalarType::Float); };
+    EXPECT_THROW(begin(), CommError);
+    EXPECT_GT(terms.use_count(), 1);
+    transport.barrier();
+  });
+}
+
 }  // namespace
 }  // namespace smp::runtime
