@@ -1,9 +1,11 @@
 // What a device does beside the rest of a thread's work.
 #pragma once
 
+#include <c10/core/Allocator.h>
+
 namespace smp::runtime {
 
-/// A CUDA stream. Memory that is allocated on it, also by tensors, is used again by it alone.
+/// A CUDA stream. Memory that is allocated on it, also by tensors, is used again by it alone, in its order.
 class DeviceLane {
  public:
   virtual ~DeviceLane() = default;
@@ -12,6 +14,9 @@ class DeviceLane {
   virtual void leave() noexcept = 0;
   /// On it: the rest goes on behind what the lane has been given so far.
   virtual void join() = 0;
+  /// On it: the rest may use `memory`, allocated on the lane, behind join(). Freed, it is used again behind what the rest
+  /// has been given until then, too.
+  virtual void share(const c10::DataPtr& memory) = 0;
 };
 
 /// On `lane` while it lives; null: nowhere else.

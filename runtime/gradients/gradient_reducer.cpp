@@ -61,7 +61,6 @@ GradientReducer::GradientReducer(std::vector<at::Tensor> parameters, Transport& 
 }
 
 GradientReducer::~GradientReducer() {
-  forget_sending();
   for (const auto& [node, key] : watched_) node->del_post_hook(key);
 }
 
@@ -127,7 +126,7 @@ void GradientReducer::begin(int divisor) {
   divisor_ = divisor;
   is_armed_ = true;
   next_ = 0;
-  forget_sending();
+  sending_.reset();
   nonfinite_.clear();
   std::fill(is_expected_.begin(), is_expected_.end(), 0);
   std::fill(is_ready_.begin(), is_ready_.end(), 0);
@@ -185,38 +184,27 @@ bool GradientReducer::looks_at_once(const at::Tensor& flat) const { return is_on
 bool GradientReducer::is_summed() {
   if (shared_) return shared_->advance();
   if (sending_->sum && !sending_->sum->advance()) return false;
-  return device_holding(sending_->flat).has_reached(tell_host());
+  return is_on_host(sending_->flat) || tell_host().are_there();
 }
 
-const Event& GradientReducer::tell_host() {
+const ToldNumbers& GradientReducer::tell_host() {
   Sending& sending = *sending_;
-  if (is_on_host(sending.flat) || sending.told) return sending.is_told;
-  const at::NoGradGuard no_grad;
-  const Device& device = device_holding(sending.flat);
-  const int64_t count = num_flags(buckets_[sending.bucket]);
-  at::Tensor numbers = sending.flat.narrow(0, sending.flat.numel() - count, count).to(at::kFloat);
-  if (sending.norms.defined()) numbers = at::cat({numbers, sending.norms});
-  c10::DataPtr told = device.allocate_pinned(static_cast<int64_t>(numbers.nbytes()));
-  device.start_copy(told.get(), data_of(numbers), static_cast<int64_t>(numbers.nbytes()));
-  sending.is_told = device.record();
-  sending.told = std::move(told);
-  return sending.is_told;
+  if (!sending.told) {
+    const at::NoGradGuard no_grad;
+    const int64_t count = num_flags(buckets_[sending.bucket]);
+    at::Tensor numbers = sending.flat.narrow(0, sending.flat.numel() - count, count).to(at::kFloat);
+    if (sending.norms.defined()) numbers = at::cat({numbers, sending.norms});
+    sending.told = std::make_unique<ToldNumbers>(numbers);
+  }
+  return *sending.told;
 }
 
 // As long as any message: what has come may be behind a transfer whose other rank is gone.
 void GradientReducer::wait_until_told() {
-  const Device& device = device_holding(sending_->flat);
-  const Event& is_told = tell_host();
-  if (device.has_reached(is_told)) return;
-  replicas_.wait_until([&] { return device.has_reached(is_told); },
+  const ToldNumbers& told = tell_host();
+  if (told.are_there()) return;
+  replicas_.wait_until([&] { return told.are_there(); },
                        [](double seconds) { return CommError::Where{.operation = "gradients", .seconds = seconds}; });
-}
-
-// The device may still write to what it tells.
-void GradientReducer::forget_sending() {
-  if (sending_ && sending_->told && !device_holding(sending_->flat).has_reached(sending_->is_told))
-    abandon(std::make_shared<c10::DataPtr>(std::move(sending_->told)));
-  sending_.reset();
 }
 
 void GradientReducer::launch() {
@@ -302,7 +290,7 @@ at::Tensor GradientReducer::norms(const Bucket& bucket) const {
 
 // The gradients are still this replica's own.
 at::Tensor GradientReducer::told_flags(const Sending& done) {
-  auto* const flags = static_cast<float*>(done.told.get());
+  float* const flags = done.told->data();
   const Bucket& bucket = buckets_[done.bucket];
   const float* norm = flags + num_flags(bucket);
   for (const size_t i : bucket.parameters) {
@@ -383,6 +371,7 @@ void GradientReducer::unpack(at::Tensor& parameter, c10::ScalarType type, const 
   const at::Tensor& own = parameter.grad();
   const bool stays = shared_ && !is_armed_ && is_all_its_own(own);
   at::Tensor mean = stays ? own : at::empty_like(own.defined() ? own : parameter.detach());
+  if (lane_) lane_->share(mean.storage().data_ptr());
   if (mean.is_contiguous() && c10::toRealValueType(mean.scalar_type()) == type) {
     if (mean.numel() > 0) means.read(offset, mean);
   } else {
@@ -399,7 +388,7 @@ void GradientReducer::finish() {
   while (sending_ || next_ < buckets_.size()) {
     if (shared_) sending_ ? shared_->wait("gradients") : shared_->wait_until_free("gradients");
     if (sending_ && sending_->sum) sending_->sum->wait("gradients");
-    if (sending_ && !shared_) wait_until_told();
+    if (sending_ && !shared_ && !is_on_host(sending_->flat)) wait_until_told();
     move_on();
   }
   if (shared_) shared_->wait_until_free("gradients");  // messages do not outlive the step, as the transport need not

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/device/device.h"
+#include "runtime/gradients/told_numbers.h"
 #include "runtime/libtorch/node_handle.h"
 #include "runtime/transport/running_sum.h"
 #include "runtime/transport/transport.h"
@@ -85,9 +86,8 @@ class GradientReducer {
     at::Tensor flat;                // gradients, then one flag per parameter: how many replicas have one
     std::optional<RunningSum> sum;  // of what is sent
     // Of a device. The host does not wait for it while a backward goes on: it is told when the sum is there.
-    at::Tensor norms{};    // of the gradients that are defined
-    c10::DataPtr told{};   // pinned floats: the flags, then the norms
-    Event is_told{};
+    at::Tensor norms{};                   // of the gradients that are defined
+    std::unique_ptr<ToldNumbers> told{};  // the flags, then the norms
   };
   /// A bucket's means: copied to a dense tensor, or as a tensor.
   struct Means {
@@ -101,9 +101,8 @@ class GradientReducer {
   void share_memory();
   bool is_summed();
   bool looks_at_once(const at::Tensor& flat) const;
-  const Event& tell_host();
+  const ToldNumbers& tell_host();
   void wait_until_told();
-  void forget_sending();
   void check_same_layout() const;
   void make_buckets();
   void watch(size_t parameter);

@@ -41,6 +41,7 @@ class Lane final : public DeviceLane {
     now.record(own_);
     now.block(rest_);
   }
+  void share(const c10::DataPtr& memory) override { c10::cuda::CUDACachingAllocator::recordStream(memory, rest_); }
 
  private:
   const c10::cuda::CUDAStream own_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/true);

@@ -1,0 +1,21 @@
+#include "runtime/gradients/told_numbers.h"
+
+#include <memory>
+#include <utility>
+
+#include "runtime/libtorch/memory_tensor.h"
+#include "runtime/transport/abandoned.h"
+
+namespace smp::runtime {
+
+ToldNumbers::ToldNumbers(const at::Tensor& numbers)
+    : device_(device_holding(numbers)), memory_(device_.allocate_pinned(static_cast<int64_t>(numbers.nbytes()))) {
+  device_.start_copy(memory_.get(), data_of(numbers), static_cast<int64_t>(numbers.nbytes()));
+  end_ = device_.record();
+}
+
+ToldNumbers::~ToldNumbers() {
+  if (!are_there()) abandon(std::make_shared<c10::DataPtr>(std::move(memory_)));
+}
+
+}  // namespace smp::runtime
