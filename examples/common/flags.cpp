@@ -66,6 +66,7 @@ smp::Config Flags::config() const {
   return {.pipeline_parallel_degree = pipeline_degree,
           .microbatches = microbatches,
           .pipeline = schedule,
+          .device = device,
           .auto_partition = partition == Partition::kAuto,
           .seed = seed,
           .threads = threads};
@@ -96,6 +97,10 @@ FlagParser::FlagParser(const std::string& description, Flags& flags, DataSource 
   app.add_option("--lr", flags.lr, "Learning rate")->check(above_zero())->type_name("");
   add("--seed", flags.seed, "Seed of weights and dropout", 0);
   add("--threads", flags.threads, "Threads per process");
+  add_choice<smp::DeviceKind>(
+      app, "--device", flags.device,
+      {{"auto", smp::DeviceKind::kAuto}, {"cpu", smp::DeviceKind::kCpu}, {"cuda", smp::DeviceKind::kCuda}},
+      "What each process computes on: a GPU where there is one, the CPU, or a GPU of its own");
   app.add_option("--log", flags.log, "Write JSON lines to this file")->type_name("FILE");
 }
 

@@ -25,10 +25,11 @@ struct Flags {
   double lr = 0.01;                                      // --lr
   int64_t seed = 0;                                      // --seed
   int64_t threads = 1;                                   // --threads: per rank
+  smp::DeviceKind device = smp::DeviceKind::kCpu;        // --device auto|cpu|cuda
   std::string data = "";                                 // --data: a file or folder; "" = the example's default
   std::string log = "";                                  // --log: JSON lines of rank 0; "" = none
 
-  /// What smp::init is given: pipeline degree, microbatches, schedule, seed, threads, and whether
+  /// What smp::init is given: pipeline degree, microbatches, schedule, seed, threads, device, and whether
   /// the planner places modules.
   smp::Config config() const;
 };

@@ -17,13 +17,6 @@ namespace {
 
 constexpr int64_t kElements = 1 << 20;
 
-// Takes the GPU some milliseconds.
-at::Tensor something_slow() {
-  at::Tensor x = torch::ones({2048, 2048}, at::kCUDA);
-  for (int i = 0; i < 20; ++i) x = x.mm(x).div_(2048);
-  return x;
-}
-
 // The messages themselves, or by way of the host as transports move them that know no device.
 class LoopbackOnGpu : public testing::TestWithParam<bool> {
  protected:
@@ -41,7 +34,7 @@ TEST_P(LoopbackOnGpu, MessagesComeBehindWhatMadeThemAndBeforeWhatOverwritesThem)
     at::Tensor memory = torch::zeros({kElements}, at::kCUDA), seen = torch::zeros({40}, at::kCUDA);
     for (int i = 0; i < 40; ++i) {
       if (transport.rank() == 0) {
-        something_slow();
+        tests::something_slow();
         memory.fill_(i);
         Request sent = transport.isend(1, 7, memory_of(memory));
         sent.wait("send");
@@ -50,7 +43,7 @@ TEST_P(LoopbackOnGpu, MessagesComeBehindWhatMadeThemAndBeforeWhatOverwritesThem)
         Request received = transport.irecv(0, 7, memory_of(memory));
         received.wait("receive");
         seen[i] = memory.min() + memory.max();
-        if (i % 3 == 0) something_slow();
+        if (i % 3 == 0) tests::something_slow();
       }
     }
     if (transport.rank() == 1) {
@@ -61,7 +54,7 @@ TEST_P(LoopbackOnGpu, MessagesComeBehindWhatMadeThemAndBeforeWhatOverwritesThem)
 
 TEST_P(LoopbackOnGpu, SumsAndBroadcastsTensorsOfTheDevice) {
   run(3, [](Transport& transport) {
-    something_slow();
+    tests::something_slow();
     at::Tensor terms = torch::full({kElements}, transport.rank() + 1, at::TensorOptions(at::kCUDA).dtype(at::kFloat));
     transport.all_reduce_sum(memory_of(terms), terms.scalar_type());
     EXPECT_TRUE(terms.eq(6).all().item<bool>());

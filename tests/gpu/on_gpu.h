@@ -1,6 +1,7 @@
 // What programs of this folder have in common: they compute on a GPU, or end with an error.
 #pragma once
 
+#include <ATen/ops/ones.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <optional>
@@ -11,6 +12,12 @@
 namespace smp::tests {
 
 using DeterministicAlgorithms = runtime::DeterministicScope;
+
+/// Gives the GPU some milliseconds of work.
+inline void something_slow() {
+  at::Tensor x = at::ones({2048, 2048}, at::kCUDA);
+  for (int i = 0; i < 20; ++i) x = x.mm(x).div_(2048);
+}
 
 /// This thread's work on the GPU goes to a stream of its own while it lives; else as before.
 class OwnStream {

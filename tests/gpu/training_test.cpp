@@ -32,8 +32,7 @@ struct Files {
 std::vector<double> losses_on(DeviceKind device, int ranks, int steps, const std::function<void(int step)>& look = {},
                               const Files& files = {}, int replicas = 1) {
   std::vector<double> losses;
-  const Config config{
-      .pipeline_parallel_degree = ranks / replicas, .microbatches = 4, .device = device, .bucket_cap_mb = 1};
+  const Config config{.pipeline_parallel_degree = ranks / replicas, .microbatches = 4, .device = device, .bucket_cap_mb = 1};
   tests::run_smp_ranks(ranks, config, [&] {
     const tests::OwnStream stream(device == DeviceKind::kCuda);
     const auto net = make_net(replicas > 1 ? 1024 : 64);  // several buckets, which leave while the backward goes on

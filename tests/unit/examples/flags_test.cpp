@@ -32,7 +32,7 @@ TEST(Flags, AllAreRead) {
             {"--steps", "50",         "--epochs=2", "--batch-size", "32",     "--microbatches", "8",    "--pipeline-degree",
              "2",       "--schedule", "simple",     "--partition",  "manual", "--optimizer",    "adam", "--lr",
              "1e-3",    "--seed",     "7",          "--threads",    "3",      "--data",         "/a b", "--log",
-             "x.jsonl"}),
+             "x.jsonl", "--device",   "cuda"}),
       std::nullopt);
   EXPECT_EQ(flags.steps, 50);
   EXPECT_EQ(flags.epochs, 2);
@@ -45,11 +45,13 @@ TEST(Flags, AllAreRead) {
   EXPECT_EQ(flags.lr, 1e-3);
   EXPECT_EQ(flags.seed, 7);
   EXPECT_EQ(flags.threads, 3);
+  EXPECT_EQ(flags.device, smp::DeviceKind::kCuda);
   EXPECT_EQ(flags.data, "/a b");
   EXPECT_EQ(flags.log, "x.jsonl");
   EXPECT_EQ(flags.config(), (smp::Config{.pipeline_parallel_degree = 2,
                                          .microbatches = 8,
                                          .pipeline = smp::Pipeline::kSimple,
+                                         .device = smp::DeviceKind::kCuda,
                                          .auto_partition = false,
                                          .seed = 7,
                                          .threads = 3}));
@@ -151,8 +153,8 @@ TEST(Flags, HelpGoesToStdoutWithDefaultsAndEndsWithZero) {
   EXPECT_EQ(parse(parser, {"--help"}), 0);
   const std::string text = testing::internal::GetCapturedStdout();
   for (const char* flag : {"Trains a model.", "--steps", "--epochs", "--batch-size", "--microbatches", "--pipeline-degree",
-                           "--schedule", "--partition", "--optimizer", "--lr", "--seed", "--threads", "--data", "--log",
-                           "=20", "=simple", "=auto", "interleaved|simple"}) {
+                           "--schedule", "--partition", "--optimizer", "--lr", "--seed", "--threads", "--device", "--data",
+                           "--log", "=20", "=simple", "=auto", "interleaved|simple"}) {
     EXPECT_NE(text.find(flag), std::string::npos) << flag << " in\n" << text;
   }
 }
