@@ -12,7 +12,7 @@ namespace smp::runtime {
 namespace {
 
 constexpr int kReplicas = 2, kParameters = 12, kSteps = 40;
-constexpr int64_t kElements = 1 << 16;  // a bucket holds three
+constexpr int64_t kOfOne = 1 << 16;  // elements; a bucket holds three parameters
 
 bool has_gradient(int replica, int step, int parameter) { return (replica + step + parameter) % 3 > 0 && parameter % 5 > 0; }
 float gradient_of(int replica, int step, int parameter) {
@@ -27,9 +27,9 @@ float mean_of(int step, int parameter) {
 struct Replica {
   explicit Replica(Transport& all, ReducerOptions options = {}) : replicas(all) {
     for (int i = 0; i < kParameters; ++i) {
-      parameters.push_back(torch::zeros({kElements}, at::TensorOptions(at::kCUDA).requires_grad(true)));
+      parameters.push_back(torch::zeros({kOfOne}, at::TensorOptions(at::kCUDA).requires_grad(true)));
     }
-    options.bucket_bytes = 3 * kElements * static_cast<int64_t>(sizeof(float));
+    options.bucket_bytes = 3 * kOfOne * static_cast<int64_t>(sizeof(float));
     reducer = std::make_unique<GradientReducer>(parameters, replicas, options);
   }
 
@@ -40,7 +40,7 @@ struct Replica {
       if (i % 4 == 0) tests::something_slow();
       if (has_gradient(replicas.rank(), step, i)) {
         parameters[static_cast<size_t>(i)].mutable_grad() =
-            torch::full({kElements}, gradient_of(replicas.rank(), step, i), at::kCUDA);
+            torch::full({kOfOne}, gradient_of(replicas.rank(), step, i), at::kCUDA);
       }
       if (look) look(i);
       reducer->add_ready({static_cast<size_t>(i)});
@@ -132,7 +132,8 @@ TEST(GradientsOnGpu, GoThroughAHook) {
       for (int i = 0; i < kParameters; ++i) {
         const at::Tensor& sum = replica.parameters[static_cast<size_t>(i)].grad();
         ASSERT_EQ(sum.defined(), has_gradient(0, step, i) || has_gradient(1, step, i));
-        if (sum.defined()) EXPECT_TRUE(sum.eq(kReplicas * mean_of(step, i)).all().item<bool>()) << step << ", " << i;
+        if (!sum.defined()) continue;
+        EXPECT_TRUE(sum.eq(kReplicas * mean_of(step, i)).all().item<bool>()) << "step " << step << ", parameter " << i;
       }
       replica.clear();
     }
