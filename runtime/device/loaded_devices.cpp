@@ -1,9 +1,11 @@
 // The driver and our own library by dlopen.
 #include "runtime/device/loaded_devices.h"
 
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 
+#include <memory>
 #include <string>
 
 namespace smp::runtime {
@@ -30,6 +32,25 @@ int num_gpus() {
   if (init == nullptr || get_count == nullptr || init(0) != 0 || get_count(&count) != 0) return 0;
   return count;
 }
+
+// LibTorch looks for its part for CUDA once, at the first call that has to do with CUDA, and goes without for good where it
+// is not there. torch::manual_seed is such a call, and programs make it before smp::init: then the part is loaded there.
+constexpr const char* kHooks = "CUDAHooks";
+std::unique_ptr<at::CUDAHooksInterface> hooks_on_demand(at::CUDAHooksArgs args) {
+  try {
+    if (!has_gpu()) return nullptr;
+    cuda_device();
+  } catch (const c10::Error&) {  // whoever asks for the device hears why
+    return nullptr;
+  }
+  return at::CUDAHooksRegistry()->Create(kHooks, args);  // of that part, which has taken this one's place
+}
+
+[[maybe_unused]] const bool are_on_demand = [] {
+  const bool is_loaded = at::CUDAHooksRegistry()->Has(kHooks);
+  if (!is_loaded) at::CUDAHooksRegistry()->Register(kHooks, hooks_on_demand, c10::REGISTRY_FALLBACK);
+  return !is_loaded;
+}();
 
 }  // namespace
 

@@ -9,9 +9,10 @@ namespace smp::runtime {
 /// Whether this machine has a driver and a GPU that this process may use (CUDA_VISIBLE_DEVICES). Loads the driver alone.
 bool has_gpu();
 
-/// CUDA by LibTorch. Loads libsmp_cuda.so, which lies where the program finds its libraries, and with it LibTorch's CUDA
-/// part (250 MB of the process). Throws c10::Error, and loads nothing more, where there is no driver or no GPU, where the
-/// driver is too old, or where smp was built without CUDA.
+/// CUDA by LibTorch, which asks for it by itself, too, at the first call that has to do with CUDA. Loads libsmp_cuda.so,
+/// which lies where the program finds its libraries, and with it LibTorch's CUDA part (250 MB of the process). Throws
+/// c10::Error, and loads nothing more, where there is no driver or no GPU, where the driver is too old, or where smp was
+/// built without CUDA.
 const Device& cuda_device();
 
 }  // namespace smp::runtime

@@ -1,4 +1,5 @@
 // GoogleTest's main on a GPU: a machine without one fails, it skips nothing.
+#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +8,7 @@
 #include "runtime/device/loaded_devices.h"
 
 int main(int argc, char** argv) {
+  at::manual_seed(0);  // as programs do before smp::init
   try {  // first: whoever lists the tests asks whether they can run
     const smp::runtime::Device& device = smp::runtime::cuda_device();
     smp::runtime::use_device(device);

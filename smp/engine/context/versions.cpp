@@ -1,7 +1,7 @@
 // Owns the comparison of what ranks run.
 #include "smp/engine/context/versions.h"
 
-#include <ATen/Version.h>
+#include <caffe2/core/common.h>
 
 #include <map>
 #include <string_view>
@@ -11,21 +11,19 @@
 namespace smp::engine {
 namespace {
 
-// Of the settings with which LibTorch was built, "KEY=value, ", as it says itself: its headers may be of another version.
-std::string setting(const std::string& config, std::string_view key) {
-  const std::string begin = " " + std::string(key) + "=";
-  const size_t found = config.find(begin);
-  if (found == config.npos) return "unknown";
-  const size_t value = found + begin.size();
-  return config.substr(value, config.find_first_of(",\n", value) - value);
+// Of those with which LibTorch was built, as it says itself: its headers may be of another version. (at::show_config says
+// them, too, but asks for CUDA, which may not be loaded yet.)
+std::string setting(const std::string& key) {
+  const auto& settings = caffe2::GetBuildOptions();
+  const auto found = settings.find(key);
+  return found == settings.end() ? "unknown" : found->second;
 }
 
 }  // namespace
 
 std::string versions() {
-  const std::string config = at::show_config();
-  return std::string("smp ") + version() + ", LibTorch " + setting(config, "TORCH_VERSION") + " of commit " +
-         setting(config, "COMMIT_SHA").substr(0, 7) + ", for CUDA " + setting(config, "CUDA_VERSION");
+  return std::string("smp ") + version() + ", LibTorch " + setting("TORCH_VERSION") + " of commit " +
+         setting("COMMIT_SHA").substr(0, 7) + ", for CUDA " + setting("CUDA_VERSION");
 }
 
 std::string differing_versions(const std::vector<std::string>& texts) {
