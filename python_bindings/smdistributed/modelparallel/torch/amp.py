@@ -12,7 +12,7 @@ class GradScaler(torch.amp.GradScaler):
     """torch's, for a model that is spread over ranks. In a step function `model.backward(scaler.scale(loss))`; after it, on all
     ranks, `scaler.unscale_(optimizer)` where gradients are clipped, `scaler.step(optimizer)` and `scaler.update()`. An update is
     left out on all ranks where a gradient of any has overflowed, and made where only a loss has, or one of another model.
-    Collective over all ranks: unscale_, or step without it.
+    Collective over all ranks: unscale_, or step without it. Made after smp.init, which chooses the device of its scale.
     """
 
     def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True):
@@ -21,14 +21,14 @@ class GradScaler(torch.amp.GradScaler):
                 f"GradScaler: expected a number as init_scale, got {init_scale!r}. Leave out the device, which "
                 "torch.amp.GradScaler takes first: smp.amp.GradScaler()."
             )
-        super().__init__("cpu", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        super().__init__(_engine.device_type(), init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         if enabled:
-            self._lazy_init_scale_growth_tracker(torch.device("cpu"))  # torch's would be in a body, whose tensors hold no data
+            self._lazy_init_scale_growth_tracker(torch.device(self._device))  # torch's would be in a body, without data
 
     def __setstate__(self, state):
         vars(self).update(state)
         if self.is_enabled():
-            self._lazy_init_scale_growth_tracker(torch.device("cpu"))
+            self._lazy_init_scale_growth_tracker(torch.device(self._device))
 
     def unscale_(self, optimizer):
         _engine.refuse_in_body("GradScaler.unscale_")
