@@ -112,6 +112,7 @@ class OnGpu(unittest.TestCase):
         other.load_state_dict(state)
         other_optimizer.load_state_dict(optimizer.state_dict())
         step = support.make_step()
+        optimizer.zero_grad()
         step(model, own(batch(3))), step(other, own(batch(3)))
         optimizer.step(), other_optimizer.step()
         support.same_bits(self, dict(other.state_dict()), dict(model.state_dict()), "behind the next step")
