@@ -43,6 +43,12 @@ void GhostCalls::operator_called(const c10::OperatorHandle& op, torch::jit::Stac
 }
 
 void GhostCalls::take_apart(const c10::OperatorHandle& op, c10::DispatchKey key, torch::jit::Stack& stack) {
+  // Autocast casts what is on the device.
+  for (size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
+    map_tensors(stack[i], [this](const at::Tensor& seen) {
+      return as_ghost(seen) == nullptr && comes_to_device_(seen) ? ghost_of_(copy_of(stand_in_of_(seen))) : seen;
+    });
+  }
   {
     const AssumedValues assumed(op, stack);
     const UncachedCasts uncached;

@@ -17,8 +17,13 @@ class GhostCalls : public Interceptor {
  public:
   using Exchange = std::function<at::Tensor(const at::Tensor&)>;
   /// `stand_in_of`: the meta tensor for any tensor of a call. `ghost_of`: a ghost of `run` for the meta tensor of a result.
-  GhostCalls(const GhostRun& run, Exchange stand_in_of, Exchange ghost_of)
-      : run_(run), stand_in_of_(std::move(stand_in_of)), ghost_of_(std::move(ghost_of)) {}
+  /// `comes_to_device`: a real tensor that is on the host yet, and on the rank's device when the call is run.
+  GhostCalls(const GhostRun& run, Exchange stand_in_of, Exchange ghost_of,
+             std::function<bool(const at::Tensor&)> comes_to_device)
+      : run_(run),
+        stand_in_of_(std::move(stand_in_of)),
+        ghost_of_(std::move(ghost_of)),
+        comes_to_device_(std::move(comes_to_device)) {}
 
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
 
@@ -28,6 +33,7 @@ class GhostCalls : public Interceptor {
 
   const GhostRun& run_;
   Exchange stand_in_of_, ghost_of_;
+  std::function<bool(const at::Tensor&)> comes_to_device_;
 };
 
 }  // namespace smp::runtime

@@ -33,13 +33,21 @@ int num_gpus() {
   return count;
 }
 
+void* load_own_library() {
+  // Global, as LibTorch's own Python package loads it: its parts find one another by their names.
+  void* const library = dlopen(kOwnLibrary, RTLD_NOW | RTLD_GLOBAL);
+  TORCH_CHECK(library != nullptr, "device: expected ", kOwnLibrary, " for \"cuda\", got: ", last_dl_error(),
+              ". Build smp on a torch with CUDA (SMP_WITH_CUDA=ON)", kOrOnCpu);
+  return library;
+}
+
 // LibTorch looks for its part for CUDA once, at the first call that has to do with CUDA, and goes without for good where it
 // is not there. torch::manual_seed is such a call, and programs make it before smp::init: then the part is loaded there.
 constexpr const char* kHooks = "CUDAHooks";
 std::unique_ptr<at::CUDAHooksInterface> hooks_on_demand(at::CUDAHooksArgs args) {
   try {
     if (!has_gpu()) return nullptr;
-    cuda_device();
+    load_own_library();          // and asks it nothing: LibTorch waits for these hooks
   } catch (const c10::Error&) {  // whoever asks for the device hears why
     return nullptr;
   }
@@ -67,11 +75,7 @@ const Device& cuda_device() {
     TORCH_CHECK(num_gpus() > 0,
                 "device: expected a GPU for \"cuda\", got a driver that shows none to this process. Look at ",
                 "nvidia-smi and CUDA_VISIBLE_DEVICES", kOrOnCpu);
-    // Global, as LibTorch's own Python package loads it: its parts find one another by their names.
-    void* const library = dlopen(kOwnLibrary, RTLD_NOW | RTLD_GLOBAL);
-    TORCH_CHECK(library != nullptr, "device: expected ", kOwnLibrary, " for \"cuda\", got: ", last_dl_error(),
-                ". Build smp on a torch with CUDA (SMP_WITH_CUDA=ON)", kOrOnCpu);
-    const auto make = reinterpret_cast<const Device* (*)()>(dlsym(library, "smp_cuda_device"));
+    const auto make = reinterpret_cast<const Device* (*)()>(dlsym(load_own_library(), "smp_cuda_device"));
     TORCH_CHECK(make != nullptr, "device: expected ", kOwnLibrary,
                 " of this version of smp, got another: ", last_dl_error());
     return *make();
