@@ -1,5 +1,4 @@
 // The module _engine: smp/engine/engine.h and the calls beside it, for the package around it and nobody else.
-#include <c10/core/DeviceType.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
@@ -23,7 +22,6 @@
 #include "python_bindings/extension/step.h"
 #include "python_bindings/extension/texts.h"
 #include "python_bindings/extension/views.h"
-#include "runtime/device/device.h"
 #include "runtime/transport/error.h"
 #include "smp/comm.h"
 #include "smp/engine/engine.h"
@@ -69,7 +67,7 @@ void bind_job(py::module_& module) {
     });
   });
   module.def("is_in_body", &engine::is_in_body);
-  module.def("device_type", [] { return c10::DeviceTypeName(runtime::this_ranks_device().type, /*lower_case=*/true); });
+  module.def("device_type", &engine::device_type);
   // "key: value in force against the other" for each in which they differ.
   module.def("differences",
              [](const std::string& json) { return Config::differences(config(), Config::resolve_json(json)); });

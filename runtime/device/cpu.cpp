@@ -67,6 +67,7 @@ class Cpu final : public Device {
 constinit const Cpu the_cpu;  // before all other initialisation and without a guard: it is asked for with each operator
 
 constinit std::atomic<const Device*> chosen = &the_cpu;
+constinit std::atomic<bool> is_chosen = false;
 
 }  // namespace
 
@@ -74,6 +75,11 @@ const Device& host() { return the_cpu; }
 
 const Device& this_ranks_device() { return *chosen.load(std::memory_order_relaxed); }
 
-void use_device(const Device& device) { chosen.store(&device); }
+void use_device(const Device& device) {
+  chosen.store(&device);
+  is_chosen.store(true);
+}
+
+bool is_device_chosen() { return is_chosen.load(); }
 
 }  // namespace smp::runtime

@@ -106,6 +106,8 @@ const Device& host();
 const Device& this_ranks_device();
 /// For all ranks of the process, before they hold any tensors.
 void use_device(const Device& device);
+/// Whether that has been called.
+bool is_device_chosen();
 /// Throws c10::NotImplementedError for a kind of device that is neither.
 const Device& device_of(const DeviceMemory& memory);
 const Device& device_holding(const at::Tensor& tensor);

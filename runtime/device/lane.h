@@ -1,7 +1,7 @@
 // What a device does beside the rest of a thread's work.
 #pragma once
 
-#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
 
 namespace smp::runtime {
 
@@ -16,7 +16,7 @@ class DeviceLane {
   virtual void join() = 0;
   /// On it: the rest may use `memory`, allocated on the lane, behind join(). Freed, it is used again behind what the rest
   /// has been given until then, too.
-  virtual void share(const c10::DataPtr& memory) = 0;
+  virtual void share(const c10::Storage& memory) = 0;
 };
 
 /// On `lane` while it lives; null: nowhere else.

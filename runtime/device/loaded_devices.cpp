@@ -46,9 +46,9 @@ void* load_own_library() {
 constexpr const char* kHooks = "CUDAHooks";
 std::unique_ptr<at::CUDAHooksInterface> hooks_on_demand(at::CUDAHooksArgs args) {
   try {
-    if (!has_gpu()) return nullptr;
-    load_own_library();          // and asks it nothing: LibTorch waits for these hooks
-  } catch (const c10::Error&) {  // whoever asks for the device hears why
+    if (is_device_chosen() || !has_gpu()) return nullptr;  // a rank that has chosen the CPU stays small
+    load_own_library();                                    // and asks it nothing: LibTorch waits for these hooks
+  } catch (const c10::Error&) {                            // whoever asks for the device hears why
     return nullptr;
   }
   return at::CUDAHooksRegistry()->Create(kHooks, args);  // of that part, which has taken this one's place

@@ -371,7 +371,7 @@ void GradientReducer::unpack(at::Tensor& parameter, c10::ScalarType type, const 
   const at::Tensor& own = parameter.grad();
   const bool stays = shared_ && !is_armed_ && is_all_its_own(own);
   at::Tensor mean = stays ? own : at::empty_like(own.defined() ? own : parameter.detach());
-  if (lane_) lane_->share(mean.storage().data_ptr());
+  if (lane_) lane_->share(mean.storage());
   if (mean.is_contiguous() && c10::toRealValueType(mean.scalar_type()) == type) {
     if (mean.numel() > 0) means.read(offset, mean);
   } else {

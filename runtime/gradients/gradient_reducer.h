@@ -131,7 +131,7 @@ class GradientReducer {
   /// Where a device does all this, in memory of the lane: behind gradients that are ready, beside the rest of the backward,
   /// which goes on behind the means. Null: in the order of the program.
   std::unique_ptr<DeviceLane> lane_;
-  std::vector<Bucket> buckets_;        // in the order in which they leave
+  std::vector<Bucket> buckets_;  // in the order in which they leave
   std::vector<size_t> bucket_of_;
   std::vector<std::pair<NodeHandle, uintptr_t>> watched_;  // alive, else their hooks go
   std::vector<char> is_expected_, is_ready_;               // by parameter, in this step

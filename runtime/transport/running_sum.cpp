@@ -122,7 +122,8 @@ void RunningSum::wait(std::string_view action) {
 }
 
 void Transport::all_reduce_sum(const DeviceMemory& terms, c10::ScalarType type) {
-  const std::string action = "all_reduce_sum of " + std::to_string(check_sum(*this, terms, type)) + " " + c10::toString(type);
+  const std::string action =
+      "all_reduce_sum of " + std::to_string(check_sum(*this, terms, type)) + " " + c10::toString(type);
   if (size() == 1) return progress();
   // A rank's share of what is summed at a time, and what the others send for it, should stay in the host's cache.
   const int64_t most_bytes = terms.device == host().type ? size() * (int64_t{256} << 10) : int64_t{64} << 20;

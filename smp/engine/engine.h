@@ -68,6 +68,8 @@ HookHandle add_hook(const char* caller, const Model& model, Moment moment, Hook 
 /// Between the two, steps keep the model's gradients to their replica. On every rank alike; they nest.
 void begin_no_sync(Model& model);
 void end_no_sync(Model& model);
+/// What this rank computes on, "cpu" or "cuda"; before init "cpu".
+std::string device_type();
 /// Ranks of this host, as the launcher says; before init too.
 int launched_local_size();
 /// Scales the model's gradients down to a global norm of at most `max_norm`; returns what it was. Collective over the

@@ -167,6 +167,8 @@ const Config& config() { return context("smp::config").config; }
 int rank() { return context("smp::rank").world->rank(); }
 int size() { return context("smp::size").world->size(); }
 int local_rank() { return context("smp::local_rank").launch.local_rank; }
+std::string engine::device_type() { return c10::DeviceTypeName(runtime::this_ranks_device().type, /*lower_case=*/true); }
+
 int engine::launched_local_size() { return runtime::detect_launch().local_size; }
 int local_size() { return context("smp::local_size").launch.local_size; }
 int pp_rank() { return rank_in(GroupKind::kPipeline, "smp::pp_rank"); }

@@ -9,7 +9,7 @@
 
 int main(int argc, char** argv) {
   at::manual_seed(0);  // as programs do before smp::init
-  try {  // first: whoever lists the tests asks whether they can run
+  try {                // first: whoever lists the tests asks whether they can run
     const smp::runtime::Device& device = smp::runtime::cuda_device();
     smp::runtime::use_device(device);
     device.use(0);

@@ -41,7 +41,9 @@ class Lane final : public DeviceLane {
     now.record(own_);
     now.block(rest_);
   }
-  void share(const c10::DataPtr& memory) override { c10::cuda::CUDACachingAllocator::recordStream(memory, rest_); }
+  void share(const c10::Storage& memory) override {
+    c10::cuda::CUDACachingAllocator::recordStream(memory.data_ptr(), rest_);
+  }
 
  private:
   const c10::cuda::CUDAStream own_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/true);

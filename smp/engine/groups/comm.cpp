@@ -148,9 +148,10 @@ at::Tensor all_reduce_mean(const at::Tensor& tensor, const ProcessGroup& group) 
     // A sum does not see all differences: parts of several tensors may have the lengths of one.
     const std::string own = c10::str(tensor.numel(), " elements of ", tensor.scalar_type(), " on ", tensor.device().type());
     for (const std::string& other : transport.all_gather(own)) {
-      TORCH_CHECK_VALUE(other == own,
-                        "all_reduce_mean: expected tensors of one size and type, on one kind of device, on all ranks of the group, got ", own,
-                        " on this rank and ", other, " on another. Call it with the same tensors in the same order.");
+      TORCH_CHECK_VALUE(
+          other == own,
+          "all_reduce_mean: expected tensors of one size and type, on one kind of device, on all ranks of the group, got ",
+          own, " on this rank and ", other, " on another. Call it with the same tensors in the same order.");
     }
     runtime::keeping(std::make_shared<at::Tensor>(mean),
                      [&] { transport.all_reduce_sum(runtime::memory_of(mean), mean.scalar_type()); });
