@@ -43,9 +43,11 @@ void GhostCalls::operator_called(const c10::OperatorHandle& op, torch::jit::Stac
 }
 
 void GhostCalls::take_apart(const c10::OperatorHandle& op, c10::DispatchKey key, torch::jit::Stack& stack) {
-  // Autocast casts what is on the device.
-  for (size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
-    map_tensors(stack[i], [this](const at::Tensor& seen) {
+  const OperatorInfo& info = operator_info(op);
+  const auto begin = stack.end() - static_cast<ptrdiff_t>(info.num_arguments);
+  const std::vector<c10::IValue> originals(begin, stack.end());
+  for (auto argument = begin; argument != stack.end(); ++argument) {  // autocast casts what is on the device
+    map_tensors(*argument, [this](const at::Tensor& seen) {
       return as_ghost(seen) == nullptr && comes_to_device_(seen) ? ghost_of_(copy_of(stand_in_of_(seen))) : seen;
     });
   }
@@ -55,10 +57,12 @@ void GhostCalls::take_apart(const c10::OperatorHandle& op, c10::DispatchKey key,
     const InterceptWithin scope(*this);
     op.callBoxedForDispatchKey(key, stack);
   }
-  const OperatorInfo& info = operator_info(op);
   const size_t first = stack.size() - info.returned_argument.size();
   for (size_t r = 0; r < info.returned_argument.size(); ++r) {
-    if (info.returned_argument[r] >= 0) continue;
+    if (info.returned_argument[r] >= 0) {
+      stack[first + r] = originals[static_cast<size_t>(info.returned_argument[r])];
+      continue;
+    }
     map_tensors(stack[first + r], [this](const at::Tensor& made) {
       return as_ghost(made) != nullptr ? made : ghost_of_(copy_of(stand_in_of_(made)));
     });

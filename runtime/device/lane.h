@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Storage.h>
+#include <c10/util/Exception.h>
 
 namespace smp::runtime {
 
@@ -30,6 +31,23 @@ class OnLane {
   }
   OnLane(const OnLane&) = delete;
   OnLane& operator=(const OnLane&) = delete;
+
+ private:
+  DeviceLane* lane_;
+};
+
+/// At its end, also by an exception, the rest goes on behind what `lane` has been given; null: nothing to do.
+class JoinAtEnd {
+ public:
+  explicit JoinAtEnd(DeviceLane* lane) : lane_(lane) {}
+  ~JoinAtEnd() {
+    try {
+      if (lane_ != nullptr) lane_->join();
+    } catch (const c10::Error&) {  // a device that has failed; whoever uses it next hears why
+    }
+  }
+  JoinAtEnd(const JoinAtEnd&) = delete;
+  JoinAtEnd& operator=(const JoinAtEnd&) = delete;
 
  private:
   DeviceLane* lane_;

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -45,6 +46,8 @@ void* load_own_library() {
 // is not there. torch::manual_seed is such a call, and programs make it before smp::init: then the part is loaded there.
 constexpr const char* kHooks = "CUDAHooks";
 std::unique_ptr<at::CUDAHooksInterface> hooks_on_demand(at::CUDAHooksArgs args) {
+  static std::atomic<bool> was_asked = false;
+  if (was_asked.exchange(true)) return nullptr;  // by itself: the library has brought another LibTorch than this one
   try {
     if (is_device_chosen() || !has_gpu()) return nullptr;  // a rank that has chosen the CPU stays small
     load_own_library();                                    // and asks it nothing: LibTorch waits for these hooks

@@ -156,8 +156,9 @@ void GradientReducer::mark_ready(size_t parameter) {
 }
 
 void GradientReducer::progress() {
+  if (!sending_) return;
   const OnLane on_lane(lane_.get());
-  if (sending_) is_summed();
+  is_summed();
 }
 
 void GradientReducer::advance() {
@@ -296,6 +297,8 @@ at::Tensor GradientReducer::told_flags(const Sending& done) {
   for (const size_t i : bucket.parameters) {
     const at::Tensor& gradient = parameters_[i].grad();
     if (!done.norms.defined() || !gradient.defined()) continue;
+    TORCH_INTERNAL_ASSERT(norm < flags + num_flags(bucket) + done.norms.numel(),
+                          "a gradient came while its bucket was away");
     if (!std::isfinite(*norm++) && !is_finite(gradient)) nonfinite_.push_back(i);
   }
   return tensor_on(host(), flags, {num_flags(bucket)}, {1}, at::kFloat, /*holder=*/nullptr);
@@ -338,8 +341,8 @@ void GradientReducer::complete() {
                           device_holding(to).copy(memory.data, data + first * element_bytes, memory.num_bytes);
                         },
                     .part = [&](int64_t first, int64_t count) { return gradients.narrow(0, first, count); }};
+  const JoinAtEnd behind(lane_.get());
   unpack(bucket, means, flags);
-  if (lane_) lane_->join();
 }
 
 at::Tensor GradientReducer::hooked(const at::Tensor& gradients, size_t bucket) const {

@@ -67,7 +67,7 @@ class GradientReducer {
   /// These become ready by their next accumulation.
   void expect(const std::vector<size_t>& parameters);
   void add_ready(const std::vector<size_t>& parameters);
-  /// Moves on the sum that is under way, if any; touches no gradient. Never blocks. Throws CommError.
+  /// Moves on the sum that is under way, if any; touches no gradient, and waits for nobody. Throws CommError.
   void progress();
   /// Collective. Throws CommError; the gradients of each bucket are then either all averaged or all as they were.
   void finish();

@@ -1,5 +1,7 @@
 #include "runtime/gradients/told_numbers.h"
 
+#include <c10/util/Exception.h>
+
 #include <memory>
 #include <utility>
 
@@ -15,7 +17,12 @@ ToldNumbers::ToldNumbers(const at::Tensor& numbers)
 }
 
 ToldNumbers::~ToldNumbers() {
-  if (!are_there()) abandon(std::make_shared<c10::DataPtr>(std::move(memory_)));
+  bool is_over = false;
+  try {
+    is_over = are_there();
+  } catch (const c10::Error&) {  // a device that has failed; whoever uses it next hears why
+  }
+  if (!is_over) abandon(std::make_shared<c10::DataPtr>(std::move(memory_)));
 }
 
 }  // namespace smp::runtime

@@ -26,7 +26,7 @@ class GradScaler(torch.amp.GradScaler):
             self._lazy_init_scale_growth_tracker(torch.device(self._device))  # torch's would be in a body, without data
 
     def __setstate__(self, state):
-        vars(self).update(state)
+        vars(self).update(state, _device=_engine.device_type())
         if self.is_enabled():
             self._lazy_init_scale_growth_tracker(torch.device(self._device))
 
