@@ -43,7 +43,7 @@ class JoinAtEnd {
   ~JoinAtEnd() {
     try {
       if (lane_ != nullptr) lane_->join();
-    } catch (const c10::Error&) {  // a device that has failed; whoever uses it next hears why
+    } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): a device that has failed; whoever uses it next hears why
     }
   }
   JoinAtEnd(const JoinAtEnd&) = delete;
