@@ -22,6 +22,7 @@ SlurmdPort={node}
 AuthInfo=socket={folder}/munge.socket
 SlurmUser=root
 SlurmdTimeout=10
+KillWait=2
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool_%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -79,6 +80,8 @@ class Slurm:
             # Both have the files of one machine, and would make the same folder for PMIx.
             own = f'mount --bind {folder}/tmp_{name} {folder}/tmp; exec slurmd -D -N {name}'
             self._start("unshare", "-m", "bash", "-c", own, on=name)
+        # A job that is there before its nodes may wait for the controller's next round, of a minute.
+        self.wait_until_idle()
 
     def _start(self, *command, on=None):
         log = self.folder / f"{command[0]}_{on}.log"
@@ -115,6 +118,13 @@ class Slurm:
     def logs(self):
         """What all daemons have said, for the message of a failure."""
         return "\n".join(f"{daemon.log.name}:\n{daemon.log.read_text()}" for daemon in self.daemons)
+
+    def state(self):
+        """What all of it shows of its jobs, their output and their processes."""
+        shown = [self("scontrol", "show", what) for what in ("job", "step", "node")]
+        outputs = [f"{path}:\n{path.read_text()}" for path in self.folder.glob("output*")]
+        processes = subprocess.run(["ps", "-eo", "pid,ppid,stat,wchan:20,args"], capture_output=True, text=True, check=True).stdout
+        return "\n".join([*shown, *outputs, processes, self.logs()])
 
     def close(self):
         for daemon in reversed(self.daemons):

@@ -36,7 +36,8 @@ class SlurmTestCase(unittest.TestCase):
             self.addCleanup(tail.kill)
             line = b""
             while not line.startswith(b"loss "):
-                self.assertTrue(select.select([tail.stdout], [], [], LIMIT_S)[0], self.output)
+                if not select.select([tail.stdout], [], [], LIMIT_S)[0]:
+                    self.fail(f"nothing printed for {LIMIT_S} s\n{self.slurm.state()}")
                 line = tail.stdout.readline()
             tail.kill()
 
