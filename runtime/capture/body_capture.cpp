@@ -39,6 +39,7 @@ c10::OperatorHandle find_operator(const char* name) { return c10::Dispatcher::si
 std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs, const std::string& key) {
   abandon();
   put_full_key(inputs, key, key_);
+  switches_ = arithmetic_switches();
   ghost_run_ = begin_ghost_run();
   if (const Recordings::Bucket* bucket = recordings_.find(key_)) return matcher_.start(bucket->front(), ghost_run_);
   recorder_ = std::make_unique<Recorder>(bindings_, ghost_run_);
@@ -141,8 +142,15 @@ void BodyCapture::record_or_match(const c10::OperatorHandle& op, torch::jit::Sta
   equal_.operator_follows(op, stack);
   if (info.kind == OperatorClass::kGeometryQuery) return op.callBoxed(stack);
   match_or_record([&] { return matcher_.matches_call(op, stack); });
+  if (recorder_) check_arithmetic(info.name);
   recorder_ ? recorder_->operator_called(op, stack) : answer(stack);
   if (is_for_host) stack.back() = hosts_.host_of(stack.back().toTensor());
+}
+
+// Each operator of a recording; of a run that matches one only the end, for that is what a body pays in each microbatch.
+void BodyCapture::check_arithmetic(const std::string& op) const {
+  const std::string changed = differing(switches_, arithmetic_switches());
+  if (!changed.empty()) refuse_other_arithmetic(changed, describe_place(op, current_module()));
 }
 
 void BodyCapture::answer(torch::jit::Stack& stack) {
@@ -154,6 +162,7 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   std::vector<at::Tensor> returned;
   for (const at::Tensor& tensor : given) returned.push_back(hosts_.ghost_leaving(tensor));
   equal_.body_ends();
+  check_arithmetic("the end of the body");
   check_no_hooks(ghost_run_, describe_place("capture", current_module()));
   if (!recorder_) matcher_.check_histories();
   match_or_record([&] { return matcher_.matches_end(returned, roots_.size()); });

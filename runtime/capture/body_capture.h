@@ -16,6 +16,7 @@
 #include "runtime/capture/recorder.h"
 #include "runtime/capture/recordings.h"
 #include "runtime/capture/value_read.h"
+#include "runtime/libtorch/arithmetic.h"
 
 namespace smp::runtime {
 
@@ -89,10 +90,12 @@ class BodyCapture : public Interceptor, private BodyRun {
   void go_back_to_recording();
   CapturedBody finish_recorded(const std::vector<at::Tensor>& returned);
   CapturedBody finish_matched();
+  void check_arithmetic(const std::string& op) const;
 
   const Bindings& bindings_;
   Recordings recordings_;
   std::string key_;
+  ArithmeticSwitches switches_;  // when the body began
   GhostRun ghost_run_;
   Matcher matcher_;                     // of a run that has equalled a recording so far
   std::unique_ptr<Recorder> recorder_;  // of any other; null while the run matches

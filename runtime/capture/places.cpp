@@ -51,6 +51,13 @@ void refuse_stale_ghost(const std::string& place, const std::string& module) {
               "makes on its first call and keeps: make it in the constructor, or in every call.");
 }
 
+void refuse_other_arithmetic(const std::string& changed, const std::string& place) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, place, ": the step body has changed ", changed,
+                              ", with which LibTorch chooses kernels for the whole process. Expected a body that leaves it "
+                              "alone: stages run later, all operators with the setting of the program around the step. Set "
+                              "it before the step, or call what needs it through smp::opaque.");
+}
+
 partitioner::Autocast current_autocast() {
   if (!at::autocast::is_autocast_enabled(this_ranks_device().type)) return {};
   return {.enabled = true, .dtype = at::autocast::get_autocast_dtype(this_ranks_device().type)};

@@ -31,6 +31,16 @@ class DeterministicScope {
   DeterministicScope(const DeterministicScope&) = delete;
   DeterministicScope& operator=(const DeterministicScope&) = delete;
 
+  /// What the program has asked for, whether or not one lives.
+  static bool is_on_without() {
+    const std::lock_guard<std::mutex> lock(setting().mutex);
+    return setting().num_scopes > 0 ? setting().was_on : at::globalContext().deterministicAlgorithms();
+  }
+  static bool is_on_in_cudnn_without() {
+    const std::lock_guard<std::mutex> lock(setting().mutex);
+    return setting().num_scopes > 0 ? setting().was_on_in_cudnn : at::globalContext().deterministicCuDNN();
+  }
+
  private:
   struct Setting {
     std::mutex mutex;

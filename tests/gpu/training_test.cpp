@@ -30,9 +30,13 @@ struct Files {
 };
 
 std::vector<double> losses_on(DeviceKind device, int ranks, int steps, const std::function<void(int step)>& look = {},
-                              const Files& files = {}, int replicas = 1) {
+                              const Files& files = {}, int replicas = 1, CudaGraphs graphs = CudaGraphs::kAuto) {
   std::vector<double> losses;
-  const Config config{.pipeline_parallel_degree = ranks / replicas, .microbatches = 4, .device = device, .bucket_cap_mb = 1};
+  const Config config{.pipeline_parallel_degree = ranks / replicas,
+                      .microbatches = 4,
+                      .device = device,
+                      .cuda_graphs = graphs,
+                      .bucket_cap_mb = 1};
   tests::run_smp_ranks(ranks, config, [&] {
     const tests::OwnStream stream(device == DeviceKind::kCuda);
     const auto net = make_net(replicas > 1 ? 1024 : 64);  // several buckets, which leave while the backward goes on
@@ -79,6 +83,24 @@ TEST(TrainingOnGpu, HasTheLossesOfReplicasOnTheCpu) {
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-3 * want[i]) << ranks << " ranks, step " << i;
   }
+}
+
+void set_tf32(bool is_on) {
+  at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL,
+                                          is_on ? at::Float32Precision::TF32 : at::Float32Precision::IEEE);
+}
+
+// A graph holds the kernels of the switch that it was recorded under.
+TEST(TrainingOnGpu, FollowsTf32FromStepToStepFromGraphsToo) {
+  const auto losses = [](CudaGraphs graphs, bool turns) {
+    const auto look = [turns](int step) { set_tf32(turns && (step / 5) % 2 == 0); };
+    std::vector<double> found = losses_on(DeviceKind::kCuda, 1, 20, look, {}, 1, graphs);
+    set_tf32(false);
+    return found;
+  };
+  const std::vector<double> want = losses(CudaGraphs::kOff, true);
+  EXPECT_EQ(losses(CudaGraphs::kAuto, true), want);
+  EXPECT_NE(losses(CudaGraphs::kAuto, false), want);
 }
 
 TEST(TrainingOnGpu, TakesNoMoreMemoryAfterAThousandSteps) {
