@@ -125,6 +125,10 @@ struct Config {
   /// ten microbatches or more, once for each kind of machine (docs/measured_costs.md).
   CostSource cost = CostSource::kPredicted;
 
+  /// The kind of GPU that plans are made for, by name ("H100"), whatever this machine has: its times, and its memory where
+  /// no limit is given. Empty: what ranks compute on. With predicted times only (docs/gpu.md).
+  std::string planned_device = "";
+
   /// Folder of measured times; empty = the user's cache folder, "off" = they are not kept.
   std::string cost_cache = "";
 

@@ -6,14 +6,16 @@
 #include <cstring>
 #include <iostream>
 
-#include "benchmarks/gpu/language_model.h"
 #include "runtime/device/loaded_devices.h"
 #include "smp/smp.h"
+#include "tests/support/language_model.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
 
 namespace smp::benchmarks {
 namespace {
+
+using support::Gpt, support::GptOptions;
 
 constexpr int kMicrobatches = 4;
 // The next step's losses are looked at by no peer.

@@ -19,7 +19,8 @@ namespace examples {
 /// Uses the place of LibTorch's memory profiler: one of them at a time. Destroy it on the thread that made it.
 class TensorMemory {
  public:
-  TensorMemory();
+  /// Each allocation counts as a multiple of `unit` bytes, as other allocators take them.
+  explicit TensorMemory(int64_t unit = 1);
 
   /// Bytes that were allocated since the construction and are not freed.
   int64_t current_bytes() const;

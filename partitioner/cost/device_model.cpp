@@ -7,7 +7,7 @@ namespace smp::partitioner {
 namespace {
 
 double kernels_us(const DeviceModel& device, const Work& work) {
-  const double products_us = work.flops / (device.peak_gflops * 1e3);
+  const double products_us = work.flops / (device.peak_gflops * 1e3) + work.half_flops / (device.half_gflops * 1e3);
   const double memory_us = work.bytes / (device.memory_gigabytes_per_s * 1e3);
   const double functions_us = (work.transcendentals * device.transcendental_ns + work.randoms * device.random_ns) / 1e3;
   return std::max(products_us, memory_us) + functions_us;

@@ -11,6 +11,7 @@ namespace smp::partitioner {
 /// a transport through shared memory, measured with LibTorch 2.11 on one thread.
 struct DeviceModel {
   double peak_gflops = 100;            // products, GFLOP/s
+  double half_gflops = 100;            // products of 16-bit numbers
   double memory_gigabytes_per_s = 25;  // operators that only move data, GB/s
   double transcendental_ns = 0.3;      // per element
   double random_ns = 6;                // per drawn number
@@ -19,6 +20,7 @@ struct DeviceModel {
   double body_us = 0.5;                // the step's body, per operator and microbatch: on the first rank, before all else
   double link_gigabytes_per_s = 4;     // one message, GB/s
   double link_latency_us = 5;          // per message, each side
+  int64_t allocation_bytes = 1;        // memory is taken in multiples of it
   bool operator==(const DeviceModel&) const = default;
 
   /// max(flops / peak, bytes / bandwidth) + elementwise functions + overhead. (Roofline: Williams et al., CACM 2009)

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "partitioner/cost/argument_specs.h"
+#include "partitioner/graph/tensor_bytes.h"
 
 namespace smp::partitioner {
 namespace {
@@ -11,12 +12,10 @@ namespace {
 constexpr int64_t kBlock = 16;  // channels, and floats of one row's padding
 constexpr int64_t kPage = 4096;
 
-int64_t rounded(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
-
 /// Bytes of (batch, channels, …) with its channels padded to whole blocks.
 int64_t blocked_bytes(const TensorSpec& spec, int64_t block = kBlock) {
   if (spec.sizes.size() < 2 || spec.sizes[1] == 0) return 0;
-  return spec.num_bytes() / spec.sizes[1] * rounded(spec.sizes[1], block);
+  return spec.num_bytes() / spec.sizes[1] * rounded_up(spec.sizes[1], block);
 }
 
 bool is_pointwise(const TensorSpec& weight) {
@@ -36,18 +35,18 @@ struct LstmLayer {
   int64_t steps, batch, input, hidden;
   int64_t weight_bytes() const { return 4 * hidden * (input + hidden) * 4; }
   int64_t output_bytes() const { return steps * batch * hidden * 4; }
-  int64_t gate_bytes() const { return rounded(steps * batch * row_bytes(4 * hidden), kPage); }
+  int64_t gate_bytes() const { return rounded_up(steps * batch * row_bytes(4 * hidden), kPage); }
   /// A row of floats: whole lines of the cache, never a multiple of four of them.
   static int64_t row_bytes(int64_t floats) {
-    const int64_t padded = rounded(floats, kBlock);
+    const int64_t padded = rounded_up(floats, kBlock);
     return 4 * (padded % (4 * kBlock) == 0 ? padded + kBlock : padded);
   }
   /// Gates, and states with their gradients of both ends of the layer, in pages.
   int64_t kept_bytes() const {
     const int64_t rows = (steps + 1) * batch;
-    const int64_t ends = rounded(2 * rows * row_bytes(std::max(input, hidden)), kPage);
-    const int64_t states = rounded(2 * rows * row_bytes(hidden), kPage);
-    return gate_bytes() + 2 * ends + 2 * states + rounded(rows * row_bytes(hidden), kPage) + kPage;
+    const int64_t ends = rounded_up(2 * rows * row_bytes(std::max(input, hidden)), kPage);
+    const int64_t states = rounded_up(2 * rows * row_bytes(hidden), kPage);
+    return gate_bytes() + 2 * ends + 2 * states + rounded_up(rows * row_bytes(hidden), kPage) + kPage;
   }
   int64_t forward_bytes() const { return weight_bytes() + gate_bytes() + 5 * kPage + output_bytes(); }
   int64_t backward_bytes() const {

@@ -26,6 +26,10 @@ std::vector<ValueId> tensor_arguments(const Node& node) {
   return ids;
 }
 
+size_t num_copies(const Graph& graph, const Node& node, const OperatorRow& row) {
+  return row.num_copies == nullptr ? 0 : static_cast<size_t>(row.num_copies(graph, node));
+}
+
 bool is_saved(const Graph& graph, const OperatorRow& row, const std::vector<ValueId>& arguments, size_t position) {
   const TensorSpec& spec = graph.values[arguments[position]].spec;
   if (row.saves & kSavesInputs) return true;
@@ -37,6 +41,21 @@ bool is_saved(const Graph& graph, const OperatorRow& row, const std::vector<Valu
     if (other != position && graph.values[arguments[other]].spec.requires_grad) return true;
   }
   return false;
+}
+
+/// Calls use(argument, bytes of a copy) for what the call keeps for its backward: the argument, then 0, or a copy of other
+/// precision.
+template <class Use>
+void for_saved_arguments(const Graph& graph, const Node& node, const Use& use) {
+  const OperatorRow& row = operator_row(node);
+  const std::vector<ValueId> arguments = tensor_arguments(node);
+  const std::vector<Cast> all_casts = casts(graph, node);
+  for (size_t position = num_copies(graph, node, row); position < arguments.size(); ++position) {
+    if (!is_saved(graph, row, arguments, position)) continue;
+    const auto cast =
+        std::find_if(all_casts.begin(), all_casts.end(), [&](const Cast& one) { return one.input == arguments[position]; });
+    use(arguments[position], cast == all_casts.end() ? 0 : cast->bytes);
+  }
 }
 
 }  // namespace
@@ -55,7 +74,6 @@ std::vector<int32_t> saved_storages(const Graph& graph, const Node& node, const 
   std::vector<int32_t> storages;
   if (!has_backward(graph, node)) return storages;
   const OperatorRow& row = operator_row(node);
-  const int num_copies = row.num_copies == nullptr ? 0 : row.num_copies(graph, node);
   const auto add = [&](ValueId id) {
     const int32_t storage = graph.values[id].storage;
     if (storage < 0 || is_permanent[storage]) return;
@@ -63,19 +81,32 @@ std::vector<int32_t> saved_storages(const Graph& graph, const Node& node, const 
       storages.push_back(storage);
     }
   };
-  const std::vector<ValueId> arguments = tensor_arguments(node);
-  for (auto position = static_cast<size_t>(num_copies); position < arguments.size(); ++position) {
-    if (is_saved(graph, row, arguments, position)) add(arguments[position]);
-  }
+  for_saved_arguments(graph, node, [&](ValueId id, int64_t bytes_of_copy) {
+    if (bytes_of_copy == 0) add(id);
+  });
   for (ValueId id : node.outputs) {
-    if (id != kNoValue && num_copies == 0 && (row.saves & kSavesOutputs)) add(id);
+    if (id != kNoValue && num_copies(graph, node, row) == 0 && (row.saves & kSavesOutputs)) add(id);
   }
   return storages;
 }
 
+int64_t cast_bytes(const Graph& graph, const Node& node) {
+  int64_t bytes = 0;
+  for (const Cast& cast : casts(graph, node)) bytes += cast.bytes;
+  return bytes;
+}
+
 int64_t extra_saved_bytes(const Graph& graph, const Node& node) {
+  if (!has_backward(graph, node)) return 0;
   const OperatorRow& row = operator_row(node);
-  return row.extra_saved_bytes && has_backward(graph, node) ? row.extra_saved_bytes(graph, node) : 0;
+  int64_t bytes = row.extra_saved_bytes ? row.extra_saved_bytes(graph, node) : 0;
+  const std::vector<Cast> all_casts = casts(graph, node);
+  const bool is_widened = std::any_of(all_casts.begin(), all_casts.end(), [&](const Cast& cast) {
+    return cast.bytes > graph.values[cast.input].spec.num_bytes();
+  });
+  if (is_widened) bytes *= 2;  // formulas take the inputs as they are
+  for_saved_arguments(graph, node, [&](ValueId, int64_t bytes_of_copy) { bytes += bytes_of_copy; });
+  return bytes;
 }
 
 std::vector<int64_t> activation_bytes(const Graph& graph) {

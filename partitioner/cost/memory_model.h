@@ -26,7 +26,10 @@ std::vector<char> permanent_storages(const Graph& graph);
 /// duplicates. Empty when it has no backward.
 std::vector<int32_t> saved_storages(const Graph& graph, const Node& node, const std::vector<char>& is_permanent);
 
-/// Bytes kept beside recorded tensors, e.g. the noise of a dropout.
+/// Of the copies that autocast makes for one call, kept or not.
+int64_t cast_bytes(const Graph& graph, const Node& node);
+
+/// Bytes kept beside recorded tensors, e.g. the noise of a dropout, or copies of other precision.
 int64_t extra_saved_bytes(const Graph& graph, const Node& node);
 
 /// By NodeId: bytes per microbatch in flight. Each storage counts once, at the first node that

@@ -27,6 +27,8 @@ struct Operands {
   double accumulated_bytes = 0;       // parameters with a gradient
   int num_factors_with_gradient = 0;  // products
   int num_addends_with_gradient = 0;  // products: a bias
+  bool are_half = false;              // products: 16 bits each
+  Work casts, casts_back;             // of inputs, of their gradients
 };
 
 /// A parameter, or a view of one.
@@ -74,6 +76,14 @@ int addends_with_gradient(const Graph& graph, const Node& node, const OperatorRo
   return num;
 }
 
+bool is_float(c10::ScalarType dtype) { return dtype == c10::ScalarType::Float; }
+bool is_half(c10::ScalarType dtype) { return c10::isFloatingType(dtype) && c10::elementSize(dtype) == 2; }
+
+bool has_result(const Graph& graph, const Node& node, bool (*is_wanted)(c10::ScalarType)) {
+  const ValueId output = node.outputs.empty() ? kNoValue : node.outputs.front();
+  return output != kNoValue && is_wanted(graph.values[output].spec.dtype);
+}
+
 Operands measure(const Graph& graph, const Node& node, const OperatorRow& row) {
   Operands operands;
   bool is_first = true;
@@ -89,6 +99,14 @@ Operands measure(const Graph& graph, const Node& node, const OperatorRow& row) {
     operands.num_factors_with_gradient = factors_of(graph, node, row).with_gradient;
     operands.num_addends_with_gradient = addends_with_gradient(graph, node, row);
   }
+  operands.are_half = has_result(graph, node, is_half);
+  for (const auto& [id, bytes] : casts(graph, node)) {
+    operands.casts.kernels += 1;
+    operands.casts.bytes += 2 * static_cast<double>(bytes);  // written and read again
+    if (!graph.values[id].spec.requires_grad) continue;
+    operands.casts_back.kernels += 1;
+    operands.casts_back.bytes += 2 * static_cast<double>(bytes);
+  }
   for (ValueId id : node.outputs) {
     if (id == kNoValue) continue;
     operands.output_bytes += static_cast<double>(graph.values[id].spec.num_bytes());
@@ -98,6 +116,22 @@ Operands measure(const Graph& graph, const Node& node, const OperatorRow& row) {
 }
 
 }  // namespace
+
+std::vector<Cast> casts(const Graph& graph, const Node& node) {
+  if (!node.autocast.enabled || !is_half(node.autocast.dtype)) return {};
+  const OperatorRow& row = operator_row(node);
+  const bool narrows = row.flops != nullptr && has_result(graph, node, is_half);
+  // What computes with operands of several types as they are (mul) keeps them so.
+  const bool keeps = (row.saves != kSavesNothing && (row.saves & kSavesOperands) == 0) || row.extra_saved_bytes != nullptr;
+  const bool widens = row.flops == nullptr && keeps && has_result(graph, node, is_float);
+  std::vector<Cast> found;
+  for (const ValueId id : node_inputs(node)) {
+    const TensorSpec& spec = graph.values[id].spec;
+    if (narrows && spec.dtype == c10::ScalarType::Float) found.push_back({id, spec.num_bytes() / 2});
+    if (widens && is_half(spec.dtype)) found.push_back({id, spec.num_bytes() * 2});
+  }
+  return found;
+}
 
 bool has_backward(const Graph& graph, const Node& node) {
   if (!node.grad_enabled) return false;
@@ -126,19 +160,29 @@ OperatorCost operator_cost(const Graph& graph, const Node& node, bool trains) {
   Work& forward = cost.forward;
   forward.kernels = row.kernels ? row.kernels(graph, node) : 1;
   if (!moves_nothing(graph, node)) {
-    forward.flops = row.flops ? row.flops(graph, node) : 0;
+    (operands.are_half ? forward.half_flops : forward.flops) = row.flops ? row.flops(graph, node) : 0;
     forward.bytes = operands.input_bytes + operands.output_bytes * (row.is_lookup ? 2 : 1);
     forward.transcendentals = row.transcendentals_per_element * operands.output_elements;
     forward.randoms = row.randoms_per_element * operands.output_elements;
   }
-  if (!trains || !has_backward(graph, node)) return cost;
+  const auto add = [](Work& work, const Work& casts) {
+    work.bytes += casts.bytes;
+    work.kernels += casts.kernels;
+  };
+  if (!trains || !has_backward(graph, node)) {
+    add(forward, operands.casts);
+    return cost;
+  }
   const double factor = row.is_product ? operands.num_factors_with_gradient : row.backward_factor;
   cost.backward.flops = factor * forward.flops;
+  cost.backward.half_flops = factor * forward.half_flops;
   // Reading the sum so far and writing the new one; a look-up also fills its dense gradient with
   // zeros. The gradient of a bias is the sum of the output's.
   cost.backward.bytes = factor * forward.bytes + 2 * operands.accumulated_bytes + operands.looked_up_bytes +
                         operands.num_addends_with_gradient * operands.output_bytes;
   cost.backward.kernels = forward.kernels;
+  add(forward, operands.casts);
+  add(cost.backward, operands.casts_back);
   return cost;
 }
 

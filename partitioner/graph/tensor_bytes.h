@@ -18,4 +18,7 @@ std::optional<int64_t> dense_bytes(std::span<const int64_t> sizes, c10::ScalarTy
 std::optional<int64_t> extent_bytes(std::span<const int64_t> sizes, std::span<const int64_t> strides, c10::ScalarType dtype,
                                     int64_t storage_offset = 0);
 
+/// The least multiple of `unit` that is not below `number`, which is not negative.
+constexpr int64_t rounded_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
+
 }  // namespace smp::partitioner

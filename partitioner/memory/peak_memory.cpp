@@ -8,6 +8,7 @@
 
 #include "partitioner/cost/memory_model.h"
 #include "partitioner/graph/cuts.h"
+#include "partitioner/graph/tensor_bytes.h"
 #include "partitioner/memory/rank_memory.h"
 #include "partitioner/memory/stage_memory.h"
 
@@ -53,7 +54,7 @@ int64_t step_bytes(const Graph& graph, const Plan& plan, int64_t num_microbatche
     const int64_t part = graph.values[id].spec.num_bytes();
     bytes += part;
     if (rank != 0) continue;
-    if (part % kAlignment != 0) bytes += (part + kAlignment - 1) / kAlignment * kAlignment;
+    if (part % kAlignment != 0) bytes += rounded_up(part, kAlignment);
     if (written.contains(graph.values[id].storage)) bytes += part;
   }
   int64_t loss = 0;
@@ -102,7 +103,9 @@ Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& 
     for (ValueId id : stage.parameters) {
       if (!held.insert(id).second) continue;
       const ParameterBytes bytes = parameter_bytes(graph.values[id], options.optimizer_state_factor);
-      fixed.parameters += bytes.parameter + bytes.optimizer;
+      const int64_t allocated = rounded_up(bytes.parameter, options.device.allocation_bytes);
+      const auto of_optimizer = std::llround(options.optimizer_state_factor * static_cast<double>(allocated));
+      fixed.parameters += allocated + (bytes.optimizer > 0 ? of_optimizer : 0);
       if (!graph.has_backward()) continue;
       fixed.largest_parameter = std::max(fixed.largest_parameter, bytes.gradient);
       gradients += bytes.gradient;
@@ -156,7 +159,8 @@ void add_memory(const Graph& graph, const Schedule& schedule, const PartitionOpt
   std::vector<StageMemory> memory;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const int64_t bucket_bytes = options.gradients_overlap ? options.gradient_bucket_bytes : 0;
-    memory.push_back(stage_memory(graph, flow, plan, static_cast<int>(s), bucket_bytes, options.gradients_share_memory));
+    memory.push_back(stage_memory(graph, flow, plan, static_cast<int>(s), bucket_bytes, options.gradients_share_memory,
+                                  options.device.allocation_bytes));
     StageCost& cost = plan.stages[s].cost;
     cost.activation_bytes = memory[s].saved;
     cost.workspace_bytes = std::max(memory[s].forward, memory[s].later_backward) - memory[s].saved;

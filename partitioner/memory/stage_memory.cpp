@@ -11,6 +11,7 @@
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/cost/operator_table.h"
 #include "partitioner/graph/cuts.h"
+#include "partitioner/graph/tensor_bytes.h"
 #include "partitioner/memory/leaving_gradients.h"
 #include "partitioner/plan/stage_roles.h"
 
@@ -28,8 +29,9 @@ constexpr int32_t kNone = -1;
 class StageWalk {
  public:
   StageWalk(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage, int64_t bucket_bytes,
-            bool buckets_are_shared)
+            bool buckets_are_shared, int64_t allocation_bytes)
       : graph_(graph),
+        allocation_bytes_(allocation_bytes),
         roles_(stage_roles(graph, plan, stage)),
         extents_(storage_bytes(graph)),
         is_permanent_(permanent_storages(graph)),
@@ -55,8 +57,9 @@ class StageWalk {
         block_at(storage);
         use.saved.push_back(block_of_[storage]);
       }
-      use.extra_saved_bytes = extra_saved_bytes(graph, node);
+      use.extra_saved_bytes = allocated(extra_saved_bytes(graph, node));
     }
+    for (int64_t& extent : extents_) extent = allocated(extent);
     if (bucket_bytes > 0) fill_buckets(plan, bucket_bytes);
     for (GradientBucket& bucket : buckets_) bucket.is_shared = buckets_are_shared;
   }
@@ -88,6 +91,8 @@ class StageWalk {
   }
 
  private:
+  int64_t allocated(int64_t bytes) const { return rounded_up(bytes, allocation_bytes_); }
+
   struct NodeUse {
     const Node& node;
     const OperatorRow& row;
@@ -217,7 +222,7 @@ class StageWalk {
       for (ValueId id : node.outputs) {
         if (id != kNoValue && graph_.values[id].storage >= 0) hold(blocks_[block_of_[graph_.values[id].storage]]);
       }
-      meter.touch(kScalarBytes + (row.workspace_bytes ? row.workspace_bytes(graph_, node) : 0));
+      meter.touch(kScalarBytes + cast_bytes(graph_, node) + (row.workspace_bytes ? row.workspace_bytes(graph_, node) : 0));
       meter.hold(extra_saved);
       for (int32_t block : saved) ++blocks_[block].num_savers;
       for (Block* block : dying[k]) {
@@ -306,10 +311,12 @@ class StageWalk {
     const int32_t storage = graph_.values[output].storage;
     const bool is_turned = storage >= 0 && block_of_[storage] != kNone && blocks_[block_of_[storage]].is_turned;
     const int64_t copy = folds && is_turned ? spec.num_bytes() : 0;
-    return kScalarBytes + copy + (row.backward_workspace_bytes ? row.backward_workspace_bytes(graph_, node) : 0);
+    return kScalarBytes + copy + cast_bytes(graph_, node) +
+           (row.backward_workspace_bytes ? row.backward_workspace_bytes(graph_, node) : 0);
   }
 
-  int32_t make(int64_t bytes, ByteMeter& meter) {
+  int32_t make(int64_t asked_bytes, ByteMeter& meter) {
+    const int64_t bytes = allocated(asked_bytes);
     meter.hold(bytes);
     gradients_.push_back({bytes, 1});
     return static_cast<int32_t>(gradients_.size()) - 1;
@@ -349,6 +356,7 @@ class StageWalk {
   }
 
   const Graph& graph_;
+  const int64_t allocation_bytes_;
   std::vector<NodeUse> nodes_;  // in program order
   const StageRoles roles_;
   std::vector<int64_t> extents_;  // by storage
@@ -365,8 +373,8 @@ class StageWalk {
 }  // namespace
 
 StageMemory stage_memory(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage, int64_t bucket_bytes,
-                         bool buckets_are_shared) {
-  return StageWalk(graph, flow, plan, stage, bucket_bytes, buckets_are_shared).run();
+                         bool buckets_are_shared, int64_t allocation_bytes) {
+  return StageWalk(graph, flow, plan, stage, bucket_bytes, buckets_are_shared, allocation_bytes).run();
 }
 
 }  // namespace smp::partitioner

@@ -44,8 +44,8 @@ struct StageMemory {
 ///
 /// Expects the activations and gradients of `plan` to be filled in. `flow`: of all backwards of the graph; what no
 /// backward passes through is not saved. `bucket_bytes`: of gradients
-/// that are averaged over replicas at once; 0: there are no replicas.
+/// that are averaged over replicas at once; 0: there are no replicas. `allocation_bytes`: DeviceModel::allocation_bytes.
 StageMemory stage_memory(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage, int64_t bucket_bytes = 0,
-                         bool buckets_are_shared = false);
+                         bool buckets_are_shared = false, int64_t allocation_bytes = 1);
 
 }  // namespace smp::partitioner

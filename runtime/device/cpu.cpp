@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <cstring>
+#include <fstream>
+#include <string>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -20,6 +22,20 @@ namespace {
 
 static_assert(c10::gAlignment >= Device::kAlignment, "memory comes from LibTorch's allocator, so that its profilers see it");
 
+class Clock final : public DeviceClock {
+ public:
+  void mark() override { marks_ns_.push_back(host().now_ns()); }
+  std::vector<double> take_us() override {
+    std::vector<double> us;
+    for (size_t i = 1; i < marks_ns_.size(); ++i) us.push_back(static_cast<double>(marks_ns_[i] - marks_ns_[i - 1]) * 1e-3);
+    marks_ns_.clear();
+    return us;
+  }
+
+ private:
+  std::vector<int64_t> marks_ns_;
+};
+
 class Cpu final : public Device {
  public:
   constexpr Cpu() : Device(c10::kCPU, c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU) {}
@@ -27,6 +43,13 @@ class Cpu final : public Device {
   int count() const override { return 1; }
   void use(int /*index*/) const override {}
   c10::Device current() const override { return type; }
+  std::string model() const override {
+    std::ifstream info("/proc/cpuinfo");
+    for (std::string line; std::getline(info, line);) {
+      if (line.starts_with("model name")) return line.substr(line.find(':') + 1);
+    }
+    return "unknown";
+  }
   std::string identity() const override { return {}; }  // ranks share it
 
   c10::DataPtr allocate(int64_t num_bytes) const override {
@@ -56,6 +79,8 @@ class Cpu final : public Device {
   void wait(const Event& /*event*/) const override {}
   bool has_reached(const Event& /*event*/) const override { return true; }
   void go_on_behind(const Event& /*event*/) const override {}
+
+  std::unique_ptr<DeviceClock> new_clock() const override { return std::make_unique<Clock>(); }
 
   at::Generator default_generator() const override { return at::detail::getDefaultCPUGenerator(); }
   at::Generator new_generator() const override { return at::detail::createCPUGenerator(); }

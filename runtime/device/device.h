@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/device/clock.h"
 #include "runtime/device/graph.h"
 #include "runtime/device/lane.h"
 #include "runtime/device/memory.h"
@@ -44,6 +45,8 @@ class Device {
   virtual void use(int index) const = 0;
   /// That one, as its tensors name it.
   virtual c10::Device current() const = 0;
+  /// Its kind, as its maker calls it.
+  virtual std::string model() const = 0;
   /// That one, among all of its kind on all hosts.
   virtual std::string identity() const = 0;
 
@@ -78,6 +81,7 @@ class Device {
   virtual void go_on_behind(const Event& event) const = 0;
   /// Nanoseconds on this process's clock when all that the device was given to do is done.
   int64_t now_ns() const;
+  virtual std::unique_ptr<DeviceClock> new_clock() const = 0;
 
   /// Null: this kind of device does one thing after another.
   virtual std::unique_ptr<DeviceLane> new_lane() const { return nullptr; }

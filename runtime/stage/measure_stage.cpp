@@ -48,17 +48,49 @@ at::Tensor copy_of(const at::Tensor& tensor) {
 struct Sample {
   std::vector<double> forward_us, backward_us;
   double whole_backward_us = 0;
-  int64_t last_ns = 0;
 
   explicit Sample(size_t num_nodes) : forward_us(num_nodes), backward_us(num_nodes) {}
 
-  /// The time since the last call, or since the start.
-  void add(NodeId node, bool is_backward) {
-    const int64_t now = now_ns();
-    if (node != kNoNode) (is_backward ? backward_us : forward_us)[static_cast<size_t>(node)] += us_between(last_ns, now);
-    last_ns = now;
-  }
   double total_us() const { return std::accumulate(forward_us.begin(), forward_us.end(), whole_backward_us); }
+};
+
+/// Of one microbatch, on the device's own clock: what waits for the device with each operator would count the waiting.
+class Stopwatch {
+ public:
+  /// What the device was given so far is no operator's; what comes is part of a backward, or not.
+  void begin(bool is_in_backward) {
+    is_in_backward_ = is_in_backward;
+    mark({kNoNode, false, false});
+  }
+  /// What the device was given since the last call.
+  void add(NodeId node, bool is_backward) { mark({node, is_backward, is_in_backward_}); }
+
+  Sample read(size_t num_nodes) {
+    Sample sample(num_nodes);
+    const std::vector<double> us = clock_->take_us();
+    for (size_t i = 0; i < us.size(); ++i) {
+      const Stretch& stretch = stretches_[i + 1];
+      if (stretch.is_in_backward) sample.whole_backward_us += us[i];
+      if (stretch.node == kNoNode) continue;
+      (stretch.is_backward ? sample.backward_us : sample.forward_us)[static_cast<size_t>(stretch.node)] += us[i];
+    }
+    stretches_.clear();
+    return sample;
+  }
+
+ private:
+  struct Stretch {
+    NodeId node;
+    bool is_backward, is_in_backward;
+  };
+  void mark(Stretch before) {
+    clock_->mark();
+    stretches_.push_back(before);
+  }
+
+  const std::unique_ptr<DeviceClock> clock_ = this_ranks_device().new_clock();
+  std::vector<Stretch> stretches_;  // each ends with a mark
+  bool is_in_backward_ = false;
 };
 
 /// Under autograd only forwards can be timed operator by operator.
@@ -101,7 +133,7 @@ class StageMeasurement::Impl {
   Impl(const Graph& graph, const Plan& plan, int stage, MeasureOptions options)
       : graph_(graph), plan_(plan), stage_(stage), options_(std::move(options)) {
     const UserRandomStateScope user_state;
-    const OperatorTimer timer = [this](NodeId node, bool is_backward) { now_->add(node, is_backward); };
+    const OperatorTimer timer = [this](NodeId node, bool is_backward) { stopwatch_.add(node, is_backward); };
     if (options_.tape) {
       StageOptions taped;
       taped.timer = timer;
@@ -152,10 +184,8 @@ class StageMeasurement::Impl {
 
   template <class AnyStage>
   Sample run(AnyStage& stage, StageWatcher* watcher) {
-    Sample sample(graph_.nodes.size());
-    now_ = &sample;
     run_microbatch(stage, watcher);
-    return sample;
+    return stopwatch_.read(graph_.nodes.size());
   }
 
   template <class AnyStage>
@@ -165,7 +195,7 @@ class StageMeasurement::Impl {
     for (const ValueId id : values.inputs) inputs.push_back(copy_of(tensor_of(id)));
     const MicrobatchContext context{.microbatch = 0, .is_last = true, .random = {.microbatch = num_runs_++}, .scalars = {}};
     const TensorLookup lookup = [this](ValueId id) { return own_tensor(id); };
-    now_->last_ns = now_ns();
+    stopwatch_.begin(/*is_in_backward=*/false);
     if constexpr (std::is_same_v<AnyStage, AutogradStage>) {
       stage.forward(context, std::move(inputs), lookup, watcher);
     } else {
@@ -179,11 +209,10 @@ class StageMeasurement::Impl {
         if (!gradient.defined()) gradient = made_up(spec_of(id));
         gradients.push_back(gradient);
       }
-      now_->last_ns = now_ns();
-      const int64_t begin = now_->last_ns;
+      stopwatch_.begin(/*is_in_backward=*/true);
       stage.backward(0, b, std::move(gradients));
       if (b + 1 == values.backwards.size()) stage.weight_gradients(0);
-      now_->whole_backward_us += us_between(begin, now_ns());
+      stopwatch_.add(kNoNode, /*is_backward=*/true);
     }
   }
 
@@ -220,7 +249,7 @@ class StageMeasurement::Impl {
   std::optional<AutogradStage> reference_;  // which is there in the place of a tape
   std::optional<ForwardTimer> watcher_;
   std::vector<Sample> samples_;
-  Sample* now_ = nullptr;
+  Stopwatch stopwatch_;
   uint64_t num_runs_ = 0;
   std::unordered_map<ValueId, at::Tensor> made_, constants_, gradients_;
 };

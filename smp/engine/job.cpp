@@ -74,7 +74,7 @@ std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Lau
   }
   auto made = std::make_shared<Context>(resolved, launch, std::move(world));
   made->joined = joined;
-  made->device_index = device.index;
+  made->device = device;
   made->made_groups = std::make_shared<MadeGroups>(made->world);
   if (!made->config.timeline.empty()) made->timeline = std::make_shared<StepTimeline>(*made);
   made->world->describe_by([own = std::weak_ptr<Context>(made)] {

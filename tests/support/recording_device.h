@@ -28,6 +28,7 @@ class RecordingDevice final : public runtime::Device {
   int count() const override { return 1; }
   void use(int /*index*/) const override {}
   c10::Device current() const override { return {type, 0}; }
+  std::string model() const override { return "none"; }
   std::string identity() const override { return "the only one"; }
 
   c10::DataPtr allocate(int64_t num_bytes) const override {
@@ -75,6 +76,7 @@ class RecordingDevice final : public runtime::Device {
 
   void reach_all() const { has_reached_all_ = true; }
 
+  std::unique_ptr<runtime::DeviceClock> new_clock() const override { return runtime::host().new_clock(); }
   at::Generator default_generator() const override { return at::detail::getDefaultCPUGenerator(); }
   at::Generator new_generator() const override { return at::detail::createCPUGenerator(); }
   void seed(at::Generator& generator, uint64_t stream, uint64_t /*ordinal*/, runtime::Draws /*draws*/) const override {

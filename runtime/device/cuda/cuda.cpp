@@ -50,6 +50,25 @@ class Lane final : public DeviceLane {
   c10::cuda::CUDAStream rest_ = own_;
 };
 
+class Clock final : public DeviceClock {
+ public:
+  void mark() override {
+    if (num_marks_ == events_.size()) events_.emplace_back(cudaEventDefault);  // with the time
+    events_[num_marks_++].record();
+  }
+  std::vector<double> take_us() override {
+    std::vector<double> us;
+    if (num_marks_ > 0) events_[num_marks_ - 1].synchronize();
+    for (size_t i = 1; i < num_marks_; ++i) us.push_back(1e3 * events_[i - 1].elapsed_time(events_[i]));
+    num_marks_ = 0;
+    return us;
+  }
+
+ private:
+  std::vector<at::cuda::CUDAEvent> events_;
+  size_t num_marks_ = 0;
+};
+
 class Cuda final : public Device {
  public:
   constexpr Cuda()
@@ -58,6 +77,7 @@ class Cuda final : public Device {
   int count() const override { return c10::cuda::device_count(); }
   void use(int index) const override { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); }
   c10::Device current() const override { return {type, c10::cuda::current_device()}; }
+  std::string model() const override { return at::cuda::getCurrentDeviceProperties()->name; }
   std::string identity() const override {
     const cudaUUID_t& uuid = at::cuda::getCurrentDeviceProperties()->uuid;
     return {uuid.bytes, sizeof uuid.bytes};
@@ -114,6 +134,8 @@ class Cuda final : public Device {
   void go_on_behind(const Event& event) const override {
     if (event) static_cast<at::cuda::CUDAEvent*>(event.get())->block(c10::cuda::getCurrentCUDAStream());
   }
+
+  std::unique_ptr<DeviceClock> new_clock() const override { return std::make_unique<Clock>(); }
 
   std::unique_ptr<DeviceLane> new_lane() const override { return std::make_unique<Lane>(); }
   std::unique_ptr<DeviceGraph> new_graph(const DeviceGraph* before) const override { return make_cuda_graph(before); }

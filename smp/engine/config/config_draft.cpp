@@ -8,6 +8,7 @@
 #include <cmath>
 #include <optional>
 
+#include "partitioner/cost/device_table.h"
 #include "partitioner/partition/edit_distance.h"
 #include "smp/engine/config/config_table.h"
 #include "smp/engine/files/input_file.h"
@@ -171,6 +172,17 @@ void ConfigDraft::check_together() {
     complain(source_of("default_partition"),
              "default_partition: expected less than pipeline_parallel_degree=" + std::to_string(degree) + " (" +
                  source_of("pipeline_parallel_degree") + "), got " + std::to_string(config_.default_partition));
+  }
+  if (!config_.planned_device.empty()) {
+    if (partitioner::find_known_device(config_.planned_device) == nullptr) {
+      complain(source_of("planned_device"), "planned_device: expected one of " + partitioner::known_device_names() +
+                                                ", got " + in_quotes(config_.planned_device));
+    }
+    if (config_.cost == CostSource::kMeasured) {
+      complain(source_of("planned_device"), "planned_device: expected none with cost=\"measured\" (" + source_of("cost") +
+                                                "), which takes the times of this machine, got " +
+                                                in_quotes(config_.planned_device));
+    }
   }
   if (config_.parallelism == Parallelism::kManual) return;
   const auto chosen_already = [this](const char* key, const std::string& expected, const std::string& got) {

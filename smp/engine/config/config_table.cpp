@@ -157,6 +157,12 @@ std::vector<Key> make_keys() {
        .is_printed = false,
        .meaning = "Times that plans are made from: `predicted` by a model of the device, or `measured` on this machine "
                   "before a step function's first step."},
+      {.name = "planned_device",
+       .field = &Config::planned_device,
+       .is_printed = false,
+       .meaning =
+           "The kind of GPU that plans are made for, with its times and its memory, whatever this machine has: `H100` "
+           "([names](gpu.md#plans)). Empty = what ranks compute on. With predicted times only."},
       {.name = "cost_cache",
        .field = &Config::cost_cache,
        .is_printed = false,

@@ -149,7 +149,7 @@ ThreadContext::ThreadContext(Context* context) : previous_(thread_context) {
   thread_context = context;
   // OpenMP and MKL keep the number of threads per thread, and it changes bits.
   at::set_num_threads(static_cast<int>(context->config.threads));
-  runtime::this_ranks_device().use(context->device_index);
+  runtime::this_ranks_device().use(context->device.index);
 }
 ThreadContext::~ThreadContext() { thread_context = previous_; }
 

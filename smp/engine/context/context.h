@@ -20,6 +20,7 @@
 #include "runtime/transport/transport.h"
 #include "smp/config.h"
 #include "smp/engine/context/log.h"
+#include "smp/engine/context/rank_device.h"
 #include "smp/options.h"
 
 namespace smp::runtime {
@@ -88,7 +89,7 @@ struct Context {
 
   Config config;  // resolved; pipeline_parallel_degree is never 0 here
   runtime::Launch launch;
-  int device_index = 0;  // among this rank's devices of its kind
+  RankDevice device;  // what this rank computes on
   runtime::Topology topology;
   std::shared_ptr<runtime::Transport> world, pipeline, replicas, shards;
   std::shared_ptr<runtime::Transport> joined;  // the world as it was joined: what moves the host's memory alone is staged

@@ -1,6 +1,7 @@
 // Which kind of device, and which one of its kind.
 #include "smp/engine/context/rank_device.h"
 
+#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -48,6 +49,11 @@ RankDevice take_device(const Config& config, const runtime::Launch& launch, runt
   }
   runtime::use_device(*found);
   RankDevice taken{.index = launch.local_rank % found->count()};
+  if (found->type != runtime::host().type || !config.planned_device.empty()) {
+    const bool own_tf32 =
+        at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) == at::Float32Precision::TF32;
+    taken.tf32 = world.all_gather(own_tf32 ? "yes" : "no").front() == "yes";
+  }
   found->use(taken.index);
   if (found->type == runtime::host().type) return taken;
   const runtime::DeviceLinks* const links = config.nccl ? found->links() : nullptr;
@@ -59,6 +65,7 @@ RankDevice take_device(const Config& config, const runtime::Launch& launch, runt
                    std::to_string(num_devices) +
                    ": ranks share them, and wait for each other. Start as many ranks as GPUs on each host.");
   }
+  taken.model = world.all_gather(found->model()).front();
   if (num_devices == identities.size() && std::count(can_link.begin(), can_link.end(), "no") == 0) taken.links = links;
   return taken;
 }

@@ -1,6 +1,8 @@
 // Owns the choice of what a rank computes on.
 #pragma once
 
+#include <string>
+
 #include "runtime/device/links.h"
 #include "runtime/launch/launch.h"
 #include "runtime/transport/transport.h"
@@ -13,6 +15,8 @@ struct RankDevice {
   int index = 0;  // among those of its kind
   /// Between devices, each of one rank; null where messages go by way of the host.
   const runtime::DeviceLinks* links = nullptr;
+  std::string model{};  // of world rank 0's; empty: ranks compute on the CPU
+  bool tf32 = false;    // as world rank 0 has set it for products, where plans are made for a GPU
 };
 
 /// Makes the device that `config` asks for this rank's, and the one of its local rank LibTorch's current one of this thread.

@@ -7,21 +7,15 @@
 #include <fstream>
 
 #include "partitioner/graph/graph_io.h"
+#include "runtime/device/device.h"
 #include "runtime/exchange/root_cause.h"
+#include "runtime/libtorch/arithmetic.h"
 #include "smp/engine/files/durable_file.h"
 #include "smp/engine/files/input_file.h"
 #include "smp/version.h"
 
 namespace smp::engine {
 namespace {
-
-std::string processor() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 1);
-  }
-  return "unknown";
-}
 
 std::filesystem::path folder_of(const Config& config, const EnvironmentLookup& lookup) {
   if (!config.cost_cache.empty()) return config.cost_cache;
@@ -41,9 +35,14 @@ CostCache::CostCache(const Config& config, int ranks_per_host, const Logger& log
   const std::filesystem::path folder = config.cost_cache == "off" ? "" : folder_of(config, lookup);
   if (folder.empty()) return;
   std::ostringstream machine;
-  machine << processor() << ", " << ranks_per_host << " ranks of " << config.threads << " threads, LibTorch "
+  machine << runtime::host().model() << ", " << ranks_per_host << " ranks of " << config.threads << " threads, LibTorch "
           << TORCH_VERSION << ", stage " << static_cast<int>(config.stage) << ", smp " << version() << ", times "
           << kTimesVersion;
+  const runtime::Device& device = runtime::this_ranks_device();
+  if (device.type != runtime::host().type) {
+    machine << ", " << device.model();
+    for (const runtime::ArithmeticSwitch& one : runtime::arithmetic_switches()) machine << ' ' << one.value;
+  }
   path_ = folder / ("costs-" + hex_digits(partitioner::hash(machine.str())) + ".json");
 }
 

@@ -11,6 +11,7 @@
 #include "partitioner/partition/partition.h"
 #include "runtime/exchange/root_cause.h"
 #include "runtime/libtorch/unmade.h"
+#include "smp/engine/context/planned_device.h"
 #include "smp/engine/rank/rank_state.h"
 
 namespace smp::engine {
@@ -120,7 +121,7 @@ runtime::MeasureOptions GraphsMeasurement::options_of(const Part& part,
   const auto lookup = [this, &measured](ValueId id) { return tensor_of(measured.graph, measured.inputs, id); };
   return {.tape = rank_.context.config.stage == StageKind::kTape,
           .tensors = lookup,
-          .expected_backward_us = graph_costs(measured.graph, DeviceModel{}).backward_us,
+          .expected_backward_us = graph_costs(measured.graph, planned_device(rank_.context).model).backward_us,
           .own = own};
 }
 

@@ -13,6 +13,7 @@
 #include "partitioner/schedule/check.h"
 #include "partitioner/schedule/given.h"
 #include "partitioner/schedule/walk.h"
+#include "smp/engine/context/planned_device.h"
 #include "smp/engine/programs/write_conflicts.h"
 
 namespace smp::engine {
@@ -187,7 +188,10 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::TensorH
   options.schedule = {.kind = graph.read.empty() ? schedule_kind(config.pipeline) : ScheduleKind::kSimple,
                       .active_microbatches = static_cast<int>(config.active_microbatches),
                       .virtual_stages = options.chooses_visits ? 1 : static_cast<int>(config.virtual_stages)};
-  options.memory_limit_bytes = config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : -1;
+  const PlannedDevice device = planned_device(context_);
+  options.device = device.model;
+  options.memory_limit_bytes =
+      config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : device.memory_bytes;
   options.exact_ties = config.exact_tied_weights;
   if (config.cost == CostSource::kMeasured) options.measured = &costs_;
   options.rank_speed = config.rank_speed;

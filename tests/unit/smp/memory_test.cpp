@@ -1,4 +1,5 @@
 // Predicted memory against what the CPU allocator hands out: whole ranks, and optimizers.
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -71,37 +72,71 @@ struct Layout {
 
 class TransformerPeak : public testing::TestWithParam<Layout> {};
 
-TEST_P(TransformerPeak, IsPredictedWithinAFifthAndNeverBelow) {
-  const Layout layout = GetParam();
-  for (const StageKind stage : {StageKind::kAutograd, StageKind::kTape}) {
-    const Config config{.microbatches = layout.microbatches, .pipeline = layout.pipeline, .stage = stage};
-    run_smp_ranks(layout.ranks, config, [stage] {
-      TensorMemory memory;
-      const auto net = std::make_shared<transformer_lm::TransformerLm>(
-          transformer_lm::ModelOptions{.vocab = 500, .width = 64, .heads = 4, .hidden = 256, .layers = 4, .max_tokens = 32});
-      DistributedModel model(net);
-      DistributedOptimizer optimizer(torch::optim::Adam(net->parameters(), 1e-3), model);
-      auto step = smp::step([&](at::Tensor tokens, at::Tensor target) {
+class Autocast {
+ public:
+  explicit Autocast(bool is_on) { at::autocast::set_autocast_enabled(at::kCPU, is_on); }
+  ~Autocast() { at::autocast::set_autocast_enabled(at::kCPU, false); }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+};
+
+struct Use {
+  StageKind stage = StageKind::kTape;
+  bool autocast = false;         // to bfloat16
+  std::string planned_device{};  // of which allocations are multiples of `unit`
+  int64_t unit = 1;
+  double least = 1, most = 1.2;  // predicted, of measured
+};
+
+void expect_peak(const Layout& layout, const Use& use) {
+  const Config config{.microbatches = layout.microbatches,
+                      .pipeline = layout.pipeline,
+                      .stage = use.stage,
+                      .planned_device = use.planned_device};
+  run_smp_ranks(layout.ranks, config, [&use] {
+    TensorMemory memory(use.unit);
+    const auto net = std::make_shared<transformer_lm::TransformerLm>(
+        transformer_lm::ModelOptions{.vocab = 500, .width = 64, .heads = 4, .hidden = 256, .layers = 4, .max_tokens = 32});
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(torch::optim::Adam(net->parameters(), 1e-3), model);
+    auto step = smp::step([&](at::Tensor tokens, at::Tensor target) {
+      at::Tensor loss;
+      {
+        const Autocast autocast(use.autocast);
         const at::Tensor logits = model(tokens);
-        const at::Tensor loss =
-            torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(2)}), target.reshape(-1));
-        model.backward(loss);
-        return loss;
-      });
-      for (int s = 0; s < 4; ++s) {  // records in the second and compares in that or the next
-        const at::Tensor tokens = torch::full({8, 32}, s + 1, torch::kLong);
-        optimizer.zero_grad();
-        step(tokens, tokens);
-        optimizer.step();
-        if (s == 0) memory.forget_peak();  // it began with the whole model on every rank
+        loss = torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(2)}), target.reshape(-1));
       }
-      const auto measured = static_cast<double>(memory.peak_bytes());
-      const auto predicted = static_cast<double>(model.predicted_peak_bytes().at(static_cast<size_t>(pp_rank())));
-      const char* kind = stage == StageKind::kTape ? "tape" : "autograd";
-      EXPECT_GE(predicted, measured) << kind << ", rank " << rank();
-      EXPECT_LE(predicted, 1.2 * measured) << kind << ", rank " << rank();
+      model.backward(loss);
+      return loss;
     });
+    for (int s = 0; s < 4; ++s) {  // records in the second and compares in that or the next
+      const at::Tensor tokens = torch::full({8, 32}, s + 1, torch::kLong);
+      optimizer.zero_grad();
+      step(tokens, tokens);
+      optimizer.step();
+      if (s == 0) memory.forget_peak();  // it began with the whole model on every rank
+    }
+    const auto measured = static_cast<double>(memory.peak_bytes());
+    const auto predicted = static_cast<double>(model.predicted_peak_bytes().at(static_cast<size_t>(pp_rank())));
+    const char* kind = use.stage == StageKind::kTape ? "tape" : "autograd";
+    EXPECT_GE(predicted, use.least * measured) << kind << ", rank " << rank();
+    EXPECT_LE(predicted, use.most * measured) << kind << ", rank " << rank();
+  });
+}
+
+TEST_P(TransformerPeak, IsPredictedWithinAFifthAndNeverBelow) {
+  for (const StageKind stage : {StageKind::kAutograd, StageKind::kTape}) expect_peak(GetParam(), {.stage = stage});
+}
+
+// What a backward holds for a moment of two precisions at once is not all known.
+TEST_P(TransformerPeak, IsPredictedUnderAutocastWithinATwentiethBelow) {
+  for (const StageKind stage : {StageKind::kAutograd, StageKind::kTape}) {
+    expect_peak(GetParam(), {.stage = stage, .autocast = true, .least = 0.95});
   }
+}
+
+TEST_P(TransformerPeak, CountsAllocationsAsThePlannedDeviceMakesThem) {
+  expect_peak(GetParam(), {.planned_device = "H100", .unit = 512});
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, TransformerPeak,

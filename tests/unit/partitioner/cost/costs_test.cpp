@@ -214,6 +214,11 @@ TEST(DeviceModel, SlowerOfComputeAndMemoryDecides) {
   EXPECT_DOUBLE_EQ(device.backward_us({.flops = 1e3, .bytes = 1e6, .kernels = 2}), 100 + 6);
 }
 
+TEST(DeviceModel, ProductsOf16BitsHaveASpeedOfTheirOwn) {
+  const DeviceModel device{.peak_gflops = 100, .half_gflops = 1000, .forward_overhead_us = 0};
+  EXPECT_DOUBLE_EQ(device.forward_us({.flops = 1e6, .half_flops = 2e6}), 10 + 2);
+}
+
 TEST(DeviceModel, MessagePaysLatencyAndBytes) {
   const DeviceModel device{.link_gigabytes_per_s = 2, .link_latency_us = 7};
   EXPECT_DOUBLE_EQ(device.message_us(4'000'000), 7 + 2000);

@@ -61,10 +61,25 @@ TEST(Device, DrawsFromItsDefaultGeneratorAndFromNewOnes) {
 
 TEST(Device, TellsTimeThatGoesOnAndMemoryThatIsFree) {
   for (const Device* device : kDevices) {
+    EXPECT_FALSE(device->model().empty());
     const int64_t before = device->now_ns();
     device->wait(device->record());
     EXPECT_GE(device->now_ns(), before);
     EXPECT_GT(device->free_bytes(), 0);
+  }
+}
+
+TEST(DeviceClock, TellsTheTimeBetweenMarksOnce) {
+  for (const Device* device : kDevices) {
+    const auto clock = device->new_clock();
+    EXPECT_TRUE(clock->take_us().empty());
+    clock->mark();
+    EXPECT_TRUE(clock->take_us().empty());
+    for (int i = 0; i < 4; ++i) clock->mark();
+    const std::vector<double> us = clock->take_us();
+    EXPECT_EQ(us.size(), 3);
+    for (const double each : us) EXPECT_GE(each, 0);
+    EXPECT_TRUE(clock->take_us().empty());
   }
 }
 

@@ -260,6 +260,15 @@ TEST(ConfigSuggestions, CountASwapOfNeighboursAsOneEdit) {
   EXPECT_EQ(smp::engine::nearest("abcx", {"abyz", "abcd"}), "abcd");
 }
 
+TEST(ConfigErrors, APlannedDeviceIsOneOfTheTable) {
+  EXPECT_EQ(Config::from_json(R"({"planned_device": "NVIDIA H100 80GB HBM3"})").planned_device, "NVIDIA H100 80GB HBM3");
+  const std::string unknown = json_error(R"({"planned_device": "abacus"})");
+  EXPECT_NE(unknown.find("planned_device: expected one of B200, H200, H100, "), std::string::npos) << unknown;
+  EXPECT_NE(unknown.find(", got \"abacus\""), std::string::npos) << unknown;
+  const std::string measured = json_error(R"({"planned_device": "H100", "cost": "measured"})");
+  EXPECT_NE(measured.find("planned_device: expected none with cost=\"measured\" (argument)"), std::string::npos) << measured;
+}
+
 TEST(ConfigErrors, WhatSaysWhereThingsGoExcludesAutoParallelism) {
   const std::string with = " with parallelism=\"auto\" (argument), got ";
   EXPECT_EQ(json_error(R"({"parallelism": "auto", "partitions": 2})"),

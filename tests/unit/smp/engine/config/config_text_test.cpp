@@ -28,13 +28,17 @@ Config every_field_changed() {
     set(key, value, config);
   }
   config.pipeline_parallel_degree = 3;  // default_partition is 2 now
+  config.planned_device = "H100";
   return config;
 }
 
 TEST(ConfigText, RoundTripsThroughJson) {
   Config changed = every_field_changed();
-  changed.parallelism = smp::Parallelism::kManual;  // kAuto excludes others
+  changed.parallelism = smp::Parallelism::kManual;                       // kAuto excludes others
+  const std::string device = std::exchange(changed.planned_device, "");  // excludes measured costs
   EXPECT_EQ(Config::from_json(changed.to_json()), changed);
+  const Config planned{.planned_device = device};
+  EXPECT_EQ(Config::from_json(planned.to_json()), planned);
   const Config automatic{.parallelism = smp::Parallelism::kAuto, .microbatches = smp::kAutoMicrobatches};
   EXPECT_EQ(Config::from_json(automatic.to_json()), automatic);
   EXPECT_EQ(Config::from_json(R"({"parallelism": "auto", "microbatches": "auto"})"), automatic);

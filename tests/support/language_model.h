@@ -3,7 +3,7 @@
 
 #include <torch/torch.h>
 
-namespace smp::benchmarks {
+namespace smp::support {
 
 struct GptOptions {
   int64_t width = 256, layers = 12, vocab = 8192, tokens = 128;
@@ -60,4 +60,4 @@ class Gpt : public torch::nn::Module {
   std::vector<Block> blocks_;
 };
 
-}  // namespace smp::benchmarks
+}  // namespace smp::support
