@@ -80,8 +80,6 @@ class Slurm:
             # Both have the files of one machine, and would make the same folder for PMIx.
             own = f'mount --bind {folder}/tmp_{name} {folder}/tmp; exec slurmd -D -N {name}'
             self._start("unshare", "-m", "bash", "-c", own, on=name)
-        # A job that is there before its nodes may wait for the controller's next round, of a minute.
-        self.wait_until_idle()
 
     def _start(self, *command, on=None):
         log = self.folder / f"{command[0]}_{on}.log"
@@ -121,7 +119,9 @@ class Slurm:
 
     def state(self):
         """What all of it shows of its jobs, their output and their processes."""
-        shown = [self("scontrol", "show", what) for what in ("job", "step", "node")]
+        commands = [[*self.on[self.first], "timeout", "10", "scontrol", "show", what] for what in ("job", "step", "node")]
+        done = [subprocess.run(each, env=self.environment, capture_output=True, text=True, check=False) for each in commands]
+        shown = [each.stdout + each.stderr for each in done]
         outputs = [f"{path}:\n{path.read_text()}" for path in self.folder.glob("output*")]
         processes = subprocess.run(["ps", "-eo", "pid,ppid,stat,wchan:20,args"], capture_output=True, text=True, check=True).stdout
         return "\n".join([*shown, *outputs, processes, self.logs()])

@@ -27,6 +27,8 @@ class SlurmTestCase(unittest.TestCase):
         self.folder = self.enterContext(tempfile.TemporaryDirectory())
         self.slurm = Slurm(self.folder, SMP, self.hosts)
         self.addCleanup(self.slurm.close)
+        # A job that is there before its nodes may wait for the controller's next round, of a minute.
+        self.slurm.wait_until_idle()
         self.output = pathlib.Path(self.folder, "output")
 
     def wait_for_a_loss(self):
