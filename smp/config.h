@@ -159,7 +159,7 @@ struct Config {
   /// and structure. The least recently used go first. At least 1.
   int64_t max_cached_graphs = 64;
 
-  /// Memory that the planner may use on one rank, in MiB; 0 = no limit.
+  /// Memory that the planner may use on one rank, in MiB; 0 = no limit, or that of planned_device.
   int64_t memory_limit_mb = 0;
 
   /// The same by pipeline rank, in MiB, in place of memory_limit_mb; 0 = no limit.  Empty = equal.

@@ -102,6 +102,7 @@ void BodyCapture::mark_backward(const at::Tensor& given) {
   TORCH_CHECK_VALUE(!current_autocast().enabled,
                     "backward: expected a call outside of autocast, whose region ends with the loss, got one inside. End "
                     "the region before backward(): gradients have the dtypes of their forward anyway.");
+  check_arithmetic("backward");
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
   match_or_record([&] { return matcher_.matches_root(loss, roots_.size()); });
   const NodeId at = position();
@@ -136,6 +137,7 @@ void BodyCapture::record_or_match(const c10::OperatorHandle& op, torch::jit::Sta
   const bool is_for_host = reader_ && cpu_is_read_ && asks_for_host_copy(info, stack);
   if (info.kind == OperatorClass::kReadsValue && reader_) {
     equal_.operator_follows(op, stack);
+    check_arithmetic(info.name);
     return answer_read(op, stack);
   }
   if (info.kind == OperatorClass::kAnsweredByIdentity) return equal_.answer(op, stack, current_module());
@@ -147,7 +149,8 @@ void BodyCapture::record_or_match(const c10::OperatorHandle& op, torch::jit::Sta
   if (is_for_host) stack.back() = hosts_.host_of(stack.back().toTensor());
 }
 
-// Each operator of a recording; of a run that matches one only the end, for that is what a body pays in each microbatch.
+// At each operator of a recording; of a run that matches one only where it reads, at its backwards and its end, for a body
+// pays for that in each microbatch.
 void BodyCapture::check_arithmetic(const std::string& op) const {
   const std::string changed = differing(switches_, arithmetic_switches());
   if (!changed.empty()) refuse_other_arithmetic(changed, describe_place(op, current_module()));

@@ -12,7 +12,8 @@ ArithmeticSwitches arithmetic_switches() {
   using at::Float32Backend, at::Float32Op;
   auto& context = at::globalContext();
   const auto precision = [&](Float32Backend backend, Float32Op op) {
-    return static_cast<int64_t>(context.float32Precision(backend, op));
+    const at::Float32Precision found = context.float32Precision(backend, op);
+    return static_cast<int64_t>(found == at::Float32Precision::NONE ? at::Float32Precision::IEEE : found);  // the same
   };
   int64_t attention_order = 0;
   for (const at::SDPBackend backend : context.sDPPriorityOrder()) {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "runtime/device/graph.h"
-#include "runtime/libtorch/arithmetic.h"
 #include "runtime/stage/tape.h"
 
 namespace smp::runtime {
@@ -51,7 +50,6 @@ class TapeGraphs : public std::enable_shared_from_this<TapeGraphs> {
   struct Part;
   enum class Turn : uint8_t { kFirst, kAdds, kNeither };
 
-  bool is_as_recorded();
   Lane& free_lane();
   Place place_for(int32_t slot, const partitioner::TensorSpec& geometry) const;
   static bool can_take(const Place& place, const at::Tensor& tensor);
@@ -68,8 +66,7 @@ class TapeGraphs : public std::enable_shared_from_this<TapeGraphs> {
   std::vector<int64_t> memory_bytes_;             // by memory of slots
   std::vector<size_t> of_backward_, of_weights_;  // own tensors whose gradients are made there, in order
   std::vector<std::unique_ptr<Lane>> lanes_;
-  ArithmeticSwitches switches_ = arithmetic_switches();  // that all of them were recorded under
-  std::map<size_t, at::Tensor> sums_;                    // by own tensor
+  std::map<size_t, at::Tensor> sums_;  // by own tensor
   std::string refusal_, left_;
   int64_t num_replayed_ = 0;
 };

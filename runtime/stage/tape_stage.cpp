@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "runtime/device/device.h"
+#include "runtime/libtorch/arithmetic.h"
 #include "runtime/libtorch/deterministic.h"
 #include "runtime/stage/autograd_stage.h"
 #include "runtime/stage/gradient_sum.h"
@@ -14,6 +15,7 @@
 #include "runtime/stage/tape_comparison.h"
 #include "runtime/stage/tape_graphs.h"
 #include "runtime/stage/tape_recorder.h"
+#include "runtime/stage/told_reasons.h"
 
 namespace smp::runtime {
 namespace {
@@ -37,7 +39,7 @@ class TapeStage : public Stage {
     StageReport report{.num_taped = num_taped_,
                        .num_replayed = graphs_ ? graphs_->num_replayed() : 0,
                        .stays_off_graphs = graphs_ ? graphs_->reason() : "",
-                       .stays_on_autograd = all_said()};
+                       .stays_on_autograd = told_.all()};
     if (phase_ == Phase::kRefused) report.num_on_autograd = nodes_.size();
     if (tape_ && values().has_backward) {
       const TapeBackward& last = tape_->lists().backwards.back();
@@ -48,6 +50,7 @@ class TapeStage : public Stage {
 
   std::vector<at::Tensor> forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs,
                                   const TensorLookup& tensors) override {
+    follow_switches();
     if (phase_ == Phase::kRefused || !may_be_taped(context)) return reference_.forward(context, std::move(inputs), tensors);
     own_.clear();
     for (const ValueId id : own_values_) own_.push_back(tensors(id));
@@ -140,37 +143,33 @@ class TapeStage : public Stage {
     num_waited_ = 0;
   }
 
+  // A tape holds the operators, its graphs the kernels, that LibTorch chose under them. They change between steps, when no
+  // microbatch is watched.
+  void follow_switches() {
+    if (watched_) return;
+    ArithmeticSwitches now = arithmetic_switches();
+    if (now == switches_) return;
+    switches_ = std::move(now);
+    if (tape_) forget();
+  }
+
   void refuse(const std::string& reason) {
     phase_ = Phase::kRefused;
     tape_.reset();
     graphs_.reset();
-    said_.clear();  // what was said before is a part of it
-    say(reason);
-  }
-
-  // Each reason once, though it may come and go with every microbatch.
-  void say(const std::string& reason) {
-    if (std::find(said_.begin(), said_.end(), reason) != said_.end()) return;
-    said_.push_back(reason);
-    if (options_.stays_on_autograd) options_.stays_on_autograd(reason);
-  }
-
-  std::string all_said() const {
-    std::string text;
-    for (const std::string& reason : said_) text += (text.empty() ? "" : "; ") + reason;
-    return text;
+    told_.replace_by(reason);
   }
 
   // A recording holds the numbers of its microbatch.
   bool may_be_taped(const MicrobatchContext& context) {
     if (torch::autograd::AnomalyMode::is_enabled()) {
-      say("anomaly mode");
+      told_.add("anomaly mode");
       return false;
     }
     const bool has_scalars = std::any_of(context.scalars.begin(), context.scalars.end(), [this](const auto& scalar) {
       return std::binary_search(nodes_.begin(), nodes_.end(), scalar.node);
     });
-    if (has_scalars) say("numbers that change from step to step");
+    if (has_scalars) told_.add("numbers that change from step to step");
     return !has_scalars;
   }
 
@@ -187,7 +186,7 @@ class TapeStage : public Stage {
       }
       if (!fits(now, known.geometry)) return known.is_fixed ? Fit::kOtherTensors : other_geometry();
       if (now.requires_grad() && has_gradient_hooks(now)) {
-        say("hooks on parameters");
+        told_.add("hooks on parameters");
         return Fit::kOtherGeometry;
       }
     }
@@ -198,7 +197,7 @@ class TapeStage : public Stage {
   }
 
   Fit other_geometry() {
-    say("tensors laid out in memory otherwise than those that were recorded");
+    told_.add("tensors laid out in memory otherwise than those that were recorded");
     return Fit::kOtherGeometry;
   }
 
@@ -206,7 +205,7 @@ class TapeStage : public Stage {
                                          const TensorLookup& tensors) {
     if (std::any_of(own_.begin(), own_.end(),
                     [](const at::Tensor& own) { return own.requires_grad() && has_gradient_hooks(own); })) {
-      say("hooks on parameters");
+      told_.add("hooks on parameters");
       return reference_.forward(context, std::move(inputs), tensors);
     }
     std::vector<TapeOwn> own;
@@ -373,6 +372,7 @@ class TapeStage : public Stage {
   AutogradStage reference_;
   std::vector<ValueId> own_values_;
   std::vector<at::Tensor> own_;  // of the forward under way
+  ArithmeticSwitches switches_ = arithmetic_switches();
   Phase phase_ = Phase::kUnrecorded;
   std::optional<int> watched_;  // the microbatch that is recorded, or compared
   std::unique_ptr<TapeRecorder> recorder_;
@@ -384,7 +384,7 @@ class TapeStage : public Stage {
   std::vector<c10::Storage> fixed_memory_;
   Flights in_flight_;
   std::vector<Slots> free_slots_;
-  std::vector<std::string> said_;
+  ToldReasons told_{options_.stays_on_autograd};
   int64_t num_taped_ = 0;
   int num_waited_ = 0;
   bool comes_again_ = false;  // a whole step has run

@@ -188,7 +188,7 @@ std::vector<Key> make_keys() {
       {.name = "memory_limit_mb",
        .field = &Config::memory_limit_mb,
        .range = kMebibytesOrZero,
-       .meaning = "Memory in MiB that the planner may use on one rank; 0 = no limit."},
+       .meaning = "Memory in MiB that the planner may use on one rank; 0 = no limit, or that of `planned_device`."},
       {.name = "rank_memory_limit_mb",
        .field = &Config::rank_memory_limit_mb,
        .range = kMebibytesOrZero,

@@ -2,10 +2,12 @@
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
+#include "tests/support/split_run.h"
 #include "tests/unit/smp/small_net.h"
 
 namespace smp {
@@ -51,6 +53,56 @@ TEST(Arithmetic, ThatTheBodyChangesIsRefused) {
     EXPECT_NE(behind.find("the end of the body"), std::string::npos) << behind;
     turns_off = false;
     at::globalContext().setUserEnabledMkldnn(true);
+  });
+}
+
+// Nothing but the backward would compute with it.
+TEST(Arithmetic, ThatIsOfTheBackwardAloneIsRefused) {
+  tests::run_smp_ranks(1, {.microbatches = 2}, [] {
+    Model model(make_net());
+    const at::Tensor data = rows(4, 8, 1);
+    bool changes = false;
+    auto step = smp::step([&](at::Tensor part) {
+      const at::Tensor loss = model(part).square().mean();
+      std::optional<WithoutOneDnn> off;
+      if (changes) off.emplace();
+      model.backward(loss);
+      return loss;
+    });
+    step(data);
+    changes = true;  // in a run that equals a recording, too
+    const std::string message = message_of([&] { step(data); });
+    EXPECT_NE(message.find("backward, in or after"), std::string::npos) << message;
+  });
+}
+
+// A tape holds the operator that was chosen.
+TEST(Arithmetic, ThatChangesBetweenStepsIsFollowedByTapes) {
+  tests::run_smp_ranks(1, {.microbatches = 2}, [] {
+    const auto net = make_net();
+    Model model(net);
+    const at::Tensor data = rows(128, 8, 1);
+    const auto attended = [](const at::Tensor& x) {
+      const at::Tensor heads = x.view({1, 1, -1, 4}) * 10;
+      return at::scaled_dot_product_attention(heads, heads, heads);
+    };
+    auto step = smp::step([&](at::Tensor part) {
+      const at::Tensor output = attended(model(part));
+      model.backward(output.square().mean());
+      return output;
+    });
+    const auto expected = [&] { return attended(net->forward(data.chunk(2)[1])).detach(); };
+    const at::Tensor flash = expected();
+    at::globalContext().setSDPUseFlash(false);
+    const at::Tensor math = expected();
+    EXPECT_FALSE(at::equal(flash, math));
+    for (const bool is_flash : {true, false, true}) {
+      at::globalContext().setSDPUseFlash(is_flash);
+      for (int k = 0; k < 6; ++k) {
+        support::expect_bit_equal(step(data)[1], is_flash ? flash : math, "output of step " + std::to_string(k));
+      }
+      EXPECT_GT(support::stage_reports().at(0).num_taped, 0);
+    }
   });
 }
 
