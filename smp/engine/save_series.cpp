@@ -121,6 +121,7 @@ void SaveSeries::finish() {
       wait();
       const std::unique_ptr<Save> save = std::move(save_);
       save->commit(own);
+      passed_over_.erase(step_);
       remove_older(step_, save->writes());
     });
   });
@@ -134,7 +135,8 @@ void SaveSeries::remove_older(int64_t step, bool has_written) const {
     own.logger.warning("'" + folder_of_step(folder_, finished.front()).string() +
                        "' is of a later step than this save: resume() tries it first. Remove it if it is of another run.");
   }
-  std::erase_if(finished, [&](int64_t other) { return other > step; });
+  // What did not load must not take the place of one that does.
+  std::erase_if(finished, [&](int64_t other) { return other > step || passed_over_.contains(other); });
   if (!has_written || finished.size() <= static_cast<size_t>(num_kept_)) return;
   const int64_t oldest_kept = finished[static_cast<size_t>(num_kept_) - 1];
   std::error_code ignored;
@@ -158,24 +160,26 @@ std::optional<std::pair<int64_t, UserContent>> SaveSeries::resume(const std::vec
   const auto pass_over = [&](const std::string& complaint) {
     if (own.world->rank() == 0) own.logger.warning("passed over: " + complaint);
   };
-  std::vector<std::pair<int64_t, std::string>> finished;  // step and folder
+  std::vector<std::pair<int64_t, SaveSeries*>> finished;
   std::string folders;
-  for (const SaveSeries* series : all) {
+  for (SaveSeries* series : all) {
+    series->passed_over_.clear();
     folders += (folders.empty() ? "'" : ", '") + series->folder_ + "'";
     const Saves saves = in_call(own, caller, runtime::GroupKind::kWorld, [&] { return agreed_saves(own, series->folder_); });
-    for (const int64_t step : saves.finished) finished.emplace_back(step, folder_of_step(series->folder_, step));
+    for (const int64_t step : saves.finished) finished.emplace_back(step, series);
     for (const int64_t step : saves.unfinished) {
       pass_over("'" + folder_of_step(series->folder_, step).string() + "' is unfinished: some of its files are missing.");
     }
   }
   std::stable_sort(finished.begin(), finished.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   std::string newest_complaint;
-  for (const auto& [step, folder] : finished) {
+  for (const auto& [step, series] : finished) {
     try {
-      return std::pair(step, load(folder));
+      return std::pair(step, load(folder_of_step(series->folder_, step)));
     } catch (const c10::ValueError& error) {  // on all ranks alike, and nothing has changed
       const std::string complaint = error.what_without_backtrace();
       if (newest_complaint.empty()) newest_complaint = complaint;
+      series->passed_over_.insert(step);
       pass_over(complaint);
     }
   }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -42,7 +43,8 @@ class SaveSeries {
   std::string folder_;
   int num_kept_;
   SaveCopies copies_;
-  int64_t step_ = 0;  // of save_
+  std::set<int64_t> passed_over_;  // by the last resume()
+  int64_t step_ = 0;               // of save_
   std::unique_ptr<Save> save_;
   std::thread writer_;
 };

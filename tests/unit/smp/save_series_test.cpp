@@ -120,6 +120,29 @@ TEST_F(SaveSeriesTest, PassesOverADamagedSaveAndAnUnfinishedOne) {
   expect_resumed(1);
 }
 
+// Else the save that the run has resumed from would go for one that is known to be damaged.
+TEST_F(SaveSeriesTest, ASaveThatWasPassedOverIsNotOneOfThoseKept) {
+  const auto resume_and_save = [&](int64_t expected, std::initializer_list<int64_t> steps) {
+    run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
+      Training training(3);
+      SaveSeries saves(folder());
+      const auto resumed = saves.resume(training.model, training.optimizer);
+      ASSERT_TRUE(resumed);
+      EXPECT_EQ(resumed->step, expected);
+      for (const int64_t step : steps)
+        saves.save(step, training.model, training.optimizer, {{"step", std::to_string(step)}});
+    });
+  };
+  save({10, 19});
+  damage(19);
+  resume_and_save(10, {20});
+  EXPECT_EQ(names(), (std::set<std::string>{"step_10", "step_19", "step_20"}));
+  damage(20);
+  resume_and_save(10, {19, 20});  // both anew
+  EXPECT_EQ(names(), (std::set<std::string>{"step_19", "step_20"}));
+  expect_resumed(20);
+}
+
 TEST_F(SaveSeriesTest, ASaveThatFailsLeavesTheEarlierOnes) {
   save({1, 2});
   std::ofstream(folder() + "/step_3") << "in the way";
