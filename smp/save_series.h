@@ -31,9 +31,9 @@ class SaveSeries {
     UserContent user{};
   };
 
-  /// num_kept: how many saves stay, not counting those that resume() has passed over. Throws c10::ValueError below 1. With
-  /// SaveCopies::kOnEachHost and a folder of each host's own, as /dev/shm/run, a save outlives a host whose stages others
-  /// have as well; resume() finds what is left where.
+  /// num_kept: how many saves stay, not counting those that the last resume() of this series has passed over. Throws
+  /// c10::ValueError below 1. With SaveCopies::kOnEachHost and a folder of each host's own, as /dev/shm/run, a save outlives
+  /// a host whose stages others have as well; resume() finds what is left where.
   explicit SaveSeries(const std::string& folder, int num_kept = 2, SaveCopies copies = SaveCopies::kOne);
 
   /// save_state behind `step`. When it is whole, what is older than the newest num_kept finished ones is removed; what else

@@ -9,8 +9,8 @@ from smdistributed.modelparallel.torch.checkpoint import of_checkpoints
 
 
 class SaveSeries:
-    """FOLDER/step_N holds the save behind step N, as save_state writes it; the newest num_kept stay. Make one on every rank; all
-    its calls are collective over all ranks.
+    """FOLDER/step_N holds the save behind step N, as save_state writes it; the newest num_kept stay, not counting those that
+    the last resume() of this series has passed over. Make one on every rank; all its calls are collective over all ranks.
 
     on_each_host: not dp_rank() 0 writes, but each host what it has of each stage. In a folder of its own, as /dev/shm/run, a save
     outlives a host whose stages others have as well; resume() finds what is left where."""
