@@ -163,9 +163,9 @@ std::optional<std::pair<int64_t, UserContent>> SaveSeries::resume(const std::vec
   std::vector<std::pair<int64_t, SaveSeries*>> finished;
   std::string folders;
   for (SaveSeries* series : all) {
-    series->passed_over_.clear();
     folders += (folders.empty() ? "'" : ", '") + series->folder_ + "'";
     const Saves saves = in_call(own, caller, runtime::GroupKind::kWorld, [&] { return agreed_saves(own, series->folder_); });
+    series->passed_over_.clear();
     for (const int64_t step : saves.finished) finished.emplace_back(step, series);
     for (const int64_t step : saves.unfinished) {
       pass_over("'" + folder_of_step(series->folder_, step).string() + "' is unfinished: some of its files are missing.");
