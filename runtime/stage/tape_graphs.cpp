@@ -146,8 +146,8 @@ TapeGraphs::Lane& TapeGraphs::free_lane() {
   return *lanes_.emplace_back(std::move(lane));
 }
 
-bool TapeGraphs::record(Lane& lane, Part& part, const std::function<void(DeviceGraph&)>& work) {
-  part.graph = this_ranks_device().new_graph(lane.last_recorded);
+bool TapeGraphs::record(Lane& lane, Part& part, const DeviceGraph* before, const std::function<void(DeviceGraph&)>& work) {
+  part.graph = this_ranks_device().new_graph(before);
   try {
     const GeneratorHold hold;  // a recording draws from the default generator, in its own way
     part.graph->record([&] { work(*part.graph); });
@@ -179,7 +179,7 @@ std::shared_ptr<TapeGraphs::Lane> TapeGraphs::forward(const std::vector<at::Tens
     std::vector<at::Tensor> places, own_places;
     for (const Place& place : lane.inputs) places.push_back(place.tensor);
     for (size_t i = 0; i < own.size(); ++i) own_places.push_back(lane.own[i].tensor.defined() ? lane.own[i].tensor : own[i]);
-    const bool is_recorded = record(lane, *part, [&](DeviceGraph& graph) {
+    const bool is_recorded = record(lane, *part, lane.last_recorded, [&](DeviceGraph& graph) {
       part->made = tape_->forward(part->left, places, own_places, recording_in(graph));
     });
     if (!is_recorded) return nullptr;
@@ -243,7 +243,10 @@ TapeGraphs::Part* TapeGraphs::run_part(Lane& lane, std::unique_ptr<Part>& part, 
     fresh->left = lane.last->left;
     std::vector<char> is_begun;
     const GradientSink sink = sink_for(turn, is_begun);
-    if (!record(lane, *fresh, [&](DeviceGraph& graph) { work(*fresh, sink, graph); })) return nullptr;
+    // Sums outlive the microbatch: in memory that an earlier graph has freed, that graph would write over them when it runs
+    // again.
+    const DeviceGraph* before = turn == Turn::kFirst ? nullptr : lane.last_recorded;
+    if (!record(lane, *fresh, before, [&](DeviceGraph& graph) { work(*fresh, sink, graph); })) return nullptr;
     part = std::move(fresh);
   }
   part->graph->replay(random_stream(random));

@@ -58,7 +58,7 @@ class TapeGraphs : public std::enable_shared_from_this<TapeGraphs> {
   Turn turn_of(const std::vector<size_t>& parameters) const;
   Part* run_part(Lane& lane, std::unique_ptr<Part>& part, Turn turn, const std::vector<size_t>& parameters,
                  const RandomState& random, const std::function<void(Part&, const GradientSink&, DeviceGraph&)>& work);
-  bool record(Lane& lane, Part& part, const std::function<void(DeviceGraph&)>& work);
+  bool record(Lane& lane, Part& part, const DeviceGraph* before, const std::function<void(DeviceGraph&)>& work);
   GradientSink sink_for(Turn turn, std::vector<char>& is_begun);
   void begin_sum(size_t own, at::Tensor gradient);
 
