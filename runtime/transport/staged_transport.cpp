@@ -24,6 +24,7 @@ class StagingEnd final : public RequestPool {
       slot.inner.reset();
       if (slot.staged) abandon(std::make_shared<c10::DataPtr>(std::move(slot.staged)));
     }
+    for (auto& [reached, memory] : copying_) abandon(std::make_shared<c10::DataPtr>(std::move(memory)));
   }
   StagingEnd(const StagingEnd&) = delete;
   StagingEnd& operator=(const StagingEnd&) = delete;
@@ -62,6 +63,10 @@ class StagingEnd final : public RequestPool {
       slot.request = slot.inner->isend(slot.peer, slot.tag, slot.on_host());
       slot.is_posted = true;
     }
+  }
+
+  void settle() {
+    for (; !copying_.empty(); copying_.pop_front()) this_ranks_device().wait(copying_.front().first);
   }
 
   bool test(uint32_t number, int64_t* num_bytes) override {
@@ -179,6 +184,10 @@ class StagedTransport final : public Transport {
   std::shared_ptr<Transport> group(const std::vector<int>& ranks) override {
     end_->send(/*all=*/true);
     return std::make_shared<StagedTransport>(inner_->group(ranks), end_);
+  }
+  void settle() override {
+    end_->settle();
+    inner_->settle();
   }
   void end_group() override { inner_->end_group(); }
 

@@ -1,4 +1,5 @@
-// Links between ranks that are threads: the second end that starts a transfer makes it. Each end's own is given at once.
+// Links between ranks that are threads: the second end that starts a transfer makes it. Each end's own is given at once,
+// on the host when it is made.
 #pragma once
 
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/device/links.h"
 
@@ -27,15 +29,24 @@ class ThreadLinks final : public runtime::DeviceLinks {
   }
   std::unique_ptr<runtime::DeviceLink> connect(std::string_view name, End end) const override {
     const std::lock_guard lock(mutex_);
+    ++(end == End::kSender ? ends_[std::string(name)].first : ends_[std::string(name)].second);
     std::shared_ptr<Line>& line = lines_[std::string(name)];
     if (!line) line = std::make_shared<Line>();
     return std::make_unique<Link>(device_, line, end == End::kSender);
+  }
+
+  /// Of each link, how often its ends were asked for: the sender's, the receiver's.
+  std::vector<std::pair<int, int>> ends() const {
+    std::vector<std::pair<int, int>> numbers;
+    for (const auto& [name, number] : ends_) numbers.push_back(number);
+    return numbers;
   }
 
  private:
   struct Line {
     std::mutex mutex;
     std::deque<runtime::DeviceMemory> sent, received;
+    int num_moved = 0;
   };
 
   class Link final : public runtime::DeviceLink {
@@ -53,12 +64,17 @@ class ThreadLinks final : public runtime::DeviceLinks {
         const auto& to = line_->received.front();
         if (from.num_bytes != to.num_bytes) throw std::logic_error("the ends of a link were given different transfers");
         std::memcpy(to.data, from.data, static_cast<size_t>(from.num_bytes));
+        ++line_->num_moved;
         line_->sent.pop_front();
         line_->received.pop_front();
       }
     }
     std::optional<runtime::Event> next_given() override {
       if (num_told_ == num_started_) return std::nullopt;
+      const std::lock_guard lock(line_->mutex);
+      // Its events are reached from the beginning, and who sends may free what he has sent.
+      const bool is_host = device_.type == runtime::host().type;
+      if (is_host && num_told_ == line_->num_moved) return std::nullopt;
       ++num_told_;
       return device_.record();
     }
@@ -74,6 +90,7 @@ class ThreadLinks final : public runtime::DeviceLinks {
   mutable std::mutex mutex_;
   mutable int num_names_ = 0;
   mutable std::map<std::string, std::shared_ptr<Line>> lines_;
+  mutable std::map<std::string, std::pair<int, int>> ends_;
 };
 
 }  // namespace smp::support

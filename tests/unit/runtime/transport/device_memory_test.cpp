@@ -72,6 +72,17 @@ TEST_F(DeviceMessages, ByWayOfTheHostKeepTheirMemoryWhenTheirTransportEndsFirst)
   EXPECT_EQ(into_, std::string(7, ' ')) << "nobody asks for it";
 }
 
+TEST_F(DeviceMessages, ByWayOfTheHostHaveReachedTheDeviceWhenTheirTransportIsSettled) {
+  const auto sender = make_staged(world_.transport(0)), receiver = make_staged(world_.transport(1));
+  Request sent = sender->isend(1, 7, memory(from_)), received = receiver->irecv(0, 7, memory(into_));
+  sent.wait();
+  EXPECT_EQ(received.wait(), 7);
+  RecordingDevice::run_as(1);
+  device_.take_log();
+  receiver->settle();
+  EXPECT_EQ(device_.take_log(), Log{"1 waits for 1"});
+}
+
 // Else two ranks that send to each other and then wait for a message would keep back what the other waits for.
 TEST_F(DeviceMessages, ByWayOfTheHostLeaveBeforeTheirRankWaitsForAnything) {
   const auto sender = make_staged(world_.transport(0)), receiver = make_staged(world_.transport(1));
@@ -131,6 +142,31 @@ TEST_F(MessagesOverLinks, MoveWhenBothRanksAreThereAndTheReceiverGoesOnBehindThe
   device_.reach_all();
   EXPECT_EQ(sent.wait(), 7);
   EXPECT_EQ(device_.take_log(), Log{});
+}
+
+TEST_F(DeviceMessages, TakeALinkForEachPairAndDirectionAndNoneForOthers) {
+  device_.reach_all();
+  LoopbackWorld world(3);
+  const support::ThreadLinks links{device_};
+  std::vector<std::future<std::shared_ptr<Transport>>> made;
+  for (int rank = 0; rank < 3; ++rank)
+    made.push_back(std::async(std::launch::async, [&, rank] { return make_linked(world.transport(rank), links); }));
+  std::vector<std::shared_ptr<Transport>> ranks;
+  for (auto& each : made) ranks.push_back(each.get());
+  const auto send = [&](size_t source, size_t dest, const DeviceMemory& from, const DeviceMemory& into) {
+    Request sent = ranks[source]->isend(static_cast<int>(dest), 7, from);
+    Request received = ranks[dest]->irecv(static_cast<int>(source), 7, into);
+    sent.wait();
+    received.wait();
+  };
+  send(0, 1, memory(from_), memory(into_));
+  send(0, 1, memory(from_), memory(into_));
+  send(1, 0, memory(from_), memory(into_));
+  send(1, 2, memory(from_), memory(into_));
+  send(2, 2, memory(from_), memory(into_));
+  send(2, 0, {from_.data(), 7}, {into_.data(), 7});
+  send(2, 0, {from_.data(), 0, device_.type}, {into_.data(), 0, device_.type});
+  EXPECT_EQ(links.ends(), (std::vector<std::pair<int, int>>{{1, 1}, {1, 1}, {1, 1}}));
 }
 
 TEST_F(MessagesOverLinks, ThatAreTooLongKeepTheirPlaceUntilTheyAreDropped) {
