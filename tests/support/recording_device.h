@@ -19,17 +19,21 @@ namespace smp::support {
 /// Each thread has a stream of its own, numbered by run_as(). An event is reached when told so, or when somebody waits.
 class RecordingDevice final : public runtime::Device {
  public:
-  RecordingDevice()
+  /// count: of devices, of which use() makes one its thread's.
+  explicit RecordingDevice(int count = 1, const runtime::DeviceLinks* links = nullptr)
       : Device(c10::kPrivateUse1, c10::DispatchKey::PrivateUse1, c10::DispatchKey::AutogradPrivateUse1,
-               c10::DispatchKey::AutocastPrivateUse1) {}
+               c10::DispatchKey::AutocastPrivateUse1),
+        count_(count),
+        links_(links) {}
 
   static void run_as(int stream) { stream_ = stream; }
 
-  int count() const override { return 1; }
-  void use(int /*index*/) const override {}
-  c10::Device current() const override { return {type, 0}; }
+  int count() const override { return count_; }
+  void use(int index) const override { index_ = index; }
+  c10::Device current() const override { return {type, static_cast<c10::DeviceIndex>(index_)}; }
   std::string model() const override { return "none"; }
-  std::string identity() const override { return "the only one"; }
+  std::string identity() const override { return std::to_string(index_); }
+  const runtime::DeviceLinks* links() const override { return links_; }
 
   c10::DataPtr allocate(int64_t num_bytes) const override {
     return c10::GetCPUAllocator()->allocate(static_cast<size_t>(num_bytes));
@@ -96,7 +100,9 @@ class RecordingDevice final : public runtime::Device {
     log_.push_back(std::to_string(stream_) + " " + does);
   }
 
-  static inline thread_local int stream_ = -1;
+  static inline thread_local int stream_ = -1, index_ = 0;
+  const int count_;
+  const runtime::DeviceLinks* const links_;
   mutable std::mutex mutex_;
   mutable int num_events_ = 0;
   mutable std::vector<std::string> log_;

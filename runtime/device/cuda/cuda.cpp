@@ -26,9 +26,6 @@ bool is_of_host(const void* data) {
   return attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost;
 }
 
-// Another seed for each operator (the multiplier of SplitMix64).
-uint64_t own_stream(uint64_t stream, uint64_t ordinal) { return stream ^ (~ordinal * 0x9e3779b97f4a7c15ULL); }
-
 class Lane final : public DeviceLane {
  public:
   void enter() override {
@@ -144,10 +141,9 @@ class Cuda final : public Device {
   at::Generator default_generator() const override { return at::cuda::detail::getDefaultCUDAGenerator(); }
   at::Generator new_generator() const override { return at::cuda::detail::createCUDAGenerator(); }
   void seed(at::Generator& generator, uint64_t stream, uint64_t ordinal, Draws draws) const override {
-    // A range of offsets is too small for what is drawn by element, and would run into those of the operators behind it.
-    if (draws == Draws::kByElement) return generator.set_current_seed(own_stream(stream, ordinal));
-    generator.set_current_seed(stream);
-    generator.set_offset(philox_offset(ordinal));
+    const PhiloxPlace place = philox_place(stream, ordinal, draws);
+    generator.set_current_seed(place.seed);
+    generator.set_offset(place.offset);
   }
 };
 

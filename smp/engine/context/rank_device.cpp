@@ -32,15 +32,20 @@ constexpr char kFound = '+', kFailed = '-';
 
 RankDevice take_device(const Config& config, const runtime::Launch& launch, runtime::Transport& world,
                        const Logger& logger) {
-  const runtime::Device* found = nullptr;
-  std::string own;
+  FoundDevice found;
   try {
-    found = &device_for(config.device, logger);
-    own = kFound + c10::DeviceTypeName(found->type, /*lower_case=*/true);
+    found.device = &device_for(config.device, logger);
   } catch (const c10::Error& error) {
-    own = kFailed + std::string(error.what_without_backtrace());
+    found.why_none = error.what_without_backtrace();
   }
-  const std::vector<std::string> all = world.all_gather(own);
+  return settle_on(found, config, launch, world, logger);
+}
+
+RankDevice settle_on(const FoundDevice& own, const Config& config, const runtime::Launch& launch, runtime::Transport& world,
+                     const Logger& logger) {
+  const runtime::Device* const found = own.device;
+  const std::vector<std::string> all =
+      world.all_gather(found == nullptr ? kFailed + own.why_none : kFound + c10::DeviceTypeName(found->type, true));
   for (size_t r = 0; r < all.size(); ++r) {
     TORCH_CHECK(all[r].at(0) != kFailed, "smp::init: rank ", r, ": ", all[r].substr(1));
     TORCH_CHECK(all[r] == all[0], "smp::init: expected one kind of device on all ranks, got ", all[0].substr(1),
