@@ -25,6 +25,7 @@ namespace {
 constexpr int kUsageError = 2;
 constexpr int kExitPreempted = 75;  // smp/init.h
 constexpr int kKilled = 137;        // by SIGKILL
+constexpr int kTimedOut = 110;      // mpirun, whose --timeout is over
 constexpr auto kHostLimit = std::chrono::seconds(10);
 
 int num_physical_cores() {
@@ -206,17 +207,21 @@ int run(const RunOptions& options) {
                 << quoted(options.program[0]) << std::endl;
     }
     if (code == kKilled) tell_of_memory_kills(memory_kills() - kills_before);
-    const bool is_over = code == 0 || code == kUsageError || code == kExitPreempted || num_restarts == options.max_restarts;
+    const bool is_over = code == 0 || code == kUsageError || code == kExitPreempted ||
+                         num_restarts == options.max_restarts || (code == kTimedOut && options.timeout_s > 0);
     if (supervisor.is_stopping() || is_over) return code;
     std::cerr << "smp run: the job has ended with " << code << "; restart " << num_restarts + 1 << " of "
               << options.max_restarts << std::endl;
+    RunOptions next = options;
     if (options.min_processes > 0) {
       const std::optional<RunOptions> left = on_hosts_that_answer(options);
       if (!left && !supervisor.is_stopping()) return code;
       if (left && left->num_processes < options.num_processes)
         std::cerr << "smp run: it goes on with " << left->num_processes << " processes, on " << left->hosts << std::endl;
-      if (left) launch = plan_launch(*left, machine);
+      if (left) next = *left;
     }
+    if (!options.log_dir.empty()) next.log_dir += "/restart_" + std::to_string(num_restarts + 1);  // beside what failed
+    launch = plan_launch(next, machine);
     if (supervisor.is_stopping()) return kExitPreempted;  // there is nothing yet that could be asked
   }
 }

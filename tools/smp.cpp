@@ -62,7 +62,7 @@ void check_min_processes(const smp::tools::RunOptions& options) {
 // Of every subcommand that starts ranks. Returns --hosts.
 CLI::Option* add_ranks(CLI::App& app, smp::tools::RunOptions& options) {
   app.add_option("--np,-n", options.num_processes, "Processes (also: -np)")->required()->check(CLI::Range(1, 65536));
-  app.add_option("--timeout", options.timeout_s, "End the job after so many seconds")->check(CLI::Range(1, 1 << 30));
+  app.add_option("--timeout", options.timeout_s, "End the job so many seconds after a start")->check(CLI::Range(1, 1 << 30));
   auto* hosts = app.add_option("--hosts", options.hosts, "Hosts and processes of each, by ssh: a:4,b:4");
   app.add_option("--hostfile", options.host_file, "A file of them, of mpirun's form")->excludes(hosts);
   app.add_option("--interface", options.interface, "Network between the hosts: eth0, or 10.0.0.0/16");

@@ -221,6 +221,20 @@ class Supervised(unittest.TestCase):
         self.assertEqual(smp("run", "-np", "1", "--max-restarts", "1", "sh", "-c", "exit 9").returncode, 9)
         self.assertNotIn("restart 1", smp("run", "-np", "1", "--max-restarts", "1", "sh", "-c", "exit 2").stderr)
 
+    def test_a_job_whose_time_is_over_is_not_started_again(self):
+        result = smp("run", "-np", "1", "--timeout", "1", "--max-restarts", "1", "sleep", "1000")
+        self.assertEqual(result.returncode, 110, result.stderr)
+        self.assertNotIn("restart 1", result.stderr)
+
+    def test_keeps_what_ranks_print_of_each_start(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = 'echo "start $SMP_RESTART_COUNT"; [ "$SMP_RESTART_COUNT" = 2 ] || exit 9'
+            result = smp("run", "-np", "1", "--max-restarts", "2", "--log-dir", folder, "sh", "-c", script)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            for start, of_start in enumerate((folder, f"{folder}/restart_1", f"{folder}/restart_2")):
+                (printed,) = pathlib.Path(of_start).glob("rank.*/stdout")
+                self.assertEqual(printed.read_text(), f"start {start}\n")
+
     def test_keeps_and_tags_what_ranks_print(self):
         with tempfile.TemporaryDirectory() as folder:
             result = smp("run", "--log-dir", folder, "--tag-output", "-np", "2", "echo", "hello")
