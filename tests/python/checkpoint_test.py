@@ -375,23 +375,6 @@ class Checkpoints(Case):
             self.assertTrue(os.path.islink(f"{folder}/c_partial"))
             self.assertIsNone(run.resume(folder, None))
 
-    def test_go_when_there_are_more(self):
-        with shared_folder() as folder:
-            run = Run()
-            for tag in "abc":
-                run.save(folder, tag, user_content=tag, num_kept_partial_checkpoints=2)
-            self.assertEqual(sorted(os.listdir(folder)), ["b_partial", "c_partial", "newest"])
-            self.assertEqual(run.resume(folder, None), "c")
-
-    def test_keep_what_is_not_theirs(self):
-        with shared_folder() as folder:
-            run = Run()
-            run.save(folder)
-            on_rank_0(lambda: smp.save("mine", f"{folder}/a_partial/scheduler.pt", partial=False))
-            run.save(folder, user_content="again")
-            self.assertEqual(run.resume(folder), "again")
-            self.assertEqual(smp.load(f"{folder}/a_partial/scheduler.pt", partial=False), "mine")
-
 
 if __name__ == "__main__":
     support.main()

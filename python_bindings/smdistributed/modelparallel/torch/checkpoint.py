@@ -1,5 +1,6 @@
 """Checkpoints: parts by rank, from which a job with as many partitions goes on, and whole models, which any number loads."""
 
+import contextlib
 import functools
 import os
 import pickle
@@ -218,7 +219,18 @@ def _keep(path, newest, number):
     ]  # fmt: skip
     others.sort(key=when)
     for name in others[: len(others) - (number - 1)] if number - 1 < len(others) else []:
-        shutil.rmtree(os.path.join(path, name))
+        _remove(os.path.join(path, name))
+    for name in os.listdir(path):
+        if re.fullmatch(r"\..+_partial\.tmp", name):  # of a save that was interrupted
+            files.remove_tree(os.path.join(path, name))
+
+
+def _remove(folder):
+    """user_content.pt last, as what is left without it is no checkpoint that a later call sees. What is not of one stays."""
+    for name in sorted(filter(_OURS.fullmatch, os.listdir(folder))):
+        os.unlink(os.path.join(folder, name))
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def _save_whole(path, tag, state, user_content):
@@ -230,6 +242,7 @@ def _save_whole(path, tag, state, user_content):
         os.makedirs(path, exist_ok=True)
         interrupted = _content_path(path, tag)
         if interrupted != content_path:
+            files.check_destination(content_path, os.stat(interrupted).st_uid)
             os.replace(interrupted, content_path)
         files.remove(files.temporary_of(content_path))
         # A content that waits without a model beside it is complete, and belongs to the model that has its name already.

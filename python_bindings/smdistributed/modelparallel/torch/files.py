@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import shutil
+import stat
 import zipfile
 
 import torch
@@ -32,12 +33,24 @@ def temporary_of(path):
     return os.path.join(folder, f".{name}.{_engine.rank()}.tmp")
 
 
+def check_destination(path, owner):
+    """Only a regular file of `owner`, which is whose files are here, may be replaced, or nothing."""
+    there = os.lstat(path) if os.path.lexists(path) else None
+    if there and not (stat.S_ISREG(there.st_mode) and there.st_uid == owner):
+        found = f"one of user {there.st_uid}" if stat.S_ISREG(there.st_mode) else "another kind of file"
+        raise FileExistsError(
+            f"expected nothing or a regular file of this user at '{path}', which is to be replaced, got {found}. Remove it or name "
+            "another file."
+        )
+
+
 def stage(path, fill):
     """A temporary file beside `path` with what fill(file) writes, once that is on the disk."""
     temporary = temporary_of(path)
     remove(temporary)
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+            check_destination(path, os.fstat(file.fileno()).st_uid)
             fill(file)
             file.flush()
             os.fsync(file.fileno())
@@ -82,6 +95,8 @@ def is_trusted(trusted):
 
 def read(path, trusted=None, map_location=None, pickle_module=pickle, **arguments):
     """What torch.save or safetensors wrote. Of pickled objects, unless they are trusted, only those that can run no code."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"expected a regular file at '{path}', got another kind, which might never end.")
     if path.endswith(".safetensors"):
         return _read_safetensors(path)
     _check_sums(path)
