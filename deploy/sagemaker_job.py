@@ -3,7 +3,11 @@ stays as it is. The image is that of deploy/Dockerfile, with SageMaker's own too
 
     FROM smp
     USER root
-    RUN pip install --no-cache-dir sagemaker-training mpi4py
+    RUN pip install --no-cache-dir sagemaker-training mpi4py \\
+     && ssh-keygen -A && rm /etc/ssh/ssh_config.d/smp.conf && mkdir -p /root/.ssh && ssh-keygen -q -t rsa -N '' -f /root/.ssh/id_rsa \\
+     && cp /root/.ssh/id_rsa.pub /root/.ssh/authorized_keys && echo 'StrictHostKeyChecking no' > /root/.ssh/config
+
+The toolkit starts sshd on each host as root; who has the image has these keys: keep it to yourself.
 
 Usage: sagemaker_job.py IMAGE ROLE [--instances N] [--processes N] [--dry-run]
 """

@@ -60,14 +60,17 @@ class Kubernetes(unittest.TestCase):
                 jsonschema.validate(damaged, SCHEMAS[document["kind"]])
 
     def test_ranks_have_shared_memory_and_the_user_whose_keys_they_have(self):
+        num_hosts = 0
         for name, document in documents():
             for each in containers(document):
                 if "/usr/sbin/sshd" not in " ".join([*each.get("command", []), *each.get("args", [])]):
                     continue
+                num_hosts += 1
                 with self.subTest(name):
                     self.assertIn({"name": "shm", "mountPath": "/dev/shm"}, each["volumeMounts"])
                     user = 0 if document["kind"] == "Job" else 1000  # Volcano's keys are root's
                     self.assertEqual(each["securityContext"]["runAsUser"], user)
+        self.assertEqual(num_hosts, 3)
 
     def test_smp_takes_the_flags(self):
         calls = [*calls_of_smp()]

@@ -43,7 +43,11 @@ class RecordingDevice final : public runtime::Device {
     start_copy(to, from, num_bytes);
     note("waits");
   }
-  c10::DataPtr allocate_pinned(int64_t num_bytes) const override { return allocate(num_bytes); }
+  c10::DataPtr allocate_pinned(int64_t num_bytes) const override {
+    auto* memory = new Pinned{allocate(num_bytes), {}};
+    void* const data = memory->bytes.get();
+    return {data, memory, [](void* kept) { delete static_cast<Pinned*>(kept); }, c10::Device(c10::kCPU)};
+  }
   void start_copy(void* to, const void* from, int64_t num_bytes) const override {
     if (num_bytes > 0) std::memcpy(to, from, static_cast<size_t>(num_bytes));
     note("copies");
@@ -78,6 +82,9 @@ class RecordingDevice final : public runtime::Device {
     reached_.insert(event.get());
   }
 
+  /// Blocks of pinned memory that somebody has.
+  static int num_pinned() { return Pinned::number; }
+
   void reach_all() const { has_reached_all_ = true; }
 
   std::unique_ptr<runtime::DeviceClock> new_clock() const override { return runtime::host().new_clock(); }
@@ -94,6 +101,18 @@ class RecordingDevice final : public runtime::Device {
   }
 
  private:
+  struct Pinned {
+    struct Counted {
+      Counted() { ++number; }
+      ~Counted() { --number; }
+      Counted(const Counted&) = delete;
+      Counted& operator=(const Counted&) = delete;
+    };
+    c10::DataPtr bytes;
+    Counted counted;
+    static inline std::atomic<int> number = 0;
+  };
+
   static std::string number(const runtime::Event& event) { return std::to_string(*static_cast<const int*>(event.get())); }
   void note(const std::string& does) const {
     const std::lock_guard lock(mutex_);

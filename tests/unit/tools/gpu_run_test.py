@@ -34,7 +34,8 @@ class Run(unittest.TestCase):
         result = run(gpu_training_test="exit 3")
         self.assertEqual(result.returncode, 1)
         self.assertEqual(result.stderr, "test-gpu: failed: gpu_training_test\n")
-        self.assertIn("bench_gpu 1 unit", result.stdout)
+        for other in ("gpu_oracle_test", "bench_gpu"):
+            self.assertIn(f"{other} 1 unit", result.stdout)
         self.assertEqual(run().returncode, 0)
 
 

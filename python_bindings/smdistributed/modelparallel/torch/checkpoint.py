@@ -134,6 +134,10 @@ def check_alike(caller, *given):
             raise ValueError(f"{caller}: expected the same call on all ranks, got {given} here and {other} on rank {rank}.")
 
 
+def _check_newest(path):
+    files.remove(files.stage(os.path.join(path, "newest"), lambda file: None))
+
+
 def _put(folder, name, obj):
     files.write(os.path.join(folder, name), lambda file: torch.save(obj, file))
 
@@ -146,6 +150,7 @@ def _save_parts(path, tag, model, optimizer, user_content):
     def begin():
         if _engine.rank() == 0:
             os.makedirs(path, exist_ok=True)
+            _check_newest(path)
             _finish_swap(folder)
             files.remove_tree(new)
             os.mkdir(new)
@@ -211,6 +216,11 @@ def _keep(path, newest, number):
     def when(name):
         return os.stat(os.path.join(path, name, "user_content.pt")).st_mtime_ns
 
+    for name in os.listdir(path):  # of saves of any tag that were interrupted
+        if re.fullmatch(r"\..+_partial\.tmp", name):
+            files.remove_tree(os.path.join(path, name))
+        elif re.fullmatch(r"\..+_partial\.old", name):
+            _finish_swap(os.path.join(path, name[1:-4]))
     others = [
         name
         for name in os.listdir(path)
@@ -218,17 +228,16 @@ def _keep(path, newest, number):
         and not os.path.islink(os.path.join(path, name))
     ]  # fmt: skip
     others.sort(key=when)
-    for name in others[: len(others) - (number - 1)] if number - 1 < len(others) else []:
-        _remove(os.path.join(path, name))
-    for name in os.listdir(path):
-        if re.fullmatch(r"\..+_partial\.tmp", name):  # of a save that was interrupted
-            files.remove_tree(os.path.join(path, name))
+    owner = os.stat(os.path.join(path, "newest")).st_uid
+    for name in others[: max(0, len(others) + 1 - number)]:
+        _remove(os.path.join(path, name), owner)
 
 
-def _remove(folder):
+def _remove(folder, owner):
     """user_content.pt last, as what is left without it is no checkpoint that a later call sees. What is not of one stays."""
     for name in sorted(filter(_OURS.fullmatch, os.listdir(folder))):
-        os.unlink(os.path.join(folder, name))
+        if files.is_own(os.path.join(folder, name), owner):
+            os.unlink(os.path.join(folder, name))
     with contextlib.suppress(OSError):
         os.rmdir(folder)
 
@@ -240,6 +249,7 @@ def _save_whole(path, tag, state, user_content):
         if _engine.rank() != 0:
             return
         os.makedirs(path, exist_ok=True)
+        _check_newest(path)
         interrupted = _content_path(path, tag)
         if interrupted != content_path:
             files.check_destination(content_path, os.stat(interrupted).st_uid)

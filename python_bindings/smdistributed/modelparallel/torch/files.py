@@ -33,10 +33,15 @@ def temporary_of(path):
     return os.path.join(folder, f".{name}.{_engine.rank()}.tmp")
 
 
+def is_own(path, owner):
+    """A regular file of `owner`, which is whose files are in this file system."""
+    there = os.lstat(path)
+    return stat.S_ISREG(there.st_mode) and there.st_uid == owner
+
+
 def check_destination(path, owner):
-    """Only a regular file of `owner`, which is whose files are here, may be replaced, or nothing."""
-    there = os.lstat(path) if os.path.lexists(path) else None
-    if there and not (stat.S_ISREG(there.st_mode) and there.st_uid == owner):
+    if os.path.lexists(path) and not is_own(path, owner):
+        there = os.lstat(path)
         found = f"one of user {there.st_uid}" if stat.S_ISREG(there.st_mode) else "another kind of file"
         raise FileExistsError(
             f"expected nothing or a regular file of this user at '{path}', which is to be replaced, got {found}. Remove it or name "
@@ -96,7 +101,7 @@ def is_trusted(trusted):
 def read(path, trusted=None, map_location=None, pickle_module=pickle, **arguments):
     """What torch.save or safetensors wrote. Of pickled objects, unless they are trusted, only those that can run no code."""
     if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError(f"expected a regular file at '{path}', got another kind, which might never end.")
+        raise OSError(f"expected a regular file at '{path}', got another kind.")
     if path.endswith(".safetensors"):
         return _read_safetensors(path)
     _check_sums(path)

@@ -72,6 +72,19 @@ TEST_F(DeviceMessages, ByWayOfTheHostKeepTheirMemoryWhenTheirTransportEndsFirst)
   EXPECT_EQ(into_, std::string(7, ' ')) << "nobody asks for it";
 }
 
+// Of what has been received, too, and is on its way to the device.
+TEST_F(DeviceMessages, ByWayOfTheHostKeepTheirMemoryWhenTheirTransportEndsBeforeTheDeviceHasReadThem) {
+  const auto sender = make_staged(world_.transport(0));
+  const int before = device_.num_pinned();
+  {
+    const auto receiver = make_staged(world_.transport(1));
+    Request sent = sender->isend(1, 7, memory(from_)), received = receiver->irecv(0, 7, memory(into_));
+    sent.wait();
+    EXPECT_EQ(received.wait(), 7);
+  }
+  EXPECT_EQ(device_.num_pinned(), before + 1);
+}
+
 TEST_F(DeviceMessages, ByWayOfTheHostHaveReachedTheDeviceWhenTheirTransportIsSettled) {
   const auto sender = make_staged(world_.transport(0)), receiver = make_staged(world_.transport(1));
   Request sent = sender->isend(1, 7, memory(from_)), received = receiver->irecv(0, 7, memory(into_));
