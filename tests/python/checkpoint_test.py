@@ -363,16 +363,20 @@ class Checkpoints(Case):
                 for name in ("elsewhere", "old"):
                     os.mkdir(f"{folder}/{name}")
                     open(f"{folder}/{name}/user_content.pt", "w").close()
-                os.symlink(f"{folder}/elsewhere", f"{folder}/a_partial")
-                os.symlink(f"{folder}/old", f"{folder}/c_partial")
-                os.symlink(f"{folder}/old", f"{folder}/.b_partial.tmp")
+                for name in ("a_partial", ".b_partial.old", ".c_partial.tmp"):
+                    os.symlink(f"{folder}/elsewhere", f"{folder}/{name}")
+                os.symlink(f"{folder}/old", f"{folder}/d_partial")
+                os.symlink(f"{folder}/old", f"{folder}/.f_partial.old")
 
             on_rank_0(link)
-            with self.assertRaisesRegex(OSError, "got a link"):
-                run.save(folder)
-            run.save(folder, "b", num_kept_partial_checkpoints=1)
+            there = sorted(os.listdir(folder))
+            for tag in "abc":
+                with self.assertRaisesRegex(OSError, "got a link"):
+                    run.save(folder, tag)
+            self.assertEqual(sorted(os.listdir(folder)), there)
+            run.save(folder, "e", num_kept_partial_checkpoints=1)
             self.assertEqual(os.listdir(f"{folder}/elsewhere") + os.listdir(f"{folder}/old"), ["user_content.pt"] * 2)
-            self.assertTrue(os.path.islink(f"{folder}/c_partial"))
+            self.assertEqual(sorted(os.listdir(folder)), sorted([*there, "e_partial", "newest"]))
             self.assertIsNone(run.resume(folder, None))
 
 

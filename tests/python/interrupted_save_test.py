@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import functools
 import os
 import platform
 import signal
@@ -38,6 +39,10 @@ def run_with_fault(number, error, work):
 
 
 class Interrupted(Case):
+    @staticmethod
+    def kept(partial):
+        return {"num_kept_partial_checkpoints": 1} if partial else {}
+
     def check(self, partial, errors):
         old, new = Run(), Run()
         runs = {"old": old.model.state_dict(), "new": new.model.state_dict()}
@@ -47,18 +52,19 @@ class Interrupted(Case):
             number += 1
             with self.subTest(call=number), tempfile.TemporaryDirectory() as folder:
                 has_come = False  # unless it is said below
+                old.save(folder, "z", partial=partial, user_content="older")
                 old.save(folder, partial=partial, user_content="old")
-                has_come, is_well = run_with_fault(
-                    number, errors[number % len(errors)], lambda: new.save(folder, partial=partial, user_content="new")
-                )
+                work = functools.partial(new.save, folder, partial=partial, user_content="new", **self.kept(partial))
+                has_come, is_well = run_with_fault(number, errors[number % len(errors)], work)
                 self.assertTrue(has_come or is_well)
                 other = Run()
                 seen.append(other.resume(folder, None, partial=partial))
                 self.same(other.model.state_dict(), runs[seen[-1]], "what was found")
                 self.assertTrue(seen[-1] == "new" or not is_well)
-                old.save(folder, partial=partial, user_content="again")
+                old.save(folder, partial=partial, user_content="again", **self.kept(partial))
                 self.assertEqual(other.resume(folder, None, partial=partial), "again")
                 self.assertFalse([name for name in os.listdir(folder) if name.startswith(".")])
+                self.assertFalse(partial and os.path.exists(f"{folder}/z_partial/user_content.pt"))
         self.assertGreater(number, 15)
         self.assertEqual(set(seen), {"old", "new"})
         if errors == [KILLS]:

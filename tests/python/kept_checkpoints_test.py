@@ -1,6 +1,7 @@
 """Which checkpoints of a folder go, and what is not theirs."""
 
 import os
+import shutil
 import unittest
 
 import support
@@ -23,17 +24,71 @@ class KeptCheckpoints(unittest.TestCase):
     def test_go_when_there_are_more(self):
         with shared_folder() as folder:
             run = Run()
+            on_rank_0(lambda: os.mkdir(f"{folder}/.x_partial.tmp"))  # that somebody may be writing
             for tag in "abc":
-                on_rank_0(lambda: [os.mkdir(f"{folder}/.{name}") for name in ("x_partial.tmp", "a_partial.old")])
+                on_rank_0(lambda: os.mkdir(f"{folder}/.a_partial.old"))
                 run.save(folder, tag, user_content=tag, num_kept_partial_checkpoints=2)
-            self.assertEqual(sorted(os.listdir(folder)), ["b_partial", "c_partial", "newest"])
+                on_rank_0(lambda: shutil.rmtree(f"{folder}/.a_partial.old", ignore_errors=True))
+            self.assertEqual(sorted(os.listdir(folder)), [".x_partial.tmp", "b_partial", "c_partial", "newest"])
             self.assertEqual(run.resume(folder, None), "c")
+
+    def test_of_others_stay_and_are_not_replaced(self):
+        with shared_folder() as folder:
+            run = Run()
+            for tag in "abc":
+                run.save(folder, tag)
+
+            def give_away():
+                make_others(f"{folder}/a_partial/user_content.pt")
+                os.mkdir(f"{folder}/d_partial")
+                if os.geteuid() == 0:
+                    os.chown(f"{folder}/d_partial", 12345, -1)
+                os.mkdir(f"{folder}/b_partial/model_8_0.pt")
+
+            on_rank_0(give_away)
+            refused = "of this user at .*user_content.pt", "at .*model_8_0.pt.*got another kind", "at .*d_partial.*one of user 12345"
+            for tag, text in zip("abd" if os.geteuid() == 0 else "ab", refused):
+                with self.assertRaisesRegex(OSError, text):
+                    run.save(folder, tag)
+            run.save(folder, "e", num_kept_partial_checkpoints=1)
+            self.assertEqual(sorted(os.listdir(f"{folder}/b_partial")), ["model_8_0.pt"])
+            self.assertIn("user_content.pt", os.listdir(f"{folder}/a_partial"))
+            self.assertTrue(os.path.isdir(f"{folder}/d_partial"))
+
+    def test_are_resumed_from_the_newest_of_their_kind(self):
+        with shared_folder() as folder:
+            run = Run()
+            run.save(folder, "best", user_content=100)
+            run.save(folder, "step_400", user_content=400)
+            run.save(folder, "best", partial=False, user_content=500)
+            with self.assertRaisesRegex(ValueError, "expected '.*newest' to name a partial checkpoint, got 'best'"):
+                run.resume(folder, None)
+            self.assertEqual(run.resume(folder, None, partial=False), 500)
+            run.save(folder, "step_400", user_content=600)
+            self.assertEqual(run.resume(folder, None), 600)
+            with self.assertRaisesRegex(ValueError, "whole checkpoint, got 'step_400_partial'"):
+                run.resume(folder, None, partial=False)
+
+    def test_take_no_content_that_others_have_put_there(self):
+        with shared_folder() as folder:
+            run = Run()
+            for tag in "ab":
+                run.save(folder, tag, partial=False, user_content=tag)
+            waiting = f"{folder}/.user_content_a.0.tmp"
+            on_rank_0(lambda: os.symlink(f"{folder}/user_content_b", waiting))
+            self.assertEqual(run.resume(folder, "a", partial=False), "a")
+            on_rank_0(lambda: make_others(waiting))
+            self.assertEqual(run.resume(folder, "a", partial=False), "a")
+            run.save(folder, "a", partial=False, user_content="again")
+            self.assertEqual(run.resume(folder, "a", partial=False), "again")
+            on_rank_0(lambda: [os.unlink(f"{folder}/user_content_a"), os.mkfifo(f"{folder}/user_content_a")])
+            with self.assertRaisesRegex(OSError, "expected a regular file at .*user_content_a'"):
+                run.resume(folder, "a", partial=False)
 
     def test_that_go_leave_what_is_not_theirs(self):
         with shared_folder() as folder:
             run = Run()
             run.save(folder, "a")
-
 
             def put_others():
                 os.mkdir(f"{folder}/a_partial/metrics")

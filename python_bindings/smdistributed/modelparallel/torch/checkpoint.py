@@ -107,9 +107,6 @@ def save_checkpoint(
         for name in () if partial else (tag, f"user_content_{tag}"):
             if os.path.isdir(os.path.join(path, name)):
                 raise IsADirectoryError(f"expected a file or nothing at '{os.path.join(path, name)}', got a folder.")
-        folder = os.path.join(path, f"{tag}_partial")
-        if partial and os.path.lexists(folder) and (os.path.islink(folder) or not os.path.isdir(folder)):
-            raise FileExistsError(f"expected a folder or nothing at '{folder}', got a link or a file. Move it away.")
         return os.path.abspath(path), own, (only_optimizer(own) if optimizer is None else optimizer) if partial else None
 
     path, model, optimizer = agreed("save_checkpoint", check)
@@ -121,9 +118,10 @@ def save_checkpoint(
 
     def finish():
         if _engine.rank() == 0:
-            files.write(os.path.join(path, "newest"), lambda file: file.write(tag.encode()))
+            name = f"{tag}_partial" if partial else tag
+            files.write(os.path.join(path, "newest"), lambda file: file.write(name.encode()))
             if partial and num_kept_partial_checkpoints is not None:
-                _keep(path, f"{tag}_partial", num_kept_partial_checkpoints)
+                _keep(path, name, num_kept_partial_checkpoints)
 
     agreed("save_checkpoint", finish)
 
@@ -135,7 +133,11 @@ def check_alike(caller, *given):
 
 
 def _check_newest(path):
-    files.remove(files.stage(os.path.join(path, "newest"), lambda file: None))
+    """Returns whose files are in this file system that this process writes."""
+    staged = files.stage(os.path.join(path, "newest"), lambda file: None)
+    owner = os.lstat(staged).st_uid
+    files.remove(staged)
+    return owner
 
 
 def _put(folder, name, obj):
@@ -150,7 +152,9 @@ def _save_parts(path, tag, model, optimizer, user_content):
     def begin():
         if _engine.rank() == 0:
             os.makedirs(path, exist_ok=True)
-            _check_newest(path)
+            owner = _check_newest(path)
+            for each in (folder, _old(folder), new):
+                _check_own(each, owner)
             _finish_swap(folder)
             files.remove_tree(new)
             os.mkdir(new)
@@ -184,7 +188,20 @@ def _save_parts(path, tag, model, optimizer, user_content):
     agreed("save_checkpoint", commit)
 
 
-_OURS = re.compile(r"(model|optimizer|fp16_states)(_\d+)+\.pt|user_content\.pt")
+_OURS = re.compile(r"(model|optimizer)_\d+_\d+\.pt|user_content\.pt")
+
+
+def _check_own(folder, owner):
+    """Of a folder that is to be replaced, its parts, too."""
+    if not os.path.lexists(folder):
+        return
+    if not files.is_own_folder(folder, owner):
+        raise FileExistsError(
+            f"expected nothing or a folder of this user at '{folder}', which is to be replaced, got a link, a file or one of "
+            f"user {os.lstat(folder).st_uid}. Move it away or take another tag."
+        )
+    for name in filter(_OURS.fullmatch, os.listdir(folder)):
+        files.check_destination(os.path.join(folder, name), owner)
 
 
 def _old(folder):
@@ -213,24 +230,21 @@ def _num_parts(folder):
 
 
 def _keep(path, newest, number):
-    def when(name):
-        return os.stat(os.path.join(path, name, "user_content.pt")).st_mtime_ns
+    """Of what other users have put there, and of saves that are not complete, nothing goes."""
+    owner = os.lstat(os.path.join(path, "newest")).st_uid
 
-    for name in os.listdir(path):  # of saves of any tag that were interrupted
-        if re.fullmatch(r"\..+_partial\.tmp", name):
-            files.remove_tree(os.path.join(path, name))
-        elif re.fullmatch(r"\..+_partial\.old", name):
-            _finish_swap(os.path.join(path, name[1:-4]))
-    others = [
-        name
-        for name in os.listdir(path)
-        if name.endswith("_partial") and name != newest and os.path.isfile(os.path.join(path, name, "user_content.pt"))
-        and not os.path.islink(os.path.join(path, name))
-    ]  # fmt: skip
-    others.sort(key=when)
-    owner = os.stat(os.path.join(path, "newest")).st_uid
-    for name in others[: max(0, len(others) + 1 - number)]:
-        _remove(os.path.join(path, name), owner)
+    def when(folder):
+        return os.stat(os.path.join(folder, "user_content.pt")).st_mtime_ns
+
+    others = [os.path.join(path, name) for name in os.listdir(path) if name.endswith("_partial") and name != newest]
+    complete = [
+        folder
+        for folder in others
+        if files.is_own_folder(folder, owner) and os.path.isfile(os.path.join(folder, "user_content.pt"))
+    ]
+    complete.sort(key=when)
+    for folder in complete[: max(0, len(complete) + 1 - number)]:
+        _remove(folder, owner)
 
 
 def _remove(folder, owner):
@@ -274,7 +288,9 @@ def _content_path(path, tag):
     content = os.path.join(path, f"user_content_{tag}")
     folder = os.path.dirname(content)
     staged, model = (os.path.join(folder, f".{name}.0.tmp") for name in (f"user_content_{tag}", tag))
-    return staged if os.path.exists(staged) and not os.path.exists(model) else content
+    own = os.path.join(folder, tag)
+    is_waiting = os.path.lexists(staged) and os.path.lexists(own) and not os.path.lexists(model)
+    return staged if is_waiting and files.is_own(staged, os.lstat(own).st_uid) else content
 
 
 @of_checkpoints
@@ -304,7 +320,7 @@ def resume_from_checkpoint(
 
     def find():
         folder = os.path.abspath(path)
-        name = _newest(folder) if tag is None else tag
+        name = _newest(folder, partial) if tag is None else tag
         files.check_name(name, "a tag")
         return folder, name
 
@@ -334,12 +350,18 @@ def resume_from_checkpoint(
     return content
 
 
-def _newest(folder):
+def _newest(folder, partial):
     path = os.path.join(folder, "newest")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"expected a file 'newest' in '{folder}', got none. Pass the tag of a checkpoint.")
     with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read(200).strip().removesuffix("_partial")
+        name = file.read(200).strip()
+    if name.endswith("_partial") != bool(partial):
+        raise ValueError(
+            f"expected '{path}' to name a {'partial' if partial else 'whole'} checkpoint, got {name!r}. Pass the tag of one, or "
+            f"partial={not partial}."
+        )
+    return name.removesuffix("_partial")
 
 
 def _read_parts(path, tag, optimizer, trusted):
@@ -369,4 +391,5 @@ def _read_parts(path, tag, optimizer, trusted):
 
 def _read_content(path, trusted):
     """None where others have made no such file, or left it empty."""
-    return files.read(path, trusted) if os.path.isfile(path) and os.path.getsize(path) > 0 else None
+    is_empty = os.path.isfile(path) and os.path.getsize(path) == 0
+    return None if is_empty or not os.path.lexists(path) else files.read(path, trusted)

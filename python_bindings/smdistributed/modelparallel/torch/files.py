@@ -39,6 +39,11 @@ def is_own(path, owner):
     return stat.S_ISREG(there.st_mode) and there.st_uid == owner
 
 
+def is_own_folder(path, owner):
+    there = os.lstat(path)
+    return stat.S_ISDIR(there.st_mode) and there.st_uid == owner
+
+
 def check_destination(path, owner):
     if os.path.lexists(path) and not is_own(path, owner):
         there = os.lstat(path)
