@@ -5,8 +5,7 @@
 #include <limits>
 
 #include "runtime/gradients/gradient_reducer.h"
-#include "tests/gpu/on_gpu.h"
-#include "tests/support/loopback_world.h"
+#include "tests/gpu/ranks_on_gpu.h"
 
 namespace smp::runtime {
 namespace {
@@ -57,15 +56,14 @@ struct Replica {
   std::unique_ptr<GradientReducer> reducer;
 };
 
-void on_each(const std::function<void(Transport&)>& body) {
-  tests::run_ranks(kReplicas, [&](Transport& replicas) {
-    const tests::OwnStream stream;
-    body(replicas);
-  });
-}
+// Directly, or by way of the host.
+class GradientsOnGpu : public testing::TestWithParam<bool> {
+ protected:
+  static void on_each(const std::function<void(Transport&)>& body) { tests::run_on_gpu(kReplicas, GetParam(), body); }
+};
 
 // Read, and freed at once, behind work that the GPU has not come to yet: their memory is not used again before.
-TEST(GradientsOnGpu, AreMeansOfThoseThatReplicasHave) {
+TEST_P(GradientsOnGpu, AreMeansOfThoseThatReplicasHave) {
   on_each([](Transport& replicas) {
     Replica replica(replicas);
     at::Tensor worst = torch::zeros({}, at::kCUDA);
@@ -84,7 +82,7 @@ TEST(GradientsOnGpu, AreMeansOfThoseThatReplicasHave) {
   });
 }
 
-TEST(GradientsOnGpu, AreAddedUpOverSteps) {
+TEST_P(GradientsOnGpu, AreAddedUpOverSteps) {
   on_each([](Transport& replicas) {
     Replica replica(replicas);
     for (int step = 0; step < kSteps; ++step) {
@@ -105,7 +103,7 @@ TEST(GradientsOnGpu, AreAddedUpOverSteps) {
   });
 }
 
-TEST(GradientsOnGpu, ThatAreNotFiniteAreNamedWhereTheyAre) {
+TEST_P(GradientsOnGpu, ThatAreNotFiniteAreNamedWhereTheyAre) {
   on_each([](Transport& replicas) {
     Replica replica(replicas, {.looks_for_nonfinite = true});
     replica.make_gradients(3, [&](int i) {
@@ -119,7 +117,7 @@ TEST(GradientsOnGpu, ThatAreNotFiniteAreNamedWhereTheyAre) {
   });
 }
 
-TEST(GradientsOnGpu, GoThroughAHook) {
+TEST_P(GradientsOnGpu, GoThroughAHook) {
   on_each([](Transport& replicas) {
     const auto twice = [&](const at::Tensor& gradients, int64_t /*index*/, bool /*is_last*/) {
       at::Tensor sum = gradients.clone();
@@ -139,6 +137,8 @@ TEST(GradientsOnGpu, GoThroughAHook) {
     }
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Ways, GradientsOnGpu, testing::Values(false, true), tests::way_name);
 
 }  // namespace
 }  // namespace smp::runtime

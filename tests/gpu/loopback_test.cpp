@@ -8,9 +8,7 @@
 #include <thread>
 
 #include "runtime/device/links.h"
-#include "runtime/transport/staged_transport.h"
-#include "tests/gpu/on_gpu.h"
-#include "tests/support/loopback_world.h"
+#include "tests/gpu/ranks_on_gpu.h"
 
 namespace smp::runtime {
 namespace {
@@ -21,11 +19,7 @@ constexpr int64_t kElements = 1 << 20;
 class LoopbackOnGpu : public testing::TestWithParam<bool> {
  protected:
   static void run(int num_ranks, const std::function<void(Transport&)>& body) {
-    tests::run_ranks(num_ranks, [&](Transport& transport) {
-      const tests::OwnStream stream;
-      const std::shared_ptr<Transport> borrowed(std::shared_ptr<void>(), &transport);
-      GetParam() ? body(*make_staged(borrowed)) : body(transport);
-    });
+    tests::run_on_gpu(num_ranks, GetParam(), body);
   }
 };
 
@@ -96,8 +90,7 @@ TEST(LinksOnGpu, TellBothEndsWhatKeepsThemApart) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, LoopbackOnGpu, testing::Values(false, true),
-                         [](const testing::TestParamInfo<bool>& way) { return way.param ? "ByTheHost" : "OnTheDevice"; });
+INSTANTIATE_TEST_SUITE_P(Ways, LoopbackOnGpu, testing::Values(false, true), tests::way_name);
 
 }  // namespace
 }  // namespace smp::runtime

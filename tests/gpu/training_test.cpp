@@ -30,13 +30,12 @@ struct Files {
 };
 
 std::vector<double> losses_on(DeviceKind device, int ranks, int steps, const std::function<void(int step)>& look = {},
-                              const Files& files = {}, int replicas = 1, CudaGraphs graphs = CudaGraphs::kAuto) {
+                              const Files& files = {}, int replicas = 1, Config config = {}) {
   std::vector<double> losses;
-  const Config config{.pipeline_parallel_degree = ranks / replicas,
-                      .microbatches = 4,
-                      .device = device,
-                      .cuda_graphs = graphs,
-                      .bucket_cap_mb = 1};
+  config.pipeline_parallel_degree = ranks / replicas;
+  config.microbatches = 4;
+  config.device = device;
+  config.bucket_cap_mb = 1;
   tests::run_smp_ranks(ranks, config, [&] {
     const tests::OwnStream stream(device == DeviceKind::kCuda);
     const auto net = make_net(replicas > 1 ? 1024 : 64);  // several buckets, which leave while the backward goes on
@@ -75,6 +74,12 @@ TEST(TrainingOnGpu, HasTheLossesOfTheCpu) {
   }
 }
 
+TEST(TrainingOnGpu, HasTheSameLossesWhereItsOperatorsWereTimed) {
+  constexpr int kSteps = 12, kRanks = 2;
+  const Config timed{.cost = CostSource::kMeasured, .cost_cache = "off"};
+  EXPECT_EQ(losses_on(DeviceKind::kCuda, kRanks, kSteps, {}, {}, 1, timed), losses_on(DeviceKind::kCuda, kRanks, kSteps));
+}
+
 TEST(TrainingOnGpu, HasTheLossesOfReplicasOnTheCpu) {
   constexpr int kSteps = 20, kReplicas = 2;
   for (const int ranks : {2, 4}) {
@@ -83,6 +88,29 @@ TEST(TrainingOnGpu, HasTheLossesOfReplicasOnTheCpu) {
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-3 * want[i]) << ranks << " ranks, step " << i;
   }
+}
+
+// Their graphs would write to them again.
+TEST(TrainingOnGpu, LeavesGradientsThatSomebodyKeeps) {
+  constexpr int kSteps = 24;
+  tests::run_smp_ranks(1, {.microbatches = 4, .device = DeviceKind::kCuda}, [&] {
+    const auto net = make_net(64);
+    DistributedModel<nn::SequentialImpl> model(net);
+    auto step = smp::step([&](at::Tensor rows) {
+      const at::Tensor loss = model(rows).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    std::vector<at::Tensor> kept, copies;
+    for (int i = 0; i < kSteps; ++i) {
+      for (at::Tensor& parameter : net->parameters()) parameter.mutable_grad().reset();
+      step(torch::full({kRows, kWidth}, 0.1 * i));
+      if (i % 3 > 0) continue;
+      for (const at::Tensor& parameter : net->parameters()) kept.push_back(parameter.grad());
+      for (size_t at = copies.size(); at < kept.size(); ++at) copies.push_back(kept[at].clone());
+    }
+    for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], copies[i])) << i;
+  });
 }
 
 void set_tf32(bool is_on) {
@@ -94,7 +122,7 @@ void set_tf32(bool is_on) {
 TEST(TrainingOnGpu, FollowsTf32FromStepToStepFromGraphsToo) {
   const auto losses = [](CudaGraphs graphs, bool turns) {
     const auto look = [turns](int step) { set_tf32(turns && (step / 5) % 2 == 0); };
-    std::vector<double> found = losses_on(DeviceKind::kCuda, 1, 20, look, {}, 1, graphs);
+    std::vector<double> found = losses_on(DeviceKind::kCuda, 1, 20, look, {}, 1, {.cuda_graphs = graphs});
     set_tf32(false);
     return found;
   };

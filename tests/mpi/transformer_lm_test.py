@@ -1,6 +1,6 @@
 """Trains transformer_lm in worlds of 1 to 4 processes, and compares what --log has written.
 
-Usage: transformer_lm_test.py TRANSFORMER_LM SMP. The model is small and the text short; a step is what it is in
+Usage: transformer_lm_test.py TRANSFORMER_LM SMP [FLAG ...], the flags of all runs. The model is small and the text short; a step is what it is in
 the real job: dropout, clipping, a learning rate that falls, epochs that end with a shorter batch and an evaluation.
 """
 
@@ -58,7 +58,7 @@ class TransformerLm(unittest.TestCase):
     def train(cls, num_ranks, *flags, data=None, microbatches=MICROBATCHES):
         path = cls.folder / "log"
         command = [SMP, "run", "-np", str(num_ranks), "--timeout", str(TIMEOUT_S), PROGRAM, *MODEL, *TRAINING,
-                   f"--microbatches={microbatches}", f"--data={data or cls.text}", f"--log={path}", *flags]
+                   f"--microbatches={microbatches}", f"--data={data or cls.text}", f"--log={path}", *FLAGS, *flags]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         assert done.returncode == 0, f"{command}\n{done.stdout}"
         return Log(path)
@@ -140,5 +140,5 @@ class TransformerLm(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    PROGRAM, SMP = sys.argv[1:]
+    PROGRAM, SMP, *FLAGS = sys.argv[1:]
     unittest.main(argv=["test"], verbosity=2)
