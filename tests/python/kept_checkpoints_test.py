@@ -44,10 +44,14 @@ class KeptCheckpoints(unittest.TestCase):
                 if os.geteuid() == 0:
                     os.chown(f"{folder}/d_partial", 12345, -1)
                 os.mkdir(f"{folder}/b_partial/model_8_0.pt")
+                os.mkdir(f"{folder}/c_partial/metrics")
+                if os.geteuid() == 0:
+                    os.chown(f"{folder}/c_partial/metrics", 12345, -1)
 
             on_rank_0(give_away)
-            refused = "of this user at .*user_content.pt", "at .*model_8_0.pt.*got another kind", "at .*d_partial.*one of user 12345"
-            for tag, text in zip("abd" if os.geteuid() == 0 else "ab", refused):
+            refused = ["of this user at .*user_content.pt", "at .*model_8_0.pt.*got another kind"]
+            refused += ["got .*metrics' of another user", "at .*d_partial.*one of user 12345"] if os.geteuid() == 0 else []
+            for tag, text in zip("abcd", refused):
                 with self.assertRaisesRegex(OSError, text):
                     run.save(folder, tag)
             run.save(folder, "e", num_kept_partial_checkpoints=1)
@@ -58,16 +62,26 @@ class KeptCheckpoints(unittest.TestCase):
     def test_are_resumed_from_the_newest_of_their_kind(self):
         with shared_folder() as folder:
             run = Run()
+            run.save(folder, "model", partial=False, user_content=50)
+            self.assertEqual(run.resume(folder, None, partial=False), 50)
+            with self.assertRaisesRegex(ValueError, "expected '.*newest' to name a partial checkpoint, got 'model'"):
+                run.resume(folder, None)
             run.save(folder, "best", user_content=100)
             run.save(folder, "step_400", user_content=400)
             run.save(folder, "best", partial=False, user_content=500)
-            with self.assertRaisesRegex(ValueError, "expected '.*newest' to name a partial checkpoint, got 'best'"):
-                run.resume(folder, None)
-            self.assertEqual(run.resume(folder, None, partial=False), 500)
-            run.save(folder, "step_400", user_content=600)
-            self.assertEqual(run.resume(folder, None), 600)
+            self.assertEqual(run.resume(folder, None), 400)
+            self.assertEqual(run.resume(folder, "step_400_partial"), 400)
+            self.assertEqual(run.resume(folder, "best", partial=False), 500)
             with self.assertRaisesRegex(ValueError, "whole checkpoint, got 'step_400_partial'"):
                 run.resume(folder, None, partial=False)
+
+    def test_that_go_leave_no_older_one_behind(self):
+        with shared_folder() as folder:
+            run = Run()
+            run.save(folder, "a", user_content="old")
+            on_rank_0(lambda: shutil.copytree(f"{folder}/a_partial", f"{folder}/.a_partial.old"))
+            run.save(folder, "b", num_kept_partial_checkpoints=1)
+            self.assertEqual(sorted(os.listdir(folder)), ["b_partial", "newest"])
 
     def test_take_no_content_that_others_have_put_there(self):
         with shared_folder() as folder:

@@ -1,16 +1,14 @@
 """Checkpoints: parts by rank, from which a job with as many partitions goes on, and whole models, which any number loads."""
 
-import contextlib
 import functools
 import os
 import pickle
-import re
 import shutil
 
 import torch
 
 from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel.torch import files
+from smdistributed.modelparallel.torch import files, partial_folders
 from smdistributed.modelparallel.torch.agreement import agreed
 from smdistributed.modelparallel.torch.comm import gathered
 from smdistributed.modelparallel.torch.model import check_registered, only_model
@@ -86,7 +84,8 @@ def save_checkpoint(
     num_kept_partial_checkpoints=None,
 ):
     """Writes model, optimizer and rank 0's user_content into path/{tag}_partial, or with partial=False the model as path/{tag}, a
-    state dictionary that a plain module loads, and path/user_content_{tag}; then path/newest. Collective over all ranks.
+    state dictionary that a plain module loads, and path/user_content_{tag}; then path/newest, which goes on naming a partial one
+    that is there. Collective over all ranks.
 
     The model and its optimizer are those that there are, where they are not named. An earlier checkpoint of that tag stays until
     this one is complete. num_kept_partial_checkpoints: older ones in `path` go. translate_if_full is without effect: names are
@@ -119,9 +118,10 @@ def save_checkpoint(
     def finish():
         if _engine.rank() == 0:
             name = f"{tag}_partial" if partial else tag
-            files.write(os.path.join(path, "newest"), lambda file: file.write(name.encode()))
+            if partial or not _names_partial(path):
+                files.write(os.path.join(path, "newest"), lambda file: file.write(name.encode()))
             if partial and num_kept_partial_checkpoints is not None:
-                _keep(path, name, num_kept_partial_checkpoints)
+                partial_folders.keep(path, name, num_kept_partial_checkpoints)
 
     agreed("save_checkpoint", finish)
 
@@ -153,9 +153,9 @@ def _save_parts(path, tag, model, optimizer, user_content):
         if _engine.rank() == 0:
             os.makedirs(path, exist_ok=True)
             owner = _check_newest(path)
-            for each in (folder, _old(folder), new):
-                _check_own(each, owner)
-            _finish_swap(folder)
+            for each in (folder, partial_folders.superseded(folder), new):
+                partial_folders.check_own(each, owner)
+            partial_folders.finish_swap(folder)
             files.remove_tree(new)
             os.mkdir(new)
 
@@ -170,13 +170,13 @@ def _save_parts(path, tag, model, optimizer, user_content):
     def commit():
         if _engine.rank() != 0:
             return
-        if _num_parts(new) != _engine.pp_size():
+        if partial_folders.num_parts(new) != _engine.pp_size():
             raise ValueError(f"expected a folder that all ranks share, got '{path}' with a part of their files.")
         if os.path.lexists(folder):
-            os.rename(folder, _old(folder))
+            os.rename(folder, partial_folders.superseded(folder))
         os.rename(new, folder)
         files.sync_folder(path)
-        _finish_swap(folder)
+        partial_folders.finish_swap(folder)
 
     agreed("save_checkpoint", begin)
     try:
@@ -186,74 +186,6 @@ def _save_parts(path, tag, model, optimizer, user_content):
             shutil.rmtree(new, ignore_errors=True)
         raise
     agreed("save_checkpoint", commit)
-
-
-_OURS = re.compile(r"(model|optimizer)_\d+_\d+\.pt|user_content\.pt")
-
-
-def _check_own(folder, owner):
-    """Of a folder that is to be replaced, its parts, too."""
-    if not os.path.lexists(folder):
-        return
-    if not files.is_own_folder(folder, owner):
-        raise FileExistsError(
-            f"expected nothing or a folder of this user at '{folder}', which is to be replaced, got a link, a file or one of "
-            f"user {os.lstat(folder).st_uid}. Move it away or take another tag."
-        )
-    for name in filter(_OURS.fullmatch, os.listdir(folder)):
-        files.check_destination(os.path.join(folder, name), owner)
-
-
-def _old(folder):
-    path, name = os.path.split(folder)
-    return os.path.join(path, f".{name}.old")
-
-
-def _finish_swap(folder):
-    """Of the two folders that an interrupted save may have left, the one that has the name stays, or gets it; what is not of a
-    checkpoint is kept."""
-    old = _old(folder)
-    if not os.path.isdir(old):
-        return
-    if not os.path.isdir(folder):
-        os.rename(old, folder)
-        return
-    for name in os.listdir(old):
-        if not _OURS.fullmatch(name) and not os.path.lexists(os.path.join(folder, name)):
-            os.rename(os.path.join(old, name), os.path.join(folder, name))
-    files.remove_tree(old)
-
-
-def _num_parts(folder):
-    ranks = [re.fullmatch(r"model_(\d+)(_\d+)*\.pt", name) for name in os.listdir(folder)]
-    return len({match[1] for match in ranks if match})
-
-
-def _keep(path, newest, number):
-    """Of what other users have put there, and of saves that are not complete, nothing goes."""
-    owner = os.lstat(os.path.join(path, "newest")).st_uid
-
-    def when(folder):
-        return os.stat(os.path.join(folder, "user_content.pt")).st_mtime_ns
-
-    others = [os.path.join(path, name) for name in os.listdir(path) if name.endswith("_partial") and name != newest]
-    complete = [
-        folder
-        for folder in others
-        if files.is_own_folder(folder, owner) and os.path.isfile(os.path.join(folder, "user_content.pt"))
-    ]
-    complete.sort(key=when)
-    for folder in complete[: max(0, len(complete) + 1 - number)]:
-        _remove(folder, owner)
-
-
-def _remove(folder, owner):
-    """user_content.pt last, as what is left without it is no checkpoint that a later call sees. What is not of one stays."""
-    for name in sorted(filter(_OURS.fullmatch, os.listdir(folder))):
-        if files.is_own(os.path.join(folder, name), owner):
-            os.unlink(os.path.join(folder, name))
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
 
 
 def _save_whole(path, tag, state, user_content):
@@ -321,6 +253,8 @@ def resume_from_checkpoint(
     def find():
         folder = os.path.abspath(path)
         name = _newest(folder, partial) if tag is None else tag
+        if partial and isinstance(name, str):
+            name = name.removesuffix("_partial")  # as newest names it
         files.check_name(name, "a tag")
         return folder, name
 
@@ -354,26 +288,39 @@ def _newest(folder, partial):
     path = os.path.join(folder, "newest")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"expected a file 'newest' in '{folder}', got none. Pass the tag of a checkpoint.")
-    with open(path, encoding="utf-8", errors="replace") as file:
-        name = file.read(200).strip()
+    name = _named_by(path)
     if name.endswith("_partial") != bool(partial):
         raise ValueError(
             f"expected '{path}' to name a {'partial' if partial else 'whole'} checkpoint, got {name!r}. Pass the tag of one, or "
             f"partial={not partial}."
         )
-    return name.removesuffix("_partial")
+    return name
+
+
+def _named_by(newest):
+    with open(newest, encoding="utf-8", errors="replace") as file:
+        return file.read(200).strip()
+
+
+def _names_partial(path):
+    """One that is there."""
+    newest = os.path.join(path, "newest")
+    if not os.path.isfile(newest):
+        return False
+    name = _named_by(newest)
+    return name.endswith("_partial") and os.path.isdir(os.path.join(path, name))
 
 
 def _read_parts(path, tag, optimizer, trusted):
     folder = os.path.join(path, f"{tag}_partial")
-    if not os.path.isdir(folder) and os.path.isdir(_old(folder)):
-        folder = _old(folder)
+    if not os.path.isdir(folder) and os.path.isdir(partial_folders.superseded(folder)):
+        folder = partial_folders.superseded(folder)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"expected a partial checkpoint, got no folder '{folder}'.")
-    if _num_parts(folder) != _engine.pp_size():
+    if partial_folders.num_parts(folder) != _engine.pp_size():
         raise ValueError(
             f"expected a checkpoint of {_engine.pp_size()} partitions, as this job has, got one of "
-            f"{_num_parts(folder)} in '{folder}'. Start as many, or load one that was saved with partial=False."
+            f"{partial_folders.num_parts(folder)} in '{folder}'. Start as many, or load one that was saved with partial=False."
         )
     state, optimizer_state = {}, None
     if _engine.dp_rank() == 0:
