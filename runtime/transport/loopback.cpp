@@ -61,14 +61,21 @@ class LoopbackTransport final : public GroupTransport {
     const std::string name =
         "broadcast of " + std::to_string(bytes.num_bytes) + " bytes from rank " + std::to_string(world_rank(root));
     const Device& device = device_of(bytes);
-    device.wait(device.record());
-    meet(name, bytes.data, [&](const std::vector<void*>& buffers) {
-      const void* const from = buffers[static_cast<size_t>(root)];
-      for (void* to : buffers) {
-        if (to != from) device.copy(to, from, bytes.num_bytes);
+    struct Contribution {
+      void* data;
+      Event at;  // what comes before the copies; then the end of them
+    } mine{bytes.data, device.record()};
+    meet(name, &mine, [&](const std::vector<void*>& contributions) {
+      const auto of = [&](size_t rank) { return static_cast<Contribution*>(contributions[rank]); };
+      for (size_t rank = 0; rank < contributions.size(); ++rank) device.go_on_behind(of(rank)->at);
+      const void* const from = of(static_cast<size_t>(root))->data;
+      for (size_t rank = 0; rank < contributions.size(); ++rank) {
+        if (of(rank)->data != from) device.copy(of(rank)->data, from, bytes.num_bytes);
       }
-      device.wait(device.record());
+      const Event end = device.record();
+      for (size_t rank = 0; rank < contributions.size(); ++rank) of(rank)->at = end;
     });
+    device.go_on_behind(mine.at);
   }
 
   std::vector<std::string> all_gather(std::string_view bytes) override {

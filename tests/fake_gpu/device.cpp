@@ -4,10 +4,12 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
 #include <iostream>
 #include <optional>
 
@@ -19,6 +21,10 @@ namespace smp::fake_gpu {
 namespace {
 
 const c10::Device kThisGpu(c10::kCUDA, 0);
+
+void refuse_in_recording(const char* what) {
+  TORCH_CHECK(Recording::of_thread() == nullptr, "expected work that a recording holds, got ", what);
+}
 
 Recorded& recorded(const runtime::Event& event) { return *static_cast<Recorded*>(event.get()); }
 
@@ -119,12 +125,17 @@ class FakeGpu final : public runtime::Device {
   int64_t free_bytes() const override { return Gpu::the().free_bytes(); }
   void release_free_memory() const override {}
 
-  runtime::Event record() const override { return std::make_shared<Recorded>(Gpu::the().record(Gpu::current())); }
+  runtime::Event record() const override {
+    refuse_in_recording("a record of an event");
+    return std::make_shared<Recorded>(Gpu::the().record(Gpu::current()));
+  }
   void wait(const runtime::Event& event) const override {
+    refuse_in_recording("a wait for the device");
     if (event) Gpu::the().wait(recorded(event));
   }
   bool has_reached(const runtime::Event& event) const override { return !event || Gpu::the().has_reached(recorded(event)); }
   void go_on_behind(const runtime::Event& event) const override {
+    refuse_in_recording("an event from outside");
     if (event) Gpu::the().go_on_behind(Gpu::current(), recorded(event));
   }
   std::unique_ptr<runtime::DeviceClock> new_clock() const override { return runtime::host().new_clock(); }
@@ -181,6 +192,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t num_bytes) override { return Gpu::the().allocate_pinned(static_cast<int64_t>(num_bytes)); }
+  void copy_data(void* to, const void* from, size_t num_bytes) const override { std::memcpy(to, from, num_bytes); }
+};
+
 struct Hooks final : at::CUDAHooksInterface {
   void init() const override {}
   bool isBuilt() const override { return true; }
@@ -193,7 +210,11 @@ struct Hooks final : at::CUDAHooksInterface {
   const at::Generator& getDefaultGenerator(c10::DeviceIndex /*index*/) const override {
     return at::detail::getDefaultCPUGenerator();
   }
-  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    static PinnedAllocator allocator;
+    return &allocator;
+  }
+  bool isPinnedPtr(const void* data) const override { return Gpu::the().is_pinned(data); }
   at::Generator getNewGenerator(c10::DeviceIndex /*index*/) const override { return at::detail::createCPUGenerator(); }
 };
 
@@ -204,9 +225,13 @@ struct Hooks final : at::CUDAHooksInterface {
 
 // A program in which something is out of order has failed, whatever it says.
 void tell_problems() {
-  const std::vector<std::string> problems = Gpu::the().problems();
-  for (const std::string& problem : problems) std::cerr << "fake GPU: " << problem << '\n';
-  if (!problems.empty()) _exit(1);
+  constexpr size_t kMost = 20;
+  const std::vector<std::string> problems = Gpu::the().take_problems();
+  if (problems.empty()) return;
+  for (size_t i = 0; i < std::min(problems.size(), kMost); ++i) std::cerr << "fake GPU: " << problems[i] << '\n';
+  std::cerr << "fake GPU: " << problems.size() << " in all" << std::endl;
+  std::fflush(nullptr);
+  _exit(1);
 }
 
 [[maybe_unused]] const int is_told = std::atexit(tell_problems);

@@ -1,7 +1,9 @@
 // In the place of NVIDIA's driver, libcuda.so.1: it shows one GPU, or none, and can do nothing else.
-extern "C" int smp_gpus_of_tests = 1;
-extern "C" int cuInit(unsigned /*flags*/) { return 0; }
-extern "C" int cuDeviceGetCount(int* count) {
+extern "C" {
+int smp_gpus_of_tests = 1;
+int cuInit(unsigned /*flags*/) { return 0; }
+int cuDeviceGetCount(int* count) {
   *count = smp_gpus_of_tests;
   return 0;
+}
 }

@@ -62,9 +62,10 @@ bool writes_to(const c10::Argument& argument) {
 }
 
 // Beside what schemas say: running means and variances.
-bool writes_to(const c10::FunctionSchema& schema, size_t argument) {
-  if (schema.name() == "aten::native_batch_norm" && (argument == 3 || argument == 4)) return true;
-  return writes_to(schema.arguments()[argument]);
+bool writes_to(const c10::FunctionSchema& schema, const Stack& args, size_t argument) {
+  constexpr size_t kMean = 3, kVariance = 4, kIsTraining = 5;
+  const bool is_running = schema.name() == "aten::native_batch_norm" && (argument == kMean || argument == kVariance);
+  return is_running ? args[kIsTraining].toBool() : writes_to(schema.arguments()[argument]);
 }
 
 bool is_view(const c10::FunctionSchema& schema) {
@@ -74,12 +75,16 @@ bool is_view(const c10::FunctionSchema& schema) {
 
 bool leaves_memory_as_it_is(const c10::FunctionSchema& schema) { return schema.name().starts_with("aten::empty"); }
 
+bool is_read_later(const Stack& args_of_copy) {
+  const at::Tensor& source = args_of_copy[1].toTensor();
+  return !source.is_cuda() && args_of_copy[2].toBool() && source.is_pinned();
+}
+
 // The host needs a number of it, or its memory.
 bool waits_for_device(const c10::OperatorHandle& op, const Stack& args) {
   if (op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape)) return true;
   if (op.schema().name() != "aten::copy_") return false;
-  const bool non_blocking = args[2].toBool();  // LibTorch keeps pinned memory until it has been read
-  return !args[0].toTensor().is_cuda() || (!args[1].toTensor().is_cuda() && !non_blocking);
+  return !args[0].toTensor().is_cuda() || (!args[1].toTensor().is_cuda() && !is_read_later(args));
 }
 
 // As the tensor cores of a GPU read numbers; the switch as it is when the operator is given.
@@ -129,7 +134,7 @@ class Call {
   Call(const c10::OperatorHandle& op, const Stack& args) : kernel_{op} {
     const bool rounds = rounds_to_tf32(op.schema());
     for (size_t i = 0; i < args.size(); ++i) {
-      const bool is_written = writes_to(op.schema(), i);
+      const bool is_written = writes_to(op.schema(), args, i);
       if (rounds && !is_written) kernel_.rounded.push_back(i);
       const auto twin = [&](const at::Tensor& tensor) { return twin_of(tensor, is_written); };
       kernel_.args.push_back(args[i].isDevice() ? c10::IValue(c10::Device(c10::kCPU)) : with_tensors(args[i], twin));
@@ -149,6 +154,7 @@ class Call {
     if (recording == nullptr) {
       Gpu::the().launch(schema.name(), reads_, writes);
     } else {
+      for (const auto& [position, block] : made_) recording->made.insert(block);
       recording->launches.push_back(
           {schema.name(), reads_, writes, [kernel = kernel_, made = made_] { run_again(kernel, made); }});
     }
@@ -238,6 +244,7 @@ void on_fake_gpu(const c10::OperatorHandle& op, Stack* stack) {
   stack->erase(stack->end() - static_cast<int64_t>(num_args), stack->end());
   for (c10::IValue& result : results) stack->push_back(std::move(result));
   if (waits) Gpu::the().wait(Gpu::the().record(Gpu::current()));
+  if (op.schema().name() == "aten::copy_" && is_read_later(args)) Gpu::the().reads_later(args[1].toTensor().storage());
 }
 
 TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_fake_gpu>()); }
@@ -256,6 +263,7 @@ Recording::Recording() { recording_of_thread = this; }
 Recording::~Recording() {
   recording_of_thread = nullptr;
   for (const auto& [block, bytes] : kept_) std::memcpy(block->data, bytes.data(), bytes.size());
+  for (const BlockPtr& block : made) std::memset(block->data, kGarbage, static_cast<size_t>(block->bytes));
 }
 
 Recording* Recording::of_thread() { return recording_of_thread; }

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ struct Launch {
   std::function<void()> run;
 };
 
-/// While it lives, this thread's operators are written down, and what they write to is at its end as it was before.
+/// While it lives, this thread's operators are written down; what they write to is at its end as it was before.
 class Recording {
  public:
   Recording();
@@ -31,6 +32,7 @@ class Recording {
   void keep(const std::vector<Range>& ranges);
 
   std::vector<Launch> launches;
+  std::set<BlockPtr> made;  // memory, whose values come with the first replay
 
  private:
   std::map<BlockPtr, std::string> kept_;

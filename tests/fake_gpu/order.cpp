@@ -12,11 +12,10 @@ namespace smp::fake_gpu {
 namespace {
 
 constexpr int64_t kRounding = 512, kMemoryBytes = int64_t{8} << 30;
-constexpr size_t kMostProblems = 20;
 constexpr int kAskedInVain = 4;  // times that an event is not reached, if nobody waits
-constexpr int kGarbage = 0xff;   // NaN, and no index
 
 thread_local Stream current_stream = 0;
+thread_local Clock host_of_thread;  // what this thread of the host has waited for
 
 void merge(Clock& into, const Clock& from) {
   for (const auto& [stream, tick] : from) into[stream] = std::max(into[stream], tick);
@@ -101,7 +100,7 @@ void Gpu::free(const BlockPtr& block) {
   blocks_.erase(block->data);
   if (block->is_of_pool) return;
   Clock& clock = clocks_[block->stream];
-  merge(clock, host_);
+  merge(clock, host_of_thread);
   const auto look = [&](const Access& access) {
     if (!knows(clock, access) && !block->shared_with.contains(access.stream)) {
       problems_.push_back("memory of stream " + std::to_string(block->stream) + " is free for it while stream " +
@@ -147,7 +146,7 @@ int64_t Gpu::free_bytes() {
 // The next of the stream, behind all that the host has waited for.
 Clock& Gpu::begin(Stream stream) {
   Clock& clock = clocks_[stream];
-  merge(clock, host_);
+  merge(clock, host_of_thread);
   ++clock[stream];
   return clock;
 }
@@ -195,7 +194,7 @@ void Gpu::launch(const std::string& what, const std::vector<Range>& reads, const
 Recorded Gpu::record(Stream stream) {
   const std::lock_guard lock(mutex_);
   Clock& clock = clocks_[stream];
-  merge(clock, host_);
+  merge(clock, host_of_thread);
   return {.clock = clock};
 }
 
@@ -204,31 +203,36 @@ void Gpu::go_on_behind(Stream stream, const Recorded& event) {
   merge(clocks_[stream], event.clock);
 }
 
-void Gpu::learn(const Clock& clock) {
-  merge(host_, clock);
+std::vector<c10::Storage> Gpu::learn(const Clock& clock) {
+  merge(host_of_thread, clock);
+  std::vector<c10::Storage> done;
   const auto is_there = [&](const HostCopy& copy) {
-    if (!knows(host_, {copy.stream, copy.tick, {}})) return false;
+    if (!knows(host_of_thread, {copy.stream, copy.tick, {}})) return false;
     if (copy.is_to_host) {
       std::memcpy(copy.host, copy.bytes.data(), copy.bytes.size());
     } else if (std::memcmp(copy.host, copy.bytes.data(), copy.bytes.size()) != 0) {
       problems_.push_back("memory of the host has changed before stream " + std::to_string(copy.stream) + " had read it");
     }
+    if (copy.kept) done.push_back(copy.kept);
     return true;
   };
   std::erase_if(copies_, is_there);
+  return done;
 }
 
 void Gpu::wait(const Recorded& event) {
+  std::vector<c10::Storage> done;  // whose end takes the lock
   const std::lock_guard lock(mutex_);
-  learn(event.clock);
+  done = learn(event.clock);
 }
 
 bool Gpu::has_reached(Recorded& event) {
+  std::vector<c10::Storage> done;
   const std::lock_guard lock(mutex_);
   const bool is_known = std::all_of(event.clock.begin(), event.clock.end(),
-                                    [&](const auto& each) { return knows(host_, {each.first, each.second, {}}); });
+                                    [&](const auto& each) { return knows(host_of_thread, {each.first, each.second, {}}); });
   if (!is_known && event.num_asked++ < kAskedInVain) return false;
-  learn(event.clock);
+  done = learn(event.clock);
   return true;
 }
 
@@ -265,26 +269,38 @@ c10::DataPtr Gpu::allocate_pinned(int64_t num_bytes) {
     the().drop_copies(pinned->data, pinned->data + pinned->bytes);
     std::free(pinned->data);
   };
+  const std::lock_guard lock(mutex_);
+  pinned_[data] = rounded;
   return {data, new Pinned{data, rounded}, done, host};
+}
+
+bool Gpu::is_pinned(const void* data) {
+  const std::lock_guard lock(mutex_);
+  const auto after = pinned_.upper_bound(static_cast<const char*>(data));
+  return after != pinned_.begin() && data < std::prev(after)->first + std::prev(after)->second;
+}
+
+void Gpu::reads_later(const c10::Storage& storage) {
+  const std::lock_guard lock(mutex_);
+  auto* const data = static_cast<char*>(storage.mutable_data());
+  copies_.push_back({.stream = current_stream,
+                     .tick = clocks_[current_stream][current_stream],
+                     .host = data,
+                     .is_to_host = false,
+                     .bytes = std::string(data, storage.nbytes()),
+                     .kept = storage});
 }
 
 void Gpu::drop_copies(const char* begin, const char* end) {
   const std::lock_guard lock(mutex_);
+  pinned_.erase(begin);
   if (std::erase_if(copies_, [&](const HostCopy& copy) { return copy.host >= begin && copy.host < end; }) == 0) return;
   problems_.push_back("pinned memory ends before the host has waited for the copy that uses it");
 }
 
-void Gpu::report(const std::string& problem) {
+std::vector<std::string> Gpu::take_problems() {
   const std::lock_guard lock(mutex_);
-  problems_.push_back(problem);
-}
-
-std::vector<std::string> Gpu::problems() {
-  const std::lock_guard lock(mutex_);
-  std::vector<std::string> first(problems_.begin(),
-                                 problems_.begin() + static_cast<int64_t>(std::min(problems_.size(), kMostProblems)));
-  if (problems_.size() > kMostProblems) first.push_back("and " + std::to_string(problems_.size() - kMostProblems) + " more");
-  return first;
+  return std::exchange(problems_, {});
 }
 
 }  // namespace smp::fake_gpu

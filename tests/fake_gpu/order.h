@@ -6,7 +6,7 @@
 // to it, and of which neither knows the other, are a problem on a GPU, however fast that is.
 #pragma once
 
-#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
 
 #include <cstdint>
 #include <map>
@@ -17,6 +17,8 @@
 #include <vector>
 
 namespace smp::fake_gpu {
+
+constexpr int kGarbage = 0xff;  // in memory without values: NaN, and no index
 
 using Stream = int64_t;
 /// How far streams have come; those that are missing have not begun.
@@ -89,9 +91,12 @@ class Gpu {
   /// has waited, and what it writes is there only then.
   void start_copy(void* to, const void* from, int64_t num_bytes);
   c10::DataPtr allocate_pinned(int64_t num_bytes);
+  bool is_pinned(const void* data);
+  /// Of pinned memory that the device has been told to read: `storage` stays until it has.
+  void reads_later(const c10::Storage& storage);
 
-  void report(const std::string& problem);
-  std::vector<std::string> problems();
+  /// Found since the last call.
+  std::vector<std::string> take_problems();
 
  private:
   struct HostCopy {
@@ -100,20 +105,21 @@ class Gpu {
     char* host;
     bool is_to_host;
     std::string bytes;
+    c10::Storage kept{};
   };
 
   Clock& begin(Stream stream);
   bool knows(const Clock& clock, const Access& access) const;
   void touch(const Clock& clock, const Range& range, const Access& now);
-  void learn(const Clock& clock);
+  std::vector<c10::Storage> learn(const Clock& clock);
   void free(const BlockPtr& block);
   void drop_copies(const char* begin, const char* end);
   BlockPtr find_locked(const void* data);
 
   std::mutex mutex_;
   std::map<Stream, Clock> clocks_;
-  Clock host_;  // what the host has waited for, whichever of its threads
   std::map<const char*, BlockPtr> blocks_;
+  std::map<const char*, int64_t> pinned_;  // bytes from there
   std::vector<HostCopy> copies_;
   std::vector<std::string> problems_;
   int64_t used_bytes_ = 0;

@@ -10,6 +10,7 @@
 #include "runtime/transport/staged_transport.h"
 #include "tests/gpu/on_gpu.h"
 #include "tests/support/loopback_world.h"
+#include "tests/support/own_stream.h"
 
 namespace smp::tests {
 

@@ -37,7 +37,6 @@ std::vector<double> losses_on(DeviceKind device, int ranks, int steps, const std
   config.device = device;
   config.bucket_cap_mb = 1;
   tests::run_smp_ranks(ranks, config, [&] {
-    const tests::OwnStream stream(device == DeviceKind::kCuda);
     const auto net = make_net(replicas > 1 ? 1024 : 64);  // several buckets, which leave while the backward goes on
     DistributedModel<nn::SequentialImpl> model(net);
     DistributedOptimizer optimizer(torch::optim::AdamW(net->parameters(), torch::optim::AdamWOptions(1e-3)), model);
@@ -74,6 +73,35 @@ TEST(TrainingOnGpu, HasTheLossesOfTheCpu) {
   }
 }
 
+auto step_of(DistributedModel<nn::SequentialImpl>& model) {
+  return smp::step([&model](at::Tensor rows) {
+    const at::Tensor loss = model(rows).square().mean();
+    model.backward(loss);
+    return loss;
+  });
+}
+
+// The copy of pinned memory to a GPU waits for nobody.
+TEST(TrainingOnGpu, LetsTheProgramWriteToItsBatchBehindAStep) {
+  constexpr int kSteps = 12;
+  const auto losses = [](bool writes) {
+    std::vector<double> found;
+    tests::run_smp_ranks(1, {.microbatches = 2, .device = DeviceKind::kCuda}, [&] {
+      const auto net = make_net(64);
+      DistributedModel<nn::SequentialImpl> model(net);
+      auto step = step_of(model);
+      for (int i = 0; i < kSteps; ++i) {
+        at::Tensor rows = torch::full({kRows, kWidth}, 0.1 * i, at::TensorOptions().pinned_memory(true));
+        const StepOutput loss = step(rows);
+        if (writes) rows.fill_(1e9);
+        found.push_back(loss.reduce_mean().item<double>());
+      }
+    });
+    return found;
+  };
+  EXPECT_EQ(losses(true), losses(false));
+}
+
 TEST(TrainingOnGpu, HasTheSameLossesWhereItsOperatorsWereTimed) {
   constexpr int kSteps = 12, kRanks = 2;
   const Config timed{.cost = CostSource::kMeasured, .cost_cache = "off"};
@@ -96,11 +124,7 @@ TEST(TrainingOnGpu, LeavesGradientsThatSomebodyKeeps) {
   tests::run_smp_ranks(1, {.microbatches = 4, .device = DeviceKind::kCuda}, [&] {
     const auto net = make_net(64);
     DistributedModel<nn::SequentialImpl> model(net);
-    auto step = smp::step([&](at::Tensor rows) {
-      const at::Tensor loss = model(rows).square().mean();
-      model.backward(loss);
-      return loss;
-    });
+    auto step = step_of(model);
     std::vector<at::Tensor> kept, copies;
     for (int i = 0; i < kSteps; ++i) {
       for (at::Tensor& parameter : net->parameters()) parameter.mutable_grad().reset();

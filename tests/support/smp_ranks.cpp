@@ -3,6 +3,7 @@
 
 #include "smp/engine/job.h"
 #include "tests/support/loopback_world.h"
+#include "tests/support/own_stream.h"
 
 namespace smp::tests {
 
@@ -14,6 +15,7 @@ void run_smp_ranks(int num_ranks, const Config& config, const std::function<void
     runtime::Launch launch{.rank = transport.rank(), .size = transport.size()};
     const auto context = engine::make_context(quiet, launch, borrowed);
     const engine::ThreadContext thread(context.get());
+    const OwnStream stream;
     fn();
   });
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "runtime/device/device.h"
 #include "smp/engine/models/models.h"
@@ -91,6 +92,10 @@ std::string PipelineRun::reasons() const {
 PipelineRun run_on_pipeline(const ZooModel& model, int ranks, Config config, const SplitOptions& options) {
   std::mutex mutex;
   PipelineRun all;
+  std::vector<runtime::Event> ends;  // of what ranks have given the device: others read what they have made
+  const auto wait_for_all = [&ends] {
+    for (const runtime::Event& end : ends) runtime::this_ranks_device().wait(end);
+  };
   config.seed = kSplitBaseSeed;
   tests::run_smp_ranks(ranks, config, [&] {
     std::vector<runtime::StageReport> reports;
@@ -99,15 +104,19 @@ PipelineRun run_on_pipeline(const ZooModel& model, int ranks, Config config, con
       reports = stage_reports();
       options.look();
     };
-    const OracleResult mine = run_split(model, looked);
+    OracleResult mine = run_split(model, looked);
     const std::lock_guard<std::mutex> lock(mutex);
+    ends.push_back(runtime::this_ranks_device().record());
+    wait_for_all();
     if (!all.result.losses.empty()) expect_bit_equal(mine.losses, all.result.losses, model.name + ": losses on two ranks");
-    all.result.losses = mine.losses;
-    all.result.outputs = mine.outputs;
-    all.result.buffers = mine.buffers;
-    for (const auto& [name, gradient] : mine.gradients) all.result.gradients[name] = gradient;
+    runtime::this_ranks_device().wait(runtime::this_ranks_device().record());  // before the others' go
+    all.result.losses = std::move(mine.losses);
+    all.result.outputs = std::move(mine.outputs);
+    all.result.buffers = std::move(mine.buffers);
+    for (auto& [name, gradient] : mine.gradients) all.result.gradients[name] = std::move(gradient);
     all.reports.insert(all.reports.end(), reports.begin(), reports.end());
   });
+  wait_for_all();
   return all;
 }
 

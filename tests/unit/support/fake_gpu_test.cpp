@@ -13,7 +13,11 @@ constexpr int64_t kBytes = 1024;
 
 class OnStreams : public testing::Test {
  protected:
-  ~OnStreams() override { Gpu::exchange(0); }
+  ~OnStreams() override {
+    Gpu::exchange(0);
+    memory_.clear();
+    found();
+  }
 
   void on(Stream stream, bool writes, int64_t begin = 0, int64_t end = kBytes) {
     Gpu::exchange(stream);
@@ -21,16 +25,13 @@ class OnStreams : public testing::Test {
     writes ? gpu_.launch("a write", {}, ranges) : gpu_.launch("a read", ranges, {});
   }
   void order() { gpu_.go_on_behind(kOther, gpu_.record(kOne)); }
-  /// What has been found since the last call.
+  /// What has been found last, since the last call.
   std::string found() {
-    const std::vector<std::string> all = gpu_.problems();
-    const std::string last = all.size() > num_known_ ? all.back() : "";
-    num_known_ = all.size();
-    return last;
+    const std::vector<std::string> all = gpu_.take_problems();
+    return all.empty() ? "" : all.back();
   }
 
   Gpu& gpu_ = Gpu::the();
-  size_t num_known_ = gpu_.problems().size();
   c10::DataPtr memory_ = [this] {
     Gpu::exchange(kOne);
     return gpu_.allocate(kBytes);
