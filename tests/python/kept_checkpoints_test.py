@@ -83,6 +83,23 @@ class KeptCheckpoints(unittest.TestCase):
             run.save(folder, "b", num_kept_partial_checkpoints=1)
             self.assertEqual(sorted(os.listdir(folder)), ["b_partial", "newest"])
 
+            def put_others():
+                os.mkdir(f"{folder}/.b_partial.old")
+                make_others(f"{folder}/.b_partial.old/model_0_0.pt")
+
+            on_rank_0(put_others)
+            run.save(folder, "c", num_kept_partial_checkpoints=1)
+            self.assertEqual(sorted(os.listdir(folder)), [".b_partial.old", "b_partial", "c_partial", "newest"])
+            self.assertEqual(run.resume(folder, "b"), None)
+
+    def test_that_wait_for_their_name_are_newest(self):
+        with shared_folder() as folder:
+            run = Run()
+            run.save(folder, "a", user_content=1)
+            on_rank_0(lambda: os.rename(f"{folder}/a_partial", f"{folder}/.a_partial.old"))  # killed between the two
+            run.save(folder, "model", partial=False)
+            self.assertEqual(run.resume(folder, None), 1)
+
     def test_take_no_content_that_others_have_put_there(self):
         with shared_folder() as folder:
             run = Run()

@@ -308,7 +308,8 @@ def _names_partial(path):
     if not os.path.isfile(newest):
         return False
     name = _named_by(newest)
-    return name.endswith("_partial") and os.path.isdir(os.path.join(path, name))
+    folder = os.path.join(path, name)
+    return name.endswith("_partial") and (os.path.isdir(folder) or os.path.isdir(partial_folders.superseded(folder)))
 
 
 def _read_parts(path, tag, optimizer, trusted):

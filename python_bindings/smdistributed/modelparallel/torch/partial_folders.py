@@ -62,9 +62,10 @@ def keep(path, newest, number):
     complete = [folder for folder in others if files.is_own_folder(folder, owner) and _is_complete(folder, owner)]
     complete.sort(key=when)
     for folder in complete[: max(0, len(complete) + 1 - number)]:
-        if os.path.lexists(superseded(folder)) and files.is_own_folder(superseded(folder), owner):
+        with contextlib.suppress(FileExistsError):  # else both stay, lest a superseded one be left alone
+            check_own(superseded(folder), owner)
             finish_swap(folder)
-        _remove(folder, owner)
+            _remove(folder, owner)
 
 
 def _is_complete(folder, owner):
