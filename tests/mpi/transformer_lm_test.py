@@ -1,7 +1,8 @@
 """Trains transformer_lm in worlds of 1 to 4 processes, and compares what --log has written.
 
-Usage: transformer_lm_test.py TRANSFORMER_LM SMP [FLAG ...], the flags of all runs. The model is small and the text short; a step is what it is in
-the real job: dropout, clipping, a learning rate that falls, epochs that end with a shorter batch and an evaluation.
+Usage: transformer_lm_test.py TRANSFORMER_LM SMP [FLAG ...], the flags of all runs. The model is small and the text short; a
+step is what it is in the real job: dropout, clipping, a learning rate that falls, epochs that end with a shorter batch and an
+evaluation.
 """
 
 import pathlib
