@@ -23,6 +23,7 @@ for test in gpu_loopback_test gpu_training_test gpu_oracle_test; do
   CUBLAS_WORKSPACE_CONFIG=:4096:8 "$build/bin/$test" --gtest_brief=1 || failed+=("$test")
 done
 "$build/bin/bench_gpu" || failed+=(bench_gpu)
+"$python" "$(dirname "$0")/../../benchmarks/gpu/compiled.py" || echo "test-gpu: not measured: torch.compile, which does not run here" >&2
 if [ ${#failed[@]} -gt 0 ]; then
   echo "test-gpu: failed: ${failed[*]}" >&2
   exit 1
