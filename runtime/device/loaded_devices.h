@@ -11,8 +11,8 @@ bool has_gpu();
 
 /// CUDA by LibTorch, which asks for it by itself, too, at the first call that has to do with CUDA. Loads libsmp_cuda.so,
 /// which lies where the program finds its libraries, and with it LibTorch's CUDA part (250 MB of the process). Throws
-/// c10::Error, and loads nothing more, where there is no driver or no GPU, where the driver is too old, or where smp was
-/// built without CUDA.
+/// c10::Error where there is no driver or no GPU, or smp was built without CUDA, and loads nothing more then; and where the
+/// driver is too old.
 const Device& cuda_device();
 
 }  // namespace smp::runtime

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "runtime/device/device.h"
@@ -151,8 +152,9 @@ bool TapeGraphs::record(Lane& lane, Part& part, const DeviceGraph* before, const
   try {
     const GeneratorHold hold;  // a recording draws from the default generator, in its own way
     part.graph->record([&] { work(*part.graph); });
-  } catch (const c10::Error& error) {
-    refusal_ = error.what_without_backtrace();
+  } catch (const std::exception& error) {  // also of the program's own operators
+    const auto* const of_libtorch = dynamic_cast<const c10::Error*>(&error);
+    refusal_ = of_libtorch != nullptr ? of_libtorch->what_without_backtrace() : error.what();
     part.graph.reset();
     sums_.clear();  // some may have been begun in it, and not been made
     return false;

@@ -96,8 +96,9 @@ DECLARES_A_LANGUAGE = re.compile(r"\bnamespace\s+torch\s*::\s*(nn|optim)\b|\btor
 PARTITIONER_THIRD_PARTY = ("c10/core/ScalarType.h", "c10/util/Exception.h")
 ONE_FILE_EACH = {"<mpi.h>": r"^mpi\.h$", "<nccl.h>": r"^nccl\.h$"}
 CUDA = re.compile(r"^(cuda|c10/cuda|ATen/cuda)\b")
-OF_CUDA = "runtime/device/cuda/"
-MAY_ASK_MPI = "tests/mpi/"  # tests of real processes, which read MPI's settings from outside
+OF_CUDA = ("runtime/device/cuda/", "tests/fake_cuda/")
+# Tests of real processes, which read MPI's settings from outside; what takes the place of NCCL.
+OF_TESTS_ALONE = ("tests/mpi/", "tests/fake_cuda/")
 READS_ENVIRONMENT = re.compile(r"\b(?:secure_)?getenv\s*\(|\benviron\b")
 ENVIRONMENT_FILES = re.compile(r"^(smp/engine/config|runtime/launch)/")
 MAY_READ_ENVIRONMENT = ("tools", "tests", "benchmarks")
@@ -185,9 +186,9 @@ class Checker:
             self.units.setdefault(unit_of(path), set()).add(unit_of(included))
             self.check_room(path, line, included)
         if CUDA.match(included) and not path.startswith(OF_CUDA):
-            self.report(path, line, f"CUDA may be included in {OF_CUDA} only")
+            self.report(path, line, f"CUDA may be included in {' and '.join(OF_CUDA)} only")
         for what, pattern in ONE_FILE_EACH.items():
-            if re.match(pattern, included) and not path.startswith(MAY_ASK_MPI):
+            if re.match(pattern, included) and not path.startswith(OF_TESTS_ALONE):
                 self.includers[what].append((path, line))
 
     def check_room(self, path, line, included):

@@ -1,14 +1,17 @@
 // Many steps on a GPU: the losses of the CPU, and no memory that grows.
 #include <gtest/gtest.h>
+#include <torch/library.h>
 #include <torch/torch.h>
 
 #include <filesystem>
+#include <stdexcept>
 
 #include "runtime/device/device.h"
 #include "runtime/device/random.h"
 #include "smp/smp.h"
 #include "tests/gpu/on_gpu.h"
 #include "tests/support/smp_ranks.h"
+#include "tests/support/split_run.h"
 
 namespace smp {
 namespace {
@@ -136,6 +139,42 @@ TEST(TrainingOnGpu, LeavesGradientsThatSomebodyKeeps) {
       for (size_t at = copies.size(); at < kept.size(); ++at) copies.push_back(kept[at].clone());
     }
     for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], copies[i])) << i;
+  });
+}
+
+// A program's kernel that waits for the device, which no recording can hold, and says so in its own way.
+at::Tensor wait_and_double(const at::Tensor& x) {
+  const runtime::Device& device = runtime::this_ranks_device();
+  try {
+    device.wait(device.record());
+  } catch (const c10::Error&) {
+    throw std::runtime_error("wait_and_double cannot wait here");
+  }
+  return x * 2;
+}
+
+TORCH_LIBRARY_IMPL(aten, CUDA, library) { library.impl("special_i1e", wait_and_double); }
+
+TEST(TrainingOnGpu, GoesOnFromTapesWhereARecordingFailsByAnErrorOfTheProgram) {
+  tests::run_smp_ranks(1, {.microbatches = 4, .device = DeviceKind::kCuda, .log_level = LogLevel::kOff}, [&] {
+    const auto net = make_net(64);
+    DistributedModel<nn::SequentialImpl> model(net);
+    auto step = smp::step([&](at::Tensor rows) {
+      const at::Tensor loss = model(at::special_i1e(rows)).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    const at::Tensor rows = torch::full({kRows, kWidth}, 0.1);
+    double first = 0;
+    for (int i = 0; i < 8; ++i) {
+      net->zero_grad();
+      const auto loss = step(rows).reduce_mean().item<double>();
+      if (i == 0) first = loss;
+      EXPECT_EQ(loss, first);
+    }
+    const auto reports = support::stage_reports();
+    EXPECT_NE(reports.at(0).stays_off_graphs.find("cannot wait here"), std::string::npos) << reports.at(0).stays_off_graphs;
+    EXPECT_GT(reports.at(0).num_taped, 0);
   });
 }
 

@@ -2,17 +2,81 @@
 // seed.
 #include "runtime/device/cuda/cuda_graph.h"
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
 
+#include <map>
+#include <mutex>
 #include <optional>
 
 namespace smp::runtime {
 namespace {
+
+// Streams to record on, of nobody else: what another thread gives a stream of LibTorch's pool, which hands out each to
+// several, would be recorded with the rest. Each is one thread's while that lives, so that the graphs of a rank use memory
+// again, which the allocator does for one stream alone, and one workspace of cuBLAS.
+class RecordingStreams {
+ public:
+  static c10::cuda::CUDAStream of_thread() {
+    static thread_local Borrowed borrowed;
+    const c10::DeviceIndex device = c10::cuda::current_device();
+    const auto found = borrowed.streams.find(device);
+    return found != borrowed.streams.end() ? found->second : borrowed.streams.emplace(device, take(device))->second;
+  }
+
+ private:
+  using ByDevice = std::multimap<c10::DeviceIndex, c10::cuda::CUDAStream>;
+  struct Free {
+    std::mutex mutex;
+    ByDevice streams;
+  };
+  struct Borrowed {
+    ~Borrowed() {
+      const std::lock_guard lock(free().mutex);
+      free().streams.merge(streams);
+    }
+    ByDevice streams;
+  };
+
+  // Never destroyed: threads may end after it would be.
+  static Free& free() {
+    static Free& the = *new Free();
+    return the;
+  }
+  static c10::cuda::CUDAStream take(c10::DeviceIndex device) {
+    const std::lock_guard lock(free().mutex);
+    if (const auto node = free().streams.extract(device)) return node.mapped();
+    cudaStream_t made = nullptr;
+    C10_CUDA_CHECK(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+    return c10::cuda::getStreamFromExternal(made, device);
+  }
+};
+
+// The rest goes on behind what `beside` has been given, also where no graph was made of it: LibTorch begins a recording by
+// writing to what its replays write to.
+class BehindAtEnd {
+ public:
+  BehindAtEnd(c10::cuda::CUDAStream rest, c10::cuda::CUDAStream beside) : rest_(rest), beside_(beside) {}
+  ~BehindAtEnd() {
+    try {
+      at::cuda::CUDAEvent given;
+      given.record(beside_);
+      given.block(rest_);
+    } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): a device that has failed; whoever uses it next hears why
+    }
+  }
+  BehindAtEnd(const BehindAtEnd&) = delete;
+  BehindAtEnd& operator=(const BehindAtEnd&) = delete;
+
+ private:
+  const c10::cuda::CUDAStream rest_, beside_;
+};
 
 class CudaGraph final : public DeviceGraph {
  public:
@@ -20,10 +84,12 @@ class CudaGraph final : public DeviceGraph {
 
   void record(const std::function<void()>& work) override {
     const c10::cuda::CUDAStream own = c10::cuda::getCurrentCUDAStream();
-    const c10::cuda::CUDAStreamGuard beside(c10::cuda::getStreamFromPool());
+    const c10::cuda::CUDAStream beside = RecordingStreams::of_thread();
+    const c10::cuda::CUDAStreamGuard on_it(beside);
     at::cuda::CUDAEvent reached;
     reached.record(own);
-    reached.block(c10::cuda::getCurrentCUDAStream());  // what the allocator has freed for it
+    reached.block(beside);  // what the allocator has freed for it
+    const BehindAtEnd behind(own, beside);
     const WithGenerator drawing(generator_);
     try {
       // Other threads go on as they were: ranks may be threads of one process.
@@ -82,9 +148,18 @@ class CudaGraph final : public DeviceGraph {
     }
     if (broken != nullptr) (void)cudaGraphDestroy(broken);
     (void)cudaGetLastError();  // the refusal of what a capture cannot hold would be found by the next operator
+    const c10::DeviceIndex device = c10::cuda::current_device();
+    at::HostAllocator& host = *at::getHostAllocator(at::kCUDA);
+    end([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool_); });
+    end([&] { c10::cuda::CUDACachingAllocator::releasePool(device, pool_); });
+    end([&] { host.end_allocate_to_pool(pool_); });
+    end([&] { host.release_pool(pool_); });
+  }
+
+  template <class Call>
+  static void end(const Call& call) noexcept {
     try {
-      c10::cuda::CUDACachingAllocator::endAllocateToPool(c10::cuda::current_device(), pool_);
-      c10::cuda::CUDACachingAllocator::releasePool(c10::cuda::current_device(), pool_);
+      call();
     } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): it had ended before
     }
   }
