@@ -109,16 +109,17 @@ TapeGraphs::~TapeGraphs() = default;
 TapeGraphs::Place TapeGraphs::place_for(int32_t slot, const TensorSpec& geometry) const {
   if (slot < 0) return {};
   const int64_t num_bytes = memory_bytes_[static_cast<size_t>(tape_->lists().slot_memories[static_cast<size_t>(slot)])];
-  return {with_storage_of(num_bytes, geometry), num_bytes};
+  return {.tensor = with_storage_of(num_bytes, geometry), .num_bytes = num_bytes};
 }
 
 // Kernels take other ways through data that are not aligned, with other bits.
 bool TapeGraphs::can_take(const Place& place, const at::Tensor& tensor) {
   constexpr uintptr_t kWidestAccess = 16;
-  if (!place.tensor.defined()) return true;
+  if (!place.tensor.defined()) return place.data == nullptr || data_of(tensor) == place.data;
   if (place.num_bytes == kSameTensor) return tensor.is_same(place.tensor);
-  return tensor.defined() && tensor.storage_offset() == place.tensor.storage_offset() && tensor.is_conj() == false &&
-         tensor.is_neg() == false && static_cast<int64_t>(tensor.storage().nbytes()) >= place.num_bytes &&
+  return tensor.defined() && is_on_host(tensor) == is_on_host(place.tensor) &&
+         tensor.storage_offset() == place.tensor.storage_offset() && tensor.is_conj() == false && tensor.is_neg() == false &&
+         static_cast<int64_t>(tensor.storage().nbytes()) >= place.num_bytes &&
          reinterpret_cast<uintptr_t>(data_of(tensor.storage())) % kWidestAccess == 0;
 }
 
@@ -136,9 +137,11 @@ TapeGraphs::Lane& TapeGraphs::free_lane() {
   auto lane = std::make_unique<Lane>();
   for (const TapeBinding& input : lists.inputs) lane->inputs.push_back(place_for(input.slot, input.geometry));
   for (const TapeOwn& own : lists.own) {
-    const bool stays = own.is_fixed || own.slot < 0;
     const bool is_of_host = is_on_host(own.tensor);  // what kernels read of it is part of the graph
-    lane->own.push_back(stays ? Place() : is_of_host ? Place{own.tensor, kSameTensor} : place_for(own.slot, own.geometry));
+    lane->own.push_back(own.slot < 0   ? Place()
+                        : own.is_fixed ? Place{.data = data_of(own.tensor)}
+                        : is_of_host   ? Place{.tensor = own.tensor, .num_bytes = kSameTensor}
+                                       : place_for(own.slot, own.geometry));
   }
   for (size_t i = 0; !lists.backwards.empty() && i < lists.backwards[0].roots.size(); ++i) {
     lane->roots.push_back(place_for(lists.backwards[0].roots[i], lists.backwards[0].root_geometries[i]));
@@ -199,15 +202,29 @@ Slots TapeGraphs::slots_of(const Lane& lane) { return lane.last->left; }
 // The first that is recorded becomes the sum, in the layout that AccumulateGrad gives it; all others are copied to its
 // place.
 void TapeGraphs::begin_sum(size_t own, at::Tensor gradient) {
-  at::Tensor& sum = sums_[own];
+  Sum& sum = sums_[own];
   const at::Tensor& parameter = tape_->lists().own[own].tensor;
-  if (sum.defined()) {
-    sum.copy_(gradient);
-  } else if (is_sole_owner(gradient) && torch::autograd::utils::obeys_layout_contract(gradient, parameter)) {
-    sum = std::move(gradient);
-  } else {
-    sum = torch::autograd::utils::clone_obey_contract(gradient, parameter);
+  if (sum.tensor.defined()) {
+    sum.tensor.copy_(gradient);
+    return;
   }
+  const bool can_be_it = is_sole_owner(gradient) && torch::autograd::utils::obeys_layout_contract(gradient, parameter);
+  sum.tensor = can_be_it ? std::move(gradient) : torch::autograd::utils::clone_obey_contract(gradient, parameter);
+  sum.data = data_of(sum.tensor);
+  sum.geometry = geometry_of(sum.tensor);
+}
+
+// The program may give a tensor that it has as .grad other memory; graphs go on to write where it was.
+bool TapeGraphs::are_sums_in_place(const std::vector<size_t>& parameters) {
+  for (const size_t own : parameters) {
+    const auto sum = sums_.find(own);
+    if (sum == sums_.end()) continue;
+    const at::Tensor& tensor = sum->second.tensor;
+    if (data_of(tensor) == sum->second.data && fits(tensor, sum->second.geometry)) continue;
+    refusal_ = "a gradient whose tensor has been given other memory, or another shape in place";
+    return false;
+  }
+  return true;
 }
 
 TapeGraphs::Turn TapeGraphs::turn_of(const std::vector<size_t>& parameters) const {
@@ -216,10 +233,10 @@ TapeGraphs::Turn TapeGraphs::turn_of(const std::vector<size_t>& parameters) cons
     const at::Tensor& gradient = tape_->lists().own[own].tensor.grad();
     const auto sum = sums_.find(own);
     if (!gradient.defined()) {
-      const bool is_kept_elsewhere = sum != sums_.end() && !is_sole_owner(sum->second);
+      const bool is_kept_elsewhere = sum != sums_.end() && !is_sole_owner(sum->second.tensor);
       if (is_kept_elsewhere) return Turn::kNeither;
       ++num_without;
-    } else if (sum == sums_.end() || !gradient.is_same(sum->second)) {
+    } else if (sum == sums_.end() || !gradient.is_same(sum->second.tensor)) {
       return Turn::kNeither;
     }
   }
@@ -232,7 +249,7 @@ GradientSink TapeGraphs::sink_for(Turn turn, std::vector<char>& is_begun) {
   return [this, &is_begun](size_t own, at::Tensor gradient) {
     TORCH_CHECK(gradient.layout() == at::kStrided, "a sparse gradient");
     if (!std::exchange(is_begun[own], char{1})) return begin_sum(own, std::move(gradient));
-    sums_.at(own).add_(gradient);
+    sums_.at(own).tensor.add_(gradient);
   };
 }
 
@@ -255,7 +272,7 @@ TapeGraphs::Part* TapeGraphs::run_part(Lane& lane, std::unique_ptr<Part>& part, 
   lane.last = part.get();
   for (const size_t own : parameters) {
     const at::Tensor& parameter = tape_->lists().own[own].tensor;
-    if (!parameter.grad().defined()) parameter.mutable_grad() = sums_.at(own);
+    if (!parameter.grad().defined()) parameter.mutable_grad() = sums_.at(own).tensor;
     tell_accumulated(parameter, {});
   }
   return part.get();
@@ -276,6 +293,7 @@ bool TapeGraphs::backward(Lane& lane, const std::vector<at::Tensor>& gradients, 
     const bool fits_in = backward.roots[i] < 0 || fits(gradients[i], backward.root_geometries[i]);
     if (!is_alike || !fits_in || !can_take(lane.roots[i], gradients[i])) return false;
   }
+  if (!are_sums_in_place(of_backward_)) return false;
   const Turn turn = turn_of(of_backward_);
   if (turn == Turn::kNeither) return leave();
   for (size_t i = 0; i < gradients.size(); ++i) take(lane.roots[i], gradients[i]);
@@ -293,8 +311,8 @@ bool TapeGraphs::backward(Lane& lane, const std::vector<at::Tensor>& gradients, 
 }
 
 bool TapeGraphs::weight_gradients(Lane& lane, const RandomState& random) {
+  if (!refusal_.empty() || !are_sums_in_place(of_weights_)) return false;
   const Turn turn = turn_of(of_weights_);
-  if (!refusal_.empty()) return false;
   if (turn == Turn::kNeither) return leave();
   const auto work = [&](Part& part, const GradientSink& sink, DeviceGraph& graph) {
     tape_->weight_gradients(part.left, recording_in(graph), sink);

@@ -44,8 +44,14 @@ class TapeGraphs : public std::enable_shared_from_this<TapeGraphs> {
  private:
   /// Memory that stays where it is, of a tensor that comes in.
   struct Place {
-    at::Tensor tensor;
-    int64_t num_bytes = 0;  // of its storage, with all that the tape reads of it
+    at::Tensor tensor{};
+    int64_t num_bytes = 0;       // of its storage, with all that the tape reads of it
+    const void* data = nullptr;  // of a tensor that is read where it is
+  };
+  struct Sum {
+    at::Tensor tensor{};
+    const void* data = nullptr;  // where graphs add to it, and as what
+    partitioner::TensorSpec geometry{};
   };
   struct Part;
   enum class Turn : uint8_t { kFirst, kAdds, kNeither };
@@ -55,6 +61,7 @@ class TapeGraphs : public std::enable_shared_from_this<TapeGraphs> {
   static bool can_take(const Place& place, const at::Tensor& tensor);
   static void take(const Place& place, const at::Tensor& tensor);
   bool leave();
+  bool are_sums_in_place(const std::vector<size_t>& parameters);
   Turn turn_of(const std::vector<size_t>& parameters) const;
   Part* run_part(Lane& lane, std::unique_ptr<Part>& part, Turn turn, const std::vector<size_t>& parameters,
                  const RandomState& random, const std::function<void(Part&, const GradientSink&, DeviceGraph&)>& work);
@@ -66,7 +73,7 @@ class TapeGraphs : public std::enable_shared_from_this<TapeGraphs> {
   std::vector<int64_t> memory_bytes_;             // by memory of slots
   std::vector<size_t> of_backward_, of_weights_;  // own tensors whose gradients are made there, in order
   std::vector<std::unique_ptr<Lane>> lanes_;
-  std::map<size_t, at::Tensor> sums_;  // by own tensor
+  std::map<size_t, Sum> sums_;  // by own tensor
   std::string refusal_, left_;
   int64_t num_replayed_ = 0;
 };

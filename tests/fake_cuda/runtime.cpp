@@ -155,6 +155,9 @@ using namespace smp::fake_cuda;
 
 extern "C" {
 
+// LibTorch's allocators end with the process, and leave what they know of each block.
+const char* __lsan_default_suppressions() { return "leak:CachingAllocator\nleak:CachingHostAllocator\n"; }
+
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : fail(cudaErrorInvalidDevice); }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 
+#include "runtime/device/device.h"
 #include "runtime/exchange/boundary.h"
 #include "runtime/exchange/tags.h"
 #include "runtime/libtorch/sole_owner.h"
@@ -143,10 +144,11 @@ class Exchange {
     std::vector<size_t> read(bytes_.size(), 0);
     for (const Slot& slot : slots_) {
       if (slot.owner == pipeline_.rank()) continue;
-      const runtime::MessageBuffer& message = *(*messages_)[slot.owner];
-      at::Tensor tensor = message.device().empty(slot.spec->sizes, slot.spec->dtype);
-      const auto bytes = static_cast<int64_t>(tensor.nbytes());
-      message.device().copy(runtime::memory_of(tensor).data, message.data() + read[slot.owner], bytes);
+      const runtime::Device& device = runtime::this_ranks_device();
+      at::Tensor tensor = device.empty(slot.spec->sizes, slot.spec->dtype);
+      if (const auto bytes = static_cast<int64_t>(tensor.nbytes()); bytes > 0) {  // else there may be no message
+        device.copy(runtime::memory_of(tensor).data, (*messages_)[slot.owner]->data() + read[slot.owner], bytes);
+      }
       read[slot.owner] += tensor.nbytes();
       returned_[slot.position][slot.microbatch] = std::move(tensor);
     }

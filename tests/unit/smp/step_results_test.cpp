@@ -91,6 +91,38 @@ void expect_everywhere(const Body& body, const Check& check) {
   });
 }
 
+struct EmptyBeside : torch::nn::Module {
+  EmptyBeside() {
+    set_partition(*first, 0);
+    for (const auto& each : rest) set_partition(*each, 1);
+  }
+  std::vector<at::Tensor> forward(const at::Tensor& x) {
+    const at::Tensor hidden = first(x), empty = hidden.detach().narrow(1, 0, 0) * 2;
+    return {rest[2](torch::tanh(rest[1](torch::relu(rest[0](hidden))))), empty};
+  }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
+  std::vector<torch::nn::Linear> rest = {register_module("b", torch::nn::Linear(8, 8)),
+                                         register_module("c", torch::nn::Linear(8, 8)),
+                                         register_module("d", torch::nn::Linear(8, 4))};
+};
+
+// Nothing is sent of them.
+TEST(StepResults, MayBeEmptyWhereARankMakesNoOthers) {
+  run_smp_ranks(2, {.microbatches = 2, .nonfinite = Nonfinite::kIgnore}, [] {
+    DistributedModel<EmptyBeside> model(std::make_shared<EmptyBeside>());
+    auto step = smp::step([&](at::Tensor data) {
+      const std::vector<at::Tensor> made = model(data);
+      const at::Tensor loss = made[0].square().mean();
+      model.backward(loss);
+      return std::vector<at::Tensor>{loss, made[1]};
+    });
+    for (int s = 0; s < 3; ++s) {
+      const auto results = step(rows(8, 8, s));
+      for (const at::Tensor& empty : results[1].outputs()) EXPECT_EQ(empty.sizes(), (std::vector<int64_t>{4, 0}));
+    }
+  });
+}
+
 TEST(StepResults, ValuesBecomeOneEntryPerMicrobatch) {
   int calls = 0;
   expect_everywhere(
