@@ -36,7 +36,10 @@ REGISTER_ALLOCATOR(c10::kCUDA, &the_allocator);
 at::Tensor tensor_over(const c10::Storage& storage, c10::DispatchKey key, const at::Tensor& like) {
   auto impl = c10::make_intrusive<at::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), like.dtype());
   impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
-  return at::Tensor(std::move(impl));
+  at::Tensor made(std::move(impl));
+  if (like.is_conj()) made._set_conj(true);
+  if (like.is_neg()) made._set_neg(true);
+  return made;
 }
 
 // Does `visit` for each tensor of it, and returns it with what that returns in their place.
@@ -251,6 +254,12 @@ TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::make
 
 // Which LibTorch makes of kernels that it looks for by the device, and not of operators.
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("set_.source_Storage", [](at::Tensor& self, c10::Storage source) -> at::Tensor& {
+    const auto num_elements = static_cast<int64_t>(source.nbytes() / self.itemsize());
+    self.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(source));
+    self.unsafeGetTensorImpl()->set_sizes_contiguous({num_elements});
+    return self;
+  });
   for (const char* name : {"copy_", "convolution", "convolution_backward"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_fake_gpu>());
   }

@@ -45,8 +45,8 @@ Seen run(CudaGraphs graphs, const Change& change) {
     for (int i = 0; i < kStepsInAll; ++i) {
       net->zero_grad();
       const StepOutput losses = step(torch::full({kExamples, kFeatures}, 0.1 * (i + 1)));
-      seen.numbers.push_back(losses.reduce_mean());
-      for (const at::Tensor& parameter : net->parameters()) seen.numbers.push_back(parameter.grad().clone());
+      seen.numbers.push_back(losses.reduce_mean().cpu());
+      for (const at::Tensor& parameter : net->parameters()) seen.numbers.push_back(parameter.grad().cpu());
       const at::NoGradGuard no_grad;
       change(*net);
     }

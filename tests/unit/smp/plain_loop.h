@@ -1,4 +1,5 @@
-// A step body compared with the same code in a loop without smp: losses, gradients, buffers and what the body has read.
+// A step body compared with the same code in a loop without smp, on the device that the program has chosen: losses,
+// gradients, buffers and what the body has read.
 // For files that are compiled with <torch/torch.h>.
 #pragma once
 
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/device/device.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/smp/small_net.h"
 
@@ -48,8 +50,14 @@ struct Loop {
 /// Gradients add up over the steps. Trains one model on all ranks of one pipeline.
 template <class Net>
 void expect_as_in_a_loop(const Loop& loop, const LoopBody<Net>& body) {
-  run_smp_ranks(loop.ranks, {.microbatches = loop.microbatches, .stage = loop.stage, .log_level = LogLevel::kOff}, [&] {
+  const runtime::Device& device = runtime::this_ranks_device();
+  const Config config{.microbatches = loop.microbatches,
+                      .stage = loop.stage,
+                      .device = device.type == runtime::host().type ? DeviceKind::kCpu : DeviceKind::kCuda,
+                      .log_level = LogLevel::kOff};
+  run_smp_ranks(loop.ranks, config, [&] {
     const auto net = make_filled<Net>(), twin = make_filled<Net>();
+    twin->to(device.current());
     DistributedModel model(net);
     std::vector<double> trace, want_trace;
     int s = 0;
@@ -58,7 +66,7 @@ void expect_as_in_a_loop(const Loop& loop, const LoopBody<Net>& body) {
                    [&](const at::Tensor& loss) { model.backward(loss); }, data, s, trace});
     });
     for (; s < loop.steps; ++s) {
-      const at::Tensor data = rows(2 * loop.microbatches, 8, 10 + s);
+      const at::Tensor data = rows(2 * loop.microbatches, 8, 10 + s).to(device.current());
       std::vector<at::Tensor> want;
       for (const auto& part : support::split_batch({data}, loop.microbatches)) {
         want.push_back(
@@ -71,7 +79,7 @@ void expect_as_in_a_loop(const Loop& loop, const LoopBody<Net>& body) {
       expect_twins(model, *twin, what);
       const auto buffers = twin->named_buffers();
       for (const auto& entry : model.state_dict().entries) {
-        if (entry.is_buffer) support::expect_bit_equal(entry.tensor, buffers[entry.name], what + ": " + entry.name);
+        if (entry.is_buffer) support::expect_bit_equal(entry.tensor, buffers[entry.name].cpu(), what + ": " + entry.name);
       }
       if (pp_rank() == 0) {
         EXPECT_EQ(trace, want_trace) << what;
