@@ -104,7 +104,7 @@ PLANTED = [
     ("tests/unit/x_test.cpp", "#include <mpi.h>\n",
      "tests/unit/x_test.cpp:3: <mpi.h> may be included in one file only"),
     ("runtime/stage/stage.cpp", "#include <c10/cuda/CUDAStream.h>\n",
-     "runtime/stage/stage.cpp:1: CUDA may be included in runtime/device/cuda/ only"),
+     "runtime/stage/stage.cpp:1: CUDA may be included in runtime/device/cuda/ and tests/fake_cuda/ only"),
     ("smp/step.cpp", '/* two\nlines */ auto x = std::getenv("X");\n',
      "smp/step.cpp:3: only smp/engine/config and runtime/launch may read the environment"),
     ("tools/long.cpp", "\n",
