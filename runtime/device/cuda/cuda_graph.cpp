@@ -150,17 +150,21 @@ class CudaGraph final : public DeviceGraph {
     (void)cudaGetLastError();  // the refusal of what a capture cannot hold would be found by the next operator
     const c10::DeviceIndex device = c10::cuda::current_device();
     at::HostAllocator& host = *at::getHostAllocator(at::kCUDA);
-    end([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool_); });
-    end([&] { c10::cuda::CUDACachingAllocator::releasePool(device, pool_); });
-    end([&] { host.end_allocate_to_pool(pool_); });
-    end([&] { host.release_pool(pool_); });
+    end([&] {
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool_);
+      c10::cuda::CUDACachingAllocator::releasePool(device, pool_);
+    });
+    end([&] {
+      host.end_allocate_to_pool(pool_);
+      host.release_pool(pool_);
+    });
   }
 
   template <class Call>
   static void end(const Call& call) noexcept {
     try {
       call();
-    } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): it had ended before
+    } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): it had ended before, and the graph gives it back
     }
   }
 
