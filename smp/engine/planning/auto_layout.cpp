@@ -175,16 +175,17 @@ std::string choose_for_all(RankState& rank, int step_number, const Call& call) {
   runtime::WireWriter out;
   std::string error;
   Layout layout;
+  int64_t rows = 0;
   try {
     layout = choose(rank, call, layouts_of(rank.context.world->size()), /*shared=*/true);
-    if (rank.context.config.microbatches == kAutoMicrobatches) {
-      rank.auto_microbatches[{step_number, rows_of(call)}] = layout.microbatches;
-    }
+    if (rank.context.config.microbatches == kAutoMicrobatches) rows = rows_of(call);
   } catch (...) {
     error = runtime::describe_exception(std::current_exception());
   }
   out.put(static_cast<int32_t>(step_number));
   out.put(static_cast<int32_t>(layout.pipeline_ranks));
+  out.put(layout.microbatches);
+  out.put(rows);
   out.put(error);
   return out.take();
 }
@@ -200,12 +201,15 @@ void lay_out(RankState& rank, int step_number, const Call& call) {
   } else {
     bytes = world.receive_bytes(0, runtime::kLayoutTag);
   }
-  const auto [step_function, pipeline_ranks, error] = runtime::read_all(bytes, "layout", [](runtime::WireReader& in) {
-    return std::tuple{in.get<int32_t>(), in.get<int32_t>(), in.get_string()};
-  });
+  const auto [step_function, pipeline_ranks, microbatches, rows, error] =
+      runtime::read_all(bytes, "layout", [](runtime::WireReader& in) {
+        return std::tuple{in.get<int32_t>(), in.get<int32_t>(), in.get<int64_t>(), in.get<int64_t>(), in.get_string()};
+      });
   TORCH_CHECK_VALUE(error.empty(), error);
   TORCH_CHECK(step_function == step_number, "step: expected all ranks to call the same step function, got number ",
               step_function, " on rank 0 and number ", step_number, " on rank ", world.rank(), ".");
+  // Other leaders would compare fewer layouts, and might cut their shares in another way.
+  if (rows > 0) rank.auto_microbatches[{step_number, rows}] = microbatches;
   rank.context.lay_out(pipeline_ranks);
   rank.executor.emplace(*rank.context.pipeline, rank.context.buffers);
 }
