@@ -169,7 +169,7 @@ fuzz:  ## Decoders of messages and files under libFuzzer, SECONDS=60 each; needs
 
 test-gpu:  ## What one GPU can show; without one, builds it all and says what was not run
 	@$(MAKE) configure PRESET=gpu MPI=OFF
-	@cmake --build build/gpu --parallel $(jobs) --target gpu_loopback_test gpu_training_test gpu_oracle_test gpu_bodies_test bench_gpu
+	@cmake --build build/gpu --parallel $(jobs) --target gpu_loopback_test gpu_training_test gpu_oracle_test gpu_bodies_test gpu_layouts_test bench_gpu
 	@tests/gpu/run.sh build/gpu $(python)
 
 bench: build transformers  ## All measurements, or ONLY=name; "name value unit" each

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "runtime/capture/devices.h"
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
 
@@ -119,6 +120,7 @@ void BodyCapture::operator_called(const c10::OperatorHandle& called, torch::jit:
   const bool is_literal = called == lift && as_ghost(stack.back().toTensor()) == nullptr;
   if (is_literal) stack.emplace_back();  // its memory format
   const c10::OperatorHandle& op = is_literal ? clone : called;
+  copy_between_devices(op, stack, bindings_);
   hosts_.empty() ? record_or_match(op, stack) : hosts_.operator_called(op, stack);
 }
 
@@ -128,13 +130,13 @@ void BodyCapture::record_or_match(const c10::OperatorHandle& op, torch::jit::Sta
   if (!recorder_ && matcher_.matches_call(op, stack)) {
     equal_.operator_follows(op, stack);
     const OperatorInfo& info = *matcher_.recording()->calls[static_cast<size_t>(matcher_.position())].info;
-    const bool is_for_host = reader_ && cpu_is_read_ && asks_for_host_copy(info, stack);
+    const at::Tensor brought = reader_ && cpu_is_read_ ? asked_for_on_host(info, stack) : at::Tensor();
     answer(stack);
-    if (is_for_host) stack.back() = hosts_.host_of(stack.back().toTensor());
+    if (brought.defined()) stack.back() = hosts_.host_of(stack.back().toTensor(), brought);
     return;
   }
   const OperatorInfo& info = operator_info(op);
-  const bool is_for_host = reader_ && cpu_is_read_ && asks_for_host_copy(info, stack);
+  const at::Tensor brought = reader_ && cpu_is_read_ ? asked_for_on_host(info, stack) : at::Tensor();
   if (info.kind == OperatorClass::kReadsValue && reader_) {
     equal_.operator_follows(op, stack);
     check_arithmetic(info.name);
@@ -146,7 +148,7 @@ void BodyCapture::record_or_match(const c10::OperatorHandle& op, torch::jit::Sta
   match_or_record([&] { return matcher_.matches_call(op, stack); });
   if (recorder_) check_arithmetic(info.name);
   recorder_ ? recorder_->operator_called(op, stack) : answer(stack);
-  if (is_for_host) stack.back() = hosts_.host_of(stack.back().toTensor());
+  if (brought.defined()) stack.back() = hosts_.host_of(stack.back().toTensor(), brought);
 }
 
 // At each operator of a recording; of a run that matches one only where it reads, at its backwards and its end, for a body

@@ -24,6 +24,10 @@ struct RefuseBackward : torch::autograd::Node {
   std::string name() const override { return "smp::RefuseBackward"; }
 };
 
+c10::DispatchKey backend_of(const c10::Storage& storage) {
+  return storage.device_type() == host().type ? host().backend : this_ranks_device().backend;
+}
+
 }  // namespace
 
 void refuse_backward() {
@@ -68,7 +72,7 @@ const c10::Storage& Ghost::storage() const {
 }
 
 Ghost::Ghost(c10::Storage&& storage, caffe2::TypeMeta dtype, uint64_t run_number, partitioner::ValueId value_id)
-    : c10::TensorImpl(std::move(storage), c10::DispatchKeySet(this_ranks_device().backend), dtype),
+    : c10::TensorImpl(std::move(storage), c10::DispatchKeySet(backend_of(storage)), dtype),
       run(run_number),
       value(value_id) {}
 
@@ -91,10 +95,10 @@ c10::intrusive_ptr<c10::TensorImpl> Ghost::shallow_copy_and_detach(c10::Variable
   return copy(version, allow_metadata_change);
 }
 
-c10::Storage make_ghost_storage(size_t num_bytes, const std::string& maker) {
+c10::Storage make_ghost_storage(size_t num_bytes, const Device& device, const std::string& maker) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), num_bytes,
-                                                       c10::DataPtr(nullptr, this_ranks_device().current()),
-                                                       c10::GetAllocator(this_ranks_device().type), /*resizable=*/true);
+                                                       c10::DataPtr(nullptr, device.current()),
+                                                       c10::GetAllocator(device.type), /*resizable=*/true);
   refuse_raw_pointers(
       *storage, "raw pointer to " + maker +
                     ": expected operators only, got an access to the data of a tensor (data_ptr, accessor, storage). The "

@@ -8,6 +8,7 @@
 #include <typeinfo>
 
 #include "partitioner/graph/graph.h"
+#include "runtime/device/device.h"
 #include "runtime/libtorch/node_handle.h"
 #include "runtime/libtorch/tensor_spec.h"
 
@@ -59,8 +60,8 @@ inline WeakTensor weak(const at::Tensor& tensor) { return WeakTensor(tensor.getI
 /// Undefined once it is gone.
 inline at::Tensor lock(const WeakTensor& tensor) { return at::Tensor(tensor.lock()); }
 
-/// A storage for ghosts; a raw pointer to its data throws a text that names `maker`.
-c10::Storage make_ghost_storage(size_t num_bytes, const std::string& maker);
+/// A storage for ghosts that say they are on `device`; a raw pointer to its data throws a text that names `maker`.
+c10::Storage make_ghost_storage(size_t num_bytes, const Device& device, const std::string& maker);
 
 at::Tensor make_ghost(const partitioner::TensorSpec& spec, const c10::Storage& storage, const GhostRun& run,
                       partitioner::ValueId value);

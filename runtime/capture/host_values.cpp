@@ -16,8 +16,8 @@ namespace smp::runtime {
 
 // tensor.cpu() names all that the tensor is, and LibTorch prints through doubles on the CPU; other calls of to(), as
 // x.to(weight.device()), leave the tensor where it is.
-bool asks_for_host_copy(const OperatorInfo& info, const torch::jit::Stack& stack) {
-  if (!info.may_copy_to_host) return false;
+at::Tensor asked_for_on_host(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  if (!info.may_copy_to_host) return {};
   const auto* arguments = &stack.end()[-info.num_arguments];
   const auto says = [](const c10::IValue& argument, int64_t wanted) {
     return argument.isInt() && argument.toInt() == wanted;
@@ -25,10 +25,12 @@ bool asks_for_host_copy(const OperatorInfo& info, const torch::jit::Stack& stack
   const auto is_host = [](const c10::IValue& device) {
     return device.isDevice() && device.toDevice().type() == host().type;
   };
-  if (info.overload == "device") return is_host(arguments[1]) && says(arguments[2], static_cast<int64_t>(at::kDouble));
   const at::Tensor& tensor = arguments[0].toTensor();
-  return says(arguments[1], static_cast<int64_t>(tensor.scalar_type())) &&
-         says(arguments[2], static_cast<int64_t>(tensor.layout())) && is_host(arguments[3]);
+  const bool is_asked = info.overload == "device"
+                            ? is_host(arguments[1]) && says(arguments[2], static_cast<int64_t>(at::kDouble))
+                            : says(arguments[1], static_cast<int64_t>(tensor.scalar_type())) &&
+                                  says(arguments[2], static_cast<int64_t>(tensor.layout())) && is_host(arguments[3]);
+  return is_asked ? tensor : at::Tensor();
 }
 
 namespace {
@@ -67,10 +69,12 @@ at::Tensor HostValues::ghost_leaving(const at::Tensor& tensor) const {
   return ghost;
 }
 
-at::Tensor HostValues::host_of(const at::Tensor& ghost) {
+at::Tensor HostValues::host_of(const at::Tensor& ghost, const at::Tensor& source) {
   if (as_ghost(ghost) == nullptr) return ghost;
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
-  hosts_.push_back({run_.read({ghost}).front().clone().to(host().type), ghost});  // the body may write to it
+  const bool is_of_body = as_ghost(source) != nullptr || bindings_.find_storage(source) != nullptr;
+  const at::Tensor content = run_.read({is_of_body ? source : ghost}).front();
+  hosts_.push_back({content.to(host().type, ghost.scalar_type(), /*non_blocking=*/false, /*copy=*/true), ghost});
   note_memory(hosts_.back().real, /*is_written=*/false);
   return hosts_.back().real;
 }
@@ -157,9 +161,8 @@ void HostValues::operator_called(const c10::OperatorHandle& op, torch::jit::Stac
   update_aliases(written, call);
 }
 
-// Where the host computes, a tensor and its cpu() are one, so what is written to the one is fetched for the other.
+// A tensor of the host and its cpu() are one, so what is written to the one is fetched for the other.
 void HostValues::update_aliases(const std::vector<at::Tensor>& written, const HostCall& call) {
-  if (this_ranks_device().type != host().type) return;
   for (size_t h = 0; h < hosts_.size() && !written.empty(); ++h) {
     const auto [real, ghost] = hosts_[h];
     const auto is_behind = [&, memory = run_.memory_of(ghost)](const at::Tensor& other) {
@@ -188,10 +191,12 @@ void HostValues::finish_host_call(const HostCall& call, size_t first, torch::jit
   size_t next = 0;
   for (size_t i = first; i < stack.size(); ++i) {
     stack[i] = call.real[i - first];
-    for_each_tensor(stack[i], [&](int, const at::Tensor& tensor) {
+    map_tensors(stack[i], [&](const at::Tensor& tensor) {
       const at::Tensor& ghost = ghosts.at(next++);
+      if (!is_on_host(tensor)) return ghost;
       if (ghost_of(tensor).is_same(tensor)) hosts_.push_back({tensor, ghost});
       note_memory(tensor, /*is_written=*/false);
+      return tensor;
     });
   }
 }
@@ -209,7 +214,7 @@ void HostValues::update_hosts(const HostCall& call, size_t first, torch::jit::St
       const auto host =
           std::find_if(hosts_.begin(), hosts_.end(), [&](const auto& other) { return other.ghost.is_same(ghost); });
       if (host != hosts_.end()) return host->real;
-      return call.is_real ? host_of(ghost) : ghost;
+      return call.is_real ? host_of(ghost, ghost) : ghost;
     });
   }
 }

@@ -35,8 +35,8 @@ class HostValues {
 
   bool empty() const { return hosts_.empty(); }
   void clear() noexcept;
-  /// Brings a ghost to the CPU; other tensors are there.
-  at::Tensor host_of(const at::Tensor& ghost);
+  /// Brings a ghost to the CPU; other tensors are there. `source`: what it is a copy of, or itself.
+  at::Tensor host_of(const at::Tensor& ghost, const at::Tensor& source);
   /// What stands in the recording for a tensor that leaves the body. Throws when it was written to through a pointer.
   at::Tensor ghost_leaving(const at::Tensor& tensor) const;
   /// An operator, some of whose arguments may be here.
@@ -75,7 +75,7 @@ class HostValues {
   std::vector<HostMemory> memory_;
 };
 
-/// Whether a call wants the content of the tensor on the CPU: cpu(), or printing.
-bool asks_for_host_copy(const OperatorInfo& info, const torch::jit::Stack& stack);
+/// The tensor whose content a call wants on the CPU: cpu(), or printing. Undefined for other calls.
+at::Tensor asked_for_on_host(const OperatorInfo& info, const torch::jit::Stack& stack);
 
 }  // namespace smp::runtime

@@ -11,6 +11,7 @@
 
 #include "partitioner/graph/graph_io.h"
 #include "runtime/capture/arguments.h"
+#include "runtime/capture/devices.h"
 #include "runtime/capture/places.h"
 #include "runtime/device/random.h"
 #include "runtime/libtorch/unmade.h"
@@ -65,6 +66,7 @@ std::vector<at::Tensor> Recorder::start(const std::vector<at::Tensor>& inputs) {
 
 at::Tensor Recorder::ghost_of_input(const TensorSpec& spec, size_t position) {
   maker_ = "step argument " + std::to_string(position);
+  makes_on_ = &this_ranks_device();
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
   at::Tensor stand_in = at::empty_strided(spec.sizes, spec.strides, at::TensorOptions(at::kMeta).dtype(spec.dtype));
   if (spec.storage_offset != 0) stand_in.unsafeGetTensorImpl()->set_storage_offset(spec.storage_offset);
@@ -275,6 +277,7 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
   if (info.is_random) node.random_ordinal = num_random_++;
   const std::string place = describe_place(info.name, module_of(*recording_, last_module_));
   maker_ = "the result of " + place;
+  makes_on_ = &device_of_results(info, stack, bindings_);
   try {
     calls_.operator_called(op, stack);
   } catch (c10::NotImplementedError& error) {

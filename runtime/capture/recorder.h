@@ -114,9 +114,10 @@ class Recorder : public Interceptor {
   MemoryRules rules_;
   std::unordered_map<const c10::TensorImpl*, Identity> identities_;
   std::unordered_map<const c10::StorageImpl*, StorageInfo> storages_;
-  std::vector<WeakTensor> ghosts_;  // by first value
-  std::vector<at::Tensor> held_;    // ghosts that the body has written to
-  std::string maker_;               // of results, for texts
+  std::vector<WeakTensor> ghosts_;                 // by first value
+  std::vector<at::Tensor> held_;                   // ghosts that the body has written to
+  std::string maker_;                              // of results, for texts
+  const Device* makes_on_ = &this_ranks_device();  // results of their own memory
   int32_t num_storages_ = 0;
   int32_t num_random_ = 0;
   std::string last_module_;

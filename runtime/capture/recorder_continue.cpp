@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "runtime/capture/arguments.h"
+#include "runtime/capture/devices.h"
 #include "runtime/capture/places.h"
 #include "runtime/capture/recorder.h"
 #include "runtime/device/device.h"
@@ -62,6 +63,7 @@ void Recorder::run_again(NodeId n, std::vector<at::Tensor>& live) {
   for (const Argument& argument : node.arguments) {
     stack.push_back(to_ivalue(argument, [&](ValueId id) { return live[id]; }, c10::Device(this_ranks_device().type)));
   }
+  makes_on_ = &device_of_results(*call.info, stack, bindings_);
   {
     const AmbientModes ambient;
     set_modes(node.grad_enabled, node.autocast);

@@ -28,6 +28,7 @@ struct Header {
   uint8_t misalignment = 0;  // of the data pointer, modulo 64
   uint8_t is_conj = 0;       // what the tensor means is not what its memory says: lazy conj() and its kin
   uint8_t is_neg = 0;
+  uint8_t is_on_host = 0;  // a message lies in the memory of the rank's device
   int64_t data_bytes = 0;
   int64_t sizes[kMaxDims] = {};
   int64_t strides[kMaxDims] = {};
@@ -45,7 +46,7 @@ Header read_header(const MessageBuffer& buffer, int64_t num_bytes) {
   if (num_bytes < kHeaderBytes) refuse(std::to_string(num_bytes) + " bytes");
   buffer.device().copy(&header, buffer.data(), sizeof header);
   if (header.magic != kMagic || header.dims > kMaxDims || header.defined > 1 || header.misalignment >= kAlignment ||
-      header.is_conj > 1 || header.is_neg > 1 || header.data_bytes < 0) {
+      header.is_conj > 1 || header.is_neg > 1 || header.is_on_host > 1 || header.data_bytes < 0) {
     refuse("bytes that are none");
   }
   return header;
@@ -187,8 +188,9 @@ PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool,
     packed.buffer->device().copy(packed.buffer->data(), &header, sizeof header);
     return packed;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(is_on_this_ranks_device(tensor), "boundary: expected tensors of the rank's device between ",
-                              "stages, got ", tensor.toString(), ". Move it there in forward: tensor.to(other.device()).");
+  TORCH_CHECK_NOT_IMPLEMENTED(is_on_this_ranks_device(tensor) || is_on_host(tensor),
+                              "boundary: expected tensors of the rank's device or of the host between stages, got ",
+                              tensor.toString(), ". Move it there in forward: tensor.to(other.device()).");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.dim() <= kMaxDims, "boundary: expected a tensor of at most ", kMaxDims,
                               " dimensions between stages, got ", tensor.dim());
   const void* data = data_of(tensor);
@@ -198,6 +200,7 @@ PackedTensor pack(const at::Tensor& tensor, int64_t max_bytes, BufferPool& pool,
   header.misalignment = static_cast<uint8_t>(reinterpret_cast<uintptr_t>(data) % kAlignment);
   header.is_conj = tensor.is_conj();
   header.is_neg = tensor.is_neg();
+  header.is_on_host = is_on_host(tensor);
   header.data_bytes = extent_bytes(tensor.sizes(), tensor.strides(), static_cast<int64_t>(tensor.element_size()));
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), header.sizes);
   std::copy(tensor.strides().begin(), tensor.strides().end(), header.strides);
@@ -240,11 +243,18 @@ at::Tensor unpack(const std::shared_ptr<MessageBuffer>& buffer, int64_t num_byte
   }
   if (header.is_conj != 0 && !c10::isComplexType(spec.dtype)) refuse("the conjugate of a real one");
   if (!following && buffer->device().type != this_ranks_device().type) {  // a header alone: the tensor is empty
-    return tensor_on(this_ranks_device(), nullptr, sizes, strides, spec.dtype, nullptr);
+    return tensor_on(header.is_on_host ? host() : this_ranks_device(), nullptr, sizes, strides, spec.dtype, nullptr);
   }
-  const auto& holder = following ? following : buffer;
-  char* data = holder->data() + (following ? 0 : kHeaderBytes) + header.misalignment;
-  at::Tensor tensor = tensor_on(holder->device(), data, sizes, strides, spec.dtype, holder);
+  auto holder = following ? following : buffer;
+  char* begin = holder->data() + (following ? 0 : kHeaderBytes);
+  if (header.is_on_host && holder->device().type != host().type) {
+    const int64_t all_bytes = header.misalignment + header.data_bytes;
+    const auto here = std::make_shared<MessageBuffer>(all_bytes, host());
+    holder->device().copy(here->data(), begin, all_bytes);
+    holder = here;
+    begin = here->data();
+  }
+  at::Tensor tensor = tensor_on(holder->device(), begin + header.misalignment, sizes, strides, spec.dtype, holder);
   if (header.is_conj) tensor._set_conj(true);
   if (header.is_neg) tensor._set_neg(true);
   return tensor;

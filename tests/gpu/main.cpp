@@ -18,5 +18,10 @@ int main(int argc, char** argv) {
     return 1;
   }
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  const int result = RUN_ALL_TESTS();
+  if (smp::runtime::this_ranks_device().type == smp::runtime::host().type) {
+    std::cerr << "a test has chosen the CPU, and those behind it have shown nothing of a GPU\n";
+    return 1;
+  }
+  return result;
 }

@@ -18,7 +18,7 @@ if ! "$build/bin/gpu_loopback_test" --gtest_list_tests > /dev/null; then
   exit 1
 fi
 failed=()
-for test in gpu_loopback_test gpu_training_test gpu_oracle_test gpu_bodies_test; do
+for test in gpu_loopback_test gpu_training_test gpu_oracle_test gpu_bodies_test gpu_layouts_test; do
   # cuBLAS gives the same bits in every run only with a workspace of a fixed size.
   CUBLAS_WORKSPACE_CONFIG=:4096:8 "$build/bin/$test" --gtest_brief=1 || failed+=("$test")
 done

@@ -1,6 +1,7 @@
 // Contexts over loopback transports.
 #include "tests/support/smp_ranks.h"
 
+#include "runtime/device/device.h"
 #include "smp/engine/job.h"
 #include "tests/support/loopback_world.h"
 #include "tests/support/own_stream.h"
@@ -10,6 +11,7 @@ namespace smp::tests {
 void run_smp_ranks(int num_ranks, const Config& config, const std::function<void()>& fn) {
   Config quiet = config;
   if (quiet.log_level == LogLevel::kInfo) quiet.log_level = LogLevel::kOff;  // warnings only where a test asks for them
+  if (runtime::this_ranks_device().type != runtime::host().type) quiet.device = DeviceKind::kCuda;
   run_ranks(num_ranks, [&](runtime::Transport& transport) {
     const std::shared_ptr<runtime::Transport> borrowed(std::shared_ptr<void>(), &transport);
     runtime::Launch launch{.rank = transport.rank(), .size = transport.size()};

@@ -123,6 +123,7 @@ class Exchange {
     for (const Slot& slot : slots_) {
       if (slot.owner != pipeline_.rank()) continue;
       at::Tensor tensor = own_copy(runs_[slot.microbatch], results[slot.microbatch], slot.value);
+      tensor = tensor.to(runtime::this_ranks_device().current());  // also what the body has brought to the host
       check_geometry(tensor, *slot.spec);
       if (message) {
         message->device().copy(message->data() + written, runtime::data_of(tensor), static_cast<int64_t>(tensor.nbytes()));

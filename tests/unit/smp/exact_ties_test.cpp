@@ -5,6 +5,7 @@
 #include <functional>
 #include <set>
 
+#include "runtime/device/device.h"
 #include "smp/engine/rank/rank_state.h"
 #include "tests/support/messages.h"
 #include "tests/support/model_zoo.h"
@@ -73,7 +74,7 @@ struct Siamese : Net {
 struct Unrolled : Net {
   at::Tensor loss(const at::Tensor& tokens) override {
     const at::Tensor x = embedding(tokens);
-    at::Tensor low = torch::zeros({tokens.size(0), kWidth}), high = low, sum = torch::zeros({});
+    at::Tensor low = torch::zeros({tokens.size(0), kWidth}, x.options()), high = low, sum = torch::zeros({}, x.options());
     for (int64_t t = 0; t < kLength; ++t) {
       low = torch::tanh(low_in(x.select(1, t)) + low_state(low));
       high = torch::tanh(high_in(low) + high_state(high));
@@ -160,6 +161,8 @@ void expect_as_in_a_loop(Run<T> run) {
   run_smp_ranks(run.ranks, run.config, [&] {
     const auto net = make<T>(), twin = make<T>();
     run.prepare(*net), run.prepare(*twin);
+    const at::Device device = runtime::this_ranks_device().current();
+    twin->to(device);
     DistributedModel<T> model(net);
     const auto momentum = torch::optim::SGDOptions(0.1).momentum(0.9);
     DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), momentum), model);
@@ -175,7 +178,7 @@ void expect_as_in_a_loop(Run<T> run) {
       if (s != 1) optimizer.zero_grad(), twin_optimizer.zero_grad();
       const Backward backward = [&](const at::Tensor& loss) { loss.div(microbatches).backward({}, /*retain_graph=*/true); };
       for (const auto& part : support::split_batch({tokens}, static_cast<int>(microbatches))) {
-        want.push_back(run.body(*twin, part[0], static_cast<int>(want.size()), backward));
+        want.push_back(run.body(*twin, part[0].to(device), static_cast<int>(want.size()), backward));
       }
       const std::string what = std::to_string(run.ranks) + " ranks, step " + std::to_string(s);
       expect_bit_equal(step(tokens).outputs(), want, what);
@@ -309,6 +312,7 @@ TEST(CopiesOfAWeight, WithAHookAreRefused) {
 // (a + b) / 2 of two replicas, each of which is exact.
 TEST(ExactTiesOfReplicas, AreAveragedAsEver) {
   run_smp_ranks(4, {.pipeline_parallel_degree = 2, .microbatches = 3, .exact_tied_weights = true}, [] {
+    const at::Device device = runtime::this_ranks_device().current();
     const auto net = make<Repeated>();
     DistributedModel<Repeated> model(net);
     auto step = smp::step([&](at::Tensor tokens) {
@@ -322,8 +326,9 @@ TEST(ExactTiesOfReplicas, AreAveragedAsEver) {
       step(tokens.chunk(2)[dp_rank()]);
       const std::vector twins{make<Repeated>(), make<Repeated>()};
       for (size_t r = 0; r < 2; ++r) {
+        twins[r]->to(device);
         for (const auto& part : support::split_batch({tokens.chunk(2)[r].clone()}, 3))
-          twins[r]->loss(part[0]).div(3).backward();
+          twins[r]->loss(part[0].to(device)).div(3).backward();
       }
       for (const auto& [name, tensor] : model.local_named_parameters()) {
         const at::Tensor want = (twins[0]->named_parameters()[name].grad() + twins[1]->named_parameters()[name].grad()) / 2;

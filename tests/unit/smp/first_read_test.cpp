@@ -180,7 +180,7 @@ TEST(FirstReadsOfReplicas, MayBeOneReplicasOnly) {
         return loss;
       });
       for (int s = 0; s < 2; ++s) {
-        const std::vector<at::Tensor> all = allgather(step(rows(4, 8, 1)).stack(), CommGroup::DP_GROUP);
+        const std::vector<at::Tensor> all = allgather(step(rows(4, 8, 1)).stack().cpu(), CommGroup::DP_GROUP);
         support::expect_bit_equal(all[0], all[1], "the same data on the same weights");
       }
     });

@@ -78,7 +78,7 @@ TEST_P(Join, TrainsAsOneLoopOverAllBatches) {
     train_twin(*twin, uneven.batches, by_all, eager);
     const auto want = twin->named_parameters();
     for (const auto& [name, parameter] : model.local_named_parameters()) {
-      EXPECT_TRUE(at::allclose(parameter, want[name], 1e-9, 1e-10)) << name;
+      EXPECT_TRUE(at::allclose(parameter.cpu(), want[name], 1e-9, 1e-10)) << name;
     }
     // The optimizers are equal again too: one more common step.
     optimizer.zero_grad(), eager.zero_grad();
@@ -86,8 +86,8 @@ TEST_P(Join, TrainsAsOneLoopOverAllBatches) {
     twin->forward(batch(0, 50)).square().mean().backward();
     optimizer.step(), eager.step();
     for (const auto& [name, parameter] : model.local_named_parameters()) {
-      EXPECT_TRUE(at::allclose(parameter, want[name], 1e-9, 1e-10)) << name;
-      const std::vector<at::Tensor> all = allgather(parameter.detach().clone(), CommGroup::DP_GROUP);
+      EXPECT_TRUE(at::allclose(parameter.cpu(), want[name], 1e-9, 1e-10)) << name;
+      const std::vector<at::Tensor> all = allgather(parameter.detach().cpu().clone(), CommGroup::DP_GROUP);
       for (const at::Tensor& other : all) expect_bit_equal(parameter, other, name);
     }
   });
@@ -119,7 +119,7 @@ TEST(JoinBuffers, AreThoseOfTheReplicaThatGoesOn) {
     twin->forward(rows(4, 8, 0));
     const at::Tensor after_first = twin->norm->running_mean.clone();
     for (int s = 1; s < 4; ++s) twin->forward(rows(4, 8, 10 + s));
-    const at::Tensor mean = net->norm->running_mean;
+    const at::Tensor mean = net->norm->running_mean.cpu();
     const std::vector<at::Tensor> all = allgather(mean.clone(), CommGroup::DP_GROUP);
     expect_bit_equal(all[0], all[1], "running mean");
     EXPECT_EQ(net->norm->num_batches_tracked.item<int64_t>(), 4);
@@ -147,7 +147,7 @@ TEST(JoinGradients, ThatWereKeptByNoSyncCountOnce) {
     });
     for (const auto& [r, s] : {std::pair{0, 0}, {1, 0}, {1, 1}}) (twin->forward(batch(r, s)).square().mean() / 2).backward();
     for (const auto& named : twin->named_parameters()) {
-      EXPECT_TRUE(at::allclose(net->named_parameters()[named.key()].grad(), named.value().grad(), 1e-10, 1e-12))
+      EXPECT_TRUE(at::allclose(net->named_parameters()[named.key()].grad().cpu(), named.value().grad(), 1e-10, 1e-12))
           << named.key();
     }
   });
@@ -303,7 +303,7 @@ TEST(JoinEnds, WithTheCycleOfPassesBegunAnew) {
     smp::join([&] { train(dp_rank() == 0 ? 1 : 3); });
     model.zero_grad();
     train(2);
-    const std::vector<at::Tensor> all = allgather(net->first->weight.grad().clone(), CommGroup::DP_GROUP);
+    const std::vector<at::Tensor> all = allgather(net->first->weight.grad().cpu().clone(), CommGroup::DP_GROUP);
     expect_bit_equal(all[0], all[1], "averaged after two passes");
   });
 }

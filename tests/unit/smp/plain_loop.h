@@ -51,10 +51,7 @@ struct Loop {
 template <class Net>
 void expect_as_in_a_loop(const Loop& loop, const LoopBody<Net>& body) {
   const runtime::Device& device = runtime::this_ranks_device();
-  const Config config{.microbatches = loop.microbatches,
-                      .stage = loop.stage,
-                      .device = device.type == runtime::host().type ? DeviceKind::kCpu : DeviceKind::kCuda,
-                      .log_level = LogLevel::kOff};
+  const Config config{.microbatches = loop.microbatches, .stage = loop.stage, .log_level = LogLevel::kOff};
   run_smp_ranks(loop.ranks, config, [&] {
     const auto net = make_filled<Net>(), twin = make_filled<Net>();
     twin->to(device.current());

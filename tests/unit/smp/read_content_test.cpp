@@ -119,68 +119,6 @@ TEST_P(ReadContent, OfAParameterOnSomeWaysOnly) {
   });
 }
 
-TEST_P(ReadContent, OnTheCpuFollowsWrites) {
-  check([](const BodyRun<SmallNet>& run) {
-    const at::Tensor output = run.forward(run.data);
-    at::Tensor total = output.detach().sum().clone().cpu();
-    total.add_(output.detach().abs().sum());
-    run.trace.push_back(*total.data_ptr<float>());
-    total.copy_(output.detach().max());
-    run.trace.push_back(total.item<double>());
-    total.mul_(2);
-    run.trace.push_back(*total.data_ptr<float>());
-    const at::Tensor again = output.detach().cpu();
-    again[0].zero_();
-    run.trace.push_back(again.cpu().abs().sum().item<double>());
-    run.trace.push_back((output * total).to(at::kCPU, at::kDouble).sum().item<double>());
-    return trained(run, (output * total).square().mean() + (output * again).sum());
-  });
-}
-
-TEST_P(ReadContent, OnTheCpuFollowsWritesToWhatWasBrought) {
-  check([](const BodyRun<SmallNet>& run) {
-    const at::Tensor output = run.forward(run.data), here = output.detach() * 1, there = here.cpu(), first = there[0];
-    here.mul_(2);
-    run.trace.push_back(there.sum().item<double>());
-    run.trace.push_back(*first.data_ptr<float>());
-    here.add_(there);
-    run.trace.push_back(there.data_ptr<float>()[1]);
-    there.mul_(2);
-    run.trace.push_back(here.sum().item<double>());
-    const at::Tensor loss = (output * there).square().mean();
-    return trained(run, *first.data_ptr<float>() > 0 ? loss : loss * 3);
-  });
-}
-
-TEST_P(ReadContent, OfAParameterOnTheCpu) {
-  check_buffers([](const BodyRun<CountNet>& run) {
-    run.trace.push_back(run.net.first->bias.cpu().sum().item<double>());
-    run.trace.push_back(run.net.first->bias.contiguous().sum().item<double>());
-    const at::Tensor loss = (run.forward(run.data) * run.net.scale.cpu()).square().mean();
-    return trained(run, loss);
-  });
-}
-
-struct TwoNamesNet : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) { return last(first(x) * all.sum()); }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
-  torch::nn::Linear last = register_module("last", torch::nn::Linear(8, 4));
-  at::Tensor all = register_buffer("all", torch::ones({3}));
-  at::Tensor part = register_buffer("part", all.narrow(0, 1, 2));
-};
-
-TEST_P(ReadContent, OfABufferIsThatOfItsOtherName) {
-  expect_as_in_a_loop<TwoNamesNet>({.ranks = GetParam()}, [](const BodyRun<TwoNamesNet>& run) {
-    {
-      const at::NoGradGuard no_grad;
-      run.net.all.add_(1);
-    }
-    run.trace.push_back(run.net.part.sum().item<double>());
-    const at::Tensor loss = run.forward(run.data).square().mean();
-    return trained(run, loss);
-  });
-}
-
 TEST_P(ReadContent, OfABufferOnTheCpuFollowsWrites) {
   check_buffers([](const BodyRun<CountNet>& run) {
     const at::NoGradGuard no_grad;
@@ -194,15 +132,6 @@ TEST_P(ReadContent, OfABufferOnTheCpuFollowsWrites) {
     run.trace.push_back(*part.data_ptr<float>());
     const at::AutoGradMode with_grad(true);
     return trained(run, (run.forward(run.data) * here.sum()).square().mean());
-  });
-}
-
-TEST_P(ReadContent, OfABufferOnTheCpuFollowsWritesUnderAnotherName) {
-  check_buffers([](const BodyRun<CountNet>& run) {
-    const at::Tensor here = run.net.count.cpu();
-    run.net.count.data().add_(1);
-    run.trace.push_back(here.sum().item<double>());
-    return trained(run, run.forward(run.data).square().mean());
   });
 }
 

@@ -192,7 +192,7 @@ TEST_P(ValueReads, ThroughAPointerAfterCpu) {
 
 TEST_P(ValueReads, OfTensorsThatAreUsedFurtherKeepTheirGradient) {
   check([](const Forward& forward, const Backward& backward, const at::Tensor& data, std::vector<double>& trace) {
-    const at::Tensor output = forward(data.to(at::kCPU)).cpu();
+    const at::Tensor output = forward(data.to(at::kCPU).to(data.device())).cpu();
     trace.push_back(output[0][0].item<double>());
     trace.push_back(output.abs().contiguous().data_ptr<float>()[1]);
     const at::Tensor loss = output.square().mean();

@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 RUN = pathlib.Path(sys.argv.pop(1), "tests/gpu/run.sh")
-PROGRAMS = ("gpu_loopback_test", "gpu_training_test", "gpu_oracle_test", "gpu_bodies_test", "bench_gpu")
+PROGRAMS = ("gpu_loopback_test", "gpu_training_test", "gpu_oracle_test", "gpu_bodies_test", "gpu_layouts_test", "bench_gpu")
 PROGRAMS += ("python",)  # asked where torch is
 
 

@@ -1,0 +1,146 @@
+// Bodies on a GPU that bring tensors to the host, compute there and go back, against the same code in a plain loop.
+#include <sstream>
+
+#include "tests/support/split_run.h"
+#include "tests/unit/smp/plain_loop.h"
+
+namespace smp {
+namespace {
+
+using tests::BodyRun;
+using tests::SmallNet;
+
+at::Device gpu() { return runtime::this_ranks_device().current(); }
+
+class HostTensors : public testing::TestWithParam<int> {
+ protected:
+  static void check(const tests::LoopBody<SmallNet>& body) {
+    tests::expect_as_in_a_loop<SmallNet>({.ranks = GetParam()}, body);
+  }
+  static at::Tensor trained(const BodyRun<SmallNet>& run, const at::Tensor& loss) {
+    run.backward(loss);
+    return loss;
+  }
+  static void note(const BodyRun<SmallNet>& run, const at::Tensor& tensor) {
+    run.trace.push_back(tensor.sum().item<double>());
+    run.trace.push_back(tensor.is_cpu());
+  }
+};
+
+TEST_P(HostTensors, AreNotTheTensorsThatTheyAreCopiesOf) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), x = output.detach() * 1, there = x.cpu(), seen = x.cpu();
+    there.mul_(2);
+    note(run, there);
+    note(run, x);
+    x.mul_(3);
+    note(run, seen);
+    const at::Tensor back = there.to(gpu());
+    back.add_(1);
+    note(run, there);
+    note(run, back);
+    return trained(run, (output * x).square().mean() + (output * back).sum());
+  });
+}
+
+TEST_P(HostTensors, OfAParameter) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor loss = run.forward(run.data).square().mean(), weight = run.net.parameters()[0];
+    const at::Tensor there = weight.detach().cpu();
+    there.mul_(2);
+    note(run, there);
+    note(run, weight);
+    return trained(run, loss * there.to(gpu()).sum());
+  });
+}
+
+TEST_P(HostTensors, ThatNobodyReads) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), zeros = at::zeros({4}), ones = zeros.to(gpu());
+    ones.add_(1);
+    run.trace.push_back(zeros.is_cpu() && !ones.is_cpu());
+    return trained(run, (output * ones).square().mean() + zeros.sum().to(gpu()));
+  });
+}
+
+TEST_P(HostTensors, AndTheirCpuAreOne) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), zeros = at::zeros({4}), same = zeros.cpu();
+    zeros.add_(1);
+    run.trace.push_back(same.data_ptr<float>()[1]);
+    note(run, same);
+    return trained(run, (output * zeros.to(gpu())).square().mean());
+  });
+}
+
+TEST_P(HostTensors, WhereAnotherTensorIs) {
+  static const at::Tensor other = at::ones({1}, at::kDouble);
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), x = output.detach() * 1, there = x.to(other),
+                     as_other = x.type_as(other);
+    there.mul_(2);
+    note(run, there);
+    note(run, as_other);
+    note(run, x);
+    return trained(run, (output * x).square().mean());
+  });
+}
+
+TEST_P(HostTensors, CopiedInPlace) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), x = output.detach() * 1, there = x.cpu(), fresh = at::zeros({2, 4});
+    fresh.copy_(x);
+    note(run, fresh);
+    there.mul_(2);
+    x.copy_(there);
+    note(run, x);
+    there.copy_(output.detach() * 5);
+    run.trace.push_back(there.data_ptr<float>()[3]);
+    return trained(run, (output * x).square().mean());
+  });
+}
+
+TEST_P(HostTensors, TakeGradientsBack) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), there = output.cpu();
+    const at::Tensor mask = (there.detach() > 0).to(at::kFloat);
+    note(run, mask);
+    return trained(run, output.square().mean() + (there * mask).mean().to(gpu()));
+  });
+}
+
+TEST_P(HostTensors, AreTheLoss) {
+  check([](const BodyRun<SmallNet>& run) { return trained(run, run.forward(run.data).square().mean().cpu()); });
+}
+
+TEST_P(HostTensors, ArePrinted) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data);
+    std::ostringstream text;
+    text << output << output.detach().to(at::kDouble);
+    run.trace.push_back(static_cast<double>(std::hash<std::string>()(text.str())));
+    return trained(run, output.square().mean());
+  });
+}
+
+TEST_P(HostTensors, AreReturnedOnTheGpuOfEachRank) {
+  tests::run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
+    const auto net = tests::make_filled<SmallNet>();
+    DistributedModel model(net);
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor output = model(data), loss = output.square().mean();
+      model.backward(loss);
+      return std::vector<at::Tensor>{loss.detach().cpu(), output.detach().to(at::kCPU, at::kDouble), at::zeros({3})};
+    });
+    for (int s = 0; s < support::kStepsToTape; ++s) {
+      for (const StepOutput& output : step(tests::rows(4, 8, 1))) {
+        for (const at::Tensor& tensor : output.outputs()) EXPECT_EQ(tensor.device(), gpu());
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, HostTensors, testing::Values(1, 2, 3));
+
+}  // namespace
+}  // namespace smp
