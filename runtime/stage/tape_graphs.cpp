@@ -169,6 +169,8 @@ bool TapeGraphs::record(Lane& lane, Part& part, const DeviceGraph* before, const
 std::shared_ptr<TapeGraphs::Lane> TapeGraphs::forward(const std::vector<at::Tensor>& inputs,
                                                       const std::vector<at::Tensor>& own, const RandomState& random,
                                                       std::vector<at::Tensor>& outputs) {
+  const auto is_of_host = [](const at::Tensor& input) { return input.defined() && is_on_host(input); };
+  if (std::any_of(inputs.begin(), inputs.end(), is_of_host)) refusal_ = "a tensor of the host that comes in";
   if (!refusal_.empty()) return nullptr;
   Lane& lane = free_lane();
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -140,6 +140,47 @@ TEST_P(HostTensors, AreReturnedOnTheGpuOfEachRank) {
   });
 }
 
+/// What its second layer needs is smallest where it is on the host.
+struct MaskNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor mask = (first(x) > 0).to(at::kCPU).all(1, /*keepdim=*/true);
+    return second(mask.to(x.device(), at::kFloat).expand({-1, 8}) + 1);
+  }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
+  torch::nn::Linear second = register_module("second", torch::nn::Linear(8, 8));
+};
+
+TEST(HostTensorsBetweenStages, KeepTheReceiverOffGraphs) {
+  const Config by_hand{.microbatches = 2, .auto_partition = false, .default_partition = 0};
+  tests::run_smp_ranks(2, by_hand, [] {
+    const auto net = tests::make_filled<MaskNet>(), twin = tests::make_filled<MaskNet>();
+    set_partition(*net->second, 1);
+    twin->to(gpu());
+    DistributedModel model(net);
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = model(data).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    for (int s = 0; s < support::kStepsToTape; ++s) {
+      const at::Tensor data = tests::rows(4, 8, 1).to(gpu());
+      for (auto& parameter : net->parameters()) parameter.mutable_grad().reset();
+      twin->zero_grad();
+      std::vector<at::Tensor> want;
+      for (const auto& part : support::split_batch({data}, 2)) {
+        want.push_back(twin->forward(part[0]).square().mean());
+        want.back().div(2).backward();
+      }
+      support::expect_bit_equal(step(data).outputs(), want, "step " + std::to_string(s));
+    }
+    tests::expect_twins(model, *twin, "gradients");
+    if (pp_rank() == 0) return;
+    const auto reports = support::stage_reports();
+    EXPECT_GT(reports.at(0).num_taped, 0);
+    EXPECT_EQ(reports.at(0).stays_off_graphs, "a tensor of the host that comes in");
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, HostTensors, testing::Values(1, 2, 3));
 
 }  // namespace
