@@ -119,8 +119,7 @@ void BodyCapture::operator_called(const c10::OperatorHandle& called, torch::jit:
   if (called == detach && !stack.back().toTensor().requires_grad()) return;
   const bool is_literal = called == lift && as_ghost(stack.back().toTensor()) == nullptr;
   if (is_literal) stack.emplace_back();  // its memory format
-  const c10::OperatorHandle& op = is_literal ? clone : called;
-  copy_between_devices(op, stack, bindings_);
+  const c10::OperatorHandle& op = copying_between_devices(is_literal ? clone : called, stack, bindings_);
   hosts_.empty() ? record_or_match(op, stack) : hosts_.operator_called(op, stack);
 }
 

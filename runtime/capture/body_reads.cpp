@@ -1,4 +1,6 @@
 // Values that a body reads: found in its recording, fetched by the reader, given to the operator that asked.
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 
 #include "runtime/capture/body_capture.h"
@@ -56,6 +58,8 @@ std::vector<at::Tensor> BodyCapture::read(const std::vector<at::Tensor>& tensors
   ValueRead run = describe_run();
   run.values = values;
   run.is_local = is_local;
+  const AmbientModes ambient;  // what is run has its own autocast, operator by operator, whatever region the body reads in
+  set_modes(at::GradMode::is_enabled(), {});
   return reader_(run);
 }
 

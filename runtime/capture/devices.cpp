@@ -10,6 +10,10 @@ bool is_on_host(const at::Tensor& tensor, const Bindings& bindings) {
   return tensor.device().type() == host().type && bindings.find_storage(tensor) == nullptr;
 }
 
+bool goes_to_other(const OperatorInfo& info) {
+  return (info.name == "aten::to" && info.overload == "other") || info.name == "aten::type_as";
+}
+
 }  // namespace
 
 const Device& device_of_results(const OperatorInfo& info, const torch::jit::Stack& stack, const Bindings& bindings) {
@@ -20,25 +24,35 @@ const Device& device_of_results(const OperatorInfo& info, const torch::jit::Stac
     if (!info.argument_is_device[i] || !arguments[i].isDevice()) continue;
     return arguments[i].toDevice().type() == host().type ? host() : device;
   }
-  // to(other) and type_as(other) go where that is.
-  const size_t first = (info.name == "aten::to" && info.overload == "other") || info.name == "aten::type_as" ? 1 : 0;
-  bool is_of_device = false;
-  for (size_t i = first; i < info.argument_is_device.size(); ++i) {
-    for_each_tensor(arguments[i],
-                    [&](int, const at::Tensor& tensor) { is_of_device = is_of_device || !is_on_host(tensor, bindings); });
+  // Numbers that operators compute with, fill in or put in places do not decide, and what else is written into a tensor
+  // comes behind it.
+  bool is_known = false, is_for_host = true;
+  for (size_t i = goes_to_other(info) ? 1 : 0; i < info.argument_is_device.size() && !is_known; ++i) {
+    for_each_tensor(arguments[i], [&](int, const at::Tensor& tensor) {
+      if (is_known) return;
+      is_known = tensor.dim() > 0;
+      is_for_host = is_on_host(tensor, bindings) && (is_known || is_for_host);
+    });
   }
-  return is_of_device ? device : host();
+  return is_for_host ? host() : device;
 }
 
-void copy_between_devices(const c10::OperatorHandle& op, torch::jit::Stack& stack, const Bindings& bindings) {
-  if (this_ranks_device().type == host().type || op.operator_name().name != "aten::to") return;
-  const auto copy = op.schema().argumentIndexWithName("copy");
-  if (!copy) return;
+const c10::OperatorHandle& copying_between_devices(const c10::OperatorHandle& op, torch::jit::Stack& stack,
+                                                   const Bindings& bindings) {
+  static const c10::OperatorHandle to_other = c10::Dispatcher::singleton().findSchemaOrThrow("aten::to", "other");
+  if (this_ranks_device().type == host().type) return op;
+  const std::string& name = op.operator_name().name;
+  if (name != "aten::to" && name != "aten::type_as") return op;
   const OperatorInfo& info = operator_info(op);
-  const auto* arguments = &stack.end()[-info.num_arguments];
-  const bool is_from_host = is_on_host(arguments[0].toTensor(), bindings);
-  const bool is_for_host = device_of_results(info, stack, bindings).type == host().type;
-  if (is_from_host != is_for_host) stack[stack.size() - static_cast<size_t>(info.num_arguments - *copy)] = true;
+  const bool is_from_host = is_on_host(stack[stack.size() - static_cast<size_t>(info.num_arguments)].toTensor(), bindings);
+  if (is_from_host == (device_of_results(info, stack, bindings).type == host().type)) return op;
+  if (name == "aten::type_as") {
+    torch::jit::push(stack, /*non_blocking=*/false, /*copy=*/true, /*memory_format=*/c10::IValue());
+    return to_other;
+  }
+  const auto copy = op.schema().argumentIndexWithName("copy");
+  if (copy) stack[stack.size() - static_cast<size_t>(info.num_arguments - *copy)] = true;
+  return op;
 }
 
 }  // namespace smp::runtime

@@ -14,8 +14,9 @@ namespace smp::runtime {
 /// they are yet.
 const Device& device_of_results(const OperatorInfo& info, const torch::jit::Stack& stack, const Bindings& bindings);
 
-/// Lets to() copy where it goes from one device to another. Else it gives back its argument where it has nothing to do, as
-/// on the stand-ins of ghosts, which are all on one device.
-void copy_between_devices(const c10::OperatorHandle& op, torch::jit::Stack& stack, const Bindings& bindings);
+/// What to call for `op`, so that to() and type_as() copy where they go from one device to another: on the stand-ins of
+/// ghosts, which are all on one device, they would give back their argument.
+const c10::OperatorHandle& copying_between_devices(const c10::OperatorHandle& op, torch::jit::Stack& stack,
+                                                   const Bindings& bindings);
 
 }  // namespace smp::runtime

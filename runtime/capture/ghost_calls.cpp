@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/capture/meta/meta_kernels.h"
+#include "runtime/capture/opaque.h"
 #include "runtime/capture/operator_info.h"
 #include "runtime/capture/places.h"
 #include "runtime/device/device.h"
@@ -84,7 +85,15 @@ void GhostCalls::call_on_stand_ins(const c10::OperatorHandle& op, torch::jit::St
     c10::IValue& argument = stack[first + i];
     if (info.argument_is_device[i] && (argument.isDevice() || pairs.empty())) argument = c10::Device(c10::kMeta);
   }
-  call_on_meta(op, stack);
+  std::vector<const Device*> devices;  // of inputs
+  for (const auto& [seen, stand_in] : pairs) {
+    const bool is_of_host = seen.device().type() == host().type && !comes_to_device_(seen);
+    devices.push_back(is_of_host ? &host() : &this_ranks_device());
+  }
+  {
+    const OpaqueInputsOn on(devices);
+    call_on_meta(op, stack);
+  }
   for (size_t r = 0; r < info.returned_argument.size(); ++r) {
     if (info.returned_argument[r] >= 0) {
       stack[first + r] = originals[static_cast<size_t>(info.returned_argument[r])];

@@ -173,8 +173,9 @@ void HostValues::update_aliases(const std::vector<at::Tensor>& written, const Ho
     if (std::any_of(call.written.begin(), call.written.end(), is_on_it)) continue;
     const bool is_held_by_body = real.use_count() > 2;  // besides here and hosts_
     if (!is_held_by_body || real.sizes() != ghost.sizes()) continue;
+    const at::Tensor content = run_.read({ghost}).front();  // in the body's grad mode
     const at::NoGradGuard no_grad;
-    real.copy_(run_.read({ghost}).front());
+    real.copy_(content);
     note_memory(real, /*is_written=*/true);
   }
 }
@@ -204,9 +205,10 @@ void HostValues::finish_host_call(const HostCall& call, size_t first, torch::jit
 // After an operator that could not run here: what it wrote to tensors that are here is fetched, and so is what it made
 // from such tensors alone.
 void HostValues::update_hosts(const HostCall& call, size_t first, torch::jit::Stack& stack) {
-  const at::NoGradGuard no_grad;
   for (const at::Tensor& host : call.written) {
-    host.copy_(run_.read({ghost_of(host)}).front());
+    const at::Tensor content = run_.read({ghost_of(host)}).front();  // in the body's grad mode
+    const at::NoGradGuard no_grad;
+    host.copy_(content);
     note_memory(host, /*is_written=*/true);
   }
   for (size_t i = first; i < stack.size(); ++i) {

@@ -182,7 +182,10 @@ bool Matcher::matches_constant(const at::Tensor& actual, ValueId recorded) {
     at_.used.push_back({recorded, actual, constant->content});
     return true;
   }
-  if (actual.scalar_type() != value.spec.dtype || !actual.sizes().equals(value.spec.sizes)) return false;
+  if (actual.scalar_type() != value.spec.dtype || !actual.sizes().equals(value.spec.sizes) ||
+      actual.device() != constant->content.device()) {
+    return false;
+  }
   at::Tensor content = snapshot_of(actual);
   if (!same_geometry(content, value.spec)) return false;
   at_.run.constants.push_back({recorded, content});

@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <string_view>
+#include <utility>
 
 #include "runtime/capture/ghosts.h"
 #include "runtime/device/device.h"
@@ -98,9 +99,10 @@ const c10::OperatorHandle& opaque_operator() {
   return op;
 }
 
-at::Tensor zeros_like_meta(const at::Tensor& meta) {
-  at::Tensor zeros =
-      at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(this_ranks_device().type)).zero_();
+thread_local const std::vector<const Device*>* devices_by_input = nullptr;
+
+at::Tensor zeros_like_meta(const at::Tensor& meta, const Device& device) {
+  at::Tensor zeros = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(device.type)).zero_();
   return zeros.set_requires_grad(meta.requires_grad());
 }
 
@@ -118,13 +120,25 @@ std::vector<at::Tensor> opaque_kernel(int64_t number, const std::vector<at::Tens
   if (!on_meta) return run_checked(function, inputs, details);
   const UserRandomStateScope user_state;  // the function may draw
   std::vector<at::Tensor> zeros;
-  for (const at::Tensor& input : inputs) zeros.push_back(input.is_meta() ? zeros_like_meta(input) : input);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Device& device = devices_by_input == nullptr ? this_ranks_device() : *devices_by_input->at(i);
+    zeros.push_back(inputs[i].is_meta() ? zeros_like_meta(inputs[i], device) : inputs[i]);
+  }
   std::vector<at::Tensor> outputs = run_checked(function, zeros, details);
-  for (at::Tensor& output : outputs) output = meta_like(output);
+  for (at::Tensor& output : outputs) {
+    TORCH_CHECK_NOT_IMPLEMENTED(is_on_this_ranks_device(output),
+                                "opaque: expected a function whose results are on the rank's device, got one on ",
+                                output.device(), ". Move it there within the function.");
+    output = meta_like(output);
+  }
   return outputs;
 }
 
 }  // namespace
+
+OpaqueInputsOn::OpaqueInputsOn(const std::vector<const Device*>& by_input)
+    : previous_(std::exchange(devices_by_input, &by_input)) {}
+OpaqueInputsOn::~OpaqueInputsOn() { devices_by_input = previous_; }
 
 int64_t add_opaque(const std::string& name, OpaqueFunction function) {
   Table& own = table();

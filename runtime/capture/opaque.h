@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/device/device.h"
+
 namespace smp::runtime {
 
 struct OpaqueFunction {
@@ -32,5 +34,18 @@ std::shared_ptr<void> interpreter_for(const c10::OperatorHandle& op, const torch
 /// Calls the operator, so that a body in progress records it. `details` is text that belongs to the call, as numbers belong
 /// to other operators: a call with another text is another call.
 std::vector<at::Tensor> call_opaque(int64_t number, const std::vector<at::Tensor>& inputs, const std::string& details = "");
+
+/// What smp::opaque takes stand-ins for while this lives on a thread: inputs on these devices, which its function is given
+/// zeros on.
+class OpaqueInputsOn {
+ public:
+  explicit OpaqueInputsOn(const std::vector<const Device*>& by_input);
+  ~OpaqueInputsOn();
+  OpaqueInputsOn(const OpaqueInputsOn&) = delete;
+  OpaqueInputsOn& operator=(const OpaqueInputsOn&) = delete;
+
+ private:
+  const std::vector<const Device*>* previous_;
+};
 
 }  // namespace smp::runtime

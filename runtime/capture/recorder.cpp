@@ -112,6 +112,7 @@ void Recorder::take_real(ValueId id, const at::Tensor& tensor, const at::Tensor&
   const bool is_base = value.kind == ValueKind::kConstant;
   StorageInfo& twin = storage_info(stand_in);
   twin.first_tensor = is_base ? stand_in : real.first_tensor;
+  twin.device = value.kind == ValueKind::kConstant && is_on_host(tensor) ? &host() : &this_ranks_device();
   name_storage(twin, real.id, is_base ? id : real.first_value);
 }
 

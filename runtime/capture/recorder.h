@@ -64,8 +64,9 @@ class Recorder : public Interceptor {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     int32_t id;  // -1: of no value yet
     partitioner::ValueId first_value;
-    at::Tensor first_tensor;  // its stand-in, where it is kept
-    c10::Storage ghosts{};    // while there is no id
+    at::Tensor first_tensor;         // its stand-in, where it is kept
+    c10::Storage ghosts{};           // while there is no id
+    const Device* device = nullptr;  // where memory is that the body brings along
   };
 
   partitioner::ValueId resolve(const at::Tensor& tensor);

@@ -50,7 +50,8 @@ c10::Storage Recorder::ghost_storage(const at::Tensor& stand_in) {
   if (info.id >= 0 && recording_->storages[static_cast<size_t>(info.id)]) {
     return recording_->storages[static_cast<size_t>(info.id)];
   }
-  if (!info.ghosts) info.ghosts = make_ghost_storage(stand_in.storage().nbytes(), *makes_on_, maker_);
+  const Device& device = info.device != nullptr ? *info.device : *makes_on_;
+  if (!info.ghosts) info.ghosts = make_ghost_storage(stand_in.storage().nbytes(), device, maker_);
   const c10::Storage own = info.ghosts;
   if (info.id >= 0) name_storage(info, info.id, info.first_value);
   return own;

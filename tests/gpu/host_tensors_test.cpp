@@ -1,6 +1,9 @@
 // Bodies on a GPU that bring tensors to the host, compute there and go back, against the same code in a plain loop.
+#include <ATen/autocast_mode.h>
+
 #include <sstream>
 
+#include "tests/support/messages.h"
 #include "tests/support/split_run.h"
 #include "tests/unit/smp/plain_loop.h"
 
@@ -83,6 +86,86 @@ TEST_P(HostTensors, WhereAnotherTensorIs) {
     note(run, as_other);
     note(run, x);
     return trained(run, (output * x).square().mean());
+  });
+}
+
+TEST_P(HostTensors, GoByTypeAsOfTheSameType) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), x = output.detach() * 1, mask = at::ones({4}), there = x.type_as(mask);
+    const at::Tensor here = mask.type_as(x);
+    here.mul_(3);
+    note(run, mask);
+    note(run, there);
+    note(run, here);
+    return trained(run, (output * here * x).square().mean() + (output * there.to(gpu())).sum());
+  });
+}
+
+// Of what is written into them, or of what they are shaped like, they do not take the device.
+TEST_P(HostTensors, StayWhereTheyAre) {
+  static const at::Tensor constant = at::ones({2, 4});
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), x = output.detach() * 1, zeros = at::zeros({2, 4});
+    at::Tensor loss = output.square().mean();
+    for (const at::Tensor& there :
+         {at::copy(zeros, x), at::fill(zeros, x.sum()), zeros.masked_fill(zeros < 1, x.max()),
+          at::slice_scatter(zeros, x.narrow(0, 0, 1), 0, 0, 1), zeros.t().reshape_as(x), constant.view_as(x) * 1}) {
+      const at::Tensor back = there.to(gpu());
+      back.mul_(2);
+      note(run, there);
+      note(run, back);
+      loss = loss + (output * back).sum();
+    }
+    run.trace.push_back(constant.expand_as(x).is_cpu() && constant.narrow(0, 0, 1).is_cpu());
+    return trained(run, loss);
+  });
+}
+
+TEST_P(HostTensors, OfAParameterUnderAutocast) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor weight = run.net.parameters()[0];
+    at::autocast::set_autocast_enabled(at::kCUDA, true);
+    const at::Tensor doubles = weight.to(at::kCPU, at::kDouble).detach();
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCUDA, false);
+    const at::Tensor output = run.forward(run.data), same = weight.detach();
+    const at::Tensor there = same.to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/false);
+    there.mul_(2);
+    run.trace.push_back(same.is_cpu());
+    return trained(run, output.square().mean() * there.sum().to(gpu()) + (output * same.sum()).sum());
+  });
+}
+
+TEST_P(HostTensors, ConstantsAreNotThoseOfTheGpu) {
+  static const at::Tensor there = at::ones({2, 4});
+  check([](const BodyRun<SmallNet>& run) {
+    thread_local const at::Tensor here = there.to(gpu());  // by the plain loop, which comes first
+    const bool is_second = !run.trace.empty() && run.trace.back() == 1;
+    const at::Tensor output = run.forward(run.data), sum = (is_second ? here : there) + 1, moved = sum.to(gpu());
+    moved.mul_(2);
+    run.trace.push_back(is_second ? 0 : 1);
+    return trained(run, (output * sum.to(gpu())).square().mean());
+  });
+}
+
+TEST_P(HostTensors, AreGivenToOpaqueFunctions) {
+  check([](const BodyRun<SmallNet>& run) {
+    const auto scaled = [](const at::Tensor& x, const at::Tensor& there) { return x * there.accessor<double, 1>()[0]; };
+    const at::Tensor output = run.forward(run.data), there = output.detach().to(at::kCPU, at::kDouble).sum(0);
+    return trained(run, smp::opaque(scaled, output, there).square().mean());
+  });
+}
+
+TEST(OpaqueOnGpu, RefusesResultsOnTheHost) {
+  tests::run_smp_ranks(1, {.log_level = LogLevel::kOff}, [] {
+    DistributedModel model(tests::make_filled<SmallNet>());
+    auto step =
+        smp::step([&](at::Tensor data) { return smp::opaque([](const at::Tensor& x) { return x.cpu(); }, model(data)); });
+    const at::NoGradGuard no_grad;
+    const std::string text = support::message_of<std::exception>([&] { step(tests::rows(4, 8, 1)); });
+    EXPECT_TRUE(
+        support::contains(text, "opaque: expected a function whose results are on the rank's device, got one on cpu"))
+        << text;
   });
 }
 

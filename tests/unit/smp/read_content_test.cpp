@@ -1,4 +1,6 @@
 // What a body reads is the content of that moment, whatever is written later; also of tensors brought to the CPU.
+#include <ATen/autocast_mode.h>
+
 #include "tests/support/messages.h"
 #include "tests/unit/smp/plain_loop.h"
 
@@ -132,6 +134,34 @@ TEST_P(ReadContent, OfABufferOnTheCpuFollowsWrites) {
     run.trace.push_back(*part.data_ptr<float>());
     const at::AutoGradMode with_grad(true);
     return trained(run, (run.forward(run.data) * here.sum()).square().mean());
+  });
+}
+
+// What is run for it is not under the autocast of the place that asks.
+TEST_P(ReadContent, WithinAutocastOnly) {
+  check([](const BodyRun<SmallNet>& run) {
+    const c10::DeviceType device = runtime::this_ranks_device().type;
+    const at::Tensor output = run.forward(run.data);
+    at::autocast::set_autocast_enabled(device, true);
+    run.trace.push_back(output.sum().item<double>());
+    run.trace.push_back(output.cpu().data_ptr<float>()[1]);
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(device, false);
+    return trained(run, output.square().mean());
+  });
+}
+
+struct RestingNet : SmallNet {
+  at::Tensor forward(const at::Tensor& x) { return torch::dropout(SmallNet::forward(x), /*p=*/0, /*train=*/true); }
+};
+
+// The first read of a step is one that smp makes.
+TEST_P(ReadContent, OnTheCpuThatAnOperatorWritesTo) {
+  expect_as_in_a_loop<RestingNet>({.ranks = GetParam()}, [](const BodyRun<RestingNet>& run) {
+    const at::Tensor output = run.forward(run.data), zeros = torch::zeros({4}), there = zeros.cpu();
+    zeros.copy_(output.detach()[0]);
+    run.trace.push_back(there.sum().item<double>());
+    return trained(run, output.square().mean() * there.sum().to(run.data.device()));
   });
 }
 
