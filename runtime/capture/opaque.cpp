@@ -120,9 +120,11 @@ std::vector<at::Tensor> opaque_kernel(int64_t number, const std::vector<at::Tens
   if (!on_meta) return run_checked(function, inputs, details);
   const UserRandomStateScope user_state;  // the function may draw
   std::vector<at::Tensor> zeros;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const Device& device = devices_by_input == nullptr ? this_ranks_device() : *devices_by_input->at(i);
-    zeros.push_back(inputs[i].is_meta() ? zeros_like_meta(inputs[i], device) : inputs[i]);
+  size_t next = 0;
+  for (const at::Tensor& input : inputs) {
+    const bool is_known = devices_by_input != nullptr && input.defined();
+    const Device& device = is_known ? *devices_by_input->at(next++) : this_ranks_device();
+    zeros.push_back(input.is_meta() ? zeros_like_meta(input, device) : input);
   }
   std::vector<at::Tensor> outputs = run_checked(function, zeros, details);
   for (at::Tensor& output : outputs) {

@@ -35,8 +35,8 @@ std::shared_ptr<void> interpreter_for(const c10::OperatorHandle& op, const torch
 /// to other operators: a call with another text is another call.
 std::vector<at::Tensor> call_opaque(int64_t number, const std::vector<at::Tensor>& inputs, const std::string& details = "");
 
-/// What smp::opaque takes stand-ins for while this lives on a thread: inputs on these devices, which its function is given
-/// zeros on.
+/// While this lives on a thread, smp::opaque takes its stand-ins for tensors on these devices, and gives its function zeros
+/// there. By input, without undefined ones.
 class OpaqueInputsOn {
  public:
   explicit OpaqueInputsOn(const std::vector<const Device*>& by_input);

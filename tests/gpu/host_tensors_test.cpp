@@ -150,7 +150,10 @@ TEST_P(HostTensors, ConstantsAreNotThoseOfTheGpu) {
 
 TEST_P(HostTensors, AreGivenToOpaqueFunctions) {
   check([](const BodyRun<SmallNet>& run) {
-    const auto scaled = [](const at::Tensor& x, const at::Tensor& there) { return x * there.accessor<double, 1>()[0]; };
+    const auto scaled = [](const at::Tensor& x, const at::Tensor& there) {
+      TORCH_CHECK(!x.is_cpu() && there.is_cpu(), "expected tensors where the body has them");
+      return x * there.accessor<double, 1>()[0];
+    };
     const at::Tensor output = run.forward(run.data), there = output.detach().to(at::kCPU, at::kDouble).sum(0);
     return trained(run, smp::opaque(scaled, output, there).square().mean());
   });
