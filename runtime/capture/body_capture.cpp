@@ -168,6 +168,7 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   equal_.body_ends();
   check_arithmetic("the end of the body");
   check_no_hooks(ghost_run_, describe_place("capture", current_module()));
+  hosts_.check_histories();
   if (!recorder_) matcher_.check_histories();
   match_or_record([&] { return matcher_.matches_end(returned, roots_.size()); });
   CapturedBody run = recorder_ ? finish_recorded(returned) : finish_matched();

@@ -80,6 +80,7 @@ class BodyCapture : public Interceptor, private BodyRun {
   void record_or_match(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   std::vector<at::Tensor> read(const std::vector<at::Tensor>& tensors) override;
   int32_t memory_of(const at::Tensor& tensor) const override;
+  const GhostRun& ghost_run() const override { return ghost_run_; }
   const std::string& current_module() const override;
 
   partitioner::NodeId position() const;

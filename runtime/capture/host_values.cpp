@@ -53,20 +53,52 @@ std::vector<at::Tensor> written_on_stages(const OperatorInfo& info, const torch:
 
 void HostValues::clear() noexcept {
   hosts_.clear();
+  written_.clear();
   memory_.clear();
 }
 
 at::Tensor HostValues::ghost_of(const at::Tensor& tensor) const {
   for (const HostTensor& host : hosts_) {
-    if (host.real.is_same(tensor)) return host.ghost;
+    if (lock(host.real).is_same(tensor)) return host.ghost;
   }
   return tensor;
 }
 
+void HostValues::add(const at::Tensor& real, const at::Tensor& ghost) {
+  std::erase_if(hosts_, [](const HostTensor& host) { return !lock(host.real).defined(); });
+  real.unsafeGetTensorImpl()->set_autograd_meta(nullptr);  // a view says that it requires a gradient when its base does
+  hosts_.push_back({weak(real), ghost});
+  note_memory(real, /*is_written=*/false);
+}
+
 at::Tensor HostValues::ghost_leaving(const at::Tensor& tensor) const {
   at::Tensor ghost = ghost_of(tensor);
-  if (!ghost.is_same(tensor)) check_memory(tensor, "the body's result or loss");
+  if (ghost.is_same(tensor)) return ghost;
+  check_history(tensor);
+  check_memory(tensor, "the body's result or loss");
   return ghost;
+}
+
+void HostValues::check_history(const at::Tensor& real) const {
+  if (!is_as_handed_out(real)) refuse_history(real, describe_place("capture", run_.current_module()));
+}
+
+void HostValues::check_histories() const {
+  for (const HostTensor& host : hosts_) {
+    const at::Tensor real = lock(host.real);
+    if (real.defined()) check_history(real);
+  }
+}
+
+// What is here requires a gradient where its ghost does, so that custom functions and hooks do with it what they would do
+// with the ghost, and are seen.
+void HostValues::follow_gradients() {
+  for (const auto& [held, ghost] : hosts_) {
+    const at::Tensor real = lock(held);
+    if (!real.defined() || real.requires_grad() == ghost.requires_grad()) continue;
+    check_history(real);
+    set_gradient(real, ghost.requires_grad(), run_.ghost_run());
+  }
 }
 
 at::Tensor HostValues::host_of(const at::Tensor& ghost, const at::Tensor& source) {
@@ -74,9 +106,10 @@ at::Tensor HostValues::host_of(const at::Tensor& ghost, const at::Tensor& source
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
   const bool is_of_body = as_ghost(source) != nullptr || bindings_.find_storage(source) != nullptr;
   const at::Tensor content = run_.read({is_of_body ? source : ghost}).front();
-  hosts_.push_back({content.to(host().type, ghost.scalar_type(), /*non_blocking=*/false, /*copy=*/true), ghost});
-  note_memory(hosts_.back().real, /*is_written=*/false);
-  return hosts_.back().real;
+  at::Tensor real = content.to(host().type, ghost.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  add(real, ghost);
+  follow_gradients();
+  return real;
 }
 
 void HostValues::note_memory(const at::Tensor& real, bool is_written) {
@@ -114,6 +147,7 @@ HostValues::HostCall HostValues::take_ghosts(const OperatorInfo& info, torch::ji
     map_tensors(stack[i], [&](const at::Tensor& tensor) {
       at::Tensor ghost = ghost_of(tensor);
       if (!ghost.is_same(tensor)) {
+        check_history(tensor);
         call.hosts.push_back(tensor);
         call.requires_grad = call.requires_grad || ghost.requires_grad();
         if (info.argument_written[i - first]) call.written.push_back(tensor);
@@ -157,21 +191,24 @@ void HostValues::operator_called(const c10::OperatorHandle& op, torch::jit::Stac
     }
   }
   run_.record_or_match(op, stack);
+  written_.insert(written_.end(), call.written.begin(), call.written.end());
   runs_here ? finish_host_call(call, first, stack) : update_hosts(call, first, stack);
   update_aliases(written, call);
+  follow_gradients();
 }
 
 // A tensor of the host and its cpu() are one, so what is written to the one is fetched for the other.
 void HostValues::update_aliases(const std::vector<at::Tensor>& written, const HostCall& call) {
   for (size_t h = 0; h < hosts_.size() && !written.empty(); ++h) {
-    const auto [real, ghost] = hosts_[h];
+    const at::Tensor real = lock(hosts_[h].real), ghost = hosts_[h].ghost;
+    if (!real.defined()) continue;
     const auto is_behind = [&, memory = run_.memory_of(ghost)](const at::Tensor& other) {
       return memory >= 0 && run_.memory_of(other) == memory;
     };
     if (std::none_of(written.begin(), written.end(), is_behind)) continue;
     const auto is_on_it = [own = storage_of(real)](const at::Tensor& other) { return storage_of(other) == own; };
     if (std::any_of(call.written.begin(), call.written.end(), is_on_it)) continue;
-    const bool is_held_by_body = real.use_count() > 2;  // besides here and hosts_
+    const bool is_held_by_body = real.use_count() > 1;  // besides here
     if (!is_held_by_body || real.sizes() != ghost.sizes()) continue;
     const at::Tensor content = run_.read({ghost}).front();  // in the body's grad mode
     const at::NoGradGuard no_grad;
@@ -195,8 +232,7 @@ void HostValues::finish_host_call(const HostCall& call, size_t first, torch::jit
     map_tensors(stack[i], [&](const at::Tensor& tensor) {
       const at::Tensor& ghost = ghosts.at(next++);
       if (!is_on_host(tensor)) return ghost;
-      if (ghost_of(tensor).is_same(tensor)) hosts_.push_back({tensor, ghost});
-      note_memory(tensor, /*is_written=*/false);
+      if (ghost_of(tensor).is_same(tensor)) add(tensor, ghost);
       return tensor;
     });
   }
@@ -215,7 +251,7 @@ void HostValues::update_hosts(const HostCall& call, size_t first, torch::jit::St
     map_tensors(stack[i], [&](const at::Tensor& ghost) {
       const auto host =
           std::find_if(hosts_.begin(), hosts_.end(), [&](const auto& other) { return other.ghost.is_same(ghost); });
-      if (host != hosts_.end()) return host->real;
+      if (host != hosts_.end()) return lock(host->real);
       return call.is_real ? host_of(ghost, ghost) : ghost;
     });
   }

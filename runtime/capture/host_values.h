@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/capture/bindings.h"
+#include "runtime/capture/ghosts.h"
 #include "runtime/capture/operator_info.h"
 
 namespace smp::runtime {
@@ -23,6 +24,7 @@ class BodyRun {
   virtual std::vector<at::Tensor> read(const std::vector<at::Tensor>& tensors) = 0;
   /// By the graph: of a ghost, or of a tensor that the stages hold. -1: the operators so far have not met it.
   virtual int32_t memory_of(const at::Tensor& tensor) const = 0;
+  virtual const GhostRun& ghost_run() const = 0;
   /// For texts.
   virtual const std::string& current_module() const = 0;
 };
@@ -39,12 +41,14 @@ class HostValues {
   at::Tensor host_of(const at::Tensor& ghost, const at::Tensor& source);
   /// What stands in the recording for a tensor that leaves the body. Throws when it was written to through a pointer.
   at::Tensor ghost_leaving(const at::Tensor& tensor) const;
+  /// Throws when autograd knows more of one than that it requires a gradient.
+  void check_histories() const;
   /// An operator, some of whose arguments may be here.
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
  private:
   struct HostTensor {
-    at::Tensor real;   // what the body holds
+    WeakTensor real;   // what the body holds, or has dropped
     at::Tensor ghost;  // what stands for it in the recording
   };
   /// Memory of such values as operators left it: what the recording knows of.
@@ -62,6 +66,9 @@ class HostValues {
   };
 
   at::Tensor ghost_of(const at::Tensor& tensor) const;
+  void check_history(const at::Tensor& real) const;
+  void follow_gradients();
+  void add(const at::Tensor& real, const at::Tensor& ghost);
   void note_memory(const at::Tensor& real, bool is_written);
   void check_memory(const at::Tensor& real, const std::string& reader) const;
   HostCall take_ghosts(const OperatorInfo& info, torch::jit::Stack& stack) const;
@@ -72,6 +79,7 @@ class HostValues {
   const Bindings& bindings_;
   BodyRun& run_;
   std::vector<HostTensor> hosts_;
+  std::vector<at::Tensor> written_;  // a custom function may leave its own on one that the body drops at once
   std::vector<HostMemory> memory_;
 };
 

@@ -136,7 +136,8 @@ at::Tensor AutogradStage::own_tensor(size_t i, const TensorLookup& tensors, InFl
 }
 
 std::vector<at::Tensor> AutogradStage::backward(int microbatch, size_t index, std::vector<at::Tensor> gradients) {
-  if (!values_.has_backward) return {};  // the table may hold a backward that no gradient reaches
+  // The table may hold a backward that no gradient reaches, and other stages may wait for its results.
+  if (!values_.has_backward) return std::vector<at::Tensor>(values_.backwards[index].results.size());
   auto flight_at = in_flight_.find(microbatch);
   TORCH_INTERNAL_ASSERT(flight_at != in_flight_.end(), "backward of microbatch ", microbatch, " without its forward");
   const bool is_last = index + 1 == values_.backwards.size();
@@ -152,7 +153,9 @@ std::vector<at::Tensor> AutogradStage::backward(int microbatch, size_t index, st
   torch::autograd::variable_list root_gradients;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined() || !root_tensors[i].requires_grad()) continue;
-    roots.push_back(torch::autograd::impl::gradient_edge(root_tensors[i]));
+    torch::autograd::Edge edge = torch::autograd::impl::gradient_edge(root_tensors[i]);
+    if (!edge.is_valid()) continue;  // a view made without gradients, of a tensor that requires one
+    roots.push_back(std::move(edge));
     root_gradients.push_back(std::move(gradients[i]));
   }
   root_tensors.clear();

@@ -79,7 +79,7 @@ class TapeStage : public Stage {
   }
 
   std::vector<at::Tensor> backward(int microbatch, size_t index, std::vector<at::Tensor> gradients) override {
-    if (!values().has_backward) return {};
+    if (!values().has_backward) return std::vector<at::Tensor>(values().backwards[index].results.size());
     if (const auto flight = in_flight_.find(microbatch); flight != in_flight_.end()) {
       return run_backward(flight, index, std::move(gradients));
     }

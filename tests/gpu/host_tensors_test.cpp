@@ -101,6 +101,15 @@ TEST_P(HostTensors, GoByTypeAsOfTheSameType) {
   });
 }
 
+TEST_P(HostTensors, ThatAnOpaqueFunctionTakesFirst) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data);
+    const auto doubled = [](at::Tensor here, at::Tensor there) { return (here * 2).to(there.device()); };
+    const at::Tensor twice = opaque(doubled, output.cpu(), output);
+    return trained(run, (twice.cpu() * 0.5).sin().to(output.device()).square().mean());
+  });
+}
+
 // Of what is written into them, or of what they are shaped like, they do not take the device.
 TEST_P(HostTensors, StayWhereTheyAre) {
   static const at::Tensor constant = at::ones({2, 4});

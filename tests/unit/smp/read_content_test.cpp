@@ -225,6 +225,62 @@ std::string refusal_of(int ranks, const std::function<at::Tensor(const at::Tenso
   return text;
 }
 
+TEST_P(ReadContent, OnTheCpuRequiresAGradientAsInALoop) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), here = output.cpu(), twice = here * 2, fixed = (here * 3).detach_();
+    const at::Tensor others = torch::zeros_like(here);
+    others.add_(1);
+    run.trace.push_back(here.requires_grad() + 2 * twice.requires_grad() + 4 * twice[0].requires_grad());
+    run.trace.push_back(fixed.requires_grad() + 2 * here.detach().requires_grad() + 4 * others.requires_grad());
+    others.mul_(twice);
+    run.trace.push_back(others.requires_grad());
+    const at::NoGradGuard no_grad;
+    run.trace.push_back((twice * 2).requires_grad() + 2 * twice.requires_grad());
+    const at::AutoGradMode with_grad(true);
+    return trained(run, ((twice * fixed + others).square().mean()).to(output.device()));
+  });
+}
+
+struct Turned : torch::autograd::Function<Turned> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, bool writes) {
+    if (!writes) return x.view_as(x);
+    context->mark_dirty({x.mul_(2)});
+    return x;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list grad) {
+    return {grad[0].neg(), at::Tensor()};
+  }
+};
+
+TEST_P(ReadContent, OnTheCpuIsRefusedToACustomFunction) {
+  const std::function<at::Tensor(const at::Tensor&)> ways[] = {
+      [](const at::Tensor& here) { return Turned::apply(here, false).mean(); },
+      [](const at::Tensor& here) { return Turned::apply(here * 1, true).mean(); },
+      [](const at::Tensor& here) {  // whose result the body drops
+        const at::Tensor copy = here.clone();
+        Turned::apply(copy.narrow(0, 0, 1), true);
+        return copy.mean();
+      }};
+  for (const auto& way : ways) {
+    const std::string text =
+        refusal_of(GetParam(), [&](const at::Tensor& output) { return way(output.cpu()).to(output.device()); });
+    EXPECT_TRUE(contains(text, "in or after module 'fourth': expected gradient functions that operators have made")) << text;
+  }
+}
+
+TEST_P(ReadContent, OnTheCpuIsRefusedWhereItIsHookedOrTrained) {
+  const std::string hooked = refusal_of(GetParam(), [](const at::Tensor& output) {
+    const at::Tensor here = output.cpu();
+    here.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
+    return here.mean().to(output.device());
+  });
+  EXPECT_TRUE(contains(hooked, "expected gradient hooks on parameters only")) << hooked;
+  const std::string trained = refusal_of(GetParam(), [](const at::Tensor& output) {
+    return (output.detach().cpu().requires_grad_() * 2).to(output.device()).mean() + output.mean();
+  });
+  EXPECT_TRUE(contains(trained, "of the step body that was made to require a gradient (requires_grad_)")) << trained;
+}
+
 TEST_P(ReadContent, OnTheCpuIsRefusedWhereAShapeWouldLoseTheGradient) {
   const std::string text = refusal_of(GetParam(), [](const at::Tensor& output) {
     const at::Tensor each = output.square().mean(1).cpu();

@@ -1,0 +1,61 @@
+// Stages that a backward reaches in part or not at all.
+#include "tests/unit/smp/plain_loop.h"
+
+namespace smp {
+namespace {
+
+using tests::BodyRun;
+using tests::expect_as_in_a_loop;
+using torch::nn::Linear;
+
+struct EndsNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return last(between(torch::tanh(first(x)))); }
+  virtual at::Tensor between(const at::Tensor& h) = 0;
+  Linear first = register_module("first", Linear(8, 8)), last = register_module("last", Linear(8, 4));
+};
+
+at::Tensor view_without_gradients(const at::Tensor& h) {
+  const at::NoGradGuard no_grad;
+  return h.view_as(h);
+}
+
+/// Gradients come to the memory of the view, and no further.
+struct ViewNet : EndsNet {
+  at::Tensor between(const at::Tensor& h) override { return view_without_gradients((h * 1.0).relu_()); }
+};
+
+/// A view that says it requires a gradient, and has no function.
+struct SumWithViewNet : EndsNet {
+  at::Tensor between(const at::Tensor& h) override {
+    return view_without_gradients((h * 1.0).tanh_()) + third(torch::ones({8}, h.options()));
+  }
+  Linear third = register_module("third", Linear(8, 8));
+};
+
+struct DetachedNet : EndsNet {
+  at::Tensor between(const at::Tensor& h) override { return (h * 2).detach(); }
+};
+
+class GradientEnds : public testing::TestWithParam<std::tuple<int, StageKind>> {
+ protected:
+  template <class Net>
+  static void check() {
+    const auto [ranks, stage] = GetParam();
+    expect_as_in_a_loop<Net>({.ranks = ranks, .stage = stage}, [](const BodyRun<Net>& run) {
+      const at::Tensor loss = run.forward(run.data).square().mean();
+      run.backward(loss);
+      return loss;
+    });
+  }
+};
+
+TEST_P(GradientEnds, AtAViewThatIsMadeWithout) { check<ViewNet>(); }
+TEST_P(GradientEnds, AtAViewThatIsAddedTo) { check<SumWithViewNet>(); }
+TEST_P(GradientEnds, AtADetach) { check<DetachedNet>(); }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, GradientEnds,
+                         testing::Combine(testing::Values(1, 2, 3, 4),
+                                          testing::Values(StageKind::kTape, StageKind::kAutograd)));
+
+}  // namespace
+}  // namespace smp
