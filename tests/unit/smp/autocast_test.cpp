@@ -1,5 +1,6 @@
 // Steps under CPU autocast against the same loop without smp, bit for bit.
-#include <ATen/autocast_mode.h>
+#include "tests/support/autocast.h"
+
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -14,26 +15,10 @@
 namespace smp {
 namespace {
 
+using support::Autocast;
 using support::expect_bit_equal;
 using tests::rows;
 using tests::run_smp_ranks;
-
-/// What a training loop writes around the operators that may run in bfloat16.
-class Autocast {
- public:
-  explicit Autocast(bool enabled = true) : was_(at::autocast::is_autocast_enabled(at::kCPU)) {
-    at::autocast::increment_nesting();
-    at::autocast::set_autocast_enabled(at::kCPU, enabled);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-  }
-  ~Autocast() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, was_);
-  }
-
- private:
-  bool was_;
-};
 
 /// Linear layers, norms, attention, in-place sums and a convolution: every policy of autocast.
 struct Mixed : torch::nn::Module {
@@ -41,7 +26,7 @@ struct Mixed : torch::nn::Module {
     x = torch::relu(batch_norm(conv(x.transpose(1, 2))).transpose(1, 2));
     x = norm(x + first(x));
     {
-      const Autocast off(false);
+      const Autocast off(at::kCPU, false);
       x = x.matmul(x.transpose(1, 2)).matmul(x) / 8;
     }
     x = encoder(x.transpose(0, 1)).transpose(0, 1);
@@ -70,7 +55,7 @@ TEST_P(AutocastStep, HasTheBitsOfTheUnsplitModel) {
     tests::fill(*net), tests::fill(*twin);
     DistributedModel<Mixed> model(net);
     const auto loss_of = [](auto&& forward, const at::Tensor& data, const at::Tensor& target) {
-      const Autocast on;
+      const Autocast on(at::kCPU);
       return torch::mse_loss(forward(data), target);
     };
     auto step = smp::step([&](at::Tensor data, at::Tensor target) {
@@ -105,7 +90,7 @@ TEST_P(AutocastStep, CastsAWeightAnewForEachUse) {
     const auto net = tests::make_net(), twin = tests::make_net();
     DistributedModel<tests::SmallNet> model(net);
     const auto loss_of = [](tests::SmallNet& module, const at::Tensor& data) {
-      const Autocast on;
+      const Autocast on(at::kCPU);
       return module.fourth(module.second(module.second(module.first(data)))).square().mean();
     };
     auto step = smp::step([&](at::Tensor data) {
@@ -202,7 +187,7 @@ TEST_P(AutocastOperator, HasTheDtypeOfItsResultOnAGhost) {
     std::vector<at::ScalarType> dtypes;
     const auto output_of = [&](const at::Tensor& data) {
       const at::Tensor x = net->layer(data);
-      const Autocast on;
+      const Autocast on(at::kCPU);
       const at::Tensor output = GetParam().call(x);
       dtypes.push_back(output.scalar_type());
       return output;
@@ -231,7 +216,7 @@ TEST(AutocastRegion, WithTheBackwardInsideIsRefused) {
     const auto net = tests::make_net();
     DistributedModel<tests::SmallNet> model(net);
     auto step = tests::training_step(model);
-    const Autocast on;
+    const Autocast on(at::kCPU);
     std::string message;
     try {
       step(rows(4, 8, 1), rows(4, 4, 2));
