@@ -57,8 +57,13 @@ bool GradientFlow::receives_gradient(ValueId id) const {
 }
 
 bool GradientFlow::is_differentiated(const Node& node, ValueId id) const {
+  const int32_t storage = graph_.values[id].storage;
   const auto& written = node.written_storages;
-  return node.grad_enabled || std::find(written.begin(), written.end(), graph_.values[id].storage) != written.end();
+  if (node.grad_enabled || std::find(written.begin(), written.end(), storage) != written.end()) return true;
+  // Also without gradients an operator may give back its argument itself, as to() does with one of that type.
+  return std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId output) {
+    return output != kNoValue && graph_.values[output].spec.requires_grad && graph_.values[output].storage == storage;
+  });
 }
 
 bool GradientFlow::visit(const Node& node) const {

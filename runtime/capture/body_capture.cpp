@@ -2,9 +2,11 @@
 #include "runtime/capture/body_capture.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
+#include <optional>
 #include <utility>
 
 #include "runtime/capture/devices.h"
@@ -117,6 +119,12 @@ void BodyCapture::operator_called(const c10::OperatorHandle& called, torch::jit:
   static const c10::OperatorHandle lift = find_operator("aten::lift_fresh"), detach = find_operator("aten::detach_"),
                                    clone = find_operator("aten::clone");
   if (called == detach && !stack.back().toTensor().requires_grad()) return;
+  // Ghosts, and what the stages make for a read, outlive the region.
+  std::optional<c10::InferenceMode> no_inference;
+  if (c10::InferenceMode::is_enabled()) {
+    no_inference.emplace(false);
+    at::GradMode::set_enabled(false);
+  }
   const bool is_literal = called == lift && as_ghost(stack.back().toTensor()) == nullptr;
   if (is_literal) stack.emplace_back();  // its memory format
   const c10::OperatorHandle& op = copying_between_devices(is_literal ? clone : called, stack, bindings_);

@@ -1,5 +1,6 @@
 // Values that a body reads: found in its recording, fetched by the reader, given to the operator that asked.
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
@@ -58,8 +59,11 @@ std::vector<at::Tensor> BodyCapture::read(const std::vector<at::Tensor>& tensors
   ValueRead run = describe_run();
   run.values = values;
   run.is_local = is_local;
-  const AmbientModes ambient;  // what is run has its own autocast, operator by operator, whatever region the body reads in
-  set_modes(at::GradMode::is_enabled(), {});
+  // What is run has its own modes, operator by operator, whatever region the body reads in.
+  const bool grad_enabled = at::GradMode::is_enabled();
+  const AmbientModes ambient;
+  const c10::InferenceMode no_inference(false);
+  set_modes(grad_enabled, {});
   return reader_(run);
 }
 

@@ -14,6 +14,21 @@ bool goes_to_other(const OperatorInfo& info) {
   return (info.name == "aten::to" && info.overload == "other") || info.name == "aten::type_as";
 }
 
+// Such an operator works tensor by tensor, and its results would be on one device here.
+void check_lists(const OperatorInfo& info, const c10::IValue* arguments, const Bindings& bindings) {
+  if (!info.name.starts_with("aten::_foreach_")) return;
+  bool any_here = false, any_on_host = false;
+  for (int i = 0; i < info.num_arguments; ++i) {
+    if (!arguments[i].isTensorList()) continue;
+    for_each_tensor(arguments[i], [&](int, const at::Tensor& tensor) {
+      if (tensor.dim() > 0) (is_on_host(tensor, bindings) ? any_on_host : any_here) = true;
+    });
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(!any_here || !any_on_host, info.name,
+                              ": expected lists of tensors on one device, got one that holds tensors of the host and of the "
+                              "rank's device. Call it for each kind, or tensor by tensor.");
+}
+
 }  // namespace
 
 const Device& device_of_results(const OperatorInfo& info, const torch::jit::Stack& stack, const Bindings& bindings) {
@@ -24,6 +39,7 @@ const Device& device_of_results(const OperatorInfo& info, const torch::jit::Stac
     if (!info.argument_is_device[i] || !arguments[i].isDevice()) continue;
     return arguments[i].toDevice().type() == host().type ? host() : device;
   }
+  check_lists(info, arguments, bindings);
   // Numbers that operators compute with, fill in or put in places do not decide, and what else is written into a tensor
   // comes behind it.
   bool is_known = false, is_for_host = true;

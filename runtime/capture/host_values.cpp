@@ -49,6 +49,14 @@ std::vector<at::Tensor> written_on_stages(const OperatorInfo& info, const torch:
   return written;
 }
 
+// Whether an operator that mostly gives another name to memory, as to() does, has made a copy of it.
+bool copies(const c10::OperatorHandle& op, const torch::jit::Stack& results, const std::vector<at::Tensor>& arguments) {
+  if (op.schema().returns().empty() || op.schema().returns()[0].alias_info() == nullptr || !results[0].isTensor())
+    return false;
+  const at::Tensor& made = results[0].toTensor();
+  return std::none_of(arguments.begin(), arguments.end(), [&](const at::Tensor& own) { return made.is_alias_of(own); });
+}
+
 }  // namespace
 
 void HostValues::clear() noexcept {
@@ -184,6 +192,9 @@ void HostValues::operator_called(const c10::OperatorHandle& op, torch::jit::Stac
   if (runs_here) {
     const at::NoGradGuard no_grad;
     op.callBoxed(call.real);
+    if (is_recorded && info.reads_only_geometry && copies(op, call.real, call.hosts)) {
+      for (const at::Tensor& host : call.hosts) check_memory(host, info.name);
+    }
     if (is_question) {  // about values that are here
       stack.resize(first);
       stack.insert(stack.end(), call.real.begin(), call.real.end());

@@ -49,7 +49,9 @@ Recorder::Recorder(const Bindings& bindings, GhostRun run)
       calls_(
           run_, [this](const at::Tensor& seen) { return stand_in_of(seen); },
           [this](const at::Tensor& stand_in) { return ghost_of(stand_in); },
-          [this](const at::Tensor& seen) { return !is_on_this_ranks_device(seen) && bindings_.find(seen) != nullptr; }),
+          [this](const at::Tensor& seen) {
+            return !is_on_this_ranks_device(seen) && bindings_.find_storage(seen) != nullptr;
+          }),
       recording_(std::make_shared<Recording>()),
       rules_(*recording_, [this] { return where(); }) {}
 

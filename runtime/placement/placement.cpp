@@ -2,6 +2,7 @@
 #include "runtime/placement/placement.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <map>
 #include <memory>
@@ -109,6 +110,7 @@ c10::Storage faced_as(const Device& device, const c10::Storage& storage) {
 
 bool move_to_device(const Bindings& bindings, const std::function<bool(const NamedTensor&)>& is_here) {
   const Device& device = this_ranks_device();
+  const c10::InferenceMode no_inference(false);  // a first step that evaluates would leave parameters that cannot be trained
   std::map<const c10::StorageImpl*, c10::Storage> moved;
   std::vector<c10::Storage> left;  // alive, so that no new one has the address of an old one
   for (const NamedTensor& named : bindings.tensors()) {

@@ -110,6 +110,29 @@ TEST_P(HostTensors, ThatAnOpaqueFunctionTakesFirst) {
   });
 }
 
+TEST(HostTensorsInLists, AreRefusedBesideOthers) {
+  tests::run_smp_ranks(1, {.microbatches = 1}, [] {
+    DistributedModel model(tests::make_net());
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor output = model(data);
+      return at::_foreach_mul({output, at::ones({4})}, 2.0)[0];
+    });
+    const std::string text = support::message_of<std::exception>([&] { step(tests::rows(2, 8, 1)); });
+    EXPECT_TRUE(support::contains(text, "aten::_foreach_mul: expected lists of tensors on one device, got one that holds"))
+        << text;
+  });
+}
+
+TEST_P(HostTensors, AreNotTheDataOfAParameterOfTheFirstStep) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), data = run.net.first->weight.data();
+    const auto product = [](at::Tensor x, at::Tensor other) {
+      return x * other.to(x.device()).sum() * (other.is_cpu() ? 2 : 1);
+    };
+    return trained(run, opaque(product, output, data).square().mean());
+  });
+}
+
 // Of what is written into them, or of what they are shaped like, they do not take the device.
 TEST_P(HostTensors, StayWhereTheyAre) {
   static const at::Tensor constant = at::ones({2, 4});

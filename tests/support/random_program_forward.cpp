@@ -211,6 +211,33 @@ const std::vector<ForwardPart>& plain_parts() {
        text << h.select(0, 0);
        return h * (text.str().size() % 2 == 0 ? 0.5 : 0.75);
      }},
+    {"looked at without gradients",
+     [](ProgramNet&, const at::Tensor& h) {
+       const at::NoGradGuard no_grad;
+       (void)h.to(at::kFloat).contiguous().sum();
+       return h;
+     }},
+    {"sum read without gradients",
+     [](ProgramNet&, const at::Tensor& h) {
+       const at::NoGradGuard no_grad;
+       const double sum = h.to(at::kFloat).sum().item<double>();
+       const at::AutoGradMode with_grad(true);
+       return sum > 0 ? h * 0.5 : h;
+     }},
+    {"brought to the host without gradients",
+     [](ProgramNet&, const at::Tensor& h) {
+       const at::NoGradGuard no_grad;
+       const bool is_large = h.cpu().sum().item<double>() > 0;
+       const at::AutoGradMode with_grad(true);
+       return is_large ? h * 0.5 : h;
+     }},
+    {"sum read in inference mode",
+     [](ProgramNet&, const at::Tensor& h) {
+       const c10::InferenceMode inference;
+       const double sum = h.sum().item<double>();
+       const c10::InferenceMode no_inference(false);
+       return sum > 0 ? h * 0.5 : h;
+     }},
   };
   return parts;
 }

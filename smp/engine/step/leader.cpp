@@ -171,7 +171,15 @@ std::vector<at::Tensor> Leader::read(const ValueRead& wanted) {
 // The rest of the body is not known, so nothing of this run can be kept.
 std::vector<at::Tensor> Leader::probe(const ValueRead& wanted) {
   const size_t m = bodies_.size();
-  const bool trains = at::GradMode::is_enabled() && rank_.models.training_flags().find('t') != std::string::npos;
+  // Also a body that trains may read without gradients.
+  const auto makes_gradients = [&](const Node& node) {
+    return node.grad_enabled && std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
+             return id != kNoValue && wanted.graph.values[static_cast<size_t>(id)].spec.requires_grad;
+           });
+  };
+  const bool has_gradients =
+      at::GradMode::is_enabled() || std::any_of(wanted.graph.nodes.begin(), wanted.graph.nodes.end(), makes_gradients);
+  const bool trains = has_gradients && rank_.models.training_flags().find('t') != std::string::npos;
   if (!trains_) trains_ = trains;
   if (all_here(wanted) && m == 0) {
     begin_ahead();

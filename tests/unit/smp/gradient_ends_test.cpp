@@ -36,6 +36,15 @@ struct DetachedNet : EndsNet {
   at::Tensor between(const at::Tensor& h) override { return (h * 2).detach(); }
 };
 
+/// Not here: to() gives back its argument.
+struct LookedAtNet : EndsNet {
+  at::Tensor between(const at::Tensor& h) override {
+    const at::NoGradGuard no_grad;
+    (void)h.to(h.dtype()).contiguous().sum();
+    return h;
+  }
+};
+
 class GradientEnds : public testing::TestWithParam<std::tuple<int, StageKind>> {
  protected:
   template <class Net>
@@ -52,6 +61,7 @@ class GradientEnds : public testing::TestWithParam<std::tuple<int, StageKind>> {
 TEST_P(GradientEnds, AtAViewThatIsMadeWithout) { check<ViewNet>(); }
 TEST_P(GradientEnds, AtAViewThatIsAddedTo) { check<SumWithViewNet>(); }
 TEST_P(GradientEnds, AtADetach) { check<DetachedNet>(); }
+TEST_P(GradientEnds, NotWhereAValueIsLookedAt) { check<LookedAtNet>(); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GradientEnds,
                          testing::Combine(testing::Values(1, 2, 3, 4),

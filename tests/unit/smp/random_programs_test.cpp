@@ -1,6 +1,7 @@
 // Random programs of unusual parts through smp: the bits of a plain loop over the microbatches, or a refusal that names
 // the place and a way out.
 #include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -54,6 +55,8 @@ bool evaluates_behind(const Program& program, int step) { return program.evaluat
 std::string name_of(const char* what, int64_t microbatch) { return what + (" of microbatch " + std::to_string(microbatch)); }
 
 Training train_plainly(const Program& program, int64_t microbatches) {
+  // LibTorch's threads, one for each device, would add up gradients in the order in which they come.
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   const at::Device device = runtime::this_ranks_device().current();
   const auto net = std::make_shared<ProgramNet>(program, kWeightSeed, device);
   torch::optim::SGD optimizer = optimizer_of(program, *net);

@@ -225,6 +225,41 @@ std::string refusal_of(int ranks, const std::function<at::Tensor(const at::Tenso
   return text;
 }
 
+TEST_P(ReadContent, FirstWithoutGradients) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data);
+    {
+      const at::NoGradGuard no_grad;
+      run.trace.push_back(output.cpu().sum().item<double>());
+      run.trace.push_back(output.to(at::kFloat).sum().item<double>());
+    }
+    return trained(run, output.square().mean());
+  });
+}
+
+TEST_P(ReadContent, FirstInInferenceMode) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data);
+    {
+      const c10::InferenceMode inference;
+      run.trace.push_back(output.sum().item<double>());
+      run.trace.push_back((output * 2).cpu().sum().item<double>());
+    }
+    return trained(run, output.square().mean());
+  });
+}
+
+TEST_P(ReadContent, OfTheLossWithoutGradients) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor loss = run.forward(run.data).square().mean();
+    {
+      const at::NoGradGuard no_grad;
+      run.trace.push_back(loss.cpu().item<double>());
+    }
+    return trained(run, loss);
+  });
+}
+
 TEST_P(ReadContent, OnTheCpuRequiresAGradientAsInALoop) {
   check([](const BodyRun<SmallNet>& run) {
     const at::Tensor output = run.forward(run.data), here = output.cpu(), twice = here * 2, fixed = (here * 3).detach_();
@@ -306,6 +341,17 @@ TEST_P(ReadContent, OnTheCpuIsRefusedAfterAWriteThroughAPointer) {
   EXPECT_TRUE(contains(text,
                        "aten::mul, in or after module 'fourth': expected tensors that the body has brought to the CPU to be "
                        "written by operators only, got one of sizes [2, 4] that was written through a pointer."))
+      << text;
+}
+
+TEST_P(ReadContent, OnTheCpuIsRefusedWhereItIsCopiedAfterAWriteThroughAPointer) {
+  const std::string text = refusal_of(GetParam(), [](const at::Tensor& output) {
+    const at::Tensor weights = output.detach().clone().cpu();
+    weights.data_ptr<float>()[3] = 2;
+    return (output * weights.to(output.device(), at::kFloat, /*non_blocking=*/false, /*copy=*/true)).square().mean();
+  });
+  EXPECT_TRUE(
+      contains(text, "aten::to, in or after module 'fourth': expected tensors that the body has brought to the CPU to"))
       << text;
 }
 
