@@ -30,7 +30,7 @@ enum class Draws : uint8_t {
   kByElement,  ///< one for each element of something large: an attention with dropout, for each query and key
 };
 
-/// One kind of device. Which one of its kind a rank has is LibTorch's current device: no index is written down anywhere.
+/// One kind of device. Which one of its kind a rank has is LibTorch's current device, of each of its threads.
 class Device {
  public:
   Device(const Device&) = delete;

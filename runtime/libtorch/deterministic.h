@@ -8,8 +8,8 @@
 namespace smp::runtime {
 
 /// While one lives, operators take a way that gives the same bits in every run, where they have one and LibTorch does not
-/// ask for more than a warning otherwise. A setting of the process: ranks that are its threads are slower meanwhile, no
-/// more.
+/// ask for more than a warning otherwise. A setting of the process: what ranks that are its threads compute meanwhile may
+/// have other bits, where operators have several ways.
 class DeterministicScope {
  public:
   DeterministicScope() {

@@ -150,20 +150,29 @@ TapeGraphs::Lane& TapeGraphs::free_lane() {
   return *lanes_.emplace_back(std::move(lane));
 }
 
-bool TapeGraphs::record(Lane& lane, Part& part, const DeviceGraph* before, const std::function<void(DeviceGraph&)>& work) {
+TapeGraphs::Recorded TapeGraphs::record(Lane& lane, Part& part, const DeviceGraph* before,
+                                        const std::function<void(DeviceGraph&)>& work) {
   part.graph = this_ranks_device().new_graph(before);
   try {
     const GeneratorHold hold;  // a recording draws from the default generator, in its own way
     part.graph->record([&] { work(*part.graph); });
   } catch (const std::exception& error) {  // also of the program's own operators
     const auto* const of_libtorch = dynamic_cast<const c10::Error*>(&error);
+    // What runs without graphs has left memory that LibTorch's allocator keeps, and gives nobody while it records.
+    const bool finds_no_memory = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr;
+    if (finds_no_memory && !std::exchange(has_made_room_, true)) {
+      part.graph.reset();
+      this_ranks_device().release_free_memory();
+      return Recorded::kNotYet;
+    }
     refusal_ = of_libtorch != nullptr ? of_libtorch->what_without_backtrace() : error.what();
     part.graph.reset();
     sums_.clear();  // some may have been begun in it, and not been made
-    return false;
+    return Recorded::kNo;
   }
   lane.last_recorded = part.graph.get();
-  return true;
+  has_made_room_ = false;
+  return Recorded::kYes;
 }
 
 std::shared_ptr<TapeGraphs::Lane> TapeGraphs::forward(const std::vector<at::Tensor>& inputs,
@@ -181,16 +190,16 @@ std::shared_ptr<TapeGraphs::Lane> TapeGraphs::forward(const std::vector<at::Tens
   }
   for (size_t i = 0; i < inputs.size(); ++i) take(lane.inputs[i], inputs[i]);
   for (size_t i = 0; i < own.size(); ++i) take(lane.own[i], own[i]);
-  if (!lane.forward) {
+  while (!lane.forward) {
     auto part = std::make_unique<Part>();
     std::vector<at::Tensor> places, own_places;
     for (const Place& place : lane.inputs) places.push_back(place.tensor);
     for (size_t i = 0; i < own.size(); ++i) own_places.push_back(lane.own[i].tensor.defined() ? lane.own[i].tensor : own[i]);
-    const bool is_recorded = record(lane, *part, lane.last_recorded, [&](DeviceGraph& graph) {
+    const Recorded recorded = record(lane, *part, lane.last_recorded, [&](DeviceGraph& graph) {
       part->made = tape_->forward(part->left, places, own_places, recording_in(graph));
     });
-    if (!is_recorded) return nullptr;
-    lane.forward = std::move(part);
+    if (recorded == Recorded::kNo) return nullptr;
+    if (recorded == Recorded::kYes) lane.forward = std::move(part);
   }
   lane.forward->graph->replay(random_stream(random));
   lane.last = lane.forward.get();
@@ -259,16 +268,22 @@ TapeGraphs::Part* TapeGraphs::run_part(Lane& lane, std::unique_ptr<Part>& part, 
                                        const std::vector<size_t>& parameters, const RandomState& random,
                                        const std::function<void(Part&, const GradientSink&, DeviceGraph&)>& work) {
   const at::NoGradGuard no_grad;
-  if (!part) {
+  while (!part) {
     auto fresh = std::make_unique<Part>();
     fresh->left = lane.last->left;
+    const std::map<size_t, Sum> sums = sums_;
     std::vector<char> is_begun;
     const GradientSink sink = sink_for(turn, is_begun);
     // Sums outlive the microbatch: in memory that an earlier graph has freed, that graph would write over them when it runs
     // again.
     const DeviceGraph* before = turn == Turn::kFirst ? nullptr : lane.last_recorded;
-    if (!record(lane, *fresh, before, [&](DeviceGraph& graph) { work(*fresh, sink, graph); })) return nullptr;
-    part = std::move(fresh);
+    const Recorded recorded = record(lane, *fresh, before, [&](DeviceGraph& graph) { work(*fresh, sink, graph); });
+    if (recorded == Recorded::kNo) return nullptr;
+    if (recorded == Recorded::kYes) {
+      part = std::move(fresh);
+    } else {
+      sums_ = sums;
+    }
   }
   part->graph->replay(random_stream(random));
   lane.last = part.get();

@@ -25,7 +25,8 @@ class TapeGraphs : public std::enable_shared_from_this<TapeGraphs> {
   explicit TapeGraphs(std::shared_ptr<Tape> tape);
   ~TapeGraphs();
 
-  /// Why nothing is recorded, or why some microbatches went on from the tape; empty: all ran so.
+  /// Why nothing is recorded, or why some microbatches went on from the tape; empty: all ran so, but for those that came in
+  /// otherwise aligned than tensors of their own.
   const std::string& reason() const { return refusal_.empty() ? left_ : refusal_; }
   /// Microbatches of which all ran so.
   int64_t num_replayed() const { return num_replayed_; }
@@ -55,6 +56,7 @@ class TapeGraphs : public std::enable_shared_from_this<TapeGraphs> {
   };
   struct Part;
   enum class Turn : uint8_t { kFirst, kAdds, kNeither };
+  enum class Recorded : uint8_t { kYes, kNotYet, kNo };  // kNotYet: there may be memory for it now
 
   Lane& free_lane();
   Place place_for(int32_t slot, const partitioner::TensorSpec& geometry) const;
@@ -65,7 +67,7 @@ class TapeGraphs : public std::enable_shared_from_this<TapeGraphs> {
   Turn turn_of(const std::vector<size_t>& parameters) const;
   Part* run_part(Lane& lane, std::unique_ptr<Part>& part, Turn turn, const std::vector<size_t>& parameters,
                  const RandomState& random, const std::function<void(Part&, const GradientSink&, DeviceGraph&)>& work);
-  bool record(Lane& lane, Part& part, const DeviceGraph* before, const std::function<void(DeviceGraph&)>& work);
+  Recorded record(Lane& lane, Part& part, const DeviceGraph* before, const std::function<void(DeviceGraph&)>& work);
   GradientSink sink_for(Turn turn, std::vector<char>& is_begun);
   void begin_sum(size_t own, at::Tensor gradient);
 
@@ -75,6 +77,7 @@ class TapeGraphs : public std::enable_shared_from_this<TapeGraphs> {
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::map<size_t, Sum> sums_;  // by own tensor
   std::string refusal_, left_;
+  bool has_made_room_ = false;  // for what is recorded now
   int64_t num_replayed_ = 0;
 };
 

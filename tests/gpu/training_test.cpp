@@ -4,7 +4,9 @@
 #include <torch/torch.h>
 
 #include <filesystem>
+#include <functional>
 #include <stdexcept>
+#include <vector>
 
 #include "runtime/device/device.h"
 #include "runtime/device/random.h"
@@ -142,20 +144,27 @@ TEST(TrainingOnGpu, LeavesGradientsThatSomebodyKeeps) {
   });
 }
 
-// A program's kernel that waits for the device, which no recording can hold, and says so in its own way.
-at::Tensor wait_and_double(const at::Tensor& x) {
+// A program's kernel, and what else it does.
+std::function<void()> at_each_call;
+at::Tensor doubled(const at::Tensor& x) {
+  at_each_call();
+  return x * 2;
+}
+
+TORCH_LIBRARY_IMPL(aten, CUDA, library) { library.impl("special_i1e", doubled); }
+
+// No recording can hold it, and it says so in its own way.
+void wait_for_device() {
   const runtime::Device& device = runtime::this_ranks_device();
   try {
     device.wait(device.record());
   } catch (const c10::Error&) {
-    throw std::runtime_error("wait_and_double cannot wait here");
+    throw std::runtime_error("wait_for_device cannot wait here");
   }
-  return x * 2;
 }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, library) { library.impl("special_i1e", wait_and_double); }
-
 TEST(TrainingOnGpu, GoesOnFromTapesWhereARecordingFailsByAnErrorOfTheProgram) {
+  at_each_call = wait_for_device;
   tests::run_smp_ranks(1, {.microbatches = 4, .device = DeviceKind::kCuda, .log_level = LogLevel::kOff}, [&] {
     const auto net = make_net(64);
     DistributedModel<nn::SequentialImpl> model(net);
@@ -176,6 +185,53 @@ TEST(TrainingOnGpu, GoesOnFromTapesWhereARecordingFailsByAnErrorOfTheProgram) {
     EXPECT_NE(reports.at(0).stays_off_graphs.find("cannot wait here"), std::string::npos) << reports.at(0).stays_off_graphs;
     EXPECT_GT(reports.at(0).num_taped, 0);
   });
+}
+
+// Whichever call of the kernel it is: one in a recording, of a forward or of a backward, or one whose error the program
+// gets.
+TEST(TrainingOnGpu, RecordsAgainWhereARecordingFindsNoMemory) {
+  constexpr int kSteps = 8;
+  int num_recorded_again = 0, num_thrown = 0, num_calls = 0;
+  std::vector<double> want;
+  for (int failing = 0; failing <= num_calls || failing == 0; ++failing) {
+    int calls = 0;
+    at_each_call = [&] {
+      if (++calls == failing) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "no memory is left");
+    };
+    std::vector<double> losses;
+    try {
+      tests::run_smp_ranks(1, {.device = DeviceKind::kCuda, .log_level = LogLevel::kOff}, [&] {
+        const auto net = make_net(64);
+        DistributedModel<nn::SequentialImpl> model(net);
+        DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 0.1), model);
+        auto step = smp::step([&](at::Tensor rows) {  // the gradient of i0e calls the kernel, too
+          const at::Tensor loss = at::special_i0e(model(at::special_i1e(rows))).square().mean();
+          model.backward(loss);
+          return loss;
+        });
+        for (int i = 0; i < kSteps; ++i) {
+          optimizer.zero_grad();
+          losses.push_back(step(torch::full({kRows, kWidth}, 0.1)).reduce_mean().item<double>());
+          optimizer.step();
+        }
+        const auto report = support::stage_reports().at(0);
+        EXPECT_EQ(report.stays_off_graphs, "") << failing;
+        EXPECT_GT(report.num_replayed, 0) << failing;
+      });
+    } catch (const c10::OutOfMemoryError&) {
+      ++num_thrown;
+      continue;
+    }
+    if (failing == 0) {
+      num_calls = calls;
+      want = losses;
+    } else {
+      ++num_recorded_again;
+    }
+    EXPECT_EQ(losses, want) << failing;
+  }
+  EXPECT_EQ(num_recorded_again, 2);
+  EXPECT_GT(num_thrown, 2);
 }
 
 void set_tf32(bool is_on) {

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
+#include <cstdlib>
 #include <utility>
 
 #include "runtime/device/device.h"
@@ -124,6 +125,9 @@ Context& context(const char* caller) {
   Context* found = try_context();
   TORCH_CHECK(found != nullptr, caller, ": expected smp::init() to have been called, got no context. Call smp::init() ",
               "first in main(), on every rank.");
+  // LibTorch's current device is the thread's, and a program may take its steps on another one than smp::init.
+  thread_local const Context* uses_device_of = nullptr;
+  if (std::exchange(uses_device_of, found) != found) runtime::this_ranks_device().use(found->device.index);
   return *found;
 }
 
@@ -143,7 +147,12 @@ void refuse_in_join(std::string_view caller) {
                     "All replicas do this together, and the others may have left the loop. Call it after smp::join.");
 }
 
-void set_process_context(std::shared_ptr<Context> context) { process_context = std::move(context); }
+void set_process_context(std::shared_ptr<Context> context) {
+  // A program that ends without smp::shutdown: before what the libraries of a device, loaded later than this one, destroy.
+  static const int at_exit = std::atexit([] { process_context.reset(); });
+  TORCH_INTERNAL_ASSERT(at_exit == 0);
+  process_context = std::move(context);
+}
 
 ThreadContext::ThreadContext(Context* context) : previous_(thread_context) {
   thread_context = context;
