@@ -66,6 +66,7 @@ void HostValues::clear() noexcept {
 }
 
 at::Tensor HostValues::ghost_of(const at::Tensor& tensor) const {
+  if (!tensor.defined()) return tensor;  // as what the body has dropped is
   for (const HostTensor& host : hosts_) {
     if (lock(host.real).is_same(tensor)) return host.ghost;
   }

@@ -276,6 +276,14 @@ TEST_P(ReadContent, OnTheCpuRequiresAGradientAsInALoop) {
   });
 }
 
+TEST_P(ReadContent, OnTheCpuThatIsDroppedIsNoLoss) {
+  const std::string text = refusal_of(GetParam(), [](const at::Tensor& output) {
+    (void)output.sum().cpu();
+    return at::Tensor();
+  });
+  EXPECT_TRUE(contains(text, "got an undefined tensor")) << text;
+}
+
 struct Turned : torch::autograd::Function<Turned> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, bool writes) {
     if (!writes) return x.view_as(x);
