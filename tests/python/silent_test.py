@@ -194,6 +194,20 @@ class Modes(Compared):
             for number in range(3):
                 step(f"step {number}")
 
+    def test_a_metric_without_gradients(self):
+        def with_metric(model, x):
+            output = model(x)
+            with torch.no_grad():
+                output.float().argmax(1).float().mean().item()
+            with torch.inference_mode():
+                output.sum().item()
+            return output.square().mean()
+
+        net = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.0), nn.Tanh(), nn.Linear(16, 3))
+        step = self.make(net, with_metric)
+        for number in range(4):
+            step(f"step {number}")
+
     def test_gradients_in_a_part_of_forward(self):
         class Frozen(nn.Module):
             def __init__(self):
