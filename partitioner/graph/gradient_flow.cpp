@@ -61,9 +61,12 @@ bool GradientFlow::is_differentiated(const Node& node, ValueId id) const {
   const auto& written = node.written_storages;
   if (node.grad_enabled || std::find(written.begin(), written.end(), storage) != written.end()) return true;
   // Also without gradients an operator may give back its argument itself, as to() does with one of that type.
-  return std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId output) {
-    return output != kNoValue && graph_.values[output].spec.requires_grad && graph_.values[output].storage == storage;
-  });
+  const auto is_trained_there = [&](ValueId other) {
+    return other != kNoValue && graph_.values[other].storage == storage && requires_gradient(other);
+  };
+  const std::vector<ValueId> inputs = node_inputs(node);
+  return storage >= 0 && std::any_of(inputs.begin(), inputs.end(), is_trained_there) &&
+         std::any_of(node.outputs.begin(), node.outputs.end(), is_trained_there);
 }
 
 bool GradientFlow::visit(const Node& node) const {

@@ -106,6 +106,17 @@ TEST_F(StageGraphOfPlan, NoGradNodesBreakTheWay) {
   EXPECT_EQ(stage_graph(plan_, graph_).stage_has_backward, (std::vector{false, false}));
 }
 
+TEST_F(StageGraphOfPlan, NoGradNodesThatGiveBackTheirArgumentDoNot) {
+  use_stages({0, 1}, 2);
+  const ValueId weight = value(ValueKind::kParameter, true);
+  const ValueId a = node(0, {weight}, true), same = node(1, {a}, true);
+  graph_.backward_roots = {node(1, {same}, true)};
+  graph_.values[a].storage = graph_.values[same].storage = 1;
+  graph_.nodes[1].grad_enabled = false;
+  plan_.activations = {{a, 0, 1}};
+  EXPECT_EQ(stage_graph(plan_, graph_).stage_has_backward, (std::vector{true, true}));
+}
+
 TEST_F(StageGraphOfPlan, WriteThroughAViewReachesTheLoss) {
   use_stages({0, 1}, 2);
   const ValueId weight = value(ValueKind::kParameter, true);
