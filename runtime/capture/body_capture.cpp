@@ -43,6 +43,8 @@ std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs
   abandon();
   put_full_key(inputs, key, key_);
   switches_ = arithmetic_switches();
+  trained_.clear();
+  for (const NamedTensor& named : bindings_.tensors()) trained_.push_back(named.tensor.requires_grad());
   ghost_run_ = begin_ghost_run();
   if (const Recordings::Bucket* bucket = recordings_.find(key_)) return matcher_.start(bucket->front(), ghost_run_);
   recorder_ = std::make_unique<Recorder>(bindings_, ghost_run_);
@@ -165,6 +167,15 @@ void BodyCapture::check_arithmetic(const std::string& op) const {
   if (!changed.empty()) refuse_other_arithmetic(changed, describe_place(op, current_module()));
 }
 
+// A body that freezes a parameter for one microbatch would do so for all, or for none: the stages run them later.
+void BodyCapture::check_trained() const {
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    const NamedTensor& named = bindings_.tensors()[i];
+    const bool is_trained = named.tensor.requires_grad();
+    if (is_trained != trained_[i]) refuse_freezing(named.name, is_trained, describe_place("capture", current_module()));
+  }
+}
+
 void BodyCapture::answer(torch::jit::Stack& stack) {
   matcher_.answer(stack);
   ++num_matched_;
@@ -175,6 +186,7 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   for (const at::Tensor& tensor : given) returned.push_back(hosts_.ghost_leaving(tensor));
   equal_.body_ends();
   check_arithmetic("the end of the body");
+  check_trained();
   check_no_hooks(ghost_run_, describe_place("capture", current_module()));
   hosts_.check_histories();
   if (!recorder_) matcher_.check_histories();

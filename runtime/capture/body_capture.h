@@ -92,11 +92,13 @@ class BodyCapture : public Interceptor, private BodyRun {
   CapturedBody finish_recorded(const std::vector<at::Tensor>& returned);
   CapturedBody finish_matched();
   void check_arithmetic(const std::string& op) const;
+  void check_trained() const;
 
   const Bindings& bindings_;
   Recordings recordings_;
   std::string key_;
   ArithmeticSwitches switches_;  // when the body began
+  std::vector<bool> trained_;    // likewise: which of bindings_.tensors() require a gradient
   GhostRun ghost_run_;
   Matcher matcher_;                     // of a run that has equalled a recording so far
   std::unique_ptr<Recorder> recorder_;  // of any other; null while the run matches

@@ -51,6 +51,13 @@ void refuse_stale_ghost(const std::string& place, const std::string& module) {
               "makes on its first call and keeps: make it in the constructor, or in every call.");
 }
 
+void refuse_freezing(const std::string& name, bool is_trained, const std::string& place) {
+  TORCH_CHECK(false, place, ": expected '", name, "' to keep requires_grad=", is_trained ? "false" : "true",
+              " while the body runs, got a change to ", is_trained ? "true" : "false",
+              ". The stages run the operators after the body, and on other ranks. Set it outside of the step, on every "
+              "rank, or use parameter.detach() in the body.");
+}
+
 void refuse_other_arithmetic(const std::string& changed, const std::string& place) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, place, ": the step body has changed ", changed,
                               ", with which LibTorch chooses kernels for the whole process. Expected a body that leaves it "

@@ -25,6 +25,8 @@ const std::string& module_in_texts(const partitioner::Graph& graph, partitioner:
 [[noreturn]] void refuse_data_dependent_shape(const std::string& op, const std::string& module);
 [[noreturn]] void refuse_replaced_data(const std::string& op, const std::string& module);
 [[noreturn]] void refuse_stale_ghost(const std::string& place, const std::string& module);
+/// Of a parameter; `is_trained`: from now on.
+[[noreturn]] void refuse_freezing(const std::string& name, bool is_trained, const std::string& place);
 /// `changed`: since the body began.
 [[noreturn]] void refuse_other_arithmetic(const std::string& changed, const std::string& place);
 

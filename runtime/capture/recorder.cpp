@@ -234,11 +234,7 @@ void Recorder::check_as_before(const at::Tensor& tensor, const Identity& known) 
 }
 
 void Recorder::check_not_frozen(const at::Tensor& tensor, const Value& value) const {
-  TORCH_CHECK(tensor.requires_grad() == value.spec.requires_grad, where(), ": expected '", value.name,
-              "' to keep requires_grad=", value.spec.requires_grad ? "true" : "false",
-              " while the body runs, got a change to ", tensor.requires_grad() ? "true" : "false",
-              ". The stages run the operators after the body, and on other ranks. Set it outside of the step, on every "
-              "rank, or use parameter.detach() in the body.");
+  if (tensor.requires_grad() != value.spec.requires_grad) refuse_freezing(value.name, tensor.requires_grad(), where());
 }
 
 void Recorder::refuse_unsupported(const OperatorInfo& info, const torch::jit::Stack& stack) const {

@@ -3,6 +3,7 @@
 
 #include <sstream>
 
+#include "tests/support/autocast.h"
 #include "tests/support/messages.h"
 #include "tests/support/split_run.h"
 #include "tests/unit/smp/plain_loop.h"
@@ -166,6 +167,20 @@ TEST_P(HostTensors, OfAParameterUnderAutocast) {
     there.mul_(2);
     run.trace.push_back(same.is_cpu());
     return trained(run, output.square().mean() * there.sum().to(gpu()) + (output * same.sum()).sum());
+  });
+}
+
+// Which refuses binary_cross_entropy of tensors of the device.
+TEST_P(HostTensors, AreLeftAloneByItsAutocast) {
+  check([](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data), share = output.sigmoid().cpu();
+    const auto on_host = [&] {
+      const support::Autocast autocast(at::kCUDA);
+      const at::Tensor product = share.mm(share.t());
+      run.trace.push_back(product.scalar_type() == at::kFloat);
+      return at::binary_cross_entropy(share, at::full_like(share, 0.5)) + product.mean();
+    };
+    return trained(run, on_host().to(gpu()));
   });
 }
 

@@ -321,6 +321,17 @@ TEST_P(RefusedChange, FreezingAndThawingInsideTheBody) {
   EXPECT_NE(text.find("expected 'fourth.weight' to keep requires_grad=false"), std::string::npos) << text;
 }
 
+// Where no use of the weight in the body sees both.
+TEST_P(RefusedChange, FreezingFromThisMicrobatchOn) {
+  const std::string text = refusal_of(
+      [&](Model& model, const at::Tensor& data, bool bad) {
+        model.module()->fourth->weight.set_requires_grad(!bad);
+        return model(data);
+      },
+      GetParam());
+  EXPECT_NE(text.find("expected 'fourth.weight' to keep requires_grad=true"), std::string::npos) << text;
+}
+
 TEST_P(RefusedChange, RewritingForeignMemoryBetweenTwoUses) {
   float numbers[] = {1, 2};
   const std::string text = refusal_of(
