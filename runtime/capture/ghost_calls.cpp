@@ -35,7 +35,8 @@ at::Tensor copy_of(const at::Tensor& stand_in) {
 }  // namespace
 
 void GhostCalls::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  if (autocast_casts() && may_be_taken_apart(op.operator_name().name) && !casts_none_of(operator_info(op), stack)) {
+  const auto on_host = [this](const at::Tensor& seen) { return stays_on_host(seen); };
+  if (may_be_taken_apart(op.operator_name().name) && autocast_casts(stack, op.schema().arguments().size(), on_host)) {
     for (const auto key : {this_ranks_device().autocast, c10::DispatchKey::CompositeImplicitAutograd}) {
       if (op.hasKernelForDispatchKey(key)) return take_apart(op, key, stack);
     }
@@ -45,19 +46,6 @@ void GhostCalls::operator_called(const c10::OperatorHandle& op, torch::jit::Stac
 
 bool GhostCalls::stays_on_host(const at::Tensor& seen) const {
   return seen.device().type() == host().type && !comes_to_device_(seen);
-}
-
-// Autocast of a device leaves alone an operator whose tensors are all on the host.
-bool GhostCalls::casts_none_of(const OperatorInfo& info, const torch::jit::Stack& stack) const {
-  if (this_ranks_device().type == host().type) return false;
-  bool any = false, all_stay = true;
-  for (auto argument = stack.end() - info.num_arguments; argument != stack.end(); ++argument) {
-    for_each_tensor(*argument, [&](int, const at::Tensor& seen) {
-      any = true;
-      all_stay = all_stay && stays_on_host(seen);
-    });
-  }
-  return any && all_stay;
 }
 
 void GhostCalls::take_apart(const c10::OperatorHandle& op, c10::DispatchKey key, torch::jit::Stack& stack) {

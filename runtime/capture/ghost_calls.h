@@ -7,7 +7,6 @@
 
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/interceptor.h"
-#include "runtime/capture/operator_info.h"
 
 namespace smp::runtime {
 
@@ -31,7 +30,6 @@ class GhostCalls : public Interceptor {
  private:
   void take_apart(const c10::OperatorHandle& op, c10::DispatchKey key, torch::jit::Stack& stack);
   bool stays_on_host(const at::Tensor& seen) const;
-  bool casts_none_of(const OperatorInfo& info, const torch::jit::Stack& stack) const;
   void call_on_stand_ins(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
   const GhostRun& run_;

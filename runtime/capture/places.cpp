@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "runtime/device/device.h"
+#include "runtime/libtorch/boxed_tensors.h"
 
 namespace smp::runtime {
 
@@ -70,8 +71,16 @@ partitioner::Autocast current_autocast() {
   return {.enabled = true, .dtype = at::autocast::get_autocast_dtype(this_ranks_device().type)};
 }
 
-bool autocast_casts() {
-  return current_autocast().enabled && !c10::impl::tls_is_dispatch_key_excluded(this_ranks_device().autocast);
+bool autocast_casts(const torch::jit::Stack& stack, size_t num_arguments,
+                    const std::function<bool(const at::Tensor&)>& is_on_host) {
+  const Device& device = this_ranks_device();
+  if (!current_autocast().enabled || c10::impl::tls_is_dispatch_key_excluded(device.autocast)) return false;
+  if (device.type == host().type) return true;
+  bool any_on_host = false, any_here = false;
+  for (size_t i = stack.size() - num_arguments; i < stack.size(); ++i) {
+    for_each_tensor(stack[i], [&](int, const at::Tensor& tensor) { (is_on_host(tensor) ? any_on_host : any_here) = true; });
+  }
+  return any_here || !any_on_host;
 }
 
 std::vector<at::Tensor> flatten_outputs(std::span<const c10::IValue> results) {

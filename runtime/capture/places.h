@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,8 +33,10 @@ const std::string& module_in_texts(const partitioner::Graph& graph, partitioner:
 
 /// Autocast of the thread, for the rank's device.
 partitioner::Autocast current_autocast();
-/// Whether it casts the arguments of operators: it is on, and this is not within one whose arguments it has cast.
-bool autocast_casts();
+/// Whether it casts those of the last `num_arguments` on the stack: it is on, this is not within an operator whose arguments
+/// it has cast, and they are not all on the host beside a rank's device that is another.
+bool autocast_casts(const torch::jit::Stack& stack, size_t num_arguments,
+                    const std::function<bool(const at::Tensor&)>& is_on_host);
 
 /// Every tensor of these results in order, lists flattened; undefined ones kept.
 std::vector<at::Tensor> flatten_outputs(std::span<const c10::IValue> results);

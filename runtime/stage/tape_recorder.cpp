@@ -192,7 +192,8 @@ void TapeRecorder::operator_called(const c10::OperatorHandle& op, torch::jit::St
     refuse(why);
     return op.callBoxed(stack);
   }
-  if (autocast_casts() && op.hasKernelForDispatchKey(this_ranks_device().autocast)) {
+  if (op.hasKernelForDispatchKey(this_ranks_device().autocast) &&
+      autocast_casts(stack, op.schema().arguments().size(), is_on_host)) {
     const InterceptWithin scope(*this);
     op.callBoxedForDispatchKey(this_ranks_device().autocast, stack);
   } else if (is_composite(op)) {
