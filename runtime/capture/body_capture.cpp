@@ -12,6 +12,7 @@
 #include "runtime/capture/devices.h"
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
+#include "runtime/libtorch/boxed_tensors.h"
 
 namespace smp::runtime {
 
@@ -35,6 +36,16 @@ void put_full_key(const std::vector<at::Tensor>& inputs, const std::string& key,
   put(static_cast<int64_t>(at::get_default_dtype_as_scalartype()));
 }
 
+// Whether it is called below autograd, and would make gradients above it: it makes none, as without grad mode.
+bool leaves_out_gradients(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (!c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutogradFunctionality)) return false;
+  bool any_requires = false;
+  for (size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
+    for_each_tensor(stack[i], [&](int, const at::Tensor& tensor) { any_requires = any_requires || tensor.requires_grad(); });
+  }
+  return any_requires;
+}
+
 c10::OperatorHandle find_operator(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
 }  // namespace
@@ -43,8 +54,7 @@ std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs
   abandon();
   put_full_key(inputs, key, key_);
   switches_ = arithmetic_switches();
-  trained_.clear();
-  for (const NamedTensor& named : bindings_.tensors()) trained_.push_back(named.tensor.requires_grad());
+  note_training();
   ghost_run_ = begin_ghost_run();
   if (const Recordings::Bucket* bucket = recordings_.find(key_)) return matcher_.start(bucket->front(), ghost_run_);
   recorder_ = std::make_unique<Recorder>(bindings_, ghost_run_);
@@ -108,6 +118,7 @@ void BodyCapture::mark_backward(const at::Tensor& given) {
                     "backward: expected a call outside of autocast, whose region ends with the loss, got one inside. End "
                     "the region before backward(): gradients have the dtypes of their forward anyway.");
   check_arithmetic("backward");
+  check_training();
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
   match_or_record([&] { return matcher_.matches_root(loss, roots_.size()); });
   const NodeId at = position();
@@ -121,12 +132,20 @@ void BodyCapture::operator_called(const c10::OperatorHandle& called, torch::jit:
   static const c10::OperatorHandle lift = find_operator("aten::lift_fresh"), detach = find_operator("aten::detach_"),
                                    clone = find_operator("aten::clone");
   if (called == detach && !stack.back().toTensor().requires_grad()) return;
+  if (const char* unseen = unseen_around_operators()) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, describe_place(called.operator_name().name, current_module()),
+        ": expected operators that the stages can run later, got one under ", unseen,
+        ", which they would run without. Leave it out of the step, or call code that needs it through "
+        "smp::opaque.");
+  }
   // Ghosts, and what the stages make for a read, outlive the region.
   std::optional<c10::InferenceMode> no_inference;
   if (c10::InferenceMode::is_enabled()) {
     no_inference.emplace(false);
     at::GradMode::set_enabled(false);
   }
+  const at::AutoGradMode with_grad(at::GradMode::is_enabled() && !leaves_out_gradients(called, stack));
   const bool is_literal = called == lift && as_ghost(stack.back().toTensor()) == nullptr;
   if (is_literal) stack.emplace_back();  // its memory format
   const c10::OperatorHandle& op = copying_between_devices(is_literal ? clone : called, stack, bindings_);
@@ -167,12 +186,17 @@ void BodyCapture::check_arithmetic(const std::string& op) const {
   if (!changed.empty()) refuse_other_arithmetic(changed, describe_place(op, current_module()));
 }
 
-// A body that freezes a parameter for one microbatch would do so for all, or for none: the stages run them later.
-void BodyCapture::check_trained() const {
-  for (size_t i = 0; i < trained_.size(); ++i) {
+void BodyCapture::note_training() {
+  training_.clear();
+  for (const NamedTensor& named : bindings_.tensors()) training_.push_back(training_of(named.tensor));
+}
+
+// What a body does to a parameter for one microbatch would hold for all, or for none: the stages run them later.
+void BodyCapture::check_training() const {
+  for (size_t i = 0; i < training_.size(); ++i) {
     const NamedTensor& named = bindings_.tensors()[i];
-    const bool is_trained = named.tensor.requires_grad();
-    if (is_trained != trained_[i]) refuse_freezing(named.name, is_trained, describe_place("capture", current_module()));
+    if (training_of(named.tensor) == training_[i]) continue;
+    refuse_other_training(named.tensor, training_[i], named.name, describe_place("capture", current_module()));
   }
 }
 
@@ -186,7 +210,7 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   for (const at::Tensor& tensor : given) returned.push_back(hosts_.ghost_leaving(tensor));
   equal_.body_ends();
   check_arithmetic("the end of the body");
-  check_trained();
+  check_training();
   check_no_hooks(ghost_run_, describe_place("capture", current_module()));
   hosts_.check_histories();
   if (!recorder_) matcher_.check_histories();

@@ -10,6 +10,7 @@
 #include "runtime/capture/bindings.h"
 #include "runtime/capture/equality.h"
 #include "runtime/capture/ghosts.h"
+#include "runtime/capture/history.h"
 #include "runtime/capture/host_values.h"
 #include "runtime/capture/interceptor.h"
 #include "runtime/capture/matcher.h"
@@ -92,13 +93,14 @@ class BodyCapture : public Interceptor, private BodyRun {
   CapturedBody finish_recorded(const std::vector<at::Tensor>& returned);
   CapturedBody finish_matched();
   void check_arithmetic(const std::string& op) const;
-  void check_trained() const;
+  void note_training();
+  void check_training() const;
 
   const Bindings& bindings_;
   Recordings recordings_;
   std::string key_;
-  ArithmeticSwitches switches_;  // when the body began
-  std::vector<bool> trained_;    // likewise: which of bindings_.tensors() require a gradient
+  ArithmeticSwitches switches_;     // when the body began
+  std::vector<Training> training_;  // likewise: of bindings_.tensors()
   GhostRun ghost_run_;
   Matcher matcher_;                     // of a run that has equalled a recording so far
   std::unique_ptr<Recorder> recorder_;  // of any other; null while the run matches

@@ -56,6 +56,7 @@ std::vector<at::Tensor> BodyCapture::read(const std::vector<at::Tensor>& tensors
     if (!recorder_) reads_.push_back({id, position()});
     id = recorder_ ? recorder_->add_read(id, position()) : kept_value(*matcher_.recording(), id, position());
   }
+  check_training();
   ValueRead run = describe_run();
   run.values = values;
   run.is_local = is_local;
@@ -64,7 +65,9 @@ std::vector<at::Tensor> BodyCapture::read(const std::vector<at::Tensor>& tensors
   const AmbientModes ambient;
   const c10::InferenceMode no_inference(false);
   set_modes(grad_enabled, {});
-  return reader_(run);
+  std::vector<at::Tensor> contents = reader_(run);
+  note_training();  // the first read of all places the model, which calls hooks of the program
+  return contents;
 }
 
 at::Tensor BodyCapture::look_at(const at::Tensor& tensor) {

@@ -20,6 +20,30 @@ bool is_trained(const at::Tensor& tensor) {
   return meta != nullptr && meta->requires_grad_;
 }
 
+Training training_of(const at::Tensor& parameter) {
+  Training training{.requires_grad = parameter.requires_grad()};
+  if (const auto* meta = autograd::get_autograd_meta(parameter)) {
+    const size_t num_of_cpp = meta->cpp_hooks_list_ ? meta->cpp_hooks_list_->size() : 0;
+    training.num_hooks = meta->hooks_.size() + num_of_cpp + (meta->post_acc_grad_hooks_ != nullptr ? 1 : 0);
+  }
+  return training;
+}
+
+void refuse_other_training(const at::Tensor& parameter, const Training& before, const std::string& name,
+                           const std::string& place) {
+  if (parameter.requires_grad() != before.requires_grad) refuse_freezing(name, parameter.requires_grad(), place);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, place, ": expected the body to leave the gradient hooks of '", name,
+                              "' as they are, got a change. The backward runs after the body, on the rank where the "
+                              "parameter is. Hook it outside of the step, on every rank.");
+}
+
+void refuse_freezing(const std::string& name, bool is_trained, const std::string& place) {
+  TORCH_CHECK(false, place, ": expected '", name, "' to keep requires_grad=", is_trained ? "false" : "true",
+              " while the body runs, got a change to ", is_trained ? "true" : "false",
+              ". The stages run the operators after the body, and on other ranks. Set it outside of the step, on every "
+              "rank, or use parameter.detach() in the body.");
+}
+
 void refuse_custom_function(const at::Tensor& tensor, const std::string& place) {
   const auto [own, base] = history_of(tensor);
   const torch::autograd::Node* node = own != nullptr ? own : base;

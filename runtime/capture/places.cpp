@@ -1,8 +1,10 @@
 // Refusal texts and ambient modes.
 #include "runtime/capture/places.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -52,13 +54,6 @@ void refuse_stale_ghost(const std::string& place, const std::string& module) {
               "makes on its first call and keeps: make it in the constructor, or in every call.");
 }
 
-void refuse_freezing(const std::string& name, bool is_trained, const std::string& place) {
-  TORCH_CHECK(false, place, ": expected '", name, "' to keep requires_grad=", is_trained ? "false" : "true",
-              " while the body runs, got a change to ", is_trained ? "true" : "false",
-              ". The stages run the operators after the body, and on other ranks. Set it outside of the step, on every "
-              "rank, or use parameter.detach() in the body.");
-}
-
 void refuse_other_arithmetic(const std::string& changed, const std::string& place) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, place, ": the step body has changed ", changed,
                               ", with which LibTorch chooses kernels for the whole process. Expected a body that leaves it "
@@ -100,6 +95,13 @@ UncachedCasts::UncachedCasts() : was_enabled_(at::autocast::is_autocast_cache_en
 }
 
 UncachedCasts::~UncachedCasts() { at::autocast::set_autocast_cache_enabled(was_enabled_); }
+
+const char* unseen_around_operators() {
+  if (c10::impl::dispatch_mode_enabled()) return "a mode of Python's dispatcher (TorchDispatchMode)";
+  if (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty())
+    return "hooks of saved tensors (torch.autograd.graph.saved_tensors_hooks)";
+  return nullptr;
+}
 
 void set_modes(bool grad_enabled, const partitioner::Autocast& autocast) {
   if (at::GradMode::is_enabled() != grad_enabled) at::GradMode::set_enabled(grad_enabled);

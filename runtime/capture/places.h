@@ -26,8 +26,6 @@ const std::string& module_in_texts(const partitioner::Graph& graph, partitioner:
 [[noreturn]] void refuse_data_dependent_shape(const std::string& op, const std::string& module);
 [[noreturn]] void refuse_replaced_data(const std::string& op, const std::string& module);
 [[noreturn]] void refuse_stale_ghost(const std::string& place, const std::string& module);
-/// Of a parameter; `is_trained`: from now on.
-[[noreturn]] void refuse_freezing(const std::string& name, bool is_trained, const std::string& place);
 /// `changed`: since the body began.
 [[noreturn]] void refuse_other_arithmetic(const std::string& changed, const std::string& place);
 
@@ -37,6 +35,9 @@ partitioner::Autocast current_autocast();
 /// it has cast, and they are not all on the host beside a rank's device that is another.
 bool autocast_casts(const torch::jit::Stack& stack, size_t num_arguments,
                     const std::function<bool(const at::Tensor&)>& is_on_host);
+
+/// What the thread has around operators that stages, which run them later, would run without; null where there is nothing.
+const char* unseen_around_operators();
 
 /// Every tensor of these results in order, lists flattened; undefined ones kept.
 std::vector<at::Tensor> flatten_outputs(std::span<const c10::IValue> results);

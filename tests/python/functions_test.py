@@ -74,6 +74,17 @@ class Appending(torch.autograd.Function):
         return gradient, None
 
 
+class Writing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
 class Unbound(torch.autograd.Function):
     """As many results as its argument has columns."""
 
@@ -201,6 +212,7 @@ class Functions(unittest.TestCase):
         for body, reason in (
             (lambda model, x: Plain.apply(model(x))[0], "Plain: expected tensors as results"),
             (lambda model, x: Appending.apply(model(x), []), "Appending: expected a call that leaves its arguments"),
+            (lambda model, x: Writing.apply(model(x) * 1), "Writing: expected a call that leaves its tensors"),
         ):
             with self.assertRaisesRegex(RuntimeError, reason):
                 smp.step(body)(model, torch.ones(8, 4))
@@ -236,6 +248,18 @@ class Functions(unittest.TestCase):
         for reentrant in (False, True):
             with self.subTest(reentrant=reentrant), self.assertWarnsOnLeader():
                 self.check(Checkpointed(reentrant))
+
+    def test_checkpoint_in_a_context(self):
+        class InContext(nn.Sequential):
+            def forward(self, x):
+                def contexts():
+                    return torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.bfloat16)
+
+                run = super().forward
+                return torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False, context_fn=contexts).float()
+
+        with self.assertWarnsOnLeader():
+            self.check(InContext(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
 
     def test_opaque_modules(self):
         net = WithShrinking()

@@ -199,6 +199,7 @@ class Modes(Compared):
             output = model(x)
             with torch.no_grad():
                 output.float().argmax(1).float().mean().item()
+                self.assertEqual(output.numpy().shape, tuple(output.shape))
             with torch.inference_mode():
                 output.sum().item()
             return output.square().mean()
@@ -299,6 +300,36 @@ class Refused(unittest.TestCase):
             return y[y > 0]
 
         self.refuses(forward, "aten::index.*the shape of its result depends on data")
+
+
+    def test_what_stages_would_run_without(self):
+        class Halving(torch.utils._python_dispatch.TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                return func(*args, **(kwargs or {})) * 0.5
+
+        def in_mode(self, x):
+            with Halving():
+                return self.inner(x)
+
+        def packed(self, x):
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
+                return self.inner(x)
+
+        self.refuses(in_mode, "got one under a mode of Python's dispatcher")
+        self.refuses(packed, "got one under hooks of saved tensors")
+
+    def test_hooks_of_the_backward(self):
+        def hooked(self, x):
+            y = self.inner(x)
+            self.inner.weight.register_hook(lambda gradient: gradient * 0.5)
+            return y
+
+        def with_backward_hook(self, x):
+            self.inner.register_full_backward_hook(lambda module, inputs, outputs: None)
+            return self.inner(x)
+
+        self.refuses(hooked, "leave the gradient hooks of 'inner.weight' as they are")
+        self.refuses(with_backward_hook, "expected modules without backward hooks")
 
 
 class Waiting(unittest.TestCase):

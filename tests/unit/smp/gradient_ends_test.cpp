@@ -45,6 +45,20 @@ struct LookedAtNet : EndsNet {
   }
 };
 
+/// Below autograd, as kernels of LibTorch call operators.
+struct BelowAutogradNet : EndsNet {
+  at::Tensor between(const at::Tensor& h) override {
+    at::Tensor product, written = h * 1.0, ones;
+    {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      product = h * last->weight[0].sum();
+      written = written.neg();
+      ones = at::ones_like(h);
+    }
+    return h + product * ones + written;
+  }
+};
+
 class GradientEnds : public testing::TestWithParam<std::tuple<int, StageKind>> {
  protected:
   template <class Net>
@@ -61,6 +75,7 @@ class GradientEnds : public testing::TestWithParam<std::tuple<int, StageKind>> {
 TEST_P(GradientEnds, AtAViewThatIsMadeWithout) { check<ViewNet>(); }
 TEST_P(GradientEnds, AtAViewThatIsAddedTo) { check<SumWithViewNet>(); }
 TEST_P(GradientEnds, AtADetach) { check<DetachedNet>(); }
+TEST_P(GradientEnds, BelowAutograd) { check<BelowAutogradNet>(); }
 TEST_P(GradientEnds, NotWhereAValueIsLookedAt) { check<LookedAtNet>(); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GradientEnds,

@@ -332,6 +332,19 @@ TEST_P(RefusedChange, FreezingFromThisMicrobatchOn) {
   EXPECT_NE(text.find("expected 'fourth.weight' to keep requires_grad=true"), std::string::npos) << text;
 }
 
+TEST_P(RefusedChange, HookingAParameterForABackward) {
+  const std::string text = refusal_of(
+      [&](Model& model, const at::Tensor& data, bool bad) {
+        const at::Tensor loss = model(data).sum(), weight = model.module()->fourth->weight;
+        const auto hook = bad ? weight.register_hook([](const at::Tensor& gradient) { return gradient * 0.5; }) : 0;
+        model.backward(loss);
+        if (bad) weight.remove_hook(hook);
+        return loss;
+      },
+      GetParam());
+  EXPECT_NE(text.find("leave the gradient hooks of 'fourth.weight' as they are"), std::string::npos) << text;
+}
+
 TEST_P(RefusedChange, RewritingForeignMemoryBetweenTwoUses) {
   float numbers[] = {1, 2};
   const std::string text = refusal_of(

@@ -39,7 +39,7 @@ def _looking(name, look):
 
 
 def _numpy(values, tensor, *, force=False):
-    if tensor.requires_grad and not force:
+    if tensor.requires_grad and torch.is_grad_enabled() and not force:
         raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
     array = values.numpy()
     array.flags.writeable = False  # a copy: what is written to it would be lost

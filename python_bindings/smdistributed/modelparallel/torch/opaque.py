@@ -2,7 +2,9 @@
 that opaque() was given."""
 
 import base64
+import contextlib
 import functools
+import inspect
 import io
 import pickle
 import warnings
@@ -43,7 +45,15 @@ def _run(tensors, details):
     function = functools.partial(_run_module, target) if isinstance(target, int) else _apply.__get__(None, target)
     args, kwargs = map_leaves(args, filled), map_leaves(kwargs, filled)
     before = _plain_parts(args, kwargs)
-    returned = function(*args, **kwargs)
+    try:
+        returned = function(*args, **kwargs)
+    except RuntimeError as error:
+        if "leaf Variable that requires grad has been used in an in-place operation" not in str(error):
+            raise
+        raise NotImplementedError(
+            f"{_name_of(target)}: expected a call that leaves its tensors as they are, got one that writes to one of them "
+            "(ctx.mark_dirty). Let it clone() what it writes to."
+        ) from error
     if _plain_parts(args, kwargs) != before:
         raise NotImplementedError(
             f"{_name_of(target)}: expected a call that leaves its arguments as they are, got one that writes to a container or an object among "
@@ -216,6 +226,12 @@ def _applying(cls, *args, **kwargs):
     def needs(values):
         return torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
 
+    if cls is torch.nn.modules._functions.BackwardHookFunction:
+        raise NotImplementedError(
+            "expected modules without backward hooks in a step, got one with register_full_backward_hook or "
+            "register_full_backward_pre_hook. The backward runs after the body, on other tensors. Hook parameters outside of the step, or "
+            "change the gradient by a custom autograd function."
+        )
     if cls is torch.utils.checkpoint.CheckpointFunction:
         return _without_recomputing(needs(args), *args)  # which looks into no container
     values = []
@@ -227,11 +243,12 @@ def _applying(cls, *args, **kwargs):
 torch.autograd.Function.apply = classmethod(_applying)
 
 
-# torch.utils.checkpoint changes no number, only what is kept in memory. Patched is what it is made of, since others import
-# the function itself.
+# torch.utils.checkpoint changes what is kept in memory; and the buffers of what it recomputes, which that writes twice. Patched is
+# what it is made of, since others import the function itself.
 def _warn_of_checkpoint():
     warnings.warn(
-        "torch.utils.checkpoint in a step: activations are kept, since stages do not recompute yet. The numbers are the same.",
+        "torch.utils.checkpoint in a step: activations are kept, since stages do not recompute yet. The gradients are the same; buffers, "
+        "as those of batch norm, are written once.",
         stacklevel=3,
     )
 
@@ -244,13 +261,23 @@ def _without_recomputing(needs_gradient, function, preserve_rng_state, *args):
 
 
 def _around(generator):
+    parameters = inspect.signature(generator)
+
     def around(*args, **kwargs):
         if not _engine.is_capturing():
             return generator(*args, **kwargs)
         _warn_of_checkpoint()
-        return iter([None])
+        context_fn = parameters.bind(*args, **kwargs).arguments.get("context_fn")
+        return _within(context_fn()[0] if context_fn else contextlib.nullcontext())
 
     return around
+
+
+def _within(context):
+    """Around the function: until torch asks once more."""
+    chooses_what_is_kept = isinstance(context, torch.utils._python_dispatch.TorchDispatchMode)
+    with contextlib.nullcontext() if chooses_what_is_kept else context:
+        yield
 
 
 for _name in ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl"):  # torch 2.11, 2.15
