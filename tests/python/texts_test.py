@@ -52,7 +52,12 @@ class Texts(unittest.TestCase):
             y.sum().item()
             return y
 
+        def collects(model, x):
+            y = model(x)
+            return torch.tensor([y.sum(), y.mean()])
+
         for body, sizes, words in (
+            (collects, (8, 4), r"look at values by item\(\), .* by torch\.stack"),
             (branches, (8, 4), r"torch\.where .* smp\.opaque"),
             (differentiates, (8, 4), r"torch\.autograd\.grad .*smp\.opaque"),
             (reads, (8, 4), r"Evaluate under torch\.no_grad\(\), with"),
@@ -66,7 +71,7 @@ class Texts(unittest.TestCase):
                 self.assertRegex(str(error), words)
                 self.assertTrue(no_cpp(str(error)), error)
                 frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-            raised_within = body in (branches, differentiates) and sizes == (8, 4)
+            raised_within = body in (branches, differentiates, collects) and sizes == (8, 4)
             self.assertEqual(body.__name__ in frames, smp.rank() == 0 and raised_within)
             if body is differentiates and raised_within and smp.rank() == 0:
                 self.assertEqual(frames[-1], "differentiates")  # the script's own line, not what torch and smp have called since
