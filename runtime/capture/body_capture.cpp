@@ -39,6 +39,7 @@ void put_full_key(const std::vector<at::Tensor>& inputs, const std::string& key,
 // Whether it is called below autograd, and would make gradients above it: it makes none, as without grad mode.
 bool leaves_out_gradients(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   if (!c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::AutogradFunctionality)) return false;
+  if (op.operator_name().name.ends_with("_like")) return false;  // none anywhere; torch::zeros_like is called below
   bool any_requires = false;
   for (size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
     for_each_tensor(stack[i], [&](int, const at::Tensor& tensor) { any_requires = any_requires || tensor.requires_grad(); });

@@ -266,13 +266,15 @@ void Leader::check_random_stream(bool trains) const {
   if (!trains_ || *trains_ == trains) return;
   const bool draws =
       std::any_of(bodies_.begin(), bodies_.end(), [](const CapturedBody& body) { return has_random(*body.recording); });
-  TORCH_CHECK_NOT_IMPLEMENTED(!draws,
-                              "step: expected a body that reads values and draws random numbers (dropout) to be either "
-                              "training or evaluation, got one that ",
-                              *trains_ ? "looked like training" : "looked like evaluation",
-                              " when it read and turned out to be ", trains ? "training" : "evaluation",
-                              ". Evaluate under torch::NoGradGuard, with model.eval() where dropout is to rest, and let all "
-                              "microbatches of a training step call backward().");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !draws,
+      "step: expected a body that reads values and draws random numbers (dropout) to be either "
+      "training or evaluation, got one that ",
+      *trains_ ? "looked like training" : "looked like evaluation", " when it read and turned out to be ",
+      trains ? "training" : "evaluation",
+      ". Evaluate under torch::NoGradGuard, with model.eval() where dropout is to rest. In a training "
+      "step let all microbatches call backward(), and read what is computed without gradients behind "
+      "the first operator that makes some.");
 }
 
 StepMessage Leader::new_message(Round round, size_t first) const {
