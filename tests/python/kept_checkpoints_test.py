@@ -83,6 +83,8 @@ class KeptCheckpoints(unittest.TestCase):
             run.save(folder, "b", num_kept_partial_checkpoints=1)
             self.assertEqual(sorted(os.listdir(folder)), ["b_partial", "newest"])
 
+            smp.barrier()  # until each has looked
+
             def put_others():
                 os.mkdir(f"{folder}/.b_partial.old")
                 make_others(f"{folder}/.b_partial.old/model_0_0.pt")

@@ -227,7 +227,7 @@ class Modes(Compared):
 
 
 class Refused(unittest.TestCase):
-    def refuses(self, forward, text):
+    def refuses(self, forward, text, prepare=lambda net: None):
         class Net(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -235,7 +235,9 @@ class Refused(unittest.TestCase):
                 self.table = torch.zeros(6)
 
         Net.forward = forward
-        model = smp.DistributedModel(Net())
+        net = Net()
+        prepare(net)
+        model = smp.DistributedModel(net)
 
         @smp.step
         def train_step(x):
@@ -328,6 +330,16 @@ class Refused(unittest.TestCase):
             self.inner.register_full_backward_hook(lambda module, inputs, outputs: None)
             return self.inner(x)
 
+        def hooked_once_more(self, x):
+            self.inner.weight.register_hook(lambda gradient: gradient * 3).remove()
+            y = self.inner(x)
+            self.outside.remove()
+            return y
+
+        def hook(net):
+            net.outside = net.inner.weight.register_hook(lambda gradient: gradient * 2)
+
+        self.refuses(hooked_once_more, "leave the gradient hooks of 'inner.weight' as they are", hook)
         self.refuses(hooked, "leave the gradient hooks of 'inner.weight' as they are")
         self.refuses(with_backward_hook, "expected modules without backward hooks")
 

@@ -31,6 +31,7 @@ class DistributedModel(Members, torch.nn.Module):
     """
 
     _uneven_rows = None  # of the microbatches of the step whose body runs, where they differ
+    _hooked = ()  # the parameters with gradient hooks when that step began: (name, parameter, hooks)
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class DistributedModel(Members, torch.nn.Module):
                 f"DistributedModel.backward: expected microbatches of as many rows each, whose mean the gradients are, got "
                 f"{self._uneven_rows} rows. Leave the last batch out of training (drop_last=True), or pad it."
             )
+        check_gradient_hooks()
         _engine.mark_backward(_loss_of(tensors, grad_tensors))
 
     @property
@@ -180,6 +182,26 @@ def check_hooks():
     for model in _models:
         for compiled in model._compiled:
             _refuse_hooks("step", compiled)
+
+
+def note_gradient_hooks():
+    """Before the bodies of a step: the engine sees the first hook on a tensor alone, Python's others are within that."""
+    named = (pair for model in _models for pair in model.get_module().named_parameters())
+    DistributedModel._hooked = [(name, each, _gradient_hooks(each)) for name, each in named if _gradient_hooks(each)]
+
+
+def check_gradient_hooks():
+    for name, parameter, before in DistributedModel._hooked:
+        if _gradient_hooks(parameter) != before:
+            raise NotImplementedError(
+                f"step: expected the body to leave the gradient hooks of '{name}' as they are, got a change. The backward runs after the body, "
+                "on the rank where the parameter is. Hook it outside of the step, on every rank."
+            )
+
+
+def _gradient_hooks(parameter):
+    """By the numbers that torch gives them."""
+    return [*(parameter._backward_hooks or ()), *(parameter._post_accumulate_grad_hooks or ())]
 
 
 def _loss_of(tensors, gradients):

@@ -275,7 +275,7 @@ def _around(generator):
 
 def _within(context):
     """Around the function: until torch asks once more."""
-    chooses_what_is_kept = isinstance(context, torch.utils._python_dispatch.TorchDispatchMode)
+    chooses_what_is_kept = isinstance(context, (torch.utils._python_dispatch.TorchDispatchMode, torch.autograd.graph.save_on_cpu))
     with contextlib.nullcontext() if chooses_what_is_kept else context:
         yield
 

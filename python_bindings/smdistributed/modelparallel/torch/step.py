@@ -13,7 +13,14 @@ import torch.utils.data
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import logs
 from smdistributed.modelparallel.torch.containers import map_leaves
-from smdistributed.modelparallel.torch.model import DistributedModel, check_hooks, check_registered, put_back_registered
+from smdistributed.modelparallel.torch.model import (
+    DistributedModel,
+    check_gradient_hooks,
+    check_hooks,
+    check_registered,
+    note_gradient_hooks,
+    put_back_registered,
+)
 
 
 class StepOutput:
@@ -118,6 +125,7 @@ class _Call:
 
     def arguments(self, microbatches, replica, replicas):
         tensors = []
+        note_gradient_hooks()
         parts = microbatches * replicas
         first = microbatches * replica
 
@@ -164,6 +172,7 @@ class _Call:
         try:
             with _as_written():
                 returned = self._function(*call.args, **call.kwargs)
+                check_gradient_hooks()
         except Exception as error:
             _refuse_replaced(put_back_registered())  # what the error says may follow from that
             _end_with_the_scripts_line(error.__traceback__)
@@ -186,6 +195,7 @@ class _Call:
         return [values for _, values in self._returned]
 
     def payload(self):
+        DistributedModel._hooked = ()
         _refuse_replaced(put_back_registered())
         structures = [structure for structure, _ in self._returned]
         for microbatch, structure in enumerate(structures):
