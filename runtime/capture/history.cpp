@@ -23,8 +23,10 @@ bool is_trained(const at::Tensor& tensor) {
 Training training_of(const at::Tensor& parameter) {
   Training training{.requires_grad = parameter.requires_grad()};
   if (const auto* meta = autograd::get_autograd_meta(parameter)) {
-    const size_t num_of_cpp = meta->cpp_hooks_list_ ? meta->cpp_hooks_list_->size() : 0;
-    training.num_hooks = meta->hooks_.size() + num_of_cpp + (meta->post_acc_grad_hooks_ != nullptr ? 1 : 0);
+    training.num_hooks = meta->hooks_.size() + (meta->post_acc_grad_hooks_ != nullptr ? 1 : 0);
+    if (meta->cpp_hooks_list_) {  // one that is taken away leaves an empty place
+      for (const auto& hook : *meta->cpp_hooks_list_) training.num_hooks += hook ? 2 : 1;
+    }
   }
   return training;
 }

@@ -24,7 +24,7 @@ bool is_trained(const at::Tensor& tensor);
 /// What a body leaves at a parameter as it is, since stages take it into account later.
 struct Training {
   bool requires_grad = false;
-  size_t num_hooks = 0;  // on its gradient; those of Python on one tensor count as one
+  size_t num_hooks = 0;  // on its gradient: another number where they have changed; those of Python on one tensor are one
   bool operator==(const Training&) const = default;
 };
 

@@ -345,6 +345,21 @@ TEST_P(RefusedChange, HookingAParameterForABackward) {
   EXPECT_NE(text.find("leave the gradient hooks of 'fourth.weight' as they are"), std::string::npos) << text;
 }
 
+TEST(Rematch, AHookThatTheBodyTakesAwayIsRefused) {
+  run_smp_ranks(1, {.microbatches = 1}, [&] {
+    const auto net = make_net();
+    const auto hook = net->fourth->weight.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
+    Model model(net);
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = model(data).sum();
+      model.backward(loss);
+      net->fourth->weight.remove_hook(hook);
+      return loss;
+    });
+    EXPECT_THROW(step(rows(4, 8, 1)), c10::NotImplementedError);
+  });
+}
+
 TEST_P(RefusedChange, RewritingForeignMemoryBetweenTwoUses) {
   float numbers[] = {1, 2};
   const std::string text = refusal_of(
