@@ -44,7 +44,7 @@ TASKS = {
         ("tests/unit/partitioner/graph/operator_traits_test.cpp", "TEST(")],
     "a refusal": [("runtime/capture/places.cpp", "the shape of its result depends on data"),
                   ("docs/refusals.md", "the shape of its result depends on data"),
-                  ("docs/promises.md", "## Refused")],
+                  ("tests/promises.md", "## Refused")],
     "a field of saved state": [("smp/state_dict.h", "struct StateDict {"),
                                ("smp/engine/checkpoint/model_state.cpp", "StateDict without_tensors("),
                                ("smp/engine/checkpoint/model_state.cpp", "offered(const StateDict& state"),

@@ -1,4 +1,4 @@
-"""Every line of docs/promises.md and of the table in SECURITY.md names tests that exist.
+"""Every line of tests/promises.md and of the table in SECURITY.md names tests that exist.
 
   promises_test.py SOURCE_DIR
 
@@ -35,7 +35,7 @@ def existing(tests):
 def main():
     source = pathlib.Path(sys.argv[1])
     known = existing(source / "tests")
-    for page, least in ("docs/promises.md", 20), ("SECURITY.md", 5):
+    for page, least in ("tests/promises.md", 20), ("SECURITY.md", 5):
         promises = [line for line in (source / page).read_text().splitlines() if line.startswith("| ")]
         promises = [line for line in promises if not re.match(r"\| (Promise|Number|-)", line)]
         assert len(promises) > least, f"{page}: expected rows of promises, got {len(promises)}"

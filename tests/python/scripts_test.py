@@ -1,4 +1,4 @@
-"""What public scripts for SageMaker's library rely on and no other test shows: docs/promises.md has the list."""
+"""What public scripts for SageMaker's library rely on and no other test shows: tests/promises.md has the list."""
 
 import argparse
 import copy
