@@ -79,7 +79,7 @@ double predicted_ms(support::GptOptions options, int64_t rows, const DeviceModel
   return 4e-3 * (one + static_cast<double>(layers - 1) * (two - one));
 }
 
-// docs/gpu.md, "Verified".
+// docs/compatibility.md, "On a GPU".
 TEST(PlannedDevice, TakesAboutAsLongAsItWasMeasuredToTake) {
   const DeviceModel h100 = device_model(*find_known_device("H100"), {}),
                     without_graphs = device_model(*find_known_device("H100"), {.graphs = false});
