@@ -12,7 +12,7 @@ import unittest
 from safetensors.torch import load_file
 
 SCRIPT = pathlib.Path(__file__).resolve().with_name("trainer_script.py")
-PAGE = SCRIPT.parents[2] / "docs" / "coming_from_trainer.md"
+PAGE = SCRIPT.parents[2] / "docs" / "from_trainer.md"
 MODELS = ("language_model", "classifier")
 STAGES = {
     "SM_HP_MP_PARAMETERS": '{"partitions": 2, "microbatches": 4, "ddp": true, "log_level": "off"}',
