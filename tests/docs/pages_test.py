@@ -2,11 +2,12 @@
 
   pages_test.py SOURCE_DIR BIN_DIR HAVE_MPI PAGE
 
-Every block of PAGE must be of a kind that some test covers: python blocks run in tests/python/page_test.py; cpp blocks are compiled by other tests of this
-folder, of the pages that extract_blocks.py takes them from, and those of examples.md stand in a source of examples/; all
-others here. make commands are checked against `make help`, all other commands run, in one folder for the whole page. A text
-block right under commands is what they print: its lines, in their order, "..." for anything, numbers with a
-decimal point to within 3 %. Commands that end with "# fails" must.
+Every block of PAGE must be of a kind that some test covers: python blocks run in tests/python/page_test.py, that of README.md in
+readme_program_test.py; cpp blocks are compiled by other tests of this folder, of the pages that extract_blocks.py takes them from,
+and those of examples.md stand in a source of examples/, those of from_plain_loop.md in the tutorial; all others here. make commands
+are checked against `make help`, all other commands run, in one folder for the whole page. A text block right under commands is what
+they print: its lines, in their order, "..." for anything, numbers with a decimal point to within 3 %. Commands that end with
+"# fails" must.
 """
 
 import os
@@ -86,12 +87,18 @@ def check_tree(code, source):
         assert (pathlib.Path(source) / path).exists(), f"the picture names {path}, which does not exist"
 
 
-def check_excerpt(code, source):
-    """Its lines stand in one file of examples/, one after the other, indented or not."""
-    lines = "\n".join(line.strip() for line in code.strip().splitlines())
-    files = pathlib.Path(source, "examples").rglob("*.cpp")
-    found = any(lines in "\n".join(line.strip() for line in file.read_text().splitlines()) for file in files)
-    assert found, f"no source of examples/ holds these lines:\n{code}"
+# Pages whose cpp blocks are excerpts, and of what.
+EXCERPTS = {"examples.md": "examples/**/*.cpp", "from_plain_loop.md": "docs/tutorial.md"}
+
+
+def check_excerpt(code, source, files):
+    """Its lines stand in one of the files, one after the other, indented or not, with or without the comment at their end."""
+
+    def bare(text):
+        return "\n".join(line.split(" //")[0].strip() for line in text.strip().splitlines())
+
+    found = any(bare(code) in bare(file.read_text()) for file in pathlib.Path(source).glob(files))
+    assert found, f"none of {files} holds these lines:\n{code}"
 
 
 def check_block(language, code, page, source, binaries, have_mpi, folder):
@@ -102,10 +109,11 @@ def check_block(language, code, page, source, binaries, have_mpi, folder):
         assert code == consumer.read_text(), f"expected the project of {consumer}"
     elif language == "text" and all(SCHEDULE_ROW.match(row) for row in code.splitlines()):
         pass  # compared with the generator by schedule_pages_test
-    elif language == "cpp" and page.name == "examples.md":
-        check_excerpt(code, source)
+    elif language == "cpp" and page.name in EXCERPTS:
+        check_excerpt(code, source, EXCERPTS[page.name])
     elif language == "python":
-        assert page.parent.name == "docs", f"expected a page in docs/, whose python blocks tests/python runs, got {page}"
+        is_run = page.parent.name == "docs" or page.name == "README.md"
+        assert is_run, f"expected README.md or a page in docs/, whose python blocks tests run, got {page}"
     elif language == "text" and page.name == "architecture.md":
         check_tree(code, source)
     else:

@@ -1,10 +1,15 @@
-"""Runs the README's program on 1, 2 and 3 processes: it learns, and prints the same losses each time.
+"""Runs the README's program on 1, 2 and 3 processes: it learns, and prints the same losses each time. With an interpreter those are
+runs of its twin in Python, which prints what the program in C++ prints on one process.
 
-  readme_program_test.py PROGRAM SMP HAVE_MPI
+  readme_program_test.py PROGRAM SMP HAVE_MPI [README PYTHON]
 """
 
+import pathlib
 import subprocess
 import sys
+import tempfile
+
+from extract_blocks import blocks_of
 
 
 def losses(command):
@@ -13,16 +18,30 @@ def losses(command):
     return [line.split() for line in done.stdout.splitlines()]
 
 
-def main():
-    program, smp, have_mpi = sys.argv[1:]
-    alone = losses([program])
-    assert len(alone) == 100, f"expected 100 lines, got {len(alone)}"
-    assert float(alone[-1][1]) < 0.7 * float(alone[0][1]), f"did not learn: {alone[0]} ... {alone[-1]}"
+def check_splits(command, smp, have_mpi, alone):
     if have_mpi not in ("1", "ON", "TRUE"):
         return
     for processes in ("2", "3"):
-        together = losses([smp, "run", "-np", processes, program])
+        together = losses([smp, "run", "-np", processes, *command])
         assert together == alone, f"{processes} processes print other losses: {together[-1]} against {alone[-1]}"
+
+
+def main():
+    program, smp, have_mpi, *twin = sys.argv[1:]
+    alone = losses([program])
+    if not twin:
+        assert len(alone) == 100, f"expected 100 lines, got {len(alone)}"
+        assert float(alone[-1][1]) < 0.7 * float(alone[0][1]), f"did not learn: {alone[0]} ... {alone[-1]}"
+        check_splits([program], smp, have_mpi, alone)
+        return
+    readme, python = twin
+    (code,) = (code for language, code, _ in blocks_of(pathlib.Path(readme).read_text()) if language == "python")
+    with tempfile.TemporaryDirectory() as folder:
+        script = pathlib.Path(folder, "program.py")
+        script.write_text(code)
+        in_python = losses([python, script])
+        assert in_python == alone, f"Python prints {in_python[-1]}, C++ {alone[-1]}"
+        check_splits([python, script], smp, have_mpi, alone)
 
 
 if __name__ == "__main__":
