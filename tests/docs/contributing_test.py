@@ -12,18 +12,22 @@ import sys
 
 # The task as the table names it, and (file, what is changed there), written down by reading the code.
 TASKS = {
+    "a meta kernel where LibTorch's gives a wrong shape": [
+        ("runtime/capture/meta/meta_kernels_call.cpp", "void call_on_meta("),
+        ("runtime/capture/meta/meta_kernels.cpp", "OverPythonsKernels::OverPythonsKernels()")],
     "a meta kernel": [("runtime/capture/meta/meta_kernels_index.cpp", 'table.add("index_select"'),
-                      ("runtime/capture/meta/meta_kernels_call.cpp", "void call_on_meta("),
-                      ("runtime/capture/meta/meta_kernels.cpp", "OverPythonsKernels::OverPythonsKernels()"),
                       ("tests/unit/runtime/capture/meta/meta_kernels_indexing_test.cpp", "index_select")],
     "a schedule": [("partitioner/plan/schedule_options.h", "enum class ScheduleKind"),
                    ("partitioner/plan/schedule_options.h", "kLastScheduleKind"),
-                   ("partitioner/schedule/generate.cpp", "looped_columns("),
-                   ("smp/config.h", "enum class Pipeline"),
-                   ("smp/engine/config/config_table.cpp", '{"interleaved", "simple"}'),
-                   ("smp/engine/programs/programs.cpp", "ScheduleKind schedule_kind(")],
+                   ("partitioner/schedule/generate.cpp", "looped_columns(")],
+    "a schedule for users to choose": [("smp/config.h", "enum class Pipeline"),
+                                       ("smp/engine/config/config_table.cpp", '{"interleaved", "simple"}'),
+                                       ("smp/engine/programs/programs.cpp", "ScheduleKind schedule_kind(")],
     "a new kind of action": [("partitioner/plan/action.h", "action_rows() {"),
                              ("runtime/executor/executor.cpp", "case ActionKind::kWeightGradient")],
+    "a new kind of action that computes": [("runtime/stage/stage.h", "class Stage"),
+                                           ("partitioner/memory/rank_memory.cpp", "ActionKind::"),
+                                           ("partitioner/partition/predict_step.cpp", "weight_us")],
     "a configuration key": [("smp/config.h", "struct Config {"),
                             ("smp/engine/config/config_table.cpp", "std::vector<Key> make_keys()"),
                             ("smp/engine/config/config_table.h", "using Field = std::variant"),
@@ -72,8 +76,8 @@ TASKS = {
                                        ("tests/python/step_test.py", "def test_")],
     "a benchmark": [("benchmarks/CMakeLists.txt", "smp_add_benchmark("), ("benchmarks/CMakeLists.txt", "MEASURES"),
                     ("benchmarks/measure.h", "void report("), ("benchmarks/measure.h", "void require(")],
-    "a test": [("tests/mpi/CMakeLists.txt", "RANKS"), ("tests/mpi/worlds.py", "class WorldTestCase"),
-               ("tests/support/smp_ranks.h", "run_smp_ranks"), ("tests/support/loopback_world.h", "run_ranks")],
+    "a test": [("tests/support/smp_ranks.h", "run_smp_ranks"), ("tests/support/loopback_world.h", "run_ranks")],
+    "a test of real processes": [("tests/mpi/CMakeLists.txt", "RANKS"), ("tests/mpi/worlds.py", "class WorldTestCase")],
 }
 PATH = re.compile(r"`([\w.*-]+(?:/[\w.*-]+)+/?)`")
 
