@@ -185,14 +185,14 @@ void add_fallbacks(torch::Library& library) {
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findSchema(name);
-    if (!op.has_value() || !op->hasKernelForDispatchKey(host().backend) || has_meta_kernel(*op)) continue;
-    library.impl(c10::toString(name).c_str(), fallback_for(*op));
+    if (op.has_value() && !has_meta_kernel(*op)) add_fallback(library, *op);
   }
 }
 
-void add_fallback(torch::Library& library, const char* name) {
-  const auto op = c10::Dispatcher::singleton().findSchema({name, ""});
-  if (op.has_value()) library.impl(name, fallback_for(*op));
+bool add_fallback(torch::Library& library, const c10::OperatorHandle& op) {
+  if (!op.hasKernelForDispatchKey(host().backend)) return false;
+  library.impl(c10::toString(op.operator_name()).c_str(), fallback_for(op));
+  return true;
 }
 
 }  // namespace smp::runtime::meta

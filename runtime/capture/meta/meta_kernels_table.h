@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -13,7 +14,13 @@ namespace smp::runtime::meta {
 /// Whether `op` can run on meta tensors as LibTorch ships it: by a Meta kernel or by a composite.
 bool has_meta_kernel(const c10::OperatorHandle& op);
 
-/// Whether there is an operator of this name ("add.Tensor"), and nothing registered for it at Meta.
+/// The kernel of `op` that LibTorch composes of other operators, for every device; null: none.
+const c10::KernelFunction* find_composite(const c10::OperatorHandle& op);
+
+/// By its name without "aten::" ("add.Tensor").
+std::optional<c10::OperatorHandle> find_operator(const std::string& name);
+
+/// Whether there is an operator of this name, and nothing registered for it at Meta.
 bool lacks_meta_kernel(const std::string& name);
 
 /// Registers kernels at aten/Meta, those whose names it wants.
@@ -44,8 +51,8 @@ void add_all(Table& table);
 
 /// Gives every aten operator that is still without a meta kernel the boxed one of layer 2 (meta_fallback.cpp).
 void add_fallbacks(torch::Library& library);
-/// Gives it to this operator, where LibTorch has that.
-void add_fallback(torch::Library& library, const char* name);
+/// Gives it to this operator; false: it has no kernel on the CPU.
+bool add_fallback(torch::Library& library, const c10::OperatorHandle& op);
 
 /// A new meta tensor: contiguous, or in the given memory format.
 at::Tensor make(at::IntArrayRef sizes, at::ScalarType dtype, at::MemoryFormat format = at::MemoryFormat::Contiguous);
