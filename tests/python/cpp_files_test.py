@@ -1,28 +1,37 @@
 """A run goes from C++ to Python and back by its files, and on with the bits of one that stayed in C++."""
 
+import functools
 import json
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 import unittest
 
-MPIRUN = os.environ["MPIRUN"]
-CPP = [os.environ["RESUME"]]  # tests/mpi/resume.cpp
-PYTHON = [sys.executable, str(pathlib.Path(__file__).with_name("cpp_files_script.py"))]
+from forked import ForkedScripts
+
+SCRIPT = pathlib.Path(__file__).with_name("cpp_files_script.py")
 STEPS = 9
+scripts = ForkedScripts()
+unittest.addModuleCleanup(scripts.close)
+
+
+def cpp(*arguments, ranks, **environment):
+    """tests/mpi/resume.cpp"""
+    launcher = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
+    command = [*launcher, os.environ["RESUME"], *arguments]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+
+
+python = functools.partial(scripts.run, SCRIPT)
 
 
 def losses(program, folder, first, last, optimizer, processes=1, stages=1):
     """Those of steps `first` to `last` - 1, by number."""
     config = {"microbatches": 4 // (processes // stages), "pipeline_parallel_degree": stages, "seed": 5, "log_level": "warning"}
-    launcher = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", str(processes)] if processes > 1 else []
-    command = [*launcher, *program, folder, str(first), str(last), optimizer]
-    environment = {**os.environ, "SMP_CONFIG": json.dumps(config)}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    run = program(folder, str(first), str(last), optimizer, ranks=processes, SMP_CONFIG=json.dumps(config))
     if run.returncode != 0:
-        raise AssertionError(f"{command} ended with {run.returncode}: {run.stdout}{run.stderr}")
+        raise AssertionError(f"steps {first} to {last} ended with {run.returncode}: {run.stdout}{run.stderr}")
     lines = [line.split() for line in run.stdout.splitlines() if line.startswith("loss ")]
     return {int(step): float.fromhex(loss) for _, step, loss in lines}
 
@@ -32,7 +41,7 @@ class Turns(unittest.TestCase):
         self.folder = self.enterContext(tempfile.TemporaryDirectory())
 
     def whole(self, optimizer):
-        whole = losses(CPP, f"{self.folder}/whole", 0, STEPS, optimizer)
+        whole = losses(cpp, f"{self.folder}/whole", 0, STEPS, optimizer)
         self.assertEqual(list(whole), list(range(STEPS)))
         return whole
 
@@ -48,24 +57,24 @@ class Turns(unittest.TestCase):
         self.assertEqual(self.taking_turns(optimizer, turns), self.whole(optimizer))
 
     def test_of_sgd(self):
-        self.check_bits("SGD", [(CPP, 4), (PYTHON, 7), (CPP, 9)])
+        self.check_bits("SGD", [(cpp, 4), (python, 7), (cpp, 9)])
 
     def test_of_rmsprop_that_begins_in_python(self):
-        self.check_bits("RMSprop", [(PYTHON, 2), (CPP, 5), (PYTHON, 9)])
+        self.check_bits("RMSprop", [(python, 2), (cpp, 5), (python, 9)])
 
     def test_of_other_numbers_of_stages(self):
-        self.check_bits("Adagrad", [(CPP, 3, 2, 2), (PYTHON, 4), (PYTHON, 6, 2, 2), (CPP, 9, 3, 3)])
+        self.check_bits("Adagrad", [(cpp, 3, 2, 2), (python, 4), (python, 6, 2, 2), (cpp, 9, 3, 3)])
 
     def test_of_replicas(self):
-        turns = [(CPP, 4, 2, 1), (PYTHON, 7, 2, 1), (CPP, 9, 2, 1)]
-        whole = losses(CPP, f"{self.folder}/whole", 0, STEPS, "SGD", 2, 1)
+        turns = [(cpp, 4, 2, 1), (python, 7, 2, 1), (cpp, 9, 2, 1)]
+        whole = losses(cpp, f"{self.folder}/whole", 0, STEPS, "SGD", 2, 1)
         self.assertEqual(self.taking_turns("SGD", turns), whole)
 
     def test_of_adam_keep_its_state(self):
         """torch.optim rounds its first moment in another way than LibTorch, so the bits are those of steps in C++ alone."""
         whole = self.whole("AdamW")
-        self.assertEqual(self.taking_turns("AdamW", [(CPP, 4), (PYTHON, 4), (CPP, 9)]), whole)
-        found = self.taking_turns("AdamW", [(CPP, 4), (PYTHON, 9)])
+        self.assertEqual(self.taking_turns("AdamW", [(cpp, 4), (python, 4), (cpp, 9)]), whole)
+        found = self.taking_turns("AdamW", [(cpp, 4), (python, 9)])
         for step, loss in whole.items():
             self.assertAlmostEqual(found[step], loss, delta=1e-5)
 

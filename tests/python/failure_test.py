@@ -7,8 +7,9 @@ import subprocess
 import sys
 import unittest
 
-SCRIPT = pathlib.Path(__file__).with_name("failing_script.py")
+from forked import ForkedScripts
 
+SCRIPT = pathlib.Path(__file__).with_name("failing_script.py")
 
 # Behind all that ranks print: paragraphs between rules, in which no rank says a word.
 MPIRUNS_OWN = re.compile(r"(-{70,}\n(?!-{70})((?!.*(Traceback|Error|\[rank \d)|-{70}).*\n)+-{70,}\n)*")
@@ -19,7 +20,7 @@ def launched(where):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def run(where):
+def run_by_mpirun(where):
     """Its exit code, and what it printed but for mpirun's own lines, which are the last."""
     ended = launched(where)
     printed, rule, behind = ended.stderr.partition("-" * 70)
@@ -28,13 +29,39 @@ def run(where):
     return ended.returncode, printed.strip().splitlines()
 
 
-class Failure(unittest.TestCase):
+class UnderMpirun(unittest.TestCase):
     def test_ends_as_it_should_without_one(self):
-        self.assertEqual(run("nowhere"), (0, []))
+        self.assertEqual(run_by_mpirun("nowhere"), (0, []))
 
     def test_leaves_mpi_to_who_has_initialised_it(self):
-        self.assertEqual(run("mpi"), (0, []))
+        self.assertEqual(run_by_mpirun("mpi"), (0, []))
 
+    def test_a_code_of_its_own(self):
+        """On one rank, while the other waits in a step for it."""
+        code, lines = run_by_mpirun("exit")
+        self.assertEqual(code, 5)
+        self.assertEqual(lines[-1], "[rank 1] the script called sys.exit(5)")
+
+    def test_a_configuration_that_is_wrong(self):
+        """Before ranks know of one another: what one prints may come behind mpirun's lines about another."""
+        os.environ["SMP_CONFIG"] = '{"microbatchs": 1}'
+        self.addCleanup(os.environ.pop, "SMP_CONFIG")
+        ended = launched("nowhere")
+        self.assertEqual(ended.returncode, 2)
+        self.assertIn('unknown key "microbatchs"; did you mean "microbatches"?', ended.stderr)
+
+
+scripts = ForkedScripts()
+unittest.addModuleCleanup(scripts.close)
+
+
+def run(where):
+    """Its exit code, and what it printed."""
+    ended = scripts.run(SCRIPT, where, ranks=2)
+    return ended.returncode, ended.stderr.strip().splitlines()
+
+
+class Failure(unittest.TestCase):
     def test_outside_of_steps(self):
         code, lines = run("outside")
         self.assertNotEqual(code, 0)
@@ -88,14 +115,6 @@ class Failure(unittest.TestCase):
             with self.subTest(where):
                 self.assertEqual(run(where)[0], code)
 
-    def test_a_configuration_that_is_wrong(self):
-        """Before ranks know of one another: what one prints may come behind mpirun's lines about another."""
-        os.environ["SMP_CONFIG"] = '{"microbatchs": 1}'
-        self.addCleanup(os.environ.pop, "SMP_CONFIG")
-        ended = launched("nowhere")
-        self.assertEqual(ended.returncode, 2)
-        self.assertIn('unknown key "microbatchs"; did you mean "microbatches"?', ended.stderr)
-
     def test_a_rank_that_hangs(self):
         code, lines = run("hangs")
         self.assertEqual(code, 4)
@@ -112,12 +131,6 @@ class Failure(unittest.TestCase):
         self.assertRegex(answers[-3], r"is in step after 0 training steps: receive F of microbatch 0 on stage \d, with smp::opaque of '1'")
         self.assertIn(f"[rank 0] rank 1 #0 forward at {SCRIPT}", "\n".join(lines))
         self.assertRegex(lines[-1], r"^\[rank 0\] step of ranks \{0, 1\}: .*timed out; rank 1 .* does not answer: it computes")
-
-    def test_a_code_of_its_own(self):
-        """On one rank, while the other waits in a step for it."""
-        code, lines = run("exit")
-        self.assertEqual(code, 5)
-        self.assertEqual(lines[-1], "[rank 1] the script called sys.exit(5)")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What tests of the Python package share: a loss with its step, and the plain loop that a step is compared with."""
 
+import contextlib
 import gc
 import os
 import socket
@@ -91,23 +92,29 @@ def without_memory(module):
     return {name for name, tensor in tensors_of(module).items() if not has_memory(tensor)}
 
 
+@contextlib.contextmanager
+def job_environments(count):
+    """torchrun's variables, by rank, of a job that sockets connect."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # held until the end, so that only our ranks take the port
+        job = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1]}
+        ranks = [{**job, "RANK": rank, "LOCAL_RANK": rank} for rank in range(count)]
+        yield [{key: str(value) for key, value in rank.items()} for rank in ranks]
+
+
 def fork_ranks(count, run, environment):
     """Calls run() on as many processes as ranks, with torchrun's variables; what they wrote to stderr, if one has failed.
 
     Forks are ready at once, where a process of its own first imports torch for seconds. So smp must be without a job here.
     """
-    with socket.socket() as probe, tempfile.TemporaryFile() as errors:
-        probe.bind(("127.0.0.1", 0))
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # held until the end, so that only our ranks take the port
-        port = probe.getsockname()[1]
-        job = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with job_environments(count) as environments, tempfile.TemporaryFile() as errors:
         ranks = []
-        for rank in range(count):
+        for own in environments:
             ranks.append(os.fork())
             if ranks[-1] == 0:
                 os.dup2(errors.fileno(), 2)
-                os.environ.update(environment)
-                os.environ.update({key: str(value) for key, value in {**job, "RANK": rank, "LOCAL_RANK": rank}.items()})
+                os.environ.update({**environment, **own})
                 _run_and_end(run)
         codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
         errors.seek(0)
