@@ -50,6 +50,24 @@ class UnderMpirun(unittest.TestCase):
         self.assertEqual(ended.returncode, 2)
         self.assertIn('unknown key "microbatchs"; did you mean "microbatches"?', ended.stderr)
 
+    def test_a_rank_that_hangs(self):
+        """Which mpirun ends then."""
+        code, lines = run_by_mpirun("hangs")
+        self.assertEqual(code, 4)
+        self.assertRegex(lines[-4], r"^\[rank 0\] rank 0 \(.*\): is in step after 0 training steps, waits: ")
+        self.assertRegex(lines[-3], r"^\[rank 0\] rank 1 \(.*\): no answer; it computes, in an operator or in the program's own")
+        self.assertRegex(lines[-2], rf"^\[rank 0\] rank 1 #0 <module> at {re.escape(str(SCRIPT))}:\d+$")
+        self.assertRegex(lines[-1], r"^\[rank 0\] .*timed out; rank 1 \(pid \d+ on host .*\) does not answer: it computes")
+
+    def test_a_rank_that_hangs_inside_a_step(self):
+        """What waits for it says for which operator of which module."""
+        code, lines = run_by_mpirun("hangs_inside")
+        self.assertEqual(code, 4)
+        answers = [line for line in lines if not re.match(r"\[rank 0\] rank 1 #\d+ ", line)]
+        self.assertRegex(answers[-3], r"is in step after 0 training steps: receive F of microbatch 0 on stage \d, with smp::opaque of '1'")
+        self.assertIn(f"[rank 0] rank 1 #0 forward at {SCRIPT}", "\n".join(lines))
+        self.assertRegex(lines[-1], r"^\[rank 0\] step of ranks \{0, 1\}: .*timed out; rank 1 .* does not answer: it computes")
+
 
 scripts = ForkedScripts()
 unittest.addModuleCleanup(scripts.close)
@@ -114,23 +132,6 @@ class Failure(unittest.TestCase):
         for where, code in (("loads", 7), ("memory", 8), ("calls", 5), ("stops", 75)):
             with self.subTest(where):
                 self.assertEqual(run(where)[0], code)
-
-    def test_a_rank_that_hangs(self):
-        code, lines = run("hangs")
-        self.assertEqual(code, 4)
-        self.assertRegex(lines[-4], r"^\[rank 0\] rank 0 \(.*\): is in step after 0 training steps, waits: ")
-        self.assertRegex(lines[-3], r"^\[rank 0\] rank 1 \(.*\): no answer; it computes, in an operator or in the program's own")
-        self.assertRegex(lines[-2], rf"^\[rank 0\] rank 1 #0 <module> at {re.escape(str(SCRIPT))}:\d+$")
-        self.assertRegex(lines[-1], r"^\[rank 0\] .*timed out; rank 1 \(pid \d+ on host .*\) does not answer: it computes")
-
-    def test_a_rank_that_hangs_inside_a_step(self):
-        """What waits for it says for which operator of which module."""
-        code, lines = run("hangs_inside")
-        self.assertEqual(code, 4)
-        answers = [line for line in lines if not re.match(r"\[rank 0\] rank 1 #\d+ ", line)]
-        self.assertRegex(answers[-3], r"is in step after 0 training steps: receive F of microbatch 0 on stage \d, with smp::opaque of '1'")
-        self.assertIn(f"[rank 0] rank 1 #0 forward at {SCRIPT}", "\n".join(lines))
-        self.assertRegex(lines[-1], r"^\[rank 0\] step of ranks \{0, 1\}: .*timed out; rank 1 .* does not answer: it computes")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ As a program it is the process that has imported torch and the modules that its 
 other side.
 """
 
+import ctypes
 import importlib
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,10 +40,16 @@ class ForkedScripts:
             return types.SimpleNamespace(returncode=code, stdout=out.read(), stderr=errors.read())
 
 
+def end_with_parent():
+    """So that a rank that hangs ends with a test that was ended for it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def fork(request, rank_environments):
     """On each rank the request; in the server None, once all have ended and it has answered."""
     for environment in rank_environments:
         if os.fork() == 0:
+            end_with_parent()
             for file, number in zip(request["files"], (1, 2), strict=True):
                 os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), number)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -69,6 +77,7 @@ if __name__ == "__main__":
 
     for module in sys.argv[1:]:
         importlib.import_module(module)
+    end_with_parent()
     arguments = serve()
     if arguments is not None:
         sys.argv = arguments
