@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -55,7 +56,7 @@ std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs
   abandon();
   put_full_key(inputs, key, key_);
   switches_ = arithmetic_switches();
-  note_training();
+  training_.note();
   ghost_run_ = begin_ghost_run();
   if (const Recordings::Bucket* bucket = recordings_.find(key_)) return matcher_.start(bucket->front(), ghost_run_);
   recorder_ = std::make_unique<Recorder>(bindings_, ghost_run_);
@@ -70,16 +71,6 @@ void BodyCapture::abandon() noexcept {
   reads_.clear();
   equal_.reset();
   hosts_.clear();
-}
-
-NodeId BodyCapture::position() const {
-  return recorder_ ? static_cast<NodeId>(recorder_->recording().graph.nodes.size()) : matcher_.position();
-}
-
-const std::string& BodyCapture::current_module() const {
-  if (!recorder_) return matcher_.module();
-  const Graph& graph = recorder_->recording().graph;
-  return module_in_texts(graph, static_cast<ValueId>(graph.values.size()), recorder_->last_module());
 }
 
 // `matches`: whether what comes next is what the matched recording expects.
@@ -99,8 +90,7 @@ void BodyCapture::go_back_to_recording() {
     const c10::impl::LocalDispatchKeySet now = c10::impl::tls_local_dispatch_key_set();
     const c10::impl::ForceDispatchKeyGuard under_autograd(
         now.included_, now.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-    recorder->continue_from(matcher_.run(), matcher_.tensors_so_far(), matcher_.storages(), matcher_.used(),
-                            matcher_.position());
+    recorder->continue_from(matcher_.match(), matcher_.tensors_so_far());
   }
   for (const EarlierRead& earlier : reads_) recorder->add_read(earlier.value, earlier.position);
   for (const Root& root : roots_) recorder->add_backward_root(root.loss, root.position);
@@ -119,7 +109,7 @@ void BodyCapture::mark_backward(const at::Tensor& given) {
                     "backward: expected a call outside of autocast, whose region ends with the loss, got one inside. End "
                     "the region before backward(): gradients have the dtypes of their forward anyway.");
   check_arithmetic("backward");
-  check_training();
+  training_.check(current_module());
   const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
   match_or_record([&] { return matcher_.matches_root(loss, roots_.size()); });
   const NodeId at = position();
@@ -156,27 +146,26 @@ void BodyCapture::operator_called(const c10::OperatorHandle& called, torch::jit:
 void BodyCapture::engine_called() { refuse_engine(describe_place("autograd", current_module())); }
 
 void BodyCapture::record_or_match(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  if (!recorder_ && matcher_.matches_call(op, stack)) {
-    equal_.operator_follows(op, stack);
-    const OperatorInfo& info = *matcher_.recording()->calls[static_cast<size_t>(matcher_.position())].info;
-    const at::Tensor brought = reader_ && cpu_is_read_ ? asked_for_on_host(info, stack) : at::Tensor();
-    answer(stack);
-    if (brought.defined()) stack.back() = hosts_.host_of(stack.back().toTensor(), brought);
-    return;
-  }
-  const OperatorInfo& info = operator_info(op);
-  const at::Tensor brought = reader_ && cpu_is_read_ ? asked_for_on_host(info, stack) : at::Tensor();
-  if (info.kind == OperatorClass::kReadsValue && reader_) {
-    equal_.operator_follows(op, stack);
-    check_arithmetic(info.name);
-    return answer_read(op, stack);
-  }
-  if (info.kind == OperatorClass::kAnsweredByIdentity) return equal_.answer(op, stack, current_module());
+  const bool matches = !recorder_ && matcher_.matches_call(op, stack);
+  const OperatorInfo& info = matches ? matcher_.next_info() : operator_info(op);
+  if (!matches && info.kind == OperatorClass::kAnsweredByIdentity) return equal_.answer(op, stack, current_module());
   equal_.operator_follows(op, stack);
-  if (info.kind == OperatorClass::kGeometryQuery) return op.callBoxed(stack);
-  match_or_record([&] { return matcher_.matches_call(op, stack); });
-  if (recorder_) check_arithmetic(info.name);
-  recorder_ ? recorder_->operator_called(op, stack) : answer(stack);
+  const at::Tensor brought = reader_ && cpu_is_read_ ? asked_for_on_host(info, stack) : at::Tensor();
+  if (!matches) {
+    if (info.kind == OperatorClass::kReadsValue && reader_) {
+      check_arithmetic(info.name);
+      return answer_read(op, stack);
+    }
+    if (info.kind == OperatorClass::kGeometryQuery) return op.callBoxed(stack);
+    match_or_record([&] { return matcher_.matches_call(op, stack); });
+    if (recorder_) check_arithmetic(info.name);
+  }
+  if (recorder_) {
+    recorder_->operator_called(op, stack);
+  } else {
+    matcher_.answer(stack);
+    ++num_matched_;
+  }
   if (brought.defined()) stack.back() = hosts_.host_of(stack.back().toTensor(), brought);
 }
 
@@ -187,23 +176,86 @@ void BodyCapture::check_arithmetic(const std::string& op) const {
   if (!changed.empty()) refuse_other_arithmetic(changed, describe_place(op, current_module()));
 }
 
-void BodyCapture::note_training() {
-  training_.clear();
-  for (const NamedTensor& named : bindings_.tensors()) training_.push_back(training_of(named.tensor));
+int32_t BodyCapture::memory_of(const at::Tensor& tensor) const {
+  if (recorder_) return recorder_->memory_of(tensor);
+  std::vector<ValueId> values;
+  const NamedTensor* named = bindings_.find_storage(tensor);
+  if (!matcher_.find_values({named == nullptr ? tensor : named->tensor}, values)) return -1;
+  return matcher_.match().recording->graph.values[values.front()].storage;
 }
 
-// What a body does to a parameter for one microbatch would hold for all, or for none: the stages run them later.
-void BodyCapture::check_training() const {
-  for (size_t i = 0; i < training_.size(); ++i) {
-    const NamedTensor& named = bindings_.tensors()[i];
-    if (training_of(named.tensor) == training_[i]) continue;
-    refuse_other_training(named.tensor, training_[i], named.name, describe_place("capture", current_module()));
+ValueRead BodyCapture::describe_run() const {
+  const Match& match = matcher_.match();
+  ValueRead run{.graph = recorder_ ? recorder_->recording().graph : match.recording->graph, .num_nodes = position()};
+  if (!recorder_) {
+    run.matched = match.recording;
+    run.scalars = match.run.scalars;
+    run.changed_constants = match.run.constants;
   }
+  for (const ConstantTensor& constant : recorder_ ? recorder_->recording().constants : match.used) {
+    run.constants.push_back({constant.value, constant.content});
+  }
+  return run;
 }
 
-void BodyCapture::answer(torch::jit::Stack& stack) {
-  matcher_.answer(stack);
-  ++num_matched_;
+std::vector<at::Tensor> BodyCapture::read(const std::vector<at::Tensor>& tensors) {
+  std::vector<ValueId> values;
+  bool is_local = false;
+  match_or_record([&] {
+    if (!matcher_.find_values(tensors, values)) return false;
+    const Recording& recording = *matcher_.match().recording;
+    is_local = local_slice(recording.graph, position(), values).has_value();
+    const auto& kept = recording.graph.read;
+    return is_local || std::all_of(values.begin(), values.end(), [&](ValueId id) {
+             return std::find(kept.begin(), kept.end(), kept_value(recording, id, position())) != kept.end();
+           });
+  });
+  if (recorder_) {
+    values.clear();
+    for (const at::Tensor& tensor : tensors) values.push_back(recorder_->value_of(tensor, "a value that the body reads"));
+    is_local = local_slice(recorder_->recording().graph, position(), values).has_value();
+  }
+  for (ValueId& id : values) {
+    if (is_local) break;
+    if (!recorder_) reads_.push_back({id, position()});
+    id = recorder_ ? recorder_->add_read(id, position()) : kept_value(*matcher_.match().recording, id, position());
+  }
+  training_.check(current_module());
+  ValueRead run = describe_run();
+  run.values = values;
+  run.is_local = is_local;
+  // What is run has its own modes, operator by operator, whatever region the body reads in.
+  const bool grad_enabled = at::GradMode::is_enabled();
+  const AmbientModes ambient;
+  const c10::InferenceMode no_inference(false);
+  set_modes(grad_enabled, {});
+  std::vector<at::Tensor> contents = reader_(run);
+  training_.note();  // the first read of all places the model, which calls hooks of the program
+  return contents;
+}
+
+at::Tensor BodyCapture::look_at(const at::Tensor& tensor) {
+  if (as_ghost(tensor) == nullptr && bindings_.find_storage(tensor) == nullptr) return {};
+  if (!reader_) refuse_value_read("a look at a tensor", current_module());
+  return read({tensor}).front().clone();
+}
+
+void BodyCapture::answer_read(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const size_t first = stack.size() - static_cast<size_t>(operator_info(op).num_arguments);
+  std::vector<at::Tensor> tensors;
+  const auto is_wanted = [&](const c10::IValue& argument) {
+    return argument.isTensor() && argument.toTensor().defined() &&
+           (as_ghost(argument.toTensor()) != nullptr || bindings_.find_storage(argument.toTensor()) != nullptr);
+  };
+  for (size_t i = first; i < stack.size(); ++i) {
+    if (is_wanted(stack[i])) tensors.push_back(stack[i].toTensor());
+  }
+  std::vector<at::Tensor> real = read(tensors);
+  size_t next = 0;
+  for (size_t i = first; i < stack.size(); ++i) {
+    if (is_wanted(stack[i])) stack[i] = std::move(real[next++]);
+  }
+  op.callBoxed(stack);
 }
 
 CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
@@ -211,21 +263,14 @@ CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
   for (const at::Tensor& tensor : given) returned.push_back(hosts_.ghost_leaving(tensor));
   equal_.body_ends();
   check_arithmetic("the end of the body");
-  check_training();
+  training_.check(current_module());
   check_no_hooks(ghost_run_, describe_place("capture", current_module()));
   hosts_.check_histories();
   if (!recorder_) matcher_.check_histories();
   match_or_record([&] { return matcher_.matches_end(returned, roots_.size()); });
-  CapturedBody run = recorder_ ? finish_recorded(returned) : finish_matched();
+  CapturedBody run = recorder_ ? finish_recorded(returned) : matcher_.match().finish();
+  if (!recorder_) recordings_.note_use(*matcher_.match().recording);
   abandon();
-  return run;
-}
-
-CapturedBody BodyCapture::finish_matched() {
-  matcher_.check_constants();
-  CapturedBody run = matcher_.run();
-  for (const ConstantTensor& constant : matcher_.used()) run.outside.push_back(constant.tensor);
-  recordings_.note_use(*matcher_.recording());
   return run;
 }
 

@@ -16,7 +16,6 @@
 #include "runtime/capture/matcher.h"
 #include "runtime/capture/recorder.h"
 #include "runtime/capture/recordings.h"
-#include "runtime/capture/value_read.h"
 #include "runtime/libtorch/arithmetic.h"
 
 namespace smp::runtime {
@@ -82,25 +81,23 @@ class BodyCapture : public Interceptor, private BodyRun {
   std::vector<at::Tensor> read(const std::vector<at::Tensor>& tensors) override;
   int32_t memory_of(const at::Tensor& tensor) const override;
   const GhostRun& ghost_run() const override { return ghost_run_; }
-  const std::string& current_module() const override;
+  const std::string& current_module() const override {
+    return recorder_ ? recorder_->recording().module() : matcher_.match().module();
+  }
 
-  partitioner::NodeId position() const;
+  partitioner::NodeId position() const { return recorder_ ? recorder_->recording().next_node() : matcher_.match().position; }
   void match_or_record(const std::function<bool()>& matches);
-  void answer(torch::jit::Stack& stack);
   void answer_read(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   ValueRead describe_run() const;
   void go_back_to_recording();
   CapturedBody finish_recorded(const std::vector<at::Tensor>& returned);
-  CapturedBody finish_matched();
   void check_arithmetic(const std::string& op) const;
-  void note_training();
-  void check_training() const;
 
   const Bindings& bindings_;
   Recordings recordings_;
   std::string key_;
-  ArithmeticSwitches switches_;     // when the body began
-  std::vector<Training> training_;  // likewise: of bindings_.tensors()
+  ArithmeticSwitches switches_;  // when the body began
+  Training training_{bindings_};
   GhostRun ghost_run_;
   Matcher matcher_;                     // of a run that has equalled a recording so far
   std::unique_ptr<Recorder> recorder_;  // of any other; null while the run matches

@@ -44,8 +44,13 @@ void GhostCalls::operator_called(const c10::OperatorHandle& op, torch::jit::Stac
   call_on_stand_ins(op, stack);
 }
 
+// It is on the host yet, and on the rank's device when the call is run.
+bool GhostCalls::comes_to_device(const at::Tensor& seen) const {
+  return !is_on_this_ranks_device(seen) && bindings_.find_storage(seen) != nullptr;
+}
+
 bool GhostCalls::stays_on_host(const at::Tensor& seen) const {
-  return seen.device().type() == host().type && !comes_to_device_(seen);
+  return seen.device().type() == host().type && !comes_to_device(seen);
 }
 
 void GhostCalls::take_apart(const c10::OperatorHandle& op, c10::DispatchKey key, torch::jit::Stack& stack) {
@@ -54,7 +59,8 @@ void GhostCalls::take_apart(const c10::OperatorHandle& op, c10::DispatchKey key,
   const std::vector<c10::IValue> originals(begin, stack.end());
   for (auto argument = begin; argument != stack.end(); ++argument) {  // autocast casts what is on the device
     map_tensors(*argument, [this](const at::Tensor& seen) {
-      return as_ghost(seen) == nullptr && comes_to_device_(seen) ? ghost_of_(copy_of(stand_in_of_(seen))) : seen;
+      return as_ghost(seen) == nullptr && comes_to_device(seen) ? tensors_.ghost_of(copy_of(tensors_.stand_in_of(seen)))
+                                                                : seen;
     });
   }
   {
@@ -70,7 +76,7 @@ void GhostCalls::take_apart(const c10::OperatorHandle& op, c10::DispatchKey key,
       continue;
     }
     map_tensors(stack[first + r], [this](const at::Tensor& made) {
-      return as_ghost(made) != nullptr ? made : ghost_of_(copy_of(stand_in_of_(made)));
+      return as_ghost(made) != nullptr ? made : tensors_.ghost_of(copy_of(tensors_.stand_in_of(made)));
     });
   }
 }
@@ -82,7 +88,7 @@ void GhostCalls::call_on_stand_ins(const c10::OperatorHandle& op, torch::jit::St
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs;  // what the caller sees, and what stands for it
   for (size_t i = first; i < stack.size(); ++i) {
     map_tensors(stack[i], [&](const at::Tensor& seen) {
-      pairs.emplace_back(seen, stand_in_of_(seen));
+      pairs.emplace_back(seen, tensors_.stand_in_of(seen));
       return pairs.back().second;
     });
   }
@@ -105,9 +111,9 @@ void GhostCalls::call_on_stand_ins(const c10::OperatorHandle& op, torch::jit::St
     }
     map_tensors(stack[first + r], [&](const at::Tensor& made) {
       for (const auto& [seen, stand_in] : pairs) {
-        if (stand_in.is_same(made)) return as_ghost(seen) != nullptr ? seen : ghost_of_(copy_of(made));
+        if (stand_in.is_same(made)) return as_ghost(seen) != nullptr ? seen : tensors_.ghost_of(copy_of(made));
       }
-      return ghost_of_(made);
+      return tensors_.ghost_of(made);
     });
   }
   if (!writes(info)) return;
@@ -117,7 +123,8 @@ void GhostCalls::call_on_stand_ins(const c10::OperatorHandle& op, torch::jit::St
     if (!same_geometry(seen, spec_of(stand_in))) {
       seen.unsafeGetTensorImpl()->set_sizes_and_strides(stand_in.sizes(), stand_in.strides(), stand_in.storage_offset());
     }
-    if (ghost->value == partitioner::kNoValue) set_gradient(seen, stand_in.requires_grad(), run_);  // within a composite
+    if (ghost->value == partitioner::kNoValue)
+      set_gradient(seen, stand_in.requires_grad(), tensors_.run());  // within a composite
   }
 }
 

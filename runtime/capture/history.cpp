@@ -4,6 +4,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "runtime/capture/places.h"
+
 namespace smp::runtime {
 
 namespace autograd = torch::autograd::impl;
@@ -20,8 +22,8 @@ bool is_trained(const at::Tensor& tensor) {
   return meta != nullptr && meta->requires_grad_;
 }
 
-Training training_of(const at::Tensor& parameter) {
-  Training training{.requires_grad = parameter.requires_grad()};
+Training::State Training::state_of(const at::Tensor& parameter) {
+  State training{.requires_grad = parameter.requires_grad()};
   if (const auto* meta = autograd::get_autograd_meta(parameter)) {
     training.num_hooks = meta->hooks_.size() + (meta->post_acc_grad_hooks_ != nullptr ? 1 : 0);
     if (meta->cpp_hooks_list_) {  // one that is taken away leaves an empty place
@@ -31,12 +33,22 @@ Training training_of(const at::Tensor& parameter) {
   return training;
 }
 
-void refuse_other_training(const at::Tensor& parameter, const Training& before, const std::string& name,
-                           const std::string& place) {
-  if (parameter.requires_grad() != before.requires_grad) refuse_freezing(name, parameter.requires_grad(), place);
-  TORCH_CHECK_NOT_IMPLEMENTED(false, place, ": expected the body to leave the gradient hooks of '", name,
-                              "' as they are, got a change. The backward runs after the body, on the rank where the "
-                              "parameter is. Hook it outside of the step, on every rank.");
+void Training::note() {
+  noted_.clear();
+  for (const NamedTensor& named : bindings_.tensors()) noted_.push_back(state_of(named.tensor));
+}
+
+void Training::check(const std::string& module) const {
+  for (size_t i = 0; i < noted_.size(); ++i) {
+    const NamedTensor& named = bindings_.tensors()[i];
+    const bool is_trained = named.tensor.requires_grad();
+    if (state_of(named.tensor) == noted_[i]) continue;
+    const std::string place = describe_place("capture", module);
+    if (is_trained != noted_[i].requires_grad) refuse_freezing(named.name, is_trained, place);
+    TORCH_CHECK_NOT_IMPLEMENTED(false, place, ": expected the body to leave the gradient hooks of '", named.name,
+                                "' as they are, got a change. The backward runs after the body, on the rank where the "
+                                "parameter is. Hook it outside of the step, on every rank.");
+  }
 }
 
 void refuse_freezing(const std::string& name, bool is_trained, const std::string& place) {

@@ -5,6 +5,9 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <string>
+#include <vector>
+
+#include "runtime/capture/bindings.h"
 
 namespace smp::runtime {
 
@@ -21,17 +24,27 @@ History history_of(const at::Tensor& tensor);
 /// Whether requires_grad was set on the tensor itself.
 bool is_trained(const at::Tensor& tensor);
 
-/// What a body leaves at a parameter as it is, since stages take it into account later.
-struct Training {
-  bool requires_grad = false;
-  size_t num_hooks = 0;  // on its gradient: another number where they have changed; those of Python on one tensor are one
-  bool operator==(const Training&) const = default;
+/// What a body leaves at parameters as it is: what it does to one for one microbatch would hold for all, or for none, since
+/// the stages run them later.
+class Training {
+ public:
+  explicit Training(const Bindings& bindings) : bindings_(bindings) {}
+  void note();
+  /// Throws for a parameter of which something is not as noted. `module` is for the text.
+  void check(const std::string& module) const;
+
+ private:
+  struct State {
+    bool requires_grad = false;
+    size_t num_hooks = 0;  // on its gradient: another number where they have changed; those of Python on one tensor are one
+    bool operator==(const State&) const = default;
+  };
+  static State state_of(const at::Tensor& parameter);
+
+  const Bindings& bindings_;
+  std::vector<State> noted_;  // of bindings_.tensors()
 };
 
-Training training_of(const at::Tensor& parameter);
-/// The texts for one whose Training the body has changed from `before`.
-[[noreturn]] void refuse_other_training(const at::Tensor& parameter, const Training& before, const std::string& name,
-                                        const std::string& place);
 /// `is_trained`: from now on.
 [[noreturn]] void refuse_freezing(const std::string& name, bool is_trained, const std::string& place);
 

@@ -1,4 +1,4 @@
-// Compares a run with a recording, call by call.
+// Compares a run with its recording, call by call.
 #include "runtime/capture/matcher.h"
 
 #include <ATen/core/grad_mode.h>
@@ -8,6 +8,7 @@
 
 #include "partitioner/graph/graph_io.h"
 #include "runtime/capture/arguments.h"
+#include "runtime/capture/history.h"
 #include "runtime/capture/places.h"
 
 namespace smp::runtime {
@@ -23,32 +24,15 @@ std::vector<at::Tensor> Matcher::start(std::shared_ptr<Recording> recording, con
   std::vector<at::Tensor> inputs;
   inputs.reserve(at_.recording->graph.inputs.size());
   for (ValueId id : at_.recording->graph.inputs) inputs.push_back(hand_out(id));
-  skip_synthesised();
+  at_.skip_synthesised();
   return inputs;
 }
 
 void Matcher::reset() noexcept {
-  at_.recording.reset();
-  at_.position = 0;
-  at_.run = {};
-  at_.used.clear();
+  at_ = {};
   ghosts_.clear();
   written_.clear();
   copies_.clear();
-}
-
-const std::string& Matcher::module() const {
-  static const std::string none;
-  if (at_.position == 0) return none;
-  const Graph& graph = at_.recording->graph;
-  return module_in_texts(graph, values_of_prefix(graph, at_.position),
-                         graph.nodes[static_cast<size_t>(at_.position - 1)].module);
-}
-
-void Matcher::check_constants() const {
-  for (const ConstantTensor& constant : at_.used) {
-    if (owns_memory(constant.tensor)) check_unchanged(constant, describe_place("capture", module()));
-  }
 }
 
 Matcher::Marks Matcher::marks() const {
@@ -219,44 +203,133 @@ bool Matcher::matches_end(const std::vector<at::Tensor>& returned, size_t num_ro
   });
 }
 
-void Matcher::skip_synthesised() {
-  while (static_cast<size_t>(at_.position) < at_.recording->calls.size() &&
-         at_.recording->calls[static_cast<size_t>(at_.position)].synthesised) {
-    ++at_.position;
-  }
-}
-
 void Matcher::answer(torch::jit::Stack& stack) {
   const auto n = static_cast<size_t>(at_.position);
   const RecordedCall& call = at_.recording->calls[n];
   const Node& node = at_.recording->graph.nodes[n];
   const size_t first = stack.size() - node.arguments.size();
   const auto& returned_argument = call.info->returned_argument;
+  const auto result_of = [&](size_t k) {
+    const int argument = returned_argument[k];
+    return argument >= 0 ? stack[first + static_cast<size_t>(argument)] : c10::IValue(hand_out(node.outputs[k]));
+  };
   if (!node.written_storages.empty()) follow_writes(call, stack);
   if (returned_argument.size() == 1) {
     c10::IValue result;
-    if (returned_argument[0] >= 0) {
-      result = stack[first + static_cast<size_t>(returned_argument[0])];
-    } else if (call.returns_list) {
+    if (call.returns_list && returned_argument[0] < 0) {
       c10::List<at::Tensor> list;
       for (ValueId id : node.outputs) list.push_back(hand_out(id));
       result = std::move(list);
     } else {
-      result = hand_out(node.outputs[0]);
+      result = result_of(0);
     }
     torch::jit::drop(stack, node.arguments.size());
     stack.push_back(std::move(result));
   } else {
     std::vector<c10::IValue> results;
-    for (size_t k = 0; k < returned_argument.size(); ++k) {
-      results.push_back(returned_argument[k] >= 0 ? stack[first + static_cast<size_t>(returned_argument[k])]
-                                                  : c10::IValue(hand_out(node.outputs[k])));
-    }
+    for (size_t k = 0; k < returned_argument.size(); ++k) results.push_back(result_of(k));
     torch::jit::drop(stack, node.arguments.size());
     for (auto& result : results) stack.push_back(std::move(result));
   }
   ++at_.position;
-  skip_synthesised();
+  at_.skip_synthesised();
+}
+
+// Fresh in every run, so that one which somebody keeps beyond its run is known by the run's number. An operator that has
+// nothing to do (dropout for p = 0) gives back a ghost that it was given.
+at::Tensor Matcher::hand_out(ValueId id) {
+  if (id == kNoValue) return {};
+  const auto first = static_cast<size_t>(at_.recording->same_impl[id]);
+  if (static_cast<size_t>(id) != first) return lock(ghosts_[first]);
+  const Value& value = at_.recording->graph.values[id];
+  at::Tensor ghost = make_ghost(value.spec, at_.storages[static_cast<size_t>(value.storage)], ghost_run_, id);
+  if (const auto signs = at_.recording->signs.find(id); signs != at_.recording->signs.end()) set_signs(ghost, signs->second);
+  ghosts_[first] = weak(ghost);
+  return ghost;
+}
+
+// What an in-place operator does to ghosts: to the geometry of its own, and to the gradient of all on the memory.
+void Matcher::follow_writes(const RecordedCall& call, const torch::jit::Stack& stack) {
+  const Node& node = at_.recording->graph.nodes[static_cast<size_t>(at_.position)];
+  const auto* arguments = &stack.end()[-call.info->num_arguments];
+  for (size_t i = 0; i < call.info->argument_written.size(); ++i) {
+    if (!call.info->argument_written[i] || !arguments[i].isTensor() || as_ghost(arguments[i].toTensor()) == nullptr)
+      continue;
+    const at::Tensor& written = written_.emplace_back(arguments[i].toTensor());
+    const auto& returned = call.info->returned_argument;
+    const auto result = std::find(returned.begin(), returned.end(), static_cast<int>(i));
+    if (result == returned.end()) continue;
+    const TensorSpec& spec = at_.recording->graph.values[node.outputs[static_cast<size_t>(result - returned.begin())]].spec;
+    if (!same_geometry(written, spec)) {  // t_(), and out= that makes room
+      written.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, spec.storage_offset);
+    }
+  }
+  for (const GradientChange& change : call.gradients) {
+    const at::Tensor ghost = lock(ghosts_[static_cast<size_t>(change.first)]);
+    if (!ghost.defined()) continue;
+    if (!is_as_handed_out(ghost)) refuse_history(ghost, describe_place("capture", at_.module()));
+    set_gradient(ghost, change.requires_grad, ghost_run_);
+  }
+}
+
+// Of what a matched run has handed out, and of the parameters, buffers and constants that it has used.
+void Matcher::check_histories() const {
+  const std::string place = describe_place("capture", at_.module());
+  for (const WeakTensor& each : ghosts_) {
+    const at::Tensor ghost = lock(each);
+    if (ghost.defined() && !is_as_handed_out(ghost)) refuse_history(ghost, place);
+  }
+  for (const at::Tensor& named : at_.recording->tensors) {
+    if (named.defined() && named.grad_fn() != nullptr) refuse_custom_function(named, place);
+  }
+  for (const ConstantTensor& constant : at_.used) {
+    if (constant.tensor.grad_fn() != nullptr) refuse_custom_function(constant.tensor, place);
+    if (constant.tensor.requires_grad()) refuse_trained(constant.tensor, place);
+  }
+}
+
+std::vector<at::Tensor> Matcher::tensors_so_far() const {
+  std::vector<at::Tensor> tensors;
+  for (ValueId first : at_.recording->same_impl) {
+    const at::Tensor& named = at_.recording->tensors[first];
+    tensors.push_back(named.defined() ? named : lock(ghosts_[static_cast<size_t>(first)]));
+  }
+  return tensors;
+}
+
+bool Matcher::find_values(const std::vector<at::Tensor>& tensors, std::vector<ValueId>& values) const {
+  const ValueId num_values = values_of_prefix(at_.recording->graph, at_.position);
+  values.clear();
+  for (const at::Tensor& tensor : tensors) {
+    const Ghost* ghost = as_ghost(tensor);
+    const bool is_of_run = ghost != nullptr && ghost->run == ghost_run_.number && ghost->value != kNoValue;
+    ValueId found = kNoValue;
+    for (ValueId id = 0; id < num_values; ++id) {
+      const ValueId first = at_.recording->same_impl[id];
+      if (is_of_run ? ghost->value == first : at_.recording->tensors[first].is_same(tensor)) found = id;
+    }
+    if (found == kNoValue) return false;
+    values.push_back(found);
+  }
+  return true;
+}
+
+std::shared_ptr<Recording> Matcher::switch_to_one_of(const std::vector<std::shared_ptr<Recording>>& others, size_t num_roots,
+                                                     const std::function<bool()>& goes_on) {
+  if (others.size() == 1) return nullptr;  // it is the own one
+  const Match own = at_;
+  const Marks before = marks();
+  for (const auto& candidate : others) {
+    std::optional<Match> other = candidate == own.recording ? std::nullopt : own.of(candidate, num_roots);
+    if (!other) continue;
+    at_ = std::move(*other);
+    ghosts_.resize(candidate->graph.values.size(), weak(at::Tensor()));
+    if (goes_on()) return candidate;
+    go_back_to(before);  // of the ghosts, which are numbered by the candidate
+    at_ = own;
+    ghosts_.resize(own.recording->graph.values.size(), weak(at::Tensor()));
+  }
+  return nullptr;
 }
 
 }  // namespace smp::runtime

@@ -6,12 +6,11 @@
 
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "runtime/capture/bindings.h"
 #include "runtime/capture/ghosts.h"
-#include "runtime/capture/recording.h"
+#include "runtime/capture/match.h"
 
 namespace smp::runtime {
 
@@ -46,31 +45,12 @@ class Matcher {
   std::vector<at::Tensor> tensors_so_far() const;
   /// Throws when autograd knows more of a tensor of the run than it was handed out with.
   void check_histories() const;
-  /// Throws when a constant was rewritten after its first use.
-  void check_constants() const;
-  /// For texts: that of the last operator.
-  const std::string& module() const;
-
-  const std::shared_ptr<Recording>& recording() const { return at_.recording; }
-  /// How many of its operators have matched, those that nobody calls included.
-  partitioner::NodeId position() const { return at_.position; }
-  /// What differs from the recording so far.
-  const CapturedBody& run() const { return at_.run; }
-  /// Constants of this run, as they were at their first use.
-  const std::vector<ConstantTensor>& used() const { return at_.used; }
-  /// For its ghosts, as Recording::storages.
-  const std::vector<c10::Storage>& storages() const { return at_.storages; }
+  /// How far it has come.
+  const Match& match() const { return at_; }
+  /// Of the call that it expects next.
+  const OperatorInfo& next_info() const { return *at_.recording->calls[static_cast<size_t>(at_.position)].info; }
 
  private:
-  /// How far the run has come, in which recording.
-  struct State {
-    std::shared_ptr<Recording> recording;
-    partitioner::NodeId position = 0;
-    CapturedBody run{};
-    std::vector<ConstantTensor> used{};
-    std::vector<c10::Storage> storages{};
-  };
-
   /// What matching adds to.
   struct Marks {
     size_t scalars, constants, used, copies;
@@ -86,11 +66,9 @@ class Matcher {
   bool matches_constant(const at::Tensor& actual, partitioner::ValueId recorded);
   at::Tensor hand_out(partitioner::ValueId id);
   void follow_writes(const RecordedCall& call, const torch::jit::Stack& stack);
-  void skip_synthesised();
-  bool take_over(const std::shared_ptr<Recording>& candidate, size_t num_roots);
 
   const Bindings& bindings_;
-  State at_;
+  Match at_;
   GhostRun ghost_run_;
   std::vector<WeakTensor> ghosts_;   // by first value
   std::vector<at::Tensor> written_;  // of these, what operators have written to

@@ -40,7 +40,8 @@ void MemoryRules::check_reads(const OperatorInfo& info, const Node& node) const 
     if (info.argument_written[i]) continue;
     for (ValueId id : values_in(node.arguments[i])) {
       const Value& value = recording_.graph.values[id];
-      TORCH_CHECK(value.spec.num_elements() == 0 || !uninitialised_.contains(value.storage), where_(), ": ", info.name,
+      TORCH_CHECK(value.spec.num_elements() == 0 || !uninitialised_.contains(value.storage), recording_.where(), ": ",
+                  info.name,
                   " reads the result of empty() before any operator has written it, so it was written through a raw "
                   "pointer, which cannot be captured. Fill it with operators, or build it outside of the step.");
     }
@@ -74,7 +75,7 @@ void MemoryRules::check_write(const OperatorInfo& info, ValueId id) const {
   const Value& value = graph.values[id];
   // A view that the body makes of a constant is a result, on the constant's memory.
   for (const Value& other : graph.values) {
-    TORCH_CHECK(other.kind != ValueKind::kConstant || other.storage != value.storage, where_(), ": ", info.name,
+    TORCH_CHECK(other.kind != ValueKind::kConstant || other.storage != value.storage, recording_.where(), ": ", info.name,
                 " writes to a tensor of sizes ", c10::IntArrayRef(other.spec.sizes),
                 " that is neither parameter, buffer nor argument of the step. The write would be lost on other ranks: "
                 "register it with register_buffer before the model is wrapped.");
@@ -82,7 +83,7 @@ void MemoryRules::check_write(const OperatorInfo& info, ValueId id) const {
   TORCH_CHECK_NOT_IMPLEMENTED(
       std::none_of(graph.backward_roots.begin(), graph.backward_roots.end(),
                    [&](ValueId root) { return graph.values[root].storage == value.storage; }),
-      where_(), ": expected operators after backward() to leave the loss as it is, got ", info.name,
+      recording_.where(), ": expected operators after backward() to leave the loss as it is, got ", info.name,
       ", which writes to it. The stages run the backward after all operators of the body and would start from what was "
       "written. Make a new tensor of it: loss / 4 for loss /= 4, loss.detach() for loss.detach_().");
 }
@@ -92,7 +93,8 @@ void MemoryRules::check_backwards_before(const OperatorInfo& info, ValueId id) c
   const Graph& graph = recording_.graph;
   const Value& value = graph.values[id];
   for (size_t k = 0; k < graph.backward_roots.size(); ++k) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!may_have_saved(graph.backward_roots[k], backward_positions_[k], value.storage), where_(),
+    TORCH_CHECK_NOT_IMPLEMENTED(!may_have_saved(graph.backward_roots[k], backward_positions_[k], value.storage),
+                                recording_.where(),
                                 ": expected operators after backward() to leave alone what the backward needs, got ",
                                 info.name, ", which writes to ", describe(value),
                                 ". The stages run the backward after all operators of the body. Make a new tensor (x = x + "
@@ -114,7 +116,7 @@ void MemoryRules::check_backward(ValueId root, NodeId position) const {
     const auto write = last_write.find(value.storage);
     if (write == last_write.end() || write->second <= reader || hidden_writes(reader).contains(value.storage)) return;
     TORCH_CHECK_NOT_IMPLEMENTED(
-        false, where_(), ": expected ", describe(value), " to stay as ", recording_.calls[reader].info->name,
+        false, recording_.where(), ": expected ", describe(value), " to stay as ", recording_.calls[reader].info->name,
         " has found it until the backward, got ", recording_.calls[write->second].info->name,
         " in between, which writes to it without autograd's notice: the gradients of LibTorch would be those of other "
         "numbers than the forward's. Call the module in training mode first, or call backward() before it.");

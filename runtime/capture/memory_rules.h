@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -13,9 +12,7 @@ namespace smp::runtime {
 
 class MemoryRules {
  public:
-  /// Looks at `recording`, which grows. `where` begins the texts.
-  MemoryRules(const Recording& recording, std::function<std::string()> where)
-      : recording_(recording), where_(std::move(where)) {}
+  explicit MemoryRules(const Recording& recording) : recording_(recording) {}
 
   /// Throws where the next operator reads what empty() has made and nothing has written.
   void check_reads(const OperatorInfo& info, const partitioner::Node& node) const;
@@ -40,7 +37,6 @@ class MemoryRules {
                  const std::function<void(partitioner::NodeId, partitioner::ValueId)>& use) const;
 
   const Recording& recording_;
-  std::function<std::string()> where_;
   std::unordered_set<int32_t> written_, uninitialised_;  // storages
   std::vector<partitioner::NodeId> backward_positions_;  // by backward root: how many operators came before
 };

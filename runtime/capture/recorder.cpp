@@ -1,8 +1,8 @@
-// The recording algorithm: one operator call at a time.
+// One operator call at a time.
 #include "runtime/capture/recorder.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/as_strided.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
@@ -13,8 +13,7 @@
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/devices.h"
 #include "runtime/capture/places.h"
-#include "runtime/device/random.h"
-#include "runtime/libtorch/unmade.h"
+#include "runtime/libtorch/boxed_tensors.h"
 
 namespace smp::runtime {
 
@@ -37,204 +36,80 @@ bool returns_argument(const c10::OperatorHandle& op, const Graph& graph) {
   });
 }
 
-const std::string& module_of(const Recording& recording, const std::string& last) {
-  return module_in_texts(recording.graph, static_cast<ValueId>(recording.graph.values.size()), last);
-}
-
 }  // namespace
-
-Recorder::Recorder(const Bindings& bindings, GhostRun run)
-    : bindings_(bindings),
-      run_(std::move(run)),
-      calls_(
-          run_, [this](const at::Tensor& seen) { return stand_in_of(seen); },
-          [this](const at::Tensor& stand_in) { return ghost_of(stand_in); },
-          [this](const at::Tensor& seen) {
-            return !is_on_this_ranks_device(seen) && bindings_.find_storage(seen) != nullptr;
-          }),
-      recording_(std::make_shared<Recording>()),
-      rules_(*recording_, [this] { return where(); }) {}
 
 std::vector<at::Tensor> Recorder::start(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> ghosts;
   for (size_t i = 0; i < inputs.size(); ++i) {
     Value value{.kind = ValueKind::kInput, .name = "input." + std::to_string(i), .spec = spec_of(inputs[i])};
     value.spec.requires_grad = false;
-    ghosts.push_back(ghost_of_input(value.spec, i));
-    recording_->graph.inputs.push_back(new_value(std::move(value), ghosts.back()));
+    ghosts.push_back(tensors_.ghost_of_input(value.spec, i));
+    recording_->graph.inputs.push_back(tensors_.add(std::move(value), ghosts.back()));
   }
   return ghosts;
 }
 
-at::Tensor Recorder::ghost_of_input(const TensorSpec& spec, size_t position) {
-  maker_ = "step argument " + std::to_string(position);
-  makes_on_ = &this_ranks_device();
-  const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
-  at::Tensor stand_in = at::empty_strided(spec.sizes, spec.strides, at::TensorOptions(at::kMeta).dtype(spec.dtype));
-  if (spec.storage_offset != 0) stand_in.unsafeGetTensorImpl()->set_storage_offset(spec.storage_offset);
-  return ghost_of(stand_in);
-}
-
-ValueId Recorder::new_value(Value value, const at::Tensor& seen) {
-  const auto id = static_cast<ValueId>(recording_->graph.values.size());
-  if (value.storage < 0) value.storage = storage_id(stand_in_of(seen), id);
-  const Ghost* ghost = as_ghost(seen);
-  const auto known = identities_.find(seen.unsafeGetTensorImpl());
-  const ValueId before = ghost != nullptr ? ghost->value : known != identities_.end() ? known->second.value : kNoValue;
-  recording_->same_impl.push_back(before == kNoValue ? id : recording_->same_impl[before]);
-  recording_->graph.values.push_back(std::move(value));
-  take_value(id, seen);
-  return id;
-}
-
-// From now on `seen`, a ghost or a real tensor known already, has the value `id`.
-void Recorder::take_value(ValueId id, const at::Tensor& seen) {
-  Ghost* ghost = as_ghost(seen);
-  if (ghost == nullptr) {
-    identities_.at(seen.unsafeGetTensorImpl()).value = id;
-    return;
+void Recorder::continue_from(const Match& matched, const std::vector<at::Tensor>& seen) {
+  const Recording& old = *matched.recording;
+  const ValueId num_values = values_of_prefix(old.graph, matched.position);
+  recording_->graph.inputs = old.graph.inputs;
+  recording_->graph.values.assign(old.graph.values.begin(), old.graph.values.begin() + num_values);
+  recording_->same_impl.assign(old.same_impl.begin(), old.same_impl.begin() + num_values);
+  int32_t num_memories = 0;
+  for (const Value& value : recording_->graph.values) num_memories = std::max(num_memories, value.storage + 1);
+  memories_.take_over(matched.storages, num_memories);
+  for (const auto& [id, signs] : old.signs) {
+    if (id < num_values) recording_->signs.emplace(id, signs);
   }
-  ghost->value = id;
-  const auto first = static_cast<size_t>(recording_->same_impl[id]);
-  if (ghosts_.size() <= first) ghosts_.resize(first + 1, weak(at::Tensor()));
-  ghosts_[first] = weak(seen);
-}
-
-// `geometry` is the tensor itself, or the dense copy of a constant.
-void Recorder::take_real(ValueId id, const at::Tensor& tensor, const at::Tensor& geometry) {
-  const Value& value = recording_->graph.values[id];
-  // A wrapped number stays a CPU scalar: moving it to meta would change type promotion.
-  const at::Tensor stand_in = value.is_wrapped_number ? tensor : make_twin(geometry);
-  identities_.insert_or_assign(tensor.unsafeGetTensorImpl(), Identity{id, tensor, stand_in, history_of(tensor)});
-  if (value.is_wrapped_number) return;
-  StorageInfo& real = storage_info(tensor);
-  if (!real.first_tensor.defined()) real.first_tensor = stand_in;
-  if (real.id < 0) name_storage(real, value.storage, id);
-  // Constants of one storage are copied one by one, so a view is one of its own constant.
-  const bool is_base = value.kind == ValueKind::kConstant;
-  StorageInfo& twin = storage_info(stand_in);
-  twin.first_tensor = is_base ? stand_in : real.first_tensor;
-  twin.device = value.kind == ValueKind::kConstant && is_on_host(tensor) ? &host() : &this_ranks_device();
-  name_storage(twin, real.id, is_base ? id : real.first_value);
-}
-
-ValueId Recorder::bind_real(const at::Tensor& tensor, const at::Tensor& geometry, Value value) {
-  const auto id = static_cast<ValueId>(recording_->graph.values.size());
-  value.storage = storage_id(tensor, id);
-  recording_->same_impl.push_back(id);
-  recording_->graph.values.push_back(std::move(value));
-  take_real(id, tensor, geometry);
-  return id;
-}
-
-ValueId Recorder::bind_constant(const at::Tensor& tensor) {
-  check_made_here(tensor);
-  TORCH_CHECK(!tensor.requires_grad(), where(),
-              ": expected trainable tensors to be parameters that the model had when it was wrapped, got a tensor of sizes ",
-              tensor.sizes(),
-              " that requires a gradient and is none of them. Call register_parameter and replace_module before "
-              "DistributedModel is made, or detach() it outside of the step.");
-  TORCH_CHECK_NOT_IMPLEMENTED(can_be_constant(tensor), where(),
-                              ": expected tensors made outside of the step to be on the CPU and to hold their values, got ",
-                              tensor.toString(), tensor.is_conj() || tensor.is_neg() ? " with a lazy sign" : "",
-                              ". Give the step cpu(), dequantize(), resolve_conj() or resolve_neg() of it.");
-  for (const NamedTensor& named : bindings_.tensors()) {
-    const at::Tensor& grad = named.tensor.grad();
-    const bool is_gradient = grad.defined() && grad.has_storage() && grad.is_alias_of(tensor);
-    TORCH_CHECK_VALUE(!is_gradient, where(),
-                      ": expected a body that leaves gradients as they are, got one that uses the gradient of '", named.name,
-                      "'. Backwards run when all bodies have ended, on the rank that holds the parameter. Clear gradients "
-                      "before the step, and look at them after it.");
+  std::vector<at::Tensor> live(static_cast<size_t>(num_values));
+  for (ValueId id = 0; id < num_values; ++id) {
+    const Value& value = recording_->graph.values[id];
+    if (is_named(value)) tensors_.take_real(id, live[id] = seen[id], seen[id]);
+    if (value.kind != ValueKind::kInput) continue;
+    tensors_.adopt(id, live[id] = tensors_.ghost_of_input(value.spec, static_cast<size_t>(id)));  // inputs come first
   }
-  if (is_unmade(tensor)) {  // a member that is not registered: nobody places it
-    const GeneratorHold hold;
-    make_values({tensor});
+  for (const ConstantTensor& constant : matched.used) {
+    if (constant.value >= num_values) continue;
+    tensors_.take_real(constant.value, live[constant.value] = constant.tensor, constant.content);
+    recording_->constants.push_back(constant);
   }
-  at::Tensor content = snapshot_of(tensor);
-  Value value{.kind = ValueKind::kConstant,
-              .name = "constant." + std::to_string(recording_->constants.size()),
-              .spec = spec_of(content),
-              .is_wrapped_number = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
-  const ValueId id = bind_real(tensor, content, std::move(value));
-  recording_->constants.push_back({id, tensor, std::move(content)});
-  return id;
-}
-
-ValueId Recorder::resolve(const at::Tensor& tensor) {
-  if (const Ghost* ghost = as_ghost(tensor)) return resolve_ghost(tensor, *ghost);
-  const auto known = identities_.find(tensor.unsafeGetTensorImpl());
-  if (known != identities_.end()) {
-    check_as_before(tensor, known->second);
-    return known->second.value;
+  for (NodeId n = 0; n < matched.position; ++n) {
+    recording_->graph.nodes.push_back(old.graph.nodes[n]);
+    recording_->calls.push_back(old.calls[n]);
+    for (const ScalarOverride& changed : matched.run.scalars) {
+      if (changed.node == n) recording_->graph.nodes.back().arguments[changed.argument] = changed.value;
+    }
+    run_again(n, live);
   }
-  if (const NamedTensor* named = bindings_.find(tensor)) {
-    check_made_here(tensor);
-    return bind_real(tensor, tensor, {.kind = named->kind, .name = named->name, .spec = spec_of(tensor)});
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage(), where(), ": expected dense tensors, got a sparse or opaque one. ",
-                              "Give the step to_dense() of it, or replace it by an index operator (index_select, ",
-                              "index_add).");
-  if (const NamedTensor* base = bindings_.find_storage(tensor)) resolve(base->tensor);
-  const StorageInfo* storage = find_storage(tensor);
-  const bool is_constant = storage == nullptr || recording_->graph.values[storage->first_value].kind == ValueKind::kConstant;
-  return is_constant ? bind_constant(tensor) : alias_of(*storage, tensor);
-}
-
-ValueId Recorder::resolve_ghost(const at::Tensor& tensor, const Ghost& ghost) {
-  if (ghost.run != run_.number) refuse_stale_ghost("capture", module_of(*recording_, last_module_));
-  if (!is_as_handed_out(tensor)) refuse_history(tensor, where());
-  if (ghost.value != kNoValue) return ghost.value;
-  const StorageInfo* storage = find_storage(tensor);
-  TORCH_INTERNAL_ASSERT(storage != nullptr, "a ghost on memory of no value: ", maker_);
-  return alias_of(*storage, tensor);
-}
-
-// A copy made behind the dispatcher (tensor.data(), make_variable): a new TensorImpl on a known storage.
-ValueId Recorder::alias_of(const StorageInfo& storage, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.grad_fn() == nullptr, where(),
-              ": expected operators only, got a tensor with a gradient function that no operator made (a custom autograd "
-              "function returns such tensors). Its backward would be lost: write the function with differentiable "
-              "operators, or call it through smp::opaque.");
-  const Value base = recording_->graph.values[storage.first_value];
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.scalar_type() == base.spec.dtype && !tensor.is_conj() && !tensor.is_neg(), where(),
-                              ": expected data() and the like of tensors that read their memory as it was made, got one of ",
-                              tensor.scalar_type(), " on memory of ", base.spec.dtype,
-                              tensor.is_conj() || tensor.is_neg() ? ", with a lazy sign" : "",
-                              ". Call detach() in place of data(), or clone() the view first.");
-  const bool grad_enabled = at::GradMode::is_enabled();
-  const TensorSpec spec = spec_of(tensor);
-  const ValueId detached = synthesise("aten::detach", {ValueRef{storage.first_value}}, base.spec, storage.id, grad_enabled);
-  const ValueId id =
-      synthesise("aten::as_strided", {ValueRef{detached}, spec.sizes, spec.strides, Argument(spec.storage_offset)}, spec,
-                 storage.id, grad_enabled);
-  Ghost* ghost = as_ghost(tensor);
-  at::Tensor stand_in = ghost != nullptr ? ghost->stand_in : at::Tensor();
-  if (!stand_in.defined()) {
-    stand_in = at::as_strided(storage.first_tensor.detach(), spec.sizes, spec.strides, spec.storage_offset);
-  }
-  if (ghost != nullptr) {
-    ghost->stand_in = stand_in;
-  } else {
-    identities_.emplace(tensor.unsafeGetTensorImpl(), Identity{id, tensor, stand_in, history_of(tensor)});
-  }
-  take_value(id, tensor);
-  return id;
-}
-
-void Recorder::check_as_before(const at::Tensor& tensor, const Identity& known) const {
-  const ValueId id = known.value;
-  const Value& value = recording_->graph.values[id];
-  check_history(tensor, known);
-  if (value.kind == ValueKind::kParameter) check_not_frozen(tensor, value);
-  if (value.kind != ValueKind::kConstant || owns_memory(tensor)) return;
-  // It may be gone when the body has ended, so it is looked at now.
-  for (const ConstantTensor& constant : recording_->constants) {
-    if (constant.value == id) check_unchanged(constant, where());
+  for (ValueId id = 0; id < num_values; ++id) {  // the body's own ghosts take the places of those made here
+    const Ghost* made = as_ghost(live[id]);
+    if (made == nullptr || as_ghost(seen[id]) == nullptr) continue;
+    as_ghost(seen[id])->stand_in = made->stand_in;
+    set_gradient(seen[id], made->stand_in.requires_grad(), run_);
+    tensors_.take(made->value, seen[id]);
   }
 }
 
-void Recorder::check_not_frozen(const at::Tensor& tensor, const Value& value) const {
-  if (tensor.requires_grad() != value.spec.requires_grad) refuse_freezing(value.name, tensor.requires_grad(), where());
+void Recorder::run_again(NodeId n, std::vector<at::Tensor>& live) {
+  const Node& node = recording_->graph.nodes[n];
+  const RecordedCall& call = recording_->calls[n];
+  torch::jit::Stack stack;
+  for (const Argument& argument : node.arguments) {
+    stack.push_back(to_ivalue(argument, [&](ValueId id) { return live[id]; }, c10::Device(this_ranks_device().type)));
+  }
+  memories_.set_device(device_of_results(*call.info, stack, bindings_));
+  {
+    const AmbientModes ambient;
+    set_modes(node.grad_enabled, node.autocast);
+    calls_.operator_called(call.op, stack);
+  }
+  const auto outputs = flatten_outputs(stack);
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    if (node.outputs[k] != kNoValue) tensors_.adopt(node.outputs[k], live[node.outputs[k]] = outputs[k]);
+  }
+  rules_.add(*call.info, node);
+  if (call.info->is_random) ++num_random_;
+  recording_->last_module = node.module;
 }
 
 void Recorder::refuse_unsupported(const OperatorInfo& info, const torch::jit::Stack& stack) const {
@@ -242,17 +117,17 @@ void Recorder::refuse_unsupported(const OperatorInfo& info, const torch::jit::St
   for (size_t i = 0; i < info.argument_is_device.size(); ++i) {
     const bool is_meta = info.argument_is_device[i] && arguments[i].isDevice() && arguments[i].toDevice().is_meta();
     TORCH_CHECK_NOT_IMPLEMENTED(
-        !is_meta, describe_place(info.name, module_of(*recording_, last_module_)),
+        !is_meta, describe_place(info.name, recording_->module()),
         ": expected tensors of the rank's device, got the meta device, whose tensors have no data to ",
         "compute with or to send. Ask the tensors themselves for sizes and dtypes.");
   }
   switch (class_of_call(info, stack)) {
     case OperatorClass::kReadsValue:
-      refuse_value_read(info.name, module_of(*recording_, last_module_));
+      refuse_value_read(info.name, recording_->module());
     case OperatorClass::kDataDependentShape:
-      refuse_data_dependent_shape(info.name, module_of(*recording_, last_module_));
+      refuse_data_dependent_shape(info.name, recording_->module());
     case OperatorClass::kReplacesData:
-      refuse_replaced_data(info.name, module_of(*recording_, last_module_));
+      refuse_replaced_data(info.name, recording_->module());
     case OperatorClass::kRunsBackward:
       refuse_backward();
     default:
@@ -269,14 +144,15 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
   Node node{.op = info.name, .overload = info.overload, .grad_enabled = at::GradMode::is_enabled()};
   node.autocast = current_autocast();
   for (const c10::IValue& argument : originals) {
-    node.arguments.push_back(to_argument(argument, [this](const at::Tensor& tensor) { return resolve(tensor); }, info.name));
+    node.arguments.push_back(
+        to_argument(argument, [this](const at::Tensor& tensor) { return tensors_.resolve(tensor); }, info.name));
   }
   note_module(node);
   rules_.check_reads(info, node);
   if (info.is_random) node.random_ordinal = num_random_++;
-  const std::string place = describe_place(info.name, module_of(*recording_, last_module_));
-  maker_ = "the result of " + place;
-  makes_on_ = &device_of_results(info, stack, bindings_);
+  const std::string place = describe_place(info.name, recording_->module());
+  memories_.set_maker("the result of " + place);
+  memories_.set_device(device_of_results(info, stack, bindings_));
   try {
     calls_.operator_called(op, stack);
   } catch (c10::NotImplementedError& error) {
@@ -294,7 +170,7 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
   for (const at::Tensor& tensor : flatten_outputs(results)) bind_output(node, tensor);
   rules_.add(info, node);
   RecordedCall call{.op = op, .info = &info, .returns_list = returns_list};
-  call.gradients = follow_writes(node);
+  call.gradients = tensors_.follow_writes(node.written_storages);
   recording_->graph.nodes.push_back(std::move(node));
   call.fixes_scalars = returns_argument(op, recording_->graph);
   recording_->calls.push_back(std::move(call));
@@ -305,22 +181,41 @@ void Recorder::note_module(Node& node) {
     const Value& value = recording_->graph.values[id];
     if (value.kind != ValueKind::kParameter && value.kind != ValueKind::kBuffer) continue;
     const size_t dot = value.name.rfind('.');
-    last_module_ = dot == std::string::npos ? "" : value.name.substr(0, dot);
+    recording_->last_module = dot == std::string::npos ? "" : value.name.substr(0, dot);
   }
-  node.module = last_module_;
+  node.module = recording_->last_module;
 }
 
 void Recorder::bind_output(Node& node, const at::Tensor& seen) {
-  const auto index = static_cast<int32_t>(node.outputs.size());
-  if (!seen.defined()) {
-    node.outputs.push_back(kNoValue);
-    return;
+  if (!seen.defined()) return node.outputs.push_back(kNoValue);
+  const at::Tensor stand_in = tensors_.stand_in_of(seen);
+  const LazySigns signs = signs_of(stand_in);
+  if (signs.conj || signs.neg) recording_->signs.emplace(recording_->next_value(), signs);
+  Value value{.kind = ValueKind::kResult, .spec = spec_of(stand_in), .producer = recording_->next_node()};
+  value.output_index = static_cast<int32_t>(node.outputs.size());
+  node.outputs.push_back(tensors_.add(std::move(value), seen));
+}
+
+void Recorder::hold_written(const OperatorInfo& info, const Node& node, const std::vector<c10::IValue>& arguments) {
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (!info.argument_written[i]) continue;
+    // A custom function may leave its own on a view that the body drops at once, which is looked at in the end.
+    if (arguments[i].isTensor() && as_ghost(arguments[i].toTensor()) != nullptr) held_.push_back(arguments[i].toTensor());
+    if (arguments[i].isTensorList()) check_list_write(info, node.arguments[i], arguments[i]);
   }
-  const auto producer = static_cast<NodeId>(recording_->graph.nodes.size());
-  const LazySigns signs = signs_of(stand_in_of(seen));
-  if (signs.conj || signs.neg) recording_->signs.emplace(static_cast<ValueId>(recording_->graph.values.size()), signs);
-  node.outputs.push_back(new_value(
-      {.kind = ValueKind::kResult, .spec = spec_of(stand_in_of(seen)), .producer = producer, .output_index = index}, seen));
+}
+
+// The elements of a list are written but not returned, so no new value could say that one requires a gradient now.
+void Recorder::check_list_write(const OperatorInfo& info, const Argument& written, const c10::IValue& seen) const {
+  const auto& ids = std::get<ValueRefList>(written).ids;
+  const auto tensors = seen.toTensorVector();
+  for (size_t k = 0; k < ids.size(); ++k) {
+    if (ids[k] == kNoValue || recording_->graph.values[ids[k]].spec.requires_grad) continue;
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !tensors_.stand_in_of(tensors[k]).requires_grad(), recording_->where(), ": expected ", info.name,
+        " to write no gradients into tensors that had none, got a tensor of sizes ", tensors[k].sizes(),
+        " that requires a gradient since. Call the operator tensor by tensor, or the form that returns new tensors.");
+  }
 }
 
 void Recorder::add_backward_root(const at::Tensor& loss, NodeId position) {
@@ -335,41 +230,70 @@ void Recorder::add_backward_root(const at::Tensor& loss, NodeId position) {
   rules_.check_backward(root, position);
   recording_->graph.backward_roots.push_back(root);
   rules_.add_backward(position);
-  check_no_hooks(run_, where());
+  check_no_hooks(run_, recording_->where());
+}
+
+// Buffers, and parameters that the body has written to, are copied at once: a later microbatch may write to them before the
+// value is handed over. A parameter that no operator has used yet gets one that does, so that some rank holds it.
+ValueId Recorder::add_read(ValueId value, NodeId position) {
+  Graph& graph = recording_->graph;
+  ValueId kept = kept_value(*recording_, value, position);
+  TORCH_INTERNAL_ASSERT(kept != kNoValue, "value ", value, " was written to after it was read, and no copy was kept");
+  const int32_t storage = graph.values[value].storage;
+  const bool may_change = std::any_of(graph.values.begin(), graph.values.end(), [&](const Value& other) {
+    return other.storage == storage && is_named(other) && (other.kind == ValueKind::kBuffer || rules_.is_written(storage));
+  });
+  const bool is_used = std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
+    const auto inputs = node_inputs(node);
+    return std::find(inputs.begin(), inputs.end(), value) != inputs.end();
+  });
+  if (kept == value && (may_change || (is_named(graph.values[value]) && !is_used))) kept = keep_content(value);
+  if (std::find(graph.read.begin(), graph.read.end(), kept) == graph.read.end()) graph.read.push_back(kept);
+  return kept;
+}
+
+// To be called before the arguments of the operator have got values, so that values stay in order of appearance.
+void Recorder::keep_before_write(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  Graph& graph = recording_->graph;
+  if (graph.read.empty()) return;
+  const auto keep = [&](int, const at::Tensor& written) {
+    const Memories::Memory* memory = written.has_storage() ? memories_.find(written) : nullptr;
+    if (memory == nullptr) return;
+    for (size_t k = 0; k < graph.read.size(); ++k) {
+      if (graph.values[graph.read[k]].storage == memory->id) graph.read[k] = keep_content(graph.read[k]);
+    }
+  };
+  const size_t first = stack.size() - static_cast<size_t>(info.num_arguments);
+  for (size_t i = 0; i < info.argument_written.size(); ++i) {
+    if (info.argument_written[i]) for_each_tensor(stack[first + i], keep);
+  }
+}
+
+ValueId Recorder::keep_content(ValueId value) {
+  const at::NoGradGuard no_grad;
+  const TensorSpec& source = recording_->graph.values[value].spec;
+  const at::Tensor twin = at::empty_strided(source.sizes, source.strides, at::TensorOptions(at::kMeta).dtype(source.dtype));
+  TensorSpec spec = spec_of(twin.clone());
+  return recording_->synthesise("aten::clone", {ValueRef{value}, std::monostate()}, std::move(spec), memories_.new_id(),
+                                false);
 }
 
 ValueId Recorder::value_of(const at::Tensor& tensor, const char* role) {
   TORCH_CHECK_VALUE(tensor.defined(), role, ": expected a defined tensor, got an undefined one.");
-  return resolve(tensor);
+  return tensors_.resolve(tensor);
 }
 
 int32_t Recorder::memory_of(const at::Tensor& tensor) const {
-  const Ghost* ghost = as_ghost(tensor);
-  const auto known = identities_.find(tensor.unsafeGetTensorImpl());
-  const ValueId id = ghost != nullptr ? ghost->value : known != identities_.end() ? known->second.value : kNoValue;
+  const ValueId id = tensors_.find(tensor);
   return id == kNoValue ? -1 : recording_->graph.values[id].storage;
 }
 
-std::string Recorder::where() const { return describe_place("capture", module_of(*recording_, last_module_)); }
-
 std::shared_ptr<Recording> Recorder::finish(std::vector<ValueId> returned, std::string key) {
-  Recording& recording = *recording_;
-  check_histories();
-  for (const ConstantTensor& constant : recording.constants) {
-    if (owns_memory(constant.tensor)) check_unchanged(constant, where());
-  }
-  recording.graph.returned = std::move(returned);
-  recording.graph.key = std::move(key);
-  recording.hash = partitioner::hash(recording.graph);
-  recording.storages.resize(static_cast<size_t>(num_storages_));
-  recording.tensors.resize(recording.graph.values.size());
-  for (const auto& [impl, identity] : identities_) {
-    const ValueId first = recording.same_impl[identity.value];
-    const Value& value = recording.graph.values[first];
-    if (!is_named(value)) continue;
-    recording.tensors[first] = identity.tensor;
-    if (value.kind == ValueKind::kParameter) check_not_frozen(identity.tensor, value);
-  }
+  tensors_.close();
+  recording_->graph.returned = std::move(returned);
+  recording_->graph.key = std::move(key);
+  recording_->hash = partitioner::hash(recording_->graph);
+  recording_->storages.resize(static_cast<size_t>(memories_.num_ids()));
   return std::move(recording_);
 }
 

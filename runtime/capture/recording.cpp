@@ -1,11 +1,38 @@
-// Questions about the first operators of a recording.
+// How a recording grows, and what its first operators say.
 #include "runtime/capture/recording.h"
 
 #include <algorithm>
+#include <set>
+
+#include "runtime/capture/places.h"
 
 namespace smp::runtime {
 
 using namespace partitioner;
+
+ValueId Recording::add_value(Value value, ValueId before) {
+  const ValueId id = next_value();
+  same_impl.push_back(before == kNoValue ? id : same_impl[before]);
+  graph.values.push_back(std::move(value));
+  return id;
+}
+
+ValueId Recording::synthesise(const char* name, std::vector<Argument> arguments, TensorSpec spec, int32_t storage,
+                              bool grad_enabled) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  Node node{.op = name, .overload = "", .arguments = std::move(arguments), .module = last_module};
+  node.grad_enabled = grad_enabled;
+  spec.requires_grad = false;
+  const ValueId id = add_value({.spec = std::move(spec), .producer = next_node(), .storage = storage});
+  node.outputs = {id};
+  graph.nodes.push_back(std::move(node));
+  calls.push_back({.op = op, .info = &operator_info(op), .synthesised = true});
+  return id;
+}
+
+const std::string& Recording::module() const { return module_in_texts(graph, next_value(), last_module); }
+
+std::string Recording::where() const { return describe_place("capture", module()); }
 
 bool may_travel(const RecordedCall& call, size_t position, const Argument& value, const Argument& recorded) {
   const auto is_zero = [](const Argument& argument) {
@@ -63,6 +90,30 @@ ValueId values_of_prefix(const Graph& graph, NodeId num_nodes) {
     if (note(graph.nodes[n].outputs)) break;  // all earlier ones have smaller numbers
   }
   return count;
+}
+
+// A walk back over storages: a write to memory that is needed is needed too.
+std::optional<std::vector<NodeId>> local_slice(const Graph& graph, NodeId num_nodes, const std::vector<ValueId>& values) {
+  std::set<int32_t> needed;
+  for (ValueId id : values) {
+    if (is_named(graph.values[id])) return std::nullopt;
+    needed.insert(graph.values[id].storage);
+  }
+  std::vector<NodeId> slice;
+  for (NodeId n = num_nodes; n-- > 0;) {
+    const Node& node = graph.nodes[n];
+    bool is_needed = false;
+    for (ValueId id : node.outputs) is_needed = is_needed || (id != kNoValue && needed.contains(graph.values[id].storage));
+    for (int32_t storage : node.written_storages) is_needed = is_needed || needed.contains(storage);
+    if (!is_needed) continue;
+    if (node.random_ordinal >= 0) return std::nullopt;
+    for (ValueId id : node_inputs(node)) {
+      if (is_named(graph.values[id])) return std::nullopt;
+      needed.insert(graph.values[id].storage);
+    }
+    slice.push_back(n);
+  }
+  return std::vector<NodeId>(slice.rbegin(), slice.rend());
 }
 
 }  // namespace smp::runtime

@@ -1,10 +1,13 @@
-// A recorded step body and what is needed to recognise a second run of it. Plain data.
+// A recorded step body and what is needed to recognise a second run of it: data, how it grows, and questions about it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -49,8 +52,21 @@ struct Recording {
   std::vector<c10::Storage> storages;
   /// Of the values that have any.
   std::unordered_map<partitioner::ValueId, LazySigns> signs;
-  uint64_t hash = 0;      // of the graph
-  uint64_t last_use = 0;  // counts the runs of its body
+  uint64_t hash = 0;          // of the graph
+  uint64_t last_use = 0;      // counts the runs of its body
+  std::string last_module{};  // while it grows: of the parameter or buffer used last; "" before any was
+
+  /// What is added next.
+  partitioner::NodeId next_node() const { return static_cast<partitioner::NodeId>(graph.nodes.size()); }
+  partitioner::ValueId next_value() const { return static_cast<partitioner::ValueId>(graph.values.size()); }
+  /// `before`: what the same TensorImpl was, if it was a value.
+  partitioner::ValueId add_value(partitioner::Value value, partitioner::ValueId before = partitioner::kNoValue);
+  /// Adds an operator that no run of the body calls; returns its result.
+  partitioner::ValueId synthesise(const char* op, std::vector<partitioner::Argument> arguments, partitioner::TensorSpec spec,
+                                  int32_t storage, bool grad_enabled);
+  /// For texts: the module, and how those begin that name no operator.
+  const std::string& module() const;
+  std::string where() const;
 };
 
 /// One run of a step body, as data: which recording, and what differs from it.
@@ -60,6 +76,21 @@ struct CapturedBody {
   std::vector<ConstantContent> constants;  // copies, as they were when the body used them
   std::vector<at::Tensor> outside{};       // constants of this run, as the program has them
 };
+
+/// Values that the body wants to know now.
+struct ValueRead {
+  std::shared_ptr<const Recording> matched{};  // what the run equals so far, and will be taken to equal; null: it is new
+  const partitioner::Graph& graph;             // holds the run's operators so far: its first num_nodes
+  partitioner::NodeId num_nodes = 0;
+  std::vector<partitioner::ValueId> values{};
+  bool is_local = false;                               // the step's inputs and constants alone decide them
+  std::vector<partitioner::ScalarOverride> scalars{};  // where the run differs from `graph`
+  std::vector<ConstantContent> changed_constants{};    // and from the constants recorded with it
+  std::vector<ConstantContent> constants{};            // content of every constant used so far
+};
+
+/// Returns real tensors, by ValueRead::values.
+using ValueReader = std::function<std::vector<at::Tensor>(const ValueRead&)>;
 
 /// Whether two recordings agree on their first `num_nodes` operators, numbers aside that may change between runs.
 bool same_beginning(const Recording& a, const Recording& b, partitioner::NodeId num_nodes);
@@ -71,5 +102,10 @@ partitioner::ValueId kept_value(const Recording& recording, partitioner::ValueId
 /// How many values the first `num_nodes` operators use or make: the first ones, for values are numbered in order of
 /// appearance. Those first used by the next operator do not count.
 partitioner::ValueId values_of_prefix(const partitioner::Graph& graph, partitioner::NodeId num_nodes);
+
+/// The operators, among the first `num_nodes`, that have to run for `values`, in program order; nothing when parameters,
+/// buffers or random numbers are needed too.
+std::optional<std::vector<partitioner::NodeId>> local_slice(const partitioner::Graph& graph, partitioner::NodeId num_nodes,
+                                                            const std::vector<partitioner::ValueId>& values);
 
 }  // namespace smp::runtime

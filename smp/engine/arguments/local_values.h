@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "runtime/capture/bindings.h"
-#include "runtime/capture/value_read.h"
+#include "runtime/capture/recording.h"
 #include "runtime/stage/stage.h"
 
 namespace smp::engine {

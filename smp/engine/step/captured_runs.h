@@ -8,7 +8,6 @@
 #include "partitioner/graph/graph.h"
 #include "runtime/capture/bindings.h"
 #include "runtime/capture/recording.h"
-#include "runtime/capture/value_read.h"
 #include "runtime/exchange/step_protocol.h"
 #include "smp/engine/models/program.h"
 

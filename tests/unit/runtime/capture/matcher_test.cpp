@@ -75,24 +75,24 @@ TEST_F(MatchedBody, AnswersTheSameCallsWithGhostsOfTheSameGeometry) {
     EXPECT_EQ(scaled.sizes(), x.sizes());
     return (scaled + constant_).sum();
   }));
-  EXPECT_TRUE(run_.matcher.run().scalars.empty());
-  EXPECT_TRUE(run_.matcher.run().constants.empty());
+  EXPECT_TRUE(run_.matcher.match().run.scalars.empty());
+  EXPECT_TRUE(run_.matcher.match().run.constants.empty());
 }
 
 TEST_F(MatchedBody, KeepsAnotherNumberAndAnotherConstant) {
   const at::Tensor other = torch::full({8}, 4.0);
   ASSERT_TRUE(run_.equals(recording_, [&](const at::Tensor& x) { return (x * 5 + other).sum(); }));
-  ASSERT_EQ(run_.matcher.run().scalars.size(), 1U);
-  ASSERT_EQ(run_.matcher.run().constants.size(), 1U);
-  EXPECT_TRUE(run_.matcher.run().constants[0].tensor.equal(other));
+  ASSERT_EQ(run_.matcher.match().run.scalars.size(), 1U);
+  ASSERT_EQ(run_.matcher.match().run.constants.size(), 1U);
+  EXPECT_TRUE(run_.matcher.match().run.constants[0].tensor.equal(other));
 }
 
 TEST_F(MatchedBody, KeepsNothingOfACallThatDoesNotMatch) {
   const at::Tensor wrong_size = torch::full({4, 8}, 3.0);
   EXPECT_FALSE(run_.equals(recording_, [&](const at::Tensor& x) { return (x * 2 + wrong_size).sum(); }));
-  EXPECT_EQ(run_.matcher.position(), 1);
-  EXPECT_TRUE(run_.matcher.used().empty());
-  EXPECT_TRUE(run_.matcher.run().constants.empty());
+  EXPECT_EQ(run_.matcher.match().position, 1);
+  EXPECT_TRUE(run_.matcher.match().used.empty());
+  EXPECT_TRUE(run_.matcher.match().run.constants.empty());
 }
 
 TEST_F(MatchedBody, KeepsNothingOfArgumentsBeforeTheOneThatDoesNotMatch) {
@@ -105,8 +105,8 @@ TEST_F(MatchedBody, KeepsNothingOfArgumentsBeforeTheOneThatDoesNotMatch) {
     const at::Tensor scaled = x * 2;
     return other * x;
   }));
-  EXPECT_TRUE(run_.matcher.run().constants.empty());
-  EXPECT_TRUE(run_.matcher.used().empty());
+  EXPECT_TRUE(run_.matcher.match().run.constants.empty());
+  EXPECT_TRUE(run_.matcher.match().used.empty());
 }
 
 TEST_F(MatchedBody, DoesNotTakeAnotherTensorOperatorOrEnd) {
@@ -131,19 +131,19 @@ TEST_F(MatchedBody, GoesOnWithARecordingThatBeganInTheSameWay) {
   const auto other = record(bindings_, [this](const at::Tensor& x) { return (x * 2 + constant_).mean(); });
   run_.on_difference = [&] { return std::vector{recording_, other}; };
   EXPECT_TRUE(run_.equals(recording_, [&](const at::Tensor& x) { return (x * 3 + constant_).mean(); }));
-  EXPECT_EQ(run_.matcher.recording(), other);
-  EXPECT_EQ(run_.matcher.run().recording, other);
-  EXPECT_EQ(run_.matcher.run().scalars.size(), 1U) << "the number that differed before the switch";
+  EXPECT_EQ(run_.matcher.match().recording, other);
+  EXPECT_EQ(run_.matcher.match().run.recording, other);
+  EXPECT_EQ(run_.matcher.match().run.scalars.size(), 1U) << "the number that differed before the switch";
 }
 
 TEST_F(MatchedBody, StaysWhereItWasWhenNoOtherRecordingGoesOn) {
   const auto other = record(bindings_, [this](const at::Tensor& x) { return (x * 2 + constant_).mean(); });
   run_.on_difference = [&] { return std::vector{recording_, other}; };
   EXPECT_FALSE(run_.equals(recording_, [&](const at::Tensor& x) { return (x * 3 + constant_).prod(); }));
-  EXPECT_EQ(run_.matcher.recording(), recording_);
-  EXPECT_EQ(run_.matcher.position(), 2);
-  EXPECT_EQ(run_.matcher.run().scalars.size(), 1U);
-  EXPECT_EQ(run_.matcher.used().size(), 1U);
+  EXPECT_EQ(run_.matcher.match().recording, recording_);
+  EXPECT_EQ(run_.matcher.match().position, 2);
+  EXPECT_EQ(run_.matcher.match().run.scalars.size(), 1U);
+  EXPECT_EQ(run_.matcher.match().used.size(), 1U);
 }
 
 }  // namespace
