@@ -20,6 +20,7 @@
 #include "smp/engine/replicas/replica_gradients.h"
 #include "smp/engine/replicas/replica_step.h"
 #include "smp/engine/step/leader.h"
+#include "smp/engine/step/replica_meeting.h"
 
 namespace smp::engine {
 
@@ -149,14 +150,13 @@ void take_over_from(RankState& rank, int replica) {
 }
 
 int lead_join(RankState& rank) {
-  const step_internal::Call none;
   for (;;) {
     const std::optional<int> over = in_step(rank, [&] {
       begin_recorded_step(rank.context);
-      Leader leader(rank, 0, none);
-      const std::optional<int> source = leader.shadow();
+      ReplicaMeeting meeting(rank, 0);
+      const std::optional<int> source = meeting.shadow();
       end_recorded_step(rank.context);
-      if (source) leader.end_join(*source);
+      if (source) meeting.end_join(*source);
       return source;
     });
     if (over) return *over;

@@ -10,12 +10,12 @@
 #include "partitioner/graph/graph_io.h"
 #include "partitioner/plan/plan_io.h"
 #include "runtime/exchange/root_cause.h"
-#include "runtime/exchange/tags.h"
 #include "runtime/libtorch/unmade.h"
 #include "smp/engine/arguments/argument_memory.h"
 #include "smp/engine/arguments/local_values.h"
 #include "smp/engine/arguments/run_body.h"
 #include "smp/engine/arguments/split.h"
+#include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/planning/auto_layout.h"
 #include "smp/engine/replicas/replica_gradients.h"
 #include "smp/engine/step/captured_runs.h"
@@ -47,14 +47,6 @@ bool same_sizes(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>&
 }
 
 }  // namespace
-
-void throw_refusal(const StepMessage& message) {
-  if (message.is_value_error) TORCH_CHECK_VALUE(false, message.error);
-  TORCH_CHECK(false, message.error);
-}
-
-Leader::Leader(RankState& rank, int step_number, const step_internal::Call& call)
-    : rank_(rank), step_number_(step_number), call_(call), run_(rank), planned_(rank.models.homes()) {}
 
 step_internal::Results Leader::run() {
   StepMessage message = new_message(Round::kWhole, 0);
@@ -117,32 +109,23 @@ MicrobatchInputs Leader::split() {
 
 void Leader::capture_bodies() {
   inputs_ = split();
-  runtime::BodyCapture& capture = own_capture();
-  capture.set_reader([this](const ValueRead& wanted) { return read(wanted); }, call_.cpu_is_read);
-  const std::string key = rank_.models.training_flags();
-  HeldGradients gradients(rank_.models.bindings());
-  while (bodies_.size() < inputs_.size()) capture_body(capture, key);
-  TORCH_CHECK_VALUE(
-      gradients.put_back() == 0,
-      "step: expected a body that leaves gradients as they are, got one that has cleared or replaced some (zero_grad). "
-      "Backwards run when all bodies have ended, on every rank. Clear gradients before the step function is called.");
-}
-
-runtime::BodyCapture& Leader::own_capture() {
   auto& capture = rank_.captures[step_number_];
   if (!capture) {
     capture = std::make_unique<runtime::BodyCapture>(rank_.models.bindings(), rank_.context.config.max_cached_graphs);
   }
-  return *capture;
-}
-
-void Leader::capture_body(runtime::BodyCapture& capture, const std::string& key) {
-  const size_t m = bodies_.size();
-  bodies_.push_back(run_body(rank_.context, capture, call_, inputs_[m], key, m));
-  if (m < assumed_.size() && !same_run(assumed_[m], bodies_[m])) {
+  capture->set_reader([this](const ValueRead& wanted) { return read(wanted); }, call_.cpu_is_read);
+  const std::string key = rank_.models.training_flags();
+  HeldGradients gradients(rank_.models.bindings());
+  for (size_t m = 0; m < inputs_.size(); ++m) {
+    bodies_.push_back(run_body(rank_.context, *capture, call_, inputs_[m], key, m));
+    if (m >= assumed_.size() || same_run(assumed_[m], bodies_[m])) continue;
     assumed_.resize(m);
     ahead_ = Ahead::kOneByOne;
   }
+  TORCH_CHECK_VALUE(
+      gradients.put_back() == 0,
+      "step: expected a body that leaves gradients as they are, got one that has cleared or replaced some (zero_grad). "
+      "Backwards run when all bodies have ended, on every rank. Clear gradients before the step function is called.");
 }
 
 void Leader::check_goes_on() const {
@@ -157,9 +140,10 @@ std::vector<at::Tensor> Leader::read(const ValueRead& wanted) {
     return compute_locally(wanted, *runtime::local_slice(wanted.graph, wanted.num_nodes, wanted.values), inputs_[m],
                            rank_.models.bindings(), {});
   }
-  if (wanted.matched == nullptr) return probe(wanted);
   const CapturedBody now{.recording = wanted.matched, .scalars = wanted.scalars, .constants = wanted.changed_constants};
-  if (m >= assumed_.size() || !same_run(so_far(wanted, assumed_[m]), now)) {
+  if (wanted.matched == nullptr) {
+    if (auto values = probe(wanted)) return std::move(*values);
+  } else if (m >= assumed_.size() || !same_run(so_far(wanted, assumed_[m]), now)) {
     assumed_.resize(std::min(assumed_.size(), m));
     forward_until(ahead_ == Ahead::kOneByOne ? m + 1 : inputs_.size(), now);
   }
@@ -168,8 +152,8 @@ std::vector<at::Tensor> Leader::read(const ValueRead& wanted) {
   return values;
 }
 
-// The rest of the body is not known, so nothing of this run can be kept.
-std::vector<at::Tensor> Leader::probe(const ValueRead& wanted) {
+// The rest of the body is not known, so nothing of this run can be kept. Returns values that were computed on this rank.
+std::optional<std::vector<at::Tensor>> Leader::probe(const ValueRead& wanted) {
   const size_t m = bodies_.size();
   // Also a body that trains may read without gradients.
   const auto makes_gradients = [&](const Node& node) {
@@ -204,9 +188,7 @@ std::vector<at::Tensor> Leader::probe(const ValueRead& wanted) {
   add_microbatch({.recording = recording, .scalars = {}, .constants = {}}, message);
   meet_replicas(message, /*is_last=*/false);
   perform(message);
-  std::vector<at::Tensor> values;
-  for (ValueId id : wanted.values) values.push_back(run_.value(m, id));
-  return values;
+  return {};
 }
 
 // Before the first step of a model its values may still differ between ranks; from here on they do not.
@@ -277,16 +259,45 @@ void Leader::check_random_stream(bool trains) const {
       "the first operator that makes some.");
 }
 
+// What may not differ between ranks in a training step.
+void Leader::describe_training(StepMessage& message) const {
+  std::vector<std::shared_ptr<Program>> programs;  // each once: bodies that are alike have one recording
+  const runtime::Recording* last = nullptr;
+  for (const CapturedBody& body : bodies_) {
+    if (body.recording.get() == last) continue;
+    last = body.recording.get();
+    programs.push_back(rank_.programs.find(last->hash));
+  }
+  message.error = hook_on_parts(programs, rank_.models.bindings());
+  message.reduced = reductions(rank_.models, programs);
+  if (rank_.context.world->size() == 1) return;
+  message.settings = describe_settings(rank_.models);
+  message.optimizers = describe_optimizers(rank_);
+}
+
+void Leader::meet_replicas(StepMessage& message, bool is_last) {
+  if (is_last && message.trains && message.error.empty()) describe_training(message);
+  if (!meeting_.is_due(is_last)) return;
+  or_fail([&] { meeting_.meet(message, is_last, planned_); });
+  if (!is_last && !message.error.empty()) {
+    refusal_ = message;
+    throw_refusal(message);
+  }
+  if (!is_last || !meeting_.comes_again()) return;
+  // Another replica reads. This one begins with it, and then waits for how that ends.
+  StepMessage begin = message;
+  begin.round = Round::kForward;
+  begin.microbatches.clear();
+  perform(begin);
+  message.new_programs.clear();
+  meet_replicas(message, /*is_last=*/true);
+}
+
 StepMessage Leader::new_message(Round round, size_t first) const {
-  StepMessage message{
-      .step_function = step_number_, .step = rank_.training_steps, .evaluation_step = rank_.evaluation_steps};
-  message.round = round;
+  StepMessage message = meeting_.new_message(round);
   message.first = static_cast<int32_t>(first);
   message.num_microbatches = static_cast<int32_t>(inputs_.size());
   message.trains = trains_.value_or(false);
-  message.reduced = reductions(rank_.models);
-  message.first_active_replica = first_active_replica_;
-  message.gradient_divisor = gradient_divisor_;
   return message;
 }
 
@@ -347,11 +358,8 @@ std::optional<step_internal::Results> Leader::perform(StepMessage& message) {
 }
 
 void Leader::send(StepMessage& message) {
-  runtime::Transport& pipeline = *rank_.context.pipeline;
   message.forgotten = std::exchange(forgotten_, {});  // once: a program may be made anew in the same step
-  if (pipeline.size() == 1) return;
-  const std::string bytes = runtime::encode(message);
-  for (int r = 1; r < pipeline.size(); ++r) pipeline.send_bytes(r, runtime::kStepTag, bytes);
+  tell_followers(rank_, message);
 }
 
 // All ranks forget the step's new programs: they were planned for a placement that never was.

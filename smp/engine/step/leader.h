@@ -8,14 +8,11 @@
 
 #include "runtime/exchange/root_cause.h"
 #include "runtime/exchange/step_protocol.h"
-#include "smp/engine/replicas/replica_step.h"
+#include "smp/engine/step/replica_meeting.h"
 #include "smp/engine/step/step_run.h"
 #include "smp/step_call.h"
 
 namespace smp::engine {
-
-/// Throws what the leader refused the step for.
-[[noreturn]] void throw_refusal(const runtime::StepMessage& message);
 
 /// Bodies run one after the other, as in a plain loop. One that reads a value finds it computed: at the first read the
 /// forwards of this microbatch and all later ones run through the pipeline, on the assumption that their bodies will do
@@ -23,16 +20,11 @@ namespace smp::engine {
 /// that microbatch on are undone and run again. Gradients are touched only after the last body.
 class Leader {
  public:
-  Leader(RankState& rank, int step_number, const step_internal::Call& call);
+  Leader(RankState& rank, int step_number, const step_internal::Call& call)
+      : rank_(rank), step_number_(step_number), call_(call) {}
 
   /// Throws what refuses the step, after telling the followers.
   step_internal::Results run();
-
-  /// Takes part in one step of the replicas that still have batches, in place of run(). When none has any, returns the one
-  /// with the most steps.
-  std::optional<int> shadow();
-  /// Tells the followers so.
-  void end_join(int source);
 
  private:
   /// How far forwards run ahead of the bodies.
@@ -41,19 +33,11 @@ class Leader {
     kAll,       // one has, and later ones are taken to do as it does
     kOneByOne,  // a later one did not, so each is waited for: each may use a number of its own
   };
-  /// Which meeting of the replicas' leaders comes next.
-  enum class Meeting {
-    kFirst,
-    kLast,  // once more at the end, since one of them reads values
-    kNone,
-  };
 
   MicrobatchInputs split();
   void capture_bodies();
-  void capture_body(runtime::BodyCapture& capture, const std::string& key);
-  runtime::BodyCapture& own_capture();
   std::vector<at::Tensor> read(const runtime::ValueRead& read);
-  std::vector<at::Tensor> probe(const runtime::ValueRead& read);
+  std::optional<std::vector<at::Tensor>> probe(const runtime::ValueRead& read);
   void begin_ahead();
   void forward_until(size_t end, const runtime::CapturedBody& current);
   bool all_here(const runtime::ValueRead& read) const;
@@ -80,29 +64,23 @@ class Leader {
   std::optional<step_internal::Results> perform(runtime::StepMessage& message);
   void leave_out_dropped();
   void check_random_stream(bool trains) const;
-
-  std::vector<ReplicaStep> meet(const ReplicaStep& own);
-  bool ends_early() const;
-  void follow_active(const std::vector<ReplicaStep>& all, runtime::StepMessage& message);
+  void describe_training(runtime::StepMessage& message) const;
   void meet_replicas(runtime::StepMessage& message, bool is_last);
   void send(runtime::StepMessage& message);
   void refuse(runtime::StepMessage& message);
-  std::string new_homes() const;
 
   RankState& rank_;
   int step_number_;
   const step_internal::Call& call_;
-  StepRun run_;
+  ReplicaMeeting meeting_{rank_, step_number_};
+  StepRun run_{rank_};
   std::vector<step_internal::StepTensor> arguments_;
   MicrobatchInputs inputs_;
-  std::vector<runtime::CapturedBody> bodies_;   // that have ended
-  std::vector<runtime::CapturedBody> assumed_;  // by microbatch: what its forward ran as
-  runtime::TensorHomes planned_;                // placement after the programs planned so far
-  std::optional<bool> trains_;                  // which random numbers the forwards so far drew
+  std::vector<runtime::CapturedBody> bodies_;            // that have ended
+  std::vector<runtime::CapturedBody> assumed_;           // by microbatch: what its forward ran as
+  runtime::TensorHomes planned_ = rank_.models.homes();  // placement after the programs planned so far
+  std::optional<bool> trains_;                           // which random numbers the forwards so far drew
   Ahead ahead_ = Ahead::kNone;
-  Meeting next_meeting_ = Meeting::kFirst;
-  int32_t first_active_replica_ = 0;
-  int32_t gradient_divisor_ = 1;
   std::exception_ptr failure_;                   // of a round or a meeting
   std::optional<runtime::StepMessage> refusal_;  // by the replicas, in answer to a read
   std::vector<uint64_t> added_;                  // programs new in this step

@@ -30,6 +30,18 @@ constexpr uint64_t kEvaluationStream = uint64_t{1} << 63;  // numbers of trainin
 
 }  // namespace
 
+void tell_followers(const RankState& rank, const StepMessage& message) {
+  runtime::Transport& pipeline = *rank.context.pipeline;
+  if (pipeline.size() == 1) return;
+  const std::string bytes = runtime::encode(message);
+  for (int r = 1; r < pipeline.size(); ++r) pipeline.send_bytes(r, runtime::kStepTag, bytes);
+}
+
+void throw_refusal(const StepMessage& message) {
+  if (message.is_value_error) TORCH_CHECK_VALUE(false, message.error);
+  TORCH_CHECK(false, message.error);
+}
+
 // Evaluations draw from a stream of their own, a new part of it each time, and leave that of training alone.
 runtime::RandomState random_state(const RankState& rank, bool trains, uint64_t step, uint64_t number, uint64_t count) {
   const auto first = static_cast<uint64_t>(rank.context.replicas->rank()) * count;

@@ -17,6 +17,11 @@ namespace smp::engine {
 /// The step's arguments on the leader, by microbatch; empty elsewhere.
 using MicrobatchInputs = std::vector<std::vector<at::Tensor>>;
 
+/// On the leader: sends them a round, which it performs with them.
+void tell_followers(const RankState& rank, const runtime::StepMessage& message);
+/// Throws what the leader refused the step for.
+[[noreturn]] void throw_refusal(const runtime::StepMessage& message);
+
 /// Random numbers of microbatch `number` of this replica in a step that trains or not.
 runtime::RandomState random_state(const RankState& rank, bool trains, uint64_t step, uint64_t number, uint64_t count);
 
