@@ -35,33 +35,23 @@ class ConstantFolding {
     for (const TapeOwn& own : lists_.own) {
       if (is_number(own)) slots[static_cast<size_t>(own.slot)] = own.tensor;
     }
-    std::vector<TapeCall> kept;
-    size_t num_folded = 0;
+    std::vector<bool> stays(lists_.calls.size());
     for (size_t n = 0; n < lists_.calls.size(); ++n) {
-      TapeCall& call = lists_.calls[n];
-      if (!is_constant(n)) {
-        kept.push_back(std::move(call));
-        continue;
-      }
-      ++num_folded;
-      any_argument(call, [this](int32_t slot) { return note_read(slot); });
-      run(call, slots);
+      stays[n] = !is_constant(n);
+      if (stays[n]) continue;
+      for_each_read(lists_.calls[n], [this](int32_t slot) { note_read(slot); });
+      run(lists_.calls[n], slots);
     }
+    keep_calls(lists_, stays);
     for (const TapeOwn& own : lists_.own) {
       if (is_number(own)) slots[static_cast<size_t>(own.slot)].reset();  // who else reads it finds it as before
     }
     const auto keep = [&](int32_t slot) {
-      if (slot >= 0 && slots[static_cast<size_t>(slot)].defined())
-        fixed_[static_cast<size_t>(slot)] = slots[static_cast<size_t>(slot)];
-      return false;
+      const at::Tensor& made = slots[static_cast<size_t>(slot)];
+      if (made.defined()) fixed_[static_cast<size_t>(slot)] = made;
     };
-    for (const TapeCall& call : kept) any_argument(call, keep);
-    std::for_each(lists_.outputs.begin(), lists_.outputs.end(), keep);
-    for (const TapeBackward& backward : lists_.backwards)
-      std::for_each(backward.results.begin(), backward.results.end(), keep);
-    lists_.forward_end -= num_folded;
-    for (TapeBackward& backward : lists_.backwards) backward.end -= num_folded;
-    lists_.calls = std::move(kept);
+    for (const TapeCall& call : lists_.calls) for_each_read(call, keep);
+    for_each_leaving(lists_, keep);
   }
 
  private:
@@ -69,48 +59,32 @@ class ConstantFolding {
     return takes_host_tensors_ && own.slot >= 0 && !own.is_fixed && !own.is_written && is_on_host(own.tensor);
   }
 
-  bool note_read(int32_t slot) {
+  void note_read(int32_t slot) {
     for (TapeOwn& own : lists_.own) own.is_folded = own.is_folded || (slot == own.slot && is_number(own));
-    return false;
   }
 
-  bool varies(int32_t slot) const {
-    return slot >= 0 && varies_[static_cast<size_t>(lists_.slot_memories[static_cast<size_t>(slot)])];
-  }
-
-  // True where that is new.
-  bool mark(int32_t slot) {
-    if (slot < 0 || varies(slot)) return false;
-    return varies_[static_cast<size_t>(lists_.slot_memories[static_cast<size_t>(slot)])] = true;
-  }
-
-  template <class Visit>
-  static bool any_argument(const TapeCall& call, const Visit& visit) {
-    bool any = false;
-    for (const auto& tensor : call.tensors) any = visit(tensor.slot) || any;
-    for (const auto& list : call.lists) {
-      for (const int32_t slot : list.slots) any = visit(slot) || any;
-    }
-    return any;
+  void mark(int32_t slot) {
+    if (slot >= 0) varies_[lists_.memory_of(slot)] = true;
   }
 
   // A call that writes, draws or gives nothing stays, and so does what makes or reads memory that is written to: folding
   // keeps no order.
   bool is_constant(size_t n) const {
     const TapeCall& call = lists_.calls[n];
-    const auto varying = [this](int32_t slot) { return varies(slot); };
+    bool any_varies = false;
+    const auto look = [&](int32_t slot) { any_varies = any_varies || varies_[lists_.memory_of(slot)]; };
+    for_each_read(call, look);
+    for_each_made(call, look);
     return n < lists_.forward_end && call.kind != TapeCall::Kind::kGradient && !call.has_effect && !is_within_random_[n] &&
-           !call.outputs.empty() && !any_argument(call, varying) &&
-           std::none_of(call.outputs.begin(), call.outputs.end(), varying);
+           !call.outputs.empty() && !any_varies;
   }
 
   bool marks_more() {
-    bool is_new = false;
+    const std::vector<bool> before = varies_;
     for (size_t n = 0; n < lists_.calls.size(); ++n) {
-      if (is_constant(n)) continue;
-      for (const int32_t slot : lists_.calls[n].outputs) is_new = mark(slot) || is_new;
+      if (!is_constant(n)) for_each_made(lists_.calls[n], [this](int32_t slot) { mark(slot); });
     }
-    return is_new;
+    return varies_ != before;
   }
 
   void mark_written(const TapeCall& call) {
@@ -120,8 +94,7 @@ class ConstantFolding {
       if (is_written[tensor.position]) mark(tensor.slot);
     }
     for (const auto& list : call.lists) {
-      if (is_written[list.position])
-        std::for_each(list.slots.begin(), list.slots.end(), [this](int32_t slot) { mark(slot); });
+      if (is_written[list.position]) for_each_slot(list.slots, [this](int32_t slot) { mark(slot); });
     }
   }
 

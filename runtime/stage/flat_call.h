@@ -1,4 +1,4 @@
-// One operator call of a flat list: arguments prepared once, tensors named by slot.
+// One operator call of a flat list: arguments prepared once, tensors named by slot; which slots it reads and makes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,5 +36,24 @@ struct FlatCall {
   /// Takes the results off the stack, which holds nothing else, and frees what is not used any more.
   void store(torch::jit::Stack& stack, Slots& slots) const;
 };
+
+/// Visits slots by reference, past those that are no tensor.
+template <class SlotList, class Visit>
+void for_each_slot(SlotList& slots, const Visit& visit) {
+  for (auto& slot : slots) {
+    if (slot >= 0) visit(slot);
+  }
+}
+
+template <class Call, class Visit>
+void for_each_read(Call& call, const Visit& visit) {
+  for (auto& tensor : call.tensors) visit(tensor.slot);
+  for (auto& list : call.lists) for_each_slot(list.slots, visit);
+}
+
+template <class Call, class Visit>
+void for_each_made(Call& call, const Visit& visit) {
+  for_each_slot(call.outputs, visit);
+}
 
 }  // namespace smp::runtime

@@ -14,6 +14,7 @@
 #include "runtime/capture/places.h"
 #include "runtime/device/device.h"
 #include "runtime/libtorch/boxed_tensors.h"
+#include "runtime/stage/lifetimes.h"
 #include "runtime/stage/paced_progress.h"
 
 namespace smp::runtime {
@@ -75,7 +76,7 @@ Replay::Replay(const Graph& graph, const std::vector<NodeId>& nodes, const std::
     external_.push_back(id);  // passes through
   }
   std::sort(external_.begin(), external_.end());
-  plan_frees(graph, nodes, kept);
+  plan_frees(kept);
 }
 
 int Replay::assign_slot(ValueId value) {
@@ -161,17 +162,13 @@ void Replay::prepare(const Graph& graph, NodeId n) {
   calls_.push_back(std::move(call));
 }
 
-void Replay::plan_frees(const Graph& graph, const std::vector<NodeId>& nodes, const std::vector<ValueId>& kept) {
-  std::vector<int> last_use(num_slots_, -1);
-  for (size_t k = 0; k < nodes.size(); ++k) {
-    for (ValueId id : node_inputs(graph.nodes[nodes[k]])) last_use[slot_of_value_[id]] = static_cast<int>(k);
-    for (ValueId id : graph.nodes[nodes[k]].outputs) {
-      if (id != kNoValue) last_use[slot_of_value_[id]] = static_cast<int>(k);
-    }
-  }
-  for (ValueId id : kept) last_use[slot_of_value_[id]] = -1;
-  for (size_t slot = 0; slot < last_use.size(); ++slot) {
-    if (last_use[slot] >= 0) calls_[last_use[slot]].freed.push_back(static_cast<int32_t>(slot));
+void Replay::plan_frees(const std::vector<ValueId>& kept) {
+  std::vector<bool> is_kept(num_slots_, false);
+  for (ValueId id : kept) is_kept[slot_of_value_[id]] = true;
+  Lifetimes lifetimes(num_slots_, calls_);
+  for (size_t n = 0; n < calls_.size(); ++n) {
+    std::erase_if(lifetimes.ends[n], [&](int32_t slot) { return is_kept[slot]; });
+    calls_[n].freed = std::move(lifetimes.ends[n]);
   }
 }
 

@@ -66,8 +66,7 @@ class Replay {
   void find_writes(const partitioner::Graph& graph, const std::vector<partitioner::NodeId>& nodes);
   void keep_if_written(const partitioner::Graph& graph, partitioner::NodeId n, Kept place, partitioner::ValueId id,
                        Call& call) const;
-  void plan_frees(const partitioner::Graph& graph, const std::vector<partitioner::NodeId>& nodes,
-                  const std::vector<partitioner::ValueId>& kept);
+  void plan_frees(const std::vector<partitioner::ValueId>& kept);
   void push_arguments(const Call& call, const Slots& slots, const MicrobatchContext& context, size_t& next_override);
   void call_operator(const Call& call, const MicrobatchContext& context, StageWatcher* watcher);
   void check_results(const Call& call) const;

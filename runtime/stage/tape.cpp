@@ -13,6 +13,7 @@
 #include "runtime/device/device.h"
 #include "runtime/libtorch/memory_tensor.h"
 #include "runtime/stage/constant_calls.h"
+#include "runtime/stage/lifetimes.h"
 #include "runtime/stage/paced_progress.h"
 #include "runtime/stage/replay.h"
 #include "runtime/stage/tape_order.h"
@@ -24,18 +25,65 @@ using namespace partitioner;
 
 namespace {
 
-// Position of the call after which a slot is not read any more; -1: never read.
-std::vector<int> last_uses(const TapeLists& lists) {
-  std::vector<int> last(lists.num_slots, -1);
-  for (size_t n = 0; n < lists.calls.size(); ++n) {
-    const auto use = [&](int32_t slot) {
-      if (slot >= 0) last[static_cast<size_t>(slot)] = static_cast<int>(n);
-    };
-    for (const auto& tensor : lists.calls[n].tensors) use(tensor.slot);
-    for (const auto& list : lists.calls[n].lists) std::for_each(list.slots.begin(), list.slots.end(), use);
-    std::for_each(lists.calls[n].outputs.begin(), lists.calls[n].outputs.end(), use);
+void choose_kernels(TapeLists& lists) {
+  for (TapeCall& call : lists.calls) {
+    if (call.kind == TapeCall::Kind::kOperator) call.kernel = own_kernel_of(call.op);
   }
-  return last;
+}
+
+void plan_frees(TapeLists& lists) {
+  const Lifetimes lifetimes(lists.num_slots, lists.calls);
+  // By slot: what leaves is taken out behind the calls.
+  std::vector<bool> is_result(lists.num_slots, false), is_output(lists.num_slots, false);
+  for (const int32_t slot : lists.outputs) is_output[static_cast<size_t>(slot)] = true;
+  for (TapeBackward& backward : lists.backwards) {
+    for_each_slot(backward.results, [&](int32_t slot) {
+      is_result[static_cast<size_t>(slot)] = true;
+      const bool stays = lifetimes.last[static_cast<size_t>(slot)] >= static_cast<int>(backward.results_end);
+      if (!stays) backward.freed.push_back(slot);
+    });
+  }
+  for (size_t n = 0; n < lists.calls.size(); ++n) {
+    for (const int32_t slot : lifetimes.ends[n]) {
+      const auto at = static_cast<size_t>(slot);
+      if (is_result[at] && lifetimes.last[at] == static_cast<int>(n)) continue;
+      const bool is_taken_out = n < lists.forward_end && is_output[at];
+      (is_taken_out ? lists.freed : lists.calls[n].freed).push_back(slot);
+    }
+  }
+  for (size_t slot = 0; slot < lists.num_slots; ++slot) {
+    if (lifetimes.last[slot] < 0 && !is_result[slot]) lists.freed.push_back(static_cast<int32_t>(slot));
+  }
+}
+
+// Fixed tensors that are no arguments but elements of lists.
+std::vector<int32_t> read_fixed(const TapeLists& lists, const Slots& fixed) {
+  std::vector<int32_t> slots;
+  for (const TapeCall& call : lists.calls) {
+    for_each_read(call, [&](int32_t slot) {
+      if (fixed[static_cast<size_t>(slot)].defined()) slots.push_back(slot);
+    });
+  }
+  return slots;
+}
+
+std::vector<size_t> saved_own(const TapeLists& lists, const Slots& fixed) {
+  std::unordered_set<const c10::StorageImpl*> read;
+  const auto note = [&read](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.has_storage()) read.insert(tensor.storage().unsafeGetStorageImpl());
+  };
+  for (size_t n = lists.forward_end; n < lists.calls.size(); ++n) {
+    for (const c10::IValue& argument : lists.calls[n].arguments) {
+      if (argument.isTensor()) note(argument.toTensor());
+    }
+    for_each_read(lists.calls[n], [&](int32_t slot) { note(fixed[static_cast<size_t>(slot)]); });
+  }
+  std::vector<size_t> saved;
+  for (size_t i = 0; i < lists.own.size(); ++i) {
+    const TapeOwn& own = lists.own[i];
+    if (own.is_fixed && read.contains(own.tensor.storage().unsafeGetStorageImpl())) saved.push_back(i);
+  }
+  return saved;
 }
 
 }  // namespace
@@ -47,37 +95,10 @@ Tape::Tape(TapeLists recorded, const Graph& graph, bool folds_host_tensors)
   fold_views(lists_, fixed_);
   drop_unused(lists_);
   put_results_first(lists_);
-  for (TapeCall& call : lists_.calls) {
-    if (is_on_cpu && call.kind == TapeCall::Kind::kOperator) call.kernel = own_kernel_of(call.op);
-    for (const auto& list : call.lists) {
-      for (const int32_t slot : list.slots) {
-        if (slot >= 0 && fixed_[static_cast<size_t>(slot)].defined()) fixed_in_lists_.push_back(slot);
-      }
-    }
-  }
-  find_saved();
-  plan_frees();
-}
-
-void Tape::find_saved() {
-  std::unordered_set<const c10::StorageImpl*> read;
-  const auto note = [&read](const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.has_storage()) read.insert(tensor.storage().unsafeGetStorageImpl());
-  };
-  for (size_t n = lists_.forward_end; n < lists_.calls.size(); ++n) {
-    for (const c10::IValue& argument : lists_.calls[n].arguments) {
-      if (argument.isTensor()) note(argument.toTensor());
-    }
-    for (const auto& list : lists_.calls[n].lists) {
-      for (const int32_t slot : list.slots) {
-        if (slot >= 0) note(fixed_[static_cast<size_t>(slot)]);
-      }
-    }
-  }
-  for (size_t i = 0; i < lists_.own.size(); ++i) {
-    const TapeOwn& own = lists_.own[i];
-    if (own.is_fixed && read.contains(own.tensor.storage().unsafeGetStorageImpl())) saved_own_.push_back(i);
-  }
+  if (is_on_cpu) choose_kernels(lists_);
+  plan_frees(lists_);
+  read_fixed_ = read_fixed(lists_, fixed_);
+  saved_own_ = saved_own(lists_, fixed_);
 }
 
 std::vector<int64_t> Tape::versions() const {
@@ -98,33 +119,6 @@ void Tape::check_versions(const std::vector<int64_t>& of_forward) const {
   }
 }
 
-void Tape::plan_frees() {
-  const std::vector<int> last = last_uses(lists_);
-  // By slot: a result leaves behind the calls, and is taken out there.
-  std::vector<bool> is_result(lists_.num_slots, false), is_output(lists_.num_slots, false);
-  for (const int32_t slot : lists_.outputs) is_output[static_cast<size_t>(slot)] = true;
-  for (const TapeBackward& backward : lists_.backwards) {
-    for (const int32_t slot : backward.results) {
-      if (slot >= 0) is_result[static_cast<size_t>(slot)] = true;
-    }
-  }
-  const auto is_in_forward = [this](int position) { return position < static_cast<int>(lists_.forward_end); };
-  for (size_t slot = 0; slot < last.size(); ++slot) {
-    if (is_result[slot]) continue;
-    if (is_in_forward(last[slot]) && (is_output[slot] || last[slot] < 0)) {
-      forward_freed_.push_back(static_cast<int32_t>(slot));
-    } else if (last[slot] >= 0) {
-      lists_.calls[static_cast<size_t>(last[slot])].freed.push_back(static_cast<int32_t>(slot));
-    }
-  }
-  for (TapeBackward& backward : lists_.backwards) {
-    for (const int32_t slot : backward.results) {
-      const bool stays = slot < 0 || last[static_cast<size_t>(slot)] >= static_cast<int>(backward.results_end);
-      if (!stays) backward.left.push_back(slot);
-    }
-  }
-}
-
 const at::Tensor& Tape::at(const Slots& slots, int32_t slot) const {
   const at::Tensor& fixed = fixed_[static_cast<size_t>(slot)];
   return fixed.defined() ? fixed : slots[static_cast<size_t>(slot)];
@@ -140,7 +134,7 @@ std::vector<at::Tensor> Tape::forward(Slots& slots, std::vector<at::Tensor> inpu
     const TapeOwn& known = lists_.own[i];
     if (known.slot >= 0 && !known.is_fixed) slots[static_cast<size_t>(known.slot)] = own[i];
   }
-  for (const int32_t slot : fixed_in_lists_) slots[static_cast<size_t>(slot)] = fixed_[static_cast<size_t>(slot)];
+  for (const int32_t slot : read_fixed_) slots[static_cast<size_t>(slot)] = fixed_[static_cast<size_t>(slot)];
   inputs.clear();
   {
     std::optional<UserRandomStateScope> user_state;
@@ -149,7 +143,7 @@ std::vector<at::Tensor> Tape::forward(Slots& slots, std::vector<at::Tensor> inpu
   }
   std::vector<at::Tensor> outputs;
   for (const int32_t slot : lists_.outputs) outputs.push_back(at(slots, slot));
-  for (const int32_t slot : forward_freed_) slots[static_cast<size_t>(slot)].reset();
+  for (const int32_t slot : lists_.freed) slots[static_cast<size_t>(slot)].reset();
   return outputs;
 }
 
@@ -198,7 +192,7 @@ std::vector<at::Tensor> Tape::backward(Slots& slots, size_t index, std::vector<a
   run(slots, index == 0 ? lists_.forward_end : lists_.backwards[index - 1].end, backward.results_end, context, &sink);
   std::vector<at::Tensor> results;
   for (const int32_t slot : backward.results) results.push_back(slot < 0 ? at::Tensor() : at(slots, slot));
-  for (const int32_t slot : backward.left) slots[static_cast<size_t>(slot)].reset();
+  for (const int32_t slot : backward.freed) slots[static_cast<size_t>(slot)].reset();
   return results;
 }
 

@@ -51,8 +51,6 @@ class Tape {
   void weight_gradients(Slots& slots, const RunContext& context, const GradientSink& sink);
 
  private:
-  void find_saved();
-  void plan_frees();
   void run(Slots& slots, size_t begin, size_t end, const RunContext& context, const GradientSink* sink);
   void run_calls(Slots& slots, size_t& n, size_t end, const RunContext& context, const GradientSink* sink);
   void fit_roots(size_t index, std::vector<at::Tensor>& gradients) const;
@@ -60,10 +58,9 @@ class Tape {
 
   const partitioner::Graph& graph_;
   TapeLists lists_;
-  Slots fixed_;  // by slot: fixed tensors and their views, undefined elsewhere
-  std::vector<int32_t> fixed_in_lists_;
-  std::vector<size_t> saved_own_;       // fixed tensors that a backward reads, by position
-  std::vector<int32_t> forward_freed_;  // behind the forward: inputs and outputs that no backward reads
+  Slots fixed_;                      // by slot: fixed tensors and their views, undefined elsewhere
+  std::vector<int32_t> read_fixed_;  // slots of fixed tensors that calls read there
+  std::vector<size_t> saved_own_;    // fixed tensors that a backward reads, by position
   torch::jit::Stack stack_;
 };
 

@@ -81,13 +81,8 @@ std::vector<at::Tensor> taken_out(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-TapeGraphs::TapeGraphs(std::shared_ptr<Tape> tape) : tape_(std::move(tape)) {
+TapeGraphs::TapeGraphs(std::shared_ptr<Tape> tape) : tape_(std::move(tape)), memory_bytes_(memory_bytes(tape_->lists())) {
   const TapeLists& lists = tape_->lists();
-  for (size_t slot = 0; slot < lists.num_slots; ++slot) {
-    const auto memory = static_cast<size_t>(lists.slot_memories[slot]);
-    if (memory_bytes_.size() <= memory) memory_bytes_.resize(memory + 1);
-    memory_bytes_[memory] = std::max(memory_bytes_[memory], extent_bytes(lists.slot_geometries[slot]));
-  }
   if (lists.backwards.size() > 1) refusal_ = "several backwards in one body";
   for (const TapeCall& call : lists.calls) {
     // Its seed is on the device within a graph, and on the host outside of one.
@@ -108,7 +103,7 @@ TapeGraphs::~TapeGraphs() = default;
 
 TapeGraphs::Place TapeGraphs::place_for(int32_t slot, const TensorSpec& geometry) const {
   if (slot < 0) return {};
-  const int64_t num_bytes = memory_bytes_[static_cast<size_t>(tape_->lists().slot_memories[static_cast<size_t>(slot)])];
+  const int64_t num_bytes = memory_bytes_[tape_->lists().memory_of(slot)];
   return {.tensor = with_storage_of(num_bytes, geometry), .num_bytes = num_bytes};
 }
 

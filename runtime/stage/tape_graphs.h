@@ -72,7 +72,7 @@ class TapeGraphs : public std::enable_shared_from_this<TapeGraphs> {
   void begin_sum(size_t own, at::Tensor gradient);
 
   const std::shared_ptr<Tape> tape_;
-  std::vector<int64_t> memory_bytes_;             // by memory of slots
+  const std::vector<int64_t> memory_bytes_;
   std::vector<size_t> of_backward_, of_weights_;  // own tensors whose gradients are made there, in order
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::map<size_t, Sum> sums_;  // by own tensor

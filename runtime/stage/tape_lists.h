@@ -1,4 +1,4 @@
-// The lists of calls that a tape is made of: plain data.
+// The lists of calls that a tape is made of: plain data, and what all passes over them ask.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -55,7 +55,7 @@ struct TapeBackward {
   std::vector<partitioner::TensorSpec> root_geometries;
   std::vector<bool> has_root;    // whether that gradient is defined
   std::vector<int32_t> results;  // slots; -1: undefined
-  std::vector<int32_t> left;     // results that no later call reads
+  std::vector<int32_t> freed;    // behind the results: those that no later call reads
 };
 
 /// The lists, as recorded or ready to run.
@@ -66,12 +66,28 @@ struct TapeLists {
   std::vector<TapeBinding> inputs;
   std::vector<TapeOwn> own;
   std::vector<int32_t> outputs;  // slots
+  std::vector<int32_t> freed;    // behind the forward: inputs and outputs that no backward reads
   std::vector<TapeBackward> backwards;
   std::vector<partitioner::TensorSpec> slot_geometries;
   std::vector<int32_t> slot_memories;  // slots of one number lie on the same memory
   bool has_random = false;
   bool changes_geometry_in_place = false;  // then two slots may start as one tensor and differ later
+
+  size_t memory_of(int32_t slot) const { return static_cast<size_t>(slot_memories[static_cast<size_t>(slot)]); }
 };
+
+/// Visits the slots of what leaves the stage, like for_each_slot().
+template <class Lists, class Visit>
+void for_each_leaving(Lists& lists, const Visit& visit) {
+  for_each_slot(lists.outputs, visit);
+  for (auto& backward : lists.backwards) for_each_slot(backward.results, visit);
+}
+
+/// What the slots of each memory span together.
+std::vector<int64_t> memory_bytes(const TapeLists& lists);
+
+/// Drops the calls that do not stay. To be called before `results_end` and what is freed are found.
+void keep_calls(TapeLists& lists, const std::vector<bool>& stays);
 
 /// A tensor on the same memory, past the dispatcher: 5 times cheaper than a view operator.
 at::Tensor view_of(const at::Tensor& base, const partitioner::TensorSpec& geometry);

@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <ranges>
 
-#include "runtime/libtorch/memory_tensor.h"
+#include "runtime/stage/lifetimes.h"
 
 namespace smp::runtime {
 namespace {
@@ -31,8 +32,8 @@ class LastBackward {
     if (begin_ == lists_.calls.size() || !makes_results()) return;
     const std::vector<TapeCall> recorded(lists_.calls.begin() + static_cast<ptrdiff_t>(begin_), lists_.calls.end());
     split_convolutions();
-    find_needed();
     find_bytes();
+    find_needed();
     if (!order()) {
       lists_.calls.erase(lists_.calls.begin() + static_cast<ptrdiff_t>(begin_), lists_.calls.end());
       lists_.calls.insert(lists_.calls.end(), recorded.begin(), recorded.end());
@@ -75,104 +76,56 @@ class LastBackward {
     return asked[0] && (asked[1] || asked[2]) && call.outputs[0] >= 0;
   }
 
-  template <class Use>
-  static void for_arguments(const TapeCall& call, const Use& use) {
-    for (const auto& tensor : call.tensors) use(tensor.slot);
-    for (const auto& list : call.lists) {
-      for (const int32_t slot : list.slots) {
-        if (slot >= 0) use(slot);
-      }
-    }
-  }
-
-  template <class Use>
-  static void for_outputs(const TapeCall& call, const Use& use) {
-    for (const int32_t slot : call.outputs) {
-      if (slot >= 0) use(slot);
-    }
-  }
-
-  size_t memory_of(int32_t slot) const { return static_cast<size_t>(lists_.slot_memories[static_cast<size_t>(slot)]); }
-
   // From the last call on: a call is needed if one that is needed reads what it makes, or if they touch the same memory and
   // one of them writes to it. A call with an effect counts as writing to all that it gets.
   void find_needed() {
     std::vector<bool> is_wanted(lists_.num_slots, false);
-    const size_t num_memories =
-        1 + static_cast<size_t>(*std::max_element(lists_.slot_memories.begin(), lists_.slot_memories.end()));
-    std::vector<bool> is_read(num_memories, false), is_written(num_memories, false);
-    for (const int32_t slot : backward_.results) {
-      if (slot < 0) continue;
-      is_wanted[static_cast<size_t>(slot)] = true;
-      is_read[memory_of(slot)] = true;
-    }
+    std::vector<bool> is_read(memory_bytes_.size(), false), is_written(memory_bytes_.size(), false);
+    const auto want = [&](int32_t slot) { is_wanted[static_cast<size_t>(slot)] = is_read[lists_.memory_of(slot)] = true; };
+    for_each_slot(backward_.results, want);
     is_needed_.assign(lists_.calls.size() - begin_, false);
     for (size_t n = lists_.calls.size(); n-- > begin_;) {
       const TapeCall& call = lists_.calls[n];
       bool needed = false;
-      for_outputs(call, [&](int32_t slot) { needed = needed || is_wanted[static_cast<size_t>(slot)]; });
-      for_arguments(call, [&](int32_t slot) {
-        const size_t memory = memory_of(slot);
+      for_each_made(call, [&](int32_t slot) { needed = needed || is_wanted[static_cast<size_t>(slot)]; });
+      for_each_read(call, [&](int32_t slot) {
+        const size_t memory = lists_.memory_of(slot);
         needed = needed || is_written[memory] || (call.has_effect && is_read[memory]);
       });
       is_needed_[n - begin_] = needed;
       if (!needed) continue;
-      for_arguments(call, [&](int32_t slot) {
-        is_wanted[static_cast<size_t>(slot)] = true;
-        is_read[memory_of(slot)] = true;
-        if (call.has_effect) is_written[memory_of(slot)] = true;
-      });
+      for_each_read(call, want);
+      if (call.has_effect) for_each_read(call, [&](int32_t slot) { is_written[lists_.memory_of(slot)] = true; });
     }
   }
 
   void find_bytes() {
-    for (size_t slot = 0; slot < lists_.num_slots; ++slot) {
-      const size_t memory = memory_of(static_cast<int32_t>(slot));
-      if (memory_bytes_.size() <= memory) memory_bytes_.resize(memory + 1, 0);
-      memory_bytes_[memory] = std::max(memory_bytes_[memory], extent_bytes(lists_.slot_geometries[slot]));
-    }
+    memory_bytes_ = memory_bytes(lists_);
     for (const TapeOwn& own : lists_.own) {
-      if (own.slot >= 0) memory_bytes_[memory_of(own.slot)] = 0;  // there in any order
+      if (own.slot >= 0) memory_bytes_[lists_.memory_of(own.slot)] = 0;  // there in any order
     }
   }
 
   /// From the `first` of the calls on: of what is there when the backward begins or is made in it. Gradients of parameters
   /// stay in the first microbatch of a step, and are added to those in the others.
   int64_t peak_bytes(const Order& calls, bool is_first_microbatch, size_t first = 0) const {
-    std::vector<int> last_use(lists_.num_slots, -1);
-    std::vector<bool> is_live(lists_.num_slots, false);
+    const auto call_at = [this](size_t n) -> const TapeCall& { return lists_.calls[n]; };
+    const Lifetimes lifetimes(lists_.num_slots, calls | std::views::transform(call_at));
     std::vector<int> num_live(memory_bytes_.size(), 0);
-    int64_t now = 0;
+    int64_t now = 0, peak = 0;
     const auto enter = [&](int32_t slot) {
-      if (is_live[static_cast<size_t>(slot)]) return;
-      is_live[static_cast<size_t>(slot)] = true;
-      if (num_live[memory_of(slot)]++ == 0) now += memory_bytes_[memory_of(slot)];
+      const size_t memory = lists_.memory_of(slot);
+      if (num_live[memory]++ == 0) now += memory_bytes_[memory];
     };
+    for (const int32_t slot : lifetimes.before) enter(slot);
     for (size_t k = 0; k < calls.size(); ++k) {
-      const auto note = [&](int32_t slot) { last_use[static_cast<size_t>(slot)] = static_cast<int>(k); };
-      for_arguments(lists_.calls[calls[k]], note);
-      for_outputs(lists_.calls[calls[k]], note);
-    }
-    std::vector<bool> is_made(lists_.num_slots, false);
-    for (const size_t n : calls) {
-      for_arguments(lists_.calls[n], [&](int32_t slot) {
-        if (!is_made[static_cast<size_t>(slot)]) enter(slot);
-      });
-      for_outputs(lists_.calls[n], [&](int32_t slot) { is_made[static_cast<size_t>(slot)] = true; });
-    }
-    int64_t peak = first == 0 ? now : 0;
-    for (size_t k = 0; k < calls.size(); ++k) {
-      const TapeCall& call = lists_.calls[calls[k]];
-      for_outputs(call, enter);
+      for (const int32_t slot : lifetimes.begins[k]) enter(slot);
       if (k >= first) peak = std::max(peak, now);
-      const auto leave = [&](int32_t slot) {
-        if (last_use[static_cast<size_t>(slot)] != static_cast<int>(k) || !is_live[static_cast<size_t>(slot)]) return;
-        is_live[static_cast<size_t>(slot)] = false;
-        if (--num_live[memory_of(slot)] == 0) now -= memory_bytes_[memory_of(slot)];
-      };
-      if (call.kind == TapeCall::Kind::kGradient && is_first_microbatch) continue;
-      for_arguments(call, leave);
-      for_outputs(call, leave);
+      if (call_at(calls[k]).kind == TapeCall::Kind::kGradient && is_first_microbatch) continue;
+      for (const int32_t slot : lifetimes.ends[k]) {
+        const size_t memory = lists_.memory_of(slot);
+        if (--num_live[memory] == 0) now -= memory_bytes_[memory];
+      }
     }
     return peak;
   }

@@ -26,32 +26,15 @@ bool may_be_dropped(const TapeLists& lists, const TapeCall& call) {
 // Backwards from what leaves the stage. What an operator that stays reads is needed too.
 void drop_unused(TapeLists& lists) {
   std::vector<bool> needed(lists.num_slots, false), stays(lists.calls.size(), false);
-  const auto need = [&needed](int32_t slot) {
-    if (slot >= 0) needed[static_cast<size_t>(slot)] = true;
-  };
-  for (const int32_t slot : lists.outputs) need(slot);
-  for (const TapeBackward& backward : lists.backwards) {
-    for (const int32_t slot : backward.results) need(slot);
-  }
+  const auto need = [&needed](int32_t slot) { needed[static_cast<size_t>(slot)] = true; };
+  for_each_leaving(lists, need);
   for (size_t n = lists.calls.size(); n-- > 0;) {
-    const TapeCall& call = lists.calls[n];
-    const bool is_used = std::any_of(call.outputs.begin(), call.outputs.end(),
-                                     [&](int32_t slot) { return slot >= 0 && needed[static_cast<size_t>(slot)]; });
-    stays[n] = is_used || !may_be_dropped(lists, call);
-    if (!stays[n]) continue;
-    for (const auto& tensor : call.tensors) need(tensor.slot);
-    for (const auto& list : call.lists) std::for_each(list.slots.begin(), list.slots.end(), need);
+    bool is_used = false;
+    for_each_made(lists.calls[n], [&](int32_t slot) { is_used = is_used || needed[static_cast<size_t>(slot)]; });
+    stays[n] = is_used || !may_be_dropped(lists, lists.calls[n]);
+    if (stays[n]) for_each_read(lists.calls[n], need);
   }
-  std::vector<TapeCall> kept;
-  std::vector<size_t> position(lists.calls.size() + 1);
-  for (size_t n = 0; n < lists.calls.size(); ++n) {
-    position[n] = kept.size();
-    if (stays[n]) kept.push_back(std::move(lists.calls[n]));
-  }
-  position.back() = kept.size();
-  lists.forward_end = position[lists.forward_end];
-  for (TapeBackward& backward : lists.backwards) backward.end = position[backward.end];
-  lists.calls = std::move(kept);
+  keep_calls(lists, stays);
 }
 
 namespace {
@@ -69,24 +52,16 @@ class ViewFolding {
   }
 
   void run() {
+    const auto rename = [this](int32_t& slot) { slot = same_as_[static_cast<size_t>(slot)]; };
     for (TapeCall& call : lists_.calls) {
-      for (auto& tensor : call.tensors) rename(tensor.slot);
-      for (auto& list : call.lists)
-        std::for_each(list.slots.begin(), list.slots.end(), [this](int32_t& slot) { rename(slot); });
+      for_each_read(call, rename);
       if (call.kind == TapeCall::Kind::kView) fold(call);
       if (call.kind == TapeCall::Kind::kOperator) bake(call);
     }
-    for (int32_t& slot : lists_.outputs) rename(slot);
-    for (TapeBackward& backward : lists_.backwards) {
-      for (int32_t& slot : backward.results) rename(slot);
-    }
+    for_each_leaving(lists_, rename);
   }
 
  private:
-  void rename(int32_t& slot) const {
-    if (slot >= 0) slot = same_as_[static_cast<size_t>(slot)];
-  }
-
   void fold(TapeCall& call) {
     int32_t& base = call.tensors.front().slot;
     const int32_t view = call.outputs.front();
@@ -110,9 +85,9 @@ class ViewFolding {
       return of.defined();
     });
     // What an operator on a fixed tensor returns in place is that tensor.
-    for (int32_t& slot : call.outputs) {
-      if (slot >= 0 && fixed_[static_cast<size_t>(slot)].defined()) slot = -1;
-    }
+    for_each_made(call, [this](int32_t& slot) {
+      if (fixed_[static_cast<size_t>(slot)].defined()) slot = -1;
+    });
   }
 
   TapeLists& lists_;
