@@ -62,7 +62,7 @@ using OperatorTimer = std::function<void(partitioner::NodeId node, bool is_backw
 struct StageOptions {
   /// Called between operators, so that messages move while this rank computes. May be empty.
   std::function<void()> progress;
-  /// Told each reason for which a stage, or a part of its work, stays on autograd, once. May be empty.
+  /// Told each reason for which a stage, or a segment of it, stays on autograd, once. May be empty.
   std::function<void(const std::string& reason)> stays_on_autograd{};
   bool uses_graphs = false;  // tapes are recorded as graphs of the device
   /// Told why a stage that could use graphs does not, once. May be empty.
@@ -80,8 +80,8 @@ std::unique_ptr<Stage> make_autograd_stage(const partitioner::Graph& graph, cons
 std::unique_ptr<Stage> make_tape_stage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage,
                                        StageOptions options);
 
-/// A stage that its plan cuts around operators which no tape holds: those stay on autograd, each run of others is a tape
-/// stage. `values`: of the whole.
+/// A stage in segments, which are cut around operators that no tape holds: those stay on autograd, the others are taped,
+/// each by itself. `values`: of the whole.
 std::unique_ptr<Stage> make_segmented_stage(const partitioner::Graph& graph, const partitioner::Segments& segments,
                                             StageValues values, StageOptions options);
 

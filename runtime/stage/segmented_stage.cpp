@@ -1,4 +1,4 @@
-// Tensors and gradients on their way between stages of one rank, as the plan's transfers say.
+// Tensors and gradients on their way between the segments of a stage, as the plan's transfers say.
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -27,25 +27,26 @@ class Numbers {
 
 using Gradient = std::pair<ValueId, int>;  // and the stage that it goes to
 
-class StageChain : public Stage {
+class SegmentedStage : public Stage {
  public:
-  StageChain(const Graph& graph, Segments segments, StageValues values, StageOptions options)
-      : values_(std::move(values)), links_(segments.is_taped.size()), reasons_(std::move(segments.reasons)) {
+  SegmentedStage(const Graph& graph, Segments segments, StageValues values, StageOptions options)
+      : values_(std::move(values)), segments_(segments.is_taped.size()), reasons_(std::move(segments.reasons)) {
     const std::function<void(const std::string&)> tell = std::exchange(options.stays_on_autograd, {});
     options.stays_on_autograd = [this, tell](const std::string&) {
       if (tell) tell(report().stays_on_autograd);
     };
-    for (size_t i = 0; i < links_.size(); ++i) {
-      const int segment = segments.first + static_cast<int>(i);
-      const size_t num_operators = segments.plan.stages[static_cast<size_t>(segment)].nodes.size();
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      const int stage = segments.first + static_cast<int>(i);
+      const size_t num_operators = segments.plan.stages[static_cast<size_t>(stage)].nodes.size();
       const auto make = segments.is_taped[i] ? make_tape_stage : make_autograd_stage;
-      links_[i].stage = make(graph, segments.plan, segment, options);
-      links_[i].num_on_autograd = segments.is_taped[i] ? 0 : num_operators;
+      segments_[i].stage = make(graph, segments.plan, stage, options);
+      segments_[i].num_on_autograd = segments.is_taped[i] ? 0 : num_operators;
       num_operators_ += num_operators;
     }
     connect_forward();
     for (size_t k = 0; k < values_.backwards.size(); ++k) connect_backward(segments.plan, segments.first, k);
-    while (ends_backward_ + 1 < links_.size() && !links_[ends_backward_].stage->values().has_backward) ++ends_backward_;
+    while (ends_backward_ + 1 < segments_.size() && !segments_[ends_backward_].stage->values().has_backward)
+      ++ends_backward_;
     if (tell) tell(report().stays_on_autograd);
   }
 
@@ -55,10 +56,10 @@ class StageChain : public Stage {
     constexpr int64_t kNoneYet = std::numeric_limits<int64_t>::max();
     StageReport all{.num_taped = kNoneYet, .num_replayed = kNoneYet};
     std::vector<std::string> reasons = reasons_;
-    for (const Link& link : links_) {
-      const StageReport one = link.stage->report();
-      all.num_on_autograd += link.num_on_autograd + one.num_on_autograd;
-      if (link.num_on_autograd > 0) continue;
+    for (const Segment& segment : segments_) {
+      const StageReport one = segment.stage->report();
+      all.num_on_autograd += segment.num_on_autograd + one.num_on_autograd;
+      if (segment.num_on_autograd > 0) continue;
       all.num_taped = std::min(all.num_taped, one.num_taped);
       all.num_replayed = std::min(all.num_replayed, one.num_replayed);
       all.num_weight_calls += one.num_weight_calls;
@@ -79,14 +80,14 @@ class StageChain : public Stage {
                                   const TensorLookup& tensors) override {
     std::vector<at::Tensor> made(num_values_);
     for (size_t i = 0; i < inputs.size(); ++i) made[static_cast<size_t>(inputs_[i])] = std::move(inputs[i]);
-    for (const Link& link : links_) {
+    for (const Segment& segment : segments_) {
       std::vector<at::Tensor> taken;
-      for (const Taken& one : link.inputs) {
+      for (const Taken& one : segment.inputs) {
         at::Tensor& tensor = made[static_cast<size_t>(one.number)];
         taken.push_back(one.is_last ? std::move(tensor) : tensor);
       }
-      std::vector<at::Tensor> results = link.stage->forward(context, std::move(taken), tensors);
-      for (size_t i = 0; i < results.size(); ++i) made[static_cast<size_t>(link.outputs[i])] = std::move(results[i]);
+      std::vector<at::Tensor> results = segment.stage->forward(context, std::move(taken), tensors);
+      for (size_t i = 0; i < results.size(); ++i) made[static_cast<size_t>(segment.outputs[i])] = std::move(results[i]);
     }
     return take(made, outputs_);
   }
@@ -96,43 +97,43 @@ class StageChain : public Stage {
     std::vector<at::Tensor> made(roads.num_gradients);
     for (size_t i = 0; i < gradients.size(); ++i) made[static_cast<size_t>(roads.roots[i])] = std::move(gradients[i]);
     const bool is_last = index + 1 == values_.backwards.size();
-    for (size_t i = links_.size(); i-- > 0;) {
-      const LinkRoads& of_link = roads.links[i];
-      Stage& stage = *links_[i].stage;
-      std::vector<at::Tensor> results = stage.backward(microbatch, index, take(made, of_link.roots));
-      for (size_t r = 0; r < results.size(); ++r) made[static_cast<size_t>(of_link.results[r])] = std::move(results[r]);
-      // What has waited behind the gradients that leave holds memory, so only the last link's goes on waiting.
+    for (size_t i = segments_.size(); i-- > 0;) {
+      const SegmentRoads& of_segment = roads.segments[i];
+      Stage& stage = *segments_[i].stage;
+      std::vector<at::Tensor> results = stage.backward(microbatch, index, take(made, of_segment.roots));
+      for (size_t r = 0; r < results.size(); ++r) made[static_cast<size_t>(of_segment.results[r])] = std::move(results[r]);
+      // What has waited behind the gradients that leave holds memory, so only the last segment's goes on waiting.
       if (is_last && i != ends_backward_) stage.weight_gradients(microbatch);
     }
     return take(made, roads.results);
   }
 
-  void weight_gradients(int microbatch) override { links_[ends_backward_].stage->weight_gradients(microbatch); }
+  void weight_gradients(int microbatch) override { segments_[ends_backward_].stage->weight_gradients(microbatch); }
 
   void drop(int microbatch) override {
-    for (const Link& link : links_) link.stage->drop(microbatch);
+    for (const Segment& segment : segments_) segment.stage->drop(microbatch);
   }
   void reset() override {
-    for (const Link& link : links_) link.stage->reset();
+    for (const Segment& segment : segments_) segment.stage->reset();
   }
 
  private:
   struct Taken {
     int32_t number;
-    bool is_last = false;  // nobody reads the value behind this link
+    bool is_last = false;  // nobody reads the value behind this segment
   };
-  struct Link {
+  struct Segment {
     std::unique_ptr<Stage> stage;
     size_t num_on_autograd = 0;  // its operators; 0: it is to be taped
     std::vector<Taken> inputs;
     std::vector<int32_t> outputs;
   };
-  struct LinkRoads {
+  struct SegmentRoads {
     std::vector<int32_t> roots, results;
   };
   /// Of one backward: gradients by the numbers under which they are handed on.
-  struct Roads : LinkRoads {
-    std::vector<LinkRoads> links;
+  struct Roads : SegmentRoads {
+    std::vector<SegmentRoads> segments;
     size_t num_gradients = 0;
   };
 
@@ -146,20 +147,20 @@ class StageChain : public Stage {
   void connect_forward() {
     Numbers<ValueId> numbers;
     for (const ValueId id : values_.inputs) inputs_.push_back(numbers[id]);
-    for (Link& link : links_) {
-      for (const ValueId id : link.stage->values().inputs) link.inputs.push_back({numbers[id]});
-      for (const ValueId id : link.stage->values().outputs) link.outputs.push_back(numbers[id]);
+    for (Segment& segment : segments_) {
+      for (const ValueId id : segment.stage->values().inputs) segment.inputs.push_back({numbers[id]});
+      for (const ValueId id : segment.stage->values().outputs) segment.outputs.push_back(numbers[id]);
     }
     for (const ValueId id : values_.outputs) outputs_.push_back(numbers[id]);
     num_values_ = numbers.size();
     std::set<int32_t> read_later(outputs_.begin(), outputs_.end());
-    for (size_t i = links_.size(); i-- > 0;) {
-      for (Taken& one : links_[i].inputs) one.is_last = read_later.insert(one.number).second;
+    for (size_t i = segments_.size(); i-- > 0;) {
+      for (Taken& one : segments_[i].inputs) one.is_last = read_later.insert(one.number).second;
     }
   }
 
   void connect_backward(const Plan& plan, int first, size_t index) {
-    const int end = first + static_cast<int>(links_.size());
+    const int end = first + static_cast<int>(segments_.size());
     const auto is_inside = [&](int stage) { return first <= stage && stage < end; };
     // A gradient leaves a stage once, and enters it once.
     std::map<Gradient, int> target_of;            // of what leaves, by value and the stage that makes it
@@ -180,12 +181,12 @@ class StageChain : public Stage {
       }
       return roots;
     };
-    for (size_t i = 0; i < links_.size(); ++i) {
+    for (size_t i = 0; i < segments_.size(); ++i) {
       const int stage = first + static_cast<int>(i);
-      const BackwardValues& values = links_[i].stage->values().backwards[index];
-      LinkRoads& of_link = roads.links.emplace_back();
-      of_link.roots = roots_of(values, [stage](ValueId) { return stage; });
-      for (const ValueId id : values.results) of_link.results.push_back(numbers[{id, target_of.at({id, stage})}]);
+      const BackwardValues& values = segments_[i].stage->values().backwards[index];
+      SegmentRoads& of_segment = roads.segments.emplace_back();
+      of_segment.roots = roots_of(values, [stage](ValueId) { return stage; });
+      for (const ValueId id : values.results) of_segment.results.push_back(numbers[{id, target_of.at({id, stage})}]);
     }
     const BackwardValues& whole = values_.backwards[index];
     roads.roots = roots_of(whole, [&](ValueId id) { return entered_at.at(id); });
@@ -194,11 +195,11 @@ class StageChain : public Stage {
   }
 
   StageValues values_;
-  std::vector<Link> links_;
+  std::vector<Segment> segments_;
   std::vector<int32_t> inputs_, outputs_;
   size_t num_values_ = 0;
   std::vector<Roads> roads_;          // by backward
-  size_t ends_backward_ = 0;          // the link whose backward comes last
+  size_t ends_backward_ = 0;          // the segment whose backward comes last
   std::vector<std::string> reasons_;  // of the plan's cuts
   size_t num_operators_ = 0;
 };
@@ -207,7 +208,7 @@ class StageChain : public Stage {
 
 std::unique_ptr<Stage> make_segmented_stage(const Graph& graph, const Segments& segments, StageValues values,
                                             StageOptions options) {
-  return std::make_unique<StageChain>(graph, segments, std::move(values), std::move(options));
+  return std::make_unique<SegmentedStage>(graph, segments, std::move(values), std::move(options));
 }
 
 }  // namespace smp::runtime
