@@ -28,7 +28,7 @@ struct StageReport {
   int64_t num_replayed = 0;         // of those, as graphs of the device
   size_t num_weight_calls = 0;      // of the tape: behind the gradients that leave
   std::string stays_off_graphs{};   // why none, where they are asked for; empty: nothing speaks against it
-  std::string stays_on_autograd{};  // why some or all of its work does; empty: nothing does
+  std::string stays_on_autograd{};  // why work that was to be taped does; empty: none does
   size_t num_on_autograd = 0;       // operators of the graph that cannot be taped, or go with one that cannot
 };
 
@@ -39,7 +39,7 @@ class Stage {
  public:
   virtual ~Stage() = default;
   virtual const StageValues& values() const = 0;
-  virtual StageReport report() const { return {.stays_on_autograd = "stage: autograd"}; }
+  virtual StageReport report() const { return {}; }
   /// Runs the operators. `inputs` by position in values().inputs; returns tensors by values().outputs.
   virtual std::vector<at::Tensor> forward(const MicrobatchContext& context, std::vector<at::Tensor> inputs,
                                           const TensorLookup& tensors) = 0;

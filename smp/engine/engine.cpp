@@ -237,8 +237,10 @@ std::string plan_text(const Model& model) {
   const auto& program = model.first_program;
   if (program == nullptr) return "";
   std::string text = partitioner::partition_table(program->graph, program->plan);
+  const Context* own = try_context();
+  const bool is_asked_for = own != nullptr && own->config.stage == StageKind::kAutograd;
   for (const auto& [index, stage] : program->rank_program.stages) {
-    const std::string reason = stage->report().stays_on_autograd;
+    const std::string reason = is_asked_for ? "stage: autograd" : stage->report().stays_on_autograd;
     if (!reason.empty()) text += "stage " + std::to_string(index) + " stays on autograd: " + reason + "\n";
   }
   return text;

@@ -9,6 +9,7 @@
 #include "tests/support/model_zoo.h"
 #include "tests/support/oracle.h"
 #include "tests/support/random_graph.h"
+#include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
 
 namespace smp {
@@ -49,7 +50,23 @@ TEST_P(Tape, IsNotMadeWhereAutogradIsAskedFor) {
   const PipelineRun run = run_with(StageKind::kAutograd, model, 2, 4);
   support::expect_same_step(run.result, support::run_unsplit(model, 4, {.steps = support::kStepsToTape}), "autograd",
                             tolerance(model, 2));
-  for (const StageReport& report : run.reports) EXPECT_EQ(report.num_taped, 0);
+  for (const StageReport& report : run.reports) {
+    EXPECT_EQ(report.num_taped, 0);
+    EXPECT_EQ(report.stays_on_autograd, "") << "nothing that was to be taped";
+  }
+}
+
+TEST(TapePlan, SaysWhereAutogradIsAskedFor) {
+  tests::run_smp_ranks(1, {.microbatches = 2, .stage = StageKind::kAutograd, .log_level = LogLevel::kOff}, [] {
+    DistributedModel model(torch::nn::Linear(4, 2));
+    auto train_step = smp::step([&](at::Tensor data) {
+      const at::Tensor loss = model(data).sum();
+      model.backward(loss);
+      return loss;
+    });
+    train_step(torch::ones({2, 4}));
+    EXPECT_TRUE(model.plan_text().ends_with("\nstage 0 stays on autograd: stage: autograd\n")) << model.plan_text();
+  });
 }
 
 TEST(TapeOrder, GradientsThatLeaveComeBeforeThoseOfParameters) {
