@@ -55,8 +55,12 @@ void ChainMessages::make_changes() {
     steps[block].emplace_back(first, us);
     steps[block].emplace_back(last + 1, -us);
   };
+  beginning_us_.assign(changes_.size() + 1, 0);
+  ending_us_.assign(changes_.size() + 1, 0);
   for (const auto& [crossing, num_sent] : crossings_) {
     const double sent_us = num_sent * crossing.us;
+    ending_us_[crossing.made_at + 1] += sent_us;
+    for (const int reader : crossing.read_at) beginning_us_[reader] += crossing.us;
     add(crossing.made_at, 0, crossing.made_at, sent_us);
     int before = crossing.made_at;
     for (const int reader : crossing.read_at) {

@@ -39,6 +39,10 @@ class ChainMessages {
   /// makes and another reads, or as many as were counted last.
   const std::vector<Change>& changes(int block) const { return changes_[block]; }
 
+  /// What every stage that begins at `border`, or ends there, pays at least, wherever its other end is; both add up.
+  double beginning_us(int border) const { return beginning_us_[border]; }
+  double ending_us(int border) const { return ending_us_[border]; }
+
   /// By stage: what the stages between `borders` really send and receive.
   std::vector<double> us_by_stage(const std::vector<int>& borders) const;
 
@@ -54,7 +58,8 @@ class ChainMessages {
   void make_changes();
 
   std::vector<Counted> crossings_;
-  std::vector<std::vector<Change>> changes_;  // by block
+  std::vector<std::vector<Change>> changes_;      // by block
+  std::vector<double> beginning_us_, ending_us_;  // by border
 };
 
 }  // namespace smp::partitioner

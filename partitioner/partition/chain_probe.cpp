@@ -1,9 +1,10 @@
-// The probe of the parametric search: reachable borders stage by stage.
+// Bounds of the borders from the last stage to the first, then the reachable borders stage by stage.
 #include "partitioner/partition/chain_probe.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace smp::partitioner {
 
@@ -36,96 +37,91 @@ ChainProbe::ChainProbe(const BlockChain& chain, int num_stages)
 
 int ChainProbe::latest_border(int stage_count) const { return chain_.num_blocks() - (num_stages_ - stage_count); }
 
-void ChainProbe::find_earliest_borders(double limit_us) {
-  int border = chain_.num_blocks();
-  earliest_[num_stages_] = border;
+bool ChainProbe::may_reach(double limit_us) {
   const auto& prefix = chain_.prefix_us;
+  int border = earliest_[num_stages_] = chain_.num_blocks();
   for (int stage = num_stages_ - 1; stage >= 0; --stage) {
-    const double end_us = chain_.work_until_us(stage, border);
-    auto too_early = [&](double us) { return end_us - chain_.work_us(stage, us) > limit_us; };
-    const int begin =
-        static_cast<int>(std::partition_point(prefix.begin(), prefix.begin() + border, too_early) - prefix.begin());
-    if (begin > 0) {
-      next_candidate_us_ = std::min(next_candidate_us_, end_us - chain_.work_until_us(stage, begin - 1));
+    double end_us = kInfinity;  // the least that an end from `border` on adds to a stage
+    for (int end = border; end <= latest_border(stage + 1) && chain_.work_until_us(stage, end) < end_us; ++end) {
+      end_us = std::min(end_us, chain_.work_until_us(stage, end) + chain_.messages.ending_us(end));
     }
-    border = begin;
-    earliest_[stage] = std::max(begin, stage);
+    const auto is_too_early = [&](double us) { return end_us - chain_.work_us(stage, us) > limit_us; };
+    const auto first = std::partition_point(prefix.begin(), prefix.begin() + border, is_too_early);
+    int begin = std::max(stage, static_cast<int>(first - prefix.begin()));
+    const auto is_too_slow = [&](int at) {
+      return end_us - chain_.work_until_us(stage, at) + chain_.messages.beginning_us(at) > limit_us;
+    };
+    while (begin <= latest_border(stage) && is_too_slow(begin)) ++begin;
+    if (begin > latest_border(stage)) return false;
+    border = earliest_[stage] = begin;
   }
+  return border == 0;
 }
 
-/// `block` changes what stages cost that begin at reached_[from, from_end).
-void ChainProbe::take_in(int block, size_t from, size_t from_end) {
-  const auto first = reached_.begin() + static_cast<std::ptrdiff_t>(from);
-  const auto end = reached_.begin() + static_cast<std::ptrdiff_t>(from_end);
-  const auto before = [](const Reached& reached, int border) { return reached.border < border; };
+void ChainProbe::take_begins(int stage, Aim aim) {
+  std::vector<StageBegins::Begin> begins;
+  begins.reserve(reached_.size() - stage_begin_);
+  index_of_border_.clear();
+  for (size_t i = stage_begin_; i < reached_.size(); ++i) {
+    index_of_border_.resize(static_cast<size_t>(reached_[i].border - reached_[stage_begin_].border) + 1, begins.size());
+    begins.push_back({-chain_.work_until_us(stage, reached_[i].border), reached_[i].aim_us});
+  }
+  index_of_border_.push_back(begins.size());
+  begins_.reset(aim, std::move(begins));
+}
+
+void ChainProbe::take_in(int block, int first_begin) {
+  const auto index_of = [&](int border) {
+    const int last = static_cast<int>(index_of_border_.size()) - 1;
+    return index_of_border_[static_cast<size_t>(std::clamp(border - first_begin, 0, last))];
+  };
   for (const auto& change : chain_.messages.changes(block)) {
-    const bool covers_first = change.first <= first->border;
-    const bool covers_last = change.last >= (end - 1)->border;
-    const auto from_begin = covers_first ? first : std::lower_bound(first, end, change.first, before);
-    const auto to_begin = covers_last ? end : std::lower_bound(first, end, change.last + 1, before);
-    begins_.add(static_cast<size_t>(from_begin - first), static_cast<size_t>(to_begin - first), change.us);
+    begins_.add(index_of(change.first), index_of(change.last + 1), change.us);
   }
 }
 
-bool ChainProbe::sweep(int stage, double limit_us) {
+bool ChainProbe::sweep(int stage, Aim aim, double limit_us) {
+  take_begins(stage, aim);
   const size_t from = stage_begin_, from_end = reached_.size();
   stage_begin_ = from_end;
   const int first_begin = reached_[from].border, last_begin = reached_[from_end - 1].border;
-  leaves_.clear();
-  for (size_t i = from; i < from_end; ++i) {
-    leaves_.push_back({-chain_.work_until_us(stage, reached_[i].border), reached_[i].traffic_us});
-  }
-  begins_.reset(leaves_);
+  const double last_begin_us = chain_.work_until_us(stage, last_begin);
   BeginWindow window(chain_, stage, first_begin);
   size_t head = from, next = from;  // reached_[head, next) may be begins
   int block = first_begin;
   const int last_end = latest_border(stage + 1);
   for (int end = std::max(earliest_[stage + 1], first_begin + 1); end <= last_end; ++end) {
-    for (; block < end; ++block) take_in(block, from, from_end);
+    const double end_us = chain_.work_until_us(stage, end);
+    if (end > last_begin && end_us - last_begin_us > limit_us) break;
+    for (; block < end; ++block) take_in(block, first_begin);
     while (next < from_end && reached_[next].border < end) ++next;
     const int earliest_begin = window.earliest_begin(end);
     while (head < next && reached_[head].border < earliest_begin) ++head;
-    if (head == next) {
-      if (end > last_begin) break;
-      continue;
+    if (const auto best = begins_.find(head - from, next - from, end_us, limit_us)) {
+      reached_.push_back({end, from + best->index, best->aim_us});
     }
-    const double end_us = chain_.work_until_us(stage, end);
-    double least_us = kInfinity;
-    if (const auto best = begins_.find(head - from, next - from, end_us, limit_us, least_us)) {
-      reached_.push_back({end, from + best->index, best->begin.us, best->begin.traffic_us});
-      continue;
-    }
-    const double without_messages_us = end_us - chain_.work_until_us(stage, last_begin);
-    const bool all_later_fail = end > last_begin && without_messages_us > limit_us;
-    next_candidate_us_ = std::min(next_candidate_us_, all_later_fail ? without_messages_us : least_us);
-    if (all_later_fail) break;
   }
   return reached_.size() > from_end;
 }
 
 void ChainProbe::backtrack() {
   cuts_.assign(num_stages_ + 1, 0);
-  slowest_us_ = 0;
   size_t index = reached_.size() - 1;
   for (int stage = num_stages_ - 1; stage >= 0; --stage) {
-    const Reached& end = reached_[index];
-    cuts_[stage + 1] = end.border;
-    slowest_us_ = std::max(slowest_us_, end.us);
-    index = end.parent;
+    cuts_[stage + 1] = reached_[index].border;
+    index = reached_[index].parent;
   }
 }
 
-bool ChainProbe::reaches(double limit_us) {
-  next_candidate_us_ = kInfinity;
-  find_earliest_borders(limit_us);
-  if (earliest_[0] > 0) return false;
+std::optional<double> ChainProbe::least(Aim aim, double limit_us) {
+  if (!may_reach(limit_us)) return std::nullopt;
   reached_.assign(1, {});
   stage_begin_ = 0;
   for (int stage = 0; stage < num_stages_; ++stage) {
-    if (!sweep(stage, limit_us)) return false;
+    if (!sweep(stage, aim, limit_us)) return std::nullopt;
   }
   backtrack();
-  return true;
+  return reached_.back().aim_us;
 }
 
 int largest_feasible_stage_count(const BlockChain& chain) {

@@ -1,16 +1,17 @@
-// One question to a chain of blocks: is there a split in which no stage is slower than T? The
-// parametric search that asks it, and the error texts, are in contiguous.cpp.
+// One question to a chain of blocks: of the splits in which no stage is slower than T, which is best? The search for the
+// least T is in contiguous.cpp.
 #pragma once
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
-#include "partitioner/partition/begin_tree.h"
 #include "partitioner/partition/chain.h"
 #include "partitioner/partition/chain_messages.h"
+#include "partitioner/partition/stage_begins.h"
 
 namespace smp::partitioner {
 
@@ -54,49 +55,48 @@ class BeginWindow {
   int pins_seen_;  // blocks before this one are checked against the stage
 };
 
-/// Decides "every one of exactly `num_stages` non-empty stages costs at most T".
+/// Splits into exactly `num_stages` non-empty stages, of which none costs more than T.
 ///
-/// Stage after stage it computes all borders that can be reached. While the end of a stage moves
-/// right, a tree keeps what it costs from every reached begin: a block, and a message, change the
-/// costs of a range of begins. So a stage takes O(messages log borders). Borders from which the
-/// rest cannot be done in time are skipped, which leaves narrow bands when T is near the optimum.
+/// Dynamic programming between bounds of the cuts (Pinar and Aykanat, "Fast optimal load balancing algorithms for 1D
+/// partitioning", J. Parallel and Distributed Computing 64, 2004), with messages, memory and pins. First, from the last
+/// stage to the first, a bound for every cut: borders before it leave the rest too little time, whatever is cut there. Then,
+/// stage after stage, all borders behind the bounds that can be reached, with the best way to each: narrow bands when T is
+/// near the optimum. While the end of a stage moves right, `begins_` keeps what it costs from every reached begin: a block,
+/// and a message, change the costs of a range of begins. So a stage takes O(messages sqrt(borders)) in most cases.
 class ChainProbe {
  public:
   ChainProbe(const BlockChain& chain, int num_stages);
 
-  /// True if there is such a split; then `cuts` and `slowest_us` describe the one with the fewest
-  /// microseconds of messages, then the earliest cuts, last cut first.
-  bool reaches(double limit_us);
+  /// Whether the bounds leave a split in which no stage is slower than `limit_us`. Much cheaper than `least`.
+  bool may_reach(double limit_us);
 
-  /// After a failure: no limit below this succeeds either. Greater than the limit that failed.
-  double next_candidate_us() const { return next_candidate_us_; }
+  /// The least aim of the splits in which no stage is slower than `limit_us`; none if there is no such split. Then `cuts`
+  /// are those of the one that has it, of equal ones with the earliest cuts, last cut first.
+  std::optional<double> least(Aim aim, double limit_us);
   const std::vector<int>& cuts() const { return cuts_; }  // num_stages + 1 borders
-  double slowest_us() const { return slowest_us_; }
 
  private:
   /// A border that a stage can end at.
   struct Reached {
     int border = 0;
-    size_t parent = 0;      // where in reached_ the stage begins
-    double us = 0;          // of the stage
-    double traffic_us = 0;  // messages of all stages so far
+    size_t parent = 0;  // where in reached_ the stage begins
+    double aim_us = 0;  // of all stages so far
   };
 
-  void find_earliest_borders(double limit_us);
-  bool sweep(int stage, double limit_us);
-  void take_in(int block, size_t from, size_t from_end);
+  bool sweep(int stage, Aim aim, double limit_us);
+  /// `begins_` are the borders that the stage before `stage` reached; then, that a stage takes in `block` as well.
+  void take_begins(int stage, Aim aim);
+  void take_in(int block, int first_begin);
   void backtrack();
   int latest_border(int stage_count) const;
 
   const BlockChain& chain_;
   int num_stages_;
-  double next_candidate_us_ = 0;
-  double slowest_us_ = 0;
-  std::vector<int> earliest_;     // by number of finished stages: later stages fit in time from here on only
-  std::vector<Reached> reached_;  // all stages one after another
-  size_t stage_begin_ = 0;        // where in it the begins of the stage to be swept are
-  BeginTree begins_;              // of that stage
-  std::vector<BeginTree::Begin> leaves_;
+  std::vector<int> earliest_;            // by number of finished stages: later stages fit in time from here on only
+  std::vector<Reached> reached_;         // all stages one after another
+  size_t stage_begin_ = 0;               // where in it the begins of the stage to be swept are
+  StageBegins begins_;                   // of that stage
+  std::vector<size_t> index_of_border_;  // the first of them at a border or behind it; borders count from the first begin
   std::vector<int> cuts_;
 };
 

@@ -1,10 +1,11 @@
-// Exact contiguous split: merge what may not be cut, parametric search over the slowest stage.
+// Exact contiguous split: merge what may not be cut, bound the slowest stage from below, search above that.
 #include "partitioner/partition/contiguous.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "partitioner/partition/chain_probe.h"
 
@@ -110,40 +111,26 @@ BlockChain without_memory_limits(BlockChain blocks) {
   return blocks;
 }
 
-/// Shrinks [lower, upper] until they meet. Lower is always a value below which probes fail, and a failed probe names the
-/// next value that can matter; upper is what some split costs, once one is known: good splits are close to the lower bound,
-/// so it is approached in growing steps until then.
-double find_optimum(ChainProbe& probe, double lower_us, double upper_us) {
-  double limit_us = lower_us, step_us = 0;
-  while (lower_us < upper_us) {
-    if (probe.reaches(limit_us)) {
-      upper_us = probe.slowest_us();  // <= limit_us < the upper bound before
-    } else {
-      lower_us = std::max(lower_us, probe.next_candidate_us());
-      TORCH_INTERNAL_ASSERT(lower_us < kInfinity, "some split exists");
-    }
-    step_us = std::max(2 * step_us, lower_us / 256);
-    limit_us = upper_us == kInfinity ? lower_us + step_us : lower_us + (upper_us - lower_us) / 2;
-    if (limit_us >= upper_us) limit_us = lower_us;
+/// Where the search begins: about the least limit that the bounds of the cuts do not exclude.
+double first_limit_us(ChainProbe& probe, const BlockChain& blocks) {
+  double too_low_us = 0, limit_us = std::ldexp(blocks.grain_us, 51);  // no stage costs more (grain_of)
+  for (int i = 0; i < 24; ++i) {
+    const double middle_us = too_low_us + (limit_us - too_low_us) / 2;
+    (probe.may_reach(middle_us) ? limit_us : too_low_us) = middle_us;
   }
-  TORCH_INTERNAL_ASSERT(probe.reaches(upper_us));
-  return upper_us;
+  return limit_us;
 }
 
-/// The best that `num_stages` stages can do: all equally busy, or the heaviest operator on the fastest.
-double least_us(const Chain& chain, double total_us, double heaviest_us, int num_stages) {
-  double speed = 0, slowness = kInfinity;
-  for (int s = 0; s < num_stages; ++s) {
-    speed += 1 / chain.stages[s].slowness;
-    slowness = std::min(slowness, chain.stages[s].slowness);
+/// What the slowest stage of the fastest split takes; `probe` has the cuts then. Any limit that some split keeps is enough
+/// to find the fastest, and the closer it is the less is searched: it grows from `limit_us` on until there is one.
+double find_optimum(ChainProbe& probe, double limit_us) {
+  std::optional<double> slowest_us = probe.least(Aim::kSlowestStage, limit_us);
+  for (double step_us = limit_us / 256; !slowest_us; step_us *= 2) {
+    TORCH_INTERNAL_ASSERT(limit_us < kInfinity, "some split exists");
+    slowest_us = probe.least(Aim::kSlowestStage, limit_us += step_us);
   }
-  return std::max(total_us / speed, heaviest_us * slowness);
-}
-
-double heaviest(const std::vector<double>& prefix_us) {
-  double us = 0;
-  for (size_t p = 1; p < prefix_us.size(); ++p) us = std::max(us, prefix_us[p] - prefix_us[p - 1]);
-  return us;
+  TORCH_INTERNAL_ASSERT(probe.least(Aim::kTraffic, *slowest_us));
+  return *slowest_us;
 }
 
 double slowest_of(const BlockChain& blocks, const std::vector<int>& borders) {
@@ -157,14 +144,14 @@ double slowest_of(const BlockChain& blocks, const std::vector<int>& borders) {
 }
 
 /// The borders of the better of two splits; fills in what is known of it.
-std::vector<int> best_borders(BlockChain& blocks, int num_stages, double search_from_us, ChainSplit& split) {
+std::vector<int> best_borders(BlockChain& blocks, int num_stages, ChainSplit& split) {
   ChainProbe probe(blocks, num_stages);
-  split.least_us = find_optimum(probe, search_from_us, kInfinity);
+  split.least_us = find_optimum(probe, first_limit_us(probe, blocks));
   std::vector<int> first = probe.cuts();
   split.slowest_stage_us = slowest_of(blocks, first);
   if (split.slowest_stage_us <= split.least_us) return first;
   blocks.messages.count(first);
-  find_optimum(probe, split.least_us, split.slowest_stage_us);
+  find_optimum(probe, split.slowest_stage_us);
   const double us = slowest_of(blocks, probe.cuts());
   if (us >= split.slowest_stage_us) return first;
   split.slowest_stage_us = us;
@@ -192,12 +179,9 @@ ChainSplit split_chain(const Chain& chain) {
   const int num_stages = largest_feasible_stage_count(blocks);
   TORCH_INTERNAL_ASSERT(num_stages > 0, "pins or limits leave no split");
 
-  const double total_us = blocks.prefix_us.back();
-  // Not above the optimum even by rounding: the search may end at its lower bound only through a probe.
-  const double search_from_us = least_us(chain, total_us, heaviest(blocks.prefix_us), num_stages) * (1 - 1e-12);
   ChainSplit split;
   split.num_used_stages = num_stages;
-  const std::vector<int> borders = best_borders(blocks, num_stages, search_from_us, split);
+  const std::vector<int> borders = best_borders(blocks, num_stages, split);
   for (const int border : borders) split.cuts.push_back(positions[border]);
   split.cuts.resize(chain.num_stages() + 1, chain.num_operators());
   return split;

@@ -20,7 +20,7 @@ struct ChainSplit {
 /// Every stage is non-empty as long as operators, allowed cuts and pins permit; otherwise as many
 /// as possible are used and the trailing ones stay empty. Among the optimal splits the one with the
 /// fewest microseconds of messages is taken, then the one with the earliest cuts, last cut first:
-/// the result is a function of the input. About 20 probes, see chain_probe.h.
+/// the result is a function of the input.
 ///
 /// What a stage costs follows from where it begins and ends, but for a value that it sends to
 /// several stages: how many these are depends on all later cuts. A first search counts one message,
