@@ -66,8 +66,8 @@ double plan_s(int num_operators, int num_ranks) {
   }
   const auto graph = builder.build(builder.sum(x));
   smp::partitioner::PartitionOptions options;
-  options.num_ranks = num_ranks;
-  options.num_microbatches = 4 * num_ranks;
+  options.request.num_ranks = num_ranks;
+  options.request.num_microbatches = 4 * num_ranks;
   const double start = seconds_now();
   const auto plan = smp::partitioner::partition(graph, options);
   const double seconds = seconds_now() - start;

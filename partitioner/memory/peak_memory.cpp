@@ -94,7 +94,7 @@ int64_t result_bytes(const Graph& graph, const Plan& plan, int64_t num_microbatc
   return num_microbatches * bytes;
 }
 
-Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& plan, int rank) {
+Fixed fixed_of(const Graph& graph, const Plan& plan, int rank, int64_t allocation_bytes, const RuntimeBehaviour& behaviour) {
   Fixed fixed;
   std::set<ValueId> held;  // two visits hold a parameter once
   int64_t gradients = 0, flags = 0;
@@ -102,9 +102,9 @@ Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& 
     if (stage.rank != rank) continue;
     for (ValueId id : stage.parameters) {
       if (!held.insert(id).second) continue;
-      const ParameterBytes bytes = parameter_bytes(graph.values[id], options.optimizer_state_factor);
-      const int64_t allocated = rounded_up(bytes.parameter, options.device.allocation_bytes);
-      const auto of_optimizer = std::llround(options.optimizer_state_factor * static_cast<double>(allocated));
+      const ParameterBytes bytes = parameter_bytes(graph.values[id], behaviour.optimizer_state_factor);
+      const int64_t allocated = rounded_up(bytes.parameter, allocation_bytes);
+      const auto of_optimizer = std::llround(behaviour.optimizer_state_factor * static_cast<double>(allocated));
       fixed.parameters += allocated + (bytes.optimizer > 0 ? of_optimizer : 0);
       if (!graph.has_backward()) continue;
       fixed.largest_parameter = std::max(fixed.largest_parameter, bytes.gradient);
@@ -112,12 +112,11 @@ Fixed fixed_of(const Graph& graph, const PartitionOptions& options, const Plan& 
       flags += bytes.gradient > 0 ? static_cast<int64_t>(c10::elementSize(graph.values[id].spec.dtype)) : 0;
     }
   }
-  if (options.gradients_share_memory && options.gradient_bucket_bytes > 0 && graph.has_backward()) {
-    const int64_t block = std::max(options.gradient_bucket_bytes, fixed.largest_parameter);
-    fixed.shared_bucket = std::min(gradients, options.num_gradient_blocks * block) + flags;
+  if (behaviour.gradients_share_memory && behaviour.gradient_bucket_bytes > 0 && graph.has_backward()) {
+    const int64_t block = std::max(behaviour.gradient_bucket_bytes, fixed.largest_parameter);
+    fixed.shared_bucket = std::min(gradients, behaviour.num_gradient_blocks * block) + flags;
   }
   fixed.parameters += constant_bytes(graph, plan, rank);
-  fixed.step = step_bytes(graph, plan, options.num_microbatches, rank);
   fixed.tied = graph.has_backward() ? tied_bytes(graph, plan, rank) : 0;
   return fixed;
 }
@@ -129,18 +128,18 @@ int64_t with_margin(int64_t bytes) { return bytes + (bytes + 31) / 32; }
 /// What averaging over replicas takes when the step ends: a bucket, what the others send for it, and a new gradient beside
 /// the old one. Gradients of shared parameters, with those in their bucket, and all where nothing overlaps leave only then;
 /// of the others the last bucket is still to come. (runtime/gradients/gradient_reducer.cpp)
-int64_t reduction_bytes(const Fixed& fixed, const RankMemory& step, const PartitionOptions& options) {
-  if (options.gradient_bucket_bytes == 0) return 0;
-  if (options.gradients_overlap && fixed.tied == 0) return step.under_way + step.arriving;
-  const int64_t bucket = std::min(step.gradients, std::max(options.gradient_bucket_bytes, fixed.largest_parameter));
-  return (options.gradients_share_memory ? 0 : 2 * bucket) + fixed.largest_parameter;
+int64_t reduction_bytes(const Fixed& fixed, const RankMemory& step, const RuntimeBehaviour& behaviour) {
+  if (behaviour.gradient_bucket_bytes == 0) return 0;
+  if (behaviour.gradients_overlap && fixed.tied == 0) return step.under_way + step.arriving;
+  const int64_t bucket = std::min(step.gradients, std::max(behaviour.gradient_bucket_bytes, fixed.largest_parameter));
+  return (behaviour.gradients_share_memory ? 0 : 2 * bucket) + fixed.largest_parameter;
 }
 
-int64_t end_bytes(const Fixed& fixed, const RankMemory& step, int64_t all_results, const PartitionOptions& options) {
-  const auto optimizer =
-      static_cast<int64_t>(std::llround(options.optimizer_workspace_factor * static_cast<double>(fixed.largest_parameter)));
+int64_t end_bytes(const Fixed& fixed, const RankMemory& step, int64_t all_results, const RuntimeBehaviour& behaviour) {
+  const auto optimizer = static_cast<int64_t>(
+      std::llround(behaviour.optimizer_workspace_factor * static_cast<double>(fixed.largest_parameter)));
   return fixed.always() + step.gradients + all_results +
-         std::max({optimizer, reduction_bytes(fixed, step, options), fixed.tied});
+         std::max({optimizer, reduction_bytes(fixed, step, behaviour), fixed.tied});
 }
 
 /// Every rank ends up with all returned tensors: those of others come in a message and leave it,
@@ -154,33 +153,35 @@ int64_t exchange_bytes(const Fixed& fixed, const RankMemory& step, int64_t own, 
 
 }  // namespace
 
-void add_memory(const Graph& graph, const Schedule& schedule, const PartitionOptions& options, Plan& plan) {
+void add_memory(const Graph& graph, const Schedule& schedule, const DeviceModel& device, const RuntimeBehaviour& behaviour,
+                Plan& plan) {
   const GradientFlow flow(graph);
   std::vector<StageMemory> memory;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
-    const int64_t bucket_bytes = options.gradients_overlap ? options.gradient_bucket_bytes : 0;
-    memory.push_back(stage_memory(graph, flow, plan, static_cast<int>(s), bucket_bytes, options.gradients_share_memory,
-                                  options.device.allocation_bytes));
+    const int64_t bucket_bytes = behaviour.gradients_overlap ? behaviour.gradient_bucket_bytes : 0;
+    memory.push_back(stage_memory(graph, flow, plan, static_cast<int>(s), bucket_bytes, behaviour.gradients_share_memory,
+                                  device.allocation_bytes));
     StageCost& cost = plan.stages[s].cost;
     cost.activation_bytes = memory[s].saved;
     cost.workspace_bytes = std::max(memory[s].forward, memory[s].later_backward) - memory[s].saved;
   }
   int64_t all_results = 0;
-  for (int rank = 0; rank < options.num_ranks; ++rank) {
-    all_results += result_bytes(graph, plan, options.num_microbatches, rank);
+  for (int rank = 0; rank < plan.num_ranks; ++rank) {
+    all_results += result_bytes(graph, plan, schedule.num_microbatches, rank);
   }
   plan.predicted_peak_bytes.clear();
-  for (int rank = 0; rank < options.num_ranks; ++rank) {
-    const RankMemory step = rank_memory(graph, plan, schedule, rank, memory, options.repeats_a_microbatch);
-    Fixed fixed = fixed_of(graph, options, plan, rank);
+  for (int rank = 0; rank < plan.num_ranks; ++rank) {
+    const RankMemory step = rank_memory(graph, plan, schedule, rank, memory, behaviour.repeats_a_microbatch);
+    Fixed fixed = fixed_of(graph, plan, rank, device.allocation_bytes, behaviour);
+    fixed.step = step_bytes(graph, plan, schedule.num_microbatches, rank);
     fixed.messages = step.buffer_bytes();
     const auto on_rank = [rank](const StagePlan& stage) { return stage.rank == rank; };
     const auto first = std::find_if(plan.stages.begin(), plan.stages.end(), on_rank);
     if (first != plan.stages.end()) first->cost.message_bytes = fixed.messages;
-    const int64_t own = result_bytes(graph, plan, options.num_microbatches, rank);
+    const int64_t own = result_bytes(graph, plan, schedule.num_microbatches, rank);
     plan.predicted_peak_bytes.push_back(with_margin(
-        std::max({fixed.always() + step.peak, exchange_bytes(fixed, step, own, all_results - own, options.num_ranks),
-                  end_bytes(fixed, step, all_results, options)})));
+        std::max({fixed.always() + step.peak, exchange_bytes(fixed, step, own, all_results - own, plan.num_ranks),
+                  end_bytes(fixed, step, all_results, behaviour)})));
   }
 }
 

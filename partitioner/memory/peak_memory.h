@@ -22,6 +22,7 @@ namespace smp::partitioner {
 ///
 /// Expects that gradients are undefined when a step begins, as after zero_grad(). What the caller
 /// holds beside the step's arguments is not counted, nor is what libraries take for themselves.
-void add_memory(const Graph& graph, const Schedule& schedule, const PartitionOptions& options, Plan& plan);
+void add_memory(const Graph& graph, const Schedule& schedule, const DeviceModel& device, const RuntimeBehaviour& behaviour,
+                Plan& plan);
 
 }  // namespace smp::partitioner

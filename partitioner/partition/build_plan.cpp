@@ -15,17 +15,16 @@
 namespace smp::partitioner {
 namespace {
 
-void add_stage_costs(const Graph& graph, const GraphCosts& costs, const PartitionOptions& options, Plan& plan) {
+void add_stage_costs(const PlanInput& input, Plan& plan) {
   for (StagePlan& stage : plan.stages) {
-    const double speed = options.speed_of(stage.rank);
+    const double speed = input.machine.speed_of(stage.rank);
     for (NodeId n : stage.nodes) {
-      const double share = options.weight_gradients_wait ? parameter_share_of_backward(graph, graph.nodes[n]) : 0;
-      stage.cost.weight_us += share * costs.backward_us[n] / speed;
-      stage.cost.forward_us += costs.forward_us[n] / speed;
-      stage.cost.backward_us += costs.backward_us[n] / speed;
+      stage.cost.weight_us += input.weight_us(n) / speed;
+      stage.cost.forward_us += input.costs.forward_us[n] / speed;
+      stage.cost.backward_us += input.costs.backward_us[n] / speed;
     }
     for (ValueId id : stage.parameters) {
-      const ParameterBytes bytes = parameter_bytes(graph.values[id], options.optimizer_state_factor);
+      const ParameterBytes bytes = parameter_bytes(input.graph.values[id], input.behaviour.optimizer_state_factor);
       stage.cost.parameter_bytes += bytes.parameter;
       stage.cost.gradient_bytes += bytes.gradient;
       stage.cost.optimizer_bytes += bytes.optimizer;
@@ -60,29 +59,33 @@ double slowest_rank_us(const Plan& plan) {
 
 }  // namespace
 
-Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignment& assignment,
-                const PartitionOptions& options) {
+double PlanInput::weight_us(NodeId n) const {
+  return behaviour.weight_gradients_wait ? parameter_share_of_backward(graph, graph.nodes[n]) * costs.backward_us[n] : 0;
+}
+
+Plan build_plan(const PlanInput& input, const StageAssignment& assignment) {
+  const auto& [graph, costs, request, machine, behaviour] = input;
   Plan plan;
-  plan.num_ranks = options.num_ranks;
-  plan.schedule = options.schedule;
-  plan.exact_ties = options.exact_ties;
+  plan.num_ranks = request.num_ranks;
+  plan.schedule = request.schedule;
+  plan.exact_ties = request.exact_ties;
   plan.stage_of_node = assignment.stage_of_node;
   plan.stages.resize(assignment.rank_of_stage.size());
   for (size_t s = 0; s < plan.stages.size(); ++s) plan.stages[s].rank = assignment.rank_of_stage[s];
   derive(graph, plan);
-  add_stage_costs(graph, costs, options, plan);
-  add_message_costs(graph, options.device, plan);
+  add_stage_costs(input, plan);
+  add_message_costs(graph, machine.device, plan);
   double speed = 0, fastest = 0;
-  for (int rank = 0; rank < options.num_ranks; ++rank) {
-    speed += options.speed_of(rank);
-    fastest = std::max(fastest, options.speed_of(rank));
+  for (int rank = 0; rank < request.num_ranks; ++rank) {
+    speed += machine.speed_of(rank);
+    fastest = std::max(fastest, machine.speed_of(rank));
   }
   plan.lower_bound_us = std::max(costs.total_us / speed, costs.heaviest_us / fastest);
   plan.slowest_stage_us = slowest_rank_us(plan);
-  Schedule schedule = generate(plan.schedule, stage_graph(plan, graph), options.num_microbatches);
+  Schedule schedule = generate(plan.schedule, stage_graph(plan, graph), request.num_microbatches);
   schedule.limits_sends = may_limit_sends(schedule);
-  add_memory(graph, schedule, options, plan);
-  add_prediction(graph, schedule, options.device, plan);
+  add_memory(graph, schedule, machine.device, behaviour, plan);
+  add_prediction(graph, schedule, machine.device, plan);
   return plan;
 }
 

@@ -10,13 +10,25 @@
 
 namespace smp::partitioner {
 
+/// All that a plan is made from; borrowed.
+struct PlanInput {
+  const Graph& graph;
+  const GraphCosts& costs;
+  const PlanRequest& request;
+  const Machine& machine;
+  const RuntimeBehaviour& behaviour;
+
+  PlanInput with(const PlanRequest& other) const { return {graph, costs, other, machine, behaviour}; }
+  /// Of the node's backward: the gradients of its parameters, where they wait (RuntimeBehaviour).
+  double weight_us(NodeId n) const;
+};
+
 struct StageAssignment {
   std::vector<int> stage_of_node;  // never falls along the program
   std::vector<int> rank_of_stage;
 };
 
 /// All of a plan, of one pipeline: the averaging over replicas is not in predicted_step_us.
-Plan build_plan(const Graph& graph, const GraphCosts& costs, const StageAssignment& assignment,
-                const PartitionOptions& options);
+Plan build_plan(const PlanInput& input, const StageAssignment& assignment);
 
 }  // namespace smp::partitioner

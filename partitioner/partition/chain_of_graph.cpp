@@ -13,17 +13,17 @@ namespace {
 
 /// By position: bytes of the parameters that are read there first. One that is read again far away (a tied weight) counts
 /// there again: its readers will hardly share a stage. The finished plan is checked exactly.
-std::vector<int64_t> usual_bytes(const Graph& graph, const std::vector<NodeId>& order, const PartitionOptions& options) {
+std::vector<int64_t> usual_bytes(const PlanInput& input, const std::vector<NodeId>& order) {
   std::vector<int64_t> bytes(order.size(), 0);
-  std::vector<int64_t> last_reader(graph.values.size(), -1);
-  const auto far = static_cast<int64_t>(order.size() / static_cast<size_t>(options.num_ranks));
+  std::vector<int64_t> last_reader(input.graph.values.size(), -1);
+  const auto far = static_cast<int64_t>(order.size() / static_cast<size_t>(input.request.num_ranks));
   for (int64_t p = 0; p < std::ssize(order); ++p) {
-    for (ValueId id : node_inputs(graph.nodes[order[p]])) {
-      const Value& value = graph.values[id];
+    for (ValueId id : node_inputs(input.graph.nodes[order[p]])) {
+      const Value& value = input.graph.values[id];
       if (!is_named(value)) continue;
       const bool is_counted = last_reader[id] >= 0 && p - last_reader[id] <= far;
       last_reader[id] = p;
-      if (!is_counted) bytes[p] += parameter_bytes(value, options.optimizer_state_factor).total();
+      if (!is_counted) bytes[p] += parameter_bytes(value, input.behaviour.optimizer_state_factor).total();
     }
   }
   return bytes;
@@ -35,16 +35,16 @@ std::vector<int> in_flight_of(const PlanRequest& request) {
 
 }  // namespace
 
-std::vector<int64_t> least_bytes(const Graph& graph, const std::vector<NodeId>& order, const PartitionOptions& options) {
-  const std::vector<int> in_flight = in_flight_of(options);
-  const bool meets_gradients = *std::max_element(in_flight.begin(), in_flight.end()) < options.num_microbatches;
+std::vector<int64_t> least_bytes(const PlanInput& input, const std::vector<NodeId>& order) {
+  const std::vector<int> in_flight = in_flight_of(input.request);
+  const bool meets_gradients = *std::max_element(in_flight.begin(), in_flight.end()) < input.request.num_microbatches;
   std::vector<int64_t> bytes(order.size(), 0);
-  std::vector<char> is_counted(graph.values.size(), 0);
+  std::vector<char> is_counted(input.graph.values.size(), 0);
   for (size_t p = 0; p < order.size(); ++p) {
-    for (ValueId id : node_inputs(graph.nodes[order[p]])) {
-      const Value& value = graph.values[id];
+    for (ValueId id : node_inputs(input.graph.nodes[order[p]])) {
+      const Value& value = input.graph.values[id];
       if (!is_named(value) || std::exchange(is_counted[id], 1)) continue;
-      const ParameterBytes of_value = parameter_bytes(value, options.optimizer_state_factor);
+      const ParameterBytes of_value = parameter_bytes(value, input.behaviour.optimizer_state_factor);
       bytes[p] += of_value.total() - (meets_gradients ? 0 : of_value.gradient);
     }
   }
@@ -81,19 +81,20 @@ std::vector<Crossing> crossings(const Graph& graph, const DeviceModel& device, c
   return all;
 }
 
-Chain make_chain(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const PartitionOptions& options) {
+Chain make_chain(const PlanInput& input, const Linearisation& order) {
+  const auto& [graph, costs, request, machine, behaviour] = input;
   Chain chain;
   for (NodeId n : order.nodes) {
     chain.time_us.push_back(costs.forward_us[n] + costs.backward_us[n]);
     chain.activation_bytes.push_back(costs.activation_bytes[n]);
   }
-  chain.fixed_bytes = usual_bytes(graph, order.nodes, options);
-  chain.crossings = crossings(graph, options.device, order.nodes);
+  chain.fixed_bytes = usual_bytes(input, order.nodes);
+  chain.crossings = crossings(graph, machine.device, order.nodes);
   chain.cut_allowed = order.cut_allowed;
-  const std::vector<int> in_flight = in_flight_of(options);
+  const std::vector<int> in_flight = in_flight_of(request);
   for (size_t s = 0; s < in_flight.size(); ++s) {
-    const int rank = static_cast<int>(s) % options.num_ranks;
-    chain.stages.push_back({in_flight[s], options.limit_of(rank), 1 / options.speed_of(rank)});
+    const int rank = static_cast<int>(s) % request.num_ranks;
+    chain.stages.push_back({in_flight[s], request.limit_of(rank), 1 / machine.speed_of(rank)});
   }
   return chain;
 }

@@ -7,7 +7,6 @@
 #include "partitioner/graph/graph.h"
 #include "partitioner/partition/build_plan.h"
 #include "partitioner/partition/contiguous.h"
-#include "partitioner/partition/graph_costs.h"
 #include "partitioner/plan/linearise.h"
 #include "partitioner/plan/options.h"
 
@@ -20,10 +19,10 @@ std::vector<Crossing> crossings(const Graph& graph, const DeviceModel& device, c
 /// By position: bytes of the parameters that are read there first, never more than what a stage
 /// with that node holds at its peak. A shared parameter counts at its first reader only. Where all
 /// microbatches are in flight at once no gradient is there yet when most activations are.
-std::vector<int64_t> least_bytes(const Graph& graph, const std::vector<NodeId>& order, const PartitionOptions& options);
+std::vector<int64_t> least_bytes(const PlanInput& input, const std::vector<NodeId>& order);
 
-/// For the stages of `options`, with their limits and speeds; memory as it usually is.
-Chain make_chain(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const PartitionOptions& options);
+/// For the stages that are asked for, with their limits and speeds; memory as it usually is.
+Chain make_chain(const PlanInput& input, const Linearisation& order);
 
 /// Stage s on rank s % num_ranks.
 StageAssignment assign_stages(const ChainSplit& split, const std::vector<NodeId>& order, int num_ranks);

@@ -19,13 +19,14 @@ void check_candidate(const LayoutCandidate& candidate) {
 }
 
 PartitionOptions options_for(const LayoutCandidate& candidate, PartitionOptions options) {
-  options.num_ranks = candidate.pipeline_ranks;
-  options.num_microbatches = candidate.microbatches;
-  options.num_replicas = candidate.replicas;
-  if (candidate.replicas == 1) options.gradient_bucket_bytes = 0;
   const auto ranks = static_cast<size_t>(candidate.pipeline_ranks);
-  if (options.rank_speed.size() > ranks) options.rank_speed.resize(ranks);
-  if (options.rank_memory_limit_bytes.size() > ranks) options.rank_memory_limit_bytes.resize(ranks);
+  const auto of_first_replica = [ranks](auto& by_rank) { by_rank.resize(std::min(by_rank.size(), ranks)); };
+  options.request.num_ranks = candidate.pipeline_ranks;
+  options.request.num_microbatches = candidate.microbatches;
+  options.request.num_replicas = candidate.replicas;
+  if (candidate.replicas == 1) options.behaviour.gradient_bucket_bytes = 0;
+  of_first_replica(options.machine.rank_speed);
+  of_first_replica(options.request.rank_memory_limit_bytes);
   return options;
 }
 

@@ -41,7 +41,7 @@ std::vector<std::pair<int, int>> layouts_of(int num_ranks);
 std::vector<int> microbatch_counts(int64_t rows, int most);
 
 /// Plans every candidate under `options`, whose num_ranks, num_microbatches and
-/// gradient_bucket_bytes are the candidate's (`options.gradient_bucket_bytes` counts where it has
+/// gradient_bucket_bytes are the candidate's (that of `options` counts where it has
 /// replicas), and speeds and limits of ranks those of its first replica.
 ///
 /// Throws c10::ValueError for no candidate, for numbers below 1, and when none fits into memory;

@@ -20,7 +20,7 @@ bool is_path_prefix(const std::string& prefix, const std::string& path) {
 }
 
 /// Every path that a pin may name: "a.b.weight" gives a, a.b and a.b.weight.
-std::set<std::string> known_paths(const Graph& graph, const PartitionOptions& options) {
+std::set<std::string> known_paths(const Graph& graph, const GivenPlacement& placement) {
   std::set<std::string> paths{""};
   const auto add = [&paths](const std::string& path) {
     for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', dot + 1)) {
@@ -32,7 +32,7 @@ std::set<std::string> known_paths(const Graph& graph, const PartitionOptions& op
     if (is_named(value)) add(value.name);
   }
   for (const Node& node : graph.nodes) add(node.module);
-  for (const std::string& module : options.known_modules) add(module);
+  for (const std::string& module : placement.known_modules) add(module);
   return paths;
 }
 
@@ -46,19 +46,19 @@ void check_rank(int rank, int num_ranks, const std::string& what) {
                     ", got ", rank, ". Start more ranks or choose one of these.");
 }
 
-RankSet ranks_of(const std::string& name, const PartitionOptions& options) {
-  if (const auto home = options.homes.find(name); home != options.homes.end()) {
+RankSet ranks_of(const std::string& name, const GivenPlacement& placement) {
+  if (const auto home = placement.homes.find(name); home != placement.homes.end()) {
     RankSet ranks = home->second.whole_on();
     std::sort(ranks.begin(), ranks.end());
     return ranks;
   }
   const std::pair<const std::string, int>* longest = nullptr;
-  for (const auto& pin : options.pins) {
+  for (const auto& pin : placement.pins) {
     const bool is_longer = longest == nullptr || pin.first.size() > longest->first.size();
     if (is_longer && is_path_prefix(pin.first, name)) longest = &pin;
   }
   if (longest != nullptr) return {longest->second};
-  if (!options.auto_partition) return {options.default_partition};
+  if (!placement.auto_partition) return {placement.default_partition};
   return {};
 }
 
@@ -114,18 +114,18 @@ class BlockRanks {
 
 }  // namespace
 
-void check_pins(const Graph& graph, const PartitionOptions& options) {
-  if (!options.auto_partition) {
-    check_rank(options.default_partition, options.num_ranks, "default_partition");
+void check_pins(const Graph& graph, const GivenPlacement& placement, int num_ranks) {
+  if (!placement.auto_partition) {
+    check_rank(placement.default_partition, num_ranks, "default_partition");
   }
-  for (const auto& [name, home] : options.homes) {
+  for (const auto& [name, home] : placement.homes) {
     TORCH_CHECK_VALUE(!home.whole_on().empty(), "partition: expected a rank that holds '", name, "', got none.");
-    for (int rank : home.whole_on()) check_rank(rank, options.num_ranks, "the owner of '" + name + "'");
+    for (int rank : home.whole_on()) check_rank(rank, num_ranks, "the owner of '" + name + "'");
   }
-  if (options.pins.empty()) return;
-  const std::set<std::string> paths = known_paths(graph, options);
-  for (const auto& [path, rank] : options.pins) {
-    check_rank(rank, options.num_ranks, "the pin of '" + path + "'");
+  if (placement.pins.empty()) return;
+  const std::set<std::string> paths = known_paths(graph, placement);
+  for (const auto& [path, rank] : placement.pins) {
+    check_rank(rank, num_ranks, "the pin of '" + path + "'");
     if (paths.contains(path)) continue;
     TORCH_CHECK_VALUE(false, "partition: expected a module or parameter of the model in a pin, got '", path,
                       "'. Did you mean '", closest(path, paths), "'?");
@@ -133,13 +133,13 @@ void check_pins(const Graph& graph, const PartitionOptions& options) {
 }
 
 std::vector<RankSet> allowed_ranks(const Graph& graph, const std::vector<NodeId>& order, const std::vector<int>& starts,
-                                   const PartitionOptions& options) {
+                                   const GivenPlacement& placement) {
   std::vector<RankSet> ranks_of_value(graph.values.size());
   std::set<ValueId> waits_for_adder;
   for (size_t v = 0; v < graph.values.size(); ++v) {
     if (!is_named(graph.values[v])) continue;
-    ranks_of_value[v] = ranks_of(graph.values[v].name, options);
-    if (options.adders.contains(graph.values[v].name)) waits_for_adder.insert(static_cast<ValueId>(v));
+    ranks_of_value[v] = ranks_of(graph.values[v].name, placement);
+    if (placement.adders.contains(graph.values[v].name)) waits_for_adder.insert(static_cast<ValueId>(v));
   }
   const GradientFlow flow(graph);
   std::vector<RankSet> allowed;
@@ -155,7 +155,7 @@ std::vector<RankSet> allowed_ranks(const Graph& graph, const std::vector<NodeId>
     }
     for (ValueId id : trained_first) {
       const std::string& name = graph.values[id].name;
-      block.require(name, {options.adders.at(name)}, /*is_adder=*/true);
+      block.require(name, {placement.adders.at(name)}, /*is_adder=*/true);
     }
     allowed.push_back(block.ranks());
   }

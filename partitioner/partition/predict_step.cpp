@@ -51,12 +51,14 @@ double averaging_us(const DeviceModel& device, int64_t bytes, int replicas, int6
   return static_cast<double>(num_buckets) * messages * part_us;
 }
 
-double averaging_us(const Plan& plan, int replicas, const PartitionOptions& options) {
+double averaging_us(const Plan& plan, int replicas, const Machine& machine, const RuntimeBehaviour& behaviour) {
   const int64_t bytes = most_gradients(plan);
-  const double us_per_mib = options.measured != nullptr ? options.measured->averaging_us_per_mib() : 0;
-  if (us_per_mib == 0 || replicas == 1) return averaging_us(options.device, bytes, replicas, options.gradient_bucket_bytes);
+  const double us_per_mib = machine.measured != nullptr ? machine.measured->averaging_us_per_mib() : 0;
+  if (us_per_mib == 0 || replicas == 1) {
+    return averaging_us(machine.device, bytes, replicas, behaviour.gradient_bucket_bytes);
+  }
   // Of what two replicas take. In shared memory each reads and writes as much however many they are.
-  const double share = options.gradients_share_memory ? 1 : 2.0 * (replicas - 1) / replicas;
+  const double share = behaviour.gradients_share_memory ? 1 : 2.0 * (replicas - 1) / replicas;
   return share * us_per_mib * static_cast<double>(bytes) / (1 << 20);
 }
 

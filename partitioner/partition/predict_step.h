@@ -18,6 +18,6 @@ void add_prediction(const Graph& graph, const Schedule& schedule, const DeviceMo
 /// and receives 2 (R - 1) / R of them. (Patarasuk & Yuan, JPDC 2009)
 double averaging_us(const DeviceModel& device, int64_t bytes, int replicas, int64_t bucket_bytes);
 /// The same for the rank of `plan` with the most gradients, as measured where it was.
-double averaging_us(const Plan& plan, int replicas, const PartitionOptions& options);
+double averaging_us(const Plan& plan, int replicas, const Machine& machine, const RuntimeBehaviour& behaviour);
 
 }  // namespace smp::partitioner

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "partitioner/cost/operator_cost.h"
 #include "partitioner/graph/gradient_flow.h"
 #include "partitioner/partition/chain_messages.h"
 #include "partitioner/schedule/generate.h"
@@ -26,20 +25,20 @@ std::vector<int> cuts_of(const Plan& plan, const std::vector<NodeId>& order) {
 
 class CutShifter {
  public:
-  CutShifter(const Graph& graph, const GraphCosts& costs, const Linearisation& order, const PartitionOptions& options,
-             const Plan& plan)
+  CutShifter(const PlanInput& input, const Linearisation& order, const Plan& plan)
       : order_(order),
-        options_(options),
-        stages_(stage_graph(plan, graph)),
-        crossings_(crossings(graph, options.device, order.nodes)),
+        request_(input.request),
+        machine_(input.machine),
+        stages_(stage_graph(plan, input.graph)),
+        crossings_(crossings(input.graph, input.machine.device, order.nodes)),
         until_(1, StageTime{{}}),
         num_trained_until_(1, 0) {
-    const GradientFlow flow(graph);
+    const GradientFlow flow(input.graph);
+    const GraphCosts& costs = input.costs;
     for (NodeId n : order.nodes) {
       num_trained_until_.push_back(num_trained_until_.back() + static_cast<int>(flow.passes_gradient(n)));
       const StageTime& before = until_.back();
-      const double share = options.weight_gradients_wait ? parameter_share_of_backward(graph, graph.nodes[n]) : 0;
-      const double weight_us = share * costs.backward_us[n];
+      const double weight_us = input.weight_us(n);
       const auto& [forward_until_us, backward_until_us, weight_until_us] = before.us;
       until_.push_back({forward_until_us + costs.forward_us[n], backward_until_us + costs.backward_us[n] - weight_us,
                         weight_until_us + weight_us});
@@ -121,7 +120,7 @@ class CutShifter {
     const auto found =
         std::find_if(schedules_.begin(), schedules_.end(), [&](const auto& known) { return known.first == stages; });
     if (found != schedules_.end()) return found->second;
-    Schedule generated = generate(options_.schedule, stages, options_.num_microbatches);
+    Schedule generated = generate(request_.schedule, stages, request_.num_microbatches);
     return schedules_.emplace_back(std::move(stages), std::move(generated)).second;
   }
 
@@ -153,7 +152,7 @@ class CutShifter {
     }
     for (size_t s = 0; s + 1 < cuts.size(); ++s) {
       const StageTime &from = until_[static_cast<size_t>(cuts[s])], &to = until_[static_cast<size_t>(cuts[s + 1])];
-      const double speed = options_.speed_of(static_cast<int>(s) % options_.num_ranks);
+      const double speed = machine_.speed_of(static_cast<int>(s) % request_.num_ranks);
       StageTime& time = input.times.emplace_back();
       for (size_t i = 0; i < kNumComputations; ++i) time.us[i] = std::max(0.0, to.us[i] - from.us[i]) / speed;
     }
@@ -163,7 +162,8 @@ class CutShifter {
   }
 
   const Linearisation& order_;
-  const PartitionOptions& options_;
+  const PlanRequest& request_;
+  const Machine& machine_;
   const StageGraph stages_;  // of the plan that the search begins with
   const std::vector<Crossing> crossings_;
   std::vector<std::pair<StageGraph, Schedule>> schedules_;  // known
@@ -175,16 +175,15 @@ class CutShifter {
 
 }  // namespace
 
-Plan with_shifted_cuts(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
-                       const PartitionOptions& options, Plan plan) {
+Plan with_shifted_cuts(const PlanInput& input, const Linearisation& order, Plan plan) {
   ChainSplit split;
   split.num_used_stages = static_cast<int>(plan.stages.size());
   const std::vector<int> cuts = cuts_of(plan, order.nodes);
-  split.cuts = CutShifter(graph, costs, order, options, plan).shift(cuts);
+  split.cuts = CutShifter(input, order, plan).shift(cuts);
   if (split.cuts == cuts) return plan;
-  Plan shifted = build_plan(graph, costs, assign_stages(split, order.nodes, options.num_ranks), options);
+  Plan shifted = build_plan(input, assign_stages(split, order.nodes, input.request.num_ranks));
   const bool is_better = shifted.predicted_step_us < plan.predicted_step_us;
-  return is_better && largest_excess(shifted, options) == 0 ? std::move(shifted) : std::move(plan);
+  return is_better && largest_excess(shifted, input.request) == 0 ? std::move(shifted) : std::move(plan);
 }
 
 }  // namespace smp::partitioner

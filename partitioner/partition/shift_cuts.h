@@ -13,7 +13,6 @@ namespace smp::partitioner {
 /// together, go where the simulated step is the shortest, until no place that is tried is better. A local search among at
 /// most a few dozen places at a time, and of a limited number of simulations: no bound, but never worse. Plans over a memory
 /// limit are not taken.
-Plan with_shifted_cuts(const Graph& graph, const GraphCosts& costs, const Linearisation& order,
-                       const PartitionOptions& options, Plan plan);
+Plan with_shifted_cuts(const PlanInput& input, const Linearisation& order, Plan plan);
 
 }  // namespace smp::partitioner

@@ -61,28 +61,27 @@ Chain front_of(const Chain& all, int end, const std::vector<int64_t>& own_bytes)
 
 }  // namespace
 
-std::optional<Plan> with_ties_together(const Graph& graph, const GraphCosts& costs, const Plan& apart,
-                                       const PartitionOptions& options) {
-  if (options.num_ranks < 2 || options.schedule.virtual_stages > 1) return std::nullopt;
-  const Linearisation order = program_order(graph);
-  const Readers readers = readers_of_shared(graph, apart, order.nodes);
+std::optional<Plan> with_ties_together(const PlanInput& input, const Plan& apart) {
+  if (input.request.num_ranks < 2 || input.request.schedule.virtual_stages > 1) return std::nullopt;
+  const Linearisation order = program_order(input.graph);
+  const Readers readers = readers_of_shared(input.graph, apart, order.nodes);
   if (readers.last_early < 0 || readers.first_late > static_cast<int>(order.nodes.size())) return std::nullopt;
   int end = readers.first_late;
   while (end > readers.last_early && !order.cut_allowed[static_cast<size_t>(end)]) --end;
   if (end <= readers.last_early) return std::nullopt;
-  Chain front = front_of(make_chain(graph, costs, order, options), end, least_bytes(graph, order.nodes, options));
+  Chain front = front_of(make_chain(input, order), end, least_bytes(input, order.nodes));
   front.first_stage.assign(static_cast<size_t>(end), 0);
   front.last_stage.assign(static_cast<size_t>(end), front.num_stages() - 1);
   front.last_stage[static_cast<size_t>(readers.last_early)] = 0;
   if (!pins_leave_a_split(front) || smallest_memory_growth(front) > 0) return std::nullopt;
   const ChainSplit split = split_chain(front);
   if (split.num_used_stages < 2) return std::nullopt;
-  StageAssignment assignment = assign_stages(split, order.nodes, options.num_ranks);
+  StageAssignment assignment = assign_stages(split, order.nodes, input.request.num_ranks);
   for (auto p = static_cast<size_t>(end); p < order.nodes.size(); ++p)
     assignment.stage_of_node[order.nodes[p]] = split.num_used_stages;
   assignment.rank_of_stage.push_back(0);
-  Plan plan = build_plan(graph, costs, assignment, options);
-  if (largest_excess(plan, options) > 0) return std::nullopt;
+  Plan plan = build_plan(input, assignment);
+  if (largest_excess(plan, input.request) > 0) return std::nullopt;
   return plan;
 }
 

@@ -12,7 +12,6 @@ namespace smp::partitioner {
 /// `apart` gives to several ranks: what reads one of them again, and all that follows, becomes a second visit of the first
 /// rank. Such a parameter exists once, and its gradient is summed as on one process, to the bit. Nothing when `apart`
 /// shares no parameter, when no cut lies between the readers, or when a rank would be over its memory limit.
-std::optional<Plan> with_ties_together(const Graph& graph, const GraphCosts& costs, const Plan& apart,
-                                       const PartitionOptions& options);
+std::optional<Plan> with_ties_together(const PlanInput& input, const Plan& apart);
 
 }  // namespace smp::partitioner

@@ -1,5 +1,4 @@
-// What a plan is made for, by concern: what the user asked for, what the machine is, how the runtime behaves, and where
-// tensors are already.
+// What a plan is made for: what the user asked for, what the machine is, how the runtime behaves, and what lies where.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@
 
 namespace smp::partitioner {
 
-/// What the user asked for: how ranks work together, what they may hold, and what lies where.
+/// What the user asked for: how ranks work together, and what they may hold.
 struct PlanRequest {
   int num_ranks = 1;
   int num_microbatches = 1;
@@ -24,13 +23,6 @@ struct PlanRequest {
   bool exact_ties = false;                       // Plan::exact_ties
   int64_t memory_limit_bytes = -1;               // per rank; -1: none
   std::vector<int64_t> rank_memory_limit_bytes;  // by pipeline rank, in place of it; empty: the same for all
-
-  /// Module path or parameter name ("encoder.layers.3") -> rank; the longest matching prefix wins, "" matches all.
-  std::map<std::string, int> pins;
-  bool auto_partition = true;
-  int default_partition = 0;  // of parameters without a pin, when auto_partition is false
-  /// Every module path of the model, beyond those that the graph shows; a pin to one of them is no mistake.
-  std::vector<std::string> known_modules;
 
   int num_stages() const { return num_ranks > 1 ? num_ranks * schedule.virtual_stages : 1; }
   int64_t limit_of(int rank) const {
@@ -61,16 +53,30 @@ struct RuntimeBehaviour {
   bool repeats_a_microbatch = false;      // in one step the last one runs twice, from its inputs on (rank_memory.h)
 };
 
-/// Where tensors are already.
-struct ExistingPlacement {
+/// What lies where: what the user has placed, and where tensors are already.
+struct GivenPlacement {
+  /// Module path or parameter name ("encoder.layers.3") -> rank; the longest matching prefix wins, "" matches all.
+  std::map<std::string, int> pins;
+  bool auto_partition = true;
+  int default_partition = 0;  // of parameters without a pin, when auto_partition is false
+  /// Every module path of the model, beyond those that the graph shows; a pin to one of them is no mistake.
+  std::vector<std::string> known_modules;
   /// If not empty, operators follow their parameters and nothing is balanced; names that are missing are placed by `pins`.
   TensorHomes homes;
   /// Parameter name -> the rank of its home that adds up its gradient in other programs: where a plan
   /// with exact ties has its first reader, since microbatches of one step may run several programs.
   std::map<std::string, int> adders;
+
+  /// Whether the planner decides alone.
+  bool is_free() const { return auto_partition && homes.empty() && pins.empty(); }
 };
 
 /// All that planning takes beside a graph.
-struct PartitionOptions : PlanRequest, Machine, RuntimeBehaviour, ExistingPlacement {};
+struct PartitionOptions {
+  PlanRequest request;
+  Machine machine;
+  RuntimeBehaviour behaviour;
+  GivenPlacement placement;
+};
 
 }  // namespace smp::partitioner

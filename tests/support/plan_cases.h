@@ -44,8 +44,8 @@ struct Skip {
 
 inline partitioner::PartitionOptions on_ranks(int num_ranks) {
   partitioner::PartitionOptions options;
-  options.num_ranks = num_ranks;
-  options.num_microbatches = 4;
+  options.request.num_ranks = num_ranks;
+  options.request.num_microbatches = 4;
   return options;
 }
 

@@ -32,7 +32,7 @@ Plan parts_of(const Graph& graph) {
   PartitionOptions options;
   Plan plan = partition(graph, options);
   const int64_t parts = std::min<int64_t>(1 + most_bytes(plan) / kMeasuredAtOnce, static_cast<int64_t>(graph.nodes.size()));
-  for (options.num_ranks = static_cast<int>(parts); options.num_ranks > 1; options.num_ranks /= 2) {
+  for (options.request.num_ranks = static_cast<int>(parts); options.request.num_ranks > 1; options.request.num_ranks /= 2) {
     try {
       return partition(graph, options);
     } catch (const c10::ValueError&) {

@@ -162,8 +162,8 @@ bool Programs::shares_memory() const {
 
 PartitionOptions Programs::options(const Graph& graph) const {
   PartitionOptions options = options_on(graph, used_by(graph, models_.homes()), 1);
-  options.gradient_bucket_bytes = context_.config.bucket_cap_mb * (int64_t{1} << 20);
-  options.gradients_share_memory = shares_memory();
+  options.behaviour.gradient_bucket_bytes = context_.config.bucket_cap_mb * (int64_t{1} << 20);
+  options.behaviour.gradients_share_memory = shares_memory();
   return options;
 }
 
@@ -180,44 +180,45 @@ std::map<std::string, int> Programs::adders(const runtime::TensorHomes& homes) c
 PartitionOptions Programs::options_on(const Graph& graph, const runtime::TensorHomes& homes, int num_microbatches) const {
   const Config& config = context_.config;
   PartitionOptions options;
-  options.num_ranks = context_.pipeline->size();
-  options.num_microbatches = num_microbatches;
-  options.num_replicas = context_.replicas->size();
-  options.chooses_visits = config.virtual_stages == kAutoVirtualStages;
+  auto& [request, machine, behaviour, placement] = options;
+  request.num_ranks = context_.pipeline->size();
+  request.num_microbatches = num_microbatches;
+  request.num_replicas = context_.replicas->size();
+  request.chooses_visits = config.virtual_stages == kAutoVirtualStages;
   // A step whose body reads runs all forwards first.
-  options.schedule = {.kind = graph.read.empty() ? schedule_kind(config.pipeline) : ScheduleKind::kSimple,
+  request.schedule = {.kind = graph.read.empty() ? schedule_kind(config.pipeline) : ScheduleKind::kSimple,
                       .active_microbatches = static_cast<int>(config.active_microbatches),
-                      .virtual_stages = options.chooses_visits ? 1 : static_cast<int>(config.virtual_stages)};
+                      .virtual_stages = request.chooses_visits ? 1 : static_cast<int>(config.virtual_stages)};
   const PlannedDevice device = planned_device(context_);
-  options.device = device.model;
-  options.memory_limit_bytes =
+  machine.device = device.model;
+  request.memory_limit_bytes =
       config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : device.memory_bytes;
-  options.exact_ties = config.exact_tied_weights;
-  if (config.cost == CostSource::kMeasured) options.measured = &costs_;
-  options.rank_speed = config.rank_speed;
+  request.exact_ties = config.exact_tied_weights;
+  if (config.cost == CostSource::kMeasured) machine.measured = &costs_;
+  machine.rank_speed = config.rank_speed;
   for (double mebibytes : config.rank_memory_limit_mb) {
-    options.rank_memory_limit_bytes.push_back(
+    request.rank_memory_limit_bytes.push_back(
         mebibytes > 0 ? static_cast<int64_t>(mebibytes * static_cast<double>(int64_t{1} << 20)) : -1);
   }
-  options.optimizer_state_factor = optimizer_.state;
-  options.optimizer_workspace_factor = optimizer_.workspace;
+  behaviour.optimizer_state_factor = optimizer_.state;
+  behaviour.optimizer_workspace_factor = optimizer_.workspace;
   for (const auto& model : models_.all()) {
     if (context_.replicas->size() == 1) break;
-    options.gradient_bucket_bytes = std::max(options.gradient_bucket_bytes, model->reduction.bucket_bytes);
-    options.gradients_overlap = options.gradients_overlap && model->reduction.overlap;
-    options.gradients_share_memory = shares_memory();
+    behaviour.gradient_bucket_bytes = std::max(behaviour.gradient_bucket_bytes, model->reduction.bucket_bytes);
+    behaviour.gradients_overlap = behaviour.gradients_overlap && model->reduction.overlap;
+    behaviour.gradients_share_memory = shares_memory();
   }
-  options.num_gradient_blocks = static_cast<int>(std::max<size_t>(models_.all().size(), 1));
-  options.weight_gradients_wait = options.repeats_a_microbatch = config.stage == StageKind::kTape;
-  options.auto_partition = config.auto_partition;
-  options.default_partition = static_cast<int>(config.default_partition);
+  behaviour.num_gradient_blocks = static_cast<int>(std::max<size_t>(models_.all().size(), 1));
+  behaviour.weight_gradients_wait = behaviour.repeats_a_microbatch = config.stage == StageKind::kTape;
+  placement.auto_partition = config.auto_partition;
+  placement.default_partition = static_cast<int>(config.default_partition);
   for (const runtime::NamedTensor& named : models_.bindings().tensors()) {
     const int stage = context_.manual_placement.stage_of(named.tensor);
-    if (stage >= 0) options.pins[named.name] = stage;
+    if (stage >= 0) placement.pins[named.name] = stage;
   }
-  options.known_modules = models_.module_paths();
-  options.homes = homes;
-  if (options.exact_ties) options.adders = adders(homes);
+  placement.known_modules = models_.module_paths();
+  placement.homes = homes;
+  if (request.exact_ties) placement.adders = adders(homes);
   return options;
 }
 

@@ -131,7 +131,7 @@ void StepTimeline::predict(const std::vector<std::shared_ptr<Program>>& programs
   if (!is_one) return;
   const Program& program = *programs.front();
   predicted_ = std::make_shared<const SimulationInput>(
-      predicted_times(program.graph, program.plan, planner.options(program.graph).device));
+      predicted_times(program.graph, program.plan, planner.options(program.graph).machine.device));
   predicted_hash_ = program.hash;
 }
 

@@ -80,9 +80,9 @@ TEST(PredictedStep, CountsTheBodiesThatTheFirstRankRuns) {
   const Graph graph = layers(2);
   const auto step_us = [&](double body_us) {
     PartitionOptions options;
-    options.num_ranks = 2;
-    options.num_microbatches = 4;
-    options.device.body_us = body_us;
+    options.request.num_ranks = 2;
+    options.request.num_microbatches = 4;
+    options.machine.device.body_us = body_us;
     return partition(graph, options).predicted_step_us;
   };
   EXPECT_NEAR(step_us(10) - step_us(0), 10 * 4 * static_cast<double>(graph.nodes.size()), 1e-6);
@@ -159,9 +159,9 @@ TEST(MeasuredCosts, MoveTheCut) {
   Times times = times_of(graph, 100, 100);
   measured.add(graph, times);
   PartitionOptions options;
-  options.num_ranks = 2;
-  options.num_microbatches = 4;
-  options.measured = &measured;
+  options.request.num_ranks = 2;
+  options.request.num_microbatches = 4;
+  options.machine.measured = &measured;
   const size_t even = partition(graph, options).stages[0].nodes.size();
   times[0] = OperatorTime{100000, 100000};  // the first layer needs no gradient of its input: an operator of its own
   measured.add(graph, times);

@@ -102,7 +102,7 @@ TEST(StageMemory, EvaluationSavesNothing) {
 TEST(StageMemory, ReceivedActivationLiesInItsMessageWhileItIsSaved) {
   const Graph graph = mlp(2);
   PartitionOptions options = on_ranks(2);
-  options.pins = {{"layers.0", 0}, {"layers.1", 1}};
+  options.placement.pins = {{"layers.0", 0}, {"layers.1", 1}};
   const Plan plan = partition(graph, options);
   const StageMemory last = stage_memory(graph, GradientFlow(graph), plan, 1);
   EXPECT_EQ(last.saved, kActivation);
@@ -114,14 +114,14 @@ TEST(StageMemory, ReceivedActivationLiesInItsMessageWhileItIsSaved) {
 TEST(PeakMemory, OneRankAddsParametersStateMicrobatchesAndWorkspace) {
   const Graph graph = mlp(2);
   PartitionOptions options = on_ranks(1);
-  options.optimizer_state_factor = 2;
+  options.behaviour.optimizer_state_factor = 2;
   const StageMemory memory = memory_on_one_rank(graph);
   // Parameters with state, the step's arguments, the gradient of the loss.
   const int64_t fixed = 2 * kLayer * (1 + 2) + 4 * kActivation + 2 * kLoss;
-  options.schedule.kind = ScheduleKind::kSimple;
+  options.request.schedule.kind = ScheduleKind::kSimple;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
             with_margin(fixed + 3 * memory.saved + 4 * kLoss + memory.first_backward));
-  options.schedule.kind = ScheduleKind::kInterleaved;
+  options.request.schedule.kind = ScheduleKind::kInterleaved;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
             with_margin(fixed + 2 * kLayer + 4 * kLoss + memory.later_backward));
 }
@@ -139,7 +139,7 @@ TEST(PeakMemory, ArgumentsAreCopiedApartWhereAPartWouldNotBeAligned) {
 TEST(PeakMemory, WithOneMicrobatchGradientsAppearWhileActivationsGo) {
   const Graph graph = mlp(8);
   PartitionOptions options = on_ranks(1);
-  options.num_microbatches = 1;
+  options.request.num_microbatches = 1;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
             with_margin(8 * kLayer + kActivation + 3 * kLoss + memory_on_one_rank(graph).first_backward));
 }
@@ -149,7 +149,7 @@ TEST(PeakMemory, MemoryOfTheOptimizersStepCountsWhereItIsTheLargest) {
   const Graph graph = g.build(g.sum(g.linear(g.input({1, 512}), "fc", 512)));
   PartitionOptions options = on_ranks(1);
   const int64_t weight = 4 * 512 * 512, bias = 4 * 512, batch = 4 * (4 * 512 + kLoss) + 2 * kLoss;
-  options.optimizer_workspace_factor = 3;
+  options.behaviour.optimizer_workspace_factor = 3;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0], with_margin(2 * (weight + bias) + batch + 3 * weight));
 }
 
@@ -158,11 +158,11 @@ TEST(PeakMemory, ReplicasAddABucketWhatComesForItAndOneGradient) {
   const ValueId x = g.linear(g.input({1, 512}), "a", 512);
   const Graph graph = g.build(g.sum(g.linear(x, "b", 512)));
   PartitionOptions options = on_ranks(1);
-  options.gradient_bucket_bytes = 1 << 30;  // larger than all gradients
+  options.behaviour.gradient_bucket_bytes = 1 << 30;  // larger than all gradients
   const Plan plan = partition(graph, options);
   const int64_t weight = 4 * 512 * 512, bias = 4 * 512, gradients = 2 * (weight + bias);
   const int64_t batch = 4 * (4 * 512 + kLoss) + 2 * kLoss;
-  StageMemory memory = stage_memory(graph, GradientFlow(graph), plan, 0, options.gradient_bucket_bytes);
+  StageMemory memory = stage_memory(graph, GradientFlow(graph), plan, 0, options.behaviour.gradient_bucket_bytes);
   constexpr int64_t kFlag = 4;  // travels with each gradient, and says that it is there
   EXPECT_EQ(memory.under_way, 2 * (gradients + 4 * kFlag));
   EXPECT_EQ(plan.predicted_peak_bytes[0], with_margin(2 * gradients + batch + memory.last_backward));
@@ -171,12 +171,13 @@ TEST(PeakMemory, ReplicasAddABucketWhatComesForItAndOneGradient) {
   EXPECT_EQ(memory.arriving, weight);
 
   // Without overlap it leaves when there is nothing else.
-  options.gradients_overlap = false;
+  options.behaviour.gradients_overlap = false;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0], with_margin(4 * gradients + weight + batch));
 
   // In shared memory it is there for the whole step, and nothing comes for it.
-  options.gradients_share_memory = true;
-  memory = stage_memory(graph, GradientFlow(graph), plan, 0, options.gradient_bucket_bytes, /*buckets_are_shared=*/true);
+  options.behaviour.gradients_share_memory = true;
+  memory = stage_memory(graph, GradientFlow(graph), plan, 0, options.behaviour.gradient_bucket_bytes,
+                        /*buckets_are_shared=*/true);
   EXPECT_EQ(memory.under_way, 0);
   const int64_t block = gradients + 4 * kFlag;
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes[0],
@@ -197,7 +198,7 @@ TEST(PeakMemory, EveryRankHoldsReturnedTensorsTwiceWhileTheyAreExchanged) {
   Graph graph = g.build(g.sum(wide));
   graph.returned = {wide};
   PartitionOptions options = on_ranks(2);
-  options.pins = {{"a", 0}, {"b", 1}};
+  options.placement.pins = {{"a", 0}, {"b", 1}};
   const Plan plan = partition(graph, options);
   const int64_t returned = 4 * (4 * 256 * 512), arguments = 4 * (4 * 256 * 8);
   const int64_t parameters[] = {4 * (8 * 8 + 8), 4 * (512 * 8 + 512)};
@@ -213,7 +214,8 @@ TEST(PeakMemory, SharedParametersAddTwoOfTheirGradientsInTheEnd) {
   const ValueId x = g.linear(g.linear_with(g.input({1, 512}), shared), "a", 8);
   const Graph graph = g.build(g.sum(g.linear_with(g.linear(x, "b", 512), shared)));
   PartitionOptions options = on_ranks(2);
-  options.homes = {{"shared", {{0, 1}}}, {"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
+  options.placement.homes = {
+      {"shared", {{0, 1}}}, {"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
   const Plan plan = partition(graph, options);
   const int64_t weight = 4 * 512 * 512, other = 4 * (512 * 8 + 8);
   const int64_t arguments = 4 * (4 * 512), loss = 4 * kLoss;
@@ -225,21 +227,21 @@ TEST(PeakMemory, SharedParametersAddTwoOfTheirGradientsInTheEnd) {
 TEST(PeakMemory, MessagesCountOnBothSidesOfACut) {
   const Graph graph = mlp(2);
   PartitionOptions options = on_ranks(2);
-  options.num_microbatches = 16;
-  options.pins = {{"layers.0", 0}, {"layers.1", 1}};
+  options.request.num_microbatches = 16;
+  options.placement.pins = {{"layers.0", 0}, {"layers.1", 1}};
   const int64_t message = kActivation + kMessageOverheadBytes;
   const Plan plan = partition(graph, options);
   // Sent: two on their way and one that has left. Received: two posted, and the one in use.
   EXPECT_EQ(plan.stages[0].cost.message_bytes, (3 + 3) * message);
   EXPECT_EQ(plan.stages[1].cost.message_bytes, (3 + 3) * message);
-  options.num_microbatches = 1;
+  options.request.num_microbatches = 1;
   EXPECT_EQ(partition(graph, options).stages[0].cost.message_bytes, 2 * message);
 }
 
 TEST(PeakMemory, MessagesThatNothingLimitsCountAllAtOnce) {
   const Graph graph = mlp(2);
   PartitionOptions options = on_ranks(2);
-  options.pins = {{"layers.0", 0}, {"layers.1", 1}};
+  options.placement.pins = {{"layers.0", 0}, {"layers.1", 1}};
   const Plan plan = partition(graph, options);
   Schedule schedule = generate(plan.schedule, stage_graph(plan, graph), 16);
   for (const bool limits_sends : {true, false}) {
@@ -252,9 +254,9 @@ TEST(PeakMemory, MessagesThatNothingLimitsCountAllAtOnce) {
 TEST(PeakMemory, MoreActiveMicrobatchesThanThereAreCountAsAllOfThem) {
   const Graph graph = mlp(4);
   PartitionOptions options = on_ranks(2);
-  options.schedule.active_microbatches = options.num_microbatches + 1;  // the second rank holds one less
+  options.request.schedule.active_microbatches = options.request.num_microbatches + 1;  // the second rank holds one less
   const auto all = partition(graph, options).predicted_peak_bytes;
-  options.schedule.active_microbatches = std::numeric_limits<int>::max();
+  options.request.schedule.active_microbatches = std::numeric_limits<int>::max();
   EXPECT_EQ(partition(graph, options).predicted_peak_bytes, all);
 }
 
@@ -266,11 +268,12 @@ TEST(PeakMemory, EvaluationHoldsNothingOfTraining) {
     const ValueId again = second == "first" ? first : g.parameter(second, {512, 512});
     g.linear_with(g.linear(g.linear(g.linear_with(g.input({1, 512}), first), "a", 8), "b", 512), again);
     PartitionOptions options = on_ranks(2);
-    options.homes = {{"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}, {"second", {{1}}}};
-    options.homes["first"] = {second == "first" ? std::vector<int>{0, 1} : std::vector<int>{0}};
-    options.optimizer_workspace_factor = workspace;
-    options.gradient_bucket_bytes = int64_t{1} << 30;
-    options.gradients_overlap = false;
+    options.placement.homes = {
+        {"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}, {"second", {{1}}}};
+    options.placement.homes["first"] = {second == "first" ? std::vector<int>{0, 1} : std::vector<int>{0}};
+    options.behaviour.optimizer_workspace_factor = workspace;
+    options.behaviour.gradient_bucket_bytes = int64_t{1} << 30;
+    options.behaviour.gradients_overlap = false;
     return partition(g.build(), options).predicted_peak_bytes;
   };
   const auto expected = peak_of("second", 0);
@@ -284,11 +287,11 @@ TEST(PeakMemory, PredictedPeakIsEnoughAsALimit) {
     for (const int num_microbatches : {1, 2, 4}) {
       for (const int num_ranks : {1, 2, 3}) {
         PartitionOptions options = on_ranks(num_ranks);
-        options.schedule.kind = kind;
-        options.num_microbatches = num_microbatches;
+        options.request.schedule.kind = kind;
+        options.request.num_microbatches = num_microbatches;
         const Plan unlimited = partition(graph, options);
         const auto& peaks = unlimited.predicted_peak_bytes;
-        options.memory_limit_bytes = *std::max_element(peaks.begin(), peaks.end());
+        options.request.memory_limit_bytes = *std::max_element(peaks.begin(), peaks.end());
         EXPECT_EQ(partition(graph, options), unlimited) << num_microbatches << " microbatches, " << num_ranks << " ranks";
       }
     }
@@ -298,12 +301,12 @@ TEST(PeakMemory, PredictedPeakIsEnoughAsALimit) {
 TEST(PeakMemory, TighterLimitIsMetByASlowerSplit) {
   const Graph graph = mlp(8);
   PartitionOptions options = on_ranks(3);
-  options.num_microbatches = 1;
+  options.request.num_microbatches = 1;
   const Plan unlimited = partition(graph, options);
   const auto& peaks = unlimited.predicted_peak_bytes;
-  options.memory_limit_bytes = *std::max_element(peaks.begin(), peaks.end()) - 1;
+  options.request.memory_limit_bytes = *std::max_element(peaks.begin(), peaks.end()) - 1;
   const Plan limited = partition(graph, options);
-  for (int64_t bytes : limited.predicted_peak_bytes) EXPECT_LE(bytes, options.memory_limit_bytes);
+  for (int64_t bytes : limited.predicted_peak_bytes) EXPECT_LE(bytes, options.request.memory_limit_bytes);
   EXPECT_GE(limited.slowest_stage_us, unlimited.slowest_stage_us);
 }
 

@@ -65,7 +65,7 @@ TEST(ChooseLayout, ReplicasWinWhereGradientsAreSmallAndPipelinesWhereTheyAreLarg
     few_rows.add(ranks, replicas, ranks == 1 ? 1 : 4, 32, 2048);
   }
   PartitionOptions options;
-  options.device.link_gigabytes_per_s = 0.5;
+  options.machine.device.link_gigabytes_per_s = 0.5;
   const LayoutChoice rows = choose_layout(many_rows.all, options);
   EXPECT_EQ(many_rows.all[rows.best].replicas, 4);
   const LayoutChoice weights = choose_layout(few_rows.all, options);
@@ -82,11 +82,11 @@ TEST(ChooseLayout, MemoryLimitLeavesPipelinesOnly) {
   EXPECT_EQ(candidates.all[free.best].replicas, 4);
   const auto& whole = free.predictions.back().plan->predicted_peak_bytes;
   const auto& parts = free.predictions.front().plan->predicted_peak_bytes;
-  options.memory_limit_bytes = (whole[0] + *std::max_element(parts.begin(), parts.end())) / 2;
+  options.request.memory_limit_bytes = (whole[0] + *std::max_element(parts.begin(), parts.end())) / 2;
   const LayoutChoice limited = choose_layout(candidates.all, options);
   EXPECT_GT(candidates.all[limited.best].pipeline_ranks, 1);
   EXPECT_NE(limited.predictions.back().refusal.find("memory limit"), std::string::npos);
-  options.memory_limit_bytes = 1000;
+  options.request.memory_limit_bytes = 1000;
   EXPECT_NE(refusal_of([&] { choose_layout(candidates.all, options); }).find("memory limit"), std::string::npos);
 }
 
@@ -103,18 +103,20 @@ TEST(ChooseLayout, ListsWhatThereIsToChooseFrom) {
 
 TEST(ChooseLayout, CountsWithTheMeasuredAveraging) {
   MeasuredCosts costs;
-  PartitionOptions options;
   Plan plan;
   plan.stages = {{.rank = 0, .nodes = {}, .parameters = {}, .modules = {}, .cost = {}}};
   plan.stages[0].cost.gradient_bytes = 3 << 20;
-  options.measured = &costs;
-  EXPECT_DOUBLE_EQ(averaging_us(plan, 2, options), averaging_us(options.device, 3 << 20, 2, 0));
+  Machine machine;
+  RuntimeBehaviour behaviour;
+  machine.measured = &costs;
+  const auto among = [&](int replicas) { return averaging_us(plan, replicas, machine, behaviour); };
+  EXPECT_DOUBLE_EQ(among(2), averaging_us(machine.device, 3 << 20, 2, 0));
   costs.set_averaging_us_per_mib(100);
-  EXPECT_DOUBLE_EQ(averaging_us(plan, 2, options), 300);
-  EXPECT_DOUBLE_EQ(averaging_us(plan, 4, options), 450);  // 2 (R - 1) / R of them come and go
-  options.gradients_share_memory = true;
-  EXPECT_DOUBLE_EQ(averaging_us(plan, 4, options), 300);
-  EXPECT_EQ(averaging_us(plan, 1, options), 0);
+  EXPECT_DOUBLE_EQ(among(2), 300);
+  EXPECT_DOUBLE_EQ(among(4), 450);  // 2 (R - 1) / R of them come and go
+  behaviour.gradients_share_memory = true;
+  EXPECT_DOUBLE_EQ(among(4), 300);
+  EXPECT_EQ(among(1), 0);
 }
 
 TEST(ChooseLayout, RefusesNothingToChooseFromAndImpossibleCandidates) {

@@ -69,7 +69,7 @@ TEST(CheckPlan, RefusesAStorageThatIsWrittenOnTwoStages) {
 TEST(PlanIo, RoundTripIsExact) {
   const Skip skip;
   PartitionOptions options = on_ranks(3);
-  options.device.peak_gflops = 97.3;
+  options.machine.device.peak_gflops = 97.3;
   const Plan plan = partition(skip.graph, options);
   EXPECT_EQ(deserialise_plan(serialise(plan), skip.graph), plan);
 }
@@ -114,7 +114,7 @@ TEST(PartitionTable, ShowsStagesAndGap) {
 TEST(PartitionTable, PrintsTheSimulatedTimeOfTheStep) {
   const Graph graph = mlp(4);
   PartitionOptions options = on_ranks(2);
-  options.device = {.body_us = 0, .link_gigabytes_per_s = 1e6, .link_latency_us = 0};
+  options.machine.device = {.body_us = 0, .link_gigabytes_per_s = 1e6, .link_latency_us = 0};
   const Plan plan = partition(graph, options);
   ASSERT_EQ(plan.stages.size(), 2U);
   // One forward one backward over four microbatches: the slower stage works without a pause, beside
@@ -127,7 +127,7 @@ TEST(PartitionTable, PrintsTheSimulatedTimeOfTheStep) {
   }
   EXPECT_GE(plan.predicted_step_us, 3 * slowest_us + sum_us - 1);
   EXPECT_LE(plan.predicted_step_us, 5 * slowest_us);
-  options.device.link_latency_us = 1000;  // four messages there and four back on the way
+  options.machine.device.link_latency_us = 1000;  // four messages there and four back on the way
   EXPECT_GE(partition(graph, options).predicted_step_us, plan.predicted_step_us + 2000);
 }
 
@@ -156,10 +156,10 @@ TEST(PredictedStep, IsNeverShorterThanTheWorkOfTheSlowestRank) {
   for (int num_ranks : {2, 3, 4}) {
     for (const ScheduleKind kind : {ScheduleKind::kSimple, ScheduleKind::kInterleaved}) {
       PartitionOptions options = on_ranks(num_ranks);
-      options.num_microbatches = 16;
-      options.schedule.kind = kind;
+      options.request.num_microbatches = 16;
+      options.request.schedule.kind = kind;
       for (const double latency_us : {0.0, 5.0, 500.0}) {
-        options.device.link_latency_us = latency_us;
+        options.machine.device.link_latency_us = latency_us;
         const Plan plan = partition(graph, options);
         EXPECT_GE(plan.predicted_step_us, 16 * plan.slowest_stage_us * (1 - 1e-12))
             << num_ranks << " ranks, latency " << latency_us;
@@ -175,9 +175,9 @@ TEST(Partition, LeaderPaysForTheStepInputsThatItSends) {
   const ValueId b = g.linear(side, "b", 16);
   const Graph graph = g.build(g.sum(g.op("aten::add", {a, b}, {8, 16})));
   PartitionOptions options = on_ranks(2);
-  options.homes = {{"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
+  options.placement.homes = {{"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
   const Plan plan = partition(graph, options);
-  const double message_us = options.device.message_us(4 * 8 * 16);
+  const double message_us = options.machine.device.message_us(4 * 8 * 16);
   ASSERT_EQ(plan.stages.size(), 2U);
   EXPECT_DOUBLE_EQ(plan.stages[0].cost.send_us, plan.stages[1].cost.send_us);
   EXPECT_DOUBLE_EQ(plan.stages[1].cost.send_us, 3 * message_us);  // side, a, and a's gradient
@@ -220,7 +220,7 @@ TEST(Partition, RandomGraphsGiveConsistentPlans) {
     const Graph graph = g.build(g.sum(values.back()));
     for (int num_ranks : {1, 2, 3, 4}) {
       PartitionOptions options = on_ranks(num_ranks);
-      options.exact_ties = seed % 2 == 0;
+      options.request.exact_ties = seed % 2 == 0;
       const Plan plan = partition(graph, options);
       ASSERT_NO_THROW(check(graph, plan)) << "seed " << seed << ", ranks " << num_ranks;
       EXPECT_EQ(deserialise_plan(serialise(plan), graph), plan);

@@ -74,7 +74,7 @@ TEST(Partition, ChainSendsOneValueForwardAndItsGradientBack) {
 TEST(Partition, SkipIsRelayedFromTheLastReaderThroughTheOthers) {
   const Skip skip;
   PartitionOptions options = on_ranks(4);
-  options.homes = {{"shared.weight", {{0, 2}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
+  options.placement.homes = {{"shared.weight", {{0, 2}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
   Plan plan = partition(skip.graph, options);
   check(skip.graph, plan);
   EXPECT_EQ(ranks_of_nodes(plan), (std::vector<int>{0, 1, 2, 2, 2}));
@@ -96,7 +96,7 @@ TEST(Partition, EvaluationHasNoRelays) {
 TEST(Partition, TiedWeightIsHeldByBothStages) {
   const Skip skip;
   PartitionOptions options = on_ranks(2);
-  options.homes = {{"shared.weight", {{0, 1}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
+  options.placement.homes = {{"shared.weight", {{0, 1}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
   const Plan plan = partition(skip.graph, options);
   for (const StagePlan& stage : plan.stages) {
     EXPECT_EQ(std::count(stage.parameters.begin(), stage.parameters.end(), skip.weight), 1);
@@ -120,7 +120,7 @@ TEST(Partition, InPlaceWriteIsNeverSeparatedFromItsStorage) {
 TEST(Partition, MonotonePinsAreKeptAndTheRestIsBalanced) {
   const Graph graph = mlp(8);
   PartitionOptions options = on_ranks(3);
-  options.pins = {{"layers.0", 0}, {"layers.1", 1}, {"layers.7", 2}};
+  options.placement.pins = {{"layers.0", 0}, {"layers.1", 1}, {"layers.7", 2}};
   const Plan plan = partition(graph, options);
   check(graph, plan);
   const std::vector<int> ranks = ranks_of_nodes(plan);
@@ -133,7 +133,7 @@ TEST(Partition, MonotonePinsAreKeptAndTheRestIsBalanced) {
 TEST(Partition, PinsAgainstTheOrderBecomeVisits) {
   const Graph graph = mlp(3);
   PartitionOptions options = on_ranks(2);
-  options.pins = {{"layers.0", 0}, {"layers.1", 1}, {"layers.2", 0}};
+  options.placement.pins = {{"layers.0", 0}, {"layers.1", 1}, {"layers.2", 0}};
   const Plan plan = partition(graph, options);
   check(graph, plan);
   ASSERT_EQ(plan.stages.size(), 3u);
@@ -149,17 +149,17 @@ TEST(Partition, LongestPrefixWinsAndDotsSeparate) {
   x = g.linear(x, "network", 8);
   const Graph graph = g.build(g.sum(x));
   PartitionOptions options = on_ranks(3);
-  options.auto_partition = false;
-  options.pins = {{"net", 1}, {"net.deep", 2}};
+  options.placement.auto_partition = false;
+  options.placement.pins = {{"net", 1}, {"net.deep", 2}};
   EXPECT_EQ(ranks_of_nodes(partition(graph, options)), (std::vector<int>{1, 2, 0, 0}));
 }
 
 TEST(Partition, ManualPlacementSendsTheRestToTheDefault) {
   const Graph graph = mlp(3);
   PartitionOptions options = on_ranks(3);
-  options.auto_partition = false;
-  options.default_partition = 2;
-  options.pins = {{"layers.1", 0}};
+  options.placement.auto_partition = false;
+  options.placement.default_partition = 2;
+  options.placement.pins = {{"layers.1", 0}};
   const Plan plan = partition(graph, options);
   check(graph, plan);
   const std::vector<int> ranks = ranks_of_nodes(plan);
@@ -175,7 +175,7 @@ TEST(Partition, ParameterFreeOperatorGoesWhereLessIsSent) {
   const ValueId wide = g.op("aten::repeat", {pooled}, {8, 64});
   const Graph graph = g.build(g.sum(g.linear(wide, "b", 64)));
   PartitionOptions options = on_ranks(2);
-  options.homes = {{"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
+  options.placement.homes = {{"a.weight", {{0}}}, {"a.bias", {{0}}}, {"b.weight", {{1}}}, {"b.bias", {{1}}}};
   EXPECT_EQ(ranks_of_nodes(partition(graph, options)), (std::vector<int>{0, 0, 1, 1, 1}));
 }
 
@@ -197,7 +197,7 @@ TEST(Partition, SecondGraphFollowsThePlacementOfTheFirst) {
   for (const StagePlan& stage : first.stages) {
     for (ValueId id : stage.parameters) ranks[graph.values[id].name].push_back(stage.rank);
   }
-  options.homes = {ranks.begin(), ranks.end()};
+  options.placement.homes = {ranks.begin(), ranks.end()};
   Graph evaluation = graph;
   evaluation.backward_roots.clear();
   const Plan second = partition(evaluation, options);
@@ -213,17 +213,17 @@ TEST(Partition, PinsOfOperatorsThatMustStayTogetherNameBoth) {
   g.in_place("aten::add_", x, {g.parameter("b.shift", {8})});
   const Graph graph = g.build(g.sum(x));
   PartitionOptions options = on_ranks(2);
-  options.pins = {{"a", 0}, {"b", 1}};
+  options.placement.pins = {{"a", 0}, {"b", 1}};
   const std::string text = refusal_of([&] { partition(graph, options); });
   EXPECT_NE(text.find("'a.weight' on rank 0 and 'b.shift' on rank 1"), std::string::npos) << text;
 }
 
 TEST(Partition, UnknownModuleInAPinSuggestsTheClosest) {
   PartitionOptions options = on_ranks(2);
-  options.pins = {{"layer.1", 1}};
+  options.placement.pins = {{"layer.1", 1}};
   const std::string text = refusal_of([&] { partition(mlp(3), options); });
   EXPECT_NE(text.find("got 'layer.1'. Did you mean 'layers.1'?"), std::string::npos) << text;
-  options.known_modules = {"layer.1"};  // exists, but this step does not use it
+  options.placement.known_modules = {"layer.1"};  // exists, but this step does not use it
   EXPECT_EQ(refusal_of([&] { partition(mlp(3), options); }), "");
 }
 
@@ -236,11 +236,11 @@ TEST(EditDistance, CountsASwapOfNeighboursOnce) {
 
 TEST(Partition, RankOutOfRangeIsRefused) {
   PartitionOptions options = on_ranks(2);
-  options.pins = {{"layers.1", 2}};
+  options.placement.pins = {{"layers.1", 2}};
   EXPECT_NE(refusal_of([&] { partition(mlp(3), options); }).find("rank from 0 to 1"), std::string::npos);
-  options.pins = {};
-  options.auto_partition = false;
-  options.default_partition = -1;
+  options.placement.pins = {};
+  options.placement.auto_partition = false;
+  options.placement.default_partition = -1;
   EXPECT_NE(refusal_of([&] { partition(mlp(3), options); }).find("default_partition"), std::string::npos);
 }
 
@@ -289,19 +289,19 @@ TEST(Partition, EmptyGraphIsRefused) {
 TEST(Partition, MemoryLimitThatRefusesNamesOneThatWorks) {
   const Graph graph = mlp(6);
   PartitionOptions options = on_ranks(3);
-  options.memory_limit_bytes = 1000;
+  options.request.memory_limit_bytes = 1000;
   const std::string text = refusal_of([&] { partition(graph, options); });
   const std::string before_number = "at least ";
   ASSERT_NE(text.find(before_number), std::string::npos) << text;
-  options.memory_limit_bytes = std::stoll(text.substr(text.find(before_number) + before_number.size()));
+  options.request.memory_limit_bytes = std::stoll(text.substr(text.find(before_number) + before_number.size()));
   const Plan plan = partition(graph, options);
-  for (int64_t bytes : plan.predicted_peak_bytes) EXPECT_LE(bytes, options.memory_limit_bytes);
+  for (int64_t bytes : plan.predicted_peak_bytes) EXPECT_LE(bytes, options.request.memory_limit_bytes);
 }
 
 TEST(Partition, TwoVisitsOfARankHoldASharedWeightOnceAndSendNothingToEachOther) {
   const Skip skip;
   PartitionOptions options = on_ranks(2);
-  options.pins = {{"shared", 0}, {"b", 1}};
+  options.placement.pins = {{"shared", 0}, {"b", 1}};
   const Plan plan = partition(skip.graph, options);
   ASSERT_EQ(plan.stages.size(), 3u);
   const int64_t shared_bytes = 2 * 4 * 16 * 16;  // weight and gradient
@@ -316,7 +316,7 @@ TEST(Partition, TwoVisitsOfARankHoldASharedWeightOnceAndSendNothingToEachOther) 
                        std::max(first.workspace_bytes, last.workspace_bytes);
   EXPECT_LE(plan.predicted_peak_bytes[0], most + (most + 31) / 32);
   // Between ranks: a and b, forward and backward; a also goes from visit 0 to visit 2 within rank 0.
-  const double message_us = options.device.message_us(4 * 8 * 16);
+  const double message_us = options.machine.device.message_us(4 * 8 * 16);
   EXPECT_DOUBLE_EQ(plan.stages[1].cost.send_us, 5 * message_us);
   EXPECT_DOUBLE_EQ(plan.stages[0].cost.send_us, 2 * message_us);
 }

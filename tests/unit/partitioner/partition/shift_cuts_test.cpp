@@ -34,10 +34,10 @@ Graph uneven_graph(int seed, int num_frozen) {
 
 PartitionOptions two_visits() {
   PartitionOptions options;
-  options.num_ranks = 2;
-  options.num_microbatches = 8;
-  options.schedule.virtual_stages = 2;
-  options.weight_gradients_wait = options.repeats_a_microbatch = true;
+  options.request.num_ranks = 2;
+  options.request.num_microbatches = 8;
+  options.request.schedule.virtual_stages = 2;
+  options.behaviour.weight_gradients_wait = options.behaviour.repeats_a_microbatch = true;
   return options;
 }
 
@@ -45,11 +45,12 @@ PartitionOptions two_visits() {
 struct Case {
   explicit Case(int seed, int num_frozen = 0) : graph(uneven_graph(seed, num_frozen)) {}
 
+  PlanInput input() const { return {graph, costs, options.request, options.machine, options.behaviour}; }
   Plan with_cuts(const ChainSplit& split) const {
-    return build_plan(graph, costs, assign_stages(split, order.nodes, options.num_ranks), options);
+    return build_plan(input(), assign_stages(split, order.nodes, options.request.num_ranks));
   }
-  Plan with_equal_stages() const { return with_cuts(split_chain(make_chain(graph, costs, order, options))); }
-  Plan shifted() const { return with_shifted_cuts(graph, costs, order, options, with_equal_stages()); }
+  Plan with_equal_stages() const { return with_cuts(split_chain(make_chain(input(), order))); }
+  Plan shifted() const { return with_shifted_cuts(input(), order, with_equal_stages()); }
   double step_us(const Plan& plan) const { return plan.predicted_step_us; }
 
   double best_step_us() const {
@@ -70,7 +71,7 @@ struct Case {
 
   Graph graph;
   PartitionOptions options = two_visits();
-  GraphCosts costs = graph_costs(graph, options.device);
+  GraphCosts costs = graph_costs(graph, options.machine.device);
   Linearisation order = program_order(graph);
 };
 
@@ -118,7 +119,7 @@ TEST(ShiftedCuts, AreNotTakenWhereMemoryIsShort) {
     const Plan before = drawn.with_equal_stages(), shifted = drawn.shifted();
     if (most_bytes(shifted) <= most_bytes(before)) continue;
     ++num_larger;
-    drawn.options.memory_limit_bytes = most_bytes(before);
+    drawn.options.request.memory_limit_bytes = most_bytes(before);
     EXPECT_EQ(drawn.shifted(), before) << "graph " << seed;
     EXPECT_LE(most_bytes(partition(drawn.graph, drawn.options)), most_bytes(before)) << "graph " << seed;
   }
@@ -128,7 +129,7 @@ TEST(ShiftedCuts, AreNotTakenWhereMemoryIsShort) {
 // Sums of what messages take are rounded; where all that crosses a cut has no bytes, nothing may be left of them.
 TEST(ShiftedCuts, ValuesWithoutBytesTakeNoTimeWhereALinkHasNoLatency) {
   PartitionOptions options = two_visits();
-  options.device.link_latency_us = 0;
+  options.machine.device.link_latency_us = 0;
   for (int seed = 0; seed < kNumGraphs; ++seed) {
     std::mt19937 random(static_cast<uint32_t>(seed));
     testing::GraphBuilder builder;
@@ -145,7 +146,7 @@ TEST(ShiftedCuts, ValuesWithoutBytesTakeNoTimeWhereALinkHasNoLatency) {
     x = builder.op("aten::clone", {x}, {7, 8});
     for (int i = 0; i < 4; ++i) add_wide();
     const Graph graph = builder.build(builder.sum(x));
-    for (const double us : cut_traffic_us(graph, options.device, program_order(graph).nodes)) {
+    for (const double us : cut_traffic_us(graph, options.machine.device, program_order(graph).nodes)) {
       EXPECT_TRUE(us == 0 || us > 1e-3) << "graph " << seed << ": " << us << " us";
     }
     EXPECT_GT(partition(graph, options).predicted_step_us, 0) << "graph " << seed;

@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "partitioner/graph/cuts.h"
@@ -91,16 +92,24 @@ Graph u_net(int levels) {
   return g.build(g.sum(x));
 }
 
+/// On two ranks, a stage each.
+Plan planned(const Graph& graph, const PartitionOptions& options, std::vector<int> stage_of_node) {
+  const GraphCosts costs = graph_costs(graph, options.machine.device);
+  return build_plan({graph, costs, options.request, options.machine, options.behaviour},
+                    {.stage_of_node = std::move(stage_of_node), .rank_of_stage = {0, 1}});
+}
+
 /// By building the plan of every split into as many stages as ranks.
 double least_slowest_us(const Graph& graph, const PartitionOptions& options) {
-  const GraphCosts costs = graph_costs(graph, options.device);
+  const GraphCosts costs = graph_costs(graph, options.machine.device);
+  const PlanInput input{graph, costs, options.request, options.machine, options.behaviour};
   const std::vector<char> cut_allowed = allowed_cuts(graph);
   const int num_nodes = static_cast<int>(graph.nodes.size());
   double least_us = std::numeric_limits<double>::infinity();
   StageAssignment assignment;
   const std::function<void(int, int)> place = [&](int stage, int begin) {
     assignment.rank_of_stage.resize(static_cast<size_t>(stage) + 1, stage);
-    const bool is_last = stage + 1 == options.num_ranks;
+    const bool is_last = stage + 1 == options.request.num_ranks;
     for (int end = is_last ? num_nodes : begin + 1; end <= num_nodes; ++end) {
       if (!is_last && (end == num_nodes || !cut_allowed[static_cast<size_t>(end)])) continue;
       assignment.stage_of_node.resize(static_cast<size_t>(begin));
@@ -109,7 +118,7 @@ double least_slowest_us(const Graph& graph, const PartitionOptions& options) {
         place(stage + 1, end);
         continue;
       }
-      least_us = std::min(least_us, build_plan(graph, costs, assignment, options).slowest_stage_us);
+      least_us = std::min(least_us, build_plan(input, assignment).slowest_stage_us);
     }
   };
   place(0, 0);
@@ -119,11 +128,12 @@ double least_slowest_us(const Graph& graph, const PartitionOptions& options) {
 /// By how much the slowest stage of the program's order, split, is slower than that of its best split, `least_us`.
 double split_ratio(const Graph& graph, int num_ranks, double least_us) {
   const PartitionOptions options = on_ranks(num_ranks);
-  const GraphCosts costs = graph_costs(graph, options.device);
+  const GraphCosts costs = graph_costs(graph, options.machine.device);
+  const PlanInput input{graph, costs, options.request, options.machine, options.behaviour};
   const Linearisation order = program_order(graph);
-  const ChainSplit split = split_chain(make_chain(graph, costs, order, options));
+  const ChainSplit split = split_chain(make_chain(input, order));
   const StageAssignment assignment = assign_stages(split, order.nodes, num_ranks);
-  const double us = build_plan(graph, costs, assignment, options).slowest_stage_us;
+  const double us = build_plan(input, assignment).slowest_stage_us;
   EXPECT_NEAR(split.slowest_stage_us, us, 1e-9 * us);
   EXPECT_LE(split.least_us, least_us * (1 + 1e-9));
   return us / least_us;
@@ -223,9 +233,7 @@ TEST(Linearise, ReadersOfAValueWithThreeGradientTermsStayInProgramOrder) {
     EXPECT_TRUE(std::is_sorted(readers.begin(), readers.end()));
   }
   // A plan that places them otherwise is refused.
-  PartitionOptions options = on_ranks(2);
-  Plan plan = build_plan(graph, graph_costs(graph, options.device),
-                         {.stage_of_node = {0, 1, 0, 0, 1, 1, 1}, .rank_of_stage = {0, 1}}, options);
+  const Plan plan = planned(graph, on_ranks(2), {0, 1, 0, 0, 1, 1, 1});
   const std::string text = smp::testing::refusal_of([&] { check(graph, plan); });
   EXPECT_NE(text.find("must add up in one order"), std::string::npos) << text;
 }
@@ -233,13 +241,11 @@ TEST(Linearise, ReadersOfAValueWithThreeGradientTermsStayInProgramOrder) {
 TEST(RankSpeed, SlowRankGetsLessAndTheStepIsShorterForIt) {
   const Graph graph = smp::testing::mlp(12);
   PartitionOptions options = on_ranks(2);
-  options.rank_speed = {1, 0.5};
+  options.machine.rank_speed = {1, 0.5};
   const Plan plan = partition(graph, options);
   EXPECT_GE(plan.stages[0].nodes.size(), 2 * plan.stages[1].nodes.size() - 3);
   // The stages of equal ranks, on these: half as fast as the slow one.
-  std::vector<int> equal = partition(graph, on_ranks(2)).stage_of_node;
-  const Plan blind =
-      build_plan(graph, graph_costs(graph, options.device), {.stage_of_node = equal, .rank_of_stage = {0, 1}}, options);
+  const Plan blind = planned(graph, options, partition(graph, on_ranks(2)).stage_of_node);
   EXPECT_LT(plan.slowest_stage_us, 0.8 * blind.slowest_stage_us);
   EXPECT_LT(plan.predicted_step_us, 0.8 * blind.predicted_step_us);
 }
@@ -248,11 +254,11 @@ TEST(RankSpeed, EachRankKeepsItsOwnMemoryLimit) {
   const Graph graph = smp::testing::mlp(12);
   PartitionOptions options = on_ranks(2);
   const Plan unlimited = partition(graph, options);
-  options.rank_memory_limit_bytes = {-1, unlimited.predicted_peak_bytes[1] / 2};
+  options.request.rank_memory_limit_bytes = {-1, unlimited.predicted_peak_bytes[1] / 2};
   const Plan plan = partition(graph, options);
-  EXPECT_LE(plan.predicted_peak_bytes[1], options.rank_memory_limit_bytes[1]);
+  EXPECT_LE(plan.predicted_peak_bytes[1], options.request.rank_memory_limit_bytes[1]);
   EXPECT_GT(plan.predicted_peak_bytes[0], unlimited.predicted_peak_bytes[0]);
-  options.rank_memory_limit_bytes = {1000, 1000};
+  options.request.rank_memory_limit_bytes = {1000, 1000};
   const std::string text = smp::testing::refusal_of([&] { partition(graph, options); });
   EXPECT_NE(text.find("Raise the limit of each rank by"), std::string::npos) << text;
 }
@@ -261,12 +267,12 @@ TEST(RankSpeed, WrongNumbersAreRefused) {
   PartitionOptions options = on_ranks(2);
   const Graph graph = smp::testing::mlp(2);
   const auto refusal = [&] { return smp::testing::refusal_of([&] { partition(graph, options); }); };
-  options.rank_speed = {1};
+  options.machine.rank_speed = {1};
   EXPECT_NE(refusal().find("expected a speed for each of 2 ranks, got 1"), std::string::npos);
-  options.rank_speed = {1, 0};
+  options.machine.rank_speed = {1, 0};
   EXPECT_NE(refusal().find("expected speeds above 0, got 0"), std::string::npos);
-  options.rank_speed = {};
-  options.rank_memory_limit_bytes = {1};
+  options.machine.rank_speed = {};
+  options.request.rank_memory_limit_bytes = {1};
   EXPECT_NE(refusal().find("a memory limit for each of 2 ranks, got 1"), std::string::npos);
 }
 

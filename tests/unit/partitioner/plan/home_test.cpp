@@ -35,7 +35,7 @@ TEST(TensorHome, OfAPartMakesNoPlan) {
   const Graph graph = mlp(2);
   PartitionOptions options = on_ranks(2);
   const std::string& weight = graph.values[partition(graph, options).stages.front().parameters.front()].name;
-  options.homes[weight] = TensorHome({1}, {.index = 1, .count = 2});
+  options.placement.homes[weight] = TensorHome({1}, {.index = 1, .count = 2});
   EXPECT_THROW(partition(graph, options), c10::NotImplementedError);
 }
 

@@ -70,9 +70,9 @@ Graph called(int calls) {
 PartitionOptions own_on_ranks(int num_ranks) {
   PartitionOptions options = on_ranks(num_ranks);
   for (int rank = 0; rank < num_ranks; ++rank) {
-    for (const char* name : {".weight", ".bias"}) options.homes["own" + std::to_string(rank) + name] = {{rank}};
+    for (const char* name : {".weight", ".bias"}) options.placement.homes["own" + std::to_string(rank) + name] = {{rank}};
   }
-  options.homes["tied"] = TensorHome::on_all(num_ranks);
+  options.placement.homes["tied"] = TensorHome::on_all(num_ranks);
   return options;
 }
 
@@ -91,7 +91,7 @@ TEST(ExactTies, RelayTheGradientFromTheLastReaderToTheFirst) {
   EXPECT_TRUE(relays_of_tied(copies).empty());
   EXPECT_GT(trained_on(graph, copies).at("tied").size(), 1U);
 
-  options.exact_ties = true;
+  options.request.exact_ties = true;
   const Plan plan = partition(graph, options);
   check(graph, plan);
   const std::vector<Transfer> relays = relays_of_tied(plan);
@@ -111,7 +111,7 @@ TEST(ExactTies, LeaveABlockThatIsCalledAgainOnAllRanks) {
   const Graph graph = called(6);
   for (const int num_ranks : {2, 3}) {
     PartitionOptions options = on_ranks(num_ranks);
-    options.exact_ties = true;
+    options.request.exact_ties = true;
     EXPECT_EQ(partition(graph, options).stages.size(), static_cast<size_t>(num_ranks));
   }
 }
@@ -141,9 +141,9 @@ TEST(ExactTies, KeepTheReadersInProgramOrder) {
 TEST(ExactTies, BeginWhereOtherProgramsAddUpTheGradient) {
   const Graph graph = called(2);
   PartitionOptions options = own_on_ranks(2);
-  options.exact_ties = true;
+  options.request.exact_ties = true;
   for (const int home : {0, 1}) {
-    options.adders["tied"] = home;
+    options.placement.adders["tied"] = home;
     const Plan plan = partition(graph, options);
     check(graph, plan);
     EXPECT_EQ(trained_on(graph, plan).at("tied"), std::vector<int>{home});
@@ -155,9 +155,9 @@ TEST(ExactTies, AreRefusedWhereTheFirstReaderCannotLieThere) {
   const ValueId x = g.input({8, 16}), tied = g.parameter("tied", {16, 16}), bias = g.parameter("own1.bias", {16});
   const Graph graph = g.build(g.sum(g.op("aten::linear", {x, tied, bias}, {8, 16})));
   PartitionOptions options = own_on_ranks(2);
-  options.exact_ties = true;
+  options.request.exact_ties = true;
   check(graph, partition(graph, options));
-  options.adders["tied"] = 0;
+  options.placement.adders["tied"] = 0;
   const std::string refusal = refusal_of([&] { partition(graph, options); });
   EXPECT_NE(refusal.find("got 'own1.bias' on rank 1 and 'tied' on rank 0, where exact_tied_weights adds up its gradient in "
                          "other programs. Set exact_tied_weights to false"),

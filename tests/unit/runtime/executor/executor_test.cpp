@@ -51,9 +51,9 @@ Graph graph_of_layers() {
 
 Plan plan_of(const Graph& graph) {
   PartitionOptions options;
-  options.num_ranks = kRanks;
-  options.num_microbatches = kMicrobatches;
-  options.pins = {{"layer0", 0}, {"layer1", 0}, {"layer2", 1}, {"layer3", 1}};
+  options.request.num_ranks = kRanks;
+  options.request.num_microbatches = kMicrobatches;
+  options.placement.pins = {{"layer0", 0}, {"layer1", 0}, {"layer2", 1}, {"layer3", 1}};
   return partition(graph, options);
 }
 

@@ -65,9 +65,9 @@ inline std::vector<NodeId> all_nodes(const Graph& graph) {
 /// Modules by rank.
 inline Plan pinned(const Graph& graph, int num_ranks, const std::map<std::string, int>& pins = {}) {
   partitioner::PartitionOptions options;
-  options.num_ranks = num_ranks;
-  options.num_microbatches = 4;
-  options.pins = pins;
+  options.request.num_ranks = num_ranks;
+  options.request.num_microbatches = 4;
+  options.placement.pins = pins;
   return partition(graph, options);
 }
 

@@ -30,16 +30,16 @@ PartitionOptions options_of_job(const Config& config) {
 }
 
 TEST(PlannedDevice, IsTheRanksOwnUnlessAnotherIsNamed) {
-  EXPECT_EQ(options_of_job({}).device, DeviceModel{});
-  EXPECT_EQ(options_of_job({}).memory_limit_bytes, -1);
+  EXPECT_EQ(options_of_job({}).machine.device, DeviceModel{});
+  EXPECT_EQ(options_of_job({}).request.memory_limit_bytes, -1);
   const PartitionOptions planned = options_of_job({.planned_device = "NVIDIA H100 80GB HBM3"});
-  EXPECT_EQ(planned.device, device_model(*find_known_device("H100"), {}));
-  EXPECT_EQ(planned.memory_limit_bytes, int64_t{79} << 30);
-  EXPECT_EQ(options_of_job({.planned_device = "H100", .memory_limit_mb = 100}).memory_limit_bytes, 100 << 20);
+  EXPECT_EQ(planned.machine.device, device_model(*find_known_device("H100"), {}));
+  EXPECT_EQ(planned.request.memory_limit_bytes, int64_t{79} << 30);
+  EXPECT_EQ(options_of_job({.planned_device = "H100", .memory_limit_mb = 100}).request.memory_limit_bytes, 100 << 20);
 }
 
 TEST(PlannedDevice, HasTheSpeedThatItsSwitchesGiveIt) {
-  const auto device_of = [](const Config& config) { return options_of_job(config).device; };
+  const auto device_of = [](const Config& config) { return options_of_job(config).machine.device; };
   EXPECT_EQ(device_of({.cuda_graphs = CudaGraphs::kOff, .planned_device = "H100"}),
             device_model(*find_known_device("H100"), {.graphs = false}));
   at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL, at::Float32Precision::TF32);

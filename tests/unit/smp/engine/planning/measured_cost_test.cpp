@@ -279,15 +279,15 @@ void expect_averaging_is_measured_and_predicted() {
   const engine::RankState& rank = engine::rank_state("test");
   const partitioner::Graph& graph = rank.models.all().front()->first_program->graph;
   partitioner::PartitionOptions options = rank.programs.options(graph);
-  options.num_microbatches = 2;
-  EXPECT_EQ(options.num_replicas, 2);
-  ASSERT_NE(options.measured, nullptr);
-  EXPECT_GT(options.measured->averaging_us_per_mib(), 0);
-  const double averaging_us = partitioner::averaging_us(plan(), 2, options);
+  options.request.num_microbatches = 2;
+  EXPECT_EQ(options.request.num_replicas, 2);
+  ASSERT_NE(options.machine.measured, nullptr);
+  EXPECT_GT(options.machine.measured->averaging_us_per_mib(), 0);
+  const double averaging_us = partitioner::averaging_us(plan(), 2, options.machine, options.behaviour);
   EXPECT_GT(averaging_us, 0);
   partitioner::Plan alone = plan();
   const auto schedule = partitioner::generate(alone.schedule, partitioner::stage_graph(alone, graph), 2);
-  partitioner::add_prediction(graph, schedule, options.device, alone);
+  partitioner::add_prediction(graph, schedule, options.machine.device, alone);
   EXPECT_DOUBLE_EQ(plan().predicted_step_us, alone.predicted_step_us + averaging_us);
 }
 

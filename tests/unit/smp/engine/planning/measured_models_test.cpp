@@ -21,7 +21,7 @@ const Config kMeasured{.microbatches = 2, .cost = CostSource::kMeasured, .cost_c
 bool knows_all_operators_of(size_t model) {
   const engine::RankState& rank = engine::rank_state("test");
   const partitioner::Graph& graph = rank.models.all()[model]->first_program->graph;
-  return rank.programs.options(graph).measured->covers(graph);
+  return rank.programs.options(graph).machine.measured->covers(graph);
 }
 
 TEST(MeasuredCosts, MakeNoParameterOfAnotherRank) {
