@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 namespace smp {
@@ -53,9 +55,6 @@ inline constexpr int64_t kAutoMicrobatches = -1;
 /// Config::virtual_stages: as many visits of each rank as are predicted to be faster.
 inline constexpr int64_t kAutoVirtualStages = -1;
 
-/// What SageMaker's tensor-parallel layers favour; without effect on pipelines.
-enum class Optimize { kMemory, kSpeed };
-
 /// What an optimizer does when a loss or a gradient holds NaN or infinity; on all ranks alike.
 enum class Nonfinite {
   kStop,    ///< throws, naming it, before any weight changes
@@ -65,6 +64,9 @@ enum class Nonfinite {
 
 /// Which log lines reach stderr.
 enum class LogLevel { kInfo, kWarning, kOff };
+
+/// A value as JSON writes it; an enumerator is its word.
+using ConfigValue = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
 
 /// Answers "what is this environment variable?"; nullopt when it is not set.
 using EnvironmentLookup = std::function<std::optional<std::string>(std::string_view name)>;
@@ -82,8 +84,8 @@ EnvironmentLookup environment_lookup();
 ///   smp::init({.microbatches = 4, .pipeline = smp::Pipeline::kSimple});
 ///   // SMP_CONFIG='{"microbatches": 8}' mpirun -np 2 ./train      8 microbatches, still "simple"
 ///
-/// SageMaker keys without a field here belong to features that do not exist yet: JSON may give them
-/// their default value, any other value is refused by name.
+/// SageMaker keys that neither have a field here nor a place in without_effect belong to features that do not exist yet:
+/// JSON may give them their default value, any other value is refused by name.
 struct Config {
   /// Stages of one pipeline, at least 1; the world must be a multiple of it.  0 = the whole world
   /// is one pipeline.  Alias: partitions.
@@ -216,41 +218,16 @@ struct Config {
   /// Steps that are recorded for `timeline`, after three that are not; at least 1.
   int64_t timeline_steps = 5;
 
-  // Accepted so that SageMaker configurations run unchanged; checked and printed, without effect.
-
+  /// Python: smp.init makes the process groups of torch.distributed, and the model's module stands behind one more.
   /// Replicas are formed whenever the world is larger than one pipeline, with or without it.
   bool ddp = false;
-
-  /// Layout of SageMaker's tensor-parallel layers.
-  Optimize optimize = Optimize::kMemory;
-
-  /// SageMaker's weight of memory against compute, 0 to 1 (its default is 0.8, or 0.2 when optimize
-  /// is "speed").  Our planner minimises step time under memory_limit_mb instead: weight 0.
-  double memory_weight = 0;
-
-  /// With one tensor-parallel rank a batch is its own scaled batch.
-  bool prescaled_batch = false;
-
-  /// Every order of execution is deterministic here.
-  bool deterministic_server = false;
-
-  /// The capture takes milliseconds and is never skipped.
-  bool skip_tracing = false;
-
-  /// Seed of tensor-parallel initialisation; at least 0.
-  int64_t tensor_parallel_seed = 0;
-
-  /// Pipeline tasks ahead of which offloaded activations are loaded back; at least 1.
-  int64_t activation_loading_horizon = 4;
 
   /// Port at which rank 0 listens for Python's process groups, 0 to 65535; 0 = one that the system chooses.
   int64_t ddp_port = 0;
 
-  /// Backend of torch.distributed: "auto" or "nccl".
-  std::string ddp_dist_backend = "auto";
-
-  /// TensorFlow only.
-  bool contiguous = true;
+  /// What SageMaker's keys without effect were given, by name, where it is not their default ("prescaled_batch": true). They
+  /// are accepted so that SageMaker configurations run unchanged, checked and printed; docs/configuration.md lists them.
+  std::map<std::string, ConfigValue> without_effect = {};
 
   bool operator==(const Config&) const = default;
 
@@ -269,10 +246,11 @@ struct Config {
   /// "Configuration parameters:" and one indented "key: value" line per key, in SageMaker's order.
   std::string to_text() const;
 
-  /// One line of JSON with every field, in a fixed order; from_json of it gives the same Config.
+  /// One line of JSON with every key that is not of a missing feature, in a fixed order; from_json of it gives the same
+  /// Config.
   std::string to_json() const;
 
-  /// One entry "key: a's value against b's value" for every field that differs.
+  /// One entry "key: a's value against b's value" for every key that differs.
   static std::vector<std::string> differences(const Config& a, const Config& b);
 
   /// The table of all keys in Markdown, as printed in docs/configuration.md.

@@ -30,7 +30,7 @@ TASKS = {
                                            ("partitioner/partition/predict_step.cpp", "weight_us")],
     "a configuration key": [("smp/config.h", "struct Config {"),
                             ("smp/engine/config/config_table.cpp", "std::vector<Key> make_keys()"),
-                            ("smp/engine/config/config_table.h", "using Field = std::variant"),
+                            ("smp/engine/config/config_table.h", "using Field ="),
                             ("docs/configuration.md", "### Keys that steer smp")],
     "a transport": [("runtime/transport/transport.h", "class Transport "),
                     ("runtime/launch/launch.h", "enum class Kind"),

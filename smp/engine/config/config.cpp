@@ -23,10 +23,8 @@ Config lay_environment_over(engine::ConfigDraft draft, const EnvironmentLookup& 
   return draft.finish();
 }
 
-bool has_field(const Key& key) { return !std::holds_alternative<std::monostate>(key.field); }
-
 // A word is printed bare, as SageMaker does.
-std::string plain_text(const engine::ConfigValue& value) {
+std::string plain_text(const ConfigValue& value) {
   const auto* word = std::get_if<std::string>(&value);
   return word != nullptr ? *word : engine::value_text(value);
 }
@@ -88,7 +86,7 @@ std::string Config::to_text() const {
 std::string Config::to_json() const {
   std::string json;
   for (const Key& key : engine::config_keys()) {
-    if (!has_field(key)) continue;
+    if (key.support == Support::kNotYet) continue;
     json.append(json.empty() ? "{\"" : ",\"").append(key.name);
     json.append("\":").append(engine::value_text(get(key, *this)));
   }

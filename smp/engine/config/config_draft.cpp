@@ -103,6 +103,12 @@ void ConfigDraft::complain(const std::string& source, const std::string& problem
 }
 
 void ConfigDraft::lay(const std::string& source, const Config& config) {
+  for (const auto& [name, value] : config.without_effect) {
+    const Key* key = find_key(name);
+    if (key == nullptr || key->support != Support::kNoEffect || !std::holds_alternative<std::monostate>(key->field)) {
+      complain(source, "without_effect: expected keys of docs/configuration.md without effect, got " + in_quotes(name));
+    }
+  }
   for (const Key& key : config_keys()) {
     const ConfigValue value = get(key, config);
     if (value == default_value(key)) continue;

@@ -39,6 +39,13 @@ std::vector<double> numbers_of(const ConfigValue& value) {
 constexpr int64_t kAuto = kAutoMicrobatches;  // of every key with a word for it
 static_assert(kAuto == kAutoVirtualStages);
 
+/// The default is left out, so that configurations with the same values are equal.
+void store_without_effect(const Key& key, const ConfigValue& value, Config& config) {
+  const std::string name(key.name);
+  config.without_effect.erase(name);
+  if (value != key.value_without_field) config.without_effect.emplace(name, value);
+}
+
 template <typename Member>
 using MemberType = std::remove_reference_t<decltype(std::declval<Config&>().*std::declval<Member>())>;
 
@@ -49,7 +56,8 @@ ConfigValue get(const Key& key, const Config& config) {
       [&](auto member) -> ConfigValue {
         using Member = decltype(member);
         if constexpr (std::is_same_v<Member, std::monostate>) {
-          return key.value_without_field;
+          const auto given = config.without_effect.find(std::string(key.name));
+          return given == config.without_effect.end() ? key.value_without_field : given->second;
         } else if constexpr (std::is_enum_v<MemberType<Member>>) {
           const auto position = static_cast<size_t>(config.*member);
           // A cast outside the enumerators has no word; check() then refuses the empty one.
@@ -68,7 +76,9 @@ void set(const Key& key, const ConfigValue& value, Config& config) {
   std::visit(
       [&](auto member) {
         using Member = decltype(member);
-        if constexpr (!std::is_same_v<Member, std::monostate>) {
+        if constexpr (std::is_same_v<Member, std::monostate>) {
+          if (key.support == Support::kNoEffect) store_without_effect(key, value, config);
+        } else {
           using Type = MemberType<Member>;
           if constexpr (std::is_enum_v<Type>) {
             const auto word = std::ranges::find(key.choices, std::get<std::string>(value));

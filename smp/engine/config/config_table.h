@@ -14,14 +14,11 @@
 
 namespace smp::engine {
 
-/// A value as JSON writes it; an enumerator is its word.
-using ConfigValue = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
-
 /// Where the value lives; monostate for a key that needs no field.
-using Field = std::variant<std::monostate, bool Config::*, int64_t Config::*, double Config::*, std::string Config::*,
-                           std::vector<double> Config::*, Pipeline Config::*, Optimize Config::*, Parallelism Config::*,
-                           StageKind Config::*, DeviceKind Config::*, CudaGraphs Config::*, CostSource Config::*,
-                           Nonfinite Config::*, LogLevel Config::*>;
+using Field =
+    std::variant<std::monostate, bool Config::*, int64_t Config::*, double Config::*, std::string Config::*,
+                 std::vector<double> Config::*, Pipeline Config::*, Parallelism Config::*, StageKind Config::*,
+                 DeviceKind Config::*, CudaGraphs Config::*, CostSource Config::*, Nonfinite Config::*, LogLevel Config::*>;
 
 enum class Support {
   kWorks,     ///< steers smp

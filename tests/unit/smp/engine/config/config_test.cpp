@@ -141,10 +141,13 @@ TEST(ConfigSources, SageMakersOwnExampleIsAccepted) {
                             .microbatches = 4,
                             .placement_strategy = "spread",
                             .ddp = true,
-                            .optimize = smp::Optimize::kSpeed,
-                            .memory_weight = 0.8,
-                            .prescaled_batch = true,
-                            .skip_tracing = true}));
+                            .without_effect = {{"_match_weights", true},
+                                               {"memory_weight", 0.8},
+                                               {"optimize", "speed"},
+                                               {"prescaled_batch", true},
+                                               {"skip_tracing", true},
+                                               {"trace_device", "cpu"}}}));
+  EXPECT_NE(config.to_text().find("\n  optimize: speed\n"), std::string::npos);
 }
 
 TEST(ConfigErrors, OfAllSourcesAndKindsComeAtOnce) {
@@ -201,6 +204,10 @@ TEST(ConfigErrors, AFieldOutsideItsConstraintIsRefusedWithoutJson) {
   EXPECT_EQ(error({.timeout_s = std::nan("")}), one_error("timeout_s: expected a number, above 0, got nan"));
   EXPECT_EQ(error({.pipeline = static_cast<smp::Pipeline>(7)}),
             one_error("pipeline: expected one of \"interleaved\", \"simple\", got \"\""));
+  EXPECT_EQ(error({.without_effect = {{"memory_weight", 1.5}}}),
+            one_error("memory_weight: expected a number, 0 to 1, got 1.5"));
+  EXPECT_EQ(error({.without_effect = {{"microbatches", int64_t{2}}}}),
+            one_error("without_effect: expected keys of docs/configuration.md without effect, got \"microbatches\""));
 }
 
 TEST(ConfigErrors, AKeyGivenTwiceIsRefused) {
