@@ -1,4 +1,5 @@
-// One struct per optimizer, read off torch/csrc/api/src/optim: adding one is a struct and a line in view_of.
+// One struct per optimizer, read off torch/csrc/api/src/optim: adding one is a struct and a line in view_of. Each field of
+// the state stands beside the option without which no step needs it, or none.
 #include "smp/torch_optimizer_view.h"
 
 #include <ATen/ops/scalar_tensor.h>
@@ -32,10 +33,7 @@ struct SgdTable {
     visit("lr", o.lr()), visit("momentum", o.momentum()), visit("dampening", o.dampening());
     visit("weight_decay", o.weight_decay()), visit("nesterov", o.nesterov());
   }
-  static void visit_state(State& s, auto&& visit) { visit("momentum_buffer", s.momentum_buffer()); }
-  static std::vector<std::string> needed(const OptionValues& options) {
-    return options.at("momentum") != 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{};
-  }
+  static void visit_state(State& s, auto&& visit) { visit("momentum_buffer", s.momentum_buffer(), "momentum"); }
   static OptimizerMemory memory(const Options& o) {
     const double decayed = o.weight_decay() != 0, momentum = o.momentum() != 0;
     return {.state = momentum, .workspace = decayed + (o.nesterov() ? momentum : 0)};
@@ -52,13 +50,8 @@ struct AdamTable {
     visit("eps", o.eps()), visit("weight_decay", o.weight_decay()), visit("amsgrad", o.amsgrad());
   }
   static void visit_state(State& s, auto&& visit) {
-    visit("step", s.step()), visit("exp_avg", s.exp_avg()), visit("exp_avg_sq", s.exp_avg_sq());
-    visit("max_exp_avg_sq", s.max_exp_avg_sq());
-  }
-  static std::vector<std::string> needed(const OptionValues& options) {
-    std::vector<std::string> names{"step", "exp_avg", "exp_avg_sq"};
-    if (options.at("amsgrad") != 0) names.emplace_back("max_exp_avg_sq");
-    return names;
+    visit("step", s.step(), ""), visit("exp_avg", s.exp_avg(), ""), visit("exp_avg_sq", s.exp_avg_sq(), "");
+    visit("max_exp_avg_sq", s.max_exp_avg_sq(), "amsgrad");
   }
   static OptimizerMemory memory(const Options& o) {
     const bool copies = std::is_same_v<AnyOptions, AdamOptions> && o.weight_decay() != 0;
@@ -75,14 +68,8 @@ struct RmspropTable {
     visit("momentum", o.momentum()), visit("centered", o.centered());
   }
   static void visit_state(State& s, auto&& visit) {
-    visit("step", s.step()), visit("square_avg", s.square_avg()), visit("momentum_buffer", s.momentum_buffer());
-    visit("grad_avg", s.grad_avg());
-  }
-  static std::vector<std::string> needed(const OptionValues& options) {
-    std::vector<std::string> names{"step", "square_avg"};
-    if (options.at("momentum") > 0) names.emplace_back("momentum_buffer");
-    if (options.at("centered") != 0) names.emplace_back("grad_avg");
-    return names;
+    visit("step", s.step(), ""), visit("square_avg", s.square_avg(), "");
+    visit("momentum_buffer", s.momentum_buffer(), "momentum"), visit("grad_avg", s.grad_avg(), "centered");
   }
   static OptimizerMemory memory(const Options& o) {
     return {.state = 1.0 + (o.momentum() > 0) + o.centered(), .workspace = o.weight_decay() != 0 ? 2.0 : 1.0};
@@ -97,8 +84,7 @@ struct AdagradTable {
     visit("lr", o.lr()), visit("lr_decay", o.lr_decay()), visit("weight_decay", o.weight_decay());
     visit("initial_accumulator_value", o.initial_accumulator_value()), visit("eps", o.eps());
   }
-  static void visit_state(State& s, auto&& visit) { visit("sum", s.sum()), visit("step", s.step()); }
-  static std::vector<std::string> needed(const OptionValues&) { return {"sum", "step"}; }
+  static void visit_state(State& s, auto&& visit) { visit("sum", s.sum(), ""), visit("step", s.step(), ""); }
   static OptimizerMemory memory(const Options& o) { return {.state = 1, .workspace = o.weight_decay() != 0 ? 2.0 : 1.0}; }
 };
 
@@ -113,18 +99,12 @@ class UnknownView : public engine::OptimizerView {
     for (const auto& group : optimizer_.param_groups()) groups.push_back({group.params(), {}});
     return groups;
   }
-  std::string kind() const override { return ""; }
+  void erase_state(const at::Tensor& parameter) override { optimizer_.state().erase(parameter.unsafeGetTensorImpl()); }
+  engine::StateView* state() override { return nullptr; }
   std::string refusal() const override {
     return "expected SGD, Adam, AdamW, RMSprop or Adagrad of LibTorch, got another optimizer. Save its state by the names "
            "of model.local_named_parameters().";
   }
-  void set_options(size_t, const OptionValues&) override {}
-  std::vector<engine::StateField> fields() const override { return {}; }
-  std::vector<std::string> needed_fields(const OptionValues&) const override { return {}; }
-  bool makes_state() const override { return true; }
-  std::optional<StateFields> state(const at::Tensor&) const override { return std::nullopt; }
-  void set_state(const at::Tensor&, const StateFields&) override {}
-  void erase_state(const at::Tensor& parameter) override { optimizer_.state().erase(parameter.unsafeGetTensorImpl()); }
 
  protected:
   Optimizer& optimizer_;
@@ -134,7 +114,7 @@ template <class Value>
 constexpr bool is_count = std::is_same_v<std::remove_cvref_t<Value>, int64_t>;
 
 template <class Table>
-class KnownView : public UnknownView {
+class KnownView : public UnknownView, public engine::StateView {
   using Options = typename Table::Options;
   using State = typename Table::State;
 
@@ -157,6 +137,7 @@ class KnownView : public UnknownView {
     }
     return groups;
   }
+  StateView* state() override { return this; }
   std::string kind() const override { return Table::kKind; }
   void set_options(size_t group, const OptionValues& values) override {
     Table::visit_options(static_cast<Options&>(optimizer_.param_groups().at(group).options()),
@@ -164,22 +145,22 @@ class KnownView : public UnknownView {
                            value = static_cast<std::remove_reference_t<decltype(value)>>(values.at(name));
                          });
   }
-  std::vector<engine::StateField> fields() const override {
-    std::vector<engine::StateField> fields;
+  std::optional<engine::StateRules> rules(const OptionValues& options) const override {
+    engine::StateRules rules{.fields = {}, .is_made_by_steps = !std::is_same_v<Table, AdagradTable>};
     State state;
-    Table::visit_state(state, [&](const char* name, auto& value) { fields.push_back({name, is_count<decltype(value)>}); });
-    return fields;
+    Table::visit_state(state, [&](const std::string& name, auto& value, const std::string& option) {
+      rules.fields.push_back({name, is_count<decltype(value)>, option.empty() || options.at(option) != 0});
+    });
+    return rules;
   }
-  std::vector<std::string> needed_fields(const OptionValues& options) const override { return Table::needed(options); }
-  bool makes_state() const override { return !std::is_same_v<Table, AdagradTable>; }
-  std::optional<StateFields> state(const at::Tensor& parameter) const override {
+  std::optional<StateFields> of(const at::Tensor& parameter) const override {
     const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
     if (found == optimizer_.state().end()) return std::nullopt;
     // An optimizer that is derived from a known one may keep a state of its own.
     auto* known = dynamic_cast<State*>(found->second.get());
     TORCH_CHECK_VALUE(known != nullptr, "DistributedOptimizer: ", refusal());
     StateFields fields;
-    Table::visit_state(*known, [&](const char* name, auto& value) {
+    Table::visit_state(*known, [&](const char* name, auto& value, const char*) {
       if constexpr (is_count<decltype(value)>) {
         fields[name] = at::scalar_tensor(value, at::TensorOptions(runtime::host().type).dtype(at::kLong));
       } else if (value.defined()) {
@@ -188,9 +169,9 @@ class KnownView : public UnknownView {
     });
     return fields;
   }
-  void set_state(const at::Tensor& parameter, const StateFields& fields) override {
+  void set(const at::Tensor& parameter, const StateFields& fields) override {
     auto state = std::make_unique<State>();
-    Table::visit_state(*state, [&](const char* name, auto& value) {
+    Table::visit_state(*state, [&](const char* name, auto& value, const char*) {
       const auto found = fields.find(name);
       if (found == fields.end()) return;
       if constexpr (is_count<decltype(value)>) {

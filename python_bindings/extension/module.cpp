@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "python_bindings/extension/handles.h"
 #include "python_bindings/extension/interpreter.h"
-#include "python_bindings/extension/model_handle.h"
 #include "python_bindings/extension/opaque.h"
 #include "python_bindings/extension/state.h"
 #include "python_bindings/extension/step.h"
@@ -30,10 +30,6 @@
 
 namespace smp::python {
 namespace {
-
-struct OptimizerHandle {
-  std::shared_ptr<engine::Optimizer> optimizer;
-};
 
 /// A function that takes and returns plain values, called without the lock.
 template <class Result, class... Args>
@@ -234,6 +230,11 @@ void bind_optimizers(py::module_& module) {
     auto seen = optimizer_view(std::move(view));
     return unlocked([&] { return OptimizerHandle{engine::add_optimizer(std::move(seen), own.model)}; });
   });
+  module.def("gathered_entries", [](const engine::OptimizerEntries& entries) {
+    return unlocked([&] { return engine::gathered_entries(entries); });
+  });
+  module.def("forget_state_of_others",
+             [](const OptimizerHandle& own) { unlocked([&] { engine::forget_state_of_others(*own.optimizer); }); });
   module.def("begin_update", [](const OptimizerHandle& own, bool has_finite_gradients) {
     return unlocked([&] { return engine::begin_update(*own.optimizer, has_finite_gradients); });
   });

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "python_bindings/extension/model_handle.h"
+#include "python_bindings/extension/handles.h"
 #include "smp/engine/engine.h"
 #include "smp/engine/save_series.h"
 #include "smp/state_reader.h"

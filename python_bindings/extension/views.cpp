@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -12,90 +13,80 @@
 namespace smp::python {
 namespace {
 
+using View = std::shared_ptr<const py::object>;
+
+template <class Result, class... Args>
+Result ask(const View& view, const char* method, const Args&... args) {
+  const py::gil_scoped_acquire lock;
+  return view->attr(method)(args...).template cast<Result>();
+}
+
 class PythonModel : public engine::ModelView {
  public:
-  explicit PythonModel(py::object view) : view_(keep(std::move(view))) {}
+  explicit PythonModel(View view) : view_(std::move(view)) {}
 
   std::vector<engine::ModelTensor> tensors() const override {
-    const py::gil_scoped_acquire lock;
+    auto told = ask<std::vector<std::tuple<std::string, at::Tensor, bool, bool>>>(view_, "tensors");
     std::vector<engine::ModelTensor> tensors;
-    for (const py::handle item : view_->attr("tensors")()) {
-      auto [name, tensor, is_buffer, is_persistent] = item.cast<std::tuple<std::string, at::Tensor, bool, bool>>();
+    for (auto& [name, tensor, is_buffer, is_persistent] : told) {
       tensors.push_back({std::move(name), std::move(tensor), is_buffer, is_persistent});
     }
     return tensors;
   }
-  std::vector<std::string> module_paths() const override {
-    const py::gil_scoped_acquire lock;
-    return view_->attr("module_paths")().cast<std::vector<std::string>>();
-  }
-  bool is_training() const override {
-    const py::gil_scoped_acquire lock;
-    return view_->attr("is_training")().cast<bool>();
-  }
+  std::vector<std::string> module_paths() const override { return ask<std::vector<std::string>>(view_, "module_paths"); }
+  bool is_training() const override { return ask<bool>(view_, "is_training"); }
 
  private:
-  std::shared_ptr<const py::object> view_;
+  View view_;
 };
 
-class PythonOptimizer : public engine::OptimizerView {
+class PythonOptimizer : public engine::OptimizerView, public engine::StateView {
  public:
-  explicit PythonOptimizer(py::object view) : view_(keep(std::move(view))) {}
+  explicit PythonOptimizer(View view) : view_(std::move(view)) {}
 
   engine::OptimizerMemory memory() const override {
-    const py::gil_scoped_acquire lock;
-    const auto [state, workspace] = view_->attr("memory")().cast<std::pair<double, double>>();
+    const auto [state, workspace] = ask<std::pair<double, double>>(view_, "memory");
     return {.state = state, .workspace = workspace};
   }
   std::vector<engine::OptimizerGroup> groups() const override {
-    const py::gil_scoped_acquire lock;
+    auto told = ask<std::vector<std::pair<std::vector<at::Tensor>, engine::OptionValues>>>(view_, "groups");
     std::vector<engine::OptimizerGroup> groups;
-    for (const py::handle group : view_->attr("groups")()) {
-      auto [parameters, options] = group.cast<std::pair<std::vector<at::Tensor>, engine::OptionValues>>();
+    for (auto& [parameters, options] : told) {
       groups.push_back({.parameters = std::move(parameters), .options = std::move(options)});
     }
     return groups;
   }
-  std::string kind() const override {
-    const py::gil_scoped_acquire lock;
-    return view_->attr("kind")().cast<std::string>();
-  }
+  void erase_state(const at::Tensor& parameter) override { ask<void>(view_, "erase_state", parameter); }
+  StateView* state() override { return has_state_ ? this : nullptr; }
   std::string refusal() const override {
     return "expected a torch.optim.Optimizer, got another object, whose state is not known. Give smp the optimizer within.";
   }
+
+  std::string kind() const override { return ask<std::string>(view_, "kind"); }
   void set_options(size_t group, const engine::OptionValues& values) override {
-    const py::gil_scoped_acquire lock;
-    view_->attr("set_options")(group, values);
+    ask<void>(view_, "set_options", group, values);
   }
-  // Loads are made in Python, where fields may be anything; the engine knows those that are there.
-  std::vector<engine::StateField> fields() const override { return {}; }
-  std::vector<std::string> needed_fields(const engine::OptionValues&) const override { return {}; }
-  bool makes_state() const override { return true; }
-  std::optional<engine::StateFields> state(const at::Tensor& parameter) const override {
-    const py::gil_scoped_acquire lock;
-    return view_->attr("state")(parameter).cast<std::optional<engine::StateFields>>();
+  std::optional<engine::StateRules> rules(const engine::OptionValues&) const override { return std::nullopt; }
+  std::optional<engine::StateFields> of(const at::Tensor& parameter) const override {
+    return ask<std::optional<engine::StateFields>>(view_, "state", parameter);
   }
-  void set_state(const at::Tensor& parameter, const engine::StateFields& fields) override {
-    const py::gil_scoped_acquire lock;
-    view_->attr("set_state")(parameter, fields);
-  }
-  void erase_state(const at::Tensor& parameter) override {
-    const py::gil_scoped_acquire lock;
-    view_->attr("erase_state")(parameter);
+  void set(const at::Tensor& parameter, const engine::StateFields& fields) override {
+    ask<void>(view_, "set_state", parameter, fields);
   }
 
  private:
-  std::shared_ptr<const py::object> view_;
+  View view_;
+  bool has_state_ = ask<bool>(view_, "has_state");
 };
 
 }  // namespace
 
 std::shared_ptr<const engine::ModelView> model_view(py::object view) {
-  return std::make_shared<PythonModel>(std::move(view));
+  return std::make_shared<PythonModel>(keep(std::move(view)));
 }
 
 std::unique_ptr<engine::OptimizerView> optimizer_view(py::object view) {
-  return std::make_unique<PythonOptimizer>(std::move(view));
+  return std::make_unique<PythonOptimizer>(keep(std::move(view)));
 }
 
 }  // namespace smp::python

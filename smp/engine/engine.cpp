@@ -14,9 +14,9 @@
 #include "runtime/libtorch/unmade.h"
 #include "runtime/watch/stack.h"
 #include "smp/engine/checkpoint/model_state.h"
-#include "smp/engine/checkpoint/optimizer_state.h"
 #include "smp/engine/context/call.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
+#include "smp/engine/optimizers/optimizer_state.h"
 #include "smp/engine/rank/rank_state.h"
 #include "smp/engine/step/nonfinite.h"
 
@@ -316,6 +316,20 @@ OptimizerState local_state_dict(Optimizer& optimizer) {
 void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
   RankState& own = rank_state("DistributedOptimizer::load_state_dict");
   apply_load(own, optimizer, checked_load(own, optimizer, state));
+}
+
+OptimizerEntries gathered_entries(const OptimizerEntries& entries) {
+  const char* caller = "state of an optimizer";
+  refuse_in_body(caller);
+  Context& own = context(caller);
+  return in_call(own, caller, runtime::GroupKind::kPipeline, [&] { return gathered_entries(entries, *own.pipeline); });
+}
+
+void forget_state_of_others(Optimizer& optimizer) {
+  if (!optimizer.model->is_partitioned()) return;
+  const char* caller = "DistributedOptimizer::local_state_dict";
+  refuse_in_body(caller);
+  forget_state_of_others(rank_state(caller), optimizer);
 }
 
 void zero_grad(const Optimizer& optimizer) {

@@ -113,6 +113,10 @@ bool begin_update(Optimizer& optimizer, bool has_finite_gradients = false);
 OptimizerState state_dict(Optimizer& optimizer);
 OptimizerState local_state_dict(Optimizer& optimizer);
 void load_state_dict(Optimizer& optimizer, const OptimizerState& state);
+/// For a language whose dictionaries hold more than OptimizerState: what the ranks of the pipeline have together, tensors by
+/// any names, collective over it; and the state of what lives elsewhere goes, once there is such a thing.
+OptimizerEntries gathered_entries(const OptimizerEntries& entries);
+void forget_state_of_others(Optimizer& optimizer);
 /// Forgets the gradients of what it updates.
 void zero_grad(const Optimizer& optimizer);
 

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "runtime/exchange/root_cause.h"
-#include "smp/engine/checkpoint/optimizer_state.h"
 #include "smp/engine/conductor.h"
 #include "smp/engine/context/call.h"
 #include "smp/engine/engine.h"
+#include "smp/engine/optimizers/optimizer_state.h"
 
 namespace smp::engine {
 namespace {
@@ -24,7 +24,7 @@ std::string why_not(const Context& own, const JoinOptions& options) {
            "Set it, or make the model without the hook.";
   }
   try {
-    for (const auto& alive : own.rank_state->live_optimizers()) check_is_known(*alive, "smp::join");
+    for (const auto& alive : own.rank_state->live_optimizers()) known_state(*alive, "smp::join");
   } catch (const c10::ValueError& error) {
     return error.what_without_backtrace();
   }

@@ -18,6 +18,7 @@ struct OptimizerMemory {
 
 using OptionValues = std::map<std::string, double>;     // "lr", "beta1"; flags are 0 or 1
 using StateFields = std::map<std::string, at::Tensor>;  // of one parameter: "exp_avg", "step"
+using OptimizerEntries = std::map<std::string, StateFields>;
 
 struct OptimizerGroup {
   std::vector<at::Tensor> parameters;
@@ -26,7 +27,31 @@ struct OptimizerGroup {
 
 struct StateField {
   std::string name;
-  bool is_count = false;  // an int64 scalar; else shape and type of the parameter
+  bool is_count = false;   // an int64 scalar; else shape and type of the parameter
+  bool is_needed = false;  // by a step
+};
+
+/// What a load checks.
+struct StateRules {
+  std::vector<StateField> fields;  // all that a parameter may have
+  bool is_made_by_steps = true;    // where a parameter has none
+};
+
+/// What an optimizer keeps for its parameters, by name.
+class StateView {
+ public:
+  virtual ~StateView() = default;
+
+  /// "AdamW"
+  virtual std::string kind() const = 0;
+  /// `values` has the keys that groups() gives.
+  virtual void set_options(size_t group, const OptionValues& values) = 0;
+  /// With these options of a group. None where names are those of what is there, which is not loaded by them.
+  virtual std::optional<StateRules> rules(const OptionValues& options) const = 0;
+  /// Shares memory with the optimizer's own; counts are copies. None: the parameter was never updated.
+  virtual std::optional<StateFields> of(const at::Tensor& parameter) const = 0;
+  /// Takes over these fields and their memory, in place of what was there.
+  virtual void set(const at::Tensor& parameter, const StateFields& fields) = 0;
 };
 
 /// An elementwise optimizer: each element is updated by itself, so that each rank updates what lives there.
@@ -37,24 +62,12 @@ class OptimizerView {
   /// As its options are now; of several groups the largest counts.
   virtual OptimizerMemory memory() const = 0;
   virtual std::vector<OptimizerGroup> groups() const = 0;
-
-  /// "AdamW". Empty: options and state are not known, and nothing below is asked but refusal(), state() and
-  /// erase_state().
-  virtual std::string kind() const = 0;
+  /// Whatever it keeps for this parameter, known by name or not.
+  virtual void erase_state(const at::Tensor& parameter) = 0;
+  /// Null where its state is not known by name.
+  virtual StateView* state() = 0;
   /// What a caller is told who wants the state where it is not known: "expected ..., got ...".
   virtual std::string refusal() const = 0;
-  /// `values` has the keys that groups() gives.
-  virtual void set_options(size_t group, const OptionValues& values) = 0;
-  /// Every field that a parameter's state may have, and the names of those that a step with these options needs.
-  virtual std::vector<StateField> fields() const = 0;
-  virtual std::vector<std::string> needed_fields(const OptionValues& options) const = 0;
-  /// Whether a step makes the state of a parameter that has none.
-  virtual bool makes_state() const = 0;
-  /// Shares memory with the optimizer's own; counts are copies. None: the parameter was never updated.
-  virtual std::optional<StateFields> state(const at::Tensor& parameter) const = 0;
-  /// Takes over these fields and their memory, in place of what was there.
-  virtual void set_state(const at::Tensor& parameter, const StateFields& fields) = 0;
-  virtual void erase_state(const at::Tensor& parameter) = 0;
 };
 
 }  // namespace smp::engine

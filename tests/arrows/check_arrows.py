@@ -79,7 +79,7 @@ ROOMS = {
     "smp/engine/programs": ("seam", "context", "models"),
     "smp/engine/timeline": ("context", "files", "programs"),
     "smp/engine/rank": ("context", "models", "programs", "timeline"),
-    "smp/engine/optimizers": ("seam", "models", "rank"),
+    "smp/engine/optimizers": ("seam", "context", "models", "rank"),
     "smp/engine/replicas": ("models", "optimizers"),
     "smp/engine/arguments": ("context",),
     "smp/engine/planning": ("context", "files", "rank", "arguments"),

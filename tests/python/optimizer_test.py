@@ -100,6 +100,31 @@ class Optimizers(unittest.TestCase):
                     fields = [{name: torch.as_tensor(value) for name, value in each[index].items()} for each in states]
                     support.same_bits(self, *fields, f"state of parameter {index}")
 
+    def test_keep_state_of_all_kinds(self):
+        class Keeping(HandWrittenSgd):
+            def step(self):
+                super().step()
+                for state, parameter in [(state, parameter) for parameter, state in self.state.items() if parameter.grad is not None]:
+                    state[7] = (1, 2.5)
+                    state["mean"] = parameter.grad.double()
+                    state["notes"] = [nn.Parameter(torch.ones(2)), {"none": None}]
+                    state["rows"] = torch.arange(6.0).reshape(3, 2).t()
+                    state["sparse"] = torch.eye(2).to_sparse()
+                    state["scalar"] = torch.tensor(state["count"], dtype=torch.bfloat16)
+
+        model = smp.DistributedModel(self.net)
+        optimizer = smp.DistributedOptimizer(Keeping(self.net.parameters()))
+        plain_optimizer = Keeping(self.plain.parameters())
+        self.train(optimizer, plain_optimizer, model)
+        for _ in range(2):
+            found, expected = (each.state_dict()["state"] for each in (optimizer, plain_optimizer))
+            self.assertEqual(str(found), str(expected))  # names in their order, types and shapes
+            for index, state in found.items():
+                support.same_bits(self, [state["mean"]], [expected[index]["mean"]], f"state of parameter {index}")
+                self.assertEqual(state["rows"].stride(), (1, 2))
+            optimizer.load_state_dict(optimizer.local_state_dict())
+            plain_optimizer.load_state_dict(plain_optimizer.state_dict())
+
     def test_that_is_a_wrapper(self):
         model = smp.DistributedModel(self.net)
         wrapper = Wrapper(torch.optim.Adam(self.net.parameters()))

@@ -14,6 +14,7 @@
 #include "runtime/device/random.h"
 #include "runtime/exchange/state_exchange.h"
 #include "runtime/libtorch/unmade.h"
+#include "smp/engine/context/call.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 
 namespace smp::engine {
@@ -156,13 +157,6 @@ class LoadDifference {
 };
 
 }  // namespace
-
-std::string listed(const std::vector<std::string>& items, size_t most) {
-  std::string text;
-  for (size_t i = 0; i < std::min(items.size(), most); ++i) text += (i == 0 ? "'" : ", '") + items[i] + "'";
-  if (items.size() > most) text += " and " + std::to_string(items.size() - most) + " more";
-  return text;
-}
 
 StateDict gathered_state(const RankState& own, const Model& model) {
   check_no_pending_load(model);

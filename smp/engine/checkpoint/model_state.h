@@ -1,10 +1,8 @@
 // Parameters, buffers and step counts of a model: gathered, taken locally, loaded.
 #pragma once
 
-#include <cstddef>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "runtime/exchange/state_exchange.h"
 #include "smp/engine/rank/rank_state.h"
@@ -16,9 +14,6 @@ namespace smp::engine {
 StateDict gathered_state(const RankState& own, const Model& model);
 /// What lives here, sharing the model's memory.
 StateDict local_state(const RankState& own, const Model& model);
-
-/// The first `most` of `items` in quotes, and how many more there are.
-std::string listed(const std::vector<std::string>& items, size_t most = 20);
 
 /// A state that has been checked against the model and not yet been written into it.
 class ModelLoad {

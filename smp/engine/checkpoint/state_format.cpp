@@ -9,8 +9,8 @@
 
 #include "runtime/device/device.h"
 #include "runtime/exchange/wire.h"
-#include "smp/engine/checkpoint/optimizer_state.h"
 #include "smp/engine/checkpoint/signature.h"
+#include "smp/engine/optimizers/optimizer_state.h"
 
 namespace smp::engine {
 namespace {

@@ -42,6 +42,13 @@ std::string first_complaint(const std::string& own, const Context& context) {
   return "";
 }
 
+std::string listed(const std::vector<std::string>& items, size_t most) {
+  std::string text;
+  for (size_t i = 0; i < std::min(items.size(), most); ++i) text += (i == 0 ? "'" : ", '") + items[i] + "'";
+  if (items.size() > most) text += " and " + std::to_string(items.size() - most) + " more";
+  return text;
+}
+
 CommError failed_call(std::string_view name, const std::vector<int>& ranks, const CommError& error) {
   return CommError(std::string(name) + " of ranks " + runtime::text_of(ranks) + ": " + error.what());
 }

@@ -26,6 +26,9 @@ void hear_call(Context& context, std::string_view name, const std::vector<int>& 
 /// The first text of a rank that is not empty, on every rank. Collective over the world.
 std::string first_complaint(const std::string& own, const Context& context);
 
+/// The first `most` of `items` in quotes, and how many more there are.
+std::string listed(const std::vector<std::string>& items, size_t most = 20);
+
 /// With the call that failed.
 CommError failed_call(std::string_view name, const std::vector<int>& ranks, const CommError& error);
 

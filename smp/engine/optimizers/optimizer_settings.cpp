@@ -14,9 +14,9 @@ namespace {
 
 // "optimizer 0 (SGD), group 1: lr = 0.1"
 void describe_options(const Optimizer& alive, size_t number, std::ostream& text) {
-  const std::string kind = alive.view->kind();
+  const StateView* state = alive.view->state();
   const std::string optimizer =
-      "\noptimizer " + std::to_string(number) + " (" + (kind.empty() ? "of another kind" : kind) + ")";
+      "\noptimizer " + std::to_string(number) + " (" + (state ? state->kind() : "of another kind") + ")";
   const std::vector<OptimizerGroup> groups = alive.view->groups();
   for (size_t g = 0; g < groups.size(); ++g) {
     const std::string group = optimizer + ", group " + std::to_string(g) + ": ";

@@ -7,10 +7,10 @@ import torch
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import state_mod
 from smdistributed.modelparallel.torch.agreement import agreed
-from smdistributed.modelparallel.torch.comm import CommGroup, gathered
+from smdistributed.modelparallel.torch.comm import gathered
 from smdistributed.modelparallel.torch.model import model_of
 from smdistributed.modelparallel.torch.state_dicts import PARTIAL
-from smdistributed.modelparallel.torch.views import OptimizerView
+from smdistributed.modelparallel.torch.views import OptimizerView, fields_of, state_of
 
 _PARTS = "_smp_pp_size"  # of how many a partial dictionary is one
 _OF_ELEMENTS = {  # of torch's optimizers: one number for each of the parameter's
@@ -145,14 +145,14 @@ class _Distributed(_Updates):
 
     def state_dict(self):
         """With the state of all parameters. Collective over the pipeline."""
-        self._keep_local_state()
+        _engine.forget_state_of_others(self._engine_optimizer)
         own = super().state_dict()
         return {**own, "state": self._gathered(own["state"])}
 
     def local_state_dict(self, gather_if_shard=True):
         """With the state of the parameters on this rank, and `_smp_is_partial`. gather_if_shard is without effect: no state is
         sharded."""
-        self._keep_local_state()
+        _engine.forget_state_of_others(self._engine_optimizer)
         return {**super().state_dict(), PARTIAL: True, _PARTS: _engine.pp_size()}
 
     orig_state_dict = local_state_dict
@@ -170,7 +170,7 @@ class _Distributed(_Updates):
         if kinds[0]:
             state_dict = {**state_dict, "state": self._gathered(state_dict["state"])}
         super().load_state_dict(state_dict)
-        self._keep_local_state()
+        _engine.forget_state_of_others(self._engine_optimizer)
 
     def check_state(self, state_dict):
         """Raises what is wrong with it, before anything is loaded."""
@@ -195,20 +195,9 @@ class _Distributed(_Updates):
                     )
 
     def _gathered(self, state):
-        """What the ranks of the pipeline have together, one parameter at a time: all may be more than a message can be."""
-        indices = range(len(self._parameters()))
-        whole = {}
-        for index in indices:
-            for own in gathered("state of an optimizer", state.get(index), CommGroup.PP_GROUP):
-                if own is not None:
-                    whole[index] = own
-        return {**whole, **{key: value for key, value in state.items() if key not in indices}}
-
-    def _keep_local_state(self):
-        model = model_of(self._parameters())
-        if not model.partitioned:
-            return  # the first update after the first step does it
-        local = {id(parameter) for parameter in model.local_parameters()}
-        for parameter in self._parameters():
-            if id(parameter) not in local:
-                self.state.pop(parameter, None)
+        """What the ranks of the pipeline have together. By index, since a dictionary may be one that was read."""
+        parameters = dict(enumerate(self._parameters()))
+        own = {str(index): fields_of(state[index]) for index in parameters if index in state}
+        whole = {int(index): fields for index, fields in _engine.gathered_entries(own).items()}
+        updated = {index: state_of(whole[index], each.device) for index, each in parameters.items() if index in whole}
+        return {**updated, **{key: value for key, value in state.items() if key not in parameters}}

@@ -4,7 +4,7 @@ import pickle
 
 import torch
 
-_OTHERS = "beside tensors"
+_OTHERS = "beside tensors"  # a field of bytes
 
 
 class ModelView:
@@ -42,8 +42,11 @@ class OptimizerView:
         """(parameters, options that are numbers): ranks compare them, since each updates a part by its own."""
         return [(list(group["params"]), _numbers_of(group)) for group in self.optimizer.param_groups]
 
+    def has_state(self):
+        return isinstance(self.optimizer, torch.optim.Optimizer)
+
     def kind(self):
-        return type(self.optimizer).__name__ if isinstance(self.optimizer, torch.optim.Optimizer) else ""
+        return type(self.optimizer).__name__
 
     def set_options(self, index, numbers):
         """What groups() gives of a group, of another replica."""
@@ -56,25 +59,33 @@ class OptimizerView:
                 group[name] = _as(value, numbers.get(name))
 
     def state(self, parameter):
-        """Tensors by name, and in one of bytes what is not a tensor; None if the parameter was never updated."""
-        state = getattr(self.optimizer, "state", {}).get(parameter)
-        if not state:
-            return None
-        fields = {name: value.detach() for name, value in state.items() if _is_field(name, value)}
-        others = {name: value for name, value in state.items() if name not in fields}
-        return {**fields, _OTHERS: torch.frombuffer(bytearray(pickle.dumps(others)), dtype=torch.uint8)}
+        """None if the parameter was never updated."""
+        state = self.optimizer.state.get(parameter)
+        return fields_of(state) if state else None
 
     def set_state(self, parameter, fields):
-        others = pickle.loads(fields.pop(_OTHERS).numpy().tobytes())  # of another process of this job
-        on_device = {name: value if name == "step" else value.to(parameter.device) for name, value in fields.items()}
-        self.optimizer.state[parameter] = {**on_device, **others}
+        self.optimizer.state[parameter] = state_of(fields, parameter.device)
 
     def erase_state(self, parameter):
         getattr(self.optimizer, "state", {}).pop(parameter, None)
 
 
+def fields_of(state):
+    """What torch.optim keeps for a parameter as tensors by name, and in one of bytes all else, with the names in their order."""
+    fields = {name: value for name, value in state.items() if _is_field(name, value)}
+    others = {name: None if name in fields else value for name, value in state.items()}
+    return {**fields, _OTHERS: torch.frombuffer(bytearray(pickle.dumps(others)), dtype=torch.uint8)}
+
+
+def state_of(fields, device):
+    """The state that fields_of has taken apart, in another process of this job perhaps."""
+    state = pickle.loads(fields.pop(_OTHERS).numpy().tobytes())
+    return {**state, **{name: value if name == "step" else value.to(device) for name, value in fields.items()}}
+
+
 def _is_field(name, value):
-    return isinstance(name, str) and isinstance(value, torch.Tensor) and value.layout == torch.strided
+    is_dense = type(value) is torch.Tensor and value.layout == torch.strided and not value.is_quantized
+    return isinstance(name, str) and is_dense and not value.requires_grad
 
 
 def _as(value, number):

@@ -87,26 +87,27 @@ struct PlainSgd {
   std::map<const void*, at::Tensor> momenta{};
 };
 
-class PlainSgdView : public engine::OptimizerView {
+class PlainSgdView : public engine::OptimizerView, public engine::StateView {
  public:
   explicit PlainSgdView(PlainSgd& sgd) : sgd_(sgd) {}
   engine::OptimizerMemory memory() const override { return {.state = 1, .workspace = 1}; }
   std::vector<engine::OptimizerGroup> groups() const override { return {{sgd_.parameters, {{"rate", sgd_.rate}}}}; }
-  std::string kind() const override { return "PlainSgd"; }
+  void erase_state(const at::Tensor& parameter) override { sgd_.momenta.erase(parameter.unsafeGetTensorImpl()); }
+  StateView* state() override { return this; }
   std::string refusal() const override { return ""; }
+  std::string kind() const override { return "PlainSgd"; }
   void set_options(size_t, const engine::OptionValues& values) override { sgd_.rate = values.at("rate"); }
-  std::vector<engine::StateField> fields() const override { return {{"momentum"}}; }
-  std::vector<std::string> needed_fields(const engine::OptionValues&) const override { return {"momentum"}; }
-  bool makes_state() const override { return true; }
-  std::optional<StateFields> state(const at::Tensor& parameter) const override {
+  std::optional<engine::StateRules> rules(const engine::OptionValues&) const override {
+    return engine::StateRules{.fields = {{.name = "momentum", .is_needed = true}}};
+  }
+  std::optional<StateFields> of(const at::Tensor& parameter) const override {
     const auto found = sgd_.momenta.find(parameter.unsafeGetTensorImpl());
     if (found == sgd_.momenta.end()) return std::nullopt;
     return StateFields{{"momentum", found->second}};
   }
-  void set_state(const at::Tensor& parameter, const StateFields& fields) override {
+  void set(const at::Tensor& parameter, const StateFields& fields) override {
     sgd_.momenta[parameter.unsafeGetTensorImpl()] = fields.at("momentum");
   }
-  void erase_state(const at::Tensor& parameter) override { sgd_.momenta.erase(parameter.unsafeGetTensorImpl()); }
 
  private:
   PlainSgd& sgd_;

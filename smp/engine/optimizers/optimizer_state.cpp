@@ -1,5 +1,5 @@
 // Offers are named "parameter/field"; the groups travel as one tensor of bytes.
-#include "smp/engine/checkpoint/optimizer_state.h"
+#include "smp/engine/optimizers/optimizer_state.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -20,7 +20,6 @@
 #include "runtime/exchange/state_exchange.h"
 #include "runtime/exchange/wire.h"
 #include "runtime/libtorch/unmade.h"
-#include "smp/engine/checkpoint/model_state.h"
 #include "smp/engine/context/call.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 
@@ -29,7 +28,7 @@ namespace smp::engine {
 namespace {
 
 // No name of a parameter has a blank.
-constexpr const char* kGroups = "smp groups";
+constexpr const char* kGroupsOffer = "smp groups";
 
 double exact_number(std::string_view text) {
   double value = 0;
@@ -46,36 +45,22 @@ const std::string& name_of(const Model& model, const at::Tensor& parameter) {
   return named->name;
 }
 
+std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const OptimizerGroup& group : optimizer.view->groups()) {
+    all.insert(all.end(), group.parameters.begin(), group.parameters.end());
+  }
+  return all;
+}
+
 OptimizerState without_entries(const Optimizer& optimizer) {
-  OptimizerState state{.kind = optimizer.view->kind(), .groups = {}, .entries = {}};
+  OptimizerState state{.kind = optimizer.view->state()->kind(), .groups = {}, .entries = {}};
   for (const OptimizerGroup& group : optimizer.view->groups()) {
     OptimizerState::Group& made = state.groups.emplace_back();
     made.options = group.options;
     for (const at::Tensor& parameter : group.parameters) made.parameters.push_back(name_of(*optimizer.model, parameter));
   }
   return state;
-}
-
-using Entries = decltype(OptimizerState::entries);
-
-// The entries of all ranks on each: names at once, data one tensor at a time, since all may be more than a message can be.
-Entries gathered(const Entries& own, runtime::Transport& group) {
-  runtime::WireWriter names;
-  for (const auto& [parameter, fields] : own) {
-    for (const auto& [field, tensor] : fields) names.put(parameter), names.put(field);
-  }
-  const std::vector<std::string> all = group.all_gather(names.take());
-  Entries entries;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    runtime::read_all(all[static_cast<size_t>(rank)], "names of an optimizer's state", [&](runtime::WireReader& in) {
-      while (!in.at_end()) {
-        const std::string parameter = in.get_string(), field = in.get_string();
-        const at::Tensor mine = rank == group.rank() ? own.at(parameter).at(field) : at::Tensor();
-        entries[parameter][field] = runtime::copy_on_all(mine, rank, group, "state of an optimizer");
-      }
-    });
-  }
-  return entries;
 }
 
 std::map<std::string, at::Tensor> offered(const OptimizerState& state, std::string& error) {
@@ -90,13 +75,14 @@ std::map<std::string, at::Tensor> offered(const OptimizerState& state, std::stri
     }
   }
   if (!error.empty()) return {};
-  if (!state.kind.empty()) tensors.emplace(kGroups, runtime::tensor_of_bytes(groups_to_json(state)));
+  if (!state.kind.empty()) tensors.emplace(kGroupsOffer, runtime::tensor_of_bytes(groups_to_json(state)));
   return tensors;
 }
 
-runtime::StateExchange exchange_of(const RankState& own, const OptimizerState& state, std::string own_error) {
-  auto tensors = offered(state, own_error);
-  return {std::move(tensors), own_error, own.context.pipeline, own.context.replicas};
+runtime::StateExchange exchange_of(const RankState& own, const OptimizerState& state) {
+  std::string error;
+  auto tensors = offered(state, error);
+  return {std::move(tensors), error, own.context.pipeline, own.context.replicas};
 }
 
 }  // namespace
@@ -135,44 +121,68 @@ void groups_from_json(const std::string& json, OptimizerState& state) {
   }
 }
 
-void check_is_known(const Optimizer& optimizer, const char* caller) {
-  TORCH_CHECK_VALUE(!optimizer.view->kind().empty(), caller, ": ", optimizer.view->refusal());
+StateView& known_state(const Optimizer& optimizer, const char* caller) {
+  StateView* state = optimizer.view->state();
+  TORCH_CHECK_VALUE(state != nullptr, caller, ": ", optimizer.view->refusal());
+  return *state;
 }
 
 OptimizerState local_state(const RankState& own, const Optimizer& optimizer) {
-  check_is_known(optimizer, "DistributedOptimizer::local_state_dict");
+  const StateView& view = known_state(optimizer, "DistributedOptimizer::local_state_dict");
   OptimizerState state = without_entries(optimizer);
   state.is_partial = true;
-  for (const OptimizerGroup& group : optimizer.view->groups()) {
-    for (const at::Tensor& parameter : group.parameters) {
-      auto fields = optimizer.view->state(parameter);
-      if (!fields || !own.models.is_here(parameter)) continue;
-      for (auto& [name, tensor] : *fields) tensor = tensor.to(runtime::host().type);
-      state.entries[name_of(*optimizer.model, parameter)] = std::move(*fields);
-    }
+  for (const at::Tensor& parameter : parameters_of(optimizer)) {
+    auto fields = view.of(parameter);
+    if (!fields || !own.models.is_here(parameter)) continue;
+    for (auto& [name, tensor] : *fields) tensor = tensor.to(runtime::host().type);
+    state.entries[name_of(*optimizer.model, parameter)] = std::move(*fields);
   }
   return state;
 }
 
+void forget_state_of_others(const RankState& own, Optimizer& optimizer) {
+  for (const at::Tensor& parameter : parameters_of(optimizer)) {
+    if (!own.models.is_here(parameter)) optimizer.view->erase_state(parameter);
+  }
+}
+
 void keep_local_state(const RankState& own, Optimizer& optimizer) {
+  forget_state_of_others(own, optimizer);
+  StateView* view = optimizer.view->state();
+  if (view == nullptr) return;
+  const std::vector<at::Tensor> parameters = parameters_of(optimizer);
   std::vector<at::Tensor> kept;
-  for (const OptimizerGroup& group : optimizer.view->groups()) {
-    for (const at::Tensor& parameter : group.parameters) {
-      if (!own.models.is_here(parameter)) optimizer.view->erase_state(parameter);
-      for (const auto& [name, tensor] : optimizer.view->state(parameter).value_or(StateFields())) kept.push_back(tensor);
-    }
+  for (const at::Tensor& parameter : parameters) {
+    for (const auto& [name, tensor] : view->of(parameter).value_or(StateFields())) kept.push_back(tensor);
   }
   {
     const runtime::GeneratorHold hold;
     runtime::make_values(kept);
   }
   if (runtime::this_ranks_device().type == runtime::host().type) return;
-  for (const OptimizerGroup& group : optimizer.view->groups()) {  // made, or loaded, before the parameters have moved
-    for (const at::Tensor& parameter : group.parameters) {
-      const auto fields = optimizer.view->state(parameter);
-      if (fields) optimizer.view->set_state(parameter, *fields);
-    }
+  for (const at::Tensor& parameter : parameters) {  // made, or loaded, before the parameters have moved
+    if (const auto fields = view->of(parameter)) view->set(parameter, *fields);
   }
+}
+
+// Names at once, data one tensor at a time, since all may be more than a message can be.
+OptimizerEntries gathered_entries(const OptimizerEntries& own, runtime::Transport& group) {
+  runtime::WireWriter names;
+  for (const auto& [parameter, fields] : own) {
+    for (const auto& [field, tensor] : fields) names.put(parameter), names.put(field);
+  }
+  const std::vector<std::string> all = group.all_gather(names.take());
+  OptimizerEntries entries;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    runtime::read_all(all[static_cast<size_t>(rank)], "names of an optimizer's state", [&](runtime::WireReader& in) {
+      while (!in.at_end()) {
+        const std::string parameter = in.get_string(), field = in.get_string();
+        const at::Tensor mine = rank == group.rank() ? own.at(parameter).at(field) : at::Tensor();
+        entries[parameter][field] = runtime::copy_on_all(mine, rank, group, "state of an optimizer");
+      }
+    });
+  }
+  return entries;
 }
 
 OptimizerState gathered_state(const RankState& own, const Optimizer& optimizer) {
@@ -186,24 +196,22 @@ OptimizerState gathered_state(const RankState& own, const Optimizer& optimizer) 
   }
   for (const std::string& text : pipeline.all_gather(refused)) TORCH_CHECK_VALUE(text.empty(), text);
   state.is_partial = false;
-  for (const OptimizerGroup& group : optimizer.view->groups()) {
-    for (const at::Tensor& parameter : group.parameters) {
-      const bool is_owner = own.models.home(parameter).owner() == pipeline.rank();
-      if (!is_owner) state.entries.erase(name_of(*optimizer.model, parameter));
-    }
+  for (const at::Tensor& parameter : parameters_of(optimizer)) {
+    const bool is_owner = own.models.home(parameter).owner() == pipeline.rank();
+    if (!is_owner) state.entries.erase(name_of(*optimizer.model, parameter));
   }
-  state.entries = gathered(state.entries, pipeline);
+  state.entries = gathered_entries(state.entries, pipeline);
   return state;
 }
 
 void broadcast_local_state(const RankState& own, Optimizer& optimizer, int source) {
   const at::NoGradGuard no_grad;
   runtime::Transport& replicas = *own.context.replicas;
-  check_is_known(optimizer, "smp::join");
+  StateView& view = known_state(optimizer, "smp::join");
   OptimizerState state;
   if (replicas.rank() == source) state = local_state(own, optimizer);
   const auto texts = replicas.all_gather(replicas.rank() == source ? groups_to_json(state) : "");
-  state.entries = gathered(state.entries, replicas);
+  state.entries = gathered_entries(state.entries, replicas);
   if (replicas.rank() == source) return;
   groups_from_json(texts[static_cast<size_t>(source)], state);
   const std::vector<OptimizerGroup> groups = optimizer.view->groups();
@@ -211,11 +219,11 @@ void broadcast_local_state(const RankState& own, Optimizer& optimizer, int sourc
                     " parameter groups as here, got ", state.groups.size(), " from replica ", source,
                     ". Make the optimizer alike on every rank.");
   for (size_t g = 0; g < groups.size(); ++g) {
-    optimizer.view->set_options(g, state.groups[g].options);
+    view.set_options(g, state.groups[g].options);
     for (const at::Tensor& parameter : groups[g].parameters) {
       optimizer.view->erase_state(parameter);
       const auto entry = state.entries.find(name_of(*optimizer.model, parameter));
-      if (entry != state.entries.end()) optimizer.view->set_state(parameter, entry->second);
+      if (entry != state.entries.end()) view.set(parameter, entry->second);
     }
   }
 }
@@ -224,9 +232,9 @@ std::shared_ptr<OptimizerLoad> checked_load(RankState& own, Optimizer& optimizer
   const char* caller = "DistributedOptimizer::load_state_dict";
   refuse_in_body(caller);
   refuse_in_join(caller);
-  check_is_known(optimizer, caller);
+  known_state(optimizer, caller);
   return in_call(own.context, "load_state_dict of an optimizer", runtime::GroupKind::kWorld,
-                 [&] { return std::make_shared<OptimizerLoad>(own, optimizer, state, /*own_error=*/""); });
+                 [&] { return std::make_shared<OptimizerLoad>(own, optimizer, state); });
 }
 
 void apply_load(RankState& own, Optimizer& optimizer, std::shared_ptr<OptimizerLoad> load) {
@@ -243,13 +251,13 @@ void take_over_loaded(const RankState& own, Optimizer& optimizer) {
           [&] { std::exchange(optimizer.pending, nullptr)->apply_state(own.models); });
 }
 
-OptimizerLoad::OptimizerLoad(RankState& own, Optimizer& optimizer, const OptimizerState& state, std::string own_error)
-    : optimizer_(optimizer), exchange_(exchange_of(own, state, std::move(own_error))) {
+OptimizerLoad::OptimizerLoad(RankState& own, Optimizer& optimizer, const OptimizerState& state)
+    : optimizer_(optimizer), view_(*optimizer.view->state()), exchange_(exchange_of(own, state)) {
   const char* caller = "DistributedOptimizer::load_state_dict: ";
   TORCH_CHECK_VALUE(exchange_.error().empty(), caller, exchange_.error());
-  TORCH_CHECK_VALUE(exchange_.offers().contains(kGroups), caller,
+  TORCH_CHECK_VALUE(exchange_.offers().contains(kGroupsOffer), caller,
                     "expected the state of an optimizer, got an empty one on every rank.");
-  const at::Tensor bytes = exchange_.deliver(kGroups, runtime::TensorHome::on_all(own.context.pipeline->size()));
+  const at::Tensor bytes = exchange_.deliver(kGroupsOffer, runtime::TensorHome::on_all(own.context.pipeline->size()));
   groups_from_json(std::string(runtime::bytes_of(bytes)), groups_);
   const std::string text = difference(without_entries(optimizer));
   TORCH_CHECK_VALUE(text.empty(), caller, text, " Load the state of the same optimizer over the same model.");
@@ -287,14 +295,16 @@ std::string OptimizerLoad::difference(const OptimizerState& want) const {
 
 std::string OptimizerLoad::wrong_fields(const std::string& parameter, const at::Tensor& tensor,
                                         const OptionValues& options) const {
-  std::vector<std::string> missing = optimizer_.view->needed_fields(options);
+  std::string missing;
   size_t num_fields = 0;
-  const std::vector<StateField> all = optimizer_.view->fields();
-  for (const auto& [field, is_count] : all) {
+  const StateRules rules = view_.rules(options).value();
+  for (const auto& [field, is_count, is_needed] : rules.fields) {
     const auto offer = exchange_.offers().find(parameter + "/" + field);
-    if (offer == exchange_.offers().end()) continue;
+    if (offer == exchange_.offers().end()) {
+      if (is_needed && missing.empty()) missing = field;
+      continue;
+    }
     ++num_fields;
-    std::erase(missing, field);
     const auto& [dtype, sizes, content, ranks] = offer->second;
     const bool fits =
         is_count ? dtype == at::kLong && sizes.empty() : dtype == tensor.scalar_type() && tensor.sizes().equals(sizes);
@@ -308,32 +318,33 @@ std::string OptimizerLoad::wrong_fields(const std::string& parameter, const at::
        ++at) {
     const std::string field = at->first.substr(prefix.size());
     const auto is_named = [&](const StateField& one) { return one.name == field; };
-    if (std::none_of(all.begin(), all.end(), is_named)) return "unknown field " + field;
+    if (std::none_of(rules.fields.begin(), rules.fields.end(), is_named)) return "unknown field " + field;
   }
-  const bool may_be_absent = num_fields == 0 && optimizer_.view->makes_state();
-  return missing.empty() || may_be_absent ? "" : "missing field " + missing.front();
+  const bool may_be_absent = num_fields == 0 && rules.is_made_by_steps;
+  return missing.empty() || may_be_absent ? "" : "missing field " + missing;
 }
 
 void OptimizerLoad::apply_options() {
-  for (size_t g = 0; g < groups_.groups.size(); ++g) optimizer_.view->set_options(g, groups_.groups[g].options);
+  for (size_t g = 0; g < groups_.groups.size(); ++g) view_.set_options(g, groups_.groups[g].options);
 }
 
 void OptimizerLoad::apply_state(const Models& models) {
   const at::NoGradGuard no_grad;
   for (const OptimizerGroup& group : optimizer_.view->groups()) {
+    const StateRules rules = view_.rules(group.options).value();
     for (const at::Tensor& parameter : group.parameters) {
       const std::string& name = name_of(*optimizer_.model, parameter);
       const runtime::TensorHome home = models.home(parameter);
       StateFields fields;
       bool has_state = false;
-      for (const auto& [field, is_count] : optimizer_.view->fields()) {
+      for (const auto& [field, is_count, is_needed] : rules.fields) {
         if (!exchange_.offers().contains(name + "/" + field)) continue;
         const at::Tensor value = exchange_.deliver(name + "/" + field, home);
         has_state = true;
         if (value.defined()) fields[field] = at::empty_like(is_count ? value : parameter).copy_(value);
       }
       optimizer_.view->erase_state(parameter);
-      if (has_state && models.is_here(parameter)) optimizer_.view->set_state(parameter, fields);
+      if (has_state && models.is_here(parameter)) view_.set(parameter, fields);
     }
   }
 }

@@ -12,7 +12,7 @@
 namespace smp::engine {
 
 /// Throws c10::ValueError naming `caller` for an optimizer whose state is not known.
-void check_is_known(const Optimizer& optimizer, const char* caller);
+StateView& known_state(const Optimizer& optimizer, const char* caller);
 
 /// Copies of everything on every rank of the pipeline. Collective over it.
 OptimizerState gathered_state(const RankState& own, const Optimizer& optimizer);
@@ -22,8 +22,12 @@ OptimizerState local_state(const RankState& own, const Optimizer& optimizer);
 /// Options, and the state of what lives here, from replica `source` to all. Collective over the replicas.
 void broadcast_local_state(const RankState& own, Optimizer& optimizer, int source);
 
-/// Once its model is partitioned: forgets what it has made for parameters of other ranks (Adagrad, in its constructor), and
-/// gives its state values where they have been put off.
+/// What the ranks of `group` have together, on each. Collective over it.
+OptimizerEntries gathered_entries(const OptimizerEntries& own, runtime::Transport& group);
+
+/// Once its model is partitioned: forgets what it has made for parameters of other ranks (Adagrad, in its constructor).
+void forget_state_of_others(const RankState& own, Optimizer& optimizer);
+/// And gives what it keeps values where they have been put off.
 void keep_local_state(const RankState& own, Optimizer& optimizer);
 
 /// Kind and groups as JSON, numbers exact. Equal states have equal texts.
@@ -43,9 +47,8 @@ void take_over_loaded(const RankState& own, Optimizer& optimizer);
 /// A state that has been checked against the optimizer and not yet been written into it.
 class OptimizerLoad {
  public:
-  /// own_error: why this rank has no state, told on every rank. Collective over all ranks; throws
-  /// c10::ValueError on all of them alike.
-  OptimizerLoad(RankState& own, Optimizer& optimizer, const OptimizerState& state, std::string own_error);
+  /// Collective over all ranks; throws c10::ValueError on all of them alike.
+  OptimizerLoad(RankState& own, Optimizer& optimizer, const OptimizerState& state);
   /// Learning rates and the like.
   void apply_options();
   /// What the optimizer keeps per parameter, on the ranks that hold it. Collective over all ranks.
@@ -56,6 +59,7 @@ class OptimizerLoad {
   std::string wrong_fields(const std::string& parameter, const at::Tensor& tensor, const OptionValues& options) const;
 
   Optimizer& optimizer_;
+  StateView& view_;
   runtime::StateExchange exchange_;
   OptimizerState groups_;  // to load, without entries
 };
