@@ -1,22 +1,27 @@
-// Optimizers are known in Python alone: here their state is kind, groups and entries in the words of LibTorch.
+// Dictionaries of models, and saves, which are made and read as those of C++.
 #include "python_bindings/extension/state.h"
 
+#include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "python_bindings/extension/handles.h"
 #include "smp/engine/engine.h"
 #include "smp/engine/save_series.h"
-#include "smp/state_reader.h"
+#include "smp/save_parts.h"
+#include "smp/torch_optimizer_view.h"
 
 namespace smp::python {
 namespace {
@@ -30,49 +35,54 @@ std::pair<NamedTensors, StepCounts> to_python(const StateDict& state) {
   return {std::move(tensors), StepCounts(state.steps->training, state.steps->evaluation)};
 }
 
-using OptimizerGroups = std::vector<std::pair<engine::OptionValues, std::vector<std::string>>>;
-using OptimizerEntries = std::map<std::string, engine::StateFields>;  // by parameter
-
 // As os.fsdecode would: files of C++ keep any bytes.
 py::str text_of(const std::string& bytes) {
   return py::reinterpret_steal<py::str>(
       PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogateescape"));
 }
 
-py::tuple optimizer_to_python(const OptimizerState& state) {
-  py::list groups;
-  for (const OptimizerState::Group& group : state.groups) {
-    py::dict options;
-    for (const auto& [name, value] : group.options) options[text_of(name)] = value;
-    py::list parameters;
-    for (const std::string& name : group.parameters) parameters.append(text_of(name));
-    groups.append(py::make_tuple(options, parameters));
-  }
-  py::dict entries;
-  for (const auto& [parameter, fields] : state.entries) {
-    py::dict tensors;
-    for (const auto& [field, tensor] : fields) tensors[text_of(field)] = tensor;
-    entries[text_of(parameter)] = tensors;
-  }
-  return py::make_tuple(text_of(state.kind), groups, entries);
+// Without parameters: constructors make the state of those that they get.
+std::unique_ptr<torch::optim::Optimizer> made_of_kind(const std::string& kind) {
+  using namespace torch::optim;
+  const std::vector<OptimizerParamGroup> none;
+  if (kind == "SGD") return std::make_unique<SGD>(none, SGDOptions(/*lr=*/0.1));
+  if (kind == "Adam") return std::make_unique<Adam>(none);
+  if (kind == "AdamW") return std::make_unique<AdamW>(none);
+  if (kind == "RMSprop") return std::make_unique<RMSprop>(none);
+  TORCH_INTERNAL_ASSERT(kind == "Adagrad", "files of C++ hold no ", kind);
+  return std::make_unique<Adagrad>(none);
 }
 
-using NamedModels = std::vector<std::pair<std::string, const ModelHandle*>>;
-using NamedOptimizers = std::vector<std::tuple<std::string, std::string, OptimizerGroups, OptimizerEntries>>;  // name, kind
+/// What files hold in place of an optimizer of torch.optim: LibTorch's of that kind, over the same parameters.
+struct LibTorchOptimizer {
+  LibTorchOptimizer(const std::string& kind, const std::vector<std::vector<at::Tensor>>& groups, const OptimizerHandle& own)
+      : made(made_of_kind(kind)) {
+    for (const auto& parameters : groups) made->add_param_group(torch::optim::OptimizerParamGroup(parameters));
+    auto its_view = view_of(*made);
+    view = its_view.get();
+    optimizer = engine::stand_in(std::move(its_view), *own.optimizer);
+  }
+  engine::OptionValues options(size_t group) const { return view->groups().at(group).options; }
+  std::vector<std::string> fields() const {
+    const engine::StateRules rules = view->state()->rules(options(0)).value();
+    std::vector<std::string> names;
+    for (const engine::StateField& field : rules.fields) names.push_back(field.name);
+    return names;
+  }
 
-// Copies of the models', but the optimizers' own.
-state_file_internal::SavedStates states_of(const NamedModels& models, const NamedOptimizers& optimizers) {
-  state_file_internal::SavedStates states;
-  for (const auto& [name, model] : models) {
-    states.models.emplace(name, engine::local_state_dict(*model->model));
-    if (!engine::is_partitioned(*model->model)) states.unplaced.insert(name);
-  }
-  for (const auto& [name, kind, groups, entries] : optimizers) {
-    OptimizerState optimizer{.kind = kind, .groups = {}, .entries = entries, .is_partial = true};
-    for (const auto& [options, parameters] : groups) optimizer.groups.push_back({options, parameters});
-    states.optimizers.emplace(name, std::move(optimizer));
-  }
-  return states;
+  std::unique_ptr<torch::optim::Optimizer> made;
+  engine::OptimizerView* view = nullptr;
+  std::shared_ptr<engine::Optimizer> optimizer;
+};
+
+using NamedModels = std::vector<std::pair<std::string, const ModelHandle*>>;
+using NamedOptimizers = std::vector<std::pair<std::string, const LibTorchOptimizer*>>;
+
+state_file_internal::Parts parts_of(const NamedModels& models, const NamedOptimizers& optimizers) {
+  state_file_internal::Parts parts;
+  for (const auto& [name, model] : models) parts.models.emplace(name, model->model);
+  for (const auto& [name, optimizer] : optimizers) parts.optimizers.emplace(name, optimizer->optimizer);
+  return parts;
 }
 
 // Python goes on while the last file is written.
@@ -86,14 +96,7 @@ void save_in_series(engine::SaveSeries& series, int64_t step, const NamedModels&
                     const UserContent& user, bool in_background) {
   unlocked([&] {
     series.finish();
-    state_file_internal::SavedStates states = states_of(models, optimizers);
-    for (auto& [name, optimizer] : states.optimizers) {
-      for (auto& [parameter, fields] : optimizer.entries) {
-        for (auto& [field, tensor] : fields)
-          if (in_background) tensor = tensor.clone();  // torch's own state, which the next step changes
-      }
-    }
-    series.save(step, states, user, in_background);
+    series.save(step, state_file_internal::states_of(parts_of(models, optimizers)), user, in_background);
   });
 }
 
@@ -134,8 +137,19 @@ void bind_state(py::module_& module) {
              });
   module.def("save_state", [](const std::string& folder, const NamedModels& models, const NamedOptimizers& optimizers,
                               const UserContent& user) {
-    unlocked([&] { state_file_internal::save(folder, states_of(models, optimizers), user); });
+    const auto parts = parts_of(models, optimizers);
+    unlocked([&] { state_file_internal::save(folder, state_file_internal::states_of(parts), user); });
   });
+  py::class_<LibTorchOptimizer>(module, "LibTorchOptimizer")
+      .def(py::init<const std::string&, const std::vector<std::vector<at::Tensor>>&, const OptimizerHandle&>())
+      .def("fields", &LibTorchOptimizer::fields)
+      .def("options", &LibTorchOptimizer::options)
+      .def("set_options", [](const LibTorchOptimizer& own, size_t group,
+                             const engine::OptionValues& values) { own.view->state()->set_options(group, values); })
+      .def("state", [](const LibTorchOptimizer& own, const at::Tensor& tensor) { return own.view->state()->of(tensor); })
+      .def("set_state", [](const LibTorchOptimizer& own, const at::Tensor& tensor, const engine::StateFields& fields) {
+        own.view->state()->set(tensor, fields);
+      });
   py::class_<engine::SaveSeries, std::unique_ptr<engine::SaveSeries, DeleteUnlocked>>(module, "SaveSeries")
       .def(py::init([](const std::string& folder, int num_kept, bool on_each_host) {
         const SaveCopies copies = on_each_host ? SaveCopies::kOnEachHost : SaveCopies::kOne;
@@ -144,20 +158,18 @@ void bind_state(py::module_& module) {
       .def("save", &save_in_series)
       .def("finish", [](engine::SaveSeries& series) { unlocked([&] { series.finish(); }); })
       .def_static("resume", &resume_from_series);
-  // Calls check with the kind, groups and entries that this rank has read of each optimizer, and when all fit what it has
-  // returned, before models change.
-  module.def("load_state", [](const std::string& folder, const NamedModels& models,
-                              const std::vector<std::string>& optimizers, const py::function& check) {
+  // Calls take_over when the optimizers of LibTorch have what all ranks have read and all fits, before models change.
+  module.def("load_state", [](const std::string& folder, const NamedModels& models, const NamedOptimizers& optimizers,
+                              const py::function& take_over) {
+    const auto parts = parts_of(models, optimizers);
     const UserContent user = unlocked([&] {
-      state_file_internal::Reader reader(folder, state_file_internal::keys_of(models), optimizers);
-      for (const auto& [name, model] : models) reader.check(name, *model->model);
-      for (const std::string& name : optimizers) static_cast<void>(reader.optimizer(name));
+      state_file_internal::Reader reader(folder, state_file_internal::keys_of(parts.models),
+                                         state_file_internal::keys_of(parts.optimizers));
+      for (const auto& [name, model] : parts.models) reader.check(name, *model);
+      for (const auto& [name, optimizer] : parts.optimizers) engine::load_state_dict(*optimizer, reader.optimizer(name));
       {
         const py::gil_scoped_acquire lock;
-        std::vector<py::object> applications;
-        for (const std::string& name : optimizers)
-          applications.push_back(check(name, *optimizer_to_python(reader.optimizer(name))));
-        for (const py::object& apply : applications) apply();
+        take_over();
       }
       reader.apply();
       return reader.user();

@@ -285,6 +285,10 @@ std::shared_ptr<Optimizer> add_optimizer(std::unique_ptr<OptimizerView> view, co
   return optimizer;
 }
 
+std::shared_ptr<Optimizer> stand_in(std::unique_ptr<OptimizerView> view, const Optimizer& optimizer) {
+  return std::make_shared<Optimizer>(Optimizer{.view = std::move(view), .model = optimizer.model, .loads_at_once = true});
+}
+
 bool begin_update(Optimizer& optimizer, bool has_finite_gradients) {
   const char* caller = "DistributedOptimizer::step";
   refuse_in_body(caller);

@@ -106,6 +106,9 @@ void make_values(const std::vector<at::Tensor>& tensors);
 
 /// Throws c10::ValueError where the view updates what the model does not have.
 std::shared_ptr<Optimizer> add_optimizer(std::unique_ptr<OptimizerView> view, const std::shared_ptr<Model>& model);
+/// Another one over the same parameters, for its options and state: it counts for nothing else, and takes over at once what
+/// is loaded.
+std::shared_ptr<Optimizer> stand_in(std::unique_ptr<OptimizerView> view, const Optimizer& optimizer);
 /// Before each update, on all ranks: takes over what was loaded and counts. False: this update is left out
 /// (Config::nonfinite). `has_finite_gradients`: the caller has seen to it on all ranks, whatever the loss, as loss scalers
 /// do.

@@ -16,6 +16,7 @@ struct Optimizer {
   std::shared_ptr<Model> model;
   uint64_t num_steps = 0;                    // since all ranks held the same updates
   bool has_local_state = false;              // and none of parameters that live elsewhere
+  bool loads_at_once = false;                // does not wait with `pending`
   std::shared_ptr<OptimizerLoad> pending{};  // a state that was loaded before the first step
 };
 

@@ -242,7 +242,8 @@ void apply_load(RankState& own, Optimizer& optimizer, std::shared_ptr<OptimizerL
   optimizer.pending->apply_options();
   // Before the first step every rank holds every parameter, and waits to take over the state of its own alone. The groups
   // that the load has come through end with the step that decides the layout.
-  if (optimizer.model->is_partitioned() || !own.context.is_laid_out) take_over_loaded(own, optimizer);
+  const bool waits = own.context.is_laid_out && !optimizer.model->is_partitioned() && !optimizer.loads_at_once;
+  if (!waits) take_over_loaded(own, optimizer);
 }
 
 void take_over_loaded(const RankState& own, Optimizer& optimizer) {

@@ -21,8 +21,8 @@ class SaveSeries:
 
     @of_checkpoints
     def save(self, step, model, user_content=None, *, optimizer=None, in_background=False):
-        """save_state behind `step`. In the background it returns when the state has been copied, for which each rank needs the
-        memory of its file a second time, and files are written while training goes on; what goes wrong comes with the next
+        """save_state behind `step`, for which each rank needs the memory of its file a second time. In the background it returns
+        when the state has been copied, and files are written while training goes on; what goes wrong comes with the next
         call."""
         models, optimizers = state_files.begin("SaveSeries.save", (self._folder, step), model, optimizer)
         states = agreed("SaveSeries.save", lambda: state_files.states_of(models, optimizers, user_content))

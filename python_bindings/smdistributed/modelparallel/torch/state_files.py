@@ -9,7 +9,7 @@ from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import files, libtorch_state
 from smdistributed.modelparallel.torch.agreement import agreed
 from smdistributed.modelparallel.torch.checkpoint import check_alike, of_checkpoints
-from smdistributed.modelparallel.torch.model import DistributedModel, model_of
+from smdistributed.modelparallel.torch.model import DistributedModel
 
 
 @of_checkpoints
@@ -28,15 +28,17 @@ def load_state(folder, model, *, optimizer=None):
     """Loads the model, and the optimizer where one is given, of a folder that smp::save_state of C++ or save_state wrote, and
     returns its texts by name. Collective over all ranks; where it raises, on all, nothing has changed."""
     models, optimizers = begin("load_state", os.fspath(folder), model, optimizer)
+    twins = agreed("load_state", lambda: _twins_of(models, optimizers))
 
-    def loading(name, *state):
-        return libtorch_state.loading(optimizers[name], _model_of(optimizers[name], models), *state)
+    def take_over():
+        for load in agreed("load_state", lambda: [each.loaded() for each in twins.values()]):
+            load()
 
-    return _engine.load_state(os.fspath(folder), _handles(models), sorted(optimizers), loading)
+    return _engine.load_state(os.fspath(folder), _handles(models), _made(twins), take_over)
 
 
 def states_of(models, optimizers, user_content):
-    """What files of C++ hold of this rank: models, each optimizer's kind, groups and entries, and texts."""
+    """What files of C++ hold: models, optimizers of LibTorch, and texts."""
     content = user_content or {}
     try:
         "".join([*content, *content.values()]).encode()
@@ -45,22 +47,22 @@ def states_of(models, optimizers, user_content):
             f"expected user_content to be texts by name, which files of C++ hold, got {content!r}. Pass json.dumps() of what "
             "is none, and the optimizer as optimizer=."
         ) from None
-    states = [(name, *libtorch_state.of(each, _model_of(each, models))) for name, each in sorted(optimizers.items())]
-    return _handles(models), states, content
+    twins = _twins_of(models, optimizers)
+    for twin in twins.values():
+        twin.fill()
+    return _handles(models), _made(twins), content
 
 
 def _handles(models):
     return [(name, model._engine_model) for name, model in sorted(models.items())]
 
 
-def _model_of(optimizer, models):
-    """That which it updates; another one where that is not there, which libtorch_state refuses."""
-    owners = [
-        model
-        for model in models.values()
-        if hasattr(optimizer, "_engine_optimizer") and model_of(optimizer._parameters()) is model
-    ]
-    return (owners or [*models.values()])[0]
+def _twins_of(models, optimizers):
+    return {name: libtorch_state.Twin(each, models.values()) for name, each in sorted(optimizers.items())}
+
+
+def _made(twins):
+    return [(name, twin.made) for name, twin in twins.items()]
 
 
 def begin(caller, place, model, optimizer):
