@@ -46,7 +46,7 @@ endif
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
   -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv digits transformers notebooks types python-given configure build demo demo-python formatter format linter tidy test fuzz test-gpu bench peers install wheel clean
+.PHONY: help packages venv digits transformers notebooks types python-given configure build demo demo-python formatter format linter tidy built-tests test test-long fuzz test-gpu bench peers install wheel clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -155,12 +155,17 @@ tidy: linter  ## What the compiler does not see, in the library (.clang-tidy): t
 	  xargs -n 1 -P $(jobs) build/formatter/bin/clang-tidy --quiet -p build/tidy --extra-arg=-Wno-unknown-warning-option
 
 # Configured anew, since that measures how long tests may take on this machine as it now is.
-test: formatter digits transformers notebooks types configure  ## All tests that the preset runs
+built-tests: formatter digits transformers notebooks types configure
 	@echo "build: libraries, programs and tests, on $(jobs) cores; no benchmarks"
 	@cmake --build $(build) --parallel $(jobs)
 	@cat $(build)/torch_taken.txt
 	@cmake $(build) | grep 'time limits'
+
+test: built-tests  ## The tests that the preset runs; they guard every promise
 	@ctest --preset $(PRESET) --parallel $(jobs)
+
+test-long: built-tests  ## What `make test` leaves out: whole sweeps, soaks, faults ten times over (docs/building.md)
+	@ctest --preset $(PRESET)-long --parallel $(jobs)
 
 fuzz:  ## Decoders of messages and files under libFuzzer, SECONDS=60 each; needs clang-16 and libclang-rt-16-dev
 	@$(MAKE) configure PRESET=fuzz MPI=OFF

@@ -33,15 +33,36 @@ function(smp_scale_time_limits)
   endforeach()
 endfunction()
 
-# smp_add_test(name SOURCES a_test.cpp ... [LIBS target ...] [LABELS unit|mpi|slow ...] [RANKS n ...] [TIMEOUT s])
+# smp_long_tests(test ...): leaves them to `make test-long`. They run in their long form, where they have two.
+function(smp_long_tests)
+  set_property(TEST ${ARGN} APPEND PROPERTY LABELS long)
+  set_property(TEST ${ARGN} APPEND PROPERTY ENVIRONMENT SMP_TEST_LONG=1)
+endfunction()
+
+# smp_forms(forms name LONG): NAME, and NAME_long where LONG is true. smp_end_forms(form ...), once those are tests.
+function(smp_forms forms name has_long)
+  set(names ${name})
+  if(has_long)
+    list(APPEND names ${name}_long)
+  endif()
+  set(${forms} ${names} PARENT_SCOPE)
+endfunction()
+function(smp_end_forms name)
+  if(ARGN)
+    smp_long_tests(${ARGN})
+  endif()
+endfunction()
+
+# smp_add_test(name SOURCES a_test.cpp ... [LIBS target ...] [LABELS unit|mpi|slow ...] [RANKS n ...] [TIMEOUT s] [LONG])
 #   LABELS   default: unit, or mpi when RANKS is given. A test with label mpi exists only where MPI was found. Tests whose
 #            ranks are threads have the label loopback as well: ThreadSanitizer runs them.
 #   RANKS    runs the program once per number, as <name>_np<n>, under mpirun on n processes of this machine.
 #   TIMEOUT  seconds until CTest kills the test, multiplied as above; default 300.
+#   LONG     runs the program a second time, as <name>_long, in the form that tests/support/long_form.h asks for.
 # GoogleTest's main is linked unless a source brings its own. What links smp_test_support or smp_test_ranks reads most of
 # torch/torch.h, and takes it precompiled.
 function(smp_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LIBS;LABELS;RANKS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "LONG" "TIMEOUT" "SOURCES;LIBS;LABELS;RANKS")
   if(NOT arg_SOURCES OR arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "smp_add_test(${name}): expected SOURCES and known keywords, got '${ARGN}'")
   endif()
@@ -66,9 +87,13 @@ function(smp_add_test name)
     smp_use_torch_pch(${name})
   endif()
   if(NOT arg_RANKS)
-    add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
-    set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
-      ENVIRONMENT OMP_NUM_THREADS=1)
+    smp_forms(forms ${name} ${arg_LONG})
+    foreach(form IN LISTS forms)
+      add_test(NAME ${form} COMMAND ${name} --gtest_brief=1)
+      set_tests_properties(${form} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
+        ENVIRONMENT OMP_NUM_THREADS=1)
+    endforeach()
+    smp_end_forms(${forms})
   endif()
   foreach(ranks IN LISTS arg_RANKS)
     add_test(NAME ${name}_np${ranks}

@@ -12,6 +12,7 @@
 #include "runtime/device/device.h"
 #include "smp/smp.h"
 #include "tests/support/bits.h"
+#include "tests/support/long_form.h"
 #include "tests/support/messages.h"
 #include "tests/support/random_program.h"
 #include "tests/support/smp_ranks.h"
@@ -167,7 +168,7 @@ bool names_place_and_way_out(const std::string& text) {
 
 TEST(RandomPrograms, EqualAPlainLoopOrAreRefused) {
   const bool is_on_gpu = runtime::this_ranks_device().type != runtime::host().type;
-  const uint64_t num_programs = is_on_gpu ? 500 : 1000;
+  const auto num_programs = static_cast<uint64_t>(support::num_random(is_on_gpu ? 500 : 1000));
   at::set_num_threads(1);
   int num_equal = 0, num_refused = 0, num_thrown_alike = 0, num_replayed = 0;
   std::map<std::string, std::vector<uint64_t>> refusals;  // by text behind the place: the seeds

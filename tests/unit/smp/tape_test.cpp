@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "smp/smp.h"
+#include "tests/support/long_form.h"
 #include "tests/support/model_zoo.h"
 #include "tests/support/oracle.h"
 #include "tests/support/random_graph.h"
@@ -88,10 +89,10 @@ INSTANTIATE_TEST_SUITE_P(Zoo, Tape, testing::ValuesIn(support::model_zoo()),
 
 // Writes in place, through views too; values shared by several readers; several results and losses; dropouts.
 TEST(TapeRandomGraphs, EqualTheUnsplitModelOrSayWhyTheyAreNotTaped) {
-  constexpr int kNumGraphs = 500;
+  const int num_graphs = support::num_random(500);
   at::set_num_threads(1);
   int num_taped = 0;
-  for (uint64_t seed = 0; seed < kNumGraphs; ++seed) {
+  for (uint64_t seed = 0; seed < static_cast<uint64_t>(num_graphs); ++seed) {
     const ZooModel model =
         support::random_graph(seed, {.with_tied_weights = seed % 4 == 0, .with_more_losses = seed % 2 == 0});
     const int microbatches = 1 + static_cast<int>(seed / 2 % 2) * 3, ranks = 1 + static_cast<int>(seed % 3 == 0);
@@ -103,7 +104,7 @@ TEST(TapeRandomGraphs, EqualTheUnsplitModelOrSayWhyTheyAreNotTaped) {
     EXPECT_NE(run.reasons(), "; ") << "seed " << seed;
     std::cout << "seed " << seed << ": " << run.reasons() << '\n';
   }
-  EXPECT_GE(num_taped, kNumGraphs * 95 / 100);
+  EXPECT_GE(num_taped, num_graphs * 95 / 100);
 }
 
 at::Tensor opaque_tanh(const at::Tensor& x) {
@@ -112,10 +113,10 @@ at::Tensor opaque_tanh(const at::Tensor& x) {
 
 // Tapes on both sides of what is not taped: values and gradients cross between them, parameters are shared.
 TEST(TapeRandomGraphs, EqualTheUnsplitModelInSegments) {
-  constexpr int kNumGraphs = 200;
+  const int num_graphs = support::num_random(200);
   at::set_num_threads(1);
   int num_in_segments = 0;
-  for (uint64_t seed = 0; seed < kNumGraphs; ++seed) {
+  for (uint64_t seed = 0; seed < static_cast<uint64_t>(num_graphs); ++seed) {
     const ZooModel model = support::random_graph(
         seed,
         {.operations = 36, .with_tied_weights = seed % 4 == 0, .with_more_losses = seed % 2 == 0, .tanh = opaque_tanh});
@@ -127,8 +128,8 @@ TEST(TapeRandomGraphs, EqualTheUnsplitModelInSegments) {
       return report.num_taped > 0 && report.stays_on_autograd.find(" operators)") != std::string::npos;
     });
   }
-  std::cout << num_in_segments << " of " << kNumGraphs << " in segments\n";
-  EXPECT_GE(num_in_segments, kNumGraphs / 2);
+  std::cout << num_in_segments << " of " << num_graphs << " in segments\n";
+  EXPECT_GE(num_in_segments, num_graphs / 2);
 }
 
 }  // namespace
