@@ -29,8 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kTermLimit = std::chrono::seconds(5);
 constexpr auto kKillLimit = std::chrono::seconds(10);  // for processes that a file system holds
-constexpr auto kStuckLimit = std::chrono::seconds(30);
-constexpr auto kLookInterval = std::chrono::seconds(3);
+constexpr int kLooks = 10;                             // in the time in which a program counts as stuck
 constexpr auto kPollInterval = std::chrono::milliseconds(20);
 
 [[noreturn]] void throw_errno(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
@@ -198,8 +197,11 @@ bool is_output_held_up() {
 
 }  // namespace
 
-Supervisor::Supervisor(std::chrono::seconds grace)
-    : signals_(std::make_unique<const Signals>()), grace_(grace), not_of_the_job_(descendants({})) {}
+Supervisor::Supervisor(std::chrono::seconds grace, std::chrono::milliseconds stuck_limit)
+    : signals_(std::make_unique<const Signals>()),
+      grace_(grace),
+      stuck_limit_(stuck_limit),
+      not_of_the_job_(descendants({})) {}
 
 Supervisor::~Supervisor() = default;
 
@@ -247,12 +249,12 @@ int Supervisor::run(const std::vector<std::string>& arguments) {
   while (!status) {
     const auto now = Clock::now();
     if (now >= next_look) {
-      next_look = now + kLookInterval;
+      next_look = now + stuck_limit_ / kLooks;
       if (!is_stuck(program))
         stuck_since = Clock::time_point::max();
       else if (stuck_since > now)
         stuck_since = now;
-      else if (now - stuck_since >= kStuckLimit) {
+      else if (now - stuck_since >= stuck_limit_) {
         std::cerr << "smp run: " << arguments[0] << " does not end though all that it has started has: killed" << std::endl;
         kill(program, SIGKILL);
       }

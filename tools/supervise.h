@@ -28,8 +28,8 @@ class Signals;
 /// group of its own, unless a terminal is its standard input: then what that sends reaches both. When this process is
 /// killed, the program gets a SIGTERM.
 ///
-/// A program all of whose children have ended, and that has not fetched the status of one for 30 s, gets SIGKILL: mpirun of
-/// Open MPI 4.1 stays for ever where a rank ends while it makes its connection to it.
+/// A program all of whose children have ended, and that has not fetched the status of one for `stuck_limit`, gets SIGKILL:
+/// mpirun of Open MPI 4.1 stays for ever where a rank ends while it makes its connection to it.
 ///
 /// What the program leaves behind is ended and removed: processes; where mpirun was killed, its session folder and the
 /// shared memory of its ranks.
@@ -37,7 +37,7 @@ class Signals;
 /// Once it is made, also between two programs and behind the last, none of these signals ends this process.
 class Supervisor {
  public:
-  explicit Supervisor(std::chrono::seconds grace);
+  explicit Supervisor(std::chrono::seconds grace, std::chrono::milliseconds stuck_limit = std::chrono::seconds(30));
   ~Supervisor();
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
@@ -52,6 +52,7 @@ class Supervisor {
 
   std::unique_ptr<const Signals> signals_;
   std::chrono::seconds grace_;
+  std::chrono::milliseconds stuck_limit_;
   std::set<pid_t> not_of_the_job_;  // children that this process had before
   bool is_stopping_ = false;
 };

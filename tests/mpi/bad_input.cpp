@@ -1,5 +1,5 @@
 // Training programs that do one thing wrong, written as a user would: smp/smp.h and LibTorch only.
-// Driven by bad_input_test.py; usage, under mpirun: bad_input CASE caught|uncaught TOKEN
+// Driven by bad_input_test.py; usage, under mpirun: bad_input CASE[,CASE...] caught|uncaught TOKEN
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "smp/smp.h"
 
@@ -288,12 +290,15 @@ void attempt(bool catches, const std::function<void()>& bad, const std::function
 }  // namespace
 
 int main(int argc, char** argv) {
-  TORCH_CHECK_VALUE(argc == 4, "usage: bad_input CASE caught|uncaught TOKEN");
-  const std::string name = argv[1];
+  TORCH_CHECK_VALUE(argc == 4, "usage: bad_input CASE[,CASE...] caught|uncaught TOKEN");
+  std::vector<std::string> cases;
+  std::istringstream list(argv[1]);
+  for (std::string name; std::getline(list, name, ',');) cases.push_back(name);
   const bool catches = argv[2] == std::string("caught");
   torch::manual_seed(1);
   Net net;
-  if (kStartCases.count(name) == 1) {
+  for (const std::string& name : cases) {
+    if (kStartCases.count(name) == 0) continue;
     attempt(catches, kStartCases.at(name), [&] { return net->named_parameters().pairs(); });
     unsetenv("SMP_CONFIG");
   }
@@ -302,7 +307,8 @@ int main(int argc, char** argv) {
   smp::set_partition(*net->table, smp::pp_size() - 1);
   for (int step = 0; step < kNumSteps; ++step) {
     const bool is_partitioned = step > 0;
-    if (kTrainingCases.count(name) == 1 && (is_partitioned || name != "released_parameter")) {
+    for (const std::string& name : cases) {
+      if (kTrainingCases.count(name) == 0 || (!is_partitioned && name == "released_parameter")) continue;
       attempt(catches, [&] { kTrainingCases.at(name)(training); }, [&] { return training.model.local_named_parameters(); });
       net->uses_a_custom_function = false;
     }

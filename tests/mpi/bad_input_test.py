@@ -6,6 +6,7 @@ can train on; who does not ends the job with it as the last line of any rank.
 """
 
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -19,11 +20,11 @@ TWO_REPLICAS = {"SMP_CONFIG": json.dumps({"pipeline_parallel_degree": 2})}
 
 # Texts of the message: what was expected, what came, the way out.
 REFUSED_AT_START = {
-    "step_before_init": ("expected smp::init() to have been called", "got no context", "Call smp::init() first"),
     "configuration_of_the_environment": (
         "configuration: 4 errors", 'unknown key "microbatch"; did you mean "microbatches"?',
         'pipeline: expected one of "interleaved", "simple", got "interleave"',
         'active_microbatches: expected an integer, 0 or more, got "two"', "horovod: true is not available yet. Remove"),
+    "step_before_init": ("expected smp::init() to have been called", "got no context", "Call smp::init() first"),
     "degree_that_does_not_fit": ("expected a world size divisible by", "got 2 ranks", "Start a multiple of 3 processes"),
     "different_configuration_on_two_ranks": (
         "expected the same configuration on all ranks", "microbatches: 2 against 4", "Give all ranks the same"),
@@ -41,16 +42,21 @@ REFUSED_IN_TRAINING = {
     "throw_in_the_body": ("the tokenizer met a wrong byte",),
 }
 REFUSED = {**REFUSED_AT_START, **REFUSED_IN_TRAINING}
+# Before there are ranks, before they agree, in a call and in a step of all of them, and on the one that runs the body.
+UNCAUGHT = ("configuration_of_the_environment", "step_before_init", "different_configuration_on_two_ranks",
+            "wrong_partition_of_a_module", "indivisible_batch", "throw_in_the_body")
 
 
-def environment_of(case):
-    return BAD_CONFIG if case == "configuration_of_the_environment" else {}
+def environment_of(cases):
+    return BAD_CONFIG if "configuration_of_the_environment" in cases else {}
 
 
-def num_attempts(case):
-    if case in REFUSED_AT_START:
-        return 1
-    return 2 if case == "released_parameter" else 3  # nothing is released before the first step
+def attempts(cases):
+    """As the program makes them: once before training, in training ahead of each step."""
+    at_start = [case for case in cases if case in REFUSED_AT_START]
+    in_training = [case for case in cases if case not in REFUSED_AT_START]
+    # Nothing is released before the first step.
+    return at_start + [case for step in range(3) for case in in_training if step > 0 or case != "released_parameter"]
 
 
 def weights(text):
@@ -75,14 +81,15 @@ class BadInput(worlds.WorldTestCase):
     def refusals(self, words):
         """What this rank caught, after the check that nothing has changed."""
         found = [i for i, word in enumerate(words) if word.startswith(("refused", "went through"))]
+        snapshots = {}  # by step
         for i in found:
             before, after = weights(words[i - 1]), weights(words[i + 1])
             # A first step that is not refused releases parameters.
             common = before.keys() & after.keys()
             self.assertTrue(common, self.output)
             self.assertEqual([before[name] for name in common], [after[name] for name in common], self.output)
-        snapshots = [weights(words[i - 1]) for i in found]
-        for earlier, later in zip(snapshots, snapshots[1:]):  # good steps lie between
+            snapshots.setdefault(sum(word.startswith("loss") for word in words[:i]), after)
+        for earlier, later in itertools.pairwise(snapshots.values()):  # good steps lie between
             for name in later:
                 self.assertNotEqual(earlier[name], later[name], self.output)
         return [words[i] for i in found]
@@ -95,32 +102,34 @@ class BadInput(worlds.WorldTestCase):
         self.assertEqual([len(words) for words in losses], [3] * num_ranks, self.output)
         return losses
 
-    def check_caught(self, case, texts, num_ranks=2, environment=None, replicas=False):
-        code, lines = self.run_world(case, "caught", num_ranks, environment)
+    def check_caught(self, cases, num_ranks=2, environment=None, replicas=False):
+        """cases: what each is refused with."""
+        code, lines = self.run_world(",".join(cases), "caught", num_ranks, environment)
         self.assertEqual(code, 0, self.output)
         for rank in range(num_ranks):
             words = self.said(lines, rank)
             refusals = self.refusals(words)
-            self.assertEqual(len(refusals), num_attempts(case), self.output)
-            for refusal in refusals:
+            for case, refusal in zip(attempts(cases), refusals, strict=True):
                 self.assertTrue(refusal.startswith("refused "), self.output)
-                for text in texts:
-                    self.assertIn(text, refusal)
+                for text in cases[case]:
+                    self.assertIn(text, refusal, case)
             losses = [word for word in words if word.startswith("loss")]
             self.assertEqual(losses, self.good_losses(num_ranks, replicas)[rank], self.output)
 
     def test_refused_on_every_rank_and_training_goes_on(self):
-        for case, texts in REFUSED.items():
-            with self.subTest(case):
-                self.check_caught(case, texts, environment=environment_of(case))
+        """One after the other in one job, in the long form each in one of its own."""
+        alone = [{case: texts} for case, texts in REFUSED.items()] if worlds.IS_LONG else []
+        for cases in (REFUSED_AT_START, REFUSED_IN_TRAINING, *alone):
+            with self.subTest(list(cases)):
+                self.check_caught(cases, environment=environment_of(cases))
 
     def test_refusal_that_nobody_catches_ends_the_job_and_is_its_last_line(self):
-        for case, texts in REFUSED.items():
+        for case in REFUSED if worlds.IS_LONG else UNCAUGHT:
             with self.subTest(case):
-                lines = self.run_uncaught(case, environment=environment_of(case))
+                lines = self.run_uncaught(case, environment=environment_of([case]))
                 # Before init nobody has a rank, and C++ itself prints what it was that nobody caught.
                 last = self.output if case == "step_before_init" else worlds.reports(lines[-1:])[0]
-                for text in texts:
+                for text in REFUSED[case]:
                     self.assertIn(text, last)
 
     def test_variables_of_a_world_without_its_mpirun_are_refused(self):
@@ -132,7 +141,7 @@ class BadInput(worlds.WorldTestCase):
         self.assertIn(f"expected MPI to find rank 0 of 2 ({rank}=0, {size}=2), got rank 0 of 1", job.stdout)
 
     def test_refusal_of_one_replica_is_refused_by_all(self):
-        self.check_caught("indivisible_batch_on_one_replica", REFUSED["indivisible_batch"], num_ranks=4,
+        self.check_caught({"indivisible_batch_on_one_replica": REFUSED["indivisible_batch"]}, num_ranks=4,
                           environment=TWO_REPLICAS, replicas=True)
         lines = self.run_uncaught("indivisible_batch_on_one_replica", 4, TWO_REPLICAS)
         self.assertRegex(lines[-1], r"^\[rank \d\] .*expected a batch size divisible by microbatches=2, got 7")

@@ -74,4 +74,4 @@ class Secrets(unittest.TestCase):
 
 if __name__ == "__main__":
     SMP, SELFTEST = sys.argv[1:]
-    unittest.main(argv=["test"], verbosity=2)
+    worlds.run_side_by_side()

@@ -2,7 +2,7 @@
 
 Usage: fault_soak.py SMP RECOVERING [--ranks N] [--stages N] [--steps N] [--faults N] [--seed N]
 
-Faults come behind random steps, and one in six where a restarted rank begins; of each kind there are as many. A rank is killed, or
+Faults come behind random steps, and, of more than one of each kind, one in six where a restarted rank begins. A rank is killed, or
 stopped for good; all ranks are killed at once; mpirun is; a rank is asked to stop, whereupon the job is begun anew by hand; the
 newest save is damaged and a rank killed. The job waits behind each step for this script, and so is at most a few steps further
 than what has arrived of its output: one for each step whose reader was killed. Prints how many of each there were, how often the
@@ -162,7 +162,7 @@ def main():
     random.seed(options.seed)
     kinds = [KINDS[n % len(KINDS)] for n in range(options.faults)]
     random.shuffle(kinds)
-    at_starts = options.faults // 6
+    at_starts = options.faults // 6 if options.faults > len(KINDS) else 0
     places = random.sample(range(options.steps * 3 // 4), options.faults - at_starts)
     places += random.sample(range(-options.ranks * (options.faults // 2), -options.ranks), at_starts)
     with tempfile.TemporaryDirectory() as folder:

@@ -37,11 +37,12 @@ class Resume(worlds.WorldTestCase):
             self.assertEqual(files, [*expected, "state.json"])
 
     def test_same_ranks(self):
-        for ranks in ((1, 1), (2, 2), (3, 3), (4, 4), (4, 2)):
+        for ranks in ((1, 1), (2, 2), (3, 3), (4, 4), (4, 2)) if worlds.IS_LONG else ((3, 3), (4, 2)):
             self.check(ranks, ranks)
 
     def test_other_number_of_stages(self):
-        for before, after in (((1, 1), (3, 3)), ((2, 2), (4, 4)), ((3, 3), (2, 2)), ((4, 4), (1, 1))):
+        more = (((2, 2), (4, 4)), ((4, 4), (1, 1))) if worlds.IS_LONG else ()
+        for before, after in (((1, 1), (3, 3)), ((3, 3), (2, 2)), *more):
             self.check(before, after)
 
     def test_a_damaged_file_is_refused_by_all(self):
@@ -56,7 +57,7 @@ class Resume(worlds.WorldTestCase):
 
     def test_a_signal_saves_behind_a_step(self):
         """To mpirun, as Slurm sends it ahead of its limit. What goes on is what would have."""
-        for ranks in ((2, 2), (4, 2)):
+        for ranks in ((2, 2), (4, 2)) if worlds.IS_LONG else ((4, 2),):
             with self.subTest(ranks), tempfile.TemporaryDirectory() as folder:
                 config = {"microbatches": 4 // (ranks[0] // ranks[1]), "pipeline_parallel_degree": ranks[1], "seed": 5,
                           "log_level": "warning"}

@@ -1,6 +1,6 @@
-// Two replicas of two stages, one of whose ranks does more than the others from step kFrom on, in its operators or between
-// its steps: straggling RANK computing|between|recv_from|send|allgather TOKEN; behind its steps all others wait for it in
-// the call that is named. Driven by stragglers_test.py.
+// Two replicas of two stages, some of whose ranks do more than the others from step kFrom on, in their operators or between
+// their steps: straggling own|others TOKEN. In `own` rank 3 computes longer, and rank 0 takes longer between its steps. In
+// `others` it is rank 1 alone, for which each of the others waits in another call. Driven by stragglers_test.py.
 #include <torch/torch.h>
 
 #include <chrono>
@@ -12,8 +12,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kFrom = 12, kTo = 32;
-constexpr auto kLong = std::chrono::milliseconds(200);  // six such steps take more than a second
+constexpr int kFrom = 12, kTo = 32, kMicrobatches = 2;
+constexpr std::chrono::milliseconds kLong(200);  // six such steps take more than a second
 
 std::chrono::milliseconds in_operators{0};
 
@@ -36,29 +36,24 @@ struct Net : torch::nn::Module {
       register_module("layers", torch::nn::Sequential(torch::nn::Linear(16, 16), torch::nn::Linear(16, 16)));
 };
 
-/// All ranks but `slow` wait for it in `call`, if that is one.
-void wait_for(int slow, std::string_view call) {
-  const bool others_send = call == "send";
-  if (call == "allgather") smp::allgather(smp::rank(), smp::CommGroup::WORLD);
-  if (!others_send && call != "recv_from") return;
-  for (int other = 0; other < smp::size(); ++other) {
-    const bool is_slow = smp::rank() == slow;
-    if (other == slow || (!is_slow && smp::rank() != other)) continue;
-    const int peer = is_slow ? other : slow;
-    if (is_slow == others_send)
-      smp::recv_from<int>(peer, smp::WORLD_RANK);
-    else
-      smp::send(0, peer, smp::WORLD_RANK);
+/// Rank 0 in send, rank 2 in recv_from and rank 3 in allgather.
+void wait_for_rank_1(const smp::ProcessGroup& ranks_1_and_3) {
+  const int rank = smp::rank();
+  if (rank == 0) smp::send(0, 1, smp::WORLD_RANK);
+  if (rank == 2) smp::recv_from<int>(1, smp::WORLD_RANK);
+  if (rank == 1) {
+    smp::recv_from<int>(0, smp::WORLD_RANK);
+    smp::send(0, 2, smp::WORLD_RANK);
   }
+  if (ranks_1_and_3.is_member()) smp::allgather(rank, ranks_1_and_3);
 }
 
 }  // namespace
 
 int main(int, char** argv) {
-  const int slow = std::stoi(argv[1]);
-  const std::string_view where = argv[2];
-  std::chrono::milliseconds between{0};
-  smp::init({.pipeline_parallel_degree = 2, .microbatches = 2, .log_level = smp::LogLevel::kWarning});
+  const bool others_wait_in_calls = argv[1] == std::string_view("others");
+  smp::init({.pipeline_parallel_degree = 2, .microbatches = kMicrobatches, .log_level = smp::LogLevel::kWarning});
+  const smp::ProcessGroup ranks_1_and_3 = smp::new_group({1, 3});
   auto net = std::make_shared<Net>();
   smp::DistributedModel model(net);
   auto train_step = smp::step([&](at::Tensor x) {
@@ -66,11 +61,13 @@ int main(int, char** argv) {
     model.backward(loss);
     return loss;
   });
+  const int slow_between = others_wait_in_calls ? 1 : 0;
   for (int step = 0; step < kTo; ++step) {
-    if (step == kFrom && smp::rank() == slow) (where == "computing" ? in_operators : between) = kLong;
+    const bool is_slow = step >= kFrom;
+    if (is_slow && !others_wait_in_calls && smp::rank() == 3) in_operators = kLong / kMicrobatches;
     train_step(torch::ones({8, 16}));
-    work_for(between);
-    wait_for(slow, where);
+    if (is_slow && smp::rank() == slow_between) work_for(kLong);
+    if (others_wait_in_calls) wait_for_rank_1(ranks_1_and_3);
   }
   smp::shutdown();
 }

@@ -194,6 +194,7 @@ class Supervised(unittest.TestCase):
                     self.assertIn(b"the job has ended with 9", lines.read())
                 self.assertEqual(run.wait(), 75)
 
+    @worlds.long  # half a minute; with a shorter limit and another program in tests/unit/tools/supervise_test.cpp
     def test_a_program_that_stays_when_its_ranks_have_gone_is_ended(self):
         """mpirun does so now and then where a rank ends while the two connect; stopped, it does so always."""
         job = self.start(program="stays")
@@ -246,4 +247,4 @@ class Supervised(unittest.TestCase):
 
 if __name__ == "__main__":
     SMP, FAILING_WORLD = sys.argv[1:]
-    unittest.main(argv=["test"], verbosity=2)
+    worlds.run_side_by_side()

@@ -95,7 +95,7 @@ class Hosts:
 
         server = socketserver.ThreadingUnixStreamServer(str(self.folder / "asked"), Asked)
         server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
         self.cleanup.callback(server.server_close)
         self.cleanup.callback(server.shutdown)
 

@@ -1,5 +1,5 @@
 """Jobs of two and three hosts: that they run and have the bits of one, what they listen on, and what becomes of them when the
-network between the hosts is gone.
+network between the hosts is gone. Tests run side by side, since most wait for a host to be missed.
 
 Usage: two_hosts_test.py TwoHosts|OverSsh SMP FAILING_WORLD RESUME RECOVERING
 """
@@ -77,10 +77,12 @@ class TwoHosts(HostsTestCase):
     def test_have_the_bits_of_one(self):
         self.check_bits(2, 4)
 
+    @worlds.long
     def test_three_have_the_bits_of_one(self):
         self.hosts = self.enterContext(two_hosts.Hosts(3))
         self.check_bits(3)
 
+    @worlds.long
     def test_a_cut_between_them_ends_both_and_names_the_host(self):
         self.check_cut()
 
@@ -189,7 +191,7 @@ class TwoHosts(HostsTestCase):
         self.wait_until_ready(*ranks)
         for host in self.hosts.addresses:
             self.assertEqual(self.hosts.listening(host, but=STORE_PORT), set())
-        self.hosts.cut()
+        self.hosts.kill_all()
         for rank in ranks:
             rank.communicate(timeout=LIMIT_S)
 
@@ -246,4 +248,4 @@ class OverSsh(HostsTestCase):
 
 if __name__ == "__main__":
     TESTS, SMP, FAILING_WORLD, RESUME, RECOVERING = sys.argv[1:]
-    unittest.main(argv=["test", TESTS], verbosity=2)
+    worlds.run_side_by_side(TESTS)

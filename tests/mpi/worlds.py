@@ -1,14 +1,20 @@
 """Worlds of real processes for tests: started by mpirun, ended by themselves, nothing left."""
 
+import concurrent.futures
 import os
 import pathlib
 import select
 import subprocess
+import sys
+import time
 import unittest
 import uuid
 
 # How many times longer than on the machine that limits are written for everything takes (cmake/SmpTest.cmake).
 SLOWNESS = int(os.environ.get("SMP_TEST_SLOWNESS", "1"))
+# The form that `make test-long` runs.
+IS_LONG = os.environ.get("SMP_TEST_LONG") == "1"
+long = unittest.skipUnless(IS_LONG, "left to make test-long")
 # Until a world counts as hanging; nothing here takes longer than a few seconds.
 TIMEOUT_S = 30 * SLOWNESS
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -111,7 +117,35 @@ def rank_lines(lines):
     return [line for line in lines if line.startswith(("say:", "[rank"))]
 
 
+class SideBySide(unittest.TestSuite):
+    """Some of its tests run at once, for they mostly wait; each has a result of its own."""
+
+    at_once = 3
+
+    def run(self, result, debug=False):
+        def run_one(test):
+            own = unittest.TestResult()
+            begin = time.monotonic()
+            test.run(own)
+            print(f"{test.id()} {time.monotonic() - begin:.1f} s", file=sys.stderr)
+            return own
+        tests = [test for suite in self for test in (suite if isinstance(suite, unittest.TestSuite) else [suite])]
+        with concurrent.futures.ThreadPoolExecutor(self.at_once) as threads:
+            for own in threads.map(run_one, tests):
+                result.testsRun += own.testsRun
+                for kind in ("failures", "errors", "skipped", "unexpectedSuccesses"):
+                    getattr(result, kind).extend(getattr(own, kind))
+        return result
+
+
+def run_side_by_side(*names):
+    """Runs the tests of the calling script, or those of its classes that are named."""
+    loader = unittest.TestLoader()
+    loader.suiteClass = SideBySide
+    unittest.main(argv=["test", *names], testLoader=loader)
+
+
 def main(arguments):
-    """Runs the tests of the calling script. arguments: PROGRAM MPIRUN [mpirun flag ...]"""
+    """Likewise, all of them. arguments: PROGRAM MPIRUN [mpirun flag ...]"""
     WorldTestCase.program, *WorldTestCase.mpirun = arguments
-    unittest.main(argv=["test"], verbosity=2)
+    run_side_by_side()
