@@ -11,7 +11,7 @@ rounds, and the ratio: above 1, smp is faster.
 
 vs_tdp_*         a pipeline of two ranks against the best schedule of torch.distributed.pipelining, same microbatches
 vs_torch_best_*  smp with everything left to it against the fastest of what torch offers
-smp_choice_*     what smp has chosen for itself against the fastest of its own layouts, each in INSTANCES; 1: none is faster
+smp_choice_*     what smp has chosen for itself against the fastest of its own layouts, each in --instances; 1: none is faster
 predicted_*      predicted over measured time of a step, each of a job that has just begun
 vs_tdp_py_*      and vs_torch_best_py_*: the first two with smp in Python. DDP over torch.compile is timed beside them, and
                  is no peer: it computes other bits
@@ -234,8 +234,8 @@ def ratio_of(times, name, other):
     return statistics.median(a / b for a, b in zip(times[name], times[other]))
 
 
-def compare_prediction(start, name):
-    """Each of INSTANCES jobs has timed its operators as it began, and runs a second of steps."""
+def compare_prediction(start, name, instances=INSTANCES):
+    """Each of so many jobs has timed its operators as it began, and runs a second of steps."""
     def take():
         side = start()
         predicted, = side.seconds(PREDICTION)
@@ -244,7 +244,7 @@ def compare_prediction(start, name):
         side.close()
         return predicted, measured
 
-    raw = undisturbed(INSTANCES, take)
+    raw = undisturbed(instances, take)
     ratio = statistics.median(predicted / measured for predicted, measured in raw)
     predicted, measured = (statistics.median(column) * 1e3 for column in zip(*raw))
     report(f"predicted_{name}", ratio, f"{predicted:.2f} ms for {measured:.2f} ms")
@@ -266,6 +266,8 @@ def close_all(sides):
 class Contest:
     """smp and its peers on one model. All of torch's processes and smp's that are compared with them live at once; those of
     smp's other layouts later, for not all would fit into the memory of a small machine."""
+
+    instances = INSTANCES
 
     def __init__(self, binaries, model, rounds, is_python=False):
         self.binaries, self.model, self.rounds, self.is_python = binaries, model, rounds, is_python
@@ -328,7 +330,7 @@ class Contest:
         first = medians(measure({name: (side, "") for name, side in sides.items()}, self.rounds))
         near = [name for name in layouts if name == "smp" or first[name] <= NEAR * min(first.values())]
         times = {name: [] for name in near}
-        for instance in range(INSTANCES):
+        for instance in range(self.instances):
             if instance > 0:
                 sides = {name: self.smp(layouts[name][1], layouts[name][0]) for name in near}
             for name, seconds in measure({name: (sides[name], "") for name in near}, AMONG_NEAR * self.rounds).items():
@@ -342,8 +344,8 @@ class Contest:
 
     def predictions(self):
         for count in self.microbatches:
-            compare_prediction(lambda count=count: self.smp(count, "pipeline"), f"{self.model}_m{count}")
-        compare_prediction(lambda: self.smp("auto", "auto"), f"{self.model}_chosen")
+            compare_prediction(lambda count=count: self.smp(count, "pipeline"), f"{self.model}_m{count}", self.instances)
+        compare_prediction(lambda: self.smp("auto", "auto"), f"{self.model}_chosen", self.instances)
 
     def close(self):
         close_all({number: (side, "") for number, side in enumerate([self.chosen, *self.pipelines.values()])})
@@ -354,14 +356,16 @@ def main():
     parser.add_argument("binaries", type=pathlib.Path)
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--instances", type=int, default=INSTANCES)
     parser.add_argument("--python", action="store_true")
     arguments = parser.parse_args()
+    Contest.instances = arguments.instances
     ratios = {}
     try:
         with awake_cores():
             for model in arguments.models:
                 if not arguments.python:  # there both sides have the same file of models
-                    subprocess.run([sys.executable, "-B", HERE / "twins.py", arguments.binaries, model], check=True)
+                    subprocess.run([sys.executable, HERE / "twins.py", arguments.binaries, model], check=True)
                 contest = Contest(arguments.binaries, model, arguments.rounds, arguments.python)
                 for count in contest.microbatches:
                     ratios.setdefault(f"vs_tdp_{contest.language}geomean_m{count}", []).append(contest.vs_tdp(count))
