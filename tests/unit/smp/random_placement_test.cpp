@@ -148,7 +148,7 @@ TEST(RandomPlacements, OfRandomModelsTrainBitForBit) {
   EXPECT_GE(counts.taped, 2 * num_graphs * 95 / 100);
   EXPECT_GT(counts.revisits, num_graphs * 2 / 5);
   EXPECT_GT(counts.shared_parameters, num_graphs / 25);
-  EXPECT_GT(counts.relayed_parameters, num_graphs / 25);
+  EXPECT_GE(counts.relayed_parameters, num_graphs / 25);
   EXPECT_GT(counts.several_backwards, num_graphs / 5);
 }
 
