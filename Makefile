@@ -46,7 +46,7 @@ endif
 options := -DSMP_PYTHON=$(python) -DSMP_WITH_MPI=$(MPI) $(if $(UNITY),-DSMP_UNITY_BUILD=$(UNITY)) \
   -DSMP_CI=$(if $(filter OFF,$(MPI)),OFF,$(if $(filter-out false 0,$(CI)),ON,OFF))
 
-.PHONY: help packages venv digits transformers notebooks types python-given configure build demo demo-python formatter format linter tidy built-tests test test-long fuzz test-gpu bench peers install wheel clean
+.PHONY: help packages venv digits transformers notebooks types python-given configure build demo demo-python formatter format linter tidy built-tests test test-long faults fuzz test-gpu bench peers install wheel clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -166,6 +166,9 @@ test: built-tests  ## The tests that the preset runs; they guard every promise
 
 test-long: built-tests  ## What `make test` leaves out: whole sweeps, soaks, faults ten times over (docs/building.md)
 	@ctest --preset $(PRESET)-long --parallel $(jobs)
+
+faults: configure  ## Plant each fault of tests/faults into a copy of the library: does its test find it? Hours; ONLY=name
+	@$(python) tests/faults/run.py $(build) $(ONLY)
 
 fuzz:  ## Decoders of messages and files under libFuzzer, SECONDS=60 each; needs clang-16 and libclang-rt-16-dev
 	@$(MAKE) configure PRESET=fuzz MPI=OFF
