@@ -22,7 +22,7 @@ void check_position(const char* option, int64_t position, int64_t num_arguments)
 
 }  // namespace
 
-Results run(int step_number, const Call& call) { return engine::run_step(step_number, call); }
+Results run(int step_number, const Call& call) { return engine::call_step(step_number, call); }
 
 void refuse_structure(size_t m) {
   TORCH_CHECK_VALUE(false,

@@ -71,7 +71,7 @@ py::tuple run_step(StepNumber& number, const py::object& step) {
   };
   Results results;
   try {
-    results = unlocked([&] { return engine::run_step(number.get(), call); });
+    results = unlocked([&] { return engine::call_step(number.get(), call); });
   } catch (const PythonValueError& own) {
     throw own.error;
   }

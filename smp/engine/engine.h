@@ -125,7 +125,7 @@ void zero_grad(const Optimizer& optimizer);
 
 // Steps: smp/step.h.
 
-step_internal::Results run_step(int step_number, const step_internal::Call& call);
+step_internal::Results call_step(int step_number, const step_internal::Call& call);
 /// Graphs that steps have made on this rank.
 int64_t num_graphs();
 

@@ -5,7 +5,7 @@
 #include <ATen/ops/tanh.h>
 
 #include "runtime/device/device.h"
-#include "smp/engine/job.h"
+#include "smp/engine/calls/job.h"
 #include "tests/support/loopback_world.h"
 #include "tests/support/own_stream.h"
 

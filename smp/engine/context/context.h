@@ -3,14 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "runtime/exchange/boundary.h"
@@ -20,6 +18,7 @@
 #include "runtime/transport/transport.h"
 #include "smp/config.h"
 #include "smp/engine/context/log.h"
+#include "smp/engine/context/manual_placement.h"
 #include "smp/engine/context/rank_device.h"
 #include "smp/options.h"
 
@@ -44,34 +43,6 @@ struct JoinState {
   JoinOptions options{};
   uint64_t num_steps = 0;        // of this replica in it
   bool has_ended_early = false;  // for all replicas, as throw_on_early_termination asks
-};
-
-/// Stages chosen by hand, by tensor and by storage: a module that detaches what it was given keeps
-/// the storage, and one that is converted (net->to(at::kDouble)) keeps the tensor objects.
-class ManualPlacement {
- public:
-  enum class By { kGuard, kSetPartition };
-  /// kSetPartition overrides what was there, kGuard does not: a later guard may see the tensor again.
-  void place(const at::Tensor& tensor, int stage, By by);
-  /// Stage of a tensor, or -1.
-  int stage_of(const at::Tensor& tensor) const;
-  /// How many tensors placed by set_partition no longer exist; counts each once.
-  int64_t take_lost();
-
- private:
-  // Weak, so that the address is not used again.
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  struct PlacedTensor {
-    WeakTensor tensor;
-    int stage;
-    By by;
-  };
-  struct PlacedStorage {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    int stage;
-  };
-  std::unordered_map<const c10::TensorImpl*, PlacedTensor> by_tensor_;
-  std::unordered_map<const c10::StorageImpl*, PlacedStorage> by_storage_;
 };
 
 /// A typical step that Config::timeline has recorded.
@@ -106,10 +77,8 @@ struct Context {
   runtime::BufferPool buffers;
   Logger logger;
   ManualPlacement manual_placement;
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   std::vector<WeakTensor> spread_tensors;  // over a pipeline, by models that are gone; their data are not whole anywhere
-  std::shared_ptr<std::atomic<int>> open_guards = std::make_shared<std::atomic<int>>(0);  // PartitionGuards alive
-  std::shared_ptr<RankState> rank_state;             // of the models and of a join, once there is one
+  std::shared_ptr<RankState> rank_state;   // of the models and of a join, once there is one
   runtime::BodyCapture* body_in_progress = nullptr;  // the capture of the step body that runs right now
   std::shared_ptr<StepNumbers> steps = std::make_shared<StepNumbers>();
   int64_t num_graphs = 0;                  // that programs were made of

@@ -11,7 +11,7 @@
 
 namespace smp::engine {
 
-/// "[2024-05-01 13:45:06.789: W smp/engine/job.cpp:42] message\n", in local time; "I" for LogLevel::kInfo.
+/// "[2024-05-01 13:45:06.789: W smp/engine/calls/job.cpp:42] message\n", in local time; "I" for LogLevel::kInfo.
 std::string log_line(LogLevel severity, std::chrono::system_clock::time_point time, const std::source_location& where,
                      std::string_view message);
 

@@ -67,10 +67,10 @@ void check_memory(const std::vector<runtime::NamedTensor>& tensors) {
   }
 }
 
-bool is_dead(const Context::WeakTensor& tensor) { return tensor.expired(); }
+bool is_dead(const WeakTensor& tensor) { return tensor.expired(); }
 
 // The same on all ranks, also where everything is.
-void check_whole(const std::vector<runtime::NamedTensor>& tensors, std::vector<Context::WeakTensor>& spread) {
+void check_whole(const std::vector<runtime::NamedTensor>& tensors, std::vector<WeakTensor>& spread) {
   std::erase_if(spread, is_dead);
   std::unordered_set<const c10::StorageImpl*> known;
   for (const auto& tensor : spread) known.insert(tensor._unsafe_get_target()->unsafe_storage().unsafeGetStorageImpl());

@@ -48,7 +48,7 @@ bool same_sizes(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>&
 
 }  // namespace
 
-step_internal::Results Leader::run() {
+step_internal::Results Leader::lead() {
   StepMessage message = new_message(Round::kWhole, 0);
   forgotten_ = rank_.programs.forget_least_used(static_cast<size_t>(rank_.context.config.max_cached_graphs));
   std::exception_ptr own_error;
@@ -65,7 +65,7 @@ step_internal::Results Leader::run() {
       rank_.programs.schedule(programs, TablePart::kWhole);
     } else {
       forward_until(bodies_.size(), bodies_.back());
-      run_.check_writes();
+      rounds_.check_writes();
       leave_out_dropped();
       message = new_message(Round::kFinish, bodies_.size());
     }
@@ -88,7 +88,7 @@ step_internal::Results Leader::run() {
     if (own_error) std::rethrow_exception(own_error);
     throw_refusal(message);
   }
-  return *perform(message);
+  return *lead_round(message);
 }
 
 MicrobatchInputs Leader::split() {
@@ -148,7 +148,7 @@ std::vector<at::Tensor> Leader::read(const ValueRead& wanted) {
     forward_until(ahead_ == Ahead::kOneByOne ? m + 1 : inputs_.size(), now);
   }
   std::vector<at::Tensor> values;
-  for (ValueId id : wanted.values) values.push_back(run_.value(m, id));
+  for (ValueId id : wanted.values) values.push_back(rounds_.value(m, id));
   return values;
 }
 
@@ -187,7 +187,7 @@ std::optional<std::vector<at::Tensor>> Leader::probe(const ValueRead& wanted) {
   StepMessage message = new_message(Round::kProbe, m);
   add_microbatch({.recording = recording, .scalars = {}, .constants = {}}, message);
   meet_replicas(message, /*is_last=*/false);
-  perform(message);
+  lead_round(message);
   return {};
 }
 
@@ -197,7 +197,7 @@ void Leader::begin_ahead() {
   ahead_ = Ahead::kAll;
   StepMessage message = new_message(Round::kForward, 0);
   meet_replicas(message, /*is_last=*/false);
-  perform(message);
+  lead_round(message);
 }
 
 // Nothing that the run needs has been placed or put off, so every rank holds it.
@@ -221,7 +221,7 @@ void Leader::forward_until(size_t end, const CapturedBody& current) {
     add_microbatch(assumed_.back(), message);
   }
   meet_replicas(message, /*is_last=*/false);
-  perform(message);
+  lead_round(message);
 }
 
 // Programs that ran ahead and that no body has become place nothing. Where one of them would have, all of them go, because
@@ -288,7 +288,7 @@ void Leader::meet_replicas(StepMessage& message, bool is_last) {
   StepMessage begin = message;
   begin.round = Round::kForward;
   begin.microbatches.clear();
-  perform(begin);
+  lead_round(begin);
   message.new_programs.clear();
   meet_replicas(message, /*is_last=*/true);
 }
@@ -352,9 +352,9 @@ Program& Leader::add_program(const runtime::Recording& recording, StepMessage& m
   return *program;
 }
 
-std::optional<step_internal::Results> Leader::perform(StepMessage& message) {
+std::optional<step_internal::Results> Leader::lead_round(StepMessage& message) {
   send(message);
-  return or_fail([&] { return run_.perform(message, inputs_); });
+  return or_fail([&] { return rounds_.perform_round(message, inputs_); });
 }
 
 void Leader::send(StepMessage& message) {
@@ -368,7 +368,7 @@ void Leader::refuse(StepMessage& message) {
   forgotten_.insert(forgotten_.end(), added_.begin(), added_.end());
   message.new_programs.clear();
   message.microbatches.clear();
-  run_.drop_from(0);
+  rounds_.drop_from(0);
   if (rank_.context.join && rank_.context.join->has_ended_early) message.round = Round::kJoined;
   send(message);
 }

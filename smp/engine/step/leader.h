@@ -9,7 +9,7 @@
 #include "runtime/exchange/root_cause.h"
 #include "runtime/exchange/step_protocol.h"
 #include "smp/engine/step/replica_meeting.h"
-#include "smp/engine/step/step_run.h"
+#include "smp/engine/step/step_rounds.h"
 #include "smp/step_call.h"
 
 namespace smp::engine {
@@ -24,7 +24,7 @@ class Leader {
       : rank_(rank), step_number_(step_number), call_(call) {}
 
   /// Throws what refuses the step, after telling the followers.
-  step_internal::Results run();
+  step_internal::Results lead();
 
  private:
   /// How far forwards run ahead of the bodies.
@@ -61,7 +61,7 @@ class Leader {
   runtime::StepMessage new_message(runtime::Round round, size_t first) const;
   Program& add_microbatch(const runtime::CapturedBody& body, runtime::StepMessage& message);
   Program& add_program(const runtime::Recording& recording, runtime::StepMessage& message);
-  std::optional<step_internal::Results> perform(runtime::StepMessage& message);
+  std::optional<step_internal::Results> lead_round(runtime::StepMessage& message);
   void leave_out_dropped();
   void check_random_stream(bool trains) const;
   void describe_training(runtime::StepMessage& message) const;
@@ -73,7 +73,7 @@ class Leader {
   int step_number_;
   const step_internal::Call& call_;
   ReplicaMeeting meeting_{rank_, step_number_};
-  StepRun run_{rank_};
+  StepRounds run_{rank_};
   std::vector<step_internal::StepTensor> arguments_;
   MicrobatchInputs inputs_;
   std::vector<runtime::CapturedBody> bodies_;            // that have ended

@@ -6,7 +6,7 @@
 #include "runtime/exchange/root_cause.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/replicas/replica_gradients.h"
-#include "smp/engine/step/step_run.h"
+#include "smp/engine/step/step_rounds.h"
 
 namespace smp::engine {
 
@@ -100,11 +100,11 @@ std::optional<int> ReplicaMeeting::shadow() {
     tell_followers(rank_, message);
     throw_refusal(message);
   }
-  StepRun run(rank_);
+  StepRounds rounds(rank_);
   const auto perform = [&](const StepMessage& round) {
     tell_followers(rank_, round);
     MicrobatchInputs none;
-    runtime::or_end_the_job(world, [&] { return run.perform(round, none); });
+    runtime::or_end_the_job(world, [&] { return rounds.perform_round(round, none); });
   };
   if (comes_again()) {
     StepMessage begin = message;

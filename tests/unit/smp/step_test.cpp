@@ -5,7 +5,7 @@
 #include <mutex>
 #include <set>
 
-#include "smp/engine/job.h"
+#include "smp/engine/calls/job.h"
 #include "tests/support/loopback_world.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"

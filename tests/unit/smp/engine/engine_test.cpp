@@ -132,7 +132,7 @@ struct Engine {
         .values = [&] { return values; },
         .payload = [&] { return payload; },
     };
-    return engine::run_step(number.get(), call);
+    return engine::call_step(number.get(), call);
   }
   Results train(const at::Tensor& data) {
     engine::zero_grad(*optimizer);
@@ -263,7 +263,7 @@ TEST(Engine, RefusedModelsLeaveNothingBehind) {
     const PlainNet net;
     const auto add = [&] { engine::add_model(std::make_shared<PlainView>(net), {.name = "no name"}); };
     EXPECT_TRUE(contains(message_of(add), "letters, digits and underscores"));
-    const std::string text = message_of<std::exception>([] { engine::run_step(0, {}); });
+    const std::string text = message_of<std::exception>([] { engine::call_step(0, {}); });
     EXPECT_TRUE(contains(text, "expected a DistributedModel, got none")) << text;
   });
 }

@@ -7,8 +7,8 @@
 #include <fstream>
 #include <set>
 
+#include "smp/engine/calls/job.h"
 #include "smp/engine/context/context.h"
-#include "smp/engine/job.h"
 #include "smp/engine/timeline/step_timeline.h"
 #include "tests/support/loopback_world.h"
 #include "tests/support/messages.h"

@@ -1,5 +1,5 @@
 // Messages in, rounds out.
-#include "smp/engine/conductor.h"
+#include "smp/engine/step/step_on_rank.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
@@ -104,12 +104,13 @@ void accept(RankState& rank, const StepMessage& message, int step_number) {
   }
 }
 
-std::optional<step_internal::Results> perform(RankState& rank, StepRun& run, const StepMessage& message, int step_number) {
+std::optional<step_internal::Results> follow_round(RankState& rank, StepRounds& rounds, const StepMessage& message,
+                                                   int step_number) {
   return runtime::or_end_the_job(*rank.context.world, [&] {
     MicrobatchInputs none;
     if (message.round != Round::kShadow) accept(rank, message, step_number);
     check_settings(rank, message);
-    return run.perform(message, none);
+    return rounds.perform_round(message, none);
   });
 }
 
@@ -130,15 +131,15 @@ void forget_ended_steps(RankState& rank) {
 }
 
 step_internal::Results follow(RankState& rank, int step_number) {
-  StepRun run(rank);
+  StepRounds rounds(rank);
   for (;;) {
     const StepMessage message = receive_message(rank);
     if (!message.error.empty()) {
-      run.drop_from(0);
+      rounds.drop_from(0);
       if (message.round == Round::kJoined) rank.context.join->has_ended_early = true;
       throw_refusal(message);
     }
-    if (auto returned = perform(rank, run, message, step_number)) return std::move(*returned);
+    if (auto returned = follow_round(rank, rounds, message, step_number)) return std::move(*returned);
   }
 }
 
@@ -166,14 +167,14 @@ int lead_join(RankState& rank) {
 // The replica that all take over from, once there are no more steps.
 std::optional<int> follow_shadow(RankState& rank) {
   begin_recorded_step(rank.context);
-  StepRun run(rank);
+  StepRounds rounds(rank);
   for (bool is_over = false; !is_over;) {
     const StepMessage message = receive_message(rank);
     if (message.round == Round::kJoined) {
       if (!message.error.empty()) throw_refusal(message);
       return message.first_active_replica;
     }
-    is_over = !message.error.empty() || perform(rank, run, message, message.step_function).has_value();
+    is_over = !message.error.empty() || follow_round(rank, rounds, message, message.step_function).has_value();
   }
   end_recorded_step(rank.context);
   return std::nullopt;
@@ -187,7 +188,7 @@ int follow_join(RankState& rank) {
 
 }  // namespace
 
-step_internal::Results run_step_on(RankState& rank, int step_number, const step_internal::Call& call) {
+step_internal::Results step_on_rank(RankState& rank, int step_number, const step_internal::Call& call) {
   TORCH_CHECK(rank.context.body_in_progress == nullptr,
               "step: expected a call outside of step bodies, got one from within a body. Call the step functions one after "
               "the other, or share a plain function between their bodies.");
@@ -201,7 +202,7 @@ step_internal::Results run_step_on(RankState& rank, int step_number, const step_
     measure_costs(rank, step_number, call);
     begin_recorded_step(rank.context);
     if (!rank.context.is_laid_out) lay_out(rank, step_number, call);
-    auto returned = rank.leads() ? Leader(rank, step_number, call).run() : follow(rank, step_number);
+    auto returned = rank.leads() ? Leader(rank, step_number, call).lead() : follow(rank, step_number);
     end_recorded_step(rank.context);
     rank.context.has_started = true;
     return returned;

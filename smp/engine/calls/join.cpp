@@ -6,10 +6,10 @@
 #include <string>
 
 #include "runtime/exchange/root_cause.h"
-#include "smp/engine/conductor.h"
 #include "smp/engine/context/call.h"
 #include "smp/engine/engine.h"
 #include "smp/engine/optimizers/optimizer_state.h"
+#include "smp/engine/step/step_on_rank.h"
 
 namespace smp::engine {
 namespace {

@@ -1,4 +1,6 @@
 // The way into a step: its number, the hooks around it, and the results of replicas that share its batch.
+#include "smp/step_call.h"
+
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -9,10 +11,9 @@
 #include "runtime/delayed/construction.h"
 #include "runtime/exchange/root_cause.h"
 #include "runtime/exchange/wire.h"
-#include "smp/engine/conductor.h"
 #include "smp/engine/context/call.h"
 #include "smp/engine/engine.h"
-#include "smp/step_call.h"
+#include "smp/engine/step/step_on_rank.h"
 
 namespace smp::step_internal {
 
@@ -106,7 +107,7 @@ Results gather_shares(const Results& own, runtime::Transport& replicas) {
 
 }  // namespace
 
-Results run_step(int step_number, const Call& call) {
+Results call_step(int step_number, const Call& call) {
   RankState& rank = rank_state("step");
   check_outside_hooks(rank);
   TORCH_CHECK_VALUE(
@@ -115,7 +116,7 @@ Results run_step(int step_number, const Call& call) {
   if (rank.context.body_in_progress == nullptr) {
     call_hooks(rank, [](const Model& model) { model.hooks->call(Moment::kBeforeStep); });
   }
-  Results results = run_step_on(rank, step_number, call);
+  Results results = step_on_rank(rank, step_number, call);
   const bool shares_batch = rank.context.config.parallelism == Parallelism::kAuto && rank.context.replicas->size() > 1;
   if (shares_batch) {
     const InCall in_call(rank.context, "step");

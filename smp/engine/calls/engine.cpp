@@ -28,8 +28,9 @@ namespace {
 
 // What went wrong with placement by hand before the first step, told while it can still be put right.
 void check_placement(Context& context, bool is_placed) {
-  TORCH_CHECK_VALUE(*context.open_guards == 0, "PartitionGuard: expected all guards to end before the step, got ",
-                    context.open_guards->load(),
+  TORCH_CHECK_VALUE(*context.manual_placement.open_guards() == 0,
+                    "PartitionGuard: expected all guards to end before the step, got ",
+                    context.manual_placement.open_guards()->load(),
                     " alive. Put the guard and the making of the modules into braces of their own.");
   if (is_placed) return;
   const int64_t lost = context.manual_placement.take_lost();

@@ -1,5 +1,5 @@
 // Rounds: forward, backward, both; what they leave behind and how it is undone.
-#include "smp/engine/step/step_run.h"
+#include "smp/engine/step/step_rounds.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -48,7 +48,7 @@ runtime::RandomState random_state(const RankState& rank, bool trains, uint64_t s
   return {static_cast<uint64_t>(rank.context.config.seed), trains ? step : kEvaluationStream + step, first + number};
 }
 
-std::optional<step_internal::Results> StepRun::perform(const StepMessage& message, MicrobatchInputs& inputs) {
+std::optional<step_internal::Results> StepRounds::perform_round(const StepMessage& message, MicrobatchInputs& inputs) {
   const runtime::RecordedRound round(rank_.recorder(), rank_.leads());
   begin(message);
   const auto first = static_cast<size_t>(message.first);
@@ -60,7 +60,7 @@ std::optional<step_internal::Results> StepRun::perform(const StepMessage& messag
     case Round::kProbe:
       drop_from(first);
       add_runs(message, inputs);
-      if (!message.microbatches.empty()) run(schedule(TablePart::kForward, first), first);
+      if (!message.microbatches.empty()) perform_column(schedule(TablePart::kForward, first), first);
       collect_reads(first);
       if (message.round == Round::kProbe) {
         auto wanted = read_;
@@ -81,7 +81,7 @@ std::optional<step_internal::Results> StepRun::perform(const StepMessage& messag
 
 // Models are placed when nothing can refuse the step any more, in the order in which the leader planned. Rounds before that
 // find every value on every rank.
-void StepRun::begin(const StepMessage& message) {
+void StepRounds::begin(const StepMessage& message) {
   const bool is_first = !std::exchange(has_begun_, true);
   if (is_first) rank_.executor->take_computing_ns();  // of a step that was refused
   for (const runtime::NewProgram& fresh : message.new_programs) {
@@ -100,7 +100,7 @@ void StepRun::begin(const StepMessage& message) {
 }
 
 // With the hooks of the models that it places as a whole.
-void StepRun::place(const std::shared_ptr<Program>& program, Round round) {
+void StepRounds::place(const std::shared_ptr<Program>& program, Round round) {
   Models& models = rank_.models;
   const bool needs_placement = models.needs_placement(program->graph, models.homes());
   if (round == Round::kProbe) {
@@ -114,7 +114,7 @@ void StepRun::place(const std::shared_ptr<Program>& program, Round round) {
   for (const auto& model : placed) model->hooks->call(Moment::kAfterPartition);
 }
 
-void StepRun::add_runs(const StepMessage& message, MicrobatchInputs& inputs) {
+void StepRounds::add_runs(const StepMessage& message, MicrobatchInputs& inputs) {
   TORCH_INTERNAL_ASSERT(runs_.size() == static_cast<size_t>(message.first), "the leader skips microbatches");
   const size_t total = runs_.size() + message.microbatches.size();
   programs_.reserve(total);
@@ -130,7 +130,7 @@ void StepRun::add_runs(const StepMessage& message, MicrobatchInputs& inputs) {
   }
 }
 
-runtime::MicrobatchRun StepRun::make_run(const StepMessage& message, size_t index, MicrobatchInputs& inputs) {
+runtime::MicrobatchRun StepRounds::make_run(const StepMessage& message, size_t index, MicrobatchInputs& inputs) {
   const size_t number = runs_.size();
   const auto& microbatch = message.microbatches[index];
   const std::shared_ptr<Program>& program = programs_.back();
@@ -156,7 +156,7 @@ runtime::MicrobatchRun StepRun::make_run(const StepMessage& message, size_t inde
 }
 
 // Copies what the forward of a microbatch will write to, so that it can be undone.
-void StepRun::keep_written(runtime::MicrobatchRun& run, const Program& program, size_t number) {
+void StepRounds::keep_written(runtime::MicrobatchRun& run, const Program& program, size_t number) {
   if (program.written_tensors.empty()) return;
   run.before_forward = [this, &program, number](int stage) {
     const auto tensors = program.written_tensors.find(stage);
@@ -168,7 +168,7 @@ void StepRun::keep_written(runtime::MicrobatchRun& run, const Program& program, 
   };
 }
 
-void StepRun::drop_from(size_t first) {
+void StepRounds::drop_from(size_t first) {
   const at::NoGradGuard no_grad;
   for (size_t m = runs_.size(); m-- > first;) {
     for (auto& [index, stage] : runs_[m].program->stages) stage->drop(static_cast<int>(m));
@@ -187,20 +187,20 @@ void StepRun::drop_from(size_t first) {
   programs_.resize(left);
 }
 
-const Schedule& StepRun::schedule(TablePart part, size_t first) {
+const Schedule& StepRounds::schedule(TablePart part, size_t first) {
   std::vector<Program*> programs;
   for (size_t m = first; m < programs_.size(); ++m) programs.push_back(programs_[m].get());
   return rank_.programs.schedule(programs, part);
 }
 
-void StepRun::run(const Schedule& schedule, size_t first, runtime::RunOptions options) {
+void StepRounds::perform_column(const Schedule& schedule, size_t first, runtime::RunOptions options) {
   options.recorder = rank_.recorder();
   const std::span<runtime::MicrobatchRun> runs(runs_.data() + first, runs_.size() - first);
   runtime::RankResults made = rank_.executor->run(schedule, runs, options);
   for (size_t i = 0; i < made.size(); ++i) results_[first + i].merge(made[i]);
 }
 
-void StepRun::check_writes() const {
+void StepRounds::check_writes() const {
   std::vector<Program*> programs;
   for (const auto& program : programs_) programs.push_back(program.get());
   const std::string conflict = write_conflict(programs);
@@ -213,7 +213,7 @@ void StepRun::check_writes() const {
 }
 
 // The leader's body waits for these.
-void StepRun::collect_reads(size_t first) {
+void StepRounds::collect_reads(size_t first) {
   runtime::Transport& pipeline = *rank_.context.pipeline;
   const at::NoGradGuard no_grad;
   std::set<int> owners;
@@ -250,7 +250,7 @@ void StepRun::collect_reads(size_t first) {
   }
 }
 
-step_internal::Results StepRun::end(const StepMessage& message, TablePart part) {
+step_internal::Results StepRounds::end(const StepMessage& message, TablePart part) {
   std::optional<runtime::TiedGradients> tied;
   std::optional<ReplicaGradients> gradients;
   runtime::RunOptions options;
@@ -268,7 +268,7 @@ step_internal::Results StepRun::end(const StepMessage& message, TablePart part) 
     }
     if (!rank_.models.all().front()->reduction.averages_microbatches) options.loss_divisor = 1;
   }
-  if (part == TablePart::kWhole || message.trains) run(schedule(part, 0), 0, options);
+  if (part == TablePart::kWhole || message.trains) perform_column(schedule(part, 0), 0, options);
   if (message.trains) note_losses(rank_, programs_, results_, message.reduced);
   Program& first = *programs_.front();
   if (message.payload) first.payload = *message.payload;
@@ -285,7 +285,7 @@ step_internal::Results StepRun::end(const StepMessage& message, TablePart part) 
 }
 
 // In any microbatch of the step.
-std::vector<int> StepRun::trained_on(const std::string& parameter) const {
+std::vector<int> StepRounds::trained_on(const std::string& parameter) const {
   std::set<int> ranks;
   for (const auto& program : std::set(programs_.begin(), programs_.end())) {
     const auto found = program->trained_on.find(parameter);
@@ -296,12 +296,12 @@ std::vector<int> StepRun::trained_on(const std::string& parameter) const {
   return {ranks.begin(), ranks.end()};
 }
 
-std::vector<StepOutput> StepRun::exchange_recorded_results() {
+std::vector<StepOutput> StepRounds::exchange_recorded_results() {
   const runtime::RecordedSpan span(rank_.recorder(), Activity::kResults);
   return exchange_results(runs_, std::move(results_), *rank_.context.pipeline);
 }
 
-void StepRun::shadow(const StepMessage& message) {
+void StepRounds::shadow(const StepMessage& message) {
   if (message.trains) {
     drop_averaged(rank_.models, message.reduced);
     note_cleared(rank_, /*has_step=*/false);
@@ -313,7 +313,7 @@ void StepRun::shadow(const StepMessage& message) {
   count(message);
 }
 
-void StepRun::count(const StepMessage& message) {
+void StepRounds::count(const StepMessage& message) {
   if (rank_.context.timeline) rank_.context.timeline->count_step(message.trains, programs_, rank_.programs);
   if (message.trains) {
     count_pass(rank_.models, message.reduced);
@@ -325,7 +325,7 @@ void StepRun::count(const StepMessage& message) {
 }
 
 // All ranks of the world count the same training steps.
-void StepRun::note_pace(const StepMessage& message) {
+void StepRounds::note_pace(const StepMessage& message) {
   Context& context = rank_.context;
   int64_t computing_ns = rank_.executor->take_computing_ns();
   if (!message.trains || context.world->size() == 1) return;
@@ -350,7 +350,7 @@ void StepRun::note_pace(const StepMessage& message) {
   for (const std::string& line : rank_.stragglers->end_window(paces)) context.logger.warning(line);
 }
 
-void StepRun::broadcast_buffers(int source) {
+void StepRounds::broadcast_buffers(int source) {
   for (const auto& model : rank_.models.all()) {
     if (!model->reduction.broadcasts_buffers) continue;
     broadcast_over_replicas(rank_, *model, source,

@@ -30,13 +30,13 @@ runtime::RandomState random_state(const RankState& rank, bool trains, uint64_t s
 void broadcast_over_replicas(const RankState& rank, const Model& model, int source,
                              const std::function<bool(const runtime::NamedTensor&)>& is_wanted);
 
-class StepRun {
+class StepRounds {
  public:
-  explicit StepRun(RankState& rank) : rank_(rank) {}
+  explicit StepRounds(RankState& rank) : rank_(rank) {}
 
   /// Performs a round; returns what the step returns when it was the last one. A whole round takes the inputs.
   /// Collective over the pipeline (and, in the first round and the last, its replicas).
-  std::optional<step_internal::Results> perform(const runtime::StepMessage& message, MicrobatchInputs& inputs);
+  std::optional<step_internal::Results> perform_round(const runtime::StepMessage& message, MicrobatchInputs& inputs);
   /// Forgets the forwards from microbatch `first` on and undoes what they wrote to parameters and buffers.
   void drop_from(size_t first);
   /// On the leader: a value that the forward of a microbatch read.
@@ -54,7 +54,7 @@ class StepRun {
   runtime::MicrobatchRun make_run(const runtime::StepMessage& message, size_t index, MicrobatchInputs& inputs);
   void keep_written(runtime::MicrobatchRun& run, const Program& program, size_t number);
   void place(const std::shared_ptr<Program>& program, runtime::Round round);
-  void run(const partitioner::Schedule& schedule, size_t first, runtime::RunOptions options = {});
+  void perform_column(const partitioner::Schedule& schedule, size_t first, runtime::RunOptions options = {});
   const partitioner::Schedule& schedule(TablePart part, size_t first);
   void collect_reads(size_t first);
   step_internal::Results end(const runtime::StepMessage& message, TablePart part);

@@ -61,7 +61,7 @@ PartitionGuard::PartitionGuard(int stage) {
   // Here it would take the operators away from the recording.
   engine::refuse_in_body("PartitionGuard", "Make the guard and the modules in the constructor of the parent module.");
   auto& own = engine::context("PartitionGuard");
-  state_ = std::make_unique<State>(own.open_guards, own.manual_placement, checked);
+  state_ = std::make_unique<State>(own.manual_placement.open_guards(), own.manual_placement, checked);
 }
 
 PartitionGuard::~PartitionGuard() = default;

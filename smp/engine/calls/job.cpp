@@ -1,5 +1,5 @@
 // Start and end of a job, and who this process is in it.
-#include "smp/engine/job.h"
+#include "smp/engine/calls/job.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>

@@ -6,7 +6,7 @@
 
 namespace smp::engine {
 
-step_internal::Results run_step_on(RankState& rank, int step_number, const step_internal::Call& call);
+step_internal::Results step_on_rank(RankState& rank, int step_number, const step_internal::Call& call);
 /// Takes part in the steps of replicas that have more, then makes all replicas equal. Collective over all ranks.
 void finish_join(RankState& rank);
 
