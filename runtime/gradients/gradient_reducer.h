@@ -3,26 +3,20 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "runtime/device/device.h"
-#include "runtime/gradients/told_numbers.h"
+#include "runtime/gradients/bucket_sum.h"
 #include "runtime/libtorch/node_handle.h"
-#include "runtime/transport/running_sum.h"
 #include "runtime/transport/transport.h"
 
 namespace smp::runtime {
 
 /// The gradients of one bucket, flat, and its place among all. Returns what replaces them, on every replica alike.
 using BucketHook = std::function<at::Tensor(const at::Tensor& gradients, int64_t index, bool is_last)>;
-
-class SharedSum;
 
 struct ReducerOptions {
   int64_t bucket_bytes = int64_t{25} << 20;
@@ -60,7 +54,7 @@ class GradientReducer {
   /// Is it of these parameters, and have they the types and sizes that its buckets were made for?
   bool is_for(const std::vector<at::Tensor>& parameters) const;
   /// Of the block that this rank has for its buckets where replicas share memory; 0: they are sent.
-  int64_t shared_bytes() const;
+  int64_t shared_bytes() const { return sum_->shared_bytes(); }
 
   /// divisor: of the sums over replicas.
   void begin(int divisor);
@@ -77,48 +71,18 @@ class GradientReducer {
 
  private:
   struct Bucket {
-    std::vector<size_t> parameters;
-    size_t num_missing = 0;
-    Event ready{};  // of a device, when none is missing
-  };
-  struct Sending {
-    size_t bucket;
-    at::Tensor flat;                // gradients, then one flag per parameter: how many replicas have one
-    std::optional<RunningSum> sum;  // of what is sent
-    // Of a device. The host does not wait for it while a backward goes on: it is told when the sum is there.
-    at::Tensor norms{};                   // of the gradients that are defined
-    std::unique_ptr<ToldNumbers> told{};  // the flags, then the norms
-  };
-  /// A bucket's means: copied to a dense tensor, or as a tensor.
-  struct Means {
-    std::function<void(int64_t first, const at::Tensor& to)> read;
-    std::function<at::Tensor(int64_t first, int64_t num_elements)> part;
+    BucketMemory memory;
+    int64_t num_missing = 0;  // gradients
+    Event ready{};            // of a device, when none is missing
   };
 
-  static int64_t num_flags(const Bucket& bucket);
-  c10::ScalarType dtype(const Bucket& bucket) const;
-  int64_t num_elements(const Bucket& bucket) const;
-  void share_memory();
-  bool is_summed();
-  bool looks_at_once(const at::Tensor& flat) const;
-  const ToldNumbers& tell_host();
-  void wait_until_told();
   void check_same_layout() const;
   void make_buckets();
+  std::unique_ptr<BucketSum> new_sum();
   void watch(size_t parameter);
   void accumulated(size_t parameter);
   void mark_ready(size_t parameter);
   void advance();
-  void move_on();
-  void launch();
-  at::Tensor new_flat(const Bucket& bucket) const;
-  void pack(const Bucket& bucket, at::Tensor& flat);
-  at::Tensor norms(const Bucket& bucket) const;
-  at::Tensor told_flags(const Sending& done);
-  void unpack(const Bucket& bucket, const Means& means, const at::Tensor& flags);
-  void unpack(at::Tensor& parameter, c10::ScalarType type, const Means& means, int64_t offset);
-  void complete();
-  at::Tensor hooked(const at::Tensor& gradients, size_t bucket) const;
 
   using Layout = std::pair<c10::ScalarType, int64_t>;  // type and number of elements
   static Layout layout_of(const at::Tensor& tensor) { return {tensor.scalar_type(), tensor.numel()}; }
@@ -127,18 +91,18 @@ class GradientReducer {
   std::vector<Layout> layouts_;  // of these, when the buckets were made
   Transport& replicas_;
   ReducerOptions options_;
-  std::unique_ptr<SharedSum> shared_;  // null: buckets are sent
   /// Where a device does all this, in memory of the lane: behind gradients that are ready, beside the rest of the backward,
   /// which goes on behind the means. Null: in the order of the program.
   std::unique_ptr<DeviceLane> lane_;
   std::vector<Bucket> buckets_;  // in the order in which they leave
   std::vector<size_t> bucket_of_;
+  std::unique_ptr<BucketSum> sum_;
   std::vector<std::pair<NodeHandle, uintptr_t>> watched_;  // alive, else their hooks go
   std::vector<char> is_expected_, is_ready_;               // by parameter, in this step
-  bool is_armed_ = false;
-  size_t next_ = 0;  // bucket to leave
+  Backward backward_ = Backward::kIsOver;
+  size_t next_ = 0;            // bucket to leave
+  bool is_under_way_ = false;  // the one before it
   int divisor_ = 1;
-  std::optional<Sending> sending_;
   std::vector<size_t> nonfinite_;
 };
 

@@ -42,7 +42,6 @@ EXCEPTIONS = {
     "runtime/libtorch/unmade.cpp": {"_mutable_data_ptr_no_checks": HOW_FREED},
     "runtime/transport/backoff.h": {"steady_clock": TIME_LIMIT},
     "runtime/transport/loopback_hub.cpp": {"steady_clock": TIME_LIMIT},
-    "runtime/transport/shared_sum.cpp": {"memcpy": HOST_MEMORY},
     "runtime/transport/socket_engine.cpp": {"memcpy": HOST_MEMORY, "steady_clock": TIME_LIMIT},
     "runtime/transport/socket_link.cpp": {"memcpy": HOST_MEMORY},
     "runtime/transport/socket_rendezvous.cpp": {"memcpy": "an address", "steady_clock": TIME_LIMIT},

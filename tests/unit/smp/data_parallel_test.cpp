@@ -5,9 +5,7 @@
 #include <mutex>
 #include <optional>
 
-#include "runtime/gradients/gradient_reducer.h"
 #include "smp/engine/models/models.h"
-#include "tests/support/loopback_world.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
@@ -25,101 +23,6 @@ using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
 using Gradients = std::map<std::string, at::Tensor>;
-
-// What the caller has set apart from the step: how many bytes a bucket has does not matter to the result.
-runtime::ReducerOptions small_buckets(bool overlap) { return {.bucket_bytes = 24, .overlap = overlap}; }
-
-std::vector<at::Tensor> leaves(int count) {
-  std::vector<at::Tensor> made;
-  for (int i = 0; i < count; ++i) made.push_back(torch::ones({4}).requires_grad_());
-  return made;
-}
-
-TEST(GradientReducer, SendsFullBucketsDuringTheBackward) {
-  tests::run_ranks(2, [](runtime::Transport& replicas) {
-    auto parameters = leaves(3);
-    std::vector<int> left;
-    runtime::ReducerOptions options = small_buckets(true);
-    bool is_in_backward = false;
-    options.hook = [&](const at::Tensor& gradients, int64_t index, bool is_last) {
-      EXPECT_EQ(is_last, index == 2);
-      left.push_back(is_in_backward ? static_cast<int>(index) : -1);
-      return gradients;
-    };
-    runtime::GradientReducer reducer(parameters, replicas, options);
-    reducer.begin(replicas.size());
-    reducer.expect({0, 1, 2});
-    is_in_backward = true;
-    at::Tensor value = torch::ones({4});
-    for (const at::Tensor& parameter : parameters) value = value * parameter;
-    value.sum().backward();
-    is_in_backward = false;
-    EXPECT_EQ(left, (std::vector<int>{0, 1, 2}));
-    reducer.finish();
-  });
-}
-
-TEST(GradientReducer, CountsMissingGradientsAsZerosAndKeepsThoseThatNobodyHas) {
-  for (const bool overlap : {true, false}) {
-    tests::run_ranks(3, [&](runtime::Transport& replicas) {
-      auto parameters = leaves(3);
-      runtime::GradientReducer reducer(parameters, replicas, small_buckets(overlap));
-      for (int step = 0; step < 2; ++step) {
-        for (at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
-        reducer.begin(replicas.size());
-        parameters[0].mutable_grad() = torch::full({4}, 1.0 + replicas.rank());
-        if (replicas.rank() == 1) parameters[2].mutable_grad() = torch::full({4}, 6.0);
-        if (overlap) reducer.add_ready({2});
-        reducer.finish();
-        expect_bit_equal(parameters[0].grad(), torch::full({4}, 2.0), "of all");
-        EXPECT_FALSE(parameters[1].grad().defined());
-        expect_bit_equal(parameters[2].grad(), torch::full({4}, 2.0), "of one");
-      }
-    });
-  }
-}
-
-// Three parts of 35 elements: each lies across two tensors.
-TEST(GradientReducer, AveragesTheSameInSharedMemoryAndByMessages) {
-  for (const bool shares_memory : {true, false}) {
-    tests::run_ranks(3, [&](runtime::Transport& replicas) {
-      std::vector<at::Tensor> parameters{torch::ones({7, 3}).requires_grad_(), torch::ones({2, 7}).t().requires_grad_()};
-      runtime::GradientReducer reducer(parameters, replicas, {.shares_memory = shares_memory, .overlap = false});
-      EXPECT_EQ(reducer.shared_bytes(), shares_memory ? 4 * (35 + 2) : 0);
-      for (int step = 0; step < 3; ++step) {
-        std::vector<at::Tensor> sums;
-        for (const at::Tensor& parameter : parameters)
-          sums.push_back(torch::zeros_like(parameter, parameter.options().requires_grad(false)));
-        for (int rank = 0; rank < 3; ++rank) {
-          for (size_t i = 0; i < parameters.size(); ++i) {
-            const at::Tensor numbers = (torch::arange(sums[i].numel()) * 0.37 + step + 5 * rank).sin();
-            const at::Tensor gradient = torch::empty_like(sums[i]).copy_(numbers.view(sums[i].sizes()));
-            sums[i].add_(gradient);
-            if (rank == replicas.rank()) parameters[i].mutable_grad() = gradient;
-          }
-        }
-        // One that somebody else has as well is left as it is.
-        const at::Tensor kept = parameters[0].grad(), copy = kept.clone();
-        reducer.begin(replicas.size());
-        reducer.finish();
-        for (size_t i = 0; i < parameters.size(); ++i) {
-          expect_bit_equal(parameters[i].grad(), sums[i].div(3), "parameter " + std::to_string(i));
-          EXPECT_EQ(parameters[i].grad().strides(), parameters[i].strides());
-        }
-        expect_bit_equal(kept, copy, "kept");
-      }
-    });
-  }
-}
-
-TEST(GradientReducer, RefusesReplicasWithOtherParameters) {
-  tests::run_ranks(2, [](runtime::Transport& replicas) {
-    auto parameters = leaves(2 + replicas.rank());
-    EXPECT_TRUE(contains(
-        message_of<c10::ValueError>([&] { runtime::GradientReducer reducer(parameters, replicas, small_buckets(true)); }),
-        "got others on replica 1"));
-  });
-}
 
 struct Run {
   int stages = 1;
