@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "partitioner/plan/action.h"
@@ -21,6 +22,8 @@ enum class Activity : uint8_t {
   kLastSends,   // waits until all that it sent in the step has left
   kResults,     // exchange of what the bodies return
 };
+constexpr Activity last_of(Activity) { return Activity::kResults; }
+constexpr ActionKind last_of(ActionKind) { return kActionRows.back().kind; }
 
 /// One activity of one rank, in nanoseconds of the common clock.
 struct Span {
@@ -33,6 +36,11 @@ struct Span {
   bool is_compute() const { return is_action() && action.is_compute(); }
   bool is_receive() const { return is_action() && action.is_receive(); }
   bool operator==(const Span&) const = default;
+  // What travels from rank to rank, here and below.
+  static auto members(auto& self) {
+    return std::tie(self.activity, self.action.kind, self.action.stage, self.action.microbatch, self.action.peer,
+                    self.start_ns, self.end_ns);
+  }
 };
 
 /// One step on one rank: from the call of the step function to its return.
@@ -43,6 +51,7 @@ struct RankStep {
   int64_t end_ns = 0;
   std::vector<Span> spans;  // one after the other, within [start_ns, end_ns]
   bool operator==(const RankStep&) const = default;
+  static auto members(auto& self) { return std::tie(self.number, self.trains, self.start_ns, self.end_ns, self.spans); }
 };
 
 /// One rank's record. All ranks of a job have recorded the same steps.
@@ -51,6 +60,7 @@ struct RankTimeline {
   int pipeline_rank = 0;
   std::vector<RankStep> steps;
   bool operator==(const RankTimeline&) const = default;
+  static auto members(auto& self) { return std::tie(self.replica, self.pipeline_rank, self.steps); }
 };
 
 /// One step of one pipeline, by pipeline rank.

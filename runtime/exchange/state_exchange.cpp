@@ -40,11 +40,11 @@ std::vector<std::string> gather_from_first_replica(std::string_view bytes, Trans
   if (counts) gathered = pipeline.all_gather(bytes);
   if (replicas.size() == 1) return gathered;
   WireWriter out;
-  for (const std::string& text : gathered) out.put(text);
+  out.put(gathered);
   const std::string all = replicas.all_gather(counts ? out.take() : std::string()).front();
   return read_all(all, "texts of the first replica", [](WireReader& in) {
     std::vector<std::string> texts;
-    while (!in.at_end()) texts.push_back(in.get_string());
+    in.get_into(std::tie(texts));
     return texts;
   });
 }
@@ -55,8 +55,7 @@ std::string StateExchange::encode(const std::map<std::string, at::Tensor>& own, 
   for (const auto& [name, tensor] : own) {
     out.put(name);
     out.put(tensor.scalar_type());
-    out.put(static_cast<uint32_t>(tensor.dim()));
-    for (const int64_t size : tensor.sizes()) out.put(size);
+    out.put(tensor.sizes().vec());
     out.put(kWhole.index), out.put(kWhole.count);
     out.put(static_cast<uint64_t>(std::hash<std::string_view>()(bytes_of(tensor))));
   }
@@ -69,8 +68,7 @@ StateExchange::Offered StateExchange::decode(std::string_view bytes) {
     while (!in.at_end()) {
       const std::string name = in.get_string();
       Offer offer{.dtype = in.get_dtype()};
-      offer.sizes.resize(in.get_count<uint32_t>(sizeof(int64_t)));
-      for (int64_t& size : offer.sizes) size = in.get<int64_t>();
+      in.get_into(std::tie(offer.sizes));
       if (const partitioner::Shard shard{in.get<int32_t>(), in.get<int32_t>()}; !shard.is_whole()) {
         throw std::runtime_error("offers of a state: expected whole tensors, got part " + std::to_string(shard.index) +
                                  " of " + std::to_string(shard.count) + " of '" + name +

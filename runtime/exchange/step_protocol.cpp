@@ -115,7 +115,8 @@ std::vector<MicrobatchProgram> get_microbatches(WireReader& in) {
 // What needs no bounds, in the order in which it travels.
 auto head_of(auto& message) {
   return std::tie(message.step_function, message.step, message.evaluation_step, message.reduced, message.settings,
-                  message.optimizers, message.is_value_error, message.error);
+                  message.optimizers, message.is_value_error, message.error, message.round, message.trains, message.values,
+                  message.forgotten);
 }
 
 StepMessage get_message(WireReader& in) {
@@ -123,17 +124,11 @@ StepMessage get_message(WireReader& in) {
   if (in.get<uint32_t>() != kStepMagic) throw std::runtime_error("step message: expected one, got other bytes");
   StepMessage message;
   in.get_into(head_of(message));
-  message.round = in.get_enumerator(Round::kJoined);
   message.num_microbatches = in.get_at_least<int32_t>(0);
   message.first = in.get_at_least<int32_t>(0);
-  message.trains = in.get<bool>();
   message.first_active_replica = in.get_at_least<int32_t>(0);
   message.gradient_divisor = in.get_at_least<int32_t>(1);
-  message.values.resize(in.get_count<uint32_t>(sizeof(uint64_t)));
-  for (std::string& value : message.values) value = in.get_string();
   if (in.get<bool>()) message.payload = in.get_string();
-  message.forgotten.resize(in.get_count<uint32_t>(sizeof(uint64_t)));
-  for (uint64_t& hash : message.forgotten) hash = in.get<uint64_t>();
   message.new_programs.resize(in.get_count<uint32_t>(kLeastProgramBytes));
   for (NewProgram& program : message.new_programs) program = get_program(in);
   message.microbatches = get_microbatches(in);
@@ -146,14 +141,9 @@ std::string encode(const StepMessage& message) {
   WireWriter out;
   out.put(kStepMagic);
   out.put(head_of(message));
-  out.put(std::tie(message.round, message.num_microbatches, message.first, message.trains, message.first_active_replica,
-                   message.gradient_divisor));
-  out.put<uint32_t>(static_cast<uint32_t>(message.values.size()));
-  for (const std::string& value : message.values) out.put(value);
+  out.put(std::tie(message.num_microbatches, message.first, message.first_active_replica, message.gradient_divisor));
   out.put(message.payload.has_value());
   if (message.payload) out.put(*message.payload);
-  out.put<uint32_t>(static_cast<uint32_t>(message.forgotten.size()));
-  for (uint64_t hash : message.forgotten) out.put(hash);
   out.put<uint32_t>(static_cast<uint32_t>(message.new_programs.size()));
   for (const NewProgram& program : message.new_programs) {
     out.put(std::tie(program.hash, program.graph, program.plan));

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "partitioner/graph/graph.h"
@@ -29,6 +30,24 @@ struct MicrobatchProgram {
   std::vector<ConstantContent> constants{};
 };
 
+/// What a training step does with the gradients of a model: averages them over replicas, keeps them as NoSync and
+/// backward_passes_per_step ask for, or makes none.
+enum class Averaging : uint8_t { kAverages, kKeeps, kMakesNone };
+constexpr Averaging last_of(Averaging) { return Averaging::kMakesNone; }
+
+/// What of a model must not differ between ranks that train it.
+struct ModelSettings {
+  std::string prefix{};  // of its tensors
+  uint64_t num_trainable = 0, num_parameters = 0;
+  uint32_t pattern = 0;  // of those with requires_grad among all
+  bool has_hook = false;
+  int32_t num_hooks = 0;  // registered so far
+  bool operator==(const ModelSettings&) const = default;
+  static auto members(auto& self) {
+    return std::tie(self.prefix, self.num_trainable, self.num_parameters, self.pattern, self.has_hook, self.num_hooks);
+  }
+};
+
 /// A step runs as one round, unless its body reads values: then as several, because the leader goes on with the body
 /// when it has them.
 enum class Round : uint8_t {
@@ -39,15 +58,16 @@ enum class Round : uint8_t {
   kShadow,   // a step of other replicas: averages gradients with them; ends the step
   kJoined,   // the replicas have no more steps in this join: no step; with an error, the join ends early
 };
+constexpr Round last_of(Round) { return Round::kJoined; }
 
 /// One round of a step. `error` non-empty: the leader refused the step, and everybody throws that text.
 struct StepMessage {
-  int32_t step_function = 0;     // number of the step object; the same on all ranks unless they diverge
-  uint64_t step = 0;             // training steps finished before this one
-  uint64_t evaluation_step = 0;  // and steps without a backward
-  std::string reduced{};         // by model: '1' where this step averages gradients over replicas, '-' where it makes none
-  std::string settings{};        // of a training step: what must not differ between ranks, in words
-  std::string optimizers{};      // steps and options of the leader's; compared where there are settings
+  int32_t step_function = 0;              // number of the step object; the same on all ranks unless they diverge
+  uint64_t step = 0;                      // training steps finished before this one
+  uint64_t evaluation_step = 0;           // and steps without a backward
+  std::vector<Averaging> reduced{};       // by model
+  std::vector<ModelSettings> settings{};  // of a training step, by model
+  std::string optimizers{};               // steps and options of the leader's; compared where there are settings
   std::string error{};
   bool is_value_error = false;
   Round round = Round::kWhole;

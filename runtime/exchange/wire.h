@@ -11,8 +11,15 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
+
+#include "runtime/transport/transport.h"
 
 namespace smp::runtime {
+
+/// A struct that says what of it travels: `static auto members(auto& self) { return std::tie(self.first, self.second); }`.
+template <class T>
+concept Travels = requires(T& self) { T::members(self); };
 
 class WireWriter {
  public:
@@ -36,6 +43,16 @@ class WireWriter {
   template <class... T>
   void put(const std::tuple<T...>& values) {
     std::apply([this](const auto&... each) { (this->put(each), ...); }, values);
+  }
+  template <Travels T>
+  void put(const T& value) {
+    put(T::members(value));
+  }
+  /// How many, then each.
+  template <class T>
+  void put(const std::vector<T>& all) {
+    put(static_cast<uint32_t>(all.size()));
+    for (const T& each : all) put(each);
   }
   std::string take() { return std::move(bytes_); }
 
@@ -93,10 +110,15 @@ class WireReader {
   /// A type whose tensors travel.
   c10::ScalarType get_dtype();
   at::Tensor get_tensor();
-  /// Numbers, bools and texts that were put as a tuple, into the variables that the tuple refers to.
+  /// What was put as a tuple, into the variables that the tuple refers to: all but tensors. `last_of(T)` is an enumeration's
+  /// last enumerator.
   template <class... T>
   void get_into(const std::tuple<T&...>& values) {
     std::apply([this](auto&... each) { (this->get_into(each), ...); }, values);
+  }
+  template <Travels T>
+  void get_into(T& value) {
+    get_into(T::members(value));
   }
   bool at_end() const { return left_.empty(); }
 
@@ -107,9 +129,16 @@ class WireReader {
 
   void get_into(std::string& text) { text = get_string(); }
   template <class T>
-    requires std::is_arithmetic_v<T>
   void get_into(T& number) {
-    number = get<T>();
+    if constexpr (std::is_enum_v<T>) {
+      number = get_enumerator(last_of(number));
+    } else {
+      number = get<T>();
+    }
+  }
+  template <class T>
+  void get_into(std::vector<T>& all) {
+    for (auto left = get_count<uint32_t>(1); left > 0; --left) get_into(all.emplace_back());
   }
   std::string_view raw(size_t num_bytes);
   /// The one place that judges whether a message is long enough for what it says.
@@ -136,6 +165,28 @@ auto read_all(std::string_view bytes, std::string_view what, const Read& read) {
     in.expect_end();
     return result;
   }
+}
+
+template <Travels T>
+std::string encode(const T& value) {
+  WireWriter out;
+  out.put(value);
+  return out.take();
+}
+template <Travels T>
+T decode(std::string_view bytes, std::string_view what) {
+  return read_all(bytes, what, [](WireReader& in) {
+    T value;
+    in.get_into(value);
+    return value;
+  });
+}
+/// Every rank's, by rank. Collective over `group`.
+template <Travels T>
+std::vector<T> gather(const T& own, Transport& group, std::string_view what) {
+  std::vector<T> all;
+  for (const std::string& bytes : group.all_gather(encode(own))) all.push_back(decode<T>(bytes, what));
+  return all;
 }
 
 /// A message that holds one tensor.

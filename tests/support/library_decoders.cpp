@@ -7,10 +7,12 @@
 #include <memory>
 
 #include "partitioner/graph/graph.h"
+#include "runtime/exchange/wire.h"
 #include "smp/comm.h"
 #include "smp/config.h"
 #include "smp/engine/checkpoint/spread_save.h"
 #include "smp/engine/files/save_files.h"
+#include "smp/engine/models/models.h"
 #include "smp/engine/optimizers/optimizer_state.h"
 #include "smp/engine/planning/measure_costs.h"
 #include "smp/engine/replicas/replica_step.h"
@@ -47,6 +49,13 @@ namespace {
 
 using comm_internal::bytes_of;
 using comm_internal::object_of;
+
+template <class T>
+Decoder structs(const char* name, const std::vector<T>& all) {
+  Decoder decoder{name, {}, [](std::string_view bytes) { runtime::decode<T>(bytes, "struct"); }};
+  for (const T& each : all) decoder.corpus.push_back(runtime::encode(each));
+  return decoder;
+}
 
 Decoder objects() {
   const at::Tensor numbers = at::arange(6, at::kFloat).reshape({2, 3});
@@ -100,17 +109,22 @@ Decoder timelines() {
         90,
         {{Activity::kAction, {partitioner::ActionKind::kForward, 1, 2, -1}, 10, 20}, {Activity::kResults, {}, 20, 90}}},
        {}}};
-  return {"timeline", {engine::encode(rank), engine::encode(partitioner::RankTimeline{})}, [](std::string_view bytes) {
-            engine::decode_timeline(bytes);
-          }};
+  return structs<partitioner::RankTimeline>("timeline", {rank, {}});
 }
 
 Decoder replica_steps() {
-  engine::ReplicaStep step{
-      .step_function = 2, .training_steps = 5, .trains = true, .reduced = "1", .error = "no", .homes = "fc 0\n"};
-  return {"replica step", {engine::encode(step), engine::encode(engine::ReplicaStep{})}, [](std::string_view bytes) {
-            engine::decode_replica_step(bytes);
-          }};
+  engine::ReplicaStep step{.step_function = 2, .training_steps = 5, .trains = true, .error = "no", .homes = "fc 0\n"};
+  step.reduced = {runtime::Averaging::kKeeps, runtime::Averaging::kMakesNone};
+  step.asked = {runtime::Averaging::kKeeps, runtime::Averaging::kAverages};
+  step.settings = {{.prefix = "a.", .num_trainable = 1, .num_parameters = 2, .pattern = 3, .has_hook = true, .num_hooks = 1},
+                   {.prefix = "b."}};
+  return structs<engine::ReplicaStep>("replica step", {step, {}});
+}
+
+Decoder nonfinite_numbers() {
+  const engine::NonfiniteNumber number{
+      .place = engine::NonfinitePlace::kMeanGradient, .is_nan = true, .rank = 3, .parameter = "fc.weight"};
+  return structs<engine::NonfiniteNumber>("nonfinite number", {number, {}});
 }
 
 Decoder measurements() {
@@ -133,9 +147,7 @@ Decoder folder_views() {
 
 Decoder paces() {
   const engine::Pace pace{.period_ns = 2, .has_run = true, .process = "pid 7 on host a"};
-  return {"pace", {engine::encode(pace), engine::encode(engine::Pace{})}, [](std::string_view bytes) {
-            engine::decode_pace(bytes);
-          }};
+  return structs<engine::Pace>("pace", {pace, {}});
 }
 
 Decoder indices() {
@@ -152,8 +164,8 @@ Decoder indices() {
 namespace support {
 
 std::vector<Decoder> library_decoders() {
-  return {objects(),       files(),        configurations(), groups(), timelines(),
-          replica_steps(), measurements(), folder_views(),   paces(),  indices()};
+  return {objects(),           files(),        configurations(), groups(), timelines(), replica_steps(),
+          nonfinite_numbers(), measurements(), folder_views(),   paces(),  indices()};
 }
 
 }  // namespace support

@@ -70,8 +70,10 @@ Decoder tensors() {
 }
 
 Decoder step_messages() {
-  StepMessage message{
-      .step_function = 3, .step = 11, .evaluation_step = 12, .reduced = "1-", .settings = "settings", .num_microbatches = 5};
+  StepMessage message{.step_function = 3, .step = 11, .evaluation_step = 12, .num_microbatches = 5};
+  message.reduced = {Averaging::kAverages, Averaging::kMakesNone};
+  message.settings = {{.prefix = "a.", .num_trainable = 1, .num_parameters = 2}, {.prefix = "b.", .has_hook = true}};
+  message.values = {"", "1"};
   message.trains = true;
   message.forgotten = {5, 6};
   message.new_programs = {new_program(), {.hash = 8, .graph = {}, .plan = {}, .constants = {}}};

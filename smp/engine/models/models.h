@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "partitioner/plan/plan.h"
@@ -39,6 +40,28 @@ struct Reduction {
   runtime::ReducerOptions options(int number) const;
 };
 
+/// Where a training step has met a number that is not finite: the first is the nearest to the cause.
+enum class NonfinitePlace : uint8_t { kLoss, kGradient, kMeanGradient, kGradientNorm, kNowhere };
+constexpr NonfinitePlace last_of(NonfinitePlace) { return NonfinitePlace::kNowhere; }
+
+struct NonfiniteNumber {
+  NonfinitePlace place = NonfinitePlace::kNowhere;
+  bool is_nan = false;  // else infinite; of kGradient not known
+  int32_t rank = 0, microbatch = 0;
+  std::string parameter{};
+  uint64_t step = 0;  // in training step; does not travel
+  bool exists() const { return place != NonfinitePlace::kNowhere; }
+  static auto members(auto& self) { return std::tie(self.place, self.is_nan, self.rank, self.microbatch, self.parameter); }
+};
+
+/// What of a model's training was not finite.
+struct NonfiniteState {
+  NonfiniteNumber loss{};   // of this step, on this rank
+  NonfiniteNumber known{};  // in the last step, or a loss since gradients were cleared, on all ranks alike
+  bool is_loss = false;     // that one
+  bool is_cleared = false;  // before this step: gradients here of one of its optimizers, all of them
+};
+
 /// What a program places of a model that it uses for the first time.
 enum class Placement { kWholeModels, kUsedTensors };
 
@@ -53,10 +76,7 @@ struct Model {
   Reduction reduction{};
   bool is_alike = false;  // its values were the same on all ranks before it was placed
   std::vector<std::shared_ptr<runtime::StateExchange>> pending_loads{};  // oldest first; they wait for placement
-  std::string nonfinite_loss{};                                          // of this step, on this rank: which; empty: none
-  bool is_cleared = false;  // before this step: gradients here of one of its optimizers, all of them
-  bool nonfinite_is_loss = false;
-  std::string nonfinite{};  // in the last step, or a loss since gradients were cleared, on all ranks alike: what
+  NonfiniteState nonfinite{};
 
   /// Whether a program has placed it.
   bool is_partitioned() const { return first_program != nullptr; }

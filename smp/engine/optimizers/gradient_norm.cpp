@@ -66,7 +66,7 @@ double clip_grad_norm(Model& model, double max_norm, double norm_type) {
     if (is_mine && gradient.defined() && !only_measures) gradient.mul_(coefficient.to(gradient.scalar_type()));
   }
   const auto norm = total.item<double>();
-  if (!std::isfinite(norm)) model.nonfinite = "a global norm of the gradients that is not finite";
+  if (!std::isfinite(norm)) model.nonfinite.known = {.place = NonfinitePlace::kGradientNorm};
   return norm;
 }
 

@@ -150,9 +150,8 @@ void measure_with_first(RankState& rank) {
 
 std::string encode_wanted(const std::vector<GraphToPlan>& graphs, const std::vector<int64_t>& averaged) {
   runtime::WireWriter out;
-  out.put(static_cast<int32_t>(averaged.size()));
-  for (const int64_t elements : averaged) out.put(elements);
-  out.put(static_cast<int32_t>(graphs.size()));
+  out.put(averaged);
+  out.put(static_cast<uint32_t>(graphs.size()));
   for (const auto& [graph, inputs] : graphs) out.put(serialise(graph));
   return out.take();
 }
@@ -160,13 +159,13 @@ std::string encode_wanted(const std::vector<GraphToPlan>& graphs, const std::vec
 Wanted decode_wanted(std::string_view bytes) {
   return runtime::read_all(bytes, "what is to be measured", [](runtime::WireReader& in) {
     Wanted wanted;
-    wanted.averaged.resize(in.get_count<int32_t>(sizeof(int64_t)));
+    wanted.averaged.resize(in.get_count<uint32_t>(sizeof(int64_t)));
     int64_t left = kMostAveragedBytes / kBytesOfFloat;
     for (int64_t& elements : wanted.averaged) {
       elements = in.get_between<int64_t>(1, left);
       left -= elements;
     }
-    wanted.graphs.resize(in.get_count<int32_t>(sizeof(uint64_t)));
+    wanted.graphs.resize(in.get_count<uint32_t>(sizeof(uint64_t)));
     for (GraphToPlan& one : wanted.graphs) one.graph = deserialise_graph(in.get_text());
     return wanted;
   });

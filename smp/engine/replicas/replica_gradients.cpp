@@ -2,14 +2,12 @@
 #include "smp/engine/replicas/replica_gradients.h"
 
 #include <algorithm>
-#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "partitioner/schedule/dependencies.h"
 #include "runtime/transport/abandoned.h"
 #include "smp/engine/models/program.h"
-#include "smp/engine/replicas/replica_step.h"
 
 namespace smp::engine {
 
@@ -25,54 +23,52 @@ runtime::ReducerOptions Reduction::options(int number) const {
   return options;
 }
 
-std::string reductions(const Models& models) {
-  std::string reduced;
+std::vector<Averaging> reductions(const Models& models) {
+  std::vector<Averaging> reduced;
   for (const auto& model : models.all()) {
     const Reduction& own = model->reduction;
     const bool averages = own.num_no_sync == 0 && (own.num_passes + 1) % own.passes_per_step == 0;
-    reduced += averages ? kAverages : kKeeps;
+    reduced.push_back(averages ? Averaging::kAverages : Averaging::kKeeps);
   }
   return reduced;
 }
 
-std::string reductions(const Models& models, const std::vector<std::shared_ptr<Program>>& programs) {
-  std::string reduced = reductions(models);
+std::vector<Averaging> reductions(const Models& models, const std::vector<std::shared_ptr<Program>>& programs) {
+  std::vector<Averaging> reduced = reductions(models);
   for (size_t m = 0; m < reduced.size(); ++m) {
     const runtime::Bindings& own = models.all()[m]->own;
     const auto is_own = [&](const at::Tensor& parameter) { return own.find(parameter) != nullptr; };
     const bool is_trained = std::any_of(programs.begin(), programs.end(), [&](const std::shared_ptr<Program>& program) {
       return std::any_of(program->trained.begin(), program->trained.end(), is_own);
     });
-    if (!is_trained) reduced[m] = kMakesNone;
+    if (!is_trained) reduced[m] = Averaging::kMakesNone;
   }
   return reduced;
 }
 
-std::string describe_settings(const Models& models) {
-  std::ostringstream text;
+std::vector<ModelSettings> settings_of(const Models& models) {
+  std::vector<ModelSettings> all;
   for (const auto& model : models.all()) {
-    size_t num_trainable = 0, num_parameters = 0;
-    uint32_t pattern = 2166136261U;  // FNV-1a
+    ModelSettings& own = all.emplace_back(ModelSettings{.prefix = model->prefix,
+                                                        .pattern = 2166136261U,  // FNV-1a
+                                                        .has_hook = model->reduction.hook != nullptr,
+                                                        .num_hooks = model->reduction.num_hooks});
     for (const runtime::NamedTensor& named : model->own.tensors()) {
       if (named.kind != ValueKind::kParameter) continue;
       const bool is_trainable = named.tensor.requires_grad();
-      num_trainable += is_trainable, ++num_parameters;
-      pattern = (pattern ^ (is_trainable ? 1U : 2U)) * 16777619U;
+      own.num_trainable += is_trainable, ++own.num_parameters;
+      own.pattern = (own.pattern ^ (is_trainable ? 1U : 2U)) * 16777619U;
     }
-    text << (text.tellp() > 0 ? "; " : "") << model->prefix << num_trainable << " of " << num_parameters
-         << " parameters with requires_grad (pattern " << std::hex << pattern << std::dec << "), "
-         << (model->reduction.hook ? "" : "no ") << "communication hook after " << model->reduction.num_hooks
-         << " registrations";
   }
-  return text.str();
+  return all;
 }
 
-void count_pass(const Models& models, const std::string& reduced) {
+void count_pass(const Models& models, const std::vector<Averaging>& reduced) {
   for (size_t m = 0; m < models.all().size(); ++m) {
     Reduction& own = models.all()[m]->reduction;
-    if (reduced[m] == kMakesNone) continue;
-    own.keeps_gradients = reduced[m] == kKeeps;
-    if (reduced[m] == kAverages) {
+    if (reduced[m] == Averaging::kMakesNone) continue;
+    own.keeps_gradients = reduced[m] == Averaging::kKeeps;
+    if (reduced[m] == Averaging::kAverages) {
       own.num_passes = 0;
     } else if (own.num_no_sync == 0) {
       ++own.num_passes;
@@ -80,10 +76,10 @@ void count_pass(const Models& models, const std::string& reduced) {
   }
 }
 
-void drop_averaged(const Models& models, const std::string& reduced) {
+void drop_averaged(const Models& models, const std::vector<Averaging>& reduced) {
   for (size_t m = 0; m < models.all().size(); ++m) {
     const Model& model = *models.all()[m];
-    if (reduced[m] != kAverages || model.reduction.keeps_gradients) continue;
+    if (reduced[m] != Averaging::kAverages || model.reduction.keeps_gradients) continue;
     for (const runtime::NamedTensor& named : model.own.tensors()) {
       at::Tensor tensor = named.tensor;
       if (named.kind == ValueKind::kParameter) tensor.mutable_grad() = at::Tensor();
@@ -91,19 +87,20 @@ void drop_averaged(const Models& models, const std::string& reduced) {
   }
 }
 
-ReplicaGradients::ReplicaGradients(Context& context, const Models& models, const std::string& reduced, int divisor)
+ReplicaGradients::ReplicaGradients(Context& context, const Models& models, const std::vector<Averaging>& reduced,
+                                   int divisor)
     : context_(context), models_(models), divisor_(divisor) {
   if (context.replicas->size() == 1) return;
   std::unordered_set<const void*> taken;
   for (size_t m = 0; m < models.all().size(); ++m) {
     Model& model = *models.all()[m];
-    if (reduced[m] == kAverages && model.is_partitioned()) add(model, taken);
+    if (reduced[m] == Averaging::kAverages && model.is_partitioned()) add(model, taken);
     for (const auto& named : model.own.tensors()) taken.insert(named.tensor.unsafeGetTensorImpl());
   }
 }
 
 // `taken`: parameters of models before this one, which may share some with it. All replicas have the
-// same flags (describe_settings), so all make a reducer anew or none does.
+// same flags (settings_of), so all make a reducer anew or none does.
 void ReplicaGradients::add(Model& model, const std::unordered_set<const void*>& taken) {
   // Tied weights come first, that is last to leave: they are final when the pipeline has summed them.
   std::vector<at::Tensor> parameters, own;

@@ -3,7 +3,6 @@
 
 #include <map>
 #include <memory>
-#include <string>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -12,20 +11,20 @@
 #include "runtime/executor/executor.h"
 #include "runtime/gradients/gradient_reducer.h"
 #include "smp/engine/models/models.h"
+#include "smp/engine/replicas/replica_step.h"
 
 namespace smp::engine {
 
 /// By model: kAverages or kKeeps.
-std::string reductions(const Models& models);
+std::vector<Averaging> reductions(const Models& models);
 /// The same of a step of these programs, with kMakesNone for models that no backward of theirs reaches.
-std::string reductions(const Models& models, const std::vector<std::shared_ptr<Program>>& programs);
-/// What must not differ between any two ranks in a training step, for people to read: which
-/// parameters require gradients, and which models have communication hooks.
-std::string describe_settings(const Models& models);
+std::vector<Averaging> reductions(const Models& models, const std::vector<std::shared_ptr<Program>>& programs);
+/// What must not differ between any two ranks in a training step, by model.
+std::vector<ModelSettings> settings_of(const Models& models);
 /// After a training step: counts it where it made gradients and backward_passes_per_step asks for it.
-void count_pass(const Models& models, const std::string& reduced);
+void count_pass(const Models& models, const std::vector<Averaging>& reduced);
 /// Before a step of other replicas: drops the gradients that these have had, so that they are not summed twice.
-void drop_averaged(const Models& models, const std::string& reduced);
+void drop_averaged(const Models& models, const std::vector<Averaging>& reduced);
 
 /// One training step's averaging on this rank. Gradients of a parameter are final after the last
 /// weight gradients of the column that belong to a stage which reads it.
@@ -33,7 +32,7 @@ class ReplicaGradients : public runtime::BackwardObserver {
  public:
   /// Makes the reducers of models that have none yet, or whose parameters that require gradients have
   /// changed. Collective over the replicas; throws c10::ValueError on all alike.
-  ReplicaGradients(Context& context, const Models& models, const std::string& reduced, int divisor);
+  ReplicaGradients(Context& context, const Models& models, const std::vector<Averaging>& reduced, int divisor);
   /// Before the first action.
   void begin(const std::vector<partitioner::Action>& column, const std::vector<runtime::MicrobatchRun>& microbatches);
   void before_backward(const partitioner::Action& action) override;

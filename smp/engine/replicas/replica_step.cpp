@@ -2,23 +2,21 @@
 #include "smp/engine/replicas/replica_step.h"
 
 #include <algorithm>
-#include <tuple>
+#include <sstream>
 
-#include "runtime/exchange/wire.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 
 namespace smp::engine {
 
-namespace {
-
-// What travels, in this order.
-auto members_of(auto& step) {
-  return std::tie(step.step_function, step.training_steps, step.trains, step.reduced, step.asked, step.settings,
-                  step.optimizers, step.error, step.is_value_error, step.reads, step.homes, step.has_joined,
-                  step.joined_after);
+std::string describe(const std::vector<ModelSettings>& settings) {
+  std::ostringstream text;
+  for (const ModelSettings& own : settings) {
+    text << (text.tellp() > 0 ? "; " : "") << own.prefix << own.num_trainable << " of " << own.num_parameters
+         << " parameters with requires_grad (pattern " << std::hex << own.pattern << std::dec << "), "
+         << (own.has_hook ? "" : "no ") << "communication hook after " << own.num_hooks << " registrations";
+  }
+  return text.str();
 }
-
-}  // namespace
 
 bool ReplicaStep::same_step(const ReplicaStep& other) const {
   // What a body becomes is not known while it reads.
@@ -30,7 +28,7 @@ std::string ReplicaStep::describe() const {
   std::string text = "step function " + std::to_string(step_function) + (trains ? " (training)" : " (evaluation)") +
                      " after " + std::to_string(training_steps) + " training steps";
   for (size_t m = 0; m < asked.size(); ++m) {
-    text += std::string(m == 0 ? ", gradients " : ", ") + (asked[m] == kAverages ? "averaged" : "kept");
+    text += std::string(m == 0 ? ", gradients " : ", ") + (asked[m] == Averaging::kAverages ? "averaged" : "kept");
   }
   return text;
 }
@@ -88,19 +86,20 @@ std::optional<Refusal> disagreement(const std::vector<ReplicaStep>& replicas, bo
   for (size_t r = 0; r < replicas.size(); ++r) {
     if (replicas[r].reads || replicas[r].settings == active->settings) continue;
     return Refusal{"step: expected the same communication hooks and parameters with requires_grad on all replicas, got " +
-                   active->settings + " on replica " + std::to_string(first) + " and " + replicas[r].settings +
-                   " on replica " + std::to_string(r) + ". Register hooks, freeze and unfreeze on every rank alike."};
+                   describe(active->settings) + " on replica " + std::to_string(first) + " and " +
+                   describe(replicas[r].settings) + " on replica " + std::to_string(r) +
+                   ". Register hooks, freeze and unfreeze on every rank alike."};
   }
   return std::nullopt;
 }
 
-std::string united_reductions(const std::vector<ReplicaStep>& replicas) {
-  std::string united;
+std::vector<Averaging> united_reductions(const std::vector<ReplicaStep>& replicas) {
+  std::vector<Averaging> united;
   for (const ReplicaStep& step : replicas) {
     if (step.has_joined) continue;
     if (united.empty()) united = step.reduced;
     for (size_t m = 0; m < united.size() && m < step.reduced.size(); ++m) {
-      if (united[m] == kMakesNone) united[m] = step.reduced[m];
+      if (united[m] == Averaging::kMakesNone) united[m] = step.reduced[m];
     }
   }
   return united;
@@ -113,26 +112,6 @@ std::optional<int> most_steps_of_joined(const std::vector<ReplicaStep>& replicas
     if (replicas[r].joined_after > replicas[static_cast<size_t>(best)].joined_after) best = static_cast<int>(r);
   }
   return best;
-}
-
-std::string encode(const ReplicaStep& step) {
-  runtime::WireWriter out;
-  out.put(members_of(step));
-  return out.take();
-}
-
-ReplicaStep decode_replica_step(std::string_view bytes) {
-  return runtime::read_all(bytes, "step of a replica", [](runtime::WireReader& in) {
-    ReplicaStep step;
-    in.get_into(members_of(step));
-    return step;
-  });
-}
-
-std::vector<ReplicaStep> gather(const ReplicaStep& own, runtime::Transport& replicas) {
-  std::vector<ReplicaStep> steps;
-  for (const std::string& bytes : replicas.all_gather(encode(own))) steps.push_back(decode_replica_step(bytes));
-  return steps;
 }
 
 }  // namespace smp::engine

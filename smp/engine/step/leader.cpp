@@ -271,7 +271,7 @@ void Leader::describe_training(StepMessage& message) const {
   message.error = hook_on_parts(programs, rank_.models.bindings());
   message.reduced = reductions(rank_.models, programs);
   if (rank_.context.world->size() == 1) return;
-  message.settings = describe_settings(rank_.models);
+  message.settings = settings_of(rank_.models);
   message.optimizers = describe_optimizers(rank_);
 }
 

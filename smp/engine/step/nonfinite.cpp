@@ -1,4 +1,4 @@
-// What a rank has found is a text that starts with a digit: the less, the nearer to the cause.
+// Found where it is, told to all, put into words where it is thrown.
 #include "smp/engine/step/nonfinite.h"
 
 #include <ATen/ops/isnan.h>
@@ -9,24 +9,29 @@
 #include <memory>
 #include <unordered_set>
 
+#include "runtime/exchange/wire.h"
 #include "runtime/libtorch/finite.h"
 #include "runtime/transport/abandoned.h"
 #include "smp/engine/optimizers/optimizer.h"
-#include "smp/engine/replicas/replica_step.h"
 
 namespace smp::engine {
 namespace {
 
 using partitioner::ValueKind;
 
-constexpr char kLoss = '0';
-
-std::string what_in(const at::Tensor& tensor) {
+bool has_nan(const at::Tensor& tensor) {
   const at::Tensor values = tensor.is_sparse() ? tensor._values() : tensor;
-  return values.isnan().any().item<bool>() ? "nan" : "inf";
+  return values.isnan().any().item<bool>();
 }
 
-std::string on(const RankState& rank) { return " on rank " + std::to_string(rank.context.world->rank()); }
+std::string describe(const NonfiniteNumber& number) {
+  if (number.place == NonfinitePlace::kGradientNorm) return "a global norm of the gradients that is not finite";
+  const std::string what = number.place == NonfinitePlace::kGradient ? "nan or inf" : number.is_nan ? "nan" : "inf";
+  const std::string place = number.place == NonfinitePlace::kLoss ? "loss of microbatch " + std::to_string(number.microbatch)
+                                                                  : "gradient of '" + number.parameter + "'";
+  return what + " in the " + place + " on rank " + std::to_string(number.rank) + " in training step " +
+         std::to_string(number.step);
+}
 
 bool has_gradient(const runtime::NamedTensor& named) {
   const at::Tensor& gradient = named.tensor.grad();
@@ -66,37 +71,39 @@ bool is_cleared(const RankState& rank, const Model& model) {
   });
 }
 
-// "" where there is nothing to find.
-std::string find(const RankState& rank, Model& model) {
+NonfiniteNumber find(const RankState& rank, Model& model) {
   std::vector<size_t> before_mean;
   if (model.reduction.reducer) before_mean = model.reduction.reducer->take_nonfinite();
-  if (!model.nonfinite_loss.empty()) return kLoss + model.nonfinite_loss;
+  if (model.nonfinite.loss.exists()) return model.nonfinite.loss;
   const auto& all = model.own.tensors();
   std::vector<at::Tensor> gradients;
   for (const runtime::NamedTensor& named : all) {
     if (named.kind == ValueKind::kParameter) gradients.push_back(named.tensor.grad());
   }
-  if (before_mean.empty() && runtime::are_finite(gradients)) return "";
+  if (before_mean.empty() && runtime::are_finite(gradients)) return {};
   Parameters parameters;
   for (const Parameters& some : updated_parameters(rank, model))
     parameters.insert(parameters.end(), some.begin(), some.end());
+  const auto found = [&](NonfinitePlace place, bool is_nan, const std::string& name) {
+    return NonfiniteNumber{.place = place, .is_nan = is_nan, .rank = rank.context.world->rank(), .parameter = name};
+  };
   for (const size_t i : before_mean) {
     const at::Tensor& bad = model.reduction.reducer->parameters()[i];
     for (const runtime::NamedTensor& named : parameters) {
-      if (named.tensor.is_same(bad)) return "1nan or inf in the gradient of '" + named.name + "'" + on(rank);
+      if (named.tensor.is_same(bad)) return found(NonfinitePlace::kGradient, false, named.name);
     }
   }
   for (const runtime::NamedTensor& named : parameters) {
-    if (runtime::is_finite(named.tensor.grad())) continue;
-    return "2" + what_in(named.tensor.grad()) + " in the gradient of '" + named.name + "'" + on(rank);
+    const at::Tensor& mean = named.tensor.grad();
+    if (!runtime::is_finite(mean)) return found(NonfinitePlace::kMeanGradient, has_nan(mean), named.name);
   }
-  return "";
+  return {};
 }
 
-std::string nearest_to_the_cause(const std::vector<std::string>& found) {
-  std::string nearest = "9";
-  for (const std::string& text : found) {
-    if (!text.empty() && text[0] < nearest[0]) nearest = text;
+NonfiniteNumber nearest_to_the_cause(const NonfiniteNumber& own, runtime::Transport& world) {
+  NonfiniteNumber nearest;
+  for (const NonfiniteNumber& other : runtime::gather(own, world, "number that is not finite")) {
+    if (other.place < nearest.place) nearest = other;
   }
   return nearest;
 }
@@ -105,13 +112,13 @@ std::string nearest_to_the_cause(const std::vector<std::string>& found) {
 
 void note_cleared(const RankState& rank, bool has_step) {
   for (const auto& model : rank.models.all()) {
-    model->nonfinite_loss.clear();
-    model->is_cleared = has_step && model->nonfinite_is_loss && is_cleared(rank, *model);
+    model->nonfinite.loss = {};
+    model->nonfinite.is_cleared = has_step && model->nonfinite.is_loss && is_cleared(rank, *model);
   }
 }
 
 void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& programs, const runtime::RankResults& results,
-                 const std::string& reduced) {
+                 const std::vector<Averaging>& reduced) {
   if (rank.context.config.nonfinite == Nonfinite::kIgnore) return;
   std::vector<at::Tensor> losses;
   for (size_t m = 0; m < programs.size(); ++m) {
@@ -124,50 +131,53 @@ void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& p
     for (const partitioner::ValueId root : programs[m]->graph.backward_roots) {
       const auto loss = results[m].find(root);
       if (loss == results[m].end() || runtime::is_finite(loss->second)) continue;
-      const std::string text = what_in(loss->second) + " in the loss of microbatch " + std::to_string(m) + on(rank);
+      const NonfiniteNumber found{.place = NonfinitePlace::kLoss,
+                                  .is_nan = has_nan(loss->second),
+                                  .rank = rank.context.world->rank(),
+                                  .microbatch = static_cast<int32_t>(m)};
       for (size_t i = 0; i < reduced.size(); ++i) {
-        std::string& first = rank.models.all()[i]->nonfinite_loss;
-        if (reduced[i] != kMakesNone && first.empty()) first = text;
+        NonfiniteNumber& first = rank.models.all()[i]->nonfinite.loss;
+        if (reduced[i] != Averaging::kMakesNone && !first.exists()) first = found;
       }
     }
   }
 }
 
-void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t number) {
+void agree_on_nonfinite(RankState& rank, const std::vector<Averaging>& reduced, uint64_t number) {
   const Context& context = rank.context;
   if (context.config.nonfinite == Nonfinite::kIgnore) return;
-  std::vector<std::string> found;
+  std::vector<NonfiniteNumber> found;
   // That have found something, and whose gradients were cleared, by model.
   const auto num_ranks = std::make_shared<std::vector<int64_t>>();
   for (size_t i = 0; i < reduced.size(); ++i) {
-    found.push_back(reduced[i] == kMakesNone ? "" : find(rank, *rank.models.all()[i]));
-    num_ranks->push_back(!found.back().empty());
-    num_ranks->push_back(rank.models.all()[i]->is_cleared);
+    Model& model = *rank.models.all()[i];
+    found.push_back(reduced[i] == Averaging::kMakesNone ? NonfiniteNumber() : find(rank, model));
+    num_ranks->push_back(found.back().exists());
+    num_ranks->push_back(model.nonfinite.is_cleared);
   }
   for (const auto* group : {&context.pipeline, &context.replicas}) {
     const auto count = static_cast<int64_t>(num_ranks->size());
     runtime::keeping(num_ranks, [&] { (*group)->all_reduce_sum(num_ranks->data(), count, c10::ScalarType::Long); });
   }
   for (size_t i = 0; i < reduced.size(); ++i) {
-    if (reduced[i] == kMakesNone) continue;
-    Model& model = *rank.models.all()[i];
-    if (!model.nonfinite_is_loss || (*num_ranks)[2 * i + 1] > 0) {
-      model.nonfinite.clear();
-      model.nonfinite_is_loss = false;
-    }
+    if (reduced[i] == Averaging::kMakesNone) continue;
+    NonfiniteState& state = rank.models.all()[i]->nonfinite;
+    if (!state.is_loss || (*num_ranks)[2 * i + 1] > 0) state.known = {}, state.is_loss = false;
     if ((*num_ranks)[2 * i] == 0) continue;
-    const std::string now = nearest_to_the_cause(context.world->all_gather(found[i]));
-    if (!model.nonfinite.empty()) continue;
-    model.nonfinite = now.substr(1) + " in training step " + std::to_string(number);
-    model.nonfinite_is_loss = now[0] == kLoss;
+    NonfiniteNumber now = nearest_to_the_cause(found[i], *context.world);
+    if (state.known.exists()) continue;
+    now.step = number;
+    state.is_loss = now.place == NonfinitePlace::kLoss;
+    state.known = std::move(now);
   }
 }
 
 bool may_update(RankState& rank, const Model& model, bool has_finite_gradients) {
   const Context& context = rank.context;
-  if (has_finite_gradients && model.nonfinite_is_loss) return true;
-  if (model.nonfinite.empty() || context.config.nonfinite == Nonfinite::kIgnore) return true;
-  const std::string text = "DistributedOptimizer::step: expected finite losses and gradients, got " + model.nonfinite;
+  if (has_finite_gradients && model.nonfinite.is_loss) return true;
+  if (!model.nonfinite.known.exists() || context.config.nonfinite == Nonfinite::kIgnore) return true;
+  const std::string text =
+      "DistributedOptimizer::step: expected finite losses and gradients, got " + describe(model.nonfinite.known);
   with_exit_code(ExitCode::kNumerics, [&] {
     TORCH_CHECK(context.config.nonfinite == Nonfinite::kSkip, text,
                 ". No rank has updated anything. Find the cause, or set Config::nonfinite: skip leaves such updates out, as "

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "runtime/executor/executor.h"
 #include "smp/engine/rank/rank_state.h"
+#include "smp/engine/replicas/replica_step.h"
 
 namespace smp::engine {
 
@@ -14,13 +14,13 @@ namespace smp::engine {
 /// cleared since. `has_step`: false on a replica that has joined; nobody clears its gradients.
 void note_cleared(const RankState& rank, bool has_step = true);
 
-/// Looks at the losses that were computed here. `programs` and `results` by microbatch; `reduced`: see kAverages.
+/// Looks at the losses that were computed here. `programs` and `results` by microbatch; `reduced`: see Averaging.
 void note_losses(RankState& rank, const std::vector<std::shared_ptr<Program>>& programs, const runtime::RankResults& results,
-                 const std::string& reduced);
+                 const std::vector<Averaging>& reduced);
 
 /// At the end of training step `number`: looks at the gradients of the models that it has trained, of
 /// what their optimizers update, and tells all ranks. Collective over the world.
-void agree_on_nonfinite(RankState& rank, const std::string& reduced, uint64_t number);
+void agree_on_nonfinite(RankState& rank, const std::vector<Averaging>& reduced, uint64_t number);
 
 /// Whether an optimizer may update the model, as Config::nonfinite says; with finite gradients whatever the loss was. Throws
 /// c10::Error where that is an error.

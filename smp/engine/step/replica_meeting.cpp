@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "runtime/exchange/root_cause.h"
+#include "runtime/exchange/wire.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/replicas/replica_gradients.h"
 #include "smp/engine/step/step_rounds.h"
@@ -46,7 +47,7 @@ bool ReplicaMeeting::ends_early() const {
 }
 
 std::optional<Refusal> ReplicaMeeting::meet(const ReplicaStep& own, StepMessage& message) {
-  all_ = gather(own, *rank_.context.replicas);
+  all_ = runtime::gather(own, *rank_.context.replicas, "step of a replica");
   const bool one_reads = std::any_of(all_.begin(), all_.end(), [](const ReplicaStep& other) { return other.reads; });
   next_ = next_ == Next::kFirst && one_reads ? Next::kLast : Next::kNone;
   // Who has joined has nothing to say about buffers and the step, and may count in means.
@@ -89,7 +90,7 @@ std::optional<int> ReplicaMeeting::shadow() {
   own.has_joined = true;
   own.joined_after = rank_.context.join->num_steps;
   own.reduced = reductions(rank_.models);
-  own.settings = describe_settings(rank_.models);
+  own.settings = settings_of(rank_.models);
   StepMessage message = new_message(Round::kShadow);
   const auto refused = [&] { return runtime::or_end_the_job(world, [&] { return meet(own, message).has_value(); }); };
   const bool is_refused = refused();

@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -48,17 +47,15 @@ auto in_step(RankState& rank, const Fn& fn) {
 }
 
 void check_is_for_us(const RankState& rank, const StepMessage& message) {
-  const auto is_unknown = [](char c) { return c != kAverages && c != kKeeps && c != kMakesNone; };
-  const auto& reduced = message.reduced;
-  const bool has_all = reduced.size() == rank.models.all().size() || (reduced.empty() && !message.trains);
+  const size_t num_models = message.reduced.size();
+  const bool has_all = num_models == rank.models.all().size() || (num_models == 0 && !message.trains);
   const auto num_values = static_cast<int64_t>(message.values.size());
   TORCH_CHECK(num_values == 0 || num_values == message.num_microbatches, "step: expected a value for each of ",
               message.num_microbatches, " microbatches, got ", num_values, ". Ranks run different versions of smp.");
-  TORCH_CHECK(has_all && std::none_of(reduced.begin(), reduced.end(), is_unknown) &&
-                  message.first_active_replica < rank.context.replicas->size() &&
+  TORCH_CHECK(has_all && message.first_active_replica < rank.context.replicas->size() &&
                   (message.round != Round::kJoined || rank.context.join),
               "step: expected a message for ", rank.models.all().size(), " models and ", rank.context.replicas->size(),
-              " replicas, got one for '", reduced, "' and replica ", message.first_active_replica,
+              " replicas, got one for ", num_models, " and replica ", message.first_active_replica,
               ". Ranks run different programs or versions of smp.");
 }
 
@@ -76,11 +73,11 @@ StepMessage receive_message(RankState& rank) {
 
 void check_settings(const RankState& rank, const StepMessage& message) {
   if (message.settings.empty()) return;
-  const std::string own = describe_settings(rank.models);
+  const std::vector<ModelSettings> own = settings_of(rank.models);
   TORCH_CHECK_VALUE(
       own == message.settings, "step: expected the same communication hooks and parameters with requires_grad ",
-      "on all ranks of a pipeline, got ", message.settings, " on pipeline rank 0 and ", own, " on pipeline rank ",
-      rank.context.pipeline->rank(), ". Register hooks, freeze and unfreeze on every rank alike.");
+      "on all ranks of a pipeline, got ", describe(message.settings), " on pipeline rank 0 and ", describe(own),
+      " on pipeline rank ", rank.context.pipeline->rank(), ". Register hooks, freeze and unfreeze on every rank alike.");
   const std::string optimizers = describe_optimizers(rank);
   TORCH_CHECK_VALUE(optimizers == message.optimizers,
                     differing_optimizers("step", message.optimizers, "pipeline rank 0", optimizers,

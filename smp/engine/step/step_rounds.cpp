@@ -339,8 +339,7 @@ void StepRounds::note_pace(const StepMessage& message) {
   rank_.pace.add(computing_ns, alike);
   if (rank_.training_steps % Stragglers::kWindow != 0) return;
   const runtime::RecordedSpan span(rank_.recorder(), Activity::kCollective);
-  std::vector<Pace> paces;
-  for (const std::string& bytes : context.world->all_gather(encode(rank_.pace.take()))) paces.push_back(decode_pace(bytes));
+  const std::vector<Pace> paces = runtime::gather(rank_.pace.take(), *context.world, "pace");
   if (context.world->rank() != 0) return;
   if (!rank_.stragglers) {
     std::vector<int> pipeline_ranks;

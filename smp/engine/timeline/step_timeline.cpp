@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
-#include <tuple>
 
 #include "partitioner/partition/predict_step.h"
 #include "partitioner/report/timeline_svg.h"
@@ -24,25 +23,6 @@ using namespace partitioner;
 using Phase = runtime::TimelineRecorder::Phase;
 
 namespace {
-
-// What needs no bounds, in the order in which it travels.
-auto head_of(auto& step) { return std::tie(step.number, step.trains, step.start_ns, step.end_ns); }
-auto numbers_of(auto& span) {
-  return std::tie(span.action.stage, span.action.microbatch, span.action.peer, span.start_ns, span.end_ns);
-}
-
-RankStep get_step(runtime::WireReader& in) {
-  constexpr size_t kSpanBytes = sizeof(Activity) + sizeof(ActionKind) + 3 * sizeof(int32_t) + 2 * sizeof(int64_t);
-  RankStep step;
-  in.get_into(head_of(step));
-  step.spans.resize(in.get_count<uint64_t>(kSpanBytes));
-  for (Span& span : step.spans) {
-    span.activity = in.get_enumerator(Activity::kResults);
-    span.action.kind = in.get_enumerator(kActionRows.back().kind);
-    in.get_into(numbers_of(span));
-  }
-  return step;
-}
 
 void write_file(const std::string& path, std::string_view text) {
   DurableFile file(path);
@@ -65,31 +45,6 @@ void write_trace_file(const std::string& path, const std::vector<RankTimeline>& 
 }
 
 }  // namespace
-
-std::string encode(const RankTimeline& rank) {
-  runtime::WireWriter out;
-  out.put(std::tie(rank.replica, rank.pipeline_rank));
-  out.put(static_cast<uint64_t>(rank.steps.size()));
-  for (const RankStep& step : rank.steps) {
-    out.put(head_of(step));
-    out.put(static_cast<uint64_t>(step.spans.size()));
-    for (const Span& span : step.spans) {
-      out.put(std::tie(span.activity, span.action.kind));
-      out.put(numbers_of(span));
-    }
-  }
-  return out.take();
-}
-
-RankTimeline decode_timeline(std::string_view bytes) {
-  constexpr size_t kLeastStepBytes = 3 * sizeof(int64_t) + sizeof(bool) + sizeof(uint64_t);
-  return runtime::read_all(bytes, "timeline", [](runtime::WireReader& in) {
-    RankTimeline rank{.replica = in.get<int32_t>(), .pipeline_rank = in.get<int32_t>(), .steps = {}};
-    rank.steps.resize(in.get_count<uint64_t>(kLeastStepBytes));
-    for (RankStep& step : rank.steps) step = get_step(in);
-    return rank;
-  });
-}
 
 std::string drawing_path(const std::string& trace) {
   std::filesystem::path path(trace);
@@ -170,9 +125,11 @@ RankTimeline StepTimeline::own_record() const {
 void StepTimeline::publish() const {
   runtime::Transport& world = *context_.world;
   RankTimeline own = own_record();
-  if (!writes()) return world.send_bytes(0, runtime::kTimelineTag, encode(own));
+  if (!writes()) return world.send_bytes(0, runtime::kTimelineTag, runtime::encode(own));
   std::vector<RankTimeline> ranks{std::move(own)};
-  for (int r = 1; r < world.size(); ++r) ranks.push_back(decode_timeline(world.receive_bytes(r, runtime::kTimelineTag)));
+  for (int r = 1; r < world.size(); ++r) {
+    ranks.push_back(runtime::decode<RankTimeline>(world.receive_bytes(r, runtime::kTimelineTag), "timeline"));
+  }
   try {
     write(ranks);
   } catch (...) {  // a training run is worth more than its picture

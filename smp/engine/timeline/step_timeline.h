@@ -26,11 +26,6 @@ std::string drawing_path(const std::string& trace);
 /// Why the files of Config::timeline could not be written; empty: they can. Leaves earlier ones as they are.
 std::string timeline_complaint(const std::string& trace);
 
-/// One rank's record, to send.
-std::string encode(const partitioner::RankTimeline& rank);
-/// Throws std::runtime_error for bytes that are none.
-partitioner::RankTimeline decode_timeline(std::string_view bytes);
-
 /// All ranks count the same steps, also where some replica has no batch left (smp::join), so that all come to the
 /// collective parts together.
 class StepTimeline {

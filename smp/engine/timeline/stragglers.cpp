@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <tuple>
 
-#include "runtime/exchange/wire.h"
 #include "runtime/watch/peer_processes.h"
 
 namespace smp::engine {
@@ -14,13 +12,6 @@ namespace {
 
 constexpr double kSlow = 1.5;      // times as long as others
 constexpr double kMatters = 0.25;  // of the time from step to step is what the others wait for
-
-// What travels, in this order.
-auto fields_of(auto& pace) {
-  auto& [computing, between] = pace.sections;
-  return std::tie(computing.ns, computing.slowdown, between.ns, between.slowdown, pace.period_ns, pace.has_run,
-                  pace.process);
-}
 
 std::string printed(const char* format, double value) {
   char text[32];
@@ -47,20 +38,6 @@ void Pace::join(const Pace& other) {
   }
   period_ns = std::min(period_ns, other.period_ns);
   has_run = has_run && other.has_run;
-}
-
-std::string encode(const Pace& pace) {
-  runtime::WireWriter out;
-  out.put(fields_of(pace));
-  return out.take();
-}
-
-Pace decode_pace(std::string_view bytes) {
-  return runtime::read_all(bytes, "pace", [](runtime::WireReader& in) {
-    Pace pace;
-    in.get_into(fields_of(pace));
-    return pace;
-  });
 }
 
 PaceRecorder::PaceRecorder() : process_(runtime::this_process().text()) {}

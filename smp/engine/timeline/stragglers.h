@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -29,13 +29,14 @@ struct Pace {
   bool has_run = false;   // stages in each of these steps; a replica without a batch does not
   std::string process{};  // "pid 7 on host a"
 
+  static auto members(auto& self) {
+    auto& [computing, between] = self.sections;
+    return std::tie(computing.ns, computing.slowdown, between.ns, between.slowdown, self.period_ns, self.has_run,
+                    self.process);
+  }
   /// Of these steps and those.
   void join(const Pace& other);
 };
-
-std::string encode(const Pace& pace);
-/// Throws std::runtime_error for bytes that are none.
-Pace decode_pace(std::string_view bytes);
 
 /// Takes the time of this rank, by the clock of its host.
 class PaceRecorder {

@@ -4,8 +4,10 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include "runtime/exchange/wire.h"
 #include "smp/comm.h"
 #include "smp/engine/checkpoint/spread_save.h"
+#include "smp/engine/models/models.h"
 #include "smp/engine/timeline/step_timeline.h"
 #include "smp/engine/timeline/stragglers.h"
 #include "smp/safetensors.h"
@@ -75,7 +77,10 @@ TEST(Objects, ABoolIsZeroOrOne) {
 TEST(Decoders, OfTheLibraryReadWhatWasWritten) {
   using partitioner::Activity;
   const partitioner::RankTimeline timeline{1, 2, {{7, true, 10, 90, {{Activity::kResults, {}, 20, 90}}}, {}}};
-  EXPECT_EQ(engine::decode_timeline(engine::encode(timeline)), timeline);
+  EXPECT_EQ(runtime::decode<partitioner::RankTimeline>(runtime::encode(timeline), "timeline"), timeline);
+  const std::string number = runtime::encode(engine::NonfiniteNumber{
+      .place = engine::NonfinitePlace::kLoss, .is_nan = true, .rank = 3, .microbatch = 5, .parameter = "fc.weight"});
+  EXPECT_EQ(runtime::encode(runtime::decode<engine::NonfiniteNumber>(number, "number")), number);
   const engine::SeenSave save{.id = "0123456789abcdef", .num_ranks = 2, .ranks = {0, 1}, .written = 7, .is_indexed = true};
   runtime::WireWriter view;
   engine::put_view({.has_save = true, .is_damaged = false, .saves = {save}}, view);
@@ -84,7 +89,7 @@ TEST(Decoders, OfTheLibraryReadWhatWasWritten) {
   EXPECT_TRUE(read.id == save.id && read.ranks == save.ranks && read.written == 7 && read.is_indexed);
   engine::Pace sent{.period_ns = 3, .has_run = true, .process = "pid 7"};
   sent.sections[engine::Pace::kBetween] = {.ns = 5, .slowdown = 1.5};
-  const engine::Pace pace = engine::decode_pace(engine::encode(sent));
+  const engine::Pace pace = runtime::decode<engine::Pace>(runtime::encode(sent), "pace");
   EXPECT_TRUE(pace.period_ns == 3 && pace.has_run && pace.process == "pid 7");
   EXPECT_TRUE(pace.sections[engine::Pace::kBetween].ns == 5 && pace.sections[engine::Pace::kBetween].slowdown == 1.5);
 }

@@ -96,8 +96,17 @@ const std::vector<Field>& fields() {
       {"step_function", [](StepMessage& m) { m.step_function = 0x1234567; }},
       {"step", [](StepMessage& m) { m.step = 0x123456789abcdef0; }},
       {"evaluation_step", [](StepMessage& m) { m.evaluation_step = 0x0fedcba987654321; }},
-      {"reduced", [](StepMessage& m) { m.reduced = "1-"; }},
-      {"settings", [](StepMessage& m) { m.settings = kBytes; }},
+      {"reduced", [](StepMessage& m) { m.reduced = {Averaging::kKeeps, Averaging::kMakesNone}; }},
+      {"settings",
+       [](StepMessage& m) {
+         m.settings = {{.prefix = kBytes,
+                        .num_trainable = 0x123456789abcdef0,
+                        .num_parameters = 0x0fedcba987654321,
+                        .pattern = 0x87654321,
+                        .has_hook = true,
+                        .num_hooks = 0x1234567},
+                       {}};
+       }},
       {"optimizers", [](StepMessage& m) { m.optimizers = "SGD"; }},
       {"error", [](StepMessage& m) { m.error = "the loader is broken"; }},
       {"is_value_error", [](StepMessage& m) { m.is_value_error = true; }},
@@ -204,6 +213,8 @@ TEST(StepMessage, NumbersOutOfRangeAreRefusedWithTheirRange) {
   EXPECT_TRUE(contains(refused({.first_active_replica = 1}, int32_t{-3}), "got -3"));
   EXPECT_TRUE(contains(refused({.gradient_divisor = 2}, int32_t{0}), "a number from 1 to")) << "gradients would be infinite";
   EXPECT_TRUE(contains(refused({.trains = true}, uint8_t{2}), "from 0 to 1"));
+  const StepMessage averages{.reduced = {Averaging::kAverages}}, keeps{.reduced = {Averaging::kKeeps}};
+  EXPECT_TRUE(contains(refusal_of_message(with_number(averages, keeps, uint8_t{3})), "from 0 to 2"));
 }
 
 TEST(StepMessage, ValuesAndNodesThatNoGraphHasAreRefused) {
