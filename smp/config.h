@@ -250,7 +250,7 @@ struct Config {
   /// Config.
   std::string to_json() const;
 
-  /// One entry "key: a's value against b's value" for every key that differs.
+  /// One entry "key: a's value against b's value" for every key that differs and steers something.
   static std::vector<std::string> differences(const Config& a, const Config& b);
 
   /// The table of all keys in Markdown, as printed in docs/configuration.md.

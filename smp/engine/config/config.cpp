@@ -97,7 +97,7 @@ std::vector<std::string> Config::differences(const Config& a, const Config& b) {
   std::vector<std::string> lines;
   for (const Key& key : engine::config_keys()) {
     const auto ours = get(key, a), theirs = get(key, b);
-    if (ours == theirs) continue;
+    if (ours == theirs || std::holds_alternative<std::monostate>(key.field)) continue;
     lines.push_back(std::string(key.name) + ": " + plain_text(ours) + " against " + plain_text(theirs));
   }
   return lines;

@@ -73,7 +73,7 @@ class Leader {
   int step_number_;
   const step_internal::Call& call_;
   ReplicaMeeting meeting_{rank_, step_number_};
-  StepRounds run_{rank_};
+  StepRounds rounds_{rank_};
   std::vector<step_internal::StepTensor> arguments_;
   MicrobatchInputs inputs_;
   std::vector<runtime::CapturedBody> bodies_;            // that have ended
