@@ -24,7 +24,7 @@ bool has_nan(const at::Tensor& tensor) {
   return values.isnan().any().item<bool>();
 }
 
-std::string describe(const NonfiniteNumber& number) {
+std::string described(const NonfiniteNumber& number) {
   if (number.place == NonfinitePlace::kGradientNorm) return "a global norm of the gradients that is not finite";
   const std::string what = number.place == NonfinitePlace::kGradient ? "nan or inf" : number.is_nan ? "nan" : "inf";
   const std::string place = number.place == NonfinitePlace::kLoss ? "loss of microbatch " + std::to_string(number.microbatch)
@@ -177,7 +177,7 @@ bool may_update(RankState& rank, const Model& model, bool has_finite_gradients) 
   if (has_finite_gradients && model.nonfinite.is_loss) return true;
   if (!model.nonfinite.known.exists() || context.config.nonfinite == Nonfinite::kIgnore) return true;
   const std::string text =
-      "DistributedOptimizer::step: expected finite losses and gradients, got " + describe(model.nonfinite.known);
+      "DistributedOptimizer::step: expected finite losses and gradients, got " + described(model.nonfinite.known);
   with_exit_code(ExitCode::kNumerics, [&] {
     TORCH_CHECK(context.config.nonfinite == Nonfinite::kSkip, text,
                 ". No rank has updated anything. Find the cause, or set Config::nonfinite: skip leaves such updates out, as "
