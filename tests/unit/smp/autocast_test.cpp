@@ -1,16 +1,10 @@
 // Steps under CPU autocast against the same loop without smp, bit for bit.
 #include "tests/support/autocast.h"
 
-#include <gtest/gtest.h>
-
-#include <functional>
 #include <set>
-#include <string>
 
-#include "tests/support/messages.h"
-#include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
@@ -50,38 +44,19 @@ struct Mixed : torch::nn::Module {
 class AutocastStep : public testing::TestWithParam<int> {};
 
 TEST_P(AutocastStep, HasTheBitsOfTheUnsplitModel) {
-  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
-    const auto net = std::make_shared<Mixed>(), twin = std::make_shared<Mixed>();
-    tests::fill(*net), tests::fill(*twin);
-    DistributedModel<Mixed> model(net);
-    const auto loss_of = [](auto&& forward, const at::Tensor& data, const at::Tensor& target) {
-      const Autocast on(at::kCPU);
-      return torch::mse_loss(forward(data), target);
-    };
-    auto step = smp::step([&](at::Tensor data, at::Tensor target) {
-      const at::Tensor loss = loss_of(model, data, target);
-      model.backward(loss);
-      return loss;
-    });
-    for (int s = 0; s < support::kStepsToTape; ++s) {
-      const at::NoGradGuard no_grad;  // other weights in every step
-      for (at::Tensor& parameter : model.local_parameters()) parameter.mul_(0.75);
-      for (at::Tensor& parameter : twin->parameters()) parameter.mul_(0.75);
-      const at::AutoGradMode grad(true);
-      const at::Tensor data = rows(16, 8, 10 + s).view({4, 4, 8}), target = rows(16, 4, 20 + s).view({4, 4, 4});
-      std::vector<at::Tensor> want;
-      for (const auto& part : support::split_batch({data, target}, 2)) {
-        want.push_back(loss_of([&](const at::Tensor& x) { return twin->forward(x); }, part[0], part[1]));
-        want.back().div(2).backward();
-        want.back() = want.back().detach();
-      }
-      expect_bit_equal(step(data, target).outputs(), want, "step " + std::to_string(s));
-      tests::expect_twins(model, *twin, "step " + std::to_string(s));
-      if (pp_rank() == 0) {
-        EXPECT_EQ(net->dtypes.back(), twin->dtypes.back());
-      }
-    }
+  tests::Loop<Mixed> loop{.ranks = GetParam(), .config = {.microbatches = 2}, .optimizes = true};
+  loop.batch = [](int step) { return rows(16, 8, 10 + step).view({4, 4, 8}); };
+  loop.look = [](auto&) {
     for (const auto& report : support::stage_reports()) EXPECT_GT(report.num_taped, 0) << report.stays_on_autograd;
+  };
+  tests::expect_as_in_a_loop<Mixed>(loop, [](const tests::BodyRun<Mixed>& run) {
+    at::Tensor loss;
+    {
+      const Autocast on(at::kCPU);
+      loss = torch::mse_loss(run.forward(run.data), run.data.slice(-1, 0, 4));
+    }
+    run.trace.push_back(static_cast<double>(run.net.dtypes.back()));
+    return run.trained(loss);
   });
 }
 

@@ -1,11 +1,5 @@
 // Tensors made outside of the step and used in it: every use has the content of its time, however it was written.
-#include <gtest/gtest.h>
-
-#include <functional>
-
-#include "tests/support/messages.h"
-#include "tests/support/smp_ranks.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
@@ -18,110 +12,82 @@ using tests::run_smp_ranks;
 using tests::SmallNet;
 using Model = DistributedModel<SmallNet>;
 
-/// What a body does with the model's output; called once per microbatch, in order.
-using Tail = std::function<at::Tensor(const at::Tensor& output)>;
-
-/// Several evaluations by `make_tail()` at the end of the model, with smp and without.
-void expect_same_outputs(int ranks, int64_t rows_per_batch, const std::function<Tail()>& make_tail, int steps = 4) {
-  run_smp_ranks(ranks, {.microbatches = 2}, [&] {
-    const auto net = make_net(), twin = make_net();
-    Model model(net);
-    const at::NoGradGuard no_grad;
-    const Tail tail = make_tail(), own_tail = make_tail();
-    auto step = smp::step([&](at::Tensor data) { return tail(model(data)); });
-    for (int s = 0; s < steps; ++s) {
-      const at::Tensor data = rows(rows_per_batch, 8, 10 + s);
-      std::vector<at::Tensor> want;
-      for (const auto& part : support::split_batch({data}, 2)) want.push_back(own_tail(twin->forward(part[0])));
-      expect_bit_equal(step(data).outputs(), want, "step " + std::to_string(s));
-    }
-  });
-}
-
 void write(const at::Tensor& tensor, int64_t element, float value) { tensor.data_ptr<float>()[element] = value; }
 
-class Constants : public testing::TestWithParam<int> {};
+constexpr int64_t kManyRows = 1 << 14;  // [2^14, 4] floats: 256 KiB
 
-TEST_P(Constants, LargeOneWrittenThroughItsPointerBetweenMicrobatches) {
-  constexpr int64_t kRows = 1 << 15;  // [2^14, 4] floats per microbatch: 256 KiB
-  expect_same_outputs(GetParam(), kRows, [] {
-    auto calls = std::make_shared<int>(0);
-    const at::Tensor mask = torch::ones({kRows / 2, 4});
-    return [=](const at::Tensor& output) {
-      write(mask, mask.numel() - 1, static_cast<float>(++*calls % 3));
-      return output * mask;
-    };
-  });
-}
+/// Tensors that are no part of the module for smp.
+struct ConstantsNet : SmallNet {
+  at::Tensor large = torch::ones({kManyRows, 4}), mask = torch::ones({4}), zero = torch::zeros({4});
+  at::Tensor table = rows(4, 8, 3), row = rows(1, 4, 3).expand({2, 4}), columns = rows(4, 4, 4).t();
+};
 
-TEST_P(Constants, SmallOneWrittenThroughItsPointerBetweenMicrobatches) {
-  expect_same_outputs(GetParam(), 4, [] {
-    auto calls = std::make_shared<int>(0);
-    const at::Tensor mask = torch::ones({4});
-    return [=](const at::Tensor& output) {
-      write(mask, 0, static_cast<float>(++*calls % 3));
-      return output * mask;
-    };
-  });
-}
+struct ConstantsCase {
+  std::string name;
+  /// What a body does with the model's output; `call` counts from 1.
+  std::function<at::Tensor(ConstantsNet& net, const at::Tensor& output, int call)> tail;
+  int64_t rows = 2;  // of a microbatch
 
-TEST_P(Constants, OneThatGoesBackToItsFirstContent) {
-  expect_same_outputs(GetParam(), 4, [] {
-    auto calls = std::make_shared<int>(0);
-    const at::Tensor mask = torch::ones({4});
-    return [=](const at::Tensor& output) {
+  friend void PrintTo(const ConstantsCase& row, std::ostream* out) { *out << row.name; }
+};
+
+std::vector<ConstantsCase> constants() {
+  return {
+      {"LargeOneWrittenThroughItsPointerBetweenMicrobatches",
+       [](ConstantsNet& net, const at::Tensor& output, int call) {
+         write(net.large, net.large.numel() - 1, static_cast<float>(call % 3));
+         return output * net.large;
+       },
+       kManyRows},
+      {"SmallOneWrittenThroughItsPointerBetweenMicrobatches",
+       [](ConstantsNet& net, const at::Tensor& output, int call) {
+         write(net.mask, 0, static_cast<float>(call % 3));
+         return output * net.mask;
+       }},
       // Microbatch 0 of a step has the content of the recording, microbatch 1 has not: both are captured before any runs.
-      write(mask, 0, *calls < 2 || *calls % 2 == 0 ? 1.0F : static_cast<float>(*calls));
-      ++*calls;
-      return output * mask;
-    };
+      {"OneThatGoesBackToItsFirstContent",
+       [](ConstantsNet& net, const at::Tensor& output, int call) {
+         write(net.mask, 0, call < 3 || call % 2 == 1 ? 1.0F : static_cast<float>(call - 1));
+         return output * net.mask;
+       }},
+      {"WrittenBeforeTheFirstDifferenceOfARun",
+       [](ConstantsNet& net, const at::Tensor& output, int call) {
+         write(net.mask, 1, static_cast<float>(call));
+         const at::Tensor scaled = output * net.mask;
+         return call % 3 == 0 ? scaled.tanh() : scaled.relu();
+       }},
+      {"ViewsOfOneStorage",
+       [](ConstantsNet& net, const at::Tensor& output, int) {
+         const at::Tensor head = net.table.slice(0, 0, 2).slice(1, 0, 4), tail = net.table.slice(0, 2, 4).slice(1, 4, 8);
+         return output * head + tail.data() * output - head.t().contiguous().t();
+       }},
+      {"ExpandedAndTransposedOnes",
+       [](ConstantsNet& net, const at::Tensor& output, int call) {
+         write(net.row, 2, static_cast<float>(call % 3));
+         write(net.columns, 5, static_cast<float>(call % 2));
+         return (output * net.row).matmul(net.columns);
+       }},
+      {"OnlyTheSignOfZeroChanges",
+       [](ConstantsNet& net, const at::Tensor& output, int call) {
+         write(net.zero, 0, call % 2 == 0 ? 0.0F : -0.0F);
+         return output.abs() / net.zero;
+       }},
+  };
+}
+
+class Constants : public testing::TestWithParam<std::tuple<ConstantsCase, int>> {};
+
+TEST_P(Constants, HaveTheContentOfTheirTime) {
+  const auto& [row, ranks] = GetParam();
+  tests::Loop<ConstantsNet> loop{.ranks = ranks, .config = {.microbatches = 2}, .trains = false};
+  loop.batch = [num_rows = 2 * row.rows](int step) { return rows(num_rows, 8, 10 + step); };
+  tests::expect_as_in_a_loop<ConstantsNet>(loop, [&tail = row.tail](const tests::BodyRun<ConstantsNet>& run) {
+    return tail(run.net, run.forward(run.data), 2 * run.step + run.microbatch + 1);
   });
 }
 
-TEST_P(Constants, WrittenBeforeTheFirstDifferenceOfARun) {
-  expect_same_outputs(GetParam(), 4, [] {
-    auto calls = std::make_shared<int>(0);
-    const at::Tensor scale = torch::ones({4});
-    return [=](const at::Tensor& output) {
-      write(scale, 1, static_cast<float>(++*calls));
-      const at::Tensor scaled = output * scale;
-      return *calls % 3 == 0 ? scaled.tanh() : scaled.relu();
-    };
-  });
-}
-
-TEST_P(Constants, ViewsOfOneStorage) {
-  expect_same_outputs(GetParam(), 4, [] {
-    const at::Tensor table = rows(4, 8, 3);
-    const at::Tensor head = table.slice(0, 0, 2).slice(1, 0, 4), tail = table.slice(0, 2, 4).slice(1, 4, 8);
-    return [=](const at::Tensor& output) { return output * head + tail.data() * output - head.t().contiguous().t(); };
-  });
-}
-
-TEST_P(Constants, ExpandedAndTransposedOnes) {
-  expect_same_outputs(GetParam(), 8, [] {
-    const at::Tensor row = rows(1, 4, 3).expand({4, 4}), columns = rows(4, 4, 4).t();
-    auto calls = std::make_shared<int>(0);
-    return [=](const at::Tensor& output) {
-      write(row, 2, static_cast<float>(++*calls % 3));
-      write(columns, 5, static_cast<float>(*calls % 2));
-      return (output * row).matmul(columns);
-    };
-  });
-}
-
-TEST_P(Constants, OnlyTheSignOfZeroChanges) {
-  expect_same_outputs(GetParam(), 4, [] {
-    auto calls = std::make_shared<int>(0);
-    const at::Tensor zero = torch::zeros({4});
-    return [=](const at::Tensor& output) {
-      write(zero, 0, ++*calls % 2 == 0 ? 0.0F : -0.0F);
-      return output.abs() / zero;
-    };
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Ranks, Constants, testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Cases, Constants, testing::Combine(testing::ValuesIn(constants()), testing::Values(1, 2)),
+                         tests::name_on_ranks<ConstantsCase>);
 
 /// The text that a step throws whose body writes to `mask` after it has used it.
 std::string message_of_late_write(int64_t elements, bool writes_at_once) {

@@ -1,18 +1,15 @@
 // Custom autograd functions in a body: their backward would be lost, so each is refused, whatever its operators look like.
-#include <gtest/gtest.h>
-
-#include "tests/support/messages.h"
 #include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
 
-using support::contains;
-using support::message_of;
 using tests::BodyRun;
+using tests::expect_as_in_a_loop;
+using tests::Loop;
 using tests::LoopBody;
-using tests::rows;
 using tests::SmallNet;
+using tests::Texts;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -58,17 +55,13 @@ void PrintTo(const Place& place, std::ostream* out) { *out << place.name; }
 template <Form kForm>
 at::Tensor of_an_activation(const BodyRun<SmallNet>& run, bool on) {
   const at::Tensor hidden = run.forward(run.data);
-  const at::Tensor loss = hidden.sum() + reverse<kForm>(hidden, on).sum();
-  run.backward(loss);
-  return loss;
+  return run.trained(hidden.sum() + reverse<kForm>(hidden, on).sum());
 }
 
 template <Form kForm>
 at::Tensor after_a_write(const BodyRun<SmallNet>& run, bool on) {
   const at::Tensor hidden = run.forward(run.data).mul_(0.5);
-  const at::Tensor loss = hidden.sum() + reverse<kForm>(hidden, on).sum();
-  run.backward(loss);
-  return loss;
+  return run.trained(hidden.sum() + reverse<kForm>(hidden, on).sum());
 }
 
 template <Form kForm>
@@ -81,9 +74,7 @@ at::Tensor of_the_loss(const BodyRun<SmallNet>& run, bool on) {
 
 template <Form kForm>
 at::Tensor of_a_parameter(const BodyRun<SmallNet>& run, bool on) {
-  const at::Tensor loss = run.forward(run.data).sum() + reverse<kForm>(run.net.first->weight, on).sum();
-  run.backward(loss);
-  return loss;
+  return run.trained(run.forward(run.data).sum() + reverse<kForm>(run.net.first->weight, on).sum());
 }
 
 template <Form kForm>
@@ -96,17 +87,13 @@ at::Tensor of_what_is_returned(const BodyRun<SmallNet>& run, bool on) {
 at::Tensor of_the_base_of_a_view(const BodyRun<SmallNet>& run, bool on) {
   const at::Tensor hidden = run.forward(run.data), view = hidden.view(-1);
   reverse<written>(hidden, on);
-  const at::Tensor loss = view.sum();
-  run.backward(loss);
-  return loss;
+  return run.trained(view.sum());
 }
 
 at::Tensor of_a_view(const BodyRun<SmallNet>& run, bool on) {
   const at::Tensor hidden = run.forward(run.data);
   reverse<written>(hidden.select(0, 1), on);
-  const at::Tensor loss = hidden.sum();
-  run.backward(loss);
-  return loss;
+  return run.trained(hidden.sum());
 }
 
 at::Tensor of_several(const BodyRun<SmallNet>& run, bool on) {
@@ -118,9 +105,7 @@ at::Tensor of_several(const BodyRun<SmallNet>& run, bool on) {
     const at::NoGradGuard no_grad;
     both = {hidden * 3, hidden.view_as(hidden)};
   }
-  const at::Tensor loss = hidden.sum() + both[0].sum() + both[1].sum();
-  run.backward(loss);
-  return loss;
+  return run.trained(hidden.sum() + both[0].sum() + both[1].sum());
 }
 
 std::vector<Place> places() {
@@ -148,37 +133,13 @@ class CustomFunction : public testing::TestWithParam<Place> {};
 
 // The second run that calls it is matched: its operators are those of the run before, which did not.
 TEST_P(CustomFunction, IsRefusedInTheFirstStepAndInALaterOne) {
-  tests::run_smp_ranks(2, {.microbatches = 2}, [&] {
-    const auto net = tests::make_net(), twin = tests::make_net();
-    DistributedModel model(net);
-    std::vector<double> trace;
-    bool on = true;
-    auto step = smp::step([&](at::Tensor data) {
-      return GetParam().body({*net, [&](const at::Tensor& x) { return model(x); },
-                              [&](const at::Tensor& loss) { model.backward(loss); }, data, 0, trace},
-                             on);
-    });
-    for (int s = 0; s < 6; ++s, on = !on) {
-      const at::Tensor data = rows(4, 8, 10 + s);
-      const std::string what = "step " + std::to_string(s);
-      if (on) {
-        const std::string message = message_of([&] { step(data); });
-        EXPECT_TRUE(contains(message, "custom autograd function (torch::autograd::Function) has put it there")) << message;
-        EXPECT_TRUE(contains(message, "smp::opaque")) << message;
-      } else {
-        std::vector<at::Tensor> want;
-        for (const auto& part : support::split_batch({data}, 2)) {
-          want.push_back(GetParam()
-                             .body({*twin, [&](const at::Tensor& x) { return twin->forward(x); },
-                                    [](const at::Tensor& loss) { loss.div(2).backward(); }, part[0], 0, trace},
-                                   on)
-                             .detach());
-        }
-        support::expect_bit_equal(step(data).outputs(), want, what);
-      }
-      tests::expect_twins(model, *twin, what);
-    }
-  });
+  Loop<SmallNet> loop{.ranks = 2, .steps = 6, .config = {.microbatches = 2}};
+  loop.refusal = [](int step) {
+    if (step % 2 == 1) return Texts();
+    return Texts{"custom autograd function (torch::autograd::Function) has put it there", "smp::opaque"};
+  };
+  expect_as_in_a_loop<SmallNet>(loop,
+                                [](const BodyRun<SmallNet>& run) { return GetParam().body(run, /*on=*/run.step % 2 == 0); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Places, CustomFunction, testing::ValuesIn(places()),
@@ -187,12 +148,7 @@ INSTANTIATE_TEST_SUITE_P(Places, CustomFunction, testing::ValuesIn(places()),
 /// Neither a custom function without gradients nor what LibTorch itself does to gradient functions is refused.
 class Harmless : public testing::TestWithParam<std::pair<std::string, LoopBody<SmallNet>>> {};
 
-TEST_P(Harmless, RunsAsInALoop) { tests::expect_as_in_a_loop<SmallNet>({.ranks = 2}, GetParam().second); }
-
-at::Tensor trained_on(const BodyRun<SmallNet>& run, const at::Tensor& loss) {
-  run.backward(loss);
-  return loss;
-}
+TEST_P(Harmless, RunsAsInALoop) { expect_as_in_a_loop<SmallNet>({.ranks = 2}, GetParam().second); }
 
 std::vector<std::pair<std::string, LoopBody<SmallNet>>> harmless() {
   using Run = BodyRun<SmallNet>;
@@ -205,12 +161,12 @@ std::vector<std::pair<std::string, LoopBody<SmallNet>>> harmless() {
            const at::NoGradGuard no_grad;
            metric = Reversed<itself>::apply(hidden).sum();
          }
-         return trained_on(run, hidden.sum() + metric);
+         return run.trained(hidden.sum() + metric);
        }},
       {"OfWhatNeedsNoGradient",
        [](const Run& run) {
          const at::Tensor data = Reversed<written>::apply(Reversed<itself>::apply(run.data * 2));
-         return trained_on(run, run.forward(Reversed<view_of>::apply(data)).sum());
+         return run.trained(run.forward(Reversed<view_of>::apply(data)).sum());
        }},
       {"ViewsOfWhatIsWritten",
        [](const Run& run) {
@@ -219,7 +175,7 @@ std::vector<std::pair<std::string, LoopBody<SmallNet>>> harmless() {
          hidden.add_(row * 2);
          row.sub_(flat.slice(0, 0, 4));
          const std::string name = flat.grad_fn()->name();
-         return trained_on(run, (flat * row.repeat({2})).sum() + hidden.sum());
+         return run.trained((flat * row.repeat({2})).sum() + hidden.sum());
        }},
       {"PartsOfWhatIsWritten",
        [](const Run& run) {
@@ -229,7 +185,7 @@ std::vector<std::pair<std::string, LoopBody<SmallNet>>> harmless() {
          const at::NoGradGuard no_grad;
          const at::Tensor metric = parts[0].sum();
          const at::AutoGradMode grad(true);
-         return trained_on(run, hidden.sum() + metric);
+         return run.trained(hidden.sum() + metric);
        }},
       {"SumsInPlace",
        [](const Run& run) {
@@ -239,7 +195,7 @@ std::vector<std::pair<std::string, LoopBody<SmallNet>>> harmless() {
          for (int64_t i = 0; i < 2; ++i) sums.select(0, i).add_(hidden.select(0, i));
          at::Tensor apart = hidden * 2;
          apart.detach_();
-         return trained_on(run, (sums.sum() + first.sum()) * apart.sum());
+         return run.trained((sums.sum() + first.sum()) * apart.sum());
        }},
   };
 }

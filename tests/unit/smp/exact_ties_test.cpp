@@ -1,23 +1,20 @@
 // Weights that several ranks train, with exact_tied_weights, against the same loop without smp: the same bits.
-#include <gtest/gtest.h>
-
 #include <atomic>
-#include <functional>
 #include <set>
 
-#include "runtime/device/device.h"
 #include "smp/engine/rank/rank_state.h"
-#include "tests/support/messages.h"
 #include "tests/support/model_zoo.h"
-#include "tests/support/smp_ranks.h"
 #include "tests/support/split_run.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
 
 using support::expect_bit_equal;
-using tests::expect_twins;
+using tests::expect_as_in_a_loop;
+using tests::Loop;
+using tests::make_filled;
+using tests::MicrobatchRun;
 using tests::run_smp_ranks;
 using torch::nn::Embedding;
 using torch::nn::Linear;
@@ -26,7 +23,7 @@ constexpr int64_t kTokens = 24, kLength = 6, kWidth = 32;
 
 /// From tokens [rows, kLength] to a loss.
 struct Net : torch::nn::Module {
-  virtual at::Tensor loss(const at::Tensor& tokens) = 0;
+  virtual at::Tensor forward(const at::Tensor& tokens) = 0;
 
  protected:
   Linear linear(const std::string& name) { return register_module(name, Linear(kWidth, kWidth)); }
@@ -40,7 +37,7 @@ struct Block : torch::nn::Module {
 
 /// One block, called again and again.
 struct Repeated : Net {
-  at::Tensor loss(const at::Tensor& tokens) override { return loss(tokens, 6); }
+  at::Tensor forward(const at::Tensor& tokens) override { return loss(tokens, 6); }
   at::Tensor loss(const at::Tensor& tokens, int calls) {
     at::Tensor x = embedding(tokens);
     for (int i = 0; i < calls; ++i) x = between(block->forward(x), i);
@@ -55,7 +52,7 @@ struct Repeated : Net {
 /// One encoder over two inputs, or three, then a head.
 template <int kInputs>
 struct Siamese : Net {
-  at::Tensor loss(const at::Tensor& tokens) override {
+  at::Tensor forward(const at::Tensor& tokens) override {
     std::vector<at::Tensor> codes;
     for (const at::Tensor& part : tokens.chunk(kInputs, 1)) {
       codes.push_back(second->forward(first->forward(embedding(part))).mean(1));
@@ -72,7 +69,7 @@ struct Siamese : Net {
 
 /// Two layers of cells, unrolled over the sequence: the readers of one weight lie between those of another.
 struct Unrolled : Net {
-  at::Tensor loss(const at::Tensor& tokens) override {
+  at::Tensor forward(const at::Tensor& tokens) override {
     const at::Tensor x = embedding(tokens);
     at::Tensor low = torch::zeros({tokens.size(0), kWidth}, x.options()), high = low, sum = torch::zeros({}, x.options());
     for (int64_t t = 0; t < kLength; ++t) {
@@ -90,7 +87,7 @@ struct Unrolled : Net {
 /// The embedding's weight in kPlaces: at the beginning, at the end and between other layers.
 template <int kPlaces>
 struct Tied : Net {
-  at::Tensor loss(const at::Tensor& tokens) override {
+  at::Tensor forward(const at::Tensor& tokens) override {
     at::Tensor x = embedding(tokens);
     for (int place = 1; place < kPlaces; ++place) {
       for (Linear& layer : layers[static_cast<size_t>(place - 1)]) x = torch::tanh(layer(x));
@@ -112,8 +109,7 @@ struct Tied : Net {
 
 template <class T>
 std::shared_ptr<T> make() {
-  auto net = std::make_shared<T>();
-  tests::fill(*net);
+  auto net = make_filled<T>();
   const at::NoGradGuard no_grad;
   for (at::Tensor& parameter : net->parameters()) parameter.mul_(0.5);
   return net;
@@ -135,59 +131,21 @@ std::set<std::string> relayed() {
   return names;
 }
 
-using Backward = std::function<void(at::Tensor)>;
-
 template <class T>
-struct Run {
-  int ranks = 2;
-  Config config{.microbatches = 2};
-  int steps = 5;  // the last ones from tapes
-  std::function<void(T& net)> prepare = [](T&) {};
-  /// One microbatch, in plain LibTorch too.
-  std::function<at::Tensor(T& net, const at::Tensor& tokens, int microbatch, const Backward& backward)> body =
-      [](T& net, const at::Tensor& tokens, int, const Backward& backward) {
-        const at::Tensor loss = net.loss(tokens);
-        backward(loss);
-        return loss.detach();
-      };
-  std::function<void(T& net)> look = [](T&) {};  // on every rank, behind the last step
-};
-
-/// Steps of SGD with momentum; two of them add up their gradients.
-template <class T>
-void expect_as_in_a_loop(Run<T> run) {
-  run.config.exact_tied_weights = true;
-  const auto microbatches = run.config.microbatches;
-  run_smp_ranks(run.ranks, run.config, [&] {
-    const auto net = make<T>(), twin = make<T>();
-    run.prepare(*net), run.prepare(*twin);
-    const at::Device device = runtime::this_ranks_device().current();
-    twin->to(device);
-    DistributedModel<T> model(net);
-    const auto momentum = torch::optim::SGDOptions(0.1).momentum(0.9);
-    DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), momentum), model);
-    torch::optim::SGD twin_optimizer(twin->parameters(), momentum);
-    int64_t calls = 0;
-    auto step = smp::step([&](at::Tensor tokens) {
-      return run.body(*net, tokens, static_cast<int>(calls++ % microbatches),
-                      [&](const at::Tensor& loss) { model.backward(loss); });
-    });
-    for (int s = 0; s < run.steps; ++s) {
-      const at::Tensor tokens = batch(2 * microbatches, s);
-      std::vector<at::Tensor> want;
-      if (s != 1) optimizer.zero_grad(), twin_optimizer.zero_grad();
-      const Backward backward = [&](const at::Tensor& loss) { loss.div(microbatches).backward({}, /*retain_graph=*/true); };
-      for (const auto& part : support::split_batch({tokens}, static_cast<int>(microbatches))) {
-        want.push_back(run.body(*twin, part[0].to(device), static_cast<int>(want.size()), backward));
-      }
-      const std::string what = std::to_string(run.ranks) + " ranks, step " + std::to_string(s);
-      expect_bit_equal(step(tokens).outputs(), want, what);
-      optimizer.step(), twin_optimizer.step();
-      expect_twins(model, *twin, what);
-    }
-    run.look(*net);
-  });
+Loop<T> exact_loop(
+    int ranks, const Config& config = {.microbatches = 2}, const std::function<void(T&)>& prepare = [](T&) {}) {
+  Loop<T> loop{.ranks = ranks, .steps = 5, .config = config, .optimizes = true};  // the last steps from tapes
+  loop.config.exact_tied_weights = true;
+  loop.make = [prepare] {
+    auto net = make<T>();
+    prepare(*net);
+    return net;
+  };
+  loop.batch = [rows = 2 * config.microbatches](int step) { return batch(rows, step); };
+  return loop;
 }
+
+at::Tensor train(const MicrobatchRun& run) { return run.trained(run.forward(run.data)); }
 
 template <class T>
 class ExactTies : public testing::Test {};
@@ -205,8 +163,9 @@ TYPED_TEST(ExactTies, TrainAsOnOneProcess) {
       config.stage = turn / 2 % 2 == 0 ? StageKind::kTape : StageKind::kAutograd;
       config.virtual_stages = turn % 3 == 2 ? 2 : 1;
       ++turn;
-      expect_as_in_a_loop<TypeParam>(
-          {.ranks = ranks, .config = config, .look = [&](auto&) { with_relays += rank() == 0 && !relayed().empty(); }});
+      auto loop = exact_loop<TypeParam>(ranks, config);
+      loop.look = [&](auto&) { with_relays += rank() == 0 && !relayed().empty(); };
+      expect_as_in_a_loop<TypeParam>(loop, train);
     }
   }
   EXPECT_GE(with_relays, 1) << "of 9 runs; a second visit of the first rank takes the place of the others";
@@ -228,67 +187,65 @@ TEST(ExactTiesOfTheZoo, TrainAsUnsplit) {
 
 // Two losses of one forward, and another forward: three backwards, one of which does not reach all that the others do.
 TEST(ExactTiesOfBodies, WithSeveralCallsAndBackwards) {
-  const auto body = [](Repeated& net, const at::Tensor& tokens, int, const Backward& backward) {
+  expect_as_in_a_loop<Repeated>(exact_loop<Repeated>(3, {.microbatches = 3}), [](const tests::BodyRun<Repeated>& run) {
     at::Tensor middle;
-    net.between = [&](const at::Tensor& x, int i) {
+    run.net.between = [&](const at::Tensor& x, int i) {
       if (i == 3) middle = x;
       return x;
     };
-    const at::Tensor loss = net.loss(tokens, 6), early = middle.square().mean(), again = net.loss(tokens.flip(1), 4);
-    backward(loss), backward(early), backward(again);
-    return (loss + again).detach();
-  };
-  expect_as_in_a_loop<Repeated>({.ranks = 3, .config = {.microbatches = 3}, .body = body});
+    const at::Tensor loss = run.forward(run.data), early = middle.square().mean(), again = run.net.loss(run.data.flip(1), 4);
+    run.backward(loss), run.backward(early), run.backward(again);
+    return loss + again;
+  });
 }
 
 // Microbatches with six readers, three, one and none: programs of their own, whose sums one rank adds up in order.
 TEST(ExactTiesOfBodies, WithOtherReadersInOtherMicrobatches) {
-  constexpr int kCalls[] = {6, 3, 1, 6, 0, 3, 6};
-  const auto body = [&](Repeated& net, const at::Tensor& tokens, int microbatch, const Backward& backward) {
-    const at::Tensor loss = net.loss(tokens, kCalls[microbatch]);
-    backward(loss);
-    return loss.detach();
-  };
+  static constexpr int kCalls[] = {6, 3, 1, 6, 0, 3, 6};
   for (const Pipeline pipeline : {Pipeline::kInterleaved, Pipeline::kSimple}) {
-    expect_as_in_a_loop<Repeated>({.ranks = 3, .config = {.microbatches = 7, .pipeline = pipeline}, .body = body});
+    expect_as_in_a_loop<Repeated>(
+        exact_loop<Repeated>(3, {.microbatches = 7, .pipeline = pipeline}),
+        [](const tests::BodyRun<Repeated>& run) { return run.trained(run.net.loss(run.data, kCalls[run.microbatch])); });
   }
 }
 
 // Some only read the weight, or read another one that is frozen.
 TEST(ExactTiesOfBodies, WithReadersThatTrainNothing) {
-  expect_as_in_a_loop<Repeated>({.ranks = 3, .prepare = [](Repeated& net) {
-                                   net.block->in->bias.set_requires_grad(false);
-                                   net.between = [&net](const at::Tensor& x, int i) {
-                                     if (i != 1 && i != 4) return x;
-                                     const at::NoGradGuard no_grad;
-                                     const at::Tensor scale = net.block->in->weight.norm();
-                                     const at::AutoGradMode with_grad(true);
-                                     return x / scale;
-                                   };
-                                 }});
+  const auto prepare = [](Repeated& net) {
+    net.block->in->bias.set_requires_grad(false);
+    net.between = [&net](const at::Tensor& x, int i) {
+      if (i != 1 && i != 4) return x;
+      const at::NoGradGuard no_grad;
+      const at::Tensor scale = net.block->in->weight.norm();
+      const at::AutoGradMode with_grad(true);
+      return x / scale;
+    };
+  };
+  expect_as_in_a_loop<Repeated>(exact_loop<Repeated>(3, {.microbatches = 2}, prepare), train);
 }
 
 // The function is given the weight; around it are tapes, so that a stage's segments hand on gradients too.
 TEST(ExactTiesOfBodies, WithOpaqueReaders) {
-  expect_as_in_a_loop<Repeated>({.ranks = 2, .steps = 9, .prepare = [](Repeated& net) {
-                                   net.between = [&net](const at::Tensor& x, int i) {
-                                     const auto product = [](at::Tensor left, at::Tensor right) {
-                                       return torch::tanh(left.matmul(right));
-                                     };
-                                     return i % 2 == 1 ? opaque(product, x, net.block->in->weight) : x;
-                                   };
-                                 }});
+  auto loop = exact_loop<Repeated>(2, {.microbatches = 2}, [](Repeated& net) {
+    net.between = [&net](const at::Tensor& x, int i) {
+      const auto product = [](at::Tensor left, at::Tensor right) { return torch::tanh(left.matmul(right)); };
+      return i % 2 == 1 ? opaque(product, x, net.block->in->weight) : x;
+    };
+  });
+  loop.steps = 9;
+  expect_as_in_a_loop<Repeated>(loop, train);
 }
 
 // On the rank that adds it up, with the whole gradient of each microbatch.
 TEST(ExactTiesOfBodies, RunHooksOnceWithTheWholeGradient) {
   std::atomic<int> calls = 0;
-  expect_as_in_a_loop<Repeated>({.ranks = 3, .prepare = [&](Repeated& net) {
-                                   net.block->out->weight.register_hook([&](const at::Tensor& gradient) {
-                                     ++calls;
-                                     return gradient * gradient.norm();
-                                   });
-                                 }});
+  const auto prepare = [&](Repeated& net) {
+    net.block->out->weight.register_hook([&](const at::Tensor& gradient) {
+      ++calls;
+      return gradient * gradient.norm();
+    });
+  };
+  expect_as_in_a_loop<Repeated>(exact_loop<Repeated>(3, {.microbatches = 2}, prepare), train);
   constexpr int kSteps = 5, kMicrobatches = 2, kTwins = 3;
   EXPECT_EQ(calls, kSteps * kMicrobatches * (kTwins + 1));
 }
@@ -299,7 +256,7 @@ TEST(CopiesOfAWeight, WithAHookAreRefused) {
     net->block->out->weight.register_hook([](const at::Tensor& gradient) { return gradient * gradient.norm(); });
     DistributedModel<Repeated> model(net);
     auto step = smp::step([&](at::Tensor tokens) {
-      const at::Tensor loss = net->loss(tokens);
+      const at::Tensor loss = net->forward(tokens);
       model.backward(loss);
       return loss;
     });
@@ -316,7 +273,7 @@ TEST(ExactTiesOfReplicas, AreAveragedAsEver) {
     const auto net = make<Repeated>();
     DistributedModel<Repeated> model(net);
     auto step = smp::step([&](at::Tensor tokens) {
-      const at::Tensor loss = net->loss(tokens);
+      const at::Tensor loss = net->forward(tokens);
       model.backward(loss);
       return loss;
     });
@@ -328,7 +285,7 @@ TEST(ExactTiesOfReplicas, AreAveragedAsEver) {
       for (size_t r = 0; r < 2; ++r) {
         twins[r]->to(device);
         for (const auto& part : support::split_batch({tokens.chunk(2)[r].clone()}, 3))
-          twins[r]->loss(part[0].to(device)).div(3).backward();
+          twins[r]->forward(part[0].to(device)).div(3).backward();
       }
       for (const auto& [name, tensor] : model.local_named_parameters()) {
         const at::Tensor want = (twins[0]->named_parameters()[name].grad() + twins[1]->named_parameters()[name].grad()) / 2;

@@ -1,19 +1,17 @@
 // What a body may learn of its tensors: no values, through no door, and what torch::equal answers.
 #include <ATen/autocast_mode.h>
-#include <gtest/gtest.h>
 
-#include <functional>
-
-#include "tests/support/messages.h"
 #include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
 
 using support::message_of;
+using tests::BodyRun;
 using tests::make_net;
 using tests::rows;
 using tests::SmallNet;
+using tests::Texts;
 using Model = DistributedModel<SmallNet>;
 
 // The other tests of refusals meet the first microbatch, which is recorded; the second is matched.
@@ -53,25 +51,14 @@ class Hook : public testing::TestWithParam<std::pair<std::string, std::function<
 // A hook on a ghost would be lost with it, and the gradients be others without a word.
 TEST_P(Hook, OnAnActivationIsRefusedWhileRecordingMatchingAndGoingBack) {
   for (const int hooked_step : {0, 1, 2}) {
-    tests::run_smp_ranks(1, {.microbatches = 2}, [&] {
-      const auto net = make_net(), twin = make_net();
-      Model model(net);
-      int calls = 0;
-      bool hooks = true;
-      auto step = smp::step([&](at::Tensor data, at::Tensor target) {
-        const at::Tensor hidden = net->first(data);
-        if (hooks && calls == 2 * hooked_step + 1) GetParam().second(hidden);
-        const bool squash = calls++ / 2 == 2;  // the third step leaves the recording after the hook
-        const at::Tensor loss = torch::mse_loss(net->fourth(squash ? hidden.tanh() : hidden.relu()), target);
-        model.backward(loss);
-        return hidden.retains_grad() && !hidden.grad().defined() ? loss * 2 : loss;
-      });
-      const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
-      for (int s = 0; s < hooked_step; ++s) step(data, target);
-      const std::string message = message_of([&] { step(data, target); });
-      EXPECT_NE(message.find("gradient hooks on parameters only"), std::string::npos) << message;
-      hooks = false;
-      EXPECT_EQ(message_of([&] { step(data, target); }), "");
+    tests::Loop<SmallNet> loop{.steps = hooked_step + 2, .config = {.microbatches = 2}};
+    loop.refusal = [&](int step) { return step == hooked_step ? Texts{"gradient hooks on parameters only"} : Texts(); };
+    tests::expect_as_in_a_loop<SmallNet>(loop, [&](const BodyRun<SmallNet>& run) {
+      const at::Tensor hidden = run.net.first(run.data);
+      if (run.step == hooked_step && run.microbatch == 1) GetParam().second(hidden);
+      const bool squash = run.step == 2;  // leaves the recording after the hook
+      const at::Tensor loss = run.trained(run.net.fourth(squash ? hidden.tanh() : hidden.relu()).square().mean());
+      return hidden.retains_grad() && !hidden.grad().defined() ? loss * 2 : loss;
     });
   }
 }
@@ -87,44 +74,28 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Hook,
 
 // Its grad() would stay undefined.
 TEST(RequiresGrad, OfATensorOfTheBodyIsRefusedWhileRecordingAndMatching) {
-  tests::run_smp_ranks(1, {.microbatches = 2}, [] {
-    const auto net = make_net(), twin = make_net();
-    Model model(net);
-    bool sets = true;
-    auto step = smp::step([&](at::Tensor data, at::Tensor target) {
-      if (sets) data.requires_grad_();
-      const at::Tensor loss = torch::mse_loss(model(data), target);
-      model.backward(loss);
-      return sets && data.grad().defined() ? loss * 2 : loss;
-    });
-    const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
-    for (int s = 0; s < 4; ++s, sets = !sets) {
-      const std::string message = message_of([&] { step(data, target); });
-      if (!sets) tests::eager_step(*twin, data, target, 2);
-      EXPECT_EQ(message.find("made to require a gradient (requires_grad_)") != std::string::npos, sets) << message;
-      tests::expect_twins(model, *twin, "step " + std::to_string(s));
-    }
+  tests::Loop<SmallNet> loop{.config = {.microbatches = 2}};
+  loop.refusal = [](int step) { return step % 2 == 0 ? Texts{"made to require a gradient (requires_grad_)"} : Texts(); };
+  tests::expect_as_in_a_loop<SmallNet>(loop, [](const BodyRun<SmallNet>& run) {
+    at::Tensor data = run.data;
+    if (run.step % 2 == 0) data.requires_grad_();
+    const at::Tensor loss = tests::train_once(run);
+    return data.grad().defined() ? loss * 2 : loss;
   });
 }
 
 TEST(ParameterHook, Runs) {
-  tests::run_smp_ranks(2, {.microbatches = 2}, [] {
-    const auto net = make_net(), twin = make_net();
-    Model model(net);
-    for (SmallNet* module : {net.get(), twin.get()}) {
-      for (const auto& parameter : module->parameters()) parameter.register_hook([](at::Tensor grad) { return grad * 2; });
-    }
-    auto step = tests::training_step(model);
-    const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
-    step(data, target);
-    tests::eager_step(*twin, data, target, 2);
-    tests::expect_twins(model, *twin, "with hooks");
-  });
+  const auto hooked = [] {
+    auto net = make_net();
+    for (const auto& parameter : net->parameters()) parameter.register_hook([](at::Tensor grad) { return grad * 2; });
+    return net;
+  };
+  tests::expect_as_in_a_loop<SmallNet>({.ranks = 2, .make = hooked}, tests::train_once);
 }
 
 // Models ask for devices to choose kernels, to move masks and to open autocast.
 TEST(Device, TakesTheBranchesOfALoop) {
-  tests::expect_as_in_a_loop<SmallNet>({.ranks = 2}, [](const tests::BodyRun<SmallNet>& run) {
+  tests::expect_as_in_a_loop<SmallNet>({.ranks = 2}, [](const BodyRun<SmallNet>& run) {
     const at::Tensor weight = run.net.first->weight;
     at::Tensor data = run.data.to(weight.device());
     data = data.is_cpu() && !data.is_meta() && data.device() == weight.device() ? data * 2 : data;
@@ -141,34 +112,24 @@ TEST(Device, TakesTheBranchesOfALoop) {
   });
 }
 
+/// Its two tensors are no part of the module for smp.
+struct EqualNet : SmallNet {
+  at::Tensor one = torch::ones({3}), other = torch::ones({3});
+};
+
 TEST(Equal, OfTensorsMadeOutsideReadsTheirValuesInEveryRun) {
-  tests::run_smp_ranks(1, {.microbatches = 2}, [] {
-    const auto net = make_net(), twin = make_net();
-    Model model(net);
-    const at::NoGradGuard no_grad;
-    const at::Tensor first = torch::ones({3}), second = torch::ones({3});
-    auto step = smp::step([&](at::Tensor data) {
-      const at::Tensor output = model(data);
-      return torch::equal(first, second) ? output : output * 2;
-    });
-    const at::Tensor data = rows(4, 8, 1);
-    for (int s = 0; s < 4; ++s) {
-      second[1] = s % 2 == 0 ? 1 : 5;
-      support::expect_bit_equal(step(data).concat(), twin->forward(data) * (s % 2 == 0 ? 1 : 2), "outputs");
-    }
+  tests::Loop<EqualNet> loop{.config = {.microbatches = 2}, .trains = false};
+  loop.before_step = [](EqualNet& net, int step) { net.other[1] = step % 2 == 0 ? 1 : 5; };
+  tests::expect_as_in_a_loop<EqualNet>(loop, [](const BodyRun<EqualNet>& run) {
+    const at::Tensor output = run.forward(run.data);
+    return torch::equal(run.net.one, run.net.other) ? output : output * 2;
   });
 }
 
 TEST(Equal, OfDifferentSizesIsNo) {
-  tests::run_smp_ranks(1, {}, [] {
-    const auto net = make_net();
-    Model model(net);
-    auto step = smp::step([&](at::Tensor data) {
-      const at::Tensor output = model(data);
-      return torch::equal(output, data) ? output * 2 : output;
-    });
-    const at::Tensor data = rows(4, 8, 1);
-    for (int s = 0; s < 2; ++s) support::expect_bit_equal(step(data)[0], net->forward(data).detach(), "output");
+  tests::expect_as_in_a_loop<SmallNet>({.steps = 2}, [](const BodyRun<SmallNet>& run) {
+    const at::Tensor output = run.forward(run.data);
+    return torch::equal(output, run.data) ? output * 2 : output;
   });
 }
 

@@ -4,14 +4,11 @@
 namespace smp {
 namespace {
 
-using tests::BodyRun;
-using tests::expect_as_in_a_loop;
 using torch::nn::Linear;
 
-struct EndsNet : torch::nn::Module {
+struct EndsNet : tests::TwoLayers {
   at::Tensor forward(const at::Tensor& x) { return last(between(torch::tanh(first(x)))); }
   virtual at::Tensor between(const at::Tensor& h) = 0;
-  Linear first = register_module("first", Linear(8, 8)), last = register_module("last", Linear(8, 4));
 };
 
 at::Tensor view_without_gradients(const at::Tensor& h) {
@@ -64,11 +61,7 @@ class GradientEnds : public testing::TestWithParam<std::tuple<int, StageKind>> {
   template <class Net>
   static void check() {
     const auto [ranks, stage] = GetParam();
-    expect_as_in_a_loop<Net>({.ranks = ranks, .stage = stage}, [](const BodyRun<Net>& run) {
-      const at::Tensor loss = run.forward(run.data).square().mean();
-      run.backward(loss);
-      return loss;
-    });
+    tests::expect_as_in_a_loop<Net>({.ranks = ranks, .config = {.microbatches = 3, .stage = stage}}, tests::train_once);
   }
 };
 

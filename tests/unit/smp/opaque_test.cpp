@@ -1,9 +1,5 @@
 // Opaque regions: custom autograd functions and raw loops in a split model, against the same code without smp.
-#include <gtest/gtest.h>
-
-#include "tests/support/messages.h"
-#include "tests/support/smp_ranks.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
@@ -11,9 +7,11 @@ namespace {
 using support::contains;
 using support::expect_bit_equal;
 using support::message_of;
-using tests::expect_twins;
+using tests::expect_as_in_a_loop;
+using tests::make_filled;
 using tests::rows;
 using tests::run_smp_ranks;
+using tests::train_once;
 
 struct RoundStraightThrough : torch::autograd::Function<RoundStraightThrough> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.round(); }
@@ -44,7 +42,7 @@ struct OpaqueReversed : torch::autograd::Function<OpaqueReversed<kForm>> {
 
 template <OpaqueForm kForm>
 struct ReversingNet : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) {
+  virtual at::Tensor forward(const at::Tensor& x) {
     const at::Tensor hidden = torch::relu(first(x));
     const at::Tensor reversed =
         opaque([](at::Tensor t) { return OpaqueReversed<kForm>::apply(kForm == kWritten ? t.clone() : t, 0.5); }, hidden);
@@ -59,7 +57,7 @@ struct ReversingNet : torch::nn::Module {
 /// The same module as its author wrote it, without smp.
 template <OpaqueForm kForm>
 struct PlainReversingNet : ReversingNet<kForm> {
-  at::Tensor forward(const at::Tensor& x) {
+  at::Tensor forward(const at::Tensor& x) override {
     const at::Tensor hidden = torch::relu(this->first(x));
     const at::Tensor reversed = OpaqueReversed<kForm>::apply(kForm == kWritten ? hidden.clone() : hidden, 0.5);
     return this->third(hidden) + this->fourth(torch::tanh(this->second(reversed)));
@@ -80,53 +78,28 @@ struct OpaqueNet : torch::nn::Module {
   torch::nn::Linear third = register_module("third", torch::nn::Linear(8, 4));
 };
 
-std::shared_ptr<OpaqueNet> make_opaque_net() {
-  auto net = std::make_shared<OpaqueNet>();
-  tests::fill(*net);
-  return net;
-}
-
 class Opaque : public testing::TestWithParam<int> {};
 
 TEST_P(Opaque, RegionsTrainBitForBit) {
   // One weight has two readers.
-  run_smp_ranks(GetParam(), {.microbatches = 2, .exact_tied_weights = true}, [] {
-    const auto net = make_opaque_net(), twin = make_opaque_net();
-    DistributedModel model(net);
-    auto step = tests::training_step(model);
-    for (int s = 0; s < 3; ++s) {
-      const at::Tensor data = rows(4, 8, 10 + s), target = rows(4, 4, 20 + s);
-      const std::string what = "step " + std::to_string(s);
-      expect_bit_equal(step(data, target).outputs(), tests::eager_step(*twin, data, target, 2), what);
-      expect_twins(model, *twin, what);
-    }
-  });
+  const Config config{.microbatches = 2, .exact_tied_weights = true};
+  expect_as_in_a_loop<OpaqueNet>({.ranks = GetParam(), .steps = 3, .config = config}, train_once);
 }
 
 template <OpaqueForm kForm>
-void expect_reversal_trains(int ranks, StageKind stage) {
-  run_smp_ranks(ranks, {.microbatches = 2, .stage = stage}, [] {
-    const auto net = std::make_shared<ReversingNet<kForm>>();
-    const auto twin = std::make_shared<PlainReversingNet<kForm>>();
-    tests::fill(*net);
-    tests::fill(*twin);
-    DistributedModel model(net);
-    auto step = tests::training_step(model);
-    for (int s = 0; s < 5; ++s) {  // tapes run from the third step on
-      const at::Tensor data = rows(4, 8, 10 + s), target = rows(4, 4, 20 + s);
-      const std::string what = "step " + std::to_string(s);
-      expect_bit_equal(step(data, target).outputs(), tests::eager_step(*twin, data, target, 2), what);
-      expect_twins(model, *twin, what);
-    }
-  });
+void expect_reversal_trains(int ranks) {
+  using Net = ReversingNet<kForm>;
+  tests::Loop<Net> loop{.ranks = ranks, .steps = 5, .make_twin = make_filled<PlainReversingNet<kForm>>};
+  for (const StageKind stage : {StageKind::kTape, StageKind::kAutograd}) {  // tapes run from the third step on
+    loop.config.stage = stage;
+    expect_as_in_a_loop<Net>(loop, train_once);
+  }
 }
 
 TEST_P(Opaque, GradientReversalTrainsBitForBit) {
-  for (const StageKind stage : {StageKind::kTape, StageKind::kAutograd}) {
-    expect_reversal_trains<kViewOf>(GetParam(), stage);
-    expect_reversal_trains<kItself>(GetParam(), stage);
-    expect_reversal_trains<kWritten>(GetParam(), stage);
-  }
+  expect_reversal_trains<kViewOf>(GetParam());
+  expect_reversal_trains<kItself>(GetParam());
+  expect_reversal_trains<kWritten>(GetParam());
 }
 
 TEST_P(Opaque, RegionsMayReadDataAndReturnLists) {
@@ -178,7 +151,7 @@ TEST_P(Opaque, RegionsDrawTheNumbersOfTheirMicrobatch) {
 
 TEST(OpaqueRecorded, LeavesTheUsersGeneratorAlone) {
   run_smp_ranks(1, {.microbatches = 2}, [] {
-    DistributedModel model(make_opaque_net());
+    DistributedModel model(make_filled<OpaqueNet>());
     auto step = smp::step([&](at::Tensor data) {
       const at::Tensor loss = opaque([](at::Tensor x) { return torch::dropout(x, 0.5, true); }, model(data)).mean();
       model.backward(loss);

@@ -1,6 +1,4 @@
 // Replicas, optimizers, clipping, saving and placement by hand: the same numbers on any number of ranks.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -8,8 +6,7 @@
 #include <set>
 #include <sstream>
 
-#include "tests/support/smp_ranks.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
@@ -172,7 +169,7 @@ INSTANTIATE_TEST_SUITE_P(Count, Stages, testing::Values(1, 2, 3, 4));
 
 /// SmallNet with each layer made under the guard of its stage.
 struct GuardedNet : torch::nn::Module {
-  explicit GuardedNet(const std::vector<int>& stages) {
+  explicit GuardedNet(const std::vector<int>& stages = {}) {
     for (size_t i = 0; i < stages.size(); ++i) {
       const PartitionGuard guard(stages[i]);
       layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(8, 8)));
@@ -193,29 +190,26 @@ struct Placement {
 class Placed : public testing::TestWithParam<Placement> {};
 
 TEST_P(Placed, ByHandEqualsTheUnsplitModel) {
-  const Placement& placement = GetParam();
-  const std::vector<int>& stages = placement.stages;
-  const std::vector<int> nothing(stages.size(), 0);
-  run_smp_ranks(1 + *std::max_element(stages.begin(), stages.end()), {.microbatches = 2}, [&] {
-    const auto net = std::make_shared<GuardedNet>(placement.by_guard ? stages : nothing);
-    const auto twin = std::make_shared<GuardedNet>(nothing);
+  const auto& [stages, by_guard] = GetParam();
+  const auto make = [&stages = stages](bool guards, bool pins) {
+    auto net = std::make_shared<GuardedNet>(guards ? stages : std::vector<int>(stages.size()));
     tests::fill(*net);
-    tests::fill(*twin);
-    for (size_t i = 0; i < stages.size() && !placement.by_guard; ++i) set_partition(*net->layers[i], stages[i]);
-    DistributedModel<GuardedNet> model(net);
-    auto step = training_step(model);
-    for (int s = 0; s < 3; ++s) {
-      const at::Tensor data = rows(4, 8, 10 + s), target = rows(4, 8, 20 + s);
-      expect_bit_equal(step(data, target).outputs(), eager_step(*twin, data, target, 2), "loss");
-      expect_twins(model, *twin, "step " + std::to_string(s));
-    }
+    for (size_t i = 0; i < stages.size() && pins; ++i) set_partition(*net->layers[i], stages[i]);
+    return net;
+  };
+  tests::Loop<GuardedNet> loop{.steps = 3, .config = {.microbatches = 2}};
+  loop.ranks = 1 + *std::max_element(stages.begin(), stages.end());
+  loop.make = [&, by_guard = by_guard] { return make(by_guard, !by_guard); };
+  loop.make_twin = [&] { return make(false, false); };
+  loop.look = [&stages = stages](DistributedModel<GuardedNet>& model) {
     std::set<std::string> want, got;
     for (size_t i = 0; i < stages.size(); ++i) {
       if (stages[i] == pp_rank()) want.insert("layer" + std::to_string(i));
     }
     for (const auto& [name, tensor] : model.local_named_parameters()) got.insert(name.substr(0, name.find('.')));
     EXPECT_EQ(got, want) << "on pipeline rank " << pp_rank();
-  });
+  };
+  tests::expect_as_in_a_loop<GuardedNet>(loop, tests::train_once);
 }
 
 INSTANTIATE_TEST_SUITE_P(Layers, Placed,

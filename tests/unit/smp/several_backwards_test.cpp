@@ -1,59 +1,30 @@
 // Several model calls and several backwards in one body, and parameters that a rank visits several times, against the
 // same loop without smp: the same bits.
-#include <gtest/gtest.h>
-
-#include <functional>
-
-#include "tests/support/messages.h"
-#include "tests/support/smp_ranks.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
 
+using support::contains;
 using support::expect_bit_equal;
 using support::message_of;
-using tests::expect_twins;
+using tests::expect_as_in_a_loop;
 using tests::make_net;
+using tests::MicrobatchRun;
 using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
 using Model = DistributedModel<SmallNet>;
-using Forward = std::function<at::Tensor(const at::Tensor&)>;
-using Backward = std::function<void(const at::Tensor&)>;
-/// A step body that works on a model of ours and on a plain module.
-using SharedBody = std::function<at::Tensor(const Forward&, const Backward&, const at::Tensor&)>;
 
 /// Layers one after the other on alternating ranks, so that each rank is visited twice.
-void alternate_ranks(SmallNet& net) {
-  if (pp_size() == 1) return;
-  set_partition(*net.first, 0);
-  set_partition(*net.second, 1);
-  set_partition(*net.third, 0);
-  set_partition(*net.fourth, 1);
-}
-
-/// Three steps of four microbatches whose gradients add up.
-void expect_same_bits(int ranks, Pipeline pipeline, const SharedBody& body) {
-  run_smp_ranks(ranks, {.microbatches = 4, .pipeline = pipeline}, [&] {
-    const auto net = make_net(), twin = make_net();
-    alternate_ranks(*net);
-    Model model(net);
-    const Forward forward = [&](const at::Tensor& x) { return model(x); };
-    auto step = smp::step(
-        [&](at::Tensor data) { return body(forward, [&](const at::Tensor& loss) { model.backward(loss); }, data); });
-    for (int s = 0; s < 3; ++s) {
-      const at::Tensor data = rows(8, 8, 10 + s);
-      std::vector<at::Tensor> want;
-      for (const auto& part : support::split_batch({data}, 4)) {
-        const Backward backward = [](const at::Tensor& loss) { loss.div(4).backward({}, /*retain_graph=*/true); };
-        want.push_back(body([&](const at::Tensor& x) { return twin->forward(x); }, backward, part[0]).detach());
-      }
-      const std::string what = "step " + std::to_string(s);
-      expect_bit_equal(step(data).outputs(), want, what);
-      expect_twins(model, *twin, what);
-    }
-  });
+std::shared_ptr<SmallNet> alternating_net() {
+  auto net = make_net();
+  if (pp_size() == 1) return net;
+  set_partition(*net->first, 0);
+  set_partition(*net->second, 1);
+  set_partition(*net->third, 0);
+  set_partition(*net->fourth, 1);
+  return net;
 }
 
 struct RootNet : SmallNet {
@@ -82,43 +53,47 @@ TEST(BackwardRoot, ThatIsAParameterIsRefusedAndItsSumIsNot) {
 
 class SeveralBackwards : public testing::TestWithParam<std::tuple<int, Pipeline>> {
  protected:
-  void check(const SharedBody& body) { expect_same_bits(std::get<0>(GetParam()), std::get<1>(GetParam()), body); }
+  static void check(const std::function<at::Tensor(const MicrobatchRun&)>& body) {
+    const auto [ranks, pipeline] = GetParam();
+    const Config config{.microbatches = 4, .pipeline = pipeline};
+    expect_as_in_a_loop<SmallNet>({.ranks = ranks, .steps = 3, .config = config, .make = alternating_net}, body);
+  }
 };
 
 TEST_P(SeveralBackwards, OfSeveralForwardsAddUpInOrder) {
-  check([](const Forward& forward, const Backward& backward, const at::Tensor& data) {
-    const at::Tensor first = forward(data).square().mean();
-    backward(first);
-    const at::Tensor second = forward(data * 0.5).abs().mean();
-    backward(second);
+  check([](const MicrobatchRun& run) {
+    const at::Tensor first = run.forward(run.data).square().mean();
+    run.backward(first);
+    const at::Tensor second = run.forward(run.data * 0.5).abs().mean();
+    run.backward(second);
     return first + second;
   });
 }
 
 TEST_P(SeveralBackwards, MayShareAForward) {
-  check([](const Forward& forward, const Backward& backward, const at::Tensor& data) {
-    const at::Tensor output = forward(data);
+  check([](const MicrobatchRun& run) {
+    const at::Tensor output = run.forward(run.data);
     const at::Tensor first = output.square().mean(), second = output.exp().mean();
-    backward(first);
-    backward(second);
+    run.backward(first);
+    run.backward(second);
     return first;
   });
 }
 
 TEST_P(SeveralBackwards, MayReachOnlyAPartOfTheModel) {
-  check([](const Forward& forward, const Backward& backward, const at::Tensor& data) {
-    const at::Tensor whole = forward(data).square().mean();
-    const at::Tensor detached = forward(forward(data).detach().repeat({1, 2})).abs().mean();
-    backward(detached);
-    backward(whole);
+  check([](const MicrobatchRun& run) {
+    const at::Tensor whole = run.forward(run.data).square().mean();
+    const at::Tensor detached = run.forward(run.forward(run.data).detach().repeat({1, 2})).abs().mean();
+    run.backward(detached);
+    run.backward(whole);
     return detached.detach() * whole.detach();
   });
 }
 
 TEST_P(SeveralBackwards, OfASiameseModelWithOneBackward) {
-  check([](const Forward& forward, const Backward& backward, const at::Tensor& data) {
-    const at::Tensor loss = (forward(data) - forward(data.flip(0)).roll(1)).square().mean();
-    backward(loss);
+  check([](const MicrobatchRun& run) {
+    const at::Tensor loss = (run.forward(run.data) - run.forward(run.data.flip(0)).roll(1)).square().mean();
+    run.backward(loss);
     return loss;
   });
 }
@@ -139,15 +114,13 @@ TEST(SeveralBackwardsRefused, OfOneLossTwice) {
       model.backward(loss);
       return loss;
     });
-    const std::string text = support::message_of([&] { step(rows(4, 8, 1)); });
-    EXPECT_TRUE(support::contains(text, "expected another loss in each backward()")) << text;
+    const std::string text = message_of([&] { step(rows(4, 8, 1)); });
+    EXPECT_TRUE(contains(text, "expected another loss in each backward()")) << text;
   });
 }
 
-struct GainNet : torch::nn::Module {
+struct GainNet : tests::TwoLayers {
   at::Tensor forward(const at::Tensor& x) { return last(torch::relu(first(x)) * gain); }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
-  torch::nn::Linear last = register_module("last", torch::nn::Linear(8, 4));
   at::Tensor gain = register_buffer("gain", torch::ones({8}));
   at::Tensor calls = register_buffer("calls", torch::zeros({1}));
 };
@@ -163,7 +136,7 @@ std::string refusal_after_backward(const std::function<void(GainNet&, const at::
       write(*net, input);
       return loss;
     });
-    const std::string refusal = support::message_of([&] { step(rows(4, 8, 1)); });
+    const std::string refusal = message_of([&] { step(rows(4, 8, 1)); });
     for (const at::Tensor& parameter : model.local_parameters()) EXPECT_EQ(parameter.grad().defined(), refusal.empty());
     if (pp_rank() == 0) text = refusal;
   });
@@ -173,11 +146,11 @@ std::string refusal_after_backward(const std::function<void(GainNet&, const at::
 TEST(SeveralBackwardsRefused, WhenWhatTheyNeedIsWrittenToAfterwards) {
   const std::string expected = ": expected operators after backward() to leave alone what the backward needs, got ";
   std::string text = refusal_after_backward([](GainNet&, const at::Tensor& input) { input.add_(0.1); });
-  EXPECT_TRUE(support::contains(text, expected + "aten::add_, which writes to a tensor of sizes [2, 8].")) << text;
+  EXPECT_TRUE(contains(text, expected + "aten::add_, which writes to a tensor of sizes [2, 8].")) << text;
   text = refusal_after_backward([](GainNet& net, const at::Tensor&) { net.gain.mul_(0.9); });
-  EXPECT_TRUE(support::contains(text, expected + "aten::mul_, which writes to 'gain'.")) << text;
+  EXPECT_TRUE(contains(text, expected + "aten::mul_, which writes to 'gain'.")) << text;
   text = refusal_after_backward([](GainNet& net, const at::Tensor&) { net.first->weight.data().mul_(0.9); });
-  EXPECT_TRUE(support::contains(text, expected + "aten::mul_, which writes to a tensor of sizes [8, 8].")) << text;
+  EXPECT_TRUE(contains(text, expected + "aten::mul_, which writes to a tensor of sizes [8, 8].")) << text;
 }
 
 TEST(SeveralBackwardsRefused, NotWhenTheyDoNotNeedWhatIsWrittenTo) {

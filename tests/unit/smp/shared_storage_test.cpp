@@ -1,13 +1,9 @@
 // Parameters and buffers that are parts of one storage: where one of them lives, the others do, with the same numbers.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <optional>
 
-#include "tests/support/messages.h"
-#include "tests/support/smp_ranks.h"
+#include "tests/unit/smp/plain_loop.h"
 #include "tests/unit/smp/seeded_net.h"
-#include "tests/unit/smp/small_net.h"
 
 namespace smp {
 namespace {
@@ -55,27 +51,18 @@ class SharedStorage : public testing::TestWithParam<StorageCase> {};
 TEST_P(SharedStorage, TrainsLikeOneProcess) {
   const StorageCase c = GetParam();
   const Config config{.pipeline_parallel_degree = c.ranks, .microbatches = 2};
-  run_smp_ranks(c.ranks * c.replicas, config, [&] {
-    const auto twin = seeded<FlatNet>(false, c.registers);
-    DistributedModel model(seeded<FlatNet>(c.delayed, c.registers));
-    DistributedOptimizer optimizer(torch::optim::Adam(model.module()->parameters(), 0.1), model);
-    torch::optim::Adam plain(twin->parameters(), 0.1);
-    auto step = tests::training_step(model);
-    for (int s = 0; s < 3; ++s) {
-      const std::string what = "step " + std::to_string(s);
-      const at::Tensor data = rows(4, kWidth, 10 + s), target = rows(4, kWidth, 20 + s);
-      optimizer.zero_grad();
-      plain.zero_grad();
-      expect_bit_equal(step(data, target).outputs(), tests::eager_step(*twin, data, target, 2), what);
-      tests::expect_twins(model, *twin, what);
-      optimizer.step();
-      plain.step();
+  tests::Loop<FlatNet> loop{.ranks = c.ranks * c.replicas, .steps = 3, .config = config, .optimizes = true};
+  loop.make = [&] { return seeded<FlatNet>(c.delayed, c.registers); };
+  loop.make_twin = [&] { return seeded<FlatNet>(false, c.registers); };
+  loop.look = [&](DistributedModel<FlatNet>& model) {
+    if (c.registers) {
+      EXPECT_EQ(model.state_dict().at("flat").numel(), kLayers * kSize);  // with the numbers of the twin's
     }
-    if (c.registers) expect_bit_equal(model.state_dict().at("flat"), twin->flat, "flat in state_dict()");
     EXPECT_EQ(model.local_parameters().size(), static_cast<size_t>(kLayers));
     const std::string plan = model.plan_text();  // a line for each stage, one above and one below
     EXPECT_GE(std::count(plan.begin(), plan.end(), '\n'), c.ranks + 2) << plan;
-  });
+  };
+  tests::expect_as_in_a_loop<FlatNet>(loop, tests::train_once);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, SharedStorage,

@@ -1,4 +1,4 @@
-// A small module with the knobs that training loops turn, its data, and the eager step to compare with.
+// Small modules, one of them with the knobs that training loops turn, their data, and the eager step to compare with.
 // For files that are compiled with <torch/torch.h>.
 #pragma once
 
@@ -34,6 +34,23 @@ struct SmallNet : torch::nn::Module {
   torch::nn::Dropout dropout = register_module("dropout", torch::nn::Dropout(0.0));
   double temperature = 2.0;
   bool squashes = false;
+};
+
+struct TwoLayers : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return last(torch::relu(first(x))); }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(8, 4));
+};
+
+struct NormNet : TwoLayers {
+  at::Tensor forward(const at::Tensor& x) { return last(torch::relu(norm(first(x)))); }
+  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(8));
+};
+
+/// With a parameter and a buffer for the body, which forward leaves alone.
+struct CountNet : SmallNet {
+  at::Tensor scale = register_parameter("scale", torch::ones({1}));
+  at::Tensor count = register_buffer("count", torch::zeros({3}));
 };
 
 /// Writes the same numbers into every module of one type.

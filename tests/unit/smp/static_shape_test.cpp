@@ -1,16 +1,12 @@
 // Operators whose sizes look as if data decided them, and do not: as without smp, on tapes and under autograd.
-#include <gtest/gtest.h>
-
-#include "tests/support/messages.h"
-#include "tests/support/smp_ranks.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
 
 using support::contains;
-using support::expect_bit_equal;
 using support::message_of;
+using tests::Loop;
 using tests::rows;
 using tests::run_smp_ranks;
 using torch::indexing::None;
@@ -27,13 +23,13 @@ void PrintTo(const Form& form, std::ostream* out) { *out << form.name; }
 
 /// What the form makes of the first layer's output joins that of the last one.
 struct FormNet : torch::nn::Module {
-  explicit FormNet(const Form& of) : form(of) {}
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor hidden = torch::tanh(first(x));
-    const at::Tensor made = form.of(*this, hidden).to(at::kFloat);
+    const at::Tensor made = form->of(*this, hidden).to(at::kFloat);
     return third(torch::relu(second(hidden))) * (1 + made.mean()) + made.sum();
   }
-  const Form& form;
+  const Form* form = nullptr;
+  at::Tensor batch_sizes;  // no part of the module for smp
   torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
   torch::nn::Linear second = register_module("second", torch::nn::Linear(8, 8));
   torch::nn::Linear third = register_module("third", torch::nn::Linear(8, 4));
@@ -97,22 +93,18 @@ std::string name_of(const testing::TestParamInfo<Case>& test) {
   return form.name + std::to_string(ranks) + (stage == StageKind::kTape ? "Tape" : "Autograd");
 }
 
+std::shared_ptr<FormNet> net_of(const Form& form) {
+  auto net = tests::make_filled<FormNet>();
+  net->form = &form;
+  return net;
+}
+
 TEST_P(StaticShape, IsNotRefused) {
   const auto& [ranks, stage, form] = GetParam();
-  run_smp_ranks(ranks, {.microbatches = 2, .stage = stage}, [&form = form] {
-    const auto net = std::make_shared<FormNet>(form), twin = std::make_shared<FormNet>(form);
-    tests::fill(*net);
-    tests::fill(*twin);
-    DistributedModel model(net);
-    auto step = tests::training_step(model);
-    for (int s = 0; s < 3; ++s) {
-      const at::Tensor data = rows(4, 8, 10 + s), target = rows(4, 4, 20 + s);
-      const std::string what = "step " + std::to_string(s);
-      expect_bit_equal(step(data, target).outputs(), tests::eager_step(*twin, data, target, 2), what);
-      // Two ranks train that weight, which adds its gradients in another order.
-      if (pp_size() == 1 || form.name != "IndexOfAWeight") tests::expect_twins(model, *twin, what);
-    }
-  });
+  Loop<FormNet> loop{.ranks = ranks, .steps = 3, .config = {.microbatches = 2, .stage = stage}};
+  loop.config.exact_tied_weights = form.name == "IndexOfAWeight";  // which two ranks train
+  loop.make = [&form = form] { return net_of(form); };
+  tests::expect_as_in_a_loop<FormNet>(loop, tests::train_once);
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, StaticShape,
@@ -122,23 +114,15 @@ INSTANTIATE_TEST_SUITE_P(Forms, StaticShape,
 
 /// The batch sizes of a packed sequence change with the step, and so does what runs at once.
 TEST(StaticShape, BatchSizesMayChange) {
-  run_smp_ranks(2, {.microbatches = 1}, [] {
-    at::Tensor batch_sizes;
-    const Form packed{"", [&](FormNet& net, const at::Tensor& h) {
-                        return std::get<0>(at::gru(h.reshape({4, 4}), batch_sizes, torch::zeros({2, 2, 3}),
-                                                   net.gru->all_weights(), true, 1, 0.0, true, true));
-                      }};
-    const auto net = std::make_shared<FormNet>(packed), twin = std::make_shared<FormNet>(packed);
-    tests::fill(*net);
-    tests::fill(*twin);
-    DistributedModel model(net);
-    auto step = tests::training_step(model);
-    for (int s = 0; s < 4; ++s) {
-      batch_sizes = s < 2 ? torch::tensor({2, 1, 1}) : torch::tensor({2, 2, 0}).narrow(0, 0, 2).clone();
-      const at::Tensor data = rows(2, 8, 10 + s), target = rows(2, 4, 20 + s);
-      expect_bit_equal(step(data, target).outputs(), tests::eager_step(*twin, data, target, 1), "step " + std::to_string(s));
-    }
-  });
+  const Form packed{"", [](FormNet& net, const at::Tensor& h) {
+                      return std::get<0>(at::gru(h.reshape({4, 4}), net.batch_sizes, torch::zeros({2, 2, 3}),
+                                                 net.gru->all_weights(), true, 1, 0.0, true, true));
+                    }};
+  Loop<FormNet> loop{.ranks = 2, .config = {.microbatches = 1}, .make = [&] { return net_of(packed); }};
+  loop.before_step = [](FormNet& net, int step) {
+    net.batch_sizes = step < 2 ? torch::tensor({2, 1, 1}) : torch::tensor({2, 2, 0}).narrow(0, 0, 2).clone();
+  };
+  tests::expect_as_in_a_loop<FormNet>(loop, tests::train_once);
 }
 
 struct LateNet : torch::nn::Module {

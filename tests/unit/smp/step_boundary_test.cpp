@@ -1,21 +1,14 @@
 // What a step takes in, hands on between stages and gives back, where tensors are not plain or ranks do not agree.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <set>
-
-#include "tests/support/messages.h"
-#include "tests/support/smp_ranks.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
 
 using support::contains;
 using support::expect_bit_equal;
-using tests::eager_step;
+using tests::BodyRun;
+using tests::expect_as_in_a_loop;
 using tests::expect_twins;
-using tests::generator;
 using tests::make_net;
 using tests::rows;
 using tests::run_smp_ranks;
@@ -94,54 +87,16 @@ struct DroppingNet : SmallNet {
 };
 
 TEST(Planning, MicrobatchesOfOtherStructureInTheFirstStepFollowThePlacementOfTheFirst) {
-  run_smp_ranks(2, {.microbatches = 2}, [] {
-    const auto net = std::make_shared<DroppingNet>(), twin = std::make_shared<DroppingNet>();
-    tests::fill(*net);
-    tests::fill(*twin);
-    DistributedModel<DroppingNet> model(net);
-    int microbatch = 0;
-    auto step = smp::step([&](at::Tensor data, at::Tensor target) {
-      net->drops_second = microbatch++ % 2 == 1;
-      const at::Tensor loss = torch::mse_loss(model(data), target);
-      model.backward(loss);
-      return loss;
-    });
-    const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
-    const auto losses = step(data, target).outputs();
-    const auto parts = support::split_batch({data, target}, 2);
-    for (size_t m = 0; m < 2; ++m) {
-      twin->drops_second = m == 1;
-      const at::Tensor loss = torch::mse_loss(twin->forward(parts[m][0]), parts[m][1]);
-      loss.div(2).backward();
-      expect_bit_equal(losses[m], loss, "microbatch " + std::to_string(m));
-    }
-    expect_twins(model, *twin, "after the step");
+  expect_as_in_a_loop<DroppingNet>({.ranks = 2, .config = {.microbatches = 2}}, [](const BodyRun<DroppingNet>& run) {
+    run.net.drops_second = run.microbatch == 1;
+    return tests::train_once(run);
   });
 }
 
 TEST(SeveralPrograms, LeaveAStageWithoutWork) {
-  run_smp_ranks(2, {.microbatches = 2}, [] {
-    const auto net = std::make_shared<DroppingNet>(), twin = std::make_shared<DroppingNet>();
-    tests::fill(*net);
-    tests::fill(*twin);
-    DistributedModel<DroppingNet> model(net);
-    int microbatch = 0;
-    auto step = smp::step([&](at::Tensor data, at::Tensor target) {
-      net->drops_first = net->drops_second = microbatch++ == 1;
-      const at::Tensor loss = torch::mse_loss(model(data), target);
-      model.backward(loss);
-      return loss;
-    });
-    const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
-    const auto losses = step(data, target).outputs();
-    const auto parts = support::split_batch({data, target}, 2);
-    for (size_t m = 0; m < 2; ++m) {
-      twin->drops_first = twin->drops_second = m == 1;
-      const at::Tensor loss = torch::mse_loss(twin->forward(parts[m][0]), parts[m][1]);
-      loss.div(2).backward();
-      expect_bit_equal(losses[m], loss.detach(), "microbatch " + std::to_string(m));
-    }
-    expect_twins(model, *twin, "after the step");
+  expect_as_in_a_loop<DroppingNet>({.ranks = 2, .config = {.microbatches = 2}}, [](const BodyRun<DroppingNet>& run) {
+    run.net.drops_first = run.net.drops_second = run.microbatch == 1;
+    return tests::train_once(run);
   });
 }
 

@@ -1,15 +1,10 @@
 // What a training loop does between and around steps, against the same loop without smp.
-#include <gtest/gtest.h>
-
-#include <functional>
 #include <mutex>
 #include <set>
 
 #include "smp/engine/calls/job.h"
 #include "tests/support/loopback_world.h"
-#include "tests/support/messages.h"
-#include "tests/support/smp_ranks.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
@@ -18,6 +13,7 @@ using support::contains;
 using support::expect_bit_equal;
 using support::message_of;
 using tests::eager_step;
+using tests::expect_as_in_a_loop;
 using tests::expect_twins;
 using tests::make_net;
 using tests::rows;
@@ -25,88 +21,59 @@ using tests::run_smp_ranks;
 using tests::SmallNet;
 using Model = DistributedModel<SmallNet>;
 
-/// Six steps; `turn` moves a knob of the module before each.
-void expect_steps_follow(int ranks, const std::function<void(SmallNet&, int step)>& turn) {
-  run_smp_ranks(ranks, {.microbatches = 2}, [&] {
-    const auto net = make_net(), twin = make_net();
-    Model model(net);
-    auto step = tests::training_step(model);
-    for (int s = 0; s < 6; ++s) {
-      turn(*net, s);
-      turn(*twin, s);
-      model.zero_grad();
-      twin->zero_grad();
-      const at::Tensor data = rows(4, 8, 10 + s), target = rows(4, 4, 20 + s);
-      const std::string what = "step " + std::to_string(s);
-      expect_bit_equal(step(data, target).outputs(), eager_step(*twin, data, target, 2), what);
-      expect_twins(model, *twin, what);
-    }
-  });
-}
-
-class Steps : public testing::TestWithParam<int> {};
+class Steps : public testing::TestWithParam<int> {
+ protected:
+  /// Six steps; `turn` moves a knob of the module before each.
+  static void expect_followed(const std::function<void(SmallNet&, int step)>& turn) {
+    expect_as_in_a_loop<SmallNet>(
+        {.ranks = GetParam(), .steps = 6, .config = {.microbatches = 2}, .optimizes = true, .before_step = turn},
+        tests::train_once);
+  }
+};
 
 TEST_P(Steps, FollowATemperatureLoweredAndRaised) {
-  expect_steps_follow(GetParam(), [](SmallNet& net, int step) { net.temperature = 2.0 - 0.25 * (step % 4); });
+  expect_followed([](SmallNet& net, int step) { net.temperature = 2.0 - 0.25 * (step % 4); });
 }
 
 TEST_P(Steps, FollowAFlagFlippedThereAndBack) {
-  expect_steps_follow(GetParam(), [](SmallNet& net, int step) { net.squashes = step % 2 == 1; });
+  expect_followed([](SmallNet& net, int step) { net.squashes = step % 2 == 1; });
 }
 
 TEST_P(Steps, FollowBothAtOnce) {
-  expect_steps_follow(GetParam(), [](SmallNet& net, int step) {
+  expect_followed([](SmallNet& net, int step) {
     net.squashes = step == 2 || step == 5;
     net.temperature = 1.0 + 0.5 * (step % 3);
   });
 }
 
+/// Its masks are no part of the module for smp.
+struct MaskedNet : SmallNet {
+  at::Tensor first_mask = torch::ones({8}), last_mask = torch::ones({4});
+};
+
 // The mask stands at the first stage or at the last, so that each rank of two needs its new value once.
-void expect_mask_followed(int ranks, bool at_the_end, const std::function<void(at::Tensor&, int step)>& change) {
-  run_smp_ranks(ranks, {.microbatches = 2}, [&] {
-    const auto net = make_net(), twin = make_net();
-    Model model(net);
-    at::Tensor mask = torch::ones({at_the_end ? 4 : 8});
-    const auto loss_of = [&](auto& forward, const at::Tensor& data) {
-      return (at_the_end ? forward(data) * mask : forward(data * mask)).square().mean();
-    };
-    auto step = smp::step([&](at::Tensor data) {
-      const at::Tensor loss = loss_of(model, data);
-      model.backward(loss);
-      return loss;
-    });
-    for (int s = 0; s < 5; ++s) {
-      change(mask, s);
-      const at::Tensor data = rows(4, 8, 10 + s);
-      std::vector<at::Tensor> want;
-      auto forward = [&](const at::Tensor& x) { return twin->forward(x); };
-      for (const auto& part : support::split_batch({data}, 2)) {
-        want.push_back(loss_of(forward, part[0]));
-        want.back().div(2).backward();
-        want.back() = want.back().detach();
-      }
-      expect_bit_equal(step(data).outputs(), want, "step " + std::to_string(s));
-      expect_twins(model, *twin, "step " + std::to_string(s));
-    }
-  });
+void expect_mask_followed(int ranks, void (*change)(at::Tensor& mask, int step)) {
+  for (const bool at_the_end : {false, true}) {
+    const auto turn = [&](MaskedNet& net, int step) { change(at_the_end ? net.last_mask : net.first_mask, step); };
+    expect_as_in_a_loop<MaskedNet>(
+        {.ranks = ranks, .steps = 5, .config = {.microbatches = 2}, .before_step = turn},
+        [](const tests::BodyRun<MaskedNet>& run) {
+          return run.trained((run.forward(run.data * run.net.first_mask) * run.net.last_mask).square().mean());
+        });
+  }
 }
 
 TEST_P(Steps, FollowAConstantChangedInPlace) {
-  const auto change = [](at::Tensor& mask, int step) { mask.fill_(step % 3 == 2 ? 1.0 : 0.5 + step); };
-  expect_mask_followed(GetParam(), false, change);
-  expect_mask_followed(GetParam(), true, change);
+  expect_mask_followed(GetParam(), [](at::Tensor& mask, int step) { mask.fill_(step % 3 == 2 ? 1.0 : 0.5 + step); });
 }
 
 TEST_P(Steps, FollowAConstantReplacedByAnother) {
-  const auto change = [](at::Tensor& mask, int step) { mask = torch::full_like(mask, 1.0 + step % 2); };
-  expect_mask_followed(GetParam(), false, change);
-  expect_mask_followed(GetParam(), true, change);
+  expect_mask_followed(GetParam(), [](at::Tensor& mask, int step) { mask = torch::full_like(mask, 1.0 + step % 2); });
 }
 
 TEST_P(Steps, FollowAConstantWrittenThroughItsPointer) {
-  const auto change = [](at::Tensor& mask, int step) { mask.data_ptr<float>()[0] = 1.0F + static_cast<float>(step % 2); };
-  expect_mask_followed(GetParam(), false, change);
-  expect_mask_followed(GetParam(), true, change);
+  expect_mask_followed(GetParam(),
+                       [](at::Tensor& mask, int step) { mask.data_ptr<float>()[0] = 1.0F + static_cast<float>(step % 2); });
 }
 
 TEST_P(Steps, TwoStepFunctionsKeepTheirOwnConstants) {
@@ -161,16 +128,9 @@ TEST_P(Steps, TrainEvaluateAndTakeAShorterBatch) {
 }
 
 TEST_P(Steps, TrainOnAShorterLastBatchAndAccumulateGradients) {
-  run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
-    const auto net = make_net(), twin = make_net();
-    Model model(net);
-    auto step = tests::training_step(model);
-    for (const int64_t size : {8, 8, 2}) {
-      const at::Tensor data = rows(size, 8, size), target = rows(size, 4, 2);
-      expect_bit_equal(step(data, target).outputs(), eager_step(*twin, data, target, 2), "loss");
-      expect_twins(model, *twin, "accumulated");
-    }
-  });
+  const auto batch = [](int step) { return rows(step == 2 ? 2 : 8, 8, step); };
+  expect_as_in_a_loop<SmallNet>({.ranks = GetParam(), .steps = 3, .config = {.microbatches = 2}, .batch = batch},
+                                tests::train_once);
 }
 
 TEST_P(Steps, IndivisibleBatchIsRefusedOnEveryRank) {

@@ -1,11 +1,9 @@
 // What is not taped, and what makes a tape go: the numbers stay those of the loop without smp, and the reason is told.
 #include <ATen/record_function.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/library.h>
 
 #include <atomic>
-#include <functional>
 #include <string_view>
 
 #include "smp/engine/rank/rank_state.h"
@@ -15,7 +13,11 @@ namespace smp {
 namespace {
 
 using runtime::StageReport;
-using support::expect_bit_equal;
+using support::contains;
+using support::message_of;
+using tests::expect_as_in_a_loop;
+using tests::Loop;
+using tests::MicrobatchRun;
 using tests::rows;
 using tests::SmallNet;
 
@@ -45,28 +47,21 @@ StageReport report() {
   return stages.begin()->second->report();
 }
 
-// Trains a SmallNet and its plain twin, `change` in between.
-void expect_twins_after(
-    int steps, const std::function<void(int, SmallNet&)>& change, const std::function<void()>& look = [] {}) {
-  tests::run_smp_ranks(1, {.microbatches = 2, .stage = StageKind::kTape, .log_level = LogLevel::kOff}, [&] {
-    const auto net = tests::make_net(), twin = tests::make_net();
-    DistributedModel model(net);
-    auto step = tests::training_step(model);
-    for (int s = 0; s < steps; ++s) {
-      change(s, *net);
-      change(s, *twin);
-      const at::Tensor data = rows(8, 8, 10 + s), target = rows(8, 4, 20 + s);
-      const std::string what = "step " + std::to_string(s);
-      expect_bit_equal(step(data, target).outputs(), tests::eager_step(*twin, data, target, 2), what);
-      tests::expect_twins(model, *twin, what);
-    }
-    look();
-  });
+/// Of two microbatches on one rank, with `change` before each step.
+Loop<SmallNet> small_loop(int steps, std::function<void(SmallNet&, int)> change, std::function<void()> look = [] {}) {
+  return {.steps = steps,
+          .config = {.microbatches = 2, .stage = StageKind::kTape},
+          .before_step = std::move(change),
+          .look = [look = std::move(look)](auto&) { look(); }};
+}
+
+void expect_twins_after(int steps, std::function<void(SmallNet&, int)> change, std::function<void()> look = [] {}) {
+  expect_as_in_a_loop<SmallNet>(small_loop(steps, std::move(change), std::move(look)), tests::train_once);
 }
 
 TEST(TapeFallback, AStageIsTapedAfterTwoSteps) {
   expect_twins_after(
-      3, [](int, SmallNet&) {},
+      3, [](SmallNet&, int) {},
       [] {
         EXPECT_EQ(report().num_taped, 2);
         EXPECT_EQ(report().stays_on_autograd, "");
@@ -74,58 +69,44 @@ TEST(TapeFallback, AStageIsTapedAfterTwoSteps) {
 }
 
 TEST(TapeFallback, AStageOfABodyThatReadsValuesIsTapedOnEveryRank) {
+  Loop<SmallNet> loop{.config = {.microbatches = 2, .stage = StageKind::kTape}};
+  loop.look = [](auto&) {
+    const StageReport got = report();
+    EXPECT_GT(got.num_taped, 0) << got.stays_on_autograd;
+    EXPECT_EQ(got.stays_on_autograd, "");
+  };
   for (const int ranks : {1, 2}) {
-    tests::run_smp_ranks(ranks, {.microbatches = 2, .stage = StageKind::kTape, .log_level = LogLevel::kOff}, [&] {
-      const auto net = tests::make_net(), twin = tests::make_net();
-      DistributedModel model(net);
-      double sum = 0;
-      auto step = smp::step([&](at::Tensor data) {
-        const at::Tensor loss = model(data).square().mean();
-        sum += loss.item<double>();
-        model.backward(loss);
-        return loss;
-      });
-      for (int s = 0; s < 4; ++s) {
-        const at::Tensor data = rows(8, 8, s);
-        step(data);
-        for (const auto& part : data.chunk(2)) (twin->forward(part.clone()).square().mean() / 2).backward();
-        tests::expect_twins(model, *twin, "step " + std::to_string(s));
-      }
-      const StageReport got = report();
-      EXPECT_GT(got.num_taped, 0) << got.stays_on_autograd;
-      EXPECT_EQ(got.stays_on_autograd, "");
+    loop.ranks = ranks;
+    expect_as_in_a_loop<SmallNet>(loop, [](const MicrobatchRun& run) {
+      const at::Tensor loss = run.forward(run.data).square().mean();
+      run.trace.push_back(loss.item<double>());
+      return run.trained(loss);
     });
   }
 }
 
-// Trains with one more term in the loss, and returns how the stage ran.
-StageReport train_with(const std::function<at::Tensor(const at::Tensor&)>& term, int steps = 3) {
+std::atomic<int> step_under_way = 0;  // a function that is opaque captures nothing
+
+// Trains with one more term in the loss, which has no gradient, and returns how the stage ran.
+StageReport train_with(const std::function<at::Tensor(const at::Tensor&)>& term, int steps, bool returns_term = true) {
   StageReport got;
-  tests::run_smp_ranks(1, {.microbatches = 2, .stage = StageKind::kTape, .log_level = LogLevel::kOff}, [&] {
-    const auto net = tests::make_net(), twin = tests::make_net();
-    DistributedModel model(net);
-    auto step = smp::step([&](at::Tensor data) {
-      const at::Tensor loss = model(data).square().mean() + term(data).mean();
-      model.backward(loss);
-      return loss;
-    });
-    for (int s = 0; s < steps; ++s) {
-      const at::Tensor data = rows(8, 8, s);
-      step(data);
-      for (const auto& part : data.chunk(2)) (twin->forward(part.clone()).square().mean() / 2).backward();
-      tests::expect_twins(model, *twin, "step " + std::to_string(s));
-    }
+  Loop<SmallNet> loop = small_loop(steps, [](SmallNet&, int step) { step_under_way = step; });
+  loop.look = [&](DistributedModel<SmallNet>& model) {
     got = report();
     const std::string said = "stage 0 stays on autograd: " + got.stays_on_autograd + "\n";
     EXPECT_EQ(model.plan_text().ends_with(said), !got.stays_on_autograd.empty()) << model.plan_text();
+  };
+  expect_as_in_a_loop<SmallNet>(loop, [&](const MicrobatchRun& run) {
+    const at::Tensor added = term(run.data).mean(), loss = run.forward(run.data).square().mean();
+    const at::Tensor whole = run.trained(loss + added);
+    return returns_term ? whole : loss;
   });
   return got;
 }
 
-// The term has no gradient, so those of the loop without it are wanted, each once.
 TEST(TapeFallback, OtherBitsAreNoticedAndAutogradStays) {
   has_memory = true;
-  const StageReport got = train_with([](const at::Tensor& x) { return torch::special_i1e(x); });
+  const StageReport got = train_with([](const at::Tensor& x) { return torch::special_i1e(x); }, 3, /*returns_term=*/false);
   has_memory = false;
   EXPECT_EQ(got.num_taped, 0);
   EXPECT_NE(got.stays_on_autograd.find("has other bits"), std::string::npos) << got.stays_on_autograd;
@@ -168,29 +149,16 @@ TEST(TapeFallback, AStageIsCutAroundWhatReadsValuesToo) {
   EXPECT_EQ(reason_of(got), "smp::opaque is none of LibTorch's own operators; aten::tensor_split reads values");
 }
 
-std::atomic<int> step_under_way = 0;  // a function that is opaque captures nothing
-
 // Trains with gradients that pass through an opaque region between two tapes.
 template <class Region>
 void expect_twins_around(Region region, int steps) {
-  tests::run_smp_ranks(1, {.microbatches = 2, .stage = StageKind::kTape, .log_level = LogLevel::kOff}, [&] {
-    const auto net = tests::make_net(), twin = tests::make_net();
-    DistributedModel model(net);
-    auto step = smp::step([&](at::Tensor data) {
-      const at::Tensor loss = ten_sines(opaque(region, ten_sines(model(data)))).sum();
-      model.backward(loss);
-      return loss;
-    });
-    for (int s = 0; s < steps; ++s) {
-      step_under_way = s;
-      const at::Tensor data = rows(8, 8, s);
-      step(data);
-      for (const auto& part : data.chunk(2))
-        (ten_sines(region(ten_sines(twin->forward(part.clone())))).sum() / 2).backward();
-      tests::expect_twins(model, *twin, "step " + std::to_string(s));
-    }
+  const auto turn = [](SmallNet&, int step) { step_under_way = step; };
+  const auto look = [steps] {
     EXPECT_EQ(report().num_taped, 2 * (steps - 2));
     EXPECT_EQ(report().num_on_autograd, 1U);
+  };
+  expect_as_in_a_loop<SmallNet>(small_loop(steps, turn, look), [&](const MicrobatchRun& run) {
+    return run.trained(ten_sines(opaque(region, ten_sines(run.forward(run.data)))).sum());
   });
 }
 
@@ -211,13 +179,8 @@ TEST(TapeFallback, AnOpaqueRegionMayGiveGradientsOfAnotherGeometryLater) {
 
 // A layout that a segment was not recorded for: its microbatches run under autograd, and the report says so.
 TEST(TapeFallback, AnOpaqueRegionMayGiveValuesOfAnotherGeometryLater) {
-  step_under_way = 0;  // here: the call
-  const StageReport got = train_with(
-      [](const at::Tensor& x) {
-        return ten_sines(
-            opaque([](at::Tensor t) { return step_under_way++ < 8 ? t * 2 : (t.t().contiguous() * 2).t(); }, ten_sines(x)));
-      },
-      6);
+  const auto twice = [](at::Tensor t) { return step_under_way < 4 ? t * 2 : (t.t().contiguous() * 2).t(); };
+  const StageReport got = train_with([&](const at::Tensor& x) { return ten_sines(opaque(twice, ten_sines(x))); }, 6);
   EXPECT_NE(got.stays_on_autograd.find("laid out in memory otherwise"), std::string::npos) << got.stays_on_autograd;
 }
 
@@ -226,15 +189,9 @@ TEST(TapeFallback, AGradientThatCannotTakeTheRecordedFormNamesTheStep) {
   const auto shared_gradient_first = [](at::Tensor t) {
     return step_under_way < 4 ? t.sum().expand(t.sizes()).contiguous() : t * 2;
   };
-  try {
-    expect_twins_around(shared_gradient_first, 6);
-    ADD_FAILURE() << "expected an error";
-  } catch (const std::exception& error) {
-    EXPECT_NE(std::string(error.what()).find("expected a gradient as in the microbatch that was recorded"),
-              std::string::npos)
-        << error.what();
-    EXPECT_NE(std::string(error.what()).find("stage: autograd"), std::string::npos) << error.what();
-  }
+  const std::string text = message_of<std::exception>([&] { expect_twins_around(shared_gradient_first, 6); });
+  EXPECT_TRUE(contains(text, "expected a gradient as in the microbatch that was recorded")) << text;
+  EXPECT_TRUE(contains(text, "stage: autograd")) << text;
 }
 
 at::Tensor written_behind;
@@ -256,12 +213,7 @@ TEST(TapeFallback, AWeightWrittenBeforeItsBackwardIsNoticed) {
       EXPECT_EQ(report().num_taped > 0, stage == StageKind::kTape);
       written_behind = net->second->weight;
       const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(write_behind));
-      std::string text;
-      try {
-        step(rows(8, 8, 3), rows(8, 4, 3));
-      } catch (const std::exception& error) {
-        text = error.what();
-      }
+      const std::string text = message_of<std::exception>([&] { step(rows(8, 8, 3), rows(8, 4, 3)); });
       at::removeCallback(handle);
       written_behind.reset();
       EXPECT_NE(text.find("modified by an inplace operation"), std::string::npos) << text;
@@ -271,7 +223,7 @@ TEST(TapeFallback, AWeightWrittenBeforeItsBackwardIsNoticed) {
 
 TEST(TapeFallback, NumbersThatChangeStayOnAutograd) {
   expect_twins_after(
-      5, [](int s, SmallNet& net) { net.temperature = 2.0 + (s == 3 ? 1.5 : 0); },
+      5, [](SmallNet& net, int s) { net.temperature = 2.0 + (s == 3 ? 1.5 : 0); },
       [] {
         EXPECT_EQ(report().num_taped, 4);  // steps 2 and 4
         EXPECT_EQ(report().stays_on_autograd, "numbers that change from step to step");
@@ -280,7 +232,7 @@ TEST(TapeFallback, NumbersThatChangeStayOnAutograd) {
 
 TEST(TapeFallback, AnomalyModeStaysOnAutograd) {
   expect_twins_after(
-      5, [](int s, SmallNet&) { torch::autograd::AnomalyMode::set_enabled(s == 3); },
+      5, [](SmallNet&, int s) { torch::autograd::AnomalyMode::set_enabled(s == 3); },
       [] {
         EXPECT_EQ(report().num_taped, 4);  // steps 2 and 4
         EXPECT_EQ(report().stays_on_autograd, "anomaly mode");
@@ -290,7 +242,7 @@ TEST(TapeFallback, AnomalyModeStaysOnAutograd) {
 TEST(TapeFallback, EachReasonIsTold) {
   expect_twins_after(
       6,
-      [](int s, SmallNet& net) {
+      [](SmallNet& net, int s) {
         torch::autograd::AnomalyMode::set_enabled(s == 3);
         net.temperature = 2.0 + (s == 4 ? 1.5 : 0);
       },
@@ -299,41 +251,32 @@ TEST(TapeFallback, EachReasonIsTold) {
 
 // A tape that is recorded anew is compared anew.
 TEST(TapeFallback, OtherBitsAreNoticedInALaterRecording) {
-  tests::run_smp_ranks(1, {.microbatches = 2, .stage = StageKind::kTape, .log_level = LogLevel::kOff}, [] {
-    const auto net = tests::make_net(), twin = tests::make_net();
-    DistributedModel model(net);
-    auto step = smp::step([&](at::Tensor data) {
-      const at::Tensor loss = model(data).square().mean() + torch::special_i1e(data).mean();  // the term has no gradient
-      model.backward(loss);
-      return loss;
-    });
-    for (int s = 0; s < 8; ++s) {
-      if (s == 4) {
-        EXPECT_EQ(report().num_taped, 4);  // steps 2 and 3
-      }
-      has_memory = s >= 4;
-      for (const auto& of : {net, twin}) {
-        if (s == 4) of->second->weight.set_data(of->second->weight.detach() * 0.5);
-      }
-      const at::Tensor data = rows(8, 8, s);
-      step(data);
-      for (const auto& part : data.chunk(2)) (twin->forward(part.clone()).square().mean() / 2).backward();
-      tests::expect_twins(model, *twin, "step " + std::to_string(s));
-    }
+  Loop<SmallNet> loop = small_loop(8, [](SmallNet& net, int s) {
+    has_memory = s >= 4;
+    if (s != 4) return;
+    EXPECT_EQ(report().num_taped, 4);  // steps 2 and 3
+    net.second->weight.set_data(net.second->weight.detach() * 0.5);
+  });
+  loop.look = [](auto&) {
     has_memory = false;
     EXPECT_EQ(report().num_taped, 4);
     EXPECT_NE(report().stays_on_autograd.find("has other bits"), std::string::npos) << report().stays_on_autograd;
+  };
+  expect_as_in_a_loop<SmallNet>(loop, [](const MicrobatchRun& run) {
+    const at::Tensor loss = run.forward(run.data).square().mean();
+    run.backward(loss + torch::special_i1e(run.data).mean());  // the term has no gradient
+    return loss;
   });
 }
 
 TEST(TapeFallback, AFrozenParameterGetsNoGradientFromAnOldTape) {
-  expect_twins_after(6, [](int s, SmallNet& net) { net.second->weight.requires_grad_(s < 3); });
+  expect_twins_after(6, [](SmallNet& net, int s) { net.second->weight.requires_grad_(s < 3); });
 }
 
 TEST(TapeFallback, AParameterWithOtherMemoryIsReadFromThere) {
   expect_twins_after(
       6,
-      [](int s, SmallNet& net) {
+      [](SmallNet& net, int s) {
         if (s == 3) net.second->weight.set_data(net.second->weight.detach() * 0.5);
       },
       [] { EXPECT_GT(report().num_taped, 4); });
@@ -343,7 +286,7 @@ TEST(TapeFallback, HooksOnParametersAreCalled) {
   std::atomic<int> num_hooked = 0;
   expect_twins_after(
       4,
-      [&](int s, SmallNet& net) {
+      [&](SmallNet& net, int s) {
         if (s != 2) return;
         net.second->weight.register_hook([&](const at::Tensor& gradient) {
           ++num_hooked;
@@ -355,7 +298,7 @@ TEST(TapeFallback, HooksOnParametersAreCalled) {
 }
 
 TEST(TapeFallback, GradientsClearedOrReplacedBetweenStepsAreMadeAnew) {
-  expect_twins_after(6, [](int s, SmallNet& net) {
+  expect_twins_after(6, [](SmallNet& net, int s) {
     if (s == 2) net.zero_grad(/*set_to_none=*/true);
     if (s == 3) net.zero_grad(/*set_to_none=*/false);
     if (s == 4) net.first->weight.mutable_grad() = torch::ones_like(net.first->weight);

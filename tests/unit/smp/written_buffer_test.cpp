@@ -1,61 +1,48 @@
 // Buffers and weights that one microbatch writes to before an earlier one has run its backward: gradients are those of the
 // content that its forward saw. Where its own forward has written to what the backward needs, LibTorch refuses, and so do
 // we.
-#include "tests/support/messages.h"
 #include "tests/support/split_run.h"
 #include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
 
+using support::contains;
 using tests::BodyRun;
 using tests::expect_as_in_a_loop;
-using tests::Loop;
+using tests::train_once;
 
-struct NormNet : torch::nn::Module {
+struct TwoNormsNet : tests::NormNet {
   at::Tensor forward(const at::Tensor& x) { return last(second_norm(middle(norm(first(x))))); }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
-  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(8));
   torch::nn::Linear middle = register_module("middle", torch::nn::Linear(8, 8));
   torch::nn::BatchNorm1d second_norm = register_module("second_norm", torch::nn::BatchNorm1d(8));
-  torch::nn::Linear last = register_module("last", torch::nn::Linear(8, 4));
 };
 
-struct CenterNet : torch::nn::Module {
+struct CenterNet : tests::TwoLayers {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor hidden = torch::tanh(first(x));
     {
       const at::NoGradGuard no_grad;
       center.mul_(0.5).add_(hidden.mean(0), 0.5);
     }
-    return second(hidden * center.view({1, 8}));
+    return last(hidden * center.view({1, 8}));
   }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
-  torch::nn::Linear second = register_module("second", torch::nn::Linear(8, 4));
   at::Tensor center = register_buffer("center", torch::ones({8}));
 };
 
-class WrittenBuffers : public testing::TestWithParam<int> {
- protected:
-  template <class Net>
-  static at::Tensor train(const BodyRun<Net>& run, const at::Tensor& x) {
-    const at::Tensor loss = run.forward(x).square().mean();
-    run.backward(loss);
-    return loss;
-  }
-};
+class WrittenBuffers : public testing::TestWithParam<int> {};
 // With more ranks parameters of a model that is called twice land on two of them, which adds gradients in another order.
 INSTANTIATE_TEST_SUITE_P(Ranks, WrittenBuffers, testing::Values(1, 2));
 
-at::Tensor follow(const BodyRun<NormNet>& run) {
+at::Tensor follow(const BodyRun<TwoNormsNet>& run) {
   const at::NoGradGuard no_grad;
   return run.forward(run.data * 3).mean();
 }
 
 TEST_P(WrittenBuffers, OfANormThatIsInEvaluationFirst) {
-  expect_as_in_a_loop<NormNet>({.ranks = GetParam()}, [](const BodyRun<NormNet>& run) {
+  expect_as_in_a_loop<TwoNormsNet>({.ranks = GetParam()}, [](const BodyRun<TwoNormsNet>& run) {
     run.net.eval();
-    const at::Tensor loss = train(run, run.data);
+    const at::Tensor loss = train_once(run);
     run.net.train();
     return loss + follow(run);
   });
@@ -63,7 +50,7 @@ TEST_P(WrittenBuffers, OfANormThatIsInEvaluationFirst) {
 
 TEST_P(WrittenBuffers, OfANormThatIsInEvaluationAndThenInTrainingAreRefusedBeforeOneBackward) {
   tests::run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
-    const auto net = std::make_shared<NormNet>();
+    const auto net = std::make_shared<TwoNormsNet>();
     DistributedModel model(net);
     auto step = smp::step([&](const at::Tensor& data) {
       net->eval();
@@ -74,14 +61,14 @@ TEST_P(WrittenBuffers, OfANormThatIsInEvaluationAndThenInTrainingAreRefusedBefor
       return loss;
     });
     const std::string text = support::message_of([&] { step(tests::rows(4, 8, 1)); });
-    EXPECT_TRUE(support::contains(
-        text, "' to stay as aten::batch_norm has found it until the backward, got aten::batch_norm in between"))
+    EXPECT_TRUE(
+        contains(text, "' to stay as aten::batch_norm has found it until the backward, got aten::batch_norm in between"))
         << text;
   });
 }
 
 TEST_P(WrittenBuffers, OfANormWhoseResultInEvaluationIsATarget) {
-  expect_as_in_a_loop<NormNet>({.ranks = GetParam()}, [](const BodyRun<NormNet>& run) {
+  expect_as_in_a_loop<TwoNormsNet>({.ranks = GetParam()}, [](const BodyRun<TwoNormsNet>& run) {
     run.net.eval();
     const at::Tensor target = run.forward(run.data).detach();
     run.net.train();
@@ -92,27 +79,27 @@ TEST_P(WrittenBuffers, OfANormWhoseResultInEvaluationIsATarget) {
 }
 
 TEST_P(WrittenBuffers, OfANormThatIsInTrainingFirst) {
-  expect_as_in_a_loop<NormNet>({.ranks = GetParam()}, [](const BodyRun<NormNet>& run) {
+  expect_as_in_a_loop<TwoNormsNet>({.ranks = GetParam()}, [](const BodyRun<TwoNormsNet>& run) {
     run.net.train();
     const at::Tensor followed = follow(run);
     run.net.eval();
-    return followed + train(run, run.data);
+    return followed + train_once(run);
   });
 }
 
 TEST_P(WrittenBuffers, OfANormWhoseModeFollowsTheData) {
-  expect_as_in_a_loop<NormNet>({.ranks = GetParam(), .microbatches = 4}, [](const BodyRun<NormNet>& run) {
-    run.net.train(run.data[0][0].item<float>() > 0);
-    return train(run, run.data);
-  });
+  expect_as_in_a_loop<TwoNormsNet>({.ranks = GetParam(), .config = {.microbatches = 4}},
+                                   [](const BodyRun<TwoNormsNet>& run) {
+                                     run.net.train(run.data[0][0].item<float>() > 0);
+                                     return train_once(run);
+                                   });
 }
 
 TEST_P(WrittenBuffers, OfTheModelsOwn) {
-  const auto look = [] {
+  const auto look = [](auto&) {
     for (const auto& report : support::stage_reports()) EXPECT_GT(report.num_taped, 0) << report.stays_on_autograd;
   };
-  expect_as_in_a_loop<CenterNet>({.ranks = GetParam(), .look = look},
-                                 [](const BodyRun<CenterNet>& run) { return train(run, run.data); });
+  expect_as_in_a_loop<CenterNet>({.ranks = GetParam(), .look = look}, train_once);
 }
 
 /// Shrinks a weight before it uses it.
@@ -173,14 +160,24 @@ std::vector<Way> ways() {
 
 class WrittenWeights : public testing::TestWithParam<Way> {
  protected:
-  static Loop loop() { return {.ranks = GetParam().ranks, .steps = 5, .stage = GetParam().stage}; }
-
   template <class Net>
-  static at::Tensor train(const BodyRun<Net>& run) {
+  static void check(const tests::LoopBody<Net>& body = train) {
+    const Config config{.microbatches = 3, .stage = GetParam().stage};
+    expect_as_in_a_loop<Net>({.ranks = GetParam().ranks, .steps = 5, .config = config}, body);
+  }
+
+  static at::Tensor train(const tests::MicrobatchRun& run) {
     const at::Tensor loss = run.forward(run.data).square().mean();
-    if (GetParam().reads) run.trace.push_back(loss.template item<double>());
-    run.backward(loss);
-    return loss;
+    if (GetParam().reads) run.trace.push_back(loss.item<double>());
+    return run.trained(loss);
+  }
+
+  /// The text of what the loop throws, on every way that `fails`.
+  template <class Net>
+  static std::string error_of(bool fails, const tests::LoopBody<Net>& body = train) {
+    const std::string text = support::message_of<std::exception>([&] { check<Net>(body); });
+    EXPECT_EQ(text.empty(), !fails) << text;
+    return text;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Ways, WrittenWeights, testing::ValuesIn(ways()), [](const testing::TestParamInfo<Way>& test) {
@@ -188,9 +185,9 @@ INSTANTIATE_TEST_SUITE_P(Ways, WrittenWeights, testing::ValuesIn(ways()), [](con
          (test.param.reads ? "Read" : "");
 });
 
-TEST_P(WrittenWeights, InForward) { expect_as_in_a_loop<DecayNet>(loop(), train<DecayNet>); }
-TEST_P(WrittenWeights, InAList) { expect_as_in_a_loop<ClampedCells>(loop(), train<ClampedCells>); }
-TEST_P(WrittenWeights, OfATiedEmbedding) { expect_as_in_a_loop<TiedNet>(loop(), train<TiedNet>); }
+TEST_P(WrittenWeights, InForward) { check<DecayNet>(); }
+TEST_P(WrittenWeights, InAList) { check<ClampedCells>(); }
+TEST_P(WrittenWeights, OfATiedEmbedding) { check<TiedNet>(); }
 
 /// Shrinks the weight on one of two paths only.
 struct BranchNet : DecayNet {
@@ -201,14 +198,8 @@ struct BranchNet : DecayNet {
 };
 
 TEST_P(WrittenWeights, OnOneOfTwoPaths) {
-  try {
-    expect_as_in_a_loop<BranchNet>(loop(), train<BranchNet>);
-    EXPECT_FALSE(GetParam().reads) << "expected an error";
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    EXPECT_TRUE(GetParam().reads) << text;
-    EXPECT_NE(text.find("'second.weight', which aten::t of module 'second' in microbatch "), std::string::npos) << text;
-  }
+  const std::string text = error_of<BranchNet>(GetParam().reads);
+  EXPECT_TRUE(text.empty() || contains(text, "'second.weight', which aten::t of module 'second' in microbatch ")) << text;
 }
 
 struct SometimesDecayNet : DecayNet {
@@ -251,20 +242,15 @@ struct ShiftedNet : torch::nn::Module {
 
 // On several ranks each has a copy by then.
 TEST_P(WrittenWeights, OnlyLater) {
-  try {
-    expect_as_in_a_loop<ShiftedNet>(loop(), [](const BodyRun<ShiftedNet>& run) {
-      run.net.writes = run.step > 1;
-      return train(run);
-    });
-    EXPECT_EQ(GetParam().ranks, 1) << "expected an error";
-  } catch (const std::exception& error) {
-    EXPECT_GT(GetParam().ranks, 1) << error.what();
-    EXPECT_NE(std::string(error.what()).find("aten::mul_, which writes to 'shift'"), std::string::npos) << error.what();
-  }
+  const std::string text = error_of<ShiftedNet>(GetParam().ranks > 1, [](const BodyRun<ShiftedNet>& run) {
+    run.net.writes = run.step > 1;
+    return train(run);
+  });
+  EXPECT_TRUE(text.empty() || contains(text, "aten::mul_, which writes to 'shift'")) << text;
 }
 
 /// Writes to what it has used.
-struct LateNet : torch::nn::Module {
+struct LateNet : tests::TwoLayers {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor hidden = torch::tanh(first(x));
     const at::Tensor used = multiplies ? hidden * scale : hidden + scale;
@@ -272,28 +258,27 @@ struct LateNet : torch::nn::Module {
       const at::NoGradGuard no_grad;
       (writes_weight ? first->weight : scale).mul_(0.5);
     }
-    return second(used);
+    return last(used);
   }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
-  torch::nn::Linear second = register_module("second", torch::nn::Linear(8, 4));
   at::Tensor scale = register_buffer("scale", torch::ones({8}));
   bool multiplies = true, writes_weight = false;
 };
 
 // A sum needs nothing of its terms, and the first layer's input no gradient.
 TEST_P(WrittenWeights, BehindAUseThatTheBackwardDoesNotNeed) {
-  expect_as_in_a_loop<LateNet>(loop(), [](const BodyRun<LateNet>& run) {
+  check<LateNet>([](const BodyRun<LateNet>& run) {
     run.net.multiplies = false;
     return train(run);
   });
-  expect_as_in_a_loop<LateNet>(loop(), [](const BodyRun<LateNet>& run) {
+  check<LateNet>([](const BodyRun<LateNet>& run) {
     run.net.writes_weight = true;
     return train(run);
   });
 }
 
+// As LibTorch refuses them, so that no twin runs.
 TEST_P(WrittenWeights, BehindAUseThatTheBackwardNeedsAreRefused) {
-  const auto train_once = [] {
+  const auto train_net = [] {
     DistributedModel model(tests::make_filled<LateNet>());
     auto step = smp::step([&](at::Tensor data) {
       const at::Tensor loss = model(data).square().mean();
@@ -302,59 +287,46 @@ TEST_P(WrittenWeights, BehindAUseThatTheBackwardNeedsAreRefused) {
     });
     step(tests::rows(6, 8, 1));
   };
-  try {
-    tests::run_smp_ranks(GetParam().ranks, {.microbatches = 3, .stage = GetParam().stage, .log_level = LogLevel::kOff},
-                         train_once);
-    ADD_FAILURE() << "expected an error";
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    for (const char* part :
-         {"modified by an inplace operation", "'scale'", "aten::mul_", "aten::mul has found it", "clone()"}) {
-      EXPECT_NE(text.find(part), std::string::npos) << text;
-    }
+  const Config config{.microbatches = 3, .stage = GetParam().stage, .log_level = LogLevel::kOff};
+  const std::string text =
+      support::message_of<std::exception>([&] { tests::run_smp_ranks(GetParam().ranks, config, train_net); });
+  for (const char* part :
+       {"modified by an inplace operation", "'scale'", "aten::mul_", "aten::mul has found it", "clone()"}) {
+    EXPECT_TRUE(contains(text, part)) << text;
   }
 }
 
 /// Its buffer is written as an element of a list.
-struct ListNet : torch::nn::Module {
+struct ListNet : tests::TwoLayers {
   at::Tensor forward(const at::Tensor& x) {
     {
       const at::NoGradGuard no_grad;
       at::_foreach_mul_({scale}, 0.9);
     }
-    return second(torch::tanh(first(x)) * scale);
+    return last(torch::tanh(first(x)) * scale);
   }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
-  torch::nn::Linear second = register_module("second", torch::nn::Linear(8, 4));
   at::Tensor scale = register_buffer("scale", torch::ones({8}));
 };
 
-TEST_P(WrittenWeights, OfAForeachOperator) { expect_as_in_a_loop<ListNet>(loop(), train<ListNet>); }
+TEST_P(WrittenWeights, OfAForeachOperator) { check<ListNet>(); }
 
 /// Two names of one memory: some microbatches write to one, the others use the other.
-struct TwoNamesNet : torch::nn::Module {
+struct TwoNamesNet : tests::TwoLayers {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor hidden = torch::tanh(first(x));
-    if (x[0][0].item<float>() <= 0) return second(hidden * scale);
+    if (x[0][0].item<float>() <= 0) return last(hidden * scale);
     const at::NoGradGuard no_grad;
     other_name.mul_(0.5);
     const at::AutoGradMode with_grad(true);
-    return second(hidden);
+    return last(hidden);
   }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
-  torch::nn::Linear second = register_module("second", torch::nn::Linear(8, 4));
   at::Tensor scale = register_buffer("scale", torch::ones({8}));
   at::Tensor other_name = register_buffer("other_name", scale.view({8}));
 };
 
 TEST_P(WrittenWeights, UnderAnotherName) {
-  try {
-    expect_as_in_a_loop<TwoNamesNet>(loop(), train<TwoNamesNet>);
-    EXPECT_FALSE(GetParam().reads) << "expected an error";
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    EXPECT_NE(text.find("let the operator use a clone()"), std::string::npos) << text;
-  }
+  const std::string text = error_of<TwoNamesNet>(GetParam().reads);
+  EXPECT_TRUE(text.empty() || contains(text, "let the operator use a clone()")) << text;
 }
 
 }  // namespace
