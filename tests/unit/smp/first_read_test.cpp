@@ -1,18 +1,19 @@
 // Bodies that read values in the first step of a model: before anything has been placed, and when that is refused.
-#include <gtest/gtest.h>
-
 #include <stdexcept>
 
-#include "tests/support/messages.h"
-#include "tests/support/smp_ranks.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/plain_loop.h"
 
 namespace smp {
 namespace {
 
 using support::contains;
+using support::expect_bit_equal;
 using support::message_of;
+using tests::expect_as_in_a_loop;
+using tests::Loop;
 using tests::make_net;
+using tests::MicrobatchRun;
+using tests::NormNet;
 using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
@@ -59,26 +60,12 @@ TEST_P(FirstReads, SeeTheWeightsThatTrain) {
 }
 
 TEST_P(FirstReads, OfBuffersThatEarlierMicrobatchesHaveWritten) {
-  run_smp_ranks(GetParam().ranks, config_of(GetParam(), 4), [] {
-    torch::nn::Sequential net(torch::nn::Linear(8, 8), torch::nn::BatchNorm1d(8), torch::nn::Linear(8, 4));
-    torch::nn::Sequential twin(torch::nn::Linear(8, 8), torch::nn::BatchNorm1d(8), torch::nn::Linear(8, 4));
-    tests::fill(*net), tests::fill(*twin);
-    DistributedModel model(net);
-    int m = 0;
-    auto step = smp::step([&](at::Tensor data) {
-      const at::Tensor loss = model(data).square().mean();
-      const bool is_large = loss.item<float>() > 0;
-      model.backward(is_large && m++ % 2 == 1 ? loss.exp() : loss);
-      return loss;
-    });
-    const at::Tensor data = rows(8, 8, 1);
-    const StepOutput losses = step(data);
-    for (int64_t i = 0; i < 4; ++i) {
-      support::expect_bit_equal(losses[i], twin->forward(data.chunk(4)[i]).square().mean().detach(), "loss");
-    }
-    for (const auto& entry : model.state_dict().entries) {
-      if (entry.is_buffer) support::expect_bit_equal(entry.tensor, twin->named_buffers()[entry.name], entry.name);
-    }
+  const Loop<NormNet> loop{.ranks = GetParam().ranks, .steps = 2, .config = config_of(GetParam(), 4)};
+  expect_as_in_a_loop<NormNet>(loop, [](const MicrobatchRun& run) {
+    const at::Tensor loss = run.forward(run.data).square().mean();
+    const bool is_large = loss.item<float>() > 0;
+    run.backward(is_large && run.microbatch % 2 == 1 ? loss.exp() : loss);
+    return loss;
   });
 }
 
@@ -128,20 +115,17 @@ TEST_P(FirstReads, LetHooksAskForLocalParameters) {
   });
 }
 
+at::Tensor train_and_read(const MicrobatchRun& run) {
+  const at::Tensor loss = run.forward(run.data).square().mean();
+  run.trace.push_back(loss.item<double>());
+  return run.trained(loss);
+}
+
 TEST_P(FirstReads, KeepTheirProgramsInACacheOfOne) {
-  Config config = config_of(GetParam());
-  config.max_cached_graphs = 1;
-  run_smp_ranks(GetParam().ranks, config, [] {
-    const auto net = make_net(), twin = make_net();
-    DistributedModel model(net);
-    auto step = smp::step([&](at::Tensor data) {
-      const at::Tensor loss = model(data).square().mean();
-      EXPECT_GT(loss.item<float>(), 0);
-      model.backward(loss);
-      return loss;
-    });
-    for (const int64_t size : {4, 8, 4, 4, 8}) EXPECT_EQ(step(rows(size, 8, 1)).size(), 2);
-  });
+  Loop<SmallNet> loop{.ranks = GetParam().ranks, .steps = 5, .config = config_of(GetParam())};
+  loop.config.max_cached_graphs = 1;
+  loop.batch = [](int step) { return rows(step % 3 == 1 ? 8 : 4, 8, step); };
+  expect_as_in_a_loop<SmallNet>(loop, train_and_read);
 }
 
 // Only one replica turns to a second model, after a read.
@@ -170,19 +154,25 @@ TEST(FirstReadsOfReplicas, ThatPlaceAnotherModelThanOthersAreRefused) {
 TEST(FirstReadsOfReplicas, MayBeOneReplicasOnly) {
   for (const ReadLayout& layout : {ReadLayout{2, 1}, ReadLayout{4, 2}}) {
     run_smp_ranks(layout.ranks, config_of(layout), [] {
-      DistributedModel model(net_of_rank());
-      auto step = smp::step([&](at::Tensor data) {
-        const at::Tensor loss = model(data).square().mean();
-        if (dp_rank() == 0) {
-          EXPECT_GT(loss.item<float>(), 0);
-        }
-        model.backward(loss);
-        return loss;
-      });
-      for (int s = 0; s < 2; ++s) {
+      const auto gradients = [](const std::shared_ptr<SmallNet>& net, bool reads) {
+        DistributedModel model(net);
+        auto step = smp::step([&](at::Tensor data) {
+          const at::Tensor loss = model(data).square().mean();
+          if (reads && dp_rank() == 0) {
+            EXPECT_GT(loss.item<float>(), 0);
+          }
+          model.backward(loss);
+          return loss;
+        });
         const std::vector<at::Tensor> all = allgather(step(rows(4, 8, 1)).stack().cpu(), CommGroup::DP_GROUP);
-        support::expect_bit_equal(all[0], all[1], "the same data on the same weights");
-      }
+        expect_bit_equal(all[0], all[1], "the same data on the same weights");
+        for (int s = 0; s < 2; ++s) step(rows(4, 8, 10 + dp_rank()));
+        std::vector<at::Tensor> of_rank;
+        for (const at::Tensor& parameter : model.local_parameters()) of_rank.push_back(parameter.grad().clone());
+        return of_rank;
+      };
+      gradients(net_of_rank(), true);
+      expect_bit_equal(gradients(make_net(), true), gradients(make_net(), false), "gradients");
     });
   }
 }
@@ -232,54 +222,23 @@ TEST(ReadsThatFail, InARoundEndTheJobThoughTheBodyCatchesThem) {
 
 // Each body has a number of its own that a read decides: not every one of them makes all later ones run again.
 TEST(ReadsThatDecideNumbers, RunEachForwardAFewTimes) {
-  run_smp_ranks(2, config_of({2, 2}, 8), [] {
-    const auto net = make_net(), twin = make_net();
-    DistributedModel model(net);
-    const auto train = [](const auto& forward, const auto& backward, const at::Tensor& data, double& average) {
-      const at::Tensor loss = forward(data).square().mean();
-      average = 0.9 * average + 0.1 * loss.template item<double>();
-      backward(loss / average);
-      return loss;
-    };
-    double average = 1, want_average = 1;
-    auto step = smp::step([&](at::Tensor data) {
-      return train([&](const at::Tensor& x) { return model(x); }, [&](const at::Tensor& loss) { model.backward(loss); },
-                   data, average);
-    });
-    for (int s = 0; s < 3; ++s) {
-      const at::Tensor data = rows(16, 8, s);
-      const StepOutput losses = step(data);
-      for (int64_t m = 0; m < 8; ++m) {
-        const at::Tensor want = train([&](const at::Tensor& x) { return twin->forward(x); },
-                                      [](const at::Tensor& loss) { (loss / 8).backward(); }, data.chunk(8)[m], want_average);
-        support::expect_bit_equal(losses[m], want.detach(), "loss");
-      }
-      tests::expect_twins(model, *twin, "step " + std::to_string(s));
-    }
+  expect_as_in_a_loop<SmallNet>({.ranks = 2, .steps = 3, .config = {.microbatches = 8}}, [](const MicrobatchRun& run) {
+    const at::Tensor loss = run.forward(run.data).square().mean();
+    const double average = run.trace.empty() ? 1 : run.trace.back();
+    run.trace.push_back(0.9 * average + 0.1 * loss.item<double>());
+    run.backward(loss / run.trace.back());
+    return loss;
   });
 }
 
 // The training mode decides the random stream, and bodies that read run before it is known.
 TEST(ReadsBeforeABackward, TrainInEvaluationModeWhereDropoutRests) {
-  run_smp_ranks(2, {.microbatches = 2}, [] {
-    const auto net = make_net(at::kFloat, 0.5), twin = make_net(at::kFloat, 0.5);
-    DistributedModel model(net);
-    model.eval();
-    twin->eval();
-    auto step = smp::step([&](at::Tensor data, at::Tensor target) {
-      const at::Tensor loss = torch::mse_loss(model(data), target);
-      EXPECT_GT(loss.item<double>(), 0);
-      model.backward(loss);
-      return loss;
-    });
-    for (int s = 0; s < 2; ++s) {
-      const at::Tensor data = rows(4, 8, s), target = rows(4, 4, s);
-      const StepOutput losses = step(data, target);
-      const std::vector<at::Tensor> want = tests::eager_step(*twin, data, target, 2);
-      for (int64_t m = 0; m < 2; ++m) support::expect_bit_equal(losses[m], want[m], "loss");
-      tests::expect_twins(model, *twin, "step " + std::to_string(s));
-    }
-  });
+  const auto in_evaluation = [] {
+    const auto net = make_net(at::kFloat, 0.5);
+    net->eval();
+    return net;
+  };
+  expect_as_in_a_loop<SmallNet>({.ranks = 2, .steps = 2, .make = in_evaluation}, train_and_read);
 }
 
 TEST(ReadsBeforeABackward, AreRefusedWhereTheyWouldDrawFromTheOtherStream) {

@@ -93,17 +93,10 @@ TEST_P(Join, TrainsAsOneLoopOverAllBatches) {
   });
 }
 
-struct JoinedNormNet : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) { return last(norm(first(x))); }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
-  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(8));
-  torch::nn::Linear last = register_module("last", torch::nn::Linear(8, 4));
-};
-
 // Those of a replica that still has batches, not of replica 0, which has none.
 TEST(JoinBuffers, AreThoseOfTheReplicaThatGoesOn) {
   run_smp_ranks(2, {.pipeline_parallel_degree = 1, .log_level = LogLevel::kOff}, [] {
-    const auto net = std::make_shared<JoinedNormNet>(), twin = std::make_shared<JoinedNormNet>();
+    const auto net = std::make_shared<tests::NormNet>(), twin = std::make_shared<tests::NormNet>();
     tests::fill(*net), tests::fill(*twin);
     DistributedModel model(net);
     auto step = smp::step([&](at::Tensor data) {
