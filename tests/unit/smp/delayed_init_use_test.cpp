@@ -176,6 +176,43 @@ TEST_P(DelayedOn, LoadsForAllWhereOneRankHasItsValuesAlready) {
   });
 }
 
+/// Forward uses a tensor that is not registered.
+struct MaskedNet : tests::TwoLayers {
+  at::Tensor forward(const at::Tensor& x) { return last(torch::tanh(first(x)) * mask); }
+  at::Tensor mask = torch::bernoulli(torch::full({8}, 0.5));
+};
+
+TEST_P(DelayedOn, MayUseUnregisteredTensorsAndReadOnceTheyArePlaced) {
+  const at::Tensor data = rows(4, 8, 1), target = rows(4, 4, 2);
+  std::vector<double> losses[2];
+  for (const bool delayed : {false, true}) {
+    run_smp_ranks(GetParam(), {.microbatches = 2}, [&] {
+      const auto net = seeded<MaskedNet>(delayed);
+      DistributedModel model(net);
+      bool reads = true;
+      auto step = smp::step([&](at::Tensor x, at::Tensor y) {
+        at::Tensor loss = torch::mse_loss(model(x), y);
+        if (reads && loss.item<double>() < 1e9) loss = loss * 2;
+        if (reads) losses[delayed].push_back(loss.item<double>());
+        model.backward(loss);
+        return loss;
+      });
+      if (delayed) {
+        const std::string text = support::message_of<c10::Error>([&] { step(data, target); });
+        EXPECT_NE(text.find("to read no values in its body"), std::string::npos) << text;
+        EXPECT_FALSE(model.partitioned());
+      }
+      reads = false;
+      step(data, target);
+      reads = true;
+      losses[delayed].clear();
+      step(data, target);
+    });
+  }
+  EXPECT_EQ(losses[0].size(), 2U);
+  EXPECT_EQ(losses[0], losses[1]);
+}
+
 TEST(DelayedInitialisation, TrainsAndLoadsOnReplicas) {
   const auto other = tests::make_net();
   StateDict part;
