@@ -33,8 +33,9 @@ class SumByHook : public BucketSum {
   bool advance() override { return true; }
   void wait() override {}
 
-  void finish(BucketMemory& bucket, Backward backward) override {
-    bucket.unpack(std::exchange(means_, {}), std::exchange(flags_, {}), backward);
+  // Into new tensors at all times, which plans count on.
+  void finish(BucketMemory& bucket, Backward /*backward*/) override {
+    bucket.unpack(std::exchange(means_, {}), std::exchange(flags_, {}), Backward::kGoesOn);
   }
 
  private:

@@ -74,13 +74,14 @@ class SumByMessages : public BucketSum {
                          [](double seconds) { return CommError::Where{.operation = "gradients", .seconds = seconds}; });
   }
 
-  void finish(BucketMemory& bucket, Backward backward) override {
+  // Into new tensors at all times, which plans count on.
+  void finish(BucketMemory& bucket, Backward /*backward*/) override {
     if (sending_->told) {
       float* const told = sending_->told->data();
       if (sending_->norms.defined()) bucket.look_at(told + bucket.num_flags(), sending_->norms.numel());
       sending_->flags = tensor_on(host(), told, {bucket.num_flags()}, {1}, at::kFloat, /*holder=*/nullptr);
     }
-    bucket.unpack(sending_->flat, sending_->flags, backward);
+    bucket.unpack(sending_->flat, sending_->flags, Backward::kGoesOn);
     sending_.reset();
   }
 
