@@ -12,7 +12,7 @@
 
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/examples/temporary_folder.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/saved_training.h"
 
 namespace smp {
 namespace {
@@ -89,16 +89,9 @@ TEST(MutatedSaves, ArePassedOverOrHarmless) {
   const TemporaryFolder place;
   const std::string folder = place.path("run"), whole = place.path("whole");
   run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
-    const auto net = tests::make_net();
-    DistributedModel<SmallNet> model(net);
-    DistributedOptimizer<torch::optim::SGD> optimizer(
-        torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)), model);
-    auto step = tests::training_step(model);
-    const auto train = [&](int seed) {
-      optimizer.zero_grad();
-      step(tests::rows(8, 8, seed), tests::rows(8, 4, seed + 1));
-      optimizer.step();
-    };
+    tests::SavedTraining<SmallNet, tests::BySgd> training;
+    auto& model = training.model;
+    auto& optimizer = training.optimizer;
     // Parameters, and what the optimizer has of them.
     const auto state = [&] {
       std::vector<at::Tensor> all;
@@ -110,7 +103,7 @@ TEST(MutatedSaves, ArePassedOverOrHarmless) {
     SaveSeries saves(folder);
     std::array<std::vector<at::Tensor>, 2> states;
     for (const int index : {0, 1}) {
-      train(10 * index);
+      training.train(index, index + 1);
       saves.save(index + 1, model, optimizer, {{"step", std::to_string(index + 1)}});
       states[static_cast<size_t>(index)] = state();
     }

@@ -7,13 +7,13 @@
 #include "smp/engine/rank/rank_state.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/saved_training.h"
 
 namespace smp {
 namespace {
 
 using runtime::DeviceMemory;
-using tests::rows;
+using tests::SmallNet;
 
 /// Its collectives hold little, as those of MPI hold 2 GiB.
 class SmallCollectives : public runtime::Transport {
@@ -47,16 +47,12 @@ class SmallCollectives : public runtime::Transport {
 
 TEST(OptimizerState, MayBeMoreThanACollectiveHolds) {
   tests::run_smp_ranks(2, {.pipeline_parallel_degree = 2, .microbatches = 2}, [] {
-    const auto net = tests::make_net();
-    DistributedModel model(net);
-    DistributedOptimizer optimizer(torch::optim::Adam(net->parameters(), 0.1), model);
-    auto step = tests::training_step(model);
-    step(rows(8, 8, 1), rows(8, 4, 2));
-    optimizer.step();
-    const OptimizerState whole = optimizer.state_dict();
+    tests::SavedTraining<> training;
+    training.train(0, 1);
+    const OptimizerState whole = training.optimizer.state_dict();
     auto& pipeline = engine::rank_state("test").context.pipeline;
     const auto own = std::exchange(pipeline, std::make_shared<SmallCollectives>(pipeline));
-    const OptimizerState again = optimizer.state_dict();
+    const OptimizerState again = training.optimizer.state_dict();
     pipeline = own;
     ASSERT_EQ(again.entries.size(), 8U);
     for (const auto& [parameter, fields] : whole.entries) {
@@ -68,8 +64,11 @@ TEST(OptimizerState, MayBeMoreThanACollectiveHolds) {
 }
 
 struct OwnState : torch::optim::OptimizerCloneableParamState<OwnState> {};
+
+/// For one parameter only, so that one rank has a state that is not known.
 struct OwnSgd : torch::optim::SGD {
   using SGD::SGD;
+  static auto of(SmallNet& net) { return OwnSgd({net.first->weight}, torch::optim::SGDOptions(0.1)); }
   at::Tensor step(LossClosure = nullptr) override {
     for (const at::Tensor& parameter : param_groups().front().params()) {
       if (parameter.grad().defined()) state_[parameter.unsafeGetTensorImpl()] = std::make_unique<OwnState>();
@@ -80,13 +79,9 @@ struct OwnSgd : torch::optim::SGD {
 
 TEST(OptimizerState, ThatOneRankCannotGiveIsRefusedOnAll) {
   tests::run_smp_ranks(2, {.pipeline_parallel_degree = 2, .microbatches = 2}, [] {
-    const auto net = tests::make_net();
-    DistributedModel model(net);
-    DistributedOptimizer optimizer(OwnSgd({net->first->weight}, torch::optim::SGDOptions(0.1)), model);
-    auto step = tests::training_step(model);
-    step(rows(8, 8, 1), rows(8, 4, 2));
-    optimizer.step();
-    const std::string text = support::message_of<c10::ValueError>([&] { optimizer.state_dict(); });
+    tests::SavedTraining<SmallNet, OwnSgd> training;
+    training.train(0, 1);
+    const std::string text = support::message_of<c10::ValueError>([&] { training.optimizer.state_dict(); });
     EXPECT_TRUE(support::contains(text, "expected SGD, Adam, AdamW, RMSprop or Adagrad of LibTorch")) << rank() << text;
   });
 }

@@ -6,12 +6,13 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "smp/safetensors.h"
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/examples/temporary_folder.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/saved_training.h"
 
 namespace smp {
 namespace {
@@ -20,33 +21,27 @@ namespace fs = std::filesystem;
 using support::contains;
 using support::message_of;
 using tests::run_smp_ranks;
-using tests::SmallNet;
 
 class SaveSeriesTest : public testing::Test {
  protected:
-  struct Training {
-    explicit Training(uint64_t seed) { tests::fill(*net, seed); }
-    std::shared_ptr<SmallNet> net = tests::make_net(at::kFloat, 0.3);
-    DistributedModel<SmallNet> model{net};
-    DistributedOptimizer<torch::optim::SGD> optimizer{torch::optim::SGD(net->parameters(), 0.01), model};
-    decltype(tests::training_step(model)) step = tests::training_step(model);
+  using Training = tests::SavedTraining<>;
 
-    void train() {
-      step(tests::rows(8, 8, 1), tests::rows(8, 4, 2));
-      optimizer.step();
-    }
-  };
+  static void on_two_ranks(const std::function<void(Training&)>& body) {
+    run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
+      Training training;
+      body(training);
+    });
+  }
 
   std::string folder() const { return folder_.path("run"); }
 
   // After as many steps as the save is named for.
-  void save(std::initializer_list<int64_t> steps, int num_kept = 2) const {
-    run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
-      Training training(3);
+  void save(std::initializer_list<int> steps, int num_kept = 2) const {
+    on_two_ranks([&](Training& training) {
       SaveSeries saves(folder(), num_kept);
-      int64_t done = 0;
-      for (const int64_t step : steps) {
-        for (; done < step; ++done) training.train();
+      int done = 0;
+      for (const int step : steps) {
+        training.train(std::exchange(done, step), step);
         saves.save(step, training.model, training.optimizer, {{"step", std::to_string(step)}});
       }
     });
@@ -54,8 +49,7 @@ class SaveSeriesTest : public testing::Test {
 
   // Of the save that is taken, as the user content says, and as counted.
   void expect_resumed(int64_t step) const {
-    run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
-      Training training(7);
+    on_two_ranks([&](Training& training) {
       const auto resumed = SaveSeries(folder()).resume(training.model, training.optimizer);
       ASSERT_TRUE(resumed);
       EXPECT_EQ(resumed->step, step);
@@ -122,15 +116,13 @@ TEST_F(SaveSeriesTest, PassesOverADamagedSaveAndAnUnfinishedOne) {
 
 // Else the save that the run has resumed from would go for one that is known to be damaged.
 TEST_F(SaveSeriesTest, ASaveThatWasPassedOverIsNotOneOfThoseKept) {
-  const auto resume_and_save = [&](int64_t expected, std::initializer_list<int64_t> steps) {
-    run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
-      Training training(3);
+  const auto resume_and_save = [&](int64_t expected, std::initializer_list<int> steps) {
+    on_two_ranks([&](Training& training) {
       SaveSeries saves(folder());
       const auto resumed = saves.resume(training.model, training.optimizer);
       ASSERT_TRUE(resumed);
       EXPECT_EQ(resumed->step, expected);
-      for (const int64_t step : steps)
-        saves.save(step, training.model, training.optimizer, {{"step", std::to_string(step)}});
+      for (const int step : steps) saves.save(step, training.model, training.optimizer, {{"step", std::to_string(step)}});
     });
   };
   save({10, 19});
@@ -146,9 +138,8 @@ TEST_F(SaveSeriesTest, ASaveThatWasPassedOverIsNotOneOfThoseKept) {
 TEST_F(SaveSeriesTest, ASaveThatFailsLeavesTheEarlierOnes) {
   save({1, 2});
   std::ofstream(folder() + "/step_3") << "in the way";
-  run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
-    Training training(3);
-    training.train();
+  on_two_ranks([&](Training& training) {
+    training.train(0, 1);
     SaveSeries saves(folder(), 1);
     EXPECT_THROW(saves.save(3, training.model, training.optimizer), c10::Error);
   });
@@ -159,8 +150,7 @@ TEST_F(SaveSeriesTest, ASaveThatFailsLeavesTheEarlierOnes) {
 
 TEST_F(SaveSeriesTest, NothingToResumeIsNothingAndNothingThatLoadsIsAnError) {
   const auto resume = [&](const auto& check) {
-    run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
-      Training training(7);
+    on_two_ranks([&](Training& training) {
       SaveSeries saves(folder());
       check([&] { return saves.resume(training.model, training.optimizer).has_value(); });
     });
@@ -179,25 +169,21 @@ TEST_F(SaveSeriesTest, NothingToResumeIsNothingAndNothingThatLoadsIsAnError) {
 TEST_F(SaveSeriesTest, ARunWhoseFirstSaveWasCutShortBeginsAnew) {
   save({1});
   cut_short(1);
-  run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
-    Training training(7);
-    EXPECT_FALSE(SaveSeries(folder()).resume(training.model, training.optimizer));
-  });
+  on_two_ranks([&](Training& training) { EXPECT_FALSE(SaveSeries(folder()).resume(training.model, training.optimizer)); });
   save({1});
   expect_resumed(1);
 }
 
 TEST_F(SaveSeriesTest, InTheBackgroundHasTheStateOfItsCall) {
-  run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
-    Training training(3);
+  on_two_ranks([&](Training& training) {
     SaveSeries saves(folder(), 3);
     for (int64_t step = 1; step <= 2; ++step) {  // the second one's into the memory of the first
-      training.train();
+      training.train(0, 1);
       saves.save_in_background(2 * step, training.model, training.optimizer, {{"step", std::to_string(2 * step)}});
       saves.finish();
       saves.save(2 * step + 1, training.model, training.optimizer);
       saves.save_in_background(2 * step, training.model, training.optimizer, {{"step", std::to_string(2 * step)}});
-      training.train();
+      training.train(0, 1);
       saves.finish();
     }
   });
@@ -216,9 +202,8 @@ TEST_F(SaveSeriesTest, InTheBackgroundHasTheStateOfItsCall) {
 
 TEST_F(SaveSeriesTest, InTheBackgroundCountsWhenAllFilesAreThere) {
   save({1});
-  run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
-    Training training(3);
-    training.train();
+  on_two_ranks([&](Training& training) {
+    training.train(0, 1);
     SaveSeries saves(folder());
     saves.save_in_background(2, training.model, training.optimizer, {{"step", "2"}});
   });
@@ -230,8 +215,7 @@ TEST_F(SaveSeriesTest, InTheBackgroundCountsWhenAllFilesAreThere) {
 
 TEST_F(SaveSeriesTest, TheLastOfTwoWholeSavesWithoutAnIndexCounts) {
   const auto save_without_index = [&](const std::string& text) {
-    run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
-      Training training(3);
+    on_two_ranks([&](Training& training) {
       SaveSeries(folder()).save_in_background(2, training.model, training.optimizer, {{"step", text}});
     });
   };
@@ -245,12 +229,11 @@ TEST_F(SaveSeriesTest, TheLastOfTwoWholeSavesWithoutAnIndexCounts) {
 TEST_F(SaveSeriesTest, InTheBackgroundFailsWithFinish) {
   save({1, 2});
   std::ofstream(folder() + "/step_3") << "in the way";
-  run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
-    Training training(3);
-    training.train();
+  on_two_ranks([&](Training& training) {
+    training.train(0, 1);
     SaveSeries saves(folder(), 1);
     saves.save_in_background(3, training.model, training.optimizer);
-    training.train();
+    training.train(0, 1);
     EXPECT_THROW(saves.finish(), c10::Error);
     saves.finish();  // nothing is under way any more
     saves.save_in_background(4, training.model, training.optimizer, {{"step", "4"}});
@@ -265,10 +248,11 @@ TEST_F(SaveSeriesTest, InTheBackgroundFailsWithFinish) {
 TEST_F(SaveSeriesTest, InTheBackgroundFailsThoughTheLayoutHasChangedMeanwhile) {
   std::ofstream(folder() + "_of_rank_1") << "in the way";
   run_smp_ranks(2, {.parallelism = Parallelism::kAuto, .microbatches = 1, .log_level = LogLevel::kOff}, [&] {
-    Training training(3);
+    Training training;
     SaveSeries saves(folder() + (rank() == 1 ? "_of_rank_1" : ""));
     saves.save_in_background(1, training.model, training.optimizer);
-    training.train();
+    training.step(tests::rows(8, 8, 1), tests::rows(8, 4, 2));  // the whole batch, on every rank
+    training.optimizer.step();
     EXPECT_EQ(dp_size(), 2);
     EXPECT_TRUE(contains(message_of([&] { saves.finish(); }), "Not a directory"));
   });
@@ -279,7 +263,7 @@ TEST_F(SaveSeriesTest, WhatCannotBeWrittenIsSaidAtTheEndOfTheSeries) {
   std::ofstream(folder()) << "in the way";
   testing::internal::CaptureStderr();
   run_smp_ranks(1, {.log_level = LogLevel::kOff}, [&] {
-    Training training(3);
+    Training training;
     SaveSeries(folder()).save_in_background(7, training.model, training.optimizer);
   });
   const std::string text = testing::internal::GetCapturedStderr();
@@ -308,8 +292,7 @@ TEST_F(SaveSeriesTest, ASaveOfAnEarlierVersionCounts) {
 
 TEST_F(SaveSeriesTest, AFolderThatCannotBeReadIsAnError) {
   std::ofstream(folder()) << "in the way";
-  run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
-    Training training(7);
+  on_two_ranks([&](Training& training) {
     const auto call = [&] { SaveSeries(folder()).resume(training.model, training.optimizer); };
     EXPECT_TRUE(contains(message_of<c10::ValueError>(call), "expected a folder of saves, or none, got: Not a directory"));
   });
@@ -334,7 +317,7 @@ TEST_F(SaveSeriesTest, StaysInItsFolderWhereTheProgramGoesElsewhere) {
   fs::create_directories(folder_.path("elsewhere/run/step_1"));
   run_smp_ranks(1, {.microbatches = 2, .log_level = LogLevel::kOff}, [&] {
     fs::current_path(folder_.path(""));
-    Training training(3);
+    Training training;
     SaveSeries saves("run", 1);
     for (const int64_t step : {1, 2}) {
       saves.save_in_background(step, training.model, training.optimizer);

@@ -12,7 +12,7 @@
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/examples/temporary_folder.h"
 #include "tests/unit/smp/saved_folder.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/saved_training.h"
 
 namespace smp {
 namespace {
@@ -36,10 +36,9 @@ class SignedSaves : public testing::Test {
 
   void run(const std::string& key_file, const std::function<void(DistributedModel<SmallNet>&)>& body) const {
     run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kOff, .save_key_file = key_file}, [&] {
-      const auto net = tests::make_net();
-      DistributedModel<SmallNet> model(net);
-      tests::training_step(model)(tests::rows(8, 8, 1), tests::rows(8, 4, 2));
-      body(model);
+      tests::SavedTraining<> training;
+      training.train(0, 1);
+      body(training.model);
     });
   }
   void save(const std::string& key_file) const {

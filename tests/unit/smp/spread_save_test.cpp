@@ -15,7 +15,7 @@
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/examples/temporary_folder.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/saved_training.h"
 
 namespace smp {
 namespace {
@@ -24,38 +24,9 @@ namespace fs = std::filesystem;
 using support::contains;
 using support::expect_bit_equal;
 using support::message_of;
-using tests::rows;
 using tests::run_smp_ranks;
 
-struct NormNet : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) { return last(torch::relu(norm(first(x)))); }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
-  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(8));
-  torch::nn::Linear last = register_module("last", torch::nn::Linear(8, 4));
-};
-
-struct SpreadTraining {
-  explicit SpreadTraining(uint64_t seed = 3) { tests::fill(*net, seed); }
-  std::shared_ptr<NormNet> net = std::make_shared<NormNet>();
-  DistributedModel<NormNet> model{net};
-  DistributedOptimizer<torch::optim::Adam> optimizer{torch::optim::Adam(net->parameters(), 0.01), model};
-  decltype(tests::training_step(model)) step = tests::training_step(model);
-
-  // Of this replica.
-  at::Tensor norm_mean() { return model.state_dict().at("norm.running_mean"); }
-
-  std::vector<at::Tensor> train(int first, int last) {
-    std::vector<at::Tensor> losses;
-    for (int s = first; s < last; ++s) {
-      const int64_t mine = 16 / dp_size(), at = dp_rank() * mine;
-      optimizer.zero_grad();
-      const auto loss = step(rows(16, 8, 10 + s).narrow(0, at, mine), rows(16, 4, 50 + s).narrow(0, at, mine));
-      losses.push_back(all_reduce_mean(loss.reduce_mean()));
-      optimizer.step();
-    }
-    return losses;
-  }
-};
+using SpreadTraining = tests::SavedTraining<tests::NormNet>;
 
 class SpreadSaveTest : public testing::Test {
  protected:
@@ -67,23 +38,26 @@ class SpreadSaveTest : public testing::Test {
 
   std::string host(int number) const { return folder_.path("host_" + std::to_string(number)); }
   static int pairs(int rank) { return rank / 2; }
-  static Config config(int stages) {
-    return {.pipeline_parallel_degree = stages, .microbatches = 2, .seed = 9, .log_level = LogLevel::kOff};
+  static void on_ranks(int ranks, int stages, const std::function<void(SpreadTraining&)>& body, uint64_t seed = 3) {
+    const Config config{.pipeline_parallel_degree = stages, .microbatches = 2, .seed = 9, .log_level = LogLevel::kOff};
+    run_smp_ranks(ranks, config, [&] {
+      SpreadTraining training(seed);
+      body(training);
+    });
   }
 
   // After two steps and after three.
   Saved save(int ranks, int stages, const HostOf& host_of, SaveCopies copies, int num_kept = 2) const {
     std::mutex mutex;
     Saved saved;
-    run_smp_ranks(ranks, config(stages), [&] {
-      SpreadTraining training;
+    on_ranks(ranks, stages, [&](SpreadTraining& training) {
       SaveSeries saves(host(host_of(rank())), num_kept, copies);
       training.train(0, 2);
       saves.save(2, training.model, training.optimizer);
       training.train(2, 3);
       saves.save_in_background(3, training.model, training.optimizer, {{"rank", std::to_string(rank())}});
       saves.finish();
-      const at::Tensor norm_mean = training.norm_mean();
+      const at::Tensor norm_mean = training.model.state_dict().at("norm.running_mean");
       const auto rest = training.train(3, 5);
       const std::lock_guard lock(mutex);
       saved.losses = rest;
@@ -93,17 +67,16 @@ class SpreadSaveTest : public testing::Test {
   }
 
   void expect_resumed(int ranks, int stages, const HostOf& host_of, const Saved& want) const {
-    run_smp_ranks(ranks, config(stages), [&] {
-      SpreadTraining training(77);
+    const auto resume = [&](SpreadTraining& training) {
       const auto resumed =
           SaveSeries(host(host_of(rank())), 2, SaveCopies::kOnEachHost).resume(training.model, training.optimizer);
       ASSERT_TRUE(resumed);
       EXPECT_EQ(resumed->step, 3);
       EXPECT_EQ(resumed->user, (UserContent{{"rank", "0"}}));
-      expect_bit_equal(training.norm_mean(), want.norm_mean, "buffer of the first replica");
-      const auto got = training.train(3, 5);
-      for (size_t s = 0; s < got.size(); ++s) expect_bit_equal(got[s], want.losses[s], "loss " + std::to_string(s));
-    });
+      expect_bit_equal(training.model.state_dict().at("norm.running_mean"), want.norm_mean, "buffer of the first replica");
+      expect_bit_equal(training.train(3, 5), want.losses, "losses");
+    };
+    on_ranks(ranks, stages, resume, /*seed=*/77);
   }
 
   int num_files(const std::string& folder) const {
@@ -142,8 +115,7 @@ TEST_F(SpreadSaveTest, OfOneReplicaIsOnTheHostsOfItsStages) {
 TEST_F(SpreadSaveTest, FilesOfOneHostWithoutTheOthersAreNotTaken) {
   save(2, 2, [](int rank) { return rank; }, SaveCopies::kOne);
   fs::remove_all(host(1));
-  run_smp_ranks(2, config(2), [&] {
-    SpreadTraining training;
+  on_ranks(2, 2, [&](SpreadTraining& training) {
     const at::Tensor before = training.net->first->weight.detach().clone();
     const std::string text =
         message_of<c10::ValueError>([&] { SaveSeries(host(rank())).resume(training.model, training.optimizer); });
@@ -155,8 +127,7 @@ TEST_F(SpreadSaveTest, FilesOfOneHostWithoutTheOthersAreNotTaken) {
 TEST_F(SpreadSaveTest, OfSeveralSavesTheOneThatIsWholeSomewhereCounts) {
   const Saved want = save(4, 2, pairs, SaveCopies::kOnEachHost);
   // Host 0 comes back with what it had before: a save of the same step of which one file is gone.
-  run_smp_ranks(2, config(2), [&] {
-    SpreadTraining training;
+  on_ranks(2, 2, [&](SpreadTraining& training) {
     training.train(0, 1);
     save_state(host(7), training.model, training.optimizer);
   });
@@ -171,8 +142,7 @@ TEST_F(SpreadSaveTest, OfSeveralSavesTheOneThatIsWholeSomewhereCounts) {
 TEST_F(SpreadSaveTest, ADamagedIndexIsNotPassedOver) {
   save(4, 2, pairs, SaveCopies::kOnEachHost, /*num_kept=*/1);
   std::ofstream(host(0) + "/step_3/state.json") << "{}";
-  run_smp_ranks(4, config(2), [&] {
-    SpreadTraining training;
+  on_ranks(4, 2, [&](SpreadTraining& training) {
     const std::string text =
         message_of<c10::ValueError>([&] { SaveSeries(host(pairs(rank()))).resume(training.model, training.optimizer); });
     EXPECT_TRUE(contains(text, "The file is damaged; take another save")) << text;
@@ -183,8 +153,7 @@ TEST_F(SpreadSaveTest, TheNewestOfSeveralSeriesCounts) {
   const Saved want = save(2, 2, [](int) { return 0; }, SaveCopies::kOne);
   save(2, 2, [](int rank) { return rank + 1; }, SaveCopies::kOne);
   fs::remove_all(host(2));  // so nothing of the second series loads
-  run_smp_ranks(2, config(2), [&] {
-    SpreadTraining training(77);
+  on_ranks(2, 2, [&](SpreadTraining& training) {
     SaveSeries in_memory(host(rank() + 1)), on_disk(host(0));
     const auto resumed = SaveSeries::resume_newest({&in_memory, &on_disk}, training.model, training.optimizer);
     ASSERT_TRUE(resumed);
@@ -196,8 +165,7 @@ TEST_F(SpreadSaveTest, TheNewestOfSeveralSeriesCounts) {
 }
 
 TEST_F(SpreadSaveTest, RanksThatSaveDifferentPartsAreRefused) {
-  run_smp_ranks(2, config(2), [&] {
-    SpreadTraining training;
+  on_ranks(2, 2, [&](SpreadTraining& training) {
     training.train(0, 1);
     SaveParts parts{.models = {{"net", training.model}}};
     if (rank() == 0) parts.optimizers.emplace("adam", training.optimizer);
@@ -229,21 +197,21 @@ TEST_F(SpreadSaveTest, RanksThatSaveDifferentPartsAreRefused) {
 }
 
 TEST_F(SpreadSaveTest, ModelsBeforeTheirFirstStepAreThoseOfTheFirstReplica) {
-  run_smp_ranks(2, config(1), [&] {
-    SpreadTraining training(40 + static_cast<uint64_t>(rank()));
+  on_ranks(2, 1, [&](SpreadTraining& training) {
+    tests::fill(*training.net, 40 + static_cast<uint64_t>(rank()));
     SaveSeries(host(rank()), 2, SaveCopies::kOnEachHost).save(1, training.model, training.optimizer);
   });
-  run_smp_ranks(1, config(1), [&] {
-    SpreadTraining training(77), first(40);
+  on_ranks(1, 1, [&](SpreadTraining& training) {
     ASSERT_TRUE(SaveSeries(host(1)).resume(training.model, training.optimizer));
-    expect_bit_equal(training.net->first->weight.detach(), first.net->first->weight.detach(), "of the first replica");
+    tests::NormNet first;
+    tests::fill(first, 40);
+    expect_bit_equal(training.net->first->weight.detach(), first.first->weight.detach(), "of the first replica");
   });
 }
 
 TEST_F(SpreadSaveTest, ModelsBeforeTheirFirstStepThatDifferWithinAPipelineAreRefused) {
   for (const SaveCopies copies : {SaveCopies::kOne, SaveCopies::kOnEachHost}) {
-    run_smp_ranks(2, config(2), [&] {
-      SpreadTraining training(40);
+    on_ranks(2, 2, [&](SpreadTraining& training) {
       SaveSeries saves(host(0), 2, copies);
       saves.save(1, training.model, training.optimizer);
       if (rank() == 1) training.net->last->bias.data().add_(1);

@@ -11,7 +11,7 @@
 #include "tests/support/smp_ranks.h"
 #include "tests/unit/examples/temporary_folder.h"
 #include "tests/unit/smp/saved_folder.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/saved_training.h"
 
 namespace smp {
 namespace {
@@ -19,43 +19,21 @@ namespace {
 using support::contains;
 using support::expect_bit_equal;
 using support::message_of;
-using tests::make_net;
 using tests::names_in;
 using tests::names_of_save;
-using tests::rows;
 using tests::run_smp_ranks;
-using tests::SmallNet;
-
-struct FileTraining {
-  explicit FileTraining(uint64_t seed = 3) { tests::fill(*net, seed); }
-  std::shared_ptr<SmallNet> net = make_net(at::kFloat, 0.3);
-  DistributedModel<SmallNet> model{net};
-  DistributedOptimizer<torch::optim::Adam> optimizer{torch::optim::Adam(net->parameters(), 0.01), model};
-  decltype(tests::training_step(model)) step = tests::training_step(model);
-
-  std::vector<at::Tensor> train(int first, int last) {
-    std::vector<at::Tensor> losses;
-    for (int s = first; s < last; ++s) {
-      const int64_t mine = 8 / dp_size(), at = dp_rank() * mine;
-      optimizer.zero_grad();
-      const auto loss = step(rows(8, 8, 10 + s).narrow(0, at, mine), rows(8, 4, 50 + s).narrow(0, at, mine));
-      losses.push_back(all_reduce_mean(loss.reduce_mean()));
-      optimizer.step();
-    }
-    return losses;
-  }
-};
 
 /// The folder of a save after three steps, and the losses of the next three.
 class StateFile : public testing::Test {
  protected:
+  using Training = tests::SavedTraining<>;
+
   std::string folder() const { return folder_.path("save"); }
 
   std::vector<at::Tensor> save(int ranks, int stages) const {
     std::mutex mutex;
     std::vector<at::Tensor> losses;
-    run_smp_ranks(ranks, config(ranks, stages), [&] {
-      FileTraining training;
+    on_ranks(ranks, stages, [&](Training& training) {
       training.train(0, 3);
       save_state(folder(), training.model, training.optimizer, {{"epoch", "3"}, {"rank", std::to_string(rank())}});
       const auto rest = training.train(3, 6);
@@ -67,8 +45,7 @@ class StateFile : public testing::Test {
 
   void expect_resumed(int ranks, int stages, const std::vector<at::Tensor>& want, double tolerance = 0) const {
     SCOPED_TRACE("on " + std::to_string(ranks) + " ranks, " + std::to_string(stages) + " stages");
-    run_smp_ranks(ranks, config(ranks, stages), [&] {
-      FileTraining training(77);
+    const auto resume = [&](Training& training) {
       const UserContent user = load_state(folder(), training.model, training.optimizer);
       EXPECT_EQ(user, (UserContent{{"epoch", "3"}, {"rank", "0"}}));
       const auto got = training.train(3, 6);
@@ -76,13 +53,13 @@ class StateFile : public testing::Test {
         tolerance == 0 ? expect_bit_equal(got[s], want[s], "loss")
                        : support::expect_close(got[s], want[s], tolerance, "loss");
       }
-    });
+    };
+    on_ranks(ranks, stages, resume, /*seed=*/77);
   }
 
   // Every rank refuses with `part` in the text, and trains on as if nothing had been tried.
   void expect_refused(const std::string& part) const {
-    run_smp_ranks(2, config(2, 2), [&] {
-      FileTraining training;
+    on_ranks(2, 2, [&](Training& training) {
       training.train(0, 1);
       const std::string text =
           message_of<c10::ValueError>([&] { load_state(folder(), training.model, training.optimizer); });
@@ -98,9 +75,22 @@ class StateFile : public testing::Test {
 
   std::string file(int rank) const { return engine::find_save(folder()).path(rank); }
   std::string index() const { return folder() + "/state.json"; }
+  static std::string bytes_of(const std::string& path) {
+    std::ostringstream bytes;
+    bytes << std::ifstream(path, std::ios::binary).rdbuf();
+    return bytes.str();
+  }
+  // With `bytes` in place of what it holds, a file is refused.
+  void expect_bad(const std::string& path, const std::string& bytes, const std::string& part) const {
+    std::ofstream(path, std::ios::binary) << bytes;
+    expect_refused(part);
+  }
 
-  static Config config(int ranks, int stages) {
-    return {.pipeline_parallel_degree = stages, .microbatches = 4 / (ranks / stages), .seed = 9};
+  static void on_ranks(int ranks, int stages, const std::function<void(Training&)>& body, uint64_t seed = 3) {
+    run_smp_ranks(ranks, {.pipeline_parallel_degree = stages, .microbatches = 4 / (ranks / stages), .seed = 9}, [&] {
+      Training training(seed);
+      body(training);
+    });
   }
 
  private:
@@ -187,61 +177,48 @@ TEST_F(StateFile, RefusesFilesOfDifferentSaves) {
 
 TEST_F(StateFile, RefusesADamagedIndex) {
   save(2, 2);
-  std::ostringstream text;
-  text << std::ifstream(index()).rdbuf();
-  const std::string good = text.str();
+  const std::string good = bytes_of(index());
   const auto with = [&](const std::string& part, const std::string& other) {
     return std::string(good).replace(good.find(part), part.size(), other);
   };
   for (const std::string& bad :
        {std::string(), good.substr(0, good.size() / 2), with("smp save 1", "smp save 2"), with("\"ranks\":2", "\"ranks\":0"),
         with("\"ranks\":2", "\"ranks\":\"2\""), with("\"save\":\"", "\"save\":\"../")}) {
-    std::ofstream(index()) << bad;
-    expect_refused("state.json': expected format \"smp save 1\", save and ranks, got");
+    expect_bad(index(), bad, "state.json': expected format \"smp save 1\", save and ranks, got");
   }
 }
 
 TEST_F(StateFile, RefusesEveryTruncatedOrChangedFile) {
   save(2, 2);
-  std::string good(std::filesystem::file_size(file(1)), ' ');
-  std::ifstream(file(1), std::ios::binary).read(good.data(), static_cast<std::streamsize>(good.size()));
-  const auto expect_bad = [&](const std::string& bytes, const std::string& part) {
-    std::ofstream(file(1), std::ios::binary) << bytes;
-    expect_refused(part);
-  };
-  expect_bad(good.substr(0, good.size() - 1), "The file is damaged");
-  expect_bad(good.substr(0, 4), "at least 8 bytes");
+  const std::string path = file(1), good = bytes_of(path);
+  expect_bad(path, good.substr(0, good.size() - 1), "The file is damaged");
+  expect_bad(path, good.substr(0, 4), "at least 8 bytes");
   for (const size_t at : {good.size() - 1, good.size() / 2, good.find("0.01"), good.find("training_steps") + 17}) {
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ 1);
-    expect_bad(bad, "expected the checksum");
+    expect_bad(path, bad, "expected the checksum");
   }
 }
 
 TEST_F(StateFile, RefusesPartsOfTensors) {
   save(2, 2);
-  std::stringstream text;
-  text << std::ifstream(file(1), std::ios::binary).rdbuf();
-  std::string bytes = text.str();
+  std::string bytes = bytes_of(file(1));
   const std::string whole = R"("shards":"whole")";
   bytes.replace(bytes.find(whole), whole.size(), R"("shards":"of tp")");
-  std::ofstream(file(1), std::ios::binary) << bytes;
-  expect_refused("expected whole tensors, got shards 'of tp'");
+  expect_bad(file(1), bytes, "expected whole tensors, got shards 'of tp'");
 }
 
 TEST_F(StateFile, RefusesAnotherModelAndAnotherOptimizer) {
   save(2, 2);
-  run_smp_ranks(2, config(2, 2), [&] {
-    FileTraining training;
+  on_ranks(2, 2, [&](Training& training) {
     DistributedOptimizer<torch::optim::SGD> sgd{torch::optim::SGD(training.net->parameters(), 0.1), training.model};
     const at::Tensor before = training.net->first->weight.detach().clone();
     EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { load_state(folder(), training.model, sgd); }),
                          "state of SGD, got that of Adam"));
     expect_bit_equal(training.net->first->weight.detach(), before, "after a refused load");
   });
-  run_smp_ranks(2, config(2, 2), [&] {
-    auto other = std::make_shared<torch::nn::LinearImpl>(8, 8);
-    DistributedModel<torch::nn::LinearImpl> model(other);
+  run_smp_ranks(2, {}, [&] {
+    DistributedModel model(torch::nn::Linear(8, 8));
     EXPECT_TRUE(contains(message_of<c10::ValueError>([&] { load_state(folder(), model); }), "missing: 'weight'"));
   });
 }
@@ -257,8 +234,7 @@ TEST_F(StateFile, KeepsTheOldSaveWhenARankCannotWrite) {
   getrlimit(RLIMIT_FSIZE, &before);
   const rlimit limited{(sizes.first + sizes.second) / 2, before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &limited);
-  run_smp_ranks(2, config(2, 2), [&] {
-    FileTraining training;
+  on_ranks(2, 2, [&](Training& training) {
     training.train(0, 1);
     EXPECT_TRUE(contains(
         message_of([&] { save_state(folder(), training.model, training.optimizer, {{"epoch", "3"}, {"rank", "0"}}); }),
@@ -276,8 +252,7 @@ TEST_F(StateFile, KeepsTheOldSaveWhenANewOneCannotTakeItsPlace) {
   for (const char* what : {"a folder", "a symbolic link"}) {
     what == std::string("a folder") ? (void)std::filesystem::create_directory(index())
                                     : std::filesystem::create_symlink("aside", index());
-    run_smp_ranks(3, config(3, 3), [&] {
-      FileTraining training;
+    on_ranks(3, 3, [&](Training& training) {
       const std::string text = message_of([&] { save_state(folder(), training.model); });
       EXPECT_TRUE(contains(text, "state.json', which is to be replaced, got ") && contains(text, what)) << text;
     });
@@ -293,8 +268,7 @@ TEST_F(StateFile, BringsBackUserContentOfAnyBytes) {
                             {"generator", std::string("\x80\xff\x00\x01", 4)},
                             {std::string("\xfe\x00", 2), "text"},
                             {"empty", ""}};
-  run_smp_ranks(2, config(2, 2), [&] {
-    FileTraining training;
+  on_ranks(2, 2, [&](Training& training) {
     save_state(folder(), training.model, user);
     EXPECT_EQ(load_state(folder(), training.model), user);
   });
@@ -302,8 +276,7 @@ TEST_F(StateFile, BringsBackUserContentOfAnyBytes) {
 
 TEST_F(StateFile, OfAModelAloneAndOfAModelFromBoth) {
   save(2, 2);
-  run_smp_ranks(1, config(1, 1), [&] {
-    FileTraining training;
+  on_ranks(1, 1, [&](Training& training) {
     EXPECT_EQ(load_state(folder(), training.model).at("epoch"), "3");
     save_state(folder(), training.model);
     EXPECT_TRUE(load_state(folder(), training.model).empty());

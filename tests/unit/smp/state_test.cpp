@@ -5,20 +5,17 @@
 
 #include "tests/support/messages.h"
 #include "tests/support/smp_ranks.h"
-#include "tests/unit/smp/small_net.h"
+#include "tests/unit/smp/saved_training.h"
 
 namespace smp {
 namespace {
 
+using support::contains;
 using support::expect_bit_equal;
 using tests::make_net;
 using tests::rows;
 using tests::run_smp_ranks;
 using tests::SmallNet;
-using tests::training_step;
-using Model = DistributedModel<SmallNet>;
-
-constexpr double kDropout = 0.3;
 
 /// Two groups with learning rates of their own.
 template <class Optimizer, class Options>
@@ -36,52 +33,38 @@ Optimizer make_optimizer(SmallNet& net, Options options) {
 }
 
 struct AsSgd {
-  static auto make(SmallNet& net) {
+  static auto of(SmallNet& net) {
     return make_optimizer<torch::optim::SGD>(net, torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true));
   }
 };
 struct AsAdam {
-  static auto make(SmallNet& net) {
+  static auto of(SmallNet& net) {
     return make_optimizer<torch::optim::Adam>(net, torch::optim::AdamOptions(0.01).amsgrad(true));
   }
 };
 struct AsAdamW {
-  static auto make(SmallNet& net) {
+  static auto of(SmallNet& net) {
     return make_optimizer<torch::optim::AdamW>(net, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
   }
 };
 struct AsRmsprop {
-  static auto make(SmallNet& net) {
+  static auto of(SmallNet& net) {
     return make_optimizer<torch::optim::RMSprop>(net, torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true));
   }
 };
 struct AsAdagrad {
-  static auto make(SmallNet& net) {
+  static auto of(SmallNet& net) {
     return make_optimizer<torch::optim::Adagrad>(net, torch::optim::AdagradOptions(0.05).lr_decay(0.01));
   }
 };
 
-/// One training run on this rank, from scratch.
 template <class Kind>
-struct Training {
-  explicit Training(uint64_t seed = 3) : net(make_net(at::kFloat, kDropout)) { tests::fill(*net, seed); }
-  std::shared_ptr<SmallNet> net;
-  Model model{net};
-  DistributedOptimizer<decltype(Kind::make(*net))> optimizer{Kind::make(*net), model};
-  torch::optim::StepLR scheduler{optimizer, /*step_size=*/2, /*gamma=*/0.5};
-  decltype(training_step(model)) step = training_step(model);
+struct Training : tests::SavedTraining<SmallNet, Kind> {
+  using tests::SavedTraining<SmallNet, Kind>::SavedTraining;
+  torch::optim::StepLR scheduler{this->optimizer, /*step_size=*/2, /*gamma=*/0.5};
 
   std::vector<at::Tensor> train(int first, int last) {
-    std::vector<at::Tensor> losses;
-    for (int s = first; s < last; ++s) {
-      const int64_t mine = 8 / dp_size(), at = dp_rank() * mine;
-      optimizer.zero_grad();
-      const auto loss = step(rows(8, 8, 10 + s).narrow(0, at, mine), rows(8, 4, 50 + s).narrow(0, at, mine));
-      losses.push_back(loss.reduce_mean());
-      optimizer.step();
-      scheduler.step();
-    }
-    return losses;
+    return tests::SavedTraining<SmallNet, Kind>::train(first, last, [this] { scheduler.step(); });
   }
 };
 
@@ -230,12 +213,11 @@ TEST(LoadStateDict, ListsAllThatDoesNotFitOnEveryRankAndChangesNothing) {
       state.entries[1].tensor = state.entries[1].tensor.to(at::kDouble);
       state.entries.push_back({"fifth.weight", torch::zeros({2})});
       const std::string text = refusal([&] { run.model.load_state_dict(state); });
-      EXPECT_NE(text.find("missing: 'first.weight'; unexpected: 'fifth.weight'; wrong: 'second.weight: Double [8, 8] in "
-                          "place of Float [8, 8]', 'fourth.bias: Float [5] in place of Float [4]'"),
-                std::string::npos)
+      EXPECT_TRUE(contains(text,
+                           "missing: 'first.weight'; unexpected: 'fifth.weight'; wrong: 'second.weight: Double [8, 8] in "
+                           "place of Float [8, 8]', 'fourth.bias: Float [5] in place of Float [4]'"))
           << text;
-      EXPECT_NE(refusal([&] { run.model.load_state_dict(state, /*strict=*/false); }).find("wrong: 'second.weight"),
-                std::string::npos);
+      EXPECT_TRUE(contains(refusal([&] { run.model.load_state_dict(state, /*strict=*/false); }), "wrong: 'second.weight"));
       const StateDict now = run.model.state_dict();
       EXPECT_TRUE(now.steps == before.steps);
       for (size_t i = 0; i < now.entries.size(); ++i) {
@@ -251,11 +233,9 @@ TEST(LoadStateDict, ListsAllThatDoesNotFitOnEveryRankAndChangesNothing) {
   }
 }
 
-struct ExpandedNet : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))) + rows; }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8)),
-                    second = register_module("second", torch::nn::Linear(8, 8));
-  at::Tensor rows = register_buffer("rows", torch::arange(2.0).view({2, 1}).expand({2, 8}));
+struct ExpandedNet : tests::TwoLayers {
+  at::Tensor forward(const at::Tensor& x) { return last(torch::tanh(first(x))) + rows; }
+  at::Tensor rows = register_buffer("rows", torch::arange(2.0).view({2, 1}).expand({2, 4}));
 };
 
 TEST(LoadStateDict, RefusesABufferWhoseElementsShareMemoryOnEveryRankAndChangesNothing) {
@@ -268,8 +248,7 @@ TEST(LoadStateDict, RefusesABufferWhoseElementsShareMemoryOnEveryRankAndChangesN
     StateDict state = model.state_dict();
     for (auto& entry : state.entries) entry.tensor = entry.tensor + 1;
     const std::string text = support::message_of<c10::ValueError>([&] { model.load_state_dict(state); });
-    EXPECT_TRUE(support::contains(text, "rows: strides [1, 0], by which elements share memory (register a clone())"))
-        << text;
+    EXPECT_TRUE(contains(text, "rows: strides [1, 0], by which elements share memory (register a clone())")) << text;
     for (const auto& entry : model.state_dict().entries) expect_bit_equal(entry.tensor, before.at(entry.name), entry.name);
   });
 }
@@ -280,7 +259,7 @@ TEST(LoadStateDict, RefusesRanksThatPassDifferentTensors) {
     StateDict state = run.model.state_dict();
     if (pp_rank() == 1) state.entries[2].tensor += 1;
     const std::string text = refusal([&] { run.model.load_state_dict(state); });
-    EXPECT_NE(text.find("got another 'second.weight' on pipeline rank 1 than on 0"), std::string::npos) << text;
+    EXPECT_TRUE(contains(text, "got another 'second.weight' on pipeline rank 1 than on 0")) << text;
   });
 }
 
@@ -289,7 +268,7 @@ TEST(LoadStateDict, RefusesOnEveryRankWhatOneRankCannotOffer) {
     Training<AsSgd> run;
     StateDict state = run.model.state_dict();
     if (pp_rank() == 1) state.entries[2].tensor = at::Tensor();
-    EXPECT_NE(refusal([&] { run.model.load_state_dict(state); }).find("for 'second.weight'"), std::string::npos);
+    EXPECT_TRUE(contains(refusal([&] { run.model.load_state_dict(state); }), "for 'second.weight'"));
   });
 }
 
@@ -302,7 +281,7 @@ TEST(LoadStateDict, RefusesOnEveryRankATensorWhoseDataLiveElsewhere) {
     for (auto& entry : state.entries) {
       if (pp_rank() == 1 && parameters.contains(entry.name)) entry.tensor = parameters[entry.name];
     }
-    EXPECT_NE(refusal([&] { run.model.load_state_dict(state); }).find("live on pipeline rank 0"), std::string::npos);
+    EXPECT_TRUE(contains(refusal([&] { run.model.load_state_dict(state); }), "live on pipeline rank 0"));
   });
 }
 
@@ -314,7 +293,7 @@ TEST(LoadStateDict, RefusesNamesThatSmpUsesItself) {
       StateDict state = run.model.state_dict();
       state.entries.push_back({name, torch::zeros({1}, at::kLong)});
       const std::string text = refusal([&] { run.model.load_state_dict(state, /*strict=*/false); });
-      EXPECT_NE(text.find("which smp uses itself"), std::string::npos) << text;
+      EXPECT_TRUE(contains(text, "which smp uses itself")) << text;
     }
   });
 }
@@ -329,7 +308,7 @@ TEST(OptimizerState, OfAnotherOptimizerChangesNothing) {
       state.groups[0].options["lr"] = 7;
       change(state);
       const std::string text = refusal([&] { run.optimizer.load_state_dict(state); });
-      EXPECT_NE(text.find(part), std::string::npos) << text;
+      EXPECT_TRUE(contains(text, part)) << text;
       EXPECT_EQ(run.optimizer.state_dict().groups, before.groups);
     };
     expect_refused("state of Adam, got that of SGD", [](auto& state) { state.kind = "SGD"; });
@@ -368,7 +347,7 @@ TEST(OptimizerState, OfAKindThatIsNotKnownIsRefusedWithWhatIsKnown) {
     DistributedOptimizer optimizer(CountingAdam(net->parameters(), torch::optim::AdamOptions(0.1)), model);
     optimizer.step();
     const std::string text = support::message_of<c10::ValueError>([&] { optimizer.local_state_dict(); });
-    EXPECT_TRUE(support::contains(text, "expected SGD, Adam, AdamW, RMSprop or Adagrad of LibTorch")) << text;
+    EXPECT_TRUE(contains(text, "expected SGD, Adam, AdamW, RMSprop or Adagrad of LibTorch")) << text;
   });
 }
 
