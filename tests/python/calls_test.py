@@ -149,6 +149,28 @@ def run(parts, folder, config):
         raise
 
 
+def side_by_side(cases, work, at_once=6):
+    """What work(case) returns, a text, by case. Several run at once, each in a fork: they wait for seconds for who ended them."""
+    texts = []
+    for some in (cases[first : first + at_once] for first in range(0, len(cases), at_once)):
+        pipes = []
+        for case in some:
+            read, write = os.pipe()
+            if os.fork() == 0:
+                try:
+                    with os.fdopen(write, "w") as text:
+                        text.write(work(case))
+                finally:
+                    os._exit(0)
+            os.close(write)
+            pipes.append(read)
+        for read in pipes:
+            with os.fdopen(read) as text:
+                texts.append(text.read())
+            os.wait()
+    return texts
+
+
 class Jobs(unittest.TestCase):
     def seen(self, errors, num_ranks):
         """What each rank has thrown, by rank."""
@@ -163,51 +185,55 @@ class Jobs(unittest.TestCase):
                 self.assertIn(text, line)
 
 
-class Different(Jobs):
-    def failures(self, *parts, **config):
-        with tempfile.TemporaryDirectory() as folder:
-            errors = support.fork_ranks(len(parts), functools.partial(run, parts, folder, config), {})
-        return self.seen(errors, len(parts))
+def job(parts, config=None):
+    """Its ranks' errors."""
+    with tempfile.TemporaryDirectory() as folder:
+        return support.fork_ranks(len(parts), functools.partial(run, parts, folder, config or {}), {})
 
-    def names(self, texts, *parts, **config):
-        self.check_names(texts, self.failures(*parts, **config))
+
+class Different(Jobs):
+    def check(self, cases, **config):
+        """`cases`: the parts of the ranks, and what each rank's error names."""
+        jobs = side_by_side([parts for parts, _ in cases], functools.partial(job, config=config))
+        for (parts, texts), errors in zip(cases, jobs, strict=True):
+            with self.subTest([part.__name__ for part in parts]):
+                self.check_names(texts, self.seen(errors, len(parts)))
 
     def test_of_two_ranks_are_named_on_both(self):
-        for parts in PAIRS:
-            with self.subTest([part.__name__ for part in parts]):
-                self.names([f"{NAMES[part]} on rank {rank}" for rank, part in enumerate(parts)], *parts)
+        self.check([(parts, [f"{NAMES[part]} on rank {rank}" for rank, part in enumerate(parts)]) for parts in PAIRS])
 
     def test_of_objects_are_named_on_both(self):
         from_0, from_1 = (f"of an object from rank {rank} to rank {1 - rank}" for rank in range(2))
-        for parts, texts in (
-            ((barrier, send), ("barrier of WORLD on rank 0", from_1)),
-            ((broadcast, barrier), (from_0, "barrier of WORLD on rank 1")),
-            ((Job.step, receive), ("step on rank 0", from_0)),
-            ((send, Job.step), (from_0, "step on rank 1")),
-            ((receive, nothing), (from_1, "shutdown on rank 1")),
-            ((receive, receive), (from_0, from_1)),
-            ((send, send), (from_0, from_1)),
-        ):
-            with self.subTest([part.__name__ for part in parts]):
-                self.names(texts, *parts)
+        self.check(
+            [
+                ((barrier, send), ("barrier of WORLD on rank 0", from_1)),
+                ((broadcast, barrier), (from_0, "barrier of WORLD on rank 1")),
+                ((Job.step, receive), ("step on rank 0", from_0)),
+                ((send, Job.step), (from_0, "step on rank 1")),
+                ((receive, nothing), (from_1, "shutdown on rank 1")),
+                ((receive, receive), (from_0, from_1)),
+                ((send, send), (from_0, from_1)),
+            ]
+        )
 
     def test_numbers_of_steps(self):
-        for parts in ((Job.step, three_steps), (three_steps, Job.step)):
-            fewer = parts.index(Job.step)
-            self.names([f"shutdown on rank {fewer}", f"step on rank {1 - fewer}"], *parts)
+        fewer_on_0, fewer_on_1 = (Job.step, three_steps), (three_steps, Job.step)
+        self.check([(fewer_on_0, ("shutdown on rank 0", "step on rank 1")), (fewer_on_1, ("shutdown on rank 1", "step on rank 0"))])
 
     def test_step_functions_are_told_apart_by_number(self):
-        for parts in ((Job.step, other_step), (other_step, Job.step)):
-            for line in self.failures(*parts):
+        for errors in side_by_side([(Job.step, other_step), (other_step, Job.step)], job):
+            for line in self.seen(errors, 2):
                 self.assertIn("expected all ranks of a pipeline to call the same step function, got number", line)
 
     def test_among_replicas(self):
         """Pipelines (0, 1) and (2, 3)."""
-        two = {"pipeline_parallel_degree": 2, "ddp": True}
         step = Job.step
-        self.names(["step on rank", "shutdown on rank"], step, step, nothing, nothing, **two)
-        self.names(["shutdown on rank 2", "state_dict on rank 3"], nothing, nothing, nothing, state_dict, **two)
-        self.names(["save_checkpoint on rank 3", "step on rank"], step, step, step, save_checkpoint, **two)
+        cases = [
+            ((step, step, nothing, nothing), ["step on rank", "shutdown on rank"]),
+            ((nothing, nothing, nothing, state_dict), ["shutdown on rank 2", "state_dict on rank 3"]),
+            ((step, step, step, save_checkpoint), ["save_checkpoint on rank 3", "step on rank"]),
+        ]
+        self.check(cases, pipeline_parallel_degree=2, ddp=True)
 
 
 @unittest.skipUnless("MPIRUN" in os.environ, "the build has no MPI")

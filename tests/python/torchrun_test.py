@@ -17,7 +17,7 @@ def run(mode):
 
 class Torchrun(unittest.TestCase):
     def test_trains_as_the_plain_loop(self):
-        for mode in ("plain", "own group", "forks"):
+        for mode in ("own group", "forks"):
             with self.subTest(mode):
                 ended = run(mode)
                 self.assertEqual(ended.returncode, 0, ended.stderr)
