@@ -60,6 +60,14 @@ class Parameters(unittest.TestCase):
         self.assertEqual(support.fork_ranks(1, run, sources), "")
 
 
+    def test_keys_that_steer_nothing_may_differ_between_ranks(self):
+        def run():
+            rank = int(os.environ["RANK"])
+            smp.init({"prescaled_batch": rank == 0, "contiguous": rank == 1, "log_level": "off"})
+
+        self.assertEqual(support.fork_ranks(2, run, {}), "")
+
+
 class SecondCall(unittest.TestCase):
     """SageMaker's row 34: an import of transformers may have made the first."""
 

@@ -111,6 +111,7 @@ class Optimizers(unittest.TestCase):
                     state["rows"] = torch.arange(6.0).reshape(3, 2).t()
                     state["sparse"] = torch.eye(2).to_sparse()
                     state["scalar"] = torch.tensor(state["count"], dtype=torch.bfloat16)
+                    state["beside tensors"] = state["a\udc80"] = torch.ones(3)
 
         model = smp.DistributedModel(self.net)
         optimizer = smp.DistributedOptimizer(Keeping(self.net.parameters()))
@@ -124,6 +125,21 @@ class Optimizers(unittest.TestCase):
                 self.assertEqual(state["rows"].stride(), (1, 2))
             optimizer.load_state_dict(optimizer.local_state_dict())
             plain_optimizer.load_state_dict(plain_optimizer.state_dict())
+
+    def test_show_state_that_torch_cannot_load(self):
+        class Keeping(HandWrittenSgd):
+            def step(self):
+                self.state.clear()
+                super().step()
+                for number, parameter in enumerate(self.param_groups[0]["params"]):
+                    if parameter.grad is not None:
+                        self.state[parameter] = [number, torch.ones(2)] if number % 2 else {"empty": torch.empty(2, device="meta")}
+
+        model = smp.DistributedModel(self.net)
+        optimizer, plain_optimizer = smp.DistributedOptimizer(Keeping(self.net.parameters())), Keeping(self.plain.parameters())
+        self.train(optimizer, plain_optimizer, model)
+        found, expected = (each.state_dict()["state"] for each in (optimizer, plain_optimizer))
+        self.assertEqual(str(found), str(expected))
 
     def test_that_is_a_wrapper(self):
         model = smp.DistributedModel(self.net)

@@ -43,13 +43,12 @@ std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Lau
   // One collective, and everybody sees the same texts, so everybody throws or nobody does.
   const std::vector<std::string> configs = world->all_gather(resolved.to_json());
   for (size_t r = 1; r < configs.size(); ++r) {
-    if (configs[r] == configs[0]) continue;
     std::string text;
     for (const std::string& line : Config::differences(Config::from_json(configs[0]), Config::from_json(configs[r]))) {
       text += (text.empty() ? "" : "; ") + line;
     }
-    TORCH_CHECK_VALUE(false, "smp::init: expected the same configuration on all ranks, got a difference between rank 0 ",
-                      "and rank ", r, ": ", text, ". Give all ranks the same argument and environment.");
+    TORCH_CHECK_VALUE(text.empty(), "smp::init: expected the same configuration on all ranks, got a difference between ",
+                      "rank 0 and rank ", r, ": ", text, ". Give all ranks the same argument and environment.");
   }
   const auto stages = resolved.pipeline_parallel_degree == 0 ? world->size() : resolved.pipeline_parallel_degree;
   TORCH_CHECK_VALUE(resolved.default_partition < stages, "smp::init: expected default_partition below ",

@@ -72,20 +72,29 @@ class OptimizerView:
 
 def fields_of(state):
     """What torch.optim keeps for a parameter as tensors by name, and in one of bytes all else, with the names in their order."""
+    if not isinstance(state, dict):  # of a class of the user's
+        return {_OTHERS: _bytes_of(state)}
     fields = {name: value for name, value in state.items() if _is_field(name, value)}
     others = {name: None if name in fields else value for name, value in state.items()}
-    return {**fields, _OTHERS: torch.frombuffer(bytearray(pickle.dumps(others)), dtype=torch.uint8)}
+    return {**fields, _OTHERS: _bytes_of(others)}
 
 
 def state_of(fields, device):
     """The state that fields_of has taken apart, in another process of this job perhaps."""
     state = pickle.loads(fields.pop(_OTHERS).numpy().tobytes())
+    if not isinstance(state, dict):
+        return state
     return {**state, **{name: value if name == "step" else value.to(device) for name, value in fields.items()}}
 
 
+def _bytes_of(values):
+    return torch.frombuffer(bytearray(pickle.dumps(values)), dtype=torch.uint8)
+
+
 def _is_field(name, value):
-    is_dense = type(value) is torch.Tensor and value.layout == torch.strided and not value.is_quantized
-    return isinstance(name, str) and is_dense and not value.requires_grad
+    """Whether it travels as a tensor: dense, with data, under a name that the engine's texts can hold."""
+    is_dense = type(value) is torch.Tensor and value.layout == torch.strided and not value.is_quantized and not value.is_meta
+    return isinstance(name, str) and name.isprintable() and name != _OTHERS and is_dense and not value.requires_grad
 
 
 def _as(value, number):
