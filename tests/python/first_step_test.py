@@ -33,9 +33,12 @@ class Net(nn.Module):
 
 
 class FirstStep(unittest.TestCase):
-    def test_imports_nothing(self):
+    @classmethod
+    def setUpClass(cls):
         smp.init({"microbatches": support.MICROBATCHES, "log_level": "off"})
         torch.manual_seed(0)
+
+    def test_imports_nothing(self):
         model = smp.DistributedModel(Net())
 
         @smp.step
@@ -49,6 +52,24 @@ class FirstStep(unittest.TestCase):
         before = set(sys.modules)
         train_step(model, *batch)
         self.assertEqual(sorted(set(sys.modules) - before), [])
+
+    def test_knows_sizes_that_no_value_decides(self):
+        def loss_of(model, x, y):
+            rows = torch.segment_reduce(model(x), "sum", lengths=y[:2].abs().clamp(2, 2), axis=0)
+            return (rows * torch.linspace(y[0], y[1], 3) + torch.logspace(y[0].float(), 1, 3)).sum()
+
+        @smp.step
+        def train_step(model, x, y):
+            loss = loss_of(model, x, y)
+            model.backward(loss)
+            return loss
+
+        net, plain = nn.Linear(6, 3), nn.Linear(6, 3)
+        plain.load_state_dict(net.state_dict())
+        batch = support.batch(), torch.arange(16)
+        ours = train_step(smp.DistributedModel(net), *batch).outputs
+        support.same_bits(self, ours, support.plain_step(plain, loss_of, *batch), "losses")
+        support.same_bits(self, [net.weight.grad], [plain.weight.grad], "gradient")
 
 
 if __name__ == "__main__":

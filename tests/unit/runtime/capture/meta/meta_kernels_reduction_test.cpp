@@ -14,6 +14,9 @@ Tensor older_cholesky(const Tensor& matrix) {
 
 std::vector<Call> full_and_partial_calls() {
   return {
+      SMP_CALL(at::linspace(x.f({}), x.f({}), 5)),
+      SMP_CALL(at::linspace(2.0, x.f({}), 5)),
+      SMP_CALL(at::logspace(x.f({}), 3.0, 5, 2.0)),
       SMP_CALL(at::sum(x.f({2, 3, 4, 5}))),
       SMP_CALL(at::sum(x.f({2, 3, 4, 5}), {1, 3}, true)),
       SMP_CALL(at::sum(x.i({2, 3}))),
