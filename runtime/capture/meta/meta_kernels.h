@@ -23,7 +23,7 @@ namespace smp::runtime {
 void register_meta_kernels();
 
 /// In a Python process, while a recording is made: the meta kernels of a process without Python. Those of Python's torch
-/// import 870 modules at the first call, take 50 us where ours take one, and give other sizes than the CPU (_embedding_bag)
+/// import 870 modules at the first call, run the interpreter at each, and give other sizes than the CPU (_embedding_bag)
 /// or take fewer dtypes (_grouped_mm). Of the whole process, since a later registration lies over earlier ones; its end
 /// brings those back.
 class OverPythonsKernels {

@@ -46,8 +46,11 @@ std::tuple<Tensor, Tensor> variance_and_mean(const Tensor& self, OptionalIntArra
 
 // Values of lengths and offsets decide nothing about sizes, but the CPU checks them.
 Tensor segment_reduce(const Tensor& data, c10::string_view /*reduce*/, const std::optional<Tensor>& lengths,
-                      const std::optional<Tensor>& /*indices*/, const std::optional<Tensor>& offsets, int64_t axis,
+                      const std::optional<Tensor>& indices, const std::optional<Tensor>& offsets, int64_t axis,
                       bool /*unsafe*/, const std::optional<Scalar>& /*initial*/) {
+  TORCH_CHECK_VALUE((lengths || offsets) && !indices, "segment_reduce: expected lengths or offsets, got ",
+                    indices ? "indices, which LibTorch does not take yet" : "neither",
+                    ". Give the lengths of the segments.");
   at::DimVector sizes(lengths ? lengths->sizes() : offsets.value().sizes());
   if (!lengths) --sizes.back();
   const auto rest = data.sizes().slice(static_cast<size_t>(at::maybe_wrap_dim(axis, data.dim())) + 1);
