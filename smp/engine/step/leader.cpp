@@ -62,7 +62,7 @@ step_internal::Results Leader::lead() {
     if (ahead_ == Ahead::kNone) {
       std::vector<Program*> programs;
       for (const CapturedBody& body : bodies_) programs.push_back(&add_microbatch(body, message));
-      rank_.programs.schedule(programs, TablePart::kWhole);
+      rounds_.prove_table(programs);
     } else {
       forward_until(bodies_.size(), bodies_.back());
       rounds_.check_writes();

@@ -187,6 +187,10 @@ void StepRounds::drop_from(size_t first) {
   programs_.resize(left);
 }
 
+void StepRounds::prove_table(const std::vector<Program*>& programs) {
+  whole_ = &rank_.programs.schedule(programs, TablePart::kWhole);
+}
+
 const Schedule& StepRounds::schedule(TablePart part, size_t first) {
   std::vector<Program*> programs;
   for (size_t m = first; m < programs_.size(); ++m) programs.push_back(programs_[m].get());
@@ -254,6 +258,8 @@ step_internal::Results StepRounds::end(const StepMessage& message, TablePart par
   std::optional<runtime::TiedGradients> tied;
   std::optional<ReplicaGradients> gradients;
   runtime::RunOptions options;
+  const Schedule* table = part == TablePart::kWhole ? whole_ : nullptr;
+  if (table == nullptr && (part == TablePart::kWhole || message.trains)) table = &schedule(part, 0);
   if (message.trains) {
     const std::string hooked = hook_on_parts(programs_, rank_.models.bindings());  // of this rank
     TORCH_CHECK_NOT_IMPLEMENTED(hooked.empty(), hooked);
@@ -263,12 +269,12 @@ step_internal::Results StepRounds::end(const StepMessage& message, TablePart par
         *rank_.context.pipeline);
     if (rank_.context.replicas->size() > 1) {
       gradients.emplace(rank_.context, rank_.models, message.reduced, message.gradient_divisor);
-      gradients->begin(schedule(part, 0).columns[static_cast<size_t>(rank_.context.pipeline->rank())], runs_);
+      gradients->begin(table->columns[static_cast<size_t>(rank_.context.pipeline->rank())], runs_);
       options.observer = &*gradients;
     }
     if (!rank_.models.all().front()->reduction.averages_microbatches) options.loss_divisor = 1;
   }
-  if (part == TablePart::kWhole || message.trains) perform_column(schedule(part, 0), 0, options);
+  if (table != nullptr) perform_column(*table, 0, options);
   if (message.trains) note_losses(rank_, programs_, results_, message.reduced);
   Program& first = *programs_.front();
   if (message.payload) first.payload = *message.payload;

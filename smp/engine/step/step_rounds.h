@@ -41,6 +41,9 @@ class StepRounds {
   void drop_from(size_t first);
   /// On the leader: a value that the forward of a microbatch read.
   const at::Tensor& value(size_t microbatch, partitioner::ValueId id) const { return read_.at(microbatch).at(id); }
+  /// On the leader: the table of the whole round that comes next, for these programs, one per microbatch.
+  /// Throws c10::ValueError where they have different stages.
+  void prove_table(const std::vector<Program*>& programs);
   /// Of a step whose forwards have all run: throws c10::NotImplementedError where one has written to what the backward of an
   /// earlier one may need.
   void check_writes() const;
@@ -68,6 +71,7 @@ class StepRounds {
   RankState& rank_;
   std::vector<std::pair<std::shared_ptr<Program>, runtime::Round>> added_;  // programs new in this step
   bool has_begun_ = false;
+  const partitioner::Schedule* whole_ = nullptr;    // the table that was proved
   std::vector<std::shared_ptr<Program>> programs_;  // by microbatch, like all below
   std::vector<runtime::MicrobatchRun> runs_;
   runtime::RankResults results_;
