@@ -10,6 +10,7 @@ import unittest
 import support
 import torch
 import torch._dynamo  # which the first optimizer loads, in each fork anew
+from forked import ForkedScripts
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
@@ -149,28 +150,6 @@ def run(parts, folder, config):
         raise
 
 
-def side_by_side(cases, work, at_once=6):
-    """What work(case) returns, a text, by case. Several run at once, each in a fork: they wait for seconds for who ended them."""
-    texts = []
-    for some in (cases[first : first + at_once] for first in range(0, len(cases), at_once)):
-        pipes = []
-        for case in some:
-            read, write = os.pipe()
-            if os.fork() == 0:
-                try:
-                    with os.fdopen(write, "w") as text:
-                        text.write(work(case))
-                finally:
-                    os._exit(0)
-            os.close(write)
-            pipes.append(read)
-        for read in pipes:
-            with os.fdopen(read) as text:
-                texts.append(text.read())
-            os.wait()
-    return texts
-
-
 class Jobs(unittest.TestCase):
     def seen(self, errors, num_ranks):
         """What each rank has thrown, by rank."""
@@ -194,10 +173,9 @@ def job(parts, config=None):
 class Different(Jobs):
     def check(self, cases, **config):
         """`cases`: the parts of the ranks, and what each rank's error names."""
-        jobs = side_by_side([parts for parts, _ in cases], functools.partial(job, config=config))
-        for (parts, texts), errors in zip(cases, jobs, strict=True):
+        for parts, texts in cases:
             with self.subTest([part.__name__ for part in parts]):
-                self.check_names(texts, self.seen(errors, len(parts)))
+                self.check_names(texts, self.seen(job(parts, config), len(parts)))
 
     def test_of_two_ranks_are_named_on_both(self):
         self.check([(parts, [f"{NAMES[part]} on rank {rank}" for rank, part in enumerate(parts)]) for parts in PAIRS])
@@ -221,8 +199,8 @@ class Different(Jobs):
         self.check([(fewer_on_0, ("shutdown on rank 0", "step on rank 1")), (fewer_on_1, ("shutdown on rank 1", "step on rank 0"))])
 
     def test_step_functions_are_told_apart_by_number(self):
-        for errors in side_by_side([(Job.step, other_step), (other_step, Job.step)], job):
-            for line in self.seen(errors, 2):
+        for parts in ((Job.step, other_step), (other_step, Job.step)):
+            for line in self.seen(job(parts), 2):
                 self.assertIn("expected all ranks of a pipeline to call the same step function, got number", line)
 
     def test_among_replicas(self):
@@ -239,10 +217,12 @@ class Different(Jobs):
 @unittest.skipUnless("MPIRUN" in os.environ, "the build has no MPI")
 class DifferentOverMpi(Jobs):
     def test_of_two_ranks_are_named_on_both(self):
+        scripts = ForkedScripts()
+        self.addCleanup(scripts.close)
         for parts in ((Job.step, save_checkpoint), (state_dict, Job.step)):
-            command = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable, __file__]
+            launcher = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", "2"]
             with self.subTest([part.__name__ for part in parts]), tempfile.TemporaryDirectory() as folder:
-                command += [folder, *(part.__name__ for part in parts)]
+                command = [*launcher, *scripts.command(__file__, folder, *(part.__name__ for part in parts))]
                 errors = subprocess.run(command, capture_output=True, text=True, check=False).stderr
                 self.check_names([f"{NAMES[part]} on rank {rank}" for rank, part in enumerate(parts)], self.seen(errors, 2))
 

@@ -5,12 +5,19 @@ import subprocess
 import sys
 import unittest
 
+from forked import ForkedScripts
+
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 SCRIPT = os.path.join(FOLDER, "cuda_script.py")
 
 
+MODULE = ("-m", "smdistributed.modelparallel.cpu")
+scripts = ForkedScripts()
+unittest.addModuleCleanup(scripts.close)
+
+
 def run(*launcher, arguments=(SCRIPT, "--epochs", "2")):
-    command = [*launcher, sys.executable, "-m", "smdistributed.modelparallel.cpu", *arguments]
+    command = [*launcher, *scripts.command(*MODULE, *arguments)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
@@ -31,7 +38,8 @@ class CudaScripts(unittest.TestCase):
         self.assertEqual((calls.returncode, calls.stdout), (0, "all called\n"), calls.stderr)
 
     def test_want_a_script(self):
-        nothing = run(arguments=())
+        """Of the interpreter itself."""
+        nothing = subprocess.run([sys.executable, *MODULE], capture_output=True, text=True, check=False)
         self.assertEqual(nothing.returncode, 1)
         self.assertIn("expected a script", nothing.stderr)
 

@@ -1,10 +1,12 @@
 """A failure of one rank ends the job, and what is printed ends with the traceback and the rank that failed first."""
 
+import concurrent.futures
 import os
 import pathlib
 import re
+import signal
 import subprocess
-import sys
+import tempfile
 import unittest
 
 from forked import ForkedScripts
@@ -15,9 +17,19 @@ SCRIPT = pathlib.Path(__file__).with_name("failing_script.py")
 MPIRUNS_OWN = re.compile(r"(-{70,}\n(?!-{70})((?!.*(Traceback|Error|\[rank \d)|-{70}).*\n)+-{70,}\n)*")
 
 
-def launched(where):
-    command = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable, str(SCRIPT), where]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+scripts = ForkedScripts()
+unittest.addModuleCleanup(scripts.close)
+
+
+def launched(where, **environment):
+    launcher = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", "2"]
+    command = [*launcher, *scripts.command(SCRIPT, where)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+
+
+def without_stacks(lines):
+    """Of a rank that hangs, whose program has frames of its own."""
+    return [line for line in lines if not re.match(r"\[rank 0\] rank 1 #\d+ ", line)]
 
 
 def run_by_mpirun(where):
@@ -30,6 +42,13 @@ def run_by_mpirun(where):
 
 
 class UnderMpirun(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        """What hangs is waited for while the others run."""
+        threads = concurrent.futures.ThreadPoolExecutor()
+        cls.addClassCleanup(threads.shutdown)
+        cls.hanging = {where: threads.submit(run_by_mpirun, where) for where in ("hangs", "hangs_inside")}
+
     def test_ends_as_it_should_without_one(self):
         self.assertEqual(run_by_mpirun("nowhere"), (0, []))
 
@@ -44,33 +63,27 @@ class UnderMpirun(unittest.TestCase):
 
     def test_a_configuration_that_is_wrong(self):
         """Before ranks know of one another: what one prints may come behind mpirun's lines about another."""
-        os.environ["SMP_CONFIG"] = '{"microbatchs": 1}'
-        self.addCleanup(os.environ.pop, "SMP_CONFIG")
-        ended = launched("nowhere")
+        ended = launched("nowhere", SMP_CONFIG='{"microbatchs": 1}')
         self.assertEqual(ended.returncode, 2)
         self.assertIn('unknown key "microbatchs"; did you mean "microbatches"?', ended.stderr)
 
     def test_a_rank_that_hangs(self):
         """Which mpirun ends then."""
-        code, lines = run_by_mpirun("hangs")
+        code, lines = self.hanging["hangs"].result()
         self.assertEqual(code, 4)
-        self.assertRegex(lines[-4], r"^\[rank 0\] rank 0 \(.*\): is in step after 0 training steps, waits: ")
-        self.assertRegex(lines[-3], r"^\[rank 0\] rank 1 \(.*\): no answer; it computes, in an operator or in the program's own")
-        self.assertRegex(lines[-2], rf"^\[rank 0\] rank 1 #0 <module> at {re.escape(str(SCRIPT))}:\d+$")
+        answers = without_stacks(lines)
+        self.assertRegex(answers[-3], r"^\[rank 0\] rank 0 \(.*\): is in step after 0 training steps, waits: ")
+        self.assertRegex(answers[-2], r"^\[rank 0\] rank 1 \(.*\): no answer; it computes, in an operator or in the program's own")
+        self.assertRegex("\n".join(lines), rf"\n\[rank 0\] rank 1 #0 <module> at {re.escape(str(SCRIPT))}:\d+\n")
         self.assertRegex(lines[-1], r"^\[rank 0\] .*timed out; rank 1 \(pid \d+ on host .*\) does not answer: it computes")
 
     def test_a_rank_that_hangs_inside_a_step(self):
         """What waits for it says for which operator of which module."""
-        code, lines = run_by_mpirun("hangs_inside")
+        code, lines = self.hanging["hangs_inside"].result()
         self.assertEqual(code, 4)
-        answers = [line for line in lines if not re.match(r"\[rank 0\] rank 1 #\d+ ", line)]
-        self.assertRegex(answers[-3], r"is in step after 0 training steps: receive F of microbatch 0 on stage \d, with smp::opaque of '1'")
+        self.assertRegex(without_stacks(lines)[-3], r"is in step after 0 training steps: receive F of microbatch 0 on stage \d, with smp::opaque of '1'")
         self.assertIn(f"[rank 0] rank 1 #0 forward at {SCRIPT}", "\n".join(lines))
         self.assertRegex(lines[-1], r"^\[rank 0\] step of ranks \{0, 1\}: .*timed out; rank 1 .* does not answer: it computes")
-
-
-scripts = ForkedScripts()
-unittest.addModuleCleanup(scripts.close)
 
 
 def run(where):
@@ -132,6 +145,38 @@ class Failure(unittest.TestCase):
         for where, code in (("loads", 7), ("memory", 8), ("calls", 5), ("stops", 75)):
             with self.subTest(where):
                 self.assertEqual(run(where)[0], code)
+
+
+class StandIns(unittest.TestCase):
+    """What launchers start in place of ranks (forked_rank.py)."""
+
+    def start(self, program):
+        script = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "script.py")
+        script.write_text(f"import os, signal, sys\n{program}\n")
+        return self.enterContext(subprocess.Popen(scripts.command(script), stdout=subprocess.PIPE, text=True))
+
+    def test_end_as_their_rank_does(self):
+        for program, code in (("sys.exit(3)", 3), *((f"os.kill(os.getpid(), {n:d})", -n) for n in (signal.SIGTERM, signal.SIGKILL))):
+            with self.subTest(code):
+                self.assertEqual(self.start(program).wait(), code)
+
+    def test_hand_on_signals(self):
+        """The end of what it prints is that of the rank."""
+        program = """
+def come(*_):
+    print("has come", flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGTERM, come)
+print("ready", flush=True)
+while True:
+    signal.pause()"""
+        for number, printed, code in ((signal.SIGTERM, "has come\n", 7), (signal.SIGKILL, "", -signal.SIGKILL)):
+            with self.subTest(number):
+                stand_in = self.start(program)
+                self.assertEqual(stand_in.stdout.readline(), "ready\n")
+                stand_in.send_signal(number)
+                self.assertEqual(stand_in.stdout.read(), printed)
+                self.assertEqual(stand_in.wait(), code)
 
 
 if __name__ == "__main__":

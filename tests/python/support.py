@@ -1,9 +1,8 @@
 """What tests of the Python package share: a loss with its step, and the plain loop that a step is compared with."""
 
-import contextlib
 import gc
 import os
-import socket
+import select
 import sys
 import tempfile
 import unittest
@@ -11,6 +10,8 @@ import unittest
 import torch
 
 import smdistributed.modelparallel.torch as smp
+
+from forked import job_environments
 
 MICROBATCHES = 4
 
@@ -92,17 +93,6 @@ def without_memory(module):
     return {name for name, tensor in tensors_of(module).items() if not has_memory(tensor)}
 
 
-@contextlib.contextmanager
-def job_environments(count):
-    """torchrun's variables, by rank, of a job that sockets connect."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # held until the end, so that only our ranks take the port
-        job = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1]}
-        ranks = [{**job, "RANK": rank, "LOCAL_RANK": rank} for rank in range(count)]
-        yield [{key: str(value) for key, value in rank.items()} for rank in ranks]
-
-
 def fork_ranks(count, run, environment):
     """Calls run() on as many processes as ranks, with torchrun's variables; what they wrote to stderr, if one has failed.
 
@@ -116,9 +106,21 @@ def fork_ranks(count, run, environment):
                 os.dup2(errors.fileno(), 2)
                 os.environ.update({**environment, **own})
                 _run_and_end(run)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
+        codes = exit_codes(ranks)
         errors.seek(0)
         return errors.read().decode() or f"exit codes {codes}" if any(codes) else ""
+
+
+def exit_codes(children):
+    """By child. Each is gone at once when it has ended, as launchers see to: others wait for that, to end behind it."""
+    ends = {os.pidfd_open(child): child for child in children}
+    codes = {}
+    while ends:
+        for end in select.select(ends, [], [])[0]:
+            child = ends.pop(end)
+            os.close(end)
+            codes[child] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return [codes[child] for child in children]
 
 
 def _run_and_end(run):
@@ -138,6 +140,7 @@ def _run_and_end(run):
 
 def main():
     """unittest.main, where a failure on one rank ends the job: the others wait for it."""
+    gc.freeze()  # as in _run_and_end
     program = unittest.main(exit=False, verbosity=0, failfast=True, module="__main__")
     if not program.result.wasSuccessful():
         sys.stderr.flush()

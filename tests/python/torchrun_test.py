@@ -3,15 +3,22 @@
 import os
 import pathlib
 import subprocess
-import sys
 import unittest
+
+from forked import ForkedScripts
 
 SCRIPT = pathlib.Path(__file__).with_name("torchrun_script.py")
 
 
+TORCHRUN = "torch.distributed.run"
+scripts = ForkedScripts(TORCHRUN)
+unittest.addModuleCleanup(scripts.close)
+
+
 def run(mode):
     # No mpirun in sight: not even on the path.
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT), mode]
+    torchrun = scripts.command("-m", TORCHRUN, "--standalone", "--nproc-per-node", "2", "--no-python")
+    command = [*torchrun, *scripts.command(SCRIPT, mode)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": "/nowhere"})
 
 

@@ -5,10 +5,10 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 import unittest
 
+from forked import ForkedScripts
 from safetensors.torch import load_file
 
 SCRIPT = pathlib.Path(__file__).resolve().with_name("trainer_script.py")
@@ -20,8 +20,12 @@ STAGES = {
 }
 
 
-def start(test, *launcher, arguments, variables, folder):
-    command = [*launcher, *map(str, arguments)]
+# All that imports nothing of smp: the Trainer does where it finds SageMaker's variables.
+scripts = ForkedScripts("transformers.models.bert.modeling_bert", "transformers.models.gpt2.modeling_gpt2")
+unittest.addModuleCleanup(scripts.close)
+
+
+def start(test, *command, variables, folder):
     environment = {**os.environ, **variables}
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
     test.assertEqual(ended.returncode, 0, ended.stderr[-3000:])
@@ -29,10 +33,9 @@ def start(test, *launcher, arguments, variables, folder):
 
 
 def start_stages(test, *arguments, folder):
-    launcher = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable]
-    return start(
-        test, *launcher, "-m", "smdistributed.modelparallel.cpu", arguments=arguments, variables=STAGES, folder=folder
-    )
+    launcher = [os.environ["MPIRUN"], "--oversubscribe", "--bind-to", "none", "-np", "2"]
+    script = scripts.command("-m", "smdistributed.modelparallel.cpu", *arguments)
+    return start(test, *launcher, *script, variables=STAGES, folder=folder)
 
 
 def noted(folder, checkpoint):
@@ -47,7 +50,7 @@ class OfTransformers(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.plain, cls.stages = pathlib.Path(folder.name, "plain"), pathlib.Path(folder.name, "stages")
         cls.plain.mkdir(), cls.stages.mkdir()
-        start(cls(), sys.executable, arguments=[SCRIPT, cls.plain], variables={}, folder=cls.plain)
+        start(cls(), *scripts.command(SCRIPT, cls.plain), variables={}, folder=cls.plain)
         start_stages(cls(), SCRIPT, cls.stages, folder=cls.stages)
         cls.expected, cls.fresh = noted(cls.plain, None), noted(cls.stages, None)
 
