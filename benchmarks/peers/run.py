@@ -268,10 +268,10 @@ class Contest:
     smp's other layouts later, for not all would fit into the memory of a small machine."""
 
     instances = INSTANCES
+    microbatches = MICROBATCHES
 
     def __init__(self, binaries, model, rounds, is_python=False):
         self.binaries, self.model, self.rounds, self.is_python = binaries, model, rounds, is_python
-        self.microbatches = MICROBATCHES_IN_PYTHON if is_python else MICROBATCHES
         self.chosen = self.smp("auto", "auto")
         self.pipelines = {count: self.smp(count, "pipeline") for count in self.microbatches}
         self.against_torch = self.measure_against_torch()
@@ -357,9 +357,11 @@ def main():
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--instances", type=int, default=INSTANCES)
+    parser.add_argument("--microbatches", type=int, nargs="+")
     parser.add_argument("--python", action="store_true")
     arguments = parser.parse_args()
     Contest.instances = arguments.instances
+    Contest.microbatches = arguments.microbatches or (MICROBATCHES_IN_PYTHON if arguments.python else MICROBATCHES)
     ratios = {}
     try:
         with awake_cores():
