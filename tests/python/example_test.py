@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import unittest
 
 from forked import ForkedScripts
@@ -56,9 +55,9 @@ class Example(unittest.TestCase):
         alone = self.check("mnist_sagemaker", ["--epochs", "1"], 2, SM_HP_MP_PARAMETERS='{"partitions": 2}')
         self.assertIn("of 360 images are read rightly", alone[1])
         if MPIRUN is not None:
-            launcher = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable]
-            command = [*launcher, str(EXAMPLES / "mnist_sagemaker" / "train.py"), "--epochs", "1", "--partition", "manual"]
-            by_hand, _ = program(*command, SM_HP_MP_PARAMETERS='{"partitions": 2, "auto_partition": false}')
+            launcher = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2"]
+            command = scripts.command(EXAMPLES / "mnist_sagemaker" / "train.py", "--epochs", "1", "--partition", "manual")
+            by_hand, _ = program(*launcher, *command, SM_HP_MP_PARAMETERS='{"partitions": 2, "auto_partition": false}')
             self.assertEqual(by_hand, alone)
 
     def test_mnist_of_ddp_on_stages_and_on_replicas(self):
