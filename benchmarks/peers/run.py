@@ -1,7 +1,7 @@
 """Measures smp against torch on the same two cores: both sides' processes live side by side, and all but one sleep.
 
 make peers                                 the six models, pipelines of 4 and 8 microbatches, and the best of all
-python run.py BUILD/bin [MODEL ...]        some of them; --rounds 5
+python run.py BUILD/bin [MODEL ...]        some of them; --rounds 5 --microbatches 8
 python run.py BUILD/bin --python           smp in Python, pipelines of 8 microbatches; PYTHONPATH has the package
 
 For each model the contenders take turns of a quarter of a second (40 steps at most, one at least) in a random order, --rounds
