@@ -11,6 +11,7 @@ Handle adopt(torch::optim::Optimizer& optimizer, const DistributedModelBase& mod
 }
 
 bool begin_step(const Handle& optimizer) { return engine::begin_update(*optimizer); }
+void run_step(const Handle& optimizer, const std::function<void()>& step) { engine::run_update(*optimizer, step); }
 void zero_grad(const Handle& optimizer) { engine::zero_grad(*optimizer); }
 OptimizerState state_dict(const Handle& optimizer) { return engine::state_dict(*optimizer); }
 OptimizerState local_state_dict(const Handle& optimizer) { return engine::local_state_dict(*optimizer); }

@@ -1,6 +1,7 @@
 // An optimizer of LibTorch that updates the parameters living on this rank.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -25,6 +26,8 @@ Handle adopt(torch::optim::Optimizer& optimizer, const DistributedModelBase& mod
 /// Before each step: throws c10::ValueError inside a step body; false or c10::Error where numbers are not finite, as
 /// Config::nonfinite says.
 bool begin_step(const Handle& optimizer);
+/// Calls `step`, the optimizer's own; watches the first ones of a class that is not LibTorch's.
+void run_step(const Handle& optimizer, const std::function<void()>& step);
 /// DistributedOptimizer's functions of these names.
 void zero_grad(const Handle& optimizer);
 OptimizerState state_dict(const Handle& optimizer);
@@ -59,8 +62,13 @@ class DistributedOptimizer {
   /// Where a loss or a gradient of the model held NaN or infinity at the end of the last training
   /// step, all ranks throw c10::Error and none has changed anything; with Config::nonfinite = kSkip
   /// all return without an update. Losses count until gradients are cleared.
+  ///
+  /// The first two updates of a class that is not LibTorch's are watched where there are several stages: if what comes from
+  /// several parameters goes into one, a norm over all of them say, all ranks throw c10::ValueError naming the operator, and
+  /// parameters, gradients and state are what they were.
   void step() {
-    if (optimizer_internal::begin_step(adopted_)) optimizer_->step();
+    if (!optimizer_internal::begin_step(adopted_)) return;
+    optimizer_internal::run_step(adopted_, [this] { optimizer_->step(); });
   }
   /// Sets the gradients of its parameters to undefined; DistributedModel::zero_grad() those of the whole model. Throws
   /// c10::ValueError inside a step body.

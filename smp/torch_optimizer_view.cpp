@@ -13,7 +13,12 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <memory>
 #include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
 
 #include "runtime/device/device.h"
 
@@ -93,6 +98,7 @@ class UnknownView : public engine::OptimizerView {
  public:
   explicit UnknownView(Optimizer& optimizer) : optimizer_(optimizer) {}
 
+  bool is_elementwise() const override { return false; }
   OptimizerMemory memory() const override { return {.state = 2, .workspace = 3}; }  // as much as Adam
   std::vector<engine::OptimizerGroup> groups() const override {
     std::vector<engine::OptimizerGroup> groups;
@@ -100,6 +106,13 @@ class UnknownView : public engine::OptimizerView {
     return groups;
   }
   void erase_state(const at::Tensor& parameter) override { optimizer_.state().erase(parameter.unsafeGetTensorImpl()); }
+  std::vector<at::Tensor> tensors_kept_for(const at::Tensor&) const override { return {}; }
+  std::function<void()> snapshot() override {
+    auto kept = std::make_shared<Kept>();
+    for (const auto& group : optimizer_.param_groups()) kept->options.push_back(group.options().clone());
+    for (const auto& [parameter, state] : optimizer_.state()) kept->states.emplace_back(parameter, copy_of(*state));
+    return [this, kept] { put_back(*kept); };
+  }
   engine::StateView* state() override { return nullptr; }
   std::string refusal() const override {
     return "expected SGD, Adam, AdamW, RMSprop or Adagrad of LibTorch, got another optimizer. Save its state by the names "
@@ -108,6 +121,28 @@ class UnknownView : public engine::OptimizerView {
 
  protected:
   Optimizer& optimizer_;
+
+ private:
+  using State = std::unique_ptr<OptimizerParamState>;
+  struct Kept {
+    std::vector<std::unique_ptr<OptimizerOptions>> options;
+    std::vector<std::pair<void*, State>> states;  // null: of a class that has no copies
+  };
+
+  static State copy_of(const OptimizerParamState& state) try {
+    return state.clone();
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+  void put_back(Kept& kept) {
+    for (size_t g = 0; g < kept.options.size(); ++g) {
+      optimizer_.param_groups().at(g).set_options(std::move(kept.options[g]));
+    }
+    auto made = std::exchange(optimizer_.state(), {});
+    for (auto& [parameter, state] : kept.states) {
+      optimizer_.state()[parameter] = state ? std::move(state) : std::move(made[parameter]);
+    }
+  }
 };
 
 template <class Value>
@@ -119,8 +154,9 @@ class KnownView : public UnknownView, public engine::StateView {
   using State = typename Table::State;
 
  public:
-  using UnknownView::UnknownView;
+  KnownView(Optimizer& optimizer, bool is_elementwise) : UnknownView(optimizer), is_elementwise_(is_elementwise) {}
 
+  bool is_elementwise() const override { return is_elementwise_; }
   OptimizerMemory memory() const override {
     OptimizerMemory largest;
     for (const auto& group : optimizer_.param_groups()) {
@@ -136,6 +172,17 @@ class KnownView : public UnknownView, public engine::StateView {
                            [&](const char* name, auto& value) { groups[g].options[name] = static_cast<double>(value); });
     }
     return groups;
+  }
+  std::vector<at::Tensor> tensors_kept_for(const at::Tensor& parameter) const override {
+    const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
+    auto* known = found == optimizer_.state().end() ? nullptr : dynamic_cast<State*>(found->second.get());
+    std::vector<at::Tensor> tensors;
+    if (known == nullptr) return tensors;
+    Table::visit_state(*known, [&](const char*, auto& value, const char*) {
+      if constexpr (!is_count<decltype(value)>) tensors.push_back(value);
+    });
+    std::erase_if(tensors, [](const at::Tensor& tensor) { return !tensor.defined(); });
+    return tensors;
   }
   StateView* state() override { return this; }
   std::string kind() const override { return Table::kKind; }
@@ -182,13 +229,16 @@ class KnownView : public UnknownView, public engine::StateView {
     });
     optimizer_.state().insert_or_assign(parameter.unsafeGetTensorImpl(), std::move(state));
   }
+
+ private:
+  bool is_elementwise_;  // LibTorch's own, whose step nobody has overridden
 };
 
 /// Null where `optimizer` is another one.
 template <class Known, class Table>
 std::unique_ptr<engine::OptimizerView> view_as(Optimizer& optimizer) {
   if (dynamic_cast<Known*>(&optimizer) == nullptr) return nullptr;
-  return std::make_unique<KnownView<Table>>(optimizer);
+  return std::make_unique<KnownView<Table>>(optimizer, typeid(optimizer) == typeid(Known));
 }
 
 }  // namespace

@@ -238,6 +238,14 @@ void bind_optimizers(py::module_& module) {
   module.def("begin_update", [](const OptimizerHandle& own, bool has_finite_gradients) {
     return unlocked([&] { return engine::begin_update(*own.optimizer, has_finite_gradients); });
   });
+  module.def("run_update", [](const OptimizerHandle& own, const py::function& update) {
+    unlocked([&] {
+      engine::run_update(*own.optimizer, [&] {
+        const py::gil_scoped_acquire lock;
+        update();
+      });
+    });
+  });
 }
 
 // Errors of C++ are those that torch makes of its own; failures of others keep their type, since report_failure asks for it.

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -44,6 +45,7 @@ class PythonOptimizer : public engine::OptimizerView, public engine::StateView {
  public:
   explicit PythonOptimizer(View view) : view_(std::move(view)) {}
 
+  bool is_elementwise() const override { return is_elementwise_; }
   engine::OptimizerMemory memory() const override {
     const auto [state, workspace] = ask<std::pair<double, double>>(view_, "memory");
     return {.state = state, .workspace = workspace};
@@ -57,6 +59,16 @@ class PythonOptimizer : public engine::OptimizerView, public engine::StateView {
     return groups;
   }
   void erase_state(const at::Tensor& parameter) override { ask<void>(view_, "erase_state", parameter); }
+  std::vector<at::Tensor> tensors_kept_for(const at::Tensor& parameter) const override {
+    return ask<std::vector<at::Tensor>>(view_, "tensors_kept_for", parameter);
+  }
+  std::function<void()> snapshot() override {
+    const py::gil_scoped_acquire lock;
+    return [put_back = keep(view_->attr("snapshot")())] {
+      const py::gil_scoped_acquire again;
+      (*put_back)();
+    };
+  }
   StateView* state() override { return has_state_ ? this : nullptr; }
   std::string refusal() const override {
     return "expected a torch.optim.Optimizer, got another object, whose state is not known. Give smp the optimizer within.";
@@ -76,7 +88,7 @@ class PythonOptimizer : public engine::OptimizerView, public engine::StateView {
 
  private:
   View view_;
-  bool has_state_ = ask<bool>(view_, "has_state");
+  bool has_state_ = ask<bool>(view_, "has_state"), is_elementwise_ = ask<bool>(view_, "is_elementwise");
 };
 
 }  // namespace

@@ -113,6 +113,9 @@ std::shared_ptr<Optimizer> stand_in(std::unique_ptr<OptimizerView> view, const O
 /// (Config::nonfinite). `has_finite_gradients`: the caller has seen to it on all ranks, whatever the loss, as loss scalers
 /// do.
 bool begin_update(Optimizer& optimizer, bool has_finite_gradients = false);
+/// After that: `update` calls the optimizer's own step. The first updates of one that is not known to be elementwise are
+/// watched: where parameters of several ranks would go into one result, all throw c10::ValueError and nothing has changed.
+void run_update(Optimizer& optimizer, const std::function<void()>& update);
 OptimizerState state_dict(Optimizer& optimizer);
 OptimizerState local_state_dict(Optimizer& optimizer);
 void load_state_dict(Optimizer& optimizer, const OptimizerState& state);

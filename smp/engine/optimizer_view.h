@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -54,16 +55,22 @@ class StateView {
   virtual void set(const at::Tensor& parameter, const StateFields& fields) = 0;
 };
 
-/// An elementwise optimizer: each element is updated by itself, so that each rank updates what lives there.
+/// An optimizer that updates each parameter by itself, so that each rank updates what lives there.
 class OptimizerView {
  public:
   virtual ~OptimizerView() = default;
 
+  /// Whether it is known to update each element by itself. Else its first updates on several ranks are watched.
+  virtual bool is_elementwise() const = 0;
   /// As its options are now; of several groups the largest counts.
   virtual OptimizerMemory memory() const = 0;
   virtual std::vector<OptimizerGroup> groups() const = 0;
   /// Whatever it keeps for this parameter, known by name or not.
   virtual void erase_state(const at::Tensor& parameter) = 0;
+  /// Tensors that it keeps for this parameter, as far as they are known.
+  virtual std::vector<at::Tensor> tensors_kept_for(const at::Tensor& parameter) const = 0;
+  /// What it returns puts state and options back as they are now, but for the contents of tensors.
+  virtual std::function<void()> snapshot() = 0;
   /// Null where its state is not known by name.
   virtual StateView* state() = 0;
   /// What a caller is told who wants the state where it is not known: "expected ..., got ...".

@@ -17,6 +17,7 @@
 #include "smp/engine/context/call.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/optimizers/optimizer_state.h"
+#include "smp/engine/optimizers/watched_update.h"
 #include "smp/engine/rank/rank_state.h"
 #include "smp/engine/step/nonfinite.h"
 
@@ -302,6 +303,11 @@ bool begin_update(Optimizer& optimizer, bool has_finite_gradients) {
   take_over_loaded(own, optimizer);
   ++optimizer.num_steps;
   return true;
+}
+
+void run_update(Optimizer& optimizer, const std::function<void()>& update) {
+  RankState& own = rank_state("DistributedOptimizer::step");
+  is_to_be_watched(own, optimizer) ? watched_update(own, optimizer, update) : update();
 }
 
 OptimizerState state_dict(Optimizer& optimizer) {

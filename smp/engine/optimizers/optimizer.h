@@ -10,6 +10,7 @@
 namespace smp::engine {
 
 class OptimizerLoad;
+class ParameterOrigins;
 
 struct Optimizer {
   std::unique_ptr<OptimizerView> view;
@@ -18,6 +19,8 @@ struct Optimizer {
   bool has_local_state = false;              // and none of parameters that live elsewhere
   bool loads_at_once = false;                // does not wait with `pending`
   std::shared_ptr<OptimizerLoad> pending{};  // a state that was loaded before the first step
+  int num_watched = 0;                       // updates, in which no parameters were mixed
+  std::shared_ptr<ParameterOrigins> origins{};
 };
 
 }  // namespace smp::engine

@@ -105,7 +105,12 @@ class _Updates:
             raise ValueError(
                 "step: expected no closure, got one. It would run the model outside of a step function; call that first."
             )
-        return super().step(**kwargs) if _engine.begin_update(self._engine_optimizer, self._has_finite_gradients) else None
+        if not _engine.begin_update(self._engine_optimizer, self._has_finite_gradients):
+            return None
+        returned = []
+        own = super().step
+        _engine.run_update(self._engine_optimizer, lambda: returned.append(own(**kwargs)))
+        return returned[0]
 
     def zero_grad(self, *args, **kwargs):
         _engine.refuse_in_body("zero_grad")

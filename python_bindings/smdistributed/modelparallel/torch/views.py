@@ -42,6 +42,26 @@ class OptimizerView:
         """(parameters, options that are numbers): ranks compare them, since each updates a part by its own."""
         return [(list(group["params"]), _numbers_of(group)) for group in self.optimizer.param_groups]
 
+    def is_elementwise(self):
+        """Whether it is torch's own, of which only LBFGS looks at several parameters at once."""
+        kind = type(self.optimizer)
+        return getattr(torch.optim, kind.__name__, None) is kind and kind is not torch.optim.LBFGS
+
+    def tensors_kept_for(self, parameter):
+        state = getattr(self.optimizer, "state", {}).get(parameter)
+        return [value for value in state.values() if isinstance(value, torch.Tensor)] if isinstance(state, dict) else []
+
+    def snapshot(self):
+        """What puts back its attributes, its state and its groups, and those of an optimizer within; not what is in tensors."""
+        kept = _containers_in(vars(self.optimizer), {})
+
+        def put_back():
+            for container, items in kept.values():
+                container.clear()
+                (container.update if isinstance(container, dict) else container.extend)(items)
+
+        return put_back
+
     def has_state(self):
         return isinstance(self.optimizer, torch.optim.Optimizer)
 
@@ -68,6 +88,17 @@ class OptimizerView:
 
     def erase_state(self, parameter):
         getattr(self.optimizer, "state", {}).pop(parameter, None)
+
+
+def _containers_in(value, found):
+    """Dictionaries and lists, with copies of what is in them, by identity."""
+    if isinstance(value, torch.optim.Optimizer):
+        value = vars(value)
+    if isinstance(value, (dict, list)) and id(value) not in found:
+        found[id(value)] = value, value.copy()
+        for each in value.values() if isinstance(value, dict) else value:
+            _containers_in(each, found)
+    return found
 
 
 def fields_of(state):

@@ -90,6 +90,11 @@ struct PlainSgd {
 class PlainSgdView : public engine::OptimizerView, public engine::StateView {
  public:
   explicit PlainSgdView(PlainSgd& sgd) : sgd_(sgd) {}
+  bool is_elementwise() const override { return false; }
+  std::vector<at::Tensor> tensors_kept_for(const at::Tensor&) const override { return {}; }
+  std::function<void()> snapshot() override {
+    return [this, kept = sgd_.momenta] { sgd_.momenta = kept; };
+  }
   engine::OptimizerMemory memory() const override { return {.state = 1, .workspace = 1}; }
   std::vector<engine::OptimizerGroup> groups() const override { return {{sgd_.parameters, {{"rate", sgd_.rate}}}}; }
   void erase_state(const at::Tensor& parameter) override { sgd_.momenta.erase(parameter.unsafeGetTensorImpl()); }
@@ -137,7 +142,7 @@ struct Engine {
   Results train(const at::Tensor& data) {
     engine::zero_grad(*optimizer);
     Results results = run(data);
-    if (engine::begin_update(*optimizer)) sgd.step();
+    if (engine::begin_update(*optimizer)) engine::run_update(*optimizer, [&] { sgd.step(); });
     return results;
   }
 
