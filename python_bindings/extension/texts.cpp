@@ -23,6 +23,7 @@ const std::vector<Word>& words() {
       {std::regex("a std::vector"), "a list"},
       {std::regex(R"(bring what you want to look at to the CPU first: tensor\.cpu\(\))"),
        "look at values by item(), tolist() or numpy(), and put tensors together by torch.stack in place of torch.tensor"},
+      {std::regex(R"(smp::clip_grad_norm_\(model, INFINITY\))"), "model.clip_grad_norm_(math.inf)"},
       {std::regex("smp::DelayParamInitialization"), "smp.delay_param_initialization"},
       {std::regex("DataLoaderOptions::drop_last"), "drop_last=True of the DataLoader"},
       {std::regex(R"(sparse=true \(EmbeddingOptions::sparse\(false\)\))"), "sparse=True"},

@@ -96,7 +96,6 @@ void ParameterOrigins::begin(const std::vector<Followed>& parameters) {
   finding_.clear(), read_.clear(), parameters_.clear();
   std::erase_if(memories_, [](const auto& entry) { return entry.second.storage.expired(); });
   for (auto& [storage, memory] : memories_) memory.is_of_this_update = false, memory.parameters.clear();
-  static const std::string kTied = "sharing of memory";
   for (const auto& [tensor, name, state] : parameters) {
     const Origin own{.one = static_cast<int>(parameters_.size())};
     parameters_.push_back({tensor, tensor.detach(), tensor.grad(), name});
@@ -106,7 +105,11 @@ void ParameterOrigins::begin(const std::vector<Followed>& parameters) {
     });
     assign(tensor, own);
     if (tensor.grad().defined()) assign(tensor.grad(), own);
-    for (const at::Tensor& each : state) assign(each, own);
+    for (const at::Tensor& each : state) {
+      for_each_dense(each, [&](const at::Tensor& dense) {
+        if (!memories_.contains(dense.storage().unsafeGetStorageImpl())) assign(dense, own);
+      });
+    }
   }
 }
 
@@ -161,7 +164,9 @@ void ParameterOrigins::end() {
     origin.add({.one = static_cast<int>(p)}, kReplaced);
     if (origin.is_mixed() && !parameters_[p].tensor.is_alias_of(parameters_[p].data)) note_mix(origin);
   }
-  if (!finding_.empty()) return;
+}
+
+void ParameterOrigins::keep() {
   for (auto& [storage, memory] : memories_) memory.copy.reset(), memory.written = {};
   parameters_.clear();
 }
@@ -169,13 +174,16 @@ void ParameterOrigins::end() {
 void ParameterOrigins::put_back() {
   const at::NoGradGuard no_grad;
   for (auto& [storage, memory] : memories_) {
-    if (memory.copy.defined()) all_bytes(memory.written).copy_(memory.copy);
+    if (!memory.copy.defined()) continue;
+    all_bytes(memory.written).copy_(memory.copy);
+    memory.pieces = std::move(memory.pieces_before);
   }
   for (Parameter& each : parameters_) {
     if (!each.tensor.is_alias_of(each.data)) each.tensor.set_data(each.data);
     each.tensor.mutable_grad() = each.gradient;
   }
-  memories_.clear(), parameters_.clear();
+  std::erase_if(memories_, [](const auto& entry) { return entry.second.is_of_this_update; });
+  keep();
 }
 
 ParameterOrigins::Memory& ParameterOrigins::memory_of(const at::Tensor& dense) {
@@ -203,6 +211,7 @@ void ParameterOrigins::keep_copy(const at::Tensor& written) {
     if (memory.is_of_this_update || memory.copy.defined() || dense.storage().nbytes() == 0) return;
     memory.written = dense.storage();
     memory.copy = all_bytes(memory.written).clone();
+    memory.pieces_before = memory.pieces;
   });
 }
 

@@ -29,13 +29,13 @@ struct Origin {
 ///   origins.begin(parameters);
 ///   { const runtime::InterceptScope scope(origins); optimizer.step(); }
 ///   origins.end();
-///   if (!origins.finding().empty()) origins.put_back();
+///   origins.finding().empty() ? origins.keep() : origins.put_back();
 ///
 /// Origins belong to bytes of storages, so that views, in-place operators and out= need no rules of their own. What is made
 /// in one update is known in the next. Copies are made of what an update writes to, at the first write.
 class ParameterOrigins : public runtime::Interceptor {
  public:
-  /// A parameter that lives here, and tensors beside its gradient that are known to come from it.
+  /// A parameter that lives here, and tensors beside its gradient that come from it if no update has made them.
   struct Followed {
     at::Tensor parameter;
     std::string name;
@@ -47,6 +47,8 @@ class ParameterOrigins : public runtime::Interceptor {
   void end();
   /// The first use of what comes from several parameters, as a clause: "aten::stack puts together what comes from ...".
   const std::string& finding() const { return finding_; }
+  /// Forgets the copies.
+  void keep();
   /// Parameters, gradients and everything that operators have written to get the values that they had at begin().
   void put_back();
 
@@ -60,8 +62,9 @@ class ParameterOrigins : public runtime::Interceptor {
     bool is_of_this_update = false;
     std::vector<Piece> pieces{};      // with an origin; they do not overlap
     std::vector<Piece> parameters{};  // that lie here, whatever is written
-    c10::Storage written{};           // with a copy of what was there
+    c10::Storage written{};           // with copies of what was there
     at::Tensor copy{};
+    std::vector<Piece> pieces_before{};
   };
   struct Parameter {
     at::Tensor tensor, data, gradient;
