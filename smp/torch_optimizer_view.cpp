@@ -129,10 +129,12 @@ class UnknownView : public engine::OptimizerView {
     std::vector<std::pair<void*, State>> states;  // null: of a class that has no copies
   };
 
-  static State copy_of(const OptimizerParamState& state) try {
-    return state.clone();
-  } catch (const c10::Error&) {
-    return nullptr;
+  static State copy_of(const OptimizerParamState& state) {
+    try {
+      return state.clone();
+    } catch (const c10::Error&) {
+      return nullptr;
+    }
   }
   void put_back(Kept& kept) {
     for (size_t g = 0; g < kept.options.size(); ++g) {

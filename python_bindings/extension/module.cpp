@@ -143,6 +143,7 @@ void bind_models(py::module_& module) {
     };
     return unlocked([&] { return engine::look_at(tensor, locked_look); });
   });
+  module.def("values_read", &engine::values_read);
   module.def("is_capturing", &engine::is_capturing);
   module.def("autograd_called", &engine::autograd_called);
   module.def("is_partitioned", [](const ModelHandle& own) { return engine::is_partitioned(*own.model); });
@@ -239,12 +240,14 @@ void bind_optimizers(py::module_& module) {
     return unlocked([&] { return engine::begin_update(*own.optimizer, has_finite_gradients); });
   });
   module.def("run_update", [](const OptimizerHandle& own, const py::function& update) {
+    py::object returned;
     unlocked([&] {
       engine::run_update(*own.optimizer, [&] {
         const py::gil_scoped_acquire lock;
-        update();
+        returned = update();
       });
     });
+    return returned;
   });
 }
 

@@ -116,6 +116,9 @@ bool begin_update(Optimizer& optimizer, bool has_finite_gradients = false);
 /// After that: `update` calls the optimizer's own step. The first updates of one that is not known to be elementwise are
 /// watched: where parameters of several ranks would go into one result, all throw c10::ValueError and nothing has changed.
 void run_update(Optimizer& optimizer, const std::function<void()>& update);
+/// For a language that reads values without an operator, as Python's tolist() does: the updates that are watched learn of
+/// it.
+void values_read(const at::Tensor& tensor, const std::string& reader);
 OptimizerState state_dict(Optimizer& optimizer);
 OptimizerState local_state_dict(Optimizer& optimizer);
 void load_state_dict(Optimizer& optimizer, const OptimizerState& state);

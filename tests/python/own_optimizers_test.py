@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pathlib
 import unittest
 from unittest import mock
 
@@ -113,7 +114,21 @@ def one_memory_for_all(self, parameters):
         p.sub_(moment.view_as(p), alpha=0.1)
 
 
-PASSING = (sgd, foreach_adam, lars, lars_on_the_host, foreach_lars, adafactor, shared_rate, one_buffer, one_memory_for_all)
+def shows_and_clips(self, parameters):
+    torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 1e6)  # of all ranks
+    for p in parameters:
+        self.kept["shown"] = repr(p)
+        p.sub_(p.grad, alpha=0.1)
+
+
+def keeps_slow_weights(self, parameters):
+    for p in parameters:
+        slow = self.state[p].setdefault("slow", p.clone())
+        p.sub_(p.grad, alpha=0.1)
+        p.copy_(slow.lerp_(p, 0.5))
+
+
+PASSING = (shows_and_clips, keeps_slow_weights, sgd, foreach_adam, lars, lars_on_the_host, foreach_lars, adafactor, shared_rate, one_buffer, one_memory_for_all)
 
 # What mixes parameters, and what the error says of it.
 
@@ -146,6 +161,18 @@ def norm_on_the_host(self, parameters):
         p.sub_(p.grad, alpha=0.01 / norm)
 
 
+def norm_through_numpy(self, parameters):
+    norm = math.sqrt(sum(p.grad.square().sum().numpy().item() for p in parameters))
+    for p in parameters:
+        p.data = p.data - p.grad * (0.01 / norm)
+
+
+def norm_through_a_list(self, parameters):
+    norm = sum(p.grad.norm().tolist() for p in parameters)
+    for p in parameters:
+        p.sub_(p.grad, alpha=0.01 / norm)
+
+
 def flat(self, parameters):
     update = torch.cat([p.grad.flatten() for p in parameters])
     update.div_(update.abs().max())
@@ -174,6 +201,8 @@ REFUSED = {
     foreach_norm_of_all: "aten::stack puts together",
     sum_of_squares: "aten::add puts together",
     norm_on_the_host: "aten::item reads a value that comes from '\\d.bias', and '\\d.weight' is updated before '\\d.bias'",
+    norm_through_numpy: "numpy reads a value that comes from",
+    norm_through_a_list: "tolist reads a value that comes from",
     flat: "aten::cat puts together",
     from_the_second_update: "aten::add puts together",
     neighbour: "aten::copy_ puts together",
@@ -214,6 +243,18 @@ class OwnOptimizers(unittest.TestCase):
                 made = own(update)
                 self.train(smp.DistributedOptimizer(made(self.net.parameters())), made(self.plain.parameters()))
 
+    def test_that_derive_from_those_of_torch_pass(self):
+        for kind in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Rprop", "Adafactor"):
+            for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
+                derived = type(kind, (getattr(torch.optim, kind),), {})
+                # Each parameter's own rate is a number there, made for all before the first is updated.
+                if ("fused" in options and kind not in ("SGD", "Adam", "AdamW", "Adagrad")) or (kind, options) == ("Adafactor", {"foreach": True}):
+                    continue
+                with self.subTest(kind, **options):
+                    self.setUp()
+                    optimizers = [derived(net.parameters(), lr=0.01, **options) for net in (self.net, self.plain)]
+                    self.train(smp.DistributedOptimizer(optimizers[0]), optimizers[1])
+
     def test_that_mix_parameters_are_refused_before_anything_changes(self):
         for update, text in REFUSED.items():
             with self.subTest(update.__name__):
@@ -236,6 +277,16 @@ class OwnOptimizers(unittest.TestCase):
                 other = torch.optim.Adam(self.net.parameters())
                 plain_other = torch.optim.Adam(self.plain.parameters())
                 self.train(smp.DistributedOptimizer(other), plain_other)
+
+    def test_that_mix_parameters_are_told_as_on_the_page(self):
+        optimizer = smp.DistributedOptimizer(own(norm_of_all)(self.net.parameters()))
+        train_step(self.model, batch(0))
+        if smp.pp_size() == 1:
+            optimizer.step()
+            return
+        with self.assertRaises(ValueError) as refused:
+            optimizer.step()
+        self.assertIn(f"\n{refused.exception}\n", (pathlib.Path(__file__).parents[2] / "docs/python_refusals.md").read_text())
 
     def test_with_the_norm_of_all_ranks(self):
         class Scaled(Own):

@@ -17,6 +17,7 @@
 #include "smp/engine/context/call.h"
 #include "smp/engine/optimizers/optimizer_settings.h"
 #include "smp/engine/optimizers/optimizer_state.h"
+#include "smp/engine/optimizers/parameter_origins.h"
 #include "smp/engine/optimizers/watched_update.h"
 #include "smp/engine/rank/rank_state.h"
 #include "smp/engine/step/nonfinite.h"
@@ -308,6 +309,14 @@ bool begin_update(Optimizer& optimizer, bool has_finite_gradients) {
 void run_update(Optimizer& optimizer, const std::function<void()>& update) {
   RankState& own = rank_state("DistributedOptimizer::step");
   is_to_be_watched(own, optimizer) ? watched_update(own, optimizer, update) : update();
+}
+
+void values_read(const at::Tensor& tensor, const std::string& reader) {
+  const Context* own = try_context();
+  if (own == nullptr || own->rank_state == nullptr) return;
+  for (const auto& alive : own->rank_state->live_optimizers()) {
+    if (alive->origins) alive->origins->values_read(tensor, reader);
+  }
 }
 
 OptimizerState state_dict(Optimizer& optimizer) {

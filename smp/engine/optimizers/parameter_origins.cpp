@@ -157,6 +157,10 @@ void ParameterOrigins::take_results(const Call& call, c10::ArrayRef<c10::IValue>
   }
 }
 
+void ParameterOrigins::values_read(const at::Tensor& tensor, const std::string& reader) {
+  if (!parameters_.empty()) note_values_read(origin_of(tensor, reader), reader);  // else between two updates
+}
+
 void ParameterOrigins::end() {
   for (size_t p = 0; p < parameters_.size(); ++p) {  // whose data may have been replaced
     static const std::string kReplaced = "what replaces its data";
@@ -260,14 +264,14 @@ void ParameterOrigins::note_mix(const Origin& origin) {
 
 void ParameterOrigins::note_values_read(const Origin& origin, const std::string& op) {
   if (origin.is_mixed()) note_mix(origin);
-  if (origin.exists()) read_.emplace_back(origin.one, &op);
+  if (origin.exists()) read_.emplace_back(origin.one, op);
 }
 
 void ParameterOrigins::note_reads_before(int parameter) {
   const auto name = [&](int p) { return "'" + parameters_[static_cast<size_t>(p)].name + "'"; };
   for (const auto& [other, op] : read_) {
     if (other == parameter || !finding_.empty()) continue;
-    finding_ = *op + " reads a value that comes from " + name(other) + ", and " + name(parameter) + " is updated before " +
+    finding_ = op + " reads a value that comes from " + name(other) + ", and " + name(parameter) + " is updated before " +
                name(other) + ", perhaps by this value";
   }
   std::erase_if(read_, [&](const auto& each) { return each.first == parameter; });

@@ -44,6 +44,8 @@ class ParameterOrigins : public runtime::Interceptor {
 
   void begin(const std::vector<Followed>& parameters);
   void operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
+  /// For a language that reads values without an operator: `reader` is its name for that.
+  void values_read(const at::Tensor& tensor, const std::string& reader);
   void end();
   /// The first use of what comes from several parameters, as a clause: "aten::stack puts together what comes from ...".
   const std::string& finding() const { return finding_; }
@@ -84,7 +86,7 @@ class ParameterOrigins : public runtime::Interceptor {
 
   std::vector<Parameter> parameters_;
   std::unordered_map<const c10::StorageImpl*, Memory> memories_;
-  std::vector<std::pair<int, const std::string*>> read_;  // parameters not updated since, and by which operator
+  std::vector<std::pair<int, std::string>> read_;  // parameters not updated since, and by which operator
   std::string finding_;
 };
 

@@ -40,11 +40,12 @@ std::vector<ParameterOrigins::Followed> followed(const RankState& own, const Opt
 
 std::string refusal_of(const std::string& finding) {
   if (finding.empty()) return "";
-  return "DistributedOptimizer::step: expected an optimizer that updates each parameter by its own gradient, got one in which " +
+  return "DistributedOptimizer::step: expected an optimizer that updates each parameter by its own gradient, got one in "
+         "which " +
          finding +
          ". Each rank has a part of the parameters, so that they would be trained by another rule than on one. Nothing has "
-         "been updated. smp::clip_grad_norm_(model, INFINITY) gives the norm of all gradients: call it before step() and give "
-         "the number to the optimizer. What goes into one parameter alone, compute right before it is updated.";
+         "been updated. smp::clip_grad_norm_(model, INFINITY) gives the norm of all gradients: call it before step() and "
+         "give the number to the optimizer. What goes into one parameter alone, compute right before it is updated.";
 }
 
 std::string error_of(const std::exception_ptr& thrown, const RankState& own) {

@@ -153,17 +153,14 @@ TEST_P(OwnOptimizers, TrainAsInThePlainLoopOrAreRefused) {
 
 INSTANTIATE_TEST_SUITE_P(
     , OwnOptimizers,
-    testing::Combine(testing::Values(Case{"momentum", momentum, ""}, Case{"foreach_sgd", foreach_sgd, ""},
-                                     Case{"trust_ratio", trust_ratio, ""},
-                                     Case{"trust_ratio_on_the_host", trust_ratio_on_the_host, ""},
-                                     Case{"norm_of_all", norm_of_all, "aten::stack puts together what comes from '"},
-                                     Case{"norm_on_the_host", norm_on_the_host, "aten::item reads a value that comes from '"},
-                                     Case{"replaced_by_another", replaced_by_another,
-                                          "aten::add puts together what comes from '"}),
-                     testing::Values(1, 2)),
-    [](const auto& row) {
-      return std::get<0>(row.param).name + "_on_" + std::to_string(std::get<1>(row.param));
-    });
+    testing::Combine(
+        testing::Values(Case{"momentum", momentum, ""}, Case{"foreach_sgd", foreach_sgd, ""},
+                        Case{"trust_ratio", trust_ratio, ""}, Case{"trust_ratio_on_the_host", trust_ratio_on_the_host, ""},
+                        Case{"norm_of_all", norm_of_all, "aten::stack puts together what comes from '"},
+                        Case{"norm_on_the_host", norm_on_the_host, "aten::item reads a value that comes from '"},
+                        Case{"replaced_by_another", replaced_by_another, "aten::add puts together what comes from '"}),
+        testing::Values(1, 2)),
+    [](const auto& row) { return std::get<0>(row.param).name + "_on_" + std::to_string(std::get<1>(row.param)); });
 
 /// LibTorch's rule is known, whatever its state; that of a class derived from it is not.
 struct Derived : torch::optim::SGD {
@@ -189,6 +186,27 @@ TEST(OwnOptimizer, DerivedFromOneOfLibTorchIsWatched) {
     const std::string text = support::message_of<c10::ValueError>([&] { optimizer.step(); });
     EXPECT_TRUE(contains(text, "aten::add puts together")) << text;
   });
+}
+
+struct OneOnEach : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return torch::tanh(x.matmul(first)).matmul(second); }
+  at::Tensor first = register_parameter("first", torch::ones({8, 8}));
+  at::Tensor second = register_parameter("second", torch::ones({8, 8}));
+};
+
+TEST(OwnOptimizer, OfOneParameterOnEachRankIsWarnedOfOnce) {
+  testing::internal::CaptureStderr();
+  tests::run_smp_ranks(2, {.microbatches = 2, .log_level = LogLevel::kWarning}, [] {
+    auto net = std::make_shared<OneOnEach>();
+    DistributedModel model(net);
+    DistributedOptimizer optimizer(Own(net->parameters(), momentum), model);
+    auto step = tests::training_step(model);
+    for (int s = 0; s < 3; ++s) step(tests::rows(4, 8, 1), tests::rows(4, 8, 2)), optimizer.step();
+  });
+  const std::string text = testing::internal::GetCapturedStderr(),
+                    warning = "expected a rank with gradients of two parameters";
+  EXPECT_TRUE(contains(text, warning)) << text;
+  EXPECT_EQ(text.find(warning), text.rfind(warning)) << text;
 }
 
 TEST(OwnOptimizer, ThatThrowsOnOneRankThrowsOnAll) {

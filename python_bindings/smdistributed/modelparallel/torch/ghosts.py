@@ -24,8 +24,9 @@ for _module in (torch.autograd, torch.autograd.graph):  # each has the function 
     _module._engine_run_backward = _asking(_module._engine_run_backward)
 
 
-def _looking(name, look):
-    """Replaces a method of tensors: those without data of their own give look(their values, self, ...)."""
+def _looking(name, look, reads=True):
+    """Replaces a method of tensors: those without data of their own give look(their values, self, ...). reads: what it returns goes
+    into what a script computes."""
     plain = getattr(torch.Tensor, name)
 
     @functools.wraps(plain)
@@ -33,6 +34,8 @@ def _looking(name, look):
         seen = []
         if _engine.look_at(self, lambda values: seen.append(look(values, self, *args, **kwargs))):
             return seen[0]
+        if reads:
+            _engine.values_read(self, name)
         return plain(self, *args, **kwargs)
 
     setattr(torch.Tensor, name, looking)
@@ -52,5 +55,5 @@ def _repr(values, tensor, **kwargs):
 
 _looking("numpy", _numpy)
 _looking("tolist", lambda values, _: values.tolist())
-_looking("__repr__", _repr)
-_looking("is_shared", lambda _, __: False)  # torch ends the process where it cannot tell
+_looking("__repr__", _repr, reads=False)
+_looking("is_shared", lambda _, __: False, reads=False)  # torch ends the process where it cannot tell

@@ -1,5 +1,6 @@
 """DistributedOptimizer: the optimizer itself, which updates on each rank what lives there."""
 
+import functools
 import weakref
 
 import torch
@@ -107,10 +108,7 @@ class _Updates:
             )
         if not _engine.begin_update(self._engine_optimizer, self._has_finite_gradients):
             return None
-        returned = []
-        own = super().step
-        _engine.run_update(self._engine_optimizer, lambda: returned.append(own(**kwargs)))
-        return returned[0]
+        return _engine.run_update(self._engine_optimizer, functools.partial(super().step, **kwargs))
 
     def zero_grad(self, *args, **kwargs):
         _engine.refuse_in_body("zero_grad")

@@ -53,7 +53,7 @@ class OptimizerView:
 
     def snapshot(self):
         """What puts back its attributes, its state and its groups, and those of an optimizer within; not what is in tensors."""
-        kept = _containers_in(vars(self.optimizer), {})
+        kept = _containers_in(getattr(self.optimizer, "__dict__", {}), {})
 
         def put_back():
             for container, items in kept.values():
