@@ -278,6 +278,23 @@ class OwnOptimizers(unittest.TestCase):
                 plain_other = torch.optim.Adam(self.plain.parameters())
                 self.train(smp.DistributedOptimizer(other), plain_other)
 
+    def test_that_mix_what_one_rank_has_are_refused_on_all(self):
+        layers = [nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16, bias=False)]
+        net = nn.Sequential(*layers)
+        smp.set_partition(layers[0], 0)
+        smp.set_partition(layers[2], smp.pp_size() - 1)
+        model = smp.DistributedModel(net)
+        optimizer = smp.DistributedOptimizer(own(norm_of_all)(net.parameters()))
+        train_step(model, batch(0))
+        if smp.pp_size() == 1:
+            optimizer.step()
+            return
+        self.assertEqual(len(list(model.local_parameters())), 2 - smp.pp_rank())
+        before = bits_of(optimizer, model)
+        with self.assertRaisesRegex(ValueError, "aten::stack puts together what comes from '0.weight' and '0.bias'"):
+            optimizer.step()
+        support.same_bits(self, bits_of(optimizer, model), before, "what a refused update leaves")
+
     def test_that_mix_parameters_are_told_as_on_the_page(self):
         optimizer = smp.DistributedOptimizer(own(norm_of_all)(self.net.parameters()))
         train_step(self.model, batch(0))
