@@ -158,6 +158,13 @@ bool refuse_several(const EnvironmentLookup& lookup, const VariableSet& set) {
   return has_size;
 }
 
+// MPI_Init in a process that no launcher has started, as an import of mpi4py calls it, leaves PMIX_RANK=0 behind.
+EnvironmentLookup of_launchers(const EnvironmentLookup& environment) {
+  if (environment("OMPI_MCA_ess") != "singleton") return environment;
+  return
+      [environment](const char* name) { return std::string_view(name) == "PMIX_RANK" ? std::nullopt : environment(name); };
+}
+
 void refuse_unknown(const EnvironmentLookup& lookup) {
   bool is_known_to_be_alone = false;
   for (const VariableSet& set : kRefusedLaunchers) is_known_to_be_alone |= refuse_several(lookup, set);
@@ -176,7 +183,8 @@ std::optional<std::string> process_environment(const char* name) {
   return value;
 }
 
-Launch detect_launch(const EnvironmentLookup& lookup) {
+Launch detect_launch(const EnvironmentLookup& environment) {
+  const EnvironmentLookup lookup = of_launchers(environment);
   const auto mpirun = read(lookup, kOpenMpi, Launch::Kind::kMpirun);
   // Without LOCAL_RANK, RANK and WORLD_SIZE beside another launcher's may be those of a host (Volcano).
   std::optional<Launch> torchrun;

@@ -44,9 +44,9 @@ std::optional<std::string> process_environment(const char* name);
 ///
 /// Reads OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE (the local ones default to one host), and else torchrun's
 /// RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and else, beside PMIX_RANK, those of a step
-/// of srun. Throws c10::ValueError when the set is incomplete or no number, when the first two are there and disagree, and
-/// when another launcher (srun without PMIx, MPICH, Intel MPI, MVAPICH) started several processes that would not find each
-/// other.
+/// of srun. What MPI_Init leaves in a process that nobody has launched (mpi4py's import) counts as no launcher. Throws
+/// c10::ValueError when the set is incomplete or no number, when the first two are there and disagree, and when another
+/// launcher (srun without PMIx, MPICH, Intel MPI, MVAPICH) started several processes that would not find each other.
 Launch detect_launch(const EnvironmentLookup& lookup = process_environment);
 
 /// Empty where MPI has found what `launch` says, rank `rank` of `size`; else the complaint.

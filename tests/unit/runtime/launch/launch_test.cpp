@@ -54,6 +54,17 @@ TEST(Launch, WithoutLauncherIsAWorldOfOne) {
   EXPECT_EQ(detect_launch(in({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}})), Launch());
 }
 
+// What MPI_Init of Open MPI 4.1 leaves in a process without launcher, and so mpi4py's import.
+const Environment kSingleton{
+    {"OMPI_MCA_ess", "singleton"}, {"OMPI_APP_CTX_NUM_PROCS", "1"}, {"PMIX_RANK", "0"}, {"PMIX_NAMESPACE", "396034049"}};
+
+TEST(Launch, AProcessThatMpiFoundAloneIsAWorldOfOne) {
+  EXPECT_EQ(detect_launch(in(kSingleton)), Launch());
+  EXPECT_EQ(detect_launch(in(kSingleton + of_mpirun("1", "2"))).size, 2);  // mpirun started by such a process
+  const Environment srun{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}};
+  expect_contains(refusal_of(kSingleton + srun), "srun (SLURM_PROCID=0, SLURM_STEP_NUM_TASKS=2)");  // each one alone
+}
+
 TEST(Launch, ReadsMpirun) {
   EXPECT_EQ(detect_launch(in(kMpirun)), (Launch{Launch::Kind::kMpirun, 3, 8, 1, 2}));
   EXPECT_EQ(detect_launch(in(of_mpirun("1", "4"))), (Launch{Launch::Kind::kMpirun, 1, 4, 1, 4}));
