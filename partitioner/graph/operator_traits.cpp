@@ -33,7 +33,7 @@ const std::unordered_map<std::string_view, Traits> kTraits = {
     {"aten::_unique2", Trait::kShapeFromData},
     {"aten::unique_dim", Trait::kShapeFromData},
     {"aten::unique_consecutive", Trait::kShapeFromData},
-    {"aten::_pack_padded_sequence", Trait::kLooksAtNumbers},
+    {"aten::_pack_padded_sequence", Trait::kLooksAtNumbers | Trait::kShapeFromData},
     {"aten::_pad_packed_sequence", Trait::kLooksAtNumbers},
     {"aten::corrcoef", Trait::kLooksAtNumbers},
     {"aten::cov", Trait::kLooksAtNumbers},

@@ -19,6 +19,8 @@ const std::vector<Word>& words() {
       {std::regex(R"(Wrap the code that calls the model: auto train_step = smp::step\(.{0,400}?\}\);)"),
        "Put the code that calls the model into a function under @smp.step."},
       {std::regex(R"(: auto train_step = smp::step\(.{0,400}?\}\);)"), ", in a function under @smp.step."},
+      {std::regex(R"(torch::jit::setFusionStrategy\(\{\}\) at the start of the program)"),
+       "torch.jit.set_fusion_strategy([]) at the top of the script"},
       {std::regex("torch::NoGradGuard"), "torch.no_grad()"},
       {std::regex("a std::vector"), "a list"},
       {std::regex(R"(bring what you want to look at to the CPU first: tensor\.cpu\(\))"),

@@ -69,11 +69,12 @@ void refuse_custom_function(const at::Tensor& tensor, const std::string& place) 
 }
 
 void refuse_trained(const at::Tensor& tensor, const std::string& place) {
-  TORCH_CHECK(false, place, ": expected trainable tensors to be parameters of the model, got a tensor of sizes ",
-              tensor.sizes(),
-              " of the step body that was made to require a gradient (requires_grad_). Nobody could read that: the body "
-              "runs on ghosts and the backward on other tensors. Register a parameter, or take gradients with respect to "
-              "inputs (a penalty) by torch::autograd::grad within smp::opaque.");
+  TORCH_CHECK(
+      false, place, ": expected trainable tensors to be parameters of the model, got a tensor of sizes ", tensor.sizes(),
+      " of the step body that was made to require a gradient (requires_grad_). Nobody could read that: the body "
+      "runs on ghosts and the backward on other tensors. Register a parameter, or take gradients with respect to "
+      "inputs (a penalty) by torch::autograd::grad within smp::opaque. Functions of TorchScript do so once they have been "
+      "profiled: call torch::jit::setFusionStrategy({}) at the start of the program.");
 }
 
 }  // namespace smp::runtime

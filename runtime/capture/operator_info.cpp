@@ -24,7 +24,8 @@ OperatorClass classify(const c10::OperatorHandle& op, const std::string& name) {
   if (has(Trait::kReplacesData, name)) return OperatorClass::kReplacesData;
   if (has(Trait::kRunsBackward, name)) return OperatorClass::kRunsBackward;
   // Tagged upstream only in part; bool-mask indexing is caught by the Meta kernel itself.
-  if (has(Trait::kShapeFromData, name) || op.hasTag(at::Tag::dynamic_output_shape)) {
+  const bool is_where_of_one = name == "aten::where" && op.operator_name().overload_name.empty();  // nonzero in a tuple
+  if (is_where_of_one || has(Trait::kShapeFromData, name) || op.hasTag(at::Tag::dynamic_output_shape)) {
     return OperatorClass::kDataDependentShape;
   }
   for (const auto& argument : op.schema().arguments()) {

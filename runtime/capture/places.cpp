@@ -46,6 +46,22 @@ void refuse_replaced_data(const std::string& op, const std::string& module) {
                               "tensor (set_data, set_). Write into it with copy_ instead.");
 }
 
+void refuse_nested(const std::string& op, const std::string& module) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, describe_place(op, module),
+      ": expected tensors of one size each, got a nested tensor, whose parts have sizes of their own. "
+      "Pad the parts to one size, and mask what is padding, or call code that needs them, from padded "
+      "tensors to padded tensors, through smp::opaque.");
+}
+
+void refuse_forward_mode(const std::string& module) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, describe_place("aten::_make_dual", module),
+      ": expected operators that stages can run later, got a dual tensor of forward-mode "
+      "differentiation, whose level ends with the body. Call code that needs it through smp::opaque; "
+      "in Python torch.func.jvp goes.");
+}
+
 void refuse_stale_ghost(const std::string& place, const std::string& module) {
   TORCH_CHECK(false, describe_place(place, module),
               ": got a ghost of an earlier run of the body, kept in a variable or module member. Expected tensors of this "
@@ -56,7 +72,7 @@ void refuse_stale_ghost(const std::string& place, const std::string& module) {
 
 void refuse_other_arithmetic(const std::string& changed, const std::string& place) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, place, ": the step body has changed ", changed,
-                              ", with which LibTorch chooses kernels for the whole process. Expected a body that leaves it "
+                              ", with which LibTorch computes in the whole process. Expected a body that leaves it "
                               "alone: stages run later, all operators with the setting of the program around the step. Set "
                               "it before the step, or call what needs it through smp::opaque.");
 }

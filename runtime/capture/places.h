@@ -27,6 +27,8 @@ const std::string& module_in_texts(const partitioner::Graph& graph, partitioner:
 [[noreturn]] void refuse_replaced_data(const std::string& op, const std::string& module);
 [[noreturn]] void refuse_stale_ghost(const std::string& place, const std::string& module);
 /// `changed`: since the body began.
+[[noreturn]] void refuse_nested(const std::string& op, const std::string& module);
+[[noreturn]] void refuse_forward_mode(const std::string& module);
 [[noreturn]] void refuse_other_arithmetic(const std::string& changed, const std::string& place);
 
 /// Autocast of the thread, for the rank's device.

@@ -119,7 +119,8 @@ void Recorder::refuse_unsupported(const OperatorInfo& info, const torch::jit::St
     TORCH_CHECK_NOT_IMPLEMENTED(
         !is_meta, describe_place(info.name, recording_->module()),
         ": expected tensors of the rank's device, got the meta device, whose tensors have no data to ",
-        "compute with or to send. Ask the tensors themselves for sizes and dtypes.");
+        "compute with or to send. Ask the tensors themselves for sizes and dtypes. Nested tensors make one within: pad, and "
+        "mask.");
   }
   switch (class_of_call(info, stack)) {
     case OperatorClass::kReadsValue:
@@ -133,6 +134,8 @@ void Recorder::refuse_unsupported(const OperatorInfo& info, const torch::jit::St
     default:
       break;
   }
+  if (info.name.starts_with("aten::_nested_")) refuse_nested(info.name, recording_->module());
+  if (info.name == "aten::_make_dual") refuse_forward_mode(recording_->module());
 }
 
 void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

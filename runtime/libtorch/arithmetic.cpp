@@ -2,6 +2,8 @@
 #include "runtime/libtorch/arithmetic.h"
 
 #include <ATen/Context.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/ScalarType.h>
 
 #include "runtime/device/device.h"
 #include "runtime/libtorch/deterministic.h"
@@ -20,6 +22,7 @@ ArithmeticSwitches arithmetic_switches() {
     attention_order = attention_order * 16 + static_cast<int64_t>(backend);
   }
   ArithmeticSwitches switches{
+      {"set_default_dtype", static_cast<int64_t>(c10::typeMetaToScalarType(c10::get_default_dtype()))},
       {"backends.mkldnn.matmul.fp32_precision", precision(Float32Backend::MKLDNN, Float32Op::MATMUL)},
       {"backends.mkldnn.conv.fp32_precision", precision(Float32Backend::MKLDNN, Float32Op::CONV)},
       {"backends.mkldnn.rnn.fp32_precision", precision(Float32Backend::MKLDNN, Float32Op::RNN)},

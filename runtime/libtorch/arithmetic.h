@@ -1,5 +1,5 @@
 // LibTorch's switches of the whole process that decide by which kernels, and with how many bits, operators compute on the
-// rank's device.
+// rank's device, and of which dtype what they make is.
 #pragma once
 
 #include <cstdint>

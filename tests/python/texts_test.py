@@ -76,6 +76,88 @@ class Texts(unittest.TestCase):
             if body is differentiates and raised_within and smp.rank() == 0:
                 self.assertEqual(frames[-1], "differentiates")  # the script's own line, not what torch and smp have called since
 
+    def test_of_what_stages_cannot_run(self):
+        doubled = torch.jit.script(torch.nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+        jitted = smp.DistributedModel(nn.Sequential(nn.Linear(4, 4), doubled))
+
+        def profiled(model, x):
+            y = jitted(x)
+            for _ in range(4):
+                y = doubled(y)
+            jitted.backward(y.mean())
+
+        def chooses(model, x):
+            return torch.cond(x.sum() > 0, torch.sin, torch.cos, (model(x),))
+
+        def loops(model, x):
+            return torch._higher_order_ops.while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (model(x),))
+
+        def packs(model, x):
+            y, lengths = model(x).unsqueeze(1), (x > 0).sum(1)
+            return nn.utils.rnn.pack_padded_sequence(y, lengths, batch_first=True, enforce_sorted=False).data
+
+        def nests(model, x, **form):
+            y = model(x)
+            return torch.nested.as_nested_tensor([y[0], y[1]], **form).to_padded_tensor(0)
+
+        def in_doubles(model, x):
+            torch.set_default_dtype(torch.float64)
+            try:
+                return model(x) * torch.ones(1)
+            finally:
+                torch.set_default_dtype(torch.float32)
+
+        def is_dual(model, x):
+            with torch.autograd.forward_ad.dual_level():
+                return model(torch.autograd.forward_ad.make_dual(x, x))
+
+        for body, words in (
+            (profiled, r"torch\.jit\.set_fusion_strategy\(\[\]\) at the top of the script"),
+            (chooses, r"got cond of torch, which .* torch\.where, .* smp\.opaque"),
+            (loops, r"got while_loop of torch, which .* smp\.opaque"),
+            (packs, r"aten::_pack_padded_sequence, .* depends on data, .* smp\.opaque"),
+            (lambda model, x: model(x)[torch.where(x[:, 0] > 0)], r"aten::where, .* depends on data, .* smp\.opaque"),
+            (nests, r"got a nested tensor, .* Pad the parts to one size"),
+            (lambda model, x: nests(model, x, layout=torch.jagged), r"Nested tensors make one within: pad, and mask"),
+            (in_doubles, r"has changed torch\.set_default_dtype, .* smp\.opaque"),
+            (is_dual, r"got a dual tensor .* in Python torch\.func\.jvp goes"),
+        ):
+            with self.assertRaisesRegex(Exception, words) as caught:
+                smp.step(body)(self.model, torch.ones(8, 4))
+            self.assertTrue(no_cpp(str(caught.exception)), caught.exception)
+        with self.assertRaisesRegex(ValueError, r"got none \(sizes \[0, 4\].* non_split_inputs of smp\.step"):
+            smp.step(chooses)(self.model, torch.ones(0, 4))
+
+    def test_of_results_and_models_that_are_taken_for_tensors_and_modules(self):
+        loss = smp.step(lambda model, x: model(x).mean())(self.model, torch.ones(8, 4))
+        one = r"expected a tensor, got one of each microbatch\. .* loss\.reduce_mean\(\)\.item\(\)"
+        for use, kind in (
+            (lambda: loss.item(), AttributeError),
+            (lambda: loss.backward(), AttributeError),
+            (lambda: loss.shape, AttributeError),
+            (lambda: f"{loss:.4f}", TypeError),
+            (lambda: float(loss), TypeError),
+            (lambda: 0.0 + loss, TypeError),
+            (lambda: loss / 2, TypeError),
+        ):
+            with self.assertRaisesRegex(kind, one):
+                use()
+        self.assertEqual(f"{loss}", str(loss))
+        with self.assertRaisesRegex(AttributeError, "no attribute 'losses'$"):
+            loss.losses
+
+        class Generates(nn.Linear):
+            def generate(self, x):
+                return self(x)
+
+        model = smp.DistributedModel(Generates(4, 4))
+        with self.assertRaisesRegex(AttributeError, r"'generate'; .*model\.get_module\(\)\.generate"):
+            model.generate
+        smp.step(lambda x: model.get_module().generate(x))(torch.ones(8, 4))
+        for name in ("nothing", "_private", "hf_device_map"):
+            with self.assertRaisesRegex(AttributeError, f"no attribute '{name}'$"):
+                getattr(model, name)
+
     def test_may_be_long(self):
         for begin, end in (("Config::", ""), ("StepOptions::", ""), (": auto train_step = smp::step(", "});")):
             text = _engine.in_python(begin + "x" * 300_000 + end)

@@ -43,8 +43,12 @@ void check_cut(const StepTensor& argument, const Share& share) {
   TORCH_CHECK_VALUE(axis >= 0 && axis < tensor.dim(), "step argument ", argument.position,
                     ": input_split_axes: expected a dimension of -", tensor.dim(), " ... ", tensor.dim() - 1, " for sizes ",
                     tensor.sizes(), ", got ", argument.axis, ".");
-  TORCH_CHECK_VALUE(tensor.size(axis) > 0 && tensor.size(axis) % share.total() == 0, "microbatch split of step argument ",
-                    argument.position, axis == 0 ? std::string() : " along dimension " + std::to_string(axis),
+  TORCH_CHECK_VALUE(tensor.size(axis) > 0, "step argument ", argument.position,
+                    ": expected a batch of rows, got none (sizes ", tensor.sizes(), ", cut along dimension ", axis,
+                    "). Leave an empty batch out on all ranks, or name an ",
+                    "argument that is no batch in StepOptions::non_split_inputs.");
+  TORCH_CHECK_VALUE(tensor.size(axis) % share.total() == 0, "microbatch split of step argument ", argument.position,
+                    axis == 0 ? std::string() : " along dimension " + std::to_string(axis),
                     ": expected a batch size divisible by ", describe(share), ", got ", tensor.size(axis),
                     ". Drop the last batch (DataLoaderOptions::drop_last) or change Config::microbatches.");
 }

@@ -76,6 +76,24 @@ TEST(Arithmetic, ThatIsOfTheBackwardAloneIsRefused) {
   });
 }
 
+// What the body makes would be of another dtype on the stages.
+TEST(Arithmetic, OfAnotherDefaultDtypeIsRefused) {
+  tests::run_smp_ranks(1, {.microbatches = 2}, [] {
+    Model model(make_net());
+    auto step = smp::step([&](at::Tensor part) {
+      torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
+      const at::Tensor factors = torch::ones({4});
+      torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
+      return model(part) * factors;
+    });
+    const std::string message = message_of([&] { step(rows(4, 8, 1)); });
+    torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
+    EXPECT_NE(message.find("aten::ones, before any parameter was used: the step body has changed torch.set_default_dtype"),
+              std::string::npos)
+        << message;
+  });
+}
+
 // A tape holds the operator that was chosen.
 TEST(Arithmetic, ThatChangesBetweenStepsIsFollowedByTapes) {
   tests::run_smp_ranks(1, {.microbatches = 2}, [] {

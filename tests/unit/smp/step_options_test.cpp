@@ -242,6 +242,8 @@ TEST(StepOptions, MistakesAreRefusedOnEveryRank) {
       "microbatch split of step argument 1 along dimension 1: expected a batch size divisible by microbatches=2, got 7",
       data, rows(4, 7, 1));
   expect_refused({}, "step argument 1: expected a tensor with a batch dimension", data, torch::tensor(1.0));
+  expect_refused({}, "step argument 0: expected a batch of rows, got none (sizes [0, 8], cut along dimension 0)",
+                 data.slice(0, 0, 0));
   expect_refused({.non_split_inputs = {0}}, "requires a gradient", torch::ones({2}, at::requires_grad()));
   expect_refused({}, "expected smp_slice to return the same number of tensors", Uneven{data});
   expect_refused({.non_split_inputs = {0}}, "Let the body capture it instead", Secret{data});

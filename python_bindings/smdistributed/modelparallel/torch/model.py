@@ -86,6 +86,15 @@ class DistributedModel(Members, torch.nn.Module):
         _engine.check_in_body(self._engine_model)
         return self.module(*args, **kwargs)
 
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            module = None if name.startswith("_") or "module" not in self._modules else self.get_module()
+            if module is None or not hasattr(module, name):
+                raise
+            raise AttributeError(f"{error}; the module that it wraps has: write model.get_module().{name}") from None
+
     def _runs_bare(self):
         """Outside of steps a module that is whole here is an ordinary one, as far as no replica has to hear of its gradients."""
         if _engine.is_in_body() or _engine.pp_size() > 1:

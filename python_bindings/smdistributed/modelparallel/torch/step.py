@@ -64,6 +64,34 @@ class StepOutput:
     def __repr__(self):
         return f"StepOutput({self.outputs})"
 
+    def __getattr__(self, name):
+        if not name.startswith("_") and hasattr(torch.Tensor, name):
+            raise AttributeError(_one_of_each(name))
+        raise AttributeError(f"'StepOutput' object has no attribute '{name}'")
+
+    def __format__(self, form):
+        if form:
+            raise TypeError(_one_of_each(f"__format__ of '{form}'"))
+        return str(self)
+
+
+def _one_of_each(what):
+    return (
+        f"StepOutput.{what}: expected a tensor, got one of each microbatch. Make one of them first: reduce_mean() "
+        "(a loss: loss.reduce_mean().item()), reduce_sum(), concat() or stack()."
+    )
+
+
+def _refuse_operator(name):
+    def refuse(self, *others):
+        raise TypeError(_one_of_each(name))
+
+    return refuse
+
+
+for _name in ("float", "int", "neg", "lt", "le", "gt", "ge", *(r + o for r in ("", "r") for o in ("add", "sub", "mul", "truediv"))):
+    setattr(StepOutput, f"__{_name}__", _refuse_operator(f"__{_name}__"))
+
 
 def step(function=None, *, non_split_inputs=(), input_split_axes=None, detach_outputs=True):
     """Turns a function into a step function, with or without options.
@@ -175,6 +203,7 @@ class _Call:
                 check_gradient_hooks()
         except Exception as error:
             _refuse_replaced(put_back_registered())  # what the error says may follow from that
+            _refuse_control_flow(error)
             _end_with_the_scripts_line(error.__traceback__)
             raise
         tensors, values = [], []
@@ -330,6 +359,21 @@ def _refuse_replaced(names):
             "The body runs without data, so what it assigns is lost. Register buffers in the constructor, and write to them "
             "in place: self.mean.copy_(new)."
         )
+
+
+def _refuse_control_flow(error):
+    """torch.cond and its like take functions, for which a graph of operators has no place. What torch says of that depends on
+    whether it has loaded its compiler."""
+    trace = error.__traceback__
+    while trace is not None:
+        package, _, operator = trace.tb_frame.f_globals.get("__name__", "").rpartition(".")
+        if package == "torch._higher_order_ops" and operator in ("cond", "while_loop", "map", "scan", "associative_scan"):
+            raise NotImplementedError(
+                f"step: expected operators on tensors, got {operator} of torch, which runs functions by the values of tensors. Compute "
+                "both branches and choose by torch.where, write a loop of a fixed length in Python, or call code that needs it through "
+                "smp.opaque."
+            ) from error
+        trace = trace.tb_next
 
 
 def _check_same_rows(counts):

@@ -191,6 +191,25 @@ TEST_F(RecordedBody, RefusalsNameOperatorAndModule) {
       contains(refusal([](const at::Tensor& x) { return x.nonzero(); }), "aten::nonzero, before any parameter was used: "));
 }
 
+TEST_F(RecordedBody, WhatNoGraphHoldsIsRefusedBeforeLibTorchSaysSo) {
+  const at::Tensor lengths = torch::tensor({8, 8, 8, 8});
+  const std::string from_data = "the shape of its result depends on data";
+  const std::tuple<Recorded, std::string, std::string> bodies[] = {
+      {[&](const at::Tensor& x) { return torch::where(x.mm(weight_) > 0)[0]; }, "aten::where", from_data},
+      {[&](const at::Tensor& x) { return std::get<0>(torch::_pack_padded_sequence(x.mm(weight_), lengths, true)); },
+       "aten::_pack_padded_sequence", from_data},
+      {[&](const at::Tensor& x) { return at::_nested_tensor_from_tensor_list({x.mm(weight_)[0], x[1]}); },
+       "aten::_nested_tensor_from_tensor_list", "got a nested tensor, whose parts have sizes of their own. Pad the parts"},
+      {[&](const at::Tensor& x) { return at::_make_dual(x.mm(weight_), x, 0); }, "aten::_make_dual",
+       "got a dual tensor of forward-mode differentiation, whose level ends with the body"},
+      {[&](const at::Tensor& x) { return x.mm(weight_).to(torch::kMeta); }, "aten::to",
+       "got the meta device, whose tensors have no data to compute with or to send"}};
+  for (const auto& [body, op, words] : bodies) {
+    const std::string text = refusal(body);
+    EXPECT_TRUE(contains(text, op + ", in or after module 'encoder.fc': ") && contains(text, words)) << text;
+  }
+}
+
 TEST_F(RecordedBody, ErrorsOfOperatorsNameTheirPlace) {
   const std::string text = refusal([&](const at::Tensor& x) { return x.mm(weight_).mm(x); });
   EXPECT_TRUE(contains(text, "while capturing aten::mm, in or after module 'encoder.fc'")) << text;
