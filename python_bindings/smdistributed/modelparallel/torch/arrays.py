@@ -8,9 +8,12 @@ import argparse
 import math
 import pickle
 import re
+import types
 
 import numpy
 import torch
+
+from smdistributed.modelparallel.torch import objects
 
 _NUMBERS = re.compile(r"b1|[iu][1248]|f[248]|f16|c8|c16|c32")
 
@@ -71,12 +74,17 @@ def standing_in():
 
 
 def made(value, seen):
-    """`value`, in whose containers numpy's own have taken their places. `seen`: a dict, empty at first."""
+    """`value`, in whose containers numpy's own, and objects, have taken their places. `seen`: a dict, empty at first."""
     if isinstance(value, (_Type, _Array)):
         if not hasattr(value, "made"):
             raise pickle.UnpicklingError("expected the state of an array, got none")
         return value.made
-    if not isinstance(value, (dict, list, tuple, argparse.Namespace, torch.Tensor)):
+    if isinstance(value, objects.Object):
+        if id(value) not in seen:
+            seen[id(value)] = value, value.made  # which its fields may lead to again
+            vars(value.made).update({name: made(each, seen) for name, each in value.fields.items()})
+        return value.made
+    if not isinstance(value, (dict, list, tuple, argparse.Namespace, types.SimpleNamespace, torch.Tensor)):
         return value
     if id(value) not in seen:
         seen[id(value)] = value, value  # kept, so that nothing else gets its id

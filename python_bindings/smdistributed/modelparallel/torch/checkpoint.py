@@ -46,7 +46,8 @@ def load(f, map_location=None, pickle_module=pickle, partial=True, back_compat=F
     """What save wrote, here the part of this rank; also f_{mp_rank} of early versions, which back_compat prefers.
 
     Without `trusted`, or SMP_TRUSTED_CHECKPOINTS=1, only what can run no code: tensors, containers, numbers, texts, numpy arrays,
-    argparse.Namespace. Anything else raises pickle.UnpicklingError with its class.
+    argparse.Namespace, members of enums, configurations of transformers and objects of the script's own classes that keep fields
+    alone. Anything else raises pickle.UnpicklingError with its class.
     """
     if "weights_only" in pickle_load_args:
         raise TypeError("smp.load: expected trusted=True for a file whose loading may run code, got weights_only.")

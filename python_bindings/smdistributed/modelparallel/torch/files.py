@@ -1,23 +1,27 @@
 """Checkpoint files: written whole or not at all, and read without running what may be pickled in them."""
 
 import argparse
+import datetime
 import json
 import os
+import pathlib
 import pickle
 import re
 import shutil
 import stat
+import types
 import zipfile
 
 import torch
 
 from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel.torch import arrays
+from smdistributed.modelparallel.torch import arrays, objects
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MOST_INDEX_BYTES = 100_000_000  # as safetensors allows a header
 # Beside torch's own: tensors, containers, numbers, texts, torch.Size, dtypes.
-_ALLOWED = [argparse.Namespace, *arrays.standing_in()]
+_ALLOWED = [argparse.Namespace, types.SimpleNamespace, pathlib.PosixPath, datetime.datetime, datetime.timedelta]
+_ALLOWED += arrays.standing_in()
 
 
 def check_name(name, what):
@@ -115,13 +119,18 @@ def read(path, trusted=None, map_location=None, pickle_module=pickle, **argument
     if pickle_module is not pickle:
         raise ValueError("expected trusted=True with a pickle_module, whose loading may run code, got the module alone.")
     with torch.serialization.safe_globals(_ALLOWED):
+        kinds = _kinds_in(path)
+    stands = objects.standing_in(kinds)
+    with torch.serialization.safe_globals([*_ALLOWED, *stands]):
         try:
             return arrays.made(torch.load(path, map_location, weights_only=True, **arguments), {})
         except pickle.UnpicklingError as error:
+            without = sorted(set(kinds).difference(name for _, name in stands))
             raise pickle.UnpicklingError(
-                "expected tensors, containers, numbers, texts, numpy arrays and argparse.Namespace, whose loading runs no code, "
-                f"got {_kinds_in(path) or error} in '{path}'. If you trust whoever wrote it: trusted=True, or "
-                "SMP_TRUSTED_CHECKPOINTS=1 in the environment."
+                "expected tensors, containers, numbers, texts, numpy arrays, argparse.Namespace, members of enums, and objects of "
+                "classes that the script or transformers' configurations define and that keep fields alone, whose loading runs no "
+                f"code, got {', '.join(without) or error.__context__ or error} in '{path}'. If you trust whoever wrote it: trusted=True, or "
+                "SMP_TRUSTED_CHECKPOINTS=1 in the environment. Or save what it holds: vars(it), dataclasses.asdict(it)."
             ) from None
 
 
@@ -136,9 +145,9 @@ def _check_sums(path):
 
 def _kinds_in(path):
     try:
-        return ", ".join(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)))
+        return torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception:  # of a form that this function does not know
-        return ""
+        return []
 
 
 def _read_safetensors(path):
