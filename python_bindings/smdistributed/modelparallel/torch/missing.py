@@ -19,7 +19,6 @@ _TRANSLATION = "translation of state dictionaries. Those of smp have the module'
 _FP16 = "float16 training. Train in float32, or under torch.autocast with bfloat16, which needs no loss scale"
 _RECOMPUTATION = "activation checkpointing. Leave the call out: numbers are the same, memory is not saved; more stages save some"
 _SHARDED = "sharded data parallelism. model.state_dict() gathers the parameters of all ranks"
-_ZEROS = "initialisation by zeros. Leave zero_init out: modules initialise themselves"
 _TOOLS = "comparison of models with TensorFlow's. Compare model.state_dict() instead"
 
 _HUGGING_FACE = {
@@ -115,10 +114,10 @@ def tp_register_with_module(cls, dist_module, init_hook=None, forward_hook=None,
 @contextlib.contextmanager
 def model_creation(tensor_parallelism=False, dtype=None, **tp_config):  # noqa: A002
     """delay_param_initialization, where the key delayed_parameter_initialization asks for it. No tensor parallelism, and the
-    default dtype."""
+    default dtype. zero_init is without effect: it is no initialisation by zeros, but cuts parameters under sharded data
+    parallelism."""
     _refuse("model_creation", {"tensor_parallelism": True, **tp_config} if tensor_parallelism else None, _TENSOR)
     _refuse("model_creation", {"dtype": dtype} if dtype not in (None, torch.get_default_dtype()) else None, _FP16)
-    _refuse("model_creation", {"zero_init": True} if tp_config.get("zero_init") else None, _ZEROS)
     with delay_param_initialization(json.loads(_engine.config())["delayed_parameter_initialization"]):
         yield
 

@@ -9,13 +9,10 @@ from smdistributed.modelparallel import _engine
 # Keys that scripts ask for although nothing sets them here.
 _ABSENT = {
     "bf16": False,
-    "checkpoint_attentions": False,
     "fast_mode": False,
     "fp16": False,
-    "fp16_params": False,
     "horovod": False,
     "load_partition": False,
-    "offload_activations": False,
     "shard_optimizer_state": False,
     "sharded_data_parallel_degree": 1,
     "static_mode": False,

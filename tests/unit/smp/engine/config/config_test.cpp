@@ -150,6 +150,18 @@ TEST(ConfigSources, SageMakersOwnExampleIsAccepted) {
   EXPECT_NE(config.to_text().find("\n  optimize: speed\n"), std::string::npos);
 }
 
+TEST(ConfigSources, KeysOfFeaturesThatAreOffMayHaveAnyValue) {
+  const Config config = Config::from_json(R"({"sharded_data_parallel_degree": 1, "sdp_reduce_bucket_size": 1,
+      "sdp_param_persistence_threshold": 0, "sdp_max_live_parameters": -1, "sdp_hierarchical_allgather": false,
+      "sdp_gradient_clipping": 3, "tensor_parallel_degree": 1, "tensor_parallel_seed": -7, "fp16_params": true,
+      "checkpoint_attentions": true, "offload_activations": true, "activation_loading_horizon": 0, "load_partition": false,
+      "partition_file": "a", "ddp": false, "ddp_port": 12345, "ddp_dist_backend": "smddp"})");
+  EXPECT_EQ(config.without_effect.size(), 12U);
+  EXPECT_EQ(config.ddp_port, 12345);
+  EXPECT_EQ(Config::resolve(config, environment({})), config);
+  EXPECT_NE(json_error(R"({"sdp_hierarchical_allgather": 3})").find("expected true or false, got 3"), std::string::npos);
+}
+
 TEST(ConfigErrors, OfAllSourcesAndKindsComeAtOnce) {
   const auto lookup =
       environment({{"SMP_CONFIG", R"({"microbatchs": 4, "threads": "four", "tensor_parallel_degree": 2})"},
@@ -190,7 +202,7 @@ TEST(ConfigErrors, EveryTypeSaysWhatItExpects) {
        "placement_strategy: expected one of \"cluster\", \"spread\", \"DPT\", \"DTP\", \"PDT\", \"PTD\", \"TDP\", \"TPD\", "
        "got \"DP\""},
       {R"({"ddp_port": 65536})", "ddp_port: expected an integer, 0 to 65535, got 65536"},
-      {R"({"partition_file": "a"})", "partition_file: \"a\" is not available yet. Remove the key or set it to \"\""},
+      {R"({"load_partition": true})", "load_partition: true is not available yet. Remove the key or set it to false"},
       {R"({"sharded_data_parallel_degree": 2})",
        "sharded_data_parallel_degree: 2 is not available yet. Remove the key or set it to 1"},
       {R"({"partitions": 0.5})", "partitions: expected an integer, 0 or more, got 0.5"},
