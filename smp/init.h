@@ -14,7 +14,10 @@ namespace smp {
 ///
 /// `argument` is overridden key by key by SMP_CONFIG and SM_HP_MP_PARAMETERS (docs/configuration.md).
 /// Throws c10::ValueError, on every rank and before anything else happens, for a configuration with errors (all of them at
-/// once), one that differs between ranks (with the keys), or a world it does not fit; c10::Error when called twice.
+/// once), one that differs between ranks (with the keys), or a world it does not fit.
+///
+/// A second call takes over the keys that it names (fields other than their default) and that have had no effect yet: most
+/// are read when the first model is made. It throws c10::ValueError for the others that it would change.
 void init(const Config& argument = {});
 /// Leaves the job; collective. Objects made with smp must not be used afterwards. Throws c10::ValueError inside a step body
 /// and where optimizers differ between ranks, as a training step does; c10::Error before init.

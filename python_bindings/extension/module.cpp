@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -37,11 +38,30 @@ auto without_lock(Result (*function)(Args...)) {
   return [function](Args... args) { return unlocked([&] { return function(args...); }); };
 }
 
+constexpr std::pair<const char*, int (*)()> kNumbers[] = {
+    {"rank", &rank},         {"size", &size},        {"local_rank", &local_rank}, {"local_size", &local_size},
+    {"pp_rank", &pp_rank},   {"pp_size", &pp_size},  {"dp_rank", &dp_rank},       {"dp_size", &dp_size},
+    {"mp_rank", &mp_rank},   {"mp_size", &mp_size},  {"tp_rank", &tp_rank},       {"tp_size", &tp_size},
+    {"rdp_rank", &rdp_rank}, {"rdp_size", &rdp_size}};
+
+/// In a process that works for a rank, and is none itself: what that rank answers. Empty in all others.
+using Numbers = std::map<std::string, int>;
+Numbers& numbers_of_rank() {
+  static Numbers numbers;
+  return numbers;
+}
+
 void bind_job(py::module_& module) {
   module.def("init", [](const std::string& json) {
     // All errors at once; init lays the environment over it once more.
     const Config config = with_exit_code(ExitCode::kUsage, [&] { return Config::resolve_json(json); });
     unlocked([&] { init(config); });
+    numbers_of_rank().clear();  // of a process that has run the top of the script as a worker, before it was told its rank
+  });
+  module.def("init_again", [](const std::string& json) { unlocked([&] { engine::init_again(json); }); });
+  module.def("be_worker", [](Numbers of_rank, std::string refusal) {
+    numbers_of_rank() = std::move(of_rank);
+    engine::explain_absence(std::move(refusal));
   });
   module.def("shutdown", without_lock(&shutdown));
   module.def("is_initialized", &is_initialized);
@@ -64,18 +84,14 @@ void bind_job(py::module_& module) {
   });
   module.def("is_in_body", &engine::is_in_body);
   module.def("device_type", &engine::device_type);
-  // "key: value in force against the other" for each in which they differ.
-  module.def("differences",
-             [](const std::string& json) { return Config::differences(config(), Config::resolve_json(json)); });
   module.def("refuse_in_body", [](std::string_view caller) { engine::refuse_in_body(caller); });
-  module.def("rank", &rank), module.def("size", &size);
   module.def("launched_local_size", &engine::launched_local_size);
-  module.def("local_rank", &local_rank), module.def("local_size", &local_size);
-  module.def("pp_rank", &pp_rank), module.def("pp_size", &pp_size);
-  module.def("dp_rank", &dp_rank), module.def("dp_size", &dp_size);
-  module.def("mp_rank", &mp_rank), module.def("mp_size", &mp_size);
-  module.def("tp_rank", &tp_rank), module.def("tp_size", &tp_size);
-  module.def("rdp_rank", &rdp_rank), module.def("rdp_size", &rdp_size);
+  for (const auto& [name, function] : kNumbers) {
+    module.def(name, [own = std::string(name), answer = function] {
+      const auto known = numbers_of_rank().find(own);
+      return known == numbers_of_rank().end() ? answer() : known->second;
+    });
+  }
   module.def("get_world_group", &get_world_group), module.def("get_mp_group", &get_mp_group);
   module.def("get_dp_group", &get_dp_group), module.def("get_pp_group", &get_pp_group);
   module.def("get_tp_group", &get_tp_group), module.def("get_rdp_group", &get_rdp_group);

@@ -32,6 +32,13 @@ namespace smp::engine {
 struct Model;      // one wrapped model
 struct Optimizer;  // of one model
 
+// Start. smp::init does the rest (smp/init.h).
+
+/// smp::init where it has been called before, with the keys that the JSON object `text` names.
+void init_again(std::string_view text);
+/// Said by what is called without smp::init having been, in place of how to call it.
+void explain_absence(std::string text);
+
 // Models. What they do is told in smp/distributed_model.h, under the same names.
 
 std::shared_ptr<Model> add_model(std::shared_ptr<const ModelView> view, const ModelOptions& options);

@@ -7,9 +7,10 @@ import unittest
 from unittest import mock
 
 import support
+import torch
 
 import smdistributed.modelparallel.torch as smp
-from smdistributed.modelparallel.torch import job
+from smdistributed.modelparallel.torch import job, workers
 
 
 class Parameters(unittest.TestCase):
@@ -77,7 +78,7 @@ class SecondCall(unittest.TestCase):
         cls.enterClassContext(mock.patch.object(sys, "argv", sys.argv[:1]))
         smp.init({"log_level": "off"})
 
-    def test_changes_nothing(self):
+    def test_that_names_what_is_in_force_changes_nothing(self):
         before = vars(smp.state.cfg)
         smp.init()
         smp.init({"partitions": 1, "log_level": "off", "pipeline": None})
@@ -85,17 +86,39 @@ class SecondCall(unittest.TestCase):
         smp.init({"microbatches": 8})  # the environment overrides it here as there
         self.assertEqual(vars(smp.state.cfg), before)
 
-    def test_names_other_values(self):
-        with self.assertRaisesRegex(ValueError, "pipeline: interleaved against simple; ddp: false against true"):
-            smp.init({"pipeline": "simple", "ddp": True, "log_level": "off"})
+    def test_takes_over_keys_that_have_had_no_effect(self):
+        smp.init({"pipeline": "simple", "optimize": "speed", "memory_weight": 0.5})
+        cfg = smp.state.cfg
+        self.assertEqual((cfg.pipeline, cfg.optimize, cfg.memory_weight, cfg.microbatches), ("simple", "speed", 0.5, 4))
+        with mock.patch.object(sys, "argv", [*sys.argv, "--mp_parameters", "seed=3"]):
+            smp.init()
+        self.assertEqual((smp.state.cfg.pipeline, smp.state.cfg.seed), ("simple", 3))
+        self.assertFalse(torch.distributed.is_initialized())
+        smp.init({"ddp": True})
+        self.assertEqual(torch.distributed.get_world_size(smp.get_dp_process_group()), 1)
+        smp.init({"ddp": True, "pipeline": "interleaved", "seed": 0})
+        with self.assertRaisesRegex(ValueError, "had an effect, got other values for ddp: true against false"):
+            smp.init({"ddp": False})
+        self.assertTrue(smp.DistributedModel(torch.nn.Linear(1, 1)).module.module)
+
+    def test_too_late_for_others(self):
         with self.assertRaisesRegex(ValueError, "microbatchez"):
             smp.init({"microbatchez": 4})
-        with mock.patch.object(sys, "argv", [*sys.argv, "--mp_parameters", "seed=3"]):
-            with self.assertRaisesRegex(ValueError, "seed: 0 against 3"):
-                smp.init()
         with mock.patch.dict(os.environ, {"SM_HP_MP_PARAMETERS": ""}):
             with self.assertRaisesRegex(ValueError, "pipeline_parallel_degree: 1 against 2"):
                 smp.init({"partitions": 2})
+        model = smp.DistributedModel(torch.nn.Linear(1, 1))
+        with self.assertRaisesRegex(ValueError, "all of them where there is a model, got other values for bucket_cap_mb: 25 against 1"):
+            smp.init({"bucket_cap_mb": 1, "contiguous": False})
+        self.assertTrue(model)
+
+    def test_of_forks_is_that_of_workers(self):
+        child = os.fork()
+        if child == 0:
+            with mock.patch.object(workers, "begin", lambda: os._exit(5)):
+                smp.init({"partitions": 7})
+            os._exit(0)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 5)
 
 
 if __name__ == "__main__":

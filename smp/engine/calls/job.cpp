@@ -13,6 +13,8 @@
 #include "runtime/transport/staged_transport.h"
 #include "runtime/transport/world.h"
 #include "runtime/watch/termination.h"
+#include "smp/engine/config/config_draft.h"
+#include "smp/engine/config/config_table.h"
 #include "smp/engine/context/call.h"
 #include "smp/engine/context/rank_device.h"
 #include "smp/engine/engine.h"
@@ -24,6 +26,70 @@
 
 namespace smp::engine {
 namespace {
+
+// One collective, and everybody sees the same texts, so everybody throws or nobody does.
+void check_same_config(const Config& own, runtime::Transport& world) {
+  const std::vector<std::string> configs = world.all_gather(own.to_json());
+  for (size_t r = 1; r < configs.size(); ++r) {
+    std::string text;
+    for (const std::string& line : Config::differences(Config::from_json(configs[0]), Config::from_json(configs[r]))) {
+      text += (text.empty() ? "" : "; ") + line;
+    }
+    TORCH_CHECK_VALUE(text.empty(), "smp::init: expected the same configuration on all ranks, got a difference between ",
+                      "rank 0 and rank ", r, ": ", text, ". Give all ranks the same argument and environment.");
+  }
+}
+
+void check_fits(const Config& own, int world_size) {
+  const auto stages = own.pipeline_parallel_degree == 0 ? world_size : own.pipeline_parallel_degree;
+  TORCH_CHECK_VALUE(own.default_partition < stages, "smp::init: expected default_partition below ",
+                    "pipeline_parallel_degree=", stages, ", got ", own.default_partition, ". Name a stage from 0 to ",
+                    stages - 1, ", or raise pipeline_parallel_degree.");
+  const auto check_per_rank = [&](const char* key, const std::vector<double>& numbers) {
+    TORCH_CHECK_VALUE(numbers.empty() || static_cast<int64_t>(numbers.size()) == stages, "smp::init: expected ", key,
+                      " to have one number for each of ", stages, " pipeline ranks, got ", numbers.size(), ". Give ", stages,
+                      " numbers or none.");
+  };
+  check_per_rank("rank_speed", own.rank_speed);
+  check_per_rank("rank_memory_limit_mb", own.rank_memory_limit_mb);
+}
+
+// The configuration in force, under what a second call of smp::init names.
+template <class Lay>
+Config in_force_under(const Context& own, const Lay& lay) {
+  Config in_force = own.config;
+  // A degree that nobody has named excludes parallelism=auto.
+  if (in_force.parallelism == Parallelism::kAuto) in_force.pipeline_parallel_degree = 0;
+  ConfigDraft draft;
+  draft.lay("smp::init before", in_force);
+  lay(draft);
+  return draft.finish_under(environment_lookup());
+}
+
+void take_over(Context& own, const Config& named) {
+  Config wanted = named;
+  if (wanted.pipeline_parallel_degree == 0) wanted.pipeline_parallel_degree = own.config.pipeline_parallel_degree;
+  std::string late;
+  const std::vector<std::string> differences = Config::differences(own.config, wanted);
+  for (const std::string& line : differences) {
+    if (own.rank_state == nullptr && !is_used_by_init(line.substr(0, line.find(':')), own.config)) continue;
+    late += (late.empty() ? "" : "; ") + line;
+  }
+  TORCH_CHECK_VALUE(
+      late.empty(), "smp::init: expected a second call to leave keys as they are that have had an effect, ",
+      own.rank_state == nullptr ? "" : "all of them where there is a model, ", "got other values for ", late,
+      " (in force against named). Give them to the first call, which in Python may have been an import of "
+      "transformers: in SM_HP_MP_PARAMETERS or SMP_CONFIG, or by calling smp::init before. Or leave them out here.");
+  if (!differences.empty()) {
+    refuse_in_body("smp::init");
+    refuse_in_join("smp::init");
+    check_fits(wanted, own.world->size());
+    in_call(own, "init", runtime::GroupKind::kWorld, [&] { check_same_config(named, *own.world); });
+    at::set_num_threads(static_cast<int>(wanted.threads));
+    own.logger = Logger(wanted.log_level);
+  }
+  own.config = wanted;
+}
 
 std::string describe_doing(const Context& context) {
   const RankState* rank = context.rank_state.get();
@@ -40,27 +106,8 @@ std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Lau
   const std::string different = differing_versions(world->all_gather(software));
   TORCH_CHECK_VALUE(different.empty(), "smp::init: expected the same software on all ranks, got: ", different,
                     ". Install the same on all hosts.");
-  // One collective, and everybody sees the same texts, so everybody throws or nobody does.
-  const std::vector<std::string> configs = world->all_gather(resolved.to_json());
-  for (size_t r = 1; r < configs.size(); ++r) {
-    std::string text;
-    for (const std::string& line : Config::differences(Config::from_json(configs[0]), Config::from_json(configs[r]))) {
-      text += (text.empty() ? "" : "; ") + line;
-    }
-    TORCH_CHECK_VALUE(text.empty(), "smp::init: expected the same configuration on all ranks, got a difference between ",
-                      "rank 0 and rank ", r, ": ", text, ". Give all ranks the same argument and environment.");
-  }
-  const auto stages = resolved.pipeline_parallel_degree == 0 ? world->size() : resolved.pipeline_parallel_degree;
-  TORCH_CHECK_VALUE(resolved.default_partition < stages, "smp::init: expected default_partition below ",
-                    "pipeline_parallel_degree=", stages, ", got ", resolved.default_partition, ". Name a stage from 0 to ",
-                    stages - 1, ", or raise pipeline_parallel_degree.");
-  const auto check_per_rank = [&](const char* key, const std::vector<double>& numbers) {
-    TORCH_CHECK_VALUE(numbers.empty() || static_cast<int64_t>(numbers.size()) == stages, "smp::init: expected ", key,
-                      " to have one number for each of ", stages, " pipeline ranks, got ", numbers.size(), ". Give ", stages,
-                      " numbers or none.");
-  };
-  check_per_rank("rank_speed", resolved.rank_speed);
-  check_per_rank("rank_memory_limit_mb", resolved.rank_memory_limit_mb);
+  check_same_config(resolved, *world);
+  check_fits(resolved, world->size());
   // Rank 0 writes it.
   const std::string own = world->rank() == 0 ? timeline_complaint(resolved.timeline) : "";
   const std::string complaint = resolved.timeline.empty() ? "" : world->all_gather(own).front();
@@ -81,6 +128,11 @@ std::shared_ptr<Context> make_context(const Config& resolved, const runtime::Lau
     return alive ? describe_doing(*alive) : "";
   });
   return made;
+}
+
+void init_again(std::string_view text) {
+  Context& own = context("smp::init");
+  take_over(own, in_force_under(own, [&](ConfigDraft& draft) { draft.lay_json("argument", text); }));
 }
 
 }  // namespace smp::engine
@@ -111,9 +163,11 @@ std::vector<int> members_of(GroupKind kind, const char* caller) {
 }  // namespace
 
 void init(const Config& argument) {
-  TORCH_CHECK(engine::try_context() == nullptr,
-              "smp::init: expected one call per process, got a second one. Call it once, at the top of main(); "
-              "smp::is_initialized() tells whether that has happened.");
+  if (engine::Context* const own = engine::try_context()) {
+    using engine::ConfigDraft;
+    return engine::take_over(*own,
+                             engine::in_force_under(*own, [&](ConfigDraft& draft) { draft.lay("argument", argument); }));
+  }
   runtime::install_terminate_handler(/*rank=*/0, /*is_alone=*/true);
   const runtime::Launch launch = with_exit_code(ExitCode::kUsage, [] { return runtime::detect_launch(); });
   runtime::install_terminate_handler(launch.rank, !launch.has_others());

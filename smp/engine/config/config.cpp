@@ -14,15 +14,6 @@ using engine::Support;
 
 constexpr const char* kArgument = "argument";
 
-// Later layers win: SageMaker's variable overrides ours, and both override the program.
-Config lay_environment_over(engine::ConfigDraft draft, const EnvironmentLookup& lookup) {
-  const auto ours = lookup("SMP_CONFIG");
-  if (ours && !ours->empty()) draft.lay_json_or_file("SMP_CONFIG", *ours);
-  const auto sagemaker = lookup("SM_HP_MP_PARAMETERS");
-  if (sagemaker && !sagemaker->empty()) draft.lay_json("SM_HP_MP_PARAMETERS", *sagemaker);
-  return draft.finish();
-}
-
 // A word is printed bare, as SageMaker does.
 std::string plain_text(const ConfigValue& value) {
   const auto* word = std::get_if<std::string>(&value);
@@ -65,13 +56,13 @@ Config Config::from_json(std::string_view text) {
 Config Config::resolve(const Config& argument, const EnvironmentLookup& lookup) {
   engine::ConfigDraft draft;
   draft.lay(kArgument, argument);
-  return lay_environment_over(std::move(draft), lookup);
+  return draft.finish_under(lookup);
 }
 
 Config Config::resolve_json(std::string_view argument, const EnvironmentLookup& lookup) {
   engine::ConfigDraft draft;
   draft.lay_json(kArgument, argument);
-  return lay_environment_over(std::move(draft), lookup);
+  return draft.finish_under(lookup);
 }
 
 std::string Config::to_text() const {

@@ -212,4 +212,12 @@ Config ConfigDraft::finish() {
   return config_;
 }
 
+Config ConfigDraft::finish_under(const EnvironmentLookup& lookup) {
+  const auto ours = lookup("SMP_CONFIG");
+  if (ours && !ours->empty()) lay_json_or_file("SMP_CONFIG", *ours);
+  const auto sagemaker = lookup("SM_HP_MP_PARAMETERS");
+  if (sagemaker && !sagemaker->empty()) lay_json("SM_HP_MP_PARAMETERS", *sagemaker);
+  return finish();
+}
+
 }  // namespace smp::engine

@@ -25,6 +25,9 @@ class ConfigDraft {
   /// The merged configuration.  Throws c10::ValueError with all problems of all sources.
   Config finish();
 
+  /// The same, with SMP_CONFIG and then SM_HP_MP_PARAMETERS laid over it: both override the program.
+  Config finish_under(const EnvironmentLookup& lookup);
+
  private:
   void complain(const std::string& source, const std::string& problem);
   void check_together();

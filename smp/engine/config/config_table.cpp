@@ -1,6 +1,7 @@
 // Owns the rows of the table of configuration keys; config_key.cpp owns what is done with a row.
 #include "smp/engine/config/config_table.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace smp::engine {
@@ -38,6 +39,7 @@ std::vector<Key> make_keys() {
       {.name = "pipeline_parallel_degree",
        .alias = "partitions",
        .field = &Config::pipeline_parallel_degree,
+       .is_used_by_init = true,
        .range = kCountOrZero,
        .meaning = "Stages of one pipeline; the world must be a multiple of it. 0 = the whole world is one pipeline "
                   "(SageMaker requires the key)."},
@@ -66,6 +68,7 @@ std::vector<Key> make_keys() {
       without_field("contiguous", true, no_effect, kPrinted, "TensorFlow only."),
       {.name = "placement_strategy",
        .field = &Config::placement_strategy,
+       .is_used_by_init = true,
        .choices = {"cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD"},
        .meaning =
            "Rank layout; the right-most letter varies fastest with the world rank. `cluster` = `DPT`, `spread` = `TPD`."},
@@ -106,6 +109,7 @@ std::vector<Key> make_keys() {
       // Ours.
       {.name = "parallelism",
        .field = &Config::parallelism,
+       .is_used_by_init = true,
        .choices = {"manual", "auto"},
        .is_printed = false,
        .meaning = "`auto`: the first step chooses between one pipeline, replicas, and replicas of a shorter pipeline; every "
@@ -119,6 +123,7 @@ std::vector<Key> make_keys() {
            "then runs without autograd, with the same bits; what cannot be taped stays on autograd, which the log says."},
       {.name = "device",
        .field = &Config::device,
+       .is_used_by_init = true,
        .choices = {"auto", "cpu", "cuda"},
        .is_printed = false,
        .meaning = "What ranks compute on: `cuda` is the GPU of a rank's local rank, `auto` is that where there is one, else "
@@ -132,6 +137,7 @@ std::vector<Key> make_keys() {
            "possible."},
       {.name = "nccl",
        .field = &Config::nccl,
+       .is_used_by_init = true,
        .is_printed = false,
        .meaning = "true: messages between stages go over NCCL where each rank is a process with a GPU of its own, which has "
                   "never run ([GPUs](gpu.md#verified)); false: by way of the host."},
@@ -143,6 +149,7 @@ std::vector<Key> make_keys() {
                   "before a step function's first step."},
       {.name = "planned_device",
        .field = &Config::planned_device,
+       .is_used_by_init = true,
        .is_printed = false,
        .meaning =
            "The kind of GPU that plans are made for, with its times and its memory, whatever this machine has: `H100` "
@@ -199,6 +206,7 @@ std::vector<Key> make_keys() {
        .meaning = "Intra-operator threads of one rank. Another number changes the last bits of results."},
       {.name = "keep_memory",
        .field = &Config::keep_memory,
+       .is_used_by_init = true,
        .is_printed = false,
        .meaning = "true: memory that tensors free stays with the process, so that the system need not map and clear it "
                   "again for the next ones (glibc only); false: the C library decides."},
@@ -225,6 +233,7 @@ std::vector<Key> make_keys() {
            "are refused. Empty = no signature."},
       {.name = "timeline",
        .field = &Config::timeline,
+       .is_used_by_init = true,
        .is_printed = false,
        .meaning = "File for a Chrome trace of what every rank did, with a drawing beside it: `trace.json` and `trace.svg`. "
                   "Empty = no recording."},
@@ -281,6 +290,12 @@ std::vector<Key> make_keys() {
 const std::vector<Key>& config_keys() {
   static const std::vector<Key> keys = make_keys();
   return keys;
+}
+
+bool is_used_by_init(std::string_view key, const Config& config) {
+  if (key == "ddp" || key == "ddp_port") return config.ddp;  // Python's process groups
+  if (key == "timeline_steps") return !config.timeline.empty();
+  return std::ranges::any_of(config_keys(), [&](const Key& each) { return each.name == key && each.is_used_by_init; });
 }
 
 }  // namespace smp::engine

@@ -37,6 +37,7 @@ struct Key {
   std::string_view name;
   std::string_view alias = {};
   Field field = {};
+  bool is_used_by_init = false;                   ///< else it is read when the first model is made, or later
   ConfigValue value_without_field = {};           ///< type and default of a key without field
   std::optional<ConfigValue> also_accepted = {};  ///< second neutral value of a kNotYet key
   Range range = {};                               ///< of numbers
@@ -49,6 +50,9 @@ struct Key {
 
 /// All keys, in the order in which they are printed: SageMaker's list first, then ours.
 const std::vector<Key>& config_keys();
+
+/// Whether smp::init has used the key's value in `config`, so that a second call comes too late to change it.
+bool is_used_by_init(std::string_view key, const Config& config);
 
 /// The key's value in `config`.
 ConfigValue get(const Key& key, const Config& config);

@@ -9,12 +9,14 @@
 
 #include "runtime/device/device.h"
 #include "runtime/transport/shared_memory.h"
+#include "smp/engine/engine.h"
 
 namespace smp::engine {
 namespace {
 
 std::shared_ptr<Context> process_context;  // set by init, cleared by shutdown
 thread_local Context* thread_context = nullptr;
+std::string why_absent = "Call smp::init() first in main(), on every rank.";
 
 Config with_degree(Config config, int world_size) {
   if (config.pipeline_parallel_degree == 0) config.pipeline_parallel_degree = world_size;
@@ -99,13 +101,14 @@ Context* try_context() { return thread_context != nullptr ? thread_context : pro
 
 Context& context(const char* caller) {
   Context* found = try_context();
-  TORCH_CHECK(found != nullptr, caller, ": expected smp::init() to have been called, got no context. Call smp::init() ",
-              "first in main(), on every rank.");
+  TORCH_CHECK(found != nullptr, caller, ": expected smp::init() to have been called, got no context. ", why_absent);
   // LibTorch's current device is the thread's, and a program may take its steps on another one than smp::init.
   thread_local const Context* uses_device_of = nullptr;
   if (std::exchange(uses_device_of, found) != found) runtime::this_ranks_device().use(found->device.index);
   return *found;
 }
+
+void explain_absence(std::string text) { why_absent = std::move(text); }
 
 void refuse_in_body(std::string_view caller) {
   refuse_in_body(caller, "Call it on every rank, before or after the step function.");

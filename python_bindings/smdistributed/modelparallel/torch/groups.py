@@ -53,7 +53,7 @@ def join():
     config = json.loads(_engine.config())
     if config["ddp"] and config["parallelism"] == "auto":  # the first step says who is in which group
         _join_torch()
-    elif config["ddp"]:
+    elif config["ddp"] and not _made:
         _make()
 
 

@@ -13,7 +13,7 @@ import traceback
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel.torch import groups, ranks_of_accelerate
+from smdistributed.modelparallel.torch import groups, ranks_of_accelerate, state_mod, workers
 
 
 EXIT_PREEMPTED = 75  # of a job that has stopped as asked and is to be resumed
@@ -26,12 +26,22 @@ def init(config=None):
     by SMP_CONFIG and by SM_HP_MP_PARAMETERS. Raises ValueError, on every rank and before anything else happens, for a
     configuration with errors, all of them at once.
 
-    Libraries may have made the first call when they were imported, as transformers does. A later one changes nothing: the keys
-    that it names must have the values in force, else ValueError names those that have not.
+    Libraries may have made the first call when they were imported, as transformers does. A later one takes over the keys that it
+    names and that have had no effect yet, as most until the first model is made; ValueError names the others that it would change.
+    Collective where it changes any.
+
+    A process that a rank has started by multiprocessing, as a DataLoader's workers, is no rank: there it does nothing.
     """
+    if workers.is_one() or (_engine.is_initialized() and not _is_in_job()):
+        workers.begin()
+        return
     named = {**(config or {}), **_parameters_of(sys.argv[1:])}
     if _engine.is_initialized():
-        _check_in_force(named)
+        had_groups = json.loads(_engine.config())["ddp"]
+        _engine.init_again(json.dumps(named))
+        state_mod.state.forget_cfg()
+        if not had_groups:
+            groups.join()
         return
     global _process
     if _process is None:
@@ -45,6 +55,7 @@ def init(config=None):
     _tell_ranks_of_srun()
     ranks_of_accelerate.hide_stages()
     groups.join()
+    workers.tell_them()
 
 
 def _tell_ranks_of_srun():
@@ -54,26 +65,12 @@ def _tell_ranks_of_srun():
         os.environ.update({f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()})
 
 
-def _check_in_force(named):
-    """Ranks, groups and plans already follow from the first call."""
-    named = {key: value for key, value in named.items() if value is not None}
-    in_force = json.loads(_engine.config())
-    if "partitions" in named:  # by its other name
-        del in_force["pipeline_parallel_degree"]
-    differences = _engine.differences(json.dumps({**in_force, **named}))
-    if differences:
-        raise ValueError(
-            "smp.init: expected a second call to name the values in force, got others for "
-            f"{'; '.join(differences)} (in force against named). Give them to the first call, which may have been an import "
-            "of transformers: in SM_HP_MP_PARAMETERS or SMP_CONFIG, or by calling smp.init before. Or leave them out here."
-        )
-
-
 def shutdown():
     """Leaves the job; collective. A script that ends does so by itself."""
     _engine.refuse_in_body("smp.shutdown")
     groups.leave()
     _engine.shutdown()
+    workers.forget_them()
 
 
 def stop_requested():

@@ -53,11 +53,19 @@ def warning(message):
     _say(message, True, ("info", "warning"))
 
 
+def say(message):
+    """Where no configuration says who listens."""
+    _write_from(sys._getframe(1), False, message)
+
+
 def _say(message, is_warning, levels):
     if json.loads(_engine.config())["log_level"] in levels:
-        caller = sys._getframe(2)
-        folder, package, file = caller.f_code.co_filename.rpartition("smdistributed/")
-        _write(is_warning, message, package + file, caller.f_lineno)
+        _write_from(sys._getframe(2), is_warning, message)
+
+
+def _write_from(caller, is_warning, message):
+    folder, package, file = caller.f_code.co_filename.rpartition("smdistributed/")
+    _write(is_warning, message, package + file, caller.f_lineno)
 
 
 def partitioned(model):

@@ -8,7 +8,7 @@ import weakref
 import torch
 
 from smdistributed.modelparallel import _engine
-from smdistributed.modelparallel.torch import loss_of_trainer, ranks_of_accelerate, state_dicts, state_mod
+from smdistributed.modelparallel.torch import loss_of_trainer, ranks_of_accelerate, state_dicts, state_mod, workers
 from smdistributed.modelparallel.torch.comm import gathered
 from smdistributed.modelparallel.torch.delayed import initialize_parameters
 from smdistributed.modelparallel.torch.members import Members, Replicated
@@ -53,7 +53,7 @@ class DistributedModel(Members, torch.nn.Module):
         super().__init__()
         self._compiled = () if compiled is module else (compiled,)  # in a tuple, it is no submodule
         if not _engine.is_initialized():
-            raise RuntimeError("DistributedModel: expected a call after smp.init, got one before.")
+            raise RuntimeError(f"DistributedModel: expected smp.init() to have been called, got no context. {workers.how_to_begin()}")
         ranks_of_accelerate.check()
         loss_of_trainer.check()
         _remove_gone()

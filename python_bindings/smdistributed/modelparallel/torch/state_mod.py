@@ -36,6 +36,10 @@ class State:
             self._cfg = types.SimpleNamespace(**{**_ABSENT, **json.loads(text)})
         return self._cfg
 
+    def forget_cfg(self):
+        """When another one is in force."""
+        self._cfg = None
+
     @property
     def model(self):
         """The last DistributedModel that was made; None if it is gone."""
