@@ -36,7 +36,7 @@ struct Optimizer;  // of one model
 
 /// smp::init where it has been called before, with the keys that the JSON object `text` names.
 void init_again(std::string_view text);
-/// Said by what is called without smp::init having been, in place of how to call it.
+/// Ends the refusal of what is called before smp::init, in place of how to call that: why this process cannot.
 void explain_absence(std::string text);
 
 // Models. What they do is told in smp/distributed_model.h, under the same names.

@@ -85,7 +85,7 @@ ROOMS = {
     "smp/engine/planning": ("context", "files", "rank", "arguments"),
     "smp/engine/step": ("seam", "context", "models", "programs", "rank", "optimizers", "replicas", "arguments", "planning"),
     "smp/engine/checkpoint": ("seam", "context", "files", "rank", "optimizers"),
-    "smp/engine/calls": ("seam", "context", "groups", "timeline", "rank", "optimizers", "step", "checkpoint"),
+    "smp/engine/calls": ("seam", "config", "context", "groups", "timeline", "rank", "optimizers", "step", "checkpoint"),
 }
 ONLY_PUBLIC_SMP = ("public header", "examples")
 LIBRARY = ("partitioner", "runtime", "public header", "smp", "engine")

@@ -9,7 +9,6 @@
 
 #include "runtime/device/device.h"
 #include "runtime/transport/shared_memory.h"
-#include "smp/engine/engine.h"
 
 namespace smp::engine {
 namespace {

@@ -111,6 +111,8 @@ class LongWaits {
 Context& context(const char* caller);
 /// Null before smp::init.
 Context* try_context();
+/// Ends the refusals of context() in this process, in place of how to call smp::init.
+void explain_absence(std::string text);
 
 /// Throws c10::ValueError naming `caller` when a step body runs on this rank: the body runs on one rank only, on tensors
 /// without data, so what concerns all ranks or real values cannot be done there. The step refuses it on every rank.
