@@ -1,6 +1,7 @@
 // All of smp, in the order in which a training script uses it.
 #pragma once
 
+#include "smp/activation_checkpointing.h"
 #include "smp/clip.h"
 #include "smp/comm.h"
 #include "smp/config.h"

@@ -112,6 +112,7 @@ struct Node {
   bool grad_enabled = true;
   Autocast autocast{};
   int32_t random_ordinal = -1;  // >= 0: this is the k-th random operator of the step body; fixes its seed
+  int32_t recompute_region = -1;  // >= 0: runs again in the backward, with all operators of this region
   std::string module{};         // qualified path of the module, as far as known: "encoder.layers.3"
 
   bool operator==(const Node&) const = default;

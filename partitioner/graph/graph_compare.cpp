@@ -34,7 +34,7 @@ bool same(const T& a, const T& b) {
 bool same_node(const Node& a, const Node& b) {
   return a.op == b.op && a.overload == b.overload && a.outputs == b.outputs && a.written_storages == b.written_storages &&
          a.grad_enabled == b.grad_enabled && a.autocast == b.autocast && a.random_ordinal == b.random_ordinal &&
-         a.module == b.module &&
+         a.recompute_region == b.recompute_region && a.module == b.module &&
          std::equal(a.arguments.begin(), a.arguments.end(), b.arguments.begin(), b.arguments.end(), same_argument);
 }
 

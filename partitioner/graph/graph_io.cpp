@@ -45,6 +45,7 @@ json::value write_node(const Node& node, const json::storage_ptr& storage) {
                       {"autocast", node.autocast.enabled},
                       {"autocast_dtype", c10::toString(node.autocast.dtype)},
                       {"random_ordinal", node.random_ordinal},
+                      {"recompute_region", node.recompute_region},
                       {"module", node.module}},
                      storage);
 }
@@ -119,6 +120,8 @@ Node read_node(const json::value& json, const Where& where, int32_t num_values) 
   node.autocast.dtype = read_dtype(fields["autocast_dtype"], where.at("autocast_dtype"));
   node.random_ordinal =
       static_cast<int32_t>(read_integer(fields["random_ordinal"], where.at("random_ordinal"), -1, kMaxInt32));
+  node.recompute_region =
+      static_cast<int32_t>(read_integer(fields["recompute_region"], where.at("recompute_region"), -1, kMaxInt32));
   node.module = read_string(fields["module"], where.at("module"));
   fields.expect_no_more();
   return node;

@@ -11,6 +11,7 @@
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/cost/operator_table.h"
 #include "partitioner/graph/cuts.h"
+#include "partitioner/graph/recompute_regions.h"
 #include "partitioner/graph/tensor_bytes.h"
 #include "partitioner/memory/leaving_gradients.h"
 #include "partitioner/plan/stage_roles.h"
@@ -39,10 +40,12 @@ class StageWalk {
         gradient_of_(graph.values.size(), kNone),
         first_use_(graph.values.size(), kNone) {
     const std::vector<NodeId>& nodes = plan.stages[stage].nodes;
+    const std::vector<int32_t> regions = recomputed_with(graph);
     nodes_.reserve(nodes.size());
     for (size_t k = 0; k < nodes.size(); ++k) {
       const Node& node = graph.nodes[nodes[k]];
       NodeUse& use = nodes_.emplace_back(NodeUse{node, operator_row(node), node_inputs(node), {}});
+
       for (ValueId id : use.inputs) note_use(id, k);
       for (ValueId id : node.outputs) {
         note_use(id, k);
@@ -59,6 +62,7 @@ class StageWalk {
       }
       use.extra_saved_bytes = allocated(extra_saved_bytes(graph, node));
     }
+    find_runs(regions, nodes);
     for (int64_t& extent : extents_) extent = allocated(extent);
     if (bucket_bytes > 0) fill_buckets(plan, bucket_bytes);
     for (GradientBucket& bucket : buckets_) bucket.is_shared = buckets_are_shared;
@@ -100,23 +104,59 @@ class StageWalk {
     std::vector<int32_t> saved;  // blocks
     int64_t extra_saved_bytes = 0;
     bool has_backward = false;
+    int32_t run = kNone;  // of those that are recomputed together
   };
   struct Block {
     int32_t storage;
-    size_t last_use = 0;
+    size_t first_use = 0, last_use = 0;
+    bool is_used = false;
     bool is_own = false;  // made here; inputs of rank 0 are the step's
     bool is_received = false;
     bool is_turned = false;  // with a view whose dimensions are in another order
     bool is_kept = false;    // until the end of the forward
     bool is_root = false;    // until the backward begins
     bool is_result = false;  // until the step ends
-    int num_savers = 0;      // operators whose backward is still to come
+    int num_savers = 0;      // operators whose backward is still to come, and regions that are still to run again
     bool is_held = false;
+  };
+  /// Operators that run again before their backward, by position.
+  struct Run {
+    size_t begin, end;
+    std::vector<std::vector<int32_t>> dying{};  // by position from `begin`: blocks that nobody in the run uses behind it
   };
   struct Gradient {
     int64_t bytes = 0;
     int num_holders = 0;
   };
+
+  void find_runs(const std::vector<int32_t>& regions, const std::vector<NodeId>& nodes) {
+    for (size_t begin = 0, end; begin < nodes.size(); begin = end) {
+      bool has_backward = false;
+      for (end = begin; end < nodes.size() && regions[nodes[end]] == regions[nodes[begin]]; ++end) {
+        has_backward = has_backward || nodes_[end].has_backward;
+      }
+      if (regions[nodes[begin]] != kKept && has_backward) add_run({.begin = begin, .end = end});
+    }
+  }
+
+  void add_run(Run run) {
+    std::map<int32_t, size_t> last_use;
+    const auto note = [&](ValueId id, size_t k) {
+      if (id != kNoValue && graph_.values[id].storage >= 0) last_use[block_of_[graph_.values[id].storage]] = k - run.begin;
+    };
+    for (size_t k = run.begin; k < run.end; ++k) {
+      nodes_[k].run = static_cast<int32_t>(runs_.size());
+      for (ValueId id : nodes_[k].inputs) note(id, k);
+      for (ValueId id : nodes_[k].node.outputs) note(id, k);
+    }
+    run.dying.resize(run.end - run.begin);
+    for (const auto& [block, last] : last_use) run.dying[last].push_back(block);
+    runs_.push_back(std::move(run));
+  }
+
+  bool is_made_in(const Run& run, const Block& block) const {
+    return block.is_own && !block.is_received && run.begin <= block.first_use && block.first_use < run.end;
+  }
 
   void fill_buckets(const Plan& plan, int64_t bucket_bytes) {
     std::map<ValueId, std::set<int>> ranks;
@@ -164,6 +204,7 @@ class StageWalk {
     if (id == kNoValue || graph_.values[id].storage < 0) return;
     if (first_use_[id] == kNone) first_use_[id] = static_cast<int32_t>(position);
     Block& block = block_at(graph_.values[id].storage);
+    if (!std::exchange(block.is_used, true)) block.first_use = position;
     block.last_use = position;
     block.is_kept = block.is_kept || roles_.kept.contains(id) || roles_.received.contains(id);
     block.is_root = block.is_root || roles_.roots.contains(id);
@@ -218,7 +259,7 @@ class StageWalk {
       if (block.is_received) hold(block);
     }
     for (size_t k = 0; k < nodes_.size(); ++k) {
-      const auto& [node, row, inputs, saved, extra_saved, _] = nodes_[k];
+      const auto& [node, row, inputs, saved, extra_saved, _, run] = nodes_[k];
       for (ValueId id : node.outputs) {
         if (id != kNoValue && graph_.values[id].storage >= 0) hold(blocks_[block_of_[graph_.values[id].storage]]);
       }
@@ -226,9 +267,9 @@ class StageWalk {
       meter.hold(extra_saved);
       for (int32_t block : saved) ++blocks_[block].num_savers;
       for (Block* block : dying[k]) {
-        if (block->num_savers > 0 || block->is_kept || block->is_root || block->is_result) continue;
-        if (std::exchange(block->is_held, false)) meter.drop(bytes_of(*block));
+        let_die(*block, meter);
       }
+      if (node_is_last_of_run(k)) forget(runs_[nodes_[k].run], meter);
     }
     const bool draws =
         std::any_of(nodes_.begin(), nodes_.end(), [](const NodeUse& use) { return use.node.random_ordinal >= 0; });
@@ -242,6 +283,52 @@ class StageWalk {
     }
     saved_bytes_ = meter.now();
     return meter.peak();
+  }
+
+  bool node_is_last_of_run(size_t k) const { return nodes_[k].run != kNone && runs_[nodes_[k].run].end == k + 1; }
+
+  void let_die(Block& block, ByteMeter& meter) const {
+    if (block.num_savers > 0 || block.is_kept || block.is_root || block.is_result) return;
+    if (std::exchange(block.is_held, false)) meter.drop(bytes_of(block));
+  }
+
+  /// What the forward of a run has saved goes, and what enters it stays.
+  void forget(const Run& run, ByteMeter& meter) {
+    for (size_t k = run.begin; k < run.end; ++k) {
+      meter.drop(nodes_[k].extra_saved_bytes);
+      for (int32_t block : nodes_[k].saved) --blocks_[block].num_savers;
+    }
+    for (size_t k = run.begin; k < run.end; ++k) {
+      for (int32_t of_block : run.dying[k - run.begin]) {
+        Block& block = blocks_[of_block];
+        if (!is_made_in(run, block)) {
+          ++block.num_savers;
+        } else if (block.last_use < run.end) {
+          let_die(block, meter);
+        }
+      }
+    }
+  }
+
+  /// The forward of a run before its backward. What it makes a second time for others dies with it.
+  void run_again(const Run& run, std::vector<Block>& blocks, ByteMeter& meter) const {
+    std::set<int32_t> made;
+    for (size_t k = run.begin; k < run.end; ++k) {
+      const NodeUse& use = nodes_[k];
+      for (ValueId id : use.node.outputs) {
+        if (id == kNoValue || graph_.values[id].storage < 0) continue;
+        const int32_t block = block_of_[graph_.values[id].storage];
+        if (is_made_in(run, blocks[block]) && made.insert(block).second) meter.hold(bytes_of(blocks[block]));
+      }
+      meter.touch(kScalarBytes + cast_bytes(graph_, use.node) +
+                  (use.row.workspace_bytes ? use.row.workspace_bytes(graph_, use.node) : 0));
+      meter.hold(use.extra_saved_bytes);
+      for (int32_t block : use.saved) ++blocks[block].num_savers;
+      for (int32_t block : run.dying[k - run.begin]) {
+        const bool is_input = !is_made_in(run, blocks[block]);
+        if (is_input ? --blocks[block].num_savers == 0 : blocks[block].num_savers == 0) meter.drop(bytes_of(blocks[block]));
+      }
+    }
   }
 
   int64_t backward(bool is_first, bool is_last = false) {
@@ -259,7 +346,10 @@ class StageWalk {
     for (const Block& block : blocks) {
       if (block.is_root && block.num_savers == 0) drop(block, meter);
     }
-    for (size_t k = nodes_.size(); k-- > 0;) step_back(k, is_first, blocks, leaving, meter);
+    for (size_t k = nodes_.size(); k-- > 0;) {
+      if (node_is_last_of_run(k)) run_again(runs_[nodes_[k].run], blocks, meter);
+      step_back(k, is_first, blocks, leaving, meter);
+    }
     while (leaving.next < leaving.buckets.size()) leaving.leave(meter);
     leaving.arrive(meter);
     return meter.peak();
@@ -267,7 +357,7 @@ class StageWalk {
 
   void step_back(size_t k, bool is_first, std::vector<Block>& blocks, LeavingGradients& leaving, ByteMeter& meter) {
     if (!nodes_[k].has_backward) return;
-    const auto& [node, row, inputs, saved, extra_saved, _] = nodes_[k];
+    const auto& [node, row, inputs, saved, extra_saved, _, run] = nodes_[k];
     const ValueId* output = nullptr;  // the first with a gradient
     for (const ValueId& id : node.outputs) {
       if (output == nullptr && id != kNoValue && gradient_of_[id] != kNone) output = &id;
@@ -328,7 +418,7 @@ class StageWalk {
 
   /// The gradient of input `id` of an operator, with one holder more than before.
   int32_t input_gradient(const NodeUse& use, ValueId id, ValueId output, ByteMeter& meter) {
-    const auto& [node, row, inputs, saved, extra_saved, _] = use;
+    const auto& [node, row, inputs, saved, extra_saved, _, run] = use;
     const TensorSpec& spec = graph_.values[id].spec;
     const bool agrees =
         spec.num_elements() == graph_.values[output].spec.num_elements() && spec.dtype == graph_.values[output].spec.dtype;
@@ -358,6 +448,7 @@ class StageWalk {
   const Graph& graph_;
   const int64_t allocation_bytes_;
   std::vector<NodeUse> nodes_;  // in program order
+  std::vector<Run> runs_;       // in program order
   const StageRoles roles_;
   std::vector<int64_t> extents_;  // by storage
   const std::vector<char> is_permanent_;

@@ -60,7 +60,8 @@ double slowest_rank_us(const Plan& plan) {
 }  // namespace
 
 double PlanInput::weight_us(NodeId n) const {
-  return behaviour.weight_gradients_wait ? parameter_share_of_backward(graph, graph.nodes[n]) * costs.backward_us[n] : 0;
+  if (!behaviour.weight_gradients_wait) return 0;
+  return parameter_share_of_backward(graph, graph.nodes[n]) * (costs.backward_us[n] - costs.again_us[n]);
 }
 
 Plan build_plan(const PlanInput& input, const StageAssignment& assignment) {

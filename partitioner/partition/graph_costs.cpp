@@ -7,6 +7,7 @@
 #include "partitioner/cost/operator_cost.h"
 #include "partitioner/graph/cuts.h"
 #include "partitioner/graph/gradient_flow.h"
+#include "partitioner/graph/recompute_regions.h"
 
 namespace smp::partitioner {
 
@@ -44,7 +45,10 @@ GraphCosts graph_costs(const Graph& graph, const DeviceModel& device, const Meas
     costs.backward_us.push_back(device.backward_us(cost.backward));
   }
   if (measured != nullptr) put_measured(graph, *measured, costs);
+  costs.again_us.assign(graph.nodes.size(), 0);
+  const std::vector<int32_t> regions = recomputed_with(graph);
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (regions[n] != kKept) costs.backward_us[n] += costs.again_us[n] = costs.forward_us[n];
     const double node_us = costs.forward_us[n] + costs.backward_us[n];
     costs.total_us += node_us;
     costs.heaviest_us = std::max(costs.heaviest_us, node_us);

@@ -1,9 +1,10 @@
-// A stage as runs of operators that are taped, or are not.
+// A stage as runs of operators that are taped, or are not, and of those that run again in the backward.
 #include "partitioner/partition/segments.h"
 
 #include <algorithm>
 
 #include "partitioner/graph/cuts.h"
+#include "partitioner/graph/recompute_regions.h"
 #include "partitioner/graph/untaped.h"
 #include "partitioner/plan/derive.h"
 
@@ -15,6 +16,9 @@ constexpr size_t kFewestOperators = 8;  // a segment under autograd starts its e
 struct Run {
   std::vector<NodeId> nodes;
   bool is_taped = true;
+  int32_t region = kKept;  // that it recomputes
+
+  bool is_like(const Run& other) const { return is_taped == other.is_taped && region == other.region; }
 };
 
 /// In program order; none separates a group. Adds to `reasons`.
@@ -22,12 +26,14 @@ std::vector<Run> smallest_runs(const Graph& graph, const std::vector<NodeId>& no
   const std::vector<NodeId> first_of_group = node_groups(graph);
   std::vector<size_t> last_of_group(graph.nodes.size(), 0);
   for (size_t i = 0; i < nodes.size(); ++i) last_of_group[first_of_group[nodes[i]]] = i;
+  const std::vector<int32_t> regions = recomputed_with(graph);
   std::vector<Run> runs;
   size_t end = 0;  // of the run, as far as is known
   for (size_t i = 0; i < nodes.size(); ++i) {
-    if (i >= end) runs.emplace_back();
+    const auto n = static_cast<size_t>(nodes[i]);
+    if (i >= end) runs.emplace_back().region = regions[n];
     runs.back().nodes.push_back(nodes[i]);
-    if (std::string why = why_untaped(graph, graph.nodes[static_cast<size_t>(nodes[i])]); !why.empty()) {
+    if (std::string why = why_untaped(graph, graph.nodes[n]); !why.empty()) {
       runs.back().is_taped = false;
       if (std::find(reasons.begin(), reasons.end(), why) == reasons.end()) reasons.push_back(std::move(why));
     }
@@ -39,23 +45,40 @@ std::vector<Run> smallest_runs(const Graph& graph, const std::vector<NodeId>& no
 std::vector<Run> joined(const std::vector<Run>& runs) {
   std::vector<Run> all;
   for (const Run& run : runs) {
-    if (all.empty() || all.back().is_taped != run.is_taped) all.push_back({.nodes = {}, .is_taped = run.is_taped});
+    if (all.empty() || !all.back().is_like(run)) all.push_back({.nodes = {}, .is_taped = run.is_taped, .region = run.region});
     all.back().nodes.insert(all.back().nodes.end(), run.nodes.begin(), run.nodes.end());
   }
   return all;
 }
 
+/// Short runs go with a neighbour on autograd that is recomputed as they are.
+std::vector<Run> without_short_tapes(std::vector<Run> runs) {
+  const auto takes = [&](size_t neighbour, const Run& run) {
+    return neighbour < runs.size() && !runs[neighbour].is_taped && runs[neighbour].region == run.region;
+  };
+  std::vector<bool> stays(runs.size());
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const bool is_short = runs[i].nodes.size() < kFewestOperators;
+    stays[i] = runs[i].is_taped && !(is_short && (takes(i - 1, runs[i]) || takes(i + 1, runs[i])));
+  }
+  for (size_t i = 0; i < runs.size(); ++i) runs[i].is_taped = stays[i];
+  return joined(runs);
+}
+
 }  // namespace
 
-std::optional<Segments> cut_into_segments(const Graph& graph, const Plan& plan, int stage) {
+std::optional<Segments> cut_into_segments(const Graph& graph, const Plan& plan, int stage, bool has_tapes) {
   std::vector<std::string> reasons;
-  std::vector<Run> runs = joined(smallest_runs(graph, plan.stages[static_cast<size_t>(stage)].nodes, reasons));
-  for (Run& run : runs) run.is_taped = run.is_taped && run.nodes.size() >= kFewestOperators;
-  runs = joined(runs);
-  if (runs.size() < 2) return std::nullopt;
+  std::vector<Run> runs = smallest_runs(graph, plan.stages[static_cast<size_t>(stage)].nodes, reasons);
+  if (!has_tapes) {
+    for (Run& run : runs) run.is_taped = false;
+    reasons.clear();
+  }
+  runs = without_short_tapes(joined(runs));
+  if (runs.size() < 2 && runs.front().region == kKept) return std::nullopt;
 
   const int num_more = static_cast<int>(runs.size()) - 1;
-  Segments segments{.plan = {}, .first = stage, .is_taped = {}, .reasons = std::move(reasons)};
+  Segments segments{.plan = {}, .first = stage, .is_taped = {}, .is_recomputed = {}, .reasons = std::move(reasons)};
   Plan& cut = segments.plan;
   cut.num_ranks = plan.num_ranks;
   cut.exact_ties = plan.exact_ties;
@@ -68,6 +91,7 @@ std::optional<Segments> cut_into_segments(const Graph& graph, const Plan& plan, 
     const int segment = stage + static_cast<int>(i);
     for (const NodeId n : runs[i].nodes) cut.stage_of_node[static_cast<size_t>(n)] = segment;
     segments.is_taped.push_back(runs[i].is_taped);
+    segments.is_recomputed.push_back(runs[i].region != kKept);
   }
   derive(graph, cut);
   return segments;

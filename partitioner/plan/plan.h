@@ -90,6 +90,7 @@ struct Segments {
   Plan plan;
   int first = 0;
   std::vector<bool> is_taped;        // false: stays on autograd
+  std::vector<bool> is_recomputed;   // keeps its inputs alone, and runs forward again before its backward
   std::vector<std::string> reasons;  // why operators of these are not taped, each once
 };
 

@@ -161,6 +161,8 @@ void bind_models(py::module_& module) {
   });
   module.def("values_read", &engine::values_read);
   module.def("is_capturing", &engine::is_capturing);
+  module.def("enter_recompute_region", &engine::enter_recompute_region);
+  module.def("leave_recompute_region", &engine::leave_recompute_region);
   module.def("autograd_called", &engine::autograd_called);
   module.def("is_partitioned", [](const ModelHandle& own) { return engine::is_partitioned(*own.model); });
   module.def("local_named_parameters", [](const ModelHandle& own) {

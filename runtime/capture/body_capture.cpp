@@ -13,6 +13,7 @@
 #include "runtime/capture/devices.h"
 #include "runtime/capture/ghosts.h"
 #include "runtime/capture/places.h"
+#include "runtime/capture/recompute_regions.h"
 #include "runtime/libtorch/boxed_tensors.h"
 
 namespace smp::runtime {
@@ -58,6 +59,7 @@ std::vector<at::Tensor> BodyCapture::begin(const std::vector<at::Tensor>& inputs
   switches_ = arithmetic_switches();
   training_.note();
   ghost_run_ = begin_ghost_run();
+  begin_recompute_regions();
   if (const Recordings::Bucket* bucket = recordings_.find(key_)) return matcher_.start(bucket->front(), ghost_run_);
   recorder_ = std::make_unique<Recorder>(bindings_, ghost_run_);
   return recorder_->start(inputs);

@@ -10,6 +10,7 @@
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/history.h"
 #include "runtime/capture/places.h"
+#include "runtime/capture/recompute_regions.h"
 
 namespace smp::runtime {
 
@@ -67,6 +68,7 @@ bool Matcher::matches_call(const c10::OperatorHandle& op, const torch::jit::Stac
   if (n >= at_.recording->calls.size() || !(at_.recording->calls[n].op == op)) return false;
   const Node& node = at_.recording->graph.nodes[n];
   if (node.grad_enabled != at::GradMode::is_enabled() || !(node.autocast == current_autocast())) return false;
+  if (at_.recording->calls[n].recompute_region != current_recompute_region()) return false;
   const size_t first = stack.size() - node.arguments.size();
   return keeps_if([&] {
     for (size_t i = 0; i < node.arguments.size(); ++i) {

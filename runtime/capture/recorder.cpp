@@ -13,6 +13,7 @@
 #include "runtime/capture/arguments.h"
 #include "runtime/capture/devices.h"
 #include "runtime/capture/places.h"
+#include "runtime/capture/recompute_regions.h"
 #include "runtime/libtorch/boxed_tensors.h"
 
 namespace smp::runtime {
@@ -76,6 +77,7 @@ void Recorder::continue_from(const Match& matched, const std::vector<at::Tensor>
   for (NodeId n = 0; n < matched.position; ++n) {
     recording_->graph.nodes.push_back(old.graph.nodes[n]);
     recording_->calls.push_back(old.calls[n]);
+    recording_->graph.nodes.back().recompute_region = old.calls[n].recompute_region;  // marked modules are looked for anew
     for (const ScalarOverride& changed : matched.run.scalars) {
       if (changed.node == n) recording_->graph.nodes.back().arguments[changed.argument] = changed.value;
     }
@@ -172,7 +174,8 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
   const auto results = std::span(stack).last(info.returned_argument.size());
   for (const at::Tensor& tensor : flatten_outputs(results)) bind_output(node, tensor);
   rules_.add(info, node);
-  RecordedCall call{.op = op, .info = &info, .returns_list = returns_list};
+  RecordedCall call{.op = op, .info = &info, .returns_list = returns_list, .recompute_region = current_recompute_region()};
+  node.recompute_region = call.recompute_region;
   call.gradients = tensors_.follow_writes(node.written_storages);
   recording_->graph.nodes.push_back(std::move(node));
   call.fixes_scalars = returns_argument(op, recording_->graph);
@@ -295,6 +298,7 @@ std::shared_ptr<Recording> Recorder::finish(std::vector<ValueId> returned, std::
   tensors_.close();
   recording_->graph.returned = std::move(returned);
   recording_->graph.key = std::move(key);
+  add_marked_regions(*recording_);
   recording_->hash = partitioner::hash(recording_->graph);
   recording_->storages.resize(static_cast<size_t>(memories_.num_ids()));
   return std::move(recording_);

@@ -54,6 +54,7 @@ bool same_beginning(const Recording& a, const Recording& b, NodeId num_nodes) {
   }
   for (NodeId n = 0; n < num_nodes; ++n) {
     if (a.calls[n].synthesised != b.calls[n].synthesised) return false;
+    if (a.calls[n].recompute_region != b.calls[n].recompute_region) return false;
   }
   return std::equal(a.graph.nodes.begin(), a.graph.nodes.begin() + num_nodes, b.graph.nodes.begin(),
                     [](const Node& x, const Node& y) {

@@ -39,7 +39,9 @@ class SegmentedStage : public Stage {
       const int stage = segments.first + static_cast<int>(i);
       const size_t num_operators = segments.plan.stages[static_cast<size_t>(stage)].nodes.size();
       const auto make = segments.is_taped[i] ? make_tape_stage : make_autograd_stage;
+      options.recomputes = segments.is_recomputed[i];
       segments_[i].stage = make(graph, segments.plan, stage, options);
+      if (segments.is_recomputed[i]) segments_[i].stage = make_recomputing_stage(graph, std::move(segments_[i].stage));
       segments_[i].num_on_autograd = segments.is_taped[i] ? 0 : num_operators;
       num_operators_ += num_operators;
     }
@@ -59,6 +61,7 @@ class SegmentedStage : public Stage {
     for (const Segment& segment : segments_) {
       const StageReport one = segment.stage->report();
       all.num_on_autograd += segment.num_on_autograd + one.num_on_autograd;
+      all.num_recomputed += one.num_recomputed;
       if (segment.num_on_autograd > 0) continue;
       all.num_taped = std::min(all.num_taped, one.num_taped);
       all.num_replayed = std::min(all.num_replayed, one.num_replayed);
@@ -70,7 +73,7 @@ class SegmentedStage : public Stage {
     if (all.num_replayed == kNoneYet) all.num_replayed = 0;
     std::string& text = all.stays_on_autograd;
     for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
-    if (all.num_on_autograd < num_operators_) {
+    if (!text.empty() && all.num_on_autograd < num_operators_) {
       text += " (" + std::to_string(all.num_on_autograd) + " of " + std::to_string(num_operators_) + " operators)";
     }
     return all;

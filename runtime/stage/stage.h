@@ -30,6 +30,7 @@ struct StageReport {
   std::string stays_off_graphs{};   // why none, where they are asked for; empty: nothing speaks against it
   std::string stays_on_autograd{};  // why work that was to be taped does; empty: none does
   size_t num_on_autograd = 0;       // operators of the graph that cannot be taped, or go with one that cannot
+  int64_t num_recomputed = 0;       // forwards that ran again
 };
 
 /// Parameters, buffers and constants by value; called once per value, microbatch and segment that reads it.
@@ -50,6 +51,8 @@ class Stage {
   /// Makes the gradients of parameters that the last backward of `microbatch` has left undone, so that what others wait for
   /// could leave. To be called for each microbatch behind its last backward, at any distance, in the order of microbatches.
   virtual void weight_gradients(int /*microbatch*/) {}
+  /// Whether `microbatch` keeps what enters the stage alone, and computes the rest again by itself.
+  virtual bool recomputes(int /*microbatch*/) const { return false; }
   /// Forgets a microbatch whose backward is not wanted.
   virtual void drop(int microbatch) = 0;
   /// Forgets all microbatches in flight, after an error.
@@ -64,6 +67,7 @@ struct StageOptions {
   std::function<void()> progress;
   /// Told each reason for which a stage, or a segment of it, stays on autograd, once. May be empty.
   std::function<void(const std::string& reason)> stays_on_autograd{};
+  bool recomputes = false;   // tapes keep what enters the stage, and compute the rest again
   bool uses_graphs = false;  // tapes are recorded as graphs of the device
   /// Told why a stage that could use graphs does not, once. May be empty.
   std::function<void(const std::string& reason)> stays_off_graphs{};
@@ -79,6 +83,10 @@ std::unique_ptr<Stage> make_autograd_stage(const partitioner::Graph& graph, cons
 /// from then on. What cannot be taped, or gives other bits, stays on autograd as a whole.
 std::unique_ptr<Stage> make_tape_stage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage,
                                        StageOptions options);
+
+/// `stage` of StageOptions::recomputes, which keeps what enters a microbatch and runs its forward a second time before the backward, on the same
+/// numbers, with the same random ones, past what others have written since. Without backwards it is `stage`.
+std::unique_ptr<Stage> make_recomputing_stage(const partitioner::Graph& graph, std::unique_ptr<Stage> stage);
 
 /// A stage in segments, which are cut around operators that no tape holds: those stay on autograd, the others are taped,
 /// each by itself. `values`: of the whole.

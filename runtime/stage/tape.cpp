@@ -15,6 +15,7 @@
 #include "runtime/stage/constant_calls.h"
 #include "runtime/stage/lifetimes.h"
 #include "runtime/stage/paced_progress.h"
+#include "runtime/stage/remade_calls.h"
 #include "runtime/stage/replay.h"
 #include "runtime/stage/tape_order.h"
 #include "runtime/stage/unused_calls.h"
@@ -88,12 +89,13 @@ std::vector<size_t> saved_own(const TapeLists& lists, const Slots& fixed) {
 
 }  // namespace
 
-Tape::Tape(TapeLists recorded, const Graph& graph, bool folds_host_tensors)
+Tape::Tape(TapeLists recorded, const Graph& graph, bool folds_host_tensors, bool recomputes)
     : graph_(graph), lists_(std::move(recorded)), fixed_(lists_.num_slots) {
   const bool is_on_cpu = this_ranks_device().type == host().type;
   if (!is_on_cpu) fold_constants(lists_, fixed_, folds_host_tensors);  // there a mask is soon made, and here it is sent over
   fold_views(lists_, fixed_);
   drop_unused(lists_);
+  if (recomputes) remake(lists_, fixed_);
   put_results_first(lists_);
   if (is_on_cpu) choose_kernels(lists_);
   plan_frees(lists_);
@@ -189,6 +191,7 @@ std::vector<at::Tensor> Tape::backward(Slots& slots, size_t index, std::vector<a
     if (backward.roots[i] >= 0) slots[static_cast<size_t>(backward.roots[i])] = std::move(gradients[i]);
   }
   gradients.clear();
+  const auto user_state = user_state_of(context);
   run(slots, index == 0 ? lists_.forward_end : lists_.backwards[index - 1].end, backward.results_end, context, &sink);
   std::vector<at::Tensor> results;
   for (const int32_t slot : backward.results) results.push_back(slot < 0 ? at::Tensor() : at(slots, slot));
@@ -198,7 +201,12 @@ std::vector<at::Tensor> Tape::backward(Slots& slots, size_t index, std::vector<a
 
 void Tape::weight_gradients(Slots& slots, const RunContext& context, const GradientSink& sink) {
   const TapeBackward& backward = lists_.backwards.back();
+  const auto user_state = user_state_of(context);
   run(slots, backward.results_end, backward.end, context, &sink);
+}
+
+std::unique_ptr<UserRandomStateScope> Tape::user_state_of(const RunContext& context) const {
+  return lists_.remakes_random && context.graph == nullptr ? std::make_unique<UserRandomStateScope>() : nullptr;
 }
 
 void Tape::run(Slots& slots, size_t begin, size_t end, const RunContext& context, const GradientSink* sink) {

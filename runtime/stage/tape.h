@@ -22,7 +22,8 @@ class Tape {
  public:
   /// Runs what is the same in every microbatch, drops what nobody uses and cannot throw, folds views of fixed tensors into
   /// arguments, plans when tensors die.
-  Tape(TapeLists recorded, const partitioner::Graph& graph, bool folds_host_tensors = true);
+  /// `recomputes`: keeps what enters the forward, and what cannot be computed again.
+  Tape(TapeLists recorded, const partitioner::Graph& graph, bool folds_host_tensors = true, bool recomputes = false);
 
   struct RunContext {
     RandomState random;
@@ -53,6 +54,8 @@ class Tape {
  private:
   void run(Slots& slots, size_t begin, size_t end, const RunContext& context, const GradientSink* sink);
   void run_calls(Slots& slots, size_t& n, size_t end, const RunContext& context, const GradientSink* sink);
+  /// While a backward draws.
+  std::unique_ptr<UserRandomStateScope> user_state_of(const RunContext& context) const;
   void fit_roots(size_t index, std::vector<at::Tensor>& gradients) const;
   const at::Tensor& at(const Slots& slots, int32_t slot) const;
 

@@ -88,6 +88,7 @@ TapeGraphs::TapeGraphs(std::shared_ptr<Tape> tape) : tape_(std::move(tape)), mem
     // Its seed is on the device within a graph, and on the host outside of one.
     if (call.random_ordinal >= 0 && call.draws == Draws::kByElement) refusal_ = "an attention with dropout";
   }
+  if (lists.remakes_random) refusal_ = "random numbers that are drawn again";  // in another order than the operators'
   for (const TapeOwn& own : lists.own) {
     if (own.is_written && is_on_host(own.tensor)) refusal_ = "writes to a tensor of the host";
   }

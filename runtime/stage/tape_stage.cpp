@@ -100,6 +100,8 @@ class TapeStage : public Stage {
     land(flight);
   }
 
+  bool recomputes(int microbatch) const override { return options_.recomputes && in_flight_.contains(microbatch); }
+
   void drop(int microbatch) override {
     reference_.drop(microbatch);
     in_flight_.erase(microbatch);
@@ -239,7 +241,7 @@ class TapeStage : public Stage {
   void end_recording() {
     watched_.reset();
     if (recorder_->refusal().empty()) {
-      tape_ = std::make_shared<Tape>(recorder_->take(), graph_, folds_host_tensors_);
+      tape_ = std::make_shared<Tape>(recorder_->take(), graph_, folds_host_tensors_, options_.recomputes);
       phase_ = Phase::kRecorded;
     } else {
       refuse(recorder_->refusal());

@@ -91,6 +91,12 @@ std::vector<int64_t> predicted_peak_bytes(const Model& model);
 /// Before the first step: these tensors go to that stage. Throws c10::ValueError for a stage that there is not, and
 /// c10::Error for tensors that have been placed.
 void set_partition(const std::vector<at::Tensor>& tensors, int stage);
+/// smp::ActivationCheckpointingGuard. What a body calls between the two is a recompute region; they nest as one. `group`
+/// other than 0: part of the region before, if that has the same group.
+void enter_recompute_region(int64_t group = 0);
+void leave_recompute_region();
+/// smp::set_activation_checkpointing. `module`: for texts.
+void mark_for_recomputation(const std::string& module, const std::vector<at::Tensor>& parameters);
 /// smp::DelayParamInitialization for a language that hides from LibTorch's dispatcher how it makes tensors of literals, as
 /// Python does.
 class DelayedConstruction {

@@ -246,7 +246,7 @@ class Functions(unittest.TestCase):
 
     def test_checkpointed_blocks(self):
         for reentrant in (False, True):
-            with self.subTest(reentrant=reentrant), self.assertWarnsOnLeader():
+            with self.subTest(reentrant=reentrant):
                 self.check(Checkpointed(reentrant))
 
     def test_checkpoint_in_a_context(self):
@@ -258,8 +258,7 @@ class Functions(unittest.TestCase):
                 run = super().forward
                 return torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False, context_fn=contexts).float()
 
-        with self.assertWarnsOnLeader():
-            self.check(InContext(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+        self.check(InContext(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
 
     def test_opaque_modules(self):
         net = WithShrinking()
@@ -325,11 +324,6 @@ class Functions(unittest.TestCase):
 
     def test_parametrizations(self):
         self.check(nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 8)), nn.Tanh(), Scaled(8, 4)))
-
-    def assertWarnsOnLeader(self):
-        if smp.pp_rank() == 0:
-            return self.assertWarnsRegex(UserWarning, "do not recompute")
-        return self.subTest()
 
     def test_modules_of_torchscript(self):
         plain = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))

@@ -220,9 +220,8 @@ class Modules(unittest.TestCase):
     def test_in_a_list_are_taken_where_they_ask_for_nothing(self):
         modules = nn.ModuleList([make_net()])
         smp.set_tensor_parallelism(modules, False)
-        for ask in (smp.set_tensor_parallelism, smp.set_activation_checkpointing):
-            with self.assertRaises(NotImplementedError):
-                ask(modules)
+        with self.assertRaises(NotImplementedError):
+            smp.set_tensor_parallelism(modules)
 
 
 class Steps(unittest.TestCase):

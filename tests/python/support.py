@@ -6,6 +6,7 @@ import select
 import sys
 import tempfile
 import unittest
+import warnings
 
 import torch
 
@@ -23,6 +24,13 @@ def batch(seed=0):
 
 def loss_of(model, x):
     return model(x).pow(2).mean()
+
+
+@contextlib.contextmanager
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
 
 
 def make_evaluation():

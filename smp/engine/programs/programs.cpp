@@ -109,9 +109,9 @@ void keep_only(TablePart part, Schedule& schedule) {
 
 std::unique_ptr<runtime::Stage> make_stage(const Graph& graph, const Plan& plan, int stage,
                                            const runtime::StageOptions& options, StageKind kind) {
-  if (kind == StageKind::kAutograd) return runtime::make_autograd_stage(graph, plan, stage, options);
-  const std::optional<Segments> segments = cut_into_segments(graph, plan, stage);
-  if (!segments) return runtime::make_tape_stage(graph, plan, stage, options);
+  const bool has_tapes = kind == StageKind::kTape;
+  const std::optional<Segments> segments = cut_into_segments(graph, plan, stage, has_tapes);
+  if (!segments) return (has_tapes ? runtime::make_tape_stage : runtime::make_autograd_stage)(graph, plan, stage, options);
   return runtime::make_segmented_stage(graph, *segments, runtime::stage_values(graph, plan, stage), options);
 }
 

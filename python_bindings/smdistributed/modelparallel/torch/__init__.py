@@ -41,7 +41,7 @@ from smdistributed.modelparallel._engine import (
     tp_rank,
     tp_size,
 )
-from smdistributed.modelparallel.torch import amp, clipping, ghosts, missing, model, optimizer
+from smdistributed.modelparallel.torch import amp, clipping, ghosts, missing, model, optimizer, patches
 from smdistributed.modelparallel.torch.checkpoint import load, resume_from_checkpoint, save, save_checkpoint
 from smdistributed.modelparallel.torch.comm import (
     CommGroup,
@@ -70,7 +70,6 @@ from smdistributed.modelparallel.torch.groups import (
 from smdistributed.modelparallel.torch.job import EXIT_PREEMPTED, init, shutdown, stop_requested
 from smdistributed.modelparallel.torch.missing import (
     model_creation,
-    set_activation_checkpointing,
     set_tensor_parallelism,
     tensor_parallelism,
     tp_register,
@@ -80,6 +79,7 @@ from smdistributed.modelparallel.torch.model import DistributedModel
 from smdistributed.modelparallel.torch.opaque import opaque
 from smdistributed.modelparallel.torch.optimizer import DistributedOptimizer
 from smdistributed.modelparallel.torch.partition import partition, set_partition
+from smdistributed.modelparallel.torch.recomputation import set_activation_checkpointing
 from smdistributed.modelparallel.torch.save_series import SaveSeries
 from smdistributed.modelparallel.torch.state_files import load_state, save_state
 from smdistributed.modelparallel.torch.state_mod import is_tracing, state

@@ -37,7 +37,7 @@ from smdistributed.modelparallel.torch.groups import get_rdp_process_group as ge
 from smdistributed.modelparallel.torch.groups import get_tp_process_group as get_tp_process_group
 from smdistributed.modelparallel.torch.groups import get_world_process_group as get_world_process_group
 from smdistributed.modelparallel.torch.missing import model_creation as model_creation
-from smdistributed.modelparallel.torch.missing import set_activation_checkpointing as set_activation_checkpointing
+from smdistributed.modelparallel.torch.recomputation import set_activation_checkpointing as set_activation_checkpointing
 from smdistributed.modelparallel.torch.missing import set_tensor_parallelism as set_tensor_parallelism
 from smdistributed.modelparallel.torch.missing import tensor_parallelism as tensor_parallelism
 from smdistributed.modelparallel.torch.missing import tp_register as tp_register

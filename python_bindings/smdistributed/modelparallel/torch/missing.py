@@ -17,7 +17,6 @@ _TENSOR = "tensor parallelism. Use the module of torch or transformers itself, w
 _KERNELS = "fused kernels. Use the one of torch.optim or torch.nn"
 _TRANSLATION = "translation of state dictionaries. Those of smp have the module's own names, so pass them on as they are"
 _FP16 = "float16 training. Train in float32, or under torch.autocast with bfloat16, which needs no loss scale"
-_RECOMPUTATION = "activation checkpointing. Leave the call out: numbers are the same, memory is not saved; more stages save some"
 _SHARDED = "sharded data parallelism. model.state_dict() gathers the parameters of all ranks"
 _TOOLS = "comparison of models with TensorFlow's. Compare model.state_dict() instead"
 
@@ -65,8 +64,6 @@ _NAMES = {
     **{f"nn.huggingface.{name}": {_TRANSLATION: functions} for name, functions in _HUGGING_FACE.items()},
     "optimizers": {_KERNELS: ("FusedLAMB", "FusedLamb", "FusedNovoGrad", "FusedAdam")},
     "fp16": {_FP16: ("FP16_Module", "FP16_Optimizer")},
-    "patches": {},
-    "patches.checkpoint": {_RECOMPUTATION: ("checkpoint", "checkpoint_sequential")},
     "sharded_data_parallel_checkpoint": {_SHARDED: ("get_full_state_dict_from_sharded_data_parallel_checkpoint",)},
     "exceptions": {},
     "utils": {},
@@ -120,11 +117,6 @@ def model_creation(tensor_parallelism=False, dtype=None, **tp_config):  # noqa: 
     _refuse("model_creation", {"dtype": dtype} if dtype not in (None, torch.get_default_dtype()) else None, _FP16)
     with delay_param_initialization(json.loads(_engine.config())["delayed_parameter_initialization"]):
         yield
-
-
-def set_activation_checkpointing(module, preserve_rng_state=True, pack_args_as_tuple=False, strategy="each"):
-    del module, preserve_rng_state, pack_args_as_tuple
-    _refuse("set_activation_checkpointing", {"strategy": strategy}, _RECOMPUTATION)
 
 
 class FusedLayerNorm(torch.nn.LayerNorm):

@@ -7,7 +7,6 @@ import functools
 import inspect
 import io
 import pickle
-import warnings
 
 import torch
 import torch.utils.checkpoint
@@ -15,6 +14,7 @@ import torch.utils.checkpoint
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch.comm import CommGroup, gathered
 from smdistributed.modelparallel.torch.containers import map_leaves
+from smdistributed.modelparallel.torch.recomputation import recomputed
 from smdistributed.modelparallel.torch.registered import changed_in, put_back, registered_in
 
 _modules = []  # by number: those of opaque(), made on all ranks in the same order
@@ -233,7 +233,7 @@ def _applying(cls, *args, **kwargs):
             "change the gradient by a custom autograd function."
         )
     if cls is torch.utils.checkpoint.CheckpointFunction:
-        return _without_recomputing(needs(args), *args)  # which looks into no container
+        return _recomputing(needs(args), *args)  # which looks into no container
     values = []
     map_leaves((args, kwargs), values.append)
     needs_gradient = needs(values)
@@ -243,20 +243,12 @@ def _applying(cls, *args, **kwargs):
 torch.autograd.Function.apply = classmethod(_applying)
 
 
-# torch.utils.checkpoint changes what is kept in memory; and the buffers of what it recomputes, which that writes twice. Patched is
-# what it is made of, since others import the function itself.
-def _warn_of_checkpoint():
-    warnings.warn(
-        "torch.utils.checkpoint in a step: activations are kept, since stages do not recompute yet. The gradients are the same; buffers, "
-        "as those of batch norm, are written once.",
-        stacklevel=3,
-    )
-
-
-def _without_recomputing(needs_gradient, function, preserve_rng_state, *args):
+# torch.utils.checkpoint, of which others import the function itself, so that what it is made of is patched. Buffers, as those
+# of batch norm, are written once, where torch writes them in both forwards.
+def _recomputing(needs_gradient, function, preserve_rng_state, *args):
     """A reentrant one, which has no backward where none of its arguments asks for one."""
-    _warn_of_checkpoint()
-    with torch.set_grad_enabled(needs_gradient):
+    del preserve_rng_state
+    with torch.set_grad_enabled(needs_gradient), recomputed():
         return function(*args)
 
 
@@ -266,7 +258,6 @@ def _around(generator):
     def around(*args, **kwargs):
         if not _engine.is_capturing():
             return generator(*args, **kwargs)
-        _warn_of_checkpoint()
         context_fn = parameters.bind(*args, **kwargs).arguments.get("context_fn")
         return _within(context_fn()[0] if context_fn else contextlib.nullcontext())
 
@@ -276,7 +267,7 @@ def _around(generator):
 def _within(context):
     """Around the function: until torch asks once more."""
     chooses_what_is_kept = isinstance(context, (torch.utils._python_dispatch.TorchDispatchMode, torch.autograd.graph.save_on_cpu))
-    with contextlib.nullcontext() if chooses_what_is_kept else context:
+    with contextlib.nullcontext() if chooses_what_is_kept else context, recomputed():
         yield
 
 

@@ -1,0 +1,109 @@
+// Activation checkpointing: the bits of the unsplit model, less memory, and a prediction of that.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <iostream>
+#include <string>
+
+#include "examples/common/tensor_memory.h"
+#include "examples/transformer_lm/model.h"
+#include "smp/smp.h"
+#include "tests/support/model_zoo.h"
+#include "tests/support/oracle.h"
+#include "tests/support/smp_ranks.h"
+#include "tests/support/split_run.h"
+
+namespace smp {
+namespace {
+
+using support::PipelineRun;
+using support::ZooModel;
+
+// Of modules within one another the outer one counts.
+void checkpoint_children(torch::nn::Module& module) {
+  for (const auto& child : module.children()) {
+    if (!child->parameters().empty()) set_activation_checkpointing(*child);
+  }
+}
+
+class Recomputation : public testing::TestWithParam<ZooModel> {};
+
+TEST_P(Recomputation, LeavesEveryBit) {
+  const ZooModel& model = GetParam();
+  at::set_num_threads(1);
+  const support::SplitOptions options{.place = checkpoint_children, .steps = support::kStepsToTape};
+  const auto want = support::run_unsplit(model, 4, options);
+  for (const int ranks : {1, 2, 3}) {
+    const StageKind stage = ranks == 2 ? StageKind::kAutograd : StageKind::kTape;
+    const Config config{.microbatches = 4, .stage = stage, .log_level = LogLevel::kOff};
+    const PipelineRun run = support::run_on_pipeline(model, ranks, config, options);
+    support::expect_same_step(run.result, want, std::to_string(ranks) + " ranks",
+                              support::gradient_tolerance(model, ranks, options));
+    int64_t num_recomputed = 0;
+    for (const auto& report : run.reports) num_recomputed += report.num_recomputed;
+    EXPECT_GT(num_recomputed, 0) << ranks << " ranks";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Zoo, Recomputation, testing::ValuesIn(support::model_zoo()),
+                         [](const testing::TestParamInfo<ZooModel>& test) { return test.param.name; });
+
+struct CheckpointedPeak {
+  int64_t predicted = 0;
+  int64_t first = 0, later = 0;  // measured: of the first step, and of those behind it
+};
+
+CheckpointedPeak peak_with(bool recomputes) {
+  examples::TensorMemory memory;
+  const auto net = std::make_shared<transformer_lm::TransformerLm>(
+      transformer_lm::ModelOptions{.vocab = 100, .width = 64, .heads = 4, .hidden = 256, .layers = 8, .max_tokens = 64});
+  if (recomputes) {
+    for (const auto& layer : net->named_modules()) {
+      const bool is_layer = layer.key().starts_with("encoder.") && std::count(layer.key().begin(), layer.key().end(), '.') == 1;
+      if (is_layer) set_activation_checkpointing(*layer.value());
+    }
+  }
+  DistributedModel model(net);
+  DistributedOptimizer optimizer(torch::optim::SGD(net->parameters(), 1e-3), model);
+  auto step = smp::step([&](at::Tensor tokens, at::Tensor target) {
+    const at::Tensor logits = model(tokens);
+    const at::Tensor loss = torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(2)}), target.reshape(-1));
+    model.backward(loss);
+    return loss;
+  });
+  CheckpointedPeak peak;
+  for (int s = 0; s < 5; ++s) {
+    const at::Tensor tokens = torch::full({16, 64}, s + 1, torch::kLong);
+    optimizer.zero_grad();
+    memory.forget_peak();
+    step(tokens, tokens);
+    int64_t& measured = s == 0 ? peak.first : peak.later;
+    measured = std::max(measured, memory.peak_bytes());
+    optimizer.step();
+  }
+  peak.predicted = model.predicted_peak_bytes().at(static_cast<size_t>(pp_rank()));
+  return peak;
+}
+
+TEST(RecomputationMemory, IsLessFromTheFirstStepOnAndPredicted) {
+  for (const int ranks : {1, 2}) {
+    for (const StageKind stage : {StageKind::kTape, StageKind::kAutograd}) {
+      tests::run_smp_ranks(ranks, {.microbatches = 4, .stage = stage, .log_level = LogLevel::kOff}, [&] {
+        const CheckpointedPeak kept = peak_with(false), again = peak_with(true);
+        const std::string where = "rank " + std::to_string(pp_rank()) + " of " + std::to_string(ranks);
+        EXPECT_LT(again.first, kept.first * 2 / 3) << where;
+        EXPECT_LT(again.later, kept.later * 2 / 3) << where;
+        EXPECT_GE(again.predicted, again.later) << where;
+        EXPECT_LE(again.predicted, again.later * 11 / 10) << where;
+        EXPECT_GE(again.predicted, again.first) << where;
+        std::cout << where << ": kept " << kept.predicted << ' ' << kept.first << ' ' << kept.later << ", again "
+                  << again.predicted << ' ' << again.first << ' ' << again.later << '\n';
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace smp
