@@ -49,6 +49,18 @@ enum class Parallelism {
   kAuto,    ///< "auto": the first step, by predicted time
 };
 
+/// Who decides what runs a second time before its backward, in place of being kept.
+enum class Checkpointing {
+  kManual,  ///< "manual": set_activation_checkpointing() and ActivationCheckpointingGuard
+  kAuto,    ///< "auto": these, and where a memory limit would be broken the planner
+};
+
+/// How often a step runs its body.
+enum class Bodies {
+  kEach,   ///< "each": once for each microbatch, as a plain loop does
+  kAlike,  ///< "alike": once, for all of them
+};
+
 /// Config::microbatches: as many as predicted to be fastest, batch size by batch size.
 inline constexpr int64_t kAutoMicrobatches = -1;
 
@@ -164,8 +176,20 @@ struct Config {
   /// Memory that the planner may use on one rank, in MiB; 0 = no limit, or that of planned_device.
   int64_t memory_limit_mb = 0;
 
+  /// The same as text, "40GiB", "1500MiB" or "2TiB"; with it memory_limit_mb is 0 or as much. Empty = memory_limit_mb counts.
+  std::string memory_limit = "";
+
   /// The same by pipeline rank, in MiB, in place of memory_limit_mb; 0 = no limit.  Empty = equal.
   std::vector<double> rank_memory_limit_mb = {};
+
+  /// Whether the planner makes operators run again where that keeps a rank within its memory limit, and is faster than other
+  /// cuts that do. The bits stay the same.
+  Checkpointing activation_checkpointing = Checkpointing::kAuto;
+
+  /// kAlike is a promise: the microbatches of a step run the same operators with the same numbers, so that the body need not
+  /// run again for each. Which microbatch it is, a body cannot tell then. One that reads values, and a microbatch of other
+  /// sizes, run by themselves all the same.
+  Bodies bodies = Bodies::kEach;
 
   /// Relative speed of each pipeline rank, above 0: {1, 0.5} gives the second rank half as much to
   /// do.  Empty = equal.

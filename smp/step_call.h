@@ -40,6 +40,8 @@ struct Call {
   std::function<std::vector<StepTensor>(const Share& share)> arguments;
   /// The body: these tensors for one microbatch in, returned tensors out.
   std::function<Tensors(const Tensors& inputs, int64_t microbatch)> body;
+  /// Whether the bodies of this step get something that differs beside their tensors. Empty: nothing does.
+  std::function<bool()> differ{};
   /// What the bodies of this step returned beside tensors, by microbatch: travels with every step. Empty: nothing.
   std::function<std::vector<std::string>()> values{};
   /// How what the bodies returned is put together from tensors and values, the same for all microbatches: travels with the

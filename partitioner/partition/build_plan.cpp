@@ -22,6 +22,7 @@ void add_stage_costs(const PlanInput& input, Plan& plan) {
       stage.cost.weight_us += input.weight_us(n) / speed;
       stage.cost.forward_us += input.costs.forward_us[n] / speed;
       stage.cost.backward_us += input.costs.backward_us[n] / speed;
+      stage.cost.again_us += input.costs.again_us[n] / speed;
     }
     for (ValueId id : stage.parameters) {
       const ParameterBytes bytes = parameter_bytes(input.graph.values[id], input.behaviour.optimizer_state_factor);
@@ -65,12 +66,13 @@ double PlanInput::weight_us(NodeId n) const {
 }
 
 Plan build_plan(const PlanInput& input, const StageAssignment& assignment) {
-  const auto& [graph, costs, request, machine, behaviour] = input;
+  const auto& [graph, costs, request, machine, behaviour, recomputation] = input;
   Plan plan;
   plan.num_ranks = request.num_ranks;
   plan.schedule = request.schedule;
   plan.exact_ties = request.exact_ties;
   plan.stage_of_node = assignment.stage_of_node;
+  plan.recomputation = recomputation;
   plan.stages.resize(assignment.rank_of_stage.size());
   for (size_t s = 0; s < plan.stages.size(); ++s) plan.stages[s].rank = assignment.rank_of_stage[s];
   derive(graph, plan);

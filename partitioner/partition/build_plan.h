@@ -17,8 +17,9 @@ struct PlanInput {
   const PlanRequest& request;
   const Machine& machine;
   const RuntimeBehaviour& behaviour;
+  Recomputation recomputation{};  // its work is in `costs`
 
-  PlanInput with(const PlanRequest& other) const { return {graph, costs, other, machine, behaviour}; }
+  PlanInput with(const PlanRequest& other) const { return {graph, costs, other, machine, behaviour, recomputation}; }
   /// Of the node's backward: the gradients of its parameters, where they wait (RuntimeBehaviour).
   double weight_us(NodeId n) const;
 };

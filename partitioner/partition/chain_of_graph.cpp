@@ -82,7 +82,7 @@ std::vector<Crossing> crossings(const Graph& graph, const DeviceModel& device, c
 }
 
 Chain make_chain(const PlanInput& input, const Linearisation& order) {
-  const auto& [graph, costs, request, machine, behaviour] = input;
+  const auto& [graph, costs, request, machine, behaviour, recomputation] = input;
   Chain chain;
   for (NodeId n : order.nodes) {
     chain.time_us.push_back(costs.forward_us[n] + costs.backward_us[n]);

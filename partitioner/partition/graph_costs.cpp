@@ -5,9 +5,9 @@
 
 #include "partitioner/cost/memory_model.h"
 #include "partitioner/cost/operator_cost.h"
+#include "partitioner/cost/remade_nodes.h"
 #include "partitioner/graph/cuts.h"
 #include "partitioner/graph/gradient_flow.h"
-#include "partitioner/graph/recompute_regions.h"
 
 namespace smp::partitioner {
 
@@ -34,6 +34,15 @@ void put_measured(const Graph& graph, const MeasuredCosts& measured, GraphCosts&
   }
 }
 
+void add_up(GraphCosts& costs) {
+  costs.total_us = costs.heaviest_us = 0;
+  for (size_t n = 0; n < costs.forward_us.size(); ++n) {
+    const double node_us = costs.forward_us[n] + costs.backward_us[n];
+    costs.total_us += node_us;
+    costs.heaviest_us = std::max(costs.heaviest_us, node_us);
+  }
+}
+
 }  // namespace
 
 GraphCosts graph_costs(const Graph& graph, const DeviceModel& device, const MeasuredCosts* measured) {
@@ -46,13 +55,20 @@ GraphCosts graph_costs(const Graph& graph, const DeviceModel& device, const Meas
   }
   if (measured != nullptr) put_measured(graph, *measured, costs);
   costs.again_us.assign(graph.nodes.size(), 0);
-  const std::vector<int32_t> regions = recomputed_with(graph);
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    if (regions[n] != kKept) costs.backward_us[n] += costs.again_us[n] = costs.forward_us[n];
-    const double node_us = costs.forward_us[n] + costs.backward_us[n];
-    costs.total_us += node_us;
-    costs.heaviest_us = std::max(costs.heaviest_us, node_us);
+  add_up(costs);
+  return costs;
+}
+
+GraphCosts with_recomputation(const Graph& graph, GraphCosts costs, const Recomputation& recomputation) {
+  if (recomputation.is_empty()) return costs;
+  const auto remade = remade_nodes(graph, GradientFlow(graph), recomputation.region, recomputation.is_kept);
+  for (size_t n = 0; n < remade.size(); ++n) {
+    if (recomputation.region[n] != kNoRegion && !recomputation.is_kept[n]) costs.activation_bytes[n] = 0;
+    costs.backward_us[n] -= costs.again_us[n];
+    costs.again_us[n] = remade[n] ? costs.forward_us[n] : 0;
+    costs.backward_us[n] += costs.again_us[n];
   }
+  add_up(costs);
   return costs;
 }
 

@@ -7,6 +7,7 @@
 #include "partitioner/cost/device_model.h"
 #include "partitioner/cost/measured_costs.h"
 #include "partitioner/graph/graph.h"
+#include "partitioner/graph/recomputation.h"
 
 namespace smp::partitioner {
 
@@ -23,6 +24,9 @@ struct GraphCosts {
 /// `measured`, if any, takes the place of what `device` predicts. Operators that it does not know are predicted, and
 /// corrected by as much as the prediction of the known ones was wrong.
 GraphCosts graph_costs(const Graph& graph, const DeviceModel& device, const MeasuredCosts* measured = nullptr);
+
+/// The costs of plans with `recomputation`.
+GraphCosts with_recomputation(const Graph& graph, GraphCosts costs, const Recomputation& recomputation);
 
 /// Bytes of the message that carries `value`: an expanded dimension is sent once.
 int64_t message_bytes(const Value& value);

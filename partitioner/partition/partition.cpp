@@ -12,6 +12,7 @@
 
 #include "partitioner/partition/build_plan.h"
 #include "partitioner/partition/chain_of_graph.h"
+#include "partitioner/partition/choose_recomputation.h"
 #include "partitioner/partition/contiguous.h"
 #include "partitioner/partition/graph_costs.h"
 #include "partitioner/partition/pins.h"
@@ -316,14 +317,58 @@ Plan with_best_visits(const PlanInput& input, const GivenPlacement& placement) {
   return best;
 }
 
+Plan placed(const PlanInput& input, const GivenPlacement& placement) {
+  return input.request.chooses_visits ? with_best_visits(input, placement) : place(input, placement);
+}
+
+/// Cuts for a model of which nothing is kept, then as much kept as fits. In pieces as fine as the ranks are many.
+std::optional<Plan> within_limits_by_both(const PlanInput& input, const GivenPlacement& placement) {
+  for (int pieces = 4 * input.request.num_ranks; pieces <= 64 * input.request.num_ranks; pieces *= 4) {
+    const Recomputation all = in_pieces(input, pieces);
+    const GraphCosts costs = with_recomputation(input.graph, input.costs, all);
+    const PlanInput recomputing{input.graph, costs, input.request, input.machine, input.behaviour, all};
+    try {
+      const Plan plan = placed(recomputing, placement);
+      return with_as_much_kept(input, plan);
+    } catch (const c10::ValueError&) {  // still too much
+    }
+  }
+  return std::nullopt;
+}
+
+PlanRequest without_limits(PlanRequest request) {
+  request.memory_limit_bytes = -1;
+  request.rank_memory_limit_bytes.clear();
+  return request;
+}
+
+/// Memory is kept below the limits by other cuts, or by computing again: by what is faster. A limit that the fastest plan of
+/// all keeps changes nothing.
+Plan placed_within_limits(const PlanInput& input, const GivenPlacement& placement) {
+  Plan fastest = placed(input.with(without_limits(input.request)), placement);
+  if (largest_excess(fastest, input.request) == 0) return fastest;
+  std::optional<Plan> again = within_limits_by_recomputation(input, fastest), cut;
+  try {
+    cut = placed(input, placement);
+  } catch (const c10::ValueError&) {
+    if (!again) again = within_limits_by_both(input, placement);
+    if (!again) throw;
+  }
+  const bool is_faster_cut = cut && (!again || cut->predicted_step_us <= again->predicted_step_us);
+  return is_faster_cut ? std::move(*cut) : std::move(*again);
+}
+
 }  // namespace
 
 Plan partition(const Graph& graph, const PartitionOptions& options) {
   check_options(graph, options);
   const auto& [request, machine, behaviour, placement] = options;
-  const GraphCosts costs = graph_costs(graph, machine.device, machine.measured);
-  const PlanInput input{graph, costs, request, machine, behaviour};
-  Plan plan = request.chooses_visits ? with_best_visits(input, placement) : place(input, placement);
+  const Recomputation marked = marked_recomputation(graph);
+  const GraphCosts costs = with_recomputation(graph, graph_costs(graph, machine.device, machine.measured), marked);
+  const PlanInput input{graph, costs, request, machine, behaviour, marked};
+  const bool has_limits = request.memory_limit_bytes >= 0 || !request.rank_memory_limit_bytes.empty();
+  const bool may_recompute = request.chooses_recomputation && has_limits && graph.has_backward();
+  Plan plan = may_recompute ? placed_within_limits(input, placement) : placed(input, placement);
   if (graph.has_backward()) plan.predicted_step_us += averaging_us(plan, request.num_replicas, machine, behaviour);
   return plan;
 }

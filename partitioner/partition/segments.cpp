@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "partitioner/graph/cuts.h"
-#include "partitioner/graph/recompute_regions.h"
 #include "partitioner/graph/untaped.h"
 #include "partitioner/plan/derive.h"
 
@@ -16,22 +15,22 @@ constexpr size_t kFewestOperators = 8;  // a segment under autograd starts its e
 struct Run {
   std::vector<NodeId> nodes;
   bool is_taped = true;
-  int32_t region = kKept;  // that it recomputes
+  int32_t region = kNoRegion;  // that it recomputes
 
   bool is_like(const Run& other) const { return is_taped == other.is_taped && region == other.region; }
 };
 
 /// In program order; none separates a group. Adds to `reasons`.
-std::vector<Run> smallest_runs(const Graph& graph, const std::vector<NodeId>& nodes, std::vector<std::string>& reasons) {
+std::vector<Run> smallest_runs(const Graph& graph, const Plan& plan, int stage, std::vector<std::string>& reasons) {
+  const std::vector<NodeId>& nodes = plan.stages[static_cast<size_t>(stage)].nodes;
   const std::vector<NodeId> first_of_group = node_groups(graph);
   std::vector<size_t> last_of_group(graph.nodes.size(), 0);
   for (size_t i = 0; i < nodes.size(); ++i) last_of_group[first_of_group[nodes[i]]] = i;
-  const std::vector<int32_t> regions = recomputed_with(graph);
   std::vector<Run> runs;
   size_t end = 0;  // of the run, as far as is known
   for (size_t i = 0; i < nodes.size(); ++i) {
     const auto n = static_cast<size_t>(nodes[i]);
-    if (i >= end) runs.emplace_back().region = regions[n];
+    if (i >= end) runs.emplace_back().region = plan.recomputation.region_of(nodes[i]);
     runs.back().nodes.push_back(nodes[i]);
     if (std::string why = why_untaped(graph, graph.nodes[n]); !why.empty()) {
       runs.back().is_taped = false;
@@ -69,19 +68,20 @@ std::vector<Run> without_short_tapes(std::vector<Run> runs) {
 
 std::optional<Segments> cut_into_segments(const Graph& graph, const Plan& plan, int stage, bool has_tapes) {
   std::vector<std::string> reasons;
-  std::vector<Run> runs = smallest_runs(graph, plan.stages[static_cast<size_t>(stage)].nodes, reasons);
+  std::vector<Run> runs = smallest_runs(graph, plan, stage, reasons);
   if (!has_tapes) {
     for (Run& run : runs) run.is_taped = false;
     reasons.clear();
   }
   runs = without_short_tapes(joined(runs));
-  if (runs.size() < 2 && runs.front().region == kKept) return std::nullopt;
+  if (runs.size() < 2 && runs.front().region == kNoRegion) return std::nullopt;
 
   const int num_more = static_cast<int>(runs.size()) - 1;
   Segments segments{.plan = {}, .first = stage, .is_taped = {}, .is_recomputed = {}, .reasons = std::move(reasons)};
   Plan& cut = segments.plan;
   cut.num_ranks = plan.num_ranks;
   cut.exact_ties = plan.exact_ties;
+  cut.recomputation = plan.recomputation;
   cut.stages = plan.stages;
   for (StagePlan& one : cut.stages) one.cost = {};
   cut.stages.insert(cut.stages.begin() + stage, runs.size() - 1, cut.stages[static_cast<size_t>(stage)]);
@@ -91,7 +91,7 @@ std::optional<Segments> cut_into_segments(const Graph& graph, const Plan& plan, 
     const int segment = stage + static_cast<int>(i);
     for (const NodeId n : runs[i].nodes) cut.stage_of_node[static_cast<size_t>(n)] = segment;
     segments.is_taped.push_back(runs[i].is_taped);
-    segments.is_recomputed.push_back(runs[i].region != kKept);
+    segments.is_recomputed.push_back(runs[i].region != kNoRegion);
   }
   derive(graph, cut);
   return segments;

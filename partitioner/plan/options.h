@@ -23,6 +23,7 @@ struct PlanRequest {
   bool exact_ties = false;                       // Plan::exact_ties
   int64_t memory_limit_bytes = -1;               // per rank; -1: none
   std::vector<int64_t> rank_memory_limit_bytes;  // by pipeline rank, in place of it; empty: the same for all
+  bool chooses_recomputation = false;            // where a limit would be broken, or kept by slower cuts
 
   int num_stages() const { return num_ranks > 1 ? num_ranks * schedule.virtual_stages : 1; }
   int64_t limit_of(int rank) const {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "partitioner/graph/graph.h"
+#include "partitioner/graph/recomputation.h"
 #include "partitioner/plan/action.h"
 #include "partitioner/plan/schedule_options.h"
 
@@ -16,6 +17,7 @@ namespace smp::partitioner {
 struct StageCost {
   double forward_us = 0;
   double backward_us = 0;
+  double again_us = 0;   // of backward_us: operators that run again
   double weight_us = 0;  // of backward_us: gradients of parameters, behind those that leave the stage
   double send_us = 0;    // its part of the traffic on its cuts, both directions
   int64_t parameter_bytes = 0;
@@ -30,6 +32,7 @@ struct StageCost {
 /// The fields of StageCost by name, as text forms have them.
 inline constexpr std::pair<const char*, double StageCost::*> kStageTimes[] = {{"forward_us", &StageCost::forward_us},
                                                                               {"backward_us", &StageCost::backward_us},
+                                                                              {"again_us", &StageCost::again_us},
                                                                               {"weight_us", &StageCost::weight_us},
                                                                               {"send_us", &StageCost::send_us}};
 inline constexpr std::pair<const char*, int64_t StageCost::*> kStageBytes[] = {
@@ -72,6 +75,7 @@ struct Plan {
   bool exact_ties = false;            // else each rank adds up its own readers' part, exact to 1e-6
   std::vector<StagePlan> stages;      // each reads what earlier ones make
   std::vector<int> stage_of_node;     // by NodeId
+  Recomputation recomputation;
   std::vector<Transfer> activations;  // forward, ordered by (value, target)
   std::vector<Transfer> gradients;    // ordered by (backward, value, descending source)
   double predicted_step_us = 0;       // bodies, the schedule by simulation, and the averaging over replicas

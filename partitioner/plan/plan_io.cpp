@@ -80,6 +80,32 @@ std::vector<std::vector<Action>> read_table(const json::value& value, const Wher
   return table;
 }
 
+std::vector<NodeId> kept_nodes(const Recomputation& recomputation) {
+  std::vector<NodeId> nodes;
+  for (size_t n = 0; n < recomputation.is_kept.size(); ++n) {
+    if (recomputation.is_kept[n]) nodes.push_back(static_cast<NodeId>(n));
+  }
+  return nodes;
+}
+
+/// Regions that could not be recomputed by themselves would give other numbers.
+Recomputation read_recomputation(Fields& fields, const Where& where, const Graph& graph) {
+  const auto num_nodes = static_cast<int32_t>(graph.nodes.size());
+  Recomputation read;
+  const Where regions = where.at("recompute_region"), kept = where.at("kept_in_region");
+  read.region = read_ids(fields["recompute_region"], regions, kNoRegion, kMaxInt32 - 1);
+  const std::vector<NodeId> nodes = read_ids(fields["kept_in_region"], kept, 0, num_nodes - 1);
+  if (!read.region.empty()) read.is_kept.resize(graph.nodes.size(), false);
+  if (read.region.size() != read.is_kept.size() || (read.region.empty() && !nodes.empty())) {
+    refuse(regions, "a region for each of " + std::to_string(num_nodes) + " operators, or none", std::to_string(read.region.size()));
+  }
+  for (const NodeId n : nodes) read.is_kept[static_cast<size_t>(n)] = true;
+  Recomputation possible = read;
+  if (!read.is_empty()) make_possible(graph, possible);
+  if (!(possible == read)) refuse(regions, "regions that cut no operators apart which must stay together", "others");
+  return read;
+}
+
 }  // namespace
 
 std::string serialise(const Plan& plan) {
@@ -92,6 +118,8 @@ std::string serialise(const Plan& plan) {
                                      {"exact_ties", plan.exact_ties},
                                      {"stages", std::move(stages)},
                                      {"stage_of_node", array_of(plan.stage_of_node)},
+                                     {"recompute_region", array_of(plan.recomputation.region)},
+                                     {"kept_in_region", array_of(kept_nodes(plan.recomputation))},
                                      {"predicted_step_us", bits_of(plan.predicted_step_us)},
                                      {"predicted_bubble", bits_of(plan.predicted_bubble)},
                                      {"lower_bound_us", bits_of(plan.lower_bound_us)},
@@ -115,6 +143,7 @@ Plan deserialise_plan(std::string_view text, const Graph& graph) {
   }
   const auto num_stages = static_cast<int32_t>(plan.stages.size());
   plan.stage_of_node = read_ids(fields["stage_of_node"], where.at("stage_of_node"), 0, num_stages - 1);
+  plan.recomputation = read_recomputation(fields, where, graph);
   plan.predicted_step_us = read_bits(fields["predicted_step_us"], where.at("predicted_step_us"));
   plan.predicted_bubble = read_bits(fields["predicted_bubble"], where.at("predicted_bubble"));
   plan.lower_bound_us = read_bits(fields["lower_bound_us"], where.at("lower_bound_us"));

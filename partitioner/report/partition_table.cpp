@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <vector>
 
-#include "partitioner/graph/recompute_regions.h"
 #include "partitioner/report/text_table.h"
 
 namespace smp::partitioner {
@@ -28,16 +27,17 @@ std::string bytes_text(int64_t bytes) {
   return mebibytes < 1024 ? with_unit(mebibytes, " MiB") : with_unit(mebibytes / 1024, " GiB");
 }
 
-/// A line for each stage that has recompute regions.
-std::string recomputed(const Graph& graph, const Plan& plan) {
-  const std::vector<int32_t> regions = recomputed_with(graph);
+/// A line for each stage that computes something again.
+std::string recomputed(const Plan& plan) {
   std::string text;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const std::vector<NodeId>& nodes = plan.stages[s].nodes;
-    const auto count = std::count_if(nodes.begin(), nodes.end(), [&](NodeId n) { return regions[static_cast<size_t>(n)] != kKept; });
+    const auto count = std::count_if(nodes.begin(), nodes.end(), [&](NodeId n) {
+      return plan.recomputation.region_of(n) != kNoRegion && !plan.recomputation.keeps(n);
+    });
     if (count == 0) continue;
-    text += "stage " + std::to_string(s) + " computes " + std::to_string(count) + " of " + std::to_string(nodes.size()) +
-            " operators again before their backward\n";
+    text += "stage " + std::to_string(s) + " keeps nothing of " + std::to_string(count) + " of " + std::to_string(nodes.size()) +
+            " operators until their backward, for which it computes " + time_text(plan.stages[s].cost.again_us) + " again\n";
   }
   return text;
 }
@@ -83,7 +83,7 @@ std::string partition_table(const Graph& graph, const Plan& plan) {
                 "slowest stage %s, lower bound %s, gap %.1f %%; predicted step %s, bubble %.1f %%\n",
                 time_text(plan.slowest_stage_us).c_str(), time_text(plan.lower_bound_us).c_str(), gap_percent(plan),
                 time_text(plan.predicted_step_us).c_str(), 100 * plan.predicted_bubble);
-  return aligned(rows, kModulesColumn) + summary + recomputed(graph, plan);
+  return aligned(rows, kModulesColumn) + summary + recomputed(plan);
 }
 
 }  // namespace smp::partitioner

@@ -65,6 +65,7 @@ py::tuple run_step(StepNumber& number, const py::object& step) {
   const Call call{
       .arguments = [&](const Share& share) { return locked([&] { return arguments_of(step, share); }); },
       .body = [&](const Tensors& in, int64_t m) { return locked([&] { return step.attr("body")(in, m).cast<Tensors>(); }); },
+      .differ = [&] { return locked([&] { return step.attr("differ")().cast<bool>(); }); },
       .values = [&] { return locked([&] { return values_of(step); }); },
       .payload = [&] { return locked([&] { return std::string(step.attr("payload")().cast<py::bytes>()); }); },
       .cpu_is_read = false,  // smdistributed/modelparallel/torch/ghosts.py asks

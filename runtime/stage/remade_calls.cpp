@@ -14,7 +14,8 @@ constexpr size_t kNever = 0;  // else: a position, from 1 on
 
 class Remaking {
  public:
-  Remaking(TapeLists& lists, const Slots& fixed) : lists_(lists), fixed_(fixed), memories_(num_memories()), unit_(memories_.size()) {
+  Remaking(TapeLists& lists, const Slots& fixed, const partitioner::Recomputation& recomputation)
+      : lists_(lists), fixed_(fixed), recomputation_(recomputation), memories_(num_memories()), unit_(memories_.size()) {
     std::iota(unit_.begin(), unit_.end(), size_t{0});
     note_what_stays();
     note_calls();
@@ -110,8 +111,11 @@ class Remaking {
 
   // Until nothing changes: a call runs again if it finds what it found, a memory is made again if all its calls run again.
   void find_what_runs_again() {
-    runs_again_.assign(lists_.forward_end, true);
-    for (size_t n = 0; n < lists_.forward_end; ++n) runs_again_[n] = !uses_written_own(lists_.calls[n]);
+    for (size_t n = 0; n < lists_.forward_end; ++n) {
+      const TapeCall& call = lists_.calls[n];
+      const bool is_kept = call.kind == TapeCall::Kind::kOperator && recomputation_.keeps(call.node);  // not what it looks at
+      runs_again_.push_back(!is_kept && !uses_written_own(call));
+    }
     for (bool changes = true; changes;) {
       changes = false;
       for (Memory& memory : memories_) {
@@ -212,7 +216,11 @@ class Remaking {
         for_each_written(lists_.calls[n], look);
       }
       if (unit == memories_.size() || !is_remade[unit]) return;
-      for (size_t n = begin; n < end; ++n) calls[unit].push_back(n);
+      for (size_t n = begin; n < end; ++n) {
+        const TapeCall& call = lists_.calls[n];
+        const bool is_there = call.kind == TapeCall::Kind::kView && memory_of(call.outputs.front()).stays;
+        if (!is_there) calls[unit].push_back(n);
+      }
     });
     return calls;
   }
@@ -250,6 +258,7 @@ class Remaking {
 
   TapeLists& lists_;
   const Slots& fixed_;
+  const partitioner::Recomputation& recomputation_;
   std::vector<Memory> memories_;
   std::vector<size_t> unit_;  // by memory, as union-find: what runs again together
   std::unordered_set<const c10::StorageImpl*> written_own_;
@@ -259,6 +268,8 @@ class Remaking {
 
 }  // namespace
 
-void remake(TapeLists& lists, const Slots& fixed) { Remaking(lists, fixed).run(); }
+void remake(TapeLists& lists, const Slots& fixed, const partitioner::Recomputation& recomputation) {
+  Remaking(lists, fixed, recomputation).run();
+}
 
 }  // namespace smp::runtime

@@ -89,13 +89,13 @@ std::vector<size_t> saved_own(const TapeLists& lists, const Slots& fixed) {
 
 }  // namespace
 
-Tape::Tape(TapeLists recorded, const Graph& graph, bool folds_host_tensors, bool recomputes)
+Tape::Tape(TapeLists recorded, const Graph& graph, bool folds_host_tensors, const Recomputation* recomputation)
     : graph_(graph), lists_(std::move(recorded)), fixed_(lists_.num_slots) {
   const bool is_on_cpu = this_ranks_device().type == host().type;
   if (!is_on_cpu) fold_constants(lists_, fixed_, folds_host_tensors);  // there a mask is soon made, and here it is sent over
   fold_views(lists_, fixed_);
   drop_unused(lists_);
-  if (recomputes) remake(lists_, fixed_);
+  if (recomputation != nullptr) remake(lists_, fixed_, *recomputation);
   put_results_first(lists_);
   if (is_on_cpu) choose_kernels(lists_);
   plan_frees(lists_);

@@ -22,8 +22,9 @@ class Tape {
  public:
   /// Runs what is the same in every microbatch, drops what nobody uses and cannot throw, folds views of fixed tensors into
   /// arguments, plans when tensors die.
-  /// `recomputes`: keeps what enters the forward, and what cannot be computed again.
-  Tape(TapeLists recorded, const partitioner::Graph& graph, bool folds_host_tensors = true, bool recomputes = false);
+  /// `recomputation`, if any: keeps what enters the forward, what that keeps, and what cannot be computed again.
+  Tape(TapeLists recorded, const partitioner::Graph& graph, bool folds_host_tensors = true,
+       const partitioner::Recomputation* recomputation = nullptr);
 
   struct RunContext {
     RandomState random;

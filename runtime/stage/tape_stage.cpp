@@ -27,6 +27,7 @@ class TapeStage : public Stage {
   TapeStage(const Graph& graph, const Plan& plan, int stage, StageOptions options)
       : graph_(graph),
         nodes_(plan.stages[static_cast<size_t>(stage)].nodes),
+        recomputation_(plan.recomputation),
         options_(std::move(options)),
         reference_(graph, plan, stage, options_),
         own_values_(reference_.own_values()) {
@@ -241,7 +242,8 @@ class TapeStage : public Stage {
   void end_recording() {
     watched_.reset();
     if (recorder_->refusal().empty()) {
-      tape_ = std::make_shared<Tape>(recorder_->take(), graph_, folds_host_tensors_, options_.recomputes);
+      tape_ = std::make_shared<Tape>(recorder_->take(), graph_, folds_host_tensors_,
+                                     options_.recomputes ? &recomputation_ : nullptr);
       phase_ = Phase::kRecorded;
     } else {
       refuse(recorder_->refusal());
@@ -370,6 +372,7 @@ class TapeStage : public Stage {
 
   const Graph& graph_;
   std::vector<NodeId> nodes_;
+  const Recomputation recomputation_;
   StageOptions options_;
   AutogradStage reference_;
   std::vector<ValueId> own_values_;

@@ -25,7 +25,7 @@ EXTRACTED = {"README.md": "int main", "quickstart.md": "", "capture.md": "", "re
              "communication.md": "int main", "steps.md": "int main", "state.md": "", "reliability.md": "", "from_ddp.md": "", "data_parallel.md": "",
              "automatic.md": "", "partitioning.md": "", "schedules.md": "", "tape.md": "",
              "measured_costs.md": "", "timeline.md": "", "tutorial.md": "// tutorial",
-             "delayed_initialization.md": "", "gpu.md": ""}
+             "delayed_initialization.md": "", "gpu.md": "", "recomputation.md": ""}
 # Pages with texts that other tests compare: those of errors, and of ranks that hang (failure_test.py).
 WITH_TEXTS = ("capture.md", "refusals.md", "tape.md", "measured_costs.md", "reliability.md")
 NUMBER = re.compile(r"\d+\.\d+")

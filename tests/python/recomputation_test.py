@@ -83,7 +83,7 @@ CALLS = {
 
 def operators_again(model):
     """By stage, as the plan says."""
-    return [int(count) for count in re.findall(r"computes (\d+) of \d+ operators again", str(model.plan))]
+    return [int(count) for count in re.findall(r"keeps nothing of (\d+) of \d+ operators", str(model.plan))]
 
 
 class Recomputation(unittest.TestCase):

@@ -2,9 +2,11 @@
 #include "tests/support/random_program.h"
 
 #include <algorithm>
+#include <optional>
 #include <random>
 
 #include "runtime/device/device.h"
+#include "smp/activation_checkpointing.h"
 
 namespace smp::support {
 namespace {
@@ -28,6 +30,9 @@ std::string Program::describe() const {
   if (accumulates) text += "; accumulates";
   if (evaluates) text += "; evaluates";
   if (has_momentum) text += "; momentum";
+  for (size_t i = 0; i < forward.size(); ++i) {
+    if (runs_again(i)) text += std::string("; runs again: ") + forward[i].name;
+  }
   if (bad_step >= 0) text += "; bad arguments in step " + std::to_string(bad_step);
   return text;
 }
@@ -51,6 +56,7 @@ Program random_program(uint64_t seed) {
   program.accumulates = random() % 3 == 0;
   program.evaluates = random() % 4 == 0;
   program.has_momentum = random() % 2 == 0;
+  program.run_again = random() % 2 == 0 ? random() : 0;
   return program;
 }
 
@@ -82,7 +88,11 @@ at::Tensor ProgramNet::forward(const std::vector<at::Tensor>& arguments) {
   ++calls;
   next_linear = 0;
   at::Tensor h = x;
-  for (const ForwardPart& part : program.forward) h = part.apply(*this, h);
+  for (size_t i = 0; i < program.forward.size(); ++i) {
+    std::optional<ActivationCheckpointingGuard> again;
+    if (program.runs_again(i)) again.emplace();
+    h = program.forward[i].apply(*this, h);
+  }
   return h;
 }
 

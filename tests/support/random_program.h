@@ -45,6 +45,8 @@ struct Program {
   bool accumulates = false;        // the gradients of two steps
   bool evaluates = false;          // between steps, by a body of its own
   bool has_momentum = false;
+  uint64_t run_again = 0;  // by bit: parts of the forward that are activation checkpoints
+  bool runs_again(size_t part) const { return ((run_again >> (part % 64)) & 1) != 0; }
   int bad_step = -1;  // whose arguments make operators throw that look at values
 
   std::string describe() const;

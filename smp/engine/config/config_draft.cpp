@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <boost/json/serialize.hpp>
+#include <charconv>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "partitioner/cost/device_table.h"
 #include "partitioner/partition/edit_distance.h"
@@ -172,7 +174,39 @@ std::string ConfigDraft::source_of(std::string_view key) const {
   return source == sources_.end() ? "default" : source->second;
 }
 
+namespace {
+
+/// MiB in "40GiB"; nothing where that is no whole number of them.
+std::optional<int64_t> mebibytes_of(const std::string& text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number < 1 || number > (int64_t{1} << 30)) return std::nullopt;
+  const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  for (const auto& [name, size] : {std::pair("MiB", int64_t{1}), std::pair("GiB", int64_t{1} << 10), std::pair("TiB", int64_t{1} << 20)}) {
+    if (unit == name) return number * size;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void ConfigDraft::read_memory_limit() {
+  if (config_.memory_limit.empty()) return;
+  const std::optional<int64_t> mebibytes = mebibytes_of(config_.memory_limit);
+  if (!mebibytes) {
+    return complain(source_of("memory_limit"), "memory_limit: expected a whole number of MiB, GiB or TiB such as \"40GiB\", got " +
+                                                   in_quotes(config_.memory_limit));
+  }
+  if (config_.memory_limit_mb != 0 && config_.memory_limit_mb != *mebibytes) {
+    return complain(source_of("memory_limit"), "memory_limit: expected none beside memory_limit_mb=" +
+                                                   std::to_string(config_.memory_limit_mb) + " (" + source_of("memory_limit_mb") +
+                                                   "), got " + in_quotes(config_.memory_limit));
+  }
+  config_.memory_limit_mb = *mebibytes;
+}
+
 void ConfigDraft::check_together() {
+  read_memory_limit();
   const int64_t degree = config_.pipeline_parallel_degree;
   if (degree > 0 && config_.default_partition >= degree) {
     complain(source_of("default_partition"),

@@ -30,6 +30,7 @@ class ConfigDraft {
 
  private:
   void complain(const std::string& source, const std::string& problem);
+  void read_memory_limit();
   void check_together();
   std::string source_of(std::string_view key) const;
 

@@ -193,6 +193,7 @@ PartitionOptions Programs::options_on(const Graph& graph, const runtime::TensorH
   machine.device = device.model;
   request.memory_limit_bytes =
       config.memory_limit_mb > 0 ? config.memory_limit_mb * (int64_t{1} << 20) : device.memory_bytes;
+  request.chooses_recomputation = config.activation_checkpointing == Checkpointing::kAuto;
   request.exact_ties = config.exact_tied_weights;
   if (config.cost == CostSource::kMeasured) machine.measured = &costs_;
   machine.rank_speed = config.rank_speed;

@@ -46,6 +46,12 @@ bool same_sizes(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>&
   });
 }
 
+bool same_arguments(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return same_sizes(a, b) && std::equal(a.begin(), a.end(), b.begin(), [](const at::Tensor& one, const at::Tensor& other) {
+           return !one.defined() || (one.scalar_type() == other.scalar_type() && one.strides() == other.strides());
+         });
+}
+
 }  // namespace
 
 step_internal::Results Leader::lead() {
@@ -71,6 +77,7 @@ step_internal::Results Leader::lead() {
     }
     message.trains = trains;
     if (call_.values) message.values = call_.values();
+    if (message.values.size() == 1 && may_repeat_first_body()) message.values.resize(bodies_.size(), message.values.front());
     TORCH_CHECK_VALUE(message.values.empty() || message.values.size() == bodies_.size(),
                       "step: expected a value for each of ", bodies_.size(), " microbatches, got ", message.values.size(),
                       ".");
@@ -117,6 +124,10 @@ void Leader::capture_bodies() {
   const std::string key = rank_.models.training_flags();
   HeldGradients gradients(rank_.models.bindings());
   for (size_t m = 0; m < inputs_.size(); ++m) {
+    if (m == 1 && may_repeat_first_body()) {
+      bodies_.resize(inputs_.size(), bodies_.front());
+      break;
+    }
     bodies_.push_back(run_body(rank_.context, *capture, call_, inputs_[m], key, m));
     if (m >= assumed_.size() || same_run(assumed_[m], bodies_[m])) continue;
     assumed_.resize(m);
@@ -126,6 +137,12 @@ void Leader::capture_bodies() {
       gradients.put_back() == 0,
       "step: expected a body that leaves gradients as they are, got one that has cleared or replaced some (zero_grad). "
       "Backwards run when all bodies have ended, on every rank. Clear gradients before the step function is called.");
+}
+
+bool Leader::may_repeat_first_body() const {
+  return rank_.context.config.bodies == Bodies::kAlike && bodies_.front().recording->graph.read.empty() &&
+         !(call_.differ && call_.differ()) &&
+         std::all_of(inputs_.begin(), inputs_.end(), [this](const auto& inputs) { return same_arguments(inputs, inputs_.front()); });
 }
 
 void Leader::check_goes_on() const {

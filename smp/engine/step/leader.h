@@ -36,6 +36,7 @@ class Leader {
 
   MicrobatchInputs split();
   void capture_bodies();
+  bool may_repeat_first_body() const;
   std::vector<at::Tensor> read(const runtime::ValueRead& read);
   std::optional<std::vector<at::Tensor>> probe(const runtime::ValueRead& read);
   void begin_ahead();

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <functional>
 #include <iostream>
 #include <string>
 
@@ -50,15 +51,22 @@ TEST_P(Recomputation, LeavesEveryBit) {
 INSTANTIATE_TEST_SUITE_P(Zoo, Recomputation, testing::ValuesIn(support::model_zoo()),
                          [](const testing::TestParamInfo<ZooModel>& test) { return test.param.name; });
 
-struct CheckpointedPeak {
+struct Trained {
   int64_t predicted = 0;
-  int64_t first = 0, later = 0;  // measured: of the first step, and of those behind it
+  int64_t first = 0, later = 0;  // peaks of the first step, and of those behind it
+  double step_s = 0;             // predicted
+  at::Tensor losses{};
 };
 
-CheckpointedPeak peak_with(bool recomputes) {
+Trained trained(bool recomputes) {
   examples::TensorMemory memory;
   const auto net = std::make_shared<transformer_lm::TransformerLm>(
       transformer_lm::ModelOptions{.vocab = 100, .width = 64, .heads = 4, .hidden = 256, .layers = 8, .max_tokens = 64});
+  {
+    const at::NoGradGuard no_grad;
+    const at::Generator numbers = at::make_generator<at::CPUGeneratorImpl>(uint64_t{3});  // ranks are threads
+    for (at::Tensor& parameter : net->parameters()) parameter.normal_(0, 0.1, numbers);
+  }
   if (recomputes) {
     for (const auto& layer : net->named_modules()) {
       const bool is_layer = layer.key().starts_with("encoder.") && std::count(layer.key().begin(), layer.key().end(), '.') == 1;
@@ -73,25 +81,28 @@ CheckpointedPeak peak_with(bool recomputes) {
     model.backward(loss);
     return loss;
   });
-  CheckpointedPeak peak;
+  Trained run;
+  std::vector<at::Tensor> losses;
   for (int s = 0; s < 5; ++s) {
     const at::Tensor tokens = torch::full({16, 64}, s + 1, torch::kLong);
     optimizer.zero_grad();
     memory.forget_peak();
-    step(tokens, tokens);
-    int64_t& measured = s == 0 ? peak.first : peak.later;
+    losses.push_back(step(tokens, tokens).stack());
+    int64_t& measured = s == 0 ? run.first : run.later;
     measured = std::max(measured, memory.peak_bytes());
     optimizer.step();
   }
-  peak.predicted = model.predicted_peak_bytes().at(static_cast<size_t>(pp_rank()));
-  return peak;
+  run.losses = torch::stack(losses);
+  run.predicted = model.predicted_peak_bytes().at(static_cast<size_t>(pp_rank()));
+  run.step_s = model.predicted_step_s();
+  return run;
 }
 
 TEST(RecomputationMemory, IsLessFromTheFirstStepOnAndPredicted) {
   for (const int ranks : {1, 2}) {
     for (const StageKind stage : {StageKind::kTape, StageKind::kAutograd}) {
       tests::run_smp_ranks(ranks, {.microbatches = 4, .stage = stage, .log_level = LogLevel::kOff}, [&] {
-        const CheckpointedPeak kept = peak_with(false), again = peak_with(true);
+        const Trained kept = trained(false), again = trained(true);
         const std::string where = "rank " + std::to_string(pp_rank()) + " of " + std::to_string(ranks);
         EXPECT_LT(again.first, kept.first * 2 / 3) << where;
         EXPECT_LT(again.later, kept.later * 2 / 3) << where;
@@ -101,6 +112,38 @@ TEST(RecomputationMemory, IsLessFromTheFirstStepOnAndPredicted) {
         std::cout << where << ": kept " << kept.predicted << ' ' << kept.first << ' ' << kept.later << ", again "
                   << again.predicted << ' ' << again.first << ' ' << again.later << '\n';
       });
+    }
+  }
+}
+
+TEST(RecomputationMemory, StaysBelowALimitWithTheSameBits) {
+  for (const int ranks : {1, 2}) {
+    std::vector<Trained> free(static_cast<size_t>(ranks));
+    const auto run = [&](const Config& config, const std::function<void(size_t rank)>& body) {
+      tests::run_smp_ranks(ranks, config, [&] { body(static_cast<size_t>(pp_rank())); });
+    };
+    const Config config{.microbatches = 4, .seed = 5, .log_level = LogLevel::kOff};
+    run(config, [&](size_t rank) { free[rank] = trained(false); });
+    double step_s = free[0].step_s;
+    for (const double part : {1.0, 0.7, 0.5, 0.4}) {
+      Config limited = config;
+      for (const Trained& one : free) {
+        limited.rank_memory_limit_mb.push_back(static_cast<double>(one.predicted) * part / (1 << 20));
+      }
+      std::vector<Trained> within(static_cast<size_t>(ranks));
+      run(limited, [&](size_t rank) {
+        within[rank] = trained(false);
+        const std::string where = "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " at " + std::to_string(part);
+        const auto limit = static_cast<int64_t>(static_cast<double>(free[rank].predicted) * part);
+        EXPECT_LE(within[rank].first, limit) << where;
+        EXPECT_LE(within[rank].later, limit) << where;
+        EXPECT_LE(within[rank].predicted, limit) << where;
+        EXPECT_TRUE(at::equal(within[rank].losses, free[rank].losses)) << where;
+        std::cout << where << ": limit " << limit << ", predicted " << within[rank].predicted << ", measured "
+                  << within[rank].first << ' ' << within[rank].later << ", step " << within[rank].step_s * 1e3 << " ms\n";
+      });
+      EXPECT_GE(within[0].step_s, step_s) << "a lower limit makes no step faster";
+      step_s = within[0].step_s;
     }
   }
 }

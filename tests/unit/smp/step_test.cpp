@@ -133,6 +133,35 @@ TEST_P(Steps, TrainOnAShorterLastBatchAndAccumulateGradients) {
                                 tests::train_once);
 }
 
+TEST_P(Steps, RunOneBodyForAllMicrobatchesThatAreAlike) {
+  std::vector<at::Tensor> losses, gradients;
+  std::vector<int> bodies;
+  for (const Bodies kind : {Bodies::kEach, Bodies::kAlike}) {
+    std::mutex mutex;
+    run_smp_ranks(GetParam(), {.microbatches = 4, .bodies = kind}, [&] {
+      const auto net = make_net();
+      Model model(net);
+      int num_bodies = 0;
+      auto step = smp::step([&](at::Tensor data) {
+        const at::Tensor loss = model(data).square().mean();
+        model.backward(loss);
+        return std::make_tuple(loss, ++num_bodies);
+      });
+      const auto [first, numbers] = step(rows(8, 8, 1));
+      const auto [second, again] = step(rows(12, 8, 2));
+      if (pp_rank() != 0) return;
+      const std::lock_guard<std::mutex> lock(mutex);
+      losses.push_back(torch::cat({first.stack(), second.stack()}));
+      bodies.push_back(num_bodies);
+      EXPECT_EQ(numbers.size(), 4U);
+      EXPECT_EQ(numbers.back() == numbers.front(), kind == Bodies::kAlike);
+      EXPECT_EQ(again.front(), kind == Bodies::kAlike ? 2 : 5);
+    });
+  }
+  EXPECT_EQ(bodies, (std::vector<int>{8, 2}));
+  expect_bit_equal(losses[1], losses[0], "losses");
+}
+
 TEST_P(Steps, IndivisibleBatchIsRefusedOnEveryRank) {
   run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
     const auto net = make_net(), twin = make_net();

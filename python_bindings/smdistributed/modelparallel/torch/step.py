@@ -168,6 +168,7 @@ class _Call:
                     tensors.append((value, position, axis, is_whole, pieces))
                     return _TensorAt(len(tensors) - 1)
                 if hasattr(value, "smp_slice") and not is_whole:
+                    self._has_pieces = True
                     return _Pieces([value.smp_slice(parts, first + m, axis) for m in range(microbatches)])
                 if not is_whole:
                     _warn_not_split(value)
@@ -175,7 +176,7 @@ class _Call:
 
             return leaf
 
-        self._skeleton = {}
+        self._skeleton, self._has_pieces = {}, False
         for position, (name, value) in enumerate(self._bound.arguments.items()):
             if self._bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                 filled = {key: map_leaves(item, leaf_of(position, key)) for key, item in value.items()}
@@ -219,6 +220,10 @@ class _Call:
         del self._returned[microbatch:]  # of a run for the plan's sake
         self._returned.append((pickle.dumps(structure), _dumps(values, tensors)))
         return tensors
+
+    def differ(self):
+        """Objects that cut themselves give each microbatch their own."""
+        return self._has_pieces
 
     def values(self):
         return [values for _, values in self._returned]

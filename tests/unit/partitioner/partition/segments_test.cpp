@@ -73,6 +73,47 @@ TEST(Segments, OfFewOperatorsAreNotWorthATape) {
   EXPECT_EQ(segments_of(graph, 0, {5, 12}), "whole");
 }
 
+/// The same for a graph with a backward and these regions: 'T' and 'U' run again.
+std::string regions_of(Graph graph, const std::vector<std::pair<NodeId, NodeId>>& regions, const std::vector<NodeId>& untaped = {},
+                       bool has_tapes = true) {
+  for (size_t r = 0; r < regions.size(); ++r) {
+    for (NodeId n = regions[r].first; n < regions[r].second; ++n) graph.nodes[static_cast<size_t>(n)].recompute_region = static_cast<int32_t>(r);
+  }
+  graph = with_foreign(std::move(graph), untaped);
+  Plan plan = plan_of(graph, 0);
+  plan.recomputation = marked_recomputation(graph);
+  const auto segments = cut_into_segments(graph, plan, 0, has_tapes);
+  if (!segments) return "whole";
+  std::string text;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const auto segment = static_cast<size_t>(segments->plan.stage_of_node[n]);
+    if (n > 0 && segments->plan.stage_of_node[n] != segments->plan.stage_of_node[n - 1]) text += '|';
+    const bool is_again = segments->is_recomputed[segment];
+    text += segments->is_taped[segment] ? (is_again ? 'T' : 't') : (is_again ? 'U' : 'u');
+  }
+  return text;
+}
+
+TEST(Segments, OfRecomputeRegionsStandByThemselves) {
+  GraphBuilder g = chain(11);
+  const Graph evaluation = g.build(), graph = g.build(g.sum(10));
+  EXPECT_EQ(regions_of(graph, {{2, 5}, {5, 7}}), "tt|TTT|TT|ttttt");
+  EXPECT_EQ(regions_of(graph, {{0, 12}}), "TTTTTTTTTTTT");
+  EXPECT_EQ(regions_of(graph, {{2, 5}}, {}, /*has_tapes=*/false), "uu|UUU|uuuuuuu");
+  EXPECT_EQ(regions_of(graph, {{2, 7}}, {4}), "tt|UUUUU|ttttt");
+  EXPECT_EQ(regions_of(evaluation, {{2, 5}}), "whole");
+}
+
+TEST(Segments, OfRegionsOutOfWhichAWriteReachesAreKept) {
+  GraphBuilder g;
+  ValueId x = g.relu(g.input({4}));
+  const ValueId written = g.relu(x);    // node 1
+  x = g.relu(g.relu(written));
+  g.in_place("aten::mul_", written);  // node 4
+  x = g.relu(g.relu(x));
+  EXPECT_EQ(regions_of(g.build(g.sum(x)), {{1, 3}, {5, 7}}), "ttttt|TT|t");
+}
+
 TEST(Segments, OtherStagesStayAsTheyAre) {
   const Graph graph = chain(22).build();
   EXPECT_EQ(segments_of(graph, 1, {12}, 3), "...|ttttttttt|u|ttttttttt");

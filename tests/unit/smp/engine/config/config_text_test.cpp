@@ -115,6 +115,16 @@ TEST(Config, ListsOfNumbersAreReadCheckedAndPrinted) {
   EXPECT_NE(refusal(R"({"rank_memory_limit_mb": [-1]})").find("expected a list of numbers, 0 or more"), std::string::npos);
 }
 
+TEST(Config, TakesAMemoryLimitAsText) {
+  EXPECT_EQ(Config::from_json(R"({"memory_limit": "40GiB"})").memory_limit_mb, 40 << 10);
+  EXPECT_EQ(Config::from_json(R"({"memory_limit": "1500MiB", "memory_limit_mb": 1500})").memory_limit_mb, 1500);
+  EXPECT_EQ(Config::from_json(R"({"memory_limit": "2TiB"})").memory_limit_mb, 2 << 20);
+  for (const char* text : {"40", "40 GiB", "40GB", "0GiB", "-1GiB", "1.5GiB", "GiB", "99999999999999GiB"}) {
+    EXPECT_THROW(Config::from_json(R"({"memory_limit": ")" + std::string(text) + "\"}"), c10::ValueError) << text;
+  }
+  EXPECT_THROW(Config::from_json(R"({"memory_limit": "1GiB", "memory_limit_mb": 1000})"), c10::ValueError);
+}
+
 TEST(ConfigTable, EveryRowAcceptsItsDefaultAndHasAMeaning) {
   for (const auto& key : smp::engine::config_keys()) {
     EXPECT_EQ(check(key, default_value(key)), std::nullopt) << key.name;

@@ -1,0 +1,205 @@
+#include "partitioner/partition/choose_recomputation.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "partitioner/cost/memory_model.h"
+#include "partitioner/cost/remade_nodes.h"
+#include "partitioner/graph/cuts.h"
+#include "partitioner/graph/gradient_flow.h"
+#include "partitioner/partition/chain_of_graph.h"
+#include "partitioner/partition/graph_costs.h"
+
+namespace smp::partitioner {
+namespace {
+
+constexpr int kMostPieces = 64;  // of a stage
+constexpr int kMostTrials = 32;  // of single results that may still fit
+
+/// Stages in pieces, where little crosses.
+class Pieces {
+ public:
+  explicit Pieces(const PlanInput& input) : input_(input), may_cut_before_(allowed_cuts(input.graph)) {}
+
+  /// The regions that there are, and the rest of each stage in so many.
+  Recomputation cut(const std::vector<const std::vector<NodeId>*>& stages, int pieces) const {
+    Recomputation chosen = input_.recomputation;
+    chosen.region.resize(input_.graph.nodes.size(), kNoRegion);
+    chosen.is_kept.resize(input_.graph.nodes.size(), false);
+    int32_t next = 0;
+    for (const int32_t region : chosen.region) next = std::max(next, region + 1);
+    for (const std::vector<NodeId>* nodes : stages) {
+      const std::vector<size_t> cuts = narrow_cuts(*nodes, pieces);
+      for (size_t k = 0, piece = 0; k < nodes->size(); ++k) {
+        if (piece < cuts.size() && cuts[piece] == k) ++piece;
+        int32_t& region = chosen.region[static_cast<size_t>((*nodes)[k])];
+        if (region == kNoRegion) region = next + static_cast<int32_t>(piece);
+      }
+      next += static_cast<int32_t>(cuts.size()) + 1;
+    }
+    make_possible(input_.graph, chosen);
+    return chosen;
+  }
+
+ private:
+  /// Positions among `nodes`, about as many bytes of activations from each other.
+  std::vector<size_t> narrow_cuts(const std::vector<NodeId>& nodes, int pieces) const {
+    std::vector<int64_t> kept(nodes.size() + 1, 0);
+    for (size_t k = 0; k < nodes.size(); ++k) kept[k + 1] = kept[k] + input_.costs.activation_bytes[static_cast<size_t>(nodes[k])];
+    const std::vector<int64_t> crossing = crossing_bytes(nodes);
+    std::vector<size_t> cuts;
+    for (int i = 1; i < pieces; ++i) {
+      const int64_t target = kept.back() / pieces * i, reach = kept.back() / pieces / 2;
+      std::optional<size_t> best;
+      for (size_t k = cuts.empty() ? 1 : cuts.back() + 1; k < nodes.size(); ++k) {
+        const bool is_near = std::abs(kept[k] - target) <= reach;
+        const bool is_cut = may_cut_before_[static_cast<size_t>(nodes[k])] != 0;
+        if (is_near && is_cut && (!best || crossing[k] < crossing[*best])) best = k;
+      }
+      if (best) cuts.push_back(*best);
+    }
+    return cuts;
+  }
+
+  /// By position: of what is made before it and used behind it.
+  std::vector<int64_t> crossing_bytes(const std::vector<NodeId>& nodes) const {
+    const std::vector<int64_t> bytes = storage_bytes(input_.graph);
+    std::vector<int64_t> change(nodes.size() + 2, 0);
+    std::vector<size_t> made(bytes.size(), 0), last(bytes.size(), 0);  // positions, from 1 on
+    const auto storage_of = [&](ValueId id) { return id == kNoValue ? -1 : input_.graph.values[static_cast<size_t>(id)].storage; };
+    for (size_t k = 0; k < nodes.size(); ++k) {
+      const Node& node = input_.graph.nodes[static_cast<size_t>(nodes[k])];
+      for (const ValueId id : node.outputs) {
+        if (storage_of(id) >= 0 && made[static_cast<size_t>(storage_of(id))] == 0) made[static_cast<size_t>(storage_of(id))] = k + 1;
+      }
+      for (const ValueId id : node_inputs(node)) {
+        if (storage_of(id) >= 0) last[static_cast<size_t>(storage_of(id))] = k + 1;
+      }
+    }
+    for (size_t s = 0; s < bytes.size(); ++s) {
+      if (made[s] == 0 || last[s] <= made[s]) continue;
+      change[made[s]] += bytes[s];
+      change[last[s]] -= bytes[s];
+    }
+    for (size_t k = 1; k < change.size(); ++k) change[k] += change[k - 1];
+    return change;
+  }
+
+  const PlanInput& input_;
+  const std::vector<char> may_cut_before_;
+};
+
+class Choice {
+ public:
+  Choice(const PlanInput& input, const Plan& plan) : input_(input), flow_(input.graph) {
+    for (const StagePlan& stage : plan.stages) assignment_.rank_of_stage.push_back(stage.rank);
+    assignment_.stage_of_node = plan.stage_of_node;
+  }
+
+  std::optional<Plan> best_within_limits(const std::vector<const std::vector<NodeId>*>& stages) const {
+    std::optional<Plan> best;
+    size_t num_regions = 0;
+    for (int pieces = 1; pieces <= kMostPieces; pieces *= 2) {
+      const Recomputation all = Pieces(input_).cut(stages, pieces);
+      const size_t now = std::set<int32_t>(all.region.begin(), all.region.end()).size();
+      if (now == std::exchange(num_regions, now)) break;  // no more cuts
+      Plan plan = plan_with(all);
+      if (!fits(plan)) continue;
+      plan = with_as_much_kept(std::move(plan));
+      if (!best || plan.predicted_step_us < best->predicted_step_us) best = std::move(plan);
+    }
+    return best;
+  }
+
+  /// In the order of the time that a byte saves, or in that of time: where few results are large, one may fit no more.
+  Plan with_as_much_kept(Plan plan) const {
+    const std::vector<NodeId> worth = worth_keeping(plan.recomputation, true), long_ones = worth_keeping(plan.recomputation, false);
+    Plan by_byte = with_as_much_kept(plan, worth), by_time = with_as_much_kept(std::move(plan), long_ones);
+    return by_time.predicted_step_us < by_byte.predicted_step_us ? std::move(by_time) : std::move(by_byte);
+  }
+
+ private:
+  Plan with_as_much_kept(Plan plan, const std::vector<NodeId>& order) const {
+    const Recomputation all = plan.recomputation;
+    const auto keeping = [&](size_t count) {
+      Recomputation kept = all;
+      for (size_t i = 0; i < count; ++i) kept.is_kept[static_cast<size_t>(order[i])] = true;
+      return kept;
+    };
+    size_t most = 0, too_many = order.size() + 1;
+    while (too_many - most > 1) {
+      const size_t middle = most + (too_many - most) / 2;
+      Plan trial = plan_with(keeping(middle));
+      if (!fits(trial)) {
+        too_many = middle;
+        continue;
+      }
+      most = middle;
+      plan = std::move(trial);
+    }
+    Recomputation kept = keeping(most);
+    for (size_t i = most + 1; i < order.size() && i <= most + kMostTrials; ++i) {
+      const auto n = static_cast<size_t>(order[i]);
+      kept.is_kept[n] = true;
+      Plan trial = plan_with(kept);
+      fits(trial) ? void(plan = std::move(trial)) : void(kept.is_kept[n] = false);
+    }
+    return plan;
+  }
+
+  Plan plan_with(const Recomputation& recomputation) const {
+    const GraphCosts costs = with_recomputation(input_.graph, input_.costs, recomputation);
+    const PlanInput input{input_.graph, costs, input_.request, input_.machine, input_.behaviour, recomputation};
+    return build_plan(input, assignment_);
+  }
+
+  bool fits(const Plan& plan) const { return largest_excess(plan, input_.request) == 0; }
+
+  /// Operators that would run again: first those that take the longest, for each byte that they make or in all.
+  std::vector<NodeId> worth_keeping(const Recomputation& all, bool for_each_byte) const {
+    const std::vector<bool> remade = remade_nodes(input_.graph, flow_, all.region, all.is_kept);
+    const std::vector<int64_t> bytes = storage_bytes(input_.graph);
+    std::vector<std::pair<double, NodeId>> by_worth;
+    for (size_t n = 0; n < remade.size(); ++n) {
+      if (!remade[n] || all.region[n] == input_.recomputation.region_of(static_cast<NodeId>(n))) continue;  // the user's own
+      int64_t made = 1;
+      for (const ValueId id : input_.graph.nodes[n].outputs) {
+        const int32_t storage = id == kNoValue ? -1 : input_.graph.values[static_cast<size_t>(id)].storage;
+        if (for_each_byte && storage >= 0) made += bytes[static_cast<size_t>(storage)];
+      }
+      by_worth.emplace_back(-input_.costs.forward_us[n] / static_cast<double>(made), static_cast<NodeId>(n));
+    }
+    std::sort(by_worth.begin(), by_worth.end());
+    std::vector<NodeId> order;
+    for (const auto& [worth, n] : by_worth) order.push_back(n);
+    return order;
+  }
+
+  const PlanInput& input_;
+  const GradientFlow flow_;
+  StageAssignment assignment_;
+};
+
+}  // namespace
+
+std::optional<Plan> within_limits_by_recomputation(const PlanInput& input, const Plan& plan) {
+  std::vector<const std::vector<NodeId>*> stages;
+  for (const StagePlan& stage : plan.stages) {
+    const int64_t limit = input.request.limit_of(stage.rank);
+    if (limit >= 0 && plan.predicted_peak_bytes[static_cast<size_t>(stage.rank)] > limit) stages.push_back(&stage.nodes);
+  }
+  return Choice(input, plan).best_within_limits(stages);
+}
+
+Recomputation in_pieces(const PlanInput& input, int pieces) {
+  std::vector<NodeId> nodes(input.graph.nodes.size());
+  std::iota(nodes.begin(), nodes.end(), 0);
+  return Pieces(input).cut({&nodes}, pieces);
+}
+
+Plan with_as_much_kept(const PlanInput& input, Plan plan) { return Choice(input, plan).with_as_much_kept(std::move(plan)); }
+
+}  // namespace smp::partitioner
