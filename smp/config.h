@@ -176,7 +176,8 @@ struct Config {
   /// Memory that the planner may use on one rank, in MiB; 0 = no limit, or that of planned_device.
   int64_t memory_limit_mb = 0;
 
-  /// The same as text, "40GiB", "1500MiB" or "2TiB"; with it memory_limit_mb is 0 or as much. Empty = memory_limit_mb counts.
+  /// The same as text, "40GiB", "1500MiB" or "2TiB"; with it memory_limit_mb is 0 or as much. Empty = memory_limit_mb
+  /// counts.
   std::string memory_limit = "";
 
   /// The same by pipeline rank, in MiB, in place of memory_limit_mb; 0 = no limit.  Empty = equal.
@@ -204,7 +205,7 @@ struct Config {
   /// gradient is summed as on one process, to the bit: that of each microbatch goes from reader to reader, a message of the
   /// weight's size each time.  false: the gradients of the copies are added up once per step.  With either, the later
   /// readers run in a second visit of the first rank, without copies, where that costs less than 5 % of a step more.
-  bool exact_tied_weights = false;
+  bool exact_tied_weights = true;
 
   /// Base seed of all random operators; at least 0.
   int64_t seed = 0;

@@ -20,7 +20,8 @@ void for_each_storage(const Graph& graph, const std::vector<ValueId>& values, co
 
 }  // namespace
 
-std::vector<int32_t> inner_storages(const Graph& graph, const std::vector<int32_t>& piece, const std::vector<bool>& is_kept) {
+std::vector<int32_t> inner_storages(const Graph& graph, const std::vector<int32_t>& piece,
+                                    const std::vector<bool>& is_kept) {
   std::vector<int32_t> inner(graph.num_storages(), kUnseen);
   for (const Value& value : graph.values) {
     if (value.kind != ValueKind::kResult && value.storage >= 0) inner[static_cast<size_t>(value.storage)] = kNone;

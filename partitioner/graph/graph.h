@@ -111,9 +111,9 @@ struct Node {
   std::vector<int32_t> written_storages{};  // alias sets this call writes to (schema and table of hidden mutation)
   bool grad_enabled = true;
   Autocast autocast{};
-  int32_t random_ordinal = -1;  // >= 0: this is the k-th random operator of the step body; fixes its seed
+  int32_t random_ordinal = -1;    // >= 0: this is the k-th random operator of the step body; fixes its seed
   int32_t recompute_region = -1;  // >= 0: runs again in the backward, with all operators of this region
-  std::string module{};         // qualified path of the module, as far as known: "encoder.layers.3"
+  std::string module{};           // qualified path of the module, as far as known: "encoder.layers.3"
 
   bool operator==(const Node&) const = default;
 };

@@ -25,11 +25,12 @@ void make_possible(const Graph& graph, Recomputation& recomputation) {
     if (std::any_of(first, last, [&](int32_t other) { return other != *first; })) std::fill(first, last, kNoRegion);
   }
   recomputation.is_kept.resize(region.size(), false);
-  const std::vector<char> is_permanent =
-      storages_of(graph, [](const Value& value) { return value.kind != ValueKind::kResult && value.kind != ValueKind::kInput; });
+  const std::vector<char> is_permanent = storages_of(
+      graph, [](const Value& value) { return value.kind != ValueKind::kResult && value.kind != ValueKind::kInput; });
   for (size_t n = 0; n < region.size(); ++n) {
     const auto& written = graph.nodes[n].written_storages;
-    const bool writes_own = std::any_of(written.begin(), written.end(), [&](int32_t storage) { return is_permanent[storage] != 0; });
+    const bool writes_own =
+        std::any_of(written.begin(), written.end(), [&](int32_t storage) { return is_permanent[storage] != 0; });
     if (writes_own) recomputation.is_kept[n] = true;
   }
 }

@@ -104,8 +104,8 @@ class StageWalk {
       }
       if (node_is_last_of_run(k)) forget(uses_.runs[uses_.nodes[k].run], meter);
     }
-    const bool draws =
-        std::any_of(uses_.nodes.begin(), uses_.nodes.end(), [](const StageUses::NodeUse& use) { return use.node.random_ordinal >= 0; });
+    const bool draws = std::any_of(uses_.nodes.begin(), uses_.nodes.end(),
+                                   [](const StageUses::NodeUse& use) { return use.node.random_ordinal >= 0; });
     if (draws) meter.touch(kGeneratorStateBytes);
     for (StageUses::Block& block : blocks_) {
       if (!block.is_held) continue;
@@ -118,7 +118,9 @@ class StageWalk {
     return meter.peak();
   }
 
-  bool node_is_last_of_run(size_t k) const { return uses_.nodes[k].run != StageUses::kNone && uses_.runs[uses_.nodes[k].run].end == k + 1; }
+  bool node_is_last_of_run(size_t k) const {
+    return uses_.nodes[k].run != StageUses::kNone && uses_.runs[uses_.nodes[k].run].end == k + 1;
+  }
 
   void let_die(StageUses::Block& block, ByteMeter& meter) const {
     if (block.num_savers > 0 || block.is_kept || block.is_root || block.is_result) return;
@@ -183,8 +185,8 @@ class StageWalk {
     return meter.peak();
   }
 
-  void step_back(size_t k, bool is_first, std::vector<StageUses::Block>& blocks, GradientMemory& gradients, LeavingGradients& leaving,
-                 ByteMeter& meter) {
+  void step_back(size_t k, bool is_first, std::vector<StageUses::Block>& blocks, GradientMemory& gradients,
+                 LeavingGradients& leaving, ByteMeter& meter) {
     if (!uses_.nodes[k].has_backward) return;
     const StageUses::NodeUse& use = uses_.nodes[k];
     const auto& [node, row, inputs, saved] = std::tie(use.node, use.row, use.inputs, use.saved);
@@ -224,7 +226,8 @@ class StageWalk {
     const TensorSpec& spec = graph_.values[output].spec;
     const bool folds = row.is_product && spec.sizes.size() > 2;
     const int32_t storage = graph_.values[output].storage;
-    const bool is_turned = storage >= 0 && uses_.block_of[storage] != StageUses::kNone && blocks_[uses_.block_of[storage]].is_turned;
+    const bool is_turned =
+        storage >= 0 && uses_.block_of[storage] != StageUses::kNone && blocks_[uses_.block_of[storage]].is_turned;
     const int64_t copy = folds && is_turned ? spec.num_bytes() : 0;
     return kScalarBytes + copy + cast_bytes(graph_, node) +
            (row.backward_workspace_bytes ? row.backward_workspace_bytes(graph_, node) : 0);

@@ -11,8 +11,8 @@
 
 namespace smp::partitioner {
 
-StageUses::StageUses(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage, const BucketOptions& averaged,
-                     int64_t allocation_bytes, RunsAgain runs_again)
+StageUses::StageUses(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage,
+                     const BucketOptions& averaged, int64_t allocation_bytes, RunsAgain runs_again)
     : roles(stage_roles(graph, plan, stage)),
       is_permanent(permanent_storages(graph)),
       extents(storage_bytes(graph)),
@@ -48,7 +48,8 @@ void StageUses::add_node(NodeId n, const GradientFlow& flow, int64_t allocation_
   use.extra_saved_bytes = rounded_up(extra_saved_bytes(graph_, node), allocation_bytes);
 }
 
-void StageUses::find_runs(const Plan& plan, const GradientFlow& flow, const std::vector<NodeId>& of_stage, RunsAgain runs_again) {
+void StageUses::find_runs(const Plan& plan, const GradientFlow& flow, const std::vector<NodeId>& of_stage,
+                          RunsAgain runs_again) {
   std::vector<int32_t> pieces(graph_.nodes.size(), kNone);
   for (size_t begin = 0, end; begin < of_stage.size(); begin = end) {
     const int32_t region = plan.recomputation.region_of(of_stage[begin]);
@@ -62,7 +63,8 @@ void StageUses::find_runs(const Plan& plan, const GradientFlow& flow, const std:
   }
   const std::vector<int32_t> inner = inner_storages(graph_, pieces, plan.recomputation.is_kept);
   const bool is_all = runs_again == RunsAgain::kAll;
-  const std::vector<bool> remade = is_all ? std::vector<bool>() : remade_nodes(graph_, flow, pieces, plan.recomputation.is_kept);
+  const std::vector<bool> remade =
+      is_all ? std::vector<bool>() : remade_nodes(graph_, flow, pieces, plan.recomputation.is_kept);
   for (size_t k = 0; k < of_stage.size(); ++k) {
     NodeUse& use = nodes[k];
     use.is_again = use.run != kNone && (is_all || remade[of_stage[k]]);

@@ -48,7 +48,8 @@ class Pieces {
   /// Positions among `nodes`, about as many bytes of activations from each other.
   std::vector<size_t> narrow_cuts(const std::vector<NodeId>& nodes, int pieces) const {
     std::vector<int64_t> kept(nodes.size() + 1, 0);
-    for (size_t k = 0; k < nodes.size(); ++k) kept[k + 1] = kept[k] + input_.costs.activation_bytes[static_cast<size_t>(nodes[k])];
+    for (size_t k = 0; k < nodes.size(); ++k)
+      kept[k + 1] = kept[k] + input_.costs.activation_bytes[static_cast<size_t>(nodes[k])];
     const std::vector<int64_t> crossing = crossing_bytes(nodes);
     std::vector<size_t> cuts;
     for (int i = 1; i < pieces; ++i) {
@@ -69,11 +70,14 @@ class Pieces {
     const std::vector<int64_t> bytes = storage_bytes(input_.graph);
     std::vector<int64_t> change(nodes.size() + 2, 0);
     std::vector<size_t> made(bytes.size(), 0), last(bytes.size(), 0);  // positions, from 1 on
-    const auto storage_of = [&](ValueId id) { return id == kNoValue ? -1 : input_.graph.values[static_cast<size_t>(id)].storage; };
+    const auto storage_of = [&](ValueId id) {
+      return id == kNoValue ? -1 : input_.graph.values[static_cast<size_t>(id)].storage;
+    };
     for (size_t k = 0; k < nodes.size(); ++k) {
       const Node& node = input_.graph.nodes[static_cast<size_t>(nodes[k])];
       for (const ValueId id : node.outputs) {
-        if (storage_of(id) >= 0 && made[static_cast<size_t>(storage_of(id))] == 0) made[static_cast<size_t>(storage_of(id))] = k + 1;
+        if (storage_of(id) >= 0 && made[static_cast<size_t>(storage_of(id))] == 0)
+          made[static_cast<size_t>(storage_of(id))] = k + 1;
       }
       for (const ValueId id : node_inputs(node)) {
         if (storage_of(id) >= 0) last[static_cast<size_t>(storage_of(id))] = k + 1;
@@ -116,7 +120,8 @@ class Choice {
 
   /// In the order of the time that a byte saves, or in that of time: where few results are large, one may fit no more.
   Plan with_as_much_kept(Plan plan) const {
-    const std::vector<NodeId> worth = worth_keeping(plan.recomputation, true), long_ones = worth_keeping(plan.recomputation, false);
+    const std::vector<NodeId> worth = worth_keeping(plan.recomputation, true),
+                              long_ones = worth_keeping(plan.recomputation, false);
     Plan by_byte = with_as_much_kept(plan, worth), by_time = with_as_much_kept(std::move(plan), long_ones);
     return by_time.predicted_step_us < by_byte.predicted_step_us ? std::move(by_time) : std::move(by_byte);
   }

@@ -7,13 +7,13 @@
 
 namespace smp::partitioner {
 
-/// `plan`, which is over the limits of `input`'s request, with recomputation on the ranks that are; nothing where even all of
-/// it is not enough.
+/// `plan`, which is over the limits of `input`'s request, with recomputation on the ranks that are; nothing where even all
+/// of it is not enough.
 ///
 /// Each stage of such a rank is cut into pieces where little crosses, as for rotor's chains (Beaumont et al., Optimal
-/// checkpointing for heterogeneous chains, 2020); of all pieces nothing is kept at first. Then results stay in the order of the
-/// time that a byte of them saves, as long as the predicted peak, at each position of the schedule, allows it, and last the
-/// others that still fit. Of several numbers of pieces the one with the shortest step.
+/// checkpointing for heterogeneous chains, 2020); of all pieces nothing is kept at first. Then results stay in the order of
+/// the time that a byte of them saves, as long as the predicted peak, at each position of the schedule, allows it, and last
+/// the others that still fit. Of several numbers of pieces the one with the shortest step.
 std::optional<Plan> within_limits_by_recomputation(const PlanInput& input, const Plan& plan);
 
 /// The marked regions of `input`, and all else in about so many pieces, of which nothing is kept.

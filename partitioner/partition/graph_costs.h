@@ -15,7 +15,7 @@ namespace smp::partitioner {
 struct GraphCosts {
   std::vector<double> forward_us;
   std::vector<double> backward_us;
-  std::vector<double> again_us;  // of backward_us: the forward that runs again
+  std::vector<double> again_us;           // of backward_us: the forward that runs again
   std::vector<int64_t> activation_bytes;  // memory_model.h
   double total_us = 0;
   double heaviest_us = 0;  // node

@@ -44,7 +44,8 @@ std::vector<Run> smallest_runs(const Graph& graph, const Plan& plan, int stage, 
 std::vector<Run> joined(const std::vector<Run>& runs) {
   std::vector<Run> all;
   for (const Run& run : runs) {
-    if (all.empty() || !all.back().is_like(run)) all.push_back({.nodes = {}, .is_taped = run.is_taped, .region = run.region});
+    if (all.empty() || !all.back().is_like(run))
+      all.push_back({.nodes = {}, .is_taped = run.is_taped, .region = run.region});
     all.back().nodes.insert(all.back().nodes.end(), run.nodes.begin(), run.nodes.end());
   }
   return all;

@@ -72,9 +72,9 @@ struct Plan {
   /// A table that no generator makes: by rank, the computations from first to last, each weight gradient anywhere behind its
   /// backward. For steps of this program alone with as many microbatches; others have that of `schedule`. Empty: none.
   std::vector<std::vector<Action>> table;
-  bool exact_ties = false;            // else each rank adds up its own readers' part, exact to 1e-6
-  std::vector<StagePlan> stages;      // each reads what earlier ones make
-  std::vector<int> stage_of_node;     // by NodeId
+  bool exact_ties = false;         // else each rank adds up its own readers' part, exact to 1e-6
+  std::vector<StagePlan> stages;   // each reads what earlier ones make
+  std::vector<int> stage_of_node;  // by NodeId
   Recomputation recomputation;
   std::vector<Transfer> activations;  // forward, ordered by (value, target)
   std::vector<Transfer> gradients;    // ordered by (backward, value, descending source)

@@ -97,7 +97,8 @@ Recomputation read_recomputation(Fields& fields, const Where& where, const Graph
   const std::vector<NodeId> nodes = read_ids(fields["kept_in_region"], kept, 0, num_nodes - 1);
   if (!read.region.empty()) read.is_kept.resize(graph.nodes.size(), false);
   if (read.region.size() != read.is_kept.size() || (read.region.empty() && !nodes.empty())) {
-    refuse(regions, "a region for each of " + std::to_string(num_nodes) + " operators, or none", std::to_string(read.region.size()));
+    refuse(regions, "a region for each of " + std::to_string(num_nodes) + " operators, or none",
+           std::to_string(read.region.size()));
   }
   for (const NodeId n : nodes) read.is_kept[static_cast<size_t>(n)] = true;
   Recomputation possible = read;

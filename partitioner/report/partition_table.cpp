@@ -36,8 +36,9 @@ std::string recomputed(const Plan& plan) {
       return plan.recomputation.region_of(n) != kNoRegion && !plan.recomputation.keeps(n);
     });
     if (count == 0) continue;
-    text += "stage " + std::to_string(s) + " keeps nothing of " + std::to_string(count) + " of " + std::to_string(nodes.size()) +
-            " operators until their backward, for which it computes " + time_text(plan.stages[s].cost.again_us) + " again\n";
+    text += "stage " + std::to_string(s) + " keeps nothing of " + std::to_string(count) + " of " +
+            std::to_string(nodes.size()) + " operators until their backward, for which it computes " +
+            time_text(plan.stages[s].cost.again_us) + " again\n";
   }
   return text;
 }

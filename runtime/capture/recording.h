@@ -28,10 +28,10 @@ struct GradientChange {
 struct RecordedCall {
   c10::OperatorHandle op;
   const OperatorInfo* info;
-  bool returns_list = false;   // its single result is a Tensor[]
-  bool fixes_scalars = false;  // its result is one of its arguments, which other numbers may change
+  bool returns_list = false;      // its single result is a Tensor[]
+  bool fixes_scalars = false;     // its result is one of its arguments, which other numbers may change
   int32_t recompute_region = -1;  // within which it was called; the node's may be that of a marked module
-  bool synthesised = false;    // an alias made behind the dispatcher; nobody will call it again
+  bool synthesised = false;       // an alias made behind the dispatcher; nobody will call it again
   std::vector<GradientChange> gradients{};
 };
 

@@ -85,9 +85,12 @@ class RecomputingStage : public Stage {
       if (own.content.defined()) {
         now.emplace_back(own.tensor, own.tensor.detach().clone());
       } else {
-        TORCH_CHECK(own.tensor._version() == own.version, "one of the tensors needed to recompute a forward has been modified by an "
-                    "inplace operation: '", graph_.values[static_cast<size_t>(id)].name, "' is at version ", own.tensor._version(),
-                    "; expected version ", own.version, " instead. Write to it behind the step, or outside of what is checkpointed.");
+        TORCH_CHECK(own.tensor._version() == own.version,
+                    "one of the tensors needed to recompute a forward has been modified by an "
+                    "inplace operation: '",
+                    graph_.values[static_cast<size_t>(id)].name, "' is at version ", own.tensor._version(),
+                    "; expected version ", own.version,
+                    " instead. Write to it behind the step, or outside of what is checkpointed.");
       }
     }
     for (const auto& [id, own] : flight.own) {

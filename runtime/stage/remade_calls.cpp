@@ -30,9 +30,9 @@ class Remaking {
 
  private:
   struct Memory {
-    std::vector<size_t> calls;      // of the forward, that make or write to it
-    size_t last_write = kNever;     // of the forward
-    bool stays = false;             // is not made here, leaves, or is written to in a backward
+    std::vector<size_t> calls;   // of the forward, that make or write to it
+    size_t last_write = kNever;  // of the forward
+    bool stays = false;          // is not made here, leaves, or is written to in a backward
     bool is_read_backward = false;
   };
   using CallsOfUnit = std::vector<std::vector<size_t>>;
@@ -113,13 +113,15 @@ class Remaking {
   void find_what_runs_again() {
     for (size_t n = 0; n < lists_.forward_end; ++n) {
       const TapeCall& call = lists_.calls[n];
-      const bool is_kept = call.kind == TapeCall::Kind::kOperator && recomputation_.keeps(call.node);  // not what it looks at
+      const bool is_kept =
+          call.kind == TapeCall::Kind::kOperator && recomputation_.keeps(call.node);  // not what it looks at
       runs_again_.push_back(!is_kept && !uses_written_own(call));
     }
     for (bool changes = true; changes;) {
       changes = false;
       for (Memory& memory : memories_) {
-        const bool are_all = std::all_of(memory.calls.begin(), memory.calls.end(), [this](size_t n) { return runs_again_[n]; });
+        const bool are_all =
+            std::all_of(memory.calls.begin(), memory.calls.end(), [this](size_t n) { return runs_again_[n]; });
         if (!memory.stays && !are_all) memory.stays = changes = true;
       }
       for_each_group([&](size_t begin, size_t end) {

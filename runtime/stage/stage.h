@@ -84,8 +84,9 @@ std::unique_ptr<Stage> make_autograd_stage(const partitioner::Graph& graph, cons
 std::unique_ptr<Stage> make_tape_stage(const partitioner::Graph& graph, const partitioner::Plan& plan, int stage,
                                        StageOptions options);
 
-/// `stage` of StageOptions::recomputes, which keeps what enters a microbatch and runs its forward a second time before the backward, on the same
-/// numbers, with the same random ones, past what others have written since. Without backwards it is `stage`.
+/// `stage` of StageOptions::recomputes, which keeps what enters a microbatch and runs its forward a second time before the
+/// backward, on the same numbers, with the same random ones, past what others have written since. Without backwards it is
+/// `stage`.
 std::unique_ptr<Stage> make_recomputing_stage(const partitioner::Graph& graph, std::unique_ptr<Stage> stage);
 
 /// A stage in segments, which are cut around operators that no tape holds: those stay on autograd, the others are taped,

@@ -71,7 +71,7 @@ struct TapeLists {
   std::vector<partitioner::TensorSpec> slot_geometries;
   std::vector<int32_t> slot_memories;  // slots of one number lie on the same memory
   bool has_random = false;
-  bool remakes_random = false;  // backwards draw what the forward has drawn
+  bool remakes_random = false;             // backwards draw what the forward has drawn
   bool changes_geometry_in_place = false;  // then two slots may start as one tensor and differ later
 
   size_t memory_of(int32_t slot) const { return static_cast<size_t>(slot_memories[static_cast<size_t>(slot)]); }

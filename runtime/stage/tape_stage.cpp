@@ -11,6 +11,7 @@
 #include "runtime/libtorch/deterministic.h"
 #include "runtime/stage/autograd_stage.h"
 #include "runtime/stage/gradient_sum.h"
+#include "runtime/stage/slot_pool.h"
 #include "runtime/stage/tape.h"
 #include "runtime/stage/tape_comparison.h"
 #include "runtime/stage/tape_graphs.h"
@@ -297,7 +298,7 @@ class TapeStage : public Stage {
     if (graphs_) flight.lane = graphs_->forward(inputs, own_, context.random, outputs);
     flight.is_replayed = flight.lane != nullptr;
     if (!flight.is_replayed) {
-      flight.slots = take_slots();
+      flight.slots = slot_pool_.take();
       const Tape::RunContext run = run_context(context.random, context.microbatch);
       outputs = tape_->forward(flight.slots, std::move(inputs), own_, run);
     }
@@ -356,19 +357,7 @@ class TapeStage : public Stage {
     in_flight_.erase(flight);
   }
 
-  void end(Flight& flight) { flight.is_replayed ? flight.graphs->count_replayed() : give_back(std::move(flight.slots)); }
-
-  Slots take_slots() {
-    if (free_slots_.empty()) return {};
-    Slots slots = std::move(free_slots_.back());
-    free_slots_.pop_back();
-    return slots;
-  }
-
-  void give_back(Slots slots) {
-    for (at::Tensor& tensor : slots) tensor.reset();
-    free_slots_.push_back(std::move(slots));
-  }
+  void end(Flight& flight) { flight.is_replayed ? flight.graphs->count_replayed() : slot_pool_.give_back(std::move(flight.slots)); }
 
   const Graph& graph_;
   std::vector<NodeId> nodes_;
@@ -388,7 +377,7 @@ class TapeStage : public Stage {
   std::vector<bool> requires_grad_;     // by own tensor, as recorded
   std::vector<c10::Storage> fixed_memory_;
   Flights in_flight_;
-  std::vector<Slots> free_slots_;
+  SlotPool slot_pool_;
   ToldReasons told_{options_.stays_on_autograd};
   int64_t num_taped_ = 0;
   int num_waited_ = 0;

@@ -182,7 +182,8 @@ std::optional<int64_t> mebibytes_of(const std::string& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || number < 1 || number > (int64_t{1} << 30)) return std::nullopt;
   const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
-  for (const auto& [name, size] : {std::pair("MiB", int64_t{1}), std::pair("GiB", int64_t{1} << 10), std::pair("TiB", int64_t{1} << 20)}) {
+  for (const auto& [name, size] :
+       {std::pair("MiB", int64_t{1}), std::pair("GiB", int64_t{1} << 10), std::pair("TiB", int64_t{1} << 20)}) {
     if (unit == name) return number * size;
   }
   return std::nullopt;
@@ -194,13 +195,14 @@ void ConfigDraft::read_memory_limit() {
   if (config_.memory_limit.empty()) return;
   const std::optional<int64_t> mebibytes = mebibytes_of(config_.memory_limit);
   if (!mebibytes) {
-    return complain(source_of("memory_limit"), "memory_limit: expected a whole number of MiB, GiB or TiB such as \"40GiB\", got " +
-                                                   in_quotes(config_.memory_limit));
+    return complain(source_of("memory_limit"),
+                    "memory_limit: expected a whole number of MiB, GiB or TiB such as \"40GiB\", got " +
+                        in_quotes(config_.memory_limit));
   }
   if (config_.memory_limit_mb != 0 && config_.memory_limit_mb != *mebibytes) {
-    return complain(source_of("memory_limit"), "memory_limit: expected none beside memory_limit_mb=" +
-                                                   std::to_string(config_.memory_limit_mb) + " (" + source_of("memory_limit_mb") +
-                                                   "), got " + in_quotes(config_.memory_limit));
+    return complain(source_of("memory_limit"),
+                    "memory_limit: expected none beside memory_limit_mb=" + std::to_string(config_.memory_limit_mb) + " (" +
+                        source_of("memory_limit_mb") + "), got " + in_quotes(config_.memory_limit));
   }
   config_.memory_limit_mb = *mebibytes;
 }

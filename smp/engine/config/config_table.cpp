@@ -192,16 +192,18 @@ std::vector<Key> make_keys() {
        .field = &Config::activation_checkpointing,
        .choices = {"manual", "auto"},
        .is_printed = false,
-       .meaning = "`auto`: where a memory limit would be broken, operators run again in the backward, so that what they make "
-                  "need not be kept, if that is faster than other cuts within the limit; `manual`: only what "
-                  "`set_activation_checkpointing` and its kin mark. The same bits either way."},
+       .meaning =
+           "`auto`: where a memory limit would be broken, operators run again in the backward, so that what they make "
+           "need not be kept, if that is faster than other cuts within the limit; `manual`: only what "
+           "`set_activation_checkpointing` and its kin mark. The same bits either way."},
       {.name = "bodies",
        .field = &Config::bodies,
        .choices = {"each", "alike"},
        .is_printed = false,
-       .meaning = "`each`: the body runs for each microbatch, as in a plain loop. `alike`: it runs once per step, and you promise "
-                  "that all microbatches run the same operators with the same numbers beside their tensors "
-                  "([steps](steps.md#one-body-for-all-microbatches))."},
+       .meaning =
+           "`each`: the body runs for each microbatch, as in a plain loop. `alike`: it runs once per step, and you promise "
+           "that all microbatches run the same operators with the same numbers beside their tensors "
+           "([steps](steps.md#one-body-for-all-microbatches))."},
       {.name = "rank_speed",
        .field = &Config::rank_speed,
        .range = kAboveZero,
@@ -278,8 +280,9 @@ std::vector<Key> make_keys() {
        .is_printed = false,
        .meaning = "Python: modules made in `smp.model_creation()` get their values in the first step, each parameter on its "
                   "own rank. Everywhere else, and in C++, the scope around the construction says so."},
-      without_field("checkpoint_attentions", false, no_effect, kUnprinted,
-                    "Of tensor-parallel layers, which there are none of: mark the module with `set_activation_checkpointing`."),
+      without_field(
+          "checkpoint_attentions", false, no_effect, kUnprinted,
+          "Of tensor-parallel layers, which there are none of: mark the module with `set_activation_checkpointing`."),
       {.name = "sharded_data_parallel_degree",
        .value_without_field = int64_t{1},
        .also_accepted = int64_t{0},

@@ -15,11 +15,10 @@
 namespace smp::engine {
 
 /// Where the value lives; monostate for a key that needs no field.
-using Field =
-    std::variant<std::monostate, bool Config::*, int64_t Config::*, double Config::*, std::string Config::*,
-                 std::vector<double> Config::*, Pipeline Config::*, Parallelism Config::*, Checkpointing Config::*, Bodies Config::*,
-                 StageKind Config::*,
-                 DeviceKind Config::*, CudaGraphs Config::*, CostSource Config::*, Nonfinite Config::*, LogLevel Config::*>;
+using Field = std::variant<std::monostate, bool Config::*, int64_t Config::*, double Config::*, std::string Config::*,
+                           std::vector<double> Config::*, Pipeline Config::*, Parallelism Config::*, Checkpointing Config::*,
+                           Bodies Config::*, StageKind Config::*, DeviceKind Config::*, CudaGraphs Config::*,
+                           CostSource Config::*, Nonfinite Config::*, LogLevel Config::*>;
 
 enum class Support {
   kWorks,     ///< steers smp

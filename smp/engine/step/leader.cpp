@@ -141,8 +141,9 @@ void Leader::capture_bodies() {
 
 bool Leader::may_repeat_first_body() const {
   return rank_.context.config.bodies == Bodies::kAlike && bodies_.front().recording->graph.read.empty() &&
-         !(call_.differ && call_.differ()) &&
-         std::all_of(inputs_.begin(), inputs_.end(), [this](const auto& inputs) { return same_arguments(inputs, inputs_.front()); });
+         !(call_.differ && call_.differ()) && std::all_of(inputs_.begin(), inputs_.end(), [this](const auto& inputs) {
+           return same_arguments(inputs, inputs_.front());
+         });
 }
 
 void Leader::check_goes_on() const {

@@ -69,7 +69,8 @@ Trained trained(bool recomputes) {
   }
   if (recomputes) {
     for (const auto& layer : net->named_modules()) {
-      const bool is_layer = layer.key().starts_with("encoder.") && std::count(layer.key().begin(), layer.key().end(), '.') == 1;
+      const bool is_layer =
+          layer.key().starts_with("encoder.") && std::count(layer.key().begin(), layer.key().end(), '.') == 1;
       if (is_layer) set_activation_checkpointing(*layer.value());
     }
   }
@@ -133,7 +134,8 @@ TEST(RecomputationMemory, StaysBelowALimitWithTheSameBits) {
       std::vector<Trained> within(static_cast<size_t>(ranks));
       run(limited, [&](size_t rank) {
         within[rank] = trained(false);
-        const std::string where = "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " at " + std::to_string(part);
+        const std::string where =
+            "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " at " + std::to_string(part);
         const auto limit = static_cast<int64_t>(static_cast<double>(free[rank].predicted) * part);
         EXPECT_LE(within[rank].first, limit) << where;
         EXPECT_LE(within[rank].later, limit) << where;

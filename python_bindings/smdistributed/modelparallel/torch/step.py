@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import inspect
-import io
 import pickle
 import sys
 
@@ -12,6 +11,7 @@ import torch.utils.data
 
 from smdistributed.modelparallel import _engine
 from smdistributed.modelparallel.torch import logs
+from smdistributed.modelparallel.torch.beside_tensors import dumps, loads
 from smdistributed.modelparallel.torch.containers import map_leaves
 from smdistributed.modelparallel.torch.model import (
     DistributedModel,
@@ -218,7 +218,7 @@ class _Call:
 
         structure = None if returned is None else map_leaves(returned, keep)
         del self._returned[microbatch:]  # of a run for the plan's sake
-        self._returned.append((pickle.dumps(structure), _dumps(values, tensors)))
+        self._returned.append((pickle.dumps(structure), dumps(values, tensors)))
         return tensors
 
     def differ(self):
@@ -244,7 +244,7 @@ class _Call:
     def results(self, tensors, values, payload):
         """On every rank."""
         rows, structure = pickle.loads(payload)
-        by_microbatch = [_loads(each, [tensor[m] for tensor in tensors]) for m, each in enumerate(values)]
+        by_microbatch = [loads(each, [tensor[m] for tensor in tensors]) for m, each in enumerate(values)]
 
         def leaf(value):
             if isinstance(value, _TensorAt):
@@ -279,42 +279,6 @@ def _as_written():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(was_enabled)
-
-
-class _Pickler(pickle.Pickler):
-    """Tensors within, as those of transformers' caches, are added to `tensors` in place of their data."""
-
-    def __init__(self, file, tensors):
-        super().__init__(file)
-        self._tensors = tensors
-        self._positions = {}
-
-    def persistent_id(self, value):
-        if not isinstance(value, torch.Tensor):
-            return None
-        if id(value) not in self._positions:
-            self._positions[id(value)] = len(self._tensors)
-            self._tensors.append(value)
-        return self._positions[id(value)]
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file, tensors):
-        super().__init__(file)
-        self._tensors = tensors
-
-    def persistent_load(self, position):
-        return self._tensors[position]
-
-
-def _dumps(values, tensors):
-    file = io.BytesIO()
-    _Pickler(file, tensors).dump(values)
-    return file.getvalue()
-
-
-def _loads(data, tensors):
-    return _Unpickler(io.BytesIO(data), tensors).load()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,7 +22,9 @@ using smp::testing::GraphBuilder;
 /// Layers of different widths, with activations that cost little, and some that are read again later.
 Graph random_net(uint64_t seed, int num_layers) {
   std::mt19937_64 random(seed);
-  const auto any = [&](int least, int most) { return least + static_cast<int>(random() % static_cast<uint64_t>(most - least + 1)); };
+  const auto any = [&](int least, int most) {
+    return least + static_cast<int>(random() % static_cast<uint64_t>(most - least + 1));
+  };
   constexpr int64_t kRows = 64;
   GraphBuilder g;
   int64_t width = 32;
@@ -33,7 +35,8 @@ Graph random_net(uint64_t seed, int num_layers) {
     width = next;
     for (int k = any(0, 2); k > 0; --k) x = g.op(any(0, 1) ? "aten::gelu" : "aten::tanh", {x}, {kRows, width});
     if (any(0, 3) == 0) kept = x;
-    if (kept != kNoValue && kept != x && g.spec(kept).sizes == g.spec(x).sizes) x = g.op("aten::mul", {x, kept}, {kRows, width});
+    if (kept != kNoValue && kept != x && g.spec(kept).sizes == g.spec(x).sizes)
+      x = g.op("aten::mul", {x, kept}, {kRows, width});
   }
   return g.build(g.sum(x));
 }
@@ -48,7 +51,9 @@ PartitionOptions options_of(int num_ranks, int64_t limit) {
   return options;
 }
 
-int64_t peak(const Plan& plan) { return *std::max_element(plan.predicted_peak_bytes.begin(), plan.predicted_peak_bytes.end()); }
+int64_t peak(const Plan& plan) {
+  return *std::max_element(plan.predicted_peak_bytes.begin(), plan.predicted_peak_bytes.end());
+}
 
 /// Of all that `chosen`'s pieces can keep.
 double best_step_us(const Graph& graph, const PartitionOptions& options, const Plan& chosen) {
@@ -60,7 +65,8 @@ double best_step_us(const Graph& graph, const PartitionOptions& options, const P
   double best = -1;
   for (uint32_t keeps = 0; keeps < (uint32_t{1} << candidates.size()); ++keeps) {
     Recomputation recomputation = chosen.recomputation;
-    for (size_t i = 0; i < candidates.size(); ++i) recomputation.is_kept[static_cast<size_t>(candidates[i])] = (keeps >> i) & 1;
+    for (size_t i = 0; i < candidates.size(); ++i)
+      recomputation.is_kept[static_cast<size_t>(candidates[i])] = (keeps >> i) & 1;
     const GraphCosts with = with_recomputation(graph, costs, recomputation);
     const Plan plan = build_plan({graph, with, options.request, options.machine, options.behaviour, recomputation},
                                  {chosen.stage_of_node, {0}});
@@ -132,7 +138,8 @@ TEST(ChosenRecomputation, OfPlansOfOthersIsChecked) {
   g.in_place("relu_", x);
   const Graph graph = g.build(g.sum(x));
   Plan plan = partition(graph, options_of(1, -1));
-  plan.recomputation = {.region = {0, kNoRegion, kNoRegion}, .is_kept = {false, false, false}};  // relu_ writes to what linear made
+  plan.recomputation = {.region = {0, kNoRegion, kNoRegion},
+                        .is_kept = {false, false, false}};  // relu_ writes to what linear made
   EXPECT_THROW(deserialise_plan(serialise(plan), graph), c10::ValueError);
   plan.recomputation.region = {0};
   EXPECT_THROW(deserialise_plan(serialise(plan), graph), c10::ValueError);

@@ -74,10 +74,11 @@ TEST(Segments, OfFewOperatorsAreNotWorthATape) {
 }
 
 /// The same for a graph with a backward and these regions: 'T' and 'U' run again.
-std::string regions_of(Graph graph, const std::vector<std::pair<NodeId, NodeId>>& regions, const std::vector<NodeId>& untaped = {},
-                       bool has_tapes = true) {
+std::string regions_of(Graph graph, const std::vector<std::pair<NodeId, NodeId>>& regions,
+                       const std::vector<NodeId>& untaped = {}, bool has_tapes = true) {
   for (size_t r = 0; r < regions.size(); ++r) {
-    for (NodeId n = regions[r].first; n < regions[r].second; ++n) graph.nodes[static_cast<size_t>(n)].recompute_region = static_cast<int32_t>(r);
+    for (NodeId n = regions[r].first; n < regions[r].second; ++n)
+      graph.nodes[static_cast<size_t>(n)].recompute_region = static_cast<int32_t>(r);
   }
   graph = with_foreign(std::move(graph), untaped);
   Plan plan = plan_of(graph, 0);
@@ -107,7 +108,7 @@ TEST(Segments, OfRecomputeRegionsStandByThemselves) {
 TEST(Segments, OfRegionsOutOfWhichAWriteReachesAreKept) {
   GraphBuilder g;
   ValueId x = g.relu(g.input({4}));
-  const ValueId written = g.relu(x);    // node 1
+  const ValueId written = g.relu(x);  // node 1
   x = g.relu(g.relu(written));
   g.in_place("aten::mul_", written);  // node 4
   x = g.relu(g.relu(x));
