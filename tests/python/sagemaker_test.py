@@ -2,9 +2,11 @@
 
 import argparse
 import dataclasses
+import os
 import tempfile
 import types
 import unittest
+import warnings
 
 import support
 import torch
@@ -26,10 +28,11 @@ def train_step(model, images, labels):
     return loss
 
 
-def train(microbatches):
+def train(microbatches, make=make_net, mark=lambda model: None):
     """Against the plain loop."""
-    net, plain = make_net(), make_net()
+    net, plain = make(), make()
     model = smp.DistributedModel(net)
+    mark(model)
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
     plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     for seed in range(3):
@@ -107,11 +110,76 @@ def that_keeps_configuration_objects():
         assert smp.resume_from_checkpoint(folder, tag=tag, partial=partial) == content
 
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, hidden):
+        return hidden + self.down(F.gelu(self.up(self.norm(hidden))))
+
+
+class Tower(nn.Module):
+    """As scripts of GPT-2 have it: blocks in a list or a Sequential, which forward calls with or without checkpoints."""
+
+    def __init__(self, blocks, checkpoints=False):
+        super().__init__()
+        self.first, self.h, self.last, self.checkpoints = nn.Linear(6, 8), blocks, nn.Linear(8, 3), checkpoints
+
+    def forward(self, x):
+        x = self.first(x)
+        if isinstance(self.h, nn.Sequential):
+            return self.last(self.h(x))
+        for block in self.h:
+            x = smp.patches.checkpoint.checkpoint(block, x) if self.checkpoints and smp.is_initialized() else block(x)
+        return self.last(x)
+
+
+def make_tower(blocks, checkpoints=False):
+    torch.manual_seed(1)
+    return Tower(blocks(Block() for _ in range(6)), checkpoints)
+
+
+def mark_each(model):
+    for block in model.get_module().h:
+        smp.set_activation_checkpointing(block, preserve_rng_state=True, pack_args_as_tuple=True, strategy="each")
+
+
+def mark_groups(model):
+    smp.set_activation_checkpointing(model.module.h, strategy="group_2")
+
+
+def checkpointed(make, mark=lambda model: None):
+    smp.init({"partitions": int(os.environ["WORLD_SIZE"]), "microbatches": 4, "offload_activations": True})
+    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # of pack_args_as_tuple
+        model, _ = train(4, make, mark)
+    assert "operators until their backward, for which it computes" in str(model.plan), model.plan
+
+
+def that_checkpoints_each_block_of_a_list():
+    checkpointed(lambda: make_tower(nn.ModuleList), mark_each)
+
+
+def that_checkpoints_a_sequential_by_twos():
+    checkpointed(lambda: make_tower(lambda blocks: nn.Sequential(*blocks)), mark_groups)
+
+
+def that_calls_checkpoint_in_forward():
+    checkpointed(lambda: make_tower(nn.ModuleList, checkpoints=True))
+
+
 class Scripts(unittest.TestCase):
+    def check(self, script, count=2):
+        with self.subTest(script.__name__, processes=count):
+            self.assertEqual(support.fork_ranks(count, script, {"SMP_CONFIG": '{"log_level": "off"}'}), "")
+
     def test_run(self):
         for script in (with_keys_of_features_that_are_off, that_calls_init_twice, that_keeps_configuration_objects):
-            with self.subTest(script.__name__):
-                self.assertEqual(support.fork_ranks(2, script, {"SMP_CONFIG": '{"log_level": "off"}'}), "")
+            self.check(script)
+
+    def test_checkpoint_activations(self):
+        for script in (that_checkpoints_each_block_of_a_list, that_checkpoints_a_sequential_by_twos, that_calls_checkpoint_in_forward):
+            self.check(script, 2), self.check(script, 4)
 
 
 if __name__ == "__main__":

@@ -96,9 +96,10 @@ def train_step(model, batch):
 
 
 class Compared(unittest.TestCase):
-    def check(self, name, attention, padding, steps, has_labels=True):
+    def check(self, name, attention, padding, steps, has_labels=True, mark=lambda net: None):
         net = model_of(name, attention, dropout=False)
         plain = copy.deepcopy(net)
+        mark(net)
         model = smp.DistributedModel(net)
         optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
         plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
@@ -131,6 +132,7 @@ class Compared(unittest.TestCase):
         support.same_bits(self, state, expected, "parameters and buffers")
         sizes = smp.allgather(sum(p.numel() for p in model.local_parameters()), smp.PP_GROUP)
         self.assertGreater(min(sizes), 0, "a rank without parameters")
+        return model
 
     def check_caches(self, ours, theirs):
         """One object of transformers per microbatch, with tensors inside."""

@@ -40,6 +40,33 @@ class Models(transformers_models.Compared):
                 self.check(name, "sdpa", None if name == "vit" else "left", steps=3, has_labels=False)
 
 
+def mark_blocks(net):
+    """As SageMaker's scripts do."""
+    blocks = [module for module in net.modules() if isinstance(module, torch.nn.ModuleList)]
+    smp.set_activation_checkpointing(max(blocks, key=len))
+
+
+def of_a_list_by_twos(net):
+    smp.set_activation_checkpointing(net.transformer.h, strategy="group_2")
+
+
+def enable(net):
+    """As Trainer does by gradient_checkpointing=True."""
+    net.gradient_checkpointing_enable({"use_reentrant": False})
+    net.config.use_cache = False
+
+
+class Checkpointed(transformers_models.Compared):
+    def test_equal_the_plain_model(self):
+        marks = {"gpt2": (mark_blocks, of_a_list_by_twos, enable), "bert_mlm": (mark_blocks, enable), "t5": (mark_blocks,),
+                 "llama": (mark_blocks,), "vit": (enable,)}  # fmt: skip
+        for name, each in marks.items():
+            for mark in each:
+                with self.subTest(name, mark=mark.__name__):
+                    model = self.check(name, attention_of(name), None, STEPS, mark=mark)
+                    self.assertIn("operators until their backward, for which it computes", str(model.plan))
+
+
 def with_dropout(name):
     """Of six steps with dropout: losses, gradients and buffers of this rank by step, and what was trained."""
     model = smp.DistributedModel(model_of(name, attention_of(name), dropout=True))
