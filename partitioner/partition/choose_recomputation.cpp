@@ -104,55 +104,65 @@ class Choice {
   }
 
   std::optional<Plan> best_within_limits(const std::vector<const std::vector<NodeId>*>& stages) const {
-    std::optional<Plan> best;
+    std::optional<Plan> best, keeps_nothing;
     size_t num_regions = 0;
     for (int pieces = 1; pieces <= kMostPieces; pieces *= 2) {
       const Recomputation all = Pieces(input_).cut(stages, pieces);
       const size_t now = std::set<int32_t>(all.region.begin(), all.region.end()).size();
       if (now == std::exchange(num_regions, now)) break;  // no more cuts
-      Plan plan = plan_with(all);
-      if (!fits(plan)) continue;
-      plan = with_as_much_kept(std::move(plan));
-      if (!best || plan.predicted_step_us < best->predicted_step_us) best = std::move(plan);
+      Plan nothing = plan_with(all);
+      if (!fits(nothing)) continue;
+      Plan plan = first_ones_kept(nothing, worth_keeping(all, /*for_each_byte=*/true)).plan;
+      if (best && plan.predicted_step_us >= best->predicted_step_us) continue;
+      best = std::move(plan);
+      keeps_nothing = std::move(nothing);
     }
-    return best;
+    return keeps_nothing ? std::optional(with_as_much_kept(std::move(*keeps_nothing))) : std::nullopt;
   }
 
   /// In the order of the time that a byte saves, or in that of time: where few results are large, one may fit no more.
   Plan with_as_much_kept(Plan plan) const {
-    const std::vector<NodeId> worth = worth_keeping(plan.recomputation, true),
-                              long_ones = worth_keeping(plan.recomputation, false);
-    Plan by_byte = with_as_much_kept(plan, worth), by_time = with_as_much_kept(std::move(plan), long_ones);
-    return by_time.predicted_step_us < by_byte.predicted_step_us ? std::move(by_time) : std::move(by_byte);
+    const std::vector<NodeId> worth = worth_keeping(plan.recomputation, /*for_each_byte=*/true);
+    const std::vector<NodeId> longest = worth_keeping(plan.recomputation, /*for_each_byte=*/false);
+    Plan by_worth = with_others_that_fit(first_ones_kept(plan, worth), worth);
+    Plan by_time = with_others_that_fit(first_ones_kept(std::move(plan), longest), longest);
+    return by_time.predicted_step_us < by_worth.predicted_step_us ? std::move(by_time) : std::move(by_worth);
   }
 
  private:
-  Plan with_as_much_kept(Plan plan, const std::vector<NodeId>& order) const {
+  struct Kept {
+    Plan plan;
+    size_t count;  // of an order
+  };
+
+  /// As many of the first of `order` as fit; of a large graph to within its 256th part, for each trial is a plan.
+  Kept first_ones_kept(Plan plan, const std::vector<NodeId>& order) const {
     const Recomputation all = plan.recomputation;
-    const auto keeping = [&](size_t count) {
-      Recomputation kept = all;
-      for (size_t i = 0; i < count; ++i) kept.is_kept[static_cast<size_t>(order[i])] = true;
-      return kept;
-    };
-    size_t most = 0, too_many = order.size() + 1;
-    while (too_many - most > 1) {
-      const size_t middle = most + (too_many - most) / 2;
-      Plan trial = plan_with(keeping(middle));
-      if (!fits(trial)) {
+    Kept kept{std::move(plan), 0};
+    size_t too_many = order.size() + 1;
+    while (too_many - kept.count > 1 + order.size() / 256) {
+      const size_t middle = kept.count + (too_many - kept.count) / 2;
+      Recomputation more = all;
+      for (size_t i = 0; i < middle; ++i) more.is_kept[static_cast<size_t>(order[i])] = true;
+      Plan trial = plan_with(more);
+      if (fits(trial)) {
+        kept = {std::move(trial), middle};
+      } else {
         too_many = middle;
-        continue;
       }
-      most = middle;
-      plan = std::move(trial);
     }
-    Recomputation kept = keeping(most);
-    for (size_t i = most + 1; i < order.size() && i <= most + kMostTrials; ++i) {
+    return kept;
+  }
+
+  Plan with_others_that_fit(Kept kept, const std::vector<NodeId>& order) const {
+    Recomputation more = kept.plan.recomputation;
+    for (size_t i = kept.count + 1; i < order.size() && i <= kept.count + kMostTrials; ++i) {
       const auto n = static_cast<size_t>(order[i]);
-      kept.is_kept[n] = true;
-      Plan trial = plan_with(kept);
-      fits(trial) ? void(plan = std::move(trial)) : void(kept.is_kept[n] = false);
+      more.is_kept[n] = true;
+      Plan trial = plan_with(more);
+      fits(trial) ? void(kept.plan = std::move(trial)) : void(more.is_kept[n] = false);
     }
-    return plan;
+    return std::move(kept.plan);
   }
 
   Plan plan_with(const Recomputation& recomputation) const {
