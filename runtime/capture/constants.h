@@ -13,6 +13,7 @@ struct ConstantTensor {
   partitioner::ValueId value = partitioner::kNoValue;
   at::Tensor tensor;   // the user's
   at::Tensor content;  // a dense copy, made at the first use in a body
+  bool requires_grad = false;  // at that use, which was without grad mode
 };
 
 /// False for tensors that are not on the CPU or whose bytes are not their values (quantized, lazily conjugated or negated).

@@ -75,7 +75,7 @@ void Identities::take_real(ValueId id, const at::Tensor& tensor, const at::Tenso
   const Value& value = recording_.graph.values[id];
   // A wrapped number stays a CPU scalar: moving it to meta would change type promotion.
   const at::Tensor stand_in = value.is_wrapped_number ? tensor : make_twin(geometry);
-  by_impl_.insert_or_assign(tensor.unsafeGetTensorImpl(), Identity{id, tensor, stand_in, history_of(tensor)});
+  by_impl_.insert_or_assign(tensor.unsafeGetTensorImpl(), Identity{id, tensor, stand_in, history_of(tensor), is_trained(tensor)});
   if (value.is_wrapped_number) return;
   Memories::Memory& real = memories_.of(tensor);
   if (!real.first_tensor.defined()) real.first_tensor = stand_in;
@@ -108,12 +108,7 @@ ValueId Identities::bind_real(const at::Tensor& tensor, const at::Tensor& geomet
 }
 
 ValueId Identities::bind_constant(const at::Tensor& tensor) {
-  check_made_here(tensor);
-  TORCH_CHECK(!tensor.requires_grad(), recording_.where(),
-              ": expected trainable tensors to be parameters that the model had when it was wrapped, got a tensor of sizes ",
-              tensor.sizes(),
-              " that requires a gradient and is none of them. Call register_parameter and replace_module before "
-              "DistributedModel is made, or detach() it outside of the step.");
+  check_untrained(tensor);
   TORCH_CHECK_NOT_IMPLEMENTED(can_be_constant(tensor), recording_.where(),
                               ": expected tensors made outside of the step to be on the CPU and to hold their values, got ",
                               tensor.toString(), tensor.is_conj() || tensor.is_neg() ? " with a lazy sign" : "",
@@ -136,7 +131,7 @@ ValueId Identities::bind_constant(const at::Tensor& tensor) {
               .spec = spec_of(content),
               .is_wrapped_number = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
   const ValueId id = bind_real(tensor, content, std::move(value));
-  recording_.constants.push_back({id, tensor, std::move(content)});
+  recording_.constants.push_back({id, tensor, std::move(content), tensor.requires_grad()});
   return id;
 }
 
@@ -167,7 +162,7 @@ ValueId Identities::alias_of(const Memories::Memory& memory, const at::Tensor& t
   if (ghost != nullptr) {
     ghost->stand_in = stand_in;
   } else {
-    by_impl_.emplace(tensor.unsafeGetTensorImpl(), Identity{id, tensor, stand_in, history_of(tensor)});
+    by_impl_.emplace(tensor.unsafeGetTensorImpl(), Identity{id, tensor, stand_in, history_of(tensor), is_trained(tensor)});
   }
   take(id, tensor);
   return id;
@@ -236,7 +231,9 @@ void Identities::check_as_before(const at::Tensor& tensor, const Identity& known
   const Value& value = recording_.graph.values[known.value];
   check_history(tensor, known);
   if (value.kind == ValueKind::kParameter) check_not_frozen(tensor, value);
-  if (value.kind != ValueKind::kConstant || owns_memory(tensor)) return;
+  if (value.kind != ValueKind::kConstant) return;
+  check_untrained(tensor);
+  if (owns_memory(tensor)) return;
   // It may be gone when the body has ended, so it is looked at now.
   for (const ConstantTensor& constant : recording_.constants) {
     if (constant.value == known.value) check_unchanged(constant, recording_.where());
@@ -246,12 +243,23 @@ void Identities::check_as_before(const at::Tensor& tensor, const Identity& known
 void Identities::check_history(const at::Tensor& tensor, const Identity& known) const {
   if (history_of(tensor) != known.history) refuse_custom_function(tensor, recording_.where());
   const Value& first = recording_.graph.values[recording_.same_impl[known.value]];  // before it was written to
-  if (is_trained(tensor) && !is_named(first)) refuse_trained(tensor, recording_.where());
+  if (is_trained(tensor) && !is_named(first) && !known.was_trained) refuse_trained(tensor, recording_.where());
 }
 
 void Identities::check_not_frozen(const at::Tensor& tensor, const Value& value) const {
   if (tensor.requires_grad() != value.spec.requires_grad)
     refuse_freezing(value.name, tensor.requires_grad(), recording_.where());
+}
+
+// Without grad mode no gradient can reach it, as in the loop: a teacher whose parameters nobody has frozen.
+void Identities::check_untrained(const at::Tensor& constant) const {
+  if (!at::GradMode::is_enabled()) return;
+  check_made_here(constant);
+  TORCH_CHECK(!constant.requires_grad(), recording_.where(),
+              ": expected trainable tensors to be parameters that the model had when it was wrapped, got a tensor of sizes ",
+              constant.sizes(),
+              " that requires a gradient and is none of them. Call register_parameter and replace_module before "
+              "DistributedModel is made, detach() it outside of the step, or use it without grad mode (no_grad).");
 }
 
 void Identities::check_made_here(const at::Tensor& tensor) const {

@@ -56,6 +56,7 @@ class Identities {
     at::Tensor tensor;  // held, so that its address stays its own
     at::Tensor stand_in;
     History history;
+    bool was_trained;  // without grad mode, in which a constant is used then
   };
 
   partitioner::ValueId resolve_ghost(const at::Tensor& tensor, const Ghost& ghost);
@@ -66,6 +67,7 @@ class Identities {
   void check_history(const at::Tensor& tensor, const Identity& known) const;
   void check_not_frozen(const at::Tensor& tensor, const partitioner::Value& value) const;
   void check_made_here(const at::Tensor& tensor) const;
+  void check_untrained(const at::Tensor& constant) const;
 
   const Bindings& bindings_;
   const GhostRun& run_;

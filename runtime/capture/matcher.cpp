@@ -153,19 +153,20 @@ bool Matcher::matches_copy(const at::Tensor& actual, Ghost& ghost, ValueId recor
 }
 
 bool Matcher::matches_constant(const at::Tensor& actual, ValueId recorded) {
+  if (actual.requires_grad() && at::GradMode::is_enabled()) return false;
   const auto with_value = [recorded](const ConstantTensor& constant) { return constant.value == recorded; };
   const auto used = std::find_if(at_.used.begin(), at_.used.end(), with_value);
   if (used != at_.used.end()) {
     return (actual.is_same(used->tensor) && owns_memory(actual)) || same_content(actual, used->content);
   }
   const Value& value = at_.recording->graph.values[recorded];
-  if (!actual.defined() || !can_be_constant(actual) || actual.requires_grad() || bindings_.find_storage(actual) != nullptr ||
+  if (!actual.defined() || !can_be_constant(actual) || bindings_.find_storage(actual) != nullptr ||
       actual.unsafeGetTensorImpl()->is_wrapped_number() != value.is_wrapped_number) {
     return false;
   }
   const auto constant = std::find_if(at_.recording->constants.begin(), at_.recording->constants.end(), with_value);
   if (same_content(actual, constant->content)) {
-    at_.used.push_back({recorded, actual, constant->content});
+    at_.used.push_back({recorded, actual, constant->content, actual.requires_grad()});
     return true;
   }
   if (actual.scalar_type() != value.spec.dtype || !actual.sizes().equals(value.spec.sizes) ||
@@ -175,7 +176,7 @@ bool Matcher::matches_constant(const at::Tensor& actual, ValueId recorded) {
   at::Tensor content = snapshot_of(actual);
   if (!same_geometry(content, value.spec)) return false;
   at_.run.constants.push_back({recorded, content});
-  at_.used.push_back({recorded, actual, std::move(content)});
+  at_.used.push_back({recorded, actual, std::move(content), actual.requires_grad()});
   return true;
 }
 
@@ -285,6 +286,7 @@ void Matcher::check_histories() const {
     if (named.defined() && named.grad_fn() != nullptr) refuse_custom_function(named, place);
   }
   for (const ConstantTensor& constant : at_.used) {
+    if (constant.requires_grad) continue;
     if (constant.tensor.grad_fn() != nullptr) refuse_custom_function(constant.tensor, place);
     if (constant.tensor.requires_grad()) refuse_trained(constant.tensor, place);
   }

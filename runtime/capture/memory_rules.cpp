@@ -37,7 +37,7 @@ std::string describe(const Value& value) {
 void MemoryRules::check_reads(const OperatorInfo& info, const Node& node) const {
   if (uninitialised_.empty() || info.reads_only_geometry) return;
   for (size_t i = 0; i < node.arguments.size(); ++i) {
-    if (info.argument_written[i]) continue;
+    if (writes(info, node, i)) continue;
     for (ValueId id : values_in(node.arguments[i])) {
       const Value& value = recording_.graph.values[id];
       TORCH_CHECK(value.spec.num_elements() == 0 || !uninitialised_.contains(value.storage), recording_.where(), ": ",
@@ -52,8 +52,13 @@ void MemoryRules::check_writes(const OperatorInfo& info, Node& node) const {
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     if (!info.argument_written[i]) continue;
     for (ValueId id : values_in(node.arguments[i])) {
-      check_write(info, id);
-      if (!info.write_is_hidden[i]) check_backwards_before(info, id);
+      if (writes(info, node, i)) {
+        check_write(info, id);
+        if (!info.write_is_hidden[i]) check_backwards_before(info, id);
+      } else if (!is_of_model(id)) {
+        continue;  // statistics of a norm in evaluation
+      }
+      // Those of the model count as written all the same: they stay on one rank, for the training that follows.
       node.written_storages.push_back(recording_.graph.values[id].storage);
     }
   }
@@ -68,6 +73,12 @@ void MemoryRules::add(const OperatorInfo& info, const Node& node) {
   for (ValueId id : node.outputs) {
     if (id != kNoValue) uninitialised_.insert(recording_.graph.values[id].storage);
   }
+}
+
+bool MemoryRules::is_of_model(ValueId id) const {
+  const auto& values = recording_.graph.values;
+  return std::any_of(values.begin(), values.end(),
+                     [&](const Value& other) { return is_named(other) && other.storage == values[id].storage; });
 }
 
 void MemoryRules::check_write(const OperatorInfo& info, ValueId id) const {

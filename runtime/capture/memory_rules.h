@@ -29,6 +29,7 @@ class MemoryRules {
   bool is_written(int32_t storage) const { return written_.contains(storage); }
 
  private:
+  bool is_of_model(partitioner::ValueId id) const;
   void check_write(const OperatorInfo& info, partitioner::ValueId id) const;
   void check_backwards_before(const OperatorInfo& info, partitioner::ValueId id) const;
   std::unordered_set<int32_t> hidden_writes(partitioner::NodeId n) const;

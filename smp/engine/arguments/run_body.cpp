@@ -2,6 +2,7 @@
 #include "smp/engine/arguments/run_body.h"
 
 #include <c10/util/ScopeExit.h>
+#include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
 namespace smp::engine {
 
@@ -29,6 +30,11 @@ runtime::CapturedBody run_body(Context& context, runtime::BodyCapture& capture, 
   try {
     std::vector<at::Tensor> returned;
     {
+      // TorchScript calls the operators of a module as they are written, in every run, and not those of gradients and fused
+      // code that it makes of them in its third.
+      const bool optimises = torch::jit::getGraphExecutorOptimize();
+      torch::jit::setGraphExecutorOptimize(false);
+      const auto optimise = c10::make_scope_exit([&] { torch::jit::setGraphExecutorOptimize(optimises); });
       const runtime::InterceptScope intercept(capture);
       returned = call.body(ghosts, static_cast<int64_t>(m));
     }

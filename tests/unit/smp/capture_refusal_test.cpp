@@ -106,6 +106,20 @@ std::vector<Refusal> value_refusals() {
          return model(data);
        },
        {"aten::add_ writes to a tensor of sizes [1]", "register_buffer"}},
+      {"StatisticsOfANormInTraining",
+       [mean = torch::zeros({4}), var = torch::ones({4})](Model& model, at::Tensor data, at::Tensor) {
+         return torch::batch_norm(model(data), {}, {}, mean, var, /*training=*/true, 0.1, 1e-5, false);
+       },
+       {"aten::batch_norm writes to a tensor of sizes [4]", "register_buffer"}},
+      {"TrainableConstantAlsoInGradMode",
+       [scale = torch::ones({8}, torch::requires_grad())](Model& model, at::Tensor data, at::Tensor) {
+         const at::Tensor once = [&] {
+           const at::NoGradGuard no_grad;
+           return model(data * scale);
+         }();
+         return model(data * scale);
+       },
+       {"got a tensor of sizes [8] that requires a gradient", "without grad mode (no_grad)"}},
       {"OwnException",
        [](Model& model, at::Tensor data, at::Tensor) -> at::Tensor {
          model(data);

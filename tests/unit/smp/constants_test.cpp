@@ -19,6 +19,7 @@ constexpr int64_t kManyRows = 1 << 14;  // [2^14, 4] floats: 256 KiB
 /// Tensors that are no part of the module for smp.
 struct ConstantsNet : SmallNet {
   at::Tensor large = torch::ones({kManyRows, 4}), mask = torch::ones({4}), zero = torch::zeros({4});
+  at::Tensor mean = rows(1, 4, 5)[0], variance = torch::ones({4}) * 2, unfrozen = rows(4, 4, 6).requires_grad_();
   at::Tensor table = rows(4, 8, 3), row = rows(1, 4, 3).expand({2, 4}), columns = rows(4, 4, 4).t();
 };
 
@@ -66,6 +67,20 @@ std::vector<ConstantsCase> constants() {
          write(net.row, 2, static_cast<float>(call % 3));
          write(net.columns, 5, static_cast<float>(call % 2));
          return (output * net.row).matmul(net.columns);
+       }},
+      {"StatisticsOfANormInEvaluation",
+       [](ConstantsNet& net, const at::Tensor& output, int call) {
+         write(net.mean, 1, static_cast<float>(call % 3));
+         return torch::batch_norm(output, {}, {}, net.mean, net.variance, /*training=*/false, 0.1, 1e-5, false) +
+                torch::instance_norm(output.unsqueeze(2).expand({2, 4, 3}), {}, {}, net.mean, net.variance,
+                                     /*use_input_stats=*/false, 0.1, 1e-5, false)
+                    .mean(2);
+       }},
+      {"TrainableOneWithoutGradMode",
+       [](ConstantsNet& net, const at::Tensor& output, int call) {
+         const at::NoGradGuard no_grad;
+         write(net.unfrozen, 1, static_cast<float>(call % 3));
+         return output.matmul(net.unfrozen);
        }},
       {"OnlyTheSignOfZeroChanges",
        [](ConstantsNet& net, const at::Tensor& output, int call) {
