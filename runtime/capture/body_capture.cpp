@@ -12,6 +12,7 @@
 
 #include "runtime/capture/devices.h"
 #include "runtime/capture/ghosts.h"
+#include "runtime/capture/opaque.h"
 #include "runtime/capture/places.h"
 #include "runtime/capture/recompute_regions.h"
 #include "runtime/libtorch/boxed_tensors.h"
@@ -71,6 +72,7 @@ void BodyCapture::abandon() noexcept {
   matcher_.reset();
   roots_.clear();
   reads_.clear();
+  replaced_.give_back();
   equal_.reset();
   hosts_.clear();
 }
@@ -92,6 +94,7 @@ void BodyCapture::go_back_to_recording() {
     const c10::impl::LocalDispatchKeySet now = c10::impl::tls_local_dispatch_key_set();
     const c10::impl::ForceDispatchKeyGuard under_autograd(
         now.included_, now.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    const OpaqueValues values([&](const at::Tensor& tensor) { return known_value(*recorder, tensor); });
     recorder->continue_from(matcher_.match(), matcher_.tensors_so_far());
   }
   for (const EarlierRead& earlier : reads_) recorder->add_read(earlier.value, earlier.position);
@@ -100,6 +103,7 @@ void BodyCapture::go_back_to_recording() {
 }
 
 void BodyCapture::mark_backward(const at::Tensor& given) {
+  record_replaced();
   const at::Tensor loss = hosts_.ghost_leaving(given);
   TORCH_CHECK_VALUE(loss.defined() && loss.numel() == 1, "backward: expected a loss with one element, got ",
                     loss.defined() ? c10::str("sizes ", loss.sizes()) : "an undefined tensor",
@@ -124,6 +128,7 @@ void BodyCapture::operator_called(const c10::OperatorHandle& called, torch::jit:
   // body may write to, and detaches it in place.
   static const c10::OperatorHandle lift = find_operator("aten::lift_fresh"), detach = find_operator("aten::detach_"),
                                    clone = find_operator("aten::clone");
+  record_replaced();
   if (called == detach && !stack.back().toTensor().requires_grad()) return;
   if (const char* unseen = unseen_around_operators()) {
     TORCH_CHECK_NOT_IMPLEMENTED(
@@ -131,6 +136,13 @@ void BodyCapture::operator_called(const c10::OperatorHandle& called, torch::jit:
         ": expected operators that the stages can run later, got one under ", unseen,
         ", which they would run without. Leave it out of the step, or call code that needs it through "
         "smp::opaque.");
+  }
+  if (ReplacedData::asks(called)) {
+    const at::Tensor tensor = stack.end()[-2].toTensor(), source = stack.end()[-1].toTensor();
+    if (replaced_.note(tensor, source, describe_place(kSetData, current_module()))) {
+      torch::jit::drop(stack, 2);
+      return torch::jit::push(stack, true);
+    }
   }
   // Ghosts, and what the stages make for a read, outlive the region.
   std::optional<c10::InferenceMode> no_inference;
@@ -143,6 +155,18 @@ void BodyCapture::operator_called(const c10::OperatorHandle& called, torch::jit:
   if (is_literal) stack.emplace_back();  // its memory format
   const c10::OperatorHandle& op = copying_between_devices(is_literal ? clone : called, stack, bindings_);
   hosts_.empty() ? record_or_match(op, stack) : hosts_.operator_called(op, stack);
+}
+
+// The body has replaced the data of a parameter or buffer, if at all, since the last that was called.
+void BodyCapture::record_replaced() {
+  static const c10::OperatorHandle set_data = find_operator(kSetData);
+  const auto call = replaced_.take();
+  if (!call) return;
+  const c10::impl::ExcludeDispatchKeyGuard off(kCaptureKey);
+  const c10::InferenceMode no_inference(false);
+  const at::NoGradGuard no_grad;
+  torch::jit::Stack stack{call->tensor, call->source};
+  hosts_.empty() ? record_or_match(set_data, stack) : hosts_.operator_called(set_data, stack);
 }
 
 void BodyCapture::engine_called() { refuse_engine(describe_place("autograd", current_module())); }
@@ -163,12 +187,22 @@ void BodyCapture::record_or_match(const c10::OperatorHandle& op, torch::jit::Sta
     if (recorder_) check_arithmetic(info.name);
   }
   if (recorder_) {
+    const OpaqueValues values([this](const at::Tensor& tensor) { return known_value(*recorder_, tensor); });
     recorder_->operator_called(op, stack);
   } else {
     matcher_.answer(stack);
     ++num_matched_;
   }
   if (brought.defined()) stack.back() = hosts_.host_of(stack.back().toTensor(), brought);
+}
+
+// Without the pipeline: for what is recorded by values.
+at::Tensor BodyCapture::known_value(const Recorder& recorder, const at::Tensor& tensor) const {
+  const std::optional<ValueRead> wanted = reader_ ? recorder.local_read(tensor) : std::nullopt;
+  if (!wanted) return {};
+  const AmbientModes ambient;
+  set_modes(/*grad_enabled=*/false, {});
+  return reader_(*wanted).front();
 }
 
 // At each operator of a recording; of a run that matches one only where it reads, at its backwards and its end, for a body
@@ -237,6 +271,7 @@ std::vector<at::Tensor> BodyCapture::read(const std::vector<at::Tensor>& tensors
 }
 
 at::Tensor BodyCapture::look_at(const at::Tensor& tensor) {
+  record_replaced();
   if (as_ghost(tensor) == nullptr && bindings_.find_storage(tensor) == nullptr) return {};
   if (!reader_) refuse_value_read("a look at a tensor", current_module());
   return read({tensor}).front().clone();
@@ -261,6 +296,7 @@ void BodyCapture::answer_read(const c10::OperatorHandle& op, torch::jit::Stack& 
 }
 
 CapturedBody BodyCapture::finish(const std::vector<at::Tensor>& given) {
+  record_replaced();
   std::vector<at::Tensor> returned;
   for (const at::Tensor& tensor : given) returned.push_back(hosts_.ghost_leaving(tensor));
   equal_.body_ends();

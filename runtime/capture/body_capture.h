@@ -16,6 +16,7 @@
 #include "runtime/capture/matcher.h"
 #include "runtime/capture/recorder.h"
 #include "runtime/capture/recordings.h"
+#include "runtime/capture/replaced_data.h"
 #include "runtime/libtorch/arithmetic.h"
 
 namespace smp::runtime {
@@ -37,7 +38,12 @@ class BodyCapture : public Interceptor, private BodyRun {
  public:
   /// Keeps the `max_recordings` used last.
   explicit BodyCapture(const Bindings& bindings, int64_t max_recordings = 64)
-      : bindings_(bindings), recordings_(max_recordings), matcher_(bindings), equal_(bindings), hosts_(bindings, *this) {}
+      : bindings_(bindings),
+        recordings_(max_recordings),
+        matcher_(bindings),
+        replaced_(bindings),
+        equal_(bindings),
+        hosts_(bindings, *this) {}
 
   /// Without one, values cannot be read. cpu_is_read: what follows on tensor.cpu() may be pointers, so it is a read.
   void set_reader(ValueReader reader, bool cpu_is_read = true) {
@@ -87,6 +93,8 @@ class BodyCapture : public Interceptor, private BodyRun {
 
   partitioner::NodeId position() const { return recorder_ ? recorder_->recording().next_node() : matcher_.match().position; }
   void match_or_record(const std::function<bool()>& matches);
+  void record_replaced();
+  at::Tensor known_value(const Recorder& recorder, const at::Tensor& tensor) const;
   void answer_read(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   ValueRead describe_run() const;
   void go_back_to_recording();
@@ -103,6 +111,7 @@ class BodyCapture : public Interceptor, private BodyRun {
   std::unique_ptr<Recorder> recorder_;  // of any other; null while the run matches
   std::vector<Root> roots_;
   std::vector<EarlierRead> reads_;  // beyond what the step's inputs decide
+  ReplacedData replaced_;
   EqualAnswers equal_;
   HostValues hosts_;
   ValueReader reader_;

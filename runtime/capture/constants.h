@@ -11,8 +11,8 @@ namespace smp::runtime {
 /// or through a raw pointer, which leaves no trace. So every use is compared with a copy, byte by byte.
 struct ConstantTensor {
   partitioner::ValueId value = partitioner::kNoValue;
-  at::Tensor tensor;   // the user's
-  at::Tensor content;  // a dense copy, made at the first use in a body
+  at::Tensor tensor;           // the user's
+  at::Tensor content;          // a dense copy, made at the first use in a body
   bool requires_grad = false;  // at that use, which was without grad mode
 };
 

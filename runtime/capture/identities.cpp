@@ -75,7 +75,8 @@ void Identities::take_real(ValueId id, const at::Tensor& tensor, const at::Tenso
   const Value& value = recording_.graph.values[id];
   // A wrapped number stays a CPU scalar: moving it to meta would change type promotion.
   const at::Tensor stand_in = value.is_wrapped_number ? tensor : make_twin(geometry);
-  by_impl_.insert_or_assign(tensor.unsafeGetTensorImpl(), Identity{id, tensor, stand_in, history_of(tensor), is_trained(tensor)});
+  by_impl_.insert_or_assign(tensor.unsafeGetTensorImpl(),
+                            Identity{id, tensor, stand_in, history_of(tensor), is_trained(tensor)});
   if (value.is_wrapped_number) return;
   Memories::Memory& real = memories_.of(tensor);
   if (!real.first_tensor.defined()) real.first_tensor = stand_in;

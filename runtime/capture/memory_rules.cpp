@@ -9,6 +9,7 @@
 
 #include "partitioner/graph/gradient_flow.h"
 #include "partitioner/graph/operator_traits.h"
+#include "runtime/capture/replaced_data.h"
 
 namespace smp::runtime {
 
@@ -35,6 +36,9 @@ std::string describe(const Value& value) {
 }  // namespace
 
 void MemoryRules::check_reads(const OperatorInfo& info, const Node& node) const {
+  for (size_t i = 0; i < node.arguments.size() && !replacements_.empty(); ++i) {
+    for (ValueId id : values_in(node.arguments[i])) check_replaced(info.name, id, writes(info, node, i));
+  }
   if (uninitialised_.empty() || info.reads_only_geometry) return;
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     if (writes(info, node, i)) continue;
@@ -49,6 +53,7 @@ void MemoryRules::check_reads(const OperatorInfo& info, const Node& node) const 
 }
 
 void MemoryRules::check_writes(const OperatorInfo& info, Node& node) const {
+  if (info.name == kSetData) check_replacement(node);
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     if (!info.argument_written[i]) continue;
     for (ValueId id : values_in(node.arguments[i])) {
@@ -66,6 +71,20 @@ void MemoryRules::check_writes(const OperatorInfo& info, Node& node) const {
 
 void MemoryRules::add(const OperatorInfo& info, const Node& node) {
   written_.insert(node.written_storages.begin(), node.written_storages.end());
+  for (Replacement& each : replacements_) {
+    each.is_written =
+        each.is_written || std::count(node.written_storages.begin(), node.written_storages.end(), each.target) > 0;
+  }
+  if (info.name == kSetData) {
+    const ValueId target = values_in(node.arguments[0]).front(), source = values_in(node.arguments[1]).front();
+    const auto& values = recording_.graph.values;
+    std::erase_if(replacements_, [&](const Replacement& each) { return each.target == values[target].storage; });
+    replacements_.push_back({.first = recording_.same_impl[target],
+                             .replaced = node.outputs.front(),
+                             .target = values[target].storage,
+                             .source = values[source].storage,
+                             .node = values[node.outputs.front()].producer});
+  }
   if (!info.makes_uninitialised) {
     for (int32_t storage : node.written_storages) uninitialised_.erase(storage);
     return;
@@ -99,6 +118,60 @@ void MemoryRules::check_write(const OperatorInfo& info, ValueId id) const {
       "written. Make a new tensor of it: loss / 4 for loss /= 4, loss.detach() for loss.detach_().");
 }
 
+// From here on a program without smp has one memory for both, and the stages two.
+void MemoryRules::check_replacement(const Node& node) const {
+  const auto& values = recording_.graph.values;
+  const Value& target = values[values_in(node.arguments[0]).front()];
+  const int32_t source = values[values_in(node.arguments[1]).front()].storage;
+  const bool is_shared = std::any_of(values.begin(), values.end(), [&](const Value& other) {
+    return other.storage == source && other.kind != ValueKind::kResult;
+  });
+  const bool is_given_twice = std::any_of(replacements_.begin(), replacements_.end(), [&](const Replacement& each) {
+    return each.source == source && each.target != target.storage;
+  });
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !is_shared && !is_given_twice, recording_.where(), ": expected the data of ", describe(target),
+      " to be replaced (set_data, in Python .data = ) by a result of operators that nothing else keeps, got memory of ",
+      is_shared ? "another parameter or buffer, an argument or a tensor made outside of the step" : "another tensor too",
+      ", which it would share from now on. Give it a clone() of that.");
+}
+
+void MemoryRules::check_replaced(const std::string& user, ValueId value, bool is_written) const {
+  for (const Replacement& each : replacements_) {
+    const Value& used = recording_.graph.values[value];
+    const int32_t storage = used.storage;
+    // Of data() nobody can tell when it was taken.
+    const bool may_be_old = value < each.replaced ||
+                            (used.producer != kNoNode && recording_.calls[static_cast<size_t>(used.producer)].synthesised);
+    const bool is_left_behind = storage == each.target && may_be_old && recording_.same_impl[value] != each.first;
+    const bool is_shared = storage == each.source && (is_written || each.is_written);
+    TORCH_CHECK_NOT_IMPLEMENTED(!is_left_behind && !is_shared, recording_.where(), ": expected the data of ",
+                                describe(recording_.graph.values[each.first]),
+                                ", which the body has replaced (set_data, in Python .data = ), to be "
+                                "used by that name from then on, got ",
+                                user, ", which uses ",
+                                is_shared ? "what they were replaced by, after one of the two was written to"
+                                          : "data() of it or an older view, which may be of what was there",
+                                ". The stages copy. Use the tensor itself or its detach(), or write into it with copy_.");
+  }
+}
+
+// What autograd would find of a parameter whose data were replaced depends on how it had been saved: as itself or a view.
+void MemoryRules::check_saved_before_replacement(ValueId root, NodeId position) const {
+  if (replacements_.empty()) return;
+  for_saved(root, position, [&](NodeId reader, ValueId id) {
+    const Value& value = recording_.graph.values[id];
+    for (const Replacement& each : replacements_) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          value.storage != each.target || reader >= each.node || !recording_.graph.nodes[reader].grad_enabled,
+          recording_.where(), ": expected the data of ", describe(recording_.graph.values[each.first]),
+          " to be replaced (set_data, in Python .data = ) before an operator of the same backward uses them, got ",
+          recording_.calls[reader].info->name,
+          " earlier in the body. Give them other data before that, or let it use a clone().");
+    }
+  });
+}
+
 // The stages run the backwards after all operators of the body.
 void MemoryRules::check_backwards_before(const OperatorInfo& info, ValueId id) const {
   const Graph& graph = recording_.graph;
@@ -116,6 +189,7 @@ void MemoryRules::check_backwards_before(const OperatorInfo& info, ValueId id) c
 // Autograd does not notice these writes: a plain loop's backward would take the new content of what it has saved, in
 // silence.
 void MemoryRules::check_backward(ValueId root, NodeId position) const {
+  check_saved_before_replacement(root, position);
   const Graph& graph = recording_.graph;
   std::unordered_map<int32_t, NodeId> last_write;  // by storage
   for (NodeId n = 0; n < position; ++n) {

@@ -161,8 +161,8 @@ void Recorder::operator_called(const c10::OperatorHandle& op, torch::jit::Stack&
   try {
     calls_.operator_called(op, stack);
   } catch (c10::NotImplementedError& error) {
-    error.add_context("while capturing " + place +
-                      ". What looks at data within may run by its own code: call it through smp::opaque");
+    const char* const way_out = ". What looks at data within may run by its own code: call it through smp::opaque";
+    error.add_context("while capturing " + place + (info.name == "smp::opaque" ? "" : way_out));
     throw;
   } catch (c10::Error& error) {
     error.add_context("while capturing " + place);
@@ -284,9 +284,23 @@ ValueId Recorder::keep_content(ValueId value) {
                                 false);
 }
 
+std::optional<ValueRead> Recorder::local_read(const at::Tensor& tensor) const {
+  const ValueId id = tensors_.find(tensor);
+  const NodeId position = recording_->next_node();
+  if (id == kNoValue || !local_slice(recording_->graph, position, {id})) return {};
+  ValueRead wanted{.graph = recording_->graph, .num_nodes = position};
+  wanted.values = {id};
+  wanted.is_local = true;
+  for (const ConstantTensor& constant : recording_->constants)
+    wanted.constants.push_back({constant.value, constant.content});
+  return wanted;
+}
+
 ValueId Recorder::value_of(const at::Tensor& tensor, const char* role) {
   TORCH_CHECK_VALUE(tensor.defined(), role, ": expected a defined tensor, got an undefined one.");
-  return tensors_.resolve(tensor);
+  const ValueId id = tensors_.resolve(tensor);
+  rules_.check_replaced(role, id, /*is_written=*/false);
+  return id;
 }
 
 int32_t Recorder::memory_of(const at::Tensor& tensor) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,8 @@ class Recorder : public Interceptor {
   /// The body looks at the content that this value has after the first `position` operators. Returns the value that
   /// keeps it: a copy, if the value is memory of the model.
   partitioner::ValueId add_read(partitioner::ValueId value, partitioner::NodeId position);
+  /// What is asked for of a tensor that inputs and constants alone decide; null: they do not.
+  std::optional<ValueRead> local_read(const at::Tensor& tensor) const;
   /// What is recorded so far.
   const Recording& recording() const { return *recording_; }
   /// Closes the recording.

@@ -77,6 +77,12 @@ std::vector<Refusal> value_refusals() {
          return output;
        },
        {kFourth, "replaces the data"}},
+      {"SetDataOfOtherSizes",
+       [](Model& model, at::Tensor data, at::Tensor) {
+         model.module()->first->bias.set_data(torch::zeros({4}));
+         return model(data);
+       },
+       {"smp::set_data", "'first.bias' to be replaced", "got Float of sizes [4]", "copy_"}},
       {"EqualOfAnActivation",
        [](Model& model, at::Tensor data, at::Tensor) {
          const at::Tensor output = model(data);
@@ -111,15 +117,6 @@ std::vector<Refusal> value_refusals() {
          return torch::batch_norm(model(data), {}, {}, mean, var, /*training=*/true, 0.1, 1e-5, false);
        },
        {"aten::batch_norm writes to a tensor of sizes [4]", "register_buffer"}},
-      {"TrainableConstantAlsoInGradMode",
-       [scale = torch::ones({8}, torch::requires_grad())](Model& model, at::Tensor data, at::Tensor) {
-         const at::Tensor once = [&] {
-           const at::NoGradGuard no_grad;
-           return model(data * scale);
-         }();
-         return model(data * scale);
-       },
-       {"got a tensor of sizes [8] that requires a gradient", "without grad mode (no_grad)"}},
       {"OwnException",
        [](Model& model, at::Tensor data, at::Tensor) -> at::Tensor {
          model(data);

@@ -136,6 +136,23 @@ TEST(LateWrite, IsRefusedWhileRecordingAndWhileMatching) {
   }
 }
 
+TEST(Constant, ThatIsTrainableIsRefusedInGradMode) {
+  run_smp_ranks(1, {}, [] {
+    DistributedModel model(make_net());
+    const at::Tensor scale = torch::ones({8}, torch::requires_grad());
+    auto step = smp::step([&](at::Tensor data) {
+      at::Tensor once;
+      {
+        const at::NoGradGuard no_grad;
+        once = model(data * scale);
+      }
+      return once + model(data * scale);
+    });
+    const std::string message = message_of([&] { step(rows(4, 8, 1)); });
+    EXPECT_NE(message.find("sizes [8] that requires a gradient"), std::string::npos) << message;
+  });
+}
+
 TEST(Constant, WithoutItsOwnBytesIsRefused) {
   run_smp_ranks(1, {}, [] {
     const auto net = make_net();

@@ -102,6 +102,23 @@ TEST_P(WrittenBuffers, OfTheModelsOwn) {
   expect_as_in_a_loop<CenterNet>({.ranks = GetParam(), .look = look}, train_once);
 }
 
+/// Puts other data in place of a buffer's and a weight's.
+struct ReplacingNet : CenterNet {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor hidden = torch::tanh(first(x));
+    center.set_data(center * 0.5 + hidden.detach().mean(0) * 0.5);
+    last->weight.set_data(last->weight.data().clamp(-0.3, 0.3));
+    return last(hidden * center.view({1, 8}));
+  }
+};
+
+TEST_P(WrittenBuffers, WhoseDataAreReplaced) {
+  const auto look = [](auto&) {
+    for (const auto& report : support::stage_reports()) EXPECT_GT(report.num_taped, 0) << report.stays_on_autograd;
+  };
+  expect_as_in_a_loop<ReplacingNet>({.ranks = GetParam(), .config = {.microbatches = 3}, .look = look}, train_once);
+}
+
 /// Shrinks a weight before it uses it.
 struct DecayNet : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
