@@ -23,6 +23,7 @@ void bind_opaque(py::module_& module) {
     };
     number = engine::add_opaque("smdistributed.modelparallel.torch", {call, /*needs_interpreter=*/true});
   });
+  module.def("opaque_stand_ins", &engine::opaque_stand_ins);  // None but for a call that is recorded
   module.def("call_opaque", [](const std::vector<at::Tensor>& inputs, const std::string& details) {
     return unlocked([&] { return engine::call_opaque(number, inputs, details); });
   });

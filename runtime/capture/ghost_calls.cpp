@@ -97,11 +97,13 @@ void GhostCalls::call_on_stand_ins(const c10::OperatorHandle& op, torch::jit::St
     if (info.argument_is_device[i] && (argument.isDevice() || pairs.empty())) argument = c10::Device(c10::kMeta);
   }
   std::vector<const Device*> devices;  // of inputs
+  std::vector<at::Tensor> inputs;
   for (const auto& [seen, stand_in] : pairs) {
     devices.push_back(stays_on_host(seen) ? &host() : &this_ranks_device());
+    inputs.push_back(seen);
   }
   {
-    const OpaqueInputsOn on(devices);
+    const OpaqueInputsOn on(devices, inputs);
     call_on_meta(op, stack);
   }
   for (size_t r = 0; r < info.returned_argument.size(); ++r) {

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
@@ -80,15 +81,33 @@ void separate(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& i
   }
 }
 
+at::Tensor gradient_of_leaf(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_leaf() ? tensor.grad() : at::Tensor();
+}
+
 std::vector<at::Tensor> run_checked(const OpaqueFunction& function, const std::vector<at::Tensor>& inputs,
                                     const std::string& details) {
   const std::shared_ptr<void> interpreter = function.needs_interpreter ? hold_interpreter() : nullptr;
   std::vector<int64_t> versions;
-  for (const at::Tensor& input : inputs) versions.push_back(input._version());
+  std::vector<at::Tensor> gradients;  // of leaves
+  for (const at::Tensor& input : inputs) {
+    versions.push_back(input._version());
+    gradients.push_back(gradient_of_leaf(input));
+    versions.push_back(gradients.back().defined() ? gradients.back()._version() : 0);
+  }
   std::vector<at::Tensor> outputs = function.run(inputs, details);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    TORCH_CHECK(inputs[i]._version() == versions[i], "opaque: expected a function that leaves its inputs as they are, got ",
-                "one that writes to input ", i, ". Let it clone() the input first.");
+    TORCH_CHECK(inputs[i]._version() == versions[2 * i], "opaque: expected a function that leaves its inputs as they are, ",
+                "got one that writes to input ", i, ". Let it clone() the input first.");
+    const at::Tensor gradient = gradient_of_leaf(inputs[i]);
+    const bool is_as_before =
+        gradient.is_same(gradients[i]) && (!gradient.defined() || gradient._version() == versions[2 * i + 1]);
+    TORCH_CHECK(is_as_before,
+                "opaque: expected a function that leaves the gradients of its inputs as they are, got one that "
+                "adds to that of input ",
+                i,
+                " (backward()), a parameter or a tensor of the body. Let it ask for the gradients "
+                "that it computes with: torch::autograd::grad, or backward() with `inputs`.");
   }
   separate(outputs, inputs);
   return outputs;
@@ -100,6 +119,9 @@ const c10::OperatorHandle& opaque_operator() {
 }
 
 thread_local const std::vector<const Device*>* devices_by_input = nullptr;
+thread_local const std::vector<at::Tensor>* seen_by_input = nullptr;
+thread_local const KnownValue* known_value = nullptr;
+thread_local const char* stand_ins = nullptr;
 
 at::Tensor zeros_like_meta(const at::Tensor& meta, const Device& device) {
   at::Tensor zeros = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(device.type)).zero_();
@@ -111,6 +133,56 @@ at::Tensor meta_like(const at::Tensor& output) {
   if (output.requires_grad())
     torch::autograd::impl::set_gradient_edge(meta, torch::autograd::Edge(make_refuse_backward(), 0));
   return meta;
+}
+
+// Puts the values that are known in the places of zeros; false where there are none.
+bool put_values(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& zeros) {
+  if (known_value == nullptr || seen_by_input == nullptr) return false;
+  bool any = false;
+  size_t next = 0;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) continue;
+    const at::Tensor& seen = seen_by_input->at(next++);
+    const at::Tensor value = inputs[i].is_meta() ? (*known_value)(seen) : at::Tensor();
+    if (!value.defined()) continue;
+    any = true;
+    zeros[i] = value.detach().to(zeros[i].device()).set_requires_grad(zeros[i].requires_grad());
+  }
+  return any;
+}
+
+std::vector<at::Tensor> record(const OpaqueFunction& function, const std::vector<at::Tensor>& inputs,
+                               std::vector<at::Tensor>& zeros, const std::string& details) {
+  const auto end = c10::make_scope_exit([] { stand_ins = nullptr; });
+  try {
+    stand_ins = "zeros";
+    return run_checked(function, zeros, details);
+  } catch (const std::exception&) {
+    stand_ins = nullptr;
+    if (!put_values(inputs, zeros)) throw;
+  }
+  stand_ins = "the values that arguments of the step alone decide, and zeros for the others";
+  return run_checked(function, zeros, details);
+}
+
+// Those of an interpreter have texts of their own.
+std::vector<at::Tensor> record_with_text(const OpaqueFunction& function, const std::vector<at::Tensor>& inputs,
+                                         std::vector<at::Tensor>& zeros, const std::string& details) {
+  static const std::string text =
+      "smp::opaque calls its function on zeros to learn the sizes of its results; where it throws, once more, on the values "
+      "of "
+      "those inputs that arguments of the step alone decide. Make it safe for zeros (lengths.clamp_min(1)), or compute what "
+      "may "
+      "not be zero from arguments of the step alone";
+  try {
+    return record(function, inputs, zeros, details);
+  } catch (c10::Error& error) {
+    if (!function.needs_interpreter) error.add_context(text);
+    throw;
+  } catch (const std::exception& error) {
+    if (function.needs_interpreter) throw;
+    TORCH_CHECK(false, "opaque: got an exception: ", error.what(), ". ", text, ".");
+  }
 }
 
 std::vector<at::Tensor> opaque_kernel(int64_t number, const std::vector<at::Tensor>& inputs, const std::string& details) {
@@ -126,7 +198,7 @@ std::vector<at::Tensor> opaque_kernel(int64_t number, const std::vector<at::Tens
     const Device& device = is_known ? *devices_by_input->at(next++) : this_ranks_device();
     zeros.push_back(input.is_meta() ? zeros_like_meta(input, device) : input);
   }
-  std::vector<at::Tensor> outputs = run_checked(function, zeros, details);
+  std::vector<at::Tensor> outputs = record_with_text(function, inputs, zeros, details);
   for (at::Tensor& output : outputs) {
     TORCH_CHECK_NOT_IMPLEMENTED(is_on_this_ranks_device(output),
                                 "opaque: expected a function whose results are on the rank's device, got one on ",
@@ -138,9 +210,19 @@ std::vector<at::Tensor> opaque_kernel(int64_t number, const std::vector<at::Tens
 
 }  // namespace
 
-OpaqueInputsOn::OpaqueInputsOn(const std::vector<const Device*>& by_input)
-    : previous_(std::exchange(devices_by_input, &by_input)) {}
-OpaqueInputsOn::~OpaqueInputsOn() { devices_by_input = previous_; }
+const char* opaque_stand_ins() { return stand_ins; }
+
+OpaqueInputsOn::OpaqueInputsOn(const std::vector<const Device*>& by_input, const std::vector<at::Tensor>& seen)
+    : previous_(std::exchange(devices_by_input, &by_input)), previous_seen_(std::exchange(seen_by_input, &seen)) {}
+
+OpaqueInputsOn::~OpaqueInputsOn() {
+  devices_by_input = previous_;
+  seen_by_input = previous_seen_;
+}
+
+OpaqueValues::OpaqueValues(KnownValue known) : known_(std::move(known)), previous_(std::exchange(known_value, &known_)) {}
+
+OpaqueValues::~OpaqueValues() { known_value = previous_; }
 
 int64_t add_opaque(const std::string& name, OpaqueFunction function) {
   Table& own = table();

@@ -35,17 +35,37 @@ std::shared_ptr<void> interpreter_for(const c10::OperatorHandle& op, const torch
 /// to other operators: a call with another text is another call.
 std::vector<at::Tensor> call_opaque(int64_t number, const std::vector<at::Tensor>& inputs, const std::string& details = "");
 
+/// What stands for the inputs of the function that this thread records, for texts; null while it records none.
+const char* opaque_stand_ins();
+
 /// While this lives on a thread, smp::opaque takes its stand-ins for tensors on these devices, and gives its function zeros
-/// there. By input, without undefined ones.
+/// there. By input, without undefined ones. `seen`: what the body has given for them.
 class OpaqueInputsOn {
  public:
-  explicit OpaqueInputsOn(const std::vector<const Device*>& by_input);
+  OpaqueInputsOn(const std::vector<const Device*>& by_input, const std::vector<at::Tensor>& seen);
   ~OpaqueInputsOn();
   OpaqueInputsOn(const OpaqueInputsOn&) = delete;
   OpaqueInputsOn& operator=(const OpaqueInputsOn&) = delete;
 
  private:
   const std::vector<const Device*>* previous_;
+  const std::vector<at::Tensor>* previous_seen_;
+};
+
+/// The value of what a body has given, now; undefined where only the pipeline could tell.
+using KnownValue = std::function<at::Tensor(const at::Tensor& seen)>;
+
+/// While this lives on a thread, a function that throws on zeros is called once more, on the values that are known.
+class OpaqueValues {
+ public:
+  explicit OpaqueValues(KnownValue known);
+  ~OpaqueValues();
+  OpaqueValues(const OpaqueValues&) = delete;
+  OpaqueValues& operator=(const OpaqueValues&) = delete;
+
+ private:
+  KnownValue known_;
+  const KnownValue* previous_;
 };
 
 }  // namespace smp::runtime

@@ -8,6 +8,7 @@ namespace smp::engine {
 
 using runtime::add_opaque;
 using runtime::call_opaque;
+using runtime::opaque_stand_ins;
 using runtime::OpaqueFunction;
 using runtime::set_interpreter;
 

@@ -165,8 +165,7 @@ bool look_at(const at::Tensor& tensor, const std::function<void(const at::Tensor
 }
 
 void autograd_called() {
-  const Context* own = try_context();
-  if (own != nullptr && own->body_in_progress != nullptr) own->body_in_progress->engine_called();
+  if (is_capturing()) try_context()->body_in_progress->engine_called();  // else within smp::opaque, on real tensors
 }
 
 bool is_partitioned(const Model& model) { return model.is_partitioned(); }

@@ -209,6 +209,75 @@ TEST(OpaqueRefused, AnotherNumberOfResultsThanOnZeros) {
   }
 }
 
+struct PositiveNet : tests::TwoLayers {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor lengths = x.abs().sum(1).round() + 1;
+    return last(opaque(
+        [](at::Tensor h, at::Tensor by) {
+          TORCH_CHECK(by.min().item<float>() > 0, "lengths must be positive");
+          return h / by.unsqueeze(1);
+        },
+        torch::relu(first(x)), lengths));
+  }
+};
+
+/// Gradients of its own, which train the weight.
+struct PenaltyNet : tests::TwoLayers {
+  at::Tensor forward(const at::Tensor& x) {
+    return last(torch::relu(first(x))) +
+           opaque(
+               [](at::Tensor data, at::Tensor weight) {
+                 data = data.detach().requires_grad_();
+                 const at::Tensor score = torch::tanh(torch::linear(data, weight)).sum();
+                 return torch::autograd::grad({score}, {data}, {}, true, true)[0].square().mean();
+               },
+               x, first->weight);
+  }
+};
+
+TEST_P(Opaque, ARegionThatThrowsOnZerosIsRecordedOnValuesOfArguments) {
+  expect_as_in_a_loop<PositiveNet>({.ranks = GetParam(), .config = {.microbatches = 4}}, train_once);
+}
+
+TEST_P(Opaque, ARegionHasGradientsOfItsOwn) {
+  expect_as_in_a_loop<PenaltyNet>({.ranks = GetParam(), .config = {.exact_tied_weights = true}}, train_once);
+}
+
+TEST(OpaqueRefused, SaysThatItWasCalledOnZeros) {
+  run_smp_ranks(1, {}, [] {
+    DistributedModel model(tests::make_net());
+    bool throws_own = false;
+    auto step = smp::step([&](at::Tensor data) {
+      const at::Tensor output = model(data);
+      if (throws_own) {
+        return opaque([](at::Tensor t) { return t.any().item<bool>() ? t : throw std::domain_error("all are zero"); },
+                      output);
+      }
+      return opaque(
+          [](at::Tensor t) {
+            TORCH_CHECK(t.any().item<bool>(), "all are zero");
+            return t * 2;
+          },
+          output);
+    });
+    const at::NoGradGuard no_grad;
+    for (const bool own : {false, true}) {
+      throws_own = own;
+      const std::string text = message_of([&] { step(rows(4, 8, 1)); });
+      EXPECT_TRUE(contains(text, "all are zero") && contains(text, "calls its function on zeros")) << text;
+      EXPECT_TRUE(contains(text, "lengths.clamp_min(1)")) << text;
+    }
+  });
+}
+
+TEST(OpaqueRefused, WhatAddsToTheGradientsOfItsInputs) {
+  const at::Tensor weight = torch::ones({2}, torch::requires_grad());
+  for (int round = 0; round < 2; ++round) {  // there is none yet, and there is one
+    const auto add = [](at::Tensor w) { return (w * 2).sum().backward(), w * 2; };
+    EXPECT_TRUE(contains(message_of([&] { opaque(add, weight); }), "leaves the gradients of its inputs")) << round;
+  }
+}
+
 TEST(OpaqueRefused, AHookBeforeTheRegionInTheFirstStep) {
   run_smp_ranks(1, {}, [] {
     DistributedModel model(tests::make_net());

@@ -47,12 +47,21 @@ def _run(tensors, details):
     before = _plain_parts(args, kwargs)
     try:
         returned = function(*args, **kwargs)
-    except RuntimeError as error:
-        if "leaf Variable that requires grad has been used in an in-place operation" not in str(error):
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "leaf Variable that requires grad has been used in an in-place operation" in str(error):
+            raise NotImplementedError(
+                f"{_name_of(target)}: expected a call that leaves its tensors as they are, got one that writes to one of them "
+                "(ctx.mark_dirty). Let it clone() what it writes to."
+            ) from error
+        stand_ins = _engine.opaque_stand_ins()
+        if stand_ins is None:
             raise
-        raise NotImplementedError(
-            f"{_name_of(target)}: expected a call that leaves its tensors as they are, got one that writes to one of them "
-            "(ctx.mark_dirty). Let it clone() what it writes to."
+        raise RuntimeError(
+            f"{_name_of(target)}: expected a call that can be recorded on {stand_ins}, from which a step learns the sizes of its results, got "
+            f"{type(error).__name__}: {error}. Make it safe for zeros (lengths.clamp_min(1)), or compute what may not be zero from "
+            "arguments of the step alone: their values are taken where zeros are not."
         ) from error
     if _plain_parts(args, kwargs) != before:
         raise NotImplementedError(
@@ -125,7 +134,8 @@ def opaque(module):
     all ranks, before the first step.
 
     It takes tensors and plain values, in containers, and returns tensors whose sizes follow from theirs: a step learns them
-    from a call on zeros. Buffers that it writes to or replaces are refused, as are parameters and submodules that it replaces.
+    from a call on zeros; where that raises, from one on the values that arguments of the step alone decide. Gradients that it
+    computes by torch.autograd.grad or torch.func train what it was given. Buffers that it writes to or replaces are refused, as are parameters and submodules that it replaces.
     Attributes that change between steps change on all ranks. One that forward changes, as a count of its calls, changes on the
     rank of its stage, and with each call on zeros on pp_rank 0: let the caller count, and pass the number.
     """
