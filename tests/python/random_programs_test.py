@@ -13,7 +13,8 @@ import support
 import torch
 import torch._dynamo  # which the first optimizer loads, here once for all forks
 import torch.nn.functional as F
-from random_parts import FORWARD, HOOKS, WIDTH, Net
+from random_beside import Net
+from random_parts import FORWARD, HOOKS, WIDTH
 
 import smdistributed.modelparallel.torch as smp
 

@@ -30,6 +30,14 @@ struct Two : torch::autograd::Function<Two> {
   static tensor_list backward(AutogradContext*, tensor_list gradients) { return {gradients[0] + gradients[1] * 3}; }
 };
 
+/// Beside the model, made before any program.
+struct Teacher {
+  at::Tensor mean = torch::linspace(-1, 1, kProgramWidth), variance = torch::linspace(1, 2, kProgramWidth);
+  at::Tensor unfrozen =
+      torch::linspace(-0.5, 0.5, kProgramWidth* kProgramWidth).view({kProgramWidth, kProgramWidth}).requires_grad_();
+};
+const Teacher teacher;
+
 at::Tensor square_matrix(const at::Tensor& h) { return h.t().mm(h) * 0.1 + torch::eye(kProgramWidth, h.options()); }
 
 }  // namespace
@@ -216,6 +224,47 @@ const std::vector<ForwardPart>& unusual_parts() {
        [](ProgramNet&, const at::Tensor& h) {
          return opaque([](at::Tensor t, at::Tensor there) { return Reverse<Form::kClone>::apply(t).to(there.device()); },
                        h.cpu(), h);
+       }},
+      {"opaque with gradients of its own",
+       [](ProgramNet& net, const at::Tensor& h) {
+         return h + opaque(
+                        [](at::Tensor t, at::Tensor weight) {
+                          const at::Tensor x = t.detach().requires_grad_(), score = torch::linear(x, weight).tanh().sum();
+                          return torch::autograd::grad({score}, {x}, {}, true, /*create_graph=*/true)[0] * 0.1;
+                        },
+                        h, net.linears[1]->weight);
+       }},
+      {"opaque of what is not zero",
+       [](ProgramNet& net, const at::Tensor& h) {
+         return opaque(
+             [](at::Tensor t, at::Tensor by) {
+               TORCH_CHECK((by > 0).all().item<bool>(), "expected positive numbers. Give others");
+               return t / by.unsqueeze(1);
+             },
+             h, net.tokens.abs() + 1);
+       }},
+      {"teacher in evaluation",
+       [](ProgramNet&, const at::Tensor& h) {
+         return torch::batch_norm(h, {}, {}, teacher.mean.to(h.device()), teacher.variance.to(h.device()), false, 0.1, 1e-5,
+                                  false);
+       }},
+      {"teacher that is not frozen",
+       [](ProgramNet&, const at::Tensor& h) {
+         const at::NoGradGuard no_grad;
+         const at::Tensor target = h.mm(teacher.unfrozen.to(h.device()));
+         const at::AutoGradMode with_grad(true);
+         return h - target;
+       }},
+      {"data of a buffer",
+       [](ProgramNet& net, const at::Tensor& h) {
+         net.running.set_data(net.running * 0.9 + h.detach().mean(0) * 0.1);
+         return h - net.running;
+       }},
+      {"data of a weight",
+       [](ProgramNet& net, const at::Tensor& h) {
+         at::Tensor& weight = net.next()->weight;
+         weight.set_data(weight.detach().clamp(-0.3, 0.3));
+         return h.mm(weight);
        }},
       {"tensor of the host kept",
        [](ProgramNet& net, const at::Tensor& h) {
