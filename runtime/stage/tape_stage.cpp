@@ -357,7 +357,9 @@ class TapeStage : public Stage {
     in_flight_.erase(flight);
   }
 
-  void end(Flight& flight) { flight.is_replayed ? flight.graphs->count_replayed() : slot_pool_.give_back(std::move(flight.slots)); }
+  void end(Flight& flight) {
+    flight.is_replayed ? flight.graphs->count_replayed() : slot_pool_.give_back(std::move(flight.slots));
+  }
 
   const Graph& graph_;
   std::vector<NodeId> nodes_;
