@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <iostream>
+#include <mutex>
 #include <string>
 
 #include "examples/common/tensor_memory.h"
@@ -50,6 +51,40 @@ TEST_P(Recomputation, LeavesEveryBit) {
 
 INSTANTIATE_TEST_SUITE_P(Zoo, Recomputation, testing::ValuesIn(support::model_zoo()),
                          [](const testing::TestParamInfo<ZooModel>& test) { return test.param.name; });
+
+// With replicas and several visits too: what runs without is the reference, as replicas add up in an order of their own.
+TEST_P(Recomputation, LeavesEveryBitOfOtherLayouts) {
+  const ZooModel& model = GetParam();
+  at::set_num_threads(1);
+  struct Layout {
+    int ranks;
+    Config config;
+  };
+  const Layout layouts[] = {{4, {.pipeline_parallel_degree = 2, .microbatches = 2}},
+                            {2, {.microbatches = 4, .pipeline = Pipeline::kSimple}},
+                            {2, {.microbatches = 4, .virtual_stages = 2}}};
+  for (const Layout& layout : layouts) {
+    const auto run = [&](const support::SplitOptions& options) {
+      support::OracleResult all;
+      std::mutex mutex;
+      Config config = layout.config;
+      config.seed = support::kSplitBaseSeed;
+      config.log_level = LogLevel::kOff;
+      tests::run_smp_ranks(layout.ranks, config, [&] {
+        support::OracleResult own = support::run_split(model, options);
+        const std::lock_guard<std::mutex> lock(mutex);
+        own.gradients.insert(all.gradients.begin(), all.gradients.end());  // replicas have the same
+        if (rank() == 0 || all.losses.empty()) all.losses = own.losses, all.outputs = own.outputs;
+        all.buffers = std::move(own.buffers);
+        all.gradients = std::move(own.gradients);
+      });
+      return all;
+    };
+    const auto kept = run({.steps = support::kStepsToTape});
+    const auto again = run({.place = checkpoint_children, .steps = support::kStepsToTape});
+    support::expect_same_step(again, kept, model.name + " on " + std::to_string(layout.ranks) + " ranks");
+  }
+}
 
 struct Trained {
   int64_t predicted = 0;
