@@ -1,4 +1,5 @@
-// The code blocks of docs/capture.md and docs/refusals.md: each refusal throws the text under it, each way out runs.
+// The code blocks of docs/capture.md, docs/backward.md and docs/refusals.md: each refusal throws the text under it, each
+// way out runs.
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -68,6 +69,7 @@ void check_block(const Block& block, const std::string& expected) {
   }
 }
 
+#include "backward_page_blocks.inc"
 #include "capture_page_blocks.inc"
 #include "refusals_page_blocks.inc"
 

@@ -21,13 +21,14 @@ from extract_blocks import BLOCK, blocks_of
 
 SCHEDULE_ROW = re.compile(r"^(stage|rank) \d+ \|( \d*[FB]\d+)+$")
 # What extract_blocks.py takes, by page: the cpp blocks that hold this text.
-EXTRACTED = {"README.md": "int main", "quickstart.md": "", "capture.md": "", "refusals.md": "", "placement.md": "int main",
-             "communication.md": "int main", "steps.md": "int main", "state.md": "", "reliability.md": "", "from_ddp.md": "", "data_parallel.md": "",
-             "automatic.md": "", "partitioning.md": "", "schedules.md": "", "tape.md": "",
+EXTRACTED = {"README.md": "int main", "quickstart.md": "", "capture.md": "", "backward.md": "", "refusals.md": "",
+             "optimizers.md": "", "placement.md": "int main", "communication.md": "int main", "steps.md": "int main",
+             "state.md": "", "reliability.md": "", "from_ddp.md": "", "data_parallel.md": "", "automatic.md": "",
+             "partitioning.md": "", "schedules.md": "", "tape.md": "",
              "measured_costs.md": "", "timeline.md": "", "tutorial.md": "// tutorial",
              "delayed_initialization.md": "", "gpu.md": "", "recomputation.md": ""}
 # Pages with texts that other tests compare: those of errors, and of ranks that hang (failure_test.py).
-WITH_TEXTS = ("capture.md", "refusals.md", "tape.md", "measured_costs.md", "reliability.md")
+WITH_TEXTS = ("backward.md", "refusals.md", "tape.md", "measured_costs.md", "reliability.md")
 NUMBER = re.compile(r"\d+\.\d+")
 TOLERANCE = 0.03
 PATH = re.compile(r"\b(?:[\w.]+/)+(?:[\w.*]+)?")
