@@ -203,8 +203,8 @@ struct Config {
 
   /// A weight with readers on several ranks (tied embeddings, a block called again), each of which has a copy.  true: its
   /// gradient is summed as on one process, to the bit: that of each microbatch goes from reader to reader, a message of the
-  /// weight's size each time.  false: the gradients of the copies are added up once per step.  With either, the later
-  /// readers run in a second visit of the first rank, without copies, where that costs less than 5 % of a step more.
+  /// weight's size each time.  false: the gradients of the copies are added up once per step, to 1e-6.  With either, the
+  /// later readers run in a second visit of the first rank, without copies, where that costs less than 5 % of a step more.
   bool exact_tied_weights = true;
 
   /// Base seed of all random operators; at least 0.

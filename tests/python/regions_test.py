@@ -12,7 +12,7 @@ import smdistributed.modelparallel.torch as smp
 
 
 def setUpModule():
-    smp.init({"microbatches": support.MICROBATCHES, "log_level": "off", "exact_tied_weights": True})
+    smp.init({"microbatches": support.MICROBATCHES, "log_level": "off"})
 
 
 class Critic(nn.Module):

@@ -63,8 +63,8 @@ std::string hook_on_parts(const std::vector<std::shared_ptr<Program>>& programs,
     }
     if (ranks.size() < 2) continue;
     return "step: expected no gradient hook on '" + named.name + "', got one, and " + std::to_string(ranks.size()) +
-           " ranks that make parts of its gradient, which it would be given one by one. Set Config::exact_tied_weights: one "
-           "rank makes the whole gradient then.";
+           " ranks that make parts of its gradient, which it would be given one by one. Set Config::exact_tied_weights to "
+           "true, its default: one rank makes the whole gradient then.";
   }
   return {};
 }

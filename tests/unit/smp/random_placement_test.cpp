@@ -112,7 +112,7 @@ PipelineRun run(const Draw& draw, Pipeline schedule, Counts& counts) {
     counts.several_backwards += program.graph.backward_roots.size() > 1;
   };
   const auto place = [&](torch::nn::Module& module) { draw.place(module); };
-  const Config config{.microbatches = draw.microbatches, .pipeline = schedule, .exact_tied_weights = true};
+  const Config config{.microbatches = draw.microbatches, .pipeline = schedule};
   PipelineRun made = support::run_on_pipeline(
       draw.model(), draw.ranks, config, {.look = look, .place = place, .batch = kBatch, .steps = support::kStepsToTape});
   counts.taped += made.is_taped();

@@ -179,7 +179,6 @@ TEST(RandomPrograms, EqualAPlainLoopOrAreRefused) {
                         .pipeline = seed / 12 % 4 == 0 ? Pipeline::kSimple : Pipeline::kInterleaved,
                         .stage = seed / 3 % 4 == 0 ? StageKind::kAutograd : StageKind::kTape,
                         .cuda_graphs = seed / 5 % 4 == 0 ? CudaGraphs::kOff : CudaGraphs::kAuto,
-                        .exact_tied_weights = true,
                         .nonfinite = Nonfinite::kIgnore,
                         .timeout_s = 60};
     SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::to_string(ranks) + " ranks, " +

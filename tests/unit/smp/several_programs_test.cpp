@@ -137,8 +137,8 @@ struct TiedNet : torch::nn::Module {
 };
 
 // On one rank, in two visits of it, or relayed: the gradient is that of one process, to the bit.
-TEST(TiedWeights, TrainExactlyWhereAskedFor) {
-  Loop<TiedNet> loop{.steps = 2, .config = {.microbatches = 4, .exact_tied_weights = true}};
+TEST(TiedWeights, TrainExactly) {
+  Loop<TiedNet> loop{.steps = 2, .config = {.microbatches = 4}};
   loop.batch = [](int step) { return torch::randint(512, {256}, tests::generator(static_cast<uint64_t>(step)), at::kLong); };
   for (const int ranks : {2, 3}) {
     loop.ranks = ranks;

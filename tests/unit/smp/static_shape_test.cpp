@@ -102,7 +102,6 @@ std::shared_ptr<FormNet> net_of(const Form& form) {
 TEST_P(StaticShape, IsNotRefused) {
   const auto& [ranks, stage, form] = GetParam();
   Loop<FormNet> loop{.ranks = ranks, .steps = 3, .config = {.microbatches = 2, .stage = stage}};
-  loop.config.exact_tied_weights = form.name == "IndexOfAWeight";  // which two ranks train
   loop.make = [&form = form] { return net_of(form); };
   tests::expect_as_in_a_loop<FormNet>(loop, tests::train_once);
 }
