@@ -36,8 +36,7 @@ class OnGpu : public testing::TestWithParam<ZooModel> {
                           .cuda_graphs = graphs,
                           .log_level = LogLevel::kOff};
       const PipelineRun run = support::run_on_pipeline(model, ranks, config, options);
-      const double tolerance = has_bits(model) ? support::gradient_tolerance(model, ranks, options) : 1e-5;
-      support::expect_same_step(run.result, want, what, tolerance);
+      support::expect_same_step(run.result, want, what, has_bits(model) ? 0.0 : 1e-5);
       for (const at::Tensor& loss : run.result.losses) EXPECT_TRUE(loss.is_cuda()) << what;
       if (stage == StageKind::kAutograd || !is_tapeable(model)) continue;
       EXPECT_TRUE(run.is_taped()) << what << ": " << run.reasons();

@@ -64,7 +64,7 @@ TEST_P(SplitProcesses, EqualTheUnsplitModelBitForBit) {
   expect_all_held(got, want);
   std::erase_if(want.gradients, [&](const auto& item) { return got.gradients.count(item.first) == 0; });
   if (is_one_ulp_off && rank() == size() - 1) change_one_bit(got);
-  support::expect_same_step(got, want, name_of_setting(model), support::gradient_tolerance(model, size(), options));
+  support::expect_same_step(got, want, name_of_setting(model));
   for (const runtime::StageReport& report : reports) {
     EXPECT_EQ(report.num_taped > 0 && report.stays_on_autograd.empty(), config().stage == StageKind::kTape)
         << name_of_setting(model) << " " << report.stays_on_autograd;

@@ -136,10 +136,4 @@ OracleResult run_unsplit(const ZooModel& model, int microbatches, const SplitOpt
   return result;
 }
 
-double gradient_tolerance(const ZooModel& model, int stages, const SplitOptions& options) {
-  const bool adds_up = options.steps > 1 && !options.clears_gradients;
-  const bool reads_rows = model.name == "transformer";  // of the weights of its attention over what the encoder gives
-  return stages > 1 && (model.has_tied_weights || (adds_up && reads_rows)) ? 1e-6 : 0.0;
-}
-
 }  // namespace smp::support

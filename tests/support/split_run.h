@@ -52,8 +52,4 @@ PipelineRun run_on_pipeline(const ZooModel& model, int ranks, Config config, con
 /// The same steps by the oracle, which looks at `batch`, `steps` and `clears_gradients` only.
 OracleResult run_unsplit(const ZooModel& model, int microbatches, const SplitOptions& options = {});
 
-/// What expect_same_step allows between the two: replicated tied weights add their gradients in another order. So do
-/// parameters of which ranks read different rows, where there are gradients of former steps.
-double gradient_tolerance(const ZooModel& model, int stages, const SplitOptions& options = {});
-
 }  // namespace smp::support

@@ -44,7 +44,7 @@ TEST_P(DelayedOn, TrainsTheZooLikeTheUnsplitModels) {
       const support::OracleResult mine = support::run_split(delayed(model));
       support::OracleResult want = whole;
       std::erase_if(want.gradients, [&](const auto& item) { return !mine.gradients.contains(item.first); });
-      support::expect_same_step(mine, want, model.name, support::gradient_tolerance(model, GetParam()));
+      support::expect_same_step(mine, want, model.name);
     });
   }
 }

@@ -125,7 +125,7 @@ bool check(const Draw& draw, Counts& counts) {
       support::run_unsplit(draw.model(), draw.microbatches, {.batch = kBatch, .steps = support::kStepsToTape});
   for (const Pipeline schedule : {Pipeline::kSimple, Pipeline::kInterleaved}) {
     try {
-      support::expect_same_step(run(draw, schedule, counts).result, want, draw.text(schedule), 0.0);
+      support::expect_same_step(run(draw, schedule, counts).result, want, draw.text(schedule));
     } catch (const c10::ValueError& error) {
       const std::string text = error.what_without_backtrace();
       EXPECT_NE(text.find("which no cut may separate"), std::string::npos) << draw.text(schedule) << ": " << text;

@@ -29,7 +29,7 @@ using support::ZooModel;
 void expect_as_unsplit(const ZooModel& model, int ranks, const Config& config, const OracleResult& want) {
   const PipelineRun run = support::run_on_pipeline(model, ranks, config, kLastOfSeveral);
   const std::string what = std::to_string(config.microbatches) + " microbatches";
-  support::expect_same_step(run.result, want, what, support::gradient_tolerance(model, ranks, kLastOfSeveral));
+  support::expect_same_step(run.result, want, what);
   EXPECT_EQ(run.is_taped(), config.stage == StageKind::kTape) << what << ": " << run.reasons();
   EXPECT_GE(run.reports.size(), static_cast<size_t>(ranks + (ranks > 1 && config.virtual_stages > 1 ? 1 : 0)));
 }
@@ -110,8 +110,7 @@ TEST(SplitVisits, ThatThePlannerChoosesEqualTheUnsplitModelBitForBit) {
       support::run_on_pipeline(model, 2, {.microbatches = 4, .virtual_stages = kAutoVirtualStages}, kLastOfSeveral);
   EXPECT_GE(run.reports.size(), 4U);
   EXPECT_TRUE(run.is_taped()) << run.reasons();
-  support::expect_same_step(run.result, support::run_unsplit(model, 4, kLastOfSeveral), "chosen visits",
-                            support::gradient_tolerance(model, 2, kLastOfSeveral));
+  support::expect_same_step(run.result, support::run_unsplit(model, 4, kLastOfSeveral), "chosen visits");
 }
 
 std::string name_of(const testing::TestParamInfo<Split::ParamType>& test) {
@@ -138,8 +137,7 @@ TEST(SplitRandomGraphs, EqualTheUnsplitModelBitForBit) {
       };
       const OracleResult got = support::run_on_pipeline(model, stages, {.microbatches = 2}, {.look = look}).result;
       num_reordered += is_reordered;
-      support::expect_same_step(got, want, "seed " + std::to_string(seed) + " on " + std::to_string(stages),
-                                support::gradient_tolerance(model, stages));
+      support::expect_same_step(got, want, "seed " + std::to_string(seed) + " on " + std::to_string(stages));
     }
   }
   EXPECT_GT(num_reordered, 0);
