@@ -55,21 +55,21 @@ INSTANTIATE_TEST_SUITE_P(Zoo, Recomputation, testing::ValuesIn(support::model_zo
 TEST_P(Recomputation, LeavesEveryBitOfOtherLayouts) {
   const ZooModel& model = GetParam();
   at::set_num_threads(1);
-  struct Layout {
+  struct Job {
     int ranks;
     Config config;
   };
-  const Layout layouts[] = {{4, {.pipeline_parallel_degree = 2, .microbatches = 2}},
+  const Job jobs[] = {{4, {.pipeline_parallel_degree = 2, .microbatches = 2}},
                             {2, {.microbatches = 4, .pipeline = Pipeline::kSimple}},
                             {2, {.microbatches = 4, .virtual_stages = 2}}};
-  for (const Layout& layout : layouts) {
+  for (const Job& job : jobs) {
     const auto run = [&](const support::SplitOptions& options) {
       support::OracleResult all;
       std::mutex mutex;
-      Config config = layout.config;
+      Config config = job.config;
       config.seed = support::kSplitBaseSeed;
       config.log_level = LogLevel::kOff;
-      tests::run_smp_ranks(layout.ranks, config, [&] {
+      tests::run_smp_ranks(job.ranks, config, [&] {
         support::OracleResult own = support::run_split(model, options);
         const std::lock_guard<std::mutex> lock(mutex);
         own.gradients.insert(all.gradients.begin(), all.gradients.end());  // replicas have the same
@@ -81,7 +81,7 @@ TEST_P(Recomputation, LeavesEveryBitOfOtherLayouts) {
     };
     const auto kept = run({.steps = support::kStepsToTape});
     const auto again = run({.place = checkpoint_children, .steps = support::kStepsToTape});
-    support::expect_same_step(again, kept, model.name + " on " + std::to_string(layout.ranks) + " ranks");
+    support::expect_same_step(again, kept, model.name + " on " + std::to_string(job.ranks) + " ranks");
   }
 }
 
