@@ -1,5 +1,6 @@
 """What tests of the Python package share: a loss with its step, and the plain loop that a step is compared with."""
 
+import contextlib
 import gc
 import os
 import select
