@@ -100,6 +100,7 @@ class Compared(unittest.TestCase):
         net = model_of(name, attention, dropout=False)
         plain = copy.deepcopy(net)
         mark(net)
+        plain.config.use_cache = net.config.use_cache = getattr(net.config, "use_cache", False)  # off with checkpoints
         model = smp.DistributedModel(net)
         optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
         plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
