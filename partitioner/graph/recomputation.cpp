@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "partitioner/graph/cuts.h"
+#include "partitioner/graph/untaped.h"
 
 namespace smp::partitioner {
 
@@ -28,6 +29,7 @@ void make_possible(const Graph& graph, Recomputation& recomputation) {
   const std::vector<char> is_permanent = storages_of(
       graph, [](const Value& value) { return value.kind != ValueKind::kResult && value.kind != ValueKind::kInput; });
   for (size_t n = 0; n < region.size(); ++n) {
+    if (is_foreign(graph.nodes[n].op)) region[n] = kNoRegion;
     const auto& written = graph.nodes[n].written_storages;
     const bool writes_own =
         std::any_of(written.begin(), written.end(), [&](int32_t storage) { return is_permanent[storage] != 0; });

@@ -24,7 +24,8 @@ struct Recomputation {
 Recomputation marked_recomputation(const Graph& graph);
 
 /// Takes operators out of their region with which others must stay (node_groups) that are not in it, and all between them;
-/// and keeps what operators make that write to parameters or buffers, which is done once.
+/// and operators by foreign code, which may count its calls; and keeps what operators make that write to parameters or
+/// buffers, which is done once.
 void make_possible(const Graph& graph, Recomputation& recomputation);
 
 }  // namespace smp::partitioner

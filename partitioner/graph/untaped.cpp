@@ -33,9 +33,12 @@ bool trains_complex_numbers(const Graph& graph, const Node& node) {
 
 }  // namespace
 
+bool is_foreign(std::string_view op) {
+  return !op.starts_with("aten::") && op != "smp::set_data";  // of which a tape holds aten::copy_
+}
+
 std::string why_untaped(std::string_view op, std::string_view overload) {
-  if (op == "smp::set_data") return {};  // of which a tape holds aten::copy_
-  if (!op.starts_with("aten::")) return std::string(op) + " is none of LibTorch's own operators";
+  if (is_foreign(op)) return std::string(op) + " is none of LibTorch's own operators";
   return has(Trait::kLooksAtNumbers, op, overload) ? std::string(op) + " reads values" : "";
 }
 

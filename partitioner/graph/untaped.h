@@ -8,6 +8,9 @@
 
 namespace smp::partitioner {
 
+/// Whether its code is none of LibTorch's, and none that a tape knows.
+bool is_foreign(std::string_view op);
+
 /// Why no tape holds a call of this operator, by its name alone; empty where one may.
 std::string why_untaped(std::string_view op, std::string_view overload);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -16,8 +17,8 @@
 namespace smp::partitioner {
 namespace {
 
-constexpr int kMostPieces = 64;  // of a stage
-constexpr int kMostTrials = 32;  // of single results that may still fit
+constexpr int kPieces[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};  // of a stage, about
+constexpr int kMostTrials = 32;                                        // of single results that may still fit
 
 /// Stages in pieces, where little crosses.
 class Pieces {
@@ -105,19 +106,21 @@ class Choice {
 
   std::optional<Plan> best_within_limits(const std::vector<const std::vector<NodeId>*>& stages) const {
     std::optional<Plan> best, keeps_nothing;
-    size_t num_regions = 0;
-    for (int pieces = 1; pieces <= kMostPieces; pieces *= 2) {
-      const Recomputation all = Pieces(input_).cut(stages, pieces);
-      const size_t now = std::set<int32_t>(all.region.begin(), all.region.end()).size();
-      if (now == std::exchange(num_regions, now)) break;  // no more cuts
-      Plan nothing = plan_with(all);
+    for (Plan& nothing : plans_without(stages)) {
       if (!fits(nothing)) continue;
-      Plan plan = first_ones_kept(nothing, worth_keeping(all, /*for_each_byte=*/true)).plan;
+      Plan plan = first_ones_kept(nothing, worth_keeping(nothing.recomputation, /*for_each_byte=*/true)).plan;
       if (best && plan.predicted_step_us >= best->predicted_step_us) continue;
       best = std::move(plan);
       keeps_nothing = std::move(nothing);
     }
     return keeps_nothing ? std::optional(with_as_much_kept(std::move(*keeps_nothing))) : std::nullopt;
+  }
+
+  /// How many bytes the limits are too low by, with nothing kept.
+  int64_t least_excess(const std::vector<const std::vector<NodeId>*>& stages) const {
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (const Plan& nothing : plans_without(stages)) least = std::min(least, largest_excess(nothing, input_.request));
+    return least;
   }
 
   /// In the order of the time that a byte saves, or in that of time: where few results are large, one may fit no more.
@@ -134,6 +137,17 @@ class Choice {
     Plan plan;
     size_t count;  // of an order
   };
+
+  /// With nothing kept of `stages`, by number of pieces.
+  std::vector<Plan> plans_without(const std::vector<const std::vector<NodeId>*>& stages) const {
+    std::vector<Plan> plans;
+    std::set<std::vector<int32_t>> seen;
+    for (const int pieces : kPieces) {
+      const Recomputation all = Pieces(input_).cut(stages, pieces);
+      if (seen.insert(all.region).second) plans.push_back(plan_with(all));
+    }
+    return plans;
+  }
 
   /// As many of the first of `order` as fit; of a large graph to within its 256th part, for each trial is a plan.
   Kept first_ones_kept(Plan plan, const std::vector<NodeId>& order) const {
@@ -198,15 +212,24 @@ class Choice {
   StageAssignment assignment_;
 };
 
+/// Of ranks that are over their limit.
+std::vector<const std::vector<NodeId>*> stages_over(const PlanRequest& request, const Plan& plan) {
+  std::vector<const std::vector<NodeId>*> stages;
+  for (const StagePlan& stage : plan.stages) {
+    const int64_t limit = request.limit_of(stage.rank);
+    if (limit >= 0 && plan.predicted_peak_bytes[static_cast<size_t>(stage.rank)] > limit) stages.push_back(&stage.nodes);
+  }
+  return stages;
+}
+
 }  // namespace
 
 std::optional<Plan> within_limits_by_recomputation(const PlanInput& input, const Plan& plan) {
-  std::vector<const std::vector<NodeId>*> stages;
-  for (const StagePlan& stage : plan.stages) {
-    const int64_t limit = input.request.limit_of(stage.rank);
-    if (limit >= 0 && plan.predicted_peak_bytes[static_cast<size_t>(stage.rank)] > limit) stages.push_back(&stage.nodes);
-  }
-  return Choice(input, plan).best_within_limits(stages);
+  return Choice(input, plan).best_within_limits(stages_over(input.request, plan));
+}
+
+int64_t excess_with_recomputation(const PlanInput& input, const Plan& plan) {
+  return Choice(input, plan).least_excess(stages_over(input.request, plan));
 }
 
 Recomputation in_pieces(const PlanInput& input, int pieces) {

@@ -16,6 +16,9 @@ namespace smp::partitioner {
 /// the others that still fit. Of several numbers of pieces the one with the shortest step.
 std::optional<Plan> within_limits_by_recomputation(const PlanInput& input, const Plan& plan);
 
+/// How many bytes too low the limits of `input`'s request are for `plan` when nothing of those ranks is kept.
+int64_t excess_with_recomputation(const PlanInput& input, const Plan& plan);
+
 /// The marked regions of `input`, and all else in about so many pieces, of which nothing is kept.
 Recomputation in_pieces(const PlanInput& input, int pieces);
 

@@ -323,7 +323,7 @@ Plan placed(const PlanInput& input, const GivenPlacement& placement) {
 
 /// Cuts for a model of which nothing is kept, then as much kept as fits. In pieces as fine as the ranks are many.
 std::optional<Plan> within_limits_by_both(const PlanInput& input, const GivenPlacement& placement) {
-  for (int pieces = 4 * input.request.num_ranks; pieces <= 64 * input.request.num_ranks; pieces *= 4) {
+  for (int pieces = 4 * input.request.num_ranks; pieces <= 64 * input.request.num_ranks; pieces *= 2) {
     const Recomputation all = in_pieces(input, pieces);
     const GraphCosts costs = with_recomputation(input.graph, input.costs, all);
     const PlanInput recomputing{input.graph, costs, input.request, input.machine, input.behaviour, all};
@@ -352,7 +352,7 @@ Plan placed_within_limits(const PlanInput& input, const GivenPlacement& placemen
     cut = placed(input, placement);
   } catch (const c10::ValueError&) {
     if (!again) again = within_limits_by_both(input, placement);
-    if (!again) throw;
+    if (!again) refuse_memory(excess_with_recomputation(input, fastest), input.request);
   }
   const bool is_faster_cut = cut && (!again || cut->predicted_step_us <= again->predicted_step_us);
   return is_faster_cut ? std::move(*cut) : std::move(*again);

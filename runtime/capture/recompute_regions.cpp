@@ -58,9 +58,9 @@ std::vector<std::pair<NodeId, NodeId>> calls_of(const std::vector<ValueId>& para
 
 }  // namespace
 
-void enter_recompute_region(int64_t group) {
+void enter_recompute_region(int64_t group, bool begins) {
   if (num_open++ > 0) return;
-  const bool continues = group != 0 && group == last_group;
+  const bool continues = group != 0 && group == last_group && !begins;
   last_group = group;
   if (!continues) ++num_entered;
 }

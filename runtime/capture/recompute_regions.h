@@ -12,8 +12,8 @@
 namespace smp::runtime {
 
 /// What is called between the two is a region. One within another is part of that: the outermost one's inputs are all that
-/// is kept. `group` other than 0: part of the region before, if that has the same group.
-void enter_recompute_region(int64_t group = 0);
+/// is kept. `group` other than 0: part of the region before, if that has the same group and this does not begin it.
+void enter_recompute_region(int64_t group = 0, bool begins = true);
 void leave_recompute_region() noexcept;
 
 /// Regions of a body are numbered as they are entered. -1: outside of all.

@@ -36,7 +36,7 @@ class RecomputingStage : public Stage {
     auto outputs = stage_->forward(context, std::move(inputs), [&](ValueId id) {
       at::Tensor tensor = tensors(id);
       Own own{.tensor = tensor, .content = {}, .version = 0};
-      is_written(id) ? void(own.content = tensor.detach().clone()) : void(own.version = tensor._version());
+      is_written(id) ? void(own.content = tensor.detach().clone()) : void(own.version = version_of(tensor));
       flight.own.insert_or_assign(id, std::move(own));
       return tensor;
     });
@@ -77,6 +77,9 @@ class RecomputingStage : public Stage {
     std::map<ValueId, Own> own;
   };
 
+  // Tensors of inference mode have none, and nobody can write to them where they are read for gradients.
+  static int64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
   bool is_written(ValueId id) const { return written_.contains(graph_.values[static_cast<size_t>(id)].storage); }
 
   void run_again(Flight flight) {
@@ -85,10 +88,10 @@ class RecomputingStage : public Stage {
       if (own.content.defined()) {
         now.emplace_back(own.tensor, own.tensor.detach().clone());
       } else {
-        TORCH_CHECK(own.tensor._version() == own.version,
+        TORCH_CHECK(version_of(own.tensor) == own.version,
                     "one of the tensors needed to recompute a forward has been modified by an "
                     "inplace operation: '",
-                    graph_.values[static_cast<size_t>(id)].name, "' is at version ", own.tensor._version(),
+                    graph_.values[static_cast<size_t>(id)].name, "' is at version ", version_of(own.tensor),
                     "; expected version ", own.version,
                     " instead. Write to it behind the step, or outside of what is checkpointed.");
       }

@@ -230,16 +230,23 @@ class Remaking {
   void insert(const std::vector<bool>& is_remade) {
     std::vector<TapeCall> calls(lists_.calls.begin(), lists_.calls.begin() + static_cast<ptrdiff_t>(lists_.forward_end));
     std::vector<bool> is_there(memories_.size(), false);  // by unit
-    const auto make = [&](const auto& self, int32_t slot) -> void {
+    // Units may need each other, so all that are needed now run again together, in the forward's order.
+    const auto collect = [&](const auto& self, int32_t slot, std::vector<size_t>& found) -> void {
       const size_t memory = lists_.memory_of(slot);
       if (memories_[memory].stays) return;
       const size_t unit = unit_of(memory);
       if (!is_remade[unit] || is_there[unit]) return;
       is_there[unit] = true;
+      found.insert(found.end(), calls_[unit].begin(), calls_[unit].end());
       for (const size_t n : calls_[unit]) {
-        for_each_read(lists_.calls[n], [&](int32_t read) { self(self, read); });
+        for_each_read(lists_.calls[n], [&](int32_t read) { self(self, read, found); });
       }
-      for (const size_t n : calls_[unit]) {
+    };
+    const auto make = [&](int32_t slot) {
+      std::vector<size_t> found;
+      collect(collect, slot, found);
+      std::sort(found.begin(), found.end());
+      for (const size_t n : found) {
         TapeCall& again = calls.emplace_back(lists_.calls[n]);
         for_each_made(again, [this](int32_t& made) {
           if (memory_of(made).stays) made = -1;
@@ -250,7 +257,7 @@ class Remaking {
     size_t n = lists_.forward_end;
     for (TapeBackward& backward : lists_.backwards) {
       for (; n < backward.end; ++n) {
-        for_each_read(lists_.calls[n], [&](int32_t slot) { make(make, slot); });
+        for_each_read(lists_.calls[n], make);
         calls.push_back(lists_.calls[n]);
       }
       backward.end = calls.size();

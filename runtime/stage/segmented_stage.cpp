@@ -32,9 +32,11 @@ class SegmentedStage : public Stage {
   SegmentedStage(const Graph& graph, Segments segments, StageValues values, StageOptions options)
       : values_(std::move(values)), segments_(segments.is_taped.size()), reasons_(std::move(segments.reasons)) {
     const std::function<void(const std::string&)> tell = std::exchange(options.stays_on_autograd, {});
-    options.stays_on_autograd = [this, tell](const std::string&) {
-      if (tell) tell(report().stays_on_autograd);
+    const auto tell_all = [this, tell] {
+      const std::string reasons = report().stays_on_autograd;
+      if (tell && !reasons.empty()) tell(reasons);
     };
+    options.stays_on_autograd = [tell_all](const std::string&) { tell_all(); };
     for (size_t i = 0; i < segments_.size(); ++i) {
       const int stage = segments.first + static_cast<int>(i);
       const size_t num_operators = segments.plan.stages[static_cast<size_t>(stage)].nodes.size();
@@ -49,7 +51,7 @@ class SegmentedStage : public Stage {
     for (size_t k = 0; k < values_.backwards.size(); ++k) connect_backward(segments.plan, segments.first, k);
     while (ends_backward_ + 1 < segments_.size() && !segments_[ends_backward_].stage->values().has_backward)
       ++ends_backward_;
-    if (tell) tell(report().stays_on_autograd);
+    tell_all();
   }
 
   const StageValues& values() const override { return values_; }

@@ -92,8 +92,8 @@ std::vector<int64_t> predicted_peak_bytes(const Model& model);
 /// c10::Error for tensors that have been placed.
 void set_partition(const std::vector<at::Tensor>& tensors, int stage);
 /// smp::ActivationCheckpointingGuard. What a body calls between the two is a recompute region; they nest as one. `group`
-/// other than 0: part of the region before, if that has the same group.
-void enter_recompute_region(int64_t group = 0);
+/// other than 0: part of the region before, if that has the same group and this does not begin it.
+void enter_recompute_region(int64_t group = 0, bool begins = true);
 void leave_recompute_region();
 /// smp::set_activation_checkpointing. `module`: for texts.
 void mark_for_recomputation(const std::string& module, const std::vector<at::Tensor>& parameters);

@@ -146,9 +146,46 @@ class Recomputation(unittest.TestCase):
     def test_buffers_are_written_once(self):
         self.check(nn.Sequential(*(Normalised() for _ in range(3))), smp.set_activation_checkpointing)
 
+    def test_code_that_is_not_torchs_runs_once(self):
+        class Counting(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.count = 0
+
+            def forward(self, x):
+                self.count += 1
+                return x * self.count
+
+        def losses(mark):
+            net = nn.Sequential(Block(), smp.opaque(Counting()), Block())
+            mark(net)
+            return self.train(net)[0]
+
+        torch.manual_seed(3)
+        kept = losses(lambda net: None)
+        torch.manual_seed(3)
+        support.same_bits(self, losses(functools.partial(smp.set_activation_checkpointing, strategy="contiguous")), kept, "losses")
+
+    def test_lists_within_lists(self):
+        class Branches(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.branches = nn.ModuleDict({"a": nn.ModuleList([Block(), Block()]), "b": Block()})
+
+            def forward(self, x):
+                first, second = self.branches["a"]
+                return second(first(x)) + self.branches["b"](x)
+
+        self.check(Branches(), lambda net: smp.set_activation_checkpointing(net.branches))
+
     def test_memory_is_less(self):
+        shared = Block()
+        self.check_memory(lambda: nn.Sequential(*(Block() for _ in range(12))))
+        self.check_memory(lambda: nn.Sequential(*([shared] * 12)))  # a region for each call
+
+    def check_memory(self, make):
         def peaks(mark):
-            net = nn.Sequential(*(Block() for _ in range(12)))
+            net = make()
             mark(net)
             model = smp.DistributedModel(net)
             support.make_step()(model, torch.randn(4096, 6))

@@ -112,7 +112,6 @@ class Texts(unittest.TestCase):
                 return model(torch.autograd.forward_ad.make_dual(x, x))
 
         for body, words in (
-            (profiled, r"torch\.jit\.set_fusion_strategy\(\[\]\) at the top of the script"),
             (chooses, r"got cond of torch, which .* torch\.where, .* smp\.opaque"),
             (loops, r"got while_loop of torch, which .* smp\.opaque"),
             (packs, r"aten::_pack_padded_sequence, .* depends on data, .* smp\.opaque"),
@@ -125,6 +124,7 @@ class Texts(unittest.TestCase):
             with self.assertRaisesRegex(Exception, words) as caught:
                 smp.step(body)(self.model, torch.ones(8, 4))
             self.assertTrue(no_cpp(str(caught.exception)), caught.exception)
+        smp.step(profiled)(self.model, torch.ones(8, 4))  # TorchScript's plans of the second call on are left out
         with self.assertRaisesRegex(ValueError, r"got none \(sizes \[0, 4\].* non_split_inputs of smp\.step"):
             smp.step(chooses)(self.model, torch.ones(0, 4))
 

@@ -6,7 +6,7 @@
 
 namespace smp {
 
-void engine::enter_recompute_region(int64_t group) { runtime::enter_recompute_region(group); }
+void engine::enter_recompute_region(int64_t group, bool begins) { runtime::enter_recompute_region(group, begins); }
 void engine::leave_recompute_region() { runtime::leave_recompute_region(); }
 
 void engine::mark_for_recomputation(const std::string& module, const std::vector<at::Tensor>& parameters) {

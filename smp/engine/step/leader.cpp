@@ -140,10 +140,9 @@ void Leader::capture_bodies() {
 }
 
 bool Leader::may_repeat_first_body() const {
-  return rank_.context.config.bodies == Bodies::kAlike && bodies_.front().recording->graph.read.empty() &&
-         !(call_.differ && call_.differ()) && std::all_of(inputs_.begin(), inputs_.end(), [this](const auto& inputs) {
-           return same_arguments(inputs, inputs_.front());
-         });
+  return rank_.context.config.bodies == Bodies::kAlike && !has_read_ && !(call_.differ && call_.differ()) &&
+         std::all_of(inputs_.begin(), inputs_.end(),
+                     [this](const auto& inputs) { return same_arguments(inputs, inputs_.front()); });
 }
 
 void Leader::check_goes_on() const {
@@ -153,6 +152,7 @@ void Leader::check_goes_on() const {
 
 std::vector<at::Tensor> Leader::read(const ValueRead& wanted) {
   const size_t m = bodies_.size();
+  has_read_ = true;
   check_goes_on();
   if (wanted.is_local) {
     return compute_locally(wanted, *runtime::local_slice(wanted.graph, wanted.num_nodes, wanted.values), inputs_[m],

@@ -82,6 +82,7 @@ class Leader {
   runtime::TensorHomes planned_ = rank_.models.homes();  // placement after the programs planned so far
   std::optional<bool> trains_;                           // which random numbers the forwards so far drew
   Ahead ahead_ = Ahead::kNone;
+  bool has_read_ = false;                        // a body has, be it of its arguments alone
   std::exception_ptr failure_;                   // of a round or a meeting
   std::optional<runtime::StepMessage> refusal_;  // by the replicas, in answer to a read
   std::vector<uint64_t> added_;                  // programs new in this step

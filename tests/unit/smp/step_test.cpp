@@ -162,6 +162,27 @@ TEST_P(Steps, RunOneBodyForAllMicrobatchesThatAreAlike) {
   expect_bit_equal(losses[1], losses[0], "losses");
 }
 
+TEST_P(Steps, RunEachBodyThatReadsItsArguments) {
+  std::vector<at::Tensor> losses;
+  for (const Bodies kind : {Bodies::kEach, Bodies::kAlike}) {
+    std::mutex mutex;
+    run_smp_ranks(GetParam(), {.microbatches = 4, .bodies = kind}, [&] {
+      const auto net = make_net();
+      Model model(net);
+      auto step = smp::step([&](at::Tensor data) {
+        const at::Tensor loss = (model(data) / data.abs().max().item<double>()).square().mean();
+        model.backward(loss);
+        return loss;
+      });
+      at::Tensor first = step(rows(8, 8, 1)).stack(), second = step(rows(8, 8, 2)).stack();
+      if (pp_rank() != 0) return;
+      const std::lock_guard<std::mutex> lock(mutex);
+      losses.push_back(torch::cat({first, second}));
+    });
+  }
+  expect_bit_equal(losses[1], losses[0], "losses");
+}
+
 TEST_P(Steps, IndivisibleBatchIsRefusedOnEveryRank) {
   run_smp_ranks(GetParam(), {.microbatches = 2}, [] {
     const auto net = make_net(), twin = make_net();

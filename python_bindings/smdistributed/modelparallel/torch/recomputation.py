@@ -14,7 +14,7 @@ from smdistributed.modelparallel import _engine
 @contextlib.contextmanager
 def recomputed():
     """A recompute region of the step's body."""
-    _engine.enter_recompute_region(0)
+    _engine.enter_recompute_region(0, True)
     try:
         yield
     finally:
@@ -27,12 +27,12 @@ class _Mark:
     running = ()  # marked modules whose calls are under way, innermost last
     groups = itertools.count(1)
 
-    def __init__(self):
-        self.group = next(_Mark.groups)  # what follows one another in a group is one region
+    def __init__(self, group, is_first):
+        self.group, self.is_first = group, is_first  # what follows the first of a group is part of its region
 
     def enter(self, module, args):
         del args
-        _engine.enter_recompute_region(self.group)
+        _engine.enter_recompute_region(self.group, self.is_first)
         _Mark.running += (module,)
 
     def leave(self, module, args, output):
@@ -44,8 +44,9 @@ class _Mark:
 
 
 def _mark(modules):
-    mark = _Mark()
-    for module in modules:
+    group = next(_Mark.groups)
+    for position, module in enumerate(dict.fromkeys(modules)):
+        mark = _Mark(group, position == 0)
         module._smp_recomputation = (
             module.register_forward_pre_hook(mark.enter, prepend=True),
             module.register_forward_hook(mark.leave, always_call=True),
@@ -67,17 +68,27 @@ def _warn_of_packing(caller, pack_args_as_tuple):
 
 
 def set_activation_checkpointing(module, preserve_rng_state=True, pack_args_as_tuple=False, strategy="each"):
-    """Each call of `module` in a step runs again before its backward. Of a Sequential or ModuleList its layers do: each by itself,
+    """Each call of `module` in a step runs again before its backward. Of a Sequential, ModuleList or ModuleDict its layers do: each by itself,
     all together (`contiguous`; a stage's part of them), or every n of them (`group_<n>`). Before or after DistributedModel."""
     del preserve_rng_state
     caller = "set_activation_checkpointing"
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"{caller}: expected a module, got {type(module).__name__}. Pass the layer itself, as model.get_module().layers[0].")
     _warn_of_packing(caller, pack_args_as_tuple)
-    is_list = isinstance(module, (torch.nn.Sequential, torch.nn.ModuleList))
-    for layers in _groups(caller, list(module) if is_list else [module], strategy):
+    for layers in _groups(caller, _layers(module, torch.nn.Sequential), strategy):
         _remove_marks(layers)
         _mark(layers)
+
+
+def _layers(module, *kinds):
+    """Those of a list, and of lists within, which nobody calls."""
+    if isinstance(module, torch.nn.ModuleDict):
+        layers = module.values()
+    elif isinstance(module, (torch.nn.ModuleList, *kinds)):
+        layers = module
+    else:
+        return [module]
+    return [layer for each in layers for layer in _layers(each)]
 
 
 def _remove_marks(layers):
