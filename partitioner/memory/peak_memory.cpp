@@ -11,6 +11,7 @@
 #include "partitioner/graph/tensor_bytes.h"
 #include "partitioner/memory/rank_memory.h"
 #include "partitioner/memory/stage_memory.h"
+#include "partitioner/memory/stage_uses.h"
 
 namespace smp::partitioner {
 namespace {
@@ -156,11 +157,12 @@ int64_t exchange_bytes(const Fixed& fixed, const RankMemory& step, int64_t own, 
 void add_memory(const Graph& graph, const Schedule& schedule, const DeviceModel& device, const RuntimeBehaviour& behaviour,
                 Plan& plan) {
   const GradientFlow flow(graph);
+  const Remade remade = remade_of(graph, flow, plan);
   std::vector<StageMemory> memory;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const int64_t bucket_bytes = behaviour.gradients_overlap ? behaviour.gradient_bucket_bytes : 0;
     memory.push_back(stage_memory(graph, flow, plan, static_cast<int>(s), bucket_bytes, behaviour.gradients_share_memory,
-                                  device.allocation_bytes));
+                                  device.allocation_bytes, &remade));
     StageCost& cost = plan.stages[s].cost;
     cost.activation_bytes = memory[s].saved;
     cost.workspace_bytes = std::max(memory[s].forward, memory[s].later_backward) - memory[s].saved;

@@ -243,9 +243,11 @@ class StageWalk {
 }  // namespace
 
 StageMemory stage_memory(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage, int64_t bucket_bytes,
-                         bool buckets_are_shared, int64_t allocation_bytes) {
+                         bool buckets_are_shared, int64_t allocation_bytes, const Remade* found) {
+  const Remade own = found == nullptr ? remade_of(graph, flow, plan) : Remade();
+  const Remade& remade = found == nullptr ? own : *found;
   const auto walk = [&](RunsAgain runs_again) {
-    StageUses uses(graph, flow, plan, stage, {bucket_bytes, buckets_are_shared}, allocation_bytes, runs_again);
+    StageUses uses(graph, flow, plan, stage, {bucket_bytes, buckets_are_shared}, allocation_bytes, remade, runs_again);
     return StageWalk(graph, std::move(uses), allocation_bytes).run();
   };
   StageMemory memory = walk(RunsAgain::kWhatIsNotKept);

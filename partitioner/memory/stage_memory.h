@@ -10,6 +10,8 @@
 
 namespace smp::partitioner {
 
+struct Remade;  // stage_uses.h
+
 /// Bytes of one microbatch on one stage; parameters, their accumulated gradients, optimizer state
 /// and message buffers are not in it.
 struct StageMemory {
@@ -45,7 +47,8 @@ struct StageMemory {
 /// Expects the activations and gradients of `plan` to be filled in. `flow`: of all backwards of the graph; what no
 /// backward passes through is not saved. `bucket_bytes`: of gradients
 /// that are averaged over replicas at once; 0: there are no replicas. `allocation_bytes`: DeviceModel::allocation_bytes.
+/// `remade`: of the plan, where many stages are asked for; null: found anew.
 StageMemory stage_memory(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage, int64_t bucket_bytes = 0,
-                         bool buckets_are_shared = false, int64_t allocation_bytes = 1);
+                         bool buckets_are_shared = false, int64_t allocation_bytes = 1, const Remade* remade = nullptr);
 
 }  // namespace smp::partitioner

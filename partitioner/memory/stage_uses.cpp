@@ -11,8 +11,23 @@
 
 namespace smp::partitioner {
 
+Remade remade_of(const Graph& graph, const GradientFlow& flow, const Plan& plan) {
+  if (plan.recomputation.is_empty()) return {};
+  Remade remade;
+  std::map<std::pair<int, int32_t>, int32_t> numbers;
+  for (NodeId n = 0; n < static_cast<NodeId>(graph.nodes.size()); ++n) {
+    const int32_t region = plan.recomputation.region_of(n);
+    const auto next = static_cast<int32_t>(numbers.size());
+    const auto number = [&] { return numbers.try_emplace({plan.stage_of_node[n], region}, next).first->second; };
+    remade.piece.push_back(region == kNoRegion ? StageUses::kNone : number());
+  }
+  remade.inner = inner_storages(graph, remade.piece, plan.recomputation.is_kept);
+  remade.nodes = remade_nodes(graph, flow, remade.piece, plan.recomputation.is_kept);
+  return remade;
+}
+
 StageUses::StageUses(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage,
-                     const BucketOptions& averaged, int64_t allocation_bytes, RunsAgain runs_again)
+                     const BucketOptions& averaged, int64_t allocation_bytes, const Remade& remade, RunsAgain runs_again)
     : roles(stage_roles(graph, plan, stage)),
       is_permanent(permanent_storages(graph)),
       extents(storage_bytes(graph)),
@@ -22,7 +37,7 @@ StageUses::StageUses(const Graph& graph, const GradientFlow& flow, const Plan& p
   const std::vector<NodeId>& of_stage = plan.stages[static_cast<size_t>(stage)].nodes;
   nodes.reserve(of_stage.size());
   for (const NodeId n : of_stage) add_node(n, flow, allocation_bytes);
-  if (!plan.recomputation.is_empty()) find_runs(plan, flow, of_stage, runs_again);
+  if (!plan.recomputation.is_empty()) find_runs(remade, of_stage, runs_again);
   for (int64_t& extent : extents) extent = rounded_up(extent, allocation_bytes);
   if (averaged.bytes > 0) fill_buckets(plan, averaged);
 }
@@ -48,30 +63,24 @@ void StageUses::add_node(NodeId n, const GradientFlow& flow, int64_t allocation_
   use.extra_saved_bytes = rounded_up(extra_saved_bytes(graph_, node), allocation_bytes);
 }
 
-void StageUses::find_runs(const Plan& plan, const GradientFlow& flow, const std::vector<NodeId>& of_stage,
-                          RunsAgain runs_again) {
-  std::vector<int32_t> pieces(graph_.nodes.size(), kNone);
+void StageUses::find_runs(const Remade& remade, const std::vector<NodeId>& of_stage, RunsAgain runs_again) {
   for (size_t begin = 0, end; begin < of_stage.size(); begin = end) {
-    const int32_t region = plan.recomputation.region_of(of_stage[begin]);
+    const int32_t piece = remade.piece[of_stage[begin]];
     bool has_backward = false;
-    for (end = begin; end < of_stage.size() && plan.recomputation.region_of(of_stage[end]) == region; ++end) {
+    for (end = begin; end < of_stage.size() && remade.piece[of_stage[end]] == piece; ++end) {
       has_backward = has_backward || nodes[end].has_backward;
     }
-    if (region == kNoRegion || !has_backward) continue;
-    for (size_t k = begin; k < end; ++k) pieces[of_stage[k]] = static_cast<int32_t>(runs.size());
-    add_run({.begin = begin, .end = end});
+    if (piece != kNone && has_backward) add_run({.begin = begin, .end = end});
   }
-  const std::vector<int32_t> inner = inner_storages(graph_, pieces, plan.recomputation.is_kept);
   const bool is_all = runs_again == RunsAgain::kAll;
-  const std::vector<bool> remade =
-      is_all ? std::vector<bool>() : remade_nodes(graph_, flow, pieces, plan.recomputation.is_kept);
   for (size_t k = 0; k < of_stage.size(); ++k) {
     NodeUse& use = nodes[k];
-    use.is_again = use.run != kNone && (is_all || remade[of_stage[k]]);
+    use.is_again = use.run != kNone && (is_all || remade.nodes[of_stage[k]]);
     for (ValueId id : use.node.outputs) {
       if (id == kNoValue || graph_.values[id].storage < 0) continue;
       Block& block = blocks[block_of[graph_.values[id].storage]];
-      block.is_again = block.is_again || (use.is_again && (is_all || inner[block.storage] == use.run));
+      block.is_again =
+          block.is_again || (use.is_again && (is_all || remade.inner[block.storage] == remade.piece[of_stage[k]]));
     }
   }
   for (const NodeUse& use : nodes) {

@@ -17,6 +17,14 @@ namespace smp::partitioner {
 /// What of a region runs again: what tapes leave out, or all of it, as under autograd in the first steps.
 enum class RunsAgain : uint8_t { kWhatIsNotKept, kAll };
 
+/// What of a whole plan runs again, found once for all of its stages.
+struct Remade {
+  std::vector<int32_t> piece{};  // by NodeId: a number for each stage's part of a region; -1: none
+  std::vector<int32_t> inner{};  // by storage: inner_storages()
+  std::vector<bool> nodes{};     // by NodeId: remade_nodes()
+};
+Remade remade_of(const Graph& graph, const GradientFlow& flow, const Plan& plan);
+
 /// Averaging over replicas; 0 bytes: there are none.
 struct BucketOptions {
   int64_t bytes = 0;
@@ -59,7 +67,7 @@ class StageUses {
   };
 
   StageUses(const Graph& graph, const GradientFlow& flow, const Plan& plan, int stage, const BucketOptions& averaged,
-            int64_t allocation_bytes, RunsAgain runs_again);
+            int64_t allocation_bytes, const Remade& remade, RunsAgain runs_again);
 
   int64_t bytes_of(const Block& block) const;
   bool is_made_in(const Run& run, const Block& block) const {
@@ -79,7 +87,7 @@ class StageUses {
 
  private:
   void add_node(NodeId n, const GradientFlow& flow, int64_t allocation_bytes);
-  void find_runs(const Plan& plan, const GradientFlow& flow, const std::vector<NodeId>& of_stage, RunsAgain runs_again);
+  void find_runs(const Remade& remade, const std::vector<NodeId>& of_stage, RunsAgain runs_again);
   void add_run(Run run);
   void fill_buckets(const Plan& plan, const BucketOptions& averaged);
   void note_extent(const NodeUse& use);

@@ -65,6 +65,12 @@ double PlanInput::weight_us(NodeId n) const {
   return parameter_share_of_backward(graph, graph.nodes[n]) * (costs.backward_us[n] - costs.again_us[n]);
 }
 
+Schedule schedule_of(const Plan& plan, const Graph& graph, int num_microbatches) {
+  Schedule schedule = generate(plan.schedule, stage_graph(plan, graph), num_microbatches);
+  schedule.limits_sends = may_limit_sends(schedule);
+  return schedule;
+}
+
 Plan build_plan(const PlanInput& input, const StageAssignment& assignment) {
   const auto& [graph, costs, request, machine, behaviour, recomputation] = input;
   Plan plan;
@@ -85,8 +91,7 @@ Plan build_plan(const PlanInput& input, const StageAssignment& assignment) {
   }
   plan.lower_bound_us = std::max(costs.total_us / speed, costs.heaviest_us / fastest);
   plan.slowest_stage_us = slowest_rank_us(plan);
-  Schedule schedule = generate(plan.schedule, stage_graph(plan, graph), request.num_microbatches);
-  schedule.limits_sends = may_limit_sends(schedule);
+  const Schedule schedule = schedule_of(plan, graph, request.num_microbatches);
   add_memory(graph, schedule, machine.device, behaviour, plan);
   add_prediction(graph, schedule, machine.device, plan);
   return plan;

@@ -7,6 +7,7 @@
 #include "partitioner/partition/graph_costs.h"
 #include "partitioner/plan/options.h"
 #include "partitioner/plan/plan.h"
+#include "partitioner/schedule/schedule.h"
 
 namespace smp::partitioner {
 
@@ -28,6 +29,9 @@ struct StageAssignment {
   std::vector<int> stage_of_node;  // never falls along the program
   std::vector<int> rank_of_stage;
 };
+
+/// The table that predictions of `plan` are of.
+Schedule schedule_of(const Plan& plan, const Graph& graph, int num_microbatches);
 
 /// All of a plan, of one pipeline: the averaging over replicas is not in predicted_step_us.
 Plan build_plan(const PlanInput& input, const StageAssignment& assignment);

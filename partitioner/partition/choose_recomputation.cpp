@@ -5,12 +5,14 @@
 #include <limits>
 #include <numeric>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "partitioner/cost/memory_model.h"
 #include "partitioner/cost/remade_nodes.h"
 #include "partitioner/graph/cuts.h"
 #include "partitioner/graph/gradient_flow.h"
+#include "partitioner/memory/peak_memory.h"
 #include "partitioner/partition/chain_of_graph.h"
 #include "partitioner/partition/graph_costs.h"
 
@@ -18,6 +20,8 @@ namespace smp::partitioner {
 namespace {
 
 constexpr int kPieces[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};  // of a stage, about
+constexpr int kFewPieces[] = {4, 16, 64};                              // of a large graph, where each trial takes 20 ms
+constexpr size_t kLarge = 4096;                                        // operators
 constexpr int kMostTrials = 32;                                        // of single results that may still fit
 
 /// Stages in pieces, where little crosses.
@@ -99,7 +103,11 @@ class Pieces {
 
 class Choice {
  public:
-  Choice(const PlanInput& input, const Plan& plan) : input_(input), flow_(input.graph) {
+  Choice(const PlanInput& input, const Plan& plan)
+      : input_(input),
+        plan_(plan),
+        flow_(input.graph),
+        schedule_(schedule_of(plan, input.graph, input.request.num_microbatches)) {
     for (const StagePlan& stage : plan.stages) assignment_.rank_of_stage.push_back(stage.rank);
     assignment_.stage_of_node = plan.stage_of_node;
   }
@@ -142,7 +150,8 @@ class Choice {
   std::vector<Plan> plans_without(const std::vector<const std::vector<NodeId>*>& stages) const {
     std::vector<Plan> plans;
     std::set<std::vector<int32_t>> seen;
-    for (const int pieces : kPieces) {
+    const bool is_large = input_.graph.nodes.size() > kLarge;
+    for (const int pieces : is_large ? std::span<const int>(kFewPieces) : std::span<const int>(kPieces)) {
       const Recomputation all = Pieces(input_).cut(stages, pieces);
       if (seen.insert(all.region).second) plans.push_back(plan_with(all));
     }
@@ -158,25 +167,25 @@ class Choice {
       const size_t middle = kept.count + (too_many - kept.count) / 2;
       Recomputation more = all;
       for (size_t i = 0; i < middle; ++i) more.is_kept[static_cast<size_t>(order[i])] = true;
-      Plan trial = plan_with(more);
-      if (fits(trial)) {
-        kept = {std::move(trial), middle};
-      } else {
-        too_many = middle;
-      }
+      fits(more) ? void(kept.count = middle) : void(too_many = middle);
+    }
+    if (kept.count > 0) {
+      Recomputation more = all;
+      for (size_t i = 0; i < kept.count; ++i) more.is_kept[static_cast<size_t>(order[i])] = true;
+      kept.plan = plan_with(more);
     }
     return kept;
   }
 
   Plan with_others_that_fit(Kept kept, const std::vector<NodeId>& order) const {
     Recomputation more = kept.plan.recomputation;
-    for (size_t i = kept.count + 1; i < order.size() && i <= kept.count + kMostTrials; ++i) {
+    const size_t most = input_.graph.nodes.size() > kLarge ? kMostTrials / 8 : kMostTrials;
+    for (size_t i = kept.count + 1; i < order.size() && i <= kept.count + most; ++i) {
       const auto n = static_cast<size_t>(order[i]);
       more.is_kept[n] = true;
-      Plan trial = plan_with(more);
-      fits(trial) ? void(kept.plan = std::move(trial)) : void(more.is_kept[n] = false);
+      more.is_kept[n] = fits(more);
     }
-    return std::move(kept.plan);
+    return more == kept.plan.recomputation ? std::move(kept.plan) : plan_with(more);
   }
 
   Plan plan_with(const Recomputation& recomputation) const {
@@ -186,6 +195,14 @@ class Choice {
   }
 
   bool fits(const Plan& plan) const { return largest_excess(plan, input_.request) == 0; }
+
+  /// Whether the plan would; the schedule does not depend on what runs again.
+  bool fits(const Recomputation& recomputation) const {
+    Plan plan = plan_;
+    plan.recomputation = recomputation;
+    add_memory(input_.graph, schedule_, input_.machine.device, input_.behaviour, plan);
+    return fits(plan);
+  }
 
   /// Operators that would run again: first those that take the longest, for each byte that they make or in all.
   std::vector<NodeId> worth_keeping(const Recomputation& all, bool for_each_byte) const {
@@ -208,7 +225,9 @@ class Choice {
   }
 
   const PlanInput& input_;
+  const Plan plan_;
   const GradientFlow flow_;
+  const Schedule schedule_;
   StageAssignment assignment_;
 };
 
