@@ -72,7 +72,7 @@ void BodyCapture::abandon() noexcept {
   matcher_.reset();
   roots_.clear();
   reads_.clear();
-  replaced_.give_back();
+  replaced_.begin();
   equal_.reset();
   hosts_.clear();
 }

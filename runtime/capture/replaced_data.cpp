@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/capture/ghosts.h"
@@ -47,6 +48,11 @@ bool ReplacedData::note(const at::Tensor& tensor, const at::Tensor& source, cons
   if (named == nullptr || !tensor.has_storage() || !source.has_storage()) return false;
   check_fits(*named, source, place);
   if (storage_of(tensor) == storage_of(source)) {
+    const bool was_replaced = std::find(replaced_.begin(), replaced_.end(), tensor.unsafeGetTensorImpl()) != replaced_.end();
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !was_replaced, place, ": expected the data of '", named->name,
+        "' to be replaced once by others, got its own memory again, which has their content by then. Keep a "
+        "clone() of what it had, or give the others a name of their own.");
     TORCH_CHECK_NOT_IMPLEMENTED(source.storage_offset() == tensor.storage_offset(), place, ": expected the data of '",
                                 named->name,
                                 "' to be replaced by other memory, got a part of its own that begins elsewhere. "
@@ -70,6 +76,7 @@ std::optional<ReplacedData::Call> ReplacedData::take() {
   const Call call = asked_->call;
   const bool was_replaced = storage_of(call.tensor) == storage_of(call.source);
   give_back();
+  if (was_replaced) replaced_.push_back(call.tensor.unsafeGetTensorImpl());
   return was_replaced ? std::optional(call) : std::nullopt;
 }
 

@@ -7,6 +7,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "runtime/capture/bindings.h"
 
@@ -31,6 +32,11 @@ class ReplacedData {
   std::optional<Call> take();
   /// Without telling.
   void give_back() noexcept;
+  /// A body begins, or is given up.
+  void begin() noexcept {
+    give_back();
+    replaced_.clear();
+  }
 
  private:
   struct Asked {
@@ -39,6 +45,7 @@ class ReplacedData {
   };
   const Bindings& bindings_;
   std::optional<Asked> asked_;
+  std::vector<const c10::TensorImpl*> replaced_{};  // in this body; parameters and buffers, which outlive it
 };
 
 }  // namespace smp::runtime

@@ -248,6 +248,12 @@ void Replay::check_results(const Call& call) const {
                 at::IntArrayRef(expected.sizes), " and ", expected.dtype, " as recorded without data, got ", result.sizes(),
                 " and ", result.scalar_type(),
                 ". Call what depends on data through smp::opaque, with the sizes that it promises.");
+    if (expected.requires_grad || !result.requires_grad()) return;
+    TORCH_CHECK(
+        call.op.operator_name().name.starts_with("aten::"),
+        "expected a result that needs no gradient, as it was recorded, got one that does: the function's first call is "
+        "on zeros, and its gradient would be lost. Let what it returns for zeros depend on its inputs too "
+        "(x.sum() * 0 in place of a constant).");
   };
   for (const c10::IValue& result : stack_) {
     if (result.isTensor()) {

@@ -147,6 +147,18 @@ class Objects(unittest.TestCase):
             self.assertEqual([each for each in RUNS if each != "del"], [])
         self.assertFalse(MARK.exists())
 
+    def test_of_pythons_library_take_no_attributes_but_fields(self):
+        class Crafted:
+            def __init__(self, kind):
+                self.kind = kind
+
+            def __reduce__(self):
+                return self.kind, (), (None, {"__class__": 1, "made": 2})  # which an unpickler would set one by one
+
+        for kind in (argparse.Namespace, types.SimpleNamespace):
+            with self.assertRaisesRegex(pickle.UnpicklingError, f"an object of named fields, got {kind.__name__} with tuple"):
+                loaded(Crafted(kind))
+
     def test_whose_class_is_gone_are_refused(self):
         with tempfile.TemporaryDirectory() as folder:
             smp.save(Inner(1, torch.ones(1)), f"{folder}/x", partial=False)

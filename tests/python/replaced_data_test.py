@@ -174,12 +174,21 @@ def an_activation(net, h):
     h.data = h.data.clamp(-0.5, 0.5)
 
 
+def swapped_for_a_while(net, h):
+    old = net.mean.data
+    net.mean.data = net.mean * 0.5 + 1
+    h = h * net.mean
+    net.mean.data = old
+    return h * net.mean
+
+
 EQUAL = (buffer, number, clamped, clamped_by_detach_and_twice, with_gradient, without_grad_mode, in_inference_mode, fresh, row,
          used_between, written_after, read_after, read_before, itself, now_and_then, asked_only)  # fmt: skip
 LIKE_IT = "expected the data of '(model[0-9]*.)?{}' to be replaced .* by a tensor like it, .*, got {}"
 KEPT = "by a result of operators that nothing else keeps, got memory of {}"
 BY_NAME = "to be used by that name from then on, got {}, which uses {}"
 REFUSED = {
+    swapped_for_a_while: "to be replaced once by others, got its own memory again",
     other_sizes: LIKE_IT.format("mean", r"Float of sizes \[1\]"),
     other_type: LIKE_IT.format("mean", "Double of sizes"),
     other_strides: LIKE_IT.format("last.weight", r"Float of sizes \[6, 6\] and strides \[1, 6\]"),

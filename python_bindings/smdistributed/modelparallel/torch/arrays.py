@@ -4,11 +4,9 @@ numpy's own constructors trust what they are given: a type of Python objects ove
 a file is read, their names stand for the classes here, and what these hold becomes numpy's when all has been read.
 """
 
-import argparse
 import math
 import pickle
 import re
-import types
 
 import numpy
 import torch
@@ -47,6 +45,8 @@ class _Array:
 def _array(shape, of, data, order="C"):
     if not isinstance(of, _Type) or not isinstance(data, bytes):
         raise pickle.UnpicklingError(f"expected an array of numbers and bytes, got {type(of).__name__} and {type(data).__name__}")
+    if not isinstance(of.made, numpy.dtype) or of.made.hasobject:
+        raise pickle.UnpicklingError("expected an array of numbers, got another dtype")
     if len(data) != of.made.itemsize * math.prod(shape):
         raise pickle.UnpicklingError(f"expected the bytes of an array of shape {shape}, got {len(data)}")
     return numpy.ndarray(shape, of.made, data, order=order).copy("K")
@@ -67,7 +67,7 @@ def _no_bytes():
 
 def standing_in():
     """For torch.serialization.safe_globals."""
-    stands = [(_Type, "numpy.dtype"), (_Array, "numpy.ndarray"), (_no_bytes, "builtins.bytes"), (_no_bytes, "__builtin__.bytes")]
+    stands = [*objects.NAMESPACES, (_Type, "numpy.dtype"), (_Array, "numpy.ndarray"), (_no_bytes, "builtins.bytes"), (_no_bytes, "__builtin__.bytes")]
     for core in ("core", "_core"):
         stands += [(_reconstruct, f"numpy.{core}.multiarray._reconstruct"), (_scalar, f"numpy.{core}.multiarray.scalar")]
     return stands
@@ -82,9 +82,9 @@ def made(value, seen):
     if isinstance(value, objects.Object):
         if id(value) not in seen:
             seen[id(value)] = value, value.made  # which its fields may lead to again
-            vars(value.made).update({name: made(each, seen) for name, each in value.fields.items()})
+            objects.fields_of(value.made).update({name: made(each, seen) for name, each in value.fields.items()})
         return value.made
-    if not isinstance(value, (dict, list, tuple, argparse.Namespace, types.SimpleNamespace, torch.Tensor)):
+    if not isinstance(value, (dict, list, tuple, torch.Tensor)):
         return value
     if id(value) not in seen:
         seen[id(value)] = value, value  # kept, so that nothing else gets its id

@@ -1,6 +1,5 @@
 """Checkpoint files: written whole or not at all, and read without running what may be pickled in them."""
 
-import argparse
 import datetime
 import json
 import os
@@ -20,7 +19,7 @@ from smdistributed.modelparallel.torch import arrays, objects
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MOST_INDEX_BYTES = 100_000_000  # as safetensors allows a header
 # Beside torch's own: tensors, containers, numbers, texts, torch.Size, dtypes.
-_ALLOWED = [argparse.Namespace, types.SimpleNamespace, pathlib.PosixPath, datetime.datetime, datetime.timedelta]
+_ALLOWED = [pathlib.PosixPath, datetime.datetime, datetime.timedelta]
 _ALLOWED += arrays.standing_in()
 
 

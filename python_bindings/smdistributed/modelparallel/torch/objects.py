@@ -6,10 +6,12 @@ transformers and members of enums. What a script does with them later runs their
 to who trusts the file. Nothing is imported for it: a class is one that the script has, or is refused.
 """
 
+import argparse
 import enum
 import os
 import pickle
 import sys
+import types
 
 
 class Object:
@@ -19,7 +21,7 @@ class Object:
 
     def __new__(cls):  # which an unpickler calls, and not __init__
         own = super().__new__(cls)
-        own.made = object.__new__(cls.cls)
+        own.made = cls.cls() if cls.cls in _PLAIN else object.__new__(cls.cls)
         own.fields = {}
         return own
 
@@ -30,6 +32,17 @@ class Object:
 
     def __hash__(self):  # its class's own would run
         raise pickle.UnpicklingError(f"expected keys and members of sets to be plain values, got {self.cls.__qualname__}")
+
+
+# An unpickler sets attributes of objects of other classes, __class__ among them.
+_PLAIN = (argparse.Namespace, types.SimpleNamespace)
+NAMESPACES = [(type(cls.__name__, (Object,), {"cls": cls}), f"{cls.__module__}.{name}")
+              for cls, name in zip(_PLAIN, ("Namespace", "SimpleNamespace"), strict=True)]  # fmt: skip
+
+
+def fields_of(made):
+    """Without what its class may have put there."""
+    return object.__getattribute__(made, "__dict__")
 
 
 def standing_in(names):
@@ -61,8 +74,11 @@ def _member(cls, value):
 
 def _keeps_fields_alone(cls):
     """Whether pickle would make it of its fields, and nothing of its own runs when it is made or goes."""
-    own = {name for each in cls.__mro__[:-1] for name in vars(each)}
-    return not own & {"__new__", "__reduce__", "__reduce_ex__", "__setstate__", "__slots__", "__del__"}
+    classes = [vars(each) for each in cls.__mro__[:-1]]
+    own = {name for each in classes for name in each}
+    has_fields = all(isinstance(each["__dict__"], types.GetSetDescriptorType) for each in classes if "__dict__" in each)
+    makes = {"__new__", "__reduce__", "__reduce_ex__", "__setstate__", "__slots__", "__del__", "__class__"}
+    return has_fields and not own & makes
 
 
 def _is_of_transformers(cls):
