@@ -20,7 +20,7 @@ namespace smp::partitioner {
 namespace {
 
 constexpr int kPieces[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};  // of a stage, about
-constexpr int kFewPieces[] = {4, 16, 64};                              // of a large graph, where each trial takes 20 ms
+constexpr int kFewPieces[] = {4, 16, 64};                              // of a large graph, where each trial takes long
 constexpr size_t kLarge = 4096;                                        // operators
 constexpr int kMostTrials = 32;                                        // of single results that may still fit
 
